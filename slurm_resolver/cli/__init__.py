@@ -1,0 +1,42 @@
+"""The command `slurm-resolver`: one module a subcommand, no TensorFlow anywhere.
+
+Exit status: what the subcommand says, and 2 where usage or environment are wrong.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from typing import Optional, Sequence
+
+import slurm_resolver
+from slurm_resolver.cli import run, show
+from slurm_resolver.errors import SlurmResolverError
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """Returns the parser of all subcommands."""
+    parser = argparse.ArgumentParser(
+        prog="slurm-resolver",
+        description="TensorFlow clusters on Slurm: look at one, or start one on this machine.",
+    )
+    parser.add_argument(
+        "--version", action="version", version=f"slurm-resolver {slurm_resolver.__version__}"
+    )
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
+    for command in (run, show):
+        command.add_parser(commands)
+    return parser
+
+
+def main(argv: Optional[Sequence[str]] = None) -> int:
+    """Runs the command line, and returns the exit status."""
+    args = build_parser().parse_args(argv)
+    try:
+        return int(args.function(args))
+    except SlurmResolverError as error:
+        print(f"slurm-resolver {args.command}: {error}", file=sys.stderr)
+        return 2
+    except BrokenPipeError:  # `slurm-resolver show | head`
+        sys.stderr.close()
+        return 0

@@ -1,0 +1,167 @@
+"""`slurm-resolver show`: the cluster as this task sees it, or as options describe it."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from typing import Any, Dict, Optional
+
+from slurm_resolver.cluster import Cluster, build_cluster, resolve
+from slurm_resolver.environment import SlurmStep
+from slurm_resolver.errors import NotInStepError
+from slurm_resolver.layout import lay_out
+from slurm_resolver.roles import PLACEMENTS, WORKER_ORDERS
+
+_DESCRIPTION = """\
+Shows the cluster that SlurmClusterResolver makes of the Slurm step this command runs in: each
+task's rank, node, job, index and address. Options describe a step where there is none."""
+
+_EXAMPLES = """\
+examples:
+  srun -N2 --ntasks-per-node=2 slurm-resolver show --jobs ps=1,worker=-1
+  slurm-resolver show --nodelist 'n[1-4]' --tasks-per-node 2 --distribution cyclic --json"""
+
+
+def add_parser(commands: Any) -> None:
+    """Adds this subcommand."""
+    parser = commands.add_parser(
+        "show",
+        help="show the cluster of this Slurm step, or of a step described by options",
+        description=_DESCRIPTION,
+        epilog=_EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.set_defaults(function=show)
+    parser.add_argument(
+        "--jobs",
+        type=_numbers,
+        metavar="JOB=N,…",
+        help="tasks of each job, such as ps=2,worker=-1 (-1: the rest); default: all workers",
+    )
+    parser.add_argument("--placement", choices=PLACEMENTS, default="spread")
+    parser.add_argument("--worker-order", choices=WORKER_ORDERS, default="ring")
+    parser.add_argument(
+        "--het-groups",
+        type=_numbers,
+        metavar="JOB=GROUP,…",
+        help="take a job's tasks from that component of a heterogeneous step",
+    )
+    parser.add_argument("--port-base", type=int, metavar="PORT", help="first port on each node")
+    parser.add_argument("--node-address", metavar="SUFFIX", help="suffix of node names: -ib0")
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    step = parser.add_argument_group("a step to plan, outside Slurm")
+    step.add_argument("--nodelist", metavar="LIST", help="a host list, such as n[1-4]")
+    step.add_argument(
+        "--tasks-per-node",
+        metavar="COUNTS",
+        help="one count for all nodes, or one each: 2(x3),1 (default: 1)",
+    )
+    step.add_argument(
+        "--distribution",
+        metavar="NAME",
+        help="block (the default), cyclic or plane=N",
+    )
+
+
+def show(args: argparse.Namespace) -> int:
+    """Prints the cluster; always returns 0."""
+    keywords: Dict[str, Any] = {
+        "port_base": args.port_base,
+        "placement": args.placement,
+        "worker_order": args.worker_order,
+        "het_groups": args.het_groups,
+        "node_address": args.node_address,
+    }
+    if args.nodelist is not None:
+        step = _planned_step(args)
+        cluster = build_cluster(step, lay_out(step, "options"), args.jobs, **keywords)
+    elif args.tasks_per_node is not None or args.distribution is not None:
+        raise NotInStepError("--tasks-per-node and --distribution describe the nodes of --nodelist")
+    elif SlurmStep.read().place == "none":
+        raise NotInStepError(
+            "there is no Slurm here. Start this command with srun or with `slurm-resolver run`, or "
+            "describe a step: slurm-resolver show --nodelist 'n[1-4]' --tasks-per-node 2"
+        )
+    else:
+        cluster = resolve(args.jobs, **keywords)
+    if args.json:
+        print(json.dumps(cluster.to_dict()))
+    else:
+        _print_table(cluster)
+    return 0
+
+
+def _numbers(text: str) -> Dict[str, int]:
+    numbers = {}
+    for part in text.split(","):
+        name, equals, number = part.partition("=")
+        if not equals or not name.strip() or name.strip() in numbers:
+            raise argparse.ArgumentTypeError(f"{part!r} in {text!r}: expected NAME=NUMBER, once")
+        try:
+            numbers[name.strip()] = int(number)
+        except ValueError:
+            message = f"{part!r} in {text!r}: expected a whole number after '='"
+            raise argparse.ArgumentTypeError(message) from None
+    return numbers
+
+
+def _planned_step(args: argparse.Namespace) -> SlurmStep:
+    """The options as the variables of a step, so that they are read by the same rules."""
+    environ = {"SLURM_STEP_NODELIST": args.nodelist}
+    distribution, _, plane_size = (args.distribution or "block").partition("=")
+    environ["SLURM_DISTRIBUTION"] = distribution
+    if plane_size:
+        environ["SLURM_DIST_PLANESIZE"] = plane_size
+    counts: str = args.tasks_per_node or "1"
+    nodes = SlurmStep.read(environ).require("nodes")
+    environ["SLURM_STEP_TASKS_PER_NODE"] = (
+        f"{counts}(x{len(nodes)})" if counts.isdigit() else counts
+    )
+    return SlurmStep.read(environ)
+
+
+def _print_table(cluster: Cluster) -> None:
+    # rich takes longer to import than all the rest of this command: only who prints pays for it
+    from rich.box import SIMPLE_HEAD
+    from rich.console import Console
+    from rich.table import Table
+
+    console = Console(highlight=False)
+    if not console.is_terminal:  # a line must not break where no terminal says how wide it is
+        console.width = max(120, *(len(task.address) + 60 for task in cluster.tasks))
+    nodes = len({task.node for task in cluster.tasks})
+    console.print(
+        f"job step {_text(cluster.job_id)}.{_text(cluster.step_id)}: {len(cluster.tasks)} tasks "
+        f"on {nodes} nodes, {cluster.distribution} distribution (from {cluster.layout_source}), "
+        f"ports from {cluster.ports_source}",
+        markup=False,
+    )
+    table = Table(box=SIMPLE_HEAD, pad_edge=False)
+    for heading in ("node", "rank", "local", "task", "address"):
+        table.add_column(heading, justify="right" if heading in ("rank", "local") else "left")
+    colours = {"chief": "magenta", "worker": "green", "ps": "cyan", "evaluator": "yellow"}
+    previous = None
+    for task in sorted(cluster.tasks, key=lambda task: _node_order(cluster)[task.node]):
+        own = cluster.task is not None and task.rank == cluster.task.rank
+        table.add_row(
+            "" if task.node == previous else task.node,
+            str(task.rank),
+            str(task.local_rank),
+            f"{task.job} {task.index}",
+            task.address + ("  (this task)" if own else ""),
+            style=colours.get(task.job),
+        )
+        previous = task.node
+    console.print(table)
+    if cluster.task is not None:
+        decision = cluster.gpu_decision
+        devices = "unknown" if cluster.gpus is None else ", ".join(cluster.gpus) or "none"
+        console.print(
+            f"this task: rank {cluster.task.rank}, {cluster.task.job} {cluster.task.index}, "
+            f"GPUs {devices} ({decision.source if decision else ''})",
+            markup=False,
+        )
+
+
+def _text(value: Optional[str]) -> str:
+    return "?" if value is None else value

@@ -1,0 +1,264 @@
+"""The resolved cluster, and `resolve`, which runs every step from the environment to it."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import os
+from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple, Union
+
+from slurm_resolver.environment import Environ, SlurmStep
+from slurm_resolver.errors import AddressError, NotInStepError
+from slurm_resolver.gpus import Gpus, choose_gpus
+from slurm_resolver.layout import Layout, check, lay_out
+from slurm_resolver.ports import Ports, choose_ports
+from slurm_resolver.roles import assign_roles
+
+NodeAddress = Union[str, Mapping[str, str], Callable[[str], str]]
+
+_log = logging.getLogger("slurm_resolver")
+_said_local = False
+
+# TensorFlow starts no server for the evaluator, and waits for one that is in the spec.
+_OUTSIDE_SPEC = ("evaluator",)
+
+
+class Task(NamedTuple):
+    """One task: its rank in the step, where it runs, and which part it plays."""
+
+    rank: int
+    node: str
+    local_rank: int
+    job: str
+    index: int  # type: ignore[assignment]  # TensorFlow's word; tuple.index() is not missed
+    address: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Cluster:
+    """All tasks of a step, by rank, with job, index and address; and what is this task's own.
+
+    Outside Slurm it is empty: no tasks, and `task` is None.
+
+    Attributes:
+        tasks: every task of the step, ``tasks[rank]``.
+        task: this process's own; None where there is none, as in a plan made from options.
+        gpu_decision: the GPUs of this task and why those; None where there is no `task`.
+        job_id, step_id: Slurm's ids, None where they are not set.
+        distribution: the one that placed the tasks.
+        layout_source, ports_source: where each decision comes from.
+    """
+
+    tasks: Tuple[Task, ...] = ()
+    task: Optional[Task] = None
+    gpu_decision: Optional[Gpus] = None
+    job_id: Optional[str] = None
+    step_id: Optional[str] = None
+    distribution: Optional[str] = None
+    layout_source: Optional[str] = None
+    ports_source: Optional[str] = None
+
+    @property
+    def gpus(self) -> Optional[Tuple[str, ...]]:
+        """This task's GPUs as CUDA_VISIBLE_DEVICES names them; () for none.
+
+        None where the environment says nothing about GPUs.
+        """
+        return self.gpu_decision.devices if self.gpu_decision else None
+
+    def jobs(self) -> Dict[str, List[str]]:
+        """Returns the addresses of each job by index, in alphabetical order of the job names.
+
+        The evaluator is not among them: TensorFlow keeps it outside the cluster.
+        """
+        addresses: Dict[str, Dict[int, str]] = {}
+        for task in self.tasks:
+            if task.job not in _OUTSIDE_SPEC:
+                addresses.setdefault(task.job, {})[task.index] = task.address
+        return {
+            job: [by_index[index] for index in range(len(by_index))]
+            for job, by_index in sorted(addresses.items())
+        }
+
+    def tf_config(self) -> Dict[str, Any]:
+        """Returns what TF_CONFIG holds for this task, as a dict; {} for an empty cluster."""
+        if not self.tasks:
+            return {}
+        config: Dict[str, Any] = {"cluster": self.jobs()}
+        if self.task is not None:
+            config["task"] = {"type": self.task.job, "index": self.task.index}
+        return config
+
+    def to_dict(self) -> Dict[str, Any]:
+        """Returns the cluster as plain values: what ``slurm-resolver show --json`` prints."""
+        own = None
+        if self.task is not None:
+            own = {
+                "rank": self.task.rank,
+                "job": self.task.job,
+                "index": self.task.index,
+                "gpus": None if self.gpus is None else list(self.gpus),
+                "gpus_source": self.gpu_decision.source if self.gpu_decision else None,
+            }
+        return {
+            "job_id": self.job_id,
+            "step_id": self.step_id,
+            "distribution": self.distribution,
+            "layout_source": self.layout_source,
+            "ports_source": self.ports_source,
+            "self": own,
+            "tasks": [task._asdict() for task in self.tasks],
+        }
+
+
+def resolve(
+    jobs: Optional[Mapping[str, int]] = None,
+    *,
+    port_base: Optional[int] = None,
+    placement: str = "spread",
+    worker_order: str = "ring",
+    het_groups: Optional[Mapping[str, int]] = None,
+    node_address: Optional[NodeAddress] = None,
+    environ: Optional[Environ] = None,
+) -> Cluster:
+    """Returns the cluster of the Slurm step that this process is a task of. Changes nothing.
+
+    Args:
+        jobs: counts by job name (chief, worker, ps, evaluator), summing to the tasks of the step;
+            one may be -1, the rest. None makes every task a worker.
+        port_base: the first port on each node; task i of a node gets ``port_base + i``. None
+            takes the ports that Slurm reserved for the step, or derives them from its ids.
+        placement: "spread" puts parameter servers on distinct nodes, evenly; "rank" deals ranks
+            to jobs exactly as TensorFlow's own resolver does.
+        worker_order: "ring" or "rank"; both number the workers by rank.
+        het_groups: by job name, the component of a heterogeneous step to take its tasks from.
+        node_address: from node name to the host that others connect to: a mapping, a callable, or
+            a suffix such as "-ib0".
+        environ: the variables to read, by default `os.environ`.
+
+    Returns:
+        The same `Cluster` in every task, but for `task` and `gpus`. An empty one where there is
+        no Slurm and `jobs` is None, so that a script runs unchanged without it.
+
+    Raises:
+        NotInStepError: inside an allocation but not under srun, or without Slurm with `jobs`.
+        EnvironmentValueError: for a variable that is missing or makes no sense.
+        LayoutError: where it cannot be known where the ranks run.
+        JobsError, AddressError: for arguments that do not fit the step.
+    """
+    step = SlurmStep.read(os.environ if environ is None else environ)
+    if step.place == "allocation":
+        raise step.not_in_step()
+    if step.place == "none":
+        return without_slurm(jobs)
+    layout = lay_out(step)
+    check(layout, step)
+    return build_cluster(
+        step,
+        layout,
+        jobs,
+        port_base=port_base,
+        placement=placement,
+        worker_order=worker_order,
+        het_groups=het_groups,
+        node_address=node_address,
+    )
+
+
+def without_slurm(jobs: Optional[Mapping[str, int]]) -> Cluster:
+    """Returns the empty cluster of a process outside Slurm, and says so once in the log."""
+    if jobs is not None:
+        raise NotInStepError(
+            f"jobs={dict(jobs)!r}, but there is no Slurm here (neither SLURM_PROCID nor SLURM_JOB_"
+            "ID is set). Start the program with srun; or on this machine alone with "
+            f"`slurm-resolver run -n {_tasks(jobs)} -- python your_script.py`."
+        )
+    global _said_local
+    if not _said_local:
+        _log.warning("no Slurm here: this process trains alone, without a cluster")
+        _said_local = True
+    return Cluster()
+
+
+def build_cluster(
+    step: SlurmStep,
+    layout: Layout,
+    jobs: Optional[Mapping[str, int]] = None,
+    *,
+    port_base: Optional[int] = None,
+    placement: str = "spread",
+    worker_order: str = "ring",
+    het_groups: Optional[Mapping[str, int]] = None,
+    node_address: Optional[NodeAddress] = None,
+    gpus_per_node: Optional[int] = None,
+    gpus_per_task: Optional[int] = None,
+) -> Cluster:
+    """Returns the cluster for a layout: the jobs, the ports, the addresses, this task's GPUs.
+
+    The arguments are those of `resolve` and, for the GPUs, of TensorFlow's resolver.
+    """
+    counts = layout.counts()
+    roles = assign_roles(layout, jobs, placement, worker_order, het_groups)
+    ports = choose_ports(step, max(counts), port_base)
+    addresses = _addresses(layout, ports, [_host(node, node_address) for node in layout.nodes])
+    names = [layout.nodes[node] for node in layout.node_of]
+    ranks = range(layout.num_tasks)
+    tasks = tuple(map(Task, ranks, names, layout.local_of, roles.job_of, roles.index_of, addresses))
+    task = None
+    gpus = None
+    if step.procid is not None:
+        task = tasks[step.procid]
+        on_node = counts[layout.node_of[task.rank]]
+        gpus = choose_gpus(
+            step, task.local_rank, on_node, max(counts), gpus_per_node, gpus_per_task
+        )
+    return Cluster(
+        tasks=tasks,
+        task=task,
+        gpu_decision=gpus,
+        job_id=step.job_id,
+        step_id=step.step_id,
+        distribution=layout.distribution,
+        layout_source=layout.source,
+        ports_source=ports.source,
+    )
+
+
+def _host(node: str, node_address: Optional[NodeAddress]) -> str:
+    """The host that others connect to when they want this node."""
+    if node_address is None:
+        return node
+    if isinstance(node_address, str):
+        return node + node_address
+    if callable(node_address):
+        host, how = node_address(node), f"node_address({node!r})"
+    else:
+        host, how = node_address.get(node, ""), f"node_address[{node!r}]"
+    if not isinstance(host, str) or not host or any(c.isspace() or c in ",/" for c in host):
+        raise AddressError(f"{how} is {host!r}; expected the host to connect to for this node.")
+    # An IPv6 address keeps its colons apart from the port's in brackets.
+    return f"[{host}]" if ":" in host and not host.startswith("[") else host
+
+
+def _addresses(layout: Layout, ports: Ports, hosts: Sequence[str]) -> List[str]:
+    endings = [f":{port}" for port in ports.by_local_id]
+    addresses = [
+        hosts[node] + endings[local] for node, local in zip(layout.node_of, layout.local_of)
+    ]
+    if len(set(hosts)) != len(hosts):
+        # Two nodes behind one host are only right where their tasks have different ports.
+        first: Dict[str, int] = {}
+        for rank, address in enumerate(addresses):
+            other = first.setdefault(address, rank)
+            if other != rank:
+                raise AddressError(
+                    f"node_address gives ranks {other} and {rank} on the nodes "
+                    f"{layout.nodes[layout.node_of[other]]} and "
+                    f"{layout.nodes[layout.node_of[rank]]} one address, {address}; expected a "
+                    "host of its own for every node."
+                )
+    return addresses
+
+
+def _tasks(jobs: Mapping[str, int]) -> int:
+    return max(1, sum(abs(count) for count in jobs.values() if isinstance(count, int)))

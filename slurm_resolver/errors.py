@@ -1,0 +1,78 @@
+"""Every exception that this package raises on purpose.
+
+::
+
+    SlurmResolverError
+    ├── HostlistError          ValueError    a host list or a list of counts that cannot be read
+    ├── EnvironmentValueError  RuntimeError  a variable is missing, or its value makes no sense
+    │   └── NotInStepError                   this process was not started by srun
+    ├── LayoutError            RuntimeError  where the ranks run is unknown or contradictory
+    ├── JobsError              RuntimeError  the jobs do not fit the tasks of the step
+    ├── AddressError           RuntimeError  no valid port, or two tasks with one address
+    ├── GpuError               RuntimeError  more GPUs asked for than there are
+    └── LaunchError            RuntimeError  a command that cannot be started here
+
+The built-in base beside each name is what TensorFlow's own resolver raises in that case, so that
+``except`` clauses written for it keep working.
+
+Messages follow one pattern: which variable or argument, the value it has, what was expected, and
+what to do about it.
+"""
+
+from __future__ import annotations
+
+
+class SlurmResolverError(Exception):
+    """Base of all errors of this package."""
+
+
+class HostlistError(SlurmResolverError, ValueError):
+    """A host list (``n[1-3]``) or a list of counts (``2(x3),1``) that cannot be read.
+
+    Attributes:
+        expression: the whole text.
+        part: the piece of it that is wrong.
+    """
+
+    def __init__(self, reason: str, expression: str, part: str) -> None:
+        self.expression = expression
+        self.part = part
+        where = repr(_shorten(part))
+        if part != expression:
+            where += f" in {_shorten(expression)!r}"
+        super().__init__(f"{where}: {reason}")
+
+
+class EnvironmentValueError(SlurmResolverError, RuntimeError):
+    """A variable that Slurm should have set is missing, or its value makes no sense."""
+
+
+class NotInStepError(EnvironmentValueError):
+    """This process was not started by srun, so that it has no rank."""
+
+
+class LayoutError(SlurmResolverError, RuntimeError):
+    """Where the ranks run cannot be known, or what was worked out contradicts this task."""
+
+
+class JobsError(SlurmResolverError, RuntimeError):
+    """The jobs that were asked for do not fit the tasks of the step."""
+
+
+class AddressError(SlurmResolverError, RuntimeError):
+    """A port outside 1..65535, an unusable host, or two tasks with one address."""
+
+
+class GpuError(SlurmResolverError, RuntimeError):
+    """More GPUs were asked for than the node has."""
+
+
+class LaunchError(SlurmResolverError, RuntimeError):
+    """A command that cannot be started on this machine."""
+
+
+def _shorten(text: str, limit: int = 200) -> str:
+    """A hostile value must not fill the log: keep both ends."""
+    if len(text) <= limit:
+        return text
+    return f"{text[: limit // 2]} … {text[-limit // 2 :]}"

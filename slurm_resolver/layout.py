@@ -1,0 +1,313 @@
+"""Where every rank of the step runs: its node, and its local id there.
+
+Everything here is computed from variables that all tasks see alike; only `check` looks at what one
+task knows of itself, and refuses a layout that contradicts it. Rules: srun(1), option
+``--distribution``, and the layout functions of Slurm's own source, measured on live clusters.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import Counter
+from typing import Dict, List, NamedTuple, Optional, Sequence, Tuple
+
+from slurm_resolver.arbitrary import arbitrary_hosts
+from slurm_resolver.environment import Component, SlurmStep
+from slurm_resolver.errors import LayoutError
+from slurm_resolver.hostlist import MAX_HOSTS, compress_hostlist
+
+MAX_TASKS = MAX_HOSTS
+
+
+class ComponentRanks(NamedTuple):
+    """The ranks `first` to `last - 1` are those of component `group`."""
+
+    group: int
+    first: int
+    last: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Layout:
+    """Node and local id of every rank.
+
+    Attributes:
+        nodes: the node names, in the order of SLURM_NODEID.
+        node_of: by rank, the index into `nodes`.
+        local_of: by rank, its SLURM_LOCALID: 0 for the lowest rank on a node, then 1, ….
+        distribution: the one that placed the tasks; of a heterogeneous step each component's,
+            separated by " : " as srun separates the components.
+        source: what the layout was worked out from; "environment" unless a caller gave it.
+        components: the ranks of each component; empty unless the step is heterogeneous.
+    """
+
+    nodes: Tuple[str, ...]
+    node_of: Sequence[int]
+    local_of: Sequence[int]
+    distribution: str
+    source: str = "environment"
+    components: Tuple[ComponentRanks, ...] = ()
+
+    @property
+    def num_tasks(self) -> int:
+        """The number of tasks in the step."""
+        return len(self.node_of)
+
+    def counts(self) -> List[int]:
+        """The number of tasks on each of `nodes`."""
+        counts = [0] * len(self.nodes)
+        for node in self.node_of:
+            counts[node] += 1
+        return counts
+
+    def ranks_on(self, node: int) -> Tuple[int, ...]:
+        """The ranks on the node with this SLURM_NODEID, ascending: its tasks' SLURM_GTIDS."""
+        return tuple(rank for rank, index in enumerate(self.node_of) if index == node)
+
+
+def lay_out(step: SlurmStep, source: str = "environment") -> Layout:
+    """Returns the layout of the step, from its variables alone.
+
+    Raises:
+        LayoutError: where the variables cannot tell, or contradict each other.
+        EnvironmentValueError: where one that is needed is missing.
+    """
+    nodes, counts = _nodes_and_counts(step)
+    components = _components_of_step(step, nodes)
+    if components:
+        return _heterogeneous(step, dict(zip(nodes, counts)), components, source)
+    distribution = step.distribution or "block"
+    node_of = _place(step, nodes, counts, distribution, step.plane_size, f"job step {_id(step)}")
+    return Layout(nodes, node_of, _local_ids(node_of, len(nodes)), distribution, source)
+
+
+def check(layout: Layout, step: SlurmStep) -> None:
+    """Compares the layout with what this one task knows of its own place.
+
+    Raises:
+        LayoutError: naming the variable that contradicts the layout.
+    """
+    rank = step.require("procid")
+    if rank >= layout.num_tasks:
+        raise LayoutError(
+            f"SLURM_PROCID={rank}, but job step {_id(step)} has {layout.num_tasks} tasks; expected "
+            f"a rank from 0 to {layout.num_tasks - 1}. {_RESTART}"
+        )
+    node = layout.node_of[rank]
+    facts: List[Tuple[str, object, object]] = [
+        ("SLURMD_NODENAME", step.nodename, layout.nodes[node]),
+        ("SLURM_NODEID", step.nodeid, node),
+        ("SLURM_LOCALID", step.localid, layout.local_of[rank]),
+    ]
+    for name, seen, computed in facts:
+        if seen is not None and seen != computed:
+            raise _contradiction(layout, step, name, seen, computed)
+    if step.gtids is not None:
+        ranks = layout.ranks_on(node)
+        if tuple(sorted(step.gtids)) != ranks:
+            seen_text, computed_text = _ranks_text(step.gtids), _ranks_text(ranks)
+            raise _contradiction(layout, step, "SLURM_GTIDS", seen_text, computed_text)
+
+
+_RESTART = (
+    "These variables do not belong together: start the program again with srun, from a shell that "
+    "exports none of them."
+)
+
+
+def _id(step: SlurmStep) -> str:
+    return f"{step.job_id or '?'}.{step.step_id or '?'}"
+
+
+def _nodes_and_counts(step: SlurmStep) -> Tuple[Tuple[str, ...], Tuple[int, ...]]:
+    nodes: Tuple[str, ...] = step.require("nodes")
+    counts: Tuple[int, ...] = step.require("tasks_per_node")
+    if len(nodes) != len(counts):
+        raise LayoutError(
+            f"SLURM_STEP_NODELIST names {len(nodes)} nodes ({_hosts_text(nodes)}), but "
+            f"SLURM_STEP_TASKS_PER_NODE has {len(counts)} counts; expected one a node. {_RESTART}"
+        )
+    if len(set(nodes)) != len(nodes):
+        twice = next(name for name, times in Counter(nodes).items() if times > 1)
+        raise LayoutError(
+            f"SLURM_STEP_NODELIST={_hosts_text(nodes)} names {twice!r} more than once; expected "
+            f"each node once. {_RESTART}"
+        )
+    if min(counts) < 1:
+        idle = nodes[counts.index(min(counts))]
+        raise LayoutError(
+            f"SLURM_STEP_TASKS_PER_NODE gives node {idle} no task; expected at least one on every "
+            f"node of SLURM_STEP_NODELIST. {_RESTART}"
+        )
+    total = sum(counts)
+    if total > MAX_TASKS:
+        raise LayoutError(
+            f"SLURM_STEP_TASKS_PER_NODE sums to {total:,} tasks; expected at most {MAX_TASKS:,}. "
+            f"{_RESTART}"
+        )
+    for name, said, counted in (
+        ("SLURM_STEP_NUM_TASKS", step.num_tasks, total),
+        ("SLURM_STEP_NUM_NODES", step.num_nodes, len(nodes)),
+    ):
+        if said is not None and said != counted:
+            raise LayoutError(
+                f"{name}={said}, but SLURM_STEP_NODELIST and SLURM_STEP_TASKS_PER_NODE make "
+                f"{counted}; expected the same number. {_RESTART}"
+            )
+    return nodes, counts
+
+
+def _place(
+    step: SlurmStep,
+    nodes: Sequence[str],
+    counts: Sequence[int],
+    distribution: str,
+    plane_size: Optional[int],
+    what: str,
+) -> List[int]:
+    """Returns by rank the index into `nodes`, for one component or a whole plain step."""
+    if len(nodes) == 1:
+        return [0] * counts[0]
+    if distribution == "arbitrary":
+        index = {name: i for i, name in enumerate(nodes)}
+        return [index[host] for host in arbitrary_hosts(step, nodes, counts)]
+    if distribution == "block":
+        if step.sluid is not None and step.topology not in (None, "node"):
+            raise LayoutError(
+                f"the layout of {what} cannot be known: this is Slurm 26.05 or later (SLURM_JOB_"
+                f"SLUID is set) with a topology plugin (SLURM_TOPOLOGY_ADDR_PATTERN={step.topology}"
+                "), which deals tasks in block distribution in an order that no variable tells. "
+                "Start with `srun --distribution=cyclic` or `srun --distribution=plane=N`, whose "
+                "order is known."
+            )
+        return [i for i, count in enumerate(counts) for _ in range(count)]
+    if distribution == "cyclic":
+        plane_size = 1
+    elif plane_size is None:
+        raise LayoutError(
+            f"SLURM_DISTRIBUTION=plane, but SLURM_DIST_PLANESIZE is not set; expected the size of "
+            f"the planes of {what}. Start with `srun --distribution=plane=N`."
+        )
+    return _round_robin(counts, plane_size)
+
+
+def _round_robin(counts: Sequence[int], plane_size: int) -> List[int]:
+    """Deals `plane_size` tasks to each node in turn, as long as the node has tasks left to take."""
+    left = list(counts)
+    open_nodes = list(range(len(left)))
+    node_of: List[int] = []
+    while open_nodes:
+        for node in open_nodes:
+            take = min(plane_size, left[node])
+            node_of += [node] * take
+            left[node] -= take
+        open_nodes = [node for node in open_nodes if left[node]]
+    return node_of
+
+
+def _local_ids(node_of: Sequence[int], num_nodes: int) -> List[int]:
+    following = [0] * num_nodes
+    local_of = []
+    for node in node_of:
+        local_of.append(following[node])
+        following[node] += 1
+    return local_of
+
+
+def _components_of_step(step: SlurmStep, nodes: Sequence[str]) -> List[Component]:
+    """The components with a node in this step, each with those nodes only; [] for a plain step.
+
+    A step may take a subset of its job's components (``srun --het-group=0,2``), and one component
+    alone is a plain step with lists and distribution of its own.
+    """
+    members = set(nodes)
+    taken = []
+    for component in step.components:
+        hosts = tuple(host for host in component.nodes if host in members)
+        if hosts:
+            taken.append(component._replace(nodes=hosts))
+    if len(taken) < 2:
+        return []
+    owner: Dict[str, int] = {}
+    for component in taken:
+        for host in component.nodes:
+            if host in owner:
+                raise LayoutError(
+                    f"the layout of job step {_id(step)} cannot be known: node {host} belongs to "
+                    f"the components {owner[host]} and {component.group} of the heterogeneous job "
+                    "at once, and no variable tells how many tasks each has there. Give the "
+                    "components nodes of their own (for example with --exclusive)."
+                )
+            owner[host] = component.group
+    strangers = [host for host in nodes if host not in owner]
+    if strangers:
+        raise LayoutError(
+            f"SLURM_STEP_NODELIST has {_hosts_text(strangers)}, which no component of the "
+            "heterogeneous job (SLURM_JOB_NODELIST_HET_GROUP_…) names; expected each node in one. "
+            f"{_RESTART}"
+        )
+    return taken
+
+
+def _heterogeneous(
+    step: SlurmStep, counts: Dict[str, int], components: Sequence[Component], source: str
+) -> Layout:
+    """The components one after the other: ranks and node ids count on from each to the next.
+
+    The step's own SLURM_DISTRIBUTION is not looked at: tasks of one heterogeneous step see
+    different values of it.
+    """
+    nodes: List[str] = []
+    node_of: List[int] = []
+    spans = []
+    distributions = []
+    for component in components:
+        distribution = component.distribution or "block"
+        placed = _place(
+            step,
+            component.nodes,
+            [counts[host] for host in component.nodes],
+            distribution,
+            component.plane_size,
+            f"component {component.group} of job step {_id(step)}",
+        )
+        spans.append(ComponentRanks(component.group, len(node_of), len(node_of) + len(placed)))
+        node_of += [len(nodes) + node for node in placed]
+        nodes += component.nodes
+        distributions.append(distribution)
+    local_of = _local_ids(node_of, len(nodes))
+    together = " : ".join(distributions)
+    return Layout(tuple(nodes), node_of, local_of, together, source, tuple(spans))
+
+
+def _contradiction(
+    layout: Layout, step: SlurmStep, name: str, seen: object, computed: object
+) -> LayoutError:
+    what = f"{layout.distribution} distribution over {_hosts_text(layout.nodes)}"
+    if layout.components:
+        hint = (
+            "A component was started with a distribution of its own, which no variable tells: give "
+            "it to salloc or sbatch as well (salloc -N2 -m cyclic : …), or leave it out."
+        )
+    elif layout.source != "environment":
+        hint = f"The layout was given ({layout.source}): correct it, or leave it to Slurm."
+    else:
+        hint = (
+            "Either the step is heterogeneous (srun … : …) inside a plain allocation, which no "
+            "variable tells: allocate the components with `salloc … : …` or `sbatch` instead. Or "
+            "variables of another step are exported: start from a clean shell."
+        )
+    return LayoutError(
+        f"rank {step.procid} of job step {_id(step)} has {name}={seen}, but {what} expects "
+        f"{computed}: where the ranks run cannot be known. {hint}"
+    )
+
+
+def _hosts_text(hosts: Sequence[str]) -> str:
+    text = compress_hostlist(hosts)
+    return text if len(text) <= 200 else f"{text[:200]} …"
+
+
+def _ranks_text(ranks: Sequence[int]) -> str:
+    shown = ",".join(map(str, ranks[:32]))
+    return shown if len(ranks) <= 32 else f"{shown},… ({len(ranks)} ranks)"

@@ -1,0 +1,260 @@
+"""`SlurmClusterResolver`: the resolved cluster, as TensorFlow's distribute API asks for it."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple, Union
+
+from slurm_resolver.cluster import Cluster, NodeAddress, build_cluster, without_slurm
+from slurm_resolver.environment import SlurmStep
+from slurm_resolver.errors import LayoutError
+from slurm_resolver.gpus import apply_gpus
+from slurm_resolver.hostlist import expand_hostlist, expand_tasks_per_node
+from slurm_resolver.layout import Layout, check, lay_out
+
+try:
+    import tensorflow as tf
+except ImportError as error:
+    raise ImportError(
+        "SlurmClusterResolver needs TensorFlow, which cannot be imported here "
+        f"({error}). Load your site's TensorFlow module, or install one: "
+        "pip install 'slurm_resolver[tensorflow]' (or [tensorflow-cpu]). The rest of "
+        "slurm_resolver works without."
+    ) from error
+
+__all__ = ["SlurmClusterResolver", "expand_hostlist", "expand_tasks_per_node"]
+
+TasksPerNode = Union[int, Mapping[str, int]]
+
+# The methods that a subclass may override to say something other than the environment does.
+_HOOKS = (
+    "_resolve_own_rank",
+    "_resolve_num_tasks",
+    "_resolve_hostlist",
+    "_resolve_task_configuration",
+)
+
+
+class SlurmClusterResolver(tf.distribute.cluster_resolver.ClusterResolver):  # type: ignore[misc]
+    """Resolves the cluster of a Slurm step for tf.distribute and tf.compat.v1.train.Server.
+
+    A drop-in replacement for ``tf.distribute.cluster_resolver.SlurmClusterResolver``: same
+    constructor, attributes and methods, and the same four methods to override. Start the script
+    with srun and pass the resolver on::
+
+        resolver = SlurmClusterResolver()
+        strategy = tf.distribute.MultiWorkerMirroredStrategy(cluster_resolver=resolver)
+
+    Everything is resolved in the constructor, once. It also tells the task its GPUs, by setting
+    CUDA_VISIBLE_DEVICES where Slurm left that open; so make it before TensorFlow looks at the
+    devices. Without Slurm the cluster is empty, and TensorFlow trains locally.
+    """
+
+    def __init__(
+        self,
+        jobs: Optional[Mapping[str, int]] = None,
+        port_base: Optional[int] = None,
+        gpus_per_node: Optional[int] = None,
+        gpus_per_task: Optional[int] = None,
+        tasks_per_node: Optional[TasksPerNode] = None,
+        auto_set_gpu: bool = True,
+        rpc_layer: Optional[str] = "grpc",
+        *,
+        placement: str = "spread",
+        worker_order: str = "ring",
+        het_groups: Optional[Mapping[str, int]] = None,
+        node_address: Optional[NodeAddress] = None,
+    ) -> None:
+        """Resolves the cluster.
+
+        Args:
+            jobs: counts by job name (chief, worker, ps, evaluator), summing to the tasks of the
+                step; one may be -1, the rest. None makes every task a worker.
+            port_base: the first port on each node. None takes the ports that Slurm reserved for
+                the step, or derives them from its ids; 8888 where it has none.
+            gpus_per_node: GPUs on each node; None takes what Slurm says.
+            gpus_per_task: GPUs of each task; None shares a node's GPUs among its tasks.
+            tasks_per_node: tasks on every node, or by node name; None takes what Slurm says.
+            auto_set_gpu: whether to set CUDA_VISIBLE_DEVICES.
+            rpc_layer: TensorFlow's protocol between the tasks.
+            placement, worker_order, het_groups, node_address: as in `slurm_resolver.resolve`.
+
+        Raises:
+            RuntimeError: for a missing or absurd variable, a layout that cannot be known, jobs
+                that do not sum to the tasks, more GPUs than there are. ValueError: for a host
+                list that cannot be read. Both are of `slurm_resolver.SlurmResolverError`.
+        """
+        super().__init__()
+        step = self._step = SlurmStep.read(os.environ)
+        hooks = [name for name in _HOOKS if self._overrides(name)]
+        if not hooks and step.place == "allocation":
+            raise step.not_in_step()
+        if not hooks and tasks_per_node is None and step.place == "none":
+            self._cluster = without_slurm(jobs)
+        else:
+            step, layout = self._lay_out(step, hooks, tasks_per_node)
+            if hooks and jobs is None:
+                jobs = {"worker": self._resolve_num_tasks()}
+            self._cluster = build_cluster(
+                step,
+                layout,
+                jobs,
+                port_base=port_base,
+                placement=placement,
+                worker_order=worker_order,
+                het_groups=het_groups,
+                node_address=node_address,
+                gpus_per_node=gpus_per_node,
+                gpus_per_task=gpus_per_task,
+            )
+        gpus = self._cluster.gpu_decision
+        if gpus is not None and auto_set_gpu:
+            apply_gpus(gpus, step, os.environ)
+        self._devices = None if gpus is None else gpus.seen(applied=auto_set_gpu)
+        self._spec = tf.train.ClusterSpec(self._cluster.jobs())
+        own = self._cluster.task
+        self.task_type = own.job if own else None
+        self.task_id = own.index if own else None
+        self.rpc_layer = rpc_layer
+
+    @property
+    def cluster(self) -> Cluster:
+        """The whole resolved cluster: every task's rank, node, job, index and address."""
+        return self._cluster
+
+    @property
+    def gpus(self) -> Optional[Tuple[str, ...]]:
+        """This task's GPUs as CUDA_VISIBLE_DEVICES names them; None where nothing tells."""
+        return self._cluster.gpus
+
+    def cluster_spec(self) -> Any:
+        """Returns the `tf.train.ClusterSpec`, without the evaluator; empty without Slurm."""
+        return self._spec
+
+    def get_task_info(self) -> Tuple[Optional[str], Optional[int]]:
+        """Returns this task's job name and its index in the job."""
+        return self.task_type, self.task_id
+
+    def master(
+        self,
+        task_type: Optional[str] = None,
+        task_id: Optional[int] = None,
+        rpc_layer: Optional[str] = None,
+    ) -> str:
+        """Returns the URL of a task, such as ``grpc://n1:8888``; by default of this one.
+
+        It is '' where there is no cluster.
+        """
+        task_type = self.task_type if task_type is None else task_type
+        task_id = self.task_id if task_id is None else task_id
+        if task_type is None or task_id is None:
+            return ""
+        own = self._cluster.task
+        if own is not None and (task_type, task_id) == (own.job, own.index):
+            address = own.address  # the evaluator has one, though it is not in the spec
+        else:
+            address = self._spec.task_address(task_type, task_id)
+        layer = rpc_layer or self.rpc_layer
+        return f"{layer}://{address}" if layer else address
+
+    def num_accelerators(
+        self,
+        task_type: Optional[str] = None,
+        task_id: Optional[int] = None,
+        config_proto: Optional[Any] = None,
+    ) -> Dict[str, int]:
+        """Returns the GPUs that this process will see, as ``{"GPU": 2}``; {} for none.
+
+        The arguments are TensorFlow's and not used: no task knows another's devices.
+        """
+        devices = self._devices
+        if devices is None:  # nothing in the environment tells: TensorFlow takes what it finds
+            devices = tf.config.list_physical_devices("GPU")
+        return {"GPU": len(devices)} if devices else {}
+
+    def _resolve_own_rank(self) -> int:
+        """Returns this task's rank. May be overridden."""
+        return int(self._step.require("procid"))
+
+    def _resolve_num_tasks(self) -> int:
+        """Returns the number of tasks in the step. May be overridden."""
+        if self._step.num_tasks is None and self._step.tasks_per_node is not None:
+            return sum(self._step.tasks_per_node)
+        return int(self._step.require("num_tasks"))
+
+    def _resolve_hostlist(self) -> List[str]:
+        """Returns the names of the step's nodes. May be overridden."""
+        return list(self._step.require("nodes"))
+
+    def _resolve_task_configuration(self) -> Dict[str, int]:
+        """Returns the number of tasks on each node, by name, in node order. May be overridden."""
+        hosts = self._resolve_hostlist()
+        counts = self._step.require("tasks_per_node")
+        if len(hosts) != len(counts):
+            raise LayoutError(
+                f"_resolve_hostlist() gives {len(hosts)} nodes, but SLURM_STEP_TASKS_PER_NODE has "
+                f"{len(counts)} counts; override _resolve_task_configuration() as well."
+            )
+        return dict(zip(hosts, counts))
+
+    def _overrides(self, name: str) -> bool:
+        return getattr(type(self), name) is not getattr(SlurmClusterResolver, name)
+
+    def _lay_out(
+        self, step: SlurmStep, hooks: List[str], tasks_per_node: Optional[TasksPerNode]
+    ) -> Tuple[SlurmStep, Layout]:
+        """Returns the layout, and the step as corrected by arguments and overridden methods."""
+        rank = self._resolve_own_rank()
+        if hooks:
+            # What Slurm says of this task is about its own idea of it, not the subclass's.
+            step = dataclasses.replace(
+                step,
+                procid=rank,
+                num_tasks=None,
+                nodeid=None,
+                localid=None,
+                nodename=None,
+                gtids=None,
+            )
+        if tasks_per_node is None and "_resolve_task_configuration" not in hooks:
+            hosts = self._resolve_hostlist()
+            if step.nodes is None:
+                step = dataclasses.replace(step, nodes=tuple(hosts), num_nodes=None)
+            layout = lay_out(step, ", ".join(hooks) or "environment")
+            if "_resolve_hostlist" in hooks:  # other names for the same nodes, in the same order
+                layout = _rename(layout, step.require("nodes"), hosts)
+        else:
+            configuration = self._configuration(tasks_per_node)
+            # Ranks follow Slurm's order of the nodes, whatever order a dict was written in.
+            if step.nodes is not None and set(configuration) == set(step.nodes):
+                configuration = {host: configuration[host] for host in step.nodes}
+            elif hooks:
+                step = dataclasses.replace(step, components=())
+            step = dataclasses.replace(
+                step,
+                nodes=tuple(configuration),
+                num_nodes=len(configuration),
+                tasks_per_node=tuple(configuration.values()),
+            )
+            source = "tasks_per_node" if tasks_per_node is not None else ", ".join(hooks)
+            layout = lay_out(step, source)
+        check(layout, step)
+        return step, layout
+
+    def _configuration(self, tasks_per_node: Optional[TasksPerNode]) -> Dict[str, int]:
+        if tasks_per_node is None:
+            return dict(self._resolve_task_configuration())
+        if isinstance(tasks_per_node, Mapping):
+            return dict(tasks_per_node)
+        return {host: int(tasks_per_node) for host in self._resolve_hostlist()}
+
+
+def _rename(layout: Layout, nodes: Sequence[str], names: Sequence[str]) -> Layout:
+    if len(nodes) != len(names):
+        raise LayoutError(
+            f"_resolve_hostlist() gives {len(names)} names for the {len(nodes)} nodes of "
+            "SLURM_STEP_NODELIST; expected one a node, in the same order."
+        )
+    name_of = dict(zip(nodes, names))
+    return dataclasses.replace(layout, nodes=tuple(name_of[node] for node in layout.nodes))
