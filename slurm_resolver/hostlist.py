@@ -68,7 +68,7 @@ def count_hostlist(hostlist: str) -> int:
 
 
 def compress_hostlist(hosts: Iterable[str]) -> str:
-    """Returns the shortest host list in Slurm's form that expands to exactly these names.
+    """Returns a host list in Slurm's folded form that expands to exactly these names.
 
     >>> compress_hostlist(["n9", "n10", "n11", "m1", "n12"])
     'n[9-11],m1,n12'

@@ -6,6 +6,7 @@ adds for its own traffic with the tasks has no meaning here and is 0.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import getpass
 import os
@@ -111,9 +112,10 @@ class LocalStep:
                 self._said.append(f"{_failure(rank, status)}; ending the other tasks")
                 self._signal(alive, signal.SIGTERM)
             deadline = time.monotonic() + GRACE_SECONDS
+        # As at the end of a Slurm step, what the tasks left behind ends as well.
+        self._signal(range(self._num_tasks), signal.SIGKILL)
         for pump in self._pumps:
-            # A process that a task left behind may hold the pipe open: do not wait for that one.
-            pump.join(timeout=1.0)
+            pump.join(timeout=1.0)  # one that left its group may still hold the pipe open
         return self._status
 
     def summary(self) -> List[str]:
@@ -143,11 +145,9 @@ class LocalStep:
     def _signal(self, ranks: Iterable[int], number: signal.Signals) -> None:
         for rank in ranks:
             process = self._processes[rank]
-            try:
-                # The task leads a process group of its own: its children get the signal as well.
+            # The task leads a process group of its own: its children get the signal as well.
+            with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, number)
-            except ProcessLookupError:
-                pass
 
 
 def step_environment(num_tasks: int, cpus_per_task: Optional[int], name: str) -> Dict[str, str]:

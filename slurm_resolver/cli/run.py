@@ -10,7 +10,6 @@ import sys
 from typing import Any
 
 from slurm_resolver.errors import LaunchError
-from slurm_resolver.local_step import LocalStep
 
 _DESCRIPTION = """\
 Starts COMMAND as N tasks on this machine, each with the variables that srun sets in a step of one
@@ -57,6 +56,8 @@ def run(args: argparse.Namespace) -> int:
         raise LaunchError(f"--cpus {args.cpus}: expected a number of CPUs from 1 to 4096")
     if shutil.which(command[0]) is None:
         raise LaunchError(f"{command[0]!r} is no program that can be started here")
+    from slurm_resolver.local_step import LocalStep  # slow to import, and only needed here
+
     step = LocalStep(args.ntasks, args.cpus)
 
     def stop(number: int, frame: object) -> None:

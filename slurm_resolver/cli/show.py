@@ -107,17 +107,17 @@ def _numbers(text: str) -> Dict[str, int]:
 
 def _planned_step(args: argparse.Namespace) -> SlurmStep:
     """The options as the variables of a step, so that they are read by the same rules."""
-    environ = {"SLURM_STEP_NODELIST": args.nodelist}
+    variables = {"SLURM_STEP_NODELIST": args.nodelist}
     distribution, _, plane_size = (args.distribution or "block").partition("=")
-    environ["SLURM_DISTRIBUTION"] = distribution
+    variables["SLURM_DISTRIBUTION"] = distribution
     if plane_size:
-        environ["SLURM_DIST_PLANESIZE"] = plane_size
+        variables["SLURM_DIST_PLANESIZE"] = plane_size
     counts: str = args.tasks_per_node or "1"
-    nodes = SlurmStep.read(environ).require("nodes")
-    environ["SLURM_STEP_TASKS_PER_NODE"] = (
+    nodes = SlurmStep.read(variables).require("nodes")
+    variables["SLURM_STEP_TASKS_PER_NODE"] = (
         f"{counts}(x{len(nodes)})" if counts.isdigit() else counts
     )
-    return SlurmStep.read(environ)
+    return SlurmStep.read(variables)
 
 
 def _print_table(cluster: Cluster) -> None:
@@ -129,11 +129,11 @@ def _print_table(cluster: Cluster) -> None:
     console = Console(highlight=False)
     if not console.is_terminal:  # a line must not break where no terminal says how wide it is
         console.width = max(120, *(len(task.address) + 60 for task in cluster.tasks))
-    nodes = len({task.node for task in cluster.tasks})
+    position = {node: i for i, node in enumerate(dict.fromkeys(t.node for t in cluster.tasks))}
     console.print(
         f"job step {_text(cluster.job_id)}.{_text(cluster.step_id)}: {len(cluster.tasks)} tasks "
-        f"on {nodes} nodes, {cluster.distribution} distribution (from {cluster.layout_source}), "
-        f"ports from {cluster.ports_source}",
+        f"on {len(position)} nodes, {cluster.distribution} distribution (from "
+        f"{cluster.layout_source}), ports from {cluster.ports_source}",
         markup=False,
     )
     table = Table(box=SIMPLE_HEAD, pad_edge=False)
@@ -141,7 +141,7 @@ def _print_table(cluster: Cluster) -> None:
         table.add_column(heading, justify="right" if heading in ("rank", "local") else "left")
     colours = {"chief": "magenta", "worker": "green", "ps": "cyan", "evaluator": "yellow"}
     previous = None
-    for task in sorted(cluster.tasks, key=lambda task: _node_order(cluster)[task.node]):
+    for task in sorted(cluster.tasks, key=lambda task: position[task.node]):
         own = cluster.task is not None and task.rank == cluster.task.rank
         table.add_row(
             "" if task.node == previous else task.node,

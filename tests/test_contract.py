@@ -1,0 +1,321 @@
+"""What TensorFlow's own SlurmClusterResolver promises, kept by this one on every TensorFlow."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from typing import Any, Dict, List, Optional
+
+import pytest
+
+tf = pytest.importorskip("tensorflow", reason="TensorFlow is not installed")
+
+import slurm_resolver as sr  # noqa: E402
+from slurm_resolver import SlurmClusterResolver  # noqa: E402
+
+NODES = "t02n13,t02n41,t02n43"
+
+
+@pytest.fixture
+def slurm(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Sets what a task of a step needs at least, and whatever else a test names."""
+    monkeypatch.delenv("SLURM_RESOLVER_GPUS", raising=False)
+
+    def set_variables(rank: int, counts: Optional[str], tasks: int, **more: str) -> None:
+        values = {
+            "SLURM_PROCID": str(rank),
+            "SLURM_STEP_NUM_TASKS": str(tasks),
+            "SLURM_STEP_NODELIST": NODES,
+            **({"SLURM_STEP_TASKS_PER_NODE": counts} if counts else {}),
+            **more,
+        }
+        for name, value in values.items():
+            monkeypatch.setenv(name, value)
+        # what the constructor writes is taken back as well
+        for name in ("CUDA_VISIBLE_DEVICES", "SLURM_RESOLVER_GPUS"):
+            if name not in values:
+                monkeypatch.setenv(name, "")
+                monkeypatch.delenv(name)
+
+    return set_variables
+
+
+def as_dict(resolver: Any) -> Dict[str, List[str]]:
+    spec = resolver.cluster_spec()
+    assert isinstance(spec, tf.train.ClusterSpec)
+    for again in (spec, spec.as_cluster_def(), spec.as_dict()):
+        assert tf.train.ClusterSpec(again) == spec
+    return dict(spec.as_dict())
+
+
+def test_it_is_a_tensorflow_resolver_under_its_own_import_path(slurm: Any) -> None:
+    slurm(0, "1(x3)", 3)
+    resolver = SlurmClusterResolver()
+    assert isinstance(resolver, tf.distribute.cluster_resolver.ClusterResolver)
+    # attributes that TensorFlow takes for a port to bind, or for a TPU
+    assert not hasattr(resolver, "port")
+    assert not hasattr(resolver, "tpu_hardware_feature")
+    assert resolver.environment == ""
+
+
+def test_workers_from_the_environment_alone(slurm: Any) -> None:
+    slurm(0, "1(x3)", 3, CUDA_VISIBLE_DEVICES="0")
+    resolver = SlurmClusterResolver()
+    assert as_dict(resolver) == {"worker": ["t02n13:8888", "t02n41:8888", "t02n43:8888"]}
+    assert resolver.master("worker", 0, rpc_layer="grpc") == "grpc://t02n13:8888"
+    assert resolver.num_accelerators() == {"GPU": 1}
+    assert os.environ["CUDA_VISIBLE_DEVICES"] == "0"
+
+
+@pytest.mark.parametrize("tasks_per_node", [1, {"t02n13": 1, "t02n41": 1, "t02n43": 1}])
+def test_tasks_per_node_as_number_or_dict(slurm: Any, tasks_per_node: Any) -> None:
+    slurm(0, None, 3)
+    resolver = SlurmClusterResolver(
+        jobs={"ps": 1, "worker": 2},
+        port_base=8888,
+        tasks_per_node=tasks_per_node,
+        gpus_per_node=1,
+        gpus_per_task=1,
+        auto_set_gpu=False,
+    )
+    assert as_dict(resolver) == {
+        "ps": ["t02n13:8888"],
+        "worker": ["t02n41:8888", "t02n43:8888"],
+    }
+    assert "CUDA_VISIBLE_DEVICES" not in os.environ
+    assert resolver.num_accelerators() == {"GPU": 1}
+
+
+def test_all_arguments_positionally(slurm: Any) -> None:
+    slurm(2, None, 3)
+    resolver = SlurmClusterResolver({"ps": 1, "worker": 2}, 2222, 4, 2, 1, True, "grpc+verbs")
+    assert as_dict(resolver)["worker"] == ["t02n41:2222", "t02n43:2222"]
+    assert resolver.master() == "grpc+verbs://t02n43:2222"
+    assert os.environ["CUDA_VISIBLE_DEVICES"] == "0,1"
+
+
+def test_master_follows_the_settable_attributes(slurm: Any) -> None:
+    slurm(0, "1(x3)", 3)
+    resolver = SlurmClusterResolver({"ps": 1, "worker": 2})
+    # known before cluster_spec() was ever called
+    assert (resolver.task_type, resolver.task_id) == ("ps", 0)
+    assert resolver.master() == "grpc://t02n13:8888"
+    resolver.task_type = "worker"
+    resolver.task_id = 1
+    assert resolver.get_task_info() == ("worker", 1)
+    assert resolver.master() == "grpc://t02n43:8888"
+    resolver.rpc_layer = "ab"
+    assert resolver.rpc_layer == "ab"
+    assert resolver.master("ps", 0) == "ab://t02n13:8888"
+    assert resolver.master("ps", 0, rpc_layer="test") == "test://t02n13:8888"
+    resolver.rpc_layer = None
+    assert resolver.master("ps", 0) == "t02n13:8888"
+
+
+@pytest.mark.parametrize(("gpus", "visible"), [((2, 1), "1"), ((4, 2), "2,3"), ((2, None), "1")])
+def test_the_second_task_of_a_node_gets_the_second_slice(
+    slurm: Any, gpus: Any, visible: str
+) -> None:
+    slurm(1, "2(x2),1", 5, CUDA_VISIBLE_DEVICES="")
+    for _ in range(2):  # a second resolver changes nothing
+        resolver = SlurmClusterResolver(
+            jobs={"ps": 1, "worker": 4}, gpus_per_node=gpus[0], gpus_per_task=gpus[1]
+        )
+        assert as_dict(resolver) == {
+            "ps": ["t02n13:8888"],
+            "worker": ["t02n13:8889", "t02n41:8888", "t02n41:8889", "t02n43:8888"],
+        }
+        assert os.environ["CUDA_VISIBLE_DEVICES"] == visible
+        assert resolver.num_accelerators() == {"GPU": len(visible.split(","))}
+        assert resolver.gpus == tuple(visible.split(","))
+
+
+@pytest.mark.parametrize(
+    ("visible", "auto", "after", "count"),
+    [
+        ("4,5", True, "5", 1),
+        ("4,5", False, "4,5", 2),
+        ("", True, "", 0),
+        ("NoDevFiles", True, "NoDevFiles", 0),
+        ("MIG-a,MIG-b", True, "MIG-b", 1),
+    ],
+)
+def test_num_accelerators_is_what_this_process_will_see(
+    slurm: Any, visible: str, auto: bool, after: str, count: int
+) -> None:
+    slurm(1, "2(x2),1", 5, CUDA_VISIBLE_DEVICES=visible)
+    resolver = SlurmClusterResolver(auto_set_gpu=auto)
+    assert os.environ["CUDA_VISIBLE_DEVICES"] == after
+    assert resolver.num_accelerators() == ({"GPU": count} if count else {})
+
+
+def test_where_nothing_tells_of_gpus_tensorflow_counts_them(slurm: Any) -> None:
+    slurm(1, "2(x2),1", 5)
+    found = len(tf.config.list_physical_devices("GPU"))
+    assert SlurmClusterResolver().num_accelerators() == ({"GPU": found} if found else {})
+    assert "CUDA_VISIBLE_DEVICES" not in os.environ
+
+
+def test_empty_jobs_are_left_out(slurm: Any) -> None:
+    slurm(0, "1(x3)", 3)
+    assert list(as_dict(SlurmClusterResolver({"ps": 0, "worker": 3}))) == ["worker"]
+
+
+def test_the_evaluator_is_outside_the_spec_and_has_a_master(slurm: Any) -> None:
+    slurm(1, "1(x3)", 3)
+    resolver = SlurmClusterResolver({"chief": 1, "evaluator": 1, "worker": 1})
+    assert list(as_dict(resolver)) == ["chief", "worker"]
+    assert resolver.get_task_info() == ("evaluator", 0)
+    assert resolver.master() == "grpc://t02n41:8888"
+
+
+@pytest.mark.parametrize("missing", ["SLURM_PROCID", "SLURM_STEP_NODELIST"])
+def test_a_missing_variable_is_a_runtime_error(
+    slurm: Any, monkeypatch: pytest.MonkeyPatch, missing: str
+) -> None:
+    slurm(0, "1(x3)", 3)
+    monkeypatch.delenv(missing)
+    with pytest.raises(RuntimeError, match=missing):
+        SlurmClusterResolver()
+
+
+def test_too_many_gpus_and_a_wrong_sum_are_runtime_errors(slurm: Any) -> None:
+    slurm(0, "2(x2),1", 5)
+    with pytest.raises(RuntimeError, match="gpus_per_task=2"):
+        SlurmClusterResolver(gpus_per_node=2, gpus_per_task=2)
+    with pytest.raises(RuntimeError, match="need 4 tasks, but the job step has 5"):
+        SlurmClusterResolver({"ps": 1, "worker": 3})
+
+
+def test_a_bad_host_list_is_a_value_error() -> None:
+    with pytest.raises(ValueError, match="not closed"):
+        sr.expand_hostlist("n[1-2")
+    with pytest.raises(ValueError, match="expected a count"):
+        sr.expand_tasks_per_node("2(3)")
+
+
+def test_tasks_per_node_must_not_contradict_the_task(slurm: Any) -> None:
+    slurm(2, None, 3, SLURMD_NODENAME="t02n43")
+    SlurmClusterResolver(tasks_per_node=1)
+    with pytest.raises(RuntimeError, match=r"SLURMD_NODENAME=t02n43.*tasks_per_node"):
+        SlurmClusterResolver(tasks_per_node={"t02n13": 1, "t02n41": 2})
+
+
+class TestHooks:
+    """Subclasses may override where rank, number, hosts and counts come from."""
+
+    def test_all_four_without_slurm(self) -> None:
+        class Elsewhere(SlurmClusterResolver):
+            def _resolve_own_rank(self) -> int:
+                return 2
+
+            def _resolve_num_tasks(self) -> int:
+                return 3
+
+            def _resolve_hostlist(self) -> List[str]:
+                return ["b", "a"]
+
+            def _resolve_task_configuration(self) -> Dict[str, int]:
+                return {"b": 2, "a": 1}
+
+        resolver = Elsewhere()
+        assert as_dict(resolver) == {"worker": ["b:8888", "b:8889", "a:8888"]}
+        assert resolver.get_task_info() == ("worker", 2)
+        assert resolver.cluster.layout_source == (
+            "_resolve_own_rank, _resolve_num_tasks, _resolve_hostlist, _resolve_task_configuration"
+        )
+
+    def test_the_rank_alone(self, slurm: Any) -> None:
+        class Ranked(SlurmClusterResolver):
+            def _resolve_own_rank(self) -> int:
+                return 1
+
+        slurm(0, "1(x3)", 3, SLURMD_NODENAME="t02n13", SLURM_LOCALID="0")
+        assert Ranked().get_task_info() == ("worker", 1)
+
+    def test_other_names_for_the_hosts(self, slurm: Any) -> None:
+        class Fast(SlurmClusterResolver):
+            def _resolve_hostlist(self) -> List[str]:
+                return [f"{host}-ib0" for host in super()._resolve_hostlist()]
+
+        slurm(1, "2,1,1", 4, SLURM_DISTRIBUTION="cyclic")
+        assert as_dict(Fast()) == {
+            "worker": ["t02n13-ib0:8888", "t02n41-ib0:8888", "t02n43-ib0:8888", "t02n13-ib0:8889"]
+        }
+
+    def test_the_counts_alone(self, slurm: Any) -> None:
+        class Counted(SlurmClusterResolver):
+            def _resolve_task_configuration(self) -> Dict[str, int]:
+                return dict.fromkeys(self._resolve_hostlist(), 2)
+
+        slurm(5, None, 6)
+        assert as_dict(Counted())["worker"][-1] == "t02n43:8889"
+
+    def test_the_number_of_tasks_is_what_jobs_default_to(self, slurm: Any) -> None:
+        class Fewer(SlurmClusterResolver):
+            def _resolve_num_tasks(self) -> int:
+                return 2
+
+        slurm(0, "1(x3)", 3)
+        with pytest.raises(RuntimeError, match="need 2 tasks, but the job step has 3"):
+            Fewer()
+
+    def test_too_few_hosts(self, slurm: Any) -> None:
+        class Short(SlurmClusterResolver):
+            def _resolve_hostlist(self) -> List[str]:
+                return ["a"]
+
+        slurm(0, "1(x3)", 3)
+        with pytest.raises(sr.LayoutError, match="1 names for the 3 nodes"):
+            Short()
+
+
+def test_without_slurm_tensorflow_trains_locally() -> None:
+    resolver = SlurmClusterResolver()
+    assert as_dict(resolver) == {}
+    assert (resolver.get_task_info(), resolver.master()) == ((None, None), "")
+    strategy = tf.distribute.MultiWorkerMirroredStrategy(cluster_resolver=resolver)
+    assert strategy.num_replicas_in_sync == max(1, len(tf.config.list_physical_devices("GPU")))
+
+
+def test_in_an_allocation_without_srun(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SLURM_JOB_ID", "7")
+    with pytest.raises(sr.NotInStepError, match="srun"):
+        SlurmClusterResolver()
+
+
+def test_everything_after_the_constructor_is_pure(slurm: Any) -> None:
+    slurm(1, "2(x2),1", 5, CUDA_VISIBLE_DEVICES="4,5")
+    resolver = SlurmClusterResolver()
+    before = dict(os.environ)
+    os.environ["SLURM_STEP_NODELIST"] = "elsewhere"
+    try:
+        assert resolver.cluster_spec() is resolver.cluster_spec()
+        assert resolver.master() == "grpc://t02n13:8889"
+        assert resolver.num_accelerators() == {"GPU": 1}
+    finally:
+        os.environ["SLURM_STEP_NODELIST"] = before["SLURM_STEP_NODELIST"]
+    assert dict(os.environ) == before
+
+
+def test_strategies_and_server_take_the_resolver(slurm: Any) -> None:
+    """One worker on this machine: as far as a cluster goes in one process."""
+    slurm(0, "1", 1, SLURM_STEP_NODELIST="localhost", SLURM_JOB_ID=str(os.getpid()))
+    resolver = SlurmClusterResolver()
+    server = tf.distribute.Server(
+        resolver.cluster_spec(),
+        job_name=resolver.task_type,
+        task_index=resolver.task_id,
+        protocol=resolver.rpc_layer,
+    )
+    assert server.target == resolver.master()
+
+
+def test_importing_the_package_does_not_import_tensorflow() -> None:
+    code = (
+        "import sys, slurm_resolver, slurm_resolver.cli, slurm_resolver.local_step; "
+        "assert 'SlurmClusterResolver' in dir(slurm_resolver); "
+        "sys.exit('tensorflow' in sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)

@@ -1,0 +1,147 @@
+"""Reading one task's variables: typed values, or an error that names variable and value."""
+
+from __future__ import annotations
+
+from typing import Dict
+
+import pytest
+
+from slurm_resolver.environment import VARIABLES, SlurmStep
+from slurm_resolver.errors import EnvironmentValueError
+
+TASK = {
+    "SLURM_PROCID": "3",
+    "SLURM_LOCALID": "1",
+    "SLURM_NODEID": "1",
+    "SLURMD_NODENAME": "n10",
+    "SLURM_GTIDS": "2,3",
+    "SLURM_JOB_ID": "42",
+    "SLURM_STEP_ID": "0",
+    "SLURM_STEP_NUM_TASKS": "4",
+    "SLURM_STEP_NUM_NODES": "2",
+    "SLURM_STEP_NODELIST": "n[9-10]",
+    "SLURM_STEP_TASKS_PER_NODE": "2(x2)",
+    "SLURM_STEP_RESV_PORTS": "23001-23003,23007",
+    "SLURM_DISTRIBUTION": "cyclic:fcyclic",
+}
+
+
+def test_every_variable_of_a_task_is_read_once_and_typed() -> None:
+    step = SlurmStep.read(TASK)
+    assert step == SlurmStep(
+        procid=3,
+        localid=1,
+        nodeid=1,
+        nodename="n10",
+        gtids=(2, 3),
+        job_id="42",
+        step_id="0",
+        num_tasks=4,
+        num_nodes=2,
+        nodes=("n9", "n10"),
+        tasks_per_node=(2, 2),
+        resv_ports=(23001, 23002, 23003, 23007),
+        distribution="cyclic",
+    )
+    assert step.place == "step"
+
+
+@pytest.mark.parametrize(
+    ("text", "distribution"),
+    [
+        ("block", "block"),
+        ("cyclic", "cyclic"),
+        ("block:cyclic", "block"),
+        ("cyclic:block:fcyclic", "cyclic"),
+        ("block,pack", "block"),
+        ("cyclic,nopack", "cyclic"),
+        ("pack", "block"),
+        ("nopack", "block"),
+        ("*:cyclic", "block"),
+        ("unknown", "block"),
+        ("plane", "plane"),
+        ("plane=4", "plane"),
+        ("arbitrary", "arbitrary"),
+        ("", None),
+        ("(null)", None),
+    ],
+)
+def test_only_the_first_field_of_a_distribution_places_tasks(text: str, distribution: str) -> None:
+    assert SlurmStep.read({"SLURM_DISTRIBUTION": text}).distribution == distribution
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "expected"),
+    [
+        ("SLURM_PROCID", "", "a whole number from 0"),
+        ("SLURM_PROCID", "-1", "a whole number from 0"),
+        ("SLURM_PROCID", "1.0", "a whole number from 0"),
+        ("SLURM_PROCID", "٣", "a whole number from 0"),
+        ("SLURM_PROCID", "9" * 5000, "a whole number from 0"),
+        ("SLURM_LOCALID", "x", "a whole number from 0"),
+        ("SLURM_NODEID", "x", "a whole number from 0"),
+        ("SLURM_GTIDS", "0,,1", "ranks separated by commas"),
+        ("SLURM_STEP_NUM_TASKS", "0", "a whole number from 1"),
+        ("SLURM_STEP_NUM_TASKS", "1000000000", "a whole number from 1 to 16777216"),
+        ("SLURM_STEP_NUM_NODES", "-4", "a whole number from 1"),
+        ("SLURM_STEP_NODELIST", "", "a host list"),
+        ("SLURM_STEP_NODELIST", "n[1-", "not closed"),
+        ("SLURM_STEP_NODELIST", "a[0-65535]b[0-65535]", "more than 16,777,216 hosts"),
+        ("SLURM_STEP_TASKS_PER_NODE", "", "counts such as"),
+        ("SLURM_STEP_TASKS_PER_NODE", "-2", "counts such as"),
+        ("SLURM_STEP_TASKS_PER_NODE", "1(x1000000000)", "counts such as"),
+        ("SLURM_STEP_RESV_PORTS", "0-5", "ports such as"),
+        ("SLURM_STEP_RESV_PORTS", "65530-65536", "ports such as"),
+        ("SLURM_STEP_RESV_PORTS", "a", "ports such as"),
+        ("SLURM_DISTRIBUTION", "zigzag", "block, cyclic, plane or arbitrary"),
+        ("SLURM_DISTRIBUTION", "block=3", "block, cyclic, plane or arbitrary"),
+        ("SLURM_DIST_PLANESIZE", "0", "a whole number from 1"),
+        ("SLURM_HET_SIZE", "1000000", "a whole number from 0 to 128"),
+        ("SLURM_GPUS_ON_NODE", "-1", "a count of GPUs"),
+    ],
+)
+def test_a_senseless_value_is_named_with_what_was_expected(
+    name: str, value: str, expected: str
+) -> None:
+    with pytest.raises(EnvironmentValueError) as caught:
+        SlurmStep.read({**TASK, name: value})
+    message = str(caught.value)
+    assert message.startswith(f"{name}=")
+    assert expected in message
+    assert "start again with srun" in message
+    assert len(message) < 1000  # however long the value
+
+
+def test_a_missing_component_is_named() -> None:
+    components = {"SLURM_HET_SIZE": "2", "SLURM_JOB_NODELIST_HET_GROUP_0": "n1"}
+    with pytest.raises(EnvironmentValueError, match="SLURM_JOB_NODELIST_HET_GROUP_1"):
+        SlurmStep.read(components)
+
+
+@pytest.mark.parametrize("field", ["procid", "nodes", "tasks_per_node", "num_tasks"])
+def test_a_missing_variable_is_an_error_where_it_is_needed(field: str) -> None:
+    name = VARIABLES[field].name
+    step = SlurmStep.read({key: value for key, value in TASK.items() if key != name})
+    with pytest.raises(EnvironmentValueError, match=f"{name} is not set.*srun"):
+        step.require(field)
+
+
+@pytest.mark.parametrize(
+    ("environ", "place"),
+    [
+        ({}, "none"),
+        (TASK, "step"),
+        ({"SLURM_PROCID": "0"}, "step"),
+        ({"SLURM_STEP_NODELIST": "n1"}, "step"),
+        ({"SLURM_JOB_ID": "7"}, "allocation"),
+        ({"SLURM_JOB_NODELIST": "n1"}, "allocation"),
+        ({"SLURM_JOB_ID": "7", "SLURM_PROCID": "0"}, "allocation"),  # a batch script
+        ({**TASK, "SLURM_STEP_ID": "-5"}, "allocation"),  # the same, 26.05
+        ({**TASK, "SLURM_STEP_ID": "4294967290"}, "allocation"),  # salloc's interactive step
+        ({"SLURM_CLUSTER_NAME": "c"}, "none"),
+    ],
+)
+def test_place_tells_a_step_from_an_allocation_from_no_slurm(
+    environ: Dict[str, str], place: str
+) -> None:
+    assert SlurmStep.read(environ).place == place

@@ -1,0 +1,68 @@
+"""The package as a whole: its public names, and how it behaves without TensorFlow."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import slurm_resolver
+from slurm_resolver import errors
+
+WITHOUT_TENSORFLOW = """
+import sys
+sys.modules["tensorflow"] = None  # importing it now fails
+import slurm_resolver
+for name in slurm_resolver.__all__:
+    if name != "SlurmClusterResolver":
+        getattr(slurm_resolver, name)
+try:
+    from slurm_resolver import SlurmClusterResolver
+except ImportError as error:
+    print(error)
+"""
+
+
+def test_without_tensorflow_only_the_resolver_is_missing_and_says_how_to_get_one() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", WITHOUT_TENSORFLOW], check=True, capture_output=True, text=True
+    )
+    assert "SlurmClusterResolver needs TensorFlow" in done.stdout
+    assert "pip install 'slurm_resolver[tensorflow]'" in done.stdout
+
+
+def test_every_error_is_public_and_in_the_tree_of_the_docstring() -> None:
+    classes = {
+        name
+        for name, value in vars(errors).items()
+        if isinstance(value, type) and issubclass(value, Exception)
+    }
+    assert classes <= set(slurm_resolver.__all__)
+    for name in classes:
+        assert f" {name} " in f" {errors.__doc__} ".replace("\n", " ")
+        assert issubclass(getattr(errors, name), errors.SlurmResolverError)
+
+
+def test_only_the_tf_folder_imports_tensorflow() -> None:
+    package = Path(slurm_resolver.__file__).parent
+    for path in package.rglob("*.py"):
+        if path.parent.name != "tf":
+            text = path.read_text(encoding="utf-8")
+            assert "import tensorflow" not in text, path
+            assert "from tensorflow" not in text, path
+
+
+def test_only_environment_names_slurms_variables_to_read_them() -> None:
+    """Others ask `SlurmStep`; they may read the environment as a whole to pass it on."""
+    package = Path(slurm_resolver.__file__).parent
+    for path in package.rglob("*.py"):
+        text = path.read_text(encoding="utf-8")
+        for reading in ("environ[", "environ.get(", "getenv("):
+            assert reading not in text or path.name in ("environment.py", "gpus.py"), path
+
+
+def test_unknown_names_are_attribute_errors() -> None:
+    with pytest.raises(AttributeError, match="SlurmClusterResolvr"):
+        _ = slurm_resolver.SlurmClusterResolvr

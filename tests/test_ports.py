@@ -1,0 +1,86 @@
+"""Which port each task listens on."""
+
+from __future__ import annotations
+
+from typing import Any, Dict, Optional
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from slurm_resolver.environment import SlurmStep
+from slurm_resolver.errors import AddressError
+from slurm_resolver.ports import choose_ports
+
+
+def step(job_id: Optional[str] = "42", step_id: Optional[str] = "0", **more: Any) -> SlurmStep:
+    return SlurmStep(job_id=job_id, step_id=step_id, **more)
+
+
+@pytest.mark.parametrize(
+    ("step", "tasks", "port_base", "ports", "source"),
+    [
+        (step(), 2, 2222, [2222, 2223], "port_base"),
+        (step(resv_ports=(23001, 23002)), 2, 2222, [2222, 2223], "port_base"),
+        (step(), 1, 65535, [65535], "port_base"),
+        (step(resv_ports=(23001, 23002, 23010)), 3, None, [23001, 23002, 23010],
+         "SLURM_STEP_RESV_PORTS"),
+        (step(resv_ports=(23001, 23002, 23010)), 2, None, [23001, 23002],
+         "SLURM_STEP_RESV_PORTS"),
+        (step(None, None), 3, None, [8888, 8889, 8890], "default"),
+        (step(None, "0"), 1, None, [8888], "default"),
+    ],
+)  # fmt: skip
+def test_the_first_source_that_there_is(
+    step: SlurmStep, tasks: int, port_base: Optional[int], ports: Any, source: str
+) -> None:
+    chosen = choose_ports(step, tasks, port_base)
+    assert (list(chosen.by_local_id), chosen.source) == (ports, source)
+
+
+def test_reserved_ports_that_do_not_suffice_are_left_alone_and_named(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    chosen = choose_ports(step(resv_ports=(23001, 23001, 23002)), 3)
+    assert chosen.source == "SLURM_JOB_ID and SLURM_STEP_ID"
+    assert "SLURM_STEP_RESV_PORTS has 2 ports for up to 3 tasks" in caplog.text
+    assert "--resv-ports=3" in caplog.text
+
+
+@pytest.mark.parametrize("port_base", [0, -1, 65536, 65535, 10**9, "8888", 88.0, True])
+def test_a_port_base_that_leaves_a_task_without_a_port(port_base: Any) -> None:
+    with pytest.raises(AddressError, match=f"port_base={port_base!r}"):
+        choose_ports(step(), 2, port_base)
+
+
+@pytest.mark.parametrize("known", [{"port_base": 1}, {}])
+def test_more_tasks_than_ports(known: Dict[str, int]) -> None:
+    with pytest.raises(AddressError, match="at most 65535"):
+        choose_ports(step(), 65536, **known)
+
+
+IDS = st.one_of(st.integers(0, 2**32).map(str), st.sampled_from(["", "batch", "é", "9" * 40]))
+
+
+@given(IDS, IDS, st.integers(1, 40_000))
+def test_derived_ports_are_stable_distinct_and_below_the_ephemeral_range(
+    job_id: str, step_id: str, tasks: int
+) -> None:
+    chosen = choose_ports(step(job_id, step_id), tasks)
+    assert chosen.source == "SLURM_JOB_ID and SLURM_STEP_ID"
+    ports = list(chosen.by_local_id)
+    assert len(set(ports)) == tasks
+    assert min(ports) >= 1024
+    assert max(ports) <= (32767 if tasks <= 16384 else 65535)
+    assert choose_ports(step(job_id, step_id), tasks) == chosen
+
+
+@pytest.mark.parametrize("tasks", [1, 4, 8, 16])
+def test_jobs_and_steps_that_run_together_have_different_ports(tasks: int) -> None:
+    """The last 100 jobs of a cluster, with up to 8 steps each: no two may meet."""
+    taken: Dict[int, str] = {}
+    for job in range(123_400, 123_500):
+        for number in range(8):
+            for port in choose_ports(step(str(job), str(number)), tasks).by_local_id:
+                assert port not in taken, (taken[port], job, number)
+                taken[port] = f"{job}.{number}"

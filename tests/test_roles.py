@@ -1,0 +1,180 @@
+"""Which job each rank plays."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any, Dict, List, Optional, Sequence
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from slurm_resolver.environment import SlurmStep
+from slurm_resolver.errors import JobsError
+from slurm_resolver.layout import ComponentRanks, Layout, lay_out
+from slurm_resolver.roles import assign_roles
+
+
+def layout_of(counts: Sequence[int], distribution: str = "block") -> Layout:
+    nodes = tuple(f"n{i}" for i in range(len(counts)))
+    return lay_out(SlurmStep(nodes=nodes, tasks_per_node=tuple(counts), distribution=distribution))
+
+
+def play(layout: Layout, *args: Any, **keywords: Any) -> List[str]:
+    """By rank ``job:index``, with the jobs' first letters."""
+    roles = assign_roles(layout, *args, **keywords)
+    return [f"{job[0]}{index}" for job, index in zip(roles.job_of, roles.index_of)]
+
+
+@pytest.mark.parametrize(
+    ("counts", "distribution", "jobs", "spread", "rank"),
+    [
+        ([2, 2], "block", None, "w0 w1 w2 w3", None),
+        ([1, 1, 1], "block", {"ps": 1, "worker": 2}, "p0 w0 w1", None),
+        ([1, 1, 1], "block", {"ps": 1, "worker": -1}, "p0 w0 w1", None),
+        ([1, 1, 1], "block", {"ps": 0, "worker": 3}, "w0 w1 w2", None),
+        ([1, 1, 1], "block", {"chief": 1, "ps": 1, "worker": 1}, "c0 p0 w0", None),
+        ([1, 1, 1], "block", {"chief": 1, "evaluator": 1, "worker": 1}, "c0 e0 w0", None),
+        # rank order would crowd the first node with parameter servers
+        ([2, 2], "block", {"ps": 2, "worker": 2}, "p0 w0 p1 w1", "p0 p1 w0 w1"),
+        ([2, 2], "cyclic", {"ps": 2, "worker": 2}, "p0 p1 w0 w1", None),
+        ([3, 3], "block", {"ps": 3, "worker": 3}, "p0 p1 w0 p2 w1 w2", "p0 p1 p2 w0 w1 w2"),
+        (
+            [4, 4],
+            "block",
+            {"chief": 1, "ps": 4, "worker": 3},
+            "c0 p0 p1 w0 p2 p3 w1 w2",
+            "c0 p0 p1 p2 p3 w0 w1 w2",
+        ),
+        # the chief has the only task of the first node
+        (
+            [1, 2, 2],
+            "block",
+            {"chief": 1, "ps": 2, "worker": 2},
+            "c0 p0 w0 p1 w1",
+            "c0 p0 p1 w0 w1",
+        ),
+        ([4, 1], "block", {"ps": 4, "worker": 1}, "p0 p1 p2 w0 p3", "p0 p1 p2 p3 w0"),
+    ],
+)
+def test_placement(
+    counts: List[int],
+    distribution: str,
+    jobs: Optional[Dict[str, int]],
+    spread: str,
+    rank: Optional[str],
+) -> None:
+    layout = layout_of(counts, distribution)
+    assert play(layout, jobs) == spread.split()
+    assert play(layout, jobs, "rank") == (rank or spread).split()
+
+
+def test_worker_orders_are_both_by_rank() -> None:
+    layout = layout_of([2, 2])
+    assert play(layout, worker_order="ring") == play(layout, worker_order="rank")
+
+
+@pytest.mark.parametrize(
+    ("jobs", "message"),
+    [
+        ({"wroker": 4}, "unknown job 'wroker'.*chief, worker, ps, evaluator"),
+        ({"worker": 3}, "need 3 tasks, but the job step has 4.*srun -n 3"),
+        ({"worker": 5}, "need 5 tasks, but the job step has 4"),
+        ({"ps": 5, "worker": -1}, "need 5 tasks or more"),
+        ({"ps": -1, "worker": -1}, "both take the rest"),
+        ({"ps": -2, "worker": 6}, "ps has -2 tasks"),
+        ({"ps": 1.0, "worker": 3}, "ps has 1.0 tasks"),
+        ({"ps": True, "worker": 3}, "ps has True tasks"),
+        ({"ps": "1", "worker": 3}, "ps has '1' tasks"),
+        ({"chief": 2, "worker": 2}, "2 tasks of job chief"),
+        ({"evaluator": 2, "worker": 2}, "2 tasks of job evaluator"),
+        ({"chief": -1, "worker": 2}, "2 tasks of job chief"),
+        ({}, "need 0 tasks"),
+        (["worker"], "expected counts by job name"),
+    ],
+)
+def test_jobs_that_do_not_fit(jobs: Any, message: str) -> None:
+    with pytest.raises(JobsError, match=message):
+        assign_roles(layout_of([2, 2]), jobs)
+
+
+@pytest.mark.parametrize(
+    ("keywords", "message"),
+    [
+        ({"placement": "even"}, "placement='even': expected 'spread' or 'rank'"),
+        ({"worker_order": "host"}, "worker_order='host': expected 'ring' or 'rank'"),
+        ({"het_groups": {"ps": 0}}, "not heterogeneous"),
+    ],
+)
+def test_keywords_that_make_no_sense(keywords: Dict[str, Any], message: str) -> None:
+    with pytest.raises(JobsError, match=message):
+        assign_roles(layout_of([2, 2]), None, **keywords)
+
+
+def heterogeneous() -> Layout:
+    """z1 with 2 tasks is component 0; a1 and a2 with 2 and 1 are component 2."""
+    return Layout(
+        ("z1", "a1", "a2"),
+        [0, 0, 1, 1, 2],
+        [0, 1, 0, 1, 0],
+        "block : block",
+        components=(ComponentRanks(0, 0, 2), ComponentRanks(2, 2, 5)),
+    )
+
+
+@pytest.mark.parametrize(
+    ("jobs", "het_groups", "played"),
+    [
+        ({"ps": 2, "worker": 3}, {"ps": 0, "worker": 2}, "p0 p1 w0 w1 w2"),
+        ({"ps": 2, "worker": 3}, {"ps": 2}, "w0 w1 p0 w2 p1"),
+        ({"chief": 1, "ps": 2, "worker": -1}, {"ps": 0}, "p0 p1 c0 w0 w1"),
+        ({"chief": 1, "ps": 1, "worker": 3}, {"chief": 2, "ps": 2}, "w0 w1 c0 p0 w2"),
+        ({"ps": 0, "worker": 5}, {"ps": 0}, "w0 w1 w2 w3 w4"),
+    ],
+)
+def test_het_groups(jobs: Dict[str, int], het_groups: Dict[str, int], played: str) -> None:
+    assert play(heterogeneous(), jobs, het_groups=het_groups) == played.split()
+
+
+@pytest.mark.parametrize(
+    ("jobs", "het_groups", "message"),
+    [
+        ({"ps": 3, "worker": 2}, {"ps": 0}, "need 3 tasks of component 0, which has 2"),
+        ({"ps": 1, "worker": 4}, {"ps": 2, "worker": 2}, "need 5 tasks of component 2"),
+        ({"ps": 1, "worker": 4}, {"ps": 1}, "no component 1; it has 0, 2"),
+        ({"ps": 1, "worker": 4}, {"pss": 0}, "no job 'pss'"),
+    ],
+)
+def test_het_groups_that_do_not_fit(
+    jobs: Dict[str, int], het_groups: Dict[str, int], message: str
+) -> None:
+    with pytest.raises(JobsError, match=message):
+        assign_roles(heterogeneous(), jobs, het_groups=het_groups)
+
+
+@given(
+    st.lists(st.integers(1, 5), min_size=1, max_size=6),
+    st.sampled_from(["block", "cyclic"]),
+    st.data(),
+)
+def test_parameter_servers_are_spread_as_evenly_as_can_be(
+    counts: List[int], distribution: str, data: st.DataObject
+) -> None:
+    layout = layout_of(counts, distribution)
+    total = sum(counts)
+    chiefs = data.draw(st.integers(0, 1), label="chiefs")
+    servers = data.draw(st.integers(0, total - chiefs), label="servers")
+    roles = assign_roles(layout, {"chief": chiefs, "ps": servers, "worker": -1})
+    played = Counter(roles.job_of)
+    assert (played["chief"], played["ps"]) == (chiefs, servers)
+    for job in played:  # every index once, in the order of the ranks
+        assert [i for j, i in zip(roles.job_of, roles.index_of) if j == job] == list(
+            range(played[job])
+        )
+    if chiefs:
+        assert roles.job_of[0] == "chief"
+    has = Counter(node for node, job in zip(layout.node_of, roles.job_of) if job == "ps")
+    takes = [c - (chiefs and node == layout.node_of[0]) for node, c in enumerate(counts)]
+    for node, capacity in enumerate(takes):
+        if has[node] < capacity:  # no other node may have two more than one with room
+            assert max(has.values(), default=0) - has[node] <= 1
