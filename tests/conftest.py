@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 import os
 from pathlib import Path
-from typing import Dict, List, NamedTuple, Tuple
+from typing import Dict, Iterator, List, NamedTuple, Tuple
 
 import pytest
+from slurm_cluster import Node, SlurmCluster, SlurmUnavailable, slurm_or_skip
 
 DATA = Path(__file__).parent / "data"
 
@@ -55,3 +56,16 @@ def _no_slurm_around(monkeypatch: pytest.MonkeyPatch) -> None:
             monkeypatch.delenv(name)
     for name in ("CUDA_VISIBLE_DEVICES", "TF_CONFIG"):
         monkeypatch.delenv(name, raising=False)
+
+
+@pytest.fixture(scope="session")
+def real_slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SlurmCluster]:
+    """A real Slurm of five nodes, n8 to n12: names whose order as strings is not theirs."""
+    nodes = [Node(f"n{number}", cpus=8, gpus=4) for number in range(8, 13)]
+    cluster = SlurmCluster(nodes, tmp_path_factory.mktemp("slurm"))
+    try:
+        cluster.start()
+    except SlurmUnavailable as error:
+        slurm_or_skip(error)
+    yield cluster
+    cluster.stop()

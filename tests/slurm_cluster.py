@@ -1,0 +1,438 @@
+"""A real Slurm of several nodes on one machine, for tests.
+
+Every node has its own network, hostname and mount namespace: the nodes differ in address, port
+space and hostname as on a real cluster.  All stand inside one outer set of namespaces, whose
+first process is a small supervisor:
+
+    the machine ─ unshare ─┬─ login   10.77.0.254   slurmctld, srun, salloc, sbatch
+                           ├─ n8      10.77.0.1     slurmd and its tasks
+                           └─ n9      10.77.0.2     slurmd and its tasks
+
+The supervisor ends when its standard input closes, which the kernel does even where the test
+process is killed, and with it go all processes, interfaces and mounts.  The machine's own network
+and /etc stay as they are, and every file is in the cluster's directory.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import shlex
+import shutil
+import signal
+import subprocess
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NoReturn, Union
+
+import pytest
+
+Command = Union[str, Sequence[str]]
+Completed = subprocess.CompletedProcess[str]
+
+PROGRAMS = ("slurmctld", "slurmd", "srun", "scontrol", "ip", "unshare", "nsenter", "setsid")
+NAMESPACES = ("--net", "--uts", "--mount", "--pid")
+START_TIMEOUT = 20.0
+KEPT_VARIABLES = ("HOME", "LANG", "TMPDIR")
+# The daemons' folders: an ordinary user's PATH may lack them.
+PATH = os.environ.get("PATH", os.defpath) + ":/usr/local/sbin:/usr/sbin:/sbin"
+
+# Runs as `bash namespaces.sh login NODE...`, and for each node as `... node NUMBER NAME`.
+_SCRIPT = r"""
+set -eu
+cd "${0%/*}"
+export SLURM_CONF=$PWD/slurm.conf
+
+daemon() {  # one that ends is noted, so that start() need not wait any longer
+    name=$1; shift
+    "$@" </dev/null >>"log/$name.out" 2>&1 || echo "$name: exit status $?" >>run/ended
+}
+
+if [ "$1" = node ]; then
+    hostname "$3"
+    # A node makes its own cable and hands the far end to process 1, on the login's network.
+    ip link set lo up
+    ip link add eth0 type veth peer name "port$2" netns 1
+    ip addr add "10.77.0.$2/24" dev eth0
+    ip link set eth0 up
+    nsenter --target 1 --net ip link set "port$2" master bridge0 up
+    daemon "slurmd-$3" slurmd -D -f "$SLURM_CONF" -N "$3"
+    exec sleep infinity  # keeps the node's namespaces for run_on()
+fi
+hostname login
+mount --bind hosts /etc/hosts
+ip link set lo up
+# A bridge without an address of its own changes it with its ports, and breaks connections.
+ip link add bridge0 address 02:00:00:00:00:fe type bridge
+ip addr add 10.77.0.254/24 dev bridge0
+ip link set bridge0 up
+shift
+echo ready
+daemon slurmctld slurmctld -D -c -f "$SLURM_CONF" &
+(   # Slurm retries a controller only in whole seconds, so await its port, 6817, before the rest.
+    until grep -q ':1AA1 .* 0A ' /proc/net/tcp; do sleep 0.01; done
+    touch run/listening
+    number=0
+    for name; do
+        number=$((number + 1))
+        daemon "node-$name" unshare --net --uts --mount bash "$0" node $number "$name" &
+    done
+    wait
+) &
+read -r _ || true
+"""
+
+
+class SlurmUnavailable(Exception):  # noqa: N818 (a state of the machine, not a fault)
+    """Slurm cannot run on this machine; the message says what is missing and how to get it."""
+
+
+@dataclass(frozen=True)
+class Node:
+    """One node: its name (its hostname too), and the CPUs and GPUs that Slurm is told it has."""
+
+    name: str
+    cpus: int = 8
+    gpus: int = 0
+
+
+class SlurmCluster:
+    """A real Slurm of several nodes on this machine.
+
+    Nodes find each other by name and keep the given order in Slurm's node table.  The partition
+    `p` lets several jobs share a node.  Two clusters never meet, not even in their ports.
+
+    `extra_conf` are lines of slurm.conf: one that sets what this class sets takes its place, and
+    one with an empty value (`MpiParams=`) removes it.  Other files that Slurm reads beside
+    slurm.conf, such as topology.conf, may be put into `directory` before `start()`, which empties
+    only the folders log, run, spool, state and gpu there; stop() leaves the logs.
+
+    Which free nodes a job gets may change from run to run while earlier jobs are still ending:
+    a test that expects certain nodes names them (`srun -w n8,n9`).
+    """
+
+    def __init__(
+        self, nodes: Sequence[Node], directory: Path, *, extra_conf: Sequence[str] = ()
+    ) -> None:
+        """Plan a cluster with its files in `directory`; `start()` makes it."""
+        self.nodes = tuple(nodes)
+        self.directory = Path(directory).resolve()
+        self._names = [node.name for node in nodes]
+        self._extra_conf = tuple(extra_conf)
+        self._environment = {"PATH": PATH, "SLURM_CONF": f"{self.directory}/slurm.conf"}
+        self._environment.update((k, os.environ[k]) for k in KEPT_VARIABLES if k in os.environ)
+        self._supervisor: subprocess.Popen[bytes] | None = None
+        self._login = 0  # a process on the login host: the supervisor's shell
+        self._commands: list[_Command] = []
+        # Every command's standard input, a pipe that nobody writes to and that does not end: srun
+        # passes an end on to its tasks, and loses output where they end before they read it.
+        self._silence: tuple[int, ...] = ()
+        if not 0 < len(set(self._names)) == len(self._names) < 254 or "login" in self._names:
+            raise ValueError(f"1 to 253 nodes of different names, none 'login', not {self._names}")
+        # Slurm's sockets must fit in a Unix address, and slurm.conf has no way to quote a path.
+        name = max(self._names, key=len)
+        socket = f"{self.directory}/spool/{name}/{name}_1000000.4294967292"
+        if len(socket) > 107 or not re.fullmatch(r"[\w./+@-]*", socket):
+            raise ValueError(f"Slurm needs a directory with a plain, short path, not {directory}")
+
+    def __enter__(self) -> SlurmCluster:
+        """Start the cluster."""
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Stop the cluster."""
+        self.stop()
+
+    def start(self) -> None:
+        """Start the daemons and return once every node is idle.
+
+        Raises SlurmUnavailable where this machine cannot run it, and RuntimeError with the ends
+        of the daemons' logs where the cluster does not come up.
+        """
+        if self._supervisor is not None:
+            raise RuntimeError("this cluster has been started already")
+        missing = [name for name in PROGRAMS if shutil.which(name, path=PATH) is None]
+        if missing:
+            raise SlurmUnavailable(
+                f"not on this machine: {', '.join(missing)}; get them with `make slurm` "
+                "(on Debian: apt-get install slurm-wlm iproute2)"
+            )
+        try:
+            self._silence = os.pipe()
+            self._write_files()
+            self._start_supervisor()
+            self._await_idle(time.monotonic() + START_TIMEOUT)
+        except BaseException:
+            self.stop()
+            raise
+
+    def stop(self) -> None:
+        """End every process of the cluster, and with them its namespaces; safe to call again."""
+        if self._supervisor is not None:
+            try:  # closes its standard input; unshare ends when the last process inside is gone
+                self._supervisor.communicate(timeout=10)
+            except subprocess.TimeoutExpired:
+                self._supervisor.kill()
+                self._supervisor.communicate()
+            self._supervisor = None
+        while self._commands:
+            with self._commands.pop():  # waits, and closes the pipes
+                pass
+        while self._silence:
+            os.close(self._silence[0])
+            self._silence = self._silence[1:]
+
+    def run(
+        self,
+        command: Command,
+        *,
+        env: Mapping[str, str] | None = None,
+        cwd: Path | None = None,
+        timeout: float = 60.0,
+        check: bool = True,
+    ) -> Completed:
+        """Run a command on the login host, a string with `bash -c`, and return what it printed.
+
+        It gets PATH, HOME, LANG and TMPDIR of this process, SLURM_CONF, and `env`.  Raises
+        AssertionError for a status other than 0 unless `check` is false, and TimeoutError with
+        the output so far where it took longer than `timeout` seconds; it is then killed and its
+        jobs are cancelled.
+        """
+        return self._run(command, env=env, cwd=cwd, timeout=timeout, check=check)
+
+    def popen(
+        self, command: Command, *, env: Mapping[str, str] | None = None, cwd: Path | None = None
+    ) -> subprocess.Popen[str]:
+        """Start a command on the login host as `run()` does, and return without waiting.
+
+        Its signals (`terminate()`, `send_signal()`, ...) go to the command and its children.
+        """
+        return self._start(command, env, cwd)
+
+    def run_on(self, node: str, command: Command, **as_run: Any) -> Completed:
+        """Run a command as `run()` does, but on one node, and not as a task of Slurm."""
+        return self._run(command, node=node, **as_run)
+
+    def _run(
+        self,
+        command: Command,
+        *,
+        node: str | None = None,
+        env: Mapping[str, str] | None = None,
+        cwd: Path | None = None,
+        timeout: float = 60.0,
+        check: bool = True,
+    ) -> Completed:
+        process = self._start(command, env, cwd, node)
+        error: type[Exception] | None = None
+        try:
+            output = process.communicate(timeout=timeout)
+            ended = f"ended with status {process.returncode}"
+            if check and process.returncode != 0:
+                error = AssertionError
+        except subprocess.TimeoutExpired:
+            error, ended = TimeoutError, f"took longer than {timeout:g} s"
+            output = self._abandon(process)
+        if error is not None:
+            told = "{}\n{}\n--- stdout\n{}\n--- stderr\n{}"
+            raise error(told.format(process.shown, ended, *output))
+        return subprocess.CompletedProcess(process.shown, process.returncode, *output)
+
+    def _start(
+        self,
+        command: Command,
+        env: Mapping[str, str] | None,
+        cwd: Path | None,
+        node: str | None = None,
+    ) -> _Command:
+        if self._supervisor is None:
+            raise RuntimeError("the cluster is not running")
+        target = self._login if node is None else self._holder(node)
+        user = ["--user", "--preserve-credentials"] if os.geteuid() else []
+        place = ["nsenter", f"--target={target}", *user, *NAMESPACES]
+        words = ["bash", "-c", command] if isinstance(command, str) else command
+        process = _Command(
+            [*place, "env", f"--chdir={cwd or Path.cwd()}", "setsid", *words],
+            env={**self._environment, **(env or {})},
+            stdin=self._silence[0],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            encoding="utf-8",
+            errors="replace",
+            start_new_session=True,  # Ctrl-C is for pytest, which then stops the cluster
+        )
+        process.find_group()
+        self._commands.append(process)
+        process.shown = command if isinstance(command, str) else shlex.join(command)
+        return process
+
+    def _holder(self, node: str) -> int:
+        """Return the process that keeps the namespaces of a node: the shell that made them."""
+        wanted = f"\0node\0{self._names.index(node) + 1}\0{node}\0"
+        for pid in _descendants(self._login):
+            with contextlib.suppress(OSError):
+                if Path(f"/proc/{pid}/cmdline").read_text().endswith(wanted):
+                    return pid
+        raise RuntimeError(f"node {node} is gone")
+
+    def _abandon(self, process: _Command) -> tuple[str, str]:
+        """End a command and its jobs; return what it printed."""
+        output = ("", "")
+        for sign in (signal.SIGTERM, signal.SIGKILL):  # srun and salloc end their job on the first
+            process.signal_group(sign)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                output = process.communicate(timeout=4)
+                break
+        # A job that sbatch submitted, or whose srun had to be killed, knows whence it came.
+        jobs = self.run("scontrol --oneliner show job", check=False, timeout=10).stdout
+        for job in re.findall(rf"^JobId=(\d+) .* AllocNode:Sid=\S+:{process.session} ", jobs, re.M):
+            self.run(["scancel", job], check=False, timeout=10)
+        return output
+
+    def _write_files(self) -> None:
+        here = self.directory
+        for name in ("log", "run", "spool", "state", "gpu"):
+            shutil.rmtree(here / name, ignore_errors=True)
+            (here / name).mkdir(parents=True)
+        for number in range(max(node.gpus for node in self.nodes)):
+            (here / "gpu" / f"gpu{number}").symlink_to(os.devnull)  # slurmd wants a device
+        addresses = [f"10.77.0.{number} {name}" for number, name in enumerate(self._names, 1)]
+        hosts = ["127.0.0.1 localhost", "10.77.0.254 login", *addresses]
+        gres = [
+            f"NodeName={node.name} Name=gpu File={here}/gpu/gpu[0-{node.gpus - 1}]"
+            for node in self.nodes
+            if node.gpus
+        ]
+        (here / "hosts").write_text("\n".join(hosts) + "\n")
+        (here / "gres.conf").write_text("\n".join(gres) + "\n")
+        # By itself slurmd refuses to start on some machines' cgroups, which it does not need here.
+        (here / "cgroup.conf").write_text("CgroupPlugin=cgroup/v1\n")
+        (here / "slurm.conf").write_text("\n".join(self._slurm_conf()) + "\n")
+        (here / "namespaces.sh").write_text(_SCRIPT)
+
+    def _slurm_conf(self) -> list[str]:
+        # The scheduler's periods are for jobs that wait (heterogeneous, batch, requeued): they
+        # would start only after up to a minute.
+        here, user = self.directory, os.geteuid()
+        lines = f"""
+            ClusterName=test SlurmctldHost=login(10.77.0.254) SlurmUser={user} SlurmdUser={user}
+            AuthType=auth/none CredType=cred/none AuthInfo=cred_expire=5
+            ProctrackType=proctrack/linuxproc TaskPlugin=task/none
+            JobAcctGatherType=jobacct_gather/none MpiDefault=none MpiParams=ports=23000-23999
+            SelectType=select/cons_tres SelectTypeParameters=CR_Core GresTypes=gpu
+            SlurmdParameters=config_overrides ReturnToService=2 KillWait=2
+            SchedulerParameters=batch_sched_delay=0,bf_interval=1,sched_interval=1
+            StateSaveLocation={here}/state SlurmdSpoolDir={here}/spool/%n
+            SlurmctldPidFile={here}/run/slurmctld SlurmdPidFile={here}/run/slurmd-%n
+            SlurmctldLogFile={here}/log/slurmctld.log SlurmdLogFile={here}/log/slurmd-%n.log
+        """.split()
+        for number, node in enumerate(self.nodes, 1):
+            gres = f" Gres=gpu:{node.gpus}" if node.gpus else ""
+            lines += [f"NodeName={node.name} NodeAddr=10.77.0.{number} CPUs={node.cpus}{gres}"]
+        share = "DefaultTime=10 MaxTime=UNLIMITED OverSubscribe=FORCE:16"
+        lines += [f"PartitionName=p Nodes={','.join(self._names)} Default=YES {share}"]
+        replaced = {_setting(line) for line in self._extra_conf}
+        lines = [line for line in lines if _setting(line) not in replaced]
+        return lines + [line for line in self._extra_conf if not line.strip().endswith("=")]
+
+    def _start_supervisor(self) -> None:
+        # An ordinary user keeps his own number in a user namespace: as root without setgroups,
+        # which such a namespace forbids, slurmctld does not start.
+        user = ["--map-current-user", "--keep-caps"] if os.geteuid() else []
+        place = ["unshare", *user, *NAMESPACES, "--mount-proc", "--fork", "--kill-child"]
+        log = self.directory / "log" / "supervisor.out"
+        with log.open("wb") as stderr:
+            self._supervisor = subprocess.Popen(
+                [*place, "bash", f"{self.directory}/namespaces.sh", "login", *self._names],
+                env=self._environment,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=stderr,
+                start_new_session=True,
+            )
+        assert self._supervisor.stdout is not None
+        if not self._supervisor.stdout.readline():
+            raise SlurmUnavailable(
+                "this machine lets no network namespace be made: run as root with all rights, or "
+                f"allow unprivileged user namespaces; it says: {log.read_text().strip()}"
+            )
+        self._login = _children(self._supervisor.pid)[0]
+
+    def _await_idle(self, deadline: float) -> None:
+        run, answer = self.directory / "run", ""
+        idle = {f"{name} idle" for name in self._names}
+        while time.monotonic() < deadline and not (run / "ended").exists():
+            if (run / "listening").exists():
+                answer = self.run(["sinfo", "--noheader", "--format=%n %T"], check=False).stdout
+                if idle == set(answer.splitlines()):
+                    return
+            time.sleep(0.02)
+        tails = ["Slurm did not come up", f"sinfo: {', '.join(answer.splitlines())}"]
+        for log in [*sorted(self.directory.glob("log/*.out")), run / "ended"]:
+            lines = log.read_text(errors="replace").splitlines() if log.exists() else []
+            tails += [f"--- {log}", *lines[-15:]] if lines else []
+        raise RuntimeError("\n".join(tails))
+
+
+class _Command(subprocess.Popen[str]):
+    """A command inside the cluster; its signals reach the whole process group of the command.
+
+    This process is nsenter, which only waits: were it to end, the command would go on alone.
+    """
+
+    shown = ""
+    group = 0
+    session = ""  # as the processes in the cluster number it
+
+    def find_group(self) -> None:
+        """Wait for the command to start: setsid makes it the leader of a group and a session."""
+        while not self.group and self.poll() is None:
+            for pid in _children(self.pid):
+                with contextlib.suppress(OSError):
+                    if os.getpgid(pid) == pid:
+                        status = Path(f"/proc/{pid}/status").read_text()
+                        self.session = status.partition("NSsid:")[2].split("\n")[0].split()[-1]
+                        self.group = pid
+            time.sleep(0.001)
+
+    def send_signal(self, sig: int) -> None:
+        """Send a signal to the command and its children, unless the command has ended."""
+        if self.poll() is None:
+            self.signal_group(sig)
+
+    def signal_group(self, sig: int) -> None:
+        """Send a signal to whatever is left of the command and its children."""
+        if self.group:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self.group, sig)
+
+
+def slurm_or_skip(error: SlurmUnavailable) -> NoReturn:
+    """Skip the test that has no Slurm, or fail it where SLURM_RESOLVER_REQUIRE_SLURM=1."""
+    if os.environ.get("SLURM_RESOLVER_REQUIRE_SLURM") == "1":
+        raise error
+    pytest.skip(str(error))
+
+
+def _children(pid: int) -> list[int]:
+    try:
+        return [int(one) for one in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+    except OSError:
+        return []
+
+
+def _descendants(pid: int) -> Iterator[int]:
+    for child in _children(pid):
+        yield child
+        yield from _descendants(child)
+
+
+def _setting(line: str) -> str:
+    """Return what a line of slurm.conf sets; a node or a partition counts by its name."""
+    key, _, value = line.strip().lower().partition("=")
+    name = value.split()[:1] if key in ("nodename", "partitionname") else []
+    return " ".join([key.strip(), *name])

@@ -1,0 +1,92 @@
+"""What each task of a test step runs: it tells where it is and what it makes of the step.
+
+Its account goes to a file of its own in the folder TASK_OUTPUT: srun passes output on in pieces of
+1,024 bytes, in which the lines of several tasks mix.
+
+Options: ``--jobs JSON`` as `slurm_resolver.resolve` takes them; ``--unset NAME`` hides a variable;
+``--meet DIRECTORY TOTAL`` makes the tasks prove the addresses: once TOTAL tasks (of all steps that
+share the directory) listen at their own address, each asks every address of its step who is there.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import socket
+import threading
+import time
+from pathlib import Path
+from typing import Any, Dict, List
+
+import slurm_resolver as sr
+
+
+def account(jobs: Any) -> Dict[str, Any]:
+    line: Dict[str, Any] = {
+        # the kernel's word, not Slurm's: every test node has a hostname of its own
+        "host": socket.gethostname(),
+        "rank": int(os.environ["SLURM_PROCID"]),
+        "cluster": None,
+        "error": None,
+    }
+    try:
+        line["cluster"] = sr.resolve(jobs).to_dict()
+    except sr.SlurmResolverError as error:
+        line["error"] = f"{type(error).__name__}: {error}"
+    return line
+
+
+def await_all(directory: Path, what: str, total: int) -> None:
+    """A barrier among tasks on different nodes: they share their files."""
+    name = f"{what}-{os.environ['SLURM_JOB_ID']}.{os.environ['SLURM_STEP_ID']}."
+    (directory / f"{name}{os.environ['SLURM_PROCID']}").touch()
+    deadline = time.monotonic() + 40
+    while len(list(directory.glob(f"{what}-*"))) < total:
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"not all of {total} tasks are {what}")
+        time.sleep(0.02)
+
+
+def serve(listener: socket.socket, name: bytes) -> None:
+    while True:
+        connection, _ = listener.accept()
+        with connection:
+            connection.sendall(name)
+
+
+def ask(address: str) -> str:
+    host, port = address.rsplit(":", 1)
+    with socket.create_connection((host, int(port)), timeout=10) as connection:
+        return connection.recv(100).decode()
+
+
+def meet(cluster: Dict[str, Any], directory: Path, total: int) -> List[str]:
+    """Returns what each address of the step answered, by rank: its job id and rank."""
+    own = cluster["tasks"][cluster["self"]["rank"]]
+    listener = socket.create_server(("", int(own["address"].rsplit(":", 1)[1])))
+    name = f"{cluster['job_id']}:{own['rank']}".encode()
+    threading.Thread(target=serve, args=(listener, name), daemon=True).start()
+    await_all(directory, "listening", total)
+    answers = [ask(task["address"]) for task in cluster["tasks"]]
+    await_all(directory, "answered", total)
+    return answers
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--jobs", type=json.loads)
+    parser.add_argument("--unset", action="append", default=[])
+    parser.add_argument("--meet", nargs=2, metavar=("DIRECTORY", "TOTAL"))
+    args = parser.parse_args()
+    for variable in args.unset:
+        os.environ.pop(variable, None)
+    line = account(args.jobs)
+    if args.meet:
+        line["answers"] = meet(line["cluster"], Path(args.meet[0]), int(args.meet[1]))
+    ids = [os.environ[f"SLURM_{name}"] for name in ("JOB_ID", "STEP_ID", "PROCID")]
+    Path(os.environ["TASK_OUTPUT"], ".".join(ids)).write_text(json.dumps(line))
+
+
+if __name__ == "__main__":
+    main()
