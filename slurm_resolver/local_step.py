@@ -1,7 +1,8 @@
 """A step of several tasks on this machine, as `srun` makes one on a cluster of one node.
 
-The tasks get the variables that srun sets in a step of one node, recorded from Slurm. What srun
-adds for its own traffic with the tasks has no meaning here and is 0.
+The tasks get the variables that srun sets in a step of one node, recorded from Slurm, but for those
+that lead to Slurm's own daemons (SLURM_CONF, SLURM_WORKING_CLUSTER). The ports of srun's traffic
+with the tasks have no meaning here and are 0.
 """
 
 from __future__ import annotations
@@ -26,6 +27,8 @@ GRACE_SECONDS = 5.0  # between the request to end and SIGKILL, as Slurm's KillWa
 _FIRST_PORT, _LAST_PORT = 12_288, 32_767
 _LONGEST_LINE = 64 * 1024
 _PR_SET_PDEATHSIG = 1
+# Only the task's own process knows its id before the program starts.
+_TELL_PID = ("/bin/sh", "-c", 'export SLURM_TASK_PID=$$; exec "$0" "$@"')
 _libc = ctypes.CDLL(None)  # loaded here: between fork and exec it is too late
 
 
@@ -55,7 +58,7 @@ class LocalStep:
         bind = self._cpus if self._cpus and self._cpus * self._num_tasks <= len(cpus) else None
         for rank in range(self._num_tasks):
             process = subprocess.Popen(
-                command,
+                [*_TELL_PID, *command],
                 env={**kept, **common, **task_environment(rank)},
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
@@ -177,6 +180,7 @@ def step_environment(num_tasks: int, cpus_per_task: Optional[int], name: str) ->
         "SLURM_NODELIST": NODE,
         "SLURM_NPROCS": count,
         "SLURM_NTASKS": count,
+        "SLURM_PRIO_PROCESS": str(os.nice(0)),
         "SLURM_SRUN_COMM_HOST": "127.0.0.1",
         "SLURM_SRUN_COMM_PORT": "0",
         "SLURM_STEPID": "0",
@@ -192,6 +196,7 @@ def step_environment(num_tasks: int, cpus_per_task: Optional[int], name: str) ->
         "SLURM_TASKS_PER_NODE": count,
         "SLURM_TOPOLOGY_ADDR": NODE,
         "SLURM_TOPOLOGY_ADDR_PATTERN": "node",
+        "SLURM_UMASK": f"{_umask():04o}",
     }
     if cpus_per_task is not None:
         variables["SLURM_CPUS_PER_TASK"] = str(cpus_per_task)
@@ -201,6 +206,12 @@ def step_environment(num_tasks: int, cpus_per_task: Optional[int], name: str) ->
 def task_environment(rank: int) -> Dict[str, str]:
     """Returns the variables that one task of a one-node step has for itself."""
     return {"SLURM_PROCID": str(rank), "SLURM_LOCALID": str(rank)}
+
+
+def _umask() -> int:
+    mask = os.umask(0)  # the only way to ask for it is to set it
+    os.umask(mask)
+    return mask
 
 
 def free_ports(count: int) -> List[int]:

@@ -316,9 +316,47 @@ def test_tasks_share_the_gpus_of_their_node(
 def test_a_variable_of_another_step_is_found_out(real_slurm: SlurmCluster, output: Path) -> None:
     lines = run(
         real_slurm,
-        "srun -w n8,n9 -N2 --ntasks-per-node=2 bash -c 'export SLURM_STEP_NODELIST=n9,n8; exec TASK'",
+        "srun -wn8,n9 -N2 -n2 bash -c 'export SLURM_STEP_NODELIST=n9,n8; exec TASK'",
         output,
     )
     for line in lines:
         assert line["error"].startswith("LayoutError: ")
         assert f"SLURMD_NODENAME={line['host']}" in line["error"]
+
+
+def variables(output: str) -> Dict[str, Dict[str, str]]:
+    """By rank, the Slurm variables in the labelled output of `env`."""
+    tasks: Dict[str, Dict[str, str]] = {}
+    for line in output.splitlines():
+        rank, _, pair = line.partition(": ")
+        name, _, value = pair.partition("=")
+        if name.startswith("SLURM"):
+            tasks.setdefault(rank.strip(), {})[name] = value
+    return tasks
+
+
+# Where the daemons are, and what only concerns srun itself.
+DAEMONS = {"SLURM_CONF", "SLURM_WORKING_CLUSTER", "SLURM_LABELIO"}
+# Differ from step to step, or name the machine.
+PLACES = {
+    *(f"SLURM_{name}" for name in ("CLUSTER_NAME", "JOBID", "JOB_ID", "JOB_NODELIST", "NODELIST")),
+    *(f"SLURM_{name}" for name in ("JOB_PARTITION", "LAUNCH_NODE_IPADDR", "SUBMIT_HOST")),
+    *(f"SLURM_{name}" for name in ("STEP_NODELIST", "STEP_RESV_PORTS", "TOPOLOGY_ADDR")),
+    *(f"SLURM_{name}" for name in ("SRUN_COMM_HOST", "SRUN_COMM_PORT", "STEP_LAUNCHER_PORT")),
+    *("SLURMD_NODENAME", "SLURM_TASK_PID"),
+}
+
+
+@pytest.mark.parametrize("options", ["-n3", "-n2 -c2"])
+def test_run_sets_exactly_what_srun_sets_in_a_step_of_one_node(
+    real_slurm: SlurmCluster, options: str, tmp_path: Path
+) -> None:
+    launcher = shlex.join([sys.executable, "-m", "slurm_resolver", "run"])
+    srun = variables(real_slurm.run(f"srun -N1 -l {options} env", cwd=tmp_path).stdout)
+    run_ = variables(real_slurm.run(f"{launcher} {options} -- env", cwd=tmp_path).stdout)
+    assert sorted(run_) == sorted(srun)
+    for rank, expected in srun.items():
+        assert set(run_[rank]) == set(expected) - DAEMONS
+        assert {name: value for name, value in run_[rank].items() if name not in PLACES} == {
+            name: value for name, value in expected.items() if name not in PLACES | DAEMONS
+        }

@@ -6,6 +6,7 @@ Exit status: what the subcommand says, and 2 where usage or environment are wron
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from typing import Optional, Sequence
 
@@ -33,10 +34,13 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     """Runs the command line, and returns the exit status."""
     args = build_parser().parse_args(argv)
     try:
-        return int(args.function(args))
+        status = int(args.function(args))
+        sys.stdout.flush()
+        return status
     except SlurmResolverError as error:
         print(f"slurm-resolver {args.command}: {error}", file=sys.stderr)
         return 2
     except BrokenPipeError:  # `slurm-resolver show | head`
-        sys.stderr.close()
+        # what is left in the buffer must not fail a second time, when Python ends
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0

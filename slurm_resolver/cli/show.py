@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import argparse
 import json
-from typing import Any, Dict, Optional
+import sys
+from typing import Any, Dict, List, Optional, Tuple
 
 from slurm_resolver.cluster import Cluster, build_cluster, resolve
 from slurm_resolver.environment import SlurmStep
@@ -47,7 +48,7 @@ def add_parser(commands: Any) -> None:
         help="take a job's tasks from that component of a heterogeneous step",
     )
     parser.add_argument("--port-base", type=int, metavar="PORT", help="first port on each node")
-    parser.add_argument("--node-address", metavar="SUFFIX", help="suffix of node names: -ib0")
+    parser.add_argument("--node-address", metavar="SUFFIX", help="suffix: --node-address=-ib0")
     parser.add_argument("--json", action="store_true", help="print JSON")
     step = parser.add_argument_group("a step to plan, outside Slurm")
     step.add_argument("--nodelist", metavar="LIST", help="a host list, such as n[1-4]")
@@ -121,46 +122,69 @@ def _planned_step(args: argparse.Namespace) -> SlurmStep:
 
 
 def _print_table(cluster: Cluster) -> None:
-    # rich takes longer to import than all the rest of this command: only who prints pays for it
+    position = {node: i for i, node in enumerate(dict.fromkeys(t.node for t in cluster.tasks))}
+    print(
+        f"job step {_text(cluster.job_id)}.{_text(cluster.step_id)}: {len(cluster.tasks)} tasks "
+        f"on {len(position)} nodes, {cluster.distribution} distribution (from "
+        f"{cluster.layout_source}), ports from {cluster.ports_source}"
+    )
+    rows = []
+    previous = None
+    for task in sorted(cluster.tasks, key=lambda task: position[task.node]):
+        own = cluster.task is not None and task.rank == cluster.task.rank
+        rows.append(
+            (
+                "" if task.node == previous else task.node,
+                str(task.rank),
+                str(task.local_rank),
+                f"{task.job} {task.index}",
+                task.address + ("  (this task)" if own else ""),
+            )
+        )
+        previous = task.node
+    if sys.stdout.isatty() and len(rows) <= _MOST_COLOURED_ROWS:
+        _print_coloured(rows)
+    else:
+        _print_plain(rows)
+    if cluster.task is not None:
+        decision = cluster.gpu_decision
+        devices = "unknown" if cluster.gpus is None else ", ".join(cluster.gpus) or "none"
+        print(
+            f"this task: rank {cluster.task.rank}, {cluster.task.job} {cluster.task.index}, "
+            f"GPUs {devices} ({decision.source if decision else ''})"
+        )
+
+
+_Row = Tuple[str, str, str, str, str]
+_HEADINGS: _Row = ("node", "rank", "local", "task", "address")
+_NUMBERS = ("rank", "local")
+_MOST_COLOURED_ROWS = 1000  # rich takes a millisecond a row
+
+
+def _print_plain(rows: List[_Row]) -> None:
+    table = [_HEADINGS, *rows]
+    widths = [max(len(row[i]) for row in table) for i in range(len(_HEADINGS))]
+    for row in table:
+        cells = [
+            cell.rjust(width) if heading in _NUMBERS else cell.ljust(width)
+            for cell, heading, width in zip(row, _HEADINGS, widths)
+        ]
+        print("  ".join(cells).rstrip())
+
+
+def _print_coloured(rows: List[_Row]) -> None:
+    # rich takes longer to import than all the rest of this command: only a terminal pays for it
     from rich.box import SIMPLE_HEAD
     from rich.console import Console
     from rich.table import Table
 
-    console = Console(highlight=False)
-    if not console.is_terminal:  # a line must not break where no terminal says how wide it is
-        console.width = max(120, *(len(task.address) + 60 for task in cluster.tasks))
-    position = {node: i for i, node in enumerate(dict.fromkeys(t.node for t in cluster.tasks))}
-    console.print(
-        f"job step {_text(cluster.job_id)}.{_text(cluster.step_id)}: {len(cluster.tasks)} tasks "
-        f"on {len(position)} nodes, {cluster.distribution} distribution (from "
-        f"{cluster.layout_source}), ports from {cluster.ports_source}",
-        markup=False,
-    )
     table = Table(box=SIMPLE_HEAD, pad_edge=False)
-    for heading in ("node", "rank", "local", "task", "address"):
-        table.add_column(heading, justify="right" if heading in ("rank", "local") else "left")
+    for heading in _HEADINGS:
+        table.add_column(heading, justify="right" if heading in _NUMBERS else "left")
     colours = {"chief": "magenta", "worker": "green", "ps": "cyan", "evaluator": "yellow"}
-    previous = None
-    for task in sorted(cluster.tasks, key=lambda task: position[task.node]):
-        own = cluster.task is not None and task.rank == cluster.task.rank
-        table.add_row(
-            "" if task.node == previous else task.node,
-            str(task.rank),
-            str(task.local_rank),
-            f"{task.job} {task.index}",
-            task.address + ("  (this task)" if own else ""),
-            style=colours.get(task.job),
-        )
-        previous = task.node
-    console.print(table)
-    if cluster.task is not None:
-        decision = cluster.gpu_decision
-        devices = "unknown" if cluster.gpus is None else ", ".join(cluster.gpus) or "none"
-        console.print(
-            f"this task: rank {cluster.task.rank}, {cluster.task.job} {cluster.task.index}, "
-            f"GPUs {devices} ({decision.source if decision else ''})",
-            markup=False,
-        )
+    for row in rows:
+        table.add_row(*row, style=colours.get(row[3].split()[0]))
+    Console(highlight=False, markup=False).print(table)
 
 
 def _text(value: Optional[str]) -> str:

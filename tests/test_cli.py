@@ -1,0 +1,312 @@
+"""The commands' exact output and exit status."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any, Dict, List
+
+import pytest
+
+import slurm_resolver
+from slurm_resolver.cli import main
+from slurm_resolver.local_step import free_ports
+
+COMMAND = [sys.executable, "-m", "slurm_resolver"]
+
+TASK = {
+    "SLURM_PROCID": "1",
+    "SLURM_JOB_ID": "42",
+    "SLURM_STEP_ID": "0",
+    "SLURM_STEP_NUM_TASKS": "4",
+    "SLURM_STEP_NODELIST": "n[9-10]",
+    "SLURM_STEP_TASKS_PER_NODE": "2(x2)",
+    "SLURM_STEP_RESV_PORTS": "23001-23003",
+    "SLURM_DISTRIBUTION": "cyclic",
+    "CUDA_VISIBLE_DEVICES": "4,5",
+}
+
+
+def run(*arguments: str, **keywords: Any) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [*COMMAND, *arguments], capture_output=True, text=True, timeout=60, check=False, **keywords
+    )
+
+
+class TestShow:
+    @pytest.fixture
+    def task(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        for name, value in TASK.items():
+            monkeypatch.setenv(name, value)
+
+    @pytest.mark.usefixtures("task")
+    def test_json(self, capsys: pytest.CaptureFixture[str]) -> None:
+        assert main(["show", "--jobs", "ps=1,worker=-1", "--json"]) == 0
+        shown = json.loads(capsys.readouterr().out)
+        assert shown == slurm_resolver.resolve({"ps": 1, "worker": -1}).to_dict()
+        assert shown["self"]["gpus"] == ["4"]
+
+    @pytest.mark.usefixtures("task")
+    def test_text(self, capsys: pytest.CaptureFixture[str]) -> None:
+        assert main(["show", "--jobs", "ps=1,worker=-1"]) == 0
+        assert (
+            capsys.readouterr().out
+            == """\
+job step 42.0: 4 tasks on 2 nodes, cyclic distribution (from environment), ports from \
+SLURM_STEP_RESV_PORTS
+node  rank  local  task      address
+n9       0      0  ps 0      n9:23001
+         2      1  worker 1  n9:23002
+n10      1      0  worker 0  n10:23001  (this task)
+         3      1  worker 2  n10:23002
+this task: rank 1, worker 0, GPUs 4 (CUDA_VISIBLE_DEVICES split by SLURM_LOCALID)
+"""
+        )
+
+    def test_a_terminal_gets_colours(
+        self, task: None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+        monkeypatch.setenv("FORCE_COLOR", "1")
+        monkeypatch.setenv("COLUMNS", "80")
+        assert main(["show", "--jobs", "ps=1,worker=-1"]) == 0
+        lines = capsys.readouterr().out.splitlines()
+        assert sum("\x1b[36m" in line for line in lines if "ps 0" in line) == 1
+        assert sum("\x1b[32m" in line for line in lines if "worker" in line) == 3
+
+    def test_a_step_from_options(self, capsys: pytest.CaptureFixture[str]) -> None:
+        options = "--nodelist n[9-10] --tasks-per-node 3,2 --distribution plane=2 --port-base 2222"
+        more = "--jobs chief=1,ps=1,worker=-1 --node-address=-ib0"
+        assert main(["show", *options.split(), *more.split(), "--json"]) == 0
+        shown = json.loads(capsys.readouterr().out)
+        assert (shown["self"], shown["job_id"], shown["layout_source"]) == (None, None, "options")
+        assert [(task["job"], task["address"]) for task in shown["tasks"]] == [
+            ("chief", "n9-ib0:2222"),
+            ("ps", "n9-ib0:2223"),
+            ("worker", "n10-ib0:2222"),
+            ("worker", "n10-ib0:2223"),
+            ("worker", "n9-ib0:2224"),
+        ]
+
+    def test_one_count_is_for_every_node(self, capsys: pytest.CaptureFixture[str]) -> None:
+        assert main(["show", "--nodelist", "n[1-3]", "--tasks-per-node", "2", "--json"]) == 0
+        assert len(json.loads(capsys.readouterr().out)["tasks"]) == 6
+
+    @pytest.mark.parametrize(
+        ("arguments", "message"),
+        [
+            ([], "there is no Slurm here"),
+            (["--distribution", "cyclic"], "--nodelist"),
+            (["--nodelist", "n[3-1]"], "SLURM_STEP_NODELIST='n[3-1]'"),
+            (["--nodelist", "n1", "--distribution", "heap"], "SLURM_DISTRIBUTION='heap'"),
+            (["--nodelist", "n1", "--jobs", "ps=2"], "need 2 tasks, but the job step has 1"),
+            (["--nodelist", "n[1-2]", "--distribution", "arbitrary"], "is not to be found"),
+        ],
+    )
+    def test_errors(
+        self, arguments: List[str], message: str, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        assert main(["show", *arguments]) == 2
+        captured = capsys.readouterr()
+        assert captured.out == ""
+        assert captured.err.startswith("slurm-resolver show: ")
+        assert message in captured.err
+
+    @pytest.mark.parametrize("jobs", ["ps", "ps=", "=1", "ps=1,ps=2", "ps=one", ""])
+    def test_jobs_that_cannot_be_read(self, jobs: str, capsys: pytest.CaptureFixture[str]) -> None:
+        with pytest.raises(SystemExit) as caught:
+            main(["show", "--jobs", jobs])
+        assert caught.value.code == 2
+        assert "argument --jobs: " in capsys.readouterr().err
+
+    def test_a_reader_that_goes_away(self) -> None:
+        step = ["--nodelist", "n[1-9999]", "--tasks-per-node", "4"]
+        with subprocess.Popen(
+            [*COMMAND, "show", *step], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        ) as process:
+            assert process.stdout is not None
+            assert process.stderr is not None
+            process.stdout.readline()
+            process.stdout.close()
+            assert process.stderr.read() == ""
+            assert process.wait(timeout=60) == 0
+
+
+class TestRun:
+    def test_output_is_labelled_by_rank(self) -> None:
+        script = "echo $SLURM_PROCID of $SLURM_STEP_NUM_TASKS; echo oops >&2; printf end"
+        done = run("run", "-n", "2", "--", "sh", "-c", script)
+        assert done.returncode == 0
+        assert sorted(done.stdout.splitlines()) == ["0: 0 of 2", "0: end", "1: 1 of 2", "1: end"]
+        assert sorted(done.stderr.splitlines()) == ["0: oops", "1: oops"]
+
+    def test_labels_are_as_wide_as_the_last_rank(self) -> None:
+        done = run("run", "-n", "11", "--", "true")
+        assert (done.returncode, done.stdout) == (0, "")
+        done = run("run", "-n", "11", "--", "sh", "-c", "echo x")
+        assert sorted(done.stdout.splitlines())[:2] == [" 0: x", " 1: x"]
+
+    def test_each_task_sees_one_cluster(self) -> None:
+        script = (
+            "import slurm_resolver as sr; print(sr.resolve({'ps': 1, 'worker': -1}).tf_config())"
+        )
+        done = run("run", "-n", "3", "--", sys.executable, "-c", script)
+        assert (done.returncode, done.stderr) == (0, "")
+        configs = [eval(line.partition(": ")[2]) for line in done.stdout.splitlines()]
+        assert len({str(config["cluster"]) for config in configs}) == 1
+        addresses = [a for job in configs[0]["cluster"].values() for a in job]
+        assert len(set(addresses)) == 3
+        assert all(address.startswith("localhost:") for address in addresses)
+        tasks = sorted((c["task"]["type"], c["task"]["index"]) for c in configs)
+        assert tasks == [("ps", 0), ("worker", 0), ("worker", 1)]
+
+    def test_a_step_around_it_does_not_shine_through(self) -> None:
+        done = run(
+            "run", "--", "sh", "-c", "env | grep SLURM", env={**os.environ, **TASK, "SLURM_X": "1"}
+        )
+        variables = dict(line[3:].split("=", 1) for line in done.stdout.splitlines())
+        assert variables["SLURM_STEP_NODELIST"] == "localhost"
+        assert "SLURM_X" not in variables
+        assert "SLURM_DISTRIBUTION" not in variables
+
+    def test_cpus(self) -> None:
+        cpus = sorted(os.sched_getaffinity(0))
+        script = "import os; print(*os.sched_getaffinity(0), os.environ['SLURM_CPUS_PER_TASK'])"
+        tasks = len(cpus)
+        done = run("run", "-n", str(tasks), "--cpus", "1", "--", sys.executable, "-c", script)
+        lines = sorted(line.split(": ")[1] for line in done.stdout.splitlines())
+        assert lines == sorted(f"{cpu} 1" for cpu in cpus)
+
+    @pytest.mark.parametrize(
+        ("script", "status", "message"),
+        [
+            ("exit $SLURM_PROCID", 2, "ended with exit status"),
+            (
+                "[ $SLURM_PROCID = 0 ] && exit 5; exec sleep 60",
+                5,
+                "task 0 ended with exit status 5",
+            ),
+            (
+                "[ $SLURM_PROCID = 0 ] && kill -SEGV $$; exec sleep 60",
+                139,
+                "task 0 was ended by SIGS",
+            ),
+            # one that does not want to end is killed
+            ("[ $SLURM_PROCID = 0 ] && exit 4; trap '' TERM; sleep 60; sleep 60", 4, "status 4"),
+        ],
+    )
+    def test_one_failure_ends_all(
+        self, script: str, status: int, message: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        done = run("run", "-n", "3", "--", "sh", "-c", script)
+        assert message in done.stderr
+        assert done.stderr.startswith("slurm-resolver run: task ")
+        if script.startswith("exit"):
+            assert done.returncode in (1, 2)  # whichever was first; the others no longer count
+        else:
+            assert done.returncode == status
+
+    @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+    def test_a_signal_ends_all_tasks_and_what_they_started(
+        self, number: signal.Signals, tmp_path: Path
+    ) -> None:
+        script = f"sleep 300 & echo $! > {tmp_path}/$SLURM_PROCID; echo up; wait"
+        with subprocess.Popen(
+            [*COMMAND, "run", "-n", "2", "--", "sh", "-c", script],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        ) as process:
+            assert process.stdout is not None
+            assert process.stderr is not None
+            assert sorted(process.stdout.readline() for _ in range(2)) == ["0: up\n", "1: up\n"]
+            process.send_signal(number)
+            assert process.wait(timeout=60) == 128 + number
+            assert process.stderr.read() == (
+                f"slurm-resolver run: {number.name}: ending all tasks\n"
+            )
+        for path in tmp_path.iterdir():
+            assert ended(int(path.read_text())), path
+
+    def test_the_tasks_end_with_the_launcher_however_it_ends(self, tmp_path: Path) -> None:
+        script = f"echo $$ > {tmp_path}/$SLURM_PROCID; echo up; exec sleep 300"
+        with subprocess.Popen(
+            [*COMMAND, "run", "-n", "2", "--", "sh", "-c", script],
+            stdout=subprocess.PIPE,
+            text=True,
+        ) as process:
+            assert process.stdout is not None
+            for _ in range(2):
+                process.stdout.readline()
+            process.kill()
+        for path in tmp_path.iterdir():
+            assert ended(int(path.read_text())), path
+
+    @pytest.mark.parametrize(
+        ("arguments", "message"),
+        [
+            (["-n", "2"], "no command"),
+            (["-n", "0", "--", "true"], "-n 0: expected a number of tasks"),
+            (["-n", "9999", "--", "true"], "-n 9999: expected a number of tasks"),
+            (["--cpus", "0", "--", "true"], "--cpus 0: expected a number of CPUs"),
+            (["--", "no-such-program"], "'no-such-program' is no program"),
+        ],
+    )
+    def test_errors(
+        self, arguments: List[str], message: str, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        assert main(["run", *arguments]) == 2
+        assert message in capsys.readouterr().err
+
+    def test_reserved_ports_are_free_ones(self) -> None:
+        first = free_ports(3)
+        assert len(set(first)) == 3
+        import socket
+
+        with socket.create_server(("", first[0])):
+            assert first[0] not in free_ports(3)
+
+
+def ended(pid: int) -> bool:
+    """Awaits the end of a process that is not our child."""
+    deadline = time.monotonic() + 20
+    while time.monotonic() < deadline:
+        try:
+            state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+        except FileNotFoundError:
+            return True
+        if state == "Z":  # nobody waits for it in a container without an init
+            return True
+        time.sleep(0.02)
+    return False
+
+
+def test_version_and_help(capsys: pytest.CaptureFixture[str]) -> None:
+    for option in ("--version", "--help"):
+        with pytest.raises(SystemExit) as caught:
+            main([option])
+        assert caught.value.code == 0
+    printed = capsys.readouterr().out
+    assert printed.startswith(f"slurm-resolver {slurm_resolver.__version__}\n")
+    assert "show the cluster of this Slurm step" in printed
+
+
+@pytest.mark.parametrize("arguments", [[], ["fly"], ["show", "--placement", "even"]])
+def test_usage_errors(arguments: List[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        main(arguments)
+    assert caught.value.code == 2
+    assert capsys.readouterr().err.startswith("usage: slurm-resolver")
+
+
+def test_no_command_imports_tensorflow(tmp_path: Path) -> None:
+    (tmp_path / "tensorflow.py").write_text("raise SystemExit('TensorFlow was imported')")
+    environ: Dict[str, str] = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    for arguments in (["show", "--nodelist", "n1"], ["run", "--", "true"], ["--version"]):
+        done = run(*arguments, env=environ)
+        assert (done.returncode, done.stderr) == (0, "")
