@@ -14,6 +14,8 @@ tf = pytest.importorskip("tensorflow", reason="TensorFlow is not installed")
 import slurm_resolver as sr  # noqa: E402
 from slurm_resolver import SlurmClusterResolver  # noqa: E402
 
+pytestmark = pytest.mark.tensorflow
+
 NODES = "t02n13,t02n41,t02n43"
 
 

@@ -18,6 +18,8 @@ from slurm_cluster import SlurmCluster
 
 import slurm_resolver as sr
 
+pytestmark = pytest.mark.slurm
+
 TASK = shlex.join([sys.executable, str(Path(__file__).parent / "slurm_task.py")])
 
 Line = Dict[str, Any]

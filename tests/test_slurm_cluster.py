@@ -15,6 +15,8 @@ import pytest
 import slurm_cluster
 from slurm_cluster import Node, SlurmCluster, SlurmUnavailable, slurm_or_skip
 
+pytestmark = pytest.mark.slurm
+
 NODES = [Node("n8", gpus=4), Node("n9", gpus=4), Node("n10"), Node("n11"), Node("n12")]
 
 LISTEN = """

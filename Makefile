@@ -1,0 +1,40 @@
+# Everything a fresh machine needs: make demo, make test, make slurm, make matrix.
+
+PYTHON ?= python3
+VENV ?= .venv
+RUN = PATH="$(CURDIR)/$(VENV)/bin:$$PATH"
+
+.PHONY: help demo test lint types slurm matrix clean
+
+help:
+	@echo "make demo    train a two-task example on this machine through the resolver"
+	@echo "make test    lint, types and tests; those on a real Slurm where one is installed"
+	@echo "make slurm   install Slurm for the tests (Debian and Ubuntu)"
+	@echo "make matrix  the tests on every Python from 3.9 on, and the oldest and newest TensorFlow"
+
+demo: $(VENV)/installed
+	$(RUN) slurm-resolver run -n 2 -- python examples/mirrored/train.py
+
+test: lint types
+	$(RUN) python -m pytest
+
+lint: $(VENV)/installed
+	$(RUN) ruff check .
+	$(RUN) ruff format --check .
+
+types: $(VENV)/installed
+	$(RUN) mypy
+
+slurm:
+	sh tests/install_slurm.sh
+
+matrix:
+	$(PYTHON) tests/matrix.py
+
+clean:
+	rm -rf $(VENV) .matrix build *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
+
+$(VENV)/installed: setup.cfg
+	$(PYTHON) -m venv $(VENV)
+	$(VENV)/bin/python -m pip install --quiet --disable-pip-version-check -e '.[tensorflow,test]'
+	@touch $@

@@ -1,0 +1,95 @@
+"""Runs the tests on every Python from 3.9 on that this machine has, and on old and new TensorFlow.
+
+On each Python the tests that need neither TensorFlow nor Slurm; on the oldest TensorFlow that is
+claimed and on the newest that there is, the resolver's contract as well. The environments stay in
+.matrix/ and are used again.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Dict, List, Optional, Tuple
+
+ROOT = Path(__file__).resolve().parent.parent
+VERSIONS = ["3.9", "3.10", "3.11", "3.12", "3.13"]
+TOOLS = ["pytest", "pytest-mock", "hypothesis"]
+OLDEST = "tensorflow-cpu==2.15.*"
+NEWEST = "tensorflow-cpu"
+WITHOUT_TENSORFLOW = ["-m", "not slurm and not tensorflow"]
+CONTRACT = ["tests/test_contract.py", "tests/test_package.py"]
+
+
+def answers(program: str, version: str) -> bool:
+    """Whether the program is that Python, with what a virtual environment needs."""
+    code = "import sys, venv, ensurepip; print('%d.%d' % sys.version_info[:2])"
+    try:
+        done = subprocess.run([program, "-c", code], capture_output=True, text=True, timeout=60)
+    except OSError:
+        return False
+    return done.returncode == 0 and done.stdout.strip() == version
+
+
+def find_pythons() -> Dict[str, str]:
+    """By version, a Python of this machine: on the path, pyenv's, or this one."""
+    pyenv = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv"))
+    found = {}
+    for version in VERSIONS:
+        candidates = [shutil.which(f"python{version}"), sys.executable]
+        candidates += map(str, sorted(pyenv.glob(f"versions/{version}.*/bin/python{version}")))
+        for program in candidates:
+            if program is not None and answers(program, version):
+                found[version] = program
+                break
+    return found
+
+
+def environment(name: str, python: str, packages: List[str]) -> Optional[Path]:
+    """The virtual environment of that name with this package installed; None if pip refuses."""
+    folder = ROOT / ".matrix" / name
+    program = folder / "bin" / "python"
+    if not program.exists():
+        subprocess.run([python, "-m", "venv", "--clear", str(folder)], check=True)
+    pip = [str(program), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
+    done = subprocess.run([*pip, "-e", ".", *TOOLS, *packages], cwd=ROOT)
+    return program if done.returncode == 0 else None
+
+
+def test(program: Path, arguments: List[str]) -> bool:
+    command = [str(program), "-m", "pytest", "-q", "-p", "no:cacheprovider", *arguments]
+    return subprocess.run(command, cwd=ROOT).returncode == 0
+
+
+def main() -> int:
+    pythons = find_pythons()
+    print(f"Pythons: {', '.join(pythons)}; not found: {sorted(set(VERSIONS) - set(pythons))}")
+    results: List[Tuple[str, str]] = []
+    for version, python in pythons.items():
+        program = environment(f"python{version}", python, [])
+        passed = program is not None and test(program, WITHOUT_TENSORFLOW)
+        results.append((f"Python {version}, without TensorFlow", "passed" if passed else "FAILED"))
+    by_age = list(pythons.items())
+    for package, candidates in ((OLDEST, by_age), (NEWEST, by_age[::-1])):
+        for version, python in candidates:  # the first that this TensorFlow is made for
+            program = environment(f"tensorflow-{'old' if package is OLDEST else 'new'}-{version}",
+                                  python, [package])  # fmt: skip
+            if program is None:
+                continue
+            code = "import importlib.metadata as m; print(m.version('tensorflow-cpu'))"
+            found = subprocess.run([program, "-c", code], check=True, stdout=subprocess.PIPE)
+            what = f"Python {version}, TensorFlow {found.stdout.decode().strip()}"
+            results.append((what, "passed" if test(program, CONTRACT) else "FAILED"))
+            break
+        else:
+            results.append((package, "FAILED: no Python here has it"))
+    print()
+    for what, result in results:
+        print(f"{what}: {result}")
+    return int(any(result != "passed" for _, result in results))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
