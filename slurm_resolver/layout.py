@@ -72,7 +72,7 @@ def lay_out(step: SlurmStep, source: str = "environment") -> Layout:
         LayoutError: where the variables cannot tell, or contradict each other.
         EnvironmentValueError: where one that is needed is missing.
     """
-    nodes, counts = _nodes_and_counts(step)
+    nodes, counts = _nodes_and_counts(step, source)
     components = _components_of_step(step, nodes)
     if components:
         return _heterogeneous(step, dict(zip(nodes, counts)), components, source)
@@ -88,7 +88,7 @@ def check(layout: Layout, step: SlurmStep) -> None:
         LayoutError: naming the variable that contradicts the layout.
     """
     rank = step.require("procid")
-    if rank >= layout.num_tasks:
+    if not 0 <= rank < layout.num_tasks:
         raise LayoutError(
             f"SLURM_PROCID={rank}, but job step {_id(step)} has {layout.num_tasks} tasks; expected "
             f"a rank from 0 to {layout.num_tasks - 1}. {_RESTART}"
@@ -119,40 +119,44 @@ def _id(step: SlurmStep) -> str:
     return f"{step.job_id or '?'}.{step.step_id or '?'}"
 
 
-def _nodes_and_counts(step: SlurmStep) -> Tuple[Tuple[str, ...], Tuple[int, ...]]:
+def _nodes_and_counts(step: SlurmStep, source: str) -> Tuple[Tuple[str, ...], Tuple[int, ...]]:
     nodes: Tuple[str, ...] = step.require("nodes")
     counts: Tuple[int, ...] = step.require("tasks_per_node")
+    # who is to blame: Slurm's variables, or what the caller gave in their place
+    node_list, count_list, remedy = (
+        ("SLURM_STEP_NODELIST", "SLURM_STEP_TASKS_PER_NODE", _RESTART)
+        if source == "environment"
+        else (source, source, f"Correct {source}, or leave it to Slurm.")
+    )
     if len(nodes) != len(counts):
         raise LayoutError(
-            f"SLURM_STEP_NODELIST names {len(nodes)} nodes ({_hosts_text(nodes)}), but "
-            f"SLURM_STEP_TASKS_PER_NODE has {len(counts)} counts; expected one a node. {_RESTART}"
+            f"{node_list} names {len(nodes)} nodes ({_hosts_text(nodes)}), but {count_list} has "
+            f"{len(counts)} counts; expected one a node. {remedy}"
         )
     if len(set(nodes)) != len(nodes):
         twice = next(name for name, times in Counter(nodes).items() if times > 1)
         raise LayoutError(
-            f"SLURM_STEP_NODELIST={_hosts_text(nodes)} names {twice!r} more than once; expected "
-            f"each node once. {_RESTART}"
+            f"{node_list}={_hosts_text(nodes)} names {twice!r} more than once; expected each node "
+            f"once. {remedy}"
         )
-    if min(counts) < 1:
-        idle = nodes[counts.index(min(counts))]
+    if min(counts, default=0) < 1:
+        idle = nodes[counts.index(min(counts))] if counts else "(none)"
         raise LayoutError(
-            f"SLURM_STEP_TASKS_PER_NODE gives node {idle} no task; expected at least one on every "
-            f"node of SLURM_STEP_NODELIST. {_RESTART}"
+            f"{count_list} gives node {idle} no task; expected at least one on every node. {remedy}"
         )
     total = sum(counts)
     if total > MAX_TASKS:
         raise LayoutError(
-            f"SLURM_STEP_TASKS_PER_NODE sums to {total:,} tasks; expected at most {MAX_TASKS:,}. "
-            f"{_RESTART}"
+            f"{count_list} sums to {total:,} tasks; expected at most {MAX_TASKS:,}. {remedy}"
         )
     for name, said, counted in (
         ("SLURM_STEP_NUM_TASKS", step.num_tasks, total),
         ("SLURM_STEP_NUM_NODES", step.num_nodes, len(nodes)),
     ):
         if said is not None and said != counted:
+            made = node_list if node_list == count_list else f"{node_list} and {count_list}"
             raise LayoutError(
-                f"{name}={said}, but SLURM_STEP_NODELIST and SLURM_STEP_TASKS_PER_NODE make "
-                f"{counted}; expected the same number. {_RESTART}"
+                f"{name}={said}, but {made} make {counted}; expected the same number. {remedy}"
             )
     return nodes, counts
 

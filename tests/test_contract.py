@@ -204,6 +204,23 @@ def test_tasks_per_node_must_not_contradict_the_task(slurm: Any) -> None:
         SlurmClusterResolver(tasks_per_node={"t02n13": 1, "t02n41": 2})
 
 
+@pytest.mark.parametrize(
+    ("tasks_per_node", "message"),
+    [
+        (0, "tasks_per_node gives node t02n13 no task"),
+        (-1, "tasks_per_node gives node t02n13 no task"),
+        ("1", "'1' tasks on node 't02n13'"),
+        (2, "SLURM_STEP_NUM_TASKS=3, but tasks_per_node make 6"),
+        ({"t02n13": 3.0}, "3.0 tasks on node 't02n13'"),
+        ({}, "tasks_per_node gives node"),
+    ],
+)
+def test_tasks_per_node_that_makes_no_sense(slurm: Any, tasks_per_node: Any, message: str) -> None:
+    slurm(0, None, 3)
+    with pytest.raises(sr.LayoutError, match=message):
+        SlurmClusterResolver(tasks_per_node=tasks_per_node)
+
+
 class TestHooks:
     """Subclasses may override where rank, number, hosts and counts come from."""
 
@@ -235,6 +252,16 @@ class TestHooks:
 
         slurm(0, "1(x3)", 3, SLURMD_NODENAME="t02n13", SLURM_LOCALID="0")
         assert Ranked().get_task_info() == ("worker", 1)
+
+    @pytest.mark.parametrize("rank", [-1, 3])
+    def test_a_rank_outside_the_step(self, slurm: Any, rank: int) -> None:
+        class Astray(SlurmClusterResolver):
+            def _resolve_own_rank(self) -> int:
+                return rank
+
+        slurm(0, "1(x3)", 3)
+        with pytest.raises(sr.LayoutError, match=f"SLURM_PROCID={rank}.*from 0 to 2"):
+            Astray()
 
     def test_other_names_for_the_hosts(self, slurm: Any) -> None:
         class Fast(SlurmClusterResolver):

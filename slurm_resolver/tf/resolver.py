@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+from numbers import Integral
 from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple, Union
 
 from slurm_resolver.cluster import Cluster, NodeAddress, build_cluster, without_slurm
@@ -244,10 +245,15 @@ class SlurmClusterResolver(tf.distribute.cluster_resolver.ClusterResolver):  # t
 
     def _configuration(self, tasks_per_node: Optional[TasksPerNode]) -> Dict[str, int]:
         if tasks_per_node is None:
-            return dict(self._resolve_task_configuration())
-        if isinstance(tasks_per_node, Mapping):
-            return dict(tasks_per_node)
-        return {host: int(tasks_per_node) for host in self._resolve_hostlist()}
+            given = dict(self._resolve_task_configuration())
+        elif isinstance(tasks_per_node, Mapping):
+            given = dict(tasks_per_node)
+        else:
+            given = dict.fromkeys(self._resolve_hostlist(), tasks_per_node)
+        for host, count in given.items():
+            if isinstance(count, bool) or not isinstance(count, Integral):
+                raise LayoutError(f"{count!r} tasks on node {host!r}; expected a whole number.")
+        return {host: int(count) for host, count in given.items()}
 
 
 def _rename(layout: Layout, nodes: Sequence[str], names: Sequence[str]) -> Layout:
