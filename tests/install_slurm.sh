@@ -8,7 +8,7 @@ for program in slurmctld slurmd srun sbatch salloc scontrol ip nsenter unshare; 
 done
 command -v shellcheck >/dev/null || missing="$missing shellcheck"
 if [ -z "$missing" ]; then
-    echo "Slurm for the tests is here: $(srun --version)"
+    echo "Slurm for the tests is here: $(slurmctld -V)"
     exit 0
 fi
 if ! command -v apt-get >/dev/null; then
@@ -21,4 +21,4 @@ as_root=
 export DEBIAN_FRONTEND=noninteractive
 $as_root apt-get update -q
 $as_root apt-get install -q -y --no-install-recommends slurm-wlm iproute2 util-linux shellcheck
-srun --version
+slurmctld -V
