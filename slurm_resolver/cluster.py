@@ -3,13 +3,26 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import logging
 import os
-from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple, Union
+from typing import (
+    Any,
+    Callable,
+    Collection,
+    Dict,
+    List,
+    Mapping,
+    NamedTuple,
+    Optional,
+    Sequence,
+    Tuple,
+    Union,
+)
 
 from slurm_resolver.environment import Environ, SlurmStep
 from slurm_resolver.errors import AddressError, NotInStepError
-from slurm_resolver.gpus import Gpus, choose_gpus
+from slurm_resolver.gpus import Gpus, choose_gpus, gpu_users
 from slurm_resolver.layout import Layout, check, lay_out
 from slurm_resolver.ports import Ports, choose_ports
 from slurm_resolver.roles import assign_roles
@@ -47,6 +60,7 @@ class Cluster:
         job_id, step_id: Slurm's ids, None where they are not set.
         distribution: the one that placed the tasks.
         layout_source, ports_source: where each decision comes from.
+        node_gpus: returns by rank the decisions of all tasks on this task's node.
     """
 
     tasks: Tuple[Task, ...] = ()
@@ -57,6 +71,9 @@ class Cluster:
     distribution: Optional[str] = None
     layout_source: Optional[str] = None
     ports_source: Optional[str] = None
+    node_gpus: Callable[[], Dict[int, Gpus]] = dataclasses.field(
+        default=dict, repr=False, compare=False
+    )
 
     @property
     def gpus(self) -> Optional[Tuple[str, ...]]:
@@ -119,6 +136,7 @@ def resolve(
     worker_order: str = "ring",
     het_groups: Optional[Mapping[str, int]] = None,
     node_address: Optional[NodeAddress] = None,
+    gpu_jobs: Optional[Collection[str]] = None,
     environ: Optional[Environ] = None,
 ) -> Cluster:
     """Returns the cluster of the Slurm step that this process is a task of. Changes nothing.
@@ -134,6 +152,8 @@ def resolve(
         het_groups: by job name, the component of a heterogeneous step to take its tasks from.
         node_address: from node name to the host that others connect to: a mapping, a callable, or
             a suffix such as "-ib0".
+        gpu_jobs: the jobs whose tasks use GPUs. None: all but parameter servers and, beside
+            these, the chief, which then is the coordinator of a ParameterServerStrategy.
         environ: the variables to read, by default `os.environ`.
 
     Returns:
@@ -162,6 +182,7 @@ def resolve(
         worker_order=worker_order,
         het_groups=het_groups,
         node_address=node_address,
+        gpu_jobs=gpu_jobs,
     )
 
 
@@ -190,6 +211,7 @@ def build_cluster(
     worker_order: str = "ring",
     het_groups: Optional[Mapping[str, int]] = None,
     node_address: Optional[NodeAddress] = None,
+    gpu_jobs: Optional[Collection[str]] = None,
     gpus_per_node: Optional[int] = None,
     gpus_per_task: Optional[int] = None,
 ) -> Cluster:
@@ -204,18 +226,25 @@ def build_cluster(
     names = [layout.nodes[node] for node in layout.node_of]
     ranks = range(layout.num_tasks)
     tasks = tuple(map(Task, ranks, names, layout.local_of, roles.job_of, roles.index_of, addresses))
+    using = gpu_users(set(roles.job_of), gpu_jobs)
+    if gpu_jobs is None and (gpus_per_node is not None or gpus_per_task is not None):
+        using = set(roles.job_of)  # explicit counts are for every task, as TensorFlow deals them
     task = None
+    node_gpus: Callable[[], Dict[int, Gpus]] = dict
     gpus = None
     if step.procid is not None:
         task = tasks[step.procid]
-        on_node = counts[layout.node_of[task.rank]]
-        gpus = choose_gpus(
-            step, task.local_rank, on_node, max(counts), gpus_per_node, gpus_per_task
-        )
+        neighbours = [tasks[rank] for rank in layout.ranks_on(layout.node_of[task.rank])]
+        on_node = [other.local_rank for other in neighbours if other.job in using]
+        counts_given = (max(counts), gpus_per_node, gpus_per_task)
+        gpus = choose_gpus(step, task.local_rank, on_node, *counts_given)
+        ranks_there = [other.rank for other in neighbours]
+        node_gpus = functools.partial(_node_gpus, step, gpus, ranks_there, on_node, counts_given)
     return Cluster(
         tasks=tasks,
         task=task,
         gpu_decision=gpus,
+        node_gpus=node_gpus,
         job_id=step.job_id,
         step_id=step.step_id,
         distribution=layout.distribution,
@@ -258,6 +287,22 @@ def _addresses(layout: Layout, ports: Ports, hosts: Sequence[str]) -> List[str]:
                     "host of its own for every node."
                 )
     return addresses
+
+
+def _node_gpus(
+    step: SlurmStep, own: Gpus, ranks: Sequence[int], users: Sequence[int], counts: Tuple[Any, ...]
+) -> Dict[int, Gpus]:
+    """The decisions of all tasks on this node, as far as this task can know the others'."""
+    decisions = {}
+    for local_id, rank in enumerate(ranks):
+        if rank == step.procid:
+            decisions[rank] = own
+        elif local_id in users and not own.shared:
+            decisions[rank] = Gpus(None, "known to the task alone")
+        else:
+            other = dataclasses.replace(step, procid=rank, gpus_applied=None)
+            decisions[rank] = choose_gpus(other, local_id, users, *counts)
+    return decisions
 
 
 def _tasks(jobs: Mapping[str, int]) -> int:

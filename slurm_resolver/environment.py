@@ -83,6 +83,7 @@ _COUNT = _integer(1, MAX_HOSTS)
 _A_RANK = f"a whole number from 0 to {MAX_HOSTS - 1}"
 _A_COUNT = f"a whole number from 1 to {MAX_HOSTS}"
 _A_HOSTLIST = "a host list such as n[1-4]"
+_DEVICES = "devices separated by commas"
 _A_DISTRIBUTION = "block, cyclic, plane or arbitrary"
 
 VARIABLES: Dict[str, Variable] = {
@@ -119,7 +120,12 @@ VARIABLES: Dict[str, Variable] = {
     "job_nodelist": Variable("SLURM_JOB_NODELIST", str, _A_HOSTLIST, True),
     "job_num_tasks": Variable("SLURM_NTASKS", str, _A_COUNT, True),
     # GPUs
-    "visible_devices": Variable("CUDA_VISIBLE_DEVICES", str, "devices separated by commas"),
+    "cuda_devices": Variable("CUDA_VISIBLE_DEVICES", str, _DEVICES),
+    "rocr_devices": Variable("ROCR_VISIBLE_DEVICES", str, _DEVICES),
+    "hip_devices": Variable("HIP_VISIBLE_DEVICES", str, _DEVICES),
+    "ze_devices": Variable("ZE_AFFINITY_MASK", str, _DEVICES),
+    "ordinal_devices": Variable("GPU_DEVICE_ORDINAL", str, _DEVICES),
+    "tres_bind": Variable("SLURMD_TRES_BIND", str, "a binding such as gpu:single:1", True),
     "gpus_on_node": Variable("SLURM_GPUS_ON_NODE", _integer(0, 4096), "a count of GPUs", True),
     "gpus_applied": Variable("SLURM_RESOLVER_GPUS", str, "what this package wrote", True),
 }
@@ -168,7 +174,12 @@ class SlurmStep:
     topology: Optional[str] = None
     job_nodelist: Optional[str] = None
     job_num_tasks: Optional[str] = None
-    visible_devices: Optional[str] = None
+    cuda_devices: Optional[str] = None
+    rocr_devices: Optional[str] = None
+    hip_devices: Optional[str] = None
+    ze_devices: Optional[str] = None
+    ordinal_devices: Optional[str] = None
+    tres_bind: Optional[str] = None
     gpus_on_node: Optional[int] = None
     gpus_applied: Optional[str] = None
     components: Tuple[Component, ...] = ()

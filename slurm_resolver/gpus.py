@@ -1,50 +1,82 @@
-"""Which GPUs this task takes, and why those.
+"""Which GPUs a task takes, and why those.
 
-Slurm tells a task its devices in CUDA_VISIBLE_DEVICES. Where it has bound them to the task, they
-are the task's own; where all tasks of the node see the same ones, the tasks must share them out.
-Device names pass through as they are: indices, ``GPU-…`` and ``MIG-…`` UUIDs.
+Where Slurm has bound devices to the task, they are its own; where all tasks of the node see the
+same ones, those that use GPUs share them out by SLURM_LOCALID. Devices pass through under the
+names that Slurm gave them.
 """
 
 from __future__ import annotations
 
-from typing import MutableMapping, NamedTuple, Optional, Tuple
+import logging
+import re
+from typing import Collection, Dict, Mapping, MutableMapping, NamedTuple, Optional, Sequence, Tuple
 
+from slurm_resolver.devices import Devices, Visible, count_with_driver, read_visible
 from slurm_resolver.environment import VARIABLES, SlurmStep
-from slurm_resolver.errors import GpuError
+from slurm_resolver.errors import GpuError, JobsError
 
-_VISIBLE = VARIABLES["visible_devices"].name
-# Left by the first resolver for the next one in this process or a child: whose devices these are.
 _APPLIED = VARIABLES["gpus_applied"].name
+_log = logging.getLogger("slurm_resolver")
+_said: set[str] = set()
+
+# What srun was told about binding. Others (none, closest) leave the devices to all tasks.
+_BOUND = re.compile(r"gpu:(per_task|single|map|mask)")
 
 
 class Gpus(NamedTuple):
     """The GPUs of one task.
 
     Attributes:
-        devices: as CUDA_VISIBLE_DEVICES names them; () for none; None where nothing says.
+        devices: by the names of the variable that shows them; () for none; None where nothing
+            says whether there are any.
         source: why these, as `slurm-resolver show` prints it.
-        before: what CUDA_VISIBLE_DEVICES showed before the decision; None where it was not set.
+        settings: the variables that make it so; empty where nothing has to change.
+        seen_before: the devices that the process sees as long as the settings are not made; None
+            where nothing says.
         explicit: whether the caller gave the counts.
+        shared: whether all tasks of the node see the same, so that each knows the others' share.
     """
 
-    devices: Optional[Tuple[str, ...]]
+    devices: Optional[Devices]
     source: str
-    before: Optional[Tuple[str, ...]] = None
+    settings: Mapping[str, str] = {}
+    seen_before: Optional[Devices] = None
     explicit: bool = False
+    shared: bool = False
 
-    def seen(self, applied: bool) -> Optional[Tuple[str, ...]]:
+    def seen(self, applied: bool) -> Optional[Devices]:
         """Returns the devices that this process sees; None where nothing tells.
 
         Where the decision is not `applied` it sees what it saw before, unless the caller gave the
         counts: then the caller sees to it that they come true.
         """
-        return self.devices if applied or self.explicit else self.before
+        return self.devices if applied or self.explicit else self.seen_before
+
+
+def gpu_users(jobs: Collection[str], gpu_jobs: Optional[Collection[str]]) -> Collection[str]:
+    """Returns which of the cluster's jobs use GPUs.
+
+    By default all but parameter servers and, beside these, the chief: it then is the coordinator
+    of a ParameterServerStrategy, and computes nothing.
+
+    Raises:
+        JobsError: for a name in `gpu_jobs` that is no job's.
+    """
+    if gpu_jobs is None:
+        return {job for job in jobs if job != "ps" and not (job == "chief" and "ps" in jobs)}
+    unknown = set(gpu_jobs) - {"chief", "worker", "ps", "evaluator"}
+    if unknown or isinstance(gpu_jobs, str):
+        raise JobsError(
+            f"gpu_jobs={gpu_jobs!r}: expected a collection of the names chief, worker, ps and "
+            "evaluator."
+        )
+    return set(gpu_jobs)
 
 
 def choose_gpus(
     step: SlurmStep,
     local_id: int,
-    tasks_on_node: int,
+    users: Sequence[int],
     max_tasks_per_node: int,
     gpus_per_node: Optional[int] = None,
     gpus_per_task: Optional[int] = None,
@@ -54,79 +86,136 @@ def choose_gpus(
     Args:
         step: the task's variables.
         local_id: SLURM_LOCALID.
-        tasks_on_node: the tasks of the step on this node.
+        users: the local ids, ascending, of the tasks on this node that use GPUs.
         max_tasks_per_node: the most tasks that any node of the step has.
         gpus_per_node: as TensorFlow's resolver: GPUs on each node.
         gpus_per_task: as TensorFlow's resolver: GPUs for each task; task i of a node takes the
             i-th slice.
 
     Raises:
-        GpuError: where `gpus_per_task` times the tasks of a node exceeds the GPUs of the node.
+        GpuError: for a value that is no list of devices, more devices than Slurm granted, or
+            counts that do not fit.
     """
-    visible = _devices(step.visible_devices)
-    mark = _mark(step, visible)
-    if mark is not None and step.gpus_applied == mark:
-        return Gpus(visible, f"{_VISIBLE} set by an earlier resolver of this task", visible)
+    visible = read_visible(step)
+    shown = visible.devices
+    if step.gpus_applied is not None and step.gpus_applied == _mark(step, shown or ()):
+        source = f"{visible.name}, set by an earlier resolver of this task"
+        return Gpus(shown, source, seen_before=shown)
+    _check_grant(step, visible)
+    if local_id not in users:
+        return _none(step, visible)
     if gpus_per_node is not None or gpus_per_task is not None:
         return _explicit(step, visible, local_id, max_tasks_per_node, gpus_per_node, gpus_per_task)
-    if visible is None:
-        return Gpus(None, f"{_VISIBLE} is not set")
-    if not visible:
-        return Gpus((), f"{_VISIBLE}={step.visible_devices}", visible)
-    if tasks_on_node == 1:
-        return Gpus(visible, f"{_VISIBLE}, the only task on the node", visible)
-    on_node = step.gpus_on_node
-    if on_node is not None and len(visible) < on_node:
-        return Gpus(visible, f"{_VISIBLE}, bound to the task by Slurm", visible)
-    own = _split(visible, local_id, tasks_on_node)
-    return Gpus(own, f"{_VISIBLE} split by SLURM_LOCALID", visible)
+    if shown is None:
+        return _uncovered(step, visible, local_id, users)
+    if not shown:
+        return Gpus((), f"{visible.name} shows none", seen_before=(), shared=True)
+    if _is_bound(step, shown):
+        return Gpus(shown, f"{visible.name}, bound to the task by Slurm", seen_before=shown)
+    if len(users) == 1:
+        source = f"{visible.name}, the only task on the node that uses GPUs"
+        return Gpus(shown, source, seen_before=shown)
+    own = _split(shown, local_id, users)
+    source = f"{visible.name} split by SLURM_LOCALID"
+    return Gpus(own, source, _settings(visible, own), shown, shared=True)
 
 
 def apply_gpus(gpus: Gpus, step: SlurmStep, environ: MutableMapping[str, str]) -> None:
     """Writes the decision into `environ`, and leaves a mark so that it is taken only once."""
-    if gpus.devices is None or gpus.devices == gpus.before:
+    if not gpus.settings:
         return
-    environ[_VISIBLE] = ",".join(gpus.devices)
-    mark = _mark(step, gpus.devices)
+    environ.update(gpus.settings)
+    mark = _mark(step, gpus.devices or ())
     if mark is not None:
         environ[_APPLIED] = mark
 
 
-def _mark(step: SlurmStep, devices: Optional[Tuple[str, ...]]) -> Optional[str]:
-    if devices is None or step.procid is None:
+def _mark(step: SlurmStep, devices: Devices) -> Optional[str]:
+    """Whose devices these are, so that a step started from this task does not inherit them."""
+    if step.procid is None:
         return None
     return f"{step.job_id}.{step.step_id}.{step.procid}:{','.join(devices)}"
 
 
-def _devices(text: Optional[str]) -> Optional[Tuple[str, ...]]:
-    """The devices of CUDA_VISIBLE_DEVICES; as in CUDA, -1 hides itself and all after it."""
-    if text is None:
-        return None
-    devices = []
-    for device in text.split(","):
-        device = device.strip()
-        if device in ("", "-1", "NoDevFiles"):
-            break
-        devices.append(device)
-    return tuple(devices)
+def _settings(visible: Visible, devices: Devices) -> Dict[str, str]:
+    return {} if devices == visible.devices else visible.narrowed(devices)
 
 
-def _split(devices: Tuple[str, ...], local_id: int, tasks: int) -> Tuple[str, ...]:
+def _check_grant(step: SlurmStep, visible: Visible) -> None:
+    granted = step.gpus_on_node
+    if granted is not None and visible.devices is not None and len(visible.devices) > granted:
+        raise GpuError(
+            f"{visible.text} shows {len(visible.devices)} GPUs, but SLURM_GPUS_ON_NODE={granted}: "
+            "the others are not this step's. Unset the variable where it was exported, and let "
+            "Slurm set it."
+        )
+
+
+def _is_bound(step: SlurmStep, shown: Devices) -> bool:
+    """Whether Slurm gave these devices to this task, and not to all tasks of the node."""
+    if step.tres_bind is not None and _BOUND.search(step.tres_bind):
+        return True
+    return step.gpus_on_node is not None and len(shown) < step.gpus_on_node
+
+
+def _none(step: SlurmStep, visible: Visible) -> Gpus:
+    source = "this job uses no GPU (gpu_jobs)"
+    nothing_said = visible.devices is None and step.gpus_on_node is None
+    devices = None if nothing_said else ()
+    shared = not (visible.devices and _is_bound(step, visible.devices))
+    return Gpus(devices, source, visible.narrowed(()), visible.devices, shared=shared)
+
+
+def _uncovered(step: SlurmStep, visible: Visible, local_id: int, users: Sequence[int]) -> Gpus:
+    """No variable shows devices: either Slurm manages no GPUs here, or srun bound none."""
+    number = count_with_driver()
+    granted = step.gpus_on_node
+    if granted is not None and granted != number:
+        # The grant is not all that the driver shows, so that no index is known to be in it.
+        if granted:
+            _say(
+                f"SLURM_GPUS_ON_NODE={granted}, but {visible.name} is not set, and so this task "
+                "cannot know which GPUs are its own; start with srun --gpus-per-node, without "
+                "--gpu-bind=none"
+            )
+        return Gpus(None if granted else (), f"{visible.name} is not set")
+    if not number:
+        return Gpus(None if number is None else (), f"{visible.name} is not set")
+    devices = tuple(map(str, range(number)))
+    if len(users) == 1:
+        return Gpus(devices, "all that the driver shows", seen_before=devices)
+    own = _split(devices, local_id, users)
+    source = "what the driver shows, split by SLURM_LOCALID"
+    return Gpus(own, source, _settings(visible, own), devices, shared=True)
+
+
+def _split(devices: Devices, local_id: int, users: Sequence[int]) -> Devices:
     """As evenly as can be, every device used: 7 devices make 3, 2 and 2 for three tasks.
 
     More tasks than devices share them, again evenly.
     """
-    number = len(devices)
-    if tasks >= number:
-        return (devices[local_id * number // tasks],)
+    turn, tasks, number = users.index(local_id), len(users), len(devices)
+    if tasks > number:
+        _say(
+            f"{tasks} tasks share the node's {number} GPU{'s' if number > 1 else ''}; limit each "
+            "one's memory, or start fewer tasks a node"
+        )
+        return (devices[turn * number // tasks],)
     each, over = divmod(number, tasks)
-    first = local_id * each + min(local_id, over)
-    return devices[first : first + each + (local_id < over)]
+    first = turn * each + min(turn, over)
+    return devices[first : first + each + (turn < over)]
+
+
+def _say(message: str) -> None:
+    """Warns, once in a process."""
+    if message not in _said:
+        _said.add(message)
+        _log.warning(message)
 
 
 def _explicit(
     step: SlurmStep,
-    visible: Optional[Tuple[str, ...]],
+    visible: Visible,
     local_id: int,
     max_tasks_per_node: int,
     gpus_per_node: Optional[int],
@@ -135,8 +224,15 @@ def _explicit(
     for name, value in (("gpus_per_node", gpus_per_node), ("gpus_per_task", gpus_per_task)):
         if value is not None and (not isinstance(value, int) or value < 0):
             raise GpuError(f"{name}={value!r}: expected a whole number of GPUs, 0 or more.")
+    shown = visible.devices or ()
+    granted = step.gpus_on_node
     if gpus_per_node is None:
-        gpus_per_node = max(len(visible or ()), step.gpus_on_node or 0)
+        gpus_per_node = max(len(shown), granted or 0)
+    elif granted is not None and gpus_per_node > granted:
+        raise GpuError(
+            f"gpus_per_node={gpus_per_node}, but SLURM_GPUS_ON_NODE={granted}. Ask Slurm for more "
+            "(srun --gpus-per-node), or leave gpus_per_node out to use what it granted."
+        )
     if gpus_per_task is None:
         gpus_per_task = gpus_per_node // max_tasks_per_node
     if gpus_per_task * max_tasks_per_node > gpus_per_node:
@@ -145,15 +241,17 @@ def _explicit(
             f"{gpus_per_task * max_tasks_per_node} GPUs, but the node has {gpus_per_node}. "
             "Ask Slurm for more (srun --gpus-per-node) or start fewer tasks a node."
         )
-    source = "gpus_per_node and gpus_per_task"
-    if visible and len(visible) < gpus_per_node:
-        if len(visible) == gpus_per_task:
-            return Gpus(visible, f"{_VISIBLE}, bound to the task by Slurm", visible, True)
+    if shown and len(shown) < gpus_per_node:
+        if len(shown) == gpus_per_task:
+            source = f"{visible.name}, bound to the task by Slurm"
+            return Gpus(shown, source, seen_before=shown, explicit=True)
         raise GpuError(
-            f"gpus_per_node={gpus_per_node} and gpus_per_task={gpus_per_task}, but {_VISIBLE}="
-            f"{','.join(visible)} has {len(visible)}. Leave both out to use what Slurm granted."
+            f"gpus_per_node={gpus_per_node} and gpus_per_task={gpus_per_task}, but {visible.text} "
+            f"has {len(shown)}. Leave both out to use what Slurm granted."
         )
     # Indices count what is visible where something is: the second GPU of a grant of 4,5 is 5.
-    names = visible or tuple(map(str, range(gpus_per_node)))
+    names: Tuple[str, ...] = shown or tuple(map(str, range(gpus_per_node)))
     own = names[local_id * gpus_per_task : (local_id + 1) * gpus_per_task]
-    return Gpus(own, source, visible, True)
+    source = "gpus_per_node and gpus_per_task"
+    settings = _settings(visible, own)
+    return Gpus(own, source, settings, visible.devices, explicit=True, shared=True)

@@ -64,9 +64,37 @@ n9       0      0  ps 0      n9:23001
          2      1  worker 1  n9:23002
 n10      1      0  worker 0  n10:23001  (this task)
          3      1  worker 2  n10:23002
-this task: rank 1, worker 0, GPUs 4 (CUDA_VISIBLE_DEVICES split by SLURM_LOCALID)
+GPUs of the tasks on n10:
+  rank 1: 4 (CUDA_VISIBLE_DEVICES split by SLURM_LOCALID)  (this task)
+  rank 3: 5 (CUDA_VISIBLE_DEVICES split by SLURM_LOCALID)
 """
         )
+
+    @pytest.mark.usefixtures("task")
+    def test_a_task_whose_job_uses_no_gpu(
+        self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        monkeypatch.setenv("SLURM_PROCID", "0")
+        assert main(["show", "--jobs", "ps=1,worker=-1"]) == 0
+        assert capsys.readouterr().out.endswith("""\
+GPUs of the tasks on n9:
+  rank 0: none (this job uses no GPU (gpu_jobs))  (this task)
+  rank 2: 4,5 (CUDA_VISIBLE_DEVICES, the only task on the node that uses GPUs)
+""")
+        assert main(["show", "--jobs", "ps=1,worker=-1", "--gpu-jobs", "ps,worker"]) == 0
+        assert "rank 0: 4 (CUDA_VISIBLE_DEVICES split by SLURM_LOCALID)" in capsys.readouterr().out
+
+    def test_devices_that_slurm_bound_are_known_to_each_task_alone(
+        self, task: None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4")
+        monkeypatch.setenv("SLURM_GPUS_ON_NODE", "2")
+        assert main(["show"]) == 0
+        assert capsys.readouterr().out.endswith("""\
+GPUs of the tasks on n10:
+  rank 1: 4 (CUDA_VISIBLE_DEVICES, bound to the task by Slurm)  (this task)
+  rank 3: unknown (known to the task alone)
+""")
 
     def test_a_terminal_gets_colours(
         self, task: None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

@@ -159,6 +159,57 @@ def test_where_nothing_tells_of_gpus_tensorflow_counts_them(slurm: Any) -> None:
     assert "CUDA_VISIBLE_DEVICES" not in os.environ
 
 
+def test_devices_that_tensorflow_has_seen_already_are_warned_of(
+    slurm: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A stand-in for TensorFlow on a machine with four GPUs: this one need not have any."""
+    from tensorflow.python.eager import context
+
+    gpus = [f"/physical_device:GPU:{i}" for i in range(4)]
+    monkeypatch.setattr(tf.config, "list_physical_devices", lambda kind: gpus)
+    slurm(1, "2(x2),1", 5, CUDA_VISIBLE_DEVICES="0,1,2,3")
+    with monkeypatch.context() as patch:
+        patch.setattr(context.context(), "_physical_devices", None)
+        assert SlurmClusterResolver(gpu_jobs=["worker"]).num_accelerators() == {"GPU": 2}
+        assert caplog.text == ""
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1,2,3")
+    with monkeypatch.context() as patch:
+        patch.setattr(context.context(), "_physical_devices", gpus)
+        resolver = SlurmClusterResolver()
+    assert "CUDA_VISIBLE_DEVICES=2,3 comes too late" in caplog.text
+    assert resolver.gpus == ("2", "3")
+    assert resolver.num_accelerators() == {"GPU": 4}  # what the process really sees
+
+
+def test_what_tensorflow_looks_at_is_where_it_is_expected() -> None:
+    """The private name behind that warning, in every TensorFlow that is claimed."""
+    from tensorflow.python.eager import context
+
+    tf.config.list_physical_devices()
+    assert context.context()._physical_devices is not None
+
+
+@pytest.mark.parametrize(
+    ("rank", "gpu_jobs", "visible", "count"),
+    [(0, None, "", 0), (1, None, "4,5", 2), (0, ["ps", "worker"], "4", 1)],
+)
+def test_parameter_servers_leave_their_gpus_to_the_workers(
+    slurm: Any, rank: int, gpu_jobs: Any, visible: str, count: int
+) -> None:
+    slurm(rank, "2(x2),1", 5, CUDA_VISIBLE_DEVICES="4,5")
+    for _ in range(2):
+        resolver = SlurmClusterResolver({"ps": 1, "worker": 4}, gpu_jobs=gpu_jobs)
+        assert os.environ["CUDA_VISIBLE_DEVICES"] == visible
+        assert resolver.num_accelerators() == ({"GPU": count} if count else {})
+
+
+def test_explicit_counts_are_for_parameter_servers_too_as_tensorflow_deals_them(slurm: Any) -> None:
+    slurm(0, "2(x2),1", 5, CUDA_VISIBLE_DEVICES="")
+    resolver = SlurmClusterResolver({"ps": 1, "worker": 4}, gpus_per_node=2, gpus_per_task=1)
+    assert resolver.num_accelerators() == {"GPU": 1}
+    assert os.environ["CUDA_VISIBLE_DEVICES"] == "0"
+
+
 def test_empty_jobs_are_left_out(slurm: Any) -> None:
     slurm(0, "1(x3)", 3)
     assert list(as_dict(SlurmClusterResolver({"ps": 0, "worker": 3}))) == ["worker"]

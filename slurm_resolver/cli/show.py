@@ -49,6 +49,12 @@ def add_parser(commands: Any) -> None:
     )
     parser.add_argument("--port-base", type=int, metavar="PORT", help="first port on each node")
     parser.add_argument("--node-address", metavar="SUFFIX", help="suffix: --node-address=-ib0")
+    parser.add_argument(
+        "--gpu-jobs",
+        type=lambda text: text.split(","),
+        metavar="JOB,…",
+        help="jobs whose tasks use GPUs; default: all but ps and, beside ps, chief",
+    )
     parser.add_argument("--json", action="store_true", help="print JSON")
     step = parser.add_argument_group("a step to plan, outside Slurm")
     step.add_argument("--nodelist", metavar="LIST", help="a host list, such as n[1-4]")
@@ -72,6 +78,7 @@ def show(args: argparse.Namespace) -> int:
         "worker_order": args.worker_order,
         "het_groups": args.het_groups,
         "node_address": args.node_address,
+        "gpu_jobs": args.gpu_jobs,
     }
     if args.nodelist is not None:
         step = _planned_step(args)
@@ -147,12 +154,11 @@ def _print_table(cluster: Cluster) -> None:
     else:
         _print_plain(rows)
     if cluster.task is not None:
-        decision = cluster.gpu_decision
-        devices = "unknown" if cluster.gpus is None else ", ".join(cluster.gpus) or "none"
-        print(
-            f"this task: rank {cluster.task.rank}, {cluster.task.job} {cluster.task.index}, "
-            f"GPUs {devices} ({decision.source if decision else ''})"
-        )
+        print(f"GPUs of the tasks on {cluster.task.node}:")
+        for rank, gpus in sorted(cluster.node_gpus().items()):
+            devices = "unknown" if gpus.devices is None else ",".join(gpus.devices) or "none"
+            mark = "  (this task)" if rank == cluster.task.rank else ""
+            print(f"  rank {rank}: {devices} ({gpus.source}){mark}")
 
 
 _Row = Tuple[str, str, str, str, str]

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
 import os
 from numbers import Integral
-from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple, Union
+from typing import Any, Collection, Dict, List, Mapping, Optional, Sequence, Tuple, Union
 
 from slurm_resolver.cluster import Cluster, NodeAddress, build_cluster, without_slurm
 from slurm_resolver.environment import SlurmStep
@@ -25,6 +26,8 @@ except ImportError as error:
     ) from error
 
 __all__ = ["SlurmClusterResolver", "expand_hostlist", "expand_tasks_per_node"]
+
+_log = logging.getLogger("slurm_resolver")
 
 TasksPerNode = Union[int, Mapping[str, int]]
 
@@ -66,6 +69,7 @@ class SlurmClusterResolver(tf.distribute.cluster_resolver.ClusterResolver):  # t
         worker_order: str = "ring",
         het_groups: Optional[Mapping[str, int]] = None,
         node_address: Optional[NodeAddress] = None,
+        gpu_jobs: Optional[Collection[str]] = None,
     ) -> None:
         """Resolves the cluster.
 
@@ -79,7 +83,8 @@ class SlurmClusterResolver(tf.distribute.cluster_resolver.ClusterResolver):  # t
             tasks_per_node: tasks on every node, or by node name; None takes what Slurm says.
             auto_set_gpu: whether to set CUDA_VISIBLE_DEVICES.
             rpc_layer: TensorFlow's protocol between the tasks.
-            placement, worker_order, het_groups, node_address: as in `slurm_resolver.resolve`.
+            placement, worker_order, het_groups, node_address, gpu_jobs: as in
+                `slurm_resolver.resolve`.
 
         Raises:
             RuntimeError: for a missing or absurd variable, a layout that cannot be known, jobs
@@ -106,13 +111,11 @@ class SlurmClusterResolver(tf.distribute.cluster_resolver.ClusterResolver):  # t
                 worker_order=worker_order,
                 het_groups=het_groups,
                 node_address=node_address,
+                gpu_jobs=gpu_jobs,
                 gpus_per_node=gpus_per_node,
                 gpus_per_task=gpus_per_task,
             )
-        gpus = self._cluster.gpu_decision
-        if gpus is not None and auto_set_gpu:
-            apply_gpus(gpus, step, os.environ)
-        self._devices = None if gpus is None else gpus.seen(applied=auto_set_gpu)
+        self._devices = self._apply(step, auto_set_gpu)
         self._spec = tf.train.ClusterSpec(self._cluster.jobs())
         own = self._cluster.task
         self.task_type = own.job if own else None
@@ -173,6 +176,26 @@ class SlurmClusterResolver(tf.distribute.cluster_resolver.ClusterResolver):  # t
         if devices is None:  # nothing in the environment tells: TensorFlow takes what it finds
             devices = tf.config.list_physical_devices("GPU")
         return {"GPU": len(devices)} if devices else {}
+
+    def _apply(self, step: SlurmStep, auto_set_gpu: bool) -> Optional[Tuple[str, ...]]:
+        """Takes the GPUs; returns those that this process will see, None where nothing tells."""
+        gpus = self._cluster.gpu_decision
+        if gpus is None:
+            return None
+        if not auto_set_gpu:
+            return gpus.seen(applied=False)
+        known = _known_gpus() if gpus.settings else 0
+        apply_gpus(gpus, step, os.environ)
+        if not known:
+            return gpus.seen(applied=True)
+        _log.warning(
+            "%s comes too late: TensorFlow has already looked at the devices, and this process "
+            "keeps the %d GPUs that it saw then; make the resolver before anything lists or uses "
+            "devices",
+            ", ".join(f"{name}={value}" for name, value in gpus.settings.items()),
+            known,
+        )
+        return None
 
     def _resolve_own_rank(self) -> int:
         """Returns this task's rank. May be overridden."""
@@ -254,6 +277,16 @@ class SlurmClusterResolver(tf.distribute.cluster_resolver.ClusterResolver):  # t
             if isinstance(count, bool) or not isinstance(count, Integral):
                 raise LayoutError(f"{count!r} tasks on node {host!r}; expected a whole number.")
         return {host: int(count) for host, count in given.items()}
+
+
+def _known_gpus() -> int:
+    """How many GPUs TensorFlow has found, where it has looked already: they are then settled."""
+    from tensorflow.python.eager import context
+
+    # No public name tells without looking. Where this one is gone, all that is lost is the warning.
+    if getattr(context.context(), "_physical_devices", None) is None:
+        return 0
+    return len(tf.config.list_physical_devices("GPU"))
 
 
 def _rename(layout: Layout, nodes: Sequence[str], names: Sequence[str]) -> Layout:
