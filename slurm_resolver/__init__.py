@@ -17,7 +17,9 @@ from slurm_resolver.errors import (
     LaunchError,
     LayoutError,
     NotInStepError,
+    RendezvousError,
     SlurmResolverError,
+    UnknownLayoutError,
 )
 from slurm_resolver.hostlist import (
     compress_hostlist,
@@ -42,9 +44,11 @@ __all__ = [
     "LaunchError",
     "LayoutError",
     "NotInStepError",
+    "RendezvousError",
     "SlurmClusterResolver",
     "SlurmResolverError",
     "Task",
+    "UnknownLayoutError",
     "compress_hostlist",
     "count_hostlist",
     "expand_hostlist",

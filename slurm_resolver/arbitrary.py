@@ -13,7 +13,7 @@ from collections import Counter
 from typing import Iterator, List, Optional, Sequence, Tuple
 
 from slurm_resolver.environment import SlurmStep
-from slurm_resolver.errors import HostlistError, LayoutError
+from slurm_resolver.errors import HostlistError, UnknownLayoutError
 from slurm_resolver.hostlist import MAX_HOSTS, expand_hostlist
 
 _MAX_HOSTFILE_BYTES = 64 * 2**20
@@ -29,7 +29,7 @@ def arbitrary_hosts(step: SlurmStep, nodes: Sequence[str], counts: Sequence[int]
     """Returns by rank the host that it runs on.
 
     Raises:
-        LayoutError: where no list is to be found, or two lists fit and differ.
+        UnknownLayoutError: where no list is to be found, or two lists fit and differ.
     """
     wanted = Counter(dict(zip(nodes, counts)))
     found: List[Tuple[str, List[str]]] = []
@@ -42,13 +42,13 @@ def arbitrary_hosts(step: SlurmStep, nodes: Sequence[str], counts: Sequence[int]
             refused.append(f"{name}: {reason}")
     if not found:
         tried = "; ".join(refused) or "neither SLURM_HOSTFILE nor SLURM_ARBITRARY_NODELIST is set"
-        raise LayoutError(
+        raise UnknownLayoutError(
             "SLURM_DISTRIBUTION=arbitrary, but the list that says where each task runs is not to "
             f"be found ({tried}). {_REMEDY}"
         )
     if any(hosts != found[0][1] for _, hosts in found):
         names = " and ".join(name for name, _ in found)
-        raise LayoutError(
+        raise UnknownLayoutError(
             f"SLURM_DISTRIBUTION=arbitrary, and {names} both fit this step but differ in order. "
             "Unset the one that is left over from another step."
         )

@@ -21,11 +21,18 @@ from typing import (
 )
 
 from slurm_resolver.environment import Environ, SlurmStep
-from slurm_resolver.errors import AddressError, NotInStepError
+from slurm_resolver.errors import (
+    AddressError,
+    LayoutError,
+    NotInStepError,
+    UnknownLayoutError,
+)
 from slurm_resolver.gpus import Gpus, choose_gpus, gpu_users
 from slurm_resolver.layout import Layout, check, lay_out
 from slurm_resolver.ports import Ports, choose_ports
 from slurm_resolver.roles import assign_roles
+
+LAYOUTS = ("auto", "environment", "rendezvous")
 
 NodeAddress = Union[str, Mapping[str, str], Callable[[str], str]]
 
@@ -137,6 +144,7 @@ def resolve(
     het_groups: Optional[Mapping[str, int]] = None,
     node_address: Optional[NodeAddress] = None,
     gpu_jobs: Optional[Collection[str]] = None,
+    layout: str = "auto",
     environ: Optional[Environ] = None,
 ) -> Cluster:
     """Returns the cluster of the Slurm step that this process is a task of. Changes nothing.
@@ -154,6 +162,9 @@ def resolve(
             a suffix such as "-ib0".
         gpu_jobs: the jobs whose tasks use GPUs. None: all but parameter servers and, beside
             these, the chief, which then is the coordinator of a ParameterServerStrategy.
+        layout: "environment" takes the layout from the variables alone. "rendezvous" lets the
+            tasks tell each other where they run, over TCP; all tasks of the step must ask for it.
+            "auto" does that where the variables do not tell.
         environ: the variables to read, by default `os.environ`.
 
     Returns:
@@ -171,11 +182,9 @@ def resolve(
         raise step.not_in_step()
     if step.place == "none":
         return without_slurm(jobs)
-    layout = lay_out(step)
-    check(layout, step)
     return build_cluster(
         step,
-        layout,
+        find_layout(step, layout, port_base, node_address),
         jobs,
         port_base=port_base,
         placement=placement,
@@ -184,6 +193,43 @@ def resolve(
         node_address=node_address,
         gpu_jobs=gpu_jobs,
     )
+
+
+def find_layout(
+    step: SlurmStep,
+    how: str = "auto",
+    port_base: Optional[int] = None,
+    node_address: Optional[NodeAddress] = None,
+) -> Layout:
+    """Returns the layout, from the variables or from what the tasks tell each other.
+
+    The arguments are those of `resolve`.
+    """
+    if how not in LAYOUTS:
+        expected = ", ".join(map(repr, LAYOUTS))
+        raise LayoutError(f"layout={how!r}: expected one of {expected}.")
+    reason = ""
+    if how != "rendezvous":
+        # Variables that were copied from a task, as tests and tools do, have nobody behind them.
+        alone = how == "environment" or step.task_pid is None
+        try:
+            layout = lay_out(step)
+            check(layout, step)
+            if layout.certain or alone:
+                return layout
+        except UnknownLayoutError as error:
+            if alone:
+                raise
+            reason = f"{error} "
+    from slurm_resolver.rendezvous import layout_by_meeting  # asyncio: most never need it
+
+    host_of = functools.partial(host_for, node_address=node_address)
+    try:
+        layout = layout_by_meeting(step, port_base, host_of)
+    except LayoutError as error:
+        raise LayoutError(f"{reason}{error}") from error
+    check(layout, step)
+    return layout
 
 
 def without_slurm(jobs: Optional[Mapping[str, int]]) -> Cluster:
@@ -222,7 +268,7 @@ def build_cluster(
     counts = layout.counts()
     roles = assign_roles(layout, jobs, placement, worker_order, het_groups)
     ports = choose_ports(step, max(counts), port_base)
-    addresses = _addresses(layout, ports, [_host(node, node_address) for node in layout.nodes])
+    addresses = _addresses(layout, ports, [host_for(node, node_address) for node in layout.nodes])
     names = [layout.nodes[node] for node in layout.node_of]
     ranks = range(layout.num_tasks)
     tasks = tuple(map(Task, ranks, names, layout.local_of, roles.job_of, roles.index_of, addresses))
@@ -253,8 +299,8 @@ def build_cluster(
     )
 
 
-def _host(node: str, node_address: Optional[NodeAddress]) -> str:
-    """The host that others connect to when they want this node."""
+def host_for(node: str, node_address: Optional[NodeAddress] = None) -> str:
+    """Returns the host that others connect to when they want this node."""
     if node_address is None:
         return node
     if isinstance(node_address, str):

@@ -93,6 +93,7 @@ VARIABLES: Dict[str, Variable] = {
     "nodeid": Variable("SLURM_NODEID", _RANK, _A_RANK),
     "nodename": Variable("SLURMD_NODENAME", str, "a node name", True),
     "gtids": Variable("SLURM_GTIDS", _ranks, "ranks separated by commas"),
+    "task_pid": Variable("SLURM_TASK_PID", str, "a process id", True),
     # its step
     "job_id": Variable("SLURM_JOB_ID", str, "a job id", True),
     "step_id": Variable("SLURM_STEP_ID", str, "a step id", True),
@@ -158,6 +159,7 @@ class SlurmStep:
     nodeid: Optional[int] = None
     nodename: Optional[str] = None
     gtids: Optional[Tuple[int, ...]] = None
+    task_pid: Optional[str] = None
     job_id: Optional[str] = None
     step_id: Optional[str] = None
     num_tasks: Optional[int] = None

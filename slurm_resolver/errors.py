@@ -7,6 +7,8 @@
     ├── EnvironmentValueError  RuntimeError  a variable is missing, or its value makes no sense
     │   └── NotInStepError                   this process was not started by srun
     ├── LayoutError            RuntimeError  where the ranks run is unknown or contradictory
+    │   └── UnknownLayoutError               … but the tasks together could tell
+    ├── RendezvousError        RuntimeError  the tasks did not meet, or do not agree
     ├── JobsError              RuntimeError  the jobs do not fit the tasks of the step
     ├── AddressError           RuntimeError  no valid port, or two tasks with one address
     ├── GpuError               RuntimeError  more GPUs asked for than there are
@@ -53,6 +55,14 @@ class NotInStepError(EnvironmentValueError):
 
 class LayoutError(SlurmResolverError, RuntimeError):
     """Where the ranks run cannot be known, or what was worked out contradicts this task."""
+
+
+class UnknownLayoutError(LayoutError):
+    """Where the ranks run cannot be known from the environment, but the tasks together know it."""
+
+
+class RendezvousError(SlurmResolverError, RuntimeError):
+    """The tasks did not meet in time, or what they told each other does not agree."""
 
 
 class JobsError(SlurmResolverError, RuntimeError):

@@ -13,7 +13,7 @@ from typing import Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 from slurm_resolver.arbitrary import arbitrary_hosts
 from slurm_resolver.environment import Component, SlurmStep
-from slurm_resolver.errors import LayoutError
+from slurm_resolver.errors import LayoutError, UnknownLayoutError
 from slurm_resolver.hostlist import MAX_HOSTS, compress_hostlist
 
 MAX_TASKS = MAX_HOSTS
@@ -39,6 +39,8 @@ class Layout:
             separated by " : " as srun separates the components.
         source: what the layout was worked out from; "environment" unless a caller gave it.
         components: the ranks of each component; empty unless the step is heterogeneous.
+        certain: False where the variables allow another layout as well, which only some of the
+            tasks would notice: a component whose distribution was told to srun alone.
     """
 
     nodes: Tuple[str, ...]
@@ -47,6 +49,7 @@ class Layout:
     distribution: str
     source: str = "environment"
     components: Tuple[ComponentRanks, ...] = ()
+    certain: bool = True
 
     @property
     def num_tasks(self) -> int:
@@ -72,13 +75,13 @@ def lay_out(step: SlurmStep, source: str = "environment") -> Layout:
         LayoutError: where the variables cannot tell, or contradict each other.
         EnvironmentValueError: where one that is needed is missing.
     """
-    nodes, counts = _nodes_and_counts(step, source)
+    nodes, counts = check_counts(step, source)
     components = _components_of_step(step, nodes)
     if components:
         return _heterogeneous(step, dict(zip(nodes, counts)), components, source)
     distribution = step.distribution or "block"
     node_of = _place(step, nodes, counts, distribution, step.plane_size, f"job step {_id(step)}")
-    return Layout(nodes, node_of, _local_ids(node_of, len(nodes)), distribution, source)
+    return Layout(nodes, node_of, local_ids(node_of, len(nodes)), distribution, source)
 
 
 def check(layout: Layout, step: SlurmStep) -> None:
@@ -119,7 +122,14 @@ def _id(step: SlurmStep) -> str:
     return f"{step.job_id or '?'}.{step.step_id or '?'}"
 
 
-def _nodes_and_counts(step: SlurmStep, source: str) -> Tuple[Tuple[str, ...], Tuple[int, ...]]:
+def check_counts(
+    step: SlurmStep, source: str = "environment"
+) -> Tuple[Tuple[str, ...], Tuple[int, ...]]:
+    """Returns the step's nodes and their numbers of tasks, once they fit together.
+
+    Raises:
+        LayoutError: where they contradict each other. EnvironmentValueError: where one is missing.
+    """
     nodes: Tuple[str, ...] = step.require("nodes")
     counts: Tuple[int, ...] = step.require("tasks_per_node")
     # who is to blame: Slurm's variables, or what the caller gave in their place
@@ -177,7 +187,7 @@ def _place(
         return [index[host] for host in arbitrary_hosts(step, nodes, counts)]
     if distribution == "block":
         if step.sluid is not None and step.topology not in (None, "node"):
-            raise LayoutError(
+            raise UnknownLayoutError(
                 f"the layout of {what} cannot be known: this is Slurm 26.05 or later (SLURM_JOB_"
                 f"SLUID is set) with a topology plugin (SLURM_TOPOLOGY_ADDR_PATTERN={step.topology}"
                 "), which deals tasks in block distribution in an order that no variable tells. "
@@ -209,7 +219,8 @@ def _round_robin(counts: Sequence[int], plane_size: int) -> List[int]:
     return node_of
 
 
-def _local_ids(node_of: Sequence[int], num_nodes: int) -> List[int]:
+def local_ids(node_of: Sequence[int], num_nodes: int) -> List[int]:
+    """Returns by rank its local id: ranks on a node count up from 0."""
     following = [0] * num_nodes
     local_of = []
     for node in node_of:
@@ -265,6 +276,7 @@ def _heterogeneous(
     node_of: List[int] = []
     spans = []
     distributions = []
+    certain = True
     for component in components:
         distribution = component.distribution or "block"
         placed = _place(
@@ -275,18 +287,20 @@ def _heterogeneous(
             component.plane_size,
             f"component {component.group} of job step {_id(step)}",
         )
+        if component.distribution is None:
+            certain = certain and placed == _round_robin([counts[h] for h in component.nodes], 1)
         spans.append(ComponentRanks(component.group, len(node_of), len(node_of) + len(placed)))
         node_of += [len(nodes) + node for node in placed]
         nodes += component.nodes
         distributions.append(distribution)
-    local_of = _local_ids(node_of, len(nodes))
+    local_of = local_ids(node_of, len(nodes))
     together = " : ".join(distributions)
-    return Layout(tuple(nodes), node_of, local_of, together, source, tuple(spans))
+    return Layout(tuple(nodes), node_of, local_of, together, source, tuple(spans), certain)
 
 
 def _contradiction(
     layout: Layout, step: SlurmStep, name: str, seen: object, computed: object
-) -> LayoutError:
+) -> UnknownLayoutError:
     what = f"{layout.distribution} distribution over {_hosts_text(layout.nodes)}"
     if layout.components:
         hint = (
@@ -301,7 +315,7 @@ def _contradiction(
             "variable tells: allocate the components with `salloc … : …` or `sbatch` instead. Or "
             "variables of another step are exported: start from a clean shell."
         )
-    return LayoutError(
+    return UnknownLayoutError(
         f"rank {step.procid} of job step {_id(step)} has {name}={seen}, but {what} expects "
         f"{computed}: where the ranks run cannot be known. {hint}"
     )

@@ -28,11 +28,13 @@ _SMALLEST_BLOCK = 8
 class Ports(NamedTuple):
     """The port of the task with local id i on any node is ``by_local_id[i]``.
 
-    `source` says where they come from, as `slurm-resolver show` prints it.
+    `source` says where they come from, as `slurm-resolver show` prints it. `meeting` is one more,
+    for the tasks to meet at before TensorFlow starts.
     """
 
     by_local_id: Sequence[int]
     source: str
+    meeting: int
 
 
 def choose_ports(
@@ -48,11 +50,13 @@ def choose_ports(
         AddressError: for a `port_base` that is no port, or that leaves a task without one.
     """
     if port_base is not None:
-        return Ports(_from(port_base, max_tasks_per_node, f"port_base={port_base!r}"), "port_base")
+        given = _from(port_base, max_tasks_per_node, f"port_base={port_base!r}")
+        return _ports(given, "port_base")
     if step.resv_ports is not None:
         reserved = tuple(dict.fromkeys(step.resv_ports))
         if len(reserved) >= max_tasks_per_node:
-            return Ports(reserved[:max_tasks_per_node], "SLURM_STEP_RESV_PORTS")
+            # Slurm reserves one more than there are tasks on a node, unless told otherwise.
+            return _ports(reserved, "SLURM_STEP_RESV_PORTS", max_tasks_per_node)
         _log.warning(
             "SLURM_STEP_RESV_PORTS has %d ports for up to %d tasks on a node, and is not used; "
             "start with srun --resv-ports=%d to have enough",
@@ -61,9 +65,18 @@ def choose_ports(
             max_tasks_per_node,
         )
     if step.job_id is not None:
-        first = _derive(step.job_id, step.step_id or "", max_tasks_per_node)
-        return Ports(range(first, first + max_tasks_per_node), "SLURM_JOB_ID and SLURM_STEP_ID")
-    return Ports(_from(DEFAULT_PORT, max_tasks_per_node, "the default port"), "default")
+        first = _derive(step.job_id, step.step_id or "", max_tasks_per_node + 1)
+        derived = range(first, first + max_tasks_per_node + 1)
+        return _ports(derived, "SLURM_JOB_ID and SLURM_STEP_ID", max_tasks_per_node)
+    return _ports(_from(DEFAULT_PORT, max_tasks_per_node, "the default port"), "default")
+
+
+def _ports(ports: Sequence[int], source: str, tasks: Optional[int] = None) -> Ports:
+    """The meeting has the port after the tasks', or else the first, before a task needs that."""
+    tasks = len(ports) if tasks is None else tasks
+    following = ports[tasks] if len(ports) > tasks else ports[-1] + 1
+    beyond = following > 65535 or (source == "SLURM_STEP_RESV_PORTS" and len(ports) == tasks)
+    return Ports(ports[:tasks], source, ports[0] if beyond else following)
 
 
 def _from(base: int, count: int, what: str) -> range:

@@ -3,9 +3,10 @@
 Its account goes to a file of its own in the folder TASK_OUTPUT: srun passes output on in pieces of
 1,024 bytes, in which the lines of several tasks mix.
 
-Options: ``--jobs JSON`` as `slurm_resolver.resolve` takes them; ``--unset NAME`` hides a variable;
-``--meet DIRECTORY TOTAL`` makes the tasks prove the addresses: once TOTAL tasks (of all steps that
-share the directory) listen at their own address, each asks every address of its step who is there.
+Options: ``--jobs JSON`` and ``--layout HOW`` as `slurm_resolver.resolve` takes them; ``--unset
+NAME`` hides a variable; ``--meet DIRECTORY TOTAL`` makes the tasks prove the addresses: once TOTAL
+tasks (of all steps that share the directory) listen at their own, each asks every address of its
+step who is there.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from typing import Any, Dict, List
 import slurm_resolver as sr
 
 
-def account(jobs: Any) -> Dict[str, Any]:
+def account(jobs: Any, layout: str) -> Dict[str, Any]:
     line: Dict[str, Any] = {
         # the kernel's word, not Slurm's: every test node has a hostname of its own
         "host": socket.gethostname(),
@@ -31,7 +32,7 @@ def account(jobs: Any) -> Dict[str, Any]:
         "error": None,
     }
     try:
-        line["cluster"] = sr.resolve(jobs).to_dict()
+        line["cluster"] = sr.resolve(jobs, layout=layout).to_dict()
     except sr.SlurmResolverError as error:
         line["error"] = f"{type(error).__name__}: {error}"
     return line
@@ -76,12 +77,13 @@ def meet(cluster: Dict[str, Any], directory: Path, total: int) -> List[str]:
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--jobs", type=json.loads)
+    parser.add_argument("--layout", default="auto")
     parser.add_argument("--unset", action="append", default=[])
     parser.add_argument("--meet", nargs=2, metavar=("DIRECTORY", "TOTAL"))
     args = parser.parse_args()
     for variable in args.unset:
         os.environ.pop(variable, None)
-    line = account(args.jobs)
+    line = account(args.jobs, args.layout)
     if args.meet:
         line["answers"] = meet(line["cluster"], Path(args.meet[0]), int(args.meet[1]))
     ids = [os.environ[f"SLURM_{name}"] for name in ("JOB_ID", "STEP_ID", "PROCID")]

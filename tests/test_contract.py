@@ -392,6 +392,17 @@ def test_strategies_and_server_take_the_resolver(slurm: Any) -> None:
     assert server.target == resolver.master()
 
 
+def test_waiting_for_nobody(slurm: Any, capfd: pytest.CaptureFixture[str]) -> None:
+    """Without Slurm, and in a step of one task, there is nobody to wait for."""
+    SlurmClusterResolver().wait_until_ready(timeout=1)
+    slurm(0, "1", 1, SLURM_STEP_NODELIST="localhost")
+    resolver = SlurmClusterResolver()
+    resolver.wait_until_ready(timeout=1)
+    with resolver.startup_deadline(60):
+        pass
+    assert capfd.readouterr().err == ""
+
+
 def test_importing_the_package_does_not_import_tensorflow() -> None:
     code = (
         "import sys, slurm_resolver, slurm_resolver.cli, slurm_resolver.local_step; "

@@ -115,22 +115,22 @@ def test_every_task_knows_where_all_tasks_run(
 
 UNKNOWABLE = {
     "an arbitrary list that is nowhere": (
-        "srun -n4 -m arbitrary -w n10,n8,n10,n9 TASK",
+        "srun -n4 -m arbitrary -w n10,n8,n10,n9 TASK!",
         "neither SLURM_HOSTFILE nor SLURM_ARBITRARY_NODELIST is set",
         4,
     ),
     "an arbitrary list that Slurm has sorted": (
-        "salloc -n3 -m arbitrary -w n10,n8,n9 srun -n3 -m arbitrary -w n10,n8,n9 TASK",
+        "salloc -n3 -m arbitrary -w n10,n8,n9 srun -n3 -m arbitrary -w n10,n8,n9 TASK!",
         "has lost its order",
         3,
     ),
     "a heterogeneous step in a plain allocation": (
-        "salloc -w n8,n9,n10 -N3 --ntasks-per-node=4 srun -N1 -n1 -w n10 TASK : -N2 -n3 TASK",
+        "salloc -w n8,n9,n10 -N3 --ntasks-per-node=4 srun -N1 -n1 -w n10 TASK! : -N2 -n3 TASK!",
         "heterogeneous (srun … : …) inside a plain allocation",
         4,
     ),
     "a component's own distribution, told to srun alone": (
-        "salloc -n1 -wn8 : -N2 -n3 -wn9,n10 srun --het-group=0 TASK : --het-group=1 -mcyclic TASK",
+        "salloc -wn8 : -N2 -n3 -wn9,n10 srun --het-group=0 TASK! : --het-group=1 -mcyclic TASK!",
         "a distribution of its own, which no variable tells",
         3,  # rank 0, alone on its node, sees nothing of it
     ),
@@ -141,12 +141,33 @@ UNKNOWABLE = {
 def test_what_no_variable_tells_is_an_error_in_every_task_that_can_see_it(
     real_slurm: SlurmCluster, command: str, reason: str, seers: int, output: Path
 ) -> None:
-    lines = run(real_slurm, command, output)
+    lines = run(real_slurm, command.replace("TASK!", "TASK --layout environment"), output)
     errors = [line["error"] for line in lines if line["error"] is not None]
     assert len(errors) == seers
     for error in errors:
-        assert error.startswith("LayoutError: ")
+        assert error.startswith("UnknownLayoutError: ")
         assert reason in error
+
+
+@pytest.mark.parametrize(("command", "reason", "seers"), UNKNOWABLE.values(), ids=UNKNOWABLE)
+def test_what_no_variable_tells_the_tasks_tell_each_other(
+    real_slurm: SlurmCluster, command: str, reason: str, seers: int, output: Path
+) -> None:
+    lines = run(real_slurm, command.replace("TASK!", "TASK"), output)
+    assert_right(lines)
+    assert {line["cluster"]["layout_source"] for line in lines} == {"rendezvous"}
+
+
+@pytest.mark.parametrize(
+    "name", ["cyclic", "plane=3", "heterogeneous, not in the order of the names"]
+)
+def test_a_meeting_that_is_asked_for_finds_what_the_variables_say(
+    real_slurm: SlurmCluster, name: str, output: Path
+) -> None:
+    command = LAYOUTS[name].replace("TASK", "TASK --layout rendezvous")
+    lines = run(real_slurm, command, output)
+    assert_right(lines)
+    assert {line["cluster"]["layout_source"] for line in lines} == {"rendezvous"}
 
 
 def random_layout(dice: random.Random) -> str:
@@ -398,11 +419,11 @@ def test_two_steps_at_once_keep_to_their_own_gpus(real_slurm: SlurmCluster, outp
 def test_a_variable_of_another_step_is_found_out(real_slurm: SlurmCluster, output: Path) -> None:
     lines = run(
         real_slurm,
-        "srun -wn8,n9 -N2 -n2 bash -c 'export SLURM_STEP_NODELIST=n9,n8; exec TASK'",
+        "srun -wn8,n9 -n2 bash -c 'SLURM_STEP_NODELIST=n9,n8 exec TASK --layout environment'",
         output,
     )
     for line in lines:
-        assert line["error"].startswith("LayoutError: ")
+        assert line["error"].startswith("UnknownLayoutError: ")
         assert f"SLURMD_NODENAME={line['host']}" in line["error"]
 
 

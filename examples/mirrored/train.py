@@ -67,8 +67,11 @@ def main() -> None:
 
     # First of all: this tells the task its GPUs, before TensorFlow looks for any.
     resolver = SlurmClusterResolver()
-    # Waits for the other tasks. Without Slurm the resolver's cluster is empty: no network then.
-    strategy = tf.distribute.MultiWorkerMirroredStrategy(cluster_resolver=resolver)
+    # Names who is missing, or what two tasks disagree on, where TensorFlow would wait in silence.
+    resolver.wait_until_ready(timeout=120)
+    # Without Slurm the resolver's cluster is empty: no network then.
+    with resolver.startup_deadline(120):
+        strategy = tf.distribute.MultiWorkerMirroredStrategy(cluster_resolver=resolver)
     task = resolver.cluster.task
     rank = task.rank if task else 0
     index = task.index if task else 0

@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import functools
 import logging
 import os
 from numbers import Integral
-from typing import Any, Collection, Dict, List, Mapping, Optional, Sequence, Tuple, Union
+from typing import Any, Collection, Dict, Iterator, List, Mapping, Optional, Sequence, Tuple, Union
 
-from slurm_resolver.cluster import Cluster, NodeAddress, build_cluster, without_slurm
+from slurm_resolver.cluster import (
+    Cluster,
+    NodeAddress,
+    build_cluster,
+    find_layout,
+    host_for,
+    without_slurm,
+)
 from slurm_resolver.environment import SlurmStep
 from slurm_resolver.errors import LayoutError
 from slurm_resolver.gpus import apply_gpus
@@ -70,6 +79,7 @@ class SlurmClusterResolver(tf.distribute.cluster_resolver.ClusterResolver):  # t
         het_groups: Optional[Mapping[str, int]] = None,
         node_address: Optional[NodeAddress] = None,
         gpu_jobs: Optional[Collection[str]] = None,
+        layout: str = "auto",
     ) -> None:
         """Resolves the cluster.
 
@@ -83,7 +93,7 @@ class SlurmClusterResolver(tf.distribute.cluster_resolver.ClusterResolver):  # t
             tasks_per_node: tasks on every node, or by node name; None takes what Slurm says.
             auto_set_gpu: whether to set CUDA_VISIBLE_DEVICES.
             rpc_layer: TensorFlow's protocol between the tasks.
-            placement, worker_order, het_groups, node_address, gpu_jobs: as in
+            placement, worker_order, het_groups, node_address, gpu_jobs, layout: as in
                 `slurm_resolver.resolve`.
 
         Raises:
@@ -93,18 +103,23 @@ class SlurmClusterResolver(tf.distribute.cluster_resolver.ClusterResolver):  # t
         """
         super().__init__()
         step = self._step = SlurmStep.read(os.environ)
+        self._port_base = port_base
+        self._host_of = functools.partial(host_for, node_address=node_address)
         hooks = [name for name in _HOOKS if self._overrides(name)]
         if not hooks and step.place == "allocation":
             raise step.not_in_step()
         if not hooks and tasks_per_node is None and step.place == "none":
             self._cluster = without_slurm(jobs)
         else:
-            step, layout = self._lay_out(step, hooks, tasks_per_node)
+            if hooks or tasks_per_node is not None:
+                step, placed = self._lay_out(step, hooks, tasks_per_node)
+            else:
+                placed = find_layout(step, layout, port_base, node_address)
             if hooks and jobs is None:
                 jobs = {"worker": self._resolve_num_tasks()}
             self._cluster = build_cluster(
                 step,
-                layout,
+                placed,
                 jobs,
                 port_base=port_base,
                 placement=placement,
@@ -176,6 +191,44 @@ class SlurmClusterResolver(tf.distribute.cluster_resolver.ClusterResolver):  # t
         if devices is None:  # nothing in the environment tells: TensorFlow takes what it finds
             devices = tf.config.list_physical_devices("GPU")
         return {"GPU": len(devices)} if devices else {}
+
+    def wait_until_ready(self, timeout: float = 300.0) -> None:
+        """Returns when all tasks of the step are here, agree on the cluster, and have free ports.
+
+        Call it in every task, before the strategy or server is made: what TensorFlow would answer
+        with silence is an error here, within `timeout` seconds and a few more. Nothing happens
+        without Slurm.
+
+        Raises:
+            RendezvousError: in every task, naming the ranks and nodes that are missing, what two
+                tasks disagree on, or the port that is taken.
+        """
+        from slurm_resolver.readiness import wait_until_ready
+
+        wait_until_ready(self._cluster, self._step, timeout, self._port_base, self._host_of)
+
+    @contextlib.contextmanager
+    def startup_deadline(self, seconds: float) -> Iterator[None]:
+        """Ends this process if the block takes longer than `seconds`; for a strategy's start.
+
+        ::
+
+            with resolver.startup_deadline(120):
+                strategy = tf.distribute.MultiWorkerMirroredStrategy(cluster_resolver=resolver)
+
+        A message and all tracebacks go to the standard error, and the exit status is 1, also while
+        TensorFlow waits for a peer and holds the interpreter. It uses `faulthandler`'s timer.
+        """
+        from slurm_resolver.readiness import deadline
+
+        own = self._cluster.task
+        who = f"rank {own.rank} ({own.job} {own.index} on {own.node})" if own else "this process"
+        message = (
+            f"slurm_resolver: {who} has not started within {seconds:g} s; a peer is missing or not "
+            "reachable. resolver.wait_until_ready() before it tells which. Ending the process."
+        )
+        with deadline(seconds, message):
+            yield
 
     def _apply(self, step: SlurmStep, auto_set_gpu: bool) -> Optional[Tuple[str, ...]]:
         """Takes the GPUs; returns those that this process will see, None where nothing tells."""

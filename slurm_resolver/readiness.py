@@ -1,0 +1,167 @@
+"""Before TensorFlow starts: are all tasks there, do they agree, is every port free?
+
+What TensorFlow would answer with silence, the tasks find out in a second by telling each other.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import hashlib
+import importlib.metadata
+import itertools
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+from typing import Any, Dict, Iterator, List, Optional
+
+import slurm_resolver
+from slurm_resolver.cluster import Cluster
+from slurm_resolver.environment import SlurmStep
+from slurm_resolver.errors import RendezvousError
+from slurm_resolver.meeting import Note, meet
+from slurm_resolver.rendezvous import HostOf, meeting_point
+
+_meetings = itertools.count(1)  # each meeting of a step has a number of its own
+
+# What to compare, from the cause to its effects, and how a message names it.
+_COMPARED = (
+    ("version", "the version of slurm_resolver"),
+    ("tensorflow", "the version of TensorFlow"),
+    ("jobs", "the jobs (argument jobs)"),
+    ("layout", "where the ranks run"),
+    ("roles", "which rank plays which job (placement, het_groups)"),
+    ("addresses", "the addresses (port_base, node_address)"),
+)
+
+
+def wait_until_ready(
+    cluster: Cluster,
+    step: SlurmStep,
+    timeout: float,
+    port_base: Optional[int] = None,
+    host_of: HostOf = str,
+) -> None:
+    """Returns when all tasks of the step have called this, agree, and can have their ports.
+
+    Raises:
+        RendezvousError: in every task, within `timeout` seconds and a few more: naming the tasks
+            that are missing, the first thing that two tasks disagree on with both values, or the
+            port that is taken.
+    """
+    if len(cluster.tasks) < 2:
+        return
+    names = [f"rank {task.rank} ({task.job} {task.index} on {task.node})" for task in cluster.tasks]
+    purpose = f"ready {next(_meetings)}"
+    point = meeting_point(step, purpose, names, port_base, host_of)
+    meet(point, describe(cluster), lambda notes: _compare(notes, names), timeout)
+
+
+def describe(cluster: Cluster) -> Note:
+    """Returns what a task tells the others of itself and of the cluster that it resolved."""
+    counts: Dict[str, int] = {}
+    for task in cluster.tasks:
+        counts[task.job] = counts.get(task.job, 0) + 1
+    return {
+        "version": slurm_resolver.__version__,
+        "tensorflow": tensorflow_version(),
+        "jobs": counts,
+        "layout": _digest([(task.node, task.local_rank) for task in cluster.tasks]),
+        "roles": _digest([(task.job, task.index) for task in cluster.tasks]),
+        "addresses": _digest([task.address for task in cluster.tasks]),
+        "host": socket.gethostname(),
+        "gpus": cluster.gpus,
+        "port_taken": _port_taken(cluster),
+    }
+
+
+def tensorflow_version() -> Optional[str]:
+    """Returns the version of the TensorFlow that this process has, without importing it."""
+    loaded = sys.modules.get("tensorflow")
+    if loaded is not None:
+        return str(getattr(loaded, "__version__", "unknown"))
+    for name in ("tensorflow", "tensorflow-cpu", "tensorflow-rocm", "tensorflow-intel"):
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            return importlib.metadata.version(name)
+    return None
+
+
+def _digest(value: Any) -> str:
+    return hashlib.sha256(json.dumps(value).encode()).hexdigest()[:16]
+
+
+def _port_taken(cluster: Cluster) -> Optional[str]:
+    """Why this task could not listen at its address; None where it can."""
+    assert cluster.task is not None
+    port = int(cluster.task.address.rpartition(":")[2])
+    try:
+        # as TensorFlow's server does, which takes over a port that is only being closed
+        with socket.create_server(("", port)):
+            return None
+    except OSError as error:
+        return f"port {port}: {error.strerror}"
+
+
+def _compare(notes: Dict[int, Note], names: List[str]) -> Dict[str, Any]:
+    problems = [
+        f"{names[rank]} cannot listen at {note['port_taken']}"
+        for rank, note in sorted(notes.items())
+        if note["port_taken"] is not None
+    ]
+    for key, what in _COMPARED:
+        values: Dict[str, List[int]] = {}
+        for rank, note in sorted(notes.items()):
+            values.setdefault(json.dumps(note.get(key), sort_keys=True), []).append(rank)
+        if len(values) > 1:
+            # The fewest first: they are the likely culprits.
+            sides = sorted(values.items(), key=lambda side: len(side[1]))
+            told = "; ".join(f"{_some(ranks, names)}: {value}" for value, ranks in sides[:4])
+            problems.append(f"the tasks disagree on {what}: {told}")
+            break  # what follows from it would only repeat it
+    if problems:
+        raise RendezvousError(
+            f"not ready: {'. '.join(problems)}. All tasks must run the same script with the same "
+            "arguments and packages, on ports that nobody else has."
+        )
+    return {"ready": True}
+
+
+def _some(ranks: List[int], names: List[str]) -> str:
+    more = f" and {len(ranks) - 3} more" if len(ranks) > 3 else ""
+    return ", ".join(names[rank] for rank in ranks[:3]) + more
+
+
+# Runs beside the process: holding the interpreter, TensorFlow lets no thread of it print.
+_WATCHDOG = """
+import os, select, signal, sys
+seconds, message, pid = float(sys.argv[1]), sys.argv[2], int(sys.argv[3])
+if not select.select([0], [], [], seconds)[0]:
+    os.write(2, message.encode())
+    if not select.select([0], [], [], 10)[0] and os.getppid() == pid:
+        os.kill(pid, signal.SIGKILL)
+"""
+
+
+@contextlib.contextmanager
+def deadline(seconds: float, message: str) -> Iterator[None]:
+    """Ends this process with `message` and all threads' tracebacks if the block takes longer.
+
+    It works while C++ code holds the interpreter, when neither threads nor signal handlers of
+    Python run. The exit status is 1.
+    """
+    watchdog = subprocess.Popen(
+        [sys.executable, "-S", "-c", _WATCHDOG, str(seconds), message + "\n", str(os.getpid())],
+        stdin=subprocess.PIPE,
+        start_new_session=True,
+    )
+    # The message first, then the traceback, which ends the process.
+    faulthandler.dump_traceback_later(seconds + 0.5, exit=True)
+    try:
+        yield
+    finally:
+        faulthandler.cancel_dump_traceback_later()
+        watchdog.send_signal(signal.SIGKILL)
+        watchdog.communicate()
