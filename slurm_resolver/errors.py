@@ -62,7 +62,15 @@ class UnknownLayoutError(LayoutError):
 
 
 class RendezvousError(SlurmResolverError, RuntimeError):
-    """The tasks did not meet in time, or what they told each other does not agree."""
+    """The tasks did not meet in time, or what they told each other does not agree.
+
+    Attributes:
+        shared: whether the meeting point told it, so that all who met raise the same.
+    """
+
+    def __init__(self, message: str, shared: bool = False) -> None:
+        self.shared = shared
+        super().__init__(message)
 
 
 class JobsError(SlurmResolverError, RuntimeError):

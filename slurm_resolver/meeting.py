@@ -67,7 +67,7 @@ def meet(point: MeetingPoint, note: Note, decide: Decide, timeout: float) -> Dic
     deadline = time.monotonic() + timeout
     answer = _host(point, note, decide, deadline) if point.is_host else _come(point, note, deadline)
     if "error" in answer:
-        raise RendezvousError(str(answer["error"]))
+        raise RendezvousError(str(answer["error"]), shared=True)
     return answer
 
 

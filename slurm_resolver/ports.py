@@ -23,6 +23,7 @@ _FIRST, _LAST = 12_288, 32_767
 # Jobs get blocks of at least this many ports: whether two jobs have one task a node or sixteen,
 # their blocks then are of one size, and blocks of one size never half overlap.
 _SMALLEST_BLOCK = 8
+_MEETINGS = 2048
 
 
 class Ports(NamedTuple):
@@ -51,12 +52,15 @@ def choose_ports(
     """
     if port_base is not None:
         given = _from(port_base, max_tasks_per_node, f"port_base={port_base!r}")
-        return _ports(given, "port_base")
+        return Ports(given, "port_base", _after(given))
     if step.resv_ports is not None:
         reserved = tuple(dict.fromkeys(step.resv_ports))
         if len(reserved) >= max_tasks_per_node:
+            own = reserved[:max_tasks_per_node]
             # Slurm reserves one more than there are tasks on a node, unless told otherwise.
-            return _ports(reserved, "SLURM_STEP_RESV_PORTS", max_tasks_per_node)
+            spare = reserved[max_tasks_per_node : max_tasks_per_node + 1]
+            meeting = spare[0] if spare else _derive_meeting(step)
+            return Ports(own, "SLURM_STEP_RESV_PORTS", meeting)
         _log.warning(
             "SLURM_STEP_RESV_PORTS has %d ports for up to %d tasks on a node, and is not used; "
             "start with srun --resv-ports=%d to have enough",
@@ -65,18 +69,16 @@ def choose_ports(
             max_tasks_per_node,
         )
     if step.job_id is not None:
-        first = _derive(step.job_id, step.step_id or "", max_tasks_per_node + 1)
-        derived = range(first, first + max_tasks_per_node + 1)
-        return _ports(derived, "SLURM_JOB_ID and SLURM_STEP_ID", max_tasks_per_node)
-    return _ports(_from(DEFAULT_PORT, max_tasks_per_node, "the default port"), "default")
+        first = _derive(step.job_id, step.step_id or "", max_tasks_per_node)
+        derived = range(first, first + max_tasks_per_node)
+        return Ports(derived, "SLURM_JOB_ID and SLURM_STEP_ID", _derive_meeting(step))
+    default = _from(DEFAULT_PORT, max_tasks_per_node, "the default port")
+    return Ports(default, "default", _after(default))
 
 
-def _ports(ports: Sequence[int], source: str, tasks: Optional[int] = None) -> Ports:
-    """The meeting has the port after the tasks', or else the first, before a task needs that."""
-    tasks = len(ports) if tasks is None else tasks
-    following = ports[tasks] if len(ports) > tasks else ports[-1] + 1
-    beyond = following > 65535 or (source == "SLURM_STEP_RESV_PORTS" and len(ports) == tasks)
-    return Ports(ports[:tasks], source, ports[0] if beyond else following)
+def _after(ports: Sequence[int]) -> int:
+    """The meeting's port beside the tasks' own: the one after them, or before them."""
+    return ports[-1] + 1 if ports[-1] < 65535 else ports[0] - 1
 
 
 def _from(base: int, count: int, what: str) -> range:
@@ -104,9 +106,15 @@ def _derive(job_id: str, step_id: str, count: int) -> int:
         block *= 2
     blocks = (_LAST - _FIRST + 1) // block
     if not blocks:
-        return _from(1024, count, "ports derived from SLURM_JOB_ID")[0]
+        return _from(_FIRST, count, "ports derived from SLURM_JOB_ID")[0]
     number = _number(job_id) + _number(step_id) * round(blocks * 0.618)
     return _FIRST + number % blocks * block
+
+
+def _derive_meeting(step: SlurmStep) -> int:
+    """One port a step, below those of the tasks, so that their blocks stay as small as they are."""
+    number = _number(step.job_id or "") + _number(step.step_id or "") * round(_MEETINGS * 0.618)
+    return _FIRST - _MEETINGS + number % _MEETINGS
 
 
 def _number(text: str) -> int:

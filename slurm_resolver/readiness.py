@@ -16,19 +16,20 @@ import signal
 import socket
 import subprocess
 import sys
-from typing import Any, Dict, Iterator, List, Optional
+from typing import Any, Dict, Iterator, List, Optional, Sequence
 
 import slurm_resolver
 from slurm_resolver.cluster import Cluster
 from slurm_resolver.environment import SlurmStep
 from slurm_resolver.errors import RendezvousError
 from slurm_resolver.meeting import Note, meet
+from slurm_resolver.probe import Listener
 from slurm_resolver.rendezvous import HostOf, meeting_point
 
 _meetings = itertools.count(1)  # each meeting of a step has a number of its own
 
 # What to compare, from the cause to its effects, and how a message names it.
-_COMPARED = (
+COMPARED = (
     ("version", "the version of slurm_resolver"),
     ("tensorflow", "the version of TensorFlow"),
     ("jobs", "the jobs (argument jobs)"),
@@ -54,10 +55,15 @@ def wait_until_ready(
     """
     if len(cluster.tasks) < 2:
         return
-    names = [f"rank {task.rank} ({task.job} {task.index} on {task.node})" for task in cluster.tasks]
+    names = task_names(cluster)
     purpose = f"ready {next(_meetings)}"
     point = meeting_point(step, purpose, names, port_base, host_of)
     meet(point, describe(cluster), lambda notes: _compare(notes, names), timeout)
+
+
+def task_names(cluster: Cluster) -> List[str]:
+    """Returns by rank how messages name a task."""
+    return [f"rank {task.rank} ({task.job} {task.index} on {task.node})" for task in cluster.tasks]
 
 
 def describe(cluster: Cluster) -> Note:
@@ -96,29 +102,20 @@ def _digest(value: Any) -> str:
 def _port_taken(cluster: Cluster) -> Optional[str]:
     """Why this task could not listen at its address; None where it can."""
     assert cluster.task is not None
-    port = int(cluster.task.address.rpartition(":")[2])
-    try:
-        # as TensorFlow's server does, which takes over a port that is only being closed
-        with socket.create_server(("", port)):
-            return None
-    except OSError as error:
-        return f"port {port}: {error.strerror}"
+    listener = Listener(cluster.task.rank, int(cluster.task.address.rpartition(":")[2]))
+    listener.close()
+    return listener.problem
 
 
-def _compare(notes: Dict[int, Note], names: List[str]) -> Dict[str, Any]:
+def _compare(notes: Dict[int, Note], names: Sequence[str]) -> Dict[str, Any]:
     problems = [
         f"{names[rank]} cannot listen at {note['port_taken']}"
         for rank, note in sorted(notes.items())
         if note["port_taken"] is not None
     ]
-    for key, what in _COMPARED:
-        values: Dict[str, List[int]] = {}
-        for rank, note in sorted(notes.items()):
-            values.setdefault(json.dumps(note.get(key), sort_keys=True), []).append(rank)
-        if len(values) > 1:
-            # The fewest first: they are the likely culprits.
-            sides = sorted(values.items(), key=lambda side: len(side[1]))
-            told = "; ".join(f"{_some(ranks, names)}: {value}" for value, ranks in sides[:4])
+    for key, what in COMPARED:
+        told = sides(notes, key, names)
+        if told:
             problems.append(f"the tasks disagree on {what}: {told}")
             break  # what follows from it would only repeat it
     if problems:
@@ -129,7 +126,21 @@ def _compare(notes: Dict[int, Note], names: List[str]) -> Dict[str, Any]:
     return {"ready": True}
 
 
-def _some(ranks: List[int], names: List[str]) -> str:
+def sides(notes: Dict[int, Note], key: str, names: Sequence[str]) -> str:
+    """Returns who says what, where the notes differ in this key; '' where they do not.
+
+    The fewest come first: they are the likely culprits.
+    """
+    values: Dict[str, List[int]] = {}
+    for rank, note in sorted(notes.items()):
+        values.setdefault(json.dumps(note.get(key), sort_keys=True), []).append(rank)
+    if len(values) < 2:
+        return ""
+    ordered = sorted(values.items(), key=lambda side: len(side[1]))
+    return "; ".join(f"{_some(ranks, names)}: {value}" for value, ranks in ordered[:4])
+
+
+def _some(ranks: List[int], names: Sequence[str]) -> str:
     more = f" and {len(ranks) - 3} more" if len(ranks) > 3 else ""
     return ", ".join(names[rank] for rank in ranks[:3]) + more
 

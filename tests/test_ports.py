@@ -38,6 +38,29 @@ def test_the_first_source_that_there_is(
     assert (list(chosen.by_local_id), chosen.source) == (ports, source)
 
 
+@pytest.mark.parametrize(
+    ("step", "tasks", "port_base", "meeting"),
+    [
+        (step(), 2, 2222, 2224),
+        (step(), 2, 65534, 65533),
+        (step(resv_ports=(23001, 23002, 23010)), 2, None, 23010),
+        (step(None, None), 2, None, 8890),
+    ],
+)
+def test_the_meeting_has_a_port_of_its_own(
+    step: SlurmStep, tasks: int, port_base: Optional[int], meeting: int
+) -> None:
+    assert choose_ports(step, tasks, port_base).meeting == meeting
+
+
+@given(st.integers(1, 40), st.integers(0, 2), st.sampled_from([None, 1, 60_000]))
+def test_the_meeting_is_on_no_tasks_port(tasks: int, spare: int, port_base: Optional[int]) -> None:
+    for ports in (None, tuple(range(23000, 23000 + tasks + spare))):
+        chosen = choose_ports(step(resv_ports=ports), tasks, port_base)
+        assert chosen.meeting not in chosen.by_local_id
+        assert 1 <= chosen.meeting <= 65535
+
+
 def test_reserved_ports_that_do_not_suffice_are_left_alone_and_named(
     caplog: pytest.LogCaptureFixture,
 ) -> None:

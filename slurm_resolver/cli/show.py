@@ -5,13 +5,13 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from typing import Any, Dict, List, Optional, Tuple
+from typing import Any, List, Optional, Tuple
 
+from slurm_resolver.cli.options import add_cluster_options, cluster_keywords
 from slurm_resolver.cluster import Cluster, build_cluster, resolve
 from slurm_resolver.environment import SlurmStep
 from slurm_resolver.errors import NotInStepError
 from slurm_resolver.layout import lay_out
-from slurm_resolver.roles import PLACEMENTS, WORKER_ORDERS
 
 _DESCRIPTION = """\
 Shows the cluster that SlurmClusterResolver makes of the Slurm step this command runs in: each
@@ -33,28 +33,7 @@ def add_parser(commands: Any) -> None:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.set_defaults(function=show)
-    parser.add_argument(
-        "--jobs",
-        type=_numbers,
-        metavar="JOB=N,…",
-        help="tasks of each job, such as ps=2,worker=-1 (-1: the rest); default: all workers",
-    )
-    parser.add_argument("--placement", choices=PLACEMENTS, default="spread")
-    parser.add_argument("--worker-order", choices=WORKER_ORDERS, default="ring")
-    parser.add_argument(
-        "--het-groups",
-        type=_numbers,
-        metavar="JOB=GROUP,…",
-        help="take a job's tasks from that component of a heterogeneous step",
-    )
-    parser.add_argument("--port-base", type=int, metavar="PORT", help="first port on each node")
-    parser.add_argument("--node-address", metavar="SUFFIX", help="suffix: --node-address=-ib0")
-    parser.add_argument(
-        "--gpu-jobs",
-        type=lambda text: text.split(","),
-        metavar="JOB,…",
-        help="jobs whose tasks use GPUs; default: all but ps and, beside ps, chief",
-    )
+    add_cluster_options(parser)
     parser.add_argument("--json", action="store_true", help="print JSON")
     step = parser.add_argument_group("a step to plan, outside Slurm")
     step.add_argument("--nodelist", metavar="LIST", help="a host list, such as n[1-4]")
@@ -72,15 +51,9 @@ def add_parser(commands: Any) -> None:
 
 def show(args: argparse.Namespace) -> int:
     """Prints the cluster; always returns 0."""
-    keywords: Dict[str, Any] = {
-        "port_base": args.port_base,
-        "placement": args.placement,
-        "worker_order": args.worker_order,
-        "het_groups": args.het_groups,
-        "node_address": args.node_address,
-        "gpu_jobs": args.gpu_jobs,
-    }
+    keywords = cluster_keywords(args)
     if args.nodelist is not None:
+        keywords.pop("layout")  # there is nobody to meet
         step = _planned_step(args)
         cluster = build_cluster(step, lay_out(step, "options"), args.jobs, **keywords)
     elif args.tasks_per_node is not None or args.distribution is not None:
@@ -97,20 +70,6 @@ def show(args: argparse.Namespace) -> int:
     else:
         _print_table(cluster)
     return 0
-
-
-def _numbers(text: str) -> Dict[str, int]:
-    numbers = {}
-    for part in text.split(","):
-        name, equals, number = part.partition("=")
-        if not equals or not name.strip() or name.strip() in numbers:
-            raise argparse.ArgumentTypeError(f"{part!r} in {text!r}: expected NAME=NUMBER, once")
-        try:
-            numbers[name.strip()] = int(number)
-        except ValueError:
-            message = f"{part!r} in {text!r}: expected a whole number after '='"
-            raise argparse.ArgumentTypeError(message) from None
-    return numbers
 
 
 def _planned_step(args: argparse.Namespace) -> SlurmStep:
