@@ -165,7 +165,8 @@ def resolve(
         layout: "environment" takes the layout from the variables alone. "rendezvous" lets the
             tasks tell each other where they run, over TCP; all tasks of the step must ask for it.
             "auto" does that where the variables do not tell.
-        environ: the variables to read, by default `os.environ`.
+        environ: the variables to read, by default `os.environ`; with others, as another task has
+            them, "auto" is "environment".
 
     Returns:
         The same `Cluster` in every task, but for `task` and `gpus`. An empty one where there is
@@ -178,6 +179,8 @@ def resolve(
         JobsError, AddressError: for arguments that do not fit the step.
     """
     step = SlurmStep.read(os.environ if environ is None else environ)
+    if layout == "auto" and environ is not None and environ is not os.environ:
+        layout = "environment"  # another task's variables: it is not this process that could meet
     if step.place == "allocation":
         raise step.not_in_step()
     if step.place == "none":

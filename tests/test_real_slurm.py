@@ -184,9 +184,14 @@ def random_layout(dice: random.Random) -> str:
         ]
     )
     distribution = dice.choice(["", "block", "cyclic", "plane", "block:cyclic", "cyclic,pack"])
+    if distribution == "plane":
+        # Slurm 22.05 refuses planes that do not fit into a node's CPUs, or waits for ever for room.
+        overcommitted = words[-1] == "-O"
+        size = dice.randint(1, 4 if overcommitted else per_node)
+        words = [*words[:4], *(words[4:] if overcommitted else [f"--ntasks-per-node={per_node}"])]
+        distribution = f"plane={size}"
     if distribution:
-        size = f"={dice.randint(1, 4)}" if distribution == "plane" else ""
-        words += ["-m", distribution + size]
+        words += ["-m", distribution]
     if len(nodes) > 2 and dice.random() < 0.3:  # the same nodes, in two components
         cut = dice.randint(1, len(nodes) - 1)
         dice.shuffle(nodes)
