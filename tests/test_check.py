@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Dict, List, Set
 
 import pytest
+from conftest import packets_dropped
 from slurm_cluster import SlurmCluster
 
 import slurm_resolver as sr
@@ -173,14 +174,8 @@ class TestOnSlurm:
 
     def test_packets_that_are_dropped_between_two_nodes(self, real_slurm: SlurmCluster) -> None:
         """n8, where the tasks meet, is reached by all; n10 does not reach n9."""
-        address = real_slurm.run_on("n10", "getent ahostsv4 n9").stdout.split()[0]
-        route = real_slurm.run_on("n10", f"ip -o route get {address}").stdout
-        entry = f"{address} dev {route.split(' dev ')[1].split()[0]}"
-        real_slurm.run_on("n10", f"ip neigh replace {entry} lladdr 02:00:00:00:00:01 nud permanent")
-        try:
+        with packets_dropped(real_slurm, "n10", "n9"):
             reach = run(real_slurm, "-w n8,n9,n10 -N3 -n3", status=1)["reach"]
-        finally:
-            real_slurm.run_on("n10", f"ip neigh del {entry}")
         assert (
             "rank 2 (worker 2 on n10) cannot reach rank 1 (worker 1 on n9) at n9:"
             in reach["detail"]

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Dict, List
 
 import pytest
+from conftest import packets_dropped
 from slurm_cluster import SlurmCluster
 
 pytestmark = pytest.mark.slurm
@@ -58,9 +59,18 @@ def test_a_fault_is_named_by_every_task(
             assert any(choice in outcome["error"] for choice in part.split("|")), outcome["error"]
 
 
-def test_a_task_that_ends_while_it_waits(real_slurm: SlurmCluster, tmp_path: Path) -> None:
-    """Rank 3 never comes, so that the others wait; rank 2 ends meanwhile."""
-    ends = f"{TASK} --timeout 20 --fault 'ends while it waits' --in-rank 2"
+@pytest.mark.parametrize(
+    ("rank", "left", "told"),
+    [
+        (2, [0, 1], "rank 2 (worker 2 on n10) came and ended again"),
+        (0, [1, 2], "(local id 0 on node n9) has ended before it answered rank"),
+    ],
+)
+def test_a_task_that_ends_while_it_waits(
+    real_slurm: SlurmCluster, tmp_path: Path, rank: int, left: List[int], told: str
+) -> None:
+    """Rank 3 never comes, so that the others wait; another one ends meanwhile."""
+    ends = f"{TASK} --timeout 20 --fault 'ends while it waits' --in-rank {rank}"
     script = f'if [ "$SLURM_PROCID" = 3 ]; then exec sleep 8; fi; exec {ends}'
     real_slurm.run(
         f"srun -w n9,n10 -N2 --ntasks-per-node=2 bash -c {shlex.quote(script)}",
@@ -68,9 +78,9 @@ def test_a_task_that_ends_while_it_waits(real_slurm: SlurmCluster, tmp_path: Pat
         check=False,
     )
     outcomes = [json.loads(path.read_text()) for path in sorted(tmp_path.iterdir())]
-    assert [outcome["rank"] for outcome in outcomes] == [0, 1]
+    assert [outcome["rank"] for outcome in outcomes] == left
     for outcome in outcomes:
-        assert "rank 2 (worker 2 on n10) came and ended again" in outcome["error"]
+        assert told in outcome["error"]
         assert outcome["seconds"] < 20
 
 
@@ -92,17 +102,8 @@ def test_names_that_do_not_resolve(real_slurm: SlurmCluster, tmp_path: Path) -> 
 
 
 def test_a_node_whose_packets_are_dropped(real_slurm: SlurmCluster, tmp_path: Path) -> None:
-    """To n9 goes every packet from n10 under a wrong address of the wire: nothing ever answers."""
-    address = real_slurm.run_on("n10", "getent ahostsv4 n9").stdout.split()[0]
-    device = (
-        real_slurm.run_on("n10", f"ip -o route get {address}").stdout.split(" dev ")[1].split()[0]
-    )
-    entry = f"{address} dev {device}"
-    real_slurm.run_on("n10", f"ip neigh replace {entry} lladdr 02:00:00:00:00:01 nud permanent")
-    try:
+    with packets_dropped(real_slurm, "n10", "n9"):
         outcomes = run(real_slurm, "--timeout 3", tmp_path)
-    finally:
-        real_slurm.run_on("n10", f"ip neigh del {entry}")
     for outcome in outcomes[:2]:
         assert "2 of 4 tasks are missing" in outcome["error"]
         assert "rank 2 (worker 2 on n10), rank 3 (worker 3 on n10)" in outcome["error"]
