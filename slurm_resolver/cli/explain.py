@@ -1,0 +1,85 @@
+"""`slurm-resolver explain`: what the messages in the log of a failed run mean."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+import sys
+import textwrap
+from typing import Any, Dict, List
+
+from slurm_resolver.explain import Finding, explain_file
+
+_DESCRIPTION = """\
+Reads logs and explains the messages of TensorFlow, gRPC, CUDA and Slurm that it knows: what each
+means, which task it names, and what to do. The first is often the cause, the others follow from
+it."""
+
+_EPILOG = """\
+exit status: 0 when no known message was found, 1 when one was, 2 when a file cannot be read.
+
+examples:
+  slurm-resolver explain slurm-1234.out
+  srun --label python train.py 2>&1 | slurm-resolver explain"""
+
+
+def add_parser(commands: Any) -> None:
+    """Adds this subcommand."""
+    parser = commands.add_parser(
+        "explain",
+        help="explain the errors in the log of a run",
+        description=_DESCRIPTION,
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.set_defaults(function=explain)
+    parser.add_argument(
+        "logs", nargs="*", metavar="LOGFILE", help="default, or -: the standard input"
+    )
+    parser.add_argument("--json", action="store_true", help="print JSON")
+
+
+def explain(args: argparse.Namespace) -> int:
+    """Prints the findings; returns 0 without any, 1 with some, 2 where a file was not readable."""
+    found: List[Dict[str, Any]] = []
+    unreadable = False
+    for name in args.logs or ["-"]:
+        try:
+            findings = _read(name)
+        except OSError as error:
+            unreadable = True
+            print(f"slurm-resolver explain: {name}: {error.strerror or error}", file=sys.stderr)
+            continue
+        found += [{"file": name, **finding._asdict()} for finding in findings]
+        if not args.json:
+            for finding in findings:
+                _print(name, finding)
+    if args.json:
+        print(json.dumps(found))
+    if not found and not unreadable:
+        print("slurm-resolver explain: no known message found", file=sys.stderr)
+    return 2 if unreadable else int(bool(found))
+
+
+def _read(name: str) -> List[Finding]:
+    if name == "-":
+        return explain_file(sys.stdin.buffer)
+    with open(name, "rb") as stream:
+        return explain_file(stream)
+
+
+def _print(name: str, finding: Finding) -> None:
+    width = max(40, shutil.get_terminal_size().columns)
+    address = f" at {finding.address}" if finding.address else ""
+    paragraphs = [f"{name}:{finding.line_number}: {finding.id} (x{finding.count}){address}"]
+    for text in (finding.line, f"Cause: {finding.cause}", f"Remedy: {finding.remedy}"):
+        paragraphs += textwrap.wrap(
+            text,
+            width,
+            initial_indent="    ",
+            subsequent_indent="      ",
+            break_on_hyphens=False,  # the options of a command
+        )
+    encoding = sys.stdout.encoding or "utf-8"
+    print("\n".join(paragraphs).encode(encoding, "backslashreplace").decode(encoding))
