@@ -124,6 +124,8 @@ class _Host:
             answer = self._decide(decide, time.monotonic() - started)
             self._answer = _frame(answer)
             self._answered.set()
+            # Who has its answer may be on the way to the step's next meeting: not here.
+            server.close()
             if self._members:
                 await asyncio.wait(self._members, timeout=_GRACE_SECONDS)
             return answer
@@ -160,6 +162,8 @@ class _Host:
 
     async def _listen(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         body = await asyncio.wait_for(self._read_note(reader), _HANDSHAKE_SECONDS)
+        if self._answered.is_set():
+            return
         message = json.loads(body)
         rank, note = message["rank"], message["note"]
         if message["identity"] != self._point.identity or not isinstance(note, dict):

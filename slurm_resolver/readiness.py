@@ -9,7 +9,6 @@ import contextlib
 import faulthandler
 import hashlib
 import importlib.metadata
-import itertools
 import json
 import os
 import signal
@@ -25,8 +24,6 @@ from slurm_resolver.errors import RendezvousError
 from slurm_resolver.meeting import Note, meet
 from slurm_resolver.probe import Listener
 from slurm_resolver.rendezvous import HostOf, meeting_point
-
-_meetings = itertools.count(1)  # each meeting of a step has a number of its own
 
 # What to compare, from the cause to its effects, and how a message names it.
 COMPARED = (
@@ -56,8 +53,7 @@ def wait_until_ready(
     if len(cluster.tasks) < 2:
         return
     names = task_names(cluster)
-    purpose = f"ready {next(_meetings)}"
-    point = meeting_point(step, purpose, names, port_base, host_of)
+    point = meeting_point(step, "ready", names, port_base, host_of)
     meet(point, describe(cluster), lambda notes: _compare(notes, names), timeout)
 
 

@@ -35,7 +35,7 @@ def meeting_point(
 
     Args:
         step: the task's variables.
-        purpose: what they meet for; several meetings of one step have different ones.
+        purpose: what they meet for: who comes for something else waits for its own meeting.
         expected: by rank, how to name each task; by default by its rank alone.
         port_base: as in `slurm_resolver.resolve`.
         host_of: from a node's name to the host to connect to.

@@ -72,6 +72,18 @@ def test_all_get_the_answer_to_all_notes(port: int, tasks: int) -> None:
         assert result() == {"said": [rank * 10 for rank in range(tasks)]}
 
 
+def test_one_meeting_after_the_other(port: int) -> None:
+    """A task may be at the next meeting while others still get the answer of the last one."""
+    present = points(port, 20)
+
+    def twenty_times(point: MeetingPoint) -> List[Any]:
+        return [meet(point, {"says": turn}, echo, 30.0)["said"] for turn in range(20)]
+
+    with ThreadPoolExecutor(len(present)) as pool:
+        for said in pool.map(twenty_times, present):
+            assert said == [[turn] * 20 for turn in range(20)]
+
+
 def test_who_is_missing_is_told_to_everybody(port: int) -> None:
     present = points(port, 5)
     del present[3]
