@@ -11,7 +11,7 @@ import sys
 from typing import Optional, Sequence
 
 import slurm_resolver
-from slurm_resolver.cli import check, explain, run, show
+from slurm_resolver.cli import check, exec, explain, run, show
 from slurm_resolver.errors import SlurmResolverError
 
 
@@ -25,7 +25,7 @@ def build_parser() -> argparse.ArgumentParser:
         "--version", action="version", version=f"slurm-resolver {slurm_resolver.__version__}"
     )
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
-    for command in (run, show, check, explain):
+    for command in (run, exec, show, check, explain):
         command.add_parser(commands)
     return parser
 

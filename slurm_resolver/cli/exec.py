@@ -1,0 +1,138 @@
+"""`slurm-resolver exec`: becomes a program that finds its cluster in TF_CONFIG or its arguments."""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import json
+import os
+import shlex
+import shutil
+import signal
+import sys
+from typing import Any, Dict, List, NoReturn
+
+from slurm_resolver.cli.options import add_cluster_options, cluster_keywords
+from slurm_resolver.cluster import Cluster, host_for, resolve
+from slurm_resolver.environment import SlurmStep
+from slurm_resolver.errors import EnvironmentValueError, LaunchError
+from slurm_resolver.gpus import apply_gpus
+
+_DESCRIPTION = """\
+Becomes COMMAND, with TF_CONFIG set to this task's part of the cluster, and with the task's GPUs.
+In its arguments {job}, {index}, {rank}, {address}, {ps_hosts}, {worker_hosts} and {chief_host} are
+filled in. Process id, signals and exit status are the program's own."""
+
+_EPILOG = """\
+exit status: COMMAND's; 1 when the tasks are not ready in time (--wait), 2 when usage or environment
+are wrong.
+
+examples:
+  srun slurm-resolver exec --wait 120 -- python train.py
+  srun slurm-resolver exec --jobs ps=1,worker=-1 -- python train.py --ps_hosts={ps_hosts}
+      --worker_hosts={worker_hosts} --job_name={job} --task_index={index}
+  eval "$(slurm-resolver exec --format env)\""""
+
+
+def add_parser(commands: Any) -> None:
+    """Adds this subcommand."""
+    parser = commands.add_parser(
+        "exec",
+        help="run a program that reads TF_CONFIG, or takes hosts as arguments, unchanged",
+        description=_DESCRIPTION,
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.set_defaults(function=execute)
+    add_cluster_options(parser)
+    parser.add_argument(
+        "--wait",
+        type=float,
+        metavar="SECONDS",
+        help="wait until all tasks are there and agree; after that time, tell who is missing",
+    )
+    parser.add_argument("--force", action="store_true", help="replace a TF_CONFIG that differs")
+    parser.add_argument(
+        "--format",
+        choices=("json", "env"),
+        help="print the variables instead: as JSON, or for eval",
+    )
+    parser.add_argument("command_line", nargs=argparse.REMAINDER, metavar="-- COMMAND [ARGUMENT …]")
+
+
+def execute(args: argparse.Namespace) -> int:
+    """Prints the variables, or becomes the program."""
+    command = args.command_line[1:] if args.command_line[:1] == ["--"] else args.command_line
+    if bool(command) == bool(args.format):
+        raise LaunchError("expected either a command, after --, or --format")
+    step = SlurmStep.read(os.environ)
+    cluster = resolve(args.jobs, **cluster_keywords(args))
+    variables = _variables(cluster, step, args.force)
+    if args.wait is not None and cluster.tasks:
+        from slurm_resolver.errors import RendezvousError
+        from slurm_resolver.readiness import wait_until_ready
+
+        host_of = functools.partial(host_for, node_address=args.node_address)
+        try:
+            wait_until_ready(cluster, step, args.wait, args.port_base, host_of)
+        except RendezvousError as error:
+            print(f"slurm-resolver exec: {error}", file=sys.stderr)
+            return 1
+    if args.format == "json":
+        print(json.dumps(variables))
+    elif args.format == "env":
+        for name, value in variables.items():
+            print(f"export {name}={shlex.quote(value)}")
+    else:
+        _become([fill(word, cluster) for word in command], {**os.environ, **variables})
+    return 0
+
+
+def _variables(cluster: Cluster, step: SlurmStep, force: bool) -> Dict[str, str]:
+    variables: Dict[str, str] = {}
+    if cluster.tasks:
+        config = cluster.tf_config()
+        there = os.environ.get("TF_CONFIG", "")
+        if there and not force and _read(there) != config:
+            raise EnvironmentValueError(
+                f"TF_CONFIG={there!r} is set already, and differs from this step's: "
+                f"{json.dumps(config)}. Unset it, or replace it with --force."
+            )
+        variables["TF_CONFIG"] = json.dumps(config)
+    if cluster.gpu_decision is not None:
+        apply_gpus(cluster.gpu_decision, step, variables)
+    return variables
+
+
+def _read(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError:
+        return None  # differs from any
+
+
+def fill(word: str, cluster: Cluster) -> str:
+    """Returns the word with what stands for the cluster filled in; other braces are left alone."""
+    jobs = cluster.jobs()
+    own = cluster.task
+    values = {
+        "job": own.job if own else "",
+        "index": str(own.index) if own else "",
+        "rank": str(own.rank) if own else "",
+        "address": own.address if own else "",
+        "ps_hosts": ",".join(jobs.get("ps", [])),
+        "worker_hosts": ",".join(jobs.get("worker", [])),
+        "chief_host": ",".join(jobs.get("chief", [])),
+    }
+    for name, value in values.items():
+        word = word.replace(f"{{{name}}}", value)
+    return word
+
+
+def _become(command: List[str], environ: Dict[str, str]) -> NoReturn:
+    if shutil.which(command[0]) is None:
+        raise LaunchError(f"{command[0]!r} is no program that can be started here")
+    sys.stdout.flush()
+    # Python ignores it, and a program inherits that.
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+    os.execvpe(command[0], command, environ)
