@@ -65,7 +65,7 @@ class Layout:
 
     def ranks_on(self, node: int) -> Tuple[int, ...]:
         """The ranks on the node with this SLURM_NODEID, ascending: its tasks' SLURM_GTIDS."""
-        return tuple(rank for rank, index in enumerate(self.node_of) if index == node)
+        return tuple([rank for rank, index in enumerate(self.node_of) if index == node])
 
 
 def lay_out(step: SlurmStep, source: str = "environment") -> Layout:

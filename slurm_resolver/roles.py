@@ -6,6 +6,7 @@ evaluator, and nothing else but workers and parameter servers.
 
 from __future__ import annotations
 
+import itertools
 from numbers import Integral
 from typing import Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
@@ -175,13 +176,7 @@ def _deal(
 
 
 def _first(free: bytearray, among: range, count: int) -> List[int]:
-    ranks: List[int] = []
-    for rank in among:
-        if len(ranks) == count:
-            break
-        if free[rank]:
-            ranks.append(rank)
-    return ranks
+    return list(itertools.islice(itertools.compress(among, free[among.start : among.stop]), count))
 
 
 def _spread(layout: Layout, free: Sequence[int], count: int) -> List[int]:
