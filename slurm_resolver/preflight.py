@@ -58,7 +58,7 @@ def check_step(
         point = meeting_point(step, f"check {purpose}", names, port_base, host_of)
         return meet(point, note, decide or (lambda notes: {}), timeout)
 
-    note = {**describe(cluster), "place": [own.node, own.local_rank], **_local_facts(cluster, step)}
+    note = {**describe(cluster), **_software_facts(), **_local_facts(cluster, step)}
     if len(cluster.tasks) > 1:
         gather("presence", {})
     listener = Listener(own.rank, int(own.address.rpartition(":")[2]))
@@ -83,7 +83,7 @@ def check_here() -> List[Result]:
     driver = count_with_driver()
     return [
         Result("names", *((FAILED, f"{name}: {failed[name]}") if failed else (OK, name))),
-        _tensorflow(note["tensorflow"]),
+        _tensorflow(tensorflow_version()),
         _keras({0: note}, ["this machine"]),
         _proxies({0: note}, ["this machine"]),
         Result(
@@ -103,7 +103,6 @@ def _software_facts() -> Note:
         keras = importlib.metadata.version("keras")
     legacy = _setting("TF_USE_LEGACY_KERAS").lower() in ("1", "true")
     return {
-        "tensorflow": tensorflow_version(),
         "keras3": int(keras.partition(".")[0]) >= 3 and not legacy,
         "proxies": [n for n in ("grpc_proxy", "https_proxy", "http_proxy") if _setting(n)],
         "no_proxy": bool(_setting("no_grpc_proxy") or _setting("no_proxy")),
@@ -115,11 +114,14 @@ def _setting(name: str) -> str:
 
 
 def _local_facts(cluster: Cluster, step: SlurmStep) -> Note:
-    gpus = cluster.gpus
+    assert cluster.task is not None
+    own, gpus = cluster.task, cluster.gpus
     # A cgroup numbers each task's devices from 0; then only the step's own numbers tell them apart.
     if gpus and step.step_gpus is not None and len(step.step_gpus.split(",")) == len(gpus):
         gpus = tuple(step.step_gpus.split(","))
-    return {**_software_facts(), "devices": gpus}
+    # Slurm's word for this task's place, not the cluster's: the two are to be compared.
+    local_id = own.local_rank if step.localid is None else step.localid
+    return {"devices": gpus, "place": [step.nodename or own.node, local_id]}
 
 
 def _ask_peers(cluster: Cluster) -> Note:

@@ -54,7 +54,8 @@ def wait_until_ready(
         return
     names = task_names(cluster)
     point = meeting_point(step, "ready", names, port_base, host_of)
-    meet(point, describe(cluster), lambda notes: _compare(notes, names), timeout)
+    note = {**describe(cluster), "port_taken": _port_taken(cluster)}
+    meet(point, note, lambda notes: _compare(notes, names), timeout)
 
 
 def task_names(cluster: Cluster) -> List[str]:
@@ -76,7 +77,6 @@ def describe(cluster: Cluster) -> Note:
         "addresses": _digest([task.address for task in cluster.tasks]),
         "host": socket.gethostname(),
         "gpus": cluster.gpus,
-        "port_taken": _port_taken(cluster),
     }
 
 

@@ -66,8 +66,8 @@ def layout_by_meeting(
         LayoutError: where not all tasks come within `timeout` seconds, or their reports do not fit
             SLURM_STEP_NODELIST and SLURM_STEP_TASKS_PER_NODE.
     """
-    nodes, counts = check_counts(step)
     point = meeting_point(step, "layout", port_base=port_base, host_of=host_of)
+    nodes, counts = step.require("nodes"), step.require("tasks_per_node")
     note = {"node": step.nodename, "local": step.localid, "id": step.nodeid}
     try:
         answer = meet(point, note, lambda notes: _combine(notes, nodes, counts), timeout)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import json
 import os
 import re
@@ -13,13 +14,16 @@ from pathlib import Path
 from typing import Any, Dict, List, Set
 
 import pytest
-from conftest import packets_dropped
+from conftest import packets_dropped, recordings
 from slurm_cluster import SlurmCluster
 
 import slurm_resolver as sr
+from slurm_resolver import preflight
 from slurm_resolver.cli import main
+from slurm_resolver.environment import SlurmStep
 from slurm_resolver.preflight import check_here
 from slurm_resolver.probe import Listener, ask, holder_of, peers_to_ask, send, unresolved
+from slurm_resolver.readiness import task_names
 
 CHECK = shlex.join([sys.executable, "-m", "slurm_resolver", "check"])
 IDS = [
@@ -186,6 +190,20 @@ class TestOnSlurm:
         checks = run(real_slurm, "-n1")
         assert checks["presence"]["detail"] == "all 1 tasks are there"
         assert checks["speed"]["status"] == "skipped"
+
+
+def test_the_layout_is_held_against_slurms_word_for_the_task() -> None:
+    task = next(r for r in recordings() if r.name.endswith("even_2x2")).tasks[2]
+    cluster, step = sr.resolve(environ=task), SlurmStep.read(task)
+    names = task_names(cluster)
+    facts = preflight._local_facts(cluster, step)
+    assert preflight._layout({2: facts}, cluster, names).status == "ok"
+    elsewhere = preflight._local_facts(cluster, dataclasses.replace(step, nodename="n0", localid=1))
+    assert preflight._layout({2: elsewhere}, cluster, names) == (
+        "layout",
+        "failed",
+        "rank 2 (worker 2 on n1) really runs on n0, local id 1",
+    )
 
 
 def test_one_machine(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
