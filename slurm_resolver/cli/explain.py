@@ -7,9 +7,10 @@ import json
 import shutil
 import sys
 import textwrap
-from typing import Any, Dict, List
+from typing import TYPE_CHECKING, Any, Dict, List
 
-from slurm_resolver.explain import Finding, explain_file
+if TYPE_CHECKING:
+    from slurm_resolver.explain import Finding
 
 _DESCRIPTION = """\
 Reads logs and explains the messages of TensorFlow, gRPC, CUDA and Slurm that it knows: what each
@@ -63,6 +64,8 @@ def explain(args: argparse.Namespace) -> int:
 
 
 def _read(name: str) -> List[Finding]:
+    from slurm_resolver.explain import explain_file  # its table takes longer than the command
+
     if name == "-":
         return explain_file(sys.stdin.buffer)
     with open(name, "rb") as stream:
