@@ -13,6 +13,18 @@ from slurm_cluster import Node, SlurmCluster, SlurmUnavailable, slurm_or_skip
 
 DATA = Path(__file__).parent / "data"
 
+# Rank 1 of four on two nodes that all see two GPUs; what a test is about, it adds.
+TASK = {
+    "SLURM_PROCID": "1",
+    "SLURM_JOB_ID": "42",
+    "SLURM_STEP_ID": "0",
+    "SLURM_STEP_NUM_TASKS": "4",
+    "SLURM_STEP_NODELIST": "n[9-10]",
+    "SLURM_STEP_TASKS_PER_NODE": "2(x2)",
+    "SLURM_STEP_RESV_PORTS": "23001-23003",
+    "CUDA_VISIBLE_DEVICES": "4,5",
+}
+
 
 class Recording(NamedTuple):
     """One recorded step: what was run, and each task's variables."""

@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 from typing import Any, Dict, List
 
+import conftest
 import pytest
 
 import slurm_resolver
@@ -19,17 +20,7 @@ from slurm_resolver.local_step import free_ports
 
 COMMAND = [sys.executable, "-m", "slurm_resolver"]
 
-TASK = {
-    "SLURM_PROCID": "1",
-    "SLURM_JOB_ID": "42",
-    "SLURM_STEP_ID": "0",
-    "SLURM_STEP_NUM_TASKS": "4",
-    "SLURM_STEP_NODELIST": "n[9-10]",
-    "SLURM_STEP_TASKS_PER_NODE": "2(x2)",
-    "SLURM_STEP_RESV_PORTS": "23001-23003",
-    "SLURM_DISTRIBUTION": "cyclic",
-    "CUDA_VISIBLE_DEVICES": "4,5",
-}
+TASK = {**conftest.TASK, "SLURM_DISTRIBUTION": "cyclic"}
 
 
 def run(*arguments: str, **keywords: Any) -> subprocess.CompletedProcess[str]:

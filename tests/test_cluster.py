@@ -7,6 +7,7 @@ import logging
 from pathlib import Path
 from typing import Any, Dict, List
 
+import conftest
 import pytest
 from conftest import Recording, recordings
 
@@ -14,17 +15,10 @@ import slurm_resolver as sr
 from slurm_resolver import cluster as cluster_module
 
 TASK = {
-    "SLURM_PROCID": "1",
+    **conftest.TASK,
     "SLURM_LOCALID": "0",
     "SLURMD_NODENAME": "n10",
-    "SLURM_JOB_ID": "42",
-    "SLURM_STEP_ID": "0",
-    "SLURM_STEP_NUM_TASKS": "4",
-    "SLURM_STEP_NODELIST": "n[9-10]",
-    "SLURM_STEP_TASKS_PER_NODE": "2(x2)",
-    "SLURM_STEP_RESV_PORTS": "23001-23003",
     "SLURM_DISTRIBUTION": "cyclic",
-    "CUDA_VISIBLE_DEVICES": "4,5",
     "SLURM_GPUS_ON_NODE": "2",
 }
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Dict, List
 
 import pytest
+from conftest import TASK
 from slurm_cluster import SlurmCluster
 
 import slurm_resolver as sr
@@ -19,17 +20,6 @@ from slurm_resolver.cli import main
 from slurm_resolver.cli.exec import fill
 
 COMMAND = [sys.executable, "-m", "slurm_resolver", "exec"]
-
-TASK = {
-    "SLURM_PROCID": "1",
-    "SLURM_JOB_ID": "42",
-    "SLURM_STEP_ID": "0",
-    "SLURM_STEP_NUM_TASKS": "4",
-    "SLURM_STEP_NODELIST": "n[9-10]",
-    "SLURM_STEP_TASKS_PER_NODE": "2(x2)",
-    "SLURM_STEP_RESV_PORTS": "23001-23003",
-    "CUDA_VISIBLE_DEVICES": "4,5",
-}
 
 
 @pytest.fixture
