@@ -1,35 +1,36 @@
 """TensorFlow clusters on Slurm: `SlurmClusterResolver`, and what it is made of.
 
-Importing this package does not import TensorFlow; the names that need it are loaded on first use.
+Importing this package imports nothing else: every name is loaded on first use, so that a command
+pays only for what it needs, and only those names that need TensorFlow import it.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, List
-
-from slurm_resolver.cluster import Cluster, Task, resolve
-from slurm_resolver.errors import (
-    AddressError,
-    EnvironmentValueError,
-    GpuError,
-    HostlistError,
-    JobsError,
-    LaunchError,
-    LayoutError,
-    NotInStepError,
-    RendezvousError,
-    SlurmResolverError,
-    UnknownLayoutError,
-)
-from slurm_resolver.hostlist import (
-    compress_hostlist,
-    count_hostlist,
-    expand_hostlist,
-    expand_tasks_per_node,
-)
-from slurm_resolver.legacy import tf_config_from_slurm
-
+TYPE_CHECKING = False  # typing's own would take as long to import as all the rest of Python
 if TYPE_CHECKING:
+    from typing import Any, List
+
+    from slurm_resolver.cluster import Cluster, Task, resolve
+    from slurm_resolver.errors import (
+        AddressError,
+        EnvironmentValueError,
+        GpuError,
+        HostlistError,
+        JobsError,
+        LaunchError,
+        LayoutError,
+        NotInStepError,
+        RendezvousError,
+        SlurmResolverError,
+        UnknownLayoutError,
+    )
+    from slurm_resolver.hostlist import (
+        compress_hostlist,
+        count_hostlist,
+        expand_hostlist,
+        expand_tasks_per_node,
+    )
+    from slurm_resolver.legacy import tf_config_from_slurm
     from slurm_resolver.tf.resolver import SlurmClusterResolver
 
 __version__ = "0.1.0"
@@ -57,17 +58,29 @@ __all__ = [
     "tf_config_from_slurm",
 ]
 
-_WITH_TENSORFLOW = {"SlurmClusterResolver": "slurm_resolver.tf.resolver"}
+_MODULES = {
+    "cluster": ("Cluster", "Task", "resolve"),
+    "hostlist": (
+        "compress_hostlist",
+        "count_hostlist",
+        "expand_hostlist",
+        "expand_tasks_per_node",
+    ),
+    "legacy": ("tf_config_from_slurm",),
+    "tf.resolver": ("SlurmClusterResolver",),
+}
+_MODULE_OF = {name: module for module, names in _MODULES.items() for name in names}
 
 
 def __getattr__(name: str) -> Any:
-    if name in _WITH_TENSORFLOW:
-        import importlib
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    import importlib
 
-        value = getattr(importlib.import_module(_WITH_TENSORFLOW[name]), name)
-        globals()[name] = value
-        return value
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    module = _MODULE_OF.get(name, "errors")
+    value = getattr(importlib.import_module(f"slurm_resolver.{module}"), name)
+    globals()[name] = value
+    return value
 
 
 def __dir__() -> List[str]:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
-import logging
 import os
 from typing import (
     Any,
@@ -27,8 +25,9 @@ from slurm_resolver.errors import (
     NotInStepError,
     UnknownLayoutError,
 )
-from slurm_resolver.gpus import Gpus, choose_gpus, gpu_users
+from slurm_resolver.gpus import Gpus, NodeGpus, choose_gpus, gpu_users
 from slurm_resolver.layout import Layout, check, lay_out
+from slurm_resolver.log import warn
 from slurm_resolver.ports import Ports, choose_ports
 from slurm_resolver.roles import assign_roles
 
@@ -36,7 +35,6 @@ LAYOUTS = ("auto", "environment", "rendezvous")
 
 NodeAddress = Union[str, Mapping[str, str], Callable[[str], str]]
 
-_log = logging.getLogger("slurm_resolver")
 _said_local = False
 
 # TensorFlow starts no server for the evaluator, and waits for one that is in the spec.
@@ -54,8 +52,7 @@ class Task(NamedTuple):
     address: str
 
 
-@dataclasses.dataclass(frozen=True)
-class Cluster:
+class Cluster(NamedTuple):
     """All tasks of a step, by rank, with job, index and address; and what is this task's own.
 
     Outside Slurm it is empty: no tasks, and `task` is None.
@@ -67,7 +64,7 @@ class Cluster:
         job_id, step_id: Slurm's ids, None where they are not set.
         distribution: the one that placed the tasks.
         layout_source, ports_source: where each decision comes from.
-        node_gpus: returns by rank the decisions of all tasks on this task's node.
+        neighbours: the tasks on this task's node, as far as their GPUs go.
     """
 
     tasks: Tuple[Task, ...] = ()
@@ -78,9 +75,19 @@ class Cluster:
     distribution: Optional[str] = None
     layout_source: Optional[str] = None
     ports_source: Optional[str] = None
-    node_gpus: Callable[[], Dict[int, Gpus]] = dataclasses.field(
-        default=dict, repr=False, compare=False
-    )
+    neighbours: Optional[NodeGpus] = None
+
+    def __repr__(self) -> str:
+        """Returns what one wants to see of it in a log; `tasks` may be many."""
+        nodes = len({task.node for task in self.tasks})
+        return (
+            f"Cluster(step {self.job_id}.{self.step_id}: {len(self.tasks)} tasks on {nodes} nodes, "
+            f"task={self.task!r}, gpus={self.gpus!r})"
+        )
+
+    def node_gpus(self) -> Dict[int, Gpus]:
+        """Returns by rank the decisions of all tasks on this task's node; {} without a task."""
+        return self.neighbours.decisions() if self.neighbours else {}
 
     @property
     def gpus(self) -> Optional[Tuple[str, ...]]:
@@ -245,7 +252,7 @@ def without_slurm(jobs: Optional[Mapping[str, int]]) -> Cluster:
         )
     global _said_local
     if not _said_local:
-        _log.warning("no Slurm here: this process trains alone, without a cluster")
+        warn("no Slurm here: this process trains alone, without a cluster")
         _said_local = True
     return Cluster()
 
@@ -279,21 +286,20 @@ def build_cluster(
     if gpu_jobs is None and (gpus_per_node is not None or gpus_per_task is not None):
         using = set(roles.job_of)  # explicit counts are for every task, as TensorFlow deals them
     task = None
-    node_gpus: Callable[[], Dict[int, Gpus]] = dict
+    neighbours = None
     gpus = None
     if step.procid is not None:
         task = tasks[step.procid]
-        neighbours = [tasks[rank] for rank in layout.ranks_on(layout.node_of[task.rank])]
-        on_node = [other.local_rank for other in neighbours if other.job in using]
+        there = [tasks[rank] for rank in layout.ranks_on(layout.node_of[task.rank])]
+        on_node = [other.local_rank for other in there if other.job in using]
         counts_given = (max(counts), gpus_per_node, gpus_per_task)
         gpus = choose_gpus(step, task.local_rank, on_node, *counts_given)
-        ranks_there = [other.rank for other in neighbours]
-        node_gpus = functools.partial(_node_gpus, step, gpus, ranks_there, on_node, counts_given)
+        neighbours = NodeGpus(step, gpus, [other.rank for other in there], on_node, counts_given)
     return Cluster(
         tasks=tasks,
         task=task,
         gpu_decision=gpus,
-        node_gpus=node_gpus,
+        neighbours=neighbours,
         job_id=step.job_id,
         step_id=step.step_id,
         distribution=layout.distribution,
@@ -336,22 +342,6 @@ def _addresses(layout: Layout, ports: Ports, hosts: Sequence[str]) -> List[str]:
                     "host of its own for every node."
                 )
     return addresses
-
-
-def _node_gpus(
-    step: SlurmStep, own: Gpus, ranks: Sequence[int], users: Sequence[int], counts: Tuple[Any, ...]
-) -> Dict[int, Gpus]:
-    """The decisions of all tasks on this node, as far as this task can know the others'."""
-    decisions = {}
-    for local_id, rank in enumerate(ranks):
-        if rank == step.procid:
-            decisions[rank] = own
-        elif local_id in users and not own.shared:
-            decisions[rank] = Gpus(None, "known to the task alone")
-        else:
-            other = dataclasses.replace(step, procid=rank, gpus_applied=None)
-            decisions[rank] = choose_gpus(other, local_id, users, *counts)
-    return decisions
 
 
 def _tasks(jobs: Mapping[str, int]) -> int:

@@ -6,7 +6,6 @@ environment to learn about Slurm.
 
 from __future__ import annotations
 
-import dataclasses
 import os
 import re
 from typing import Any, Callable, Dict, Mapping, NamedTuple, Optional, Tuple
@@ -147,8 +146,7 @@ class Component(NamedTuple):
     plane_size: Optional[int]
 
 
-@dataclasses.dataclass(frozen=True)
-class SlurmStep:
+class SlurmStep(NamedTuple):
     """The Slurm variables of one task; None where one is not set. `VARIABLES` names each.
 
     `tasks_per_node` goes with `nodes`, entry by entry. `components` is empty outside a

@@ -7,16 +7,15 @@ names that Slurm gave them.
 
 from __future__ import annotations
 
-import logging
 import re
 from typing import Collection, Dict, Mapping, MutableMapping, NamedTuple, Optional, Sequence, Tuple
 
 from slurm_resolver.devices import Devices, Visible, count_with_driver, read_visible
 from slurm_resolver.environment import VARIABLES, SlurmStep
 from slurm_resolver.errors import GpuError, JobsError
+from slurm_resolver.log import warn
 
 _APPLIED = VARIABLES["gpus_applied"].name
-_log = logging.getLogger("slurm_resolver")
 _said: set[str] = set()
 
 # What srun was told about binding. Others (none, closest) leave the devices to all tasks.
@@ -51,6 +50,33 @@ class Gpus(NamedTuple):
         counts: then the caller sees to it that they come true.
         """
         return self.devices if applied or self.explicit else self.seen_before
+
+
+class NodeGpus(NamedTuple):
+    """The tasks of one node and how they share its GPUs, as the task `step` is of sees it.
+
+    `ranks` stand in the order of their local ids; `users` are the local ids of those that use
+    GPUs; `counts` are the last three arguments of `choose_gpus`.
+    """
+
+    step: SlurmStep
+    own: Gpus
+    ranks: Sequence[int]
+    users: Sequence[int]
+    counts: Tuple[int, Optional[int], Optional[int]]
+
+    def decisions(self) -> Dict[int, Gpus]:
+        """Returns each rank's decision, as far as this task can know the others'."""
+        decisions = {}
+        for local_id, rank in enumerate(self.ranks):
+            if rank == self.step.procid:
+                decisions[rank] = self.own
+            elif local_id in self.users and not self.own.shared:
+                decisions[rank] = Gpus(None, "known to the task alone")
+            else:
+                other = self.step._replace(procid=rank, gpus_applied=None)
+                decisions[rank] = choose_gpus(other, local_id, self.users, *self.counts)
+        return decisions
 
 
 def gpu_users(jobs: Collection[str], gpu_jobs: Optional[Collection[str]]) -> Collection[str]:
@@ -210,7 +236,7 @@ def _say(message: str) -> None:
     """Warns, once in a process."""
     if message not in _said:
         _said.add(message)
-        _log.warning(message)
+        warn(message)
 
 
 def _explicit(

@@ -7,7 +7,6 @@ task knows of itself, and refuses a layout that contradicts it. Rules: srun(1), 
 
 from __future__ import annotations
 
-import dataclasses
 from collections import Counter
 from typing import Dict, List, NamedTuple, Optional, Sequence, Tuple
 
@@ -27,8 +26,7 @@ class ComponentRanks(NamedTuple):
     last: int
 
 
-@dataclasses.dataclass(frozen=True)
-class Layout:
+class Layout(NamedTuple):
     """Node and local id of every rank.
 
     Attributes:

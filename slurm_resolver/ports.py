@@ -6,14 +6,12 @@ task of the step sees alike, so that all of them know all ports.
 
 from __future__ import annotations
 
-import logging
 from numbers import Integral
 from typing import NamedTuple, Optional, Sequence
 
 from slurm_resolver.environment import SlurmStep
 from slurm_resolver.errors import AddressError
-
-_log = logging.getLogger("slurm_resolver")
+from slurm_resolver.log import warn
 
 DEFAULT_PORT = 8888  # what TensorFlow's own resolver starts from
 
@@ -61,7 +59,7 @@ def choose_ports(
             spare = reserved[max_tasks_per_node : max_tasks_per_node + 1]
             meeting = spare[0] if spare else _derive_meeting(step)
             return Ports(own, "SLURM_STEP_RESV_PORTS", meeting)
-        _log.warning(
+        warn(
             "SLURM_STEP_RESV_PORTS has %d ports for up to %d tasks on a node, and is not used; "
             "start with srun --resv-ports=%d to have enough",
             len(reserved),

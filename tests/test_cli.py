@@ -18,6 +18,7 @@ import slurm_resolver
 from slurm_resolver.cli import main
 from slurm_resolver.local_step import free_ports
 
+ROOT = Path(__file__).parent.parent
 COMMAND = [sys.executable, "-m", "slurm_resolver"]
 
 TASK = {**conftest.TASK, "SLURM_DISTRIBUTION": "cyclic"}
@@ -329,3 +330,28 @@ def test_no_command_imports_tensorflow(tmp_path: Path) -> None:
     for arguments in (["show", "--nodelist", "n1"], ["run", "--", "true"], ["--version"]):
         done = run(*arguments, env=environ)
         assert (done.returncode, done.stderr) == (0, "")
+
+
+SLOW_MODULES = "asyncio ctypes dataclasses inspect logging rich subprocess threading"
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [["exec", "--format", "env"], ["show", "--jobs", "ps=1,worker=-1"], ["show", "--json"]],
+)
+def test_commands_that_start_in_every_task_import_little(arguments: List[str]) -> None:
+    """What is named here would more than double the time that the command takes to start."""
+    script = (
+        "import sys; from slurm_resolver.cli import main\n"
+        f"main({arguments!r})\n"
+        f"print(sorted(set({SLOW_MODULES.split()!r}) & set(sys.modules)))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-S", "-c", script],  # -S: what a site's .pth files import is not ours
+        env={"PATH": os.environ["PATH"], "PYTHONPATH": str(ROOT), **TASK},
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=60,
+    )
+    assert done.stdout.splitlines()[-1] == "[]"

@@ -1,38 +1,67 @@
 """The command `slurm-resolver`: one module a subcommand, no TensorFlow anywhere.
 
-Exit status: what the subcommand says, and 2 where usage or environment are wrong.
+Only the module of the subcommand that is asked for is imported: a command that starts once a task
+has to start quickly. Each module has `DESCRIPTION`, `EPILOG`, `add_arguments(parser)` and
+`main(args)`, which returns the exit status.
 """
 
 from __future__ import annotations
 
 import argparse
+import importlib
 import os
 import sys
-from typing import Optional, Sequence
+from typing import Collection, Optional, Sequence
 
-import slurm_resolver
-from slurm_resolver.cli import check, exec, explain, run, show
+from slurm_resolver import __version__
 from slurm_resolver.errors import SlurmResolverError
 
+COMMANDS = {
+    "run": "start N tasks on this machine, as srun would in a step of one node",
+    "exec": "run a program that reads TF_CONFIG, or takes hosts as arguments, unchanged",
+    "show": "show the cluster of this Slurm step, or of a step described by options",
+    "check": "find out whether TensorFlow could start on this step, before it hangs",
+    "explain": "explain the errors in the log of a run",
+}
 
-def build_parser() -> argparse.ArgumentParser:
-    """Returns the parser of all subcommands."""
+_EPILOG = """\
+exit status: 0 when all went well, 1 for a finding, 2 when usage or environment are wrong; of exec
+and run the program's own. Each command's --help tells more, with examples."""
+
+
+def build_parser(complete: Collection[str] = COMMANDS) -> argparse.ArgumentParser:
+    """Returns the parser; only the subcommands in `complete` know their arguments."""
     parser = argparse.ArgumentParser(
         prog="slurm-resolver",
-        description="TensorFlow clusters on Slurm: look at one, or start one on this machine.",
+        description="TensorFlow on Slurm: clusters, launching, and finding faults.",
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument(
-        "--version", action="version", version=f"slurm-resolver {slurm_resolver.__version__}"
-    )
+    parser.add_argument("--version", action="version", version=f"slurm-resolver {__version__}")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
-    for command in (run, exec, show, check, explain):
-        command.add_parser(commands)
+    for name, summary in COMMANDS.items():
+        if name not in complete:
+            commands.add_parser(name, help=summary)
+            continue
+        module = importlib.import_module(f"slurm_resolver.cli.{name}")
+        command = commands.add_parser(
+            name,
+            help=summary,
+            description=module.DESCRIPTION,
+            epilog=module.EPILOG,
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+        )
+        module.add_arguments(command)
+        command.set_defaults(function=module.main)
     return parser
 
 
 def main(argv: Optional[Sequence[str]] = None) -> int:
     """Runs the command line, and returns the exit status."""
-    args = build_parser().parse_args(argv)
+    words = sys.argv[1:] if argv is None else list(argv)
+    # The subcommand is the first word that names one: those before it are options of the parser.
+    named = [word for word in words if word in COMMANDS][:1]
+    args = build_parser(named).parse_args(words)
     try:
         status = int(args.function(args))
         sys.stdout.flush()

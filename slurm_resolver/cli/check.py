@@ -14,13 +14,13 @@ from slurm_resolver.cluster import host_for, resolve
 from slurm_resolver.environment import SlurmStep
 from slurm_resolver.errors import RendezvousError
 
-_DESCRIPTION = """\
+DESCRIPTION = """\
 Checks what would keep TensorFlow from starting, before it starts: whether all tasks of the step
 are there and agree, every name resolves, every port is free and can be reached, no GPU is shared,
 the versions are the same. One task prints the results. Without srun it checks what one machine can
 tell."""
 
-_EPILOG = """\
+EPILOG = """\
 checks: presence, layout, agreement, names, ports, reach, speed, gpus, tensorflow, keras, proxies,
 clocks; outside a step names, tensorflow, keras, proxies, gpus, step.
 
@@ -32,16 +32,8 @@ examples:
   slurm-resolver check"""
 
 
-def add_parser(commands: Any) -> None:
-    """Adds this subcommand."""
-    parser = commands.add_parser(
-        "check",
-        help="find out whether TensorFlow could start on this step, before it hangs",
-        description=_DESCRIPTION,
-        epilog=_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.set_defaults(function=check)
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds this subcommand's arguments."""
     add_cluster_options(parser)
     parser.add_argument(
         "--timeout", type=float, default=60.0, metavar="SECONDS", help="to wait for all tasks (60)"
@@ -49,7 +41,7 @@ def add_parser(commands: Any) -> None:
     parser.add_argument("--json", action="store_true", help="print JSON")
 
 
-def check(args: argparse.Namespace) -> int:
+def main(args: argparse.Namespace) -> int:
     """Runs the checks, prints them in one task, and returns 0 or 1."""
     from slurm_resolver import preflight  # asyncio, and what it needs, take their time to import
 

@@ -6,9 +6,6 @@ import argparse
 import functools
 import json
 import os
-import shlex
-import shutil
-import signal
 import sys
 from typing import Any, Dict, List, NoReturn
 
@@ -18,12 +15,12 @@ from slurm_resolver.environment import SlurmStep
 from slurm_resolver.errors import EnvironmentValueError, LaunchError
 from slurm_resolver.gpus import apply_gpus
 
-_DESCRIPTION = """\
+DESCRIPTION = """\
 Becomes COMMAND, with TF_CONFIG set to this task's part of the cluster, and with the task's GPUs.
 In its arguments {job}, {index}, {rank}, {address}, {ps_hosts}, {worker_hosts} and {chief_host} are
 filled in. Process id, signals and exit status are the program's own."""
 
-_EPILOG = """\
+EPILOG = """\
 exit status: COMMAND's; 1 when the tasks are not ready in time (--wait), 2 when usage or environment
 are wrong.
 
@@ -34,16 +31,8 @@ examples:
   eval "$(slurm-resolver exec --format env)\""""
 
 
-def add_parser(commands: Any) -> None:
-    """Adds this subcommand."""
-    parser = commands.add_parser(
-        "exec",
-        help="run a program that reads TF_CONFIG, or takes hosts as arguments, unchanged",
-        description=_DESCRIPTION,
-        epilog=_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.set_defaults(function=execute)
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds this subcommand's arguments."""
     add_cluster_options(parser)
     parser.add_argument(
         "--wait",
@@ -60,7 +49,7 @@ def add_parser(commands: Any) -> None:
     parser.add_argument("command_line", nargs=argparse.REMAINDER, metavar="-- COMMAND [ARGUMENT …]")
 
 
-def execute(args: argparse.Namespace) -> int:
+def main(args: argparse.Namespace) -> int:
     """Prints the variables, or becomes the program."""
     command = args.command_line[1:] if args.command_line[:1] == ["--"] else args.command_line
     if bool(command) == bool(args.format):
@@ -81,6 +70,8 @@ def execute(args: argparse.Namespace) -> int:
     if args.format == "json":
         print(json.dumps(variables))
     elif args.format == "env":
+        import shlex
+
         for name, value in variables.items():
             print(f"export {name}={shlex.quote(value)}")
     else:
@@ -130,9 +121,15 @@ def fill(word: str, cluster: Cluster) -> str:
 
 
 def _become(command: List[str], environ: Dict[str, str]) -> NoReturn:
-    if shutil.which(command[0]) is None:
-        raise LaunchError(f"{command[0]!r} is no program that can be started here")
+    import signal
+
     sys.stdout.flush()
     # Python ignores it, and a program inherits that.
-    signal.signal(signal.SIGPIPE, signal.SIG_DFL)
-    os.execvpe(command[0], command, environ)
+    ignored = signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+    try:
+        os.execvpe(command[0], command, environ)
+    except OSError as error:
+        signal.signal(signal.SIGPIPE, ignored)
+        raise LaunchError(
+            f"{command[0]!r} is no program that can be started here ({error.strerror})"
+        ) from error

@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Any, Dict, List
 if TYPE_CHECKING:
     from slurm_resolver.explain import Finding
 
-_DESCRIPTION = """\
+DESCRIPTION = """\
 Reads logs and explains the messages of TensorFlow, gRPC, CUDA and Slurm that it knows: what each
 means, which task it names, and what to do. The first is often the cause, the others follow from
 it."""
 
-_EPILOG = """\
+EPILOG = """\
 exit status: 0 when no known message was found, 1 when one was, 2 when a file cannot be read.
 
 examples:
@@ -25,23 +25,15 @@ examples:
   srun --label python train.py 2>&1 | slurm-resolver explain"""
 
 
-def add_parser(commands: Any) -> None:
-    """Adds this subcommand."""
-    parser = commands.add_parser(
-        "explain",
-        help="explain the errors in the log of a run",
-        description=_DESCRIPTION,
-        epilog=_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.set_defaults(function=explain)
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds this subcommand's arguments."""
     parser.add_argument(
         "logs", nargs="*", metavar="LOGFILE", help="default, or -: the standard input"
     )
     parser.add_argument("--json", action="store_true", help="print JSON")
 
 
-def explain(args: argparse.Namespace) -> int:
+def main(args: argparse.Namespace) -> int:
     """Prints the findings; returns 0 without any, 1 with some, 2 where a file was not readable."""
     found: List[Dict[str, Any]] = []
     unreadable = False

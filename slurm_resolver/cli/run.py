@@ -7,31 +7,22 @@ import os
 import shutil
 import signal
 import sys
-from typing import Any
 
 from slurm_resolver.errors import LaunchError
 
-_DESCRIPTION = """\
+DESCRIPTION = """\
 Starts COMMAND as N tasks on this machine, each with the variables that srun sets in a step of one
 node (localhost). Lines of output carry the rank of their task. When a task fails, or on Ctrl-C,
 all are ended; the exit status is the worst of the tasks'."""
 
-_EXAMPLES = """\
+EPILOG = """\
 examples:
   slurm-resolver run -n 2 -- python train.py
   slurm-resolver run -n 4 --cpus 2 -- python train.py --epochs 3"""
 
 
-def add_parser(commands: Any) -> None:
-    """Adds this subcommand."""
-    parser = commands.add_parser(
-        "run",
-        help="start N tasks on this machine, as srun would in a step of one node",
-        description=_DESCRIPTION,
-        epilog=_EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.set_defaults(function=run)
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds this subcommand's arguments."""
     parser.add_argument("-n", "--ntasks", type=int, default=1, metavar="N", help="tasks (1)")
     parser.add_argument(
         "-c",
@@ -45,7 +36,7 @@ def add_parser(commands: Any) -> None:
     parser.add_argument("command_line", nargs=argparse.REMAINDER, metavar="-- COMMAND [ARGUMENT …]")
 
 
-def run(args: argparse.Namespace) -> int:
+def main(args: argparse.Namespace) -> int:
     """Runs the tasks to their end, and returns the worst exit status."""
     command = args.command_line[1:] if args.command_line[:1] == ["--"] else args.command_line
     if not command:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from typing import Any, List, Optional, Tuple
+from typing import List, Optional, Tuple
 
 from slurm_resolver.cli.options import add_cluster_options, cluster_keywords
 from slurm_resolver.cluster import Cluster, build_cluster, resolve
@@ -13,26 +13,18 @@ from slurm_resolver.environment import SlurmStep
 from slurm_resolver.errors import NotInStepError
 from slurm_resolver.layout import lay_out
 
-_DESCRIPTION = """\
+DESCRIPTION = """\
 Shows the cluster that SlurmClusterResolver makes of the Slurm step this command runs in: each
 task's rank, node, job, index and address. Options describe a step where there is none."""
 
-_EXAMPLES = """\
+EPILOG = """\
 examples:
   srun -N2 --ntasks-per-node=2 slurm-resolver show --jobs ps=1,worker=-1
   slurm-resolver show --nodelist 'n[1-4]' --tasks-per-node 2 --distribution cyclic --json"""
 
 
-def add_parser(commands: Any) -> None:
-    """Adds this subcommand."""
-    parser = commands.add_parser(
-        "show",
-        help="show the cluster of this Slurm step, or of a step described by options",
-        description=_DESCRIPTION,
-        epilog=_EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.set_defaults(function=show)
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds this subcommand's arguments."""
     add_cluster_options(parser)
     parser.add_argument("--json", action="store_true", help="print JSON")
     step = parser.add_argument_group("a step to plan, outside Slurm")
@@ -49,7 +41,7 @@ def add_parser(commands: Any) -> None:
     )
 
 
-def show(args: argparse.Namespace) -> int:
+def main(args: argparse.Namespace) -> int:
     """Prints the cluster; always returns 0."""
     keywords = cluster_keywords(args)
     if args.nodelist is not None:

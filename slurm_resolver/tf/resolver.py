@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import functools
-import logging
 import os
 from numbers import Integral
 from typing import Any, Collection, Dict, Iterator, List, Mapping, Optional, Sequence, Tuple, Union
@@ -23,6 +21,7 @@ from slurm_resolver.errors import LayoutError
 from slurm_resolver.gpus import apply_gpus
 from slurm_resolver.hostlist import expand_hostlist, expand_tasks_per_node
 from slurm_resolver.layout import Layout, check, lay_out
+from slurm_resolver.log import warn
 
 try:
     import tensorflow as tf
@@ -35,8 +34,6 @@ except ImportError as error:
     ) from error
 
 __all__ = ["SlurmClusterResolver", "expand_hostlist", "expand_tasks_per_node"]
-
-_log = logging.getLogger("slurm_resolver")
 
 TasksPerNode = Union[int, Mapping[str, int]]
 
@@ -241,7 +238,7 @@ class SlurmClusterResolver(tf.distribute.cluster_resolver.ClusterResolver):  # t
         apply_gpus(gpus, step, os.environ)
         if not known:
             return gpus.seen(applied=True)
-        _log.warning(
+        warn(
             "%s comes too late: TensorFlow has already looked at the devices, and this process "
             "keeps the %d GPUs that it saw then; make the resolver before anything lists or uses "
             "devices",
@@ -285,8 +282,7 @@ class SlurmClusterResolver(tf.distribute.cluster_resolver.ClusterResolver):  # t
         rank = self._resolve_own_rank()
         if hooks:
             # What Slurm says of this task is about its own idea of it, not the subclass's.
-            step = dataclasses.replace(
-                step,
+            step = step._replace(
                 procid=rank,
                 num_tasks=None,
                 nodeid=None,
@@ -297,7 +293,7 @@ class SlurmClusterResolver(tf.distribute.cluster_resolver.ClusterResolver):  # t
         if tasks_per_node is None and "_resolve_task_configuration" not in hooks:
             hosts = self._resolve_hostlist()
             if step.nodes is None:
-                step = dataclasses.replace(step, nodes=tuple(hosts), num_nodes=None)
+                step = step._replace(nodes=tuple(hosts), num_nodes=None)
             layout = lay_out(step, ", ".join(hooks) or "environment")
             if "_resolve_hostlist" in hooks:  # other names for the same nodes, in the same order
                 layout = _rename(layout, step.require("nodes"), hosts)
@@ -307,9 +303,8 @@ class SlurmClusterResolver(tf.distribute.cluster_resolver.ClusterResolver):  # t
             if step.nodes is not None and set(configuration) == set(step.nodes):
                 configuration = {host: configuration[host] for host in step.nodes}
             elif hooks:
-                step = dataclasses.replace(step, components=())
-            step = dataclasses.replace(
-                step,
+                step = step._replace(components=())
+            step = step._replace(
                 nodes=tuple(configuration),
                 num_nodes=len(configuration),
                 tasks_per_node=tuple(configuration.values()),
@@ -349,4 +344,4 @@ def _rename(layout: Layout, nodes: Sequence[str], names: Sequence[str]) -> Layou
             "SLURM_STEP_NODELIST; expected one a node, in the same order."
         )
     name_of = dict(zip(nodes, names))
-    return dataclasses.replace(layout, nodes=tuple(name_of[node] for node in layout.nodes))
+    return layout._replace(nodes=tuple(name_of[node] for node in layout.nodes))

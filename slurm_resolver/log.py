@@ -1,0 +1,13 @@
+"""The package's log. Python's `logging` is imported only when there is something to say.
+
+It would take a third of the time that the whole command line needs to start.
+"""
+
+from __future__ import annotations
+
+
+def warn(message: str, *arguments: object) -> None:
+    """Logs a warning as `logging` does, under the package's name."""
+    import logging
+
+    logging.getLogger("slurm_resolver").warning(message, *arguments)
