@@ -22,6 +22,8 @@ COMMANDS = {
     "show": "show the cluster of this Slurm step, or of a step described by options",
     "check": "find out whether TensorFlow could start on this step, before it hangs",
     "explain": "explain the errors in the log of a run",
+    "env": "print what belongs in a bug report, without secrets",
+    "completion": "print the script that completes this command's words in your shell",
 }
 
 _EPILOG = """\

@@ -1,0 +1,40 @@
+"""`slurm-resolver env`: what belongs in a bug report, and no secrets."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+
+DESCRIPTION = """\
+Prints what belongs in a bug report: versions, the machine, the variables that decide the cluster,
+and what the resolver makes of them. Values of other variables, credentials, the user's name and
+home are left out. Under srun every task prints its own."""
+
+EPILOG = """\
+exit status: 0, also where the cluster cannot be resolved: then the report says why.
+
+examples:
+  slurm-resolver env
+  srun -N1 -n1 slurm-resolver env --json"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds this subcommand's arguments."""
+    parser.add_argument("--json", action="store_true", help="print JSON")
+
+
+def main(args: argparse.Namespace) -> int:
+    """Prints the report."""
+    from slurm_resolver.report import make_report
+
+    report = make_report(os.environ)
+    if args.json:
+        print(json.dumps(report))
+        return 0
+    for title, facts in report.items():
+        print(f"{title}:")
+        width = max(map(len, facts), default=0)
+        for name, value in facts.items():
+            print(f"  {name:{width}}  {value}")
+    return 0
