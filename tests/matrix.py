@@ -8,9 +8,12 @@ claimed and on the newest that there is, the resolver's contract as well. The en
 from __future__ import annotations
 
 import os
+import shlex
 import shutil
 import subprocess
 import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Dict, List, Optional, Tuple
 
@@ -20,6 +23,7 @@ TOOLS = ["pytest", "pytest-mock", "hypothesis"]
 OLDEST = "tensorflow-cpu==2.15.*"
 NEWEST = "tensorflow-cpu"
 WITHOUT_TENSORFLOW = ["-m", "not slurm and not tensorflow"]
+ONE_AT_A_TIME = threading.Lock()
 CONTRACT = ["tests/test_contract.py", "tests/test_package.py"]
 
 
@@ -54,41 +58,57 @@ def environment(name: str, python: str, packages: List[str]) -> Optional[Path]:
     if not program.exists():
         subprocess.run([python, "-m", "venv", "--clear", str(folder)], check=True)
     pip = [str(program), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
-    done = subprocess.run([*pip, "-e", ".", *TOOLS, *packages], cwd=ROOT)
+    with ONE_AT_A_TIME:  # each writes this package's metadata into the same folder
+        done = subprocess.run([*pip, "-e", ".", *TOOLS, *packages], cwd=ROOT)
     return program if done.returncode == 0 else None
 
 
 def test(program: Path, arguments: List[str]) -> bool:
     command = [str(program), "-m", "pytest", "-q", "-p", "no:cacheprovider", *arguments]
-    return subprocess.run(command, cwd=ROOT).returncode == 0
+    done = subprocess.run(
+        command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
+    with ONE_AT_A_TIME:
+        print(f"{shlex.join(command)}\n{done.stdout}", flush=True)
+    return done.returncode == 0
+
+
+def check_python(version: str, python: str) -> Tuple[str, bool]:
+    """Runs the tests that need neither TensorFlow nor Slurm."""
+    program = environment(f"python{version}", python, [])
+    passed = program is not None and test(program, WITHOUT_TENSORFLOW)
+    return f"Python {version}, without TensorFlow", passed
+
+
+def check_tensorflow(package: str, pythons: List[Tuple[str, str]]) -> Tuple[str, bool]:
+    """Runs the contract on the first of these Pythons that this TensorFlow is made for."""
+    for version, python in pythons:
+        age = "old" if package is OLDEST else "new"
+        program = environment(f"tensorflow-{age}-{version}", python, [package])
+        if program is not None:
+            code = "import importlib.metadata as m; print(m.version('tensorflow-cpu'))"
+            found = subprocess.run([program, "-c", code], check=True, stdout=subprocess.PIPE)
+            what = f"Python {version}, TensorFlow {found.stdout.decode().strip()}"
+            return what, test(program, CONTRACT)
+    return f"{package}: no Python here has it", False
 
 
 def main() -> int:
     pythons = find_pythons()
     print(f"Pythons: {', '.join(pythons)}; not found: {sorted(set(VERSIONS) - set(pythons))}")
-    results: List[Tuple[str, str]] = []
-    for version, python in pythons.items():
-        program = environment(f"python{version}", python, [])
-        passed = program is not None and test(program, WITHOUT_TENSORFLOW)
-        results.append((f"Python {version}, without TensorFlow", "passed" if passed else "FAILED"))
     by_age = list(pythons.items())
-    for package, candidates in ((OLDEST, by_age), (NEWEST, by_age[::-1])):
-        for version, python in candidates:  # the first that this TensorFlow is made for
-            program = environment(f"tensorflow-{'old' if package is OLDEST else 'new'}-{version}",
-                                  python, [package])  # fmt: skip
-            if program is None:
-                continue
-            code = "import importlib.metadata as m; print(m.version('tensorflow-cpu'))"
-            found = subprocess.run([program, "-c", code], check=True, stdout=subprocess.PIPE)
-            what = f"Python {version}, TensorFlow {found.stdout.decode().strip()}"
-            results.append((what, "passed" if test(program, CONTRACT) else "FAILED"))
-            break
-        else:
-            results.append((package, "FAILED: no Python here has it"))
+    # Two at a time: much of the tests is waiting for processes and sockets.
+    with ThreadPoolExecutor(max_workers=2) as pool:
+        running = [
+            pool.submit(check_tensorflow, OLDEST, by_age),
+            pool.submit(check_tensorflow, NEWEST, by_age[::-1]),
+            *(pool.submit(check_python, *one) for one in by_age),
+        ]
+        results = [one.result() for one in running]
     print()
-    for what, result in results:
-        print(f"{what}: {result}")
-    return int(any(result != "passed" for _, result in results))
+    for what, passed in results:
+        print(f"{what}: {'passed' if passed else 'FAILED'}")
+    return int(not all(passed for _, passed in results))
 
 
 if __name__ == "__main__":
