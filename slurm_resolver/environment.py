@@ -119,6 +119,7 @@ VARIABLES: Dict[str, Variable] = {
     # the allocation, to tell a process inside one from a process outside Slurm
     "job_nodelist": Variable("SLURM_JOB_NODELIST", str, _A_HOSTLIST, True),
     "job_num_tasks": Variable("SLURM_NTASKS", str, _A_COUNT, True),
+    "open_mode": Variable("SLURM_OPEN_MODE", str, "a (append) or t (truncate)", True),
     # GPUs
     "cuda_devices": Variable("CUDA_VISIBLE_DEVICES", str, _DEVICES),
     "rocr_devices": Variable("ROCR_VISIBLE_DEVICES", str, _DEVICES),
@@ -175,6 +176,7 @@ class SlurmStep(NamedTuple):
     topology: Optional[str] = None
     job_nodelist: Optional[str] = None
     job_num_tasks: Optional[str] = None
+    open_mode: Optional[str] = None
     cuda_devices: Optional[str] = None
     rocr_devices: Optional[str] = None
     hip_devices: Optional[str] = None

@@ -14,6 +14,7 @@ import statistics
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
+from slurm_resolver import site
 from slurm_resolver.cluster import Cluster
 from slurm_resolver.devices import count_with_driver
 from slurm_resolver.environment import SlurmStep
@@ -67,6 +68,8 @@ def check_step(
             gather("listening", {})
         note["port_taken"] = listener.problem
         note.update(_ask_peers(cluster))
+        # One asks for all: a thousand tasks would be a burden to Slurm's controller.
+        note["site"] = site.judge(step) if own.rank == 0 else []
         if len(cluster.tasks) == 1:
             return _judge({0: note}, cluster, names)
         answer = gather("results", note, lambda notes: {"results": _judge(notes, cluster, names)})
@@ -93,6 +96,7 @@ def check_here() -> List[Result]:
             if driver is None
             else f"the driver shows {driver}",
         ),
+        *(Result(*result) for result in site.judge(SlurmStep.read())),
         Result("step", SKIPPED, "start this command with srun to check a step's tasks together"),
     ]
 
@@ -180,7 +184,7 @@ def _judge(notes: Dict[int, Note], cluster: Cluster, names: Sequence[str]) -> Li
         [f"{names[rank]} sees a clock that is {clock:.1f} s off"] if clock > _CLOCK_SECONDS else []
     )
     results.append(_verdict("clocks", off, f"within {clock * 1000:.0f} ms", WARNING))
-    return results
+    return results + [Result(*result) for result in notes[0]["site"]]
 
 
 def _verdict(id: str, problems: List[str], fine: str, bad: str = FAILED) -> Result:

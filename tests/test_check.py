@@ -27,7 +27,7 @@ from slurm_resolver.readiness import task_names
 CHECK = shlex.join([sys.executable, "-m", "slurm_resolver", "check"])
 IDS = [
     *("presence", "layout", "agreement", "names", "ports", "reach", "speed", "gpus", "tensorflow"),
-    *("keras", "proxies", "clocks"),
+    *("keras", "proxies", "clocks", "requeue", "preemption", "signal", "log"),
 ]
 
 
@@ -118,7 +118,10 @@ class TestOnSlurm:
         assert list(checks) == IDS
         statuses = {id: check["status"] for id, check in checks.items()}
         tensorflow = {"tensorflow", "keras"}  # as they are installed here, or not
-        assert {id for id, status in statuses.items() if status != "ok"} - tensorflow == {"gpus"}
+        batch = {"requeue", "signal", "log"}  # there is no batch file
+        others = {id for id, status in statuses.items() if status != "ok"}
+        assert others - tensorflow == {"gpus", *batch}
+        assert {statuses[id] for id in batch} == {"skipped"}
         assert checks["layout"]["detail"] == "cyclic, from environment"
         assert checks["names"]["detail"] == "3 host names resolve on every node"
         assert checks["reach"]["detail"] == "30 connections between the tasks"
@@ -211,7 +214,8 @@ def test_one_machine(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.Mon
     for name in ("no_proxy", "NO_PROXY", "no_grpc_proxy"):
         monkeypatch.delenv(name, raising=False)
     checks = {result.id: result for result in check_here()}
-    assert list(checks) == ["names", "tensorflow", "keras", "proxies", "gpus", "step"]
+    ids = ["names", "tensorflow", "keras", "proxies", "gpus", "requeue", "preemption", "step"]
+    assert list(checks) == ids
     assert checks["proxies"].status == "warning"
     assert "https_proxy set, which gRPC would use" in checks["proxies"].detail
     monkeypatch.setenv("NO_PROXY", "n[1-4]")

@@ -22,7 +22,8 @@ tell."""
 
 EPILOG = """\
 checks: presence, layout, agreement, names, ports, reach, speed, gpus, tensorflow, keras, proxies,
-clocks; outside a step names, tensorflow, keras, proxies, gpus, step.
+clocks, and what decides whether a job can be interrupted and go on: requeue, preemption, signal,
+log; outside a step names, tensorflow, keras, proxies, gpus, requeue, preemption, step.
 
 exit status: 0 when no check failed (warnings do not count), 1 when one did, 2 when usage or
 environment are wrong; the same in every task.
