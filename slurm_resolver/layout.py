@@ -8,6 +8,7 @@ task knows of itself, and refuses a layout that contradicts it. Rules: srun(1), 
 from __future__ import annotations
 
 from collections import Counter
+from itertools import groupby
 from typing import Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 from slurm_resolver.arbitrary import arbitrary_hosts
@@ -260,6 +261,25 @@ def _components_of_step(step: SlurmStep, nodes: Sequence[str]) -> List[Component
             f"{_RESTART}"
         )
     return taken
+
+
+def ranks_of_components(
+    step: SlurmStep, names: Sequence[str], node_of: Sequence[int]
+) -> Tuple[ComponentRanks, ...]:
+    """Returns the ranks of each component of a step whose ranks are known to run there.
+
+    () for a plain step, and where a node belongs to two components: then nothing tells.
+    """
+    try:
+        taken = _components_of_step(step, names)
+    except LayoutError:
+        return ()
+    group_of = {host: component.group for component in taken for host in component.nodes}
+    spans: List[ComponentRanks] = []
+    for group, ranks in groupby(group_of[names[node]] for node in node_of) if taken else ():
+        first = spans[-1].last if spans else 0
+        spans.append(ComponentRanks(group, first, first + sum(1 for _ in ranks)))
+    return tuple(spans) if len(spans) == len(taken) else ()
 
 
 def _heterogeneous(

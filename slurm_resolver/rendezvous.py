@@ -15,7 +15,7 @@ from typing import Any, Callable, Dict, Iterable, List, Optional, Sequence
 
 from slurm_resolver.environment import SlurmStep
 from slurm_resolver.errors import LayoutError, RendezvousError
-from slurm_resolver.layout import Layout, check_counts, local_ids
+from slurm_resolver.layout import Layout, check_counts, local_ids, ranks_of_components
 from slurm_resolver.meeting import MeetingPoint, Note, meet
 from slurm_resolver.ports import choose_ports
 
@@ -79,8 +79,18 @@ def layout_by_meeting(
     order = _unpack(answer["order"])
     node_of = _unpack(answer["node_of"])
     names = tuple(nodes[index] for index in order)
-    distribution = step.distribution or "block"
-    return Layout(names, node_of, local_ids(node_of, len(names)), distribution, "rendezvous")
+    components = ranks_of_components(step, names, node_of)
+    # Of a heterogeneous step the tasks see different values of SLURM_DISTRIBUTION.
+    told = {c.group: c.distribution for c in step.components} if components else {}
+    distribution = " : ".join(told[c.group] or "block" for c in components)
+    return Layout(
+        names,
+        node_of,
+        local_ids(node_of, len(names)),
+        distribution or step.distribution or "block",
+        "rendezvous",
+        components,
+    )
 
 
 def _pack(numbers: Iterable[int]) -> str:

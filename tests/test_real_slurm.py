@@ -170,6 +170,28 @@ def test_a_meeting_that_is_asked_for_finds_what_the_variables_say(
     assert {line["cluster"]["layout_source"] for line in lines} == {"rendezvous"}
 
 
+def test_jobs_are_taken_from_components_that_have_met(
+    real_slurm: SlurmCluster, tmp_path: Path
+) -> None:
+    """Without a distribution of its own, a batch job's component has no variable that tells it."""
+    show = f"{sys.executable} -m slurm_resolver show --json --jobs ps=1,worker=-1"
+    batch_file = tmp_path / "job.sbatch"
+    batch_file.write_text(
+        "#!/bin/bash\n#SBATCH -w n11,n12 --ntasks-per-node=2\n#SBATCH hetjob\n#SBATCH -w n10 -n2\n"
+        f"srun --het-group=0,1 --output={tmp_path}/%t {show} --het-groups ps=1\n"
+    )
+    real_slurm.run(f"sbatch --wait --output={tmp_path}/log {batch_file}", check=False)
+    batch_file.unlink()
+    log = (tmp_path / "log").read_text()
+    (tmp_path / "log").unlink()
+    assert log == ""
+    clusters = [json.loads(path.read_text()) for path in tmp_path.iterdir()]
+    assert len(clusters) == 6
+    for cluster in clusters:
+        jobs = [(task["job"], task["node"]) for task in cluster["tasks"]]
+        assert jobs[:4] == [("worker", node) for node in ("n11", "n11", "n12", "n12")]
+
+
 def random_layout(dice: random.Random) -> str:
     """A step of 1 to 5 nodes, in any distribution that the environment can tell."""
     nodes = [f"n{number}" for number in sorted(dice.sample(range(8, 13), dice.randint(1, 5)))]
