@@ -21,6 +21,7 @@ COMMANDS = {
     "exec": "run a program that reads TF_CONFIG, or takes hosts as arguments, unchanged",
     "show": "show the cluster of this Slurm step, or of a step described by options",
     "check": "find out whether TensorFlow could start on this step, before it hangs",
+    "sbatch": "print a batch file for a training on several nodes",
     "explain": "explain the errors in the log of a run",
     "env": "print what belongs in a bug report, without secrets",
     "completion": "print the script that completes this command's words in your shell",

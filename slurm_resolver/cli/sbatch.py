@@ -1,0 +1,123 @@
+"""`slurm-resolver sbatch`: prints a batch file that does what this project recommends."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+
+from slurm_resolver.batch_file import batch_file
+from slurm_resolver.batch_settings import DEFAULT_SIGNAL, DEFAULT_TIME, BatchSettings
+from slurm_resolver.cli.options import numbers
+from slurm_resolver.errors import LaunchError
+
+DESCRIPTION = """\
+Prints a complete, commented batch file that trains COMMAND on several nodes, for sbatch: with a
+preflight before the training, all tasks ending when one fails, and, where asked for, a requeue.
+Nothing is submitted. Options have sbatch's names and go into the file as they are."""
+
+EPILOG = """\
+exit status: 0, or 2 for a value that sbatch or TensorFlow would not take.
+
+examples:
+  slurm-resolver sbatch --nodes 4 --tasks-per-node 4 --gpus-per-node 4 -- python train.py
+      > train.sbatch
+  slurm-resolver sbatch -N 4 --tasks-per-node 4 --ps 2 --time 1-00 --requeue -- python train.py
+  slurm-resolver sbatch -N 4 --gpus-per-node 4 --ps 2 --ps-nodes 1 --ps-partition cpu
+      -- python train.py
+  slurm-resolver sbatch -N 2 --exec --env-setup 'source ~/venv/bin/activate' -- python train.py"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds this subcommand's arguments; each is called as its field of `BatchSettings`."""
+    add = parser.add_argument_group("tasks").add_argument
+    add("-N", "--nodes", type=int, default=1, metavar="N", help="nodes (1)")
+    add(
+        "--tasks-per-node",
+        "--ntasks-per-node",
+        dest="tasks_per_node",
+        type=int,
+        default=1,
+        metavar="N",
+        help="tasks on each node (1)",
+    )
+    add("-c", "--cpus-per-task", type=int, metavar="N", help="CPUs of each task")
+    add("--gpus-per-node", metavar="[TYPE:]N", help="GPUs of each node, shared by its tasks")
+    jobs = parser.add_argument_group("TensorFlow's jobs (default: all tasks are workers)")
+    add = jobs.add_argument
+    add("--ps", type=int, metavar="N", help="one chief, N parameter servers, the rest workers")
+    add(
+        "--jobs", type=numbers, metavar="JOB=N,…", help="tasks of each job; one may be -1: the rest"
+    )
+    add(
+        "--ps-nodes",
+        type=int,
+        metavar="N",
+        help="put the chief and the parameter servers on N nodes of their own, without GPUs, in a "
+        "heterogeneous job; --nodes and --tasks-per-node are then the workers'",
+    )
+    add("--ps-partition", metavar="NAME", help="partition of these nodes (that of the others)")
+    add(
+        "--exec",
+        action="store_true",
+        help="COMMAND reads TF_CONFIG, or takes hosts as arguments, instead of using "
+        "SlurmClusterResolver: start it with slurm-resolver exec",
+    )
+    add = parser.add_argument_group("the job").add_argument
+    add("-J", "--job-name", metavar="NAME", help="name (the script's)")
+    add("-t", "--time", default=DEFAULT_TIME, metavar="TIME", help=f"time limit ({DEFAULT_TIME})")
+    add("-p", "--partition", metavar="NAME", help="partition")
+    add("-A", "--account", metavar="NAME", help="account to charge")
+    add("-q", "--qos", metavar="NAME", help="quality of service")
+    add("-C", "--constraint", metavar="LIST", help="features that the nodes must have")
+    add("--mem", metavar="SIZE", help="memory of each node, such as 64G; 0: all of it")
+    add("--exclusive", action="store_true", help="share the nodes with no other job")
+    add("-a", "--array", metavar="NUMBERS", help="an array of such jobs, such as 0-15%%4")
+    add = parser.add_argument_group("preemption and time limit").add_argument
+    add("--requeue", action="store_true", help="continue the job after preemption or time limit")
+    add(
+        "--signal",
+        metavar="SIGNAL[@SECONDS]",
+        help=f"signal for the tasks before the time is over (with --requeue: {DEFAULT_SIGNAL})",
+    )
+    add(
+        "--max-restarts",
+        type=int,
+        default=10,
+        metavar="N",
+        help="requeue at most so many times by exit status (10)",
+    )
+    add = parser.add_argument_group("the script").add_argument
+    add("--module", dest="modules", action="append", metavar="NAME", help="module to load")
+    add(
+        "--env-setup",
+        action="append",
+        metavar="LINE",
+        help="line of shell that makes the environment, such as 'source ~/venv/bin/activate'",
+    )
+    add("--no-check", dest="check", action="store_false", help="no preflight before the training")
+    add(
+        "--wait",
+        type=int,
+        default=120,
+        metavar="SECONDS",
+        help="time for all tasks to be there, in the preflight and with --exec (120)",
+    )
+    parser.add_argument("command_line", nargs=argparse.REMAINDER, metavar="-- COMMAND [ARGUMENT …]")
+
+
+def main(args: argparse.Namespace) -> int:
+    """Prints the file, and returns 0."""
+    values = {name: value for name, value in vars(args).items() if name in BatchSettings._fields}
+    words = args.command_line
+    values["command"] = words[1:] if words[:1] == ["--"] else words
+    if args.ps is not None:
+        if args.jobs is not None:
+            raise LaunchError("--ps is short for --jobs chief=1,ps=N,worker=-1: expected one")
+        if args.ps < 1:
+            raise LaunchError(f"--ps {args.ps}: expected a whole number from 1 on")
+        values["jobs"] = {"chief": 1, "ps": args.ps, "worker": -1}
+    values["modules"] = args.modules or ()
+    values["env_setup"] = args.env_setup or ()
+    # UTF-8 whatever the locale is: the words of the command must arrive as they are
+    sys.stdout.buffer.write(batch_file(BatchSettings(**values)).encode())
+    return 0
