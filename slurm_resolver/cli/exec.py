@@ -28,7 +28,10 @@ examples:
   srun slurm-resolver exec --wait 120 -- python train.py
   srun slurm-resolver exec --jobs ps=1,worker=-1 -- python train.py --ps_hosts={ps_hosts}
       --worker_hosts={worker_hosts} --job_name={job} --task_index={index}
-  eval "$(slurm-resolver exec --format env)\""""
+  config=$(slurm-resolver exec --format env) && eval "$config"
+
+TF_CONFIG names every task, and Linux passes at most 128 KiB in one variable or argument: enough for
+some thousands of tasks. SlurmClusterResolver has no such limit."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -36,7 +39,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_cluster_options(parser)
     parser.add_argument(
         "--wait",
-        type=float,
+        type=_seconds,
         metavar="SECONDS",
         help="wait until all tasks are there and agree; after that time, tell who is missing",
     )
@@ -49,6 +52,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("command_line", nargs=argparse.REMAINDER, metavar="-- COMMAND [ARGUMENT …]")
 
 
+def _seconds(text: str) -> float:
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = -1.0
+    if not 0 < seconds < float("inf"):
+        raise argparse.ArgumentTypeError(f"{text!r}: expected a number of seconds above 0")
+    return seconds
+
+
 def main(args: argparse.Namespace) -> int:
     """Prints the variables, or becomes the program."""
     command = args.command_line[1:] if args.command_line[:1] == ["--"] else args.command_line
@@ -57,10 +70,18 @@ def main(args: argparse.Namespace) -> int:
     step = SlurmStep.read(os.environ)
     cluster = resolve(args.jobs, **cluster_keywords(args))
     variables = _variables(cluster, step, args.force)
+    command = [fill(word, cluster) for word in command]
+    if args.format != "json":
+        _check_lengths(command, variables)
     if args.wait is not None and cluster.tasks:
+        import shutil
+
         from slurm_resolver.errors import RendezvousError
         from slurm_resolver.readiness import wait_until_ready
 
+        if command and shutil.which(command[0]) is None:
+            # Before the others go on and start theirs, which would wait for this one in vain.
+            raise _no_program(command[0], "none found that may be executed")
         host_of = functools.partial(host_for, node_address=args.node_address)
         try:
             wait_until_ready(cluster, step, args.wait, args.port_base, host_of)
@@ -75,7 +96,7 @@ def main(args: argparse.Namespace) -> int:
         for name, value in variables.items():
             print(f"export {name}={shlex.quote(value)}")
     else:
-        _become([fill(word, cluster) for word in command], {**os.environ, **variables})
+        _become(command, {**_inherited(), **variables})
     return 0
 
 
@@ -86,13 +107,17 @@ def _variables(cluster: Cluster, step: SlurmStep, force: bool) -> Dict[str, str]
         there = os.environ.get("TF_CONFIG", "")
         if there and not force and _read(there) != config:
             raise EnvironmentValueError(
-                f"TF_CONFIG={there!r} is set already, and differs from this step's: "
-                f"{json.dumps(config)}. Unset it, or replace it with --force."
+                f"TF_CONFIG={_shorten(there)!r} is set already, and differs from this step's: "
+                f"{_shorten(json.dumps(config))}. Unset it, or replace it with --force."
             )
         variables["TF_CONFIG"] = json.dumps(config)
     if cluster.gpu_decision is not None:
         apply_gpus(cluster.gpu_decision, step, variables)
     return variables
+
+
+def _shorten(text: str) -> str:
+    return text if len(text) <= 1000 else f"{text[:500]} … {text[-500:]}"
 
 
 def _read(text: str) -> Any:
@@ -104,6 +129,8 @@ def _read(text: str) -> Any:
 
 def fill(word: str, cluster: Cluster) -> str:
     """Returns the word with what stands for the cluster filled in; other braces are left alone."""
+    if "{" not in word:
+        return word
     jobs = cluster.jobs()
     own = cluster.task
     values = {
@@ -120,16 +147,57 @@ def fill(word: str, cluster: Cluster) -> str:
     return word
 
 
+_INSTEAD = (
+    "have the program ask SlurmClusterResolver or slurm_resolver.resolve(), which need neither "
+    "TF_CONFIG nor arguments"
+)
+
+
+def _check_lengths(command: List[str], variables: Dict[str, str]) -> None:
+    limit = 32 * os.sysconf("SC_PAGE_SIZE")  # MAX_ARG_STRLEN, with the zero that ends a string
+    pieces = [(name, f"{name}={value}") for name, value in variables.items()]
+    pieces += [(f"the argument {word[:40]!r}…", word) for word in command]
+    for what, piece in pieces:
+        size = len(os.fsencode(piece)) + 1
+        if size > limit:
+            raise LaunchError(
+                f"{what} is {size} bytes long with this step's tasks filled in; expected {limit} "
+                "at most, as Linux passes no more to a program in one variable or argument "
+                f"(MAX_ARG_STRLEN). Start fewer tasks, or {_INSTEAD}."
+            )
+
+
+def _inherited() -> Dict[str, str]:
+    """The environment without what Python itself has put there: LC_CTYPE, in the C locale."""
+    environ = dict(os.environ)
+    if "LC_CTYPE" in environ:
+        with open("/proc/self/environ", "rb") as at_start:
+            if b"\0LC_CTYPE=" not in b"\0" + at_start.read():
+                del environ["LC_CTYPE"]
+    return environ
+
+
 def _become(command: List[str], environ: Dict[str, str]) -> NoReturn:
+    import errno
     import signal
 
     sys.stdout.flush()
-    # Python ignores it, and a program inherits that.
-    ignored = signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+    # Python ignores them, and a program inherits that.
+    numbers = (signal.SIGPIPE, signal.SIGXFSZ)
+    ignored = [signal.signal(number, signal.SIG_DFL) for number in numbers]
     try:
         os.execvpe(command[0], command, environ)
     except OSError as error:
-        signal.signal(signal.SIGPIPE, ignored)
-        raise LaunchError(
-            f"{command[0]!r} is no program that can be started here ({error.strerror})"
-        ) from error
+        for number, handler in zip(numbers, ignored):
+            signal.signal(number, handler)
+        if error.errno == errno.E2BIG:
+            raise LaunchError(
+                "the arguments and the environment together are longer than Linux passes to a "
+                "program (`getconf ARG_MAX`). Raise the limit, which is a quarter of `ulimit -s`, "
+                f"or {_INSTEAD}."
+            ) from error
+        raise _no_program(command[0], str(error.strerror)) from error
+
+
+def _no_program(name: str, reason: str) -> LaunchError:
+    return LaunchError(f"{name!r} is no program that can be started here ({reason})")

@@ -17,8 +17,18 @@ def add_cluster_options(parser: argparse.ArgumentParser) -> None:
         metavar="JOB=N,…",
         help="tasks of each job, such as ps=2,worker=-1 (-1: the rest); default: all workers",
     )
-    parser.add_argument("--placement", choices=PLACEMENTS, default="spread")
-    parser.add_argument("--worker-order", choices=WORKER_ORDERS, default="ring")
+    parser.add_argument(
+        "--placement",
+        choices=PLACEMENTS,
+        default="spread",
+        help="spread parameter servers over the nodes (default), or deal ranks as TensorFlow does",
+    )
+    parser.add_argument(
+        "--worker-order",
+        choices=WORKER_ORDERS,
+        default="ring",
+        help="number workers so that TensorFlow's ring visits host by host (default), or by rank",
+    )
     parser.add_argument(
         "--het-groups",
         type=numbers,
