@@ -12,6 +12,7 @@ from typing import Dict, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 from slurm_resolver.errors import LaunchError
 from slurm_resolver.roles import job_counts
+from slurm_resolver.slurm_time import parse_time
 
 DEFAULT_SIGNAL = "USR1@120"
 DEFAULT_TIME = "01:00:00"
@@ -73,27 +74,6 @@ _GRAMMARS: Dict[str, Tuple[str, str]] = {
     "job_name": (r"[^/]+", "a name without a slash, as the output file is called after it"),
 }
 _TEXTS = ("job_name", "partition", "ps_partition", "account", "qos", "constraint")
-_TIMES = (
-    r"(?P<m>\d+)(:(?P<s>\d+))?",
-    r"(?P<h>\d+):(?P<m>\d+):(?P<s>\d+)",
-    r"(?P<d>\d+)-(?P<h>\d+)(:(?P<m>\d+)(:(?P<s>\d+))?)?",
-)
-
-
-def time_limit(text: str) -> Optional[int]:
-    """Returns the seconds of a time limit as sbatch reads it; None for no limit."""
-    if text.upper() in ("UNLIMITED", "INFINITE"):
-        return None
-    for pattern in _TIMES:
-        match = re.fullmatch(pattern, text, re.ASCII)
-        if match is not None:
-            values = {unit: int(value or 0) for unit, value in match.groupdict().items()}
-            sizes = (("d", 86400), ("h", 3600), ("m", 60), ("s", 1))
-            return sum(values.get(unit, 0) * size for unit, size in sizes) or None
-    raise LaunchError(
-        f"--time {text!r}: expected MINUTES, MINUTES:SECONDS, HOURS:MINUTES:SECONDS, DAYS-HOURS, "
-        "DAYS-HOURS:MINUTES[:SECONDS] or UNLIMITED."
-    )
 
 
 def check_settings(settings: BatchSettings) -> None:
@@ -110,7 +90,7 @@ def check_settings(settings: BatchSettings) -> None:
         value = getattr(settings, name)
         if value is not None and re.fullmatch(pattern, value, re.ASCII) is None:
             raise _refused(name, value, expected)
-    limit = time_limit(settings.time)
+    limit = parse_time(settings.time)
     notice = notice_of(settings)
     if signal_of(settings) and limit is not None and limit <= notice + _SIGNAL_EARLY_SECONDS:
         raise LaunchError(

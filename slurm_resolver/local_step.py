@@ -1,244 +1,284 @@
-"""A step of several tasks on this machine, as `srun` makes one on a cluster of one node.
+"""The processes of a step on this machine: started, watched, and ended together.
 
-The tasks get the variables that srun sets in a step of one node, recorded from Slurm, but for those
-that lead to Slurm's own daemons (SLURM_CONF, SLURM_WORKING_CLUSTER). The ports of srun's traffic
-with the tasks have no meaning here and are 0.
+A step ends by itself, or because a task failed, a signal came, the time limit was reached, the
+step was preempted, or a task asked for a requeue; what comes first decides.
 """
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
-import getpass
 import os
 import queue
 import signal
-import socket
 import subprocess
-import sys
 import threading
 import time
 from pathlib import Path
-from typing import BinaryIO, Callable, Dict, Iterable, List, Mapping, Optional, Sequence, Tuple
+from typing import Callable, Dict, Iterable, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
-NODE = "localhost"
+from slurm_resolver.errors import LaunchError
+from slurm_resolver.local_environment import NODE, is_slurm, step_environment, task_environment
+from slurm_resolver.local_output import Output, OutputOptions
+from slurm_resolver.slurm_time import Notice
+
 GRACE_SECONDS = 5.0  # between the request to end and SIGKILL, as Slurm's KillWait
+PREEMPT = signal.SIGUSR2
 
-_FIRST_PORT, _LAST_PORT = 12_288, 32_767
-_LONGEST_LINE = 64 * 1024
+
+_PROGRESS_SECONDS = 2.0
 _PR_SET_PDEATHSIG = 1
 # Only the task's own process knows its id before the program starts.
 _TELL_PID = ("/bin/sh", "-c", 'export SLURM_TASK_PID=$$; exec "$0" "$@"')
 _libc = ctypes.CDLL(None)  # loaded here: between fork and exec it is too late
 
 
+class StepOptions(NamedTuple):
+    """What a step is made of; the times are in seconds.
+
+    Attributes:
+        cpus: those of each task; None where tasks are not bound.
+        variables: further variables of all tasks.
+        task_variables: further variables of each task; empty for none.
+        hidden: variables of the launcher that its tasks do not get.
+        requeue_exits: the exit statuses by which a task asks to be started again.
+    """
+
+    command: Sequence[str]
+    num_tasks: int = 1
+    cpus_per_task: Optional[int] = None
+    name: Optional[str] = None
+    directory: Optional[str] = None
+    cpus: Optional[Sequence[Sequence[int]]] = None
+    variables: Mapping[str, str] = {}
+    task_variables: Sequence[Mapping[str, str]] = ()
+    hidden: Sequence[str] = ()
+    output: OutputOptions = OutputOptions()
+    time_limit: Optional[int] = None
+    notice: Optional[Notice] = None
+    preempt_after: Optional[float] = None
+    kill_on_bad_exit: bool = True
+    requeue_exits: Sequence[int] = ()
+
+
+class Ending(NamedTuple):
+    """How a step ended: its exit status, and why it is to be started again, if it is."""
+
+    status: int
+    requeue: Optional[str] = None
+
+
 class LocalStep:
     """Starts the tasks, passes their output on, and ends them all together."""
 
-    def __init__(self, num_tasks: int, cpus_per_task: Optional[int] = None) -> None:
-        """Takes the number of tasks and, for each, the CPUs to bind it to."""
-        self._num_tasks = num_tasks
-        self._cpus = cpus_per_task
+    def __init__(
+        self,
+        options: StepOptions,
+        events: queue.SimpleQueue[Tuple[Optional[int], int]],
+        say: Callable[[str], None],
+    ) -> None:
+        """Takes where the signals arrive that this process gets, and how to tell the user."""
+        self._options = options
+        self._events = events
+        self._say = say
         self._processes: List[subprocess.Popen[bytes]] = []
-        self._pumps: List[threading.Thread] = []
-        # (rank, exit status) of a task that ended, or (None, signal) of a signal to this process;
-        # a SimpleQueue may be written to by a signal handler.
-        self._events: queue.SimpleQueue[Tuple[Optional[int], int]] = queue.SimpleQueue()
-        self._output = threading.Lock()
+        self._alive: set[int] = set()
+        self._timers: List[Tuple[float, Callable[[], None]]] = []
+        self._ending = False  # whether the tasks are being ended
+        self._final = False  # … for good: what they exit with then counts for nothing
         self._status = 0
-        self._said: List[str] = []
+        self._requeue: Optional[str] = None
+        self._output: Optional[Output] = None
 
-    def start(self, command: Sequence[str], environ: Mapping[str, str]) -> None:
-        """Starts every task; a signal that comes meanwhile is kept for `wait`."""
-        common = step_environment(self._num_tasks, self._cpus, Path(command[0]).name)
-        kept = {name: value for name, value in environ.items() if not _is_slurm(name)}
+    def start(
+        self, environ: Mapping[str, str], restarts: int = 0, progress: bool = False
+    ) -> Dict[str, str]:
+        """Starts every task, and returns the variables that they have alike.
+
+        A signal that comes meanwhile is kept for `wait`.
+
+        Raises:
+            LaunchError: where an output file cannot be written, or the machine starts no more.
+        """
+        options = self._options
+        name = options.name or Path(options.command[0]).name
+        common = step_environment(options.num_tasks, options.cpus_per_task, name)
+        common.update(_times(options.time_limit))
+        if restarts:
+            common["SLURM_RESTART_COUNT"] = str(restarts)
+        common.update(options.variables)
+        if options.directory is not None:
+            common["PWD"] = os.path.abspath(options.directory)
+        hidden = set(options.hidden)
+        kept = {n: value for n, value in environ.items() if not is_slurm(n) and n not in hidden}
         # A pipe makes Python hold back what a task prints until it ends.
         kept.setdefault("PYTHONUNBUFFERED", "1")
-        cpus = sorted(os.sched_getaffinity(0))
-        bind = self._cpus if self._cpus and self._cpus * self._num_tasks <= len(cpus) else None
-        for rank in range(self._num_tasks):
-            process = subprocess.Popen(
-                [*_TELL_PID, *command],
-                env={**kept, **common, **task_environment(rank)},
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-                start_new_session=True,
-                preexec_fn=_in_the_child(cpus[rank * bind : (rank + 1) * bind] if bind else None),
-            )
-            self._processes.append(process)
-            assert process.stdout is not None
-            assert process.stderr is not None
-            width = len(str(self._num_tasks - 1))
-            label = f"{rank:{width}d}: ".encode()
-            for source, sink in (
-                (process.stdout, sys.stdout.buffer),
-                (process.stderr, sys.stderr.buffer),
-            ):
-                self._run(self._pump, source, sink, label, keep=True)
-            self._run(self._watch, rank, process)
+        job, step = common["SLURM_JOB_ID"], common["SLURM_STEP_ID"]
+        fields = {"j": job, "A": job, "s": step, "J": f"{job}.{step}", "N": NODE, "x": name}
+        fields["u"] = common["SLURM_JOB_USER"]
+        self._output = Output(options.output, options.num_tasks, fields, options.directory)
+        told = time.monotonic()
+        try:
+            for rank in range(options.num_tasks):
+                self._start_task(rank, {**kept, **common})
+                if progress and time.monotonic() > told + _PROGRESS_SECONDS:
+                    told = time.monotonic()
+                    self._say(f"starting: {rank + 1} of {options.num_tasks} tasks")
+        except BaseException as error:
+            self._signal(self._alive, signal.SIGKILL)
+            self._output.close()
+            if isinstance(error, OSError):
+                started = f"{len(self._alive)} of {options.num_tasks} tasks"
+                raise LaunchError(
+                    f"no more than {started} could be started ({error.strerror}): ask for fewer, "
+                    "or raise the limits (ulimit -n, ulimit -u)"
+                ) from error
+            raise
+        self._set_timers()
+        return common
 
-    def stop(self, number: signal.Signals) -> None:
-        """Passes a signal to all tasks; those that go on are killed. Safe in a signal handler."""
-        self._events.put((None, int(number)))
-
-    def wait(self) -> int:
+    def wait(self) -> Ending:
         """Waits for all tasks, and returns the worst exit status of those that ended themselves.
 
         A task that a signal ended counts as 128 and the signal's number.
         """
-        alive = set(range(self._num_tasks))
-        deadline: Optional[float] = None
-        while alive:
-            timeout = None if deadline is None else max(0.0, deadline - time.monotonic())
+        while self._alive:
+            due = min((when for when, _ in self._timers), default=None)
+            timeout = None if due is None else max(0.0, due - time.monotonic())
             try:
                 rank, status = self._events.get(timeout=timeout)
             except queue.Empty:
-                self._signal(alive, signal.SIGKILL)
-                deadline = time.monotonic() + GRACE_SECONDS
+                self._fire()
                 continue
-            ending = deadline is not None
-            if rank is None:
-                self._said.append(f"{signal.Signals(status).name}: ending all tasks")
-                self._status = max(self._status, 128 + status)
-                # The second signal means: now.
-                self._signal(alive, signal.SIGKILL if ending else signal.Signals(status))
+            if rank is not None:
+                self._on_end(rank, status)
+            elif status == PREEMPT:
+                self._preempt()
             else:
-                alive.discard(rank)
-                if ending:
-                    continue  # it was told to end: how it did so is not its own failure
-                self._status = max(self._status, status)
-                if status == 0 or not alive:
-                    if status:
-                        self._said.append(_failure(rank, status))
-                    continue
-                self._said.append(f"{_failure(rank, status)}; ending the other tasks")
-                self._signal(alive, signal.SIGTERM)
-            deadline = time.monotonic() + GRACE_SECONDS
+                self._on_signal(signal.Signals(status))
         # As at the end of a Slurm step, what the tasks left behind ends as well.
-        self._signal(range(self._num_tasks), signal.SIGKILL)
-        for pump in self._pumps:
-            pump.join(timeout=1.0)  # one that left its group may still hold the pipe open
-        return self._status
+        self._signal(range(self._options.num_tasks), signal.SIGKILL)
+        assert self._output is not None
+        self._output.close()
+        return Ending(self._status, self._requeue)
 
-    def summary(self) -> List[str]:
-        """Returns what went wrong, a line each; empty where all went well."""
-        return self._said
-
-    def _run(self, function: Callable[..., None], *args: object, keep: bool = False) -> None:
-        thread = threading.Thread(target=function, args=args, daemon=True)
-        thread.start()
-        if keep:
-            self._pumps.append(thread)
+    def _start_task(self, rank: int, environ: Mapping[str, str]) -> None:
+        options = self._options
+        assert self._output is not None
+        stdout, stderr = self._output.streams(rank)
+        own = options.task_variables[rank] if options.task_variables else {}
+        process = subprocess.Popen(
+            [*_TELL_PID, *options.command],
+            env={**environ, **own, **task_environment(rank)},
+            cwd=options.directory,
+            stdin=subprocess.DEVNULL,
+            stdout=stdout,
+            stderr=stderr,
+            start_new_session=True,
+            preexec_fn=_in_the_child(options.cpus[rank] if options.cpus else None),
+        )
+        self._processes.append(process)
+        self._alive.add(rank)
+        self._output.attach(rank, process.stdout, process.stderr)  # type: ignore[arg-type]
+        threading.Thread(target=self._watch, args=(rank, process), daemon=True).start()
 
     def _watch(self, rank: int, process: subprocess.Popen[bytes]) -> None:
         status = process.wait()
         self._events.put((rank, status if status >= 0 else 128 - status))
 
-    def _pump(self, source: BinaryIO, sink: BinaryIO, label: bytes) -> None:
-        for line in iter(lambda: source.readline(_LONGEST_LINE), b""):
-            text = label + line + (b"" if line.endswith(b"\n") else b"\n")
-            try:
-                with self._output:
-                    sink.write(text)
-                    sink.flush()
-            except (BrokenPipeError, ValueError):
-                return  # nobody reads any more; the task finds that out by itself
+    def _set_timers(self) -> None:
+        options = self._options
+        if options.time_limit is not None:
+            self._at(options.time_limit, self._on_limit)
+            if options.notice is not None:
+                self._at(options.time_limit - options.notice.seconds, self._announce)
+        if options.preempt_after is not None:
+            self._at(options.preempt_after, self._preempt)
 
-    def _signal(self, ranks: Iterable[int], number: signal.Signals) -> None:
+    def _at(self, seconds: float, action: Callable[[], None]) -> None:
+        self._timers.append((time.monotonic() + seconds, action))
+
+    def _fire(self) -> None:
+        now = time.monotonic()
+        due = [timer for timer in self._timers if timer[0] <= now]
+        self._timers = [timer for timer in self._timers if timer[0] > now]
+        for _, action in sorted(due, key=lambda timer: timer[0]):
+            action()
+
+    def _announce(self) -> None:
+        notice = self._options.notice
+        assert notice is not None
+        self._say(f"{notice.seconds} s to the time limit: {notice.number.name} to all tasks")
+        # A stopped task could not act on it; Slurm sends both as well.
+        self._signal(self._alive, notice.number, signal.SIGCONT)
+
+    def _on_limit(self) -> None:
+        self._say(f"the time limit of {self._options.time_limit} s is reached: ending all tasks")
+        self._status = max(self._status, 128 + signal.SIGTERM)
+        self._final = True
+        self._end(signal.SIGCONT, signal.SIGTERM)
+
+    def _preempt(self) -> None:
+        if self._ending:
+            return
+        self._say("preempted: ending all tasks")
+        self._status = max(self._status, 128 + signal.SIGTERM)
+        self._requeue = "the step was preempted"
+        self._final = True
+        self._end(signal.SIGCONT, signal.SIGTERM)
+
+    def _on_signal(self, number: signal.Signals) -> None:
+        self._say(f"{number.name}: ending all tasks")
+        self._status = max(self._status, 128 + number)
+        self._requeue, self._final = None, True
+        # The second signal means: now.
+        self._end(signal.SIGKILL if self._ending else number)
+
+    def _on_end(self, rank: int, status: int) -> None:
+        self._alive.discard(rank)
+        if self._final:
+            return  # it was told to end: how it did so is not its own failure
+        if status in self._options.requeue_exits:
+            if self._requeue is None:
+                self._requeue = f"task {rank} asked for it with exit status {status}"
+                if not self._ending and self._alive and self._options.kill_on_bad_exit:
+                    # The others are about to end as well, and may be saving what they have.
+                    self._ending = True
+                    self._timers = []
+                    self._at(GRACE_SECONDS, lambda: self._end(signal.SIGTERM))
+            self._status = max(self._status, status)
+            return
+        if self._ending:
+            return
+        self._status = max(self._status, status)
+        if status and self._alive and self._options.kill_on_bad_exit:
+            self._say(f"{_failure(rank, status)}; ending the other tasks")
+            self._end(signal.SIGTERM)
+        elif status:
+            self._say(_failure(rank, status))
+
+    def _end(self, *numbers: signal.Signals) -> None:
+        """Asks all tasks to end; those that go on are killed."""
+        self._ending = True
+        self._signal(self._alive, *numbers)
+        self._timers = []
+        self._at(GRACE_SECONDS, lambda: self._end(signal.SIGKILL))
+
+    def _signal(self, ranks: Iterable[int], *numbers: signal.Signals) -> None:
         for rank in ranks:
             process = self._processes[rank]
             # The task leads a process group of its own: its children get the signal as well.
             with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, number)
+                for number in numbers:
+                    os.killpg(process.pid, number)
 
 
-def step_environment(num_tasks: int, cpus_per_task: Optional[int], name: str) -> Dict[str, str]:
-    """Returns the variables that all tasks of a one-node step have alike."""
-    job = str(os.getpid())  # no other step on this machine has it, as no other job has a job id
-    cpus = str(num_tasks * (cpus_per_task or 1))
-    count = str(num_tasks)
-    host = socket.gethostname()
-    variables = {
-        "SLURMD_NODENAME": NODE,
-        "SLURM_CLUSTER_NAME": "local",
-        "SLURM_CPUS_ON_NODE": cpus,
-        "SLURM_GTIDS": ",".join(map(str, range(num_tasks))),
-        "SLURM_JOBID": job,
-        "SLURM_JOB_CPUS_PER_NODE": cpus,
-        "SLURM_JOB_GID": str(os.getgid()),
-        "SLURM_JOB_ID": job,
-        "SLURM_JOB_NAME": name,
-        "SLURM_JOB_NODELIST": NODE,
-        "SLURM_JOB_NUM_NODES": "1",
-        "SLURM_JOB_PARTITION": "local",
-        "SLURM_JOB_UID": str(os.getuid()),
-        "SLURM_JOB_USER": getpass.getuser(),
-        "SLURM_LAUNCH_NODE_IPADDR": "127.0.0.1",
-        "SLURM_NNODES": "1",
-        "SLURM_NODEID": "0",
-        "SLURM_NODELIST": NODE,
-        "SLURM_NPROCS": count,
-        "SLURM_NTASKS": count,
-        "SLURM_PRIO_PROCESS": str(os.nice(0)),
-        "SLURM_SRUN_COMM_HOST": "127.0.0.1",
-        "SLURM_SRUN_COMM_PORT": "0",
-        "SLURM_STEPID": "0",
-        "SLURM_STEP_ID": "0",
-        "SLURM_STEP_LAUNCHER_PORT": "0",
-        "SLURM_STEP_NODELIST": NODE,
-        "SLURM_STEP_NUM_NODES": "1",
-        "SLURM_STEP_NUM_TASKS": count,
-        "SLURM_STEP_RESV_PORTS": ",".join(map(str, free_ports(num_tasks + 1))),
-        "SLURM_STEP_TASKS_PER_NODE": count,
-        "SLURM_SUBMIT_DIR": os.getcwd(),
-        "SLURM_SUBMIT_HOST": host,
-        "SLURM_TASKS_PER_NODE": count,
-        "SLURM_TOPOLOGY_ADDR": NODE,
-        "SLURM_TOPOLOGY_ADDR_PATTERN": "node",
-        "SLURM_UMASK": f"{_umask():04o}",
-    }
-    if cpus_per_task is not None:
-        variables["SLURM_CPUS_PER_TASK"] = str(cpus_per_task)
-    return variables
-
-
-def task_environment(rank: int) -> Dict[str, str]:
-    """Returns the variables that one task of a one-node step has for itself."""
-    return {"SLURM_PROCID": str(rank), "SLURM_LOCALID": str(rank)}
-
-
-def _umask() -> int:
-    mask = os.umask(0)  # the only way to ask for it is to set it
-    os.umask(mask)
-    return mask
-
-
-def free_ports(count: int) -> List[int]:
-    """Returns ports on this machine that nobody listens on, below the ephemeral ones.
-
-    Where to start looking follows the process id, so that two steps that start at the same time
-    do not find the same ones.
-    """
-    span = _LAST_PORT - _FIRST_PORT + 1
-    start = os.getpid() * 64
-    ports = []
-    for offset in range(span):
-        port = _FIRST_PORT + (start + offset) % span
-        with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
-            try:
-                probe.bind(("", port))
-            except OSError:
-                continue
-        ports.append(port)
-        if len(ports) == count:
-            return sorted(ports)
-    return []  # without reserved ports the resolver derives some from the job id
-
-
-def _is_slurm(name: str) -> bool:
-    """Variables of a step around this one would contradict its own."""
-    return name.startswith(("SLURM_", "SLURMD_"))
+def _times(limit: Optional[int]) -> Dict[str, str]:
+    """As Slurm 26.05 sets them; 22.05 does not know them, and no limit leaves nothing to say."""
+    if limit is None:
+        return {}
+    now = int(time.time())
+    return {"SLURM_JOB_START_TIME": str(now), "SLURM_JOB_END_TIME": str(now + limit)}
 
 
 def _in_the_child(cpus: Optional[Sequence[int]]) -> Callable[[], None]:
@@ -257,8 +297,6 @@ def _in_the_child(cpus: Optional[Sequence[int]]) -> Callable[[], None]:
 
 def _failure(rank: int, status: int) -> str:
     if status > 128:
-        try:
+        with contextlib.suppress(ValueError):
             return f"task {rank} was ended by {signal.Signals(status - 128).name}"
-        except ValueError:
-            pass
     return f"task {rank} ended with exit status {status}"

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any, Dict, List
 
@@ -16,7 +14,6 @@ import pytest
 
 import slurm_resolver
 from slurm_resolver.cli import main
-from slurm_resolver.local_step import free_ports
 
 ROOT = Path(__file__).parent.parent
 COMMAND = [sys.executable, "-m", "slurm_resolver"]
@@ -155,155 +152,6 @@ GPUs of the tasks on n10:
             process.stdout.close()
             assert process.stderr.read() == ""
             assert process.wait(timeout=60) == 0
-
-
-class TestRun:
-    def test_output_is_labelled_by_rank(self) -> None:
-        script = "echo $SLURM_PROCID of $SLURM_STEP_NUM_TASKS; echo oops >&2; printf end"
-        done = run("run", "-n", "2", "--", "sh", "-c", script)
-        assert done.returncode == 0
-        assert sorted(done.stdout.splitlines()) == ["0: 0 of 2", "0: end", "1: 1 of 2", "1: end"]
-        assert sorted(done.stderr.splitlines()) == ["0: oops", "1: oops"]
-
-    def test_labels_are_as_wide_as_the_last_rank(self) -> None:
-        done = run("run", "-n", "11", "--", "true")
-        assert (done.returncode, done.stdout) == (0, "")
-        done = run("run", "-n", "11", "--", "sh", "-c", "echo x")
-        assert sorted(done.stdout.splitlines())[:2] == [" 0: x", " 1: x"]
-
-    def test_each_task_sees_one_cluster(self) -> None:
-        script = (
-            "import slurm_resolver as sr; print(sr.resolve({'ps': 1, 'worker': -1}).tf_config())"
-        )
-        done = run("run", "-n", "3", "--", sys.executable, "-c", script)
-        assert (done.returncode, done.stderr) == (0, "")
-        configs = [eval(line.partition(": ")[2]) for line in done.stdout.splitlines()]
-        assert len({str(config["cluster"]) for config in configs}) == 1
-        addresses = [a for job in configs[0]["cluster"].values() for a in job]
-        assert len(set(addresses)) == 3
-        assert all(address.startswith("localhost:") for address in addresses)
-        tasks = sorted((c["task"]["type"], c["task"]["index"]) for c in configs)
-        assert tasks == [("ps", 0), ("worker", 0), ("worker", 1)]
-
-    def test_a_step_around_it_does_not_shine_through(self) -> None:
-        done = run(
-            "run", "--", "sh", "-c", "env | grep SLURM", env={**os.environ, **TASK, "SLURM_X": "1"}
-        )
-        variables = dict(line[3:].split("=", 1) for line in done.stdout.splitlines())
-        assert variables["SLURM_STEP_NODELIST"] == "localhost"
-        assert "SLURM_X" not in variables
-        assert "SLURM_DISTRIBUTION" not in variables
-
-    def test_cpus(self) -> None:
-        cpus = sorted(os.sched_getaffinity(0))
-        script = "import os; print(*os.sched_getaffinity(0), os.environ['SLURM_CPUS_PER_TASK'])"
-        tasks = len(cpus)
-        done = run("run", "-n", str(tasks), "--cpus", "1", "--", sys.executable, "-c", script)
-        lines = sorted(line.split(": ")[1] for line in done.stdout.splitlines())
-        assert lines == sorted(f"{cpu} 1" for cpu in cpus)
-
-    @pytest.mark.parametrize(
-        ("script", "status", "message"),
-        [
-            ("exit $SLURM_PROCID", 2, "ended with exit status"),
-            (
-                "[ $SLURM_PROCID = 0 ] && exit 5; exec sleep 60",
-                5,
-                "task 0 ended with exit status 5",
-            ),
-            (
-                "[ $SLURM_PROCID = 0 ] && kill -SEGV $$; exec sleep 60",
-                139,
-                "task 0 was ended by SIGS",
-            ),
-            # one that does not want to end is killed
-            ("[ $SLURM_PROCID = 0 ] && exit 4; trap '' TERM; sleep 60; sleep 60", 4, "status 4"),
-        ],
-    )
-    def test_one_failure_ends_all(
-        self, script: str, status: int, message: str, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        done = run("run", "-n", "3", "--", "sh", "-c", script)
-        assert message in done.stderr
-        assert done.stderr.startswith("slurm-resolver run: task ")
-        if script.startswith("exit"):
-            assert done.returncode in (1, 2)  # whichever was first; the others no longer count
-        else:
-            assert done.returncode == status
-
-    @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
-    def test_a_signal_ends_all_tasks_and_what_they_started(
-        self, number: signal.Signals, tmp_path: Path
-    ) -> None:
-        script = f"sleep 300 & echo $! > {tmp_path}/$SLURM_PROCID; echo up; wait"
-        with subprocess.Popen(
-            [*COMMAND, "run", "-n", "2", "--", "sh", "-c", script],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        ) as process:
-            assert process.stdout is not None
-            assert process.stderr is not None
-            assert sorted(process.stdout.readline() for _ in range(2)) == ["0: up\n", "1: up\n"]
-            process.send_signal(number)
-            assert process.wait(timeout=60) == 128 + number
-            assert process.stderr.read() == (
-                f"slurm-resolver run: {number.name}: ending all tasks\n"
-            )
-        for path in tmp_path.iterdir():
-            assert ended(int(path.read_text())), path
-
-    def test_the_tasks_end_with_the_launcher_however_it_ends(self, tmp_path: Path) -> None:
-        script = f"echo $$ > {tmp_path}/$SLURM_PROCID; echo up; exec sleep 300"
-        with subprocess.Popen(
-            [*COMMAND, "run", "-n", "2", "--", "sh", "-c", script],
-            stdout=subprocess.PIPE,
-            text=True,
-        ) as process:
-            assert process.stdout is not None
-            for _ in range(2):
-                process.stdout.readline()
-            process.kill()
-        for path in tmp_path.iterdir():
-            assert ended(int(path.read_text())), path
-
-    @pytest.mark.parametrize(
-        ("arguments", "message"),
-        [
-            (["-n", "2"], "no command"),
-            (["-n", "0", "--", "true"], "-n 0: expected a number of tasks"),
-            (["-n", "9999", "--", "true"], "-n 9999: expected a number of tasks"),
-            (["--cpus", "0", "--", "true"], "--cpus 0: expected a number of CPUs"),
-            (["--", "no-such-program"], "'no-such-program' is no program"),
-        ],
-    )
-    def test_errors(
-        self, arguments: List[str], message: str, capsys: pytest.CaptureFixture[str]
-    ) -> None:
-        assert main(["run", *arguments]) == 2
-        assert message in capsys.readouterr().err
-
-    def test_reserved_ports_are_free_ones(self) -> None:
-        first = free_ports(3)
-        assert len(set(first)) == 3
-        import socket
-
-        with socket.create_server(("", first[0])):
-            assert first[0] not in free_ports(3)
-
-
-def ended(pid: int) -> bool:
-    """Awaits the end of a process that is not our child."""
-    deadline = time.monotonic() + 20
-    while time.monotonic() < deadline:
-        try:
-            state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-        except FileNotFoundError:
-            return True
-        if state == "Z":  # nobody waits for it in a container without an init
-            return True
-        time.sleep(0.02)
-    return False
 
 
 def test_version_and_help(capsys: pytest.CaptureFixture[str]) -> None:

@@ -18,7 +18,7 @@ from slurm_cluster import Node, SlurmCluster, SlurmUnavailable, slurm_or_skip
 
 import slurm_resolver
 from slurm_resolver.batch_file import batch_file, directive_word, shell_word
-from slurm_resolver.batch_settings import BatchSettings, time_limit
+from slurm_resolver.batch_settings import BatchSettings
 from slurm_resolver.cli import main
 
 # The tasks find the commands of this environment.
@@ -189,7 +189,7 @@ REFUSED = {
     "--requeue --signal B:USR1@60": "--signal 'B:USR1@60': expected a signal for the tasks",
     "--requeue --signal FOO": "--signal 'FOO': expected",
     "--requeue --time 3": "the signal up to 60 s early",
-    "--time soon": "--time 'soon': expected MINUTES",
+    "--time soon": "--time 'soon': expected minutes",
     "--time 1:2:3:4": "--time '1:2:3:4': expected",
     "--job-name a/b": "--job-name 'a/b': expected a name without a slash",
     "--job-name $'a\\n#SBATCH --x'": "--job-name 'a\\n#SBATCH --x': expected text of printable",
@@ -237,23 +237,6 @@ def test_commands_that_srun_would_read_otherwise(
 ) -> None:
     assert main(["sbatch", "--", *command]) == 2
     assert message in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(
-    ("text", "seconds"),
-    [
-        ("90", 5400),
-        ("90:30", 5430),
-        ("1:30:05", 5405),
-        ("1-0", 86400),
-        ("1-2:30", 95400),
-        ("2-00:00:01", 172801),
-        ("0", None),
-        ("UNLIMITED", None),
-    ],
-)
-def test_time_limits(text: str, seconds: int) -> None:
-    assert time_limit(text) == seconds
 
 
 # What argv can hold: no NUL, and bytes that are no UTF-8 as Python's surrogates.

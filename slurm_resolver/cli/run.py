@@ -7,24 +7,52 @@ import os
 import shutil
 import signal
 import sys
+from typing import Callable, List, Optional
 
+from slurm_resolver.cli.srun_options import add_foreign_options, no_input, one_node
 from slurm_resolver.errors import LaunchError
 
 DESCRIPTION = """\
 Starts COMMAND as N tasks on this machine, each with the variables that srun sets in a step of one
-node (localhost). Lines of output carry the rank of their task. When a task fails, or on Ctrl-C,
-all are ended; the exit status is the worst of the tasks'."""
+node (localhost). The options are srun's. When a task fails, or on Ctrl-C, all tasks are ended, with
+SIGKILL 5 seconds later (Slurm: KillWait, 30 by default) or on a second Ctrl-C."""
 
 EPILOG = """\
+not as with srun:
+  lines on the screen have their rank before them (srun: with -l), and never mix
+  a task that fails ends the others (srun: with -K)
+  -t counts seconds as they are written (srun: rounded up to minutes)
+  --requeue starts the tasks themselves again, at once (sbatch: the batch script)
+  GPUs are hidden by variables alone, so that a program may look past them
+  tasks read nothing from standard input (as with srun --input none)
+
+not imitated, and an error: several nodes, memory and other resources that Slurm enforces, the
+queue, what daemons do (prolog, MPI, propagation), --multi-prog, --export, --pty, --wait.
+
+requeue: with --requeue the tasks start again, with SLURM_RESTART_COUNT=1 and so on, when one of
+them ends with a status of --requeue-exit, or after a preemption: SIGUSR2 to this command, or
+--preempt-after. A preempted task gets SIGTERM, and SIGKILL 5 seconds later. A time limit is never
+requeued, neither here nor by Slurm. A restart empties the output files as well, as a requeued job
+on Slurm does, unless --open-mode=append.
+
+exit status: the worst of the tasks'; 128 and its number for a signal that ended a task or all
+(Ctrl-C: 130, time limit: 143); 2 when usage or environment are wrong.
+
 examples:
   slurm-resolver run -n 2 -- python train.py
-  slurm-resolver run -n 4 --cpus 2 -- python train.py --epochs 3"""
+  slurm-resolver run -n 4 --cpus-per-task 2 --gpus-per-task 1 -- python train.py --epochs 3
+  slurm-resolver run -n 2 -o 'rank-%t.log' -t 1:00 --signal USR1@30 -- python train.py
+  slurm-resolver run -n 2 --requeue --preempt-after 20 -- python train.py"""
+
+_MOST = 4096
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds this subcommand's arguments."""
-    parser.add_argument("-n", "--ntasks", type=int, default=1, metavar="N", help="tasks (1)")
-    parser.add_argument(
+    add = parser.add_argument
+    add("-n", "--ntasks", type=int, default=1, metavar="N", help="tasks (1)")
+    add("-N", "--nodes", type=one_node, metavar="1", help="nodes: only 1 can be imitated")
+    add(
         "-c",
         "--cpus",
         "--cpus-per-task",
@@ -33,7 +61,124 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="C",
         help="CPUs of each task: sets SLURM_CPUS_PER_TASK, and binds where there are enough",
     )
-    parser.add_argument("command_line", nargs=argparse.REMAINDER, metavar="-- COMMAND [ARGUMENT …]")
+    add(
+        "--cpu-bind",
+        metavar="HOW",
+        help="none, rank, cores, threads, map_cpu:LIST or mask_cpu:LIST; verbose, before it tells "
+        "what each task got",
+    )
+    add(
+        "-m",
+        "--distribution",
+        metavar="HOW",
+        help="sets SLURM_DISTRIBUTION; on one node all mean the same",
+    )
+    add("-J", "--job-name", metavar="NAME", help="SLURM_JOB_NAME (the command's name)")
+    add("-D", "--chdir", metavar="DIR", help="the tasks' working directory")
+    _add_gpu_options(parser)
+    _add_output_options(parser)
+    _add_end_options(parser)
+    add("-i", "--input", type=no_input, metavar="none", help="only none, the default here")
+    # Nothing is held back here, and the two together change nothing.
+    add("-u", "--unbuffered", action="store_true", help=argparse.SUPPRESS)
+    add("command_line", nargs=argparse.REMAINDER, metavar="-- COMMAND [ARGUMENT …]")
+    add_foreign_options(parser)
+
+
+def _add_gpu_options(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument_group(
+        "GPUs", "the first of those in CUDA_VISIBLE_DEVICES, else 0, 1 and so on"
+    ).add_argument
+    add("-G", "--gpus", type=_gpus, metavar="N", help="GPUs of all tasks together; 0 hides all")
+    add("--gpus-per-node", type=_gpus, metavar="N", help="the same, on one node")
+    add("--gpus-per-task", type=_gpus, metavar="N", help="GPUs of each task, which sees no other")
+    add(
+        "--gpu-bind",
+        metavar="HOW",
+        help="none, closest (all), single:N (N tasks share one), per_task:N, map_gpu:LIST or "
+        "mask_gpu:LIST (numbers count the step's GPUs from 0)",
+    )
+
+
+def _add_output_options(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument_group(
+        "output",
+        "PATTERN is a file name with %t (rank), %n (node's number), %N (node's name), %j (job\n"
+        "id), %J (job.step), %s (step id), %x (job name), %u (user) or %%; %4t pads a number with\n"
+        "zeros. It may also be all, none, or the rank of the only task to be heard.",
+    ).add_argument
+    add(
+        "-l",
+        "--label",
+        action=argparse.BooleanOptionalAction,
+        help="put the rank before each line; on the screen the default, in files not",
+    )
+    add("-o", "--output", metavar="PATTERN", help="where the output goes (all: the screen)")
+    add("-e", "--error", metavar="PATTERN", help="where the errors go (where the output goes)")
+    add(
+        "--open-mode",
+        choices=("append", "truncate", "a", "t"),
+        default="truncate",
+        help="keep what is in the files, or empty them at every start (truncate)",
+    )
+    add("-v", "--verbose", action="count", default=0, help="tell when the tasks have started")
+    add("-Q", "--quiet", action="store_true", help="do not tell that, even on a terminal")
+
+
+def _add_end_options(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument_group("end and restart").add_argument
+    add(
+        "-t",
+        "--time",
+        metavar="TIME",
+        help="time limit: minutes, minutes:seconds, hours:minutes:seconds, days-hours[:minutes"
+        "[:seconds]]; then SIGTERM, and SIGKILL after 5 seconds",
+    )
+    add(
+        "--signal",
+        metavar="SIG[@S]",
+        help="send the tasks a signal S seconds (60) before the time limit",
+    )
+    # Spelt out, as a value has to be attached: the next word may be the command.
+    add(
+        *("-K", "-K1", "--kill-on-bad-exit", "--kill-on-bad-exit=1"),
+        dest="kill",
+        action="store_true",
+        default=True,
+        help="end all tasks when one fails (default)",
+    )
+    add(
+        *("-K0", "--kill-on-bad-exit=0", "--no-kill-on-bad-exit"),
+        dest="kill",
+        action="store_false",
+        help="leave the other tasks alone",
+    )
+    add(
+        "--requeue",
+        action=argparse.BooleanOptionalAction,
+        help="start the tasks again where Slurm would requeue",
+    )
+    add("--max-restarts", type=int, default=5, metavar="N", help="how often at most (5)")
+    add(
+        "--requeue-exit",
+        default="75",
+        metavar="STATUS,…",
+        help="exit statuses by which a task asks for a restart, as RequeueExit in slurm.conf (75)",
+    )
+    add(
+        "--preempt-after",
+        type=float,
+        metavar="S",
+        help="imitate a preemption S seconds after the first start",
+    )
+
+
+def _gpus(text: str) -> int:
+    if not text.isdigit() or int(text) > _MOST:
+        raise argparse.ArgumentTypeError(
+            f"{text!r}: expected a number; types (a100:2) are known to Slurm alone"
+        )
+    return int(text)
 
 
 def main(args: argparse.Namespace) -> int:
@@ -41,23 +186,85 @@ def main(args: argparse.Namespace) -> int:
     command = args.command_line[1:] if args.command_line[:1] == ["--"] else args.command_line
     if not command:
         raise LaunchError("no command: slurm-resolver run -n 2 -- python train.py")
-    if not 1 <= args.ntasks <= 4096:
-        raise LaunchError(f"-n {args.ntasks}: expected a number of tasks from 1 to 4096")
-    if args.cpus is not None and not 1 <= args.cpus <= 4096:
-        raise LaunchError(f"--cpus {args.cpus}: expected a number of CPUs from 1 to 4096")
-    if shutil.which(command[0]) is None:
+    _check_range("-n", args.ntasks, "tasks", 1)
+    _check_range("--cpus", args.cpus, "CPUs", 1)
+    _check_range("--max-restarts", args.max_restarts, "restarts", 0)
+    if args.preempt_after is not None and not args.preempt_after >= 0:
+        raise LaunchError(f"--preempt-after {args.preempt_after}: expected seconds, 0 or more")
+    directory = args.chdir or os.curdir
+    if not os.path.isdir(directory):
+        raise LaunchError(f"--chdir {args.chdir!r} is no directory")
+    # A path counts from where the task will be.
+    program = os.path.join(directory, command[0]) if os.sep in command[0] else command[0]
+    if shutil.which(program) is None:
         raise LaunchError(f"{command[0]!r} is no program that can be started here")
-    from slurm_resolver.local_step import LocalStep  # slow to import, and only needed here
+    return _run(args, command)
 
-    step = LocalStep(args.ntasks, args.cpus)
 
-    def stop(number: int, frame: object) -> None:
-        step.stop(signal.Signals(number))
+def _run(args: argparse.Namespace, command: List[str]) -> int:
+    # slow to import, and only needed here
+    from slurm_resolver.local_cpus import bind_cpus
+    from slurm_resolver.local_environment import distribution_variables
+    from slurm_resolver.local_gpus import GpuRequest, gpu_variables
+    from slurm_resolver.local_job import LocalJob, RequeueOptions
+    from slurm_resolver.local_output import OutputOptions
+    from slurm_resolver.local_step import StepOptions
+    from slurm_resolver.slurm_time import notice_and_limit
 
+    limit, notice = notice_and_limit(args.time, args.signal)
+    if args.signal is not None and limit is None:
+        _say("--signal without a time limit (--time) sends nothing, as on Slurm")
+    request = GpuRequest(args.gpus, args.gpus_per_node, args.gpus_per_task, args.gpu_bind)
+    gpus = gpu_variables(request, args.ntasks, os.environ)
+    cpus = bind_cpus(args.cpu_bind, args.ntasks, args.cpus, sorted(os.sched_getaffinity(0)))
+    options = StepOptions(
+        command,
+        args.ntasks,
+        args.cpus,
+        name=args.job_name,
+        directory=args.chdir,
+        cpus=cpus.cpus,
+        variables={**distribution_variables(args.distribution), **cpus.variables},
+        task_variables=gpus.variables,
+        hidden=gpus.hidden,
+        output=OutputOptions(args.output, args.error, args.label, args.open_mode.startswith("a")),
+        time_limit=limit,
+        notice=notice,
+        preempt_after=args.preempt_after,
+        kill_on_bad_exit=args.kill,
+    )
+    for warning in gpus.warnings:
+        _say(warning)
+    for rank, own in enumerate(cpus.cpus or () if cpus.verbose else ()):
+        _say(f"task {rank} is bound to CPU {','.join(map(str, own))}")
+    requeue = RequeueOptions(bool(args.requeue), args.max_restarts, _statuses(args.requeue_exit))
+    progress = bool(args.verbose) or (sys.stderr.isatty() and not args.quiet)
+    job = LocalJob(options, requeue, _say, progress)
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, stop)
-    step.start(command, os.environ)
-    status = step.wait()
-    for line in step.summary():
-        print(f"slurm-resolver run: {line}", file=sys.stderr)
-    return status
+        signal.signal(number, _handler(job.stop))
+    signal.signal(signal.SIGUSR2, lambda number, frame: job.preempt())
+    return job.run(os.environ)
+
+
+def _handler(stop: Callable[[signal.Signals], None]) -> Callable[[int, object], None]:
+    return lambda number, frame: stop(signal.Signals(number))
+
+
+def _say(message: str) -> None:
+    # in one write, as the tasks' lines may come at the same time
+    sys.stderr.write(f"slurm-resolver run: {message}\n")
+    sys.stderr.flush()
+
+
+def _check_range(option: str, value: Optional[int], what: str, least: int) -> None:
+    if value is not None and not least <= value <= _MOST:
+        raise LaunchError(f"{option} {value}: expected a number of {what} from {least} to {_MOST}")
+
+
+def _statuses(text: str) -> List[int]:
+    parts = text.split(",") if text else []
+    if not all(part.isdigit() and 0 < int(part) < 256 for part in parts):
+        raise LaunchError(
+            f"--requeue-exit {text!r}: expected exit statuses from 1 to 255, as 75,85"
+        )
+    return [int(part) for part in parts]
