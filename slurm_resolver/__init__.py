@@ -21,6 +21,7 @@ if TYPE_CHECKING:
         LayoutError,
         NotInStepError,
         RendezvousError,
+        ResumeError,
         SlurmResolverError,
         UnknownLayoutError,
     )
@@ -31,12 +32,16 @@ if TYPE_CHECKING:
         expand_tasks_per_node,
     )
     from slurm_resolver.legacy import tf_config_from_slurm
+    from slurm_resolver.tf.keras import BackupAndResume
+    from slurm_resolver.tf.preemption import termination_config
     from slurm_resolver.tf.resolver import SlurmClusterResolver
+    from slurm_resolver.tf.resume import ResumableLoop
 
 __version__ = "0.1.0"
 
 __all__ = [
     "AddressError",
+    "BackupAndResume",
     "Cluster",
     "EnvironmentValueError",
     "GpuError",
@@ -46,6 +51,8 @@ __all__ = [
     "LayoutError",
     "NotInStepError",
     "RendezvousError",
+    "ResumableLoop",
+    "ResumeError",
     "SlurmClusterResolver",
     "SlurmResolverError",
     "Task",
@@ -55,6 +62,7 @@ __all__ = [
     "expand_hostlist",
     "expand_tasks_per_node",
     "resolve",
+    "termination_config",
     "tf_config_from_slurm",
 ]
 
@@ -67,7 +75,10 @@ _MODULES = {
         "expand_tasks_per_node",
     ),
     "legacy": ("tf_config_from_slurm",),
+    "tf.keras": ("BackupAndResume",),
+    "tf.preemption": ("termination_config",),
     "tf.resolver": ("SlurmClusterResolver",),
+    "tf.resume": ("ResumableLoop",),
 }
 _MODULE_OF = {name: module for module, names in _MODULES.items() for name in names}
 

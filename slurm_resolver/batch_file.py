@@ -13,8 +13,7 @@ from typing import List, Optional, Sequence
 
 from slurm_resolver import __version__
 from slurm_resolver.batch_settings import BatchSettings, check_settings, notice_of, signal_of
-
-REQUEUE_STATUS = 75  # EX_TEMPFAIL of sysexits.h: a task that has saved and wants to be continued
+from slurm_resolver.requeue import REQUEUE_STATUS
 
 
 def batch_file(settings: BatchSettings) -> str:

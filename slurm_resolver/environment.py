@@ -79,6 +79,8 @@ class Variable(NamedTuple):
 
 _RANK = _integer(0, MAX_HOSTS - 1)
 _COUNT = _integer(1, MAX_HOSTS)
+_TIME = _integer(0, 2**63 - 1)
+_TIMES = _integer(0, 2**31 - 1)
 _A_RANK = f"a whole number from 0 to {MAX_HOSTS - 1}"
 _A_COUNT = f"a whole number from 1 to {MAX_HOSTS}"
 _A_HOSTLIST = "a host list such as n[1-4]"
@@ -120,6 +122,11 @@ VARIABLES: Dict[str, Variable] = {
     "job_nodelist": Variable("SLURM_JOB_NODELIST", str, _A_HOSTLIST, True),
     "job_num_tasks": Variable("SLURM_NTASKS", str, _A_COUNT, True),
     "open_mode": Variable("SLURM_OPEN_MODE", str, "a (append) or t (truncate)", True),
+    # the job's end, and its next start; Slurm 22.05 does not set the end
+    "job_end_time": Variable("SLURM_JOB_END_TIME", _TIME, "seconds since 1970", True),
+    "restart_count": Variable("SLURM_RESTART_COUNT", _TIMES, "how often it was requeued", True),
+    "array_job_id": Variable("SLURM_ARRAY_JOB_ID", str, "a job id", True),
+    "array_task_id": Variable("SLURM_ARRAY_TASK_ID", str, "a whole number", True),
     # GPUs
     "cuda_devices": Variable("CUDA_VISIBLE_DEVICES", str, _DEVICES),
     "rocr_devices": Variable("ROCR_VISIBLE_DEVICES", str, _DEVICES),
@@ -177,6 +184,10 @@ class SlurmStep(NamedTuple):
     job_nodelist: Optional[str] = None
     job_num_tasks: Optional[str] = None
     open_mode: Optional[str] = None
+    job_end_time: Optional[int] = None
+    restart_count: Optional[int] = None
+    array_job_id: Optional[str] = None
+    array_task_id: Optional[str] = None
     cuda_devices: Optional[str] = None
     rocr_devices: Optional[str] = None
     hip_devices: Optional[str] = None

@@ -12,7 +12,8 @@
     ├── JobsError              RuntimeError  the jobs do not fit the tasks of the step
     ├── AddressError           RuntimeError  no valid port, or two tasks with one address
     ├── GpuError               RuntimeError  more GPUs asked for than there are
-    └── LaunchError            RuntimeError  a command that cannot be started here
+    ├── LaunchError            RuntimeError  a command that cannot be started here
+    └── ResumeError            RuntimeError  a training that cannot go on where it was saved
 
 The built-in base beside each name is what TensorFlow's own resolver raises in that case, so that
 ``except`` clauses written for it keep working.
@@ -87,6 +88,10 @@ class GpuError(SlurmResolverError, RuntimeError):
 
 class LaunchError(SlurmResolverError, RuntimeError):
     """A command that cannot be started on this machine."""
+
+
+class ResumeError(SlurmResolverError, RuntimeError):
+    """A training that cannot be watched, or cannot go on where it was saved."""
 
 
 def _shorten(text: str, limit: int = 200) -> str:

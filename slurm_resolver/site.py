@@ -77,7 +77,9 @@ def _preemption(site: Site) -> Tuple[str, str]:
     end = f"SIGKILL follows SIGTERM after {wait} (KillWait)"
     if mode.startswith("OFF"):
         return OK, f"jobs are not preempted here (PreemptMode={mode}); {end}"
-    early = "send_user_signal" in site.config.get("PreemptParameters", "")
+    # 22.05 has no PreemptParameters; there it is preempt_send_user_signal among these.
+    parameters = ("PreemptParameters", "SlurmctldParameters")
+    early = any("send_user_signal" in site.config.get(name, "") for name in parameters)
     word = "the signal of --signal, then SIGTERM" if early else "SIGTERM, not the one of --signal"
     return OK, f"PreemptMode={mode}: a preempted job gets {word}; {end}"
 

@@ -50,6 +50,12 @@ def results(
             {},
             "gets the signal of --signal, then SIGTERM; SIGKILL follows SIGTERM after 30 sec",
         ),
+        (
+            "preemption",
+            {"PreemptMode": "REQUEUE", "SlurmctldParameters": "preempt_send_user_signal"},
+            {},
+            "gets the signal of --signal, then SIGTERM;",
+        ),
         ("signal", {}, {}, "ok: --signal=USR1@120 reaches the tasks"),
         ("log", {}, {}, "warning: a restarted job writes over its output"),
         ("log", {"JobFileAppend": "1"}, {}, "ok: a restarted job appends"),

@@ -11,6 +11,7 @@ from typing import Callable, List, Optional
 
 from slurm_resolver.cli.srun_options import add_foreign_options, no_input, one_node
 from slurm_resolver.errors import LaunchError
+from slurm_resolver.requeue import REQUEUE_STATUS
 
 DESCRIPTION = """\
 Starts COMMAND as N tasks on this machine, each with the variables that srun sets in a step of one
@@ -161,7 +162,7 @@ def _add_end_options(parser: argparse.ArgumentParser) -> None:
     add("--max-restarts", type=int, default=5, metavar="N", help="how often at most (5)")
     add(
         "--requeue-exit",
-        default="75",
+        default=str(REQUEUE_STATUS),
         metavar="STATUS,…",
         help="exit statuses by which a task asks for a restart, as RequeueExit in slurm.conf (75)",
     )

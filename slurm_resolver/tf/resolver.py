@@ -8,6 +8,8 @@ import os
 from numbers import Integral
 from typing import Any, Collection, Dict, Iterator, List, Mapping, Optional, Sequence, Tuple, Union
 
+import tensorflow as tf
+
 from slurm_resolver.cluster import (
     Cluster,
     NodeAddress,
@@ -22,16 +24,6 @@ from slurm_resolver.gpus import apply_gpus
 from slurm_resolver.hostlist import expand_hostlist, expand_tasks_per_node
 from slurm_resolver.layout import Layout, check, lay_out
 from slurm_resolver.log import warn
-
-try:
-    import tensorflow as tf
-except ImportError as error:
-    raise ImportError(
-        "SlurmClusterResolver needs TensorFlow, which cannot be imported here "
-        f"({error}). Load your site's TensorFlow module, or install one: "
-        "pip install 'slurm_resolver[tensorflow]' (or [tensorflow-cpu]). The rest of "
-        "slurm_resolver works without."
-    ) from error
 
 __all__ = ["SlurmClusterResolver", "expand_hostlist", "expand_tasks_per_node"]
 

@@ -1,0 +1,87 @@
+"""Trains as examples/mirrored does, and survives that the job is preempted, as often as it is.
+
+On a signal to any task, all tasks save the same step and the job is requeued; its next start goes
+on at the very step after it. The weights at the end are those of a run that was left alone.
+Without Slurm the same script trains alone: end it with `kill -USR1`, and start it again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import time
+from typing import Any
+
+import tensorflow as tf
+import tf_keras as keras  # Keras 3 cannot fit() under this strategy; Keras 2 can
+from sklearn.datasets import load_digits
+
+from slurm_resolver import BackupAndResume, SlurmClusterResolver, termination_config
+
+
+def batches(batch_size: int) -> tf.data.Dataset:
+    """Returns the batches of all workers together, without end, and always in the same order."""
+    images, labels = load_digits(return_X_y=True)
+    images = images.reshape(-1, 64).astype("float32") / 16
+    dataset = tf.data.Dataset.from_tensor_slices((images, labels))
+    # The seed is what a resumed run needs: it draws the batches once more that it has seen.
+    dataset = dataset.shuffle(len(images), seed=1).repeat().batch(batch_size)
+    options = tf.data.Options()
+    options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.DATA
+    return dataset.with_options(options)
+
+
+def build_model() -> Any:
+    """Returns a small net, ready to train, and always with the same weights to begin with."""
+    keras.utils.set_random_seed(1)
+    model = keras.Sequential(
+        [
+            keras.layers.Dense(64, activation="relu", input_shape=(64,)),
+            keras.layers.Dense(10),
+        ]
+    )
+    model.compile(
+        optimizer=keras.optimizers.Adam(3e-3),
+        loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+        metrics=["accuracy"],
+    )
+    return model
+
+
+def main() -> None:
+    """Trains, and prints what this task ended up with."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--epochs", type=int, default=10)
+    parser.add_argument("--steps", type=int, default=20, help="steps of an epoch (20)")
+    parser.add_argument("--batch-size", type=int, default=32, help="of each worker (32)")
+    parser.add_argument("--checkpoints", default="checkpoints", help="folder, shared by all nodes")
+    parser.add_argument("--pause", type=float, default=0, help="seconds to wait after each step")
+    args = parser.parse_args()
+
+    resolver = SlurmClusterResolver()
+    # Early: until this is called, SIGUSR1 just ends the process.
+    termination = termination_config(resolver)
+    resolver.wait_until_ready(timeout=120)
+    with resolver.startup_deadline(120):
+        strategy = tf.distribute.MultiWorkerMirroredStrategy(cluster_resolver=resolver)
+    task = resolver.cluster.task
+    rank = task.rank if task else 0
+
+    with strategy.scope():
+        model = build_model()
+    # The periodic save is for crashes, which send no signal: they lose at most so many steps.
+    backup = BackupAndResume(args.checkpoints, termination, save_every=50)
+    pause = keras.callbacks.LambdaCallback(on_train_batch_end=lambda *_: time.sleep(args.pause))
+    model.fit(
+        batches(args.batch_size * strategy.num_replicas_in_sync),
+        epochs=args.epochs,
+        steps_per_epoch=args.steps,
+        callbacks=[backup, pause] if args.pause else [backup],
+        verbose=2 if rank == 0 else 0,
+    )
+    weights = hashlib.sha256(b"".join(array.tobytes() for array in model.get_weights()))
+    print(f"rank {rank}: trained, weights {weights.hexdigest()[:12]}", flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,193 @@
+"""Trains a tiny model, and does to itself, at given steps, what may happen to a job.
+
+Each line of OUT/rank.N.jsonl is what a rank tells: where it started, each step that it has done,
+and its weights at the end. `--faults` is a list, one item for each start of the job, of
+[rank, step, what]: what is a signal's name for that rank itself, or a command for the shell.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any, Dict, Optional, Tuple
+
+import tensorflow as tf
+
+import slurm_resolver as sr
+
+STEPS = 10  # in an epoch
+EXAMPLES, BATCH = 8 * STEPS, 8
+
+
+class Story:
+    """What this rank tells of itself, and what happens to it."""
+
+    def __init__(self, args: argparse.Namespace, rank: int, start: int) -> None:
+        self.path = Path(args.out) / f"rank.{rank}.jsonl"
+        self.rank, self.start = rank, start
+        faults = json.loads(args.faults)
+        # Slow only where something is to happen.
+        self.sleep = args.sleep if start < max(1, len(faults)) else 0.0
+        self.fault = faults[start] if start < len(faults) else None
+
+    def tell(self, **facts: Any) -> None:
+        with self.path.open("a", encoding="utf-8") as file:
+            file.write(json.dumps({"start": self.start, **facts}) + "\n")
+
+    def after_step(self, done: int) -> None:
+        """`done` counts all steps of the training."""
+        self.tell(done=done)
+        if self.fault and self.fault[0] == self.rank and self.fault[1] == done:
+            self.happen(self.fault[2])
+        time.sleep(self.sleep)
+
+    def happen(self, what: str) -> None:
+        if what == "SLOW":
+            self.sleep = 2.0
+        elif what == "kill in save":
+            threading.Thread(target=self.kill_in_save, daemon=True).start()
+        elif what.startswith("SIG"):
+            os.kill(os.getpid(), getattr(signal, what))
+        else:
+            subprocess.run(what, shell=True)  # which may get the signal that it sends to the step
+
+    def kill_in_save(self) -> None:
+        """Waits for the first file of the next checkpoint, and is gone."""
+        folder = self.path.parent / "checkpoints"
+        before = set(folder.rglob("*"))
+        while not {path for path in folder.rglob("*") if path.is_file()} - before:
+            pass
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def arrays() -> Tuple[Any, Any]:
+    numbers = tf.random.stateless_normal([EXAMPLES, 4], seed=[1, 2])
+    return numbers, tf.reduce_sum(numbers, axis=1, keepdims=True)
+
+
+def shuffled(epoch: int = 0) -> tf.data.Dataset:
+    options = tf.data.Options()
+    options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.DATA
+    data = tf.data.Dataset.from_tensor_slices(arrays()).shuffle(EXAMPLES, seed=1 + epoch)
+    return data.with_options(options)
+
+
+def train_keras(args: argparse.Namespace, story: Story, strategy: Any, config: Any) -> Any:
+    try:
+        import tf_keras as keras
+    except ImportError:
+        from tensorflow import keras
+
+    class Tell(keras.callbacks.Callback):  # type: ignore[misc]
+        epoch = 0
+
+        def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+            self.epoch = epoch
+
+        def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+            story.after_step(self.epoch * STEPS + batch + 1)
+
+        def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
+            story.tell(begins=self.epoch * STEPS + batch)
+
+    with strategy.scope():
+        keras.utils.set_random_seed(3)
+        model = keras.Sequential(
+            [keras.layers.Dense(8, "relu", input_shape=(4,)), keras.layers.Dense(1)]
+        )
+        model.compile(keras.optimizers.Adam(0.01), "mse")
+    backup = sr.BackupAndResume(f"{args.out}/checkpoints", config, save_every=args.save_every)
+    data = shuffled().repeat().batch(BATCH)
+    steps: Optional[int] = STEPS
+    if args.per_epoch:
+        data, steps = tf.data.Dataset.from_tensor_slices(arrays()).batch(BATCH), None
+    model.fit(
+        data,
+        epochs=args.epochs,
+        steps_per_epoch=steps,
+        callbacks=[backup, Tell()],
+        verbose=0,
+    )
+    return model.get_weights()
+
+
+def train_loop(args: argparse.Namespace, story: Story, strategy: Any, config: Any) -> Any:
+    with strategy.scope():
+        weights = tf.Variable(tf.zeros([4, 1]), name="weights")
+        speed = tf.Variable(tf.zeros([4, 1]), name="speed", trainable=False)
+        ballast = tf.Variable(tf.zeros([args.ballast, 2**18]), name="ballast", trainable=False)
+
+    @tf.function  # type: ignore[untyped-decorator]
+    def step(batch: Any) -> None:
+        def replica(numbers: Any, wanted: Any) -> None:
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_mean((numbers @ weights - wanted) ** 2)
+            slope = tf.distribute.get_replica_context().all_reduce(
+                "sum", tape.gradient(loss, weights)
+            )
+            speed.assign(0.9 * speed - 0.01 * slope)
+            weights.assign_add(speed)
+
+        strategy.run(replica, args=batch)
+
+    loop = sr.ResumableLoop(
+        f"{args.out}/checkpoints",
+        strategy,
+        termination=config,
+        save_every=args.save_every,
+        weights=weights,
+        speed=speed,
+        ballast=ballast,
+    )
+    for epoch in loop.epochs(args.epochs):
+        data = strategy.experimental_distribute_dataset(shuffled(epoch).batch(BATCH))
+        for batch in loop.batches(data):
+            story.tell(begins=epoch * STEPS + loop.step)
+            step(batch)
+            story.after_step(epoch * STEPS + loop.step + 1)
+    return [weights.numpy(), speed.numpy()]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("kind", choices=("keras", "loop"))
+    parser.add_argument("out")
+    parser.add_argument("--epochs", type=int, default=4)
+    parser.add_argument("--save-every", type=int)
+    parser.add_argument("--per-epoch", type=int, default=0, help="keras: an iterator each epoch")
+    parser.add_argument("--sleep", type=float, default=0.0)
+    parser.add_argument("--ballast", type=int, default=0, help="MiB that the checkpoint holds")
+    parser.add_argument("--faults", default="[]")
+    parser.add_argument("--options", type=json.loads, default={})
+    parser.add_argument("--config-after-strategy", type=int, default=0)
+    args = parser.parse_args()
+
+    resolver = sr.SlurmClusterResolver()
+    rank = resolver.cluster.task.rank if resolver.cluster.task else 0
+    counter = Path(args.out) / f"starts.{rank}"
+    start = int(counter.read_text()) if counter.exists() else 0
+    counter.write_text(str(start + 1))
+    story = Story(args, rank, start)
+    config = None
+    if not args.config_after_strategy:
+        config = sr.termination_config(resolver, **args.options)
+    strategy = tf.distribute.MultiWorkerMirroredStrategy(cluster_resolver=resolver)
+    if config is None:
+        config = sr.termination_config(resolver, **args.options)
+    train: Dict[str, Any] = {"keras": train_keras, "loop": train_loop}
+    weights = train[args.kind](args, story, strategy, config)
+    digest = hashlib.sha256(b"".join(array.tobytes() for array in weights)).hexdigest()
+    story.tell(weights=digest)
+    print(f"rank {rank}: {digest}", file=sys.stderr)
+
+
+if __name__ == "__main__":
+    main()
