@@ -1,0 +1,111 @@
+"""Runs train.py on 1, 2, … N nodes of an allocation, and writes the recipe's table and its plot.
+
+Start it in a batch job or salloc's shell, without srun: it starts every run with srun itself.
+Options that it does not know go on to train.py.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any, Dict, List
+
+TRAIN = Path(__file__).resolve().parent / "train.py"
+COLUMNS = {  # heading: how a row shows it
+    "nodes": "{nodes}",
+    "tasks": "{tasks}",
+    "time (s)": "{seconds:.1f}",
+    "speed-up": "{speed_up:.2f}",
+    "images/s": "{images_per_second:.0f}",
+    "loss": "{loss:.4f}",
+    "accuracy": "{accuracy:.4f}",
+    "test accuracy": "{test_accuracy:.4f}",
+}
+
+
+def measure(nodes: int, tasks_per_node: int, options: List[str]) -> Dict[str, Any]:
+    """Returns the result that rank 0 of a training on so many nodes printed as JSON."""
+    tasks = nodes * tasks_per_node
+    step = [f"--nodes={nodes}", f"--ntasks={tasks}", f"--ntasks-per-node={tasks_per_node}"]
+    if "SLURM_CPUS_PER_TASK" in os.environ:  # srun does not take it over from the batch job
+        step.append(f"--cpus-per-task={os.environ['SLURM_CPUS_PER_TASK']}")
+    command = ["srun", *step, "--kill-on-bad-exit=1", sys.executable, "-u", str(TRAIN), *options]
+    result: Dict[str, Any] = {}
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as run:
+        assert run.stdout is not None
+        for line in run.stdout:
+            if line.startswith('{"nodes"'):
+                result = json.loads(line)
+            else:
+                print(line, end="", flush=True)  # the training's progress
+    if run.returncode or not result:
+        sys.exit(
+            f"the run on {nodes} nodes ended with status {run.returncode}: {' '.join(command)}"
+        )
+    return result
+
+
+def as_table(rows: List[Dict[str, Any]]) -> str:
+    """Returns the rows as a Markdown table."""
+    lines = [list(COLUMNS), ["---:"] * len(COLUMNS)]
+    lines += [[shown.format(**row) for shown in COLUMNS.values()] for row in rows]
+    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
+
+
+def plot(rows: List[Dict[str, Any]], path: Path) -> None:
+    """Writes time, speed-up, loss and accuracy over the number of nodes."""
+    import matplotlib
+
+    matplotlib.use("Agg")  # no screen on a node
+    from matplotlib import pyplot
+
+    nodes = [row["nodes"] for row in rows]
+    figure, panels = pyplot.subplots(2, 2, figsize=(8, 6), sharex=True, layout="constrained")
+    shown = {"seconds": "time (s)", "speed_up": "speed-up", "loss": "loss", "accuracy": "accuracy"}
+    for panel, (key, title) in zip(panels.flat, shown.items()):
+        panel.plot(nodes, [row[key] for row in rows], "o-", label="training")
+        panel.set(title=title, xlabel="nodes", xticks=nodes)
+        panel.grid(alpha=0.3)
+    panels[0, 1].plot(nodes, [count / nodes[0] for count in nodes], "--", label="ideal")
+    panels[1, 1].plot(nodes, [row["test_accuracy"] for row in rows], "s--", label="test")
+    for panel in panels[:, 1]:
+        panel.legend()
+    for panel in panels.flat[:3]:  # after all lines: it fixes the axis at what is drawn
+        panel.set_ylim(bottom=0)
+    figure.savefig(path, dpi=120)
+
+
+def main() -> None:
+    """Measures one number of nodes after another; the table is there after each."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    available = int(os.environ.get("SLURM_JOB_NUM_NODES", "0"))
+    every = list(range(1, available + 1))
+    parser.add_argument("--nodes", type=int, nargs="+", default=every, metavar="N", help="(all)")
+    parser.add_argument("--tasks-per-node", type=int, default=1)
+    parser.add_argument("--output", type=Path, default=Path("scaling"), help="folder (scaling)")
+    args, options = parser.parse_known_args()
+    if not available:
+        parser.error("SLURM_JOB_NUM_NODES is not set: start this in an allocation (scaling.sbatch)")
+    if not all(count in every for count in args.nodes):
+        parser.error(f"--nodes {args.nodes}, but the allocation has {available}")
+
+    args.output.mkdir(parents=True, exist_ok=True)
+    rows: List[Dict[str, Any]] = []
+    for count in args.nodes:
+        print(f"--- nodes: {count}", flush=True)
+        row = measure(count, args.tasks_per_node, options)
+        rows.append({**row, "speed_up": (rows or [row])[0]["seconds"] / row["seconds"]})
+        (args.output / "scaling.md").write_text(as_table(rows), encoding="utf-8")
+    print(as_table(rows), end="")
+    try:
+        plot(rows, args.output / "scaling.png")
+    except ImportError as error:
+        print(f"no plot ({error}): pip install matplotlib", file=sys.stderr)
+
+
+if __name__ == "__main__":
+    main()
