@@ -64,6 +64,7 @@ class Cluster(NamedTuple):
         job_id, step_id: Slurm's ids, None where they are not set.
         distribution: the one that placed the tasks.
         layout_source, ports_source: where each decision comes from.
+        meeting_port: one more port, for the tasks to meet at.
         neighbours: the tasks on this task's node, as far as their GPUs go.
     """
 
@@ -75,6 +76,7 @@ class Cluster(NamedTuple):
     distribution: Optional[str] = None
     layout_source: Optional[str] = None
     ports_source: Optional[str] = None
+    meeting_port: Optional[int] = None
     neighbours: Optional[NodeGpus] = None
 
     def __repr__(self) -> str:
@@ -305,6 +307,7 @@ def build_cluster(
         distribution=layout.distribution,
         layout_source=layout.source,
         ports_source=ports.source,
+        meeting_port=ports.meeting,
     )
 
 

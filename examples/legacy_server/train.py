@@ -8,6 +8,7 @@ Keras, no strategy: the resolver's ClusterSpec is all that is needed.
 from __future__ import annotations
 
 import argparse
+import sys
 import time
 from typing import Any
 
@@ -19,29 +20,6 @@ from sklearn.model_selection import train_test_split
 from slurm_resolver import SlurmClusterResolver
 
 v1 = tf.compat.v1
-
-
-def token_queue(name: str, ps: int, capacity: int) -> Any:
-    """Returns a queue that lives on a parameter server, the same one in every task's graph."""
-    with v1.device(f"/job:ps/task:{ps}/cpu:0"):
-        return v1.FIFOQueue(capacity, [tf.int32], shapes=[()], shared_name=name)
-
-
-def only(*devices: str) -> Any:
-    """Returns the session settings to use only these tasks.
-
-    Otherwise a session waits for all tasks of the cluster, also for those that are done and gone.
-    """
-    return v1.ConfigProto(device_filters=list(devices))
-
-
-def serve(server: Any, index: int) -> None:
-    """Serves variables until the chief worker says that they are no longer needed."""
-    # Server.join() never returns; a token in a queue does.
-    token = token_queue(f"leave_{index}", index, 1).dequeue()
-    with v1.Session(server.target, config=only(f"/job:ps/task:{index}")) as session:
-        session.run(token)
-    print(f"ps {index}: all workers are done", flush=True)
 
 
 def build_net(images: Any, labels: Any) -> Any:
@@ -57,25 +35,22 @@ def build_net(images: Any, labels: Any) -> Any:
     return loss, tf.reduce_mean(tf.cast(right, tf.float32))
 
 
-def train(server: Any, index: int, num_ps: int, num_workers: int, args: Any) -> None:
-    """Trains as one of the workers; worker 0, the chief, prints the accuracy when all are done."""
+def train(server: Any, index: int, args: Any) -> None:
+    """Trains as one of the workers; worker 0, the chief, prints the accuracy."""
     digits, names = load_digits(return_X_y=True)
     split = train_test_split(digits / 16, names, test_size=0.2, random_state=0, stratify=names)
     train_images, test_images, train_labels, test_labels = split
     own = f"/job:worker/task:{index}"
-    with v1.device(v1.train.replica_device_setter(ps_tasks=num_ps, worker_device=own)):
+    with v1.device(v1.train.replica_device_setter(ps_tasks=args.ps, worker_device=own)):
         images = v1.placeholder(tf.float32, [None, 64])
         labels = v1.placeholder(tf.int64, [None])
         loss, accuracy = build_net(images, labels)
         global_step = v1.train.get_or_create_global_step()
         step = v1.train.AdamOptimizer(3e-3).minimize(loss, global_step)
-    trained = token_queue("trained", 0, num_workers)
-    report = trained.enqueue(index)
-    reports = trained.dequeue_many(num_workers)
-    leave = [token_queue(f"leave_{ps}", ps, 1).enqueue(0) for ps in range(num_ps)]
 
     random = np.random.default_rng(index)  # each worker sees the images in an order of its own
-    config = only("/job:ps", own)
+    # Otherwise a session waits for all tasks, also for those that are done and gone.
+    config = v1.ConfigProto(device_filters=["/job:ps", own])
     steps = 0
     if index > 0:
         # MonitoredTrainingSession would look only every 30 s whether the chief has initialised.
@@ -94,14 +69,11 @@ def train(server: Any, index: int, num_ps: int, num_workers: int, args: Any) -> 
             session.run(step, {images: train_images[batch], labels: train_labels[batch]})
             steps += 1
     print(f"worker {index}: {steps} of {args.steps} steps", flush=True)
-    # The variables live on, in the parameter servers; a plain session finds them there.
-    with v1.Session(server.target, config=config) as session:
-        session.run(report)
-        if index == 0:
-            session.run(reports)
+    if index == 0:
+        # The variables live on, in the parameter servers; a plain session finds them there.
+        with v1.Session(server.target, config=config) as session:
             result = session.run(accuracy, {images: test_images, labels: test_labels})
-            print(f"worker 0: test accuracy {result:.3f}", flush=True)
-            session.run(leave)
+        print(f"worker 0: test accuracy {result:.3f}", flush=True)
 
 
 def main() -> None:
@@ -119,9 +91,8 @@ def main() -> None:
     assert task is not None  # without Slurm the resolver has refused the jobs
     server = v1.train.Server(spec, job_name=task.job, task_index=task.index, protocol="grpc")
     if task.job == "ps":
-        serve(server, task.index)
-    else:
-        train(server, task.index, args.ps, spec.num_tasks("worker"), args)
+        sys.exit(resolver.serve(server))  # returns when all workers have ended
+    train(server, task.index, args)
 
 
 if __name__ == "__main__":

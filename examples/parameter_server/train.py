@@ -2,18 +2,14 @@
 
 The chief (the coordinator) hands out the steps; each worker takes one, reads the variables from
 the parameter servers and sends its gradients there, at its own pace. Workers and parameter
-servers only serve. `tf.distribute.Server.join()` never returns, so something else must tell them
-when to go: here a TCP connection that each of them holds to the chief, its lifeline.
+servers only serve: `resolver.serve()` does, and returns when the chief has ended.
 """
 
 from __future__ import annotations
 
 import argparse
-import os
-import socket
 import sys
-import time
-from typing import Any, List
+from typing import Any
 
 import tensorflow as tf
 import tf_keras as keras  # Keras 3 cannot fit() under this strategy; Keras 2 can
@@ -21,50 +17,6 @@ from sklearn.datasets import load_digits
 from sklearn.model_selection import train_test_split
 
 from slurm_resolver import SlurmClusterResolver
-
-START_SECONDS = 120  # srun starts all tasks at once, but a cold file system may be slow
-FAREWELL = b"done"
-
-
-def accept_lifelines(port: int, count: int) -> List[socket.socket]:
-    """Returns a connection from each of the servers, once all of them are up; called by the chief.
-
-    The chief's port is free until TensorFlow starts its own server there. That can be while these
-    connections last: only a second *listening* socket would be in its way.
-    """
-    lifelines: List[socket.socket] = []
-    with socket.create_server(("", port), backlog=count) as listener:
-        listener.settimeout(START_SECONDS)
-        while len(lifelines) < count:
-            try:
-                lifelines.append(listener.accept()[0])
-            except socket.timeout:
-                sys.exit(f"chief: only {len(lifelines)} of {count} servers came; giving up")
-    return lifelines
-
-
-def serve(spec: tf.train.ClusterSpec, job: str, index: int) -> int:
-    """Serves until the chief is gone, and returns this task's exit status: 0 if it had finished."""
-    server = tf.distribute.Server(spec, job_name=job, task_index=index, protocol="grpc")
-    host, _, port = spec.task_address("chief", 0).rpartition(":")
-    lifeline, deadline = None, time.monotonic() + START_SECONDS
-    while lifeline is None:
-        try:
-            lifeline = socket.create_connection((host.strip("[]"), int(port)), timeout=5)
-        except OSError as error:
-            if time.monotonic() > deadline:
-                sys.exit(f"{job} {index}: no chief at {host}:{port} ({error}); giving up")
-            time.sleep(0.2)
-    # However a process ends, the kernel closes its connections, and the other side reads the end
-    # of the file. Only a node that vanishes sends nothing; then Slurm ends the job.
-    lifeline.settimeout(None)
-    try:
-        finished = lifeline.makefile("rb").read() == FAREWELL
-    except OSError:
-        finished = False
-    del server  # it had to live until here
-    print(f"{job} {index}: the chief has {'finished' if finished else 'failed'}", flush=True)
-    return 0 if finished else 1
 
 
 def coordinate(resolver: SlurmClusterResolver, epochs: int, batch_size: int) -> None:
@@ -101,29 +53,20 @@ def coordinate(resolver: SlurmClusterResolver, epochs: int, batch_size: int) -> 
     print(f"chief: test accuracy {accuracy:.3f}", flush=True)
 
 
-def main() -> int:
-    """Plays this task's part, and returns its exit status."""
+def main() -> None:
+    """Plays this task's part."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--ps", type=int, default=1, help="parameter servers (1)")
     parser.add_argument("--epochs", type=int, default=10)
     parser.add_argument("--batch-size", type=int, default=32, help="of a worker's step (32)")
     args = parser.parse_args()
 
-    # A server that is gone is an error at once, not something to wait for.
-    os.environ["GRPC_FAIL_FAST"] = "use_caller"
     # Before TensorFlow looks for GPUs: this tells the task which are its own.
     resolver = SlurmClusterResolver({"chief": 1, "ps": args.ps, "worker": -1})
-    task = resolver.cluster.task
-    assert task is not None  # without Slurm the resolver has refused the jobs
-    if task.job != "chief":
-        return serve(resolver.cluster_spec(), task.job, task.index)
-    port = int(task.address.rpartition(":")[2])
-    lifelines = accept_lifelines(port, len(resolver.cluster.tasks) - 1)
+    if resolver.task_type != "chief":
+        sys.exit(resolver.serve())
     coordinate(resolver, args.epochs, args.batch_size)
-    for lifeline in lifelines:  # only now: a chief that failed says nothing
-        lifeline.sendall(FAREWELL)
-    return 0  # the servers wait for the end of this process: TensorFlow still talks to them
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

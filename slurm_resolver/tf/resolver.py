@@ -125,6 +125,11 @@ class SlurmClusterResolver(tf.distribute.cluster_resolver.ClusterResolver):  # t
         self.task_type = own.job if own else None
         self.task_id = own.index if own else None
         self.rpc_layer = rpc_layer
+        # Variables that were copied from a task, as tests do, have nobody behind them.
+        if self._step.task_pid is not None and "ps" in self._spec.jobs:
+            from slurm_resolver.tf.server import take_part
+
+            take_part(self._cluster, self._step)
 
     @property
     def cluster(self) -> Cluster:
@@ -218,6 +223,38 @@ class SlurmClusterResolver(tf.distribute.cluster_resolver.ClusterResolver):  # t
         )
         with deadline(seconds, message):
             yield
+
+    def serve(self, server: Optional[Any] = None, start_timeout: float = 300.0) -> int:
+        """Serves until those who train have ended, and returns this process's exit status.
+
+        For the parameter servers, and under ParameterServerStrategy the workers::
+
+            if resolver.task_type in ("ps", "worker"):
+                sys.exit(resolver.serve())
+
+        The chief, or without one all workers, change nothing: they hold a connection to ps 0 from
+        the moment that they make their resolver, which tells when they end, and how. The status is
+        0 where they have ended well. It is 1, with a message on the standard error, where the
+        chief or a parameter server is lost, or any other task that trains has failed; a lost
+        worker that serves ends nothing. Where a parameter server is lost, tasks that train are
+        ended with status 1 as well, after 5 s: TensorFlow may wait for it for ever.
+
+        A task has ended well unless an exception, `sys.exit` with another status than 0, a signal
+        or `os._exit` ends it; `raise SystemExit(1)` without `sys.exit` cannot be told from it.
+
+        Args:
+            server: a tf.distribute.Server or tf.compat.v1.train.Server of this task; None makes
+                one.
+            start_timeout: seconds for the chief (without one worker 0) and all parameter servers to
+                come.
+
+        Raises:
+            JobsError: in a task that trains, without a ps job, without Slurm.
+            AddressError: in ps 0, where its port for the connections is taken.
+        """
+        from slurm_resolver.tf.server import serve
+
+        return serve(self._cluster, self._step, self.rpc_layer, server, start_timeout)
 
     def _apply(self, step: SlurmStep, auto_set_gpu: bool) -> Optional[Tuple[str, ...]]:
         """Takes the GPUs; returns those that this process will see, None where nothing tells."""

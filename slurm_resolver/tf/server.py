@@ -1,0 +1,109 @@
+"""Parameter servers, and the workers of a ParameterServerStrategy: they serve until all is done.
+
+`tf.distribute.Server.join()` never returns. Who serves leaves when the lifelines tell that those
+who train have ended.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any, Dict, Optional, Union
+
+import tensorflow as tf
+
+from slurm_resolver.cluster import Cluster
+from slurm_resolver.environment import SlurmStep
+from slurm_resolver.errors import JobsError
+from slurm_resolver.hub import Hub
+from slurm_resolver.lifeline import START_SECONDS, Member, say, star
+
+Lifeline = Union[Hub, Member]
+
+_lifelines: Dict[Any, Lifeline] = {}  # a second resolver of the same cluster needs no other one
+
+
+def take_part(cluster: Cluster, step: SlurmStep) -> Optional[Lifeline]:
+    """Returns this task's lifeline, which from now on others rely on; None where it needs none."""
+    place = star(cluster, step)
+    if place is None:
+        return None
+    # A server that is gone is an error at once, not something to wait for.
+    os.environ.setdefault("GRPC_FAIL_FAST", "use_caller")
+    if cluster.task is not None and cluster.task.job == "chief":
+        _let_coordinators_end()
+    key = (place.identity, place.rank, place.host, place.port)
+    if key not in _lifelines:
+        _lifelines[key] = Hub(place) if place.rank == place.hub else Member(place)
+    return _lifelines[key]
+
+
+def serve(
+    cluster: Cluster,
+    step: SlurmStep,
+    protocol: Optional[str] = None,
+    server: Optional[Any] = None,
+    start_timeout: float = START_SECONDS,
+) -> int:
+    """Serves, and returns the exit status: see `SlurmClusterResolver.serve`."""
+    _check(cluster)
+    own = cluster.task
+    lifeline = take_part(cluster, step)
+    assert own is not None
+    assert lifeline is not None
+    lifeline.serve(start_timeout)
+    if server is None and not lifeline.decided:
+        server = tf.distribute.Server(
+            tf.train.ClusterSpec(cluster.jobs()), own.job, own.index, protocol=protocol
+        )
+    verdict = lifeline.wait()
+    if verdict.status:
+        say(f"{own.job} {own.index} (rank {own.rank} on {own.node}): {verdict.message}")
+    return verdict.status
+
+
+def _check(cluster: Cluster) -> None:
+    """Raises JobsError in a task that has nobody to serve."""
+    own = cluster.task
+    jobs = sorted({task.job for task in cluster.tasks})
+    if own is None:
+        raise JobsError(
+            "serve() in a process without a cluster: it is for the ps and worker tasks of a Slurm "
+            "step. Start the program with srun; or on this machine alone with `slurm-resolver run`."
+        )
+    if "ps" not in jobs or not {"chief", "worker"} & set(jobs):
+        raise JobsError(
+            f"serve() in {own.job} {own.index} of a cluster with the jobs {', '.join(jobs)}; "
+            "expected a ps, and somebody who trains. Give jobs such as {'ps': 1, 'worker': -1}, or "
+            "do not call it."
+        )
+    if own.job != "ps" and (own.job != "worker" or "chief" not in jobs):
+        raise JobsError(
+            f"serve() in {own.job} {own.index}, which trains; expected a ps, or a worker beside a "
+            "chief. Call it as `if resolver.task_type == 'ps': sys.exit(resolver.serve())`, under "
+            "ParameterServerStrategy in the workers too."
+        )
+
+
+def _let_coordinators_end() -> None:
+    """Keeps a coordinator that has lost a worker from waiting for it for ever when it is deleted.
+
+    A thread of TensorFlow's ClusterCoordinator waits for the worker to come back, and holds the
+    lock that `stop`, called by `ClusterCoordinator.__del__`, asks for. Nobody restarts tasks of a
+    Slurm step. Without the lock, all that may happen is that this daemon thread goes on waiting.
+    """
+    from tensorflow.python.distribute.coordinator import cluster_coordinator
+
+    handler = getattr(cluster_coordinator, "WorkerPreemptionHandler", None)
+    if handler is None or handler.stop.__module__ == __name__:
+        return
+    before = handler.stop
+
+    def stop(self: Any) -> None:
+        finish = getattr(self, "_cluster_due_for_update_or_finish", None)
+        if finish is None or not hasattr(self, "_should_preemption_thread_run"):
+            before(self)  # another TensorFlow, with other names
+            return
+        self._should_preemption_thread_run = False
+        finish.set()
+
+    handler.stop = stop

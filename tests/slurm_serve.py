@@ -1,0 +1,102 @@
+"""What each task of a test step runs to see how servers end: a training that does what it is told.
+
+With ``--legacy`` all workers train, in sessions of `tf.compat.v1`; otherwise a coordinator in the
+chief hands out steps. All stop after ``--steps`` of them, or when the file STOP lies in the folder
+TASK_OUTPUT. There each task leaves its process id, and who leads the number of steps done; with
+``--raise`` it raises an error after some.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import time
+from pathlib import Path
+from typing import Any, Callable
+
+import tensorflow as tf
+
+from slurm_resolver import SlurmClusterResolver
+
+OUTPUT = Path(os.environ["TASK_OUTPUT"])
+v1 = tf.compat.v1
+
+
+def tell(name: str, what: object) -> None:
+    (OUTPUT / f"{name}.new").write_text(str(what))
+    (OUTPUT / f"{name}.new").rename(OUTPUT / name)
+
+
+def repeat(step: Callable[[], object], args: argparse.Namespace, leads: bool) -> None:
+    done = 0
+    while (done < args.steps) if args.steps else not (OUTPUT / "STOP").exists():
+        step()
+        done += 1
+        if leads:
+            tell("steps", done)
+            if getattr(args, "raise") and done == 3:
+                raise ValueError("three steps are enough")
+        time.sleep(0.01)
+
+
+def coordinate(resolver: SlurmClusterResolver, args: argparse.Namespace) -> None:
+    strategy = tf.distribute.ParameterServerStrategy(resolver)
+    coordinator = tf.distribute.coordinator.ClusterCoordinator(strategy)
+    with strategy.scope():
+        variables = [tf.Variable(0.0) for _ in range(args.ps)]  # one on each ps
+
+    def work() -> None:
+        for variable in variables:
+            variable.assign_add(1.0)
+
+    function = tf.function(work)
+
+    def step() -> None:
+        coordinator.schedule(function)
+        coordinator.join()
+
+    repeat(step, args, leads=True)
+
+
+def train(server: Any, index: int, args: argparse.Namespace) -> None:
+    own = f"/job:worker/task:{index}"
+    config = v1.ConfigProto(device_filters=["/job:ps", own])
+    with v1.device(v1.train.replica_device_setter(ps_tasks=args.ps, worker_device=own)):
+        step = v1.assign_add(v1.train.get_or_create_global_step(), 1)
+    if index > 0:
+        missing = v1.report_uninitialized_variables()
+        with v1.Session(server.target, config=config) as session:
+            while session.run(missing).size:
+                time.sleep(0.1)
+    with v1.train.MonitoredTrainingSession(server.target, index == 0, config=config) as session:
+        repeat(lambda: session.run(step), args, leads=index == 0)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--legacy", action="store_true")
+    parser.add_argument("--steps", type=int, default=0)
+    parser.add_argument("--raise", action="store_true")
+    parser.add_argument("--ps", type=int, default=1)
+    args = parser.parse_args()
+    jobs = {"ps": args.ps, "worker": -1}
+    resolver = SlurmClusterResolver(jobs if args.legacy else {"chief": 1, **jobs})
+    task = resolver.cluster.task
+    assert task is not None
+    tell(f"{task.job}-{task.index}.pid", os.getpid())
+    if args.legacy:
+        v1.disable_eager_execution()
+        server = v1.train.Server(resolver.cluster_spec(), task.job, task.index)
+        if task.job == "ps":
+            return resolver.serve(server)
+        train(server, task.index, args)
+    elif task.job == "chief":
+        coordinate(resolver, args)
+    else:
+        return resolver.serve()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

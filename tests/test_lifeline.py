@@ -1,0 +1,602 @@
+"""The lifelines: a hub and plain sockets as its tasks, then processes that end in every way."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence, Tuple
+
+import pytest
+
+import slurm_resolver as sr
+from slurm_resolver import hub as hub_module
+from slurm_resolver.cluster import Task
+from slurm_resolver.environment import SlurmStep
+from slurm_resolver.hub import Hub
+from slurm_resolver.lifeline import Star, star
+
+STEP = {
+    "SLURM_PROCID": "0",
+    "SLURM_JOB_ID": "42",
+    "SLURM_STEP_ID": "0",
+    "SLURM_LOCALID": "0",
+    "SLURM_STEP_NODELIST": "n[8-15]",
+}
+
+
+def cluster_of(jobs: Sequence[str], rank: int, port: int) -> sr.Cluster:
+    """A step whose rank r plays `jobs[r]` ("ps 0") on node n8 + r, though all of it is here."""
+    tasks = []
+    for number, name in enumerate(jobs):
+        job, index = name.split()
+        tasks.append(Task(number, f"n{8 + number}", 0, job, int(index), f"127.0.0.1:{number + 1}"))
+    return sr.Cluster(tasks=tuple(tasks), task=tasks[rank], meeting_port=port)
+
+
+def star_of(jobs: Sequence[str], rank: int, port: int) -> Star:
+    found = star(cluster_of(jobs, rank, port), SlurmStep.read(STEP))
+    assert found is not None
+    return found
+
+
+class Line:
+    """A task's side of a lifeline, word by word."""
+
+    def __init__(self, star: Star, task: int, **changes: Any) -> None:
+        self.socket = socket.create_connection(("127.0.0.1", star.port), timeout=20)
+        self.stream = self.socket.makefile("rb")
+        serves = star.tasks[task].job == "ps"
+        hello = {"lifeline": 1, "identity": star.identity, "rank": task, "serves": serves}
+        self.say(**{**hello, **changes})
+
+    def say(self, **message: Any) -> None:
+        self.socket.sendall(json.dumps(message).encode() + b"\n")
+
+    def hear(self) -> Optional[Dict[str, Any]]:
+        """The next message; None at the end of the connection."""
+        with contextlib.suppress(ConnectionResetError):
+            text = self.stream.readline()
+            if text:
+                return dict(json.loads(text))
+        return None
+
+    def close(self) -> None:
+        self.stream.close()
+        self.socket.close()
+
+
+class Job:
+    """A hub, and those who come to it."""
+
+    def __init__(self, jobs: Sequence[str], timeout: float) -> None:
+        with socket.create_server(("", 0)) as probe:
+            port = probe.getsockname()[1]
+        rank = jobs.index("ps 0")
+        self.star = star_of(jobs, rank, port)
+        self.jobs = list(jobs)
+        self.hub = Hub(self.star)
+        self.hub.serve(timeout)
+        self.lines: Dict[str, Line] = {}
+
+    def come(self, *names: str) -> None:
+        for name in names:
+            line = self.lines[name] = Line(self.star, self.jobs.index(name))
+            assert line.hear() == {"welcome": True}
+
+    def serve(self, *names: str) -> None:
+        for name in names:
+            self.lines[name].say(serves=True)
+
+    def end(self, name: str, how: Optional[str] = None) -> None:
+        """Ends a task: without a word, or with this reason ('' for none)."""
+        line = self.lines.pop(name)
+        if how is not None:
+            line.say(ends=how)
+        line.close()
+
+    def goes_on(self) -> None:
+        """The hub has taken notice of all that was said before, and the job has not ended."""
+        stranger = socket.create_connection(("127.0.0.1", self.star.port), timeout=20)
+        stranger.sendall(b"nobody\n")
+        assert stranger.recv(1) == b""
+        stranger.close()
+        assert not self.hub.decided
+
+    def close(self) -> None:
+        for line in self.lines.values():
+            line.close()
+
+
+Steps = Callable[[Job], None]
+
+
+def play(*steps: Tuple[Any, ...]) -> Steps:
+    """("come", "ps 1") and so on: the methods of `Job`, one after the other."""
+
+    def run(job: Job) -> None:
+        for method, *arguments in steps:
+            getattr(job, method)(*arguments)
+
+    return run
+
+
+STRATEGY = ["chief 0", "ps 0", "ps 1", "worker 0", "worker 1"]
+LEGACY = ["ps 0", "ps 1", "worker 0", "worker 1", "worker 2"]
+WITH_CHIEF = ["chief 0", "ps 0", "worker 0"]  # that trains by itself
+KILLED = "its process was killed or crashed"
+
+# who is there; what they do; the exit status; what is told; what the hub writes before
+CASES: Dict[str, Tuple[List[str], Steps, int, str, str]] = {
+    "the chief finishes": (
+        STRATEGY,
+        play(
+            ("come", "ps 1", "worker 1", "worker 0", "chief 0"),
+            ("serve", "worker 0", "worker 1"),
+            ("goes_on",),
+            ("end", "chief 0", ""),
+        ),
+        0,
+        "the chief has finished",
+        "",
+    ),
+    "the chief says nothing": (
+        STRATEGY,
+        play(("come", "ps 1", "chief 0", "worker 0"), ("end", "chief 0")),
+        1,
+        f"chief 0 (rank 0 on n8) has failed: {KILLED}",
+        "",
+    ),
+    "the chief says why": (
+        STRATEGY,
+        play(("come", "chief 0", "ps 1"), ("end", "chief 0", "ValueError: no")),
+        1,
+        "chief 0 (rank 0 on n8) has failed: ValueError: no",
+        "",
+    ),
+    "a worker that serves is lost": (
+        STRATEGY,
+        play(
+            ("come", "chief 0", "ps 1", "worker 0", "worker 1"),
+            ("serve", "worker 0", "worker 1"),
+            ("end", "worker 1"),
+            ("goes_on",),
+            ("end", "chief 0", ""),
+        ),
+        0,
+        "the chief has finished",
+        f"worker 1 (rank 4 on n12) is lost, the others go on: {KILLED}",
+    ),
+    "a worker that serves is lost and comes back": (
+        STRATEGY,
+        play(
+            ("come", "chief 0", "ps 1", "worker 0"),
+            ("serve", "worker 0"),
+            ("end", "worker 0"),
+            ("goes_on",),
+            ("come", "worker 0"),
+            ("serve", "worker 0"),
+            ("end", "chief 0", ""),
+        ),
+        0,
+        "the chief has finished",
+        "worker 0 (rank 3 on n11) is lost, the others go on",
+    ),
+    "a worker is late to serve": (
+        STRATEGY,
+        play(
+            ("come", "chief 0", "ps 1", "worker 0"),
+            ("end", "chief 0", ""),
+            ("goes_on",),
+            ("serve", "worker 0"),
+        ),
+        0,
+        "the chief has finished",
+        "",
+    ),
+    "a parameter server is lost": (
+        STRATEGY,
+        play(("come", "chief 0", "ps 1", "worker 0"), ("serve", "worker 0"), ("end", "ps 1")),
+        1,
+        f"ps 1 (rank 2 on n10) is lost, and its variables with it: {KILLED}",
+        "",
+    ),
+    "a parameter server leaves": (
+        STRATEGY,
+        play(("come", "chief 0", "ps 1"), ("end", "ps 1", "")),
+        1,
+        "ps 1 (rank 2 on n10) is lost, and its variables with it: it has ended before those",
+        "",
+    ),
+    "the chief finishes before one who trains": (
+        WITH_CHIEF,
+        play(
+            ("come", "chief 0", "worker 0"),
+            ("end", "chief 0", ""),
+            ("goes_on",),
+            ("end", "worker 0", ""),
+        ),
+        0,
+        "the chief has finished",
+        "",
+    ),
+    "one who trains fails beside the chief": (
+        WITH_CHIEF,
+        play(
+            ("come", "chief 0", "worker 0"),
+            ("end", "worker 0", "exit status 3"),
+            ("goes_on",),
+            ("end", "chief 0", ""),
+        ),
+        1,
+        "worker 0 (rank 2 on n10) has failed: exit status 3",
+        "worker 0 (rank 2 on n10) has failed, the others go on: exit status 3",
+    ),
+    "all workers finish": (
+        LEGACY,
+        play(
+            ("come", "ps 1", "worker 0", "worker 1"),
+            ("end", "worker 0", ""),
+            ("end", "worker 1", ""),
+            ("goes_on",),  # without the one who has not come yet
+            ("come", "worker 2"),
+            ("end", "worker 2", ""),
+        ),
+        0,
+        "all workers have finished",
+        "",
+    ),
+    "worker 0 fails": (
+        LEGACY,
+        play(("come", "ps 1", "worker 0", "worker 1"), ("end", "worker 0")),
+        1,
+        f"worker 0 (rank 2 on n10) has failed: {KILLED}",
+        "",
+    ),
+    "another worker fails": (
+        LEGACY,
+        play(
+            ("come", "ps 1", "worker 0", "worker 1", "worker 2"),
+            ("end", "worker 1"),
+            ("goes_on",),
+            ("end", "worker 2", ""),
+            ("end", "worker 0", ""),
+        ),
+        1,
+        f"worker 1 (rank 3 on n11) has failed: {KILLED}",
+        "worker 1 (rank 3 on n11) has failed, the others go on",
+    ),
+    "another worker fails and is started again": (
+        LEGACY,
+        play(
+            ("come", "ps 1", "worker 0", "worker 1", "worker 2"),
+            ("end", "worker 1"),
+            ("goes_on",),
+            ("come", "worker 1"),
+            ("end", "worker 1", ""),
+            ("end", "worker 2", ""),
+            ("end", "worker 0", ""),
+        ),
+        0,
+        "all workers have finished",
+        "worker 1 (rank 3 on n11) has failed, the others go on",
+    ),
+}
+
+
+@pytest.fixture
+def start() -> Iterator[Callable[..., Job]]:
+    started = []
+
+    def one(jobs: Sequence[str], timeout: float = 60.0) -> Job:
+        started.append(Job(jobs, timeout))
+        return started[-1]
+
+    yield one
+    for job in started:
+        job.close()
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_how_a_job_ends_is_told_to_all(
+    start: Callable[..., Job], case: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    jobs, steps, status, told, written = CASES[case]
+    job = start(jobs)
+    steps(job)
+    for line in job.lines.values():
+        heard = line.hear()
+        assert heard is not None
+        assert heard["status"] == status
+        assert heard["message"].startswith(told)
+        assert line.hear() is None
+    job.close()
+    verdict = job.hub.wait()
+    assert verdict.status == status
+    assert verdict.message.startswith(told)
+    errors = capsys.readouterr().err
+    assert written in errors
+    assert bool(written) == bool(errors)
+
+
+# who comes; what is told after the timeout
+NEVER: Dict[str, Tuple[List[str], List[str], str]] = {
+    "nobody": (
+        STRATEGY,
+        [],
+        "chief 0 (rank 0 on n8), ps 1 (rank 2 on n10) did not come within 0.3 s",
+    ),
+    "no chief": (
+        STRATEGY,
+        ["ps 1", "worker 0", "worker 1"],
+        "chief 0 (rank 0 on n8) did not come",
+    ),
+    "one ps short": (STRATEGY, ["chief 0", "worker 0"], "ps 1 (rank 2 on n10) did not come"),
+    "no worker 0": (LEGACY, ["ps 1", "worker 1"], "worker 0 (rank 2 on n10) did not come"),
+}
+
+
+@pytest.mark.parametrize("case", NEVER)
+def test_who_never_comes_is_named(start: Callable[..., Job], case: str) -> None:
+    jobs, come, told = NEVER[case]
+    job = start(jobs, timeout=0.3)
+    job.come(*come)
+    verdict = job.hub.wait() if not come else job.lines[come[0]].hear()
+    assert told in str(verdict)
+    job.close()
+    assert job.hub.wait().status == 1
+
+
+def test_a_worker_that_never_comes_is_named_when_the_others_are_done(
+    start: Callable[..., Job],
+) -> None:
+    job = start(LEGACY, timeout=1.0)
+    job.come("ps 1", "worker 0", "worker 1")
+    job.end("worker 0", "")
+    job.end("worker 1", "")
+    job.lines["ps 1"].hear()
+    job.close()
+    assert job.hub.wait() == (1, "worker 2 (rank 4 on n12) did not come within 1 s")
+
+
+# what a stranger says
+STRANGERS: Dict[str, bytes] = {
+    "a browser": b"GET / HTTP/1.1\r\nHost: n9\r\n\r\n",
+    "no object": b"[1, 2]\n",
+    "much": b"x" * 100_000,
+    "deep": b"[" * 4000 + b"\n",
+    "bytes": bytes(range(256)) + b"\n",
+    "nothing": b"",
+}
+IMPOSTORS: Dict[str, Dict[str, Any]] = {
+    "of another step": {"identity": ["42.1.None", "x"]},
+    "of another version": {"lifeline": 2},
+    "without a rank": {"rank": None},
+    "a rank that is none": {"rank": 77},
+    "the hub": {"rank": 1},
+    "here already": {"rank": 2},
+}
+
+
+def test_strangers_are_turned_away(
+    start: Callable[..., Job], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(hub_module, "_HANDSHAKE_SECONDS", 0.5)
+    job = start(STRATEGY)
+    job.come("ps 1")
+    for text in STRANGERS.values():
+        with socket.create_connection(("127.0.0.1", job.star.port), timeout=20) as stranger:
+            with contextlib.suppress(OSError):
+                stranger.sendall(text)
+            with contextlib.suppress(ConnectionResetError):
+                assert stranger.recv(100) == b"", text
+    for changes in IMPOSTORS.values():
+        line = Line(job.star, 0, **changes)
+        assert line.hear() is None, changes
+        line.close()
+    job.come("chief 0")
+    job.end("chief 0", "")
+    assert job.lines["ps 1"].hear() == {"status": 0, "message": "the chief has finished"}
+
+
+def test_a_task_with_another_cluster_is_told(
+    start: Callable[..., Job], capsys: pytest.CaptureFixture[str]
+) -> None:
+    job = start(STRATEGY)
+    line = Line(job.star, 3, identity=[job.star.identity[0], "another"])
+    told = "makes another cluster of this step: all tasks need the same arguments"
+    assert line.hear() == {"refused": f"ps 0 (rank 1 on n9) {told}"}
+    assert f"worker 0 (rank 3 on n11) {told}" in capsys.readouterr().err
+    line.close()
+    job.come("chief 0")
+    job.end("chief 0", "x")
+    assert job.hub.wait().status == 1
+
+
+def test_many_tasks(start: Callable[..., Job]) -> None:
+    jobs = ["chief 0", "ps 0", *(f"worker {index}" for index in range(900))]
+    job = start(jobs)
+    lines = [Line(job.star, rank, serves=rank > 0) for rank in range(len(jobs)) if rank != 1]
+    for line in lines:
+        assert line.hear() == {"welcome": True}
+    lines[0].say(ends="")
+    lines[0].close()
+    for line in lines[1:]:
+        assert line.hear() == {"status": 0, "message": "the chief has finished"}
+        line.close()
+    assert job.hub.wait().status == 0
+
+
+def test_a_port_that_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hub_module, "_BIND_SECONDS", 0.2)
+    with socket.create_server(("", 0)) as taken:
+        port = taken.getsockname()[1]
+        hub = Hub(star_of(STRATEGY, 1, port))
+        with pytest.raises(sr.AddressError) as caught:
+            hub.serve(5.0)
+    assert f"ps 0 (rank 1 on n9) cannot listen at port {port}: Address already" in str(caught.value)
+    assert f"by process {os.getpid()}" in str(caught.value)
+
+
+# One task of the step as a process of its own.
+TASK = """
+import os, sys, time
+sys.path.insert(0, sys.argv[4])
+from slurm_resolver import hub, lifeline
+from test_lifeline import star_of
+lifeline._END_SECONDS = 0.3
+star = star_of(sys.argv[1].split(","), int(sys.argv[2]), int(sys.argv[3]))
+task = hub.Hub(star) if star.rank == star.hub else lifeline.Member(star)
+"""
+JOINS = """
+task._joined.wait(20)
+print("joined", flush=True)
+"""
+TRAINS = JOINS + "time.sleep(60)"
+SERVES = """
+task.serve(20)
+print("joined", flush=True)
+verdict = task.wait()
+print(verdict.message, file=sys.stderr)
+sys.exit(verdict.status)
+"""
+
+CHILD_SECONDS = 4
+
+# how it ends; its exit status; what the hub hears
+ENDINGS: Dict[str, Tuple[str, int, str]] = {
+    "well": ("", 0, "the chief has finished"),
+    "sys.exit()": ("sys.exit()", 0, "the chief has finished"),
+    "sys.exit(0)": ("sys.exit(0)", 0, "the chief has finished"),
+    "sys.exit(3)": ("sys.exit(3)", 3, "has failed: exit status 3"),
+    "sys.exit(text)": ("sys.exit('no data')", 1, "has failed: exit status 1, 'no data'"),
+    "an exception": ("raise ValueError('no data')", 1, "has failed: ValueError: no data"),
+    "Ctrl-C": ("os.kill(os.getpid(), 2); time.sleep(20)", -2, "has failed: KeyboardInterrupt"),
+    "a signal": ("os.kill(os.getpid(), 9)", -9, f"has failed: {KILLED}"),
+    "os._exit": ("os._exit(0)", 0, f"has failed: {KILLED}"),
+    "a thread's sys.exit": (
+        "import threading; t = threading.Thread(target=sys.exit, args=(3,)); t.start(); t.join()",
+        0,
+        "the chief has finished",
+    ),
+    "killed, with a child that lives on": (
+        f"if not os.fork(): time.sleep({CHILD_SECONDS}); os._exit(0)\nos.kill(os.getpid(), 9)",
+        -9,
+        f"has failed: {KILLED}",
+    ),
+}
+
+
+class Process:
+    """A task as a process of its own, which runs this code once it has its lifeline."""
+
+    def __init__(self, star: Star, rank: int, code: str) -> None:
+        jobs = ",".join(f"{task.job} {task.index}" for task in star.tasks)
+        arguments = [jobs, str(rank), str(star.port), str(Path(__file__).parent)]
+        self.popen = subprocess.Popen(
+            [sys.executable, "-W", "ignore", "-c", TASK + code, *arguments],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    def joins(self) -> None:
+        assert self.popen.stdout is not None
+        assert self.popen.stdout.readline() == "joined\n"
+
+    def ends(self) -> Tuple[int, str]:
+        """The exit status, and what it wrote to the standard error."""
+        try:
+            errors = self.popen.communicate(timeout=20)[1]
+        finally:
+            self.popen.kill()
+        return self.popen.returncode, errors
+
+    def killed(self) -> None:
+        self.popen.kill()
+        self.ends()
+
+
+@pytest.mark.parametrize("case", ENDINGS)
+def test_how_a_process_ends(start: Callable[..., Job], case: str) -> None:
+    code, status, heard = ENDINGS[case]
+    job = start(["chief 0", "ps 0"])
+    task = Process(job.star, 0, JOINS + code)
+    task.joins()
+    began = time.monotonic()
+    verdict = job.hub.wait()
+    assert time.monotonic() - began < CHILD_SECONDS
+    assert verdict.message.endswith(heard)
+    assert verdict.status == int("failed" in heard)
+    assert task.ends()[0] == status
+
+
+def free_star(jobs: Sequence[str]) -> Star:
+    with socket.create_server(("", 0)) as probe:
+        return star_of(jobs, 0, probe.getsockname()[1])
+
+
+def test_a_lost_ps_ends_those_who_serve_and_those_who_train() -> None:
+    star = free_star(LEGACY)
+    hub, server = Process(star, 0, SERVES), Process(star, 1, SERVES)
+    trainer, victim = Process(star, 2, TRAINS), Process(star, 3, TRAINS)
+    for task in (hub, server, trainer, victim):
+        task.joins()
+    victim.killed()  # of which the others only take notice
+    assert hub.popen.stderr is not None
+    told = hub.popen.stderr.readline()
+    assert f"worker 1 (rank 3 on n11) has failed, the others go on: {KILLED}" in told
+    server.killed()
+    lost = f"ps 1 (rank 1 on n9) is lost, and its variables with it: {KILLED}"
+    assert hub.ends() == (1, f"{lost}\n")
+    whole = f"slurm_resolver: worker 0 (rank 2 on n10): {lost}. This process ends\n"
+    assert trainer.ends() == (1, whole)
+
+
+def test_a_lost_hub_ends_all() -> None:
+    star = free_star(LEGACY)
+    server, trainer = Process(star, 1, SERVES), Process(star, 2, TRAINS)
+    hub = Process(star, 0, SERVES)
+    server.joins()
+    trainer.joins()
+    hub.killed()
+    lost = "ps 0 (rank 0 on n8) is lost, and its variables with it: look at its output"
+    assert server.ends() == (1, f"{lost}\n")
+    whole = f"slurm_resolver: worker 0 (rank 2 on n10): {lost}. This process ends\n"
+    assert trainer.ends() == (1, whole)
+
+
+def test_a_hub_that_raises_tells_why() -> None:
+    star = free_star(LEGACY)
+    server = Process(star, 1, SERVES)
+    hub = Process(star, 0, "task.serve(20); sys.stdin.readline(); raise OSError('no server')")
+    server.joins()
+    assert hub.popen.stdin is not None
+    hub.popen.stdin.write("now\n")
+    hub.popen.stdin.flush()
+    lost = "ps 0 (rank 0 on n8) is lost, and its variables with it: OSError: no server"
+    assert server.ends() == (1, f"{lost}\n")
+    assert hub.ends()[0] == 1
+
+
+def test_a_hub_that_never_comes() -> None:
+    status, errors = Process(free_star(LEGACY), 1, SERVES.replace("20", "0.5")).ends()
+    assert status == 1
+    assert "ps 0 (rank 0 on n8) has not come within 0.5 s: nobody answers at 127.0" in errors
+
+
+def test_who_ends_before_any_hub_is_there_does_not_wait() -> None:
+    assert Process(free_star(LEGACY), 2, "").ends() == (0, "")
+
+
+@pytest.mark.parametrize(
+    "jobs", [["worker 0"], ["ps 0"], ["evaluator 0", "ps 0", "worker 0"], ["chief 0", "worker 0"]]
+)
+def test_who_needs_no_lifeline(jobs: List[str]) -> None:
+    assert star(cluster_of(jobs, 0, 1), SlurmStep.read(STEP)) is None
