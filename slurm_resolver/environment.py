@@ -127,6 +127,8 @@ VARIABLES: Dict[str, Variable] = {
     "restart_count": Variable("SLURM_RESTART_COUNT", _TIMES, "how often it was requeued", True),
     "array_job_id": Variable("SLURM_ARRAY_JOB_ID", str, "a job id", True),
     "array_task_id": Variable("SLURM_ARRAY_TASK_ID", str, "a whole number", True),
+    # written by `slurm-resolver run`, whose jobs no Slurm knows
+    "imitated_job": Variable("SLURM_RESOLVER_JOB", str, "a job id", True),
     # GPUs
     "cuda_devices": Variable("CUDA_VISIBLE_DEVICES", str, _DEVICES),
     "rocr_devices": Variable("ROCR_VISIBLE_DEVICES", str, _DEVICES),
@@ -188,6 +190,7 @@ class SlurmStep(NamedTuple):
     restart_count: Optional[int] = None
     array_job_id: Optional[str] = None
     array_task_id: Optional[str] = None
+    imitated_job: Optional[str] = None
     cuda_devices: Optional[str] = None
     rocr_devices: Optional[str] = None
     hip_devices: Optional[str] = None
@@ -237,6 +240,14 @@ class SlurmStep(NamedTuple):
         if self.job_id is not None or self.job_nodelist is not None:
             return "allocation"
         return "none" if self.procid is None else "step"
+
+    @property
+    def imitated(self) -> bool:
+        """Whether `slurm-resolver run` made this step: a Slurm here would not know its job.
+
+        A real step that is started inside has the variable as well, with another job's id.
+        """
+        return self.imitated_job is not None and self.imitated_job == self.job_id
 
     def not_in_step(self) -> NotInStepError:
         """The error for a process inside an allocation that srun did not start."""

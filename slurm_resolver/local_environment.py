@@ -38,6 +38,7 @@ def step_environment(num_tasks: int, cpus_per_task: Optional[int], name: str) ->
         "SLURM_JOB_CPUS_PER_NODE": cpus,
         "SLURM_JOB_GID": str(os.getgid()),
         "SLURM_JOB_ID": job,
+        "SLURM_RESOLVER_JOB": job,  # not srun's: tells that no Slurm knows this job
         "SLURM_JOB_NAME": name,
         "SLURM_JOB_NODELIST": NODE,
         "SLURM_JOB_NUM_NODES": "1",

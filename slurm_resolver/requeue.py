@@ -64,6 +64,9 @@ def decide(step: SlurmStep, requeue: Optional[str], max_restarts: Optional[int])
     if job is None:
         again = f"exit status {REQUEUE_STATUS}: start the program again to go on"
         return Ending(REQUEUE_STATUS, False, again)
+    if step.imitated:  # scontrol could find a real job with this number, and requeue that
+        again = f"exit status {REQUEUE_STATUS} asks slurm-resolver run to start the tasks again"
+        return Ending(REQUEUE_STATUS, False, again)
     left = f"exit status {REQUEUE_STATUS} asks the batch file to requeue job {job}"
     if requeue == "exit-code":
         return Ending(REQUEUE_STATUS, False, left)
@@ -93,7 +96,7 @@ def job_end(step: SlurmStep) -> Optional[float]:
     if step.job_end_time is not None:
         return float(step.job_end_time)
     job = job_name(step)
-    if job is None or shutil.which("scontrol") is None:
+    if job is None or step.imitated or shutil.which("scontrol") is None:
         return None
     try:
         return time.mktime(time.strptime(job_state(job).get("EndTime", ""), "%Y-%m-%dT%H:%M:%S"))

@@ -35,7 +35,7 @@ def ask_slurm(step: SlurmStep) -> Site:
         OSError: where scontrol is missing or does not answer; the message says which.
     """
     config = _pairs(_scontrol("show", "config"), r"^([A-Za-z]\w*)\s*= (.*)$")
-    if step.job_id is None:
+    if step.job_id is None or step.imitated:
         return Site(config, {}, None)
     job = _pairs(_scontrol("show", "job", "-o", step.job_id), r"(?:^|\s)([\w/:]+)=(\S*)")
     batch_file = None

@@ -109,6 +109,18 @@ def test_the_exit_status_where_scontrol_is_not_asked(
     assert calls(scontrol) == []
 
 
+def test_the_job_of_a_local_launcher_is_not_looked_for_in_slurm(scontrol: Path) -> None:
+    """Its number may be that of somebody's real job."""
+    (scontrol / "state").write_text("JobState=RUNNING EndTime=2026-11-21T04:38:05")
+    ending = decide(step(SLURM_RESOLVER_JOB="42"), "scontrol", 100)
+    assert (ending.status, ending.wait) == (75, False)
+    assert ending.message.endswith("asks slurm-resolver run to start the tasks again")
+    assert job_end(step(SLURM_RESOLVER_JOB="42")) is None
+    assert calls(scontrol) == []
+    # a real step started from within such a task
+    assert decide(step(SLURM_RESOLVER_JOB="7"), "scontrol", 100).wait
+
+
 def test_without_slurm_there_is_nothing_to_requeue() -> None:
     message = "exit status 75: start the program again to go on"
     assert decide(SlurmStep(), "scontrol", 100) == Ending(75, False, message)
