@@ -7,33 +7,48 @@ The reference is ``scontrol show hostnames``; the one extension is a suffix afte
 from __future__ import annotations
 
 import itertools
+import operator
 import re
-from typing import Iterable, Iterator, List, NamedTuple, Tuple, Union
+from typing import Iterable, Iterator, List, NamedTuple, Optional, Sequence, Tuple, Union
 
 from slurm_resolver.errors import HostlistError
 
 MAX_HOSTS_A_RANGE = 65_536  # Slurm's own limit
 MAX_HOSTS = 2**24  # Slurm has no total limit; a longer list is a mistake or an attack
 
-_PIECES = re.compile(r"[^, \t\n\[\]]+|\[[^\[\]]*\]|[, \t\n]+|[\[\]]")
+_BRACKETS = re.compile(r"(\[[^\[\]]*\])")
 _RANGE = re.compile(r"([0-9]{1,18})(?:-([0-9]{1,18}))?")  # no node number has more digits
 _COUNT = re.compile(r"([0-9]{1,18})(?:\(x([0-9]{1,18})\))?")
+_NUMBERS = re.compile(r"([0-9]*)([^0-9]*)")
 _TRAILING_NUMBER = re.compile(r"[0-9]{1,18}\Z")
-_UNREADABLE = re.compile(r"[, \t\n\[\]]")
+_MOST_DIGITS = 18
+_DIGITS = "0123456789"
+_TWO_DIGITS = [ten + one for ten in _DIGITS for one in _DIGITS]
+_NO_DIGITS = dict.fromkeys(map(ord, _DIGITS))  # for str.translate
+_SEPARATORS = " \t\n"  # and the comma
+# The step from 9 to 10, 99 to 100, … and the number before it, as `_numbers` writes them.
+_ONE_DIGIT_MORE = {9 * 10**digits + 1: 2 * 10**digits - 1 for digits in range(1, _MOST_DIGITS)}
+
+_Range = Tuple[int, int, int]  # first, last, and the width that the first is written in
 
 
-class _Range(NamedTuple):
-    first: int
-    last: int
-    width: int
+class _Group(NamedTuple):
+    """What stands for one place in a name: ``[7,9-11]``, or several names as they are."""
 
-    def texts(self) -> Iterator[str]:
-        numbers = map(str, range(self.first, self.last + 1))
-        return (n.zfill(self.width) for n in numbers) if self.width > 1 else iter(numbers)
+    items: Sequence[Union[str, _Range]]
+    size: int
+
+    def texts(self, prefix: str = "") -> List[str]:
+        texts: List[str] = []
+        for item in self.items:
+            if isinstance(item, str):
+                texts.append(prefix + item)
+            else:
+                texts += _numbered(prefix, *item)
+        return texts
 
 
-_Group = List[_Range]
-_Name = List[Union[str, _Group]]  # plain text and bracket groups, in turn
+_Name = List[Union[str, _Group]]  # plain text and groups, in turn
 
 
 def expand_hostlist(hostlist: str) -> List[str]:
@@ -80,16 +95,33 @@ def compress_hostlist(hosts: Iterable[str]) -> str:
         HostlistError: (a ValueError) for a name that no host list can hold: an empty one, or one
             with a comma, white space or a bracket.
     """
+    names = list(hosts)
+    if not names:
+        return ""
+    _check_names(names)
     parts: List[str] = []
-    for (prefix, numbered), names in itertools.groupby(map(_split_number, hosts), key=_fold_key):
-        numbers = [number for _, number in names]
-        if not numbered:  # nothing to fold: repeat the name as often as it came
-            parts += [prefix] * len(numbers)
-        elif len(numbers) == 1:
-            parts.append(prefix + numbers[0])
+    for prefix, same, numbers in _by_prefix(names):
+        if numbers is None or len(same) == 1:
+            parts += same
         else:
-            parts.append(f"{prefix}[{','.join(_fold(numbers))}]")
+            parts.append(f"{prefix}[{','.join(_fold(prefix, same, numbers))}]")
     return ",".join(parts)
+
+
+def sort_hosts(hosts: Iterable[str]) -> List[str]:
+    """Returns the names with their numbers in numeric order, wherever in the name they stand.
+
+    >>> sort_hosts(["n10", "n9", "rack10-n1", "rack2-n3", "n09"])
+    ['n09', 'n9', 'n10', 'rack2-n3', 'rack10-n1']
+
+    Names that read the same, as n9 and n09, are in the order of their text.
+    """
+    names = sorted(hosts)  # the next sorts keep this order where they see no difference
+    names.sort(key=_last_number)
+    prefixes = set(map(str.rstrip, names, itertools.repeat(_DIGITS)))
+    order = {prefix: i for i, prefix in enumerate(sorted(prefixes, key=_natural))}
+    names.sort(key=lambda name: order[name.rstrip(_DIGITS)])
+    return names
 
 
 def expand_tasks_per_node(tasks_per_node: str) -> List[int]:
@@ -131,27 +163,41 @@ def _parse(hostlist: str) -> List[_Name]:
 
 
 def _split_names(hostlist: str) -> Iterator[_Name]:
+    """Yields the names with brackets one by one, and those between them together."""
     name: _Name = []
-    for piece in _PIECES.findall(hostlist):
-        first = piece[0]
-        if first in ", \t\n":
+    for i, text in enumerate(_BRACKETS.split(hostlist)):
+        if i % 2:
+            name.append(_parse_group(text, hostlist))
+            continue
+        if "[" in text or "]" in text:
+            bracket = next(character for character in text if character in "[]")
+            reason = "a '[' that is not closed" if bracket == "[" else "a ']' without its '['"
+            raise HostlistError(reason, hostlist, bracket)
+        for separator in _SEPARATORS:
+            text = text.replace(separator, ",")
+        words = text.split(",")
+        if words[0]:
+            name.append(words[0])
+        if len(words) > 1:
             if name:
                 yield name
-            name = []
-        elif first == "[" and len(piece) > 1:
-            name.append(_parse_group(piece, hostlist))
-        elif first in "[]":
-            reason = "a '[' that is not closed" if first == "[" else "a ']' without its '['"
-            raise HostlistError(reason, hostlist, piece)
-        else:
-            name.append(piece)
+            plain = list(filter(None, words[1:-1]))
+            if plain:
+                yield [_Group(plain, len(plain))]
+            name = [words[-1]] if words[-1] else []
     if name:
         yield name
 
 
 def _parse_group(text: str, hostlist: str) -> _Group:
-    group: _Group = []
-    for item in text[1:-1].split(","):
+    items: List[Union[str, _Range]] = []
+    texts = text[1:-1].split(",")
+    size = len(texts)
+    ascii_only = text.isascii()
+    for item in texts:
+        if ascii_only and item.isdigit() and len(item) <= _MOST_DIGITS:
+            items.append(item)
+            continue
         match = _RANGE.fullmatch(item)
         if match is None:
             reason = f"expected numbers or ranges such as [1,3-5], not {item[:40]!r}"
@@ -162,30 +208,25 @@ def _parse_group(text: str, hostlist: str) -> _Group:
         if last - first >= MAX_HOSTS_A_RANGE:
             reason = f"the range {item} has more than {MAX_HOSTS_A_RANGE:,} hosts"
             raise HostlistError(reason, hostlist, text)
-        group.append(_Range(first, last, len(match[1])))
-    return group
+        items.append((first, last, len(match[1])))
+        size += last - first
+    return _Group(items, size)
 
 
 def _size(name: _Name) -> int:
     size = 1
     for piece in name:
         if not isinstance(piece, str):
-            size *= sum(numbers.last - numbers.first + 1 for numbers in piece)
+            size *= piece.size
     return size
 
 
 def _hosts(name: _Name) -> Iterable[str]:
-    texts = [
-        [piece]
-        if isinstance(piece, str)
-        else list(itertools.chain.from_iterable(numbers.texts() for numbers in piece))
-        for piece in name
-    ]
+    if len(name) == 2 and isinstance(name[0], str) and not isinstance(name[1], str):
+        return name[1].texts(name[0])  # n[1-3], by far the commonest form
+    texts = [[piece] if isinstance(piece, str) else piece.texts() for piece in name]
     if len(texts) == 1:
         return texts[0]
-    if len(texts) == 2 and isinstance(name[0], str):  # n[1-3], by far the commonest form
-        prefix = texts[0][0]
-        return [prefix + text for text in texts[1]]
     # Slurm's order: the last group is the innermost loop, and of the groups before it the
     # rightmost is the outermost. Plain text is a loop of one turn, wherever it stands.
     last = max(i for i, piece in enumerate(name) if not isinstance(piece, str))
@@ -197,28 +238,109 @@ def _hosts(name: _Name) -> Iterable[str]:
     )
 
 
-def _split_number(host: str) -> Tuple[str, str]:
-    if not host or _UNREADABLE.search(host):
-        raise HostlistError("no name that a host list can hold", host, host)
-    match = _TRAILING_NUMBER.search(host)
-    return (host[: match.start()], match[0]) if match else (host, "")
+def _numbered(prefix: str, first: int, last: int, width: int) -> List[str]:
+    """Returns the names of a range. To write out each number would take three times as long."""
+    if last - first < 20:
+        if width == 1 or first >= 10 ** (width - 1):  # no zeros
+            return [f"{prefix}{number}" for number in range(first, last + 1)]
+        return [prefix + str(number).zfill(width) for number in range(first, last + 1)]
+    if first < 10 and width == 1:
+        return _numbered(prefix, first, 9, 1) + _numbered(prefix, 10, last, 1)
+    hundreds = range(first // 100, last // 100 + 1)
+    heads = [prefix + str(hundred or "").zfill(width - 2) for hundred in hundreds]
+    names = [head + tail for head in heads for tail in _TWO_DIGITS]
+    return names[first % 100 : len(names) - 99 + last % 100]
 
 
-def _fold_key(name: Tuple[str, str]) -> Tuple[str, bool]:
-    return name[0], name[1] != ""
+def _check_names(names: List[str]) -> None:
+    text = ",".join(names)
+    if (
+        text.count(",") >= len(names)
+        or not all(names)
+        or any(unreadable in text for unreadable in f"{_SEPARATORS}[]")
+    ):
+        bad = next(name for name in names if not name or set(name) & set(f",{_SEPARATORS}[]"))
+        raise HostlistError("no name that a host list can hold", bad, bad)
 
 
-def _fold(numbers: List[str]) -> Iterator[str]:
-    """Yields runs (``9-11``) and single numbers; a run is as wide as its first number."""
-    start = 0
-    for i in range(1, len(numbers) + 1):
-        first = numbers[start]
-        length = i - start
-        if (
-            i < len(numbers)
-            and length < MAX_HOSTS_A_RANGE
-            and numbers[i] == str(int(first) + length).zfill(len(first))
-        ):
+def _last_number(name: str) -> int:
+    number = name[len(name.rstrip(_DIGITS)) :]
+    return int(number[-_MOST_DIGITS:] or -1)
+
+
+def _natural(text: str) -> List[Tuple[int, str]]:
+    """``rack10-n`` as numbers and the texts behind them; there may be no number."""
+    return [(int(number[-_MOST_DIGITS:] or -1), rest) for number, rest in _NUMBERS.findall(text)]
+
+
+def _by_prefix(names: List[str]) -> Iterator[Tuple[str, List[str], Optional[List[int]]]]:
+    """Yields neighbours that differ only in the number at their end, with their `_numbers`.
+
+    Names that end in no number come with None.
+    """
+    prefix = names[0].rstrip(_DIGITS)
+    if names[-1].rstrip(_DIGITS) == prefix:  # most lists have only one, which is quickly found out
+        numbers = _numbers(prefix, names)
+        if numbers:
+            yield prefix, names, numbers
+            return
+    prefixes = list(map(str.rstrip, names, itertools.repeat(_DIGITS)))
+    changes = map(operator.ne, prefixes, itertools.islice(prefixes, 1, None))
+    ends = [*itertools.compress(itertools.count(1), changes), len(names)]
+    for start, end in zip([0, *ends], ends):
+        same = names[start:end]
+        numbers = _numbers(prefixes[start], same) if end - start > 1 else None
+        if numbers or end - start == 1:
+            yield prefixes[start], same, numbers
             continue
-        yield first if length == 1 else f"{first}-{numbers[i - 1]}"
-        start = i
+        # One has no number, or more digits than a number may have: the first are text then.
+        for (prefix, _), group in itertools.groupby(same, _split):
+            same = list(group)
+            yield prefix, same, _numbers(prefix, same)
+
+
+def _split(name: str) -> Tuple[str, bool]:
+    """Returns the text before the number, and whether there is a number."""
+    match = _TRAILING_NUMBER.search(name)
+    return (name[: match.start()], True) if match else (name, False)
+
+
+def _numbers(prefix: str, names: List[str]) -> Optional[List[int]]:
+    """Returns the numbers after this prefix, each with a digit 1 before it.
+
+    It makes ``08`` 108, so that a number's width is kept. None where one of the names is not the
+    prefix and a number.
+    """
+    from json import loads  # the quickest that Python has to read many numbers
+
+    if max(map(len, names)) > len(prefix) + _MOST_DIGITS:
+        return None
+    text = f",{','.join(names)}".replace(f",{prefix}", ",\n1")
+    if text.translate(_NO_DIGITS) != ",\n" * len(names):
+        return None
+    numbers: List[int] = loads(f"[{text[1:]}]")
+    return None if 1 in numbers else numbers
+
+
+def _fold(prefix: str, names: List[str], numbers: List[int]) -> List[str]:
+    """Returns runs (``9-11``) and single numbers; a run is as wide as its first number."""
+    steps = map(operator.sub, itertools.islice(numbers, 1, None), numbers)
+    ends = [
+        i
+        for i, step in enumerate(steps, 1)
+        if step != 1 and _ONE_DIGIT_MORE.get(step) != numbers[i - 1]
+    ]
+    ends.append(len(numbers))
+    if max(map(operator.sub, ends, [0, *ends])) > MAX_HOSTS_A_RANGE:
+        ends = [
+            cut
+            for start, end in zip([0, *ends], ends)
+            for cut in (*range(start + MAX_HOSTS_A_RANGE, end, MAX_HOSTS_A_RANGE), end)
+        ]
+    digits = len(prefix)
+    return [
+        names[start][digits:]
+        if end - start == 1
+        else f"{names[start][digits:]}-{names[end - 1][digits:]}"
+        for start, end in zip([0, *ends], ends)
+    ]

@@ -23,6 +23,7 @@ COMMANDS = {
     "check": "find out whether TensorFlow could start on this step, before it hangs",
     "sbatch": "print a batch file for a training on several nodes",
     "explain": "explain the errors in the log of a run",
+    "hosts": "expand, fold or count a host list, such as n[9-11]",
     "env": "print what belongs in a bug report, without secrets",
     "completion": "print the script that completes this command's words in your shell",
 }

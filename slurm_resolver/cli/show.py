@@ -8,18 +8,26 @@ import sys
 from typing import List, Optional, Tuple
 
 from slurm_resolver.cli.options import add_cluster_options, cluster_keywords
-from slurm_resolver.cluster import Cluster, build_cluster, resolve
+from slurm_resolver.cluster import Cluster, Task, build_cluster, resolve
 from slurm_resolver.environment import SlurmStep
 from slurm_resolver.errors import NotInStepError
+from slurm_resolver.gpus import Gpus
 from slurm_resolver.layout import lay_out
+from slurm_resolver.picture import Row, count_jobs, fold_nodes, shorten, tasks_by_node
 
 DESCRIPTION = """\
 Shows the cluster that SlurmClusterResolver makes of the Slurm step this command runs in: each
-task's rank, node, job, index and address. Options describe a step where there is none."""
+task's rank, node, job, index and address. Options describe a step where there is none.
+
+A terminal gets a picture in colours, node by node, in which neighbouring nodes with the same tasks
+are one line; a file or a pipe gets every task on a line of its own."""
 
 EPILOG = """\
+exit status: 0; 2 when usage or environment are wrong.
+
 examples:
   srun -N2 --ntasks-per-node=2 slurm-resolver show --jobs ps=1,worker=-1
+  srun slurm-resolver show --once
   slurm-resolver show --nodelist 'n[1-4]' --tasks-per-node 2 --distribution cyclic --json"""
 
 
@@ -27,6 +35,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds this subcommand's arguments."""
     add_cluster_options(parser)
     parser.add_argument("--json", action="store_true", help="print JSON")
+    parser.add_argument(
+        "--all", action="store_true", help="on a terminal, show every node by itself"
+    )
+    parser.add_argument(
+        "--once", action="store_true", help="in a step, let only the task of rank 0 print"
+    )
     step = parser.add_argument_group("a step to plan, outside Slurm")
     step.add_argument("--nodelist", metavar="LIST", help="a host list, such as n[1-4]")
     step.add_argument(
@@ -57,10 +71,14 @@ def main(args: argparse.Namespace) -> int:
         )
     else:
         cluster = resolve(args.jobs, **keywords)
+    if args.once and cluster.task is not None and cluster.task.rank != 0:
+        return 0
     if args.json:
         print(json.dumps(cluster.to_dict()))
+    elif sys.stdout.isatty():
+        _print_picture(cluster, args.all)
     else:
-        _print_table(cluster)
+        _print_plain(cluster)
     return 0
 
 
@@ -79,69 +97,117 @@ def _planned_step(args: argparse.Namespace) -> SlurmStep:
     return SlurmStep.read(variables)
 
 
-def _print_table(cluster: Cluster) -> None:
-    position = {node: i for i, node in enumerate(dict.fromkeys(t.node for t in cluster.tasks))}
-    print(
-        f"job step {_text(cluster.job_id)}.{_text(cluster.step_id)}: {len(cluster.tasks)} tasks "
-        f"on {len(position)} nodes, {cluster.distribution} distribution (from "
-        f"{cluster.layout_source}), ports from {cluster.ports_source}"
-    )
-    rows = []
-    previous = None
-    for task in sorted(cluster.tasks, key=lambda task: position[task.node]):
-        own = cluster.task is not None and task.rank == cluster.task.rank
-        rows.append(
-            (
-                "" if task.node == previous else task.node,
-                str(task.rank),
-                str(task.local_rank),
-                f"{task.job} {task.index}",
-                task.address + ("  (this task)" if own else ""),
-            )
-        )
-        previous = task.node
-    if sys.stdout.isatty() and len(rows) <= _MOST_COLOURED_ROWS:
-        _print_coloured(rows)
-    else:
-        _print_plain(rows)
-    if cluster.task is not None:
-        print(f"GPUs of the tasks on {cluster.task.node}:")
-        for rank, gpus in sorted(cluster.node_gpus().items()):
-            devices = "unknown" if gpus.devices is None else ",".join(gpus.devices) or "none"
-            mark = "  (this task)" if rank == cluster.task.rank else ""
-            print(f"  rank {rank}: {devices} ({gpus.source}){mark}")
-
-
-_Row = Tuple[str, str, str, str, str]
-_HEADINGS: _Row = ("node", "rank", "local", "task", "address")
+_Cells = Tuple[str, str, str, str, str]
+_HEADINGS: _Cells = ("node", "rank", "local", "task", "address")
 _NUMBERS = ("rank", "local")
-_MOST_COLOURED_ROWS = 1000  # rich takes a millisecond a row
 
 
-def _print_plain(rows: List[_Row]) -> None:
-    table = [_HEADINGS, *rows]
-    widths = [max(len(row[i]) for row in table) for i in range(len(_HEADINGS))]
+def _print_plain(cluster: Cluster) -> None:
+    on_node = tasks_by_node(cluster.tasks)
+    print(
+        f"{_step(cluster)}: {_tasks(cluster, len(on_node))} (from {cluster.layout_source}), ports "
+        f"from {cluster.ports_source}"
+    )
+    print(f"jobs: {', '.join(f'{job} {number}' for job, number in count_jobs(cluster.tasks))}")
+    table = [_HEADINGS]
+    for node, tasks in on_node.items():
+        for task in tasks:
+            own = "  (this task)" if task == cluster.task else ""
+            named = node if task is tasks[0] else ""
+            job = f"{task.job} {task.index}"
+            table.append((named, str(task.rank), str(task.local_rank), job, task.address + own))
+    widths = [max(map(len, column)) for column in zip(*table)]
     for row in table:
         cells = [
             cell.rjust(width) if heading in _NUMBERS else cell.ljust(width)
             for cell, heading, width in zip(row, _HEADINGS, widths)
         ]
         print("  ".join(cells).rstrip())
+    if cluster.task is not None:
+        print(f"GPUs of the tasks on {cluster.task.node}:")
+        for rank, gpus in sorted(cluster.node_gpus().items()):
+            mark = "  (this task)" if rank == cluster.task.rank else ""
+            print(f"  rank {rank}: {_devices(gpus)} ({gpus.source}){mark}")
 
 
-def _print_coloured(rows: List[_Row]) -> None:
+_COLOURS = {"chief": "magenta", "worker": "green", "ps": "cyan", "evaluator": "yellow"}
+_MOST_CELLS = 1000  # rich takes a millisecond for each
+
+
+def _print_picture(cluster: Cluster, every_node: bool) -> None:
+    """Prints the picture, or the plain text where the picture would be too large."""
+    alone = {task.node for task in cluster.tasks if task.job in ("chief", "evaluator")}
+    if cluster.task is not None:
+        alone.add(cluster.task.node)
+    if every_node:
+        alone.update(task.node for task in cluster.tasks)
+    rows = fold_nodes(cluster.tasks, alone)
+    if sum(len(row.tasks) if len(row.nodes) == 1 else 1 for row in rows) > _MOST_CELLS:
+        _print_plain(cluster)
+        return
     # rich takes longer to import than all the rest of this command: only a terminal pays for it
-    from rich.box import SIMPLE_HEAD
+    from rich.columns import Columns
     from rich.console import Console
+    from rich.panel import Panel
     from rich.table import Table
+    from rich.text import Text
 
-    table = Table(box=SIMPLE_HEAD, pad_edge=False)
-    for heading in _HEADINGS:
-        table.add_column(heading, justify="right" if heading in _NUMBERS else "left")
-    colours = {"chief": "magenta", "worker": "green", "ps": "cyan", "evaluator": "yellow"}
+    header = Table.grid(padding=(0, 2))
+    header.add_row("tasks", _tasks(cluster, sum(len(row.nodes) for row in rows)))
+    jobs = [(f"{job} {number}  ", _COLOURS[job]) for job, number in count_jobs(cluster.tasks)]
+    header.add_row("jobs", Text.assemble(*jobs))
+    header.add_row("layout", f"from {cluster.layout_source}")
+    header.add_row("ports", f"from {cluster.ports_source}")
+    if cluster.gpu_decision is not None:
+        header.add_row("GPUs", f"from {cluster.gpu_decision.source}")
+    picture = Table.grid(padding=(0, 2))
+    gpus = cluster.node_gpus()
     for row in rows:
-        table.add_row(*row, style=colours.get(row[3].split()[0]))
-    Console(highlight=False, markup=False).print(table)
+        if len(row.nodes) > 1:
+            cells = _folded(row)
+        else:
+            cells = [_cell(task, gpus.get(task.rank), task == cluster.task) for task in row.tasks]
+        texts = [Text.assemble(*cell) for cell in cells]
+        picture.add_row(row.hosts(), Columns(texts, padding=(0, 2)))
+    console = Console(highlight=False, markup=False)
+    console.print(Panel(header, title=_step(cluster), title_align="left", expand=False))
+    console.print(picture)
+
+
+_Cell = List[Tuple[str, str]]  # texts and their styles
+
+
+def _cell(task: Task, gpus: Optional[Gpus], own: bool) -> _Cell:
+    colour = _COLOURS[task.job]
+    where = shorten(task.address, task.node)
+    cell = [(f"{task.rank} ", "dim"), (f"{task.job} {task.index}", colour), (f" {where}", "")]
+    if gpus is not None:
+        cell.append((f" gpu {_devices(gpus)}", "bold"))
+    if own:
+        cell.append((" (this task)", "reverse"))
+    return cell
+
+
+def _folded(row: Row) -> List[_Cell]:
+    cells: List[_Cell] = [[(f"{len(row.nodes)} nodes, ranks {row.ranks()}", "dim")]]
+    for job, number in count_jobs(row.tasks):
+        indices = f"{job} {row.indices(job)}"
+        cells.append([(indices, _COLOURS[job]), (f" {row.ports(job)}, {number} a node", "")])
+    return cells
+
+
+def _step(cluster: Cluster) -> str:
+    if cluster.job_id is None and cluster.task is None:
+        return "planned step"
+    return f"job step {_text(cluster.job_id)}.{_text(cluster.step_id)}"
+
+
+def _tasks(cluster: Cluster, nodes: int) -> str:
+    return f"{len(cluster.tasks)} tasks on {nodes} nodes, {cluster.distribution} distribution"
+
+
+def _devices(gpus: Gpus) -> str:
+    return "unknown" if gpus.devices is None else ",".join(gpus.devices) or "none"
 
 
 def _text(value: Optional[str]) -> str:
