@@ -6,6 +6,7 @@ import configparser
 import os
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -32,14 +33,24 @@ def of_kind(*words: str) -> List[str]:
 
 
 def test_every_command_is_of_a_kind_that_is_tested_here() -> None:
-    assert sorted(commands()) == sorted(of_kind("pip", "make", "slurm-resolver", "python", "srun"))
-    for kind in ("pip", "make", "slurm-resolver", "python", "srun"):
+    kinds = ("pip", "make", "slurm-resolver", "python", "srun", "sbatch")
+    assert sorted(commands()) == sorted(of_kind(*kinds))
+    for kind in kinds:
         assert of_kind(kind), f"README has no {kind} command any more: drop its test"
 
 
-def run(command: str) -> str:
+@pytest.fixture(scope="module")
+def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A copy of what the commands use: some write into the folder that they run in."""
+    folder = tmp_path_factory.mktemp("checkout")
+    for name in ("examples", "tests/data"):
+        shutil.copytree(ROOT / name, folder / name)
+    return folder
+
+
+def run(command: str, folder: Path = ROOT) -> str:
     done = subprocess.run(
-        command, shell=True, cwd=ROOT, env={**os.environ, **ENVIRONMENT}, timeout=300,
+        command, shell=True, cwd=folder, env={**os.environ, **ENVIRONMENT}, timeout=300,
         capture_output=True, text=True,
     )  # fmt: skip
     findings = int("slurm-resolver explain" in command)
@@ -56,20 +67,35 @@ def accuracies(output: str) -> List[str]:
 
 @pytest.mark.tensorflow
 @pytest.mark.parametrize("command", of_kind("slurm-resolver", "python"))
-def test_commands_run_here(command: str) -> None:
+def test_commands_run_here(command: str, checkout: Path) -> None:
+    trains = "mirrored/train.py" in command and ">" not in command
     if "train.py" in command:
         pytest.importorskip("tensorflow", reason="TensorFlow is not installed")
-    output = run(command)
+    output = run(command, checkout)
     tasks = int((re.findall(r"-n (\d+)", command) or ["1"])[0])
-    assert len(accuracies(output)) == ("train.py" in command) * tasks
+    assert len(accuracies(output)) == trains * tasks
 
 
 @pytest.mark.slurm
 @pytest.mark.tensorflow
 @pytest.mark.parametrize("command", of_kind("srun"))
-def test_commands_run_on_slurm(real_slurm: SlurmCluster, command: str) -> None:
+def test_commands_run_on_slurm(real_slurm: SlurmCluster, command: str, checkout: Path) -> None:
     pytest.importorskip("tensorflow", reason="TensorFlow is not installed")
-    real_slurm.run(command, cwd=ROOT, env=ENVIRONMENT, timeout=180)
+    real_slurm.run(command, cwd=checkout, env=ENVIRONMENT, timeout=180)
+
+
+@pytest.mark.slurm
+@pytest.mark.tensorflow
+def test_the_batch_file_that_is_written_trains(real_slurm: SlurmCluster, checkout: Path) -> None:
+    pytest.importorskip("tensorflow", reason="TensorFlow is not installed")
+    (write,) = (command for command in of_kind("slurm-resolver") if "> train.sbatch" in command)
+    (submit,) = of_kind("sbatch")
+    run(write, checkout)
+    wait = submit.replace("sbatch ", "sbatch --wait --output=job.out ", 1)
+    done = real_slurm.run(wait, cwd=checkout, env=ENVIRONMENT, timeout=180, check=False)
+    output = (checkout / "job.out").read_text(encoding="utf-8")
+    assert done.returncode == 0, output
+    assert len(accuracies(output)) == 4
 
 
 @pytest.mark.parametrize("command", of_kind("pip"))
