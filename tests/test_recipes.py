@@ -84,7 +84,7 @@ def test_keras_cloud_trains_on_mnist_with_a_gpu_for_each_task(
     real_slurm: SlurmCluster, mnist_file: Path
 ) -> None:
     options = "-w n9,n10 -N2 --ntasks-per-node=2 --gpus-per-node=2"
-    arguments = f"--data {mnist_file} --epochs 2 --batch-size 20"
+    arguments = f"--data {mnist_file} --epochs 4 --batch-size 20"
     output = srun(real_slurm, options, "keras_cloud", arguments)
     reports = re.findall(r"^rank (\d) on (n\d+): (.*), GPUs (.*)$", output, re.M)
     assert [(rank, node, gpus) for rank, node, _, gpus in sorted(reports)] == [
