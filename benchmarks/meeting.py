@@ -14,7 +14,7 @@ import time
 from typing import List
 
 from slurm_resolver.environment import SlurmStep
-from slurm_resolver.hostlist import compress_hostlist
+from slurm_resolver.hostfold import compress_hostlist
 from slurm_resolver.layout import Layout
 from slurm_resolver.rendezvous import layout_by_meeting
 

@@ -25,8 +25,8 @@ if TYPE_CHECKING:
         SlurmResolverError,
         UnknownLayoutError,
     )
+    from slurm_resolver.hostfold import compress_hostlist
     from slurm_resolver.hostlist import (
-        compress_hostlist,
         count_hostlist,
         expand_hostlist,
         expand_tasks_per_node,
@@ -68,8 +68,8 @@ __all__ = [
 
 _MODULES = {
     "cluster": ("Cluster", "Task", "resolve"),
+    "hostfold": ("compress_hostlist",),
     "hostlist": (
-        "compress_hostlist",
         "count_hostlist",
         "expand_hostlist",
         "expand_tasks_per_node",

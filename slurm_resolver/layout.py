@@ -14,7 +14,8 @@ from typing import Dict, List, NamedTuple, Optional, Sequence, Tuple
 from slurm_resolver.arbitrary import arbitrary_hosts
 from slurm_resolver.environment import Component, SlurmStep
 from slurm_resolver.errors import LayoutError, UnknownLayoutError
-from slurm_resolver.hostlist import MAX_HOSTS, compress_hostlist
+from slurm_resolver.hostfold import compress_hostlist
+from slurm_resolver.hostlist import MAX_HOSTS
 
 MAX_TASKS = MAX_HOSTS
 

@@ -6,12 +6,8 @@ import argparse
 import sys
 from typing import Iterator, List
 
-from slurm_resolver.hostlist import (
-    compress_hostlist,
-    count_hostlist,
-    expand_hostlist,
-    sort_hosts,
-)
+from slurm_resolver.hostfold import compress_hostlist, sort_hosts
+from slurm_resolver.hostlist import count_hostlist, expand_hostlist
 
 DESCRIPTION = """\
 Expands, folds and counts host lists as Slurm writes them. It needs no Slurm. LIST is a host list,
