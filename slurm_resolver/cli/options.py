@@ -27,7 +27,7 @@ def add_cluster_options(parser: argparse.ArgumentParser) -> None:
         "--worker-order",
         choices=WORKER_ORDERS,
         default="ring",
-        help="number workers so that TensorFlow's ring visits host by host (default), or by rank",
+        help="ring (default) or rank: so far both number the workers by rank",
     )
     parser.add_argument(
         "--het-groups",
