@@ -486,6 +486,8 @@ def test_run_sets_exactly_what_srun_sets_in_a_step_of_one_node(
     run_ = variables(real_slurm.run(f"{launcher} {options} -- env", cwd=tmp_path).stdout)
     assert sorted(run_) == sorted(srun)
     for rank, expected in srun.items():
+        # the one variable more: that no Slurm knows this job
+        assert run_[rank].pop("SLURM_RESOLVER_JOB") == run_[rank]["SLURM_JOB_ID"]
         assert set(run_[rank]) == set(expected) - DAEMONS
         assert {name: value for name, value in run_[rank].items() if name not in PLACES} == {
             name: value for name, value in expected.items() if name not in PLACES | DAEMONS
