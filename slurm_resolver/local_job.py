@@ -36,16 +36,16 @@ class LocalJob:
         self._say = say
         self._progress = progress
         self._stopped = False
-        # Signals to this process and ends of tasks; a signal handler may write to it.
+        # Signals to this process and ends of tasks.
         self._events: queue.SimpleQueue[Tuple[Optional[int], int]] = queue.SimpleQueue()
 
     def stop(self, number: signal.Signals) -> None:
-        """Passes a signal to all tasks; those that go on are killed. Safe in a signal handler."""
+        """Passes a signal to all tasks; those that go on are killed. Safe in any thread."""
         self._stopped = True
         self._events.put((None, int(number)))
 
     def preempt(self) -> None:
-        """Ends the tasks as a preemption does. Safe in a signal handler."""
+        """Ends the tasks as a preemption does. Safe in any thread."""
         self._events.put((None, int(PREEMPT)))
 
     def run(self, environ: Mapping[str, str]) -> int:

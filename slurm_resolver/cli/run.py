@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import functools
 import os
 import shutil
 import signal
 import sys
-from typing import Callable, List, Optional
+from typing import Callable, Dict, List, Mapping, Optional
 
 from slurm_resolver.cli.srun_options import add_foreign_options, no_input, one_node
 from slurm_resolver.errors import LaunchError
@@ -241,14 +242,37 @@ def _run(args: argparse.Namespace, command: List[str]) -> int:
     requeue = RequeueOptions(bool(args.requeue), args.max_restarts, _statuses(args.requeue_exit))
     progress = bool(args.verbose) or (sys.stderr.isatty() and not args.quiet)
     job = LocalJob(options, requeue, _say, progress)
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, _handler(job.stop))
-    signal.signal(signal.SIGUSR2, lambda number, frame: job.preempt())
+    actions: Dict[int, Callable[[], None]] = {
+        number: functools.partial(job.stop, number)
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    }
+    actions[signal.SIGUSR2] = job.preempt
+    _on_signals(actions)
     return job.run(os.environ)
 
 
-def _handler(stop: Callable[[signal.Signals], None]) -> Callable[[int, object], None]:
-    return lambda number, frame: stop(signal.Signals(number))
+def _on_signals(actions: Mapping[int, Callable[[], None]]) -> None:
+    """Calls what belongs to a signal, in a thread of its own.
+
+    A handler runs in the main thread, between two of its steps: a signal that comes just before
+    that thread begins to wait would be seen only when the wait is over, which may be never.
+    """
+    import socket
+    import threading
+
+    receiver, sender = socket.socketpair()
+    sender.setblocking(False)
+
+    def listen() -> None:
+        while True:
+            for number in receiver.recv(64):
+                if number in actions:
+                    actions[number]()
+
+    threading.Thread(target=listen, name="signals", daemon=True).start()
+    signal.set_wakeup_fd(sender.detach(), warn_on_full_buffer=False)
+    for number in actions:
+        signal.signal(number, lambda number, frame: None)
 
 
 def _say(message: str) -> None:
