@@ -52,7 +52,7 @@ def test_no_command_imports_tensorflow(tmp_path: Path) -> None:
         assert (done.returncode, done.stderr) == (0, "")
 
 
-SLOW_MODULES = "asyncio ctypes dataclasses inspect logging rich subprocess threading"
+SLOW_MODULES = "asyncio ctypes dataclasses inspect logging rich subprocess"
 
 
 @pytest.mark.parametrize(
