@@ -7,11 +7,13 @@ task knows of itself, and refuses a layout that contradicts it. Rules: srun(1), 
 
 from __future__ import annotations
 
+import contextlib
 from collections import Counter
 from itertools import groupby
 from typing import Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 from slurm_resolver.arbitrary import arbitrary_hosts
+from slurm_resolver.dealing import Dealt, deal_block, deal_in_turn, local_ids
 from slurm_resolver.environment import Component, SlurmStep
 from slurm_resolver.errors import LayoutError, UnknownLayoutError
 from slurm_resolver.hostfold import compress_hostlist
@@ -58,14 +60,16 @@ class Layout(NamedTuple):
 
     def counts(self) -> List[int]:
         """The number of tasks on each of `nodes`."""
-        counts = [0] * len(self.nodes)
-        for node in self.node_of:
-            counts[node] += 1
-        return counts
+        counts = Counter(self.node_of)
+        return [counts[node] for node in range(len(self.nodes))]
 
     def ranks_on(self, node: int) -> Tuple[int, ...]:
         """The ranks on the node with this SLURM_NODEID, ascending: its tasks' SLURM_GTIDS."""
-        return tuple([rank for rank, index in enumerate(self.node_of) if index == node])
+        ranks: List[int] = []
+        with contextlib.suppress(ValueError):  # index() looks much faster than a loop would
+            while True:
+                ranks.append(self.node_of.index(node, ranks[-1] + 1 if ranks else 0))
+        return tuple(ranks)
 
 
 def lay_out(step: SlurmStep, source: str = "environment") -> Layout:
@@ -80,8 +84,8 @@ def lay_out(step: SlurmStep, source: str = "environment") -> Layout:
     if components:
         return _heterogeneous(step, dict(zip(nodes, counts)), components, source)
     distribution = step.distribution or "block"
-    node_of = _place(step, nodes, counts, distribution, step.plane_size, f"job step {_id(step)}")
-    return Layout(nodes, node_of, local_ids(node_of, len(nodes)), distribution, source)
+    placed = _place(step, nodes, counts, distribution, step.plane_size, f"job step {_id(step)}")
+    return Layout(nodes, *placed, distribution, source)
 
 
 def check(layout: Layout, step: SlurmStep) -> None:
@@ -178,13 +182,14 @@ def _place(
     distribution: str,
     plane_size: Optional[int],
     what: str,
-) -> List[int]:
-    """Returns by rank the index into `nodes`, for one component or a whole plain step."""
+) -> Dealt:
+    """Returns by rank the index into `nodes` and the local id, for a component or a plain step."""
     if len(nodes) == 1:
-        return [0] * counts[0]
+        return [0] * counts[0], list(range(counts[0]))
     if distribution == "arbitrary":
         index = {name: i for i, name in enumerate(nodes)}
-        return [index[host] for host in arbitrary_hosts(step, nodes, counts)]
+        node_of = [index[host] for host in arbitrary_hosts(step, nodes, counts)]
+        return node_of, local_ids(node_of, len(nodes))
     if distribution == "block":
         if step.sluid is not None and step.topology not in (None, "node"):
             raise UnknownLayoutError(
@@ -194,7 +199,7 @@ def _place(
                 "Start with `srun --distribution=cyclic` or `srun --distribution=plane=N`, whose "
                 "order is known."
             )
-        return [i for i, count in enumerate(counts) for _ in range(count)]
+        return deal_block(counts)
     if distribution == "cyclic":
         plane_size = 1
     elif plane_size is None:
@@ -202,31 +207,7 @@ def _place(
             f"SLURM_DISTRIBUTION=plane, but SLURM_DIST_PLANESIZE is not set; expected the size of "
             f"the planes of {what}. Start with `srun --distribution=plane=N`."
         )
-    return _round_robin(counts, plane_size)
-
-
-def _round_robin(counts: Sequence[int], plane_size: int) -> List[int]:
-    """Deals `plane_size` tasks to each node in turn, as long as the node has tasks left to take."""
-    left = list(counts)
-    open_nodes = list(range(len(left)))
-    node_of: List[int] = []
-    while open_nodes:
-        for node in open_nodes:
-            take = min(plane_size, left[node])
-            node_of += [node] * take
-            left[node] -= take
-        open_nodes = [node for node in open_nodes if left[node]]
-    return node_of
-
-
-def local_ids(node_of: Sequence[int], num_nodes: int) -> List[int]:
-    """Returns by rank its local id: ranks on a node count up from 0."""
-    following = [0] * num_nodes
-    local_of = []
-    for node in node_of:
-        local_of.append(following[node])
-        following[node] += 1
-    return local_of
+    return deal_in_turn(counts, plane_size)
 
 
 def _components_of_step(step: SlurmStep, nodes: Sequence[str]) -> List[Component]:
@@ -293,12 +274,13 @@ def _heterogeneous(
     """
     nodes: List[str] = []
     node_of: List[int] = []
+    local_of: List[int] = []  # components have nodes of their own
     spans = []
     distributions = []
     certain = True
     for component in components:
         distribution = component.distribution or "block"
-        placed = _place(
+        placed, local = _place(
             step,
             component.nodes,
             [counts[host] for host in component.nodes],
@@ -307,12 +289,13 @@ def _heterogeneous(
             f"component {component.group} of job step {_id(step)}",
         )
         if component.distribution is None:
-            certain = certain and placed == _round_robin([counts[h] for h in component.nodes], 1)
+            dealt, _ = deal_in_turn([counts[host] for host in component.nodes], 1)
+            certain = certain and placed == dealt
         spans.append(ComponentRanks(component.group, len(node_of), len(node_of) + len(placed)))
         node_of += [len(nodes) + node for node in placed]
+        local_of += local
         nodes += component.nodes
         distributions.append(distribution)
-    local_of = local_ids(node_of, len(nodes))
     together = " : ".join(distributions)
     return Layout(tuple(nodes), node_of, local_of, together, source, tuple(spans), certain)
 
