@@ -7,45 +7,35 @@ from __future__ import annotations
 
 from typing import Collection, Dict, Iterable, List, NamedTuple, Optional, Sequence, Tuple
 
-from slurm_resolver.cluster import Task
 from slurm_resolver.hostfold import compress_hostlist
+from slurm_resolver.cluster import Task
 
 _FEWEST = 4  # as many nodes alike make a row; fewer are shown one by one
 _MOST_RUNS = 4
 _LONGEST_LIST = 30
 
-_Steps = Tuple[Tuple[int, int], ...]
 _Shape = Tuple[Tuple[str, int, str], ...]
 
 
 class Row(NamedTuple):
-    """Neighbouring nodes with the same tasks, but for ranks and indices, which advance evenly.
+    """Neighbouring nodes with the same tasks, but for indices, and ranks, which advance evenly.
 
     Attributes:
         nodes: their names.
-        tasks: the tasks of the first of them.
-        steps: by task, what its rank and its index advance by from each node to the next.
+        on_nodes: the tasks of each of them.
     """
 
     nodes: Tuple[str, ...]
-    tasks: Tuple[Task, ...]
-    steps: _Steps
+    on_nodes: Tuple[Sequence[Task], ...]
+
+    @property
+    def tasks(self) -> Sequence[Task]:
+        """The tasks of its first node."""
+        return self.on_nodes[0]
 
     def unfold(self) -> List[Task]:
         """Returns all its tasks, node by node."""
-        if len(self.nodes) == 1:
-            return list(self.tasks)
-        first = len(self.nodes[0])
-        return [
-            task._replace(
-                rank=task.rank + i * rank_step,
-                index=task.index + i * index_step,
-                node=node,
-                address=node + task.address[first:],
-            )
-            for i, node in enumerate(self.nodes)
-            for task, (rank_step, index_step) in zip(self.tasks, self.steps)
-        ]
+        return [task for own in self.on_nodes for task in own]
 
     def hosts(self) -> str:
         """Returns its nodes as a host list, or the first and the last where that is long."""
@@ -64,15 +54,11 @@ class Row(NamedTuple):
 
     def ranks(self) -> str:
         """Returns the ranks of all its tasks as text: ``8-3999``."""
-        return self._spans([(task.rank, step) for task, (step, _) in zip(self.tasks, self.steps)])
+        return spans(task.rank for task in self.unfold())
 
     def indices(self, job: str) -> str:
         """Returns the indices of all its tasks of this job as text: ``5-3996``."""
-        pairs = zip(self.tasks, self.steps)
-        return self._spans([(task.index, step) for task, (_, step) in pairs if task.job == job])
-
-    def _spans(self, starts: Sequence[Tuple[int, int]]) -> str:
-        return spans(start + i * step for start, step in starts for i in range(len(self.nodes)))
+        return spans(task.index for task in self.unfold() if task.job == job)
 
 
 def fold_nodes(tasks: Iterable[Task], alone: Collection[str] = ()) -> List[Row]:
@@ -84,20 +70,20 @@ def fold_nodes(tasks: Iterable[Task], alone: Collection[str] = ()) -> List[Row]:
     on_node = tasks_by_node(tasks)
     rows: List[Row] = []
     alike: List[str] = []  # the nodes since the last row
-    steps: Optional[_Steps] = None  # between any two of them
+    steps: Optional[List[int]] = None  # what the ranks advance by between any two of them
     last_shape: Optional[_Shape] = None
     for node, own in on_node.items():
         shape = None if node in alone else _shape(node, own)
         if shape is not None and shape == last_shape:
             last = on_node[alike[-1]]
-            advance = tuple([(b.rank - a.rank, b.index - a.index) for a, b in zip(last, own)])
+            advance = [task.rank - before.rank for before, task in zip(last, own)]
             if steps is None or steps == advance:
                 steps = advance
                 alike.append(node)
                 continue
-        rows += _rows(alike, steps, on_node)
+        rows += _rows(alike, on_node)
         alike, steps, last_shape = [node], None, shape
-    return rows + _rows(alike, steps, on_node)
+    return rows + _rows(alike, on_node)
 
 
 def tasks_by_node(tasks: Iterable[Task]) -> Dict[str, List[Task]]:
@@ -145,9 +131,7 @@ def _shape(node: str, tasks: Sequence[Task]) -> Optional[_Shape]:
     return tuple([(task.job, task.local_rank, task.address[len(node) :]) for task in tasks])
 
 
-def _rows(
-    nodes: Sequence[str], steps: Optional[_Steps], on_node: Dict[str, List[Task]]
-) -> List[Row]:
-    if steps is not None and len(nodes) >= _FEWEST:
-        return [Row(tuple(nodes), tuple(on_node[nodes[0]]), steps)]
-    return [Row((node,), tuple(on_node[node]), ((0, 0),) * len(on_node[node])) for node in nodes]
+def _rows(nodes: Sequence[str], on_node: Dict[str, List[Task]]) -> List[Row]:
+    if len(nodes) >= _FEWEST:
+        return [Row(tuple(nodes), tuple(on_node[node] for node in nodes))]
+    return [Row((node,), (on_node[node],)) for node in nodes]

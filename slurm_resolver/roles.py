@@ -7,11 +7,13 @@ evaluator, and nothing else but workers and parameter servers.
 from __future__ import annotations
 
 import itertools
+from collections import Counter
 from numbers import Integral
 from typing import Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 from slurm_resolver.errors import JobsError
 from slurm_resolver.layout import Layout
+from slurm_resolver.ring import order_by_ring
 
 JOB_NAMES = ("chief", "worker", "ps", "evaluator")
 PLACEMENTS = ("spread", "rank")
@@ -20,10 +22,37 @@ _SINGLE_JOBS = ("chief", "evaluator")
 
 
 class Roles(NamedTuple):
-    """By rank: the job's name, and the index in that job. Jobs without a task do not occur."""
+    """By job the ranks that play it, in the order of their index. None of them is empty."""
 
-    job_of: Sequence[str]
-    index_of: Sequence[int]
+    ranks: Mapping[str, Sequence[int]]
+
+    @property
+    def job_of(self) -> List[str]:
+        """By rank the name of its job."""
+        job_of = [""] * sum(map(len, self.ranks.values()))
+        for job, own in self.ranks.items():
+            for rank in own:
+                job_of[rank] = job
+        return job_of
+
+    @property
+    def index_of(self) -> List[int]:
+        """By rank its index in the job."""
+        index_of = [0] * sum(map(len, self.ranks.values()))
+        for own in self.ranks.values():
+            for index, rank in enumerate(own):
+                index_of[rank] = index
+        return index_of
+
+    def of(self, rank: int) -> Tuple[str, int]:
+        """Returns the job and the index of one rank, and looks at few of the others."""
+        job = self.job(rank)
+        return job, self.ranks[job].index(rank)
+
+    def job(self, rank: int) -> str:
+        """Returns the job of one rank."""
+        *others, largest = sorted(self.ranks, key=lambda job: len(self.ranks[job]))
+        return next((job for job in others if rank in self.ranks[job]), largest)
 
 
 def assign_roles(
@@ -41,10 +70,12 @@ def assign_roles(
             makes every task a worker.
         placement: "rank" deals ranks to jobs in alphabetical order of the names, exactly as
             TensorFlow's own resolver. "spread" does the same wherever that leaves the parameter
-            servers on distinct nodes, as evenly as can be; elsewhere the chief takes the first
-            rank, the parameter servers the first free ranks of one node after the other, and the
-            other jobs the remaining ranks in alphabetical order.
-        worker_order: "ring" or "rank". Both number the workers by rank.
+            servers on distinct nodes, as evenly as can be, and no more of them beside the chief
+            than have to be there; elsewhere the chief takes the first rank, the parameter servers
+            the first free ranks of one node after the other, the chief's being the last of the
+            nodes in each turn, and the other jobs the remaining ranks in alphabetical order.
+        worker_order: "rank" numbers the workers by rank; "ring" so that TensorFlow's ring of
+            collectives leaves every node once (`slurm_resolver.ring`).
         het_groups: by job name the component of a heterogeneous step whose ranks the job takes.
 
     Raises:
@@ -55,17 +86,14 @@ def assign_roles(
     counts = job_counts(jobs, layout.num_tasks)
     candidates = _candidates(layout, counts, het_groups or {})
     ranks = _deal(counts, candidates, layout.num_tasks, sorted(counts))
-    if placement == "spread" and not _is_even(layout, ranks.get("ps", []), candidates.get("ps")):
+    if placement == "spread" and not _is_spread(layout, ranks, candidates.get("ps")):
         others = sorted(name for name in counts if name not in ("chief", "ps"))
         order = [*(name for name in ("chief", "ps") if name in counts), *others]
         ranks = _deal(counts, candidates, layout.num_tasks, order, spread=layout)
-    job_of = [""] * layout.num_tasks
-    index_of = [0] * layout.num_tasks
-    for name, own in ranks.items():
-        for index, rank in enumerate(own):
-            job_of[rank] = name
-            index_of[rank] = index
-    return Roles(job_of, index_of)
+    if worker_order == "ring" and "worker" in ranks:
+        chief = ranks["chief"][0] if "chief" in ranks else None
+        ranks["worker"] = order_by_ring(ranks["worker"], layout.node_of, chief)
+    return Roles(ranks)
 
 
 def job_counts(jobs: Optional[Mapping[str, int]], num_tasks: int) -> Dict[str, int]:
@@ -159,46 +187,81 @@ def _deal(
     num_tasks: int,
     order: Sequence[str],
     spread: Optional[Layout] = None,
-) -> Dict[str, List[int]]:
+) -> Dict[str, Sequence[int]]:
     """Returns each job's ranks, ascending. Jobs bound to a component choose first."""
     free = bytearray(b"\1") * num_tasks
-    dealt = {}
+    dealt: Dict[str, Sequence[int]] = {}
     for name in sorted(order, key=lambda name: name not in candidates):  # stable: keeps the order
         among = candidates.get(name, range(num_tasks))
         if name == "ps" and spread is not None:
-            ranks = _spread(spread, [rank for rank in among if free[rank]], counts[name])
+            left = itertools.compress(among, free[among.start : among.stop])
+            chief = spread.node_of[dealt["chief"][0]] if "chief" in dealt else None
+            dealt[name] = _spread(spread.node_of, list(left), counts[name], chief)
         else:
-            ranks = _first(free, among, counts[name])
-        for rank in ranks:
-            free[rank] = 0
-        dealt[name] = ranks
+            dealt[name] = _first(free, among, counts[name])
+        _take(free, dealt[name])
     return dealt
 
 
-def _first(free: bytearray, among: range, count: int) -> List[int]:
+def _first(free: bytearray, among: range, count: int) -> Sequence[int]:
+    start = free.find(1, among.start)
+    if free.count(1, start, start + count) == count:  # as it mostly is: no list is needed
+        return range(start, start + count)
     return list(itertools.islice(itertools.compress(among, free[among.start : among.stop]), count))
 
 
-def _spread(layout: Layout, free: Sequence[int], count: int) -> List[int]:
-    """One rank of each node in turn, the lowest first, until there are enough."""
-    by_turn: List[Tuple[int, int, int]] = []
-    turns = [0] * len(layout.nodes)
+def _take(free: bytearray, ranks: Sequence[int]) -> None:
+    if isinstance(ranks, range):
+        free[ranks.start : ranks.stop] = bytes(len(ranks))
+    else:
+        for rank in ranks:
+            free[rank] = 0
+
+
+def _spread(
+    node_of: Sequence[int], free: Sequence[int], count: int, chief: Optional[int]
+) -> List[int]:
+    """The first ranks of each node, as many as are its share."""
+    left = _shares(Counter(map(node_of.__getitem__, free)), count, chief)
+    ranks = []
     for rank in free:
-        node = layout.node_of[rank]
-        by_turn.append((turns[node], node, rank))
-        turns[node] += 1
-    return sorted(rank for _, _, rank in sorted(by_turn)[:count])
+        if left[node_of[rank]]:
+            left[node_of[rank]] -= 1
+            ranks.append(rank)
+    return ranks
 
 
-def _is_even(layout: Layout, servers: Sequence[int], among: Optional[range]) -> bool:
-    """Whether no node has two more parameter servers than a node that could take one of them."""
+def _shares(room: Mapping[int, int], count: int, chief: Optional[int]) -> Dict[int, int]:
+    """By node how many of `count` it takes: one of each node in turn that still has room.
+
+    The chief's node comes last in every turn, so that it is the one to be passed over.
+    """
+    shares = dict.fromkeys(room, 0)
+    nodes = sorted(room, key=lambda node: (node == chief, node))
+    while count:
+        nodes = [node for node in nodes if shares[node] < room[node]]
+        for node in nodes[:count]:
+            shares[node] += 1
+        count -= len(nodes[:count])
+    return shares
+
+
+def _is_spread(layout: Layout, ranks: Mapping[str, Sequence[int]], among: Optional[range]) -> bool:
+    """Whether the parameter servers are as even, and as far from the chief, as can be.
+
+    They are even where no node has two more than another that could take one of them.
+    """
+    servers = ranks.get("ps", ())
     if not servers:
         return True
-    has = [0] * len(layout.nodes)
-    for rank in servers:
-        has[layout.node_of[rank]] += 1
-    can = [0] * len(layout.nodes)
-    for rank in among if among is not None else range(layout.num_tasks):
-        can[layout.node_of[rank]] += 1
-    able = [servers_there for servers_there, tasks in zip(has, can) if servers_there < tasks]
-    return not able or max(has) - min(able) <= 1
+    room = Counter(layout.node_of if among is None else layout.node_of[among.start : among.stop])
+    chief = None
+    if "chief" in ranks:
+        chief = layout.node_of[ranks["chief"][0]]
+        if among is None or ranks["chief"][0] in among:
+            room[chief] -= 1
+    has = Counter(map(layout.node_of.__getitem__, servers))
+    least = min((has[node] for node in room if has[node] < room[node]), default=None)
+    if least is not None and max(has.values()) - least > 1:
+        return False
+    return chief is None or has[chief] <= _shares(room, len(servers), chief).get(chief, 0)

@@ -1,8 +1,8 @@
 """Runs the tests on every Python from 3.9 on that this machine has, and on old and new TensorFlow.
 
 On each Python the tests that need neither TensorFlow nor Slurm; on the oldest TensorFlow that is
-claimed and on the newest that there is, the resolver's contract as well. The environments stay in
-.matrix/ and are used again.
+claimed and on the newest that there is, the resolver's contract and the order of the ring as well.
+The environments stay in .matrix/ and are used again.
 """
 
 from __future__ import annotations
@@ -24,7 +24,11 @@ OLDEST = "tensorflow-cpu==2.15.*"
 NEWEST = "tensorflow-cpu"
 WITHOUT_TENSORFLOW = ["-m", "not slurm and not tensorflow"]
 ONE_AT_A_TIME = threading.Lock()
-CONTRACT = ["tests/test_contract.py", "tests/test_package.py"]
+CONTRACT = [
+    "tests/test_contract.py",
+    "tests/test_package.py",
+    "tests/test_ring.py::test_tensorflow_visits_the_tasks_in_the_order_of_their_names",
+]
 
 
 def answers(program: str, version: str) -> bool:

@@ -70,7 +70,9 @@ def test_the_evaluator_as_tf_config_has_it() -> None:
 def test_arguments_are_filled_in() -> None:
     words = "{job} {index} {rank} {address} {ps_hosts} {worker_hosts} {chief_host}| {x} {} {{rank}}"
     done = run("--jobs", "chief=1,ps=1,worker=-1", "--", "echo", words)
-    assert done.stdout == ("ps 0 1 n9:23002 n9:23002 n10:23001,n10:23002 n9:23001| {x} {} {1}\n")
+    assert done.stdout == (
+        "worker 0 1 n9:23002 n10:23001 n9:23002,n10:23002 n9:23001| {x} {} {1}\n"
+    )
     assert fill("{job}{index}{ps_hosts}", sr.Cluster()) == ""
 
 

@@ -304,10 +304,10 @@ def test_a_step_of_jobs_and_its_addresses(
     tasks = lines[0]["cluster"]["tasks"]
     assert [f"{task['job']} {task['index']}" for task in tasks] == [
         "chief 0",
-        "ps 0",
-        "ps 1",
         "evaluator 0",
+        "ps 0",
         "worker 0",
+        "ps 1",
         "worker 1",
     ]
     for line in lines:

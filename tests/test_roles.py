@@ -55,6 +55,20 @@ def play(layout: Layout, *args: Any, **keywords: Any) -> List[str]:
             "c0 p0 p1 w0 w1",
         ),
         ([4, 1], "block", {"ps": 4, "worker": 1}, "p0 p1 p2 w0 p3", "p0 p1 p2 p3 w0"),
+        # even, and yet beside the chief: another node could take it
+        ([2, 2], "block", {"chief": 1, "ps": 1, "worker": 2}, "c0 w0 p0 w1", "c0 p0 w0 w1"),
+        (
+            [3, 3, 3],
+            "block",
+            {"chief": 1, "ps": 2, "worker": 6},
+            "c0 w0 w1 p0 w2 w3 p1 w4 w5",
+            "c0 p0 p1 w0 w1 w2 w3 w4 w5",
+        ),
+        ([2, 2], "cyclic", {"chief": 1, "ps": 1, "worker": 2}, "c0 p0 w0 w1", None),
+        # as many as there are nodes: none can be passed over
+        ([2, 2], "block", {"chief": 1, "ps": 2, "worker": 1}, "c0 p0 p1 w0", None),
+        # without a chief there is no coordinator to keep away from
+        ([2, 2], "block", {"ps": 1, "worker": 3}, "p0 w0 w1 w2", None),
     ],
 )
 def test_placement(
@@ -69,9 +83,10 @@ def test_placement(
     assert play(layout, jobs, "rank") == (rank or spread).split()
 
 
-def test_worker_orders_are_both_by_rank() -> None:
-    layout = layout_of([2, 2])
-    assert play(layout, worker_order="ring") == play(layout, worker_order="rank")
+def test_worker_orders() -> None:
+    layout = layout_of([2, 2], "cyclic")
+    assert play(layout) == play(layout, worker_order="ring") == ["w0", "w2", "w1", "w3"]
+    assert play(layout, worker_order="rank") == ["w0", "w1", "w2", "w3"]
 
 
 @pytest.mark.parametrize(
@@ -128,7 +143,7 @@ def heterogeneous() -> Layout:
         ({"ps": 2, "worker": 3}, {"ps": 0, "worker": 2}, "p0 p1 w0 w1 w2"),
         ({"ps": 2, "worker": 3}, {"ps": 2}, "w0 w1 p0 w2 p1"),
         ({"chief": 1, "ps": 2, "worker": -1}, {"ps": 0}, "p0 p1 c0 w0 w1"),
-        ({"chief": 1, "ps": 1, "worker": 3}, {"chief": 2, "ps": 2}, "w0 w1 c0 p0 w2"),
+        ({"chief": 1, "ps": 1, "worker": 3}, {"chief": 2, "ps": 2}, "w0 w1 c0 w2 p0"),
         ({"ps": 0, "worker": 5}, {"ps": 0}, "w0 w1 w2 w3 w4"),
     ],
 )
@@ -164,7 +179,8 @@ def test_parameter_servers_are_spread_as_evenly_as_can_be(
     total = sum(counts)
     chiefs = data.draw(st.integers(0, 1), label="chiefs")
     servers = data.draw(st.integers(0, total - chiefs), label="servers")
-    roles = assign_roles(layout, {"chief": chiefs, "ps": servers, "worker": -1})
+    jobs = {"chief": chiefs, "ps": servers, "worker": -1}
+    roles = assign_roles(layout, jobs, worker_order="rank")
     played = Counter(roles.job_of)
     assert (played["chief"], played["ps"]) == (chiefs, servers)
     for job in played:  # every index once, in the order of the ranks
@@ -178,3 +194,8 @@ def test_parameter_servers_are_spread_as_evenly_as_can_be(
     for node, capacity in enumerate(takes):
         if has[node] < capacity:  # no other node may have two more than one with room
             assert max(has.values(), default=0) - has[node] <= 1
+    if chiefs and has[layout.node_of[0]]:  # no other node could take one more and stay even
+        assert not any(
+            has[node] < takes[node] and has[node] < has[layout.node_of[0]]
+            for node in range(1, len(counts))
+        )

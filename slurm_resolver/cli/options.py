@@ -21,13 +21,14 @@ def add_cluster_options(parser: argparse.ArgumentParser) -> None:
         "--placement",
         choices=PLACEMENTS,
         default="spread",
-        help="spread parameter servers over the nodes (default), or deal ranks as TensorFlow does",
+        help="spread parameter servers over the nodes, away from the chief's (default), or deal "
+        "ranks as TensorFlow does",
     )
     parser.add_argument(
         "--worker-order",
         choices=WORKER_ORDERS,
         default="ring",
-        help="ring (default) or rank: so far both number the workers by rank",
+        help="number workers so that a ring leaves each node once (ring, the default), or by rank",
     )
     parser.add_argument(
         "--het-groups",
