@@ -10,7 +10,7 @@ TYPE_CHECKING = False  # typing's own would take as long to import as all the re
 if TYPE_CHECKING:
     from typing import Any, List
 
-    from slurm_resolver.cluster import Cluster, Task, resolve
+    from slurm_resolver.cluster import Cluster, resolve
     from slurm_resolver.errors import (
         AddressError,
         EnvironmentValueError,
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
         expand_tasks_per_node,
     )
     from slurm_resolver.legacy import tf_config_from_slurm
+    from slurm_resolver.tasks import Task
     from slurm_resolver.tf.keras import BackupAndResume
     from slurm_resolver.tf.preemption import termination_config
     from slurm_resolver.tf.resolver import SlurmClusterResolver
@@ -67,7 +68,7 @@ __all__ = [
 ]
 
 _MODULES = {
-    "cluster": ("Cluster", "Task", "resolve"),
+    "cluster": ("Cluster", "resolve"),
     "hostfold": ("compress_hostlist",),
     "hostlist": (
         "count_hostlist",
@@ -75,6 +76,7 @@ _MODULES = {
         "expand_tasks_per_node",
     ),
     "legacy": ("tf_config_from_slurm",),
+    "tasks": ("Task",),
     "tf.keras": ("BackupAndResume",),
     "tf.preemption": ("termination_config",),
     "tf.resolver": ("SlurmClusterResolver",),

@@ -9,6 +9,7 @@ from typing import (
     Callable,
     Collection,
     Dict,
+    Iterator,
     List,
     Mapping,
     NamedTuple,
@@ -28,8 +29,9 @@ from slurm_resolver.errors import (
 from slurm_resolver.gpus import Gpus, NodeGpus, choose_gpus, gpu_users
 from slurm_resolver.layout import Layout, check, lay_out
 from slurm_resolver.log import warn
-from slurm_resolver.ports import Ports, choose_ports
+from slurm_resolver.ports import choose_ports
 from slurm_resolver.roles import assign_roles
+from slurm_resolver.tasks import Task, Tasks, addresses_by_job
 
 LAYOUTS = ("auto", "environment", "rendezvous")
 
@@ -39,17 +41,6 @@ _said_local = False
 
 # TensorFlow starts no server for the evaluator, and waits for one that is in the spec.
 _OUTSIDE_SPEC = ("evaluator",)
-
-
-class Task(NamedTuple):
-    """One task: its rank in the step, where it runs, and which part it plays."""
-
-    rank: int
-    node: str
-    local_rank: int
-    job: str
-    index: int  # type: ignore[assignment]  # TensorFlow's word; tuple.index() is not missed
-    address: str
 
 
 class Cluster(NamedTuple):
@@ -68,7 +59,7 @@ class Cluster(NamedTuple):
         neighbours: the tasks on this task's node, as far as their GPUs go.
     """
 
-    tasks: Tuple[Task, ...] = ()
+    tasks: Sequence[Task] = ()
     task: Optional[Task] = None
     gpu_decision: Optional[Gpus] = None
     job_id: Optional[str] = None
@@ -81,10 +72,9 @@ class Cluster(NamedTuple):
 
     def __repr__(self) -> str:
         """Returns what one wants to see of it in a log; `tasks` may be many."""
-        nodes = len({task.node for task in self.tasks})
         return (
-            f"Cluster(step {self.job_id}.{self.step_id}: {len(self.tasks)} tasks on {nodes} nodes, "
-            f"task={self.task!r}, gpus={self.gpus!r})"
+            f"Cluster(step {self.job_id}.{self.step_id}: {self.tasks!r}, task={self.task!r}, "
+            f"gpus={self.gpus!r})"
         )
 
     def node_gpus(self) -> Dict[int, Gpus]:
@@ -104,13 +94,10 @@ class Cluster(NamedTuple):
 
         The evaluator is not among them: TensorFlow keeps it outside the cluster.
         """
-        addresses: Dict[str, Dict[int, str]] = {}
-        for task in self.tasks:
-            if task.job not in _OUTSIDE_SPEC:
-                addresses.setdefault(task.job, {})[task.index] = task.address
         return {
-            job: [by_index[index] for index in range(len(by_index))]
-            for job, by_index in sorted(addresses.items())
+            job: addresses
+            for job, addresses in addresses_by_job(self.tasks).items()
+            if job not in _OUTSIDE_SPEC
         }
 
     def tf_config(self) -> Dict[str, Any]:
@@ -124,6 +111,20 @@ class Cluster(NamedTuple):
 
     def to_dict(self) -> Dict[str, Any]:
         """Returns the cluster as plain values: what ``slurm-resolver show --json`` prints."""
+        return {**self._facts(), "tasks": [task._asdict() for task in self.tasks]}
+
+    def iter_json(self) -> Iterator[str]:
+        """Yields, in pieces, exactly ``json.dumps(self.to_dict())``, in a fraction of its time."""
+        import json
+
+        if isinstance(self.tasks, Tasks):
+            yield f'{json.dumps(self._facts())[:-1]}, "tasks": '
+            yield from self.tasks.iter_json()
+            yield "}"
+        else:
+            yield json.dumps(self.to_dict())
+
+    def _facts(self) -> Dict[str, Any]:
         own = None
         if self.task is not None:
             own = {
@@ -140,7 +141,6 @@ class Cluster(NamedTuple):
             "layout_source": self.layout_source,
             "ports_source": self.ports_source,
             "self": own,
-            "tasks": [task._asdict() for task in self.tasks],
         }
 
 
@@ -163,9 +163,11 @@ def resolve(
             one may be -1, the rest. None makes every task a worker.
         port_base: the first port on each node; task i of a node gets ``port_base + i``. None
             takes the ports that Slurm reserved for the step, or derives them from its ids.
-        placement: "spread" puts parameter servers on distinct nodes, evenly; "rank" deals ranks
-            to jobs exactly as TensorFlow's own resolver does.
-        worker_order: "ring" or "rank"; both number the workers by rank.
+        placement: "spread" puts parameter servers on distinct nodes, evenly and away from the
+            chief's; "rank" deals ranks to jobs exactly as TensorFlow's own resolver does.
+        worker_order: "ring" numbers the workers such that TensorFlow's ring of collectives leaves
+            every node once; that is by rank, as "rank" always is, with up to 10 workers in block
+            placement or with one task a node. See `slurm_resolver.ring`.
         het_groups: by job name, the component of a heterogeneous step to take its tasks from.
         node_address: from node name to the host that others connect to: a mapping, a callable, or
             a suffix such as "-ib0".
@@ -277,26 +279,27 @@ def build_cluster(
 
     The arguments are those of `resolve` and, for the GPUs, of TensorFlow's resolver.
     """
-    counts = layout.counts()
     roles = assign_roles(layout, jobs, placement, worker_order, het_groups)
-    ports = choose_ports(step, max(counts), port_base)
-    addresses = _addresses(layout, ports, [host_for(node, node_address) for node in layout.nodes])
-    names = [layout.nodes[node] for node in layout.node_of]
-    ranks = range(layout.num_tasks)
-    tasks = tuple(map(Task, ranks, names, layout.local_of, roles.job_of, roles.index_of, addresses))
-    using = gpu_users(set(roles.job_of), gpu_jobs)
+    most_on_a_node = max(layout.local_of) + 1
+    ports = choose_ports(step, most_on_a_node, port_base)
+    hosts: Sequence[str] = layout.nodes
+    if node_address is not None:
+        hosts = [host_for(node, node_address) for node in layout.nodes]
+    tasks = Tasks(layout, roles, hosts, [f":{port}" for port in ports.by_local_id])
+    _check_addresses(tasks, hosts)
+    using = gpu_users(roles.ranks, gpu_jobs)
     if gpu_jobs is None and (gpus_per_node is not None or gpus_per_task is not None):
-        using = set(roles.job_of)  # explicit counts are for every task, as TensorFlow deals them
+        using = set(roles.ranks)  # explicit counts are for every task, as TensorFlow deals them
     task = None
     neighbours = None
     gpus = None
     if step.procid is not None:
-        task = tasks[step.procid]
-        there = [tasks[rank] for rank in layout.ranks_on(layout.node_of[task.rank])]
-        on_node = [other.local_rank for other in there if other.job in using]
-        counts_given = (max(counts), gpus_per_node, gpus_per_task)
+        task = tasks.own(step.procid)
+        there = layout.ranks_on(layout.node_of[task.rank])
+        on_node = [layout.local_of[rank] for rank in there if roles.job(rank) in using]
+        counts_given = (most_on_a_node, gpus_per_node, gpus_per_task)
         gpus = choose_gpus(step, task.local_rank, on_node, *counts_given)
-        neighbours = NodeGpus(step, gpus, [other.rank for other in there], on_node, counts_given)
+        neighbours = NodeGpus(step, gpus, there, on_node, counts_given)
     return Cluster(
         tasks=tasks,
         task=task,
@@ -327,24 +330,19 @@ def host_for(node: str, node_address: Optional[NodeAddress] = None) -> str:
     return f"[{host}]" if ":" in host and not host.startswith("[") else host
 
 
-def _addresses(layout: Layout, ports: Ports, hosts: Sequence[str]) -> List[str]:
-    endings = [f":{port}" for port in ports.by_local_id]
-    addresses = [
-        hosts[node] + endings[local] for node, local in zip(layout.node_of, layout.local_of)
-    ]
-    if len(set(hosts)) != len(hosts):
-        # Two nodes behind one host are only right where their tasks have different ports.
-        first: Dict[str, int] = {}
-        for rank, address in enumerate(addresses):
-            other = first.setdefault(address, rank)
-            if other != rank:
-                raise AddressError(
-                    f"node_address gives ranks {other} and {rank} on the nodes "
-                    f"{layout.nodes[layout.node_of[other]]} and "
-                    f"{layout.nodes[layout.node_of[rank]]} one address, {address}; expected a "
-                    "host of its own for every node."
-                )
-    return addresses
+def _check_addresses(tasks: Tasks, hosts: Sequence[str]) -> None:
+    """Two nodes behind one host are only right where their tasks have different ports."""
+    if len(set(hosts)) == len(hosts):
+        return
+    first: Dict[str, Task] = {}
+    for task in tasks:
+        other = first.setdefault(task.address, task)
+        if other is not task:
+            raise AddressError(
+                f"node_address gives ranks {other.rank} and {task.rank} on the nodes {other.node} "
+                f"and {task.node} one address, {task.address}; expected a host of its own for "
+                "every node."
+            )
 
 
 def _tasks(jobs: Mapping[str, int]) -> int:

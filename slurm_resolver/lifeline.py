@@ -24,8 +24,9 @@ import time
 from typing import Any, BinaryIO, Dict, NamedTuple, Optional, Sequence
 
 from slurm_resolver import ending
-from slurm_resolver.cluster import Cluster, Task
+from slurm_resolver.cluster import Cluster
 from slurm_resolver.environment import SlurmStep
+from slurm_resolver.tasks import Task
 
 LONGEST_LINE = 4096
 START_SECONDS = 300.0

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Collection, Dict, Iterable, List, NamedTuple, Optional, Sequence, Tuple
 
 from slurm_resolver.hostfold import compress_hostlist
-from slurm_resolver.cluster import Task
+from slurm_resolver.tasks import Task
 
 _FEWEST = 4  # as many nodes alike make a row; fewer are shown one by one
 _MOST_RUNS = 4

@@ -187,17 +187,3 @@ def test_tf_config_from_slurm_refuses(
 ) -> None:
     with pytest.raises(sr.JobsError, match=message):
         sr.tf_config_from_slurm(ps_number, environ={**TASK, **changes})
-
-
-def test_a_large_step_is_one_pass_over_its_tasks() -> None:
-    environ = {
-        **TASK,
-        "SLURM_STEP_NUM_TASKS": "100000",
-        "SLURM_STEP_NODELIST": "n[1-25000]",
-        "SLURM_STEP_TASKS_PER_NODE": "4(x25000)",
-        "SLURMD_NODENAME": "n2",
-        "SLURM_STEP_RESV_PORTS": "23001-23005",
-    }
-    cluster = sr.resolve({"ps": 1000, "worker": -1}, environ=environ)
-    assert len(cluster.tasks) == 100_000
-    assert [len(addresses) for addresses in cluster.jobs().values()] == [1000, 99_000]

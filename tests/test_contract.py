@@ -210,6 +210,30 @@ def test_explicit_counts_are_for_parameter_servers_too_as_tensorflow_deals_them(
     assert os.environ["CUDA_VISIBLE_DEVICES"] == "0"
 
 
+def test_the_spec_is_the_one_that_tensorflow_makes_of_the_dictionary(slurm: Any) -> None:
+    slurm(3, "8(x2),4", 20)
+    resolver = SlurmClusterResolver({"chief": 1, "evaluator": 1, "ps": 3, "worker": 15})
+    spec, expected = resolver.cluster_spec(), tf.train.ClusterSpec(resolver.cluster.jobs())
+    assert spec.as_dict() == expected.as_dict()
+    assert spec.as_cluster_def() == expected.as_cluster_def()
+    assert (spec.jobs, spec.num_tasks("worker")) == (expected.jobs, 15)
+    assert spec.task_indices("worker") == list(range(15))
+    assert spec.job_tasks("worker") == expected.job_tasks("worker")
+
+
+def test_ranks_keep_tensorflows_indices_where_that_is_asked_for(slurm: Any) -> None:
+    """By default twelve workers on two nodes are numbered for the ring."""
+    slurm(0, "6(x2)", 12, SLURM_STEP_NODELIST="t02n[13,41]")
+    tensorflows = tf.distribute.cluster_resolver.SlurmClusterResolver(
+        gpus_per_node=6, gpus_per_task=1, auto_set_gpu=False
+    )
+    expected = tensorflows.cluster_spec().as_dict()
+    assert as_dict(SlurmClusterResolver(worker_order="rank")) == expected
+    by_ring = as_dict(SlurmClusterResolver())["worker"]
+    assert sorted(by_ring) == sorted(expected["worker"])
+    assert [by_ring[i][:6] for i in (0, 1, 10, 11, 2, 3)] == ["t02n13"] * 6
+
+
 def test_empty_jobs_are_left_out(slurm: Any) -> None:
     slurm(0, "1(x3)", 3)
     assert list(as_dict(SlurmClusterResolver({"ps": 0, "worker": 3}))) == ["worker"]

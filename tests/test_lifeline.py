@@ -16,10 +16,10 @@ import pytest
 
 import slurm_resolver as sr
 from slurm_resolver import hub as hub_module
-from slurm_resolver.cluster import Task
 from slurm_resolver.environment import SlurmStep
 from slurm_resolver.hub import Hub
 from slurm_resolver.lifeline import Star, star
+from slurm_resolver.tasks import Task
 
 STEP = {
     "SLURM_PROCID": "0",

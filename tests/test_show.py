@@ -6,7 +6,7 @@ import json
 import re
 import subprocess
 import sys
-from typing import Callable, Dict, List, Optional, Tuple
+from typing import Callable, Dict, List, Optional, Sequence
 
 import conftest
 import pytest
@@ -16,10 +16,11 @@ from slurm_cluster import SlurmCluster
 
 import slurm_resolver
 from slurm_resolver.cli import main
-from slurm_resolver.cluster import Task, build_cluster
+from slurm_resolver.cluster import build_cluster
 from slurm_resolver.environment import SlurmStep
 from slurm_resolver.layout import lay_out
 from slurm_resolver.picture import Row, fold_nodes, spans
+from slurm_resolver.tasks import Task
 
 COMMAND = [sys.executable, "-m", "slurm_resolver"]
 
@@ -108,8 +109,8 @@ GPUs of the tasks on n10:
         assert (shown["self"], shown["job_id"], shown["layout_source"]) == (None, None, "options")
         assert [(task["job"], task["address"]) for task in shown["tasks"]] == [
             ("chief", "n9-ib0:2222"),
-            ("ps", "n9-ib0:2223"),
-            ("worker", "n10-ib0:2222"),
+            ("worker", "n9-ib0:2223"),
+            ("ps", "n10-ib0:2222"),
             ("worker", "n10-ib0:2223"),
             ("worker", "n9-ib0:2224"),
         ]
@@ -202,19 +203,20 @@ n10  1 worker 0 :23001 gpu 4 (this task)  3 worker 2 :23002 gpu 5
             (
                 "block",
                 """\
-n1         0 chief 0 :2222  1 ps 0 :2223
-n2         2 ps 1 :2222  3 worker 0 :2223
-n[3-1000]  998 nodes, ranks 4-1999  worker 1-1996 :2222-2223, 2 a node
+n1         0 chief 0 :2222  1 worker 0 :2223
+n2         2 ps 0 :2222  3 worker 1 :2223
+n3         4 ps 1 :2222  5 worker 10 :2223
+n[4-1000]  997 nodes, ranks 6-1999  worker 2-9,11-1996 :2222-2223, 2 a node
 """,
             ),
             (
                 "cyclic",
                 """\
-n1         0 chief 0 :2222  1000 worker 997 :2223
+n1         0 chief 0 :2222  1000 worker 0 :2223
 n2         1 ps 0 :2222  1001 worker 998 :2223
 n3         2 ps 1 :2222  1002 worker 999 :2223
 n[4-1000]  997 nodes, ranks 3-999,1003-1999
-           worker 0-996,1000-1996 :2222-2223, 2 a node
+           worker 1-997,1000-1996 :2222-2223, 2 a node
 """,
             ),
         ],
@@ -259,7 +261,7 @@ def plain(text: str) -> str:
     return "".join(f"{line.rstrip()}\n" for line in lines)
 
 
-def plan(nodes: str, counts: str, distribution: str, **jobs: int) -> Tuple[Task, ...]:
+def plan(nodes: str, counts: str, distribution: str, **jobs: int) -> Sequence[Task]:
     variables: Dict[str, str] = {
         "SLURM_STEP_NODELIST": nodes,
         "SLURM_STEP_TASKS_PER_NODE": counts,
@@ -283,7 +285,7 @@ class TestFolding:
             (plan("a[1-4],b[1-4]", "1(x4),2(x4)", "block"), ["a[1-4]", "b[1-4]"]),
         ],
     )
-    def test_nodes_that_are_alike(self, tasks: Tuple[Task, ...], rows: List[str]) -> None:
+    def test_nodes_that_are_alike(self, tasks: Sequence[Task], rows: List[str]) -> None:
         assert [row.hosts() for row in fold_nodes(tasks)] == rows
 
     def test_some_stay_alone(self) -> None:
@@ -330,6 +332,15 @@ class TestFolding:
 
 def check_texts(row: Row) -> None:
     tasks = row.unfold()
+    looks = [
+        [(task.job, task.local_rank, task.address[len(node) :]) for task in own]
+        for node, own in zip(row.nodes, row.on_nodes)
+    ]
+    assert all(look == looks[0] for look in looks)
+    ranks = [[task.rank for task in own] for own in row.on_nodes]
+    for i, numbers in enumerate(ranks):
+        advance = [b - a for a, b in zip(ranks[0], ranks[min(1, len(ranks) - 1)])]
+        assert numbers == [first + i * step for first, step in zip(ranks[0], advance)]
     assert row.ranks() == spans(task.rank for task in tasks)
     for job in {task.job for task in tasks}:
         assert row.indices(job) == spans(task.index for task in tasks if task.job == job)

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from typing import List, Optional, Tuple
 
 from slurm_resolver.cli.options import add_cluster_options, cluster_keywords
-from slurm_resolver.cluster import Cluster, Task, build_cluster, resolve
+from slurm_resolver.cluster import Cluster, build_cluster, resolve
 from slurm_resolver.environment import SlurmStep
 from slurm_resolver.errors import NotInStepError
 from slurm_resolver.gpus import Gpus
 from slurm_resolver.layout import lay_out
 from slurm_resolver.picture import Row, count_jobs, fold_nodes, shorten, tasks_by_node
+from slurm_resolver.tasks import Task
 
 DESCRIPTION = """\
 Shows the cluster that SlurmClusterResolver makes of the Slurm step this command runs in: each
@@ -74,7 +74,8 @@ def main(args: argparse.Namespace) -> int:
     if args.once and cluster.task is not None and cluster.task.rank != 0:
         return 0
     if args.json:
-        print(json.dumps(cluster.to_dict()))
+        sys.stdout.writelines(cluster.iter_json())
+        print()
     elif sys.stdout.isatty():
         _print_picture(cluster, args.all)
     else:

@@ -83,7 +83,8 @@ class SlurmClusterResolver(tf.distribute.cluster_resolver.ClusterResolver):  # t
             auto_set_gpu: whether to set CUDA_VISIBLE_DEVICES.
             rpc_layer: TensorFlow's protocol between the tasks.
             placement, worker_order, het_groups, node_address, gpu_jobs, layout: as in
-                `slurm_resolver.resolve`.
+                `slurm_resolver.resolve`. ``placement="rank", worker_order="rank"`` gives every
+                rank the job and the index that TensorFlow's own resolver would.
 
         Raises:
             RuntimeError: for a missing or absurd variable, a layout that cannot be known, jobs
@@ -120,7 +121,7 @@ class SlurmClusterResolver(tf.distribute.cluster_resolver.ClusterResolver):  # t
                 gpus_per_task=gpus_per_task,
             )
         self._devices = self._apply(step, auto_set_gpu)
-        self._spec = tf.train.ClusterSpec(self._cluster.jobs())
+        self._spec = _cluster_spec(self._cluster.jobs())
         own = self._cluster.task
         self.task_type = own.job if own else None
         self.task_id = own.index if own else None
@@ -354,6 +355,14 @@ class SlurmClusterResolver(tf.distribute.cluster_resolver.ClusterResolver):  # t
             if isinstance(count, bool) or not isinstance(count, Integral):
                 raise LayoutError(f"{count!r} tasks on node {host!r}; expected a whole number.")
         return {host: int(count) for host, count in given.items()}
+
+
+def _cluster_spec(jobs: Dict[str, List[str]]) -> Any:
+    """Returns `tf.train.ClusterSpec(jobs)`, in less time and memory; empties `jobs`."""
+    cluster = tf.train.ClusterDef()
+    for job in list(jobs):
+        cluster.job.add(name=job, tasks=dict(enumerate(jobs.pop(job))))
+    return tf.train.ClusterSpec(cluster)
 
 
 def _known_gpus() -> int:
