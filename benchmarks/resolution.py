@@ -1,9 +1,9 @@
 """How long the resolution of a large step takes, against what TensorFlow needs for its cluster.
 
-Run it with the package and TensorFlow installed: ``python benchmarks/resolution.py [TASKS …]``. The
-floor is `tf.train.ClusterSpec` made from a dictionary that is there already. What is compared runs
-in turn, round after round, so that what else the machine does meets all alike. Printed are the
-median times, the medians of the rounds' ratios to the floor, and the memory at its peak.
+The floor is `tf.train.ClusterSpec` made from a dictionary that is there already. What is compared
+runs in turn, round after round, so that what else the machine does meets all alike. Told are the
+medians of the rounds' ratios to the floor, the median CPU times, and the memory at its peak: what
+Python's allocator held, and by how much the process grew.
 """
 
 from __future__ import annotations
@@ -11,19 +11,18 @@ from __future__ import annotations
 import gc
 import os
 import statistics
-import sys
 import time
 import tracemalloc
 from typing import Any, Callable, Dict, List
 
 os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"
 
+import report
 import tensorflow as tf
 
 import slurm_resolver as sr
 
 PER_NODE = 8
-ROUNDS = 11
 SIZES = [10**power for power in range(2, 7)]
 
 
@@ -71,11 +70,11 @@ def tensorflows() -> Any:
 
 
 def seconds(work: Callable[[], Any]) -> float:
-    """Returns how long the work takes, with nothing to be collected from before."""
+    """Returns the CPU time that the work takes, with nothing to be collected from before."""
     gc.collect()
-    start = time.perf_counter()
+    start = time.process_time()
     result = work()
-    taken = time.perf_counter() - start
+    taken = time.process_time() - start
     del result
     return taken
 
@@ -124,7 +123,8 @@ def works(size: int) -> Dict[str, Callable[[], Any]]:
     return {
         "ClusterSpec of a ready dictionary": lambda: tf.train.ClusterSpec(ready),
         "this resolver": ours,
-        "this resolver, by rank": lambda: ours(worker_order="rank"),
+        "this resolver, workers by rank": lambda: ours(worker_order="rank"),
+        "this resolver, 1 ps in 100": lambda: ours(jobs={"ps": size // 100, "worker": -1}),
         "resolve() alone": lambda: sr.resolve(environ=environ),
         "resolve() and its JSON": lambda: write(sr.resolve(environ=environ)),
         "TensorFlow's resolver": tensorflows,
@@ -132,26 +132,37 @@ def works(size: int) -> Dict[str, Callable[[], Any]]:
 
 
 def main() -> None:
-    """Prints a table a size."""
-    sizes = [int(size) // PER_NODE * PER_NODE for size in sys.argv[1:] or SIZES]
+    """Publishes a table a size, and a plot of all sizes."""
+    parser = report.parser(__doc__)
+    parser.add_argument("sizes", type=int, nargs="*", default=SIZES, metavar="TASKS")
+    args = parser.parse_args()
+    sizes = [size // PER_NODE * PER_NODE for size in args.sizes]
     # in processes that branch off before anything has used and freed memory
     grown = {(size, name): resident(size, name) for size in sizes for name in works(size)}
+    parts = []
+    times: Dict[str, List[float]] = {}
     for size in sizes:
         compared = works(size)
-        rounds = ROUNDS if size <= 100_000 else 3
+        rounds = 21 if size <= 10_000 else 11 if size <= 100_000 else 3
         taken: Dict[str, List[float]] = {name: [] for name in compared}
         for _ in range(rounds):
             for name, work in compared.items():
                 taken[name].append(seconds(work))
         floor, *_ = taken.values()
-        print(f"{size:,} tasks, {rounds} rounds")
-        print(f"  {'':34} {'ms':>9} {'ratio':>6} {'traced MB':>10} {'resident MB':>12}")
+        rows = []
         for name, work in compared.items():
             ratio = statistics.median(own / other for own, other in zip(taken[name], floor))
-            print(
-                f"  {name:34} {1000 * statistics.median(taken[name]):9.2f} {ratio:6.2f} "
-                f"{traced(work):10.1f} {grown[size, name]:12.1f}"
-            )
+            median = statistics.median(taken[name])
+            times.setdefault(name, []).append(median)
+            memory = f"{traced(work):.1f}", f"{grown[size, name]:.1f}"
+            rows.append((name, f"{ratio:.2f}", f"{1000 * median:.2f}", *memory))
+        headings = [f"{size:,} tasks on {size // PER_NODE:,} nodes", "ratio", "CPU ms"]
+        parts.append(report.table([*headings, "MB of Python's", "MB grown"], rows))
+    lines = {name: (sizes, [1000 * one for one in median]) for name, median in times.items()}
+    if len(sizes) > 1:
+        labels = ("tasks", "CPU time (ms)")
+        parts.append(report.plot("resolution", lines, labels, lambda axes: axes.loglog()))
+    report.publish("resolution", "\n\n".join(parts), write=args.write)
 
 
 if __name__ == "__main__":

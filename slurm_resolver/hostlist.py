@@ -18,27 +18,38 @@ MAX_HOSTS = 2**24  # Slurm has no total limit; a longer list is a mistake or an 
 SEPARATORS = " \t\n"  # and the comma
 
 _BRACKETS = re.compile(r"(\[[^\[\]]*\])")
-_RANGE = re.compile(r"([0-9]{1,18})(?:-([0-9]{1,18}))?")
 _COUNT = re.compile(r"([0-9]{1,18})(?:\(x([0-9]{1,18})\))?")
 _DIGITS = "0123456789"
 _TWO_DIGITS = [ten + one for ten in _DIGITS for one in _DIGITS]
 
-_Range = Tuple[int, int, int]  # first, last, and the width that the first is written in
+_SHORT = 20  # hosts; longer ranges are written out by `_numbered`, which then is the faster
+
+
+class _Range(NamedTuple):
+    """A range with zeros, or a long one."""
+
+    first: int
+    last: int
+    width: int  # of the first as it is written
 
 
 class _Group(NamedTuple):
     """What stands for one place in a name: ``[7,9-11]``, or several names as they are."""
 
-    items: Sequence[Union[str, _Range]]
+    items: Sequence[Union[_Range, Sequence[str], range]]
     size: int
 
     def texts(self, prefix: str = "") -> List[str]:
         texts: List[str] = []
+        plain: List[Iterable[Union[str, int]]] = []  # one loop for many: ranges may be short
         for item in self.items:
-            if isinstance(item, str):
-                texts.append(prefix + item)
-            else:
+            if type(item) is _Range:
+                texts += [f"{prefix}{part}" for part in itertools.chain.from_iterable(plain)]
+                plain.clear()
                 texts += _numbered(prefix, *item)
+            else:
+                plain.append(item)
+        texts += [f"{prefix}{part}" for part in itertools.chain.from_iterable(plain)]
         return texts
 
 
@@ -135,32 +146,37 @@ def _split_names(hostlist: str) -> Iterator[_Name]:
                 yield name
             plain = list(filter(None, words[1:-1]))
             if plain:
-                yield [_Group(plain, len(plain))]
+                yield [_Group([plain], len(plain))]
             name = [words[-1]] if words[-1] else []
     if name:
         yield name
 
 
 def _parse_group(text: str, hostlist: str) -> _Group:
-    items: List[Union[str, _Range]] = []
+    items: List[Union[_Range, Sequence[str], range]] = []
     texts = text[1:-1].split(",")
     size = len(texts)
-    ascii_only = text.isascii()
+    if not text.isascii():
+        raise HostlistError("expected numbers or ranges such as [1,3-5]", hostlist, text)
     for item in texts:
-        if ascii_only and item.isdigit() and len(item) <= MAX_DIGITS:
-            items.append(item)
+        first_text, dash, last_text = item.partition("-")
+        if not dash and item.isdigit() and len(item) <= MAX_DIGITS:
+            items.append((item,))
             continue
-        match = _RANGE.fullmatch(item)
-        if match is None:
+        digits = first_text.isdigit() and last_text.isdigit()
+        if not digits or max(len(first_text), len(last_text)) > MAX_DIGITS:
             reason = f"expected numbers or ranges such as [1,3-5], not {item[:40]!r}"
             raise HostlistError(reason, hostlist, text)
-        first, last = int(match[1]), int(match[2] or match[1])
+        first, last = int(first_text), int(last_text)
         if last < first:
             raise HostlistError(f"the range {item} runs backwards", hostlist, text)
         if last - first >= MAX_HOSTS_A_RANGE:
             reason = f"the range {item} has more than {MAX_HOSTS_A_RANGE:,} hosts"
             raise HostlistError(reason, hostlist, text)
-        items.append((first, last, len(match[1])))
+        if last - first < _SHORT and (first_text[0] != "0" or len(first_text) == 1):
+            items.append(range(first, last + 1))
+        else:
+            items.append(_Range(first, last, len(first_text)))
         size += last - first
     return _Group(items, size)
 
@@ -192,9 +208,7 @@ def _hosts(name: _Name) -> Iterable[str]:
 
 def _numbered(prefix: str, first: int, last: int, width: int) -> List[str]:
     """Returns the names of a range. To write out each number would take three times as long."""
-    if last - first < 20:
-        if width == 1 or first >= 10 ** (width - 1):  # no zeros
-            return [f"{prefix}{number}" for number in range(first, last + 1)]
+    if last - first < _SHORT:
         return [prefix + str(number).zfill(width) for number in range(first, last + 1)]
     if first < 10 and width == 1:
         return _numbered(prefix, first, 9, 1) + _numbered(prefix, 10, last, 1)
