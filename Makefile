@@ -1,15 +1,16 @@
-# Everything a fresh machine needs: make demo, make test, make slurm, make matrix.
+# Everything a fresh machine needs: make demo, make test, make slurm, make matrix, make bench.
 
 PYTHON ?= python3
 VENV ?= .venv
 RUN = PATH="$(CURDIR)/$(VENV)/bin:$$PATH"
 
-.PHONY: help demo test lint types slurm matrix clean
+.PHONY: help demo test lint types slurm matrix bench clean
 
 help:
 	@echo "make demo    train a two-task example on this machine through the resolver"
 	@echo "make test    lint, types and tests; those on a real Slurm where one is installed"
 	@echo "make slurm   install Slurm for the tests (Debian and Ubuntu)"
+	@echo "make bench   measure against every peer, and write benchmarks/README.md's figures"
 	@echo "make matrix  the tests on every Python from 3.9 on, and the oldest and newest TensorFlow"
 
 demo: $(VENV)/installed
@@ -30,6 +31,12 @@ slurm:
 
 matrix:
 	$(PYTHON) tests/matrix.py
+
+BENCHMARKS = resolution hostlists startup meeting first_step streams collectives parameter_servers
+
+bench: $(VENV)/installed
+	$(VENV)/bin/python -m pip install --quiet --disable-pip-version-check -e '.[bench]'
+	set -e; for name in $(BENCHMARKS); do $(RUN) python benchmarks/$$name.py --write; done
 
 clean:
 	rm -rf $(VENV) .matrix build *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis

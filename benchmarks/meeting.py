@@ -1,17 +1,18 @@
 """How long the tasks of a step take to meet, simulated as threads on one machine.
 
-Run it with the package installed: ``python benchmarks/meeting.py [TASKS …]``. It prints the time of
-a meeting that finds a layout, and its ratio to that of the first size, both measured in this run.
+Told is the time of a meeting that finds a layout, and its ratio to that of the first size, both
+measured in this run.
 """
 
 from __future__ import annotations
 
 import resource
 import socket
-import sys
 import threading
 import time
 from typing import List
+
+import report
 
 from slurm_resolver.environment import SlurmStep
 from slurm_resolver.hostfold import compress_hostlist
@@ -64,16 +65,20 @@ def meet(tasks: int) -> float:
 
 
 def main() -> None:
-    """Prints a line a size."""
+    """Publishes a table."""
+    parser = report.parser(__doc__)
+    parser.add_argument("sizes", type=int, nargs="*", default=[16, 200, 2000], metavar="TASKS")
+    args = parser.parse_args()
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-    sizes = [int(size) for size in sys.argv[1:]] or [16, 200, 2000]
     threading.stack_size(256 * 1024)
-    first = None
-    for size in sizes:
-        seconds = meet(size)
-        first = first or seconds
-        print(f"{size:5d} tasks: {seconds:6.2f} s, {seconds / first:6.1f} times the first")
+    times = [meet(size) for size in args.sizes]
+    rows = [
+        (size, f"{seconds / times[0]:.1f}", f"{size / args.sizes[0]:.1f}", f"{seconds:.2f}")
+        for size, seconds in zip(args.sizes, times)
+    ]
+    headings = ["tasks that meet", "ratio", "ratio of the tasks", "seconds"]
+    report.publish("meeting", report.table(headings, rows), write=args.write)
 
 
 if __name__ == "__main__":

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import argparse
-import platform
 import re
 from pathlib import Path
-from typing import Any, Callable, List, Mapping, Optional, Sequence, Tuple
+from typing import Any, Callable, Mapping, Optional, Sequence, Tuple
 
 HERE = Path(__file__).resolve().parent
 README = HERE / "README.md"
@@ -24,11 +23,16 @@ def plot(
     lines: Mapping[str, Tuple[Sequence[float], Sequence[float]]],
     labels: Tuple[str, str],
     draw: Optional[Callable[[Any], None]] = None,
+    *,
+    write: bool,
 ) -> str:
     """Draws a line for each name, the x and the y of its points; returns Markdown that shows it.
 
-    `draw` gets the axes at the end, for scales and what else a plot may want.
+    `draw` gets the axes at the end, for scales and what else a plot may want. Without `write`
+    nothing is drawn, as README.md shows the plot that is there.
     """
+    if not write:
+        return ""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -51,7 +55,7 @@ def plot(
 
 def publish(name: str, text: str, *, write: bool) -> None:
     """Prints the results; writes them between README.md's two marks of this name if asked to."""
-    print(text, flush=True)
+    print(text.strip(), flush=True)
     if not write:
         return
     readme = README.read_text(encoding="utf-8")
@@ -69,13 +73,3 @@ def parser(description: Optional[str]) -> argparse.ArgumentParser:
     )
     made.add_argument("--write", action="store_true", help="put the results into README.md")
     return made
-
-
-def machine() -> str:
-    """Returns a line that tells on what this was measured."""
-    model = "?"
-    cpuinfo = Path("/proc/cpuinfo").read_text(encoding="ascii", errors="replace")
-    names: List[str] = re.findall(r"^model name\s*: (.*)$", cpuinfo, re.M)
-    if names:
-        model = f"{len(names)} CPUs ({names[0]})"
-    return f"Python {platform.python_version()}, Linux, {model}"

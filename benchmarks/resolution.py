@@ -161,7 +161,10 @@ def main() -> None:
     lines = {name: (sizes, [1000 * one for one in median]) for name, median in times.items()}
     if len(sizes) > 1:
         labels = ("tasks", "CPU time (ms)")
-        parts.append(report.plot("resolution", lines, labels, lambda axes: axes.loglog()))
+        image = report.plot(
+            "resolution", lines, labels, lambda axes: axes.loglog(), write=args.write
+        )
+        parts.append(image)
     report.publish("resolution", "\n\n".join(parts), write=args.write)
 
 

@@ -1,7 +1,7 @@
 """How long each command takes to start, against Python itself, measured in turn in one run.
 
-Run it with the package installed: ``python benchmarks/startup.py [ROUNDS]``. Of each command it
-prints the median, what that is over bare Python, and the ratio to it.
+Told are the median of the rounds' ratios to bare Python, what the command takes over that, and
+what it takes in all.
 """
 
 from __future__ import annotations
@@ -12,6 +12,8 @@ import subprocess
 import sys
 import time
 from typing import Dict, List
+
+import report
 
 MODULE = ["-m", "slurm_resolver"]
 COMMANDS = {
@@ -40,10 +42,13 @@ TASK = {
 }
 
 
-def main(rounds: int) -> None:
+def main() -> None:
     """Runs every command once a round, so that what else the machine does meets all alike."""
+    parser = report.parser(__doc__)
+    parser.add_argument("--rounds", type=int, default=20)
+    args = parser.parse_args()
     taken: Dict[str, List[float]] = {name: [] for name in COMMANDS}
-    for _ in range(rounds):
+    for _ in range(args.rounds):
         for name, arguments in COMMANDS.items():
             start = time.perf_counter()
             subprocess.run(
@@ -53,12 +58,15 @@ def main(rounds: int) -> None:
                 check=True,
             )
             taken[name].append(time.perf_counter() - start)
-    bare = statistics.median(taken["python"])
+    rows = []
     for name, times in taken.items():
-        median = statistics.median(times)
-        over, ratio = 1000 * (median - bare), median / bare
-        print(f"{name:28} {1000 * median:6.1f} ms  {over:+6.1f} ms  x{ratio:.2f}")
+        pairs = list(zip(times, taken["python"]))
+        ratio = statistics.median(own / bare for own, bare in pairs)
+        over = 1000 * statistics.median(own - bare for own, bare in pairs)
+        rows.append((name, f"{ratio:.2f}", f"{over:.1f}", f"{1000 * statistics.median(times):.1f}"))
+    headings = ["command", "ratio", "ms over Python", "ms"]
+    report.publish("startup", report.table(headings, rows), write=args.write)
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]) if len(sys.argv) > 1 else 20)
+    main()

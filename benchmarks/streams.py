@@ -9,7 +9,7 @@ nothing is measured.
 from __future__ import annotations
 
 from collections import Counter
-from typing import Dict, List, Tuple
+from typing import Any, Dict, List, Tuple
 
 import report
 
@@ -57,7 +57,11 @@ def main() -> None:
                 ys.append(count)
     headings = ["nodes", *(f"{per_node} workers a node, {way}" for per_node, way in cases)]
     labels = ("nodes", "streams across the busiest link")
-    image = report.plot("streams", lines, labels, lambda axes: axes.set_xscale("log", base=2))
+
+    def in_powers_of_two(axes: Any) -> None:
+        axes.set_xscale("log", base=2)
+
+    image = report.plot("streams", lines, labels, in_powers_of_two, write=args.write)
     text = f"{report.table(headings, rows)}\n\n{image}"
     report.publish("streams", text, write=args.write)
 
