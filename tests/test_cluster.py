@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 from pathlib import Path
-from typing import Any, Dict, List
+from typing import Any, List
 
 import conftest
 import pytest
@@ -174,16 +174,30 @@ def test_tf_config_from_slurm() -> None:
 
 
 @pytest.mark.parametrize(
-    ("ps_number", "changes", "message"),
-    [
-        (1, {}, "n9 has more than one task.*--ntasks-per-node=1"),
-        (5, {}, "need 5 tasks"),
-        (-1, {}, "ps_number=-1"),
-        ("1", {}, "ps_number='1'"),
-    ],
+    ("distribution", "local_rank", "job", "index"),
+    [("cyclic", "0", "ps", 1), ("block", "1", "worker", 0)],
 )
-def test_tf_config_from_slurm_refuses(
-    ps_number: Any, changes: Dict[str, str], message: str
+def test_tf_config_from_slurm_with_two_tasks_a_node(
+    distribution: str, local_rank: str, job: str, index: int
 ) -> None:
+    """The first nodes stay the parameter servers', and no two tasks of a node share a port."""
+    node = {"cyclic": "n10", "block": "n9"}[distribution]
+    changes = {
+        "SLURM_DISTRIBUTION": distribution,
+        "SLURMD_NODENAME": node,
+        "SLURM_LOCALID": local_rank,
+    }
+    assert sr.tf_config_from_slurm(2, environ={**TASK, **changes}) == (
+        {"ps": ["n9:2222", "n10:2222"], "worker": ["n9:2223", "n10:2223"]},
+        job,
+        index,
+    )
+
+
+@pytest.mark.parametrize(
+    ("ps_number", "message"),
+    [(5, "need 5 tasks"), (-1, "ps_number=-1"), ("1", "ps_number='1'")],
+)
+def test_tf_config_from_slurm_refuses(ps_number: Any, message: str) -> None:
     with pytest.raises(sr.JobsError, match=message):
-        sr.tf_config_from_slurm(ps_number, environ={**TASK, **changes})
+        sr.tf_config_from_slurm(ps_number, environ=TASK)
