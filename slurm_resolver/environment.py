@@ -137,6 +137,7 @@ VARIABLES: Dict[str, Variable] = {
     "ordinal_devices": Variable("GPU_DEVICE_ORDINAL", str, _DEVICES),
     "tres_bind": Variable("SLURMD_TRES_BIND", str, "a binding such as gpu:single:1", True),
     "gpus_on_node": Variable("SLURM_GPUS_ON_NODE", _integer(0, 4096), "a count of GPUs", True),
+    "job_gpus": Variable("SLURM_JOB_GPUS", str, "devices of the batch script's node", True),
     "step_gpus": Variable("SLURM_STEP_GPUS", str, "devices of the node, separated by commas", True),
     "gpus_applied": Variable("SLURM_RESOLVER_GPUS", str, "what this package wrote", True),
 }
@@ -198,6 +199,7 @@ class SlurmStep(NamedTuple):
     ordinal_devices: Optional[str] = None
     tres_bind: Optional[str] = None
     gpus_on_node: Optional[int] = None
+    job_gpus: Optional[str] = None
     step_gpus: Optional[str] = None
     gpus_applied: Optional[str] = None
     components: Tuple[Component, ...] = ()

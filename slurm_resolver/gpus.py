@@ -128,6 +128,9 @@ def choose_gpus(
         source = f"{visible.name}, set by an earlier resolver of this task"
         return Gpus(shown, source, seen_before=shown)
     _check_grant(step, visible)
+    if shown and _is_batch_scripts(step):
+        source = f"{visible.name} is the batch script's, and this component was granted none"
+        return Gpus((), source, visible.narrowed(()), shown, shared=True)
     if local_id not in users:
         return _none(step, visible)
     if gpus_per_node is not None or gpus_per_task is not None:
@@ -175,6 +178,16 @@ def _check_grant(step: SlurmStep, visible: Visible) -> None:
             "the others are not this step's. Unset the variable where it was exported, and let "
             "Slurm set it."
         )
+
+
+def _is_batch_scripts(step: SlurmStep) -> bool:
+    """Whether the devices are another node's: those of the node where the batch script runs.
+
+    srun hands its variables on, and Slurm sets or unsets them only on nodes that have GPUs. A
+    heterogeneous job may have components on others.
+    """
+    granted = step.step_gpus is not None or step.gpus_on_node is not None
+    return step.het_size is not None and step.job_gpus is not None and not granted
 
 
 def _is_bound(step: SlurmStep, shown: Devices) -> bool:

@@ -79,6 +79,25 @@ def test_what_slurm_granted(
 
 
 @pytest.mark.parametrize(
+    ("step", "devices"),
+    [
+        ({"het_size": 2, "job_gpus": "0,1"}, ()),
+        ({"het_size": 2, "job_gpus": "0,1", "step_gpus": "0,1"}, ("0", "1")),
+        ({"het_size": 2, "job_gpus": "0,1", "gpus_on_node": 2}, ("0", "1")),
+        ({"het_size": 2}, ("0", "1")),  # Slurm manages no GPUs
+        ({"job_gpus": "0,1"}, ("0", "1")),
+    ],
+)
+def test_those_of_the_batch_script_are_not_another_nodes(
+    step: Dict[str, Any], devices: Devices
+) -> None:
+    """srun hands on the script's variables, and Slurm does not unset them on nodes without GPUs."""
+    decision = decide("0,1", **step)
+    assert decision.devices == devices
+    assert decision.settings == ({} if devices else {"CUDA_VISIBLE_DEVICES": ""})
+
+
+@pytest.mark.parametrize(
     ("bind", "devices"),
     [
         ("gpu:mask_gpu:0x3,0xf", ("0", "1")),  # all devices, but this task's own
