@@ -1,0 +1,145 @@
+"""Trains on the GPUs of some nodes, with the variables on parameter servers on other nodes.
+
+The chief (the coordinator) schedules steps of Keras 3 layers, in a loop of its own; a worker that
+is free takes the next one, reads the variables from the parameter servers and sends its gradients
+there. In a heterogeneous step the workers are the tasks of component 0, the nodes with GPUs, and
+chief and parameter servers those of component 1. The same script runs in a plain step.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import time
+from typing import Any, Dict, Optional, Tuple
+
+import keras
+import numpy as np
+import tensorflow as tf
+from sklearn.datasets import load_digits
+from sklearn.model_selection import train_test_split
+
+from slurm_resolver import SlurmClusterResolver
+
+# By job, the component of train.sbatch. The chief only schedules: a GPU would be of no use to it.
+HET_GROUPS = {"worker": 0, "chief": 1, "ps": 1}
+
+
+def load_data(path: Optional[str]) -> Tuple[Any, Any, Any, Any]:
+    """Returns train images, test images, train labels, test labels; pixels from 0 to 255."""
+    if path is None:
+        images, labels = load_digits(return_X_y=True)
+        images = (images.reshape(-1, 8, 8, 1) * 255 / 16).astype("uint8")
+        return tuple(train_test_split(images, labels, test_size=0.2, random_state=0))
+    with np.load(path) as mnist:
+        images = [mnist[name][..., None] for name in ("x_train", "x_test")]
+        labels = [mnist[name].astype("int64") for name in ("y_train", "y_test")]
+        return images[0], images[1], labels[0], labels[1]
+
+
+def build_model(shape: Tuple[int, ...]) -> Any:
+    """Returns a small convolutional net."""
+    return keras.Sequential(
+        [
+            keras.Input(shape),
+            keras.layers.Rescaling(1 / 255),
+            keras.layers.Conv2D(32, 3, activation="relu"),
+            keras.layers.Flatten(),
+            keras.layers.Dense(128, activation="relu"),
+            keras.layers.Dense(10),
+        ]
+    )
+
+
+def report_placement(model: Any) -> None:
+    """Prints how many weights each parameter server holds."""
+    weights: Dict[int, int] = {}
+    for variable in model.trainable_variables:
+        stored = variable if isinstance(variable, tf.Variable) else variable.value  # Keras 2, 3
+        server = tf.DeviceSpec.from_string(stored.device).task
+        weights[server] = weights.get(server, 0) + int(np.prod(variable.shape))
+    shares = ", ".join(f"ps {server} {count}" for server, count in sorted(weights.items()))
+    print(f"chief: weights on {shares}", flush=True)
+
+
+def coordinate(resolver: SlurmClusterResolver, args: argparse.Namespace) -> None:
+    """Trains on the workers, and prints speed and accuracy."""
+    train_images, test_images, train_labels, test_labels = load_data(args.data)
+    steps = len(train_images) // args.batch_size  # of all workers together
+    strategy = tf.distribute.ParameterServerStrategy(resolver)
+    coordinator = tf.distribute.coordinator.ClusterCoordinator(strategy)
+    with strategy.scope():
+        model = build_model(train_images.shape[1:])
+        optimizer = keras.optimizers.Adam(1e-3)
+        optimizer.build(model.trainable_variables)
+        total = tf.Variable(0.0, trainable=False)  # of the losses since the epoch's start
+    report_placement(model)
+
+    def worker_batches() -> tf.data.Dataset:
+        # Each worker has a dataset of its own; without a seed each shuffles it another way. As
+        # bytes the images are small enough to travel there, in the dataset's graph.
+        dataset = tf.data.Dataset.from_tensor_slices((train_images, train_labels))
+        return dataset.shuffle(len(train_images)).repeat().batch(args.batch_size)
+
+    def replica_step(images: Any, labels: Any) -> Any:
+        with tf.GradientTape() as tape:
+            logits = model(images, training=True)
+            losses = keras.losses.sparse_categorical_crossentropy(labels, logits, from_logits=True)
+            loss = tf.reduce_mean(losses)
+        gradients = tape.gradient(loss, model.trainable_variables)
+        optimizer.apply_gradients(zip(gradients, model.trainable_variables))
+        return loss
+
+    def one_step(batches: Any) -> None:
+        losses = strategy.run(replica_step, args=next(batches))
+        total.assign_add(strategy.reduce(tf.distribute.ReduceOp.MEAN, losses, axis=None))
+
+    worker_step = tf.function(one_step)
+    batches = iter(coordinator.create_per_worker_dataset(worker_batches))
+    speed = 0.0
+    for epoch in range(1, args.epochs + 1):
+        start = time.perf_counter()
+        total.assign(0)
+        for _ in range(steps):
+            coordinator.schedule(worker_step, args=(batches,))  # returns at once
+        coordinator.join()  # the workers have done them all
+        speed = steps * args.batch_size / (time.perf_counter() - start)
+        loss = total.numpy() / steps
+        print(f"epoch {epoch} of {args.epochs}: loss {loss:.4f}, {speed:.0f} images/s", flush=True)
+
+    # A copy of the model in this process: its test is exact, and needs no worker.
+    copy = build_model(train_images.shape[1:])
+    copy.set_weights(model.get_weights())
+    guesses = np.argmax(copy.predict(test_images, verbose=0), axis=1)
+    accuracy = np.mean(guesses == test_labels)
+    print(f"chief: test accuracy {accuracy:.4f}, {speed:.0f} images/s", flush=True)
+
+
+def main() -> None:
+    """Plays this task's part."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--data", help="an mnist.npz (scikit-learn's digits)")
+    parser.add_argument("--ps", type=int, default=1, help="parameter servers (1)")
+    parser.add_argument("--epochs", type=int, default=8)
+    parser.add_argument("--batch-size", type=int, default=32, help="of a worker's step (32)")
+    args = parser.parse_args()
+
+    # Before TensorFlow looks for GPUs: this tells the task which are its own.
+    resolver = SlurmClusterResolver(
+        {"chief": 1, "ps": args.ps, "worker": -1},
+        # Without components het_groups would be an error.
+        het_groups=HET_GROUPS if "SLURM_HET_SIZE" in os.environ else None,
+    )
+    task = resolver.cluster.task
+    assert task is not None  # with jobs, a start outside Slurm is an error above
+    gpus = ",".join(resolver.gpus or ()) or "none"
+    print(f"{task.job} {task.index} (rank {task.rank} on {task.node}): GPUs {gpus}", flush=True)
+    resolver.wait_until_ready(timeout=120)
+    if task.job != "chief":
+        sys.exit(resolver.serve())
+    coordinate(resolver, args)
+
+
+if __name__ == "__main__":
+    main()
