@@ -16,7 +16,8 @@ pytest.importorskip("tensorflow", reason="TensorFlow is not installed")
 pytestmark = pytest.mark.tensorflow
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
-FOLDERS = sorted(path.parent for path in EXAMPLES.glob("*/train.py"))
+FOLDERS = sorted(path.parent for path in EXAMPLES.glob("*/README.md"))
+BATCH_FILES = sorted(EXAMPLES.glob("*/*.sbatch"))
 # The tasks find this environment's Python, and TensorFlow keeps to itself what it is built for.
 ENVIRONMENT = {
     "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
@@ -74,10 +75,10 @@ def test_a_batch_file_trains_as_it_stands(real_slurm: SlurmCluster, tmp_path: Pa
 
 
 @pytest.mark.slurm
-@pytest.mark.parametrize("folder", FOLDERS, ids=lambda folder: folder.name)
-def test_batch_files_are_accepted(real_slurm: SlurmCluster, folder: Path) -> None:
-    real_slurm.run("sbatch --test-only train.sbatch", cwd=folder)
-    real_slurm.run("shellcheck train.sbatch", cwd=folder)
+@pytest.mark.parametrize("file", BATCH_FILES, ids=lambda file: f"{file.parent.name}/{file.name}")
+def test_batch_files_are_accepted(real_slurm: SlurmCluster, file: Path) -> None:
+    real_slurm.run(f"sbatch --test-only {file.name}", cwd=file.parent)
+    real_slurm.run(f"shellcheck {file.name}", cwd=file.parent)
 
 
 def test_parameter_servers_train_under_the_local_launcher() -> None:
