@@ -6,7 +6,6 @@ import functools
 import os
 from typing import (
     Any,
-    Callable,
     Collection,
     Dict,
     Iterator,
@@ -16,12 +15,11 @@ from typing import (
     Optional,
     Sequence,
     Tuple,
-    Union,
 )
 
+from slurm_resolver.addresses import NodeAddress, check_addresses, host_for
 from slurm_resolver.environment import Environ, SlurmStep
 from slurm_resolver.errors import (
-    AddressError,
     LayoutError,
     NotInStepError,
     UnknownLayoutError,
@@ -34,8 +32,6 @@ from slurm_resolver.roles import assign_roles
 from slurm_resolver.tasks import Task, Tasks, addresses_by_job
 
 LAYOUTS = ("auto", "environment", "rendezvous")
-
-NodeAddress = Union[str, Mapping[str, str], Callable[[str], str]]
 
 _said_local = False
 
@@ -286,7 +282,7 @@ def build_cluster(
     if node_address is not None:
         hosts = [host_for(node, node_address) for node in layout.nodes]
     tasks = Tasks(layout, roles, hosts, [f":{port}" for port in ports.by_local_id])
-    _check_addresses(tasks, hosts)
+    check_addresses(tasks, hosts)
     using = gpu_users(roles.ranks, gpu_jobs)
     if gpu_jobs is None and (gpus_per_node is not None or gpus_per_task is not None):
         using = set(roles.ranks)  # explicit counts are for every task, as TensorFlow deals them
@@ -312,37 +308,6 @@ def build_cluster(
         ports_source=ports.source,
         meeting_port=ports.meeting,
     )
-
-
-def host_for(node: str, node_address: Optional[NodeAddress] = None) -> str:
-    """Returns the host that others connect to when they want this node."""
-    if node_address is None:
-        return node
-    if isinstance(node_address, str):
-        return node + node_address
-    if callable(node_address):
-        host, how = node_address(node), f"node_address({node!r})"
-    else:
-        host, how = node_address.get(node, ""), f"node_address[{node!r}]"
-    if not isinstance(host, str) or not host or any(c.isspace() or c in ",/" for c in host):
-        raise AddressError(f"{how} is {host!r}; expected the host to connect to for this node.")
-    # An IPv6 address keeps its colons apart from the port's in brackets.
-    return f"[{host}]" if ":" in host and not host.startswith("[") else host
-
-
-def _check_addresses(tasks: Tasks, hosts: Sequence[str]) -> None:
-    """Two nodes behind one host are only right where their tasks have different ports."""
-    if len(set(hosts)) == len(hosts):
-        return
-    first: Dict[str, Task] = {}
-    for task in tasks:
-        other = first.setdefault(task.address, task)
-        if other is not task:
-            raise AddressError(
-                f"node_address gives ranks {other.rank} and {task.rank} on the nodes {other.node} "
-                f"and {task.node} one address, {task.address}; expected a host of its own for "
-                "every node."
-            )
 
 
 def _tasks(jobs: Mapping[str, int]) -> int:

@@ -9,25 +9,17 @@ from __future__ import annotations
 
 import contextlib
 from collections import Counter
-from itertools import groupby
 from typing import Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 from slurm_resolver.arbitrary import arbitrary_hosts
+from slurm_resolver.components import ComponentRanks, components_of_step
 from slurm_resolver.dealing import Dealt, deal_block, deal_in_turn, local_ids
 from slurm_resolver.environment import Component, SlurmStep
 from slurm_resolver.errors import LayoutError, UnknownLayoutError
-from slurm_resolver.hostfold import compress_hostlist
 from slurm_resolver.hostlist import MAX_HOSTS
+from slurm_resolver.wording import RESTART, hosts_text, ranks_text, step_id
 
 MAX_TASKS = MAX_HOSTS
-
-
-class ComponentRanks(NamedTuple):
-    """The ranks `first` to `last - 1` are those of component `group`."""
-
-    group: int
-    first: int
-    last: int
 
 
 class Layout(NamedTuple):
@@ -80,11 +72,11 @@ def lay_out(step: SlurmStep, source: str = "environment") -> Layout:
         EnvironmentValueError: where one that is needed is missing.
     """
     nodes, counts = check_counts(step, source)
-    components = _components_of_step(step, nodes)
+    components = components_of_step(step, nodes)
     if components:
         return _heterogeneous(step, dict(zip(nodes, counts)), components, source)
     distribution = step.distribution or "block"
-    placed = _place(step, nodes, counts, distribution, step.plane_size, f"job step {_id(step)}")
+    placed = _place(step, nodes, counts, distribution, step.plane_size, f"job step {step_id(step)}")
     return Layout(nodes, *placed, distribution, source)
 
 
@@ -97,8 +89,8 @@ def check(layout: Layout, step: SlurmStep) -> None:
     rank = step.require("procid")
     if not 0 <= rank < layout.num_tasks:
         raise LayoutError(
-            f"SLURM_PROCID={rank}, but job step {_id(step)} has {layout.num_tasks} tasks; expected "
-            f"a rank from 0 to {layout.num_tasks - 1}. {_RESTART}"
+            f"SLURM_PROCID={rank}, but job step {step_id(step)} has {layout.num_tasks} tasks; "
+            f"expected a rank from 0 to {layout.num_tasks - 1}. {RESTART}"
         )
     node = layout.node_of[rank]
     facts: List[Tuple[str, object, object]] = [
@@ -112,18 +104,8 @@ def check(layout: Layout, step: SlurmStep) -> None:
     if step.gtids is not None:
         ranks = layout.ranks_on(node)
         if tuple(sorted(step.gtids)) != ranks:
-            seen_text, computed_text = _ranks_text(step.gtids), _ranks_text(ranks)
+            seen_text, computed_text = ranks_text(step.gtids), ranks_text(ranks)
             raise _contradiction(layout, step, "SLURM_GTIDS", seen_text, computed_text)
-
-
-_RESTART = (
-    "These variables do not belong together: start the program again with srun, from a shell that "
-    "exports none of them."
-)
-
-
-def _id(step: SlurmStep) -> str:
-    return f"{step.job_id or '?'}.{step.step_id or '?'}"
 
 
 def check_counts(
@@ -138,19 +120,19 @@ def check_counts(
     counts: Tuple[int, ...] = step.require("tasks_per_node")
     # who is to blame: Slurm's variables, or what the caller gave in their place
     node_list, count_list, remedy = (
-        ("SLURM_STEP_NODELIST", "SLURM_STEP_TASKS_PER_NODE", _RESTART)
+        ("SLURM_STEP_NODELIST", "SLURM_STEP_TASKS_PER_NODE", RESTART)
         if source == "environment"
         else (source, source, f"Correct {source}, or leave it to Slurm.")
     )
     if len(nodes) != len(counts):
         raise LayoutError(
-            f"{node_list} names {len(nodes)} nodes ({_hosts_text(nodes)}), but {count_list} has "
+            f"{node_list} names {len(nodes)} nodes ({hosts_text(nodes)}), but {count_list} has "
             f"{len(counts)} counts; expected one a node. {remedy}"
         )
     if len(set(nodes)) != len(nodes):
         twice = next(name for name, times in Counter(nodes).items() if times > 1)
         raise LayoutError(
-            f"{node_list}={_hosts_text(nodes)} names {twice!r} more than once; expected each node "
+            f"{node_list}={hosts_text(nodes)} names {twice!r} more than once; expected each node "
             f"once. {remedy}"
         )
     if min(counts, default=0) < 1:
@@ -210,60 +192,6 @@ def _place(
     return deal_in_turn(counts, plane_size)
 
 
-def _components_of_step(step: SlurmStep, nodes: Sequence[str]) -> List[Component]:
-    """The components with a node in this step, each with those nodes only; [] for a plain step.
-
-    A step may take a subset of its job's components (``srun --het-group=0,2``), and one component
-    alone is a plain step with lists and distribution of its own.
-    """
-    members = set(nodes)
-    taken = []
-    for component in step.components:
-        hosts = tuple(host for host in component.nodes if host in members)
-        if hosts:
-            taken.append(component._replace(nodes=hosts))
-    if len(taken) < 2:
-        return []
-    owner: Dict[str, int] = {}
-    for component in taken:
-        for host in component.nodes:
-            if host in owner:
-                raise LayoutError(
-                    f"the layout of job step {_id(step)} cannot be known: node {host} belongs to "
-                    f"the components {owner[host]} and {component.group} of the heterogeneous job "
-                    "at once, and no variable tells how many tasks each has there. Give the "
-                    "components nodes of their own (for example with --exclusive)."
-                )
-            owner[host] = component.group
-    strangers = [host for host in nodes if host not in owner]
-    if strangers:
-        raise LayoutError(
-            f"SLURM_STEP_NODELIST has {_hosts_text(strangers)}, which no component of the "
-            "heterogeneous job (SLURM_JOB_NODELIST_HET_GROUP_…) names; expected each node in one. "
-            f"{_RESTART}"
-        )
-    return taken
-
-
-def ranks_of_components(
-    step: SlurmStep, names: Sequence[str], node_of: Sequence[int]
-) -> Tuple[ComponentRanks, ...]:
-    """Returns the ranks of each component of a step whose ranks are known to run there.
-
-    () for a plain step, and where a node belongs to two components: then nothing tells.
-    """
-    try:
-        taken = _components_of_step(step, names)
-    except LayoutError:
-        return ()
-    group_of = {host: component.group for component in taken for host in component.nodes}
-    spans: List[ComponentRanks] = []
-    for group, ranks in groupby(group_of[names[node]] for node in node_of) if taken else ():
-        first = spans[-1].last if spans else 0
-        spans.append(ComponentRanks(group, first, first + sum(1 for _ in ranks)))
-    return tuple(spans) if len(spans) == len(taken) else ()
-
-
 def _heterogeneous(
     step: SlurmStep, counts: Dict[str, int], components: Sequence[Component], source: str
 ) -> Layout:
@@ -286,7 +214,7 @@ def _heterogeneous(
             [counts[host] for host in component.nodes],
             distribution,
             component.plane_size,
-            f"component {component.group} of job step {_id(step)}",
+            f"component {component.group} of job step {step_id(step)}",
         )
         if component.distribution is None:
             dealt, _ = deal_in_turn([counts[host] for host in component.nodes], 1)
@@ -303,7 +231,7 @@ def _heterogeneous(
 def _contradiction(
     layout: Layout, step: SlurmStep, name: str, seen: object, computed: object
 ) -> UnknownLayoutError:
-    what = f"{layout.distribution} distribution over {_hosts_text(layout.nodes)}"
+    what = f"{layout.distribution} distribution over {hosts_text(layout.nodes)}"
     if layout.components:
         hint = (
             "A component was started with a distribution of its own, which no variable tells: give "
@@ -318,16 +246,6 @@ def _contradiction(
             "variables of another step are exported: start from a clean shell."
         )
     return UnknownLayoutError(
-        f"rank {step.procid} of job step {_id(step)} has {name}={seen}, but {what} expects "
+        f"rank {step.procid} of job step {step_id(step)} has {name}={seen}, but {what} expects "
         f"{computed}: where the ranks run cannot be known. {hint}"
     )
-
-
-def _hosts_text(hosts: Sequence[str]) -> str:
-    text = compress_hostlist(hosts)
-    return text if len(text) <= 200 else f"{text[:200]} …"
-
-
-def _ranks_text(ranks: Sequence[int]) -> str:
-    shown = ",".join(map(str, ranks[:32]))
-    return shown if len(ranks) <= 32 else f"{shown},… ({len(ranks)} ranks)"

@@ -13,10 +13,11 @@ from array import array
 from base64 import b64decode, b64encode
 from typing import Any, Callable, Dict, Iterable, List, Optional, Sequence
 
+from slurm_resolver.components import ranks_of_components
 from slurm_resolver.dealing import local_ids
 from slurm_resolver.environment import SlurmStep
 from slurm_resolver.errors import LayoutError, RendezvousError
-from slurm_resolver.layout import Layout, check_counts, ranks_of_components
+from slurm_resolver.layout import Layout, check_counts
 from slurm_resolver.meeting import MeetingPoint, Note, meet
 from slurm_resolver.ports import choose_ports
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, Dict
 
 import slurm_resolver as sr
-from slurm_resolver.cluster import host_for
+from slurm_resolver.addresses import host_for
 from slurm_resolver.environment import SlurmStep
 from slurm_resolver.readiness import wait_until_ready
 

@@ -9,9 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from slurm_resolver.components import ComponentRanks
 from slurm_resolver.environment import SlurmStep
 from slurm_resolver.errors import JobsError
-from slurm_resolver.layout import ComponentRanks, Layout, lay_out
+from slurm_resolver.layout import Layout, lay_out
 from slurm_resolver.roles import assign_roles
 
 

@@ -9,8 +9,9 @@ import os
 import sys
 from typing import Any, Dict, List
 
+from slurm_resolver.addresses import host_for
 from slurm_resolver.cli.options import add_cluster_options, cluster_keywords
-from slurm_resolver.cluster import host_for, resolve
+from slurm_resolver.cluster import resolve
 from slurm_resolver.environment import SlurmStep
 from slurm_resolver.errors import RendezvousError
 

@@ -10,12 +10,11 @@ from typing import Any, Collection, Dict, Iterator, List, Mapping, Optional, Seq
 
 import tensorflow as tf
 
+from slurm_resolver.addresses import NodeAddress, host_for
 from slurm_resolver.cluster import (
     Cluster,
-    NodeAddress,
     build_cluster,
     find_layout,
-    host_for,
     without_slurm,
 )
 from slurm_resolver.environment import SlurmStep
