@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Dict, Iterator, List, NamedTuple, Tuple
 
 import pytest
-from slurm_cluster import Node, SlurmCluster, SlurmUnavailable, slurm_or_skip
+from slurm_cluster import Node, SlurmCluster, started
 
 DATA = Path(__file__).parent / "data"
 
@@ -75,13 +75,24 @@ def _no_slurm_around(monkeypatch: pytest.MonkeyPatch) -> None:
 def real_slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SlurmCluster]:
     """A real Slurm of five nodes, n8 to n12: names whose order as strings is not theirs."""
     nodes = [Node(f"n{number}", cpus=8, gpus=4) for number in range(8, 13)]
-    cluster = SlurmCluster(nodes, tmp_path_factory.mktemp("slurm"))
-    try:
-        cluster.start()
-    except SlurmUnavailable as error:
-        slurm_or_skip(error)
-    yield cluster
-    cluster.stop()
+    with started(SlurmCluster(nodes, tmp_path_factory.mktemp("slurm"))) as cluster:
+        yield cluster
+
+
+@pytest.fixture(scope="session")
+def mnist_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The digits in MNIST's shape and types, in a file with MNIST's names."""
+    np = pytest.importorskip("numpy")
+    digits, labels = pytest.importorskip("sklearn.datasets").load_digits(return_X_y=True)
+    images = np.kron(digits.reshape(-1, 8, 8), np.ones((3, 3))) * 255 / 16
+    images = np.pad(images, ((0, 0), (2, 2), (2, 2))).astype("uint8")
+    labels = labels.astype("uint8")
+    assert images.shape[1:] == (28, 28)
+    path: Path = tmp_path_factory.mktemp("mnist") / "mnist.npz"
+    train, test = slice(0, 1437), slice(1437, None)
+    parts = {"x_train": images[train], "x_test": images[test]}
+    np.savez(path, **parts, y_train=labels[train], y_test=labels[test])
+    return path
 
 
 @contextlib.contextmanager

@@ -411,6 +411,19 @@ class _Command(subprocess.Popen[str]):
                 os.killpg(self.group, sig)
 
 
+@contextlib.contextmanager
+def started(cluster: SlurmCluster) -> Iterator[SlurmCluster]:
+    """Start the cluster, for a fixture; skip or fail its tests where there is no Slurm."""
+    try:
+        cluster.start()
+    except SlurmUnavailable as error:
+        slurm_or_skip(error)
+    try:
+        yield cluster
+    finally:
+        cluster.stop()
+
+
 def slurm_or_skip(error: SlurmUnavailable) -> NoReturn:
     """Skip the test that has no Slurm, or fail it where SLURM_RESOLVER_REQUIRE_SLURM=1."""
     if os.environ.get("SLURM_RESOLVER_REQUIRE_SLURM") == "1":

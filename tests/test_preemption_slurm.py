@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Dict, Iterator, List, NamedTuple, Sequence
 
 import pytest
-from slurm_cluster import Node, SlurmCluster, SlurmUnavailable, slurm_or_skip
+from slurm_cluster import Node, SlurmCluster, started
 
 pytest.importorskip("tensorflow", reason="TensorFlow is not installed")
 from slurm_resolver.tf.resume import counters
@@ -43,13 +43,10 @@ CONF = [
 def slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SlurmCluster]:
     """A Slurm whose partition `urgent` preempts the jobs of partition `p`."""
     nodes = [Node("n8"), Node("n9")]
-    cluster = SlurmCluster(nodes, tmp_path_factory.mktemp("preempt"), extra_conf=CONF)
-    try:
-        cluster.start()
-    except SlurmUnavailable as error:
-        slurm_or_skip(error)
-    yield cluster
-    cluster.stop()
+    with started(
+        SlurmCluster(nodes, tmp_path_factory.mktemp("preempt"), extra_conf=CONF)
+    ) as cluster:
+        yield cluster
 
 
 class Job:

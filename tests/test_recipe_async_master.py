@@ -193,21 +193,6 @@ def test_ps_ratio_measures_in_an_allocation(real_slurm: SlurmCluster, tmp_path: 
     assert (tmp_path / "ps_ratio.png").read_bytes().startswith(b"\x89PNG")
 
 
-@pytest.fixture(scope="module")
-def mnist_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The digits in MNIST's shape and types, in a file with MNIST's names."""
-    np = pytest.importorskip("numpy")
-    digits, labels = pytest.importorskip("sklearn.datasets").load_digits(return_X_y=True)
-    images = np.kron(digits.reshape(-1, 8, 8), np.ones((3, 3))) * 255 / 16
-    images = np.pad(images, ((0, 0), (2, 2), (2, 2))).astype("uint8")
-    labels = labels.astype("uint8")
-    path: Path = tmp_path_factory.mktemp("mnist") / "mnist.npz"
-    train, test = slice(0, 1437), slice(1437, None)
-    parts = {"x_train": images[train], "x_test": images[test]}
-    np.savez(path, **parts, y_train=labels[train], y_test=labels[test])
-    return path
-
-
 def summaries(folder: Path) -> Dict[str, Dict[int, float]]:
     """By tag and step what TensorBoard would show of the newest events."""
     import tensorflow as tf
@@ -266,9 +251,3 @@ def test_the_chief_saves_counts_and_goes_on(
         assert all(0 <= accuracy <= 1 for accuracy in told["accuracy"].values())
         assert min(told["global_step/sec"].values()) > 0
         before = saved[-1]
-
-
-@pytest.mark.slurm
-def test_the_other_batch_file_is_accepted(real_slurm: SlurmCluster) -> None:
-    real_slurm.run("sbatch --test-only ps_ratio.sbatch", cwd=FOLDER)
-    real_slurm.run("shellcheck ps_ratio.sbatch", cwd=FOLDER)

@@ -16,7 +16,6 @@ from test_recipes import (
     ENVIRONMENT,
     EXAMPLES,
     accuracies,
-    mnist_file,  # noqa: F401
 )
 
 pytest.importorskip("tensorflow", reason="TensorFlow is not installed")
@@ -78,10 +77,7 @@ def test_the_towers_of_a_client_train_each_by_itself(real_slurm: SlurmCluster) -
 
 
 @pytest.mark.slurm
-def test_the_towers_of_a_client_train_in_step(
-    real_slurm: SlurmCluster,
-    mnist_file: Path,  # noqa: F811
-) -> None:
+def test_the_towers_of_a_client_train_in_step(real_slurm: SlurmCluster, mnist_file: Path) -> None:
     output = in_graph(real_slurm, f"--sync --steps 300 --data {mnist_file}")
     assert "synchronous, 2 workers: updates 300," in output
     assert min(accuracies(output)) > 0.85
@@ -95,8 +91,7 @@ def test_the_between_graph_program_knows_nothing_of_slurm() -> None:
 
 @pytest.mark.slurm
 def test_workers_with_graphs_of_their_own_train_each_by_itself(
-    real_slurm: SlurmCluster,
-    mnist_file: Path,  # noqa: F811
+    real_slurm: SlurmCluster, mnist_file: Path
 ) -> None:
     output = between_graph(real_slurm, f"--train_steps 600 --data {mnist_file}")
     reports = re.findall(r"^\d: worker (\d): (\d+) steps for 600 updates", output, re.M)

@@ -12,7 +12,6 @@ from slurm_cluster import Completed, SlurmCluster
 from test_recipes import (
     ENVIRONMENT,
     EXAMPLES,
-    mnist_file,  # noqa: F401
 )
 
 pytest.importorskip("tensorflow", reason="TensorFlow is not installed")
@@ -120,9 +119,7 @@ def test_the_perceptron_learns_the_digits_and_writes_summaries(
 
 
 def test_the_perceptron_learns_from_a_file_of_mnist(
-    real_slurm: SlurmCluster,
-    tmp_path: Path,
-    mnist_file: Path,  # noqa: F811
+    real_slurm: SlurmCluster, tmp_path: Path, mnist_file: Path
 ) -> None:
     arguments = f"--data {mnist_file} --batch-size 10 --epochs 5 --logs {tmp_path}"
     output, learned = mnist(real_slurm, arguments)

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Dict, Iterator, Tuple
 
 import pytest
-from slurm_cluster import Node, SlurmCluster, SlurmUnavailable, slurm_or_skip
+from slurm_cluster import Node, SlurmCluster, started
 from test_recipes import ENVIRONMENT, EXAMPLES, accuracies
 
 pytest.importorskip("tensorflow", reason="TensorFlow is not installed")
@@ -23,13 +23,10 @@ def mixed_slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SlurmClust
     """Two nodes with GPUs, which Slurm prefers, and two without, which are first by name."""
     nodes = [Node("g1", gpus=2), Node("g2", gpus=2), Node("c9"), Node("c10")]
     heavy = [f"NodeName=c{9 + i} NodeAddr=10.77.0.{3 + i} CPUs=8 Weight=9" for i in range(2)]
-    cluster = SlurmCluster(nodes, tmp_path_factory.mktemp("mixed"), extra_conf=heavy)
-    try:
-        cluster.start()
-    except SlurmUnavailable as error:
-        slurm_or_skip(error)
-    yield cluster
-    cluster.stop()
+    with started(
+        SlurmCluster(nodes, tmp_path_factory.mktemp("mixed"), extra_conf=heavy)
+    ) as cluster:
+        yield cluster
 
 
 def parts(output: str) -> Dict[str, Tuple[int, str, str]]:
@@ -39,22 +36,9 @@ def parts(output: str) -> Dict[str, Tuple[int, str, str]]:
 
 
 def test_a_heterogeneous_step_trains_on_mnist_and_ends(
-    mixed_slurm: SlurmCluster, tmp_path: Path
+    mixed_slurm: SlurmCluster, mnist_file: Path
 ) -> None:
-    np = pytest.importorskip("numpy")
-    digits, labels = pytest.importorskip("sklearn.datasets").load_digits(return_X_y=True)
-    images = np.pad(np.kron(digits.reshape(-1, 8, 8), np.ones((3, 3))), ((0, 0), (2, 2), (2, 2)))
-    images, labels = (images * 255 / 16).astype("uint8"), labels.astype("uint8")
-    assert images.shape[1:] == (28, 28)
-    train, test = slice(0, 1437), slice(1437, None)
-    np.savez(
-        tmp_path / "mnist.npz",
-        x_train=images[train],
-        y_train=labels[train],
-        x_test=images[test],
-        y_test=labels[test],
-    )
-    train_it = f"{TRAIN} --epochs 4 --data {tmp_path}/mnist.npz"
+    train_it = f"{TRAIN} --epochs 4 --data {mnist_file}"
     output = mixed_slurm.run(
         f"srun --kill-on-bad-exit=1 -w g2 -N1 -n2 --gpus-per-node=2 {train_it}"
         f" : -w c9 -N1 -n2 {train_it}",

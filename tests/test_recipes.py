@@ -33,22 +33,6 @@ def accuracies(output: str) -> List[float]:
     return [float(number) for number in re.findall(r"test accuracy ([\d.]+)", output)]
 
 
-@pytest.fixture(scope="module")
-def mnist_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The digits in MNIST's shape and types, in a file with MNIST's names."""
-    np = pytest.importorskip("numpy")
-    digits, labels = pytest.importorskip("sklearn.datasets").load_digits(return_X_y=True)
-    images = np.kron(digits.reshape(-1, 8, 8), np.ones((3, 3))) * 255 / 16
-    images = np.pad(images, ((0, 0), (2, 2), (2, 2))).astype("uint8")
-    labels = labels.astype("uint8")
-    assert images.shape[1:] == (28, 28)
-    path: Path = tmp_path_factory.mktemp("mnist") / "mnist.npz"
-    train, test = slice(0, 1437), slice(1437, None)
-    parts = {"x_train": images[train], "x_test": images[test]}
-    np.savez(path, **parts, y_train=labels[train], y_test=labels[test])
-    return path
-
-
 def test_keras_cloud_scales_over_the_nodes_of_an_allocation(
     real_slurm: SlurmCluster, tmp_path: Path
 ) -> None:
@@ -163,9 +147,3 @@ def test_an_evaluator_without_checkpoints_gives_up_and_says_so(
     assert done.returncode == 1
     assert f"no checkpoint of epoch 1 in {tmp_path}/0, and nothing new for 1 s" in done.stderr
     assert "worker 0: trained epochs 0 to 1" in done.stdout
-
-
-@pytest.mark.parametrize("name", ["gpus.sbatch", "scaling.sbatch"])
-def test_the_other_batch_files_are_accepted(real_slurm: SlurmCluster, name: str) -> None:
-    real_slurm.run(f"sbatch --test-only {name}", cwd=EXAMPLES / "keras_cloud")
-    real_slurm.run(f"shellcheck {name}", cwd=EXAMPLES / "keras_cloud")

@@ -14,7 +14,7 @@ from typing import Any, Dict, Iterator, List
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from slurm_cluster import Node, SlurmCluster, SlurmUnavailable, slurm_or_skip
+from slurm_cluster import Node, SlurmCluster, started
 
 import slurm_resolver
 from slurm_resolver.batch_file import batch_file, directive_word, shell_word
@@ -398,13 +398,10 @@ def test_a_heterogeneous_job(
 @pytest.fixture(scope="module")
 def small_slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SlurmCluster]:
     """Two nodes that nobody else uses: a requeued job gets its nodes again."""
-    cluster = SlurmCluster([Node("n1"), Node("n2")], tmp_path_factory.mktemp("small"))
-    try:
-        cluster.start()
-    except SlurmUnavailable as error:
-        slurm_or_skip(error)
-    yield cluster
-    cluster.stop()
+    with started(
+        SlurmCluster([Node("n1"), Node("n2")], tmp_path_factory.mktemp("small"))
+    ) as cluster:
+        yield cluster
 
 
 # Rank 0 ends first with status 75, which must not end rank 1 before it has saved.
