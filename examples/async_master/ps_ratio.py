@@ -50,7 +50,7 @@ def measure(ps: int, tasks: int, options: List[str]) -> Optional[Result]:
                 print(line, end="", flush=True)  # the training's progress
     if run.returncode == 0 and "steps_per_second" in result:
         return result
-    why = "too few --steps" if result else "no result"
+    why = "no result" if not result else "a task" if run.returncode else "too few --steps"
     print(f"failed: {why}, status {run.returncode} of {' '.join(command)}", file=sys.stderr)
     return None
 
