@@ -28,6 +28,8 @@ import itertools
 from array import array
 from typing import Iterable, List, Optional, Sequence
 
+_UP_TO_99 = sorted(range(100), key=str)
+
 
 def order_by_ring(
     workers: Sequence[int], node_of: Sequence[int], chief: Optional[int] = None
@@ -74,7 +76,7 @@ def index_order(count: int) -> List[int]:
     [0, 1, 10, 11, 2, 3, 4, 5, 6, 7, 8, 9]
     """
     if count <= 100:
-        return sorted(range(count), key=str)
+        return [index for index in _UP_TO_99 if index < count]
     # 12 is followed by 120 to 129, which begin no index themselves from `parents` on: that is a
     # whole number of tens, so that of these ten either all do or none does.
     parents = -(-count // 100) * 10

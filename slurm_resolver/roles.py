@@ -223,8 +223,10 @@ def _spread(
 ) -> List[int]:
     """The first ranks of each node, as many as are its share."""
     left = _shares(Counter(map(node_of.__getitem__, free)), count, chief)
-    ranks = []
+    ranks: List[int] = []
     for rank in free:
+        if len(ranks) == count:
+            break
         if left[node_of[rank]]:
             left[node_of[rank]] -= 1
             ranks.append(rank)
@@ -237,7 +239,10 @@ def _shares(room: Mapping[int, int], count: int, chief: Optional[int]) -> Dict[i
     The chief's node comes last in every turn, so that it is the one to be passed over.
     """
     shares = dict.fromkeys(room, 0)
-    nodes = sorted(room, key=lambda node: (node == chief, node))
+    nodes = sorted(room)
+    if chief is not None and chief in room:
+        nodes.remove(chief)
+        nodes.append(chief)
     while count:
         nodes = [node for node in nodes if shares[node] < room[node]]
         for node in nodes[:count]:
@@ -261,7 +266,9 @@ def _is_spread(layout: Layout, ranks: Mapping[str, Sequence[int]], among: Option
         if among is None or ranks["chief"][0] in among:
             room[chief] -= 1
     has = Counter(map(layout.node_of.__getitem__, servers))
-    least = min((has[node] for node in room if has[node] < room[node]), default=None)
+    servers_on = {**dict.fromkeys(room, 0), **has}
+    able = [own for own, tasks in zip(servers_on.values(), room.values()) if own < tasks]
+    least = min(able, default=None)
     if least is not None and max(has.values()) - least > 1:
         return False
     return chief is None or has[chief] <= _shares(room, len(servers), chief).get(chief, 0)
