@@ -109,5 +109,6 @@ def test_on_a_real_step(real_slurm: SlurmCluster, tmp_path: Path) -> None:
         assert re.match(r"slurm\S* \d+\.\d+", report["versions"]["srun"])
         rank = int(report["variables"]["SLURM_PROCID"])
         node = report["variables"]["SLURMD_NODENAME"]
-        assert report["cluster"]["this task"] == f"rank {rank} on {node}, worker {rank}"
+        index = [0, 2, 1, 3][rank]  # by the ring, node after node
+        assert report["cluster"]["this task"] == f"rank {rank} on {node}, worker {index}"
         assert node == ("n9", "n10")[rank % 2]
