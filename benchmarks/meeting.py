@@ -14,10 +14,10 @@ from typing import List
 
 import report
 
-from slurm_resolver.environment import SlurmStep
-from slurm_resolver.hostfold import compress_hostlist
-from slurm_resolver.layout import Layout
-from slurm_resolver.rendezvous import layout_by_meeting
+from slurm_resolver.cluster.layout import Layout
+from slurm_resolver.cluster.layout_exchange import layout_by_meeting
+from slurm_resolver.slurm.hostlist_compress import compress_hostlist
+from slurm_resolver.slurm.step import SlurmStep
 
 PER_NODE = 4
 

@@ -6,11 +6,14 @@ pays only for what it needs, and only those names that need TensorFlow import it
 
 from __future__ import annotations
 
+from slurm_resolver.version import __version__ as __version__
+
 TYPE_CHECKING = False  # typing's own would take as long to import as all the rest of Python
 if TYPE_CHECKING:
     from typing import Any, List
 
-    from slurm_resolver.cluster import Cluster, resolve
+    from slurm_resolver.cluster.cluster import Cluster, resolve
+    from slurm_resolver.cluster.tasks import Task
     from slurm_resolver.errors import (
         AddressError,
         EnvironmentValueError,
@@ -25,20 +28,17 @@ if TYPE_CHECKING:
         SlurmResolverError,
         UnknownLayoutError,
     )
-    from slurm_resolver.hostfold import compress_hostlist
-    from slurm_resolver.hostlist import (
+    from slurm_resolver.legacy import tf_config_from_slurm
+    from slurm_resolver.slurm.hostlist import (
         count_hostlist,
         expand_hostlist,
         expand_tasks_per_node,
     )
-    from slurm_resolver.legacy import tf_config_from_slurm
-    from slurm_resolver.tasks import Task
+    from slurm_resolver.slurm.hostlist_compress import compress_hostlist
     from slurm_resolver.tf.keras import BackupAndResume
-    from slurm_resolver.tf.preemption import termination_config
     from slurm_resolver.tf.resolver import SlurmClusterResolver
-    from slurm_resolver.tf.resume import ResumableLoop
-
-__version__ = "0.1.0"
+    from slurm_resolver.tf.resumable_loop import ResumableLoop
+    from slurm_resolver.tf.termination import termination_config
 
 __all__ = [
     "AddressError",
@@ -68,19 +68,15 @@ __all__ = [
 ]
 
 _MODULES = {
-    "cluster": ("Cluster", "resolve"),
-    "hostfold": ("compress_hostlist",),
-    "hostlist": (
-        "count_hostlist",
-        "expand_hostlist",
-        "expand_tasks_per_node",
-    ),
+    "cluster.cluster": ("Cluster", "resolve"),
+    "cluster.tasks": ("Task",),
     "legacy": ("tf_config_from_slurm",),
-    "tasks": ("Task",),
+    "slurm.hostlist": ("count_hostlist", "expand_hostlist", "expand_tasks_per_node"),
+    "slurm.hostlist_compress": ("compress_hostlist",),
     "tf.keras": ("BackupAndResume",),
-    "tf.preemption": ("termination_config",),
     "tf.resolver": ("SlurmClusterResolver",),
-    "tf.resume": ("ResumableLoop",),
+    "tf.resumable_loop": ("ResumableLoop",),
+    "tf.termination": ("termination_config",),
 }
 _MODULE_OF = {name: module for module, names in _MODULES.items() for name in names}
 

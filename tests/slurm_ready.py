@@ -17,9 +17,9 @@ from pathlib import Path
 from typing import Any, Dict
 
 import slurm_resolver as sr
-from slurm_resolver.addresses import host_for
-from slurm_resolver.environment import SlurmStep
-from slurm_resolver.readiness import wait_until_ready
+from slurm_resolver.cluster.node_address import host_for
+from slurm_resolver.preflight.ready import wait_until_ready
+from slurm_resolver.slurm.step import SlurmStep
 
 
 def main() -> None:

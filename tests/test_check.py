@@ -17,12 +17,12 @@ from conftest import packets_dropped, recordings
 from slurm_cluster import SlurmCluster
 
 import slurm_resolver as sr
-from slurm_resolver import preflight
 from slurm_resolver.cli import main
-from slurm_resolver.environment import SlurmStep
-from slurm_resolver.preflight import check_here
-from slurm_resolver.probe import Listener, ask, holder_of, peers_to_ask, send, unresolved
-from slurm_resolver.readiness import task_names
+from slurm_resolver.preflight import step_checks as preflight
+from slurm_resolver.preflight.ready import task_names
+from slurm_resolver.preflight.step_checks import check_here
+from slurm_resolver.rendezvous.probe import Listener, ask, holder_of, peers_to_ask, send, unresolved
+from slurm_resolver.slurm.step import SlurmStep
 
 CHECK = shlex.join([sys.executable, "-m", "slurm_resolver", "check"])
 IDS = [

@@ -12,7 +12,7 @@ import pytest
 from conftest import Recording, recordings
 
 import slurm_resolver as sr
-from slurm_resolver import cluster as cluster_module
+from slurm_resolver.cluster import cluster as cluster_module
 
 TASK = {
     **conftest.TASK,

@@ -429,7 +429,7 @@ def test_waiting_for_nobody(slurm: Any, capfd: pytest.CaptureFixture[str]) -> No
 
 def test_importing_the_package_does_not_import_tensorflow() -> None:
     code = (
-        "import sys, slurm_resolver, slurm_resolver.cli, slurm_resolver.local_step; "
+        "import sys, slurm_resolver, slurm_resolver.cli, slurm_resolver.local.step; "
         "assert 'SlurmClusterResolver' in dir(slurm_resolver); "
         "sys.exit('tensorflow' in sys.modules)"
     )

@@ -15,7 +15,7 @@ from slurm_cluster import SlurmCluster
 
 import slurm_resolver
 from slurm_resolver.cli import main
-from slurm_resolver.report import make_report
+from slurm_resolver.diagnostics.bug_report import make_report
 
 
 def test_the_sections_as_text(

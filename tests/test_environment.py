@@ -6,8 +6,8 @@ from typing import Dict
 
 import pytest
 
-from slurm_resolver.environment import VARIABLES, SlurmStep
 from slurm_resolver.errors import EnvironmentValueError
+from slurm_resolver.slurm.step import VARIABLES, SlurmStep
 
 TASK = {
     "SLURM_PROCID": "3",

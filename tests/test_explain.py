@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 
 from slurm_resolver import errors
 from slurm_resolver.cli import main
-from slurm_resolver.explain import KNOWN, Finding, explain, explain_file
+from slurm_resolver.diagnostics.log_messages import KNOWN, Finding, explain, explain_file
 
 LOGS = DATA / "logs"
 WORKER_0, WORKER_1 = "/job:worker/replica:0/task:0", "/job:worker/replica:0/task:1"

@@ -13,9 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import slurm_resolver as sr
-from slurm_resolver import gpus as gpus_module
-from slurm_resolver.environment import SlurmStep
-from slurm_resolver.gpus import Gpus, apply_gpus, choose_gpus, gpu_users
+from slurm_resolver.cluster import gpus as gpus_module
+from slurm_resolver.cluster.gpus import Gpus, apply_gpus, choose_gpus, gpu_users
+from slurm_resolver.slurm.step import SlurmStep
 
 Devices = Optional[Tuple[str, ...]]
 
@@ -307,7 +307,7 @@ def test_the_driver_is_asked_through_its_library(
     monkeypatch: pytest.MonkeyPatch, init: str, number: Optional[int]
 ) -> None:
     """A stand-in for nvidia-ml-py: this machine need not have a GPU."""
-    from slurm_resolver.devices import count_with_driver
+    from slurm_resolver.slurm.gpu_variables import count_with_driver
 
     class NVMLError(Exception):
         pass

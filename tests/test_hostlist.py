@@ -20,7 +20,7 @@ from slurm_resolver import (
     expand_hostlist,
     expand_tasks_per_node,
 )
-from slurm_resolver.hostfold import sort_hosts
+from slurm_resolver.slurm.hostlist_compress import sort_hosts
 
 with open(DATA / "hostlists.jsonl", encoding="utf-8") as lines:
     FROM_SLURM = [json.loads(line) for line in lines]

@@ -10,9 +10,9 @@ from conftest import Recording, recordings
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slurm_resolver.environment import SlurmStep
+from slurm_resolver.cluster.layout import Layout, check, lay_out
 from slurm_resolver.errors import LayoutError, NotInStepError, SlurmResolverError
-from slurm_resolver.layout import Layout, check, lay_out
+from slurm_resolver.slurm.step import SlurmStep
 
 # Steps whose layout no variable tells, and why. Every other recorded step must be right.
 UNKNOWABLE = {

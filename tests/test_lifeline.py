@@ -15,11 +15,11 @@ from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence, Tupl
 import pytest
 
 import slurm_resolver as sr
-from slurm_resolver import hub as hub_module
-from slurm_resolver.environment import SlurmStep
-from slurm_resolver.hub import Hub
-from slurm_resolver.lifeline import Star, star
-from slurm_resolver.tasks import Task
+from slurm_resolver.cluster.tasks import Task
+from slurm_resolver.parameter_server import monitor as hub_module
+from slurm_resolver.parameter_server.member import Star, star
+from slurm_resolver.parameter_server.monitor import Hub
+from slurm_resolver.slurm.step import SlurmStep
 
 STEP = {
     "SLURM_PROCID": "0",
@@ -447,7 +447,8 @@ def test_a_port_that_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
 TASK = """
 import os, sys, time
 sys.path.insert(0, sys.argv[4])
-from slurm_resolver import hub, lifeline
+from slurm_resolver.parameter_server import member as lifeline
+from slurm_resolver.parameter_server import monitor as hub
 from test_lifeline import star_of
 lifeline._END_SECONDS = 0.3
 star = star_of(sys.argv[1].split(","), int(sys.argv[2]), int(sys.argv[3]))

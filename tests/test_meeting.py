@@ -16,9 +16,10 @@ import pytest
 from conftest import Recording, recordings
 
 import slurm_resolver as sr
-from slurm_resolver import meeting, rendezvous
-from slurm_resolver.environment import SlurmStep
-from slurm_resolver.meeting import MeetingPoint, meet
+from slurm_resolver.cluster import layout_exchange as rendezvous
+from slurm_resolver.rendezvous import barrier as meeting
+from slurm_resolver.rendezvous.barrier import MeetingPoint, meet
+from slurm_resolver.slurm.step import SlurmStep
 
 GREETING = b"slurm_resolver meeting 1\n"
 
@@ -298,7 +299,7 @@ def test_the_answer_is_bounded(port: int, monkeypatch: pytest.MonkeyPatch) -> No
 
 HOLDS_THE_INTERPRETER = """
 import ctypes, sys, time
-from slurm_resolver.readiness import deadline
+from slurm_resolver.preflight.ready import deadline
 with deadline(60, "not this one"):
     print("through", flush=True)
 with deadline(1, "rank 0 has not started"):

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slurm_resolver.environment import SlurmStep
+from slurm_resolver.cluster.ports import choose_ports
 from slurm_resolver.errors import AddressError
-from slurm_resolver.ports import choose_ports
+from slurm_resolver.slurm.step import SlurmStep
 
 
 def step(job_id: Optional[str] = "42", step_id: Optional[str] = "0", **more: Any) -> SlurmStep:

@@ -14,10 +14,10 @@ from typing import Any, Dict, List, Optional, Tuple
 
 import pytest
 
-from slurm_resolver.environment import SlurmStep
 from slurm_resolver.errors import ResumeError
-from slurm_resolver.requeue import Ending, decide, job_end, job_name
-from slurm_resolver.signals import SignalWatch
+from slurm_resolver.preemption.requeue import Ending, decide, job_end, job_name
+from slurm_resolver.preemption.signal_watch import SignalWatch
+from slurm_resolver.slurm.step import SlurmStep
 
 JOB = {"SLURM_JOB_ID": "42", "SLURM_RESTART_COUNT": "2"}
 RUNNING = "JobId=42 JobName=a b JobState=RUNNING Reason=None Restarts=2 EndTime=1970-01-02T00:00:00"

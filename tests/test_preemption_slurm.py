@@ -18,7 +18,7 @@ import pytest
 from slurm_cluster import Node, SlurmCluster, started
 
 pytest.importorskip("tensorflow", reason="TensorFlow is not installed")
-from slurm_resolver.tf.resume import counters
+from slurm_resolver.tf.resumable_loop import counters
 
 pytestmark = [pytest.mark.slurm, pytest.mark.tensorflow]
 

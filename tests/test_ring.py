@@ -19,10 +19,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from slurm_cluster import SlurmCluster
 
-from slurm_resolver.environment import SlurmStep
-from slurm_resolver.layout import Layout, lay_out
-from slurm_resolver.ring import index_order, is_contiguous, order_by_ring
-from slurm_resolver.roles import Roles, assign_roles
+from slurm_resolver.cluster.layout import Layout, lay_out
+from slurm_resolver.cluster.ring_order import index_order, is_contiguous, order_by_ring
+from slurm_resolver.cluster.roles import Roles, assign_roles
+from slurm_resolver.slurm.step import SlurmStep
 
 HAS_TENSORFLOW = importlib.util.find_spec("tensorflow") is not None
 

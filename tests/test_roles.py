@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slurm_resolver.components import ComponentRanks
-from slurm_resolver.environment import SlurmStep
+from slurm_resolver.cluster.het_groups import ComponentRanks
+from slurm_resolver.cluster.layout import Layout, lay_out
+from slurm_resolver.cluster.roles import assign_roles
 from slurm_resolver.errors import JobsError
-from slurm_resolver.layout import Layout, lay_out
-from slurm_resolver.roles import assign_roles
+from slurm_resolver.slurm.step import SlurmStep
 
 
 def layout_of(counts: Sequence[int], distribution: str = "block") -> Layout:

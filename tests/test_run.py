@@ -19,7 +19,7 @@ from slurm_cluster import SlurmCluster
 
 from slurm_resolver.cli import main
 from slurm_resolver.cli.run import add_arguments
-from slurm_resolver.local_environment import free_ports
+from slurm_resolver.local.environment import free_ports
 
 
 def test_output_is_labelled_by_rank() -> None:

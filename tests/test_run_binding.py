@@ -16,10 +16,10 @@ import pytest
 from local_run import run
 from slurm_cluster import Node, SlurmCluster, SlurmUnavailable, slurm_or_skip
 
-from slurm_resolver.devices import CUDA
 from slurm_resolver.errors import GpuError
-from slurm_resolver.local_cpus import bind_cpus
-from slurm_resolver.local_gpus import GpuRequest, gpu_variables
+from slurm_resolver.local.cpus import bind_cpus
+from slurm_resolver.local.gpus import GpuRequest, gpu_variables
+from slurm_resolver.slurm.gpu_variables import CUDA
 
 GPU_OPTIONS = """\
 --gpus=2
@@ -151,20 +151,20 @@ def test_names_of_one_maker_go_into_its_variable_alone() -> None:
 def test_more_gpus_than_there_are(
     request_: GpuRequest, environ: Dict[str, str], message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("slurm_resolver.local_gpus.count_with_driver", lambda: 4)
+    monkeypatch.setattr("slurm_resolver.local.gpus.count_with_driver", lambda: 4)
     with pytest.raises(GpuError) as caught:
         gpu_variables(request_, 2, environ)
     assert message in str(caught.value)
 
 
 def test_where_nothing_can_be_asked_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("slurm_resolver.local_gpus.count_with_driver", lambda: None)
+    monkeypatch.setattr("slurm_resolver.local.gpus.count_with_driver", lambda: None)
     found = gpu_variables(GpuRequest(2), 1, {})
     assert found.variables[0][CUDA] == "0,1"
     assert [text.split(" (")[0] for text in found.warnings] == [
         "cannot see whether this machine has 2 GPUs"
     ]
-    monkeypatch.setattr("slurm_resolver.local_gpus.count_with_driver", lambda: 2)
+    monkeypatch.setattr("slurm_resolver.local.gpus.count_with_driver", lambda: 2)
     assert not gpu_variables(GpuRequest(2), 1, {}).warnings
 
 

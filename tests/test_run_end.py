@@ -12,7 +12,7 @@ from slurm_cluster import SlurmCluster
 
 from slurm_resolver.cli import main
 from slurm_resolver.errors import LaunchError
-from slurm_resolver.slurm_time import parse_notice, parse_time
+from slurm_resolver.slurm.time_limit import parse_notice, parse_time
 
 
 @pytest.mark.parametrize("option", ["-K0", "--kill-on-bad-exit=0", "--no-kill-on-bad-exit"])

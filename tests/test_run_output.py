@@ -11,7 +11,7 @@ import pytest
 from local_run import COMMAND, run
 from slurm_cluster import SlurmCluster
 
-from slurm_resolver.local_output import file_name
+from slurm_resolver.local.output import file_name
 
 COUNT = "echo ${SLURM_RESTART_COUNT-first};"
 

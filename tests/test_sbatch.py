@@ -17,9 +17,9 @@ from hypothesis import strategies as st
 from slurm_cluster import Node, SlurmCluster, started
 
 import slurm_resolver
-from slurm_resolver.batch_file import batch_file, directive_word, shell_word
-from slurm_resolver.batch_settings import BatchSettings
 from slurm_resolver.cli import main
+from slurm_resolver.sbatch.script import batch_file, directive_word, shell_word
+from slurm_resolver.sbatch.settings import BatchSettings
 
 # The tasks find the commands of this environment.
 ENVIRONMENT = {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}

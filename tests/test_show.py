@@ -16,11 +16,11 @@ from slurm_cluster import SlurmCluster
 
 import slurm_resolver
 from slurm_resolver.cli import main
-from slurm_resolver.cluster import build_cluster
-from slurm_resolver.environment import SlurmStep
-from slurm_resolver.layout import lay_out
-from slurm_resolver.picture import Row, fold_nodes, spans
-from slurm_resolver.tasks import Task
+from slurm_resolver.cli.cluster_picture import Row, fold_nodes, spans
+from slurm_resolver.cluster.cluster import build_cluster
+from slurm_resolver.cluster.layout import lay_out
+from slurm_resolver.cluster.tasks import Task
+from slurm_resolver.slurm.step import SlurmStep
 
 COMMAND = [sys.executable, "-m", "slurm_resolver"]
 

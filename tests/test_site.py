@@ -11,9 +11,9 @@ import pytest
 from pytest_mock import MockerFixture
 from slurm_cluster import SlurmCluster
 
-from slurm_resolver import site
-from slurm_resolver.environment import SlurmStep
-from slurm_resolver.site import Site, judge
+from slurm_resolver.preflight import job_checks as site
+from slurm_resolver.preflight.job_checks import Site, judge
+from slurm_resolver.slurm.step import SlurmStep
 
 CONFIG = {"JobRequeue": "1", "KillWait": "30 sec", "PreemptMode": "OFF", "RequeueExit": "(null)"}
 JOB = {"JobId": "42", "BatchFlag": "1", "Requeue": "1", "Restarts": "2"}

@@ -13,7 +13,7 @@ import conftest
 import pytest
 
 import slurm_resolver as sr
-from slurm_resolver.tasks import Tasks
+from slurm_resolver.cluster.tasks import Tasks
 
 TASK = {**conftest.TASK, "SLURM_DISTRIBUTION": "cyclic"}
 LARGE = {

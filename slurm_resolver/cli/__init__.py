@@ -13,8 +13,8 @@ import os
 import sys
 from typing import Collection, Optional, Sequence
 
-from slurm_resolver import __version__
 from slurm_resolver.errors import SlurmResolverError
+from slurm_resolver.version import __version__
 
 COMMANDS = {
     "run": "start N tasks on this machine, as srun would in a step of one node",

@@ -9,11 +9,11 @@ import os
 import sys
 from typing import Any, Dict, List
 
-from slurm_resolver.addresses import host_for
 from slurm_resolver.cli.options import add_cluster_options, cluster_keywords
-from slurm_resolver.cluster import resolve
-from slurm_resolver.environment import SlurmStep
+from slurm_resolver.cluster.cluster import resolve
+from slurm_resolver.cluster.node_address import host_for
 from slurm_resolver.errors import RendezvousError
+from slurm_resolver.slurm.step import SlurmStep
 
 DESCRIPTION = """\
 Checks what would keep TensorFlow from starting, before it starts: whether all tasks of the step
@@ -45,7 +45,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def main(args: argparse.Namespace) -> int:
     """Runs the checks, prints them in one task, and returns 0 or 1."""
-    from slurm_resolver import preflight  # asyncio, and what it needs, take their time to import
+    # asyncio, and what it needs, take their time to import
+    from slurm_resolver.preflight import step_checks as preflight
 
     step = SlurmStep.read(os.environ)
     printing = True

@@ -26,7 +26,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def main(args: argparse.Namespace) -> int:
     """Prints the report."""
-    from slurm_resolver.report import make_report
+    from slurm_resolver.diagnostics.bug_report import make_report
 
     report = make_report(os.environ)
     if args.json:

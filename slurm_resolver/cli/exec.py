@@ -9,12 +9,12 @@ import os
 import sys
 from typing import Any, Dict, List, NoReturn
 
-from slurm_resolver.addresses import host_for
 from slurm_resolver.cli.options import add_cluster_options, cluster_keywords
-from slurm_resolver.cluster import Cluster, resolve
-from slurm_resolver.environment import SlurmStep
+from slurm_resolver.cluster.cluster import Cluster, resolve
+from slurm_resolver.cluster.gpus import apply_gpus
+from slurm_resolver.cluster.node_address import host_for
 from slurm_resolver.errors import EnvironmentValueError, LaunchError
-from slurm_resolver.gpus import apply_gpus
+from slurm_resolver.slurm.step import SlurmStep
 
 DESCRIPTION = """\
 Becomes COMMAND, with TF_CONFIG set to this task's part of the cluster, and with the task's GPUs.
@@ -78,7 +78,7 @@ def main(args: argparse.Namespace) -> int:
         import shutil
 
         from slurm_resolver.errors import RendezvousError
-        from slurm_resolver.readiness import wait_until_ready
+        from slurm_resolver.preflight.ready import wait_until_ready
 
         if command and shutil.which(command[0]) is None:
             # Before the others go on and start theirs, which would wait for this one in vain.

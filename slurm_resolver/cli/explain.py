@@ -10,7 +10,7 @@ import textwrap
 from typing import TYPE_CHECKING, Any, Dict, List
 
 if TYPE_CHECKING:
-    from slurm_resolver.explain import Finding
+    from slurm_resolver.diagnostics.log_messages import Finding
 
 DESCRIPTION = """\
 Reads logs and explains the messages of TensorFlow, gRPC, CUDA and Slurm that it knows: what each
@@ -56,7 +56,9 @@ def main(args: argparse.Namespace) -> int:
 
 
 def _read(name: str) -> List[Finding]:
-    from slurm_resolver.explain import explain_file  # its table takes longer than the command
+    from slurm_resolver.diagnostics.log_messages import (
+        explain_file,  # its table takes longer than the command
+    )
 
     if name == "-":
         return explain_file(sys.stdin.buffer)

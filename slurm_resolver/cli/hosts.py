@@ -6,8 +6,8 @@ import argparse
 import sys
 from typing import Iterator, List
 
-from slurm_resolver.hostfold import compress_hostlist, sort_hosts
-from slurm_resolver.hostlist import count_hostlist, expand_hostlist
+from slurm_resolver.slurm.hostlist import count_hostlist, expand_hostlist
+from slurm_resolver.slurm.hostlist_compress import compress_hostlist, sort_hosts
 
 DESCRIPTION = """\
 Expands, folds and counts host lists as Slurm writes them. It needs no Slurm. LIST is a host list,

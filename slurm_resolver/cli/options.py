@@ -5,8 +5,8 @@ from __future__ import annotations
 import argparse
 from typing import Any, Dict
 
-from slurm_resolver.cluster import LAYOUTS
-from slurm_resolver.roles import PLACEMENTS, WORKER_ORDERS
+from slurm_resolver.cluster.cluster import LAYOUTS
+from slurm_resolver.cluster.roles import PLACEMENTS, WORKER_ORDERS
 
 
 def add_cluster_options(parser: argparse.ArgumentParser) -> None:

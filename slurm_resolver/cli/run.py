@@ -12,7 +12,7 @@ from typing import Callable, Dict, List, Mapping, Optional
 
 from slurm_resolver.cli.srun_options import add_foreign_options, no_input, one_node
 from slurm_resolver.errors import LaunchError
-from slurm_resolver.requeue import REQUEUE_STATUS
+from slurm_resolver.preemption.requeue import REQUEUE_STATUS
 
 DESCRIPTION = """\
 Starts COMMAND as N tasks on this machine, each with the variables that srun sets in a step of one
@@ -205,13 +205,13 @@ def main(args: argparse.Namespace) -> int:
 
 def _run(args: argparse.Namespace, command: List[str]) -> int:
     # slow to import, and only needed here
-    from slurm_resolver.local_cpus import bind_cpus
-    from slurm_resolver.local_environment import distribution_variables
-    from slurm_resolver.local_gpus import GpuRequest, gpu_variables
-    from slurm_resolver.local_job import LocalJob, RequeueOptions
-    from slurm_resolver.local_output import OutputOptions
-    from slurm_resolver.local_step import StepOptions
-    from slurm_resolver.slurm_time import notice_and_limit
+    from slurm_resolver.local.cpus import bind_cpus
+    from slurm_resolver.local.environment import distribution_variables
+    from slurm_resolver.local.gpus import GpuRequest, gpu_variables
+    from slurm_resolver.local.job import LocalJob, RequeueOptions
+    from slurm_resolver.local.output import OutputOptions
+    from slurm_resolver.local.step import StepOptions
+    from slurm_resolver.slurm.time_limit import notice_and_limit
 
     limit, notice = notice_and_limit(args.time, args.signal)
     if args.signal is not None and limit is None:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import argparse
 import sys
 
-from slurm_resolver.batch_file import batch_file
-from slurm_resolver.batch_settings import DEFAULT_SIGNAL, DEFAULT_TIME, BatchSettings
 from slurm_resolver.cli.options import numbers
 from slurm_resolver.errors import LaunchError
+from slurm_resolver.sbatch.script import batch_file
+from slurm_resolver.sbatch.settings import DEFAULT_SIGNAL, DEFAULT_TIME, BatchSettings
 
 DESCRIPTION = """\
 Prints a complete, commented batch file that trains COMMAND on several nodes, for sbatch: with a

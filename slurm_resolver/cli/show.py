@@ -6,14 +6,14 @@ import argparse
 import sys
 from typing import List, Optional, Tuple
 
+from slurm_resolver.cli.cluster_picture import Row, count_jobs, fold_nodes, shorten, tasks_by_node
 from slurm_resolver.cli.options import add_cluster_options, cluster_keywords
-from slurm_resolver.cluster import Cluster, build_cluster, resolve
-from slurm_resolver.environment import SlurmStep
+from slurm_resolver.cluster.cluster import Cluster, build_cluster, resolve
+from slurm_resolver.cluster.gpus import Gpus
+from slurm_resolver.cluster.layout import lay_out
+from slurm_resolver.cluster.tasks import Task
 from slurm_resolver.errors import NotInStepError
-from slurm_resolver.gpus import Gpus
-from slurm_resolver.layout import lay_out
-from slurm_resolver.picture import Row, count_jobs, fold_nodes, shorten, tasks_by_node
-from slurm_resolver.tasks import Task
+from slurm_resolver.slurm.step import SlurmStep
 
 DESCRIPTION = """\
 Shows the cluster that SlurmClusterResolver makes of the Slurm step this command runs in: each

@@ -7,8 +7,8 @@ from typing import Any, Optional, Tuple
 import tensorflow as tf
 
 from slurm_resolver.errors import ResumeError
-from slurm_resolver.tf.preemption import TerminationConfig
-from slurm_resolver.tf.resume import Backup
+from slurm_resolver.tf.resumable_loop import Backup
+from slurm_resolver.tf.termination import TerminationConfig
 
 if tuple(map(int, tf.__version__.split(".")[:2])) < (2, 16):  # its own Keras is Keras 2
     from tensorflow.keras.callbacks import Callback
@@ -59,7 +59,7 @@ class BackupAndResume(Callback):  # type: ignore[misc]
             save_every: also save after so many steps: what a crash can lose.
             max_to_keep: how many checkpoints to keep.
             skip: whether to drop the batches that were seen before; False if the data begins
-                after them (`slurm_resolver.tf.resume.counters` tells where that is).
+                after them (`slurm_resolver.tf.resumable_loop.counters` tells where that is).
             state: more that a `tf.train.Checkpoint` can hold.
         """
         super().__init__()

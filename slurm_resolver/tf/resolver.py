@@ -10,19 +10,19 @@ from typing import Any, Collection, Dict, Iterator, List, Mapping, Optional, Seq
 
 import tensorflow as tf
 
-from slurm_resolver.addresses import NodeAddress, host_for
-from slurm_resolver.cluster import (
+from slurm_resolver.cluster.cluster import (
     Cluster,
     build_cluster,
     find_layout,
     without_slurm,
 )
-from slurm_resolver.environment import SlurmStep
+from slurm_resolver.cluster.gpus import apply_gpus
+from slurm_resolver.cluster.layout import Layout, check, lay_out
+from slurm_resolver.cluster.node_address import NodeAddress, host_for
 from slurm_resolver.errors import LayoutError
-from slurm_resolver.gpus import apply_gpus
-from slurm_resolver.hostlist import expand_hostlist, expand_tasks_per_node
-from slurm_resolver.layout import Layout, check, lay_out
 from slurm_resolver.log import warn
+from slurm_resolver.slurm.hostlist import expand_hostlist, expand_tasks_per_node
+from slurm_resolver.slurm.step import SlurmStep
 
 __all__ = ["SlurmClusterResolver", "expand_hostlist", "expand_tasks_per_node"]
 
@@ -197,7 +197,7 @@ class SlurmClusterResolver(tf.distribute.cluster_resolver.ClusterResolver):  # t
             RendezvousError: in every task, naming the ranks and nodes that are missing, what two
                 tasks disagree on, or the port that is taken.
         """
-        from slurm_resolver.readiness import wait_until_ready
+        from slurm_resolver.preflight.ready import wait_until_ready
 
         wait_until_ready(self._cluster, self._step, timeout, self._port_base, self._host_of)
 
@@ -213,7 +213,7 @@ class SlurmClusterResolver(tf.distribute.cluster_resolver.ClusterResolver):  # t
         A message and all tracebacks go to the standard error, and the exit status is 1, also while
         TensorFlow waits for a peer and holds the interpreter. It uses `faulthandler`'s timer.
         """
-        from slurm_resolver.readiness import deadline
+        from slurm_resolver.preflight.ready import deadline
 
         own = self._cluster.task
         who = f"rank {own.rank} ({own.job} {own.index} on {own.node})" if own else "this process"

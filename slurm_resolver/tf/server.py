@@ -11,11 +11,11 @@ from typing import Any, Dict, Optional, Union
 
 import tensorflow as tf
 
-from slurm_resolver.cluster import Cluster
-from slurm_resolver.environment import SlurmStep
+from slurm_resolver.cluster.cluster import Cluster
 from slurm_resolver.errors import JobsError
-from slurm_resolver.hub import Hub
-from slurm_resolver.lifeline import START_SECONDS, Member, say, star
+from slurm_resolver.parameter_server.member import START_SECONDS, Member, say, star
+from slurm_resolver.parameter_server.monitor import Hub
+from slurm_resolver.slurm.step import SlurmStep
 
 Lifeline = Union[Hub, Member]
 

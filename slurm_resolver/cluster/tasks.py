@@ -1,0 +1,131 @@
+"""The tasks of a step, as a sequence that makes a `Task` only when it is asked for."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from collections.abc import Iterator, Sequence
+from typing import Dict, List, NamedTuple, Optional, Tuple, Union, overload
+
+from slurm_resolver.cluster.layout import Layout
+from slurm_resolver.cluster.roles import Roles
+
+
+class Task(NamedTuple):
+    """One task: its rank in the step, where it runs, and which part it plays."""
+
+    rank: int
+    node: str
+    local_rank: int
+    job: str
+    index: int  # type: ignore[assignment]  # TensorFlow's word; tuple.index() is not missed
+    address: str
+
+
+class Tasks(Sequence[Task]):
+    """Every task of a step, ``tasks[rank]``; otherwise as a tuple of `Task`, and equal to one.
+
+    A step of 100,000 tasks is resolved without making an object for each of them: what is kept is
+    where each rank runs, the ranks of each job, and what the addresses are put together from.
+    """
+
+    def __init__(
+        self, layout: Layout, roles: Roles, hosts: Sequence[str], endings: Sequence[str]
+    ) -> None:
+        """Takes what the resolution found.
+
+        A task's address is the host of its node and the ending of its local id, ``:23001``.
+        """
+        self._layout = layout
+        self._roles = roles
+        self._hosts = hosts
+        self._endings = endings
+
+    def __len__(self) -> int:
+        """Returns the number of tasks."""
+        return self._layout.num_tasks
+
+    @overload
+    def __getitem__(self, rank: int) -> Task: ...
+    @overload
+    def __getitem__(self, rank: slice) -> Tuple[Task, ...]: ...
+    def __getitem__(self, rank: Union[int, slice]) -> Union[Task, Tuple[Task, ...]]:
+        """Returns the task of a rank, or a tuple of tasks for a slice."""
+        ranks = range(len(self))[rank]
+        if isinstance(ranks, range):
+            return tuple(map(self._task, ranks))
+        return self._task(ranks)
+
+    def __iter__(self) -> Iterator[Task]:
+        """Yields the tasks by rank."""
+        nodes = map(self._layout.nodes.__getitem__, self._layout.node_of)
+        addresses = self._addresses(range(len(self)))
+        return map(Task, itertools.count(), nodes, self._layout.local_of, *self._played, addresses)
+
+    def __eq__(self, other: object) -> bool:
+        """Whether the other one has the same tasks in the same order."""
+        if not isinstance(other, (Tasks, tuple)):
+            return NotImplemented
+        return len(self) == len(other) and all(a == b for a, b in zip(self, other))
+
+    def __hash__(self) -> int:
+        """Returns the hash of the tuple that it is equal to."""
+        return hash(tuple(self))
+
+    def __repr__(self) -> str:
+        """Returns how many there are; they may be too many to show."""
+        return f"<{len(self)} tasks on {len(self._layout.nodes)} nodes>"
+
+    def own(self, rank: int) -> Task:
+        """Returns ``tasks[rank]``, the sooner where no other task is asked for."""
+        return self._task(rank, self._roles.of(rank))
+
+    def by_job(self) -> Dict[str, List[str]]:
+        """Returns the addresses of each job by index, in alphabetical order of the job names."""
+        return {job: self._addresses(ranks) for job, ranks in sorted(self._roles.ranks.items())}
+
+    def iter_json(self) -> Iterator[str]:
+        """Yields, in pieces, what `json.dumps` makes of the tasks as dicts."""
+        from json.encoder import encode_basestring_ascii as quoted
+
+        nodes = list(map(quoted, self._layout.nodes))
+        hosts = [quoted(host)[:-1] for host in self._hosts]  # the address goes on behind it
+        endings = self._endings
+        columns = zip(itertools.count(), self._layout.node_of, self._layout.local_of, *self._played)
+        rows = (
+            f'{{"rank": {rank}, "node": {nodes[node]}, "local_rank": {local_rank}, '
+            f'"job": "{job}", "index": {index}, "address": {hosts[node]}{endings[local_rank]}"}}'
+            for rank, node, local_rank, job, index in columns
+        )
+        separator = "["
+        for first in rows:
+            yield separator + ", ".join([first, *itertools.islice(rows, 999)])
+            separator = ", "
+        yield "]"
+
+    def _task(self, rank: int, played: Optional[Tuple[str, int]] = None) -> Task:
+        layout = self._layout
+        node, local_rank = layout.node_of[rank], layout.local_of[rank]
+        job, index = played or (self._played[0][rank], self._played[1][rank])
+        address = self._hosts[node] + self._endings[local_rank]
+        return Task(rank, layout.nodes[node], local_rank, job, index, address)
+
+    def _addresses(self, ranks: Sequence[int]) -> List[str]:
+        hosts, endings = self._hosts, self._endings
+        node_of, local_of = self._layout.node_of, self._layout.local_of
+        return [hosts[node_of[rank]] + endings[local_of[rank]] for rank in ranks]
+
+    @functools.cached_property
+    def _played(self) -> Tuple[List[str], List[int]]:
+        """By rank the job, and the index in it."""
+        return self._roles.job_of, self._roles.index_of
+
+
+def addresses_by_job(tasks: Sequence[Task]) -> Dict[str, List[str]]:
+    """Returns the addresses of each job by index, in alphabetical order of the job names."""
+    if isinstance(tasks, Tasks):
+        return tasks.by_job()
+    jobs: Dict[str, List[str]] = {}
+    for task in sorted(tasks, key=lambda task: (task.job, task.index)):
+        jobs.setdefault(task.job, []).append(task.address)
+    return jobs

@@ -1,0 +1,1 @@
+"""The launcher behind `slurm-resolver run`: a step of several tasks without Slurm."""

@@ -1,0 +1,1 @@
+"""When parameter servers may leave: who is still there, and how the job has ended."""

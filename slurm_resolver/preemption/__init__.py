@@ -1,0 +1,1 @@
+"""A job that is about to end: the signal that says so, and the requeue."""

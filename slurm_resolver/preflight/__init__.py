@@ -1,0 +1,1 @@
+"""Before TensorFlow starts: are all tasks there, do they agree, could training start?"""
