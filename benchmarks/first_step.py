@@ -18,7 +18,7 @@ from typing import Dict, List
 
 import report
 
-sys.path.insert(0, str(report.HERE.parent / "tests"))
+sys.path.insert(0, str(report.HERE.parent / "tests" / "helpers"))
 
 HOSTS = ["n1", "n2"]
 WITH_EXEC = "slurm-resolver exec --wait"

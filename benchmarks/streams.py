@@ -32,7 +32,7 @@ def streams(nodes: int, per_node: int, distribution: str, order: str) -> int:
         "SLURM_STEP_TASKS_PER_NODE": f"{per_node}(x{nodes})",
     }
     tasks = sr.resolve(worker_order=order, environ=environ).tasks
-    # the ring's order: tests/test_ring.py reads it in TensorFlow's own log
+    # the ring's order: tests/tensorflow/test_ring.py reads it in TensorFlow's own log
     ring = [task.node for task in sorted(tasks, key=lambda task: f"{task.job}/{task.index}")]
     following = [*ring[1:], ring[0]]
     return max(Counter(a for a, b in zip(ring, following) if a != b).values())

@@ -1,64 +1,22 @@
-"""What many tests share: recorded steps, and one real Slurm for the whole session."""
+"""What many tests share: one real Slurm for the whole session, and data to train on."""
 
 from __future__ import annotations
 
-import contextlib
-import json
+import importlib.util
 import os
 from pathlib import Path
-from typing import Dict, Iterator, List, NamedTuple, Tuple
+from typing import Iterator
 
 import pytest
 from slurm_cluster import Node, SlurmCluster, started
 
-DATA = Path(__file__).parent / "data"
-
-# Rank 1 of four on two nodes that all see two GPUs; what a test is about, it adds.
-TASK = {
-    "SLURM_PROCID": "1",
-    "SLURM_JOB_ID": "42",
-    "SLURM_STEP_ID": "0",
-    "SLURM_STEP_NUM_TASKS": "4",
-    "SLURM_STEP_NODELIST": "n[9-10]",
-    "SLURM_STEP_TASKS_PER_NODE": "2(x2)",
-    "SLURM_STEP_RESV_PORTS": "23001-23003",
-    "CUDA_VISIBLE_DEVICES": "4,5",
-}
+HAS_TENSORFLOW = importlib.util.find_spec("tensorflow") is not None
 
 
-class Recording(NamedTuple):
-    """One recorded step: what was run, and each task's variables."""
-
-    name: str
-    command: str
-    files: Dict[str, str]
-    tasks: List[Dict[str, str]]
-
-    def truth(self) -> Dict[int, Tuple[str, int]]:
-        """By rank, the node and the local id that the task itself reported."""
-        return {
-            int(task["SLURM_PROCID"]): (task["SLURMD_NODENAME"], int(task["SLURM_LOCALID"]))
-            for task in self.tasks
-        }
-
-
-def recordings() -> List[Recording]:
-    """Every recorded step; a scenario with several steps gives several."""
-    found = []
-    with open(DATA / "steps.jsonl", encoding="utf-8") as lines:
-        for line in lines:
-            scenario = json.loads(line)
-            steps: Dict[Tuple[str, str], List[Dict[str, str]]] = {}
-            for own in scenario["each"]:
-                task = {**scenario["all"], **own}
-                key = (task.get("SLURM_JOB_ID", ""), task.get("SLURM_STEP_ID", ""))
-                steps.setdefault(key, []).append(task)
-            for number, tasks in enumerate(steps.values()):
-                name = f"{scenario['slurm']}-{scenario['topology']}-{scenario['scenario']}"
-                if len(steps) > 1:
-                    name += f"-{number}"
-                found.append(Recording(name, scenario["command"], scenario["files"], tasks))
-    return found
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Skips what needs TensorFlow where there is none; slurm_cluster.py does so for Slurm."""
+    if item.get_closest_marker("tensorflow") and not HAS_TENSORFLOW:
+        pytest.skip("TensorFlow is not installed")
 
 
 @pytest.fixture(autouse=True)
@@ -93,16 +51,3 @@ def mnist_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     parts = {"x_train": images[train], "x_test": images[test]}
     np.savez(path, **parts, y_train=labels[train], y_test=labels[test])
     return path
-
-
-@contextlib.contextmanager
-def packets_dropped(slurm: SlurmCluster, source: str, target: str) -> Iterator[None]:
-    """Lets nothing from one node arrive at another: its packets go to a wrong hardware address."""
-    address = slurm.run_on(source, f"getent ahostsv4 {target}").stdout.split()[0]
-    route = slurm.run_on(source, f"ip -o route get {address}").stdout
-    entry = f"{address} dev {route.split(' dev ')[1].split()[0]}"
-    slurm.run_on(source, f"ip neigh replace {entry} lladdr 02:00:00:00:00:01 nud permanent")
-    try:
-        yield
-    finally:
-        slurm.run_on(source, f"ip neigh del {entry}")

@@ -25,9 +25,9 @@ NEWEST = "tensorflow-cpu"
 WITHOUT_TENSORFLOW = ["-m", "not slurm and not tensorflow"]
 ONE_AT_A_TIME = threading.Lock()
 CONTRACT = [
-    "tests/test_contract.py",
-    "tests/test_package.py",
-    "tests/test_ring.py::test_tensorflow_visits_the_tasks_in_the_order_of_their_names",
+    "tests/tensorflow/test_contract.py",
+    "tests/unit/test_package.py",
+    "tests/tensorflow/test_ring.py::test_tensorflow_visits_the_tasks_in_the_order_of_their_names",
 ]
 
 

@@ -1,0 +1,74 @@
+"""`slurm-resolver check` on one machine, and what it makes of a recorded step."""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import Any, Dict, List
+
+import pytest
+from recorded_steps import recordings
+
+import slurm_resolver as sr
+from slurm_resolver.cli import main
+from slurm_resolver.preflight import step_checks as preflight
+from slurm_resolver.preflight.ready import task_names
+from slurm_resolver.preflight.step_checks import check_here
+from slurm_resolver.slurm.step import SlurmStep
+
+
+def test_the_layout_is_held_against_slurms_word_for_the_task() -> None:
+    task = next(r for r in recordings() if r.name.endswith("even_2x2")).tasks[2]
+    cluster, step = sr.resolve(environ=task), SlurmStep.read(task)
+    names = task_names(cluster)
+    facts = preflight._local_facts(cluster, step)
+    assert preflight._layout({2: facts}, cluster, names).status == "ok"
+    elsewhere = preflight._local_facts(cluster, step._replace(nodename="n0", localid=1))
+    assert preflight._layout({2: elsewhere}, cluster, names) == (
+        "layout",
+        "failed",
+        "rank 2 (worker 2 on n1) really runs on n0, local id 1",
+    )
+
+
+def test_one_machine(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HTTPS_PROXY", "http://proxy:3128")
+    for name in ("no_proxy", "NO_PROXY", "no_grpc_proxy"):
+        monkeypatch.delenv(name, raising=False)
+    checks = {result.id: result for result in check_here()}
+    ids = ["names", "tensorflow", "keras", "proxies", "gpus", "requeue", "preemption", "step"]
+    assert list(checks) == ids
+    assert checks["proxies"].status == "warning"
+    assert "https_proxy set, which gRPC would use" in checks["proxies"].detail
+    monkeypatch.setenv("NO_PROXY", "n[1-4]")
+    assert {result.id: result for result in check_here()}["proxies"].status == "ok"
+    failed = any(result.status == "failed" for result in checks.values())
+    assert main(["check", "--json"]) == failed
+    assert [check["id"] for check in json.loads(capsys.readouterr().out)["checks"]] == list(checks)
+
+
+def test_software_that_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    from importlib import metadata
+
+    versions: Dict[str, str] = {}
+
+    def version(name: str) -> str:
+        if name not in versions:
+            raise metadata.PackageNotFoundError
+        return versions[name]
+
+    monkeypatch.setattr(metadata, "version", version)
+    monkeypatch.delitem(sys.modules, "tensorflow", raising=False)
+    found: List[Any] = [r for r in check_here() if r.id in ("tensorflow", "keras")]
+    assert [result.status for result in found] == ["failed", "ok"]
+    versions.update({"tensorflow-cpu": "2.21.0", "keras": "3.15.1"})
+    found = [r for r in check_here() if r.id in ("tensorflow", "keras")]
+    assert [result.status for result in found] == ["ok", "warning"]
+    monkeypatch.setenv("TF_USE_LEGACY_KERAS", "1")
+    assert next(r for r in check_here() if r.id == "keras").status == "ok"
+
+
+def test_errors_of_the_environment_are_exit_status_2(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SLURM_STEP_NUM_TASKS", "none")
+    assert main(["check"]) == 2
+    assert issubclass(sr.RendezvousError, sr.SlurmResolverError)

@@ -1,0 +1,115 @@
+"""`slurm-resolver explain`: what it prints, its status, and how little memory it needs."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import resource
+import subprocess
+import sys
+from pathlib import Path
+from typing import List
+
+import pytest
+from folders import DATA
+
+from slurm_resolver.cli import main
+from slurm_resolver.diagnostics.log_messages import explain_file
+
+LOGS = DATA / "logs"
+
+
+@pytest.fixture
+def log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "80")
+    path = tmp_path / "slurm-8.out"
+    path.write_bytes(b"\xff\n" + (LOGS / "time-limit.log").read_bytes())
+    return path
+
+
+def test_text(log: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["explain", log.name]) == 1
+    captured = capsys.readouterr()
+    assert captured.err == ""
+    assert (
+        captured.out
+        == """\
+slurm-8.out:3: time-limit (x1) at n9
+    slurmstepd-n9: error: *** STEP 8.0 ON n9 CANCELLED AT 2026-11-21T02:39:13
+      DUE TO TIME LIMIT ***
+    Cause: The job reached its time limit.
+    Remedy: A longer one (sbatch --time), or checkpoints and a signal before it:
+      --signal=USR1@120
+"""
+    )
+
+
+def test_json(log: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["explain", "--json", log.name, log.name]) == 1
+    (finding,) = explain_file(io.BytesIO(log.read_bytes()))
+    expected = {"file": log.name, **finding._asdict()}
+    assert json.loads(capsys.readouterr().out) == [expected, expected]
+
+
+def test_nothing_known(log: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    log.write_bytes(b"epoch 1\n")
+    for options, output in (([], ""), (["--json"], "[]\n")):
+        assert main(["explain", *options, log.name]) == 0
+        captured = capsys.readouterr()
+        assert captured.out == output
+        assert captured.err == "slurm-resolver explain: no known message found\n"
+
+
+def test_a_file_that_cannot_be_read_does_not_hide_the_others(
+    log: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["explain", "missing.out", ".", log.name]) == 2
+    captured = capsys.readouterr()
+    assert captured.out.startswith("slurm-8.out:3: time-limit (x1) at n9\n")
+    assert captured.err == (
+        "slurm-resolver explain: missing.out: No such file or directory\n"
+        "slurm-resolver explain: .: Is a directory\n"
+    )
+
+
+@pytest.mark.parametrize("arguments", [[], ["-"]])
+def test_standard_input(arguments: List[str]) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "slurm_resolver", "explain", *arguments],
+        input=b"\x80 caf\xc3\xa9 Collective ops is aborted by: x\n",
+        capture_output=True,
+        timeout=60,
+        check=False,
+        env={**os.environ, "COLUMNS": "200", "PYTHONIOENCODING": "ascii"},
+    )
+    assert (done.returncode, done.stderr) == (1, b"")
+    assert done.stdout.splitlines()[:2] == [
+        b"-:1: collective-aborted (x1)",
+        rb"    \ufffd caf\xe9 Collective ops is aborted by: x",
+    ]
+
+
+def test_help_tells_status_and_has_an_example(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        main(["explain", "--help"])
+    assert caught.value.code == 0
+    shown = capsys.readouterr().out
+    assert "exit status: 0 when no known message was found" in shown
+    assert "slurm-resolver explain slurm-1234.out" in shown
+
+
+def test_a_log_of_a_million_lines() -> None:
+    lines = b"12/100 - loss: 0.1\n" * 499 + b"srun: error: n9: task 0: Killed\n"
+    limit = 200_000_000  # of all that the process maps, Python and its libraries included
+    done = subprocess.run(
+        [sys.executable, "-m", "slurm_resolver", "explain"],
+        input=lines * 2000,
+        capture_output=True,
+        timeout=300,
+        check=False,
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_AS, (limit, limit)),
+    )
+    assert (done.returncode, done.stderr) == (1, b"")
+    assert done.stdout.startswith(b"-:500: task-crashed (x2000) at n9: task 0\n")

@@ -1,0 +1,95 @@
+"""Where the local launcher's output goes."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Dict, List
+
+import pytest
+from local_run import COMMAND, FIELDS, SPEAK, files, run
+
+from slurm_resolver.local.output import file_name
+
+COUNT = "echo ${SLURM_RESTART_COUNT-first};"
+
+
+@pytest.mark.parametrize(
+    ("pattern", "name"),
+    [
+        ("rank-%t.log", "rank-3.log"),
+        ("%4t-%n-%3n-%N-%2N", "0003-0-000-n9-n9"),
+        ("%j-%J-%s-%x-%u", "42-42.7-7-na me-ada"),
+        ("%A_%a", "42_4294967294"),
+        ("%6j-%02s-%15J", "000042-07-0000000042.7"),
+        ("%12t", "0000000003"),
+        ("100%%-%t", "100%-3"),
+        ("%%t", "%t"),
+        ("x%", "x%"),
+        ("%q-%i", "%q-%i"),
+        ("a\\b-%t", "ab-%t"),
+        ("plain", "plain"),
+    ],
+)
+def test_fields_of_file_names(pattern: str, name: str) -> None:
+    assert file_name(pattern, FIELDS) == name
+
+
+def test_output_in_files(tmp_path: Path) -> None:
+    def written(*options: str) -> Dict[str, List[str]]:
+        for path in tmp_path.iterdir():
+            path.unlink()
+        done = run("run", "-n2", *options, "--", "sh", "-c", SPEAK, cwd=tmp_path)
+        assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+        return files(tmp_path)
+
+    assert written("-o", "rank-%t.log") == {
+        f"rank-{rank}.log": ["", f"err {rank}", f"out {rank}", "tail"] for rank in (0, 1)
+    }
+    assert (tmp_path / "rank-0.log").read_text() == "out 0\nerr 0\ntail"
+    written("-l", "-o", "rank-%t.log")
+    assert (tmp_path / "rank-1.log").read_text().startswith("1: ")
+    assert list(written("-o", "none", "-e", "errors")) == ["errors"]
+    assert written("-o", "none") == {}
+
+
+def test_files_are_emptied_at_every_start_unless_told_otherwise(tmp_path: Path) -> None:
+    script = COUNT + "[ $SLURM_RESTART_COUNT ] || exit 75"
+    for mode, text in (
+        ("truncate", "1\n"),
+        ("t", "1\n"),
+        ("append", "old\nfirst\n1\n"),
+        ("a", "old\nfirst\n1\n"),
+    ):
+        (tmp_path / "log-0").write_text("old\n")
+        options = ["--requeue", "--open-mode", mode, "-o", f"{tmp_path}/log-%t"]
+        assert run("run", *options, "--", "sh", "-c", script).returncode == 0
+        assert (tmp_path / "log-0").read_text() == text
+
+
+def test_a_file_a_task_is_written_where_the_tasks_are(tmp_path: Path) -> None:
+    (tmp_path / "sub").mkdir()
+    for pattern in ("task-%t", "all-%j"):
+        run("run", "-D", "sub", "-o", pattern, "--", "true", cwd=tmp_path)
+    assert [path.name for path in (tmp_path / "sub").iterdir()] == ["task-0"]
+    assert {path.name[:4] for path in tmp_path.iterdir()} == {"sub", "all-"}
+
+
+def test_lines_without_labels_do_not_mix() -> None:
+    loop = "i=0; while [ $i -lt 300 ]; do printf $SLURM_PROCID; printf '%020d' $i; echo;"
+    script = loop + "i=$((i+1)); done; printf $SLURM_PROCID-end"
+    done = run("run", "-n3", "--no-label", "--", "sh", "-c", script)
+    expected = [f"{rank}{number:020d}" for rank in range(3) for number in range(300)]
+    assert sorted(done.stdout.splitlines()) == sorted([*expected, "0-end", "1-end", "2-end"])
+
+
+def test_a_single_task_without_a_label_passes_through_as_it_is() -> None:
+    script = "import sys; sys.stdout.buffer.write(bytes(range(256)) + b'a\\rb')"
+    done = subprocess.run(
+        [*COMMAND, "run", "--no-label", "--", sys.executable, "-c", script],
+        capture_output=True,
+        check=True,
+        timeout=60,
+    )
+    assert done.stdout == bytes(range(256)) + b"a\rb"

@@ -1,0 +1,284 @@
+"""Batch files that are printed: their exact text, and what is refused."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+import subprocess
+import sys
+from typing import List
+
+import pytest
+from batch_files import printed
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import slurm_resolver
+from slurm_resolver.cli import main
+from slurm_resolver.sbatch.script import batch_file, shell_word
+from slurm_resolver.sbatch.settings import BatchSettings
+
+VERSION = slurm_resolver.__version__
+
+PLAIN = f"""\
+#!/bin/bash
+# Made by slurm-resolver sbatch {VERSION}. Submit it with sbatch; what follows the
+# file's name there goes on to the program.
+#SBATCH --job-name=train
+#SBATCH --output=%x-%j.out
+#SBATCH --nodes=4
+#SBATCH --ntasks-per-node=4
+# Slurm shows a node's GPUs to all its tasks; slurm_resolver shares them out.
+#SBATCH --gpus-per-node=4
+# Slurm ends the job after this time; the shorter, the sooner it may start.
+#SBATCH --time=01:00:00
+
+set -euo pipefail
+
+# Change this to whatever puts the right python and slurm-resolver first in PATH:
+# source ~/venv/bin/activate  # or: module load TensorFlow
+
+# What Python prints appears at once, as with python -u.
+export PYTHONUNBUFFERED=1
+
+# What all steps have in common. --label: the rank before each line of output.
+step=(srun --label)
+
+# A second that finds what TensorFlow would wait for without a word: a task that is not
+# there, a name that does not resolve, a port that is taken or cannot be reached.
+"${{step[@]}}" --kill-on-bad-exit=1 \\
+    slurm-resolver check --timeout 120
+
+# --kill-on-bad-exit: the others would wait for a task that has failed.
+"${{step[@]}}" --kill-on-bad-exit=1 \\
+    python train.py "$@"
+"""
+
+REQUEUED = f"""\
+#!/bin/bash
+# Made by slurm-resolver sbatch {VERSION}. Submit it with sbatch; what follows the
+# file's name there goes on to the program.
+#SBATCH --job-name="a \\"b\\""
+#SBATCH --array=0-3%2
+#SBATCH --output=%x-%A_%a.out
+# Slurm may stop the job and start it again, with the same id and output file.
+#SBATCH --requeue
+#SBATCH --open-mode=append
+# To every task, 90 s before its time is over, or earlier.
+#SBATCH --signal=TERM@90
+#SBATCH --nodes=2
+#SBATCH --ntasks-per-node=2
+#SBATCH --cpus-per-task=4
+#SBATCH --mem=8G
+#SBATCH --exclusive
+# Slurm ends the job after this time; the shorter, the sooner it may start.
+#SBATCH --time=1-00
+#SBATCH --partition=p
+#SBATCH --account=a
+#SBATCH --qos=q
+#SBATCH --constraint=[x|y]&z*2
+
+set -euo pipefail
+
+set +u  # the scripts behind these often use variables that are not set
+module load cuda/12
+# shellcheck source=/dev/null
+source ~/venv/bin/activate
+set -u
+
+# What Python prints appears at once, as with python -u.
+export PYTHONUNBUFFERED=1
+
+# What all steps have in common. --label: the rank before each line of output.
+# --cpus-per-task: srun does not take it over from the batch job.
+step=(srun --label --cpus-per-task="$SLURM_CPUS_PER_TASK")
+
+status=0
+# A task that got the signal saves, and asks to be continued: through scontrol, or, where the
+# tasks have none (containers), by ending with status 75, for the requeue below. There
+# --kill-on-bad-exit would end the others while they save, and make the status 143: with
+# --wait they have 90 s, from the end of the first task on, whatever its status is.
+# The script has to ask for the same jobs:
+#   SlurmClusterResolver({{"chief": 1, "ps": 1, "worker": -1}})
+# shellcheck disable=SC1003,SC2016,SC2088  # quoted so as to arrive unchanged
+"${{step[@]}}" --kill-on-bad-exit=0 --wait=90 \\
+    python train.py --name '$x' "$@" || status=$?
+
+if [ "$status" -eq 75 ]; then
+    if [ "${{SLURM_RESTART_COUNT:-0}}" -ge 3 ]; then
+        echo "not requeued: restarted 3 times already" >&2
+        exit "$status"
+    fi
+    # The id of an array's last task is that of the whole array: name the task.
+    job=$SLURM_JOB_ID
+    if [ -n "${{SLURM_ARRAY_JOB_ID:-}}" ]; then
+        job=${{SLURM_ARRAY_JOB_ID}}_${{SLURM_ARRAY_TASK_ID}}
+    fi
+    scontrol requeue "$job"
+    sleep 60  # Slurm ends this script meanwhile
+fi
+exit "$status"
+"""
+
+ALL_OPTIONS = """--job-name 'a "b"' -N 2 --tasks-per-node 2 -c 4 --ps 1 --mem 8G -t 1-00 -p p -A a
+-q q -C '[x|y]&z*2' --array 0-3%2 --exclusive --requeue --signal TERM@90 --max-restarts 3
+--module cuda/12 --env-setup 'source ~/venv/bin/activate' --no-check"""
+
+
+@pytest.mark.parametrize(
+    ("options", "command", "text"),
+    [
+        ("--nodes 4 --tasks-per-node 4 --gpus-per-node 4", "python train.py", PLAIN),
+        (ALL_OPTIONS, "python train.py --name '$x'", REQUEUED),
+    ],
+)
+def test_the_exact_text(
+    options: str, command: str, text: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["sbatch", *shlex.split(options), "--", *shlex.split(command)]) == 0
+    assert capsys.readouterr() == (text, "")
+
+
+def test_exec_starts_both_steps_with_the_same_jobs(capsys: pytest.CaptureFixture[str]) -> None:
+    text = printed("-N 4 --jobs ps=2,worker=-1 --exec --wait 9", "./train {index}", capsys)
+    assert "    slurm-resolver check --timeout 9 --jobs ps=2,worker=-1\n" in text
+    assert "    slurm-resolver exec --wait 9 --jobs ps=2,worker=-1 -- \\\n" in text
+    assert "    ./train '{index}' \"$@\"\n" in text
+    assert "#SBATCH --job-name=train\n" in text
+
+
+def test_parameter_servers_on_nodes_of_their_own(capsys: pytest.CaptureFixture[str]) -> None:
+    options = (
+        "-N 4 --tasks-per-node 2 --gpus-per-node 2 --ps 2 --ps-nodes 1 --ps-partition cpu -p g"
+    )
+    text = printed(options, "python train.py", capsys)
+    workers, servers = text.split("#SBATCH hetjob\n")
+    assert "--nodes=4\n#SBATCH --ntasks-per-node=2\n" in workers
+    assert "--partition=g\n" in workers
+    assert "--nodes=1\n#SBATCH --ntasks=3\n" in servers
+    assert "--partition=cpu\n" in servers
+    assert "gpus" not in servers
+    told = re.findall(r"SlurmClusterResolver\((.*), het_groups=(.*)\)", text)
+    assert [json.loads(part) for part in told[0]] == [
+        {"chief": 1, "ps": 2, "worker": -1},
+        {"chief": 1, "ps": 1, "worker": 0},
+    ]
+
+
+REFUSED = {
+    "--nodes 0": "--nodes 0: expected a whole number from 1 on",
+    "--tasks-per-node=-1": "--tasks-per-node -1: expected",
+    "-c 0": "--cpus-per-task 0: expected",
+    "--max-restarts 0 --requeue": "--max-restarts 0: expected",
+    "--wait 0": "--wait 0: expected",
+    "--gpus-per-node 0": "--gpus-per-node '0': expected NUMBER or TYPE:NUMBER",
+    "--gpus-per-node a100": "--gpus-per-node 'a100': expected",
+    "--mem lots": "--mem 'lots': expected",
+    "--array 3-": "--array '3-': expected task numbers",
+    "--requeue --signal B:USR1@60": "--signal 'B:USR1@60': expected a signal for the tasks",
+    "--requeue --signal FOO": "--signal 'FOO': expected",
+    "--requeue --time 3": "the signal up to 60 s early",
+    "--time soon": "--time 'soon': expected minutes",
+    "--time 1:2:3:4": "--time '1:2:3:4': expected",
+    "--job-name a/b": "--job-name 'a/b': expected a name without a slash",
+    "--job-name $'a\\n#SBATCH --x'": "--job-name 'a\\n#SBATCH --x': expected text of printable",
+    "--partition ''": "--partition '': expected text",
+    "--module=--x": "--module '--x': expected the name of a module",
+    "--env-setup 'echo \"'": "expected a whole command (no closing quotation)",
+    "--env-setup 'a \\'": "expected a whole command (no escaped character)",
+    "--env-setup $'a\\nb'": "expected one line",
+    "--ps 0": "--ps 0: expected a whole number from 1 on",
+    "--ps 1 --jobs ps=1,worker=-1": "expected one",
+    "--ps 3 --nodes 4": "leave none of the 4 tasks (4 nodes, 1 tasks on each) for a worker",
+    "--ps 9 --nodes 4": "need 10 tasks or more",
+    "--jobs ps=1,worker=1 --nodes 3": "need 2 tasks",
+    "--jobs chief=2,worker=-1 --nodes 3": "at most one",
+    "--jobs ps=-1,worker=1 --nodes 3": "expected a number of parameter servers",
+    "--jobs master=1,worker=-1": "unknown job 'master'",
+    "--ps-nodes 1": "--ps-nodes: expected --ps as well",
+    "--ps 1 --ps-nodes 3": "--ps-nodes 3: expected at most 2",
+    "--ps 1 --ps-nodes 1 --array 0-1": "no array of heterogeneous jobs",
+    "--ps-partition cpu": "expected both",
+}
+
+
+@pytest.mark.parametrize("options", REFUSED)
+def test_what_is_refused(options: str, capsys: pytest.CaptureFixture[str]) -> None:
+    # bash reads the table's $'…', which shlex does not
+    words = re.sub(r"\$'([^']*)'", lambda m: shlex.quote(m[1].replace("\\n", "\n")), options)
+    assert main(["sbatch", *shlex.split(words), "--", "python", "train.py"]) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.startswith("slurm-resolver sbatch: ")
+    assert REFUSED[options] in err
+
+
+@pytest.mark.parametrize(
+    ("command", "message"),
+    [
+        ([], "no command"),
+        (["-x"], "srun would take it for an option"),
+        (["python", "train.py", ":", "b"], "':' as a word of its own"),
+    ],
+)
+def test_commands_that_srun_would_read_otherwise(
+    command: List[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["sbatch", "--", *command]) == 2
+    assert message in capsys.readouterr().err
+
+
+# What argv can hold: no NUL, and bytes that are no UTF-8 as Python's surrogates.
+WORDS = st.lists(
+    st.one_of(
+        st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]), max_size=12),
+        st.binary(max_size=4).map(lambda b: os.fsdecode(b.replace(b"\0", b""))),
+        st.sampled_from(
+            ["\n#SBATCH --x\n", "\r\n", "$(touch x)", "`x`", "'\"\\", "~", "*", "\n'x"]
+        ),
+    ).filter(lambda word: word != ":"),
+    max_size=5,
+)
+STUB = '#!/bin/bash\nwhile [ "$1" != program ]; do shift; done\nprintf \'%s\\0\' "$@" > "$ARGV"\n'
+
+
+@settings(max_examples=40, deadline=None)
+@given(words=WORDS)
+def test_the_words_of_the_command_arrive(
+    words: List[str], tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    folder = tmp_path_factory.getbasetemp() / "stub"
+    folder.mkdir(exist_ok=True)
+    (folder / "srun").write_text(STUB)
+    (folder / "srun").chmod(0o755)
+    text = batch_file(BatchSettings(["program", *words], check=False))
+    subprocess.run(
+        ["bash", "-s", "one more"],
+        input=text.encode(),  # it is text, whatever the words are
+        env={"PATH": f"{folder}:{os.environ['PATH']}", "ARGV": str(folder / "argv"), "LC_ALL": "C"},
+        check=True,
+        timeout=60,
+    )
+    arrived = (folder / "argv").read_bytes().split(b"\0")[:-1]
+    assert arrived == [b"program", *map(os.fsencode, words), b"one more"]
+    assert "\r" not in text
+    assert len([line for line in text.split("\n") if line.startswith("#SBATCH")]) == 5
+
+
+def test_any_locale_can_print_it() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "slurm_resolver", "sbatch", "--job-name", "é", "--", "echo", "ű"],
+        env={**os.environ, "PYTHONIOENCODING": "ascii"},
+        capture_output=True,
+        timeout=60,
+    )
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert {"é", "ű"} <= set(done.stdout.decode())
+
+
+def test_words_stay_readable() -> None:
+    assert shell_word("--epochs=3") == "--epochs=3"
+    assert shell_word("it's") == "'it'\"'\"'s'"
+    assert shell_word("a\tb'\\") == "$'a\\x09b\\'\\\\'"

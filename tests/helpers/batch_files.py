@@ -1,0 +1,15 @@
+"""Batch files as `slurm-resolver sbatch` prints them."""
+
+from __future__ import annotations
+
+import shlex
+
+import pytest
+
+from slurm_resolver.cli import main
+
+
+def printed(options: str, command: str, capsys: pytest.CaptureFixture[str]) -> str:
+    """What the command prints for these options and that program."""
+    assert main(["sbatch", *shlex.split(options), "--", *shlex.split(command)]) == 0
+    return capsys.readouterr().out

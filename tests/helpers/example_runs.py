@@ -1,0 +1,30 @@
+"""The examples, run as a user runs them on a real Slurm, and what they print."""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from pathlib import Path
+from typing import List
+
+from folders import EXAMPLES
+from slurm_cluster import SlurmCluster
+
+# The tasks find this environment's Python, and TensorFlow keeps to itself what it is built for.
+ENVIRONMENT = {
+    "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+    "TF_CPP_MIN_LOG_LEVEL": "2",
+    "TF_ENABLE_ONEDNN_OPTS": "0",
+}
+
+
+def srun(slurm: SlurmCluster, options: str, name: str, arguments: str = "") -> str:
+    """What the tasks printed; srun's status is the highest of theirs, and must be 0."""
+    script = EXAMPLES / name / "train.py"
+    command = f"srun {options} --kill-on-bad-exit=1 python -u {script} {arguments}"
+    return slurm.run(command, env=ENVIRONMENT, timeout=240).stdout
+
+
+def accuracies(output: str) -> List[float]:
+    return [float(number) for number in re.findall(r"test accuracy ([\d.]+)", output)]

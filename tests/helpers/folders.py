@@ -1,0 +1,10 @@
+"""Where the checkout's folders are, for tests and benchmarks that read them or start from them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+EXAMPLES = ROOT / "examples"
+DATA = ROOT / "tests" / "data"
+HELPERS = ROOT / "tests" / "helpers"

@@ -1,0 +1,48 @@
+"""What the tests of the local launcher share."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any, Dict, List
+
+COMMAND = [sys.executable, "-m", "slurm_resolver"]
+
+
+def run(*arguments: str, **keywords: Any) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [*COMMAND, *arguments], capture_output=True, text=True, timeout=60, check=False, **keywords
+    )
+
+
+def ended(pid: int) -> bool:
+    """Awaits the end of a process that is not our child."""
+    deadline = time.monotonic() + 20
+    while time.monotonic() < deadline:
+        try:
+            state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+        except FileNotFoundError:
+            return True
+        if state == "Z":  # nobody waits for it in a container without an init
+            return True
+        time.sleep(0.02)
+    return False
+
+
+# What a task says whose output is looked for: whole lines to both streams, and an unended one.
+SPEAK = "echo out $SLURM_PROCID; echo err $SLURM_PROCID >&2; printf tail"
+
+
+def files(folder: Path) -> Dict[str, List[str]]:
+    """What each file holds, by lines; two tasks' lines come in either order."""
+    return {
+        path.name: sorted(path.read_text().replace("tail", "tail\n").split("\n"))
+        for path in folder.iterdir()
+    }
+
+
+# What the fields of an output file's name stand for, in rank 3 of a step.
+FIELDS = {"j": "42", "A": "42", "s": "7", "J": "42.7", "N": "n9", "n": "0", "x": "na me"}
+FIELDS = {**FIELDS, "u": "ada", "a": "4294967294", "t": "3"}

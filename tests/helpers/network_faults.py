@@ -1,0 +1,21 @@
+"""Faults of the network between the nodes of a real Slurm."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Iterator
+
+from slurm_cluster import SlurmCluster
+
+
+@contextlib.contextmanager
+def packets_dropped(slurm: SlurmCluster, source: str, target: str) -> Iterator[None]:
+    """Lets nothing from one node arrive at another: its packets go to a wrong hardware address."""
+    address = slurm.run_on(source, f"getent ahostsv4 {target}").stdout.split()[0]
+    route = slurm.run_on(source, f"ip -o route get {address}").stdout
+    entry = f"{address} dev {route.split(' dev ')[1].split()[0]}"
+    slurm.run_on(source, f"ip neigh replace {entry} lladdr 02:00:00:00:00:01 nud permanent")
+    try:
+        yield
+    finally:
+        slurm.run_on(source, f"ip neigh del {entry}")

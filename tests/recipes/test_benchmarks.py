@@ -1,0 +1,67 @@
+"""The benchmarks: that each has its place, and that what can be counted is right."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from folders import ROOT
+
+BENCHMARKS = ROOT / "benchmarks"
+SHARED = {"report", "hosts", "comparison", "teams"}  # by the others
+
+
+def run(name: str, *arguments: str) -> str:
+    done = subprocess.run(
+        [sys.executable, str(BENCHMARKS / f"{name}.py"), *arguments],
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_make_bench_runs_every_benchmark_and_the_readme_shows_what_came_of_it() -> None:
+    makefile = (ROOT / "Makefile").read_text()
+    (listed,) = re.findall(r"^BENCHMARKS = (.*)$", makefile, re.M)
+    names = {path.stem for path in BENCHMARKS.glob("*.py")} - SHARED
+    names = {name for name in names if not name.endswith("_task")}
+    assert set(listed.split()) == names
+    readme = (BENCHMARKS / "README.md").read_text()
+    for name in names:
+        (shown,) = re.findall(rf"<!-- {name} -->\n(.*?)<!-- /{name} -->", readme, re.S)
+        assert re.search(r"^\| --- \| ---: \|", shown, re.M), name
+        assert f"`python benchmarks/{name}.py`" in readme
+    for plot in re.findall(r"\]\((plots/\w+\.png)\)", readme):
+        assert (BENCHMARKS / plot).read_bytes().startswith(b"\x89PNG"), plot
+
+
+def test_results_find_their_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    import report
+
+    readme = tmp_path / "README.md"
+    readme.write_text("a\n<!-- x -->\nold\n<!-- /x -->\nb\n<!-- y -->\n<!-- /y -->\n")
+    monkeypatch.setattr(report, "README", readme)
+    report.publish("x", "new \\1", write=True)
+    report.publish("y", report.table(["n", "ratio"], [("a", 1.5)]), write=True)
+    report.publish("x", "unseen", write=False)
+    assert readme.read_text() == (
+        "a\n<!-- x -->\n\nnew \\1\n\n<!-- /x -->\nb\n"
+        "<!-- y -->\n\n| n | ratio |\n| --- | ---: |\n| a | 1.5 |\n\n<!-- /y -->\n"
+    )
+    with pytest.raises(SystemExit, match="has no marks <!-- z -->"):
+        report.publish("z", "", write=True)
+
+
+def test_ratios_are_those_of_one_run() -> None:
+    rows = run("startup", "--rounds", "1").splitlines()
+    assert rows[0] == "| command | ratio | ms over Python | ms |"
+    assert rows[2].startswith("| python | 1.00 | 0.0 | ")
+    first, second = run("meeting", "4", "8").splitlines()[2:]
+    assert first.startswith("| 4 | 1.0 | 1.0 | ")
+    assert re.match(r"\| 8 \| [\d.]+ \| 2\.0 \| ", second)

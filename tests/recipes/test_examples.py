@@ -1,0 +1,86 @@
+"""The examples train, on several nodes of a real Slurm and without any."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from example_runs import ENVIRONMENT, accuracies, srun
+from folders import EXAMPLES
+from slurm_cluster import SlurmCluster
+
+pytestmark = pytest.mark.tensorflow
+
+FOLDERS = sorted(path.parent for path in EXAMPLES.glob("*/README.md"))
+BATCH_FILES = sorted(EXAMPLES.glob("*/*.sbatch"))
+
+
+@pytest.mark.slurm
+def test_mirrored_trains_on_four_nodes_to_equal_weights(real_slurm: SlurmCluster) -> None:
+    output = srun(real_slurm, "mirrored", "-w n9,n10,n11,n12 -N4 -n4")
+    reports = re.findall(r"^rank (\d) \(worker (\d) of 4\): .* weights (\w+)$", output, re.M)
+    assert sorted(rank for rank, _, _ in reports) == list("0123")
+    assert len({weights for _, _, weights in reports}) == 1
+    assert len(set(accuracies(output))) == 1
+    assert min(accuracies(output)) > 0.93
+
+
+@pytest.mark.slurm
+def test_a_parameter_server_cluster_trains_and_ends(real_slurm: SlurmCluster) -> None:
+    output = srun(real_slurm, "parameter_server", "-w n8,n9,n10 -N3 -n5 -m cyclic", "--ps 2")
+    assert min(accuracies(output)) > 0.93
+
+
+@pytest.mark.slurm
+def test_the_legacy_server_trains_and_ends(real_slurm: SlurmCluster) -> None:
+    output = srun(real_slurm, "legacy_server", "-w n9,n10 -N2 --ntasks-per-node=2")
+    assert min(accuracies(output)) > 0.9
+    steps = re.findall(r"^worker (\d): (\d+) of (\d+) steps$", output, re.M)
+    assert sorted(worker for worker, _, _ in steps) == list("012")
+    assert sum(int(own) for _, own, _ in steps) >= int(steps[0][2])
+
+
+@pytest.mark.slurm
+def test_a_batch_file_trains_as_it_stands(real_slurm: SlurmCluster, tmp_path: Path) -> None:
+    submit = f"sbatch --wait --chdir={EXAMPLES / 'mirrored'} --output={tmp_path}/out train.sbatch"
+    real_slurm.run(
+        f"cd {EXAMPLES / 'mirrored'} && {submit} --epochs 2", env=ENVIRONMENT, timeout=180
+    )
+    output = (tmp_path / "out").read_text()
+    weights = re.findall(r"^\d: rank \d \(worker \d of 4\): .* weights (\w+)$", output, re.M)
+    assert len(weights) == 4
+    assert len(set(weights)) == 1
+
+
+@pytest.mark.slurm
+@pytest.mark.parametrize("file", BATCH_FILES, ids=lambda file: f"{file.parent.name}/{file.name}")
+def test_batch_files_are_accepted(real_slurm: SlurmCluster, file: Path) -> None:
+    real_slurm.run(f"sbatch --test-only {file.name}", cwd=file.parent)
+    real_slurm.run(f"shellcheck {file.name}", cwd=file.parent)
+
+
+def test_parameter_servers_train_under_the_local_launcher() -> None:
+    """README's commands do the same for the mirrored example."""
+    script = str(EXAMPLES / "parameter_server" / "train.py")
+    done = subprocess.run(
+        [sys.executable, "-m", "slurm_resolver", "run", "-n3", "--", sys.executable, script],
+        env={**os.environ, **ENVIRONMENT},
+        capture_output=True,
+        text=True,
+        timeout=180,
+    )
+    assert done.returncode == 0, done.stderr
+    assert len(accuracies(done.stdout)) == 1
+
+
+def test_the_index_names_every_example() -> None:
+    index = (EXAMPLES / "README.md").read_text(encoding="utf-8")
+    assert FOLDERS
+    for folder in FOLDERS:
+        assert f"[{folder.name}]({folder.name}/)" in index
+        assert (folder / "README.md").exists()
+        assert (folder / "train.sbatch").exists()

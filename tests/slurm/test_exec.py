@@ -1,0 +1,115 @@
+"""Programs that know nothing of Slurm, started unchanged in every kind of step."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from slurm_cluster import SlurmCluster
+
+pytestmark = pytest.mark.slurm
+
+COMMAND = [sys.executable, "-m", "slurm_resolver", "exec"]
+
+
+EXEC = shlex.join(COMMAND)
+JOBS = "--jobs ps=1,worker=-1"
+TOLD = "echo {rank} {job} {index}"
+PS_FIRST = ["0 ps 0", "1 worker 0", "2 worker 1", "3 worker 2"]
+FOUR = "-w n9,n10 -N2 --ntasks-per-node=2"
+HET = "--jobs ps=2,worker=-1 --het-groups ps=0,worker=1 --wait 30"
+
+# What is run in a folder of the test's own, and the lines that come out, sorted.
+STEPS = {
+    "one task": (f"srun -w n9 -n1 {EXEC} --wait 30 -- {TOLD}", ["0 worker 0"]),
+    "a path with spaces": (
+        (
+            "mkdir 'a b'; printf '#!/bin/sh\necho \"$# $1\"' > 'a b/c d'; chmod +x 'a b/c d'; "
+            f"srun -w n9 -n2 {EXEC} -- './a b/c d' 'e  {{index}}'"
+        ),
+        ["1 e  0", "1 e  1"],
+    ),
+    "in a shell": (f"srun {FOUR} bash -c '{EXEC} {JOBS} -- {TOLD}'", PS_FIRST),
+    "multi-prog": (
+        (
+            f"printf '0 {EXEC} {JOBS} -- {TOLD}\n1-3 {EXEC} {JOBS} -- {TOLD} %%o\n' > programs; "
+            f"srun {FOUR} --multi-prog programs"
+        ),
+        ["0 ps 0", "1 worker 0 0", "2 worker 1 1", "3 worker 2 2"],
+    ),
+    "a heterogeneous step": (
+        f"srun -w n9 -n2 {EXEC} {HET} -- {TOLD} a : -w n10,n11 -N2 -n2 {EXEC} {HET} -- {TOLD} b",
+        ["0 ps 0 a", "1 ps 1 a", "2 worker 0 b", "3 worker 1 b"],
+    ),
+    "exec under exec": (f"srun {FOUR} {EXEC} {JOBS} -- {EXEC} {JOBS} -- {TOLD}", PS_FIRST),
+    "GPUs under exec": (
+        f"srun -w n9 -n3 --gpus-per-node=4 {EXEC} -- {EXEC} -- printenv CUDA_VISIBLE_DEVICES",
+        ["0,1", "2", "3"],
+    ),
+    "standard input": (
+        f"seq 3 | srun -w n9 -n2 {EXEC} --wait 30 -- cat",
+        ["1", "1", "2", "2", "3", "3"],
+    ),
+    "the evaluator": (
+        (
+            f"srun -w n9 -n3 {EXEC} --jobs chief=1,evaluator=1,worker=-1 -- {sys.executable} -c '"
+            'import json, os; config = json.loads(os.environ["TF_CONFIG"]); '
+            'print(config["task"]["type"], *config["cluster"])\''
+        ),
+        ["chief chief worker", "evaluator chief worker", "worker chief worker"],
+    ),
+    "for eval": (
+        (
+            f"""srun -w n9 -n2 bash -c 'config=$({EXEC} --format env) && eval "$config" && """
+            """echo "${TF_CONFIG##*, }"'"""
+        ),
+        ['"index": 0}}', '"index": 1}}'],
+    ),
+}
+
+
+@pytest.mark.parametrize("name", STEPS)
+def test_ways_to_start_it(real_slurm: SlurmCluster, tmp_path: Path, name: str) -> None:
+    command, expected = STEPS[name]
+    output = real_slurm.run(command, cwd=tmp_path).stdout
+    assert sorted(output.splitlines()) == expected
+
+
+def test_a_batch_script_is_no_task(real_slurm: SlurmCluster, tmp_path: Path) -> None:
+    script = f'config=$({EXEC} --format env) && eval "$config"; echo "$? ${{TF_CONFIG-unset}}"'
+    (tmp_path / "script").write_text(f"#!/bin/bash\n{script}\n")
+    real_slurm.run(f"sbatch --wait -w n9 -n2 -o {tmp_path}/out {tmp_path}/script")
+    output = (tmp_path / "out").read_text()
+    assert "srun did not start it" in output
+    assert output.endswith("\n2 unset\n")
+
+
+@pytest.mark.parametrize("missing", [False, True])
+def test_the_tasks_wait_for_each_other(
+    real_slurm: SlurmCluster, tmp_path: Path, missing: bool
+) -> None:
+    start = f"{shlex.join(COMMAND)} --wait 3 -- touch {tmp_path}/{{rank}}"
+    script = f'[ "$SLURM_PROCID" != 2 ] || exit 0; {start}' if missing else start
+    step = f"srun -w n9,n10 -N2 --ntasks-per-node=2 bash -c {shlex.quote(script)}"
+    done = real_slurm.run(step, check=False)
+    started: Any = sorted(path.name for path in tmp_path.iterdir())
+    if missing:
+        assert (done.returncode, started) == (1, [])
+        assert done.stderr.count("1 of 4 tasks are missing") == 3
+        assert "rank 2 (worker 2 on n10)" in done.stderr
+    else:
+        assert (done.returncode, started) == (0, list("0123"))
+
+
+def test_nobody_starts_where_one_has_no_program(real_slurm: SlurmCluster, tmp_path: Path) -> None:
+    """Else its program would wait for ever for that of the task which has none."""
+    script = f'[ "$SLURM_PROCID" != 2 ] || set -- no-such; {EXEC} --wait 3 -- "$@"'
+    step = f"srun {FOUR} bash -c {shlex.quote(script)} - touch {tmp_path}/{{rank}}"
+    done = real_slurm.run(step, check=False)
+    assert done.returncode == 2
+    assert list(tmp_path.iterdir()) == []
+    assert "'no-such' is no program that can be started here" in done.stderr
+    assert done.stderr.count("1 of 4 tasks are missing") == 3

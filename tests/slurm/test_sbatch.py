@@ -1,0 +1,159 @@
+"""Batch files that are printed, and what Slurm makes of them."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+import sys
+from pathlib import Path
+from typing import Any, Dict, Iterator
+
+import pytest
+from batch_files import printed
+from slurm_cluster import Node, SlurmCluster, started
+
+from slurm_resolver.sbatch.script import directive_word
+
+pytestmark = pytest.mark.slurm
+
+# The tasks find the commands of this environment.
+ENVIRONMENT = {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
+
+
+OPTION_SETS = {
+    "plain": "--nodes 2 --tasks-per-node 2 --gpus-per-node 2",
+    "parameter servers": "--nodes 2 --tasks-per-node 2 --ps 2 -t 30 -p p --mem 1M",
+    "requeued": "--nodes 2 -c 2 --requeue --time 1:00:00 --exclusive",
+    "an array": "--nodes 2 --array 0-3%2 --requeue --signal TERM@60 --job-name 'a # \"b\" \\\\c'",
+    "exec": "--nodes 2 --exec --ps 1 --tasks-per-node 2 --time 0-1 --max-restarts 2",
+    "heterogeneous": "--nodes 2 -c 2 --gpus-per-node 2 --ps 2 --ps-nodes 1 --requeue --signal 10",
+    "an environment": "--module a/b --module 'c d' --env-setup 'source ~/v/activate' --no-check",
+}
+ODD_WORDS = ["$x", "`x`", "~/x", "a\\", "it's", "*", "x\ny", "{index}"]
+
+
+@pytest.mark.parametrize("name", OPTION_SETS)
+def test_sbatch_and_shellcheck_accept(
+    real_slurm: SlurmCluster, tmp_path: Path, name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for command in ("python train.py", shlex.join(["python", "train.py", *ODD_WORDS])):
+        (tmp_path / "train.sbatch").write_text(printed(OPTION_SETS[name], command, capsys))
+        real_slurm.run("sbatch --test-only train.sbatch", cwd=tmp_path)
+        real_slurm.run("shellcheck train.sbatch", cwd=tmp_path)
+
+
+@pytest.mark.parametrize("name", ["a b", "a'b", 'a"b', "a\\", "a#b c", "$a`b`", "é", ":", "\\'\""])
+def test_sbatch_reads_a_directive_back(real_slurm: SlurmCluster, tmp_path: Path, name: str) -> None:
+    file = f"#!/bin/bash\n#SBATCH --job-name={directive_word(name)} --output=/dev/null\ntrue\n"
+    (tmp_path / "x").write_text(file)
+    job = real_slurm.run("sbatch --parsable --hold x", cwd=tmp_path).stdout.strip()
+    assert real_slurm.run(f"squeue --noheader -o %j -j {job}").stdout == f"{name}\n"
+    real_slurm.run(["scancel", job])
+
+
+# As sbatch --wait, which looks only every 10 s.
+SUBMIT = """\
+job=$(sbatch --parsable --output="$PWD/out-%a" OPTIONS train.sbatch)
+while squeue --noheader --jobs="$job" | grep --quiet .; do sleep 0.1; done
+scontrol --oneliner show job "$job" | grep --only-matching ' JobState=[A-Z]*'"""
+
+
+def submitted(
+    slurm: SlurmCluster, folder: Path, text: str, options: str = "", state: str = "COMPLETED"
+) -> str:
+    """Runs the batch file to its end, and returns the job's output."""
+    (folder / "train.sbatch").write_text(text)
+    done = slurm.run(SUBMIT.replace("OPTIONS", options), cwd=folder, env=ENVIRONMENT)
+    output = "".join(path.read_text() for path in sorted(folder.glob("out-*")))
+    assert f"JobState={state}" in done.stdout, output
+    return output
+
+
+SHOW = 'import os; print(os.environ["SLURMD_NODENAME"], os.environ["TF_CONFIG"])'
+
+
+def configs(output: str) -> Dict[int, Dict[str, Any]]:
+    """By rank, the TF_CONFIG that a task printed."""
+    found = re.findall(r"^(\d+): \w+ (\{.*\})$", output, re.M)
+    return {int(rank): json.loads(config) for rank, config in found}
+
+
+def test_it_runs_the_preflight_and_then_the_program(
+    real_slurm: SlurmCluster, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = "-N 2 --tasks-per-node 2 -c 2 --gpus-per-node 2 --ps 2 --exec"
+    text = printed(options, shlex.join(["python", "-c", SHOW]), capsys)
+    output = submitted(real_slurm, tmp_path, text, "-w n9,n10")
+    assert re.search(r"^0: presence +ok ", output, re.M)
+    assert " failed " not in output
+    found = configs(output)
+    assert sorted(found) == [0, 1, 2, 3]
+    cluster = found[0]["cluster"]
+    assert {name: len(hosts) for name, hosts in cluster.items()} == {
+        "chief": 1,
+        "ps": 2,
+        "worker": 1,
+    }
+    assert {host.partition(":")[0] for host in cluster["ps"]} == {"n9", "n10"}
+    assert all(config["cluster"] == cluster for config in found.values())
+    assert output.index("presence") < output.index("cluster")
+
+
+def test_a_heterogeneous_job(
+    real_slurm: SlurmCluster, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = "-N 2 --tasks-per-node 2 -c 2 --gpus-per-node 2 --ps 2 --ps-nodes 2 --exec"
+    text = printed(options, shlex.join(["python", "-c", SHOW]), capsys)
+    output = submitted(real_slurm, tmp_path, text)
+    assert re.search(r"^\d: presence +ok ", output, re.M)
+    found = configs(output)
+    assert sorted(found) == list(range(7))
+    assert [found[rank]["task"]["type"] for rank in range(7)].count("worker") == 4
+    assert {found[rank]["task"]["type"] for rank in range(4)} == {"worker"}
+    nodes = {
+        name: {host.partition(":")[0] for host in hosts}
+        for name, hosts in found[0]["cluster"].items()
+    }
+    assert nodes["worker"].isdisjoint(nodes["ps"] | nodes["chief"])
+    assert len(nodes["ps"]) == 2
+
+
+@pytest.fixture(scope="module")
+def small_slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SlurmCluster]:
+    """Two nodes that nobody else uses: a requeued job gets its nodes again."""
+    with started(
+        SlurmCluster([Node("n1"), Node("n2")], tmp_path_factory.mktemp("small"))
+    ) as cluster:
+        yield cluster
+
+
+# Rank 0 ends first with status 75, which must not end rank 1 before it has saved.
+TASK = """\
+echo "start ${SLURM_ARRAY_TASK_ID-} ${SLURM_RESTART_COUNT:-0}"
+[ "${SLURM_RESTART_COUNT:-0}" -lt "$1" ] || exit 0
+[ "$SLURM_PROCID" = 0 ] || { sleep 0.5; echo saved; }
+exit 75"""
+
+
+def test_status_75_is_a_requeue(
+    small_slurm: SlurmCluster, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = shlex.join(["bash", "-c", TASK, "bash", "1"])
+    text = printed("-N 2 --requeue --no-check", command, capsys)
+    output = submitted(small_slurm, tmp_path, text)
+    assert [output.count(line) for line in ("start  0", "start  1", "saved")] == [2, 2, 1]
+
+
+def test_only_the_array_task_itself_is_requeued_and_not_for_ever(
+    small_slurm: SlurmCluster, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The last task's own job id would requeue its siblings, too."""
+    script = f'[ "$SLURM_ARRAY_TASK_ID" = 1 ] || {{ echo sibling; exit 0; }}\n{TASK}'
+    options = "--requeue --no-check --array 0-1 --max-restarts 1"
+    text = printed(options, shlex.join(["bash", "-c", script, "bash", "99"]), capsys)
+    output = submitted(small_slurm, tmp_path, text, state="FAILED")
+    assert output.count("sibling") == 1
+    assert [output.count(f"start 1 {count}") for count in range(3)] == [1, 1, 0]
+    assert output.count("not requeued: restarted 1 times already") == 1

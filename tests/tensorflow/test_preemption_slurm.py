@@ -1,0 +1,305 @@
+"""Preempted training on a real Slurm: steps lost, final weights, what is left, and exit statuses.
+
+The job is a batch job of two tasks on two nodes, and a fault is done to it at a known step.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+import sys
+import time
+from pathlib import Path
+from typing import Any, Dict, Iterator, List, NamedTuple, Sequence
+
+import pytest
+from folders import EXAMPLES, HELPERS
+from slurm_cluster import Node, SlurmCluster, started
+
+pytest.importorskip("tensorflow", reason="TensorFlow is not installed")
+from slurm_resolver.tf.resumable_loop import counters
+
+pytestmark = [pytest.mark.slurm, pytest.mark.tensorflow]
+
+PROGRAM = HELPERS / "slurm_train.py"
+ENVIRONMENT = {
+    "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+    "TF_CPP_MIN_LOG_LEVEL": "2",
+    "TF_ENABLE_ONEDNN_OPTS": "0",
+}
+TOTAL = 40  # steps of slurm_train.py's training
+NODES = "Nodes=n8,n9 DefaultTime=10 MaxTime=UNLIMITED"
+CONF = [
+    "PreemptType=preempt/partition_prio",
+    "PreemptMode=REQUEUE",
+    "KillWait=10",
+    f"PartitionName=p {NODES} Default=YES PriorityTier=1 GraceTime=20",
+    f"PartitionName=urgent {NODES} PriorityTier=9 PreemptMode=OFF",
+]
+
+
+@pytest.fixture(scope="module")
+def slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SlurmCluster]:
+    """A Slurm whose partition `urgent` preempts the jobs of partition `p`."""
+    nodes = [Node("n8"), Node("n9")]
+    with started(
+        SlurmCluster(nodes, tmp_path_factory.mktemp("preempt"), extra_conf=CONF)
+    ) as cluster:
+        yield cluster
+
+
+class Job:
+    """A batch job that trains, and what its ranks told."""
+
+    def __init__(
+        self,
+        slurm: SlurmCluster,
+        folder: Path,
+        kind: str,
+        *,
+        options: str = "",
+        after: str = "exit $?",
+        environment: str = "",
+        faults: Sequence[Any] = (),
+        **arguments: Any,
+    ) -> None:
+        self.slurm, self.folder = slurm, folder
+        words = [sys.executable, str(PROGRAM), kind, str(folder), "--faults", json.dumps(faults)]
+        for name, value in arguments.items():
+            given = json.dumps(value) if isinstance(value, dict) else str(value)
+            words.append(f"--{name.strip('_').replace('_', '-')}={given}")
+        step = f"srun -N2 -n2 --kill-on-bad-exit=1 {environment} {shlex.join(words)}"
+        batch = folder / "job.sbatch"
+        batch.write_text(f"#!/bin/bash\n{step}\n{after}\n")
+        submit = f"sbatch --parsable -N2 -n2 --exclusive --open-mode=append -o {folder}/out"
+        answer = slurm.run(f"{submit} {options} {batch}", env=ENVIRONMENT)
+        self.id = answer.stdout.strip()
+
+    def state(self) -> Dict[str, str]:
+        shown = self.slurm.run(f"scontrol --oneliner show job {self.id}").stdout
+        return dict(re.findall(r"(\w+)=(\S*)", shown.splitlines()[0]))
+
+    def await_state(self, *wanted: str, timeout: float = 150.0) -> Dict[str, str]:
+        deadline = time.monotonic() + timeout
+        state = self.state()
+        while state["JobState"] not in wanted:
+            assert time.monotonic() < deadline, self.output()
+            assert state["JobState"] not in ("COMPLETED", "FAILED", "CANCELLED"), self.output()
+            time.sleep(0.1)
+            state = self.state()
+        return state
+
+    def await_step(self, done: int, timeout: float = 90.0) -> None:
+        deadline = time.monotonic() + timeout
+        while not any(line.get("done") == done for line in self.lines(0)):
+            assert time.monotonic() < deadline, self.output()
+            time.sleep(0.05)
+
+    def output(self) -> str:
+        path = self.folder / "out"
+        return path.read_text() if path.exists() else ""
+
+    def lines(self, rank: int) -> List[Dict[str, Any]]:
+        path = self.folder / f"rank.{rank}.jsonl"
+        if not path.exists():
+            return []
+        return [json.loads(line) for line in path.read_text().splitlines() if line.endswith("}")]
+
+    def lost(self) -> List[int]:
+        """For each restart, the steps that had been done and were done once more."""
+        per_rank = []
+        for rank in (0, 1):
+            lost: List[int] = []
+            last: Dict[int, int] = {}
+            for line in self.lines(rank):
+                start = line["start"]
+                if "begins" in line and start not in last and start > 0:
+                    lost.append(last[start - 1] - line["begins"])
+                if "done" in line or "begins" in line:
+                    last[start] = line["done"] if "done" in line else line["begins"]
+            per_rank.append(lost)
+        assert per_rank[0] == per_rank[1], "the ranks do not go on at the same step"
+        return per_rank[0]
+
+    def weights(self) -> List[str]:
+        found = [
+            line["weights"] for rank in (0, 1) for line in self.lines(rank) if "weights" in line
+        ]
+        assert len(found) == 2, self.output()
+        return found
+
+    def assert_nothing_left(self) -> None:
+        left = self.slurm.run(["pgrep", "-af", str(self.folder)], check=False).stdout
+        assert str(PROGRAM) not in left
+
+
+class Reference(NamedTuple):
+    """The final weights of a training that nothing happened to, by kind."""
+
+    keras: str
+    loop: str
+
+
+@pytest.fixture(scope="module")
+def whole(slurm: SlurmCluster, tmp_path_factory: pytest.TempPathFactory) -> Reference:
+    found = {}
+    for kind in Reference._fields:
+        job = Job(slurm, tmp_path_factory.mktemp(kind), kind)
+        job.await_state("COMPLETED")
+        (found[kind],) = set(job.weights())
+        assert [line["done"] for line in job.lines(1) if "done" in line] == list(
+            range(1, TOTAL + 1)
+        )
+    return Reference(**found)
+
+
+def test_preempted_three_times_an_array_task_ends_with_the_same_weights(
+    slurm: SlurmCluster, tmp_path: Path, whole: Reference
+) -> None:
+    """By a signal to one task, by one to the step, and by a job of higher priority."""
+    urgent = f"sbatch -p urgent -N2 --exclusive -o /dev/null --wrap 'sleep 1' > {tmp_path}/urgent"
+    faults = [
+        [1, 3, "SIGUSR1"],
+        [0, 13, "scancel --signal=USR1 $SLURM_JOB_ID.$SLURM_STEP_ID"],
+        [0, 23, urgent],
+    ]
+    job = Job(slurm, tmp_path, "keras", options="--array=7", faults=faults, sleep=0.2)
+    state = job.await_state("COMPLETED", timeout=240)
+    assert job.lost() == [0, 0, 0]
+    assert job.weights() == [whole.keras] * 2
+    assert (state["Restarts"], state["ExitCode"]) == ("3", "0:0")
+    assert f"job {job.id}_7 requeued, restart 2" in job.output()
+    job.assert_nothing_left()
+
+
+def test_the_time_limit_is_announced_and_the_job_requeued(
+    slurm: SlurmCluster, tmp_path: Path, whole: Reference
+) -> None:
+    """Slurm looks every 30 s, and sends what is due by the next time: here 20 to 50 s in."""
+    job = Job(
+        slurm,
+        tmp_path,
+        "loop",
+        options="--time=1 --signal=USR1@10",
+        faults=[[0, 3, "SLOW"]],
+    )
+    state = job.await_state("COMPLETED")
+    lost = job.lost()
+    assert set(lost) == {0}
+    assert job.weights() == [whole.loop] * 2
+    # A slow machine's second start comes near its own limit as well.
+    assert (state["Restarts"], state["ExitCode"]) == (str(len(lost)), "0:0")
+    assert "after SIGUSR1: job" in job.output()
+    job.assert_nothing_left()
+
+
+def test_a_requeue_from_outside_loses_nothing(
+    slurm: SlurmCluster, tmp_path: Path, whole: Reference
+) -> None:
+    """Slurm sends SIGTERM, which TensorFlow took over when the strategy was made, and waits."""
+    job = Job(slurm, tmp_path, "loop", sleep=0.2, config_after_strategy=1)
+    job.await_step(3)
+    slurm.run(f"scontrol requeue {job.id}")
+    state = job.await_state("COMPLETED")
+    assert job.lost() == [0]
+    assert job.weights() == [whole.loop] * 2
+    assert (state["Restarts"], state["ExitCode"]) == ("1", "0:0")
+    assert f"job {job.id} has been requeued already" in job.output()
+    job.assert_nothing_left()
+
+
+def test_killed_during_a_save_the_checkpoint_before_it_is_used(
+    slurm: SlurmCluster, tmp_path: Path, whole: Reference
+) -> None:
+    """The first save is at step 10; the second, at 20, is the one that is cut off."""
+    job = Job(
+        slurm,
+        tmp_path,
+        "loop",
+        save_every=10,
+        ballast=64,
+        faults=[[0, 13, "kill in save"]],
+        after="[ $? -eq 0 ] || scontrol requeue $SLURM_JOB_ID",
+    )
+    state = job.await_state("COMPLETED")
+    (lost,) = job.lost()
+    assert lost == 10
+    assert job.weights() == [whole.loop] * 2
+    assert state["Restarts"] == "1"
+    job.assert_nothing_left()
+
+
+def test_without_scontrol_the_exit_status_asks_for_the_requeue(
+    slurm: SlurmCluster, tmp_path: Path, whole: Reference
+) -> None:
+    job = Job(
+        slurm,
+        tmp_path,
+        "loop",
+        sleep=0.1,
+        environment="env PATH=/nonexistent",
+        faults=[[1, 3, "SIGTERM"]],
+        after="status=$?; [ $status -ne 75 ] || scontrol requeue $SLURM_JOB_ID; exit $status",
+    )
+    state = job.await_state("COMPLETED")
+    assert job.lost() == [0]
+    assert job.weights() == [whole.loop] * 2
+    assert (state["Restarts"], state["ExitCode"]) == ("1", "0:0")
+    assert "scontrol is not on this task's PATH; exit status 75 asks" in job.output()
+    job.assert_nothing_left()
+
+
+def test_beyond_the_cap_it_saves_and_fails(slurm: SlurmCluster, tmp_path: Path) -> None:
+    options = {"max_restarts": 0}
+    job = Job(slurm, tmp_path, "loop", sleep=0.1, options_=options, faults=[[1, 3, "SIGUSR1"]])
+    state = job.await_state("FAILED")
+    assert (state["Restarts"], state["ExitCode"]) == ("0", "1:0")
+    assert "SLURM_RESTART_COUNT=0 has reached max_restarts=0" in job.output()
+    done = [line["done"] for line in job.lines(1) if "done" in line]
+    assert counters(str(tmp_path / "checkpoints")) == {"epoch": 0, "step": done[-1]}
+    job.assert_nothing_left()
+
+
+def test_a_cancelled_job_stays_cancelled(slurm: SlurmCluster, tmp_path: Path) -> None:
+    job = Job(slurm, tmp_path, "loop", sleep=0.2)
+    job.await_step(3)
+    slurm.run(f"scancel {job.id}")
+    state = job.await_state("CANCELLED")
+    assert state["Restarts"] == "0"
+    assert "is being cancelled: not requeued" in job.output()
+    done = [line["done"] for line in job.lines(1) if "done" in line]
+    assert counters(str(tmp_path / "checkpoints")) == {"epoch": 0, "step": done[-1]}
+    job.assert_nothing_left()
+
+
+def test_the_examples_batch_file_resumes_as_it_stands(slurm: SlurmCluster, tmp_path: Path) -> None:
+    folder = EXAMPLES / "preemptible"
+    submit = "sbatch --parsable --ntasks-per-node=1 --cpus-per-task=1"
+    arguments = "--epochs 3 --pause 0.1 --checkpoints"
+    jobs = []
+    for name in ("whole", "signalled"):
+        command = (
+            f"{submit} --output={tmp_path}/{name} train.sbatch {arguments} {tmp_path}/{name}.d"
+        )
+        jobs.append(slurm.run(command, cwd=folder, env=ENVIRONMENT).stdout.strip())
+    deadline = time.monotonic() + 180
+    weights: Dict[str, List[str]] = {}
+    signalled = False
+    while len(weights) < 2:
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+        for name in ("whole", "signalled"):
+            path = tmp_path / name
+            output = path.read_text() if path.exists() else ""
+            found = re.findall(r"^\d: rank \d: trained, weights (\w+)$", output, re.M)
+            if len(found) == 2:
+                weights[name] = found
+            if name == "signalled" and "Epoch 1/3" in output and not signalled:
+                slurm.run(f"scancel --signal=USR1 {jobs[1]}.0")
+                signalled = True
+    output = (tmp_path / "signalled").read_text()
+    assert f"after SIGUSR1: job {jobs[1]} requeued, restart 1" in output
+    assert weights["signalled"] == weights["whole"]
+    slurm.run("shellcheck train.sbatch", cwd=folder)

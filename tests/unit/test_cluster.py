@@ -1,0 +1,203 @@
+"""The resolved cluster: what `resolve` returns, and what it refuses."""
+
+from __future__ import annotations
+
+import json
+import logging
+from pathlib import Path
+from typing import Any, List
+
+import pytest
+import task_variables
+from recorded_steps import Recording, recordings
+
+import slurm_resolver as sr
+from slurm_resolver.cluster import cluster as cluster_module
+
+TASK = {
+    **task_variables.TASK,
+    "SLURM_LOCALID": "0",
+    "SLURMD_NODENAME": "n10",
+    "SLURM_DISTRIBUTION": "cyclic",
+    "SLURM_GPUS_ON_NODE": "2",
+}
+
+
+def test_the_json_that_is_stable_from_the_first_release_on() -> None:
+    cluster = sr.resolve({"ps": 1, "worker": -1}, environ=TASK)
+    expected = {
+        "job_id": "42",
+        "step_id": "0",
+        "distribution": "cyclic",
+        "layout_source": "environment",
+        "ports_source": "SLURM_STEP_RESV_PORTS",
+        "self": {
+            "rank": 1,
+            "job": "worker",
+            "index": 0,
+            "gpus": ["4"],
+            "gpus_source": "CUDA_VISIBLE_DEVICES split by SLURM_LOCALID",
+        },
+        "tasks": [
+            {"rank": 0, "node": "n9", "local_rank": 0, "job": "ps", "index": 0,
+             "address": "n9:23001"},
+            {"rank": 1, "node": "n10", "local_rank": 0, "job": "worker", "index": 0,
+             "address": "n10:23001"},
+            {"rank": 2, "node": "n9", "local_rank": 1, "job": "worker", "index": 1,
+             "address": "n9:23002"},
+            {"rank": 3, "node": "n10", "local_rank": 1, "job": "worker", "index": 2,
+             "address": "n10:23002"},
+        ],
+    }  # fmt: skip
+    assert json.loads(json.dumps(cluster.to_dict())) == expected
+    assert list(cluster.to_dict()) == list(expected)
+
+
+def test_tf_config() -> None:
+    assert sr.resolve({"ps": 1, "worker": -1}, environ=TASK).tf_config() == {
+        "cluster": {"ps": ["n9:23001"], "worker": ["n10:23001", "n9:23002", "n10:23002"]},
+        "task": {"type": "worker", "index": 0},
+    }
+
+
+def test_the_evaluator_has_an_address_and_stands_outside_the_cluster() -> None:
+    cluster = sr.resolve({"chief": 1, "worker": 2, "evaluator": 1}, placement="rank", environ=TASK)
+    assert cluster.task is not None
+    assert (cluster.task.job, cluster.task.address) == ("evaluator", "n10:23001")
+    assert cluster.tf_config() == {
+        "cluster": {"chief": ["n9:23001"], "worker": ["n9:23002", "n10:23002"]},
+        "task": {"type": "evaluator", "index": 0},
+    }
+
+
+def test_nothing_is_changed_by_asking() -> None:
+    environ = dict(TASK)
+    sr.resolve(environ=environ)
+    assert environ == TASK
+
+
+@pytest.mark.parametrize(
+    ("node_address", "host"),
+    [
+        ("-ib0", "n9-ib0"),
+        ({"n9": "10.0.0.9", "n10": "10.0.0.10"}, "10.0.0.9"),
+        (lambda node: f"{node}.cluster", "n9.cluster"),
+        (lambda node: f"fe80::{node[1:]}", "[fe80::9]"),
+        (lambda node: f"[fe80::{node[1:]}]", "[fe80::9]"),
+        (None, "n9"),
+    ],
+)
+def test_node_address(node_address: Any, host: str) -> None:
+    cluster = sr.resolve(node_address=node_address, environ=TASK)
+    assert cluster.tasks[0].address == f"{host}:23001"
+    assert cluster.tasks[0].node == "n9"
+
+
+@pytest.mark.parametrize(
+    ("node_address", "message"),
+    [
+        ({"n9": "a"}, r"node_address\['n10'\] is ''"),
+        (lambda node: None, r"node_address\('n9'\) is None"),
+        (lambda node: "a b", "'a b'"),
+        (lambda node: "same", "ranks 0 and 1 on the nodes n9 and n10 one address, same:23001"),
+    ],
+)
+def test_node_addresses_that_reach_nobody(node_address: Any, message: str) -> None:
+    with pytest.raises(sr.AddressError, match=message):
+        sr.resolve(node_address=node_address, environ=TASK)
+
+
+def test_without_slurm_there_is_an_empty_cluster_said_once(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cluster_module, "_said_local", False)
+    with caplog.at_level(logging.INFO):
+        clusters = [sr.resolve(environ={}) for _ in range(2)]
+    assert [record.message for record in caplog.records] == [
+        "no Slurm here: this process trains alone, without a cluster"
+    ]
+    for cluster in clusters:
+        assert (cluster.tasks, cluster.task, cluster.tf_config()) == ((), None, {})
+
+
+def test_without_slurm_jobs_are_an_error_that_names_the_launcher() -> None:
+    with pytest.raises(sr.NotInStepError, match="slurm-resolver run -n 3"):
+        sr.resolve({"ps": 1, "worker": 2}, environ={})
+
+
+def test_in_an_allocation_without_srun() -> None:
+    with pytest.raises(sr.NotInStepError, match="srun -n 4 python"):
+        sr.resolve(environ={"SLURM_JOB_ID": "7", "SLURM_NTASKS": "4", "SLURM_PROCID": "0"})
+
+
+HEALTHY = [
+    recording
+    for recording in recordings()
+    if "srun" in recording.command
+    and not any(word in recording.name for word in ("arbitrary", "tree", "local_step", "reversed"))
+]
+
+
+@pytest.mark.parametrize("recording", HEALTHY, ids=lambda recording: recording.name)
+def test_all_tasks_of_a_recorded_step_agree(recording: Recording, tmp_path: Path) -> None:
+    num_tasks = len(recording.tasks)
+    jobs_list: List[Any] = [None]
+    if num_tasks > 1:
+        jobs_list.append({"ps": num_tasks // 2, "worker": -1})
+    for jobs in jobs_list:
+        clusters = [sr.resolve(jobs, environ=task) for task in recording.tasks]
+        assert len({cluster.tasks for cluster in clusters}) == 1
+        tasks = clusters[0].tasks
+        assert len({task.address for task in tasks}) == num_tasks
+        for cluster, environ in zip(clusters, recording.tasks):
+            assert cluster.task is not None
+            assert cluster.task.node == environ["SLURMD_NODENAME"]
+            assert cluster.task.local_rank == int(environ["SLURM_LOCALID"])
+            reserved = environ.get("SLURM_STEP_RESV_PORTS")
+            if reserved:
+                ports = sr.expand_hostlist(f"[{reserved}]")
+                assert cluster.task.address.endswith(f":{ports[cluster.task.local_rank]}")
+
+
+def test_tf_config_from_slurm() -> None:
+    environ = {**TASK, "SLURM_STEP_NUM_TASKS": "2", "SLURM_STEP_TASKS_PER_NODE": "1(x2)"}
+    assert sr.tf_config_from_slurm(1, environ=environ) == (
+        {"ps": ["n9:2222"], "worker": ["n10:2222"]},
+        "worker",
+        0,
+    )
+    assert sr.tf_config_from_slurm(ps_number=2, port_number=4000, environ=environ) == (
+        {"ps": ["n9:4000", "n10:4000"]},
+        "ps",
+        1,
+    )
+
+
+@pytest.mark.parametrize(
+    ("distribution", "local_rank", "job", "index"),
+    [("cyclic", "0", "ps", 1), ("block", "1", "worker", 0)],
+)
+def test_tf_config_from_slurm_with_two_tasks_a_node(
+    distribution: str, local_rank: str, job: str, index: int
+) -> None:
+    """The first nodes stay the parameter servers', and no two tasks of a node share a port."""
+    node = {"cyclic": "n10", "block": "n9"}[distribution]
+    changes = {
+        "SLURM_DISTRIBUTION": distribution,
+        "SLURMD_NODENAME": node,
+        "SLURM_LOCALID": local_rank,
+    }
+    assert sr.tf_config_from_slurm(2, environ={**TASK, **changes}) == (
+        {"ps": ["n9:2222", "n10:2222"], "worker": ["n9:2223", "n10:2223"]},
+        job,
+        index,
+    )
+
+
+@pytest.mark.parametrize(
+    ("ps_number", "message"),
+    [(5, "need 5 tasks"), (-1, "ps_number=-1"), ("1", "ps_number='1'")],
+)
+def test_tf_config_from_slurm_refuses(ps_number: Any, message: str) -> None:
+    with pytest.raises(sr.JobsError, match=message):
+        sr.tf_config_from_slurm(ps_number, environ=TASK)

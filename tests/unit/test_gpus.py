@@ -1,0 +1,435 @@
+"""Which GPUs a task takes."""
+
+from __future__ import annotations
+
+import logging
+import sys
+import types
+from typing import Any, Dict, List, Optional, Sequence, Tuple
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from recorded_steps import Recording, recordings
+
+import slurm_resolver as sr
+from slurm_resolver.cluster import gpus as gpus_module
+from slurm_resolver.cluster.gpus import Gpus, apply_gpus, choose_gpus, gpu_users
+from slurm_resolver.slurm.step import SlurmStep
+
+Devices = Optional[Tuple[str, ...]]
+
+
+def decide(
+    visible: Optional[str],
+    local_id: int = 0,
+    tasks: int = 1,
+    *explicit: Optional[int],
+    users: Optional[Sequence[int]] = None,
+    **more: Any,
+) -> Gpus:
+    step = SlurmStep(procid=local_id, cuda_devices=visible, **more)
+    return choose_gpus(step, local_id, users or range(tasks), tasks, *explicit)
+
+
+def choose(*args: Any, **keywords: Any) -> Devices:
+    return decide(*args, **keywords).devices
+
+
+@pytest.fixture(autouse=True)
+def driver(monkeypatch: pytest.MonkeyPatch) -> List[Optional[int]]:
+    """The number of GPUs that the driver shows, as a list whose only entry a test may change."""
+    number: List[Optional[int]] = [None]
+    monkeypatch.setattr(gpus_module, "count_with_driver", lambda: number[0])
+    monkeypatch.setattr(gpus_module, "_said", set())
+    return number
+
+
+@pytest.mark.parametrize(
+    ("visible", "on_node", "local_id", "tasks", "devices"),
+    [
+        (None, None, 0, 1, None),
+        (None, None, 0, 2, None),
+        ("", None, 0, 1, ()),
+        (" ", None, 0, 1, ()),
+        ("NoDevFiles", None, 0, 1, ()),
+        ("-1", None, 0, 1, ()),
+        ("0,-1,1", None, 0, 1, ("0",)),  # CUDA stops at the first that is no device
+        ("0", 1, 0, 1, ("0",)),
+        ("4,5", 2, 0, 1, ("4", "5")),  # the lone task of a node
+        ("4,5", 2, 0, 2, ("4",)),
+        ("4,5", 2, 1, 2, ("5",)),
+        ("4, 5", 2, 1, 2, ("5",)),
+        ("1", 2, 1, 2, ("1",)),  # bound by Slurm
+        ("2,3", 4, 1, 2, ("2", "3")),
+        ("0,1,2,3,4,5,6", 7, 0, 3, ("0", "1", "2")),
+        ("0,1,2,3,4,5,6", 7, 1, 3, ("3", "4")),
+        ("0,1,2,3,4,5,6", 7, 2, 3, ("5", "6")),
+        ("0", 1, 1, 2, ("0",)),
+        ("0,1", 2, 0, 4, ("0",)),
+        ("0,1", 2, 3, 4, ("1",)),
+        ("GPU-aa,GPU-bb", 2, 1, 2, ("GPU-bb",)),
+        ("MIG-GPU-aa/1/0,MIG-bb", None, 0, 2, ("MIG-GPU-aa/1/0",)),
+    ],
+)
+def test_what_slurm_granted(
+    visible: Optional[str], on_node: Optional[int], local_id: int, tasks: int, devices: Devices
+) -> None:
+    assert choose(visible, local_id, tasks, gpus_on_node=on_node) == devices
+
+
+@pytest.mark.parametrize(
+    ("step", "devices"),
+    [
+        ({"het_size": 2, "job_gpus": "0,1"}, ()),
+        ({"het_size": 2, "job_gpus": "0,1", "step_gpus": "0,1"}, ("0", "1")),
+        ({"het_size": 2, "job_gpus": "0,1", "gpus_on_node": 2}, ("0", "1")),
+        ({"het_size": 2}, ("0", "1")),  # Slurm manages no GPUs
+        ({"job_gpus": "0,1"}, ("0", "1")),
+    ],
+)
+def test_those_of_the_batch_script_are_not_another_nodes(
+    step: Dict[str, Any], devices: Devices
+) -> None:
+    """srun hands on the script's variables, and Slurm does not unset them on nodes without GPUs."""
+    decision = decide("0,1", **step)
+    assert decision.devices == devices
+    assert decision.settings == ({} if devices else {"CUDA_VISIBLE_DEVICES": ""})
+
+
+@pytest.mark.parametrize(
+    ("bind", "devices"),
+    [
+        ("gpu:mask_gpu:0x3,0xf", ("0", "1")),  # all devices, but this task's own
+        ("gpu:single:2", ("0", "1")),
+        ("gres/gpu:per_task:2", ("0", "1")),  # as 26.05 writes it
+        ("gpu:map_gpu:0", ("0", "1")),
+        ("gpu:closest", ("1",)),
+        ("gpu:none", ("1",)),
+        ("verbose,gpu:closest", ("1",)),
+        (None, ("1",)),
+    ],
+)
+def test_what_srun_was_told_to_bind_is_kept(bind: Optional[str], devices: Devices) -> None:
+    assert choose("0,1", 1, 2, gpus_on_node=2, tres_bind=bind) == devices
+
+
+@pytest.mark.parametrize(
+    ("visible", "local_id", "tasks", "explicit", "devices"),
+    [
+        ("", 1, 2, (2, 1), ("1",)),
+        (None, 1, 2, (4, 2), ("2", "3")),
+        (None, 1, 2, (4, None), ("2", "3")),
+        ("4,5", 1, 2, (2, 1), ("5",)),
+        ("4,5", 1, 2, (None, 1), ("5",)),
+        ("4,5", 0, 2, (2, 0), ()),
+        ("1", 1, 2, (2, 1), ("1",)),  # bound by Slurm
+    ],
+)
+def test_explicit_counts_as_tensorflow(
+    visible: Optional[str], local_id: int, tasks: int, explicit: Tuple[int, int], devices: Devices
+) -> None:
+    assert choose(visible, local_id, tasks, *explicit) == devices
+
+
+@pytest.mark.parametrize(
+    ("visible", "explicit", "on_node", "message"),
+    [
+        (None, (2, 2), None, "gpus_per_task=2 and up to 2 tasks on a node need 4 GPUs.*has 2"),
+        (None, (None, 1), None, "the node has 0"),
+        ("0,1", (8, 4), None, "CUDA_VISIBLE_DEVICES=0,1 has 2"),
+        ("0,1", (8, 4), 2, "gpus_per_node=8, but SLURM_GPUS_ON_NODE=2"),
+        (None, (-1, None), None, "gpus_per_node=-1"),
+        (None, (2, "1"), None, "gpus_per_task='1'"),
+        ("0,1,2", (), 2, "CUDA_VISIBLE_DEVICES=0,1,2 shows 3 GPUs, but SLURM_GPUS_ON_NODE=2"),
+        ("0,,1", (), None, "CUDA_VISIBLE_DEVICES='0,,1': '' is no device"),
+        ("0,1,0", (), None, "'0' is named twice"),
+        ("gpu0", (), None, "'gpu0' is no device"),
+        ("0;1", (), None, "'0;1' is no device"),
+        ("GPU 0", (), None, "'GPU 0' is no device"),
+    ],
+)
+def test_bad_input(
+    visible: Optional[str], explicit: Tuple[Any, ...], on_node: Optional[int], message: str
+) -> None:
+    with pytest.raises(sr.GpuError, match=message):
+        choose(visible, 0, 2, *explicit, gpus_on_node=on_node)
+
+
+@given(st.integers(1, 16), st.integers(1, 20), st.data())
+def test_a_split_uses_every_device_evenly_among_those_who_use_any(
+    number: int, tasks: int, data: st.DataObject
+) -> None:
+    users = sorted(data.draw(st.sets(st.integers(0, tasks - 1), min_size=1), label="users"))
+    granted = [f"GPU-{i}" for i in range(number)]
+    parts = [choose(",".join(granted), i, tasks, users=users) for i in range(tasks)]
+    for local_id, part in enumerate(parts):
+        assert (part == ()) == (local_id not in users)
+    taken = [part or () for local_id, part in enumerate(parts) if local_id in users]
+    assert {device for part in taken for device in part} == set(granted)
+    sizes = [len(part) for part in taken]
+    assert max(sizes) - min(sizes) <= 1
+    assert min(sizes) >= 1
+    if len(users) <= number:
+        assert [device for part in taken for device in part] == granted  # disjoint, in order
+
+
+def test_tasks_that_must_share_are_told_once(caplog: pytest.LogCaptureFixture) -> None:
+    for _ in range(2):
+        choose("0,1", 3, 4)
+    assert [record.levelno for record in caplog.records] == [logging.WARNING]
+    assert "4 tasks share the node's 2 GPUs" in caplog.text
+
+
+class TestOtherMakers:
+    """Every variable that Slurm sets is narrowed alike; which ones, the site's gres.conf says."""
+
+    @pytest.mark.parametrize(
+        "names",
+        [
+            ["CUDA_VISIBLE_DEVICES"],
+            ["ROCR_VISIBLE_DEVICES"],
+            ["HIP_VISIBLE_DEVICES"],
+            ["ZE_AFFINITY_MASK"],
+            ["GPU_DEVICE_ORDINAL"],
+            ["CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "ZE_AFFINITY_MASK"],
+            ["ROCR_VISIBLE_DEVICES", "GPU_DEVICE_ORDINAL"],
+        ],
+    )
+    @pytest.mark.parametrize(("local_id", "own"), [(0, "4,5"), (1, "6")])
+    def test_all_are_narrowed_alike(self, names: List[str], local_id: int, own: str) -> None:
+        environ = {"SLURM_PROCID": str(local_id), **dict.fromkeys(names, "4,5,6")}
+        for _ in range(2):
+            step = SlurmStep.read(environ)
+            gpus = choose_gpus(step, local_id, range(2), 2)
+            apply_gpus(gpus, step, environ)
+            assert gpus.devices == tuple(own.split(","))
+            assert {environ[name] for name in names} == {own}
+        assert gpus.source.startswith(names[0])
+
+    def test_hips_indices_count_what_rocr_leaves(self) -> None:
+        environ = {"ROCR_VISIBLE_DEVICES": "0,1,2,3", "HIP_VISIBLE_DEVICES": "0,1,2,3"}
+        step = SlurmStep.read(environ)
+        settings = choose_gpus(step, 1, range(2), 2).settings
+        assert settings == {"ROCR_VISIBLE_DEVICES": "2,3", "HIP_VISIBLE_DEVICES": "0,1"}
+
+    def test_tiles_of_intels(self) -> None:
+        step = SlurmStep(ze_devices="0.0,0.1,1.0,1.1")
+        assert choose_gpus(step, 1, range(2), 2).settings == {"ZE_AFFINITY_MASK": "1.0,1.1"}
+
+    def test_hiding_all_of_them(self) -> None:
+        """Level Zero takes an empty mask for all devices."""
+        step = SlurmStep(procid=0, cuda_devices="0", rocr_devices="0", ze_devices="0")
+        gpus = choose_gpus(step, 0, [1], 2)
+        assert gpus.settings == {
+            "CUDA_VISIBLE_DEVICES": "",
+            "ROCR_VISIBLE_DEVICES": "",
+            "ZE_AFFINITY_MASK": "65535",
+        }
+        environ: Dict[str, str] = {"SLURM_PROCID": "0", **gpus.settings}
+        assert choose_gpus(SlurmStep.read(environ), 0, [0], 1).devices == ()
+
+    def test_variables_that_contradict_each_other(self) -> None:
+        step = SlurmStep(cuda_devices="0,1", rocr_devices="2,3")
+        with pytest.raises(sr.GpuError, match=r"CUDA_\w+=0,1, but ROCR_\w+=2,3"):
+            choose_gpus(step, 0, range(2), 2)
+
+
+@pytest.mark.parametrize("explicit", [(), (4, 2)])
+def test_a_decision_is_applied_once(explicit: Tuple[int, ...]) -> None:
+    environ: Dict[str, str] = {"SLURM_PROCID": "1", "CUDA_VISIBLE_DEVICES": "4,5,6,7"}
+    for _ in range(3):  # a second resolver, or a child process
+        step = SlurmStep.read(environ)
+        gpus = choose_gpus(step, 1, range(2), 2, *explicit)
+        apply_gpus(gpus, step, environ)
+        assert environ["CUDA_VISIBLE_DEVICES"] == "6,7"
+        assert gpus.devices == ("6", "7")
+
+
+def test_the_mark_of_another_task_counts_for_nothing() -> None:
+    environ = {"SLURM_PROCID": "0", "CUDA_VISIBLE_DEVICES": "4,5,6,7"}
+    step = SlurmStep.read(environ)
+    apply_gpus(choose_gpus(step, 0, range(2), 2), step, environ)
+    environ["SLURM_PROCID"] = "1"  # a step started from that task
+    assert choose_gpus(SlurmStep.read(environ), 1, range(2), 2).devices == ("5",)
+
+
+@pytest.mark.parametrize("visible", [None, "", "0", "NoDevFiles"])
+def test_nothing_is_written_where_nothing_changes(visible: Optional[str]) -> None:
+    environ: Dict[str, str] = {}
+    apply_gpus(decide(visible), SlurmStep(procid=0), environ)
+    assert environ == {}
+
+
+class TestWithoutVariables:
+    """Where no variable shows a device, only the driver can be asked."""
+
+    def test_a_driver_without_gres_shares_what_it_shows(self, driver: List[Optional[int]]) -> None:
+        driver[0] = 4
+        assert [choose(None, i, 2) for i in range(2)] == [("0", "1"), ("2", "3")]
+        assert decide(None, 1, 2).settings == {"CUDA_VISIBLE_DEVICES": "2,3"}
+        assert decide(None, 0, 1) == Gpus(
+            ("0", "1", "2", "3"), "all that the driver shows", {}, ("0", "1", "2", "3")
+        )
+
+    def test_a_driver_that_shows_none(self, driver: List[Optional[int]]) -> None:
+        driver[0] = 0
+        assert choose(None, 0, 2) == ()
+
+    def test_a_grant_that_is_all_the_driver_shows_is_known(
+        self, driver: List[Optional[int]]
+    ) -> None:
+        """22.05 with --gpu-bind=none, in a cgroup or with all of the node's GPUs."""
+        driver[0] = 2
+        assert choose(None, 1, 2, gpus_on_node=2) == ("1",)
+
+    @pytest.mark.parametrize("shown", [None, 8])
+    def test_a_grant_without_names_is_left_alone_and_told(
+        self,
+        driver: List[Optional[int]],
+        shown: Optional[int],
+        caplog: pytest.LogCaptureFixture,
+    ) -> None:
+        driver[0] = shown
+        gpus = decide(None, 1, 2, gpus_on_node=2)
+        assert (gpus.devices, gpus.settings) == (None, {})
+        assert "SLURM_GPUS_ON_NODE=2, but CUDA_VISIBLE_DEVICES is not set" in caplog.text
+
+    def test_a_job_without_gpus_hides_them_all(self, driver: List[Optional[int]]) -> None:
+        gpus = choose_gpus(SlurmStep(procid=0), 0, [1], 2)
+        assert (gpus.devices, gpus.settings) == (None, {"CUDA_VISIBLE_DEVICES": ""})
+
+
+@pytest.mark.parametrize(
+    ("init", "number"), [("works", 3), ("no driver", None), ("lost", None), ("no library", None)]
+)
+def test_the_driver_is_asked_through_its_library(
+    monkeypatch: pytest.MonkeyPatch, init: str, number: Optional[int]
+) -> None:
+    """A stand-in for nvidia-ml-py: this machine need not have a GPU."""
+    from slurm_resolver.slurm.gpu_variables import count_with_driver
+
+    class NVMLError(Exception):
+        pass
+
+    calls: List[str] = []
+
+    def initialise() -> None:
+        calls.append("init")
+        if init == "no driver":
+            raise NVMLError
+
+    def count() -> int:
+        if init == "lost":
+            raise NVMLError
+        return 3
+
+    library = types.SimpleNamespace(
+        NVMLError=NVMLError,
+        nvmlInit=initialise,
+        nvmlDeviceGetCount=count,
+        nvmlShutdown=lambda: calls.append("shutdown"),
+    )
+    monkeypatch.setitem(sys.modules, "pynvml", None if init == "no library" else library)
+    assert count_with_driver() == number
+    assert ("shutdown" in calls) == (init in ("works", "lost"))
+
+
+@pytest.mark.parametrize(
+    ("jobs", "gpu_jobs", "users"),
+    [
+        (["worker"], None, {"worker"}),
+        (["chief", "worker"], None, {"chief", "worker"}),
+        (["chief", "worker", "ps"], None, {"worker"}),
+        (["worker", "ps", "evaluator"], None, {"worker", "evaluator"}),
+        (["chief", "worker", "ps"], ["chief", "worker"], {"chief", "worker"}),
+        (["worker", "ps"], ("ps", "worker"), {"ps", "worker"}),
+        (["worker"], [], set()),
+    ],
+)
+def test_which_jobs_use_gpus(jobs: List[str], gpu_jobs: Any, users: Any) -> None:
+    assert gpu_users(jobs, gpu_jobs) == users
+
+
+@pytest.mark.parametrize("gpu_jobs", [["wrkr"], "worker"])
+def test_gpu_jobs_that_are_none(gpu_jobs: Any) -> None:
+    with pytest.raises(sr.JobsError, match=r"gpu_jobs=.*expected a collection"):
+        gpu_users(["worker"], gpu_jobs)
+
+
+def node_of_tasks(visible: Sequence[str], **common: str) -> List[Dict[str, str]]:
+    """One node whose tasks see these devices, a value each."""
+    tasks = len(visible)
+    return [
+        {
+            "SLURM_PROCID": str(rank),
+            "SLURM_LOCALID": str(rank),
+            "SLURM_JOB_ID": "1",
+            "SLURM_STEP_ID": "0",
+            "SLURM_STEP_NUM_TASKS": str(tasks),
+            "SLURM_STEP_NODELIST": "n0",
+            "SLURM_STEP_TASKS_PER_NODE": str(tasks),
+            "CUDA_VISIBLE_DEVICES": value,
+            **common,
+        }
+        for rank, value in enumerate(visible)
+    ]
+
+
+# Made up from gres.conf(5) and cgroup.conf(5), not recorded: ConstrainDevices=yes renumbers the
+# devices that a task sees from 0, while SLURM_STEP_GPUS keeps the node's own numbers.
+MADE_UP = {
+    "confined, bound one each": (
+        node_of_tasks(["0", "0"], SLURM_GPUS_ON_NODE="2", SLURMD_TRES_BIND="gpu:single:1"),
+        [["0"], ["0"]],
+    ),
+    "confined, bound two each": (
+        node_of_tasks(["0,1", "0,1"], SLURM_GPUS_ON_NODE="4", SLURMD_TRES_BIND="gpu:per_task:2"),
+        [["0", "1"], ["0", "1"]],
+    ),
+    "confined, shared": (
+        node_of_tasks(["0,1,2"] * 2, SLURM_GPUS_ON_NODE="3", SLURM_STEP_GPUS="5,6,7"),
+        [["0", "1"], ["2"]],
+    ),
+    "UUIDs, shared": (
+        node_of_tasks(["GPU-5a,GPU-6b"] * 2, SLURM_GPUS_ON_NODE="2"),
+        [["GPU-5a"], ["GPU-6b"]],
+    ),
+    "slices of one GPU": (
+        node_of_tasks(["MIG-1,MIG-2,MIG-3"] * 3, SLURM_GPUS_ON_NODE="3"),
+        [["MIG-1"], ["MIG-2"], ["MIG-3"]],
+    ),
+}
+
+
+@pytest.mark.parametrize(("tasks", "expected"), MADE_UP.values(), ids=MADE_UP)
+def test_steps_made_up_from_the_manuals(
+    tasks: List[Dict[str, str]], expected: List[List[str]]
+) -> None:
+    assert [list(sr.resolve(environ=task).gpus or ()) for task in tasks] == expected
+
+
+@pytest.mark.parametrize(
+    "recording", [r for r in recordings() if "gpu_" in r.name], ids=lambda recording: recording.name
+)
+def test_no_recorded_task_takes_a_gpu_outside_its_grant(recording: Recording) -> None:
+    grants: Dict[str, List[str]] = {}
+    taken: Dict[str, List[str]] = {}
+    unnamed = "gpt1_none" in recording.name and recording.name.startswith("22.05")
+    for task in recording.tasks:
+        cluster = sr.resolve(environ=task)
+        shown = task.get("CUDA_VISIBLE_DEVICES")
+        if shown is None:
+            assert cluster.gpus is None
+            assert unnamed or "SLURM_GPUS_ON_NODE" not in task
+            continue
+        assert cluster.gpus
+        assert set(cluster.gpus) <= set(shown.split(","))
+        node = task["SLURMD_NODENAME"]
+        grants.setdefault(node, []).extend(shown.split(","))
+        taken.setdefault(node, []).extend(cluster.gpus)
+    for node, devices in taken.items():
+        assert set(devices) == set(grants[node])  # none unused
+        tasks_there = len([t for t in recording.tasks if t["SLURMD_NODENAME"] == node])
+        if len(set(grants[node])) >= tasks_there:
+            assert len(set(devices)) == len(devices)  # none shared needlessly

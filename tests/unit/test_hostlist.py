@@ -1,0 +1,273 @@
+"""The grammar of host lists and counts, against what Slurm itself answers."""
+
+from __future__ import annotations
+
+import json
+import random
+import re
+import tracemalloc
+from typing import List, Optional, Tuple
+
+import pytest
+from folders import DATA
+from hypothesis import given
+from hypothesis import strategies as st
+
+from slurm_resolver import (
+    HostlistError,
+    compress_hostlist,
+    count_hostlist,
+    expand_hostlist,
+    expand_tasks_per_node,
+)
+from slurm_resolver.slurm.hostlist_compress import sort_hosts
+
+with open(DATA / "hostlists.jsonl", encoding="utf-8") as lines:
+    FROM_SLURM = [json.loads(line) for line in lines]
+
+
+@pytest.mark.parametrize(
+    ("expression", "hosts"), [(case["expr"], case["hosts"]) for case in FROM_SLURM]
+)
+def test_expands_as_scontrol_show_hostnames(expression: str, hosts: Optional[List[str]]) -> None:
+    if hosts is None:
+        with pytest.raises(HostlistError):
+            expand_hostlist(expression)
+    else:
+        assert expand_hostlist(expression) == hosts
+        assert count_hostlist(expression) == len(hosts)
+        assert expand_hostlist(compress_hostlist(hosts)) == hosts
+
+
+def test_the_rightmost_of_the_earlier_groups_is_the_outermost_loop() -> None:
+    assert " ".join(expand_hostlist("a[1-2]b[1-2]c[1-2]")) == (
+        "a1b1c1 a1b1c2 a2b1c1 a2b1c2 a1b2c1 a1b2c2 a2b2c1 a2b2c2"
+    )
+    assert expand_hostlist("a[1-2]b[1-2]c[1-2]-ib0")[2] == "a2b1c1-ib0"
+
+
+@pytest.mark.parametrize(
+    ("expression", "part"),
+    [
+        ("a[1-2],n[3-1],b", "[3-1]"),
+        ("n[1-2", "["),
+        ("n1],n2", "]"),
+        ("n[]", "[]"),
+        ("n[1[2]]", "["),
+        ("n[0-65536]", "[0-65536]"),
+        ("n[٣]", "[٣]"),
+        ("n[1-9999999999999999999999]", "[1-9999999999999999999999]"),
+    ],
+)
+def test_an_error_carries_the_part_that_is_wrong(expression: str, part: str) -> None:
+    with pytest.raises(HostlistError) as caught:
+        expand_hostlist(expression)
+    assert caught.value.part == part
+    assert caught.value.expression == expression
+    assert repr(part) in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "expression",
+    ["a[0-65535]b[0-65535]", "a[0-65535],b[1-65535]" * 300, "a[0-65535]b[0-65535]c[0-65535]x"],
+)
+def test_a_list_that_is_too_long_costs_no_memory(expression: str) -> None:
+    tracemalloc.start()
+    try:
+        with pytest.raises(HostlistError, match="more than 16,777,216 hosts"):
+            expand_hostlist(expression)
+        assert tracemalloc.get_traced_memory()[1] < 2_000_000
+        with pytest.raises(HostlistError, match="more than 16,777,216"):
+            expand_tasks_per_node("1(x16777216),1(x1)")
+        assert tracemalloc.get_traced_memory()[1] < 2_000_000
+    finally:
+        tracemalloc.stop()
+
+
+def test_the_longest_range_is_read() -> None:
+    hosts = expand_hostlist("n[0-65535]")
+    assert (len(hosts), hosts[0], hosts[-1]) == (65_536, "n0", "n65535")
+
+
+@pytest.mark.parametrize(
+    ("hosts", "folded"),
+    [
+        ([], ""),
+        (["n1"], "n1"),
+        (["n1", "n2", "n3", "n7"], "n[1-3,7]"),
+        (["n9", "n10", "n11"], "n[9-11]"),
+        (["n09", "n10"], "n[09-10]"),
+        (["n099", "n100", "n101"], "n[099-101]"),
+        (["n1", "n01", "n001"], "n[1,01,001]"),
+        (["n3", "n1", "n2"], "n[3,1-2]"),
+        (["n1", "n1"], "n[1,1]"),
+        (["n1", "m1", "n2"], "n1,m1,n2"),
+        (["n", "n1", "n2", "n"], "n,n[1-2],n"),
+        (["login", "login"], "login,login"),
+        (["a1.b", "a2.b"], "a1.b,a2.b"),
+        (["1", "2", "3"], "[1-3]"),
+        (["a1b1", "a1b2", "a2b1"], "a1b[1-2],a2b1"),
+        (["n98", "n99", "n100", "n0101"], "n[98-100,0101]"),
+        (["n81", "n001", "n99", "n0100"], "n[81,001,99,0100]"),
+        (["n1", "n1", "m", "m", "n2.b"], "n[1,1],m,m,n2.b"),
+        (["n999999999999999999", "n1000000000000000000"], "n999999999999999999,n1" + "0" * 18),
+        ([f"n1{i:018d}" for i in range(3)], "n1[000000000000000000-000000000000000002]"),
+        (["17", "n1", "18"], "17,n1,18"),
+        (["n1", "nx2", "n3"], "n1,nx2,n3"),
+        (["n1", "n-2", "n+3", "n4e5", "n6.7", "n8"], "n1,n-2,n+3,n4e5,n6.7,n8"),
+    ],
+)
+def test_compress_folds_neighbours(hosts: List[str], folded: str) -> None:
+    assert compress_hostlist(hosts) == folded
+    assert expand_hostlist(folded) == hosts
+
+
+def test_compress_makes_no_range_that_cannot_be_read() -> None:
+    hosts = [f"n{i}" for i in range(65_537)]
+    assert compress_hostlist(hosts) == "n[0-65535,65536]"
+    assert expand_hostlist(compress_hostlist(hosts)) == hosts
+
+
+def test_compress_folds_names_of_any_length() -> None:
+    long = [f"n{'1' * 5000}{i}" for i in range(3)]
+    assert expand_hostlist(compress_hostlist(long)) == long
+
+
+@pytest.mark.parametrize(("width", "first"), [(1, 0), (1, 7), (2, 0), (2, 85), (3, 95), (6, 1)])
+@pytest.mark.parametrize("length", [1, 2, 19, 20, 21, 22, 120, 1300])
+def test_a_range_is_written_out_as_it_is_read(width: int, first: int, length: int) -> None:
+    last = first + length - 1
+    hostlist = f"n[{first:0{width}d}-{last:0{width}d}]-ib,n[{first:0{width}d}-{last}]"
+    names = [f"n{i:0{width}d}" for i in range(first, last + 1)]
+    assert expand_hostlist(hostlist) == [f"{name}-ib" for name in names] + names
+
+
+@pytest.mark.parametrize("host", ["", "n 1", "n,1", "n[1]", "n\t", "n]"])
+def test_compress_refuses_what_no_list_can_hold(host: str) -> None:
+    with pytest.raises(HostlistError, match="no name"):
+        compress_hostlist(["n1", host])
+
+
+@pytest.mark.parametrize(
+    ("counts", "expanded"),
+    [
+        ("2", [2]),
+        ("2(x3),1", [2, 2, 2, 1]),
+        ("3(x2),2,11(x4)", [3, 3, 2, 11, 11, 11, 11]),
+        ("0", [0]),
+    ],
+)
+def test_counts(counts: str, expanded: List[int]) -> None:
+    assert expand_tasks_per_node(counts) == expanded
+
+
+@pytest.mark.parametrize(
+    ("counts", "part"),
+    [
+        ("", ""),
+        ("2,", ""),
+        ("-1", "-1"),
+        ("2(x0)", "2(x0)"),
+        ("1,2(3)", "2(3)"),
+        ("2 (x3)", "2 (x3)"),
+        ("1(x99999999999999999999)", "1(x99999999999999999999)"),
+        ("two", "two"),
+    ],
+)
+def test_counts_that_cannot_be_read(counts: str, part: str) -> None:
+    with pytest.raises(HostlistError) as caught:
+        expand_tasks_per_node(counts)
+    assert caught.value.part == part
+
+
+NAMES = st.builds(
+    lambda prefix, number, width: f"{prefix}{str(number).zfill(width)}",
+    st.sampled_from(["n", "node-a", "rack1-", "", "a.b", "é"]),
+    st.integers(0, 120),
+    st.integers(1, 4),
+) | st.text(st.characters(exclude_characters=", \t\n[]", exclude_categories=["Cs"]), min_size=1)
+
+
+@given(st.lists(NAMES))
+def test_expand_reads_back_what_compress_writes(hosts: List[str]) -> None:
+    folded = compress_hostlist(hosts)
+    assert expand_hostlist(folded) == hosts
+    assert count_hostlist(folded) == len(hosts)
+
+
+def folded_by_definition(hosts: List[str]) -> str:
+    """The same by the letter of the docstring, name by name."""
+    parts: List[List[str]] = []
+    key: object = None
+    for host in hosts:
+        prefix, number = re.fullmatch(r"(.*?)([0-9]{0,18})", host, re.DOTALL).groups()  # type: ignore[union-attr]
+        if number and parts and key == prefix:
+            first, last = parts[-1][-1].split("-")[0], parts[-1][-1].split("-")[-1]
+            if number == str(int(last) + 1).zfill(len(first)):
+                parts[-1][-1] = f"{first}-{number}"
+            else:
+                parts[-1].append(number)
+        else:
+            parts.append([prefix, number] if number else [prefix])
+        key = prefix if number else None
+    return ",".join(
+        f"{prefix}[{','.join(numbers)}]"
+        if len(numbers) > 1 or "-" in "".join(numbers)
+        else prefix + "".join(numbers)
+        for prefix, *numbers in parts
+    )
+
+
+@given(st.lists(st.tuples(NAMES, st.integers(1, 5)), max_size=8))
+def test_compress_keeps_to_its_definition(starts: List[Tuple[str, int]]) -> None:
+    hosts: List[str] = []
+    for name, length in starts:
+        digits = re.search(r"[0-9]{0,18}\Z", name)
+        assert digits
+        prefix, number = name[: digits.start()], digits[0]
+        hosts += [name]
+        if number:
+            hosts += [prefix + str(int(number) + i).zfill(len(number)) for i in range(1, length)]
+    assert compress_hostlist(hosts) == folded_by_definition(hosts)
+
+
+@given(st.lists(NAMES), st.randoms(use_true_random=False))
+def test_sorting(hosts: List[str], chance: random.Random) -> None:
+    ordered = sort_hosts(hosts)
+    assert sorted(ordered) == sorted(hosts)
+    chance.shuffle(hosts)
+    assert sort_hosts(hosts) == ordered
+
+
+@pytest.mark.parametrize(
+    "hosts",
+    [
+        [],
+        ["n09", "n9", "n10"],
+        ["b1", "n", "n0", "n1"],
+        ["9", "10", "a9b9", "a9b10", "a10b2", "b"],
+        ["rack2-n3", "rack2-n20", "rack10-n1"],
+    ],
+)
+def test_numbers_are_sorted_as_numbers(hosts: List[str]) -> None:
+    assert sort_hosts(reversed(hosts)) == hosts
+
+
+@given(st.text(alphabet="n12[]-, x0"))
+def test_any_text_is_a_list_or_an_error_of_its_own(text: str) -> None:
+    try:
+        hosts = expand_hostlist(text)
+    except HostlistError:
+        return
+    assert all(host and not set(host) & set("[], \t\n") for host in hosts)
+    assert count_hostlist(text) == len(hosts)
+
+
+@given(st.text(alphabet="12(x),0 -"))
+def test_any_text_is_counts_or_an_error_of_its_own(text: str) -> None:
+    try:
+        counts = expand_tasks_per_node(text)
+    except HostlistError:
+        return
+    assert counts
+    assert all(count >= 0 for count in counts)

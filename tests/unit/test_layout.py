@@ -1,0 +1,297 @@
+"""Where every rank runs, against what recorded tasks of real Slurm steps said of themselves."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Dict, List, Sequence
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from recorded_steps import Recording, recordings
+
+from slurm_resolver.cluster.layout import Layout, check, lay_out
+from slurm_resolver.errors import LayoutError, NotInStepError, SlurmResolverError
+from slurm_resolver.slurm.step import SlurmStep
+
+# Steps whose layout no variable tells, and why. Every other recorded step must be right.
+UNKNOWABLE = {
+    "22.05.8-default-arbitrary_w": "neither SLURM_HOSTFILE nor SLURM_ARBITRARY_NODELIST is set",
+    "26.05.3-default-arbitrary_w": "neither SLURM_HOSTFILE nor SLURM_ARBITRARY_NODELIST is set",
+    "22.05.8-default-het_local_step": "heterogeneous .* inside a plain allocation",
+    "26.05.3-default-het_local_step": "heterogeneous .* inside a plain allocation",
+    "22.05.8-default-het_mpmd_reversed_cmdline": "a distribution of its own",
+    "26.05.3-topotree-default_4x1": "topology plugin",
+    "26.05.3-topotree-dist_block": "topology plugin",
+}
+NOT_STEPS = ("salloc_nosrun", "batch_script")
+# Alone on its node, this rank sees nothing of how the others were dealt.
+BLIND = {"22.05.8-default-het_mpmd_reversed_cmdline": ["0"]}
+
+
+def steps() -> List[Recording]:
+    return [r for r in recordings() if not r.name.endswith(NOT_STEPS)]
+
+
+def resolved(task: Dict[str, str]) -> Layout:
+    step = SlurmStep.read(task)
+    layout = lay_out(step)
+    check(layout, step)
+    return layout
+
+
+@pytest.mark.parametrize("recording", steps(), ids=lambda recording: recording.name)
+def test_every_recorded_step_is_right_or_an_error_in_every_task_that_can_see_it(
+    recording: Recording, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name, content in recording.files.items():
+        (tmp_path / name).write_text(content)
+    reason = UNKNOWABLE.get(recording.name)
+    for task in recording.tasks:
+        if reason is None:
+            layout = resolved(task)
+            assert {
+                rank: (layout.nodes[layout.node_of[rank]], layout.local_of[rank])
+                for rank in range(layout.num_tasks)
+            } == recording.truth()
+        elif task["SLURM_PROCID"] not in BLIND.get(recording.name, []):
+            with pytest.raises(LayoutError, match=reason):
+                resolved(task)
+
+
+def test_the_table_of_unknowable_steps_has_no_stale_entry() -> None:
+    assert set(UNKNOWABLE) <= {recording.name for recording in steps()}
+
+
+def plain(counts: Sequence[int], distribution: str = "block", **more: object) -> SlurmStep:
+    return SlurmStep(
+        nodes=tuple(f"n{i}" for i in range(9, 9 + len(counts))),
+        tasks_per_node=tuple(counts),
+        distribution=distribution,
+        **more,  # type: ignore[arg-type]
+    )
+
+
+@pytest.mark.parametrize(
+    ("counts", "distribution", "plane_size", "node_of"),
+    [
+        ([2, 2], "block", None, [0, 0, 1, 1]),
+        ([3, 1, 1], "block", None, [0, 0, 0, 1, 2]),
+        ([2, 2], "cyclic", None, [0, 1, 0, 1]),
+        ([6, 1, 1], "cyclic", None, [0, 1, 2, 0, 0, 0, 0, 0]),
+        ([1, 3, 2], "cyclic", None, [0, 1, 2, 1, 2, 1]),
+        ([4, 4], "plane", 2, [0, 0, 1, 1, 0, 0, 1, 1]),
+        ([6, 1, 1], "plane", 3, [0, 0, 0, 1, 2, 0, 0, 0]),
+        ([5], "plane", None, [0, 0, 0, 0, 0]),  # one node: nothing to know
+        ([5], "arbitrary", None, [0, 0, 0, 0, 0]),
+    ],
+)
+def test_distributions(
+    counts: List[int], distribution: str, plane_size: int, node_of: List[int]
+) -> None:
+    layout = lay_out(plain(counts, distribution, plane_size=plane_size))
+    assert list(layout.node_of) == node_of
+    assert layout.counts() == counts
+
+
+@given(
+    st.lists(st.integers(1, 9), min_size=1, max_size=8),
+    st.sampled_from(["block", "cyclic", "plane"]),
+    st.integers(1, 5),
+)
+def test_every_layout_gives_each_node_its_count_and_local_ids_from_0(
+    counts: List[int], distribution: str, plane_size: int
+) -> None:
+    layout = lay_out(plain(counts, distribution, plane_size=plane_size))
+    assert layout.counts() == counts
+    for node, count in enumerate(counts):
+        ranks = layout.ranks_on(node)
+        assert [layout.local_of[rank] for rank in ranks] == list(range(count))
+    if distribution == "cyclic":
+        assert layout == Layout(
+            layout.nodes,
+            lay_out(plain(counts, "plane", plane_size=1)).node_of,
+            layout.local_of,
+            "cyclic",
+        )
+    if distribution == "plane" and plane_size >= max(counts):
+        assert list(layout.node_of) == list(lay_out(plain(counts)).node_of)
+
+
+HET = {
+    "SLURM_JOB_ID": "33",
+    "SLURM_STEP_ID": "0",
+    "SLURM_STEP_NODELIST": "a[1-2],z1",
+    "SLURM_STEP_TASKS_PER_NODE": "2,1,2",
+    "SLURM_STEP_NUM_TASKS": "5",
+    "SLURM_HET_SIZE": "2",
+    "SLURM_JOB_NODELIST_HET_GROUP_0": "z1",
+    "SLURM_JOB_NODELIST_HET_GROUP_1": "a[1-2]",
+    "SLURM_DISTRIBUTION_HET_GROUP_1": "cyclic",
+}
+
+
+def test_components_follow_each_other_whatever_the_names() -> None:
+    layout = lay_out(SlurmStep.read(HET))
+    assert layout.nodes == ("z1", "a1", "a2")
+    assert [layout.nodes[node] for node in layout.node_of] == ["z1", "z1", "a1", "a2", "a1"]
+    assert layout.distribution == "block : cyclic"
+    assert layout.components == ((0, 0, 2), (1, 2, 5))
+
+
+def test_the_steps_own_distribution_says_nothing_in_a_heterogeneous_step() -> None:
+    assert lay_out(SlurmStep.read({**HET, "SLURM_DISTRIBUTION": "arbitrary"})) == lay_out(
+        SlurmStep.read(HET)
+    )
+
+
+def test_one_component_alone_is_a_plain_step() -> None:
+    alone = {
+        **HET,
+        "SLURM_STEP_NODELIST": "a[1-2]",
+        "SLURM_STEP_TASKS_PER_NODE": "2,1",
+        "SLURM_STEP_NUM_TASKS": "3",
+        "SLURM_DISTRIBUTION": "block",
+    }
+    layout = lay_out(SlurmStep.read(alone))
+    assert (layout.components, list(layout.node_of)) == ((), [0, 0, 1])
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"SLURM_JOB_NODELIST_HET_GROUP_1": "a[1-2],z1"}, "z1 belongs to the components 0 and 1"),
+        ({"SLURM_JOB_NODELIST_HET_GROUP_1": "a1"}, "a2, which no component"),
+    ],
+)
+def test_components_that_leave_the_layout_open(changes: Dict[str, str], message: str) -> None:
+    with pytest.raises(LayoutError, match=message):
+        lay_out(SlurmStep.read({**HET, **changes}))
+
+
+TASK = {
+    "SLURM_PROCID": "2",
+    "SLURM_STEP_NUM_TASKS": "4",
+    "SLURM_STEP_NODELIST": "n[9-10]",
+    "SLURM_STEP_TASKS_PER_NODE": "2(x2)",
+}
+
+
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        ({"SLURM_STEP_NUM_TASKS": "3"}, ["SLURM_STEP_NUM_TASKS=3", "4"]),
+        ({"SLURM_STEP_NUM_NODES": "3"}, ["SLURM_STEP_NUM_NODES=3", "2"]),
+        ({"SLURM_STEP_TASKS_PER_NODE": "2"}, ["SLURM_STEP_NODELIST", "2 nodes", "1 counts"]),
+        ({"SLURM_STEP_TASKS_PER_NODE": "4,0"}, ["SLURM_STEP_TASKS_PER_NODE", "n10"]),
+        ({"SLURM_STEP_NODELIST": "n9,n9"}, ["SLURM_STEP_NODELIST", "'n9' more than once"]),
+        ({"SLURM_PROCID": "4"}, ["SLURM_PROCID=4", "from 0 to 3"]),
+        ({"SLURMD_NODENAME": "n9"}, ["SLURMD_NODENAME=n9", "n10"]),
+        ({"SLURM_NODEID": "0"}, ["SLURM_NODEID=0"]),
+        ({"SLURM_LOCALID": "1"}, ["SLURM_LOCALID=1"]),
+        ({"SLURM_GTIDS": "1,2"}, ["SLURM_GTIDS=1,2", "2,3"]),
+        ({"SLURM_DISTRIBUTION": "plane"}, ["SLURM_DIST_PLANESIZE is not set", "plane=N"]),
+        (
+            {"SLURM_STEP_TASKS_PER_NODE": "99999999(x2)", "SLURM_STEP_NUM_TASKS": "4"},
+            ["199,999,998 tasks", "at most 16,777,216"],
+        ),
+    ],
+)
+def test_contradictions_are_named(changes: Dict[str, str], named: List[str]) -> None:
+    with pytest.raises(LayoutError) as caught:
+        resolved({**TASK, **changes})
+    for text in named:
+        assert text in str(caught.value)
+
+
+def arbitrary(tmp_path: Path, content: str, **more: object) -> SlurmStep:
+    (tmp_path / "hosts").write_text(content)
+    return SlurmStep(
+        nodes=("n0", "n1", "n3"),
+        tasks_per_node=(1, 1, 2),
+        distribution="arbitrary",
+        hostfile=str(tmp_path / "hosts"),
+        **more,  # type: ignore[arg-type]
+    )
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        "n3\nn1\nn3\nn0\n",
+        "n3,n1,n3,n0",
+        "# by hand\nn3 # first\n\nn[1,3]\nn0\nn9\n",  # srun reads no more than it has tasks
+    ],
+)
+def test_an_arbitrary_list_is_read_from_the_host_file(tmp_path: Path, content: str) -> None:
+    assert list(lay_out(arbitrary(tmp_path, content)).node_of) == [2, 1, 2, 0]
+
+
+def test_a_host_file_may_repeat_a_host(tmp_path: Path) -> None:
+    assert list(lay_out(arbitrary(tmp_path, "n3*2\nn0\nn1")).node_of) == [2, 2, 0, 1]
+
+
+@pytest.mark.parametrize(
+    "content", ["", "n3\nn1\nn0\n", "n[3", "n3\nn1\nn1\nn0", "n0*999999999999"]
+)
+def test_a_host_file_that_is_not_this_steps_is_refused(tmp_path: Path, content: str) -> None:
+    with pytest.raises(LayoutError, match=r"SLURM_HOSTFILE=.*absolute path"):
+        lay_out(arbitrary(tmp_path, content))
+
+
+def test_a_host_file_that_is_not_there_is_named(tmp_path: Path) -> None:
+    step = arbitrary(tmp_path, "")
+    (tmp_path / "hosts").unlink()
+    with pytest.raises(LayoutError, match="No such file"):
+        lay_out(step)
+
+
+def test_two_lists_that_differ_are_refused(tmp_path: Path) -> None:
+    both = arbitrary(tmp_path, "n3\nn1\nn3\nn0", arbitrary_nodelist=("n3", "n3", "n1", "n0"))
+    with pytest.raises(LayoutError, match="differ in order"):
+        lay_out(both)
+
+
+def test_a_sorted_arbitrary_nodelist_has_lost_its_order() -> None:
+    """22.05 leaves the sorted set there, whatever was asked for."""
+    step = plain([1, 1, 1], "arbitrary", arbitrary_nodelist=("n9", "n10", "n11"))
+    with pytest.raises(LayoutError, match="lost its order"):
+        lay_out(step)
+    newer = plain([1, 1, 1], "arbitrary", arbitrary_nodelist=("n9", "n10", "n11"), sluid="s1")
+    assert list(lay_out(newer).node_of) == [0, 1, 2]
+
+
+def test_topology_order_is_only_unknown_where_it_matters() -> None:
+    topology = {"sluid": "s1", "topology": "switch.node"}
+    with pytest.raises(LayoutError, match="topology"):
+        lay_out(plain([1, 1], "block", **topology))
+    assert list(lay_out(plain([1, 1], "cyclic", **topology)).node_of) == [0, 1]
+    assert list(lay_out(plain([2], "block", **topology)).node_of) == [0, 0]
+    assert list(lay_out(plain([1, 1], "block", topology="switch.node")).node_of) == [0, 1]
+
+
+@pytest.mark.parametrize("recording", [r for r in recordings() if r.name.endswith(NOT_STEPS)])
+def test_an_allocation_without_srun_is_told_to_use_srun(recording: Recording) -> None:
+    step = SlurmStep.read(recording.tasks[0])
+    assert step.place == "allocation"
+    assert isinstance(step.not_in_step(), NotInStepError)
+    assert "srun -n 4 python" in str(step.not_in_step())
+
+
+VALUES = st.sampled_from(
+    ["", "0", "1", "2", "-1", "3", "n1", "n[1-2]", "n2,n1", "1(x2)", "2,1", "cyclic", "plane"]
+)
+
+
+@given(
+    st.dictionaries(
+        st.sampled_from([*TASK, *HET, "SLURM_LOCALID", "SLURM_DISTRIBUTION", "SLURM_GTIDS"]), VALUES
+    )
+)
+def test_any_environment_is_a_layout_or_an_error_of_this_package(environ: Dict[str, str]) -> None:
+    try:
+        layout = resolved(environ)
+    except SlurmResolverError:
+        return
+    assert layout.num_tasks == sum(layout.counts())

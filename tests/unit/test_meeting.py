@@ -1,0 +1,321 @@
+"""The tasks meet over TCP: all tasks of a step as threads of one process, and strangers."""
+
+from __future__ import annotations
+
+import json
+import socket
+import struct
+import subprocess
+import sys
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, Callable, Dict, Iterator, List, Optional, Tuple
+
+import pytest
+from recorded_steps import Recording, recordings
+
+import slurm_resolver as sr
+from slurm_resolver.cluster import layout_exchange as rendezvous
+from slurm_resolver.rendezvous import barrier as meeting
+from slurm_resolver.rendezvous.barrier import MeetingPoint, meet
+from slurm_resolver.slurm.step import SlurmStep
+
+GREETING = b"slurm_resolver meeting 1\n"
+
+
+@pytest.fixture
+def port() -> int:
+    with socket.create_server(("", 0)) as probe:
+        return int(probe.getsockname()[1])
+
+
+def points(port: int, tasks: int) -> List[MeetingPoint]:
+    names = [f"rank {rank}" for rank in range(tasks)]
+    return [
+        MeetingPoint(
+            "127.0.0.1", port, f"the meeting point :{port}", "7.0:x", rank, names, rank == 1
+        )
+        for rank in range(tasks)
+    ]
+
+
+def echo(notes: Dict[int, Any]) -> Dict[str, Any]:
+    return {"said": [notes[rank]["says"] for rank in range(len(notes))]}
+
+
+def come(
+    points: List[MeetingPoint], timeout: float = 20.0, decide: Any = echo
+) -> List[Callable[[], Dict[str, Any]]]:
+    """Starts a meeting of these tasks; each result is the answer, or raises the error."""
+    with ThreadPoolExecutor(len(points)) as pool:
+        futures = [
+            pool.submit(meet, point, {"says": point.rank * 10}, decide, timeout) for point in points
+        ]
+    return [future.result for future in futures]
+
+
+def errors(results: List[Callable[[], Dict[str, Any]]]) -> List[str]:
+    found = []
+    for result in results:
+        with pytest.raises(sr.RendezvousError) as caught:
+            result()
+        found.append(str(caught.value))
+    return found
+
+
+@pytest.mark.parametrize("tasks", [1, 2, 50])
+def test_all_get_the_answer_to_all_notes(port: int, tasks: int) -> None:
+    present = (
+        points(port, tasks) if tasks > 1 else [points(port, 2)[1]._replace(rank=0, expected=["0"])]
+    )
+    for result in come(present):
+        assert result() == {"said": [rank * 10 for rank in range(tasks)]}
+
+
+def test_one_meeting_after_the_other(port: int) -> None:
+    """A task may be at the next meeting while others still get the answer of the last one."""
+    present = points(port, 20)
+
+    def twenty_times(point: MeetingPoint) -> List[Any]:
+        return [meet(point, {"says": turn}, echo, 30.0)["said"] for turn in range(20)]
+
+    with ThreadPoolExecutor(len(present)) as pool:
+        for said in pool.map(twenty_times, present):
+            assert said == [[turn] * 20 for turn in range(20)]
+
+
+def test_who_is_missing_is_told_to_everybody(port: int) -> None:
+    present = points(port, 5)
+    del present[3]
+    started = time.monotonic()
+    told = errors(come(present, timeout=1.0))
+    assert time.monotonic() - started < 1.0 + 5.0  # the promise: the timeout plus 5 s
+    for message in told:
+        assert "1 of 5 tasks are missing at the meeting point" in message
+        assert message.count("rank 3") == 1
+
+
+def test_many_missing_are_counted(port: int) -> None:
+    (message,) = errors(come([points(port, 100)[1]], timeout=0.2))
+    assert "99 of 100 tasks are missing" in message
+    assert "rank 20 and 79 more" in message
+
+
+def test_a_meeting_point_that_is_not_there(port: int) -> None:
+    for message in errors(come([points(port, 3)[0], points(port, 3)[2]], timeout=0.5)):
+        assert f"could not reach the meeting point :{port} within" in message
+        assert "Connection refused" in message
+
+
+def test_what_the_meeting_point_decides_against(port: int) -> None:
+    def refuse(notes: Dict[int, Any]) -> Dict[str, Any]:
+        raise sr.RendezvousError("we disagree")
+
+    assert errors(come(points(port, 3), decide=refuse)) == ["we disagree"] * 3
+
+
+def test_a_port_that_is_taken(port: int) -> None:
+    with socket.create_server(("", port)):
+        (message,) = errors(come([points(port, 2)[1]], timeout=0.5))
+    assert message.startswith("rank 1 cannot listen at the meeting point")
+    assert "address already in use" in message.lower()
+
+
+def frame(value: Any) -> bytes:
+    body = json.dumps(value).encode()
+    return struct.pack("!I", len(body)) + body
+
+
+@pytest.fixture
+def slow_meeting(port: int) -> Iterator[Tuple[int, Callable[[], List[Dict[str, Any]]]]]:
+    """A meeting whose last task comes only when the returned function is called."""
+    present = points(port, 3)
+    with ThreadPoolExecutor(3) as pool:
+        futures = [pool.submit(meet, p, {"says": p.rank * 10}, echo, 30.0) for p in present[:2]]
+        await_listening(port)
+
+        def finish() -> List[Dict[str, Any]]:
+            futures.append(pool.submit(meet, present[2], {"says": 20}, echo, 30.0))
+            return [future.result() for future in futures]
+
+        yield port, finish
+
+
+def await_listening(port: int) -> None:
+    deadline = time.monotonic() + 10
+    while True:
+        try:
+            socket.create_connection(("127.0.0.1", port), timeout=5).close()
+            return
+        except ConnectionRefusedError:
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+
+
+STRANGERS = {
+    "garbage": b"GET / HTTP/1.1\r\n\r\n" * 10,
+    "a gigabyte announced": GREETING + struct.pack("!I", 2**30) + b"x" * 100_000,
+    "no JSON": GREETING + struct.pack("!I", 3) + b"{{{",
+    "no object": GREETING + frame([1]),
+    "another job": GREETING + frame({"identity": "8.0:x", "rank": 0, "note": {}}),
+    "a rank that is none": GREETING + frame({"identity": "7.0:x", "rank": 3, "note": {}}),
+    "a rank below": GREETING + frame({"identity": "7.0:x", "rank": -1, "note": {}}),
+    "a rank of no number": GREETING + frame({"identity": "7.0:x", "rank": "0", "note": {}}),
+    "no note": GREETING + frame({"identity": "7.0:x", "rank": 0, "note": 1}),
+    "half a note": GREETING + frame({"identity": "7.0:x"})[:-3],
+    "nothing": b"",
+}
+
+
+@pytest.mark.parametrize("sent", STRANGERS.values(), ids=STRANGERS)
+def test_strangers_are_turned_away_and_learn_nothing(slow_meeting: Any, sent: bytes) -> None:
+    port, finish = slow_meeting
+    with socket.create_connection(("127.0.0.1", port), timeout=20) as stranger:
+        try:
+            stranger.sendall(sent)
+            stranger.shutdown(socket.SHUT_WR)
+            assert stranger.recv(100) == b""
+        except (ConnectionResetError, BrokenPipeError):
+            pass  # turned away before all was sent
+    assert finish() == [{"said": [0, 10, 20]}] * 3
+
+
+def test_a_thousand_that_say_nothing_do_not_keep_the_tasks_out(slow_meeting: Any) -> None:
+    port, finish = slow_meeting
+    silent = [socket.create_connection(("127.0.0.1", port), timeout=20) for _ in range(1000)]
+    try:
+        assert finish() == [{"said": [0, 10, 20]}] * 3
+    finally:
+        for connection in silent:
+            connection.close()
+
+
+def test_a_task_that_came_twice_is_told(slow_meeting: Any) -> None:
+    port, finish = slow_meeting
+    deadline = time.monotonic() + 10
+    answer = b""
+    while b"came twice" not in answer and time.monotonic() < deadline:  # rank 0 comes meanwhile
+        with socket.create_connection(("127.0.0.1", port), timeout=20) as second:
+            second.sendall(GREETING + frame({"identity": "7.0:x", "rank": 1, "note": {}}))
+            answer = second.recv(1000)
+    assert b"rank 1 came twice" in answer
+    assert finish() == [{"said": [0, 10, 20]}] * 3
+
+
+def test_a_task_that_comes_and_ends_is_named_at_once(port: int) -> None:
+    """The meeting does not wait until its time is up for one that will not come back."""
+    present = points(port, 4)
+    with ThreadPoolExecutor(2) as pool:
+        futures = [pool.submit(meet, p, {"says": 0}, echo, 60.0) for p in present[:2]]
+        await_listening(port)
+        with socket.create_connection(("127.0.0.1", port), timeout=20) as short:
+            short.sendall(GREETING + frame({"identity": "7.0:x", "rank": 3, "note": {}}))
+            assert short.recv(4) == b"\0\0\0\0"
+        for message in errors([future.result for future in futures]):
+            assert "rank 3 came and ended again" in message
+
+
+def test_a_meeting_point_that_ends_before_it_answers(port: int) -> None:
+    def die(listener: socket.socket) -> None:
+        connection, _ = listener.accept()
+        connection.sendall(b"\0\0\0\0")
+        connection.close()
+
+    with socket.create_server(("", port)) as listener:
+        thread = threading.Thread(target=die, args=(listener,))
+        thread.start()
+        (message,) = errors(come([points(port, 2)[0]], timeout=30.0))
+        thread.join()
+    assert "has ended before it answered rank 0" in message
+
+
+BY_MEETING = [
+    recording
+    for recording in recordings()
+    if recording.name.endswith(
+        ("arbitrary_w", "het_local_step", "reversed_cmdline", "topotree-default_4x1", "dist_block")
+    )
+]
+
+
+@pytest.mark.parametrize("recording", BY_MEETING, ids=lambda recording: recording.name)
+def test_recorded_steps_whose_layout_no_variable_tells(recording: Recording) -> None:
+    """Each recorded task in a thread; every node has a loopback address of its own."""
+
+    def host_of(node: str) -> str:
+        return f"127.0.1.{int(node[1:]) + 1}"
+
+    steps = [SlurmStep.read(task) for task in recording.tasks]
+    with ThreadPoolExecutor(len(steps)) as pool:
+        layouts = list(
+            pool.map(lambda s: rendezvous.layout_by_meeting(s, None, host_of, 20), steps)
+        )
+    for layout in layouts:
+        assert layout == layouts[0]
+        assert layout.source == "rendezvous"
+        assert {
+            rank: (layout.nodes[layout.node_of[rank]], layout.local_of[rank])
+            for rank in range(layout.num_tasks)
+        } == recording.truth()
+        assert [layout.nodes.index(s.nodename or "") for s in steps] == [s.nodeid for s in steps]
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"node": "n9"}, "rank 1 runs on 'n9', which SLURM_STEP_NODELIST does not name"),
+        ({"local": 1}, "rank 1 has SLURM_LOCALID=1 on node n1, but 0 lower ranks are there"),
+        ({"node": "n0", "local": 1}, "rank 1 has SLURM_NODEID=1, but rank 0 on the same node"),
+        ({"node": "n0", "local": 1, "id": 0}, "2 tasks run on node n0, but .* gives it 1"),
+    ],
+)
+def test_reports_that_do_not_fit_together(changes: Dict[str, Any], message: str) -> None:
+    notes = {rank: {"node": f"n{rank}", "local": 0, "id": rank} for rank in range(2)}
+    notes[1].update(changes)
+    with pytest.raises(sr.RendezvousError, match=message):
+        rendezvous._combine(notes, ["n0", "n1"], [1, 1])
+
+
+def test_variables_without_a_process_behind_them_do_not_meet() -> None:
+    """What a test or a tool copied from a task is an error at once, not a wait for nobody."""
+    task = next(r for r in recordings() if r.name.endswith("arbitrary_w")).tasks[0]
+    with pytest.raises(sr.UnknownLayoutError):
+        sr.resolve(environ=task)
+
+
+def test_how_to_find_the_layout_is_checked() -> None:
+    task = next(r for r in recordings() if r.name.endswith("even_2x2")).tasks[0]
+    with pytest.raises(sr.LayoutError, match="layout='guess': expected one of 'auto'"):
+        sr.resolve(environ=task, layout="guess")
+
+
+def test_the_answer_is_bounded(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(meeting, "_LONGEST_ANSWER", 10)
+    results: List[Optional[str]] = errors([come(points(port, 2), timeout=5.0)[0]])  # type: ignore[assignment]
+    assert results[0] is not None
+    assert "has ended before it answered" in results[0]
+
+
+HOLDS_THE_INTERPRETER = """
+import ctypes, sys, time
+from slurm_resolver.preflight.ready import deadline
+with deadline(60, "not this one"):
+    print("through", flush=True)
+with deadline(1, "rank 0 has not started"):
+    ctypes.PyDLL(None).sleep(300)  # PyDLL keeps the interpreter's lock, as TensorFlow does
+"""
+
+
+def test_a_start_that_takes_too_long_ends_with_a_message_and_a_traceback() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", HOLDS_THE_INTERPRETER],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert (done.returncode, done.stdout) == (1, "through\n")
+    assert done.stderr.startswith("rank 0 has not started\n")
+    assert 'File "<string>", line 7' in done.stderr
+    assert "not this one" not in done.stderr

@@ -1,0 +1,108 @@
+"""What Slurm says about requeue and preemption, and what `check` makes of it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Dict, Optional
+
+import pytest
+from pytest_mock import MockerFixture
+
+from slurm_resolver.preflight import job_checks as site
+from slurm_resolver.preflight.job_checks import Site, judge
+from slurm_resolver.slurm.step import SlurmStep
+
+CONFIG = {"JobRequeue": "1", "KillWait": "30 sec", "PreemptMode": "OFF", "RequeueExit": "(null)"}
+JOB = {"JobId": "42", "BatchFlag": "1", "Requeue": "1", "Restarts": "2"}
+BATCH = "#!/bin/sh\n#SBATCH -N2 --signal=USR1@120  # 2 min\nsrun true\n#SBATCH --signal=B:X\n"
+STEP = {"SLURM_JOB_ID": "42", "SLURM_STEP_ID": "0"}
+
+
+def results(
+    mocker: MockerFixture,
+    config: Optional[Dict[str, str]] = None,
+    job: Optional[Dict[str, str]] = None,
+    batch_file: Optional[str] = BATCH,
+    **variables: str,
+) -> Dict[str, str]:
+    """By id, "status: detail" where Slurm says these things besides what it says above."""
+    said = Site({**CONFIG, **(config or {})}, {**JOB, **(job or {})}, batch_file)
+    mocker.patch.object(site, "ask_slurm", return_value=said)
+    step = SlurmStep.read({**STEP, **variables})
+    return {id: f"{status}: {detail}" for id, status, detail in judge(step)}
+
+
+@pytest.mark.parametrize(
+    ("id", "config", "job", "expected"),
+    [
+        ("requeue", {}, {}, "ok: job 42 may be requeued, and was 2 times"),
+        ("requeue", {"RequeueExit": "75"}, {}, "exit status 75 requeues a job here (RequeueExit)"),
+        ("requeue", {}, {"Requeue": "0"}, "warning: job 42 may not be requeued: submit it with"),
+        ("requeue", {}, {"BatchFlag": "0"}, "skipped: job 42 has no batch file"),
+        ("preemption", {}, {}, "ok: jobs are not preempted here (PreemptMode=OFF); SIGKILL"),
+        ("preemption", {"PreemptMode": "REQUEUE"}, {}, "gets SIGTERM, not the one of --signal;"),
+        (
+            "preemption",
+            {"PreemptMode": "REQUEUE", "PreemptParameters": "youngest_first,send_user_signal"},
+            {},
+            "gets the signal of --signal, then SIGTERM; SIGKILL follows SIGTERM after 30 sec",
+        ),
+        (
+            "preemption",
+            {"PreemptMode": "REQUEUE", "SlurmctldParameters": "preempt_send_user_signal"},
+            {},
+            "gets the signal of --signal, then SIGTERM;",
+        ),
+        ("signal", {}, {}, "ok: --signal=USR1@120 reaches the tasks"),
+        ("log", {}, {}, "warning: a restarted job writes over its output"),
+        ("log", {"JobFileAppend": "1"}, {}, "ok: a restarted job appends"),
+    ],
+)
+def test_rules(
+    mocker: MockerFixture, id: str, config: Dict[str, str], job: Dict[str, str], expected: str
+) -> None:
+    assert expected in results(mocker, config, job)[id]
+
+
+@pytest.mark.parametrize(
+    ("batch_file", "expected"),
+    [
+        (None, "skipped: no batch file"),
+        ("#!/bin/sh\nsrun true\n", "warning: the batch file has no --signal"),
+        ("#!/bin/sh\nsrun true\n#SBATCH --signal=USR1\n", "warning: the batch file has no"),
+        ("#!/bin/sh\n#SBATCH --signal USR1\n", "ok: --signal=USR1 reaches the tasks"),
+        ("#!/bin/sh\n#SBATCH --signal=B:USR1@60\n", "warning: --signal=B:USR1@60 reaches the"),
+    ],
+)
+def test_the_batch_files_signal(
+    mocker: MockerFixture, batch_file: Optional[str], expected: str
+) -> None:
+    assert results(mocker, batch_file=batch_file)["signal"].startswith(expected)
+
+
+def test_an_appended_log(mocker: MockerFixture) -> None:
+    assert results(mocker, SLURM_OPEN_MODE="a")["log"].startswith("ok")
+    assert results(mocker, batch_file=None)["log"].startswith("skipped")
+
+
+@pytest.mark.parametrize(
+    ("scontrol", "expected"),
+    [
+        (None, "there is no scontrol here"),
+        ("exec sleep 60", "scontrol does not answer within 0.5 s"),
+        ("echo Unable to contact slurm controller >&2; exit 1", "Unable to contact slurm"),
+    ],
+)
+def test_a_slurm_that_does_not_answer(
+    scontrol: Optional[str], expected: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if scontrol is not None:
+        (tmp_path / "scontrol").write_text(f"#!/bin/sh\nPATH=/usr/bin:/bin\n{scontrol}\n")
+        (tmp_path / "scontrol").chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr(site, "_SECONDS", 0.5)
+    found = judge(SlurmStep.read(STEP))
+    assert [id for id, _, _ in found] == ["requeue", "preemption", "signal", "log"]
+    assert {status for _, status, _ in found} == {"skipped"}
+    assert all(expected in detail for _, _, detail in found)
+    assert [id for id, _, _ in judge(SlurmStep())] == ["requeue", "preemption"]
