@@ -15,7 +15,7 @@ from typing import List
 import report
 
 from slurm_resolver.cluster.layout import Layout
-from slurm_resolver.cluster.layout_exchange import layout_by_meeting
+from slurm_resolver.cluster.layout_exchange import exchange_layout
 from slurm_resolver.slurm.hostlist_compress import compress_hostlist
 from slurm_resolver.slurm.step import SlurmStep
 
@@ -23,7 +23,7 @@ PER_NODE = 4
 
 
 def step(rank: int, tasks: int, port: int) -> SlurmStep:
-    """A task of a step whose ranks are dealt to the nodes in an order that no variable tells."""
+    """A task of a step whose ranks run on the nodes in an order that no variable tells."""
     nodes = tasks // PER_NODE
     node = (rank * 7919) % nodes  # a prime: every node gets its ranks, in no simple order
     names = [f"n{i}" for i in range(nodes)]
@@ -50,7 +50,7 @@ def meet(tasks: int) -> float:
     layouts: List[Layout] = []
 
     def come(own: SlurmStep) -> None:
-        layouts.append(layout_by_meeting(own, host_of=lambda node: "127.0.0.1", timeout=300))
+        layouts.append(exchange_layout(own, host_of=lambda node: "127.0.0.1", timeout=300))
 
     threads = [threading.Thread(target=come, args=(own,)) for own in steps]
     started = time.perf_counter()

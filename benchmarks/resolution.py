@@ -9,6 +9,7 @@ Python's allocator held, and by how much the process grew.
 from __future__ import annotations
 
 import gc
+import json
 import os
 import statistics
 import time
@@ -57,7 +58,7 @@ def ours(**keywords: Any) -> Any:
 def write(cluster: sr.Cluster) -> None:
     """What ``slurm-resolver show --json`` does with it."""
     with open(os.devnull, "w", encoding="utf-8") as file:
-        file.writelines(cluster.iter_json())
+        json.dump(cluster.to_dict(), file)
 
 
 def tensorflows() -> Any:

@@ -12,7 +12,8 @@ TYPE_CHECKING = False  # typing's own would take as long to import as all the re
 if TYPE_CHECKING:
     from typing import Any, List
 
-    from slurm_resolver.cluster.cluster import Cluster, resolve
+    from slurm_resolver.cluster.cluster import Cluster
+    from slurm_resolver.cluster.resolve import resolve
     from slurm_resolver.cluster.tasks import Task
     from slurm_resolver.errors import (
         AddressError,
@@ -68,7 +69,8 @@ __all__ = [
 ]
 
 _MODULES = {
-    "cluster.cluster": ("Cluster", "resolve"),
+    "cluster.cluster": ("Cluster",),
+    "cluster.resolve": ("resolve",),
     "cluster.tasks": ("Task",),
     "legacy": ("tf_config_from_slurm",),
     "slurm.hostlist": ("count_hostlist", "expand_hostlist", "expand_tasks_per_node"),

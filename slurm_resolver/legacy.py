@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Dict, List, Optional, Tuple
 
-from slurm_resolver.cluster.cluster import resolve
+from slurm_resolver.cluster.resolve import resolve
 from slurm_resolver.errors import JobsError
-from slurm_resolver.slurm.step import Environ
+from slurm_resolver.slurm.variable import Environ
 
 
 def tf_config_from_slurm(

@@ -10,6 +10,8 @@ from typing import Iterator
 import pytest
 from slurm_cluster import Node, SlurmCluster, started
 
+from slurm_resolver import log
+
 HAS_TENSORFLOW = importlib.util.find_spec("tensorflow") is not None
 
 
@@ -27,6 +29,12 @@ def _no_slurm_around(monkeypatch: pytest.MonkeyPatch) -> None:
             monkeypatch.delenv(name)
     for name in ("CUDA_VISIBLE_DEVICES", "TF_CONFIG"):
         monkeypatch.delenv(name, raising=False)
+
+
+@pytest.fixture(autouse=True)
+def _warned_of_nothing() -> None:
+    """What is said once in a process is said once in a test."""
+    log.warned.clear()
 
 
 @pytest.fixture(scope="session")

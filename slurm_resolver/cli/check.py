@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import functools
 import json
-import os
 import sys
 from typing import Any, Dict, List
 
-from slurm_resolver.cli.options import add_cluster_options, cluster_keywords
-from slurm_resolver.cluster.cluster import resolve
-from slurm_resolver.cluster.node_address import host_for
+from slurm_resolver.cli.options import add_cluster_options, cluster_options
+from slurm_resolver.cluster.resolve import resolve_step
 from slurm_resolver.errors import RendezvousError
 from slurm_resolver.slurm.step import SlurmStep
 
@@ -45,26 +42,25 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def main(args: argparse.Namespace) -> int:
     """Runs the checks, prints them in one task, and returns 0 or 1."""
-    # asyncio, and what it needs, take their time to import
-    from slurm_resolver.preflight import step_checks as preflight
+    # sockets, threads and statistics take their time to import
+    from slurm_resolver.preflight.result import FAILED, Result
+    from slurm_resolver.preflight.step_checks import check_here, check_step
 
-    step = SlurmStep.read(os.environ)
+    step = SlurmStep.read()
     printing = True
     if step.place == "step":
-        keywords = cluster_keywords(args)
-        cluster = resolve(args.jobs, **keywords)
-        assert cluster.task is not None
-        host_of = functools.partial(host_for, node_address=args.node_address)
-        printing = (cluster.task.node, cluster.task.local_rank) == (step.require("nodes")[0], 0)
+        cluster = resolve_step(step, cluster_options(args))
+        assert cluster.rendezvous is not None
+        printing = cluster.rendezvous.is_host
         try:
-            results = preflight.check_step(cluster, step, args.timeout, args.port_base, host_of)
+            results = check_step(cluster, args.timeout)
         except RendezvousError as error:
-            results = [preflight.Result("presence", preflight.FAILED, str(error))]
+            results = [Result("presence", FAILED, str(error))]
             # Who could not reach the meeting point knows what nobody else does.
             printing = printing or not error.shared
     else:
-        results = preflight.check_here()
-    failed = any(result.status == preflight.FAILED for result in results)
+        results = check_here()
+    failed = any(result.status == FAILED for result in results)
     if printing and args.json:
         checks: List[Dict[str, str]] = [result._asdict() for result in results]
         print(json.dumps({"ok": not failed, "checks": checks}))

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import argparse
-import functools
 import json
 import os
 import sys
 from typing import Any, Dict, List, NoReturn
 
-from slurm_resolver.cli.options import add_cluster_options, cluster_keywords
-from slurm_resolver.cluster.cluster import Cluster, resolve
+from slurm_resolver.cli.options import add_cluster_options, cluster_options
+from slurm_resolver.cluster.cluster import Cluster
 from slurm_resolver.cluster.gpus import apply_gpus
-from slurm_resolver.cluster.node_address import host_for
+from slurm_resolver.cluster.resolve import resolve_step
 from slurm_resolver.errors import EnvironmentValueError, LaunchError
 from slurm_resolver.slurm.step import SlurmStep
 
@@ -68,9 +67,8 @@ def main(args: argparse.Namespace) -> int:
     command = args.command_line[1:] if args.command_line[:1] == ["--"] else args.command_line
     if bool(command) == bool(args.format):
         raise LaunchError("expected either a command, after --, or --format")
-    step = SlurmStep.read(os.environ)
-    cluster = resolve(args.jobs, **cluster_keywords(args))
-    variables = _variables(cluster, step, args.force)
+    cluster = resolve_step(SlurmStep.read(), cluster_options(args))
+    variables = _variables(cluster, args.force)
     command = [fill(word, cluster) for word in command]
     if args.format != "json":
         _check_lengths(command, variables)
@@ -83,9 +81,8 @@ def main(args: argparse.Namespace) -> int:
         if command and shutil.which(command[0]) is None:
             # Before the others go on and start theirs, which would wait for this one in vain.
             raise _no_program(command[0], "none found that may be executed")
-        host_of = functools.partial(host_for, node_address=args.node_address)
         try:
-            wait_until_ready(cluster, step, args.wait, args.port_base, host_of)
+            wait_until_ready(cluster, args.wait)
         except RendezvousError as error:
             print(f"slurm-resolver exec: {error}", file=sys.stderr)
             return 1
@@ -101,7 +98,7 @@ def main(args: argparse.Namespace) -> int:
     return 0
 
 
-def _variables(cluster: Cluster, step: SlurmStep, force: bool) -> Dict[str, str]:
+def _variables(cluster: Cluster, force: bool) -> Dict[str, str]:
     variables: Dict[str, str] = {}
     if cluster.tasks:
         config = cluster.tf_config()
@@ -113,7 +110,7 @@ def _variables(cluster: Cluster, step: SlurmStep, force: bool) -> Dict[str, str]
             )
         variables["TF_CONFIG"] = json.dumps(config)
     if cluster.gpu_decision is not None:
-        apply_gpus(cluster.gpu_decision, step, variables)
+        apply_gpus(cluster.gpu_decision, cluster.step, variables)
     return variables
 
 

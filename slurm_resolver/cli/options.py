@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import argparse
-from typing import Any, Dict
+from typing import Dict
 
-from slurm_resolver.cluster.cluster import LAYOUTS
+from slurm_resolver.cluster.resolve import LAYOUTS, ClusterOptions
 from slurm_resolver.cluster.roles import PLACEMENTS, WORKER_ORDERS
 
 
@@ -52,17 +52,18 @@ def add_cluster_options(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def cluster_keywords(args: argparse.Namespace) -> Dict[str, Any]:
-    """Returns the keywords of `slurm_resolver.resolve` that the options give."""
-    return {
-        "port_base": args.port_base,
-        "placement": args.placement,
-        "worker_order": args.worker_order,
-        "het_groups": args.het_groups,
-        "node_address": args.node_address,
-        "gpu_jobs": args.gpu_jobs,
-        "layout": args.layout,
-    }
+def cluster_options(args: argparse.Namespace) -> ClusterOptions:
+    """Returns what these options say of the cluster."""
+    return ClusterOptions(
+        jobs=args.jobs,
+        port_base=args.port_base,
+        placement=args.placement,
+        worker_order=args.worker_order,
+        het_groups=args.het_groups,
+        node_address=args.node_address,
+        gpu_jobs=args.gpu_jobs,
+        layout=args.layout,
+    )
 
 
 def numbers(text: str) -> Dict[str, int]:

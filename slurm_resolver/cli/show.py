@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 from typing import List, Optional, Tuple
 
 from slurm_resolver.cli.cluster_picture import Row, count_jobs, fold_nodes, shorten, tasks_by_node
-from slurm_resolver.cli.options import add_cluster_options, cluster_keywords
-from slurm_resolver.cluster.cluster import Cluster, build_cluster, resolve
+from slurm_resolver.cli.options import add_cluster_options, cluster_options
+from slurm_resolver.cluster.cluster import Cluster
 from slurm_resolver.cluster.gpus import Gpus
-from slurm_resolver.cluster.layout import lay_out
+from slurm_resolver.cluster.layout import layout_from_environment
+from slurm_resolver.cluster.resolve import build_cluster, resolve_step
 from slurm_resolver.cluster.tasks import Task
 from slurm_resolver.errors import NotInStepError
 from slurm_resolver.slurm.step import SlurmStep
@@ -57,25 +59,24 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def main(args: argparse.Namespace) -> int:
     """Prints the cluster; always returns 0."""
-    keywords = cluster_keywords(args)
+    options = cluster_options(args)
+    step = SlurmStep.read()
     if args.nodelist is not None:
-        keywords.pop("layout")  # there is nobody to meet
         step = _planned_step(args)
-        cluster = build_cluster(step, lay_out(step, "options"), args.jobs, **keywords)
+        cluster = build_cluster(step, layout_from_environment(step, "options"), options)
     elif args.tasks_per_node is not None or args.distribution is not None:
         raise NotInStepError("--tasks-per-node and --distribution describe the nodes of --nodelist")
-    elif SlurmStep.read().place == "none":
+    elif step.place == "none":
         raise NotInStepError(
             "there is no Slurm here. Start this command with srun or with `slurm-resolver run`, or "
             "describe a step: slurm-resolver show --nodelist 'n[1-4]' --tasks-per-node 2"
         )
     else:
-        cluster = resolve(args.jobs, **keywords)
+        cluster = resolve_step(step, options)
     if args.once and cluster.task is not None and cluster.task.rank != 0:
         return 0
     if args.json:
-        sys.stdout.writelines(cluster.iter_json())
-        print()
+        print(json.dumps(cluster.to_dict()))
     elif sys.stdout.isatty():
         _print_picture(cluster, args.all)
     else:
@@ -91,7 +92,7 @@ def _planned_step(args: argparse.Namespace) -> SlurmStep:
     if plane_size:
         variables["SLURM_DIST_PLANESIZE"] = plane_size
     counts: str = args.tasks_per_node or "1"
-    nodes = SlurmStep.read(variables).require("nodes")
+    nodes = SlurmStep.read(variables).require(SlurmStep.nodes)
     variables["SLURM_STEP_TASKS_PER_NODE"] = (
         f"{counts}(x{len(nodes)})" if counts.isdigit() else counts
     )
@@ -126,7 +127,7 @@ def _print_plain(cluster: Cluster) -> None:
         print("  ".join(cells).rstrip())
     if cluster.task is not None:
         print(f"GPUs of the tasks on {cluster.task.node}:")
-        for rank, gpus in sorted(cluster.node_gpus().items()):
+        for rank, gpus in sorted(cluster.gpus_on_node().items()):
             mark = "  (this task)" if rank == cluster.task.rank else ""
             print(f"  rank {rank}: {_devices(gpus)} ({gpus.source}){mark}")
 
@@ -162,7 +163,7 @@ def _print_picture(cluster: Cluster, every_node: bool) -> None:
     if cluster.gpu_decision is not None:
         header.add_row("GPUs", f"from {cluster.gpu_decision.source}")
     picture = Table.grid(padding=(0, 2))
-    gpus = cluster.node_gpus()
+    gpus = cluster.gpus_on_node()
     for row in rows:
         if len(row.nodes) > 1:
             cells = _folded(row)

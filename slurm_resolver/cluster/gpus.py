@@ -11,12 +11,11 @@ import re
 from typing import Collection, Dict, Mapping, MutableMapping, NamedTuple, Optional, Sequence, Tuple
 
 from slurm_resolver.errors import GpuError, JobsError
-from slurm_resolver.log import warn
+from slurm_resolver.log import warn_once
 from slurm_resolver.slurm.gpu_variables import Devices, Visible, count_with_driver, read_visible
-from slurm_resolver.slurm.step import VARIABLES, SlurmStep
+from slurm_resolver.slurm.step import SlurmStep
 
-_APPLIED = VARIABLES["gpus_applied"].name
-_said: set[str] = set()
+_APPLIED = SlurmStep.gpus_applied.name
 
 # What srun was told about binding. Others (none, closest) leave the devices to all tasks.
 _BOUND = re.compile(r"gpu:(per_task|single|map|mask)")
@@ -55,31 +54,31 @@ class Gpus(NamedTuple):
 class NodeGpus(NamedTuple):
     """The tasks of one node and how they share its GPUs, as the task `step` is of sees it.
 
-    `ranks` stand in the order of their local ids; `users` are the local ids of those that use
-    GPUs; `counts` are the last three arguments of `choose_gpus`.
+    `ranks` stand in the order of their local ranks; `gpu_local_ranks` are the local ranks of those
+    that use GPUs; `counts` are the last three arguments of `choose_gpus`.
     """
 
     step: SlurmStep
     own: Gpus
     ranks: Sequence[int]
-    users: Sequence[int]
+    gpu_local_ranks: Sequence[int]
     counts: Tuple[int, Optional[int], Optional[int]]
 
     def decisions(self) -> Dict[int, Gpus]:
         """Returns each rank's decision, as far as this task can know the others'."""
         decisions = {}
-        for local_id, rank in enumerate(self.ranks):
-            if rank == self.step.procid:
+        for local_rank, rank in enumerate(self.ranks):
+            if rank == self.step.rank:
                 decisions[rank] = self.own
-            elif local_id in self.users and not self.own.shared:
+            elif local_rank in self.gpu_local_ranks and not self.own.shared:
                 decisions[rank] = Gpus(None, "known to the task alone")
             else:
-                other = self.step._replace(procid=rank, gpus_applied=None)
-                decisions[rank] = choose_gpus(other, local_id, self.users, *self.counts)
+                other = self.step.replace(rank=rank, gpus_applied=None)
+                decisions[rank] = choose_gpus(other, local_rank, self.gpu_local_ranks, *self.counts)
         return decisions
 
 
-def gpu_users(jobs: Collection[str], gpu_jobs: Optional[Collection[str]]) -> Collection[str]:
+def jobs_with_gpus(jobs: Collection[str], gpu_jobs: Optional[Collection[str]]) -> Collection[str]:
     """Returns which of the cluster's jobs use GPUs.
 
     By default all but parameter servers and, beside these, the chief: it then is the coordinator
@@ -101,18 +100,18 @@ def gpu_users(jobs: Collection[str], gpu_jobs: Optional[Collection[str]]) -> Col
 
 def choose_gpus(
     step: SlurmStep,
-    local_id: int,
-    users: Sequence[int],
+    local_rank: int,
+    gpu_local_ranks: Sequence[int],
     max_tasks_per_node: int,
     gpus_per_node: Optional[int] = None,
     gpus_per_task: Optional[int] = None,
 ) -> Gpus:
-    """Returns the GPUs of the task with this local id on its node.
+    """Returns the GPUs of the task with this local rank on its node.
 
     Args:
         step: the task's variables.
-        local_id: SLURM_LOCALID.
-        users: the local ids, ascending, of the tasks on this node that use GPUs.
+        local_rank: SLURM_LOCALID.
+        gpu_local_ranks: the local ranks, ascending, of the tasks on this node that use GPUs.
         max_tasks_per_node: the most tasks that any node of the step has.
         gpus_per_node: as TensorFlow's resolver: GPUs on each node.
         gpus_per_task: as TensorFlow's resolver: GPUs for each task; task i of a node takes the
@@ -131,20 +130,22 @@ def choose_gpus(
     if shown and _is_batch_scripts(step):
         source = f"{visible.name} is the batch script's, and this component was granted none"
         return Gpus((), source, visible.narrowed(()), shown, shared=True)
-    if local_id not in users:
+    if local_rank not in gpu_local_ranks:
         return _none(step, visible)
     if gpus_per_node is not None or gpus_per_task is not None:
-        return _explicit(step, visible, local_id, max_tasks_per_node, gpus_per_node, gpus_per_task)
+        return _explicit(
+            step, visible, local_rank, max_tasks_per_node, gpus_per_node, gpus_per_task
+        )
     if shown is None:
-        return _uncovered(step, visible, local_id, users)
+        return _uncovered(step, visible, local_rank, gpu_local_ranks)
     if not shown:
         return Gpus((), f"{visible.name} shows none", seen_before=(), shared=True)
     if _is_bound(step, shown):
         return Gpus(shown, f"{visible.name}, bound to the task by Slurm", seen_before=shown)
-    if len(users) == 1:
+    if len(gpu_local_ranks) == 1:
         source = f"{visible.name}, the only task on the node that uses GPUs"
         return Gpus(shown, source, seen_before=shown)
-    own = _split(shown, local_id, users)
+    own = _split(shown, local_rank, gpu_local_ranks)
     source = f"{visible.name} split by SLURM_LOCALID"
     return Gpus(own, source, _settings(visible, own), shown, shared=True)
 
@@ -161,9 +162,9 @@ def apply_gpus(gpus: Gpus, step: SlurmStep, environ: MutableMapping[str, str]) -
 
 def _mark(step: SlurmStep, devices: Devices) -> Optional[str]:
     """Whose devices these are, so that a step started from this task does not inherit them."""
-    if step.procid is None:
+    if step.rank is None:
         return None
-    return f"{step.job_id}.{step.step_id}.{step.procid}:{','.join(devices)}"
+    return f"{step.job_id}.{step.step_id}.{step.rank}:{','.join(devices)}"
 
 
 def _settings(visible: Visible, devices: Devices) -> Dict[str, str]:
@@ -205,14 +206,16 @@ def _none(step: SlurmStep, visible: Visible) -> Gpus:
     return Gpus(devices, source, visible.narrowed(()), visible.devices, shared=shared)
 
 
-def _uncovered(step: SlurmStep, visible: Visible, local_id: int, users: Sequence[int]) -> Gpus:
+def _uncovered(
+    step: SlurmStep, visible: Visible, local_rank: int, gpu_local_ranks: Sequence[int]
+) -> Gpus:
     """No variable shows devices: either Slurm manages no GPUs here, or srun bound none."""
     number = count_with_driver()
     granted = step.gpus_on_node
     if granted is not None and granted != number:
         # The grant is not all that the driver shows, so that no index is known to be in it.
         if granted:
-            _say(
+            warn_once(
                 f"SLURM_GPUS_ON_NODE={granted}, but {visible.name} is not set, and so this task "
                 "cannot know which GPUs are its own; start with srun --gpus-per-node, without "
                 "--gpu-bind=none"
@@ -221,21 +224,21 @@ def _uncovered(step: SlurmStep, visible: Visible, local_id: int, users: Sequence
     if not number:
         return Gpus(None if number is None else (), f"{visible.name} is not set")
     devices = tuple(map(str, range(number)))
-    if len(users) == 1:
+    if len(gpu_local_ranks) == 1:
         return Gpus(devices, "all that the driver shows", seen_before=devices)
-    own = _split(devices, local_id, users)
+    own = _split(devices, local_rank, gpu_local_ranks)
     source = "what the driver shows, split by SLURM_LOCALID"
     return Gpus(own, source, _settings(visible, own), devices, shared=True)
 
 
-def _split(devices: Devices, local_id: int, users: Sequence[int]) -> Devices:
+def _split(devices: Devices, local_rank: int, gpu_local_ranks: Sequence[int]) -> Devices:
     """As evenly as can be, every device used: 7 devices make 3, 2 and 2 for three tasks.
 
     More tasks than devices share them, again evenly.
     """
-    turn, tasks, number = users.index(local_id), len(users), len(devices)
+    turn, tasks, number = gpu_local_ranks.index(local_rank), len(gpu_local_ranks), len(devices)
     if tasks > number:
-        _say(
+        warn_once(
             f"{tasks} tasks share the node's {number} GPU{'s' if number > 1 else ''}; limit each "
             "one's memory, or start fewer tasks a node"
         )
@@ -245,17 +248,10 @@ def _split(devices: Devices, local_id: int, users: Sequence[int]) -> Devices:
     return devices[first : first + each + (turn < over)]
 
 
-def _say(message: str) -> None:
-    """Warns, once in a process."""
-    if message not in _said:
-        _said.add(message)
-        warn(message)
-
-
 def _explicit(
     step: SlurmStep,
     visible: Visible,
-    local_id: int,
+    local_rank: int,
     max_tasks_per_node: int,
     gpus_per_node: Optional[int],
     gpus_per_task: Optional[int],
@@ -290,7 +286,7 @@ def _explicit(
         )
     # Indices count what is visible where something is: the second GPU of a grant of 4,5 is 5.
     names: Tuple[str, ...] = shown or tuple(map(str, range(gpus_per_node)))
-    own = names[local_id * gpus_per_task : (local_id + 1) * gpus_per_task]
+    own = names[local_rank * gpus_per_task : (local_rank + 1) * gpus_per_task]
     source = "gpus_per_node and gpus_per_task"
     settings = _settings(visible, own)
     return Gpus(own, source, settings, visible.devices, explicit=True, shared=True)

@@ -6,8 +6,8 @@ from itertools import groupby
 from typing import Dict, List, NamedTuple, Sequence, Tuple
 
 from slurm_resolver.errors import LayoutError
-from slurm_resolver.slurm.step import Component, SlurmStep
-from slurm_resolver.slurm.wording import RESTART, hosts_text, step_id
+from slurm_resolver.slurm.hostlist_compress import short_hostlist
+from slurm_resolver.slurm.step import RESTART, Component, SlurmStep
 
 
 class ComponentRanks(NamedTuple):
@@ -18,7 +18,7 @@ class ComponentRanks(NamedTuple):
     last: int
 
 
-def components_of_step(step: SlurmStep, nodes: Sequence[str]) -> List[Component]:
+def het_groups_of_step(step: SlurmStep, nodes: Sequence[str]) -> List[Component]:
     """Returns the components with a node in this step, each with those nodes; [] if it is plain.
 
     A step may take a subset of its job's components (``srun --het-group=0,2``), and one component
@@ -40,7 +40,7 @@ def components_of_step(step: SlurmStep, nodes: Sequence[str]) -> List[Component]
         for host in component.nodes:
             if host in owner:
                 raise LayoutError(
-                    f"the layout of job step {step_id(step)} cannot be known: node {host} belongs "
+                    f"the layout of job step {step.name} cannot be known: node {host} belongs "
                     f"to the components {owner[host]} and {component.group} of the heterogeneous "
                     "job at once, and no variable tells how many tasks each has there. Give the "
                     "components nodes of their own (for example with --exclusive)."
@@ -49,14 +49,14 @@ def components_of_step(step: SlurmStep, nodes: Sequence[str]) -> List[Component]
     strangers = [host for host in nodes if host not in owner]
     if strangers:
         raise LayoutError(
-            f"SLURM_STEP_NODELIST has {hosts_text(strangers)}, which no component of the "
+            f"SLURM_STEP_NODELIST has {short_hostlist(strangers)}, which no component of the "
             "heterogeneous job (SLURM_JOB_NODELIST_HET_GROUP_…) names; expected each node in one. "
             f"{RESTART}"
         )
     return taken
 
 
-def ranks_of_components(
+def ranks_of_het_groups(
     step: SlurmStep, names: Sequence[str], node_of: Sequence[int]
 ) -> Tuple[ComponentRanks, ...]:
     """Returns the ranks of each component of a step whose ranks are known to run there.
@@ -64,7 +64,7 @@ def ranks_of_components(
     () for a plain step, and where a node belongs to two components: then nothing tells.
     """
     try:
-        taken = components_of_step(step, names)
+        taken = het_groups_of_step(step, names)
     except LayoutError:
         return ()
     group_of = {host: component.group for component in taken for host in component.nodes}

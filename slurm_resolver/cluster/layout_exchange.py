@@ -1,8 +1,6 @@
 """What only the tasks together know: the layout of a step whose variables do not tell it.
 
-Every task knows its own rank, node and local id for sure; all of them together are the layout. They
-meet at the task with local id 0 on the first node of SLURM_STEP_NODELIST, which each can name
-without knowing more.
+Every task knows its own rank, node and local rank for sure; all of them together are the layout.
 """
 
 from __future__ import annotations
@@ -11,52 +9,21 @@ import sys
 import zlib
 from array import array
 from base64 import b64decode, b64encode
-from typing import Any, Callable, Dict, Iterable, List, Optional, Sequence
+from typing import Any, Dict, Iterable, List, Optional, Sequence
 
-from slurm_resolver.cluster.distribution import local_ids
-from slurm_resolver.cluster.het_groups import ranks_of_components
-from slurm_resolver.cluster.layout import Layout, check_counts
+from slurm_resolver.cluster.distribution import local_ranks
+from slurm_resolver.cluster.het_groups import ranks_of_het_groups
+from slurm_resolver.cluster.layout import Layout, nodes_and_counts
+from slurm_resolver.cluster.meeting_point import HostOf, rendezvous_without_layout
 from slurm_resolver.cluster.ports import choose_ports
 from slurm_resolver.errors import LayoutError, RendezvousError
-from slurm_resolver.rendezvous.barrier import MeetingPoint, Note, meet
+from slurm_resolver.rendezvous.barrier import Note, meet
 from slurm_resolver.slurm.step import SlurmStep
 
 LAYOUT_SECONDS = 60.0
 
-HostOf = Callable[[str], str]
 
-
-def meeting_point(
-    step: SlurmStep,
-    purpose: str,
-    expected: Optional[List[str]] = None,
-    port_base: Optional[int] = None,
-    host_of: HostOf = str,
-) -> MeetingPoint:
-    """Returns where the tasks of this step meet; the same in every task, but for `is_host`.
-
-    Args:
-        step: the task's variables.
-        purpose: what they meet for: who comes for something else waits for its own meeting.
-        expected: by rank, how to name each task; by default by its rank alone.
-        port_base: as in `slurm_resolver.resolve`.
-        host_of: from a node's name to the host to connect to.
-    """
-    nodes, counts = check_counts(step)
-    ports = choose_ports(step, max(counts), port_base)
-    host = host_of(nodes[0])
-    return MeetingPoint(
-        host=host,
-        port=ports.meeting,
-        name=f"the meeting point {host}:{ports.meeting} (local id 0 on node {nodes[0]})",
-        identity=f"{step.job_id}.{step.step_id}.{step.sluid}:{purpose}",
-        rank=step.require("procid"),
-        expected=expected or [f"rank {rank}" for rank in range(sum(counts))],
-        is_host=step.require("nodename") == nodes[0] and step.require("localid") == 0,
-    )
-
-
-def layout_by_meeting(
+def exchange_layout(
     step: SlurmStep,
     port_base: Optional[int] = None,
     host_of: HostOf = str,
@@ -64,31 +31,41 @@ def layout_by_meeting(
 ) -> Layout:
     """Returns the layout as the tasks report it to each other. All tasks must call it.
 
+    Args:
+        step: the task's variables.
+        port_base: as in `slurm_resolver.resolve`.
+        host_of: from a node's name to the host to connect to.
+        timeout: seconds that all tasks have to come.
+
     Raises:
-        LayoutError: where not all tasks come within `timeout` seconds, or their reports do not fit
+        LayoutError: where not all tasks come in time, or their reports do not fit
             SLURM_STEP_NODELIST and SLURM_STEP_TASKS_PER_NODE.
     """
-    point = meeting_point(step, "layout", port_base=port_base, host_of=host_of)
-    nodes, counts = step.require("nodes"), step.require("tasks_per_node")
-    note = {"node": step.nodename, "local": step.localid, "id": step.nodeid}
+    nodes, counts = nodes_and_counts(step)
+    ports = choose_ports(step, max(counts), port_base)
+    rendezvous = rendezvous_without_layout(step, ports.meeting, host_of)
+    names = [f"rank {rank}" for rank in range(sum(counts))]
+    note = {"node": step.node_name, "local_rank": step.local_rank, "node_id": step.node_id}
     try:
-        answer = meet(point, note, lambda notes: _combine(notes, nodes, counts), timeout)
+        answer = meet(
+            rendezvous, "layout", names, note, lambda notes: _combine(notes, nodes, counts), timeout
+        )
     except RendezvousError as error:
         raise LayoutError(
-            f"the environment does not tell where the ranks of this step run, and the tasks could "
+            "the environment does not tell where the ranks of this step run, and the tasks could "
             f"not tell each other: {error}"
         ) from error
     order = _unpack(answer["order"])
     node_of = _unpack(answer["node_of"])
-    names = tuple(nodes[index] for index in order)
-    components = ranks_of_components(step, names, node_of)
+    names_by_id = tuple(nodes[index] for index in order)
+    components = ranks_of_het_groups(step, names_by_id, node_of)
     # Of a heterogeneous step the tasks see different values of SLURM_DISTRIBUTION.
     told = {c.group: c.distribution for c in step.components} if components else {}
     distribution = " : ".join(told[c.group] or "block" for c in components)
     return Layout(
-        names,
+        names_by_id,
         node_of,
-        local_ids(node_of, len(names)),
+        local_ranks(node_of, len(names_by_id)),
         distribution or step.distribution or "block",
         "rendezvous",
         components,
@@ -124,16 +101,16 @@ def _combine(notes: Dict[int, Note], nodes: Sequence[str], counts: Sequence[int]
                 f"rank {rank} runs on {note['node']!r}, which SLURM_STEP_NODELIST does not name"
             )
         ranks = ranks_on.setdefault(node, [])
-        if note["local"] != len(ranks):
+        if note["local_rank"] != len(ranks):
             raise RendezvousError(
-                f"rank {rank} has SLURM_LOCALID={note['local']} on node {note['node']}, but "
+                f"rank {rank} has SLURM_LOCALID={note['local_rank']} on node {note['node']}, but "
                 f"{len(ranks)} lower ranks are there"
             )
         ranks.append(rank)
-        if number.setdefault(node, note["id"]) != note["id"]:
+        if number.setdefault(node, note["node_id"]) != note["node_id"]:
             raise RendezvousError(
-                f"rank {rank} has SLURM_NODEID={note['id']}, but rank {ranks[0]} on the same node "
-                f"{note['node']} has {number[node]}"
+                f"rank {rank} has SLURM_NODEID={note['node_id']}, but rank {ranks[0]} on the same "
+                f"node {note['node']} has {number[node]}"
             )
     for node, count in enumerate(counts):
         if len(ranks_on.get(node, ())) != count:

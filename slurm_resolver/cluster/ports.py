@@ -1,6 +1,6 @@
 """Which port every task listens on, and why that one.
 
-A port depends on the local id alone, so that tasks of one node never share one, and on what every
+A port depends on the local rank alone, so that tasks of one node never share one, and on what every
 task of the step sees alike, so that all of them know all ports.
 """
 
@@ -25,13 +25,13 @@ _MEETINGS = 2048
 
 
 class Ports(NamedTuple):
-    """The port of the task with local id i on any node is ``by_local_id[i]``.
+    """The port of the task with local rank i on any node is ``by_local_rank[i]``.
 
     `source` says where they come from, as `slurm-resolver show` prints it. `meeting` is one more,
     for the tasks to meet at before TensorFlow starts.
     """
 
-    by_local_id: Sequence[int]
+    by_local_rank: Sequence[int]
     source: str
     meeting: int
 
@@ -39,7 +39,7 @@ class Ports(NamedTuple):
 def choose_ports(
     step: SlurmStep, max_tasks_per_node: int, port_base: Optional[int] = None
 ) -> Ports:
-    """Returns one port for each local id.
+    """Returns one port for each local rank.
 
     The first of these that there is: `port_base` and the ports after it; the ports that Slurm
     reserved for the step (no other step on these nodes gets them); a block derived from job and
@@ -51,8 +51,8 @@ def choose_ports(
     if port_base is not None:
         given = _from(port_base, max_tasks_per_node, f"port_base={port_base!r}")
         return Ports(given, "port_base", _after(given))
-    if step.resv_ports is not None:
-        reserved = tuple(dict.fromkeys(step.resv_ports))
+    if step.reserved_ports is not None:
+        reserved = tuple(dict.fromkeys(step.reserved_ports))
         if len(reserved) >= max_tasks_per_node:
             own = reserved[:max_tasks_per_node]
             # Slurm reserves one more than there are tasks on a node, unless told otherwise.

@@ -34,7 +34,7 @@ class Tasks(Sequence[Task]):
     ) -> None:
         """Takes what the resolution found.
 
-        A task's address is the host of its node and the ending of its local id, ``:23001``.
+        A task's address is the host of its node and the ending of its local rank, ``:23001``.
         """
         self._layout = layout
         self._roles = roles
@@ -60,7 +60,9 @@ class Tasks(Sequence[Task]):
         """Yields the tasks by rank."""
         nodes = map(self._layout.nodes.__getitem__, self._layout.node_of)
         addresses = self._addresses(range(len(self)))
-        return map(Task, itertools.count(), nodes, self._layout.local_of, *self._played, addresses)
+        return map(
+            Task, itertools.count(), nodes, self._layout.local_rank_of, *self._played, addresses
+        )
 
     def __eq__(self, other: object) -> bool:
         """Whether the other one has the same tasks in the same order."""
@@ -84,36 +86,17 @@ class Tasks(Sequence[Task]):
         """Returns the addresses of each job by index, in alphabetical order of the job names."""
         return {job: self._addresses(ranks) for job, ranks in sorted(self._roles.ranks.items())}
 
-    def iter_json(self) -> Iterator[str]:
-        """Yields, in pieces, what `json.dumps` makes of the tasks as dicts."""
-        from json.encoder import encode_basestring_ascii as quoted
-
-        nodes = list(map(quoted, self._layout.nodes))
-        hosts = [quoted(host)[:-1] for host in self._hosts]  # the address goes on behind it
-        endings = self._endings
-        columns = zip(itertools.count(), self._layout.node_of, self._layout.local_of, *self._played)
-        rows = (
-            f'{{"rank": {rank}, "node": {nodes[node]}, "local_rank": {local_rank}, '
-            f'"job": "{job}", "index": {index}, "address": {hosts[node]}{endings[local_rank]}"}}'
-            for rank, node, local_rank, job, index in columns
-        )
-        separator = "["
-        for first in rows:
-            yield separator + ", ".join([first, *itertools.islice(rows, 999)])
-            separator = ", "
-        yield "]"
-
     def _task(self, rank: int, played: Optional[Tuple[str, int]] = None) -> Task:
         layout = self._layout
-        node, local_rank = layout.node_of[rank], layout.local_of[rank]
+        node, local_rank = layout.node_of[rank], layout.local_rank_of[rank]
         job, index = played or (self._played[0][rank], self._played[1][rank])
         address = self._hosts[node] + self._endings[local_rank]
         return Task(rank, layout.nodes[node], local_rank, job, index, address)
 
     def _addresses(self, ranks: Sequence[int]) -> List[str]:
         hosts, endings = self._hosts, self._endings
-        node_of, local_of = self._layout.node_of, self._layout.local_of
-        return [hosts[node_of[rank]] + endings[local_of[rank]] for rank in ranks]
+        node_of, local_rank_of = self._layout.node_of, self._layout.local_rank_of
+        return [hosts[node_of[rank]] + endings[local_rank_of[rank]] for rank in ranks]
 
     @functools.cached_property
     def _played(self) -> Tuple[List[str], List[int]]:

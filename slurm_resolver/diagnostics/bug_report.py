@@ -18,7 +18,7 @@ import sys
 from pathlib import Path
 from typing import Dict, Mapping
 
-from slurm_resolver.cluster.cluster import resolve
+from slurm_resolver.cluster.resolve import resolve
 from slurm_resolver.errors import SlurmResolverError
 from slurm_resolver.slurm.gpu_variables import count_with_driver
 from slurm_resolver.slurm.step import VARIABLES, SlurmStep
@@ -115,7 +115,7 @@ def _machine() -> Dict[str, str]:
 
 
 def _variables(environ: Mapping[str, str]) -> Dict[str, str]:
-    known = {variable.name for variable in VARIABLES.values()}
+    known = {variable.name for variable in VARIABLES}
     shown: Dict[str, str] = {}
     for name, value in sorted(environ.items()):
         if _PROXY.fullmatch(name):

@@ -10,12 +10,15 @@ import re
 from typing import Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 from slurm_resolver.errors import GpuError, LaunchError
-from slurm_resolver.slurm.gpu_variables import CUDA, Devices, count_with_driver, read_visible
-from slurm_resolver.slurm.step import VARIABLES, SlurmStep
-
-_SHOWING = [VARIABLES[f"{kind}_devices"].name for kind in ("cuda", "rocr", "ze", "ordinal")]
-# Slurm leaves this one as it is, and its indices count what the others show.
-_HIDDEN = (*_SHOWING, VARIABLES["hip_devices"].name)
+from slurm_resolver.slurm.gpu_variables import (
+    CUDA,
+    GPU_VARIABLES,
+    SET_BY_SLURM,
+    Devices,
+    count_with_driver,
+    read_visible,
+)
+from slurm_resolver.slurm.step import SlurmStep
 
 _BIND = re.compile(
     r"(?:verbose,)?(?:(none|closest)|(single|per_task):([1-9]\d{0,3})|(map_gpu|mask_gpu):(\S+))"
@@ -83,7 +86,7 @@ def gpu_variables(request: GpuRequest, num_tasks: int, environ: Mapping[str, str
         return LocalGpus([common] * num_tasks, (), ())
     if count == 0:
         # On Slurm a cgroup hides them, and no variable is set.
-        return LocalGpus([{**common, CUDA: ""}] * num_tasks, _HIDDEN, ())
+        return LocalGpus([{**common, CUDA: ""}] * num_tasks, GPU_VARIABLES, ())
     names, devices = _devices(count, environ, warnings)
     common["SLURM_GPUS_ON_NODE"] = str(count)
     tasks: List[Dict[str, str]] = []
@@ -92,15 +95,15 @@ def gpu_variables(request: GpuRequest, num_tasks: int, environ: Mapping[str, str
         text = None if own is None else ",".join(own)
         shown = {} if text is None else dict.fromkeys((*names, "SLURM_STEP_GPUS"), text)
         tasks.append({**common, **shown})
-    return LocalGpus(tasks, _HIDDEN, warnings)
+    return LocalGpus(tasks, GPU_VARIABLES, warnings)
 
 
 def _devices(
     count: int, environ: Mapping[str, str], warnings: List[str]
 ) -> Tuple[Sequence[str], Devices]:
     """Returns the variables to set, and the step's GPUs."""
-    own = {variable.name for variable in VARIABLES.values()} & set(_HIDDEN)
-    visible = read_visible(SlurmStep.read({k: v for k, v in environ.items() if k in own}))
+    shown = {name: value for name, value in environ.items() if name in GPU_VARIABLES}
+    visible = read_visible(SlurmStep.read(shown))
     if visible.devices is not None:
         if count > len(visible.devices):
             raise GpuError(
@@ -110,7 +113,7 @@ def _devices(
         devices = visible.devices[:count]
         # A UUID means nothing to the other makers' drivers.
         plain = all(name.isdigit() for name in devices)
-        return (_SHOWING if plain else [visible.name]), devices
+        return (SET_BY_SLURM if plain else [visible.name]), devices
     found = count_with_driver()
     if found is None:
         warnings.append(
@@ -122,7 +125,7 @@ def _devices(
             f"{count} GPUs are asked for, but the driver shows {found}. Ask for fewer, or name "
             f"devices in {CUDA} to imitate more."
         )
-    return _SHOWING, tuple(map(str, range(count)))
+    return SET_BY_SLURM, tuple(map(str, range(count)))
 
 
 class _Binding(NamedTuple):

@@ -13,15 +13,15 @@ from typing import Any, List, NoReturn
 _LONGEST = 300
 
 _statuses: List[Any] = []  # of the last call of sys.exit
-_watching = False
+_recording = False
 
 
-def watch() -> None:
+def record_exit_status() -> None:
     """Remembers from now on what `sys.exit` is called with in the main thread."""
-    global _watching
-    if _watching:
+    global _recording
+    if _recording:
         return
-    _watching = True
+    _recording = True
     before = sys.exit
 
     def exit(status: Any = None, /) -> NoReturn:
@@ -32,7 +32,7 @@ def watch() -> None:
     sys.exit = exit
 
 
-def failure() -> str:
+def failure_reason() -> str:
     """Returns why this process, which is about to end, has failed; '' where it has not."""
     error = getattr(sys, "last_value", None)
     if error is not None:

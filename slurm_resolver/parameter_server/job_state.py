@@ -1,4 +1,4 @@
-"""Who of a parameter server job has come and gone, and what that means: the rules, and no more.
+"""Who has joined and left a parameter server job, and what that means: the rules, and no more.
 
 | what happens | what follows |
 |---|---|
@@ -15,60 +15,62 @@ from __future__ import annotations
 
 from typing import Any, Dict, Optional, Set
 
-from slurm_resolver.parameter_server.member import Star, Verdict, say
+from slurm_resolver.parameter_server.protocol import JobResult, MonitorAddress, print_line
 
 
-class Roll:
-    """Who has come, and how who has left: what that means for the job."""
+class JobState:
+    """Who is there, and how those who have left ended: what that means for the job."""
 
-    def __init__(self, star: Star, timeout: float) -> None:
-        self._star = star
+    def __init__(self, address: MonitorAddress, timeout: float) -> None:
+        self._address = address
         self._timeout = timeout
-        self.servers = {task.rank for task in star.tasks if task.job == "ps"} - {star.hub}
-        self._trainers = {t.rank for t in star.tasks if t.job in ("chief", "worker")}
+        self.servers = {task.rank for task in address.tasks if task.job == "ps"} - {
+            address.monitor_rank
+        }
+        self._trainers = {t.rank for t in address.tasks if t.job in ("chief", "worker")}
         # The chief, and where there is none, by TensorFlow's convention, worker 0.
-        leading = min(self._trainers, key=lambda rank: star.tasks[rank][3:5])
+        leading = min(self._trainers, key=lambda rank: address.tasks[rank][3:5])
         self._leader = leading
-        self._has_chief = star.tasks[leading].job == "chief"
+        self._has_chief = address.tasks[leading].job == "chief"
         self._present: Set[int] = set()
         self._training: Set[int] = set()
         self._ended: Dict[int, str] = {}  # who trained: '' or why it failed
-        self._lost: Optional[Verdict] = None
+        self._lost: Optional[JobResult] = None
 
-    def may_come(self, rank: Any) -> bool:
+    def may_join(self, rank: Any) -> bool:
         """Whether it is a rank of a task that is not here yet."""
         known = isinstance(rank, int) and (rank in self.servers or rank in self._trainers)
         return known and rank not in self._present
 
-    def comes(self, rank: int, serves: bool) -> None:
-        """A task is here, maybe not for the first time."""
+    def joined(self, rank: int, serves: bool) -> None:
+        """A task has joined, maybe not for the first time."""
         self._present.add(rank)
         self._ended.pop(rank, None)
         if rank in self._trainers and not serves:
             self._training.add(rank)
 
-    def serves(self, rank: int) -> None:
-        """A worker does not train by itself, as it turns out: it only serves."""
+    def only_serves(self, rank: int) -> None:
+        """A worker only serves, as it turns out, and does not train by itself."""
         self._training.discard(rank)
 
-    def goes(self, rank: int, failure: str) -> None:
-        """A task is gone: '' where it has ended well."""
+    def left(self, rank: int, failure: str) -> None:
+        """A task has left: `failure` is '' where it has ended well."""
         self._present.discard(rank)
-        name = self._star.name(rank)
+        name = self._address.name(rank)
         if rank in self.servers:
             why = failure or "it has ended before those that it serves"
-            self._lost = Verdict(1, f"{name} is lost, and its variables with it: {why}")
+            self._lost = JobResult(1, f"{name} is lost, and its variables with it: {why}")
         elif rank not in self._training:
-            say(f"{name} is lost, the others go on: {failure or 'it has ended'}")
+            print_line(f"{name} is lost, the others go on: {failure or 'it has ended'}")
         else:
             self._training.discard(rank)
             self._ended[rank] = failure
             if failure and rank == self._leader:
-                self._lost = Verdict(1, f"{name} has failed: {failure}")
+                self._lost = JobResult(1, f"{name} has failed: {failure}")
             elif failure:
-                say(f"{name} has failed, the others go on: {failure}")
+                print_line(f"{name} has failed, the others go on: {failure}")
 
-    def verdict(self, waited: float) -> Optional[Verdict]:
+    def result(self, waited: float) -> Optional[JobResult]:
         """Returns how the job has ended, after `waited` seconds; None where it goes on."""
         if self._lost is not None:
             return self._lost
@@ -76,23 +78,27 @@ class Roll:
         if late:
             absent = {*self.servers, self._leader} - self._present - set(self._ended)
             if absent:
-                return Verdict(1, f"{self._names(absent)} did not come within {self._timeout:g} s")
+                return JobResult(
+                    1, f"{self._names(absent)} did not come within {self._timeout:g} s"
+                )
         if self._training or self._leader not in self._ended:
             return None
         absent = set() if self._has_chief else self._trainers - set(self._ended)
         if absent and not late:
             return None
         failed = [
-            f"{self._star.name(rank)} has failed: {failure}"
+            f"{self._address.name(rank)} has failed: {failure}"
             for rank, failure in sorted(self._ended.items())
             if failure
         ]
         if absent:
             failed.append(f"{self._names(absent)} did not come within {self._timeout:g} s")
         if failed:
-            return Verdict(1, "; ".join(failed[:5]))
-        return Verdict(0, f"{'the chief has' if self._has_chief else 'all workers have'} finished")
+            return JobResult(1, "; ".join(failed[:5]))
+        return JobResult(
+            0, f"{'the chief has' if self._has_chief else 'all workers have'} finished"
+        )
 
     def _names(self, ranks: Set[int]) -> str:
-        shown = [self._star.name(rank) for rank in sorted(ranks)[:5]]
+        shown = [self._address.name(rank) for rank in sorted(ranks)[:5]]
         return ", ".join(shown) + (f" and {len(ranks) - 5} more" if len(ranks) > 5 else "")

@@ -1,216 +1,113 @@
-"""Who is still there? A TCP connection from every task of a parameter server job to its ps 0.
-
-A parameter server never leaves before those it serves, so ps 0 is the hub of a star: `hub.py`. This
-is the side of all other tasks, and what both sides share.
-
-The wire is one JSON object a line. A task introduces itself, is welcomed, and may say that from now
-on it only serves (`serves`), or how its process ends (`ends`: '' or the reason). The hub says one
-thing more, the verdict: the exit status and why. However a process ends, the kernel closes its
-connections; where a whole node vanishes, TCP's own probes find out, which cost neither side a
-thing while all is well.
-"""
+"""A task's connection to the monitor of its job: every task but ps 0 has one."""
 
 from __future__ import annotations
 
 import atexit
 import contextlib
-import hashlib
-import json
 import os
-import socket
 import sys
 import threading
 import time
-from typing import Any, BinaryIO, Dict, NamedTuple, Optional, Sequence
+from typing import Optional
 
-from slurm_resolver.cluster.cluster import Cluster
-from slurm_resolver.cluster.tasks import Task
-from slurm_resolver.parameter_server import exit_status as ending
-from slurm_resolver.slurm.step import SlurmStep
+from slurm_resolver.parameter_server import exit_status
+from slurm_resolver.parameter_server.protocol import (
+    START_SECONDS,
+    JobResult,
+    MonitorAddress,
+    print_line,
+)
+from slurm_resolver.rendezvous.wire import Connection, WireError, find_vanished_peers
 
-LONGEST_LINE = 4096
-START_SECONDS = 300.0
-_VANISHED_MS = 8000  # without an answer: then the other node is taken for gone
 _CONNECT_SECONDS = 3.0
 _SLOWEST_RETRY = 1.0
-_PATIENT_AFTER = 600.0  # whoever is not up by then may never be: ask less often
+_PATIENT_AFTER = 600.0  # a monitor that is not up by then may never be: try less often
 _LEAVE_SECONDS = 4.0
 _END_SECONDS = 5.0  # for a task that trains to end by itself, when the job has failed
 
 
-class Verdict(NamedTuple):
-    """How the job has ended: the exit status of those that serve, and what there is to say."""
-
-    status: int
-    message: str
-
-
-class Star(NamedTuple):
-    """The lifelines of one job, as this task sees them.
-
-    Attributes:
-        host, port: where the hub listens.
-        identity: the job, its step and a digest of the cluster.
-        tasks: all tasks of the step by rank.
-        rank: this task's.
-        hub: the rank of ps 0.
-    """
-
-    host: str
-    port: int
-    identity: Sequence[str]
-    tasks: Sequence[Task]
-    rank: int
-    hub: int
-
-    def name(self, rank: int) -> str:
-        """Returns how messages name a task."""
-        task = self.tasks[rank]
-        return f"{task.job} {task.index} (rank {rank} on {task.node})"
-
-
-def star(cluster: Cluster, step: SlurmStep) -> Optional[Star]:
-    """Returns where this task's lifeline leads.
-
-    None without parameter servers or without anybody who trains, and for the evaluator, which
-    nobody waits for.
-    """
-    own, port = cluster.task, cluster.meeting_port
-    hubs = [task for task in cluster.tasks if task.job == "ps" and task.index == 0]
-    trained = any(task.job in ("chief", "worker") for task in cluster.tasks)
-    if not hubs or not trained or own is None or own.job == "evaluator" or port is None:
-        return None
-    jobs = json.dumps([(task.job, task.index, task.address) for task in cluster.tasks])
-    return Star(
-        host=hubs[0].address.rpartition(":")[0].strip("[]"),
-        port=port,
-        identity=(
-            f"{step.job_id}.{step.step_id}.{step.sluid}",
-            hashlib.sha256(jobs.encode()).hexdigest()[:16],
-        ),
-        tasks=cluster.tasks,
-        rank=own.rank,
-        hub=hubs[0].rank,
-    )
-
-
-def line(**message: Any) -> bytes:
-    """Returns a message as it goes over the wire."""
-    return json.dumps(message).encode() + b"\n"
-
-
-def read_line(text: bytes) -> Dict[str, Any]:
-    """Returns the message in a line; ValueError where there is none."""
-    try:
-        message = json.loads(text)
-    except RecursionError as error:
-        raise ValueError("nested too deeply") from error
-    if not isinstance(message, dict):
-        raise ValueError("no object")
-    return message
-
-
-def keep_alive(connection: socket.socket) -> None:
-    """Lets the kernel find out within about 10 s that the other node is gone."""
-    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 3)
-    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 1)
-    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 5)
-    # also while something sent is not acknowledged, when there are no probes
-    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _VANISHED_MS)
-
-
-def say(text: str) -> None:
-    """Writes a line to the standard error, at once and in one piece."""
-    with contextlib.suppress(OSError, ValueError, AttributeError):  # closed, or None
-        sys.stderr.write(f"slurm_resolver: {text}\n")
-        sys.stderr.flush()
-
-
 class Member:
-    """The lifeline of a task other than ps 0, held by a thread that sleeps.
+    """The connection of a task other than ps 0, held by a thread that sleeps.
 
     A task that trains, and so is not in `wait`, is ended with status 1 where the job has failed:
     TensorFlow would wait for the lost servers for ever.
     """
 
-    def __init__(self, star: Star) -> None:
-        self._star = star
-        self._serves = star.tasks[star.rank].job == "ps"
-        self._waits = False  # for the verdict, in the main thread
-        self._lock = threading.Lock()  # of the connection and what was said on it
-        self._connection: Optional[socket.socket] = None
+    def __init__(self, address: MonitorAddress) -> None:
+        self._address = address
+        self._serves = address.tasks[address.rank].job == "ps"
+        self._waits = False  # for the result, in the main thread
+        self._lock = threading.Lock()  # of the connection and what was sent over it
+        self._connection: Optional[Connection] = None
         self._joined = threading.Event()  # or given up
         self._hurry = threading.Event()
         self._failure: Optional[str] = None  # how this process ends, once it does
-        self._verdict: Optional[Verdict] = None
+        self._result: Optional[JobResult] = None
         self._decided = threading.Event()
         self._pid = os.getpid()
-        ending.watch()
+        exit_status.record_exit_status()
         atexit.register(self._leave)
         os.register_at_fork(after_in_child=self._forked)
-        threading.Thread(target=self._hold, name="slurm_resolver lifeline", daemon=True).start()
+        threading.Thread(target=self._hold, name="slurm_resolver member", daemon=True).start()
 
     def serve(self, timeout: float = START_SECONDS) -> None:
-        """Says that this task only serves. Returns when the hub knows, or the job has ended."""
+        """Says that this task only serves. Returns when the monitor knows, or the job has ended."""
         with self._lock:
             self._serves = self._waits = True
             self._send(serves=True)
         self._hurry.set()
         if not self._joined.wait(timeout):
-            star = self._star
+            address = self._address
             self._decide(
-                Verdict(
+                JobResult(
                     1,
-                    f"{star.name(star.hub)} has not come within {timeout:g} s: nobody answers at "
-                    f"{star.host}:{star.port}. It has not started, has failed, or does not call "
-                    "serve()",
+                    f"{address.name(address.monitor_rank)} has not come within {timeout:g} s: "
+                    f"nobody answers at {address.host}:{address.port}. It has not started, has "
+                    "failed, or does not call serve()",
                 )
             )
 
-    def wait(self) -> Verdict:
+    def wait(self) -> JobResult:
         """Returns how the job has ended, when it has."""
         self._decided.wait()
-        assert self._verdict is not None
-        return self._verdict
+        assert self._result is not None
+        return self._result
 
     @property
     def decided(self) -> bool:
         """Whether the job has ended."""
         return self._decided.is_set()
 
-    def _decide(self, verdict: Verdict) -> None:
-        self._verdict = self._verdict or verdict
+    def _decide(self, result: JobResult) -> None:
+        self._result = self._result or result
         self._decided.set()
 
-    def _send(self, **message: Any) -> None:
+    def _send(self, **message: object) -> None:
         if self._connection is not None:
             with contextlib.suppress(OSError):  # the thread notices the end
-                self._connection.sendall(line(**message))
+                self._connection.send(message)
 
     def _hold(self) -> None:
-        stream = self._join()
+        connection = self._join()
         self._joined.set()
-        if stream is None:
+        if connection is None:
             return
-        verdict = self._listen(stream)
+        result = self._listen(connection)
         with self._lock:
-            assert self._connection is not None
-            self._connection.close()
             self._connection = None
-        stream.close()
-        self._decide(verdict)
-        if verdict.status and not self._waits:
-            self._end_process(verdict)
+            connection.close()
+        self._decide(result)
+        if result.status and not self._waits:
+            self._end_process(result)
 
-    def _join(self) -> Optional[BinaryIO]:
-        """Tries until the hub is there; None where this process ends before, or is refused."""
+    def _join(self) -> Optional[Connection]:
+        """Tries until the monitor is there; None where this process ends before, or is refused."""
         pause, started = 0.05, time.monotonic()
         while not self.decided:
             last = self._failure is not None
             try:
                 return self._introduce()
-            except (OSError, ValueError):
+            except (OSError, WireError):
                 if last:
                     break
             patient = time.monotonic() - started > _PATIENT_AFTER
@@ -219,24 +116,21 @@ class Member:
             pause = min(2 * pause, _SLOWEST_RETRY)
         return None
 
-    def _introduce(self) -> Optional[BinaryIO]:
-        star = self._star
-        connection = socket.create_connection((star.host, star.port), timeout=_CONNECT_SECONDS)
+    def _introduce(self) -> Optional[Connection]:
+        address = self._address
+        connection = Connection.open((address.host, address.port), _CONNECT_SECONDS)
         try:
-            keep_alive(connection)
+            find_vanished_peers(connection.socket)
             serves = self._serves
-            hello = line(lifeline=1, identity=star.identity, rank=star.rank, serves=serves)
-            connection.sendall(hello)
-            stream = connection.makefile("rb")
-            answer = read_line(stream.readline(LONGEST_LINE))
+            connection.send({"rank": address.rank, "identity": address.identity, "serves": serves})
+            answer = connection.receive(time.monotonic() + _CONNECT_SECONDS) or {}
             if "refused" in answer:
-                say(f"{star.name(star.rank)}: {answer['refused']}")
-                self._decide(Verdict(1, str(answer["refused"])))
+                print_line(f"{address.name(address.rank)}: {answer['refused']}")
+                self._decide(JobResult(1, str(answer["refused"])))
                 connection.close()
                 return None
             if "welcome" not in answer:
-                raise ValueError("no hub")
-            connection.settimeout(None)
+                raise WireError("no monitor")
         except BaseException:
             connection.close()
             raise
@@ -246,21 +140,23 @@ class Member:
                 self._send(serves=True)
             if self._failure is not None:
                 self._send(ends=self._failure)
-        return stream
+        return connection
 
-    def _listen(self, stream: BinaryIO) -> Verdict:
-        with contextlib.suppress(OSError, ValueError):
-            for text in iter(lambda: stream.readline(LONGEST_LINE), b""):
-                message = read_line(text)
-                if "status" in message:
-                    return Verdict(int(message["status"]), str(message.get("message")))
-        hub = self._star.name(self._star.hub)
-        return Verdict(1, f"{hub} is lost, and its variables with it: look at its output")
+    def _listen(self, connection: Connection) -> JobResult:
+        with contextlib.suppress(WireError):
+            message = connection.receive()
+            while message is not None:
+                if isinstance(message.get("status"), int):
+                    return JobResult(message["status"], str(message.get("message")))
+                message = connection.receive()
+        monitor = self._address.name(self._address.monitor_rank)
+        return JobResult(1, f"{monitor} is lost, and its variables with it: look at its output")
 
-    def _end_process(self, verdict: Verdict) -> None:
+    def _end_process(self, result: JobResult) -> None:
         if self._failure == "":
             return  # it ends well, by itself
-        say(f"{self._star.name(self._star.rank)}: {verdict.message}. This process ends")
+        name = self._address.name(self._address.rank)
+        print_line(f"{name}: {result.message}. This process ends")
         time.sleep(_END_SECONDS)
         if self._failure == "":
             return
@@ -275,7 +171,7 @@ class Member:
         if os.getpid() != self._pid:
             return
         with self._lock:
-            self._failure = ending.failure()
+            self._failure = exit_status.failure_reason()
             self._send(ends=self._failure)
         self._hurry.set()
         self._joined.wait(_LEAVE_SECONDS)
@@ -283,8 +179,7 @@ class Member:
     def _forked(self) -> None:
         """A child must not keep its parent's connection open."""
         if self._connection is not None:
-            with contextlib.suppress(OSError):
-                os.close(self._connection.detach())
+            self._connection.close_in_child()
 
 
 def _flush() -> None:

@@ -11,26 +11,24 @@ bring a cancelled job back as well, so the job's state is looked at first:
 
 from __future__ import annotations
 
-import re
-import shutil
-import subprocess
 import time
-from typing import Dict, NamedTuple, Optional
+from typing import NamedTuple, Optional
 
 from slurm_resolver.errors import ResumeError
+from slurm_resolver.slurm import scontrol
 from slurm_resolver.slurm.step import SlurmStep
 
 # EX_TEMPFAIL of sysexits.h: try again later.
 REQUEUE_STATUS = 75
 # As a shell reports a process that SIGTERM ended.
-ENDED_STATUS = 143
+TERMINATED_STATUS = 143
 CAPPED_STATUS = 1
 
-_CONTROL_TIMEOUT = 60.0  # seconds that scontrol itself waits for a busy controller
+_SECONDS = 60.0  # that scontrol itself waits for a busy controller
 
 
-class Ending(NamedTuple):
-    """How all tasks end: at once with `status`, or (`wait`) when Slurm ends them."""
+class ExitPlan(NamedTuple):
+    """How all tasks exit: at once with `status`, or (`wait`) when Slurm ends them."""
 
     status: int
     wait: bool
@@ -38,53 +36,56 @@ class Ending(NamedTuple):
 
 
 def check_options(requeue: Optional[str], max_restarts: Optional[int]) -> None:
-    """Raises ResumeError for what `decide` would not understand."""
+    """Raises ResumeError for what `requeue_job` would not understand."""
     if requeue not in ("scontrol", "exit-code", None):
         raise ResumeError(f"requeue={requeue!r}: expected 'scontrol', 'exit-code' or None.")
     if max_restarts is not None and (isinstance(max_restarts, bool) or max_restarts < 0):
         raise ResumeError(f"max_restarts={max_restarts!r}: expected a count, or None for no limit.")
 
 
-def decide(step: SlurmStep, requeue: Optional[str], max_restarts: Optional[int]) -> Ending:
+def requeue_job(step: SlurmStep, requeue: Optional[str], max_restarts: Optional[int]) -> ExitPlan:
     """Requeues the job where that is asked for, and returns how its tasks end.
 
     One task of the step calls it, after the save.
     """
     restarts = step.restart_count or 0
     if requeue is None:
-        return Ending(ENDED_STATUS, False, "ending, without a requeue (requeue=None)")
+        return ExitPlan(TERMINATED_STATUS, False, "ending, without a requeue (requeue=None)")
     if max_restarts is not None and restarts >= max_restarts:
-        return Ending(
+        return ExitPlan(
             CAPPED_STATUS,
             False,
             f"not requeued: SLURM_RESTART_COUNT={restarts} has reached max_restarts={max_restarts}."
             " The checkpoint is kept: submit the job again to go on",
         )
-    job = job_name(step)
+    job = job_id_for_scontrol(step)
     if job is None:
         again = f"exit status {REQUEUE_STATUS}: start the program again to go on"
-        return Ending(REQUEUE_STATUS, False, again)
-    if step.imitated:  # scontrol could find a real job with this number, and requeue that
+        return ExitPlan(REQUEUE_STATUS, False, again)
+    if step.simulated:  # scontrol could find a real job with this number, and requeue that
         again = f"exit status {REQUEUE_STATUS} asks slurm-resolver run to start the tasks again"
-        return Ending(REQUEUE_STATUS, False, again)
+        return ExitPlan(REQUEUE_STATUS, False, again)
     left = f"exit status {REQUEUE_STATUS} asks the batch file to requeue job {job}"
     if requeue == "exit-code":
-        return Ending(REQUEUE_STATUS, False, left)
-    if shutil.which("scontrol") is None:
-        return Ending(REQUEUE_STATUS, False, f"scontrol is not on this task's PATH; {left}")
-    state = job_state(job)
+        return ExitPlan(REQUEUE_STATUS, False, left)
+    if not scontrol.is_here():
+        return ExitPlan(REQUEUE_STATUS, False, f"scontrol is not on this task's PATH; {left}")
+    try:
+        state = scontrol.show_job(job, _SECONDS)
+    except OSError:
+        state = {}
     if int(state.get("Restarts", "0")) > restarts:
-        return Ending(REQUEUE_STATUS, False, f"job {job} has been requeued already")
+        return ExitPlan(REQUEUE_STATUS, False, f"job {job} has been requeued already")
     if state.get("JobState") not in ("RUNNING", None) and state.get("Reason") != "TimeLimit":
-        return Ending(ENDED_STATUS, False, f"job {job} is being cancelled: not requeued")
-    done = _scontrol("requeue", job)
-    if done.returncode != 0:
-        error = (done.stdout + done.stderr).strip() or f"exit status {done.returncode}"
-        return Ending(REQUEUE_STATUS, False, f"scontrol requeue {job} failed: {error}; {left}")
-    return Ending(REQUEUE_STATUS, True, f"job {job} requeued, restart {restarts + 1}")
+        return ExitPlan(TERMINATED_STATUS, False, f"job {job} is being cancelled: not requeued")
+    try:
+        scontrol.scontrol("requeue", job, timeout=_SECONDS)
+    except OSError as error:
+        return ExitPlan(REQUEUE_STATUS, False, f"not requeued ({error}); {left}")
+    return ExitPlan(REQUEUE_STATUS, True, f"job {job} requeued, restart {restarts + 1}")
 
 
-def job_name(step: SlurmStep) -> Optional[str]:
+def job_id_for_scontrol(step: SlurmStep) -> Optional[str]:
     """Returns the job as scontrol wants it: an array's task by its array's id, as ``12_3``."""
     if step.array_job_id is not None and step.array_task_id is not None:
         return f"{step.array_job_id}_{step.array_task_id}"
@@ -95,34 +96,11 @@ def job_end(step: SlurmStep) -> Optional[float]:
     """Returns the time when the job reaches its limit, in seconds since 1970; None if unknown."""
     if step.job_end_time is not None:
         return float(step.job_end_time)
-    job = job_name(step)
-    if job is None or step.imitated or shutil.which("scontrol") is None:
+    job = job_id_for_scontrol(step)
+    if job is None or step.simulated or not scontrol.is_here():
         return None
     try:
-        return time.mktime(time.strptime(job_state(job).get("EndTime", ""), "%Y-%m-%dT%H:%M:%S"))
-    except ValueError:  # "Unknown", for a job without a limit
+        end = scontrol.show_job(job, _SECONDS).get("EndTime", "")
+        return time.mktime(time.strptime(end, "%Y-%m-%dT%H:%M:%S"))
+    except (OSError, ValueError):  # "Unknown", for a job without a limit
         return None
-
-
-def job_state(job: str) -> Dict[str, str]:
-    """Returns what ``scontrol show job`` tells of a job; empty where it tells nothing."""
-    done = _scontrol("--oneliner", "show", "job", job)
-    return dict(re.findall(r"(?:^| )(\w+)=(\S*)", done.stdout.partition("\n")[0]))
-
-
-def _scontrol(*words: str) -> subprocess.CompletedProcess[str]:
-    """Runs scontrol, which is in this step and so gets the signals that the step gets.
-
-    What a shell ignores, the program that it becomes ignores as well.
-    """
-    command = ["sh", "-c", 'trap "" TERM USR1 USR2; exec scontrol "$@"', "scontrol", *words]
-    try:
-        return subprocess.run(
-            command,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=_CONTROL_TIMEOUT,
-        )
-    except (OSError, subprocess.TimeoutExpired) as error:
-        return subprocess.CompletedProcess(command, 1, "", str(error))

@@ -12,54 +12,44 @@ import os
 import socket
 import statistics
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Dict, List, Optional, Sequence, Tuple
 
 from slurm_resolver.cluster.cluster import Cluster
-from slurm_resolver.cluster.layout_exchange import HostOf, meeting_point
-from slurm_resolver.preflight import job_checks as site
-from slurm_resolver.preflight.ready import COMPARED, describe, sides, task_names, tensorflow_version
+from slurm_resolver.preflight.agreement import (
+    COMPARED,
+    agreement_facts,
+    disagreement,
+    task_names,
+    tensorflow_version,
+)
+from slurm_resolver.preflight.job_checks import check_job_settings
+from slurm_resolver.preflight.result import FAILED, OK, SKIPPED, WARNING, Result, result_of
 from slurm_resolver.rendezvous.barrier import Note, meet
 from slurm_resolver.rendezvous.probe import Listener, Peer, ask, peers_to_ask, send, unresolved
 from slurm_resolver.slurm.gpu_variables import count_with_driver
 from slurm_resolver.slurm.step import SlurmStep
 
-OK, WARNING, FAILED, SKIPPED = "ok", "warning", "failed", "skipped"
-
 _BANDWIDTH_BYTES = 16 * 2**20
 _MOST_NAMES = 256
 _CLOCK_SECONDS = 1.0
-_SHOWN = 4  # culprits named in one line; the number of the others follows
 
 
-class Result(NamedTuple):
-    """One check: its id, which is stable, how it came out, and what there is to say."""
-
-    id: str
-    status: str
-    detail: str
-
-
-def check_step(
-    cluster: Cluster,
-    step: SlurmStep,
-    timeout: float,
-    port_base: Optional[int] = None,
-    host_of: HostOf = str,
-) -> List[Result]:
+def check_step(cluster: Cluster, timeout: float) -> List[Result]:
     """Runs all checks of a step; every task must call it, and gets the same results.
 
     Raises:
         RendezvousError: where the tasks do not meet at all.
     """
-    assert cluster.task is not None
-    own = cluster.task
+    own, rendezvous = cluster.task, cluster.rendezvous
+    assert own is not None
+    assert rendezvous is not None
     names = task_names(cluster)
 
     def gather(purpose: str, note: Note, decide: Any = None) -> Dict[str, Any]:
-        point = meeting_point(step, f"check {purpose}", names, port_base, host_of)
-        return meet(point, note, decide or (lambda notes: {}), timeout)
+        decide = decide or (lambda notes: {})
+        return meet(rendezvous, f"check {purpose}", names, note, decide, timeout)
 
-    note = {**describe(cluster), **_software_facts(), **_local_facts(cluster, step)}
+    note = {**agreement_facts(cluster), **_software_facts(), **_local_facts(cluster)}
     if len(cluster.tasks) > 1:
         gather("presence", {})
     listener = Listener(own.rank, int(own.address.rpartition(":")[2]))
@@ -69,10 +59,10 @@ def check_step(
         note["port_taken"] = listener.problem
         note.update(_ask_peers(cluster))
         # One asks for all: a thousand tasks would be a burden to Slurm's controller.
-        note["site"] = site.judge(step) if own.rank == 0 else []
+        note["job_settings"] = check_job_settings(cluster.step) if own.rank == 0 else []
         if len(cluster.tasks) == 1:
-            return _judge({0: note}, cluster, names)
-        answer = gather("results", note, lambda notes: {"results": _judge(notes, cluster, names)})
+            return _results({0: note}, cluster, names)
+        answer = gather("results", note, lambda notes: {"results": _results(notes, cluster, names)})
     finally:
         listener.close()
     return [Result(*result) for result in answer["results"]]
@@ -96,7 +86,7 @@ def check_here() -> List[Result]:
             if driver is None
             else f"the driver shows {driver}",
         ),
-        *(Result(*result) for result in site.judge(SlurmStep.read())),
+        *check_job_settings(SlurmStep.read()),
         Result("step", SKIPPED, "start this command with srun to check a step's tasks together"),
     ]
 
@@ -117,15 +107,15 @@ def _setting(name: str) -> str:
     return os.environ.get(name, "") or os.environ.get(name.upper(), "")
 
 
-def _local_facts(cluster: Cluster, step: SlurmStep) -> Note:
+def _local_facts(cluster: Cluster) -> Note:
     assert cluster.task is not None
-    own, gpus = cluster.task, cluster.gpus
+    own, gpus, step = cluster.task, cluster.gpus, cluster.step
     # A cgroup numbers each task's devices from 0; then only the step's own numbers tell them apart.
     if gpus and step.step_gpus is not None and len(step.step_gpus.split(",")) == len(gpus):
         gpus = tuple(step.step_gpus.split(","))
     # Slurm's word for this task's place, not the cluster's: the two are to be compared.
-    local_id = own.local_rank if step.localid is None else step.localid
-    return {"devices": gpus, "place": [step.nodename or own.node, local_id]}
+    local_rank = own.local_rank if step.local_rank is None else step.local_rank
+    return {"devices": gpus, "place": [step.node_name or own.node, local_rank]}
 
 
 def _ask_peers(cluster: Cluster) -> Note:
@@ -153,7 +143,7 @@ def _ask_peers(cluster: Cluster) -> Note:
     }
 
 
-def _judge(notes: Dict[int, Note], cluster: Cluster, names: Sequence[str]) -> List[Result]:
+def _results(notes: Dict[int, Note], cluster: Cluster, names: Sequence[str]) -> List[Result]:
     tasks = cluster.tasks
     results = [Result("presence", OK, f"all {len(tasks)} tasks are there")]
     results.append(_layout(notes, cluster, names))
@@ -164,16 +154,18 @@ def _judge(notes: Dict[int, Note], cluster: Cluster, names: Sequence[str]) -> Li
         for host, reason in note["unresolved"].items()
     ]
     hosts = len({task.node for task in tasks})
-    results.append(_verdict("names", unresolved_names, f"{hosts} host names resolve on every node"))
+    results.append(
+        result_of("names", unresolved_names, f"{hosts} host names resolve on every node")
+    )
     taken = [f"{names[r]}: {n['port_taken']}" for r, n in notes.items() if n["port_taken"]]
-    results.append(_verdict("ports", taken, "every task can listen at its own port"))
+    results.append(result_of("ports", taken, "every task can listen at its own port"))
     unreached = [
         f"{names[rank]} cannot reach {names[int(other)]} at {tasks[int(other)].address}: {problem}"
         for rank, note in notes.items()
         for other, problem in note["unreached"].items()
     ]
     asked = sum(note["asked"] for note in notes.values())
-    results.append(_verdict("reach", unreached, f"{asked} connections between the tasks"))
+    results.append(result_of("reach", unreached, f"{asked} connections between the tasks"))
     results.append(_speed(notes))
     results.append(_gpus(notes, cluster))
     results.append(_tensorflow(notes[0]["tensorflow"]))
@@ -183,15 +175,8 @@ def _judge(notes: Dict[int, Note], cluster: Cluster, names: Sequence[str]) -> Li
     off = (
         [f"{names[rank]} sees a clock that is {clock:.1f} s off"] if clock > _CLOCK_SECONDS else []
     )
-    results.append(_verdict("clocks", off, f"within {clock * 1000:.0f} ms", WARNING))
-    return results + [Result(*result) for result in notes[0]["site"]]
-
-
-def _verdict(id: str, problems: List[str], fine: str, bad: str = FAILED) -> Result:
-    if not problems:
-        return Result(id, OK, fine)
-    more = f"; and {len(problems) - _SHOWN} more" if len(problems) > _SHOWN else ""
-    return Result(id, bad, "; ".join(problems[:_SHOWN]) + more)
+    results.append(result_of("clocks", off, f"within {clock * 1000:.0f} ms", WARNING))
+    return results + [Result(*result) for result in notes[0]["job_settings"]]
 
 
 def _layout(notes: Dict[int, Note], cluster: Cluster, names: Sequence[str]) -> Result:
@@ -199,14 +184,14 @@ def _layout(notes: Dict[int, Note], cluster: Cluster, names: Sequence[str]) -> R
     for rank, note in notes.items():
         task = cluster.tasks[rank]
         if note["place"] != [task.node, task.local_rank]:
-            there = f"{note['place'][0]}, local id {note['place'][1]}"
+            there = f"{note['place'][0]}, local rank {note['place'][1]}"
             wrong.append(f"{names[rank]} really runs on {there}")
-    return _verdict("layout", wrong, f"{cluster.distribution}, from {cluster.layout_source}")
+    return result_of("layout", wrong, f"{cluster.distribution}, from {cluster.layout_source}")
 
 
 def _agreement(notes: Dict[int, Note], names: Sequence[str]) -> Result:
     for key, what in COMPARED:
-        told = sides(notes, key, names)
+        told = disagreement(notes, key, names)
         if told:
             return Result("agreement", FAILED, f"the tasks disagree on {what}: {told}")
     return Result("agreement", OK, "same cluster, same versions in every task")
@@ -239,7 +224,7 @@ def _gpus(notes: Dict[int, Note], cluster: Cluster) -> Result:
     ]
     if not users:
         return Result("gpus", SKIPPED, "no task has any, as far as the environment tells")
-    return _verdict("gpus", shared, f"{len(users)}, each with one task", WARNING)
+    return result_of("gpus", shared, f"{len(users)}, each with one task", WARNING)
 
 
 def _tensorflow(version: Optional[str]) -> Result:
@@ -266,4 +251,4 @@ def _proxies(notes: Dict[int, Note], names: Sequence[str]) -> Result:
         for rank, note in notes.items()
         if note["proxies"] and not note["no_proxy"]
     ]
-    return _verdict("proxies", caught[:1], "none that would catch gRPC", WARNING)
+    return result_of("proxies", caught[:1], "none that would catch gRPC", WARNING)

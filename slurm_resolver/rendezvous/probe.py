@@ -1,22 +1,25 @@
-"""What one task can find out about its port and its peers by plain TCP."""
+"""What one task can find out about its port and its peers by plain TCP.
+
+Who asks sends ``{"ask": "rank"}``, and is told the rank and the clock of who is there; or ``{"ask":
+"take", "bytes": N}``, and sends as many bytes once it is told that they are awaited.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import os
 import socket
-import struct
 import threading
 import time
 from pathlib import Path
-from typing import Dict, List, NamedTuple, Optional
+from typing import Dict, List, NamedTuple, Optional, Tuple
 
-_WHO = b"w"
-_TAKE = b"t"
-_REPLY = struct.Struct("!qd")  # rank and clock of who answers
-_SIZE = struct.Struct("!Q")
-_LARGEST = 64 * 2**20
+from slurm_resolver.rendezvous.wire import LIMITS, Connection, Limits, WireError
+
+_MOST_BYTES = 64 * 2**20
+_BLOCK = 2**20
 _CONNECT_SECONDS = 5.0
+_TRANSFER_SECONDS = 30.0
 
 
 class Peer(NamedTuple):
@@ -34,10 +37,12 @@ class Peer(NamedTuple):
 class Listener:
     """Listens at a task's own port, and tells who asks which rank it is."""
 
-    def __init__(self, rank: int, port: int) -> None:
+    def __init__(self, rank: int, port: int, limits: Limits = LIMITS) -> None:
         """Takes the port; `problem` says why it could not, or is None."""
         self.problem: Optional[str] = None
         self._rank = rank
+        self._limits = limits
+        self._places = threading.BoundedSemaphore(limits.strangers)
         self._socket: Optional[socket.socket] = None
         try:
             # as TensorFlow's server does, which takes over a port that is only being closed
@@ -60,32 +65,48 @@ class Listener:
     def _accept(self, listener: socket.socket) -> None:
         with contextlib.suppress(OSError):
             while True:
-                connection, _ = listener.accept()
-                threading.Thread(target=self._serve, args=(connection,), daemon=True).start()
+                link, _ = listener.accept()
+                if self._places.acquire(blocking=False):
+                    threading.Thread(target=self._serve, args=(link,), daemon=True).start()
+                else:
+                    link.close()
 
-    def _serve(self, connection: socket.socket) -> None:
-        with connection, contextlib.suppress(OSError, struct.error):
-            connection.settimeout(30)
-            command = connection.recv(1)
-            if command == _TAKE:
-                (left,) = _SIZE.unpack(_read(connection, _SIZE.size))
-                while 0 < left <= _LARGEST:
-                    left -= len(connection.recv(min(left, 2**20))) or left
-            if command in (_WHO, _TAKE):
-                connection.sendall(_REPLY.pack(self._rank, time.time()))
+    def _serve(self, link: socket.socket) -> None:
+        try:
+            with link, contextlib.suppress(OSError, WireError):
+                self._answer(Connection(link, self._limits.message, greeting=True))
+        finally:
+            self._places.release()
+
+    def _answer(self, connection: Connection) -> None:
+        asked = connection.receive(time.monotonic() + self._limits.handshake_seconds)
+        if asked is None or asked.get("ask") not in ("rank", "take"):
+            return
+        size = asked.get("bytes", 0)
+        if not isinstance(size, int) or not 0 <= size <= _MOST_BYTES:
+            return
+        if asked["ask"] == "take":
+            connection.send({"awaited": size})
+            connection.skip(size, time.monotonic() + _TRANSFER_SECONDS)
+        connection.send({"rank": self._rank, "clock": time.time()})
 
 
 def ask(address: str, rank: int) -> Peer:
     """Asks an address who is there, and whether it is this rank."""
     try:
-        with _connect(address) as connection:
-            connection.settimeout(_CONNECT_SECONDS)  # what listens there may be something else
-            started = time.time()
-            begun = time.perf_counter()
-            connection.sendall(_WHO)
-            there, clock = _REPLY.unpack(_read(connection, _REPLY.size))
+        connection = Connection.open(_split(address), _CONNECT_SECONDS)
+        try:
+            # what listens there may be something else, which never answers
+            started, begun = time.time(), time.perf_counter()
+            connection.send({"ask": "rank"})
+            answer = connection.receive(time.monotonic() + _CONNECT_SECONDS)
             seconds = time.perf_counter() - begun
-    except (OSError, struct.error) as error:
+        finally:
+            connection.close()
+        if answer is None:
+            return Peer("it gave no answer")
+        there, clock = answer["rank"], float(answer["clock"])
+    except (OSError, WireError, KeyError, TypeError) as error:
         return Peer(str(error) or type(error).__name__)
     if there != rank:
         return Peer(f"rank {there} answers there")
@@ -95,34 +116,28 @@ def ask(address: str, rank: int) -> Peer:
 def send(address: str, size: int) -> Optional[float]:
     """Returns the bytes a second at which a peer takes `size` bytes; None where it does not."""
     try:
-        with _connect(address) as connection:
+        connection = Connection.open(_split(address), _CONNECT_SECONDS)
+        try:
+            connection.send({"ask": "take", "bytes": size})
+            if connection.receive(time.monotonic() + _CONNECT_SECONDS) is None:
+                return None
+            connection.socket.settimeout(_TRANSFER_SECONDS)
+            block = bytes(_BLOCK)
             begun = time.perf_counter()
-            connection.sendall(_TAKE + _SIZE.pack(size))
-            block = bytes(2**20)
             for offset in range(0, size, len(block)):
-                connection.sendall(block[: size - offset])
-            _read(connection, _REPLY.size)
-            return size / (time.perf_counter() - begun)
-    except OSError:
+                connection.socket.sendall(block[: size - offset])
+            answer = connection.receive(time.monotonic() + _TRANSFER_SECONDS)
+            seconds = time.perf_counter() - begun
+        finally:
+            connection.close()
+    except (OSError, WireError):
         return None
+    return size / seconds if answer is not None else None
 
 
-def _connect(address: str) -> socket.socket:
+def _split(address: str) -> Tuple[str, int]:
     host, _, port = address.rpartition(":")
-    connection = socket.create_connection((host.strip("[]"), int(port)), timeout=_CONNECT_SECONDS)
-    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    connection.settimeout(30)
-    return connection
-
-
-def _read(connection: socket.socket, size: int) -> bytes:
-    body = b""
-    while len(body) < size:
-        piece = connection.recv(size - len(body))
-        if not piece:
-            raise ConnectionError("it closed the connection")
-        body += piece
-    return body
+    return host, int(port)
 
 
 def unresolved(hosts: List[str], seconds: float = 20.0) -> Dict[str, str]:

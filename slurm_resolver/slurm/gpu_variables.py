@@ -11,16 +11,26 @@ import re
 from typing import Dict, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 from slurm_resolver.errors import GpuError
-from slurm_resolver.slurm.step import VARIABLES, SlurmStep
+from slurm_resolver.slurm.step import SlurmStep
 
 Devices = Tuple[str, ...]
 
-CUDA = VARIABLES["cuda_devices"].name
-_ROCR = VARIABLES["rocr_devices"].name
-_HIP = VARIABLES["hip_devices"].name
-_ZE = VARIABLES["ze_devices"].name
+CUDA = SlurmStep.cuda_devices.name
+_ROCR = SlurmStep.rocr_devices.name
+_HIP = SlurmStep.hip_devices.name
+_ZE = SlurmStep.ze_devices.name
+# Those that Slurm sets, all to the same value.
+SET_BY_SLURM = (CUDA, _ROCR, _ZE, SlurmStep.ordinal_devices.name)
+# Slurm leaves HIP_VISIBLE_DEVICES as it is; its indices count what the others show.
+GPU_VARIABLES = (*SET_BY_SLURM, _HIP)
 # The first one that is set is the one that decisions are taken on.
-_FIELDS = ("cuda_devices", "rocr_devices", "hip_devices", "ze_devices", "ordinal_devices")
+_BY_PRECEDENCE = (
+    SlurmStep.cuda_devices,
+    SlurmStep.rocr_devices,
+    SlurmStep.hip_devices,
+    SlurmStep.ze_devices,
+    SlurmStep.ordinal_devices,
+)
 
 # An index, Intel's index of a tile, or a UUID, which may be shortened.
 _DEVICE = re.compile(r"[0-9]{1,5}(\.[0-9]{1,5})?|(GPU|MIG)-[0-9A-Za-z/-]+")
@@ -72,11 +82,10 @@ def read_visible(step: SlurmStep) -> Visible:
         GpuError: for a value that is no list of devices, or that names one twice.
     """
     found = {}
-    for field in _FIELDS:
-        text = getattr(step, field)
+    for variable in _BY_PRECEDENCE:
+        text = getattr(step, variable.field)
         if text is not None:
-            name = VARIABLES[field].name
-            found[name] = _parse(name, text)
+            found[variable.name] = _parse(variable.name, text)
     if not found:
         return Visible(CUDA, None, {})
     (name, devices), *others = found.items()

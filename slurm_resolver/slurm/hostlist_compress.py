@@ -9,11 +9,12 @@ from __future__ import annotations
 import itertools
 import operator
 import re
-from typing import Iterable, Iterator, List, Optional, Tuple
+from typing import Iterable, Iterator, List, Optional, Sequence, Tuple
 
 from slurm_resolver.errors import HostlistError
 from slurm_resolver.slurm.hostlist import MAX_DIGITS, MAX_HOSTS_A_RANGE, SEPARATORS
 
+_SHOWN = 200  # characters
 _NUMBERS = re.compile(r"([0-9]*)([^0-9]*)")
 _TRAILING_NUMBER = re.compile(r"[0-9]{1,18}\Z")
 _DIGITS = "0123456789"
@@ -46,6 +47,12 @@ def compress_hostlist(hosts: Iterable[str]) -> str:
         else:
             parts.append(f"{prefix}[{','.join(_fold(prefix, same, numbers))}]")
     return ",".join(parts)
+
+
+def short_hostlist(hosts: Sequence[str]) -> str:
+    """Returns the hosts as messages show them: folded, and the end left out if it is long."""
+    text = compress_hostlist(hosts)
+    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]} …"
 
 
 def sort_hosts(hosts: Iterable[str]) -> List[str]:

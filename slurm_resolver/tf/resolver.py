@@ -3,41 +3,27 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import os
-from numbers import Integral
-from typing import Any, Collection, Dict, Iterator, List, Mapping, Optional, Sequence, Tuple, Union
+from typing import Any, Collection, Dict, Iterator, List, Mapping, Optional, Tuple
 
 import tensorflow as tf
 
-from slurm_resolver.cluster.cluster import (
-    Cluster,
-    build_cluster,
-    find_layout,
-    without_slurm,
-)
+from slurm_resolver.cluster.cluster import Cluster
 from slurm_resolver.cluster.gpus import apply_gpus
-from slurm_resolver.cluster.layout import Layout, check, lay_out
-from slurm_resolver.cluster.node_address import NodeAddress, host_for
-from slurm_resolver.errors import LayoutError
+from slurm_resolver.cluster.node_address import NodeAddress
+from slurm_resolver.cluster.resolve import ClusterOptions, build_cluster, resolve_step
 from slurm_resolver.log import warn
 from slurm_resolver.slurm.hostlist import expand_hostlist, expand_tasks_per_node
 from slurm_resolver.slurm.step import SlurmStep
+from slurm_resolver.tf.hooks import ResolverHooks, TasksPerNode
 
 __all__ = ["SlurmClusterResolver", "expand_hostlist", "expand_tasks_per_node"]
 
-TasksPerNode = Union[int, Mapping[str, int]]
 
-# The methods that a subclass may override to say something other than the environment does.
-_HOOKS = (
-    "_resolve_own_rank",
-    "_resolve_num_tasks",
-    "_resolve_hostlist",
-    "_resolve_task_configuration",
-)
-
-
-class SlurmClusterResolver(tf.distribute.cluster_resolver.ClusterResolver):  # type: ignore[misc]
+class SlurmClusterResolver(
+    ResolverHooks,
+    tf.distribute.cluster_resolver.ClusterResolver,  # type: ignore[misc]
+):
     """Resolves the cluster of a Slurm step for tf.distribute and tf.compat.v1.train.Server.
 
     A drop-in replacement for ``tf.distribute.cluster_resolver.SlurmClusterResolver``: same
@@ -92,44 +78,38 @@ class SlurmClusterResolver(tf.distribute.cluster_resolver.ClusterResolver):  # t
         """
         super().__init__()
         step = self._step = SlurmStep.read(os.environ)
-        self._port_base = port_base
-        self._host_of = functools.partial(host_for, node_address=node_address)
-        hooks = [name for name in _HOOKS if self._overrides(name)]
-        if not hooks and step.place == "allocation":
+        options = ClusterOptions(
+            jobs,
+            port_base,
+            placement,
+            worker_order,
+            het_groups,
+            node_address,
+            gpu_jobs,
+            layout,
+            gpus_per_node,
+            gpus_per_task,
+        )
+        hooks = self._overridden()
+        if step.place == "allocation" and not hooks:
             raise step.not_in_step()
-        if not hooks and tasks_per_node is None and step.place == "none":
-            self._cluster = without_slurm(jobs)
-        else:
-            if hooks or tasks_per_node is not None:
-                step, placed = self._lay_out(step, hooks, tasks_per_node)
-            else:
-                placed = find_layout(step, layout, port_base, node_address)
+        if hooks or tasks_per_node is not None:
+            step, placed = self._layout_by_hooks(hooks, tasks_per_node)
             if hooks and jobs is None:
-                jobs = {"worker": self._resolve_num_tasks()}
-            self._cluster = build_cluster(
-                step,
-                placed,
-                jobs,
-                port_base=port_base,
-                placement=placement,
-                worker_order=worker_order,
-                het_groups=het_groups,
-                node_address=node_address,
-                gpu_jobs=gpu_jobs,
-                gpus_per_node=gpus_per_node,
-                gpus_per_task=gpus_per_task,
-            )
-        self._devices = self._apply(step, auto_set_gpu)
+                options = options._replace(jobs={"worker": self._resolve_num_tasks()})
+            self._cluster = build_cluster(step, placed, options)
+        else:
+            self._cluster = resolve_step(step, options)
+        self._devices = self._apply(auto_set_gpu)
         self._spec = _cluster_spec(self._cluster.jobs())
         own = self._cluster.task
         self.task_type = own.job if own else None
         self.task_id = own.index if own else None
         self.rpc_layer = rpc_layer
-        # Variables that were copied from a task, as tests do, have nobody behind them.
-        if self._step.task_pid is not None and "ps" in self._spec.jobs:
+        if step.is_live and "ps" in self._spec.jobs:
             from slurm_resolver.tf.server import take_part
 
-            take_part(self._cluster, self._step)
+            take_part(self._cluster)
 
     @property
     def cluster(self) -> Cluster:
@@ -199,7 +179,7 @@ class SlurmClusterResolver(tf.distribute.cluster_resolver.ClusterResolver):  # t
         """
         from slurm_resolver.preflight.ready import wait_until_ready
 
-        wait_until_ready(self._cluster, self._step, timeout, self._port_base, self._host_of)
+        wait_until_ready(self._cluster, timeout)
 
     @contextlib.contextmanager
     def startup_deadline(self, seconds: float) -> Iterator[None]:
@@ -213,7 +193,7 @@ class SlurmClusterResolver(tf.distribute.cluster_resolver.ClusterResolver):  # t
         A message and all tracebacks go to the standard error, and the exit status is 1, also while
         TensorFlow waits for a peer and holds the interpreter. It uses `faulthandler`'s timer.
         """
-        from slurm_resolver.preflight.ready import deadline
+        from slurm_resolver.preflight.startup_deadline import startup_deadline
 
         own = self._cluster.task
         who = f"rank {own.rank} ({own.job} {own.index} on {own.node})" if own else "this process"
@@ -221,7 +201,7 @@ class SlurmClusterResolver(tf.distribute.cluster_resolver.ClusterResolver):  # t
             f"slurm_resolver: {who} has not started within {seconds:g} s; a peer is missing or not "
             "reachable. resolver.wait_until_ready() before it tells which. Ending the process."
         )
-        with deadline(seconds, message):
+        with startup_deadline(seconds, message):
             yield
 
     def serve(self, server: Optional[Any] = None, start_timeout: float = 300.0) -> int:
@@ -254,9 +234,9 @@ class SlurmClusterResolver(tf.distribute.cluster_resolver.ClusterResolver):  # t
         """
         from slurm_resolver.tf.server import serve
 
-        return serve(self._cluster, self._step, self.rpc_layer, server, start_timeout)
+        return serve(self._cluster, self.rpc_layer, server, start_timeout)
 
-    def _apply(self, step: SlurmStep, auto_set_gpu: bool) -> Optional[Tuple[str, ...]]:
+    def _apply(self, auto_set_gpu: bool) -> Optional[Tuple[str, ...]]:
         """Takes the GPUs; returns those that this process will see, None where nothing tells."""
         gpus = self._cluster.gpu_decision
         if gpus is None:
@@ -264,7 +244,7 @@ class SlurmClusterResolver(tf.distribute.cluster_resolver.ClusterResolver):  # t
         if not auto_set_gpu:
             return gpus.seen(applied=False)
         known = _known_gpus() if gpus.settings else 0
-        apply_gpus(gpus, step, os.environ)
+        apply_gpus(gpus, self._cluster.step, os.environ)
         if not known:
             return gpus.seen(applied=True)
         warn(
@@ -275,85 +255,6 @@ class SlurmClusterResolver(tf.distribute.cluster_resolver.ClusterResolver):  # t
             known,
         )
         return None
-
-    def _resolve_own_rank(self) -> int:
-        """Returns this task's rank. May be overridden."""
-        return int(self._step.require("procid"))
-
-    def _resolve_num_tasks(self) -> int:
-        """Returns the number of tasks in the step. May be overridden."""
-        if self._step.num_tasks is None and self._step.tasks_per_node is not None:
-            return sum(self._step.tasks_per_node)
-        return int(self._step.require("num_tasks"))
-
-    def _resolve_hostlist(self) -> List[str]:
-        """Returns the names of the step's nodes. May be overridden."""
-        return list(self._step.require("nodes"))
-
-    def _resolve_task_configuration(self) -> Dict[str, int]:
-        """Returns the number of tasks on each node, by name, in node order. May be overridden."""
-        hosts = self._resolve_hostlist()
-        counts = self._step.require("tasks_per_node")
-        if len(hosts) != len(counts):
-            raise LayoutError(
-                f"_resolve_hostlist() gives {len(hosts)} nodes, but SLURM_STEP_TASKS_PER_NODE has "
-                f"{len(counts)} counts; override _resolve_task_configuration() as well."
-            )
-        return dict(zip(hosts, counts))
-
-    def _overrides(self, name: str) -> bool:
-        return getattr(type(self), name) is not getattr(SlurmClusterResolver, name)
-
-    def _lay_out(
-        self, step: SlurmStep, hooks: List[str], tasks_per_node: Optional[TasksPerNode]
-    ) -> Tuple[SlurmStep, Layout]:
-        """Returns the layout, and the step as corrected by arguments and overridden methods."""
-        rank = self._resolve_own_rank()
-        if hooks:
-            # What Slurm says of this task is about its own idea of it, not the subclass's.
-            step = step._replace(
-                procid=rank,
-                num_tasks=None,
-                nodeid=None,
-                localid=None,
-                nodename=None,
-                gtids=None,
-            )
-        if tasks_per_node is None and "_resolve_task_configuration" not in hooks:
-            hosts = self._resolve_hostlist()
-            if step.nodes is None:
-                step = step._replace(nodes=tuple(hosts), num_nodes=None)
-            layout = lay_out(step, ", ".join(hooks) or "environment")
-            if "_resolve_hostlist" in hooks:  # other names for the same nodes, in the same order
-                layout = _rename(layout, step.require("nodes"), hosts)
-        else:
-            configuration = self._configuration(tasks_per_node)
-            # Ranks follow Slurm's order of the nodes, whatever order a dict was written in.
-            if step.nodes is not None and set(configuration) == set(step.nodes):
-                configuration = {host: configuration[host] for host in step.nodes}
-            elif hooks:
-                step = step._replace(components=())
-            step = step._replace(
-                nodes=tuple(configuration),
-                num_nodes=len(configuration),
-                tasks_per_node=tuple(configuration.values()),
-            )
-            source = "tasks_per_node" if tasks_per_node is not None else ", ".join(hooks)
-            layout = lay_out(step, source)
-        check(layout, step)
-        return step, layout
-
-    def _configuration(self, tasks_per_node: Optional[TasksPerNode]) -> Dict[str, int]:
-        if tasks_per_node is None:
-            given = dict(self._resolve_task_configuration())
-        elif isinstance(tasks_per_node, Mapping):
-            given = dict(tasks_per_node)
-        else:
-            given = dict.fromkeys(self._resolve_hostlist(), tasks_per_node)
-        for host, count in given.items():
-            if isinstance(count, bool) or not isinstance(count, Integral):
-                raise LayoutError(f"{count!r} tasks on node {host!r}; expected a whole number.")
-        return {host: int(count) for host, count in given.items()}
 
 
 def _cluster_spec(jobs: Dict[str, List[str]]) -> Any:
@@ -372,13 +273,3 @@ def _known_gpus() -> int:
     if getattr(context.context(), "_physical_devices", None) is None:
         return 0
     return len(tf.config.list_physical_devices("GPU"))
-
-
-def _rename(layout: Layout, nodes: Sequence[str], names: Sequence[str]) -> Layout:
-    if len(nodes) != len(names):
-        raise LayoutError(
-            f"_resolve_hostlist() gives {len(names)} names for the {len(nodes)} nodes of "
-            "SLURM_STEP_NODELIST; expected one a node, in the same order."
-        )
-    name_of = dict(zip(nodes, names))
-    return layout._replace(nodes=tuple(name_of[node] for node in layout.nodes))

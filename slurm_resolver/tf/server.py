@@ -1,7 +1,7 @@
 """Parameter servers, and the workers of a ParameterServerStrategy: they serve until all is done.
 
-`tf.distribute.Server.join()` never returns. Who serves leaves when the lifelines tell that those
-who train have ended.
+`tf.distribute.Server.join()` never returns. Who serves leaves when the job's monitor tells that
+those who train have ended.
 """
 
 from __future__ import annotations
@@ -13,33 +13,33 @@ import tensorflow as tf
 
 from slurm_resolver.cluster.cluster import Cluster
 from slurm_resolver.errors import JobsError
-from slurm_resolver.parameter_server.member import START_SECONDS, Member, say, star
-from slurm_resolver.parameter_server.monitor import Hub
-from slurm_resolver.slurm.step import SlurmStep
+from slurm_resolver.parameter_server.member import Member
+from slurm_resolver.parameter_server.monitor import Monitor
+from slurm_resolver.parameter_server.protocol import START_SECONDS, monitor_address, print_line
 
-Lifeline = Union[Hub, Member]
+Participant = Union[Monitor, Member]
 
-_lifelines: Dict[Any, Lifeline] = {}  # a second resolver of the same cluster needs no other one
+_participants: Dict[Any, Participant] = {}  # a second resolver of the same cluster makes no other
 
 
-def take_part(cluster: Cluster, step: SlurmStep) -> Optional[Lifeline]:
-    """Returns this task's lifeline, which from now on others rely on; None where it needs none."""
-    place = star(cluster, step)
-    if place is None:
+def take_part(cluster: Cluster) -> Optional[Participant]:
+    """Returns this task's part in the job, on which the others rely from now on."""
+    address = monitor_address(cluster)
+    if address is None:
         return None
     # A server that is gone is an error at once, not something to wait for.
     os.environ.setdefault("GRPC_FAIL_FAST", "use_caller")
     if cluster.task is not None and cluster.task.job == "chief":
         _let_coordinators_end()
-    key = (place.identity, place.rank, place.host, place.port)
-    if key not in _lifelines:
-        _lifelines[key] = Hub(place) if place.rank == place.hub else Member(place)
-    return _lifelines[key]
+    key = (address.identity, address.rank, address.host, address.port)
+    if key not in _participants:
+        is_monitor = address.rank == address.monitor_rank
+        _participants[key] = Monitor(address) if is_monitor else Member(address)
+    return _participants[key]
 
 
 def serve(
     cluster: Cluster,
-    step: SlurmStep,
     protocol: Optional[str] = None,
     server: Optional[Any] = None,
     start_timeout: float = START_SECONDS,
@@ -47,18 +47,18 @@ def serve(
     """Serves, and returns the exit status: see `SlurmClusterResolver.serve`."""
     _check(cluster)
     own = cluster.task
-    lifeline = take_part(cluster, step)
+    participant = take_part(cluster)
     assert own is not None
-    assert lifeline is not None
-    lifeline.serve(start_timeout)
-    if server is None and not lifeline.decided:
+    assert participant is not None
+    participant.serve(start_timeout)
+    if server is None and not participant.decided:
         server = tf.distribute.Server(
             tf.train.ClusterSpec(cluster.jobs()), own.job, own.index, protocol=protocol
         )
-    verdict = lifeline.wait()
-    if verdict.status:
-        say(f"{own.job} {own.index} (rank {own.rank} on {own.node}): {verdict.message}")
-    return verdict.status
+    result = participant.wait()
+    if result.status:
+        print_line(f"{own.job} {own.index} (rank {own.rank} on {own.node}): {result.message}")
+    return result.status
 
 
 def _check(cluster: Cluster) -> None:

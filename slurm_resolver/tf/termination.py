@@ -22,7 +22,13 @@ import tensorflow as tf
 from tensorflow.python.eager import context
 
 from slurm_resolver.errors import ResumeError
-from slurm_resolver.preemption.requeue import REQUEUE_STATUS, Ending, check_options, decide, job_end
+from slurm_resolver.preemption.requeue import (
+    REQUEUE_STATUS,
+    ExitPlan,
+    check_options,
+    job_end,
+    requeue_job,
+)
 from slurm_resolver.preemption.signal_watch import SignalWatch
 from slurm_resolver.slurm.step import SlurmStep
 
@@ -34,7 +40,7 @@ _SAVE_WAIT = 900.0
 _HEARD_WAIT = 15.0
 _END_WAIT = 60.0
 
-_ENDING_KEY = "slurm_resolver/ending"
+_EXIT_PLAN_KEY = "slurm_resolver/exit_plan"
 _COMPARE_KEY = "slurm_resolver/compare/"
 _HEARD_KEY = "slurm_resolver/heard/"
 
@@ -144,20 +150,20 @@ class TerminationConfig(tf.distribute.experimental.TerminationConfig):  # type: 
         """Ends this process after the save, in agreement with the others."""
         self.watch.leave_on_sigterm()
         if self.leads:
-            ending = decide(self._step, self._requeue, self._max_restarts)
+            plan = requeue_job(self._step, self._requeue, self._max_restarts)
             where = f" at {self.saved_at}" if self.saved_at else ""
             cause = self.watch.received or "a signal to another rank"
-            _log.warning("training saved%s, after %s: %s", where, cause, ending.message)
-            self._group.tell(ending)
+            _log.warning("training saved%s, after %s: %s", where, cause, plan.message)
+            self._group.tell(plan)
         else:
-            ending = self._group.hear()
-        until = time.monotonic() + (_END_WAIT if ending.wait else 0)
+            plan = self._group.hear()
+        until = time.monotonic() + (_END_WAIT if plan.wait else 0)
         while not self.watch.ended and time.monotonic() < until:
             # Slurm's word to end may have come while this rank was still saving.
             if self.watch.terminated and not self.leads:
                 break
             time.sleep(0.1)
-        _exit_with(ending.status)
+        _exit_with(plan.status)
 
 
 class _Group:
@@ -199,13 +205,13 @@ class _Group:
         found: Dict[str, str] = json.loads(told)
         return found
 
-    def tell(self, ending: Ending) -> None:
+    def tell(self, plan: ExitPlan) -> None:
         """Tells the others, and returns when they have heard it: the store ends with this task."""
         if not self._others:
             return
         store = context.context()
         try:
-            store.set_config_key_value(_ENDING_KEY, f"{ending.status} {int(ending.wait)}")
+            store.set_config_key_value(_EXIT_PLAN_KEY, f"{plan.status} {int(plan.wait)}")
         except tf.errors.OpError as error:
             _log.warning("the other ranks cannot be told how to end: %s", error)
             return
@@ -214,15 +220,15 @@ class _Group:
             if _get(_HEARD_KEY + name, until) is None:
                 return
 
-    def hear(self) -> Ending:
+    def hear(self) -> ExitPlan:
         """Returns what the leader told; where it is gone, the status that asks for a requeue."""
-        told = _get(_ENDING_KEY, time.monotonic() + _SAVE_WAIT)
+        told = _get(_EXIT_PLAN_KEY, time.monotonic() + _SAVE_WAIT)
         if told is None:
-            return Ending(REQUEUE_STATUS, False, "")
+            return ExitPlan(REQUEUE_STATUS, False, "")
         status, wait = told.split()
         with contextlib.suppress(tf.errors.OpError):
             context.context().set_config_key_value(_HEARD_KEY + self.name, "1")
-        return Ending(int(status), wait == "1", "")
+        return ExitPlan(int(status), wait == "1", "")
 
 
 def _get(key: str, until: float) -> Optional[str]:

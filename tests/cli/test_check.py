@@ -12,22 +12,23 @@ from recorded_steps import recordings
 import slurm_resolver as sr
 from slurm_resolver.cli import main
 from slurm_resolver.preflight import step_checks as preflight
-from slurm_resolver.preflight.ready import task_names
+from slurm_resolver.preflight.agreement import task_names
 from slurm_resolver.preflight.step_checks import check_here
-from slurm_resolver.slurm.step import SlurmStep
 
 
 def test_the_layout_is_held_against_slurms_word_for_the_task() -> None:
     task = next(r for r in recordings() if r.name.endswith("even_2x2")).tasks[2]
-    cluster, step = sr.resolve(environ=task), SlurmStep.read(task)
+    cluster = sr.resolve(environ=task)
     names = task_names(cluster)
-    facts = preflight._local_facts(cluster, step)
+    facts = preflight._local_facts(cluster)
     assert preflight._layout({2: facts}, cluster, names).status == "ok"
-    elsewhere = preflight._local_facts(cluster, step._replace(nodename="n0", localid=1))
+    elsewhere = preflight._local_facts(
+        cluster._replace(step=cluster.step.replace(node_name="n0", local_rank=1))
+    )
     assert preflight._layout({2: elsewhere}, cluster, names) == (
         "layout",
         "failed",
-        "rank 2 (worker 2 on n1) really runs on n0, local id 1",
+        "rank 2 (worker 2 on n1) really runs on n0, local rank 1",
     )
 
 

@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 import slurm_resolver
 from slurm_resolver.cli import main
 from slurm_resolver.cli.cluster_picture import Row, fold_nodes, spans
-from slurm_resolver.cluster.cluster import build_cluster
-from slurm_resolver.cluster.layout import lay_out
+from slurm_resolver.cluster.layout import layout_from_environment
+from slurm_resolver.cluster.resolve import ClusterOptions, build_cluster
 from slurm_resolver.cluster.tasks import Task
 from slurm_resolver.slurm.step import SlurmStep
 
@@ -268,7 +268,7 @@ def plan(nodes: str, counts: str, distribution: str, **jobs: int) -> Sequence[Ta
         "SLURM_DIST_PLANESIZE": "2",
     }
     step = SlurmStep.read(variables)
-    return build_cluster(step, lay_out(step), jobs or None).tasks
+    return build_cluster(step, layout_from_environment(step), ClusterOptions(jobs or None)).tasks
 
 
 class TestFolding:

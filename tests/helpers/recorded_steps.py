@@ -17,7 +17,7 @@ class Recording(NamedTuple):
     tasks: List[Dict[str, str]]
 
     def truth(self) -> Dict[int, Tuple[str, int]]:
-        """By rank, the node and the local id that the task itself reported."""
+        """By rank, the node and the local rank that the task itself reported."""
         return {
             int(task["SLURM_PROCID"]): (task["SLURMD_NODENAME"], int(task["SLURM_LOCALID"]))
             for task in self.tasks

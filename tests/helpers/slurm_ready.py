@@ -17,9 +17,8 @@ from pathlib import Path
 from typing import Any, Dict
 
 import slurm_resolver as sr
-from slurm_resolver.cluster.node_address import host_for
+from slurm_resolver.preflight import agreement
 from slurm_resolver.preflight.ready import wait_until_ready
-from slurm_resolver.slurm.step import SlurmStep
 
 
 def main() -> None:
@@ -38,7 +37,7 @@ def main() -> None:
     if fault == "exits early":
         sys.exit(0)
     if fault == "another version":
-        sr.__version__ = "9.9.9"
+        vars(agreement)["__version__"] = "9.9.9"
     jobs = {"ps": 1, "worker": -1} if fault == "other jobs" else None
     keywords: Dict[str, Any] = {"placement": "rank"} if fault == "another placement" else {}
     cluster = sr.resolve(jobs, node_address=args.node_address, **keywords)
@@ -48,7 +47,7 @@ def main() -> None:
             tasks[0]._replace(node=tasks[-1].node),
             tasks[-1]._replace(node=tasks[0].node),
         )
-        cluster = sr.Cluster(tasks=tuple(tasks), task=cluster.task)
+        cluster = cluster._replace(tasks=tuple(tasks))
     if fault == "a taken port":
         assert cluster.task is not None
         holder = socket.create_server(("", int(cluster.task.address.rpartition(":")[2])))
@@ -59,12 +58,7 @@ def main() -> None:
     outcome: Dict[str, Any] = {"rank": rank, "error": None}
     started = time.monotonic()
     try:
-        wait_until_ready(
-            cluster,
-            SlurmStep.read(),
-            args.timeout,
-            host_of=lambda node: host_for(node, args.node_address),
-        )
+        wait_until_ready(cluster, args.timeout)
     except sr.RendezvousError as error:
         outcome["error"] = str(error)
     outcome["seconds"] = time.monotonic() - started

@@ -64,7 +64,7 @@ def test_a_fault_is_named_by_every_task(
     ("rank", "left", "told"),
     [
         (2, [0, 1], "rank 2 (worker 2 on n10) came and ended again"),
-        (0, [1, 2], "(local id 0 on node n9) has ended before it answered rank"),
+        (0, [1, 2], "(local rank 0 on node n9) has ended before it answered rank"),
     ],
 )
 def test_a_task_that_ends_while_it_waits(
@@ -90,7 +90,7 @@ def test_the_meeting_task_itself_ends(real_slurm: SlurmCluster, tmp_path: Path) 
     assert [outcome["rank"] for outcome in outcomes] == [1, 2, 3]
     for outcome in outcomes:
         assert "could not reach the meeting point n9:23" in outcome["error"]
-        assert "(local id 0 on node n9)" in outcome["error"]
+        assert "(local rank 0 on node n9)" in outcome["error"]
         assert outcome["seconds"] < 3 + 5
 
 

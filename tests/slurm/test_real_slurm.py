@@ -47,7 +47,7 @@ def accounts(output: Path, job_id: str = "*", step_id: str = "*") -> List[Line]:
 
 
 def truth(hosts: List[str]) -> List[Tuple[str, int]]:
-    """By rank, the host and the local id, which counts the lower ranks on that host."""
+    """By rank, the host and the local rank, which counts the lower ranks on that host."""
     return [(host, hosts[:rank].count(host)) for rank, host in enumerate(hosts)]
 
 

@@ -12,7 +12,6 @@ import task_variables
 from recorded_steps import Recording, recordings
 
 import slurm_resolver as sr
-from slurm_resolver.cluster import cluster as cluster_module
 
 TASK = {
     **task_variables.TASK,
@@ -108,9 +107,8 @@ def test_node_addresses_that_reach_nobody(node_address: Any, message: str) -> No
 
 
 def test_without_slurm_there_is_an_empty_cluster_said_once(
-    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
-    monkeypatch.setattr(cluster_module, "_said_local", False)
     with caplog.at_level(logging.INFO):
         clusters = [sr.resolve(environ={}) for _ in range(2)]
     assert [record.message for record in caplog.records] == [

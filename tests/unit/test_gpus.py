@@ -14,7 +14,7 @@ from recorded_steps import Recording, recordings
 
 import slurm_resolver as sr
 from slurm_resolver.cluster import gpus as gpus_module
-from slurm_resolver.cluster.gpus import Gpus, apply_gpus, choose_gpus, gpu_users
+from slurm_resolver.cluster.gpus import Gpus, apply_gpus, choose_gpus, jobs_with_gpus
 from slurm_resolver.slurm.step import SlurmStep
 
 Devices = Optional[Tuple[str, ...]]
@@ -22,14 +22,14 @@ Devices = Optional[Tuple[str, ...]]
 
 def decide(
     visible: Optional[str],
-    local_id: int = 0,
+    local_rank: int = 0,
     tasks: int = 1,
     *explicit: Optional[int],
     users: Optional[Sequence[int]] = None,
     **more: Any,
 ) -> Gpus:
-    step = SlurmStep(procid=local_id, cuda_devices=visible, **more)
-    return choose_gpus(step, local_id, users or range(tasks), tasks, *explicit)
+    step = SlurmStep(rank=local_rank, cuda_devices=visible, **more)
+    return choose_gpus(step, local_rank, users or range(tasks), tasks, *explicit)
 
 
 def choose(*args: Any, **keywords: Any) -> Devices:
@@ -41,12 +41,11 @@ def driver(monkeypatch: pytest.MonkeyPatch) -> List[Optional[int]]:
     """The number of GPUs that the driver shows, as a list whose only entry a test may change."""
     number: List[Optional[int]] = [None]
     monkeypatch.setattr(gpus_module, "count_with_driver", lambda: number[0])
-    monkeypatch.setattr(gpus_module, "_said", set())
     return number
 
 
 @pytest.mark.parametrize(
-    ("visible", "on_node", "local_id", "tasks", "devices"),
+    ("visible", "on_node", "local_rank", "tasks", "devices"),
     [
         (None, None, 0, 1, None),
         (None, None, 0, 2, None),
@@ -73,9 +72,9 @@ def driver(monkeypatch: pytest.MonkeyPatch) -> List[Optional[int]]:
     ],
 )
 def test_what_slurm_granted(
-    visible: Optional[str], on_node: Optional[int], local_id: int, tasks: int, devices: Devices
+    visible: Optional[str], on_node: Optional[int], local_rank: int, tasks: int, devices: Devices
 ) -> None:
-    assert choose(visible, local_id, tasks, gpus_on_node=on_node) == devices
+    assert choose(visible, local_rank, tasks, gpus_on_node=on_node) == devices
 
 
 @pytest.mark.parametrize(
@@ -115,7 +114,7 @@ def test_what_srun_was_told_to_bind_is_kept(bind: Optional[str], devices: Device
 
 
 @pytest.mark.parametrize(
-    ("visible", "local_id", "tasks", "explicit", "devices"),
+    ("visible", "local_rank", "tasks", "explicit", "devices"),
     [
         ("", 1, 2, (2, 1), ("1",)),
         (None, 1, 2, (4, 2), ("2", "3")),
@@ -127,9 +126,9 @@ def test_what_srun_was_told_to_bind_is_kept(bind: Optional[str], devices: Device
     ],
 )
 def test_explicit_counts_as_tensorflow(
-    visible: Optional[str], local_id: int, tasks: int, explicit: Tuple[int, int], devices: Devices
+    visible: Optional[str], local_rank: int, tasks: int, explicit: Tuple[int, int], devices: Devices
 ) -> None:
-    assert choose(visible, local_id, tasks, *explicit) == devices
+    assert choose(visible, local_rank, tasks, *explicit) == devices
 
 
 @pytest.mark.parametrize(
@@ -163,9 +162,9 @@ def test_a_split_uses_every_device_evenly_among_those_who_use_any(
     users = sorted(data.draw(st.sets(st.integers(0, tasks - 1), min_size=1), label="users"))
     granted = [f"GPU-{i}" for i in range(number)]
     parts = [choose(",".join(granted), i, tasks, users=users) for i in range(tasks)]
-    for local_id, part in enumerate(parts):
-        assert (part == ()) == (local_id not in users)
-    taken = [part or () for local_id, part in enumerate(parts) if local_id in users]
+    for local_rank, part in enumerate(parts):
+        assert (part == ()) == (local_rank not in users)
+    taken = [part or () for local_rank, part in enumerate(parts) if local_rank in users]
     assert {device for part in taken for device in part} == set(granted)
     sizes = [len(part) for part in taken]
     assert max(sizes) - min(sizes) <= 1
@@ -196,12 +195,12 @@ class TestOtherMakers:
             ["ROCR_VISIBLE_DEVICES", "GPU_DEVICE_ORDINAL"],
         ],
     )
-    @pytest.mark.parametrize(("local_id", "own"), [(0, "4,5"), (1, "6")])
-    def test_all_are_narrowed_alike(self, names: List[str], local_id: int, own: str) -> None:
-        environ = {"SLURM_PROCID": str(local_id), **dict.fromkeys(names, "4,5,6")}
+    @pytest.mark.parametrize(("local_rank", "own"), [(0, "4,5"), (1, "6")])
+    def test_all_are_narrowed_alike(self, names: List[str], local_rank: int, own: str) -> None:
+        environ = {"SLURM_PROCID": str(local_rank), **dict.fromkeys(names, "4,5,6")}
         for _ in range(2):
             step = SlurmStep.read(environ)
-            gpus = choose_gpus(step, local_id, range(2), 2)
+            gpus = choose_gpus(step, local_rank, range(2), 2)
             apply_gpus(gpus, step, environ)
             assert gpus.devices == tuple(own.split(","))
             assert {environ[name] for name in names} == {own}
@@ -219,7 +218,7 @@ class TestOtherMakers:
 
     def test_hiding_all_of_them(self) -> None:
         """Level Zero takes an empty mask for all devices."""
-        step = SlurmStep(procid=0, cuda_devices="0", rocr_devices="0", ze_devices="0")
+        step = SlurmStep(rank=0, cuda_devices="0", rocr_devices="0", ze_devices="0")
         gpus = choose_gpus(step, 0, [1], 2)
         assert gpus.settings == {
             "CUDA_VISIBLE_DEVICES": "",
@@ -257,7 +256,7 @@ def test_the_mark_of_another_task_counts_for_nothing() -> None:
 @pytest.mark.parametrize("visible", [None, "", "0", "NoDevFiles"])
 def test_nothing_is_written_where_nothing_changes(visible: Optional[str]) -> None:
     environ: Dict[str, str] = {}
-    apply_gpus(decide(visible), SlurmStep(procid=0), environ)
+    apply_gpus(decide(visible), SlurmStep(rank=0), environ)
     assert environ == {}
 
 
@@ -296,7 +295,7 @@ class TestWithoutVariables:
         assert "SLURM_GPUS_ON_NODE=2, but CUDA_VISIBLE_DEVICES is not set" in caplog.text
 
     def test_a_job_without_gpus_hides_them_all(self, driver: List[Optional[int]]) -> None:
-        gpus = choose_gpus(SlurmStep(procid=0), 0, [1], 2)
+        gpus = choose_gpus(SlurmStep(rank=0), 0, [1], 2)
         assert (gpus.devices, gpus.settings) == (None, {"CUDA_VISIBLE_DEVICES": ""})
 
 
@@ -348,13 +347,13 @@ def test_the_driver_is_asked_through_its_library(
     ],
 )
 def test_which_jobs_use_gpus(jobs: List[str], gpu_jobs: Any, users: Any) -> None:
-    assert gpu_users(jobs, gpu_jobs) == users
+    assert jobs_with_gpus(jobs, gpu_jobs) == users
 
 
 @pytest.mark.parametrize("gpu_jobs", [["wrkr"], "worker"])
 def test_gpu_jobs_that_are_none(gpu_jobs: Any) -> None:
     with pytest.raises(sr.JobsError, match=r"gpu_jobs=.*expected a collection"):
-        gpu_users(["worker"], gpu_jobs)
+        jobs_with_gpus(["worker"], gpu_jobs)
 
 
 def node_of_tasks(visible: Sequence[str], **common: str) -> List[Dict[str, str]]:

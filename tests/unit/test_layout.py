@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Dict, List, Sequence
+from typing import Any, Dict, List, Sequence
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from recorded_steps import Recording, recordings
 
-from slurm_resolver.cluster.layout import Layout, check, lay_out
+from slurm_resolver.cluster.layout import Layout, layout_from_environment, verify_layout
 from slurm_resolver.errors import LayoutError, NotInStepError, SlurmResolverError
 from slurm_resolver.slurm.step import SlurmStep
 
@@ -35,8 +35,8 @@ def steps() -> List[Recording]:
 
 def resolved(task: Dict[str, str]) -> Layout:
     step = SlurmStep.read(task)
-    layout = lay_out(step)
-    check(layout, step)
+    layout = layout_from_environment(step)
+    verify_layout(layout, step)
     return layout
 
 
@@ -52,7 +52,7 @@ def test_every_recorded_step_is_right_or_an_error_in_every_task_that_can_see_it(
         if reason is None:
             layout = resolved(task)
             assert {
-                rank: (layout.nodes[layout.node_of[rank]], layout.local_of[rank])
+                rank: (layout.nodes[layout.node_of[rank]], layout.local_rank_of[rank])
                 for rank in range(layout.num_tasks)
             } == recording.truth()
         elif task["SLURM_PROCID"] not in BLIND.get(recording.name, []):
@@ -64,12 +64,12 @@ def test_the_table_of_unknowable_steps_has_no_stale_entry() -> None:
     assert set(UNKNOWABLE) <= {recording.name for recording in steps()}
 
 
-def plain(counts: Sequence[int], distribution: str = "block", **more: object) -> SlurmStep:
+def plain(counts: Sequence[int], distribution: str = "block", **more: Any) -> SlurmStep:
     return SlurmStep(
         nodes=tuple(f"n{i}" for i in range(9, 9 + len(counts))),
         tasks_per_node=tuple(counts),
         distribution=distribution,
-        **more,  # type: ignore[arg-type]
+        **more,
     )
 
 
@@ -90,7 +90,7 @@ def plain(counts: Sequence[int], distribution: str = "block", **more: object) ->
 def test_distributions(
     counts: List[int], distribution: str, plane_size: int, node_of: List[int]
 ) -> None:
-    layout = lay_out(plain(counts, distribution, plane_size=plane_size))
+    layout = layout_from_environment(plain(counts, distribution, plane_size=plane_size))
     assert list(layout.node_of) == node_of
     assert layout.counts() == counts
 
@@ -103,20 +103,20 @@ def test_distributions(
 def test_every_layout_gives_each_node_its_count_and_local_ids_from_0(
     counts: List[int], distribution: str, plane_size: int
 ) -> None:
-    layout = lay_out(plain(counts, distribution, plane_size=plane_size))
+    layout = layout_from_environment(plain(counts, distribution, plane_size=plane_size))
     assert layout.counts() == counts
     for node, count in enumerate(counts):
         ranks = layout.ranks_on(node)
-        assert [layout.local_of[rank] for rank in ranks] == list(range(count))
+        assert [layout.local_rank_of[rank] for rank in ranks] == list(range(count))
     if distribution == "cyclic":
         assert layout == Layout(
             layout.nodes,
-            lay_out(plain(counts, "plane", plane_size=1)).node_of,
-            layout.local_of,
+            layout_from_environment(plain(counts, "plane", plane_size=1)).node_of,
+            layout.local_rank_of,
             "cyclic",
         )
     if distribution == "plane" and plane_size >= max(counts):
-        assert list(layout.node_of) == list(lay_out(plain(counts)).node_of)
+        assert list(layout.node_of) == list(layout_from_environment(plain(counts)).node_of)
 
 
 HET = {
@@ -133,7 +133,7 @@ HET = {
 
 
 def test_components_follow_each_other_whatever_the_names() -> None:
-    layout = lay_out(SlurmStep.read(HET))
+    layout = layout_from_environment(SlurmStep.read(HET))
     assert layout.nodes == ("z1", "a1", "a2")
     assert [layout.nodes[node] for node in layout.node_of] == ["z1", "z1", "a1", "a2", "a1"]
     assert layout.distribution == "block : cyclic"
@@ -141,9 +141,9 @@ def test_components_follow_each_other_whatever_the_names() -> None:
 
 
 def test_the_steps_own_distribution_says_nothing_in_a_heterogeneous_step() -> None:
-    assert lay_out(SlurmStep.read({**HET, "SLURM_DISTRIBUTION": "arbitrary"})) == lay_out(
-        SlurmStep.read(HET)
-    )
+    assert layout_from_environment(
+        SlurmStep.read({**HET, "SLURM_DISTRIBUTION": "arbitrary"})
+    ) == layout_from_environment(SlurmStep.read(HET))
 
 
 def test_one_component_alone_is_a_plain_step() -> None:
@@ -154,7 +154,7 @@ def test_one_component_alone_is_a_plain_step() -> None:
         "SLURM_STEP_NUM_TASKS": "3",
         "SLURM_DISTRIBUTION": "block",
     }
-    layout = lay_out(SlurmStep.read(alone))
+    layout = layout_from_environment(SlurmStep.read(alone))
     assert (layout.components, list(layout.node_of)) == ((), [0, 0, 1])
 
 
@@ -167,7 +167,7 @@ def test_one_component_alone_is_a_plain_step() -> None:
 )
 def test_components_that_leave_the_layout_open(changes: Dict[str, str], message: str) -> None:
     with pytest.raises(LayoutError, match=message):
-        lay_out(SlurmStep.read({**HET, **changes}))
+        layout_from_environment(SlurmStep.read({**HET, **changes}))
 
 
 TASK = {
@@ -205,14 +205,14 @@ def test_contradictions_are_named(changes: Dict[str, str], named: List[str]) -> 
         assert text in str(caught.value)
 
 
-def arbitrary(tmp_path: Path, content: str, **more: object) -> SlurmStep:
+def arbitrary(tmp_path: Path, content: str, **more: Any) -> SlurmStep:
     (tmp_path / "hosts").write_text(content)
     return SlurmStep(
         nodes=("n0", "n1", "n3"),
         tasks_per_node=(1, 1, 2),
         distribution="arbitrary",
         hostfile=str(tmp_path / "hosts"),
-        **more,  # type: ignore[arg-type]
+        **more,
     )
 
 
@@ -225,11 +225,16 @@ def arbitrary(tmp_path: Path, content: str, **more: object) -> SlurmStep:
     ],
 )
 def test_an_arbitrary_list_is_read_from_the_host_file(tmp_path: Path, content: str) -> None:
-    assert list(lay_out(arbitrary(tmp_path, content)).node_of) == [2, 1, 2, 0]
+    assert list(layout_from_environment(arbitrary(tmp_path, content)).node_of) == [2, 1, 2, 0]
 
 
 def test_a_host_file_may_repeat_a_host(tmp_path: Path) -> None:
-    assert list(lay_out(arbitrary(tmp_path, "n3*2\nn0\nn1")).node_of) == [2, 2, 0, 1]
+    assert list(layout_from_environment(arbitrary(tmp_path, "n3*2\nn0\nn1")).node_of) == [
+        2,
+        2,
+        0,
+        1,
+    ]
 
 
 @pytest.mark.parametrize(
@@ -237,38 +242,40 @@ def test_a_host_file_may_repeat_a_host(tmp_path: Path) -> None:
 )
 def test_a_host_file_that_is_not_this_steps_is_refused(tmp_path: Path, content: str) -> None:
     with pytest.raises(LayoutError, match=r"SLURM_HOSTFILE=.*absolute path"):
-        lay_out(arbitrary(tmp_path, content))
+        layout_from_environment(arbitrary(tmp_path, content))
 
 
 def test_a_host_file_that_is_not_there_is_named(tmp_path: Path) -> None:
     step = arbitrary(tmp_path, "")
     (tmp_path / "hosts").unlink()
     with pytest.raises(LayoutError, match="No such file"):
-        lay_out(step)
+        layout_from_environment(step)
 
 
 def test_two_lists_that_differ_are_refused(tmp_path: Path) -> None:
     both = arbitrary(tmp_path, "n3\nn1\nn3\nn0", arbitrary_nodelist=("n3", "n3", "n1", "n0"))
     with pytest.raises(LayoutError, match="differ in order"):
-        lay_out(both)
+        layout_from_environment(both)
 
 
 def test_a_sorted_arbitrary_nodelist_has_lost_its_order() -> None:
     """22.05 leaves the sorted set there, whatever was asked for."""
     step = plain([1, 1, 1], "arbitrary", arbitrary_nodelist=("n9", "n10", "n11"))
     with pytest.raises(LayoutError, match="lost its order"):
-        lay_out(step)
+        layout_from_environment(step)
     newer = plain([1, 1, 1], "arbitrary", arbitrary_nodelist=("n9", "n10", "n11"), sluid="s1")
-    assert list(lay_out(newer).node_of) == [0, 1, 2]
+    assert list(layout_from_environment(newer).node_of) == [0, 1, 2]
 
 
 def test_topology_order_is_only_unknown_where_it_matters() -> None:
-    topology = {"sluid": "s1", "topology": "switch.node"}
+    topology = {"sluid": "s1", "topology_pattern": "switch.node"}
     with pytest.raises(LayoutError, match="topology"):
-        lay_out(plain([1, 1], "block", **topology))
-    assert list(lay_out(plain([1, 1], "cyclic", **topology)).node_of) == [0, 1]
-    assert list(lay_out(plain([2], "block", **topology)).node_of) == [0, 0]
-    assert list(lay_out(plain([1, 1], "block", topology="switch.node")).node_of) == [0, 1]
+        layout_from_environment(plain([1, 1], "block", **topology))
+    assert list(layout_from_environment(plain([1, 1], "cyclic", **topology)).node_of) == [0, 1]
+    assert list(layout_from_environment(plain([2], "block", **topology)).node_of) == [0, 0]
+    assert list(
+        layout_from_environment(plain([1, 1], "block", topology_pattern="switch.node")).node_of
+    ) == [0, 1]
 
 
 @pytest.mark.parametrize("recording", [r for r in recordings() if r.name.endswith(NOT_STEPS)])

@@ -21,11 +21,11 @@ def step(job_id: Optional[str] = "42", step_id: Optional[str] = "0", **more: Any
     ("step", "tasks", "port_base", "ports", "source"),
     [
         (step(), 2, 2222, [2222, 2223], "port_base"),
-        (step(resv_ports=(23001, 23002)), 2, 2222, [2222, 2223], "port_base"),
+        (step(reserved_ports=(23001, 23002)), 2, 2222, [2222, 2223], "port_base"),
         (step(), 1, 65535, [65535], "port_base"),
-        (step(resv_ports=(23001, 23002, 23010)), 3, None, [23001, 23002, 23010],
+        (step(reserved_ports=(23001, 23002, 23010)), 3, None, [23001, 23002, 23010],
          "SLURM_STEP_RESV_PORTS"),
-        (step(resv_ports=(23001, 23002, 23010)), 2, None, [23001, 23002],
+        (step(reserved_ports=(23001, 23002, 23010)), 2, None, [23001, 23002],
          "SLURM_STEP_RESV_PORTS"),
         (step(None, None), 3, None, [8888, 8889, 8890], "default"),
         (step(None, "0"), 1, None, [8888], "default"),
@@ -35,7 +35,7 @@ def test_the_first_source_that_there_is(
     step: SlurmStep, tasks: int, port_base: Optional[int], ports: Any, source: str
 ) -> None:
     chosen = choose_ports(step, tasks, port_base)
-    assert (list(chosen.by_local_id), chosen.source) == (ports, source)
+    assert (list(chosen.by_local_rank), chosen.source) == (ports, source)
 
 
 @pytest.mark.parametrize(
@@ -43,7 +43,7 @@ def test_the_first_source_that_there_is(
     [
         (step(), 2, 2222, 2224),
         (step(), 2, 65534, 65533),
-        (step(resv_ports=(23001, 23002, 23010)), 2, None, 23010),
+        (step(reserved_ports=(23001, 23002, 23010)), 2, None, 23010),
         (step(None, None), 2, None, 8890),
     ],
 )
@@ -56,15 +56,15 @@ def test_the_meeting_has_a_port_of_its_own(
 @given(st.integers(1, 40), st.integers(0, 2), st.sampled_from([None, 1, 60_000]))
 def test_the_meeting_is_on_no_tasks_port(tasks: int, spare: int, port_base: Optional[int]) -> None:
     for ports in (None, tuple(range(23000, 23000 + tasks + spare))):
-        chosen = choose_ports(step(resv_ports=ports), tasks, port_base)
-        assert chosen.meeting not in chosen.by_local_id
+        chosen = choose_ports(step(reserved_ports=ports), tasks, port_base)
+        assert chosen.meeting not in chosen.by_local_rank
         assert 1 <= chosen.meeting <= 65535
 
 
 def test_reserved_ports_that_do_not_suffice_are_left_alone_and_named(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    chosen = choose_ports(step(resv_ports=(23001, 23001, 23002)), 3)
+    chosen = choose_ports(step(reserved_ports=(23001, 23001, 23002)), 3)
     assert chosen.source == "SLURM_JOB_ID and SLURM_STEP_ID"
     assert "SLURM_STEP_RESV_PORTS has 2 ports for up to 3 tasks" in caplog.text
     assert "--resv-ports=3" in caplog.text
@@ -91,7 +91,7 @@ def test_derived_ports_are_stable_distinct_and_below_the_ephemeral_range(
 ) -> None:
     chosen = choose_ports(step(job_id, step_id), tasks)
     assert chosen.source == "SLURM_JOB_ID and SLURM_STEP_ID"
-    ports = list(chosen.by_local_id)
+    ports = list(chosen.by_local_rank)
     assert len(set(ports)) == tasks
     assert min(ports) >= 1024
     assert max(ports) <= (32767 if tasks <= 16384 else 65535)
@@ -104,6 +104,6 @@ def test_jobs_and_steps_that_run_together_have_different_ports(tasks: int) -> No
     taken: Dict[int, str] = {}
     for job in range(123_400, 123_500):
         for number in range(8):
-            for port in choose_ports(step(str(job), str(number)), tasks).by_local_id:
+            for port in choose_ports(step(str(job), str(number)), tasks).by_local_rank:
                 assert port not in taken, (taken[port], job, number)
                 taken[port] = f"{job}.{number}"

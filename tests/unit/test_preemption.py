@@ -11,7 +11,7 @@ from typing import Any, Dict, List, Optional, Tuple
 import pytest
 
 from slurm_resolver.errors import ResumeError
-from slurm_resolver.preemption.requeue import Ending, decide, job_end, job_name
+from slurm_resolver.preemption.requeue import ExitPlan, job_end, job_id_for_scontrol, requeue_job
 from slurm_resolver.preemption.signal_watch import SignalWatch
 from slurm_resolver.slurm.step import SlurmStep
 
@@ -64,24 +64,26 @@ def test_only_a_job_that_is_neither_cancelled_nor_requeued_is_requeued(
 ) -> None:
     shown, status, wait, message, requeued = STATES[case]
     (scontrol / "state").write_text(shown)
-    ending = decide(step(), "scontrol", 100)
-    assert (ending.status, ending.wait) == (status, wait)
-    assert message in ending.message
+    plan = requeue_job(step(), "scontrol", 100)
+    assert (plan.status, plan.wait) == (status, wait)
+    assert message in plan.message
     assert calls(scontrol) == ["requeue 42"] * requeued
 
 
 def test_an_array_task_is_requeued_by_its_arrays_id(scontrol: Path) -> None:
     array = step(SLURM_ARRAY_JOB_ID="40", SLURM_ARRAY_TASK_ID="3")
-    assert job_name(array) == "40_3"
-    assert decide(array, "scontrol", None).wait
+    assert job_id_for_scontrol(array) == "40_3"
+    assert requeue_job(array, "scontrol", None).wait
     assert calls(scontrol) == ["requeue 40_3"]
 
 
 def test_where_the_requeue_is_refused_the_exit_status_asks_for_it(scontrol: Path) -> None:
     (scontrol / "refuses").touch()
-    ending = decide(step(), "scontrol", 100)
-    assert (ending.status, ending.wait) == (75, False)
-    assert "scontrol requeue 42 failed: no; exit status 75 asks the batch file" in ending.message
+    plan = requeue_job(step(), "scontrol", 100)
+    assert (plan.status, plan.wait) == (75, False)
+    assert (
+        "not requeued (scontrol requeue 42: no); exit status 75 asks the batch file" in plan.message
+    )
 
 
 # requeue, max_restarts, restarts so far, status
@@ -100,26 +102,26 @@ WITHOUT_SCONTROL: List[Tuple[Optional[str], Optional[int], str, int]] = [
 def test_the_exit_status_where_scontrol_is_not_asked(
     scontrol: Path, requeue: Optional[str], cap: Optional[int], restarts: str, status: int
 ) -> None:
-    ending = decide(step(SLURM_RESTART_COUNT=restarts), requeue, cap)
-    assert (ending.status, ending.wait) == (status, False)
+    plan = requeue_job(step(SLURM_RESTART_COUNT=restarts), requeue, cap)
+    assert (plan.status, plan.wait) == (status, False)
     assert calls(scontrol) == []
 
 
 def test_the_job_of_a_local_launcher_is_not_looked_for_in_slurm(scontrol: Path) -> None:
     """Its number may be that of somebody's real job."""
     (scontrol / "state").write_text("JobState=RUNNING EndTime=2026-11-21T04:38:05")
-    ending = decide(step(SLURM_RESOLVER_JOB="42"), "scontrol", 100)
-    assert (ending.status, ending.wait) == (75, False)
-    assert ending.message.endswith("asks slurm-resolver run to start the tasks again")
+    plan = requeue_job(step(SLURM_RESOLVER_JOB="42"), "scontrol", 100)
+    assert (plan.status, plan.wait) == (75, False)
+    assert plan.message.endswith("asks slurm-resolver run to start the tasks again")
     assert job_end(step(SLURM_RESOLVER_JOB="42")) is None
     assert calls(scontrol) == []
     # a real step started from within such a task
-    assert decide(step(SLURM_RESOLVER_JOB="7"), "scontrol", 100).wait
+    assert requeue_job(step(SLURM_RESOLVER_JOB="7"), "scontrol", 100).wait
 
 
 def test_without_slurm_there_is_nothing_to_requeue() -> None:
     message = "exit status 75: start the program again to go on"
-    assert decide(SlurmStep(), "scontrol", 100) == Ending(75, False, message)
+    assert requeue_job(SlurmStep(), "scontrol", 100) == ExitPlan(75, False, message)
 
 
 def test_the_jobs_end_is_what_slurm_set_or_what_scontrol_tells(scontrol: Path) -> None:

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slurm_resolver.cluster.layout import Layout, lay_out
+from slurm_resolver.cluster.layout import Layout, layout_from_environment
 from slurm_resolver.cluster.ring_order import index_order, is_contiguous, order_by_ring
 from slurm_resolver.cluster.roles import Roles, assign_roles
 from slurm_resolver.slurm.step import SlurmStep
@@ -23,7 +23,7 @@ def layout_of(counts: Sequence[int], distribution: str = "block", plane: int = 1
         distribution=distribution,
         plane_size=plane,
     )
-    return lay_out(step)
+    return layout_from_environment(step)
 
 
 def ring(roles: Roles) -> List[int]:

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from slurm_resolver.cluster.het_groups import ComponentRanks
-from slurm_resolver.cluster.layout import Layout, lay_out
+from slurm_resolver.cluster.layout import Layout, layout_from_environment
 from slurm_resolver.cluster.roles import assign_roles
 from slurm_resolver.errors import JobsError
 from slurm_resolver.slurm.step import SlurmStep
@@ -18,7 +18,9 @@ from slurm_resolver.slurm.step import SlurmStep
 
 def layout_of(counts: Sequence[int], distribution: str = "block") -> Layout:
     nodes = tuple(f"n{i}" for i in range(len(counts)))
-    return lay_out(SlurmStep(nodes=nodes, tasks_per_node=tuple(counts), distribution=distribution))
+    return layout_from_environment(
+        SlurmStep(nodes=nodes, tasks_per_node=tuple(counts), distribution=distribution)
+    )
 
 
 def play(layout: Layout, *args: Any, **keywords: Any) -> List[str]:

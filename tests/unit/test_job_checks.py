@@ -8,8 +8,8 @@ from typing import Dict, Optional
 import pytest
 from pytest_mock import MockerFixture
 
-from slurm_resolver.preflight import job_checks as site
-from slurm_resolver.preflight.job_checks import Site, judge
+from slurm_resolver.preflight import job_checks
+from slurm_resolver.preflight.job_checks import JobSettings, check_job_settings
 from slurm_resolver.slurm.step import SlurmStep
 
 CONFIG = {"JobRequeue": "1", "KillWait": "30 sec", "PreemptMode": "OFF", "RequeueExit": "(null)"}
@@ -26,10 +26,10 @@ def results(
     **variables: str,
 ) -> Dict[str, str]:
     """By id, "status: detail" where Slurm says these things besides what it says above."""
-    said = Site({**CONFIG, **(config or {})}, {**JOB, **(job or {})}, batch_file)
-    mocker.patch.object(site, "ask_slurm", return_value=said)
+    said = JobSettings({**CONFIG, **(config or {})}, {**JOB, **(job or {})}, batch_file)
+    mocker.patch.object(job_checks, "ask_slurm", return_value=said)
     step = SlurmStep.read({**STEP, **variables})
-    return {id: f"{status}: {detail}" for id, status, detail in judge(step)}
+    return {id: f"{status}: {detail}" for id, status, detail in check_job_settings(step)}
 
 
 @pytest.mark.parametrize(
@@ -100,9 +100,9 @@ def test_a_slurm_that_does_not_answer(
         (tmp_path / "scontrol").write_text(f"#!/bin/sh\nPATH=/usr/bin:/bin\n{scontrol}\n")
         (tmp_path / "scontrol").chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path))
-    monkeypatch.setattr(site, "_SECONDS", 0.5)
-    found = judge(SlurmStep.read(STEP))
+    found = check_job_settings(SlurmStep.read(STEP), timeout=0.5)
     assert [id for id, _, _ in found] == ["requeue", "preemption", "signal", "log"]
     assert {status for _, status, _ in found} == {"skipped"}
     assert all(expected in detail for _, _, detail in found)
-    assert [id for id, _, _ in judge(SlurmStep())] == ["requeue", "preemption"]
+    outside_a_job = check_job_settings(SlurmStep(), timeout=0.5)
+    assert [id for id, _, _ in outside_a_job] == ["requeue", "preemption"]

@@ -1,92 +1,63 @@
-"""The lifelines: a hub and plain sockets as its tasks, then processes that end in every way."""
+"""A monitor and plain sockets as its tasks, then processes that end in every way."""
 
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import socket
+import struct
 import subprocess
 import sys
 import time
-from pathlib import Path
 from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence, Tuple
 
 import pytest
+from folders import HELPERS
+from frames import GREETING, frame, read_frame
+from monitored_jobs import address_of, cluster_of
 
 import slurm_resolver as sr
-from slurm_resolver.cluster.tasks import Task
-from slurm_resolver.parameter_server import monitor as hub_module
-from slurm_resolver.parameter_server.member import Star, star
-from slurm_resolver.parameter_server.monitor import Hub
-from slurm_resolver.slurm.step import SlurmStep
-
-STEP = {
-    "SLURM_PROCID": "0",
-    "SLURM_JOB_ID": "42",
-    "SLURM_STEP_ID": "0",
-    "SLURM_LOCALID": "0",
-    "SLURM_STEP_NODELIST": "n[8-15]",
-}
+from slurm_resolver.parameter_server.monitor import Monitor
+from slurm_resolver.parameter_server.protocol import MonitorAddress, monitor_address
+from slurm_resolver.rendezvous.wire import LIMITS, Limits
 
 
-def cluster_of(jobs: Sequence[str], rank: int, port: int) -> sr.Cluster:
-    """A step whose rank r plays `jobs[r]` ("ps 0") on node n8 + r, though all of it is here."""
-    tasks = []
-    for number, name in enumerate(jobs):
-        job, index = name.split()
-        tasks.append(Task(number, f"n{8 + number}", 0, job, int(index), f"127.0.0.1:{number + 1}"))
-    return sr.Cluster(tasks=tuple(tasks), task=tasks[rank], meeting_port=port)
+class FakeTask:
+    """A task's side of its connection, word by word."""
 
-
-def star_of(jobs: Sequence[str], rank: int, port: int) -> Star:
-    found = star(cluster_of(jobs, rank, port), SlurmStep.read(STEP))
-    assert found is not None
-    return found
-
-
-class Line:
-    """A task's side of a lifeline, word by word."""
-
-    def __init__(self, star: Star, task: int, **changes: Any) -> None:
-        self.socket = socket.create_connection(("127.0.0.1", star.port), timeout=20)
-        self.stream = self.socket.makefile("rb")
-        serves = star.tasks[task].job == "ps"
-        hello = {"lifeline": 1, "identity": star.identity, "rank": task, "serves": serves}
-        self.say(**{**hello, **changes})
+    def __init__(self, address: MonitorAddress, task: int, **changes: Any) -> None:
+        self.socket = socket.create_connection(("127.0.0.1", address.port), timeout=20)
+        self.socket.sendall(GREETING)
+        serves = address.tasks[task].job == "ps"
+        self.say(**{"identity": address.identity, "rank": task, "serves": serves, **changes})
 
     def say(self, **message: Any) -> None:
-        self.socket.sendall(json.dumps(message).encode() + b"\n")
+        self.socket.sendall(frame(message))
 
     def hear(self) -> Optional[Dict[str, Any]]:
         """The next message; None at the end of the connection."""
-        with contextlib.suppress(ConnectionResetError):
-            text = self.stream.readline()
-            if text:
-                return dict(json.loads(text))
-        return None
+        return read_frame(self.socket)
 
     def close(self) -> None:
-        self.stream.close()
         self.socket.close()
 
 
 class Job:
-    """A hub, and those who come to it."""
+    """A monitor, and those who come to it."""
 
-    def __init__(self, jobs: Sequence[str], timeout: float) -> None:
+    def __init__(self, jobs: Sequence[str], timeout: float, limits: Limits) -> None:
         with socket.create_server(("", 0)) as probe:
             port = probe.getsockname()[1]
         rank = jobs.index("ps 0")
-        self.star = star_of(jobs, rank, port)
+        self.address = address_of(jobs, rank, port)
         self.jobs = list(jobs)
-        self.hub = Hub(self.star)
-        self.hub.serve(timeout)
-        self.lines: Dict[str, Line] = {}
+        self.monitor = Monitor(self.address, limits)
+        self.monitor.serve(timeout)
+        self.lines: Dict[str, FakeTask] = {}
 
     def come(self, *names: str) -> None:
         for name in names:
-            line = self.lines[name] = Line(self.star, self.jobs.index(name))
+            line = self.lines[name] = FakeTask(self.address, self.jobs.index(name))
             assert line.hear() == {"welcome": True}
 
     def serve(self, *names: str) -> None:
@@ -101,12 +72,12 @@ class Job:
         line.close()
 
     def goes_on(self) -> None:
-        """The hub has taken notice of all that was said before, and the job has not ended."""
-        stranger = socket.create_connection(("127.0.0.1", self.star.port), timeout=20)
+        """The monitor has taken notice of all that was said before, and the job has not ended."""
+        stranger = socket.create_connection(("127.0.0.1", self.address.port), timeout=20)
         stranger.sendall(b"nobody\n")
         assert stranger.recv(1) == b""
         stranger.close()
-        assert not self.hub.decided
+        assert not self.monitor.decided
 
     def close(self) -> None:
         for line in self.lines.values():
@@ -131,7 +102,7 @@ LEGACY = ["ps 0", "ps 1", "worker 0", "worker 1", "worker 2"]
 WITH_CHIEF = ["chief 0", "ps 0", "worker 0"]  # that trains by itself
 KILLED = "its process was killed or crashed"
 
-# who is there; what they do; the exit status; what is told; what the hub writes before
+# who is there; what they do; the exit status; what is told; what the monitor writes before
 CASES: Dict[str, Tuple[List[str], Steps, int, str, str]] = {
     "the chief finishes": (
         STRATEGY,
@@ -293,8 +264,8 @@ CASES: Dict[str, Tuple[List[str], Steps, int, str, str]] = {
 def start() -> Iterator[Callable[..., Job]]:
     started = []
 
-    def one(jobs: Sequence[str], timeout: float = 60.0) -> Job:
-        started.append(Job(jobs, timeout))
+    def one(jobs: Sequence[str], timeout: float = 60.0, limits: Limits = LIMITS) -> Job:
+        started.append(Job(jobs, timeout, limits))
         return started[-1]
 
     yield one
@@ -316,7 +287,7 @@ def test_how_a_job_ends_is_told_to_all(
         assert heard["message"].startswith(told)
         assert line.hear() is None
     job.close()
-    verdict = job.hub.wait()
+    verdict = job.monitor.wait()
     assert verdict.status == status
     assert verdict.message.startswith(told)
     errors = capsys.readouterr().err
@@ -346,10 +317,10 @@ def test_who_never_comes_is_named(start: Callable[..., Job], case: str) -> None:
     jobs, come, told = NEVER[case]
     job = start(jobs, timeout=0.3)
     job.come(*come)
-    verdict = job.hub.wait() if not come else job.lines[come[0]].hear()
+    verdict = job.monitor.wait() if not come else job.lines[come[0]].hear()
     assert told in str(verdict)
     job.close()
-    assert job.hub.wait().status == 1
+    assert job.monitor.wait().status == 1
 
 
 def test_a_worker_that_never_comes_is_named_when_the_others_are_done(
@@ -361,42 +332,40 @@ def test_a_worker_that_never_comes_is_named_when_the_others_are_done(
     job.end("worker 1", "")
     job.lines["ps 1"].hear()
     job.close()
-    assert job.hub.wait() == (1, "worker 2 (rank 4 on n12) did not come within 1 s")
+    assert job.monitor.wait() == (1, "worker 2 (rank 4 on n12) did not come within 1 s")
 
 
 # what a stranger says
 STRANGERS: Dict[str, bytes] = {
     "a browser": b"GET / HTTP/1.1\r\nHost: n9\r\n\r\n",
-    "no object": b"[1, 2]\n",
+    "no object": GREETING + frame([1, 2]),
     "much": b"x" * 100_000,
-    "deep": b"[" * 4000 + b"\n",
+    "deep": GREETING + struct.pack("!I", 4000) + b"[" * 4000,
     "bytes": bytes(range(256)) + b"\n",
+    "the greeting of another version": b"slurm_resolver meeting 1\n" + frame({"rank": 0}),
     "nothing": b"",
 }
 IMPOSTORS: Dict[str, Dict[str, Any]] = {
     "of another step": {"identity": ["42.1.None", "x"]},
-    "of another version": {"lifeline": 2},
+    "without a step": {"identity": None},
     "without a rank": {"rank": None},
     "a rank that is none": {"rank": 77},
-    "the hub": {"rank": 1},
+    "the monitor": {"rank": 1},
     "here already": {"rank": 2},
 }
 
 
-def test_strangers_are_turned_away(
-    start: Callable[..., Job], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(hub_module, "_HANDSHAKE_SECONDS", 0.5)
-    job = start(STRATEGY)
+def test_strangers_are_turned_away(start: Callable[..., Job]) -> None:
+    job = start(STRATEGY, limits=LIMITS._replace(handshake_seconds=0.5))
     job.come("ps 1")
     for text in STRANGERS.values():
-        with socket.create_connection(("127.0.0.1", job.star.port), timeout=20) as stranger:
+        with socket.create_connection(("127.0.0.1", job.address.port), timeout=20) as stranger:
             with contextlib.suppress(OSError):
                 stranger.sendall(text)
             with contextlib.suppress(ConnectionResetError):
                 assert stranger.recv(100) == b"", text
     for changes in IMPOSTORS.values():
-        line = Line(job.star, 0, **changes)
+        line = FakeTask(job.address, 0, **changes)
         assert line.hear() is None, changes
         line.close()
     job.come("chief 0")
@@ -408,20 +377,20 @@ def test_a_task_with_another_cluster_is_told(
     start: Callable[..., Job], capsys: pytest.CaptureFixture[str]
 ) -> None:
     job = start(STRATEGY)
-    line = Line(job.star, 3, identity=[job.star.identity[0], "another"])
+    line = FakeTask(job.address, 3, identity=[job.address.identity[0], "another"])
     told = "makes another cluster of this step: all tasks need the same arguments"
     assert line.hear() == {"refused": f"ps 0 (rank 1 on n9) {told}"}
     assert f"worker 0 (rank 3 on n11) {told}" in capsys.readouterr().err
     line.close()
     job.come("chief 0")
     job.end("chief 0", "x")
-    assert job.hub.wait().status == 1
+    assert job.monitor.wait().status == 1
 
 
 def test_many_tasks(start: Callable[..., Job]) -> None:
     jobs = ["chief 0", "ps 0", *(f"worker {index}" for index in range(900))]
     job = start(jobs)
-    lines = [Line(job.star, rank, serves=rank > 0) for rank in range(len(jobs)) if rank != 1]
+    lines = [FakeTask(job.address, rank, serves=rank > 0) for rank in range(len(jobs)) if rank != 1]
     for line in lines:
         assert line.hear() == {"welcome": True}
     lines[0].say(ends="")
@@ -429,16 +398,15 @@ def test_many_tasks(start: Callable[..., Job]) -> None:
     for line in lines[1:]:
         assert line.hear() == {"status": 0, "message": "the chief has finished"}
         line.close()
-    assert job.hub.wait().status == 0
+    assert job.monitor.wait().status == 0
 
 
-def test_a_port_that_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(hub_module, "_BIND_SECONDS", 0.2)
+def test_a_port_that_is_taken() -> None:
     with socket.create_server(("", 0)) as taken:
         port = taken.getsockname()[1]
-        hub = Hub(star_of(STRATEGY, 1, port))
+        monitor = Monitor(address_of(STRATEGY, 1, port), bind_seconds=0.2)
         with pytest.raises(sr.AddressError) as caught:
-            hub.serve(5.0)
+            monitor.serve(5.0)
     assert f"ps 0 (rank 1 on n9) cannot listen at port {port}: Address already" in str(caught.value)
     assert f"by process {os.getpid()}" in str(caught.value)
 
@@ -447,12 +415,12 @@ def test_a_port_that_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
 TASK = """
 import os, sys, time
 sys.path.insert(0, sys.argv[4])
-from slurm_resolver.parameter_server import member as lifeline
-from slurm_resolver.parameter_server import monitor as hub
-from test_lifeline import star_of
-lifeline._END_SECONDS = 0.3
-star = star_of(sys.argv[1].split(","), int(sys.argv[2]), int(sys.argv[3]))
-task = hub.Hub(star) if star.rank == star.hub else lifeline.Member(star)
+from slurm_resolver.parameter_server import member
+from slurm_resolver.parameter_server.monitor import Monitor
+from monitored_jobs import address_of
+member._END_SECONDS = 0.3
+address = address_of(sys.argv[1].split(","), int(sys.argv[2]), int(sys.argv[3]))
+task = Monitor(address) if address.rank == address.monitor_rank else member.Member(address)
 """
 JOINS = """
 task._joined.wait(20)
@@ -469,7 +437,7 @@ sys.exit(verdict.status)
 
 CHILD_SECONDS = 4
 
-# how it ends; its exit status; what the hub hears
+# how it ends; its exit status; what the monitor hears
 ENDINGS: Dict[str, Tuple[str, int, str]] = {
     "well": ("", 0, "the chief has finished"),
     "sys.exit()": ("sys.exit()", 0, "the chief has finished"),
@@ -498,11 +466,11 @@ ENDINGS: Dict[str, Tuple[str, int, str]] = {
 
 
 class Process:
-    """A task as a process of its own, which runs this code once it has its lifeline."""
+    """A task as a process of its own, which runs this code once it has its connection."""
 
-    def __init__(self, star: Star, rank: int, code: str) -> None:
-        jobs = ",".join(f"{task.job} {task.index}" for task in star.tasks)
-        arguments = [jobs, str(rank), str(star.port), str(Path(__file__).parent)]
+    def __init__(self, address: MonitorAddress, rank: int, code: str) -> None:
+        jobs = ",".join(f"{task.job} {task.index}" for task in address.tasks)
+        arguments = [jobs, str(rank), str(address.port), str(HELPERS)]
         self.popen = subprocess.Popen(
             [sys.executable, "-W", "ignore", "-c", TASK + code, *arguments],
             stdin=subprocess.PIPE,
@@ -532,45 +500,45 @@ class Process:
 def test_how_a_process_ends(start: Callable[..., Job], case: str) -> None:
     code, status, heard = ENDINGS[case]
     job = start(["chief 0", "ps 0"])
-    task = Process(job.star, 0, JOINS + code)
+    task = Process(job.address, 0, JOINS + code)
     task.joins()
     began = time.monotonic()
-    verdict = job.hub.wait()
+    verdict = job.monitor.wait()
     assert time.monotonic() - began < CHILD_SECONDS
     assert verdict.message.endswith(heard)
     assert verdict.status == int("failed" in heard)
     assert task.ends()[0] == status
 
 
-def free_star(jobs: Sequence[str]) -> Star:
+def free_address(jobs: Sequence[str]) -> MonitorAddress:
     with socket.create_server(("", 0)) as probe:
-        return star_of(jobs, 0, probe.getsockname()[1])
+        return address_of(jobs, 0, probe.getsockname()[1])
 
 
 def test_a_lost_ps_ends_those_who_serve_and_those_who_train() -> None:
-    star = free_star(LEGACY)
-    hub, server = Process(star, 0, SERVES), Process(star, 1, SERVES)
-    trainer, victim = Process(star, 2, TRAINS), Process(star, 3, TRAINS)
-    for task in (hub, server, trainer, victim):
+    address = free_address(LEGACY)
+    monitor, server = Process(address, 0, SERVES), Process(address, 1, SERVES)
+    trainer, victim = Process(address, 2, TRAINS), Process(address, 3, TRAINS)
+    for task in (monitor, server, trainer, victim):
         task.joins()
     victim.killed()  # of which the others only take notice
-    assert hub.popen.stderr is not None
-    told = hub.popen.stderr.readline()
+    assert monitor.popen.stderr is not None
+    told = monitor.popen.stderr.readline()
     assert f"worker 1 (rank 3 on n11) has failed, the others go on: {KILLED}" in told
     server.killed()
     lost = f"ps 1 (rank 1 on n9) is lost, and its variables with it: {KILLED}"
-    assert hub.ends() == (1, f"{lost}\n")
+    assert monitor.ends() == (1, f"{lost}\n")
     whole = f"slurm_resolver: worker 0 (rank 2 on n10): {lost}. This process ends\n"
     assert trainer.ends() == (1, whole)
 
 
 def test_a_lost_hub_ends_all() -> None:
-    star = free_star(LEGACY)
-    server, trainer = Process(star, 1, SERVES), Process(star, 2, TRAINS)
-    hub = Process(star, 0, SERVES)
+    address = free_address(LEGACY)
+    server, trainer = Process(address, 1, SERVES), Process(address, 2, TRAINS)
+    monitor = Process(address, 0, SERVES)
     server.joins()
     trainer.joins()
-    hub.killed()
+    monitor.killed()
     lost = "ps 0 (rank 0 on n8) is lost, and its variables with it: look at its output"
     assert server.ends() == (1, f"{lost}\n")
     whole = f"slurm_resolver: worker 0 (rank 2 on n10): {lost}. This process ends\n"
@@ -578,30 +546,32 @@ def test_a_lost_hub_ends_all() -> None:
 
 
 def test_a_hub_that_raises_tells_why() -> None:
-    star = free_star(LEGACY)
-    server = Process(star, 1, SERVES)
-    hub = Process(star, 0, "task.serve(20); sys.stdin.readline(); raise OSError('no server')")
+    address = free_address(LEGACY)
+    server = Process(address, 1, SERVES)
+    monitor = Process(
+        address, 0, "task.serve(20); sys.stdin.readline(); raise OSError('no server')"
+    )
     server.joins()
-    assert hub.popen.stdin is not None
-    hub.popen.stdin.write("now\n")
-    hub.popen.stdin.flush()
+    assert monitor.popen.stdin is not None
+    monitor.popen.stdin.write("now\n")
+    monitor.popen.stdin.flush()
     lost = "ps 0 (rank 0 on n8) is lost, and its variables with it: OSError: no server"
     assert server.ends() == (1, f"{lost}\n")
-    assert hub.ends()[0] == 1
+    assert monitor.ends()[0] == 1
 
 
 def test_a_hub_that_never_comes() -> None:
-    status, errors = Process(free_star(LEGACY), 1, SERVES.replace("20", "0.5")).ends()
+    status, errors = Process(free_address(LEGACY), 1, SERVES.replace("20", "0.5")).ends()
     assert status == 1
     assert "ps 0 (rank 0 on n8) has not come within 0.5 s: nobody answers at 127.0" in errors
 
 
 def test_who_ends_before_any_hub_is_there_does_not_wait() -> None:
-    assert Process(free_star(LEGACY), 2, "").ends() == (0, "")
+    assert Process(free_address(LEGACY), 2, "").ends() == (0, "")
 
 
 @pytest.mark.parametrize(
     "jobs", [["worker 0"], ["ps 0"], ["evaluator 0", "ps 0", "worker 0"], ["chief 0", "worker 0"]]
 )
-def test_who_needs_no_lifeline(jobs: List[str]) -> None:
-    assert star(cluster_of(jobs, 0, 1), SlurmStep.read(STEP)) is None
+def test_who_takes_no_part(jobs: List[str]) -> None:
+    assert monitor_address(cluster_of(jobs, 0, 1)) is None

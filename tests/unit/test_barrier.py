@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import socket
 import struct
 import subprocess
@@ -10,18 +9,18 @@ import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, Callable, Dict, Iterator, List, Optional, Tuple
+from typing import Any, Callable, Dict, Iterator, List, Tuple
 
 import pytest
+from frames import GREETING, frame, read_frame
 from recorded_steps import Recording, recordings
 
 import slurm_resolver as sr
-from slurm_resolver.cluster import layout_exchange as rendezvous
-from slurm_resolver.rendezvous import barrier as meeting
-from slurm_resolver.rendezvous.barrier import MeetingPoint, meet
+from slurm_resolver.cluster import layout_exchange
+from slurm_resolver.rendezvous import barrier
+from slurm_resolver.rendezvous.point import Rendezvous
+from slurm_resolver.rendezvous.wire import LIMITS, Limits
 from slurm_resolver.slurm.step import SlurmStep
-
-GREETING = b"slurm_resolver meeting 1\n"
 
 
 @pytest.fixture
@@ -30,14 +29,22 @@ def port() -> int:
         return int(probe.getsockname()[1])
 
 
-def points(port: int, tasks: int) -> List[MeetingPoint]:
-    names = [f"rank {rank}" for rank in range(tasks)]
+def points(port: int, tasks: int) -> List[Rendezvous]:
     return [
-        MeetingPoint(
-            "127.0.0.1", port, f"the meeting point :{port}", "7.0:x", rank, names, rank == 1
-        )
-        for rank in range(tasks)
+        Rendezvous("127.0.0.1", port, "n1", "7.0", rank, is_host=rank == 1) for rank in range(tasks)
     ]
+
+
+def meet(
+    point: Rendezvous,
+    note: Dict[str, Any],
+    decide: Any,
+    timeout: float,
+    tasks: int = 3,
+    limits: Limits = LIMITS,
+) -> Dict[str, Any]:
+    names = [f"rank {rank}" for rank in range(tasks)]
+    return barrier.meet(point, "x", names, note, decide, timeout, limits)
 
 
 def echo(notes: Dict[int, Any]) -> Dict[str, Any]:
@@ -45,12 +52,17 @@ def echo(notes: Dict[int, Any]) -> Dict[str, Any]:
 
 
 def come(
-    points: List[MeetingPoint], timeout: float = 20.0, decide: Any = echo
+    points: List[Rendezvous],
+    timeout: float = 20.0,
+    decide: Any = echo,
+    tasks: int = 3,
+    limits: Limits = LIMITS,
 ) -> List[Callable[[], Dict[str, Any]]]:
     """Starts a meeting of these tasks; each result is the answer, or raises the error."""
     with ThreadPoolExecutor(len(points)) as pool:
         futures = [
-            pool.submit(meet, point, {"says": point.rank * 10}, decide, timeout) for point in points
+            pool.submit(meet, point, {"says": point.rank * 10}, decide, timeout, tasks, limits)
+            for point in points
         ]
     return [future.result for future in futures]
 
@@ -66,10 +78,8 @@ def errors(results: List[Callable[[], Dict[str, Any]]]) -> List[str]:
 
 @pytest.mark.parametrize("tasks", [1, 2, 50])
 def test_all_get_the_answer_to_all_notes(port: int, tasks: int) -> None:
-    present = (
-        points(port, tasks) if tasks > 1 else [points(port, 2)[1]._replace(rank=0, expected=["0"])]
-    )
-    for result in come(present):
+    present = points(port, tasks) if tasks > 1 else [points(port, 2)[1]._replace(rank=0)]
+    for result in come(present, tasks=tasks):
         assert result() == {"said": [rank * 10 for rank in range(tasks)]}
 
 
@@ -77,8 +87,8 @@ def test_one_meeting_after_the_other(port: int) -> None:
     """A task may be at the next meeting while others still get the answer of the last one."""
     present = points(port, 20)
 
-    def twenty_times(point: MeetingPoint) -> List[Any]:
-        return [meet(point, {"says": turn}, echo, 30.0)["said"] for turn in range(20)]
+    def twenty_times(point: Rendezvous) -> List[Any]:
+        return [meet(point, {"says": turn}, echo, 30.0, 20)["said"] for turn in range(20)]
 
     with ThreadPoolExecutor(len(present)) as pool:
         for said in pool.map(twenty_times, present):
@@ -89,7 +99,7 @@ def test_who_is_missing_is_told_to_everybody(port: int) -> None:
     present = points(port, 5)
     del present[3]
     started = time.monotonic()
-    told = errors(come(present, timeout=1.0))
+    told = errors(come(present, timeout=1.0, tasks=5))
     assert time.monotonic() - started < 1.0 + 5.0  # the promise: the timeout plus 5 s
     for message in told:
         assert "1 of 5 tasks are missing at the meeting point" in message
@@ -97,14 +107,17 @@ def test_who_is_missing_is_told_to_everybody(port: int) -> None:
 
 
 def test_many_missing_are_counted(port: int) -> None:
-    (message,) = errors(come([points(port, 100)[1]], timeout=0.2))
+    (message,) = errors(come([points(port, 100)[1]], timeout=0.2, tasks=100))
     assert "99 of 100 tasks are missing" in message
     assert "rank 20 and 79 more" in message
 
 
 def test_a_meeting_point_that_is_not_there(port: int) -> None:
     for message in errors(come([points(port, 3)[0], points(port, 3)[2]], timeout=0.5)):
-        assert f"could not reach the meeting point :{port} within" in message
+        assert (
+            f"could not reach the meeting point 127.0.0.1:{port} (local rank 0 on node n1) within"
+            in message
+        )
         assert "Connection refused" in message
 
 
@@ -117,14 +130,9 @@ def test_what_the_meeting_point_decides_against(port: int) -> None:
 
 def test_a_port_that_is_taken(port: int) -> None:
     with socket.create_server(("", port)):
-        (message,) = errors(come([points(port, 2)[1]], timeout=0.5))
+        (message,) = errors(come([points(port, 2)[1]], timeout=0.5, tasks=2))
     assert message.startswith("rank 1 cannot listen at the meeting point")
     assert "address already in use" in message.lower()
-
-
-def frame(value: Any) -> bytes:
-    body = json.dumps(value).encode()
-    return struct.pack("!I", len(body)) + body
 
 
 @pytest.fixture
@@ -207,25 +215,30 @@ def test_a_task_that_comes_and_ends_is_named_at_once(port: int) -> None:
     """The meeting does not wait until its time is up for one that will not come back."""
     present = points(port, 4)
     with ThreadPoolExecutor(2) as pool:
-        futures = [pool.submit(meet, p, {"says": 0}, echo, 60.0) for p in present[:2]]
+        futures = [pool.submit(meet, p, {"says": 0}, echo, 60.0, 4) for p in present[:2]]
         await_listening(port)
         with socket.create_connection(("127.0.0.1", port), timeout=20) as short:
             short.sendall(GREETING + frame({"identity": "7.0:x", "rank": 3, "note": {}}))
-            assert short.recv(4) == b"\0\0\0\0"
+            assert read_frame(short) == {"taken": True}
         for message in errors([future.result for future in futures]):
             assert "rank 3 came and ended again" in message
 
 
 def test_a_meeting_point_that_ends_before_it_answers(port: int) -> None:
+    def read_greeting_and_note(connection: socket.socket) -> None:
+        assert connection.recv(len(GREETING), socket.MSG_WAITALL) == GREETING
+        assert read_frame(connection) is not None
+
     def die(listener: socket.socket) -> None:
         connection, _ = listener.accept()
-        connection.sendall(b"\0\0\0\0")
+        read_greeting_and_note(connection)
+        connection.sendall(frame({"taken": True}))
         connection.close()
 
     with socket.create_server(("", port)) as listener:
         thread = threading.Thread(target=die, args=(listener,))
         thread.start()
-        (message,) = errors(come([points(port, 2)[0]], timeout=30.0))
+        (message,) = errors(come([points(port, 2)[0]], timeout=30.0, tasks=2))
         thread.join()
     assert "has ended before it answered rank 0" in message
 
@@ -249,32 +262,35 @@ def test_recorded_steps_whose_layout_no_variable_tells(recording: Recording) -> 
     steps = [SlurmStep.read(task) for task in recording.tasks]
     with ThreadPoolExecutor(len(steps)) as pool:
         layouts = list(
-            pool.map(lambda s: rendezvous.layout_by_meeting(s, None, host_of, 20), steps)
+            pool.map(lambda s: layout_exchange.exchange_layout(s, None, host_of, 20), steps)
         )
     for layout in layouts:
         assert layout == layouts[0]
         assert layout.source == "rendezvous"
         assert {
-            rank: (layout.nodes[layout.node_of[rank]], layout.local_of[rank])
+            rank: (layout.nodes[layout.node_of[rank]], layout.local_rank_of[rank])
             for rank in range(layout.num_tasks)
         } == recording.truth()
-        assert [layout.nodes.index(s.nodename or "") for s in steps] == [s.nodeid for s in steps]
+        assert [layout.nodes.index(s.node_name or "") for s in steps] == [s.node_id for s in steps]
 
 
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
         ({"node": "n9"}, "rank 1 runs on 'n9', which SLURM_STEP_NODELIST does not name"),
-        ({"local": 1}, "rank 1 has SLURM_LOCALID=1 on node n1, but 0 lower ranks are there"),
-        ({"node": "n0", "local": 1}, "rank 1 has SLURM_NODEID=1, but rank 0 on the same node"),
-        ({"node": "n0", "local": 1, "id": 0}, "2 tasks run on node n0, but .* gives it 1"),
+        ({"local_rank": 1}, "rank 1 has SLURM_LOCALID=1 on node n1, but 0 lower ranks are there"),
+        ({"node": "n0", "local_rank": 1}, "rank 1 has SLURM_NODEID=1, but rank 0 on the same node"),
+        (
+            {"node": "n0", "local_rank": 1, "node_id": 0},
+            "2 tasks run on node n0, but .* gives it 1",
+        ),
     ],
 )
 def test_reports_that_do_not_fit_together(changes: Dict[str, Any], message: str) -> None:
-    notes = {rank: {"node": f"n{rank}", "local": 0, "id": rank} for rank in range(2)}
+    notes = {rank: {"node": f"n{rank}", "local_rank": 0, "node_id": rank} for rank in range(2)}
     notes[1].update(changes)
     with pytest.raises(sr.RendezvousError, match=message):
-        rendezvous._combine(notes, ["n0", "n1"], [1, 1])
+        layout_exchange._combine(notes, ["n0", "n1"], [1, 1])
 
 
 def test_variables_without_a_process_behind_them_do_not_meet() -> None:
@@ -290,19 +306,18 @@ def test_how_to_find_the_layout_is_checked() -> None:
         sr.resolve(environ=task, layout="guess")
 
 
-def test_the_answer_is_bounded(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(meeting, "_LONGEST_ANSWER", 10)
-    results: List[Optional[str]] = errors([come(points(port, 2), timeout=5.0)[0]])  # type: ignore[assignment]
-    assert results[0] is not None
-    assert "has ended before it answered" in results[0]
+def test_the_answer_is_bounded(port: int) -> None:
+    limits = LIMITS._replace(answer=14)
+    (message,) = errors(come(points(port, 2), timeout=2.0, tasks=2, limits=limits)[:1])
+    assert "cannot be read: a message of 15 bytes" in message
 
 
 HOLDS_THE_INTERPRETER = """
 import ctypes, sys, time
-from slurm_resolver.preflight.ready import deadline
-with deadline(60, "not this one"):
+from slurm_resolver.preflight.startup_deadline import startup_deadline
+with startup_deadline(60, "not this one"):
     print("through", flush=True)
-with deadline(1, "rank 0 has not started"):
+with startup_deadline(1, "rank 0 has not started"):
     ctypes.PyDLL(None).sleep(300)  # PyDLL keeps the interpreter's lock, as TensorFlow does
 """
 

@@ -29,18 +29,18 @@ TASK = {
 def test_every_variable_of_a_task_is_read_once_and_typed() -> None:
     step = SlurmStep.read(TASK)
     assert step == SlurmStep(
-        procid=3,
-        localid=1,
-        nodeid=1,
-        nodename="n10",
-        gtids=(2, 3),
+        rank=3,
+        local_rank=1,
+        node_id=1,
+        node_name="n10",
+        node_ranks=(2, 3),
         job_id="42",
         step_id="0",
         num_tasks=4,
         num_nodes=2,
         nodes=("n9", "n10"),
         tasks_per_node=(2, 2),
-        resv_ports=(23001, 23002, 23003, 23007),
+        reserved_ports=(23001, 23002, 23003, 23007),
         distribution="cyclic",
     )
     assert step.place == "step"
@@ -97,7 +97,7 @@ def test_only_the_first_field_of_a_distribution_places_tasks(text: str, distribu
         ("SLURM_DISTRIBUTION", "block=3", "block, cyclic, plane or arbitrary"),
         ("SLURM_DIST_PLANESIZE", "0", "a whole number from 1"),
         ("SLURM_HET_SIZE", "1000000", "a whole number from 0 to 128"),
-        ("SLURM_GPUS_ON_NODE", "-1", "a count of GPUs"),
+        ("SLURM_GPUS_ON_NODE", "-1", "a whole number from 0 to 4096"),
     ],
 )
 def test_a_senseless_value_is_named_with_what_was_expected(
@@ -118,12 +118,13 @@ def test_a_missing_component_is_named() -> None:
         SlurmStep.read(components)
 
 
-@pytest.mark.parametrize("field", ["procid", "nodes", "tasks_per_node", "num_tasks"])
+@pytest.mark.parametrize("field", ["rank", "nodes", "tasks_per_node", "num_tasks"])
 def test_a_missing_variable_is_an_error_where_it_is_needed(field: str) -> None:
-    name = VARIABLES[field].name
+    variable = next(v for v in VARIABLES if v.field == field)
+    name = variable.name
     step = SlurmStep.read({key: value for key, value in TASK.items() if key != name})
     with pytest.raises(EnvironmentValueError, match=f"{name} is not set.*srun"):
-        step.require(field)
+        step.require(variable)
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,189 @@
+"""How one of Slurm's variables is read and checked."""
+
+from __future__ import annotations
+
+import re
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    Callable,
+    Generic,
+    Mapping,
+    Optional,
+    Tuple,
+    TypeVar,
+    Union,
+    overload,
+)
+
+from slurm_resolver.errors import EnvironmentValueError, HostlistError
+from slurm_resolver.slurm.hostlist import MAX_HOSTS, expand_hostlist, expand_tasks_per_node
+
+if TYPE_CHECKING:
+    from slurm_resolver.slurm.step import SlurmStep
+
+Environ = Mapping[str, str]
+Value = TypeVar("Value")
+
+
+class Variable(Generic[Value]):
+    """A variable that a step may have, and the field of `SlurmStep` that holds its value.
+
+    ``SlurmStep.rank`` is the variable, ``step.rank`` its value in one step: None where it is not
+    set.
+
+    Attributes:
+        name: the variable's, ``SLURM_PROCID``.
+        expected: what its value should be, as messages say it.
+        field: the name of the field, ``rank``.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        parse: Callable[[str], Value],
+        expected: str,
+        empty_is_unset: bool = False,
+    ) -> None:
+        """Takes a `parse` that raises ValueError for a value that makes no sense."""
+        self.name = name
+        self.expected = expected
+        self._parse = parse
+        self._empty_is_unset = empty_is_unset
+
+    def __set_name__(self, owner: type, field: str) -> None:
+        self.field = field
+
+    @overload
+    def __get__(self, step: None, owner: type) -> Variable[Value]: ...
+    @overload
+    def __get__(self, step: SlurmStep, owner: type) -> Optional[Value]: ...
+    def __get__(
+        self, step: Optional[SlurmStep], owner: type
+    ) -> Union[Variable[Value], Optional[Value]]:
+        # Python looks here only where the step itself has no such value.
+        return self if step is None else None
+
+    def named(self, name: str) -> Variable[Value]:
+        """Returns the same variable under another name, where an empty value means unset."""
+        return Variable(name, self._parse, self.expected, empty_is_unset=True)
+
+    def read(self, environ: Environ) -> Optional[Value]:
+        """Returns its value; None where it is not set.
+
+        Raises:
+            EnvironmentValueError: for a value that makes no sense.
+        """
+        text = environ.get(self.name)
+        if text is None or (self._empty_is_unset and text in ("", "(null)")):
+            return None
+        try:
+            return self._parse(text)
+        except HostlistError as error:
+            reason = f" ({error})"
+        except ValueError:
+            reason = ""
+        shown = text if len(text) <= 200 else f"{text[:100]} … {text[-100:]}"
+        raise EnvironmentValueError(
+            f"{self.name}={shown!r}: expected {self.expected}{reason}. Slurm sets this variable "
+            "itself: look for a script that exports it, or unset it and start again with srun."
+        )
+
+
+def text(name: str, expected: str) -> Variable[str]:
+    """Returns a variable that is taken as it is, and counts as unset where it is empty."""
+    return Variable(name, str, expected, empty_is_unset=True)
+
+
+def number(
+    name: str,
+    minimum: int,
+    maximum: int,
+    expected: Optional[str] = None,
+    empty_is_unset: bool = True,
+) -> Variable[int]:
+    """Returns a variable that holds a whole number between two bounds, both included."""
+    expected = expected or f"a whole number from {minimum} to {maximum}"
+    return Variable(name, _number(minimum, maximum), expected, empty_is_unset)
+
+
+def rank(name: str) -> Variable[int]:
+    """Returns a variable that counts tasks or nodes from 0 on."""
+    return number(name, 0, MAX_HOSTS - 1, empty_is_unset=False)
+
+
+def count(name: str, empty_is_unset: bool = False) -> Variable[int]:
+    """Returns a variable that says how many tasks or nodes there are, at least one."""
+    return number(name, 1, MAX_HOSTS, empty_is_unset=empty_is_unset)
+
+
+def ranks(name: str) -> Variable[Tuple[int, ...]]:
+    """Returns a variable with ranks: ``0,2,4``."""
+    parse = _number(0, MAX_HOSTS - 1)
+    return Variable(
+        name, lambda text: tuple(map(parse, text.split(","))), "ranks separated by commas"
+    )
+
+
+def hosts(name: str, empty_is_unset: bool = False) -> Variable[Tuple[str, ...]]:
+    """Returns a variable with a host list: ``n[1-4]``."""
+    return Variable(name, _hosts, "a host list such as n[1-4]", empty_is_unset)
+
+
+def counts(name: str) -> Variable[Tuple[int, ...]]:
+    """Returns a variable with a count for each node: ``2(x3),1``."""
+    return Variable(name, lambda text: tuple(expand_tasks_per_node(text)), "counts such as 2(x3),1")
+
+
+def ports(name: str) -> Variable[Tuple[int, ...]]:
+    """Returns a variable with ports: ``23001-23008,23010``."""
+    return Variable(name, _ports, "ports such as 23001-23008", empty_is_unset=True)
+
+
+def distribution(name: str) -> Variable[str]:
+    """Returns a variable with the way in which ranks are given to nodes: ``cyclic:block``."""
+    return Variable(name, _distribution, "block, cyclic, plane or arbitrary", empty_is_unset=True)
+
+
+def devices(name: str) -> Variable[str]:
+    """Returns a variable that shows GPUs; an empty value shows none, which is not unset."""
+    return Variable(name, str, "devices separated by commas")
+
+
+def _number(minimum: int, maximum: int) -> Callable[[str], int]:
+    def parse(text: str) -> int:
+        number = int(text) if re.fullmatch(r"-?[0-9]{1,19}", text) else minimum - 1
+        if not minimum <= number <= maximum:
+            raise ValueError(text)
+        return number
+
+    return parse
+
+
+def _hosts(text: str) -> Tuple[str, ...]:
+    hosts = tuple(expand_hostlist(text))
+    if not hosts:
+        raise ValueError(text)
+    return hosts
+
+
+def _ports(text: str) -> Tuple[int, ...]:
+    # The inside of a host list's bracket has the same grammar.
+    ports = tuple(map(int, expand_hostlist(f"[{text}]")))
+    if not all(1 <= port <= 65535 for port in ports):
+        raise ValueError(text)
+    return ports
+
+
+def _distribution(text: str) -> str:
+    """Only the first field places tasks on nodes; ``pack`` and ``nopack`` are no field of it."""
+    first = re.split("[:,]", text)[0].strip().lower()
+    if first in ("pack", "nopack", "*", "unknown"):
+        return "block"
+    name, _, size = first.partition("=")
+    if name not in ("block", "cyclic", "plane", "arbitrary") or (size and name != "plane"):
+        raise ValueError(text)
+    return name
+
+
+AnyVariable = Variable[Any]

@@ -1,0 +1,123 @@
+"""The four methods of TensorFlow's resolver that subclasses override, and `tasks_per_node`.
+
+What they say takes the place of what Slurm says: tensorflow/python/distribute/cluster_resolver/
+slurm_cluster_resolver.py.
+"""
+
+from __future__ import annotations
+
+from numbers import Integral
+from typing import Dict, List, Mapping, Optional, Sequence, Tuple, Union
+
+from slurm_resolver.cluster.layout import Layout, layout_from_environment, verify_layout
+from slurm_resolver.errors import LayoutError
+from slurm_resolver.slurm.step import SlurmStep
+
+TasksPerNode = Union[int, Mapping[str, int]]
+
+_HOOKS = (
+    "_resolve_own_rank",
+    "_resolve_num_tasks",
+    "_resolve_hostlist",
+    "_resolve_task_configuration",
+)
+
+
+class ResolverHooks:
+    """The four methods as the variables of the step answer them, and what overriding them does."""
+
+    _step: SlurmStep
+
+    def _resolve_own_rank(self) -> int:
+        """Returns this task's rank. May be overridden."""
+        return int(self._step.require(SlurmStep.rank))
+
+    def _resolve_num_tasks(self) -> int:
+        """Returns the number of tasks in the step. May be overridden."""
+        if self._step.num_tasks is None and self._step.tasks_per_node is not None:
+            return sum(self._step.tasks_per_node)
+        return int(self._step.require(SlurmStep.num_tasks))
+
+    def _resolve_hostlist(self) -> List[str]:
+        """Returns the names of the step's nodes. May be overridden."""
+        nodes = self._step.require(SlurmStep.nodes)
+        return list(nodes)
+
+    def _resolve_task_configuration(self) -> Dict[str, int]:
+        """Returns the number of tasks on each node, by name, in node order. May be overridden."""
+        hosts = self._resolve_hostlist()
+        counts = self._step.require(SlurmStep.tasks_per_node)
+        if len(hosts) != len(counts):
+            raise LayoutError(
+                f"_resolve_hostlist() gives {len(hosts)} nodes, but SLURM_STEP_TASKS_PER_NODE has "
+                f"{len(counts)} counts; override _resolve_task_configuration() as well."
+            )
+        return dict(zip(hosts, counts))
+
+    def _overridden(self) -> List[str]:
+        """Returns the names of those methods that a subclass has overridden."""
+        own = type(self)
+        return [name for name in _HOOKS if getattr(own, name) is not getattr(ResolverHooks, name)]
+
+    def _layout_by_hooks(
+        self, hooks: Sequence[str], tasks_per_node: Optional[TasksPerNode]
+    ) -> Tuple[SlurmStep, Layout]:
+        """Returns the layout, and the step as corrected by argument and overridden methods."""
+        step, rank = self._step, self._resolve_own_rank()
+        if hooks:
+            # What Slurm says of this task is about its own idea of it, not the subclass's.
+            step = step.replace(
+                rank=rank,
+                num_tasks=None,
+                node_id=None,
+                local_rank=None,
+                node_name=None,
+                node_ranks=None,
+            )
+        if tasks_per_node is None and "_resolve_task_configuration" not in hooks:
+            hosts = self._resolve_hostlist()
+            if step.nodes is None:
+                step = step.replace(nodes=tuple(hosts), num_nodes=None)
+            nodes = step.require(SlurmStep.nodes)
+            layout = layout_from_environment(step, ", ".join(hooks) or "environment")
+            if "_resolve_hostlist" in hooks:  # other names for the same nodes, in the same order
+                layout = _rename(layout, nodes, hosts)
+        else:
+            configuration = self._configuration(tasks_per_node)
+            # Ranks follow Slurm's order of the nodes, whatever order a dict was written in.
+            if step.nodes is not None and set(configuration) == set(step.nodes):
+                configuration = {host: configuration[host] for host in step.nodes}
+            elif hooks:
+                step = step.replace(components=())
+            step = step.replace(
+                nodes=tuple(configuration),
+                num_nodes=len(configuration),
+                tasks_per_node=tuple(configuration.values()),
+            )
+            source = "tasks_per_node" if tasks_per_node is not None else ", ".join(hooks)
+            nodes = step.require(SlurmStep.nodes)
+            layout = layout_from_environment(step, source)
+        verify_layout(layout, step)
+        return step, layout
+
+    def _configuration(self, tasks_per_node: Optional[TasksPerNode]) -> Dict[str, int]:
+        if tasks_per_node is None:
+            given = dict(self._resolve_task_configuration())
+        elif isinstance(tasks_per_node, Mapping):
+            given = dict(tasks_per_node)
+        else:
+            given = dict.fromkeys(self._resolve_hostlist(), tasks_per_node)
+        for host, count in given.items():
+            if isinstance(count, bool) or not isinstance(count, Integral):
+                raise LayoutError(f"{count!r} tasks on node {host!r}; expected a whole number.")
+        return {host: int(count) for host, count in given.items()}
+
+
+def _rename(layout: Layout, nodes: Sequence[str], names: Sequence[str]) -> Layout:
+    if len(nodes) != len(names):
+        raise LayoutError(
+            f"_resolve_hostlist() gives {len(names)} names for the {len(nodes)} nodes of "
+            "SLURM_STEP_NODELIST; expected one a node, in the same order."
+        )
+    name_of = dict(zip(nodes, names))
+    return layout._replace(nodes=tuple(name_of[node] for node in layout.nodes))
