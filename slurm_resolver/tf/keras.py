@@ -7,7 +7,7 @@ from typing import Any, Optional, Tuple
 import tensorflow as tf
 
 from slurm_resolver.errors import ResumeError
-from slurm_resolver.tf.resumable_loop import Backup
+from slurm_resolver.tf.checkpoint import Backup
 from slurm_resolver.tf.termination import TerminationConfig
 
 if tuple(map(int, tf.__version__.split(".")[:2])) < (2, 16):  # its own Keras is Keras 2
@@ -33,13 +33,13 @@ class BackupAndResume(Callback):  # type: ignore[misc]
     The checkpoint holds the model, its optimizer, the epoch and the step. A run that was preempted
     ends with the weights of one that was not, if the batches come in the same order each time:
     seed whatever shuffles, and for another order in each epoch use ``shuffle(n, seed=1).repeat()``
-    with `steps_per_epoch`. The batches that were seen already are drawn once more and dropped.
+    with `steps_per_epoch`. The batches that were trained on already are read once more and skipped.
 
     Put it before the callbacks that count epochs. Their own state, the metrics of the steps before
     the restart, and the state of dropout's random generator are not kept.
     """
 
-    _supports_tf_logs = True  # it does not look at them: no wait for the device after each step
+    _supports_tf_logs = True  # it does not read them, so that no step waits for the device
 
     def __init__(
         self,
@@ -58,8 +58,8 @@ class BackupAndResume(Callback):  # type: ignore[misc]
             termination: what `termination_config` returned; None makes one with its defaults.
             save_every: also save after so many steps: what a crash can lose.
             max_to_keep: how many checkpoints to keep.
-            skip: whether to drop the batches that were seen before; False if the data begins
-                after them (`slurm_resolver.tf.resumable_loop.counters` tells where that is).
+            skip: whether to skip the batches that were trained on before; False if the data begins
+                after them (`slurm_resolver.tf.checkpoint.counters` tells where that is).
             state: more that a `tf.train.Checkpoint` can hold.
         """
         super().__init__()
@@ -78,10 +78,10 @@ class BackupAndResume(Callback):  # type: ignore[misc]
         model = self.model
         if not hasattr(model, "_maybe_load_initial_counters_from_ckpt"):
             raise ResumeError(
-                f"{type(model).__module__}.{type(model).__name__} is no model of Keras 2, which "
-                "this callback is for; with Keras 3 use ResumableLoop."
+                f"{type(model).__module__}.{type(model).__name__} is no model of Keras 2; this "
+                "callback is for Keras 2 only. With Keras 3 use ResumableLoop."
             )
-        # Its variables must be there to be saved; a restore into them may come before they are.
+        # The optimizer's variables must exist to be saved, and to be restored.
         if model.built and not getattr(model.optimizer, "_built", False):
             model.optimizer.build(model.trainable_variables)
         self._backup = Backup(
@@ -124,7 +124,7 @@ class BackupAndResume(Callback):  # type: ignore[misc]
         self._iterator = None
 
     def _draw_and_train(self, iterator: Any) -> Any:
-        """Stands for the model's train function, as only that sees the iterator.
+        """Takes the place of the model's train function, as only that gets the iterator.
 
         Keras makes a new one for each epoch, or one for all where `steps_per_epoch` is given.
         """
@@ -143,7 +143,7 @@ class BackupAndResume(Callback):  # type: ignore[misc]
 
 
 class _Start:
-    """What fit() asks for the epoch and step to begin with, as it asks Keras' own backup."""
+    """Tells `fit` the epoch and step to begin with, as Keras' own backup would."""
 
     def __init__(self, backup: Backup) -> None:
         self._backup = backup

@@ -33,9 +33,15 @@ class SlurmClusterResolver(
         resolver = SlurmClusterResolver()
         strategy = tf.distribute.MultiWorkerMirroredStrategy(cluster_resolver=resolver)
 
-    Everything is resolved in the constructor, once. It also tells the task its GPUs, by setting
-    CUDA_VISIBLE_DEVICES where Slurm left that open; so make it before TensorFlow looks at the
-    devices. Without Slurm the cluster is empty, and TensorFlow trains locally.
+    Everything is resolved in the constructor, once. Without Slurm the cluster is empty, and
+    TensorFlow trains locally.
+
+    The constructor changes the process in these ways, and all else changes nothing:
+
+    - It sets CUDA_VISIBLE_DEVICES where Slurm left open which GPUs are this task's, unless
+      `auto_set_gpu` is False; so make the resolver before TensorFlow looks at the devices.
+    - With a ps job it starts a thread that holds a connection to ps 0, wraps `sys.exit` to know the
+      exit status, and sets GRPC_FAIL_FAST unless it is set: see `serve`.
     """
 
     def __init__(
@@ -169,9 +175,9 @@ class SlurmClusterResolver(
     def wait_until_ready(self, timeout: float = 300.0) -> None:
         """Returns when all tasks of the step are here, agree on the cluster, and have free ports.
 
-        Call it in every task, before the strategy or server is made: what TensorFlow would answer
-        with silence is an error here, within `timeout` seconds and a few more. Nothing happens
-        without Slurm.
+        Call it in every task, before the strategy or server is made: where TensorFlow would wait
+        without a message, this raises within `timeout` seconds and a few more. Without Slurm it
+        returns at once.
 
         Raises:
             RendezvousError: in every task, naming the ranks and nodes that are missing, what two
@@ -212,11 +218,12 @@ class SlurmClusterResolver(
             if resolver.task_type in ("ps", "worker"):
                 sys.exit(resolver.serve())
 
-        The chief, or without one all workers, change nothing: they hold a connection to ps 0 from
-        the moment that they make their resolver, which tells when they end, and how. The status is
-        0 where they have ended well. It is 1, with a message on the standard error, where the
-        chief or a parameter server is lost, or any other task that trains has failed; a lost
-        worker that serves ends nothing. Where a parameter server is lost, tasks that train are
+        The chief, or without a chief every worker, needs no call: its resolver holds a connection
+        to ps 0, which tells when it ends, and how.
+
+        The status is 0 where they have ended well. It is 1, with a message on the standard error,
+        where the chief or a parameter server is lost, or any other task that trains has failed; a
+        lost worker that serves ends nothing. Where a parameter server is lost, tasks that train are
         ended with status 1 as well, after 5 s: TensorFlow may wait for it for ever.
 
         A task has ended well unless an exception, `sys.exit` with another status than 0, a signal
@@ -237,7 +244,7 @@ class SlurmClusterResolver(
         return serve(self._cluster, self.rpc_layer, server, start_timeout)
 
     def _apply(self, auto_set_gpu: bool) -> Optional[Tuple[str, ...]]:
-        """Takes the GPUs; returns those that this process will see, None where nothing tells."""
+        """Sets the GPUs; returns those that this process will see, None where nothing tells."""
         gpus = self._cluster.gpu_decision
         if gpus is None:
             return None
@@ -266,10 +273,10 @@ def _cluster_spec(jobs: Dict[str, List[str]]) -> Any:
 
 
 def _known_gpus() -> int:
-    """How many GPUs TensorFlow has found, where it has looked already: they are then settled."""
+    """Returns how many GPUs TensorFlow has found, if it has looked already: then it keeps them."""
     from tensorflow.python.eager import context
 
-    # No public name tells without looking. Where this one is gone, all that is lost is the warning.
+    # No public name tells without looking; a TensorFlow without this one costs the warning only.
     if getattr(context.context(), "_physical_devices", None) is None:
         return 0
     return len(tf.config.list_physical_devices("GPU"))

@@ -1,7 +1,7 @@
 """Parameter servers, and the workers of a ParameterServerStrategy: they serve until all is done.
 
-`tf.distribute.Server.join()` never returns. Who serves leaves when the job's monitor tells that
-those who train have ended.
+`tf.distribute.Server.join()` never returns. A task that serves ends when the job's monitor says
+that the tasks that train have ended.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from slurm_resolver.parameter_server.protocol import START_SECONDS, monitor_addr
 
 Participant = Union[Monitor, Member]
 
-_participants: Dict[Any, Participant] = {}  # a second resolver of the same cluster makes no other
+_participants: Dict[Any, Participant] = {}  # one for all resolvers of the same cluster
 
 
 def take_part(cluster: Cluster) -> Optional[Participant]:
@@ -27,7 +27,7 @@ def take_part(cluster: Cluster) -> Optional[Participant]:
     address = monitor_address(cluster)
     if address is None:
         return None
-    # A server that is gone is an error at once, not something to wait for.
+    # A call to a server that has ended fails at once, instead of waiting for it.
     os.environ.setdefault("GRPC_FAIL_FAST", "use_caller")
     if cluster.task is not None and cluster.task.job == "chief":
         _let_coordinators_end()
@@ -62,7 +62,7 @@ def serve(
 
 
 def _check(cluster: Cluster) -> None:
-    """Raises JobsError in a task that has nobody to serve."""
+    """Raises JobsError in a task that should not serve."""
     own = cluster.task
     jobs = sorted({task.job for task in cluster.tasks})
     if own is None:
@@ -73,8 +73,8 @@ def _check(cluster: Cluster) -> None:
     if "ps" not in jobs or not {"chief", "worker"} & set(jobs):
         raise JobsError(
             f"serve() in {own.job} {own.index} of a cluster with the jobs {', '.join(jobs)}; "
-            "expected a ps, and somebody who trains. Give jobs such as {'ps': 1, 'worker': -1}, or "
-            "do not call it."
+            "expected a ps, and a chief or worker that trains. Give jobs such as "
+            "{'ps': 1, 'worker': -1}, or do not call it."
         )
     if own.job != "ps" and (own.job != "worker" or "chief" not in jobs):
         raise JobsError(
@@ -85,11 +85,12 @@ def _check(cluster: Cluster) -> None:
 
 
 def _let_coordinators_end() -> None:
-    """Keeps a coordinator that has lost a worker from waiting for it for ever when it is deleted.
+    """Lets a coordinator end that has lost a worker; else it waits for that worker for ever.
 
     A thread of TensorFlow's ClusterCoordinator waits for the worker to come back, and holds the
-    lock that `stop`, called by `ClusterCoordinator.__del__`, asks for. Nobody restarts tasks of a
-    Slurm step. Without the lock, all that may happen is that this daemon thread goes on waiting.
+    lock that `stop`, called by `ClusterCoordinator.__del__`, needs (tensorflow/python/distribute/
+    coordinator/cluster_coordinator.py). Tasks of a Slurm step do not come back. Without the lock,
+    all that may happen is that this daemon thread goes on waiting.
     """
     from tensorflow.python.distribute.coordinator import cluster_coordinator
 

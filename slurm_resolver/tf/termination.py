@@ -4,7 +4,7 @@ What happens after a signal, to whichever ranks it came:
 
     every rank      TensorFlow's handler agrees on a step, and all save after it
     the leader      requeues the job once its own save is written, and tells the others
-    the others      wait for that word, then for Slurm to end them, or leave with the exit status
+    the others      wait for the leader's message, then for Slurm to end them, or exit by themselves
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from typing import Any, Callable, Collection, Dict, Optional
 import tensorflow as tf
 from tensorflow.python.eager import context
 
+from slurm_resolver.cluster.cluster import Cluster
 from slurm_resolver.errors import ResumeError
 from slurm_resolver.preemption.requeue import (
     REQUEUE_STATUS,
@@ -34,15 +35,15 @@ from slurm_resolver.slurm.step import SlurmStep
 
 _log = logging.getLogger("slurm_resolver")
 
-# Seconds: for the leader's save after one's own, for the others to hear of the end, and for Slurm
-# to end a job that it has requeued.
+# Seconds: how long a rank waits for the leader's save after its own, the leader for the others to
+# confirm its message, and all for Slurm to end a job that it has requeued.
 _SAVE_WAIT = 900.0
-_HEARD_WAIT = 15.0
+_CONFIRM_WAIT = 15.0
 _END_WAIT = 60.0
 
 _EXIT_PLAN_KEY = "slurm_resolver/exit_plan"
 _COMPARE_KEY = "slurm_resolver/compare/"
-_HEARD_KEY = "slurm_resolver/heard/"
+_CONFIRMED_KEY = "slurm_resolver/confirmed/"
 
 
 def termination_config(
@@ -64,18 +65,18 @@ def termination_config(
             resolver, checkpoint, "checkpoints", config)
 
     Call it in the main thread of every task, before the strategy: SIGUSR1 ends a process that has
-    no handler. TensorFlow takes SIGTERM over in the strategy's constructor; the handler's takes it
-    back. After the strategy is fine as well.
+    no handler. TensorFlow replaces the handler of SIGTERM in the strategy's constructor; the
+    PreemptionCheckpointHandler installs it again. Calling it after the strategy works as well.
 
-    Training stops at the save, at once (TensorFlow's `grace_period` is 0): how long a task has is
-    for Slurm to say, and SIGTERM leaves it little: KillWait, or the partition's GraceTime.
+    Training stops with the save (TensorFlow's `grace_period` is 0), as Slurm leaves a task little
+    time after SIGTERM: KillWait, or the partition's GraceTime.
 
     Args:
         resolver: the strategy's; None, or one without a cluster, for a process that trains alone.
         signals: any of these, to any rank, makes all ranks save the same step.
         requeue: after the save, "scontrol" requeues the job; where that fails, or no scontrol is
             there, and with "exit-code", all ranks exit with status 75 (`REQUEUE_STATUS`), which
-            the batch file turns into a requeue. None only ends, with status 143. A job that is
+            the batch file turns into a requeue. None: the ranks end with status 143. A job that is
             being cancelled is not requeued.
         max_restarts: where SLURM_RESTART_COUNT has reached it, the ranks save, do not requeue,
             and exit with status 1. None is no limit.
@@ -87,7 +88,7 @@ def termination_config(
     """
     check_options(requeue, max_restarts)
     config = TerminationConfig(
-        _Group(resolver), SignalWatch(signals), requeue, max_restarts, save_before_end
+        _Ranks(resolver), SignalWatch(signals), requeue, max_restarts, save_before_end
     )
     config.watch.arm()
     return config
@@ -98,7 +99,7 @@ class TerminationConfig(tf.distribute.experimental.TerminationConfig):  # type: 
 
     def __init__(
         self,
-        group: _Group,
+        ranks: _Ranks,
         watch: SignalWatch,
         requeue: Optional[str],
         max_restarts: Optional[int],
@@ -108,16 +109,16 @@ class TerminationConfig(tf.distribute.experimental.TerminationConfig):  # type: 
         self.exit_fn: Callable[[], None] = self._exit
         self.grace_period = 0
         self.save_fn: Optional[Callable[..., Any]] = None
-        self.leads = group.leads  # whether this rank's checkpoint is the one that counts
-        self.name = group.name
-        self.saved_at = ""  # a message's word for the step, where it is known
-        self._group = group
-        self._step = SlurmStep.read(os.environ)
+        self.leads = ranks.leads  # whether this rank's checkpoint is the one that counts
+        self.name = ranks.name
+        self.saved_at = ""  # the step, as messages name it, where it is known
+        self._ranks = ranks
+        self._step = ranks.step
         self._requeue = requeue
         self._max_restarts = max_restarts
         self._deadline: Optional[float] = None
-        # One rank that looks at the clock is enough.
-        if save_before_end is not None and group.leads:
+        # It is enough that one rank looks at the clock.
+        if save_before_end is not None and ranks.leads:
             end = job_end(self._step)
             if end is None:
                 _log.warning(
@@ -130,16 +131,17 @@ class TerminationConfig(tf.distribute.experimental.TerminationConfig):  # type: 
 
     @property
     def termination_watcher_fn(self) -> Callable[[], bool]:
-        """Whether to save and end. TensorFlow's handler asks for it when it is made.
+        """Tells whether to save and end. TensorFlow's handler asks for it when it is made.
 
-        By then the strategy is there, and has taken SIGTERM over: it is taken back here.
+        By then the strategy has been made, and has replaced the handler of SIGTERM: it is installed
+        again here.
         """
         self.watch.arm()
         return self._due
 
     def compare(self, own: str) -> Dict[str, str]:
         """Returns what every rank gave, by its name: all ranks call it, in the same order."""
-        return self._group.compare(own)
+        return self._ranks.compare(own)
 
     def _due(self) -> bool:
         if self._deadline is not None and time.time() >= self._deadline:
@@ -154,22 +156,24 @@ class TerminationConfig(tf.distribute.experimental.TerminationConfig):  # type: 
             where = f" at {self.saved_at}" if self.saved_at else ""
             cause = self.watch.received or "a signal to another rank"
             _log.warning("training saved%s, after %s: %s", where, cause, plan.message)
-            self._group.tell(plan)
+            self._ranks.tell(plan)
         else:
-            plan = self._group.hear()
+            plan = self._ranks.receive()
         until = time.monotonic() + (_END_WAIT if plan.wait else 0)
         while not self.watch.ended and time.monotonic() < until:
-            # Slurm's word to end may have come while this rank was still saving.
+            # Slurm's SIGTERM may have come while this rank was still saving.
             if self.watch.terminated and not self.leads:
                 break
             time.sleep(0.1)
         _exit_with(plan.status)
 
 
-class _Group:
-    """The ranks that save together, and their word to each other: TensorFlow's key-value store."""
+class _Ranks:
+    """The ranks that save together; they exchange messages in TensorFlow's key-value store."""
 
     def __init__(self, resolver: Optional[Any]) -> None:
+        cluster = getattr(resolver, "cluster", None)
+        self.step = cluster.step if isinstance(cluster, Cluster) else SlurmStep.read()
         spec = resolver.cluster_spec().as_dict() if resolver is not None else {}
         if spec.get("ps"):
             raise ResumeError(
@@ -195,18 +199,21 @@ class _Group:
         if self.leads:
             seen = {self.name: own}
             for name in self._others:
-                seen[name] = _get(f"{key}/{name}", until) or "not there"
+                seen[name] = _get(f"{key}/{name}", until) or "nothing, as it has ended"
             store.set_config_key_value(key, json.dumps(seen))
             return seen
         store.set_config_key_value(f"{key}/{self.name}", own)
         told = _get(key, until)
         if told is None:
-            raise ResumeError("the first rank has ended, or has not come to the restore.")
+            raise ResumeError(
+                "the first rank has ended, or did not restore within "
+                f"{_SAVE_WAIT:.0f} s; look at its output."
+            )
         found: Dict[str, str] = json.loads(told)
         return found
 
     def tell(self, plan: ExitPlan) -> None:
-        """Tells the others, and returns when they have heard it: the store ends with this task."""
+        """Tells the others, and returns when they have read it: the store ends with this task."""
         if not self._others:
             return
         store = context.context()
@@ -215,26 +222,26 @@ class _Group:
         except tf.errors.OpError as error:
             _log.warning("the other ranks cannot be told how to end: %s", error)
             return
-        until = time.monotonic() + _HEARD_WAIT
+        until = time.monotonic() + _CONFIRM_WAIT
         for name in self._others:
-            if _get(_HEARD_KEY + name, until) is None:
+            if _get(_CONFIRMED_KEY + name, until) is None:
                 return
 
-    def hear(self) -> ExitPlan:
-        """Returns what the leader told; where it is gone, the status that asks for a requeue."""
+    def receive(self) -> ExitPlan:
+        """Returns the leader's plan; where it has ended, the status that asks for a requeue."""
         told = _get(_EXIT_PLAN_KEY, time.monotonic() + _SAVE_WAIT)
         if told is None:
             return ExitPlan(REQUEUE_STATUS, False, "")
         status, wait = told.split()
         with contextlib.suppress(tf.errors.OpError):
-            context.context().set_config_key_value(_HEARD_KEY + self.name, "1")
+            context.context().set_config_key_value(_CONFIRMED_KEY + self.name, "1")
         return ExitPlan(int(status), wait == "1", "")
 
 
 def _get(key: str, until: float) -> Optional[str]:
-    """Returns a key's value once it is there; None after `until`, or where the store has ended.
+    """Returns a key's value once it is set; None after `until`, or where the store has ended.
 
-    Asks in short turns: Python's handlers of signals run in between.
+    It asks for half a second at a time, so that Python's handlers of signals can run in between.
     """
     while time.monotonic() < until:
         try:
@@ -247,9 +254,9 @@ def _get(key: str, until: float) -> Optional[str]:
 
 
 def _exit_with(status: int) -> None:
-    """Exits as `sys.exit` does, but without TensorFlow's own end.
+    """Exits as `sys.exit` does, but without TensorFlow's own clean-up.
 
-    That waits for peers that are gone, and may abort, which would change the status.
+    That waits for peers that have ended, and may abort, which would change the status.
     """
     global _exit_status
     _exit_status = status
@@ -257,7 +264,7 @@ def _exit_with(status: int) -> None:
 
 
 def _leave() -> None:
-    """Runs after all that was registered later than this module was loaded: the program's own."""
+    """Exits, once the program's own `atexit` functions, which were registered later, have run."""
     if _exit_status is not None:
         logging.shutdown()
         for stream in (sys.stdout, sys.stderr):

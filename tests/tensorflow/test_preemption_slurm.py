@@ -19,7 +19,7 @@ from folders import EXAMPLES, HELPERS
 from slurm_cluster import Node, SlurmCluster, started
 
 pytest.importorskip("tensorflow", reason="TensorFlow is not installed")
-from slurm_resolver.tf.resumable_loop import counters
+from slurm_resolver.tf.checkpoint import counters
 
 pytestmark = [pytest.mark.slurm, pytest.mark.tensorflow]
 
