@@ -8,9 +8,16 @@ from pathlib import Path
 from typing import Iterator
 
 import pytest
+from hypothesis import HealthCheck, settings
 from slurm_cluster import Node, SlurmCluster, started
 
 from slurm_resolver import log
+
+# A busy machine may take any time to make an example and to run it: that says nothing of the code.
+settings.register_profile(
+    "without deadline", deadline=None, suppress_health_check=[HealthCheck.too_slow]
+)
+settings.load_profile("without deadline")
 
 HAS_TENSORFLOW = importlib.util.find_spec("tensorflow") is not None
 

@@ -78,6 +78,9 @@ def train(resolver: SlurmClusterResolver, server: Any, args: argparse.Namespace)
         zero = v1.zeros_initializer()
         present = v1.get_variable("present", [], tf.int64, zero, trainable=False)
         arrive = v1.assign_add(present, 1)
+        # In no collection, so that nothing initialises it before the chief does, at its first step.
+        begun = v1.get_variable("begun", [], tf.int64, zero, trainable=False, collections=[])
+        is_begun = v1.is_variable_initialized(begun)
         # MonitoredTrainingSession's own saver has each ps write a part, on the node where it runs.
         saver = v1.train.Saver()
     v1.summary.scalar("loss", loss)
@@ -107,8 +110,16 @@ def train(resolver: SlurmClusterResolver, server: Any, args: argparse.Namespace)
         hooks=[v1.train.StopAtStepHook(last_step=args.steps)],  # of all workers together
         config=config,
     ) as session:
-        # Without the hooks, which would want to be fed.
-        now = int(session.run_step_fn(lambda step_context: step_context.session.run(global_step)))
+
+        def run(fetches: Any) -> Any:
+            """Without the hooks, which would want to be fed."""
+            return session.run_step_fn(lambda step_context: step_context.session.run(fetches))
+
+        # A short training may otherwise be over before the chief, which tells of it, takes part.
+        now, chief_trains = run([global_step, is_begun])
+        while not chief and not chief_trains and now < args.steps:
+            time.sleep(0.1)
+            now, chief_trains = run([global_step, is_begun])
         # Each sees the images in an order of its own, and another one when it goes on.
         random = np.random.default_rng([task.rank, now])
         begin, shown = time.perf_counter(), now
@@ -119,7 +130,7 @@ def train(resolver: SlurmClusterResolver, server: Any, args: argparse.Namespace)
             _, cost, right, now, here = session.run(fetched, feed)
             steps += 1
             if steps == 1:
-                session.run_step_fn(lambda step_context: step_context.session.run(arrive))
+                run([arrive, begun.initializer] if chief else arrive)
             if since is None and here - before == trainers:
                 since = (time.perf_counter(), now)
             if chief and now - shown >= args.save_summaries_steps:

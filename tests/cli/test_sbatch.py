@@ -244,7 +244,7 @@ WORDS = st.lists(
 STUB = '#!/bin/bash\nwhile [ "$1" != program ]; do shift; done\nprintf \'%s\\0\' "$@" > "$ARGV"\n'
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(words=WORDS)
 def test_the_words_of_the_command_arrive(
     words: List[str], tmp_path_factory: pytest.TempPathFactory

@@ -6,5 +6,6 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLES = ROOT / "examples"
-DATA = ROOT / "tests" / "data"
-HELPERS = ROOT / "tests" / "helpers"
+TESTS = ROOT / "tests"
+DATA = TESTS / "data"
+HELPERS = TESTS / "helpers"

@@ -1,11 +1,17 @@
-"""The steps that were recorded on real Slurms: each task's variables, and where it ran."""
+"""The steps that were recorded on real Slurms: each task's variables, and where it ran.
+
+tests/data/README.md describes the file.
+"""
 
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Dict, List, NamedTuple, Tuple
 
 from folders import DATA
+
+STEPS = DATA / "steps.jsonl"
 
 
 class Recording(NamedTuple):
@@ -24,10 +30,10 @@ class Recording(NamedTuple):
         }
 
 
-def recordings() -> List[Recording]:
+def recordings(path: Path = STEPS) -> List[Recording]:
     """Every recorded step; a scenario with several steps gives several."""
     found = []
-    with open(DATA / "steps.jsonl", encoding="utf-8") as lines:
+    with open(path, encoding="utf-8") as lines:
         for line in lines:
             scenario = json.loads(line)
             steps: Dict[Tuple[str, str], List[Dict[str, str]]] = {}

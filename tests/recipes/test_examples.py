@@ -21,7 +21,7 @@ BATCH_FILES = sorted(EXAMPLES.glob("*/*.sbatch"))
 
 @pytest.mark.slurm
 def test_mirrored_trains_on_four_nodes_to_equal_weights(real_slurm: SlurmCluster) -> None:
-    output = srun(real_slurm, "mirrored", "-w n9,n10,n11,n12 -N4 -n4")
+    output = srun(real_slurm, "-w n9,n10,n11,n12 -N4 -n4", "mirrored")
     reports = re.findall(r"^rank (\d) \(worker (\d) of 4\): .* weights (\w+)$", output, re.M)
     assert sorted(rank for rank, _, _ in reports) == list("0123")
     assert len({weights for _, _, weights in reports}) == 1
@@ -31,13 +31,13 @@ def test_mirrored_trains_on_four_nodes_to_equal_weights(real_slurm: SlurmCluster
 
 @pytest.mark.slurm
 def test_a_parameter_server_cluster_trains_and_ends(real_slurm: SlurmCluster) -> None:
-    output = srun(real_slurm, "parameter_server", "-w n8,n9,n10 -N3 -n5 -m cyclic", "--ps 2")
+    output = srun(real_slurm, "-w n8,n9,n10 -N3 -n5 -m cyclic", "parameter_server", "--ps 2")
     assert min(accuracies(output)) > 0.93
 
 
 @pytest.mark.slurm
 def test_the_legacy_server_trains_and_ends(real_slurm: SlurmCluster) -> None:
-    output = srun(real_slurm, "legacy_server", "-w n9,n10 -N2 --ntasks-per-node=2")
+    output = srun(real_slurm, "-w n9,n10 -N2 --ntasks-per-node=2", "legacy_server")
     assert min(accuracies(output)) > 0.9
     steps = re.findall(r"^worker (\d): (\d+) of (\d+) steps$", output, re.M)
     assert sorted(worker for worker, _, _ in steps) == list("012")
