@@ -21,6 +21,7 @@ if TYPE_CHECKING:
         GpuError,
         HostlistError,
         JobsError,
+        KerasError,
         LaunchError,
         LayoutError,
         NotInStepError,
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
     from slurm_resolver.tf.keras import BackupAndResume
     from slurm_resolver.tf.resolver import SlurmClusterResolver
     from slurm_resolver.tf.resumable_loop import ResumableLoop
+    from slurm_resolver.tf.strategy import MultiWorkerMirroredStrategy
     from slurm_resolver.tf.termination import termination_config
 
 __all__ = [
@@ -49,8 +51,10 @@ __all__ = [
     "GpuError",
     "HostlistError",
     "JobsError",
+    "KerasError",
     "LaunchError",
     "LayoutError",
+    "MultiWorkerMirroredStrategy",
     "NotInStepError",
     "RendezvousError",
     "ResumableLoop",
@@ -78,6 +82,7 @@ _MODULES = {
     "tf.keras": ("BackupAndResume",),
     "tf.resolver": ("SlurmClusterResolver",),
     "tf.resumable_loop": ("ResumableLoop",),
+    "tf.strategy": ("MultiWorkerMirroredStrategy",),
     "tf.termination": ("termination_config",),
 }
 _MODULE_OF = {name: module for module, names in _MODULES.items() for name in names}

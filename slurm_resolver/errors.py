@@ -13,6 +13,7 @@
     ├── AddressError           RuntimeError  no valid port, or two tasks with one address
     ├── GpuError               RuntimeError  more GPUs asked for than there are
     ├── LaunchError            RuntimeError  a command that cannot be started here
+    ├── KerasError             RuntimeError  a Keras that would train wrongly on several workers
     └── ResumeError            RuntimeError  a training that cannot go on where it was saved
 
 The built-in base beside each name is what TensorFlow's own resolver raises in that case, so that
@@ -88,6 +89,10 @@ class GpuError(SlurmResolverError, RuntimeError):
 
 class LaunchError(SlurmResolverError, RuntimeError):
     """A command that cannot be started on this machine."""
+
+
+class KerasError(SlurmResolverError, RuntimeError):
+    """This version of Keras would train wrongly on several workers."""
 
 
 class ResumeError(SlurmResolverError, RuntimeError):

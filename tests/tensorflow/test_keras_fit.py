@@ -1,0 +1,112 @@
+"""Keras 3 trains on several nodes of the real Slurm as in one process."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any, Dict, List, Tuple
+
+import pytest
+from folders import HELPERS
+from slurm_cluster import SlurmCluster
+
+keras_version = pytest.importorskip("keras").__version__
+pytestmark = [
+    pytest.mark.slurm,
+    pytest.mark.tensorflow,
+    pytest.mark.skipif(keras_version.startswith("2."), reason="this TensorFlow has Keras 2"),
+]
+
+PROGRAM = [sys.executable, "-W", "ignore", str(HELPERS / "keras_cases.py")]
+SECONDS = 600
+Outcomes = Dict[str, Dict[str, Any]]
+
+# By workers, the step that starts them, always on two nodes.
+STEPS = {2: "-w n9,n10 -N2 -n2", 3: "-w n9,n10 -N2 -n3"}
+
+# Cases that are not equal to one process to five digits, and by how much they may differ.
+TOLERANCES = {"mixed_precision": 2e-2, "parts_of_unequal_size": 1e-1}
+
+# What fails under TensorFlow's own class.
+WITHOUT_US = "Attempt to convert a value (PerReplica"
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory: pytest.TempPathFactory) -> Outcomes:
+    folder = tmp_path_factory.mktemp("alone")
+    subprocess.run(
+        [*PROGRAM, "--alone"],
+        env={"PATH": "/usr/bin:/bin", "TASK_OUTPUT": str(folder), "CUDA_VISIBLE_DEVICES": ""},
+        check=True,
+        timeout=SECONDS,
+    )
+    return outcomes(folder, ["alone"])[0]
+
+
+@pytest.fixture(scope="module", params=STEPS)
+def workers(
+    request: pytest.FixtureRequest,
+    real_slurm: SlurmCluster,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> List[Outcomes]:
+    """What came of all cases, by worker."""
+    count: int = request.param
+    return run(real_slurm, count, tmp_path_factory.mktemp(f"workers{count}"))
+
+
+def run(slurm: SlurmCluster, count: int, folder: Path, *options: str) -> List[Outcomes]:
+    command = f"srun --kill-on-bad-exit=1 {STEPS[count]} {shlex.join([*PROGRAM, *options])}"
+    done = slurm.run(command, env={"TASK_OUTPUT": str(folder)}, timeout=SECONDS, check=False)
+    assert done.returncode == 0, done.stderr[-4000:]
+    return outcomes(folder, [str(index) for index in range(count)])
+
+
+def outcomes(folder: Path, names: List[str]) -> List[Outcomes]:
+    return [json.loads((folder / name).read_text()) for name in names]
+
+
+def flat(value: Any) -> List[float]:
+    if isinstance(value, dict):
+        return [number for key in sorted(value) for number in flat(value[key])]
+    if isinstance(value, list):
+        return [number for item in value for number in flat(item)]
+    return [value]
+
+
+def differences(one: Dict[str, Any], other: Dict[str, Any]) -> Dict[str, Tuple[float, int]]:
+    """By what was compared, the largest difference, and by how many numbers one is longer."""
+    assert set(one) == set(other), (one.get("error"), other.get("error"))
+    found = {}
+    for name in one:
+        left, right = flat(one[name]), flat(other[name])
+        largest = max((abs(a - b) for a, b in zip(left, right)), default=0.0)
+        found[name] = (largest, len(left) - len(right))
+    return found
+
+
+def test_all_ways_of_training_give_what_one_process_gives(
+    alone: Outcomes, workers: List[Outcomes]
+) -> None:
+    for name, expected in alone.items():
+        assert "error" not in expected, (name, expected)
+        for what, (largest, longer) in differences(expected, workers[0][name]).items():
+            assert longer == 0, (name, what)
+            assert largest < TOLERANCES.get(name, 1e-5), (name, what, largest)
+
+
+def test_all_workers_end_with_the_very_same(workers: List[Outcomes]) -> None:
+    for other in workers[1:]:
+        assert other == workers[0]
+
+
+def test_under_tensorflows_own_class_none_of_it_trains(
+    real_slurm: SlurmCluster, tmp_path: Path
+) -> None:
+    """Where this fails, Keras or TensorFlow has mended it, and the class here may go."""
+    names = ["datasets", "arrays", "steps_per_execution"]
+    for worker in run(real_slurm, 2, tmp_path, "--tensorflow", *names):
+        for name in names:
+            assert WITHOUT_US in worker[name]["error"]
