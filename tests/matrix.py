@@ -19,7 +19,7 @@ from typing import Dict, List, Optional, Tuple
 
 ROOT = Path(__file__).resolve().parent.parent
 VERSIONS = ["3.9", "3.10", "3.11", "3.12", "3.13"]
-TOOLS = ["pytest", "pytest-mock", "hypothesis"]
+TOOLS = ["pytest", "pytest-mock", "hypothesis", "shtab"]
 OLDEST = "tensorflow-cpu==2.15.*"
 NEWEST = "tensorflow-cpu"
 WITHOUT_TENSORFLOW = ["-m", "not slurm and not tensorflow"]
