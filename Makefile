@@ -1,4 +1,4 @@
-# Everything a fresh machine needs: make demo, make test, make slurm, make matrix, make bench.
+# Everything a fresh machine needs: make demo, quick, test, slurm, matrix, bench.
 
 PYTHON ?= python3
 VENV ?= .venv
@@ -7,11 +7,12 @@ PIP = $(VENV)/bin/python -m pip --quiet --disable-pip-version-check
 # A path to this folder; what setuptools would put there otherwise doubles Python's start-up time.
 EDITABLE = --config-settings editable_mode=compat -e
 
-.PHONY: help demo test lint types slurm matrix bench clean
+.PHONY: help demo quick test lint types slurm matrix bench clean
 
 help:
 	@echo "make demo    train a two-task example on this machine through the resolver"
-	@echo "make test    lint, types and tests; those on a real Slurm where one is installed"
+	@echo "make quick   the tests that need neither Slurm nor TensorFlow"
+	@echo "make test    lint, types and all tests; those on a real Slurm where one is installed"
 	@echo "make slurm   install Slurm for the tests (Debian and Ubuntu)"
 	@echo "make bench   measure against every peer, and write benchmarks/README.md's figures"
 	@echo "make matrix  the tests on every Python from 3.9 on, and the oldest and newest TensorFlow"
@@ -19,10 +20,13 @@ help:
 demo: $(VENV)/installed
 	$(RUN) slurm-resolver run -n 2 -- python examples/mirrored/train.py
 
-test: lint types
-	$(RUN) python -m pytest
+quick: $(VENV)/tools
+	$(RUN) python -m pytest -m "not slurm and not tensorflow"
 
-lint: $(VENV)/installed
+test: lint types quick
+	$(RUN) python -m pytest -m "slurm or tensorflow"
+
+lint: $(VENV)/tools
 	$(RUN) ruff check .
 	$(RUN) ruff format --check .
 
@@ -44,7 +48,13 @@ bench: $(VENV)/installed
 clean:
 	rm -rf $(VENV) .matrix build *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
 
-$(VENV)/installed: setup.cfg
+# What the tests without TensorFlow take, and lint.
+$(VENV)/tools: setup.cfg
 	$(PYTHON) -m venv $(VENV)
-	$(PIP) install $(EDITABLE) '.[tensorflow,test]'
+	$(PIP) install $(EDITABLE) '.[test]'
+	@touch $@
+
+# All that the other tests, the types and the examples take.
+$(VENV)/installed: $(VENV)/tools
+	$(PIP) install $(EDITABLE) '.[tensorflow,examples,test]'
 	@touch $@
