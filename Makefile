@@ -29,6 +29,7 @@ test: lint types quick
 lint: $(VENV)/tools
 	$(RUN) ruff check .
 	$(RUN) ruff format --check .
+	$(RUN) lint-imports --no-cache --no-logo
 
 types: $(VENV)/installed
 	$(RUN) mypy
