@@ -15,7 +15,7 @@ help:
 	@echo "make test    lint, types and all tests; those on a real Slurm where one is installed"
 	@echo "make slurm   install Slurm for the tests (Debian and Ubuntu)"
 	@echo "make bench   measure against every peer, and write benchmarks/README.md's figures"
-	@echo "make matrix  the tests on every Python from 3.9 on, and the oldest and newest TensorFlow"
+	@echo "make matrix  every Python from 3.9 on, the oldest and newest TensorFlow, the wheel"
 
 demo: $(VENV)/installed
 	$(RUN) slurm-resolver run -n 2 -- python examples/mirrored/train.py
@@ -37,8 +37,16 @@ types: $(VENV)/installed
 slurm:
 	sh tests/install_slurm.sh
 
-matrix:
-	$(PYTHON) tests/matrix.py
+# Two at a time: much of the tests is waiting for processes and sockets.
+PYTHONS = 3.9 3.10 3.11 3.12 3.13
+SESSIONS = tensorflow-oldest tensorflow-newest $(PYTHONS:%=tests-%) package
+
+matrix: $(VENV)/tools
+	$(MAKE) --jobs=2 --keep-going --output-sync=target $(SESSIONS:%=nox-%)
+
+.PHONY: $(SESSIONS:%=nox-%)
+$(SESSIONS:%=nox-%): nox-%:
+	$(RUN) nox --session $*
 
 BENCHMARKS = resolution hostlists startup meeting first_step streams collectives parameter_servers
 
@@ -47,9 +55,10 @@ bench: $(VENV)/installed
 	set -e; for name in $(BENCHMARKS); do $(RUN) python benchmarks/$$name.py --write; done
 
 clean:
-	rm -rf $(VENV) .matrix build *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) .nox build dist *.egg-info
+	rm -rf .mypy_cache .pytest_cache .ruff_cache .hypothesis
 
-# What the tests without TensorFlow take, and lint.
+# What the tests without TensorFlow take, lint and nox.
 $(VENV)/tools: setup.cfg
 	$(PYTHON) -m venv $(VENV)
 	$(PIP) install $(EDITABLE) '.[test]'
