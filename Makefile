@@ -26,10 +26,13 @@ quick: $(VENV)/tools
 test: lint types quick
 	$(RUN) python -m pytest -m "slurm or tensorflow"
 
+# At last: ruff's version stands in two files, and another version formats otherwise.
 lint: $(VENV)/tools
 	$(RUN) ruff check .
 	$(RUN) ruff format --check .
 	$(RUN) lint-imports --no-cache --no-logo
+	@wanted=$$(grep -o 'ruff==[0-9.]*' setup.cfg); ! grep 'ruff[=<>~]' .pre-commit-config.yaml \
+		| grep -vF "\"$$wanted\"" || { echo "setup.cfg's test extra has $$wanted" >&2; exit 1; }
 
 types: $(VENV)/installed
 	$(RUN) mypy
