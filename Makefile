@@ -7,15 +7,16 @@ PIP = $(VENV)/bin/python -m pip --quiet --disable-pip-version-check
 # A path to this folder; what setuptools would put there otherwise doubles Python's start-up time.
 EDITABLE = --config-settings editable_mode=compat -e
 
-.PHONY: help demo quick test lint types slurm matrix bench clean
+.PHONY: help demo quick coverage test lint types slurm matrix bench clean
 
 help:
-	@echo "make demo    train a two-task example on this machine through the resolver"
-	@echo "make quick   the tests that need neither Slurm nor TensorFlow"
-	@echo "make test    lint, types and all tests; those on a real Slurm where one is installed"
-	@echo "make slurm   install Slurm for the tests (Debian and Ubuntu)"
-	@echo "make bench   measure against every peer, and write benchmarks/README.md's figures"
-	@echo "make matrix  every Python from 3.9 on, the oldest and newest TensorFlow, the wheel"
+	@echo "make demo      train a two-task example on this machine through the resolver"
+	@echo "make quick     the tests that need neither Slurm nor TensorFlow"
+	@echo "make coverage  the same, and whether they run enough of the code"
+	@echo "make test      lint, types and all tests; those on a real Slurm where one is installed"
+	@echo "make slurm     install Slurm for the tests (Debian and Ubuntu)"
+	@echo "make bench     measure against every peer, and write benchmarks/README.md's figures"
+	@echo "make matrix    every Python from 3.9 on, the oldest and newest TensorFlow, the wheel"
 
 demo: $(VENV)/installed
 	$(RUN) slurm-resolver run -n 2 -- python examples/mirrored/train.py
@@ -23,7 +24,11 @@ demo: $(VENV)/installed
 quick: $(VENV)/tools
 	$(RUN) python -m pytest -m "not slurm and not tensorflow"
 
-test: lint types quick
+# Every process that the tests start is measured, which takes half as long again.
+coverage: $(VENV)/tools
+	$(RUN) python -m pytest -m "not slurm and not tensorflow" --cov
+
+test: lint types coverage
 	$(RUN) python -m pytest -m "slurm or tensorflow"
 
 # At last: ruff's version stands in two files, and another version formats otherwise.
@@ -58,7 +63,7 @@ bench: $(VENV)/installed
 	set -e; for name in $(BENCHMARKS); do $(RUN) python benchmarks/$$name.py --write; done
 
 clean:
-	rm -rf $(VENV) .nox build dist *.egg-info
+	rm -rf $(VENV) .nox .coverage* build dist *.egg-info
 	rm -rf .mypy_cache .pytest_cache .ruff_cache .hypothesis
 
 # What the tests without TensorFlow take, lint and nox.
