@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import argparse
 
+from slurm_resolver.errors import LaunchError
+
 DESCRIPTION = """\
 Prints a script for SHELL that completes subcommands, options and their values."""
 
 EPILOG = """\
-exit status: 0, and 2 for an unknown shell.
+exit status: 0, and 2 for an unknown shell or without shtab, which writes the script
+(pip install 'slurm_resolver[completion]').
 
 examples:
   eval "$(slurm-resolver completion bash)"       # in ~/.bashrc
@@ -28,7 +31,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def main(args: argparse.Namespace) -> int:
     """Prints the script."""
-    import shtab
+    try:
+        import shtab
+    except ImportError:
+        raise LaunchError(
+            "shtab, which writes the script, is not installed: "
+            "pip install 'slurm_resolver[completion]'"
+        ) from None
 
     from slurm_resolver.cli import build_parser
 

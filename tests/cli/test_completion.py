@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 import shutil
 import subprocess
+import sys
 from typing import List
 
 import pytest
@@ -51,6 +52,19 @@ def test_other_shells(shell: str, capsys: pytest.CaptureFixture[str]) -> None:
     program = shutil.which(shell)
     if program is not None:
         subprocess.run([program, "-n"], input=script, text=True, check=True)
+
+
+def test_without_shtab_it_says_what_to_install(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "shtab", None)  # importing it now fails
+    assert main(["completion", "bash"]) == 2
+    output, error = capsys.readouterr()
+    assert output == ""
+    assert error == (
+        "slurm-resolver completion: shtab, which writes the script, is not installed: "
+        "pip install 'slurm_resolver[completion]'\n"
+    )
 
 
 def test_an_unknown_shell(capsys: pytest.CaptureFixture[str]) -> None:

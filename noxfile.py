@@ -1,0 +1,113 @@
+"""The tests on every Python from 3.9 on, on the oldest and the newest TensorFlow, and the wheel.
+
+Needs no make: `nox` runs all sessions in turn, `nox --session tests-3.9` one, `nox --list` tells
+them. A Python that this machine does not have is told and left out.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import shutil
+import tarfile
+import zipfile
+from pathlib import Path
+from typing import Iterator
+
+import nox
+
+ROOT = Path(__file__).parent
+VERSIONS = ["3.9", "3.10", "3.11", "3.12", "3.13"]
+# what the tests that need neither Slurm nor TensorFlow import, of the extra `test`
+TOOLS = ["hypothesis", "pytest>=7.4", "pytest-mock", "shtab>=1.6"]
+QUICK = ["-m", "not slurm and not tensorflow"]
+# what TensorFlow promises of its resolvers, what is missing without it, the order of its ring
+CONTRACT = ["-m", "not slurm", "-k", "test_contract or test_package or test_tensorflow_visits"]
+
+nox.options.reuse_venv = "yes"
+nox.options.default_venv_backend = "virtualenv"
+# nox would fail where the variable CI is set
+nox.options.error_on_missing_interpreters = False
+
+
+def with_pyenv(path: str) -> str:
+    """Puts pyenv's Pythons before its shims, which answer for the chosen versions only."""
+    pyenv = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv"))
+    folders = [
+        str(program.parent)
+        for version in VERSIONS
+        for program in sorted(pyenv.glob(f"versions/{version}.*/bin/python{version}"))
+    ]
+    return os.pathsep.join([*folders, path])
+
+
+os.environ["PATH"] = with_pyenv(os.environ["PATH"])
+FOUND = [version for version in VERSIONS if shutil.which(f"python{version}")] or VERSIONS
+
+
+@contextlib.contextmanager
+def one_at_a_time() -> Iterator[None]:
+    """Several nox at once, as `make matrix` starts them, must not build in one folder at once."""
+    with open(ROOT / ".nox" / "lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+def install(session: nox.Session, *packages: str) -> None:
+    """Installs this package, as a path to this folder, and others."""
+    with one_at_a_time():
+        session.install("--config-settings", "editable_mode=compat", "-e", ".")
+    session.install(*TOOLS, *packages)
+
+
+def test(session: nox.Session, *arguments: str) -> None:
+    """Runs pytest, which leaves nothing behind that two sessions would both write."""
+    session.run("python", "-m", "pytest", "-q", "-p", "no:cacheprovider", *arguments)
+
+
+@nox.session(python=VERSIONS)
+def tests(session: nox.Session) -> None:
+    """The tests that need neither Slurm nor TensorFlow."""
+    install(session)
+    test(session, *QUICK, *session.posargs)
+
+
+@nox.session(name="tensorflow-oldest", python=FOUND[0])
+def tensorflow_oldest(session: nox.Session) -> None:
+    """The resolver's contract on the oldest TensorFlow that is claimed."""
+    install(session, "tensorflow-cpu==2.15.*")
+    test(session, *CONTRACT)
+
+
+@nox.session(name="tensorflow-newest", python=FOUND[-1])
+def tensorflow_newest(session: nox.Session) -> None:
+    """The resolver's contract on the newest TensorFlow that there is."""
+    install(session, "tensorflow-cpu")
+    test(session, *CONTRACT)
+
+
+@nox.session
+def package(session: nox.Session) -> None:
+    """Builds wheel and source archive, looks into both, and installs the wheel."""
+    session.install("build", "twine")
+    folder = Path(session.create_tmp()) / "dist"
+    shutil.rmtree(folder, ignore_errors=True)
+    with one_at_a_time():
+        session.run("python", "-m", "build", "--outdir", str(folder), silent=True)
+    (wheel,), (archive,) = folder.glob("*.whl"), folder.glob("*.tar.gz")
+    session.run("twine", "check", "--strict", str(wheel), str(archive))
+    with zipfile.ZipFile(wheel) as opened:
+        held = opened.namelist()
+    folders = {name.split("/")[0].split("-")[0] for name in held}
+    if folders != {"slurm_resolver"} or "slurm_resolver/py.typed" not in held:
+        session.error(f"{wheel.name}: expected the package with py.typed and nothing else: {held}")
+    if not any(name.endswith("/LICENSE") for name in held):
+        session.error(f"{wheel.name} has no LICENSE")
+    with tarfile.open(archive) as unpacked:
+        held = [name.partition("/")[2] for name in unpacked.getnames()]
+    needed = ["LICENSE", "setup.cfg", "tests/conftest.py", "tests/data/steps.jsonl"]
+    if not set(needed) <= set(held) or any("__pycache__" in name for name in held):
+        session.error(f"{archive.name}: expected {needed} and no __pycache__: {held}")
+    session.install("--force-reinstall", str(wheel))
+    session.run("slurm-resolver", "--version")
