@@ -29,7 +29,8 @@ not as with srun:
   tasks read nothing from standard input (as with srun --input none)
 
 not imitated, and an error: several nodes, memory and other resources that Slurm enforces, the
-queue, what daemons do (prolog, MPI, propagation), --multi-prog, --export, --pty, --wait.
+queue, what daemons do (prolog, MPI, propagation), lists of GPUs or CPUs to bind to (map_gpu,
+mask_gpu, map_cpu, mask_cpu), --multi-prog, --export, --pty, --wait.
 
 requeue: with --requeue the tasks start again, with SLURM_RESTART_COUNT=1 and so on, when one of
 them ends with a status of --requeue-exit, or after a preemption: SIGUSR2 to this command, or
@@ -66,8 +67,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add(
         "--cpu-bind",
         metavar="HOW",
-        help="none, rank, cores, threads, map_cpu:LIST or mask_cpu:LIST; verbose, before it tells "
-        "what each task got",
+        help="none, rank, cores or threads; verbose, before it tells what each task got",
     )
     add(
         "-m",
@@ -97,8 +97,7 @@ def _add_gpu_options(parser: argparse.ArgumentParser) -> None:
     add(
         "--gpu-bind",
         metavar="HOW",
-        help="none, closest (all), single:N (N tasks share one), per_task:N, map_gpu:LIST or "
-        "mask_gpu:LIST (numbers count the step's GPUs from 0)",
+        help="none, closest (all), single:N (N tasks share one) or per_task:N",
     )
 
 

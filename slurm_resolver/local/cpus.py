@@ -13,15 +13,11 @@ from slurm_resolver.errors import LaunchError
 
 Cpus = Tuple[int, ...]
 
-_BIND = re.compile(
-    r"(?:(?P<how>q|quiet|v|verbose),)?"
-    r"(?:(?P<kind>no|none|rank|cores|threads)|(?P<listed>map_cpu|mask_cpu):(?P<items>\S+))"
+_BIND = re.compile(r"(?:(?P<how>q|quiet|v|verbose),)?(?P<kind>no|none|rank|cores|threads)")
+_ELSEWHERE = (
+    *("sockets", "ldoms", "boards", "rank_ldom", "map_ldom", "mask_ldom"),
+    *("map_cpu", "mask_cpu"),
 )
-_ITEM = {
-    "map_cpu": re.compile(r"(\d{1,5}|0x[0-9a-f]{1,4})(?:\*(\d{1,4}))?", re.IGNORECASE),
-    "mask_cpu": re.compile(r"((?:0x)?[0-9a-f]{1,2048})(?:\*(\d{1,4}))?", re.IGNORECASE),
-}
-_ELSEWHERE = ("sockets", "ldoms", "boards", "rank_ldom", "map_ldom", "mask_ldom")
 
 
 class LocalCpus(NamedTuple):
@@ -68,20 +64,17 @@ def bind_cpus(
         kind = option.partition(":")[0].rpartition(",")[2]
         if kind in _ELSEWHERE:
             raise LaunchError(
-                f"--cpu-bind {option!r}: {kind} cannot be imitated, which depends on the node's "
-                "make; try cores here, and this on Slurm"
+                f"--cpu-bind {option!r}: {kind} cannot be imitated here, as it is about one "
+                "node's own CPUs. Use cores or threads here; on Slurm give this to srun."
             )
         raise LaunchError(
-            f"--cpu-bind {option!r}: expected none, rank, cores, threads, map_cpu:LIST or "
-            "mask_cpu:LIST, with quiet, or verbose, before it"
+            f"--cpu-bind {option!r}: expected none, rank, cores or threads, with quiet, or "
+            "verbose, before it"
         )
     how = "verbose" if (match["how"] or "").startswith("v") else "quiet"
-    verbose = how == "verbose"
-    kind = match["kind"] or match["listed"]
+    kind = match["kind"]
     if kind in ("no", "none"):
-        return LocalCpus(None, _variables(how, "none"), verbose)
-    if kind in _ITEM:
-        return _listed(option, kind, match["items"], num_tasks, allowed, how)
+        return LocalCpus(None, _variables(how, "none"), how == "verbose")
     units: List[Cpus] = [(cpu,) for cpu in allowed]
     if kind == "cores":
         units = sorted({tuple(c for c in core_of(cpu) if c in allowed) for cpu in allowed})
@@ -103,34 +96,6 @@ def _automatic(units: Sequence[Cpus], each: int, num_tasks: int, how: str) -> Lo
     ]
     masks = ",".join(hex(sum(1 << cpu for cpu in own)) for own in cpus)
     return LocalCpus(cpus, _variables(how, "mask_cpu:", masks), how == "verbose")
-
-
-def _listed(
-    option: str, kind: str, items: str, num_tasks: int, allowed: Sequence[int], how: str
-) -> LocalCpus:
-    entries: List[Cpus] = []
-    shown: List[str] = []
-    for item in items.split(","):
-        one = _ITEM[kind].fullmatch(item)
-        if one is None:
-            form = "a CPU's number" if kind == "map_cpu" else "a hexadecimal mask"
-            raise LaunchError(f"--cpu-bind {option!r}: {item!r}: expected {form}")
-        number, times = one[1], int(one[2] or 1)
-        if kind == "map_cpu":
-            value = int(number, 16 if number[:2].lower() == "0x" else 10)
-            own: Cpus = (value,)
-        else:
-            value = int(number, 16)
-            own = tuple(bit for bit in range(value.bit_length()) if value >> bit & 1)
-        if not own or not set(own) <= set(allowed):
-            raise LaunchError(
-                f"--cpu-bind {option!r}: {item!r} is outside the CPUs that this process may use: "
-                f"{','.join(map(str, allowed))}"
-            )
-        entries += [own] * times
-        shown += [str(value) if kind == "map_cpu" else f"{value:x}"] * times
-    cpus = [entries[rank % len(entries)] for rank in range(num_tasks)]
-    return LocalCpus(cpus, _variables(how, f"{kind}:", ",".join(shown)), how == "verbose")
 
 
 def _variables(how: str, kind: str, listed: str = "") -> Dict[str, str]:

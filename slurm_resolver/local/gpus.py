@@ -20,14 +20,8 @@ from slurm_resolver.slurm.gpu_variables import (
 )
 from slurm_resolver.slurm.step import SlurmStep
 
-_BIND = re.compile(
-    r"(?:verbose,)?(?:(none|closest)|(single|per_task):([1-9]\d{0,3})|(map_gpu|mask_gpu):(\S+))"
-)
-_ITEM = {
-    "map_gpu": re.compile(r"(\d{1,4})(?:\*(\d{1,4}))?"),
-    # Without 0x a mask is hexadecimal by Slurm's manual, and decimal in its code.
-    "mask_gpu": re.compile(r"(0x[0-9a-f]{1,64}|\d)(?:\*(\d{1,4}))?", re.IGNORECASE),
-}
+_BIND = re.compile(r"(?:verbose,)?(?:(none|closest)|(single|per_task):([1-9]\d{0,3}))")
+_ELSEWHERE = re.compile(r"(?:verbose,)?(map_gpu|mask_gpu)\b.*", re.DOTALL)
 
 
 class GpuRequest(NamedTuple):
@@ -129,30 +123,27 @@ def _devices(
 
 
 class _Binding(NamedTuple):
-    """A --gpu-bind: its kind, and its number or, for maps and masks, an entry a task."""
+    """A --gpu-bind: its kind, and the number behind it (0 for none)."""
 
     text: str
     kind: str
     number: int
-    entries: Sequence[int]
 
     @classmethod
     def read(cls, text: str) -> _Binding:
         match = _BIND.fullmatch(text)
         if match is None:
+            listed = _ELSEWHERE.fullmatch(text)
+            if listed is not None:
+                raise LaunchError(
+                    f"--gpu-bind {text!r}: {listed[1]} cannot be imitated here. List the GPUs in "
+                    f"that order in {CUDA}, and use single:1 or per_task:N; on Slurm give this to "
+                    "srun."
+                )
             raise LaunchError(
-                f"--gpu-bind {text!r}: expected none, closest, single:N, per_task:N, map_gpu:LIST "
-                "or mask_gpu:LIST"
+                f"--gpu-bind {text!r}: expected none, closest, single:N or per_task:N"
             )
-        plain, counted, number, listed, items = match.groups()
-        entries: List[int] = []
-        for item in items.split(",") if items else ():
-            one = _ITEM[listed].fullmatch(item)
-            if one is None:
-                form = "a GPU's number" if listed == "map_gpu" else "a mask such as 0x3"
-                raise LaunchError(f"--gpu-bind {text!r}: {item!r}: expected {form}")
-            entries += [int(one[1], 16 if listed == "mask_gpu" else 10)] * int(one[2] or 1)
-        return cls(text, plain or counted or listed, int(number or 0), entries)
+        return cls(text, match[1] or match[2], int(match[3] or 0))
 
     def of(self, rank: int, devices: Devices, warnings: List[str]) -> Optional[Devices]:
         """Returns the GPUs of a task; None where the variables are not set."""
@@ -162,14 +153,8 @@ class _Binding(NamedTuple):
             return devices
         if self.kind == "single":
             return (devices[rank // self.number % len(devices)],)
-        if self.kind == "per_task":
-            chosen = list(range(rank * self.number, (rank + 1) * self.number))
-        else:
-            entry = self.entries[rank % len(self.entries)]
-            mask = entry if self.kind == "mask_gpu" else 1 << entry
-            chosen = [bit for bit in range(mask.bit_length()) if mask >> bit & 1]
-        own = tuple(devices[index] for index in chosen if index < len(devices))
-        if not own or (self.kind == "per_task" and len(own) < len(chosen)):
+        own = devices[rank * self.number : (rank + 1) * self.number]
+        if len(own) < self.number:
             left = f"only {len(own)}" if own else "none"
             first = "" if own else "; it takes the first one, as on Slurm"
             warnings.append(

@@ -28,7 +28,6 @@ def gpus(request: GpuRequest, tasks: int, **environ: str) -> List[Optional[str]]
         (GpuRequest(per_node=3), 2, "4,5,6", ["4,5,6", "4,5,6"]),
         (GpuRequest(per_task=1), 2, "7,3", ["7", "3"]),
         (GpuRequest(per_task=1), 2, "GPU-aa,MIG-bb", ["GPU-aa", "MIG-bb"]),
-        (GpuRequest(2, bind="map_gpu:1,0"), 2, "4,5", ["5", "4"]),
         (GpuRequest(2, bind="none"), 2, "4,5", [None, None]),
         (GpuRequest(0), 2, "4,5", ["", ""]),
         (GpuRequest(), 2, "4,5", [None, None]),  # not asked: the launcher's passes through
@@ -108,9 +107,6 @@ CORES = {0: (0, 4), 1: (1, 5), 4: (0, 4), 5: (1, 5), 6: (6,)}
         ("cores", 2, None, [(0, 4), (1, 5)], "quiet,mask_cpu:0x11,0x22"),
         ("cores", 2, 2, [(0, 4), (1, 5)], "quiet,mask_cpu:0x11,0x22"),
         ("cores", 1, 3, [(0, 4, 1, 5)], "quiet,mask_cpu:0x33"),
-        ("map_cpu:5,0x1", 3, None, [(5,), (1,), (5,)], "quiet,map_cpu:5,1"),
-        ("map_cpu:0*2,1", 3, None, [(0,), (0,), (1,)], "quiet,map_cpu:0,0,1"),
-        ("verbose,mask_cpu:0x30,3", 2, None, [(4, 5), (0, 1)], "verbose,mask_cpu:30,3"),
     ],
 )
 def test_cpu_binding(
