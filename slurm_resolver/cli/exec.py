@@ -198,4 +198,4 @@ def _become(command: List[str], environ: Dict[str, str]) -> NoReturn:
 
 
 def _no_program(name: str, reason: str) -> LaunchError:
-    return LaunchError(f"{name!r} is no program that can be started here ({reason})")
+    return LaunchError(f"{name!r} is not a program that can be started here ({reason})")

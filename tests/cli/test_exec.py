@@ -112,7 +112,7 @@ def test_a_tf_config_that_is_there_already() -> None:
     [
         ([], "expected either a command"),
         (["--format", "env", "--", "true"], "expected either a command"),
-        (["--", "no-such-program"], "'no-such-program' is no program"),
+        (["--", "no-such-program"], "'no-such-program' is not a program"),
         (["--jobs", "ps=9", "--", "true"], "need 9 tasks"),
     ],
 )

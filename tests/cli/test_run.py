@@ -1,4 +1,4 @@
-"""The local launcher: its tasks, what they are told, and what cannot be imitated."""
+"""The local launcher: its tasks, what they are told, and what cannot be simulated."""
 
 from __future__ import annotations
 
@@ -139,7 +139,7 @@ def test_the_tasks_end_with_the_launcher_however_it_ends(tmp_path: Path) -> None
         (["-n", "0", "--", "true"], "-n 0: expected a number of tasks"),
         (["-n", "9999", "--", "true"], "-n 9999: expected a number of tasks"),
         (["--cpus", "0", "--", "true"], "--cpus 0: expected a number of CPUs"),
-        (["--", "no-such-program"], "'no-such-program' is no program"),
+        (["--", "no-such-program"], "'no-such-program' is not a program"),
     ],
 )
 def test_errors(arguments: List[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -159,22 +159,22 @@ def test_reserved_ports_are_free_ones() -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--mem", "5G"], "srun's --mem cannot be imitated: nothing here divides or enforces it."),
-        (["--mem=5G"], "srun's --mem cannot be imitated"),
-        (["-wn1"], "srun's -w cannot be imitated: this is one node, localhost."),
-        (["-p", "gpu"], "srun's -p cannot be imitated: there is no queue here."),
-        (["--mpi=pmix"], "srun's --mpi cannot be imitated: it is the work of Slurm's daemons"),
-        (["--resv-ports"], "ports are reserved here always"),
+        (["--mem", "5G"], "srun's --mem cannot be simulated: this command neither allocates"),
+        (["--mem=5G"], "srun's --mem cannot be simulated"),
+        (["-wn1"], "srun's -w cannot be simulated: this is one node, localhost."),
+        (["-p", "gpu"], "srun's -p cannot be simulated: there is no queue here."),
+        (["--mpi=pmix"], "srun's --mpi cannot be simulated: Slurm's daemons and plugins"),
+        (["--resv-ports"], "ports are always reserved here"),
         (["--nodes=2"], "argument -N/--nodes: 2: this is one node, localhost."),
         (["-N", "1-2"], "argument -N/--nodes: 1-2: this is one node"),
         (["--input", "all"], "argument -i/--input: all: tasks read nothing here."),
-        (["--gpus", "a100:2"], "argument -G/--gpus: 'a100:2': expected a number; types"),
+        (["--gpus", "a100:2"], "argument -G/--gpus: 'a100:2': expected a number; only Slurm"),
         (["--gpus=-1"], "expected a number"),
         (["--open-mode", "x"], "argument --open-mode: invalid choice"),
         (["--wombat"], "unrecognized arguments: --wombat"),
     ],
 )
-def test_what_cannot_be_imitated_is_an_error_that_says_what_to_do(
+def test_what_cannot_be_simulated_is_an_error_that_says_what_to_do(
     arguments: List[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit) as caught:

@@ -39,7 +39,9 @@ def test_a_signal_announces_the_time_limit() -> None:
     script = "trap 'echo warned; exit 0' USR1; sleep 60 & wait"
     done = run("run", "-n2", "-t", "1", "--signal", "usr1@58", "--", "sh", "-c", script)
     assert (done.returncode, sorted(done.stdout.splitlines())) == (0, ["0: warned", "1: warned"])
-    assert done.stderr == "slurm-resolver run: 58 s to the time limit: SIGUSR1 to all tasks\n"
+    assert (
+        done.stderr == "slurm-resolver run: 58 s to the time limit: sending SIGUSR1 to all tasks\n"
+    )
 
 
 def test_a_signal_without_a_limit_says_that_nothing_is_sent() -> None:
@@ -146,8 +148,14 @@ def test_nothing_is_restarted_after_ctrl_c() -> None:
     ("arguments", "message"),
     [
         (["-t", "soon"], "--time 'soon': expected minutes, minutes:seconds"),
-        (["--signal", "B:USR1@5"], "the prefix B: cannot be imitated, and there is no batch shell"),
-        (["--signal", "R:USR1"], "the prefix R: cannot be imitated, and there are no reservations"),
+        (
+            ["--signal", "B:USR1@5"],
+            "the prefix B: cannot be simulated, and there is no batch shell",
+        ),
+        (
+            ["--signal", "R:USR1"],
+            "the prefix R: cannot be simulated, and there are no reservations",
+        ),
         (["--signal", "WINCH"], "Slurm takes no signal WINCH; expected a number or one of HUP"),
         (["--signal", "99"], "99 is no signal's number"),
         (["--signal", "@5"], "--signal '@5': expected SIGNAL[@SECONDS]"),
@@ -160,17 +168,17 @@ def test_nothing_is_restarted_after_ctrl_c() -> None:
         (["-m", "heap"], "--distribution 'heap': expected block, cyclic or plane=SIZE"),
         (["-m", "arbitrary"], "arbitrary needs Slurm"),
         (["--gpu-bind", "map:1"], "--gpu-bind 'map:1': expected none, closest, single:N"),
-        (["--gpu-bind", "map_gpu:1,0"], "map_gpu cannot be imitated here. List the GPUs in that"),
-        (["--gpu-bind", "verbose,mask_gpu:0x3"], "mask_gpu cannot be imitated here."),
+        (["--gpu-bind", "map_gpu:1,0"], "map_gpu cannot be simulated here. List the GPUs in that"),
+        (["--gpu-bind", "verbose,mask_gpu:0x3"], "mask_gpu cannot be simulated here."),
         (["--gpu-bind", "single:0"], "--gpu-bind 'single:0': expected"),
-        (["--cpu-bind", "sockets"], "sockets cannot be imitated"),
-        (["--cpu-bind", "map_ldom:0,1"], "map_ldom cannot be imitated"),
-        (["--cpu-bind", "map_cpu:1,0"], "map_cpu cannot be imitated here, as it is about one"),
+        (["--cpu-bind", "sockets"], "sockets cannot be simulated"),
+        (["--cpu-bind", "map_ldom:0,1"], "map_ldom cannot be simulated"),
+        (["--cpu-bind", "map_cpu:1,0"], "map_cpu cannot be simulated here, as it is about one"),
         (["--cpu-bind", "v,mask_cpu:0x3"], "Use cores or threads here; on Slurm give this to srun"),
         (["--cpu-bind", "fast"], "--cpu-bind 'fast': expected none, rank, cores"),
         (["-n", "4000", "--cpu-bind", "threads"], "4000 tasks need 4000 CPUs, but this process"),
         (["-o", "no/such/folder/%t"], "cannot write to 'no/such/folder/0' (No such file"),
-        (["--chdir", "/no/such"], "--chdir '/no/such' is no directory"),
+        (["--chdir", "/no/such"], "--chdir '/no/such' is not a directory"),
     ],
 )
 def test_values_that_make_no_sense(
