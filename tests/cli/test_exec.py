@@ -16,7 +16,7 @@ from task_variables import TASK
 
 import slurm_resolver as sr
 from slurm_resolver.cli import main
-from slurm_resolver.cli.exec import fill
+from slurm_resolver.cli.exec import fill_in
 
 COMMAND = [sys.executable, "-m", "slurm_resolver", "exec"]
 
@@ -71,7 +71,7 @@ def test_arguments_are_filled_in() -> None:
     assert done.stdout == (
         "worker 0 1 n9:23002 n10:23001 n9:23002,n10:23002 n9:23001| {x} {} {1}\n"
     )
-    assert fill("{job}{index}{ps_hosts}", sr.Cluster()) == ""
+    assert fill_in("{job}{index}{ps_hosts}", sr.Cluster()) == ""
 
 
 def test_for_eval() -> None:
