@@ -222,7 +222,7 @@ def _run(args: argparse.Namespace, command: List[str]) -> int:
     from slurm_resolver.local.step import StepOptions
     from slurm_resolver.slurm.time_limit import notice_and_limit
 
-    limit, signal_before_limit = notice_and_limit(args.time, args.signal)
+    limit, limit_signal = notice_and_limit(args.time, args.signal)
     if args.signal is not None and limit is None:
         _print_line("--signal without a time limit (--time) sends nothing, as on Slurm")
     request = GpuRequest(args.gpus, args.gpus_per_node, args.gpus_per_task, args.gpu_bind)
@@ -240,7 +240,7 @@ def _run(args: argparse.Namespace, command: List[str]) -> int:
         removed_variables=gpus.removed,
         output=OutputOptions(args.output, args.error, args.label, args.open_mode.startswith("a")),
         time_limit=limit,
-        signal=signal_before_limit,
+        limit_signal=limit_signal,
         preempt_after=args.preempt_after,
         kill_on_bad_exit=args.kill,
     )

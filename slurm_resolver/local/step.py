@@ -39,7 +39,7 @@ class StepOptions(NamedTuple):
         variables: further variables of all tasks.
         task_variables: further variables of each task; empty for none.
         removed_variables: variables of the launcher that its tasks do not get.
-        signal: the signal that the tasks get before the time limit.
+        limit_signal: the signal that the tasks get before the time limit.
         requeue_statuses: the exit statuses by which a task asks to be started again.
     """
 
@@ -54,7 +54,7 @@ class StepOptions(NamedTuple):
     removed_variables: Sequence[str] = ()
     output: OutputOptions = OutputOptions()
     time_limit: Optional[int] = None
-    signal: Optional[Notice] = None
+    limit_signal: Optional[Notice] = None
     preempt_after: Optional[float] = None
     kill_on_bad_exit: bool = True
     requeue_statuses: Sequence[int] = ()
@@ -214,9 +214,9 @@ class LocalStep:
         options = self._options
         if options.time_limit is not None:
             self._add_timer(options.time_limit, self._on_time_limit)
-            if options.signal is not None:
-                seconds = options.time_limit - options.signal.seconds
-                self._add_timer(seconds, self._send_signal_before_limit)
+            if options.limit_signal is not None:
+                seconds = options.time_limit - options.limit_signal.seconds
+                self._add_timer(seconds, self._send_limit_signal)
         if options.preempt_after is not None:
             self._add_timer(options.preempt_after, self._on_preemption)
 
@@ -230,9 +230,9 @@ class LocalStep:
         for _, action in sorted(due, key=lambda timer: timer[0]):
             action()
 
-    def _send_signal_before_limit(self) -> None:
-        assert self._options.signal is not None
-        number, seconds = self._options.signal
+    def _send_limit_signal(self) -> None:
+        assert self._options.limit_signal is not None
+        number, seconds = self._options.limit_signal
         self._print_line(f"{seconds} s to the time limit: sending {number.name} to all tasks")
         # A stopped task could not handle it; Slurm sends both as well.
         self._send(self._running, number, signal.SIGCONT)

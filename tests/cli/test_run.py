@@ -1,4 +1,4 @@
-"""The local launcher: its tasks, what they are told, and what cannot be simulated."""
+"""The local launcher: its tasks, their variables, and the options that cannot be simulated."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_each_task_sees_one_cluster() -> None:
     assert tasks == [("ps", 0), ("worker", 0), ("worker", 1)]
 
 
-def test_a_step_around_it_does_not_shine_through() -> None:
+def test_variables_of_a_step_around_it_are_not_passed_on() -> None:
     done = run(
         "run", "--", "sh", "-c", "env | grep SLURM", env={**os.environ, **TASK, "SLURM_X": "1"}
     )
@@ -91,7 +91,7 @@ def test_one_failure_ends_all(
     assert message in done.stderr
     assert done.stderr.startswith("slurm-resolver run: task ")
     if script.startswith("exit"):
-        assert done.returncode in (1, 2)  # whichever was first; the others no longer count
+        assert done.returncode in (1, 2)  # of the task that ended first; the others do not count
     else:
         assert done.returncode == status
 
@@ -188,7 +188,7 @@ def test_one_node_and_options_that_change_nothing_are_accepted() -> None:
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 
-def test_the_step_s_name_directory_and_times(tmp_path: Path) -> None:
+def test_the_name_directory_and_times_of_the_step(tmp_path: Path) -> None:
     show = "echo $SLURM_JOB_NAME $PWD $SLURM_SUBMIT_DIR ${SLURM_RESTART_COUNT-none};"
     show += "echo $((SLURM_JOB_END_TIME - SLURM_JOB_START_TIME))"
     options = ["-J", "digits", "-D", str(tmp_path), "-t", "1-2:3:4", "--no-label"]
@@ -198,7 +198,7 @@ def test_the_step_s_name_directory_and_times(tmp_path: Path) -> None:
     assert done.stdout == "none\n"
 
 
-def test_a_program_s_path_counts_from_the_tasks_directory(tmp_path: Path) -> None:
+def test_a_relative_program_counts_from_the_tasks_directory(tmp_path: Path) -> None:
     (tmp_path / "here").write_text("#!/bin/sh\necho found\n")
     (tmp_path / "here").chmod(0o755)
     assert run("run", "-D", str(tmp_path), "--", "./here").stdout == "0: found\n"
@@ -213,13 +213,13 @@ def started(text: str, tasks: str) -> bool:
     )
 
 
-def test_verbose_tells_that_the_tasks_have_started() -> None:
+def test_verbose_says_that_the_tasks_have_started() -> None:
     assert started(run("run", "-n3", "-v", "--", "true").stderr, "3 tasks")
     assert started(run("run", "--verbose", "--", "true").stderr, "1 task")
 
 
 @pytest.mark.parametrize("option", [[], ["-Q"]])
-def test_a_terminal_is_told_as_well(option: List[str]) -> None:
+def test_a_terminal_gets_that_line_as_well(option: List[str]) -> None:
     ours, theirs = pty.openpty()
     with subprocess.Popen(
         [*COMMAND, "run", "-n2", *option, "--", "true"], stdout=subprocess.PIPE, stderr=theirs

@@ -28,14 +28,14 @@ def test_a_time_limit_ends_all_tasks() -> None:
         "trap 'echo told; exit 0' TERM; [ $SLURM_PROCID = 1 ] && kill -STOP $$; sleep 60 & wait"
     )
     done = run("run", "-n2", "-t", "0:01", "--requeue", "--", "sh", "-c", script)
-    # 143 as srun's; a stopped task is woken to hear of it; and no restart
+    # 143 as of srun; a stopped task is continued, so that it gets the signal; no restart
     assert (done.returncode, sorted(done.stdout.splitlines())) == (143, ["0: told", "1: told"])
     assert done.stderr == (
         "slurm-resolver run: the time limit of 1 s is reached: ending all tasks\n"
     )
 
 
-def test_a_signal_announces_the_time_limit() -> None:
+def test_a_signal_is_sent_before_the_time_limit() -> None:
     script = "trap 'echo warned; exit 0' USR1; sleep 60 & wait"
     done = run("run", "-n2", "-t", "1", "--signal", "usr1@58", "--", "sh", "-c", script)
     assert (done.returncode, sorted(done.stdout.splitlines())) == (0, ["0: warned", "1: warned"])
@@ -65,7 +65,7 @@ def test_a_task_asks_for_a_restart_by_its_exit_status() -> None:
     )
 
 
-def test_restarts_have_an_end() -> None:
+def test_max_restarts() -> None:
     options = ["--requeue", "--max-restarts", "1", "--requeue-exit", "3,4"]
     done = run("run", *options, "--", "sh", "-c", COUNT + "exit 4")
     assert (done.returncode, done.stdout) == (4, "0: first\n0: 1\n")
@@ -80,7 +80,7 @@ def test_without_requeue_or_with_another_status_nothing_is_restarted() -> None:
 
 
 def test_a_request_for_a_restart_lets_the_others_finish() -> None:
-    """They are about to end as well, and may be saving: only after a while are they told to."""
+    """They are about to end as well, and may be saving: SIGTERM comes only after a while."""
     wait = '[ -n "$SLURM_RESTART_COUNT" ] && exit 0; [ $SLURM_PROCID = 0 ] && exit 75;'
     script = wait + "trap 'echo cut off' TERM; sleep 1; echo saved"
     done = run("run", "-n2", "--requeue", "--", "sh", "-c", script)
@@ -114,7 +114,7 @@ def test_a_preemption_ends_the_tasks_and_starts_them_again() -> None:
     )
 
 
-def test_a_preemption_without_requeue_is_the_end() -> None:
+def test_a_preemption_without_requeue_ends_the_tasks() -> None:
     with preempted() as process:
         errors = process.communicate(timeout=60)[1]
     assert process.returncode == 143

@@ -1,4 +1,4 @@
-"""Batch files that are printed: their exact text, and what is refused."""
+"""The batch files that `slurm-resolver sbatch` prints, and the values that it refuses."""
 
 from __future__ import annotations
 
@@ -149,7 +149,7 @@ def test_exec_starts_both_steps_with_the_same_jobs(capsys: pytest.CaptureFixture
     assert "#SBATCH --job-name=train\n" in text
 
 
-def test_parameter_servers_on_nodes_of_their_own(capsys: pytest.CaptureFixture[str]) -> None:
+def test_parameter_servers_on_further_nodes(capsys: pytest.CaptureFixture[str]) -> None:
     options = (
         "-N 4 --tasks-per-node 2 --gpus-per-node 2 --ps 2 --ps-nodes 1 --ps-partition cpu -p g"
     )
@@ -160,8 +160,8 @@ def test_parameter_servers_on_nodes_of_their_own(capsys: pytest.CaptureFixture[s
     assert "--nodes=1\n#SBATCH --ntasks=3\n" in servers
     assert "--partition=cpu\n" in servers
     assert "gpus" not in servers
-    told = re.findall(r"SlurmClusterResolver\((.*), het_groups=(.*)\)", text)
-    assert [json.loads(part) for part in told[0]] == [
+    arguments = re.findall(r"SlurmClusterResolver\((.*), het_groups=(.*)\)", text)
+    assert [json.loads(part) for part in arguments[0]] == [
         {"chief": 1, "ps": 2, "worker": -1},
         {"chief": 1, "ps": 1, "worker": 0},
     ]
@@ -223,7 +223,7 @@ def test_what_is_refused(options: str, capsys: pytest.CaptureFixture[str]) -> No
         (["python", "train.py", ":", "b"], "has the word ':'"),
     ],
 )
-def test_commands_that_srun_would_read_otherwise(
+def test_commands_that_srun_would_misread(
     command: List[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["sbatch", "--", *command]) == 2

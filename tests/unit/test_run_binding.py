@@ -30,16 +30,16 @@ def gpus(request: GpuRequest, tasks: int, **environ: str) -> List[Optional[str]]
         (GpuRequest(per_task=1), 2, "GPU-aa,MIG-bb", ["GPU-aa", "MIG-bb"]),
         (GpuRequest(2, bind="none"), 2, "4,5", [None, None]),
         (GpuRequest(0), 2, "4,5", ["", ""]),
-        (GpuRequest(), 2, "4,5", [None, None]),  # not asked: the launcher's passes through
+        (GpuRequest(), 2, "4,5", [None, None]),  # none asked for: the launcher's variables stay
     ],
 )
-def test_gpus_are_the_first_of_the_launchers(
+def test_tasks_get_the_first_of_the_launchers_gpus(
     request_: GpuRequest, tasks: int, visible: str, expected: List[Optional[str]]
 ) -> None:
     assert gpus(request_, tasks, CUDA_VISIBLE_DEVICES=visible) == expected
 
 
-def test_names_of_one_maker_go_into_its_variable_alone() -> None:
+def test_uuids_go_only_into_the_variable_of_their_maker() -> None:
     found = srun_gpu_variables(GpuRequest(1), 1, {CUDA: "GPU-aa"})
     assert found.variables == [
         {CUDA: "GPU-aa", "SLURM_STEP_GPUS": "GPU-aa", "SLURM_GPUS_ON_NODE": "1"}
@@ -75,7 +75,7 @@ def test_more_gpus_than_there_are(
     assert message in str(caught.value)
 
 
-def test_where_nothing_can_be_asked_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unknown_number_of_gpus_is_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("slurm_resolver.local.gpus.count_with_driver", lambda: None)
     found = srun_gpu_variables(GpuRequest(2), 1, {})
     assert found.variables[0][CUDA] == "0,1"
@@ -86,7 +86,7 @@ def test_where_nothing_can_be_asked_it_says_so(monkeypatch: pytest.MonkeyPatch) 
     assert not srun_gpu_variables(GpuRequest(2), 1, {}).warnings
 
 
-def test_a_binding_that_leaves_a_task_none_says_so() -> None:
+def test_a_binding_that_leaves_a_task_without_gpu_is_a_warning() -> None:
     found = srun_gpu_variables(GpuRequest(2, bind="per_task:1"), 3, {CUDA: "4,5"})
     assert [one[CUDA] for one in found.variables] == ["4", "5", "4"]
     [warning] = found.warnings
