@@ -1,6 +1,6 @@
-"""The command `slurm-resolver`: one module a subcommand, no TensorFlow anywhere.
+"""The command `slurm-resolver`: one module for each subcommand, and none imports TensorFlow.
 
-Only the module of the subcommand that is asked for is imported: a command that starts once a task
+Only the module of the subcommand that is asked for is imported, as a command that every task runs
 has to start quickly. Each module has `DESCRIPTION`, `EPILOG`, `add_arguments(parser)` and
 `main(args)`, which returns the exit status.
 """
@@ -18,19 +18,19 @@ from slurm_resolver.version import __version__
 
 COMMANDS = {
     "run": "start N tasks on this machine, as srun would in a step of one node",
-    "exec": "run a program that reads TF_CONFIG, or takes hosts as arguments, unchanged",
+    "exec": "run an unchanged program that reads TF_CONFIG, or takes hosts as arguments",
     "show": "show the cluster of this Slurm step, or of a step described by options",
     "check": "find out whether TensorFlow could start on this step, before it hangs",
     "sbatch": "print a batch file for a training on several nodes",
     "explain": "explain the errors in the log of a run",
-    "hosts": "expand, fold or count a host list, such as n[9-11]",
+    "hosts": "expand, fold or count a host list such as n[9-11]",
     "env": "print what belongs in a bug report, without secrets",
     "completion": "print the script that completes this command's words in your shell",
 }
 
 _EPILOG = """\
-exit status: 0 when all went well, 1 for a finding, 2 when usage or environment are wrong; of exec
-and run the program's own. Each command's --help tells more, with examples."""
+exit status: 0 when all went well, 1 for a finding, 2 when usage or environment are wrong; exec and
+run return the program's own. COMMAND --help has more, with examples."""
 
 
 def build_parser(complete: Collection[str] = COMMANDS) -> argparse.ArgumentParser:
@@ -63,9 +63,9 @@ def build_parser(complete: Collection[str] = COMMANDS) -> argparse.ArgumentParse
 def main(argv: Optional[Sequence[str]] = None) -> int:
     """Runs the command line, and returns the exit status."""
     words = sys.argv[1:] if argv is None else list(argv)
-    # The subcommand is the first word that names one: those before it are options of the parser.
-    named = [word for word in words if word in COMMANDS][:1]
-    args = build_parser(named).parse_args(words)
+    # The subcommand is the first word that names one; those before it are options of the parser.
+    command = [word for word in words if word in COMMANDS][:1]
+    args = build_parser(command).parse_args(words)
     try:
         status = int(args.function(args))
         sys.stdout.flush()
@@ -74,6 +74,6 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
         print(f"slurm-resolver {args.command}: {error}", file=sys.stderr)
         return 2
     except BrokenPipeError:  # `slurm-resolver show | head`
-        # what is left in the buffer must not fail a second time, when Python ends
+        # else Python would write the rest of the buffer when it ends, and fail again
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0

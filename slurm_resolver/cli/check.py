@@ -1,4 +1,4 @@
-"""`slurm-resolver check`: the preflight of a step, printed once as a grid."""
+"""`slurm-resolver check`: the checks before a training, printed once for all tasks."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from slurm_resolver.errors import RendezvousError
 from slurm_resolver.slurm.step import SlurmStep
 
 DESCRIPTION = """\
-Checks what would keep TensorFlow from starting, before it starts: whether all tasks of the step
+Checks, before TensorFlow starts, what would keep it from starting: whether all tasks of the step
 are there and agree, every name resolves, every port is free and can be reached, no GPU is shared,
-the versions are the same. One task prints the results. Without srun it checks what one machine can
-tell."""
+and the versions are the same. One task prints the results. Without srun it checks what can be
+checked on one machine."""
 
 EPILOG = """\
 checks: presence, layout, agreement, names, ports, reach, speed, gpus, tensorflow, keras, proxies,
-clocks, and what decides whether a job can be interrupted and go on: requeue, preemption, signal,
-log; outside a step names, tensorflow, keras, proxies, gpus, requeue, preemption, step.
+clocks, and those about a job that is interrupted and goes on: requeue, preemption, signal, log;
+outside a step names, tensorflow, keras, proxies, gpus, requeue, preemption, step.
 
 exit status: 0 when no check failed (warnings do not count), 1 when one did, 2 when usage or
 environment are wrong; the same in every task.
@@ -35,14 +35,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds this subcommand's arguments."""
     add_cluster_options(parser)
     parser.add_argument(
-        "--timeout", type=float, default=60.0, metavar="SECONDS", help="to wait for all tasks (60)"
+        "--timeout", type=float, default=60.0, metavar="SECONDS", help="wait for all tasks (60)"
     )
     parser.add_argument("--json", action="store_true", help="print JSON")
 
 
 def main(args: argparse.Namespace) -> int:
     """Runs the checks, prints them in one task, and returns 0 or 1."""
-    # sockets, threads and statistics take their time to import
+    # imported here, as --help does not need them: they take longer than all the rest
     from slurm_resolver.preflight.result import FAILED, Result
     from slurm_resolver.preflight.step_checks import check_here, check_step
 
@@ -56,7 +56,7 @@ def main(args: argparse.Namespace) -> int:
             results = check_step(cluster, args.timeout)
         except RendezvousError as error:
             results = [Result("presence", FAILED, str(error))]
-            # Who could not reach the meeting point knows what nobody else does.
+            # A task that could not reach the host of the meeting prints its error: no other has it.
             printing = printing or not error.shared
     else:
         results = check_here()

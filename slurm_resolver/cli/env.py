@@ -8,11 +8,11 @@ import os
 
 DESCRIPTION = """\
 Prints what belongs in a bug report: versions, the machine, the variables that decide the cluster,
-and what the resolver makes of them. Values of other variables, credentials, the user's name and
-home are left out. Under srun every task prints its own."""
+and the cluster that the resolver makes of them. Values of other variables, credentials, the user's
+name and home are left out. Under srun every task prints its own report."""
 
 EPILOG = """\
-exit status: 0, also where the cluster cannot be resolved: then the report says why.
+exit status: 0, even if the cluster cannot be resolved: the report then says why.
 
 examples:
   slurm-resolver env

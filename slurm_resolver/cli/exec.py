@@ -1,4 +1,4 @@
-"""`slurm-resolver exec`: becomes a program that finds its cluster in TF_CONFIG or its arguments."""
+"""`slurm-resolver exec`: starts a program that gets its cluster from TF_CONFIG or arguments."""
 
 from __future__ import annotations
 
@@ -16,9 +16,10 @@ from slurm_resolver.errors import EnvironmentValueError, LaunchError
 from slurm_resolver.slurm.step import SlurmStep
 
 DESCRIPTION = """\
-Becomes COMMAND, with TF_CONFIG set to this task's part of the cluster, and with the task's GPUs.
-In its arguments {job}, {index}, {rank}, {address}, {ps_hosts}, {worker_hosts} and {chief_host} are
-filled in. Process id, signals and exit status are the program's own."""
+Starts COMMAND with TF_CONFIG set to this task's part of the cluster, and with the task's GPUs. In
+its arguments {job}, {index}, {rank}, {address}, {ps_hosts}, {worker_hosts} and {chief_host} are
+filled in. COMMAND replaces this process: it keeps the process id and gets the signals, and its exit
+status is the task's."""
 
 EPILOG = """\
 exit status: COMMAND's; 1 when the tasks are not ready in time (--wait), 2 when usage or environment
@@ -30,8 +31,8 @@ examples:
       --worker_hosts={worker_hosts} --job_name={job} --task_index={index}
   config=$(slurm-resolver exec --format env) && eval "$config"
 
-TF_CONFIG names every task, and Linux passes at most 128 KiB in one variable or argument: enough for
-some thousands of tasks. SlurmClusterResolver has no such limit."""
+TF_CONFIG has the address of every task, and Linux passes at most 128 KiB in one variable or
+argument: enough for some thousands of tasks. SlurmClusterResolver has no such limit."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -41,7 +42,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--wait",
         type=_seconds,
         metavar="SECONDS",
-        help="wait until all tasks are there and agree; after that time, tell who is missing",
+        help="wait until all tasks are there and agree; after that time, say which are missing",
     )
     parser.add_argument("--force", action="store_true", help="replace a TF_CONFIG that differs")
     parser.add_argument(
@@ -63,13 +64,13 @@ def _seconds(text: str) -> float:
 
 
 def main(args: argparse.Namespace) -> int:
-    """Prints the variables, or becomes the program."""
+    """Prints the variables, or replaces this process by the program."""
     command = args.command_line[1:] if args.command_line[:1] == ["--"] else args.command_line
     if bool(command) == bool(args.format):
         raise LaunchError("expected either a command, after --, or --format")
     cluster = resolve_step(SlurmStep.read(), cluster_options(args))
     variables = _variables(cluster, args.force)
-    command = [fill(word, cluster) for word in command]
+    command = [fill_in(word, cluster) for word in command]
     if args.format != "json":
         _check_lengths(command, variables)
     if args.wait is not None and cluster.tasks:
@@ -79,8 +80,8 @@ def main(args: argparse.Namespace) -> int:
         from slurm_resolver.preflight.ready import wait_until_ready
 
         if command and shutil.which(command[0]) is None:
-            # Before the others go on and start theirs, which would wait for this one in vain.
-            raise _no_program(command[0], "none found that may be executed")
+            # Found out now, as the other tasks would start and wait for this one in vain.
+            raise _cannot_start(command[0], "not found, or not executable")
         try:
             wait_until_ready(cluster, args.wait)
         except RendezvousError as error:
@@ -94,7 +95,7 @@ def main(args: argparse.Namespace) -> int:
         for name, value in variables.items():
             print(f"export {name}={shlex.quote(value)}")
     else:
-        _become(command, {**_inherited(), **variables})
+        _replace_process(command, {**_inherited(), **variables})
     return 0
 
 
@@ -102,10 +103,10 @@ def _variables(cluster: Cluster, force: bool) -> Dict[str, str]:
     variables: Dict[str, str] = {}
     if cluster.tasks:
         config = cluster.tf_config()
-        there = os.environ.get("TF_CONFIG", "")
-        if there and not force and _read(there) != config:
+        present = os.environ.get("TF_CONFIG", "")
+        if present and not force and _read_json(present) != config:
             raise EnvironmentValueError(
-                f"TF_CONFIG={_shorten(there)!r} is set already, and differs from this step's: "
+                f"TF_CONFIG={_shorten(present)!r} is set already, and differs from this step's: "
                 f"{_shorten(json.dumps(config))}. Unset it, or replace it with --force."
             )
         variables["TF_CONFIG"] = json.dumps(config)
@@ -118,15 +119,15 @@ def _shorten(text: str) -> str:
     return text if len(text) <= 1000 else f"{text[:500]} … {text[-500:]}"
 
 
-def _read(text: str) -> Any:
+def _read_json(text: str) -> Any:
     try:
         return json.loads(text)
     except ValueError:
-        return None  # differs from any
+        return None  # differs from every TF_CONFIG
 
 
-def fill(word: str, cluster: Cluster) -> str:
-    """Returns the word with what stands for the cluster filled in; other braces are left alone."""
+def fill_in(word: str, cluster: Cluster) -> str:
+    """Returns the word with {job}, {index} and so on filled in; other braces stay as they are."""
     if "{" not in word:
         return word
     jobs = cluster.jobs()
@@ -145,8 +146,8 @@ def fill(word: str, cluster: Cluster) -> str:
     return word
 
 
-_INSTEAD = (
-    "have the program ask SlurmClusterResolver or slurm_resolver.resolve(), which need neither "
+_ALTERNATIVE = (
+    "have the program use SlurmClusterResolver or slurm_resolver.resolve(), which need neither "
     "TF_CONFIG nor arguments"
 )
 
@@ -155,47 +156,47 @@ def _check_lengths(command: List[str], variables: Dict[str, str]) -> None:
     limit = 32 * os.sysconf("SC_PAGE_SIZE")  # MAX_ARG_STRLEN, with the zero that ends a string
     pieces = [(name, f"{name}={value}") for name, value in variables.items()]
     pieces += [(f"the argument {word[:40]!r}…", word) for word in command]
-    for what, piece in pieces:
-        size = len(os.fsencode(piece)) + 1
+    for name, text in pieces:
+        size = len(os.fsencode(text)) + 1
         if size > limit:
             raise LaunchError(
-                f"{what} is {size} bytes long with this step's tasks filled in; expected {limit} "
+                f"{name} is {size} bytes long with this step's tasks filled in; expected {limit} "
                 "at most, as Linux passes no more to a program in one variable or argument "
-                f"(MAX_ARG_STRLEN). Start fewer tasks, or {_INSTEAD}."
+                f"(MAX_ARG_STRLEN). Start fewer tasks, or {_ALTERNATIVE}."
             )
 
 
 def _inherited() -> Dict[str, str]:
-    """The environment without what Python itself has put there: LC_CTYPE, in the C locale."""
+    """Returns the environment without LC_CTYPE where Python itself has set it (in the C locale)."""
     environ = dict(os.environ)
     if "LC_CTYPE" in environ:
-        with open("/proc/self/environ", "rb") as at_start:
-            if b"\0LC_CTYPE=" not in b"\0" + at_start.read():
+        with open("/proc/self/environ", "rb") as initial:
+            if b"\0LC_CTYPE=" not in b"\0" + initial.read():
                 del environ["LC_CTYPE"]
     return environ
 
 
-def _become(command: List[str], environ: Dict[str, str]) -> NoReturn:
+def _replace_process(command: List[str], environ: Dict[str, str]) -> NoReturn:
     import errno
     import signal
 
     sys.stdout.flush()
-    # Python ignores them, and a program inherits that.
+    # Python ignores these signals, and the program would inherit that.
     numbers = (signal.SIGPIPE, signal.SIGXFSZ)
-    ignored = [signal.signal(number, signal.SIG_DFL) for number in numbers]
+    handlers = [signal.signal(number, signal.SIG_DFL) for number in numbers]
     try:
         os.execvpe(command[0], command, environ)
     except OSError as error:
-        for number, handler in zip(numbers, ignored):
+        for number, handler in zip(numbers, handlers):
             signal.signal(number, handler)
         if error.errno == errno.E2BIG:
             raise LaunchError(
                 "the arguments and the environment together are longer than Linux passes to a "
                 "program (`getconf ARG_MAX`). Raise the limit, which is a quarter of `ulimit -s`, "
-                f"or {_INSTEAD}."
+                f"or {_ALTERNATIVE}."
             ) from error
-        raise _no_program(command[0], str(error.strerror)) from error
+        raise _cannot_start(command[0], str(error.strerror)) from error
 
 
-def _no_program(name: str, reason: str) -> LaunchError:
-    return LaunchError(f"{name!r} is no program that can be started here ({reason})")
+def _cannot_start(name: str, reason: str) -> LaunchError:
+    return LaunchError(f"{name!r} is not a program that can be started here ({reason})")

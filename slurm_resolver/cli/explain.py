@@ -14,8 +14,7 @@ if TYPE_CHECKING:
 
 DESCRIPTION = """\
 Reads logs and explains the messages of TensorFlow, gRPC, CUDA and Slurm that it knows: what each
-means, which task it names, and what to do. The first is often the cause, the others follow from
-it."""
+means, which task it names, and what to do. The first one is often the cause of the others."""
 
 EPILOG = """\
 exit status: 0 when no known message was found, 1 when one was, 2 when a file cannot be read.
@@ -28,13 +27,13 @@ examples:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds this subcommand's arguments."""
     parser.add_argument(
-        "logs", nargs="*", metavar="LOGFILE", help="default, or -: the standard input"
+        "logs", nargs="*", metavar="LOGFILE", help="without any, or for -: the standard input"
     )
     parser.add_argument("--json", action="store_true", help="print JSON")
 
 
 def main(args: argparse.Namespace) -> int:
-    """Prints the findings; returns 0 without any, 1 with some, 2 where a file was not readable."""
+    """Prints the findings; returns 0 for none, 1 for some, 2 if a file cannot be read."""
     found: List[Dict[str, Any]] = []
     unreadable = False
     for name in args.logs or ["-"]:
@@ -56,9 +55,8 @@ def main(args: argparse.Namespace) -> int:
 
 
 def _read(name: str) -> List[Finding]:
-    from slurm_resolver.diagnostics.log_messages import (
-        explain_file,  # its table takes longer than the command
-    )
+    # imported here, as --help does not need it: its table takes longer than all the rest
+    from slurm_resolver.diagnostics.log_messages import explain_file
 
     if name == "-":
         return explain_file(sys.stdin.buffer)
@@ -76,7 +74,7 @@ def _print(name: str, finding: Finding) -> None:
             width,
             initial_indent="    ",
             subsequent_indent="      ",
-            break_on_hyphens=False,  # the options of a command
+            break_on_hyphens=False,  # as in a command's options
         )
     encoding = sys.stdout.encoding or "utf-8"
     print("\n".join(paragraphs).encode(encoding, "backslashreplace").decode(encoding))

@@ -10,8 +10,8 @@ from slurm_resolver.slurm.hostlist import count_hostlist, expand_hostlist
 from slurm_resolver.slurm.hostlist_compress import compress_hostlist, sort_hosts
 
 DESCRIPTION = """\
-Expands, folds and counts host lists as Slurm writes them. It needs no Slurm. LIST is a host list,
-folded or not; without any, or for -, lists are read from the standard input, separated by white
+Expands, folds and counts host lists as Slurm writes them, without Slurm. LIST is a host list,
+folded or not. Without a LIST, or for -, lists are read from the standard input, separated by white
 space or commas, in UTF-8."""
 
 EPILOG = """\
@@ -41,7 +41,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
             "lists",
             nargs="*",
             metavar="LIST",
-            help="a host list; default, or -: those on the standard input",
+            help="a host list; without any, or for -: those on the standard input",
         )
         if name == "expand":
             action.add_argument(
@@ -52,7 +52,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
                 help=r"put TEXT between the names (default: \n, a new line; \t is a tab)",
             )
         action.add_argument(
-            "-u", "--unique", action="store_true", help="take every name once, where it is first"
+            "-u", "--unique", action="store_true", help="keep every name once, at its first place"
         )
         if name != "count":
             action.add_argument(
@@ -86,10 +86,10 @@ def main(args: argparse.Namespace) -> int:
 
 
 def _lists(arguments: List[str]) -> Iterator[str]:
-    """Yields the arguments, and in place of ``-`` what is read."""
+    """Yields the arguments, and for ``-`` the standard input."""
     for argument in arguments or ["-"]:
         if argument == "-":
-            # Bytes that are no UTF-8 come out as they went in, whatever the locale.
+            # Bytes that are not UTF-8 are printed as they were read, whatever the locale.
             text = sys.stdin.buffer.read().decode("utf-8", "surrogateescape")
             yield text.replace("\r", "\n")
         else:

@@ -1,4 +1,4 @@
-"""The options that say how to make a cluster of a step, shared by the subcommands."""
+"""The subcommands' common options: how to make a cluster of a step."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from slurm_resolver.cluster.roles import PLACEMENTS, WORKER_ORDERS
 
 
 def add_cluster_options(parser: argparse.ArgumentParser) -> None:
-    """Adds the options that stand for the keywords of `slurm_resolver.resolve`."""
+    """Adds an option for each keyword of `slurm_resolver.resolve`."""
     parser.add_argument(
         "--jobs",
-        type=numbers,
+        type=numbers_by_name,
         metavar="JOB=N,…",
         help="tasks of each job, such as ps=2,worker=-1 (-1: the rest); default: all workers",
     )
@@ -21,23 +21,26 @@ def add_cluster_options(parser: argparse.ArgumentParser) -> None:
         "--placement",
         choices=PLACEMENTS,
         default="spread",
-        help="spread parameter servers over the nodes, away from the chief's (default), or deal "
-        "ranks as TensorFlow does",
+        help="spread: parameter servers on distinct nodes, not the chief's (default); rank: as "
+        "TensorFlow's own resolver",
     )
     parser.add_argument(
         "--worker-order",
         choices=WORKER_ORDERS,
         default="ring",
-        help="number workers so that a ring leaves each node once (ring, the default), or by rank",
+        help="ring: number workers so that TensorFlow's ring leaves each node once (default); "
+        "rank: by rank",
     )
     parser.add_argument(
         "--het-groups",
-        type=numbers,
+        type=numbers_by_name,
         metavar="JOB=GROUP,…",
         help="take a job's tasks from that component of a heterogeneous step",
     )
     parser.add_argument("--port-base", type=int, metavar="PORT", help="first port on each node")
-    parser.add_argument("--node-address", metavar="SUFFIX", help="suffix: --node-address=-ib0")
+    parser.add_argument(
+        "--node-address", metavar="SUFFIX", help="appended to node names: --node-address=-ib0"
+    )
     parser.add_argument(
         "--gpu-jobs",
         type=lambda text: text.split(","),
@@ -48,12 +51,12 @@ def add_cluster_options(parser: argparse.ArgumentParser) -> None:
         "--layout",
         choices=LAYOUTS,
         default="auto",
-        help="where to take the layout from; by default the tasks meet where no variable tells",
+        help="where the layout comes from; auto: from the tasks themselves if no variable tells it",
     )
 
 
 def cluster_options(args: argparse.Namespace) -> ClusterOptions:
-    """Returns what these options say of the cluster."""
+    """Returns the values of these options."""
     return ClusterOptions(
         jobs=args.jobs,
         port_base=args.port_base,
@@ -66,7 +69,7 @@ def cluster_options(args: argparse.Namespace) -> ClusterOptions:
     )
 
 
-def numbers(text: str) -> Dict[str, int]:
+def numbers_by_name(text: str) -> Dict[str, int]:
     """Reads ``ps=2,worker=-1``."""
     found = {}
     for part in text.split(","):

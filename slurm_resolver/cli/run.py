@@ -8,37 +8,39 @@ import os
 import shutil
 import signal
 import sys
-from typing import Callable, Dict, List, Mapping, Optional
+from typing import Callable, Dict, List, Optional
 
-from slurm_resolver.cli.srun_options import add_foreign_options, no_input, one_node
+from slurm_resolver.cli.srun_options import add_options_only_for_slurm, no_input, one_node
 from slurm_resolver.errors import LaunchError
 from slurm_resolver.preemption.requeue import REQUEUE_STATUS
 
 DESCRIPTION = """\
 Starts COMMAND as N tasks on this machine, each with the variables that srun sets in a step of one
-node (localhost). The options are srun's. When a task fails, or on Ctrl-C, all tasks are ended, with
-SIGKILL 5 seconds later (Slurm: KillWait, 30 by default) or on a second Ctrl-C."""
+node (localhost). The options are srun's. When a task fails, or on Ctrl-C, all tasks are asked to
+end, and killed 5 seconds later (Slurm: KillWait, 30 by default) or on a second Ctrl-C."""
 
 EPILOG = """\
-not as with srun:
-  lines on the screen have their rank before them (srun: with -l), and never mix
+differences from srun:
+  each line on the screen begins with its task's rank (srun: with -l), and lines never mix
   a task that fails ends the others (srun: with -K)
-  -t counts seconds as they are written (srun: rounded up to minutes)
-  --requeue starts the tasks themselves again, at once (sbatch: the batch script)
-  GPUs are hidden by variables alone, so that a program may look past them
+  -t is exact to the second (srun rounds it up to minutes)
+  --requeue starts the tasks again, at once (sbatch: the batch script)
+  only variables hide GPUs, so that a program can still reach those of other tasks
   tasks read nothing from standard input (as with srun --input none)
 
-not imitated, and an error: several nodes, memory and other resources that Slurm enforces, the
-queue, what daemons do (prolog, MPI, propagation), --multi-prog, --export, --pty, --wait.
+not simulated, and an error: several nodes; memory and other resources that Slurm limits; the
+queue; what daemons do (prolog, MPI, propagation); binding to listed GPUs or CPUs (map_gpu,
+mask_gpu, map_cpu, mask_cpu); --multi-prog, --export, --pty, --wait.
 
 requeue: with --requeue the tasks start again, with SLURM_RESTART_COUNT=1 and so on, when one of
-them ends with a status of --requeue-exit, or after a preemption: SIGUSR2 to this command, or
---preempt-after. A preempted task gets SIGTERM, and SIGKILL 5 seconds later. A time limit is never
-requeued, neither here nor by Slurm. A restart empties the output files as well, as a requeued job
-on Slurm does, unless --open-mode=append.
+them ends with a status of --requeue-exit, or after a preemption, which is SIGUSR2 to this command,
+or --preempt-after. A preempted task gets SIGTERM, and SIGKILL 5 seconds later. After its time limit
+nothing is started again, here as on Slurm. A restart empties the output files, as a requeue on
+Slurm does, unless --open-mode=append.
 
-exit status: the worst of the tasks'; 128 and its number for a signal that ended a task or all
-(Ctrl-C: 130, time limit: 143); 2 when usage or environment are wrong.
+exit status: the highest of the tasks'; a task that a signal ended, and all tasks ended by a signal
+to this command, count as 128 and the signal's number (Ctrl-C: 130, time limit: 143); 2 when usage
+or environment are wrong.
 
 examples:
   slurm-resolver run -n 2 -- python train.py
@@ -46,14 +48,15 @@ examples:
   slurm-resolver run -n 2 -o 'rank-%t.log' -t 1:00 --signal USR1@30 -- python train.py
   slurm-resolver run -n 2 --requeue --preempt-after 20 -- python train.py"""
 
-_MOST = 4096
+_LARGEST_COUNT = 4096
+_MAX_RESTARTS = 5  # Slurm's own default (MaxBatchRequeue)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds this subcommand's arguments."""
     add = parser.add_argument
     add("-n", "--ntasks", type=int, default=1, metavar="N", help="tasks (1)")
-    add("-N", "--nodes", type=one_node, metavar="1", help="nodes: only 1 can be imitated")
+    add("-N", "--nodes", type=one_node, metavar="1", help="nodes: only 1 can be simulated")
     add(
         "-c",
         "--cpus",
@@ -61,19 +64,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         dest="cpus",
         type=int,
         metavar="C",
-        help="CPUs of each task: sets SLURM_CPUS_PER_TASK, and binds where there are enough",
+        help="CPUs of each task: sets SLURM_CPUS_PER_TASK, and binds tasks if there are enough",
     )
     add(
         "--cpu-bind",
         metavar="HOW",
-        help="none, rank, cores, threads, map_cpu:LIST or mask_cpu:LIST; verbose, before it tells "
-        "what each task got",
+        help="none, rank, cores or threads; verbose,HOW also prints each task's CPUs",
     )
     add(
         "-m",
         "--distribution",
         metavar="HOW",
-        help="sets SLURM_DISTRIBUTION; on one node all mean the same",
+        help="sets SLURM_DISTRIBUTION; on one node each gives the same layout",
     )
     add("-J", "--job-name", metavar="NAME", help="SLURM_JOB_NAME (the command's name)")
     add("-D", "--chdir", metavar="DIR", help="the tasks' working directory")
@@ -81,10 +83,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     _add_output_options(parser)
     _add_end_options(parser)
     add("-i", "--input", type=no_input, metavar="none", help="only none, the default here")
-    # Nothing is held back here, and the two together change nothing.
+    # Accepted, and without effect, as nothing is buffered here.
     add("-u", "--unbuffered", action="store_true", help=argparse.SUPPRESS)
     add("command_line", nargs=argparse.REMAINDER, metavar="-- COMMAND [ARGUMENT …]")
-    add_foreign_options(parser)
+    add_options_only_for_slurm(parser)
 
 
 def _add_gpu_options(parser: argparse.ArgumentParser) -> None:
@@ -97,8 +99,7 @@ def _add_gpu_options(parser: argparse.ArgumentParser) -> None:
     add(
         "--gpu-bind",
         metavar="HOW",
-        help="none, closest (all), single:N (N tasks share one), per_task:N, map_gpu:LIST or "
-        "mask_gpu:LIST (numbers count the step's GPUs from 0)",
+        help="none, closest (all), single:N (N tasks share one) or per_task:N",
     )
 
 
@@ -107,13 +108,13 @@ def _add_output_options(parser: argparse.ArgumentParser) -> None:
         "output",
         "PATTERN is a file name with %t (rank), %n (node's number), %N (node's name), %j (job\n"
         "id), %J (job.step), %s (step id), %x (job name), %u (user) or %%; %4t pads a number with\n"
-        "zeros. It may also be all, none, or the rank of the only task to be heard.",
+        "zeros. It may also be all, none, or the rank of the only task that is shown.",
     ).add_argument
     add(
         "-l",
         "--label",
         action=argparse.BooleanOptionalAction,
-        help="put the rank before each line; on the screen the default, in files not",
+        help="put the rank before each line (default: on the screen, not in files)",
     )
     add("-o", "--output", metavar="PATTERN", help="where the output goes (all: the screen)")
     add("-e", "--error", metavar="PATTERN", help="where the errors go (where the output goes)")
@@ -121,10 +122,10 @@ def _add_output_options(parser: argparse.ArgumentParser) -> None:
         "--open-mode",
         choices=("append", "truncate", "a", "t"),
         default="truncate",
-        help="keep what is in the files, or empty them at every start (truncate)",
+        help="keep what the files hold, or empty them at every start (truncate)",
     )
-    add("-v", "--verbose", action="count", default=0, help="tell when the tasks have started")
-    add("-Q", "--quiet", action="store_true", help="do not tell that, even on a terminal")
+    add("-v", "--verbose", action="count", default=0, help="say when the tasks have started")
+    add("-Q", "--quiet", action="store_true", help="do not say so, even on a terminal")
 
 
 def _add_end_options(parser: argparse.ArgumentParser) -> None:
@@ -141,7 +142,7 @@ def _add_end_options(parser: argparse.ArgumentParser) -> None:
         metavar="SIG[@S]",
         help="send the tasks a signal S seconds (60) before the time limit",
     )
-    # Spelt out, as a value has to be attached: the next word may be the command.
+    # Each spelling by itself: with an optional value argparse would take the next word for it.
     add(
         *("-K", "-K1", "--kill-on-bad-exit", "--kill-on-bad-exit=1"),
         dest="kill",
@@ -153,32 +154,39 @@ def _add_end_options(parser: argparse.ArgumentParser) -> None:
         *("-K0", "--kill-on-bad-exit=0", "--no-kill-on-bad-exit"),
         dest="kill",
         action="store_false",
-        help="leave the other tasks alone",
+        help="let the other tasks go on when one fails",
     )
     add(
         "--requeue",
         action=argparse.BooleanOptionalAction,
         help="start the tasks again where Slurm would requeue",
     )
-    add("--max-restarts", type=int, default=5, metavar="N", help="how often at most (5)")
+    add(
+        "--max-restarts",
+        type=int,
+        default=_MAX_RESTARTS,
+        metavar="N",
+        help=f"how often at most ({_MAX_RESTARTS})",
+    )
     add(
         "--requeue-exit",
         default=str(REQUEUE_STATUS),
         metavar="STATUS,…",
-        help="exit statuses by which a task asks for a restart, as RequeueExit in slurm.conf (75)",
+        help="exit statuses by which a task asks for a restart, as RequeueExit in slurm.conf "
+        f"({REQUEUE_STATUS})",
     )
     add(
         "--preempt-after",
         type=float,
         metavar="S",
-        help="imitate a preemption S seconds after the first start",
+        help="simulate a preemption S seconds after the first start",
     )
 
 
 def _gpus(text: str) -> int:
-    if not text.isdigit() or int(text) > _MOST:
+    if not text.isdigit() or int(text) > _LARGEST_COUNT:
         raise argparse.ArgumentTypeError(
-            f"{text!r}: expected a number; types (a100:2) are known to Slurm alone"
+            f"{text!r}: expected a number; only Slurm knows types (a100:2)"
         )
     return int(text)
 
@@ -195,11 +203,11 @@ def main(args: argparse.Namespace) -> int:
         raise LaunchError(f"--preempt-after {args.preempt_after}: expected seconds, 0 or more")
     directory = args.chdir or os.curdir
     if not os.path.isdir(directory):
-        raise LaunchError(f"--chdir {args.chdir!r} is no directory")
-    # A path counts from where the task will be.
+        raise LaunchError(f"--chdir {args.chdir!r} is not a directory")
+    # A relative path counts from the tasks' directory.
     program = os.path.join(directory, command[0]) if os.sep in command[0] else command[0]
     if shutil.which(program) is None:
-        raise LaunchError(f"{command[0]!r} is no program that can be started here")
+        raise LaunchError(f"{command[0]!r} is not a program that can be started here")
     return _run(args, command)
 
 
@@ -207,83 +215,62 @@ def _run(args: argparse.Namespace, command: List[str]) -> int:
     # slow to import, and only needed here
     from slurm_resolver.local.cpus import bind_cpus
     from slurm_resolver.local.environment import distribution_variables
-    from slurm_resolver.local.gpus import GpuRequest, gpu_variables
+    from slurm_resolver.local.gpus import GpuRequest, srun_gpu_variables
     from slurm_resolver.local.job import LocalJob, RequeueOptions
     from slurm_resolver.local.output import OutputOptions
+    from slurm_resolver.local.signal_thread import call_on_signals
     from slurm_resolver.local.step import StepOptions
     from slurm_resolver.slurm.time_limit import notice_and_limit
 
-    limit, notice = notice_and_limit(args.time, args.signal)
+    limit, limit_signal = notice_and_limit(args.time, args.signal)
     if args.signal is not None and limit is None:
-        _say("--signal without a time limit (--time) sends nothing, as on Slurm")
+        _print_line("--signal without a time limit (--time) sends nothing, as on Slurm")
     request = GpuRequest(args.gpus, args.gpus_per_node, args.gpus_per_task, args.gpu_bind)
-    gpus = gpu_variables(request, args.ntasks, os.environ)
+    gpus = srun_gpu_variables(request, args.ntasks, os.environ)
     cpus = bind_cpus(args.cpu_bind, args.ntasks, args.cpus, sorted(os.sched_getaffinity(0)))
     options = StepOptions(
         command,
         args.ntasks,
         args.cpus,
-        name=args.job_name,
+        job_name=args.job_name,
         directory=args.chdir,
         cpus=cpus.cpus,
         variables={**distribution_variables(args.distribution), **cpus.variables},
         task_variables=gpus.variables,
-        hidden=gpus.hidden,
+        removed_variables=gpus.removed,
         output=OutputOptions(args.output, args.error, args.label, args.open_mode.startswith("a")),
         time_limit=limit,
-        notice=notice,
+        limit_signal=limit_signal,
         preempt_after=args.preempt_after,
         kill_on_bad_exit=args.kill,
     )
     for warning in gpus.warnings:
-        _say(warning)
+        _print_line(warning)
     for rank, own in enumerate(cpus.cpus or () if cpus.verbose else ()):
-        _say(f"task {rank} is bound to CPU {','.join(map(str, own))}")
+        _print_line(f"task {rank} is bound to CPU {','.join(map(str, own))}")
     requeue = RequeueOptions(bool(args.requeue), args.max_restarts, _statuses(args.requeue_exit))
     progress = bool(args.verbose) or (sys.stderr.isatty() and not args.quiet)
-    job = LocalJob(options, requeue, _say, progress)
+    job = LocalJob(options, requeue, _print_line, progress)
     actions: Dict[int, Callable[[], None]] = {
         number: functools.partial(job.stop, number)
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
     }
     actions[signal.SIGUSR2] = job.preempt
-    _on_signals(actions)
+    call_on_signals(actions)
     return job.run(os.environ)
 
 
-def _on_signals(actions: Mapping[int, Callable[[], None]]) -> None:
-    """Calls what belongs to a signal, in a thread of its own.
-
-    A handler runs in the main thread, between two of its steps: a signal that comes just before
-    that thread begins to wait would be seen only when the wait is over, which may be never.
-    """
-    import socket
-    import threading
-
-    receiver, sender = socket.socketpair()
-    sender.setblocking(False)
-
-    def listen() -> None:
-        while True:
-            for number in receiver.recv(64):
-                if number in actions:
-                    actions[number]()
-
-    threading.Thread(target=listen, name="signals", daemon=True).start()
-    signal.set_wakeup_fd(sender.detach(), warn_on_full_buffer=False)
-    for number in actions:
-        signal.signal(number, lambda number, frame: None)
-
-
-def _say(message: str) -> None:
-    # in one write, as the tasks' lines may come at the same time
+def _print_line(message: str) -> None:
+    # in one write, as tasks may print lines at the same time
     sys.stderr.write(f"slurm-resolver run: {message}\n")
     sys.stderr.flush()
 
 
 def _check_range(option: str, value: Optional[int], what: str, least: int) -> None:
-    if value is not None and not least <= value <= _MOST:
-        raise LaunchError(f"{option} {value}: expected a number of {what} from {least} to {_MOST}")
+    if value is not None and not least <= value <= _LARGEST_COUNT:
+        raise LaunchError(
+            f"{option} {value}: expected a number of {what} from {least} to {_LARGEST_COUNT}"
+        )
 
 
 def _statuses(text: str) -> List[int]:

@@ -1,22 +1,22 @@
-"""`slurm-resolver sbatch`: prints a batch file that does what this project recommends."""
+"""`slurm-resolver sbatch`: prints a batch file as this project recommends it."""
 
 from __future__ import annotations
 
 import argparse
 import sys
 
-from slurm_resolver.cli.options import numbers
+from slurm_resolver.cli.options import numbers_by_name
 from slurm_resolver.errors import LaunchError
 from slurm_resolver.sbatch.script import batch_file
 from slurm_resolver.sbatch.settings import DEFAULT_SIGNAL, DEFAULT_TIME, BatchSettings
 
 DESCRIPTION = """\
-Prints a complete, commented batch file that trains COMMAND on several nodes, for sbatch: with a
-preflight before the training, all tasks ending when one fails, and, where asked for, a requeue.
-Nothing is submitted. Options have sbatch's names and go into the file as they are."""
+Prints a complete batch file, with comments, that runs COMMAND on several nodes: checks before the
+training, the end of all tasks when one fails, and, if asked for, a requeue. Nothing is submitted.
+Options have sbatch's names, and their values go into the file as they are."""
 
 EPILOG = """\
-exit status: 0, or 2 for a value that sbatch or TensorFlow would not take.
+exit status: 0, or 2 for a value that sbatch or TensorFlow would refuse.
 
 examples:
   slurm-resolver sbatch --nodes 4 --tasks-per-node 4 --gpus-per-node 4 -- python train.py
@@ -28,7 +28,7 @@ examples:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds this subcommand's arguments; each is called as its field of `BatchSettings`."""
+    """Adds this subcommand's arguments; each has the name of its field in `BatchSettings`."""
     add = parser.add_argument_group("tasks").add_argument
     add("-N", "--nodes", type=int, default=1, metavar="N", help="nodes (1)")
     add(
@@ -46,16 +46,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = jobs.add_argument
     add("--ps", type=int, metavar="N", help="one chief, N parameter servers, the rest workers")
     add(
-        "--jobs", type=numbers, metavar="JOB=N,…", help="tasks of each job; one may be -1: the rest"
+        "--jobs",
+        type=numbers_by_name,
+        metavar="JOB=N,…",
+        help="tasks of each job; one may be -1: the rest",
     )
     add(
         "--ps-nodes",
         type=int,
         metavar="N",
-        help="put the chief and the parameter servers on N nodes of their own, without GPUs, in a "
+        help="put the chief and the parameter servers on N further nodes, without GPUs, in a "
         "heterogeneous job; --nodes and --tasks-per-node are then the workers'",
     )
-    add("--ps-partition", metavar="NAME", help="partition of these nodes (that of the others)")
+    add("--ps-partition", metavar="NAME", help="partition of these nodes (that of --partition)")
     add(
         "--exec",
         action="store_true",
@@ -77,14 +80,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add(
         "--signal",
         metavar="SIGNAL[@SECONDS]",
-        help=f"signal for the tasks before the time is over (with --requeue: {DEFAULT_SIGNAL})",
+        help=f"send the tasks a signal before the time limit (with --requeue: {DEFAULT_SIGNAL})",
     )
     add(
         "--max-restarts",
         type=int,
         default=10,
         metavar="N",
-        help="requeue at most so many times by exit status (10)",
+        help="requeue on an exit status at most so often (10)",
     )
     add = parser.add_argument_group("the script").add_argument
     add("--module", dest="modules", action="append", metavar="NAME", help="module to load")
@@ -92,15 +95,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--env-setup",
         action="append",
         metavar="LINE",
-        help="line of shell that makes the environment, such as 'source ~/venv/bin/activate'",
+        help="shell line that sets up the environment, such as 'source ~/venv/bin/activate'",
     )
-    add("--no-check", dest="check", action="store_false", help="no preflight before the training")
+    add("--no-check", dest="check", action="store_false", help="no checks before the training")
     add(
         "--wait",
         type=int,
         default=120,
         metavar="SECONDS",
-        help="time for all tasks to be there, in the preflight and with --exec (120)",
+        help="wait for all tasks, in the checks and with --exec (120)",
     )
     parser.add_argument("command_line", nargs=argparse.REMAINDER, metavar="-- COMMAND [ARGUMENT …]")
 
@@ -112,7 +115,9 @@ def main(args: argparse.Namespace) -> int:
     values["command"] = words[1:] if words[:1] == ["--"] else words
     if args.ps is not None:
         if args.jobs is not None:
-            raise LaunchError("--ps is short for --jobs chief=1,ps=N,worker=-1: expected one")
+            raise LaunchError(
+                "--ps is short for --jobs chief=1,ps=N,worker=-1: expected one of them"
+            )
         if args.ps < 1:
             raise LaunchError(f"--ps {args.ps}: expected a whole number from 1 on")
         values["jobs"] = {"chief": 1, "ps": args.ps, "worker": -1}

@@ -1,4 +1,4 @@
-"""`slurm-resolver show`: the cluster as this task sees it, or as options describe it."""
+"""`slurm-resolver show`: the cluster of this step, or of a step that options describe."""
 
 from __future__ import annotations
 
@@ -7,7 +7,13 @@ import json
 import sys
 from typing import List, Optional, Tuple
 
-from slurm_resolver.cli.cluster_picture import Row, count_jobs, fold_nodes, shorten, tasks_by_node
+from slurm_resolver.cli.cluster_picture import (
+    Row,
+    address_without_node,
+    count_jobs,
+    picture_rows,
+    tasks_by_node,
+)
 from slurm_resolver.cli.options import add_cluster_options, cluster_options
 from slurm_resolver.cluster.cluster import Cluster
 from slurm_resolver.cluster.gpus import Gpus
@@ -18,11 +24,11 @@ from slurm_resolver.errors import NotInStepError
 from slurm_resolver.slurm.step import SlurmStep
 
 DESCRIPTION = """\
-Shows the cluster that SlurmClusterResolver makes of the Slurm step this command runs in: each
-task's rank, node, job, index and address. Options describe a step where there is none.
+Shows the cluster that SlurmClusterResolver makes of the Slurm step in which this command runs: each
+task's rank, node, job, index and address. Outside a step, options describe one.
 
-A terminal gets a picture in colours, node by node, in which neighbouring nodes with the same tasks
-are one line; a file or a pipe gets every task on a line of its own."""
+On a terminal it is a picture in colours, node by node, in which neighbouring nodes with the same
+tasks share a line; in a file or a pipe every task has its own line."""
 
 EPILOG = """\
 exit status: 0; 2 when usage or environment are wrong.
@@ -38,7 +44,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_cluster_options(parser)
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.add_argument(
-        "--all", action="store_true", help="on a terminal, show every node by itself"
+        "--all", action="store_true", help="on a terminal, give every node its own line"
     )
     parser.add_argument(
         "--once", action="store_true", help="in a step, let only the task of rank 0 print"
@@ -48,7 +54,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     step.add_argument(
         "--tasks-per-node",
         metavar="COUNTS",
-        help="one count for all nodes, or one each: 2(x3),1 (default: 1)",
+        help="one number for all nodes, or one for each: 2(x3),1 (default: 1)",
     )
     step.add_argument(
         "--distribution",
@@ -85,7 +91,7 @@ def main(args: argparse.Namespace) -> int:
 
 
 def _planned_step(args: argparse.Namespace) -> SlurmStep:
-    """The options as the variables of a step, so that they are read by the same rules."""
+    """Returns the step that the options describe, as Slurm's variables would describe it."""
     variables = {"SLURM_STEP_NODELIST": args.nodelist}
     distribution, _, plane_size = (args.distribution or "block").partition("=")
     variables["SLURM_DISTRIBUTION"] = distribution
@@ -99,29 +105,29 @@ def _planned_step(args: argparse.Namespace) -> SlurmStep:
     return SlurmStep.read(variables)
 
 
-_Cells = Tuple[str, str, str, str, str]
-_HEADINGS: _Cells = ("node", "rank", "local", "task", "address")
-_NUMBERS = ("rank", "local")
+_TableRow = Tuple[str, str, str, str, str]
+_HEADINGS: _TableRow = ("node", "rank", "local", "task", "address")
+_RIGHT_ALIGNED = ("rank", "local")
 
 
 def _print_plain(cluster: Cluster) -> None:
-    on_node = tasks_by_node(cluster.tasks)
+    by_node = tasks_by_node(cluster.tasks)
     print(
-        f"{_step(cluster)}: {_tasks(cluster, len(on_node))} (from {cluster.layout_source}), ports "
-        f"from {cluster.ports_source}"
+        f"{_title(cluster)}: {_describe_tasks(cluster, len(by_node))} "
+        f"(from {cluster.layout_source}), ports from {cluster.ports_source}"
     )
     print(f"jobs: {', '.join(f'{job} {number}' for job, number in count_jobs(cluster.tasks))}")
     table = [_HEADINGS]
-    for node, tasks in on_node.items():
+    for node, tasks in by_node.items():
         for task in tasks:
-            own = "  (this task)" if task == cluster.task else ""
-            named = node if task is tasks[0] else ""
+            mark = "  (this task)" if task == cluster.task else ""
+            name = node if task is tasks[0] else ""
             job = f"{task.job} {task.index}"
-            table.append((named, str(task.rank), str(task.local_rank), job, task.address + own))
+            table.append((name, str(task.rank), str(task.local_rank), job, task.address + mark))
     widths = [max(map(len, column)) for column in zip(*table)]
     for row in table:
         cells = [
-            cell.rjust(width) if heading in _NUMBERS else cell.ljust(width)
+            cell.rjust(width) if heading in _RIGHT_ALIGNED else cell.ljust(width)
             for cell, heading, width in zip(row, _HEADINGS, widths)
         ]
         print("  ".join(cells).rstrip())
@@ -129,25 +135,25 @@ def _print_plain(cluster: Cluster) -> None:
         print(f"GPUs of the tasks on {cluster.task.node}:")
         for rank, gpus in sorted(cluster.gpus_on_node().items()):
             mark = "  (this task)" if rank == cluster.task.rank else ""
-            print(f"  rank {rank}: {_devices(gpus)} ({gpus.source}){mark}")
+            print(f"  rank {rank}: {_device_list(gpus)} ({gpus.source}){mark}")
 
 
 _COLOURS = {"chief": "magenta", "worker": "green", "ps": "cyan", "evaluator": "yellow"}
-_MOST_CELLS = 1000  # rich takes a millisecond for each
+_MOST_TEXTS = 1000  # rich takes a millisecond for each
 
 
 def _print_picture(cluster: Cluster, every_node: bool) -> None:
     """Prints the picture, or the plain text where the picture would be too large."""
-    alone = {task.node for task in cluster.tasks if task.job in ("chief", "evaluator")}
+    single_nodes = {task.node for task in cluster.tasks if task.job in ("chief", "evaluator")}
     if cluster.task is not None:
-        alone.add(cluster.task.node)
+        single_nodes.add(cluster.task.node)
     if every_node:
-        alone.update(task.node for task in cluster.tasks)
-    rows = fold_nodes(cluster.tasks, alone)
-    if sum(len(row.tasks) if len(row.nodes) == 1 else 1 for row in rows) > _MOST_CELLS:
+        single_nodes.update(task.node for task in cluster.tasks)
+    rows = picture_rows(cluster.tasks, single_nodes)
+    if sum(len(row.tasks()) if len(row.nodes) == 1 else 1 for row in rows) > _MOST_TEXTS:
         _print_plain(cluster)
         return
-    # rich takes longer to import than all the rest of this command: only a terminal pays for it
+    # imported only for a terminal, as rich takes longer than all the rest of this command
     from rich.columns import Columns
     from rich.console import Console
     from rich.panel import Panel
@@ -155,7 +161,7 @@ def _print_picture(cluster: Cluster, every_node: bool) -> None:
     from rich.text import Text
 
     header = Table.grid(padding=(0, 2))
-    header.add_row("tasks", _tasks(cluster, sum(len(row.nodes) for row in rows)))
+    header.add_row("tasks", _describe_tasks(cluster, sum(len(row.nodes) for row in rows)))
     jobs = [(f"{job} {number}  ", _COLOURS[job]) for job, number in count_jobs(cluster.tasks)]
     header.add_row("jobs", Text.assemble(*jobs))
     header.add_row("layout", f"from {cluster.layout_source}")
@@ -166,51 +172,51 @@ def _print_picture(cluster: Cluster, every_node: bool) -> None:
     gpus = cluster.gpus_on_node()
     for row in rows:
         if len(row.nodes) > 1:
-            cells = _folded(row)
+            texts = _texts_of_nodes(row)
         else:
-            cells = [_cell(task, gpus.get(task.rank), task == cluster.task) for task in row.tasks]
-        texts = [Text.assemble(*cell) for cell in cells]
-        picture.add_row(row.hosts(), Columns(texts, padding=(0, 2)))
+            texts = [
+                _text_of_task(task, gpus.get(task.rank), task == cluster.task)
+                for task in row.tasks()
+            ]
+        columns = Columns([Text.assemble(*text) for text in texts], padding=(0, 2))
+        picture.add_row(row.host_list(), columns)
     console = Console(highlight=False, markup=False)
-    console.print(Panel(header, title=_step(cluster), title_align="left", expand=False))
+    console.print(Panel(header, title=_title(cluster), title_align="left", expand=False))
     console.print(picture)
 
 
-_Cell = List[Tuple[str, str]]  # texts and their styles
+_StyledText = List[Tuple[str, str]]  # parts of a text and their styles
 
 
-def _cell(task: Task, gpus: Optional[Gpus], own: bool) -> _Cell:
+def _text_of_task(task: Task, gpus: Optional[Gpus], this_task: bool) -> _StyledText:
     colour = _COLOURS[task.job]
-    where = shorten(task.address, task.node)
-    cell = [(f"{task.rank} ", "dim"), (f"{task.job} {task.index}", colour), (f" {where}", "")]
+    address = address_without_node(task.address, task.node)
+    text = [(f"{task.rank} ", "dim"), (f"{task.job} {task.index}", colour), (f" {address}", "")]
     if gpus is not None:
-        cell.append((f" gpu {_devices(gpus)}", "bold"))
-    if own:
-        cell.append((" (this task)", "reverse"))
-    return cell
+        text.append((f" gpu {_device_list(gpus)}", "bold"))
+    if this_task:
+        text.append((" (this task)", "reverse"))
+    return text
 
 
-def _folded(row: Row) -> List[_Cell]:
-    cells: List[_Cell] = [[(f"{len(row.nodes)} nodes, ranks {row.ranks()}", "dim")]]
-    for job, number in count_jobs(row.tasks):
+def _texts_of_nodes(row: Row) -> List[_StyledText]:
+    """Returns what a row of several nodes shows: their ranks, and a text for each job."""
+    texts: List[_StyledText] = [[(f"{len(row.nodes)} nodes, ranks {row.ranks()}", "dim")]]
+    for job, number in count_jobs(row.tasks_of_first_node):
         indices = f"{job} {row.indices(job)}"
-        cells.append([(indices, _COLOURS[job]), (f" {row.ports(job)}, {number} a node", "")])
-    return cells
+        texts.append([(indices, _COLOURS[job]), (f" {row.ports(job)}, {number} a node", "")])
+    return texts
 
 
-def _step(cluster: Cluster) -> str:
+def _title(cluster: Cluster) -> str:
     if cluster.job_id is None and cluster.task is None:
         return "planned step"
-    return f"job step {_text(cluster.job_id)}.{_text(cluster.step_id)}"
+    return f"job step {cluster.job_id or '?'}.{cluster.step_id or '?'}"
 
 
-def _tasks(cluster: Cluster, nodes: int) -> str:
+def _describe_tasks(cluster: Cluster, nodes: int) -> str:
     return f"{len(cluster.tasks)} tasks on {nodes} nodes, {cluster.distribution} distribution"
 
 
-def _devices(gpus: Gpus) -> str:
+def _device_list(gpus: Gpus) -> str:
     return "unknown" if gpus.devices is None else ",".join(gpus.devices) or "none"
-
-
-def _text(value: Optional[str]) -> str:
-    return "?" if value is None else value

@@ -1,4 +1,4 @@
-"""The options of srun that a launcher on one machine cannot imitate, and what to do instead."""
+"""The options of srun that a launcher on one machine cannot simulate, and what to do instead."""
 
 from __future__ import annotations
 
@@ -10,13 +10,11 @@ _NODES = (
     "beforehand with `slurm-resolver show --nodelist NODES`"
 )
 _ENFORCED = (
-    "nothing here divides or enforces it. Leave it out here; on Slurm give it to srun, which "
-    "allocates and confines"
+    "this command neither allocates resources nor limits their use. Leave it out here; on Slurm "
+    "give it to srun"
 )
 _QUEUE = "there is no queue here. Leave it out here; on Slurm give it to srun, sbatch or salloc"
-_DAEMONS = (
-    "it is the work of Slurm's daemons and plugins. Leave it out here; on Slurm give it to srun"
-)
+_DAEMONS = "Slurm's daemons and plugins do this. Leave it out here; on Slurm give it to srun"
 
 _ADVICE = {
     _NODES: """
@@ -44,11 +42,11 @@ _ADVICE = {
         -X --disable-status --quit-on-interrupt --network --multi-prog --export --export-file -E
         --preserve-env -W --wait --async --interactive
     """,
-    "ports are reserved here always, one more than tasks. Leave it out": "--resv-ports",
+    "ports are always reserved here, one more than there are tasks. Leave it out": "--resv-ports",
 }
 
 
-class _CannotImitate(argparse.Action):
+class _CannotSimulate(argparse.Action):
     def __init__(self, *args: Any, advice: str, **keywords: Any) -> None:
         super().__init__(*args, **keywords)
         self._advice = advice
@@ -60,31 +58,31 @@ class _CannotImitate(argparse.Action):
         values: object,
         option_string: object = None,
     ) -> NoReturn:
-        parser.error(f"srun's {option_string} cannot be imitated: {self._advice}.")
+        parser.error(f"srun's {option_string} cannot be simulated: {self._advice}.")
 
 
-def add_foreign_options(parser: argparse.ArgumentParser) -> None:
-    """Makes every such option an error with its advice; --help does not list them."""
+def add_options_only_for_slurm(parser: argparse.ArgumentParser) -> None:
+    """Makes each of these options an error that says what to do; --help does not list them."""
     for advice, options in _ADVICE.items():
         parser.add_argument(
             *options.split(),
-            action=_CannotImitate,
+            action=_CannotSimulate,
             advice=advice,
-            dest="foreign",
+            dest="only_for_slurm",
             nargs="?",
             help=argparse.SUPPRESS,
         )
 
 
 def one_node(text: str) -> str:
-    """Reads srun's --nodes, of which only 1 can be imitated."""
+    """Reads srun's --nodes, of which only 1 can be simulated."""
     if text not in ("1", "1-1"):
         raise argparse.ArgumentTypeError(f"{text}: {_NODES}.")
     return text
 
 
 def no_input(text: str) -> str:
-    """Reads srun's --input, of which only none can be imitated."""
+    """Reads srun's --input, of which only none can be simulated."""
     if text != "none":
         raise argparse.ArgumentTypeError(
             f"{text}: tasks read nothing here. Leave it out, or write none; on Slurm give it to "

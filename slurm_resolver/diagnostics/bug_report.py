@@ -1,8 +1,8 @@
-"""What belongs in a bug report: versions, the machine, the variables, and what comes of them.
+"""What belongs in a bug report: versions, the machine, the variables, and the cluster they give.
 
-Secrets stay out by two rules: values are shown only of variables that are known to hold none, and
-in those the user's name and home are replaced. Of all others that Slurm or TensorFlow may have set
-only the names are told.
+Secrets stay out by two rules: only variables that are known to hold none are shown with their
+values, and in these the user's name and home are replaced. Of the others that Slurm or TensorFlow
+may have set the report has only the names.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ _PACKAGES = (
 _PROGRAMS = ("srun", "nvidia-smi")
 _PROGRAM_SECONDS = 5.0
 
-# Beside those that this package reads: what else places tasks, or changes TensorFlow's network.
-_SHOWN = re.compile(
+# Beside those that this package reads: variables that place tasks, or change TensorFlow's network.
+_SHOWN_WITH_VALUE = re.compile(
     r"SLURM_(NTASKS|NPROCS|NNODES|NODELIST|TASKS_PER_NODE|NTASKS_PER_NODE|CPUS_PER_TASK"
     r"|CPUS_ON_NODE|JOB_CPUS_PER_NODE|JOB_NUM_NODES|JOB_NODELIST|STEP_[A-Z_]+|DIST[A-Z_]*"
     r"|GPUS?[A-Z_]*|CPU_BIND[A-Z_]*|MEM_[A-Z_]+|HET_SIZE|RESTART_COUNT|MPI_TYPE|KILL_BAD_EXIT"
@@ -52,15 +52,15 @@ _SHOWN = re.compile(
     r"|SLURMD_(NODENAME|TRES_BIND)|GRPC_[A-Z_]+|NCCL_[A-Z_]+|OMP_[A-Z_]+|PYTHONUNBUFFERED"
     r"|TF_(CONFIG|(CPP|USE|ENABLE|DISABLE|XLA|NUM|FORCE|GPU|DETERMINISTIC|LEGACY)_[A-Z0-9_]+)"
 )
-_OF_INTEREST = re.compile(r"SLURM|SPANK|TF_|GRPC_|NCCL_|CUDA_|ROCR_|HIP_|ZE_|OMP_|XLA_|KERAS")
+_SHOWN_BY_NAME = re.compile(r"SLURM|SPANK|TF_|GRPC_|NCCL_|CUDA_|ROCR_|HIP_|ZE_|OMP_|XLA_|KERAS")
 _PROXY = re.compile(r"(https?|grpc|all|no)_proxy", re.I)
 _SECRET = re.compile(r"TOKEN|SECRET|PASSW|JWT|CREDENTIAL|API_?KEY|AUTH|COMMENT|COOKIE", re.I)
 
 
 def make_report(environ: Mapping[str, str]) -> Report:
-    """Returns the report as sections of named facts.
+    """Returns the report: by section, the facts by name.
 
-    Nothing in it asks Slurm's controller or imports TensorFlow.
+    It neither asks Slurm's controller nor imports TensorFlow.
     """
     return {
         "versions": _versions(),
@@ -109,7 +109,7 @@ def _machine() -> Dict[str, str]:
         "libc": " ".join(platform.libc_ver()).strip() or "unknown",
         "cpus": f"{len(os.sched_getaffinity(0))} of {os.cpu_count()}",
         "memory": f"{memory / 2**30:.1f} GiB",
-        "gpus": "unknown (nvidia-ml-py tells)" if gpus is None else str(gpus),
+        "gpus": "unknown (nvidia-ml-py is missing, or a driver)" if gpus is None else str(gpus),
         "terminal": str(sys.stdout.isatty()),
     }
 
@@ -120,10 +120,10 @@ def _variables(environ: Mapping[str, str]) -> Dict[str, str]:
     for name, value in sorted(environ.items()):
         if _PROXY.fullmatch(name):
             shown[name] = "set (left out)" if value else "empty"
-        elif name in known or _SHOWN.fullmatch(name):
+        elif name in known or _SHOWN_WITH_VALUE.fullmatch(name):
             secret = _SECRET.search(name) and name not in known
             shown[name] = "set (left out)" if secret else _without_user(value)
-        elif _OF_INTEREST.match(name):
+        elif _SHOWN_BY_NAME.match(name):
             shown[name] = "set (left out)"
     return shown
 
@@ -140,7 +140,7 @@ def _without_user(text: str) -> str:
 
 
 def _cluster(environ: Mapping[str, str]) -> Dict[str, str]:
-    """What the variables alone lead to: a report must not wait for other tasks."""
+    """Returns what the variables alone tell, as a report must not wait for other tasks."""
     try:
         if SlurmStep.read(environ).place == "none":
             return {"tasks": "none: there is no Slurm here"}

@@ -1,7 +1,7 @@
 """The variables of a step on this machine: those that srun sets on a cluster of one node.
 
-They are recorded from Slurm, but for those that lead to Slurm's own daemons (SLURM_CONF,
-SLURM_WORKING_CLUSTER). The ports of srun's traffic with the tasks have no meaning here and are 0.
+They were recorded from Slurm. Those that lead to Slurm's daemons (SLURM_CONF,
+SLURM_WORKING_CLUSTER) are left out. The ports that srun itself would listen on are 0.
 """
 
 from __future__ import annotations
@@ -23,23 +23,23 @@ _DISTRIBUTION = re.compile(
 )
 
 
-def step_environment(num_tasks: int, cpus_per_task: Optional[int], name: str) -> Dict[str, str]:
-    """Returns the variables that all tasks of a one-node step have alike."""
-    job = str(os.getpid())  # no other step on this machine has it, as no other job has a job id
+def step_environment(num_tasks: int, cpus_per_task: Optional[int], job_name: str) -> Dict[str, str]:
+    """Returns the variables that are the same in all tasks of a one-node step."""
+    job_id = str(os.getpid())  # unique on this machine, as a job id is on a cluster
     cpus = str(num_tasks * (cpus_per_task or 1))
-    count = str(num_tasks)
+    tasks = str(num_tasks)
     host = socket.gethostname()
     variables = {
         "SLURMD_NODENAME": NODE,
         "SLURM_CLUSTER_NAME": "local",
         "SLURM_CPUS_ON_NODE": cpus,
         "SLURM_GTIDS": ",".join(map(str, range(num_tasks))),
-        "SLURM_JOBID": job,
+        "SLURM_JOBID": job_id,
         "SLURM_JOB_CPUS_PER_NODE": cpus,
         "SLURM_JOB_GID": str(os.getgid()),
-        "SLURM_JOB_ID": job,
-        "SLURM_RESOLVER_JOB": job,  # not srun's: tells that no Slurm knows this job
-        "SLURM_JOB_NAME": name,
+        "SLURM_JOB_ID": job_id,
+        "SLURM_RESOLVER_JOB": job_id,  # not srun's: it marks a job that no Slurm knows
+        "SLURM_JOB_NAME": job_name,
         "SLURM_JOB_NODELIST": NODE,
         "SLURM_JOB_NUM_NODES": "1",
         "SLURM_JOB_PARTITION": "local",
@@ -49,8 +49,8 @@ def step_environment(num_tasks: int, cpus_per_task: Optional[int], name: str) ->
         "SLURM_NNODES": "1",
         "SLURM_NODEID": "0",
         "SLURM_NODELIST": NODE,
-        "SLURM_NPROCS": count,
-        "SLURM_NTASKS": count,
+        "SLURM_NPROCS": tasks,
+        "SLURM_NTASKS": tasks,
         "SLURM_PRIO_PROCESS": str(os.nice(0)),
         "SLURM_SRUN_COMM_HOST": "127.0.0.1",
         "SLURM_SRUN_COMM_PORT": "0",
@@ -59,12 +59,12 @@ def step_environment(num_tasks: int, cpus_per_task: Optional[int], name: str) ->
         "SLURM_STEP_LAUNCHER_PORT": "0",
         "SLURM_STEP_NODELIST": NODE,
         "SLURM_STEP_NUM_NODES": "1",
-        "SLURM_STEP_NUM_TASKS": count,
+        "SLURM_STEP_NUM_TASKS": tasks,
         "SLURM_STEP_RESV_PORTS": ",".join(map(str, free_ports(num_tasks + 1))),
-        "SLURM_STEP_TASKS_PER_NODE": count,
+        "SLURM_STEP_TASKS_PER_NODE": tasks,
         "SLURM_SUBMIT_DIR": os.getcwd(),
         "SLURM_SUBMIT_HOST": host,
-        "SLURM_TASKS_PER_NODE": count,
+        "SLURM_TASKS_PER_NODE": tasks,
         "SLURM_TOPOLOGY_ADDR": NODE,
         "SLURM_TOPOLOGY_ADDR_PATTERN": "node",
         "SLURM_UMASK": f"{_umask():04o}",
@@ -75,15 +75,15 @@ def step_environment(num_tasks: int, cpus_per_task: Optional[int], name: str) ->
 
 
 def task_environment(rank: int) -> Dict[str, str]:
-    """Returns the variables that one task of a one-node step has for itself."""
+    """Returns the variables that differ from task to task."""
     return {"SLURM_PROCID": str(rank), "SLURM_LOCALID": str(rank)}
 
 
 def distribution_variables(text: Optional[str]) -> Dict[str, str]:
-    """Returns what srun sets for --distribution; on one node all of them place tasks alike.
+    """Returns what srun sets for --distribution; on one node each gives the same layout.
 
     Raises:
-        LaunchError: for what srun refuses, and for "arbitrary".
+        LaunchError: for a value that srun refuses, and for "arbitrary".
     """
     if text is None:
         return {}
@@ -107,16 +107,16 @@ def _umask() -> int:
 
 
 def free_ports(count: int) -> List[int]:
-    """Returns ports on this machine that nobody listens on, below the ephemeral ones.
+    """Returns ports of this machine that no process listens on, below the ephemeral ones.
 
-    Where to start looking follows the process id, so that two steps that start at the same time
-    do not find the same ones.
+    The search starts at a port that depends on the process id, so that two steps that start at
+    the same time find different ones.
     """
-    span = _LAST_PORT - _FIRST_PORT + 1
+    number = _LAST_PORT - _FIRST_PORT + 1
     start = os.getpid() * 64
     ports = []
-    for offset in range(span):
-        port = _FIRST_PORT + (start + offset) % span
+    for offset in range(number):
+        port = _FIRST_PORT + (start + offset) % number
         with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
             try:
                 probe.bind(("", port))
@@ -128,6 +128,6 @@ def free_ports(count: int) -> List[int]:
     return []  # without reserved ports the resolver derives some from the job id
 
 
-def is_slurm(name: str) -> bool:
-    """Variables of a step around this one would contradict its own."""
+def is_slurm_variable(name: str) -> bool:
+    """Returns whether Slurm sets it: those of a step around this one must not reach the tasks."""
     return name.startswith(("SLURM_", "SLURMD_"))

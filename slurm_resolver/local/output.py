@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import os
 import re
+import subprocess
 import sys
 import threading
 from pathlib import Path
-from typing import Any, BinaryIO, Dict, List, Mapping, NamedTuple, Optional, Tuple
+from typing import IO, Any, BinaryIO, Dict, List, Mapping, NamedTuple, Optional, Tuple
 
 from slurm_resolver.errors import LaunchError
 
@@ -15,13 +16,17 @@ _LONGEST_LINE = 1024 * 1024
 _FIELD = re.compile(r"%(\d*)([AJNajnstux%])")
 _NUMBERS = "Aajnst"
 _WIDEST = 10
-_NO_ARRAY = 2**32 - 2  # %a of a job that is no array's
+_NO_ARRAY = 2**32 - 2  # %a of a job outside any array
 
 
 class OutputOptions(NamedTuple):
-    """What the options say: file name patterns, "all", "none" or a rank; None where not given.
+    """What the options say.
 
-    `label` is None where the output of several tasks that meets on the screen gets one.
+    Attributes:
+        output: a file name pattern, "all", "none" or a rank; None where not given.
+        error: the same.
+        label: whether lines begin with the rank; None: those on the screen do, in files not.
+        append: whether to keep what the files hold already.
     """
 
     output: Optional[str] = None
@@ -31,17 +36,17 @@ class OutputOptions(NamedTuple):
 
 
 def file_name(pattern: str, fields: Mapping[str, str]) -> str:
-    """Fills in srun's fields, such as %t; a backslash means that there are none.
+    """Returns the pattern with srun's fields, such as %t, filled in.
 
-    A number before the letter pads numbers with zeros, to 10 digits at most; fields that Slurm
-    does not know stay as they are.
+    A number before the letter pads a number with zeros, to 10 digits at most. Fields that Slurm
+    does not know stay as they are. With a backslash in the pattern nothing is filled in.
     """
     if "\\" in pattern:
         return pattern.replace("\\", "")
 
     def value(match: re.Match[str]) -> str:
         width, letter = min(int(match[1] or 0), _WIDEST), match[2]
-        if letter == "J":  # only the job id in it is padded
+        if letter == "J":  # 42.0: only the job id is padded
             job, dot, step = fields["J"].partition(".")
             return job.zfill(width) + dot + step
         text = "%" if letter == "%" else fields[letter]
@@ -51,7 +56,7 @@ def file_name(pattern: str, fields: Mapping[str, str]) -> str:
 
 
 class Output:
-    """The output of one start of the step; every start opens its files anew."""
+    """The output of one start of the step; every start opens its files again."""
 
     def __init__(
         self,
@@ -60,38 +65,43 @@ class Output:
         fields: Mapping[str, str],
         directory: Optional[str] = None,
     ) -> None:
-        """Takes the fields of file names but %t, and the tasks' working directory."""
+        """Prepares it; no file is opened yet.
+
+        Args:
+            fields: the values of the fields in file names, except %t.
+            directory: the tasks' working directory; None for this process's own.
+        """
         self._options = options
         self._num_tasks = num_tasks
         self._fields = {"n": "0", "a": str(_NO_ARRAY), **fields}
         self._directory = directory
         self._files: Dict[Path, BinaryIO] = {}
-        self._pumps: List[threading.Thread] = []
+        self._threads: List[threading.Thread] = []
         self._lock = threading.Lock()
 
     def streams(self, rank: int) -> Tuple[Any, Any]:
-        """Returns what Popen takes as a task's stdout and stderr, the second maybe STDOUT.
+        """Returns what Popen takes as a task's stdout and stderr.
 
         Raises:
             LaunchError: for a file that cannot be written.
         """
-        import subprocess
-
         streams = []
         for pattern in self._patterns():
-            target = self._target(pattern, rank)
-            if target is None:
+            name = self._file_name(pattern, rank)
+            if name is None:
                 streams.append(subprocess.DEVNULL)
-            elif target == "" or self._options.label:
-                if target:
-                    self._open(target)
+            elif name == "" or self._options.label:
+                if name:
+                    self._open(name)
                 streams.append(subprocess.PIPE)
             else:
-                streams.append(self._open(target).fileno())
+                streams.append(self._open(name).fileno())
         return streams[0], streams[1]
 
-    def attach(self, rank: int, stdout: Optional[BinaryIO], stderr: Optional[BinaryIO]) -> None:
-        """Passes on what comes from the pipes of a task."""
+    def copy_from(
+        self, rank: int, stdout: Optional[IO[bytes]], stderr: Optional[IO[bytes]]
+    ) -> None:
+        """Starts to copy what comes from a task's pipes (None where it writes to no pipe)."""
         width = len(str(self._num_tasks - 1))
         labelled = self._options.label is not False
         label = f"{rank:{width}d}: ".encode() if labelled else b""
@@ -100,37 +110,39 @@ class Output:
             screens[1] = screens[0]  # `srun -o 1`: all that task 1 says
         for pattern, source, screen in zip(self._patterns(), (stdout, stderr), screens):
             if source is not None:
-                target = self._target(pattern, rank)
-                sink = self._open(target) if target else screen
-                alone = not label and self._num_tasks == 1
-                pump = self._copy if alone else self._pump
-                thread = threading.Thread(target=pump, args=(source, sink, label), daemon=True)
+                name = self._file_name(pattern, rank)
+                target = self._open(name) if name else screen
+                unchanged = not label and self._num_tasks == 1
+                copy = self._copy_bytes if unchanged else self._copy_lines
+                thread = threading.Thread(target=copy, args=(source, target, label), daemon=True)
                 thread.start()
-                self._pumps.append(thread)
+                self._threads.append(thread)
 
     def close(self) -> None:
-        """Ends when all is written, or soon after: one that left its group may hold a pipe open."""
-        for pump in self._pumps:
-            pump.join(timeout=1.0)
+        """Waits until all is written, and closes the files.
+
+        It does not wait for ever: a process that has left its task's group may keep a pipe open.
+        """
+        for thread in self._threads:
+            thread.join(timeout=1.0)
         for file in self._files.values():
             file.close()
 
     def _patterns(self) -> Tuple[str, str]:
         output = self._options.output or "all"
         error = self._options.error
-        # As with srun, errors go where the output goes.
-        return output, error or output
+        return output, error or output  # as with srun, errors go where the output goes
 
-    def _target(self, pattern: str, rank: int) -> Optional[str]:
-        """Returns a file's name, "" for the screen, and None for nowhere."""
+    def _file_name(self, pattern: str, rank: int) -> Optional[str]:
+        """Returns a file's name; "" for the screen, and None where the output is discarded."""
         if pattern == "all" or pattern == str(rank):
             return ""
         if pattern == "none" or (pattern.isdigit() and int(pattern) < self._num_tasks):
             return None
         name = file_name(pattern, {**self._fields, "t": str(rank)})
-        # srun opens a file a task or a node there, where the tasks run; others where it runs.
-        there = self._directory is not None and re.search(r"%\d*[tnN]", pattern)
-        return os.path.join(self._directory or "", name) if there else name
+        # A file for each task or node is opened in the tasks' directory, others in srun's own.
+        opened_by_task = self._directory is not None and re.search(r"%\d*[tnN]", pattern)
+        return os.path.join(self._directory or "", name) if opened_by_task else name
 
     def _open(self, name: str) -> BinaryIO:
         path = Path(name)
@@ -138,7 +150,7 @@ class Output:
             try:
                 if not self._options.append:
                     path.open("wb").close()
-                # Whatever the tasks write to one file goes to its end.
+                # Several tasks may write to one file: each writes to its end.
                 self._files[path] = path.open("ab")
             except OSError as error:
                 raise LaunchError(
@@ -147,23 +159,23 @@ class Output:
                 ) from None
         return self._files[path]
 
-    def _pump(self, source: BinaryIO, sink: BinaryIO, label: bytes) -> None:
-        """Line by line, so that the lines of several tasks do not mix."""
+    def _copy_lines(self, source: IO[bytes], target: BinaryIO, label: bytes) -> None:
+        """Copies line by line, so that the lines of several tasks do not mix."""
         for line in iter(lambda: source.readline(_LONGEST_LINE), b""):
-            if not self._write(sink, label + line + (b"" if line.endswith(b"\n") else b"\n")):
+            if not self._write(target, label + line + (b"" if line.endswith(b"\n") else b"\n")):
                 return
 
-    def _copy(self, source: BinaryIO, sink: BinaryIO, label: bytes) -> None:
-        """A single task's output, as it comes."""
+    def _copy_bytes(self, source: IO[bytes], target: BinaryIO, label: bytes) -> None:
+        """Copies the output of the only task as it comes."""
         for piece in iter(lambda: os.read(source.fileno(), 65_536), b""):
-            if not self._write(sink, piece):
+            if not self._write(target, piece):
                 return
 
-    def _write(self, sink: BinaryIO, text: bytes) -> bool:
+    def _write(self, target: BinaryIO, text: bytes) -> bool:
         try:
             with self._lock:
-                sink.write(text)
-                sink.flush()
+                target.write(text)
+                target.flush()
         except (BrokenPipeError, ValueError):
-            return False  # nobody reads any more; the task finds that out by itself
+            return False  # the reader has gone; the task finds that out by itself
         return True

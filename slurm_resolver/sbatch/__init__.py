@@ -1,1 +1,1 @@
-"""Batch files: what `slurm-resolver sbatch` is asked for, and the file that it prints."""
+"""Batch files: the settings that `slurm-resolver sbatch` gets, and the file that it prints."""

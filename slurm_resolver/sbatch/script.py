@@ -1,7 +1,7 @@
-"""The text of a batch file for a training: what this project recommends, and why, line by line.
+"""The text of a batch file for a training, as this project recommends it, with the reasons.
 
-The file has five parts, each made by one function: the directives for sbatch, the environment, the
-options of every step, the preflight, and the training.
+The file has five parts, and one function makes each: the directives for sbatch, the environment,
+the options of every step, the preflight, and the training.
 """
 
 from __future__ import annotations
@@ -12,7 +12,12 @@ import shlex
 from typing import List, Optional, Sequence
 
 from slurm_resolver.preemption.requeue import REQUEUE_STATUS
-from slurm_resolver.sbatch.settings import BatchSettings, check_settings, notice_of, signal_of
+from slurm_resolver.sbatch.settings import (
+    BatchSettings,
+    check_settings,
+    job_signal,
+    seconds_after_signal,
+)
 from slurm_resolver.version import __version__
 
 
@@ -20,25 +25,25 @@ def batch_file(settings: BatchSettings) -> str:
     """Returns the file's text; the same settings give the same text.
 
     Raises:
-        LaunchError: for a value that sbatch or srun would not take, or take for something else.
+        LaunchError: for a value that sbatch or srun would refuse, or read as something else.
         JobsError: where the jobs do not fit the tasks.
     """
     check_settings(settings)
-    parts = [_heading(settings), _environment(settings), _steps(settings)]
+    parts = [_all_directives(settings), _environment(settings), _step_options(settings)]
     if settings.check:
         parts.append(_preflight(settings))
     parts.append(_training(settings))
     return "\n\n".join("\n".join(part) for part in parts) + "\n"
 
 
-def _heading(settings: BatchSettings) -> List[str]:
+def _all_directives(settings: BatchSettings) -> List[str]:
     tasks = settings.nodes * settings.tasks_per_node
     array = settings.array is not None
     lines = [
         "#!/bin/bash",
-        f"# Made by slurm-resolver sbatch {__version__}. Submit it with sbatch; what follows the",
-        "# file's name there goes on to the program.",
-        *_directives("job-name", settings.job_name or _name_of(settings.command)),
+        f"# Made by slurm-resolver sbatch {__version__}. Submit it with sbatch; arguments after",
+        "# the file's name are passed on to the program.",
+        *_directives("job-name", settings.job_name or _default_job_name(settings.command)),
     ]
     if array:
         lines += _directives("array", settings.array)
@@ -49,10 +54,11 @@ def _heading(settings: BatchSettings) -> List[str]:
             "#SBATCH --requeue",
             "#SBATCH --open-mode=append",
         ]
-    signal = signal_of(settings)
+    signal = job_signal(settings)
     if signal is not None:
+        seconds = seconds_after_signal(settings)
         lines += [
-            f"# To every task, {notice_of(settings)} s before its time is over, or earlier.",
+            f"# Sent to every task {seconds} s before the time limit, or earlier.",
             *_directives("signal", signal),
         ]
     if settings.ps_nodes is not None:
@@ -65,29 +71,29 @@ def _heading(settings: BatchSettings) -> List[str]:
     if settings.ps_nodes is not None:
         servers = (settings.jobs or {})["ps"]
         lines += [
-            _BLOCK,
+            _BLOCK_DISTRIBUTION,
             "#SBATCH hetjob",
-            f"# Component 1: the chief and the parameter servers ({servers}), which need no GPU.",
+            f"# Component 1: the chief and the parameter servers ({servers}), without GPUs.",
             *_directives("nodes", settings.ps_nodes),
             *_directives("ntasks", servers + 1),
             *(["#SBATCH --requeue"] if settings.requeue else []),
             *_directives("signal", signal),
             *_resources(settings, settings.ps_partition or settings.partition),
-            _BLOCK,
+            _BLOCK_DISTRIBUTION,
         ]
     return lines
 
 
-_BLOCK = "#SBATCH --distribution=block  # said here, as no variable tells the default"
+_BLOCK_DISTRIBUTION = "#SBATCH --distribution=block  # no variable tells a step what the default is"
 
 
 def _resources(settings: BatchSettings, partition: Optional[str]) -> List[str]:
-    """What every component asks for by itself."""
+    """Returns what every component has to ask for."""
     return [
         *_directives("cpus-per-task", settings.cpus_per_task),
         *_directives("mem", settings.mem),
         *(["#SBATCH --exclusive"] if settings.exclusive else []),
-        "# Slurm ends the job after this time; the shorter, the sooner it may start.",
+        "# Slurm ends the job after this time. The shorter it is, the sooner the job may start.",
         *_directives("time", settings.time),
         *_directives("partition", partition),
         *_directives("account", settings.account),
@@ -99,11 +105,11 @@ def _resources(settings: BatchSettings, partition: Optional[str]) -> List[str]:
 def _gpu_directives(settings: BatchSettings) -> List[str]:
     count = int((settings.gpus_per_node or "").rpartition(":")[2])
     if settings.tasks_per_node == 1:
-        why = "The task of a node that uses GPUs takes all of them."
+        why = "A task that uses GPUs takes all of its node."
     elif count < settings.tasks_per_node and not settings.jobs:
-        why = f"{settings.tasks_per_node} tasks share {count}: a GPU serves several of them."
+        why = f"{settings.tasks_per_node} tasks share {count} GPUs: several tasks use the same one."
     else:
-        why = "Slurm shows a node's GPUs to all its tasks; slurm_resolver shares them out."
+        why = "All tasks of a node see all its GPUs; slurm_resolver gives each its share."
     return [f"# {why}", *_directives("gpus-per-node", settings.gpus_per_node)]
 
 
@@ -114,8 +120,8 @@ def _directives(option: str, value: object) -> List[str]:
 def directive_word(text: str) -> str:
     """Returns the text as sbatch reads it back from an #SBATCH line.
 
-    There both kinds of quotes group, a backslash escapes in them as well, and an unquoted # starts
-    a comment; nothing is expanded.
+    There a word may stand in either kind of quotes, a backslash escapes in both, and a # outside
+    quotes starts a comment. Nothing is expanded.
     """
     if re.fullmatch(r"[\w./+:@%,=&|*()\[\]-]+", text):
         return text
@@ -126,7 +132,7 @@ def shell_word(text: str) -> str:
     """Returns the text as one word of bash, on one line."""
     if not any(ord(char) < 32 or ord(char) == 127 or "\ud800" <= char <= "\udfff" for char in text):
         return shlex.quote(text)
-    # sbatch refuses files with a carriage return, and bytes that are no text cannot be printed.
+    # sbatch refuses files with a carriage return, and bytes that are not text cannot be printed.
     quoted = ""
     for char in text:
         if char in "\\'":
@@ -138,8 +144,8 @@ def shell_word(text: str) -> str:
     return f"$'{quoted}'"
 
 
-def _name_of(command: Sequence[str]) -> str:
-    """The script's name, else the program's."""
+def _default_job_name(command: Sequence[str]) -> str:
+    """Returns the script's name, or the program's."""
     scripts = [word for word in command if word.endswith(".py")]
     name = (scripts or list(command))[0].rstrip("/").rpartition("/")[2]
     name = name[: -len(".py")] if scripts else name
@@ -147,16 +153,16 @@ def _name_of(command: Sequence[str]) -> str:
 
 
 def _environment(settings: BatchSettings) -> List[str]:
-    # `module load NAME`: one line a module, so that an error names it
+    # one line for each module, so that an error names it
     lines = [f"module load {shell_word(module)}" for module in settings.modules]
     for line in settings.env_setup:
         lines += ["# shellcheck source=/dev/null", line]
     if lines:
-        why = "# the scripts behind these often use variables that are not set"
+        why = "# these scripts often use variables that are not set"
         lines = [f"set +u  {why}", *lines, "set -u"]
     else:
         lines = [
-            "# Change this to whatever puts the right python and slurm-resolver first in PATH:",
+            "# Replace this by what puts the right python and slurm-resolver first in PATH:",
             "# source ~/venv/bin/activate  # or: module load TensorFlow",
         ]
     return [
@@ -164,20 +170,20 @@ def _environment(settings: BatchSettings) -> List[str]:
         "",
         *lines,
         "",
-        "# What Python prints appears at once, as with python -u.",
+        "# What Python prints appears in the output at once, as with python -u.",
         "export PYTHONUNBUFFERED=1",
     ]
 
 
-def _steps(settings: BatchSettings) -> List[str]:
+def _step_options(settings: BatchSettings) -> List[str]:
     words = ["srun", "--label"]
-    lines = ["# What all steps have in common. --label: the rank before each line of output."]
+    lines = ["# The options of all steps. --label: the rank before each line of output."]
     if settings.ps_nodes is not None:
         words.append('"--het-group=0,1"')
         lines.append("# --het-group: one step over both components.")
     if settings.cpus_per_task is not None:
-        lines.append("# --cpus-per-task: srun does not take it over from the batch job.")
-        # a heterogeneous job has one such variable a component, and here they are the same
+        lines.append("# --cpus-per-task: srun does not get it from the batch job.")
+        # a heterogeneous job has one such variable for each component; their values are the same
         heterogeneous = settings.ps_nodes is not None
         cpus = str(settings.cpus_per_task) if heterogeneous else '"$SLURM_CPUS_PER_TASK"'
         words.append(f"--cpus-per-task={cpus}")
@@ -193,21 +199,21 @@ def _cluster_options(settings: BatchSettings) -> str:
     return options
 
 
-# The workers first: Slurm plans one component after the other, and would give the nodes with GPUs
-# to a component that needs none.
+# The workers first: Slurm chooses nodes for one component after the other, and might give the nodes
+# with GPUs to a component that needs none.
 _HET_GROUPS = {"chief": 1, "ps": 1, "worker": 0}
 
 
 def _preflight(settings: BatchSettings) -> List[str]:
     return [
-        "# A second that finds what TensorFlow would wait for without a word: a task that is not",
-        "# there, a name that does not resolve, a port that is taken or cannot be reached.",
-        _STEP.format("--kill-on-bad-exit=1"),
+        "# Takes a second, and finds what TensorFlow would silently wait for: a missing task, a",
+        "# name that does not resolve, a port that is taken or cannot be reached.",
+        _SRUN_STEP.format("--kill-on-bad-exit=1"),
         f"    slurm-resolver check --timeout {settings.wait}{_cluster_options(settings)}",
     ]
 
 
-_STEP = '"${{step[@]}}" {} \\'
+_SRUN_STEP = '"${{step[@]}}" {} \\'
 
 
 def _training(settings: BatchSettings) -> List[str]:
@@ -231,24 +237,24 @@ def _training(settings: BatchSettings) -> List[str]:
         ]
     if any(word.startswith(("'", "$'")) for word in words):
         lines.append(
-            "# shellcheck disable=SC1003,SC2016,SC2088  # quoted so as to arrive unchanged"
+            "# shellcheck disable=SC1003,SC2016,SC2088  # these quotes keep the words unchanged"
         )
     run.append("    " + " ".join([*words, '"$@"']))
     if not settings.requeue:
-        why = "# --kill-on-bad-exit: the others would wait for a task that has failed."
-        return [why, *lines, _STEP.format("--kill-on-bad-exit=1"), *run]
-    notice = notice_of(settings)
-    why_wait = [line.format(status=REQUEUE_STATUS, notice=notice) for line in _BEFORE_REQUEUE]
-    step = _STEP.format(f"--kill-on-bad-exit=0 --wait={notice}")
+        why = "# --kill-on-bad-exit: else the other tasks wait for one that has failed."
+        return [why, *lines, _SRUN_STEP.format("--kill-on-bad-exit=1"), *run]
+    seconds = seconds_after_signal(settings)
+    why_wait = [line.format(status=REQUEUE_STATUS, seconds=seconds) for line in _WHY_WAIT]
+    step = _SRUN_STEP.format(f"--kill-on-bad-exit=0 --wait={seconds}")
     run[-1] += " || status=$?"
     return ["status=0", *why_wait, *lines, step, *run, "", *_requeue(settings)]
 
 
-_BEFORE_REQUEUE = (
-    "# A task that got the signal saves, and asks to be continued: through scontrol, or, where the",
-    "# tasks have none (containers), by ending with status {status}, for the requeue below. There",
-    "# --kill-on-bad-exit would end the others while they save, and make the status 143: with",
-    "# --wait they have {notice} s, from the end of the first task on, whatever its status is.",
+_WHY_WAIT = (
+    "# A task that gets the signal saves, and requeues the job with scontrol. Where there is none",
+    "# (in a container) it ends with exit status {status}, and the lines below requeue the job.",
+    "# --kill-on-bad-exit=1 would end the other tasks while they save, and turn the status into",
+    "# 143. --wait ends them {seconds} s after the first task has ended, whatever its status is.",
 )
 
 
@@ -259,7 +265,7 @@ def _requeue(settings: BatchSettings) -> List[str]:
         f'        echo "not requeued: restarted {settings.max_restarts} times already" >&2',
         '        exit "$status"',
         "    fi",
-        "    # The id of an array's last task is that of the whole array: name the task.",
+        "    # The last task of an array has the array's own job id: requeue that task alone.",
         "    job=$SLURM_JOB_ID",
         '    if [ -n "${SLURM_ARRAY_JOB_ID:-}" ]; then',
         "        job=${SLURM_ARRAY_JOB_ID}_${SLURM_ARRAY_TASK_ID}",

@@ -1,7 +1,7 @@
-"""What a batch file is about, and whether sbatch, srun and TensorFlow would take it.
+"""The settings of a batch file, and whether sbatch, srun and TensorFlow accept them.
 
-Slurm's grammars of values are here, so that a value is refused before sbatch, or a job that waited
-for hours, stumbles over it.
+Values are checked by Slurm's own grammars, so that a wrong one is refused here, and not by sbatch
+or in a job that has waited for hours.
 """
 
 from __future__ import annotations
@@ -23,11 +23,12 @@ _SIGNAL_NAMES = "HUP INT QUIT ABRT ALRM TERM USR1 USR2 URG CONT TSTP TTIN TTOU"
 
 
 class BatchSettings(NamedTuple):
-    """What the batch file is about; the names are those of sbatch's options.
+    """The settings of a batch file; the names are those of sbatch's options.
 
-    `jobs` are counts by job name as `resolve` takes them, None for workers only. With `ps_nodes`,
-    `nodes` and `tasks_per_node` are the workers', and chief and parameter servers share as many
-    further nodes, without GPUs, in a heterogeneous job.
+    Attributes:
+        jobs: counts by job name as `resolve` takes them; None for workers only.
+        ps_nodes: the number of further nodes, without GPUs, for the chief and the parameter
+            servers: a heterogeneous job, in which `nodes` and `tasks_per_node` are the workers'.
     """
 
     command: Sequence[str]
@@ -57,8 +58,8 @@ class BatchSettings(NamedTuple):
     env_setup: Sequence[str] = ()
 
 
-# what makes a value of an option valid, and how a message says it
 _COUNT = "a whole number from 1 on"
+# by field: the pattern of a valid value, and what a message says that it expected
 _GRAMMARS: Dict[str, Tuple[str, str]] = {
     "gpus_per_node": (r"([A-Za-z]\w*([.-]\w+)*:)?0*[1-9]\d*", "NUMBER or TYPE:NUMBER"),
     "mem": (r"\d+[KMGT]?", "a number with K, M, G or T, for each node"),
@@ -70,14 +71,14 @@ _GRAMMARS: Dict[str, Tuple[str, str]] = {
         rf"((SIG)?({_SIGNAL_NAMES.replace(' ', '|')})|[1-9]\d?)(@\d{{1,5}})?",
         "a signal for the tasks, with the seconds before the end: USR1@120",
     ),
-    # a path in the name of the output file would be a folder that is not there
+    # the output file has this name, and a slash in it would name a missing folder
     "job_name": (r"[^/]+", "a name without a slash, as the output file is called after it"),
 }
 _TEXTS = ("job_name", "partition", "ps_partition", "account", "qos", "constraint")
 
 
 def check_settings(settings: BatchSettings) -> None:
-    """Raises LaunchError or JobsError where a value makes no sense."""
+    """Raises LaunchError for a value that is not valid, JobsError for jobs that do not fit."""
     for name in ("nodes", "tasks_per_node", "cpus_per_task", "ps_nodes", "max_restarts", "wait"):
         count = getattr(settings, name)
         if count is not None and not 1 <= count <= 1_000_000:
@@ -91,12 +92,12 @@ def check_settings(settings: BatchSettings) -> None:
         if value is not None and re.fullmatch(pattern, value, re.ASCII) is None:
             raise _refused(name, value, expected)
     limit = parse_time(settings.time)
-    notice = notice_of(settings)
-    if signal_of(settings) and limit is not None and limit <= notice + _SIGNAL_EARLY_SECONDS:
+    earliest = seconds_after_signal(settings) + _SIGNAL_EARLY_SECONDS  # before the time limit
+    if job_signal(settings) and limit is not None and limit <= earliest:
         raise LaunchError(
-            f"--time {settings.time} and --signal {signal_of(settings)}: Slurm sends the signal up "
-            f"to {_SIGNAL_EARLY_SECONDS} s early, so that it could come at once; expected more "
-            f"than {notice + _SIGNAL_EARLY_SECONDS} s of time."
+            f"--time {settings.time} and --signal {job_signal(settings)}: Slurm sends the signal "
+            f"up to {_SIGNAL_EARLY_SECONDS} s early, so that it could come as the job starts; "
+            f"expected a time of more than {earliest} s."
         )
     for line in settings.env_setup:
         _check_shell_line(line)
@@ -123,11 +124,11 @@ def _check_command(command: Sequence[str]) -> None:
     if not command or not command[0]:
         raise LaunchError("no command: slurm-resolver sbatch --nodes 2 -- python train.py")
     if command[0].startswith("-"):
-        raise LaunchError(f"{command[0]!r}: expected a program; srun would take it for an option.")
+        raise LaunchError(f"{command[0]!r}: expected a program; srun would read it as an option.")
     if ":" in command:
         raise LaunchError(
-            "the command has ':' as a word of its own, which srun takes for the start of another "
-            "component of the step: put the command into a script."
+            "the command has the word ':', which srun reads as the start of another component of "
+            "the step: put the command into a script."
         )
 
 
@@ -138,11 +139,11 @@ def _check_jobs(settings: BatchSettings) -> None:
         raise LaunchError("--ps-partition is for the nodes of --ps-nodes: expected both.")
     if settings.ps_nodes is not None:
         if dict(jobs) != {"chief": 1, "ps": jobs.get("ps", 0), "worker": -1}:
-            raise LaunchError("--ps-nodes: expected --ps as well, which says how many there are.")
+            raise LaunchError("--ps-nodes: expected --ps as well, the number of parameter servers.")
         if settings.ps_nodes > jobs["ps"] + 1:
             raise LaunchError(
-                f"--ps-nodes {settings.ps_nodes}: expected at most {jobs['ps'] + 1}, as chief and "
-                f"parameter servers are {jobs['ps'] + 1} tasks."
+                f"--ps-nodes {settings.ps_nodes}: expected at most {jobs['ps'] + 1}, the number of "
+                "chief and parameter servers together."
             )
         if settings.array is not None:
             raise LaunchError("--array and --ps-nodes: Slurm has no array of heterogeneous jobs.")
@@ -162,11 +163,11 @@ def _refused(name: str, value: object, expected: str) -> LaunchError:
     return LaunchError(f"--{name.replace('_', '-')} {value!r}: expected {expected}.")
 
 
-def signal_of(settings: BatchSettings) -> Optional[str]:
+def job_signal(settings: BatchSettings) -> Optional[str]:
     """Returns the value of --signal; None where the tasks get none."""
     return settings.signal or (DEFAULT_SIGNAL if settings.requeue else None)
 
 
-def notice_of(settings: BatchSettings) -> int:
-    """Returns the seconds that a task has from the signal on."""
-    return int((signal_of(settings) or "").partition("@")[2] or 60)  # sbatch's own default
+def seconds_after_signal(settings: BatchSettings) -> int:
+    """Returns the seconds from the signal to the time limit."""
+    return int((job_signal(settings) or "").partition("@")[2] or 60)  # sbatch's own default

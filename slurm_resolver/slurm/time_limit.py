@@ -65,8 +65,8 @@ def parse_notice(text: str) -> Notice:
         what = {"R": "there are no reservations", "B": "there is no batch shell"}
         reason = "".join(f", and {what[one]} here" for one in prefix.upper() if one in what)
         raise LaunchError(
-            f"--signal {text!r}: the prefix {prefix}: cannot be imitated{reason}. Leave it out; on "
-            "Slurm give it to sbatch."
+            f"--signal {text!r}: the prefix {prefix}: cannot be simulated{reason}. Leave it out; "
+            "on Slurm give it to sbatch."
         )
     lead = int(seconds) if seconds else _DEFAULT_LEAD
     if lead > _LONGEST_LEAD:

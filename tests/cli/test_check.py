@@ -1,4 +1,4 @@
-"""`slurm-resolver check` on one machine, and what it makes of a recorded step."""
+"""`slurm-resolver check` on one machine, and on a recorded step."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from slurm_resolver.preflight.agreement import task_names
 from slurm_resolver.preflight.step_checks import check_here
 
 
-def test_the_layout_is_held_against_slurms_word_for_the_task() -> None:
+def test_the_layout_is_compared_with_the_tasks_own_variables() -> None:
     task = next(r for r in recordings() if r.name.endswith("even_2x2")).tasks[2]
     cluster = sr.resolve(environ=task)
     names = task_names(cluster)

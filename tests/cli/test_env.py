@@ -1,4 +1,4 @@
-"""`slurm-resolver env`: a bug report with all that matters, and without what does not."""
+"""`slurm-resolver env`: what a bug report has, and what it leaves out."""
 
 from __future__ import annotations
 

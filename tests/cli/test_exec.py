@@ -16,7 +16,7 @@ from task_variables import TASK
 
 import slurm_resolver as sr
 from slurm_resolver.cli import main
-from slurm_resolver.cli.exec import fill
+from slurm_resolver.cli.exec import fill_in
 
 COMMAND = [sys.executable, "-m", "slurm_resolver", "exec"]
 
@@ -71,7 +71,7 @@ def test_arguments_are_filled_in() -> None:
     assert done.stdout == (
         "worker 0 1 n9:23002 n10:23001 n9:23002,n10:23002 n9:23001| {x} {} {1}\n"
     )
-    assert fill("{job}{index}{ps_hosts}", sr.Cluster()) == ""
+    assert fill_in("{job}{index}{ps_hosts}", sr.Cluster()) == ""
 
 
 def test_for_eval() -> None:
@@ -83,7 +83,7 @@ def test_for_eval() -> None:
     assert devices == "5"
 
 
-def test_it_becomes_the_program() -> None:
+def test_the_program_replaces_the_process() -> None:
     with subprocess.Popen(
         [*COMMAND, "--", "sh", "-c", "echo $$; exec sleep 300"],
         env={**os.environ, **TASK},
@@ -97,7 +97,7 @@ def test_it_becomes_the_program() -> None:
     assert run("--", "sh", "-c", "exit 7").returncode == 7
 
 
-def test_a_tf_config_that_is_there_already() -> None:
+def test_a_tf_config_that_is_set_already() -> None:
     own = json.dumps(sr.resolve(environ=TASK).tf_config(), indent=1)
     assert run("--", "true", TF_CONFIG=own).returncode == 0
     for other in ('{"cluster": {}}', "no JSON"):
@@ -112,7 +112,7 @@ def test_a_tf_config_that_is_there_already() -> None:
     [
         ([], "expected either a command"),
         (["--format", "env", "--", "true"], "expected either a command"),
-        (["--", "no-such-program"], "'no-such-program' is no program"),
+        (["--", "no-such-program"], "'no-such-program' is not a program"),
         (["--jobs", "ps=9", "--", "true"], "need 9 tasks"),
     ],
 )
@@ -139,7 +139,7 @@ def test_without_slurm_the_program_runs_alone() -> None:
 SELF = "grep -E 'SigBlk|SigIgn' /proc/self/status; ls /proc/self/fd; env"
 
 
-def test_the_program_finds_nothing_that_python_left_behind() -> None:
+def test_the_program_does_not_get_what_python_sets() -> None:
     """In the C locale Python sets LC_CTYPE, and it ignores two signals: not so the program."""
     found = []
     for before in ([], [*COMMAND, "--"]):
@@ -194,7 +194,7 @@ def test_more_tasks_than_a_string_holds(tasks: int, arguments: List[str], messag
         assert "SlurmClusterResolver" in done.stderr
 
 
-def test_more_than_a_program_takes_in_all() -> None:
+def test_more_than_a_program_takes_in_total() -> None:
     command = shlex.join([*COMMAND, "--", "true", *8 * ["{worker_hosts}"]])
     done = subprocess.run(
         ["bash", "-c", f"ulimit -S -s 1024; exec {command}"],
@@ -215,7 +215,7 @@ def test_a_long_tf_config_does_not_fill_the_log() -> None:
 
 
 @pytest.mark.parametrize("seconds", ["0", "-1", "nan", "inf", "soon"])
-def test_how_long_to_wait(seconds: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_seconds_to_wait(seconds: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
         main(["exec", f"--wait={seconds}", "--", "true"])
     assert ended.value.code == 2

@@ -40,7 +40,7 @@ slurm-8.out:3: time-limit (x1) at n9
     slurmstepd-n9: error: *** STEP 8.0 ON n9 CANCELLED AT 2026-11-21T02:39:13
       DUE TO TIME LIMIT ***
     Cause: The job reached its time limit.
-    Remedy: A longer one (sbatch --time), or checkpoints and a signal before it:
+    Remedy: Ask for a longer one (sbatch --time), or save on a signal before it:
       --signal=USR1@120
 """
     )

@@ -1,4 +1,4 @@
-"""The local launcher: its tasks, what they are told, and what cannot be imitated."""
+"""The local launcher: its tasks, their variables, and the options that cannot be simulated."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_each_task_sees_one_cluster() -> None:
     assert tasks == [("ps", 0), ("worker", 0), ("worker", 1)]
 
 
-def test_a_step_around_it_does_not_shine_through() -> None:
+def test_variables_of_a_step_around_it_are_not_passed_on() -> None:
     done = run(
         "run", "--", "sh", "-c", "env | grep SLURM", env={**os.environ, **TASK, "SLURM_X": "1"}
     )
@@ -91,7 +91,7 @@ def test_one_failure_ends_all(
     assert message in done.stderr
     assert done.stderr.startswith("slurm-resolver run: task ")
     if script.startswith("exit"):
-        assert done.returncode in (1, 2)  # whichever was first; the others no longer count
+        assert done.returncode in (1, 2)  # of the task that ended first; the others do not count
     else:
         assert done.returncode == status
 
@@ -139,7 +139,7 @@ def test_the_tasks_end_with_the_launcher_however_it_ends(tmp_path: Path) -> None
         (["-n", "0", "--", "true"], "-n 0: expected a number of tasks"),
         (["-n", "9999", "--", "true"], "-n 9999: expected a number of tasks"),
         (["--cpus", "0", "--", "true"], "--cpus 0: expected a number of CPUs"),
-        (["--", "no-such-program"], "'no-such-program' is no program"),
+        (["--", "no-such-program"], "'no-such-program' is not a program"),
     ],
 )
 def test_errors(arguments: List[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -159,22 +159,22 @@ def test_reserved_ports_are_free_ones() -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--mem", "5G"], "srun's --mem cannot be imitated: nothing here divides or enforces it."),
-        (["--mem=5G"], "srun's --mem cannot be imitated"),
-        (["-wn1"], "srun's -w cannot be imitated: this is one node, localhost."),
-        (["-p", "gpu"], "srun's -p cannot be imitated: there is no queue here."),
-        (["--mpi=pmix"], "srun's --mpi cannot be imitated: it is the work of Slurm's daemons"),
-        (["--resv-ports"], "ports are reserved here always"),
+        (["--mem", "5G"], "srun's --mem cannot be simulated: this command neither allocates"),
+        (["--mem=5G"], "srun's --mem cannot be simulated"),
+        (["-wn1"], "srun's -w cannot be simulated: this is one node, localhost."),
+        (["-p", "gpu"], "srun's -p cannot be simulated: there is no queue here."),
+        (["--mpi=pmix"], "srun's --mpi cannot be simulated: Slurm's daemons and plugins"),
+        (["--resv-ports"], "ports are always reserved here"),
         (["--nodes=2"], "argument -N/--nodes: 2: this is one node, localhost."),
         (["-N", "1-2"], "argument -N/--nodes: 1-2: this is one node"),
         (["--input", "all"], "argument -i/--input: all: tasks read nothing here."),
-        (["--gpus", "a100:2"], "argument -G/--gpus: 'a100:2': expected a number; types"),
+        (["--gpus", "a100:2"], "argument -G/--gpus: 'a100:2': expected a number; only Slurm"),
         (["--gpus=-1"], "expected a number"),
         (["--open-mode", "x"], "argument --open-mode: invalid choice"),
         (["--wombat"], "unrecognized arguments: --wombat"),
     ],
 )
-def test_what_cannot_be_imitated_is_an_error_that_says_what_to_do(
+def test_what_cannot_be_simulated_is_an_error_that_says_what_to_do(
     arguments: List[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit) as caught:
@@ -188,7 +188,7 @@ def test_one_node_and_options_that_change_nothing_are_accepted() -> None:
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 
-def test_the_step_s_name_directory_and_times(tmp_path: Path) -> None:
+def test_the_name_directory_and_times_of_the_step(tmp_path: Path) -> None:
     show = "echo $SLURM_JOB_NAME $PWD $SLURM_SUBMIT_DIR ${SLURM_RESTART_COUNT-none};"
     show += "echo $((SLURM_JOB_END_TIME - SLURM_JOB_START_TIME))"
     options = ["-J", "digits", "-D", str(tmp_path), "-t", "1-2:3:4", "--no-label"]
@@ -198,7 +198,7 @@ def test_the_step_s_name_directory_and_times(tmp_path: Path) -> None:
     assert done.stdout == "none\n"
 
 
-def test_a_program_s_path_counts_from_the_tasks_directory(tmp_path: Path) -> None:
+def test_a_relative_program_counts_from_the_tasks_directory(tmp_path: Path) -> None:
     (tmp_path / "here").write_text("#!/bin/sh\necho found\n")
     (tmp_path / "here").chmod(0o755)
     assert run("run", "-D", str(tmp_path), "--", "./here").stdout == "0: found\n"
@@ -213,13 +213,13 @@ def started(text: str, tasks: str) -> bool:
     )
 
 
-def test_verbose_tells_that_the_tasks_have_started() -> None:
+def test_verbose_says_that_the_tasks_have_started() -> None:
     assert started(run("run", "-n3", "-v", "--", "true").stderr, "3 tasks")
     assert started(run("run", "--verbose", "--", "true").stderr, "1 task")
 
 
 @pytest.mark.parametrize("option", [[], ["-Q"]])
-def test_a_terminal_is_told_as_well(option: List[str]) -> None:
+def test_a_terminal_gets_that_line_as_well(option: List[str]) -> None:
     ours, theirs = pty.openpty()
     with subprocess.Popen(
         [*COMMAND, "run", "-n2", *option, "--", "true"], stdout=subprocess.PIPE, stderr=theirs

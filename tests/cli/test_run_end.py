@@ -28,18 +28,20 @@ def test_a_time_limit_ends_all_tasks() -> None:
         "trap 'echo told; exit 0' TERM; [ $SLURM_PROCID = 1 ] && kill -STOP $$; sleep 60 & wait"
     )
     done = run("run", "-n2", "-t", "0:01", "--requeue", "--", "sh", "-c", script)
-    # 143 as srun's; a stopped task is woken to hear of it; and no restart
+    # 143 as of srun; a stopped task is continued, so that it gets the signal; no restart
     assert (done.returncode, sorted(done.stdout.splitlines())) == (143, ["0: told", "1: told"])
     assert done.stderr == (
         "slurm-resolver run: the time limit of 1 s is reached: ending all tasks\n"
     )
 
 
-def test_a_signal_announces_the_time_limit() -> None:
+def test_a_signal_is_sent_before_the_time_limit() -> None:
     script = "trap 'echo warned; exit 0' USR1; sleep 60 & wait"
     done = run("run", "-n2", "-t", "1", "--signal", "usr1@58", "--", "sh", "-c", script)
     assert (done.returncode, sorted(done.stdout.splitlines())) == (0, ["0: warned", "1: warned"])
-    assert done.stderr == "slurm-resolver run: 58 s to the time limit: SIGUSR1 to all tasks\n"
+    assert (
+        done.stderr == "slurm-resolver run: 58 s to the time limit: sending SIGUSR1 to all tasks\n"
+    )
 
 
 def test_a_signal_without_a_limit_says_that_nothing_is_sent() -> None:
@@ -63,7 +65,7 @@ def test_a_task_asks_for_a_restart_by_its_exit_status() -> None:
     )
 
 
-def test_restarts_have_an_end() -> None:
+def test_max_restarts() -> None:
     options = ["--requeue", "--max-restarts", "1", "--requeue-exit", "3,4"]
     done = run("run", *options, "--", "sh", "-c", COUNT + "exit 4")
     assert (done.returncode, done.stdout) == (4, "0: first\n0: 1\n")
@@ -78,7 +80,7 @@ def test_without_requeue_or_with_another_status_nothing_is_restarted() -> None:
 
 
 def test_a_request_for_a_restart_lets_the_others_finish() -> None:
-    """They are about to end as well, and may be saving: only after a while are they told to."""
+    """They are about to end as well, and may be saving: SIGTERM comes only after a while."""
     wait = '[ -n "$SLURM_RESTART_COUNT" ] && exit 0; [ $SLURM_PROCID = 0 ] && exit 75;'
     script = wait + "trap 'echo cut off' TERM; sleep 1; echo saved"
     done = run("run", "-n2", "--requeue", "--", "sh", "-c", script)
@@ -112,7 +114,7 @@ def test_a_preemption_ends_the_tasks_and_starts_them_again() -> None:
     )
 
 
-def test_a_preemption_without_requeue_is_the_end() -> None:
+def test_a_preemption_without_requeue_ends_the_tasks() -> None:
     with preempted() as process:
         errors = process.communicate(timeout=60)[1]
     assert process.returncode == 143
@@ -146,8 +148,14 @@ def test_nothing_is_restarted_after_ctrl_c() -> None:
     ("arguments", "message"),
     [
         (["-t", "soon"], "--time 'soon': expected minutes, minutes:seconds"),
-        (["--signal", "B:USR1@5"], "the prefix B: cannot be imitated, and there is no batch shell"),
-        (["--signal", "R:USR1"], "the prefix R: cannot be imitated, and there are no reservations"),
+        (
+            ["--signal", "B:USR1@5"],
+            "the prefix B: cannot be simulated, and there is no batch shell",
+        ),
+        (
+            ["--signal", "R:USR1"],
+            "the prefix R: cannot be simulated, and there are no reservations",
+        ),
         (["--signal", "WINCH"], "Slurm takes no signal WINCH; expected a number or one of HUP"),
         (["--signal", "99"], "99 is no signal's number"),
         (["--signal", "@5"], "--signal '@5': expected SIGNAL[@SECONDS]"),
@@ -160,18 +168,17 @@ def test_nothing_is_restarted_after_ctrl_c() -> None:
         (["-m", "heap"], "--distribution 'heap': expected block, cyclic or plane=SIZE"),
         (["-m", "arbitrary"], "arbitrary needs Slurm"),
         (["--gpu-bind", "map:1"], "--gpu-bind 'map:1': expected none, closest, single:N"),
-        (["--gpu-bind", "map_gpu:0,x"], "'x': expected a GPU's number"),
-        (["--gpu-bind", "mask_gpu:10"], "'10': expected a mask such as 0x3"),
+        (["--gpu-bind", "map_gpu:1,0"], "map_gpu cannot be simulated here. List the GPUs in that"),
+        (["--gpu-bind", "verbose,mask_gpu:0x3"], "mask_gpu cannot be simulated here."),
         (["--gpu-bind", "single:0"], "--gpu-bind 'single:0': expected"),
-        (["--cpu-bind", "sockets"], "sockets cannot be imitated"),
-        (["--cpu-bind", "map_ldom:0,1"], "map_ldom cannot be imitated"),
-        (["--cpu-bind", "map_cpu:99999"], "'99999' is outside the CPUs that this process may use"),
-        (["--cpu-bind", "mask_cpu:0"], "'0' is outside the CPUs"),
-        (["--cpu-bind", "mask_cpu:x"], "'x': expected a hexadecimal mask"),
+        (["--cpu-bind", "sockets"], "sockets cannot be simulated"),
+        (["--cpu-bind", "map_ldom:0,1"], "map_ldom cannot be simulated"),
+        (["--cpu-bind", "map_cpu:1,0"], "map_cpu cannot be simulated here, as it is about one"),
+        (["--cpu-bind", "v,mask_cpu:0x3"], "Use cores or threads here; on Slurm give this to srun"),
         (["--cpu-bind", "fast"], "--cpu-bind 'fast': expected none, rank, cores"),
         (["-n", "4000", "--cpu-bind", "threads"], "4000 tasks need 4000 CPUs, but this process"),
         (["-o", "no/such/folder/%t"], "cannot write to 'no/such/folder/0' (No such file"),
-        (["--chdir", "/no/such"], "--chdir '/no/such' is no directory"),
+        (["--chdir", "/no/such"], "--chdir '/no/such' is not a directory"),
     ],
 )
 def test_values_that_make_no_sense(

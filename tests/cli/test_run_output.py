@@ -54,7 +54,7 @@ def test_output_in_files(tmp_path: Path) -> None:
     assert written("-o", "none") == {}
 
 
-def test_files_are_emptied_at_every_start_unless_told_otherwise(tmp_path: Path) -> None:
+def test_files_are_emptied_at_every_start_unless_appending(tmp_path: Path) -> None:
     script = COUNT + "[ $SLURM_RESTART_COUNT ] || exit 75"
     for mode, text in (
         ("truncate", "1\n"),
@@ -68,7 +68,7 @@ def test_files_are_emptied_at_every_start_unless_told_otherwise(tmp_path: Path) 
         assert (tmp_path / "log-0").read_text() == text
 
 
-def test_a_file_a_task_is_written_where_the_tasks_are(tmp_path: Path) -> None:
+def test_files_of_each_task_are_in_the_tasks_directory(tmp_path: Path) -> None:
     (tmp_path / "sub").mkdir()
     for pattern in ("task-%t", "all-%j"):
         run("run", "-D", "sub", "-o", pattern, "--", "true", cwd=tmp_path)
@@ -84,7 +84,7 @@ def test_lines_without_labels_do_not_mix() -> None:
     assert sorted(done.stdout.splitlines()) == sorted([*expected, "0-end", "1-end", "2-end"])
 
 
-def test_a_single_task_without_a_label_passes_through_as_it_is() -> None:
+def test_the_output_of_a_single_task_without_a_label_is_unchanged() -> None:
     script = "import sys; sys.stdout.buffer.write(bytes(range(256)) + b'a\\rb')"
     done = subprocess.run(
         [*COMMAND, "run", "--no-label", "--", sys.executable, "-c", script],

@@ -1,4 +1,4 @@
-"""Batch files that are printed: their exact text, and what is refused."""
+"""The batch files that `slurm-resolver sbatch` prints, and the values that it refuses."""
 
 from __future__ import annotations
 
@@ -24,56 +24,56 @@ VERSION = slurm_resolver.__version__
 
 PLAIN = f"""\
 #!/bin/bash
-# Made by slurm-resolver sbatch {VERSION}. Submit it with sbatch; what follows the
-# file's name there goes on to the program.
+# Made by slurm-resolver sbatch {VERSION}. Submit it with sbatch; arguments after
+# the file's name are passed on to the program.
 #SBATCH --job-name=train
 #SBATCH --output=%x-%j.out
 #SBATCH --nodes=4
 #SBATCH --ntasks-per-node=4
-# Slurm shows a node's GPUs to all its tasks; slurm_resolver shares them out.
+# All tasks of a node see all its GPUs; slurm_resolver gives each its share.
 #SBATCH --gpus-per-node=4
-# Slurm ends the job after this time; the shorter, the sooner it may start.
+# Slurm ends the job after this time. The shorter it is, the sooner the job may start.
 #SBATCH --time=01:00:00
 
 set -euo pipefail
 
-# Change this to whatever puts the right python and slurm-resolver first in PATH:
+# Replace this by what puts the right python and slurm-resolver first in PATH:
 # source ~/venv/bin/activate  # or: module load TensorFlow
 
-# What Python prints appears at once, as with python -u.
+# What Python prints appears in the output at once, as with python -u.
 export PYTHONUNBUFFERED=1
 
-# What all steps have in common. --label: the rank before each line of output.
+# The options of all steps. --label: the rank before each line of output.
 step=(srun --label)
 
-# A second that finds what TensorFlow would wait for without a word: a task that is not
-# there, a name that does not resolve, a port that is taken or cannot be reached.
+# Takes a second, and finds what TensorFlow would silently wait for: a missing task, a
+# name that does not resolve, a port that is taken or cannot be reached.
 "${{step[@]}}" --kill-on-bad-exit=1 \\
     slurm-resolver check --timeout 120
 
-# --kill-on-bad-exit: the others would wait for a task that has failed.
+# --kill-on-bad-exit: else the other tasks wait for one that has failed.
 "${{step[@]}}" --kill-on-bad-exit=1 \\
     python train.py "$@"
 """
 
 REQUEUED = f"""\
 #!/bin/bash
-# Made by slurm-resolver sbatch {VERSION}. Submit it with sbatch; what follows the
-# file's name there goes on to the program.
+# Made by slurm-resolver sbatch {VERSION}. Submit it with sbatch; arguments after
+# the file's name are passed on to the program.
 #SBATCH --job-name="a \\"b\\""
 #SBATCH --array=0-3%2
 #SBATCH --output=%x-%A_%a.out
 # Slurm may stop the job and start it again, with the same id and output file.
 #SBATCH --requeue
 #SBATCH --open-mode=append
-# To every task, 90 s before its time is over, or earlier.
+# Sent to every task 90 s before the time limit, or earlier.
 #SBATCH --signal=TERM@90
 #SBATCH --nodes=2
 #SBATCH --ntasks-per-node=2
 #SBATCH --cpus-per-task=4
 #SBATCH --mem=8G
 #SBATCH --exclusive
-# Slurm ends the job after this time; the shorter, the sooner it may start.
+# Slurm ends the job after this time. The shorter it is, the sooner the job may start.
 #SBATCH --time=1-00
 #SBATCH --partition=p
 #SBATCH --account=a
@@ -82,27 +82,27 @@ REQUEUED = f"""\
 
 set -euo pipefail
 
-set +u  # the scripts behind these often use variables that are not set
+set +u  # these scripts often use variables that are not set
 module load cuda/12
 # shellcheck source=/dev/null
 source ~/venv/bin/activate
 set -u
 
-# What Python prints appears at once, as with python -u.
+# What Python prints appears in the output at once, as with python -u.
 export PYTHONUNBUFFERED=1
 
-# What all steps have in common. --label: the rank before each line of output.
-# --cpus-per-task: srun does not take it over from the batch job.
+# The options of all steps. --label: the rank before each line of output.
+# --cpus-per-task: srun does not get it from the batch job.
 step=(srun --label --cpus-per-task="$SLURM_CPUS_PER_TASK")
 
 status=0
-# A task that got the signal saves, and asks to be continued: through scontrol, or, where the
-# tasks have none (containers), by ending with status 75, for the requeue below. There
-# --kill-on-bad-exit would end the others while they save, and make the status 143: with
-# --wait they have 90 s, from the end of the first task on, whatever its status is.
+# A task that gets the signal saves, and requeues the job with scontrol. Where there is none
+# (in a container) it ends with exit status 75, and the lines below requeue the job.
+# --kill-on-bad-exit=1 would end the other tasks while they save, and turn the status into
+# 143. --wait ends them 90 s after the first task has ended, whatever its status is.
 # The script has to ask for the same jobs:
 #   SlurmClusterResolver({{"chief": 1, "ps": 1, "worker": -1}})
-# shellcheck disable=SC1003,SC2016,SC2088  # quoted so as to arrive unchanged
+# shellcheck disable=SC1003,SC2016,SC2088  # these quotes keep the words unchanged
 "${{step[@]}}" --kill-on-bad-exit=0 --wait=90 \\
     python train.py --name '$x' "$@" || status=$?
 
@@ -111,7 +111,7 @@ if [ "$status" -eq 75 ]; then
         echo "not requeued: restarted 3 times already" >&2
         exit "$status"
     fi
-    # The id of an array's last task is that of the whole array: name the task.
+    # The last task of an array has the array's own job id: requeue that task alone.
     job=$SLURM_JOB_ID
     if [ -n "${{SLURM_ARRAY_JOB_ID:-}}" ]; then
         job=${{SLURM_ARRAY_JOB_ID}}_${{SLURM_ARRAY_TASK_ID}}
@@ -149,7 +149,7 @@ def test_exec_starts_both_steps_with_the_same_jobs(capsys: pytest.CaptureFixture
     assert "#SBATCH --job-name=train\n" in text
 
 
-def test_parameter_servers_on_nodes_of_their_own(capsys: pytest.CaptureFixture[str]) -> None:
+def test_parameter_servers_on_further_nodes(capsys: pytest.CaptureFixture[str]) -> None:
     options = (
         "-N 4 --tasks-per-node 2 --gpus-per-node 2 --ps 2 --ps-nodes 1 --ps-partition cpu -p g"
     )
@@ -160,8 +160,8 @@ def test_parameter_servers_on_nodes_of_their_own(capsys: pytest.CaptureFixture[s
     assert "--nodes=1\n#SBATCH --ntasks=3\n" in servers
     assert "--partition=cpu\n" in servers
     assert "gpus" not in servers
-    told = re.findall(r"SlurmClusterResolver\((.*), het_groups=(.*)\)", text)
-    assert [json.loads(part) for part in told[0]] == [
+    arguments = re.findall(r"SlurmClusterResolver\((.*), het_groups=(.*)\)", text)
+    assert [json.loads(part) for part in arguments[0]] == [
         {"chief": 1, "ps": 2, "worker": -1},
         {"chief": 1, "ps": 1, "worker": 0},
     ]
@@ -219,11 +219,11 @@ def test_what_is_refused(options: str, capsys: pytest.CaptureFixture[str]) -> No
     ("command", "message"),
     [
         ([], "no command"),
-        (["-x"], "srun would take it for an option"),
-        (["python", "train.py", ":", "b"], "':' as a word of its own"),
+        (["-x"], "srun would read it as an option"),
+        (["python", "train.py", ":", "b"], "has the word ':'"),
     ],
 )
-def test_commands_that_srun_would_read_otherwise(
+def test_commands_that_srun_would_misread(
     command: List[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["sbatch", "--", *command]) == 2

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 import slurm_resolver
 from slurm_resolver.cli import main
-from slurm_resolver.cli.cluster_picture import Row, fold_nodes, spans
+from slurm_resolver.cli.cluster_picture import Row, number_ranges, picture_rows
 from slurm_resolver.cluster.layout import layout_from_environment
 from slurm_resolver.cluster.resolve import ClusterOptions, build_cluster
 from slurm_resolver.cluster.tasks import Task
@@ -271,7 +271,7 @@ def plan(nodes: str, counts: str, distribution: str, **jobs: int) -> Sequence[Ta
     return build_cluster(step, layout_from_environment(step), ClusterOptions(jobs or None)).tasks
 
 
-class TestFolding:
+class TestRows:
     @pytest.mark.parametrize(
         ("tasks", "rows"),
         [
@@ -285,21 +285,21 @@ class TestFolding:
         ],
     )
     def test_nodes_that_are_alike(self, tasks: Sequence[Task], rows: List[str]) -> None:
-        assert [row.hosts() for row in fold_nodes(tasks)] == rows
+        assert [row.host_list() for row in picture_rows(tasks)] == rows
 
     def test_some_stay_alone(self) -> None:
         tasks = plan("n[1-10]", "1(x10)", "block")
-        rows = [row.hosts() for row in fold_nodes(tasks, {"n5"})]
+        rows = [row.host_list() for row in picture_rows(tasks, {"n5"})]
         assert rows == ["n[1-4]", "n5", "n[6-10]"]
 
-    def test_names_that_do_not_fold(self) -> None:
+    def test_names_whose_host_list_is_long(self) -> None:
         names = [f"n{i}.cluster.example.com" for i in range(1, 9)]
-        (row,) = fold_nodes(plan(",".join(names), "1(x8)", "block"))
-        assert row.hosts() == f"{names[0]} ... {names[-1]}"
+        (row,) = picture_rows(plan(",".join(names), "1(x8)", "block"))
+        assert row.host_list() == f"{names[0]} ... {names[-1]}"
 
     def test_addresses_that_are_no_suffix_of_the_node(self) -> None:
         tasks = [Task(i, f"n{i}", 0, "worker", i, f"10.0.0.{i}:2222") for i in range(8)]
-        assert [row.nodes for row in fold_nodes(tasks)] == [(f"n{i}",) for i in range(8)]
+        assert [row.nodes for row in picture_rows(tasks)] == [(f"n{i}",) for i in range(8)]
 
     @given(
         counts=st.lists(st.integers(1, 4), min_size=1, max_size=12),
@@ -308,7 +308,7 @@ class TestFolding:
         ps=st.integers(0, 6),
         own=st.none() | st.integers(1, 60),
     )
-    def test_unfolding_gives_back_exactly_the_tasks(
+    def test_rows_have_exactly_the_tasks(
         self, counts: List[int], copies: int, distribution: str, ps: int, own: Optional[int]
     ) -> None:
         counts = [count for count in counts for _ in range(copies)]
@@ -316,34 +316,34 @@ class TestFolding:
         text = ",".join(map(str, counts))
         tasks = plan(f"n[1-{len(counts)}]", text, distribution, **jobs)
         alone = set() if own is None else {f"n{own}"}
-        rows = fold_nodes(tasks, alone)
-        assert sorted(task for row in rows for task in row.unfold()) == list(tasks)
+        rows = picture_rows(tasks, alone)
+        assert sorted(task for row in rows for task in row.tasks()) == list(tasks)
         assert all(len(row.nodes) == 1 for row in rows if alone & set(row.nodes))
         for row in rows:
             check_texts(row)
 
     def test_a_hundred_thousand_tasks(self) -> None:
         tasks = plan("n[1-1000]", "100(x1000)", "cyclic")
-        (row,) = fold_nodes(tasks)
-        assert sorted(row.unfold()) == list(tasks)
-        assert (row.hosts(), row.indices("worker")) == ("n[1-1000]", "0-99999")
+        (row,) = picture_rows(tasks)
+        assert sorted(row.tasks()) == list(tasks)
+        assert (row.host_list(), row.indices("worker")) == ("n[1-1000]", "0-99999")
 
 
 def check_texts(row: Row) -> None:
-    tasks = row.unfold()
+    tasks = row.tasks()
     looks = [
         [(task.job, task.local_rank, task.address[len(node) :]) for task in own]
-        for node, own in zip(row.nodes, row.on_nodes)
+        for node, own in zip(row.nodes, row.tasks_of_nodes)
     ]
     assert all(look == looks[0] for look in looks)
-    ranks = [[task.rank for task in own] for own in row.on_nodes]
+    ranks = [[task.rank for task in own] for own in row.tasks_of_nodes]
     for i, numbers in enumerate(ranks):
         advance = [b - a for a, b in zip(ranks[0], ranks[min(1, len(ranks) - 1)])]
         assert numbers == [first + i * step for first, step in zip(ranks[0], advance)]
-    assert row.ranks() == spans(task.rank for task in tasks)
+    assert row.ranks() == number_ranges(task.rank for task in tasks)
     for job in {task.job for task in tasks}:
-        assert row.indices(job) == spans(task.index for task in tasks if task.job == job)
-        ports = spans(int(task.address.split(":")[1]) for task in tasks if task.job == job)
+        assert row.indices(job) == number_ranges(task.index for task in tasks if task.job == job)
+        ports = number_ranges(int(task.address.split(":")[1]) for task in tasks if task.job == job)
         assert row.ports(job) == f":{ports}"
 
 
@@ -358,5 +358,5 @@ def check_texts(row: Row) -> None:
         ([1, 3, 5, 7, 9], "1,3,5,...,9"),
     ],
 )
-def test_spans(numbers: List[int], text: str) -> None:
-    assert spans(numbers) == text
+def test_ranges_of_numbers(numbers: List[int], text: str) -> None:
+    assert number_ranges(numbers) == text

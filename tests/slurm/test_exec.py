@@ -111,5 +111,5 @@ def test_nobody_starts_where_one_has_no_program(real_slurm: SlurmCluster, tmp_pa
     done = real_slurm.run(step, check=False)
     assert done.returncode == 2
     assert list(tmp_path.iterdir()) == []
-    assert "'no-such' is no program that can be started here" in done.stderr
+    assert "'no-such' is not a program that can be started here" in done.stderr
     assert done.stderr.count("1 of 4 tasks are missing") == 3

@@ -15,7 +15,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from slurm_resolver import errors
-from slurm_resolver.diagnostics.log_messages import KNOWN, Finding, explain, explain_file
+from slurm_resolver.diagnostics.known_messages import KNOWN_MESSAGES
+from slurm_resolver.diagnostics.log_messages import Finding, explain, explain_file
 
 LOGS = DATA / "logs"
 WORKER_0, WORKER_1 = "/job:worker/replica:0/task:0", "/job:worker/replica:0/task:1"
@@ -163,13 +164,16 @@ class TestLogs:
 
     def test_every_message_of_others_has_a_log(self) -> None:
         found = {id for _, expected in CASES for id, _, _ in expected}
-        own = {known.id for known in KNOWN if known.id.endswith("-error")}
-        assert {known.id for known in KNOWN} - found - own == {"startup-deadline", "step-waits"}
+        own = {known.id for known in KNOWN_MESSAGES if known.id.endswith("-error")}
+        assert {known.id for known in KNOWN_MESSAGES} - found - own == {
+            "startup-deadline",
+            "step-waits",
+        }
 
     def test_the_table_is_consistent(self) -> None:
-        ids = [known.id for known in KNOWN]
+        ids = [known.id for known in KNOWN_MESSAGES]
         assert len(ids) == len(set(ids))
-        for known in KNOWN:
+        for known in KNOWN_MESSAGES:
             assert re.fullmatch("[a-z0-9]+(-[a-z0-9]+)*", known.id)
             assert all(known.cues), "an empty cue would match every line"
             assert known.cause
@@ -256,7 +260,7 @@ class TestBounds:
     @given(
         st.lists(
             st.sampled_from(
-                [cue.encode() for k in KNOWN for cue in k.cues]
+                [cue.encode() for k in KNOWN_MESSAGES for cue in k.cues]
                 + [b"\n", b"\r", b"\xff", b"/job:ps/task:1"]
             )
         )

@@ -8,12 +8,12 @@ import pytest
 
 from slurm_resolver.errors import GpuError
 from slurm_resolver.local.cpus import bind_cpus
-from slurm_resolver.local.gpus import GpuRequest, gpu_variables
+from slurm_resolver.local.gpus import GpuRequest, srun_gpu_variables
 from slurm_resolver.slurm.gpu_variables import CUDA
 
 
 def gpus(request: GpuRequest, tasks: int, **environ: str) -> List[Optional[str]]:
-    found = gpu_variables(request, tasks, environ)
+    found = srun_gpu_variables(request, tasks, environ)
     assert all(
         one.get("CUDA_VISIBLE_DEVICES") == one.get("SLURM_STEP_GPUS", one.get(CUDA))
         for one in found.variables
@@ -28,24 +28,23 @@ def gpus(request: GpuRequest, tasks: int, **environ: str) -> List[Optional[str]]
         (GpuRequest(per_node=3), 2, "4,5,6", ["4,5,6", "4,5,6"]),
         (GpuRequest(per_task=1), 2, "7,3", ["7", "3"]),
         (GpuRequest(per_task=1), 2, "GPU-aa,MIG-bb", ["GPU-aa", "MIG-bb"]),
-        (GpuRequest(2, bind="map_gpu:1,0"), 2, "4,5", ["5", "4"]),
         (GpuRequest(2, bind="none"), 2, "4,5", [None, None]),
         (GpuRequest(0), 2, "4,5", ["", ""]),
-        (GpuRequest(), 2, "4,5", [None, None]),  # not asked: the launcher's passes through
+        (GpuRequest(), 2, "4,5", [None, None]),  # none asked for: the launcher's variables stay
     ],
 )
-def test_gpus_are_the_first_of_the_launchers(
+def test_tasks_get_the_first_of_the_launchers_gpus(
     request_: GpuRequest, tasks: int, visible: str, expected: List[Optional[str]]
 ) -> None:
     assert gpus(request_, tasks, CUDA_VISIBLE_DEVICES=visible) == expected
 
 
-def test_names_of_one_maker_go_into_its_variable_alone() -> None:
-    found = gpu_variables(GpuRequest(1), 1, {CUDA: "GPU-aa"})
+def test_uuids_go_only_into_the_variable_of_their_maker() -> None:
+    found = srun_gpu_variables(GpuRequest(1), 1, {CUDA: "GPU-aa"})
     assert found.variables == [
         {CUDA: "GPU-aa", "SLURM_STEP_GPUS": "GPU-aa", "SLURM_GPUS_ON_NODE": "1"}
     ]
-    assert {"ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES"} <= set(found.hidden)
+    assert {"ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES"} <= set(found.removed)
 
 
 @pytest.mark.parametrize(
@@ -59,7 +58,11 @@ def test_names_of_one_maker_go_into_its_variable_alone() -> None:
         (GpuRequest(per_task=2), {CUDA: "0,1"}, "4 GPUs are asked for"),
         (GpuRequest(1), {CUDA: ""}, "1 GPUs are asked for, but CUDA_VISIBLE_DEVICES= names 0"),
         (GpuRequest(3, per_task=1), {}, "--gpus makes 3, --gpus-per-task makes 2 GPUs for 2 tasks"),
-        (GpuRequest(2, per_node=1), {}, "expected the same number. Leave all but one out."),
+        (
+            GpuRequest(2, per_node=1),
+            {},
+            "expected the same number. Give only one of these options.",
+        ),
         (GpuRequest(5), {}, "5 GPUs are asked for, but the driver shows 4."),
     ],
 )
@@ -68,27 +71,27 @@ def test_more_gpus_than_there_are(
 ) -> None:
     monkeypatch.setattr("slurm_resolver.local.gpus.count_with_driver", lambda: 4)
     with pytest.raises(GpuError) as caught:
-        gpu_variables(request_, 2, environ)
+        srun_gpu_variables(request_, 2, environ)
     assert message in str(caught.value)
 
 
-def test_where_nothing_can_be_asked_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unknown_number_of_gpus_is_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("slurm_resolver.local.gpus.count_with_driver", lambda: None)
-    found = gpu_variables(GpuRequest(2), 1, {})
+    found = srun_gpu_variables(GpuRequest(2), 1, {})
     assert found.variables[0][CUDA] == "0,1"
     assert [text.split(" (")[0] for text in found.warnings] == [
         "cannot see whether this machine has 2 GPUs"
     ]
     monkeypatch.setattr("slurm_resolver.local.gpus.count_with_driver", lambda: 2)
-    assert not gpu_variables(GpuRequest(2), 1, {}).warnings
+    assert not srun_gpu_variables(GpuRequest(2), 1, {}).warnings
 
 
-def test_a_binding_that_leaves_a_task_none_says_so() -> None:
-    found = gpu_variables(GpuRequest(2, bind="per_task:1"), 3, {CUDA: "4,5"})
+def test_a_binding_that_leaves_a_task_without_gpu_is_a_warning() -> None:
+    found = srun_gpu_variables(GpuRequest(2, bind="per_task:1"), 3, {CUDA: "4,5"})
     assert [one[CUDA] for one in found.variables] == ["4", "5", "4"]
     [warning] = found.warnings
     assert warning.startswith("--gpu-bind per_task:1 leaves task 2 none of the step's 2 GPUs;")
-    found = gpu_variables(GpuRequest(2, bind="per_task:2"), 1, {CUDA: "4,5"})
+    found = srun_gpu_variables(GpuRequest(2, bind="per_task:2"), 1, {CUDA: "4,5"})
     assert (found.variables[0][CUDA], found.warnings) == ("4,5", [])
 
 
@@ -108,9 +111,6 @@ CORES = {0: (0, 4), 1: (1, 5), 4: (0, 4), 5: (1, 5), 6: (6,)}
         ("cores", 2, None, [(0, 4), (1, 5)], "quiet,mask_cpu:0x11,0x22"),
         ("cores", 2, 2, [(0, 4), (1, 5)], "quiet,mask_cpu:0x11,0x22"),
         ("cores", 1, 3, [(0, 4, 1, 5)], "quiet,mask_cpu:0x33"),
-        ("map_cpu:5,0x1", 3, None, [(5,), (1,), (5,)], "quiet,map_cpu:5,1"),
-        ("map_cpu:0*2,1", 3, None, [(0,), (0,), (1,)], "quiet,map_cpu:0,0,1"),
-        ("verbose,mask_cpu:0x30,3", 2, None, [(4, 5), (0, 1)], "verbose,mask_cpu:30,3"),
     ],
 )
 def test_cpu_binding(

@@ -1,0 +1,213 @@
+"""The messages of TensorFlow, gRPC, CUDA and Slurm that tell why a distributed run went wrong.
+
+One table, from the text in a log to the cause and the remedy.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+from typing import NamedTuple, Optional, Pattern, Tuple
+
+from slurm_resolver import errors
+
+
+class KnownMessage(NamedTuple):
+    """A message of a known meaning.
+
+    Attributes:
+        cues: texts that are quick to look for; every line with the message has one of them.
+        pattern: what such a line matches.
+        resolved: what a later line matches if the state that the message tells of has passed; that
+            line has a cue as well.
+    """
+
+    id: str
+    cues: Tuple[str, ...]
+    pattern: Pattern[str]
+    cause: str
+    remedy: str
+    resolved: Optional[Pattern[str]]
+
+
+def _known(
+    id: str, cues: str, cause: str, remedy: str, pattern: str = "", resolved: Optional[str] = None
+) -> KnownMessage:
+    """Returns the message; `cues` have | between them, and without a `pattern` a cue suffices."""
+    texts = tuple(cues.split("|"))
+    compiled = re.compile(pattern or "|".join(map(re.escape, texts)))
+    return KnownMessage(
+        id, texts, compiled, cause, remedy, re.compile(resolved) if resolved else None
+    )
+
+
+_CHECK = "Check names, ports and connections from all tasks: srun slurm-resolver check"
+_FIRST = "Find out which task failed first; its own log says why: srun --label --kill-on-bad-exit=1"
+_ENDED = "has ended, or was never started."
+_SRUN = r"srun: error: (?P<address>[\w.,\[\]-]{1,200}: tasks? [\d,\[\]-]{1,200}): "
+
+
+def _slurmstepd(reason: str) -> str:
+    return rf"\*\*\* (?:JOB|STEP) \S{{1,60}} ON (?P<address>\S{{1,80}}) CANCELLED AT \S+{reason} \*"
+
+
+def _own_error(error: type) -> KnownMessage:
+    name = error.__name__
+    words = re.sub(r"(?<=[a-z])(?=[A-Z])", "-", name).lower()
+    cause = (inspect.getdoc(error) or "").partition("\n")[0]
+    remedy = "The message names the variable or argument, its value and what was expected. "
+    return _known(
+        words, f"{name}: ", cause, remedy + "Look: srun slurm-resolver show", rf"\b{name}: "
+    )
+
+
+# The first message that matches a line explains it: special ones stand before general ones.
+KNOWN_MESSAGES: Tuple[KnownMessage, ...] = (
+    *map(_own_error, filter(inspect.isclass, vars(errors).values())),
+    _known("startup-deadline", " has not started within ",
+        "TensorFlow waited for a peer until startup_deadline() ended the process.",
+        "Call resolver.wait_until_ready() first: it names who is missing. " + _CHECK,
+        r"slurm_resolver: .{1,200} has not started within "),
+    _known("task-restarted", "with a different incarnation|tried to connect while it is already",
+        "The task ended and was started again while the others ran on: it cannot join them again.",
+        "Restart all tasks together, from a checkpoint: srun --kill-on-bad-exit=1 …"),
+    _known("task-unhealthy", "stopped sending heartbeats|heartbeat timeout",
+        "The task ended without disconnecting (crash, kill, sys.exit) or stopped responding; "
+        "TensorFlow calls all of these crashed. It notices after about 10 seconds.",
+        "Read the last lines of that task's log, and sacct -j JOBID -o JobID,State,ExitCode"),
+    _known("leader-lost",
+        "ailed to send RPC to coordination service|/tensorflow.CoordinationService/Heartbeat"
+        "|failed to register with the leader",
+        f"The first task (worker 0 or chief), which runs the coordination service, {_ENDED}",
+        "Read the first task's own log. " + _CHECK),
+    _known("barrier-failed", "Barrier timed out|Shutdown barrier|Barrier failed",
+        "Some tasks reached a barrier, others did not: they have ended, hang, or have more steps "
+        "to do (unequal data).",
+        "Give all tasks the same number of steps (repeat the data, set steps_per_epoch). "
+        + _FIRST,
+        "Barrier timed out|Shutdown barrier .{0,60}failed|Barrier failed"),
+    _known("host-not-resolved",
+        "errors resolving |Address lookup failed for |DNS resolution failed"
+        "|Name or service not known|Temporary failure in name resolution",
+        "A host name of the cluster has no address on this node.",
+        "Compare `scontrol show hostnames` and `getent hosts NAME` on the node; node_address names "
+        "another interface. " + _CHECK,
+        r"(?:errors resolving|Address lookup failed for|DNS resolution failed for) "
+        r"(?P<address>[\w.-]{1,255}:\d{1,5})\b"
+        r"|DNS resolution failed|Name or service not known|Temporary failure in name resolution"),
+    _known("port-taken",
+        "No address added out of total|Could not start gRPC server|Address already in use",
+        "Another process on this node listens on the task's port: of another job, or left behind.",
+        "On the node: ss -ltnp. Let Slurm reserve ports (srun --resv-ports), or give port_base.",
+        r"No address added out of total \d+ resolved for '(?P<address>[^']{1,80})'"
+        r"|No address added out of total|Could not start gRPC server|Address already in use"),
+    _known("peer-refused", "Connection refused",
+        f"No process listens there: the task {_ENDED}",
+        f"{_FIRST}. If none failed, the tasks disagree on addresses: srun slurm-resolver check",
+        "[Ff]ailed to connect to (?:all addresses|remote host).{0,200}Connection refused"),
+    _known("peer-unreachable",
+        "ailed to connect to all addresses|ailed to connect to remote host",
+        "The task's host does not answer, or no process listens there: the task has ended, or a "
+        "firewall, another network, a node that is down.",
+        f"{_CHECK}. Nodes that are down: sinfo -R. Proxies: unset http_proxy https_proxy"),
+    _known("peer-closed", "Socket closed|Connection reset by peer|Broken pipe|GOAWAY",
+        "The connection was open, and the task at the other end ended.", _FIRST,
+        r"Socket closed|recvmsg:|(?:aborted by|UNAVAILABLE|grpc_message).{0,300}"
+        r"(?:Connection reset by peer|Broken pipe|GOAWAY)"),
+    _known("parameter-server-lost", "remote target /job:ps/",
+        f"A call to this parameter server failed: most often it {_ENDED} Its variables are lost.",
+        "Restart from a checkpoint; read its log, and sacct: memory is the usual reason."),
+    _known("worker-lost", "Remote function on worker ",
+        "ParameterServerStrategy waits for this worker or for a parameter server it reads from.",
+        "A worker may come back; a parameter server may not: then restart from a checkpoint.",
+        r"Remote function on worker \S{1,80} failed with Unavailable"),
+    _known("peer-call-failed", "remote target /job:",
+        "A call to this task failed; the lines beside it say why.", _FIRST),
+    _known("session-waits", "CreateSession still waiting for response from worker",
+        "The task has not started yet, or listens at another address.", _CHECK),
+    _known("tasks-missing", " tasks to connect",
+        "The first task waits for others, without a time limit.",
+        "The next lines name some of them. " + _CHECK,
+        r"Waiting for [1-9]\d*/\d+ tasks to connect",
+        resolved=r"Waiting for 0/\d+ tasks to connect"),
+    _known("deadline-exceeded", "DEADLINE_EXCEEDED|Deadline Exceeded|DeadlineExceededError",
+        "A task did not answer in time: it hangs, is overloaded, or the network loses packets.",
+        _FIRST),
+    _known("collective-aborted", "Collective ops is aborted by",
+        "Another task failed during a collective operation, which ended it here too.", _FIRST),
+    _known("keras-3-fit", "Attempt to convert a value (PerReplica",
+        "Keras 3 cannot fit() under a multi-worker or parameter server strategy.",
+        "pip install tf_keras, and TF_USE_LEGACY_KERAS=1 before TensorFlow is imported; or write "
+        "the training loop yourself, with Keras 3 layers."),
+    _known("tensorflow-slurm-resolver",
+        "range() arg 3 must not be zero|No such file or directory: 'nvidia-smi'"
+        "|tasks but only",
+        "tf.distribute.cluster_resolver.SlurmClusterResolver fails without GPUs, or miscounts.",
+        "Use this package's: from slurm_resolver import SlurmClusterResolver",
+        r"range\(\) arg 3 must|directory: 'nvidia-smi'|Requested \d+ tasks but only \d+ were"),
+    _known("no-gpu", "CUDA_ERROR_NO_DEVICE|no CUDA-capable device",
+        "The task sees no GPU: none was granted, or CUDA_VISIBLE_DEVICES is empty, as it should be "
+        "for parameter servers.",
+        "Ask Slurm for them (srun --gpus-per-task=1), and look: srun slurm-resolver show"),
+    _known("gpu-ordinal",
+        "nvalid device ordinal|CUDA_ERROR_INVALID_DEVICE|listed an invalid Device id",
+        "The task has no GPU of this number: numbers count CUDA_VISIBLE_DEVICES, from 0.",
+        "Set neither numbers nor CUDA_VISIBLE_DEVICES by hand; look: srun slurm-resolver show"),
+    _known("gpu-out-of-memory",
+        "CUDA_ERROR_OUT_OF_MEMORY|failed to allocate |OOM when allocating|ran out of memory trying",
+        "The GPU's memory is full: the batch is too large, or several tasks share the GPU and "
+        "TensorFlow in the first of them took all of it.",
+        "See which tasks share it: srun slurm-resolver show, nvidia-smi. One GPU a task "
+        "(--gpus-per-task=1), a smaller batch, or TF_FORCE_GPU_ALLOW_GROWTH=true",
+        "CUDA_ERROR_OUT_OF_MEMORY|failed to allocate .{1,80} (?:on|from) device"
+        "|OOM when allocating|ran out of memory trying to allocate(?!.{0,200}not a failure)"),
+    _known("gpu-used-twice", "Duplicate GPU detected",
+        "Two tasks use the same GPU, which NCCL does not allow.",
+        "One GPU a task: srun --gpus-per-task=1. Look: srun slurm-resolver show"),
+    _known("gpu-libraries-missing", "Cannot dlopen some GPU libraries",
+        "TensorFlow found no CUDA libraries and goes on without GPUs.",
+        "pip install 'tensorflow[and-cuda]', or load the site's CUDA module before srun."),
+    _known("time-limit", " DUE TO TIME LIMIT", "The job reached its time limit.",
+        "Ask for a longer one (sbatch --time), or save on a signal before it: --signal=USR1@120",
+        _slurmstepd(" DUE TO TIME LIMIT")),
+    _known("preempted", " DUE TO PREEMPTION", "A job of higher priority took the nodes.",
+        "Save checkpoints, and submit with sbatch --requeue.", _slurmstepd(" DUE TO PREEMPTION")),
+    _known("node-failed", " DUE TO NODE FAILURE", "A node went down.",
+        "sinfo -R names it; restart from a checkpoint without it: --exclude=NODE",
+        _slurmstepd(" DUE TO NODE FAILURE.{0,60}")),
+    _known("requeued", " DUE TO JOB REQUEUE",
+        "The job was put back into the queue, and will start again.", "scontrol show job JOBID",
+        _slurmstepd(" DUE TO JOB REQUEUE")),
+    _known("cancelled", " CANCELLED AT ",
+        "The step or job was cancelled: by scancel, Ctrl-C, or srun after another task failed.",
+        _FIRST, _slurmstepd("")),
+    _known("out-of-memory", "Out Of Memory|oom_kill event|oom-kill event",
+        "The task used more main memory than the job was granted, and the kernel killed it.",
+        "sacct -j JOBID -o JobID,MaxRSS,ReqMem; then ask for more: --mem or --mem-per-cpu",
+        rf"{_SRUN}Out Of Memory|oom[_-]kill event"),
+    _known("task-failed", "Exited with exit code", "The task's program ended with an error.",
+        _FIRST, _SRUN + "Exited with exit code"),
+    _known("task-crashed", "srun: error: ",
+        "A signal ended the task: a crash, or, for Killed, scancel or a lack of memory.",
+        "python -X faulthandler shows where; sacct -j JOBID -o JobID,State,ExitCode,MaxRSS",
+        _SRUN + "(?:Killed|Aborted|Segmentation fault|Bus error|Illegal instruction|Floating)"),
+    _known("program-not-found", "execve(): ",
+        "The program does not exist on that node.",
+        "Use a path that all nodes share, and activate the virtual environment before srun.",
+        r"execve\(\): (?P<address>\S{1,200}): No such file"),
+    _known("no-allocation", "Unable to confirm allocation for job",
+        "The job that SLURM_JOB_ID or --jobid names has ended, or never existed.",
+        "squeue --me; in a shell of a job that has ended: unset SLURM_JOB_ID"),
+    _known("step-waits", "step creation temporarily disabled, retrying|Step created for",
+        "Another step of the job uses the CPUs, memory or GPUs; srun waits for its end.",
+        "To run both at once: srun --overlap, or divide the resources with --exact.",
+        "step creation temporarily disabled", resolved="Step created for"),
+    _known("not-granted",
+        "Unable to create step for job|node configuration is not available"
+        "|Invalid generic resource",
+        "More tasks, CPUs or GPUs than the job or any node has.",
+        "scontrol show job JOBID; sinfo -o '%N %c %m %G'"),
+    _known("slurm-silent", "Socket timed out on send/recv|Unable to contact slurm controller",
+        "Slurm's controller is overloaded or down; the job itself may still run.",
+        "scontrol ping; then start the command again, and not in a loop (squeue, srun)."),
+)  # fmt: skip
