@@ -13,13 +13,13 @@ import json
 import time
 from typing import Any, Optional, Tuple
 
+import keras
 import numpy as np
 import tensorflow as tf
-import tf_keras as keras  # Keras 3 cannot fit() under this strategy; Keras 2 can
 from sklearn.datasets import load_digits
 from sklearn.model_selection import train_test_split
 
-from slurm_resolver import SlurmClusterResolver
+from slurm_resolver import MultiWorkerMirroredStrategy, SlurmClusterResolver
 
 
 def load_data(path: Optional[str]) -> Tuple[Any, Any, Any, Any]:
@@ -48,7 +48,8 @@ def build_model(shape: Tuple[int, ...]) -> Any:
     """Returns the recipe's net and optimizer."""
     model = keras.Sequential(
         [
-            keras.layers.Conv2D(32, 3, activation="relu", input_shape=shape),
+            keras.Input(shape),
+            keras.layers.Conv2D(32, 3, activation="relu"),
             keras.layers.Flatten(),
             keras.layers.Dense(128, activation="relu"),
             keras.layers.Dense(10),
@@ -73,7 +74,7 @@ def main() -> None:
     resolver = SlurmClusterResolver()  # TF_CONFIG, by hand in the recipe
     resolver.wait_until_ready(timeout=120)
     with resolver.startup_deadline(120):
-        strategy = tf.distribute.MultiWorkerMirroredStrategy(cluster_resolver=resolver)
+        strategy = MultiWorkerMirroredStrategy(cluster_resolver=resolver)
     task, tasks = resolver.cluster.task, resolver.cluster.tasks
     rank, node = (task.rank, task.node) if task else (0, "this machine")
 
@@ -93,6 +94,7 @@ def main() -> None:
         epochs=args.epochs,
         steps_per_epoch=steps,
         callbacks=[clock],
+        shuffle=False,  # the dataset does that
         verbose=2 if rank == 0 else 0,
     ).history
     test = batches(test_images, test_labels, batch_size, training=False)

@@ -11,12 +11,12 @@ import argparse
 import hashlib
 from typing import Any
 
+import keras
 import tensorflow as tf
-import tf_keras as keras  # Keras 3 cannot fit() under this strategy; Keras 2 can
 from sklearn.datasets import load_digits
 from sklearn.model_selection import train_test_split
 
-from slurm_resolver import SlurmClusterResolver
+from slurm_resolver import MultiWorkerMirroredStrategy, SlurmClusterResolver
 
 
 def load_data() -> Any:
@@ -43,7 +43,8 @@ def build_model() -> Any:
     """Returns a small convolutional net, ready to train."""
     model = keras.Sequential(
         [
-            keras.layers.Conv2D(16, 3, activation="relu", input_shape=(8, 8, 1)),
+            keras.Input((8, 8, 1)),
+            keras.layers.Conv2D(16, 3, activation="relu"),
             keras.layers.Conv2D(32, 3, activation="relu"),
             keras.layers.Flatten(),
             keras.layers.Dense(64, activation="relu"),
@@ -71,7 +72,7 @@ def main() -> None:
     resolver.wait_until_ready(timeout=120)
     # Without Slurm the resolver's cluster is empty: no network then.
     with resolver.startup_deadline(120):
-        strategy = tf.distribute.MultiWorkerMirroredStrategy(cluster_resolver=resolver)
+        strategy = MultiWorkerMirroredStrategy(cluster_resolver=resolver)
     task = resolver.cluster.task
     rank = task.rank if task else 0
     index = task.index if task else 0
@@ -88,7 +89,8 @@ def main() -> None:
         epochs=args.epochs,
         # Needed as the batches never end; thus no worker can run out of them before another.
         steps_per_epoch=len(train_images) // batch_size,
-        verbose=2 if rank == 0 else 0,  # one voice is enough
+        shuffle=False,  # the dataset does that
+        verbose=2 if rank == 0 else 0,  # one task is enough to tell
     )
     # All workers take part in this too, each with its share of the test images.
     test = batches(test_images, test_labels, batch_size, training=False)

@@ -41,6 +41,20 @@ def dataset(rows: int = ROWS, batch: int = BATCH) -> tf.data.Dataset:
     return tf.data.Dataset.from_tensor_slices((X[:rows], Y[:rows])).batch(batch)
 
 
+class Rows(keras.metrics.Metric):  # type: ignore[misc]
+    """How many rows an epoch has seen, in all workers together."""
+
+    def __init__(self) -> None:
+        super().__init__(name="rows")
+        self.rows = self.add_variable((), initializer="zeros", name="rows")
+
+    def update_state(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> None:
+        self.rows.assign_add(tf.cast(tf.shape(y_true)[0], self.rows.dtype))
+
+    def result(self) -> Any:
+        return tf.convert_to_tensor(self.rows)
+
+
 def build(
     strategy: tf.distribute.Strategy,
     *layers: Callable[[], Any],
@@ -60,7 +74,7 @@ def build(
         model.compile(
             optimizer=optimizer(),
             loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
-            metrics=["accuracy"],
+            metrics=["accuracy", Rows()],
             steps_per_execution=steps_per_execution,
         )
     return model
@@ -175,12 +189,13 @@ def py_dataset(strategy: tf.distribute.Strategy) -> Outcome:
 
 @case
 def generator(strategy: tf.distribute.Strategy) -> Outcome:
+    """The same batch again and again: Keras draws an unknown number of them before it trains."""
+
     def batches() -> Iterator[Tuple[np.ndarray, np.ndarray]]:
         while True:
-            for start in range(0, ROWS, BATCH):
-                yield X[start : start + BATCH], Y[start : start + BATCH]
+            yield X[:BATCH], Y[:BATCH]
 
-    return trained(build(strategy), batches(), steps_per_epoch=ROWS // BATCH)
+    return trained(build(strategy), batches(), steps_per_epoch=5)
 
 
 @case
