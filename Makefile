@@ -56,7 +56,7 @@ matrix: $(VENV)/tools
 $(SESSIONS:%=nox-%): nox-%:
 	$(RUN) nox --session $*
 
-BENCHMARKS = resolution hostlists startup meeting first_step streams collectives parameter_servers
+BENCHMARKS = resolution hostlists startup meeting first_step keras_fit streams collectives parameter_servers
 
 bench: $(VENV)/installed
 	$(PIP) install $(EDITABLE) '.[bench]'

@@ -136,9 +136,9 @@ KNOWN_MESSAGES: Tuple[KnownMessage, ...] = (
     _known("collective-aborted", "Collective ops is aborted by",
         "Another task failed during a collective operation, which ended it here too.", _FIRST),
     _known("keras-3-fit", "Attempt to convert a value (PerReplica",
-        "Keras 3 cannot fit() under a multi-worker or parameter server strategy.",
-        "pip install tf_keras, and TF_USE_LEGACY_KERAS=1 before TensorFlow is imported; or write "
-        "the training loop yourself, with Keras 3 layers."),
+        "Keras 3 cannot fit() under TensorFlow's own multi-worker strategies.",
+        "from slurm_resolver import MultiWorkerMirroredStrategy, and make that one. For parameter "
+        "servers: pip install tf_keras, and TF_USE_LEGACY_KERAS=1 before TensorFlow is imported."),
     _known("tensorflow-slurm-resolver",
         "range() arg 3 must not be zero|No such file or directory: 'nvidia-smi'"
         "|tasks but only",
