@@ -12,7 +12,12 @@ from typing import Collection, Dict, Mapping, MutableMapping, NamedTuple, Option
 
 from slurm_resolver.errors import GpuError, JobsError
 from slurm_resolver.log import warn_once
-from slurm_resolver.slurm.gpu_variables import Devices, Visible, count_with_driver, read_visible
+from slurm_resolver.slurm.gpu_variables import (
+    Devices,
+    VisibleDevices,
+    count_driver_gpus,
+    read_visible_devices,
+)
 from slurm_resolver.slurm.step import SlurmStep
 
 _APPLIED = SlurmStep.gpus_applied.name
@@ -121,7 +126,7 @@ def choose_gpus(
         GpuError: for a value that is no list of devices, more devices than Slurm granted, or
             counts that do not fit.
     """
-    visible = read_visible(step)
+    visible = read_visible_devices(step)
     shown = visible.devices
     if step.gpus_applied is not None and step.gpus_applied == _mark(step, shown or ()):
         source = f"{visible.name}, set by an earlier resolver of this task"
@@ -129,7 +134,7 @@ def choose_gpus(
     _check_grant(step, visible)
     if shown and _is_batch_scripts(step):
         source = f"{visible.name} is the batch script's, and this component was granted none"
-        return Gpus((), source, visible.narrowed(()), shown, shared=True)
+        return Gpus((), source, visible.settings_for(()), shown, shared=True)
     if local_rank not in gpu_local_ranks:
         return _none(step, visible)
     if gpus_per_node is not None or gpus_per_task is not None:
@@ -167,11 +172,11 @@ def _mark(step: SlurmStep, devices: Devices) -> Optional[str]:
     return f"{step.job_id}.{step.step_id}.{step.rank}:{','.join(devices)}"
 
 
-def _settings(visible: Visible, devices: Devices) -> Dict[str, str]:
-    return {} if devices == visible.devices else visible.narrowed(devices)
+def _settings(visible: VisibleDevices, devices: Devices) -> Dict[str, str]:
+    return {} if devices == visible.devices else visible.settings_for(devices)
 
 
-def _check_grant(step: SlurmStep, visible: Visible) -> None:
+def _check_grant(step: SlurmStep, visible: VisibleDevices) -> None:
     granted = step.gpus_on_node
     if granted is not None and visible.devices is not None and len(visible.devices) > granted:
         raise GpuError(
@@ -198,19 +203,19 @@ def _is_bound(step: SlurmStep, shown: Devices) -> bool:
     return step.gpus_on_node is not None and len(shown) < step.gpus_on_node
 
 
-def _none(step: SlurmStep, visible: Visible) -> Gpus:
+def _none(step: SlurmStep, visible: VisibleDevices) -> Gpus:
     source = "this job uses no GPU (gpu_jobs)"
     nothing_said = visible.devices is None and step.gpus_on_node is None
     devices = None if nothing_said else ()
     shared = not (visible.devices and _is_bound(step, visible.devices))
-    return Gpus(devices, source, visible.narrowed(()), visible.devices, shared=shared)
+    return Gpus(devices, source, visible.settings_for(()), visible.devices, shared=shared)
 
 
 def _uncovered(
-    step: SlurmStep, visible: Visible, local_rank: int, gpu_local_ranks: Sequence[int]
+    step: SlurmStep, visible: VisibleDevices, local_rank: int, gpu_local_ranks: Sequence[int]
 ) -> Gpus:
     """No variable shows devices: either Slurm manages no GPUs here, or srun bound none."""
-    number = count_with_driver()
+    number = count_driver_gpus()
     granted = step.gpus_on_node
     if granted is not None and granted != number:
         # The grant is not all that the driver shows, so that no index is known to be in it.
@@ -250,7 +255,7 @@ def _split(devices: Devices, local_rank: int, gpu_local_ranks: Sequence[int]) ->
 
 def _explicit(
     step: SlurmStep,
-    visible: Visible,
+    visible: VisibleDevices,
     local_rank: int,
     max_tasks_per_node: int,
     gpus_per_node: Optional[int],

@@ -7,7 +7,7 @@ from typing import Dict, List, NamedTuple, Sequence, Tuple
 
 from slurm_resolver.errors import LayoutError
 from slurm_resolver.slurm.hostlist_compress import short_hostlist
-from slurm_resolver.slurm.step import RESTART, Component, SlurmStep
+from slurm_resolver.slurm.step import RESTART_HINT, Component, SlurmStep
 
 
 class ComponentRanks(NamedTuple):
@@ -51,7 +51,7 @@ def het_groups_of_step(step: SlurmStep, nodes: Sequence[str]) -> List[Component]
         raise LayoutError(
             f"SLURM_STEP_NODELIST has {short_hostlist(strangers)}, which no component of the "
             "heterogeneous job (SLURM_JOB_NODELIST_HET_GROUP_…) names; expected each node in one. "
-            f"{RESTART}"
+            f"{RESTART_HINT}"
         )
     return taken
 

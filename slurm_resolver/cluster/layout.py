@@ -23,7 +23,7 @@ from slurm_resolver.cluster.het_groups import ComponentRanks, het_groups_of_step
 from slurm_resolver.errors import LayoutError, UnknownLayoutError
 from slurm_resolver.slurm.hostlist import MAX_HOSTS
 from slurm_resolver.slurm.hostlist_compress import short_hostlist
-from slurm_resolver.slurm.step import RESTART, Component, SlurmStep
+from slurm_resolver.slurm.step import RESTART_HINT, Component, SlurmStep
 
 MAX_TASKS = MAX_HOSTS
 
@@ -96,7 +96,7 @@ def verify_layout(layout: Layout, step: SlurmStep) -> None:
     if not 0 <= rank < layout.num_tasks:
         raise LayoutError(
             f"SLURM_PROCID={rank}, but job step {step.name} has {layout.num_tasks} tasks; "
-            f"expected a rank from 0 to {layout.num_tasks - 1}. {RESTART}"
+            f"expected a rank from 0 to {layout.num_tasks - 1}. {RESTART_HINT}"
         )
     node = layout.node_of[rank]
     facts: List[Tuple[str, object, object]] = [
@@ -126,7 +126,7 @@ def nodes_and_counts(
     counts: Tuple[int, ...] = step.require(SlurmStep.tasks_per_node)
     # who is to blame: Slurm's variables, or what the caller gave in their place
     node_list, count_list, remedy = (
-        ("SLURM_STEP_NODELIST", "SLURM_STEP_TASKS_PER_NODE", RESTART)
+        ("SLURM_STEP_NODELIST", "SLURM_STEP_TASKS_PER_NODE", RESTART_HINT)
         if source == "environment"
         else (source, source, f"Correct {source}, or leave it to Slurm.")
     )

@@ -20,7 +20,7 @@ from typing import Callable, Dict, Iterable, List, Mapping, NamedTuple, Optional
 from slurm_resolver.errors import LaunchError
 from slurm_resolver.local.environment import NODE, is_slurm, step_environment, task_environment
 from slurm_resolver.local.output import Output, OutputOptions
-from slurm_resolver.slurm.time_limit import Notice
+from slurm_resolver.slurm.time_limit import LimitSignal
 
 GRACE_SECONDS = 5.0  # between the request to end and SIGKILL, as Slurm's KillWait
 PREEMPT = signal.SIGUSR2
@@ -55,7 +55,7 @@ class StepOptions(NamedTuple):
     hidden: Sequence[str] = ()
     output: OutputOptions = OutputOptions()
     time_limit: Optional[int] = None
-    notice: Optional[Notice] = None
+    notice: Optional[LimitSignal] = None
     preempt_after: Optional[float] = None
     kill_on_bad_exit: bool = True
     requeue_exits: Sequence[int] = ()

@@ -68,7 +68,7 @@ def requeue_job(step: SlurmStep, requeue: Optional[str], max_restarts: Optional[
     left = f"exit status {REQUEUE_STATUS} asks the batch file to requeue job {job}"
     if requeue == "exit-code":
         return ExitPlan(REQUEUE_STATUS, False, left)
-    if not scontrol.is_here():
+    if not scontrol.is_available():
         return ExitPlan(REQUEUE_STATUS, False, f"scontrol is not on this task's PATH; {left}")
     try:
         state = scontrol.show_job(job, _SECONDS)
@@ -97,7 +97,7 @@ def job_end(step: SlurmStep) -> Optional[float]:
     if step.job_end_time is not None:
         return float(step.job_end_time)
     job = job_id_for_scontrol(step)
-    if job is None or step.simulated or not scontrol.is_here():
+    if job is None or step.simulated or not scontrol.is_available():
         return None
     try:
         end = scontrol.show_job(job, _SECONDS).get("EndTime", "")

@@ -25,7 +25,7 @@ class JobSettings(NamedTuple):
     batch_file: Optional[str]
 
 
-def ask_slurm(step: SlurmStep, timeout: float = scontrol.SECONDS) -> JobSettings:
+def ask_slurm(step: SlurmStep, timeout: float = scontrol.TIMEOUT_SECONDS) -> JobSettings:
     """Asks the controller, three times at most, each for `timeout` seconds.
 
     Raises:
@@ -41,7 +41,7 @@ def ask_slurm(step: SlurmStep, timeout: float = scontrol.SECONDS) -> JobSettings
     return JobSettings(config, job, batch_file)
 
 
-def check_job_settings(step: SlurmStep, timeout: float = scontrol.SECONDS) -> List[Result]:
+def check_job_settings(step: SlurmStep, timeout: float = scontrol.TIMEOUT_SECONDS) -> List[Result]:
     """Returns the results of these checks; outside a job only of those that are about the site."""
     ids = _IDS if step.job_id else _IDS[:2]
     try:
@@ -55,7 +55,9 @@ def check_job_settings(step: SlurmStep, timeout: float = scontrol.SECONDS) -> Li
 def _requeue(settings: JobSettings) -> Tuple[str, str]:
     exits = settings.config.get("RequeueExit", "")
     codes = (
-        "" if exits in scontrol.NULL else f"; exit status {exits} requeues a job here (RequeueExit)"
+        ""
+        if exits in scontrol.UNSET
+        else f"; exit status {exits} requeues a job here (RequeueExit)"
     )
     if not settings.job:
         allowed = settings.config.get("JobRequeue") == "1"

@@ -26,7 +26,7 @@ from slurm_resolver.preflight.job_checks import check_job_settings
 from slurm_resolver.preflight.result import FAILED, OK, SKIPPED, WARNING, Result, result_of
 from slurm_resolver.rendezvous.barrier import Note, meet
 from slurm_resolver.rendezvous.probe import Listener, Peer, ask, peers_to_ask, send, unresolved
-from slurm_resolver.slurm.gpu_variables import count_with_driver
+from slurm_resolver.slurm.gpu_variables import count_driver_gpus
 from slurm_resolver.slurm.step import SlurmStep
 
 _BANDWIDTH_BYTES = 16 * 2**20
@@ -73,7 +73,7 @@ def check_here() -> List[Result]:
     note = _software_facts()
     name = socket.gethostname()
     failed = unresolved([name])
-    driver = count_with_driver()
+    driver = count_driver_gpus()
     return [
         Result("names", *((FAILED, f"{name}: {failed[name]}") if failed else (OK, name))),
         _tensorflow(tensorflow_version()),

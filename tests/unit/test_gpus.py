@@ -40,7 +40,7 @@ def choose(*args: Any, **keywords: Any) -> Devices:
 def driver(monkeypatch: pytest.MonkeyPatch) -> List[Optional[int]]:
     """The number of GPUs that the driver shows, as a list whose only entry a test may change."""
     number: List[Optional[int]] = [None]
-    monkeypatch.setattr(gpus_module, "count_with_driver", lambda: number[0])
+    monkeypatch.setattr(gpus_module, "count_driver_gpus", lambda: number[0])
     return number
 
 
@@ -141,11 +141,11 @@ def test_explicit_counts_as_tensorflow(
         (None, (-1, None), None, "gpus_per_node=-1"),
         (None, (2, "1"), None, "gpus_per_task='1'"),
         ("0,1,2", (), 2, "CUDA_VISIBLE_DEVICES=0,1,2 shows 3 GPUs, but SLURM_GPUS_ON_NODE=2"),
-        ("0,,1", (), None, "CUDA_VISIBLE_DEVICES='0,,1': '' is no device"),
+        ("0,,1", (), None, "CUDA_VISIBLE_DEVICES='0,,1': '' is not a device"),
         ("0,1,0", (), None, "'0' is named twice"),
-        ("gpu0", (), None, "'gpu0' is no device"),
-        ("0;1", (), None, "'0;1' is no device"),
-        ("GPU 0", (), None, "'GPU 0' is no device"),
+        ("gpu0", (), None, "'gpu0' is not a device"),
+        ("0;1", (), None, "'0;1' is not a device"),
+        ("GPU 0", (), None, "'GPU 0' is not a device"),
     ],
 )
 def test_bad_input(
@@ -306,7 +306,7 @@ def test_the_driver_is_asked_through_its_library(
     monkeypatch: pytest.MonkeyPatch, init: str, number: Optional[int]
 ) -> None:
     """A stand-in for nvidia-ml-py: this machine need not have a GPU."""
-    from slurm_resolver.slurm.gpu_variables import count_with_driver
+    from slurm_resolver.slurm.gpu_variables import count_driver_gpus
 
     class NVMLError(Exception):
         pass
@@ -330,7 +330,7 @@ def test_the_driver_is_asked_through_its_library(
         nvmlShutdown=lambda: calls.append("shutdown"),
     )
     monkeypatch.setitem(sys.modules, "pynvml", None if init == "no library" else library)
-    assert count_with_driver() == number
+    assert count_driver_gpus() == number
     assert ("shutdown" in calls) == (init in ("works", "lost"))
 
 

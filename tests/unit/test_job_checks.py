@@ -88,8 +88,8 @@ def test_an_appended_log(mocker: MockerFixture) -> None:
 @pytest.mark.parametrize(
     ("scontrol", "expected"),
     [
-        (None, "there is no scontrol here"),
-        ("exec sleep 60", "scontrol does not answer within 0.5 s"),
+        (None, "scontrol is not on this process's PATH"),
+        ("exec sleep 60", "scontrol did not answer within 0.5 s"),
         ("echo Unable to contact slurm controller >&2; exit 1", "Unable to contact slurm"),
     ],
 )

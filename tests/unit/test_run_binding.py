@@ -66,20 +66,20 @@ def test_names_of_one_maker_go_into_its_variable_alone() -> None:
 def test_more_gpus_than_there_are(
     request_: GpuRequest, environ: Dict[str, str], message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("slurm_resolver.local.gpus.count_with_driver", lambda: 4)
+    monkeypatch.setattr("slurm_resolver.local.gpus.count_driver_gpus", lambda: 4)
     with pytest.raises(GpuError) as caught:
         gpu_variables(request_, 2, environ)
     assert message in str(caught.value)
 
 
 def test_where_nothing_can_be_asked_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("slurm_resolver.local.gpus.count_with_driver", lambda: None)
+    monkeypatch.setattr("slurm_resolver.local.gpus.count_driver_gpus", lambda: None)
     found = gpu_variables(GpuRequest(2), 1, {})
     assert found.variables[0][CUDA] == "0,1"
     assert [text.split(" (")[0] for text in found.warnings] == [
         "cannot see whether this machine has 2 GPUs"
     ]
-    monkeypatch.setattr("slurm_resolver.local.gpus.count_with_driver", lambda: 2)
+    monkeypatch.setattr("slurm_resolver.local.gpus.count_driver_gpus", lambda: 2)
     assert not gpu_variables(GpuRequest(2), 1, {}).warnings
 
 
