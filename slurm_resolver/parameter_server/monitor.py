@@ -22,7 +22,7 @@ from slurm_resolver.parameter_server.protocol import (
     MonitorAddress,
     print_line,
 )
-from slurm_resolver.rendezvous.probe import holder_of
+from slurm_resolver.rendezvous.probe import process_listening_at
 from slurm_resolver.rendezvous.server import Event, Peer, Server
 from slurm_resolver.rendezvous.wire import LIMITS, Limits, Message
 
@@ -92,7 +92,7 @@ class Monitor:
                 if error.errno == errno.EADDRINUSE and time.monotonic() < deadline:
                     time.sleep(0.1)
                     continue
-                holder = holder_of(address.port)
+                holder = process_listening_at(address.port)
                 raise AddressError(
                     f"{address.name(address.rank)} cannot listen at port {address.port}: "
                     f"{os.strerror(error.errno or 0)}{f', by {holder}' if holder else ''}. Give "
@@ -108,7 +108,7 @@ class Monitor:
             self._result = self._result or self._state.result(waited)
         last = {"status": self._result.status, "message": self._result.message}
         # Until all have heard it: this process ends next.
-        self._server.finish(last, _GRACE_SECONDS, until_heard=True)
+        self._server.finish(last, _GRACE_SECONDS, wait_for_peers=True)
 
     def _pause(self) -> Optional[float]:
         """Until something is to be done without a word from anybody."""

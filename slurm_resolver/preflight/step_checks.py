@@ -25,7 +25,14 @@ from slurm_resolver.preflight.agreement import (
 from slurm_resolver.preflight.job_checks import check_job_settings
 from slurm_resolver.preflight.result import FAILED, OK, SKIPPED, WARNING, Result, result_of
 from slurm_resolver.rendezvous.barrier import Note, meet
-from slurm_resolver.rendezvous.probe import Listener, Peer, ask, peers_to_ask, send, unresolved
+from slurm_resolver.rendezvous.probe import (
+    Listener,
+    RankReply,
+    ask_rank,
+    measure_bandwidth,
+    ranks_to_ask,
+    unresolved_hosts,
+)
 from slurm_resolver.slurm.gpu_variables import count_driver_gpus
 from slurm_resolver.slurm.step import SlurmStep
 
@@ -72,7 +79,7 @@ def check_here() -> List[Result]:
     """Runs the checks that one machine can do without a step."""
     note = _software_facts()
     name = socket.gethostname()
-    failed = unresolved([name])
+    failed = unresolved_hosts([name])
     driver = count_driver_gpus()
     return [
         Result("names", *((FAILED, f"{name}: {failed[name]}") if failed else (OK, name))),
@@ -121,16 +128,16 @@ def _local_facts(cluster: Cluster) -> Note:
 def _ask_peers(cluster: Cluster) -> Note:
     assert cluster.task is not None
     own, tasks = cluster.task, cluster.tasks
-    asked = peers_to_ask(own.rank, len(tasks))
+    asked = ranks_to_ask(own.rank, len(tasks))
     # All at once: where packets are dropped, each takes its full time.
     with ThreadPoolExecutor(max(1, len(asked))) as pool:
-        found = pool.map(lambda rank: ask(tasks[rank].address, rank), asked)
-        answers: Dict[int, Peer] = dict(zip(asked, found))
+        found = pool.map(lambda rank: ask_rank(tasks[rank].address, rank), asked)
+        answers: Dict[int, RankReply] = dict(zip(asked, found))
     neighbour = (own.rank + 1) % len(tasks)
     rate = trip = None
     if neighbour in answers and answers[neighbour].problem is None:
-        trip = ask(tasks[neighbour].address, neighbour).seconds
-        rate = send(tasks[neighbour].address, _BANDWIDTH_BYTES)
+        trip = ask_rank(tasks[neighbour].address, neighbour).seconds
+        rate = measure_bandwidth(tasks[neighbour].address, _BANDWIDTH_BYTES)
     hosts = list(dict.fromkeys(task.address.rpartition(":")[0] for task in tasks))
     stride = -(-len(hosts) // _MOST_NAMES)
     return {
@@ -138,8 +145,10 @@ def _ask_peers(cluster: Cluster) -> Note:
         "asked": len(answers),
         "round_trip": trip,
         "rate": rate,
-        "clock": max((p.clock for p in answers.values() if not p.problem), key=abs, default=0.0),
-        "unresolved": unresolved(hosts[::stride]) if own.local_rank == 0 else {},
+        "clock": max(
+            (p.clock_ahead for p in answers.values() if not p.problem), key=abs, default=0.0
+        ),
+        "unresolved_hosts": unresolved_hosts(hosts[::stride]) if own.local_rank == 0 else {},
     }
 
 
@@ -151,7 +160,7 @@ def _results(notes: Dict[int, Note], cluster: Cluster, names: Sequence[str]) -> 
     unresolved_names = [
         f"{host} from {names[rank]}: {reason}"
         for rank, note in notes.items()
-        for host, reason in note["unresolved"].items()
+        for host, reason in note["unresolved_hosts"].items()
     ]
     hosts = len({task.node for task in tasks})
     results.append(
