@@ -64,7 +64,8 @@ class Decoder:
         """Returns the messages that are complete with these bytes.
 
         Raises:
-            WireError: as soon as the bytes cannot be the greeting or a message.
+            WireError: where the bytes cannot be the greeting or a message. Messages before these
+                bytes are returned first; then the next call raises.
         """
         data = self._data
         data += received
@@ -75,10 +76,12 @@ class Decoder:
                 return []
             del data[: len(self._missing_greeting)]
             self._missing_greeting = b""
-        messages = []
+        messages: List[Message] = []
         while len(data) >= _LENGTH.size:
             (length,) = _LENGTH.unpack_from(data)
             if length > self._max_bytes:
+                if messages:
+                    break
                 raise WireError(f"a message of {length} bytes")
             end = _LENGTH.size + length
             if len(data) < end:
@@ -138,6 +141,7 @@ class Connection:
         Raises:
             WireError: for bytes that are not a message.
         """
+        self._messages = self._messages or self._decoder.feed(b"")
         while not self._messages:
             remaining = None if deadline is None else deadline - time.monotonic()
             if remaining is not None and remaining <= 0:

@@ -19,7 +19,7 @@ import slurm_resolver as sr
 from slurm_resolver.cluster import layout_exchange
 from slurm_resolver.rendezvous import barrier
 from slurm_resolver.rendezvous.point import Rendezvous
-from slurm_resolver.rendezvous.wire import LIMITS, Limits
+from slurm_resolver.rendezvous.wire import LIMITS, Decoder, Limits, WireError
 from slurm_resolver.slurm.step import SlurmStep
 
 
@@ -304,6 +304,13 @@ def test_how_to_find_the_layout_is_checked() -> None:
     task = next(r for r in recordings() if r.name.endswith("even_2x2")).tasks[0]
     with pytest.raises(sr.LayoutError, match="layout='guess': expected one of 'auto'"):
         sr.resolve(environ=task, layout="guess")
+
+
+def test_messages_before_one_that_is_too_long_are_received() -> None:
+    decoder = Decoder(max_bytes=10, greeting=False)
+    assert decoder.feed(frame({"a": 1}) + frame({"b": "too long"})) == [{"a": 1}]
+    with pytest.raises(WireError, match="a message of"):
+        decoder.feed(b"")
 
 
 def test_the_answer_is_bounded(port: int) -> None:
