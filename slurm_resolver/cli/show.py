@@ -10,7 +10,7 @@ from typing import List, Optional, Tuple
 from slurm_resolver.cli.cluster_picture import Row, count_jobs, fold_nodes, shorten, tasks_by_node
 from slurm_resolver.cli.options import add_cluster_options, cluster_options
 from slurm_resolver.cluster.cluster import Cluster
-from slurm_resolver.cluster.gpus import Gpus
+from slurm_resolver.cluster.gpus import TaskGpus
 from slurm_resolver.cluster.layout import layout_from_environment
 from slurm_resolver.cluster.resolve import build_cluster, resolve_step
 from slurm_resolver.cluster.tasks import Task
@@ -179,7 +179,7 @@ def _print_picture(cluster: Cluster, every_node: bool) -> None:
 _Cell = List[Tuple[str, str]]  # texts and their styles
 
 
-def _cell(task: Task, gpus: Optional[Gpus], own: bool) -> _Cell:
+def _cell(task: Task, gpus: Optional[TaskGpus], own: bool) -> _Cell:
     colour = _COLOURS[task.job]
     where = shorten(task.address, task.node)
     cell = [(f"{task.rank} ", "dim"), (f"{task.job} {task.index}", colour), (f" {where}", "")]
@@ -208,7 +208,7 @@ def _tasks(cluster: Cluster, nodes: int) -> str:
     return f"{len(cluster.tasks)} tasks on {nodes} nodes, {cluster.distribution} distribution"
 
 
-def _devices(gpus: Gpus) -> str:
+def _devices(gpus: TaskGpus) -> str:
     return "unknown" if gpus.devices is None else ",".join(gpus.devices) or "none"
 
 

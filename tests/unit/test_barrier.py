@@ -290,7 +290,7 @@ def test_reports_that_do_not_fit_together(changes: Dict[str, Any], message: str)
     notes = {rank: {"node": f"n{rank}", "local_rank": 0, "node_id": rank} for rank in range(2)}
     notes[1].update(changes)
     with pytest.raises(sr.RendezvousError, match=message):
-        layout_exchange._combine(notes, ["n0", "n1"], [1, 1])
+        layout_exchange._layout_from_notes(notes, ["n0", "n1"], [1, 1])
 
 
 def test_variables_without_a_process_behind_them_do_not_meet() -> None:

@@ -14,7 +14,7 @@ from recorded_steps import Recording, recordings
 
 import slurm_resolver as sr
 from slurm_resolver.cluster import gpus as gpus_module
-from slurm_resolver.cluster.gpus import Gpus, apply_gpus, choose_gpus, jobs_with_gpus
+from slurm_resolver.cluster.gpus import TaskGpus, apply_gpus, choose_gpus, jobs_with_gpus
 from slurm_resolver.slurm.step import SlurmStep
 
 Devices = Optional[Tuple[str, ...]]
@@ -27,7 +27,7 @@ def decide(
     *explicit: Optional[int],
     users: Optional[Sequence[int]] = None,
     **more: Any,
-) -> Gpus:
+) -> TaskGpus:
     step = SlurmStep(rank=local_rank, cuda_devices=visible, **more)
     return choose_gpus(step, local_rank, users or range(tasks), tasks, *explicit)
 
@@ -267,7 +267,7 @@ class TestWithoutVariables:
         driver[0] = 4
         assert [choose(None, i, 2) for i in range(2)] == [("0", "1"), ("2", "3")]
         assert decide(None, 1, 2).settings == {"CUDA_VISIBLE_DEVICES": "2,3"}
-        assert decide(None, 0, 1) == Gpus(
+        assert decide(None, 0, 1) == TaskGpus(
             ("0", "1", "2", "3"), "all that the driver shows", {}, ("0", "1", "2", "3")
         )
 
