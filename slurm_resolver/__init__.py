@@ -1,14 +1,14 @@
-"""TensorFlow clusters on Slurm: `SlurmClusterResolver`, and what it is made of.
+"""TensorFlow clusters on Slurm: `SlurmClusterResolver`, and its parts that need no TensorFlow.
 
-Importing this package imports nothing else: every name is loaded on first use, so that a command
-pays only for what it needs, and only those names that need TensorFlow import it.
+Importing this package imports none of its modules. Each name is loaded when it is first used, so
+that commands start quickly, and only the names that need TensorFlow import it.
 """
 
 from __future__ import annotations
 
 from slurm_resolver.version import __version__ as __version__
 
-TYPE_CHECKING = False  # typing's own would take as long to import as all the rest of Python
+TYPE_CHECKING = False  # not typing's: importing typing takes as long as starting Python
 if TYPE_CHECKING:
     from typing import Any, List
 
@@ -72,7 +72,7 @@ __all__ = [
     "tf_config_from_slurm",
 ]
 
-_MODULES = {
+_NAMES_BY_MODULE = {  # the names of `errors` are left out
     "cluster.cluster": ("Cluster",),
     "cluster.resolve": ("resolve",),
     "cluster.tasks": ("Task",),
@@ -85,7 +85,7 @@ _MODULES = {
     "tf.strategy": ("MultiWorkerMirroredStrategy",),
     "tf.termination": ("termination_config",),
 }
-_MODULE_OF = {name: module for module, names in _MODULES.items() for name in names}
+_MODULE_OF = {name: module for module, names in _NAMES_BY_MODULE.items() for name in names}
 
 
 def __getattr__(name: str) -> Any:

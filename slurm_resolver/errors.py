@@ -4,17 +4,17 @@
 
     SlurmResolverError
     ├── HostlistError          ValueError    a host list or a list of counts that cannot be read
-    ├── EnvironmentValueError  RuntimeError  a variable is missing, or its value makes no sense
+    ├── EnvironmentValueError  RuntimeError  a variable is missing, or its value cannot be used
     │   └── NotInStepError                   this process was not started by srun
     ├── LayoutError            RuntimeError  where the ranks run is unknown or contradictory
-    │   └── UnknownLayoutError               … but the tasks together could tell
+    │   └── UnknownLayoutError               … but all tasks together know it
     ├── RendezvousError        RuntimeError  the tasks did not meet, or do not agree
     ├── JobsError              RuntimeError  the jobs do not fit the tasks of the step
-    ├── AddressError           RuntimeError  no valid port, or two tasks with one address
-    ├── GpuError               RuntimeError  more GPUs asked for than there are
-    ├── LaunchError            RuntimeError  a command that cannot be started here
+    ├── AddressError           RuntimeError  an invalid port or host, or two equal addresses
+    ├── GpuError               RuntimeError  GPU variables or counts that do not fit
+    ├── LaunchError            RuntimeError  a command that cannot be started on this machine
     ├── KerasError             RuntimeError  a Keras that would train wrongly on several workers
-    └── ResumeError            RuntimeError  a training that cannot go on where it was saved
+    └── ResumeError            RuntimeError  a training that cannot be saved or resumed
 
 The built-in base beside each name is what TensorFlow's own resolver raises in that case, so that
 ``except`` clauses written for it keep working.
@@ -48,26 +48,26 @@ class HostlistError(SlurmResolverError, ValueError):
 
 
 class EnvironmentValueError(SlurmResolverError, RuntimeError):
-    """A variable that Slurm should have set is missing, or its value makes no sense."""
+    """A variable that Slurm should have set is missing, or its value cannot be used."""
 
 
 class NotInStepError(EnvironmentValueError):
-    """This process was not started by srun, so that it has no rank."""
+    """This process was not started by srun, and so it has no rank."""
 
 
 class LayoutError(SlurmResolverError, RuntimeError):
-    """Where the ranks run cannot be known, or what was worked out contradicts this task."""
+    """Where the ranks run cannot be known, or the variables contradict each other."""
 
 
 class UnknownLayoutError(LayoutError):
-    """Where the ranks run cannot be known from the environment, but the tasks together know it."""
+    """The variables of one task do not tell where the ranks run, but all tasks together know it."""
 
 
 class RendezvousError(SlurmResolverError, RuntimeError):
     """The tasks did not meet in time, or what they told each other does not agree.
 
     Attributes:
-        shared: whether the meeting point told it, so that all who met raise the same.
+        shared: whether the meeting point has sent this error, and so all tasks there raise it.
     """
 
     def __init__(self, message: str, shared: bool = False) -> None:
@@ -80,11 +80,11 @@ class JobsError(SlurmResolverError, RuntimeError):
 
 
 class AddressError(SlurmResolverError, RuntimeError):
-    """A port outside 1..65535, an unusable host, or two tasks with one address."""
+    """A port outside 1..65535, an unusable host, or two tasks with the same address."""
 
 
 class GpuError(SlurmResolverError, RuntimeError):
-    """More GPUs were asked for than the node has."""
+    """A GPU variable that cannot be read, or counts of GPUs that do not fit what Slurm granted."""
 
 
 class LaunchError(SlurmResolverError, RuntimeError):
@@ -96,11 +96,11 @@ class KerasError(SlurmResolverError, RuntimeError):
 
 
 class ResumeError(SlurmResolverError, RuntimeError):
-    """A training that cannot be watched, or cannot go on where it was saved."""
+    """A training that cannot be saved on a signal, or cannot go on where it was saved."""
 
 
 def _shorten(text: str, limit: int = 200) -> str:
-    """A hostile value must not fill the log: keep both ends."""
+    """Keeps the ends of a long value, which must not fill the log."""
     if len(text) <= limit:
         return text
     return f"{text[: limit // 2]} … {text[-limit // 2 :]}"

@@ -1,24 +1,24 @@
-"""The package's log. Python's `logging` is imported only when there is something to say.
+"""The package's log. Python's `logging` is imported only when there is something to log.
 
-It would take a third of the time that the whole command line needs to start.
+Importing it takes a third of the time in which a command of this package starts.
 """
 
 from __future__ import annotations
 
 from typing import Set
 
-warned: Set[str] = set()  # what `warn_once` has said in this process
+warned: Set[str] = set()  # the messages that `warn_once` has logged in this process
 
 
 def warn(message: str, *arguments: object) -> None:
-    """Logs a warning as `logging` does, under the package's name."""
+    """Logs a warning under the package's name; `arguments` fill the message as in `logging`."""
     import logging
 
     logging.getLogger("slurm_resolver").warning(message, *arguments)
 
 
 def warn_once(message: str) -> None:
-    """Warns as `warn` does, unless this very message was said before in this process."""
+    """Logs a warning unless this process has logged the same message before."""
     if message not in warned:
         warned.add(message)
         warn("%s", message)

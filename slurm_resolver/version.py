@@ -1,3 +1,3 @@
-"""The version of this package; setup.cfg reads it here as well."""
+"""The version of this package, which setup.cfg reads as well."""
 
 __version__ = "0.1.0"

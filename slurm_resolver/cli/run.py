@@ -220,9 +220,9 @@ def _run(args: argparse.Namespace, command: List[str]) -> int:
     from slurm_resolver.local.output import OutputOptions
     from slurm_resolver.local.signal_thread import call_on_signals
     from slurm_resolver.local.step import StepOptions
-    from slurm_resolver.slurm.time_limit import notice_and_limit
+    from slurm_resolver.slurm.time_limit import parse_time_and_signal
 
-    limit, limit_signal = notice_and_limit(args.time, args.signal)
+    limit, limit_signal = parse_time_and_signal(args.time, args.signal)
     if args.signal is not None and limit is None:
         _print_line("--signal without a time limit (--time) sends nothing, as on Slurm")
     request = GpuRequest(args.gpus, args.gpus_per_node, args.gpus_per_task, args.gpu_bind)

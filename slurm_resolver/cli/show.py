@@ -16,7 +16,7 @@ from slurm_resolver.cli.cluster_picture import (
 )
 from slurm_resolver.cli.options import add_cluster_options, cluster_options
 from slurm_resolver.cluster.cluster import Cluster
-from slurm_resolver.cluster.gpus import Gpus
+from slurm_resolver.cluster.gpus import TaskGpus
 from slurm_resolver.cluster.layout import layout_from_environment
 from slurm_resolver.cluster.resolve import build_cluster, resolve_step
 from slurm_resolver.cluster.tasks import Task
@@ -188,7 +188,7 @@ def _print_picture(cluster: Cluster, every_node: bool) -> None:
 _StyledText = List[Tuple[str, str]]  # parts of a text and their styles
 
 
-def _text_of_task(task: Task, gpus: Optional[Gpus], this_task: bool) -> _StyledText:
+def _text_of_task(task: Task, gpus: Optional[TaskGpus], this_task: bool) -> _StyledText:
     colour = _COLOURS[task.job]
     address = address_without_node(task.address, task.node)
     text = [(f"{task.rank} ", "dim"), (f"{task.job} {task.index}", colour), (f" {address}", "")]
@@ -218,5 +218,5 @@ def _describe_tasks(cluster: Cluster, nodes: int) -> str:
     return f"{len(cluster.tasks)} tasks on {nodes} nodes, {cluster.distribution} distribution"
 
 
-def _device_list(gpus: Gpus) -> str:
+def _device_list(gpus: TaskGpus) -> str:
     return "unknown" if gpus.devices is None else ",".join(gpus.devices) or "none"

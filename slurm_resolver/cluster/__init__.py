@@ -1,6 +1,6 @@
-"""From one task's variables to the cluster: who runs where, as what, at which address.
+"""From one task's variables to the cluster: node, job, index, address and GPUs of every task.
 
-Read it in this order: `layout` (with `distribution`, `arbitrary`, `het_groups`, and
-`layout_exchange` where no variable tells), `roles` (with `ring_order`), `ports`, `node_address`,
-`tasks`, `gpus`, `cluster`, `resolve`.
+Read the modules in this order: `layout` (with `distribution`, `arbitrary`, `het_groups`, and
+`layout_exchange` for layouts that no variable tells), `roles` (with `ring_order`), `ports`,
+`node_address`, `tasks`, `gpus`, `cluster`, `resolve`.
 """

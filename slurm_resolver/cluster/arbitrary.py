@@ -1,8 +1,8 @@
-"""Finds the list behind an arbitrary distribution, where task t runs on the t-th host of a list.
+"""Finds the host list of an arbitrary distribution: rank r runs on the r-th host of that list.
 
-Slurm does not hand that list to the tasks; two variables may lead to it, and either may be left
-over from another step. A list counts only if it puts on every node as many tasks as the step has
-there.
+Slurm does not pass the list on to the tasks. Two variables may lead to it, and each of them may be
+left over from another step. So a list is accepted only if it has every node as often as the step
+has tasks there. Sources: srun(1), option ``--distribution``, and runs on live clusters.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from slurm_resolver.slurm.hostlist import MAX_HOSTS, expand_hostlist
 from slurm_resolver.slurm.step import SlurmStep
 
 _MAX_HOSTFILE_BYTES = 64 * 2**20
-_TIMES = re.compile(r"(.+)\*([0-9]{1,18})")
+_HOST_AND_COUNT = re.compile(r"(.+)\*([0-9]{1,18})")
 
 _REMEDY = (
     "Use another distribution, or name the hosts in a file that all nodes can read and point "
@@ -26,25 +26,25 @@ _REMEDY = (
 
 
 def arbitrary_hosts(step: SlurmStep, nodes: Sequence[str], counts: Sequence[int]) -> List[str]:
-    """Returns by rank the host that it runs on.
+    """Returns by rank the node that it runs on.
 
     Raises:
-        UnknownLayoutError: where no list is to be found, or two lists fit and differ.
+        UnknownLayoutError: where no list can be found, or two different lists fit.
     """
-    wanted = Counter(dict(zip(nodes, counts)))
+    expected = Counter(dict(zip(nodes, counts)))
     found: List[Tuple[str, List[str]]] = []
-    refused: List[str] = []
+    rejected: List[str] = []
     for name, hosts, problem in _candidates(step, nodes, counts):
-        if problem is None and Counter(hosts) == wanted:
+        if problem is None and Counter(hosts) == expected:
             found.append((name, hosts))
         else:
-            reason = problem or "its hosts are not those of this step, or not as often"
-            refused.append(f"{name}: {reason}")
+            reason = problem or "it does not have every node as often as this step has tasks there"
+            rejected.append(f"{name}: {reason}")
     if not found:
-        tried = "; ".join(refused) or "neither SLURM_HOSTFILE nor SLURM_ARBITRARY_NODELIST is set"
+        tried = "; ".join(rejected) or "neither SLURM_HOSTFILE nor SLURM_ARBITRARY_NODELIST is set"
         raise UnknownLayoutError(
-            "SLURM_DISTRIBUTION=arbitrary, but the list that says where each task runs is not to "
-            f"be found ({tried}). {_REMEDY}"
+            "SLURM_DISTRIBUTION=arbitrary, but the list that tells where each task runs cannot be "
+            f"found ({tried}). {_REMEDY}"
         )
     if any(hosts != found[0][1] for _, hosts in found):
         names = " and ".join(name for name, _ in found)
@@ -58,7 +58,7 @@ def arbitrary_hosts(step: SlurmStep, nodes: Sequence[str], counts: Sequence[int]
 def _candidates(
     step: SlurmStep, nodes: Sequence[str], counts: Sequence[int]
 ) -> Iterator[Tuple[str, List[str], Optional[str]]]:
-    """Yields each list that there is: where it stands, its hosts, and what is wrong with it."""
+    """Yields for each list that is set: where it comes from, its hosts, what is wrong with it."""
     total = sum(counts)
     if step.hostfile is not None:
         name = f"SLURM_HOSTFILE={step.hostfile}"
@@ -69,9 +69,13 @@ def _candidates(
     if step.arbitrary_nodelist is not None:
         hosts = list(step.arbitrary_nodelist[:total])
         name = "SLURM_ARBITRARY_NODELIST"
-        # Slurm before 26.05 may have sorted the list: in the nodes' own order it tells nothing.
+        # Older Slurm sorts this list. One in the order of the nodes may be a sorted one.
         if step.sluid is None and hosts == list(nodes):
-            yield name, hosts, "it is sorted, as older Slurm leaves it, and has lost its order"
+            yield (
+                name,
+                hosts,
+                "it is sorted, as older Slurm sorts it, and may have lost its order",
+            )
         else:
             yield name, hosts, None
 
@@ -84,12 +88,12 @@ def _read_hostfile(path: str, total: int) -> List[str]:
         lines = [line.partition("#")[0].strip() for line in file]
     hosts: List[str] = []
     for line in lines:
-        match = _TIMES.fullmatch(line)
-        times = int(match[2]) if match else 1
+        match = _HOST_AND_COUNT.fullmatch(line)
+        count = int(match[2]) if match else 1
         for host in expand_hostlist(match[1] if match else line):
-            if len(hosts) + times > MAX_HOSTS:
+            if len(hosts) + count > MAX_HOSTS:
                 raise HostlistError(f"more than {MAX_HOSTS:,} hosts", line, line)
-            hosts += [host] * times
+            hosts += [host] * count
         if len(hosts) >= total:
             break
     return hosts[:total]

@@ -1,38 +1,39 @@
-"""The resolved cluster: one value that carries all that a task knows of its step."""
+"""The resolved cluster: one value with everything that a task knows about its step."""
 
 from __future__ import annotations
 
 from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
-from slurm_resolver.cluster.gpus import Gpus, NodeGpus
+from slurm_resolver.cluster.gpus import NodeGpuPlan, TaskGpus
 from slurm_resolver.cluster.tasks import Task, addresses_by_job
 from slurm_resolver.rendezvous.point import Rendezvous
 from slurm_resolver.slurm.step import SlurmStep
 
-# TensorFlow starts no server for the evaluator, and waits for one that is in the spec.
-_OUTSIDE_SPEC = ("evaluator",)
+# TensorFlow starts no server for the evaluator, but would wait for one that is in the spec.
+_JOBS_OUTSIDE_SPEC = ("evaluator",)
 
 
 class Cluster(NamedTuple):
-    """All tasks of a step, by rank, with job, index and address; and what is this task's own.
+    """All tasks of a step with their jobs, indices and addresses, and which of them this one is.
 
     Outside Slurm it is empty: no tasks, and `task` is None.
 
     Attributes:
         tasks: every task of the step, ``tasks[rank]``.
-        task: this process's own; None where there is none, as in a plan made from options.
-        gpu_decision: the GPUs of this task and why those; None where there is no `task`.
-        node_gpus: how the tasks of this task's node share its GPUs; None as above.
-        distribution: the one that placed the tasks.
-        layout_source, ports_source: where each decision comes from.
-        step: the variables that it was made from, as corrected by arguments and overridden methods.
-        rendezvous: where the tasks of the step meet; None where there is no `task`.
+        task: the task of this process; None where it has none, as for a step that is only planned.
+        gpu_decision: the GPUs of this task, and the reason; None without `task`.
+        node_gpus: the GPUs of all tasks on the node of this task; None without `task`.
+        distribution: Slurm's distribution, which placed the tasks on the nodes.
+        layout_source, ports_source: what the layout and the ports were taken from.
+        step: the variables that the cluster was made from; arguments and overridden methods of the
+            resolver have changed them.
+        rendezvous: where the tasks of the step meet; None without `task`.
     """
 
     tasks: Sequence[Task] = ()
     task: Optional[Task] = None
-    gpu_decision: Optional[Gpus] = None
-    node_gpus: Optional[NodeGpus] = None
+    gpu_decision: Optional[TaskGpus] = None
+    node_gpus: Optional[NodeGpuPlan] = None
     distribution: Optional[str] = None
     layout_source: Optional[str] = None
     ports_source: Optional[str] = None
@@ -40,15 +41,15 @@ class Cluster(NamedTuple):
     rendezvous: Optional[Rendezvous] = None
 
     def __repr__(self) -> str:
-        """Returns what one wants to see of it in a log; `tasks` may be many."""
+        """Returns a short text for logs: it counts the tasks, which may be many."""
         return (
             f"Cluster(step {self.job_id}.{self.step_id}: {self.tasks!r}, task={self.task!r}, "
             f"gpus={self.gpus!r})"
         )
 
-    def gpus_on_node(self) -> Dict[int, Gpus]:
+    def gpus_on_node(self) -> Dict[int, TaskGpus]:
         """Returns by rank the GPUs of all tasks on this task's node; {} without a task."""
-        return self.node_gpus.decisions() if self.node_gpus else {}
+        return self.node_gpus.by_rank() if self.node_gpus else {}
 
     @property
     def job_id(self) -> Optional[str]:
@@ -76,11 +77,11 @@ class Cluster(NamedTuple):
         return {
             job: addresses
             for job, addresses in addresses_by_job(self.tasks).items()
-            if job not in _OUTSIDE_SPEC
+            if job not in _JOBS_OUTSIDE_SPEC
         }
 
     def tf_config(self) -> Dict[str, Any]:
-        """Returns what TF_CONFIG holds for this task, as a dict; {} for an empty cluster."""
+        """Returns the content of TF_CONFIG for this task; {} for an empty cluster."""
         if not self.tasks:
             return {}
         config: Dict[str, Any] = {"cluster": self.jobs()}
@@ -89,10 +90,10 @@ class Cluster(NamedTuple):
         return config
 
     def to_dict(self) -> Dict[str, Any]:
-        """Returns the cluster as plain values: what ``slurm-resolver show --json`` prints."""
-        own = None
+        """Returns the cluster as plain values, as ``slurm-resolver show --json`` prints them."""
+        this_task = None
         if self.task is not None:
-            own = {
+            this_task = {
                 "rank": self.task.rank,
                 "job": self.task.job,
                 "index": self.task.index,
@@ -105,6 +106,6 @@ class Cluster(NamedTuple):
             "distribution": self.distribution,
             "layout_source": self.layout_source,
             "ports_source": self.ports_source,
-            "self": own,
+            "self": this_task,
             "tasks": [task._asdict() for task in self.tasks],
         }

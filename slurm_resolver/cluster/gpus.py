@@ -1,8 +1,8 @@
-"""Which GPUs a task takes, and why those.
+"""Which GPUs a task uses, and why.
 
-Where Slurm has bound devices to the task, they are its own; where all tasks of the node see the
-same ones, those that use GPUs share them out by SLURM_LOCALID. Devices pass through under the
-names that Slurm gave them.
+Where Slurm has bound devices to the task, it uses these. Where all tasks of the node see the same
+devices, those that use GPUs divide them by SLURM_LOCALID. Devices keep the names that Slurm gave
+them. What Slurm sets with which option of srun(1) was measured on live clusters.
 """
 
 from __future__ import annotations
@@ -12,80 +12,89 @@ from typing import Collection, Dict, Mapping, MutableMapping, NamedTuple, Option
 
 from slurm_resolver.errors import GpuError, JobsError
 from slurm_resolver.log import warn_once
-from slurm_resolver.slurm.gpu_variables import Devices, Visible, count_with_driver, read_visible
+from slurm_resolver.slurm.gpu_variables import (
+    Devices,
+    VisibleDevices,
+    count_driver_gpus,
+    read_visible_devices,
+)
 from slurm_resolver.slurm.step import SlurmStep
 
-_APPLIED = SlurmStep.gpus_applied.name
+_APPLIED_VARIABLE = SlurmStep.gpus_applied.name
 
-# What srun was told about binding. Others (none, closest) leave the devices to all tasks.
+# The values of --gpu-bind that give each task its own devices; others (none, closest) do not.
 _BOUND = re.compile(r"gpu:(per_task|single|map|mask)")
 
 
-class Gpus(NamedTuple):
+class TaskGpus(NamedTuple):
     """The GPUs of one task.
 
     Attributes:
-        devices: by the names of the variable that shows them; () for none; None where nothing
-            says whether there are any.
+        devices: named as in the variable that shows them; () for none; None where it is unknown
+            whether there are any.
         source: why these, as `slurm-resolver show` prints it.
-        settings: the variables that make it so; empty where nothing has to change.
-        seen_before: the devices that the process sees as long as the settings are not made; None
-            where nothing says.
-        explicit: whether the caller gave the counts.
-        shared: whether all tasks of the node see the same, so that each knows the others' share.
+        settings: the variables to set so that the process sees only these; {} to change nothing.
+        visible_before: the devices that the process sees without the settings; None if unknown.
+        counts_given: whether the caller gave gpus_per_node or gpus_per_task.
+        same_for_all: whether all tasks of the node see the same devices; then each of them can
+            compute the GPUs of the others.
     """
 
     devices: Optional[Devices]
     source: str
     settings: Mapping[str, str] = {}
-    seen_before: Optional[Devices] = None
-    explicit: bool = False
-    shared: bool = False
+    visible_before: Optional[Devices] = None
+    counts_given: bool = False
+    same_for_all: bool = False
 
-    def seen(self, applied: bool) -> Optional[Devices]:
-        """Returns the devices that this process sees; None where nothing tells.
+    def visible_devices(self, applied: bool) -> Optional[Devices]:
+        """Returns the devices that this process sees; None if unknown.
 
-        Where the decision is not `applied` it sees what it saw before, unless the caller gave the
-        counts: then the caller sees to it that they come true.
+        Without the settings (`applied` is False) it sees what it saw before, unless the caller gave
+        the counts: then the caller makes sure that the process sees that many.
         """
-        return self.devices if applied or self.explicit else self.seen_before
+        return self.devices if applied or self.counts_given else self.visible_before
 
 
-class NodeGpus(NamedTuple):
-    """The tasks of one node and how they share its GPUs, as the task `step` is of sees it.
+class NodeGpuPlan(NamedTuple):
+    """What a task knows about the GPUs of all tasks on its node.
 
-    `ranks` stand in the order of their local ranks; `gpu_local_ranks` are the local ranks of those
-    that use GPUs; `counts` are the last three arguments of `choose_gpus`.
+    Attributes:
+        step: the variables of this task.
+        task_gpus: the GPUs of this task.
+        ranks: the ranks on the node, ``ranks[local_rank]``.
+        gpu_local_ranks: the local ranks of the tasks that use GPUs.
+        counts: the last three arguments of `choose_gpus`.
     """
 
     step: SlurmStep
-    own: Gpus
+    task_gpus: TaskGpus
     ranks: Sequence[int]
     gpu_local_ranks: Sequence[int]
     counts: Tuple[int, Optional[int], Optional[int]]
 
-    def decisions(self) -> Dict[int, Gpus]:
-        """Returns each rank's decision, as far as this task can know the others'."""
-        decisions = {}
+    def by_rank(self) -> Dict[int, TaskGpus]:
+        """Returns the GPUs of every task on the node, as far as this task can know them."""
+        gpus = {}
         for local_rank, rank in enumerate(self.ranks):
             if rank == self.step.rank:
-                decisions[rank] = self.own
-            elif local_rank in self.gpu_local_ranks and not self.own.shared:
-                decisions[rank] = Gpus(None, "known to the task alone")
+                gpus[rank] = self.task_gpus
+            elif local_rank in self.gpu_local_ranks and not self.task_gpus.same_for_all:
+                gpus[rank] = TaskGpus(None, "known to the task alone")
             else:
                 other = self.step.replace(rank=rank, gpus_applied=None)
-                decisions[rank] = choose_gpus(other, local_rank, self.gpu_local_ranks, *self.counts)
-        return decisions
+                gpus[rank] = choose_gpus(other, local_rank, self.gpu_local_ranks, *self.counts)
+        return gpus
 
 
 def jobs_with_gpus(jobs: Collection[str], gpu_jobs: Optional[Collection[str]]) -> Collection[str]:
     """Returns which of the cluster's jobs use GPUs.
 
-    By default all but parameter servers and, beside these, the chief: it then is the coordinator
-    of a ParameterServerStrategy, and computes nothing.
+    By default all but the parameter servers, and but the chief where there are parameter servers:
+    as the coordinator of a ParameterServerStrategy it computes nothing.
 
     Raises:
-        JobsError: for a name in `gpu_jobs` that is no job's.
+        JobsError: for a name in `gpu_jobs` that is not the name of a job.
     """
     if gpu_jobs is None:
         return {job for job in jobs if job != "ps" and not (job == "chief" and "ps" in jobs)}
@@ -105,7 +114,7 @@ def choose_gpus(
     max_tasks_per_node: int,
     gpus_per_node: Optional[int] = None,
     gpus_per_task: Optional[int] = None,
-) -> Gpus:
+) -> TaskGpus:
     """Returns the GPUs of the task with this local rank on its node.
 
     Args:
@@ -113,149 +122,149 @@ def choose_gpus(
         local_rank: SLURM_LOCALID.
         gpu_local_ranks: the local ranks, ascending, of the tasks on this node that use GPUs.
         max_tasks_per_node: the most tasks that any node of the step has.
-        gpus_per_node: as TensorFlow's resolver: GPUs on each node.
-        gpus_per_task: as TensorFlow's resolver: GPUs for each task; task i of a node takes the
-            i-th slice.
+        gpus_per_node: GPUs on each node, as in TensorFlow's resolver.
+        gpus_per_task: GPUs of each task, as in TensorFlow's resolver; the task with local rank i
+            uses the i-th slice of this size.
 
     Raises:
-        GpuError: for a value that is no list of devices, more devices than Slurm granted, or
+        GpuError: for a value that is not a list of devices, more devices than Slurm granted, or
             counts that do not fit.
     """
-    visible = read_visible(step)
+    visible = read_visible_devices(step)
     shown = visible.devices
-    if step.gpus_applied is not None and step.gpus_applied == _mark(step, shown or ()):
+    if step.gpus_applied is not None and step.gpus_applied == _applied_value(step, shown or ()):
         source = f"{visible.name}, set by an earlier resolver of this task"
-        return Gpus(shown, source, seen_before=shown)
+        return TaskGpus(shown, source, visible_before=shown)
     _check_grant(step, visible)
-    if shown and _is_batch_scripts(step):
+    if shown and _belong_to_batch_script(step):
         source = f"{visible.name} is the batch script's, and this component was granted none"
-        return Gpus((), source, visible.narrowed(()), shown, shared=True)
+        return TaskGpus((), source, visible.settings_for(()), shown, same_for_all=True)
     if local_rank not in gpu_local_ranks:
-        return _none(step, visible)
+        return _no_gpus(step, visible)
     if gpus_per_node is not None or gpus_per_task is not None:
-        return _explicit(
+        return _given_counts(
             step, visible, local_rank, max_tasks_per_node, gpus_per_node, gpus_per_task
         )
     if shown is None:
-        return _uncovered(step, visible, local_rank, gpu_local_ranks)
+        return _without_variable(step, visible, local_rank, gpu_local_ranks)
     if not shown:
-        return Gpus((), f"{visible.name} shows none", seen_before=(), shared=True)
+        return TaskGpus((), f"{visible.name} shows none", visible_before=(), same_for_all=True)
     if _is_bound(step, shown):
-        return Gpus(shown, f"{visible.name}, bound to the task by Slurm", seen_before=shown)
+        return TaskGpus(shown, f"{visible.name}, bound to the task by Slurm", visible_before=shown)
     if len(gpu_local_ranks) == 1:
         source = f"{visible.name}, the only task on the node that uses GPUs"
-        return Gpus(shown, source, seen_before=shown)
-    own = _split(shown, local_rank, gpu_local_ranks)
+        return TaskGpus(shown, source, visible_before=shown)
+    devices = _share_of(shown, local_rank, gpu_local_ranks)
     source = f"{visible.name} split by SLURM_LOCALID"
-    return Gpus(own, source, _settings(visible, own), shown, shared=True)
+    return TaskGpus(devices, source, _settings(visible, devices), shown, same_for_all=True)
 
 
-def apply_gpus(gpus: Gpus, step: SlurmStep, environ: MutableMapping[str, str]) -> None:
-    """Writes the decision into `environ`, and leaves a mark so that it is taken only once."""
+def apply_gpus(gpus: TaskGpus, step: SlurmStep, environ: MutableMapping[str, str]) -> None:
+    """Writes the settings into `environ`, and that they are applied: they must not be twice."""
     if not gpus.settings:
         return
     environ.update(gpus.settings)
-    mark = _mark(step, gpus.devices or ())
-    if mark is not None:
-        environ[_APPLIED] = mark
+    applied = _applied_value(step, gpus.devices or ())
+    if applied is not None:
+        environ[_APPLIED_VARIABLE] = applied
 
 
-def _mark(step: SlurmStep, devices: Devices) -> Optional[str]:
-    """Whose devices these are, so that a step started from this task does not inherit them."""
+def _applied_value(step: SlurmStep, devices: Devices) -> Optional[str]:
+    """Names the task and its devices: a step started from this task must not inherit them."""
     if step.rank is None:
         return None
     return f"{step.job_id}.{step.step_id}.{step.rank}:{','.join(devices)}"
 
 
-def _settings(visible: Visible, devices: Devices) -> Dict[str, str]:
-    return {} if devices == visible.devices else visible.narrowed(devices)
+def _settings(visible: VisibleDevices, devices: Devices) -> Dict[str, str]:
+    return {} if devices == visible.devices else visible.settings_for(devices)
 
 
-def _check_grant(step: SlurmStep, visible: Visible) -> None:
+def _check_grant(step: SlurmStep, visible: VisibleDevices) -> None:
     granted = step.gpus_on_node
     if granted is not None and visible.devices is not None and len(visible.devices) > granted:
         raise GpuError(
             f"{visible.text} shows {len(visible.devices)} GPUs, but SLURM_GPUS_ON_NODE={granted}: "
-            "the others are not this step's. Unset the variable where it was exported, and let "
-            "Slurm set it."
+            "the others do not belong to this step. Unset the variable where it was exported, and "
+            "let Slurm set it."
         )
 
 
-def _is_batch_scripts(step: SlurmStep) -> bool:
-    """Whether the devices are another node's: those of the node where the batch script runs.
+def _belong_to_batch_script(step: SlurmStep) -> bool:
+    """Whether the devices are those of the batch script, on another node.
 
-    srun hands its variables on, and Slurm sets or unsets them only on nodes that have GPUs. A
-    heterogeneous job may have components on others.
+    srun passes its own variables on, and Slurm sets or unsets them only on nodes with GPUs. A
+    component of a heterogeneous job may run on nodes without.
     """
     granted = step.step_gpus is not None or step.gpus_on_node is not None
     return step.het_size is not None and step.job_gpus is not None and not granted
 
 
 def _is_bound(step: SlurmStep, shown: Devices) -> bool:
-    """Whether Slurm gave these devices to this task, and not to all tasks of the node."""
+    """Whether Slurm gave these devices to this task alone, and not to all tasks of the node."""
     if step.tres_bind is not None and _BOUND.search(step.tres_bind):
         return True
     return step.gpus_on_node is not None and len(shown) < step.gpus_on_node
 
 
-def _none(step: SlurmStep, visible: Visible) -> Gpus:
+def _no_gpus(step: SlurmStep, visible: VisibleDevices) -> TaskGpus:
     source = "this job uses no GPU (gpu_jobs)"
-    nothing_said = visible.devices is None and step.gpus_on_node is None
-    devices = None if nothing_said else ()
-    shared = not (visible.devices and _is_bound(step, visible.devices))
-    return Gpus(devices, source, visible.narrowed(()), visible.devices, shared=shared)
+    unknown = visible.devices is None and step.gpus_on_node is None
+    devices = None if unknown else ()
+    same = not (visible.devices and _is_bound(step, visible.devices))
+    return TaskGpus(devices, source, visible.settings_for(()), visible.devices, same_for_all=same)
 
 
-def _uncovered(
-    step: SlurmStep, visible: Visible, local_rank: int, gpu_local_ranks: Sequence[int]
-) -> Gpus:
-    """No variable shows devices: either Slurm manages no GPUs here, or srun bound none."""
-    number = count_with_driver()
+def _without_variable(
+    step: SlurmStep, visible: VisibleDevices, local_rank: int, gpu_local_ranks: Sequence[int]
+) -> TaskGpus:
+    """Chooses where no variable shows devices: Slurm manages no GPUs here, or srun bound none."""
+    number = count_driver_gpus()
     granted = step.gpus_on_node
     if granted is not None and granted != number:
-        # The grant is not all that the driver shows, so that no index is known to be in it.
+        # Which of the driver's GPUs the step was granted is unknown.
         if granted:
             warn_once(
-                f"SLURM_GPUS_ON_NODE={granted}, but {visible.name} is not set, and so this task "
-                "cannot know which GPUs are its own; start with srun --gpus-per-node, without "
+                f"SLURM_GPUS_ON_NODE={granted}, but {visible.name} is not set: this task cannot "
+                "know which GPUs are its own. Start with srun --gpus-per-node, without "
                 "--gpu-bind=none"
             )
-        return Gpus(None if granted else (), f"{visible.name} is not set")
+        return TaskGpus(None if granted else (), f"{visible.name} is not set")
     if not number:
-        return Gpus(None if number is None else (), f"{visible.name} is not set")
+        return TaskGpus(None if number is None else (), f"{visible.name} is not set")
     devices = tuple(map(str, range(number)))
     if len(gpu_local_ranks) == 1:
-        return Gpus(devices, "all that the driver shows", seen_before=devices)
-    own = _split(devices, local_rank, gpu_local_ranks)
+        return TaskGpus(devices, "all that the driver shows", visible_before=devices)
+    share = _share_of(devices, local_rank, gpu_local_ranks)
     source = "what the driver shows, split by SLURM_LOCALID"
-    return Gpus(own, source, _settings(visible, own), devices, shared=True)
+    return TaskGpus(share, source, _settings(visible, share), devices, same_for_all=True)
 
 
-def _split(devices: Devices, local_rank: int, gpu_local_ranks: Sequence[int]) -> Devices:
-    """As evenly as can be, every device used: 7 devices make 3, 2 and 2 for three tasks.
+def _share_of(devices: Devices, local_rank: int, gpu_local_ranks: Sequence[int]) -> Devices:
+    """Returns the devices of one task. All are used: three tasks get 3, 2 and 2 of 7 devices.
 
-    More tasks than devices share them, again evenly.
+    Where there are more tasks than devices, each task gets one, which it shares with others.
     """
-    turn, tasks, number = gpu_local_ranks.index(local_rank), len(gpu_local_ranks), len(devices)
+    position, tasks, number = gpu_local_ranks.index(local_rank), len(gpu_local_ranks), len(devices)
     if tasks > number:
         warn_once(
-            f"{tasks} tasks share the node's {number} GPU{'s' if number > 1 else ''}; limit each "
-            "one's memory, or start fewer tasks a node"
+            f"{tasks} tasks share the node's {number} GPU{'s' if number > 1 else ''}; limit the "
+            "GPU memory of each, or start fewer tasks on each node"
         )
-        return (devices[turn * number // tasks],)
-    each, over = divmod(number, tasks)
-    first = turn * each + min(turn, over)
-    return devices[first : first + each + (turn < over)]
+        return (devices[position * number // tasks],)
+    each, remainder = divmod(number, tasks)
+    first = position * each + min(position, remainder)
+    return devices[first : first + each + (position < remainder)]
 
 
-def _explicit(
+def _given_counts(
     step: SlurmStep,
-    visible: Visible,
+    visible: VisibleDevices,
     local_rank: int,
     max_tasks_per_node: int,
     gpus_per_node: Optional[int],
     gpus_per_task: Optional[int],
-) -> Gpus:
+) -> TaskGpus:
     for name, value in (("gpus_per_node", gpus_per_node), ("gpus_per_task", gpus_per_task)):
         if value is not None and (not isinstance(value, int) or value < 0):
             raise GpuError(f"{name}={value!r}: expected a whole number of GPUs, 0 or more.")
@@ -274,19 +283,21 @@ def _explicit(
         raise GpuError(
             f"gpus_per_task={gpus_per_task} and up to {max_tasks_per_node} tasks on a node need "
             f"{gpus_per_task * max_tasks_per_node} GPUs, but the node has {gpus_per_node}. "
-            "Ask Slurm for more (srun --gpus-per-node) or start fewer tasks a node."
+            "Ask Slurm for more (srun --gpus-per-node), or start fewer tasks on each node."
         )
     if shown and len(shown) < gpus_per_node:
         if len(shown) == gpus_per_task:
             source = f"{visible.name}, bound to the task by Slurm"
-            return Gpus(shown, source, seen_before=shown, explicit=True)
+            return TaskGpus(shown, source, visible_before=shown, counts_given=True)
         raise GpuError(
             f"gpus_per_node={gpus_per_node} and gpus_per_task={gpus_per_task}, but {visible.text} "
             f"has {len(shown)}. Leave both out to use what Slurm granted."
         )
-    # Indices count what is visible where something is: the second GPU of a grant of 4,5 is 5.
+    # Counts index the visible devices where there are any: the second GPU of 4,5 is 5.
     names: Tuple[str, ...] = shown or tuple(map(str, range(gpus_per_node)))
-    own = names[local_rank * gpus_per_task : (local_rank + 1) * gpus_per_task]
+    devices = names[local_rank * gpus_per_task : (local_rank + 1) * gpus_per_task]
     source = "gpus_per_node and gpus_per_task"
-    settings = _settings(visible, own)
-    return Gpus(own, source, settings, visible.devices, explicit=True, shared=True)
+    settings = _settings(visible, devices)
+    return TaskGpus(
+        devices, source, settings, visible.devices, counts_given=True, same_for_all=True
+    )

@@ -1,4 +1,4 @@
-"""The components of a heterogeneous step, and which ranks are theirs."""
+"""The components of a heterogeneous step, and the ranks of each."""
 
 from __future__ import annotations
 
@@ -7,69 +7,69 @@ from typing import Dict, List, NamedTuple, Sequence, Tuple
 
 from slurm_resolver.errors import LayoutError
 from slurm_resolver.slurm.hostlist_compress import short_hostlist
-from slurm_resolver.slurm.step import RESTART, Component, SlurmStep
+from slurm_resolver.slurm.step import RESTART_HINT, Component, SlurmStep
 
 
 class ComponentRanks(NamedTuple):
-    """The ranks `first` to `last - 1` are those of component `group`."""
+    """The ranks of one component: from `start` to `stop` - 1, as in Python's `range`."""
 
     group: int
-    first: int
-    last: int
+    start: int
+    stop: int
 
 
-def het_groups_of_step(step: SlurmStep, nodes: Sequence[str]) -> List[Component]:
-    """Returns the components with a node in this step, each with those nodes; [] if it is plain.
+def components_of_step(step: SlurmStep, nodes: Sequence[str]) -> List[Component]:
+    """Returns the components that have nodes in this step, each with these nodes.
 
-    A step may take a subset of its job's components (``srun --het-group=0,2``), and one component
-    alone is a plain step with lists and distribution of its own.
+    [] if the step is not heterogeneous: ``srun --het-group=0,2`` starts a step on a subset of the
+    job's components, and a step on one component has the variables of a plain step.
 
     Raises:
-        LayoutError: for a node of two components, or of none.
+        LayoutError: for a node that belongs to two components, or to none.
     """
-    members = set(nodes)
-    taken = []
+    nodes_of_step = set(nodes)
+    components = []
     for component in step.components:
-        hosts = tuple(host for host in component.nodes if host in members)
+        hosts = tuple(host for host in component.nodes if host in nodes_of_step)
         if hosts:
-            taken.append(component._replace(nodes=hosts))
-    if len(taken) < 2:
+            components.append(component._replace(nodes=hosts))
+    if len(components) < 2:
         return []
-    owner: Dict[str, int] = {}
-    for component in taken:
+    group_of: Dict[str, int] = {}
+    for component in components:
         for host in component.nodes:
-            if host in owner:
+            if host in group_of:
                 raise LayoutError(
                     f"the layout of job step {step.name} cannot be known: node {host} belongs "
-                    f"to the components {owner[host]} and {component.group} of the heterogeneous "
-                    "job at once, and no variable tells how many tasks each has there. Give the "
-                    "components nodes of their own (for example with --exclusive)."
+                    f"to the components {group_of[host]} and {component.group} of the "
+                    "heterogeneous job, and no variable tells how many tasks each has there. Give "
+                    "each component its own nodes (for example with --exclusive)."
                 )
-            owner[host] = component.group
-    strangers = [host for host in nodes if host not in owner]
-    if strangers:
+            group_of[host] = component.group
+    unknown = [host for host in nodes if host not in group_of]
+    if unknown:
         raise LayoutError(
-            f"SLURM_STEP_NODELIST has {short_hostlist(strangers)}, which no component of the "
-            "heterogeneous job (SLURM_JOB_NODELIST_HET_GROUP_…) names; expected each node in one. "
-            f"{RESTART}"
+            f"SLURM_STEP_NODELIST has {short_hostlist(unknown)}, which is in no component of the "
+            "heterogeneous job (SLURM_JOB_NODELIST_HET_GROUP_…); expected each node in one. "
+            f"{RESTART_HINT}"
         )
-    return taken
+    return components
 
 
-def ranks_of_het_groups(
+def ranks_of_components(
     step: SlurmStep, names: Sequence[str], node_of: Sequence[int]
 ) -> Tuple[ComponentRanks, ...]:
-    """Returns the ranks of each component of a step whose ranks are known to run there.
+    """Returns the ranks of each component, from the node of every rank: ``names[node_of[rank]]``.
 
-    () for a plain step, and where a node belongs to two components: then nothing tells.
+    () where the step is not heterogeneous, and where its components cannot be told apart.
     """
     try:
-        taken = het_groups_of_step(step, names)
+        components = components_of_step(step, names)
     except LayoutError:
         return ()
-    group_of = {host: component.group for component in taken for host in component.nodes}
-    spans: List[ComponentRanks] = []
-    for group, ranks in groupby(group_of[names[node]] for node in node_of) if taken else ():
-        first = spans[-1].last if spans else 0
-        spans.append(ComponentRanks(group, first, first + sum(1 for _ in ranks)))
-    return tuple(spans) if len(spans) == len(taken) else ()
+    group_of = {host: component.group for component in components for host in component.nodes}
+    ranks_by_component: List[ComponentRanks] = []
+    for group, ranks in groupby(group_of[names[node]] for node in node_of) if components else ():
+        start = ranks_by_component[-1].stop if ranks_by_component else 0
+        ranks_by_component.append(ComponentRanks(group, start, start + sum(1 for _ in ranks)))
+    return tuple(ranks_by_component) if len(ranks_by_component) == len(components) else ()

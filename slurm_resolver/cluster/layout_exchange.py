@@ -1,6 +1,6 @@
-"""What only the tasks together know: the layout of a step whose variables do not tell it.
+"""The layout of a step whose variables do not tell it: the tasks tell each other where they run.
 
-Every task knows its own rank, node and local rank for sure; all of them together are the layout.
+The variables of every task tell its own rank, node and local rank. Together these are the layout.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from base64 import b64decode, b64encode
 from typing import Any, Dict, Iterable, List, Optional, Sequence
 
 from slurm_resolver.cluster.distribution import local_ranks
-from slurm_resolver.cluster.het_groups import ranks_of_het_groups
+from slurm_resolver.cluster.het_groups import ranks_of_components
 from slurm_resolver.cluster.layout import Layout, nodes_and_counts
 from slurm_resolver.cluster.meeting_point import HostOf, rendezvous_without_layout
 from slurm_resolver.cluster.ports import choose_ports
@@ -20,48 +20,50 @@ from slurm_resolver.errors import LayoutError, RendezvousError
 from slurm_resolver.rendezvous.barrier import Note, meet
 from slurm_resolver.slurm.step import SlurmStep
 
-LAYOUT_SECONDS = 60.0
+TIMEOUT_SECONDS = 60.0
 
 
 def exchange_layout(
     step: SlurmStep,
     port_base: Optional[int] = None,
     host_of: HostOf = str,
-    timeout: float = LAYOUT_SECONDS,
+    timeout: float = TIMEOUT_SECONDS,
 ) -> Layout:
-    """Returns the layout as the tasks report it to each other. All tasks must call it.
+    """Returns the layout that the tasks report to each other. All tasks must call it.
 
     Args:
         step: the task's variables.
         port_base: as in `slurm_resolver.resolve`.
         host_of: from a node's name to the host to connect to.
-        timeout: seconds that all tasks have to come.
+        timeout: seconds in which all tasks have to call it.
 
     Raises:
-        LayoutError: where not all tasks come in time, or their reports do not fit
+        LayoutError: where not all tasks call it in time, or their reports do not fit
             SLURM_STEP_NODELIST and SLURM_STEP_TASKS_PER_NODE.
     """
     nodes, counts = nodes_and_counts(step)
     ports = choose_ports(step, max(counts), port_base)
-    rendezvous = rendezvous_without_layout(step, ports.meeting, host_of)
+    rendezvous = rendezvous_without_layout(step, ports.meeting_port, host_of)
     names = [f"rank {rank}" for rank in range(sum(counts))]
     note = {"node": step.node_name, "local_rank": step.local_rank, "node_id": step.node_id}
+
+    def decide(notes: Dict[int, Note]) -> Dict[str, Any]:
+        return _layout_from_notes(notes, nodes, counts)
+
     try:
-        answer = meet(
-            rendezvous, "layout", names, note, lambda notes: _combine(notes, nodes, counts), timeout
-        )
+        answer = meet(rendezvous, "layout", names, note, decide, timeout)
     except RendezvousError as error:
         raise LayoutError(
-            "the environment does not tell where the ranks of this step run, and the tasks could "
-            f"not tell each other: {error}"
+            "the variables do not tell where the ranks of this step run, and the tasks could not "
+            f"tell each other: {error}"
         ) from error
-    order = _unpack(answer["order"])
-    node_of = _unpack(answer["node_of"])
+    order = _decode_numbers(answer["order"])
+    node_of = _decode_numbers(answer["node_of"])
     names_by_id = tuple(nodes[index] for index in order)
-    components = ranks_of_het_groups(step, names_by_id, node_of)
-    # Of a heterogeneous step the tasks see different values of SLURM_DISTRIBUTION.
-    told = {c.group: c.distribution for c in step.components} if components else {}
-    distribution = " : ".join(told[c.group] or "block" for c in components)
+    components = ranks_of_components(step, names_by_id, node_of)
+    # The tasks of a heterogeneous step have different values of SLURM_DISTRIBUTION.
+    by_group = {c.group: c.distribution for c in step.components} if components else {}
+    distribution = " : ".join(by_group[c.group] or "block" for c in components)
     return Layout(
         names_by_id,
         node_of,
@@ -72,15 +74,15 @@ def exchange_layout(
     )
 
 
-def _pack(numbers: Iterable[int]) -> str:
-    """As text that a large step can afford to send to each of its tasks."""
+def _encode_numbers(numbers: Iterable[int]) -> str:
+    """Returns the numbers as a short text, as a large step sends it to each of its tasks."""
     packed = array("I", numbers)
     if sys.byteorder == "big":
         packed.byteswap()
     return b64encode(zlib.compress(packed.tobytes(), 1)).decode()
 
 
-def _unpack(text: str) -> List[int]:
+def _decode_numbers(text: str) -> List[int]:
     packed = array("I")
     packed.frombytes(zlib.decompress(b64decode(text)))
     if sys.byteorder == "big":
@@ -88,11 +90,17 @@ def _unpack(text: str) -> List[int]:
     return packed.tolist()
 
 
-def _combine(notes: Dict[int, Note], nodes: Sequence[str], counts: Sequence[int]) -> Dict[str, Any]:
-    """Returns the order of the nodes by SLURM_NODEID, and by rank the place in that order."""
+def _layout_from_notes(
+    notes: Dict[int, Note], nodes: Sequence[str], counts: Sequence[int]
+) -> Dict[str, Any]:
+    """Returns the answer: the nodes in the order of SLURM_NODEID, and by rank the node id.
+
+    Raises:
+        RendezvousError: where the notes contradict each other or the step's variables.
+    """
     index = {name: i for i, name in enumerate(nodes)}
     ranks_on: Dict[int, List[int]] = {}
-    number: Dict[int, int] = {}
+    node_id_of: Dict[int, int] = {}
     for rank in range(len(notes)):
         note = notes[rank]
         node = index.get(note["node"])
@@ -107,10 +115,10 @@ def _combine(notes: Dict[int, Note], nodes: Sequence[str], counts: Sequence[int]
                 f"{len(ranks)} lower ranks are there"
             )
         ranks.append(rank)
-        if number.setdefault(node, note["node_id"]) != note["node_id"]:
+        if node_id_of.setdefault(node, note["node_id"]) != note["node_id"]:
             raise RendezvousError(
                 f"rank {rank} has SLURM_NODEID={note['node_id']}, but rank {ranks[0]} on the same "
-                f"node {note['node']} has {number[node]}"
+                f"node {note['node']} has {node_id_of[node]}"
             )
     for node, count in enumerate(counts):
         if len(ranks_on.get(node, ())) != count:
@@ -119,8 +127,8 @@ def _combine(notes: Dict[int, Note], nodes: Sequence[str], counts: Sequence[int]
                 f"SLURM_STEP_TASKS_PER_NODE gives it {count}"
             )
     order = list(range(len(nodes)))
-    if sorted(number.values(), key=str) == sorted(order, key=str):
-        order.sort(key=lambda node: number[node])
-    place = {node: i for i, node in enumerate(order)}
-    by_rank = (place[index[notes[rank]["node"]]] for rank in range(len(notes)))
-    return {"order": _pack(order), "node_of": _pack(by_rank)}
+    if sorted(node_id_of.values(), key=str) == sorted(order, key=str):
+        order.sort(key=lambda node: node_id_of[node])
+    position = {node: i for i, node in enumerate(order)}
+    by_rank = (position[index[notes[rank]["node"]]] for rank in range(len(notes)))
+    return {"order": _encode_numbers(order), "node_of": _encode_numbers(by_rank)}

@@ -1,6 +1,6 @@
-"""Where the tasks of a step meet: at the first task of its first node.
+"""Where the tasks of a step meet: at the task with local rank 0 on the step's first node.
 
-Each task can name that place alone, before it knows where the others run.
+Every task can compute this place alone, before it knows where the others run.
 """
 
 from __future__ import annotations
@@ -15,33 +15,34 @@ HostOf = Callable[[str], str]  # from a node's name to the host to connect to
 
 
 def rendezvous_without_layout(step: SlurmStep, port: int, host_of: HostOf) -> Rendezvous:
-    """Returns where tasks meet that have yet to find out where all of them run.
+    """Returns the meeting point of a step whose layout is not known yet.
 
     Raises:
-        EnvironmentValueError: where Slurm does not tell this task its own place.
+        EnvironmentValueError: where a variable that tells where this task runs is missing.
     """
-    first = step.require(SlurmStep.nodes)[0]
-    own = (step.require(SlurmStep.node_name), step.require(SlurmStep.local_rank))
-    return _rendezvous(step, first, port, host_of, own == (first, 0))
+    first_node = step.require(SlurmStep.nodes)[0]
+    place = (step.require(SlurmStep.node_name), step.require(SlurmStep.local_rank))
+    return _rendezvous(step, first_node, port, host_of, place == (first_node, 0))
 
 
 def rendezvous_of_layout(step: SlurmStep, layout: Layout, port: int, host_of: HostOf) -> Rendezvous:
-    """Returns where the tasks of a step meet whose layout is known.
+    """Returns the meeting point of a step whose layout is known.
 
-    Where Slurm tells the task its own node, that counts and not the layout: tasks that disagree on
-    the layout are to meet as well, and to find that out.
+    Where Slurm's variables tell the task its node, they are used and not the layout: tasks that
+    disagree on the layout have to meet as well, to find that out.
     """
     rank = step.require(SlurmStep.rank)
     local_rank = layout.local_rank_of[rank] if step.local_rank is None else step.local_rank
     if step.node_name is not None and step.nodes is not None:
-        first, own = step.nodes[0], step.node_name
+        first_node, node = step.nodes[0], step.node_name
     else:
-        first, own = layout.nodes[0], layout.nodes[layout.node_of[rank]]
-    return _rendezvous(step, first, port, host_of, (own, local_rank) == (first, 0))
+        first_node, node = layout.nodes[0], layout.nodes[layout.node_of[rank]]
+    is_host = (node, local_rank) == (first_node, 0)
+    return _rendezvous(step, first_node, port, host_of, is_host)
 
 
 def _rendezvous(
-    step: SlurmStep, first: str, port: int, host_of: HostOf, is_host: bool
+    step: SlurmStep, node: str, port: int, host_of: HostOf, is_host: bool
 ) -> Rendezvous:
     identity = f"{step.name}.{step.sluid}"
-    return Rendezvous(host_of(first), port, first, identity, step.require(SlurmStep.rank), is_host)
+    return Rendezvous(host_of(node), port, node, identity, step.require(SlurmStep.rank), is_host)

@@ -1,4 +1,4 @@
-"""The hosts that tasks connect to, where these are not the names of the nodes."""
+"""Which host the tasks connect to for each node, where it is not the node's name."""
 
 from __future__ import annotations
 
@@ -11,37 +11,41 @@ NodeAddress = Union[str, Mapping[str, str], Callable[[str], str]]
 
 
 def host_for(node: str, node_address: Optional[NodeAddress] = None) -> str:
-    """Returns the host that others connect to when they want this node."""
+    """Returns the host to connect to for this node.
+
+    Raises:
+        AddressError: where `node_address` gives no usable host.
+    """
     if node_address is None:
         return node
     if isinstance(node_address, str):
         return node + node_address
     if callable(node_address):
-        host, how = node_address(node), f"node_address({node!r})"
+        host, source = node_address(node), f"node_address({node!r})"
     else:
-        host, how = node_address.get(node, ""), f"node_address[{node!r}]"
+        host, source = node_address.get(node, ""), f"node_address[{node!r}]"
     if not isinstance(host, str) or not host or any(c.isspace() or c in ",/" for c in host):
-        raise AddressError(f"{how} is {host!r}; expected the host to connect to for this node.")
-    # An IPv6 address keeps its colons apart from the port's in brackets.
+        raise AddressError(f"{source} is {host!r}; expected the host to connect to for this node.")
+    # Brackets tell the colons of an IPv6 address from the one before the port.
     return f"[{host}]" if ":" in host and not host.startswith("[") else host
 
 
 def check_addresses(tasks: Tasks, hosts: Sequence[str]) -> None:
-    """Looks for two tasks with one address.
+    """Checks that every task has its own address.
 
-    Two nodes behind one host are only right where their tasks have different ports.
+    Several nodes may have the same host if their tasks have different ports.
 
     Raises:
-        AddressError: naming the tasks.
+        AddressError: for two tasks with the same address.
     """
     if len(set(hosts)) == len(hosts):
         return
-    first: Dict[str, Task] = {}
+    task_at: Dict[str, Task] = {}
     for task in tasks:
-        other = first.setdefault(task.address, task)
+        other = task_at.setdefault(task.address, task)
         if other is not task:
             raise AddressError(
                 f"node_address gives ranks {other.rank} and {task.rank} on the nodes {other.node} "
-                f"and {task.node} one address, {task.address}; expected a host of its own for "
+                f"and {task.node} the same address, {task.address}; expected a different host for "
                 "every node."
             )

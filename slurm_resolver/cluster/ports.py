@@ -1,7 +1,7 @@
-"""Which port every task listens on, and why that one.
+"""Which port every task listens at.
 
-A port depends on the local rank alone, so that tasks of one node never share one, and on what every
-task of the step sees alike, so that all of them know all ports.
+The port of a task depends on its local rank, so that no two tasks of a node have the same, and on
+variables that are the same in all tasks, so that every task can compute all ports.
 """
 
 from __future__ import annotations
@@ -13,27 +13,29 @@ from slurm_resolver.errors import AddressError
 from slurm_resolver.log import warn
 from slurm_resolver.slurm.step import SlurmStep
 
-DEFAULT_PORT = 8888  # what TensorFlow's own resolver starts from
+DEFAULT_PORT = 8888  # the first port in TensorFlow's own resolver
 
-# Ports derived from job and step lie between the well-known services and the ephemeral ports,
-# which start at 32768 on Linux: any process may be given one of those at any time.
-_FIRST, _LAST = 12_288, 32_767
-# Jobs get blocks of at least this many ports: whether two jobs have one task a node or sixteen,
-# their blocks then are of one size, and blocks of one size never half overlap.
+# The range of derived ports lies between the ports of well-known services and the ephemeral ports,
+# which begin at 32768 on Linux: the kernel may give one of those to any process at any time.
+_FIRST_PORT, _LAST_PORT = 12_288, 32_767
+# A step gets a block of at least this many ports, so that most steps have blocks of the same size,
+# and two such blocks are either the same or do not overlap.
 _SMALLEST_BLOCK = 8
-_MEETINGS = 2048
+_NUM_MEETING_PORTS = 2048
 
 
 class Ports(NamedTuple):
-    """The port of the task with local rank i on any node is ``by_local_rank[i]``.
+    """The ports of a step.
 
-    `source` says where they come from, as `slurm-resolver show` prints it. `meeting` is one more,
-    for the tasks to meet at before TensorFlow starts.
+    Attributes:
+        by_local_rank: on every node the port of the task with local rank i is number i.
+        source: where the ports come from, as `slurm-resolver show` prints it.
+        meeting_port: the port at which the tasks meet before TensorFlow starts.
     """
 
     by_local_rank: Sequence[int]
     source: str
-    meeting: int
+    meeting_port: int
 
 
 def choose_ports(
@@ -41,82 +43,83 @@ def choose_ports(
 ) -> Ports:
     """Returns one port for each local rank.
 
-    The first of these that there is: `port_base` and the ports after it; the ports that Slurm
-    reserved for the step (no other step on these nodes gets them); a block derived from job and
-    step id; 8888 and the ports after it.
+    They come from the first of these that is set: `port_base` and the ports after it; the ports
+    that Slurm reserved for the step, which no other step on these nodes gets; a block of ports
+    derived from job id and step id; 8888 and the ports after it.
 
     Raises:
-        AddressError: for a `port_base` that is no port, or that leaves a task without one.
+        AddressError: for a `port_base` that is not a port, or too high for the number of tasks.
     """
     if port_base is not None:
-        given = _from(port_base, max_tasks_per_node, f"port_base={port_base!r}")
-        return Ports(given, "port_base", _after(given))
+        given = _ports_from(port_base, max_tasks_per_node, f"port_base={port_base!r}")
+        return Ports(given, "port_base", _port_beside(given))
     if step.reserved_ports is not None:
         reserved = tuple(dict.fromkeys(step.reserved_ports))
         if len(reserved) >= max_tasks_per_node:
-            own = reserved[:max_tasks_per_node]
-            # Slurm reserves one more than there are tasks on a node, unless told otherwise.
+            task_ports = reserved[:max_tasks_per_node]
+            # By default Slurm reserves one port more than there are tasks on a node.
             spare = reserved[max_tasks_per_node : max_tasks_per_node + 1]
-            meeting = spare[0] if spare else _derive_meeting(step)
-            return Ports(own, "SLURM_STEP_RESV_PORTS", meeting)
+            meeting_port = spare[0] if spare else _derive_meeting_port(step)
+            return Ports(task_ports, "SLURM_STEP_RESV_PORTS", meeting_port)
         warn(
-            "SLURM_STEP_RESV_PORTS has %d ports for up to %d tasks on a node, and is not used; "
-            "start with srun --resv-ports=%d to have enough",
+            "SLURM_STEP_RESV_PORTS has %d ports for up to %d tasks on a node, and is not used. "
+            "Start with srun --resv-ports=%d to have enough",
             len(reserved),
             max_tasks_per_node,
             max_tasks_per_node,
         )
     if step.job_id is not None:
-        first = _derive(step.job_id, step.step_id or "", max_tasks_per_node)
+        first = _derive_first_port(step.job_id, step.step_id or "", max_tasks_per_node)
         derived = range(first, first + max_tasks_per_node)
-        return Ports(derived, "SLURM_JOB_ID and SLURM_STEP_ID", _derive_meeting(step))
-    default = _from(DEFAULT_PORT, max_tasks_per_node, "the default port")
-    return Ports(default, "default", _after(default))
+        return Ports(derived, "SLURM_JOB_ID and SLURM_STEP_ID", _derive_meeting_port(step))
+    default = _ports_from(DEFAULT_PORT, max_tasks_per_node, "the default port")
+    return Ports(default, "default", _port_beside(default))
 
 
-def _after(ports: Sequence[int]) -> int:
-    """The meeting's port beside the tasks' own: the one after them, or before them."""
+def _port_beside(ports: Sequence[int]) -> int:
+    """Returns the port after the last one, or before the first one if that is the highest."""
     return ports[-1] + 1 if ports[-1] < 65535 else ports[0] - 1
 
 
-def _from(base: int, count: int, what: str) -> range:
+def _ports_from(base: int, count: int, source: str) -> range:
     if isinstance(base, bool) or not isinstance(base, Integral) or not 1 <= base <= 65535:
-        raise AddressError(f"{what}: expected a port, a whole number from 1 to 65535.")
+        raise AddressError(f"{source}: expected a port, a whole number from 1 to 65535.")
     if base + count - 1 > 65535:
         raise AddressError(
-            f"{what} and {count} tasks on a node need the ports up to {base + count - 1}; expected "
-            f"none above 65535. Use a port_base of at most {65536 - count}."
+            f"{source} and {count} tasks on a node need the ports up to {base + count - 1}; "
+            f"expected none above 65535. Use a port_base of at most {65536 - count}."
             if count < 65536
-            else f"{count} tasks on one node; expected at most 65535, a port each."
+            else f"{count} tasks on one node; expected at most 65535, as each needs a port."
         )
     return range(int(base), int(base) + count)
 
 
-def _derive(job_id: str, step_id: str, count: int) -> int:
+def _derive_first_port(job_id: str, step_id: str, count: int) -> int:
     """Returns the first port of the block of this job and step.
 
-    Jobs that follow each other get blocks that follow each other, and the steps of a job lie the
-    golden section of the range apart: what runs on a node at the same time mostly has neighbouring
-    numbers, and then never the same block.
+    Jobs and steps that run on a node at the same time mostly have ids that follow each other. Such
+    jobs get neighbouring blocks, and such steps of a job blocks that are the golden section of the
+    range apart: never the same block.
     """
     block = _SMALLEST_BLOCK
     while block < count:
         block *= 2
-    blocks = (_LAST - _FIRST + 1) // block
+    blocks = (_LAST_PORT - _FIRST_PORT + 1) // block
     if not blocks:
-        return _from(_FIRST, count, "ports derived from SLURM_JOB_ID")[0]
-    number = _number(job_id) + _number(step_id) * round(blocks * 0.618)
-    return _FIRST + number % blocks * block
+        return _ports_from(_FIRST_PORT, count, "ports derived from SLURM_JOB_ID")[0]
+    number = _id_as_number(job_id) + _id_as_number(step_id) * round(blocks * 0.618)
+    return _FIRST_PORT + number % blocks * block
 
 
-def _derive_meeting(step: SlurmStep) -> int:
-    """One port a step, below those of the tasks, so that their blocks stay as small as they are."""
-    number = _number(step.job_id or "") + _number(step.step_id or "") * round(_MEETINGS * 0.618)
-    return _FIRST - _MEETINGS + number % _MEETINGS
+def _derive_meeting_port(step: SlurmStep) -> int:
+    """Returns a port below those of the tasks: in the blocks it could need a larger block."""
+    job, step_number = _id_as_number(step.job_id or ""), _id_as_number(step.step_id or "")
+    number = job + step_number * round(_NUM_MEETING_PORTS * 0.618)
+    return _FIRST_PORT - _NUM_MEETING_PORTS + number % _NUM_MEETING_PORTS
 
 
-def _number(text: str) -> int:
-    """An id as a number; ids that are none (a step named "batch") get one from their letters."""
+def _id_as_number(text: str) -> int:
+    """Returns an id as a number; one that has letters, as step "batch", from its bytes."""
     if text.isascii() and text.isdigit() and len(text) < 20:
         return int(text)
     return int.from_bytes(text.encode()[:64], "big")

@@ -1,4 +1,4 @@
-"""`resolve`: every step of the way from a task's variables to the cluster."""
+"""`resolve`: computes the cluster from the variables of one task."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import os
 from typing import Callable, Collection, Mapping, NamedTuple, Optional, Sequence
 
 from slurm_resolver.cluster.cluster import Cluster
-from slurm_resolver.cluster.gpus import NodeGpus, choose_gpus, jobs_with_gpus
+from slurm_resolver.cluster.gpus import NodeGpuPlan, choose_gpus, jobs_with_gpus
 from slurm_resolver.cluster.layout import Layout, layout_from_environment, verify_layout
 from slurm_resolver.cluster.meeting_point import rendezvous_of_layout
 from slurm_resolver.cluster.node_address import NodeAddress, check_addresses, host_for
@@ -23,9 +23,9 @@ LAYOUTS = ("auto", "environment", "rendezvous")
 
 
 class ClusterOptions(NamedTuple):
-    """Everything that a caller may say of the cluster; `resolve` tells what each means.
+    """Everything that a caller may choose about the cluster; `resolve` explains each option.
 
-    The last two are of TensorFlow's own resolver, and of the class that stands in for it.
+    The last two are arguments of TensorFlow's resolver, and so of `SlurmClusterResolver`.
     """
 
     jobs: Optional[Mapping[str, int]] = None
@@ -41,7 +41,7 @@ class ClusterOptions(NamedTuple):
 
     @property
     def host_of(self) -> Callable[[str], str]:
-        """From a node's name to the host that others connect to."""
+        """A function from a node's name to the host that others connect to."""
         return functools.partial(host_for, node_address=self.node_address)
 
 
@@ -57,42 +57,44 @@ def resolve(
     layout: str = "auto",
     environ: Optional[Environ] = None,
 ) -> Cluster:
-    """Returns the cluster of the Slurm step that this process is a task of. Changes nothing.
+    """Returns the cluster of the Slurm step that this process belongs to. Changes nothing.
 
     Args:
-        jobs: counts by job name (chief, worker, ps, evaluator), summing to the tasks of the step;
-            one may be -1, the rest. None makes every task a worker.
-        port_base: the first port on each node; task i of a node gets ``port_base + i``. None
-            takes the ports that Slurm reserved for the step, or derives them from its ids.
-        placement: "spread" puts parameter servers on distinct nodes, evenly and away from the
-            chief's; "rank" gives ranks to jobs exactly as TensorFlow's own resolver does.
+        jobs: number of tasks by job name (chief, worker, ps, evaluator). They sum to the tasks of
+            the step; one may be -1, the rest. None makes every task a worker.
+        port_base: the first port on each node; the task with local rank i gets ``port_base + i``.
+            None takes the ports that Slurm reserved for the step, or derives them from its ids.
+        placement: "spread" puts parameter servers on different nodes, evenly and away from the
+            chief's; "rank" assigns ranks to jobs exactly as TensorFlow's own resolver does.
         worker_order: "ring" numbers the workers such that TensorFlow's ring of collectives leaves
-            every node once; that is by rank, as "rank" always is, with up to 10 workers in block
-            placement or with one task a node. See `slurm_resolver.cluster.ring_order`.
+            every node once; "rank" numbers them by rank. The two are the same with up to 10 workers
+            in block placement, and with one task on each node. See
+            `slurm_resolver.cluster.ring_order`.
         het_groups: by job name, the component of a heterogeneous step to take its tasks from.
-        node_address: from node name to the host that others connect to: a mapping, a callable, or
-            a suffix such as "-ib0".
-        gpu_jobs: the jobs whose tasks use GPUs. None: all but parameter servers and, beside
-            these, the chief, which then is the coordinator of a ParameterServerStrategy.
-        layout: "environment" takes the layout from the variables alone. "rendezvous" lets the
-            tasks tell each other where they run, over TCP; all tasks of the step must ask for it.
+        node_address: from a node's name to the host that others connect to: a mapping, a callable,
+            or a suffix such as "-ib0".
+        gpu_jobs: the jobs whose tasks use GPUs. None: all but the parameter servers, and but the
+            chief where there are parameter servers, as it then only coordinates.
+        layout: "environment" computes the layout from the variables alone. With "rendezvous" the
+            tasks tell each other over TCP where they run; all tasks of the step must choose it.
             "auto" does that where the variables do not tell.
-        environ: the variables to read, by default `os.environ`; with others, as another task has
-            them, "auto" is "environment".
+        environ: the variables to read, by default `os.environ`. With any other mapping, as with the
+            variables of another task, "auto" is "environment".
 
     Returns:
-        The same `Cluster` in every task, but for what is the task's own. An empty one where there
-        is no Slurm and `jobs` is None, so that a script runs unchanged without it.
+        The same tasks in every task of the step; `task`, the GPUs and `step` are those of this
+        task. An empty cluster outside Slurm if `jobs` is None, so that a script runs unchanged
+        without Slurm.
 
     Raises:
-        NotInStepError: inside an allocation but not under srun, or without Slurm with `jobs`.
-        EnvironmentValueError: for a variable that is missing or makes no sense.
+        NotInStepError: inside an allocation without srun, or outside Slurm with `jobs`.
+        EnvironmentValueError: for a variable that is missing, or whose value cannot be used.
         LayoutError: where it cannot be known where the ranks run.
         JobsError, AddressError: for arguments that do not fit the step.
-        GpuError: for GPU variables that are no list of devices, or show more than was granted.
+        GpuError: for GPU variables that are not a list of devices, or show more than was granted.
     """
     if layout == "auto" and environ is not None and environ is not os.environ:
-        layout = "environment"  # another task's variables: this process cannot meet in its place
+        layout = "environment"  # this process cannot meet in place of another task
     options = ClusterOptions(
         jobs, port_base, placement, worker_order, het_groups, node_address, gpu_jobs, layout
     )
@@ -109,7 +111,7 @@ def resolve_step(step: SlurmStep, options: ClusterOptions) -> Cluster:
 
 
 def find_layout(step: SlurmStep, options: ClusterOptions) -> Layout:
-    """Returns the layout, from the variables or from what the tasks tell each other."""
+    """Returns the layout: from the variables, or from what the tasks tell each other."""
     if options.layout not in LAYOUTS:
         expected = ", ".join(map(repr, LAYOUTS))
         raise LayoutError(f"layout={options.layout!r}: expected one of {expected}.")
@@ -125,7 +127,7 @@ def find_layout(step: SlurmStep, options: ClusterOptions) -> Layout:
             if not may_meet:
                 raise
             reason = f"{error} "
-    from slurm_resolver.cluster.layout_exchange import exchange_layout  # most never need it
+    from slurm_resolver.cluster.layout_exchange import exchange_layout  # few steps need it
 
     try:
         layout = exchange_layout(step, options.port_base, options.host_of)
@@ -136,30 +138,30 @@ def find_layout(step: SlurmStep, options: ClusterOptions) -> Layout:
 
 
 def empty_cluster(step: SlurmStep, options: ClusterOptions) -> Cluster:
-    """Returns the empty cluster of a process outside Slurm, and says so once in the log.
+    """Returns the empty cluster of a process outside Slurm, and logs it once.
 
     Raises:
-        NotInStepError: where jobs were asked for, which need tasks.
+        NotInStepError: where the options ask for jobs, which need the tasks of a step.
     """
     jobs = options.jobs
     if jobs is not None:
         tasks = sum(abs(count) for count in jobs.values() if isinstance(count, int))
         raise NotInStepError(
-            f"jobs={dict(jobs)!r}, but there is no Slurm here (neither SLURM_PROCID nor SLURM_JOB_"
-            "ID is set). Start the program with srun; or on this machine alone with "
+            f"jobs={dict(jobs)!r}, but this process runs outside Slurm (neither SLURM_PROCID nor "
+            "SLURM_JOB_ID is set). Start the program with srun; or on this machine alone with "
             f"`slurm-resolver run -n {max(1, tasks)} -- python your_script.py`."
         )
-    warn_once("no Slurm here: this process trains alone, without a cluster")
+    warn_once("outside Slurm: this process trains alone, without a cluster")
     return Cluster(step=step)
 
 
 def build_cluster(step: SlurmStep, layout: Layout, options: ClusterOptions) -> Cluster:
-    """Returns the cluster for a layout: the jobs, the ports, the addresses, this task's GPUs."""
+    """Returns the cluster for a layout: with jobs, ports, addresses, and this task's GPUs."""
     roles = assign_roles(
         layout, options.jobs, options.placement, options.worker_order, options.het_groups
     )
-    most_on_a_node = max(layout.local_rank_of) + 1
-    ports = choose_ports(step, most_on_a_node, options.port_base)
+    max_tasks_per_node = max(layout.local_rank_of) + 1
+    ports = choose_ports(step, max_tasks_per_node, options.port_base)
     hosts: Sequence[str] = layout.nodes
     if options.node_address is not None:
         hosts = list(map(options.host_of, layout.nodes))
@@ -174,20 +176,20 @@ def build_cluster(step: SlurmStep, layout: Layout, options: ClusterOptions) -> C
     )
     if step.rank is None:
         return cluster
-    using = jobs_with_gpus(roles.ranks, options.gpu_jobs)
+    gpu_jobs = jobs_with_gpus(roles.ranks, options.gpu_jobs)
     counts_given = options.gpus_per_node is not None or options.gpus_per_task is not None
     if options.gpu_jobs is None and counts_given:
-        using = set(roles.ranks)  # explicit counts are for every task, as TensorFlow takes them
-    task = tasks.own(step.rank)
-    ranks_there = layout.ranks_on(layout.node_of[task.rank])
+        gpu_jobs = set(roles.ranks)  # as in TensorFlow's resolver, the counts are for every task
+    task = tasks.find_one(step.rank)
+    ranks_on_node = layout.ranks_on(layout.node_of[task.rank])
     gpu_local_ranks = [
-        layout.local_rank_of[rank] for rank in ranks_there if roles.job(rank) in using
+        layout.local_rank_of[rank] for rank in ranks_on_node if roles.find_job(rank) in gpu_jobs
     ]
-    counts = (most_on_a_node, options.gpus_per_node, options.gpus_per_task)
+    counts = (max_tasks_per_node, options.gpus_per_node, options.gpus_per_task)
     gpus = choose_gpus(step, task.local_rank, gpu_local_ranks, *counts)
     return cluster._replace(
         task=task,
         gpu_decision=gpus,
-        node_gpus=NodeGpus(step, gpus, ranks_there, gpu_local_ranks, counts),
-        rendezvous=rendezvous_of_layout(step, layout, ports.meeting, options.host_of),
+        node_gpus=NodeGpuPlan(step, gpus, ranks_on_node, gpu_local_ranks, counts),
+        rendezvous=rendezvous_of_layout(step, layout, ports.meeting_port, options.host_of),
     )

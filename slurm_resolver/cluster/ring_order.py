@@ -1,25 +1,26 @@
-"""Worker indices with which TensorFlow's ring of collectives leaves every host only once.
+"""Worker indices with which TensorFlow's ring of collectives leaves every node only once.
 
 In an all-reduce over gRPC (``CommunicationImplementation.RING``, and AUTO without NCCL) every task
-sends to the next one of a ring, and the ring visits the tasks in the order of their *names*, as
-text: ``/job:chief/replica:0/task:0`` before the workers, and worker 10 before worker 2. Parameter
-servers and the evaluator are not in it. With W tasks each one sends 2(W-1)/W times the tensor's
-size, but only what goes to another host passes the network: at best one task of a host sends
-there, at worst all of them do.
+sends to the next one of a ring. The ring has the tasks in the order of their *names*, as text:
+``/job:chief/replica:0/task:0`` before the workers, and worker 10 before worker 2. Parameter servers
+and the evaluator are not in it. With W tasks each of them sends 2(W-1)/W times the tensor's size.
+Only what goes to another node uses the network: at best one task of a node sends to another node,
+at worst all of them do.
 
-Measured with 16 workers, 4 on each of 4 hosts: bytes that the busiest host sends in an all-reduce,
-in units of the tensor's size. The best that any order can do is 2(W-1)/W = 1.88:
+Measured with 16 workers, 4 on each of 4 nodes: bytes that the busiest node sends in an all-reduce,
+in units of the tensor's size. The optimum is 2(W-1)/W = 1.88:
 
 =====================================  ============
-index of the workers                   busiest host
+index of the workers                   busiest node
 =====================================  ============
 by rank, block placement               3.76
 by rank, cyclic placement              7.53
-such that the ring goes host by host   1.88
+such that the ring goes node by node   1.88
 =====================================  ============
 
-By rank is as good up to 10 workers in block placement, and with one task a host. The order is the
-same from TensorFlow 2.15 to 2.21; with several devices a task, those of one task follow each other.
+By rank is as good with up to 10 workers in block placement, and with one task on each node. The
+order of the ring is the same from TensorFlow 2.15 to 2.21. With several devices in each task, those
+of one task follow each other in the ring.
 """
 
 from __future__ import annotations
@@ -34,11 +35,11 @@ _UP_TO_99 = sorted(range(100), key=str)
 def order_by_ring(
     workers: Sequence[int], node_of: Sequence[int], chief: Optional[int] = None
 ) -> Sequence[int]:
-    """Returns the workers' ranks by index, such that the ring leaves every host once.
+    """Returns the workers' ranks by index, such that the ring leaves every node once.
 
-    The ranks as they come where the ring then leaves no host more often. Elsewhere the ring visits
-    the hosts in the order of their lowest ranks, from the chief's on, and each host's workers by
-    rank; so that worker 0 is the lowest rank, or shares the chief's host if any worker does.
+    These are the ranks in ascending order where that is enough. Elsewhere the ring has the chief's
+    node first, then the others in the order of their lowest ranks, and the workers of a node by
+    rank. So worker 0 is the lowest rank, or a worker on the chief's node if there is one.
 
     >>> list(order_by_ring([0, 1, 2, 3], node_of=[0, 1, 0, 1]))  # cyclic on two nodes
     [0, 2, 1, 3]
@@ -49,22 +50,23 @@ def order_by_ring(
         chief: the chief's rank, if there is one.
     """
     if isinstance(workers, range):
-        places = node_of[workers.start : workers.stop]
+        worker_nodes = node_of[workers.start : workers.stop]
     else:
-        places = [node_of[rank] for rank in workers]
-    first = [] if chief is None else [node_of[chief]]
-    hosts = list(dict.fromkeys(itertools.chain(first, places)))  # by their lowest ranks
-    if len(hosts) in (1, len(first) + len(places)):  # one host, or one task on each
+        worker_nodes = [node_of[rank] for rank in workers]
+    chief_node = [] if chief is None else [node_of[chief]]
+    nodes = list(dict.fromkeys(itertools.chain(chief_node, worker_nodes)))  # by their lowest ranks
+    if len(nodes) in (1, len(chief_node) + len(worker_nodes)):  # one node, or one task on each
         return workers
-    visits = index_order(len(places))
-    if is_contiguous(itertools.chain(first, map(places.__getitem__, visits))):
+    indices = index_order(len(worker_nodes))  # as the ring has them
+    if is_contiguous(itertools.chain(chief_node, map(worker_nodes.__getitem__, indices))):
         return workers
-    if hosts != sorted(hosts) or list(places) != sorted(places):
-        turns = {host: turn for turn, host in enumerate(hosts)}
-        turn_of = [turns[host] for host in places]
-        workers = [workers[i] for i in sorted(range(len(places)), key=turn_of.__getitem__)]
-    by_index = array("i", bytes(4 * len(places)))  # a ninth of a list's memory
-    for index, rank in zip(visits, workers):
+    if nodes != sorted(nodes) or list(worker_nodes) != sorted(worker_nodes):
+        positions = {node: position for position, node in enumerate(nodes)}
+        position_of = [positions[node] for node in worker_nodes]
+        order = sorted(range(len(worker_nodes)), key=position_of.__getitem__)
+        workers = [workers[i] for i in order]
+    by_index = array("i", bytes(4 * len(worker_nodes)))  # a ninth of the memory of a list
+    for index, rank in zip(indices, workers):
         by_index[index] = rank
     return by_index
 
@@ -77,25 +79,26 @@ def index_order(count: int) -> List[int]:
     """
     if count <= 100:
         return [index for index in _UP_TO_99 if index < count]
-    # 12 is followed by 120 to 129, which begin no index themselves from `parents` on: that is a
-    # whole number of tens, so that of these ten either all do or none does.
-    parents = -(-count // 100) * 10
+    # As text, 12 is followed by 120 to 129. The indices below `shorter` are ordered first, and each
+    # of them is followed by its ten longer ones, unless these are below `shorter` themselves. As
+    # `shorter` is a multiple of ten, all ten are below it or none is.
+    shorter = -(-count // 100) * 10
     indices = list(range(count))
     order = []
-    for index in index_order(parents):
+    for index in index_order(shorter):
         order.append(index)
-        if index * 10 >= parents:
+        if index * 10 >= shorter:
             order += indices[index * 10 : index * 10 + 10]
     return order
 
 
 def is_contiguous(nodes: Iterable[int]) -> bool:
-    """Whether a ring through these nodes leaves none of them more than once."""
+    """Whether a ring that visits the nodes in this order leaves none of them more than once."""
     runs = (node for node, _ in itertools.groupby(nodes))
     first = next(runs)
-    seen = {first}
+    visited = {first}
     for node in runs:
-        if node in seen:  # the last run may go on where the ring begins
+        if node in visited:  # only the last one may be the first again, as the ring is closed
             return node == first and next(runs, None) is None
-        seen.add(node)
+        visited.add(node)
     return True

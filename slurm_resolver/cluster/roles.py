@@ -1,7 +1,7 @@
-"""Which job each rank plays: chief, worker, ps or evaluator, and its index in the job.
+"""The job of each rank (chief, worker, ps or evaluator), and its index in the job.
 
-Job names are TensorFlow's (``tf.distribute``, multi_worker_util): at most one chief and one
-evaluator, and nothing else but workers and parameter servers.
+These are the only jobs that TensorFlow's strategies know, with at most one chief and one evaluator
+(``tf.distribute``, multi_worker_util).
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 from collections import Counter
 from numbers import Integral
-from typing import Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
+from typing import Dict, Iterator, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 from slurm_resolver.cluster.layout import Layout
 from slurm_resolver.cluster.ring_order import order_by_ring
@@ -22,35 +22,35 @@ _SINGLE_JOBS = ("chief", "evaluator")
 
 
 class Roles(NamedTuple):
-    """By job the ranks that play it, in the order of their index. None of them is empty."""
+    """The ranks of each job, ``ranks[job][index]``. No job is without ranks."""
 
     ranks: Mapping[str, Sequence[int]]
 
     @property
     def job_of(self) -> List[str]:
-        """By rank the name of its job."""
+        """By rank, the name of its job."""
         job_of = [""] * sum(map(len, self.ranks.values()))
-        for job, own in self.ranks.items():
-            for rank in own:
+        for job, ranks in self.ranks.items():
+            for rank in ranks:
                 job_of[rank] = job
         return job_of
 
     @property
     def index_of(self) -> List[int]:
-        """By rank its index in the job."""
+        """By rank, its index in the job."""
         index_of = [0] * sum(map(len, self.ranks.values()))
-        for own in self.ranks.values():
-            for index, rank in enumerate(own):
+        for ranks in self.ranks.values():
+            for index, rank in enumerate(ranks):
                 index_of[rank] = index
         return index_of
 
-    def of(self, rank: int) -> Tuple[str, int]:
-        """Returns the job and the index of one rank, and looks at few of the others."""
-        job = self.job(rank)
+    def find_job_and_index(self, rank: int) -> Tuple[str, int]:
+        """Returns the job and the index of one rank; for many ranks `job_of` is faster."""
+        job = self.find_job(rank)
         return job, self.ranks[job].index(rank)
 
-    def job(self, rank: int) -> str:
-        """Returns the job of one rank."""
+    def find_job(self, rank: int) -> str:
+        """Returns the job of one rank; for many ranks `job_of` is faster."""
         *others, largest = sorted(self.ranks, key=lambda job: len(self.ranks[job]))
         return next((job for job in others if rank in self.ranks[job]), largest)
 
@@ -62,34 +62,34 @@ def assign_roles(
     worker_order: str = "ring",
     het_groups: Optional[Mapping[str, int]] = None,
 ) -> Roles:
-    """Gives every rank of the layout a job and an index.
+    """Assigns a job and an index to every rank of the layout.
 
     Args:
         layout: where the ranks run.
-        jobs: counts by job name, summing to the tasks of the step; one may be -1, the rest. None
-            makes every task a worker.
-        placement: "rank" deals ranks to jobs in alphabetical order of the names, exactly as
-            TensorFlow's own resolver. "spread" does the same wherever that leaves the parameter
-            servers on distinct nodes, as evenly as can be, and no more of them beside the chief
-            than have to be there; elsewhere the chief takes the first rank, the parameter servers
-            the first free ranks of one node after the other, the chief's being the last of the
-            nodes in each turn, and the other jobs the remaining ranks in alphabetical order.
+        jobs: number of tasks by job name. They sum to the tasks of the step; one may be -1, the
+            rest. None makes every task a worker.
+        placement: "rank" assigns ranks to jobs in alphabetical order of the job names, exactly as
+            TensorFlow's own resolver. "spread" does the same if that spreads the parameter servers
+            over the nodes as evenly as possible, and puts no more of them on the chief's node than
+            necessary. Otherwise the chief gets the first rank, and the parameter servers the first
+            free ranks of one node after the other, the chief's node last in every round. The other
+            jobs get the remaining ranks in alphabetical order.
         worker_order: "rank" numbers the workers by rank; "ring" so that TensorFlow's ring of
             collectives leaves every node once (`slurm_resolver.cluster.ring_order`).
-        het_groups: by job name the component of a heterogeneous step whose ranks the job takes.
+        het_groups: by job name, the component of a heterogeneous step whose ranks the job gets.
 
     Raises:
         JobsError: for an unknown name, a count that does not fit, a second chief or evaluator.
     """
-    _one_of("placement", placement, PLACEMENTS)
-    _one_of("worker_order", worker_order, WORKER_ORDERS)
+    _check_choice("placement", placement, PLACEMENTS)
+    _check_choice("worker_order", worker_order, WORKER_ORDERS)
     counts = job_counts(jobs, layout.num_tasks)
-    candidates = _candidates(layout, counts, het_groups or {})
-    ranks = _deal(counts, candidates, layout.num_tasks, sorted(counts))
-    if placement == "spread" and not _is_spread(layout, ranks, candidates.get("ps")):
+    allowed_ranks = _ranks_of_chosen_components(layout, counts, het_groups or {})
+    ranks = _assign_ranks(counts, allowed_ranks, layout.num_tasks, sorted(counts))
+    if placement == "spread" and not _servers_are_spread(layout, ranks, allowed_ranks.get("ps")):
         others = sorted(name for name in counts if name not in ("chief", "ps"))
         order = [*(name for name in ("chief", "ps") if name in counts), *others]
-        ranks = _deal(counts, candidates, layout.num_tasks, order, spread=layout)
+        ranks = _assign_ranks(counts, allowed_ranks, layout.num_tasks, order, spread_over=layout)
     if worker_order == "ring" and "worker" in ranks:
         chief = ranks["chief"][0] if "chief" in ranks else None
         ranks["worker"] = order_by_ring(ranks["worker"], layout.node_of, chief)
@@ -97,10 +97,10 @@ def assign_roles(
 
 
 def job_counts(jobs: Optional[Mapping[str, int]], num_tasks: int) -> Dict[str, int]:
-    """Returns the tasks of each job that has any, -1 replaced by the rest.
+    """Returns the number of tasks of each job that has any, with -1 replaced by the rest.
 
     Raises:
-        JobsError: for an unknown name, a count that is no number, or counts that do not sum to
+        JobsError: for an unknown name, a count that is not a number, or counts that do not sum to
             the tasks of the step.
     """
     if jobs is None:
@@ -115,13 +115,14 @@ def job_counts(jobs: Optional[Mapping[str, int]], num_tasks: int) -> Dict[str, i
             raise JobsError(f"jobs={dict(jobs)!r}: unknown job {name!r}; TensorFlow knows {known}.")
         if isinstance(count, bool) or not isinstance(count, Integral) or count < -1:
             raise JobsError(
-                f"jobs={dict(jobs)!r}: {name} has {count!r} tasks; expected a whole number from 0 "
-                "on, or -1 for the rest of the step."
+                f"jobs={dict(jobs)!r}: {name} has {count!r} tasks; expected a whole number, 0 or "
+                "more, or -1 for the rest of the step."
             )
     rest = [name for name, count in jobs.items() if count == -1]
     if len(rest) > 1:
         raise JobsError(
-            f"jobs={dict(jobs)!r}: {' and '.join(rest)} both take the rest (-1); expected one."
+            f"jobs={dict(jobs)!r}: {' and '.join(rest)} both have -1, the rest; expected at "
+            "most one -1."
         )
     counts = {name: int(count) for name, count in jobs.items()}
     total = sum(count for count in jobs.values() if count != -1)
@@ -142,133 +143,160 @@ def job_counts(jobs: Optional[Mapping[str, int]], num_tasks: int) -> Dict[str, i
     return {name: count for name, count in counts.items() if count}
 
 
-def _one_of(argument: str, value: str, allowed: Sequence[str]) -> None:
+def _check_choice(argument: str, value: str, allowed: Sequence[str]) -> None:
     if value not in allowed:
         expected = " or ".join(map(repr, allowed))
         raise JobsError(f"{argument}={value!r}: expected {expected}.")
 
 
-def _candidates(
+def _ranks_of_chosen_components(
     layout: Layout, counts: Mapping[str, int], het_groups: Mapping[str, int]
 ) -> Dict[str, range]:
-    """By name of a job that is bound to a component: that component's ranks."""
-    spans = {span.group: range(span.first, span.last) for span in layout.components}
-    candidates = {}
-    wanted: Dict[int, int] = {}
+    """Returns by name of each job in `het_groups` the ranks of its component."""
+    component_ranks = {c.group: range(c.start, c.stop) for c in layout.components}
+    allowed_ranks = {}
+    needed: Dict[int, int] = {}
     for name, group in het_groups.items():
         if name not in JOB_NAMES:
             known = ", ".join(JOB_NAMES)
             raise JobsError(f"het_groups={dict(het_groups)!r}: no job {name!r}; there are {known}.")
-        if not spans:
+        if not component_ranks:
             raise JobsError(
                 f"het_groups={dict(het_groups)!r}, but this step is not heterogeneous: leave "
                 "het_groups out, or start with `srun … : …` in a heterogeneous allocation."
             )
-        if group not in spans:
-            groups = ", ".join(map(str, spans))
+        if group not in component_ranks:
+            groups = ", ".join(map(str, component_ranks))
             raise JobsError(
                 f"het_groups={dict(het_groups)!r}: the step has no component {group!r}; it has "
                 f"{groups}."
             )
         if name in counts:
-            candidates[name] = spans[group]
-            wanted[group] = wanted.get(group, 0) + counts[name]
-            if wanted[group] > len(spans[group]):
+            allowed_ranks[name] = component_ranks[group]
+            needed[group] = needed.get(group, 0) + counts[name]
+            if needed[group] > len(component_ranks[group]):
                 raise JobsError(
-                    f"het_groups={dict(het_groups)!r} and jobs need {wanted[group]} tasks of "
-                    f"component {group}, which has {len(spans[group])}."
+                    f"het_groups={dict(het_groups)!r} and jobs need {needed[group]} tasks of "
+                    f"component {group}, which has {len(component_ranks[group])}. Give the jobs "
+                    "fewer tasks there, or start more tasks in this component."
                 )
-    return candidates
+    return allowed_ranks
 
 
-def _deal(
+def _assign_ranks(
     counts: Mapping[str, int],
-    candidates: Mapping[str, range],
+    allowed_ranks: Mapping[str, range],
     num_tasks: int,
     order: Sequence[str],
-    spread: Optional[Layout] = None,
+    spread_over: Optional[Layout] = None,
 ) -> Dict[str, Sequence[int]]:
-    """Returns each job's ranks, ascending. Jobs bound to a component choose first."""
-    free = bytearray(b"\1") * num_tasks
-    dealt: Dict[str, Sequence[int]] = {}
-    for name in sorted(order, key=lambda name: name not in candidates):  # stable: keeps the order
-        among = candidates.get(name, range(num_tasks))
-        if name == "ps" and spread is not None:
-            left = itertools.compress(among, free[among.start : among.stop])
-            chief = spread.node_of[dealt["chief"][0]] if "chief" in dealt else None
-            dealt[name] = _spread(spread.node_of, list(left), counts[name], chief)
+    """Returns the ranks of each job, ascending.
+
+    Args:
+        counts: the number of tasks by job.
+        allowed_ranks: by job, the ranks that it may get; without an entry it may get all.
+        num_tasks: the tasks of the step.
+        order: the jobs; each gets its ranks in this order, but those with an entry in
+            `allowed_ranks` before the others.
+        spread_over: the layout over whose nodes the parameter servers are spread; None does not.
+    """
+    is_free = bytearray(b"\1") * num_tasks  # by rank
+    ranks: Dict[str, Sequence[int]] = {}
+    for name in sorted(order, key=lambda name: name not in allowed_ranks):  # stable: keeps `order`
+        allowed = allowed_ranks.get(name, range(num_tasks))
+        if name == "ps" and spread_over is not None:
+            free_ranks = list(_free_ranks(is_free, allowed))
+            chief_node = spread_over.node_of[ranks["chief"][0]] if "chief" in ranks else None
+            ranks[name] = _spread_ranks(spread_over.node_of, free_ranks, counts[name], chief_node)
         else:
-            dealt[name] = _first(free, among, counts[name])
-        _take(free, dealt[name])
-    return dealt
+            ranks[name] = _lowest_free_ranks(is_free, allowed, counts[name])
+        _mark_used(is_free, ranks[name])
+    return ranks
 
 
-def _first(free: bytearray, among: range, count: int) -> Sequence[int]:
-    start = free.find(1, among.start)
-    if free.count(1, start, start + count) == count:  # as it mostly is: no list is needed
+def _free_ranks(is_free: bytearray, allowed: range) -> Iterator[int]:
+    return itertools.compress(allowed, is_free[allowed.start : allowed.stop])
+
+
+def _lowest_free_ranks(is_free: bytearray, allowed: range, count: int) -> Sequence[int]:
+    start = is_free.find(1, allowed.start)
+    if is_free.count(1, start, start + count) == count:  # almost always; a range needs no memory
         return range(start, start + count)
-    return list(itertools.islice(itertools.compress(among, free[among.start : among.stop]), count))
+    return list(itertools.islice(_free_ranks(is_free, allowed), count))
 
 
-def _take(free: bytearray, ranks: Sequence[int]) -> None:
+def _mark_used(is_free: bytearray, ranks: Sequence[int]) -> None:
     if isinstance(ranks, range):
-        free[ranks.start : ranks.stop] = bytes(len(ranks))
+        is_free[ranks.start : ranks.stop] = bytes(len(ranks))
     else:
         for rank in ranks:
-            free[rank] = 0
+            is_free[rank] = 0
 
 
-def _spread(
-    node_of: Sequence[int], free: Sequence[int], count: int, chief: Optional[int]
+def _spread_ranks(
+    node_of: Sequence[int], free_ranks: Sequence[int], count: int, chief_node: Optional[int]
 ) -> List[int]:
-    """The first ranks of each node, as many as are its share."""
-    left = _shares(Counter(map(node_of.__getitem__, free)), count, chief)
+    """Returns `count` of the free ranks, spread over the nodes: the lowest ranks of each node."""
+    tasks_on = Counter(map(node_of.__getitem__, free_ranks))
+    remaining = _servers_per_node(tasks_on, count, chief_node)
     ranks: List[int] = []
-    for rank in free:
+    for rank in free_ranks:
         if len(ranks) == count:
             break
-        if left[node_of[rank]]:
-            left[node_of[rank]] -= 1
+        if remaining[node_of[rank]]:
+            remaining[node_of[rank]] -= 1
             ranks.append(rank)
     return ranks
 
 
-def _shares(room: Mapping[int, int], count: int, chief: Optional[int]) -> Dict[int, int]:
-    """By node how many of `count` it takes: one of each node in turn that still has room.
+def _servers_per_node(
+    tasks_on: Mapping[int, int], count: int, chief_node: Optional[int]
+) -> Dict[int, int]:
+    """Returns by node its number of parameter servers, of `count` in all.
 
-    The chief's node comes last in every turn, so that it is the one to be passed over.
+    In every round each node gets one, as long as it has tasks for them (`tasks_on`). The chief's
+    node is last in every round, so that it is the first to get none.
     """
-    shares = dict.fromkeys(room, 0)
-    nodes = sorted(room)
-    if chief is not None and chief in room:
-        nodes.remove(chief)
-        nodes.append(chief)
+    servers_on = dict.fromkeys(tasks_on, 0)
+    nodes = sorted(tasks_on)
+    if chief_node is not None and chief_node in tasks_on:
+        nodes.remove(chief_node)
+        nodes.append(chief_node)
     while count:
-        nodes = [node for node in nodes if shares[node] < room[node]]
+        nodes = [node for node in nodes if servers_on[node] < tasks_on[node]]
         for node in nodes[:count]:
-            shares[node] += 1
+            servers_on[node] += 1
         count -= len(nodes[:count])
-    return shares
+    return servers_on
 
 
-def _is_spread(layout: Layout, ranks: Mapping[str, Sequence[int]], among: Optional[range]) -> bool:
-    """Whether the parameter servers are as even, and as far from the chief, as can be.
+def _servers_are_spread(
+    layout: Layout, ranks: Mapping[str, Sequence[int]], allowed: Optional[range]
+) -> bool:
+    """Whether the parameter servers are spread as evenly as possible, and away from the chief.
 
-    They are even where no node has two more than another that could take one of them.
+    They are spread evenly if no node has two servers more than another one that has a task for one
+    more. `allowed` are the ranks that they may get; None is all.
     """
     servers = ranks.get("ps", ())
     if not servers:
         return True
-    room = Counter(layout.node_of if among is None else layout.node_of[among.start : among.stop])
-    chief = None
+    in_reach = layout.node_of
+    if allowed is not None:
+        in_reach = layout.node_of[allowed.start : allowed.stop]
+    tasks_on = Counter(in_reach)
+    chief_node = None
     if "chief" in ranks:
-        chief = layout.node_of[ranks["chief"][0]]
-        if among is None or ranks["chief"][0] in among:
-            room[chief] -= 1
-    has = Counter(map(layout.node_of.__getitem__, servers))
-    servers_on = {**dict.fromkeys(room, 0), **has}
-    able = [own for own, tasks in zip(servers_on.values(), room.values()) if own < tasks]
-    least = min(able, default=None)
-    if least is not None and max(has.values()) - least > 1:
+        chief_node = layout.node_of[ranks["chief"][0]]
+        if allowed is None or ranks["chief"][0] in allowed:
+            tasks_on[chief_node] -= 1
+    servers_on = Counter(map(layout.node_of.__getitem__, servers))
+    fewest = min(
+        (servers_on[node] for node in tasks_on if servers_on[node] < tasks_on[node]), default=None
+    )
+    if fewest is not None and max(servers_on.values()) - fewest > 1:
         return False
-    return chief is None or has[chief] <= _shares(room, len(servers), chief).get(chief, 0)
+    if chief_node is None:
+        return True
+    fewest_beside_chief = _servers_per_node(tasks_on, len(servers), chief_node).get(chief_node, 0)
+    return servers_on[chief_node] <= fewest_beside_chief

@@ -1,4 +1,4 @@
-"""The tasks of a step, as a sequence that makes a `Task` only when it is asked for."""
+"""The tasks of a step, as a sequence that makes each `Task` when it is asked for."""
 
 from __future__ import annotations
 
@@ -12,34 +12,33 @@ from slurm_resolver.cluster.roles import Roles
 
 
 class Task(NamedTuple):
-    """One task: its rank in the step, where it runs, and which part it plays."""
+    """One task: its rank, its node and local rank there, its job and index, and its address."""
 
     rank: int
     node: str
     local_rank: int
     job: str
-    index: int  # type: ignore[assignment]  # TensorFlow's word; tuple.index() is not missed
+    index: int  # type: ignore[assignment]  # TensorFlow's word; hides tuple.index()
     address: str
 
 
 class Tasks(Sequence[Task]):
-    """Every task of a step, ``tasks[rank]``; otherwise as a tuple of `Task`, and equal to one.
+    """Every task of a step, ``tasks[rank]``. It behaves like a tuple of `Task`, and equals one.
 
-    A step of 100,000 tasks is resolved without making an object for each of them: what is kept is
-    where each rank runs, the ranks of each job, and what the addresses are put together from.
+    So a step of 100,000 tasks is resolved without making an object for each of them.
     """
 
     def __init__(
-        self, layout: Layout, roles: Roles, hosts: Sequence[str], endings: Sequence[str]
+        self, layout: Layout, roles: Roles, hosts: Sequence[str], port_suffixes: Sequence[str]
     ) -> None:
-        """Takes what the resolution found.
+        """Takes the node, local rank, job and index of every rank, and the parts of addresses.
 
-        A task's address is the host of its node and the ending of its local rank, ``:23001``.
+        The address of a task is ``hosts[node] + port_suffixes[local_rank]``: ``n1`` + ``:23001``.
         """
         self._layout = layout
         self._roles = roles
         self._hosts = hosts
-        self._endings = endings
+        self._port_suffixes = port_suffixes
 
     def __len__(self) -> int:
         """Returns the number of tasks."""
@@ -61,11 +60,16 @@ class Tasks(Sequence[Task]):
         nodes = map(self._layout.nodes.__getitem__, self._layout.node_of)
         addresses = self._addresses(range(len(self)))
         return map(
-            Task, itertools.count(), nodes, self._layout.local_rank_of, *self._played, addresses
+            Task,
+            itertools.count(),
+            nodes,
+            self._layout.local_rank_of,
+            *self._jobs_and_indices,
+            addresses,
         )
 
     def __eq__(self, other: object) -> bool:
-        """Whether the other one has the same tasks in the same order."""
+        """Whether the other sequence has the same tasks in the same order."""
         if not isinstance(other, (Tasks, tuple)):
             return NotImplemented
         return len(self) == len(other) and all(a == b for a, b in zip(self, other))
@@ -78,29 +82,32 @@ class Tasks(Sequence[Task]):
         """Returns how many there are; they may be too many to show."""
         return f"<{len(self)} tasks on {len(self._layout.nodes)} nodes>"
 
-    def own(self, rank: int) -> Task:
-        """Returns ``tasks[rank]``, the sooner where no other task is asked for."""
-        return self._task(rank, self._roles.of(rank))
+    def find_one(self, rank: int) -> Task:
+        """Returns ``tasks[rank]``; faster, as long as no other task has been asked for."""
+        return self._task(rank, self._roles.find_job_and_index(rank))
 
     def by_job(self) -> Dict[str, List[str]]:
         """Returns the addresses of each job by index, in alphabetical order of the job names."""
         return {job: self._addresses(ranks) for job, ranks in sorted(self._roles.ranks.items())}
 
-    def _task(self, rank: int, played: Optional[Tuple[str, int]] = None) -> Task:
+    def _task(self, rank: int, job_and_index: Optional[Tuple[str, int]] = None) -> Task:
         layout = self._layout
         node, local_rank = layout.node_of[rank], layout.local_rank_of[rank]
-        job, index = played or (self._played[0][rank], self._played[1][rank])
-        address = self._hosts[node] + self._endings[local_rank]
+        if job_and_index is None:
+            job_of, index_of = self._jobs_and_indices
+            job_and_index = job_of[rank], index_of[rank]
+        job, index = job_and_index
+        address = self._hosts[node] + self._port_suffixes[local_rank]
         return Task(rank, layout.nodes[node], local_rank, job, index, address)
 
     def _addresses(self, ranks: Sequence[int]) -> List[str]:
-        hosts, endings = self._hosts, self._endings
+        hosts, port_suffixes = self._hosts, self._port_suffixes
         node_of, local_rank_of = self._layout.node_of, self._layout.local_rank_of
-        return [hosts[node_of[rank]] + endings[local_rank_of[rank]] for rank in ranks]
+        return [hosts[node_of[rank]] + port_suffixes[local_rank_of[rank]] for rank in ranks]
 
     @functools.cached_property
-    def _played(self) -> Tuple[List[str], List[int]]:
-        """By rank the job, and the index in it."""
+    def _jobs_and_indices(self) -> Tuple[List[str], List[int]]:
+        """By rank the job, and by rank the index in it."""
         return self._roles.job_of, self._roles.index_of
 
 

@@ -20,7 +20,7 @@ from typing import Dict, Mapping
 
 from slurm_resolver.cluster.resolve import resolve
 from slurm_resolver.errors import SlurmResolverError
-from slurm_resolver.slurm.gpu_variables import count_with_driver
+from slurm_resolver.slurm.gpu_variables import count_driver_gpus
 from slurm_resolver.slurm.step import VARIABLES, SlurmStep
 from slurm_resolver.version import __version__
 
@@ -103,7 +103,7 @@ def _first_line(*command: str) -> str:
 
 def _machine() -> Dict[str, str]:
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    gpus = count_with_driver()
+    gpus = count_driver_gpus()
     return {
         "system": f"{platform.system()} {platform.release()} {platform.machine()}",
         "libc": " ".join(platform.libc_ver()).strip() or "unknown",

@@ -15,8 +15,8 @@ from slurm_resolver.slurm.gpu_variables import (
     GPU_VARIABLES,
     SET_BY_SLURM,
     Devices,
-    count_with_driver,
-    read_visible,
+    count_driver_gpus,
+    read_visible_devices,
 )
 from slurm_resolver.slurm.step import SlurmStep
 
@@ -105,7 +105,7 @@ def _step_devices(
 ) -> Tuple[Sequence[str], Devices]:
     """Returns the variables to set, and the step's GPUs."""
     shown = {name: value for name, value in environ.items() if name in GPU_VARIABLES}
-    visible = read_visible(SlurmStep.read(shown))
+    visible = read_visible_devices(SlurmStep.read(shown))
     if visible.devices is not None:
         if count > len(visible.devices):
             raise GpuError(
@@ -116,7 +116,7 @@ def _step_devices(
         # The other makers' drivers do not know this one's UUIDs.
         numbers_only = all(name.isdigit() for name in devices)
         return (SET_BY_SLURM if numbers_only else [visible.name]), devices
-    found = count_with_driver()
+    found = count_driver_gpus()
     if found is None:
         warnings.append(
             f"cannot see whether this machine has {count} GPU{'s' if count > 1 else ''} "

@@ -23,7 +23,7 @@ from slurm_resolver.local.environment import (
 )
 from slurm_resolver.local.output import Output, OutputOptions
 from slurm_resolver.local.process import TaskProcess, describe_end
-from slurm_resolver.slurm.time_limit import Notice
+from slurm_resolver.slurm.time_limit import LimitSignal
 
 GRACE_SECONDS = 5.0  # from the signal that asks tasks to end until SIGKILL, as Slurm's KillWait
 PREEMPT = signal.SIGUSR2
@@ -54,7 +54,7 @@ class StepOptions(NamedTuple):
     removed_variables: Sequence[str] = ()
     output: OutputOptions = OutputOptions()
     time_limit: Optional[int] = None
-    limit_signal: Optional[Notice] = None
+    limit_signal: Optional[LimitSignal] = None
     preempt_after: Optional[float] = None
     kill_on_bad_exit: bool = True
     requeue_statuses: Sequence[int] = ()

@@ -1,1 +1,1 @@
-"""When parameter servers may leave: who is still there, and how the job has ended."""
+"""Ends parameter servers when the tasks that train have ended: they would serve for ever."""

@@ -1,7 +1,8 @@
-"""How this process ends: well, or by an error; known when the `atexit` functions run.
+"""Tells the functions that Python calls at its exit (`atexit`) whether this process has failed.
 
-Python keeps an exception that nobody handled in `sys.last_value`. It keeps no exit status, so
-`sys.exit` is wrapped to remember its own. `raise SystemExit(2)` and `os._exit` cannot be seen.
+Python keeps an exception that was not handled in `sys.last_value`. It does not keep the exit
+status: `sys.exit` is wrapped here to record it. `raise SystemExit(2)` and `os._exit` are not
+noticed.
 """
 
 from __future__ import annotations
@@ -10,37 +11,37 @@ import sys
 import threading
 from typing import Any, List, NoReturn
 
-_LONGEST = 300
+_MAX_LENGTH = 300  # characters of an error or a status in a message
 
-_statuses: List[Any] = []  # of the last call of sys.exit
+_statuses: List[Any] = []  # the argument of the last call of sys.exit; empty before the first
 _recording = False
 
 
 def record_exit_status() -> None:
-    """Remembers from now on what `sys.exit` is called with in the main thread."""
+    """Records from now on the argument of `sys.exit` in the main thread."""
     global _recording
     if _recording:
         return
     _recording = True
-    before = sys.exit
+    original_exit = sys.exit
 
     def exit(status: Any = None, /) -> NoReturn:
-        if threading.current_thread() is threading.main_thread():  # elsewhere it ends a thread
+        if threading.current_thread() is threading.main_thread():  # in others it ends the thread
             _statuses[:] = [status]
-        before(status)
+        original_exit(status)
 
     sys.exit = exit
 
 
 def failure_reason() -> str:
-    """Returns why this process, which is about to end, has failed; '' where it has not."""
+    """Returns why this process, which is ending, has failed; '' where it has not."""
     error = getattr(sys, "last_value", None)
     if error is not None:
         text = f"{type(error).__name__}: {error}".strip().rstrip(":")
-        return text if len(text) <= _LONGEST else f"{text[:_LONGEST]} …"
+        return text if len(text) <= _MAX_LENGTH else f"{text[:_MAX_LENGTH]} …"
     status = _statuses[0] if _statuses else None
     if status is None or (isinstance(status, int) and status == 0):
         return ""
     if isinstance(status, int):
         return f"exit status {int(status)}"
-    return f"exit status 1, {str(status)[:_LONGEST]!r}"
+    return f"exit status 1, {str(status)[:_MAX_LENGTH]!r}"

@@ -1,4 +1,4 @@
-"""A task's connection to the monitor of its job: every task but ps 0 has one."""
+"""The connection of a task to the monitor of its job; every task but ps 0 has one."""
 
 from __future__ import annotations
 
@@ -20,55 +20,59 @@ from slurm_resolver.parameter_server.protocol import (
 from slurm_resolver.rendezvous.wire import Connection, WireError, find_vanished_peers
 
 _CONNECT_SECONDS = 3.0
-_SLOWEST_RETRY = 1.0
-_PATIENT_AFTER = 600.0  # a monitor that is not up by then may never be: try less often
-_LEAVE_SECONDS = 4.0
+_FIRST_PAUSE, _LONGEST_PAUSE = 0.05, 1.0  # seconds between two attempts to connect
+_SLOW_AFTER_SECONDS = 600.0  # a monitor that is not up by then may never be: try less often
+_SLOW_PAUSE = 10.0
+_LEAVE_SECONDS = 4.0  # at the end of this process, to join first and then tell how it ends
 _END_SECONDS = 5.0  # for a task that trains to end by itself, when the job has failed
 
 
 class Member:
-    """The connection of a task other than ps 0, held by a thread that sleeps.
+    """The connection of a task other than ps 0 to the monitor; a thread waits for the result.
 
-    A task that trains, and so is not in `wait`, is ended with status 1 where the job has failed:
-    TensorFlow would wait for the lost servers for ever.
+    Where the job has failed, this ends a task that trains, and so does not call `wait`, with status
+    1: TensorFlow would wait for the lost servers for ever.
     """
 
     def __init__(self, address: MonitorAddress) -> None:
         self._address = address
         self._serves = address.tasks[address.rank].job == "ps"
-        self._waits = False  # for the result, in the main thread
-        self._lock = threading.Lock()  # of the connection and what was sent over it
+        self._waits = False  # whether the main thread waits for the result
+        self._lock = threading.Lock()  # for the connection, and the fields that are sent over it
         self._connection: Optional[Connection] = None
-        self._joined = threading.Event()  # or given up
-        self._hurry = threading.Event()
-        self._failure: Optional[str] = None  # how this process ends, once it does
+        self._joined = threading.Event()  # or no longer tries to join
+        self._retry_now = threading.Event()
+        self._failure: Optional[str] = None  # once this process ends: why it has failed, or ''
         self._result: Optional[JobResult] = None
         self._decided = threading.Event()
         self._pid = os.getpid()
         exit_status.record_exit_status()
-        atexit.register(self._leave)
-        os.register_at_fork(after_in_child=self._forked)
-        threading.Thread(target=self._hold, name="slurm_resolver member", daemon=True).start()
+        atexit.register(self._send_end)
+        os.register_at_fork(after_in_child=self._close_in_child)
+        threading.Thread(target=self._run, name="slurm_resolver member", daemon=True).start()
 
     def serve(self, timeout: float = START_SECONDS) -> None:
-        """Says that this task only serves. Returns when the monitor knows, or the job has ended."""
+        """Tells the monitor that this task only serves; returns when it knows or the job has ended.
+
+        After `timeout` seconds without a monitor the job counts as failed.
+        """
         with self._lock:
             self._serves = self._waits = True
             self._send(serves=True)
-        self._hurry.set()
+        self._retry_now.set()
         if not self._joined.wait(timeout):
             address = self._address
             self._decide(
                 JobResult(
                     1,
                     f"{address.name(address.monitor_rank)} has not come within {timeout:g} s: "
-                    f"nobody answers at {address.host}:{address.port}. It has not started, has "
-                    "failed, or does not call serve()",
+                    f"nothing answers at {address.host}:{address.port}. It has not started, has "
+                    "failed, or does not call serve(): look at its output",
                 )
             )
 
     def wait(self) -> JobResult:
-        """Returns how the job has ended, when it has."""
+        """Waits until the job has ended, and returns how."""
         self._decided.wait()
         assert self._result is not None
         return self._result
@@ -84,15 +88,15 @@ class Member:
 
     def _send(self, **message: object) -> None:
         if self._connection is not None:
-            with contextlib.suppress(OSError):  # the thread notices the end
+            with contextlib.suppress(OSError):  # the thread notices that the connection has ended
                 self._connection.send(message)
 
-    def _hold(self) -> None:
+    def _run(self) -> None:
         connection = self._join()
         self._joined.set()
         if connection is None:
             return
-        result = self._listen(connection)
+        result = self._receive_result(connection)
         with self._lock:
             self._connection = None
             connection.close()
@@ -101,22 +105,22 @@ class Member:
             self._end_process(result)
 
     def _join(self) -> Optional[Connection]:
-        """Tries until the monitor is there; None where this process ends before, or is refused."""
-        pause, started = 0.05, time.monotonic()
+        """Tries until it has joined; None where it is refused, or this process ends before."""
+        pause, started = _FIRST_PAUSE, time.monotonic()
         while not self.decided:
-            last = self._failure is not None
+            is_last_attempt = self._failure is not None
             try:
-                return self._introduce()
+                return self._connect()
             except (OSError, WireError):
-                if last:
+                if is_last_attempt:
                     break
-            patient = time.monotonic() - started > _PATIENT_AFTER
-            if self._hurry.wait(10 * _SLOWEST_RETRY if patient else pause):
-                self._hurry.clear()
-            pause = min(2 * pause, _SLOWEST_RETRY)
+            slow = time.monotonic() - started > _SLOW_AFTER_SECONDS
+            if self._retry_now.wait(_SLOW_PAUSE if slow else pause):
+                self._retry_now.clear()
+            pause = min(2 * pause, _LONGEST_PAUSE)
         return None
 
-    def _introduce(self) -> Optional[Connection]:
+    def _connect(self) -> Optional[Connection]:
         address = self._address
         connection = Connection.open((address.host, address.port), _CONNECT_SECONDS)
         try:
@@ -142,7 +146,7 @@ class Member:
                 self._send(ends=self._failure)
         return connection
 
-    def _listen(self, connection: Connection) -> JobResult:
+    def _receive_result(self, connection: Connection) -> JobResult:
         with contextlib.suppress(WireError):
             message = connection.receive()
             while message is not None:
@@ -154,35 +158,35 @@ class Member:
 
     def _end_process(self, result: JobResult) -> None:
         if self._failure == "":
-            return  # it ends well, by itself
+            return  # it is ending by itself, without an error
         name = self._address.name(self._address.rank)
         print_line(f"{name}: {result.message}. This process ends")
         time.sleep(_END_SECONDS)
         if self._failure == "":
             return
-        # Whoever holds these files may hang, as all else here may.
-        flush = threading.Thread(target=_flush, daemon=True)
-        flush.start()
-        flush.join(1.0)
+        # Flushing may hang, as everything in this process may: a thread does it, for 1 s at most.
+        flushing = threading.Thread(target=_flush_output, daemon=True)
+        flushing.start()
+        flushing.join(1.0)
         os._exit(1)
 
-    def _leave(self) -> None:
-        """Says how this process ends, when it does."""
+    def _send_end(self) -> None:
+        """Tells the monitor at the end of this process how it ends."""
         if os.getpid() != self._pid:
             return
         with self._lock:
             self._failure = exit_status.failure_reason()
             self._send(ends=self._failure)
-        self._hurry.set()
+        self._retry_now.set()
         self._joined.wait(_LEAVE_SECONDS)
 
-    def _forked(self) -> None:
-        """A child must not keep its parent's connection open."""
+    def _close_in_child(self) -> None:
+        """Closes a forked process's copy of the connection, which it would keep open."""
         if self._connection is not None:
             self._connection.close_in_child()
 
 
-def _flush() -> None:
+def _flush_output() -> None:
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(OSError, ValueError, AttributeError):
             stream.flush()

@@ -1,7 +1,7 @@
-"""The monitor of a parameter server job: a thread of ps 0 that all other tasks connect to.
+"""The monitor of a parameter server job: a thread of ps 0 to which all other tasks connect.
 
-It keeps the job's state, who has joined and who has left, and when `job_state` says how the job has
-ended, it tells everybody.
+It records which tasks have joined and left. When the job has ended by the rules of `job_state`, it
+tells all tasks.
 """
 
 from __future__ import annotations
@@ -15,25 +15,25 @@ from typing import Dict, Optional
 
 from slurm_resolver.errors import AddressError
 from slurm_resolver.parameter_server import exit_status
-from slurm_resolver.parameter_server.job_state import JobState
+from slurm_resolver.parameter_server.job_state import JobState, server_lost
 from slurm_resolver.parameter_server.protocol import (
     START_SECONDS,
     JobResult,
     MonitorAddress,
     print_line,
 )
-from slurm_resolver.rendezvous.probe import holder_of
+from slurm_resolver.rendezvous.probe import process_listening_at
 from slurm_resolver.rendezvous.server import Event, Peer, Server
 from slurm_resolver.rendezvous.wire import LIMITS, Limits, Message
 
-_BIND_SECONDS = 10.0  # a meeting on this node may be about to close the port
-_FAILING_SECONDS = 5.0  # for a process that has failed to be gone
+_BIND_SECONDS = 10.0  # to wait for the port, which a meeting on this node may still use
+_FAILING_SECONDS = 5.0  # for a process to end after it has told that it has failed
 _GRACE_SECONDS = 3.0  # for the result to arrive
 _KILLED = "its process was killed or crashed"
 
 
 class Monitor:
-    """ps 0's own part in the job; as `Member` for the other tasks."""
+    """The monitor in ps 0, with the methods that `Member` has in the other tasks."""
 
     def __init__(
         self,
@@ -46,18 +46,18 @@ class Monitor:
         self._bind_seconds = bind_seconds
         self._thread: Optional[threading.Thread] = None
         self._result: Optional[JobResult] = None
-        self._failures: Dict[int, str] = {}  # by rank, what it said of its end
-        self._failing: Dict[Peer, float] = {}  # until when their processes have to be gone
+        self._failures: Dict[int, str] = {}  # by rank: why it has failed, as it has told
+        self._failing: Dict[Peer, float] = {}  # when they count as ended, the earliest first
         self._pid = os.getpid()
         exit_status.record_exit_status()
-        atexit.register(self._leave)
-        os.register_at_fork(after_in_child=self._forked)
+        atexit.register(self._send_end)
+        os.register_at_fork(after_in_child=self._close_in_child)
 
     def serve(self, timeout: float = START_SECONDS) -> None:
-        """Listens from now on.
+        """Listens from now on. Tasks have `timeout` seconds to join.
 
         Raises:
-            AddressError: where another process has the port.
+            AddressError: where another process uses the port.
         """
         if self._thread is not None:
             return
@@ -71,7 +71,7 @@ class Monitor:
         self._thread.start()
 
     def wait(self) -> JobResult:
-        """Returns how the job has ended, when it has and all are told."""
+        """Waits until the job has ended and all tasks know, and returns how it has ended."""
         assert self._thread is not None
         self._thread.join()
         assert self._result is not None
@@ -92,28 +92,28 @@ class Monitor:
                 if error.errno == errno.EADDRINUSE and time.monotonic() < deadline:
                     time.sleep(0.1)
                     continue
-                holder = holder_of(address.port)
+                process = process_listening_at(address.port)
                 raise AddressError(
                     f"{address.name(address.rank)} cannot listen at port {address.port}: "
-                    f"{os.strerror(error.errno or 0)}{f', by {holder}' if holder else ''}. Give "
+                    f"{os.strerror(error.errno or 0)}{f', by {process}' if process else ''}. Give "
                     "another port_base, or start with srun --resv-ports."
                 ) from error
 
     def _run(self) -> None:
         while self._result is None:
-            for event in self._server.events(self._pause()):
+            for event in self._server.events(self._seconds_to_wait()):
                 self._handle(event)
             self._drop_failed()
             waited = time.monotonic() - self._started
             self._result = self._result or self._state.result(waited)
-        last = {"status": self._result.status, "message": self._result.message}
-        # Until all have heard it: this process ends next.
-        self._server.finish(last, _GRACE_SECONDS, until_heard=True)
+        message = {"status": self._result.status, "message": self._result.message}
+        # It waits until all have received it, as this process may end right after.
+        self._server.finish(message, _GRACE_SECONDS, wait_for_peers=True)
 
-    def _pause(self) -> Optional[float]:
-        """Until something is to be done without a word from anybody."""
+    def _seconds_to_wait(self) -> Optional[float]:
+        """Returns after how many seconds there is something to do without any message."""
         now = time.monotonic()
-        times = [*list(self._failing.values())[:1]]  # all last equally long: the first is due
+        times = list(self._failing.values())[:1]
         if self._started + self._timeout > now:
             times.append(self._started + self._timeout)
         return max(0.0, min(times) - now) if times else None
@@ -121,17 +121,17 @@ class Monitor:
     def _handle(self, event: Event) -> None:
         peer, message = event.peer, event.message
         if message is None:
-            self._on_end(peer, event.reason)
+            self._handle_end(peer, event.reason)
         elif peer.rank is None:
-            self._welcome(peer, message)
+            self._handle_join(peer, message)
         elif "serves" in message:
             self._state.only_serves(peer.rank)
         elif "ends" in message:
             self._failures[peer.rank] = str(message["ends"])
-            if message["ends"]:  # it is over, though TensorFlow may keep the process for a while
+            if message["ends"]:  # it has failed, but TensorFlow may delay the end of its process
                 self._failing[peer] = time.monotonic() + _FAILING_SECONDS
 
-    def _welcome(self, peer: Peer, message: Message) -> None:
+    def _handle_join(self, peer: Peer, message: Message) -> None:
         address, rank, identity = self._address, message.get("rank"), message.get("identity")
         of_this_step = isinstance(identity, list) and identity[:1] == [address.identity[0]]
         if not of_this_step or not self._state.may_join(rank):
@@ -155,27 +155,24 @@ class Monitor:
             if deadline > now:
                 break
             self._server.drop(peer)
-            self._on_end(peer, "")
+            self._handle_end(peer, "")
 
-    def _on_end(self, peer: Peer, reason: str) -> None:
+    def _handle_end(self, peer: Peer, reason: str) -> None:
         assert peer.rank is not None
         self._failing.pop(peer, None)
         self._state.left(peer.rank, self._failures.pop(peer.rank, reason or _KILLED))
 
-    def _leave(self) -> None:
-        """This process ends: without a result that is before those that it serves."""
+    def _send_end(self) -> None:
+        """Tells all tasks at the end of this process: without a result the job has failed."""
         thread = self._thread
         if os.getpid() != self._pid or thread is None or not thread.is_alive():
             return
-        why = exit_status.failure_reason() or "it has ended before those that it serves"
         name = self._address.name(self._address.rank)
-        self._result = self._result or JobResult(
-            1, f"{name} is lost, and its variables with it: {why}"
-        )
+        self._result = self._result or server_lost(name, exit_status.failure_reason())
         self._server.wake()
         thread.join(2 * _GRACE_SECONDS)
 
-    def _forked(self) -> None:
-        """A child must not keep its parent's connections open, nor the port taken."""
+    def _close_in_child(self) -> None:
+        """Closes a forked process's copies of the sockets, which would keep the port in use."""
         if self._thread is not None:
             self._server.close_in_child()

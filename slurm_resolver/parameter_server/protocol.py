@@ -1,16 +1,15 @@
-"""What the tasks of a parameter server job tell its monitor, and what it tells them.
+"""The messages between the tasks of a parameter server job and its monitor.
 
-Every task holds a connection to ps 0, which never leaves before those that it serves: there the
-monitor runs. A task sends:
+The monitor runs in ps 0, which has to be there as long as any task that it serves. Every other task
+holds a connection to it, and sends:
 
-    {"rank": 3, "identity": […], "serves": false}   first of all
-    {"serves": true}                                 from now on it only serves
-    {"ends": "exit status 2"}                        its process ends; "" for well
+    {"rank": 3, "identity": […], "serves": false}   the first message
+    {"serves": true}                                 from now on this task only serves
+    {"ends": "exit status 2"}                        its process ends; "" without an error
 
-and gets ``{"welcome": true}`` or ``{"refused": "why"}``, and one thing more: ``{"status": 0,
-"message": "…"}``, when the job has ended. However a process ends, the kernel closes its connection;
-where a whole node vanishes, TCP's own probes find out, which cost neither side a thing while all is
-well.
+It gets ``{"welcome": true}`` or ``{"refused": "why"}``, and when the job has ended ``{"status": 0,
+"message": "…"}``. However a process ends, the kernel closes its connection. Where a whole node is
+gone, TCP's keepalive probes notice it; they need no work of the processes.
 """
 
 from __future__ import annotations
@@ -24,24 +23,24 @@ from typing import NamedTuple, Optional, Sequence
 from slurm_resolver.cluster.cluster import Cluster
 from slurm_resolver.cluster.tasks import Task
 
-START_SECONDS = 300.0
+START_SECONDS = 300.0  # for the tasks to join
 
 
 class JobResult(NamedTuple):
-    """How the job has ended: the exit status of those that serve, and what there is to say."""
+    """How the job has ended: the exit status of the tasks that serve, and a message."""
 
     status: int
     message: str
 
 
 class MonitorAddress(NamedTuple):
-    """Where a job's monitor is, as this task sees it.
+    """The address of a job's monitor, with what this task needs to join.
 
     Attributes:
-        host, port: where it listens.
-        identity: the job's step, and a digest of the cluster.
-        tasks: all tasks of the step by rank.
-        rank: this task's.
+        host, port: where the monitor listens.
+        identity: texts that identify the step and the cluster.
+        tasks: all tasks of the step, ``tasks[rank]``.
+        rank: the rank of this task.
         monitor_rank: the rank of ps 0.
     """
 
@@ -53,35 +52,36 @@ class MonitorAddress(NamedTuple):
     monitor_rank: int
 
     def name(self, rank: int) -> str:
-        """Returns how messages name a task."""
+        """Returns the text that names a task in messages."""
         task = self.tasks[rank]
         return f"{task.job} {task.index} (rank {rank} on {task.node})"
 
 
 def monitor_address(cluster: Cluster) -> Optional[MonitorAddress]:
-    """Returns where this task's monitor is.
+    """Returns the address of this task's monitor.
 
-    None without parameter servers or without anybody who trains, and for the evaluator, which
-    nobody waits for.
+    None without parameter servers, without a chief or worker, and in the evaluator: no task waits
+    for it.
     """
-    own, rendezvous = cluster.task, cluster.rendezvous
-    first = next((task for task in cluster.tasks if (task.job, task.index) == ("ps", 0)), None)
-    trained = any(task.job in ("chief", "worker") for task in cluster.tasks)
-    if first is None or not trained or own is None or own.job == "evaluator" or rendezvous is None:
+    task, rendezvous = cluster.task, cluster.rendezvous
+    if task is None or task.job == "evaluator" or rendezvous is None:
         return None
-    jobs = json.dumps([(task.job, task.index, task.address) for task in cluster.tasks])
+    ps_0 = next((t for t in cluster.tasks if (t.job, t.index) == ("ps", 0)), None)
+    if ps_0 is None or not any(t.job in ("chief", "worker") for t in cluster.tasks):
+        return None
+    jobs = json.dumps([(t.job, t.index, t.address) for t in cluster.tasks])
     return MonitorAddress(
-        host=first.address.rpartition(":")[0],
+        host=ps_0.address.rpartition(":")[0],
         port=rendezvous.port,
         identity=(rendezvous.identity, hashlib.sha256(jobs.encode()).hexdigest()[:16]),
         tasks=cluster.tasks,
-        rank=own.rank,
-        monitor_rank=first.rank,
+        rank=task.rank,
+        monitor_rank=ps_0.rank,
     )
 
 
 def print_line(text: str) -> None:
-    """Writes a line to the standard error, at once and in one piece."""
+    """Writes a line to standard error by one call, and flushes it."""
     with contextlib.suppress(OSError, ValueError, AttributeError):  # closed, or None
         sys.stderr.write(f"slurm_resolver: {text}\n")
         sys.stderr.flush()

@@ -1,1 +1,1 @@
-"""A job that is about to end: the signal that says so, and the requeue."""
+"""A job whose end is near: the signal that tells so, and the requeue."""

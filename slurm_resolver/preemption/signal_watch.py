@@ -1,4 +1,4 @@
-"""Signals that say that this process will be ended soon: noted here, acted upon elsewhere."""
+"""Records the signals that tell that this process will be ended soon."""
 
 from __future__ import annotations
 
@@ -12,11 +12,12 @@ from slurm_resolver.errors import ResumeError
 
 
 class SignalWatch:
-    """Notes the first of some signals that this process gets, and does nothing else about it.
+    """Records which of the given signals this process gets first; it does nothing else.
 
     Attributes:
-        received: its name, None before one came.
-        terminated: whether SIGTERM has come at all, as the first or a later one.
+        names: the names of the signals.
+        received: the name of the first one that has come; None before.
+        terminated: whether SIGTERM has come, as the first or a later signal.
     """
 
     def __init__(self, names: Collection[str]) -> None:
@@ -28,43 +29,43 @@ class SignalWatch:
         for name in self.names:
             if not (name.startswith("SIG") and hasattr(signal, name)):
                 raise ResumeError(
-                    f"signals={self.names!r}: {name!r} is no signal; expected names such as "
+                    f"signals={self.names!r}: {name!r} is not a signal; expected names such as "
                     "'SIGUSR1' and 'SIGTERM'."
                 )
             if name in ("SIGKILL", "SIGSTOP"):
                 raise ResumeError(f"signals={self.names!r}: no process can handle {name}.")
 
     def arm(self) -> None:
-        """Installs the handlers, over those that anything else has installed since."""
+        """Installs the handlers, in place of any that other code has installed since."""
         if threading.current_thread() is not threading.main_thread():
             raise ResumeError(
                 "termination_config was called, or its config used, in the thread "
-                f"{threading.current_thread().name!r}; expected the main thread, as only there "
-                "Python lets handlers of signals be installed."
+                f"{threading.current_thread().name!r}; expected the main thread: "
+                "Python installs signal handlers only there."
             )
         for name in self.names:
-            signal.signal(getattr(signal, name), self._note)
-        # A program that has come to its end must not die of a signal while TensorFlow shuts down,
-        # when Python's handlers are gone.
-        atexit.unregister(self._ignore)
-        atexit.register(self._ignore)
+            signal.signal(getattr(signal, name), self._record)
+        # Python removes its handlers before TensorFlow has shut down. A signal in between must not
+        # kill a program that has finished.
+        atexit.unregister(self._ignore_signals)
+        atexit.register(self._ignore_signals)
 
     def leave_on_sigterm(self) -> None:
-        """From now on a SIGTERM is Slurm's word that the job is over: see `ended`."""
+        """Makes `ended` tell whether a SIGTERM comes from now on, by which Slurm ends the job."""
         self._leaving = True
-        signal.signal(signal.SIGTERM, self._note)
+        signal.signal(signal.SIGTERM, self._record)
 
     @property
     def ended(self) -> bool:
         """Whether a SIGTERM has come since `leave_on_sigterm`."""
         return self._ended
 
-    def _ignore(self) -> None:
+    def _ignore_signals(self) -> None:
         for name in self.names:
             signal.signal(getattr(signal, name), signal.SIG_IGN)
 
-    def _note(self, number: int, frame: Optional[FrameType]) -> None:
-        # Plain attributes: a lock may be held by the very code that the signal has interrupted.
+    def _record(self, number: int, frame: Optional[FrameType]) -> None:
+        # No lock: the code that the signal has interrupted may hold it.
         self.terminated = self.terminated or number == signal.SIGTERM
         if self._leaving:
             self._ended = self._ended or number == signal.SIGTERM

@@ -1,1 +1,1 @@
-"""Before TensorFlow starts: are all tasks there, do they agree, could training start?"""
+"""Checks before TensorFlow starts: have all tasks come, do they agree, can training start?"""

@@ -1,4 +1,4 @@
-"""What all tasks of a step must have alike, and who differs where they do not."""
+"""What must be the same in all tasks of a step, and which tasks differ."""
 
 from __future__ import annotations
 
@@ -14,24 +14,24 @@ from slurm_resolver.cluster.cluster import Cluster
 from slurm_resolver.rendezvous.barrier import Note
 from slurm_resolver.version import __version__
 
-# What to compare, from the cause to its effects, and how a message names it.
-COMPARED = (
+# The keys of `agreement_facts` that are compared, causes before effects, as messages name them.
+COMPARED_FACTS = (
     ("version", "the version of slurm_resolver"),
     ("tensorflow", "the version of TensorFlow"),
     ("jobs", "the jobs (argument jobs)"),
     ("layout", "where the ranks run"),
-    ("roles", "which rank plays which job (placement, het_groups)"),
+    ("roles", "which rank has which job (placement, het_groups)"),
     ("addresses", "the addresses (port_base, node_address)"),
 )
 
 
 def task_names(cluster: Cluster) -> List[str]:
-    """Returns by rank how messages name a task."""
+    """Returns by rank the text that names a task in messages."""
     return [f"rank {task.rank} ({task.job} {task.index} on {task.node})" for task in cluster.tasks]
 
 
 def agreement_facts(cluster: Cluster) -> Note:
-    """Returns what a task tells the others of itself and of the cluster that it resolved."""
+    """Returns what a task tells the others about itself and the cluster that it resolved."""
     counts: Dict[str, int] = {}
     for task in cluster.tasks:
         counts[task.job] = counts.get(task.job, 0) + 1
@@ -48,7 +48,7 @@ def agreement_facts(cluster: Cluster) -> Note:
 
 
 def tensorflow_version() -> Optional[str]:
-    """Returns the version of the TensorFlow that this process has, without importing it."""
+    """Returns the version of the installed TensorFlow, without importing it; None without one."""
     loaded = sys.modules.get("tensorflow")
     if loaded is not None:
         return str(getattr(loaded, "__version__", "unknown"))
@@ -62,20 +62,20 @@ def _digest(value: Any) -> str:
     return hashlib.sha256(json.dumps(value).encode()).hexdigest()[:16]
 
 
-def disagreement(notes: Dict[int, Note], key: str, names: Sequence[str]) -> str:
-    """Returns who says what, where the notes differ in this key; '' where they do not.
+def find_disagreement(notes: Dict[int, Note], key: str, names: Sequence[str]) -> str:
+    """Returns the values of this key and the tasks that have each; '' where all have the same.
 
-    The fewest come first: they are the likely culprits.
+    The value of the fewest tasks comes first, as it is most likely the wrong one.
     """
-    values: Dict[str, List[int]] = {}
+    ranks_by_value: Dict[str, List[int]] = {}
     for rank, note in sorted(notes.items()):
-        values.setdefault(json.dumps(note.get(key), sort_keys=True), []).append(rank)
-    if len(values) < 2:
+        ranks_by_value.setdefault(json.dumps(note.get(key), sort_keys=True), []).append(rank)
+    if len(ranks_by_value) < 2:
         return ""
-    ordered = sorted(values.items(), key=lambda side: len(side[1]))
-    return "; ".join(f"{_some(ranks, names)}: {value}" for value, ranks in ordered[:4])
+    fewest_first = sorted(ranks_by_value.items(), key=lambda item: len(item[1]))
+    return "; ".join(f"{_first_names(ranks, names)}: {value}" for value, ranks in fewest_first[:4])
 
 
-def _some(ranks: List[int], names: Sequence[str]) -> str:
+def _first_names(ranks: List[int], names: Sequence[str]) -> str:
     more = f" and {len(ranks) - 3} more" if len(ranks) > 3 else ""
     return ", ".join(names[rank] for rank in ranks[:3]) + more

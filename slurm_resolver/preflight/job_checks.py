@@ -1,8 +1,8 @@
-"""What this site's Slurm and this job's batch file decide about ending, preemption and requeue.
+"""Checks whether the job can be requeued, and which signals it gets before its end.
 
-All of it is Slurm's own word: ``scontrol show config``, ``scontrol show job`` and the batch file as
-the controller keeps it; slurm.conf(5) tells what the settings mean. Containers often have no
-scontrol, and a controller may not answer: then nothing is checked, and that is said.
+Sources: ``scontrol show config``, ``scontrol show job`` and the batch file as the controller keeps
+it; slurm.conf(5) tells what the settings mean. Containers often have no scontrol, and a controller
+may not answer: then the results are "skipped", with the reason.
 """
 
 from __future__ import annotations
@@ -14,19 +14,25 @@ from slurm_resolver.preflight.result import OK, SKIPPED, WARNING, Result
 from slurm_resolver.slurm import scontrol
 from slurm_resolver.slurm.step import SlurmStep
 
-_IDS = ("requeue", "preemption", "signal", "log")
+_CHECK_IDS = ("requeue", "preemption", "signal", "log")
 
 
 class JobSettings(NamedTuple):
-    """What Slurm says: of the site, of the job ({} outside one), and the job's batch file."""
+    """What Slurm tells about the cluster and the job.
+
+    Attributes:
+        config: the settings of the cluster.
+        job: the fields of the job; {} outside a job.
+        batch_file: the text of the job's batch file; None where it has none.
+    """
 
     config: Dict[str, str]
     job: Dict[str, str]
     batch_file: Optional[str]
 
 
-def ask_slurm(step: SlurmStep, timeout: float = scontrol.SECONDS) -> JobSettings:
-    """Asks the controller, three times at most, each for `timeout` seconds.
+def ask_slurm(step: SlurmStep, timeout: float = scontrol.TIMEOUT_SECONDS) -> JobSettings:
+    """Asks the controller up to three questions, and waits `timeout` seconds for each answer.
 
     Raises:
         OSError: where scontrol is missing or does not answer; the message says which.
@@ -41,77 +47,86 @@ def ask_slurm(step: SlurmStep, timeout: float = scontrol.SECONDS) -> JobSettings
     return JobSettings(config, job, batch_file)
 
 
-def check_job_settings(step: SlurmStep, timeout: float = scontrol.SECONDS) -> List[Result]:
-    """Returns the results of these checks; outside a job only of those that are about the site."""
-    ids = _IDS if step.job_id else _IDS[:2]
+def check_job_settings(step: SlurmStep, timeout: float = scontrol.TIMEOUT_SECONDS) -> List[Result]:
+    """Returns the results of these checks; outside a job of those that need no job."""
+    ids = _CHECK_IDS if step.job_id else _CHECK_IDS[:2]
     try:
         settings = ask_slurm(step, timeout)
     except OSError as error:
         return [Result(id, SKIPPED, str(error)) for id in ids]
-    found = [_requeue(settings), _preemption(settings), _signal(settings), _log(settings, step)]
-    return [Result(id, *result) for id, result in zip(ids, found)]
+    results = [
+        _check_requeue(settings),
+        _check_preemption(settings),
+        _check_signal(settings),
+        _check_log(settings, step),
+    ]
+    return [Result(id, *result) for id, result in zip(ids, results)]
 
 
-def _requeue(settings: JobSettings) -> Tuple[str, str]:
+def _check_requeue(settings: JobSettings) -> Tuple[str, str]:
     exits = settings.config.get("RequeueExit", "")
     codes = (
-        "" if exits in scontrol.NULL else f"; exit status {exits} requeues a job here (RequeueExit)"
+        ""
+        if exits in scontrol.UNSET
+        else f"; exit status {exits} requeues a job here (RequeueExit)"
     )
     if not settings.job:
         allowed = settings.config.get("JobRequeue") == "1"
-        word = "may be requeued unless they say --no-requeue" if allowed else "need --requeue"
-        return OK, f"jobs {word} (JobRequeue={settings.config.get('JobRequeue')}){codes}"
-    number = settings.job.get("JobId", "?")
+        rule = "may be requeued unless they say --no-requeue" if allowed else "need --requeue"
+        return OK, f"jobs {rule} (JobRequeue={settings.config.get('JobRequeue')}){codes}"
+    job_id = settings.job.get("JobId", "?")
     if settings.job.get("BatchFlag") != "1":
-        return SKIPPED, f"job {number} has no batch file, and Slurm requeues only jobs with one"
+        return SKIPPED, f"job {job_id} has no batch file, and Slurm requeues only jobs with one"
     if settings.job.get("Requeue") != "1":
-        return WARNING, f"job {number} may not be requeued: submit it with sbatch --requeue"
+        return WARNING, f"job {job_id} may not be requeued: submit it with sbatch --requeue"
     restarts = settings.job.get("Restarts", "0")
-    return OK, f"job {number} may be requeued, and was {restarts} times{codes}"
+    return OK, f"job {job_id} may be requeued, and has been {restarts} times{codes}"
 
 
-def _preemption(settings: JobSettings) -> Tuple[str, str]:
+def _check_preemption(settings: JobSettings) -> Tuple[str, str]:
     mode = settings.config.get("PreemptMode", "OFF")
     wait = settings.config.get("KillWait", "?")
-    end = f"SIGKILL follows SIGTERM after {wait} (KillWait)"
+    kill = f"SIGKILL follows SIGTERM after {wait} (KillWait)"
     if mode.startswith("OFF"):
-        return OK, f"jobs are not preempted here (PreemptMode={mode}); {end}"
-    # 22.05 has no PreemptParameters; there it is preempt_send_user_signal among these.
+        return OK, f"jobs are not preempted here (PreemptMode={mode}); {kill}"
+    # Slurm 22.05 has no PreemptParameters, but SlurmctldParameters=preempt_send_user_signal.
     parameters = ("PreemptParameters", "SlurmctldParameters")
-    early = any("send_user_signal" in settings.config.get(name, "") for name in parameters)
-    word = "the signal of --signal, then SIGTERM" if early else "SIGTERM, not the one of --signal"
-    return OK, f"PreemptMode={mode}: a preempted job gets {word}; {end}"
+    sends_signal = any("send_user_signal" in settings.config.get(name, "") for name in parameters)
+    signals = "SIGTERM, not the signal of --signal"
+    if sends_signal:
+        signals = "the signal of --signal, then SIGTERM"
+    return OK, f"PreemptMode={mode}: a preempted job gets {signals}; {kill}"
 
 
-def _signal(settings: JobSettings) -> Tuple[str, str]:
+def _check_signal(settings: JobSettings) -> Tuple[str, str]:
     if settings.batch_file is None:
         return SKIPPED, "no batch file whose --signal could be read"
-    options = _options(settings.batch_file)
+    options = _sbatch_options(settings.batch_file)
     match = re.search(r"--signal[= ]\s*(\S+)", options)
     if match is None:
         wait = settings.config.get("KillWait", "?")
         return WARNING, (
-            "the batch file has no --signal (sbatch's own options are not seen here): at the time "
-            f"limit the tasks get SIGTERM, and SIGKILL {wait} later; #SBATCH --signal=USR1@120 "
-            "gives them two minutes to save"
+            "the batch file has no --signal (options of the command line cannot be seen): at the "
+            f"time limit the tasks get SIGTERM, and SIGKILL {wait} later; "
+            "#SBATCH --signal=USR1@120 gives them two minutes to save"
         )
     if match[1].upper().startswith("B:"):
         return WARNING, (
-            f"--signal={match[1]} reaches the batch shell alone; without B: it reaches the tasks"
+            f"--signal={match[1]} reaches the batch shell only; without B: it reaches the tasks"
         )
     return OK, f"--signal={match[1]} reaches the tasks before the time limit"
 
 
-def _log(settings: JobSettings, step: SlurmStep) -> Tuple[str, str]:
+def _check_log(settings: JobSettings, step: SlurmStep) -> Tuple[str, str]:
     if settings.batch_file is None:
-        return SKIPPED, "no batch file whose output a restart could write over"
+        return SKIPPED, "no batch file whose output a restart could overwrite"
     if step.open_mode == "a" or settings.config.get("JobFileAppend") == "1":
         return OK, "a restarted job appends to its output"
-    return WARNING, "a restarted job writes over its output: #SBATCH --open-mode=append keeps it"
+    return WARNING, "a restarted job overwrites its output: #SBATCH --open-mode=append keeps it"
 
 
-def _options(batch_file: str) -> str:
-    """The #SBATCH lines; Slurm reads them up to the first command."""
+def _sbatch_options(batch_file: str) -> str:
+    """Returns the options of the #SBATCH lines, which Slurm reads up to the first command."""
     lines = []
     for line in batch_file.splitlines():
         if line.startswith("#SBATCH"):

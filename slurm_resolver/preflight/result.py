@@ -1,4 +1,4 @@
-"""How one check came out."""
+"""The result of one check."""
 
 from __future__ import annotations
 
@@ -6,22 +6,22 @@ from typing import List, NamedTuple, Sequence
 
 OK, WARNING, FAILED, SKIPPED = "ok", "warning", "failed", "skipped"
 
-_SHOWN = 4  # problems named in one line; the number of the others follows
+_MAX_SHOWN = 4  # problems in one line; the number of the others follows
 
 
 class Result(NamedTuple):
-    """One check: its id, which is stable, how it came out, and what there is to say."""
+    """The id of a check, which never changes, its status, and a detail for people to read."""
 
     id: str
     status: str
     detail: str
 
 
-def result_of(id: str, problems: Sequence[str], all_well: str, bad: str = FAILED) -> Result:
-    """Returns a check's result: `all_well` without problems, else the first of them."""
+def result_of(id: str, problems: Sequence[str], ok_detail: str, status: str = FAILED) -> Result:
+    """Returns OK with `ok_detail` if there are no problems, else `status` with the first four."""
     if not problems:
-        return Result(id, OK, all_well)
+        return Result(id, OK, ok_detail)
     more: List[str] = []
-    if len(problems) > _SHOWN:
-        more = [f"and {len(problems) - _SHOWN} more"]
-    return Result(id, bad, "; ".join([*problems[:_SHOWN], *more]))
+    if len(problems) > _MAX_SHOWN:
+        more = [f"and {len(problems) - _MAX_SHOWN} more"]
+    return Result(id, status, "; ".join([*problems[:_MAX_SHOWN], *more]))

@@ -1,6 +1,6 @@
-"""The tasks of a step meet.
+"""The tasks of a step meet over TCP.
 
-A rendezvous is a place where all tasks of a step come together: one of them listens, at an address
-that each can work out alone. Every task leaves a note there, and when all have come, or the time is
-up, all get one answer. That is how they find out together what none of them knows alone.
+A rendezvous is a place where all tasks of a step meet: one of them listens, at an address that each
+task can compute alone. Every task sends a note there. When all notes have arrived, or the time is
+up, all tasks get the same answer. So the tasks find out together what none of them knows alone.
 """

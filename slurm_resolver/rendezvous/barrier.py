@@ -1,8 +1,8 @@
-"""All tasks of a step meet at one of them: each leaves a note, all get one answer.
+"""All tasks of a step meet at one of them: each sends a note, all get the same answer.
 
-A task sends one message, with its note. It is told that the note is taken, and gets the answer
-when all have come or the time is up. Who belongs to another job or step, or comes for another
-purpose, is turned away, and tries again as long as it has time.
+A task sends one message, with its note. The meeting point confirms it, and sends the answer when
+all tasks have come or the time is up. It closes the connection of a task that belongs to another
+job or step, or that comes for another purpose; this task tries again until its own time is up.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from slurm_resolver.rendezvous.wire import LIMITS, Connection, Limits, Message, 
 Note = Dict[str, Any]
 Decide = Callable[[Dict[int, Note]], Message]
 
-_GRACE_SECONDS = 4.0  # for the answer to arrive, after the time is up
+_GRACE_SECONDS = 4.0  # after the timeout, for the answer to arrive
 _CONNECT_SECONDS = 5.0
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.02, 0.5
 
@@ -32,21 +32,21 @@ def meet(
     timeout: float,
     limits: Limits = LIMITS,
 ) -> Message:
-    """Leaves this task's note, and returns the answer that all tasks get.
+    """Sends this task's note to the meeting point, and returns the answer that all tasks get.
 
     Args:
         rendezvous: where to meet.
-        purpose: what for; who comes for something else waits for a meeting of its own.
-        names: by rank, how messages name each task that is to come.
-        note: what this task has to say; at most 64 KiB of JSON.
-        decide: called at the meeting point alone, with the notes of all tasks by rank; it returns
-            the answer, or raises RendezvousError, which then every task raises.
-        timeout: seconds until every task raises, with the names of those that have not come.
-        limits: what strangers cannot exceed.
+        purpose: a word that tells this meeting from other meetings of the same step.
+        names: by rank, how messages name each task that has to come.
+        note: what this task tells; at most 64 KiB of JSON.
+        decide: called at the meeting point only, with the notes of all tasks by rank. It returns
+            the answer, or raises a RendezvousError, which every task then raises.
+        timeout: seconds until every task raises, with the names of the tasks that have not come.
+        limits: what a connection may cost.
 
     Raises:
-        RendezvousError: where not all have come, the meeting point is not to be reached, or
-            `decide` says so.
+        RendezvousError: where not all tasks have come, the meeting point cannot be reached, or
+            `decide` raises it.
     """
     deadline = time.monotonic() + timeout
     identity = f"{rendezvous.identity}:{purpose}"
@@ -61,7 +61,7 @@ def meet(
 
 
 class _Host:
-    """The meeting point: takes notes until all have come, then gives everybody the answer."""
+    """The meeting point: collects notes until all tasks have come, then sends all the answer."""
 
     def __init__(
         self,
@@ -75,7 +75,7 @@ class _Host:
         self._identity = identity
         self._names = names
         self._notes: Dict[int, Note] = {rendezvous.rank: note}
-        self._left: Set[int] = set()  # came, and ended before the answer
+        self._left_early: Set[int] = set()  # ranks that came, and ended before the answer
         try:
             self._server = Server(rendezvous.port, len(names), limits)
         except OSError as error:
@@ -94,9 +94,9 @@ class _Host:
                     break
                 for event in self._server.events(remaining):
                     self._handle(event)
-                if self._left:  # it has failed; those on their way shall be told as well
+                if self._left_early:  # the meeting has failed; wait for others, to tell them
                     deadline = min(deadline, time.monotonic() + _GRACE_SECONDS)
-            answer = self._answer(decide, time.monotonic() - started)
+            answer = self._make_answer(decide, time.monotonic() - started)
             self._server.finish(answer, _GRACE_SECONDS)
             return answer
         finally:
@@ -106,12 +106,12 @@ class _Host:
         peer, message = event.peer, event.message
         if message is None:
             assert peer.rank is not None
-            self._left.add(peer.rank)
+            self._left_early.add(peer.rank)
             return
         rank: Any = message.get("rank")
         note = message.get("note")
-        wanted = message.get("identity") == self._identity and peer.rank is None
-        if not wanted or not isinstance(note, dict) or not self._is_rank(rank):
+        expected = message.get("identity") == self._identity and peer.rank is None
+        if not expected or not isinstance(note, dict) or not self._is_rank(rank):
             self._server.drop(peer)
         elif rank in self._notes:
             self._server.send(peer, {"error": f"{self._names[rank]} came twice"})
@@ -124,22 +124,22 @@ class _Host:
     def _is_rank(self, rank: object) -> bool:
         return isinstance(rank, int) and 0 <= rank < len(self._names)
 
-    def _answer(self, decide: Decide, waited: float) -> Message:
-        present = set(self._notes) - self._left
+    def _make_answer(self, decide: Decide, waited: float) -> Message:
+        present = set(self._notes) - self._left_early
         if len(present) < len(self._names):
-            return {"error": self._missing(present, waited)}
+            return {"error": self._missing_message(present, waited)}
         try:
             return decide(self._notes)
         except RendezvousError as error:
             return {"error": str(error)}
 
-    def _missing(self, present: Set[int], waited: float) -> str:
+    def _missing_message(self, present: Set[int], waited: float) -> str:
         absent = [name for rank, name in enumerate(self._names) if rank not in present]
         shown = ", ".join(absent[:20])
         more = f" and {len(absent) - 20} more" if len(absent) > 20 else ""
         what = f"{len(absent)} of {len(self._names)} tasks are missing at {self._rendezvous.name}"
-        if self._left:
-            left = ", ".join(self._names[rank] for rank in sorted(self._left))
+        if self._left_early:
+            left = ", ".join(self._names[rank] for rank in sorted(self._left_early))
             return f"{what}: {left} came and ended again. Look at the output of these tasks."
         return (
             f"{what} after {waited:.0f} s: {shown}{more}. They have not started, have ended, or "
@@ -150,8 +150,8 @@ class _Host:
 def _join(
     rendezvous: Rendezvous, identity: str, name: str, note: Note, deadline: float, limits: Limits
 ) -> Message:
-    """Tries until the meeting point takes the note, and returns its answer."""
-    own = {"identity": identity, "rank": rendezvous.rank, "note": note}
+    """Tries to connect until the meeting point accepts the note, and returns its answer."""
+    message = {"identity": identity, "rank": rendezvous.rank, "note": note}
     address = (rendezvous.host, rendezvous.port)
     pause = _FIRST_PAUSE
     problem: Optional[Exception] = None
@@ -166,7 +166,7 @@ def _join(
             problem = error
         else:
             try:
-                answer = _ask(connection, rendezvous, name, own, deadline, limits)
+                answer = _exchange(connection, rendezvous, name, message, deadline, limits)
                 if answer is not None:
                     return answer
                 problem = ConnectionError("it closed the connection")
@@ -179,23 +179,23 @@ def _join(
     raise RendezvousError(
         f"{name} could not reach {rendezvous.name} within {time.monotonic() - started:.0f} s "
         f"({problem}). The task there has not started or has ended, its node's name does not "
-        "resolve here, or a packet filter is between the nodes."
+        "resolve here, or a packet filter is between the nodes. Look at the output of that task."
     )
 
 
-def _ask(
+def _exchange(
     connection: Connection,
     rendezvous: Rendezvous,
     name: str,
-    own: Message,
+    message: Message,
     deadline: float,
     limits: Limits,
 ) -> Optional[Message]:
-    """Returns the answer; None where this task is turned away, and may try again."""
-    connection.send(own)
-    taken = connection.receive(time.monotonic() + 2 * limits.handshake_seconds)
-    if taken is None or "error" in taken:
-        return taken
+    """Sends the note, and returns the answer; None where the note is refused: try again later."""
+    connection.send(message)
+    confirmation = connection.receive(time.monotonic() + 2 * limits.handshake_seconds)
+    if confirmation is None or "error" in confirmation:
+        return confirmation
     try:
         answer = connection.receive(deadline + _GRACE_SECONDS)
     except WireError as error:

@@ -1,4 +1,4 @@
-"""Where the tasks of a step meet: worked out by each task alone, the same in all of them."""
+"""Where the tasks of a step meet: each task computes it alone, and all get the same."""
 
 from __future__ import annotations
 
@@ -6,14 +6,16 @@ from typing import NamedTuple
 
 
 class Rendezvous(NamedTuple):
-    """Where the tasks of a step meet, and which of them this one is.
+    """Where the tasks of a step meet, and which of them this task is.
+
+    All fields but `rank` and `is_host` are the same in every task.
 
     Attributes:
-        host, port: what to connect to.
-        node: the node that it is on, as messages name it.
-        identity: the step's; only tasks of the same step meet.
-        rank: this task's. All but `rank` and `is_host` are the same in every task.
-        is_host: whether this task is the one that the others come to.
+        host, port: the address to connect to.
+        node: the name of the node at this address, for messages.
+        identity: a text that identifies the step; only tasks of the same step meet.
+        rank: the rank of this task.
+        is_host: whether this task is the meeting point, which the others connect to.
     """
 
     host: str
@@ -25,5 +27,5 @@ class Rendezvous(NamedTuple):
 
     @property
     def name(self) -> str:
-        """The place as messages name it."""
+        """The meeting point as messages name it."""
         return f"the meeting point {self.host}:{self.port} (local rank 0 on node {self.node})"

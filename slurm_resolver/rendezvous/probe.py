@@ -1,7 +1,7 @@
-"""What one task can find out about its port and its peers by plain TCP.
+"""What a task can find out about its port and the other tasks over TCP, without TensorFlow.
 
-Who asks sends ``{"ask": "rank"}``, and is told the rank and the clock of who is there; or ``{"ask":
-"take", "bytes": N}``, and sends as many bytes once it is told that they are awaited.
+A task asks another one by ``{"ask": "rank"}``, and gets its rank and clock; or by ``{"ask": "take",
+"bytes": N}``, and sends N bytes as soon as the other one has answered that it awaits them.
 """
 
 from __future__ import annotations
@@ -16,48 +16,50 @@ from typing import Dict, List, NamedTuple, Optional, Tuple
 
 from slurm_resolver.rendezvous.wire import LIMITS, Connection, Limits, WireError
 
-_MOST_BYTES = 64 * 2**20
-_BLOCK = 2**20
+_MAX_BYTES = 64 * 2**20
+_BLOCK_BYTES = 2**20
 _CONNECT_SECONDS = 5.0
 _TRANSFER_SECONDS = 30.0
 
 
-class Peer(NamedTuple):
-    """What came of asking one address who is there.
+class RankReply(NamedTuple):
+    """What an address answered when it was asked for its rank.
 
-    `problem` is None where the right rank answered; then `seconds` is the round-trip time, and
-    `clock` by how much the peer's clock is ahead of this one's.
+    Attributes:
+        problem: why the expected rank did not answer; None where it did.
+        seconds: the round-trip time.
+        clock_ahead: by how many seconds the clock there is ahead of the clock here.
     """
 
     problem: Optional[str]
     seconds: float = 0.0
-    clock: float = 0.0
+    clock_ahead: float = 0.0
 
 
 class Listener:
-    """Listens at a task's own port, and tells who asks which rank it is."""
+    """Listens at a task's own port, and answers with its rank."""
 
     def __init__(self, rank: int, port: int, limits: Limits = LIMITS) -> None:
-        """Takes the port; `problem` says why it could not, or is None."""
+        """Listens from now on; `problem` says why it cannot, or is None."""
         self.problem: Optional[str] = None
         self._rank = rank
         self._limits = limits
-        self._places = threading.BoundedSemaphore(limits.strangers)
+        self._free_connections = threading.BoundedSemaphore(limits.unknown_connections)
         self._socket: Optional[socket.socket] = None
         try:
-            # as TensorFlow's server does, which takes over a port that is only being closed
+            # With SO_REUSEADDR, as TensorFlow's server: a port that is being closed can be used.
             self._socket = socket.create_server(("", port), backlog=512)
         except OSError as error:
-            holder = holder_of(port)
-            reason = os.strerror(error.errno or 0) + (f", by {holder}" if holder else "")
+            process = process_listening_at(port)
+            reason = os.strerror(error.errno or 0) + (f", by {process}" if process else "")
             self.problem = f"port {port}: {reason}"
             return
         threading.Thread(target=self._accept, args=(self._socket,), daemon=True).start()
 
     def close(self) -> None:
-        """Gives the port back."""
+        """Stops listening, which frees the port."""
         if self._socket is not None:
-            # closing alone does not wake the thread that waits for a connection
+            # close() alone would not wake the thread that waits in accept()
             with contextlib.suppress(OSError):
                 self._socket.shutdown(socket.SHUT_RDWR)
             self._socket.close()
@@ -65,25 +67,25 @@ class Listener:
     def _accept(self, listener: socket.socket) -> None:
         with contextlib.suppress(OSError):
             while True:
-                link, _ = listener.accept()
-                if self._places.acquire(blocking=False):
-                    threading.Thread(target=self._serve, args=(link,), daemon=True).start()
+                sock, _ = listener.accept()
+                if self._free_connections.acquire(blocking=False):
+                    threading.Thread(target=self._serve, args=(sock,), daemon=True).start()
                 else:
-                    link.close()
+                    sock.close()
 
-    def _serve(self, link: socket.socket) -> None:
+    def _serve(self, sock: socket.socket) -> None:
         try:
-            with link, contextlib.suppress(OSError, WireError):
-                self._answer(Connection(link, self._limits.message, greeting=True))
+            with sock, contextlib.suppress(OSError, WireError):
+                self._answer(Connection(sock, self._limits.message, greeting=True))
         finally:
-            self._places.release()
+            self._free_connections.release()
 
     def _answer(self, connection: Connection) -> None:
         asked = connection.receive(time.monotonic() + self._limits.handshake_seconds)
         if asked is None or asked.get("ask") not in ("rank", "take"):
             return
         size = asked.get("bytes", 0)
-        if not isinstance(size, int) or not 0 <= size <= _MOST_BYTES:
+        if not isinstance(size, int) or not 0 <= size <= _MAX_BYTES:
             return
         if asked["ask"] == "take":
             connection.send({"awaited": size})
@@ -91,30 +93,33 @@ class Listener:
         connection.send({"rank": self._rank, "clock": time.time()})
 
 
-def ask(address: str, rank: int) -> Peer:
-    """Asks an address who is there, and whether it is this rank."""
+def ask_rank(address: str, rank: int) -> RankReply:
+    """Asks the task at an address for its rank, which is expected to be `rank`."""
     try:
         connection = Connection.open(_split(address), _CONNECT_SECONDS)
         try:
-            # what listens there may be something else, which never answers
-            started, begun = time.time(), time.perf_counter()
+            # Another program may listen there, which never answers: do not wait for long.
+            sent_at, started = time.time(), time.perf_counter()
             connection.send({"ask": "rank"})
             answer = connection.receive(time.monotonic() + _CONNECT_SECONDS)
-            seconds = time.perf_counter() - begun
+            seconds = time.perf_counter() - started
         finally:
             connection.close()
         if answer is None:
-            return Peer("it gave no answer")
-        there, clock = answer["rank"], float(answer["clock"])
+            return RankReply("it gave no answer")
+        answered_rank, clock = answer["rank"], float(answer["clock"])
     except (OSError, WireError, KeyError, TypeError) as error:
-        return Peer(str(error) or type(error).__name__)
-    if there != rank:
-        return Peer(f"rank {there} answers there")
-    return Peer(None, seconds, clock - (started + seconds / 2))
+        return RankReply(str(error) or type(error).__name__)
+    if answered_rank != rank:
+        return RankReply(f"rank {answered_rank} answers there")
+    return RankReply(None, seconds, clock - (sent_at + seconds / 2))
 
 
-def send(address: str, size: int) -> Optional[float]:
-    """Returns the bytes a second at which a peer takes `size` bytes; None where it does not."""
+def measure_bandwidth(address: str, size: int) -> Optional[float]:
+    """Sends `size` bytes to the task at an address, and returns the bytes per second.
+
+    None where it does not take them.
+    """
     try:
         connection = Connection.open(_split(address), _CONNECT_SECONDS)
         try:
@@ -122,12 +127,12 @@ def send(address: str, size: int) -> Optional[float]:
             if connection.receive(time.monotonic() + _CONNECT_SECONDS) is None:
                 return None
             connection.socket.settimeout(_TRANSFER_SECONDS)
-            block = bytes(_BLOCK)
-            begun = time.perf_counter()
+            block = bytes(_BLOCK_BYTES)
+            started = time.perf_counter()
             for offset in range(0, size, len(block)):
                 connection.socket.sendall(block[: size - offset])
             answer = connection.receive(time.monotonic() + _TRANSFER_SECONDS)
-            seconds = time.perf_counter() - begun
+            seconds = time.perf_counter() - started
         finally:
             connection.close()
     except (OSError, WireError):
@@ -140,13 +145,16 @@ def _split(address: str) -> Tuple[str, int]:
     return host, int(port)
 
 
-def unresolved(hosts: List[str], seconds: float = 20.0) -> Dict[str, str]:
-    """Returns the hosts whose names do not resolve here, with the reason."""
+def unresolved_hosts(hosts: List[str], seconds: float = 20.0) -> Dict[str, str]:
+    """Returns the hosts whose names do not resolve on this node, with the reason.
+
+    After `seconds` it stops, and the remaining hosts count as resolved.
+    """
     failed = {}
     deadline = time.monotonic() + seconds
     for host in hosts:
         if time.monotonic() > deadline:
-            break  # a name server that does not answer takes seconds a name
+            break  # each name takes seconds where the name server does not answer
         try:
             socket.getaddrinfo(host.strip("[]"), None, type=socket.SOCK_STREAM)
         except OSError as error:
@@ -154,8 +162,8 @@ def unresolved(hosts: List[str], seconds: float = 20.0) -> Dict[str, str]:
     return failed
 
 
-def holder_of(port: int) -> Optional[str]:
-    """Returns which process listens at a port of this node, as far as this user may see it."""
+def process_listening_at(port: int) -> Optional[str]:
+    """Returns which process listens at a port of this node; None if this user cannot see it."""
     inodes = set()
     for table in ("/proc/net/tcp", "/proc/net/tcp6"):
         with contextlib.suppress(OSError):
@@ -173,13 +181,13 @@ def holder_of(port: int) -> Optional[str]:
     return None
 
 
-def peers_to_ask(rank: int, tasks: int, most: int = 64) -> List[int]:
-    """Returns the ranks that this one asks: all others, or a sample that covers the step.
+def ranks_to_ask(rank: int, tasks: int, max_tasks: int = 64) -> List[int]:
+    """Returns the other ranks that this one asks: all up to `max_tasks` tasks, else a sample.
 
-    Of a larger step each asks ranks at distances 1, 2, 4, …: every task is asked by as many as it
-    asks, near and far, and any two are joined by few steps.
+    The sample is the ranks at the distances 1, 2, 4, …: each task asks, and is asked by, near and
+    far ones, and few such distances lead from any task to any other.
     """
-    if tasks <= most:
+    if tasks <= max_tasks:
         return [other for other in range(tasks) if other != rank]
     distances = []
     distance = 1

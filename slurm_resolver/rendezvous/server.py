@@ -1,4 +1,4 @@
-"""The end to which all tasks of a step connect: one thread, a socket for each, and no strangers."""
+"""A server to which all tasks of a step connect: one thread serves a socket for each task."""
 
 from __future__ import annotations
 
@@ -20,25 +20,25 @@ from slurm_resolver.rendezvous.wire import (
     find_vanished_peers,
 )
 
-_PIECE = 64 * 1024
+_RECEIVE_BYTES = 64 * 1024
 _ACCEPT_AGAIN_SECONDS = 0.2
-_SPARE_FILES = 1024  # for all else that the process has open
+_OTHER_FILES = 1024  # file descriptors for everything else that the process has open
 
 
 class Peer:
-    """A connection to one task, or to a stranger as long as `rank` is None."""
+    """A connection; `rank` is None as long as it is not known to be a task of this step."""
 
-    def __init__(self, link: socket.socket, longest: int) -> None:
-        self.socket = link
+    def __init__(self, sock: socket.socket, max_bytes: int) -> None:
+        self.socket = sock
         self.rank: Optional[int] = None
-        self.decoder = Decoder(longest)
+        self.decoder = Decoder(max_bytes)
         self.unsent = bytearray()
 
 
 class Event(NamedTuple):
-    """What a peer did: a message, or (`message` is None) the end of its connection.
+    """A message of a peer, or the end of its connection: `message` is None then.
 
-    `reason` says why it ended, where that is more than that the process is gone.
+    `reason` tells why it ended; '' where the other process has closed it, or is gone.
     """
 
     peer: Peer
@@ -47,45 +47,45 @@ class Event(NamedTuple):
 
 
 class Server:
-    """Listens at a port of this node, on all its addresses, IPv6 ones included.
+    """Listens at a port of this node, on all its IPv4 and IPv6 addresses.
 
-    A connection starts as a stranger's: it ends unless `accept` is called for it within the
-    handshake's seconds. Nothing here blocks but `events`.
+    A new connection is closed unless `accept` is called for it within `Limits.handshake_seconds`.
+    Only `events` and `finish` block.
     """
 
     def __init__(self, port: int, tasks: int, limits: Limits = LIMITS) -> None:
         """Listens from now on.
 
         Args:
-            port: where.
+            port: the port to listen at.
             tasks: how many tasks may be connected at a time.
-            limits: what strangers cannot exceed.
+            limits: what a connection may cost.
 
         Raises:
             OSError: where the port is taken.
         """
         self._limits = limits
-        self._most = tasks + limits.strangers
-        _allow_files(self._most)
-        self._listener = _listen(port, min(self._most, 4096))
+        self._max_connections = tasks + limits.unknown_connections
+        _allow_open_files(self._max_connections)
+        self._listener = _listen(port, min(self._max_connections, 4096))
         self._selector = selectors.DefaultSelector()
         self._selector.register(self._listener, selectors.EVENT_READ)
         self._wake, self._woken = socket.socketpair()
         self._selector.register(self._woken, selectors.EVENT_READ)
         self._peers: Set[Peer] = set()
-        # All handshakes last equally long: the first entry is the first that is due.
-        self._strangers: Dict[Peer, float] = {}
-        self._accepts_from: Optional[float] = None
-        self._ended: List[Event] = []
+        # The deadlines of connections not accepted yet; the first entry has the earliest.
+        self._unknown: Dict[Peer, float] = {}
+        self._accept_again_at: Optional[float] = None  # while it does not listen
+        self._end_events: List[Event] = []
 
     @property
     def peers(self) -> List[Peer]:
-        """The tasks that are connected."""
+        """The connections of tasks."""
         return [peer for peer in self._peers if peer.rank is not None]
 
     def events(self, timeout: Optional[float]) -> Iterator[Event]:
-        """Waits until something happens, at most `timeout` seconds, and yields what did."""
-        for key, ready in self._selector.select(self._pause(timeout)):
+        """Waits at most `timeout` seconds until something happens, and yields what has happened."""
+        for key, ready in self._selector.select(self._seconds_to_wait(timeout)):
             if isinstance(key.data, Peer):
                 if ready & selectors.EVENT_WRITE:
                     self._flush(key.data)
@@ -94,147 +94,148 @@ class Server:
             elif key.fileobj is self._listener:
                 self._accept_all()
         now = time.monotonic()
-        for peer, deadline in list(self._strangers.items()):
+        for peer, deadline in list(self._unknown.items()):
             if deadline > now:
                 break
             self.drop(peer)
-        if self._accepts_from is not None and self._accepts_from <= now:
-            self._accepts_from = None
+        if self._accept_again_at is not None and self._accept_again_at <= now:
+            self._accept_again_at = None
             self._selector.register(self._listener, selectors.EVENT_READ)
-        ended, self._ended = self._ended, []
-        yield from ended
+        end_events, self._end_events = self._end_events, []
+        yield from end_events
 
     def accept(self, peer: Peer, rank: int) -> None:
-        """Takes a stranger for the task that it says to be."""
-        self._strangers.pop(peer, None)
+        """Marks a connection as the one of this task."""
+        self._unknown.pop(peer, None)
         peer.rank = rank
 
     def send(self, peer: Peer, message: Message) -> None:
-        """Sends a message; the end of a connection is an event, and no error here."""
+        """Sends a message. Where the connection has ended, an event tells so, and not an error."""
         self._send(peer, encode(message))
 
     def drop(self, peer: Peer) -> None:
-        """Ends a connection, which then makes no event."""
+        """Closes a connection, without an event."""
         if peer in self._peers:
             self._peers.discard(peer)
-            self._strangers.pop(peer, None)
+            self._unknown.pop(peer, None)
             self._selector.unregister(peer.socket)
             peer.socket.close()
 
-    def finish(self, message: Message, seconds: float, until_heard: bool = False) -> None:
-        """Sends all tasks their last message, and ends every connection.
+    def finish(self, message: Message, seconds: float, wait_for_peers: bool = False) -> None:
+        """Sends all tasks a last message, and closes every connection.
 
-        The port is free at once: who has this message may go on to another server there.
+        It stops listening first: a task that has the message may connect to another server at the
+        same port at once.
 
         Args:
-            message: the last one.
-            seconds: what it may take.
-            until_heard: whether to wait until every task has ended its side.
+            message: the last message.
+            seconds: the most that it may take.
+            wait_for_peers: whether to wait until every task has closed its end.
         """
         self._stop_listening()
-        for peer in list(self._strangers):
+        for peer in list(self._unknown):
             self.drop(peer)
         data = encode(message)
         for peer in self.peers:
             self._send(peer, data)
             if not peer.unsent:
-                self._sent_all(peer, until_heard)
+                self._sent_all(peer, wait_for_peers)
         deadline = time.monotonic() + seconds
         while self._peers and time.monotonic() < deadline:
             for _ in self.events(deadline - time.monotonic()):
-                pass  # nobody listens any more
+                pass  # the events no longer matter
             for peer in self.peers:
                 if not peer.unsent:
-                    self._sent_all(peer, until_heard)
+                    self._sent_all(peer, wait_for_peers)
         self.close()
 
     def wake(self) -> None:
-        """Lets `events` return at once, from another thread."""
+        """Makes `events` return at once; another thread may call this."""
         with contextlib.suppress(OSError):
             self._wake.send(b"w")
 
     def close(self) -> None:
-        """Ends all connections, and gives the port back."""
+        """Closes all connections, and stops listening."""
         self._stop_listening()
         for peer in list(self._peers):
             self.drop(peer)
-        for link in (self._wake, self._woken):
-            link.close()
+        for sock in (self._wake, self._woken):
+            sock.close()
         self._selector.close()
 
     def close_in_child(self) -> None:
-        """Lets go of everything in a forked process, without ending it for the parent."""
-        links = [peer.socket for peer in list(self._peers)]
-        for link in [*links, self._listener, self._wake, self._woken]:
+        """Closes a forked process's copies of all sockets; the parent's go on."""
+        sockets = [peer.socket for peer in list(self._peers)]
+        for sock in [*sockets, self._listener, self._wake, self._woken]:
             with contextlib.suppress(OSError):
-                fd = link.detach()
+                fd = sock.detach()
                 if fd >= 0:
                     os.close(fd)
 
     def _stop_listening(self) -> None:
         if self._listener.fileno() < 0:
             return
-        if self._accepts_from is None:
+        if self._accept_again_at is None:
             self._selector.unregister(self._listener)
-        self._accepts_from = None
+        self._accept_again_at = None
         self._listener.close()
 
-    def _pause(self, timeout: Optional[float]) -> Optional[float]:
+    def _seconds_to_wait(self, timeout: Optional[float]) -> Optional[float]:
         now = time.monotonic()
-        times = [next(iter(self._strangers.values()))] if self._strangers else []
-        if self._accepts_from is not None:
-            times.append(self._accepts_from)
-        pauses = [max(0.0, when - now) for when in times]
+        times = [next(iter(self._unknown.values()))] if self._unknown else []
+        if self._accept_again_at is not None:
+            times.append(self._accept_again_at)
+        seconds = [max(0.0, when - now) for when in times]
         if timeout is not None:
-            pauses.append(max(0.0, timeout))
-        return min(pauses, default=None)
+            seconds.append(max(0.0, timeout))
+        return min(seconds, default=None)
 
     def _accept_all(self) -> None:
         try:
             while True:
-                link, _ = self._listener.accept()
-                link.setblocking(False)
-                link.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-                find_vanished_peers(link)
-                if len(self._peers) >= self._most:
-                    link.close()
+                sock, _ = self._listener.accept()
+                sock.setblocking(False)
+                sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                find_vanished_peers(sock)
+                if len(self._peers) >= self._max_connections:
+                    sock.close()
                     continue
-                peer = Peer(link, self._limits.message)
+                peer = Peer(sock, self._limits.message)
                 self._peers.add(peer)
-                self._strangers[peer] = time.monotonic() + self._limits.handshake_seconds
-                self._selector.register(link, selectors.EVENT_READ, peer)
+                self._unknown[peer] = time.monotonic() + self._limits.handshake_seconds
+                self._selector.register(sock, selectors.EVENT_READ, peer)
         except BlockingIOError:
             pass
-        except OSError:  # no more file descriptors, most likely: look again later
+        except OSError:  # most likely no file descriptor is left: try again later
             self._selector.unregister(self._listener)
-            self._accepts_from = time.monotonic() + _ACCEPT_AGAIN_SECONDS
+            self._accept_again_at = time.monotonic() + _ACCEPT_AGAIN_SECONDS
 
     def _read(self, peer: Peer) -> Iterator[Event]:
         if peer not in self._peers:
             return
         reason = ""
         try:
-            piece = peer.socket.recv(_PIECE)
+            received = peer.socket.recv(_RECEIVE_BYTES)
         except BlockingIOError:
             return
         except ConnectionResetError:
-            piece = b""
+            received = b""
         except OSError as error:
-            piece, reason = b"", f"its node does not answer any more ({error.strerror})"
+            received, reason = b"", f"its node does not answer any more ({error.strerror})"
         try:
-            for message in peer.decoder.feed(piece) if piece else ():
+            for message in peer.decoder.feed(received) if received else ():
                 yield Event(peer, message)
                 if peer not in self._peers:
                     return
         except WireError:
-            piece = b""
-        if not piece:
+            received = b""
+        if not received:
             self._end(peer, reason)
 
     def _end(self, peer: Peer, reason: str) -> None:
         self.drop(peer)
         if peer.rank is not None:
-            self._ended.append(Event(peer, None, reason))
+            self._end_events.append(Event(peer, None, reason))
 
     def _send(self, peer: Peer, data: bytes) -> None:
         if peer in self._peers:
@@ -246,17 +247,17 @@ class Server:
             return
         try:
             while peer.unsent:
-                del peer.unsent[: peer.socket.send(peer.unsent[:_PIECE])]
+                del peer.unsent[: peer.socket.send(peer.unsent[:_RECEIVE_BYTES])]
         except BlockingIOError:
             pass
         except OSError:
-            peer.unsent.clear()  # its end shows when it is read from
-        wanted = selectors.EVENT_READ | (selectors.EVENT_WRITE if peer.unsent else 0)
-        if self._selector.get_key(peer.socket).events != wanted:
-            self._selector.modify(peer.socket, wanted, peer)
+            peer.unsent.clear()  # reading from it will tell that it has ended
+        events = selectors.EVENT_READ | (selectors.EVENT_WRITE if peer.unsent else 0)
+        if self._selector.get_key(peer.socket).events != events:
+            self._selector.modify(peer.socket, events, peer)
 
-    def _sent_all(self, peer: Peer, until_heard: bool) -> None:
-        if not until_heard:
+    def _sent_all(self, peer: Peer, wait_for_peers: bool) -> None:
+        if not wait_for_peers:
             self.drop(peer)
             return
         with contextlib.suppress(OSError):
@@ -275,10 +276,10 @@ def _listen(port: int, backlog: int) -> socket.socket:
     return listener
 
 
-def _allow_files(count: int) -> None:
-    """A file descriptor for each connection: the usual limit is 1,024."""
+def _allow_open_files(count: int) -> None:
+    """Raises the limit on file descriptors, usually 1,024: each connection needs one."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = count + _SPARE_FILES
+    wanted = count + _OTHER_FILES
     if hard != resource.RLIM_INFINITY:
         wanted = min(wanted, hard)
     if soft != resource.RLIM_INFINITY and soft < wanted:

@@ -1,8 +1,8 @@
-"""What goes over a connection between two tasks, and what a connection may cost.
+"""The format of what two tasks send each other, and the limits of a connection.
 
-A greeting, then messages: each a length of 4 bytes (in network order), and a JSON object. All of
-this package's connections are of this form: the barrier at which tasks meet, those that watch a
-parameter server job, and the probe of a preflight.
+First a greeting, then messages: each is a length of 4 bytes (in network order) and a JSON object.
+All connections of this package have this format: the barrier, the monitor of a parameter server
+job, and the probe.
 """
 
 from __future__ import annotations
@@ -18,67 +18,70 @@ Message = Dict[str, Any]
 
 GREETING = b"slurm_resolver 2\n"
 _LENGTH = struct.Struct("!I")
-_PIECE = 64 * 1024
-_SKIPPED_AT_ONCE = 1024 * 1024
+_RECEIVE_BYTES = 64 * 1024
+_SKIP_BYTES = 1024 * 1024
 
 
 class Limits(NamedTuple):
-    """What strangers on the network cannot exceed; tasks keep within it by far.
+    """The most that a connection may cost, as any program can connect; tasks need far less.
 
     Attributes:
-        message: bytes of a message from one task.
+        message: bytes of a message that one task sends.
         answer: bytes of the answer that all tasks get.
-        handshake_seconds: a task introduces itself at once; who is silent for longer is none.
-        strangers: connections, beyond one for each task, that are kept at a time.
+        handshake_seconds: the time in which a new connection has to say which task it is.
+        unknown_connections: how many connections are kept beyond one for each task.
     """
 
     message: int = 64 * 1024
     answer: int = 64 * 1024 * 1024
     handshake_seconds: float = 5.0
-    strangers: int = 256
+    unknown_connections: int = 256
 
 
 LIMITS = Limits()
 
 
 class WireError(ValueError):
-    """What came over a connection is nothing that this package has sent."""
+    """The bytes that came over a connection were not sent by this package."""
 
 
 def encode(message: Message) -> bytes:
-    """Returns a message as it goes over the wire."""
+    """Returns a message as the bytes to send."""
     body = json.dumps(message, separators=(",", ":")).encode()
     return _LENGTH.pack(len(body)) + body
 
 
 class Decoder:
-    """Puts messages together from the pieces in which they arrive."""
+    """Turns the bytes that arrive, however they are cut, into messages."""
 
-    def __init__(self, longest: int, greeting: bool = True) -> None:
+    def __init__(self, max_bytes: int, greeting: bool = True) -> None:
         """Takes the most bytes that a message may have, and whether a greeting comes first."""
-        self._longest = longest
-        self._greeting = GREETING if greeting else b""
+        self._max_bytes = max_bytes
+        self._missing_greeting = GREETING if greeting else b""
         self._data = bytearray()
 
-    def feed(self, piece: bytes) -> List[Message]:
-        """Returns the messages that this piece completes.
+    def feed(self, received: bytes) -> List[Message]:
+        """Returns the messages that are complete with these bytes.
 
         Raises:
-            WireError: as soon as it is clear that there is no such message.
+            WireError: where the bytes cannot be the greeting or a message. Messages before these
+                bytes are returned first; then the next call raises.
         """
         data = self._data
-        data += piece
-        if self._greeting:
-            if not data.startswith(self._greeting[: len(data)]):
+        data += received
+        if self._missing_greeting:
+            if not data.startswith(self._missing_greeting[: len(data)]):
                 raise WireError("no greeting")
-            if len(data) < len(self._greeting):
+            if len(data) < len(self._missing_greeting):
                 return []
-            del data[: len(self._greeting)]
-            self._greeting = b""
-        messages = []
+            del data[: len(self._missing_greeting)]
+            self._missing_greeting = b""
+        messages: List[Message] = []
         while len(data) >= _LENGTH.size:
             (length,) = _LENGTH.unpack_from(data)
-            if length > self._longest:
+            if length > self._max_bytes:
+                if messages:
+                    break
                 raise WireError(f"a message of {length} bytes")
             end = _LENGTH.size + length
             if len(data) < end:
@@ -92,99 +95,100 @@ def _decode(body: bytes) -> Message:
     try:
         message = json.loads(body)
     except (ValueError, RecursionError) as error:
-        raise WireError(f"no JSON: {error}") from error
+        raise WireError(f"not JSON: {error}") from error
     if not isinstance(message, dict):
-        raise WireError("no JSON object")
+        raise WireError("not a JSON object")
     return message
 
 
 class Connection:
-    """One end of a connection, for a thread that waits for what the other end has to say."""
+    """One end of a connection, for a thread that waits for each message."""
 
-    def __init__(self, link: socket.socket, longest: int, greeting: bool) -> None:
-        """Takes a connected socket, the longest message, and whether the other end greets."""
-        self.socket = link
-        link.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        self._decoder = Decoder(longest, greeting)
-        self._received: List[Message] = []
+    def __init__(self, sock: socket.socket, max_bytes: int, greeting: bool) -> None:
+        """Takes a connected socket, the most bytes of a message, and whether a greeting comes."""
+        self.socket = sock
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._decoder = Decoder(max_bytes, greeting)
+        self._messages: List[Message] = []
 
     @classmethod
     def open(cls, address: Tuple[str, int], timeout: float, limits: Limits = LIMITS) -> Connection:
-        """Connects to a host and port, and greets.
+        """Connects to a host and port, and sends the greeting.
 
         Raises:
-            OSError: where nobody takes the connection within `timeout` seconds.
+            OSError: where there is no connection within `timeout` seconds.
         """
         host, port = address
-        link = socket.create_connection((host.strip("[]"), port), timeout=timeout)
+        sock = socket.create_connection((host.strip("[]"), port), timeout=timeout)
         try:
-            connection = cls(link, limits.answer, greeting=False)
-            link.sendall(GREETING)
+            connection = cls(sock, limits.answer, greeting=False)
+            sock.sendall(GREETING)
         except BaseException:
-            link.close()
+            sock.close()
             raise
         return connection
 
     def send(self, message: Message) -> None:
-        """Sends a message; OSError where the connection has ended."""
+        """Sends a message; raises OSError where the connection has ended."""
         self.socket.sendall(encode(message))
 
     def receive(self, deadline: Optional[float] = None) -> Optional[Message]:
-        """Returns the next message; None where the connection ends, or the time is up, before.
+        """Returns the next message; None if the connection ends or the time is up before it.
 
         Args:
-            deadline: by `time.monotonic`; None waits for as long as it takes.
+            deadline: on the clock of `time.monotonic`; None is no deadline.
 
         Raises:
-            WireError: for what is no message.
+            WireError: for bytes that are not a message.
         """
-        while not self._received:
+        self._messages = self._messages or self._decoder.feed(b"")
+        while not self._messages:
             remaining = None if deadline is None else deadline - time.monotonic()
             if remaining is not None and remaining <= 0:
                 return None
             try:
                 self.socket.settimeout(remaining)
-                piece = self.socket.recv(_PIECE)
+                received = self.socket.recv(_RECEIVE_BYTES)
             except OSError:
                 return None
-            if not piece:
+            if not received:
                 return None
-            self._received = self._decoder.feed(piece)
-        return self._received.pop(0)
+            self._messages = self._decoder.feed(received)
+        return self._messages.pop(0)
 
     def skip(self, size: int, deadline: float) -> None:
-        """Takes `size` bytes that are no message, which the other end was asked for just now.
+        """Receives and drops `size` bytes, which the other end sends in place of a message.
 
         Raises:
-            OSError: where they do not all come in time.
+            OSError: where they do not all arrive in time.
         """
         while size:
             self.socket.settimeout(max(0.001, deadline - time.monotonic()))
-            taken = len(self.socket.recv(min(size, _SKIPPED_AT_ONCE)))
-            if not taken:
+            received = len(self.socket.recv(min(size, _SKIP_BYTES)))
+            if not received:
                 raise ConnectionError("it closed the connection")
-            size -= taken
+            size -= received
 
     def close(self) -> None:
         """Ends the connection."""
         self.socket.close()
 
     def close_in_child(self) -> None:
-        """Lets go of the connection in a forked process, without ending it for the parent."""
+        """Closes a forked process's copy of the connection; the parent's goes on."""
         with contextlib.suppress(OSError):
             fd = self.socket.detach()
             if fd >= 0:
                 socket.close(fd)
 
 
-def find_vanished_peers(link: socket.socket) -> None:
-    """Lets the kernel find out within about 10 s that the other node is gone: tcp(7)."""
-    link.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    link.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 3)
-    link.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 1)
-    link.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 5)
-    # also while something sent is not acknowledged, when there are no probes
-    link.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _VANISHED_MS)
+def find_vanished_peers(sock: socket.socket) -> None:
+    """Has the kernel end the connection about 10 s after the other node is gone: tcp(7)."""
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 3)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 1)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 5)
+    # While sent data is not acknowledged there are no keepalive probes; this is the limit then.
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _VANISHED_MS)
 
 
 _VANISHED_MS = 8000

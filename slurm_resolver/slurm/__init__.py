@@ -1,1 +1,1 @@
-"""What Slurm says: the variables of one task, host lists, times, and the answers of scontrol."""
+"""What Slurm tells a task: its variables, host lists, time limits and the output of scontrol."""

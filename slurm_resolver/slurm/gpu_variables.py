@@ -1,4 +1,4 @@
-"""The variables that show a process its GPUs: how they are read, narrowed and emptied.
+"""Reads the variables that show a process its GPUs, and computes values that show fewer.
 
 CUDA_VISIBLE_DEVICES is NVIDIA's; ROCR_VISIBLE_DEVICES, HIP_VISIBLE_DEVICES and
 GPU_DEVICE_ORDINAL are AMD's, ZE_AFFINITY_MASK is Intel's. Slurm gives those that the site's
@@ -19,11 +19,11 @@ CUDA = SlurmStep.cuda_devices.name
 _ROCR = SlurmStep.rocr_devices.name
 _HIP = SlurmStep.hip_devices.name
 _ZE = SlurmStep.ze_devices.name
-# Those that Slurm sets, all to the same value.
+# The variables that Slurm sets, all to the same value.
 SET_BY_SLURM = (CUDA, _ROCR, _ZE, SlurmStep.ordinal_devices.name)
-# Slurm leaves HIP_VISIBLE_DEVICES as it is; its indices count what the others show.
+# Slurm does not set HIP_VISIBLE_DEVICES. Its indices count the devices that the others show.
 GPU_VARIABLES = (*SET_BY_SLURM, _HIP)
-# The first one that is set is the one that decisions are taken on.
+# The first of these that is set tells which devices the process sees.
 _BY_PRECEDENCE = (
     SlurmStep.cuda_devices,
     SlurmStep.rocr_devices,
@@ -32,17 +32,21 @@ _BY_PRECEDENCE = (
     SlurmStep.ordinal_devices,
 )
 
-# An index, Intel's index of a tile, or a UUID, which may be shortened.
+# An index, Intel's index of a tile (0.1), or a UUID, which may be shortened.
 _DEVICE = re.compile(r"[0-9]{1,5}(\.[0-9]{1,5})?|(GPU|MIG)-[0-9A-Za-z/-]+")
 _NO_DEVICE = re.compile(r"-[0-9]+|NoDevFiles")
-# Level Zero takes an empty mask for "all" and skips a device that does not exist.
-_HIDDEN = {_ZE: "65535"}
+# The value that shows no device, where that is not the empty one: Level Zero takes an empty mask
+# for "all devices", and skips a device that does not exist.
+_NO_DEVICES = {_ZE: "65535"}
 
 
-class Visible(NamedTuple):
-    """What the variables show: the devices, and the name of the variable that says so.
+class VisibleDevices(NamedTuple):
+    """The devices that the variables show to this process.
 
-    `devices` is None where no variable is set. `others` are the further variables that are set.
+    Attributes:
+        name: the variable that shows them.
+        devices: as the variable names them; None where no variable is set.
+        others: the devices of every other variable that is set, by its name.
     """
 
     name: str
@@ -51,35 +55,39 @@ class Visible(NamedTuple):
 
     @property
     def text(self) -> str:
-        """The variable and its value, as messages show them."""
+        """The variable with its value, for messages."""
         return f"{self.name}={','.join(self.devices or ())}"
 
-    def narrowed(self, devices: Devices) -> Dict[str, str]:
-        """Returns the variables to set so that of `self.devices` these are left."""
-        settings = {self.name: _written(self.name, devices)}
+    def settings_for(self, devices: Devices) -> Dict[str, str]:
+        """Returns the variables to set so that the process sees only these of `self.devices`.
+
+        Raises:
+            GpuError: where another variable that is set shows other devices.
+        """
+        settings = {self.name: _join(self.name, devices)}
         for name, shown in self.others.items():
-            if name == _HIP and self._hip_counts_within_rocr(shown):
-                # HIP's indices count what ROCR_VISIBLE_DEVICES leaves, not the node's devices.
+            if name == _HIP and self._hip_shows_all_of_rocr(shown):
+                # HIP's indices count the devices that ROCR_VISIBLE_DEVICES shows, not the node's.
                 settings[name] = ",".join(map(str, range(len(devices))))
             elif shown == self.devices or not devices:
-                settings[name] = _written(name, devices)
+                settings[name] = _join(name, devices)
             elif name != _HIP:
                 raise GpuError(
                     f"{self.text}, but {name}={','.join(shown)}; expected the same devices in "
-                    "both, as Slurm sets them. Unset the one that is not Slurm's."
+                    "both, as Slurm sets them. Unset the one that Slurm did not set."
                 )
         return settings
 
-    def _hip_counts_within_rocr(self, shown: Devices) -> bool:
-        rocr = self.name == _ROCR or _ROCR in self.others
-        return rocr and shown == tuple(map(str, range(len(shown))))
+    def _hip_shows_all_of_rocr(self, shown: Devices) -> bool:
+        rocr_is_set = self.name == _ROCR or _ROCR in self.others
+        return rocr_is_set and shown == tuple(map(str, range(len(shown))))
 
 
-def read_visible(step: SlurmStep) -> Visible:
-    """Reads the variables.
+def read_visible_devices(step: SlurmStep) -> VisibleDevices:
+    """Returns the devices that the step's variables show to this task.
 
     Raises:
-        GpuError: for a value that is no list of devices, or that names one twice.
+        GpuError: for a value that is not a list of devices, or that names one twice.
     """
     found = {}
     for variable in _BY_PRECEDENCE:
@@ -87,39 +95,39 @@ def read_visible(step: SlurmStep) -> Visible:
         if text is not None:
             found[variable.name] = _parse(variable.name, text)
     if not found:
-        return Visible(CUDA, None, {})
+        return VisibleDevices(CUDA, None, {})
     (name, devices), *others = found.items()
-    return Visible(name, devices, dict(others))
+    return VisibleDevices(name, devices, dict(others))
 
 
 def _parse(name: str, text: str) -> Devices:
-    """As in CUDA, what is no device (-1) hides itself and all after it."""
+    """As CUDA does, ends the list at the first entry that hides devices (-1)."""
     devices = []
-    for token in text.split(",") if text.strip() else ():
-        token = token.strip()
-        if _NO_DEVICE.fullmatch(token):
+    for device in text.split(",") if text.strip() else ():
+        device = device.strip()
+        if _NO_DEVICE.fullmatch(device):
             break
-        if _DEVICE.fullmatch(token) is None or token in devices:
-            reason = "named twice" if token in devices else "no device"
+        if _DEVICE.fullmatch(device) is None or device in devices:
+            reason = "named twice" if device in devices else "not a device"
             raise GpuError(
-                f"{name}={text!r}: {token!r} is {reason}; expected devices such as 0,1 or GPU-… or "
-                "MIG-…, separated by commas. Unset it, and let Slurm set it."
+                f"{name}={text!r}: {device!r} is {reason}; expected devices such as 0,1 or GPU-… "
+                "or MIG-…, separated by commas. Unset the variable, and let Slurm set it."
             )
-        devices.append(token)
-    if name == _ZE and devices == [_HIDDEN[_ZE]]:
+        devices.append(device)
+    if name == _ZE and devices == [_NO_DEVICES[_ZE]]:
         devices = []
     return tuple(devices)
 
 
-def _written(name: str, devices: Sequence[str]) -> str:
-    return ",".join(devices) if devices else _HIDDEN.get(name, "")
+def _join(name: str, devices: Sequence[str]) -> str:
+    return ",".join(devices) if devices else _NO_DEVICES.get(name, "")
 
 
-def count_with_driver() -> Optional[int]:
-    """Returns how many NVIDIA GPUs the driver shows this process; None where none can be asked.
+def count_driver_gpus() -> Optional[int]:
+    """Returns how many NVIDIA GPUs the driver shows this process; None if it cannot be asked.
 
-    Only a cgroup narrows what the driver shows, not CUDA_VISIBLE_DEVICES. It needs nvidia-ml-py
-    (``pip install 'slurm_resolver[nvidia]'``), and does not initialise CUDA.
+    A cgroup hides GPUs from the driver; CUDA_VISIBLE_DEVICES does not. This function needs
+    nvidia-ml-py (``pip install 'slurm_resolver[nvidia]'``), and does not initialise CUDA.
     """
     try:
         import pynvml

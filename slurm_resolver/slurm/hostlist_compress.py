@@ -1,26 +1,30 @@
-"""Host names folded into Slurm's host lists, and sorted as people count: names in, text out.
-
-A million names are folded in about half a second, so that what could be said letter by letter is
-said by methods of whole lists and texts.
-"""
+"""Folds host names into Slurm's host lists, and sorts them with their numbers in numeric order."""
 
 from __future__ import annotations
 
 import itertools
-import operator
 import re
-from typing import Iterable, Iterator, List, Optional, Sequence, Tuple
+from typing import Dict, Iterable, Iterator, List, NamedTuple, Sequence, Tuple
 
 from slurm_resolver.errors import HostlistError
-from slurm_resolver.slurm.hostlist import MAX_DIGITS, MAX_HOSTS_A_RANGE, SEPARATORS
+from slurm_resolver.slurm.hostlist import MAX_DIGITS, MAX_HOSTS_PER_RANGE, SEPARATORS
 
-_SHOWN = 200  # characters
-_NUMBERS = re.compile(r"([0-9]*)([^0-9]*)")
-_TRAILING_NUMBER = re.compile(r"[0-9]{1,18}\Z")
+_MAX_SHOWN = 200  # characters
 _DIGITS = "0123456789"
-_NO_DIGITS = dict.fromkeys(map(ord, _DIGITS))  # for str.translate
-# The step from 9 to 10, 99 to 100, … and the number before it, as `_numbers` writes them.
-_ONE_DIGIT_MORE = {9 * 10**digits + 1: 2 * 10**digits - 1 for digits in range(1, MAX_DIGITS)}
+_NUMBER_AND_TEXT = re.compile(r"([0-9]*)([^0-9]*)")
+_NOT_IN_A_NAME = re.compile(rf"[,{SEPARATORS}\[\]]")
+
+
+class _Run(NamedTuple):
+    """Neighbours with the same prefix whose numbers count up by one: ``n9``, ``n10``, ``n11``.
+
+    `first` and `last` are the digits as they are written. A name that does not end in a number is
+    a run by itself, with the whole name as its prefix and no digits.
+    """
+
+    prefix: str
+    first: str
+    last: str
 
 
 def compress_hostlist(hosts: Iterable[str]) -> str:
@@ -33,133 +37,92 @@ def compress_hostlist(hosts: Iterable[str]) -> str:
     the end of a name is: ``a1.b`` and ``a2.b`` stay as they are.
 
     Raises:
-        HostlistError: (a ValueError) for a name that no host list can hold: an empty one, or one
-            with a comma, white space or a bracket.
+        HostlistError: (a ValueError) for a name that is empty, or contains a comma, white space or
+            a bracket.
     """
-    names = list(hosts)
-    if not names:
-        return ""
-    _check_names(names)
     parts: List[str] = []
-    for prefix, same, numbers in _by_prefix(names):
-        if numbers is None or len(same) == 1:
-            parts += same
+    for (prefix, has_number), runs in itertools.groupby(_find_runs(hosts), _bracket_of):
+        if not has_number:
+            parts += [run.prefix for run in runs]
+            continue
+        ranges = [run.first if run.first == run.last else f"{run.first}-{run.last}" for run in runs]
+        if len(ranges) == 1 and "-" not in ranges[0]:
+            parts.append(prefix + ranges[0])
         else:
-            parts.append(f"{prefix}[{','.join(_fold(prefix, same, numbers))}]")
+            parts.append(f"{prefix}[{','.join(ranges)}]")
     return ",".join(parts)
 
 
 def short_hostlist(hosts: Sequence[str]) -> str:
-    """Returns the hosts as messages show them: folded, and the end left out if it is long."""
+    """Returns the hosts as messages show them: folded, and cut after 200 characters."""
     text = compress_hostlist(hosts)
-    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]} …"
+    return text if len(text) <= _MAX_SHOWN else f"{text[:_MAX_SHOWN]} …"
 
 
 def sort_hosts(hosts: Iterable[str]) -> List[str]:
-    """Returns the names with their numbers in numeric order, wherever in the name they stand.
+    """Returns the names sorted, with their numbers in numeric order wherever they are in the name.
 
     >>> sort_hosts(["n10", "n9", "rack10-n1", "rack2-n3", "n09"])
     ['n09', 'n9', 'n10', 'rack2-n3', 'rack10-n1']
 
-    Names that read the same, as n9 and n09, are in the order of their text.
+    Names that differ in nothing but the number at their end follow each other, so that they fold.
+    Names with equal numbers, as n9 and n09, are in the order of their text.
     """
-    names = sorted(hosts)  # the next sorts keep this order where they see no difference
-    names.sort(key=_last_number)
-    prefixes = set(map(str.rstrip, names, itertools.repeat(_DIGITS)))
-    order = {prefix: i for i, prefix in enumerate(sorted(prefixes, key=_natural))}
-    names.sort(key=lambda name: order[name.rstrip(_DIGITS)])
+    by_prefix: Dict[str, List[str]] = {}
+    for name in hosts:
+        by_prefix.setdefault(name.rstrip(_DIGITS), []).append(name)
+    names: List[str] = []
+    for prefix in sorted(by_prefix, key=_prefix_order):
+        names += sorted(by_prefix[prefix], key=_name_order)
     return names
 
 
-def _check_names(names: List[str]) -> None:
-    text = ",".join(names)
-    if (
-        text.count(",") >= len(names)
-        or not all(names)
-        or any(unreadable in text for unreadable in f"{SEPARATORS}[]")
-    ):
-        bad = next(name for name in names if not name or set(name) & set(f",{SEPARATORS}[]"))
-        raise HostlistError("no name that a host list can hold", bad, bad)
+def _find_runs(hosts: Iterable[str]) -> Iterator[_Run]:
+    prefix = first = last = ""
+    next_digits = ""  # the number that continues the run; none is as long as there are no digits
+    size = 0
+    for name in hosts:
+        if not name or _NOT_IN_A_NAME.search(name):
+            reason = "not a host name; expected text without commas, white space and brackets"
+            raise HostlistError(reason, name, name)
+        name_prefix, digits = _split(name)
+        continues = digits and digits == next_digits and name_prefix == prefix
+        if continues and size < MAX_HOSTS_PER_RANGE:
+            last = digits
+            size += 1
+        else:
+            if size:
+                yield _Run(prefix, first, last)
+            prefix, first, last, size = name_prefix, digits, digits, 1
+        # All numbers of a range have at least as many digits as its first.
+        next_digits = str(int(digits) + 1).zfill(len(first)) if digits else ""
+    if size:
+        yield _Run(prefix, first, last)
 
 
-def _last_number(name: str) -> int:
-    number = name[len(name.rstrip(_DIGITS)) :]
-    return int(number[-MAX_DIGITS:] or -1)
+def _bracket_of(run: _Run) -> Tuple[str, bool]:
+    """Returns the prefix, and whether the name has a number: alike in runs that share a bracket."""
+    return run.prefix, run.first != ""
 
 
-def _natural(text: str) -> List[Tuple[int, str]]:
-    """``rack10-n`` as numbers and the texts behind them; there may be no number."""
-    return [(int(number[-MAX_DIGITS:] or -1), rest) for number, rest in _NUMBERS.findall(text)]
+def _split(name: str) -> Tuple[str, str]:
+    """Returns the text before the number at the end of the name, and the digits of this number."""
+    prefix = name.rstrip(_DIGITS)
+    if len(name) - len(prefix) > MAX_DIGITS:
+        prefix = name[:-MAX_DIGITS]
+    return prefix, name[len(prefix) :]
 
 
-def _by_prefix(names: List[str]) -> Iterator[Tuple[str, List[str], Optional[List[int]]]]:
-    """Yields neighbours that differ only in the number at their end, with their `_numbers`.
-
-    Names that end in no number come with None.
-    """
-    prefix = names[0].rstrip(_DIGITS)
-    if names[-1].rstrip(_DIGITS) == prefix:  # most lists have only one, which is quickly found out
-        numbers = _numbers(prefix, names)
-        if numbers:
-            yield prefix, names, numbers
-            return
-    prefixes = list(map(str.rstrip, names, itertools.repeat(_DIGITS)))
-    changes = map(operator.ne, prefixes, itertools.islice(prefixes, 1, None))
-    ends = [*itertools.compress(itertools.count(1), changes), len(names)]
-    for start, end in zip([0, *ends], ends):
-        same = names[start:end]
-        numbers = _numbers(prefixes[start], same) if end - start > 1 else None
-        if numbers or end - start == 1:
-            yield prefixes[start], same, numbers
-            continue
-        # One has no number, or more digits than a number may have: the first are text then.
-        for (prefix, _), group in itertools.groupby(same, _split):
-            same = list(group)
-            yield prefix, same, _numbers(prefix, same)
+def _name_order(name: str) -> Tuple[int, str]:
+    """Orders names with the same prefix; the one without a number comes first."""
+    return _to_number(name[len(name.rstrip(_DIGITS)) :]), name
 
 
-def _split(name: str) -> Tuple[str, bool]:
-    """Returns the text before the number, and whether there is a number."""
-    match = _TRAILING_NUMBER.search(name)
-    return (name[: match.start()], True) if match else (name, False)
+def _prefix_order(prefix: str) -> Tuple[List[Tuple[int, str]], str]:
+    """Orders prefixes such as ``rack10-n`` by their numbers and the texts between these."""
+    parts = _NUMBER_AND_TEXT.findall(prefix)
+    return [(_to_number(number), text) for number, text in parts], prefix
 
 
-def _numbers(prefix: str, names: List[str]) -> Optional[List[int]]:
-    """Returns the numbers after this prefix, each with a digit 1 before it.
-
-    It makes ``08`` 108, so that a number's width is kept. None where one of the names is not the
-    prefix and a number.
-    """
-    from json import loads  # the quickest that Python has to read many numbers
-
-    if max(map(len, names)) > len(prefix) + MAX_DIGITS:
-        return None
-    text = f",{','.join(names)}".replace(f",{prefix}", ",\n1")
-    if text.translate(_NO_DIGITS) != ",\n" * len(names):
-        return None
-    numbers: List[int] = loads(f"[{text[1:]}]")
-    return None if 1 in numbers else numbers
-
-
-def _fold(prefix: str, names: List[str], numbers: List[int]) -> List[str]:
-    """Returns runs (``9-11``) and single numbers; a run is as wide as its first number."""
-    steps = map(operator.sub, itertools.islice(numbers, 1, None), numbers)
-    ends = [
-        i
-        for i, step in enumerate(steps, 1)
-        if step != 1 and _ONE_DIGIT_MORE.get(step) != numbers[i - 1]
-    ]
-    ends.append(len(numbers))
-    if max(map(operator.sub, ends, [0, *ends])) > MAX_HOSTS_A_RANGE:
-        ends = [
-            cut
-            for start, end in zip([0, *ends], ends)
-            for cut in (*range(start + MAX_HOSTS_A_RANGE, end, MAX_HOSTS_A_RANGE), end)
-        ]
-    digits = len(prefix)
-    return [
-        names[start][digits:]
-        if end - start == 1
-        else f"{names[start][digits:]}-{names[end - 1][digits:]}"
-        for start, end in zip([0, *ends], ends)
-    ]
+def _to_number(digits: str) -> int:
+    return int(digits[-MAX_DIGITS:]) if digits else -1

@@ -1,4 +1,4 @@
-"""The one place that runs Slurm's commands. Containers often have none of them."""
+"""Runs scontrol: only this module runs commands of Slurm. Containers often have none of them."""
 
 from __future__ import annotations
 
@@ -7,34 +7,34 @@ import shutil
 import subprocess
 from typing import Dict, Optional
 
-SECONDS = 10.0
-NULL = ("", "(null)", "None", "N/A")  # how Slurm writes that something is not set
+TIMEOUT_SECONDS = 10.0
+UNSET = ("", "(null)", "None", "N/A")  # how Slurm writes that something is not set
 
-# scontrol is in this step, and so gets the signals that the step gets. What a shell ignores, the
-# program that it becomes ignores as well.
-_IGNORING_SIGNALS = ("/bin/sh", "-c", 'trap "" TERM USR1 USR2; exec "$0" "$@"')
+# Slurm signals all processes of a step, this scontrol as well. A signal that the shell ignores is
+# still ignored after the shell has replaced itself with scontrol (exec).
+_IGNORE_SIGNALS = ("/bin/sh", "-c", 'trap "" TERM USR1 USR2; exec "$0" "$@"')
 
 
-def is_here() -> bool:
-    """Whether scontrol is on this task's PATH."""
+def is_available() -> bool:
+    """Whether scontrol is on this process's PATH."""
     return shutil.which("scontrol") is not None
 
 
-def scontrol(*arguments: str, timeout: float = SECONDS) -> str:
+def scontrol(*arguments: str, timeout: float = TIMEOUT_SECONDS) -> str:
     """Returns what scontrol prints.
 
     Args:
-        arguments: its own, such as ``"show", "config"``.
-        timeout: seconds for a busy controller.
+        arguments: scontrol's arguments, such as ``"show", "config"``.
+        timeout: seconds to wait for the answer of a busy controller.
 
     Raises:
         OSError: where scontrol is missing, fails, or does not answer; the message says which.
     """
-    if not is_here():
-        raise OSError("there is no scontrol here")
+    if not is_available():
+        raise OSError("scontrol is not on this process's PATH")
     try:
         done = subprocess.run(
-            [*_IGNORING_SIGNALS, "scontrol", *arguments],
+            [*_IGNORE_SIGNALS, "scontrol", *arguments],
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
@@ -42,7 +42,7 @@ def scontrol(*arguments: str, timeout: float = SECONDS) -> str:
             timeout=timeout,
         )
     except subprocess.TimeoutExpired:
-        raise OSError(f"scontrol does not answer within {timeout:g} s") from None
+        raise OSError(f"scontrol did not answer within {timeout:g} s") from None
     if done.returncode:
         lines = (done.stdout + done.stderr).strip().splitlines()
         reason = lines[-1] if lines else f"exit status {done.returncode}"
@@ -50,22 +50,25 @@ def scontrol(*arguments: str, timeout: float = SECONDS) -> str:
     return done.stdout
 
 
-def show_config(timeout: float = SECONDS) -> Dict[str, str]:
-    """Returns the site's settings (``scontrol show config``), by name."""
+def show_config(timeout: float = TIMEOUT_SECONDS) -> Dict[str, str]:
+    """Returns the cluster's settings by name (``scontrol show config``)."""
     text = scontrol("show", "config", timeout=timeout)
-    return _pairs(text, r"^([A-Za-z]\w*)\s*= (.*)$")
+    return _find_pairs(text, r"^([A-Za-z]\w*)\s*= (.*)$")
 
 
-def show_job(job: str, timeout: float = SECONDS) -> Dict[str, str]:
-    """Returns what Slurm tells of a job (``scontrol show job``): of several, of the first."""
-    text = scontrol("--oneliner", "show", "job", job, timeout=timeout)
-    return _pairs(text.partition("\n")[0], r"(?:^|\s)([\w/:]+)=(\S*)")
+def show_job(job_id: str, timeout: float = TIMEOUT_SECONDS) -> Dict[str, str]:
+    """Returns the fields of a Slurm job by name (``scontrol show job``).
+
+    Of a heterogeneous job, whose components are listed one by one, those of the first.
+    """
+    text = scontrol("--oneliner", "show", "job", job_id, timeout=timeout)
+    return _find_pairs(text.partition("\n")[0], r"(?:^|\s)([\w/:]+)=(\S*)")
 
 
-def batch_script(job: str, timeout: float = SECONDS) -> Optional[str]:
-    """Returns a job's batch file, as the controller keeps it."""
-    return scontrol("write", "batch_script", job, "-", timeout=timeout)
+def batch_script(job_id: str, timeout: float = TIMEOUT_SECONDS) -> Optional[str]:
+    """Returns the text of a Slurm job's batch file, as the controller keeps it."""
+    return scontrol("write", "batch_script", job_id, "-", timeout=timeout)
 
 
-def _pairs(text: str, pattern: str) -> Dict[str, str]:
+def _find_pairs(text: str, pattern: str) -> Dict[str, str]:
     return {name: value.strip() for name, value in re.findall(pattern, text, re.M)}

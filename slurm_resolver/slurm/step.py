@@ -1,8 +1,7 @@
 """What Slurm tells one task: its variables, read and checked once.
 
-`SlurmStep` is the one table of every variable that this package reads; nothing else looks into the
-environment to learn about Slurm. What they mean stands in srun(1), section OUTPUT ENVIRONMENT
-VARIABLES, and sbatch(1).
+`SlurmStep` lists every variable that this package reads; no other module reads Slurm's variables.
+srun(1), section OUTPUT ENVIRONMENT VARIABLES, and sbatch(1) tell what each means.
 """
 
 from __future__ import annotations
@@ -16,22 +15,22 @@ from slurm_resolver.slurm.variable import AnyVariable, Environ, Variable
 
 Value = TypeVar("Value")
 
-# Ends a message about variables that contradict each other.
-RESTART = (
-    "These variables do not belong together: start the program again with srun, from a shell that "
-    "exports none of them."
+# The last sentence of a message about variables that contradict each other.
+RESTART_HINT = (
+    "These variables do not belong to one step: start the program again with srun, from a shell "
+    "that exports none of them."
 )
 
-# Step ids that Slurm gives to what runs without srun: the batch script (-5) and the interactive
-# step of salloc (-6), each also as the unsigned number that some versions print.
-_NO_SRUN_STEPS = frozenset({"-5", "-6", "4294967291", "4294967290", "batch", "interactive"})
+# The step ids of the batch script (-5) and of salloc's shell (-6), which srun does not start. Some
+# versions of Slurm print them as unsigned numbers.
+_STEP_IDS_WITHOUT_SRUN = frozenset({"-5", "-6", "4294967291", "4294967290", "batch", "interactive"})
 
 _MAX_HET_SIZE = 128  # MAX_HET_JOB_COMPS in Slurm
 _MAX_GPUS = 4096
 
 
 class Component(NamedTuple):
-    """One component of a heterogeneous job: its nodes, and how its ranks are given to them."""
+    """One component of a heterogeneous job: its nodes, and how its ranks are placed on them."""
 
     group: int
     nodes: Tuple[str, ...]
@@ -42,9 +41,9 @@ class Component(NamedTuple):
 class SlurmStep:
     """The Slurm variables of one task: a field for each variable, None where it is not set.
 
-    `tasks_per_node` goes with `nodes`, entry by entry. `components` is empty outside a
-    heterogeneous job; `slurm_resolver.cluster.layout` decides whether the step really is
-    heterogeneous. A step does not change; `replace` makes another one.
+    ``tasks_per_node[i]`` is the number of tasks on ``nodes[i]``. `components` is empty outside a
+    heterogeneous job; in one, `slurm_resolver.cluster.layout` finds out whether the step is
+    heterogeneous as well. A step cannot be changed; `replace` returns a changed copy.
     """
 
     # the task
@@ -64,26 +63,26 @@ class SlurmStep:
     distribution = variable.distribution("SLURM_DISTRIBUTION")
     plane_size = variable.count("SLURM_DIST_PLANESIZE", empty_is_unset=True)
     reserved_ports = variable.ports("SLURM_STEP_RESV_PORTS")
-    # where the list of an arbitrary distribution may come from
+    # where the host list of an arbitrary distribution may be found
     hostfile = variable.text("SLURM_HOSTFILE", "a path")
     arbitrary_nodelist = variable.hosts("SLURM_ARBITRARY_NODELIST", empty_is_unset=True)
     # heterogeneous jobs
     het_size = variable.number("SLURM_HET_SIZE", 0, _MAX_HET_SIZE)
-    # Slurm 26.05 and later, and the topology plugin's view of this node
+    # set from Slurm 26.05 on; and this node's place in the topology
     sluid = variable.text("SLURM_JOB_SLUID", "a job's unique id")
     topology_pattern = variable.text("SLURM_TOPOLOGY_ADDR_PATTERN", "levels such as switch.node")
-    # the allocation, to tell a process inside one from a process outside Slurm
+    # the allocation, which a process inside one has without srun as well
     job_nodelist = variable.text("SLURM_JOB_NODELIST", "a host list such as n[1-4]")
     job_num_tasks = variable.text("SLURM_NTASKS", "a number of tasks")
     open_mode = variable.text("SLURM_OPEN_MODE", "a (append) or t (truncate)")
-    # the job's end, and its next start; Slurm 22.05 does not set the end
+    # the job's end (Slurm 22.05 does not set it), and its next start
     job_end_time = variable.number("SLURM_JOB_END_TIME", 0, 2**63 - 1, "seconds since 1970")
     restart_count = variable.number(
         "SLURM_RESTART_COUNT", 0, 2**31 - 1, "how often it was requeued"
     )
     array_job_id = variable.text("SLURM_ARRAY_JOB_ID", "a job id")
     array_task_id = variable.text("SLURM_ARRAY_TASK_ID", "a whole number")
-    # written by `slurm-resolver run`, whose jobs no Slurm knows
+    # set by `slurm-resolver run`, whose jobs are unknown to Slurm
     simulated_job = variable.text("SLURM_RESOLVER_JOB", "a job id")
     # GPUs
     cuda_devices = variable.devices("CUDA_VISIBLE_DEVICES")
@@ -95,23 +94,25 @@ class SlurmStep:
     gpus_on_node = variable.number("SLURM_GPUS_ON_NODE", 0, _MAX_GPUS)
     job_gpus = variable.text("SLURM_JOB_GPUS", "devices of the batch script's node")
     step_gpus = variable.text("SLURM_STEP_GPUS", "devices of the node, separated by commas")
-    gpus_applied = variable.text("SLURM_RESOLVER_GPUS", "what this package wrote")
+    gpus_applied = variable.text("SLURM_RESOLVER_GPUS", "a value that this package sets")
 
     components: Tuple[Component, ...]
 
     def __init__(self, components: Sequence[Component] = (), **values: Any) -> None:
-        """Takes the values of fields by their names; those left out, or None, are not set."""
+        """Takes the values by field name; a field that is left out, or None, is not set."""
         unknown = set(values) - _FIELDS
         if unknown:
-            raise TypeError(f"a Slurm step has no field {', '.join(sorted(unknown))}")
+            raise TypeError(f"SlurmStep has no field {', '.join(sorted(unknown))}")
         known = {field: value for field, value in values.items() if value is not None}
         self.__dict__.update(known, components=tuple(components))
 
     def __setattr__(self, field: str, value: object) -> None:
-        raise AttributeError(f"a Slurm step does not change: replace({field}=…) makes another")
+        raise AttributeError(
+            f"a SlurmStep cannot be changed: replace({field}=…) returns a changed copy"
+        )
 
     def __eq__(self, other: object) -> bool:
-        """Whether the other one has the same values."""
+        """Whether the other step has the same values."""
         return self.__dict__ == other.__dict__ if isinstance(other, SlurmStep) else NotImplemented
 
     def __hash__(self) -> int:
@@ -125,8 +126,8 @@ class SlurmStep:
         """Reads the variables of `environ` (by default `os.environ`).
 
         Raises:
-            EnvironmentValueError: for a variable whose value makes no sense. One that is not set
-                is None here, and an error only where it is needed (`require`).
+            EnvironmentValueError: for a variable whose value cannot be used. A variable that is
+                not set is None here; `require` makes it an error where it is needed.
         """
         if environ is None:
             environ = os.environ
@@ -134,14 +135,14 @@ class SlurmStep:
         return cls(components=_components(environ, values["het_size"]), **values)
 
     def replace(self, **values: Any) -> SlurmStep:
-        """Returns a step with other values in these fields; None for one that is not set."""
+        """Returns a copy with other values in these fields; None unsets a field."""
         return SlurmStep(**{**self.__dict__, **values})
 
     def require(self, variable: Variable[Value]) -> Value:
-        """Returns the value of a variable, ``step.require(SlurmStep.rank)``.
+        """Returns the value of a variable: ``step.require(SlurmStep.rank)``.
 
         Raises:
-            EnvironmentValueError: naming the variable, where it is not set.
+            EnvironmentValueError: where the variable is not set.
         """
         value: Optional[Value] = getattr(self, variable.field)
         if value is None:
@@ -159,11 +160,12 @@ class SlurmStep:
 
     @property
     def place(self) -> str:
-        """Where this process runs: "step" (a task that srun started), "allocation" or "none".
+        """Where this process runs: in a "step", in an "allocation" without srun, or "none".
 
-        An allocation without srun is a batch script, or the shell of salloc.
+        "step" is a task that srun started, "allocation" a batch script or the shell of salloc, and
+        "none" a process outside Slurm.
         """
-        if self.step_id in _NO_SRUN_STEPS:
+        if self.step_id in _STEP_IDS_WITHOUT_SRUN:
             return "allocation"
         if self.nodes is not None or self.num_tasks is not None:
             return "step"
@@ -173,17 +175,18 @@ class SlurmStep:
 
     @property
     def is_live(self) -> bool:
-        """Whether this process is the task; variables that were copied from one are not.
+        """Whether this process is the task itself, and can meet the other tasks.
 
-        srun tells every task its process id, which tests and tools leave out.
+        Variables that a test or a tool has copied from a task lack SLURM_TASK_PID, which srun sets
+        in every task.
         """
         return self.task_pid is not None
 
     @property
     def simulated(self) -> bool:
-        """Whether `slurm-resolver run` made this step: a Slurm here would not know its job.
+        """Whether `slurm-resolver run` started this step, whose job is unknown to Slurm.
 
-        A real step that is started inside has the variable as well, with another job's id.
+        A real step that is started from inside inherits the variable, but has another job id.
         """
         return self.simulated_job is not None and self.simulated_job == self.job_id
 
@@ -192,8 +195,8 @@ class SlurmStep:
         tasks = f" -n {self.job_num_tasks}" if self.job_num_tasks else ""
         return NotInStepError(
             f"this process runs inside the allocation of job {self.job_id or '(unknown)'}, but "
-            "srun did not start it, so that it has no rank among the tasks. In the batch script or "
-            f"in salloc's shell, start the program as a step: srun{tasks} python your_script.py"
+            "srun did not start it, and so it has no rank. In the batch script or in salloc's "
+            f"shell, start the program as a step: srun{tasks} python your_script.py"
         )
 
 
@@ -202,26 +205,28 @@ VARIABLES: Sequence[AnyVariable] = [
 ]
 _FIELDS = frozenset(variable.field for variable in VARIABLES)
 
-# One of each a component, numbered from 0; the PACK names are what a direct `srun A : B` sets.
+# Each component has one of each of these, with its number from 0 on at the end. A direct
+# `srun A : B` sets the PACK names.
 _HET_NODES = ("SLURM_JOB_NODELIST_HET_GROUP_", "SLURM_JOB_NODELIST_PACK_GROUP_")
 _HET_DISTRIBUTION = ("SLURM_DISTRIBUTION_HET_GROUP_", "SLURM_DISTRIBUTION_PACK_GROUP_")
 _HET_PLANE_SIZE = ("SLURM_DIST_PLANESIZE_HET_GROUP_", "SLURM_DIST_PLANESIZE_PACK_GROUP_")
 
 
 def _components(environ: Mapping[str, str], het_size: Optional[int]) -> Tuple[Component, ...]:
-    def first(prefixes: Sequence[str], variable: Variable[Value]) -> Optional[Value]:
-        values = (variable.named(f"{prefix}{group}").read(environ) for prefix in prefixes)
+    def read_first(prefixes: Sequence[str], variable: Variable[Value]) -> Optional[Value]:
+        values = (variable.with_name(f"{prefix}{group}").read(environ) for prefix in prefixes)
         return next((value for value in values if value is not None), None)
 
     components = []
     for group in range(het_size or 0):
-        nodes = first(_HET_NODES, SlurmStep.nodes)
+        nodes = read_first(_HET_NODES, SlurmStep.nodes)
         if nodes is None:
             raise EnvironmentValueError(
                 f"SLURM_HET_SIZE={het_size}, but neither {_HET_NODES[0]}{group} nor "
-                f"{_HET_NODES[1]}{group} is set; expected one of them for every component."
+                f"{_HET_NODES[1]}{group} is set; expected one of them for every component. "
+                f"{RESTART_HINT}"
             )
-        distribution = first(_HET_DISTRIBUTION, SlurmStep.distribution)
-        plane_size = first(_HET_PLANE_SIZE, SlurmStep.plane_size)
+        distribution = read_first(_HET_DISTRIBUTION, SlurmStep.distribution)
+        plane_size = read_first(_HET_PLANE_SIZE, SlurmStep.plane_size)
         components.append(Component(group, nodes, distribution, plane_size))
     return tuple(components)

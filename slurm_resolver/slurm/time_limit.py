@@ -1,4 +1,4 @@
-"""Slurm's ways to write a time limit and a warning signal (srun's --time and --signal)."""
+"""Reads a time limit and the signal before it, as srun(1) writes them: --time and --signal."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ _EXPECTED = (
     "days-hours:minutes:seconds"
 )
 
-# The names that Slurm takes here; it knows no others, but for numbers.
+# The signal names that Slurm accepts here; it accepts numbers as well.
 _SIGNALS = ["HUP", "INT", "QUIT", "ABRT", "KILL", "USR1", "USR2", "ALRM", "TERM", "CONT", "STOP"]
 _SIGNALS += ["TSTP", "TTIN", "TTOU", "URG", "XCPU"]
 _SIGNAL = re.compile(r"(?:([A-Z]+):)?(\w+)(?:@(\d*))?", re.IGNORECASE)
-_DEFAULT_LEAD, _LONGEST_LEAD = 60, 65_535
+_DEFAULT_SECONDS, _MAX_SECONDS = 60, 65_535
 
 
-class Notice(NamedTuple):
-    """The signal that announces the time limit, and how many seconds before it."""
+class LimitSignal(NamedTuple):
+    """The number of a signal, and how many seconds before the time limit it is sent."""
 
     number: signal.Signals
     seconds: int
@@ -33,10 +33,10 @@ class Notice(NamedTuple):
 def parse_time(text: str) -> Optional[int]:
     """Returns the seconds of a time limit; None for no limit (``0``, ``UNLIMITED``).
 
-    Slurm rounds the seconds up to whole minutes; this does not.
+    Slurm rounds the seconds up to whole minutes; this function does not.
 
     Raises:
-        LaunchError: for what Slurm would refuse as well.
+        LaunchError: for a text that Slurm would refuse as well.
     """
     if text.lower() in _UNLIMITED:
         return None
@@ -47,63 +47,63 @@ def parse_time(text: str) -> Optional[int]:
     clock = _CLOCK.fullmatch(text)
     if clock is None:
         raise LaunchError(f"--time {text!r}: {_EXPECTED}")
-    hours, minutes, seconds, alone = (int(part or 0) for part in clock.groups())
-    return ((hours * 60 + minutes + alone) * 60 + seconds) or None
+    hours, minutes, seconds, only_minutes = (int(part or 0) for part in clock.groups())
+    return ((hours * 60 + minutes + only_minutes) * 60 + seconds) or None
 
 
-def parse_notice(text: str) -> Notice:
+def parse_signal(text: str) -> LimitSignal:
     """Reads ``USR1@10``: a signal by name or number, and the seconds before the limit (60).
 
     Raises:
-        LaunchError: for what is no such thing, and for the prefixes R: and B:.
+        LaunchError: for any other text, and for the prefixes R: and B:.
     """
     match = _SIGNAL.fullmatch(text)
     if match is None:
         raise LaunchError(f"--signal {text!r}: expected SIGNAL[@SECONDS], such as USR1@120")
     prefix, name, seconds = match.groups()
     if prefix is not None:
-        what = {"R": "there are no reservations", "B": "there is no batch shell"}
-        reason = "".join(f", and {what[one]} here" for one in prefix.upper() if one in what)
+        missing = {"R": "there are no reservations", "B": "there is no batch shell"}
+        reason = "".join(f", as {missing[c]} here" for c in prefix.upper() if c in missing)
         raise LaunchError(
             f"--signal {text!r}: the prefix {prefix}: cannot be simulated{reason}. Leave it out; "
             "on Slurm give it to sbatch."
         )
-    lead = int(seconds) if seconds else _DEFAULT_LEAD
-    if lead > _LONGEST_LEAD:
-        raise LaunchError(f"--signal {text!r}: expected at most {_LONGEST_LEAD} seconds")
-    return Notice(_signal(name, text), lead)
+    seconds_before = int(seconds) if seconds else _DEFAULT_SECONDS
+    if seconds_before > _MAX_SECONDS:
+        raise LaunchError(f"--signal {text!r}: expected at most {_MAX_SECONDS} seconds")
+    return LimitSignal(_find_signal(name, text), seconds_before)
 
 
-def notice_and_limit(
-    time: Optional[str], notice: Optional[str]
-) -> Tuple[Optional[int], Optional[Notice]]:
+def parse_time_and_signal(
+    time_text: Optional[str], signal_text: Optional[str]
+) -> Tuple[Optional[int], Optional[LimitSignal]]:
     """Reads both options together.
 
     Raises:
-        LaunchError: as each alone, and where the notice would come before the tasks have started.
+        LaunchError: as for each alone, and for a signal that would be sent before the tasks start.
     """
-    limit = None if time is None else parse_time(time)
-    announced = None if notice is None else parse_notice(notice)
-    if limit is not None and announced is not None and announced.seconds >= limit:
+    limit = None if time_text is None else parse_time(time_text)
+    limit_signal = None if signal_text is None else parse_signal(signal_text)
+    if limit is not None and limit_signal is not None and limit_signal.seconds >= limit:
         raise LaunchError(
-            f"--signal {notice!r} comes {announced.seconds} s before the end, but --time {time!r} "
-            f"is {limit} s: it would arrive as the tasks start. Give fewer seconds "
-            f"({announced.number.name}@{limit // 2}), or a longer time."
+            f"--signal {signal_text!r} comes {limit_signal.seconds} s before the end, but --time "
+            f"{time_text!r} is {limit} s: it would arrive as the tasks start. Give fewer seconds "
+            f"({limit_signal.number.name}@{limit // 2}), or a longer time."
         )
-    return limit, announced
+    return limit, limit_signal
 
 
-def _signal(name: str, text: str) -> signal.Signals:
+def _find_signal(name: str, text: str) -> signal.Signals:
     if name.isdigit():
         try:
             return signal.Signals(int(name))
         except ValueError:
-            raise LaunchError(f"--signal {text!r}: {name} is no signal's number") from None
-    short = name.upper()
-    short = short[3:] if short.startswith("SIG") else short
-    if short not in _SIGNALS:
+            raise LaunchError(f"--signal {text!r}: no signal has the number {name}") from None
+    short_name = name.upper()
+    short_name = short_name[3:] if short_name.startswith("SIG") else short_name
+    if short_name not in _SIGNALS:
         raise LaunchError(
-            f"--signal {text!r}: Slurm takes no signal {name}; expected a number or one of "
+            f"--signal {text!r}: Slurm has no signal {name}; expected a number or one of "
             f"{', '.join(_SIGNALS)}"
         )
-    return signal.Signals[f"SIG{short}"]
+    return signal.Signals[f"SIG{short_name}"]

@@ -1,4 +1,4 @@
-"""How one of Slurm's variables is read and checked."""
+"""Reads and checks one of Slurm's variables."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ Value = TypeVar("Value")
 class Variable(Generic[Value]):
     """A variable that a step may have, and the field of `SlurmStep` that holds its value.
 
-    ``SlurmStep.rank`` is the variable, ``step.rank`` its value in one step: None where it is not
-    set.
+    ``SlurmStep.rank`` is the variable. ``step.rank`` is its value in one step; None where it is
+    not set.
 
     Attributes:
-        name: the variable's, ``SLURM_PROCID``.
-        expected: what its value should be, as messages say it.
-        field: the name of the field, ``rank``.
+        name: the name of the variable, such as ``SLURM_PROCID``.
+        expected: what its value should be, for messages.
+        field: the name of the field, such as ``rank``.
     """
 
     def __init__(
@@ -45,7 +45,7 @@ class Variable(Generic[Value]):
         expected: str,
         empty_is_unset: bool = False,
     ) -> None:
-        """Takes a `parse` that raises ValueError for a value that makes no sense."""
+        """Takes a `parse` that raises ValueError for a value that cannot be used."""
         self.name = name
         self.expected = expected
         self._parse = parse
@@ -61,18 +61,18 @@ class Variable(Generic[Value]):
     def __get__(
         self, step: Optional[SlurmStep], owner: type
     ) -> Union[Variable[Value], Optional[Value]]:
-        # Python looks here only where the step itself has no such value.
+        # Python calls this only where the step itself has no value for the field.
         return self if step is None else None
 
-    def named(self, name: str) -> Variable[Value]:
-        """Returns the same variable under another name, where an empty value means unset."""
+    def with_name(self, name: str) -> Variable[Value]:
+        """Returns the same variable under another name; an empty value of it counts as unset."""
         return Variable(name, self._parse, self.expected, empty_is_unset=True)
 
     def read(self, environ: Environ) -> Optional[Value]:
         """Returns its value; None where it is not set.
 
         Raises:
-            EnvironmentValueError: for a value that makes no sense.
+            EnvironmentValueError: for a value that cannot be used.
         """
         text = environ.get(self.name)
         if text is None or (self._empty_is_unset and text in ("", "(null)")):
@@ -86,12 +86,12 @@ class Variable(Generic[Value]):
         shown = text if len(text) <= 200 else f"{text[:100]} … {text[-100:]}"
         raise EnvironmentValueError(
             f"{self.name}={shown!r}: expected {self.expected}{reason}. Slurm sets this variable "
-            "itself: look for a script that exports it, or unset it and start again with srun."
+            "itself: look for a script that exports it; or unset it, and start again with srun."
         )
 
 
 def text(name: str, expected: str) -> Variable[str]:
-    """Returns a variable that is taken as it is, and counts as unset where it is empty."""
+    """Returns a variable that holds any text; an empty value counts as unset."""
     return Variable(name, str, expected, empty_is_unset=True)
 
 
@@ -102,55 +102,57 @@ def number(
     expected: Optional[str] = None,
     empty_is_unset: bool = True,
 ) -> Variable[int]:
-    """Returns a variable that holds a whole number between two bounds, both included."""
+    """Returns a variable that holds a whole number from `minimum` to `maximum`."""
     expected = expected or f"a whole number from {minimum} to {maximum}"
-    return Variable(name, _number(minimum, maximum), expected, empty_is_unset)
+    return Variable(name, _number_parser(minimum, maximum), expected, empty_is_unset)
 
 
 def rank(name: str) -> Variable[int]:
-    """Returns a variable that counts tasks or nodes from 0 on."""
+    """Returns a variable that holds the number of a task or node, from 0 on."""
     return number(name, 0, MAX_HOSTS - 1, empty_is_unset=False)
 
 
 def count(name: str, empty_is_unset: bool = False) -> Variable[int]:
-    """Returns a variable that says how many tasks or nodes there are, at least one."""
+    """Returns a variable that holds how many tasks or nodes there are, at least one."""
     return number(name, 1, MAX_HOSTS, empty_is_unset=empty_is_unset)
 
 
 def ranks(name: str) -> Variable[Tuple[int, ...]]:
-    """Returns a variable with ranks: ``0,2,4``."""
-    parse = _number(0, MAX_HOSTS - 1)
+    """Returns a variable that holds ranks: ``0,2,4``."""
+    parse = _number_parser(0, MAX_HOSTS - 1)
     return Variable(
         name, lambda text: tuple(map(parse, text.split(","))), "ranks separated by commas"
     )
 
 
 def hosts(name: str, empty_is_unset: bool = False) -> Variable[Tuple[str, ...]]:
-    """Returns a variable with a host list: ``n[1-4]``."""
-    return Variable(name, _hosts, "a host list such as n[1-4]", empty_is_unset)
+    """Returns a variable that holds a host list: ``n[1-4]``."""
+    return Variable(name, _parse_hosts, "a host list such as n[1-4]", empty_is_unset)
 
 
 def counts(name: str) -> Variable[Tuple[int, ...]]:
-    """Returns a variable with a count for each node: ``2(x3),1``."""
+    """Returns a variable that holds a count for each node: ``2(x3),1``."""
     return Variable(name, lambda text: tuple(expand_tasks_per_node(text)), "counts such as 2(x3),1")
 
 
 def ports(name: str) -> Variable[Tuple[int, ...]]:
-    """Returns a variable with ports: ``23001-23008,23010``."""
-    return Variable(name, _ports, "ports such as 23001-23008", empty_is_unset=True)
+    """Returns a variable that holds ports: ``23001-23008,23010``."""
+    return Variable(name, _parse_ports, "ports such as 23001-23008", empty_is_unset=True)
 
 
 def distribution(name: str) -> Variable[str]:
-    """Returns a variable with the way in which ranks are given to nodes: ``cyclic:block``."""
-    return Variable(name, _distribution, "block, cyclic, plane or arbitrary", empty_is_unset=True)
+    """Returns a variable that holds how ranks are placed on nodes: ``cyclic:block``."""
+    return Variable(
+        name, _parse_distribution, "block, cyclic, plane or arbitrary", empty_is_unset=True
+    )
 
 
 def devices(name: str) -> Variable[str]:
-    """Returns a variable that shows GPUs; an empty value shows none, which is not unset."""
+    """Returns a variable that shows GPUs; an empty value means no GPU, and not unset."""
     return Variable(name, str, "devices separated by commas")
 
 
-def _number(minimum: int, maximum: int) -> Callable[[str], int]:
+def _number_parser(minimum: int, maximum: int) -> Callable[[str], int]:
     def parse(text: str) -> int:
         number = int(text) if re.fullmatch(r"-?[0-9]{1,19}", text) else minimum - 1
         if not minimum <= number <= maximum:
@@ -160,23 +162,23 @@ def _number(minimum: int, maximum: int) -> Callable[[str], int]:
     return parse
 
 
-def _hosts(text: str) -> Tuple[str, ...]:
+def _parse_hosts(text: str) -> Tuple[str, ...]:
     hosts = tuple(expand_hostlist(text))
     if not hosts:
         raise ValueError(text)
     return hosts
 
 
-def _ports(text: str) -> Tuple[int, ...]:
-    # The inside of a host list's bracket has the same grammar.
+def _parse_ports(text: str) -> Tuple[int, ...]:
+    # Ports are written like the numbers inside a bracket of a host list.
     ports = tuple(map(int, expand_hostlist(f"[{text}]")))
     if not all(1 <= port <= 65535 for port in ports):
         raise ValueError(text)
     return ports
 
 
-def _distribution(text: str) -> str:
-    """Only the first field places tasks on nodes; ``pack`` and ``nopack`` are no field of it."""
+def _parse_distribution(text: str) -> str:
+    """Reads the first field, which alone places tasks on nodes; ``pack`` alone is the default."""
     first = re.split("[:,]", text)[0].strip().lower()
     if first in ("pack", "nopack", "*", "unknown"):
         return "block"

@@ -249,11 +249,11 @@ class SlurmClusterResolver(
         if gpus is None:
             return None
         if not auto_set_gpu:
-            return gpus.seen(applied=False)
+            return gpus.visible_devices(applied=False)
         known = _known_gpus() if gpus.settings else 0
         apply_gpus(gpus, self._cluster.step, os.environ)
         if not known:
-            return gpus.seen(applied=True)
+            return gpus.visible_devices(applied=True)
         warn(
             "%s comes too late: TensorFlow has already looked at the devices, and this process "
             "keeps the %d GPUs that it saw then; make the resolver before anything lists or uses "

@@ -21,11 +21,11 @@ def test_the_layout_is_compared_with_the_tasks_own_variables() -> None:
     cluster = sr.resolve(environ=task)
     names = task_names(cluster)
     facts = preflight._local_facts(cluster)
-    assert preflight._layout({2: facts}, cluster, names).status == "ok"
+    assert preflight._check_layout({2: facts}, cluster, names).status == "ok"
     elsewhere = preflight._local_facts(
         cluster._replace(step=cluster.step.replace(node_name="n0", local_rank=1))
     )
-    assert preflight._layout({2: elsewhere}, cluster, names) == (
+    assert preflight._check_layout({2: elsewhere}, cluster, names) == (
         "layout",
         "failed",
         "rank 2 (worker 2 on n1) really runs on n0, local rank 1",

@@ -75,9 +75,15 @@ def test_standard_input(
 @pytest.mark.parametrize(
     ("hostlist", "message"),
     [
-        ("a,n[3-1]", "'[3-1]' in 'a,n[3-1]': the range 3-1 runs backwards"),
+        (
+            "a,n[3-1]",
+            "'[3-1]' in 'a,n[3-1]': the range 3-1 runs backwards; expected its lower number first",
+        ),
         ("n[1-2", "'[' in 'n[1-2': a '[' that is not closed"),
-        ("n[0-65536]", "'[0-65536]' in 'n[0-65536]': the range 0-65536 has more than 65,536 hosts"),
+        (
+            "n[0-65536]",
+            "'[0-65536]' in 'n[0-65536]': the range 0-65536 has more than 65,536 hosts, the limit",
+        ),
     ],
 )
 def test_a_list_that_cannot_be_read(

@@ -54,15 +54,15 @@ def test_a_healthy_step(real_slurm: SlurmCluster) -> None:
 def test_the_grid(real_slurm: SlurmCluster) -> None:
     lines = real_slurm.run(f"srun -w n8,n9 -N2 -n2 {CHECK}").stdout.splitlines()
     assert [line.split()[0] for line in lines] == IDS
-    assert lines[0] == "presence    ok       all 2 tasks are there"
+    assert lines[0] == "presence    ok       all 2 tasks have come"
 
 
 def test_gpus_that_tasks_share(real_slurm: SlurmCluster) -> None:
     shared = run(real_slurm, "-w n8 -N1 -n2 --gpus=1")["gpus"]
     assert shared["status"] == "warning"
-    assert shared["detail"] == "GPU 0 of n8 is taken by the ranks 0, 1"
+    assert shared["detail"] == "GPU 0 of n8 is used by the ranks 0, 1"
     alone = run(real_slurm, "-w n8,n9 -N2 --ntasks-per-node=2 --gpus-per-task=1")["gpus"]
-    assert (alone["status"], alone["detail"]) == ("ok", "4, each with one task")
+    assert (alone["status"], alone["detail"]) == ("ok", "4, each used by one task")
 
 
 def test_a_taken_port(real_slurm: SlurmCluster) -> None:
@@ -116,7 +116,7 @@ def test_packets_that_are_dropped_between_two_nodes(real_slurm: SlurmCluster) ->
 
 def test_a_step_of_one_task(real_slurm: SlurmCluster) -> None:
     checks = run(real_slurm, "-n1")
-    assert checks["presence"]["detail"] == "all 1 tasks are there"
+    assert checks["presence"]["detail"] == "all 1 tasks have come"
     assert checks["speed"]["status"] == "skipped"
 
 

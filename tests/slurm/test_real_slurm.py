@@ -132,7 +132,7 @@ UNKNOWABLE = {
     ),
     "a component's own distribution, told to srun alone": (
         "salloc -wn8 : -N2 -n3 -wn9,n10 srun --het-group=0 TASK! : --het-group=1 -mcyclic TASK!",
-        "a distribution of its own, which no variable tells",
+        "its own --distribution from srun, which no variable tells",
         3,  # rank 0, alone on its node, sees nothing of it
     ),
 }

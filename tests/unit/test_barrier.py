@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import socket
 import struct
 import subprocess
@@ -19,7 +20,7 @@ import slurm_resolver as sr
 from slurm_resolver.cluster import layout_exchange
 from slurm_resolver.rendezvous import barrier
 from slurm_resolver.rendezvous.point import Rendezvous
-from slurm_resolver.rendezvous.wire import LIMITS, Limits
+from slurm_resolver.rendezvous.wire import LIMITS, Decoder, Limits, WireError
 from slurm_resolver.slurm.step import SlurmStep
 
 
@@ -182,7 +183,8 @@ def test_strangers_are_turned_away_and_learn_nothing(slow_meeting: Any, sent: by
     with socket.create_connection(("127.0.0.1", port), timeout=20) as stranger:
         try:
             stranger.sendall(sent)
-            stranger.shutdown(socket.SHUT_WR)
+            with contextlib.suppress(OSError):  # turned away already
+                stranger.shutdown(socket.SHUT_WR)
             assert stranger.recv(100) == b""
         except (ConnectionResetError, BrokenPipeError):
             pass  # turned away before all was sent
@@ -290,7 +292,7 @@ def test_reports_that_do_not_fit_together(changes: Dict[str, Any], message: str)
     notes = {rank: {"node": f"n{rank}", "local_rank": 0, "node_id": rank} for rank in range(2)}
     notes[1].update(changes)
     with pytest.raises(sr.RendezvousError, match=message):
-        layout_exchange._combine(notes, ["n0", "n1"], [1, 1])
+        layout_exchange._layout_from_notes(notes, ["n0", "n1"], [1, 1])
 
 
 def test_variables_without_a_process_behind_them_do_not_meet() -> None:
@@ -304,6 +306,13 @@ def test_how_to_find_the_layout_is_checked() -> None:
     task = next(r for r in recordings() if r.name.endswith("even_2x2")).tasks[0]
     with pytest.raises(sr.LayoutError, match="layout='guess': expected one of 'auto'"):
         sr.resolve(environ=task, layout="guess")
+
+
+def test_messages_before_one_that_is_too_long_are_received() -> None:
+    decoder = Decoder(max_bytes=10, greeting=False)
+    assert decoder.feed(frame({"a": 1}) + frame({"b": "too long"})) == [{"a": 1}]
+    with pytest.raises(WireError, match="a message of"):
+        decoder.feed(b"")
 
 
 def test_the_answer_is_bounded(port: int) -> None:

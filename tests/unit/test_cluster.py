@@ -98,7 +98,7 @@ def test_node_address(node_address: Any, host: str) -> None:
         ({"n9": "a"}, r"node_address\['n10'\] is ''"),
         (lambda node: None, r"node_address\('n9'\) is None"),
         (lambda node: "a b", "'a b'"),
-        (lambda node: "same", "ranks 0 and 1 on the nodes n9 and n10 one address, same:23001"),
+        (lambda node: "same", "ranks 0 and 1 on the nodes n9 and n10 the same address, same:23001"),
     ],
 )
 def test_node_addresses_that_reach_nobody(node_address: Any, message: str) -> None:
@@ -112,7 +112,7 @@ def test_without_slurm_there_is_an_empty_cluster_said_once(
     with caplog.at_level(logging.INFO):
         clusters = [sr.resolve(environ={}) for _ in range(2)]
     assert [record.message for record in caplog.records] == [
-        "no Slurm here: this process trains alone, without a cluster"
+        "outside Slurm: this process trains alone, without a cluster"
     ]
     for cluster in clusters:
         assert (cluster.tasks, cluster.task, cluster.tf_config()) == ((), None, {})

@@ -14,7 +14,7 @@ from recorded_steps import Recording, recordings
 
 import slurm_resolver as sr
 from slurm_resolver.cluster import gpus as gpus_module
-from slurm_resolver.cluster.gpus import Gpus, apply_gpus, choose_gpus, jobs_with_gpus
+from slurm_resolver.cluster.gpus import TaskGpus, apply_gpus, choose_gpus, jobs_with_gpus
 from slurm_resolver.slurm.step import SlurmStep
 
 Devices = Optional[Tuple[str, ...]]
@@ -27,7 +27,7 @@ def decide(
     *explicit: Optional[int],
     users: Optional[Sequence[int]] = None,
     **more: Any,
-) -> Gpus:
+) -> TaskGpus:
     step = SlurmStep(rank=local_rank, cuda_devices=visible, **more)
     return choose_gpus(step, local_rank, users or range(tasks), tasks, *explicit)
 
@@ -40,7 +40,7 @@ def choose(*args: Any, **keywords: Any) -> Devices:
 def driver(monkeypatch: pytest.MonkeyPatch) -> List[Optional[int]]:
     """The number of GPUs that the driver shows, as a list whose only entry a test may change."""
     number: List[Optional[int]] = [None]
-    monkeypatch.setattr(gpus_module, "count_with_driver", lambda: number[0])
+    monkeypatch.setattr(gpus_module, "count_driver_gpus", lambda: number[0])
     return number
 
 
@@ -141,11 +141,11 @@ def test_explicit_counts_as_tensorflow(
         (None, (-1, None), None, "gpus_per_node=-1"),
         (None, (2, "1"), None, "gpus_per_task='1'"),
         ("0,1,2", (), 2, "CUDA_VISIBLE_DEVICES=0,1,2 shows 3 GPUs, but SLURM_GPUS_ON_NODE=2"),
-        ("0,,1", (), None, "CUDA_VISIBLE_DEVICES='0,,1': '' is no device"),
+        ("0,,1", (), None, "CUDA_VISIBLE_DEVICES='0,,1': '' is not a device"),
         ("0,1,0", (), None, "'0' is named twice"),
-        ("gpu0", (), None, "'gpu0' is no device"),
-        ("0;1", (), None, "'0;1' is no device"),
-        ("GPU 0", (), None, "'GPU 0' is no device"),
+        ("gpu0", (), None, "'gpu0' is not a device"),
+        ("0;1", (), None, "'0;1' is not a device"),
+        ("GPU 0", (), None, "'GPU 0' is not a device"),
     ],
 )
 def test_bad_input(
@@ -267,7 +267,7 @@ class TestWithoutVariables:
         driver[0] = 4
         assert [choose(None, i, 2) for i in range(2)] == [("0", "1"), ("2", "3")]
         assert decide(None, 1, 2).settings == {"CUDA_VISIBLE_DEVICES": "2,3"}
-        assert decide(None, 0, 1) == Gpus(
+        assert decide(None, 0, 1) == TaskGpus(
             ("0", "1", "2", "3"), "all that the driver shows", {}, ("0", "1", "2", "3")
         )
 
@@ -306,7 +306,7 @@ def test_the_driver_is_asked_through_its_library(
     monkeypatch: pytest.MonkeyPatch, init: str, number: Optional[int]
 ) -> None:
     """A stand-in for nvidia-ml-py: this machine need not have a GPU."""
-    from slurm_resolver.slurm.gpu_variables import count_with_driver
+    from slurm_resolver.slurm.gpu_variables import count_driver_gpus
 
     class NVMLError(Exception):
         pass
@@ -330,7 +330,7 @@ def test_the_driver_is_asked_through_its_library(
         nvmlShutdown=lambda: calls.append("shutdown"),
     )
     monkeypatch.setitem(sys.modules, "pynvml", None if init == "no library" else library)
-    assert count_with_driver() == number
+    assert count_driver_gpus() == number
     assert ("shutdown" in calls) == (init in ("works", "lost"))
 
 

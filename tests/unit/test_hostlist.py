@@ -144,7 +144,7 @@ def test_a_range_is_written_out_as_it_is_read(width: int, first: int, length: in
 
 @pytest.mark.parametrize("host", ["", "n 1", "n,1", "n[1]", "n\t", "n]"])
 def test_compress_refuses_what_no_list_can_hold(host: str) -> None:
-    with pytest.raises(HostlistError, match="no name"):
+    with pytest.raises(HostlistError, match="not a host name"):
         compress_hostlist(["n1", host])
 
 

@@ -35,12 +35,12 @@ def results(
 @pytest.mark.parametrize(
     ("id", "config", "job", "expected"),
     [
-        ("requeue", {}, {}, "ok: job 42 may be requeued, and was 2 times"),
+        ("requeue", {}, {}, "ok: job 42 may be requeued, and has been 2 times"),
         ("requeue", {"RequeueExit": "75"}, {}, "exit status 75 requeues a job here (RequeueExit)"),
         ("requeue", {}, {"Requeue": "0"}, "warning: job 42 may not be requeued: submit it with"),
         ("requeue", {}, {"BatchFlag": "0"}, "skipped: job 42 has no batch file"),
         ("preemption", {}, {}, "ok: jobs are not preempted here (PreemptMode=OFF); SIGKILL"),
-        ("preemption", {"PreemptMode": "REQUEUE"}, {}, "gets SIGTERM, not the one of --signal;"),
+        ("preemption", {"PreemptMode": "REQUEUE"}, {}, "gets SIGTERM, not the signal of --signal;"),
         (
             "preemption",
             {"PreemptMode": "REQUEUE", "PreemptParameters": "youngest_first,send_user_signal"},
@@ -54,7 +54,7 @@ def results(
             "gets the signal of --signal, then SIGTERM;",
         ),
         ("signal", {}, {}, "ok: --signal=USR1@120 reaches the tasks"),
-        ("log", {}, {}, "warning: a restarted job writes over its output"),
+        ("log", {}, {}, "warning: a restarted job overwrites its output"),
         ("log", {"JobFileAppend": "1"}, {}, "ok: a restarted job appends"),
     ],
 )
@@ -88,8 +88,8 @@ def test_an_appended_log(mocker: MockerFixture) -> None:
 @pytest.mark.parametrize(
     ("scontrol", "expected"),
     [
-        (None, "there is no scontrol here"),
-        ("exec sleep 60", "scontrol does not answer within 0.5 s"),
+        (None, "scontrol is not on this process's PATH"),
+        ("exec sleep 60", "scontrol did not answer within 0.5 s"),
         ("echo Unable to contact slurm controller >&2; exit 1", "Unable to contact slurm"),
     ],
 )

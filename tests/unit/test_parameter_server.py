@@ -181,7 +181,7 @@ CASES: Dict[str, Tuple[List[str], Steps, int, str, str]] = {
         STRATEGY,
         play(("come", "chief 0", "ps 1"), ("end", "ps 1", "")),
         1,
-        "ps 1 (rank 2 on n10) is lost, and its variables with it: it has ended before those",
+        "ps 1 (rank 2 on n10) is lost, and its variables with it: it has ended before the tasks",
         "",
     ),
     "the chief finishes before one who trains": (
@@ -532,7 +532,7 @@ def test_a_lost_ps_ends_those_who_serve_and_those_who_train() -> None:
     assert trainer.ends() == (1, whole)
 
 
-def test_a_lost_hub_ends_all() -> None:
+def test_a_lost_monitor_ends_all() -> None:
     address = free_address(LEGACY)
     server, trainer = Process(address, 1, SERVES), Process(address, 2, TRAINS)
     monitor = Process(address, 0, SERVES)
@@ -563,7 +563,7 @@ def test_a_hub_that_raises_tells_why() -> None:
 def test_a_hub_that_never_comes() -> None:
     status, errors = Process(free_address(LEGACY), 1, SERVES.replace("20", "0.5")).ends()
     assert status == 1
-    assert "ps 0 (rank 0 on n8) has not come within 0.5 s: nobody answers at 127.0" in errors
+    assert "ps 0 (rank 0 on n8) has not come within 0.5 s: nothing answers at 127.0" in errors
 
 
 def test_who_ends_before_any_hub_is_there_does_not_wait() -> None:

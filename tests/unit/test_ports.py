@@ -39,7 +39,7 @@ def test_the_first_source_that_there_is(
 
 
 @pytest.mark.parametrize(
-    ("step", "tasks", "port_base", "meeting"),
+    ("step", "tasks", "port_base", "meeting_port"),
     [
         (step(), 2, 2222, 2224),
         (step(), 2, 65534, 65533),
@@ -48,17 +48,17 @@ def test_the_first_source_that_there_is(
     ],
 )
 def test_the_meeting_has_a_port_of_its_own(
-    step: SlurmStep, tasks: int, port_base: Optional[int], meeting: int
+    step: SlurmStep, tasks: int, port_base: Optional[int], meeting_port: int
 ) -> None:
-    assert choose_ports(step, tasks, port_base).meeting == meeting
+    assert choose_ports(step, tasks, port_base).meeting_port == meeting_port
 
 
 @given(st.integers(1, 40), st.integers(0, 2), st.sampled_from([None, 1, 60_000]))
 def test_the_meeting_is_on_no_tasks_port(tasks: int, spare: int, port_base: Optional[int]) -> None:
     for ports in (None, tuple(range(23000, 23000 + tasks + spare))):
         chosen = choose_ports(step(reserved_ports=ports), tasks, port_base)
-        assert chosen.meeting not in chosen.by_local_rank
-        assert 1 <= chosen.meeting <= 65535
+        assert chosen.meeting_port not in chosen.by_local_rank
+        assert 1 <= chosen.meeting_port <= 65535
 
 
 def test_reserved_ports_that_do_not_suffice_are_left_alone_and_named(

@@ -10,7 +10,14 @@ from typing import Dict, Set
 
 import pytest
 
-from slurm_resolver.rendezvous.probe import Listener, ask, holder_of, peers_to_ask, send, unresolved
+from slurm_resolver.rendezvous.probe import (
+    Listener,
+    ask_rank,
+    measure_bandwidth,
+    process_listening_at,
+    ranks_to_ask,
+    unresolved_hosts,
+)
 
 
 @pytest.fixture
@@ -23,25 +30,25 @@ def test_who_listens_is_told_to_who_asks(port: int) -> None:
     listener = Listener(7, port)
     try:
         assert listener.problem is None
-        peer = ask(f"127.0.0.1:{port}", 7)
-        assert (peer.problem, peer.seconds > 0, abs(peer.clock) < 1) == (None, True, True)
-        assert ask(f"127.0.0.1:{port}", 6).problem == "rank 7 answers there"
-        rate = send(f"127.0.0.1:{port}", 4 * 2**20)
+        peer = ask_rank(f"127.0.0.1:{port}", 7)
+        assert (peer.problem, peer.seconds > 0, abs(peer.clock_ahead) < 1) == (None, True, True)
+        assert ask_rank(f"127.0.0.1:{port}", 6).problem == "rank 7 answers there"
+        rate = measure_bandwidth(f"127.0.0.1:{port}", 4 * 2**20)
         assert rate is not None
         assert rate > 0
     finally:
         listener.close()
-    assert "refused" in (ask(f"127.0.0.1:{port}", 7).problem or "")
-    assert send(f"127.0.0.1:{port}", 1) is None
+    assert "refused" in (ask_rank(f"127.0.0.1:{port}", 7).problem or "")
+    assert measure_bandwidth(f"127.0.0.1:{port}", 1) is None
 
 
 def test_a_taken_port_and_who_holds_it(port: int) -> None:
     name = Path("/proc/self/comm").read_text().strip()
     with socket.create_server(("", port)):
-        assert holder_of(port) == f"process {os.getpid()} ({name})"
+        assert process_listening_at(port) == f"process {os.getpid()} ({name})"
         problem = Listener(0, port).problem
     assert problem == f"port {port}: Address already in use, by process {os.getpid()} ({name})"
-    assert holder_of(port) is None
+    assert process_listening_at(port) is None
 
 
 @pytest.mark.parametrize("sent", [b"", b"x", b"t", b"t" + b"\xff" * 8, b"GET / HTTP/1.1"])
@@ -54,21 +61,21 @@ def test_strangers(port: int, sent: bytes) -> None:
                 stranger.shutdown(socket.SHUT_WR)
             with contextlib.suppress(ConnectionResetError):  # hung up on, as it should be
                 assert len(stranger.recv(100)) in (0, 16)
-        assert ask(f"127.0.0.1:{port}", 0).problem is None
+        assert ask_rank(f"127.0.0.1:{port}", 0).problem is None
     finally:
         listener.close()
 
 
 def test_names() -> None:
-    assert unresolved(["localhost", "127.0.0.1"]) == {}
-    assert list(unresolved(["localhost", "no such name"])) == ["no such name"]
+    assert unresolved_hosts(["localhost", "127.0.0.1"]) == {}
+    assert list(unresolved_hosts(["localhost", "no such name"])) == ["no such name"]
 
 
 @pytest.mark.parametrize("tasks", [1, 2, 64, 65, 1000])
 def test_a_sample_covers_the_step(tasks: int) -> None:
     asked: Dict[int, int] = dict.fromkeys(range(tasks), 0)
     for rank in range(tasks):
-        peers = peers_to_ask(rank, tasks)
+        peers = ranks_to_ask(rank, tasks)
         assert rank not in peers
         assert len(set(peers)) == len(peers) <= 63
         for peer in peers:
@@ -77,6 +84,6 @@ def test_a_sample_covers_the_step(tasks: int) -> None:
     reached: Set[int] = {0}
     frontier = {0}
     while frontier:
-        frontier = {p for rank in frontier for p in peers_to_ask(rank, tasks)} - reached
+        frontier = {p for rank in frontier for p in ranks_to_ask(rank, tasks)} - reached
         reached |= frontier
     assert reached == set(range(tasks))

@@ -99,7 +99,7 @@ def test_worker_orders() -> None:
         ({"worker": 3}, "need 3 tasks, but the job step has 4.*srun -n 3"),
         ({"worker": 5}, "need 5 tasks, but the job step has 4"),
         ({"ps": 5, "worker": -1}, "need 5 tasks or more"),
-        ({"ps": -1, "worker": -1}, "both take the rest"),
+        ({"ps": -1, "worker": -1}, "both have -1"),
         ({"ps": -2, "worker": 6}, "ps has -2 tasks"),
         ({"ps": 1.0, "worker": 3}, "ps has 1.0 tasks"),
         ({"ps": True, "worker": 3}, "ps has True tasks"),

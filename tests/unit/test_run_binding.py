@@ -69,20 +69,20 @@ def test_uuids_go_only_into_the_variable_of_their_maker() -> None:
 def test_more_gpus_than_there_are(
     request_: GpuRequest, environ: Dict[str, str], message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("slurm_resolver.local.gpus.count_with_driver", lambda: 4)
+    monkeypatch.setattr("slurm_resolver.local.gpus.count_driver_gpus", lambda: 4)
     with pytest.raises(GpuError) as caught:
         srun_gpu_variables(request_, 2, environ)
     assert message in str(caught.value)
 
 
 def test_an_unknown_number_of_gpus_is_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("slurm_resolver.local.gpus.count_with_driver", lambda: None)
+    monkeypatch.setattr("slurm_resolver.local.gpus.count_driver_gpus", lambda: None)
     found = srun_gpu_variables(GpuRequest(2), 1, {})
     assert found.variables[0][CUDA] == "0,1"
     assert [text.split(" (")[0] for text in found.warnings] == [
         "cannot see whether this machine has 2 GPUs"
     ]
-    monkeypatch.setattr("slurm_resolver.local.gpus.count_with_driver", lambda: 2)
+    monkeypatch.setattr("slurm_resolver.local.gpus.count_driver_gpus", lambda: 2)
     assert not srun_gpu_variables(GpuRequest(2), 1, {}).warnings
 
 

@@ -9,7 +9,7 @@ import pytest
 from time_limits import NO_SIGNALS, NO_TIMES, SIGNALS, TIMES
 
 from slurm_resolver.errors import LaunchError
-from slurm_resolver.slurm.time_limit import parse_notice, parse_time
+from slurm_resolver.slurm.time_limit import parse_signal, parse_time
 
 
 @pytest.mark.parametrize(("text", "seconds"), TIMES.items())
@@ -24,11 +24,11 @@ def test_no_time_limits(text: str) -> None:
 
 
 def test_signals() -> None:
-    assert parse_notice("usr1") == (signal.SIGUSR1, 60)
-    assert parse_notice("SIGUSR2@5") == (signal.SIGUSR2, 5)
-    assert parse_notice("12@0") == (signal.SIGUSR2, 0)
+    assert parse_signal("usr1") == (signal.SIGUSR1, 60)
+    assert parse_signal("SIGUSR2@5") == (signal.SIGUSR2, 5)
+    assert parse_signal("12@0") == (signal.SIGUSR2, 0)
     for text in SIGNALS:
-        parse_notice(text)
+        parse_signal(text)
     for text in NO_SIGNALS:
         with pytest.raises(LaunchError, match="--signal"):
-            parse_notice(text)
+            parse_signal(text)
