@@ -23,6 +23,7 @@ from slurm_resolver.preflight.agreement import (
     tensorflow_version,
 )
 from slurm_resolver.preflight.job_checks import check_job_settings
+from slurm_resolver.preflight.keras_version import keras_problem
 from slurm_resolver.preflight.result import FAILED, OK, SKIPPED, WARNING, Result, result_of
 from slurm_resolver.rendezvous.barrier import Note, meet
 from slurm_resolver.rendezvous.probe import (
@@ -84,7 +85,7 @@ def check_here() -> List[Result]:
     return [
         Result("names", *((FAILED, f"{name}: {failed[name]}") if failed else (OK, name))),
         _check_tensorflow(tensorflow_version()),
-        _check_keras({0: note}, ["this machine"]),
+        _check_keras({0: note}),
         _check_proxies({0: note}, ["this machine"]),
         Result(
             "gpus",
@@ -104,7 +105,7 @@ def _software_facts() -> Note:
         keras_version = importlib.metadata.version("keras")
     uses_tf_keras = _variable("TF_USE_LEGACY_KERAS").lower() in ("1", "true")
     return {
-        "keras3": int(keras_version.partition(".")[0]) >= 3 and not uses_tf_keras,
+        "keras": "" if uses_tf_keras or keras_version < "3" else keras_version,
         "proxies": [n for n in ("grpc_proxy", "https_proxy", "http_proxy") if _variable(n)],
         "no_proxy": bool(_variable("no_grpc_proxy") or _variable("no_proxy")),
     }
@@ -177,7 +178,7 @@ def _results(notes: Dict[int, Note], cluster: Cluster, names: Sequence[str]) -> 
     results.append(_check_speed(notes))
     results.append(_check_gpus(notes, cluster))
     results.append(_check_tensorflow(notes[0]["tensorflow"]))
-    results.append(_check_keras(notes, names))
+    results.append(_check_keras(notes))
     results.append(_check_proxies(notes, names))
     clock, rank = max((abs(note["clock"]), rank) for rank, note in notes.items())
     problems = []
@@ -247,17 +248,16 @@ def _check_tensorflow(version: Optional[str]) -> Result:
     return Result("tensorflow", OK, version)
 
 
-def _check_keras(notes: Dict[int, Note], names: Sequence[str]) -> Result:
-    with_keras_3 = [names[rank] for rank, note in notes.items() if note["keras3"]]
-    detail = (
-        "tf.keras is Keras 3, whose fit() works under no multi-worker strategy: use tf_keras, or "
-        "write the training loop"
-    )
-    return (
-        Result("keras", WARNING, detail)
-        if with_keras_3
-        else Result("keras", OK, "fit() can be used")
-    )
+def _check_keras(notes: Dict[int, Note]) -> Result:
+    versions = sorted({note["keras"] for note in notes.values() if note["keras"]})
+    problems = [keras_problem(version) for version in versions if keras_problem(version)]
+    uses = "fit() can be used"
+    if versions:
+        uses = (
+            f"Keras {', '.join(versions)}: fit() under slurm_resolver.MultiWorkerMirroredStrategy; "
+            "for parameter servers tf_keras, or a loop of your own"
+        )
+    return result_of("keras", problems[:1], uses, WARNING)
 
 
 def _check_proxies(notes: Dict[int, Note], names: Sequence[str]) -> Result:

@@ -4,8 +4,9 @@ try:
     import tensorflow  # noqa: F401
 except ImportError as error:
     raise ImportError(
-        "SlurmClusterResolver needs TensorFlow, and so do termination_config, BackupAndResume and "
-        f"ResumableLoop, but it cannot be imported here ({error}). Load your site's TensorFlow "
-        "module, or install one: pip install 'slurm_resolver[tensorflow]' (or [tensorflow-cpu]). "
+        "SlurmClusterResolver needs TensorFlow, and so do MultiWorkerMirroredStrategy, "
+        "termination_config, BackupAndResume and ResumableLoop, but it cannot be imported here "
+        f"({error}). Load your site's TensorFlow module, or install one: "
+        "pip install 'slurm_resolver[tensorflow]' (or [tensorflow-cpu]). "
         "The rest of slurm_resolver works without."
     ) from error

@@ -12,7 +12,7 @@ from typing import Any, Callable, Dict, List, Optional, Tuple
 
 import tensorflow as tf
 
-from slurm_resolver.tf.keras_version import check_keras
+from slurm_resolver.preflight.keras_version import check_keras
 from slurm_resolver.tf.resolver import SlurmClusterResolver
 
 Step = Callable[..., Any]

@@ -64,7 +64,13 @@ def test_software_that_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [result.status for result in found] == ["failed", "ok"]
     versions.update({"tensorflow-cpu": "2.21.0", "keras": "3.15.1"})
     found = [r for r in check_here() if r.id in ("tensorflow", "keras")]
-    assert [result.status for result in found] == ["ok", "warning"]
+    assert [result.status for result in found] == ["ok", "ok"]
+    assert "slurm_resolver.MultiWorkerMirroredStrategy" in found[1].detail
+    versions["keras"] = "3.9.2"
+    (keras,) = (r for r in check_here() if r.id == "keras")
+    assert keras.status == "warning"
+    assert "Keras 3.9.2 trains wrongly on several workers" in keras.detail
+    assert "pip install 'keras>=3.10'" in keras.detail
     monkeypatch.setenv("TF_USE_LEGACY_KERAS", "1")
     assert next(r for r in check_here() if r.id == "keras").status == "ok"
 

@@ -150,14 +150,14 @@ def test_nothing_is_restarted_after_ctrl_c() -> None:
         (["-t", "soon"], "--time 'soon': expected minutes, minutes:seconds"),
         (
             ["--signal", "B:USR1@5"],
-            "the prefix B: cannot be simulated, and there is no batch shell",
+            "the prefix B: cannot be simulated, as there is no batch shell",
         ),
         (
             ["--signal", "R:USR1"],
-            "the prefix R: cannot be simulated, and there are no reservations",
+            "the prefix R: cannot be simulated, as there are no reservations",
         ),
-        (["--signal", "WINCH"], "Slurm takes no signal WINCH; expected a number or one of HUP"),
-        (["--signal", "99"], "99 is no signal's number"),
+        (["--signal", "WINCH"], "Slurm has no signal WINCH; expected a number or one of HUP"),
+        (["--signal", "99"], "no signal has the number 99"),
         (["--signal", "@5"], "--signal '@5': expected SIGNAL[@SECONDS]"),
         (["--signal", "USR1@70000"], "expected at most 65535 seconds"),
         (["-t", "1", "--signal", "USR1"], "Give fewer seconds (SIGUSR1@30), or a longer time."),

@@ -26,6 +26,7 @@ for name in slurm_resolver.__all__:
 
 NEED_TENSORFLOW = {
     "BackupAndResume",
+    "MultiWorkerMirroredStrategy",
     "ResumableLoop",
     "SlurmClusterResolver",
     "termination_config",
