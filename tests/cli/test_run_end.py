@@ -146,10 +146,13 @@ def test_nothing_is_restarted_after_ctrl_c() -> None:
     ("arguments", "message"),
     [
         (["-t", "soon"], "--time 'soon': expected minutes, minutes:seconds"),
-        (["--signal", "B:USR1@5"], "the prefix B: cannot be imitated, and there is no batch shell"),
-        (["--signal", "R:USR1"], "the prefix R: cannot be imitated, and there are no reservations"),
-        (["--signal", "WINCH"], "Slurm takes no signal WINCH; expected a number or one of HUP"),
-        (["--signal", "99"], "99 is no signal's number"),
+        (["--signal", "B:USR1@5"], "the prefix B: cannot be imitated, as there is no batch shell"),
+        (["--signal", "R:USR1"], "the prefix R: cannot be imitated, as there are no reservations"),
+        (
+            ["--signal", "WINCH"],
+            "Slurm does not accept the signal WINCH; expected a number or one of HUP",
+        ),
+        (["--signal", "99"], "no signal has the number 99"),
         (["--signal", "@5"], "--signal '@5': expected SIGNAL[@SECONDS]"),
         (["--signal", "USR1@70000"], "expected at most 65535 seconds"),
         (["-t", "1", "--signal", "USR1"], "Give fewer seconds (SIGUSR1@30), or a longer time."),

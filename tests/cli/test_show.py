@@ -126,7 +126,7 @@ GPUs of the tasks on n10:
             (["--nodelist", "n[3-1]"], "SLURM_STEP_NODELIST='n[3-1]'"),
             (["--nodelist", "n1", "--distribution", "heap"], "SLURM_DISTRIBUTION='heap'"),
             (["--nodelist", "n1", "--jobs", "ps=2"], "need 2 tasks, but the job step has 1"),
-            (["--nodelist", "n[1-2]", "--distribution", "arbitrary"], "is not to be found"),
+            (["--nodelist", "n[1-2]", "--distribution", "arbitrary"], "cannot be found"),
         ],
     )
     def test_errors(
