@@ -103,7 +103,7 @@ def _find_signal(name: str, text: str) -> signal.Signals:
     short_name = short_name[3:] if short_name.startswith("SIG") else short_name
     if short_name not in _SIGNALS:
         raise LaunchError(
-            f"--signal {text!r}: Slurm has no signal {name}; expected a number or one of "
-            f"{', '.join(_SIGNALS)}"
+            f"--signal {text!r}: Slurm does not accept the signal {name}; expected a number or one "
+            f"of {', '.join(_SIGNALS)}"
         )
     return signal.Signals[f"SIG{short_name}"]

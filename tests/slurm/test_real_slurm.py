@@ -122,12 +122,12 @@ UNKNOWABLE = {
     ),
     "an arbitrary list that Slurm has sorted": (
         "salloc -n3 -m arbitrary -w n10,n8,n9 srun -n3 -m arbitrary -w n10,n8,n9 TASK!",
-        "has lost its order",
+        "may have lost its order",
         3,
     ),
     "a heterogeneous step in a plain allocation": (
         "salloc -w n8,n9,n10 -N3 --ntasks-per-node=4 srun -N1 -n1 -w n10 TASK! : -N2 -n3 TASK!",
-        "heterogeneous (srun … : …) inside a plain allocation",
+        "heterogeneous step (srun … : …) inside a plain allocation",
         4,
     ),
     "a component's own distribution, told to srun alone": (
