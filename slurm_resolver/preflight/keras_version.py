@@ -1,7 +1,7 @@
 """Which versions of Keras train rightly on several workers.
 
 Measured with tests/helpers/keras_cases.py on the minor versions of Keras 3, two workers against
-one process: up to 3.9 the metrics are wrong, up to 3.4 the weights as well.
+one process: up to 3.9 the metrics are wrong, up to 3.7 the weights as well.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ def keras_problem(version: str) -> str:
         return ""
     needed = ".".join(map(str, _FIRST_RIGHT))
     return (
-        f"Keras {version} trains wrongly on several workers: its metrics, and in the oldest "
-        f"versions its weights, are not those of one process. Expected Keras {needed} or later: "
+        f"Keras {version} trains wrongly on several workers: its metrics, and up to 3.7 its weights, "
+        f"are not those of one process. Expected Keras {needed} or later: "
         f"pip install 'keras>={needed}'; or use tf_keras, or write the training loop."
     )
 

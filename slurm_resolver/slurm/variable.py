@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from typing import (
-    TYPE_CHECKING,
     Any,
     Callable,
     Generic,
@@ -18,9 +17,6 @@ from typing import (
 
 from slurm_resolver.errors import EnvironmentValueError, HostlistError
 from slurm_resolver.slurm.hostlist import MAX_HOSTS, expand_hostlist, expand_tasks_per_node
-
-if TYPE_CHECKING:
-    from slurm_resolver.slurm.step import SlurmStep
 
 Environ = Mapping[str, str]
 Value = TypeVar("Value")
@@ -57,9 +53,9 @@ class Variable(Generic[Value]):
     @overload
     def __get__(self, step: None, owner: type) -> Variable[Value]: ...
     @overload
-    def __get__(self, step: SlurmStep, owner: type) -> Optional[Value]: ...
+    def __get__(self, step: object, owner: type) -> Optional[Value]: ...
     def __get__(
-        self, step: Optional[SlurmStep], owner: type
+        self, step: Optional[object], owner: type
     ) -> Union[Variable[Value], Optional[Value]]:
         # Python calls this only where the step itself has no value for the field.
         return self if step is None else None

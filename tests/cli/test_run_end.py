@@ -156,7 +156,10 @@ def test_nothing_is_restarted_after_ctrl_c() -> None:
             ["--signal", "R:USR1"],
             "the prefix R: cannot be simulated, as there are no reservations",
         ),
-        (["--signal", "WINCH"], "Slurm has no signal WINCH; expected a number or one of HUP"),
+        (
+            ["--signal", "WINCH"],
+            "Slurm does not accept the signal WINCH; expected a number or one of HUP",
+        ),
         (["--signal", "99"], "no signal has the number 99"),
         (["--signal", "@5"], "--signal '@5': expected SIGNAL[@SECONDS]"),
         (["--signal", "USR1@70000"], "expected at most 65535 seconds"),
