@@ -20,8 +20,8 @@ def keras_problem(version: str) -> str:
         return ""
     needed = ".".join(map(str, _FIRST_RIGHT))
     return (
-        f"Keras {version} trains wrongly on several workers: its metrics, and up to 3.7 its weights, "
-        f"are not those of one process. Expected Keras {needed} or later: "
+        f"Keras {version} trains wrongly on several workers: its metrics, and up to 3.7 its "
+        f"weights, are not those of one process. Expected Keras {needed} or later: "
         f"pip install 'keras>={needed}'; or use tf_keras, or write the training loop."
     )
 
