@@ -34,8 +34,9 @@ class Member:
     1: TensorFlow would wait for the lost servers for ever.
     """
 
-    def __init__(self, address: MonitorAddress) -> None:
+    def __init__(self, address: MonitorAddress, end_seconds: float = _END_SECONDS) -> None:
         self._address = address
+        self._end_seconds = end_seconds
         self._serves = address.tasks[address.rank].job == "ps"
         self._waits = False  # whether the main thread waits for the result
         self._lock = threading.Lock()  # for the connection, and the fields that are sent over it
@@ -161,7 +162,7 @@ class Member:
             return  # it is ending by itself, without an error
         name = self._address.name(self._address.rank)
         print_line(f"{name}: {result.message}. This process ends")
-        time.sleep(_END_SECONDS)
+        time.sleep(self._end_seconds)
         if self._failure == "":
             return
         # Flushing may hang, as everything in this process may: a thread does it, for 1 s at most.

@@ -415,12 +415,11 @@ def test_a_port_that_is_taken() -> None:
 TASK = """
 import os, sys, time
 sys.path.insert(0, sys.argv[4])
-from slurm_resolver.parameter_server import member
+from slurm_resolver.parameter_server.member import Member
 from slurm_resolver.parameter_server.monitor import Monitor
 from monitored_jobs import address_of
-member._END_SECONDS = 0.3
 address = address_of(sys.argv[1].split(","), int(sys.argv[2]), int(sys.argv[3]))
-task = Monitor(address) if address.rank == address.monitor_rank else member.Member(address)
+task = Monitor(address) if address.rank == address.monitor_rank else Member(address, 0.3)
 """
 JOINS = """
 task._joined.wait(20)
