@@ -77,7 +77,9 @@ class ResolverHooks:
         if "_resolve_own_rank" in hooks:
             # These ranks are not Slurm's, so that its distribution says nothing about them:
             # TensorFlow counts them node by node.
-            step = step.replace(distribution=None, plane_size=None, components=())
+            step = step.replace(
+                distribution=None, plane_size=None, topology_pattern=None, components=()
+            )
         if tasks_per_node is None and "_resolve_task_configuration" not in hooks:
             hosts = self._resolve_hostlist()
             if step.nodes is None:

@@ -89,7 +89,7 @@ class MultiWorkerMirroredStrategy(
         - A whole batch (a tuple or a dict), to learn its shapes: the answer is this worker's part.
         - A scalar with ``axis=0``: there is no such axis, and the mean is that of the replicas.
         """
-        if isinstance(value, (tuple, list, dict)):
+        if isinstance(value, (tuple, list, dict)) and _called_by_keras():
             check_keras()
             return tf.nest.map_structure(self._own, value)
         if axis is not None and self._own(value).shape.rank == 0:
@@ -117,6 +117,12 @@ class MultiWorkerMirroredStrategy(
     def _own(self, value: Any) -> Any:
         """Returns the value of this worker's first replica."""
         return self.experimental_local_results(value)[0]
+
+
+def _called_by_keras() -> bool:
+    """Whether the caller of the calling method is Keras: of others TensorFlow refuses a batch."""
+    module = sys._getframe(2).f_globals.get("__name__", "")
+    return str(module).partition(".")[0] == "keras"
 
 
 def _model_of_step(fn: Step) -> Optional[Any]:

@@ -102,6 +102,26 @@ def test_all_workers_end_with_the_very_same(workers: List[Outcomes]) -> None:
         assert other == workers[0]
 
 
+# What a loop of one's own asks of the strategy; TensorFlow reduces one value at a time.
+OWN_LOOP = """
+import tensorflow as tf, slurm_resolver as sr
+strategy = sr.MultiWorkerMirroredStrategy()
+index = tf.cast(strategy.cluster_resolver.task_id, tf.float32)
+own = strategy.run(lambda: index + 1)
+sums = [strategy.reduce(how, own, axis=axis).numpy() for how, axis in [("SUM", None), ("MEAN", 0)]]
+try:
+    strategy.reduce("SUM", {"loss": own}, axis=None)
+except ValueError:
+    print("told", *map(float, sums))
+"""
+
+
+def test_a_loop_of_ones_own_gets_what_tensorflow_gives(real_slurm: SlurmCluster) -> None:
+    command = shlex.join([sys.executable, "-W", "ignore", "-c", OWN_LOOP])
+    done = real_slurm.run(f"srun {STEPS[2]} {command}", timeout=SECONDS)
+    assert [line for line in done.stdout.splitlines() if "told" in line] == ["told 3.0 1.5"] * 2
+
+
 def test_under_tensorflows_own_class_none_of_it_trains(
     real_slurm: SlurmCluster, tmp_path: Path
 ) -> None:
