@@ -24,7 +24,7 @@ demo: $(VENV)/installed
 quick: $(VENV)/tools
 	$(RUN) python -m pytest -m "not slurm and not tensorflow"
 
-# Every process that the tests start is measured, which takes half as long again.
+# Every process that the tests start is measured, which takes up to twice as long.
 coverage: $(VENV)/tools
 	$(RUN) python -m pytest -m "not slurm and not tensorflow" --cov
 
