@@ -93,6 +93,8 @@ class Server:
                     yield from self._read(key.data)
             elif key.fileobj is self._listener:
                 self._accept_all()
+            else:
+                self._woken.recv(_RECEIVE_BYTES)
         now = time.monotonic()
         for peer, deadline in list(self._unknown.items()):
             if deadline > now:
@@ -136,17 +138,19 @@ class Server:
         for peer in list(self._unknown):
             self.drop(peer)
         data = encode(message)
-        for peer in self.peers:
+        sending = self.peers
+        for peer in sending:
             self._send(peer, data)
-            if not peer.unsent:
-                self._sent_all(peer, wait_for_peers)
         deadline = time.monotonic() + seconds
-        while self._peers and time.monotonic() < deadline:
-            for _ in self.events(deadline - time.monotonic()):
-                pass  # the events no longer matter
-            for peer in self.peers:
+        while True:
+            for peer in sending:
                 if not peer.unsent:
                     self._sent_all(peer, wait_for_peers)
+            sending = [peer for peer in sending if peer.unsent]
+            if not self._peers or time.monotonic() >= deadline:
+                break
+            for _ in self.events(deadline - time.monotonic()):
+                pass  # the events no longer matter
         self.close()
 
     def wake(self) -> None:

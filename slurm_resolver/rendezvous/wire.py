@@ -20,6 +20,7 @@ GREETING = b"slurm_resolver 2\n"
 _LENGTH = struct.Struct("!I")
 _RECEIVE_BYTES = 64 * 1024
 _SKIP_BYTES = 1024 * 1024
+_VANISHED_MS = 8000  # without an answer: then the other node is taken for gone
 
 
 class Limits(NamedTuple):
@@ -189,6 +190,3 @@ def find_vanished_peers(sock: socket.socket) -> None:
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 5)
     # While sent data is not acknowledged there are no keepalive probes; this is the limit then.
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _VANISHED_MS)
-
-
-_VANISHED_MS = 8000

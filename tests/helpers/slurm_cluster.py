@@ -447,5 +447,5 @@ def _descendants(pid: int) -> Iterator[int]:
 def _setting(line: str) -> str:
     """Return what a line of slurm.conf sets; a node or a partition counts by its name."""
     key, _, value = line.strip().lower().partition("=")
-    name = value.split()[:1] if key in ("node_name", "partitionname") else []
+    name = value.split()[:1] if key in ("nodename", "partitionname") else []
     return " ".join([key.strip(), *name])

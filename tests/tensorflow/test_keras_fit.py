@@ -28,7 +28,7 @@ Outcomes = Dict[str, Dict[str, Any]]
 STEPS = {2: "-w n9,n10 -N2 -n2", 3: "-w n9,n10 -N2 -n3"}
 
 # Cases that are not equal to one process to five digits, and by how much they may differ.
-TOLERANCES = {"mixed_precision": 2e-2, "parts_of_unequal_size": 1e-1}
+TOLERANCES = {"mixed_precision": 2e-2, "parts_of_unequal_size": 0.3}
 
 # What fails under TensorFlow's own class.
 WITHOUT_US = "Attempt to convert a value (PerReplica"
