@@ -45,6 +45,9 @@ class MultiWorkerMirroredStrategy(
     ) -> None:
         """Starts this worker's server, and waits until all workers have done so.
 
+        Make it before TensorFlow does anything else, such as making a dataset: afterwards
+        TensorFlow raises RuntimeError ("Collective ops must be configured at program startup").
+
         Args:
             cluster_resolver: None makes a `SlurmClusterResolver()`.
             communication_options: a `tf.distribute.experimental.CommunicationOptions`.
