@@ -141,6 +141,11 @@ class _Host:
         if self._left_early:
             left = ", ".join(self._names[rank] for rank in sorted(self._left_early))
             return f"{what}: {left} came and ended again. Look at the output of these tasks."
+        if self._server.lacks_files:
+            return (
+                f"{what} after {waited:.0f} s, as {self._names[self._rendezvous.rank]} there could "
+                "not open a file for each connection. Raise its limit (ulimit -Hn) before srun."
+            )
         return (
             f"{what} after {waited:.0f} s: {shown}{more}. They have not started, have ended, or "
             "cannot reach it: look at their output, and for a packet filter between the nodes."

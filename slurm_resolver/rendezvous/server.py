@@ -77,6 +77,7 @@ class Server:
         self._unknown: Dict[Peer, float] = {}
         self._accept_again_at: Optional[float] = None  # while it does not listen
         self._end_events: List[Event] = []
+        self.lacks_files = False  # whether connections had to wait for a file descriptor
 
     @property
     def peers(self) -> List[Peer]:
@@ -211,6 +212,7 @@ class Server:
         except BlockingIOError:
             pass
         except OSError:  # most likely no file descriptor is left: try again later
+            self.lacks_files = True
             self._selector.unregister(self._listener)
             self._accept_again_at = time.monotonic() + _ACCEPT_AGAIN_SECONDS
 

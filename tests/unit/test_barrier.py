@@ -122,6 +122,39 @@ def test_a_meeting_point_that_is_not_there(port: int) -> None:
         assert "Connection refused" in message
 
 
+FEW_FILES = """
+import resource, sys
+from slurm_resolver import RendezvousError
+from slurm_resolver.rendezvous.barrier import meet
+from slurm_resolver.rendezvous.point import Rendezvous
+resource.setrlimit(resource.RLIMIT_NOFILE, (14, 14))
+point = Rendezvous("127.0.0.1", int(sys.argv[1]), "n1", "7.0", 0, is_host=True)
+try:
+    meet(point, "x", [f"rank {rank}" for rank in range(30)], {}, lambda notes: {}, 2.0)
+except RendezvousError as error:
+    print(error)
+"""
+
+
+def test_a_meeting_point_with_too_few_files_blames_no_other_task(port: int) -> None:
+    host = subprocess.Popen(
+        [sys.executable, "-c", FEW_FILES, str(port)], stdout=subprocess.PIPE, text=True
+    )
+    try:
+        await_listening(port)
+        links = [socket.create_connection(("127.0.0.1", port), timeout=20) for _ in range(29)]
+        for rank, link in enumerate(links, 1):
+            link.sendall(GREETING + frame({"identity": "7.0:x", "rank": rank, "note": {}}))
+        told, _ = host.communicate(timeout=20)
+        for link in links:
+            link.close()
+    finally:
+        host.kill()
+    assert "tasks are missing at the meeting point" in told
+    assert "as rank 0 there could not open a file for each connection" in told
+    assert "rank 29" not in told
+
+
 def test_what_the_meeting_point_decides_against(port: int) -> None:
     def refuse(notes: Dict[int, Any]) -> Dict[str, Any]:
         raise sr.RendezvousError("we disagree")
