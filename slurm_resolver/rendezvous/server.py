@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import resource
 import selectors
 import socket
@@ -16,6 +15,7 @@ from slurm_resolver.rendezvous.wire import (
     Limits,
     Message,
     WireError,
+    close_copy,
     encode,
     find_vanished_peers,
 )
@@ -172,10 +172,7 @@ class Server:
         """Closes a forked process's copies of all sockets; the parent's go on."""
         sockets = [peer.socket for peer in list(self._peers)]
         for sock in [*sockets, self._listener, self._wake, self._woken]:
-            with contextlib.suppress(OSError):
-                fd = sock.detach()
-                if fd >= 0:
-                    os.close(fd)
+            close_copy(sock)
 
     def _stop_listening(self) -> None:
         if self._listener.fileno() < 0:

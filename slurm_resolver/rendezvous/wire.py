@@ -176,10 +176,15 @@ class Connection:
 
     def close_in_child(self) -> None:
         """Closes a forked process's copy of the connection; the parent's goes on."""
-        with contextlib.suppress(OSError):
-            fd = self.socket.detach()
-            if fd >= 0:
-                socket.close(fd)
+        close_copy(self.socket)
+
+
+def close_copy(sock: socket.socket) -> None:
+    """Closes a forked process's copy of a socket, which for its parent stays as it is."""
+    with contextlib.suppress(OSError):
+        fd = sock.detach()
+        if fd >= 0:
+            socket.close(fd)
 
 
 def find_vanished_peers(sock: socket.socket) -> None:

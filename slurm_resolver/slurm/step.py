@@ -116,7 +116,7 @@ class SlurmStep:
         return self.__dict__ == other.__dict__ if isinstance(other, SlurmStep) else NotImplemented
 
     def __hash__(self) -> int:
-        return hash(tuple(sorted(self.__dict__)))
+        return hash(frozenset(self.__dict__.items()))
 
     def __repr__(self) -> str:
         return f"SlurmStep({', '.join(f'{f}={v!r}' for f, v in self.__dict__.items())})"
