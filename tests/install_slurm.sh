@@ -6,7 +6,7 @@ missing=
 for program in slurmctld slurmd srun sbatch salloc scontrol ip nsenter unshare; do
     command -v "$program" >/dev/null || missing="$missing $program"
 done
-for program in shellcheck mpirun.openmpi mpirun.mpich; do
+for program in shellcheck mpirun.openmpi mpirun.mpich patchelf munged munge unmunge; do
     command -v "$program" >/dev/null || missing="$missing $program"
 done
 if [ -z "$missing" ]; then
@@ -15,7 +15,8 @@ if [ -z "$missing" ]; then
 fi
 if ! command -v apt-get >/dev/null; then
     echo "missing:$missing. This script knows Debian's packages only: install Slurm," >&2
-    echo "iproute2, util-linux, shellcheck, Open MPI and MPICH with this system's own package manager." >&2
+    echo "iproute2, util-linux, shellcheck, munge, Open MPI and MPICH with this system's own" >&2
+    echo "package manager." >&2
     exit 1
 fi
 as_root=
@@ -23,5 +24,5 @@ as_root=
 export DEBIAN_FRONTEND=noninteractive
 $as_root apt-get update -q
 $as_root apt-get install -q -y --no-install-recommends slurm-wlm iproute2 util-linux shellcheck \
-    openmpi-bin mpich
+    openmpi-bin mpich patchelf munge
 slurmctld -V

@@ -29,6 +29,7 @@ from pathlib import Path
 from typing import Any, NoReturn, Union
 
 import pytest
+from slurm_installation import PATH, Installation, own
 
 Command = Union[str, Sequence[str]]
 Completed = subprocess.CompletedProcess[str]
@@ -37,10 +38,9 @@ PROGRAMS = ("slurmctld", "slurmd", "srun", "scontrol", "ip", "unshare", "nsenter
 NAMESPACES = ("--net", "--uts", "--mount", "--pid")
 START_TIMEOUT = 20.0
 KEPT_VARIABLES = ("HOME", "LANG", "TMPDIR")
-# The daemons' folders: an ordinary user's PATH may lack them.
-PATH = os.environ.get("PATH", os.defpath) + ":/usr/local/sbin:/usr/sbin:/sbin"
 
-# Runs as `bash namespaces.sh login NODE...`, and for each node as `... node NUMBER NAME`.
+# Runs as `bash namespaces.sh login NODE...`, and for each node as `... node NUMBER NAME`;
+# SLURMD is the command of a node's daemon, DYNAMIC names those nodes that slurm.conf does not.
 _SCRIPT = r"""
 set -eu
 cd "${0%/*}"
@@ -59,11 +59,14 @@ if [ "$1" = node ]; then
     ip addr add "10.77.0.$2/24" dev eth0
     ip link set eth0 up
     nsenter --target 1 --net ip link set "port$2" master bridge0 up
-    daemon "slurmd-$3" slurmd -D -f "$SLURM_CONF" -N "$3"
+    case " $DYNAMIC " in *" $3 "*) SLURMD="$SLURMD -Z --conf NodeAddr=10.77.0.$2" ;; esac
+    daemon "slurmd-$3" $SLURMD -D -f "$SLURM_CONF" -N "$3"
     exec sleep infinity  # keeps the node's namespaces for run_on()
 fi
 hostname login
 mount --bind hosts /etc/hosts
+# Newer daemons ask for names by DNS, and wait for an answer that none gives here.
+[ ! -e /etc/resolv.conf ] || mount --bind /dev/null /etc/resolv.conf
 ip link set lo up
 # A bridge without an address of its own changes it with its ports, and breaks connections.
 ip link add bridge0 address 02:00:00:00:00:fe type bridge
@@ -79,6 +82,10 @@ daemon slurmctld slurmctld -D -c -f "$SLURM_CONF" &
     for name; do
         number=$((number + 1))
         daemon "node-$name" unshare --net --uts --mount bash "$0" node $number "$name" &
+        # The order in which dynamic nodes come is that of the node table.
+        case " $DYNAMIC " in *" $name "*)
+            until scontrol show node "$name" >>log/dynamic.out 2>&1; do sleep 0.02; done ;;
+        esac
     done
     wait
 ) &
@@ -92,11 +99,16 @@ class SlurmUnavailable(Exception):  # noqa: N818 (a state of the machine, not a 
 
 @dataclass(frozen=True)
 class Node:
-    """One node: its name (its hostname too), and the CPUs and GPUs that Slurm is told it has."""
+    """One node: its name (its hostname too), and the CPUs and GPUs that Slurm is told it has.
+
+    One that is `dynamic` stands in no file: it reports itself, with the machine's own CPUs, and
+    comes into the partition of a cluster whose `extra_conf` has such a one with `Nodes=ALL`.
+    """
 
     name: str
     cpus: int = 8
     gpus: int = 0
+    dynamic: bool = False
 
 
 class SlurmCluster:
@@ -106,7 +118,8 @@ class SlurmCluster:
     `p` lets several jobs share a node.  Two clusters never meet, not even in their ports.
 
     `extra_conf` are lines of slurm.conf: one that sets what this class sets takes its place, and
-    one with an empty value (`MpiParams=`) removes it.  Other files that Slurm reads beside
+    one with an empty value (`MpiParams=`) removes it. `installation` is the version of Slurm: by
+    default the machine's own.  Other files that Slurm reads beside
     slurm.conf, such as topology.conf, may be put into `directory` before `start()`, which empties
     only the folders log, run, spool, state and gpu there; stop() leaves the logs.
 
@@ -115,14 +128,23 @@ class SlurmCluster:
     """
 
     def __init__(
-        self, nodes: Sequence[Node], directory: Path, *, extra_conf: Sequence[str] = ()
+        self,
+        nodes: Sequence[Node],
+        directory: Path,
+        *,
+        extra_conf: Sequence[str] = (),
+        installation: Installation | None = None,
     ) -> None:
         """Plan a cluster with its files in `directory`; `start()` makes it."""
+        self.installation = own() if installation is None else installation
         self.nodes = tuple(nodes)
         self.directory = Path(directory).resolve()
         self._names = [node.name for node in nodes]
         self._extra_conf = tuple(extra_conf)
-        self._environment = {"PATH": PATH, "SLURM_CONF": f"{self.directory}/slurm.conf"}
+        self._environment = {
+            "PATH": self.installation.before(PATH),
+            "SLURM_CONF": f"{self.directory}/slurm.conf",
+        }
         self._environment.update((k, os.environ[k]) for k in KEPT_VARIABLES if k in os.environ)
         self._supervisor: subprocess.Popen[bytes] | None = None
         self._login = 0  # a process on the login host: the supervisor's shell
@@ -155,7 +177,8 @@ class SlurmCluster:
         """
         if self._supervisor is not None:
             raise RuntimeError("this cluster has been started already")
-        missing = [name for name in PROGRAMS if shutil.which(name, path=PATH) is None]
+        path = self._environment["PATH"]
+        missing = [name for name in PROGRAMS if shutil.which(name, path=path) is None]
         if missing:
             raise SlurmUnavailable(
                 f"not on this machine: {', '.join(missing)}; get them with `make slurm` "
@@ -192,7 +215,7 @@ class SlurmCluster:
         *,
         env: Mapping[str, str] | None = None,
         cwd: Path | None = None,
-        timeout: float = 60.0,
+        timeout: float = 180.0,
         check: bool = True,
     ) -> Completed:
         """Run a command on the login host, a string with `bash -c`, and return what it printed.
@@ -224,7 +247,7 @@ class SlurmCluster:
         node: str | None = None,
         env: Mapping[str, str] | None = None,
         cwd: Path | None = None,
-        timeout: float = 60.0,
+        timeout: float = 180.0,
         check: bool = True,
     ) -> Completed:
         process = self._start(command, env, cwd, node)
@@ -257,7 +280,7 @@ class SlurmCluster:
         words = ["bash", "-c", command] if isinstance(command, str) else command
         process = _Command(
             [*place, "env", f"--chdir={cwd or Path.cwd()}", "setsid", *words],
-            env={**self._environment, **(env or {})},
+            env=self._environment_with(env or {}),
             stdin=self._silence[0],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -269,6 +292,11 @@ class SlurmCluster:
         self._commands.append(process)
         process.shown = command if isinstance(command, str) else shlex.join(command)
         return process
+
+    def _environment_with(self, env: Mapping[str, str]) -> dict[str, str]:
+        """Return the environment of a command; a PATH of its own leads to this Slurm as well."""
+        path = self.installation.before(env.get("PATH", PATH))
+        return {**self._environment, **env, "PATH": path}
 
     def _holder(self, node: str) -> int:
         """Return the process that keeps the namespaces of a node: the shell that made them."""
@@ -330,7 +358,12 @@ class SlurmCluster:
             SlurmctldPidFile={here}/run/slurmctld SlurmdPidFile={here}/run/slurmd-%n
             SlurmctldLogFile={here}/log/slurmctld.log SlurmdLogFile={here}/log/slurmd-%n.log
         """.split()
+        lines += self.installation.conf
+        if any(node.dynamic for node in self.nodes):
+            lines += [f"MaxNodeCount={len(self.nodes)}"]
         for number, node in enumerate(self.nodes, 1):
+            if node.dynamic:
+                continue
             gres = f" Gres=gpu:{node.gpus}" if node.gpus else ""
             lines += [f"NodeName={node.name} NodeAddr=10.77.0.{number} CPUs={node.cpus}{gres}"]
         share = "DefaultTime=10 MaxTime=UNLIMITED OverSubscribe=FORCE:16"
@@ -348,7 +381,11 @@ class SlurmCluster:
         with log.open("wb") as stderr:
             self._supervisor = subprocess.Popen(
                 [*place, "bash", f"{self.directory}/namespaces.sh", "login", *self._names],
-                env=self._environment,
+                env={
+                    **self._environment,
+                    "SLURMD": self.installation.slurmd,
+                    "DYNAMIC": " ".join(node.name for node in self.nodes if node.dynamic),
+                },
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=stderr,
@@ -429,6 +466,15 @@ def slurm_or_skip(error: SlurmUnavailable) -> NoReturn:
     if os.environ.get("SLURM_RESOLVER_REQUIRE_SLURM") == "1":
         raise error
     pytest.skip(str(error))
+
+
+def end_srun(process: subprocess.Popen[str]) -> tuple[str, str]:
+    """End an srun and the tasks of its step, and return what they printed."""
+    for sign in (signal.SIGTERM, signal.SIGKILL):
+        process.send_signal(sign)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            return process.communicate(timeout=10)
+    return "", ""
 
 
 def _children(pid: int) -> list[int]:

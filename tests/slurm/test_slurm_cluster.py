@@ -14,7 +14,8 @@ from pathlib import Path
 import pytest
 import slurm_cluster
 from folders import HELPERS
-from slurm_cluster import Node, SlurmCluster, SlurmUnavailable, slurm_or_skip
+from slurm_cluster import Node, SlurmCluster, SlurmUnavailable, slurm_or_skip, started
+from slurm_installation import Installation
 
 pytestmark = pytest.mark.slurm
 
@@ -63,12 +64,12 @@ def await_true(condition: Callable[[], bool], timeout: float = 10.0) -> None:
 
 
 @pytest.fixture(scope="module")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SlurmCluster]:
-    try:
-        with SlurmCluster(NODES, tmp_path_factory.mktemp("slurm")) as running:
-            yield running
-    except SlurmUnavailable as error:
-        slurm_or_skip(error)
+def cluster(
+    installation: Installation, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[SlurmCluster]:
+    directory = tmp_path_factory.mktemp("slurm")
+    with started(SlurmCluster(NODES, directory, installation=installation)) as running:
+        yield running
 
 
 def placed(cluster: SlurmCluster, command: str) -> list[str]:

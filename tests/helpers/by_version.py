@@ -1,0 +1,15 @@
+"""What differs between versions of Slurm: a table keyed by the version from which on it holds."""
+
+from __future__ import annotations
+
+from typing import Mapping, TypeVar
+
+from slurm_installation import Installation
+
+T = TypeVar("T")
+
+
+def expected(table: Mapping[str, T], installation: Installation) -> T:
+    """Returns the entry of the newest version that is not newer than this one."""
+    holds = [version for version in table if Installation(version).number <= installation.number]
+    return table[max(holds, key=lambda version: Installation(version).number)]

@@ -1,0 +1,170 @@
+"""Topology on the real Slurm: every task knows the true cluster, in whatever order nodes are used.
+
+From 26.05 on Slurm gives ranks in block distribution to nodes in the topology's order, while node
+list and SLURM_NODEID keep theirs. SLURM_TOPOLOGY_ADDR_PATTERN, which could warn of it, tells the
+cluster's topology, and a partition may have another: topology.yaml(5).
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Dict, Iterator, List, NamedTuple, Sequence
+
+import pytest
+from by_version import expected
+from slurm_cluster import Node, SlurmCluster, started
+from slurm_installation import Installation
+from task_accounts import assert_right, run, run_and_resolve
+
+pytestmark = pytest.mark.slurm
+
+TREE = """\
+SwitchName=s0 Switches=s[1-2]
+SwitchName=s1 Nodes=n8,n10,n12
+SwitchName=s2 Nodes=n9,n11,n13
+"""
+BLOCKS = """\
+BlockName=b1 Nodes=n8,n10
+BlockName=b2 Nodes=n9,n11
+BlockName=b3 Nodes=n12,n13
+BlockSizes=2
+"""
+# A cluster without topology, and what its partition has instead.
+YAML = """\
+- topology: plain
+  cluster_default: true
+  flat: true
+- topology: other
+  cluster_default: false
+"""
+YAML_TREE = f"""{YAML}
+  tree:
+    switches:
+      - {{switch: s0, children: "s[1-2]"}}
+      - {{switch: s1, nodes: "n8,n10,n12"}}
+      - {{switch: s2, nodes: "n9,n11,n13"}}
+"""
+YAML_BLOCKS = f"""{YAML}
+  block:
+    block_sizes: [2]
+    blocks:
+      - {{block: b1, nodes: "n8,n10"}}
+      - {{block: b2, nodes: "n9,n11"}}
+      - {{block: b3, nodes: "n12,n13"}}
+"""
+YAML_ALPHA = f"""{YAML}
+  flat:
+    alpha_step_rank: true
+"""
+
+
+NODES = tuple(Node(f"n{number}") for number in range(8, 14))
+
+
+class Topology(NamedTuple):
+    """A cluster's nodes and files, and the pattern that all its tasks are told."""
+
+    files: Dict[str, str]
+    conf: List[str]
+    pattern: str
+    nodes: Sequence[Node] = NODES
+
+
+OTHER = "PartitionName=p Nodes=ALL Default=YES DefaultTime=10 OverSubscribe=FORCE Topology=other"
+
+
+# In all of them the first node is first in either order: its tasks cannot see that others are not.
+# One that orders by name matters where nodes come by themselves: those of slurm.conf are sorted.
+# How to find them is told to srun in messages that only auth/slurm signs.
+BY_NAME = Topology(
+    {"topology.yaml": YAML_ALPHA, "slurm.key": "a key for this cluster of one test alone"},
+    [OTHER, "AuthType=auth/slurm", "CredType=cred/slurm"],
+    "node",
+    [Node(name, dynamic=True) for name in ("a1", "b2", "a2", "b1", "c2", "c1")],
+)
+TREE_CONF = Topology(
+    {"topology.conf": TREE}, ["TopologyPlugin=topology/tree"], "switch.switch.node"
+)
+BLOCK_CONF = Topology({"topology.conf": BLOCKS}, ["TopologyPlugin=topology/block"], "block.node")
+
+TOPOLOGIES = {
+    "22.05": {"tree": TREE_CONF},
+    "23.11": {"tree": TREE_CONF, "block": BLOCK_CONF},
+    "26.05": {
+        "tree": TREE_CONF,
+        "block": BLOCK_CONF,
+        "the partition's tree": Topology({"topology.yaml": YAML_TREE}, [OTHER], "node"),
+        "the partition's blocks": Topology({"topology.yaml": YAML_BLOCKS}, [OTHER], "node"),
+        "flat, by name": BY_NAME,
+    },
+}
+# WIDE stands for the first four nodes, {0} to {5} for each: a block of topology/block is two nodes.
+# Each node has two CPUs or more, and some have more tasks than others.
+STEPS = {
+    "default": "srun WIDE -n6 TASK",
+    "block": "srun WIDE -n6 -m block:cyclic TASK",
+    "part": "salloc WIDE -n8 srun -N3 -n5 TASK",
+    "segments": "srun WIDE --segment=2 -n6 TASK",
+    "heterogeneous": "srun -N2 -n2 -w {4},{5} TASK : WIDE -n6 TASK",
+    "cyclic": "srun WIDE -n6 -m cyclic TASK",
+    "plane": "srun WIDE -n6 -O -m plane=2 TASK",
+    # Alone it waits for ever for a node that is named twice (24.11, tree), or is refused (blocks).
+    "arbitrary": "printf '{2}\\n{0}\\n{2}\\n{1}\\n' > hosts; salloc WIDE -n8"
+    " env SLURM_HOSTFILE=$PWD/hosts srun -n4 -m arbitrary TASK",
+}
+# How tasks know the layout, and whether block follows the list of the nodes. A component may have
+# another distribution, which no variable tells. 24.11 has segments, but none on nodes by name.
+BY_LIST = {
+    **dict.fromkeys(("default", "block", "part", "cyclic", "plane", "arbitrary"), "environment"),
+    "heterogeneous": "rendezvous",
+}
+BY_TOPOLOGY = {
+    **BY_LIST,
+    **dict.fromkeys(("default", "block", "part", "segments"), "rendezvous"),
+}
+SOURCES = {"22.05": BY_LIST, "26.05": BY_TOPOLOGY}
+IN_LIST_ORDER = {"22.05": True, "26.05": False}
+
+LONGEST = 45.0  # seconds: tasks that wait for others in vain do so for 60
+
+
+@pytest.fixture(params=sorted({kind for kinds in TOPOLOGIES.values() for kind in kinds}))
+def cluster(
+    request: pytest.FixtureRequest, installation: Installation, tmp_path: Path
+) -> Iterator[SlurmCluster]:
+    """A cluster of six nodes whose topology has another order than their list."""
+    topology = expected(TOPOLOGIES, installation).get(request.param)
+    if topology is None:
+        pytest.skip(f"Slurm {installation.version} has no such topology")
+    for name, text in topology.files.items():
+        (tmp_path / name).write_text(text)
+        (tmp_path / name).chmod(0o600)
+    slurm = SlurmCluster(
+        topology.nodes, tmp_path, extra_conf=topology.conf, installation=installation
+    )
+    with started(slurm):
+        told = slurm.run("srun -n1 printenv SLURM_TOPOLOGY_ADDR_PATTERN").stdout
+        assert told == f"{topology.pattern}\n"
+        yield slurm
+
+
+def test_every_task_knows_the_true_cluster(
+    cluster: SlurmCluster, installation: Installation, tmp_path: Path
+) -> None:
+    names = [node.name for node in cluster.nodes]
+    wide = f"-N4 -w {','.join(names[:4])}"
+    used = {}
+    for step, source in expected(SOURCES, installation).items():
+        command = STEPS[step].format(*names).replace("WIDE", wide)
+        output = tmp_path / step / "output"
+        output.mkdir(parents=True)
+        if source == "environment":
+            lines = run_and_resolve(cluster, command, output)
+        else:
+            lines = run(cluster, command, output, timeout=LONGEST)
+        assert_right(lines)
+        assert {line["cluster"]["layout_source"] for line in lines} == {source}
+        used[step] = list(dict.fromkeys(line["host"] for line in lines))
+    # Were both orders the same, all this would show nothing.
+    assert (used["default"] == names[:4]) is expected(IN_LIST_ORDER, installation)
+    assert used["cyclic"] == names[:4]
