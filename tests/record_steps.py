@@ -63,7 +63,8 @@ def topology() -> str:
     """The topology plugin's name, such as tree; "default" where there is none."""
     config = subprocess.check_output(["scontrol", "show", "config"], text=True)
     found = re.search(r"^TopologyPlugin\s*=\s*(?:topology/)?(\w+)", config, re.M)
-    return found[1] if found and found[1] != "none" else "default"
+    plain = ("none", "default", "flat")  # by version
+    return found[1] if found and found[1] not in plain else "default"
 
 
 def kept(environ: Task) -> Task:

@@ -7,20 +7,39 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Dict, List, NamedTuple, Tuple
+from typing import Dict, List, NamedTuple, Optional, Tuple
 
 from folders import DATA
+
+from slurm_resolver.cluster.distribution import local_ranks
+from slurm_resolver.cluster.layout import Layout
 
 STEPS = DATA / "steps.jsonl"
 
 
 class Recording(NamedTuple):
-    """One recorded step: what was run, and each task's variables."""
+    """One recorded step: Slurm's version, what was run, and each task's variables."""
 
     name: str
+    slurm: str
     command: str
     files: Dict[str, str]
     tasks: List[Dict[str, str]]
+
+    def write_files(self, folder: Path) -> None:
+        """Puts the host files that it read, by the names in its variables, into a folder."""
+        for name, content in self.files.items():
+            (folder / name).write_text(content)
+
+    @property
+    def is_step(self) -> bool:
+        """Whether srun started it: a batch script and the shell of salloc are no steps."""
+        return "SLURM_STEP_NUM_TASKS" in self.tasks[0]
+
+    @property
+    def number(self) -> Tuple[int, ...]:
+        """Slurm's version in a form that can be compared, such as (26, 5, 3)."""
+        return tuple(map(int, self.slurm.split(".")))
 
     def truth(self) -> Dict[int, Tuple[str, int]]:
         """By rank, the node and the local rank that the task itself reported."""
@@ -28,6 +47,13 @@ class Recording(NamedTuple):
             int(task["SLURM_PROCID"]): (task["SLURMD_NODENAME"], int(task["SLURM_LOCALID"]))
             for task in self.tasks
         }
+
+    def layout(self) -> Layout:
+        """Where the tasks really ran, as they would tell each other."""
+        hosts = [host for _, (host, _) in sorted(self.truth().items())]
+        nodes = tuple(dict.fromkeys(hosts))
+        node_of = [nodes.index(host) for host in hosts]
+        return Layout(nodes, node_of, local_ranks(node_of, len(nodes)), "block", "rendezvous")
 
 
 def recordings(path: Path = STEPS) -> List[Recording]:
@@ -45,5 +71,28 @@ def recordings(path: Path = STEPS) -> List[Recording]:
                 name = f"{scenario['slurm']}-{scenario['topology']}-{scenario['scenario']}"
                 if len(steps) > 1:
                     name += f"-{number}"
-                found.append(Recording(name, scenario["command"], scenario["files"], tasks))
+                command, files = scenario["command"], scenario["files"]
+                found.append(Recording(name, scenario["slurm"], command, files, tasks))
     return found
+
+
+# What srun alone was told: heterogeneous steps that no variable tells, or not all of it.
+NEVER_TOLD = {
+    "22.05.8-default-het_local_step": "heterogeneous .* inside a plain allocation",
+    "22.05.8-default-het_mpmd_reversed_cmdline": "its own --distribution from srun",
+    "23.02.8-default-het_direct_plane": "its own --distribution from srun",
+}
+
+
+def unknowable(recording: Recording) -> Optional[str]:
+    """Why no variable tells the layout of a step; None where every task must know it."""
+    told = recording.tasks[0]
+    how = told.get("SLURM_DISTRIBUTION", "")
+    if how == "arbitrary" and not {"SLURM_HOSTFILE", "SLURM_ARBITRARY_NODELIST"} & set(told):
+        return "neither SLURM_HOSTFILE nor SLURM_ARBITRARY_NODELIST is set"
+    # From 26.05 on topology may order the nodes of block, also with the pattern of none: "node".
+    in_list_order = "SLURM_HET_SIZE" not in told and how.startswith(("cyclic", "plane", "arbi"))
+    several_nodes = len({node for node, _ in recording.truth().values()}) > 1
+    if recording.number >= (26, 5) and several_nodes and not in_list_order:
+        return "26.05 or later .* topology may order the nodes"
+    return NEVER_TOLD.get(recording.name)
