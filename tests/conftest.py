@@ -1,15 +1,17 @@
-"""What many tests share: one real Slurm for the whole session, and data to train on."""
+"""What many tests share: one real Slurm of each version for the whole session, and data."""
 
 from __future__ import annotations
 
 import importlib.util
 import os
 from pathlib import Path
-from typing import Iterator
+from typing import Iterator, List
 
 import pytest
+from free_ports import free_port
 from hypothesis import HealthCheck, settings
 from slurm_cluster import Node, SlurmCluster, started
+from slurm_installation import Installation, installations
 
 from slurm_resolver import log
 from slurm_resolver.slurm.ancestors import Ancestors
@@ -21,6 +23,42 @@ settings.register_profile(
 settings.load_profile("without deadline")
 
 HAS_TENSORFLOW = importlib.util.find_spec("tensorflow") is not None
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Adds --slurm."""
+    help_ = "a version of Slurm to test on: one such as 24.11, oldest or newest (default: all here)"
+    parser.addoption("--slurm", action="append", metavar="VERSION", help=help_)
+
+
+def chosen(asked: List[str]) -> List[Installation]:
+    """Returns the versions that are asked for, by default all that are here."""
+    versions = installations()
+    found = {"oldest": versions[0], "newest": versions[-1]}
+    found.update((one.version, one) for one in versions)
+    missing = ", ".join(version for version in asked if version not in found)
+    if missing:
+        here = ", ".join(one.version for one in versions)
+        raise pytest.UsageError(
+            f"--slurm: no {missing} here, but {here}; `make slurms` gets others"
+        )
+    return [found[version] for version in asked] or versions
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """A test on the real Slurm runs on each version; one that trains on the oldest and newest.
+
+    One that is marked so runs on the newest alone: what it asks depends on no version.
+    """
+    if "installation" in metafunc.fixturenames:
+        asked = metafunc.config.getoption("--slurm")
+        versions = chosen(asked or [])
+        if not asked and metafunc.definition.get_closest_marker("tensorflow"):
+            versions = versions[:: max(1, len(versions) - 1)]
+        if not asked and metafunc.definition.get_closest_marker("newest"):
+            versions = versions[-1:]
+        ids = [one.version or "no Slurm" for one in versions]
+        metafunc.parametrize("installation", versions, ids=ids, scope="session")
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
@@ -46,11 +84,20 @@ def _warned_of_nothing() -> None:
     log.warned.clear()
 
 
+@pytest.fixture
+def port() -> int:
+    """A free port of this machine."""
+    return free_port()
+
+
 @pytest.fixture(scope="session")
-def real_slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SlurmCluster]:
+def real_slurm(
+    installation: Installation, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[SlurmCluster]:
     """A real Slurm of five nodes, n8 to n12: names whose order as strings is not theirs."""
     nodes = [Node(f"n{number}", cpus=8, gpus=4) for number in range(8, 13)]
-    with started(SlurmCluster(nodes, tmp_path_factory.mktemp("slurm"))) as cluster:
+    directory = tmp_path_factory.mktemp("slurm")
+    with started(SlurmCluster(nodes, directory, installation=installation)) as cluster:
         yield cluster
 
 
