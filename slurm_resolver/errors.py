@@ -28,6 +28,8 @@ what to do about it.
 
 from __future__ import annotations
 
+from typing import Optional
+
 
 class SlurmResolverError(Exception):
     """Base of all errors of this package."""
@@ -75,11 +77,32 @@ class RendezvousError(SlurmResolverError, RuntimeError):
 
     Attributes:
         shared: whether the meeting point has sent this error, and so all tasks there raise it.
+        is_host: whether this task is the meeting point.
+        all_came: whether all tasks had come, so that what they told is wrong.
     """
 
-    def __init__(self, message: str, shared: bool = False) -> None:
+    def __init__(
+        self,
+        message: str,
+        shared: bool = False,
+        is_host: bool = False,
+        all_came: bool = False,
+    ) -> None:
         self.shared = shared
+        self.is_host = is_host
+        self.all_came = all_came
         super().__init__(message)
+
+
+def missed_meeting(error: BaseException) -> Optional[RendezvousError]:
+    """Returns the RendezvousError because of which another error was raised, or that it is.
+
+    None where there is none, and where all tasks had come.
+    """
+    cause: Optional[BaseException] = error
+    while cause is not None and not isinstance(cause, RendezvousError):
+        cause = cause.__cause__
+    return None if cause is None or cause.all_came else cause
 
 
 class JobsError(SlurmResolverError, RuntimeError):

@@ -1,13 +1,16 @@
-"""The package's log. Python's `logging` is imported only when there is something to log.
+"""The package's log, the logger ``slurm_resolver`` of Python's `logging`.
 
-Importing it takes a third of the time in which a command of this package starts.
+It is quiet but for warnings; at the level INFO each task says what it is. `logging` is imported
+only when there is something to log: importing it takes a third of the time in which a command of
+this package starts.
 """
 
 from __future__ import annotations
 
+import sys
 from typing import Set
 
-warned: Set[str] = set()  # the messages that `warn_once` has logged in this process
+warned: Set[str] = set()  # the messages that were logged once in this process
 
 
 def warn(message: str, *arguments: object) -> None:
@@ -22,3 +25,13 @@ def warn_once(message: str) -> None:
     if message not in warned:
         warned.add(message)
         warn("%s", message)
+
+
+def tell_once(message: str) -> None:
+    """Logs at the level INFO, unless this process has logged the same message before."""
+    # as long as nobody has imported logging, nobody has asked for that level
+    if "logging" in sys.modules and message not in warned:
+        import logging
+
+        warned.add(message)
+        logging.getLogger("slurm_resolver").info("%s", message)

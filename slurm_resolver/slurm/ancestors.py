@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import re
-from typing import NamedTuple, Optional, Tuple
+from typing import List, NamedTuple, Optional, Tuple
 
 # The commands of launchers, of which there is one for all ranks; and what they run on each node.
 # proc(5): the names of processes are cut after 15 bytes.
@@ -62,7 +62,7 @@ def find_ancestors(task_pid: Optional[str]) -> Ancestors:
         if name is None:
             break
         if name == "slurmstepd":
-            title = _TITLE.match(_read(f"/proc/{pid}/cmdline"))
+            title = _TITLE.match(read_proc(f"/proc/{pid}/cmdline"))
             if title is None:
                 return Ancestors(launcher, launcher_pid, True, True, mpirun=mpirun)
             known = (title["job"], title["step"], mpirun)
@@ -79,6 +79,24 @@ def find_ancestors(task_pid: Optional[str]) -> Ancestors:
     return Ancestors(launcher, launcher_pid, complete=complete, mpirun=mpirun)
 
 
+def processes_of_task(task_pid: Optional[str]) -> Optional[List[int]]:
+    """Returns this process and all above it, up to the one that Slurm started as the task.
+
+    None where the chain of parents does not show it, as in a container that numbers its processes
+    anew.
+
+    Args:
+        task_pid: SLURM_TASK_PID.
+    """
+    pids = [os.getpid()]
+    while str(pids[-1]) != task_pid:
+        name, parent = _name_and_parent(pids[-1])
+        if name is None or parent < 1 or len(pids) == _MAX_PARENTS:
+            return None
+        pids.append(parent)
+    return pids
+
+
 def is_component(node: str, job_id: str, step_id: str) -> bool:
     """Returns whether this step is one component of a heterogeneous step in a plain allocation.
 
@@ -86,16 +104,17 @@ def is_component(node: str, job_id: str, step_id: str) -> bool:
     ``…/n9_42.0``, and of component 1 ``…/n9_42.0.1``, as on live clusters from 22.05 to 26.05.
     False where the sockets cannot be seen, as in a container with a network of its own.
     """
-    return f"/{node}_{job_id}.{step_id}." in _read("/proc/net/unix")
+    return f"/{node}_{job_id}.{step_id}." in read_proc("/proc/net/unix")
 
 
 def _name_and_parent(pid: int) -> Tuple[Optional[str], int]:
     # The name may hold spaces and brackets: what follows its last bracket is "state, parent, …".
-    head, bracket, tail = _read(f"/proc/{pid}/stat").rpartition(")")
+    head, bracket, tail = read_proc(f"/proc/{pid}/stat").rpartition(")")
     return (head.partition("(")[2], int(tail.split()[1])) if bracket else (None, 0)
 
 
-def _read(path: str) -> str:
+def read_proc(path: str) -> str:
+    """Returns the text of a file of /proc; "" where it may not be read."""
     try:
         with open(path, encoding="utf-8", errors="replace") as file:
             return file.read()

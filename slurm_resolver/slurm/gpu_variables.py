@@ -8,12 +8,13 @@ gres.conf names the same value.
 from __future__ import annotations
 
 import re
-from typing import Dict, Mapping, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, Mapping, NamedTuple, Optional, Sequence, Tuple, TypeVar
 
 from slurm_resolver.errors import GpuError
 from slurm_resolver.slurm.step import SlurmStep
 
 Devices = Tuple[str, ...]
+Answer = TypeVar("Answer")
 
 CUDA = SlurmStep.cuda_devices.name
 _ROCR = SlurmStep.rocr_devices.name
@@ -127,8 +128,24 @@ def count_driver_gpus() -> Optional[int]:
     """Returns how many NVIDIA GPUs the driver shows this process; None if it cannot be asked.
 
     A cgroup hides GPUs from the driver; CUDA_VISIBLE_DEVICES does not. This function needs
-    nvidia-ml-py (``pip install 'slurm_resolver[nvidia]'``), and does not initialise CUDA.
+    nvidia-ml-py (``pip install nvidia-ml-py``, the extra ``nvidia``), and does not initialise CUDA.
     """
+    return ask_driver(lambda nvml: int(nvml.nvmlDeviceGetCount()))
+
+
+def driver_gpu_uuids() -> Optional[Devices]:
+    """Returns the UUIDs of the GPUs that `count_driver_gpus` counts."""
+
+    def ask(nvml: Any) -> Devices:
+        handles = map(nvml.nvmlDeviceGetHandleByIndex, range(nvml.nvmlDeviceGetCount()))
+        uuids = map(nvml.nvmlDeviceGetUUID, handles)
+        return tuple(uuid.decode() if isinstance(uuid, bytes) else uuid for uuid in uuids)
+
+    return ask_driver(ask)
+
+
+def ask_driver(question: Callable[[Any], Answer]) -> Optional[Answer]:
+    """Returns the answer to a question to NVML, the driver's library; None if it fails."""
     try:
         import pynvml
     except ImportError:
@@ -138,7 +155,7 @@ def count_driver_gpus() -> Optional[int]:
     except pynvml.NVMLError:
         return None
     try:
-        return int(pynvml.nvmlDeviceGetCount())
+        return question(pynvml)
     except pynvml.NVMLError:
         return None
     finally:

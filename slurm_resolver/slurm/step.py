@@ -86,6 +86,8 @@ class SlurmStep:
     job_num_tasks = variable.text("SLURM_NTASKS", "a number of tasks")
     job_tasks_per_node = variable.text("SLURM_NTASKS_PER_NODE", "a number of tasks")
     job_num_nodes = variable.text("SLURM_JOB_NUM_NODES", "a number of nodes")
+    cpus_per_task = variable.text("SLURM_CPUS_PER_TASK", "a number of CPUs")
+    cpus_on_node = variable.text("SLURM_CPUS_ON_NODE", "a number of CPUs")
     open_mode = variable.text("SLURM_OPEN_MODE", "a (append) or t (truncate)")
     # the job's end (Slurm 22.05 does not set it), and its next start
     job_end_time = variable.number("SLURM_JOB_END_TIME", 0, 2**63 - 1, "seconds since 1970")
@@ -96,10 +98,40 @@ class SlurmStep:
     array_task_id = variable.text("SLURM_ARRAY_TASK_ID", "a whole number")
     # set by the user, who wants to train alone wherever that is
     switch = variable.switch("SLURM_RESOLVER")
+    # set by the user, for the job's parameter servers
+    network_grace = variable.number(
+        "SLURM_RESOLVER_NETWORK_GRACE",
+        1,
+        24 * 60 * 60,
+        "whole seconds from 1 to 86400",
+        remedy="Set it to how long the network between the nodes may fail, or unset it for 30 s",
+    )
     # set by `slurm-resolver run`, whose jobs are unknown to Slurm
     simulated_job = variable.text("SLURM_RESOLVER_JOB", "a job id")
     # set by this package for the child processes of a task that had to ask the others
     exchanged_layout = variable.text("SLURM_RESOLVER_LAYOUT", "what the tasks told each other")
+    exchanged_addresses = variable.text(
+        "SLURM_RESOLVER_ADDRESSES", "what the tasks told each other"
+    )
+    # set by some sites, not by Slurm
+    temporary_folder = variable.text("SLURM_TMPDIR", "a folder on this node")
+    # set by `exec --restart-workers` for a program that it has started again
+    task_restart = variable.text("SLURM_RESOLVER_TASK_RESTART", "the step, and how often it was")
+    # set by `supervise` for a step that it has started again
+    step_restart = variable.number(
+        "SLURM_RESOLVER_STEP_RESTART", 0, 2**31 - 1, "how often the step was started again"
+    )
+    # PMI-2 of this task (srun --mpi=pmi2), and whether the user lets this package use it. They may
+    # be those of another step, or of another launcher, and mean anything there.
+    pmi_fd = variable.text("PMI_FD", "the number of a file descriptor")
+    pmi_rank = variable.text("PMI_RANK", "a rank")
+    pmi_size = variable.text("PMI_SIZE", "a number of tasks")
+    launch_node_address = variable.text("SLURM_LAUNCH_NODE_IPADDR", "the address of srun's host")
+    pmi2 = variable.choice(
+        "SLURM_RESOLVER_PMI2",
+        ("auto", "on", "off"),
+        "Set it to off where a program of the step uses MPI, to on where none does, or unset it",
+    )
     # GPUs
     cuda_devices = variable.devices("CUDA_VISIBLE_DEVICES")
     rocr_devices = variable.devices("ROCR_VISIBLE_DEVICES")
@@ -111,6 +143,10 @@ class SlurmStep:
     job_gpus = variable.text("SLURM_JOB_GPUS", "devices of the batch script's node")
     step_gpus = variable.text("SLURM_STEP_GPUS", "devices of the node, separated by commas")
     gpus_applied = variable.text("SLURM_RESOLVER_GPUS", "a value that this package sets")
+    shards_on_node = variable.text("SLURM_SHARDS_ON_NODE", "a number of shares in GPUs")
+    # set by the user, for TensorFlow
+    allow_growth = variable.text("TF_FORCE_GPU_ALLOW_GROWTH", "true or false")
+    gpu_allocator = variable.text("TF_GPU_ALLOCATOR", "the name of an allocator")
 
     components: Tuple[Component, ...]
     ancestors: Ancestors

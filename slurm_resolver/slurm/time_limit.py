@@ -18,7 +18,7 @@ _EXPECTED = (
 
 # The signal names that Slurm accepts here; it accepts numbers as well.
 _SIGNALS = ["HUP", "INT", "QUIT", "ABRT", "KILL", "USR1", "USR2", "ALRM", "TERM", "CONT", "STOP"]
-_SIGNALS += ["TSTP", "TTIN", "TTOU", "URG", "XCPU"]
+_SIGNALS += ["TSTP", "TTIN", "TTOU", "URG", "XCPU", "CHLD", "PIPE"]  # the last two since 24.11
 _SIGNAL = re.compile(r"(?:([A-Z]+):)?(\w+)(?:@(\d*))?", re.IGNORECASE)
 _DEFAULT_SECONDS, _MAX_SECONDS = 60, 65_535
 
@@ -71,7 +71,7 @@ def parse_signal(text: str) -> LimitSignal:
     seconds_before = int(seconds) if seconds else _DEFAULT_SECONDS
     if seconds_before > _MAX_SECONDS:
         raise LaunchError(f"--signal {text!r}: expected at most {_MAX_SECONDS} seconds")
-    return LimitSignal(_find_signal(name, text), seconds_before)
+    return LimitSignal(find_signal(name, f"--signal {text!r}"), seconds_before)
 
 
 def parse_time_and_signal(
@@ -93,17 +93,22 @@ def parse_time_and_signal(
     return limit, limit_signal
 
 
-def _find_signal(name: str, text: str) -> signal.Signals:
+def find_signal(name: str, option: str) -> signal.Signals:
+    """Returns the signal of this name or number, as Slurm reads it: USR1, SIGUSR1, usr1, 10.
+
+    Raises:
+        LaunchError: for any other name; `option` is what the user wrote.
+    """
     if name.isdigit():
         try:
             return signal.Signals(int(name))
         except ValueError:
-            raise LaunchError(f"--signal {text!r}: no signal has the number {name}") from None
+            raise LaunchError(f"{option}: no signal has the number {name}") from None
     short_name = name.upper()
     short_name = short_name[3:] if short_name.startswith("SIG") else short_name
     if short_name not in _SIGNALS:
         raise LaunchError(
-            f"--signal {text!r}: Slurm does not accept the signal {name}; expected a number or one "
-            f"of {', '.join(_SIGNALS)}"
+            f"{option}: Slurm does not accept the signal {name}; expected a number or one of "
+            f"{', '.join(_SIGNALS)}"
         )
     return signal.Signals[f"SIG{short_name}"]

@@ -10,6 +10,7 @@ from typing import (
     Generic,
     Mapping,
     Optional,
+    Sequence,
     Tuple,
     TypeVar,
     Union,
@@ -72,6 +73,10 @@ class Variable(Generic[Value]):
     def with_name(self, name: str) -> Variable[Value]:
         """Returns the same variable under another name; an empty value of it counts as unset."""
         return Variable(name, self._parse, self.expected, empty_is_unset=True)
+
+    def as_option(self, option: str, remedy: str) -> Variable[Value]:
+        """Returns the same value as one that a command's option gives, which messages name."""
+        return Variable(option, self._parse, self.expected, remedy=remedy)
 
     def read(self, environ: Environ) -> Optional[Value]:
         """Returns its value; None where it is not set.
@@ -171,6 +176,18 @@ def switch(name: str) -> Variable[str]:
     """Returns a variable by which a user turns something on or off."""
     remedy = f"Set {name}=off to train alone, without a cluster, or unset it"
     return Variable(name, _parse_switch, "on or off", empty_is_unset=True, remedy=remedy)
+
+
+def choice(name: str, choices: Sequence[str], remedy: str) -> Variable[str]:
+    """Returns a variable by which a user chooses one of some words."""
+    expected = f"{', '.join(choices[:-1])} or {choices[-1]}"
+
+    def parse(text: str) -> str:
+        if text.lower() not in choices:
+            raise ValueError(text)
+        return text.lower()
+
+    return Variable(name, parse, expected, empty_is_unset=True, remedy=remedy)
 
 
 def _parse_identifier(text: str) -> str:

@@ -60,7 +60,7 @@ def test_the_title_of_slurmstepd_tells_the_step(
     is_in_step: bool,
 ) -> None:
     chain = {"stat": "5 (slurmstepd) S 1 5 5", "cmdline": title}
-    monkeypatch.setattr(ancestors, "_read", lambda path: chain[path.rpartition("/")[2]])
+    monkeypatch.setattr(ancestors, "read_proc", lambda path: chain[path.rpartition("/")[2]])
     found = find_ancestors(None)
     assert (found.job_id, found.step_id) == expected
     assert found.is_in_step is is_in_step
@@ -83,10 +83,10 @@ def test_the_socket_of_slurmstepd_tells_a_component(
 ) -> None:
     line = "0000000000000000: 00000002 00000000 00010000 0001 01 25078"
     text = f"Num RefCount …\n{line} /run/other\n{line} {sockets}\n"
-    monkeypatch.setattr(ancestors, "_read", {"/proc/net/unix": text}.__getitem__)
+    monkeypatch.setattr(ancestors, "read_proc", {"/proc/net/unix": text}.__getitem__)
     assert is_component("n9", "42", "0") is expected
 
 
 def test_where_nothing_can_be_read_nothing_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ancestors, "_read", lambda _: "")
+    monkeypatch.setattr(ancestors, "read_proc", lambda _: "")
     assert find_ancestors("1") == Ancestors()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tracemalloc
-from typing import Dict
+from typing import Dict, Optional
 
 import pytest
 
@@ -194,6 +194,20 @@ def test_an_allocation_for_one_task(environ: Dict[str, str], one: bool) -> None:
 )
 def test_the_switch_is_on_or_off(value: str, switch: str) -> None:
     assert SlurmStep.read({"SLURM_RESOLVER": value}).switch == switch
+
+
+@pytest.mark.parametrize(("value", "seconds"), [("1", 1), ("30", 30), ("86400", 86400), ("", None)])
+def test_the_grace_of_the_network_is_a_number_of_seconds(
+    value: str, seconds: Optional[int]
+) -> None:
+    assert SlurmStep.read({"SLURM_RESOLVER_NETWORK_GRACE": value}).network_grace == seconds
+
+
+@pytest.mark.parametrize("value", ["0", "-1", "1.5", "30s", "86401", "off"])
+def test_another_grace_is_an_error(value: str) -> None:
+    told = rf"SLURM_RESOLVER_NETWORK_GRACE='{value}': expected whole seconds from 1 to 86400\. Set"
+    with pytest.raises(EnvironmentValueError, match=told):
+        SlurmStep.read({"SLURM_RESOLVER_NETWORK_GRACE": value})
 
 
 @pytest.mark.parametrize("value", ["no", "0", "of"])
