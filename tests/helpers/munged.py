@@ -1,0 +1,83 @@
+"""A munged of the tests' own: its key, its socket and its log are in a folder of its own."""
+
+from __future__ import annotations
+
+import contextlib
+import secrets
+import shutil
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from slurm_cluster import SlurmUnavailable, slurm_or_skip
+from slurm_installation import PATH
+
+from slurm_resolver.rendezvous.munge import Munge
+
+START_SECONDS = 60.0
+
+
+class Munged:
+    """A running munged, and munge's commands for it."""
+
+    def __init__(self, folder: Path, process: subprocess.Popen[bytes]) -> None:
+        """Takes the folder of the socket, and the process."""
+        self.folder, self.process = folder, process
+        self.socket = str(folder / "socket")
+
+    def munge(self, payload: bytes, *options: str, uid: int | None = None) -> str:
+        """Returns a credential that the command makes, with its options, as a user."""
+        command = [program("munge"), f"--socket={self.socket}", *options]
+        done = subprocess.run(command, input=payload, stdout=subprocess.PIPE, check=True, user=uid)
+        return done.stdout.decode().strip()
+
+    def unmunge(self, credential: str, uid: int | None = None) -> subprocess.CompletedProcess[str]:
+        """Returns what the command makes of a credential, as a user."""
+        command = [program("unmunge"), f"--socket={self.socket}", "--numeric"]
+        return subprocess.run(
+            command,
+            input=credential,
+            capture_output=True,
+            text=True,
+            errors="replace",  # a key is no text
+            user=uid,
+        )
+
+
+def program(name: str) -> str:
+    """Returns the path of one of munge's programs; skips or fails the test where there is none."""
+    path = shutil.which(name, path=PATH)
+    if path is None:
+        slurm_or_skip(SlurmUnavailable(f"not here: {name}; `make slurm` gets it"))
+    return path
+
+
+@contextlib.contextmanager
+def running_munged() -> Iterator[Munged]:
+    """Runs a munged with a key that no other has."""
+    # Users other than the tests' own have to get at the socket, and its path has to be short.
+    with tempfile.TemporaryDirectory(prefix="munged") as name:
+        folder = Path(name)
+        folder.chmod(0o755)
+        key = folder / "key"
+        key.touch(0o600)
+        key.write_bytes(secrets.token_bytes(128))
+        names = ("socket", "key-file", "pid-file", "log-file", "seed-file")
+        options = [f"--{each}={folder / each.partition('-')[0]}" for each in names]
+        # It would have the folder's parents be nobody's but root's; /tmp is everybody's.
+        command = [program("munged"), "--foreground", "--force", "--num-threads=1", *options]
+        with (folder / "out").open("wb") as out:
+            process = subprocess.Popen(command, stdout=out, stderr=out)
+        try:
+            munged, until = Munged(folder, process), time.monotonic() + START_SECONDS
+            while not Munge(munged.socket).listens():
+                said = (folder / "out").read_text()
+                if process.poll() is not None or time.monotonic() > until:
+                    raise RuntimeError(f"munged does not start: {said}")
+                time.sleep(0.01)
+            yield munged
+        finally:
+            process.kill()  # stopped or not
+            process.wait()
