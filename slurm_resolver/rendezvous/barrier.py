@@ -1,28 +1,47 @@
 """All tasks of a step meet at one of them: each sends a note, all get the same answer.
 
-A task sends one message, with its note. The meeting point confirms it, and sends the answer when
-all tasks have come or the time is up. It closes the connection of a task that belongs to another
-job or step, or that comes for another purpose; this task tries again until its own time is up.
+The first task of each node collects the notes of its node and brings them to the meeting point; a
+task that does not find it goes to the meeting point itself. After the handshake these messages are
+sent, upwards on the left, downwards on the right:
+
+    {"rank": 3, "visit": "…", "seconds": 60, "note": {…}}     {"taken": true}
+    {"left": 3}                                               {"here": 1}
+    {"here": 1, "silent": [3]}                                {"answer": {…}}, {"error": "…"}
+    {"there": 1}                                              {"there": 1}, {"refused": 3}
+    {"again": true}                                           {"again": true}
+
+The meeting point may call a node that does not come, and says ``{"call": true}`` first.
+
+A visit is a task that comes, with the seconds that it can wait; it may come again, where its
+connection was lost, and counts its turns. When all have come the meeting point asks whether they
+are still there, and the answer goes to all. It is an error as soon as the time of the first one is
+up. A task that comes through its node's first one asks that one whether it is there.
+
+Where the step has PMI-2 they share a secret by it first, see `first_half`: who has waited for it in
+vain comes to a first meeting, says that it will come again as soon as it has the secret, and does.
 """
 
 from __future__ import annotations
 
-import itertools
+import secrets
 import time
-from typing import Any, Callable, Dict, Iterator, Optional, Sequence, Set
+from typing import TYPE_CHECKING, Callable, List, Optional, Sequence, Union
 
 from slurm_resolver.errors import RendezvousError
+from slurm_resolver.rendezvous.caller import AddressesOf
+from slurm_resolver.rendezvous.gathering import LONGEST_SECONDS, Note, SharedMeanwhile, Visit
+from slurm_resolver.rendezvous.host import Decide, Host
+from slurm_resolver.rendezvous.member import Member
 from slurm_resolver.rendezvous.point import Rendezvous
-from slurm_resolver.rendezvous.probe import process_listening_at
-from slurm_resolver.rendezvous.server import Event, Server
-from slurm_resolver.rendezvous.wire import LIMITS, Connection, Limits, Message, WireError
+from slurm_resolver.rendezvous.secret import find_means, key_of_offer
+from slurm_resolver.rendezvous.wire import LIMITS, Limits, Message
 
-Note = Dict[str, Any]
-Decide = Callable[[Dict[int, Note]], Message]
+if TYPE_CHECKING:
+    from slurm_resolver.rendezvous.first_half import FirstHalf
 
-_GRACE_SECONDS = 4.0  # after the timeout, for the answer to arrive
-_CONNECT_SECONDS = 5.0
-_FIRST_PAUSE, _LONGEST_PAUSE = 0.02, 0.5
+# For all tasks to come to PMI-2's fence, at most an eighth of the time: a first meeting tells more.
+_SHARE_SECONDS = 0.2
+_AGAIN_SECONDS = 2.0  # at least, for the second meeting
 
 
 def meet(
@@ -33,6 +52,8 @@ def meet(
     decide: Decide,
     timeout: float,
     limits: Limits = LIMITS,
+    addresses_of: Optional[AddressesOf] = None,
+    by_pmi2: Optional[Callable[[FirstHalf], Message]] = None,
 ) -> Message:
     """Sends this task's note to the meeting point, and returns the answer that all tasks get.
 
@@ -41,189 +62,75 @@ def meet(
         purpose: a word that tells this meeting from other meetings of the same step.
         names: by rank, how messages name each task that has to come.
         note: what this task tells; at most 64 KiB of JSON.
-        decide: called at the meeting point only, with the notes of all tasks by rank. It returns
-            the answer, or raises a RendezvousError, which every task then raises.
-        timeout: seconds until every task raises, with the names of the tasks that have not come.
+        decide: called at the meeting point only, with the notes of all tasks by rank. To each is
+            added from which address it came over the network, `came_from`, and at which of the
+            meeting point's, `reached_at`; None for those of its own node. It returns the answer, or
+            raises a RendezvousError, which every task then raises.
+        timeout: seconds until this task raises. The first task whose time is up ends the meeting
+            for all that are there: they raise, with the names of the tasks that have not come.
         limits: what a connection may cost.
+        addresses_of: tells the meeting point where to call nodes that do not come by themselves.
+        by_pmi2: finds the answer by what the tasks have shared by PMI-2, alike in all of them. Then
+            they need not meet where that is shared.
 
     Raises:
         RendezvousError: where not all tasks have come, the meeting point cannot be reached, or
             `decide` raises it.
     """
-    deadline = time.monotonic() + timeout
+    find_means()  # a variable that cannot be used is told by every task for itself
     identity = f"{rendezvous.identity}:{purpose}"
-    if rendezvous.is_host:
-        host = _Host(rendezvous, identity, names, note, limits)
-        answer = host.run(decide, deadline)
-    else:
-        answer = _join(rendezvous, identity, names[rendezvous.rank], note, deadline, limits)
-    if "error" in answer:
-        raise RendezvousError(str(answer["error"]), shared=True)
-    return answer
+    until = time.monotonic() + min(timeout, LONGEST_SECONDS)
+    visit = Visit(note, secrets.token_hex(8), None, until)
 
+    came: List[Union[Host, Member]] = []
 
-class _Host:
-    """The meeting point: collects notes until all tasks have come, then sends all the answer."""
+    def come(half: Optional[FirstHalf] = None) -> Message:
+        if not rendezvous.is_host:
+            member = Member(rendezvous, identity, names, visit, key_of_offer, limits, half)
+            came.append(member)
+            if isinstance(came[0], Member):
+                member.go_on_from(came[0])
+            return member.run()
+        host = Host(rendezvous, identity, names, visit, limits, half)
+        came.append(host)
+        if isinstance(came[0], Host):
+            host.go_on_from(came[0])
+        if addresses_of is not None and rendezvous.nodes:
+            host.may_call(addresses_of)
+        return host.run(decide)
 
-    def __init__(
-        self,
-        rendezvous: Rendezvous,
-        identity: str,
-        names: Sequence[str],
-        note: Note,
-        limits: Limits,
-    ) -> None:
-        self._rendezvous = rendezvous
-        self._identity = identity
-        self._names = names
-        self._notes: Dict[int, Note] = {rendezvous.rank: note}
-        self._left_early: Set[int] = set()  # ranks that came, and ended before the answer
-        try:
-            self._server = Server(rendezvous.port, len(names), limits)
-        except OSError as error:
-            raise RendezvousError(
-                f"{names[rendezvous.rank]} cannot listen at {rendezvous.name}: {error}. Another "
-                f"process on this node has port {rendezvous.port}{_named(rendezvous.port)}. If it "
-                "is this program as well, two processes act as one task: start one a task, with "
-                "srun. If not, end it, or start with srun --resv-ports."
-            ) from error
+    answer: Optional[Message] = None
+    if rendezvous.pmi2 is not None:
+        from slurm_resolver.rendezvous import first_half  # few steps have PMI-2
 
-    def run(self, decide: Decide, deadline: float) -> Message:
-        started = time.monotonic()
-        try:
-            while len(self._notes) < len(self._names):
-                remaining = deadline - time.monotonic()
-                if remaining <= 0:
-                    break
-                for event in self._server.events(remaining):
-                    self._handle(event)
-                if self._left_early:  # the meeting has failed; wait for others, to tell them
-                    deadline = min(deadline, time.monotonic() + _GRACE_SECONDS)
-            answer = self._make_answer(decide, time.monotonic() - started)
-            self._server.finish(answer, _GRACE_SECONDS)
-            return answer
-        finally:
-            self._server.close()
-
-    def _handle(self, event: Event) -> None:
-        peer, message = event.peer, event.message
-        if message is None:
-            assert peer.rank is not None
-            self._left_early.add(peer.rank)
-            return
-        rank: Any = message.get("rank")
-        note = message.get("note")
-        expected = message.get("identity") == self._identity and peer.rank is None
-        if not expected or not isinstance(note, dict) or not self._is_rank(rank):
-            self._server.drop(peer)
-        elif rank in self._notes:
-            self._server.send(peer, {"error": f"{self._names[rank]} came twice"})
-            self._server.drop(peer)
-        else:
-            self._notes[int(rank)] = note
-            self._server.accept(peer, int(rank))
-            self._server.send(peer, {"taken": True})
-
-    def _is_rank(self, rank: object) -> bool:
-        return isinstance(rank, int) and 0 <= rank < len(self._names)
-
-    def _make_answer(self, decide: Decide, waited: float) -> Message:
-        present = set(self._notes) - self._left_early
-        if len(present) < len(self._names):
-            return {"error": self._missing_message(present, waited)}
-        try:
-            return decide(self._notes)
-        except RendezvousError as error:
-            return {"error": str(error)}
-
-    def _missing_message(self, present: Set[int], waited: float) -> str:
-        absent = [name for rank, name in enumerate(self._names) if rank not in present]
-        shown = ", ".join(absent[:20])
-        more = f" and {len(absent) - 20} more" if len(absent) > 20 else ""
-        what = f"{len(absent)} of {len(self._names)} tasks are missing at {self._rendezvous.name}"
-        if self._left_early:
-            left = ", ".join(self._names[rank] for rank in sorted(self._left_early))
-            return f"{what}: {left} came and ended again. Look at the output of these tasks."
-        if self._server.lacks_files:
-            return (
-                f"{what} after {waited:.0f} s, as {self._names[self._rendezvous.rank]} there could "
-                "not open a file for each connection. Raise its limit (ulimit -Hn) before srun."
-            )
-        return (
-            f"{what} after {waited:.0f} s: {shown}{more}. They have not started, have ended, or "
-            "cannot reach it: look at their output, and for a packet filter between the nodes."
-        )
-
-
-def _named(port: int) -> str:
-    process = process_listening_at(port)
-    return f": {process}" if process else ""
-
-
-def _join(
-    rendezvous: Rendezvous, identity: str, name: str, note: Note, deadline: float, limits: Limits
-) -> Message:
-    """Tries to connect until the meeting point accepts the note, and returns its answer."""
-    message = {"identity": identity, "rank": rendezvous.rank, "note": note}
-    hosts = _hosts_in_turn(rendezvous)
-    pause = _FIRST_PAUSE
-    problem: Optional[Exception] = None
-    started = time.monotonic()
-    while True:
-        remaining = deadline - time.monotonic()
-        if remaining <= 0:
-            break
-        try:
-            address = (next(hosts), rendezvous.port)
-            connection = Connection.open(address, min(remaining, _CONNECT_SECONDS), limits)
-        except OSError as error:
-            problem = error
-        else:
+        half = first_half.find_half(rendezvous)
+        if half is not None and not half.wait(min(_SHARE_SECONDS, timeout / 8)):
             try:
-                answer = _exchange(connection, rendezvous, name, message, deadline, limits)
-                if answer is not None:
-                    return answer
-                problem = ConnectionError("it closed the connection")
-            except (OSError, WireError) as error:
-                problem = error
-            finally:
-                connection.close()
-        time.sleep(max(0.0, min(pause, deadline - time.monotonic())))
-        pause = min(2 * pause, _LONGEST_PAUSE)
-    raise RendezvousError(
-        f"{name} could not reach {rendezvous.name} within {time.monotonic() - started:.0f} s "
-        f"({problem}). The task there has not started or has ended, its node's name does not "
-        "resolve here, or a packet filter is between the nodes. Look at the output of that task."
-    )
-
-
-def _hosts_in_turn(rendezvous: Rendezvous) -> Iterator[str]:
-    """Yields the hosts to try, for ever; the likeliest every second time."""
-    for other in itertools.cycle(rendezvous.other_hosts or (rendezvous.host,)):
-        yield rendezvous.host
-        yield other
-
-
-def _exchange(
-    connection: Connection,
-    rendezvous: Rendezvous,
-    name: str,
-    message: Message,
-    deadline: float,
-    limits: Limits,
-) -> Optional[Message]:
-    """Sends the note, and returns the answer; None where the note is refused: try again later."""
-    connection.send(message)
-    confirmation = connection.receive(time.monotonic() + 2 * limits.handshake_seconds)
-    if confirmation is None or "error" in confirmation:
-        return confirmation
-    try:
-        answer = connection.receive(deadline + _GRACE_SECONDS)
-    except WireError as error:
-        raise RendezvousError(f"the answer of {rendezvous.name} cannot be read: {error}") from error
+                answer = come(half)
+            except SharedMeanwhile:
+                half.wait(0)
+                until = max(until, time.monotonic() + _AGAIN_SECONDS)
+                visit = Visit(note, secrets.token_hex(8), None, until)
+            except RendezvousError:  # such as a port that is taken, which PMI-2 does not need
+                if by_pmi2 is None or not half.wait(max(0.0, until - time.monotonic())):
+                    raise
+            else:
+                if "error" not in answer or answer.get("all_came"):
+                    half.give_up()
+        if half is not None and half.is_shared:
+            if by_pmi2 is not None:
+                return by_pmi2(half)
+            identity = f"{identity} by PMI-2"
+            rendezvous = rendezvous._replace(addresses=half.addresses)
     if answer is None:
+        answer = come()
+    if "error" in answer:
+        all_came = bool(answer.get("all_came"))
+        shared = not answer.get("unreached")
+        raise RendezvousError(str(answer["error"]), shared, rendezvous.is_host, all_came)
+    found = answer.get("answer")
+    if not isinstance(found, dict):
         raise RendezvousError(
-            f"{rendezvous.name} has ended before it answered {name}: look at the output of the "
-            "task there."
+            f"{rendezvous.name} gave an answer of an unknown form: {answer!r:.200}"
         )
-    return answer
+    return found

@@ -14,6 +14,7 @@ import time
 from pathlib import Path
 from typing import Dict, List, NamedTuple, Optional, Tuple
 
+from slurm_resolver.rendezvous.sockets import listen_at_port
 from slurm_resolver.rendezvous.wire import LIMITS, Connection, Limits, WireError
 
 _MAX_BYTES = 64 * 2**20
@@ -29,11 +30,14 @@ class RankReply(NamedTuple):
         problem: why the expected rank did not answer; None where it did.
         seconds: the round-trip time.
         clock_ahead: by how many seconds the clock there is ahead of the clock here.
+        own_address: the address of this node from which it was asked: that of the interface that
+            leads there.
     """
 
     problem: Optional[str]
     seconds: float = 0.0
     clock_ahead: float = 0.0
+    own_address: str = ""
 
 
 class Listener:
@@ -48,7 +52,7 @@ class Listener:
         self._socket: Optional[socket.socket] = None
         try:
             # With SO_REUSEADDR, as TensorFlow's server: a port that is being closed can be used.
-            self._socket = socket.create_server(("", port), backlog=512)
+            self._socket = listen_at_port(port, 512)
         except OSError as error:
             process = process_listening_at(port)
             reason = os.strerror(error.errno or 0) + (f", by {process}" if process else "")
@@ -99,6 +103,7 @@ def ask_rank(address: str, rank: int) -> RankReply:
         connection = Connection.open(_split(address), _CONNECT_SECONDS)
         try:
             # Another program may listen there, which never answers: do not wait for long.
+            own_address = str(connection.socket.getsockname()[0])
             sent_at, started = time.time(), time.perf_counter()
             connection.send({"ask": "rank"})
             answer = connection.receive(time.monotonic() + _CONNECT_SECONDS)
@@ -112,13 +117,15 @@ def ask_rank(address: str, rank: int) -> RankReply:
         return RankReply(str(error) or type(error).__name__)
     if answered_rank != rank:
         return RankReply(f"rank {answered_rank} answers there")
-    return RankReply(None, seconds, clock - (sent_at + seconds / 2))
+    return RankReply(None, seconds, clock - (sent_at + seconds / 2), own_address)
 
 
-def measure_bandwidth(address: str, size: int) -> Optional[float]:
+def measure_bandwidth(
+    address: str, size: int, seconds: float = _TRANSFER_SECONDS
+) -> Optional[float]:
     """Sends `size` bytes to the task at an address, and returns the bytes per second.
 
-    None where it does not take them.
+    None where it does not take them in `seconds`.
     """
     try:
         connection = Connection.open(_split(address), _CONNECT_SECONDS)
@@ -126,18 +133,18 @@ def measure_bandwidth(address: str, size: int) -> Optional[float]:
             connection.send({"ask": "take", "bytes": size})
             if connection.receive(time.monotonic() + _CONNECT_SECONDS) is None:
                 return None
-            connection.socket.settimeout(_TRANSFER_SECONDS)
+            connection.socket.settimeout(seconds)
             block = bytes(_BLOCK_BYTES)
             started = time.perf_counter()
             for offset in range(0, size, len(block)):
                 connection.socket.sendall(block[: size - offset])
-            answer = connection.receive(time.monotonic() + _TRANSFER_SECONDS)
-            seconds = time.perf_counter() - started
+            answer = connection.receive(time.monotonic() + seconds)
+            taken = time.perf_counter() - started
         finally:
             connection.close()
     except (OSError, WireError):
         return None
-    return size / seconds if answer is not None else None
+    return size / taken if answer is not None else None
 
 
 def _split(address: str) -> Tuple[str, int]:

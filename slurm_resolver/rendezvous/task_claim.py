@@ -66,13 +66,18 @@ def _name(rendezvous: Rendezvous) -> str:
     return f"\0slurm_resolver {hashlib.sha256(task.encode()).hexdigest()[:32]}"
 
 
-def _give_up_in_child() -> None:
-    global _lock
-    _lock = threading.Lock()  # another thread may have held it
+def give_up_tasks() -> None:
+    """Lets other processes stand for the tasks that this one has stood for."""
     for claim in _claims.values():
         if claim is not None:
             claim.close()
     _claims.clear()
+
+
+def _give_up_in_child() -> None:
+    global _lock
+    _lock = threading.Lock()  # another thread may have held it
+    give_up_tasks()
 
 
 os.register_at_fork(after_in_child=_give_up_in_child)

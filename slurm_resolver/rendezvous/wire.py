@@ -1,26 +1,29 @@
 """The format of what two tasks send each other, and the limits of a connection.
 
 First a greeting, then messages: each is a length of 4 bytes (in network order) and a JSON object.
+After a handshake 16 bytes stand before each object, by which the other end knows who has sent it.
 All connections of this package have this format: the barrier, the monitor of a parameter server
 job, and the probe.
 """
 
 from __future__ import annotations
 
-import contextlib
+import hmac
 import json
 import socket
 import struct
 import time
 from typing import Any, Dict, List, NamedTuple, Optional, Tuple
 
+from slurm_resolver.rendezvous.sockets import close_copy
+
 Message = Dict[str, Any]
 
-GREETING = b"slurm_resolver 2\n"
+GREETING = b"slurm_resolver 3\n"
 _LENGTH = struct.Struct("!I")
 _RECEIVE_BYTES = 64 * 1024
 _SKIP_BYTES = 1024 * 1024
-_VANISHED_MS = 8000  # without an answer: then the other node is taken for gone
+_MARK_BYTES = 16
 
 
 class Limits(NamedTuple):
@@ -46,10 +49,35 @@ class WireError(ValueError):
     """The bytes that came over a connection were not sent by this package."""
 
 
-def encode(message: Message) -> bytes:
+class Seal:
+    """Marks the messages of one direction, so that nobody else can add, change or repeat one."""
+
+    def __init__(self, key: bytes) -> None:
+        """Takes a key that only the two ends have, for this direction of this connection."""
+        self._key = key
+        self._count = 0
+
+    def mark(self, body: bytes) -> bytes:
+        """Returns the mark of the next message."""
+        self._count += 1
+        text = self._count.to_bytes(8, "big") + body
+        return hmac.digest(self._key, text, "sha256")[:_MARK_BYTES]
+
+
+def encode(message: Message, seal: Optional[Seal] = None) -> bytes:
     """Returns a message as the bytes to send."""
-    body = json.dumps(message, separators=(",", ":")).encode()
-    return _LENGTH.pack(len(body)) + body
+    return frame(to_json(message), seal)
+
+
+def to_json(message: Message) -> bytes:
+    """Returns a message as JSON, for `frame`."""
+    return json.dumps(message, separators=(",", ":")).encode()
+
+
+def frame(body: bytes, seal: Optional[Seal] = None) -> bytes:
+    """Returns a message's JSON as the bytes to send."""
+    mark = seal.mark(body) if seal is not None else b""
+    return b"".join((_LENGTH.pack(len(mark) + len(body)), mark, body))
 
 
 class Decoder:
@@ -57,7 +85,8 @@ class Decoder:
 
     def __init__(self, max_bytes: int, greeting: bool = True) -> None:
         """Takes the most bytes that a message may have, and whether a greeting comes first."""
-        self._max_bytes = max_bytes
+        self.max_bytes = max_bytes
+        self.seal: Optional[Seal] = None  # of the messages from now on
         self._missing_greeting = GREETING if greeting else b""
         self._data = bytearray()
 
@@ -80,16 +109,25 @@ class Decoder:
         messages: List[Message] = []
         while len(data) >= _LENGTH.size:
             (length,) = _LENGTH.unpack_from(data)
-            if length > self._max_bytes:
+            if length > self.max_bytes:
                 if messages:
                     break
                 raise WireError(f"a message of {length} bytes")
             end = _LENGTH.size + length
             if len(data) < end:
                 break
-            messages.append(_decode(bytes(data[_LENGTH.size : end])))
+            body = bytes(data[_LENGTH.size : end])
             del data[:end]
+            messages.append(_decode(self._opened(body)))
         return messages
+
+    def _opened(self, body: bytes) -> bytes:
+        if self.seal is None:
+            return body
+        mark, body = body[:_MARK_BYTES], body[_MARK_BYTES:]
+        if not hmac.compare_digest(mark, self.seal.mark(body)):
+            raise WireError("a message that somebody else has sent or changed")
+        return body
 
 
 def _decode(body: bytes) -> Message:
@@ -108,9 +146,16 @@ class Connection:
     def __init__(self, sock: socket.socket, max_bytes: int, greeting: bool) -> None:
         """Takes a connected socket, the most bytes of a message, and whether a greeting comes."""
         self.socket = sock
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        self._decoder = Decoder(max_bytes, greeting)
+        if sock.family != socket.AF_UNIX:
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self.decoder = Decoder(max_bytes, greeting)
+        self.seal: Optional[Seal] = None  # of the messages that are sent from now on
         self._messages: List[Message] = []
+
+    @property
+    def has_messages(self) -> bool:
+        """Whether messages have come that `receive` has not yet returned."""
+        return bool(self._messages)
 
     @classmethod
     def open(cls, address: Tuple[str, int], timeout: float, limits: Limits = LIMITS) -> Connection:
@@ -120,7 +165,11 @@ class Connection:
             OSError: where there is no connection within `timeout` seconds.
         """
         host, port = address
-        sock = socket.create_connection((host.strip("[]"), port), timeout=timeout)
+        return cls.greet(socket.create_connection((host.strip("[]"), port), timeout), limits)
+
+    @classmethod
+    def greet(cls, sock: socket.socket, limits: Limits = LIMITS) -> Connection:
+        """Returns the connection of a connected socket, over which it sends the greeting."""
         try:
             connection = cls(sock, limits.answer, greeting=False)
             sock.sendall(GREETING)
@@ -131,7 +180,7 @@ class Connection:
 
     def send(self, message: Message) -> None:
         """Sends a message; raises OSError where the connection has ended."""
-        self.socket.sendall(encode(message))
+        self.socket.sendall(encode(message, self.seal))
 
     def receive(self, deadline: Optional[float] = None) -> Optional[Message]:
         """Returns the next message; None if the connection ends or the time is up before it.
@@ -142,7 +191,7 @@ class Connection:
         Raises:
             WireError: for bytes that are not a message.
         """
-        self._messages = self._messages or self._decoder.feed(b"")
+        self._messages = self._messages or self.decoder.feed(b"")
         while not self._messages:
             remaining = None if deadline is None else deadline - time.monotonic()
             if remaining is not None and remaining <= 0:
@@ -154,7 +203,7 @@ class Connection:
                 return None
             if not received:
                 return None
-            self._messages = self._decoder.feed(received)
+            self._messages = self.decoder.feed(received)
         return self._messages.pop(0)
 
     def skip(self, size: int, deadline: float) -> None:
@@ -177,21 +226,3 @@ class Connection:
     def close_in_child(self) -> None:
         """Closes a forked process's copy of the connection; the parent's goes on."""
         close_copy(self.socket)
-
-
-def close_copy(sock: socket.socket) -> None:
-    """Closes a forked process's copy of a socket, which for its parent stays as it is."""
-    with contextlib.suppress(OSError):
-        fd = sock.detach()
-        if fd >= 0:
-            socket.close(fd)
-
-
-def find_vanished_peers(sock: socket.socket) -> None:
-    """Has the kernel end the connection about 10 s after the other node is gone: tcp(7)."""
-    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 3)
-    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 1)
-    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 5)
-    # While sent data is not acknowledged there are no keepalive probes; this is the limit then.
-    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _VANISHED_MS)

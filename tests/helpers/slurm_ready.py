@@ -1,7 +1,10 @@
 """What each task of a test step runs to see whether faults are told before TensorFlow starts.
 
 It resolves the cluster and waits for the others, with a fault in one rank where one is asked for.
-What came of it goes to a file of its own in the folder TASK_OUTPUT.
+What came of it goes to a file of its own in the folder TASK_OUTPUT. Where there is a folder
+TASK_EVENTS, the tasks start together as soon as all are in it, each with its process id in ``pid
+RANK``; ``--late '{"0": 6}'`` lets rank 0 come 6 s later, or when there is a file ``go`` (null),
+and not at all where there is one ``stop``. ``A came to B`` is there when rank A has.
 """
 
 from __future__ import annotations
@@ -9,16 +12,47 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import signal
 import socket
+import subprocess
 import sys
 import threading
 import time
 from pathlib import Path
-from typing import Any, Dict
+from typing import Any, Dict, Optional
 
 import slurm_resolver as sr
 from slurm_resolver.preflight import agreement
 from slurm_resolver.preflight.ready import wait_until_ready
+from slurm_resolver.rendezvous.gathering import Gathering
+from slurm_resolver.rendezvous.peer import Peer
+from slurm_resolver.rendezvous.secret import describe_means
+from slurm_resolver.rendezvous.wire import Message
+
+
+def start_together(folder: Path, rank: int, late: Dict[str, Optional[float]]) -> None:
+    add = Gathering.add
+
+    def add_and_tell(self: Gathering, peer: Peer, message: Message) -> Optional[int]:
+        came = add(self, peer, message)
+        if came is not None:
+            (folder / f"{came} came to {rank}").touch()
+        return came
+
+    Gathering.add = add_and_tell  # type: ignore[method-assign]
+    (folder / f"starts {rank}").write_text(str(os.getpid()))
+    (folder / f"starts {rank}").rename(folder / f"pid {rank}")
+    while len(list(folder.glob("pid *"))) < int(os.environ["SLURM_NTASKS"]):
+        time.sleep(0.02)
+    if str(rank) in late:
+        seconds = late[str(rank)]
+        started = time.monotonic()
+        while seconds is None or time.monotonic() < started + seconds:
+            if (folder / "go").exists():
+                break
+            if (folder / "stop").exists():
+                sys.exit()
+            time.sleep(0.02)
 
 
 def main() -> None:
@@ -27,7 +61,12 @@ def main() -> None:
     parser.add_argument("--fault", default="")
     parser.add_argument("--in-rank", type=int, default=-1)
     parser.add_argument("--node-address")
+    parser.add_argument("--prefix", default="", help="of the file's name")
+    parser.add_argument("--child", action="store_true", help="then meet once more, in a child")
+    parser.add_argument("--late", type=json.loads, default={})
     args = parser.parse_args()
+    # Where the tests run in the background of a shell it is ignored.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     rank = int(os.environ["SLURM_PROCID"])
     fault = args.fault if rank == args.in_rank else ""
 
@@ -55,6 +94,12 @@ def main() -> None:
     if fault == "ends while it waits":
         threading.Timer(1.0, os._exit, [0]).start()
 
+    if "TASK_EVENTS" in os.environ:
+        start_together(Path(os.environ["TASK_EVENTS"]), rank, args.late)
+
+    if fault == "only resolves":
+        time.sleep(args.timeout + 3)
+        return
     outcome: Dict[str, Any] = {"rank": rank, "error": None}
     started = time.monotonic()
     try:
@@ -62,7 +107,11 @@ def main() -> None:
     except sr.RendezvousError as error:
         outcome["error"] = str(error)
     outcome["seconds"] = time.monotonic() - started
-    Path(os.environ["TASK_OUTPUT"], str(rank)).write_text(json.dumps(outcome))
+    outcome["means"] = describe_means()[0]
+    Path(os.environ["TASK_OUTPUT"], f"{args.prefix}{rank}").write_text(json.dumps(outcome))
+    if args.child:
+        again = [word for word in sys.argv if word != "--child"]
+        subprocess.run([sys.executable, *again, "--prefix", "child-"], check=True)
 
 
 if __name__ == "__main__":

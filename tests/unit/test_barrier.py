@@ -13,21 +13,20 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Callable, Dict, Iterator, List, Tuple
 
 import pytest
-from frames import GREETING, frame, read_frame
-from recorded_steps import Recording, recordings
+from frames import GREETING, Link, frame, read_body, read_frame, visit
+from free_ports import free_ports
+from recorded_steps import Recording, recordings, unknowable
 
 import slurm_resolver as sr
 from slurm_resolver.cluster import layout_exchange
+from slurm_resolver.cluster.options import ClusterOptions
+from slurm_resolver.cluster.resolve import resolve_step
+from slurm_resolver.errors import missed_meeting
 from slurm_resolver.rendezvous import barrier
+from slurm_resolver.rendezvous.handshake import NO_SECRET, Challenge
 from slurm_resolver.rendezvous.point import Rendezvous
-from slurm_resolver.rendezvous.wire import LIMITS, Decoder, Limits, WireError
+from slurm_resolver.rendezvous.wire import LIMITS, Decoder, Limits, WireError, encode
 from slurm_resolver.slurm.step import SlurmStep
-
-
-@pytest.fixture
-def port() -> int:
-    with socket.create_server(("", 0)) as probe:
-        return int(probe.getsockname()[1])
 
 
 def points(port: int, tasks: int) -> List[Rendezvous]:
@@ -143,8 +142,6 @@ def test_a_meeting_point_with_too_few_files_blames_no_other_task(port: int) -> N
     try:
         await_listening(port)
         links = [socket.create_connection(("127.0.0.1", port), timeout=20) for _ in range(29)]
-        for rank, link in enumerate(links, 1):
-            link.sendall(GREETING + frame({"identity": "7.0:x", "rank": rank, "note": {}}))
         told, _ = host.communicate(timeout=20)
         for link in links:
             link.close()
@@ -200,12 +197,9 @@ STRANGERS = {
     "a gigabyte announced": GREETING + struct.pack("!I", 2**30) + b"x" * 100_000,
     "no JSON": GREETING + struct.pack("!I", 3) + b"{{{",
     "no object": GREETING + frame([1]),
-    "another job": GREETING + frame({"identity": "8.0:x", "rank": 0, "note": {}}),
-    "a rank that is none": GREETING + frame({"identity": "7.0:x", "rank": 3, "note": {}}),
-    "a rank below": GREETING + frame({"identity": "7.0:x", "rank": -1, "note": {}}),
-    "a rank of no number": GREETING + frame({"identity": "7.0:x", "rank": "0", "note": {}}),
-    "no note": GREETING + frame({"identity": "7.0:x", "rank": 0, "note": 1}),
-    "half a note": GREETING + frame({"identity": "7.0:x"})[:-3],
+    "no proof": GREETING + frame(visit(0, {})),
+    "a proof of no text": GREETING + frame({"identity": "7.0:x", "challenge": 1, "proof": 2}),
+    "half a message": GREETING + frame({"identity": "7.0:x"})[:-3],
     "nothing": b"",
 }
 
@@ -214,6 +208,7 @@ STRANGERS = {
 def test_strangers_are_turned_away_and_learn_nothing(slow_meeting: Any, sent: bytes) -> None:
     port, finish = slow_meeting
     with socket.create_connection(("127.0.0.1", port), timeout=20) as stranger:
+        assert set(read_frame(stranger) or ()) == {"challenge", "offer"}
         try:
             stranger.sendall(sent)
             with contextlib.suppress(OSError):  # turned away already
@@ -221,6 +216,77 @@ def test_strangers_are_turned_away_and_learn_nothing(slow_meeting: Any, sent: by
             assert stranger.recv(100) == b""
         except (ConnectionResetError, BrokenPipeError):
             pass  # turned away before all was sent
+    assert finish() == [{"said": [0, 10, 20]}] * 3
+
+
+# what one that has carried out the handshake sends in place of a note
+NO_NOTES = {
+    "a rank that is none": visit(3, {}),
+    "a rank below": visit(-1, {}),
+    "a rank of no number": visit("2", {}),
+    "a rank that is true": visit(True, {}),
+    "no note": visit(2, 1),
+    "no visit": {"rank": 2, "seconds": 1, "note": {}},
+    "no seconds": visit(2, {}, seconds="1"),
+    "seconds below": visit(2, {}, seconds=-1),
+    "seconds without end": visit(2, {}, seconds=float("inf")),
+}
+
+
+@pytest.mark.parametrize("sent", NO_NOTES.values(), ids=NO_NOTES)
+def test_what_is_no_note_is_turned_away(slow_meeting: Any, sent: Dict[str, Any]) -> None:
+    port, finish = slow_meeting
+    with socket.create_connection(("127.0.0.1", port), timeout=20) as stranger:
+        link = Link(stranger, "7.0:x")
+        link.say(sent)
+        assert link.hear() is None
+    assert finish() == [{"said": [0, 10, 20]}] * 3
+
+
+SAID_BY_ANOTHER = {
+    "without a seal": lambda sent: struct.pack("!I", len(sent) - 20) + sent[20:],
+    "with that of another message": lambda sent: sent[:20] + sent[20:].replace(b"2", b"1"),
+    "twice": lambda sent: sent + sent,
+}
+
+
+@pytest.mark.parametrize("name", SAID_BY_ANOTHER)
+def test_nobody_else_can_speak_over_the_connection_of_a_task(slow_meeting: Any, name: str) -> None:
+    """As one could who has passed on the handshake between the two."""
+    port, finish = slow_meeting
+    with socket.create_connection(("127.0.0.1", port), timeout=20) as connection:
+        link = Link(connection, "7.0:x")
+        ours, theirs = socket.socketpair()
+        with ours, theirs:
+            link.connection = ours
+            link.say(visit(2, {"says": 5}))
+            connection.sendall(SAID_BY_ANOTHER[name](theirs.recv(1000)))
+        link.connection = connection
+        assert name == "twice" or link.hear() is None
+        while link.hear():
+            pass
+    assert finish() == [{"said": [0, 10, 20]}] * 3
+
+
+def test_nothing_is_taken_that_comes_with_the_proof(slow_meeting: Any) -> None:
+    port, finish = slow_meeting
+    with socket.create_connection(("127.0.0.1", port), timeout=20) as connection:
+        add = connection.sendall
+
+        class Eager:
+            recv = connection.recv
+
+            def sendall(self, data: bytes) -> None:
+                add(data + frame(visit(2, {"says": 5})) if b"proof" in data else data)
+
+        assert Link(Eager(), "7.0:x").answer is None  # type: ignore[arg-type]
+    assert finish() == [{"said": [0, 10, 20]}] * 3
+
+
+def test_who_comes_to_another_meeting_is_turned_away(slow_meeting: Any) -> None:
+    port, finish = slow_meeting
+    with socket.create_connection(("127.0.0.1", port), timeout=20) as other:
+        assert Link(other, "8.0:x").answer is None
     assert finish() == [{"said": [0, 10, 20]}] * 3
 
 
@@ -236,13 +302,10 @@ def test_a_thousand_that_say_nothing_do_not_keep_the_tasks_out(slow_meeting: Any
 
 def test_a_task_that_came_twice_is_told(slow_meeting: Any) -> None:
     port, finish = slow_meeting
-    deadline = time.monotonic() + 10
-    answer = b""
-    while b"came twice" not in answer and time.monotonic() < deadline:  # rank 0 comes meanwhile
-        with socket.create_connection(("127.0.0.1", port), timeout=20) as second:
-            second.sendall(GREETING + frame({"identity": "7.0:x", "rank": 1, "note": {}}))
-            answer = second.recv(1000)
-    assert b"rank 1 came twice" in answer
+    with socket.create_connection(("127.0.0.1", port), timeout=20) as second:
+        link = Link(second, "7.0:x")
+        link.say(visit(1, {}, "second"))
+        assert "rank 1 came twice" in (link.hear() or {})["error"]
     assert finish() == [{"said": [0, 10, 20]}] * 3
 
 
@@ -253,22 +316,25 @@ def test_a_task_that_comes_and_ends_is_named_at_once(port: int) -> None:
         futures = [pool.submit(meet, p, {"says": 0}, echo, 60.0, 4) for p in present[:2]]
         await_listening(port)
         with socket.create_connection(("127.0.0.1", port), timeout=20) as short:
-            short.sendall(GREETING + frame({"identity": "7.0:x", "rank": 3, "note": {}}))
-            assert read_frame(short) == {"taken": True}
+            link = Link(short, "7.0:x")
+            link.say(visit(3, {}))
+            assert link.hear() == {"taken": True}
         for message in errors([future.result for future in futures]):
             assert "rank 3 came and ended again" in message
 
 
 def test_a_meeting_point_that_ends_before_it_answers(port: int) -> None:
-    def read_greeting_and_note(connection: socket.socket) -> None:
-        assert connection.recv(len(GREETING), socket.MSG_WAITALL) == GREETING
-        assert read_frame(connection) is not None
-
     def die(listener: socket.socket) -> None:
         connection, _ = listener.accept()
-        read_greeting_and_note(connection)
-        connection.sendall(frame({"taken": True}))
+        challenge = Challenge("7.0:x", NO_SECRET)
+        connection.sendall(frame(challenge.message))
+        assert connection.recv(len(GREETING), socket.MSG_WAITALL) == GREETING
+        connection.sendall(frame(challenge.answer(read_frame(connection) or {})))
+        assert challenge.seals is not None
+        assert read_body(connection) is not None
+        connection.sendall(encode({"taken": True}, challenge.seals.serves))
         connection.close()
+        listener.close()
 
     with socket.create_server(("", port)) as listener:
         thread = threading.Thread(target=die, args=(listener,))
@@ -278,26 +344,21 @@ def test_a_meeting_point_that_ends_before_it_answers(port: int) -> None:
     assert "has ended before it answered rank 0" in message
 
 
-BY_MEETING = [
-    recording
-    for recording in recordings()
-    if recording.name.endswith(
-        ("arbitrary_w", "het_local_step", "reversed_cmdline", "topotree-default_4x1", "dist_block")
-    )
-]
+BY_MEETING = [r for r in recordings() if r.is_step and unknowable(r)]
+
+
+def host_of(node: str) -> str:
+    return f"127.0.1.{int(node[1:]) + 1}"
 
 
 @pytest.mark.parametrize("recording", BY_MEETING, ids=lambda recording: recording.name)
 def test_recorded_steps_whose_layout_no_variable_tells(recording: Recording) -> None:
     """Each recorded task in a thread; every node has a loopback address of its own."""
-
-    def host_of(node: str) -> str:
-        return f"127.0.1.{int(node[1:]) + 1}"
-
     steps = [SlurmStep.read(task) for task in recording.tasks]
+    port_base = free_ports(len(steps) + 1)
     with ThreadPoolExecutor(len(steps)) as pool:
         layouts = list(
-            pool.map(lambda s: layout_exchange.exchange_layout(s, None, host_of, 20), steps)
+            pool.map(lambda s: layout_exchange.exchange_layout(s, port_base, host_of, 20), steps)
         )
     for layout in layouts:
         assert layout == layouts[0]
@@ -307,6 +368,43 @@ def test_recorded_steps_whose_layout_no_variable_tells(recording: Recording) -> 
             for rank in range(layout.num_tasks)
         } == recording.truth()
         assert [layout.nodes.index(s.node_name or "") for s in steps] == [s.node_id for s in steps]
+
+
+# how a task differs, of the four of a step; how many raise an error as the one that is met at, and
+# how many as one that has not reached it; whether all came
+FAILED_MEETINGS: Dict[str, Tuple[Dict[int, Dict[str, Any]], int, int, bool]] = {
+    "the last is missing": ({3: {}}, 1, 0, False),
+    "it has come elsewhere": ({3: {"step_id": "77"}}, 1, 1, False),
+    "the meeting point is missing": ({1: {}}, 0, 3, False),  # which is on the first node, n0
+    "they contradict each other": ({3: {"local_rank": 7}}, 0, 0, True),
+}
+
+
+@pytest.mark.parametrize("name", FAILED_MEETINGS)
+def test_the_time_that_is_given_bounds_the_meeting_about_the_layout(name: str) -> None:
+    others, hosts, unreached, all_came = FAILED_MEETINGS[name]
+    recording = next(r for r in BY_MEETING if r.name.endswith("arbitrary_w"))
+    read = [SlurmStep.read(task) for task in recording.tasks]
+    steps = [
+        s.replace(**others.get(s.rank or 0, {})) for s in read if others.get(s.rank or 0) != {}
+    ]
+    until = time.monotonic() + (20.0 if all_came else 1.0)
+    port_base = free_ports(len(read) + 1)
+    options = ClusterOptions(
+        port_base=port_base, node_address=host_of, layout="rendezvous", until=until
+    )
+
+    def error_of(step: SlurmStep) -> sr.LayoutError:
+        with pytest.raises(sr.LayoutError, match="the tasks could not tell each other") as caught:
+            resolve_step(step, options)
+        return caught.value
+
+    with ThreadPoolExecutor(len(steps)) as pool:
+        found = list(pool.map(error_of, steps))
+    meetings = [meeting for meeting in map(missed_meeting, found) if meeting is not None]
+    assert len(meetings) == (0 if all_came else len(steps))
+    assert sum(meeting.is_host for meeting in meetings) == hosts
+    assert sum(not meeting.shared for meeting in meetings) == unreached
 
 
 @pytest.mark.parametrize(
@@ -328,6 +426,18 @@ def test_reports_that_do_not_fit_together(changes: Dict[str, Any], message: str)
         layout_exchange._layout_from_notes(notes, ["n0", "n1"], [1, 1])
 
 
+@pytest.mark.parametrize(
+    "answer", [{}, {"order": "", "node_of": 1}, {"order": "eA==", "node_of": "eA=="}]
+)
+def test_an_answer_of_another_version_is_an_error_that_says_so(
+    answer: Dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(layout_exchange, "meet", lambda *arguments: dict(answer))
+    task = next(r for r in recordings() if r.name.endswith("arbitrary_w")).tasks[0]
+    with pytest.raises(sr.LayoutError, match="in a form that this task cannot read"):
+        layout_exchange.exchange_layout(SlurmStep.read(task))
+
+
 def test_variables_without_a_process_behind_them_do_not_meet() -> None:
     """What a test or a tool copied from a task is an error at once, not a wait for nobody."""
     task = next(r for r in recordings() if r.name.endswith("arbitrary_w")).tasks[0]
@@ -338,7 +448,7 @@ def test_variables_without_a_process_behind_them_do_not_meet() -> None:
 def test_how_to_find_the_layout_is_checked() -> None:
     task = next(r for r in recordings() if r.name.endswith("even_2x2")).tasks[0]
     with pytest.raises(sr.LayoutError, match="layout='guess': expected one of 'auto'"):
-        sr.resolve(environ=task, layout="guess")
+        sr.resolve(environ=task, layout="guess")  # type: ignore[arg-type]
 
 
 def test_messages_before_one_that_is_too_long_are_received() -> None:
@@ -349,9 +459,10 @@ def test_messages_before_one_that_is_too_long_are_received() -> None:
 
 
 def test_the_answer_is_bounded(port: int) -> None:
-    limits = LIMITS._replace(answer=14)
-    (message,) = errors(come(points(port, 2), timeout=2.0, tasks=2, limits=limits)[:1])
-    assert "cannot be read: a message of 15 bytes" in message
+    limits = LIMITS._replace(answer=200)
+    results = come(points(port, 2), 20.0, lambda notes: {"said": "x" * 200}, 2, limits)
+    (message,) = errors(results[:1])
+    assert "cannot be read: a message of 238 bytes" in message
 
 
 HOLDS_THE_INTERPRETER = """

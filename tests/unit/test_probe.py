@@ -20,12 +20,6 @@ from slurm_resolver.rendezvous.probe import (
 )
 
 
-@pytest.fixture
-def port() -> int:
-    with socket.create_server(("", 0)) as probe:
-        return int(probe.getsockname()[1])
-
-
 def test_who_listens_is_told_to_who_asks(port: int) -> None:
     listener = Listener(7, port)
     try:
