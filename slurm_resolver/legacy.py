@@ -14,14 +14,18 @@ def tf_config_from_slurm(
 ) -> Tuple[Dict[str, List[str]], str, int]:
     """Returns ``(cluster, job name, task index)`` for ``tf.train.ClusterSpec`` and ``Server``.
 
-    The first `ps_number` nodes are parameter servers, the others workers, all at the port
-    `port_number`. Where nodes have several tasks, only the first task of each such node is a
-    parameter server, and the task with local rank i has the port `port_number` + i. The cluster is
-    a dict from job name to addresses ``node:port``.
+    Where nodes have several tasks, only the first task of each such node is a parameter server. The
+    cluster is a dict from job name to addresses ``node:port``.
+
+    Args:
+        ps_number: how many nodes are parameter servers, the first ones; the others are workers.
+        port_number: the port of all of them; a node's task with local rank i has
+            `port_number` + i.
+        environ: the variables to read, by default `os.environ`.
 
     Raises:
         JobsError: where `ps_number` is not a number of tasks that this step has.
-        Others as `slurm_resolver.resolve`.
+        SlurmResolverError: all others, as in `slurm_resolver.resolve`.
     """
     if isinstance(ps_number, bool) or not isinstance(ps_number, int) or ps_number < 0:
         raise JobsError(f"ps_number={ps_number!r}: expected a whole number of nodes, 0 or more.")

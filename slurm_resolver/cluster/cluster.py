@@ -4,14 +4,18 @@ from __future__ import annotations
 
 from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
-from slurm_resolver.cluster.gpus import NodeGpuPlan, TaskGpus
+from slurm_resolver.cluster.contracts import Contract, variables_of
+from slurm_resolver.cluster.data_service import DATA_JOBS, address_of_dispatcher
+from slurm_resolver.cluster.gpu_plan import NodeGpuPlan
+from slurm_resolver.cluster.gpus import TaskGpus
+from slurm_resolver.cluster.meeting_point import was_restarted
 from slurm_resolver.cluster.tasks import Task, addresses_by_job
 from slurm_resolver.rendezvous.point import Rendezvous
 from slurm_resolver.rendezvous.task_claim import claim_task
 from slurm_resolver.slurm.step import SlurmStep
 
-# TensorFlow starts no server for the evaluator, but would wait for one that is in the spec.
-_JOBS_OUTSIDE_SPEC = ("evaluator",)
+# TensorFlow would wait for the tf.distribute.Server of each task in the spec, and these have none.
+JOBS_OUTSIDE_SPEC = ("evaluator", *DATA_JOBS)
 
 
 class Cluster(NamedTuple):
@@ -25,7 +29,8 @@ class Cluster(NamedTuple):
         gpu_decision: the GPUs of this task, and the reason; None without `task`.
         node_gpus: the GPUs of all tasks on the node of this task; None without `task`.
         distribution: Slurm's distribution, which placed the tasks on the nodes.
-        layout_source, ports_source: what the layout and the ports were taken from.
+        layout_source: what the layout was taken from.
+        ports_source: what the ports were taken from.
         step: the variables that the cluster was made from; arguments and overridden methods of the
             resolver have changed them.
         rendezvous: where the tasks of the step meet; None without `task`.
@@ -48,6 +53,12 @@ class Cluster(NamedTuple):
             f"gpus={self.gpus!r})"
         )
 
+    def __str__(self) -> str:
+        """Returns the cluster as `print` shows it: a line a task, of 100 tasks at most."""
+        from slurm_resolver.cluster.as_text import MOST_TASKS, describe_cluster
+
+        return describe_cluster(self, MOST_TASKS)
+
     def gpus_on_node(self) -> Dict[int, TaskGpus]:
         """Returns by rank the GPUs of all tasks on this task's node; {} without a task."""
         return self.node_gpus.by_rank() if self.node_gpus else {}
@@ -61,6 +72,11 @@ class Cluster(NamedTuple):
         if self.rendezvous is None or not self.step.is_live:
             return True
         return claim_task(self.rendezvous)
+
+    @property
+    def was_restarted(self) -> bool:
+        """Whether this task's program was started again in its step; the others do not wait."""
+        return self.rendezvous is not None and was_restarted(self.step, self.rendezvous)
 
     @property
     def job_id(self) -> Optional[str]:
@@ -83,13 +99,23 @@ class Cluster(NamedTuple):
     def jobs(self) -> Dict[str, List[str]]:
         """Returns the addresses of each job by index, in alphabetical order of the job names.
 
-        The evaluator is not among them: TensorFlow keeps it outside the cluster.
+        The evaluator is not among them, as TensorFlow keeps it outside the cluster, nor are the
+        dispatcher and the data workers of a tf.data service.
         """
         return {
             job: addresses
             for job, addresses in addresses_by_job(self.tasks).items()
-            if job not in _JOBS_OUTSIDE_SPEC
+            if job not in JOBS_OUTSIDE_SPEC
         }
+
+    @property
+    def data_service(self) -> Optional[str]:
+        """What ``tf.data.experimental.service.distribute`` takes as `service`; None without one.
+
+        Such as ``grpc://n8:23002``, the address of the dispatcher.
+        """
+        address = address_of_dispatcher(self)
+        return None if address is None else f"grpc://{address}"
 
     def tf_config(self) -> Dict[str, Any]:
         """Returns the content of TF_CONFIG for this task; {} for an empty cluster."""
@@ -99,6 +125,22 @@ class Cluster(NamedTuple):
         if self.task is not None:
             config["task"] = {"type": self.task.job, "index": self.task.index}
         return config
+
+    def variables(self, contract: Contract) -> Dict[str, str]:
+        """Returns the variables by which a framework's programs learn of their cluster.
+
+        Args:
+            contract: "tensorflow" (TF_CONFIG), "dtensor", "keras-distribution", "keras-tuner",
+                "torch" or "jax".
+
+        Returns:
+            by name what to set in this task before its program starts; {} for an empty cluster, and
+            where the program of a single task needs none.
+
+        Raises:
+            ValueError: for another contract.
+        """
+        return variables_of(self, contract)
 
     def to_dict(self) -> Dict[str, Any]:
         """Returns the cluster as plain values, as ``slurm-resolver show --json`` prints them."""

@@ -10,8 +10,9 @@ from __future__ import annotations
 import re
 from typing import Collection, Dict, Mapping, MutableMapping, NamedTuple, Optional, Sequence, Tuple
 
-from slurm_resolver.cluster.roles import JOB_NAMES
-from slurm_resolver.errors import GpuError, JobsError
+from slurm_resolver.cluster.gpu_sharing import is_bound_with_another, memory_settings, share_of
+from slurm_resolver.cluster.mig_slices import seen_by_cuda, usable_at_once
+from slurm_resolver.errors import GpuError
 from slurm_resolver.log import warn_once
 from slurm_resolver.slurm.gpu_variables import (
     Devices,
@@ -25,6 +26,7 @@ _APPLIED_VARIABLE = SlurmStep.gpus_applied.name
 
 # The values of --gpu-bind that give each task its own devices; others (none, closest) do not.
 _BOUND = re.compile(r"gpu:(verbose,)?(per_task|single|map|mask)")
+_UNBOUND = re.compile(r"gpu:(verbose,)?none")
 
 
 class TaskGpus(NamedTuple):
@@ -39,6 +41,9 @@ class TaskGpus(NamedTuple):
         counts_given: whether the caller gave gpus_per_node or gpus_per_task.
         same_for_all: whether all tasks of the node see the same devices; then each of them can
             compute the GPUs of the others.
+        memory: the variables to set because another task uses one of the devices as well; {} where
+            none does, as far as this task knows, and where the user has set them.
+        slices: how many MIG slices the task has, where it can use only one of them; else 0.
     """
 
     devices: Optional[Devices]
@@ -47,6 +52,8 @@ class TaskGpus(NamedTuple):
     visible_before: Optional[Devices] = None
     counts_given: bool = False
     same_for_all: bool = False
+    memory: Mapping[str, str] = {}
+    slices: int = 0
 
     def visible_devices(self, applied: bool) -> Optional[Devices]:
         """Returns the devices that this process sees; None if unknown.
@@ -57,58 +64,7 @@ class TaskGpus(NamedTuple):
         return self.devices if applied or self.counts_given else self.visible_before
 
 
-class NodeGpuPlan(NamedTuple):
-    """What a task knows about the GPUs of all tasks on its node.
-
-    Attributes:
-        step: the variables of this task.
-        task_gpus: the GPUs of this task.
-        ranks: the ranks on the node, ``ranks[local_rank]``.
-        gpu_local_ranks: the local ranks of the tasks that use GPUs.
-        counts: the last three arguments of `choose_gpus`.
-    """
-
-    step: SlurmStep
-    task_gpus: TaskGpus
-    ranks: Sequence[int]
-    gpu_local_ranks: Sequence[int]
-    counts: Tuple[int, Optional[int], Optional[int]]
-
-    def by_rank(self) -> Dict[int, TaskGpus]:
-        """Returns the GPUs of every task on the node, as far as this task can know them."""
-        gpus = {}
-        for local_rank, rank in enumerate(self.ranks):
-            if rank == self.step.rank:
-                gpus[rank] = self.task_gpus
-            elif local_rank in self.gpu_local_ranks and not self.task_gpus.same_for_all:
-                gpus[rank] = TaskGpus(None, "known to the task alone")
-            else:
-                other = self.step.replace(rank=rank, gpus_applied=None)
-                gpus[rank] = choose_gpus(other, local_rank, self.gpu_local_ranks, *self.counts)
-        return gpus
-
-
-def jobs_with_gpus(
-    jobs: Collection[str],
-    gpu_jobs: Optional[Collection[str]],
-    empty_jobs: Collection[str] = (),
-) -> Collection[str]:
-    """Returns which of the cluster's jobs use GPUs; `empty_jobs` are known, and have no tasks.
-
-    By default all but the parameter servers, and but the chief where there are parameter servers:
-    as the coordinator of a ParameterServerStrategy it computes nothing.
-
-    Raises:
-        JobsError: for a name in `gpu_jobs` that is not the name of a job.
-    """
-    if gpu_jobs is None:
-        return {job for job in jobs if job != "ps" and not (job == "chief" and "ps" in jobs)}
-    known = dict.fromkeys([*JOB_NAMES, *jobs, *empty_jobs])
-    if not set(gpu_jobs) <= set(known) or isinstance(gpu_jobs, str):
-        raise JobsError(
-            f"gpu_jobs={gpu_jobs!r}: expected a collection of these names: {', '.join(known)}."
-        )
-    return set(gpu_jobs)
+JOB_WITHOUT_GPUS = "this job uses no GPU (gpu_jobs)"  # the source of their choice
 
 
 def choose_gpus(
@@ -120,6 +76,7 @@ def choose_gpus(
     gpus_per_task: Optional[int] = None,
     *,
     see_the_same: Optional[Collection[int]] = None,
+    not_counted: Collection[int] = (),
 ) -> TaskGpus:
     """Returns the GPUs of the task with this local rank on its node.
 
@@ -127,18 +84,56 @@ def choose_gpus(
         step: the task's variables.
         local_rank: SLURM_LOCALID.
         gpu_local_ranks: the local ranks, ascending, of the tasks on this node that use GPUs.
-        max_tasks_per_node: the most tasks that any node of the step has.
+        max_tasks_per_node: the most tasks that any node of the step has, of those that count.
         gpus_per_node: GPUs on each node, as in TensorFlow's resolver.
         gpus_per_task: GPUs of each task, as in TensorFlow's resolver; the task with local rank i
             uses the i-th slice of this size.
         see_the_same: the local ranks of the tasks that see the devices that this one sees, where
             --gpu-bind=closest has shown them; see `slurm_resolver.cluster.closest_gpus`.
+        not_counted: the local ranks of tasks that are none of those to whom `gpus_per_node` and
+            `gpus_per_task` give slices: the tasks of a tf.data service.
 
     Raises:
         GpuError: for a value that is not a list of devices, more devices than Slurm granted, or
             counts that do not fit.
     """
     visible = read_visible_devices(step)
+    counts = (max_tasks_per_node, gpus_per_node, gpus_per_task)
+    gpus = _choose(step, visible, local_rank, gpu_local_ranks, *counts, see_the_same, not_counted)
+    if gpus.devices and step.shards_on_node is not None:  # other jobs use it as well
+        gpus = gpus._replace(memory=memory_settings(step, True))
+    return _keep_usable(gpus, visible)
+
+
+def _keep_usable(gpus: TaskGpus, visible: VisibleDevices) -> TaskGpus:
+    """Leaves out the MIG slices that the process cannot use."""
+    gpus = gpus._replace(visible_before=seen_by_cuda(gpus.visible_before))
+    usable = usable_at_once(gpus.devices or ())
+    if not gpus.devices or usable == gpus.devices:
+        return gpus
+    warn_once(
+        "tasks of this node have several MIG slices each, and CUDA shows a process only one: start "
+        "as many tasks on each node as it has slices"
+    )
+    return gpus._replace(
+        devices=usable,
+        source=f"{gpus.source}, and CUDA shows a process only one MIG slice",
+        settings=visible.settings_for(usable),
+        slices=len(gpus.devices),
+    )
+
+
+def _choose(
+    step: SlurmStep,
+    visible: VisibleDevices,
+    local_rank: int,
+    gpu_local_ranks: Sequence[int],
+    max_tasks_per_node: int,
+    gpus_per_node: Optional[int],
+    gpus_per_task: Optional[int],
+    see_the_same: Optional[Collection[int]],
+    not_counted: Collection[int],
+) -> TaskGpus:
     shown = visible.devices
     if step.gpus_applied is not None and step.gpus_applied == _applied_value(step, shown or ()):
         source = f"{visible.name}, set by an earlier resolver of this task"
@@ -150,26 +145,37 @@ def choose_gpus(
     if local_rank not in gpu_local_ranks:
         return _no_gpus(step, visible)
     if gpus_per_node is not None or gpus_per_task is not None:
+        position = local_rank - sum(other < local_rank for other in not_counted)
         return _given_counts(
-            step, visible, local_rank, max_tasks_per_node, gpus_per_node, gpus_per_task
+            step, visible, position, max_tasks_per_node, gpus_per_node, gpus_per_task
         )
     if shown is None:
         return _without_variable(step, visible, local_rank, gpu_local_ranks)
     if not shown:
         return TaskGpus((), f"{visible.name} shows none", visible_before=(), same_for_all=True)
     if see_the_same is not None:
-        return _share_of_closest(visible, shown, local_rank, gpu_local_ranks, see_the_same)
+        return _share_of_closest(step, visible, shown, local_rank, gpu_local_ranks, see_the_same)
     if _is_bound(step, shown):
-        return TaskGpus(shown, f"{visible.name}, bound to the task by Slurm", visible_before=shown)
+        source = f"{visible.name}, bound to the task by Slurm"
+        shares = is_bound_with_another(step, local_rank, gpu_local_ranks)
+        memory = memory_settings(step, shares)
+        return TaskGpus(shown, source, visible_before=shown, memory=memory)
     if len(gpu_local_ranks) == 1:
         source = f"{visible.name}, the only task on the node that uses GPUs"
         return TaskGpus(shown, source, visible_before=shown)
-    devices = _share_of(shown, local_rank, gpu_local_ranks)
-    source = f"{visible.name} split by SLURM_LOCALID"
-    return TaskGpus(devices, source, _settings(visible, devices), shown, same_for_all=True)
+    devices, shares = share_of(shown, local_rank, gpu_local_ranks)
+    return TaskGpus(
+        devices,
+        f"{visible.name} split by SLURM_LOCALID",
+        _settings(visible, devices),
+        shown,
+        same_for_all=True,
+        memory=memory_settings(step, shares),
+    )
 
 
 def _share_of_closest(
+    step: SlurmStep,
     visible: VisibleDevices,
     shown: Devices,
     local_rank: int,
@@ -180,13 +186,24 @@ def _share_of_closest(
     if len(sharing) == 1:
         source = f"{visible.name}, closest to this task alone"
         return TaskGpus(shown, source, visible_before=shown)
-    devices = _share_of(shown, local_rank, sharing)
+    devices, shares = share_of(shown, local_rank, sharing)
     source = f"{visible.name}, closest to {len(sharing)} tasks, split by SLURM_LOCALID"
-    return TaskGpus(devices, source, _settings(visible, devices), shown)
+    memory = memory_settings(step, shares)
+    return TaskGpus(devices, source, _settings(visible, devices), shown, memory=memory)
 
 
 def apply_gpus(gpus: TaskGpus, step: SlurmStep, environ: MutableMapping[str, str]) -> None:
-    """Writes the settings into `environ`, and that they are applied: they must not be twice."""
+    """Writes the settings into `environ`, and that they are applied: they must not be twice.
+
+    So it does with those of the memory of a GPU that tasks share, and logs them.
+    """
+    if gpus.memory:
+        environ.update(gpus.memory)
+        settings = " ".join(f"{name}={value}" for name, value in gpus.memory.items())
+        warn_once(
+            f"{settings} is set, as this task shares its GPU: TensorFlow would take all of the "
+            "memory at once, and the next task would find none; set it yourself to choose"
+        )
     if not gpus.settings:
         return
     environ.update(gpus.settings)
@@ -230,11 +247,13 @@ def _is_bound(step: SlurmStep, shown: Devices) -> bool:
     """Whether Slurm gave these devices to this task alone, and not to all tasks of the node."""
     if step.tres_bind is not None and _BOUND.search(step.tres_bind):
         return True
+    if step.tres_bind is not None and _UNBOUND.search(step.tres_bind):
+        return False  # and confined to more than it shows: all tasks are shown the same
     return step.gpus_on_node is not None and len(shown) < step.gpus_on_node
 
 
 def _no_gpus(step: SlurmStep, visible: VisibleDevices) -> TaskGpus:
-    source = "this job uses no GPU (gpu_jobs)"
+    source = JOB_WITHOUT_GPUS
     unknown = visible.devices is None and step.gpus_on_node is None
     devices = None if unknown else ()
     same = not (visible.devices and _is_bound(step, visible.devices))
@@ -261,32 +280,21 @@ def _without_variable(
     devices = tuple(map(str, range(number)))
     if len(gpu_local_ranks) == 1:
         return TaskGpus(devices, "all that the driver shows", visible_before=devices)
-    share = _share_of(devices, local_rank, gpu_local_ranks)
-    source = "what the driver shows, split by SLURM_LOCALID"
-    return TaskGpus(share, source, _settings(visible, share), devices, same_for_all=True)
-
-
-def _share_of(devices: Devices, local_rank: int, gpu_local_ranks: Sequence[int]) -> Devices:
-    """Returns the devices of one task. All are used: three tasks get 3, 2 and 2 of 7 devices.
-
-    Where there are more tasks than devices, each task gets one, which it shares with others.
-    """
-    position, tasks, number = gpu_local_ranks.index(local_rank), len(gpu_local_ranks), len(devices)
-    if tasks > number:
-        warn_once(
-            f"{tasks} tasks share the node's {number} GPU{'s' if number > 1 else ''}; limit the "
-            "GPU memory of each, or start fewer tasks on each node"
-        )
-        return (devices[position * number // tasks],)
-    each, remainder = divmod(number, tasks)
-    first = position * each + min(position, remainder)
-    return devices[first : first + each + (position < remainder)]
+    share, shares = share_of(devices, local_rank, gpu_local_ranks)
+    return TaskGpus(
+        share,
+        "what the driver shows, split by SLURM_LOCALID",
+        _settings(visible, share),
+        devices,
+        same_for_all=True,
+        memory=memory_settings(step, shares),
+    )
 
 
 def _given_counts(
     step: SlurmStep,
     visible: VisibleDevices,
-    local_rank: int,
+    position: int,
     max_tasks_per_node: int,
     gpus_per_node: Optional[int],
     gpus_per_task: Optional[int],
@@ -321,7 +329,7 @@ def _given_counts(
         )
     # Counts index the visible devices where there are any: the second GPU of 4,5 is 5.
     names: Tuple[str, ...] = shown or tuple(map(str, range(gpus_per_node)))
-    devices = names[local_rank * gpus_per_task : (local_rank + 1) * gpus_per_task]
+    devices = names[position * gpus_per_task : (position + 1) * gpus_per_task]
     source = "gpus_per_node and gpus_per_task"
     settings = _settings(visible, devices)
     return TaskGpus(

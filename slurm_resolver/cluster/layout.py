@@ -43,8 +43,8 @@ class Layout(NamedTuple):
         local_rank_of: by rank, its SLURM_LOCALID: 0 for the lowest rank on a node, then 1, ….
         distribution: Slurm's distribution, which placed the tasks; of a heterogeneous step that of
             each component, separated by " : " as srun separates components.
-        source: what the layout was computed from: "environment", "rendezvous", or the argument or
-            method of the resolver that gave it.
+        source: what the layout was computed from: "environment", "rendezvous" or "pmi2", by which
+            the tasks told each other, or the argument or method of the resolver that gave it.
         components: the ranks of each component; empty unless the step is heterogeneous.
         unambiguous: False where the variables fit another layout as well, and only some tasks can
             notice it: the distribution of a component may have been given to srun alone.

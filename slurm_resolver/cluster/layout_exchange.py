@@ -1,6 +1,7 @@
 """The layout of a step whose variables do not tell it: the tasks tell each other where they run.
 
-The variables of every task tell its own rank, node and local rank. Together these are the layout.
+They do so by the store of PMI-2, where the step has one that they may use, or meet over TCP. The
+variables of every task tell its own rank, node and local rank. Together these are the layout.
 Of a step of srun the nodes are known, and how many tasks each has; of an mpirun not even these.
 """
 
@@ -12,24 +13,32 @@ import zlib
 from array import array
 from base64 import b64decode, b64encode
 from collections import Counter
-from typing import Any, Dict, Iterable, List, Optional, Sequence
+from typing import TYPE_CHECKING, Any, Callable, Dict, Iterable, List, Optional, Sequence
 
 from slurm_resolver.cluster.distribution import local_ranks
 from slurm_resolver.cluster.het_groups import ranks_of_components
 from slurm_resolver.cluster.layout import Layout, nodes_and_counts
+from slurm_resolver.cluster.meeting import meet
 from slurm_resolver.cluster.meeting_point import (
     HostOf,
     rendezvous_of_mpi_run,
     rendezvous_without_layout,
+    was_restarted,
 )
+from slurm_resolver.cluster.options import MEETING_SECONDS
+from slurm_resolver.cluster.pmi2_layout import read_places
 from slurm_resolver.cluster.ports import choose_ports, derive_meeting_port
 from slurm_resolver.errors import LayoutError, RendezvousError
-from slurm_resolver.rendezvous.barrier import Note, meet
 from slurm_resolver.rendezvous.point import Rendezvous
 from slurm_resolver.rendezvous.task_claim import claim_task, find_claimant
 from slurm_resolver.slurm.step import SlurmStep
 
-TIMEOUT_SECONDS = 60.0
+if TYPE_CHECKING:
+    from slurm_resolver.rendezvous.first_half import FirstHalf
+    from slurm_resolver.rendezvous.gathering import Note
+    from slurm_resolver.rendezvous.pmi2 import Pmi2Task
+
+_FOR_CHILDREN = ("source", "order", "node_of")  # what of the answer child processes are told
 _LONGEST_VALUE = 100_000  # characters; Linux takes 131,072 bytes for a variable
 
 
@@ -37,7 +46,8 @@ def exchange_layout(
     step: SlurmStep,
     port_base: Optional[int] = None,
     host_of: HostOf = str,
-    timeout: float = TIMEOUT_SECONDS,
+    timeout: float = MEETING_SECONDS,
+    find_task: Callable[[], Optional[Pmi2Task]] = lambda: None,
 ) -> Layout:
     """Returns the layout that the tasks report to each other. All tasks must call it.
 
@@ -48,6 +58,9 @@ def exchange_layout(
         port_base: as in `slurm_resolver.resolve`.
         host_of: from a node's name to the host to connect to.
         timeout: seconds in which all tasks have to call it.
+        find_task: returns what Slurm tells the task of PMI-2, by which they tell each other as soon
+            as all have come; or None, in all tasks alike: then they meet over TCP. It is called
+            only in the process that stands for its task.
 
     Raises:
         LayoutError: where not all tasks call it in time, or their reports do not fit
@@ -73,22 +86,32 @@ def exchange_layout(
         answer = _layout_from_notes(notes, list(found), list(found.values()))
         return {**answer, "nodes": list(found)}
 
-    if step.is_live and not claim_task(rendezvous):
+    def by_pmi2(half: FirstHalf) -> Dict[str, Any]:
+        return {**decide(read_places(half, step, nodes)), "source": "pmi2"}
+
+    if step.is_live and (was_restarted(step, rendezvous) or not claim_task(rendezvous)):
         answer = _answer_for_children(step, rendezvous)
     else:
         try:
-            answer = meet(rendezvous, "layout", names, note, decide, timeout)
+            rendezvous = rendezvous._replace(pmi2=find_task())
+            answer = meet(rendezvous, "layout", names, note, decide, timeout, by_pmi2)
+            answer.setdefault("source", "rendezvous")
         except RendezvousError as error:
             hint = " Start the program with srun, which tells." if step.mpi_run is not None else ""
             raise LayoutError(
                 "the variables do not tell where the ranks of this step run, and the tasks could "
                 f"not tell each other: {error}{hint}"
             ) from error
+    try:
+        nodes = answer.get("nodes", nodes)
+        node_of = _decode_numbers(answer["node_of"])
+        names_by_id = tuple(nodes[index] for index in _decode_numbers(answer["order"]))
         _leave_for_children(step, rendezvous, answer)
-    nodes = answer.get("nodes", nodes)
-    order = _decode_numbers(answer["order"])
-    node_of = _decode_numbers(answer["node_of"])
-    names_by_id = tuple(nodes[index] for index in order)
+    except (KeyError, IndexError, TypeError, ValueError, zlib.error) as error:
+        raise LayoutError(
+            f"{rendezvous.name} told where the ranks run in a form that this task cannot read "
+            f"({type(error).__name__}: {error}): all tasks need the same version of slurm_resolver."
+        ) from error
     components = ranks_of_components(step, names_by_id, node_of)
     # The tasks of a heterogeneous step have different values of SLURM_DISTRIBUTION.
     by_group = {c.group: c.distribution for c in step.components} if components else {}
@@ -98,14 +121,14 @@ def exchange_layout(
         node_of,
         local_ranks(node_of, len(names_by_id)),
         distribution or step.distribution or ("block" if step.mpi_run is None else "mpirun"),
-        "rendezvous",
+        answer["source"],
         components,
     )
 
 
 def _leave_for_children(step: SlurmStep, rendezvous: Rendezvous, answer: Dict[str, Any]) -> None:
     """Leaves the answer in the environment: child processes cannot ask the other tasks."""
-    text = " ".join((rendezvous.identity, answer["order"], answer["node_of"]))
+    text = " ".join((rendezvous.identity, *(answer[key] for key in _FOR_CHILDREN)))
     if step.is_live and len(text) <= _LONGEST_VALUE:
         os.environ[SlurmStep.exchanged_layout.name] = text
 
@@ -121,8 +144,7 @@ def _answer_for_children(step: SlurmStep, rendezvous: Rendezvous) -> Dict[str, A
             f"{f', {claimant}' if claimant else ''}: this one is its child, or a second program in "
             "the task. Make the resolver there first, and start this process after it."
         )
-    order, node_of = answer.split(" ")
-    return {"order": order, "node_of": node_of}
+    return dict(zip(_FOR_CHILDREN, answer.split(" ")))
 
 
 def _encode_numbers(numbers: Iterable[int]) -> str:

@@ -3,29 +3,44 @@
 from __future__ import annotations
 
 import functools
-from typing import Callable, Collection, Mapping, NamedTuple, Optional
+import time
+from typing import Callable, Collection, Literal, Mapping, NamedTuple, Optional, Tuple
 
 from slurm_resolver.cluster.node_address import NodeAddress, host_for
+from slurm_resolver.cluster.roles import Placement, WorkerOrder
+
+LayoutChoice = Literal["auto", "environment", "rendezvous"]
+LAYOUTS: Tuple[LayoutChoice, ...] = ("auto", "environment", "rendezvous")
+MEETING_SECONDS = 60.0
 
 
 class ClusterOptions(NamedTuple):
     """Everything that a caller may choose about the cluster; `resolve` explains each option.
 
     `gpus_per_node` and `gpus_per_task` are arguments of TensorFlow's resolver, and so of
-    `SlurmClusterResolver`.
+    `SlurmClusterResolver`. Until `until`, a time of `time.monotonic`, the tasks may tell each other
+    what no variable tells; None is `MEETING_SECONDS` for each such meeting. `starts_program` is
+    whether this process becomes another program, which may use MPI and then needs PMI-2 itself.
     """
 
     jobs: Optional[Mapping[str, int]] = None
     port_base: Optional[int] = None
-    placement: str = "spread"
-    worker_order: str = "ring"
+    placement: Placement = "spread"
+    worker_order: WorkerOrder = "ring"
     het_groups: Optional[Mapping[str, int]] = None
     node_address: Optional[NodeAddress] = None
     gpu_jobs: Optional[Collection[str]] = None
-    layout: str = "auto"
+    layout: LayoutChoice = "auto"
     gpus_per_node: Optional[int] = None
     gpus_per_task: Optional[int] = None
     local: bool = False
+    until: Optional[float] = None
+    starts_program: bool = False
+
+    @property
+    def meeting_seconds(self) -> float:
+        """The seconds in which all tasks have to come to a meeting that begins now."""
+        return MEETING_SECONDS if self.until is None else max(0.0, self.until - time.monotonic())
 
     @property
     def host_of(self) -> Callable[[str], str]:

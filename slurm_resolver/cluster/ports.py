@@ -145,8 +145,17 @@ def _derive_first_port(job_id: str, step_id: str, count: int) -> int:
 
 def derive_meeting_port(step: SlurmStep) -> int:
     """Returns a port below those of the tasks: in the blocks it could need a larger block."""
+    return _derive_low_port(step, 0)
+
+
+def derive_second_meeting_port(step: SlurmStep) -> int:
+    """Returns a port for what goes on beside the meetings: another one of the same range."""
+    return _derive_low_port(step, _NUM_MEETING_PORTS // 2)
+
+
+def _derive_low_port(step: SlurmStep, offset: int) -> int:
     job, step_number = _id_as_number(step.job_id or ""), _id_as_number(step.step_id or "")
-    number = job + step_number * round(_NUM_MEETING_PORTS * 0.618)
+    number = job + step_number * round(_NUM_MEETING_PORTS * 0.618) + offset
     return _FIRST_PORT - _NUM_MEETING_PORTS + number % _NUM_MEETING_PORTS
 
 

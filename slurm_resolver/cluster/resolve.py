@@ -3,36 +3,38 @@
 from __future__ import annotations
 
 import os
+from collections import Counter
 from typing import Collection, Mapping, Optional, Sequence
 
+from slurm_resolver.cluster.address_exchange import with_addresses
 from slurm_resolver.cluster.alone import find_alone
 from slurm_resolver.cluster.closest_gpus import tasks_that_see_the_same
 from slurm_resolver.cluster.cluster import Cluster
-from slurm_resolver.cluster.gpus import NodeGpuPlan, choose_gpus, jobs_with_gpus
+from slurm_resolver.cluster.data_service import DATA_JOBS
+from slurm_resolver.cluster.gpu_plan import NodeGpuPlan, jobs_with_gpus
+from slurm_resolver.cluster.gpus import choose_gpus
 from slurm_resolver.cluster.layout import Layout, layout_from_environment, verify_layout
 from slurm_resolver.cluster.meeting_point import rendezvous_of_layout
 from slurm_resolver.cluster.node_address import NodeAddress, check_addresses
-from slurm_resolver.cluster.options import ClusterOptions
+from slurm_resolver.cluster.options import LAYOUTS, ClusterOptions, LayoutChoice
 from slurm_resolver.cluster.ports import choose_ports
-from slurm_resolver.cluster.roles import assign_roles
+from slurm_resolver.cluster.roles import Placement, WorkerOrder, assign_roles, job_counts
 from slurm_resolver.cluster.tasks import Tasks
 from slurm_resolver.errors import LayoutError, UnknownLayoutError
 from slurm_resolver.slurm.step import SlurmStep
 from slurm_resolver.slurm.variable import Environ
-
-LAYOUTS = ("auto", "environment", "rendezvous")
 
 
 def resolve(
     jobs: Optional[Mapping[str, int]] = None,
     *,
     port_base: Optional[int] = None,
-    placement: str = "spread",
-    worker_order: str = "ring",
+    placement: Placement = "spread",
+    worker_order: WorkerOrder = "ring",
     het_groups: Optional[Mapping[str, int]] = None,
     node_address: Optional[NodeAddress] = None,
     gpu_jobs: Optional[Collection[str]] = None,
-    layout: str = "auto",
+    layout: LayoutChoice = "auto",
     local: bool = False,
     environ: Optional[Environ] = None,
 ) -> Cluster:
@@ -43,25 +45,34 @@ def resolve(
     what it was told for them in SLURM_RESOLVER_LAYOUT.
 
     Args:
-        jobs: number of tasks by job name: chief, worker, ps, evaluator, or a name of your own, with
-            which TensorFlow's strategies do not work, but its servers do. They sum to the tasks of
-            the step; one may be -1, the rest. None makes every task a worker.
+        jobs: number of tasks by job name: chief, worker, ps, evaluator; dispatcher and data_worker,
+            a tf.data service; or a name of your own, with which TensorFlow's strategies do not
+            work, but its servers do. They sum to the tasks of the step; one may be -1, the rest.
+            None makes every task a worker.
         port_base: the first port on each node; the task with local rank i gets ``port_base + i``.
-            None takes the ports that Slurm reserved for the step, or derives them from its ids.
+            None takes the ports that Slurm reserved for the step, or derives them from its ids;
+            8888 where it has none.
         placement: "spread" puts parameter servers on different nodes, evenly and away from the
-            chief's; "rank" assigns ranks to jobs exactly as TensorFlow's own resolver does.
+            chief's, and the tasks of a tf.data service where they leave as many others on each
+            node; "rank" assigns ranks to jobs exactly as TensorFlow's own resolver does.
         worker_order: "ring" numbers the workers such that TensorFlow's ring of collectives leaves
-            every node once; "rank" numbers them by rank. The two are the same with up to 10 workers
-            in block placement, and with one task on each node. See
-            `slurm_resolver.cluster.ring_order`.
-        het_groups: by job name, the component of a heterogeneous step to take its tasks from.
+            every node once; "rank" numbers them by rank, as TensorFlow's own resolver does. The two
+            are the same with up to 10 workers in block placement, and with one task on each node.
+            See `slurm_resolver.cluster.ring_order`.
+        het_groups: by job name, the component of a heterogeneous step to take its tasks from. None
+            gives jobs their ranks as in any other step.
         node_address: from a node's name to the host that others connect to: a mapping, a callable,
-            or a suffix such as "-ib0".
-        gpu_jobs: the jobs whose tasks use GPUs. None: all but the parameter servers, and but the
-            chief where there are parameter servers, as it then only coordinates.
-        layout: "environment" computes the layout from the variables alone. With "rendezvous" the
-            tasks tell each other over TCP where they run; all tasks of the step must choose it.
-            "auto" does that where the variables do not tell. But for "environment" they also tell
+            or a suffix such as "-ib0". With "slurm" the tasks tell each other the addresses of
+            their nodes; so they do without it where the nodes' names do not resolve. None takes the
+            names.
+        gpu_jobs: the jobs whose tasks use GPUs. None: all but the parameter servers, the tasks of a
+            tf.data service, and the chief where there are parameter servers, as it then only
+            coordinates.
+        layout: where to learn which rank runs on which node. "environment" computes it from the
+            variables alone. With "rendezvous" the tasks tell each other over TCP where they run;
+            all tasks of the step must choose it. "auto" does that where the variables do not tell,
+            and where the step has PMI-2 (``srun --mpi=pmi2``) and no program of it uses MPI, by
+            that: see `slurm_resolver.cluster.pmi2_layout`. But for "environment" they also tell
             each other which GPUs they see where srun got ``--gpu-bind=closest``.
         local: True trains alone, without a cluster, wherever this process runs; so does the
             variable SLURM_RESOLVER=off.
@@ -95,11 +106,16 @@ def resolve_step(step: SlurmStep, options: ClusterOptions) -> Cluster:
     alone = find_alone(step, options)
     if alone is not None:
         return alone
+    if step.num_tasks is not None:
+        job_counts(options.jobs, step.num_tasks)  # what does not fit is known before any meeting
     return build_cluster(step, find_layout(step, options), options)
 
 
-def find_layout(step: SlurmStep, options: ClusterOptions) -> Layout:
-    """Returns the layout: from the variables, or from what the tasks tell each other."""
+def find_layout(step: SlurmStep, options: ClusterOptions, source: str = "environment") -> Layout:
+    """Returns the layout: from the variables, or from what the tasks tell each other.
+
+    `source` names what took the place of a variable in every task, such as an argument.
+    """
     if options.layout not in LAYOUTS:
         expected = ", ".join(map(repr, LAYOUTS))
         raise LayoutError(f"layout={options.layout!r}: expected one of {expected}.")
@@ -107,7 +123,7 @@ def find_layout(step: SlurmStep, options: ClusterOptions) -> Layout:
     if options.layout != "rendezvous":
         may_meet = options.layout == "auto" and step.is_live
         try:
-            layout = layout_from_environment(step)
+            layout = layout_from_environment(step, source)
             verify_layout(layout, step)
             if layout.unambiguous or not may_meet:
                 return layout
@@ -115,10 +131,13 @@ def find_layout(step: SlurmStep, options: ClusterOptions) -> Layout:
             if not may_meet:
                 raise
             reason = f"{error} " if step.mpi_run is None else ""
-    from slurm_resolver.cluster.layout_exchange import exchange_layout  # few steps need it
+    # few steps need these
+    from slurm_resolver.cluster.layout_exchange import exchange_layout
+    from slurm_resolver.cluster.pmi2_layout import find_task
 
     try:
-        layout = exchange_layout(step, options.port_base, options.host_of)
+        place = (options.port_base, options.host_of, options.meeting_seconds)
+        layout = exchange_layout(step, *place, lambda: find_task(step, options))
     except LayoutError as error:
         raise LayoutError(f"{reason}{error}") from error
     verify_layout(layout, step)
@@ -127,6 +146,7 @@ def find_layout(step: SlurmStep, options: ClusterOptions) -> Layout:
 
 def build_cluster(step: SlurmStep, layout: Layout, options: ClusterOptions) -> Cluster:
     """Returns the cluster for a layout: with jobs, ports, addresses, and this task's GPUs."""
+    options = with_addresses(step, layout, options)
     roles = assign_roles(
         layout, options.jobs, options.placement, options.worker_order, options.het_groups
     )
@@ -150,19 +170,38 @@ def build_cluster(step: SlurmStep, layout: Layout, options: ClusterOptions) -> C
     gpu_jobs = jobs_with_gpus(roles.ranks, options.gpu_jobs, options.jobs or ())
     counts_given = options.gpus_per_node is not None or options.gpus_per_task is not None
     if options.gpu_jobs is None and counts_given:
-        gpu_jobs = set(roles.ranks)  # as in TensorFlow's resolver, the counts are for every task
+        # as in TensorFlow's resolver, the counts are for every task, which knows no others
+        gpu_jobs = set(roles.ranks) - set(DATA_JOBS)
+    uncounted = {
+        rank for job in DATA_JOBS if job not in gpu_jobs for rank in roles.ranks.get(job, ())
+    }
+    most_counted = _max_tasks_per_node(layout, uncounted) if uncounted else max_tasks_per_node
     task = tasks.find_one(step.rank)
     ranks_on_node = layout.ranks_on(layout.node_of[task.rank])
     gpu_local_ranks = [
         layout.local_rank_of[rank] for rank in ranks_on_node if roles.find_job(rank) in gpu_jobs
     ]
-    counts = (max_tasks_per_node, options.gpus_per_node, options.gpus_per_task)
-    place = rendezvous_of_layout(step, layout, ports.meeting_port, options.host_of)
-    alike = tasks_that_see_the_same(step, layout, place, options.layout != "environment")
-    gpus = choose_gpus(step, task.local_rank, gpu_local_ranks, *counts, see_the_same=alike)
+    not_counted = [layout.local_rank_of[rank] for rank in ranks_on_node if rank in uncounted]
+    counts = (most_counted, options.gpus_per_node, options.gpus_per_task)
+    place = rendezvous_of_layout(step, layout, ports.meeting_port, options)
+    may_meet = options.layout != "environment"
+    alike = tasks_that_see_the_same(step, layout, place, may_meet, options.meeting_seconds)
+    gpus = choose_gpus(
+        step,
+        task.local_rank,
+        gpu_local_ranks,
+        *counts,
+        see_the_same=alike,
+        not_counted=not_counted,
+    )
     return cluster._replace(
         task=task,
         gpu_decision=gpus,
-        node_gpus=NodeGpuPlan(step, gpus, ranks_on_node, gpu_local_ranks, counts),
+        node_gpus=NodeGpuPlan(step, gpus, ranks_on_node, gpu_local_ranks, counts, not_counted),
         rendezvous=place,
     )
+
+
+def _max_tasks_per_node(layout: Layout, without: Collection[int]) -> int:
+    nodes = (node for rank, node in enumerate(layout.node_of) if rank not in without)
+    return max(Counter(nodes).values())

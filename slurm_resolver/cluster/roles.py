@@ -2,6 +2,7 @@
 
 TensorFlow's strategies know the jobs chief, worker, ps and evaluator only, with at most one chief
 and one evaluator (``tf.distribute``, multi_worker_util). Its servers take any other name as well.
+Those of a tf.data service are in `slurm_resolver.cluster.data_service`.
 """
 
 from __future__ import annotations
@@ -10,20 +11,38 @@ import itertools
 import re
 from collections import Counter
 from numbers import Integral
-from typing import Collection, Dict, Iterator, List, Mapping, NamedTuple, Optional, Sequence, Tuple
+from typing import (
+    Collection,
+    Dict,
+    Iterator,
+    List,
+    Literal,
+    Mapping,
+    NamedTuple,
+    Optional,
+    Sequence,
+    Tuple,
+)
 
+from slurm_resolver.cluster.data_service import (
+    DATA_JOBS,
+    DISPATCHER,
+    check_data_jobs,
+)
+from slurm_resolver.cluster.job_names import JOB_NAMES, warn_of_misspelling
 from slurm_resolver.cluster.layout import Layout
 from slurm_resolver.cluster.ring_order import order_by_ring
+from slurm_resolver.cluster.spread import ranks_of_fullest_nodes, servers_per_node, spread_ranks
 from slurm_resolver.errors import JobsError
-from slurm_resolver.log import warn_once
+from slurm_resolver.wording import counted
 
-JOB_NAMES = ("chief", "worker", "ps", "evaluator")  # what they are for is known here, too
-PLACEMENTS = ("spread", "rank")
-WORKER_ORDERS = ("ring", "rank")
-_SINGLE_JOBS = ("chief", "evaluator")
+Placement = Literal["spread", "rank"]
+WorkerOrder = Literal["ring", "rank"]
+PLACEMENTS: Tuple[Placement, ...] = ("spread", "rank")
+WORKER_ORDERS: Tuple[WorkerOrder, ...] = ("ring", "rank")
+_SINGLE_JOBS = ("chief", "evaluator", DISPATCHER)
 # With any other name TensorFlow's server aborts the process (tensorflow/core/util, IsJobName).
 _JOB_NAME = re.compile(r"[A-Za-z][A-Za-z0-9_]*")
-_ALIKE = 0.78  # difflib's ratio: "wroker" has 0.83 and is meant, "gpu_worker" has 0.75 and is not
 
 
 class Roles(NamedTuple):
@@ -63,8 +82,8 @@ class Roles(NamedTuple):
 def assign_roles(
     layout: Layout,
     jobs: Optional[Mapping[str, int]] = None,
-    placement: str = "spread",
-    worker_order: str = "ring",
+    placement: Placement = "spread",
+    worker_order: WorkerOrder = "ring",
     het_groups: Optional[Mapping[str, int]] = None,
 ) -> Roles:
     """Assigns a job and an index to every rank of the layout.
@@ -78,32 +97,53 @@ def assign_roles(
             over the nodes as evenly as possible, and puts no more of them on the chief's node than
             necessary. Otherwise the chief gets the first rank, and the parameter servers the first
             free ranks of one node after the other, the chief's node last in every round. The other
-            jobs get the remaining ranks in alphabetical order.
+            jobs get the remaining ranks in alphabetical order. The tasks of a tf.data service are
+            taken off before, always from the node that has most tasks then.
         worker_order: "rank" numbers the workers by rank; "ring" so that TensorFlow's ring of
             collectives leaves every node once (`slurm_resolver.cluster.ring_order`).
         het_groups: by job name, the component of a heterogeneous step whose ranks the job gets.
 
     Raises:
         JobsError: for a name that TensorFlow does not take, a count that does not fit, a second
-            chief or evaluator.
+            chief, evaluator or dispatcher, a tf.data service that lacks a part.
     """
     _check_choice("placement", placement, PLACEMENTS)
     _check_choice("worker_order", worker_order, WORKER_ORDERS)
     counts = job_counts(jobs, layout.num_tasks)
     allowed_ranks = _ranks_of_chosen_components(layout, counts, het_groups or {}, jobs or ())
-    ranks = _assign_ranks(counts, allowed_ranks, layout.num_tasks, sorted(counts))
-    if placement == "spread" and not _servers_are_spread(layout, ranks, allowed_ranks.get("ps")):
-        others = sorted(name for name in counts if name not in ("chief", "ps"))
-        order = [*(name for name in ("chief", "ps") if name in counts), *others]
-        ranks = _assign_ranks(counts, allowed_ranks, layout.num_tasks, order, spread_over=layout)
+    spread = placement == "spread"
+    data = [name for name in DATA_JOBS if name in counts] if spread else []
+    others = sorted(counts.keys() - set(data))
+    ranks = _assign_ranks(counts, allowed_ranks, layout, [*data, *others], data_apart=spread)
+    if spread and not _servers_are_spread(layout, ranks, allowed_ranks.get("ps")):
+        first = [name for name in ("chief", "ps") if name in counts]
+        order = [*data, *first, *(name for name in others if name not in first)]
+        ranks = _assign_ranks(
+            counts, allowed_ranks, layout, order, data_apart=True, servers_apart=True
+        )
     if worker_order == "ring" and "worker" in ranks:
         chief = ranks["chief"][0] if "chief" in ranks else None
         ranks["worker"] = order_by_ring(ranks["worker"], layout.node_of, chief)
     return Roles(ranks)
 
 
-def job_counts(jobs: Optional[Mapping[str, int]], num_tasks: int) -> Dict[str, int]:
+_STEP_HAS = "the job step has {tasks} (SLURM_STEP_NUM_TASKS)"
+_START_MORE = "start with srun -n {needed}"
+
+
+def job_counts(
+    jobs: Optional[Mapping[str, int]],
+    num_tasks: int,
+    told_by: str = _STEP_HAS,
+    remedy: str = _START_MORE,
+) -> Dict[str, int]:
     """Returns the number of tasks of each job that has any, with -1 replaced by the rest.
+
+    Args:
+        jobs: tasks by job, or -1; None makes all workers.
+        num_tasks: the tasks of the step.
+        told_by: for messages, what tells how many there are, with ``{tasks}``.
+        remedy: for messages, how to have as many as the jobs need, ``{needed}``.
 
     Raises:
         JobsError: for a name that TensorFlow does not take, a count that is not a number, or counts
@@ -137,10 +177,10 @@ def job_counts(jobs: Optional[Mapping[str, int]], num_tasks: int) -> Dict[str, i
     if rest:
         counts[rest[0]] = num_tasks - total
     if (rest and total > num_tasks) or (not rest and total != num_tasks):
+        needed = counted(total, "task") + (" or more" if rest else "")
         raise JobsError(
-            f"jobs={dict(jobs)!r} need {total} tasks{' or more' if rest else ''}, but the job step "
-            f"has {num_tasks} (SLURM_STEP_NUM_TASKS). Change jobs, let one job take the rest with "
-            f"-1, or start with srun -n {total}."
+            f"jobs={dict(jobs)!r} need {needed}, but {told_by.format(tasks=num_tasks)}. Change "
+            f"jobs, let one job take the rest with -1, or {remedy.format(needed=total)}."
         )
     for name in _SINGLE_JOBS:
         if counts.get(name, 0) > 1:
@@ -148,21 +188,10 @@ def job_counts(jobs: Optional[Mapping[str, int]], num_tasks: int) -> Dict[str, i
                 f"jobs={dict(jobs)!r}: {counts[name]} tasks of job {name}; TensorFlow takes at "
                 f"most one. Make the others workers."
             )
+    check_data_jobs(counts, jobs)
     for name in counts:
-        _warn_of_misspelling(name)
+        warn_of_misspelling(name)
     return {name: count for name, count in counts.items() if count}
-
-
-def _warn_of_misspelling(name: str) -> None:
-    if name in JOB_NAMES:
-        return
-    from difflib import get_close_matches  # few programs have a job with a name of their own
-
-    for meant in get_close_matches(name.lower(), JOB_NAMES, 1, _ALIKE):
-        warn_once(
-            f"job {name!r} is not {meant!r}: to this resolver and TensorFlow's strategies it is "
-            f"one that they know nothing of. Write {meant!r} if that is meant"
-        )
 
 
 def _check_choice(argument: str, value: str, allowed: Sequence[str]) -> None:
@@ -211,28 +240,35 @@ def _ranks_of_chosen_components(
 def _assign_ranks(
     counts: Mapping[str, int],
     allowed_ranks: Mapping[str, range],
-    num_tasks: int,
+    layout: Layout,
     order: Sequence[str],
-    spread_over: Optional[Layout] = None,
+    *,
+    data_apart: bool = False,
+    servers_apart: bool = False,
 ) -> Dict[str, Sequence[int]]:
     """Returns the ranks of each job, ascending.
 
     Args:
         counts: the number of tasks by job.
         allowed_ranks: by job, the ranks that it may get; without an entry it may get all.
-        num_tasks: the tasks of the step.
+        layout: where the ranks run.
         order: the jobs; each gets its ranks in this order, but those with an entry in
             `allowed_ranks` before the others.
-        spread_over: the layout over whose nodes the parameter servers are spread; None does not.
+        data_apart: whether the tasks of a tf.data service leave the nodes with as many others each.
+        servers_apart: whether the parameter servers are spread over the nodes.
     """
+    num_tasks, node_of = layout.num_tasks, layout.node_of
     is_free = bytearray(b"\1") * num_tasks  # by rank
     ranks: Dict[str, Sequence[int]] = {}
     for name in sorted(order, key=lambda name: name not in allowed_ranks):  # stable: keeps `order`
         allowed = allowed_ranks.get(name, range(num_tasks))
-        if name == "ps" and spread_over is not None:
+        if name in DATA_JOBS and data_apart:
+            free = _free_ranks(is_free, allowed)
+            ranks[name] = ranks_of_fullest_nodes(node_of, free, counts[name])
+        elif name == "ps" and servers_apart:
             free_ranks = list(_free_ranks(is_free, allowed))
-            chief_node = spread_over.node_of[ranks["chief"][0]] if "chief" in ranks else None
-            ranks[name] = _spread_ranks(spread_over.node_of, free_ranks, counts[name], chief_node)
+            chief_node = node_of[ranks["chief"][0]] if "chief" in ranks else None
+            ranks[name] = spread_ranks(node_of, free_ranks, counts[name], chief_node)
         else:
             ranks[name] = _lowest_free_ranks(is_free, allowed, counts[name])
         _mark_used(is_free, ranks[name])
@@ -258,43 +294,6 @@ def _mark_used(is_free: bytearray, ranks: Sequence[int]) -> None:
             is_free[rank] = 0
 
 
-def _spread_ranks(
-    node_of: Sequence[int], free_ranks: Sequence[int], count: int, chief_node: Optional[int]
-) -> List[int]:
-    """Returns `count` of the free ranks, spread over the nodes: the lowest ranks of each node."""
-    tasks_on = Counter(map(node_of.__getitem__, free_ranks))
-    remaining = _servers_per_node(tasks_on, count, chief_node)
-    ranks: List[int] = []
-    for rank in free_ranks:
-        if len(ranks) == count:
-            break
-        if remaining[node_of[rank]]:
-            remaining[node_of[rank]] -= 1
-            ranks.append(rank)
-    return ranks
-
-
-def _servers_per_node(
-    tasks_on: Mapping[int, int], count: int, chief_node: Optional[int]
-) -> Dict[int, int]:
-    """Returns by node its number of parameter servers, of `count` in all.
-
-    In every round each node gets one, as long as it has tasks for them (`tasks_on`). The chief's
-    node is last in every round, so that it is the first to get none.
-    """
-    servers_on = dict.fromkeys(tasks_on, 0)
-    nodes = sorted(tasks_on)
-    if chief_node is not None and chief_node in tasks_on:
-        nodes.remove(chief_node)
-        nodes.append(chief_node)
-    while count:
-        nodes = [node for node in nodes if servers_on[node] < tasks_on[node]]
-        for node in nodes[:count]:
-            servers_on[node] += 1
-        count -= len(nodes[:count])
-    return servers_on
-
-
 def _servers_are_spread(
     layout: Layout, ranks: Mapping[str, Sequence[int]], allowed: Optional[range]
 ) -> bool:
@@ -310,6 +309,10 @@ def _servers_are_spread(
     if allowed is not None:
         in_reach = layout.node_of[allowed.start : allowed.stop]
     tasks_on = Counter(in_reach)
+    for job in DATA_JOBS:
+        for rank in ranks.get(job, ()):
+            if allowed is None or rank in allowed:
+                tasks_on[layout.node_of[rank]] -= 1
     chief_node = None
     if "chief" in ranks:
         chief_node = layout.node_of[ranks["chief"][0]]
@@ -323,5 +326,5 @@ def _servers_are_spread(
         return False
     if chief_node is None:
         return True
-    fewest_beside_chief = _servers_per_node(tasks_on, len(servers), chief_node).get(chief_node, 0)
+    fewest_beside_chief = servers_per_node(tasks_on, len(servers), chief_node).get(chief_node, 0)
     return servers_on[chief_node] <= fewest_beside_chief

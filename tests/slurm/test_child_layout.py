@@ -41,14 +41,18 @@ else:
 """
 
 
-def test_children_get_the_layout_that_was_told(real_slurm: SlurmCluster, tmp_path: Path) -> None:
+@pytest.mark.parametrize("mpi", ["none", "pmi2"])
+def test_children_get_the_layout_that_was_told(
+    real_slurm: SlurmCluster, tmp_path: Path, mpi: str
+) -> None:
     program = tmp_path / "program.py"
     program.write_text(PROGRAM)
     output = tmp_path / "output"
     output.mkdir()
     task = shlex.join([sys.executable, str(program)])
     real_slurm.run(
-        f"srun -n4 -m arbitrary -w n10,n8,n10,n9 {task}", env={"TASK_OUTPUT": str(output)}
+        f"srun --mpi={mpi} -n4 -m arbitrary -w n10,n8,n10,n9 {task}",
+        env={"TASK_OUTPUT": str(output)},
     )
     told = {path.name: json.loads(path.read_text()) for path in output.iterdir()}
     assert [task["node"] for task in told["task-0"]] == ["n10", "n8", "n10", "n9"]

@@ -12,6 +12,8 @@ from typing import Any, Dict, Iterator, List
 import pytest
 from folders import HELPERS
 from slurm_cluster import Node, SlurmCluster, started
+from slurm_installation import Installation
+from two_sockets import GPUS, SOCKETS, TwoSockets
 
 pytestmark = [
     pytest.mark.slurm,
@@ -22,28 +24,17 @@ pytestmark = [
 TASK = shlex.join([sys.executable, str(HELPERS / "slurm_task.py")])
 
 
-class TwoSockets(SlurmCluster):
-    """GPUs 0 and 1 are near the first socket, 2 and 3 near the second."""
-
-    def _write_files(self) -> None:
-        super()._write_files()
-        lines = [
-            f"NodeName={node.name} Name=gpu File={self.directory}/gpu/gpu[{gpus}] Cores={socket}"
-            for node in self.nodes
-            for socket, gpus in enumerate(("0-1", "2-3"))
-        ]
-        (self.directory / "gres.conf").write_text("\n".join(lines) + "\n")
-
-
 @pytest.fixture(scope="module")
-def two_sockets(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SlurmCluster]:
-    nodes = [Node(name, cpus=2, gpus=4) for name in ("n1", "n2")]
-    conf = [
-        f"NodeName=n{i} NodeAddr=10.77.0.{i} Sockets=2 CoresPerSocket=1 ThreadsPerCore=1 Gres=gpu:4"
-        for i in (1, 2)
-    ]
+def two_sockets(
+    installation: Installation, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[SlurmCluster]:
+    nodes = [Node(name, cpus=2, gpus=GPUS) for name in ("n1", "n2")]
+    conf = [f"NodeName=n{i} NodeAddr=10.77.0.{i} {SOCKETS} Gres=gpu:{GPUS}" for i in (1, 2)]
     conf.append("TaskPlugin=task/affinity")
-    with started(TwoSockets(nodes, tmp_path_factory.mktemp("s"), extra_conf=conf)) as cluster:
+    directory = tmp_path_factory.mktemp("s")
+    with started(
+        TwoSockets(nodes, directory, extra_conf=conf, installation=installation)
+    ) as cluster:
         yield cluster
 
 

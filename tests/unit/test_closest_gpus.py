@@ -13,6 +13,7 @@ from slurm_resolver.cluster.het_groups import ComponentRanks
 from slurm_resolver.cluster.layout import Layout
 from slurm_resolver.errors import GpuError, RendezvousError
 from slurm_resolver.rendezvous.point import Rendezvous
+from slurm_resolver.slurm import gpu_identity
 from slurm_resolver.slurm.step import SlurmStep
 
 LAYOUT = Layout(("n1", "n2"), [0, 0, 0, 1, 1, 1], [0, 1, 2, 0, 1, 2], "block")
@@ -87,3 +88,53 @@ def test_tasks_that_do_not_come_are_an_error_with_a_remedy(
     monkeypatch.setattr(closest_gpus, "meet", meet)
     with pytest.raises(GpuError, match=r"rank 3 on n2 has not come\. Start with .*per_task:N"):
         tasks_that_see_the_same(SlurmStep(**CLOSEST), LAYOUT, place("missing"), True)
+
+
+@pytest.mark.parametrize(
+    ("devices", "granted", "uuids", "told"),
+    [
+        ("2,3", 4, None, "2,3"),  # not numbered from 0
+        ("0,1", 2, None, "0,1"),  # all of the node's
+        ("0,1", 4, None, "0,1 of 4"),
+        ("0,1", 4, ("GPU-b", "GPU-a"), "GPU-a,GPU-b"),
+        ("0,1", 4, ("GPU-a", "GPU-b", "GPU-c", "GPU-d"), "0,1"),  # not confined
+        ("GPU-a", 4, None, "GPU-a"),
+    ],
+)
+def test_what_a_task_tells_is_the_same_for_the_same_gpus(
+    meetings: Any,
+    monkeypatch: pytest.MonkeyPatch,
+    devices: str,
+    granted: int,
+    uuids: Any,
+    told: str,
+) -> None:
+    monkeypatch.setattr(gpu_identity, "driver_gpu_uuids", lambda: uuids)
+    step = SlurmStep(**{**CLOSEST, "cuda_devices": devices, "gpus_on_node": granted})
+    tasks_that_see_the_same(step, LAYOUT, place(f"told {devices} {granted} {uuids}"), True)
+    assert meetings == [{"devices": told}]
+
+
+@pytest.mark.parametrize(
+    ("seen", "alike"),
+    [
+        (["0,1 of 4", "0,1 of 4", "2,3"] * 2, [0, 1]),  # not numbered anew: one has other numbers
+        (["0,1 of 4"] * 3 + ["0", "1", "2"], None),  # known on this node, and not on the other
+        (["0 of 4", "0,1 of 4", "0 of 4"] * 2, None),
+        (["0,1,2,3", "0,1 of 4", "0,1 of 4"] * 2, None),  # one of them is near both sockets
+        (["GPU-a", "0 of 4", "0 of 4"] * 2, None),  # the driver tells only some of them
+        (["GPU-a", "GPU-a", "GPU-b"] * 2, [0, 1]),
+    ],
+)
+def test_numbers_that_may_be_each_tasks_own_are_refused_by_all_tasks_alike(
+    monkeypatch: pytest.MonkeyPatch, seen: Any, alike: Any
+) -> None:
+    notes = {rank: {"devices": devices} for rank, devices in enumerate(seen)}
+    monkeypatch.setattr(closest_gpus, "meet", lambda *given: given[4](notes))
+    monkeypatch.setattr(closest_gpus, "_told", {})
+    step, where = SlurmStep(**CLOSEST), place(str(seen))
+    if alike is None:
+        with pytest.raises(GpuError, match=r"of 4 GPUs in tasks on n1.*ConstrainDevices"):
+            tasks_that_see_the_same(step, LAYOUT, where, True)
+    else:
+        assert tasks_that_see_the_same(step, LAYOUT, where, True) == alike

@@ -10,9 +10,10 @@ from typing import Any, Dict, List
 
 import pytest
 import task_variables
-from recorded_steps import Recording, recordings
+from recorded_steps import Recording, recordings, unknowable
 
 import slurm_resolver as sr
+from slurm_resolver.cluster.as_text import describe_own_task
 
 TASK = {
     **task_variables.TASK,
@@ -51,6 +52,64 @@ def test_the_json_that_is_stable_from_the_first_release_on() -> None:
     }  # fmt: skip
     assert json.loads(json.dumps(cluster.to_dict())) == expected
     assert list(cluster.to_dict()) == list(expected)
+
+
+PRINTED = """\
+job step 42.0: 4 tasks on 2 nodes, cyclic distribution (from environment), ports from \
+SLURM_STEP_RESV_PORTS
+jobs: ps 1, worker 3
+node  rank  local  task      address
+n9       0      0  ps 0      n9:23001
+         2      1  worker 1  n9:23002
+n10      1      0  worker 0  n10:23001  (this task)
+         3      1  worker 2  n10:23002
+GPUs of the tasks on n10:
+  rank 1: 4 (CUDA_VISIBLE_DEVICES split by SLURM_LOCALID)  (this task)
+  rank 3: 5 (CUDA_VISIBLE_DEVICES split by SLURM_LOCALID)"""
+
+
+def test_print_shows_the_cluster() -> None:
+    assert str(sr.resolve({"ps": 1, "worker": -1}, environ=TASK)) == PRINTED
+    assert str(sr.Cluster()) == "no cluster: this process trains alone"
+
+
+def test_print_shows_of_a_large_cluster_the_first_nodes_and_this_tasks() -> None:
+    large = {
+        **TASK,
+        "SLURM_PROCID": "9998",
+        "SLURM_STEP_NUM_TASKS": "10000",
+        "SLURM_STEP_NODELIST": "n[1-5000]",
+        "SLURM_STEP_TASKS_PER_NODE": "2(x5000)",
+        "SLURM_DISTRIBUTION": "block",
+        "SLURMD_NODENAME": "n5000",
+    }
+    lines = str(sr.resolve(environ=large, layout="environment")).splitlines()
+    assert lines[-6] == "n5000  9998      0  worker 9998  n5000:23001  (this task)"
+    assert lines[-4] == "… and 9898 more tasks: `slurm-resolver show` prints all"
+    assert len(lines) == 2 + 1 + 102 + 1 + 3
+
+
+@pytest.mark.parametrize(
+    ("variables", "line"),
+    [
+        ({}, "rank 1 of 4 is worker 2 on n10, port 23001, GPU 4"),
+        ({"CUDA_VISIBLE_DEVICES": "4,5,6,7", "SLURM_GPUS_ON_NODE": "4"},
+         "rank 1 of 4 is worker 2 on n10, port 23001, GPUs 4,5"),
+        ({"CUDA_VISIBLE_DEVICES": None, "SLURM_GPUS_ON_NODE": None},
+         "rank 1 of 4 is worker 2 on n10, port 23001"),
+    ],
+    ids=["one GPU", "two GPUs", "unknown GPUs"],
+)  # fmt: skip
+def test_a_task_in_one_line(variables: Dict[str, Any], line: str) -> None:
+    environ = {name: text for name, text in {**TASK, **variables}.items() if text is not None}
+    assert describe_own_task(sr.resolve(environ=environ)) == line
+
+
+def test_a_job_without_gpus_in_one_line() -> None:
+    cluster = sr.resolve({"ps": 1, "worker": -1}, environ={**TASK, "SLURM_PROCID": "0",
+                         "SLURMD_NODENAME": "n9"})  # fmt: skip
+    assert describe_own_task(cluster) == "rank 0 of 4 is ps 0 on n9, port 23001, no GPUs"
+    assert describe_own_task(sr.Cluster()) == "no cluster: this process trains alone"
 
 
 def test_tf_config() -> None:
@@ -129,19 +188,15 @@ def test_in_an_allocation_without_srun() -> None:
         sr.resolve(environ={"SLURM_JOB_ID": "7", "SLURM_NTASKS": "4", "SLURM_PROCID": "0"})
 
 
-HEALTHY = [
-    recording
-    for recording in recordings()
-    if "srun" in recording.command
-    and not any(word in recording.name for word in ("arbitrary", "tree", "local_step", "reversed"))
-]
+HEALTHY = [r for r in recordings() if r.is_step and unknowable(r) is None]
 
 
 @pytest.mark.parametrize("recording", HEALTHY, ids=lambda recording: recording.name)
-def test_all_tasks_of_a_recorded_step_agree(recording: Recording, tmp_path: Path) -> None:
-    for task in recording.tasks:
-        # From 26.05 on, which sets it, tasks in block placement meet; recorded ones cannot.
-        task.pop("SLURM_JOB_SLUID", None)
+def test_all_tasks_of_a_recorded_step_agree(
+    recording: Recording, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    recording.write_files(tmp_path)
     num_tasks = len(recording.tasks)
     jobs_list: List[Any] = [None]
     if num_tasks > 1:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import logging
+import re
 import sys
 import types
-from typing import Any, Dict, List, Optional, Sequence, Tuple
+from typing import Any, Dict, List, Optional, Sequence, Set, Tuple
 
 import pytest
 from hypothesis import given
@@ -14,7 +15,10 @@ from recorded_steps import Recording, recordings
 
 import slurm_resolver as sr
 from slurm_resolver.cluster import gpus as gpus_module
-from slurm_resolver.cluster.gpus import TaskGpus, apply_gpus, choose_gpus, jobs_with_gpus
+from slurm_resolver.cluster.gpu_plan import jobs_with_gpus
+from slurm_resolver.cluster.gpus import TaskGpus, apply_gpus, choose_gpus
+from slurm_resolver.cluster.options import ClusterOptions
+from slurm_resolver.cluster.resolve import build_cluster
 from slurm_resolver.slurm.step import SlurmStep
 
 Devices = Optional[Tuple[str, ...]]
@@ -112,6 +116,15 @@ def test_those_of_the_batch_script_are_not_another_nodes(
 )
 def test_what_srun_was_told_to_bind_is_kept(bind: Optional[str], devices: Devices) -> None:
     assert choose("0,1", 1, 2, gpus_on_node=2, tres_bind=bind) == devices
+
+
+def test_fewer_than_granted_are_shared_where_srun_bound_none(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """As 24.11 and 26.05 show two tasks, which ConstrainDevices lets use two GPUs, one of them."""
+    gpus = decide("0", 1, 2, gpus_on_node=2, tres_bind="gres/gpu:none")
+    assert (gpus.devices, gpus.same_for_all) == (("0",), True)
+    assert "2 tasks share the node's 1 GPU;" in caplog.text
 
 
 @pytest.mark.parametrize(
@@ -367,6 +380,9 @@ def test_the_driver_is_asked_through_its_library(
         (["chief", "worker"], None, {"chief", "worker"}),
         (["chief", "worker", "ps"], None, {"worker"}),
         (["worker", "ps", "evaluator"], None, {"worker", "evaluator"}),
+        (["worker", "dispatcher", "data_worker"], None, {"worker"}),
+        (["chief", "worker", "dispatcher", "data_worker"], None, {"chief", "worker"}),
+        (["worker", "dispatcher", "data_worker"], ["data_worker"], {"data_worker"}),
         (["chief", "worker", "ps"], ["chief", "worker"], {"chief", "worker"}),
         (["worker", "ps"], ("ps", "worker"), {"ps", "worker"}),
         (["worker"], [], set()),
@@ -380,7 +396,9 @@ def test_which_jobs_use_gpus(jobs: List[str], gpu_jobs: Any, users: Any) -> None
 
 @pytest.mark.parametrize("gpu_jobs", [["wrkr"], "worker"])
 def test_gpu_jobs_that_are_none(gpu_jobs: Any) -> None:
-    with pytest.raises(sr.JobsError, match=r"gpu_jobs=.*of these names: chief.*evaluator, mesh\."):
+    with pytest.raises(
+        sr.JobsError, match=r"gpu_jobs=.*of these names: chief.*data_worker, mesh\."
+    ):
         jobs_with_gpus(["worker", "mesh"], gpu_jobs)
 
 
@@ -407,8 +425,8 @@ def node_of_tasks(visible: Sequence[str], **common: str) -> List[Dict[str, str]]
     ]
 
 
-# Made up from gres.conf(5) and cgroup.conf(5), not recorded: ConstrainDevices=yes renumbers the
-# devices that a task sees from 0, while SLURM_STEP_GPUS keeps the node's own numbers.
+# Made up from gres.conf(5) and cgroup.conf(5), not recorded: ConstrainDevices=yes numbers the
+# devices that a task sees from 0. tests/slurm/test_confined_gpus.py has them live.
 MADE_UP = {
     "confined, bound one each": (
         node_of_tasks(["0", "0"], SLURM_GPUS_ON_NODE="2", SLURMD_TRES_BIND="gpu:single:1"),
@@ -440,29 +458,58 @@ def test_steps_made_up_from_the_manuals(
     assert [list(sr.resolve(environ=task).gpus or ()) for task in tasks] == expected
 
 
-@pytest.mark.parametrize(
-    "recording", [r for r in recordings() if "gpu_" in r.name], ids=lambda recording: recording.name
-)
-def test_no_recorded_task_takes_a_gpu_outside_its_grant(recording: Recording) -> None:
-    grants: Dict[str, List[str]] = {}
-    taken: Dict[str, List[str]] = {}
-    unnamed = "gpt1_none" in recording.name and recording.name.startswith("22.05")
+WITH_GPUS = [
+    r
+    for r in recordings()
+    if r.is_step and any("CUDA_VISIBLE_DEVICES" in t or "SLURM_GPUS_ON_NODE" in t for t in r.tasks)
+]
+
+
+@pytest.mark.parametrize("recording", WITH_GPUS, ids=lambda recording: recording.name)
+def test_the_recorded_tasks_of_a_node_share_what_slurm_shows_them(recording: Recording) -> None:
+    """Each node uses all that it was granted, and tasks share a GPU only where they must."""
+    layout = recording.layout()
+    nodes: Dict[str, List[Tuple[Dict[str, str], Devices]]] = {}
     for task in recording.tasks:
-        # From 26.05 on, which sets it, tasks in block placement meet; recorded ones cannot.
-        task.pop("SLURM_JOB_SLUID", None)
-        cluster = sr.resolve(environ=task)
-        shown = task.get("CUDA_VISIBLE_DEVICES")
-        if shown is None:
-            assert cluster.gpus is None
-            assert unnamed or "SLURM_GPUS_ON_NODE" not in task
+        cluster = build_cluster(SlurmStep.read(task), layout, ClusterOptions())
+        nodes.setdefault(task["SLURMD_NODENAME"], []).append((task, cluster.gpus))
+    for tasks in nodes.values():
+        shown = {task.get("CUDA_VISIBLE_DEVICES") for task, _ in tasks}
+        if None in shown:  # unset for all: before 26.05 with --gpu-bind=none, or none was granted
+            assert shown == {None}
+            assert [gpus for _, gpus in tasks] == [None] * len(tasks)
             continue
-        assert cluster.gpus
-        assert set(cluster.gpus) <= set(shown.split(","))
-        node = task["SLURMD_NODENAME"]
-        grants.setdefault(node, []).extend(shown.split(","))
-        taken.setdefault(node, []).extend(cluster.gpus)
-    for node, devices in taken.items():
-        assert set(devices) == set(grants[node])  # none unused
-        tasks_there = len([t for t in recording.tasks if t["SLURMD_NODENAME"] == node])
-        if len(set(grants[node])) >= tasks_there:
-            assert len(set(devices)) == len(devices)  # none shared needlessly
+        for task, gpus in tasks:
+            assert gpus
+            assert set(gpus) <= set(task["CUDA_VISIBLE_DEVICES"].split(","))
+            if re.search("single|per_task|map|mask", task.get("SLURMD_TRES_BIND", "")):
+                assert gpus == tuple(task["CUDA_VISIBLE_DEVICES"].split(","))
+        taken = [device for _, gpus in tasks for device in gpus or ()]
+        granted = {device for value in shown for device in (value or "").split(",")}
+        assert set(taken) == granted
+        if len(shown) == 1 and len(granted) >= len(tasks) and "map" not in recording.command:
+            assert len(taken) == len(granted)
+
+
+def test_slurm_has_bound_the_recorded_tasks_of_every_version_and_form() -> None:
+    """The forms of SLURMD_TRES_BIND: from 23.11 on with a prefix."""
+    forms: Dict[Tuple[int, ...], Set[str]] = {}
+    for recording in WITH_GPUS:
+        values = {task.get("SLURMD_TRES_BIND", "") for task in recording.tasks} - {""}
+        prefixes = {value.partition("gpu:")[0] for value in values}
+        forms.setdefault(recording.number[:2], set()).update(prefixes)
+    assert forms == {number: {"gres/"} if number >= (23, 11) else {""} for number in forms}
+    assert set(forms) == {(22, 5), (23, 2), (23, 11), (24, 5), (24, 11), (25, 5), (25, 11), (26, 5)}
+
+
+def test_from_25_11_on_slurm_binds_the_only_task_of_a_node_too() -> None:
+    lone: Dict[bool, Set[Tuple[str, str]]] = {False: set(), True: set()}
+    for recording in WITH_GPUS:
+        if "gpus-per-node=4 --gpu-bind=" not in recording.command:
+            continue
+        for task in recording.tasks:
+            if "," not in task["SLURM_GTIDS"] and "single:" in recording.command:
+                bound = recording.number >= (25, 11)
+                seen = task["CUDA_VISIBLE_DEVICES"], str("SLURMD_TRES_BIND" in task)
+                lone[bound].add(seen)
+    assert lone == {False: {("0,1,2,3", "False")}, True: {("0", "True")}}

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, Dict, List, Optional, Sequence
+from typing import Any, Dict, List, Optional, Sequence, Tuple
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from recorded_steps import Recording, recordings
+from recorded_steps import NEVER_TOLD, Recording, recordings, unknowable
 
 from slurm_resolver.cluster.layout import Layout, layout_from_environment, verify_layout
 from slurm_resolver.errors import (
@@ -17,34 +17,12 @@ from slurm_resolver.errors import (
     SlurmResolverError,
     UnknownLayoutError,
 )
+from slurm_resolver.slurm.hostlist import expand_hostlist
 from slurm_resolver.slurm.step import SlurmStep
-
-# Steps whose layout no variable tells, and why. Every other recorded step must be right.
-UNKNOWABLE = {
-    "22.05.8-default-arbitrary_w": "neither SLURM_HOSTFILE nor SLURM_ARBITRARY_NODELIST is set",
-    "26.05.3-default-arbitrary_w": "neither SLURM_HOSTFILE nor SLURM_ARBITRARY_NODELIST is set",
-    "22.05.8-default-het_local_step": "heterogeneous .* inside a plain allocation",
-    "22.05.8-default-het_mpmd_reversed_cmdline": "its own --distribution from srun",
-    # From 26.05 on topology may order the nodes of block, also with the pattern of none: "node".
-    **dict.fromkeys(
-        (
-            *("26.05.3-topotree-default_4x1", "26.05.3-topotree-dist_block"),
-            *("26.05.3-default-default_uneven", "26.05.3-default-salloc_arbitrary-1"),
-            *("26.05.3-default-het_unsorted", "26.05.3-default-het_direct_srun"),
-            *("26.05.3-default-het_local_step", "26.05.3-default-resv_ports"),
-            *("26.05.3-default-gpu_gpus4", "26.05.3-default-gpu_gpt1_none"),
-            "26.05.3-default-gpu_single1",
-        ),
-        "26.05 or later .* topology may order the nodes",
-    ),
-}
-NOT_STEPS = ("salloc_nosrun", "batch_script")
-# Alone on its node, this rank sees nothing of how the others were dealt.
-BLIND = {"22.05.8-default-het_mpmd_reversed_cmdline": ["0"]}
 
 
 def steps() -> List[Recording]:
-    return [r for r in recordings() if not r.name.endswith(NOT_STEPS)]
+    return [r for r in recordings() if r.is_step]
 
 
 def resolved(task: Dict[str, str]) -> Layout:
@@ -59,23 +37,55 @@ def test_every_recorded_step_is_right_or_an_error_in_every_task_that_can_see_it(
     recording: Recording, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    for name, content in recording.files.items():
-        (tmp_path / name).write_text(content)
-    reason = UNKNOWABLE.get(recording.name)
+    recording.write_files(tmp_path)
+    reason = unknowable(recording)
     for task in recording.tasks:
         if reason is None:
-            layout = resolved(task)
-            assert {
-                rank: (layout.nodes[layout.node_of[rank]], layout.local_rank_of[rank])
-                for rank in range(layout.num_tasks)
-            } == recording.truth()
-        elif task["SLURM_PROCID"] not in BLIND.get(recording.name, []):
-            with pytest.raises(LayoutError, match=reason):
+            assert places(resolved(task)) == recording.truth()
+        elif sees_only_its_own(task, reason):
+            assert not resolved(task).unambiguous  # it asks the others where it may
+        else:
+            with pytest.raises(UnknownLayoutError, match=reason):
                 resolved(task)
 
 
+def sees_only_its_own(task: Dict[str, str], reason: str) -> bool:
+    """Whether what contradicts the variables is on other nodes: no variable of its own does."""
+    try:
+        verify_layout(layout_from_environment(SlurmStep.read(task)), SlurmStep.read(task))
+    except UnknownLayoutError:
+        return False
+    return "own --distribution" in reason
+
+
+def places(layout: Layout) -> Dict[int, Tuple[str, int]]:
+    """By rank, the node and the local rank."""
+    nodes = (layout.nodes[node] for node in layout.node_of)
+    return dict(enumerate(zip(nodes, layout.local_rank_of)))
+
+
 def test_the_table_of_unknowable_steps_has_no_stale_entry() -> None:
-    assert set(UNKNOWABLE) <= {recording.name for recording in steps()}
+    assert set(NEVER_TOLD) <= {recording.name for recording in steps()}
+
+
+def test_in_every_recorded_step_that_is_unknown_to_some_other_tasks_notice() -> None:
+    for recording in steps():
+        reason = unknowable(recording)
+        if reason is not None:
+            assert not all(sees_only_its_own(task, reason) for task in recording.tasks)
+
+
+def test_topology_orders_the_nodes_of_block_from_26_05_on_whatever_the_pattern_says() -> None:
+    """The reason to doubt every block layout of 26.05, also where the pattern is that of none."""
+    not_listed = set()
+    for recording in steps():
+        told = recording.tasks[0]
+        hosts = dict.fromkeys(host for _, (host, _) in sorted(recording.truth().items()))
+        is_block = told.get("SLURM_DISTRIBUTION", "block").startswith("block")
+        is_plain = "SLURM_HET_SIZE" not in told and " : " not in recording.command
+        if is_block and is_plain and list(hosts) != expand_hostlist(told["SLURM_STEP_NODELIST"]):
+            not_listed.add((recording.slurm, told["SLURM_TOPOLOGY_ADDR_PATTERN"]))
+    assert not_listed == {("26.05.3", "node"), ("26.05.3", "switch.switch.node")}
 
 
 def plain(counts: Sequence[int], distribution: str = "block", **more: Any) -> SlurmStep:
@@ -303,7 +313,7 @@ def test_a_component_that_slurmstepd_alone_knows_is_doubted_whether_or_not_it_fi
     assert layout_from_environment(step.replace(is_component=False)).nodes == ("n9", "n10")
 
 
-@pytest.mark.parametrize("recording", [r for r in recordings() if r.name.endswith(NOT_STEPS)])
+@pytest.mark.parametrize("recording", [r for r in recordings() if not r.is_step])
 def test_an_allocation_without_srun_is_told_to_use_srun(recording: Recording) -> None:
     step = SlurmStep.read(recording.tasks[0])
     assert step.place == "allocation"

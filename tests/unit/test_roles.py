@@ -207,7 +207,11 @@ def test_het_groups(jobs: Dict[str, int], het_groups: Dict[str, int], played: st
         ({"ps": 1, "worker": 4}, {"ps": 2, "worker": 2}, "need 5 tasks of component 2"),
         ({"ps": 1, "worker": 4}, {"ps": 1}, "no component 1; it has 0, 2"),
         ({"ps": 1, "worker": 4}, {"pss": 0}, "no job 'pss'; there are chief, worker, ps, evalu"),
-        ({"mesh": 5}, {"mush": 0}, "no job 'mush'; there are chief, worker, ps, evaluator, mesh"),
+        (
+            {"mesh": 5},
+            {"mush": 0},
+            "no job 'mush'; there are chief, worker, ps, evaluator, dispatcher, data_worker, mesh",
+        ),
     ],
 )
 def test_het_groups_that_do_not_fit(

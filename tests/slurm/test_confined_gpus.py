@@ -1,0 +1,172 @@
+"""GPUs in nodes that confine each task to its own: a cgroup hides the others, ConstrainDevices=yes.
+
+Slurm then counts the GPUs of each task from 0. Which they really are, the kernel tells: a device
+that is hidden may not be opened. The devices here have no driver, and otherwise do not exist.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+import stat
+import sys
+from pathlib import Path
+from typing import Dict, Iterator, List, Tuple
+
+import pytest
+from by_version import expected
+from slurm_cluster import Node, SlurmCluster, SlurmUnavailable, slurm_or_skip, started
+from slurm_installation import Installation
+from task_accounts import TASK, Line, accounts
+from two_sockets import GPUS, SOCKETS, TwoSockets
+
+pytestmark = [
+    pytest.mark.slurm,
+    # Slurm really binds the tasks to these CPUs
+    pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="needs two CPUs"),
+]
+
+CGROUPS = Path("/sys/fs/cgroup/devices")
+MAJOR = 241  # for local use: Linux' Documentation/admin-guide/devices.txt
+
+
+class Confined(TwoSockets):
+    """Its GPUs are devices that a cgroup can hide."""
+
+    def _write_files(self) -> None:
+        super()._write_files()
+        folder = self.directory / "gpu"
+        for number in range(GPUS):
+            path = folder / f"gpu{number}"
+            path.unlink()
+            os.mknod(path, 0o600 | stat.S_IFCHR, os.makedev(MAJOR, number))
+        conf = "CgroupPlugin=cgroup/v1\nConstrainDevices=yes\n"
+        (self.directory / "cgroup.conf").write_text(conf)
+
+
+@pytest.fixture(scope="module")
+def confined(
+    installation: Installation, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[SlurmCluster]:
+    if os.geteuid() or not os.access(CGROUPS / "tasks", os.W_OK):
+        slurm_or_skip(SlurmUnavailable(f"needs root, and {CGROUPS} of cgroup v1"))
+    # The machine's cgroups are named after the node: no other cluster may have one of its name.
+    name = f"gpu{os.getpid()}"
+    conf = [
+        f"NodeName={name} NodeAddr=10.77.0.1 {SOCKETS} Gres=gpu:{GPUS}",
+        "TaskPlugin=task/affinity,task/cgroup",
+    ]
+    directory = tmp_path_factory.mktemp("c")
+    nodes = [Node(name, gpus=GPUS)]
+    try:
+        with started(
+            Confined(nodes, directory, extra_conf=conf, installation=installation)
+        ) as cluster:
+            yield cluster
+    finally:
+        for folder, _, _ in os.walk(CGROUPS / f"slurm_{name}", topdown=False):
+            os.rmdir(folder)
+
+
+def account_of_gpus(
+    cluster: SlurmCluster, command: str, output: Path
+) -> Tuple[List[Line], Dict[int, List[int]]]:
+    """Runs a command with STEP in it; each task's account, and by rank what it may open."""
+    gpus = cluster.directory / "gpu"
+    step = f"""{TASK}
+        for number in {" ".join(map(str, range(GPUS)))}; do
+            (: <{gpus}/gpu$number) 2>&1 | grep -q 'not permitted' || echo $SLURM_PROCID $number
+        done"""
+    command = command.replace("STEP", f"bash -c {shlex.quote(step)}")
+    printed = cluster.run(command, env={"TASK_OUTPUT": str(output)}, cwd=output.parent).stdout
+    may_open: Dict[int, List[int]] = {}
+    for line in sorted(printed.splitlines()):
+        rank, number = map(int, line.split())
+        may_open.setdefault(rank, []).append(number)
+    return accounts(output), may_open
+
+
+# Another job has the first two GPUs of the node.
+OTHER_JOB = (
+    "salloc -Q -n1 --gpus-per-node=2 env -i PATH=$PATH SLURM_CONF=$SLURM_CONF"
+    " TASK_OUTPUT=$TASK_OUTPUT srun"
+)
+# What starts the tasks, and how many GPUs each has, by rank.
+CASES = {
+    "two each": ("srun -n2 --gpus-per-task=2", [2, 2]),
+    "one each": ("srun -n2 --gpus-per-task=1", [1, 1]),
+    "a binding": ("srun -n2 --gpus-per-node=4 --gpu-bind=single:1", [1, 1]),
+    "a map": ("srun -n2 --gpus-per-node=4 --gpu-bind=map_gpu:3,1", [1, 1]),
+    "shared": ("srun -n2 --gpus-per-node=4", [2, 2]),
+    "shared by three": ("srun -n3 -O --gpus-per-node=4", [2, 1, 1]),
+    "beside another job": (f"{OTHER_JOB} -n2 -O --gpus-per-node=2", [1, 1]),
+    "beside another job, bound": (f"{OTHER_JOB} -n1 --gpus-per-task=2", [2]),
+}
+# Without a binding 22.05 sets no variable, and no task knows which GPUs it may use. Newer versions
+# show both tasks the first of the two that they may use.
+UNBOUND = {"22.05": [None, None], "23.11": [["0"], ["0"]]}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_every_task_gets_its_own_gpus_and_none_anothers(
+    confined: SlurmCluster, output: Path, case: str
+) -> None:
+    step, counts = CASES[case]
+    lines, may_open = account_of_gpus(confined, f"{step} STEP", output)
+    assert [line["error"] for line in lines] == [None] * len(counts)
+    own = [
+        [may_open[line["rank"]][int(n)] for n in line["cluster"]["self"]["gpus"]] for line in lines
+    ]
+    assert [len(numbers) for numbers in own] == counts
+    taken = [number for numbers in own for number in numbers]
+    assert len(set(taken)) == len(taken)
+    assert set(taken) == {number for numbers in may_open.values() for number in numbers}
+
+
+def test_without_a_binding_tasks_share_what_is_shown(
+    confined: SlurmCluster, installation: Installation, output: Path
+) -> None:
+    step = "srun -n2 --gpus-per-task=1 --gpu-bind=none STEP"
+    lines, _ = account_of_gpus(confined, step, output)
+    found = [line["cluster"]["self"]["gpus"] for line in lines]
+    assert found == expected(UNBOUND, installation)
+
+
+def test_the_closest_gpus_have_the_same_numbers_on_both_sockets(
+    confined: SlurmCluster, output: Path
+) -> None:
+    """Tasks on both sockets are shown 0,1: whether they are the same only the driver tells."""
+    step = "srun -n2 --gpus-per-node=4 --gpu-bind=closest --cpu-bind=map_cpu:0,1 STEP"
+    lines, may_open = account_of_gpus(confined, step, output)
+    assert may_open == {0: [0, 1], 1: [2, 3]}
+    for line in lines:
+        assert line["error"].startswith("GpuError: CUDA_VISIBLE_DEVICES is 0,1 of 4 GPUs in tasks")
+        assert "--gpu-bind=per_task:N" in line["error"]
+
+
+HIDDEN = "tasks on gpu.* may open no GPU but their own \\(.*gpu:{}\\), so that NCCL .*per-node={},"
+UNSURE = "; on gpu.* each task's are numbered from 0: whether tasks share them only the driver"
+ALONE = ", each used by one task$"
+# By the step, what `check` says of the GPUs.
+CHECKED = {
+    "srun -n2 --gpus-per-task=1": ("warning", HIDDEN.format("(per_task|single):1", 2)),
+    "srun -n2 --gpus-per-node=4 --gpu-bind=map_gpu:3,1": ("warning", HIDDEN.format("map.*", 4)),
+    "srun -n2 --gpus-per-node=4 --gpu-bind=map_gpu:3,3": ("ok", f"^2{UNSURE}"),
+    "srun -n2 --gpus-per-node=4": ("ok", f"^4{ALONE}"),
+    "srun -n2 --gpus-per-task=2 --gpus=4 CHECK --jobs ps=1,worker=1": ("ok", f"^2{ALONE}"),
+}
+
+
+@pytest.mark.parametrize("step", CHECKED)
+def test_check_tells_of_tasks_that_may_not_open_each_others_gpus(
+    confined: SlurmCluster, step: str
+) -> None:
+    status, told = CHECKED[step]
+    step, _, arguments = step.partition(" CHECK ")
+    check = shlex.join([sys.executable, "-m", "slurm_resolver", "check", "--json"])
+    done = confined.run(f"{step} {check} {arguments}", check=False)
+    gpus = next(one for one in json.loads(done.stdout)["checks"] if one["id"] == "gpus")
+    assert gpus["status"] == status, gpus
+    assert re.search(told, gpus["detail"]), gpus

@@ -1,0 +1,120 @@
+"""The GPUs that each task takes on a real Slurm, whose GPUs are device files, against its grant."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+from typing import Dict, List, Optional, Tuple
+
+import pytest
+from by_version import expected
+from slurm_cluster import SlurmCluster
+from task_accounts import assert_right, run
+
+pytestmark = pytest.mark.slurm
+
+# By node, the devices of each task; None where Slurm says nothing of them.
+GPUS: Dict[str, Tuple[str, List[List[Optional[str]]]]] = {
+    "shared by two tasks": (
+        "srun -w n8,n9 -N2 --ntasks-per-node=2 --gpus-per-node=4 TASK",
+        [["0,1", "2,3"], ["0,1", "2,3"]],
+    ),
+    "gres": ("srun -w n8 -N1 -n2 --gres=gpu:3 TASK", [["0,1", "2"]]),
+    "three tasks, four GPUs": ("srun -w n8 -N1 -n3 --gpus=4 TASK", [["0,1", "2", "3"]]),
+    "the lone task": ("srun -w n8 -N1 -n1 --gpus=3 TASK", [["0,1,2"]]),
+    "an uneven grant": (
+        "srun -w n8,n9 -N2 --ntasks-per-node=2 --gpus=7 TASK",
+        [["0,1", "2,3"], ["0,1", "2"]],
+    ),
+    "uneven tasks": (
+        "srun -w n8,n9 -N2 -n3 -m plane=2 --gpus-per-node=2 TASK",
+        [["0", "1"], ["0,1"]],
+    ),
+    "one each, bound": (
+        "srun -w n8,n9 -N2 --ntasks-per-node=2 --gpus-per-task=1 TASK",
+        [["0", "1"], ["0", "1"]],
+    ),
+    "two each, bound": ("srun -w n8 -N1 -n2 --gpus-per-task=2 TASK", [["0,1", "2,3"]]),
+    "bind per_task": (
+        "srun -w n8 -N1 -n3 --gpus-per-node=4 --gpu-bind=per_task:1 TASK",
+        [["0", "1", "2"]],
+    ),
+    "bind single": (
+        "srun -w n8 -N1 -n2 --gpus-per-node=4 --gpu-bind=single:1 TASK",
+        [["0", "1"]],
+    ),
+    "two tasks a GPU": ("srun -w n8 -n4 --gpus=2 --ntasks-per-gpu=2 TASK", [["0", "0", "1", "1"]]),
+    "bind map": (
+        "srun -w n8 -N1 -n2 --gpus-per-node=4 --gpu-bind=map_gpu:2,3 TASK",
+        [["2", "3"]],
+    ),
+    "bind mask": (
+        "srun -w n8 -N1 -n2 --gpus-per-node=4 --gpu-bind=mask_gpu:0x3,0xc TASK",
+        [["0,1", "2,3"]],
+    ),
+    "bind a mask of all": (
+        "srun -w n8 -N1 -n2 --gpus-per-node=4 --gpu-bind=mask_gpu:0x1,0xf TASK",
+        [["0", "0,1,2,3"]],
+    ),
+    "bind closest": (
+        "srun -w n8 -N1 -n2 --gpus-per-node=4 --gpu-bind=closest TASK",
+        [["0,1", "2,3"]],
+    ),
+    "more tasks than GPUs": ("srun -w n8 -N1 -n4 --gpus=2 TASK", [["0", "0", "1", "1"]]),
+    "none asked for": ("srun -w n8,n9 -N2 -n2 TASK", [[None], [None]]),
+    "a step with fewer than its job": (
+        "salloc -w n8,n9 -N2 --ntasks-per-node=2 --gpus-per-node=4 srun --gpus-per-node=2 TASK",
+        [["0", "1"], ["0", "1"]],
+    ),
+    "a step without any": (
+        "salloc -w n8 -N1 -n2 --gpus-per-node=4 srun --gpus-per-node=0 TASK",
+        [[None, None]],
+    ),
+    "a component without any": (
+        "salloc -w n8 -n1 : -w n9 -n2 --gpus-per-node=4 srun --het-group=0,1 TASK",
+        [[None], ["0,1", "2,3"]],
+    ),
+    "parameter servers leave theirs": (
+        """srun -wn8,n9 --ntasks-per-node=3 --gpus=8 TASK --jobs '{"chief":1,"ps":2,"worker":3}'""",
+        [["", "", "0,1,2,3"], ["", "0,1", "2,3"]],
+    ),
+    "parameter servers leave theirs, bound": (
+        """srun -w n8 -N1 -n2 --gpus-per-task=1 TASK --jobs '{"ps": 1, "worker": 1}'""",
+        [["", "1"]],
+    ),
+}
+
+
+# 22.05 names no device where several tasks share the node.
+UNBOUND: Dict[str, List[List[Optional[str]]]] = {"22.05": [[None, None]], "23.11": [["0,1", "2,3"]]}
+
+
+def taken(slurm: SlurmCluster, command: str, output: Path) -> List[List[Optional[str]]]:
+    """By node, the devices of each task."""
+    lines = run(slurm, command, output)
+    assert_right(lines)
+    by_host: Dict[str, List[Optional[str]]] = {}
+    for line in lines:
+        gpus = line["cluster"]["self"]["gpus"]
+        by_host.setdefault(line["host"], []).append(None if gpus is None else ",".join(gpus))
+    return [by_host[host] for host in sorted(by_host)]
+
+
+@pytest.mark.parametrize(("command", "devices"), GPUS.values(), ids=GPUS)
+def test_tasks_take_the_gpus_that_slurm_granted(
+    real_slurm: SlurmCluster, command: str, devices: List[List[Optional[str]]], output: Path
+) -> None:
+    assert taken(real_slurm, command, output) == devices
+
+
+@pytest.mark.parametrize("gpus", ["--gpus-per-node=4", "--gpus-per-task=2"])
+def test_tasks_that_slurm_is_not_to_bind(real_slurm: SlurmCluster, gpus: str, output: Path) -> None:
+    command = f"srun -w n8 -N1 -n2 {gpus} --gpu-bind=none TASK"
+    assert taken(real_slurm, command, output) == expected(UNBOUND, real_slurm.installation)
+
+
+def test_two_steps_at_once_keep_to_their_own_gpus(real_slurm: SlurmCluster, output: Path) -> None:
+    step = "srun --exact -n2 --gpus-per-node=2 TASK"
+    job = f"salloc -w n8 -N1 -n4 --gpus-per-node=4 bash -c {shlex.quote(f'{step} & {step}; wait')}"
+    lines = run(real_slurm, job, output)
+    assert sorted(line["cluster"]["self"]["gpus"][0] for line in lines) == list("0123")

@@ -1,0 +1,210 @@
+"""The dispatcher and the data workers of a tf.data service: ranks, ports, GPUs, cluster."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any, Dict, List, Mapping, Sequence, Tuple
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import slurm_resolver as sr
+from slurm_resolver.cluster.het_groups import ComponentRanks
+from slurm_resolver.cluster.layout import Layout, layout_from_environment
+from slurm_resolver.cluster.roles import assign_roles
+from slurm_resolver.parameter_server.protocol import monitor_address
+from slurm_resolver.slurm.step import SlurmStep
+
+SERVICE = {"dispatcher": 1, "data_worker": 2}
+LETTERS = {"dispatcher": "D", "data_worker": "d", "worker": "w", "chief": "c", "ps": "p"}
+
+
+def layout_of(counts: Sequence[int], distribution: str = "block") -> Layout:
+    nodes = tuple(f"n{i}" for i in range(len(counts)))
+    return layout_from_environment(
+        SlurmStep(nodes=nodes, tasks_per_node=tuple(counts), distribution=distribution)
+    )
+
+
+def play(layout: Layout, *args: Any, **keywords: Any) -> str:
+    """By rank the letter of its job, and its index."""
+    roles = assign_roles(layout, *args, **keywords)
+    names = zip(roles.job_of, roles.index_of)
+    return " ".join(f"{LETTERS.get(job, job[0])}{index}" for job, index in names)
+
+
+@pytest.mark.parametrize(
+    ("counts", "distribution", "jobs", "spread"),
+    [
+        # those who train are as many on each node, and worker 0 or the chief has rank 0
+        ([4], "block", {"worker": 1, **SERVICE}, "w0 d0 d1 D0"),
+        ([2, 2, 1], "block", {"worker": 2, **SERVICE}, "w0 d0 w1 D0 d1"),
+        ([2, 1, 2], "cyclic", {"worker": 2, **SERVICE}, "w0 w1 d0 d1 D0"),
+        ([3, 3], "block", {"worker": -1, "dispatcher": 1, "data_worker": 1}, "w0 w1 d0 w2 w3 D0"),
+        ([3, 2], "block", {"worker": 2, **SERVICE}, "w0 d0 D0 w1 d1"),
+        ([2, 2, 2, 2], "block", {"worker": -1, "dispatcher": 1, "data_worker": 3},
+         "w0 d0 w1 d1 w2 d2 w3 D0"),
+        ([3, 3], "cyclic", {"chief": 1, "worker": -1, **SERVICE}, "c0 w0 w1 d0 d1 D0"),
+        # parameter servers are spread over what is left
+        ([3, 3], "block", {"chief": 1, "ps": 1, "worker": -1, "dispatcher": 1, "data_worker": 1},
+         "c0 w0 d0 p0 w1 D0"),
+        ([4, 4], "block", {"ps": 2, "worker": 3, **SERVICE}, "p0 w0 w1 d0 p1 w2 d1 D0"),
+        ([2, 2], "block", {"worker": 4, "dispatcher": 0, "data_worker": 0}, "w0 w1 w2 w3"),
+    ],
+)  # fmt: skip
+def test_where_they_run(
+    counts: List[int], distribution: str, jobs: Dict[str, int], spread: str
+) -> None:
+    assert play(layout_of(counts, distribution), jobs, worker_order="rank") == spread
+
+
+def test_in_rank_order_they_come_by_their_names() -> None:
+    roles = play(layout_of([3, 2]), {"worker": 2, **SERVICE}, placement="rank")
+    assert roles == "d0 d1 D0 w0 w1"
+
+
+def test_they_run_in_a_component_of_their_own() -> None:
+    layout = Layout(
+        ("g1", "g2", "c1"),
+        [0, 1, 2, 2, 2],
+        [0, 0, 0, 1, 2],
+        "block",
+        "environment",
+        components=(ComponentRanks(0, 0, 2), ComponentRanks(1, 2, 5)),
+    )
+    groups = {"worker": 0, "dispatcher": 1, "data_worker": 1}
+    for het_groups in (groups, {"worker": 0}, dict.fromkeys(SERVICE, 1)):
+        roles = play(layout, {"worker": 2, **SERVICE}, het_groups=het_groups)
+        assert roles == "w0 w1 d0 d1 D0"
+
+
+@given(
+    st.lists(st.integers(1, 5), min_size=1, max_size=6),
+    st.sampled_from(["block", "cyclic"]),
+    st.data(),
+)
+def test_those_who_train_are_spread_as_evenly_as_can_be(
+    counts: List[int], distribution: str, data: st.DataObject
+) -> None:
+    counts = [*counts, 2]
+    layout = layout_of(counts, distribution)
+    workers = data.draw(st.integers(1, sum(counts) - 2), label="workers")
+    jobs = {"worker": workers, "dispatcher": 1, "data_worker": -1}
+    roles = assign_roles(layout, jobs)
+    trains = Counter(n for n, job in zip(layout.node_of, roles.job_of) if job == "worker")
+    assert sum(trains.values()) == workers
+    for node, tasks in enumerate(counts):
+        if trains[node] < tasks:  # no other node has two more
+            assert max(trains.values()) - trains[node] <= 1
+
+
+@pytest.mark.parametrize(
+    ("jobs", "told"),
+    [
+        ({"worker": -1, "data_worker": 1}, "there is none; expected 'dispatcher': 1 as well"),
+        ({"worker": -1, "dispatcher": 1}, "has no data_worker, and those who train would wait"),
+        ({"worker": -1, "dispatcher": 2, "data_worker": 1}, "2 tasks of job dispatcher"),
+        ({"dispatcher": 1, "data_worker": -1}, "no task is left to train with the data"),
+        ({"ps": 1, "dispatcher": 1, "data_worker": -1}, "no task is left to train with the data"),
+    ],
+)
+def test_a_service_that_lacks_a_part(jobs: Dict[str, int], told: str) -> None:
+    with pytest.raises(sr.JobsError) as caught:
+        assign_roles(layout_of([4]), jobs)
+    assert told in str(caught.value)
+    assert f"jobs={jobs!r}" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("misspelt", "meant"),
+    [("dispacher", "dispatcher"), ("data_workers", "data_worker"), ("dataworker", "data_worker")],
+)
+def test_their_names_misspelt(misspelt: str, meant: str, caplog: pytest.LogCaptureFixture) -> None:
+    assign_roles(layout_of([3]), {"worker": -1, misspelt: 1})
+    assert f"job {misspelt!r} is not {meant!r}" in caplog.text
+
+
+def task(rank: int, **more: str) -> Mapping[str, str]:
+    """A task of a step on nodes n8 and n9 with three tasks each, and two GPUs each."""
+    return {
+        "SLURM_JOB_ID": "42",
+        "SLURM_STEP_ID": "0",
+        "SLURM_PROCID": str(rank),
+        "SLURM_LOCALID": str(rank % 3),
+        "SLURMD_NODENAME": f"n{8 + rank // 3}",
+        "SLURM_NODEID": str(rank // 3),
+        "SLURM_STEP_NUM_TASKS": "6",
+        "SLURM_STEP_NUM_NODES": "2",
+        "SLURM_STEP_NODELIST": "n[8-9]",
+        "SLURM_STEP_TASKS_PER_NODE": "3(x2)",
+        "SLURM_STEP_RESV_PORTS": "23001-23004",
+        "CUDA_VISIBLE_DEVICES": "4,5",
+        "SLURM_GPUS_ON_NODE": "2",
+        **more,
+    }
+
+
+JOBS = {"worker": -1, "dispatcher": 1, "data_worker": 1}  # w0 w1 d0 on n8, w2 w3 D0 on n9
+
+
+def test_what_all_tasks_compute_alike() -> None:
+    clusters = [sr.resolve(JOBS, environ=task(rank)) for rank in range(6)]
+    for cluster in clusters:
+        assert cluster.tasks == clusters[0].tasks
+        assert cluster.data_service == "grpc://n9:23003"
+        workers = ["n8:23001", "n8:23002", "n9:23001", "n9:23002"]
+        assert cluster.jobs() == {"worker": workers}
+        assert cluster.tf_config()["cluster"] == {"worker": workers}
+    own = [cluster.task for cluster in clusters]
+    assert [(t.job, t.index, t.address) for t in own if t is not None and t.job != "worker"] == [
+        ("data_worker", 0, "n8:23003"),
+        ("dispatcher", 0, "n9:23003"),
+    ]
+
+
+@pytest.mark.parametrize("counts", [(None, None), (None, 1), (2, None)])
+def test_they_take_no_gpu_from_those_who_train(counts: Tuple[Any, Any]) -> None:
+    from slurm_resolver.cluster.options import ClusterOptions
+    from slurm_resolver.cluster.resolve import resolve_step
+
+    options = ClusterOptions(
+        JOBS, layout="environment", gpus_per_node=counts[0], gpus_per_task=counts[1]
+    )
+    shares: List[Any] = []
+    for rank in range(6):
+        cluster = resolve_step(SlurmStep.read(task(rank)), options)
+        shares.append(cluster.gpus)
+        on_node = [gpus.devices for _, gpus in sorted(cluster.gpus_on_node().items())]
+        assert on_node == [("4",), ("5",), ()]
+        assert cluster.gpu_decision is not None
+        hidden = cluster.gpu_decision.settings.get("CUDA_VISIBLE_DEVICES") == ""
+        assert hidden == (rank in (2, 5))
+    assert shares == [("4",), ("5",), ()] * 2
+
+
+def test_without_them_there_is_no_service() -> None:
+    assert sr.resolve(environ=task(0)).data_service is None
+    assert sr.resolve(environ={}).data_service is None
+
+
+@pytest.mark.parametrize(
+    ("jobs", "monitor"),
+    [
+        (JOBS, "dispatcher 0"),
+        ({"chief": 1, "ps": 1, **JOBS}, "ps 0"),
+        ({"evaluator": 1, **JOBS}, "dispatcher 0"),
+    ],
+)
+def test_who_tells_the_tasks_when_they_end(jobs: Dict[str, int], monitor: str) -> None:
+    for rank in range(6):
+        cluster = sr.resolve(jobs, environ=task(rank))
+        address = monitor_address(cluster)
+        assert cluster.task is not None
+        if cluster.task.job == "evaluator":
+            assert address is None
+        else:
+            assert address is not None
+            assert address.name(address.monitor_rank).startswith(f"{monitor} (rank")
+            found = cluster.tasks[address.monitor_rank]
+            assert found.address.startswith(f"{address.host}:")
