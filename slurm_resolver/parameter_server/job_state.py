@@ -1,7 +1,8 @@
 """Which tasks of a parameter server job have joined and left, and when the job has ended.
 
 The leader is the chief, or worker 0 where there is no chief. A worker trains, or only serves (as
-under ParameterServerStrategy).
+under ParameterServerStrategy). The dispatcher and the data workers of a tf.data service are servers
+as the parameter servers are, beside them or in their place.
 
 | event | consequence |
 |---|---|
@@ -10,15 +11,42 @@ under ParameterServerStrategy).
 | the leader has failed | the job ends, status 1 |
 | another worker that trains has failed | the others go on; the job ends later, status 1 |
 | a worker that only serves is lost | the others go on |
-| a parameter server is lost | the job ends, status 1 |
-| the leader or a parameter server does not join before the timeout | the job ends, status 1 |
+| a server is lost | the job ends, status 1 |
+| the leader or a server does not join before the timeout | the job ends, status 1 |
 """
 
 from __future__ import annotations
 
-from typing import Any, Dict, Optional, Set
+from typing import Any, Dict, Optional, Protocol, Set
 
-from slurm_resolver.parameter_server.protocol import JobResult, MonitorAddress, print_line
+from slurm_resolver.parameter_server.protocol import (
+    SERVING_JOBS,
+    JobResult,
+    MonitorAddress,
+    print_line,
+)
+
+
+class State(Protocol):
+    """What a monitor knows of the tasks, and by which it tells when the job has ended."""
+
+    def has(self, rank: Any) -> bool:
+        """Whether this is the rank of a task that joins."""
+
+    def joined(self, rank: int, serves: bool) -> None:
+        """Records that a task has joined; it may have left before."""
+
+    def only_serves(self, rank: int) -> None:
+        """Records that a worker only serves, and does not train."""
+
+    def left(self, rank: int, failure: str) -> None:
+        """Records that a task has left, and why it has failed; '' where it has not."""
+
+    def monitor_left(self, failure: str) -> JobResult:
+        """Returns how the job has ended where the monitor's process ends before it."""
+
+    def result(self, waited: float) -> Optional[JobResult]:
+        """Returns how the job has ended; None if it goes on `waited` seconds after its start."""
 
 
 class JobState:
@@ -27,7 +55,7 @@ class JobState:
     def __init__(self, address: MonitorAddress, timeout: float) -> None:
         self._address = address
         self._timeout = timeout
-        self.servers = {task.rank for task in address.tasks if task.job == "ps"} - {
+        self.servers = {task.rank for task in address.tasks if task.job in SERVING_JOBS} - {
             address.monitor_rank
         }
         self._trainers = {t.rank for t in address.tasks if t.job in ("chief", "worker")}
@@ -41,10 +69,9 @@ class JobState:
         self._ended: Dict[int, str] = {}  # by rank of a task that trained: why it failed, or ''
         self._failed_result: Optional[JobResult] = None
 
-    def may_join(self, rank: Any) -> bool:
-        """Whether this is the rank of a task of the job that has not joined."""
-        known = isinstance(rank, int) and (rank in self.servers or rank in self._trainers)
-        return known and rank not in self._present
+    def has(self, rank: Any) -> bool:
+        """Whether this is the rank of a task that joins: of all but the one of the monitor."""
+        return type(rank) is int and (rank in self.servers or rank in self._trainers)
 
     def joined(self, rank: int, serves: bool) -> None:
         """Records that a task has joined; it may have left before."""
@@ -62,7 +89,7 @@ class JobState:
         self._present.discard(rank)
         name = self._address.name(rank)
         if rank in self.servers:
-            self._failed_result = server_lost(name, failure)
+            self._failed_result = self._address.server_lost(rank, failure)
         elif rank not in self._training:
             print_line(f"{name} is lost, the others go on: {failure or 'it has ended'}")
         else:
@@ -72,6 +99,10 @@ class JobState:
                 self._failed_result = JobResult(1, f"{name} has failed: {failure}")
             elif failure:
                 print_line(f"{name} has failed, the others go on: {failure}")
+
+    def monitor_left(self, failure: str) -> JobResult:
+        """Returns how the job has ended where the monitor's process ends before it."""
+        return self._address.server_lost(self._address.monitor_rank, failure)
 
     def result(self, waited: float) -> Optional[JobResult]:
         """Returns how the job has ended; None if it goes on `waited` seconds after its start."""
@@ -87,7 +118,8 @@ class JobState:
         if self._training or self._leader not in self._ended:
             return None
         absent = set() if self._has_chief else self._trainers - set(self._ended)
-        if absent and not time_is_up:
+        # A server that came later would wait for a monitor that has ended.
+        if (absent or self.servers - self._present) and not time_is_up:
             return None
         failures = [
             f"{self._address.name(rank)} has failed: {failure}"
@@ -105,9 +137,3 @@ class JobState:
     def _names(self, ranks: Set[int]) -> str:
         shown = [self._address.name(rank) for rank in sorted(ranks)[:5]]
         return ", ".join(shown) + (f" and {len(ranks) - 5} more" if len(ranks) > 5 else "")
-
-
-def server_lost(name: str, failure: str) -> JobResult:
-    """Returns the result of a job whose parameter server of this name has left."""
-    why = failure or "it has ended before the tasks that it serves"
-    return JobResult(1, f"{name} is lost, and its variables with it: {why}")

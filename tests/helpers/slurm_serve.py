@@ -94,6 +94,7 @@ def train(server: Any, index: int, args: argparse.Namespace) -> None:
             while session.run(missing).size:
                 time.sleep(0.1)
     with v1.train.MonitoredTrainingSession(server.target, index == 0, config=config) as session:
+        tell(f"worker-{index}.trains", "")
         repeat(lambda: session.run(step), args, leads=index == 0)
 
 
@@ -110,6 +111,8 @@ def main() -> int:
     task = resolver.cluster.task
     assert task is not None
     tell(f"{task.job}-{task.index}.pid", os.getpid())
+    if (task.job, task.index) == ("ps", 0) and resolver.cluster.rendezvous is not None:
+        tell("monitor.port", resolver.cluster.rendezvous.port)
     if args.legacy:
         v1.disable_eager_execution()
         server = v1.train.Server(resolver.cluster_spec(), task.job, task.index)

@@ -18,16 +18,20 @@ from monitored_jobs import address_of
 
 from slurm_resolver.parameter_server.job_state import JobState
 from slurm_resolver.parameter_server.protocol import JobResult
+from slurm_resolver.parameter_server.training_watch import TrainingWatch
 
 TIMEOUT = 100.0
 JOBS = st.builds(
-    lambda chief, servers, workers: [
+    lambda chief, servers, data_workers, workers: [
         *(["chief 0"] if chief else []),
         *(f"ps {index}" for index in range(servers)),
+        *(["dispatcher 0"] if data_workers or not servers else []),
+        *(f"data_worker {index}" for index in range(data_workers)),
         *(f"worker {index}" for index in range(workers)),
     ],
     st.booleans(),
-    st.integers(1, 3),
+    st.integers(0, 3),
+    st.integers(0, 2),
     st.integers(1, 3),
 )
 
@@ -40,7 +44,7 @@ class Tasks(RuleBasedStateMachine):
     @initialize(jobs=JOBS)
     def start(self, jobs: List[str]) -> None:
         self.jobs = jobs
-        self.monitor = jobs.index("ps 0")
+        self.monitor = jobs.index("ps 0" if "ps 0" in jobs else "dispatcher 0")
         self.state = JobState(address_of(jobs, self.monitor, 1), TIMEOUT)
         self.leader = 0 if jobs[0] == "chief 0" else jobs.index("worker 0")
         self.waited = 0.0
@@ -51,7 +55,7 @@ class Tasks(RuleBasedStateMachine):
         self.result: Optional[JobResult] = None
 
     def is_server(self, rank: int) -> bool:
-        return self.jobs[rank].startswith("ps")
+        return self.jobs[rank].startswith(("ps", "dispatcher", "data_worker"))
 
     def goes_on(self) -> bool:
         return self.result is None
@@ -63,7 +67,7 @@ class Tasks(RuleBasedStateMachine):
     @rule(data=st.data(), serves=st.booleans())
     def join(self, data: st.DataObject, serves: bool) -> None:
         rank = data.draw(st.sampled_from(self.absent()))
-        assert self.state.may_join(rank)
+        assert self.state.has(rank)
         serves = serves and self.jobs[rank].startswith("worker")
         self.state.joined(rank, serves)
         self.present.add(rank)
@@ -117,6 +121,7 @@ class Tasks(RuleBasedStateMachine):
             assert self.ended.get(self.leader) == ""
             assert not training
             assert not any(self.ended.values())
+            assert not any(self.is_server(rank) for rank in self.absent())
         elif self.result is not None:
             late = self.waited >= TIMEOUT
             assert late or any(self.ended.values())
@@ -125,12 +130,41 @@ class Tasks(RuleBasedStateMachine):
             assert training or self.leader not in self.ended or self.waited < TIMEOUT
 
     @invariant()
-    def only_absent_tasks_may_join(self) -> None:
+    def all_tasks_but_that_of_the_monitor_join(self) -> None:
         if hasattr(self, "jobs"):
-            for rank in self.present | {self.monitor}:
-                assert not self.state.may_join(rank)
-            for nobody in (-1, len(self.jobs), "0", None):
-                assert not self.state.may_join(nobody)
+            joining = {rank for rank in range(len(self.jobs)) if self.state.has(rank)}
+            assert joining == set(range(len(self.jobs))) - {self.monitor}
+            for nobody in (-1, len(self.jobs), "0", None, True, 1.0):
+                assert not self.state.has(nobody)
+
+
+ALL = ["ps 0", "ps 1", "worker 0", "worker 1"]
+# what happens, "+2" where rank 2 comes and "-2" where it leaves; what follows
+WATCHED = {
+    "": False,
+    "+1 +2 +3": False,
+    "+1 +2 +3 -2": False,
+    "+1 +2 +3 -2 -3": True,
+    "+2 -2 +3 -3 +1": True,
+    "+1 +2 -2": False,  # the other may yet come
+    "+2 -2 +3 -3": False,  # and so may a server, that has to be told
+    "+1 -1 +2 -2 +3 -3": True,
+    "+1 +2 +3 -2 +2 -3": False,
+}
+
+
+@pytest.mark.parametrize("events", WATCHED)
+def test_a_watch_tells_when_no_one_trains(events: str) -> None:
+    watch = TrainingWatch(address_of(ALL, 0, 1), 0.0)
+    for event in events.split():
+        assert watch.result(1e9) is None
+        rank = int(event[1:])
+        if event[0] == "+":
+            watch.joined(rank, serves=False)
+        else:
+            watch.left(rank, "exit status 3")
+    assert (watch.result(0.0) is not None) == WATCHED[events]
+    assert watch.monitor_left("").status not in (0, 1)  # the others take it for nothing
 
 
 def test_the_state_is_right_whatever_the_tasks_do(capsys: pytest.CaptureFixture[str]) -> None:

@@ -9,18 +9,24 @@ import socket
 import struct
 import subprocess
 import sys
+import threading
 import time
 from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence, Tuple
 
 import pytest
 from folders import HELPERS
-from frames import GREETING, frame, read_frame
+from frames import GREETING, Link, frame, read_frame
+from free_ports import free_port
 from monitored_jobs import address_of, cluster_of
 
 import slurm_resolver as sr
 from slurm_resolver.parameter_server import exit_status
 from slurm_resolver.parameter_server.monitor import Monitor
-from slurm_resolver.parameter_server.protocol import MonitorAddress, monitor_address
+from slurm_resolver.parameter_server.protocol import (
+    SERVING_JOBS,
+    MonitorAddress,
+    monitor_address,
+)
 from slurm_resolver.rendezvous.wire import LIMITS, Limits
 
 
@@ -29,29 +35,38 @@ class FakeTask:
 
     def __init__(self, address: MonitorAddress, task: int, **changes: Any) -> None:
         self.socket = socket.create_connection(("127.0.0.1", address.port), timeout=20)
-        self.socket.sendall(GREETING)
-        serves = address.tasks[task].job == "ps"
-        self.say(**{"identity": address.identity, "rank": task, "serves": serves, **changes})
+        self.link = Link(self.socket, address.meeting)
+        serves = address.tasks[task].job in SERVING_JOBS
+        said = {"identity": address.identity, "rank": task, "process": "first", "serves": serves}
+        self.say(**{**said, **changes})
 
     def say(self, **message: Any) -> None:
-        self.socket.sendall(frame(message))
+        self.link.say(message)
 
     def hear(self) -> Optional[Dict[str, Any]]:
         """The next message; None at the end of the connection."""
-        return read_frame(self.socket)
+        answer: Optional[Dict[str, Any]] = self.link.hear()
+        return answer
 
     def close(self) -> None:
         self.socket.close()
 
 
+def reset(sock: socket.socket) -> None:
+    """Ends a connection as a firewall may, and not as the kernel of a process that ends."""
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    sock.close()
+
+
 class Job:
     """A monitor, and those who come to it."""
 
-    def __init__(self, jobs: Sequence[str], timeout: float, limits: Limits) -> None:
-        with socket.create_server(("", 0)) as probe:
-            port = probe.getsockname()[1]
-        rank = jobs.index("ps 0")
-        self.address = address_of(jobs, rank, port)
+    def __init__(
+        self, jobs: Sequence[str], timeout: float, limits: Limits, grace: Optional[int]
+    ) -> None:
+        port = free_port()
+        rank = jobs.index("ps 0" if "ps 0" in jobs else "dispatcher 0")
+        self.address = address_of(jobs, rank, port, grace)
         self.jobs = list(jobs)
         self.monitor = Monitor(self.address, limits)
         self.monitor.serve(timeout)
@@ -59,8 +74,24 @@ class Job:
 
     def come(self, *names: str) -> None:
         for name in names:
-            line = self.lines[name] = FakeTask(self.address, self.jobs.index(name))
-            assert line.hear() == {"welcome": True}
+            line = self.line(name)
+            if name in self.lines:  # its old connection, which the monitor has dropped
+                assert self.lines[name].hear() is None
+                self.lines[name].close()
+            self.lines[name] = line
+
+    def line(self, name: str, process: str = "first") -> FakeTask:
+        """A connection of the task, which is welcome."""
+        line = FakeTask(self.address, self.jobs.index(name), process=process)
+        answer = line.hear()
+        assert answer is not None
+        assert (answer["welcome"], answer["grace"]) == (True, self.address.grace)
+        return line
+
+    def lose(self, *names: str) -> None:
+        """Their connections are reset, and not closed."""
+        for name in names:
+            reset(self.lines.pop(name).socket)
 
     def serve(self, *names: str) -> None:
         for name in names:
@@ -73,11 +104,18 @@ class Job:
             line.say(ends=how)
         line.close()
 
+    def lose_after(self, name: str, how: str) -> None:
+        """It has told how it ends, and the monitor knows, when its connection is reset."""
+        self.lines[name].say(ends=how)
+        self.goes_on()
+        self.lose(name)
+
     def goes_on(self) -> None:
         """The monitor has taken notice of all that was said before, and the job has not ended."""
         stranger = socket.create_connection(("127.0.0.1", self.address.port), timeout=20)
         stranger.sendall(b"nobody\n")
-        assert stranger.recv(1) == b""
+        assert read_frame(stranger)
+        assert read_frame(stranger) is None
         stranger.close()
         assert not self.monitor.decided
 
@@ -101,6 +139,8 @@ def play(*steps: Tuple[Any, ...]) -> Steps:
 
 STRATEGY = ["chief 0", "ps 0", "ps 1", "worker 0", "worker 1"]
 LEGACY = ["ps 0", "ps 1", "worker 0", "worker 1", "worker 2"]
+DATA = ["data_worker 0", "data_worker 1", "dispatcher 0", "worker 0", "worker 1"]
+BOTH = ["chief 0", "ps 0", "worker 0", "dispatcher 0", "data_worker 0"]
 WITH_CHIEF = ["chief 0", "ps 0", "worker 0"]  # that trains by itself
 KILLED = "its process was killed or crashed"
 
@@ -186,6 +226,60 @@ CASES: Dict[str, Tuple[List[str], Steps, int, str, str]] = {
         "ps 1 (rank 2 on n10) is lost, and its variables with it: it has ended before the tasks",
         "",
     ),
+    "all workers finish that a data service serves": (
+        DATA,
+        play(
+            ("come", "worker 0", "data_worker 1", "data_worker 0", "worker 1"),
+            ("end", "worker 0", ""),
+            ("goes_on",),
+            ("end", "worker 1", ""),
+        ),
+        0,
+        "all workers have finished",
+        "",
+    ),
+    "worker 0 fails that a data service serves": (
+        DATA,
+        play(
+            ("come", "worker 0", "data_worker 1", "data_worker 0", "worker 1"),
+            ("end", "worker 0", "exit status 3"),
+        ),
+        1,
+        "worker 0 (rank 3 on n11) has failed: exit status 3",
+        "",
+    ),
+    "a data worker is lost": (
+        DATA,
+        play(
+            ("come", "worker 0", "worker 1", "data_worker 1", "data_worker 0"),
+            ("end", "data_worker 1"),
+        ),
+        1,
+        f"data_worker 1 (rank 1 on n9) is lost, and data with it: {KILLED}",
+        "",
+    ),
+    "a dispatcher beside parameter servers is lost": (
+        BOTH,
+        play(
+            ("come", "chief 0", "dispatcher 0", "data_worker 0", "worker 0"),
+            ("serve", "worker 0"),
+            ("end", "dispatcher 0"),
+        ),
+        1,
+        f"dispatcher 0 (rank 3 on n11) is lost, and the data service with it: {KILLED}",
+        "",
+    ),
+    "the chief finishes beside all servers": (
+        BOTH,
+        play(
+            ("come", "chief 0", "dispatcher 0", "data_worker 0", "worker 0"),
+            ("serve", "worker 0"),
+            ("end", "chief 0", ""),
+        ),
+        0,
+        "the chief has finished",
+        "",
+    ),
     "the chief finishes before one who trains": (
         WITH_CHIEF,
         play(
@@ -209,6 +303,55 @@ CASES: Dict[str, Tuple[List[str], Steps, int, str, str]] = {
         1,
         "worker 0 (rank 2 on n10) has failed: exit status 3",
         "worker 0 (rank 2 on n10) has failed, the others go on: exit status 3",
+    ),
+    "a connection that is lost, and comes again": (
+        STRATEGY,
+        play(
+            ("come", "chief 0", "ps 1", "worker 0"),
+            ("serve", "worker 0"),
+            ("lose", "ps 1", "chief 0", "worker 0"),
+            ("goes_on",),
+            ("come", "chief 0", "worker 0", "ps 1"),
+            ("serve", "worker 0"),
+            ("end", "chief 0", ""),
+        ),
+        0,
+        "the chief has finished",
+        "",
+    ),
+    "a connection that comes again before it is known to be lost": (
+        STRATEGY,
+        play(
+            ("come", "chief 0", "ps 1"),
+            ("come", "chief 0", "ps 1"),
+            ("goes_on",),
+            ("end", "chief 0", ""),
+        ),
+        0,
+        "the chief has finished",
+        "",
+    ),
+    "a lost connection after the process told how it ends": (
+        STRATEGY,
+        play(
+            ("come", "chief 0", "ps 1"),
+            ("lose_after", "chief 0", ""),
+        ),
+        0,
+        "the chief has finished",
+        "",
+    ),
+    "one that is killed after it came again": (
+        STRATEGY,
+        play(
+            ("come", "chief 0", "ps 1"),
+            ("lose", "ps 1"),
+            ("come", "ps 1"),
+            ("end", "ps 1"),
+        ),
+        1,
+        f"ps 1 (rank 2 on n10) is lost, and its variables with it: {KILLED}",
+        "",
     ),
     "all workers finish": (
         LEGACY,
@@ -266,8 +409,13 @@ CASES: Dict[str, Tuple[List[str], Steps, int, str, str]] = {
 def start() -> Iterator[Callable[..., Job]]:
     started = []
 
-    def one(jobs: Sequence[str], timeout: float = 60.0, limits: Limits = LIMITS) -> Job:
-        started.append(Job(jobs, timeout, limits))
+    def one(
+        jobs: Sequence[str],
+        timeout: float = 60.0,
+        limits: Limits = LIMITS,
+        grace: Optional[int] = None,
+    ) -> Job:
+        started.append(Job(jobs, timeout, limits, grace))
         return started[-1]
 
     yield one
@@ -310,6 +458,11 @@ NEVER: Dict[str, Tuple[List[str], List[str], str]] = {
         "chief 0 (rank 0 on n8) did not come",
     ),
     "one ps short": (STRATEGY, ["chief 0", "worker 0"], "ps 1 (rank 2 on n10) did not come"),
+    "no data worker": (
+        DATA,
+        ["worker 0", "worker 1", "data_worker 0"],
+        "data_worker 1 (rank 1 on n9) did not come",
+    ),
     "no worker 0": (LEGACY, ["ps 1", "worker 1"], "worker 0 (rank 2 on n10) did not come"),
 }
 
@@ -353,7 +506,7 @@ IMPOSTORS: Dict[str, Dict[str, Any]] = {
     "without a rank": {"rank": None},
     "a rank that is none": {"rank": 77},
     "the monitor": {"rank": 1},
-    "here already": {"rank": 2},
+    "without a process": {"process": None},
 }
 
 
@@ -364,8 +517,8 @@ def test_strangers_are_turned_away(start: Callable[..., Job]) -> None:
         with socket.create_connection(("127.0.0.1", job.address.port), timeout=20) as stranger:
             with contextlib.suppress(OSError):
                 stranger.sendall(text)
-            with contextlib.suppress(ConnectionResetError):
-                assert stranger.recv(100) == b"", text
+            assert set(read_frame(stranger) or ()) <= {"challenge", "offer"}, text
+            assert read_frame(stranger) is None, text
     for changes in IMPOSTORS.values():
         line = FakeTask(job.address, 0, **changes)
         assert line.hear() is None, changes
@@ -373,6 +526,69 @@ def test_strangers_are_turned_away(start: Callable[..., Job]) -> None:
     job.come("chief 0")
     job.end("chief 0", "")
     assert job.lines["ps 1"].hear() == {"status": 0, "message": "the chief has finished"}
+
+
+def test_one_whose_connection_is_lost_for_longer_than_the_grace(start: Callable[..., Job]) -> None:
+    job = start(STRATEGY, grace=1)
+    job.come("chief 0", "ps 1")
+    job.lose("ps 1")
+    told = "its connection was lost, and it has not come again within 1 s"
+    assert job.lines["chief 0"].hear() == {
+        "status": 1,
+        "message": f"ps 1 (rank 2 on n10) is lost, and its variables with it: {told}",
+    }
+
+
+def test_one_whose_connection_is_lost_when_the_job_ends_is_told(start: Callable[..., Job]) -> None:
+    job = start(STRATEGY)
+    job.come("chief 0", "ps 1", "worker 0")
+    job.serve("worker 0")
+    job.lose("ps 1")
+    job.goes_on()
+    job.end("chief 0", "")
+    result = {"status": 0, "message": "the chief has finished"}
+    assert job.lines["worker 0"].hear() == result
+    job.come("ps 1")
+    assert job.lines["ps 1"].hear() == result
+    job.close()
+    assert job.monitor.wait().status == 0
+
+
+@pytest.mark.parametrize("away", [False, True])
+def test_another_process_as_the_same_task_is_refused(
+    start: Callable[..., Job], away: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    job = start(STRATEGY)
+    job.come("chief 0", "ps 1")
+    if away:
+        job.lose("ps 1")
+        job.goes_on()
+    other = FakeTask(job.address, 2, process="second")
+    why = "is another process than the one that acts as this task, and which has not ended"
+    told = other.hear()
+    assert told is not None
+    assert told["refused"].startswith(f"ps 0 (rank 1 on n9) {why}")
+    assert other.hear() is None
+    other.close()
+    assert f"ps 1 (rank 2 on n10) {why}" in capsys.readouterr().err
+    job.goes_on()
+    if away:
+        job.come("ps 1")
+    job.end("chief 0", "")
+    assert job.lines["ps 1"].hear() == {"status": 0, "message": "the chief has finished"}
+
+
+def test_another_process_may_come_just_before_the_end_of_the_first_is_known(
+    start: Callable[..., Job], capsys: pytest.CaptureFixture[str]
+) -> None:
+    job = start(STRATEGY)
+    job.come("chief 0", "worker 0")
+    job.serve("worker 0")
+    other = FakeTask(job.address, 3, process="second", serves=True)
+    job.end("worker 0")
+    assert "welcome" in (other.hear() or ())
+    other.close()
+    capsys.readouterr()
 
 
 def test_a_task_with_another_cluster_is_told(
@@ -394,7 +610,7 @@ def test_many_tasks(start: Callable[..., Job]) -> None:
     job = start(jobs)
     lines = [FakeTask(job.address, rank, serves=rank > 0) for rank in range(len(jobs)) if rank != 1]
     for line in lines:
-        assert line.hear() == {"welcome": True}
+        assert "welcome" in (line.hear() or ())
     lines[0].say(ends="")
     lines[0].close()
     for line in lines[1:]:
@@ -420,7 +636,8 @@ sys.path.insert(0, sys.argv[4])
 from slurm_resolver.parameter_server.member import Member
 from slurm_resolver.parameter_server.monitor import Monitor
 from monitored_jobs import address_of
-address = address_of(sys.argv[1].split(","), int(sys.argv[2]), int(sys.argv[3]))
+grace = int(sys.argv[5])
+address = address_of(sys.argv[1].split(","), int(sys.argv[2]), int(sys.argv[3]), grace)
 task = Monitor(address) if address.rank == address.monitor_rank else Member(address, 0.3)
 """
 JOINS = """
@@ -500,15 +717,16 @@ status = main()
 class Process:
     """A task as a process of its own, which runs this code once it has its connection."""
 
-    def __init__(self, address: MonitorAddress, rank: int, code: str) -> None:
+    def __init__(self, address: MonitorAddress, rank: int, code: str, **env: str) -> None:
         jobs = ",".join(f"{task.job} {task.index}" for task in address.tasks)
-        arguments = [jobs, str(rank), str(address.port), str(HELPERS)]
+        arguments = [jobs, str(rank), str(address.port), str(HELPERS), f"{address.grace:g}"]
         self.popen = subprocess.Popen(
             [sys.executable, "-W", "ignore", "-c", TASK + code, *arguments],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
+            env={**os.environ, **env},
         )
 
     def joins(self) -> None:
@@ -563,9 +781,8 @@ def test_sys_exit_is_put_back_unless_others_have_replaced_it(
     assert sys.exit is theirs
 
 
-def free_address(jobs: Sequence[str]) -> MonitorAddress:
-    with socket.create_server(("", 0)) as probe:
-        return address_of(jobs, 0, probe.getsockname()[1])
+def free_address(jobs: Sequence[str], grace: Optional[int] = None) -> MonitorAddress:
+    return address_of(jobs, 0, free_port(), grace)
 
 
 def test_a_lost_ps_ends_those_who_serve_and_those_who_train() -> None:
@@ -598,6 +815,150 @@ def test_a_lost_monitor_ends_all() -> None:
     assert trainer.ends() == (1, whole)
 
 
+class Firewall:
+    """Stands before a monitor: it passes connections on until it forgets and refuses them."""
+
+    def __init__(self, port: int) -> None:
+        self.target = port
+        self.port = free_port()
+        self.sockets: List[socket.socket] = []
+        self.passed = threading.Semaphore(0)
+        self.open()
+
+    def open(self) -> None:
+        self.listener = socket.create_server(("", self.port))
+        threading.Thread(target=self.accept_all, args=(self.listener,), daemon=True).start()
+
+    def accept_all(self, listener: socket.socket) -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                near = listener.accept()[0]
+                far = socket.create_connection(("127.0.0.1", self.target))
+                self.sockets += [near, far]
+                for pair in ((near, far), (far, near)):
+                    threading.Thread(target=self.pump, args=pair, daemon=True).start()
+                self.passed.release()
+
+    def pump(self, source: socket.socket, target: socket.socket) -> None:
+        source.settimeout(0.05)  # a thread that is within recv would keep the connection
+        with contextlib.suppress(OSError):
+            while True:
+                try:
+                    received = source.recv(65536)
+                except socket.timeout:
+                    continue
+                if not received:
+                    target.shutdown(socket.SHUT_WR)
+                    break
+                target.sendall(received)
+
+    def refuse(self) -> None:
+        with contextlib.suppress(OSError):
+            self.listener.shutdown(socket.SHUT_RDWR)
+        self.listener.close()
+        for sock in self.sockets:
+            with contextlib.suppress(OSError):
+                reset(sock)
+        self.sockets.clear()
+
+
+@pytest.fixture
+def firewall(start: Callable[..., Job]) -> Iterator[Callable[..., Tuple[Job, Firewall]]]:
+    walls = []
+
+    def one(jobs: Sequence[str], grace: int) -> Tuple[Job, Firewall]:
+        job = start(jobs, grace=grace)
+        walls.append(Firewall(job.address.port))
+        return job, walls[-1]
+
+    yield one
+    for wall in walls:
+        wall.refuse()
+
+
+def test_a_process_comes_again_whose_connection_is_forgotten(
+    firewall: Callable[..., Tuple[Job, Firewall]],
+) -> None:
+    job, wall = firewall(["chief 0", "ps 0", "ps 1"], 60)
+    job.come("ps 1")
+    address = job.address._replace(port=wall.port, rank=0)
+    chief = Process(address, 0, JOINS + "sys.stdin.readline()")
+    chief.joins()
+    wall.passed.acquire()
+    wall.refuse()
+    job.goes_on()
+    wall.open()
+    assert wall.passed.acquire(timeout=30)
+    job.goes_on()
+    assert chief.popen.stdin is not None
+    chief.popen.stdin.write("\n")
+    chief.popen.stdin.flush()
+    assert job.lines["ps 1"].hear() == {"status": 0, "message": "the chief has finished"}
+    assert chief.ends() == (0, "")
+
+
+def test_a_process_that_ends_while_its_connection_is_lost_tells_so_before(
+    firewall: Callable[..., Tuple[Job, Firewall]],
+) -> None:
+    job, wall = firewall(["chief 0", "ps 0", "ps 1"], 60)
+    job.come("ps 1")
+    code = JOINS + "sys.stdin.readline(); print('ends', flush=True)"
+    chief = Process(job.address._replace(port=wall.port, rank=0), 0, code)
+    chief.joins()
+    wall.refuse()
+    assert chief.popen.stdin is not None
+    assert chief.popen.stdout is not None
+    chief.popen.stdin.write("\n")
+    chief.popen.stdin.flush()
+    assert chief.popen.stdout.readline() == "ends\n"
+    job.goes_on()
+    wall.open()
+    assert job.lines["ps 1"].hear() == {"status": 0, "message": "the chief has finished"}
+    assert chief.ends() == (0, "")
+
+
+def test_a_process_whose_monitor_is_out_of_reach_for_longer_than_the_grace(
+    firewall: Callable[..., Tuple[Job, Firewall]],
+) -> None:
+    job, wall = firewall(["chief 0", "ps 0", "ps 1"], 1)
+    server = Process(job.address._replace(port=wall.port, rank=2), 2, SERVES)
+    server.joins()
+    wall.passed.acquire()
+    wall.refuse()
+    lost = (
+        "ps 0 (rank 1 on n9) is lost, and its variables with it: its process has ended, nothing "
+        f"listens at 127.0.0.1:{wall.port} any more"
+    )
+    assert server.ends() == (1, f"{lost}\n")
+    assert "did not come" not in job.monitor.wait().message
+
+
+def test_a_monitor_that_was_started_anew_is_another(
+    firewall: Callable[..., Tuple[Job, Firewall]], start: Callable[..., Job]
+) -> None:
+    jobs = ["chief 0", "ps 0", "ps 1"]
+    job, wall = firewall(jobs, 60)
+    server = Process(job.address._replace(port=wall.port, rank=2), 2, SERVES)
+    server.joins()
+    wall.passed.acquire()
+    wall.refuse()
+    wall.target = start(jobs, grace=60).address.port
+    wall.open()
+    status, errors = server.ends()
+    assert status == 1
+    lost = "ps 0 (rank 1 on n9) is lost, and its variables with it: its process has ended, another"
+    assert lost in errors
+
+
+def test_a_limit_on_open_files_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+    code = "import resource; resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64)); task.serve(20)"
+    jobs = ["chief 0", "ps 0", *(f"worker {index}" for index in range(200))]
+    address = address_of(jobs, 1, free_port())
+    errors = Process(address, 1, code).ends()[1]
+    assert "ps 0 (rank 1 on n9) needs 201 connections, one to each other task, and may " in errors
+    assert "the limit on open files (ulimit -Hn) is 64." in errors
+
+
 def test_a_hub_that_raises_tells_why() -> None:
     address = free_address(LEGACY)
     server = Process(address, 1, SERVES)
@@ -617,6 +978,18 @@ def test_a_hub_that_never_comes() -> None:
     status, errors = Process(free_address(LEGACY), 1, SERVES.replace("20", "0.5")).ends()
     assert status == 1
     assert "ps 0 (rank 0 on n8) has not come within 0.5 s: nothing answers at 127.0" in errors
+
+
+def test_a_hub_that_knows_no_secret_is_not_trusted(start: Callable[..., Job]) -> None:
+    job = start(["chief 0", "ps 0", "ps 1"])
+    secret = {"SLURM_RESOLVER_SECRET": "x" * 16}
+    task = Process(job.address._replace(rank=2), 2, SERVES.replace("20", "0.5"), **secret)
+    status, errors = task.ends()
+    assert status == 1
+    told, result = errors.splitlines()
+    assert told.startswith("slurm_resolver: ps 1 (rank 2 on n10): ps 0 (rank 1 on n9)")
+    assert result.startswith("ps 0 (rank 1 on n9) has not come within 0.5 s: ps 0 (rank 1 on n9)")
+    assert "SLURM_RESOLVER_SECRET" in result
 
 
 def test_who_ends_before_any_hub_is_there_does_not_wait() -> None:
