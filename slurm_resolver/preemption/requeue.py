@@ -2,20 +2,32 @@
 
 `scontrol requeue` ends a running job and puts it back into the queue, with the same id. It would
 requeue a cancelled job as well, so that the job's state is asked for first. These are the states
-of `scontrol show job`, measured on live clusters:
+of `scontrol show job`, measured on live clusters; SIGNALING is RUNNING while a signal is under way:
 
-    JobState=RUNNING                         preempted, or somebody has sent a signal: requeue
+    JobState=RUNNING                         somebody has sent a signal: requeue
+    JobState=RUNNING, PreemptTime is set     preempted: requeue, unless Slurm does (preempted.py)
     JobState=COMPLETING, Reason=TimeLimit    at its time limit: requeue
     JobState=COMPLETING, Restarts has grown  requeued already, by preemption or by a user
     JobState=COMPLETING otherwise            cancelled: do not requeue
+
+SIGTERM alone, to a job that Slurm neither preempts nor ends, may mean that another task of the
+step has failed: srun --kill-on-bad-exit ends the others by it, and so does Slurm 26.05 where a task
+fails that uses PMIx. Tasks that train together have all answered before they save, which one that
+has failed would not have. Of the step's other tasks nothing is known: such a job would fail and
+start again for ever, and is not requeued.
+
+Where the state cannot be read, the job may have been cancelled: the tasks' exit status asks the
+batch file for the requeue, which a cancelled job has no more.
 """
 
 from __future__ import annotations
 
+import contextlib
 import time
 from typing import NamedTuple, Optional
 
 from slurm_resolver.errors import ResumeError
+from slurm_resolver.preemption.preempted import is_preempted, slurm_requeues
 from slurm_resolver.slurm import scontrol
 from slurm_resolver.slurm.step import SlurmStep
 
@@ -23,7 +35,13 @@ REQUEUE_STATUS = 75  # EX_TEMPFAIL of sysexits.h: try again later
 TERMINATED_STATUS = 143  # as a shell reports a process that SIGTERM has ended
 MAX_RESTARTS_STATUS = 1
 
-_TIMEOUT_SECONDS = 60.0  # scontrol itself waits as long for a busy controller
+# A busy controller answers late, and scontrol would wait 60 s for each answer. Slurm's KillWait is
+# 30 s by default, and a signal before the time limit may leave less.
+_MOST_SECONDS, _LEAST_SECONDS = 20.0, 2.0
+# How long tasks wait for Slurm to end them: where it ends the job, and where it ends the batch
+# file, which may first have something to do once srun has ended.
+_JOB_END_SECONDS = 60.0
+_BATCH_END_SECONDS = 5.0
 
 
 class ExitPlan(NamedTuple):
@@ -31,12 +49,12 @@ class ExitPlan(NamedTuple):
 
     Attributes:
         status: the exit status.
-        wait: whether to wait until Slurm ends the tasks; otherwise they exit at once.
+        wait: seconds to wait until Slurm ends the tasks; after them they exit by themselves.
         message: the reason, for the log.
     """
 
     status: int
-    wait: bool
+    wait: float
     message: str
 
 
@@ -48,7 +66,14 @@ def check_options(requeue: Optional[str], max_restarts: Optional[int]) -> None:
         raise ResumeError(f"max_restarts={max_restarts!r}: expected a count, or None for no limit.")
 
 
-def requeue_job(step: SlurmStep, requeue: Optional[str], max_restarts: Optional[int]) -> ExitPlan:
+def requeue_job(
+    step: SlurmStep,
+    requeue: Optional[str],
+    max_restarts: Optional[int],
+    *,
+    announced: bool = True,
+    saved: int = 1,
+) -> ExitPlan:
     """Requeues the job if the arguments ask for it, and returns how its tasks exit.
 
     One task of the step calls it, after the training was saved.
@@ -57,43 +82,99 @@ def requeue_job(step: SlurmStep, requeue: Optional[str], max_restarts: Optional[
         step: the task's variables.
         requeue: "scontrol", "exit-code" (exit with `REQUEUE_STATUS`, for the batch file) or None.
         max_restarts: after how many restarts the job is no longer requeued; None for no limit.
+        announced: False where no other signal than SIGTERM has told that the end is near.
+        saved: how many tasks have saved together.
     """
     restarts = step.restart_count or 0
     if requeue is None:
-        return ExitPlan(TERMINATED_STATUS, False, "ending, without a requeue (requeue=None)")
+        return ExitPlan(TERMINATED_STATUS, 0, "ending, without a requeue (requeue=None)")
     if max_restarts is not None and restarts >= max_restarts:
+        _forbid_requeue(step)
         return ExitPlan(
             MAX_RESTARTS_STATUS,
-            False,
+            0,
             f"not requeued: SLURM_RESTART_COUNT={restarts} has reached max_restarts={max_restarts}."
             " The checkpoint is kept: submit the job again to go on",
         )
     job_id = job_id_for_scontrol(step)
     if job_id is None:
         message = f"exit status {REQUEUE_STATUS}: start the program again to go on"
-        return ExitPlan(REQUEUE_STATUS, False, message)
+        return ExitPlan(REQUEUE_STATUS, 0, message)
     if step.simulated:  # scontrol might requeue a real job with the same id
         message = f"exit status {REQUEUE_STATUS} asks slurm-resolver run to start the tasks again"
-        return ExitPlan(REQUEUE_STATUS, False, message)
+        return ExitPlan(REQUEUE_STATUS, 0, message)
     ask_batch_file = f"exit status {REQUEUE_STATUS} asks the batch file to requeue job {job_id}"
     if requeue == "exit-code":
-        return ExitPlan(REQUEUE_STATUS, False, ask_batch_file)
+        return ExitPlan(REQUEUE_STATUS, 0, ask_batch_file)
     if not scontrol.is_available():
         message = f"scontrol is not on this task's PATH; {ask_batch_file}"
-        return ExitPlan(REQUEUE_STATUS, False, message)
+        return ExitPlan(REQUEUE_STATUS, 0, message)
+    budget = _budget(step)
     try:
-        job = scontrol.show_job(job_id, _TIMEOUT_SECONDS)
-    except OSError:
-        job = {}
-    if int(job.get("Restarts", "0")) > restarts:
-        return ExitPlan(REQUEUE_STATUS, False, f"job {job_id} has been requeued already")
-    if job.get("JobState") not in ("RUNNING", None) and job.get("Reason") != "TimeLimit":
-        return ExitPlan(TERMINATED_STATUS, False, f"job {job_id} is being cancelled: not requeued")
-    try:
-        scontrol.scontrol("requeue", job_id, timeout=_TIMEOUT_SECONDS)
+        job = scontrol.show_job(job_id, budget.left())
+        if "JobState" not in job:
+            raise OSError("scontrol show job tells no JobState")
     except OSError as error:
-        return ExitPlan(REQUEUE_STATUS, False, f"not requeued ({error}); {ask_batch_file}")
-    return ExitPlan(REQUEUE_STATUS, True, f"job {job_id} requeued, restart {restarts + 1}")
+        unknown = f"not requeued, as it may have been cancelled ({error})"
+        return ExitPlan(REQUEUE_STATUS, 0, f"{unknown}; {ask_batch_file}")
+    seen = job.get("Restarts", "")
+    if seen.isdecimal() and int(seen) > restarts:
+        return ExitPlan(REQUEUE_STATUS, 0, f"job {job_id} has been requeued already")
+    if job["JobState"] not in scontrol.RUNNING_STATES and job.get("Reason") != "TimeLimit":
+        return ExitPlan(TERMINATED_STATUS, 0, f"job {job_id} is being cancelled: not requeued")
+    others = (step.num_tasks or 1) - saved
+    by_itself = job["JobState"] in scontrol.RUNNING_STATES and not is_preempted(job)
+    if not announced and others > 0 and by_itself:
+        return ExitPlan(
+            TERMINATED_STATUS,
+            0,
+            f"job {job_id} not requeued: SIGTERM has come, Slurm neither preempts nor ends the "
+            f"job, and of its step's {step.num_tasks} tasks {others} did not take part, one of "
+            "which may have failed. Have a job's end announced by SIGUSR1 (#SBATCH "
+            "--signal=USR1@120)",
+        )
+    try:
+        if slurm_requeues(job, budget):
+            return _leave_to_slurm(job_id, restarts + 1, budget)
+        scontrol.scontrol("requeue", job_id, timeout=budget.left())
+    except OSError as error:
+        return ExitPlan(REQUEUE_STATUS, 0, f"not requeued ({error}); {ask_batch_file}")
+    message = f"job {job_id} requeued, restart {restarts + 1}"
+    return ExitPlan(REQUEUE_STATUS, _JOB_END_SECONDS, message)
+
+
+def _budget(step: SlurmStep) -> scontrol.Budget:
+    """Returns how long Slurm's commands may take: a quarter of what is left until the job's end."""
+    seconds = _MOST_SECONDS
+    if step.job_end_time is not None:
+        seconds = min(seconds, max(_LEAST_SECONDS, (step.job_end_time - time.time()) / 4))
+    return scontrol.Budget(seconds)
+
+
+def _leave_to_slurm(job_id: str, restart: int, budget: scontrol.Budget) -> ExitPlan:
+    """Ends the batch file of a job that Slurm requeues then, with what may follow the step in it.
+
+    The status is not the one that asks the batch file for a requeue.
+    """
+    message = f"job {job_id} is preempted, and Slurm requeues it, restart {restart}"
+    try:
+        scontrol.end_batch_script(job_id, budget.left())
+    except OSError as error:
+        message = f"{message}, when its batch file ends, which has to be now ({error})"
+        return ExitPlan(TERMINATED_STATUS, 0, message)
+    return ExitPlan(TERMINATED_STATUS, _BATCH_END_SECONDS, message)
+
+
+def _forbid_requeue(step: SlurmStep) -> None:
+    """Keeps Slurm from requeueing this job by itself, where it would."""
+    job_id = job_id_for_scontrol(step)
+    if job_id is None or step.simulated or not scontrol.is_available():
+        return
+    budget = _budget(step)
+    with contextlib.suppress(OSError):
+        job = scontrol.show_job(job_id, budget.left())
+        if scontrol.requeues_failures(job) or slurm_requeues(job, budget):
+            scontrol.allow_requeue(job_id, False, budget.left())
 
 
 def job_id_for_scontrol(step: SlurmStep) -> Optional[str]:
@@ -111,7 +192,7 @@ def job_end(step: SlurmStep) -> Optional[float]:
     if job_id is None or step.simulated or not scontrol.is_available():
         return None
     try:
-        end = scontrol.show_job(job_id, _TIMEOUT_SECONDS).get("EndTime", "")
+        end = scontrol.show_job(job_id, _MOST_SECONDS).get("EndTime", "")
         return time.mktime(time.strptime(end, "%Y-%m-%dT%H:%M:%S"))
     except (OSError, ValueError):  # "Unknown", for a job without a limit
         return None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import os
 import signal
 import threading
 from types import FrameType
@@ -26,6 +27,7 @@ class SignalWatch:
         self.terminated = False
         self._leaving = False
         self._ended = False
+        self._armed = False
         for name in self.names:
             if not (name.startswith("SIG") and hasattr(signal, name)):
                 raise ResumeError(
@@ -49,6 +51,9 @@ class SignalWatch:
         # kill a program that has finished.
         atexit.unregister(self._ignore_signals)
         atexit.register(self._ignore_signals)
+        if not self._armed:
+            self._armed = True
+            os.register_at_fork(after_in_child=self._leave_child_alone)
 
     def leave_on_sigterm(self) -> None:
         """Makes `ended` tell whether a SIGTERM comes from now on, by which Slurm ends the job."""
@@ -64,6 +69,18 @@ class SignalWatch:
         for name in self.names:
             signal.signal(getattr(signal, name), signal.SIG_IGN)
 
+    def _leave_child_alone(self) -> None:
+        """Lets SIGTERM end a child that was forked, by which its parent may want to end it.
+
+        The others only announce something, to all processes of the step: a child that reads data
+        must live on until the training is saved.
+        """
+        atexit.unregister(self._ignore_signals)
+        for name in self.names:
+            number = getattr(signal, name)
+            if signal.getsignal(number) == self._record:
+                signal.signal(number, signal.SIG_DFL if name == "SIGTERM" else _do_nothing)
+
     def _record(self, number: int, frame: Optional[FrameType]) -> None:
         # No lock: the code that the signal has interrupted may hold it.
         self.terminated = self.terminated or number == signal.SIGTERM
@@ -71,3 +88,7 @@ class SignalWatch:
             self._ended = self._ended or number == signal.SIGTERM
         elif self.received is None:
             self.received = signal.Signals(number).name
+
+
+def _do_nothing(number: int, frame: Optional[FrameType]) -> None:
+    """A handler, as a program that the child becomes would inherit that a signal is ignored."""

@@ -27,4 +27,5 @@ TIMES: Dict[str, Optional[int]] = {
 }
 NO_TIMES = ["", "x", "1-2-3", "1:2:3:4", "1.5", "1m", "1:", "5:", "-", "1-1:", "1:2:", "+5", "1 "]
 SIGNALS = ["USR1", "SIGUSR1", "usr1", "10", "USR1@10", "USR1@", "INT@0", "STOP", "XCPU", "31"]
-NO_SIGNALS = ["@10", "USR1@x", "0", "USR1@70000", "RTMIN", "WINCH", "SEGV", "CHLD", "X:USR1"]
+SIGNALS += ["CHLD", "PIPE"]
+NO_SIGNALS = ["@10", "USR1@x", "0", "USR1@70000", "RTMIN", "WINCH", "SEGV", "X:USR1"]

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import signal
+import subprocess
 import threading
+import time
 from pathlib import Path
 from typing import Any, Dict, List, Optional, Tuple
 
@@ -13,6 +16,7 @@ import pytest
 from slurm_resolver.errors import ResumeError
 from slurm_resolver.preemption.requeue import ExitPlan, job_end, job_id_for_scontrol, requeue_job
 from slurm_resolver.preemption.signal_watch import SignalWatch
+from slurm_resolver.sbatch.requeue_lines import _REQUEUED_BY_SLURM
 from slurm_resolver.slurm.step import SlurmStep
 
 JOB = {"SLURM_JOB_ID": "42", "SLURM_RESTART_COUNT": "2"}
@@ -21,13 +25,20 @@ RUNNING = "JobId=42 JobName=a b JobState=RUNNING Reason=None Restarts=2 EndTime=
 
 @pytest.fixture
 def scontrol(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A scontrol that shows what is in `state`, and notes its other commands in `calls`."""
-    program = tmp_path / "scontrol"
-    program.write_text(
-        f'#!/bin/sh\n[ "$2" = show ] && exec cat {tmp_path}/state\n'
-        f'echo "$@" >> {tmp_path}/calls\n[ ! -e {tmp_path}/refuses ] || {{ echo no; exit 1; }}\n'
-    )
-    program.chmod(0o755)
+    """A scontrol that shows what is in `state` and in the files `config`, `partition`, `assoc_mgr`.
+
+    It notes its other commands in `calls`, as scancel does, and refuses those that `refuses` names.
+    """
+    for name in ("scontrol", "scancel"):
+        program = tmp_path / name
+        program.write_text(
+            f'#!/bin/sh\ncase "$*" in *"show job 4"*) exec cat {tmp_path}/state; esac\n'
+            f'[ "$1" != show ] || exec cat "{tmp_path}/$2"\n'
+            f'[ "$2" != show ] || exec cat "{tmp_path}/$3"\n'
+            f'echo "$@" >> {tmp_path}/calls\n[ ! -e {tmp_path}/refuses-$1 ] || '
+            "{ echo no; exit 1; }\n"
+        )
+        program.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     (tmp_path / "state").write_text(RUNNING)
     return tmp_path
@@ -45,6 +56,9 @@ def step(**more: str) -> SlurmStep:
 # what scontrol shows; status and wait; what is said; whether the job is requeued
 STATES: Dict[str, Tuple[str, int, bool, str, bool]] = {
     "running": (RUNNING, 75, True, "job 42 requeued, restart 3", True),
+    "a signal is under way": (
+        "JobState=SIGNALING Reason=None Restarts=2", 75, True, "job 42 requeued, restart 3", True,
+    ),
     "at its limit": (
         "JobState=COMPLETING Reason=TimeLimit Restarts=2", 75, True, "requeued, restart 3", True,
     ),
@@ -54,7 +68,14 @@ STATES: Dict[str, Tuple[str, int, bool, str, bool]] = {
     "cancelled": (
         "JobState=COMPLETING Reason=None Restarts=2", 143, False, "is being cancelled", False,
     ),
-    "not told": ("slurm_load_jobs error: Unable to contact", 75, True, "requeued", True),
+    "its restarts unknown": (
+        "JobState=RUNNING Reason=None Restarts=N/A", 75, True, "requeued, restart 3", True,
+    ),
+    "not told": (
+        "slurm_load_jobs error: Unable to contact", 75, False,
+        "may have been cancelled (scontrol show job tells no JobState); exit status 75 asks the",
+        False,
+    ),
 }  # fmt: skip
 
 
@@ -65,9 +86,186 @@ def test_only_a_job_that_is_neither_cancelled_nor_requeued_is_requeued(
     shown, status, wait, message, requeued = STATES[case]
     (scontrol / "state").write_text(shown)
     plan = requeue_job(step(), "scontrol", 100)
-    assert (plan.status, plan.wait) == (status, wait)
+    assert (plan.status, bool(plan.wait)) == (status, wait)
     assert message in plan.message
     assert calls(scontrol) == ["requeue 42"] * requeued
+
+
+PREEMPTED = (
+    "JobId=42 JobState=RUNNING Requeue=1 Restarts=2 BatchFlag=1 Partition=p QOS=low"
+    " PreemptEligibleTime=2026-11-22T03:22:51 PreemptTime=2026-11-22T03:22:53 "
+)
+# what scontrol shows: the job, the controller's version, PreemptType, PreemptMode of the cluster,
+# and of the job's partition or QOS; whether Slurm requeues the job by itself
+REQUEUES: Dict[str, Tuple[str, str, str, str, str, bool]] = {
+    "22.05": (PREEMPTED, "22.05.8", "partition_prio", "REQUEUE", "REQUEUE", False),
+    "23.11": (PREEMPTED, "23.11.10", "partition_prio", "REQUEUE", "REQUEUE", False),
+    "24.05": (PREEMPTED, "24.05.0-0rc1", "partition_prio", "REQUEUE", "REQUEUE", True),
+    "24.11": (PREEMPTED, "24.11.5", "partition_prio", "REQUEUE", "REQUEUE", True),
+    "26.05": (PREEMPTED, "26.05.5", "partition_prio", "REQUEUE", "REQUEUE", True),
+    "not preempted": (RUNNING, "24.11.5", "partition_prio", "REQUEUE", "REQUEUE", False),
+    "not yet preempted": (
+        PREEMPTED.replace("PreemptTime=2026-11-22T03:22:53", "PreemptTime=None"),
+        "24.11.5", "partition_prio", "REQUEUE", "REQUEUE", False,
+    ),
+    "may not be requeued": (
+        PREEMPTED.replace("Requeue=1", "Requeue=0"),
+        "24.11.5", "partition_prio", "REQUEUE", "REQUEUE", False,
+    ),
+    "of no batch file": (
+        PREEMPTED.replace("BatchFlag=1", "BatchFlag=0"),
+        "24.11.5", "partition_prio", "REQUEUE", "REQUEUE", False,
+    ),
+    "a partition that cancels": (
+        PREEMPTED, "24.11.5", "partition_prio", "REQUEUE", "CANCEL", False,
+    ),
+    "a partition that requeues": (
+        PREEMPTED, "24.11.5", "partition_prio", "CANCEL", "REQUEUE", True,
+    ),
+    "and shares": (PREEMPTED, "24.11.5", "partition_prio", "CANCEL", "GANG,REQUEUE", True),
+    "a QOS that requeues": (PREEMPTED, "24.11.5", "qos", "CANCEL", "REQUEUE", True),
+    "a QOS that cancels": (PREEMPTED, "24.11.5", "qos", "REQUEUE", "CANCEL", False),
+    "a QOS that sets nothing": (PREEMPTED, "24.11.5", "qos", "REQUEUE", "OFF", True),
+    "an unknown version": (PREEMPTED, "", "partition_prio", "REQUEUE", "REQUEUE", False),
+}  # fmt: skip
+
+
+def show(folder: Path, case: str) -> None:
+    """Makes scontrol show what the table has for a case."""
+    job, version, preempt_type, cluster, own, _ = REQUEUES[case]
+    (folder / "state").write_text(job)
+    (folder / "config").write_text(
+        f"PreemptMode             = {cluster}\nPreemptType             = preempt/{preempt_type}\n"
+        f"SLURM_VERSION           = {version}\n"
+    )
+    found, other = (
+        ("assoc_mgr", "partition") if preempt_type == "qos" else ("partition", "assoc_mgr")
+    )
+    (folder / found).write_text(
+        f"Name=x\n    PreemptMode={own}\n"
+        if found == "assoc_mgr"
+        else f"PartitionName=p PreemptMode={own} State=UP\n"
+    )
+    (folder / other).write_text("PreemptMode=SUSPEND\n")
+
+
+@pytest.mark.parametrize("case", REQUEUES)
+def test_a_job_that_slurm_requeues_by_itself_is_left_to_it(scontrol: Path, case: str) -> None:
+    show(scontrol, case)
+    plan = requeue_job(step(), "scontrol", 100)
+    if REQUEUES[case][-1]:
+        assert (plan.status, bool(plan.wait)) == (143, True)
+        assert plan.message == "job 42 is preempted, and Slurm requeues it, restart 3"
+        assert calls(scontrol) == ["--batch --signal=TERM 42"]
+    else:
+        assert (plan.status, bool(plan.wait)) == (75, True)
+        assert calls(scontrol) == ["requeue 42"]
+
+
+@pytest.mark.parametrize("case", REQUEUES)
+@pytest.mark.parametrize("requeue", ["scontrol", "exit-code"])
+def test_beyond_the_cap_slurm_does_not_requeue_it_either(
+    scontrol: Path, case: str, requeue: str
+) -> None:
+    show(scontrol, case)
+    assert requeue_job(step(), requeue, 2)[:2] == (1, 0)
+    assert calls(scontrol) == ["update JobId=42 Requeue=0"] * REQUEUES[case][-1]
+
+
+@pytest.mark.parametrize("case", sorted(set(REQUEUES) - {"of no batch file"}))
+def test_a_printed_batch_file_has_the_same_rule(scontrol: Path, case: str) -> None:
+    show(scontrol, case)
+    script = "\n".join(
+        ["set -euo pipefail", *_REQUEUED_BY_SLURM, "requeued_by_slurm 42 && echo yes"]
+    )
+    done = subprocess.run(["bash", "-c", script], capture_output=True, text=True)
+    assert done.stderr == ""
+    assert done.stdout == "yes\n" * REQUEUES[case][-1]
+
+
+def test_where_the_batch_file_cannot_be_ended_the_tasks_end_at_once(scontrol: Path) -> None:
+    show(scontrol, "24.11")
+    (scontrol / "refuses---batch").touch()
+    plan = requeue_job(step(), "scontrol", 100)
+    assert (plan.status, plan.wait) == (143, 0)
+    assert "when its batch file ends, which has to be now (scancel --batch" in plan.message
+
+
+def test_where_it_cannot_be_told_who_requeues_the_batch_file_finds_out(scontrol: Path) -> None:
+    show(scontrol, "24.11")
+    (scontrol / "partition").unlink()
+    plan = requeue_job(step(), "scontrol", 100)
+    assert (plan.status, plan.wait) == (75, 0)
+    assert "exit status 75 asks the batch file to requeue job 42" in plan.message
+    assert calls(scontrol) == []
+
+
+# what scontrol shows; whether another signal than SIGTERM came; tasks, and how many have saved;
+# whether the job is requeued
+FAILED_PEER: Dict[str, Tuple[str, bool, int, int, bool]] = {
+    "may have failed": (RUNNING, False, 3, 2, False),
+    "has saved as well": (RUNNING, False, 3, 3, True),
+    "is there none": (RUNNING, False, 1, 1, True),
+    "announced": (RUNNING, True, 3, 1, True),
+    "preempted": (PREEMPTED, False, 3, 1, True),
+    "at its limit": ("JobState=COMPLETING Reason=TimeLimit Restarts=2", False, 3, 1, True),
+}
+
+
+@pytest.mark.parametrize("case", FAILED_PEER)
+def test_a_sigterm_because_of_another_task_does_not_requeue_the_job(
+    scontrol: Path, case: str
+) -> None:
+    shown, announced, tasks, saved, requeued = FAILED_PEER[case]
+    show(scontrol, "22.05")
+    (scontrol / "state").write_text(shown)
+    own = step(SLURM_STEP_NUM_TASKS=str(tasks), SLURM_PROCID="0")
+    plan = requeue_job(own, "scontrol", 100, announced=announced, saved=saved)
+    assert (plan.status, bool(plan.wait)) == ((75, True) if requeued else (143, False))
+    assert calls(scontrol) == ["requeue 42"] * requeued
+    if not requeued:
+        assert "of its step's 3 tasks 1 did not take part, one of which may have" in plan.message
+
+
+def test_a_job_whose_state_cannot_be_read_is_not_requeued(scontrol: Path) -> None:
+    (scontrol / "state").unlink()
+    plan = requeue_job(step(), "scontrol", 100)
+    assert (plan.status, plan.wait) == (75, 0)
+    assert "not requeued, as it may have been cancelled (scontrol --oneliner" in plan.message
+    assert calls(scontrol) == []
+
+
+# seconds until the job's end, and those that Slurm's commands may take
+BUDGETS = {None: 20, 3600: 20, 40: 10, 4: 2, -5: 2}
+
+
+@pytest.mark.parametrize("left", BUDGETS)
+@pytest.mark.parametrize("hanging", ["show job", "show config", "show partition", "requeue"])
+def test_a_controller_that_hangs_takes_no_longer_than_it_may(
+    scontrol: Path, monkeypatch: pytest.MonkeyPatch, left: Optional[int], hanging: str
+) -> None:
+    """The commands before the one that hangs have taken three quarters of the time."""
+    now, timeouts = [1000.0], []
+    preempted = hanging in ("show config", "show partition")
+    show(scontrol, "24.11" if preempted else "not preempted")
+
+    def command(program: str, *arguments: str, timeout: float) -> str:
+        timeouts.append(timeout)
+        words = " ".join(arguments).replace("--oneliner ", "")
+        now[0] += timeout if words.startswith(hanging) else 0.75 * timeout
+        if words.startswith(hanging):
+            raise OSError(f"{program} did not answer within {timeout:g} s")
+        name = {"show job 42": "state", "show partition p": "partition"}.get(words, "config")
+        return (scontrol / name).read_text()
+
+    monkeypatch.setattr("slurm_resolver.slurm.scontrol._run", command)
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    end = {} if left is None else {"SLURM_JOB_END_TIME": str(int(time.time()) + left)}
+    plan = requeue_job(step(**end), "scontrol", 100)
+    assert (plan.status, plan.wait) == (75, 0)
+    assert "did not answer within" in plan.message
+    assert now[0] - 1000 == pytest.approx(BUDGETS[left], abs=0.5)
+    assert timeouts[0] == pytest.approx(BUDGETS[left], abs=0.5)
 
 
 def test_an_array_task_is_requeued_by_its_arrays_id(scontrol: Path) -> None:
@@ -78,12 +276,19 @@ def test_an_array_task_is_requeued_by_its_arrays_id(scontrol: Path) -> None:
 
 
 def test_where_the_requeue_is_refused_the_exit_status_asks_for_it(scontrol: Path) -> None:
-    (scontrol / "refuses").touch()
+    (scontrol / "refuses-requeue").touch()
     plan = requeue_job(step(), "scontrol", 100)
     assert (plan.status, plan.wait) == (75, False)
     assert (
         "not requeued (scontrol requeue 42: no); exit status 75 asks the batch file" in plan.message
     )
+
+
+def test_beyond_the_cap_slurm_does_not_hold_an_expedited_job(scontrol: Path) -> None:
+    show(scontrol, "24.11")
+    (scontrol / "state").write_text(f"{RUNNING} Requeue=1 ExpeditedRequeue=Yes")
+    assert requeue_job(step(), "scontrol", 2).status == 1
+    assert calls(scontrol) == ["update JobId=42 Requeue=0"]
 
 
 # requeue, max_restarts, restarts so far, status
@@ -159,6 +364,50 @@ def test_the_first_signal_is_noted_and_later_sigterm_ends_the_wait(handlers: Any
     assert not watch.ended
     os.kill(os.getpid(), signal.SIGTERM)
     assert watch.ended
+
+
+def fork() -> Tuple[Any, Any]:
+    """Returns a child that sleeps, once it does, and the end of a pipe that it reads."""
+    context = multiprocessing.get_context("fork")
+    ours, theirs = context.Pipe()
+
+    def child() -> None:
+        theirs.send("begun")
+        theirs.recv()
+        theirs.send("awake")
+
+    process = context.Process(target=child)
+    process.start()
+    assert ours.recv() == "begun"
+    return process, ours
+
+
+def test_a_child_that_is_forked_can_be_ended_and_hears_no_announcement(handlers: Any) -> None:
+    watch = SignalWatch(["SIGUSR2", "SIGTERM"])
+    watch.arm()
+    process, _ = fork()
+    process.terminate()
+    process.join(60)
+    assert process.exitcode == -signal.SIGTERM
+    process, pipe = fork()
+    os.kill(process.pid, signal.SIGUSR2)
+    pipe.send("wake up")
+    assert pipe.recv() == "awake"
+    process.join(60)
+    assert process.exitcode == 0
+    assert watch.received is None
+
+
+def test_a_child_keeps_what_others_have_installed(handlers: Any) -> None:
+    watch = SignalWatch(["SIGTERM"])
+    watch.arm()
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    process, pipe = fork()
+    process.terminate()
+    pipe.send("wake up")
+    assert pipe.recv() == "awake"
+    process.join(60)
+    assert process.exitcode == 0
 
 
 def test_outside_the_main_thread_it_says_so() -> None:
