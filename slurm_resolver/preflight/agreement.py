@@ -11,7 +11,7 @@ import sys
 from typing import Any, Dict, List, Optional, Sequence
 
 from slurm_resolver.cluster.cluster import Cluster
-from slurm_resolver.rendezvous.barrier import Note
+from slurm_resolver.rendezvous.gathering import Note
 from slurm_resolver.version import __version__
 
 # The keys of `agreement_facts` that are compared, causes before effects, as messages name them.

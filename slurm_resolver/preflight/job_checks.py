@@ -54,16 +54,25 @@ def check_job_settings(step: SlurmStep, timeout: float = scontrol.TIMEOUT_SECOND
         settings = ask_slurm(step, timeout)
     except OSError as error:
         return [Result(id, SKIPPED, str(error)) for id in ids]
+    goes_on = _goes_on(settings)
     results = [
-        _check_requeue(settings),
+        _check_requeue(settings, goes_on),
         _check_preemption(settings),
-        _check_signal(settings),
-        _check_log(settings, step),
+        _check_signal(settings, goes_on),
+        _check_log(settings, step, goes_on),
     ]
     return [Result(id, *result) for id, result in zip(ids, results)]
 
 
-def _check_requeue(settings: JobSettings) -> Tuple[str, str]:
+def _goes_on(settings: JobSettings) -> bool:
+    """Whether the batch file asks for a job that saves when it is interrupted, and goes on.
+
+    To any other job nothing is lost that it would need: there is nothing to warn of.
+    """
+    return bool(re.search(r"--(requeue|signal)\b", _sbatch_options(settings.batch_file or "")))
+
+
+def _check_requeue(settings: JobSettings, goes_on: bool) -> Tuple[str, str]:
     exits = settings.config.get("RequeueExit", "")
     codes = (
         ""
@@ -78,9 +87,17 @@ def _check_requeue(settings: JobSettings) -> Tuple[str, str]:
     if settings.job.get("BatchFlag") != "1":
         return SKIPPED, f"job {job_id} has no batch file, and Slurm requeues only jobs with one"
     if settings.job.get("Requeue") != "1":
-        return WARNING, f"job {job_id} may not be requeued: submit it with sbatch --requeue"
-    restarts = settings.job.get("Restarts", "0")
-    return OK, f"job {job_id} may be requeued, and has been {restarts} times{codes}"
+        asked = "--no-requeue" in _sbatch_options(settings.batch_file or "")
+        detail = f"job {job_id} may not be requeued"
+        if goes_on and not asked:
+            return WARNING, f"{detail}, but its tasks get a signal to save: sbatch --requeue"
+        return OK, f"{detail}; sbatch --requeue allows it, for a program that can go on"
+    number = settings.job.get("Restarts", "0")
+    restarts = "once" if number == "1" else f"{number} times"
+    return (
+        OK,
+        f"job {job_id} may be requeued, and has been {restarts}{codes}",
+    )
 
 
 def _check_preemption(settings: JobSettings) -> Tuple[str, str]:
@@ -98,18 +115,20 @@ def _check_preemption(settings: JobSettings) -> Tuple[str, str]:
     return OK, f"PreemptMode={mode}: a preempted job gets {signals}; {kill}"
 
 
-def _check_signal(settings: JobSettings) -> Tuple[str, str]:
+def _check_signal(settings: JobSettings, goes_on: bool) -> Tuple[str, str]:
     if settings.batch_file is None:
         return SKIPPED, "no batch file whose --signal could be read"
     options = _sbatch_options(settings.batch_file)
     match = re.search(r"--signal[= ]\s*(\S+)", options)
     if match is None:
         wait = settings.config.get("KillWait", "?")
-        return WARNING, (
+        detail = (
             "the batch file has no --signal (options of the command line cannot be seen): at the "
-            f"time limit the tasks get SIGTERM, and SIGKILL {wait} later; "
-            "#SBATCH --signal=USR1@120 gives them two minutes to save"
+            f"time limit the tasks get SIGTERM, and SIGKILL {wait} later"
         )
+        if not goes_on:
+            return OK, detail
+        return WARNING, f"{detail}; #SBATCH --signal=USR1@120 gives them two minutes to save"
     if match[1].upper().startswith("B:"):
         return WARNING, (
             f"--signal={match[1]} reaches the batch shell only; without B: it reaches the tasks"
@@ -117,11 +136,15 @@ def _check_signal(settings: JobSettings) -> Tuple[str, str]:
     return OK, f"--signal={match[1]} reaches the tasks before the time limit"
 
 
-def _check_log(settings: JobSettings, step: SlurmStep) -> Tuple[str, str]:
+def _check_log(settings: JobSettings, step: SlurmStep, goes_on: bool) -> Tuple[str, str]:
     if settings.batch_file is None:
         return SKIPPED, "no batch file whose output a restart could overwrite"
     if step.open_mode == "a" or settings.config.get("JobFileAppend") == "1":
         return OK, "a restarted job appends to its output"
+    if settings.job.get("Requeue") != "1":
+        return OK, "the job is not started again, and its output stays"
+    if not goes_on:
+        return OK, "if Slurm starts the job again, as when a node fails, its output begins anew"
     return WARNING, "a restarted job overwrites its output: #SBATCH --open-mode=append keeps it"
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Any, Dict, Optional, Sequence
 
 from slurm_resolver.cluster.cluster import Cluster
+from slurm_resolver.cluster.meeting import meet
 from slurm_resolver.errors import RendezvousError
 from slurm_resolver.preflight.agreement import (
     COMPARED_FACTS,
@@ -16,7 +17,7 @@ from slurm_resolver.preflight.agreement import (
     find_disagreement,
     task_names,
 )
-from slurm_resolver.rendezvous.barrier import Note, meet
+from slurm_resolver.rendezvous.gathering import Note
 from slurm_resolver.rendezvous.probe import Listener
 
 
@@ -28,7 +29,7 @@ def wait_until_ready(cluster: Cluster, timeout: float) -> None:
             tasks that are missing, the first thing that tasks disagree on with the values, or the
             ports that are taken.
     """
-    if cluster.rendezvous is None or len(cluster.tasks) < 2:
+    if cluster.rendezvous is None or len(cluster.tasks) < 2 or cluster.was_restarted:
         return
     names = task_names(cluster)
     note = {**agreement_facts(cluster), "port_taken": _port_taken(cluster)}

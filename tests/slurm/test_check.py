@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shlex
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any, Dict
@@ -17,7 +18,8 @@ pytestmark = pytest.mark.slurm
 
 CHECK = shlex.join([sys.executable, "-m", "slurm_resolver", "check"])
 IDS = [
-    *("presence", "layout", "agreement", "names", "ports", "reach", "speed", "gpus", "tensorflow"),
+    *("presence", "layout", "agreement", "names", "ports", "reach", "interfaces", "speed"),
+    *("secret", "cpus", "gpus", "tensorflow"),
     *("keras", "proxies", "clocks", "requeue", "preemption", "signal", "log"),
 ]
 
@@ -37,6 +39,7 @@ def run(slurm: SlurmCluster, options: str, arguments: str = "", status: int = 0)
 
 def test_a_healthy_step(real_slurm: SlurmCluster) -> None:
     options = "-w n8,n9,n10 -N3 --ntasks-per-node=2 -m cyclic"
+    options += " --export=ALL,SLURM_RESOLVER_SECRET=only-those-who-read-this-know-it"
     checks = run(real_slurm, options, "--jobs chief=1,ps=1,worker=-1")
     assert list(checks) == IDS
     statuses = {id: check["status"] for id, check in checks.items()}
@@ -48,7 +51,14 @@ def test_a_healthy_step(real_slurm: SlurmCluster) -> None:
     assert checks["layout"]["detail"] == "cyclic, from environment"
     assert checks["names"]["detail"] == "3 host names resolve on every node"
     assert checks["reach"]["detail"] == "30 connections between the tasks"
-    assert re.match(r"round trip \d+ µs; between neighbours \d+ MB/s", checks["speed"]["detail"])
+    assert re.match(r"round trip \d+ µs; between nodes \d+ MB/s", checks["speed"]["detail"])
+
+
+def test_that_nothing_keeps_strangers_out_is_no_fault(real_slurm: SlurmCluster) -> None:
+    options = "-w n8,n9 -N2 -n2 --export=ALL,SLURM_RESOLVER_SECRET_MEANS=none"
+    secret = run(real_slurm, options)["secret"]
+    assert secret["status"] == "skipped"
+    assert "To keep them out: export SLURM_RESOLVER_SECRET=" in secret["detail"]
 
 
 def test_the_grid(real_slurm: SlurmCluster) -> None:
@@ -57,12 +67,18 @@ def test_the_grid(real_slurm: SlurmCluster) -> None:
     assert lines[0] == "presence    ok       all 2 tasks have come"
 
 
-def test_gpus_that_tasks_share(real_slurm: SlurmCluster) -> None:
-    shared = run(real_slurm, "-w n8 -N1 -n2 --gpus=1")["gpus"]
-    assert shared["status"] == "warning"
-    assert shared["detail"] == "GPU 0 of n8 is used by the ranks 0, 1"
-    alone = run(real_slurm, "-w n8,n9 -N2 --ntasks-per-node=2 --gpus-per-task=1")["gpus"]
-    assert (alone["status"], alone["detail"]) == ("ok", "4, each used by one task")
+def test_tasks_that_are_bound_to_too_few_cpus(real_slurm: SlurmCluster) -> None:
+    """By taskset, in the place of Slurm's own binding: the nodes' CPUs are this machine's."""
+    bound = f"taskset -c 0 {CHECK} --json --jobs worker=-1"
+    for options, told in (
+        ("-n2", "ranks 0-1 on n8 may use CPU 0 of the 2 that the step has there"),
+        ("-n1 -c2", "rank 0 on n8 may use 1 CPU, but SLURM_CPUS_PER_TASK=2"),
+        ("-n1 -c1 --gpus=1", "rank 0 on n8 may use 1 CPU of the node's"),
+    ):
+        done = real_slurm.run(f"srun -w n8 -N1 {options} {bound}", check=False)
+        cpus = results(done.stdout)["cpus"]
+        assert cpus["status"] == "warning", (options, cpus)
+        assert cpus["detail"].startswith(told)
 
 
 def test_a_taken_port(real_slurm: SlurmCluster) -> None:
@@ -95,15 +111,29 @@ def test_tasks_that_disagree(real_slurm: SlurmCluster) -> None:
     assert '{"ps": 1, "worker": 3}' in agreement["detail"]
 
 
-def test_a_task_that_is_missing(real_slurm: SlurmCluster) -> None:
-    script = f'[ "$SLURM_PROCID" = 1 ] || {CHECK} --json --timeout 2'
-    step = f"srun -w n9,n10 -N2 --ntasks-per-node=2 bash -c {shlex.quote(script)}"
+# Steps in which rank 1 runs nothing, and how the others name it: by its node where they know that.
+# In those of another kind they have to meet to find out where they run.
+UNKNOWN = "the tasks could not tell each other: "
+MISSING = {
+    "cyclic": ("-w n9,n10 -N2 -n4 -m cyclic", "", "rank 1 (worker 1 on n10)"),
+    "block": ("-w n9,n10 -N2 --ntasks-per-node=2", "", "rank 1"),
+    "arbitrary": ("-m arbitrary -w n9,n10,n9,n10 -n4", UNKNOWN, "rank 1. "),
+    "asked for": ("-w n9,n10 -N2 -n4 -m cyclic --layout rendezvous", UNKNOWN, "rank 1. "),
+}
+
+
+@pytest.mark.parametrize("name", MISSING)
+def test_a_task_that_is_missing(real_slurm: SlurmCluster, name: str) -> None:
+    options, unknown, told = MISSING[name]
+    options, layout, _ = options.partition(" --layout rendezvous")
+    script = f'[ "$SLURM_PROCID" = 1 ] || {CHECK} --json --timeout 4 {layout}'
+    step = f"srun {options} bash -c {shlex.quote(script)}"
     done = real_slurm.run(step, check=False)
-    assert done.returncode == 1
+    assert done.returncode == 1, done.stdout + done.stderr
     presence = results(done.stdout)["presence"]
     assert presence["status"] == "failed"
-    assert "1 of 4 tasks are missing" in presence["detail"]
-    assert "rank 1 (worker 1 on n9)" in presence["detail"]
+    assert f"{unknown}1 of 4 tasks are missing" in presence["detail"]
+    assert re.search(r" after \d s: " + re.escape(told), presence["detail"])
 
 
 def test_packets_that_are_dropped_between_two_nodes(real_slurm: SlurmCluster) -> None:
@@ -116,28 +146,48 @@ def test_packets_that_are_dropped_between_two_nodes(real_slurm: SlurmCluster) ->
 
 def test_a_step_of_one_task(real_slurm: SlurmCluster) -> None:
     checks = run(real_slurm, "-n1")
-    assert checks["presence"]["detail"] == "all 1 tasks have come"
+    assert checks["presence"]["detail"] == "the only task has come"
     assert checks["speed"]["status"] == "skipped"
 
 
-@pytest.mark.parametrize(
-    ("options", "statuses"),
-    [
-        ("--no-requeue", "warning ok warning warning"),
-        ("--requeue --signal=USR1@60 --open-mode=append", "ok ok ok ok"),
-    ],
-)
-def test_what_slurm_says_of_a_batch_job(
-    real_slurm: SlurmCluster, tmp_path: Path, options: str, statuses: str
-) -> None:
-    check = f"{sys.executable} -m slurm_resolver check --json"
-    batch_file = tmp_path / "job.sbatch"
-    batch_file.write_text(
-        f"#!/bin/bash\n#SBATCH -N2 -n2 -t 5 {options}\n#SBATCH --output={tmp_path}/out\n"
-        f"srun {check}\n"
-    )
-    real_slurm.run(f"sbatch --wait {batch_file}")
-    checks = {c["id"]: c for c in json.loads((tmp_path / "out").read_text())["checks"]}
-    found = [checks[id]["status"] for id in ("requeue", "preemption", "signal", "log")]
-    assert found == statuses.split()
-    assert checks["preemption"]["detail"].startswith("jobs are not preempted here")
+# By options of `slurm-resolver sbatch`, the statuses of requeue, preemption, signal and log; the
+# program is `true`.
+GENERATED = {
+    "--nodes 2 --tasks-per-node 2 --time 00:10:00": "ok ok ok ok",  # README's
+    "--nodes 2 --requeue": "ok ok ok ok",
+    "--nodes 2 --signal USR1@60": "ok ok ok warning",
+}
+
+
+def test_what_slurm_says_of_a_batch_job(real_slurm: SlurmCluster, tmp_path: Path) -> None:
+    """Of a file that is generated nothing is warned of that it need not set."""
+    command = [sys.executable, "-m", "slurm_resolver", "sbatch"]
+    for number, options in enumerate(GENERATED):
+        text = subprocess.check_output([*command, *options.split(), "--", "true"], text=True)
+        # JSON, in lines that srun does not cut, and a file that tells when the job is over
+        text = text.replace("slurm-resolver check", f"{CHECK} --json").replace(" --label", "")
+        text = text.replace("#SBATCH --output=", "##SBATCH --output=")
+        over = f"trap 'touch {tmp_path}/{number}.over' EXIT\n\nset -euo pipefail"
+        text = text.replace("set -euo pipefail", over, 1)
+        (tmp_path / f"{number}.sbatch").write_text(text)
+    submit = "for file in *.sbatch; do sbatch --output=${file%sbatch}out $file; done"
+    over = "until [ $(ls *.over | wc -l) = 3 ]; do sleep 0.1; done 2>/dev/null"
+    real_slurm.run(f"{submit}; {over}", cwd=tmp_path)
+    for number, (options, statuses) in enumerate(GENERATED.items()):
+        lines = (tmp_path / f"{number}.out").read_text().splitlines()
+        checks = results("\n".join(line for line in lines if line.startswith("{")))
+        found = [checks[id]["status"] for id in ("requeue", "preemption", "signal", "log")]
+        assert found == statuses.split(), options
+        assert checks["preemption"]["detail"].startswith("jobs are not preempted here")
+        others = {id for id, check in checks.items() if check["status"] in ("warning", "failed")}
+        assert others - {"tensorflow", "keras"} == ({"log"} if "warning" in statuses else set())
+
+
+def test_too_few_tasks_for_the_jobs_are_known_at_once(real_slurm: SlurmCluster) -> None:
+    """In a step in which the tasks would have to meet, and one of them does not come."""
+    script = f'[ "$SLURM_PROCID" = 1 ] || {CHECK} --jobs ps=4,worker=-1 --timeout 50'
+    step = f"srun -w n8,n9 -N2 -n3 bash -c {shlex.quote(script)}"
+    done = real_slurm.run(step, check=False)
+    assert done.returncode == 2
+    assert "need 4 tasks or more, but the job step has 3" in done.stderr
+    assert "are missing" not in done.stderr + done.stdout

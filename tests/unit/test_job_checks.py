@@ -37,7 +37,12 @@ def results(
     [
         ("requeue", {}, {}, "ok: job 42 may be requeued, and has been 2 times"),
         ("requeue", {"RequeueExit": "75"}, {}, "exit status 75 requeues a job here (RequeueExit)"),
-        ("requeue", {}, {"Requeue": "0"}, "warning: job 42 may not be requeued: submit it with"),
+        (
+            "requeue",
+            {},
+            {"Requeue": "0"},
+            "warning: job 42 may not be requeued, but its tasks get a signal to save",
+        ),
         ("requeue", {}, {"BatchFlag": "0"}, "skipped: job 42 has no batch file"),
         ("preemption", {}, {}, "ok: jobs are not preempted here (PreemptMode=OFF); SIGKILL"),
         ("preemption", {"PreemptMode": "REQUEUE"}, {}, "gets SIGTERM, not the signal of --signal;"),
@@ -68,8 +73,8 @@ def test_rules(
     ("batch_file", "expected"),
     [
         (None, "skipped: no batch file"),
-        ("#!/bin/sh\nsrun true\n", "warning: the batch file has no --signal"),
-        ("#!/bin/sh\nsrun true\n#SBATCH --signal=USR1\n", "warning: the batch file has no"),
+        ("#!/bin/sh\nsrun true\n", "ok: the batch file has no --signal"),
+        ("#!/bin/sh\nsrun true\n#SBATCH --signal=USR1\n", "ok: the batch file has no"),
         ("#!/bin/sh\n#SBATCH --signal USR1\n", "ok: --signal=USR1 reaches the tasks"),
         ("#!/bin/sh\n#SBATCH --signal=B:USR1@60\n", "warning: --signal=B:USR1@60 reaches the"),
     ],
@@ -78,6 +83,33 @@ def test_the_batch_files_signal(
     mocker: MockerFixture, batch_file: Optional[str], expected: str
 ) -> None:
     assert results(mocker, batch_file=batch_file)["signal"].startswith(expected)
+
+
+# What stands in the batch file, SLURM_OPEN_MODE, whether Slurm may requeue the job, and what is
+# warned of. A job that asks for nothing of that is not told to.
+WARNED = [
+    ("", "", "1", ""),
+    ("", "", "0", ""),
+    ("--open-mode=append", "a", "0", ""),
+    ("--no-requeue", "", "0", ""),
+    ("--requeue", "", "1", "signal log"),
+    ("--requeue --open-mode=append", "a", "1", "signal"),
+    ("--signal=USR1@60", "", "1", "log"),
+    ("--signal=USR1@60", "", "0", "requeue"),
+    ("--signal=USR1@60 --no-requeue", "", "0", ""),
+    ("--requeue --signal=USR1@60 --open-mode=append", "a", "1", ""),
+]
+
+
+@pytest.mark.parametrize(("options", "open_mode", "requeue", "warned"), WARNED)
+def test_only_a_job_that_asks_to_go_on_is_warned(
+    mocker: MockerFixture, options: str, open_mode: str, requeue: str, warned: str
+) -> None:
+    text = f"#!/bin/sh\n#SBATCH -N2 {options}\nsrun true\n"
+    found = results(
+        mocker, job={"Requeue": requeue}, batch_file=text, SLURM_OPEN_MODE=open_mode or "t"
+    )
+    assert [id for id in found if found[id].startswith("warning")] == warned.split()
 
 
 def test_an_appended_log(mocker: MockerFixture) -> None:

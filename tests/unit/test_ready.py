@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
 import socket
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Dict, List, Optional
 
 import pytest
+from free_ports import free_ports
 
 import slurm_resolver as sr
 from slurm_resolver.preflight.ready import wait_until_ready
@@ -19,18 +18,8 @@ TASKS = 3
 @pytest.fixture
 def clusters() -> List[sr.Cluster]:
     """The cluster as each of three tasks on this machine resolves it."""
-    port = free_ports_from(TASKS + 1)
+    port = free_ports(TASKS + 1)
     return [cluster_of(rank, port) for rank in range(TASKS)]
-
-
-def free_ports_from(count: int) -> int:
-    """The first of so many free ports in a row, below those that the kernel hands out by itself."""
-    for first in range(20_000 + os.getpid() % 5_000, 32_000, count):
-        with contextlib.ExitStack() as stack, contextlib.suppress(OSError):
-            for port in range(first, first + count):
-                stack.enter_context(socket.create_server(("", port)))
-            return first
-    raise AssertionError("no free ports")
 
 
 def cluster_of(rank: int, port: int, jobs: Optional[Dict[str, int]] = None) -> sr.Cluster:

@@ -1,0 +1,109 @@
+"""What `slurm-resolver check` says of the GPUs on the real Slurm, fault by fault.
+
+The GPUs are stand-ins, of which Slurm sets the variables; here it does not confine the tasks to
+them, as in test_confined_gpus.py. So is their driver, in `stand_ins/pynvml.py`.
+"""
+
+from __future__ import annotations
+
+import json
+import shlex
+import sys
+from typing import Any, Dict, List, Optional, Tuple
+
+import pytest
+from folders import HELPERS
+from slurm_cluster import SlurmCluster
+
+pytestmark = pytest.mark.slurm
+
+CHECK = shlex.join([sys.executable, "-m", "slurm_resolver", "check", "--json"])
+ALONE = "each used by one task"
+TWICE = "GPU 0 of n8 is used by the ranks 0, 1, but NCCL takes no GPU twice: start a task for"
+GROWTH = "export TF_FORCE_GPU_ALLOW_GROWTH=true before srun"
+GROWS = "TF_FORCE_GPU_ALLOW_GROWTH=true "
+PS = " CHECK --jobs ps=1,worker=-1"
+
+# By step: the status, and the words of it.
+CASES: Dict[str, Tuple[str, str]] = {
+    "srun -w n8,n9 -N2 --ntasks-per-node=2 --gpus-per-node=4": ("ok", f"8, {ALONE}"),
+    # by their variables alone are they kept apart, which NCCL minds as little as ours
+    "srun -w n8,n9 -N2 --ntasks-per-node=2 --gpus-per-task=1": ("ok", f"4, {ALONE}"),
+    "srun -w n8 -N1 -n2 --gpus=1": ("warning", TWICE),
+    "srun -w n8 -N1 -n2 --gpus=1 --ntasks-per-gpu=2": ("warning", TWICE),
+    f"srun -w n8 -N1 -n3 --gpus=1{PS}": ("ok", "1, 1 of them shared by tasks"),
+    # tasks that do not know that they share
+    "srun -w n8 -N1 -n2 --gpus-per-node=2 --gpu-bind=map_gpu:1,1": ("warning", GROWTH),
+    f"srun -w n8 -N1 -n3 --gpus=2 --gpu-bind=mask_gpu:0x1,0x2,0x2{PS}": ("warning", GROWTH),
+    f"{GROWS}srun -w n8 -N1 -n3 --gpus=2 --gpu-bind=mask_gpu:0x1,0x2,0x2{PS}": ("ok", "shared"),
+}
+
+
+def check(slurm: SlurmCluster, step: str, env: Optional[Dict[str, str]] = None) -> Tuple[str, str]:
+    """Returns the status of the GPUs, and what is said."""
+    step, _, arguments = step.partition(" CHECK ")
+    done = slurm.run(f"{step} {CHECK} {arguments}", check=False, env=env)
+    gpus = next(one for one in json.loads(done.stdout)["checks"] if one["id"] == "gpus")
+    return gpus["status"], gpus["detail"]
+
+
+@pytest.mark.parametrize("step", CASES)
+def test_what_is_said_of_the_gpus(real_slurm: SlurmCluster, step: str) -> None:
+    status, told = CASES[step]
+    found = check(real_slurm, step)
+    assert (found[0], told in found[1]) == (status, True), found
+
+
+THREE = "srun -w n8,n9,n10 -N3 -n3 --gpus-per-node=2"
+EXCLUDE = "do without the node (sbatch --exclude=n9)"
+# What the driver tells on n9, with all else as on the other nodes, by a fault; and what is said.
+FAULTS: Dict[str, Tuple[Dict[str, Any], List[str]]] = {
+    "no fault": ({}, []),
+    "another's process": (
+        {"users": [1], "free": 60},
+        [
+            "GPU 0 of n9 (rank 1) is in use by the process 1 (bash), not of this job, and 60 of",
+            EXCLUDE,
+        ],
+    ),
+    "too little memory": ({"free": 40}, ["GPU 0 of n9 (rank 1): only 40 of its 80 GiB are free"]),
+    "errors of the memory": (
+        {"ecc": 2, "remap": [1, 0]},
+        [
+            "GPU 0 of n9 (rank 1) has 2 uncorrected ECC errors since it was reset and rows of",
+            f"{EXCLUDE}, and tell its administrators",
+        ],
+    ),
+    "another model": (
+        {"model": "NVIDIA A40"},
+        ["NVIDIA A100-SXM4-80GB and NVIDIA A40 in rank 1 on n9, the others NVIDIA A100"],
+    ),
+    "another driver": ({"driver": "535.54"}, ["n9 has the driver 535.54, the others 550.90"]),
+    "a GPU that is lost": (
+        {"lost": True},
+        ["the driver on n9 knows 1 of the 2 GPUs that Slurm shows rank 1", EXCLUDE],
+    ),
+}
+
+
+@pytest.mark.newest
+@pytest.mark.parametrize("name", FAULTS)
+def test_what_is_said_of_their_driver(real_slurm: SlurmCluster, name: str) -> None:
+    fault, told = FAULTS[name]
+    fault = dict(fault)
+    usual: Dict[str, Any] = {"driver": "550.90", "gpus": [{"uuid": "GPU-a"}, {"uuid": "GPU-b"}]}
+    n9 = {**usual, "driver": fault.pop("driver", "550.90")}
+    if fault.pop("lost", False):
+        n9["gpus"] = [{"uuid": "GPU-a"}]
+    else:
+        n9["gpus"] = [{"uuid": "GPU-a", **fault}, {"uuid": "GPU-b"}]
+    env = {
+        "PYTHONPATH": str(HELPERS / "stand_ins"),
+        "NVML_STAND_IN": json.dumps({"n9": n9, "*": usual}),
+    }
+    status, detail = check(real_slurm, THREE, env)
+    assert status == ("warning" if told else "ok"), detail
+    for words in told or ["6, each used by one task"]:
+        assert words in detail
+    assert "n8" not in detail
+    assert "n10" not in detail
