@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import getpass
 import importlib.metadata
+import json
 import os
 import platform
 import re
@@ -16,13 +17,14 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
-from typing import Dict, Mapping
+from typing import Any, Dict, Mapping
 
 from slurm_resolver.cluster.resolve import resolve
 from slurm_resolver.errors import SlurmResolverError
 from slurm_resolver.slurm.gpu_variables import count_driver_gpus
 from slurm_resolver.slurm.step import VARIABLES, SlurmStep
 from slurm_resolver.version import __version__
+from slurm_resolver.wording import counted
 
 Report = Dict[str, Dict[str, str]]
 
@@ -50,8 +52,8 @@ _SHOWN_WITH_VALUE = re.compile(
     r"|GPUS?[A-Z_]*|CPU_BIND[A-Z_]*|MEM_[A-Z_]+|HET_SIZE|RESTART_COUNT|MPI_TYPE|KILL_BAD_EXIT"
     r"|[A-Z_]+_(HET|PACK)_GROUP_\d+)"
     r"|OMPI_COMM_WORLD_[A-Z_]+|PMI_(RANK|SIZE)|MPI_LOCALN?RANK(S|ID)|PMIX_(RANK|NAMESPACE)"
-    r"|SLURMD_(NODENAME|TRES_BIND)|GRPC_[A-Z_]+|NCCL_[A-Z_]+|OMP_[A-Z_]+|PYTHONUNBUFFERED"
-    r"|TF_(CONFIG|(CPP|USE|ENABLE|DISABLE|XLA|NUM|FORCE|GPU|DETERMINISTIC|LEGACY)_[A-Z0-9_]+)"
+    r"|SLURMD_(NODENAME|TRES_BIND)|GRPC_(?!XDS_)[A-Z_]+|NCCL_[A-Z_]+|OMP_[A-Z_]+|PYTHONUNBUFFERED"
+    r"|TF_(CPP|USE|ENABLE|DISABLE|XLA|NUM|FORCE|GPU|DETERMINISTIC|LEGACY)_[A-Z0-9_]+"
 )
 _SHOWN_BY_NAME = re.compile(r"SLURM|SPANK|TF_|GRPC_|NCCL_|CUDA_|ROCR_|HIP_|ZE_|OMP_|XLA_|KERAS")
 _PROXY = re.compile(r"(https?|grpc|all|no)_proxy", re.I)
@@ -121,12 +123,30 @@ def _variables(environ: Mapping[str, str]) -> Dict[str, str]:
     for name, value in sorted(environ.items()):
         if _PROXY.fullmatch(name):
             shown[name] = "set (left out)" if value else "empty"
+        elif name == "TF_CONFIG":
+            shown[name] = _without_user(_known_of_tf_config(value))
         elif name in known or _SHOWN_WITH_VALUE.fullmatch(name):
             secret = _SECRET.search(name) and name not in known
             shown[name] = "set (left out)" if secret else _without_user(value)
         elif _SHOWN_BY_NAME.match(name):
             shown[name] = "set (left out)"
     return shown
+
+
+def _known_of_tf_config(text: str) -> str:
+    """Returns the part of TF_CONFIG that TensorFlow reads; others put more into it."""
+    try:
+        config = json.loads(text)
+        jobs = config["cluster"].items()
+        known: Dict[str, Any] = {"cluster": {str(job): list(map(str, at)) for job, at in jobs}}
+        if "task" in config:
+            known["task"] = {key: config["task"].get(key) for key in ("type", "index")}
+        if "rpc_layer" in config:
+            known["rpc_layer"] = str(config["rpc_layer"])
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        return f"set (left out, as it cannot be read: {type(error).__name__})"
+    others = len(set(config) - set(known))
+    return json.dumps(known) + (f" and {counted(others, 'other')} (left out)" if others else "")
 
 
 def _without_user(text: str) -> str:

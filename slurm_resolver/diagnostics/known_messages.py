@@ -159,6 +159,23 @@ KNOWN_MESSAGES: Tuple[KnownMessage, ...] = (
         "from slurm_resolver import ParameterServerStrategy, and make that one.",
         r"to pass this dataset to ClusterCoordinator\.create_per_worker_dataset"
         r"|Cannot get the cardinality of a dataset that is not built"),
+    _known("strategy-too-late", "Collective ops must be configured at program startup",
+        "TensorFlow had been used before the strategy was made: a tensor, a dataset, a model.",
+        "Make the strategy first of all, right after the imports, and all else after it."),
+    _known("job-without-strategy", "There is no id for task_type ",
+        "This task's job is none that MultiWorkerMirroredStrategy knows: it has chief and workers.",
+        "Make all tasks workers (no jobs, or worker=-1); or, where parameter servers are meant, "
+        "ParameterServerStrategy in the chief and sys.exit(resolver.serve()) in ps and worker.",
+        r"There is no id for task_type '?(?P<address>\w{1,80})"),
+    _known("no-worker", "There must be at least one worker",
+        "ParameterServerStrategy has no worker: the jobs leave no task for one.",
+        "Start more tasks, or ask for fewer others: --jobs chief=1,ps=1,worker=-1 needs three."),
+    _known("tf-keras-missing",
+        "No module named 'tf_keras'|do not have the tf_keras package installed"
+        "|Keras cannot be imported. Check",
+        "The program uses Keras 2, or TF_USE_LEGACY_KERAS asks for it, and tf_keras is missing.",
+        "pip install 'tf_keras==2.21.*', of the same 2.x as TensorFlow; or unset "
+        "TF_USE_LEGACY_KERAS, and use Keras 3."),
     _known("tensorflow-slurm-resolver",
         "range() arg 3 must not be zero|No such file or directory: 'nvidia-smi'"
         "|tasks but only",
@@ -168,7 +185,7 @@ KNOWN_MESSAGES: Tuple[KnownMessage, ...] = (
     _known("no-gpu", "CUDA_ERROR_NO_DEVICE|no CUDA-capable device",
         "The task sees no GPU: none was granted, or CUDA_VISIBLE_DEVICES is empty, as it should be "
         "for parameter servers.",
-        "Ask Slurm for them (srun --gpus-per-task=1), and look: srun slurm-resolver show"),
+        "Ask Slurm for them (srun --gpus-per-node=N), and look: srun slurm-resolver show"),
     _known("gpu-ordinal",
         "nvalid device ordinal|CUDA_ERROR_INVALID_DEVICE|listed an invalid Device id",
         "The task has no GPU of this number: numbers count CUDA_VISIBLE_DEVICES, from 0.",
@@ -177,13 +194,14 @@ KNOWN_MESSAGES: Tuple[KnownMessage, ...] = (
         "CUDA_ERROR_OUT_OF_MEMORY|failed to allocate |OOM when allocating|ran out of memory trying",
         "The GPU's memory is full: the batch is too large, or several tasks share the GPU and "
         "TensorFlow in the first of them took all of it.",
-        "See which tasks share it: srun slurm-resolver show, nvidia-smi. One GPU a task "
-        "(--gpus-per-task=1), a smaller batch, or TF_FORCE_GPU_ALLOW_GROWTH=true",
+        "See which tasks share it: srun slurm-resolver show, nvidia-smi. As many GPUs as tasks "
+        "(--gpus-per-node=N), a smaller batch, or TF_FORCE_GPU_ALLOW_GROWTH=true",
         "CUDA_ERROR_OUT_OF_MEMORY|failed to allocate .{1,80} (?:on|from) device"
         "|OOM when allocating|ran out of memory trying to allocate(?!.{0,200}not a failure)"),
-    _known("gpu-used-twice", "Duplicate GPU detected",
+    _known("gpu-used-twice", "Duplicate GPU detected|Multiple Ranks are using the same GPU",
         "Two tasks use the same GPU, which NCCL does not allow.",
-        "One GPU a task: srun --gpus-per-task=1. Look: srun slurm-resolver show"),
+        "As many GPUs as tasks: srun --ntasks-per-node=N --gpus-per-node=N, of which the resolver "
+        "gives each task its own. Look: srun slurm-resolver show"),
     _known("gpu-libraries-missing", "Cannot dlopen some GPU libraries",
         "TensorFlow found no CUDA libraries and goes on without GPUs.",
         "pip install 'tensorflow[and-cuda]', or load the site's CUDA module before srun."),
@@ -198,9 +216,12 @@ KNOWN_MESSAGES: Tuple[KnownMessage, ...] = (
     _known("requeued", " DUE TO JOB REQUEUE",
         "The job was put back into the queue, and will start again.", "scontrol show job JOBID",
         _slurmstepd(" DUE TO JOB REQUEUE")),
+    _known("ended-after-failure", " DUE TO TASK FAILURE",
+        "A task had failed, and srun --kill-on-bad-exit ended the others.", _FIRST,
+        _slurmstepd(" DUE TO TASK FAILURE")),
     _known("cancelled", " CANCELLED AT ",
         "The step or job was cancelled: by scancel, Ctrl-C, or srun after another task failed.",
-        _FIRST, _slurmstepd("")),
+        _FIRST, _slurmstepd("(?: DUE to SIGNAL [A-Za-z ]{1,40})?")),
     _known("out-of-memory", "Out Of Memory|oom_kill event|oom-kill event",
         "The task used more main memory than the job was granted, and the kernel killed it.",
         "sacct -j JOBID -o JobID,MaxRSS,ReqMem; then ask for more: --mem or --mem-per-cpu",
@@ -212,20 +233,41 @@ KNOWN_MESSAGES: Tuple[KnownMessage, ...] = (
         "python -X faulthandler shows where; sacct -j JOBID -o JobID,State,ExitCode,MaxRSS",
         _SRUN + "(?:Killed|Aborted|Segmentation fault|Bus error|Illegal instruction|Floating)"),
     _known("program-not-found", "execve(): ",
-        "The program does not exist on that node.",
+        "The program, or what its first line (#!) names, does not exist on that node.",
         "Use a path that all nodes share, and activate the virtual environment before srun.",
-        r"execve\(\): (?P<address>\S{1,200}): No such file"),
+        r"execve\(\): (?:bad interpreter\()?(?P<address>[^\s()]{1,200})\)?: No such file"),
+    _known("program-not-allowed", "execve(): ",
+        "The file is no program that may be run: a script without the right to be executed.",
+        "srun python FILE.py; or chmod +x FILE.",
+        r"execve\(\): (?P<address>\S{1,200}): (?:Permission denied|Exec format error)"),
+    _known("command-not-found", ": command not found|: not found",
+        "The shell finds no such program on this node: the environment is not the one in which it "
+        "is installed.",
+        "Activate it in the batch file, before srun: source ~/venv/bin/activate, or module load …",
+        r"(?:^|[ /])(?:\w{0,10}sh|slurm_script): (?:line )?\d+: (?P<address>\S{1,200}): "
+        r"(?:command )?not found"),
+    _known("folder-not-found", "couldn't chdir to ",
+        "The job's working directory does not exist on that node: the task runs in /tmp instead.",
+        "Submit from a folder that all nodes share, or name one: --chdir=FOLDER",
+        r"couldn't chdir to `(?P<address>[^']{1,200})'"),
     _known("no-allocation", "Unable to confirm allocation for job",
         "The job that SLURM_JOB_ID or --jobid names has ended, or never existed.",
         "squeue --me; in a shell of a job that has ended: unset SLURM_JOB_ID"),
-    _known("step-waits", "step creation temporarily disabled, retrying|Step created for",
+    _known("step-waits", "step creation temporarily disabled|step creation still disabled"
+        "|Step created for",
         "Another step of the job uses the CPUs, memory or GPUs; srun waits for its end.",
         "To run both at once: srun --overlap, or divide the resources with --exact.",
-        "step creation temporarily disabled", resolved="Step created for"),
+        "step creation (?:temporarily|still) disabled", resolved="Step created for"),
+    _known("wrong-request",
+        "invalid partition specified|Invalid partition name|Invalid node name specified"
+        "|Invalid account or|Invalid qos specification",
+        "There is no such partition, node, account or quality of service, or it is not for you.",
+        "sinfo -s names partitions and nodes; sacctmgr show assoc user=$USER the rest."),
     _known("not-granted",
         "Unable to create step for job|node configuration is not available"
-        "|Invalid generic resource",
-        "More tasks, CPUs or GPUs than the job or any node has.",
+        "|Invalid generic resource|Memory specification can not be satisfied|srun: error: Only "
+        "allocated |configuration not available now",
+        "More tasks, CPUs, memory or GPUs than the job or any node has.",
         "scontrol show job JOBID; sinfo -o '%N %c %m %G'"),
     _known("slurm-silent", "Socket timed out on send/recv|Unable to contact slurm controller",
         "Slurm's controller is overloaded or down; the job itself may still run.",

@@ -8,7 +8,19 @@ from __future__ import annotations
 
 import itertools
 import re
-from typing import BinaryIO, Dict, Iterable, Iterator, List, NamedTuple, Optional, Pattern, Tuple
+from typing import (
+    BinaryIO,
+    Callable,
+    Dict,
+    Iterable,
+    Iterator,
+    List,
+    NamedTuple,
+    Optional,
+    Pattern,
+    Set,
+    Tuple,
+)
 
 from slurm_resolver.diagnostics.known_messages import KNOWN_MESSAGES, KnownMessage
 
@@ -41,11 +53,20 @@ _ADDRESS = re.compile(
     r"|ipv[46]:((?:[\d.]{7,15}|(?:%5B|\[)[\w:.%]{2,60}?(?:%5D|\])):\d{1,5})"
     r'|"target_address":"([\w.:\[\]-]{3,255})"'
 )
+# What TensorFlow prints in a task that ends some time after the first one, which runs the
+# coordination service: nothing was under way that it could abort, else lines about that follow.
+_END_NOISE = re.compile(
+    r"BaseCollectiveExecutor::StartAbort UNAVAILABLE: (?!Error reported from)"
+    r"|^ *(?:\d{1,7}: ?)?(?:Additional GRPC error information|:UNKNOWN:Error received) from "
+)
 _CONTROL_CHARACTERS = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]+")
 
 
 def explain(lines: Iterable[str]) -> List[Finding]:
-    """Returns a finding for each known message and address in `lines`, in order of appearance."""
+    """Returns a finding for each known message and address in `lines`, in order of appearance.
+
+    None where all of them are what TensorFlow prints at the good end of a task that ends last.
+    """
     return _find_messages(
         (number, line[max(0, start - _OVERLAP) : start + _PIECE])
         for number, line in enumerate(lines, 1)
@@ -53,9 +74,22 @@ def explain(lines: Iterable[str]) -> List[Finding]:
     )
 
 
-def explain_file(stream: BinaryIO) -> List[Finding]:
-    """Does the same for an open file of any bytes, and never holds more than a piece of it."""
-    return _find_messages(_read_pieces(stream))
+def explain_file(
+    stream: BinaryIO, reader: Callable[[int, str], None] = lambda number, text: None
+) -> List[Finding]:
+    """Does the same for an open file of any bytes, and never holds more than a piece of it.
+
+    `reader` gets the number and the text of each line, or piece of a long one, as well.
+    """
+    return _find_messages(_read_with(reader, _read_pieces(stream)))
+
+
+def _read_with(
+    reader: Callable[[int, str], None], pieces: Iterable[Tuple[int, str]]
+) -> Iterator[Tuple[int, str]]:
+    for piece in pieces:
+        reader(*piece)
+        yield piece
 
 
 def _read_pieces(stream: BinaryIO) -> Iterator[Tuple[int, str]]:
@@ -98,6 +132,7 @@ def _find_messages(pieces: Iterable[Tuple[int, str]]) -> List[Finding]:
     last_line: Dict[Tuple[str, Optional[str]], int] = {}  # the last one that was counted
     unresolved: Dict[Tuple[str, Optional[str]], Pattern[str]] = {}
     num_addresses: Dict[str, int] = {}
+    telling: Set[Tuple[str, Optional[str]]] = set()  # with a line that is no noise
     for number, text, candidates in _pieces_with_cues(pieces):
         for key in [key for key in unresolved if unresolved[key].search(text)]:
             del found[key], unresolved[key]
@@ -121,15 +156,17 @@ def _find_messages(pieces: Iterable[Tuple[int, str]]) -> List[Finding]:
             elif last_line[key] != number:
                 found[key] = before._replace(count=before.count + 1)
             last_line[key] = number
+            if _END_NOISE.search(text) is None:
+                telling.add(key)
             break
-    return list(found.values())
+    return list(found.values()) if telling & found.keys() else []
 
 
 def _named_task(match: re.Match[str]) -> Optional[str]:
     """Returns the task that the pattern found, or the next one in the line, or the last before."""
     named = match.groupdict().get("address")
     if named:
-        return str(named)
+        return printable(named)
     text, start = match.string, match.start()
     after = _ADDRESS.finditer(text, start, match.end() + 500)
     before = list(_ADDRESS.finditer(text, max(0, start - 300), start))[-1:]
@@ -143,5 +180,10 @@ def _named_task(match: re.Match[str]) -> Optional[str]:
 def _shorten(text: str, start: int) -> str:
     """Returns the part of the line around the message, printable and short."""
     first = start - 40 if start > _SHOWN_LENGTH // 2 else 0
-    part = _CONTROL_CHARACTERS.sub(" ", text[first : first + _SHOWN_LENGTH]).strip()
+    part = printable(text[first : first + _SHOWN_LENGTH])
     return ("… " if first else "") + part + (" …" if len(text) > first + _SHOWN_LENGTH else "")
+
+
+def printable(text: str) -> str:
+    """Returns the text without what would do something to a terminal."""
+    return _CONTROL_CHARACTERS.sub(" ", text).strip()

@@ -7,6 +7,7 @@ import io
 import re
 import traceback
 import tracemalloc
+from pathlib import Path
 from typing import Any, Iterator, List, Optional, Tuple
 
 import pytest
@@ -26,8 +27,21 @@ Short = Tuple[str, Optional[str], int]
 CASES: List[Tuple[str, List[Short]]] = [
     ("barrier-failed", [("barrier-failed", None, 1)]),
     ("cancelled", [("cancelled", "n9", 1)]),
+    ("cancelled-26.05", [("cancelled", "n8", 2)]),
     ("collective-aborted", [("collective-aborted", None, 1)]),
+    (
+        "command-not-found",
+        [
+            ("command-not-found", "nosuchprogram", 1),
+            ("command-not-found", "slurm-resolverx", 1),
+            ("task-failed", "n8: task 0", 1),
+        ],
+    ),
     ("deadline-exceeded", [("deadline-exceeded", None, 5), ("leader-lost", None, 3)]),
+    (
+        "ended-after-failure",
+        [("task-crashed", "n8: task 1", 1), ("ended-after-failure", "n8", 1)],
+    ),
     (
         "fit-failed",
         [
@@ -36,6 +50,7 @@ CASES: List[Tuple[str, List[Short]]] = [
             ("task-failed", "n10: task 1", 1),
         ],
     ),
+    ("folder-not-found", [("folder-not-found", "/nonexistent", 2)]),
     ("gpu-libraries-missing", [("gpu-libraries-missing", None, 1)]),
     ("gpu-ordinal", [("gpu-ordinal", None, 1)]),
     ("gpu-out-of-memory", [("gpu-out-of-memory", None, 1), ("gpu-out-of-memory", WORKER_1, 1)]),
@@ -52,6 +67,7 @@ CASES: List[Tuple[str, List[Short]]] = [
             ("host-not-resolved", "nosuchnode:59065", 3),
         ],
     ),
+    ("job-without-strategy", [("job-without-strategy", "ps", 1)]),
     ("keras-3-fit", [("keras-3-fit", None, 1)]),
     ("keras-3-fit-servers", [("keras-3-fit-servers", None, 1)]),
     (
@@ -64,8 +80,10 @@ CASES: List[Tuple[str, List[Short]]] = [
     ),
     ("no-allocation", [("no-allocation", None, 1)]),
     ("no-gpu", [("no-gpu", None, 1)]),
+    ("no-worker", [("no-worker", None, 2)]),
     ("node-failed", [("node-failed", "n9", 2)]),
     ("not-granted", [("not-granted", None, 3)]),
+    ("not-granted-26.05", [("not-granted", None, 5)]),
     ("out-of-memory", [("out-of-memory", None, 2), ("out-of-memory", "n10: task 7", 1)]),
     (
         "parameter-server-lost",
@@ -107,6 +125,17 @@ CASES: List[Tuple[str, List[Short]]] = [
             ("program-not-found", "/nowhere/train.py", 2),
         ],
     ),
+    (
+        "program-not-allowed",
+        [("program-not-allowed", "/home/me/train.py", 1), ("task-failed", "n8: task 0", 1)],
+    ),
+    (
+        "program-not-found-26.05",
+        [("program-not-found", "/no/interp", 1), ("task-failed", "n8: task 0", 1)],
+    ),
+    ("strategy-too-late", [("strategy-too-late", None, 2)]),
+    ("tf-keras-missing", [("tf-keras-missing", None, 2)]),
+    ("wrong-request", [("wrong-request", None, 3)]),
     ("requeued", [("requeued", "n9", 2)]),
     ("session-waits", [("session-waits", WORKER_1, 2)]),
     ("slurm-silent", [("slurm-silent", None, 2)]),
@@ -191,13 +220,33 @@ class TestLogs:
             assert finding.line.strip("… ")[:30] in whole
             assert len(finding.line) <= 204
 
+    @pytest.mark.parametrize("path", sorted((LOGS / "good").iterdir()), ids=lambda path: path.stem)
+    def test_the_logs_of_good_runs_have_none(self, path: Path) -> None:
+        lines = path.read_text(encoding="utf-8").splitlines()
+        assert len(lines) > 10
+        assert explain(lines) == []
+
+    def test_the_end_of_the_first_task_is_told_where_it_aborts_something(self) -> None:
+        """The lines that mean nothing at a good end, and one about what they have aborted."""
+        lines = (LOGS / "good" / "leader-ends-first.log").read_text().splitlines()
+        aborted = "1: Collective ops is aborted by: Failed to send RPC to coordination service."
+        assert {finding.id for finding in explain([*lines, aborted])} == {
+            "leader-lost",
+            "peer-refused",
+        }
+        unhealthy = (LOGS / "task-unhealthy.log").read_text().splitlines()
+        (start,) = (n for n, line in enumerate(unhealthy) if "StartAbort" in line)
+        assert short(explain(unhealthy[: start + 1])) == [("task-unhealthy", WORKER_1, 1)]
+
     def test_every_log_is_in_the_table_and_in_the_folders_readme(self) -> None:
         names = {path.stem for path in LOGS.glob("*.log")}
         assert names == {name for name, _ in CASES}
         readme = (LOGS / "README.md").read_text(encoding="utf-8")
         told = set(re.findall(r"[a-z0-9-]{5,}", readme))
         for name in names:
-            assert name in told or name.endswith("-2.15") or name.startswith("tensorflow-"), name
+            assert (
+                name in told or name.endswith(("-2.15", "-26.05")) or name.startswith("tensorflow-")
+            ), name
 
     def test_every_message_of_others_has_a_log(self) -> None:
         found = {id for _, expected in CASES for id, _, _ in expected}
