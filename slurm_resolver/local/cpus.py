@@ -13,21 +13,26 @@ from slurm_resolver.errors import LaunchError
 
 Cpus = Tuple[int, ...]
 
-_CPU_BIND = re.compile(
-    r"(?:(?P<verbosity>q|quiet|v|verbose),)?(?P<kind>no|none|rank|cores|threads)"
-)
-_ONLY_ON_SLURM = (
-    *("sockets", "ldoms", "boards", "rank_ldom", "map_ldom", "mask_ldom"),
-    *("map_cpu", "mask_cpu"),
-)
+_VERBOSITY = {"q": "quiet", "quiet": "quiet", "v": "verbose", "verbose": "verbose"}
+# Each with what it means here; None: bound as far as there are enough CPUs, as by default on Slurm.
+_KINDS: Dict[str, Optional[str]] = {
+    **{"": None, "rank": None, "no": "none", "none": "none"},
+    **{"cores": "cores", "threads": "threads", "one_thread": "threads"},
+}
+_LIST = re.compile(r"\b(?:sockets|ldoms|rank_ldom|map_ldom|mask_ldom|map_cpu|mask_cpu)\b")
 
 
 class CpuBinding(NamedTuple):
-    """The CPUs of each task (None: not bound), and the variables that all tasks get."""
+    """The CPUs of each task (None: not bound), and the variables that all tasks get.
+
+    Attributes:
+        warning: what the user has to know; None for nothing.
+    """
 
     cpus: Optional[Sequence[Cpus]]
     variables: Dict[str, str]
     verbose: bool = False
+    warning: Optional[str] = None
 
 
 def cpus_of_core(cpu: int) -> Cpus:
@@ -57,27 +62,21 @@ def bind_cpus(
             CPUs for it.
     """
     per_task = cpus_per_task or 1
-    if option is None:
-        if cpus_per_task is None or per_task * num_tasks > len(allowed):
-            return CpuBinding(None, {})
-        return _bind_in_order([(cpu,) for cpu in allowed], per_task, num_tasks, "quiet")
-    match = _CPU_BIND.fullmatch(option)
-    if match is None:
-        kind = option.partition(":")[0].rpartition(",")[2]
-        if kind in _ONLY_ON_SLURM:
-            raise LaunchError(
-                f"--cpu-bind {option!r}: {kind} cannot be simulated here, as it is about one "
-                "node's own CPUs. Use cores or threads here; on Slurm give this to srun."
-            )
-        raise LaunchError(
-            f"--cpu-bind {option!r}: expected none, rank, cores or threads, with quiet, or "
-            "verbose, before it"
-        )
-    verbosity = "verbose" if (match["verbosity"] or "").startswith("v") else "quiet"
-    kind = match["kind"]
-    if kind in ("no", "none"):
-        return CpuBinding(None, _variables(verbosity, "none"), verbosity == "verbose")
     units: List[Cpus] = [(cpu,) for cpu in allowed]
+    if option is None and cpus_per_task is None:
+        return CpuBinding(None, {})
+    verbosity, word = ("quiet", "") if option is None else _read(option)
+    kind = _KINDS[word]
+    warning = None
+    if word == "rank":
+        warning = "--cpu-bind=rank is ignored, as by srun since 24.11: expected cores or threads"
+    if kind is None:
+        if per_task * num_tasks > len(allowed):
+            return CpuBinding(None, {}, verbosity == "verbose", warning)
+        binding = _bind_in_order(units, per_task, num_tasks, verbosity)
+        return binding._replace(warning=warning)
+    if kind == "none":
+        return CpuBinding(None, _variables(verbosity, "none"), verbosity == "verbose")
     if kind == "cores":
         units = sorted({tuple(c for c in core_of(cpu) if c in allowed) for cpu in allowed})
         per_task = -(-per_task // max(map(len, units)))
@@ -87,10 +86,26 @@ def bind_cpus(
             f"{'cores' if kind == 'cores' else 'CPUs'}, but this process may use {len(units)}. "
             "Start fewer tasks, or leave the option out."
         )
-    binding = _bind_in_order(units, per_task, num_tasks, verbosity)
-    if kind == "rank":
-        return binding._replace(variables=_variables(verbosity, "rank"))
-    return binding
+    return _bind_in_order(units, per_task, num_tasks, verbosity)
+
+
+def _read(option: str) -> Tuple[str, str]:
+    """Returns quiet or verbose, and the kind of binding, "" for none given: ``verbose,cores``."""
+    listed = _LIST.search(option.lower())
+    if listed is not None:
+        raise LaunchError(
+            f"--cpu-bind {option!r}: {listed[0]} cannot be simulated here, as it is about one "
+            "node's own CPUs. Use cores or threads here; on Slurm give this to srun."
+        )
+    words = option.lower().split(",")
+    kinds = [word for word in words if word not in _VERBOSITY]
+    if len(kinds) > 1 or not set(kinds) <= set(_KINDS) or "" in words:
+        raise LaunchError(
+            f"--cpu-bind {option!r}: expected none, cores or threads, with quiet, or verbose, "
+            "before it"
+        )
+    verbosity = [_VERBOSITY[word] for word in words if word in _VERBOSITY]
+    return (verbosity or ["quiet"])[-1], "".join(kinds)
 
 
 def _bind_in_order(

@@ -21,11 +21,11 @@ from slurm_resolver.slurm.gpu_variables import (
 from slurm_resolver.slurm.step import SlurmStep
 
 _GPU_BIND = re.compile(r"(?:verbose,)?(?:(none|closest)|(single|per_task):([1-9]\d{0,3}))")
-_ONLY_ON_SLURM = re.compile(r"(?:verbose,)?(map_gpu|mask_gpu)\b.*", re.DOTALL)
+_ONLY_ON_SLURM = re.compile(r"(?:verbose,)?((?:map|mask)(?:_gpu)?):.*", re.DOTALL)
 
 
 class GpuRequest(NamedTuple):
-    """What the options --gpus, --gpus-per-node, --gpus-per-task and --gpu-bind say."""
+    """What --gpus, --gpus-per-node, --gpus-per-task (or --tres-per-task), and --gpu-bind say."""
 
     gpus: Optional[int] = None
     per_node: Optional[int] = None
@@ -80,7 +80,9 @@ def srun_gpu_variables(request: GpuRequest, num_tasks: int, environ: Mapping[str
     if bind is None and request.per_task:
         bind = f"per_task:{request.per_task}"
     binding = None if bind is None else _GpuBinding.read(bind)
-    common = {} if bind is None else {"SLURMD_TRES_BIND": f"gpu:{bind}"}
+    common = {}
+    if bind is not None:
+        common = dict.fromkeys(("SLURM_TRES_BIND", "SLURMD_TRES_BIND"), f"gres/gpu:{bind}")
     if count is None:
         return TaskGpus([common] * num_tasks, (), ())
     if count == 0:
@@ -92,11 +94,8 @@ def srun_gpu_variables(request: GpuRequest, num_tasks: int, environ: Mapping[str
     tasks: List[Dict[str, str]] = []
     for rank in range(num_tasks):
         own = devices if binding is None else binding.task_devices(rank, devices, warnings)
-        if own is None:
-            tasks.append(common)
-        else:
-            shown = dict.fromkeys((*names, "SLURM_STEP_GPUS"), ",".join(own))
-            tasks.append({**common, **shown})
+        shown = dict.fromkeys((*names, "SLURM_STEP_GPUS"), ",".join(own))
+        tasks.append({**common, **shown})
     return TaskGpus(tasks, GPU_VARIABLES, warnings)
 
 
@@ -153,14 +152,14 @@ class _GpuBinding(NamedTuple):
             )
         return cls(option, match[1] or match[2], int(match[3] or 0))
 
-    def task_devices(self, rank: int, devices: Devices, warnings: List[str]) -> Optional[Devices]:
-        """Returns the GPUs of a task; None where its variables are not set."""
-        if self.kind == "none":
-            return None
-        if self.kind == "closest":
+    def task_devices(self, rank: int, devices: Devices, warnings: List[str]) -> Devices:
+        """Returns the GPUs of a task."""
+        if self.kind in ("none", "closest"):
             return devices
         if self.kind == "single":
-            return (devices[rank // self.number % len(devices)],)
+            slot = rank // self.number
+            # those for whom no GPU has room left take them in turn, one task each
+            return (devices[slot if slot < len(devices) else rank % len(devices)],)
         own = devices[rank * self.number : (rank + 1) * self.number]
         if len(own) < self.number:
             left = f"only {len(own)}" if own else "none"

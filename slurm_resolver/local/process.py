@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import os
 import signal
 import subprocess
+import sys
 from typing import Any, Callable, Mapping, Optional, Sequence
 
-_PR_SET_PDEATHSIG = 1
+from slurm_resolver.child_process import end_with_parent
+from slurm_resolver.local import wait_for_children as waiter
+
 # A shell, as only the task's own process knows its id before the program starts.
 _SET_TASK_PID = ("/bin/sh", "-c", 'export SLURM_TASK_PID=$$; exec "$0" "$@"')
-_libc = ctypes.CDLL(None)  # loaded here: between fork and exec it is too late
+# Without the packages that are installed: it starts in 10 ms.
+_WAIT_FOR_CHILDREN = (sys.executable, "-I", "-S", waiter.__file__)
 
 
 class TaskProcess:
@@ -26,17 +29,19 @@ class TaskProcess:
         cpus: Optional[Sequence[int]],
         stdout: Any,
         stderr: Any,
+        wait_for_children: bool = False,
     ) -> None:
         """Starts it, bound to these CPUs (None: not bound).
 
         Args:
             stdout: what Popen takes, as is `stderr`.
+            wait_for_children: whether the task lasts until all that it has started has ended.
 
         Raises:
             OSError: where the machine cannot start another process.
         """
         self._popen: subprocess.Popen[bytes] = subprocess.Popen(
-            [*_SET_TASK_PID, *command],
+            [*(_WAIT_FOR_CHILDREN if wait_for_children else ()), *_SET_TASK_PID, *command],
             env=environ,
             cwd=directory,
             stdin=subprocess.DEVNULL,
@@ -73,10 +78,7 @@ def _before_exec(cpus: Optional[Sequence[int]]) -> Callable[[], None]:
     launcher = os.getpid()
 
     def prepare() -> None:
-        # The task ends with the launcher, however the launcher ends.
-        _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-        if os.getppid() != launcher:  # it has ended already
-            os._exit(1)
+        end_with_parent(launcher)
         if cpus:
             os.sched_setaffinity(0, cpus)
 

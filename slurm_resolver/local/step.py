@@ -12,7 +12,7 @@ import signal
 import threading
 import time
 from pathlib import Path
-from typing import Callable, Dict, Iterable, List, Mapping, NamedTuple, Optional, Sequence, Tuple
+from typing import Callable, Dict, Iterable, List, Mapping, Optional, Tuple
 
 from slurm_resolver.errors import LaunchError
 from slurm_resolver.local.environment import (
@@ -21,55 +21,21 @@ from slurm_resolver.local.environment import (
     step_environment,
     task_environment,
 )
-from slurm_resolver.local.output import Output, OutputOptions
+from slurm_resolver.local.output import Output
+from slurm_resolver.local.planned_preemption import TRAINING, TrainingReports
 from slurm_resolver.local.process import TaskProcess, describe_end
-from slurm_resolver.slurm.time_limit import LimitSignal
+from slurm_resolver.local.step_options import JobStart, StepOptions, StepResult
 
 GRACE_SECONDS = 5.0  # from the signal that asks tasks to end until SIGKILL, as Slurm's KillWait
 PREEMPT = signal.SIGUSR2
+FORWARDED = (signal.SIGUSR1,)  # to the tasks, which go on: as srun does
 
 _PROGRESS_SECONDS = 2.0
-
-
-class StepOptions(NamedTuple):
-    """What the user asks of a step; the times are in seconds.
-
-    Attributes:
-        cpus: those of each task; None where tasks are not bound.
-        variables: further variables of all tasks.
-        task_variables: further variables of each task; empty for none.
-        removed_variables: variables of the launcher that its tasks do not get.
-        limit_signal: the signal that the tasks get before the time limit.
-        requeue_statuses: the exit statuses by which a task asks to be started again.
-    """
-
-    command: Sequence[str]
-    num_tasks: int = 1
-    cpus_per_task: Optional[int] = None
-    job_name: Optional[str] = None
-    directory: Optional[str] = None
-    cpus: Optional[Sequence[Sequence[int]]] = None
-    variables: Mapping[str, str] = {}
-    task_variables: Sequence[Mapping[str, str]] = ()
-    removed_variables: Sequence[str] = ()
-    output: OutputOptions = OutputOptions()
-    time_limit: Optional[int] = None
-    limit_signal: Optional[LimitSignal] = None
-    preempt_after: Optional[float] = None
-    kill_on_bad_exit: bool = True
-    requeue_statuses: Sequence[int] = ()
-
-
-class StepResult(NamedTuple):
-    """How a step ended.
-
-    Attributes:
-        status: its exit status.
-        requeue_reason: why it has to be started again; None where it has not.
-    """
-
-    status: int
-    requeue_reason: Optional[str] = None
+_USUAL_START = 60.0  # seconds that a first step may take before anybody wonders
+_WHO_TELLS = (
+    "(BackupAndResume, ResumableLoop and termination_config tell of it; S:start counts from the "
+    "start of any program)"
+)
 
 
 class LocalStep:
@@ -78,7 +44,7 @@ class LocalStep:
     def __init__(
         self,
         options: StepOptions,
-        events: queue.SimpleQueue[Tuple[Optional[int], int]],
+        events: queue.Queue[Tuple[Optional[int], int]],
         print_line: Callable[[str], None],
     ) -> None:
         """Prepares the step; nothing is started yet.
@@ -98,10 +64,14 @@ class LocalStep:
         self._ignore_statuses = False  # what they exit with then is not their own failure
         self._status = 0
         self._requeue_reason: Optional[str] = None
+        self._preempted = False
+        self._failure: Optional[str] = None
+        self._failed: Optional[Tuple[int, int]] = None
         self._output: Optional[Output] = None
+        self._reports: Optional[TrainingReports] = None
 
     def start(
-        self, environ: Mapping[str, str], restarts: int = 0, progress: bool = False
+        self, environ: Mapping[str, str], job: JobStart, progress: bool = False
     ) -> Dict[str, str]:
         """Starts every task, and returns the variables that are the same in all of them.
 
@@ -112,7 +82,7 @@ class LocalStep:
                 many processes.
         """
         options = self._options
-        variables = self._step_variables(restarts)
+        variables = self._step_variables(job)
         removed = set(options.removed_variables)
         inherited = {
             name: value
@@ -122,6 +92,9 @@ class LocalStep:
         # Python would keep back what a task prints into a pipe until the task ends.
         inherited.setdefault("PYTHONUNBUFFERED", "1")
         self._output = self._open_output(variables)
+        if options.preemption is not None:
+            self._reports = TrainingReports(self._events)
+            inherited.update(self._reports.variables)
         last_progress = time.monotonic()
         try:
             for rank in range(options.num_tasks):
@@ -132,13 +105,15 @@ class LocalStep:
         except BaseException as error:
             self._send(self._running, signal.SIGKILL)
             self._output.close()
+            if self._reports is not None:
+                self._reports.close()
             if isinstance(error, OSError):
                 raise LaunchError(
                     f"only {len(self._running)} of {options.num_tasks} tasks could be started "
                     f"({error.strerror}): ask for fewer, or raise the limits (ulimit -n, ulimit -u)"
                 ) from error
             raise
-        self._set_timers()
+        self._set_timers(time.monotonic() - job.clock)
         return variables
 
     def wait(self) -> StepResult:
@@ -158,25 +133,32 @@ class LocalStep:
                 self._on_task_end(rank, status)
             elif status == PREEMPT:
                 self._on_preemption()
+            elif status == TRAINING:
+                self._on_training()
+            elif status in FORWARDED:
+                self._send(self._running, signal.Signals(status))
             else:
                 self._on_signal(signal.Signals(status))
         # What the tasks left running ends as well, as at the end of a Slurm step.
         self._send(range(self._options.num_tasks), signal.SIGKILL)
         assert self._output is not None
         self._output.close()
-        return StepResult(self._status, self._requeue_reason)
+        self._end_reports()
+        return StepResult(self._status, self._requeue_reason, self._failure, self._failed)
 
-    def _step_variables(self, restarts: int) -> Dict[str, str]:
+    def _step_variables(self, job: JobStart) -> Dict[str, str]:
         options = self._options
         name = options.job_name or Path(options.command[0]).name
-        variables = step_environment(options.num_tasks, options.cpus_per_task, name)
-        if options.time_limit is not None:
-            # As Slurm 26.05 sets them; 22.05 does not know them.
-            now = int(time.time())
-            variables["SLURM_JOB_START_TIME"] = str(now)
-            variables["SLURM_JOB_END_TIME"] = str(now + options.time_limit)
-        if restarts:
-            variables["SLURM_RESTART_COUNT"] = str(restarts)
+        variables = step_environment(
+            options.num_tasks,
+            options.cpus_per_task,
+            name,
+            options.time_limit,
+            job.started,
+            job.steps,
+        )
+        if job.restarts:
+            variables["SLURM_RESTART_COUNT"] = str(job.restarts)
         variables.update(options.variables)
         if options.directory is not None:
             variables["PWD"] = os.path.abspath(options.directory)
@@ -187,8 +169,8 @@ class LocalStep:
         job_id, step_id = variables["SLURM_JOB_ID"], variables["SLURM_STEP_ID"]
         name, user = variables["SLURM_JOB_NAME"], variables["SLURM_JOB_USER"]
         fields = {"j": job_id, "A": job_id, "s": step_id, "J": f"{job_id}.{step_id}"}
-        fields.update({"N": NODE, "x": name, "u": user})
-        return Output(options.output, options.num_tasks, fields, options.directory)
+        fields.update({"N": NODE, "x": name, "u": user, "S": variables["SLURM_JOB_SLUID"]})
+        return Output(options.output, options.num_tasks, fields, options.directory, options.listen)
 
     def _start_task(self, rank: int, output: Output, environ: Mapping[str, str]) -> None:
         options = self._options
@@ -201,6 +183,7 @@ class LocalStep:
             options.cpus[rank] if options.cpus else None,
             stdout,
             stderr,
+            options.wait_for_children,
         )
         self._processes.append(process)
         self._running.add(rank)
@@ -210,15 +193,21 @@ class LocalStep:
     def _watch(self, rank: int, process: TaskProcess) -> None:
         self._events.put((rank, process.wait()))
 
-    def _set_timers(self) -> None:
+    def _set_timers(self, elapsed: float) -> None:
+        """Sets what happens at its time, in a job that has started so many seconds ago."""
         options = self._options
         if options.time_limit is not None:
-            self._add_timer(options.time_limit, self._on_time_limit)
-            if options.limit_signal is not None:
-                seconds = options.time_limit - options.limit_signal.seconds
-                self._add_timer(seconds, self._send_limit_signal)
-        if options.preempt_after is not None:
-            self._add_timer(options.preempt_after, self._on_preemption)
+            left = options.time_limit - elapsed
+            self._add_timer(left, self._on_time_limit)
+            if options.limit_signal is not None and left > options.limit_signal.seconds:
+                self._add_timer(left - options.limit_signal.seconds, self._send_limit_signal)
+        if options.failure is not None:
+            self._add_timer(options.failure.seconds, self._fail_as_planned)
+        planned = options.preemption
+        if planned is not None and planned.from_start:
+            self._add_timer(planned.seconds, self._on_preemption)
+        elif planned is not None:
+            self._add_timer(planned.seconds + _USUAL_START, self._say_waiting)
 
     def _add_timer(self, seconds: float, action: Callable[[], None]) -> None:
         self._timers.append((time.monotonic() + seconds, action))
@@ -241,12 +230,42 @@ class LocalStep:
         limit = self._options.time_limit
         self._print_line(f"the time limit of {limit} s is reached: ending all tasks")
         self._status = max(self._status, 128 + signal.SIGTERM)
-        self._ignore_statuses = True
+        self._ignore_statuses, self._failure = True, None
         self._end_tasks(signal.SIGCONT, signal.SIGTERM)
+
+    def _fail_as_planned(self) -> None:
+        assert self._options.failure is not None
+        rank = self._options.failure.rank
+        if rank in self._running and not self._ending:
+            self._print_line(f"killing task {rank} (--fail-after)")
+            self._send([rank], signal.SIGKILL)
+
+    def _on_training(self) -> None:
+        planned = self._options.preemption
+        if planned is not None and not planned.from_start and not self._ending:
+            self._add_timer(planned.seconds, self._on_preemption)
+
+    def _say_waiting(self) -> None:
+        if self._reports is not None and not self._reports.ready:
+            self._print_line(f"--preempt-after waits for the first step {_WHO_TELLS}")
+
+    def _end_reports(self) -> None:
+        """Says what a planned preemption has shown, where it has shown nothing."""
+        if self._reports is None:
+            return
+        self._reports.close()
+        if self._preempted:
+            if self._reports.ready and not self._reports.saved:
+                self._print_line("nothing was saved after the preemption")
+        elif self._reports.ready:
+            self._print_line("not preempted: the tasks ended before --preempt-after")
+        elif not self._ending:
+            self._print_line(f"not preempted: --preempt-after has heard of no step {_WHO_TELLS}")
 
     def _on_preemption(self) -> None:
         if self._ending:
             return
+        self._preempted = True
         self._print_line("preempted: ending all tasks")
         self._status = max(self._status, 128 + signal.SIGTERM)
         self._requeue_reason = "the step was preempted"
@@ -277,6 +296,8 @@ class LocalStep:
         if self._ending:
             return
         self._status = max(self._status, status)
+        if status and self._failure is None:
+            self._failure, self._failed = describe_end(rank, status), (rank, status)
         if status and self._running and self._options.kill_on_bad_exit:
             self._print_line(f"{describe_end(rank, status)}; ending the other tasks")
             self._end_tasks(signal.SIGTERM)

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import os
+import re
 import signal
 import subprocess
+import sys
+from pathlib import Path
 from typing import List
 
 import pytest
-from local_run import COMMAND, run
+from local_run import COMMAND, ended, run
 
 from slurm_resolver.cli import main
 
@@ -42,6 +46,64 @@ def test_a_signal_is_sent_before_the_time_limit() -> None:
     assert (
         done.stderr == "slurm-resolver run: 58 s to the time limit: sending SIGUSR1 to all tasks\n"
     )
+
+
+@pytest.mark.parametrize("ignored", [True, False])
+def test_signals_go_to_the_tasks_unless_they_are_ignored(ignored: bool, tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "end")
+    script = "trap 'echo got; exit 0' USR1; echo up; sleep 60 & wait"
+    if ignored:
+        script = "trap 'echo got' USR1; echo up; read line < end; echo end"
+    options = ["--ignore-signals", "USR1,TERM,sighup,3"] if ignored else []
+    with subprocess.Popen(
+        [*COMMAND, "run", *options, "--", "sh", "-c", script],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        cwd=tmp_path,
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "0: up\n"
+        process.send_signal(signal.SIGUSR1)
+        if ignored:
+            for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
+                process.send_signal(number)
+            (tmp_path / "end").write_text("\n")
+        output, errors = process.communicate(timeout=180)
+    assert (process.returncode, output, errors) == (0, "0: end\n" if ignored else "0: got\n", "")
+
+
+# A process that stays in the task's group, and one that leaves it.
+LEAVE = "(sleep 0.3; echo late) & setsid sh -c 'sleep 0.6; echo later' &"
+
+
+@pytest.mark.parametrize(("end", "status"), [("exit 0", 0), ("kill -KILL $$", 137)])
+def test_a_task_may_last_as_long_as_its_children(end: str, status: int) -> None:
+    options = ["--wait-for-children", "--no-label", "-n2"]
+    done = run("run", *options, "--", "bash", "-c", f"{LEAVE} {end}")
+    assert (done.returncode, sorted(done.stdout.split())) == (
+        status,
+        [*["late"] * 2, *["later"] * 2],
+    )
+
+
+@pytest.mark.parametrize(
+    ("options", "end", "status"), [([], "exit 0", 0), (["--wait-for-children"], "exit 3", 3)]
+)
+def test_a_task_ends_with_its_first_process_without_that_or_when_it_fails(
+    options: List[str], end: str, status: int
+) -> None:
+    done = run("run", *options, "--no-label", "--", "bash", "-c", f"(sleep 60; echo late) & {end}")
+    assert (done.returncode, done.stdout) == (status, "")
+
+
+def test_the_children_that_are_waited_for_get_the_signals_of_the_step(tmp_path: Path) -> None:
+    child = 'trap "echo told; exit 0" TERM; echo up; sleep 60 & wait'
+    script = f"sh -c '{child}' & echo $! > {tmp_path}/pid"
+    options = ["--wait-for-children", "--no-label", "-t", "0:01"]
+    done = run("run", *options, "--", "bash", "-c", script)
+    assert (done.returncode, done.stdout) == (143, "up\ntold\n")
+    assert ended(int((tmp_path / "pid").read_text()))
 
 
 def test_a_signal_without_a_limit_says_that_nothing_is_sent() -> None:
@@ -105,7 +167,7 @@ def preempted(*options: str) -> subprocess.Popen[str]:
 
 def test_a_preemption_ends_the_tasks_and_starts_them_again() -> None:
     with preempted("--requeue") as process:
-        output, errors = process.communicate(timeout=60)
+        output, errors = process.communicate(timeout=180)
     assert process.returncode == 0
     assert sorted(output.splitlines()) == ["0: 1", "0: told", "1: 1", "1: told"]
     assert errors == (
@@ -116,21 +178,198 @@ def test_a_preemption_ends_the_tasks_and_starts_them_again() -> None:
 
 def test_a_preemption_without_requeue_ends_the_tasks() -> None:
     with preempted() as process:
-        errors = process.communicate(timeout=60)[1]
+        errors = process.communicate(timeout=180)[1]
     assert process.returncode == 143
     assert errors.endswith("not started again: --requeue is not given\n")
 
 
 def test_preempt_after_concerns_the_first_start_alone() -> None:
     script = COUNT + "[ $SLURM_RESTART_COUNT ] || exec sleep 60"
-    done = run("run", "--requeue", "--preempt-after", "0.3", "--", "sh", "-c", script)
+    done = run("run", "--requeue", "--preempt-after", "0.3:start", "--", "sh", "-c", script)
     assert (done.returncode, done.stdout) == (0, "0: first\n0: 1\n")
 
 
-def test_nothing_is_restarted_after_ctrl_c() -> None:
+TRAINING = """
+import signal, sys
+from slurm_resolver.training_reports import READY, SAVED, report
+if "SLURM_RESTART_COUNT" in __import__("os").environ:
+    sys.exit(print("goes on"))
+def save(*_):
+    {save}
+    sys.exit(75)
+{start}
+signal.pause() if {waits} else None
+"""
+HANDLER = "signal.signal(signal.SIGTERM, save); report(READY)"
+
+
+@pytest.mark.parametrize(
+    ("after", "save", "start", "waits", "output", "said"),
+    [
+        ("0", "report(SAVED)", HANDLER, True, "goes on", ["preempted: ending all tasks"]),
+        (
+            *("0", "pass", HANDLER, True, "goes on"),
+            ["preempted: ending all tasks", "nothing was saved after the preemption"],
+        ),
+        (
+            *("99", "report(SAVED)", HANDLER, False, ""),
+            ["not preempted: the tasks ended before --preempt-after"],
+        ),
+        ("99", "pass", "", False, "", ["not preempted: --preempt-after has heard of no step"]),
+    ],
+    ids=["saved", "not saved", "too late", "no step"],
+)
+def test_a_planned_preemption_counts_from_the_first_step(
+    after: str, save: str, start: str, waits: bool, output: str, said: List[str]
+) -> None:
+    script = TRAINING.format(save=save, start=start, waits=waits)
+    options = ["--requeue", "--preempt-after", after]
+    done = run("run", "-n1", *options, "--", sys.executable, "-c", script)
+    assert (done.returncode, done.stdout) == (0, f"0: {output}\n" if output else "")
+    told = done.stderr.replace("slurm-resolver run: ", "").splitlines()
+    assert len(told) == len(said) + bool(output)  # and that it is started again
+    for line, wanted in zip(told, said):
+        assert line.startswith(wanted)
+
+
+def test_who_waits_for_a_first_step_is_told_so() -> None:
+    program = (
+        "import sys, slurm_resolver.local.step as step; step._USUAL_START = 0;"
+        "from slurm_resolver.cli import main; sys.exit(main(sys.argv[1:]))"
+    )
+    words = ["run", "--preempt-after", "0", "--", "sh", "-c", "sleep 9"]
+    with subprocess.Popen(
+        [sys.executable, "-c", program, *words], stderr=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stderr is not None
+        told = process.stderr.readline()
+        process.send_signal(signal.SIGUSR2)  # a preemption all the same, at once
+        assert "not started again: --requeue is not given" in process.stderr.read()
+    assert "--preempt-after waits for the first step" in told
+
+
+def test_a_restart_finds_no_files_open() -> None:
+    """Those of one start of 20 tasks are fewer than 64, and those of two are more."""
+    words = [
+        *COMMAND,
+        "run",
+        "-n20",
+        "--requeue",
+        "--",
+        "sh",
+        "-c",
+        "[ $SLURM_RESTART_COUNT ] || exit 75",
+    ]
+    done = subprocess.run(
+        ["bash", "-c", 'ulimit -n 64; exec "$@"', "bash", *words], capture_output=True, text=True
+    )
+    assert (done.returncode, "could be started" in done.stderr) == (0, False), done.stderr
+
+
+STEP = "echo $SLURM_JOB_ID.$SLURM_STEP_ID $SLURM_RESTART_COUNT;"
+
+
+def test_a_new_step_of_the_same_job_after_a_failure() -> None:
+    script = STEP + "[ $SLURM_STEP_ID = 1 ] || exec sleep 60"
+    options = ["-n2", "--restarts", "1", "--fail-after", "0.5:0"]
+    done = run("run", *options, "--", "sh", "-c", script)
+    assert done.returncode == 0
+    lines = sorted(line.rstrip() for line in done.stdout.splitlines())
+    assert [line.partition(".")[2] for line in lines] == ["0", "1", "0", "1"]
+    assert len({line[3:].partition(".")[0] for line in lines}) == 1  # the job
+    assert done.stderr.splitlines() == [
+        "slurm-resolver run: killing task 0 (--fail-after)",
+        "slurm-resolver run: task 0 was ended by SIGKILL; ending the other tasks",
+        "slurm-resolver run: restart 1 of at most 1 (--restarts): task 0 was ended by SIGKILL",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("options", "script", "status", "starts", "said"),
+    [
+        # the status of the last start, and the failure of the first
+        (
+            ["--restarts=2"],
+            "exit $((SLURM_STEP_ID + 3))",
+            5,
+            3,
+            "but --restarts is 2. The first failure: task 0 ended with exit status 3 in step 0",
+        ),
+        (["--restarts=9"], "echo no step 7 >&2; exit 3", 3, 2, "it was the same each time"),
+        (["--restarts=2"], "echo no step $SLURM_STEP_ID >&2; exit 3", 3, 3, "but --restarts is 2."),
+        (
+            ["--restarts=2"],
+            "echo training goes on from step $SLURM_STEP_ID; exit 3",
+            3,
+            3,
+            "but --restarts is 2.",
+        ),
+        (["--restarts=2", "-o/dev/stdout"], "exit 3", 3, 3, "but --restarts is 2. The first"),
+        (["--restarts=2", "-K0"], "[ $SLURM_STEP_ID = 1 ] || exit 3", 0, 2, "restart 1 of"),
+        ([], "exit 3", 3, 1, "task 0 ended with exit status 3"),
+        # asks for a requeue, which is not given
+        (["--restarts=2"], "exit 75", 75, 1, "task 0 ended with exit status 75"),
+        (
+            ["--restarts=1", "--requeue"],
+            "[ $SLURM_RESTART_COUNT ] || exit 75; [ $SLURM_STEP_ID = 1 ] || exit 3",
+            0,
+            3,
+            "restart 1 of at most 1 (--restarts): task 0 ended with exit status 3",
+        ),
+        # the time limit is that of the job
+        (["--restarts=9", "-t0:04"], "sleep 2.5; exit 3", 143, 2, "the time limit of 4 s is"),
+        (["--restarts=9", "-t0:01"], "exec sleep 9", 143, 1, "the time limit of 1 s is"),
+        (["--restarts=9", "--preempt-after=1:start"], "sleep 9", 143, 1, "--requeue is not given"),
+    ],
+)
+def test_restarts(options: List[str], script: str, status: int, starts: int, said: str) -> None:
+    done = run("run", *options, "--", "sh", "-c", f"{STEP} {script}")
+    assert done.returncode == status
+    assert len(re.findall(r"^(?:\d: )?\d+\.\d+\b", done.stdout, re.M)) == starts
+    assert said in [line for line in done.stderr.splitlines() if "slurm-resolver run:" in line][-1]
+
+
+SAME = "echo no step 7 >&2; exit 3"
+OTHER = "echo no step $SLURM_STEP_ID >&2; exit 3"
+
+
+@pytest.mark.parametrize(
+    ("options", "script", "starts"),
+    [
+        ("-n2 -o out-%t", SAME, 2),
+        ("-n2 -o out-%t", OTHER, 3),
+        ("-n2 -o out", SAME, 2),
+        ("-n2 -o out", OTHER, 3),
+        ("-n2 -o out --open-mode=append", SAME, 2),
+        ("-n2 -o out-%s --label", SAME, 2),
+        ("-n2 -e errors", SAME, 2),
+        ("-n2 -e errors", OTHER, 3),
+        ("-n2 -o out -e errors", f"echo $RANDOM; {SAME}", 2),
+        ("-n2 -o out -e errors", "echo training goes on from step $SLURM_STEP_ID; exit 3", 3),
+        ("-n1 --no-label", SAME, 2),
+        ("-n1 --no-label", OTHER, 3),
+        ("-n2 -o none", SAME, 3),  # nobody knows what they said
+    ],
+)
+def test_failures_are_compared_wherever_the_output_goes(
+    options: str, script: str, starts: int, tmp_path: Path
+) -> None:
+    words = ["run", "--restarts=2", "-D", str(tmp_path), *options.split()]
+    (tmp_path / "out").write_text("no step of another job\n")
+    script = f"touch start-$SLURM_STEP_ID; [ $SLURM_PROCID = 0 ] || exec sleep 60; {script}"
+    done = subprocess.run(
+        [*COMMAND, *words, "--", "bash", "-c", script], capture_output=True, text=True, cwd=tmp_path
+    )
+    assert done.returncode == 3
+    assert len(list(tmp_path.glob("start-*"))) == starts, done.stderr
+    assert ("it was the same each time" in done.stderr) == (starts == 2), done.stderr
+
+
+@pytest.mark.parametrize("restart", ["--requeue", "--restarts=3"])
+def test_nothing_is_restarted_after_ctrl_c(restart: str) -> None:
     script = "trap 'exit 75' INT; echo up; sleep 60 & wait"
     with subprocess.Popen(
-        [*COMMAND, "run", "-n2", "--requeue", "--", "sh", "-c", script],
+        [*COMMAND, "run", "-n2", restart, "--", "sh", "-c", script],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -139,7 +378,7 @@ def test_nothing_is_restarted_after_ctrl_c() -> None:
         for _ in range(2):
             process.stdout.readline()
         process.send_signal(signal.SIGINT)
-        output, errors = process.communicate(timeout=60)
+        output, errors = process.communicate(timeout=180)
     assert (process.returncode, output) == (130, "")
     assert errors == "slurm-resolver run: SIGINT: ending all tasks\n"
 
@@ -167,10 +406,26 @@ def test_nothing_is_restarted_after_ctrl_c() -> None:
         (["--requeue-exit", "0"], "--requeue-exit '0': expected exit statuses from 1 to 255"),
         (["--requeue-exit", "x"], "--requeue-exit 'x': expected exit statuses"),
         (["--max-restarts", "-1"], "--max-restarts -1: expected a number of restarts from 0"),
-        (["--preempt-after", "-1"], "--preempt-after -1.0: expected seconds, 0 or more"),
+        (["--restarts", "-1"], "--restarts -1: expected a number of restarts from 0"),
+        (
+            ["--fail-after", "-1"],
+            "--fail-after '-1': expected seconds from 0 on, and a rank from 0",
+        ),
+        (["--fail-after", "2:1"], "--fail-after '2:1': expected seconds from 0 on, and a rank"),
+        (["--fail-after", "nan"], "--fail-after 'nan': expected seconds from 0 on, and a rank"),
+        (["--preempt-after", "-1"], "--preempt-after '-1': expected seconds after the first step"),
+        (["--preempt-after", "nan"], "--preempt-after 'nan': expected seconds after the first"),
+        (["--preempt-after", "2:end"], "after the start of the tasks, as 20:start"),
         (["-m", "heap"], "--distribution 'heap': expected block, cyclic or plane=SIZE"),
         (["-m", "arbitrary"], "arbitrary needs Slurm"),
-        (["--gpu-bind", "map:1"], "--gpu-bind 'map:1': expected none, closest, single:N"),
+        (["--gpu-bind", "map"], "--gpu-bind 'map': expected none, closest, single:N"),
+        (["--gpu-bind", "map:1"], "map cannot be simulated here. List the GPUs in that"),
+        (["--gpus=-1"], "--gpus '-1': expected a number of GPUs, as 2, or with a type, as a100:2"),
+        (["--gpus-per-node", "a:b"], "--gpus-per-node 'a:b': expected a number of GPUs"),
+        (["--gpus-per-task", "9999"], "--gpus-per-task '9999': expected a number of GPUs"),
+        (["--tres-per-task=mem=1"], "--tres-per-task 'mem=1': expected cpu=N and gres/gpu=N"),
+        (["--tres-per-task=cpu=0"], "'cpu=0': expected cpu once, with a number from 1 to 4096"),
+        (["--ignore-signals", "CONT"], "'CONT': expected signals out of HUP, INT, QUIT, TERM"),
         (["--gpu-bind", "map_gpu:1,0"], "map_gpu cannot be simulated here. List the GPUs in that"),
         (["--gpu-bind", "verbose,mask_gpu:0x3"], "mask_gpu cannot be simulated here."),
         (["--gpu-bind", "single:0"], "--gpu-bind 'single:0': expected"),
@@ -178,7 +433,8 @@ def test_nothing_is_restarted_after_ctrl_c() -> None:
         (["--cpu-bind", "map_ldom:0,1"], "map_ldom cannot be simulated"),
         (["--cpu-bind", "map_cpu:1,0"], "map_cpu cannot be simulated here, as it is about one"),
         (["--cpu-bind", "v,mask_cpu:0x3"], "Use cores or threads here; on Slurm give this to srun"),
-        (["--cpu-bind", "fast"], "--cpu-bind 'fast': expected none, rank, cores"),
+        (["--cpu-bind", "fast"], "--cpu-bind 'fast': expected none, cores or threads"),
+        (["--cpu-bind", "cores,none"], "--cpu-bind 'cores,none': expected none, cores or threads"),
         (["-n", "4000", "--cpu-bind", "threads"], "4000 tasks need 4000 CPUs, but this process"),
         (["-o", "no/such/folder/%t"], "cannot write to 'no/such/folder/0' (No such file"),
         (["--chdir", "/no/such"], "--chdir '/no/such' is not a directory"),

@@ -13,7 +13,7 @@ COMMAND = [sys.executable, "-m", "slurm_resolver"]
 
 def run(*arguments: str, **keywords: Any) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [*COMMAND, *arguments], capture_output=True, text=True, timeout=60, check=False, **keywords
+        [*COMMAND, *arguments], capture_output=True, text=True, timeout=180, check=False, **keywords
     )
 
 
@@ -45,4 +45,4 @@ def files(folder: Path) -> Dict[str, List[str]]:
 
 # What the fields of an output file's name stand for, in rank 3 of a step.
 FIELDS = {"j": "42", "A": "42", "s": "7", "J": "42.7", "N": "n9", "n": "0", "x": "na me"}
-FIELDS = {**FIELDS, "u": "ada", "a": "4294967294", "t": "3"}
+FIELDS = {**FIELDS, "u": "ada", "S": "s979M80MM0MZ00", "t": "3"}

@@ -6,9 +6,10 @@ from typing import Dict, List, Optional, Tuple
 
 import pytest
 
-from slurm_resolver.errors import GpuError
+from slurm_resolver.errors import GpuError, LaunchError
 from slurm_resolver.local.cpus import bind_cpus
 from slurm_resolver.local.gpus import GpuRequest, srun_gpu_variables
+from slurm_resolver.local.tres import task_resources
 from slurm_resolver.slurm.gpu_variables import CUDA
 
 
@@ -28,7 +29,9 @@ def gpus(request: GpuRequest, tasks: int, **environ: str) -> List[Optional[str]]
         (GpuRequest(per_node=3), 2, "4,5,6", ["4,5,6", "4,5,6"]),
         (GpuRequest(per_task=1), 2, "7,3", ["7", "3"]),
         (GpuRequest(per_task=1), 2, "GPU-aa,MIG-bb", ["GPU-aa", "MIG-bb"]),
-        (GpuRequest(2, bind="none"), 2, "4,5", [None, None]),
+        (GpuRequest(2, bind="none"), 2, "4,5", ["4,5", "4,5"]),
+        (GpuRequest(4, bind="single:1"), 1, "4,5,6,7", ["4"]),
+        (GpuRequest(2, bind="single:2"), 6, "4,5", ["4", "4", "5", "5", "4", "5"]),
         (GpuRequest(0), 2, "4,5", ["", ""]),
         (GpuRequest(), 2, "4,5", [None, None]),  # none asked for: the launcher's variables stay
     ],
@@ -105,7 +108,10 @@ CORES = {0: (0, 4), 1: (1, 5), 4: (0, 4), 5: (1, 5), 6: (6,)}
         (None, 2, 2, [(0, 1), (4, 5)], "quiet,mask_cpu:0x3,0x30"),
         (None, 3, 2, None, None),  # not enough
         ("none", 2, 2, None, "quiet,none"),
-        ("rank", 2, None, [(0,), (1,)], "quiet,rank"),
+        ("rank", 2, None, [(0,), (1,)], "quiet,mask_cpu:0x1,0x2"),  # the word is ignored
+        ("rank", 5, None, None, None),  # not enough
+        ("Verbose", 2, None, [(0,), (1,)], "verbose,mask_cpu:0x1,0x2"),
+        ("one_thread,v", 2, None, [(0,), (1,)], "verbose,mask_cpu:0x1,0x2"),
         ("threads", 3, None, [(0,), (1,), (4,)], "quiet,mask_cpu:0x1,0x2,0x10"),
         ("v,threads", 1, 2, [(0, 1)], "verbose,mask_cpu:0x3"),
         ("cores", 2, None, [(0, 4), (1, 5)], "quiet,mask_cpu:0x11,0x22"),
@@ -123,3 +129,47 @@ def test_cpu_binding(
     bound = bind_cpus(option, tasks, each, [0, 1, 4, 5], CORES.__getitem__)
     assert bound.cpus == expected
     assert bound.variables.get("SLURM_CPU_BIND") == shown
+
+
+@pytest.mark.parametrize(
+    ("tres_per_task", "cpus", "gpus", "expected"),
+    [
+        (None, None, None, (None, None, None)),
+        (None, 2, None, (2, None, "cpu=2")),
+        (None, 2, "a100:1", (2, 1, "cpu=2,gres/gpu:a100=1")),
+        (None, None, "0", (None, 0, None)),
+        ("gres/gpu:1", None, None, (None, 1, "gres/gpu:1")),
+        ("gres/gpu=1", None, None, (None, 1, "gres/gpu=1")),
+        ("gres:gpu:a100:2", None, None, (None, 2, "gres/gpu:a100:2")),
+        ("gres/gpu:a100", 3, None, (3, 1, "cpu=3,gres/gpu:a100")),
+        ("cpu=2,gres/gpu:a100=1", None, None, (2, 1, "cpu=2,gres/gpu:a100=1")),
+        ("cpu:2", None, "4", (2, 4, "gres/gpu=4,cpu:2")),
+    ],
+)
+def test_what_each_task_gets(
+    tres_per_task: Optional[str],
+    cpus: Optional[int],
+    gpus: Optional[str],
+    expected: Tuple[Optional[int], Optional[int], Optional[str]],
+) -> None:
+    assert task_resources(tres_per_task, cpus, gpus) == expected
+
+
+@pytest.mark.parametrize(
+    ("tres_per_task", "cpus", "gpus", "message"),
+    [
+        ("", None, None, "--tres-per-task '': expected cpu=N and gres/gpu=N"),
+        ("gpu=1", None, None, "--tres-per-task 'gpu=1': expected"),
+        ("cpu=2,license/x=1", None, None, "What else Slurm counts cannot be simulated here"),
+        ("gres/gpu=1,gres/gpu=1", None, None, "expected gres/gpu once, with a number from 0"),
+        ("cpu=5000", None, None, "expected cpu once, with a number from 1 to 4096"),
+        ("cpu=2", 2, None, "--tres-per-task 'cpu=2' and --cpus-per-task both say cpu"),
+        ("gres/gpu", None, "1", "and --gpus-per-task both say gres/gpu: expected one of them"),
+    ],
+)
+def test_what_no_task_can_get(
+    tres_per_task: str, cpus: Optional[int], gpus: Optional[str], message: str
+) -> None:
+    with pytest.raises(LaunchError) as caught:
+        task_resources(tres_per_task, cpus, gpus)
+    assert message in str(caught.value)
