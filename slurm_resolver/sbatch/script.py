@@ -12,13 +12,18 @@ import shlex
 from typing import List, Optional, Sequence
 
 from slurm_resolver.preemption.requeue import REQUEUE_STATUS
+from slurm_resolver.sbatch.requeue_lines import requeue_lines
 from slurm_resolver.sbatch.settings import (
+    SIGNAL_EARLY_SECONDS,
     BatchSettings,
+    all_nodes,
+    all_ps_nodes,
     check_settings,
     job_signal,
     seconds_after_signal,
 )
 from slurm_resolver.version import __version__
+from slurm_resolver.wording import counted
 
 
 def batch_file(settings: BatchSettings) -> str:
@@ -54,6 +59,8 @@ def _all_directives(settings: BatchSettings) -> List[str]:
             "#SBATCH --requeue",
             "#SBATCH --open-mode=append",
         ]
+    elif settings.restarts is not None and settings.ps_nodes is not None:
+        lines += [_NOT_IN_PARTS, "#SBATCH --no-requeue"]
     signal = job_signal(settings)
     if signal is not None:
         seconds = seconds_after_signal(settings)
@@ -63,7 +70,10 @@ def _all_directives(settings: BatchSettings) -> List[str]:
         ]
     if settings.ps_nodes is not None:
         lines += [f"# Component 0: the workers ({tasks})."]
-    lines += _directives("nodes", settings.nodes)
+    if settings.restarts is not None:
+        lines += _node_failures(settings)
+    lines += _directives("nodes", all_nodes(settings))
+    lines += _directives("segment", settings.segment)
     lines += _directives("ntasks-per-node", settings.tasks_per_node)
     if settings.gpus_per_node is not None:
         lines += _gpu_directives(settings)
@@ -74,9 +84,11 @@ def _all_directives(settings: BatchSettings) -> List[str]:
             _BLOCK_DISTRIBUTION,
             "#SBATCH hetjob",
             f"# Component 1: the chief and the parameter servers ({servers}), without GPUs.",
-            *_directives("nodes", settings.ps_nodes),
-            *_directives("ntasks", servers + 1),
+            *(_node_failures(settings, servers=True) if settings.restarts is not None else []),
+            *_directives("nodes", all_ps_nodes(settings)),
+            *_server_tasks(settings, servers + 1),
             *(["#SBATCH --requeue"] if settings.requeue else []),
+            *(["#SBATCH --no-requeue"] if "#SBATCH --no-requeue" in lines else []),
             *_directives("signal", signal),
             *_resources(settings, settings.ps_partition or settings.partition),
             _BLOCK_DISTRIBUTION,
@@ -84,6 +96,24 @@ def _all_directives(settings: BatchSettings) -> List[str]:
     return lines
 
 
+def _node_failures(settings: BatchSettings, servers: bool = False) -> List[str]:
+    lines = ["# A node that fails does not end the job: supervise, below, goes on without it."]
+    nodes, spare = settings.nodes, settings.spare_nodes
+    if servers:
+        lines, nodes, spare = [], settings.ps_nodes or 0, settings.ps_spare_nodes
+    if spare:
+        lines += [f"# {counted(nodes, 'node')} for the step, {spare} to spare."]
+    return [*lines, "#SBATCH --no-kill"]
+
+
+def _server_tasks(settings: BatchSettings, tasks: int) -> List[str]:
+    """Returns how many tasks there are: with spare nodes on each, as there may be more nodes."""
+    if not settings.ps_spare_nodes:
+        return _directives("ntasks", tasks)
+    return _directives("ntasks-per-node", -(-tasks // (settings.ps_nodes or 1)))
+
+
+_NOT_IN_PARTS = "# Else Slurm may requeue one component alone, when all its nodes have failed."
 _BLOCK_DISTRIBUTION = "#SBATCH --distribution=block  # no variable tells a step what the default is"
 
 
@@ -190,6 +220,13 @@ def _step_options(settings: BatchSettings) -> List[str]:
     return [*lines, f"step=({' '.join(words)})"]
 
 
+def _check_options(settings: BatchSettings) -> str:
+    # with spare nodes there are more tasks in the checks than in the training
+    fits = not settings.spare_nodes or -1 in (settings.jobs or {}).values()
+    fits = fits and not settings.ps_spare_nodes
+    return _cluster_options(settings) if fits else ""
+
+
 def _cluster_options(settings: BatchSettings) -> str:
     options = ""
     if settings.jobs:
@@ -209,7 +246,7 @@ def _preflight(settings: BatchSettings) -> List[str]:
         "# Takes a second, and finds what TensorFlow would silently wait for: a missing task, a",
         "# name that does not resolve, a port that is taken or cannot be reached.",
         _SRUN_STEP.format("--kill-on-bad-exit=1"),
-        f"    slurm-resolver check --timeout {settings.wait}{_cluster_options(settings)}",
+        f"    slurm-resolver check --timeout {settings.wait}{_check_options(settings)}",
     ]
 
 
@@ -242,12 +279,39 @@ def _training(settings: BatchSettings) -> List[str]:
     run.append("    " + " ".join([*words, '"$@"']))
     if not settings.requeue:
         why = "# --kill-on-bad-exit: else the other tasks wait for one that has failed."
-        return [why, *lines, _SRUN_STEP.format("--kill-on-bad-exit=1"), *run]
+        return [why, *lines, *_step(settings, "--kill-on-bad-exit=1"), *run]
     seconds = seconds_after_signal(settings)
     why_wait = [line.format(status=REQUEUE_STATUS, seconds=seconds) for line in _WHY_WAIT]
-    step = _SRUN_STEP.format(f"--kill-on-bad-exit=0 --wait={seconds}")
+    step = _step(settings, f"--kill-on-bad-exit=0 --wait={seconds}")
     run[-1] += " || status=$?"
-    return ["status=0", *why_wait, *lines, step, *run, "", *_requeue(settings)]
+    return ["status=0", *why_wait, *lines, *step, *run, "", *requeue_lines(settings)]
+
+
+def _step(settings: BatchSettings, srun_options: str) -> List[str]:
+    step = _SRUN_STEP.format(srun_options)
+    if settings.restarts is None:
+        return [step]
+    options = [f"--restarts {settings.restarts}"]
+    if settings.requeue:
+        # no start that the signal before the time limit would find half made
+        least_time = seconds_after_signal(settings) + SIGNAL_EARLY_SECONDS
+        options.append(f"--requeue --least-time {least_time}")
+    options.append(f"\\\n    --nodes {settings.nodes}")
+    if settings.min_nodes is not None:
+        options.append(f"--min-nodes {settings.min_nodes}")
+    options.append(f"--ntasks-per-node {settings.tasks_per_node}")
+    if settings.ps_nodes is not None:
+        tasks = (settings.jobs or {})["ps"] + 1
+        options.append(f"\\\n    --ps-nodes {settings.ps_nodes} --ps-tasks {tasks}")
+    if settings.log_dir is not None:
+        options.append(f"--log-dir {shell_word(settings.log_dir)}")
+    lines = [
+        "# supervise: starts the step again, on nodes that are healthy, when a task or a node has",
+        "# failed, and says why.",
+    ]
+    if settings.requeue:
+        lines += ["# It also ends the other tasks of one that fails without asking for a requeue."]
+    return [*lines, f"slurm-resolver supervise {' '.join(options)} -- \\", f"    {step}"]
 
 
 _WHY_WAIT = (
@@ -256,22 +320,3 @@ _WHY_WAIT = (
     "# --kill-on-bad-exit=1 would end the other tasks while they save, and turn the status into",
     "# 143. --wait ends them {seconds} s after the first task has ended, whatever its status is.",
 )
-
-
-def _requeue(settings: BatchSettings) -> List[str]:
-    return [
-        f'if [ "$status" -eq {REQUEUE_STATUS} ]; then',
-        f'    if [ "${{SLURM_RESTART_COUNT:-0}}" -ge {settings.max_restarts} ]; then',
-        f'        echo "not requeued: restarted {settings.max_restarts} times already" >&2',
-        '        exit "$status"',
-        "    fi",
-        "    # The last task of an array has the array's own job id: requeue that task alone.",
-        "    job=$SLURM_JOB_ID",
-        '    if [ -n "${SLURM_ARRAY_JOB_ID:-}" ]; then',
-        "        job=${SLURM_ARRAY_JOB_ID}_${SLURM_ARRAY_TASK_ID}",
-        "    fi",
-        '    scontrol requeue "$job"',
-        "    sleep 60  # Slurm ends this script meanwhile",
-        "fi",
-        'exit "$status"',
-    ]

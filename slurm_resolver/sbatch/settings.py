@@ -13,12 +13,13 @@ from typing import Dict, Mapping, NamedTuple, Optional, Sequence, Tuple
 from slurm_resolver.cluster.roles import job_counts
 from slurm_resolver.errors import LaunchError
 from slurm_resolver.slurm.time_limit import parse_time
+from slurm_resolver.wording import counted
 
 DEFAULT_SIGNAL = "USR1@120"
 DEFAULT_TIME = "01:00:00"
 
 # Slurm sends the signal up to this much earlier than asked.
-_SIGNAL_EARLY_SECONDS = 60
+SIGNAL_EARLY_SECONDS = 60
 _SIGNAL_NAMES = "HUP INT QUIT ABRT ALRM TERM USR1 USR2 URG CONT TSTP TTIN TTOU"
 
 
@@ -29,6 +30,12 @@ class BatchSettings(NamedTuple):
         jobs: counts by job name as `resolve` takes them; None for workers only.
         ps_nodes: the number of further nodes, without GPUs, for the chief and the parameter
             servers: a heterogeneous job, in which `nodes` and `tasks_per_node` are the workers'.
+        restarts: how often the step is started again inside the allocation, by `slurm-resolver
+            supervise`; None for a plain srun.
+        spare_nodes: how many nodes are asked for beside `nodes`, for restarts.
+        ps_spare_nodes: the same, beside `ps_nodes`.
+        min_nodes: with how many nodes a restart may go on; None for `nodes`.
+        segment: how many of `nodes` at a time lie in one block (topology/block, from Slurm 24.11).
     """
 
     command: Sequence[str]
@@ -46,6 +53,12 @@ class BatchSettings(NamedTuple):
     account: Optional[str] = None
     qos: Optional[str] = None
     constraint: Optional[str] = None
+    segment: Optional[int] = None
+    restarts: Optional[int] = None
+    spare_nodes: Optional[int] = None
+    ps_spare_nodes: Optional[int] = None
+    min_nodes: Optional[int] = None
+    log_dir: Optional[str] = None
     array: Optional[str] = None
     exclusive: bool = False
     requeue: bool = False
@@ -57,6 +70,9 @@ class BatchSettings(NamedTuple):
     modules: Sequence[str] = ()
     env_setup: Sequence[str] = ()
 
+
+# of a component of a heterogeneous job that is to outlive a node: supervision/components.py
+LEAST_NODES = 2
 
 _COUNT = "a whole number from 1 on"
 # by field: the pattern of a valid value, and what a message says that it expected
@@ -74,12 +90,13 @@ _GRAMMARS: Dict[str, Tuple[str, str]] = {
     # the output file has this name, and a slash in it would name a missing folder
     "job_name": (r"[^/]+", "a name without a slash, as the output file is called after it"),
 }
-_TEXTS = ("job_name", "partition", "ps_partition", "account", "qos", "constraint")
+_TEXTS = ("log_dir", "job_name", "partition", "ps_partition", "account", "qos", "constraint")
 
 
 def check_settings(settings: BatchSettings) -> None:
     """Raises LaunchError for a value that is not valid, JobsError for jobs that do not fit."""
-    for name in ("nodes", "tasks_per_node", "cpus_per_task", "ps_nodes", "max_restarts", "wait"):
+    counts = ("nodes", "tasks_per_node", "cpus_per_task", "ps_nodes", "max_restarts", "wait")
+    for name in (*counts, "segment", "restarts", "spare_nodes", "ps_spare_nodes", "min_nodes"):
         count = getattr(settings, name)
         if count is not None and not 1 <= count <= 1_000_000:
             raise _refused(name, count, _COUNT)
@@ -91,12 +108,18 @@ def check_settings(settings: BatchSettings) -> None:
         value = getattr(settings, name)
         if value is not None and re.fullmatch(pattern, value, re.ASCII) is None:
             raise _refused(name, value, expected)
+    if settings.segment is not None and all_nodes(settings) % settings.segment:
+        spare = " and --spare-nodes together," if settings.spare_nodes else ""
+        raise LaunchError(
+            f"--segment {settings.segment}: expected a number that divides --nodes{spare} "
+            f"{all_nodes(settings)}, as sbatch does."
+        )
     limit = parse_time(settings.time)
-    earliest = seconds_after_signal(settings) + _SIGNAL_EARLY_SECONDS  # before the time limit
+    earliest = seconds_after_signal(settings) + SIGNAL_EARLY_SECONDS  # before the time limit
     if job_signal(settings) and limit is not None and limit <= earliest:
         raise LaunchError(
             f"--time {settings.time} and --signal {job_signal(settings)}: Slurm sends the signal "
-            f"up to {_SIGNAL_EARLY_SECONDS} s early, so that it could come as the job starts; "
+            f"up to {SIGNAL_EARLY_SECONDS} s early, so that it could come as the job starts; "
             f"expected a time of more than {earliest} s."
         )
     for line in settings.env_setup:
@@ -106,6 +129,7 @@ def check_settings(settings: BatchSettings) -> None:
             raise _refused("module", module, "the name of a module")
     _check_command(settings.command)
     _check_jobs(settings)
+    _check_restarts(settings)
 
 
 def _check_shell_line(line: str) -> None:
@@ -150,13 +174,63 @@ def _check_jobs(settings: BatchSettings) -> None:
         tasks += jobs["ps"] + 1
     if any(count < 0 for name, count in jobs.items() if name == "ps"):
         raise LaunchError(f"jobs={dict(jobs)!r}: expected a number of parameter servers.")
-    counts = job_counts(settings.jobs, tasks)
+    each = counted(settings.tasks_per_node, "task")
+    place = f"{counted(settings.nodes, 'node')} with {each} each"
+    counts = job_counts(
+        settings.jobs,
+        tasks,
+        f"{place} (--nodes, --tasks-per-node) have {{tasks}}",
+        "ask for more nodes, or tasks on each: {needed} in all",
+    )
     if set(counts) <= {"chief", "ps", "evaluator"}:
         raise LaunchError(
-            f"jobs={dict(jobs)!r} leave none of the {tasks} tasks "
-            f"({settings.nodes} nodes, {settings.tasks_per_node} tasks on each) for a worker: "
+            f"jobs={dict(jobs)!r} leave none of the {counted(tasks, 'task')} "
+            f"({place}) for a worker: "
             "expected fewer others, or more --nodes or --tasks-per-node."
         )
+
+
+def _check_restarts(settings: BatchSettings) -> None:
+    least = settings.min_nodes
+    if settings.restarts is None:
+        for name in ("spare_nodes", "ps_spare_nodes", "min_nodes", "log_dir"):
+            if getattr(settings, name) is not None:
+                raise _refused(name, getattr(settings, name), "--restarts N as well")
+        return
+    if settings.ps_nodes is None and settings.ps_spare_nodes is not None:
+        raise _refused("ps_spare_nodes", settings.ps_spare_nodes, "--ps-nodes N as well")
+    for option, spare, count in (
+        ("--nodes", "--spare-nodes", all_nodes(settings)),
+        ("--ps-nodes", "--ps-spare-nodes", all_ps_nodes(settings)),
+    ):
+        if settings.ps_nodes is not None and count < LEAST_NODES:
+            raise LaunchError(
+                f"--restarts with --ps-nodes and only one node of {option}: Slurm ends a component "
+                "of a heterogeneous job when a node fails and it has no other, or requeues it by "
+                f"itself and leaves the rest of the job running; expected {spare} 1, or another "
+                f"number of {option}."
+            )
+    if least is None:
+        return
+    if least > settings.nodes:
+        raise _refused("min_nodes", least, f"at most --nodes {settings.nodes}")
+    jobs = settings.jobs or {}
+    if least < settings.nodes and jobs and -1 not in jobs.values():
+        raise LaunchError(
+            f"--min-nodes {least} and jobs={dict(jobs)!r}: with fewer nodes there are fewer tasks; "
+            "expected one job to be -1, the rest."
+        )
+    _check_jobs(settings._replace(nodes=least))
+
+
+def all_nodes(settings: BatchSettings) -> int:
+    """Returns how many nodes the job asks for, the spare ones included."""
+    return settings.nodes + (settings.spare_nodes or 0)
+
+
+def all_ps_nodes(settings: BatchSettings) -> int:
+    """Returns how many nodes the second component asks for, the spare ones included."""
+    return (settings.ps_nodes or 0) + (settings.ps_spare_nodes or 0)
 
 
 def _refused(name: str, value: object, expected: str) -> LaunchError:

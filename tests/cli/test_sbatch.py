@@ -106,18 +106,40 @@ status=0
 "${{step[@]}}" --kill-on-bad-exit=0 --wait=90 \\
     python train.py --name '$x' "$@" || status=$?
 
+# From 24.05 on Slurm itself requeues a job that it preempts, when this script ends in the
+# job's GraceTime. Requeued here as well, the job would start once too often.
+requeued_by_slurm() {{
+    local cluster job mode=
+    cluster=$(scontrol show config) job=$(scontrol show job "$1")
+    [[ $job == *" Requeue=1 "*" PreemptTime="[0-9]* ]] || return
+    [[ $cluster =~ SLURM_VERSION[[:blank:]=]+([0-9]+)[.]([0-9]+) ]] || return
+    [ "${{BASH_REMATCH[1]}}${{BASH_REMATCH[2]}}" -ge 2405 ] || return
+    if [[ $cluster == *preempt/qos* && $job =~ QOS=([^[:space:]]+) ]]; then
+        mode=$(scontrol show assoc_mgr qos="${{BASH_REMATCH[1]}}" flags=qos)
+        [[ $mode == *PreemptMode=OFF* ]] && mode=$cluster
+    elif [[ $job =~ Partition=([^[:space:]]+) ]]; then
+        mode=$(scontrol show partition "${{BASH_REMATCH[1]}}")
+    fi
+    [[ $mode =~ PreemptMode[[:blank:]=]+[A-Z,]*REQUEUE ]]
+}}
+
+# The last task of an array has the array's own job id: requeue that task alone.
+job=$SLURM_JOB_ID
+if [ -n "${{SLURM_ARRAY_JOB_ID:-}}" ]; then
+    job=${{SLURM_ARRAY_JOB_ID}}_${{SLURM_ARRAY_TASK_ID}}
+fi
 if [ "$status" -eq 75 ]; then
     if [ "${{SLURM_RESTART_COUNT:-0}}" -ge 3 ]; then
         echo "not requeued: restarted 3 times already" >&2
-        exit "$status"
+        scontrol update JobId="$job" Requeue=0  # nor by Slurm itself
+    elif ! requeued_by_slurm "$job"; then
+        scontrol requeue "$job"
+        sleep 60  # Slurm ends this script meanwhile
     fi
-    # The last task of an array has the array's own job id: requeue that task alone.
-    job=$SLURM_JOB_ID
-    if [ -n "${{SLURM_ARRAY_JOB_ID:-}}" ]; then
-        job=${{SLURM_ARRAY_JOB_ID}}_${{SLURM_ARRAY_TASK_ID}}
-    fi
-    scontrol requeue "$job"
-    sleep 60  # Slurm ends this script meanwhile
+elif [[ $status != 0 && $(scontrol show job "$job") == *ExpeditedRequeue=Yes* ]] &&
+    ! requeued_by_slurm "$job"; then
+    # After sbatch --requeue=expedite Slurm would requeue a job that failed, and hold it.
+    scontrol update JobId="$job" Requeue=0
 fi
 exit "$status"
 """
@@ -146,6 +168,53 @@ def test_a_job_with_a_name_of_its_own(capsys: pytest.CaptureFixture[str]) -> Non
     assert "    slurm-resolver exec --wait 120 --jobs mesh=-1 -- \\\n" in text
 
 
+def test_segments_of_a_block_topology(capsys: pytest.CaptureFixture[str]) -> None:
+    text = printed("-N 4 --segment 2", "python train.py", capsys)
+    assert "#SBATCH --nodes=4\n#SBATCH --segment=2\n#SBATCH --ntasks-per-node=1\n" in text
+
+
+SUPERVISED = """\
+# supervise: starts the step again, on nodes that are healthy, when a task or a node has
+# failed, and says why.
+slurm-resolver supervise --restarts 3 \\
+    --nodes 4 --min-nodes 3 --ntasks-per-node 2 -- \\
+    "${step[@]}" --kill-on-bad-exit=1 \\
+    slurm-resolver exec --wait 120 -- \\
+    python train.py "$@"
+"""
+
+
+def test_restarts_inside_the_allocation(capsys: pytest.CaptureFixture[str]) -> None:
+    options = "-N 4 --tasks-per-node 2 --restarts 3 --spare-nodes 2 --min-nodes 3 --exec"
+    text = printed(options, "python train.py", capsys)
+    assert "# 4 nodes for the step, 2 to spare.\n#SBATCH --no-kill\n#SBATCH --nodes=6\n" in text
+    assert text.endswith(SUPERVISED)
+
+
+def test_a_log_of_each_task(capsys: pytest.CaptureFixture[str]) -> None:
+    text = printed("-N 2 --restarts 2 --log-dir 'my logs'", "python train.py", capsys)
+    assert "--nodes 2 --ntasks-per-node 1 --log-dir 'my logs' -- \\\n" in text
+
+
+def test_restarts_and_a_requeue(capsys: pytest.CaptureFixture[str]) -> None:
+    text = printed("-N 2 --restarts 9 --requeue --signal USR1@300", "python train.py", capsys)
+    assert "#SBATCH --no-kill\n#SBATCH --nodes=2\n" in text
+    assert (
+        "slurm-resolver supervise --restarts 9 --requeue --least-time 360 \\\n"
+        "    --nodes 2 --ntasks-per-node 1 -- \\\n"
+        '    "${step[@]}" --kill-on-bad-exit=0 --wait=300 \\\n'
+        '    python train.py "$@" || status=$?\n'
+    ) in text
+
+
+def test_the_checks_are_of_all_nodes(capsys: pytest.CaptureFixture[str]) -> None:
+    """Counts without a rest are those of the training, which has fewer tasks than the checks."""
+    checks = "    slurm-resolver check --timeout 120"
+    for jobs, told in (("ps=1,worker=-1", " --jobs ps=1,worker=-1"), ("ps=1,worker=1", "")):
+        text = printed(f"-N 2 --restarts 1 --spare-nodes 1 --jobs {jobs}", "python a.py", capsys)
+        assert f"{checks}{told}\n" in text
+
+
 def test_exec_starts_both_steps_with_the_same_jobs(capsys: pytest.CaptureFixture[str]) -> None:
     text = printed("-N 4 --jobs ps=2,worker=-1 --exec --wait 9", "./train {index}", capsys)
     assert "    slurm-resolver check --timeout 9 --jobs ps=2,worker=-1\n" in text
@@ -172,10 +241,35 @@ def test_parameter_servers_on_further_nodes(capsys: pytest.CaptureFixture[str]) 
     ]
 
 
+def test_parameter_servers_that_are_restarted(capsys: pytest.CaptureFixture[str]) -> None:
+    options = (
+        "-N 4 --tasks-per-node 2 --ps 3 --ps-nodes 2 --restarts 5 --spare-nodes 1 "
+        "--ps-spare-nodes 1"
+    )
+    text = printed(options, "python train.py", capsys)
+    workers, servers = text.split("#SBATCH hetjob\n")
+    kept = "#SBATCH --no-requeue\n"
+    assert kept in workers
+    assert kept in servers
+    assert "# 4 nodes for the step, 1 to spare.\n#SBATCH --no-kill\n#SBATCH --nodes=5\n" in workers
+    # by node, as srun gets no more than it was told to, and sbatch no more nodes than tasks
+    tasks = "#SBATCH --nodes=3\n#SBATCH --ntasks-per-node=2\n"
+    assert f"# 2 nodes for the step, 1 to spare.\n#SBATCH --no-kill\n{tasks}" in servers
+    assert "slurm-resolver check --timeout 120\n" in servers  # whose tasks are more
+    assert (
+        "    --nodes 4 --ntasks-per-node 2 \\\n    --ps-nodes 2 --ps-tasks 4 -- \\\n"
+        '    "${step[@]}" --kill-on-bad-exit=1 \\\n'
+    ) in servers
+    requeued = printed(f"{options} --requeue", "python train.py", capsys)
+    assert kept not in requeued
+    assert requeued.count("#SBATCH --requeue\n") == 2
+
+
 REFUSED = {
     "--nodes 0": "--nodes 0: expected a whole number from 1 on",
     "--tasks-per-node=-1": "--tasks-per-node -1: expected",
     "-c 0": "--cpus-per-task 0: expected",
+    "--log-dir logs": "--log-dir 'logs': expected --restarts N as well",
     "--max-restarts 0 --requeue": "--max-restarts 0: expected",
     "--wait 0": "--wait 0: expected",
     "--gpus-per-node 0": "--gpus-per-node '0': expected NUMBER or TYPE:NUMBER",
@@ -196,7 +290,10 @@ REFUSED = {
     "--env-setup $'a\\nb'": "expected one line",
     "--ps 0": "--ps 0: expected a whole number from 1 on",
     "--ps 1 --jobs ps=1,worker=-1": "expected one",
-    "--ps 3 --nodes 4": "leave none of the 4 tasks (4 nodes, 1 tasks on each) for a worker",
+    "--ps 3 --nodes 4": "--ps 3: the jobs leave none of the 4 tasks (4 nodes with 1 task each) for",
+    "--ps 2 --nodes 1": "--ps 2: the jobs need 3 tasks or more, but 1 node with 1 task each",
+    "--jobs ps=2 --nodes 2": "--jobs ps=2: the jobs leave none of the 2 tasks",
+    "--jobs 9=-1 --nodes 2": "--jobs 9=-1: TensorFlow takes no job '9'",
     "--ps 9 --nodes 4": "need 10 tasks or more",
     "--jobs ps=1,worker=1 --nodes 3": "need 2 tasks",
     "--jobs chief=2,worker=-1 --nodes 3": "at most one",
@@ -206,6 +303,20 @@ REFUSED = {
     "--ps 1 --ps-nodes 3": "--ps-nodes 3: expected at most 2",
     "--ps 1 --ps-nodes 1 --array 0-1": "no array of heterogeneous jobs",
     "--ps-partition cpu": "expected both",
+    "--nodes 4 --segment 3": "--segment 3: expected a number that divides --nodes 4",
+    "--spare-nodes 1": "--spare-nodes 1: expected --restarts N as well",
+    "--min-nodes 1": "--min-nodes 1: expected --restarts N as well",
+    "--restarts 0": "--restarts 0: expected a whole number from 1 on",
+    "--restarts 1 --spare-nodes 0": "--spare-nodes 0: expected a whole number from 1 on",
+    "--restarts 1 --nodes 2 --min-nodes 3": "--min-nodes 3: expected at most --nodes 2",
+    "--restarts 1 -N 2 --ps 1 --ps-nodes 1": "only one node of --ps-nodes: Slurm ends a component",
+    "--restarts 1 --ps 1 --ps-nodes 2": "only one node of --nodes: Slurm ends a component",
+    "--restarts 1 --ps-spare-nodes 1": "--ps-spare-nodes 1: expected --ps-nodes N as well",
+    "--ps-spare-nodes 1": "--ps-spare-nodes 1: expected --restarts N as well",
+    "--restarts 1 -N 3 --min-nodes 2 --jobs ps=1,worker=2": "expected one job to be -1, the rest",
+    "--restarts 1 -N 3 --min-nodes 2 --ps 1": "leave none of the 2 tasks",
+    "--restarts 1 -N 4 --spare-nodes 1 --segment 2": "together, 5, as sbatch does",
+    "--segment 0": "--segment 0: expected a whole number from 1 on",
 }
 
 
@@ -264,7 +375,7 @@ def test_the_words_of_the_command_arrive(
         input=text.encode(),  # it is text, whatever the words are
         env={"PATH": f"{folder}:{os.environ['PATH']}", "ARGV": str(folder / "argv"), "LC_ALL": "C"},
         check=True,
-        timeout=60,
+        timeout=180,
     )
     arrived = (folder / "argv").read_bytes().split(b"\0")[:-1]
     assert arrived == [b"program", *map(os.fsencode, words), b"one more"]
@@ -277,7 +388,7 @@ def test_any_locale_can_print_it() -> None:
         [sys.executable, "-m", "slurm_resolver", "sbatch", "--job-name", "é", "--", "echo", "ű"],
         env={**os.environ, "PYTHONIOENCODING": "ascii"},
         capture_output=True,
-        timeout=60,
+        timeout=180,
     )
     assert (done.returncode, done.stderr) == (0, b"")
     assert {"é", "ű"} <= set(done.stdout.decode())

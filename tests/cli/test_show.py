@@ -42,7 +42,7 @@ class TestShow:
 
     @pytest.mark.usefixtures("task")
     def test_text(self, capsys: pytest.CaptureFixture[str]) -> None:
-        assert main(["show", "--jobs", "ps=1,worker=-1"]) == 0
+        assert main(["show", "--each", "--jobs", "ps=1,worker=-1"]) == 0
         assert (
             capsys.readouterr().out
             == """\
@@ -61,17 +61,26 @@ GPUs of the tasks on n10:
         )
 
     @pytest.mark.usefixtures("task")
+    def test_a_job_without_gpus_has_none_where_nothing_shows_any(
+        self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        monkeypatch.setenv("SLURM_PROCID", "0")
+        monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
+        assert main(["show", "--jobs", "ps=1,worker=-1"]) == 0
+        assert "  rank 0: none (this job uses no GPU" in capsys.readouterr().out
+
+    @pytest.mark.usefixtures("task")
     def test_a_task_whose_job_uses_no_gpu(
         self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
     ) -> None:
         monkeypatch.setenv("SLURM_PROCID", "0")
-        assert main(["show", "--jobs", "ps=1,worker=-1"]) == 0
+        assert main(["show", "--each", "--jobs", "ps=1,worker=-1"]) == 0
         assert capsys.readouterr().out.endswith("""\
 GPUs of the tasks on n9:
   rank 0: none (this job uses no GPU (gpu_jobs))  (this task)
   rank 2: 4,5 (CUDA_VISIBLE_DEVICES, the only task on the node that uses GPUs)
 """)
-        assert main(["show", "--jobs", "ps=1,worker=-1", "--gpu-jobs", "ps,worker"]) == 0
+        assert main(["show", "--jobs=ps=1,worker=-1", "--gpu-jobs=ps,worker"]) == 0
         assert "rank 0: 4 (CUDA_VISIBLE_DEVICES split by SLURM_LOCALID)" in capsys.readouterr().out
 
     def test_devices_that_slurm_bound_are_known_to_each_task_alone(
@@ -79,7 +88,7 @@ GPUs of the tasks on n9:
     ) -> None:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4")
         monkeypatch.setenv("SLURM_GPUS_ON_NODE", "2")
-        assert main(["show"]) == 0
+        assert main(["show", "--each"]) == 0
         assert capsys.readouterr().out.endswith("""\
 GPUs of the tasks on n10:
   rank 1: 4 (CUDA_VISIBLE_DEVICES, bound to the task by Slurm)  (this task)
@@ -96,10 +105,14 @@ GPUs of the tasks on n10:
         capsys: pytest.CaptureFixture[str],
     ) -> None:
         monkeypatch.setenv("SLURM_PROCID", rank)
-        assert main(["show", "--once"]) == 0
-        assert len(capsys.readouterr().out.splitlines()) == (lines + 2 if lines else 0)
+        for arguments in ([], ["--once"]):
+            assert main(["show", *arguments]) == 0
+            assert len(capsys.readouterr().out.splitlines()) == (lines + 2 if lines else 0)
         assert main(["show", "--once", "--json"]) == 0
         assert bool(capsys.readouterr().out) == bool(lines)
+        for arguments in (["--each"], ["--json"]):
+            assert main(["show", *arguments]) == 0
+            assert capsys.readouterr().out
 
     def test_a_step_from_options(self, capsys: pytest.CaptureFixture[str]) -> None:
         options = "--nodelist n[9-10] --tasks-per-node 3,2 --distribution plane=2 --port-base 2222"
@@ -115,6 +128,10 @@ GPUs of the tasks on n10:
             ("worker", "n9-ib0:2224"),
         ]
 
+    def test_one_is_singular(self, capsys: pytest.CaptureFixture[str]) -> None:
+        assert main(["show", "--nodelist", "n1"]) == 0
+        assert "planned step: 1 task on 1 node, block" in capsys.readouterr().out
+
     def test_one_count_is_for_every_node(self, capsys: pytest.CaptureFixture[str]) -> None:
         assert main(["show", "--nodelist", "n[1-3]", "--tasks-per-node", "2", "--json"]) == 0
         assert len(json.loads(capsys.readouterr().out)["tasks"]) == 6
@@ -124,10 +141,22 @@ GPUs of the tasks on n10:
         [
             ([], "there is no Slurm here"),
             (["--distribution", "cyclic"], "--nodelist"),
-            (["--nodelist", "n[3-1]"], "SLURM_STEP_NODELIST='n[3-1]'"),
-            (["--nodelist", "n1", "--distribution", "heap"], "SLURM_DISTRIBUTION='heap'"),
-            (["--nodelist", "n1", "--jobs", "ps=2"], "need 2 tasks, but the job step has 1"),
-            (["--nodelist", "n[1-2]", "--distribution", "arbitrary"], "cannot be found"),
+            (["--nodelist", "n[3-1]"], "--nodelist='n[3-1]'"),
+            (["--nodelist", "n[1-2"], "--nodelist='n[1-2': expected a host list such as n[1-4]"),
+            (["--nodelist", ""], "--nodelist='': expected a host list"),
+            (["--nodelist", "n1", "--distribution", "heap"], "--distribution 'heap'"),
+            (["--nodelist", "n1", "--distribution", "plane"], "expected block, cyclic or plane=N"),
+            (["--nodelist", "n1", "--distribution", "plane=x"], "--distribution plane='x'"),
+            (["--nodelist", "n1", "--tasks-per-node", "²"], "--tasks-per-node='²'"),
+            (
+                ["--nodelist", "n[1-3]", "--tasks-per-node", "2,1"],
+                "--tasks-per-node '2,1': expected one number, or one for each of the 3 nodes",
+            ),
+            (
+                ["--nodelist", "n1", "--jobs", "ps=2"],
+                "need 2 tasks, but --nodelist and --tasks-per-node make 1",
+            ),
+            (["--nodelist", "n[1-2]", "--distribution", "arbitrary"], "only its own step can show"),
         ],
     )
     def test_errors(
@@ -137,6 +166,7 @@ GPUs of the tasks on n10:
         captured = capsys.readouterr()
         assert captured.out == ""
         assert captured.err.startswith("slurm-resolver show: ")
+        assert "SLURM_" not in captured.err  # nobody has set a variable
         assert message in captured.err
 
     @pytest.mark.parametrize("jobs", ["ps", "ps=", "=1", "ps=1,ps=2", "ps=one", ""])
@@ -156,7 +186,7 @@ GPUs of the tasks on n10:
             process.stdout.readline()
             process.stdout.close()
             assert process.stderr.read() == ""
-            assert process.wait(timeout=60) == 0
+            assert process.wait(timeout=180) == 0
 
 
 Picture = Callable[[List[str]], str]
@@ -172,7 +202,7 @@ def picture(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str])
 
     def run(arguments: List[str]) -> str:
         monkeypatch.setattr("sys.stdout.isatty", lambda: True)
-        assert main(["show", *arguments]) == 0
+        assert main(["show", "--each", *arguments]) == 0
         return capsys.readouterr().out
 
     return run
@@ -192,8 +222,9 @@ class TestPicture:
 │ ports   from SLURM_STEP_RESV_PORTS                       │
 │ GPUs    from CUDA_VISIBLE_DEVICES split by SLURM_LOCALID │
 ╰──────────────────────────────────────────────────────────╯
-n9   0 ps 0 :23001  2 worker 1 :23002
-n10  1 worker 0 :23001 gpu 4 (this task)  3 worker 2 :23002 gpu 5
+node  rank, task, port
+n9    0 ps 0 :23001  2 worker 1 :23002
+n10   1 worker 0 :23001 gpu 4 (this task)  3 worker 2 :23002 gpu 5
 """
         )
 
@@ -201,7 +232,7 @@ n10  1 worker 0 :23001 gpu 4 (this task)  3 worker 2 :23002 gpu 5
         step = ["--nodelist", "n[1-2]", "--jobs", "mesh=1,worker=1"]
         shown = plain(picture(step))
         assert "jobs    mesh 1  worker 1" in shown
-        assert "n1  0 mesh 0 :8888" in shown
+        assert "n1    0 mesh 0 :8888" in shown
 
     @pytest.mark.parametrize(
         ("distribution", "nodes"),
@@ -236,14 +267,16 @@ n[4-1000]  997 nodes, ranks 3-999,1003-1999
         assert shown.startswith("╭─ planned step ─")
         assert "2000 tasks on 1000 nodes" in shown
         assert "chief 1  ps 2  worker 1997" in shown
-        assert shown.partition("╯\n")[2] == nodes
+        heading, _, shown_nodes = shown.partition("╯\n")[2].partition("\n")
+        assert heading.split() == ["node", "rank,", "task,", "port"]
+        assert shown_nodes == nodes
 
     def test_every_node_by_itself(self, picture: Picture) -> None:
         step = ["--nodelist", "n[1-5]", "--port-base", "2222"]
         folded = plain(picture(step)).splitlines()
         assert folded[-1] == "n[1-5]  5 nodes, ranks 0-4  worker 0-4 :2222, 1 a node"
         lines = plain(picture([*step, "--all"])).splitlines()
-        assert lines[-5:] == [f"n{i + 1}  {i} worker {i} :2222" for i in range(5)]
+        assert lines[-5:] == [f"n{i + 1}    {i} worker {i} :2222" for i in range(5)]
 
     def test_more_than_a_picture_can_hold_is_plain_text(self, picture: Picture) -> None:
         lines = picture(["--nodelist", "n[1-1001]", "--all"]).splitlines()
@@ -303,6 +336,11 @@ class TestRows:
         names = [f"n{i}.cluster.example.com" for i in range(1, 9)]
         (row,) = picture_rows(plan(",".join(names), "1(x8)", "block"))
         assert row.host_list() == f"{names[0]} ... {names[-1]}"
+
+    def test_a_long_name_of_one_node_is_itself(self) -> None:
+        name = "gpu-node-0001.cluster.example.com"
+        (row,) = picture_rows(plan(name, "2", "block"))
+        assert row.host_list() == name
 
     def test_addresses_that_are_no_suffix_of_the_node(self) -> None:
         tasks = [Task(i, f"n{i}", 0, "worker", i, f"10.0.0.{i}:2222") for i in range(8)]

@@ -13,6 +13,7 @@ from typing import Any, Dict, Iterator
 import pytest
 from batch_files import printed
 from slurm_cluster import Node, SlurmCluster, started
+from slurm_installation import Installation
 
 from slurm_resolver.sbatch.script import directive_word
 
@@ -29,6 +30,8 @@ OPTION_SETS = {
     "an array": "--nodes 2 --array 0-3%2 --requeue --signal TERM@60 --job-name 'a # \"b\" \\\\c'",
     "exec": "--nodes 2 --exec --ps 1 --tasks-per-node 2 --time 0-1 --max-restarts 2",
     "heterogeneous": "--nodes 2 -c 2 --gpus-per-node 2 --ps 2 --ps-nodes 1 --requeue --signal 10",
+    "restarted": "--nodes 3 --restarts 2 --spare-nodes 1 --min-nodes 2 --gpus-per-node 2",
+    "restarted and requeued": "-N 2 --tasks-per-node 2 --restarts 2 --requeue --ps 1 --exec",
     "an environment": "--module a/b --module 'c d' --env-setup 'source ~/v/activate' --no-check",
 }
 ODD_WORDS = ["$x", "`x`", "~/x", "a\\", "it's", "*", "x\ny", "{index}"]
@@ -121,11 +124,12 @@ def test_a_heterogeneous_job(
 
 
 @pytest.fixture(scope="module")
-def small_slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SlurmCluster]:
+def small_slurm(
+    installation: Installation, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[SlurmCluster]:
     """Two nodes that nobody else uses: a requeued job gets its nodes again."""
-    with started(
-        SlurmCluster([Node("n1"), Node("n2")], tmp_path_factory.mktemp("small"))
-    ) as cluster:
+    nodes, directory = [Node("n1"), Node("n2")], tmp_path_factory.mktemp("small")
+    with started(SlurmCluster(nodes, directory, installation=installation)) as cluster:
         yield cluster
 
 
@@ -157,3 +161,24 @@ def test_only_the_array_task_itself_is_requeued_and_not_for_ever(
     assert output.count("sibling") == 1
     assert [output.count(f"start 1 {count}") for count in range(3)] == [1, 1, 0]
     assert output.count("not requeued: restarted 1 times already") == 1
+
+
+# Rank 1 fails at the first start; at the second all ask for a requeue, and end at the third.
+FAILS = """\
+echo "start $SLURM_RESTART_COUNT $SLURM_STEP_NUM_NODES"
+[ -z "$SLURM_RESTART_COUNT" ] || exit 0
+[ ! -e failed ] || exit 75
+[ "$SLURM_PROCID" = 1 ] || sleep 600
+touch failed; exit 5"""
+
+
+@pytest.mark.newest
+def test_a_step_that_failed_starts_again_and_a_job_that_asks_for_it(
+    small_slurm: SlurmCluster, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = "-N 2 --restarts 2 --requeue --no-check"
+    text = printed(options, shlex.join(["bash", "-c", FAILS]), capsys)
+    output = submitted(small_slurm, tmp_path, text)
+    assert [output.count(f"start {count} 2\n") for count in ("", "1")] == [4, 2], output
+    assert re.search(r"restart 1 of 2; now on n\[1-2\]; first failure: rank 1 on n2", output)
+    assert "not started again after 1 restart: exit status 75: " in output

@@ -1,0 +1,160 @@
+"""Programs whose parameter servers never end by themselves, under `exec --end-servers`."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Dict, List, NamedTuple
+
+import pytest
+from folders import HELPERS
+from monitored_jobs import address_of
+
+from slurm_resolver.parameter_server.monitor import Monitor
+
+PROGRAM = [sys.executable, "-m", "slurm_resolver"]
+TOGETHER = [*PROGRAM, "run", "-n4", "-K0", "--"]
+EXEC = [*PROGRAM, "exec", "--jobs", "ps=2,worker=-1"]
+
+
+class Case(NamedTuple):
+    """By job and index, what the program does, and exit status and words of the whole."""
+
+    acts: Dict[str, str]
+    status: int
+    told: List[str]
+
+
+JOINS = "exec sleep 300"
+TRAINS = "sleep 15"  # it is ended before that, or ends by itself
+BOTH_JOIN = {"ps 0": JOINS, "ps 1": JOINS}
+CASES = {
+    "all have trained": Case({**BOTH_JOIN, "worker 0": ":", "worker 1": "sleep 1"}, 0, []),
+    "a server that takes no SIGTERM": Case(
+        {"ps 0": "trap '' TERM; sleep 300 & wait; wait", "ps 1": JOINS}, 0, []
+    ),
+    "the leader fails": Case(
+        {**BOTH_JOIN, "worker 0": "exit 3", "worker 1": TRAINS},
+        3,
+        ["worker 0 (rank 2 on localhost) has failed: exit status 3"],
+    ),
+    "the leader is killed": Case(
+        {**BOTH_JOIN, "worker 0": "kill -9 $$", "worker 1": TRAINS},
+        137,
+        ["worker 0 (rank 2 on localhost) has failed: "],
+    ),
+    "a server fails": Case(
+        {"ps 0": JOINS, "ps 1": "exit 5", "worker 0": TRAINS, "worker 1": TRAINS},
+        5,
+        ["ps 1 (rank 1 on localhost) is lost, and its variables with it: exit status 5"],
+    ),
+}
+
+
+# Who comes when its job has failed already waits for the monitor as long as tasks may start late.
+COME = 'touch "{job} {index}"; until [ $(ls | wc -l) = {num_tasks} ]; do sleep 0.1; done; sleep 1'
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_they_end_with_the_training(name: str, tmp_path: Path) -> None:
+    check(CASES[name], ["--end-servers"], tmp_path)
+
+
+OUTLASTS = "sleep 5"  # longer than servers are given to end by themselves
+WAITS = "until [ -e ../done ]; do sleep 0.1; done; exit 5"
+WATCHED = {
+    "all have trained": Case({**BOTH_JOIN, "worker 0": ":", "worker 1": "sleep 1"}, 0, []),
+    "all have failed": Case({**BOTH_JOIN, "worker 0": "exit 3", "worker 1": "kill -9 $$"}, 137, []),
+    "one has failed, and the other trains on": Case(
+        {**BOTH_JOIN, "worker 0": "exit 3", "worker 1": OUTLASTS + "; touch '../worker 1 ended'"},
+        3,
+        [],
+    ),
+    "the servers end by themselves": Case(
+        {"worker 0": ":", "worker 1": OUTLASTS + "; touch '../worker 1 ended'"}, 0, []
+    ),
+    "the servers end after the training": Case(
+        {**dict.fromkeys(BOTH_JOIN, WAITS), "worker 1": "sleep 1; touch ../done"},
+        5,
+        [],
+    ),
+    "a server fails": Case(
+        {"ps 0": JOINS, "ps 1": "exit 5", "worker 1": OUTLASTS + "; touch '../worker 1 ended'"},
+        5,
+        [],
+    ),
+}
+
+
+@pytest.mark.parametrize("name", WATCHED)
+def test_they_end_by_themselves_when_none_trains(name: str, tmp_path: Path) -> None:
+    case, folder = WATCHED[name], tmp_path / "step"
+    folder.mkdir()
+    check(case, [], folder)
+    told = case.acts.get("worker 1", "")
+    assert (tmp_path / "worker 1 ended").exists() == ("worker 1 ended" in told)
+
+
+@pytest.mark.parametrize(("options", "parents"), [(["--no-end-servers"], 1), ([], 4)])
+def test_whether_the_program_is_a_child(tmp_path: Path, options: List[str], parents: int) -> None:
+    """One that replaces its starter is the process that Slurm, and here `run`, has started."""
+    command = [*TOGETHER, *EXEC, *options, "--", "sh", "-c", "echo $PPID > {rank}"]
+    subprocess.run(command, cwd=tmp_path, check=True, timeout=120)
+    assert len({path.read_text() for path in tmp_path.iterdir()}) == parents
+
+
+def test_a_worker_that_has_ended_before_the_monitor_came_is_waited_for_no_longer(
+    port: int, tmp_path: Path
+) -> None:
+    jobs = ["ps 0", "worker 0"]
+    code = (
+        "import os, sys; from monitored_jobs import address_of; "
+        "from slurm_resolver.parameter_server import ended_program, member; "
+        "member._LEAVE_SECONDS = 0.1; "
+        f"ended_program.run_in_job(['touch', 'ended'], os.environ, address_of({jobs}, 1, {port}))"
+    )
+    environ = {**os.environ, "PYTHONPATH": str(HELPERS)}
+    with subprocess.Popen([sys.executable, "-c", code], cwd=tmp_path, env=environ) as worker:
+        while not (tmp_path / "ended").exists():
+            time.sleep(0.05)
+        with contextlib.suppress(subprocess.TimeoutExpired):  # as it would leave by then
+            worker.wait(1.0)
+        monitor = Monitor(address_of(jobs, 0, port))
+        monitor.serve(120.0)
+        assert monitor.wait() == (0, "all workers have finished")
+        assert worker.wait(60.0) == 0
+
+
+def check(case: Case, options: List[str], folder: Path) -> None:
+    """Starts the four tasks, and compares how all end."""
+    lines = [f"'{task}') {act};;" for task, act in case.acts.items()]
+    script = f'{COME}; case "{{job}} {{index}}" in {" ".join(lines)} esac'
+    done = subprocess.run(
+        [*TOGETHER, *EXEC, *options, "--", "sh", "-c", script],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        timeout=400,
+    )
+    assert done.returncode == case.status, done.stderr
+    for line in case.told:
+        assert line in done.stderr
+    assert case.told or "slurm_resolver: " not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--jobs", "worker=-1"], "this step has the jobs worker; expected a ps, and a chief"),
+        (["--jobs", "ps=1,worker=-1", "--restart-workers=1"], "expected no --restart-workers"),
+    ],
+)
+def test_where_it_cannot_be_it_says_so(options: List[str], message: str) -> None:
+    command = [*PROGRAM, "run", "-n2", "--", *PROGRAM, "exec", "--end-servers", *options, "true"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 2
+    assert message in done.stderr

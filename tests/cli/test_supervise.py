@@ -1,0 +1,227 @@
+"""`slurm-resolver supervise`, with small programs in the place of Slurm's."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Dict, List, Tuple
+
+import pytest
+
+from slurm_resolver.supervision import batch_host
+
+JOB = "JobId=7 JobState=RUNNING Restarts=0 NodeList=n[1-3] BatchHost=n1 StdOut=FOLDER/out"
+# Each of them does what the file of its name with .do says, in the test's folder.
+PROGRAM = """\
+#!/bin/bash
+cd FOLDER; echo "$*" >>NAME.calls; . ./NAME.do
+"""
+SCONTROL = """\
+case "$*" in
+*"show job"*) cat job ;;
+*"show node"*) cat node ;;
+*"show step"*) cat step ;;
+esac
+"""
+LOOKS = 'case "$*" in *batch-host*) exec sleep 600 ;; esac\n'  # the step on another node
+FAILS = """\
+[ $(grep -vc batch-host srun.calls) -gt COUNT ] && { echo well; exit 0; }
+echo "1: no step $(wc -l <srun.calls)" >&2
+echo 'srun: error: n2: task 1: Exited with exit code 3' >&2
+exit 3
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A folder with programs of Slurm's names, for a job of three nodes."""
+    for name in ("srun", "scontrol", "scancel"):
+        program = PROGRAM.replace("NAME", name).replace("FOLDER", str(tmp_path))
+        (tmp_path / "bin").mkdir(exist_ok=True)
+        (tmp_path / "bin" / name).write_text(program)
+        (tmp_path / "bin" / name).chmod(0o755)
+        (tmp_path / f"{name}.do").write_text("")
+    (tmp_path / "scontrol.do").write_text(SCONTROL)
+    (tmp_path / "job").write_text(JOB.replace("FOLDER", str(tmp_path)) + "\n")
+    nodes = [f"NodeName=n{i} Arch=x State=MIXED Weight=1\n" for i in (1, 2, 3)]
+    (tmp_path / "node").write_text("".join(nodes))
+    (tmp_path / "step").write_text("")
+    return tmp_path
+
+
+def environment(folder: Path) -> Dict[str, str]:
+    """The variables of the batch file."""
+    path = f"{folder}/bin:{os.environ['PATH']}"
+    return {**os.environ, "PATH": path, "SLURM_JOB_ID": "7", "SLURMD_NODENAME": "n1"}
+
+
+def supervise(folder: Path, options: str) -> subprocess.Popen[str]:
+    """Starts the command, with two nodes and the program `train`."""
+    words = f"supervise --nodes 2 --pause 0 {options} -- srun --label train".split()
+    return subprocess.Popen(
+        [sys.executable, "-m", "slurm_resolver", *words],
+        env=environment(folder), cwd=folder, text=True,
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+    )  # fmt: skip
+
+
+def ended(process: subprocess.Popen[str]) -> Tuple[int, str, List[str]]:
+    """The exit status, what the tasks have printed, and what supervise has."""
+    out, err = process.communicate(timeout=180)
+    said = re.findall(r"^slurm-resolver supervise: (.*)$", err, re.M)
+    assert "Traceback" not in err
+    return process.returncode, out, [re.sub(r" at \d{4}\S+,", ",", line) for line in said]
+
+
+def calls(folder: Path, name: str = "srun") -> List[str]:
+    """With which arguments a program was called, the step on another node left out."""
+    path = folder / f"{name}.calls"
+    lines = path.read_text().splitlines() if path.exists() else []
+    return [line for line in lines if "batch-host" not in line]
+
+
+def wait_for(path: Path) -> None:
+    """Returns once there is such a file."""
+    deadline = time.monotonic() + 60
+    while not path.exists():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def test_it_starts_again_until_the_step_ends_well(folder: Path) -> None:
+    (folder / "srun.do").write_text(LOOKS + FAILS.replace("COUNT", "2"))
+    status, out, said = ended(supervise(folder, "--ntasks-per-node 2"))
+    assert (status, out) == (0, "well\n")
+    step = "--nodes=2 --ntasks=4 --ntasks-per-node=2 --nodelist=n[1-2] --label train"
+    assert calls(folder) == [step] * 3
+    assert [line.partition("; first")[0] for line in said] == [
+        "restart 1 of 3; now on n[1-2]",
+        "restart 2 of 3; now on n[1-2]",
+        "ended with status 0, after 2 restarts",
+    ]
+
+
+def test_the_node_of_the_same_failure_is_left_out_once(folder: Path) -> None:
+    (folder / "srun.do").write_text(
+        LOOKS + FAILS.replace("COUNT", "9").replace("$(wc -l <srun.calls)", "7")
+    )
+    status, _, said = ended(supervise(folder, "--restarts 9"))
+    assert status == 3
+    assert [re.findall(r"nodelist=(\S+)", line)[0] for line in calls(folder)] == [
+        *("n[1-2]", "n[1-2]", "n[1,3]"),
+    ]
+    assert "left out: n2 (the same failure twice); came in: n3; first failure: rank 1 on" in said[1]
+    assert said[2].startswith("not started again after 2 restarts: it was the same each time")
+
+
+def test_restarts_are_used_up(folder: Path) -> None:
+    (folder / "srun.do").write_text(LOOKS + FAILS.replace("COUNT", "9"))
+    status, _, said = ended(supervise(folder, "--restarts 1"))
+    assert status == 3
+    assert said[1:] == [
+        "not started again after 1 restart: --restarts 1 is used up",
+        "first failure: rank 1 on n2, exit status 3: no step 3",
+        "of all starts the first failure: rank 1 on n2, exit status 3: no step 2",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("state", "told"),
+    [
+        ("MIXED+DRAIN", "not started: 1 healthy node left, without n2 (MIXED+DRAIN), n3 (MIXED+D"),
+        ("DOWN+NOT_RESPONDING", "expected 2 or more; --min-nodes lets it go on with fewer; exit "),
+    ],
+)
+def test_too_few_healthy_nodes(folder: Path, state: str, told: str) -> None:
+    nodes = (folder / "node").read_text().replace("MIXED", state).replace(state, "MIXED", 1)
+    (folder / "node").write_text(nodes)
+    status, _, said = ended(supervise(folder, "--requeue"))
+    assert (status, calls(folder)) == (75, [])
+    assert told in said[0]
+
+
+def test_a_job_that_slurm_does_not_know(folder: Path) -> None:
+    text = "echo 'slurm_load_jobs error: Invalid job id specified' >&2; exit 1\n"
+    (folder / "scontrol.do").write_text(text)
+    status, _, said = ended(supervise(folder, ""))
+    assert (status, said) == (1, ["not started: Slurm does not know job 7"])
+
+
+def test_the_other_tasks_are_ended_where_srun_leaves_them(folder: Path) -> None:
+    left = "echo $$ >pid; echo 'srun: error: n1: task 0: Exited with exit code 5' >&2\n"
+    (folder / "srun.do").write_text(f"{LOOKS}{left}exec sleep 600\n")
+    text = 'case "$*" in *"show step"*) pid=$(cat pid); kill -0 $pid && echo '
+    text += (
+        '"StepId=7.4 Name=train SrunHost:Pid=n1:$pid TresPerNode=gres/gpu:2" ;; esac 2>/dev/null\n'
+    )
+    (folder / "scontrol.do").write_text(SCONTROL + text)
+    (folder / "scancel.do").write_text("kill -9 $(cat pid)\n")
+    status, _, said = ended(supervise(folder, "--restarts 0"))
+    assert (status, calls(folder, "scancel")) == (5, ["7.4"])
+    assert said == [
+        "not started again: --restarts 0 is used up",
+        "first failure: rank 0 on n1, exit status 5",
+    ]
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
+def test_a_signal_reaches_srun_and_ends_it_all(folder: Path, number: signal.Signals) -> None:
+    text = "trap 'exit 75' TERM USR1; touch started; while :; do sleep 0.05; done\n"
+    (folder / "srun.do").write_text(LOOKS + text)
+    process = supervise(folder, "")
+    wait_for(folder / "started")
+    process.send_signal(number)
+    status, _, said = ended(process)
+    assert (status, len(calls(folder))) == (75, 1)
+    assert said[0] == f"not started again: {number.name} has come"
+
+
+def test_a_signal_between_two_starts(folder: Path) -> None:
+    (folder / "scontrol.do").write_text(
+        f'{SCONTROL}case "$*" in *"show step"*) touch asked; '
+        "cat <<<'StepId=7.0 Name=x SrunHost:Pid=n1:'$(cat pid) ;; esac\n"
+    )
+    (folder / "srun.do").write_text(LOOKS + "echo $$ >pid\n" + FAILS.replace("COUNT", "9"))
+    process = supervise(folder, "")
+    wait_for(folder / "asked")
+    process.terminate()
+    status, _, said = ended(process)
+    assert (status, len(calls(folder))) == (3, 1)
+    assert said[0] == "not started again: SIGTERM has come"
+
+
+def test_the_step_on_another_node_that_ends(folder: Path) -> None:
+    does = 'case "$*" in *batch-host*) echo "srun: error: no" >&2; touch ended; exit 1 ;; esac\n'
+    (folder / "srun.do").write_text(f"{does}until [ -e ended ]; do sleep 0.05; done; sleep 0.5\n")
+    status, _, said = ended(supervise(folder, ""))
+    assert status == 0
+    told = "the step on n3 that looks whether this node fails has ended: srun: error: no"
+    assert said == [told]
+
+
+@pytest.mark.parametrize(
+    ("action", "done", "program"),
+    [("requeue", "requeued", ("scontrol", "requeue 7")), ("cancel", "cancelled", ("scancel", "7"))],
+)
+def test_a_job_that_has_lost_its_batch_file(
+    folder: Path, action: str, done: str, program: Tuple[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", environment(folder)["PATH"])
+
+    def lose(seconds: float) -> None:
+        if (folder / "out").exists():
+            raise KeyboardInterrupt
+        job = (folder / "job").read_text()
+        (folder / "job").write_text(job.replace("n[1-3]", "n[2-3]"))
+
+    with pytest.raises(KeyboardInterrupt):
+        batch_host.main("7", action, 1, lose)
+    assert (folder / "out").read_text() == (
+        f"slurm-resolver supervise: n1 has failed, the node of the batch file: the job is {done}\n"
+    )
+    assert calls(folder, program[0])[-1] == program[1]

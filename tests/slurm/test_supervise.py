@@ -1,0 +1,559 @@
+"""Steps that `slurm-resolver supervise` starts again, on a real Slurm: all jobs at once."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import sys
+import time
+from pathlib import Path
+from typing import Callable, Dict, Iterator, List, NamedTuple, Tuple
+
+import pytest
+from by_version import expected
+from slurm_cluster import Node, SlurmCluster, started
+from slurm_installation import Installation
+
+from slurm_resolver.cli import main
+
+pytestmark = pytest.mark.slurm
+
+# The tasks find the commands of this environment.
+ENVIRONMENT = {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
+
+# Every task leaves a file for each of its starts, and ends well where nothing else is said. A rank
+# that `fail N COMMAND` is for fails once: all other tasks wait until that has been.
+TASK = """\
+touch start-$SLURM_PROCID-$SLURM_STEP_ID-$SLURMD_NODENAME
+await() { until [ -e "$1" ]; do sleep 0.1; done; }
+fail() {
+    [ ! -e "failed-$2" ] || return 0
+    [ "$SLURM_PROCID" = "$1" ] || { await "failed-$2"; exec sleep 600; }
+    await "go-$2"; touch "failed-$2"; shift 2; "$@"; exit
+}
+"""
+RESOLVE = """\
+import slurm_resolver
+from slurm_resolver.preflight.ready import wait_until_ready
+cluster = slurm_resolver.resolve()
+wait_until_ready(cluster, 60)
+print("ready", cluster.task.address, *sorted({task.node for task in cluster.tasks}))"""
+RAISE = [sys.executable, "-c", "raise ValueError('no 7')"]
+
+
+class Case(NamedTuple):
+    """A job on nodes of its own, which are called A, B and C here.
+
+    Attributes:
+        nodes: how many.
+        options: those of supervise; the step has two tasks on each node.
+        task: lines of bash after those of TASK.
+        action: what happens to the job once all tasks have started, JOB being its id.
+        lines: patterns of the lines that supervise prints.
+        starts: on which nodes there were tasks, by start.
+        state: the job's last state and exit status.
+        restarts: how often the job starts again, from the queue.
+        batch: the lines of the batch file; for PRINTED those of `slurm-resolver sbatch`.
+    """
+
+    nodes: int
+    options: str
+    task: str
+    lines: Tuple[str, ...]
+    starts: Tuple[str, ...]
+    action: str = "true"
+    state: str = "COMPLETED 0:0"
+    batch: str = "SUPERVISE -- srun --label --kill-on-bad-exit=1 bash task"
+    restarts: int = 0
+
+
+def failing(rank: int, number: int, *command: str) -> str:
+    """The task's line by which this rank fails once."""
+    return f"fail {rank} {number} {shlex.join(command)}\n"
+
+
+PRINTED = "slurm-resolver sbatch --no-check --requeue --nodes 2 --tasks-per-node 2 --restarts 3"
+# A pause that is long enough for something to happen in it, once the step has ended.
+PAUSED = "until grep -q 'task 3: Killed' out; do sleep 0.1; done"
+# The second start runs until it gets a signal, as one of Slurm's.
+AGAIN = (
+    '[ ! -e failed-1 ] || [ -n "$SLURM_RESTART_COUNT" ] || {\n'
+    "    trap 'exit 75' TERM; touch again-$SLURM_PROCID; sleep 600 & wait; }\n"
+)
+AWAIT_AGAIN = "for rank in 0 1 2 3; do until [ -e again-$rank ]; do sleep 0.1; done; done"
+# What TensorFlow prints in all tasks but the one that does not answer any more.
+HEARTBEATS = """
+Traceback (most recent call last):
+  File "train.py", line 20, in <module>
+tensorflow.python.framework.errors_impl.UnavailableError: Graph execution error:
+
+Collective ops is aborted by: Error reported from /job:worker/task:3: The following tasks are \
+unhealthy (stopped sending heartbeats):
+/job:worker/replica:0/task:3
+"""
+STOPPED = f"""\
+[ "$SLURM_STEP_ID" = 0 ] || exit 0
+await go-1
+[ "$SLURM_PROCID" != 3 ] || kill -STOP $$
+[ "$SLURM_PROCID" != 0 ] || {{ cat >&2 <<'END'; exit 1; }}
+{HEARTBEATS.strip()}
+END
+exec sleep 600
+"""
+KILLED = failing(3, 1, "bash", "-c", "kill -9 $PPID")
+DOWN = "scontrol update NodeName=B State=DOWN Reason=test"
+WAITS = "[ ! -e go-1 ] || exit 0; exec sleep 600\n"  # until the second start
+CASES = {
+    "killed": Case(
+        2,
+        "--nodes 2",
+        KILLED,
+        (
+            r"restart 1 of 3; now on A,B; first failure: rank 3 on B at \S+, SIGKILL",
+            "ended with status 0, after 1 restart",
+        ),
+        ("AB", "AB"),
+    ),
+    "stopped": Case(
+        2,
+        "--nodes 2",
+        STOPPED,
+        (
+            r"restart 1 of 3.* rank 0 on A .*; it waited for \S+/task:3, rank 3 on B if all .*",
+            "ended with status 0, after 1 restart",
+        ),
+        ("AB", "AB"),
+    ),
+    "preempted in the pause": Case(
+        2,
+        "--pause 600",
+        KILLED,
+        (
+            "not started again: Slurm preempts the job; exit status 75 .*",
+            "first failure: rank 3 on B .*, SIGKILL",
+        ),
+        ("AB",),
+        f"touch go-1; {PAUSED}\nsbatch -p urgent -N2 -w A,B --exclusive -o urgent --wrap true",
+        restarts=1,
+        batch=f"{PRINTED} --partition low",
+    ),
+    "the time limit comes in the pause": Case(
+        2,
+        "--pause 600",
+        KILLED,
+        (
+            r"not started again: the time limit comes in \d+ s; exit status 75 .*",
+            "first failure: rank 3 on B .*, SIGKILL",
+        ),
+        ("AB",),
+        f"touch go-1; {PAUSED}; scontrol update JobId=JOB EndTime=now+100",
+        restarts=1,
+        batch=PRINTED,
+    ),
+    "preempted after a restart": Case(
+        2,
+        "--nodes 2",
+        AGAIN + KILLED,
+        (
+            "restart 1 of 3; now on A,B; .*, SIGKILL",
+            "not started again after 1 restart: exit status 75: .*",
+            "first failure: rank . on . at .*, exit status 75",
+            "of all starts the first failure: rank 3 on B .*, SIGKILL",
+        ),
+        ("AB", "AB"),
+        f"touch go-1; {AWAIT_AGAIN}\nsbatch -p urgent -N2 -w A,B --exclusive -o urgent --wrap true",
+        restarts=1,
+        batch=f"{PRINTED} --partition low",
+    ),
+    "two nodes after each other": Case(
+        2,
+        "--nodes 2 --log-dir logs/new",
+        failing(0, 1, *RAISE) + failing(3, 2, "bash", "-c", "kill -SEGV $PPID"),
+        (
+            r"restart 1 of 3; .* rank 0 on A at \S+, exit status 1: ValueError: no 7",
+            r"restart 2 of 3; .* rank 3 on B at \S+, SIGSEGV",
+            "ended with status 0, after 2 restarts",
+        ),
+        ("AB", "AB", "AB"),
+    ),
+    "down, a spare one comes in": Case(
+        3,
+        "--nodes 2 --watch 5",
+        f"[ ! -e go-1 ] || exec python -c {shlex.quote(RESOLVE)}; exec sleep 600\n",
+        (
+            "restart 1 of 3; now on A,C; left out: B .no longer the job's.; came in: C; .*",
+            "ended with status 0, after 1 restart",
+        ),
+        ("AB", "AC"),
+        DOWN,
+    ),
+    "drained": Case(
+        3,
+        "--nodes 2",
+        KILLED,
+        (
+            r"restart 1 of 3; now on A,C; left out: B \(\S*DRAIN\S*\); came in: C; .*, SIGKILL",
+            "ended with status 0, after 1 restart",
+        ),
+        ("AB", "AC"),
+        DOWN.replace("DOWN", "DRAIN"),
+    ),
+    "fewer nodes": Case(
+        2,
+        "--nodes 2 --min-nodes 1",
+        WAITS,
+        (r"restart 1 of 3; now on A; left out: B .*", "ended with status 0, after 1 restart"),
+        ("AB", "A"),
+        DOWN,
+    ),
+    "too few nodes": Case(
+        2,
+        "--nodes 2 --requeue",
+        WAITS,
+        (
+            "not started again: 1 healthy node left, without B .*: expected 2 .*; exit status 75.*",
+            r"first failure: node B at \S+, node failure",
+        ),
+        ("AB",),
+        DOWN,
+        "FAILED 75:0",
+    ),
+    "the time limit is near": Case(
+        2,
+        "--nodes 2 --requeue --least-time 100000",
+        KILLED,
+        (
+            r"not started again: the time limit comes in \d+ s; exit status 75 .*",
+            ".* rank 3 on B .*",
+        ),
+        ("AB",),
+        state="FAILED 75:0",
+    ),
+    "the same each time": Case(
+        2,
+        "--nodes 2",
+        'await go-1; [ "$SLURM_PROCID" != 2 ] || { echo no step 7 >&2; exit 3; }; exec sleep 600\n',
+        (
+            r"restart 1 of 3; .* rank 2 on B at \S+, exit status 3: no step 7",
+            "not started again after 1 restart: it was the same each time, .*",
+            r"first failure: rank 2 on B at \S+, exit status 3: no step 7",
+        ),
+        ("AB", "AB"),
+        state="FAILED 3:0",
+    ),
+    "scancel while it restarts": Case(
+        2,
+        "--nodes 2 --pause 600",
+        KILLED,
+        ("not started again: SIGTERM has come", "first failure: rank 3 on B .*"),
+        ("AB",),
+        "touch go-1; until grep -q 'task 3: Killed' out; do sleep 0.1; done; scancel JOB",
+        "CANCELLED 0:15",
+    ),
+    "a signal": Case(
+        2,
+        "--nodes 2",
+        "trap 'exit 75' USR1; touch trapped-$SLURM_PROCID; sleep 600 & wait\n",
+        ("not started again: SIGUSR1 has come", "first failure: .*, exit status 75"),
+        ("AB",),
+        "for rank in 0 1 2 3; do until [ -e trapped-$rank ]; do sleep 0.1; done; done\n"
+        "scancel --batch --signal=USR1 JOB",
+        "FAILED 75:0",
+        "exec SUPERVISE -- srun --label bash task",
+    ),
+    "srun ends no other task, in an array": Case(
+        2,
+        "--nodes 2",
+        failing(1, 1, "bash", "-c", "exit 5"),
+        (
+            r"restart 1 of 3; .* rank 1 on A at \S+, exit status 5",
+            "ended with status 0, after 1 restart",
+        ),
+        ("AB", "AB"),
+        batch="#SBATCH --array=7\nSUPERVISE -- srun --label --kill-on-bad-exit=0 bash task",
+    ),
+}
+FIRST = {
+    name: sum(case.nodes for case in list(CASES.values())[:i])
+    for i, (name, case) in enumerate(CASES.items())
+}
+NODES = [Node(f"n{i}", cpus=2) for i in range(sum(case.nodes for case in CASES.values()))]
+
+CONF = [
+    "PreemptType=preempt/partition_prio",
+    "PreemptMode=REQUEUE",
+    "PartitionName=low Nodes=ALL PriorityTier=1 GraceTime=600",
+    "PartitionName=urgent Nodes=ALL PriorityTier=9 PreemptMode=OFF",
+]
+
+
+class Ended(NamedTuple):
+    """A job that has ended: its state and exit status, how often it was requeued, what it has
+    printed, its starts, and the folder where it ran."""
+
+    state: str
+    restarts: str
+    output: str
+    starts: List[str]
+    folder: Path
+
+
+def in_letters(name: str, text: str) -> str:
+    """The text with the case's nodes as A, B and C."""
+    for i, letter in list(enumerate("ABC"))[: CASES[name].nodes]:
+        text = re.sub(rf"\bn{FIRST[name] + i}\b", letter, text)
+    low = FIRST[name]
+    return text.replace(f"n[{low}-{low + 1}]", "A,B").replace(f"n[{low},{low + 2}]", "A,C")
+
+
+def in_nodes(name: str, text: str) -> str:
+    """The text with A, B and C as the case's nodes."""
+    return re.sub(r"\b[ABC]\b", lambda match: f"n{FIRST[name] + 'ABC'.index(match[0])}", text)
+
+
+def wait_for(condition: Callable[[], bool], seconds: float = 90.0) -> None:
+    """Returns once the condition holds."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+
+
+SUBMIT = "sbatch --parsable --ntasks-per-node=2 --no-kill --requeue --open-mode=append -o out"
+SUPERVISE = "slurm-resolver supervise --ntasks-per-node 2 --pause 0.1"
+
+
+def submit(slurm: SlurmCluster, folder: Path, name: str) -> str:
+    """Submits the job of a case, and returns its id."""
+    case = CASES[name]
+    folder.mkdir()
+    (folder / "task").write_text(TASK + case.task)
+    options = case.options if "--watch" in case.options else f"{case.options} --watch 0"
+    batch = case.batch.replace("SUPERVISE", f"{SUPERVISE} {options}")
+    if batch.startswith(PRINTED):
+        batch = slurm.run(f"{batch} -- bash task", env=ENVIRONMENT).stdout
+        batch = batch.replace("resolver supervise ", f"resolver supervise {options} ")
+    (folder / "job").write_text(f"#!/bin/bash\n{batch}\n")
+    nodes = f"-N{case.nodes} -w n[{FIRST[name]}-{FIRST[name] + case.nodes - 1}]"
+    return slurm.run(f"{SUBMIT} {nodes} job", cwd=folder, env=ENVIRONMENT).stdout.strip()
+
+
+@pytest.fixture(scope="module")
+def jobs(
+    installation: Installation, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Dict[str, Ended]]:
+    """The jobs of all cases, once they have ended."""
+    top = tmp_path_factory.mktemp("supervise")
+    cluster = SlurmCluster(NODES, top / "slurm", extra_conf=CONF, installation=installation)
+    with started(cluster) as slurm:
+        folders = {name: top / str(i) for i, name in enumerate(CASES)}
+        ids = {name: submit(slurm, folders[name], name) for name in CASES}
+        pending = dict(CASES)
+        fields: Dict[str, Dict[str, str]] = {}
+
+        def ended() -> bool:
+            for name in [n for n in pending if len(list(folders[n].glob("start-*"))) >= 4]:
+                action = pending.pop(name).action.replace("JOB", ids[name])
+                slurm.popen(
+                    f"{{ {in_nodes(name, action)}\n}} && touch go-1 go-2", cwd=folders[name]
+                )
+            shown = slurm.run("scontrol --oneliner show job").stdout.splitlines()
+            found = [dict(re.findall(r"(\w+)=(\S*)", line)) for line in shown]
+            fields.update({one.get("ArrayJobId") or one["JobId"]: one for one in found})
+            return not pending and all(fields[id]["JobState"] in ENDS for id in ids.values())
+
+        try:
+            wait_for(ended)
+        except AssertionError:
+            left = {n: fields[i]["JobState"] for n, i in ids.items()}
+            outputs = [f"{n}:\n{read(folders[n] / 'out')}" for n in left if left[n] not in ENDS]
+            raise AssertionError("\n".join([str(left), *outputs])) from None
+        yield {
+            name: Ended(
+                f"{fields[ids[name]]['JobState']} {fields[ids[name]]['ExitCode']}",
+                fields[ids[name]]["Restarts"],
+                in_letters(name, read(folders[name] / "out")),
+                [in_letters(name, path.name) for path in folders[name].glob("start-*")],
+                folders[name],
+            )
+            for name in CASES
+        }
+
+
+ENDS = ("COMPLETED", "FAILED", "CANCELLED", "NODE_FAIL", "TIMEOUT")
+
+
+def read(path: Path) -> str:
+    """What a file holds; '' before there is one."""
+    return path.read_text() if path.exists() else ""
+
+
+def nodes_by_start(starts: List[str]) -> List[str]:
+    """The nodes that had tasks, by step; each rank has started once in each of them."""
+    steps: Dict[int, List[Tuple[int, str]]] = {}
+    for name in starts:
+        _, rank, number, node = name.split("-")
+        steps.setdefault(int(number), []).append((int(rank), node))
+    found = []
+    for step in sorted(steps):
+        assert sorted(rank for rank, _ in steps[step]) == list(range(len(steps[step])))
+        found.append("".join(sorted({node for _, node in steps[step]})))
+    return found
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_step_is_started_again_where_that_is_worth_it(jobs: Dict[str, Ended], name: str) -> None:
+    case, ended = CASES[name], jobs[name]
+    said = re.findall(r"^slurm-resolver supervise: (.*)$", ended.output, re.M)
+    assert len(said) == len(case.lines), ended.output
+    for line, pattern in zip(said, case.lines):
+        assert re.fullmatch(pattern, line), f"{line}\n{ended.output}"
+    assert nodes_by_start(ended.starts) == list(case.starts), ended.output
+    assert (ended.state, ended.restarts) == (case.state, str(case.restarts)), ended.output
+
+
+def test_a_second_step_is_a_cluster_of_its_own(jobs: Dict[str, Ended]) -> None:
+    output = jobs["down, a spare one comes in"].output
+    ready = re.findall(r"^\d: ready (\S+):(\d+) (.*)$", output, re.M)
+    assert sorted(node for node, _, _ in ready) == ["A", "A", "C", "C"]
+    assert {nodes for _, _, nodes in ready} == {"A C"}
+
+
+def test_the_logs_of_the_tasks_tell_what_failed_first(
+    jobs: Dict[str, Ended], capsys: pytest.CaptureFixture[str]
+) -> None:
+    logs = sorted((jobs["two nodes after each other"].folder / "logs" / "new").iterdir())
+    assert {"rank-0.log", "srun.log"} <= {path.name for path in logs}
+    assert logs[0].read_text().count("\nValueError: no 7\n") == 1
+    assert main(["explain", *map(str, logs)]) == 1
+    assert capsys.readouterr().out.startswith(f"{logs[0]}:3: first-failure (x1)")
+
+
+LOST = """\
+#!/bin/bash
+[ "${SLURM_RESTART_COUNT:-0}" = 0 ] || exit 0
+SUPERVISE --nodes NODES --requeue --watch 1 -- srun --label bash -c '
+    [ ! -e again ] || exit 0; touch $SLURM_PROCID-$SLURMD_NODENAME; exec sleep 600'
+"""
+
+
+@pytest.mark.newest
+def test_nodes_that_vanish(installation: Installation, tmp_path: Path) -> None:
+    """One of a step, whose place a spare one takes, and one that has the batch file."""
+    nodes = [Node(f"n{i}", cpus=2) for i in range(1, 6)]
+    cluster = SlurmCluster(
+        nodes, tmp_path / "slurm", extra_conf=["SlurmdTimeout=10"], installation=installation
+    )
+    with started(cluster) as slurm:
+        ids = []
+        for folder, names in ((tmp_path / "spare", "n[1-3]"), (tmp_path / "batch", "n[4-5]")):
+            folder.mkdir()
+            job = LOST.replace("SUPERVISE", SUPERVISE).replace("NODES", "2")
+            (folder / "job").write_text(job)
+            submitted = slurm.run(f"{SUBMIT} -w {names} job", cwd=folder, env=ENVIRONMENT)
+            ids.append(submitted.stdout.strip())
+        wait_for(lambda: len(list(tmp_path.glob("*/[0-3]-n*"))) == 8)
+        (tmp_path / "spare" / "again").touch()
+        # the step of each job, its batch file, and the step that looks after that
+        wait_for(lambda: len(slurm.run("squeue --noheader --steps").stdout.splitlines()) == 6)
+        for name in ("n2", "n4"):
+            slurm.run_on(name, "ip link set eth0 down")
+
+        def fields(job: str) -> Dict[str, str]:
+            shown = slurm.run(f"scontrol --oneliner show job {job}").stdout
+            return dict(re.findall(r"(\w+)=(\S*)", shown))
+
+        wait_for(lambda: fields(ids[1])["Restarts"] == "1")
+        wait_for(lambda: fields(ids[0])["JobState"] in ENDS)
+        said = [read(tmp_path / name / "out") for name in ("spare", "batch")]
+        assert fields(ids[0])["JobState"] == "COMPLETED", said
+    assert re.search(
+        r"restart 1 of 3; now on n\[1,3\]; left out: n2 \(no longer the job's\); came in: n3; "
+        r"first failure: node n2 at \S+, node failure\n",
+        said[0],
+    ), said[0]
+    lost = (
+        "slurm-resolver supervise: n4 has failed, the node of the batch file: the job is requeued"
+    )
+    assert said[1].count(lost) == 1, said[1]
+
+
+# Fails once, and then runs until the time limit ends it.
+LIMITED = """\
+#!/bin/bash
+SUPERVISE --watch 0 -- srun --label bash -c '
+    [ -e failed ] || { touch failed; kill -9 $$; }; touch again; exec sleep 600'
+"""
+
+
+@pytest.mark.newest
+def test_the_time_limit_passes_after_a_restart(installation: Installation, tmp_path: Path) -> None:
+    """Slurm looks for such jobs every 30 s."""
+    cluster = SlurmCluster([Node("n1")], tmp_path / "slurm", installation=installation)
+    with started(cluster) as slurm:
+        (tmp_path / "job").write_text(
+            LIMITED.replace("SUPERVISE", SUPERVISE.replace("2 ", "1 ", 1))
+        )
+        submitted = slurm.run("sbatch --parsable -o out job", cwd=tmp_path, env=ENVIRONMENT)
+        job = submitted.stdout.strip()
+        wait_for((tmp_path / "again").exists)
+        slurm.run(f"scontrol update JobId={job} EndTime=now")
+
+        def state() -> str:
+            shown = slurm.run(f"scontrol --oneliner show job {job}").stdout
+            return str(re.findall(r" JobState=(\w+)", shown)[0])
+
+        wait_for(lambda: state() in ENDS)
+        output = read(tmp_path / "out")
+        assert state() == "TIMEOUT", output
+        # its last line may come after the state
+        wait_for(lambda: read(tmp_path / "out").count("of all starts the first failure") == 1)
+    said = re.findall(r"^slurm-resolver supervise: (.*)$", read(tmp_path / "out"), re.M)
+    assert said[0].startswith("restart 1 of 3; "), output
+    # whichever this command gets to know first
+    why = "(SIGTERM has come|Slurm has ended the step: time limit)"
+    assert re.fullmatch(f"not started again after 1 restart: {why}", said[1]), output
+
+
+# By batch file: the state, the exit status, and how often it was requeued. The last is asked for.
+EXPEDITED = {
+    "slurm-resolver sbatch --requeue --no-check -- bash -c 'exit 3'": "FAILED 3:0 0",
+    "printf '#!/bin/bash\nexec slurm-resolver supervise --watch 0 -- srun bash -c \"exit 3\"'": (
+        "FAILED 3:0 0"
+    ),
+    "slurm-resolver sbatch --requeue --no-check -- bash -c '[ $SLURM_RESTART_COUNT ] || exit 75'": (
+        "COMPLETED 0:0 1"
+    ),
+}
+
+
+@pytest.mark.newest
+def test_an_expedited_requeue_is_for_what_asks_for_it(
+    installation: Installation, tmp_path: Path
+) -> None:
+    """Slurm by itself requeues such a job whatever its status is, and holds it then."""
+    requeue = expected({"22.05": "--requeue", "25.11": "--requeue=expedite"}, installation)
+    cluster = SlurmCluster(
+        [Node("n1", cpus=8)],
+        tmp_path / "slurm",
+        extra_conf=["SlurmctldParameters=enable_expedited_requeue"],
+        installation=installation,
+    )
+    with started(cluster) as slurm:
+        ids = []
+        for number, command in enumerate(EXPEDITED):
+            path = tmp_path / f"job{number}"
+            slurm.run(f"{command} >{path}", env=ENVIRONMENT)
+            options = f"--parsable {requeue} -o {path}.out"
+            ids.append(slurm.run(f"sbatch {options} {path}", env=ENVIRONMENT).stdout.strip())
+
+        def told(job: str) -> str:
+            shown = slurm.run(f"scontrol --oneliner show job {job}").stdout
+            fields = dict(re.findall(r"(\w+)=(\S*)", shown))
+            return f"{fields['JobState']} {fields['ExitCode']} {fields['Restarts']}"
+
+        states = (*ENDS, "REQUEUE_HOLD")
+        wait_for(lambda: all(told(job).split()[0] in states for job in ids))
+        outputs = [read(path) for path in tmp_path.glob("*.out")]
+        assert [told(job) for job in ids] == list(EXPEDITED.values()), outputs
