@@ -8,13 +8,28 @@ from __future__ import annotations
 
 import contextlib
 import os
-import shutil
 from typing import Any, Callable, Dict, Iterator, Mapping, Optional
 
 import tensorflow as tf
 
+from slurm_resolver import training_reports
 from slurm_resolver.errors import ResumeError
 from slurm_resolver.log import warn
+from slurm_resolver.tf import kept_checkpoints
+from slurm_resolver.tf.checkpoint_owner import (
+    Owner,
+    OwnerState,
+    check_model,
+    check_still_owner,
+    check_task,
+    check_training,
+    claim,
+    owner_of,
+)
+from slurm_resolver.tf.checkpoint_writer import CheckpointWriter
+from slurm_resolver.tf.dealt_data import Batches
+from slurm_resolver.tf.kept_checkpoints import Kept
+from slurm_resolver.tf.resume_position import BatchSize, KeptBatchSize, Start
 from slurm_resolver.tf.termination import TerminationConfig, termination_config
 
 # TensorFlow's handler agrees on a step through keys that a process can set only once: there is one
@@ -40,6 +55,7 @@ class Backup:
         state: Mapping[str, Any],
         save_every: Optional[int],
         max_to_keep: int,
+        keep_batch_size: Optional[KeptBatchSize] = "global",
         prepare: Callable[[], None] = lambda: None,
     ) -> None:
         """`prepare` is called in every rank before it saves."""
@@ -56,17 +72,18 @@ class Backup:
             name: tf.Variable(0, dtype=tf.int64, trainable=False, name=name)
             for name in ("epoch", "step", "drawn")
         }
-        counters = tf.train.Checkpoint(**self._counters)
+        self._owner = owner_of(self._termination.step, self._termination.ranks, state)
+        self._batch_size = BatchSize(keep_batch_size, strategy)
+        counters = tf.train.Checkpoint(
+            **self._counters, owner=OwnerState(self._owner), batch_size=self._batch_size
+        )
         checkpoint = tf.train.Checkpoint(**state, slurm_resolver=counters)
-        directory = os.fspath(directory)
-        self._reader = tf.train.CheckpointManager(checkpoint, directory, max_to_keep)
-        # Under this strategy some variables can only be read by all ranks together, so that all
-        # ranks must save; what the others write is deleted.
-        self._scratch: Optional[str] = None
-        self._writer = self._reader
-        if not self._termination.leads:
-            self._scratch = os.path.join(directory, f"scratch_{self._termination.name}")
-            self._writer = tf.train.CheckpointManager(checkpoint, self._scratch, 1)
+        self._checkpoint = checkpoint
+        checkpoint.save_counter  # noqa: B018 (which makes it, in all ranks)
+        self._directory = os.fspath(directory)
+        self._max_to_keep = max_to_keep
+        self._latest: Optional[Kept] = None
+        self._reported = False
 
     def restore(self) -> bool:
         """Restores the latest checkpoint, and returns whether there was one.
@@ -74,32 +91,107 @@ class Backup:
         From now on signals are watched for.
 
         Raises:
-            ResumeError: where the ranks find different checkpoints.
+            ResumeError: where the ranks find different checkpoints, or none that can be read, or
+                those of another task of a job array, of another model or of another seed.
         """
         global _handler
-        self._agree()
+        leads, directory = self._termination.leads, self._directory
+        self._latest = kept = kept_checkpoints.choose(
+            directory, self._termination.compare, quiet=not leads
+        )
+        self._check_owner(kept)
+        if kept is not None:
+            if leads and not kept_checkpoints.is_recorded(directory, kept):
+                kept_checkpoints.record(directory, kept)
+            self._checkpoint.restore(kept.path)
+            # The next one must not be written over one that could not be read.
+            self._checkpoint.save_counter.assign(kept.last)
+        self._writer = CheckpointWriter(self._checkpoint, directory, self._max_to_keep, leads)
         if _handler is None:
-            _handler = _Handler(self._strategy, self._reader, self._termination)
-        else:
-            self._reader.restore_or_initialize()
+            _handler = _Handler(self._strategy, self._termination)
         _handler.set_save(self._save)  # what is said then tells of the signal, too
         for name, variable in self._counters.items():
             setattr(self, name, int(variable.numpy()))
-        self.restored = self._reader.latest_checkpoint is not None
+        self.restored = kept is not None
         return self.restored
+
+    def begin_data(self, batches: Batches, skip: bool = True, can_cut: bool = True) -> Start:
+        """Finds the place to go on with in the data, before an iterator over them is made.
+
+        From now on `step` and `drawn` count these batches.
+
+        Args:
+            batches: the data.
+            skip: whether the batches that were drawn before are skipped.
+            can_cut: whether the data can be begun within a batch.
+
+        Raises:
+            ResumeError: for batches of another size than the user wants to keep.
+        """
+        start = self._batch_size.begin(self.step, self.drawn, batches, skip, can_cut)
+        self.step, self.drawn = start.step, start.drawn
+        if start.told and self._termination.leads:
+            warn("%s", start.told)
+        return start
+
+    def at_first_batch(self) -> None:
+        """Counts the batches of an iterator that is new."""
+        self.drawn = 0
+        self._batch_size.at_first_batch()
 
     def say_start(self, epochs: int) -> None:
         """Says where the training goes on, if it does."""
-        if not self.restored or not self._termination.leads:
+        if not self._termination.leads:
             return
+        if self._latest is None:
+            restarts = self._owner.restarts
+            if restarts:
+                warn(
+                    "training begins anew: %r holds no checkpoint, though this job was started "
+                    "again (restart %d). Nothing had been saved before, or in another folder",
+                    self._directory,
+                    restarts,
+                )
+            return
+        by = self._saved_by(self._latest.owner)
         if self.epoch < epochs:
-            warn("training goes on from %s, saved at %s", self._reader.latest_checkpoint, self._at)
+            warn("training goes on from %s, saved at %s%s", self._latest.path, self._at, by)
             return
         warn(
-            "nothing is left to train: %s is the end of epoch %d. Remove the folder to begin anew.",
-            self._reader.latest_checkpoint,
+            "nothing is left to train: %s is the end of epoch %d%s. Remove the folder to begin "
+            "anew.",
+            self._latest.path,
             self.epoch,
+            f", saved{by}" if by else "",
         )
+
+    def _saved_by(self, owner: Optional[Owner]) -> str:
+        """Returns whose checkpoint it is that this training goes on from."""
+        if owner is None:
+            return ""
+        before, now = owner.workers, self._owner.workers
+        workers = f" on {before} workers, now {now}" if before not in (now, None) else ""
+        return f" by {owner}{workers}" if owner.job else workers
+
+    def _check_owner(self, kept: Optional[Kept]) -> None:
+        """Raises, in all ranks alike, where the folder's checkpoints are not this training's."""
+        refused = ""
+        try:
+            if kept is not None:
+                check_task(self._directory, kept.owner, self._owner)
+                reader = tf.train.load_checkpoint(kept.path)
+                check_model(kept.path, reader, self._checkpoint)
+                if self._termination.leads:  # whose they are; each rank may have a seed of its own
+                    check_training(kept.path, kept.owner, self._owner)
+            if self._termination.leads:
+                claim(self._directory, self._owner)
+        except ResumeError as error:
+            refused = str(error)
+        except OSError as error:
+            refused = f"{self._directory!r}: {error}; expected a folder to write checkpoints to."
+        for told in kept_checkpoints.told(self._termination.compare, [refused]).values():
+            if told[0]:
+                raise ResumeError(told[0])
 
     @property
     def _at(self) -> str:
@@ -114,6 +206,9 @@ class Backup:
 
     def after_steps(self, count: int = 1) -> None:
         """Counts steps that are done."""
+        if not self._reported:
+            self._reported = True
+            training_reports.report(training_reports.READY)
         self.step += count
         self.drawn += count
         self._since += count
@@ -124,49 +219,32 @@ class Backup:
 
     def save(self) -> None:
         """Saves now, and says so. All ranks must call it."""
-        self._save()
+        path = self._save()
         if self._termination.leads:
-            warn("training saved at %s: %s", self._at, self._writer.latest_checkpoint)
+            warn("training saved at %s: %s", self._at, path)
 
-    def _save(self) -> None:
+    def _save(self) -> str:
         self._prepare()
         for name, variable in self._counters.items():
             variable.assign(getattr(self, name))
-        self._writer.save()
+        if self._termination.leads:
+            check_still_owner(self._directory, self._owner)
+        path = self._writer.save()
         self._termination.saved_at = self._at
         self._since = 0
-        if self._scratch is not None:
-            shutil.rmtree(self._scratch, ignore_errors=True)
-
-    def _agree(self) -> None:
-        """Raises where the ranks find different checkpoints.
-
-        They would hang, or train on to different weights without a word. This comes before the
-        restore, in which all ranks have to take part.
-        """
-        latest = self._reader.latest_checkpoint
-        found = "none"
-        if latest:
-            start = counters(self._reader.directory)
-            found = f"{os.path.basename(latest)} (epoch {start['epoch']}, step {start['step']})"
-        seen = self._termination.compare(found)
-        if len(set(seen.values())) > 1:
-            listed = "; ".join(f"{name}: {what}" for name, what in sorted(seen.items()))
-            raise ResumeError(
-                f"the ranks find different checkpoints in {self._reader.directory!r}: {listed}. "
-                "Expected the same for all: the folder must be on a file system that all nodes of "
-                "the job share."
-            )
+        return path
 
 
 def counters(directory: str) -> Dict[str, int]:
-    """Returns epoch and step of a directory's latest checkpoint; both are 0 where there is none."""
-    latest = tf.train.latest_checkpoint(os.fspath(directory))
-    if latest is None:
-        return {"epoch": 0, "step": 0}
-    reader = tf.train.load_checkpoint(latest)
-    key = "slurm_resolver/{}/.ATTRIBUTES/VARIABLE_VALUE"
-    return {name: int(reader.get_tensor(key.format(name))) for name in ("epoch", "step")}
+    """Returns epoch and step of the checkpoint that a training in this directory would go on from.
+
+    Both are 0 where there is none.
+
+    Raises:
+        ResumeError: where there are some, and none of them can be read.
+    """
+    kept = kept_checkpoints.latest(os.fspath(directory))
+    return {"epoch": kept.epoch, "step": kept.step} if kept else {"epoch": 0, "step": 0}
 
 
 class _QuietHandler(
@@ -185,11 +263,13 @@ class _Handler:
     def __init__(
         self,
         strategy: tf.distribute.Strategy,
-        manager: tf.train.CheckpointManager,
         termination: TerminationConfig,
     ) -> None:
         self._save: Any = None
+        # TensorFlow's restores as well, at once. This one holds nothing, in a folder that is none.
+        manager = tf.train.CheckpointManager(tf.train.Checkpoint(), os.devnull + "/none", 1)
         termination.save_fn = self._save_now
+        termination.tells_of_steps = True
         resolver = strategy.cluster_resolver
         if resolver is None:  # one process; TensorFlow's handler asks all the same
             nobody = tf.train.ClusterSpec({})

@@ -7,6 +7,8 @@ from typing import Any, Iterable, Iterator, Optional
 import tensorflow as tf
 
 from slurm_resolver.tf.checkpoint import Backup
+from slurm_resolver.tf.dealt_data import batches_of
+from slurm_resolver.tf.resume_position import KeptBatchSize
 from slurm_resolver.tf.termination import TerminationConfig
 
 
@@ -37,6 +39,7 @@ class ResumableLoop:
         termination: Optional[TerminationConfig] = None,
         save_every: Optional[int] = None,
         max_to_keep: int = 2,
+        keep_batch_size: Optional[KeptBatchSize] = "global",
         **state: Any,
     ) -> None:
         """Restores the latest checkpoint of the directory, if there is one.
@@ -47,10 +50,18 @@ class ResumableLoop:
             termination: what `termination_config` returned; None makes one with its defaults.
             save_every: also save after so many steps: what a crash can lose.
             max_to_keep: how many checkpoints to keep.
+            keep_batch_size: what stays the same when the training goes on with another number of
+                workers: the "global" batch size, so that steps stay what they were; or that
+                "per_replica", so that the global one grows and shrinks with the workers, and the
+                position in the epoch is counted in samples. The data has to be batched so, or it is
+                a ResumeError; None takes it as it is.
             state: whatever a `tf.train.Checkpoint` holds; at least the model and the optimizer.
         """
         strategy = strategy or tf.distribute.get_strategy()
-        self._backup = Backup(directory, strategy, termination, state, save_every, max_to_keep)
+        self._strategy = strategy
+        self._backup = Backup(
+            directory, strategy, termination, state, save_every, max_to_keep, keep_batch_size
+        )
         self._endless: Optional[Iterator[Any]] = None
         self.restored = self._backup.restore()
 
@@ -71,6 +82,8 @@ class ResumableLoop:
         while self.epoch < count:
             yield self.epoch
             self._backup.next_epoch()
+            if self._endless is None:
+                self._backup.at_first_batch()
         if trained:
             self._backup.save()
 
@@ -86,16 +99,19 @@ class ResumableLoop:
             skip: whether to skip the batches that were trained on before; False if `data` begins
                 after them.
         """
+        backup, done = self._backup, 0
+        goes_on = isinstance(data, Iterator)  # over the batches of other epochs as well
+        if not goes_on:
+            backup.drawn = backup.step
+        if not goes_on or data is not self._endless:
+            start = backup.begin_data(batches_of(data), skip)
+            done = start.drawn if skip else 0
+            if start.rest is not None:
+                data, done = self._dealt_like(data, start.rest), 0
         iterator = iter(data)
-        backup = self._backup
-        if iterator is data:
-            done = backup.drawn if self._endless is not iterator else 0
-            self._endless = iterator
-        else:
-            backup.drawn = done = backup.step
-        if skip:
-            for _ in range(done):
-                next(iterator, None)
+        self._endless = iterator if goes_on else None
+        for _ in range(done):
+            next(iterator, None)
         while steps is None or backup.step < steps:
             backup.save_if_due()
             try:
@@ -104,3 +120,9 @@ class ResumableLoop:
                 return
             yield batch
             backup.after_steps()
+
+    def _dealt_like(self, data: Any, rest: tf.data.Dataset) -> Any:
+        """Returns the rest of a dataset, distributed if that was."""
+        if isinstance(data, tf.data.Dataset):
+            return rest
+        return self._strategy.experimental_distribute_dataset(rest)

@@ -125,6 +125,13 @@ def unknown_cardinality() -> Dict[str, Any]:
 
 
 @case
+def unknown_cardinality_saved_with_the_last_step() -> Dict[str, Any]:
+    """Eight steps, of which each fourth is saved: whether there are more is not known by then."""
+    data = dataset(rows=48).unbatch().filter(lambda x, _: x[0] < 100.0).batch(BATCH)
+    return {"model": perceptron(), "x": data}
+
+
+@case
 def uneven_end() -> Dict[str, Any]:
     return {"model": perceptron(), "x": dataset(rows=50)}
 

@@ -108,4 +108,50 @@ def test_ranks_that_find_different_checkpoints_say_so(tmp_path: Path, training: 
     done = subprocess.run([*launcher, "bash", *PROGRAM, "keras"], capture_output=True, text=True)
     assert done.returncode == 1
     assert "ResumeError: the ranks find different checkpoints in" in done.stderr
-    assert ": worker_0: ckpt-4 (epoch 8, step 0); worker_1: none" in done.stderr
+    assert ": worker_0: ckpt-4 and ckpt-3; worker_1: none" in done.stderr
+
+
+WITHOUT_STORE = """
+import runpy, sys
+from slurm_resolver.tf import saving_ranks
+saving_ranks._find_store = lambda: None
+sys.argv = sys.argv[1:]
+sys.path[0] = sys.argv[0].rpartition("/")[0]
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
+
+
+def test_with_a_tensorflow_without_a_store_the_ranks_meet(tmp_path: Path) -> None:
+    """To compare what they restore, and to be told how to exit: the second rank gets the signal."""
+    launcher = [sys.executable, "-m", "slurm_resolver", "run", "-n2", "--"]
+    program = [sys.executable, "-c", WITHOUT_STORE, PROGRAM[-1], "loop", str(tmp_path)]
+    options = ["--epochs=1", "--sleep=0.3", '--faults=[[1, 4, "SIGUSR1"]]']
+    starts = [
+        subprocess.run([*launcher, *program, *options], capture_output=True, text=True)
+        for _ in range(2)
+    ]
+    assert [start.returncode for start in starts] == [75, 0], starts[-1].stderr
+    assert "cannot be told" not in starts[0].stderr
+    assert told(tmp_path, "done") == list(range(1, 11))
+    weights = [line for line in starts[1].stderr.splitlines() if line[3:].startswith("rank ")]
+    assert len({line.rpartition(" ")[2] for line in weights}) == 1 < len(weights)
+
+
+@pytest.mark.parametrize(
+    ("after", "said", "not_said"),
+    [
+        ("0", "training goes on from", "nothing was saved"),  # however long the start takes
+        ("0:start", "training begins anew: ", "training goes on from"),
+    ],
+)
+def test_a_planned_preemption_finds_something_to_save_or_says_so(
+    tmp_path: Path, after: str, said: str, not_said: str
+) -> None:
+    launcher = [sys.executable, "-m", "slurm_resolver", "run", "--requeue", "--preempt-after"]
+    program = [*PROGRAM, "loop", str(tmp_path), "--epochs=1", "--sleep=0.3"]
+    done = subprocess.run([*launcher, after, "--", *program], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert told(tmp_path, "done") == list(range(1, 11))
+    assert "restart 1 of at most 5: the step was preempted" in done.stderr
+    assert said in done.stderr
+    assert not_said not in done.stderr

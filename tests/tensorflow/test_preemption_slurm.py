@@ -17,6 +17,7 @@ from typing import Any, Dict, Iterator, List, NamedTuple, Sequence
 import pytest
 from folders import EXAMPLES, HELPERS
 from slurm_cluster import Node, SlurmCluster, started
+from slurm_installation import Installation
 
 pytest.importorskip("tensorflow", reason="TensorFlow is not installed")
 from slurm_resolver.tf.checkpoint import counters
@@ -42,11 +43,13 @@ CONF = [
 
 
 @pytest.fixture(scope="module")
-def slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SlurmCluster]:
+def slurm(
+    installation: Installation, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[SlurmCluster]:
     """A Slurm whose partition `urgent` preempts the jobs of partition `p`."""
-    nodes = [Node("n8"), Node("n9")]
+    nodes, directory = [Node("n8"), Node("n9")], tmp_path_factory.mktemp("preempt")
     with started(
-        SlurmCluster(nodes, tmp_path_factory.mktemp("preempt"), extra_conf=CONF)
+        SlurmCluster(nodes, directory, extra_conf=CONF, installation=installation)
     ) as cluster:
         yield cluster
 
@@ -61,6 +64,7 @@ class Job:
         kind: str,
         *,
         options: str = "",
+        before: str = "",
         after: str = "exit $?",
         environment: str = "",
         faults: Sequence[Any] = (),
@@ -71,7 +75,7 @@ class Job:
         for name, value in arguments.items():
             given = json.dumps(value) if isinstance(value, dict) else str(value)
             words.append(f"--{name.strip('_').replace('_', '-')}={given}")
-        step = f"srun -N2 -n2 --kill-on-bad-exit=1 {environment} {shlex.join(words)}"
+        step = f"{before} srun -N2 -n2 --kill-on-bad-exit=1 {environment} {shlex.join(words)}"
         batch = folder / "job.sbatch"
         batch.write_text(f"#!/bin/bash\n{step}\n{after}\n")
         submit = f"sbatch --parsable -N2 -n2 --exclusive --open-mode=append -o {folder}/out"
@@ -109,20 +113,20 @@ class Job:
         return [json.loads(line) for line in path.read_text().splitlines() if line.endswith("}")]
 
     def lost(self) -> List[int]:
-        """For each restart, the steps that had been done and were done once more."""
-        per_rank = []
+        """For each restart, the steps that had been done and were done once more.
+
+        One that is killed may not have told its last step: that of the other rank counts.
+        """
+        begins: List[Dict[int, int]] = [{}, {}]  # by rank and start, the step that it went on at
+        last: Dict[int, int] = {}
         for rank in (0, 1):
-            lost: List[int] = []
-            last: Dict[int, int] = {}
             for line in self.lines(rank):
-                start = line["start"]
-                if "begins" in line and start not in last and start > 0:
-                    lost.append(last[start - 1] - line["begins"])
                 if "done" in line or "begins" in line:
-                    last[start] = line["done"] if "done" in line else line["begins"]
-            per_rank.append(lost)
-        assert per_rank[0] == per_rank[1], "the ranks do not go on at the same step"
-        return per_rank[0]
+                    start, done = line["start"], line["done" if "done" in line else "begins"]
+                    begins[rank].setdefault(start, done)
+                    last[start] = max(done, last.get(start, 0))
+        assert begins[0] == begins[1], "the ranks do not go on at the same step"
+        return [last[start - 1] - begins[0][start] for start in sorted(begins[0]) if start > 0]
 
     def ended(self) -> Dict[str, Any]:
         """How all ranks ended: the weights, and of Keras the history and its epochs."""
@@ -171,7 +175,7 @@ def test_preempted_three_times_an_array_task_ends_with_the_same_weights(
         [0, 13, "scancel --signal=USR1 $SLURM_JOB_ID.$SLURM_STEP_ID"],
         [0, 23, urgent],
     ]
-    job = Job(slurm, tmp_path, kind, options="--array=7", faults=faults, sleep=0.2)
+    job = Job(slurm, tmp_path, kind, options="--array=7", faults=faults, sleep=0.5)
     state = job.await_state("COMPLETED", timeout=480)
     assert job.lost() == [0, 0, 0]
     assert job.ended() == getattr(whole, kind)
@@ -193,7 +197,7 @@ def test_the_time_limit_is_announced_and_the_job_requeued(
         options="--time=1 --signal=USR1@10",
         faults=[[0, 3, "SLOW"]],
     )
-    state = job.await_state("COMPLETED")
+    state = job.await_state("COMPLETED", timeout=300)
     lost = job.lost()
     assert set(lost) == {0}
     assert job.ended() == whole.loop
@@ -207,7 +211,7 @@ def test_a_requeue_from_outside_loses_nothing(
     slurm: SlurmCluster, tmp_path: Path, whole: Reference
 ) -> None:
     """Slurm sends SIGTERM, which TensorFlow took over when the strategy was made, and waits."""
-    job = Job(slurm, tmp_path, "loop", sleep=0.2, config_after_strategy=1)
+    job = Job(slurm, tmp_path, "loop", sleep=0.5, config_after_strategy=1)
     job.await_step(3)
     slurm.run(f"scontrol requeue {job.id}")
     state = job.await_state("COMPLETED")
@@ -236,6 +240,32 @@ def test_killed_during_a_save_the_checkpoint_before_it_is_used(
     assert lost == 10
     assert job.ended() == whole.loop
     assert state["Restarts"] == "1"
+    left = {path.name.partition(".")[0] for path in (tmp_path / "checkpoints").iterdir()}
+    assert left == {"checkpoint", "slurm_resolver", "ckpt-4", "ckpt-5"}
+    job.assert_nothing_left()
+
+
+@pytest.mark.newest
+def test_killed_twice_under_supervise_it_ends_with_the_same_weights(
+    slurm: SlurmCluster, tmp_path: Path, whole: Reference
+) -> None:
+    """A worker between two saves, and the first one in the middle of a save."""
+    job = Job(
+        slurm,
+        tmp_path,
+        "loop",
+        before="slurm-resolver supervise --watch 0 --",
+        save_every=10,
+        ballast=64,
+        faults=[[1, 13, "SIGKILL"], [0, 23, "kill in save"]],
+    )
+    state = job.await_state("COMPLETED", timeout=300)
+    assert job.lost() == [3, 10]
+    assert job.ended() == whole.loop
+    assert (state["Restarts"], state["ExitCode"]) == ("0", "0:0")
+    for number, who in ((1, "rank 1 on n9"), (2, "rank 0 on n8")):
+        told = rf"restart {number} of 3; now on n\[8-9\]; first failure: {who} at \S+, SIGKILL"
+        assert re.search(told, job.output()), job.output()
     job.assert_nothing_left()
 
 
@@ -246,7 +276,7 @@ def test_without_scontrol_the_exit_status_asks_for_the_requeue(
         slurm,
         tmp_path,
         "loop",
-        sleep=0.1,
+        sleep=0.5,
         environment="env PATH=/nonexistent",
         faults=[[1, 3, "SIGTERM"]],
         after="status=$?; [ $status -ne 75 ] || scontrol requeue $SLURM_JOB_ID; exit $status",
@@ -259,26 +289,31 @@ def test_without_scontrol_the_exit_status_asks_for_the_requeue(
     job.assert_nothing_left()
 
 
+def saved_after(done: int) -> Dict[str, int]:
+    """Where a training goes on after so many steps: after all of an epoch at the next one."""
+    return {"epoch": done // 10, "step": done % 10}
+
+
 def test_beyond_the_cap_it_saves_and_fails(slurm: SlurmCluster, tmp_path: Path) -> None:
     options = {"max_restarts": 0}
-    job = Job(slurm, tmp_path, "loop", sleep=0.1, options_=options, faults=[[1, 3, "SIGUSR1"]])
+    job = Job(slurm, tmp_path, "loop", sleep=0.5, options_=options, faults=[[1, 3, "SIGUSR1"]])
     state = job.await_state("FAILED")
     assert (state["Restarts"], state["ExitCode"]) == ("0", "1:0")
     assert "SLURM_RESTART_COUNT=0 has reached max_restarts=0" in job.output()
     done = [line["done"] for line in job.lines(1) if "done" in line]
-    assert counters(str(tmp_path / "checkpoints")) == {"epoch": 0, "step": done[-1]}
+    assert counters(str(tmp_path / "checkpoints")) == saved_after(done[-1])
     job.assert_nothing_left()
 
 
 def test_a_cancelled_job_stays_cancelled(slurm: SlurmCluster, tmp_path: Path) -> None:
-    job = Job(slurm, tmp_path, "loop", sleep=0.2)
+    job = Job(slurm, tmp_path, "loop", sleep=0.5)
     job.await_step(3)
     slurm.run(f"scancel {job.id}")
     state = job.await_state("CANCELLED")
     assert state["Restarts"] == "0"
     assert "is being cancelled: not requeued" in job.output()
     done = [line["done"] for line in job.lines(1) if "done" in line]
-    assert counters(str(tmp_path / "checkpoints")) == {"epoch": 0, "step": done[-1]}
+    assert counters(str(tmp_path / "checkpoints")) == saved_after(done[-1])
     job.assert_nothing_left()
 
 
