@@ -71,7 +71,7 @@ def _wait_for_steps_before_metrics(model_type: Any) -> None:
         in_a_step = tf.distribute.has_strategy() and not tf.distribute.in_cross_replica_context()
         if self.distribute_strategy in _strategies and not in_a_step:
             for function in (self.train_function, self.test_function):
-                if isinstance(function, StepFunction):
+                if hasattr(function, "join"):  # a StepFunction, or what BackupAndResume puts there
                     function.join()
         return original(self)
 

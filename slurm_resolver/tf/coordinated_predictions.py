@@ -11,7 +11,8 @@ from typing import Any, Callable, Deque, List
 
 import tensorflow as tf
 
-from slurm_resolver.tf.coordinated_steps import AHEAD, ScheduledStep, without_optionals
+from slurm_resolver.tf.coordinated_steps import AHEAD, ScheduledStep
+from slurm_resolver.tf.keras_calls import without_optionals
 
 _ATTEMPTS = 3
 

@@ -15,6 +15,7 @@ from typing import Any, Callable, Deque, Dict, Iterator
 import tensorflow as tf
 
 from slurm_resolver.tf import atomic_updates
+from slurm_resolver.tf.keras_calls import without_optionals
 
 Step = Callable[..., Any]
 
@@ -156,13 +157,6 @@ def part_of_batch(batch: Any, index: Any, parts: int) -> Any:
         return value[count * index // parts : count * (index + 1) // parts]
 
     return tf.nest.map_structure(rows, batch)
-
-
-def without_optionals(batch: Any) -> Any:
-    """Returns a batch in which what Keras has left out, such as sample weights, is None."""
-    return tf.nest.map_structure(
-        lambda value: None if isinstance(value, tf.experimental.Optional) else value, batch
-    )
 
 
 @contextlib.contextmanager

@@ -21,6 +21,7 @@ from slurm_resolver.tf.callback_state import CallbackStates, pack, unpack
 from slurm_resolver.tf.checkpoint import Backup
 from slurm_resolver.tf.keras2 import Keras2
 from slurm_resolver.tf.keras3 import Keras3
+from slurm_resolver.tf.resume_position import KeptBatchSize, Start
 from slurm_resolver.tf.termination import TerminationConfig
 
 Call = Callable[..., Any]
@@ -35,7 +36,9 @@ class Fit:
         self._epochs = epochs
         self._skip = skip
         self._strategy = model.distribute_strategy
-        self._until = 0  # in the epoch that was interrupted, the step to go on with
+        self._within = False  # whether it goes on within an epoch
+        self._until = 0  # in that epoch, the step to go on with
+        self._from_rest = False  # whether the data begins there
         self._muted = False  # whether this step comes before it
         self._first = 0  # the first step of what the train function does now
         self._iterator: Any = None
@@ -51,6 +54,7 @@ class Fit:
         state: Dict[str, Any],
         save_every: Optional[int],
         max_to_keep: int,
+        keep_batch_size: Optional[KeptBatchSize],
     ) -> None:
         """Restores, and takes its place; Keras is calling `on_train_begin` of the callbacks."""
         model, local = self._model, _variables_of_fit(self._model)
@@ -68,14 +72,24 @@ class Fit:
             {**held, **state},
             save_every,
             max_to_keep,
+            keep_batch_size,
             self._prepare,
         )
         self._restored = unpack(self._rest.packed) if backup.restore() and self._rest.packed else {}
         backup.say_start(self._epochs)
+        start = Start(backup.step, backup.drawn)
+        if backup.epoch < self._epochs:
+            start = backup.begin_data(self._keras.batches(), self._skip, self._keras.can_cut)
+        self._within = start.within
         if backup.restored:
-            at = backup.epoch, self._restored.get("iterators", 0), self._restored.get("steps")
-            self._keras.begin_at(*at)
-            self._until = backup.step
+            steps = None if start.recounted else self._restored.get("steps")
+            rest = start.rest
+            if rest is not None:
+                rest = self._strategy.experimental_distribute_dataset(rest)
+                self._from_rest = True
+            self._keras.begin_at(backup.epoch, self._restored.get("iterators", 0), steps, rest)
+            # The train function makes so many steps at once.
+            self._until = backup.step - backup.step % self._keras.executed()
         self._states: Optional[CallbackStates] = None
         self._hooks: Dict[str, Call] = {
             "on_epoch_begin": self._epoch_begin,
@@ -99,7 +113,7 @@ class Fit:
         if self._states is not None:
             self._backup.step = 0
             call(epoch, logs)
-        elif self._until:
+        elif self._within:
             self._states = CallbackStates(self._others)
             call(epoch, logs)
             self._apply()
@@ -159,7 +173,7 @@ class Fit:
             backup = self._backup
             backup.epoch, backup.step = self._epochs, 0
             if not self._keras.goes_on(self._iterator):
-                backup.drawn = 0
+                backup.at_first_batch()
                 self._iterators = self._keras.iterators + 1
             self._trained_metrics = self._iterator = None
             backup.save()
@@ -173,7 +187,7 @@ class Fit:
         if self._iterator is None:
             self._catch_up(iterator)
         elif iterator is not self._iterator:
-            self._backup.drawn = 0
+            self._backup.at_first_batch()
         if iterator is not self._iterator:
             self._iterator, self._iterators = iterator, self._keras.iterators
         return self._logs if self._muted else self._train(iterator)
@@ -181,7 +195,7 @@ class Fit:
     def _catch_up(self, iterator: Any) -> None:
         """Restores the metrics, and skips the batches that were trained on."""
         backup = self._backup
-        if self._until:
+        if self._within:
             self._logs = self._restored.get("logs")
             self._keras.trace(self._train, iterator)
             rows, metrics = self._restored.get("metrics"), self._keras.metrics()
@@ -193,13 +207,16 @@ class Fit:
                     backup.step,
                 )
         if self._skip:
-            for _ in range(backup.drawn):
+            for _ in range(0 if self._from_rest else backup.drawn):
                 if next(iterator, _END) is _END:
                     break
             self._keras.count(backup.drawn - self._until)
 
     def _prepare(self) -> None:
         """Puts together what is saved besides variables; all ranks call it."""
+        function = self._model.train_function
+        if isinstance(function, _TrainFunction):  # else `fit` has ended
+            function.join()
         self._keras.flush(self._callbacks)
         metrics = self._trained_metrics
         if metrics is None:
@@ -228,6 +245,12 @@ class _TrainFunction:
 
     def __call__(self, iterator: Any) -> Any:
         return self._function(iterator)
+
+    def join(self) -> None:
+        """Waits for the steps that are under way, under a strategy that only schedules them."""
+        join = getattr(self.trains, "join", None)
+        if join is not None:
+            join()
 
 
 class _Rest(tf.train.experimental.PythonState):  # type: ignore[misc]

@@ -119,6 +119,8 @@ class ResolverHooks:
                 tasks_per_node=tuple(configuration.values()),
             )
             source = "tasks_per_node" if tasks_per_node is not None else ", ".join(hooks)
+            if not hooks:  # each task is where Slurm says, and may tell the others
+                return step, find_layout(step, options, source)
             layout = layout_from_environment(step, source)
         verify_layout(layout, step)
         if hooks:

@@ -7,6 +7,7 @@ from typing import Any, Optional
 from slurm_resolver.errors import ResumeError
 from slurm_resolver.tf import keras2, keras3
 from slurm_resolver.tf.fit import Fit
+from slurm_resolver.tf.resume_position import KeptBatchSize
 from slurm_resolver.tf.termination import TerminationConfig
 
 
@@ -53,6 +54,7 @@ class BackupAndResume:
         save_every: Optional[int] = None,
         max_to_keep: int = 2,
         skip: bool = True,
+        keep_batch_size: Optional[KeptBatchSize] = "global",
         **state: Any,
     ) -> None:
         """Prepares; the restore is at the beginning of `fit`.
@@ -65,6 +67,11 @@ class BackupAndResume:
             skip: whether to skip the batches that were trained on before; False, with
                 `steps_per_epoch`, if the data begins after them
                 (`slurm_resolver.tf.checkpoint.counters` tells where that is).
+            keep_batch_size: what stays the same when the training goes on with another number of
+                workers: the "global" batch size, so that steps stay what they were; or that
+                "per_replica", so that the global one grows and shrinks with the workers, and the
+                position in the epoch is counted in samples. The data has to be batched so, or it is
+                a ResumeError; None takes it as it is.
             state: more that a `tf.train.Checkpoint` can hold.
         """
         self.model: Any = None
@@ -74,6 +81,7 @@ class BackupAndResume:
         self._save_every = save_every
         self._max_to_keep = max_to_keep
         self._skip = skip
+        self._keep_batch_size = keep_batch_size
         self._state = state
 
     def set_model(self, model: Any) -> None:
@@ -107,6 +115,7 @@ class BackupAndResume:
             self._state,
             self._save_every,
             self._max_to_keep,
+            self._keep_batch_size,
         )
 
     on_train_end = on_epoch_begin = on_epoch_end = on_batch_begin = on_batch_end = _nothing

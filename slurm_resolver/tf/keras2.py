@@ -6,11 +6,14 @@ from typing import Any, Callable, Dict, List, Optional, Tuple
 
 import tensorflow as tf
 
+from slurm_resolver.tf.dealt_data import Batches, batches_of
+
 
 class Keras2:
     """A model of Keras 2 in its `fit`; the methods are those of `Keras3`."""
 
     iterators = 0
+    can_cut = False
 
     def __init__(self, model: Any) -> None:
         self._model = model
@@ -35,7 +38,11 @@ class Keras2:
         """Returns the variables that a `tf.train.Checkpoint` of the model leaves out: none."""
         return []
 
-    def begin_at(self, epoch: int, iterators: int, steps: Optional[int]) -> None:
+    def batches(self) -> Batches:
+        """Returns what is known of the data."""
+        return batches_of(self._data._dataset)
+
+    def begin_at(self, epoch: int, iterators: int, steps: Optional[int], rest: Any) -> None:
         """Lets `fit` begin with this epoch.
 
         Where it does not know how many steps the data has, it tries one more, which counts in the

@@ -9,6 +9,7 @@ import tensorflow as tf
 
 from slurm_resolver.errors import ResumeError
 from slurm_resolver.preflight.keras_version import check_keras
+from slurm_resolver.tf.dealt_data import Batches, batches_of
 
 _GENERATED = ("GeneratorDataAdapter", "PyDatasetAdapter")
 
@@ -18,12 +19,16 @@ class Keras3:
 
     Attributes:
         iterators: how many iterators over the data `fit` has made.
+        can_cut: whether an iterator can begin within a batch.
     """
+
+    can_cut = True
 
     def __init__(self, model: Any) -> None:
         check_keras()
         self._model = model
         self._data: Any = None
+        self._rest: Any = None  # what the next iterator is over, if not over the data
         self.iterators = 0
 
     @staticmethod
@@ -47,7 +52,8 @@ class Keras3:
 
         def count() -> Any:
             self.iterators += 1
-            return make()
+            rest, self._rest = self._rest, None
+            return make() if rest is None else rest
 
         data._get_iterator = count
         model = self._model
@@ -81,8 +87,20 @@ class Keras3:
             if not {id(variable), id(variable.value)} & (tracked | metrics)
         ]
 
-    def begin_at(self, epoch: int, iterators: int, steps: Optional[int]) -> None:
+    def batches(self) -> Batches:
+        """Returns what is known of the data."""
+        found, adapter = batches_of(self._data._distributed_dataset), self._data.data_adapter
+        if type(adapter).__name__ != "ArrayDataAdapter":
+            return found
+        in_order = adapter._shuffle != "batch"
+        return found._replace(
+            size=adapter.batch_size, samples=adapter._num_samples, in_order=in_order
+        )
+
+    def begin_at(self, epoch: int, iterators: int, steps: Optional[int], rest: Any) -> None:
         """Lets `fit` begin with this epoch, for which it makes the iterator of this number.
+
+        That one is over the `rest` of the data, where it is given.
 
         A dataset that is shuffled anew for each iterator draws the next order whenever one is made.
         Not so Python's generators, which must not be begun for nothing.
@@ -94,6 +112,7 @@ class Keras3:
             return
         while self.iterators < iterators - 1:
             iter(self._data._get_iterator())
+        self._rest = rest
 
     def steps(self) -> Optional[int]:
         """Returns how many steps the data has, once that is known: it may have to end first."""

@@ -18,3 +18,10 @@ def is_of_no_scope(model: Any) -> bool:
     """Whether a model was built outside any scope, and this is no scope either."""
     default = not tf.distribute.has_strategy()
     return default and model.distribute_strategy is tf.distribute.get_strategy()
+
+
+def without_optionals(batch: Any) -> Any:
+    """Returns a batch in which what Keras has left out, such as sample weights, is None."""
+    return tf.nest.map_structure(
+        lambda value: None if isinstance(value, tf.experimental.Optional) else value, batch
+    )

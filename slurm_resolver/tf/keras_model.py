@@ -1,7 +1,8 @@
 """What Keras 3's models do by themselves in each worker, and the workers have to do as one.
 
 `prepare` wraps public methods of `keras.Model`: `save`, `save_weights` and `export`, so that one
-worker writes, and `fit`, so that all workers train the same model in the same way.
+worker writes, `fit`, so that all workers train the same model in the same way, and
+`make_train_function` and `make_test_function`, whose functions do the same in less time.
 Without a `MultiWorkerMirroredStrategy` of this package for several workers they do what they did.
 """
 
@@ -17,6 +18,7 @@ from typing import Any, Callable, Dict
 from slurm_resolver.import_hook import when_imported
 from slurm_resolver.slurm.step import SlurmStep
 from slurm_resolver.tf.fit_agreement import fit_together
+from slurm_resolver.tf.mirrored_steps import StepFunction
 from slurm_resolver.tf.one_writer import write_once
 
 Method = Callable[..., Any]
@@ -40,6 +42,8 @@ def _wrap(keras: Any) -> None:
     model.save_weights = _saving(model.save_weights, "save_weights")
     model.export = _saving(model.export, "export")
     model.fit = _fitting(model.fit)
+    model.make_train_function = _making(model.make_train_function, "train")
+    model.make_test_function = _making(model.make_test_function, "test")
     # The function by which Keras 2's programs save.
     save_model: Any = keras.saving.save_model
     for name in ("keras.saving", "keras.models", "keras._tf_keras.keras.saving"):
@@ -52,6 +56,22 @@ def _fitting(fit: Method) -> Method:
     @functools.wraps(fit)
     def wrapped(model: Any, *args: Any, **kwargs: Any) -> Any:
         return fit_together(functools.partial(fit, model), model, list(_strategies), args, kwargs)
+
+    return wrapped
+
+
+def _making(make: Method, kind: str) -> Method:
+    name = f"{kind}_function"
+
+    @functools.wraps(make)
+    def wrapped(model: Any, force: bool = False) -> Any:
+        if model.distribute_strategy not in _strategies:
+            return make(model, force)
+        if force or getattr(model, name) is None:
+            make(model, force)
+            own = StepFunction(model, getattr(model, f"{kind}_step"), getattr(model, name))
+            setattr(model, name, own)
+        return getattr(model, name)
 
     return wrapped
 

@@ -8,6 +8,7 @@ from typing import Any, Callable, Iterator, Optional
 import tensorflow as tf
 from tensorflow.python.distribute import input_lib
 
+from slurm_resolver.cluster.data_service import DATA_JOBS
 from slurm_resolver.errors import JobsError
 from slurm_resolver.tf import coordinated_keras
 from slurm_resolver.tf.keras_calls import called_by_keras
@@ -58,7 +59,7 @@ class ParameterServerStrategy(
             JobsError: in any task but the chief.
         """
         task = getattr(cluster_resolver, "task_type", None)
-        if task in ("ps", "worker"):
+        if task in ("ps", "worker", *DATA_JOBS):
             raise JobsError(
                 f"ParameterServerStrategy in {task} {cluster_resolver.task_id}, which serves; it "
                 "is for the chief. Before it write: if resolver.task_type != 'chief': "

@@ -9,12 +9,14 @@ from typing import Any, Collection, Dict, Iterator, List, Mapping, Optional, Tup
 import tensorflow as tf
 
 from slurm_resolver.cluster.alone import find_alone
-from slurm_resolver.cluster.cluster import Cluster
+from slurm_resolver.cluster.as_text import describe_own_task
+from slurm_resolver.cluster.cluster import JOBS_OUTSIDE_SPEC, Cluster
 from slurm_resolver.cluster.gpus import apply_gpus
 from slurm_resolver.cluster.node_address import NodeAddress
-from slurm_resolver.cluster.options import ClusterOptions
+from slurm_resolver.cluster.options import ClusterOptions, LayoutChoice
 from slurm_resolver.cluster.resolve import build_cluster, find_layout
-from slurm_resolver.log import warn
+from slurm_resolver.cluster.roles import Placement, WorkerOrder
+from slurm_resolver.log import tell_once, warn
 from slurm_resolver.slurm.hostlist import expand_hostlist, expand_tasks_per_node
 from slurm_resolver.slurm.step import SlurmStep
 from slurm_resolver.tf.hooks import ResolverHooks, TasksPerNode
@@ -37,6 +39,13 @@ class SlurmClusterResolver(
         resolver = SlurmClusterResolver()
         strategy = tf.distribute.MultiWorkerMirroredStrategy(cluster_resolver=resolver)
 
+    ``print(resolver)`` shows the cluster. The package's logger is ``slurm_resolver``: at the level
+    INFO each task says in one line what it is, and is quiet otherwise, but for warnings::
+
+        logging.basicConfig(level=logging.INFO)
+        resolver = SlurmClusterResolver()
+        # INFO:slurm_resolver:rank 1 of 4 is worker 0 on n9, port 23001, GPUs 0,1
+
     Everything is resolved in the constructor, once. Without Slurm, in an allocation of one task
     without srun, with ``local=True`` and with SLURM_RESOLVER=off the cluster is empty, and
     TensorFlow trains locally. Ranks of mpirun need no srun.
@@ -46,14 +55,17 @@ class SlurmClusterResolver(
     - It sets CUDA_VISIBLE_DEVICES (ROCR_VISIBLE_DEVICES, ZE_AFFINITY_MASK) where Slurm left open
       which GPUs are this task's, and SLURM_RESOLVER_GPUS to know that; not with `auto_set_gpu`
       False. So make the resolver before TensorFlow looks at the devices.
+    - It sets TF_FORCE_GPU_ALLOW_GROWTH, unless it is set, where several tasks share a GPU: the
+      first would take all of its memory. Not with `auto_set_gpu` False either.
     - Where the tasks have to tell each other where they run, it leaves the answer for child
       processes in SLURM_RESOLVER_LAYOUT.
     - Under Slurm it binds a local socket, so that children are told from the task: they get the
       cluster, and take part in nothing (`Cluster.takes_part`).
-    - With a ps job, in all tasks but evaluators: it starts a thread that holds a connection to
-      ps 0, wraps `sys.exit` to know the exit status, sets GRPC_FAIL_FAST unless it is set, and
-      registers a function with `atexit`. In a chief it changes TensorFlow's ClusterCoordinator,
-      which would wait for lost workers for ever. `serve` takes back what can be.
+    - With a ps job or a tf.data service, in all tasks but evaluators: it starts a thread that
+      holds a connection to ps 0 (the dispatcher where there is no ps), wraps `sys.exit` to know
+      the exit status, and registers a function with `atexit`. With a ps job it sets GRPC_FAIL_FAST
+      unless it is set, and in a chief it changes TensorFlow's ClusterCoordinator, which would wait
+      for lost workers for ever. `serve` takes back what can be.
     """
 
     def __init__(
@@ -66,30 +78,57 @@ class SlurmClusterResolver(
         auto_set_gpu: bool = True,
         rpc_layer: Optional[str] = "grpc",
         *,
-        placement: str = "spread",
-        worker_order: str = "ring",
+        placement: Placement = "spread",
+        worker_order: WorkerOrder = "ring",
         het_groups: Optional[Mapping[str, int]] = None,
         node_address: Optional[NodeAddress] = None,
         gpu_jobs: Optional[Collection[str]] = None,
-        layout: str = "auto",
+        layout: LayoutChoice = "auto",
         local: bool = False,
     ) -> None:
         """Resolves the cluster.
 
         Args:
-            jobs: counts by job name, summing to the tasks of the step; one may be -1, the rest.
-                None makes every task a worker. TensorFlow's strategies know chief, worker, ps and
-                evaluator, its servers any name.
-            port_base: the first port on each node. None takes the ports that Slurm reserved for
-                the step, or derives them from its ids; 8888 where it has none.
+            jobs: number of tasks by job name: chief, worker, ps, evaluator; dispatcher and
+                data_worker, a tf.data service; or a name of your own, with which TensorFlow's
+                strategies do not work, but its servers do. They sum to the tasks of the step; one
+                may be -1, the rest. None makes every task a worker.
+            port_base: the first port on each node; the task with local rank i gets
+                ``port_base + i``. None takes the ports that Slurm reserved for the step, or derives
+                them from its ids; 8888 where it has none.
             gpus_per_node: GPUs on each node; None takes what Slurm says.
-            gpus_per_task: GPUs of each task; None shares a node's GPUs among its tasks.
+            gpus_per_task: GPUs of each task; None shares a node's GPUs among its tasks. With either
+                number every task uses GPUs, as in TensorFlow's resolver, unless `gpu_jobs` says
+                which.
             tasks_per_node: tasks on every node, or by node name; None takes what Slurm says.
-            auto_set_gpu: whether to set CUDA_VISIBLE_DEVICES.
-            rpc_layer: TensorFlow's protocol between the tasks.
-            placement, worker_order, het_groups, node_address, gpu_jobs, layout, local: as in
-                `slurm_resolver.resolve`. ``placement="rank", worker_order="rank"`` gives every
-                rank the job and the index that TensorFlow's own resolver would.
+            auto_set_gpu: whether to set CUDA_VISIBLE_DEVICES (ROCR_VISIBLE_DEVICES,
+                ZE_AFFINITY_MASK); False changes nothing, and `gpus` tells what it would have been.
+            rpc_layer: TensorFlow's protocol between the tasks; it stands before addresses, as in
+                ``grpc://n1:8888``.
+            placement: "spread" puts parameter servers on different nodes, evenly and away from the
+                chief's, and the tasks of a tf.data service where they leave as many others on each
+                node; "rank" assigns ranks to jobs exactly as TensorFlow's own resolver does.
+            worker_order: "ring" numbers the workers such that TensorFlow's ring of collectives
+                leaves every node once; "rank" numbers them by rank, as TensorFlow's own resolver
+                does. The two are the same with up to 10 workers in block placement, and with one
+                task on each node. See `slurm_resolver.cluster.ring_order`.
+            het_groups: by job name, the component of a heterogeneous step to take its tasks from.
+                None gives jobs their ranks as in any other step.
+            node_address: from a node's name to the host that others connect to: a mapping, a
+                callable, or a suffix such as "-ib0". With "slurm" the tasks tell each other the
+                addresses of their nodes; so they do without it where the nodes' names do not
+                resolve. None takes the names.
+            gpu_jobs: the jobs whose tasks use GPUs. None: all but the parameter servers, the tasks
+                of a tf.data service, and the chief where there are parameter servers, as it then
+                only coordinates.
+            layout: where to learn which rank runs on which node. "environment" computes it from the
+                variables alone. With "rendezvous" the tasks tell each other over TCP where they
+                run; all tasks of the step must choose it. "auto" does that where the variables do
+                not tell, and where the step has PMI-2 (``srun --mpi=pmi2``) and no program of it
+                uses MPI, by that: see `slurm_resolver.cluster.pmi2_layout`. But for "environment"
+                they also tell each other which GPUs they see where srun got ``--gpu-bind=closest``.
+            local: True trains alone, without a cluster, wherever this process runs; so does the
+                variable SLURM_RESOLVER=off.
 
         Raises:
             RuntimeError: for a missing variable, a layout that cannot be known, jobs that do not
@@ -132,14 +171,27 @@ class SlurmClusterResolver(
         self.task_type = own.job if own else None
         self.task_id = own.index if own else None
         self.rpc_layer = rpc_layer
-        if self._cluster.takes_part() and step.is_live and "ps" in self._spec.jobs:
+        if not self._cluster.takes_part():
+            return
+        if own:
+            tell_once(describe_own_task(self._cluster))
+        served = "ps" in self._spec.jobs or self.data_service is not None
+        if served and step.is_live:
             from slurm_resolver.tf.server import take_part
 
             take_part(self._cluster)
 
+    def __repr__(self) -> str:
+        """Returns one line: this task's rank, job, node, port and GPUs."""
+        return f"<{type(self).__name__}: {describe_own_task(self._cluster)}>"
+
+    def __str__(self) -> str:
+        """Returns the cluster as `print` shows it: a line a task, of 100 tasks at most."""
+        return str(self._cluster)
+
     @property
     def cluster(self) -> Cluster:
-        """The whole resolved cluster: every task's rank, node, job, index and address."""
+        """The whole resolved cluster, with every task's rank, node, job, index and address."""
         return self._cluster
 
     @property
@@ -147,8 +199,21 @@ class SlurmClusterResolver(
         """This task's GPUs as CUDA_VISIBLE_DEVICES names them; None where nothing tells."""
         return self._cluster.gpus
 
+    @property
+    def data_service(self) -> Optional[str]:
+        """The tf.data service of the step, such as ``grpc://n8:23002``; None without one.
+
+        For those who train::
+
+            service = tf.data.experimental.service
+            if resolver.data_service:
+                mode = service.ShardingPolicy.DYNAMIC
+                dataset = dataset.apply(service.distribute(mode, resolver.data_service))
+        """
+        return self._cluster.data_service
+
     def cluster_spec(self) -> Any:
-        """Returns the `tf.train.ClusterSpec`, without the evaluator; empty without Slurm."""
+        """Returns the `tf.train.ClusterSpec`, of those who train, and ps; empty without Slurm."""
         return self._spec
 
     def get_task_info(self) -> Tuple[Optional[str], Optional[int]]:
@@ -171,8 +236,8 @@ class SlurmClusterResolver(
             return ""
         own, spec = self._cluster.task, self.cluster_spec()
         this_task = own is not None and (task_type, task_id) == (own.job, own.index)
-        if own is not None and this_task and own.job == "evaluator":
-            address = own.address  # the evaluator has one, though it is not in the spec
+        if own is not None and this_task and own.job in JOBS_OUTSIDE_SPEC:
+            address = own.address  # it has one, though it is not in the spec
         else:
             address = spec.task_address(task_type, task_id)
         layer = rpc_layer or self.rpc_layer
@@ -239,34 +304,46 @@ class SlurmClusterResolver(
     def serve(self, server: Optional[Any] = None, start_timeout: float = 300.0) -> int:
         """Serves until those who train have ended, and returns this process's exit status.
 
-        For the parameter servers, and under ParameterServerStrategy the workers::
+        For the parameter servers, under ParameterServerStrategy the workers, and the dispatcher and
+        the data workers of a tf.data service::
 
-            if resolver.task_type in ("ps", "worker"):
+            if resolver.task_type in ("ps", "worker", "dispatcher", "data_worker"):
                 sys.exit(resolver.serve())
 
         The chief, or without a chief every worker, needs no call: its resolver holds a connection
-        to ps 0, which tells when it ends, and how.
+        to ps 0, or without a ps to the dispatcher, which tells when it ends, and how.
 
         The status is 0 where they have ended well. It is 1, with a message on the standard error,
-        where the chief or a parameter server is lost, or any other task that trains has failed; a
-        lost worker that serves ends nothing. Where a parameter server is lost, tasks that train are
-        ended with status 1 as well, after 5 s: TensorFlow may wait for it for ever.
+        where the chief, a parameter server, the dispatcher or a data worker is lost, or any other
+        task that trains has failed; a lost worker that serves ends nothing. Where one of these
+        servers is lost, tasks that train are ended with status 1 as well, after 5 s: TensorFlow may
+        wait for it for ever, or go on without its data.
+
+        A dispatcher or data worker that gets SIGUSR1, SIGUSR2 or SIGTERM goes on, so that those who
+        train can save: see `slurm_resolver.termination_config`.
+
+        A process that ends is known at once. A node counts as lost when it has not answered for
+        30 s, or for the seconds in SLURM_RESOLVER_NETWORK_GRACE, which all tasks should have alike
+        (ps 0's or the dispatcher's counts). A shorter gap of the network ends nothing, whatever it
+        resets.
 
         A task has ended well unless an exception, `sys.exit` with another status than 0, a signal
         or `os._exit` ends it; `raise SystemExit(1)` without `sys.exit` cannot be told from it.
 
         What the constructor has changed for this, it takes back at its end: `sys.exit` is Python's
-        again, and GRPC_FAIL_FAST is as it was.
+        again, and GRPC_FAIL_FAST is as it was. A server of a tf.data service listens until the
+        process ends.
 
         Args:
-            server: a tf.distribute.Server or tf.compat.v1.train.Server of this task; None makes
-                one.
-            start_timeout: seconds for the chief (without one worker 0) and all parameter servers to
-                come.
+            server: a tf.distribute.Server or tf.compat.v1.train.Server of this task, or a
+                tf.data.experimental.service.DispatchServer or WorkerServer; None makes one, with
+                TensorFlow's defaults.
+            start_timeout: seconds for the chief (without one worker 0), all parameter servers, the
+                dispatcher and all data workers to come.
 
         Raises:
             JobsError: in a task that trains, without a ps job, without Slurm, in a child process.
-            AddressError: in ps 0, where its port for the connections is taken.
+            AddressError: in ps 0 or the dispatcher, where its port for the connections is taken.
         """
         from slurm_resolver.tf.server import serve
 

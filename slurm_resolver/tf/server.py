@@ -1,23 +1,36 @@
-"""Parameter servers, and the workers of a ParameterServerStrategy: they serve until all is done.
+"""Tasks that serve others: parameter servers, workers beside a coordinator, a tf.data service.
 
-`tf.distribute.Server.join()` never returns. A task that serves ends when the job's monitor says
-that the tasks that train have ended.
+`tf.distribute.Server.join()` never returns, nor does that of a tf.data service's servers. A task
+that serves ends when the job's monitor says that the tasks that train have ended.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 from typing import Any, Dict, Optional, Union
 
 import tensorflow as tf
 
 from slurm_resolver.cluster.cluster import Cluster
+from slurm_resolver.cluster.data_service import DATA_JOBS, DISPATCHER
 from slurm_resolver.errors import JobsError
 from slurm_resolver.parameter_server import exit_status
 from slurm_resolver.parameter_server.member import Member
 from slurm_resolver.parameter_server.monitor import Monitor
-from slurm_resolver.parameter_server.protocol import START_SECONDS, monitor_address, print_line
+from slurm_resolver.parameter_server.protocol import (
+    SERVING_JOBS,
+    START_SECONDS,
+    monitor_address,
+    print_line,
+)
+from slurm_resolver.parameter_server.restarts import tell_job_has_ended, tell_takes_part
 from slurm_resolver.rendezvous.task_claim import find_claimant
+from slurm_resolver.tf.data_server import (
+    keep_until_exit,
+    signals_left_to_those_who_train,
+    start_data_server,
+)
 
 Participant = Union[Monitor, Member]
 
@@ -36,13 +49,14 @@ def take_part(cluster: Cluster) -> Optional[Participant]:
     if address is None or not cluster.takes_part():
         return None
     # A call to a server that has ended fails at once, instead of waiting for it.
-    for name, value in _FAIL_FAST.items():
+    for name, value in _FAIL_FAST.items() if _has_ps(cluster) else ():
         if name not in os.environ:
             os.environ[name] = _set_variables[name] = value
-    if cluster.task is not None and cluster.task.job == "chief":
+    if cluster.task is not None and cluster.task.job == "chief" and _has_ps(cluster):
         _let_coordinators_end()
     key = (address.identity, address.rank, address.host, address.port)
     if key not in _participants:
+        tell_takes_part()
         is_monitor = address.rank == address.monitor_rank
         _participants[key] = Monitor(address) if is_monitor else Member(address)
     return _participants[key]
@@ -71,10 +85,16 @@ def serve(
             f"{claimant or '(unknown)'}, which made its resolver first and still runs: this one is "
             "its child, or a second program in the task. Call serve() there."
         )
-    participant.serve(start_timeout)
-    if server is None and not participant.decided:
-        server = tf.distribute.Server(spec, own.job, own.index, protocol=protocol)
-    result = participant.wait()
+    with contextlib.ExitStack() as stack:
+        if own.job in DATA_JOBS:
+            stack.enter_context(signals_left_to_those_who_train())
+        participant.serve(start_timeout)
+        if own.job in DATA_JOBS:
+            keep_until_exit(server or start_data_server(cluster, lambda: participant.decided))
+        elif server is None and not participant.decided:
+            server = tf.distribute.Server(spec, own.job, own.index, protocol=protocol)
+        result = participant.wait()
+    tell_job_has_ended()
     _undo()
     if result.status:
         print_line(f"{own.job} {own.index} (rank {own.rank} on {own.node}): {result.message}")
@@ -96,21 +116,27 @@ def _check(cluster: Cluster) -> None:
     jobs = sorted({task.job for task in cluster.tasks})
     if own is None:
         raise JobsError(
-            "serve() in a process without a cluster: it is for the ps and worker tasks of a Slurm "
-            "step. Start the program with srun; or on this machine alone with `slurm-resolver run`."
+            "serve() in a process without a cluster: it is for the tasks of a Slurm step that "
+            "serve others. Start the program with srun; or on this machine alone with "
+            "`slurm-resolver run`."
         )
-    if "ps" not in jobs or not {"chief", "worker"} & set(jobs):
+    if not {"ps", DISPATCHER} & set(jobs) or not {"chief", "worker"} & set(jobs):
         raise JobsError(
             f"serve() in {own.job} {own.index} of a cluster with the jobs {', '.join(jobs)}; "
-            "expected a ps, and a chief or worker that trains. Give jobs such as "
+            "expected a ps or dispatcher, and a chief or worker that trains. Give jobs such as "
             "{'ps': 1, 'worker': -1}, or do not call it."
         )
-    if own.job != "ps" and (own.job != "worker" or "chief" not in jobs):
+    if own.job not in SERVING_JOBS and (own.job != "worker" or not {"chief", "ps"} <= set(jobs)):
         raise JobsError(
-            f"serve() in {own.job} {own.index}, which trains; expected a ps, or a worker beside a "
-            "chief. Call it as `if resolver.task_type == 'ps': sys.exit(resolver.serve())`, under "
-            "ParameterServerStrategy in the workers too."
+            f"serve() in {own.job} {own.index}, which trains; expected a ps, a dispatcher, a "
+            "data_worker, or a worker beside a chief and a ps. Call it as `if resolver.task_type "
+            "== 'ps': sys.exit(resolver.serve())`, under ParameterServerStrategy in the workers "
+            "too."
         )
+
+
+def _has_ps(cluster: Cluster) -> bool:
+    return any(task.job == "ps" for task in cluster.tasks)
 
 
 def _let_coordinators_end() -> None:

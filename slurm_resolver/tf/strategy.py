@@ -12,6 +12,7 @@ from typing import Any, Callable, Dict, List, Optional, Tuple
 
 import tensorflow as tf
 
+from slurm_resolver.cluster.data_service import DATA_JOBS
 from slurm_resolver.errors import JobsError
 from slurm_resolver.preflight import keras_version
 from slurm_resolver.tf import keras_model
@@ -57,7 +58,8 @@ class MultiWorkerMirroredStrategy(
             communication_options: a `tf.distribute.experimental.CommunicationOptions`.
 
         Raises:
-            JobsError: in a parameter server or an evaluator, which do not train.
+            JobsError: in a task that does not train: a parameter server, an evaluator, one of a
+                tf.data service.
         """
         if cluster_resolver is None:
             cluster_resolver = SlurmClusterResolver()
@@ -103,7 +105,7 @@ class MultiWorkerMirroredStrategy(
         - A whole batch (a tuple or a dict), to learn its shapes: the answer is this worker's part.
         - A scalar with ``axis=0``: there is no such axis, and the mean is that of the replicas.
         """
-        if isinstance(value, (tuple, list, dict)) and called_by_keras():
+        if (value is None or isinstance(value, (tuple, list, dict))) and called_by_keras():
             keras_version.check_keras()
             return tf.nest.map_structure(self._own, value)
         if axis is not None and self._own(value).shape.rank == 0:
@@ -135,11 +137,10 @@ class MultiWorkerMirroredStrategy(
 
 def _check_job(resolver: Any) -> None:
     job = resolver.task_type
-    if job in ("ps", "evaluator"):
-        instead = {
-            "ps": "Call sys.exit(resolver.serve()) there, before the strategy is made",
-            "evaluator": "Evaluate there alone, without a strategy",
-        }
+    if job in ("ps", "evaluator", *DATA_JOBS):
+        serve = "Call sys.exit(resolver.serve()) there, before the strategy is made"
+        instead = dict.fromkeys(("ps", *DATA_JOBS), serve)
+        instead["evaluator"] = "Evaluate there alone, without a strategy"
         raise JobsError(
             f"MultiWorkerMirroredStrategy in {job} {resolver.task_id}; expected a chief or a "
             f"worker, which train. {instead[job]}: if resolver.task_type == {job!r}: …"
@@ -174,12 +175,17 @@ def _is_metric(value: Any) -> bool:
     return isinstance(value, tf.Tensor) and value.shape.rank == 0 and value.dtype.is_floating
 
 
+def _as_tensor(value: Any) -> Any:
+    """Returns a number that a step of one's own gives as the tensor that TensorFlow makes of it."""
+    return tf.convert_to_tensor(value) if isinstance(value, (int, float)) else value
+
+
 def _average(outputs: Any, statistics: List[Any]) -> Any:
     """Returns a step's outputs with the mean of all replicas' metrics, and averages the statistics.
 
     Called on each replica. One collective for each type takes them all.
     """
-    leaves = tf.nest.flatten(outputs)
+    leaves = [_as_tensor(value) for value in tf.nest.flatten(outputs)]
     places = [place for place, value in enumerate(leaves) if _is_metric(value)]
     values = [leaves[place] for place in places]
     values += [tf.convert_to_tensor(variable.value) for variable in statistics]
@@ -197,12 +203,21 @@ def _means(values: List[Any]) -> List[Any]:
     means: List[Any] = [None] * len(values)
     for dtype in {value.dtype for value in values}:
         places = [place for place, value in enumerate(values) if value.dtype == dtype]
-        flat = [tf.reshape(values[place], [-1]) for place in places]
-        mean = replica.all_reduce(tf.distribute.ReduceOp.MEAN, tf.concat(flat, axis=0))
-        sizes = [values[place].shape.num_elements() for place in places]
-        for place, part in zip(places, tf.split(mean, sizes)):
-            means[place] = tf.reshape(part, values[place].shape)
+        packed, unpack = _pack([values[place] for place in places])
+        mean = replica.all_reduce(tf.distribute.ReduceOp.MEAN, packed)
+        for place, part in zip(places, unpack(mean)):
+            means[place] = part
     return means
+
+
+def _pack(values: List[Any]) -> Tuple[Any, Callable[[Any], List[Any]]]:
+    """Returns tensors of one type as a vector, and what makes them of such a vector again."""
+    shapes = [value.shape for value in values]
+    if not any(shape.rank for shape in shapes):  # metrics alone, in fewer operations
+        return tf.stack(values), tf.unstack
+    flat = tf.concat([tf.reshape(value, [-1]) for value in values], axis=0)
+    sizes = [shape.num_elements() for shape in shapes]
+    return flat, lambda mean: list(map(tf.reshape, tf.split(mean, sizes), shapes))
 
 
 def _is_generated(dataset: Any) -> bool:

@@ -288,6 +288,19 @@ def own_train_step(strategy: tf.distribute.Strategy) -> Outcome:
     return trained(build(strategy, model_class=OwnStep), dataset())
 
 
+class OwnLogs(keras.Model):  # type: ignore[misc]
+    """A model whose training step tells something else than its metrics."""
+
+    def train_step(self, data: Any) -> Dict[str, Any]:
+        super().train_step(data)
+        return {"whole": 2, "half": 0.5, "tensor": tf.constant(3), "inner": {"float": 4.0}}
+
+
+@case
+def own_logs(strategy: tf.distribute.Strategy) -> Outcome:
+    return trained(build(strategy, model_class=OwnLogs), dataset())
+
+
 @case
 def early_stopping(strategy: tf.distribute.Strategy) -> Outcome:
     stop = keras.callbacks.EarlyStopping(monitor="loss", min_delta=0.02)

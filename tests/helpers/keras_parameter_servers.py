@@ -58,6 +58,26 @@ def nothing_is_lost_between_workers(strategy: sr.ParameterServerStrategy) -> Any
 
 
 @trial
+def nothing_is_under_way_when_it_is_saved(strategy: sr.ParameterServerStrategy) -> Any:
+    """The steps that each checkpoint holds, and of two epochs the rows."""
+    folder = Path(os.environ["TASK_OUTPUT"], "checkpoints")
+    with strategy.scope():
+        model = keras.Sequential([keras.layers.Dense(3)])
+        loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+        model.compile("sgd", loss, metrics=[cases.Rows()])
+    backup = sr.BackupAndResume(str(folder), save_every=150, max_to_keep=9)
+    rows = np.arange(EPOCH * 3) % cases.ROWS
+    data = tf.data.Dataset.from_tensor_slices((cases.X[rows], cases.Y[rows])).batch(3)
+    history = model.fit(data, epochs=2, verbose=0, callbacks=[backup]).history
+    steps = []
+    for name in tf.train.get_checkpoint_state(folder).all_model_checkpoint_paths:
+        reader = tf.train.load_checkpoint(name)
+        (iterations,) = (n for n in reader.get_variable_to_shape_map() if "iterations" in n)
+        steps.append(int(reader.get_tensor(iterations)))
+    return {"steps": steps, "rows": history["rows"]}
+
+
+@trial
 def evaluation_and_prediction(strategy: sr.ParameterServerStrategy) -> Any:
     """Both of the strategy, then of a copy in this process; the last batch is shorter."""
     with strategy.scope():

@@ -21,9 +21,10 @@ from pathlib import Path
 from typing import Any, Dict, List
 
 import slurm_resolver as sr
+from slurm_resolver.cluster.options import LayoutChoice
 
 
-def account(jobs: Any, layout: str) -> Dict[str, Any]:
+def account(jobs: Any, layout: LayoutChoice) -> Dict[str, Any]:
     line: Dict[str, Any] = {
         # the kernel's word, not Slurm's: every test node has a hostname of its own
         "host": socket.gethostname(),

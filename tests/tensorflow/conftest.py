@@ -25,7 +25,7 @@ def slurm(monkeypatch: pytest.MonkeyPatch) -> Any:
         for name, value in values.items():
             monkeypatch.setenv(name, value)
         # what the constructor writes is taken back as well
-        for name in ("CUDA_VISIBLE_DEVICES", "SLURM_RESOLVER_GPUS"):
+        for name in ("CUDA_VISIBLE_DEVICES", "SLURM_RESOLVER_GPUS", "TF_FORCE_GPU_ALLOW_GROWTH"):
             if name not in values:
                 monkeypatch.setenv(name, "")
                 monkeypatch.delenv(name)

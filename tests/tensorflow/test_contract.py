@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -35,6 +36,27 @@ def test_it_is_a_tensorflow_resolver_under_its_own_import_path(slurm: Any) -> No
     assert not hasattr(resolver, "port")
     assert not hasattr(resolver, "tpu_hardware_feature")
     assert resolver.environment == ""
+
+
+def test_print_shows_the_cluster(slurm: Any) -> None:
+    slurm(1, "1(x3)", 3, CUDA_VISIBLE_DEVICES="0")
+    resolver = SlurmClusterResolver(local=False)
+    assert str(resolver) == str(resolver.cluster)
+    assert "t02n41     1      0  worker 1  t02n41:8888  (this task)" in str(resolver)
+    own = "rank 1 of 3 is worker 1 on t02n41, port 8888, GPU 0"
+    assert repr(resolver) == f"<SlurmClusterResolver: {own}>"
+
+
+def test_the_log_has_one_line_a_task_and_none_unless_asked(slurm: Any) -> None:
+    slurm(1, "1(x3)", 3, CUDA_VISIBLE_DEVICES="0")
+    make = "import slurm_resolver as sr; sr.SlurmClusterResolver(); sr.SlurmClusterResolver()"
+    logged = {}
+    for level in ("INFO", "WARNING"):
+        program = f"import logging; logging.basicConfig(level=logging.{level}); {make}"
+        done = subprocess.run([sys.executable, "-c", program], check=True, stderr=subprocess.PIPE)
+        logged[level] = re.findall(r".*slurm_resolver:.*", done.stderr.decode())
+    own = "rank 1 of 3 is worker 1 on t02n41, port 8888, GPU 0"
+    assert logged == {"INFO": [f"INFO:slurm_resolver:{own}"], "WARNING": []}
 
 
 def test_workers_from_the_environment_alone(slurm: Any) -> None:
@@ -117,6 +139,8 @@ def test_the_second_task_of_a_node_gets_the_second_slice(
         ("", True, "", 0),
         ("NoDevFiles", True, "NoDevFiles", 0),
         ("MIG-a,MIG-b", True, "MIG-b", 1),
+        ("MIG-a,MIG-b,MIG-c,MIG-d", True, "MIG-c", 1),  # CUDA shows a process only one
+        ("MIG-a,MIG-b,MIG-c,MIG-d", False, "MIG-a,MIG-b,MIG-c,MIG-d", 1),
     ],
 )
 def test_num_accelerators_is_what_this_process_will_see(

@@ -18,6 +18,7 @@ keras_version = pytest.importorskip("keras").__version__
 pytestmark = [
     pytest.mark.slurm,
     pytest.mark.tensorflow,
+    pytest.mark.newest,  # what Keras does depends on no Slurm
     pytest.mark.skipif(keras_version.startswith("2."), reason="this TensorFlow has Keras 2"),
 ]
 
@@ -129,6 +130,30 @@ def test_a_loop_of_ones_own_gets_what_tensorflow_gives(real_slurm: SlurmCluster)
     command = shlex.join([sys.executable, "-W", "ignore", "-c", OWN_LOOP])
     done = real_slurm.run(f"srun {STEPS[2]} {command}", timeout=SECONDS)
     assert [line for line in done.stdout.splitlines() if "told" in line] == ["told 3.0 1.5"] * 2
+
+
+# What is left between two steps cannot be put into a graph, as this does with a step.
+ONE_STEP = """
+import keras, tensorflow as tf, slurm_resolver as sr
+strategy = sr.MultiWorkerMirroredStrategy()
+data = tf.data.Dataset.from_tensor_slices((tf.ones([8, 2]), tf.ones([8, 1]))).repeat().batch(4)
+with strategy.scope():
+    model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+    model.compile("sgd", "mse", metrics=["mae", "mape"])
+model.fit(data, steps_per_epoch=2, validation_data=data, validation_steps=2, verbose=0)
+iterator = iter(strategy.experimental_distribute_dataset(data))
+for function in (model.train_function, model.test_function):
+    graph = tf.function(function, autograph=False).get_concrete_function(iterator).graph
+    called = [node for part in graph.as_graph_def().library.function for node in part.node_def]
+    print("told", sum(node.op.startswith("CollectiveReduce") for node in called))
+"""
+
+
+def test_a_step_is_one_graph_with_one_collective_for_all_metrics(real_slurm: SlurmCluster) -> None:
+    command = shlex.join([sys.executable, "-W", "ignore", "-c", ONE_STEP])
+    done = real_slurm.run(f"srun {STEPS[2]} {command}", timeout=SECONDS)
+    told = sorted(line for line in done.stdout.splitlines() if "told" in line)
+    assert told == ["told 1"] * 2 + ["told 2"] * 2  # a test step; a train step with its gradients
 
 
 def test_under_tensorflows_own_class_none_of_it_trains(

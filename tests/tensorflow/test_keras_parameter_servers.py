@@ -15,6 +15,7 @@ from slurm_cluster import SlurmCluster
 keras_version = pytest.importorskip("keras").__version__
 pytestmark = [
     pytest.mark.tensorflow,
+    pytest.mark.newest,  # what Keras does depends on no Slurm
     pytest.mark.skipif(keras_version.startswith("2."), reason="this TensorFlow has Keras 2"),
 ]
 
@@ -38,6 +39,12 @@ def told(real_slurm: SlurmCluster, tmp_path_factory: pytest.TempPathFactory) -> 
 def test_no_count_is_lost_between_workers(told: Told) -> None:
     counted = told[0]["nothing_is_lost_between_workers"]
     assert counted == {"iterations": 800, "rows": [1200.0] * 2, "counted": [1200.0] * 2}
+
+
+@pytest.mark.slurm
+def test_nothing_is_under_way_when_it_is_saved(told: Told) -> None:
+    saved = told[0]["nothing_is_under_way_when_it_is_saved"]
+    assert saved == {"steps": [150, 300, 450, 600, 750, 800], "rows": [1200.0] * 2}
 
 
 @pytest.mark.slurm

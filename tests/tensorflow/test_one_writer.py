@@ -46,7 +46,7 @@ def test_one_writes_and_all_find_it(tmp_path: Path) -> None:
         with log.open("a") as lines:
             lines.write("written\n")
         for _ in range(PROCESSES - 1):  # by now all others wait
-            assert others.acquire(timeout=60)
+            assert others.acquire(timeout=180)
         Path(name).write_text("all of it")
 
     def task(index: int) -> None:

@@ -120,6 +120,28 @@ def test_servers_of_a_job_with_a_name_of_its_own(real_slurm: SlurmCluster, tmp_p
     ]
 
 
+DTENSOR = """
+import tensorflow as tf
+from tensorflow.experimental import dtensor
+
+dtensor.initialize_accelerator_system("CPU")
+mesh = dtensor.create_distributed_mesh([("batch", 2)], device_type="CPU")
+ones = dtensor.call_with_layout(tf.ones, dtensor.Layout(["batch"], mesh), shape=(8,))
+print(dtensor.client_id(), len(dtensor.unpack(ones)[0]), int(tf.reduce_sum(ones)))
+"""
+
+
+@pytest.mark.slurm
+@pytest.mark.newest  # DTensor asks for no Slurm
+def test_programs_of_dtensor(real_slurm: SlurmCluster) -> None:
+    program = shlex.join([sys.executable, "-c", DTENSOR])
+    command = f"{sys.executable} -m slurm_resolver exec --env dtensor --wait 100 -- {program}"
+    done = real_slurm.run(
+        f"srun -w n8,n9 -N2 -n2 {command}", env={"TF_CPP_MIN_LOG_LEVEL": "2"}, timeout=200
+    )
+    assert sorted(done.stdout.splitlines()) == ["0 4 8", "1 4 8"]
+
+
 def test_a_strategy_tells_the_task(slurm: Any) -> None:
     """In a process of its own: one has one cluster of collectives."""
     code = """

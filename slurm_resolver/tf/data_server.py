@@ -1,0 +1,89 @@
+"""The servers of a tf.data service: the dispatcher's and the data workers'."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import signal
+import socket
+import threading
+import time
+from typing import Any, Callable, Iterator, Optional
+
+import tensorflow as tf
+
+from slurm_resolver.cluster.cluster import Cluster
+from slurm_resolver.cluster.data_service import DATA_WORKER, DISPATCHER, address_of_dispatcher
+from slurm_resolver.preflight.startup_deadline import startup_deadline
+
+_PAUSE = 0.05  # seconds between two looks for the dispatcher
+_CONNECT_SECONDS = 3.0
+_START_SECONDS = 120.0  # to register with a dispatcher that has listened a moment ago
+
+
+def start_data_server(cluster: Cluster, has_ended: Callable[[], bool]) -> Optional[Any]:
+    """Starts the server of this task, a `DispatchServer` or a `WorkerServer`, and returns it.
+
+    It listens at the task's address, and data workers have registered with the dispatcher. None
+    where the job has ended before.
+    """
+    service, own = tf.data.experimental.service, cluster.task
+    assert own is not None
+    port = int(own.address.rpartition(":")[2])
+    if own.job == DISPATCHER:
+        # All data workers, in the order of their indices: ShardingPolicy.DATA and FILE need it.
+        workers = [task.address for task in cluster.tasks if task.job == DATA_WORKER]
+        config = service.DispatcherConfig(port, worker_addresses=workers)
+        return service.DispatchServer(config)
+    dispatcher = address_of_dispatcher(cluster)
+    assert dispatcher is not None
+    # A WorkerServer whose dispatcher is not there waits for it, and holds the interpreter: nothing
+    # could tell this process meanwhile that the job has ended.
+    while not _listens(dispatcher):
+        if has_ended():
+            return None
+        time.sleep(_PAUSE)
+    message = (
+        f"slurm_resolver: data_worker {own.index} (rank {own.rank} on {own.node}) could not "
+        f"register with the dispatcher at {dispatcher} within {_START_SECONDS:g} s. Ending the "
+        "process."
+    )
+    with startup_deadline(_START_SECONDS, message):
+        return service.WorkerServer(service.WorkerConfig(dispatcher, own.address, port))
+
+
+def keep_until_exit(server: Any) -> None:
+    """Keeps a server of a tf.data service from being stopped before the process ends.
+
+    To stop one is to wait until it has answered all requests, and a data worker's own: for an hour
+    where the dispatcher is lost.
+    """
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(server))
+
+
+@contextlib.contextmanager
+def signals_left_to_those_who_train() -> Iterator[None]:
+    """Lets no signal that tells the step of its end, or of the job's, end this task first.
+
+    Slurm sends it to all tasks. Those who train may save then, which the loss of their data would
+    cut short; this task ends when they have ended.
+    """
+    before = {}
+    if threading.current_thread() is threading.main_thread():  # Python sets handlers only there
+        for number in (signal.SIGUSR1, signal.SIGUSR2, signal.SIGTERM):
+            if signal.getsignal(number) == signal.SIG_DFL:
+                before[number] = signal.signal(number, lambda *_: None)
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _listens(address: str) -> bool:
+    host, _, port = address.rpartition(":")
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), _CONNECT_SECONDS).close()
+    except OSError:
+        return False
+    return True
