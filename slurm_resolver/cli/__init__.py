@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import io
 import os
 import sys
 from typing import Collection, Optional, Sequence
 
+from slurm_resolver.cli.parser import Parser, did_you_mean
 from slurm_resolver.errors import SlurmResolverError
 from slurm_resolver.version import __version__
 
@@ -22,26 +24,31 @@ COMMANDS = {
     "show": "show the cluster of this Slurm step, or of a step described by options",
     "check": "find out whether TensorFlow could start on this step, before it hangs",
     "sbatch": "print a batch file for a training on several nodes",
+    "supervise": "run a step in a batch file, and start it again when a task or a node fails",
     "explain": "explain the errors in the log of a run",
     "hosts": "expand, fold or count a host list such as n[9-11]",
     "env": "print what belongs in a bug report, without secrets",
     "completion": "print the script that completes this command's words in your shell",
+    "help": "what COMMAND --help prints",
 }
 
 _EPILOG = """\
-exit status: 0 when all went well, 1 for a finding, 2 when usage or environment are wrong; exec and
-run return the program's own. COMMAND --help has more, with examples."""
+exit status: 0 when all went well, 1 for a finding, 2 when usage or environment are wrong; exec, run
+and supervise return the program's own. COMMAND --help has more, with examples."""
 
 
-def build_parser(complete: Collection[str] = COMMANDS) -> argparse.ArgumentParser:
+def build_parser(complete: Collection[str] = COMMANDS) -> Parser:
     """Returns the parser; only the subcommands in `complete` know their arguments."""
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="slurm-resolver",
         description="TensorFlow on Slurm: clusters, launching, and finding faults.",
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--version", action="version", version=f"slurm-resolver {__version__}")
+    version = f"slurm-resolver {__version__}"
+    parser.add_argument(
+        "-V", "--version", action="version", version=version, help="print the version"
+    )
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
     for name, summary in COMMANDS.items():
         if name not in complete:
@@ -63,8 +70,17 @@ def build_parser(complete: Collection[str] = COMMANDS) -> argparse.ArgumentParse
 def main(argv: Optional[Sequence[str]] = None) -> int:
     """Runs the command line, and returns the exit status."""
     words = sys.argv[1:] if argv is None else list(argv)
-    # The subcommand is the first word that names one; those before it are options of the parser.
-    command = [word for word in words if word in COMMANDS][:1]
+    for stream in (sys.stdout, sys.stderr):  # a terminal that knows ASCII only must not stop it
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
+    if not words:
+        build_parser(()).print_help()
+        return 2  # nothing was done, which a script should notice
+    # The parser's own options end the program, so that the subcommand is the first other word.
+    command = [word for word in words if not word.startswith("-")][:1]
+    if command and command[0] not in COMMANDS:
+        meant = did_you_mean(command[0], COMMANDS)
+        build_parser(()).error(f"there is no command {command[0]!r}{meant}")
     args = build_parser(command).parse_args(words)
     try:
         status = int(args.function(args))

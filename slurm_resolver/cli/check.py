@@ -5,69 +5,98 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+import time
 from typing import Any, Dict, List
 
 from slurm_resolver.cli.options import add_cluster_options, cluster_options
+from slurm_resolver.cluster.job_names import refuse_misspelt_jobs
 from slurm_resolver.cluster.resolve import resolve_step
-from slurm_resolver.errors import RendezvousError
+from slurm_resolver.cluster.roles import job_counts
+from slurm_resolver.errors import SlurmResolverError, missed_meeting
 from slurm_resolver.slurm.step import SlurmStep
 
 DESCRIPTION = """\
 Checks, before TensorFlow starts, what would keep it from starting: whether all tasks of the step
 are there and agree, every name resolves, every port is free and can be reached, no GPU is shared,
-and the versions are the same. One task prints the results. Without srun it checks what can be
-checked on one machine."""
+and the versions are the same. One task prints the results. Without srun it looks at what can be
+seen on this machine, says that no step was checked, and has an exit status of its own."""
 
 EPILOG = """\
-checks: presence, layout, agreement, names, ports, reach, speed, gpus, tensorflow, keras, proxies,
-clocks, and those about a job that is interrupted and goes on: requeue, preemption, signal, log;
-outside a step names, tensorflow, keras, proxies, gpus, requeue, preemption, step.
+checks: presence, layout, agreement, names, ports, reach, interfaces (which lead to the other nodes,
+and whether NCCL takes such a one), speed (between nodes, against the median of the step), work
+(with --speed: of CPUs and GPUs), secret, cpus, gpus, tensorflow, keras, proxies, clocks, and those
+about a job that is interrupted and goes on: requeue, preemption, signal, log; outside a step names,
+tensorflow, keras, proxies, gpus, work, requeue, preemption, step.
 
 exit status: 0 when no check failed (warnings do not count), 1 when one did, 2 when usage or
-environment are wrong; the same in every task.
+environment are wrong; the same in every task. Without srun it is 3 instead of 0: what can be seen
+here is well, but no step was checked.
 
 examples:
   srun slurm-resolver check --jobs ps=1,worker=-1
+  srun slurm-resolver check --speed
   slurm-resolver check"""
+
+
+NOTHING_CHECKED = 3
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds this subcommand's arguments."""
     add_cluster_options(parser)
     parser.add_argument(
-        "--timeout", type=float, default=60.0, metavar="SECONDS", help="wait for all tasks (60)"
+        "--timeout",
+        type=float,
+        default=60.0,
+        metavar="SECONDS",
+        help="wait so long in all until every task is there (60)",
+    )
+    parser.add_argument(
+        "--speed",
+        action="store_true",
+        help="measure the CPU and the GPUs of each task as well, against the median of the step; "
+        "the GPUs by TensorFlow",
     )
     parser.add_argument("--json", action="store_true", help="print JSON")
 
 
 def main(args: argparse.Namespace) -> int:
-    """Runs the checks, prints them in one task, and returns 0 or 1."""
+    """Runs the checks, prints them in one task, and returns 0, 1 or 3."""
     # imported here, as --help does not need them: they take longer than all the rest
     from slurm_resolver.preflight.result import FAILED, Result
     from slurm_resolver.preflight.step_checks import check_here, check_step
 
+    until = time.monotonic() + args.timeout
     step = SlurmStep.read()
+    refuse_misspelt_jobs(args.jobs or {})
     printing = True
     cluster = None
-    if step.is_launched:
-        cluster = resolve_step(step, cluster_options(args))
-    if cluster is not None and cluster.rendezvous is not None:
-        printing = cluster.rendezvous.is_host
-        try:
-            results = check_step(cluster, args.timeout)
-        except RendezvousError as error:
-            results = [Result("presence", FAILED, str(error))]
-            # A task that could not reach the host of the meeting prints its error: no other has it.
-            printing = printing or not error.shared
-    else:
-        results = check_here()
+    good = 0
+    try:
+        if step.is_launched:
+            cluster = resolve_step(step, cluster_options(args)._replace(until=until))
+        if cluster is not None and cluster.rendezvous is not None:
+            printing = cluster.rendezvous.is_host
+            results = check_step(cluster, until - time.monotonic(), args.speed)
+        else:
+            good = NOTHING_CHECKED
+            job_counts(args.jobs, sum(abs(count) for count in (args.jobs or {}).values()))
+            results = check_here(args.speed)
+    except SlurmResolverError as error:
+        meeting = missed_meeting(error)
+        if meeting is None:
+            raise
+        results = [Result("presence", FAILED, str(error))]
+        # A task that could not reach the host of the meeting prints its error: no other has it.
+        printing = meeting.is_host or not meeting.shared
     failed = any(result.status == FAILED for result in results)
+    status = 1 if failed else good
     if printing and args.json:
         checks: List[Dict[str, str]] = [result._asdict() for result in results]
-        print(json.dumps({"ok": not failed, "checks": checks}))
+        print(json.dumps({"ok": status == 0, "checks": checks}))
     elif printing:
         _print_grid(results)
-    return int(failed)
+    return status
 
 
 def _print_grid(results: Any) -> None:

@@ -7,8 +7,10 @@ from __future__ import annotations
 
 from typing import Collection, Dict, Iterable, List, NamedTuple, Optional, Sequence, Tuple
 
+from slurm_resolver.cluster.as_text import tasks_by_node
 from slurm_resolver.cluster.tasks import Task
 from slurm_resolver.slurm.hostlist_compress import compress_hostlist
+from slurm_resolver.wording import ranges_of
 
 _FEWEST_NODES = 4  # fewer nodes with the same tasks have a row each
 _MOST_RANGES = 4
@@ -41,6 +43,8 @@ class Row(NamedTuple):
 
     def host_list(self) -> str:
         """Returns its nodes as a host list, or the first and the last where that is long."""
+        if len(self.nodes) == 1:
+            return self.nodes[0]
         text = compress_hostlist(self.nodes)
         return text if len(text) <= _LONGEST_HOST_LIST else f"{self.nodes[0]} ... {self.nodes[-1]}"
 
@@ -88,22 +92,6 @@ def picture_rows(tasks: Iterable[Task], single_nodes: Collection[str] = ()) -> L
     return rows + _rows(same, by_node)
 
 
-def tasks_by_node(tasks: Iterable[Task]) -> Dict[str, List[Task]]:
-    """Returns the tasks of each node, the nodes in the order of their first task."""
-    by_node: Dict[str, List[Task]] = {}
-    for task in tasks:
-        by_node.setdefault(task.node, []).append(task)
-    return by_node
-
-
-def count_jobs(tasks: Iterable[Task]) -> List[Tuple[str, int]]:
-    """Returns each job and the number of its tasks, in alphabetical order."""
-    counts: Dict[str, int] = {}
-    for task in tasks:
-        counts[task.job] = counts.get(task.job, 0) + 1
-    return sorted(counts.items())
-
-
 def address_without_node(address: str, node: str) -> str:
     """Returns the address without the node's name, if it begins with that."""
     return address[len(node) :] if address.startswith(node) else address
@@ -115,13 +103,7 @@ def number_ranges(numbers: Iterable[int]) -> str:
     >>> number_ranges([4, 1, 2, 3, 9])
     '1-4,9'
     """
-    ranges: List[List[int]] = []
-    for number in sorted(numbers):
-        if ranges and number <= ranges[-1][1] + 1:
-            ranges[-1][1] = number
-        else:
-            ranges.append([number, number])
-    texts = [str(first) if first == last else f"{first}-{last}" for first, last in ranges]
+    texts = ranges_of(numbers)
     if len(texts) > _MOST_RANGES:
         texts[_MOST_RANGES - 1 : -1] = ["..."]
     return ",".join(texts)

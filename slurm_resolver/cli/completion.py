@@ -11,11 +11,12 @@ Prints a script for SHELL that completes subcommands, options and their values."
 
 EPILOG = """\
 exit status: 0, and 2 for an unknown shell or without shtab, which writes the script
-(pip install 'slurm_resolver[completion]').
+(pip install 'shtab>=1.10').
 
 examples:
   eval "$(slurm-resolver completion bash)"       # in ~/.bashrc
   slurm-resolver completion zsh > ~/.zfunc/_slurm-resolver
+  slurm-resolver completion fish > ~/.config/fish/completions/slurm-resolver.fish
   slurm-resolver completion tcsh > ~/.slurm-resolver.tcsh    # and source it in ~/.tcshrc"""
 
 # What a word is, as shtab's scripts complete it; other arguments complete to their choices.
@@ -26,7 +27,7 @@ _PATHS = {"logs": _FILES, "command_line": _FILES, "output": _FILES, "chdir": _FO
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds this subcommand's arguments."""
-    parser.add_argument("shell", choices=("bash", "zsh", "tcsh"), help="the shell")
+    parser.add_argument("shell", choices=("bash", "zsh", "fish", "tcsh"), help="the shell")
 
 
 def main(args: argparse.Namespace) -> int:
@@ -35,9 +36,13 @@ def main(args: argparse.Namespace) -> int:
         import shtab
     except ImportError:
         raise LaunchError(
-            "shtab, which writes the script, is not installed: "
-            "pip install 'slurm_resolver[completion]'"
+            "shtab, which writes the script, is not installed: pip install 'shtab>=1.10'"
         ) from None
+    if args.shell not in shtab.SUPPORTED_SHELLS:
+        raise LaunchError(
+            f"shtab {shtab.__version__}, which writes the script, knows no {args.shell}: "
+            "pip install 'shtab>=1.10'"
+        )
 
     from slurm_resolver.cli import build_parser
 

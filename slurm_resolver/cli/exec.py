@@ -6,21 +6,33 @@ import argparse
 import json
 import os
 import sys
-from typing import Any, Dict, List, NoReturn
+import time
+from typing import Dict, List
 
 from slurm_resolver import startup
+from slurm_resolver.cli import exec_program as program
+from slurm_resolver.cli.exec_variables import (
+    FilledIn,
+    check_lengths,
+    contract_variables,
+    read_settings,
+)
 from slurm_resolver.cli.options import add_cluster_options, cluster_options
 from slurm_resolver.cluster.cluster import Cluster
-from slurm_resolver.cluster.gpus import apply_gpus
+from slurm_resolver.cluster.contracts import CONTRACTS
 from slurm_resolver.cluster.resolve import resolve_step
-from slurm_resolver.errors import EnvironmentValueError, LaunchError
+from slurm_resolver.errors import LaunchError, SlurmResolverError, missed_meeting
 from slurm_resolver.slurm.step import SlurmStep
 
 DESCRIPTION = """\
-Starts COMMAND with TF_CONFIG set to this task's part of the cluster, and with the task's GPUs. In
-its arguments {job}, {index}, {rank}, {address}, {ps_hosts}, {worker_hosts} and {chief_host} are
-filled in. COMMAND replaces this process: it keeps the process id and gets the signals, and its exit
-status is the task's."""
+Starts COMMAND with TF_CONFIG set to this task's part of the cluster, or with the variables that
+another framework reads (--env), and with the task's GPUs. In its arguments, and in --set, {job},
+{index}, {rank}, {local_rank}, {num_tasks}, {node}, {address} (or {host} and {port}), {main_address}
+(or {main_host}, {main_port}: rank 0's), {hosts} (all, by rank), {ps_hosts}, {worker_hosts},
+{chief_host} and {data_service} (grpc://host:port) are filled in; {{rank}} is {rank} itself. COMMAND
+replaces this process: it keeps the process id and gets the signals, and its exit status is the
+task's. In a step with a ps or dispatcher, and with --restart-workers, it is a child process that
+gets the signals."""
 
 EPILOG = """\
 exit status: COMMAND's; 1 when the tasks are not ready in time (--wait), 2 when usage or environment
@@ -28,14 +40,20 @@ are wrong.
 
 examples:
   srun slurm-resolver exec --wait 120 -- python train.py
-  srun slurm-resolver exec --jobs ps=1,worker=-1 -- python train.py --ps_hosts={ps_hosts}
+  srun slurm-resolver exec --jobs ps=1,worker=-1 -- python train.py --ps_hosts={ps_hosts} \\
       --worker_hosts={worker_hosts} --job_name={job} --task_index={index}
+  srun slurm-resolver exec --jobs chief=1,ps=2,worker=-1 --restart-workers 3 -- python train.py
+  srun slurm-resolver exec --env torch -- python train.py
+  srun slurm-resolver exec --set COORDINATOR={main_address} --set ID={rank} -- ./train
   srun slurm-resolver exec --replace-strategy -- python tutorial.py
   srun slurm-resolver exec --replace-resolver -- python train.py
   config=$(slurm-resolver exec --format env) && eval "$config"
 
 TF_CONFIG has the address of every task, and Linux passes at most 128 KiB in one variable or
 argument: enough for some thousands of tasks. SlurmClusterResolver has no such limit."""
+
+_TOLD = ("rendezvous", "pmi2")  # where the layout is from, if the tasks have told each other
+_TOGETHER_SECONDS = 5.0  # by how much tasks that have just met may come apart
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -46,6 +64,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=_seconds,
         metavar="SECONDS",
         help="wait until all tasks are there and agree; after that time, say which are missing",
+    )
+    parser.add_argument(
+        "--env",
+        action="append",
+        choices=tuple(CONTRACTS),
+        metavar="NAME",
+        help="set the variables that programs of this framework read, in place of TF_CONFIG: "
+        f"{', '.join(CONTRACTS)}; may be given several times",
+    )
+    parser.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        metavar="NAME=VALUE",
+        help="set this variable as well, with placeholders filled in; may be given several times",
     )
     parser.add_argument(
         "--replace-strategy",
@@ -59,7 +92,25 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="make the program's tf.distribute.cluster_resolver.SlurmClusterResolver this "
         "package's, under which the cluster is right",
     )
-    parser.add_argument("--force", action="store_true", help="replace a TF_CONFIG that differs")
+    parser.add_argument(
+        "--restart-workers",
+        type=int,
+        default=0,
+        metavar="N",
+        help="start a worker beside a chief and ps again when it is lost, N times at most (0)",
+    )
+    parser.add_argument(
+        "--end-servers",
+        action=argparse.BooleanOptionalAction,
+        help="by default a ps (or dispatcher, data_worker) that only calls join() is ended when "
+        "all who train have ended. With --end-servers all tasks are one job, as by serve(), which "
+        "the program then must not call: they end when one that serves, or the leader, is lost, "
+        "with the job's status. With --no-end-servers "
+        "nothing is ended, and the program replaces this process",
+    )
+    parser.add_argument(
+        "--force", action="store_true", help="replace variables that are set already, and differ"
+    )
     parser.add_argument(
         "--format",
         choices=("json", "env"),
@@ -83,14 +134,35 @@ def main(args: argparse.Namespace) -> int:
     command = args.command_line[1:] if args.command_line[:1] == ["--"] else args.command_line
     if bool(command) == bool(args.format):
         raise LaunchError("expected either a command, after --, or --format")
-    cluster = resolve_step(SlurmStep.read(), cluster_options(args))
-    variables = _variables(cluster, args.force)
+    if args.restart_workers and args.end_servers:
+        raise LaunchError(
+            "--end-servers: expected no --restart-workers, which is for programs that call serve()"
+        )
+    if args.restart_workers < 0:
+        raise LaunchError(f"--restart-workers {args.restart_workers}: expected 0 or more")
+    settings = read_settings(args.set)
+    options = cluster_options(args)._replace(starts_program=True)
+    if args.wait is not None:
+        options = options._replace(until=time.monotonic() + args.wait)
+    try:
+        cluster = resolve_step(SlurmStep.read(), options)
+    except SlurmResolverError as error:
+        if args.wait is None or missed_meeting(error) is None:
+            raise
+        print(f"slurm-resolver exec: {error}", file=sys.stderr)
+        return 1
+    variables = contract_variables(cluster, args.env or ["tensorflow"], args.force)
+    filled_in = FilledIn(cluster)
+    for name, value in settings.items():
+        variables[name] = filled_in.word(value, f"--set {name}")
     replaced = [name for name in ("strategy", "resolver") if getattr(args, f"replace_{name}")]
     if replaced:
         variables.update(startup.variables(replaced, os.environ))
-    command = [fill_in(word, cluster) for word in command]
+    if args.restart_workers:  # a task can use PMI-2 once, and a program that comes again needs more
+        variables["SLURM_RESOLVER_PMI2"] = "off"
+    command = [filled_in.word(word) for word in command]
     if args.format != "json":
-        _check_lengths(command, variables)
+        check_lengths(command, variables)
     if args.wait is not None and cluster.tasks:
         import shutil
 
@@ -99,9 +171,11 @@ def main(args: argparse.Namespace) -> int:
 
         if command and shutil.which(command[0]) is None:
             # Found out now, as the other tasks would start and wait for this one in vain.
-            raise _cannot_start(command[0], "not found, or not executable")
+            raise program.not_startable(command[0], "not found, or not executable")
         try:
-            wait_until_ready(cluster, args.wait)
+            # Tasks that have told each other where they run are there already.
+            least = _TOGETHER_SECONDS if cluster.layout_source in _TOLD else 0.0
+            wait_until_ready(cluster, max(options.meeting_seconds, least))
         except RendezvousError as error:
             print(f"slurm-resolver exec: {error}", file=sys.stderr)
             return 1
@@ -113,108 +187,18 @@ def main(args: argparse.Namespace) -> int:
         for name, value in variables.items():
             print(f"export {name}={shlex.quote(value)}")
     else:
-        _replace_process(command, {**_inherited(), **variables})
+        _start(command, {**program.inherited(), **variables}, cluster, args)
     return 0
 
 
-def _variables(cluster: Cluster, force: bool) -> Dict[str, str]:
-    variables: Dict[str, str] = {}
-    if cluster.tasks:
-        config = cluster.tf_config()
-        present = os.environ.get("TF_CONFIG", "")
-        if present and not force and _read_json(present) != config:
-            raise EnvironmentValueError(
-                f"TF_CONFIG={_shorten(present)!r} is set already, and differs from this step's: "
-                f"{_shorten(json.dumps(config))}. Unset it, or replace it with --force."
-            )
-        variables["TF_CONFIG"] = json.dumps(config)
-    if cluster.gpu_decision is not None:
-        apply_gpus(cluster.gpu_decision, cluster.step, variables)
-    return variables
-
-
-def _shorten(text: str) -> str:
-    return text if len(text) <= 1000 else f"{text[:500]} … {text[-500:]}"
-
-
-def _read_json(text: str) -> Any:
-    try:
-        return json.loads(text)
-    except ValueError:
-        return None  # differs from every TF_CONFIG
-
-
-def fill_in(word: str, cluster: Cluster) -> str:
-    """Returns the word with {job}, {index} and so on filled in; other braces stay as they are."""
-    if "{" not in word:
-        return word
-    jobs = cluster.jobs()
-    own = cluster.task
-    values = {
-        "job": own.job if own else "",
-        "index": str(own.index) if own else "",
-        "rank": str(own.rank) if own else "",
-        "address": own.address if own else "",
-        "ps_hosts": ",".join(jobs.get("ps", [])),
-        "worker_hosts": ",".join(jobs.get("worker", [])),
-        "chief_host": ",".join(jobs.get("chief", [])),
-    }
-    for name, value in values.items():
-        word = word.replace(f"{{{name}}}", value)
-    return word
-
-
-_ALTERNATIVE = (
-    "have the program use SlurmClusterResolver or slurm_resolver.resolve(), which need neither "
-    "TF_CONFIG nor arguments"
-)
-
-
-def _check_lengths(command: List[str], variables: Dict[str, str]) -> None:
-    limit = 32 * os.sysconf("SC_PAGE_SIZE")  # MAX_ARG_STRLEN, with the zero that ends a string
-    pieces = [(name, f"{name}={value}") for name, value in variables.items()]
-    pieces += [(f"the argument {word[:40]!r}…", word) for word in command]
-    for name, text in pieces:
-        size = len(os.fsencode(text)) + 1
-        if size > limit:
-            raise LaunchError(
-                f"{name} is {size} bytes long with this step's tasks filled in; expected {limit} "
-                "at most, as Linux passes no more to a program in one variable or argument "
-                f"(MAX_ARG_STRLEN). Start fewer tasks, or {_ALTERNATIVE}."
-            )
-
-
-def _inherited() -> Dict[str, str]:
-    """Returns the environment without LC_CTYPE where Python itself has set it (in the C locale)."""
-    environ = dict(os.environ)
-    if "LC_CTYPE" in environ:
-        with open("/proc/self/environ", "rb") as initial:
-            if b"\0LC_CTYPE=" not in b"\0" + initial.read():
-                del environ["LC_CTYPE"]
-    return environ
-
-
-def _replace_process(command: List[str], environ: Dict[str, str]) -> NoReturn:
-    import errno
-    import signal
-
-    sys.stdout.flush()
-    # Python ignores these signals, and the program would inherit that.
-    numbers = (signal.SIGPIPE, signal.SIGXFSZ)
-    handlers = [signal.signal(number, signal.SIG_DFL) for number in numbers]
-    try:
-        os.execvpe(command[0], command, environ)
-    except OSError as error:
-        for number, handler in zip(numbers, handlers):
-            signal.signal(number, handler)
-        if error.errno == errno.E2BIG:
-            raise LaunchError(
-                "the arguments and the environment together are longer than Linux passes to a "
-                "program (`getconf ARG_MAX`). Raise the limit, which is a quarter of `ulimit -s`, "
-                f"or {_ALTERNATIVE}."
-            ) from error
-        raise _cannot_start(command[0], str(error.strerror)) from error
-
-
-def _cannot_start(name: str, reason: str) -> LaunchError:
-    return LaunchError(f"{name!r} is not a program that can be started here ({reason})")
+def _start(
+    command: List[str], environ: Dict[str, str], cluster: Cluster, args: argparse.Namespace
+) -> None:
+    if args.end_servers and program.has_servers(cluster):
+        program.run_in_job(command, environ, cluster)
+    elif program.may_restart(cluster, args.restart_workers):
+        program.run_with_restarts(command, environ, cluster, args.restart_workers)
+    elif args.end_servers is None and not args.restart_workers and program.may_watch(cluster):
+        program.run_watched(command, environ, cluster)
+    else:
+        program.replace_process(command, environ)

@@ -5,8 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import Dict
 
-from slurm_resolver.cluster.options import ClusterOptions
-from slurm_resolver.cluster.resolve import LAYOUTS
+from slurm_resolver.cluster.options import LAYOUTS, ClusterOptions
 from slurm_resolver.cluster.roles import PLACEMENTS, WORKER_ORDERS
 
 
@@ -46,7 +45,8 @@ def add_cluster_options(parser: argparse.ArgumentParser) -> None:
         "--gpu-jobs",
         type=lambda text: text.split(","),
         metavar="JOB,…",
-        help="jobs whose tasks use GPUs; default: all but ps and, beside ps, chief",
+        help="jobs whose tasks use GPUs; default: all but ps, dispatcher, data_worker and, beside "
+        "ps, chief",
     )
     parser.add_argument(
         "--layout",

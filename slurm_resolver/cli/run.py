@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import functools
 import os
 import shutil
@@ -10,14 +11,17 @@ import signal
 import sys
 from typing import Callable, Dict, List, Optional
 
+from slurm_resolver.cli.run_options import add_end_options, add_gpu_options, add_output_options
 from slurm_resolver.cli.srun_options import add_options_only_for_slurm, no_input, one_node
-from slurm_resolver.errors import LaunchError
-from slurm_resolver.preemption.requeue import REQUEUE_STATUS
+from slurm_resolver.errors import LaunchError, SlurmResolverError
+from slurm_resolver.local import IMITATED_SLURM
+from slurm_resolver.version import __version__
 
-DESCRIPTION = """\
+DESCRIPTION = f"""\
 Starts COMMAND as N tasks on this machine, each with the variables that srun sets in a step of one
-node (localhost). The options are srun's. When a task fails, or on Ctrl-C, all tasks are asked to
-end, and killed 5 seconds later (Slurm: KillWait, 30 by default) or on a second Ctrl-C."""
+node (localhost). The options are srun's, and do what they do in Slurm {IMITATED_SLURM}. When a task
+fails, or on Ctrl-C, all tasks are asked to end, and killed 5 seconds later (Slurm: KillWait, 30 by
+default) or on a second Ctrl-C."""
 
 EPILOG = """\
 differences from srun:
@@ -27,6 +31,9 @@ differences from srun:
   --requeue starts the tasks again, at once (sbatch: the batch script)
   only variables hide GPUs, so that a program can still reach those of other tasks
   tasks read nothing from standard input (as with srun --input none)
+  a signal to this command asks the tasks to end (srun: kills them); SIGUSR1 goes to the tasks, as
+  there, and SIGUSR2 is a preemption
+  GPUs are all of one type: that of --gpus a100:2 is not looked at
 
 not simulated, and an error: several nodes; memory and other resources that Slurm limits; the
 queue; what daemons do (prolog, MPI, propagation); binding to listed GPUs or CPUs (map_gpu,
@@ -34,9 +41,16 @@ mask_gpu, map_cpu, mask_cpu); --multi-prog, --export, --pty, --wait.
 
 requeue: with --requeue the tasks start again, with SLURM_RESTART_COUNT=1 and so on, when one of
 them ends with a status of --requeue-exit, or after a preemption, which is SIGUSR2 to this command,
-or --preempt-after. A preempted task gets SIGTERM, and SIGKILL 5 seconds later. After its time limit
-nothing is started again, here as on Slurm. A restart empties the output files, as a requeue on
-Slurm does, unless --open-mode=append.
+or --preempt-after. That counts from the first step of a training which uses BackupAndResume,
+ResumableLoop or termination_config: earlier there is nothing to save. A preempted task gets
+SIGTERM, and SIGKILL 5 seconds later. After its time limit nothing is started again, here as on
+Slurm. A restart empties the output files, as a requeue on Slurm does, unless --open-mode=append.
+
+restarts: with --restarts N, when a task has failed (its exit status is not 0, nor one of
+--requeue-exit), the others end as well, and the job goes on with a new step, which has its own
+SLURM_STEP_ID and ports: as in an allocation that outlives its step. The time limit is the job's.
+--fail-after kills a task to try it. An error that came twice without progress in between ends the
+job, as with slurm-resolver supervise, also where --output or --error names files.
 
 exit status: the highest of the tasks'; a task that a signal ended, and all tasks ended by a signal
 to this command, count as 128 and the signal's number (Ctrl-C: 130, time limit: 143); 2 when usage
@@ -46,10 +60,10 @@ examples:
   slurm-resolver run -n 2 -- python train.py
   slurm-resolver run -n 4 --cpus-per-task 2 --gpus-per-task 1 -- python train.py --epochs 3
   slurm-resolver run -n 2 -o 'rank-%t.log' -t 1:00 --signal USR1@30 -- python train.py
-  slurm-resolver run -n 2 --requeue --preempt-after 20 -- python train.py"""
+  slurm-resolver run -n 2 --requeue --preempt-after 20 -- python train.py
+  slurm-resolver run -n 2 --restarts 2 --fail-after 20:1 -- python train.py"""
 
 _LARGEST_COUNT = 4096
-_MAX_RESTARTS = 5  # Slurm's own default (MaxBatchRequeue)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -68,8 +82,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add(
         "--cpu-bind",
+        "--cpu_bind",
         metavar="HOW",
-        help="none, rank, cores or threads; verbose,HOW also prints each task's CPUs",
+        help="none, cores or threads; verbose,HOW also prints each task's CPUs",
     )
     add(
         "-m",
@@ -79,116 +94,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add("-J", "--job-name", metavar="NAME", help="SLURM_JOB_NAME (the command's name)")
     add("-D", "--chdir", metavar="DIR", help="the tasks' working directory")
-    _add_gpu_options(parser)
-    _add_output_options(parser)
-    _add_end_options(parser)
+    add_gpu_options(parser)
+    add_output_options(parser)
+    add_end_options(parser)
     add("-i", "--input", type=no_input, metavar="none", help="only none, the default here")
     # Accepted, and without effect, as nothing is buffered here.
     add("-u", "--unbuffered", action="store_true", help=argparse.SUPPRESS)
+    version = f"slurm-resolver {__version__}, as srun of Slurm {IMITATED_SLURM}"
+    add("-V", "--version", action="version", version=version, help="say which srun this imitates")
+    add("--usage", action="help", help=argparse.SUPPRESS)
     add("command_line", nargs=argparse.REMAINDER, metavar="-- COMMAND [ARGUMENT …]")
     add_options_only_for_slurm(parser)
-
-
-def _add_gpu_options(parser: argparse.ArgumentParser) -> None:
-    add = parser.add_argument_group(
-        "GPUs", "the first of those in CUDA_VISIBLE_DEVICES, else 0, 1 and so on"
-    ).add_argument
-    add("-G", "--gpus", type=_gpus, metavar="N", help="GPUs of all tasks together; 0 hides all")
-    add("--gpus-per-node", type=_gpus, metavar="N", help="the same, on one node")
-    add("--gpus-per-task", type=_gpus, metavar="N", help="GPUs of each task, which sees no other")
-    add(
-        "--gpu-bind",
-        metavar="HOW",
-        help="none, closest (all), single:N (N tasks share one) or per_task:N",
-    )
-
-
-def _add_output_options(parser: argparse.ArgumentParser) -> None:
-    add = parser.add_argument_group(
-        "output",
-        "PATTERN is a file name with %t (rank), %n (node's number), %N (node's name), %j (job\n"
-        "id), %J (job.step), %s (step id), %x (job name), %u (user) or %%; %4t pads a number with\n"
-        "zeros. It may also be all, none, or the rank of the only task that is shown.",
-    ).add_argument
-    add(
-        "-l",
-        "--label",
-        action=argparse.BooleanOptionalAction,
-        help="put the rank before each line (default: on the screen, not in files)",
-    )
-    add("-o", "--output", metavar="PATTERN", help="where the output goes (all: the screen)")
-    add("-e", "--error", metavar="PATTERN", help="where the errors go (where the output goes)")
-    add(
-        "--open-mode",
-        choices=("append", "truncate", "a", "t"),
-        default="truncate",
-        help="keep what the files hold, or empty them at every start (truncate)",
-    )
-    add("-v", "--verbose", action="count", default=0, help="say when the tasks have started")
-    add("-Q", "--quiet", action="store_true", help="do not say so, even on a terminal")
-
-
-def _add_end_options(parser: argparse.ArgumentParser) -> None:
-    add = parser.add_argument_group("end and restart").add_argument
-    add(
-        "-t",
-        "--time",
-        metavar="TIME",
-        help="time limit: minutes, minutes:seconds, hours:minutes:seconds, days-hours[:minutes"
-        "[:seconds]]; then SIGTERM, and SIGKILL after 5 seconds",
-    )
-    add(
-        "--signal",
-        metavar="SIG[@S]",
-        help="send the tasks a signal S seconds (60) before the time limit",
-    )
-    # Each spelling by itself: with an optional value argparse would take the next word for it.
-    add(
-        *("-K", "-K1", "--kill-on-bad-exit", "--kill-on-bad-exit=1"),
-        dest="kill",
-        action="store_true",
-        default=True,
-        help="end all tasks when one fails (default)",
-    )
-    add(
-        *("-K0", "--kill-on-bad-exit=0", "--no-kill-on-bad-exit"),
-        dest="kill",
-        action="store_false",
-        help="let the other tasks go on when one fails",
-    )
-    add(
-        "--requeue",
-        action=argparse.BooleanOptionalAction,
-        help="start the tasks again where Slurm would requeue",
-    )
-    add(
-        "--max-restarts",
-        type=int,
-        default=_MAX_RESTARTS,
-        metavar="N",
-        help=f"how often at most ({_MAX_RESTARTS})",
-    )
-    add(
-        "--requeue-exit",
-        default=str(REQUEUE_STATUS),
-        metavar="STATUS,…",
-        help="exit statuses by which a task asks for a restart, as RequeueExit in slurm.conf "
-        f"({REQUEUE_STATUS})",
-    )
-    add(
-        "--preempt-after",
-        type=float,
-        metavar="S",
-        help="simulate a preemption S seconds after the first start",
-    )
-
-
-def _gpus(text: str) -> int:
-    if not text.isdigit() or int(text) > _LARGEST_COUNT:
-        raise argparse.ArgumentTypeError(
-            f"{text!r}: expected a number; only Slurm knows types (a100:2)"
-        )
-    return int(text)
 
 
 def main(args: argparse.Namespace) -> int:
@@ -199,8 +115,7 @@ def main(args: argparse.Namespace) -> int:
     _check_range("-n", args.ntasks, "tasks", 1)
     _check_range("--cpus", args.cpus, "CPUs", 1)
     _check_range("--max-restarts", args.max_restarts, "restarts", 0)
-    if args.preempt_after is not None and not args.preempt_after >= 0:
-        raise LaunchError(f"--preempt-after {args.preempt_after}: expected seconds, 0 or more")
+    _check_range("--restarts", args.restarts, "restarts", 0)
     directory = args.chdir or os.curdir
     if not os.path.isdir(directory):
         raise LaunchError(f"--chdir {args.chdir!r} is not a directory")
@@ -218,46 +133,89 @@ def _run(args: argparse.Namespace, command: List[str]) -> int:
     from slurm_resolver.local.gpus import GpuRequest, srun_gpu_variables
     from slurm_resolver.local.job import LocalJob, RequeueOptions
     from slurm_resolver.local.output import OutputOptions
-    from slurm_resolver.local.signal_thread import call_on_signals
-    from slurm_resolver.local.step import StepOptions
+    from slurm_resolver.local.planned_preemption import planned_preemption
+    from slurm_resolver.local.signal_thread import call_on_signals, read_ignored_signals
+    from slurm_resolver.local.step import FORWARDED
+    from slurm_resolver.local.step_options import StepOptions, planned_failure
+    from slurm_resolver.local.tres import gpu_count, task_resources
+    from slurm_resolver.preflight.lonely_step import advise_on_nested_run
+    from slurm_resolver.slurm.step import SlurmStep
     from slurm_resolver.slurm.time_limit import parse_time_and_signal
+    from slurm_resolver.supervision.local_failures import LocalFailures
 
     limit, limit_signal = parse_time_and_signal(args.time, args.signal)
     if args.signal is not None and limit is None:
         _print_line("--signal without a time limit (--time) sends nothing, as on Slurm")
-    request = GpuRequest(args.gpus, args.gpus_per_node, args.gpus_per_task, args.gpu_bind)
+    ignored = set() if args.ignore_signals is None else read_ignored_signals(args.ignore_signals)
+    resources = task_resources(args.tres_per_task, args.cpus, args.gpus_per_task)
+    told = {
+        "SLURM_GPUS": args.gpus,
+        "SLURM_GPUS_PER_NODE": args.gpus_per_node,
+        "SLURM_TRES_PER_TASK": resources.text,
+        "SLURM_OOM_KILL_STEP": args.oom_kill_step,
+    }
+    request = GpuRequest(
+        None if args.gpus is None else gpu_count("--gpus", args.gpus),
+        None if args.gpus_per_node is None else gpu_count("--gpus-per-node", args.gpus_per_node),
+        resources.gpus,
+        args.gpu_bind,
+    )
     gpus = srun_gpu_variables(request, args.ntasks, os.environ)
-    cpus = bind_cpus(args.cpu_bind, args.ntasks, args.cpus, sorted(os.sched_getaffinity(0)))
+    cpus = bind_cpus(args.cpu_bind, args.ntasks, resources.cpus, sorted(os.sched_getaffinity(0)))
     options = StepOptions(
         command,
         args.ntasks,
-        args.cpus,
+        resources.cpus,
         job_name=args.job_name,
         directory=args.chdir,
         cpus=cpus.cpus,
-        variables={**distribution_variables(args.distribution), **cpus.variables},
+        variables={
+            **{name: value for name, value in told.items() if value is not None},
+            **distribution_variables(args.distribution),
+            **cpus.variables,
+        },
         task_variables=gpus.variables,
         removed_variables=gpus.removed,
         output=OutputOptions(args.output, args.error, args.label, args.open_mode.startswith("a")),
         time_limit=limit,
         limit_signal=limit_signal,
-        preempt_after=args.preempt_after,
+        preemption=planned_preemption(args.preempt_after),
+        failure=planned_failure(args.fail_after, args.ntasks),
         kill_on_bad_exit=args.kill,
+        wait_for_children=args.wait_for_children,
     )
-    for warning in gpus.warnings:
+    advice = ""
+    with contextlib.suppress(SlurmResolverError):  # variables that nothing here needs
+        advice = advise_on_nested_run(SlurmStep.read(), args.ntasks)
+    for warning in (
+        *([advice] if advice else ()),
+        *gpus.warnings,
+        *(() if cpus.warning is None else (cpus.warning,)),
+    ):
         _print_line(warning)
     for rank, own in enumerate(cpus.cpus or () if cpus.verbose else ()):
         _print_line(f"task {rank} is bound to CPU {','.join(map(str, own))}")
     requeue = RequeueOptions(bool(args.requeue), args.max_restarts, _statuses(args.requeue_exit))
     progress = bool(args.verbose) or (sys.stderr.isatty() and not args.quiet)
-    job = LocalJob(options, requeue, _print_line, progress)
+    same_again = None
+    if args.restarts:
+        failures = LocalFailures()
+        options = options._replace(listen=failures.listen)
+        same_again = failures.same_again
+    job = LocalJob(options, requeue, _print_line, progress, args.restarts, same_again)
     actions: Dict[int, Callable[[], None]] = {
         number: functools.partial(job.stop, number)
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
     }
+    actions.update((number, functools.partial(job.forward, number)) for number in FORWARDED)
     actions[signal.SIGUSR2] = job.preempt
+    actions.update((number, _do_nothing) for number in ignored)
     call_on_signals(actions)
     return job.run(os.environ)
+
+
+def _do_nothing() -> None:
+    pass
 
 
 def _print_line(message: str) -> None:

@@ -6,7 +6,7 @@ import argparse
 import sys
 
 from slurm_resolver.cli.options import numbers_by_name
-from slurm_resolver.errors import LaunchError
+from slurm_resolver.errors import JobsError, LaunchError
 from slurm_resolver.sbatch.script import batch_file
 from slurm_resolver.sbatch.settings import DEFAULT_SIGNAL, DEFAULT_TIME, BatchSettings
 
@@ -19,10 +19,10 @@ EPILOG = """\
 exit status: 0, or 2 for a value that sbatch or TensorFlow would refuse.
 
 examples:
-  slurm-resolver sbatch --nodes 4 --tasks-per-node 4 --gpus-per-node 4 -- python train.py
-      > train.sbatch
+  slurm-resolver sbatch -N 4 --tasks-per-node 4 --gpus-per-node 4 -- python train.py > job.sbatch
   slurm-resolver sbatch -N 4 --tasks-per-node 4 --ps 2 --time 1-00 --requeue -- python train.py
-  slurm-resolver sbatch -N 4 --gpus-per-node 4 --ps 2 --ps-nodes 1 --ps-partition cpu
+  slurm-resolver sbatch -N 8 --restarts 5 --spare-nodes 1 --min-nodes 6 -- python train.py
+  slurm-resolver sbatch -N 4 --gpus-per-node 4 --ps 2 --ps-nodes 1 --ps-partition cpu \\
       -- python train.py
   slurm-resolver sbatch -N 2 --exec --env-setup 'source ~/venv/bin/activate' -- python train.py"""
 
@@ -72,9 +72,32 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("-A", "--account", metavar="NAME", help="account to charge")
     add("-q", "--qos", metavar="NAME", help="quality of service")
     add("-C", "--constraint", metavar="LIST", help="features that the nodes must have")
+    add(
+        "--segment",
+        type=int,
+        metavar="N",
+        help="N nodes at a time in one block of a block topology (from Slurm 24.11 on)",
+    )
     add("--mem", metavar="SIZE", help="memory of each node, such as 64G; 0: all of it")
     add("--exclusive", action="store_true", help="share the nodes with no other job")
     add("-a", "--array", metavar="NUMBERS", help="an array of such jobs, such as 0-15%%4")
+    add = parser.add_argument_group("restarts inside the allocation").add_argument
+    add(
+        "--restarts",
+        type=int,
+        metavar="N",
+        help="start the training again on healthy nodes when a task or a node has failed, at most "
+        "N times (slurm-resolver supervise)",
+    )
+    add("--spare-nodes", type=int, metavar="K", help="ask for K more nodes, which take their place")
+    add("--ps-spare-nodes", type=int, metavar="K", help="and so many more of --ps-nodes")
+    add(
+        "--min-nodes",
+        type=int,
+        metavar="M",
+        help="else go on with so few, and fewer tasks",
+    )
+    add("--log-dir", metavar="DIR", help="one log a task as well, DIR/rank-N.log, for explain")
     add = parser.add_argument_group("preemption and time limit").add_argument
     add("--requeue", action="store_true", help="continue the job after preemption or time limit")
     add(
@@ -124,5 +147,14 @@ def main(args: argparse.Namespace) -> int:
     values["modules"] = args.modules or ()
     values["env_setup"] = args.env_setup or ()
     # UTF-8 whatever the locale is: the words of the command must arrive as they are
-    sys.stdout.buffer.write(batch_file(BatchSettings(**values)).encode())
+    try:
+        text = batch_file(BatchSettings(**values))
+    except (JobsError, LaunchError) as error:
+        given = "--jobs " + ",".join(f"{job}={count}" for job, count in (args.jobs or {}).items())
+        if args.ps is not None:
+            given = f"--ps {args.ps}"
+        jobs = f"jobs={values['jobs']!r}"
+        message = str(error).replace(f"{jobs}:", f"{given}:").replace(jobs, f"{given}: the jobs")
+        raise type(error)(message) from None
+    sys.stdout.buffer.write(text.encode())
     return 0

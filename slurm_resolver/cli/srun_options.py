@@ -18,9 +18,9 @@ _DAEMONS = "Slurm's daemons and plugins do this. Leave it out here; on Slurm giv
 
 _ADVICE = {
     _NODES: """
-        -w --nodelist -x --exclude -F --nodefile -r --relative --ntasks-per-node --contiguous
-        --switches --spread-job --use-min-nodes --het-group --pack-group -k --no-kill
-        --cluster-constraint --tres-per-task
+        -w --nodelist -x --exclude -F --nodefile -r --relative --ntasks-per-node --tasks-per-node
+        --contiguous --switches --spread-job --use-min-nodes --het-group --pack-group -k --no-kill
+        --cluster-constraint --segment --spread-segments --consolidate-segments
     """,
     _ENFORCED: """
         --mem --mem-per-cpu --mem-per-gpu --mem-bind --tmp --mincpus --gres --gres-flags
@@ -28,21 +28,24 @@ _ADVICE = {
         --cores-per-socket --threads-per-core -B --extra-node-info --ntasks-per-core
         --ntasks-per-socket --ntasks-per-gpu --ntasks-per-tres --hint -S --core-spec
         --thread-spec -O --overcommit -s --oversubscribe --overlap --exclusive --exact --whole
-        --tres-bind
+        --accel-bind --mem-update --resources
     """,
     _QUEUE: """
         -A --account -b --begin -C --constraint --comment -d --dependency --deadline --delay-boot
-        -H --hold -I --immediate --jobid -L --licenses -M --clusters --mail-type --mail-user
-        --mcs-label --nice -p --partition --power --priority -q --qos --reboot --reservation
-        --time-min --test-only --wckey -Z --no-allocate --bb --bbf --prefer --extra
+        -H --hold -I --immediate --jobid -L --licenses -M --clusters --cluster --mail-type
+        --mail-user --mcs-label --nice -p --partition --power --priority -q --qos --reboot
+        --reservation --time-min --test-only --wckey -Z --no-allocate --bb --bbf --prefer --extra
     """,
     _DAEMONS: """
-        --acctg-freq --bcast --bcast-exclude --send-libs --compress --container --epilog --prolog
-        --task-epilog --task-prolog --mpi --profile --propagate --pty --slurmd-debug -T --threads
-        -X --disable-status --quit-on-interrupt --network --multi-prog --export --export-file -E
-        --preserve-env -W --wait --async --interactive
+        --acctg-freq --bcast --bcast-exclude --send-libs --compress --container --container-id
+        --container-type --epilog --prolog --task-epilog --task-prolog --mpi --profile --propagate
+        --pty --slurmd-debug -T --threads --treewidth --msg-timeout -X --disable-status
+        --quit-on-interrupt --network --multi-prog --export --export-file -E --preserve-env
+        -W --wait --async --parsable --interactive --external-launcher --stepmgr --context --x11
+        --debugger-test
     """,
     "ports are always reserved here, one more than there are tasks. Leave it out": "--resv-ports",
+    "`slurm-resolver completion` makes a shell complete this command's options": "--autocomplete",
 }
 
 

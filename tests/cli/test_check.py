@@ -13,6 +13,7 @@ import slurm_resolver as sr
 from slurm_resolver.cli import main
 from slurm_resolver.preflight import step_checks as preflight
 from slurm_resolver.preflight.agreement import task_names
+from slurm_resolver.preflight.keras_check import keras_result
 from slurm_resolver.preflight.step_checks import check_here
 
 
@@ -44,8 +45,27 @@ def test_one_machine(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.Mon
     monkeypatch.setenv("NO_PROXY", "n[1-4]")
     assert {result.id: result for result in check_here()}["proxies"].status == "ok"
     failed = any(result.status == "failed" for result in checks.values())
-    assert main(["check", "--json"]) == failed
-    assert [check["id"] for check in json.loads(capsys.readouterr().out)["checks"]] == list(checks)
+    assert main(["check", "--json"]) == (1 if failed else 3)
+    printed = json.loads(capsys.readouterr().out)
+    assert [check["id"] for check in printed["checks"]] == list(checks)
+    assert not printed["ok"]
+    assert "no step was checked" in checks["step"].detail
+
+
+@pytest.mark.parametrize(
+    ("jobs", "message"),
+    [
+        ("pss=1", "job 'pss' is not 'ps'"),
+        ("wroker=-1,ps=1", "job 'wroker' is not 'worker'"),
+        ("chief=2", "TensorFlow takes at most one"),
+        ("9p=1", "TensorFlow takes no job '9p'"),
+    ],
+)
+def test_jobs_are_looked_at_without_a_step(
+    jobs: str, message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["check", "--jobs", jobs]) == 2
+    assert message in capsys.readouterr().err
 
 
 def test_software_that_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -61,7 +81,7 @@ def test_software_that_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(metadata, "version", version)
     monkeypatch.delitem(sys.modules, "tensorflow", raising=False)
     found: List[Any] = [r for r in check_here() if r.id in ("tensorflow", "keras")]
-    assert [result.status for result in found] == ["failed", "ok"]
+    assert [result.status for result in found] == ["failed", "skipped"]
     versions.update({"tensorflow-cpu": "2.21.0", "keras": "3.15.1"})
     found = [r for r in check_here() if r.id in ("tensorflow", "keras")]
     assert [result.status for result in found] == ["ok", "ok"]
@@ -71,8 +91,32 @@ def test_software_that_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     assert keras.status == "warning"
     assert "Keras 3.9.2 trains wrongly on several workers" in keras.detail
     assert "pip install 'keras>=3.10'" in keras.detail
-    monkeypatch.setenv("TF_USE_LEGACY_KERAS", "1")
-    assert next(r for r in check_here() if r.id == "keras").status == "ok"
+
+
+OLD = "Keras 3.9.2 trains wrongly on several workers"
+NEW = "fit() under slurm_resolver.MultiWorkerMirroredStrategy"
+
+
+@pytest.mark.parametrize(
+    ("keras", "tf_keras", "legacy", "status", "detail"),
+    [
+        ("3.15.1", "", False, "ok", f"Keras 3.15.1: {NEW}"),
+        ("3.15.1", "2.21.0", False, "ok", f"Keras 3.15.1: {NEW}"),
+        ("3.9.2", "", False, "warning", OLD),
+        ("3.9.2", "2.21.0", False, "ok", f"fit() of tf_keras 2.21.0. {OLD}"),
+        ("3.9.2", "2.21.0", True, "ok", "fit() of tf_keras 2.21.0"),
+        ("3.15.1", "", True, "warning", "pip install 'tf_keras==2.21.*'"),
+        ("2.15.0", "", False, "ok", "fit() can be used"),
+    ],
+)
+def test_the_keras_that_the_program_may_use(
+    keras: str, tf_keras: str, legacy: bool, status: str, detail: str
+) -> None:
+    facts = [{"keras": keras, "tf_keras": tf_keras, "legacy_keras": legacy}] * 2
+    result = keras_result(facts, "2.21.0")
+    assert (result.status, detail in result.detail) == (status, True), result
+    told_to_use_what_it_uses = legacy and tf_keras and "use tf_keras" in result.detail
+    assert not told_to_use_what_it_uses
 
 
 def test_errors_of_the_environment_are_exit_status_2(monkeypatch: pytest.MonkeyPatch) -> None:

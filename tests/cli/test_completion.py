@@ -9,6 +9,7 @@ import sys
 from typing import List
 
 import pytest
+import shtab
 
 from slurm_resolver.cli import COMMANDS, main
 
@@ -39,11 +40,13 @@ def test_bash(capsys: pytest.CaptureFixture[str]) -> None:
     assert offered(script, "expl") == ["explain"]
     assert offered(script, "show", "--plac") == ["--placement"]
     assert offered(script, "show", "--placement", "") == ["spread", "rank"]
-    assert offered(script, "completion", "") == ["bash", "zsh", "tcsh"]
+    assert offered(script, "run", "--wait-f") == ["--wait-for-children"]
+    assert offered(script, "run", "--tres-") == ["--tres-per-task", "--tres-bind"]
+    assert offered(script, "completion", "") == ["bash", "zsh", "fish", "tcsh"]
     assert "README.md" in offered(script, "explain", "READ")
 
 
-@pytest.mark.parametrize("shell", ["zsh", "tcsh"])
+@pytest.mark.parametrize("shell", ["zsh", "fish", "tcsh"])
 def test_other_shells(shell: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["completion", shell]) == 0
     script = capsys.readouterr().out
@@ -63,8 +66,34 @@ def test_without_shtab_it_says_what_to_install(
     assert output == ""
     assert error == (
         "slurm-resolver completion: shtab, which writes the script, is not installed: "
-        "pip install 'slurm_resolver[completion]'\n"
+        "pip install 'shtab>=1.10'\n"
     )
+
+
+def test_with_an_old_shtab_it_says_what_to_install(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shtab, "SUPPORTED_SHELLS", ["bash", "zsh", "tcsh"])
+    assert main(["completion", "fish"]) == 2
+    output, error = capsys.readouterr()
+    assert output == ""
+    assert "knows no fish: pip install 'shtab>=1.10'" in error
+
+
+def test_fish(capsys: pytest.CaptureFixture[str]) -> None:
+    fish = shutil.which("fish")
+    if fish is None:
+        pytest.skip("fish is not installed")
+    assert main(["completion", "fish"]) == 0
+    script = capsys.readouterr().out
+    for line, expected in [
+        ("expl", ["explain"]),
+        ("show --plac", ["--placement"]),
+        ("completion b", ["bash"]),
+    ]:
+        asked = f"{script}\ncomplete --do-complete 'slurm-resolver {line}'"
+        done = subprocess.run([fish, "-N"], input=asked, capture_output=True, text=True, check=True)
+        assert [offer.partition("\t")[0] for offer in done.stdout.splitlines()] == expected
 
 
 def test_an_unknown_shell(capsys: pytest.CaptureFixture[str]) -> None:

@@ -54,7 +54,27 @@ def test_a_cluster_that_cannot_be_resolved_says_why() -> None:
     assert report["cluster"]["error"].startswith("UnknownLayoutError: ")
 
 
+TF_CONFIGS = {
+    '{"cluster": {"worker": ["n1:2"]}, "task": {"type": "worker", "index": 0, "trial": "secret"},'
+    ' "environment": {"WANDB_API_KEY": "secret"}, "rpc_layer": "grpc"}': (
+        '{"cluster": {"worker": ["n1:2"]}, "task": {"type": "worker", "index": 0}, '
+        '"rpc_layer": "grpc"} and 1 other (left out)'
+    ),
+    '{"cluster": {"worker": ["n1:2"]}}': '{"cluster": {"worker": ["n1:2"]}}',
+    '{"cluster": "secret"}': "set (left out, as it cannot be read: AttributeError)",
+    "secret": "set (left out, as it cannot be read: JSONDecodeError)",
+}
+
+
+@pytest.mark.parametrize("value", TF_CONFIGS)
+def test_of_tf_config_only_what_tensorflow_reads_is_shown(value: str) -> None:
+    shown = make_report({**TASK, "TF_CONFIG": value})["variables"]["TF_CONFIG"]
+    assert shown == TF_CONFIGS[value]
+
+
 LEFT_OUT: Dict[str, str] = {
+    "GRPC_XDS_BOOTSTRAP_CONFIG": '{"xds_servers": "secret"}',
+    "SLURM_RESOLVER_SECRET": "secret secret secret",
     "SLURM_JWT": "eyJ.secret",
     "SLURM_JOB_COMMENT": "secret",
     "SLURM_JOB_ACCOUNT": "secret",

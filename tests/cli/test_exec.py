@@ -9,6 +9,7 @@ import shlex
 import signal
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any, Dict, List
 
 import pytest
@@ -16,7 +17,7 @@ from task_variables import TASK
 
 import slurm_resolver as sr
 from slurm_resolver.cli import main
-from slurm_resolver.cli.exec import fill_in
+from slurm_resolver.cli.exec_variables import FilledIn
 
 COMMAND = [sys.executable, "-m", "slurm_resolver", "exec"]
 
@@ -42,7 +43,7 @@ def run(*arguments: str, **environ: str) -> subprocess.CompletedProcess[str]:
         env={**os.environ, **TASK, **environ},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=180,
         check=False,
     )
 
@@ -81,9 +82,81 @@ def test_arguments_are_filled_in() -> None:
     words = "{job} {index} {rank} {address} {ps_hosts} {worker_hosts} {chief_host}| {x} {} {{rank}}"
     done = run("--jobs", "chief=1,ps=1,worker=-1", "--", "echo", words)
     assert done.stdout == (
-        "worker 0 1 n9:23002 n10:23001 n9:23002,n10:23002 n9:23001| {x} {} {1}\n"
+        "worker 0 1 n9:23002 n10:23001 n9:23002,n10:23002 n9:23001| {x} {} {rank}\n"
     )
-    assert fill_in("{job}{index}{ps_hosts}", sr.Cluster()) == ""
+
+
+def test_a_tf_data_service_as_tf_config_has_it() -> None:
+    jobs = "dispatcher=1,data_worker=1,worker=-1"
+    done = run("--jobs", jobs, "--set", "SERVICE={data_service}", "--format", "json")
+    variables = json.loads(done.stdout)
+    assert variables["SERVICE"] == "grpc://n10:23002"
+    assert json.loads(variables["TF_CONFIG"]) == {
+        "cluster": {"worker": ["n9:23001", "n10:23001"]},
+        "task": {"type": "data_worker", "index": 0},
+    }
+
+
+def test_every_placeholder() -> None:
+    filled_in = FilledIn(sr.resolve(environ=TASK))
+    four = "n9:23001,n9:23002,n10:23001,n10:23002"
+    for text, expected in {
+        "{local_rank}/{num_tasks} {node} {host} {port}": "1/4 n9 n9 23002",
+        "{main_address} {main_host} {main_port}": "n9:23001 n9 23001",
+        "{hosts}": four,
+        '{"a":{"b":{rank}}}': '{"a":{"b":1}}',
+        "{{other}} {other} {{rank}}": "{{other}} {other} {rank}",
+    }.items():
+        assert filled_in.word(text) == expected
+    alone = FilledIn(sr.Cluster())
+    assert alone.word("{job}{index}{ps_hosts}{hosts}{num_tasks}{main_port}") == ""
+    ipv6 = FilledIn(sr.resolve(environ=TASK, node_address=lambda node: f"fd77::{node[1:]}"))
+    assert ipv6.word("{host} {address}") == "fd77::9 [fd77::9]:23002"
+
+
+def test_variables_of_the_users_own() -> None:
+    settings = ["--set", "ID={rank} of {num_tasks}", "--set", "TEXT=a=b {x y} {{rank}}"]
+    variables = json.loads(run(*settings, "--format", "json", ID="7").stdout)
+    assert (variables["ID"], variables["TEXT"]) == ("1 of 4", "a=b {x y} {rank}")
+    assert json.loads(variables["TF_CONFIG"]) == sr.resolve(environ=TASK).tf_config()
+
+
+def test_the_variables_of_other_frameworks_take_the_place_of_tf_config() -> None:
+    variables = json.loads(run("--env", "jax", "--env", "dtensor", "--format", "json").stdout)
+    cluster = sr.resolve(environ=TASK)
+    expected = {**cluster.variables("jax"), **cluster.variables("dtensor")}
+    assert expected.items() <= variables.items()
+    assert "TF_CONFIG" not in variables
+    done = run("--env", "torch", "--", "true", WORLD_SIZE="3")
+    assert done.returncode == 2
+    assert "WORLD_SIZE='3' is set already, and differs from this step's: 4." in done.stderr
+    assert run("--env", "torch", "--force", "--", "true", WORLD_SIZE="3").returncode == 0
+
+
+# With what Slurm shows rank 1 of the node's two GPUs, what a program of torch's sees, and is told.
+TORCH_GPUS = {
+    "all of the node": ({}, "4,5", ""),
+    "its own": (
+        {
+            "CUDA_VISIBLE_DEVICES": "5",
+            "SLURMD_TRES_BIND": "gpu:per_task:1",
+            "SLURM_GPUS_ON_NODE": "2",
+        },
+        "5",
+        "LOCAL_RANK is 1, but Slurm shows this task 1 of the node's GPUs",
+    ),
+}
+
+
+@pytest.mark.parametrize(("given", "seen", "told"), TORCH_GPUS.values(), ids=TORCH_GPUS)
+def test_programs_of_torch_see_the_gpus_that_local_rank_counts(
+    given: Dict[str, str], seen: str, told: str
+) -> None:
+    done = run(
+        "--env", "torch", "--", "sh", "-c", "echo $LOCAL_RANK $CUDA_VISIBLE_DEVICES", **given
+    )
+    assert done.stdout == f"1 {seen}\n"
+    assert (told in done.stderr) if told else not done.stderr
 
 
 def test_for_eval() -> None:
@@ -105,7 +178,7 @@ def test_the_program_replaces_the_process() -> None:
         assert process.stdout is not None
         assert int(process.stdout.readline()) == process.pid
         process.send_signal(signal.SIGUSR1)
-        assert process.wait(timeout=60) == -signal.SIGUSR1
+        assert process.wait(timeout=180) == -signal.SIGUSR1
     assert run("--", "sh", "-c", "exit 7").returncode == 7
 
 
@@ -126,6 +199,9 @@ def test_a_tf_config_that_is_set_already() -> None:
         (["--format", "env", "--", "true"], "expected either a command"),
         (["--", "no-such-program"], "'no-such-program' is not a program"),
         (["--jobs", "ps=9", "--", "true"], "need 9 tasks"),
+        (["--set", "RANK", "--", "true"], "--set 'RANK': expected NAME=VALUE"),
+        (["--set", "A-B=1", "--", "true"], "--set 'A-B=1': expected NAME=VALUE"),
+        (["--set", "A={rnak}", "--", "true"], "--set A: {rnak} is none of job, index, rank"),
     ],
 )
 @pytest.mark.usefixtures("task")
@@ -141,7 +217,7 @@ def test_without_slurm_the_program_runs_alone() -> None:
         env=environ,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=180,
         check=True,
     )
     assert done.stdout.startswith("None")
@@ -159,7 +235,7 @@ def test_the_program_does_not_get_what_python_sets() -> None:
             ["env", "-i", f"PATH={os.environ['PATH']}", *before, "sh", "-c", SELF],
             capture_output=True,
             text=True,
-            timeout=60,
+            timeout=180,
             check=True,
         )
         found.append(done.stdout)
@@ -176,7 +252,7 @@ def test_words_reach_the_program_as_they_are() -> None:
         [*COMMAND, "--", "printf", "%s|", *words],
         env={**os.environ, **TASK},
         stdout=subprocess.PIPE,
-        timeout=60,
+        timeout=180,
         check=True,
     )
     assert done.stdout == b"".join(word + b"|" for word in words)
@@ -213,7 +289,7 @@ def test_more_than_a_program_takes_in_total() -> None:
         env={**os.environ, **TASK, **step_of(5000)},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=180,
         check=False,
     )
     assert done.returncode == 2
@@ -232,3 +308,40 @@ def test_seconds_to_wait(seconds: str, capsys: pytest.CaptureFixture[str]) -> No
         main(["exec", f"--wait={seconds}", "--", "true"])
     assert ended.value.code == 2
     assert f"{seconds!r}: expected a number of seconds above 0" in capsys.readouterr().err
+
+
+RESTARTED = """
+echo {job}{index} PMI2=$SLURM_RESOLVER_PMI2 ${SLURM_RESOLVER_TASK_RESTART:+again}
+case {job}${SLURM_RESOLVER_TASK_RESTART:+again} in
+    worker) kill -KILL $$;;
+    workeragain) touch done;;
+    *) until [ -e done ]; do sleep 0.05; done;;
+esac
+"""
+
+
+def test_a_worker_beside_a_chief_is_started_again(tmp_path: Path) -> None:
+    step = [sys.executable, "-m", "slurm_resolver", "run", "-n", "3", "--", *COMMAND]
+    jobs = ["--jobs", "chief=1,ps=1,worker=-1", "--restart-workers", "1", "--wait", "60"]
+    done = subprocess.run(
+        [*step, *jobs, "--", "bash", "-c", RESTARTED],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    lines = sorted(line.split(": ")[1].rstrip() for line in done.stdout.splitlines())
+    tasks = ("chief0", "ps0", "worker0")
+    assert lines == [*(f"{task} PMI2=off" for task in tasks), "worker0 PMI2=off again"]
+    assert "worker 0 (rank 2 on localhost) was ended by SIGKILL; restart 1 of" in done.stderr
+
+
+def test_where_no_worker_can_come_back() -> None:
+    for jobs, status in (("worker=-1", 2), ("ps=1,worker=-1", 2), ("chief=1,ps=1,worker=-1", 0)):
+        done = run("--jobs", jobs, "--restart-workers", "2", "--", "true")
+        assert done.returncode == status
+        told = "--restart-workers 2: this step has the jobs" in done.stderr
+        assert told == bool(status)
+        assert told == ("expected chief, ps and worker" in done.stderr)

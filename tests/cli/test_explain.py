@@ -46,6 +46,22 @@ slurm-8.out:3: time-limit (x1) at n9
     )
 
 
+def test_what_a_log_holds_does_nothing_to_the_terminal(
+    log: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    told = b"TIME LIMIT ***"
+    address = b"slurmstepd-n\x1b[2J9: error: *** STEP 8.0 ON n\x1b[2J\x9b9 CANCELLED AT 2026 ***\n"
+    log.write_bytes(log.read_bytes().replace(told, told + b" \x1b]0;x\x07\x1b[31m \xc2\x9b31m"))
+    log.write_bytes(log.read_bytes() + address + b"execve(): \x1b[3J/x: No such file\n")
+    assert main(["explain", log.name]) == 1
+    printed = capsys.readouterr().out
+    assert all(character.isprintable() or character == "\n" for character in printed)
+    assert "]0;x" in printed
+    assert "at n [2J" in printed
+    assert main(["explain", "\x1b[31m.log"]) == 2
+    assert "\x1b" not in capsys.readouterr().err
+
+
 def test_json(log: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["explain", "--json", log.name, log.name]) == 1
     (finding,) = explain_file(io.BytesIO(log.read_bytes()))
@@ -60,6 +76,19 @@ def test_nothing_known(log: Path, capsys: pytest.CaptureFixture[str]) -> None:
         captured = capsys.readouterr()
         assert captured.out == output
         assert captured.err == "slurm-resolver explain: no known message found\n"
+
+
+def test_good_logs_are_nothing_known(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["explain", *map(str, (LOGS / "good").iterdir())]) == 0
+    captured = capsys.readouterr()
+    assert (captured.out, "no known message found" in captured.err) == ("", True)
+
+
+def test_the_error_that_ended_the_task_comes_first(capsys: pytest.CaptureFixture[str]) -> None:
+    """Its line is explained, and not only told to be the first failure."""
+    assert main(["explain", "--json", str(LOGS / "strategy-too-late.log")]) == 1
+    (finding,) = json.loads(capsys.readouterr().out)
+    assert finding["id"] == "strategy-too-late"
 
 
 def test_a_file_that_cannot_be_read_does_not_hide_the_others(
@@ -80,7 +109,7 @@ def test_standard_input(arguments: List[str]) -> None:
         [sys.executable, "-m", "slurm_resolver", "explain", *arguments],
         input=b"\x80 caf\xc3\xa9 Collective ops is aborted by: x\n",
         capture_output=True,
-        timeout=60,
+        timeout=180,
         check=False,
         env={**os.environ, "COLUMNS": "200", "PYTHONIOENCODING": "ascii"},
     )
@@ -113,3 +142,23 @@ def test_a_log_of_a_million_lines() -> None:
     )
     assert (done.returncode, done.stderr) == (1, b"")
     assert done.stdout.startswith(b"-:500: task-crashed (x2000) at n9: task 0\n")
+
+
+def test_of_several_logs_that_of_the_first_to_fail_comes_first(
+    log: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    refused = (LOGS / "peer-refused.log").read_text(encoding="utf-8")
+    (log.parent / "rank-0.log").write_text(refused, encoding="utf-8")
+    error = "Traceback (most recent call last):\n  File x\nValueError: \x1b[31mbad batch\n"
+    (log.parent / "rank-1.log").write_text(f"2026-11-21 02:00:00 step 1\n{error}")
+    assert main(["explain", "rank-0.log", "rank-1.log"]) == 1
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[:2] == ["rank-1.log:4: first-failure (x1)", "    ValueError:  [31mbad batch"]
+    assert "after 2026-11-21 02:00:00" in lines[2] + lines[3]
+    assert sum("first-failure" in line for line in lines) == 1
+    assert main(["explain", "--json", "rank-1.log", "rank-0.log"]) == 1
+    found = json.loads(capsys.readouterr().out)
+    assert [(one["file"], one["id"]) for one in found][:2] == [
+        ("rank-1.log", "first-failure"),
+        ("rank-0.log", "peer-refused"),
+    ]

@@ -28,7 +28,11 @@ def main() -> None:
     except sr.SlurmResolverError as error:
         account["error"] = f"{type(error).__name__}: {error}"
     folder.mkdir(exist_ok=True)
-    (folder / f"{account['host']}.{uuid.uuid4()}").write_text(json.dumps(account))
+    # Whole or not at all: mpirun may end this task while it writes, as another one has failed.
+    name = f"{account['host']}.{uuid.uuid4()}"
+    whole = folder.with_name(name)
+    whole.write_text(json.dumps(account))
+    whole.rename(folder / name)
     sys.exit(account["error"] is not None)  # mpirun then ends the others, which may wait for it
 
 

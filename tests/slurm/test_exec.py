@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 import sys
 from pathlib import Path
@@ -49,6 +50,28 @@ STEPS = {
         f"srun -w n9 -n3 --gpus-per-node=4 {EXEC} -- {EXEC} -- printenv CUDA_VISIBLE_DEVICES",
         ["0,1", "2", "3"],
     ),
+    "the variables of torch": (
+        (
+            "srun -w n9,n10 -N2 --ntasks-per-node=2 --gpus-per-node=2 -m cyclic "
+            f"{EXEC} --env torch --set NODE={{node}} -- sh -c "
+            "'echo $RANK $LOCAL_RANK $GROUP_RANK $NODE $(hostname) $CUDA_VISIBLE_DEVICES'"
+        ),
+        ["0 0 0 n9 n9 0,1", "1 0 1 n10 n10 0,1", "2 1 0 n9 n9 0,1", "3 1 1 n10 n10 0,1"],
+    ),
+    "servers that never end by themselves": (
+        (
+            f"srun {FOUR} {EXEC} {JOBS} -- "
+            "sh -c 'test {job} = worker || exec sleep 300; sleep 1; echo {rank} {job} {index}'"
+        ),
+        PS_FIRST[1:],
+    ),
+    "servers that never end, as one job": (
+        (
+            f"srun {FOUR} {EXEC} {JOBS} --end-servers -- "
+            "sh -c 'test {job} = worker || exec sleep 300; sleep 1; echo {rank} {job} {index}'"
+        ),
+        PS_FIRST[1:],
+    ),
     "standard input": (
         f"seq 3 | srun -w n9 -n2 {EXEC} --wait 30 -- cat",
         ["1", "1", "2", "2", "3", "3"],
@@ -88,18 +111,19 @@ def test_a_batch_script_is_no_task(real_slurm: SlurmCluster, tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("missing", [False, True])
+@pytest.mark.parametrize("options", ["-w n9,n10 -N2 -m cyclic", "-m arbitrary -w n9,n10,n10,n9"])
 def test_the_tasks_wait_for_each_other(
-    real_slurm: SlurmCluster, tmp_path: Path, missing: bool
+    real_slurm: SlurmCluster, tmp_path: Path, options: str, missing: bool
 ) -> None:
-    start = f"{shlex.join(COMMAND)} --wait 3 -- touch {tmp_path}/{{rank}}"
+    """In an arbitrary step they have to meet to find out where they run, and wait no longer."""
+    start = f"{shlex.join(COMMAND)} --wait {3 if missing else 30} -- touch {tmp_path}/{{rank}}"
     script = f'[ "$SLURM_PROCID" != 2 ] || exit 0; {start}' if missing else start
-    step = f"srun -w n9,n10 -N2 --ntasks-per-node=2 bash -c {shlex.quote(script)}"
-    done = real_slurm.run(step, check=False)
+    done = real_slurm.run(f"srun {options} -n4 bash -c {shlex.quote(script)}", check=False)
     started: Any = sorted(path.name for path in tmp_path.iterdir())
     if missing:
         assert (done.returncode, started) == (1, [])
         assert done.stderr.count("1 of 4 tasks are missing") == 3
-        assert "rank 2 (worker 2 on n10)" in done.stderr
+        assert re.search(r" after [0-3] s: rank 2\b", done.stderr)
     else:
         assert (done.returncode, started) == (0, list("0123"))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 
 import pytest
@@ -11,7 +12,22 @@ pytestmark = pytest.mark.slurm
 
 
 def test_one_task_prints_for_all(real_slurm: SlurmCluster) -> None:
-    command = f"{sys.executable} -m slurm_resolver show --once"
+    command = f"{sys.executable} -m slurm_resolver show"
     shown = real_slurm.run(f"srun -w n9,n10 -N2 --ntasks-per-node=2 {command}").stdout
     assert shown.count("4 tasks on 2 nodes") == 1
     assert "(this task)" in shown.splitlines()[3]
+
+
+def test_what_was_started_once_a_task_is_told_how_to_start_it(real_slurm: SlurmCluster) -> None:
+    """Each would be worker 0 of a training of its own."""
+    resolver = f"{sys.executable} -m slurm_resolver"
+    nested = real_slurm.run(f"srun -n2 {resolver} run -n 2 -- true").stderr
+    assert nested.count("2 separate trainings. For one training of all") == 1
+    assert "srun -n 4 …" in nested
+    lonely = f"for node in n8 n9; do srun -w $node -N1 -n1 {resolver} show & done; wait"
+    done = real_slurm.run(f"salloc -Q -w n8,n9 -N2 -n2 bash -c {shlex.quote(lonely)}")
+    assert done.stdout.count("worker 0") == 2
+    assert done.stderr.count("has one task, worker 0 of a training of its own") == 2
+    one = real_slurm.run(f"srun -n1 {resolver} show")
+    assert "worker 0" in one.stdout
+    assert "slurm-resolver show: " not in one.stderr

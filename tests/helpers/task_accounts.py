@@ -1,0 +1,98 @@
+"""What the tasks of a step on a real Slurm tell of their cluster, against where they really run.
+
+What a task says of its place is its hostname, which the kernel keeps for each node; Slurm's
+variables are only what is being tested.
+"""
+
+from __future__ import annotations
+
+import json
+import shlex
+import sys
+from pathlib import Path
+from typing import Any, Dict, List, Sequence, Tuple
+
+from folders import HELPERS
+from slurm_cluster import SlurmCluster
+
+import slurm_resolver as sr
+
+TASK = shlex.join([sys.executable, str(HELPERS / "slurm_task.py")])
+
+Line = Dict[str, Any]
+
+
+def run(slurm: SlurmCluster, command: str, output: Path, timeout: float = 180.0) -> List[Line]:
+    """Runs a command line in which TASK stands for the task's program; its accounts by rank."""
+    command = command.replace("TASK", TASK)
+    env = {"TASK_OUTPUT": str(output)}
+    slurm.run(command, cwd=output.parent, env=env, timeout=timeout)
+    return accounts(output)
+
+
+def run_and_save(
+    slurm: SlurmCluster, command: str, output: Path
+) -> Dict[int, Tuple[str, Dict[str, str]]]:
+    """As `run`, but TASK only saves its variables; by rank, the host and these.
+
+    A step of it takes a fraction of the time.
+    """
+    save = f"bash -c {shlex.quote(f'env -0 > {output}/$(hostname).$SLURM_PROCID')}"
+    # A busy Slurm may need a minute for what it does in half a second.
+    slurm.run(command.replace("TASK", save), cwd=output.parent, timeout=180.0)
+    tasks = {}
+    for path in output.iterdir():
+        host, rank = path.name.split(".")
+        pairs = path.read_text().rstrip("\0").split("\0")
+        tasks[int(rank)] = (host, dict(pair.split("=", 1) for pair in pairs))
+    assert tasks, "no task left its variables"
+    return dict(sorted(tasks.items()))
+
+
+def run_and_resolve(slurm: SlurmCluster, command: str, output: Path) -> List[Line]:
+    """As `run`, but this process resolves, from the variables of the tasks; it cannot meet."""
+    lines = []
+    for rank, (host, environ) in run_and_save(slurm, command, output).items():
+        cluster = sr.resolve(environ=environ, layout="environment").to_dict()
+        lines.append({"host": host, "rank": rank, "cluster": cluster, "error": None})
+    return lines
+
+
+def run_at_once(slurm: SlurmCluster, commands: Sequence[str], output: Path) -> List[List[Line]]:
+    """Runs jobs at the same time; of each the accounts of its tasks, which have met the others."""
+    jobs = [slurm.popen(command, env={"TASK_OUTPUT": str(output)}) for command in commands]
+    for job in jobs:
+        _, errors = job.communicate(timeout=180)
+        assert job.returncode == 0, errors
+    job_ids = {line["cluster"]["job_id"] for line in accounts(output)}
+    assert len(job_ids) == len(commands)
+    each = [accounts(output, job_id) for job_id in sorted(job_ids)]
+    for lines in each:
+        assert_right(lines)
+        job_id = lines[0]["cluster"]["job_id"]
+        for line in lines:
+            assert line["answers"] == [f"{job_id}:{rank}" for rank in range(len(lines))]
+    return each
+
+
+def accounts(output: Path, job_id: str = "*", step_id: str = "*") -> List[Line]:
+    lines = [json.loads(path.read_text()) for path in output.glob(f"{job_id}.{step_id}.*")]
+    assert lines, "no task left an account"
+    return sorted(lines, key=lambda line: int(line["rank"]))
+
+
+def truth(hosts: List[str]) -> List[Tuple[str, int]]:
+    """By rank, the host and the local rank, which counts the lower ranks on that host."""
+    return [(host, hosts[:rank].count(host)) for rank, host in enumerate(hosts)]
+
+
+def assert_right(lines: List[Line]) -> None:
+    hosts = [line["host"] for line in lines]
+    assert [line["rank"] for line in lines] == list(range(len(hosts)))
+    for line in lines:
+        assert line["error"] is None
+        tasks = line["cluster"]["tasks"]
+        assert tasks == lines[0]["cluster"]["tasks"]
+        assert line["cluster"]["self"]["rank"] == line["rank"]
+        assert [(task["node"], task["local_rank"]) for task in tasks] == truth(hosts)
+        assert len({task["address"] for task in tasks}) == len(tasks)

@@ -1,0 +1,104 @@
+"""What `help` says of the options: all of them, and of the same option the same."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import re
+import typing
+from pathlib import Path
+from typing import Any, Dict, List
+
+import pytest
+
+import slurm_resolver
+from slurm_resolver.cluster import contracts, options, roles
+from slurm_resolver.cluster.options import ClusterOptions
+from slurm_resolver.cluster.resolve import resolve
+
+PACKAGE = Path(slurm_resolver.__file__).parent
+INSIDE = {"until", "starts_program"}  # what no caller of the package chooses
+
+
+def explained(docstring: str) -> Dict[str, str]:
+    """Returns by name what the section Args says of an argument, as one line."""
+    section = inspect.cleandoc(docstring).partition("\nArgs:\n")[2]
+    section = re.split(r"\n(?=\S)", section)[0]
+    entries = re.findall(r"^    (\w+): (.*(?:\n {8}.*)*)", section, re.M)
+    return {name: " ".join(text.split()) for name, text in entries}
+
+
+def parsed(path: str, name: str) -> Any:
+    """Returns the function of that name, read from the file: importing may need TensorFlow."""
+    tree = ast.parse((PACKAGE / path).read_text(encoding="utf-8"))
+    return next(
+        node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef) and node.name == name
+    )
+
+
+def arguments(function: Any) -> List[str]:
+    return [one.arg for one in (*function.args.args[1:], *function.args.kwonlyargs)]
+
+
+RESOLVER = parsed("tf/resolver.py", "__init__")
+
+
+def test_every_option_of_the_resolver_is_explained_where_it_is_asked_for() -> None:
+    docstring = ast.get_docstring(RESOLVER) or ""
+    assert list(explained(docstring)) == arguments(RESOLVER)
+    assert "as in" not in explained(docstring)["placement"]
+
+
+def test_resolve_explains_the_same_options_in_the_same_words() -> None:
+    here = explained(inspect.getdoc(resolve) or "")
+    assert list(here) == list(inspect.signature(resolve).parameters)
+    there = explained(ast.get_docstring(RESOLVER) or "")
+    assert set(here) - set(there) == {"environ"}
+    assert {name: here[name] for name in here if name in there} == {
+        name: there[name] for name in here if name in there
+    }
+
+
+def test_the_options_are_those_of_the_resolver() -> None:
+    of_tensorflow = {"tasks_per_node", "auto_set_gpu", "rpc_layer"}  # what the cluster is not of
+    assert set(ClusterOptions._fields) - INSIDE == set(arguments(RESOLVER)) - of_tensorflow
+
+
+@pytest.mark.parametrize(
+    ("choice", "values"),
+    [
+        (roles.Placement, roles.PLACEMENTS),
+        (roles.WorkerOrder, roles.WORKER_ORDERS),
+        (options.LayoutChoice, options.LAYOUTS),
+        (contracts.Contract, tuple(contracts.CONTRACTS)),
+    ],
+    ids=["placement", "worker_order", "layout", "contract"],
+)
+def test_types_name_every_choice(choice: Any, values: Any) -> None:
+    assert typing.get_args(choice) == values
+
+
+def test_choices_are_typed_and_explained() -> None:
+    """A type checker and `help` know the same choices."""
+    texts = explained(inspect.getdoc(resolve) or "")
+    hints = typing.get_type_hints(resolve)
+    chosen = [name for name, hint in hints.items() if typing.get_origin(hint) is typing.Literal]
+    assert chosen == ["placement", "worker_order", "layout"]
+    for name in chosen:
+        for value in typing.get_args(hints[name]):
+            assert f'"{value}"' in texts[name], (name, value)
+
+
+DOCUMENTED = [
+    ("tf/keras.py", "__init__"),
+    ("tf/resumable_loop.py", "__init__"),
+    ("tf/termination.py", "termination_config"),
+    ("legacy.py", "tf_config_from_slurm"),
+]
+
+
+@pytest.mark.parametrize(("path", "name"), DOCUMENTED, ids=lambda value: str(value))
+def test_what_else_users_call_explains_its_arguments(path: str, name: str) -> None:
+    function = parsed(path, name)
+    named = {one.arg for one in (*function.args.args, *function.args.kwonlyargs)} - {"self"}
+    assert named <= set(explained(ast.get_docstring(function) or ""))
