@@ -7,9 +7,10 @@ from typing import Any, Callable
 from teams import obey
 
 import slurm_resolver as sr
+from slurm_resolver.cluster.roles import WorkerOrder
 
 
-def prepare(port_base: int, size: int, worker_order: str) -> Callable[[int], object]:
+def prepare(port_base: int, size: int, worker_order: WorkerOrder) -> Callable[[int], object]:
     """Connects the workers; returns what reduces a tensor of `size` bytes so many times."""
     import tensorflow as tf
 

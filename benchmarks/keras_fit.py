@@ -1,7 +1,8 @@
 """How long a step of Keras 3's `fit` takes on several workers, against a loop written by hand.
 
-Each way in turn, round after round, on a real Slurm of two nodes: the same perceptron, with small
-steps and with larger ones, with metrics.
+On a real Slurm of two nodes: the same perceptron, with small steps and with larger ones, with
+metrics. The same processes train in both ways in turn, a block of steps by hand before each epoch
+of `fit`, so that what else the machine does meets both alike.
 """
 
 from __future__ import annotations
@@ -12,25 +13,37 @@ import statistics
 import sys
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, Dict, List, Tuple
+from typing import Any, Dict, Iterator, List, NamedTuple, Tuple
 
 import report
 
 sys.path.insert(0, str(report.HERE.parent / "tests" / "helpers"))
 
+# by library, and steps of an execution of `fit`
 WAYS = {
-    "loop": "a loop by hand",
-    "keras-1": "fit of Keras 3",
-    "keras-10": "fit of Keras 3, steps_per_execution=10",
-    "tf_keras-1": "fit of tf_keras",
-    "tf_keras-10": "fit of tf_keras, steps_per_execution=10",
+    ("keras", 1): "fit of Keras 3",
+    ("keras", 10): "fit of Keras 3, steps_per_execution=10",
+    ("tf_keras", 1): "fit of tf_keras",
+    ("tf_keras", 10): "fit of tf_keras, steps_per_execution=10",
 }
+LIBRARIES = dict.fromkeys(library for library, _ in WAYS)
 TASK = [sys.executable, "-W", "ignore", str(report.HERE / "keras_fit_task.py")]
-# by name, the width of the layers and the steps of an epoch
-MODELS = {"small steps": (16, 400), "larger steps": (1024, 60)}
+# by name, the width of the layers, the steps of a block, and the blocks of each way in a round
+MODELS = {"small steps": (16, 20, 30), "larger steps": (1024, 8, 8)}
 
-# By model and way, what each round has taken: ms of a step, and of an epoch besides.
-Taken = Dict[str, Dict[str, List[Tuple[float, float]]]]
+Way = Tuple[str, int]
+
+
+class Pair(NamedTuple):
+    """The ms of a step in a block by hand, and in one by `fit` next to it; and those of CPU."""
+
+    loop: float
+    loop_cpu: float
+    fit: float
+    fit_cpu: float
+
+
+Taken = Dict[str, Dict[Way, List[Pair]]]  # by model and way
 
 
 def main() -> None:
@@ -38,7 +51,7 @@ def main() -> None:
     from slurm_cluster import Node, SlurmCluster
 
     parser = report.parser(__doc__)
-    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("workers", type=int, nargs="*", default=[2, 4])
     args = parser.parse_args()
     found: Dict[int, Taken] = {}
@@ -47,43 +60,49 @@ def main() -> None:
         for workers in args.workers:
             found[workers] = {model: {way: [] for way in WAYS} for model in MODELS}
             for _ in range(args.rounds):
-                for model in MODELS:
-                    for way in WAYS:
-                        found[workers][model][way].append(run(slurm, workers, model, way))
-    parts = [table(workers, args.rounds, taken) for workers, taken in found.items()]
+                for library in LIBRARIES:
+                    for model, per_execution, pair in run(slurm, workers, library):
+                        found[workers][model][library, per_execution].append(pair)
+    parts = [table(workers, taken) for workers, taken in found.items()]
     report.publish("keras_fit", "\n\n".join([*parts, plot(found, args.write)]), write=args.write)
 
 
-def run(slurm: Any, workers: int, model: str, way: str) -> Tuple[float, float]:
-    """Returns the ms of a step in this way, and of an epoch besides its steps."""
-    width, steps = MODELS[model]
+def run(slurm: Any, workers: int, library: str) -> Iterator[Tuple[str, int, Pair]]:
+    """Yields model, steps of an execution, and what was measured, for each pair of blocks."""
     environment = {
         "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
         "TF_CPP_MIN_LOG_LEVEL": "3",
     }
-    command = shlex.join([*TASK, way, str(width), str(steps)])
-    done = slurm.run(f"srun -N2 -n{workers} {command}", env=environment, timeout=600)
-    told = [line.split() for line in done.stdout.splitlines() if line.startswith("ms: ")]
-    return float(told[0][1]), float(told[0][2])
+    models = [",".join(map(str, model)) for model in MODELS.values()]
+    command = shlex.join([*TASK, library, *models])
+    done = slurm.run(f"srun -N2 -n{workers} {command}", env=environment, timeout=900)
+    names = {str(width): name for name, (width, _, _) in MODELS.items()}
+    for line in done.stdout.splitlines():
+        if line.startswith("ms: "):
+            width, per_execution, *times = line.split()[1:]
+            yield names[width], int(per_execution), Pair(*map(float, times))
 
 
-def ratio(taken: Dict[str, List[Tuple[float, float]]], way: str) -> float:
-    """Returns how many steps are done in this way while the loop does one."""
-    pairs = zip(taken["loop"], taken[way])
-    return statistics.median(loop[0] / own[0] for loop, own in pairs)
+def ratios(pairs: List[Pair]) -> List[float]:
+    """Returns the quartiles of how many steps `fit` did while the loop did one."""
+    return statistics.quantiles((pair.loop / pair.fit for pair in pairs), method="inclusive")
 
 
-def table(workers: int, rounds: int, taken: Taken) -> str:
+def table(workers: int, taken: Taken) -> str:
     """Returns the table of one number of workers."""
-    headings = [f"{workers} workers on two nodes, {rounds} rounds"]
-    for model in taken:
-        headings += [f"{model}: ratio", "ms a step", "ms an epoch besides"]
+    headings = [f"{workers} workers on two nodes"]
+    for model, ways in taken.items():
+        pairs = len(ways["keras", 1])
+        headings += [f"{model}: ratio", f"quartiles of {pairs}", "ms a step", "by hand"]
+        headings += ["CPU ms a step", "by hand"]
     rows = []
     for way, name in WAYS.items():
         row = [name]
         for ways in taken.values():
-            step, besides = (statistics.median(part) for part in zip(*ways[way]))
-            row += [f"{ratio(ways, way):.2f}", f"{step:.2f}", f"{besides:.0f}"]
+            low, middle, high = ratios(ways[way])
+            loop, loop_cpu, fit, fit_cpu = map(statistics.median, zip(*ways[way]))
+            row += [f"{middle:.2f}", f"{low:.2f} to {high:.2f}"]
+            row += [f"{fit:.2f}", f"{loop:.2f}", f"{fit_cpu:.2f}", f"{loop_cpu:.2f}"]
         rows.append(row)
     return report.table(headings, rows)
 
@@ -92,10 +111,9 @@ def plot(found: Dict[int, Taken], write: bool) -> str:
     """Draws the ratios by the number of workers."""
     workers = list(found)
     lines = {
-        f"{model}: {WAYS[way]}": (workers, [ratio(found[count][model], way) for count in workers])
+        f"{model}: {name}": (workers, [ratios(found[count][model][way])[1] for count in workers])
         for model in MODELS
-        for way in WAYS
-        if way != "loop"
+        for way, name in WAYS.items()
     }
     labels = ("workers on two nodes", "steps while a loop by hand does one")
     return report.plot(

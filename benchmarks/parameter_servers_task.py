@@ -12,10 +12,11 @@ from typing import Callable
 from teams import obey
 
 import slurm_resolver as sr
+from slurm_resolver.cluster.roles import Placement
 
 
 def prepare(
-    port_base: int, servers: int, variables: int, size: int, placement: str
+    port_base: int, servers: int, variables: int, size: int, placement: Placement
 ) -> Callable[[int], object]:
     """Starts the server; returns what trains so many steps, which in a parameter server is none."""
     import tensorflow as tf

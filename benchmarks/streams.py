@@ -14,13 +14,14 @@ from typing import Any, Dict, List, Tuple
 import report
 
 import slurm_resolver as sr
+from slurm_resolver.cluster.roles import WorkerOrder
 
 NODES = [64, 128, 256, 512, 1024, 2048, 4096]
 PER_NODE = [4, 8]
-ORDERS = ["rank", "ring"]
+ORDERS: List[WorkerOrder] = ["rank", "ring"]
 
 
-def streams(nodes: int, per_node: int, distribution: str, order: str) -> int:
+def streams(nodes: int, per_node: int, distribution: str, order: WorkerOrder) -> int:
     """Returns how many tasks of the busiest node have their next one on another node."""
     environ = {
         "SLURM_PROCID": "0",
