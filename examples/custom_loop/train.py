@@ -53,7 +53,9 @@ def main() -> None:
     parser.add_argument("--data", help="an mnist.npz (scikit-learn's digits)")
     parser.add_argument("--epochs", type=int, default=8, help="in all, those before included")
     parser.add_argument("--batch-size", type=int, default=32, help="of each replica (32)")
-    parser.add_argument("--checkpoints", default="checkpoints", help="folder that all nodes see")
+    parser.add_argument(
+        "--checkpoints", default="checkpoints/custom_loop", help="folder that all nodes see"
+    )
     args = parser.parse_args()
 
     resolver = SlurmClusterResolver()

@@ -11,6 +11,7 @@ import json
 import os
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 from typing import Any, Dict, List
 
@@ -49,6 +50,28 @@ def measure(nodes: int, tasks_per_node: int, options: List[str]) -> Dict[str, An
     return result
 
 
+def shared_machines(nodes: int, tasks_per_node: int) -> str:
+    """Says so where nodes are one machine that has too few CPUs for their tasks; "" where not.
+
+    Simulated nodes are such, and containers may be: their tasks take the CPUs from each other, and
+    the times say nothing about nodes that are machines.
+    """
+    script = "echo $(cat /proc/sys/kernel/random/boot_id) $(getconf _NPROCESSORS_ONLN)"
+    step = [f"--nodes={nodes}", f"--ntasks={nodes}", "--ntasks-per-node=1", "sh", "-c", script]
+    done = subprocess.run(["srun", *step], stdout=subprocess.PIPE, text=True)
+    asked = tasks_per_node * int(os.environ.get("SLURM_CPUS_PER_TASK", "1"))
+    # a machine's boot_id is its own, and the same in all of its containers
+    machines = Counter(tuple(line.split()) for line in done.stdout.splitlines())
+    for machine, together in machines.items():
+        if len(machine) == 2 and together > 1 and together * asked > int(machine[1]):
+            every = "all nodes are" if together == nodes else f"{together} of the nodes are"
+            return (
+                f"no speed-up to be seen: {every} one machine with {machine[1]} CPUs, "
+                "which their tasks take from each other"
+            )
+    return ""
+
+
 def as_table(rows: List[Dict[str, Any]]) -> str:
     """Returns the rows as a Markdown table."""
     lines = [list(COLUMNS), ["---:"] * len(COLUMNS)]
@@ -56,8 +79,8 @@ def as_table(rows: List[Dict[str, Any]]) -> str:
     return "".join(f"| {' | '.join(line)} |\n" for line in lines)
 
 
-def plot(rows: List[Dict[str, Any]], path: Path) -> None:
-    """Writes time, speed-up, loss and accuracy over the number of nodes."""
+def plot(rows: List[Dict[str, Any]], path: Path, note: str = "") -> None:
+    """Writes time, speed-up, loss and accuracy over the number of nodes, and the note below."""
     import matplotlib
 
     matplotlib.use("Agg")  # no screen on a node
@@ -76,6 +99,8 @@ def plot(rows: List[Dict[str, Any]], path: Path) -> None:
         panel.legend()
     for panel in panels.flat[:3]:  # after all lines: it fixes the axis at what is drawn
         panel.set_ylim(bottom=0)
+    if note:
+        figure.supxlabel(note, fontsize="medium", color="firebrick")
     figure.savefig(path, dpi=120)
 
 
@@ -94,15 +119,17 @@ def main() -> None:
         parser.error(f"--nodes {args.nodes}, but the allocation has {available}")
 
     args.output.mkdir(parents=True, exist_ok=True)
+    note = shared_machines(max(args.nodes), args.tasks_per_node)
     rows: List[Dict[str, Any]] = []
     for count in args.nodes:
         print(f"--- nodes: {count}", flush=True)
         row = measure(count, args.tasks_per_node, options)
         rows.append({**row, "speed_up": (rows or [row])[0]["seconds"] / row["seconds"]})
-        (args.output / "scaling.md").write_text(as_table(rows), encoding="utf-8")
-    print(as_table(rows), end="")
+        written = as_table(rows) + (f"\n{note}\n" if note else "")
+        (args.output / "scaling.md").write_text(written, encoding="utf-8")
+    print(written, end="")
     try:
-        plot(rows, args.output / "scaling.png")
+        plot(rows, args.output / "scaling.png", note)
     except ImportError as error:
         print(f"no plot ({error}): pip install matplotlib", file=sys.stderr)
 

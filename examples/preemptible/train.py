@@ -60,7 +60,9 @@ def main() -> None:
     parser.add_argument("--epochs", type=int, default=10)
     parser.add_argument("--steps", type=int, default=20, help="steps of an epoch (20)")
     parser.add_argument("--batch-size", type=int, default=32, help="of each worker (32)")
-    parser.add_argument("--checkpoints", default="checkpoints", help="folder, shared by all nodes")
+    parser.add_argument(
+        "--checkpoints", default="checkpoints/preemptible", help="folder, shared by all nodes"
+    )
     parser.add_argument("--pause", type=float, default=0, help="seconds to wait after each step")
     args = parser.parse_args()
 

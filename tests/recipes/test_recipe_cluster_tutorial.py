@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import List
 
 import pytest
-from example_runs import ENVIRONMENT, accuracies
+from example_runs import ENVIRONMENT, accuracies, batch_file
 from folders import EXAMPLES
 from slurm_cluster import SlurmCluster
 
@@ -38,10 +38,8 @@ def in_graph(slurm: SlurmCluster, arguments: str) -> str:
 
 def between_graph(slurm: SlurmCluster, arguments: str) -> str:
     """What the batch file wrote, in which the server never ends by itself."""
-    allocation = "salloc --quiet -w n9,n10 -N2 -n3 --cpus-per-task=2"
-    return slurm.run(
-        f"{allocation} bash train.sbatch {arguments}", cwd=FOLDER, env=ENVIRONMENT, timeout=240
-    ).stdout
+    allocation = "-w n9,n10 -N2 -n3 --cpus-per-task=2"
+    return batch_file(slurm, allocation, f"train.sbatch {arguments}", FOLDER)
 
 
 def test_the_variables_of_a_local_cluster_are_on_one_task_and_its_layers_on_the_other() -> None:
@@ -81,8 +79,6 @@ def test_the_towers_of_a_client_train_in_step(real_slurm: SlurmCluster, mnist_fi
 
 def test_the_between_graph_program_knows_nothing_of_slurm() -> None:
     assert "slurm" not in (FOLDER / "between_graph.py").read_text(encoding="utf-8").lower()
-    # and its helper is the one that test_unmodified.py tests
-    assert (FOLDER / "task.sh").read_text() == (EXAMPLES / "flags" / "task.sh").read_text()
 
 
 @pytest.mark.slurm
@@ -104,4 +100,3 @@ def test_workers_with_graphs_of_their_own_train_in_step(real_slurm: SlurmCluster
     # Each update takes two gradients: one of each worker, but for an overtaking in the queue.
     assert [int(steps) for _, steps in reports] == pytest.approx([300, 300], abs=5)
     assert min(accuracies(output)) > 0.9
-    assert not list(FOLDER.glob(".ended*"))

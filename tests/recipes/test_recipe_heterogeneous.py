@@ -11,6 +11,7 @@ import pytest
 from example_runs import ENVIRONMENT, accuracies
 from folders import EXAMPLES
 from slurm_cluster import Node, SlurmCluster, started
+from slurm_installation import Installation
 
 pytestmark = [pytest.mark.tensorflow, pytest.mark.slurm]
 
@@ -19,12 +20,15 @@ TRAIN = f"python -u {FOLDER / 'train.py'}"
 
 
 @pytest.fixture(scope="module")
-def mixed_slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SlurmCluster]:
+def mixed_slurm(
+    installation: Installation, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[SlurmCluster]:
     """Two nodes with GPUs, which Slurm prefers, and two without, which are first by name."""
     nodes = [Node("g1", gpus=2), Node("g2", gpus=2), Node("c9"), Node("c10")]
     heavy = [f"NodeName=c{9 + i} NodeAddr=10.77.0.{3 + i} CPUs=8 Weight=9" for i in range(2)]
+    directory = tmp_path_factory.mktemp("mixed")
     with started(
-        SlurmCluster(nodes, tmp_path_factory.mktemp("mixed"), extra_conf=heavy)
+        SlurmCluster(nodes, directory, extra_conf=heavy, installation=installation)
     ) as cluster:
         yield cluster
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import List
 
 import pytest
-from example_runs import ENVIRONMENT, accuracies, srun
+from example_runs import accuracies, batch_file, srun
 from folders import EXAMPLES
 from slurm_cluster import SlurmCluster
 
@@ -87,13 +87,10 @@ def test_both_forms_learn_from_three_workers_what_one_does_alone(
 ) -> None:
     """The average of three gradients is the gradient of the three batches together."""
     # Two tasks a node: the helper of 2017 knew but one.
-    allocation = "salloc --quiet -w n9,n10 -N2 --ntasks-per-node=2 --cpus-per-task=2"
+    allocation = "-w n9,n10 -N2 --ntasks-per-node=2 --cpus-per-task=2"
     arguments = f"--iterations 60 --batch-size 16 --dropout 0 --data {cifar}"
-    of_2017 = real_slurm.run(
-        f"{allocation} bash train_2017.sbatch {arguments}", cwd=FOLDER, env=ENVIRONMENT, timeout=240
-    ).stdout
+    of_2017 = batch_file(real_slurm, allocation, f"train_2017.sbatch {arguments}", FOLDER)
     assert_in_step(of_2017, workers=3, steps=20)
-    assert not list(FOLDER.glob(".ended*"))
 
     archive = cifar.parent / "cifar-10-python.tar.gz"
     arguments = f"--iterations 20 --batch-size 48 --dropout 0 --data {archive}"
