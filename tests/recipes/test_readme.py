@@ -1,123 +1,164 @@
-"""Every command in README.md runs, and every link in the documentation leads somewhere."""
+"""README from its first line on a machine that has nothing, and the documentation's links.
+
+Each command is typed after those before it, in the environment that README has made by then: what
+a newcomer lacks, these lack as well.
+"""
 
 from __future__ import annotations
 
 import configparser
-import os
 import re
 import shlex
 import shutil
-import subprocess
-import sys
 from pathlib import Path
-from typing import List
+from typing import Callable, Iterator, List
 
 import pytest
+from bare_state import BareState, shell_commands, with_those_before
 from folders import ROOT
 from slurm_cluster import SlurmCluster
 
-README = (ROOT / "README.md").read_text(encoding="utf-8")
-ENVIRONMENT = {
-    "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
-    "TF_CPP_MIN_LOG_LEVEL": "2",
-}
+from slurm_resolver.diagnostics.log_messages import explain
 
-
-def commands() -> List[str]:
-    blocks = re.findall(r"^```sh\n(.*?)^```$", README, re.M | re.S)
-    return [line for block in blocks for line in block.replace("\\\n", " ").splitlines() if line]
+COMMANDS = shell_commands(ROOT / "README.md")
+KINDS = ("make", ".", "export", "pip", "slurm-resolver", "python", "srun", "sbatch")
+# the sentence that the quick start ends with, of so many workers
+TRAINED = r"^(?:\d: )?(.*); accuracy (?:0\.[5-9]\d|1\.00)$"
+SENTENCES = {1: "trained alone", 2: "both workers hold the same weights"}
 
 
 def of_kind(*words: str) -> List[str]:
-    return [command for command in commands() if shlex.split(command)[0] in words]
+    return [command for command in COMMANDS if command.split()[0] in words]
 
 
 def test_every_command_is_of_a_kind_that_is_tested_here() -> None:
-    kinds = ("pip", "make", "slurm-resolver", "python", "srun", "sbatch")
-    assert sorted(commands()) == sorted(of_kind(*kinds))
-    for kind in kinds:
-        assert of_kind(kind), f"README has no {kind} command any more: drop its test"
+    assert sorted(COMMANDS) == sorted(of_kind(*KINDS))
 
 
 @pytest.fixture(scope="module")
-def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A copy of what the commands use: some write into the folder that they run in."""
-    folder = tmp_path_factory.mktemp("checkout")
-    for name in ("examples", "tests/data"):
-        shutil.copytree(ROOT / name, folder / name)
-    return folder
+def bare_state(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BareState]:
+    state = BareState(tmp_path_factory.mktemp("bare"))
+    yield state
+    # pytest keeps the folders of some runs, and this one is large
+    shutil.rmtree(state.checkout / ".venv", ignore_errors=True)
 
 
-def run(command: str, folder: Path = ROOT) -> str:
-    done = subprocess.run(
-        command, shell=True, cwd=folder, env={**os.environ, **ENVIRONMENT}, timeout=300,
-        capture_output=True, text=True,
-    )  # fmt: skip
-    findings = int("slurm-resolver explain" in command)
-    assert done.returncode == findings, done.stdout + done.stderr
+@pytest.fixture(scope="module")
+def after_the_first_command(bare_state: BareState) -> str:
+    """What README's first command prints."""
+    assert COMMANDS[0] == "make demo"
+    done = bare_state.run(COMMANDS[0], timeout=1200)
+    assert done.returncode == 0, done.stdout
     return done.stdout
 
 
-def accuracies(output: str) -> List[str]:
-    """One from each task that has trained; all workers of a strategy must have the same."""
-    found = re.findall(r"test accuracy (0\.\d+)", output)
-    assert len(set(found)) <= 1
-    return found
+# In one of the processes that `make test` starts side by side: each would install TensorFlow.
+def once(test: Callable[..., None]) -> Callable[..., None]:
+    for mark in (pytest.mark.tensorflow, pytest.mark.slurm, pytest.mark.newest):
+        test = mark(test)
+    return test
 
 
-@pytest.mark.tensorflow
-@pytest.mark.parametrize("command", of_kind("slurm-resolver", "python"))
-def test_commands_run_here(command: str, checkout: Path) -> None:
-    trains = "mirrored/train.py" in command and ">" not in command
-    output = run(command, checkout)
-    tasks = int((re.findall(r"-n (\d+)", command) or ["1"])[0])
-    assert len(accuracies(output)) == trains * tasks
+@once
+def test_the_first_command_trains(
+    real_slurm: SlurmCluster, bare_state: BareState, after_the_first_command: str
+) -> None:
+    installing, told, training = after_the_first_command.partition("Two workers train")
+    assert told
+    # what will come stands before all that pip says
+    assert " to download, " in installing.partition("Obtaining")[0]
+    tools = {"pytest", "mypy", "ruff", "nox"}
+    assert {tool.name for tool in (bare_state.checkout / ".venv/bin").iterdir()}.isdisjoint(tools)
+    # nothing but what a person wants to read, though it is all that the two have printed
+    shown = training.splitlines()[1:]
+    progress = r"0: (Epoch \d/\d|\d+/\d+ - .* - accuracy: [\d.e-]+ - loss: [\d.e-]+)"
+    assert [line for line in shown[:-2] if not re.fullmatch(progress, line)] == []
+    assert re.findall(TRAINED, shown[-2]) == [SENTENCES[2]]
+    assert COMMANDS[1] in shown[-1]
 
 
-@pytest.mark.slurm
-@pytest.mark.tensorflow
-@pytest.mark.parametrize("command", of_kind("srun"))
-def test_commands_run_on_slurm(real_slurm: SlurmCluster, command: str, checkout: Path) -> None:
-    real_slurm.run(command, cwd=checkout, env=ENVIRONMENT, timeout=180)
+@once
+@pytest.mark.parametrize(
+    "command", [command for command in COMMANDS[1:] if command not in of_kind("pip")]
+)
+@pytest.mark.usefixtures("after_the_first_command")
+def test_each_command_runs_as_it_stands(
+    real_slurm: SlurmCluster, bare_state: BareState, command: str
+) -> None:
+    script = with_those_before(COMMANDS, command)
+    if command in of_kind("srun"):
+        done = real_slurm.run(script, cwd=bare_state.checkout, env=bare_state.environ, timeout=300)
+        output = done.stdout
+    elif command in of_kind("sbatch"):
+        output = run_batch_file(real_slurm, bare_state, script)
+    else:
+        here = bare_state.run(f"{script} --dry-run" if command in of_kind("make") else script)
+        output = here.stdout
+        assert here.returncode == int(" explain" in command), output
+    if "quick_start/train.py" in command and ">" not in command:
+        assert re.findall(TRAINED, output, re.M) == [sentence(number_of_tasks(command))]
 
 
-@pytest.mark.slurm
-@pytest.mark.tensorflow
-def test_the_batch_file_that_is_written_trains(real_slurm: SlurmCluster, checkout: Path) -> None:
-    (write,) = (command for command in of_kind("slurm-resolver") if "> train.sbatch" in command)
-    (submit,) = of_kind("sbatch")
-    run(write, checkout)
-    wait = submit.replace("sbatch ", "sbatch --wait --output=job.out ", 1)
-    done = real_slurm.run(wait, cwd=checkout, env=ENVIRONMENT, timeout=180, check=False)
-    output = (checkout / "job.out").read_text(encoding="utf-8")
+def number_of_tasks(command: str) -> int:
+    numbers = re.findall(r"(?:-n|--nodes|--ntasks-per-node|--ntasks)[ =]?(\d+)", command)
+    tasks = 1
+    for number in numbers:
+        tasks *= int(number)
+    return tasks
+
+
+def sentence(tasks: int) -> str:
+    return SENTENCES.get(tasks, f"all {tasks} workers hold the same weights")
+
+
+def run_batch_file(slurm: SlurmCluster, bare_state: BareState, script: str) -> str:
+    """Submits it, waits for its end, and returns what the job has printed."""
+    waiting = script.replace("sbatch ", "sbatch --wait --output=job.out ", 1)
+    done = slurm.run(
+        waiting, cwd=bare_state.checkout, env=bare_state.environ, timeout=300, check=False
+    )
+    output = (bare_state.checkout / "job.out").read_text(encoding="utf-8")
     assert done.returncode == 0, output
-    assert len(accuracies(output)) == 4
+    assert len(re.findall(TRAINED, output, re.M)) == 1
+    assert re.findall(r"^\d: (\w+) +(warning|failed)  ", output, re.M) == []
+    assert explain(output.splitlines()) == []
+    return output
 
 
 @pytest.mark.parametrize("command", of_kind("pip"))
-def test_what_pip_is_asked_for_can_be_installed(command: str) -> None:
+def test_what_pip_is_asked_for_can_be_installed(command: str, tmp_path: Path) -> None:
     words = shlex.split(command)
-    match = re.fullmatch(r"\.\[([\w-]+)\]", words[-1])
+    match = re.fullmatch(r"\.\[([\w,-]+)\]", words[-1])
     assert words[:2] == ["pip", "install"]
     assert match is not None
     metadata = configparser.ConfigParser()
     metadata.read(ROOT / "setup.cfg")
-    assert match[1] in metadata["options.extras_require"]
+    assert set(match[1].split(",")) <= set(metadata["options.extras_require"])
     # All but the extra itself: TensorFlow would be fetched once more, for nothing new.
-    words[-1] = "."
-    run(shlex.join([*words, "--dry-run", "--no-deps", "--quiet"]))
+    state = BareState(tmp_path)
+    dry = shlex.join([*words[:-1], "--dry-run", "--no-deps", "--quiet", "."])
+    # Debian's own Python takes no packages but in an environment, as README says.
+    done = state.run(f"python3 -m venv own && . own/bin/activate && {dry}")
+    assert done.returncode == 0, done.stdout
 
 
-@pytest.mark.tensorflow
-def test_make_demo_trains() -> None:
-    """In this environment: make's own takes minutes to install, and differs in nothing else."""
-    venv = os.path.relpath(sys.prefix, ROOT)
-    assert len(accuracies(run(f"make demo VENV={venv} --assume-old={venv}/installed"))) == 2
+@pytest.mark.parametrize(
+    "name", ["tensorflow", "tensorflow-cpu", "nvidia", "completion", "examples"]
+)
+def test_the_extras_that_messages_name_are_there(name: str) -> None:
+    metadata = configparser.ConfigParser()
+    metadata.read(ROOT / "setup.cfg")
+    assert name in metadata["options.extras_require"]
 
 
-@pytest.mark.parametrize("command", of_kind("make"))
-def test_make_knows_its_targets(command: str) -> None:
-    run(f"{command} --dry-run")
+@pytest.mark.parametrize("target", ["demo", "quick", "coverage", "test", "lint", "matrix"])
+def test_make_knows_its_targets(target: str, tmp_path: Path) -> None:
+    state = BareState(tmp_path)
+    done = state.run(f"make {target} --dry-run")
+    assert done.returncode == 0, done.stdout
+    first = done.stdout.splitlines()[0]
+    assert target != "test" or "make test takes an hour" in first
+    assert target != "demo" or "Installing tensorflow" in first
 
 
 @pytest.mark.parametrize(

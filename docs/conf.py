@@ -1,0 +1,70 @@
+"""How Sphinx builds the documentation: `make docs`, and then open docs/_build/docs/index.html.
+
+The source folder is the repository itself, so that every page, here, in the examples or at the top,
+links to the others as it does where the files are read one by one.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path[:0] = [str(ROOT), str(ROOT / "docs" / "extensions")]
+
+from slurm_resolver.version import __version__  # noqa: E402
+
+project = "slurm_resolver"
+author = "slurm_resolver developers"
+project_copyright = author
+version = release = __version__
+
+extensions = [
+    "myst_parser",
+    "sphinx.ext.autodoc",
+    "sphinx.ext.napoleon",
+    "command_help",
+    "folder_links",
+]
+root_doc = "docs/index"
+include_patterns = [
+    "README.md",
+    "docs/*.md",
+    "examples/README.md",
+    "examples/**/README.md",
+    "benchmarks/README.md",
+    "CHANGELOG.md",
+    "CONTRIBUTING.md",
+]
+exclude_patterns = [".*", "docs/_build", "build", "dist"]
+
+myst_heading_anchors = 4
+myst_enable_extensions = ["colon_fence"]
+
+# What the package imports when it is there; the docstrings need none of it. For the whole build, as
+# the package imports it whenever one of its names is first asked for.
+autodoc_mock_imports = ["keras", "numpy", "pynvml", "tensorflow", "tf_keras"]
+_mock = importlib.import_module("sphinx.ext.autodoc.mock")
+sys.meta_path.insert(0, _mock.MockFinder(autodoc_mock_imports))
+autodoc_typehints = "description"
+autodoc_typehints_description_target = "documented"
+autodoc_typehints_format = "short"
+autodoc_member_order = "bysource"
+napoleon_use_ivar = True
+autodoc_class_signature = "separated"
+python_use_unqualified_type_names = True
+python_maximum_signature_line_length = 88
+default_role = "literal"  # single backticks in docstrings are names
+
+# Classes of others, and names for types that are no classes.
+nitpick_ignore_regex = [
+    ("py:.*", r"(tf|tensorflow|keras|argparse|collections|numpy|typing)\..*"),
+    ("py:.*", r"(slurm_resolver\.)?(slurm|cluster|rendezvous|tf|preemption|parameter_server)\..*"),
+]
+
+html_theme = "furo"
+html_title = f"slurm_resolver {release}"
+html_show_sourcelink = False
+html_copy_source = False
+html_theme_options = {"navigation_with_keys": True}

@@ -1,0 +1,46 @@
+"""The directive `command-help`: what a command's own --help prints, when the page is built."""
+
+from __future__ import annotations
+
+import os
+from typing import Any, Dict, List
+
+from docutils import nodes
+from sphinx.application import Sphinx
+from sphinx.util.docutils import SphinxDirective
+
+from slurm_resolver.cli import COMMANDS, main
+
+WIDTH = "100"
+
+
+class CommandHelp(SphinxDirective):
+    """``{command-help} show``; without a name it is the help of `slurm-resolver` itself."""
+
+    optional_arguments = 1
+
+    def run(self) -> List[nodes.Node]:
+        """Returns the command's help as a block of text."""
+        words = [*self.arguments, "--help"]
+        text = help_of(words)
+        return [nodes.literal_block(text, text, language="text")]
+
+
+def help_of(words: List[str]) -> str:
+    """Returns what `slurm-resolver` prints for these words."""
+    import contextlib
+    import io
+
+    if words[0] not in (*COMMANDS, "--help"):
+        raise ValueError(f"{words[0]!r}: expected one of {', '.join(COMMANDS)}")
+    printed = io.StringIO()
+    os.environ.update(COLUMNS=WIDTH, NO_COLOR="1")
+    with contextlib.redirect_stdout(printed), contextlib.suppress(SystemExit):
+        main(words)
+    return printed.getvalue()
+
+
+def setup(app: Sphinx) -> Dict[str, Any]:
+    """Makes the directive known to Sphinx."""
+    app.add_directive("command-help", CommandHelp)
+    return {"parallel_read_safe": True}

@@ -1,0 +1,86 @@
+"""Draws the pictures of README and the guides: what commands print on a live Slurm.
+
+    python docs/pictures.py
+
+The commands run in a terminal of 100 columns on the cluster that the tests start, and rich makes
+SVG of what they print. tests/recipes/test_documentation.py sees whether they still print that.
+"""
+
+from __future__ import annotations
+
+import html
+import io
+import re
+import sys
+import tempfile
+from pathlib import Path
+from typing import Dict, List, Tuple
+
+from rich.console import Console
+from rich.terminal_theme import MONOKAI
+from rich.text import Text
+
+ROOT = Path(__file__).resolve().parent.parent
+FOLDER = ROOT / "docs" / "pictures"
+COLUMNS = 100
+
+_STEP = "srun -N4 --ntasks-per-node=2 -m cyclic --gpus-per-node=2"
+COMMANDS = {
+    "show": f"{_STEP} slurm-resolver show --jobs chief=1,ps=2,worker=-1",
+    "check": f"{_STEP} slurm-resolver check",
+    "explain": "slurm-resolver explain tests/data/logs/port-taken.log",
+}
+# A secret of the step's own, as where munge runs: without it `check` tells how to make one.
+ENVIRONMENT = {"SLURM_RESOLVER_SECRET": "only-those-who-read-this-know-it"}
+
+
+def in_terminal(command: str) -> str:
+    """Returns the command as it runs in a terminal of `COLUMNS` columns."""
+    terminal = f"env COLUMNS={COLUMNS} TERM=xterm-256color"
+    srun, found, program = command.partition(" slurm-resolver ")
+    if not found:
+        return f"{terminal} {command}"
+    return f"{srun} --pty {terminal} slurm-resolver {program}"
+
+
+def draw(name: str, printed: str) -> str:
+    """Returns the SVG of what the command of that name has printed, colours included."""
+    console = Console(record=True, width=COLUMNS, file=io.StringIO(), force_terminal=True)
+    lines = [line.rstrip() for line in printed.replace("\r", "").strip("\n").split("\n")]
+    console.print(Text.from_ansi("\n".join(lines)))
+    svg = console.export_svg(title=f"$ {COMMANDS[name]}", theme=MONOKAI, unique_id=name)
+    # without the fonts that a browser would fetch: the pictures are read offline as well
+    svg = re.sub(r"@font-face \{.*?\}\s*", "", svg, flags=re.S)
+    return "\n".join(line.rstrip() for line in svg.splitlines()) + "\n"
+
+
+def text_of(svg: str) -> List[str]:
+    """Returns the text of a picture, line by line, the title first."""
+    svg = svg.replace("&#160;", " ")
+    title = re.findall(r"<text[^>]*-title\"[^>]*>(.*?)</text>", svg)
+    piece = r"<text class=\"[^\"]*\" x=\"([\d.]+)\" y=\"([\d.]+)\"[^>]*>(.*?)</text>"
+    lines: Dict[float, List[Tuple[float, str]]] = {}
+    for x, y, text in re.findall(piece, svg):
+        lines.setdefault(float(y), []).append((float(x), html.unescape(text)))
+    told = ["".join(text for _, text in sorted(line)) for _, line in sorted(lines.items())]
+    return [html.unescape(" ".join(title)), *told]
+
+
+def main() -> None:
+    """Draws all of them."""
+    sys.path.insert(0, str(ROOT / "tests" / "helpers"))
+    from slurm_cluster import Node, SlurmCluster, started
+    from slurm_installation import installations
+
+    FOLDER.mkdir(exist_ok=True)
+    nodes = [Node(f"n{number}", cpus=8, gpus=4) for number in range(8, 13)]
+    with tempfile.TemporaryDirectory() as folder:
+        cluster = SlurmCluster(nodes, Path(folder), installation=installations()[-1])
+        with started(cluster):
+            for name, command in COMMANDS.items():
+                done = cluster.run(in_terminal(command), env=ENVIRONMENT, cwd=ROOT, check=False)
+                (FOLDER / f"{name}.svg").write_text(draw(name, done.stdout), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,244 @@
+"""The guides in docs/: every command runs, every link leads somewhere, every picture is true."""
+
+from __future__ import annotations
+
+import ast
+import html
+import importlib.util
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any, Dict, List, Set
+
+import pytest
+from bare_state import shell_commands
+from folders import ROOT
+from slurm_cluster import SlurmCluster
+
+from slurm_resolver.cli import COMMANDS
+
+GUIDES = sorted((ROOT / "docs").glob("*.md"))
+PAGES = sorted(
+    [
+        *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")),
+        *GUIDES,
+        ROOT / "benchmarks" / "README.md",
+        *ROOT.glob("examples/**/README.md"),
+    ]
+)
+ENVIRONMENT = {
+    "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+    "TF_CPP_MIN_LOG_LEVEL": "2",
+}
+KINDS = ("export", "slurm-resolver", "srun", "sbatch")
+# test_readme.py runs these
+OF_README = shell_commands(ROOT / "README.md")
+OF_GUIDES = [command for page in GUIDES for command in shell_commands(page)]
+ONLY_OF_GUIDES = [one for one in dict.fromkeys(OF_GUIDES) if one not in OF_README]
+
+
+def name_of(page: Path) -> str:
+    return str(page.relative_to(ROOT))
+
+
+def of_kind(kind: str, trains: bool) -> List[str]:
+    found = [one for one in ONLY_OF_GUIDES if one.split()[0] == kind]
+    return [one for one in found if ("train.py" in one and ">" not in one) == trains]
+
+
+def test_every_command_is_of_a_kind_that_is_tested() -> None:
+    assert {command.split()[0] for command in OF_GUIDES} <= set(KINDS)
+    # a batch file is written and submitted as README does it
+    assert of_kind("sbatch", False) == []
+
+
+@pytest.fixture(scope="module")
+def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A copy of what the commands use: some write into the folder that they run in."""
+    folder = tmp_path_factory.mktemp("checkout")
+    for name in ("examples", "tests/data"):
+        shutil.copytree(ROOT / name, folder / name)
+    return folder
+
+
+def run(command: str, folder: Path) -> str:
+    done = subprocess.run(
+        command, shell=True, cwd=folder, env={**os.environ, **ENVIRONMENT}, timeout=300,
+        capture_output=True, text=True,
+    )  # fmt: skip
+    assert done.returncode == int("slurm-resolver explain" in command), done.stdout + done.stderr
+    return done.stdout
+
+
+def test_a_secret_is_made(tmp_path: Path) -> None:
+    (command,) = of_kind("export", False)
+    asked = "from slurm_resolver.rendezvous.secret import describe_means as d; print(d()[0])"
+    assert run(f'{command}; python -c "{asked}"', tmp_path) == "SLURM_RESOLVER_SECRET\n"
+
+
+@pytest.mark.parametrize("command", of_kind("slurm-resolver", False))
+def test_commands_run_here(command: str, checkout: Path) -> None:
+    # completion by shtab is an extra, and env looks whether TensorFlow can be imported
+    if "completion" in command:
+        pytest.importorskip("shtab")
+    assert run(command, checkout)
+
+
+@pytest.mark.tensorflow
+@pytest.mark.parametrize("command", of_kind("slurm-resolver", True))
+def test_trainings_run_here(command: str, checkout: Path) -> None:
+    (tasks,) = re.findall(r"-n (\d+)", command)
+    # every task has the same in the end, as all examples tell
+    found = re.findall(r"(?:test accuracy|trained, weights) (\w+)", run(command, checkout))
+    assert len(found) == int(tasks)
+    assert len(set(found)) == 1
+
+
+@pytest.mark.slurm
+@pytest.mark.parametrize("command", of_kind("srun", False))
+def test_commands_run_on_slurm(real_slurm: SlurmCluster, command: str, checkout: Path) -> None:
+    done = real_slurm.run(command, cwd=checkout, env=ENVIRONMENT, timeout=180)
+    assert done.stdout
+
+
+@pytest.mark.slurm
+@pytest.mark.newest
+@pytest.mark.tensorflow
+@pytest.mark.parametrize("command", of_kind("srun", True))
+def test_trainings_run_on_slurm(real_slurm: SlurmCluster, command: str, checkout: Path) -> None:
+    done = real_slurm.run(command, cwd=checkout, env=ENVIRONMENT, timeout=300)
+    assert done.stdout
+
+
+# Links
+
+
+def without_code(text: str) -> str:
+    return re.sub(r"`[^`\n]+`", "", re.sub(r"^```.*?^```$", "", text, flags=re.M | re.S))
+
+
+def anchors(page: Path) -> Set[str]:
+    """Returns what GitHub, and the guides' pages, call the page's headings."""
+    text = re.sub(r"^```.*?^```$", "", page.read_text(encoding="utf-8"), flags=re.M | re.S)
+    headings = re.findall(r"^#+ (.*)$", text, re.M)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_links_lead_somewhere(page: Path) -> None:
+    text = without_code(page.read_text(encoding="utf-8"))
+    for picture, target in re.findall(r"(!?)\[[^\]]*\]\(([^)\s]+)\)", text):
+        if target.startswith(("https:", "mailto:")):
+            assert not picture, f"{target}: a picture of another site is not there offline"
+            continue
+        name, _, anchor = target.partition("#")
+        file = (page.parent / name) if name else page
+        assert file.exists(), target
+        if file.is_dir():
+            assert (file / "README.md").exists() or not page.is_relative_to(ROOT / "docs"), target
+        if anchor:
+            assert anchor in anchors(file), target
+
+
+def test_every_guide_is_in_the_table_of_contents() -> None:
+    index = (ROOT / "docs" / "index.md").read_text(encoding="utf-8")
+    listed = set(re.findall(r"^([a-z_]+)$", index, re.M))
+    assert {page.stem for page in GUIDES} - {"index"} <= listed
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    for page in GUIDES:
+        assert f"](docs/{page.name})" in readme, page.name
+
+
+# What they say
+
+
+def test_readme_is_short() -> None:
+    assert len((ROOT / "README.md").read_text(encoding="utf-8").splitlines()) <= 200
+
+
+def test_figures_in_readme_are_those_of_the_benchmarks() -> None:
+    """After `make bench` README has to follow."""
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    compared = readme.partition("## How it compares")[2].partition("\n## ")[0]
+    measured = (ROOT / "benchmarks" / "README.md").read_text(encoding="utf-8")
+    figures = re.findall(r"\b\d+\.\d\d\b", compared)
+    assert figures
+    assert set(figures) <= set(re.findall(r"\b\d+\.\d\d\b", measured))
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_code_in_pages_is_python(page: Path) -> None:
+    for block in re.findall(
+        r"^```python\n(.*?)^```$", page.read_text(encoding="utf-8"), re.M | re.S
+    ):
+        ast.parse(block)
+
+
+def test_every_command_line_is_described() -> None:
+    page = (ROOT / "docs" / "command_line.md").read_text(encoding="utf-8")
+    for command in COMMANDS:
+        assert f"[`slurm-resolver {command}`](#slurm-resolver-{command})" in page
+        assert f"## slurm-resolver {command}\n\n```{{command-help}} {command}\n```" in page
+
+
+@pytest.mark.parametrize("page", ["architecture.md", "pictures/architecture.svg"])
+def test_the_architecture_names_every_folder(page: str) -> None:
+    text = (ROOT / "docs" / page).read_text(encoding="utf-8")
+    package = ROOT / "slurm_resolver"
+    folders = {folder.name for folder in package.iterdir() if (folder / "__init__.py").exists()}
+    assert folders <= set(re.findall(r"[`>](\w+)/[`<]", text))
+
+
+# Pictures
+
+
+def pictures() -> Any:
+    spec = importlib.util.spec_from_file_location("pictures", ROOT / "docs" / "pictures.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+PICTURES = pictures()
+
+
+def masked(lines: List[str]) -> Dict[int, str]:
+    """Numbers are those of one run, as ports, ids and times; how long they are breaks lines."""
+    text = re.sub(r"\d+(\.\d+)*", "0", " ".join(lines))
+    return dict(enumerate(re.sub(r"0-0", "0", " ".join(text.split())).split(" ")))
+
+
+@pytest.mark.slurm
+@pytest.mark.newest
+@pytest.mark.tensorflow
+@pytest.mark.parametrize("name", PICTURES.COMMANDS)
+def test_pictures_are_what_commands_print(real_slurm: SlurmCluster, name: str) -> None:
+    environ = {**ENVIRONMENT, **PICTURES.ENVIRONMENT}
+    command = PICTURES.in_terminal(PICTURES.COMMANDS[name])
+    done = real_slurm.run(command, env=environ, cwd=ROOT, check=False)
+    assert done.returncode == int(name == "explain"), done.stdout + done.stderr
+    today = PICTURES.text_of(PICTURES.draw(name, done.stdout))
+    drawn = PICTURES.text_of((PICTURES.FOLDER / f"{name}.svg").read_text(encoding="utf-8"))
+    assert drawn[0] == today[0] == f"$ {PICTURES.COMMANDS[name]}"
+    assert masked(drawn) == masked(today)
+
+
+def test_a_picture_has_the_text_that_was_printed() -> None:
+    printed = "\x1b[32mok\x1b[0m  <first> & more\r\n  second\r\n"
+    drawn = PICTURES.draw("check", printed)
+    assert [" ".join(line.split()) for line in PICTURES.text_of(drawn)[1:]] == [
+        "ok <first> & more",
+        "second",
+    ]
+
+
+@pytest.mark.parametrize("name", [*PICTURES.COMMANDS, "architecture"])
+def test_pictures_need_nothing_of_another_site(name: str) -> None:
+    svg = html.unescape((ROOT / "docs" / "pictures" / f"{name}.svg").read_text(encoding="utf-8"))
+    links = re.findall(r"(?:href=|url\(|src=)[\"']?([^\"')]+)", svg)
+    assert [link for link in links if not link.startswith("#")] == []
