@@ -13,14 +13,14 @@ import shutil
 import tarfile
 import zipfile
 from pathlib import Path
-from typing import Iterator
+from typing import Callable, Iterator
 
 import nox
 
 ROOT = Path(__file__).parent
 VERSIONS = ["3.9", "3.10", "3.11", "3.12", "3.13"]
 # what the tests that need neither Slurm nor TensorFlow import, of the extra `test`
-TOOLS = ["hypothesis", "pytest>=7.4", "pytest-mock", "shtab>=1.6"]
+TOOLS = ["hypothesis", "pytest>=7.4", "pytest-mock", "shtab>=1.10"]
 QUICK = ["-m", "not slurm and not tensorflow"]
 # what TensorFlow promises of its resolvers, what is missing without it, the order of its ring
 CONTRACT = ["-m", "not slurm", "-k", "test_contract or test_package or test_tensorflow_visits"]
@@ -92,7 +92,7 @@ def tensorflow_newest(session: nox.Session) -> None:
 
 @nox.session(name="keras-versions", python=FOUND[-1])
 def keras_versions(session: nox.Session) -> None:
-    """README's table of Keras versions: all of Keras 3, or those named, as in -- 3.10 3.15."""
+    """The table of Keras versions in docs/strategies.md: all of Keras 3, or those named, as in -- 3.10 3.15."""
     # dm-tree is what Keras 3.0 needs, and TensorFlow does not bring.
     install(session, "tensorflow-cpu", "dm-tree")
     for version in session.posargs or KERAS:
@@ -108,11 +108,64 @@ def keras_versions(session: nox.Session) -> None:
         )
 
 
+KNOWN_CLASSIFIERS = """
+import configparser, trove_classifiers
+metadata = configparser.ConfigParser()
+metadata.read("setup.cfg")
+asked = set(metadata["metadata"]["classifiers"].split("\\n")) - {""}
+assert asked <= trove_classifiers.classifiers, asked - trove_classifiers.classifiers
+"""
+WITHOUT_TENSORFLOW = """
+import slurm_resolver
+assert slurm_resolver.expand_hostlist("n[9-10]") == ["n9", "n10"]
+try:
+    slurm_resolver.SlurmClusterResolver
+except ImportError as error:
+    assert "pip install 'tensorflow" in str(error), error
+else:
+    raise AssertionError("TensorFlow is here")
+"""
+
+
+@contextlib.contextmanager
+def bare_environment(session: nox.Session, requirement: str) -> Iterator[Callable[..., object]]:
+    """A new environment with this alone, as pip installs it, and what runs a command there.
+
+    In another folder than the checkout, and without this process's variables.
+    """
+    folder = Path(session.create_tmp()).resolve() / "bare"
+    session.run("python", "-m", "venv", "--clear", str(folder))
+    pip = (str(folder / "bin" / "python"), "-m", "pip", "install", "--quiet", "--no-compile")
+    session.run(*pip, requirement, external=True)
+    # by env, as nox would put its own environment before this one
+    bare = ("env", "-i", f"PATH={folder / 'bin'}:/usr/bin:/bin", f"HOME={folder}")
+
+    def run(*command: str) -> None:
+        session.run(*bare, "TF_CPP_MIN_LOG_LEVEL=2", *command, external=True)
+
+    try:
+        with session.chdir(folder):
+            yield run
+    finally:
+        shutil.rmtree(folder)  # TensorFlow's takes 2 GB
+
+
+@nox.session(python=FOUND[-1])
+def docs(session: nox.Session) -> None:
+    """Builds the pages of docs/ as `make docs` does, without TensorFlow; a warning is an error."""
+    with one_at_a_time():
+        session.install("--config-settings", "editable_mode=compat", "-e", ".[docs]")
+    session.run(
+        "make", "pages", "VENV=" + os.path.relpath(session.virtualenv.location, ROOT), external=True
+    )
+
+
 @nox.session
 def package(session: nox.Session) -> None:
-    """Builds wheel and source archive, looks into both, and installs the wheel."""
-    session.install("build", "twine")
-    folder = Path(session.create_tmp()) / "dist"
+    """Builds wheel and source archive, looks into both, and installs both where nothing is."""
+    session.install("build", "twine", "trove-classifiers")
+    session.run("python", "-c", KNOWN_CLASSIFIERS)
+    folder = Path(session.create_tmp()).resolve() / "dist"
     shutil.rmtree(folder, ignore_errors=True)
     with one_at_a_time():
         session.run("python", "-m", "build", "--outdir", str(folder), silent=True)
@@ -130,5 +183,13 @@ def package(session: nox.Session) -> None:
     needed = ["LICENSE", "setup.cfg", "tests/conftest.py", "tests/data/steps.jsonl"]
     if not set(needed) <= set(held) or any("__pycache__" in name for name in held):
         session.error(f"{archive.name}: expected {needed} and no __pycache__: {held}")
-    session.install("--force-reinstall", str(wheel))
-    session.run("slurm-resolver", "--version")
+    with bare_environment(session, str(wheel)) as run:
+        run("python", "-c", WITHOUT_TENSORFLOW)
+        run("slurm-resolver", "show", "--nodelist", "n[1-2]", "--jobs", "ps=1,worker=-1")
+    # The build for GPUs, of twice the size, trains no better here: it is enough that there is one.
+    session.run("python", "-m", "pip", "install", "--quiet", "--dry-run", f"{wheel}[tensorflow]")
+    with bare_environment(session, f"{wheel}[tensorflow-cpu]") as run:
+        example = ROOT / "examples" / "quick_start" / "train.py"
+        run("slurm-resolver", "run", "-n", "2", "--", "python", str(example), "--epochs", "1")
+    with bare_environment(session, str(archive)) as run:
+        run("slurm-resolver", "--version")

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from folders import ROOT
 
 import slurm_resolver
 from slurm_resolver import errors
@@ -44,7 +45,7 @@ def test_without_tensorflow_what_needs_it_is_missing_and_says_how_to_get_it() ->
     for name, error in errors.items():
         assert name in error
         assert "TensorFlow" in error
-        assert "pip install 'slurm_resolver[tensorflow]'" in error
+        assert "pip install 'tensorflow>=2.15'" in error
 
 
 def test_every_error_is_public_and_in_the_tree_of_the_docstring() -> None:
@@ -80,3 +81,15 @@ def test_only_environment_reads_slurms_variables() -> None:
 def test_unknown_names_are_attribute_errors() -> None:
     with pytest.raises(AttributeError, match="SlurmClusterResolvr"):
         _ = slurm_resolver.SlurmClusterResolvr
+
+
+def test_the_changelog_ends_its_work_with_this_version_once_that_is_released() -> None:
+    """Until then all stands under Unreleased."""
+    text = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+    unreleased, *released = re.findall(r"^## \[(.*?)\]", text, re.M)
+    assert unreleased == "Unreleased"
+    version = slurm_resolver.__version__
+    assert released[:1] == [version] or version.endswith(".dev0") or not released
+    assert re.findall(r"^## \[\d.*", text, re.M) == re.findall(
+        r"^## \[\d+\.\d+\.\d+\] - \d{4}-\d\d-\d\d$", text, re.M
+    )
