@@ -1,4 +1,4 @@
-"""README's table of Keras versions is what two workers and one process give.
+"""The table of Keras versions in docs/strategies.md is what two workers and one process give.
 
 For `nox --session keras-versions`, which sets KERAS_VERSION to the version that is found first.
 """
@@ -27,17 +27,18 @@ pytestmark = [
 PROGRAM = [sys.executable, "-W", "ignore", str(HELPERS / "keras_cases.py")]
 WORKERS = [sys.executable, "-m", "slurm_resolver", "run", "-n", "2", "--", *PROGRAM]
 CASES = ["datasets", "validation_data", "steps_per_execution", "py_dataset", "dicts"]
+TABLE = ROOT / "docs" / "strategies.md"
 ROW = re.compile(r"\| (3[\d., to]*) \| (equal|wrong) \| (equal|wrong) \| (\S*) *\|")
 
 
 def row() -> Tuple[str, str, str]:
-    """Returns what README says of this version: of its weights, of its metrics, and the error."""
+    """Returns what the table says of this version: of its weights, of its metrics, and the error."""
     minor = int(VERSION.split(".")[1])
-    for versions, weights, metrics, error in ROW.findall((ROOT / "README.md").read_text()):
+    for versions, weights, metrics, error in ROW.findall(TABLE.read_text(encoding="utf-8")):
         bounds = [int(number) for number in re.findall(r"3\.(\d+)", versions)]
         if bounds[0] <= minor <= bounds[-1]:
             return weights, metrics, error.strip("`")
-    raise AssertionError(f"README has no row for Keras {VERSION}")
+    raise AssertionError(f"{TABLE} has no row for Keras {VERSION}")
 
 
 def run(
@@ -53,7 +54,7 @@ def run(
     return found
 
 
-def test_readme_says_what_this_version_gives(tmp_path: Path) -> None:
+def test_the_table_says_what_this_version_gives(tmp_path: Path) -> None:
     assert version("keras").startswith(f"{VERSION}.")
     weights, metrics, error = row()
     alone = run([*PROGRAM, "--alone"], tmp_path / "alone", "alone")
