@@ -92,7 +92,7 @@ def tensorflow_newest(session: nox.Session) -> None:
 
 @nox.session(name="keras-versions", python=FOUND[-1])
 def keras_versions(session: nox.Session) -> None:
-    """The table of Keras versions in docs/strategies.md: all of Keras 3, or those named, as in -- 3.10 3.15."""
+    """docs/strategies.md's table of Keras versions: all, or those named, as in -- 3.10 3.15."""
     # dm-tree is what Keras 3.0 needs, and TensorFlow does not bring.
     install(session, "tensorflow-cpu", "dm-tree")
     for version in session.posargs or KERAS:

@@ -32,7 +32,7 @@ ROW = re.compile(r"\| (3[\d., to]*) \| (equal|wrong) \| (equal|wrong) \| (\S*) *
 
 
 def row() -> Tuple[str, str, str]:
-    """Returns what the table says of this version: of its weights, of its metrics, and the error."""
+    """Returns what the table says of this version: its weights, its metrics, and the error."""
     minor = int(VERSION.split(".")[1])
     for versions, weights, metrics, error in ROW.findall(TABLE.read_text(encoding="utf-8")):
         bounds = [int(number) for number in re.findall(r"3\.(\d+)", versions)]
