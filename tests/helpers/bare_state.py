@@ -8,9 +8,10 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
-from typing import Dict, List
+from typing import Dict, List, Optional
 
 from folders import ROOT
+from other_user import PATH, OtherUser
 
 # what developers' tools and builds leave in a checkout, which a fresh clone does not have
 _NOT_IN_A_CLONE = shutil.ignore_patterns(
@@ -29,11 +30,13 @@ def shell_commands(page: Path) -> List[str]:
 class BareState:
     """A copy of this checkout in a folder, and an environment of almost no variables.
 
-    Only pip's settings come from outside, as it may know packages by these alone, and its cache.
+    Only pip's settings come from outside, as it may know packages by these alone, and, for the same
+    user, its cache. Another user gets the folder, which he must be able to reach.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, user: Optional[OtherUser] = None) -> None:
         self.checkout = folder / "checkout"
+        self.user = user
         shutil.copytree(ROOT, self.checkout, ignore=_NOT_IN_A_CLONE)
         home = folder / "home"
         home.mkdir()
@@ -41,11 +44,22 @@ class BareState:
         found = [f"{sys.base_prefix}/bin", *os.environ["PATH"].split(os.pathsep)]
         path = [part for part in found if not Path(part).is_relative_to(sys.prefix)]
         self.environ = {"HOME": str(home), "PATH": os.pathsep.join(path), **_settings_of_pip()}
+        if user is not None:
+            self.environ.update(PATH=PATH, PIP_CACHE_DIR=str(home / "cache"))
+            if "PIP_CONFIG_FILE" in self.environ:
+                own = shutil.copy(self.environ["PIP_CONFIG_FILE"], home / "pip.conf")
+                self.environ["PIP_CONFIG_FILE"] = str(own)
+            user.give(folder)
+
+    def words(self, command: str) -> List[str]:
+        """Returns what runs a command of bash as the user whose checkout this is."""
+        words = ["bash", "-c", command]
+        return words if self.user is None else self.user.words(words)
 
     def run(self, command: str, timeout: float = 300) -> subprocess.CompletedProcess[str]:
         """Runs a command in the checkout by bash; its errors are between its output's lines."""
         return subprocess.run(
-            ["bash", "-c", command],
+            self.words(command),
             cwd=self.checkout,
             env=self.environ,
             stdout=subprocess.PIPE,

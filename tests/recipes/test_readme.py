@@ -1,5 +1,7 @@
 """README from its first line on a machine that has nothing, and the documentation's links.
 
+Where root tests, another user types it: nothing is his but the checkout and his home.
+
 Each command is typed after those before it, in the environment that README has made by then: what
 a newcomer lacks, these lack as well.
 """
@@ -7,16 +9,21 @@ a newcomer lacks, these lack as well.
 from __future__ import annotations
 
 import configparser
+import os
 import re
 import shlex
 import shutil
+import tempfile
+import warnings
 from pathlib import Path
 from typing import Callable, Iterator, List
 
 import pytest
 from bare_state import BareState, shell_commands, with_those_before
 from folders import ROOT
-from slurm_cluster import SlurmCluster
+from other_user import other_user
+from slurm_cluster import Node, SlurmCluster, started
+from slurm_installation import PATH, Installation
 
 from slurm_resolver.diagnostics.log_messages import explain
 
@@ -36,11 +43,33 @@ def test_every_command_is_of_a_kind_that_is_tested_here() -> None:
 
 
 @pytest.fixture(scope="module")
-def bare_state(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BareState]:
-    state = BareState(tmp_path_factory.mktemp("bare"))
-    yield state
-    # pytest keeps the folders of some runs, and this one is large
-    shutil.rmtree(state.checkout / ".venv", ignore_errors=True)
+def folder() -> Iterator[Path]:
+    """A folder that every user can reach, which those of pytest are not."""
+    with tempfile.TemporaryDirectory(prefix="bare") as made:
+        os.chmod(made, 0o755)
+        yield Path(made)
+
+
+@pytest.fixture(scope="module")
+def slurm(installation: Installation, folder: Path) -> Iterator[SlurmCluster]:
+    """Two nodes, of which every user may read the settings."""
+    nodes = [Node("n8"), Node("n9")]
+    with started(SlurmCluster(nodes, folder / "slurm", installation=installation)) as cluster:
+        yield cluster
+
+
+@pytest.fixture(scope="module")
+def bare_state(installation: Installation, folder: Path) -> BareState:
+    """A fresh clone, where it can be that of another user than the one who tests."""
+    (folder / "new").mkdir()
+    srun = shutil.which("srun", path=installation.before(PATH))
+    user = other_user([srun] if srun else [])
+    if user is None and not os.geteuid():
+        warnings.warn(
+            "README is typed by root: no other user has python3 with ensurepip, and srun",
+            stacklevel=1,
+        )
+    return BareState(folder / "new", user)
 
 
 @pytest.fixture(scope="module")
@@ -60,15 +89,16 @@ def once(test: Callable[..., None]) -> Callable[..., None]:
 
 
 @once
-def test_the_first_command_trains(
-    real_slurm: SlurmCluster, bare_state: BareState, after_the_first_command: str
-) -> None:
+def test_the_first_command_trains(bare_state: BareState, after_the_first_command: str) -> None:
     installing, told, training = after_the_first_command.partition("Two workers train")
     assert told
     # what will come stands before all that pip says
     assert " to download, " in installing.partition("Obtaining")[0]
+    environment = bare_state.checkout / ".venv"
+    user = bare_state.user
+    assert environment.stat().st_uid == (os.geteuid() if user is None else user.uid)
     tools = {"pytest", "mypy", "ruff", "nox"}
-    assert {tool.name for tool in (bare_state.checkout / ".venv/bin").iterdir()}.isdisjoint(tools)
+    assert {tool.name for tool in (environment / "bin").iterdir()}.isdisjoint(tools)
     # nothing but what a person wants to read, though it is all that the two have printed
     shown = training.splitlines()[1:]
     progress = r"0: (Epoch \d/\d|\d+/\d+ - .* - accuracy: [\d.e-]+ - loss: [\d.e-]+)"
@@ -83,14 +113,15 @@ def test_the_first_command_trains(
 )
 @pytest.mark.usefixtures("after_the_first_command")
 def test_each_command_runs_as_it_stands(
-    real_slurm: SlurmCluster, bare_state: BareState, command: str
+    slurm: SlurmCluster, bare_state: BareState, command: str
 ) -> None:
     script = with_those_before(COMMANDS, command)
     if command in of_kind("srun"):
-        done = real_slurm.run(script, cwd=bare_state.checkout, env=bare_state.environ, timeout=300)
+        words = bare_state.words(script)
+        done = slurm.run(words, cwd=bare_state.checkout, env=bare_state.environ, timeout=300)
         output = done.stdout
     elif command in of_kind("sbatch"):
-        output = run_batch_file(real_slurm, bare_state, script)
+        output = run_batch_file(slurm, bare_state, script)
     else:
         here = bare_state.run(f"{script} --dry-run" if command in of_kind("make") else script)
         output = here.stdout
@@ -114,8 +145,9 @@ def sentence(tasks: int) -> str:
 def run_batch_file(slurm: SlurmCluster, bare_state: BareState, script: str) -> str:
     """Submits it, waits for its end, and returns what the job has printed."""
     waiting = script.replace("sbatch ", "sbatch --wait --output=job.out ", 1)
+    words = bare_state.words(waiting)
     done = slurm.run(
-        waiting, cwd=bare_state.checkout, env=bare_state.environ, timeout=300, check=False
+        words, cwd=bare_state.checkout, env=bare_state.environ, timeout=300, check=False
     )
     output = (bare_state.checkout / "job.out").read_text(encoding="utf-8")
     assert done.returncode == 0, output
