@@ -9,9 +9,9 @@ import time
 from typing import Any, Dict, List
 
 from slurm_resolver.cli.options import add_cluster_options, cluster_options
+from slurm_resolver.cluster.job_counts import job_counts
 from slurm_resolver.cluster.job_names import refuse_misspelt_jobs
 from slurm_resolver.cluster.resolve import resolve_step
-from slurm_resolver.cluster.roles import job_counts
 from slurm_resolver.errors import SlurmResolverError, missed_meeting
 from slurm_resolver.slurm.step import SlurmStep
 

@@ -10,7 +10,7 @@ from typing import Any, Dict, Mapping, Optional, Sequence, Tuple
 
 from slurm_resolver.cluster.cluster import Cluster
 from slurm_resolver.cluster.contracts import Contract, placeholders
-from slurm_resolver.cluster.gpus import apply_gpus
+from slurm_resolver.cluster.task_gpus import apply_gpus
 from slurm_resolver.errors import EnvironmentValueError, LaunchError
 
 _PLACEHOLDER = re.compile(r"\{\{([a-z_]+)\}\}|\{([a-z_]+)\}")

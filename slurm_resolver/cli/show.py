@@ -18,10 +18,11 @@ from slurm_resolver.cluster.as_text import (
     title,
 )
 from slurm_resolver.cluster.cluster import Cluster
-from slurm_resolver.cluster.gpus import JOB_WITHOUT_GPUS, TaskGpus
+from slurm_resolver.cluster.gpus import JOB_WITHOUT_GPUS
+from slurm_resolver.cluster.job_counts import job_counts
 from slurm_resolver.cluster.layout import layout_from_environment
 from slurm_resolver.cluster.resolve import build_cluster, resolve_step
-from slurm_resolver.cluster.roles import job_counts
+from slurm_resolver.cluster.task_gpus import TaskGpus
 from slurm_resolver.cluster.tasks import Task
 from slurm_resolver.errors import LaunchError, NotInStepError
 from slurm_resolver.preflight.lonely_step import advise_on_lonely_step

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Dict, Iterable, Iterator, List, Optional, Tuple
 
-from slurm_resolver.cluster.gpus import JOB_WITHOUT_GPUS, TaskGpus
+from slurm_resolver.cluster.gpus import JOB_WITHOUT_GPUS
+from slurm_resolver.cluster.task_gpus import TaskGpus
 from slurm_resolver.cluster.tasks import Task
 from slurm_resolver.wording import counted
 

@@ -7,8 +7,8 @@ from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
 from slurm_resolver.cluster.contracts import Contract, variables_of
 from slurm_resolver.cluster.data_service import DATA_JOBS, address_of_dispatcher
 from slurm_resolver.cluster.gpu_plan import NodeGpuPlan
-from slurm_resolver.cluster.gpus import TaskGpus
 from slurm_resolver.cluster.meeting_point import was_restarted
+from slurm_resolver.cluster.task_gpus import TaskGpus
 from slurm_resolver.cluster.tasks import Task, addresses_by_job
 from slurm_resolver.rendezvous.point import Rendezvous
 from slurm_resolver.rendezvous.task_claim import claim_task

@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import Collection, Dict, NamedTuple, Optional, Sequence, Tuple
 
 from slurm_resolver.cluster.data_service import DATA_JOBS
-from slurm_resolver.cluster.gpus import TaskGpus, choose_gpus
+from slurm_resolver.cluster.gpus import choose_gpus
 from slurm_resolver.cluster.job_names import JOB_NAMES
+from slurm_resolver.cluster.task_gpus import TaskGpus
 from slurm_resolver.errors import JobsError
 from slurm_resolver.slurm.step import SlurmStep
 

@@ -8,10 +8,11 @@ them. What Slurm sets with which option of srun(1) was measured on live clusters
 from __future__ import annotations
 
 import re
-from typing import Collection, Dict, Mapping, MutableMapping, NamedTuple, Optional, Sequence, Tuple
+from typing import Collection, Dict, Optional, Sequence, Tuple
 
 from slurm_resolver.cluster.gpu_sharing import is_bound_with_another, memory_settings, share_of
 from slurm_resolver.cluster.mig_slices import seen_by_cuda, usable_at_once
+from slurm_resolver.cluster.task_gpus import TaskGpus, applied_value
 from slurm_resolver.errors import GpuError
 from slurm_resolver.log import warn_once
 from slurm_resolver.slurm.gpu_variables import (
@@ -22,46 +23,9 @@ from slurm_resolver.slurm.gpu_variables import (
 )
 from slurm_resolver.slurm.step import SlurmStep
 
-_APPLIED_VARIABLE = SlurmStep.gpus_applied.name
-
 # The values of --gpu-bind that give each task its own devices; others (none, closest) do not.
 _BOUND = re.compile(r"gpu:(verbose,)?(per_task|single|map|mask)")
 _UNBOUND = re.compile(r"gpu:(verbose,)?none")
-
-
-class TaskGpus(NamedTuple):
-    """The GPUs of one task.
-
-    Attributes:
-        devices: named as in the variable that shows them; () for none; None where it is unknown
-            whether there are any.
-        source: why these, as `slurm-resolver show` prints it.
-        settings: the variables to set so that the process sees only these; {} to change nothing.
-        visible_before: the devices that the process sees without the settings; None if unknown.
-        counts_given: whether the caller gave gpus_per_node or gpus_per_task.
-        same_for_all: whether all tasks of the node see the same devices; then each of them can
-            compute the GPUs of the others.
-        memory: the variables to set because another task uses one of the devices as well; {} where
-            none does, as far as this task knows, and where the user has set them.
-        slices: how many MIG slices the task has, where it can use only one of them; else 0.
-    """
-
-    devices: Optional[Devices]
-    source: str
-    settings: Mapping[str, str] = {}
-    visible_before: Optional[Devices] = None
-    counts_given: bool = False
-    same_for_all: bool = False
-    memory: Mapping[str, str] = {}
-    slices: int = 0
-
-    def visible_devices(self, applied: bool) -> Optional[Devices]:
-        """Returns the devices that this process sees; None if unknown.
-
-        Without the settings (`applied` is False) it sees what it saw before, unless the caller gave
-        the counts: then the caller makes sure that the process sees that many.
-        """
-        return self.devices if applied or self.counts_given else self.visible_before
 
 
 JOB_WITHOUT_GPUS = "this job uses no GPU (gpu_jobs)"  # the source of their choice
@@ -135,7 +99,7 @@ def _choose(
     not_counted: Collection[int],
 ) -> TaskGpus:
     shown = visible.devices
-    if step.gpus_applied is not None and step.gpus_applied == _applied_value(step, shown or ()):
+    if step.gpus_applied is not None and step.gpus_applied == applied_value(step, shown or ()):
         source = f"{visible.name}, set by an earlier resolver of this task"
         return TaskGpus(shown, source, visible_before=shown)
     _check_grant(step, visible)
@@ -190,33 +154,6 @@ def _share_of_closest(
     source = f"{visible.name}, closest to {len(sharing)} tasks, split by SLURM_LOCALID"
     memory = memory_settings(step, shares)
     return TaskGpus(devices, source, _settings(visible, devices), shown, memory=memory)
-
-
-def apply_gpus(gpus: TaskGpus, step: SlurmStep, environ: MutableMapping[str, str]) -> None:
-    """Writes the settings into `environ`, and that they are applied: they must not be twice.
-
-    So it does with those of the memory of a GPU that tasks share, and logs them.
-    """
-    if gpus.memory:
-        environ.update(gpus.memory)
-        settings = " ".join(f"{name}={value}" for name, value in gpus.memory.items())
-        warn_once(
-            f"{settings} is set, as this task shares its GPU: TensorFlow would take all of the "
-            "memory at once, and the next task would find none; set it yourself to choose"
-        )
-    if not gpus.settings:
-        return
-    environ.update(gpus.settings)
-    applied = _applied_value(step, gpus.devices or ())
-    if applied is not None:
-        environ[_APPLIED_VARIABLE] = applied
-
-
-def _applied_value(step: SlurmStep, devices: Devices) -> Optional[str]:
-    """Names the task and its devices: a step started from this task must not inherit them."""
-    if step.rank is None:
-        return None
-    return f"{step.job_id}.{step.step_id}.{step.rank}:{','.join(devices)}"
 
 
 def _settings(visible: VisibleDevices, devices: Devices) -> Dict[str, str]:

@@ -13,12 +13,13 @@ from slurm_resolver.cluster.cluster import Cluster
 from slurm_resolver.cluster.data_service import DATA_JOBS
 from slurm_resolver.cluster.gpu_plan import NodeGpuPlan, jobs_with_gpus
 from slurm_resolver.cluster.gpus import choose_gpus
+from slurm_resolver.cluster.job_counts import job_counts
 from slurm_resolver.cluster.layout import Layout, layout_from_environment, verify_layout
 from slurm_resolver.cluster.meeting_point import rendezvous_of_layout
 from slurm_resolver.cluster.node_address import NodeAddress, check_addresses
 from slurm_resolver.cluster.options import LAYOUTS, ClusterOptions, LayoutChoice
 from slurm_resolver.cluster.ports import choose_ports
-from slurm_resolver.cluster.roles import Placement, WorkerOrder, assign_roles, job_counts
+from slurm_resolver.cluster.roles import Placement, WorkerOrder, assign_roles
 from slurm_resolver.cluster.tasks import Tasks
 from slurm_resolver.errors import LayoutError, UnknownLayoutError
 from slurm_resolver.slurm.step import SlurmStep

@@ -15,7 +15,7 @@ import time
 from typing import Callable, Dict, List, NamedTuple, Sequence, Tuple
 
 from slurm_resolver.cluster.cluster import Cluster
-from slurm_resolver.cluster.gpus import apply_gpus
+from slurm_resolver.cluster.task_gpus import apply_gpus
 from slurm_resolver.rendezvous.gathering import Note
 from slurm_resolver.slurm.step import SlurmStep
 

@@ -7,8 +7,8 @@ import threading
 import time
 from typing import List, Optional
 
-from slurm_resolver.supervision.failure import StepOutput
 from slurm_resolver.supervision.policy import Attempt, same_again
+from slurm_resolver.supervision.step_output import StepOutput
 
 
 class LocalFailures:

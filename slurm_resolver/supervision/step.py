@@ -17,9 +17,9 @@ from types import FrameType
 from typing import Callable, Iterator, Mapping, Optional, Sequence
 
 from slurm_resolver.errors import LaunchError
-from slurm_resolver.supervision.failure import StepOutput
 from slurm_resolver.supervision.rank_logs import RankLogs
 from slurm_resolver.supervision.say import write
+from slurm_resolver.supervision.step_output import StepOutput
 
 _SIGNALS = (
     signal.SIGTERM,

@@ -11,11 +11,11 @@ import tensorflow as tf
 from slurm_resolver.cluster.alone import find_alone
 from slurm_resolver.cluster.as_text import describe_own_task
 from slurm_resolver.cluster.cluster import JOBS_OUTSIDE_SPEC, Cluster
-from slurm_resolver.cluster.gpus import apply_gpus
 from slurm_resolver.cluster.node_address import NodeAddress
 from slurm_resolver.cluster.options import ClusterOptions, LayoutChoice
 from slurm_resolver.cluster.resolve import build_cluster, find_layout
 from slurm_resolver.cluster.roles import Placement, WorkerOrder
+from slurm_resolver.cluster.task_gpus import apply_gpus
 from slurm_resolver.log import tell_once, warn
 from slurm_resolver.slurm.hostlist import expand_hostlist, expand_tasks_per_node
 from slurm_resolver.slurm.step import SlurmStep

@@ -7,7 +7,8 @@ from typing import Any, Dict, List, Sequence, Tuple
 import pytest
 
 from slurm_resolver.cluster.gpu_plan import NodeGpuPlan
-from slurm_resolver.cluster.gpus import TaskGpus, apply_gpus, choose_gpus
+from slurm_resolver.cluster.gpus import choose_gpus
+from slurm_resolver.cluster.task_gpus import TaskGpus, apply_gpus
 from slurm_resolver.slurm.step import SlurmStep
 
 Shown = Tuple[str, ...]

@@ -11,7 +11,7 @@ import pytest
 from slurm_resolver.cli import main
 from slurm_resolver.supervision.batch_host import is_lost
 from slurm_resolver.supervision.components import command, components, first_ranks
-from slurm_resolver.supervision.failure import Failure, StepOutput
+from slurm_resolver.supervision.failure import Failure
 from slurm_resolver.supervision.nodes import choose, is_healthy
 from slurm_resolver.supervision.policy import (
     PROGRESS_SECONDS,
@@ -21,6 +21,7 @@ from slurm_resolver.supervision.policy import (
     why_not_again,
 )
 from slurm_resolver.supervision.rank_logs import RankLogs
+from slurm_resolver.supervision.step_output import StepOutput
 
 HEALTHY = ["IDLE", "MIXED", "ALLOCATED", "MIXED+CLOUD", "ALLOCATED+MAINT", "MIXED+REBOOT_REQUESTED"]
 UNHEALTHY = [
