@@ -160,10 +160,23 @@ def docs(session: nox.Session) -> None:
     )
 
 
+def write_conda_recipe(session: nox.Session, archive: Path) -> None:
+    """Writes the recipe that conda-forge takes, by what stands in the source archive."""
+    folder = archive.parent.parent / "conda"
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir()
+    to_folder = ("--output", str(folder), "--no-use-v1-format")
+    session.run("grayskull", "pypi", str(archive), *to_folder, silent=True)
+    recipe = (folder / "slurm_resolver" / "meta.yaml").read_text()
+    needed = ["noarch: python", "- slurm-resolver = slurm_resolver.cli:main", "- rich >=13"]
+    if not all(f"{line}\n" in recipe for line in needed) or "tensorflow" in recipe:
+        session.error(f"the recipe for conda: expected {needed} and no tensorflow:\n{recipe}")
+
+
 @nox.session
 def package(session: nox.Session) -> None:
-    """Builds wheel and source archive, looks into both, and installs both where nothing is."""
-    session.install("build", "twine", "trove-classifiers")
+    """Builds wheel, source archive and conda's recipe, and installs the two where nothing is."""
+    session.install("build", "grayskull", "twine", "trove-classifiers")
     session.run("python", "-c", KNOWN_CLASSIFIERS)
     folder = Path(session.create_tmp()).resolve() / "dist"
     shutil.rmtree(folder, ignore_errors=True)
@@ -183,6 +196,7 @@ def package(session: nox.Session) -> None:
     needed = ["LICENSE", "setup.cfg", "tests/conftest.py", "tests/data/steps.jsonl"]
     if not set(needed) <= set(held) or any("__pycache__" in name for name in held):
         session.error(f"{archive.name}: expected {needed} and no __pycache__: {held}")
+    write_conda_recipe(session, archive)
     with bare_environment(session, str(wheel)) as run:
         run("python", "-c", WITHOUT_TENSORFLOW)
         run("slurm-resolver", "show", "--nodelist", "n[1-2]", "--jobs", "ps=1,worker=-1")
