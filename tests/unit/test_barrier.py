@@ -16,64 +16,17 @@ import pytest
 from frames import GREETING, Link, frame, read_body, read_frame, visit
 from free_ports import free_ports
 from recorded_steps import Recording, recordings, unknowable
+from small_meetings import come, echo, errors, meet, points
 
 import slurm_resolver as sr
 from slurm_resolver.cluster import layout_exchange
 from slurm_resolver.cluster.options import ClusterOptions
 from slurm_resolver.cluster.resolve import resolve_step
 from slurm_resolver.errors import missed_meeting
-from slurm_resolver.rendezvous import barrier
 from slurm_resolver.rendezvous.handshake import NO_SECRET, Challenge
 from slurm_resolver.rendezvous.point import Rendezvous
-from slurm_resolver.rendezvous.wire import LIMITS, Decoder, Limits, WireError, encode
+from slurm_resolver.rendezvous.wire import LIMITS, Decoder, WireError, encode
 from slurm_resolver.slurm.step import SlurmStep
-
-
-def points(port: int, tasks: int) -> List[Rendezvous]:
-    return [
-        Rendezvous("127.0.0.1", port, "n1", "7.0", rank, is_host=rank == 1) for rank in range(tasks)
-    ]
-
-
-def meet(
-    point: Rendezvous,
-    note: Dict[str, Any],
-    decide: Any,
-    timeout: float,
-    tasks: int = 3,
-    limits: Limits = LIMITS,
-) -> Dict[str, Any]:
-    names = [f"rank {rank}" for rank in range(tasks)]
-    return barrier.meet(point, "x", names, note, decide, timeout, limits)
-
-
-def echo(notes: Dict[int, Any]) -> Dict[str, Any]:
-    return {"said": [notes[rank]["says"] for rank in range(len(notes))]}
-
-
-def come(
-    points: List[Rendezvous],
-    timeout: float = 20.0,
-    decide: Any = echo,
-    tasks: int = 3,
-    limits: Limits = LIMITS,
-) -> List[Callable[[], Dict[str, Any]]]:
-    """Starts a meeting of these tasks; each result is the answer, or raises the error."""
-    with ThreadPoolExecutor(len(points)) as pool:
-        futures = [
-            pool.submit(meet, point, {"says": point.rank * 10}, decide, timeout, tasks, limits)
-            for point in points
-        ]
-    return [future.result for future in futures]
-
-
-def errors(results: List[Callable[[], Dict[str, Any]]]) -> List[str]:
-    found = []
-    for result in results:
-        with pytest.raises(sr.RendezvousError) as caught:
-            result()
-        found.append(str(caught.value))
-    return found
 
 
 @pytest.mark.parametrize("tasks", [1, 2, 50])

@@ -16,62 +16,15 @@ from typing import Any, Callable, Dict, Iterator, List, Tuple
 
 import pytest
 from frames import GREETING, Link, frame, read_frame, visit
+from small_meetings import come, echo, errors, meet, points
 
-import slurm_resolver as sr
 from slurm_resolver.rendezvous import barrier
 from slurm_resolver.rendezvous import host as host_module
 from slurm_resolver.rendezvous.handshake import Secret
 from slurm_resolver.rendezvous.point import Rendezvous
 from slurm_resolver.rendezvous.server import Server
 from slurm_resolver.rendezvous.sockets import listen_at_name
-from slurm_resolver.rendezvous.wire import LIMITS, Limits
-
-
-def points(port: int, tasks: int) -> List[Rendezvous]:
-    return [
-        Rendezvous("127.0.0.1", port, "n1", "7.0", rank, is_host=rank == 1) for rank in range(tasks)
-    ]
-
-
-def meet(
-    point: Rendezvous,
-    note: Dict[str, Any],
-    decide: Any,
-    timeout: float,
-    tasks: int = 3,
-    limits: Limits = LIMITS,
-) -> Dict[str, Any]:
-    names = [f"rank {rank}" for rank in range(tasks)]
-    return barrier.meet(point, "x", names, note, decide, timeout, limits)
-
-
-def echo(notes: Dict[int, Any]) -> Dict[str, Any]:
-    return {"said": [notes[rank]["says"] for rank in range(len(notes))]}
-
-
-def come(
-    points: List[Rendezvous],
-    timeout: float = 20.0,
-    decide: Any = echo,
-    tasks: int = 3,
-    limits: Limits = LIMITS,
-) -> List[Callable[[], Dict[str, Any]]]:
-    """Starts a meeting of these tasks; each result is the answer, or raises the error."""
-    with ThreadPoolExecutor(len(points)) as pool:
-        futures = [
-            pool.submit(meet, point, {"says": point.rank * 10}, decide, timeout, tasks, limits)
-            for point in points
-        ]
-    return [future.result for future in futures]
-
-
-def errors(results: List[Callable[[], Dict[str, Any]]]) -> List[str]:
-    found = []
-    for result in results:
-        with pytest.raises(sr.RendezvousError) as caught:
-            result()
-        found.append(str(caught.value))
-    return found
+from slurm_resolver.rendezvous.wire import LIMITS
 
 
 @pytest.fixture
