@@ -103,7 +103,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--end-servers",
         action=argparse.BooleanOptionalAction,
         help="by default a ps (or dispatcher, data_worker) that only calls join() is ended when "
-        "all who train have ended. With --end-servers all tasks are one job, as by serve(), which "
+        "all who train have ended, and so are workers beside a chief, as of a "
+        "ParameterServerStrategy, if the chief has ended and they have only waited in join() for "
+        "30 s, which Linux tells. With --end-servers all tasks are one job, as by serve(), which "
         "the program then must not call: they end when one that serves, or the leader, is lost, "
         "with the job's status. With --no-end-servers "
         "nothing is ended, and the program replaces this process",

@@ -7,6 +7,7 @@ Slurm knows, which takes part in the job for it, as `serve()` does from within.
 |---|---|
 | the program ends by itself | this process ends alike, which tells the monitor how |
 | the job has ended, and the program serves | it gets SIGTERM, later SIGKILL; the job's status |
+| the job has ended well, and the program is a worker's that only waits in join() | the same |
 | the job has failed, and the program trains | this process ends, and the program with it |
 | the monitor does not come | the same, after the time that tasks have to start |
 
@@ -14,6 +15,7 @@ Slurm knows, which takes part in the job for it, as `serve()` does from within.
 |---|---|
 | the program ends by itself | this process ends alike |
 | those who train have ended, and the program serves, but not by `serve()` | SIGTERM; status 0 |
+| the chief has ended, and all workers that have not only wait in join() | the same for them |
 | anything else | nothing |
 """
 
@@ -26,6 +28,7 @@ import time
 from typing import Mapping, NoReturn, Optional, Sequence, Union
 
 from slurm_resolver.errors import AddressError
+from slurm_resolver.parameter_server.join_watch import LOOK_SECONDS, JoinWatch
 from slurm_resolver.parameter_server.member import Member
 from slurm_resolver.parameter_server.monitor import Monitor
 from slurm_resolver.parameter_server.protocol import (
@@ -36,7 +39,7 @@ from slurm_resolver.parameter_server.protocol import (
     print_line,
 )
 from slurm_resolver.parameter_server.restarts import RestartedProgram, end_alike
-from slurm_resolver.parameter_server.training_watch import TrainingWatch
+from slurm_resolver.parameter_server.training_watch import ALL_ENDED, TrainingWatch
 
 _TERM_SECONDS = 10.0  # from SIGTERM to SIGKILL; TensorFlow's servers need none of it
 # For the monitor to know a task whose program has ended at once, or ps 0 all others: who has never
@@ -46,7 +49,10 @@ _PATIENCE_SECONDS = 3.0  # for a program to end by itself when those who train h
 
 
 def run_in_job(
-    command: Sequence[str], environ: Mapping[str, str], address: MonitorAddress
+    command: Sequence[str],
+    environ: Mapping[str, str],
+    address: MonitorAddress,
+    look_seconds: float = LOOK_SECONDS,
 ) -> NoReturn:
     """Runs the program until it or its job has ended, and ends this process.
 
@@ -54,6 +60,7 @@ def run_in_job(
         command: the program and its arguments.
         environ: its variables.
         address: of the job's monitor.
+        look_seconds: between two looks at whether a worker only waits in join().
 
     Raises:
         OSError: where the program cannot be started.
@@ -73,11 +80,19 @@ def run_in_job(
             program.end(_TERM_SECONDS)
 
     def end_alone() -> None:
-        """Ends the program of a task that trains where no job is there for it to train in."""
+        """Ends the program of a task that trains where no job is there for it to train in.
+
+        Or that of a worker that does not train, when the job has ended.
+        """
         nonlocal ended_by
         if isinstance(participant, Member) and not participant.await_joined(START_SECONDS):
             monitor = address.name(address.monitor_rank)
             ended_by = JobResult(1, f"{monitor} has not come within {START_SECONDS:g} s")
+            program.end(_TERM_SECONDS)
+        elif isinstance(participant, Member) and _ends_in_join(
+            participant, address, program, look_seconds
+        ):
+            ended_by = participant.wait()
             program.end(_TERM_SECONDS)
 
     serves = address.tasks[address.rank].job in SERVING_JOBS
@@ -97,16 +112,21 @@ def run_in_job(
 
 
 def run_watched(
-    command: Sequence[str], environ: Mapping[str, str], address: MonitorAddress
+    command: Sequence[str],
+    environ: Mapping[str, str],
+    address: MonitorAddress,
+    look_seconds: float = LOOK_SECONDS,
 ) -> NoReturn:
     """Runs the program until it has ended, or serves none that trains, and ends this process.
 
-    Nothing is said, and where the tasks do not find each other, nothing is done.
+    Nothing is said but that workers are ended, once in the step. Where the tasks do not find each
+    other, nothing is done.
 
     Args:
         command: the program and its arguments.
         environ: its variables.
         address: of the monitor; its port is one that the job itself does not use.
+        look_seconds: between two looks at whether a worker only waits in join().
 
     Raises:
         OSError: where the program cannot be started.
@@ -126,12 +146,22 @@ def run_watched(
                 participant.serve(math.inf)
             except (AddressError, OSError):  # another job's meeting: this one is not watched
                 return
-        if participant.wait().status == 0 and not program.ends_by_itself(_PATIENCE_SECONDS):
+        result = participant.wait()
+        if isinstance(participant, Monitor) and result.status == 0 and result != ALL_ENDED:
+            print_line(result.message)
+        end_if(result.status == 0)
+
+    def end_worker() -> None:
+        assert isinstance(participant, Member)
+        end_if(_ends_in_join(participant, address, program, look_seconds))
+
+    def end_if(is_over: bool) -> None:
+        if is_over and not program.ends_by_itself(_PATIENCE_SECONDS):
             was_ended.set()
             program.end(_TERM_SECONDS)
 
-    if address.tasks[address.rank].job in SERVING_JOBS:
-        threading.Thread(target=end_program, name="slurm_resolver watch", daemon=True).start()
+    target = end_program if address.tasks[address.rank].job in SERVING_JOBS else end_worker
+    threading.Thread(target=target, name="slurm_resolver watch", daemon=True).start()
     begun = time.monotonic()
     status = program.run()
     if was_ended.is_set():
@@ -141,3 +171,27 @@ def run_watched(
     if status < 0:
         end_alike(status)
     sys.exit(status)
+
+
+def _ends_in_join(
+    member: Member,
+    address: MonitorAddress,
+    program: RestartedProgram,
+    look_seconds: float,
+) -> bool:
+    """Tells the monitor of a job with a chief whether this worker's program only waits in join().
+
+    Returns whether it is to be ended: when the job has ended well, and the program still waits, or
+    does so again when it has noticed that it has lost the chief.
+    """
+    tasks = address.tasks
+    if tasks[address.rank].job != "worker" or not any(task.job == "chief" for task in tasks):
+        return False
+    watch = JoinWatch(look_seconds=look_seconds)
+    while not member.await_decided(look_seconds):
+        member.tell(serves=watch.look(program.pid))
+    if member.wait().status != 0:
+        return False
+    while program.pid is not None and not watch.look(program.pid):
+        time.sleep(look_seconds)
+    return program.pid is not None

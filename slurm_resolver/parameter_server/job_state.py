@@ -39,6 +39,9 @@ class State(Protocol):
     def only_serves(self, rank: int) -> None:
         """Records that a worker only serves, and does not train."""
 
+    def trains(self, rank: int) -> None:
+        """Records that a worker does train, whatever it has told before."""
+
     def left(self, rank: int, failure: str) -> None:
         """Records that a task has left, and why it has failed; '' where it has not."""
 
@@ -83,6 +86,11 @@ class JobState:
     def only_serves(self, rank: int) -> None:
         """Records that a worker only serves, and does not train."""
         self._training.discard(rank)
+
+    def trains(self, rank: int) -> None:
+        """Records that a worker does train, whatever it has told before."""
+        if rank in self._trainers & self._present:
+            self._training.add(rank)
 
     def left(self, rank: int, failure: str) -> None:
         """Records that a task has left, and why it has failed; '' where it has not."""

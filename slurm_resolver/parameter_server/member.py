@@ -99,6 +99,13 @@ class Member:
                 )
             )
 
+    def tell(self, serves: bool) -> None:
+        """Tells the monitor whether this task only serves, as far as is known now."""
+        with self._lock:
+            if serves != self._serves:
+                self._serves = serves
+                self._send(serves=serves)
+
     def await_joined(self, timeout: float) -> bool:
         """Returns whether the monitor knows this task, after at most so many seconds."""
         return self._joined.wait(timeout)
@@ -108,6 +115,10 @@ class Member:
         self._decided.wait()
         assert self._result is not None
         return self._result
+
+    def await_decided(self, timeout: float) -> bool:
+        """Returns whether the job has ended, after at most so many seconds."""
+        return self._decided.wait(timeout)
 
     @property
     def decided(self) -> bool:
@@ -236,8 +247,8 @@ class Member:
             raise
         with self._lock:
             self._connection = connection
-            if self._serves and not serves:
-                self._send(serves=True)
+            if self._serves != serves:
+                self._send(serves=self._serves)
             if self._failure is not None:
                 self._send(ends=self._failure)
         return connection

@@ -179,7 +179,7 @@ class Monitor:
             if peer.rank is None and peer not in self._others:
                 self._handle_join(peer, message)
         elif "serves" in message:
-            self._state.only_serves(rank)
+            self._note_serves(rank, bool(message["serves"]))
         elif "ends" in message:
             presence.tell_end(peer, str(message["ends"]), time.monotonic())
             if isinstance(peer, Channel):
@@ -234,11 +234,17 @@ class Monitor:
             self._all_joined.set()
         if arrival is Arrival.NEW:
             self._state.joined(rank, serves)
-        elif serves:
-            self._state.only_serves(rank)
+        else:
+            self._note_serves(rank, serves)
         self._server.send(peer, {"welcome": True, "process": self._number, "grace": address.grace})
         if self._result is not None:
             self._server.send(peer, self._result_message())
+
+    def _note_serves(self, rank: int, serves: bool) -> None:
+        if serves:
+            self._state.only_serves(rank)
+        else:
+            self._state.trains(rank)
 
     def _refuse(self, peer: Peer, rank: int, reason: str) -> None:
         address = self._address

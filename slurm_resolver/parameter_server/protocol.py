@@ -5,7 +5,7 @@ as long as any task that it serves. Every other task holds a connection to it, b
 another task of its node (see `channels`), and sends:
 
     {"rank": 3, "process": "5f…", "turn": 1, "identity": […], "serves": false}   the first message
-    {"serves": true}                   from now on this task only serves
+    {"serves": true}                   from now on this task only serves; false: or it does not
     {"ends": "exit status 2"}          its process ends; "" without an error
 
 It gets ``{"welcome": true, "process": "a8…", "grace": 30}`` or ``{"refused": "why"}``; through

@@ -110,6 +110,12 @@ class RestartedProgram:
             program.kill()
 
     @property
+    def pid(self) -> Optional[int]:
+        """The process of the program; None before it is started, and when it has ended."""
+        program = self._popen
+        return None if program is None or program.returncode is not None else program.pid
+
+    @property
     def was_asked_to_end(self) -> bool:
         """Whether a signal has asked this process to end, or `end` the program."""
         return self._asked_to_end.is_set()

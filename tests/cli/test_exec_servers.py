@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shlex
 import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Dict, List, NamedTuple
+from typing import Dict, List, NamedTuple, Sequence
 
 import pytest
 from folders import HELPERS
@@ -99,6 +100,87 @@ def test_they_end_by_themselves_when_none_trains(name: str, tmp_path: Path) -> N
     assert (tmp_path / "worker 1 ended").exists() == ("worker 1 ended" in told)
 
 
+JOINED = f"{shlex.quote(sys.executable)} {HELPERS / 'joins.py'} > /dev/null"
+CHIEF_TOLD = "slurm_resolver: the chief has ended, and {} in join(): exec ends"
+ENDED = "; touch '../worker 1 ended'"
+# Long enough for a hundred looks; "trains" in other ways than by waiting in join().
+WITH_CHIEF = {
+    "workers that only join": Case(
+        {"ps 0": JOINS, "worker 0": f"exec {JOINED}", "worker 1": f"{JOINED}; true"},
+        0,
+        [CHIEF_TOLD.format("2 workers only wait")],
+    ),
+    "a worker that only joins beside one that trains": Case(
+        {"ps 0": JOINS, "worker 0": JOINED, "worker 1": f"sleep 10{ENDED}"},
+        0,
+        [CHIEF_TOLD.format("1 worker only waits")],
+    ),
+    "workers that train": Case(
+        {"ps 0": JOINS, "worker 0": "sleep 8", "worker 1": f"sleep 10{ENDED}"}, 0, []
+    ),
+    "a worker that joins at first": Case(
+        {
+            "chief 0": "until [ -e ../trains ]; do sleep 0.1; done",
+            "ps 0": JOINS,
+            "worker 1": f"timeout 4 {JOINED}; sleep 2; touch ../trains; sleep 6{ENDED}",
+        },
+        0,
+        [],
+    ),
+    "the chief fails": Case(
+        {"chief 0": "exit 3", "ps 0": JOINS, "worker 0": JOINED, "worker 1": f"{JOINED}"},
+        3,
+        [CHIEF_TOLD.format("2 workers only wait")],
+    ),
+    "a chief that trains on": Case(
+        {"chief 0": f"sleep 10{ENDED}", "ps 0": JOINS, "worker 0": JOINED, "worker 1": JOINED},
+        0,
+        [CHIEF_TOLD.format("2 workers only wait")],
+    ),
+}
+LOOKS_OFTEN = """
+import functools, sys
+from slurm_resolver.cli import main
+from slurm_resolver.parameter_server import ended_program
+for name in ("run_watched", "run_in_job"):
+    run = functools.partial(getattr(ended_program, name), look_seconds=0.05)
+    setattr(ended_program, name, run)
+sys.exit(main())
+"""
+EXEC_WITH_CHIEF = [sys.executable, "-c", LOOKS_OFTEN, "exec", "--jobs", "chief=1,ps=1,worker=-1"]
+
+
+@pytest.mark.parametrize("name", WITH_CHIEF)
+def test_workers_that_only_join_end_with_the_chief(name: str, tmp_path: Path) -> None:
+    case, folder = WITH_CHIEF[name], tmp_path / "step"
+    folder.mkdir()
+    done = check(case, [], folder, EXEC_WITH_CHIEF)
+    assert done.stderr.count("slurm_resolver: ") == len(case.told)
+    ended = any(ENDED in act for act in case.acts.values())
+    assert (tmp_path / "worker 1 ended").exists() == ended
+
+
+AS_ONE_JOB = {
+    "workers that only join": Case(
+        {"ps 0": JOINS, "worker 0": JOINED, "worker 1": f"sleep 10{ENDED}"}, 0, []
+    ),
+    "the chief fails": Case(
+        {"chief 0": "sleep 3; exit 3", "ps 0": JOINS, "worker 0": JOINED, "worker 1": JOINED},
+        3,
+        ["worker 1 (rank 3 on localhost): chief 0 (rank 0 on localhost) has failed: exit status 3"],
+    ),
+}
+
+
+@pytest.mark.parametrize("name", AS_ONE_JOB)
+def test_workers_that_only_join_end_with_the_job(name: str, tmp_path: Path) -> None:
+    case, folder = AS_ONE_JOB[name], tmp_path / "step"
+    folder.mkdir()
+    check(case, ["--end-servers"], folder, EXEC_WITH_CHIEF)
+    ended = any(ENDED in act for act in case.acts.values())
+    assert (tmp_path / "worker 1 ended").exists() == ended
+
+
 @pytest.mark.parametrize(("options", "parents"), [(["--no-end-servers"], 1), ([], 4)])
 def test_whether_the_program_is_a_child(tmp_path: Path, options: List[str], parents: int) -> None:
     """One that replaces its starter is the process that Slurm, and here `run`, has started."""
@@ -129,12 +211,14 @@ def test_a_worker_that_has_ended_before_the_monitor_came_is_waited_for_no_longer
         assert worker.wait(60.0) == 0
 
 
-def check(case: Case, options: List[str], folder: Path) -> None:
+def check(
+    case: Case, options: List[str], folder: Path, command: Sequence[str] = EXEC
+) -> subprocess.CompletedProcess[str]:
     """Starts the four tasks, and compares how all end."""
     lines = [f"'{task}') {act};;" for task, act in case.acts.items()]
     script = f'{COME}; case "{{job}} {{index}}" in {" ".join(lines)} esac'
     done = subprocess.run(
-        [*TOGETHER, *EXEC, *options, "--", "sh", "-c", script],
+        [*TOGETHER, *command, *options, "--", "sh", "-c", script],
         cwd=folder,
         capture_output=True,
         text=True,
@@ -144,6 +228,7 @@ def check(case: Case, options: List[str], folder: Path) -> None:
     for line in case.told:
         assert line in done.stderr
     assert case.told or "slurm_resolver: " not in done.stderr
+    return done
 
 
 @pytest.mark.parametrize(

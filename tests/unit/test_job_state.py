@@ -85,6 +85,13 @@ class Tasks(RuleBasedStateMachine):
             self.state.only_serves(rank)
             self.serving.add(rank)
 
+    @precondition(lambda self: self.goes_on() and self.serving)
+    @rule(data=st.data())
+    def train(self, data: st.DataObject) -> None:
+        rank = data.draw(st.sampled_from(sorted(self.serving)))
+        self.state.trains(rank)
+        self.serving.discard(rank)
+
     @precondition(lambda self: self.goes_on() and self.present)
     @rule(data=st.data(), failure=st.sampled_from(["", "exit status 3"]))
     def leave(self, data: st.DataObject, failure: str) -> None:
@@ -139,7 +146,8 @@ class Tasks(RuleBasedStateMachine):
 
 
 ALL = ["ps 0", "ps 1", "worker 0", "worker 1"]
-# what happens, "+2" where rank 2 comes and "-2" where it leaves; what follows
+# what happens, "+2" where rank 2 comes and "-2" where it leaves, "j2" where it only waits in join()
+# and "t2" where it does more; what follows
 WATCHED = {
     "": False,
     "+1 +2 +3": False,
@@ -150,20 +158,48 @@ WATCHED = {
     "+2 -2 +3 -3": False,  # and so may a server, that has to be told
     "+1 -1 +2 -2 +3 -3": True,
     "+1 +2 +3 -2 +2 -3": False,
+    "+1 +2 +3 j2 -3": False,  # it may serve somebody outside the step
+    "+1 +2 +3 j2 j3": False,
+}
+WITH_CHIEF = {
+    "+1 +2 +3": False,
+    "+1 +2 +3 -2": False,
+    "+1 +2 +3 j3": False,
+    "+1 +2 +3 j3 -2": True,
+    "+1 +2 +3 -2 j3": True,
+    "+1 +2 +3 j3 t3 -2": False,
+    "+1 +2 +3 j3 t3 -2 j3": True,
+    "+1 +2 +3 j3 j2": False,
+    "+2 +3 -2 j3": False,
+    "+2 +3 -2 j3 +1": True,
+    "+1 +2 -2": False,
+    "+1 +2 +3 -2 +2 j3": False,
+    "+1 +2 +3 j3 -3 +3 -2": False,  # another process comes as it
+    "+1 +2 +3 -3 -2": True,
 }
 
 
-@pytest.mark.parametrize("events", WATCHED)
-def test_a_watch_tells_when_no_one_trains(events: str) -> None:
-    watch = TrainingWatch(address_of(ALL, 0, 1), 0.0)
+@pytest.mark.parametrize(
+    ("jobs", "events", "expected"),
+    [
+        *((ALL, events, told) for events, told in WATCHED.items()),
+        *(([*ALL[:2], "chief 0", "worker 0"], *case) for case in WITH_CHIEF.items()),
+    ],
+)
+def test_a_watch_tells_when_no_one_trains(jobs: List[str], events: str, expected: bool) -> None:
+    watch = TrainingWatch(address_of(jobs, 0, 1), 0.0)
     for event in events.split():
         assert watch.result(1e9) is None
         rank = int(event[1:])
         if event[0] == "+":
             watch.joined(rank, serves=False)
-        else:
+        elif event[0] == "-":
             watch.left(rank, "exit status 3")
-    assert (watch.result(0.0) is not None) == WATCHED[events]
+        elif event[0] == "j":
+            watch.only_serves(rank)
+        else:
+            watch.trains(rank)
+    assert (watch.result(0.0) is not None) == expected
     assert watch.monitor_left("").status not in (0, 1)  # the others take it for nothing
 
 
