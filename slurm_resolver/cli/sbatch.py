@@ -103,14 +103,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add(
         "--signal",
         metavar="SIGNAL[@SECONDS]",
-        help=f"send the tasks a signal before the time limit (with --requeue: {DEFAULT_SIGNAL})",
+        help="send the tasks a signal before the time limit (with --requeue: "
+        f"{DEFAULT_SIGNAL}); with --requeue and parameter servers the batch file, as no task saves "
+        "at one then, unless there are --restarts",
     )
     add(
         "--max-restarts",
         type=int,
-        default=10,
         metavar="N",
-        help="requeue on an exit status at most so often (10)",
+        help="have the batch file requeue the job at most so often (10, or 100 at the signal)",
     )
     add = parser.add_argument_group("the script").add_argument
     add("--module", dest="modules", action="append", metavar="NAME", help="module to load")

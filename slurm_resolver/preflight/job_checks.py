@@ -10,9 +10,11 @@ from __future__ import annotations
 import re
 from typing import Dict, List, NamedTuple, Optional, Tuple
 
+from slurm_resolver.errors import LaunchError
 from slurm_resolver.preflight.result import OK, SKIPPED, WARNING, Result
 from slurm_resolver.slurm import scontrol
 from slurm_resolver.slurm.step import SlurmStep
+from slurm_resolver.slurm.time_limit import find_signal
 
 _CHECK_IDS = ("requeue", "preemption", "signal", "log")
 
@@ -130,10 +132,22 @@ def _check_signal(settings: JobSettings, goes_on: bool) -> Tuple[str, str]:
             return OK, detail
         return WARNING, f"{detail}; #SBATCH --signal=USR1@120 gives them two minutes to save"
     if match[1].upper().startswith("B:"):
+        if _has_trap(settings.batch_file, match[1][2:].partition("@")[0]):
+            return OK, f"--signal={match[1]} reaches the batch file alone, which has a trap for it"
         return WARNING, (
             f"--signal={match[1]} reaches the batch shell only; without B: it reaches the tasks"
         )
     return OK, f"--signal={match[1]} reaches the tasks before the time limit"
+
+
+def _has_trap(batch_file: str, name: str) -> bool:
+    """Whether the batch file does something by itself when the signal of this name comes."""
+    try:
+        number = find_signal(name, "--signal")
+    except LaunchError:
+        return False
+    told = rf"((SIG)?{number.name[3:]}|{int(number)})"
+    return re.search(rf"^\s*trap\s.*\s{told}\b", batch_file, re.M) is not None
 
 
 def _check_log(settings: JobSettings, step: SlurmStep, goes_on: bool) -> Tuple[str, str]:

@@ -1,7 +1,7 @@
 """The text of a batch file for a training, as this project recommends it, with the reasons.
 
-The file has five parts, and one function makes each: the directives for sbatch, the environment,
-the options of every step, the preflight, and the training.
+The file has up to six parts, and one function makes each: the directives for sbatch, the
+environment, the options of every step, what requeues the job, the preflight, and the training.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import shlex
 from typing import List, Optional, Sequence
 
 from slurm_resolver.preemption.requeue import REQUEUE_STATUS
-from slurm_resolver.sbatch.requeue_lines import requeue_lines
+from slurm_resolver.sbatch.requeue_lines import end_job_lines, requeue_lines
 from slurm_resolver.sbatch.settings import (
     SIGNAL_EARLY_SECONDS,
     BatchSettings,
@@ -20,6 +20,7 @@ from slurm_resolver.sbatch.settings import (
     all_ps_nodes,
     check_settings,
     job_signal,
+    script_requeues,
     seconds_after_signal,
 )
 from slurm_resolver.version import __version__
@@ -35,6 +36,8 @@ def batch_file(settings: BatchSettings) -> str:
     """
     check_settings(settings)
     parts = [_all_directives(settings), _environment(settings), _step_options(settings)]
+    if script_requeues(settings):
+        parts.append(end_job_lines(settings))
     if settings.check:
         parts.append(_preflight(settings))
     parts.append(_training(settings))
@@ -63,9 +66,12 @@ def _all_directives(settings: BatchSettings) -> List[str]:
         lines += [_NOT_IN_PARTS, "#SBATCH --no-requeue"]
     signal = job_signal(settings)
     if signal is not None:
+        whom = "every task"
+        if script_requeues(settings):
+            whom, signal = "this script", f"B:{signal}"
         seconds = seconds_after_signal(settings)
         lines += [
-            f"# Sent to every task {seconds} s before the time limit, or earlier.",
+            f"# Sent to {whom} {seconds} s before the time limit, or earlier.",
             *_directives("signal", signal),
         ]
     if settings.ps_nodes is not None:
@@ -89,7 +95,7 @@ def _all_directives(settings: BatchSettings) -> List[str]:
             *_server_tasks(settings, servers + 1),
             *(["#SBATCH --requeue"] if settings.requeue else []),
             *(["#SBATCH --no-requeue"] if "#SBATCH --no-requeue" in lines else []),
-            *_directives("signal", signal),
+            *([] if script_requeues(settings) else _directives("signal", signal)),
             *_resources(settings, settings.ps_partition or settings.partition),
             _BLOCK_DISTRIBUTION,
         ]
@@ -246,7 +252,8 @@ def _preflight(settings: BatchSettings) -> List[str]:
         "# Takes a second, and finds what TensorFlow would silently wait for: a missing task, a",
         "# name that does not resolve, a port that is taken or cannot be reached.",
         _SRUN_STEP.format("--kill-on-bad-exit=1"),
-        f"    slurm-resolver check --timeout {settings.wait}{_check_options(settings)}",
+        f"    slurm-resolver check --timeout {settings.wait}{_check_options(settings)}"
+        + (' || end_job "$?"' if script_requeues(settings) else ""),
     ]
 
 
@@ -277,9 +284,13 @@ def _training(settings: BatchSettings) -> List[str]:
             "# shellcheck disable=SC1003,SC2016,SC2088  # these quotes keep the words unchanged"
         )
     run.append("    " + " ".join([*words, '"$@"']))
+    why = "# --kill-on-bad-exit: else the other tasks wait for one that has failed."
     if not settings.requeue:
-        why = "# --kill-on-bad-exit: else the other tasks wait for one that has failed."
         return [why, *lines, *_step(settings, "--kill-on-bad-exit=1"), *run]
+    if script_requeues(settings):
+        run[-1] += " &"
+        step = _step(settings, "--kill-on-bad-exit=1")
+        return [why, _WHY_BACKGROUND, *lines, *step, *run, *_WAIT]
     seconds = seconds_after_signal(settings)
     why_wait = [line.format(status=REQUEUE_STATUS, seconds=seconds) for line in _WHY_WAIT]
     step = _step(settings, f"--kill-on-bad-exit=0 --wait={seconds}")
@@ -314,6 +325,8 @@ def _step(settings: BatchSettings, srun_options: str) -> List[str]:
     return [*lines, f"slurm-resolver supervise {' '.join(options)} -- \\", f"    {step}"]
 
 
+_WHY_BACKGROUND = "# In the background, as bash heeds a signal at once only while it waits."
+_WAIT = ("status=0", "wait $! || status=$?", 'end_job "$status"')
 _WHY_WAIT = (
     "# A task that gets the signal saves, and requeues the job with scontrol. Where there is none",
     "# (in a container) it ends with exit status {status}, and the lines below requeue the job.",

@@ -12,7 +12,7 @@ from typing import Dict, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 from slurm_resolver.cluster.job_counts import job_counts
 from slurm_resolver.errors import LaunchError
-from slurm_resolver.slurm.time_limit import parse_time
+from slurm_resolver.slurm.time_limit import find_signal, parse_time
 from slurm_resolver.wording import counted
 
 DEFAULT_SIGNAL = "USR1@120"
@@ -21,6 +21,8 @@ DEFAULT_TIME = "01:00:00"
 # Slurm sends the signal up to this much earlier than asked.
 SIGNAL_EARLY_SECONDS = 60
 _SIGNAL_NAMES = "HUP INT QUIT ABRT ALRM TERM USR1 USR2 URG CONT TSTP TTIN TTOU"
+# those that a batch file can catch, and that tell nothing else
+_TRAPPED_NAMES = ("USR1", "USR2", "TERM", "INT", "HUP", "QUIT", "ALRM", "URG")
 
 
 class BatchSettings(NamedTuple):
@@ -35,6 +37,7 @@ class BatchSettings(NamedTuple):
         spare_nodes: how many nodes are asked for beside `nodes`, for restarts.
         ps_spare_nodes: the same, beside `ps_nodes`.
         min_nodes: with how many nodes a restart may go on; None for `nodes`.
+        max_restarts: how often the batch file requeues the job; None for a number by its form.
         segment: how many of `nodes` at a time lie in one block (topology/block, from Slurm 24.11).
     """
 
@@ -63,7 +66,7 @@ class BatchSettings(NamedTuple):
     exclusive: bool = False
     requeue: bool = False
     signal: Optional[str] = None
-    max_restarts: int = 10
+    max_restarts: Optional[int] = None
     exec: bool = False
     check: bool = True
     wait: int = 120
@@ -121,6 +124,11 @@ def check_settings(settings: BatchSettings) -> None:
             f"--time {settings.time} and --signal {job_signal(settings)}: Slurm sends the signal "
             f"up to {SIGNAL_EARLY_SECONDS} s early, so that it could come as the job starts; "
             f"expected a time of more than {earliest} s."
+        )
+    if script_requeues(settings) and signal_name(settings) not in _TRAPPED_NAMES:
+        raise LaunchError(
+            f"--signal {settings.signal} and parameter servers: the batch file gets the signal, as "
+            f"no task saves at one then; expected one of {', '.join(_TRAPPED_NAMES)}."
         )
     for line in settings.env_setup:
         _check_shell_line(line)
@@ -238,8 +246,34 @@ def _refused(name: str, value: object, expected: str) -> LaunchError:
 
 
 def job_signal(settings: BatchSettings) -> Optional[str]:
-    """Returns the value of --signal; None where the tasks get none."""
+    """Returns the signal with its seconds, as --signal takes them; None where there is none."""
     return settings.signal or (DEFAULT_SIGNAL if settings.requeue else None)
+
+
+def signal_name(settings: BatchSettings) -> str:
+    """Returns the signal alone, as `trap` takes it: USR1, also where it is given by its number."""
+    text = job_signal(settings) or ""
+    return find_signal(text.partition("@")[0], f"--signal {text}").name[len("SIG") :]
+
+
+def script_requeues(settings: BatchSettings) -> bool:
+    """Whether the signal is for the batch file, which requeues the job.
+
+    With parameter servers no task saves at a signal: it would only end the tasks, and with them a
+    job that Slurm does not requeue. `slurm-resolver supervise` requeues such a job by itself.
+    """
+    servers = (settings.jobs or {}).get("ps", 0)
+    return settings.requeue and settings.restarts is None and servers > 0
+
+
+def max_requeues(settings: BatchSettings) -> int:
+    """Returns how often the batch file requeues the job.
+
+    Where it does so at every time limit, as often as tasks that save do by themselves.
+    """
+    if settings.max_restarts is not None:
+        return settings.max_restarts
+    return 100 if script_requeues(settings) else 10
 
 
 def seconds_after_signal(settings: BatchSettings) -> int:

@@ -56,6 +56,31 @@ step=(srun --label)
     python train.py "$@"
 """
 
+REQUEUED_BY_SLURM = """\
+# From 24.05 on Slurm itself requeues a job that it preempts, when this script ends in the
+# job's GraceTime. Requeued here as well, the job would start once too often.
+requeued_by_slurm() {
+    local cluster job mode=
+    cluster=$(scontrol show config) job=$(scontrol show job "$1")
+    [[ $job == *" Requeue=1 "*" PreemptTime="[0-9]* ]] || return 1
+    [[ $cluster =~ SLURM_VERSION[[:blank:]=]+([0-9]+)[.]([0-9]+) ]] || return 1
+    [ "${BASH_REMATCH[1]}${BASH_REMATCH[2]}" -ge 2405 ] || return 1
+    if [[ $cluster == *preempt/qos* && $job =~ QOS=([^[:space:]]+) ]]; then
+        mode=$(scontrol show assoc_mgr qos="${BASH_REMATCH[1]}" flags=qos)
+        [[ $mode == *PreemptMode=OFF* ]] && mode=$cluster
+    elif [[ $job =~ Partition=([^[:space:]]+) ]]; then
+        mode=$(scontrol show partition "${BASH_REMATCH[1]}")
+    fi
+    [[ $mode =~ PreemptMode[[:blank:]=]+[A-Z,]*REQUEUE ]]
+}
+
+# The last task of an array has the array's own job id: requeue that task alone.
+job=$SLURM_JOB_ID
+if [ -n "${SLURM_ARRAY_JOB_ID:-}" ]; then
+    job=${SLURM_ARRAY_JOB_ID}_${SLURM_ARRAY_TASK_ID}
+fi
+"""
+
 REQUEUED = f"""\
 #!/bin/bash
 # Made by slurm-resolver sbatch {VERSION}. Submit it with sbatch; arguments after
@@ -101,34 +126,12 @@ status=0
 # --kill-on-bad-exit=1 would end the other tasks while they save, and turn the status into
 # 143. --wait ends them 90 s after the first task has ended, whatever its status is.
 # The script has to ask for the same jobs:
-#   SlurmClusterResolver({{"chief": 1, "ps": 1, "worker": -1}})
+#   SlurmClusterResolver({{"chief": 1, "worker": -1}})
 # shellcheck disable=SC1003,SC2016,SC2088  # these quotes keep the words unchanged
 "${{step[@]}}" --kill-on-bad-exit=0 --wait=90 \\
     python train.py --name '$x' "$@" || status=$?
 
-# From 24.05 on Slurm itself requeues a job that it preempts, when this script ends in the
-# job's GraceTime. Requeued here as well, the job would start once too often.
-requeued_by_slurm() {{
-    local cluster job mode=
-    cluster=$(scontrol show config) job=$(scontrol show job "$1")
-    [[ $job == *" Requeue=1 "*" PreemptTime="[0-9]* ]] || return
-    [[ $cluster =~ SLURM_VERSION[[:blank:]=]+([0-9]+)[.]([0-9]+) ]] || return
-    [ "${{BASH_REMATCH[1]}}${{BASH_REMATCH[2]}}" -ge 2405 ] || return
-    if [[ $cluster == *preempt/qos* && $job =~ QOS=([^[:space:]]+) ]]; then
-        mode=$(scontrol show assoc_mgr qos="${{BASH_REMATCH[1]}}" flags=qos)
-        [[ $mode == *PreemptMode=OFF* ]] && mode=$cluster
-    elif [[ $job =~ Partition=([^[:space:]]+) ]]; then
-        mode=$(scontrol show partition "${{BASH_REMATCH[1]}}")
-    fi
-    [[ $mode =~ PreemptMode[[:blank:]=]+[A-Z,]*REQUEUE ]]
-}}
-
-# The last task of an array has the array's own job id: requeue that task alone.
-job=$SLURM_JOB_ID
-if [ -n "${{SLURM_ARRAY_JOB_ID:-}}" ]; then
-    job=${{SLURM_ARRAY_JOB_ID}}_${{SLURM_ARRAY_TASK_ID}}
-fi
-if [ "$status" -eq 75 ]; then
+{REQUEUED_BY_SLURM}if [ "$status" -eq 75 ]; then
     if [ "${{SLURM_RESTART_COUNT:-0}}" -ge 3 ]; then
         echo "not requeued: restarted 3 times already" >&2
         scontrol update JobId="$job" Requeue=0  # nor by Slurm itself
@@ -144,9 +147,84 @@ fi
 exit "$status"
 """
 
-ALL_OPTIONS = """--job-name 'a "b"' -N 2 --tasks-per-node 2 -c 4 --ps 1 --mem 8G -t 1-00 -p p -A a
--q q -C '[x|y]&z*2' --array 0-3%2 --exclusive --requeue --signal TERM@90 --max-restarts 3
---module cuda/12 --env-setup 'source ~/venv/bin/activate' --no-check"""
+WITH_SERVERS = f"""\
+#!/bin/bash
+# Made by slurm-resolver sbatch {VERSION}. Submit it with sbatch; arguments after
+# the file's name are passed on to the program.
+#SBATCH --job-name=train
+#SBATCH --output=%x-%j.out
+# Slurm may stop the job and start it again, with the same id and output file.
+#SBATCH --requeue
+#SBATCH --open-mode=append
+# Sent to this script 120 s before the time limit, or earlier.
+#SBATCH --signal=B:USR1@120
+#SBATCH --nodes=3
+#SBATCH --ntasks-per-node=1
+# Slurm ends the job after this time. The shorter it is, the sooner the job may start.
+#SBATCH --time=01:00:00
+
+set -euo pipefail
+
+# Replace this by what puts the right python and slurm-resolver first in PATH:
+# source ~/venv/bin/activate  # or: module load TensorFlow
+
+# What Python prints appears in the output at once, as with python -u.
+export PYTHONUNBUFFERED=1
+
+# The options of all steps. --label: the rank before each line of output.
+step=(srun --label)
+
+# Under ParameterServerStrategy nothing saves at the signal: the training goes on from
+# the last save of BackupAndResume. So this script alone gets it, and requeues the job,
+# whose tasks train until then.
+
+{REQUEUED_BY_SLURM}
+end_job() {{  # with an exit status; 75 requeues the job
+    local fields status=$1
+    trap : USR1  # one that comes now changes nothing any more
+    if [ "$status" -ne 0 ]; then
+        fields=$(scontrol show job "$job") || exit "$status"
+        # One that is cancelled, or has been requeued already, runs no more.
+        [[ $fields =~ JobState=(RUNNING|SIGNALING) ]] || exit "$status"
+        # A job that is preempted has its tasks ended by SIGTERM: they have not failed.
+        [[ $fields != *" PreemptTime="[0-9]* ]] || status=75
+    fi
+    if [ "$status" -eq 75 ]; then
+        if [ "${{SLURM_RESTART_COUNT:-0}}" -ge 100 ]; then
+            echo "not requeued: restarted 100 times already" >&2
+            scontrol update JobId="$job" Requeue=0  # nor by Slurm itself
+        elif ! requeued_by_slurm "$job"; then
+            scontrol requeue "$job"
+            sleep 60  # Slurm ends this script meanwhile
+        fi
+    elif [[ $status != 0 && $(scontrol show job "$job") == *ExpeditedRequeue=Yes* ]] &&
+        ! requeued_by_slurm "$job"; then
+        # After sbatch --requeue=expedite Slurm would requeue a job that failed, and hold it.
+        scontrol update JobId="$job" Requeue=0
+    fi
+    exit "$status"
+}}
+trap 'end_job 75' USR1
+
+# Takes a second, and finds what TensorFlow would silently wait for: a missing task, a
+# name that does not resolve, a port that is taken or cannot be reached.
+"${{step[@]}}" --kill-on-bad-exit=1 \\
+    slurm-resolver check --timeout 120 --jobs chief=1,ps=1,worker=-1 || end_job "$?"
+
+# --kill-on-bad-exit: else the other tasks wait for one that has failed.
+# In the background, as bash heeds a signal at once only while it waits.
+# The script has to ask for the same jobs:
+#   SlurmClusterResolver({{"chief": 1, "ps": 1, "worker": -1}})
+"${{step[@]}}" --kill-on-bad-exit=1 \\
+    python train.py "$@" &
+status=0
+wait $! || status=$?
+end_job "$status"
+"""
+
+ALL_OPTIONS = """--job-name 'a "b"' -N 2 --tasks-per-node 2 -c 4 --jobs chief=1,worker=-1 --mem 8G
+-t 1-00 -p p -A a -q q -C '[x|y]&z*2' --array 0-3%2 --exclusive --requeue --signal TERM@90
+--max-restarts 3 --module cuda/12 --env-setup 'source ~/venv/bin/activate' --no-check"""
 
 
 @pytest.mark.parametrize(
@@ -154,6 +232,7 @@ ALL_OPTIONS = """--job-name 'a "b"' -N 2 --tasks-per-node 2 -c 4 --ps 1 --mem 8G
     [
         ("--nodes 4 --tasks-per-node 4 --gpus-per-node 4", "python train.py", PLAIN),
         (ALL_OPTIONS, "python train.py --name '$x'", REQUEUED),
+        ("--nodes 3 --ps 1 --requeue", "python train.py", WITH_SERVERS),
     ],
 )
 def test_the_exact_text(
@@ -265,6 +344,33 @@ def test_parameter_servers_that_are_restarted(capsys: pytest.CaptureFixture[str]
     assert requeued.count("#SBATCH --requeue\n") == 2
 
 
+# Options, for whom the signal is, and the signals in the file. Without a requeue it is as the user
+# has asked for, and with restarts it is for supervise and all tasks.
+SIGNALS = [
+    ("--requeue --signal TERM@90", "every task", ["TERM@90"]),
+    ("--requeue --ps 1 --signal TERM@90", "this script", ["B:TERM@90"]),
+    ("--requeue --jobs ps=1,worker=-1", "this script", ["B:USR1@120"]),
+    ("--requeue --ps 1 --signal 10", "this script", ["B:10"]),
+    ("--requeue --ps 1 --ps-nodes 2", "this script", ["B:USR1@120"]),
+    ("--requeue --jobs chief=1,worker=-1", "every task", ["USR1@120"]),
+    ("--requeue --ps 1 --restarts 2", "every task", ["USR1@120"]),
+    ("--ps 1 --signal USR2@60", "every task", ["USR2@60"]),
+    ("--requeue --ps 1 --ps-nodes 2 --restarts 2", "every task", ["USR1@120"] * 2),
+]
+
+
+@pytest.mark.parametrize(("options", "whom", "signals"), SIGNALS)
+def test_who_gets_the_signal(
+    options: str, whom: str, signals: List[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = printed(f"-N 3 {options}", "python train.py", capsys)
+    assert re.findall("# Sent to (.*) [0-9]+ s before", text) == [whom]
+    assert re.findall("--signal=(.*)", text) == signals
+    assert (text.count("trap 'end_job 75' "), text.count('" &\n')) == (
+        (1, 1) if whom == "this script" else (0, 0)
+    )
+
+
 REFUSED = {
     "--nodes 0": "--nodes 0: expected a whole number from 1 on",
     "--tasks-per-node=-1": "--tasks-per-node -1: expected",
@@ -279,6 +385,9 @@ REFUSED = {
     "--requeue --signal B:USR1@60": "--signal 'B:USR1@60': expected a signal for the tasks",
     "--requeue --signal FOO": "--signal 'FOO': expected",
     "--requeue --time 3": "the signal up to 60 s early",
+    "--ps 1 -N 3 --requeue --signal 9": "--signal 9 and parameter servers: the batch file gets",
+    "--ps 1 -N 3 --requeue --signal CONT@60": "expected one of USR1, USR2, TERM",
+    "--ps 1 -N 3 --requeue --signal 99": "no signal has the number 99",
     "--time soon": "--time 'soon': expected minutes",
     "--time 1:2:3:4": "--time '1:2:3:4': expected",
     "--job-name a/b": "--job-name 'a/b': expected a name without a slash",

@@ -26,6 +26,7 @@ ENVIRONMENT = {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
 OPTION_SETS = {
     "plain": "--nodes 2 --tasks-per-node 2 --gpus-per-node 2",
     "parameter servers": "--nodes 2 --tasks-per-node 2 --ps 2 -t 30 -p p --mem 1M",
+    "parameter servers, requeued": "-N 3 --ps 1 --requeue --array 0-3 --exec --signal SIGHUP@70",
     "requeued": "--nodes 2 -c 2 --requeue --time 1:00:00 --exclusive",
     "an array": "--nodes 2 --array 0-3%2 --requeue --signal TERM@60 --job-name 'a # \"b\" \\\\c'",
     "exec": "--nodes 2 --exec --ps 1 --tasks-per-node 2 --time 0-1 --max-restarts 2",

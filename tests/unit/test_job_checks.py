@@ -77,6 +77,10 @@ def test_rules(
         ("#!/bin/sh\nsrun true\n#SBATCH --signal=USR1\n", "ok: the batch file has no"),
         ("#!/bin/sh\n#SBATCH --signal USR1\n", "ok: --signal=USR1 reaches the tasks"),
         ("#!/bin/sh\n#SBATCH --signal=B:USR1@60\n", "warning: --signal=B:USR1@60 reaches the"),
+        ("#SBATCH --signal=B:USR1@60\ntrap 'x 75' USR1\n", "ok: --signal=B:USR1@60 reaches the"),
+        ("#SBATCH --signal=B:10@60\ntrap 'x 75' USR1\n", "ok: --signal=B:10@60 reaches the batch"),
+        ("#SBATCH --signal=B:X@60\ntrap 'x' USR1\n", "warning: --signal=B:X@60 reaches the batch"),
+        ("#SBATCH --signal=B:USR1@60\ntrap 'x 75' USR2\n", "warning: --signal=B:USR1@60 reaches"),
     ],
 )
 def test_the_batch_files_signal(

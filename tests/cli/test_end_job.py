@@ -1,0 +1,131 @@
+"""When a batch file with parameter servers requeues its job: Slurm's commands are stand-ins."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from pathlib import Path
+from typing import NamedTuple, Tuple
+
+import pytest
+from batch_files import printed
+
+STAND_INS = {
+    # the program is the word that follows the options
+    "srun": 'while [ "${1%% *}" != slurm-resolver ] && [ "$1" != train ]; do shift; done\n'
+    'if [ "$1" = train ]; then eval "$TRAIN"; else eval "$CHECK"; fi\n',
+    "scontrol": """\
+case "$*" in
+"show config") echo "SLURM_VERSION = $VERSION" ;;
+"show partition p") echo "PreemptMode=REQUEUE" ;;
+"show job"*) echo "   Partition=p Requeue=1 Restarts=0 $JOB"; exit "${ANSWERS:-0}" ;;
+*) echo "$*" >>calls ;;
+esac
+[ "$1" != requeue ] || kill "$PPID"  # Slurm ends the batch file
+""",
+    "sleep": "",
+}
+RUNNING = "JobState=RUNNING "
+PREEMPTED = f"{RUNNING} PreemptTime=2026-01-01T00:00:00 "
+CANCELLED = "JobState=COMPLETING Reason=None "
+# It trains until the batch file has ended.
+SIGNAL = "kill -USR1 $PPID; exec tail -f /dev/null --pid=$PPID >/dev/null 2>&1"
+ENDED = -15  # by SIGTERM
+
+
+class Case(NamedTuple):
+    """What happens to a job.
+
+    Attributes:
+        train: what the training does.
+        job: what Slurm says about the job.
+        status: that of the batch file.
+        calls: what it has Slurm do.
+        check: what the checks before the training do.
+        options: of `slurm-resolver sbatch`, besides those that all have.
+        version: Slurm's.
+        variables: of the batch file.
+    """
+
+    train: str
+    job: str
+    status: int
+    calls: Tuple[str, ...] = ()
+    check: str = "true"
+    options: str = ""
+    version: str = "22.05.8"
+    variables: Tuple[str, ...] = ()
+
+
+ARRAY = ("SLURM_ARRAY_JOB_ID=5", "SLURM_ARRAY_TASK_ID=7")
+TWICE = ("SLURM_RESTART_COUNT=2",)
+NO_MORE = "update JobId=5 Requeue=0"
+CASES = {
+    "it trains to its end": Case("exit 0", RUNNING, 0),
+    "it fails": Case("exit 143", RUNNING, 143),
+    "the signal": Case(SIGNAL, RUNNING, ENDED, ("requeue 5",)),
+    "the signal, by its number": Case(
+        SIGNAL, RUNNING, ENDED, ("requeue 5",), options="--signal 10@90"
+    ),
+    "the signal, while Slurm sends it": Case(SIGNAL, "JobState=SIGNALING ", ENDED, ("requeue 5",)),
+    "the signal, to a task of an array": Case(
+        SIGNAL, RUNNING, ENDED, ("requeue 5_7",), variables=ARRAY
+    ),
+    "the signal, in the checks": Case(
+        "echo >trained", RUNNING, ENDED, ("requeue 5",), "kill -USR1 $PPID"
+    ),
+    "SIGTERM as the signal": Case(
+        SIGNAL.replace("USR1", "TERM"), RUNNING, 75, ("requeue 5",), options="--signal TERM@90"
+    ),
+    "SIGTERM as the signal, and scancel": Case(
+        SIGNAL.replace("USR1", "TERM"), CANCELLED, 75, options="--signal TERM@90"
+    ),
+    "scancel": Case("exit 143", CANCELLED, 143),
+    "the signal, to a cancelled job": Case(SIGNAL, CANCELLED, 75),
+    "the signal, and Slurm does not answer": Case(SIGNAL, "", 75, variables=("ANSWERS=1",)),
+    "often enough": Case(
+        SIGNAL, RUNNING, 75, (NO_MORE,), options="--max-restarts 2", variables=TWICE
+    ),
+    "as often as tasks would": Case(
+        SIGNAL, RUNNING, 75, (NO_MORE,), variables=("SLURM_RESTART_COUNT=100",)
+    ),
+    "once more": Case(
+        SIGNAL, RUNNING, ENDED, ("requeue 5",), options="--max-restarts 3", variables=TWICE
+    ),
+    "preempted": Case("exit 143", PREEMPTED, ENDED, ("requeue 5",)),
+    "preempted in the checks": Case("echo >trained", PREEMPTED, ENDED, ("requeue 5",), "exit 143"),
+    "preempted, and requeued by Slurm": Case("exit 143", PREEMPTED, 75, version="24.11.5"),
+    "preempted with the signal": Case(SIGNAL, PREEMPTED, 75, version="24.11.5"),
+    "the checks fail": Case("echo >trained", RUNNING, 1, (), "exit 1"),
+    "it fails, and Slurm would hold it": Case(
+        "exit 5", f"{RUNNING} ExpeditedRequeue=Yes ", 5, (NO_MORE,), version="26.05.0"
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_when_the_job_is_requeued(
+    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    case = CASES[name]
+    text = printed(f"-N 3 --ps 1 --requeue {case.options}", "train", capsys)
+    for program, lines in STAND_INS.items():
+        (tmp_path / program).write_text(f"#!/bin/bash\n{lines}")
+        (tmp_path / program).chmod(0o755)
+    done = subprocess.run(
+        ["bash", "-c", text],
+        cwd=tmp_path,
+        env={
+            "PATH": f"{tmp_path}:{os.environ['PATH']}",
+            **{"SLURM_JOB_ID": "5", "TRAIN": case.train, "CHECK": case.check},
+            **{"JOB": case.job, "VERSION": case.version},
+            **dict(one.split("=") for one in case.variables),
+        },
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    calls = tmp_path / "calls"
+    called = calls.read_text().splitlines() if calls.exists() else []
+    assert (done.returncode, called) == (case.status, list(case.calls)), done.stderr
+    assert not (tmp_path / "trained").exists()
