@@ -111,7 +111,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--max-restarts",
         type=int,
         metavar="N",
-        help="have the batch file requeue the job at most so often (10, or 100 at the signal)",
+        help="have the batch file requeue the job at most so often (10; 100 with a ps)",
     )
     add = parser.add_argument_group("the script").add_argument
     add("--module", dest="modules", action="append", metavar="NAME", help="module to load")

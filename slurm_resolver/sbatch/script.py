@@ -19,6 +19,7 @@ from slurm_resolver.sbatch.settings import (
     all_nodes,
     all_ps_nodes,
     check_settings,
+    has_servers,
     job_signal,
     script_requeues,
     seconds_after_signal,
@@ -291,6 +292,10 @@ def _training(settings: BatchSettings) -> List[str]:
         run[-1] += " &"
         step = _step(settings, "--kill-on-bad-exit=1")
         return [why, _WHY_BACKGROUND, *lines, *step, *run, *_WAIT]
+    if has_servers(settings):
+        step = _step(settings, "--kill-on-bad-exit=1")
+        run[-1] += " || status=$?"
+        return ["status=0", *_WHY_SUPERVISED, *lines, *step, *run, "", *requeue_lines(settings)]
     seconds = seconds_after_signal(settings)
     why_wait = [line.format(status=REQUEUE_STATUS, seconds=seconds) for line in _WHY_WAIT]
     step = _step(settings, f"--kill-on-bad-exit=0 --wait={seconds}")
@@ -327,6 +332,10 @@ def _step(settings: BatchSettings, srun_options: str) -> List[str]:
 
 _WHY_BACKGROUND = "# In the background, as bash heeds a signal at once only while it waits."
 _WAIT = ("status=0", "wait $! || status=$?", 'end_job "$status"')
+_WHY_SUPERVISED = (
+    "# Under ParameterServerStrategy nothing saves at the signal, which ends the tasks: supervise",
+    "# then has the job requeued, and the training goes on from the last save of BackupAndResume.",
+)
 _WHY_WAIT = (
     "# A task that gets the signal saves, and requeues the job with scontrol. Where there is none",
     "# (in a container) it ends with exit status {status}, and the lines below requeue the job.",

@@ -262,18 +262,22 @@ def script_requeues(settings: BatchSettings) -> bool:
     With parameter servers no task saves at a signal: it would only end the tasks, and with them a
     job that Slurm does not requeue. `slurm-resolver supervise` requeues such a job by itself.
     """
-    servers = (settings.jobs or {}).get("ps", 0)
-    return settings.requeue and settings.restarts is None and servers > 0
+    return settings.requeue and settings.restarts is None and has_servers(settings)
+
+
+def has_servers(settings: BatchSettings) -> bool:
+    """Whether there are parameter servers, so that no task saves at a signal."""
+    return (settings.jobs or {}).get("ps", 0) > 0
 
 
 def max_requeues(settings: BatchSettings) -> int:
     """Returns how often the batch file requeues the job.
 
-    Where it does so at every time limit, as often as tasks that save do by themselves.
+    With parameter servers it does so at every time limit: as often as tasks that save do it.
     """
     if settings.max_restarts is not None:
         return settings.max_restarts
-    return 100 if script_requeues(settings) else 10
+    return 100 if has_servers(settings) else 10
 
 
 def seconds_after_signal(settings: BatchSettings) -> int:

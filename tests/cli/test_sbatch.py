@@ -286,6 +286,21 @@ def test_restarts_and_a_requeue(capsys: pytest.CaptureFixture[str]) -> None:
     ) in text
 
 
+def test_restarts_and_a_requeue_with_parameter_servers(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    text = printed("-N 3 --restarts 9 --ps 1 --requeue", "python train.py", capsys)
+    assert "# Under ParameterServerStrategy nothing saves at the signal, which ends the" in text
+    assert "A task that gets the signal saves" not in text
+    assert '[ "${SLURM_RESTART_COUNT:-0}" -ge 100 ]' in text
+    assert (
+        "slurm-resolver supervise --restarts 9 --requeue --least-time 180 \\\n"
+        "    --nodes 3 --ntasks-per-node 1 -- \\\n"
+        '    "${step[@]}" --kill-on-bad-exit=1 \\\n'
+        '    python train.py "$@" || status=$?\n'
+    ) in text
+
+
 def test_the_checks_are_of_all_nodes(capsys: pytest.CaptureFixture[str]) -> None:
     """Counts without a rest are those of the training, which has fewer tasks than the checks."""
     checks = "    slurm-resolver check --timeout 120"
