@@ -162,6 +162,10 @@ class Supervisor:
         if stop is not None:
             return stop
         if len(self._attempts) > self._options.restarts:
+            # by the signal that announced the job's end, where no task saves at one
+            ending = self._look()[1] if self._options.requeue and failure.signal else None
+            if ending is not None and ending.requeue:
+                return ending
             same = ""
             if len(self._attempts) > 1 and same_again(self._attempts):
                 same = ", and it was the same each time"
