@@ -16,7 +16,7 @@ TENSORFLOW = $(if $(or $(GPU),$(THERE),$(filter-out x86_64,$(shell uname -m))),t
 QUICK_TIME = two minutes
 TEST_TIME = an hour, most of it training on two versions of Slurm; half of it where one is here
 
-.PHONY: help demo quick docs pages coverage test say-how-long test-slurm test-training test-training-newest lint types slurm slurms matrix bench clean
+.PHONY: help demo quick docs pages coverage test say-how-long test-slurm test-tensorflow test-training test-training-newest lint types slurm slurms matrix bench clean
 
 help:
 	@echo "make demo      install TensorFlow into $(VENV), and train two workers (a few minutes)"
@@ -52,17 +52,20 @@ pages:
 coverage: $(VENV)/tools
 	$(RUN) python -m pytest -m "not slurm and not tensorflow" --cov
 
-# Much of the tests on a real Slurm is waiting, so they run side by side; those that train on it, and
-# take long, on the oldest version that is here, and on the newest, or on that one alone.
+# Much of the tests on a real Slurm is waiting, so they run side by side, the longest first; those that
+# train on it, and take long, on the oldest version that is here, and on the newest, or on that one alone.
 NEWEST = $(if $(wildcard .slurms/*),test-training-newest)
 test: say-how-long lint types coverage
-	$(MAKE) --jobs=3 --keep-going --output-sync=target test-slurm test-training $(NEWEST)
+	$(MAKE) --jobs=3 --keep-going --output-sync=target test-slurm $(NEWEST) test-training test-tensorflow
 
 say-how-long:
 	@echo "make test takes $(TEST_TIME). make quick takes $(QUICK_TIME)."
 
 test-slurm: $(VENV)/installed
-	$(RUN) python -m pytest -m "(slurm and not tensorflow) or (tensorflow and not slurm)"
+	$(RUN) python -m pytest -m "slurm and not tensorflow"
+
+test-tensorflow: $(VENV)/installed
+	$(RUN) python -m pytest -m "tensorflow and not slurm"
 
 test-training: $(VENV)/installed
 	$(RUN) python -m pytest -m "tensorflow and slurm$(if $(NEWEST), and not newest)" --slurm oldest
@@ -88,7 +91,8 @@ slurms: slurm
 	sh tests/install_slurms.sh .slurms
 
 # Three at a time: much of the tests is waiting for processes and sockets.
-PYTHONS = 3.9 3.10 3.11 3.12 3.13
+# A Python that `make test` has just had can be left out: make matrix TESTED=3.11.
+PYTHONS = $(filter-out $(TESTED),3.9 3.10 3.11 3.12 3.13)
 SESSIONS = tensorflow-oldest tensorflow-newest $(PYTHONS:%=tests-%) package docs keras-versions
 # the ends of the range that is supported; `nox -s keras-versions` takes all of Keras 3
 nox-keras-versions: ENDS = -- 3.10 3.15

@@ -131,7 +131,7 @@ def jobs(
         ids = {name: submit(slurm, folders[name], name) for name in CASES}
         pending = dict(CASES)
         found: Dict[str, List[Dict[str, str]]] = {}
-        deadline = time.monotonic() + 150
+        deadline = time.monotonic() + 400
         while pending or any(
             job["JobState"] not in ENDS for id in ids.values() for job in found[id]
         ):
