@@ -8,8 +8,9 @@ import shlex
 import subprocess
 import sys
 import time
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import Dict, List, NamedTuple, Sequence
+from typing import Dict, Iterator, List, NamedTuple, Tuple
 
 import pytest
 from folders import HELPERS
@@ -20,6 +21,9 @@ from slurm_resolver.parameter_server.monitor import Monitor
 PROGRAM = [sys.executable, "-m", "slurm_resolver"]
 TOGETHER = [*PROGRAM, "run", "-n4", "-K0", "--"]
 EXEC = [*PROGRAM, "exec", "--jobs", "ps=2,worker=-1"]
+ENVIRONMENT = {
+    name: value for name, value in os.environ.items() if not name.startswith(("SLURM", "TF_CONFIG"))
+}
 
 
 class Case(NamedTuple):
@@ -61,8 +65,8 @@ COME = 'touch "{job} {index}"; until [ $(ls | wc -l) = {num_tasks} ]; do sleep 0
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_they_end_with_the_training(name: str, tmp_path: Path) -> None:
-    check(CASES[name], ["--end-servers"], tmp_path)
+def test_they_end_with_the_training(name: str, ended: Ended) -> None:
+    check(CASES[name], ended["together", name].result())
 
 
 OUTLASTS = "sleep 5"  # longer than servers are given to end by themselves
@@ -92,12 +96,8 @@ WATCHED = {
 
 
 @pytest.mark.parametrize("name", WATCHED)
-def test_they_end_by_themselves_when_none_trains(name: str, tmp_path: Path) -> None:
-    case, folder = WATCHED[name], tmp_path / "step"
-    folder.mkdir()
-    check(case, [], folder)
-    told = case.acts.get("worker 1", "")
-    assert (tmp_path / "worker 1 ended").exists() == ("worker 1 ended" in told)
+def test_they_end_by_themselves_when_none_trains(name: str, ended: Ended) -> None:
+    check(WATCHED[name], ended["watched", name].result())
 
 
 JOINED = f"{shlex.quote(sys.executable)} {HELPERS / 'joins.py'} > /dev/null"
@@ -151,13 +151,10 @@ EXEC_WITH_CHIEF = [sys.executable, "-c", LOOKS_OFTEN, "exec", "--jobs", "chief=1
 
 
 @pytest.mark.parametrize("name", WITH_CHIEF)
-def test_workers_that_only_join_end_with_the_chief(name: str, tmp_path: Path) -> None:
-    case, folder = WITH_CHIEF[name], tmp_path / "step"
-    folder.mkdir()
-    done = check(case, [], folder, EXEC_WITH_CHIEF)
-    assert done.stderr.count("slurm_resolver: ") == len(case.told)
-    ended = any(ENDED in act for act in case.acts.values())
-    assert (tmp_path / "worker 1 ended").exists() == ended
+def test_workers_that_only_join_end_with_the_chief(name: str, ended: Ended) -> None:
+    case, outcome = WITH_CHIEF[name], ended["with a chief", name].result()
+    check(case, outcome)
+    assert outcome.errors.count("slurm_resolver: ") == len(case.told)
 
 
 AS_ONE_JOB = {
@@ -173,12 +170,39 @@ AS_ONE_JOB = {
 
 
 @pytest.mark.parametrize("name", AS_ONE_JOB)
-def test_workers_that_only_join_end_with_the_job(name: str, tmp_path: Path) -> None:
-    case, folder = AS_ONE_JOB[name], tmp_path / "step"
-    folder.mkdir()
-    check(case, ["--end-servers"], folder, EXEC_WITH_CHIEF)
-    ended = any(ENDED in act for act in case.acts.values())
-    assert (tmp_path / "worker 1 ended").exists() == ended
+def test_workers_that_only_join_end_with_the_job(name: str, ended: Ended) -> None:
+    check(AS_ONE_JOB[name], ended["as one job", name].result())
+
+
+# By kind: the cases, and the command of each task.
+KINDS: Dict[str, Tuple[Dict[str, Case], List[str]]] = {
+    "together": (CASES, [*EXEC, "--end-servers"]),
+    "watched": (WATCHED, EXEC),
+    "with a chief": (WITH_CHIEF, EXEC_WITH_CHIEF),
+    "as one job": (AS_ONE_JOB, [*EXEC_WITH_CHIEF, "--end-servers"]),
+}
+
+
+class Outcome(NamedTuple):
+    """How a step has ended, and whether its second worker came to its own end."""
+
+    status: int
+    errors: str
+    worker_ended: bool
+
+
+Ended = Dict[Tuple[str, str], "Future[Outcome]"]
+
+
+@pytest.fixture(scope="module")
+def ended(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ended]:
+    """The outcome of every case by its kind and name. Most of each is waiting: some run at once."""
+    with ThreadPoolExecutor(5) as pool:
+        yield {
+            (kind, name): pool.submit(run, case, command, tmp_path_factory.mktemp("case"))
+            for kind, (cases, command) in KINDS.items()
+            for name, case in cases.items()
+        }
 
 
 @pytest.mark.parametrize(("options", "parents"), [(["--no-end-servers"], 1), ([], 4)])
@@ -211,24 +235,32 @@ def test_a_worker_that_has_ended_before_the_monitor_came_is_waited_for_no_longer
         assert worker.wait(60.0) == 0
 
 
-def check(
-    case: Case, options: List[str], folder: Path, command: Sequence[str] = EXEC
-) -> subprocess.CompletedProcess[str]:
-    """Starts the four tasks, and compares how all end."""
+def run(case: Case, command: List[str], top: Path) -> Outcome:
+    """Starts the four tasks, and waits for their end."""
+    folder = top / "step"
+    folder.mkdir()
     lines = [f"'{task}') {act};;" for task, act in case.acts.items()]
     script = f'{COME}; case "{{job}} {{index}}" in {" ".join(lines)} esac'
     done = subprocess.run(
-        [*TOGETHER, *command, *options, "--", "sh", "-c", script],
+        [*TOGETHER, *command, "--", "sh", "-c", script],
         cwd=folder,
+        # other tests of this process may set variables meanwhile
+        env=ENVIRONMENT,
         capture_output=True,
         text=True,
         timeout=400,
     )
-    assert done.returncode == case.status, done.stderr
+    return Outcome(done.returncode, done.stderr, (top / "worker 1 ended").exists())
+
+
+def check(case: Case, outcome: Outcome) -> None:
+    """Compares how all have ended."""
+    assert outcome.status == case.status, outcome.errors
     for line in case.told:
-        assert line in done.stderr
-    assert case.told or "slurm_resolver: " not in done.stderr
-    return done
+        assert line in outcome.errors
+    assert case.told or "slurm_resolver: " not in outcome.errors
+    told = any("worker 1 ended" in act for act in case.acts.values())
+    assert outcome.worker_ended == told
 
 
 @pytest.mark.parametrize(
