@@ -16,7 +16,7 @@ TENSORFLOW = $(if $(or $(GPU),$(THERE),$(filter-out x86_64,$(shell uname -m))),t
 QUICK_TIME = two minutes
 TEST_TIME = an hour, most of it training on two versions of Slurm; half of it where one is here
 
-.PHONY: help demo quick docs pages coverage test say-how-long test-slurm test-tensorflow test-training test-training-newest lint types slurm slurms matrix bench clean
+.PHONY: help demo quick docs pages coverage test say-how-long test-slurm test-tensorflow test-training test-training-newest test-training-once lint types slurm slurms matrix bench clean
 
 help:
 	@echo "make demo      install TensorFlow into $(VENV), and train two workers (a few minutes)"
@@ -52,11 +52,12 @@ pages:
 coverage: $(VENV)/tools
 	$(RUN) python -m pytest -m "not slurm and not tensorflow" --cov
 
-# Much of the tests on a real Slurm is waiting, so they run side by side, the longest first; those that
+# Much of the tests on a real Slurm is waiting, so three parts at a time run side by side; those that
 # train on it, and take long, on the oldest version that is here, and on the newest, or on that one alone.
 NEWEST = $(if $(wildcard .slurms/*),test-training-newest)
+PARTS = test-slurm $(NEWEST) test-training test-training-once test-tensorflow
 test: say-how-long lint types coverage
-	$(MAKE) --jobs=3 --keep-going --output-sync=target test-slurm $(NEWEST) test-training test-tensorflow
+	$(MAKE) --jobs=3 --keep-going --output-sync=target $(PARTS)
 
 say-how-long:
 	@echo "make test takes $(TEST_TIME). make quick takes $(QUICK_TIME)."
@@ -68,10 +69,13 @@ test-tensorflow: $(VENV)/installed
 	$(RUN) python -m pytest -m "tensorflow and not slurm"
 
 test-training: $(VENV)/installed
-	$(RUN) python -m pytest -m "tensorflow and slurm$(if $(NEWEST), and not newest)" --slurm oldest
+	$(RUN) python -m pytest -m "tensorflow and slurm and not newest" --slurm oldest
 
 test-training-newest: $(VENV)/installed
-	$(RUN) python -m pytest -m "tensorflow and slurm" --slurm newest
+	$(RUN) python -m pytest -m "tensorflow and slurm and not newest" --slurm newest
+
+test-training-once: $(VENV)/installed
+	$(RUN) python -m pytest -m "tensorflow and slurm and newest" --slurm newest
 
 # At last: ruff's version stands in two files, and another version formats otherwise.
 lint: $(VENV)/tools
