@@ -220,10 +220,10 @@ class SlurmCluster:
     ) -> Completed:
         """Run a command on the login host, a string with `bash -c`, and return what it printed.
 
-        It gets PATH, HOME, LANG and TMPDIR of this process, SLURM_CONF, and `env`.  Raises
-        AssertionError for a status other than 0 unless `check` is false, and TimeoutError with
-        the output so far where it took longer than `timeout` seconds; it is then killed and its
-        jobs are cancelled.
+        It gets PATH, HOME, LANG, PYTHONPATH and TMPDIR of this process, SLURM_CONF, and `env`.
+        Raises AssertionError for a status other than 0 unless `check` is false, and TimeoutError
+        with the output so far where it took longer than `timeout` seconds; it is then killed and
+        its jobs are cancelled.
         """
         return self._run(command, env=env, cwd=cwd, timeout=timeout, check=check)
 
@@ -296,7 +296,9 @@ class SlurmCluster:
     def _environment_with(self, env: Mapping[str, str]) -> dict[str, str]:
         """Return the environment of a command; a PATH of its own leads to this Slurm as well."""
         path = self.installation.before(env.get("PATH", PATH))
-        return {**self._environment, **env, "PATH": path}
+        # the test's own, which another test of this cluster need not have
+        python = {k: os.environ[k] for k in ("PYTHONPATH",) if k in os.environ}
+        return {**self._environment, **python, **env, "PATH": path}
 
     def _holder(self, node: str) -> int:
         """Return the process that keeps the namespaces of a node: the shell that made them."""

@@ -2,11 +2,21 @@
 
 from __future__ import annotations
 
-from typing import Any, Optional
+import os
+from typing import Any, Iterator, Optional
 
 import pytest
+from folders import HELPERS
 
 NODES = "t02n13,t02n41,t02n43"
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _without_what_keras_need_not_import() -> Iterator[None]:
+    """Programs that the tests start import TensorFlow in two thirds of the time."""
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setenv("PYTHONPATH", str(HELPERS / "hidden"), prepend=os.pathsep)
+        yield
 
 
 @pytest.fixture
