@@ -29,6 +29,22 @@ Outcomes = Dict[str, Dict[str, Any]]
 # By workers, the step that starts them, always on two nodes.
 STEPS = {2: "-w n9,n10 -N2 -n2", 3: "-w n9,n10 -N2 -n3"}
 
+# What two workers do, three do where it matters how the rows are shared.
+CASES: Dict[int, List[str]] = {
+    2: [],  # all
+    3: [
+        "datasets",
+        "uneven_end",
+        "arrays_with_an_uneven_end",
+        "validation_data",
+        "steps_per_execution_with_a_rest",
+        "py_dataset",
+        "parts_of_unequal_size",
+        "batch_normalization",
+        "early_stopping",
+    ],
+}
+
 # Cases that are not equal to one process to five digits, and by how much they may differ.
 TOLERANCES = {"mixed_precision": 2e-2, "parts_of_unequal_size": 0.3}
 
@@ -56,7 +72,7 @@ def workers(
 ) -> List[Outcomes]:
     """What came of all cases, by worker."""
     count: int = request.param
-    return run(real_slurm, count, tmp_path_factory.mktemp(f"workers{count}"))
+    return run(real_slurm, count, tmp_path_factory.mktemp(f"workers{count}"), *CASES[count])
 
 
 def run(slurm: SlurmCluster, count: int, folder: Path, *options: str) -> List[Outcomes]:
@@ -88,9 +104,11 @@ def differences(one: Dict[str, Any], other: Dict[str, Any]) -> Dict[str, Tuple[f
 def test_all_ways_of_training_give_what_one_process_gives(
     alone: Outcomes, workers: List[Outcomes]
 ) -> None:
-    for name, expected in alone.items():
+    assert len(workers) == 3 or set(workers[0]) == set(alone)
+    for name, found in workers[0].items():
+        expected = alone[name]
         assert "error" not in expected, (name, expected)
-        for what, (largest, longer) in differences(expected, workers[0][name]).items():
+        for what, (largest, longer) in differences(expected, found).items():
             assert longer == 0, (name, what)
             assert largest < TOLERANCES.get(name, 1e-5), (name, what, largest)
 
