@@ -16,7 +16,7 @@ TENSORFLOW = $(if $(or $(GPU),$(THERE),$(filter-out x86_64,$(shell uname -m))),t
 QUICK_TIME = two minutes
 TEST_TIME = an hour, most of it training on two versions of Slurm; half of it where one is here
 
-.PHONY: help demo quick docs pages coverage test say-how-long test-slurm test-tensorflow test-training test-training-newest test-training-once lint types slurm slurms matrix bench clean
+.PHONY: help demo quick docs pages coverage test say-how-long test-slurm test-slurm-older test-tensorflow test-training test-training-once test-training-oldest lint types slurm slurms matrix bench clean
 
 help:
 	@echo "make demo      install TensorFlow into $(VENV), and train two workers (a few minutes)"
@@ -52,30 +52,34 @@ pages:
 coverage: $(VENV)/tools
 	$(RUN) python -m pytest -m "not slurm and not tensorflow" --cov
 
-# Much of the tests on a real Slurm is waiting, so three parts at a time run side by side; those that
-# train on it, and take long, on the oldest version that is here, and on the newest, or on that one alone.
-NEWEST = $(if $(wildcard .slurms/*),test-training-newest)
-PARTS = test-slurm $(NEWEST) test-training test-training-once test-tensorflow
-test: say-how-long lint types coverage
-	$(MAKE) --jobs=3 --keep-going --output-sync=target $(PARTS)
+# Much of the tests is waiting, so four parts at a time run side by side, the longest first. Those on
+# a real Slurm are parts by its versions: what depends on none runs on the newest alone, and what
+# trains, which takes long, on the oldest and the newest.
+PARTS = test-slurm test-training test-training-once test-tensorflow
+OLDER = $(if $(wildcard .slurms/*),test-slurm-older test-training-oldest)
+test: say-how-long lint types
+	$(MAKE) --jobs=4 --keep-going --output-sync=target coverage $(OLDER) $(PARTS)
 
 say-how-long:
 	@echo "make test takes $(TEST_TIME). make quick takes $(QUICK_TIME)."
 
 test-slurm: $(VENV)/installed
-	$(RUN) python -m pytest -m "slurm and not tensorflow"
+	$(RUN) python -m pytest -m "slurm and not tensorflow" --slurm newest
+
+test-slurm-older: $(VENV)/installed
+	$(RUN) python -m pytest -m "slurm and not tensorflow and not newest" --slurm older
 
 test-tensorflow: $(VENV)/installed
 	$(RUN) python -m pytest -m "tensorflow and not slurm"
 
 test-training: $(VENV)/installed
-	$(RUN) python -m pytest -m "tensorflow and slurm and not newest" --slurm oldest
-
-test-training-newest: $(VENV)/installed
 	$(RUN) python -m pytest -m "tensorflow and slurm and not newest" --slurm newest
 
 test-training-once: $(VENV)/installed
 	$(RUN) python -m pytest -m "tensorflow and slurm and newest" --slurm newest
+
+test-training-oldest: $(VENV)/installed
+	$(RUN) python -m pytest -m "tensorflow and slurm and not newest" --slurm oldest
 
 # At last: ruff's version stands in two files, and another version formats otherwise.
 lint: $(VENV)/tools
@@ -94,7 +98,7 @@ slurm:
 slurms: slurm
 	sh tests/install_slurms.sh .slurms
 
-# Three at a time: much of the tests is waiting for processes and sockets.
+# Four at a time: much of the tests is waiting for processes and sockets.
 # A Python that `make test` has just had can be left out: make matrix TESTED=3.11.
 PYTHONS = $(filter-out $(TESTED),3.9 3.10 3.11 3.12 3.13)
 SESSIONS = tensorflow-oldest tensorflow-newest $(PYTHONS:%=tests-%) package docs keras-versions
@@ -102,7 +106,7 @@ SESSIONS = tensorflow-oldest tensorflow-newest $(PYTHONS:%=tests-%) package docs
 nox-keras-versions: ENDS = -- 3.10 3.15
 
 matrix: $(VENV)/tools
-	$(MAKE) --jobs=3 --keep-going --output-sync=target $(SESSIONS:%=nox-%)
+	$(MAKE) --jobs=4 --keep-going --output-sync=target $(SESSIONS:%=nox-%)
 
 .PHONY: $(SESSIONS:%=nox-%)
 $(SESSIONS:%=nox-%): nox-%:

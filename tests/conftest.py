@@ -27,28 +27,29 @@ HAS_TENSORFLOW = importlib.util.find_spec("tensorflow") is not None
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Adds --slurm."""
-    help_ = "a version of Slurm to test on: one such as 24.11, oldest or newest (default: all here)"
+    help_ = "what Slurm to test on: one such as 24.11, oldest, newest, or older: all but the newest"
     parser.addoption("--slurm", action="append", metavar="VERSION", help=help_)
 
 
 def chosen(asked: List[str]) -> List[Installation]:
     """Returns the versions that are asked for, by default all that are here."""
     versions = installations()
-    found = {"oldest": versions[0], "newest": versions[-1]}
-    found.update((one.version, one) for one in versions)
-    missing = ", ".join(version for version in asked if version not in found)
+    found = {"oldest": versions[:1], "newest": versions[-1:], "older": versions[:-1]}
+    found.update((one.version, [one]) for one in versions)
+    missing = ", ".join(version for version in asked if not found.get(version))
     if missing:
         here = ", ".join(one.version for one in versions)
         raise pytest.UsageError(
             f"--slurm: no {missing} here, but {here}; `make slurms` gets others"
         )
-    return [found[version] for version in asked] or versions
+    return [one for version in asked for one in found[version]] or versions
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """A test on the real Slurm runs on each version; one that trains on the oldest and newest.
 
-    One that is marked so runs on the newest alone: what it asks depends on no version.
+    One that is marked so runs on the newest alone: what it asks depends on no version, or a test
+    without TensorFlow asks it of each.
     """
     if "installation" in metafunc.fixturenames:
         asked = metafunc.config.getoption("--slurm")

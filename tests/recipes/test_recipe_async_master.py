@@ -171,6 +171,7 @@ def test_what_cannot_be_measured_is_refused(
 
 @pytest.mark.tensorflow
 @pytest.mark.slurm
+@pytest.mark.newest
 def test_ps_ratio_measures_in_an_allocation(real_slurm: SlurmCluster, tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     output = real_slurm.run(
@@ -208,6 +209,7 @@ def summaries(folder: Path) -> Dict[str, Dict[int, float]]:
 
 @pytest.mark.tensorflow
 @pytest.mark.slurm
+@pytest.mark.newest
 def test_the_chief_saves_counts_and_goes_on(
     real_slurm: SlurmCluster, tmp_path: Path, mnist_file: Path
 ) -> None:

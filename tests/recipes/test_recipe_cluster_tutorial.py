@@ -59,6 +59,7 @@ def test_the_variables_of_a_local_cluster_are_on_one_task_and_its_layers_on_the_
 
 
 @pytest.mark.slurm
+@pytest.mark.newest
 def test_the_towers_of_a_client_train_each_by_itself(real_slurm: SlurmCluster) -> None:
     output = in_graph(real_slurm, "--steps 600")
     # Only the client, rank 0, has something to say.
@@ -71,6 +72,7 @@ def test_the_towers_of_a_client_train_each_by_itself(real_slurm: SlurmCluster) -
 
 
 @pytest.mark.slurm
+@pytest.mark.newest
 def test_the_towers_of_a_client_train_in_step(real_slurm: SlurmCluster, mnist_file: Path) -> None:
     output = in_graph(real_slurm, f"--sync --steps 300 --data {mnist_file}")
     assert "synchronous, 2 workers: updates 300," in output
@@ -82,6 +84,7 @@ def test_the_between_graph_program_knows_nothing_of_slurm() -> None:
 
 
 @pytest.mark.slurm
+@pytest.mark.newest
 def test_workers_with_graphs_of_their_own_train_each_by_itself(
     real_slurm: SlurmCluster, mnist_file: Path
 ) -> None:
@@ -93,6 +96,7 @@ def test_workers_with_graphs_of_their_own_train_each_by_itself(
 
 
 @pytest.mark.slurm
+@pytest.mark.newest
 def test_workers_with_graphs_of_their_own_train_in_step(real_slurm: SlurmCluster) -> None:
     output = between_graph(real_slurm, "--sync --train_steps 300")
     reports = re.findall(r"^\d: worker (\d): (\d+) steps for 300 updates", output, re.M)

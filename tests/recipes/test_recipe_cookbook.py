@@ -12,7 +12,7 @@ from example_runs import ENVIRONMENT
 from folders import EXAMPLES
 from slurm_cluster import Completed, SlurmCluster
 
-pytestmark = [pytest.mark.tensorflow, pytest.mark.slurm]
+pytestmark = [pytest.mark.tensorflow, pytest.mark.slurm, pytest.mark.newest]
 
 
 def srun(slurm: SlurmCluster, options: str, command: str, check: bool = True) -> Completed:

@@ -16,7 +16,7 @@ from slurm_cluster import SlurmCluster
 
 FOLDER = EXAMPLES / "sync_replicas"
 
-pytestmark = [pytest.mark.tensorflow, pytest.mark.slurm]
+pytestmark = [pytest.mark.tensorflow, pytest.mark.slurm, pytest.mark.newest]
 
 
 @pytest.fixture(scope="module")

@@ -12,7 +12,7 @@ from example_runs import ENVIRONMENT, accuracies, srun
 from folders import EXAMPLES
 from slurm_cluster import SlurmCluster
 
-pytestmark = [pytest.mark.tensorflow, pytest.mark.slurm]
+pytestmark = [pytest.mark.tensorflow, pytest.mark.slurm, pytest.mark.newest]
 
 
 def test_keras_cloud_scales_over_the_nodes_of_an_allocation(

@@ -22,6 +22,7 @@ def test_the_programs_know_nothing_of_slurm(program: Path) -> None:
 
 @pytest.mark.slurm
 @pytest.mark.tensorflow
+@pytest.mark.newest
 def test_a_tf_config_program_trains_to_equal_weights(
     real_slurm: SlurmCluster, tmp_path: Path
 ) -> None:

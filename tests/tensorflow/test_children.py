@@ -12,7 +12,7 @@ import pytest
 from folders import HELPERS
 from slurm_cluster import SlurmCluster
 
-pytestmark = [pytest.mark.tensorflow, pytest.mark.slurm]
+pytestmark = [pytest.mark.tensorflow, pytest.mark.slurm, pytest.mark.newest]
 
 PROGRAM = shlex.join([sys.executable, str(HELPERS / "slurm_children.py")])
 

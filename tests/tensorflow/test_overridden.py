@@ -13,7 +13,7 @@ import pytest
 from folders import HELPERS
 from slurm_cluster import SlurmCluster, SlurmUnavailable, slurm_or_skip
 
-pytestmark = [pytest.mark.slurm, pytest.mark.tensorflow]
+pytestmark = [pytest.mark.tensorflow, pytest.mark.slurm, pytest.mark.newest]
 
 PROGRAM = shlex.join([sys.executable, str(HELPERS / "slurm_overridden.py")])
 

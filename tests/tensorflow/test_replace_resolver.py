@@ -49,6 +49,7 @@ def test_installed_it_is_tensorflows_under_all_of_its_names() -> None:
 
 
 @pytest.mark.slurm
+@pytest.mark.newest
 def test_from_outside_on_slurm(real_slurm: SlurmCluster) -> None:
     """A cyclic step, whose ranks TensorFlow's resolver takes for those of a block."""
     command = [sys.executable, "-m", "slurm_resolver", "exec", "--replace-resolver", "--"]

@@ -58,6 +58,7 @@ def busiest(slurm: SlurmCluster, output: Path, worker_order: str) -> float:
 
 
 @pytest.mark.slurm
+@pytest.mark.newest
 def test_the_busiest_node_sends_no_more_than_it_must(
     real_slurm: SlurmCluster, tmp_path: Path
 ) -> None:
