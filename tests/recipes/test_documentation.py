@@ -100,7 +100,7 @@ def test_trainings_run_here(command: str, checkout: Path) -> None:
 @pytest.mark.slurm
 @pytest.mark.parametrize("command", of_kind("srun", False))
 def test_commands_run_on_slurm(real_slurm: SlurmCluster, command: str, checkout: Path) -> None:
-    done = real_slurm.run(command, cwd=checkout, env=ENVIRONMENT, timeout=180)
+    done = real_slurm.run(command, cwd=checkout, env=ENVIRONMENT, timeout=300)
     assert done.stdout
 
 

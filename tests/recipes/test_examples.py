@@ -56,7 +56,7 @@ def test_a_data_service_prepares_for_two_workers(real_slurm: SlurmCluster) -> No
 @pytest.mark.slurm
 def test_a_batch_file_trains_as_it_stands(real_slurm: SlurmCluster, tmp_path: Path) -> None:
     submit = f"sbatch --wait --output={tmp_path}/out examples/mirrored/train.sbatch --epochs 2"
-    real_slurm.run(submit, env=ENVIRONMENT, cwd=ROOT, timeout=180)
+    real_slurm.run(submit, env=ENVIRONMENT, cwd=ROOT, timeout=300)
     output = (tmp_path / "out").read_text()
     weights = re.findall(r"^\d: rank \d \(worker \d of 4\): .* weights (\w+)$", output, re.M)
     assert len(weights) == 4
@@ -78,7 +78,7 @@ def test_parameter_servers_train_under_the_local_launcher() -> None:
         env={**os.environ, **ENVIRONMENT},
         capture_output=True,
         text=True,
-        timeout=180,
+        timeout=300,
     )
     assert done.returncode == 0, done.stderr
     assert len(accuracies(done.stdout)) == 1

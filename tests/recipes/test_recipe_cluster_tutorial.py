@@ -49,7 +49,7 @@ def test_the_variables_of_a_local_cluster_are_on_one_task_and_its_layers_on_the_
         env={**os.environ, **ENVIRONMENT},
         stdout=subprocess.PIPE,
         text=True,
-        timeout=180,
+        timeout=300,
         check=True,
     ).stdout
     assert output.startswith("Hello, distributed TensorFlow!\n")

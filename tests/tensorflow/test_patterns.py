@@ -111,7 +111,7 @@ def test_servers_of_a_job_with_a_name_of_its_own(real_slurm: SlurmCluster, tmp_p
     real_slurm.run(
         f"srun -w n8,n9 -N2 -n2 --wait=2 {MESH}",
         env={"TASK_OUTPUT": str(tmp_path), "TF_CPP_MIN_LOG_LEVEL": "2"},
-        timeout=120,
+        timeout=300,
         check=False,  # srun kills those that wait in join() when the first task has ended
     )
     assert (tmp_path / "0").read_text().splitlines() == [

@@ -43,7 +43,7 @@ def test_installed_it_is_tensorflows_under_all_of_its_names() -> None:
         capture_output=True,
         text=True,
         check=False,
-        timeout=120,
+        timeout=300,
     )
     assert done.stdout == "right\n", done.stderr[-2000:]
 

@@ -26,7 +26,7 @@ def test_tensorflow_visits_the_tasks_in_the_order_of_their_names() -> None:
         env={**os.environ, "TF_CPP_VMODULE": "ring_alg=2", "TF_CPP_MIN_LOG_LEVEL": "0"},
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=300,
     )
     assert done.returncode == 0, done.stderr[-2000:]
     orders = re.findall(r"Subdiv 0 device order:((?:\s+/job:\S+)+)", done.stderr)
@@ -49,7 +49,7 @@ def busiest(slurm: SlurmCluster, output: Path, worker_order: str) -> float:
         "srun -w n9,n10 -N2 --ntasks-per-node=2 -m cyclic --kill-on-bad-exit=1 "
         f"{script} --worker-order {worker_order} --bytes {size} --times {times}",
         env={"TASK_OUTPUT": str(output)},
-        timeout=180,
+        timeout=300,
     )
     told = [json.loads(path.read_text()) for path in output.iterdir() if path.is_file()]
     assert sorted(task["index"] for task in told) == [0, 1, 2, 3]

@@ -58,7 +58,7 @@ def test_a_training_goes_on_from_its_last_save(
             return dict(re.findall(r"(\w+)=(\S*)", shown))
 
         def wait_for(*states: str, file: str = "") -> None:
-            deadline = time.monotonic() + 200
+            deadline = time.monotonic() + 400
             while fields()["JobState"] not in states and not (file and (tmp_path / file).exists()):
                 assert time.monotonic() < deadline, (tmp_path / "out").read_text()
                 time.sleep(0.2)
