@@ -75,13 +75,17 @@ def test_a_task_that_ends_while_it_waits(
 ) -> None:
     """Rank 3 never comes, so that the others wait; another one ends meanwhile."""
     ends = f"{TASK} --timeout 20 --fault 'ends while it waits' --in-rank {rank}"
-    script = f'if [ "$SLURM_PROCID" = 3 ]; then exec sleep 8; fi; exec {ends}'
+    never = 'touch "$TASK_EVENTS/pid 3"; until [ -e "$TASK_OUTPUT/1" ]; do sleep 0.1; done; exit'
+    script = f'if [ "$SLURM_PROCID" = 3 ]; then {never}; fi; exec {ends}'
+    output, events = tmp_path / "output", tmp_path / "events"
+    for folder in (output, events):
+        folder.mkdir()
     real_slurm.run(
         f"srun {STEP} bash -c {shlex.quote(script)}",
-        env={"TASK_OUTPUT": str(tmp_path)},
+        env={"TASK_OUTPUT": str(output), "TASK_EVENTS": str(events)},
         check=False,
     )
-    outcomes = [json.loads(path.read_text()) for path in sorted(tmp_path.iterdir())]
+    outcomes = [json.loads(path.read_text()) for path in sorted(output.iterdir())]
     assert [outcome["rank"] for outcome in outcomes] == left
     for outcome in outcomes:
         assert told in outcome["error"]
