@@ -16,7 +16,7 @@ TENSORFLOW = $(if $(or $(GPU),$(THERE),$(filter-out x86_64,$(shell uname -m))),t
 QUICK_TIME = two minutes
 TEST_TIME = an hour, most of it training on two versions of Slurm; half of it where one is here
 
-.PHONY: help demo quick docs pages coverage test say-how-long test-slurm test-slurm-older test-tensorflow test-training test-training-once test-training-oldest lint types slurm slurms matrix bench clean
+.PHONY: help demo quick docs pages coverage test say-how-long test-slurm test-slurm-older test-tensorflow test-training test-training-oldest test-recipes lint types slurm slurms matrix bench clean
 
 help:
 	@echo "make demo      install TensorFlow into $(VENV), and train two workers (a few minutes)"
@@ -52,13 +52,13 @@ pages:
 coverage: $(VENV)/tools
 	$(RUN) python -m pytest -m "not slurm and not tensorflow" --cov
 
-# Much of the tests is waiting, so four parts at a time run side by side, the longest first. Those on
+# Much of the tests is waiting, so four parts at a time run side by side. Those on
 # a real Slurm are parts by its versions: what depends on none runs on the newest alone, and what
 # trains, which takes long, on the oldest and the newest.
-PARTS = test-slurm test-training test-training-once test-tensorflow
 OLDER = $(if $(wildcard .slurms/*),test-slurm-older test-training-oldest)
+PARTS = test-recipes test-training test-slurm test-tensorflow coverage
 test: say-how-long lint types
-	$(MAKE) --jobs=4 --keep-going --output-sync=target coverage $(OLDER) $(PARTS)
+	$(MAKE) --jobs=4 --keep-going --output-sync=target $(OLDER) $(PARTS)
 
 say-how-long:
 	@echo "make test takes $(TEST_TIME). make quick takes $(QUICK_TIME)."
@@ -73,10 +73,10 @@ test-tensorflow: $(VENV)/installed
 	$(RUN) python -m pytest -m "tensorflow and not slurm"
 
 test-training: $(VENV)/installed
-	$(RUN) python -m pytest -m "tensorflow and slurm and not newest" --slurm newest
+	$(RUN) python -m pytest -m "tensorflow and slurm" --slurm newest --ignore tests/recipes
 
-test-training-once: $(VENV)/installed
-	$(RUN) python -m pytest -m "tensorflow and slurm and newest" --slurm newest
+test-recipes: $(VENV)/installed
+	$(RUN) python -m pytest -m "tensorflow and slurm" --slurm newest tests/recipes
 
 test-training-oldest: $(VENV)/installed
 	$(RUN) python -m pytest -m "tensorflow and slurm and not newest" --slurm oldest

@@ -53,6 +53,7 @@ def test_a_data_service_prepares_for_two_workers(real_slurm: SlurmCluster) -> No
     assert min(accuracies(output)) > 0.2  # of ten digits, by chance one is right in ten
 
 
+@pytest.mark.newest
 @pytest.mark.slurm
 def test_a_batch_file_trains_as_it_stands(real_slurm: SlurmCluster, tmp_path: Path) -> None:
     submit = f"sbatch --wait --output={tmp_path}/out examples/mirrored/train.sbatch --epochs 2"

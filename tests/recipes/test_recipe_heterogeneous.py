@@ -67,6 +67,7 @@ while squeue --noheader --jobs="$job" | grep --quiet .; do sleep 0.1; done
 scontrol --oneliner show job "$job" | grep -o ' JobState=[A-Z]* \\| ExitCode=[0-9:]*'"""
 
 
+@pytest.mark.newest
 def test_the_batch_file_puts_each_part_where_it_belongs(
     mixed_slurm: SlurmCluster, tmp_path: Path
 ) -> None:
@@ -101,6 +102,7 @@ srun --het-group=0,1 bash -c 'slurm-resolver show --json > $SLURM_PROCID'
 """
 
 
+@pytest.mark.newest
 def test_workers_on_nodes_without_gpus_do_not_take_the_batch_scripts(
     mixed_slurm: SlurmCluster, tmp_path: Path
 ) -> None:
@@ -111,6 +113,7 @@ def test_workers_on_nodes_without_gpus_do_not_take_the_batch_scripts(
     assert [own["gpus"] for own in told] == [["0"], ["1"], [], []]
 
 
+@pytest.mark.newest
 def test_it_trains_in_a_plain_step(mixed_slurm: SlurmCluster) -> None:
     options = "-w g1,g2 -N2 --ntasks-per-node=2 -m cyclic --gpus-per-node=2"
     output = mixed_slurm.run(

@@ -42,6 +42,7 @@ def test_a_tf_config_program_trains_to_equal_weights(
     assert (tmp_path / "trained" / "model" / "saved_model.pb").exists()
 
 
+@pytest.mark.newest
 @pytest.mark.slurm
 @pytest.mark.tensorflow
 def test_a_program_with_flags_trains_and_its_step_ends(real_slurm: SlurmCluster) -> None:

@@ -37,6 +37,7 @@ def numbers_read(job: Job) -> List[int]:
     return sorted(int(number) for file in files for number in file.read_text().split())
 
 
+@pytest.mark.newest
 def test_workers_that_mirror_each_other_share_the_data(start: Start) -> None:
     job = start(5, "--strategy mirrored --numbers 64 --data-workers 2")
     _, errors = job.await_end(120)

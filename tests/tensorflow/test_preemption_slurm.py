@@ -222,6 +222,7 @@ def test_a_requeue_from_outside_loses_nothing(
     job.assert_nothing_left()
 
 
+@pytest.mark.newest
 def test_killed_during_a_save_the_checkpoint_before_it_is_used(
     slurm: SlurmCluster, tmp_path: Path, whole: Reference
 ) -> None:
@@ -269,6 +270,7 @@ def test_killed_twice_under_supervise_it_ends_with_the_same_weights(
     job.assert_nothing_left()
 
 
+@pytest.mark.newest
 def test_without_scontrol_the_exit_status_asks_for_the_requeue(
     slurm: SlurmCluster, tmp_path: Path, whole: Reference
 ) -> None:
@@ -294,6 +296,7 @@ def saved_after(done: int) -> Dict[str, int]:
     return {"epoch": done // 10, "step": done % 10}
 
 
+@pytest.mark.newest
 def test_beyond_the_cap_it_saves_and_fails(slurm: SlurmCluster, tmp_path: Path) -> None:
     options = {"max_restarts": 0}
     job = Job(slurm, tmp_path, "loop", sleep=0.5, options_=options, faults=[[1, 3, "SIGUSR1"]])
@@ -317,6 +320,7 @@ def test_a_cancelled_job_stays_cancelled(slurm: SlurmCluster, tmp_path: Path) ->
     job.assert_nothing_left()
 
 
+@pytest.mark.newest
 def test_the_examples_batch_file_resumes_as_it_stands(slurm: SlurmCluster, tmp_path: Path) -> None:
     folder = EXAMPLES / "preemptible"
     submit = "sbatch --parsable --ntasks-per-node=1 --cpus-per-task=1"

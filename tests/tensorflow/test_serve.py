@@ -139,6 +139,7 @@ FAULTS: Dict[str, Tuple[Optional[Tuple[str, int]], int, str, str]] = {
 }
 
 
+@pytest.mark.newest
 @pytest.mark.slurm
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_fault_ends_all_and_all_say_which(start: Start, fault: str) -> None:

@@ -19,6 +19,7 @@ keras_version = pytest.importorskip("keras").__version__
 pytestmark = [
     pytest.mark.slurm,
     pytest.mark.tensorflow,
+    pytest.mark.newest,
     pytest.mark.skipif(keras_version.startswith("2."), reason="this TensorFlow has Keras 2"),
 ]
 
