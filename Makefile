@@ -52,9 +52,9 @@ pages:
 coverage: $(VENV)/tools
 	$(RUN) python -m pytest -m "not slurm and not tensorflow" --cov
 
-# Much of the tests is waiting, so four parts at a time run side by side. Those on
-# a real Slurm are parts by its versions: what depends on none runs on the newest alone, and what
-# trains, which takes long, on the oldest and the newest.
+# Much of the tests is waiting, so four parts at a time run side by side. Those on a real Slurm are
+# parts by its versions: what depends on none runs on the newest alone, and what trains and depends on
+# them on the oldest and the newest. Training gives way to tests of deadlines and of lost tasks.
 OLDER = $(if $(wildcard .slurms/*),test-slurm-older test-training-oldest)
 PARTS = test-recipes test-training test-slurm test-tensorflow coverage
 test: say-how-long lint types
@@ -70,16 +70,16 @@ test-slurm-older: $(VENV)/installed
 	$(RUN) python -m pytest -m "slurm and not tensorflow and not newest" --slurm older
 
 test-tensorflow: $(VENV)/installed
-	$(RUN) python -m pytest -m "tensorflow and not slurm"
+	$(RUN) nice python -m pytest -m "tensorflow and not slurm"
 
 test-training: $(VENV)/installed
-	$(RUN) python -m pytest -m "tensorflow and slurm" --slurm newest --ignore tests/recipes
+	$(RUN) nice python -m pytest -m "tensorflow and slurm" --slurm newest --ignore tests/recipes
 
 test-recipes: $(VENV)/installed
-	$(RUN) python -m pytest -m "tensorflow and slurm" --slurm newest tests/recipes
+	$(RUN) nice python -m pytest -m "tensorflow and slurm" --slurm newest tests/recipes
 
 test-training-oldest: $(VENV)/installed
-	$(RUN) python -m pytest -m "tensorflow and slurm and not newest" --slurm oldest
+	$(RUN) nice python -m pytest -m "tensorflow and slurm and not newest" --slurm oldest
 
 # At last: ruff's version stands in two files, and another version formats otherwise.
 lint: $(VENV)/tools

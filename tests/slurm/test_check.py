@@ -126,14 +126,14 @@ MISSING = {
 def test_a_task_that_is_missing(real_slurm: SlurmCluster, name: str) -> None:
     options, unknown, told = MISSING[name]
     options, layout, _ = options.partition(" --layout rendezvous")
-    script = f'[ "$SLURM_PROCID" = 1 ] || {CHECK} --json --timeout 4 {layout}'
+    script = f'[ "$SLURM_PROCID" = 1 ] || {CHECK} --json --timeout 12 {layout}'
     step = f"srun {options} bash -c {shlex.quote(script)}"
     done = real_slurm.run(step, check=False)
     assert done.returncode == 1, done.stdout + done.stderr
     presence = results(done.stdout)["presence"]
     assert presence["status"] == "failed"
     assert f"{unknown}1 of 4 tasks are missing" in presence["detail"]
-    assert re.search(r" after \d s: " + re.escape(told), presence["detail"])
+    assert re.search(r" after \d+ s: " + re.escape(told), presence["detail"])
 
 
 def test_packets_that_are_dropped_between_two_nodes(real_slurm: SlurmCluster) -> None:

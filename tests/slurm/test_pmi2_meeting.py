@@ -44,13 +44,13 @@ CASES = {
     "another late": Case(f"""{STEP} READY --timeout 40 --late '{{"3": 3}}'"""),
     "host late": Case(f"""{STEP} READY --timeout 40 --late '{{"0": 3, "1": 1.5}}'"""),
     "never": Case(
-        f"{STEP} READY --timeout 8 --fault 'never starts' --in-rank 2",
+        f"{STEP} READY --timeout 15 --fault 'never starts' --in-rank 2",
         BY_NOTHING,
         missing(2),
         "0 1 3",
     ),
     "one that only resolves": Case(
-        f"{STEP} READY --timeout 8 --fault 'only resolves' --in-rank 1",
+        f"{STEP} READY --timeout 15 --fault 'only resolves' --in-rank 1",
         BY_NOTHING,
         missing(1),
         "0 2 3",
