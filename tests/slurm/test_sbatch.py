@@ -169,7 +169,8 @@ FAILS = """\
 echo "start $SLURM_RESTART_COUNT $SLURM_STEP_NUM_NODES"
 [ -z "$SLURM_RESTART_COUNT" ] || exit 0
 [ ! -e failed ] || exit 75
-[ "$SLURM_PROCID" = 1 ] || sleep 600
+if [ "$SLURM_PROCID" = 0 ]; then touch begun; exec sleep 600; fi
+until [ -e begun ]; do sleep 0.1; done
 touch failed; exit 5"""
 
 
