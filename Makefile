@@ -14,7 +14,7 @@ TENSORFLOW = $(if $(or $(GPU),$(THERE),$(filter-out x86_64,$(shell uname -m))),t
 
 # On two cores, for those who want to know before they wait.
 QUICK_TIME = two minutes
-TEST_TIME = an hour, most of it training on two versions of Slurm; half of it where one is here
+TEST_TIME = an hour on two cores with three versions of Slurm; less where one is here
 
 .PHONY: help demo quick docs pages coverage test say-how-long test-slurm test-slurm-older test-tensorflow test-training test-training-oldest test-recipes lint types slurm slurms matrix bench clean
 
@@ -57,6 +57,8 @@ coverage: $(VENV)/tools
 # them on the oldest and the newest. Training gives way to tests of deadlines and of lost tasks.
 OLDER = $(if $(wildcard .slurms/*),test-slurm-older test-training-oldest)
 PARTS = test-recipes test-training test-slurm test-tensorflow coverage
+# With AGAIN=1, as CI says, what has failed runs once more; both runs stay in the output.
+PYTEST = $(if $(AGAIN),sh tests/try_again.sh) python -m pytest -o cache_dir=.pytest_cache/$@
 test: say-how-long lint types
 	$(MAKE) --jobs=4 --keep-going --output-sync=target $(OLDER) $(PARTS)
 
@@ -64,22 +66,22 @@ say-how-long:
 	@echo "make test takes $(TEST_TIME). make quick takes $(QUICK_TIME)."
 
 test-slurm: $(VENV)/installed
-	$(RUN) python -m pytest -m "slurm and not tensorflow" --slurm newest
+	$(RUN) $(PYTEST) -m "slurm and not tensorflow" --slurm newest
 
 test-slurm-older: $(VENV)/installed
-	$(RUN) python -m pytest -m "slurm and not tensorflow and not newest" --slurm older
+	$(RUN) $(PYTEST) -m "slurm and not tensorflow and not newest" --slurm older
 
 test-tensorflow: $(VENV)/installed
-	$(RUN) nice python -m pytest -m "tensorflow and not slurm"
+	$(RUN) nice $(PYTEST) -m "tensorflow and not slurm"
 
 test-training: $(VENV)/installed
-	$(RUN) nice python -m pytest -m "tensorflow and slurm" --slurm newest --ignore tests/recipes
+	$(RUN) nice $(PYTEST) -m "tensorflow and slurm" --slurm newest --ignore tests/recipes
 
 test-recipes: $(VENV)/installed
-	$(RUN) nice python -m pytest -m "tensorflow and slurm" --slurm newest tests/recipes
+	$(RUN) nice $(PYTEST) -m "tensorflow and slurm" --slurm newest tests/recipes
 
 test-training-oldest: $(VENV)/installed
-	$(RUN) nice python -m pytest -m "tensorflow and slurm and not newest" --slurm oldest
+	$(RUN) nice $(PYTEST) -m "tensorflow and slurm and not newest" --slurm oldest
 
 # At last: ruff's version stands in two files, and another version formats otherwise.
 lint: $(VENV)/tools
