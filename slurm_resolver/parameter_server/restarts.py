@@ -19,7 +19,7 @@ import resource
 import signal
 import subprocess
 import threading
-from typing import Mapping, NamedTuple, NoReturn, Optional, Sequence
+from typing import List, Mapping, NamedTuple, NoReturn, Optional, Sequence
 
 from slurm_resolver.child_process import end_with_parent
 from slurm_resolver.parameter_server.protocol import print_line
@@ -65,7 +65,8 @@ class RestartedProgram:
         self._name = name
         self._identity = identity
         self._asked_to_end = threading.Event()
-        self._unsent: Optional[int] = None
+        self._starting = False
+        self._unsent: List[int] = []  # signals that came while the program was being started
         self._popen: Optional[subprocess.Popen[bytes]] = None
         self._pipe: Optional[int] = None  # its end to read from
         self._said = b""  # what the program has told
@@ -152,11 +153,13 @@ class RestartedProgram:
                 environ[SlurmStep.task_restart.name] = f"{self._identity} {restarts}"
             end_with_this = functools.partial(end_with_parent, os.getpid())
             # What this process has inherited, as Slurm's pipe for MPI, is the program's.
+            self._starting = True
             self._popen = subprocess.Popen(
                 self._command, env=environ, close_fds=False, preexec_fn=end_with_this
             )
-            if self._unsent is not None:  # it came while the program was being started
-                self._popen.send_signal(self._unsent)
+            self._starting = False
+            while self._unsent:
+                self._popen.send_signal(self._unsent.pop(0))
             status = self._popen.wait()
             return End(status, _HAS_ENDED in self._read_pipe())
         finally:
@@ -171,8 +174,8 @@ class RestartedProgram:
         if self._popen is not None and self._popen.returncode is None:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self._popen.pid, number)
-        elif number in _ENDS_TASK:
-            self._unsent = number
+        elif self._starting or number in _ENDS_TASK:
+            self._unsent.append(number)
 
 
 def end_alike(status: int) -> NoReturn:

@@ -113,8 +113,41 @@ def test_signals_reach_the_program_and_a_task_that_is_to_end_does(
         assert process.stdout is not None
         assert process.stdout.readline() == "up\n"
         process.send_signal(number)
-        _, errors = process.communicate(timeout=60)
+        try:
+            _, errors = process.communicate(timeout=60)
+        finally:
+            process.kill()
     assert (process.returncode, errors) == (returned, "")
+
+
+# The program runs, and its supervisor does not know yet.
+SIGNAL_COMES_EARLY = """
+import os, subprocess, time
+class SlowPopen(subprocess.Popen):
+    def __init__(self, *args, **keywords):
+        super().__init__(*args, **keywords)
+        while not os.path.exists("up"):
+            time.sleep(0.01)
+        os.kill(os.getpid(), NUMBER)
+subprocess.Popen = SlowPopen
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2])
+def test_a_signal_that_comes_while_the_program_is_started_reaches_it(
+    number: signal.Signals, tmp_path: Path
+) -> None:
+    name = number.name.replace("SIG", "")
+    script = f"trap 'exit 0' {name}; touch up; while :; do sleep 0.05; done"
+    early = SIGNAL_COMES_EARLY.replace("NUMBER", str(int(number)))
+    done = subprocess.run(
+        [sys.executable, "-c", early + SUPERVISOR, "bash", "-c", script],
+        cwd=tmp_path,
+        stderr=subprocess.PIPE,
+        timeout=60,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (0, b"")
 
 
 def test_a_pause_ends_with_a_signal() -> None:
