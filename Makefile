@@ -57,7 +57,7 @@ coverage: $(VENV)/tools
 # them on the oldest and the newest. Training gives way to tests of deadlines and of lost tasks.
 OLDER = $(if $(wildcard .slurms/*),test-slurm-older test-training-oldest)
 PARTS = test-recipes test-training test-slurm test-tensorflow coverage
-# With AGAIN=1, as CI says, what has failed runs once more; both runs stay in the output.
+# With AGAIN=1, as CI says, these run what has failed once more; both runs stay in the output.
 PYTEST = $(if $(AGAIN),sh tests/try_again.sh) python -m pytest -o cache_dir=.pytest_cache/$@
 test: say-how-long lint types
 	$(MAKE) --jobs=4 --keep-going --output-sync=target $(OLDER) $(PARTS)
