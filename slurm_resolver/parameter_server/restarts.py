@@ -65,7 +65,6 @@ class RestartedProgram:
         self._name = name
         self._identity = identity
         self._asked_to_end = threading.Event()
-        self._starting = False
         self._unsent: List[int] = []  # signals that came while the program was being started
         self._popen: Optional[subprocess.Popen[bytes]] = None
         self._pipe: Optional[int] = None  # its end to read from
@@ -142,6 +141,7 @@ class RestartedProgram:
         return self._said
 
     def _run_once(self, restarts: int) -> End:
+        self._popen = None  # until it is known, signals are kept for it
         told, tells = os.pipe()
         os.set_blocking(told, False)
         os.set_inheritable(tells, True)
@@ -153,11 +153,9 @@ class RestartedProgram:
                 environ[SlurmStep.task_restart.name] = f"{self._identity} {restarts}"
             end_with_this = functools.partial(end_with_parent, os.getpid())
             # What this process has inherited, as Slurm's pipe for MPI, is the program's.
-            self._starting = True
             self._popen = subprocess.Popen(
                 self._command, env=environ, close_fds=False, preexec_fn=end_with_this
             )
-            self._starting = False
             while self._unsent:
                 self._popen.send_signal(self._unsent.pop(0))
             status = self._popen.wait()
@@ -174,7 +172,7 @@ class RestartedProgram:
         if self._popen is not None and self._popen.returncode is None:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self._popen.pid, number)
-        elif self._starting or number in _ENDS_TASK:
+        elif self._popen is None or number in _ENDS_TASK:
             self._unsent.append(number)
 
 

@@ -37,7 +37,6 @@ Completed = subprocess.CompletedProcess[str]
 PROGRAMS = ("slurmctld", "slurmd", "srun", "scontrol", "ip", "unshare", "nsenter", "setsid")
 NAMESPACES = ("--net", "--uts", "--mount", "--pid")
 START_TIMEOUT = 20.0
-KEPT_VARIABLES = ("HOME", "LANG", "TMPDIR")
 
 # Runs as `bash namespaces.sh login NODE...`, and for each node as `... node NUMBER NAME`;
 # SLURMD is the command of a node's daemon, DYNAMIC names those nodes that slurm.conf does not.
@@ -145,7 +144,7 @@ class SlurmCluster:
             "PATH": self.installation.before(PATH),
             "SLURM_CONF": f"{self.directory}/slurm.conf",
         }
-        self._environment.update((k, os.environ[k]) for k in KEPT_VARIABLES if k in os.environ)
+        self._environment.update(_inherited("HOME", "LANG", "TMPDIR"))
         self._supervisor: subprocess.Popen[bytes] | None = None
         self._login = 0  # a process on the login host: the supervisor's shell
         self._commands: list[_Command] = []
@@ -296,9 +295,8 @@ class SlurmCluster:
     def _environment_with(self, env: Mapping[str, str]) -> dict[str, str]:
         """Return the environment of a command; a PATH of its own leads to this Slurm as well."""
         path = self.installation.before(env.get("PATH", PATH))
-        # the test's own, which another test of this cluster need not have
-        python = {k: os.environ[k] for k in ("PYTHONPATH",) if k in os.environ}
-        return {**self._environment, **python, **env, "PATH": path}
+        # PYTHONPATH is the test's own, which another test of this cluster need not have
+        return {**self._environment, **_inherited("PYTHONPATH"), **env, "PATH": path}
 
     def _holder(self, node: str) -> int:
         """Return the process that keeps the namespaces of a node: the shell that made them."""
@@ -497,3 +495,8 @@ def _setting(line: str) -> str:
     key, _, value = line.strip().lower().partition("=")
     name = value.split()[:1] if key in ("nodename", "partitionname") else []
     return " ".join([key.strip(), *name])
+
+
+def _inherited(*names: str) -> dict[str, str]:
+    """Return these variables of this process, where it has them."""
+    return {name: os.environ[name] for name in names if name in os.environ}
