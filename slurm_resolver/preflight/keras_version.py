@@ -1,7 +1,7 @@
 """Which versions of Keras train rightly on several workers.
 
-Measured with tests/helpers/keras_cases.py on the minor versions of Keras 3, two workers against
-one process: up to 3.9 the metrics are wrong, up to 3.7 the weights as well.
+Measured with tests/helpers/keras_programs, two workers against one process: up to 3.9 the metrics
+are wrong, up to 3.7 the weights as well.
 """
 
 from __future__ import annotations
@@ -10,8 +10,10 @@ import sys
 from typing import Tuple
 
 from slurm_resolver.errors import KerasError
+from slurm_resolver.log import warn_once
 
 _FIRST_RIGHT = (3, 10)
+_NEWEST_TRIED = (3, 16)
 
 
 def keras_problem(version: str) -> str:
@@ -29,6 +31,8 @@ def keras_problem(version: str) -> str:
 def check_keras() -> None:
     """Raises KerasError where the Keras of this process would train wrongly.
 
+    It warns, once, of one that is newer than those that were tried.
+
     Raises:
         KerasError: naming the version, what is wrong with it, and what to install.
     """
@@ -36,6 +40,13 @@ def check_keras() -> None:
     problem = "" if version is None else keras_problem(version)
     if problem:
         raise KerasError(problem)
+    if version is not None and _minor(version) > _NEWEST_TRIED:
+        major, minor = _NEWEST_TRIED
+        warn_once(
+            f"Keras {version} is newer than {major}.{minor}, the newest that was tried on several "
+            "workers. If its results differ from those of one process: "
+            f"pip install 'keras<{major}.{minor + 1}'"
+        )
 
 
 def _minor(version: str) -> Tuple[int, ...]:
