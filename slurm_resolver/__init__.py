@@ -40,12 +40,12 @@ if TYPE_CHECKING:
         expand_tasks_per_node,
     )
     from slurm_resolver.slurm.hostlist_compress import compress_hostlist
-    from slurm_resolver.tf.keras import BackupAndResume
-    from slurm_resolver.tf.parameter_server_strategy import ParameterServerStrategy
+    from slurm_resolver.tf.backup import BackupAndResume
+    from slurm_resolver.tf.keras.mirrored import MultiWorkerMirroredStrategy
+    from slurm_resolver.tf.keras.parameter_server import ParameterServerStrategy
     from slurm_resolver.tf.replace import install
     from slurm_resolver.tf.resolver import SlurmClusterResolver
     from slurm_resolver.tf.resumable_loop import ResumableLoop
-    from slurm_resolver.tf.strategy import MultiWorkerMirroredStrategy
     from slurm_resolver.tf.termination import termination_config
 
 __all__ = [
@@ -89,12 +89,12 @@ _NAMES_BY_MODULE = {  # the names of `errors` are left out
     "legacy": ("tf_config_from_slurm",),
     "slurm.hostlist": ("count_hostlist", "expand_hostlist", "expand_tasks_per_node"),
     "slurm.hostlist_compress": ("compress_hostlist",),
-    "tf.keras": ("BackupAndResume",),
-    "tf.parameter_server_strategy": ("ParameterServerStrategy",),
+    "tf.backup": ("BackupAndResume",),
+    "tf.keras.parameter_server": ("ParameterServerStrategy",),
     "tf.replace": ("install",),
     "tf.resolver": ("SlurmClusterResolver",),
     "tf.resumable_loop": ("ResumableLoop",),
-    "tf.strategy": ("MultiWorkerMirroredStrategy",),
+    "tf.keras.mirrored": ("MultiWorkerMirroredStrategy",),
     "tf.termination": ("termination_config",),
 }
 _MODULE_OF = {name: module for module, names in _NAMES_BY_MODULE.items() for name in names}

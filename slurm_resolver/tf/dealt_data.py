@@ -32,6 +32,7 @@ class Batches(NamedTuple):
         samples: how many there are before `batch`; INFINITE, or UNKNOWN.
         drop_remainder: whether a last batch of fewer samples is left out.
         dealt: whether it is `tf.distribute` that deals it.
+        by_rows: whether each batch is split by rows, whatever the dataset's source.
         iterator: whether it is an iterator, of which nothing is known.
         in_order: whether the samples come in the same order in batches of another size.
     """
@@ -41,6 +42,7 @@ class Batches(NamedTuple):
     samples: int = UNKNOWN
     drop_remainder: bool = False
     dealt: bool = False
+    by_rows: bool = False
     iterator: bool = False
     in_order: bool = False
 
@@ -57,6 +59,8 @@ class Batches(NamedTuple):
 
 def batches_of(data: Any) -> Batches:
     """Returns what is known of a dataset, or of one that a strategy has distributed."""
+    if hasattr(data, "whole_batches"):  # those of this package's strategy
+        return _batches(data.whole_batches, dealt=True)._replace(by_rows=True)
     if isinstance(data, tf.data.Dataset):
         return _batches(data, dealt=False)
     dataset = getattr(data, "_original_dataset", None)
@@ -74,6 +78,8 @@ def why_not_by_batch(batches: Batches) -> str:
     """
     if not batches.dealt:
         return _ITERATOR if batches.iterator else _OWN
+    if batches.by_rows:
+        return ""
     policy = tf.data.experimental.AutoShardPolicy
     found = _policy(batches.dataset)
     if found == policy.FILE:

@@ -22,6 +22,7 @@ class Workers:
     Attributes:
         index: this worker's number, from 0.
         names: every worker's name, such as "worker 0"; none where the strategy trains alone.
+        together: whether they are within a block that fails together.
     """
 
     def __init__(self, strategy: Any) -> None:
@@ -33,6 +34,7 @@ class Workers:
         self.index = self.names.index(own) if self.names else 0
         self._strategy = strategy
         self._fits = 0
+        self.together = False
         signature = [tf.TensorSpec([None], tf.int32)]
         self._gather = tf.function(self._gather_ints, input_signature=signature, autograph=False)
 
@@ -67,6 +69,7 @@ class Workers:
             FitError: when another worker has failed.
         """
         self._fits += 1
+        self.together = True
         try:
             yield
         except Exception as error:
@@ -76,6 +79,8 @@ class Workers:
             first = f"{type(error).__name__}: {error}".partition("\n")[0][:500]
             self._tell(f"{self.names[self.index]} {_FAILED}{first}")
             raise
+        finally:
+            self.together = False
 
     def _tell(self, failure: str) -> None:
         """Ends the others' collectives, unless they fail as well.

@@ -10,6 +10,7 @@ import tensorflow as tf
 from slurm_resolver.errors import ResumeError
 from slurm_resolver.preflight.keras_version import check_keras
 from slurm_resolver.tf.dealt_data import Batches, batches_of
+from slurm_resolver.tf.keras.sharing import Share
 
 _GENERATED = ("GeneratorDataAdapter", "PyDatasetAdapter")
 
@@ -58,11 +59,12 @@ class Keras3:
         data._get_iterator = count
         model = self._model
         problem: Any = "Keras could not tell its inputs' shapes"
-        if model._distribute_strategy is None:
-            try:
-                model._symbolic_build(data_batch=data._distributed_dataset.element_spec)
-            except Exception as error:  # whatever the model's own code raises
-                problem = error
+        spec = data._distributed_dataset.element_spec
+        try:
+            with model.distribute_strategy.scope():
+                model._symbolic_build(data_batch=spec.parts[0] if isinstance(spec, Share) else spec)
+        except Exception as error:  # whatever the model's own code raises
+            problem = error
         if not model.built:
             raise ResumeError(
                 f"the model {model.name!r} is not built, so that nothing can be restored into it "

@@ -7,8 +7,8 @@ from typing import Any, Iterable, Optional
 
 import tensorflow as tf
 
+from slurm_resolver.tf.keras.mirrored import MultiWorkerMirroredStrategy
 from slurm_resolver.tf.resolver import SlurmClusterResolver
-from slurm_resolver.tf.strategy import MultiWorkerMirroredStrategy
 
 _THEIRS = "tensorflow.python.distribute.cluster_resolver"
 

@@ -9,22 +9,9 @@ from __future__ import annotations
 
 from typing import Any, List, Mapping, Optional, Sequence
 
-import tensorflow as tf
-
 from slurm_resolver.errors import ResumeError
 
-_NO_SEED = 87654321  # what TensorFlow tells where none was set
 _REMEDY = "Give each training a folder of its own, or remove this one to begin anew."
-
-
-def global_seed() -> Optional[int]:
-    """Returns the seed that the program has set by now; None where it has set none.
-
-    `tf.random.set_seed` sets it, and so does `keras.utils.set_random_seed`. TensorFlow tells it
-    modulo 2**31 - 1. Nothing is drawn.
-    """
-    seed = int(tf.compat.v1.get_seed(1)[0])  # with another argument than None it draws nothing
-    return None if seed == _NO_SEED else seed
 
 
 def describe(state: Mapping[str, Any]) -> List[str]:

@@ -90,7 +90,7 @@ def test_choices_are_typed_and_explained() -> None:
 
 
 DOCUMENTED = [
-    ("tf/keras.py", "__init__"),
+    ("tf/backup.py", "__init__"),
     ("tf/resumable_loop.py", "__init__"),
     ("tf/termination.py", "termination_config"),
     ("legacy.py", "tf_config_from_slurm"),

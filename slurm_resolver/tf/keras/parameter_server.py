@@ -9,9 +9,12 @@ import tensorflow as tf
 from tensorflow.python.distribute import input_lib
 
 from slurm_resolver.cluster.data_service import DATA_JOBS
-from slurm_resolver.errors import JobsError
-from slurm_resolver.tf import coordinated_keras
-from slurm_resolver.tf.keras_calls import called_by_keras
+from slurm_resolver.errors import JobsError, KerasError
+from slurm_resolver.preflight import keras_version
+from slurm_resolver.tf.keras.calls import called_by_keras
+from slurm_resolver.tf.keras.coordinated_predictions import PredictFunction
+from slurm_resolver.tf.keras.coordinated_steps import StepFunction
+from slurm_resolver.tf.keras.patches import prepare
 
 DatasetFunction = Callable[[tf.distribute.InputContext], tf.data.Dataset]
 
@@ -47,6 +50,8 @@ class ParameterServerStrategy(
     class.
     """
 
+    of_several = True
+
     def __init__(self, cluster_resolver: Any, variable_partitioner: Optional[Any] = None) -> None:
         """Connects to the workers and parameter servers; waits until all serve.
 
@@ -67,11 +72,18 @@ class ParameterServerStrategy(
             )
         super().__init__(cluster_resolver, variable_partitioner)
         self.num_workers = len(cluster_resolver.cluster_spec().job_tasks("worker"))
-        coordinated_keras.prepare(self)
+        prepare(self)
 
     def coordinator(self) -> Any:
         """Returns the `ClusterCoordinator`, of which a strategy has one."""
         return tf.distribute.coordinator.ClusterCoordinator(self)
+
+    def make_function(self, model: Any, kind: str) -> Any:
+        """Returns a Keras model's function for a "train", "test" or "predict" step."""
+        check_model(model)
+        if kind == "predict":
+            return PredictFunction(model)
+        return StepFunction(model, getattr(model, f"{kind}_step"), trains=kind == "train")
 
     def experimental_distribute_dataset(self, dataset: Any, options: Optional[Any] = None) -> Any:
         """Returns what Keras 3 reads on the chief; for others as TensorFlow's does."""
@@ -94,6 +106,22 @@ class ParameterServerStrategy(
         if tf.inside_function():
             return super().distribute_datasets_from_function(dataset_fn, options)
         return WorkerData(self, dataset_fn, options)
+
+
+def check_model(model: Any) -> None:
+    """Raises KerasError for a model that cannot be trained in this way."""
+    keras_version.check_keras()
+    if model.run_eagerly:
+        raise KerasError(
+            "run_eagerly=True under ParameterServerStrategy: only compiled functions can be sent "
+            "to workers. Leave it out; to look into a step, train in one process."
+        )
+    for variable in model.variables:
+        if not hasattr(variable.value, "handle"):
+            raise KerasError(
+                f"the variable {variable.path} is partitioned, which Keras 3 cannot train. Leave "
+                "out variable_partitioner, or use tf_keras or a loop of your own."
+            )
 
 
 class WorkerData(input_lib.DistributedDatasetsFromFunction):  # type: ignore[misc]

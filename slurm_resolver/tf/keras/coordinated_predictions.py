@@ -11,8 +11,8 @@ from typing import Any, Callable, Deque, List
 
 import tensorflow as tf
 
-from slurm_resolver.tf.coordinated_steps import AHEAD, ScheduledStep
-from slurm_resolver.tf.keras_calls import without_optionals
+from slurm_resolver.tf.keras.calls import without_optionals
+from slurm_resolver.tf.keras.coordinated_steps import AHEAD, ScheduledStep
 
 _ATTEMPTS = 3
 

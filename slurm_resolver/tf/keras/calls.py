@@ -3,9 +3,18 @@
 from __future__ import annotations
 
 import sys
+import weakref
 from typing import Any
 
 import tensorflow as tf
+
+# This package's strategies that have been made in this process.
+strategies: weakref.WeakSet[Any] = weakref.WeakSet()
+
+
+def are_several() -> bool:
+    """Whether this process is one of several workers, or coordinates them."""
+    return any(strategy.of_several for strategy in strategies)
 
 
 def called_by_keras() -> bool:

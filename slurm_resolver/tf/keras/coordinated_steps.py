@@ -14,8 +14,8 @@ from typing import Any, Callable, Deque, Dict, Iterator
 
 import tensorflow as tf
 
-from slurm_resolver.tf import atomic_updates
-from slurm_resolver.tf.keras_calls import without_optionals
+from slurm_resolver.tf.keras import atomic_updates
+from slurm_resolver.tf.keras.calls import without_optionals
 
 Step = Callable[..., Any]
 

@@ -7,18 +7,21 @@ the parameter server as one.
 
 from __future__ import annotations
 
-from typing import Any, Collection
+from typing import Any
 
 import tensorflow as tf
 
+from slurm_resolver.tf.keras.calls import strategies
 
-def let_additions_be_atomic(variable_type: Any, strategies: Collection[Any]) -> None:
-    """Lets the `assign_add` of Keras' variables be TensorFlow's, in steps of these strategies."""
+
+def let_additions_be_atomic(variable_type: Any) -> None:
+    """Lets the `assign_add` of Keras' variables be TensorFlow's, in a coordinator's steps."""
     original = variable_type.assign_add
 
     def assign_add(self: Any, value: Any) -> Any:
         target = self.value
-        if tf.distribute.get_strategy() in strategies and _is_shared(target):
+        strategy = tf.distribute.get_strategy()
+        if strategy in strategies and hasattr(strategy, "coordinator") and _is_shared(target):
             return target.assign_add(tf.cast(value, target.dtype))
         return original(self, value)
 

@@ -1,4 +1,4 @@
-"""The `fit` of Keras 3, called in every worker, as one training.
+"""The `fit`, `evaluate` and `predict` of Keras 3, called in every worker, as one of all workers.
 
 Before it begins the workers tell each other what they are about to do, and all of them refuse what
 cannot be one training.
@@ -8,14 +8,16 @@ from __future__ import annotations
 
 import contextlib
 import inspect
-from typing import Any, Callable, Dict, Optional, Sequence
+from typing import Any, Callable, Dict, Iterator, Optional, Sequence
 
 import tensorflow as tf
 
 from slurm_resolver.errors import FitError
+from slurm_resolver.log import warn_once
 from slurm_resolver.preflight import keras_version
-from slurm_resolver.tf.callback_files import Callbacks
-from slurm_resolver.tf.keras_calls import is_of_no_scope
+from slurm_resolver.tf.keras.callback_files import Callbacks
+from slurm_resolver.tf.keras.calls import are_several, is_of_no_scope, strategies
+from slurm_resolver.tf.keras.step import OTHER_BATCH
 
 Told = Dict[str, Any]
 
@@ -23,29 +25,22 @@ _SCOPE = (
     "Build and compile the model in `with strategy.scope():`, and make its optimizer there as well."
 )
 
-# Arguments with which optimizers update in a condition, where TensorFlow lets no workers meet.
-_CONDITIONAL = {
-    "gradient_accumulation_steps": "use a larger batch",
-    "ema_overwrite_frequency": "leave it out, and use keras.callbacks.SwapEMAWeights",
-}
-
 # What `fit` and `compile` are given, and all workers have to be given alike.
 _ARGUMENTS = (
-    *("batch_size", "epochs", "initial_epoch", "steps_per_epoch"),
+    *("batch_size", "epochs", "initial_epoch", "steps_per_epoch", "steps"),
     *("validation_split", "validation_steps", "validation_batch_size", "validation_freq"),
 )
 _COMPILED = ("loss", "metrics", "weighted_metrics", "steps_per_execution")
 
 
-def fit_together(
-    fit: Callable[..., Any], model: Any, strategies: Sequence[Any], args: Any, kwargs: Any
-) -> Any:
-    """Calls a model's `fit`, which all workers have to call with the same.
+def call_together(name: str, method: Callable[..., Any], model: Any, args: Any, kwargs: Any) -> Any:
+    """Calls a model's `fit`, `evaluate` or `predict`, which all workers have to call with the same.
 
     Args:
-        fit: Keras' own, bound to the model.
-        strategies: those of several workers that there are in this process.
-        args, kwargs: for `fit`.
+        name: of the method.
+        method: Keras' own, bound to the model.
+        model: one of Keras 3.
+        args, kwargs: for the method.
 
     Raises:
         FitError: in every worker, for what cannot be one training, or when one worker fails.
@@ -53,27 +48,48 @@ def fit_together(
     """
     strategy = model.distribute_strategy
     if strategy not in strategies:
-        if strategies and is_of_no_scope(model):
+        if name == "fit" and are_several() and is_of_no_scope(model):
             raise FitError(
-                f"fit of {model.name!r}, a model that was built outside strategy.scope(): each "
-                f"worker would train it alone, on all of the data. {_SCOPE} To train one alone on "
+                f"fit of {model.name!r}, a model that was built outside strategy.scope(): this "
+                f"process would train it alone, on all of the data. {_SCOPE} To train one alone on "
                 'purpose, build it in the scope of a tf.distribute.OneDeviceStrategy("/cpu:0").'
             )
-        return fit(*args, **kwargs)
+        return method(*args, **kwargs)
+    workers = getattr(strategy, "workers", None)  # a coordinator has none
+    if workers is None or workers.together or not strategy.of_several:
+        return method(*args, **kwargs)
     keras_version.check_keras()
-    _check_variables(strategy, model)
-    _check_optimizer(model)
     try:
-        arguments = inspect.signature(fit).bind(*args, **kwargs).arguments
+        arguments = inspect.signature(method).bind(*args, **kwargs).arguments
     except TypeError:
-        return fit(*args, **kwargs)  # which says what is wrong with them
-    workers = strategy.workers
+        return method(*args, **kwargs)  # which says what is wrong with them
+    if name == "fit":
+        _check_variables(strategy, model)
+        _check_optimizer(strategy, model)
+        if model.jit_compile:
+            warn_once("jit_compile=True has no effect: XLA cannot compile steps of several workers")
+            model.jit_compile = False
     callbacks = Callbacks(arguments.get("callbacks"))
-    told = workers.exchange({"task": _task(model, arguments), "paths": callbacks.paths()})
+    told = workers.exchange({"task": _task(name, model, arguments), "paths": callbacks.paths()})
     _check_agreement(workers.names, [each["task"] for each in told])
     paths = [each["paths"] for each in told]
-    with workers.failing_together(), callbacks.one_writer(workers, paths):
-        return fit(*args, **kwargs)
+    with workers.failing_together(), callbacks.one_writer(workers, paths), _naming_other_batches():
+        return method(*args, **kwargs)
+
+
+@contextlib.contextmanager
+def _naming_other_batches() -> Iterator[None]:
+    try:
+        yield
+    except tf.errors.InvalidArgumentError as error:
+        if OTHER_BATCH not in str(error):
+            raise
+        raise FitError(
+            f"{OTHER_BATCH}. Expected the same global batches in the same order in every worker, "
+            "of which each takes its rows. Seed whatever shuffles or generates the data alike in "
+            "all workers, such as keras.utils.set_random_seed(1) and numpy.random.default_rng(1). "
+            "Data that each worker has of its own needs AutoShardPolicy.OFF."
+        ) from error
 
 
 def _check_variables(strategy: Any, model: Any) -> None:
@@ -88,19 +104,23 @@ def _check_variables(strategy: Any, model: Any) -> None:
                 )
 
 
-def _check_optimizer(model: Any) -> None:
-    for name, instead in _CONDITIONAL.items():
+def _check_optimizer(strategy: Any, model: Any) -> None:
+    """Raises FitError for what TensorFlow cannot do on several replicas of one worker."""
+    if strategy.sharing.local == 1:
+        return
+    for name in ("gradient_accumulation_steps", "ema_overwrite_frequency"):
         value = getattr(model.optimizer, name, None)
         if value:
             raise FitError(
                 f"fit of {model.name!r}: its optimizer has {name}={value}, which TensorFlow cannot "
-                f"do on several workers; expected none: {instead}."
+                f"do with {strategy.sharing.local} GPUs in a task. Start a task for each GPU."
             )
 
 
-def _task(model: Any, arguments: Dict[str, Any]) -> Told:
-    """Describes what is to be trained, by the name for it; None for what cannot be known."""
-    task: Told = {"the data": _size(arguments.get("x"), arguments.get("steps_per_epoch"))}
+def _task(name: str, model: Any, arguments: Dict[str, Any]) -> Told:
+    """Describes what is to be done, by the name for it; None for what cannot be known."""
+    steps = arguments.get("steps_per_epoch" if name == "fit" else "steps")
+    task: Told = {"the call": name, "the data": _size(arguments.get("x"), steps)}
     validation = arguments.get("validation_data")
     held_out = validation[0] if isinstance(validation, tuple) else validation
     task["validation_data"] = "none"
@@ -110,7 +130,7 @@ def _task(model: Any, arguments: Dict[str, Any]) -> Told:
         value = arguments.get(name)
         if value is None or isinstance(value, (int, float, str)):
             task[name] = str(value)
-    task["optimizer"] = type(model.optimizer).__name__
+    task["optimizer"] = type(getattr(model, "optimizer", None)).__name__
     with contextlib.suppress(Exception):  # of what is compiled not all can be described
         compiled = model.get_compile_config()
         task.update({name: _names(compiled.get(name)) for name in _COMPILED})
@@ -150,12 +170,20 @@ def _names(config: Any) -> Any:
 
 def _check_agreement(names: Sequence[str], tasks: Sequence[Told]) -> None:
     """Raises FitError, the same in every worker, where two of them differ."""
+    for name, task in zip(names, tasks):
+        if task["the call"] != tasks[0]["the call"]:
+            raise FitError(
+                f"{names[0]} calls {tasks[0]['the call']}, and {name} {task['the call']}; expected "
+                "the same call in all workers, as each of them computes its rows. Leave out what "
+                "lets one worker alone make the call, such as `if task_id == 0:`."
+            )
     for what, value in tasks[0].items():
         for name, task in zip(names, tasks):
             other = task.get(what)
             if None not in (value, other) and other != value:
                 raise FitError(
-                    f"fit differs from worker to worker, in {what}: {value} in {names[0]}, {other} "
+                    f"{tasks[0]['the call']} differs from worker to worker, in {what}: {value} in "
+                    f"{names[0]}, {other} "
                     f"in {name}. Expected the same program in every worker, with the same data, of "
                     "which each takes its share. Data that each worker has of its own "
                     "(AutoShardPolicy.OFF) needs steps_per_epoch."

@@ -1,0 +1,134 @@
+"""Metrics in a step, whose results are those of the whole batch.
+
+A metric's variables hold the sums of this replica's rows, and results are computed from the sums
+over all replicas. Any metric that Keras does not define itself is updated with all rows, in each
+replica alike: its variables may be anything.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Callable, Dict, Tuple
+
+import tensorflow as tf
+
+from slurm_resolver.tf.keras.calls import strategies
+from slurm_resolver.tf.keras.losses import sees_whole_batch
+from slurm_resolver.tf.keras.step import Step, run_in_replicas
+
+Method = Callable[..., Any]
+
+
+def keep_sum(variable: Any, total: Any) -> None:
+    """Keeps the sum over all replicas of a metric's variable, as of the end of the last step.
+
+    To read it needs no other worker.
+    """
+    variable._sum_of_replicas = total
+
+
+def _update_state(step: Step, original: Method, metric: Any, *args: Any, **kwargs: Any) -> None:
+    """Updates a metric with this replica's rows, or with those of all replicas."""
+    if step.nested:
+        original(metric, *args, **kwargs)
+        return
+    step.forget(metric.variables)
+    if sees_whole_batch(metric, "update_state"):
+        args, kwargs = step.gather_structure((args, kwargs))
+        update = True
+        for variable in metric.variables:
+            variable._same_in_replicas = True
+    else:
+        args, kwargs = _weigh_scalar(step, metric, args, kwargs)
+        update = step.counts
+    step.nested = True
+    try:
+        _update_if(update, original, metric, *args, **kwargs)
+    finally:
+        step.nested = False
+
+
+def _weigh_scalar(step: Step, metric: Any, args: Any, kwargs: Any) -> Any:
+    """Lets a scalar without a weight, such as a mean loss, count by this replica's rows."""
+    import keras
+
+    plain = isinstance(metric, (keras.metrics.Mean, keras.metrics.Sum))
+    values = args[0] if args else kwargs.get("values")
+    if not plain or len(args) > 1 or kwargs.get("sample_weight") is not None or values is None:
+        return args, kwargs
+    if tf.convert_to_tensor(values).shape.rank != 0:
+        return args, kwargs
+    return (values,), {"sample_weight": step.count / step.rows}
+
+
+def _update_if(condition: Any, update: Method, metric: Any, *args: Any, **kwargs: Any) -> None:
+    if condition is False:
+        return
+    before = {id(one): tf.convert_to_tensor(one.value) for one in metric.variables}
+    update(metric, *args, **kwargs)
+    if condition is True:
+        return
+    for variable in metric.variables:  # some metrics make them in their first update
+        new = tf.convert_to_tensor(variable.value)
+        old = before.get(id(variable), tf.zeros_like(new))
+        variable.value.assign(tf.where(condition, new, old))
+
+
+def _result(step: Step, original: Method, metric: Any) -> Any:
+    """Returns a metric's result on the rows of all replicas."""
+    if step.nested:
+        return original(metric)
+    import keras
+
+    own = metric.variables
+    sums = step.sum_variables({id(v): v for v in [*step.model.metrics_variables, *own]}.values())
+    step.nested = True
+    try:
+        mapping = [(variable, sums[id(variable)]) for variable in own]
+        with keras.StatelessScope(state_mapping=mapping):
+            result = tf.nest.map_structure(tf.convert_to_tensor, original(metric))
+    finally:
+        step.nested = False
+    step.remember_alike(result)
+    return result
+
+
+def _change(original: Method, metric: Any, *args: Any, **kwargs: Any) -> Any:
+    """Changes a metric outside of steps, where the sums of the last step are no longer its."""
+    for variable in metric.variables:
+        vars(variable).pop("_sum_of_replicas", None)
+    return original(metric, *args, **kwargs)
+
+
+def _reset(original: Method, metric: Any) -> None:
+    """Resets each replica's variables, where they are no parts of a sum.
+
+    TensorFlow would assign to each replica its part of the value.
+    """
+    variables = metric.variables
+    strategy = getattr(variables[0].value, "distribute_strategy", None) if variables else None
+    if strategy in strategies and sees_whole_batch(metric, "update_state"):
+        run_in_replicas(strategy, lambda: _change(original, metric))
+    else:
+        _change(original, metric)
+
+
+def _change_in_step(step: Step, original: Method, metric: Any, *args: Any, **kwargs: Any) -> Any:
+    step.forget(metric.variables)
+    return original(metric, *args, **kwargs)
+
+
+def _read_result(original: Method, metric: Any) -> Any:
+    sums = [vars(variable).get("_sum_of_replicas") for variable in metric.variables]
+    if not sums or any(total is None for total in sums):
+        return original(metric)
+    import keras
+
+    with keras.StatelessScope(state_mapping=list(zip(metric.variables, sums))):
+        return tf.nest.map_structure(tf.convert_to_tensor, original(metric))
+
+
+REPLACEMENTS: Dict[str, Tuple[Method, Method]] = {
+    "update_state": (_update_state, _change),
+    "reset_state": (_change_in_step, _reset),
+    "result": (_result, _read_result),
+}

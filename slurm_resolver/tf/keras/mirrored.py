@@ -1,0 +1,122 @@
+"""TensorFlow's MultiWorkerMirroredStrategy, under which Keras 3's `fit` trains as in one process.
+
+Keras 3 asks the strategy for three things that TensorFlow's class does not do on several workers.
+docs/keras.md shows each with a minimal program.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import signal
+from typing import Any, Optional
+
+import tensorflow as tf
+
+from slurm_resolver.cluster.data_service import DATA_JOBS
+from slurm_resolver.errors import JobsError
+from slurm_resolver.preflight import keras_version
+from slurm_resolver.tf.exchange import Workers
+from slurm_resolver.tf.keras.calls import called_by_keras
+from slurm_resolver.tf.keras.functions import make_function
+from slurm_resolver.tf.keras.patches import prepare
+from slurm_resolver.tf.keras.seeds import agree_on_seeds
+from slurm_resolver.tf.keras.sharing import Sharing, share_dataset
+from slurm_resolver.tf.resolver import SlurmClusterResolver
+
+
+class MultiWorkerMirroredStrategy(
+    tf.distribute.MultiWorkerMirroredStrategy  # type: ignore[misc]
+):
+    """TensorFlow's class, under which Keras 3's `fit`, `evaluate` and `predict` work as well.
+
+    ::
+
+        strategy = MultiWorkerMirroredStrategy()
+        with strategy.scope():
+            model = keras.Sequential(…)
+            model.compile(…)
+        model.fit(dataset, epochs=10)
+
+    The batch size of the dataset is the global one, as in TensorFlow: each worker takes its share.
+    Weights, history, evaluation and prediction are those of one process that trains on the same
+    batches. The statistics of BatchNormalization are the mean of all workers' after each step, so
+    that every worker may save the model. Loops of one's own and tf_keras work as under
+    TensorFlow's class.
+    """
+
+    def __init__(
+        self,
+        cluster_resolver: Optional[Any] = None,
+        communication_options: Optional[Any] = None,
+    ) -> None:
+        """Starts this worker's server, and waits until all workers have done so.
+
+        Make it before TensorFlow does anything else, such as making a dataset: afterwards
+        TensorFlow raises RuntimeError ("Collective ops must be configured at program startup").
+
+        Args:
+            cluster_resolver: None makes a `SlurmClusterResolver()`.
+            communication_options: a `tf.distribute.experimental.CommunicationOptions`.
+
+        Raises:
+            JobsError: in a task that does not train: a parameter server, an evaluator, one of a
+                tf.data service.
+        """
+        if cluster_resolver is None:
+            cluster_resolver = SlurmClusterResolver()
+        _check_job(cluster_resolver)
+        super().__init__(cluster_resolver, communication_options)
+        _let_children_end()
+        self.workers = Workers(self)
+        local = len(self.extended.worker_devices)
+        first = self.workers.index * local
+        self.sharing = Sharing(first, local, self.num_replicas_in_sync)
+        self.of_several = len(self.workers.names) > 1
+        if self.of_several:
+            agree_on_seeds(self.workers)
+        prepare(self)
+
+    def experimental_distribute_dataset(self, dataset: Any, options: Optional[Any] = None) -> Any:
+        """Shares a dataset out among the workers, as TensorFlow's does.
+
+        For Keras 3 it splits each batch by rows, whatever the dataset's source, unless the
+        dataset's AutoShardPolicy says that workers read files or data of their own.
+        """
+        policy = tf.data.experimental.AutoShardPolicy
+        of_dataset = dataset.options().experimental_distribute.auto_shard_policy
+        if of_dataset in (policy.AUTO, policy.DATA) and called_by_keras():
+            keras_version.check_keras()
+            return share_dataset(dataset, self.sharing)
+        return super().experimental_distribute_dataset(dataset, options)
+
+    def make_function(self, model: Any, kind: str) -> Any:
+        """Returns a Keras model's function for a "train", "test" or "predict" step."""
+        return make_function(model, kind)
+
+
+def _check_job(resolver: Any) -> None:
+    job = resolver.task_type
+    if job in ("ps", "evaluator", *DATA_JOBS):
+        serve = "Call sys.exit(resolver.serve()) there, before the strategy is made"
+        instead = dict.fromkeys(("ps", *DATA_JOBS), serve)
+        instead["evaluator"] = "Evaluate there alone, without a strategy"
+        raise JobsError(
+            f"MultiWorkerMirroredStrategy in {job} {resolver.task_id}; expected a chief or a "
+            f"worker, which train. {instead[job]}: if resolver.task_type == {job!r}: …"
+        )
+
+
+@functools.cache  # once
+def _let_children_end() -> None:
+    """Lets SIGTERM end forked children, such as those of a PyDataset with `use_multiprocessing`.
+
+    TensorFlow handles SIGTERM from the strategy's start on, and a child would inherit that: the
+    program would wait at its end for children that `terminate()` does not end.
+    """
+    os.register_at_fork(after_in_child=_end_by_sigterm)
+
+
+def _end_by_sigterm() -> None:
+    if signal.getsignal(signal.SIGTERM) in (signal.SIG_DFL, None):  # the program has no handler
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)

@@ -1,0 +1,160 @@
+"""Each worker's share of a global batch.
+
+Every worker reads the same batches and keeps its own rows. TensorFlow's own sharding splits by
+elements: a last batch that is shorter goes to some workers only, and data of a generator is not
+split at all. Here each batch is split by rows, so that every step is one process's step.
+"""
+
+from __future__ import annotations
+
+from typing import Any, List, NamedTuple, Tuple
+
+import tensorflow as tf
+
+from slurm_resolver.log import tell_once
+
+# Two batches with different rows have the same digest in one of so many cases. Workers add their
+# digests up as float32, which is exact up to 2**24.
+DIGESTS = 4093
+
+
+_AUTO = tf.data.experimental.AutoShardPolicy.AUTO
+
+
+class Share(NamedTuple):
+    """What one worker reads of a global batch.
+
+    Attributes:
+        rows: the number of rows of the global batch, int32.
+        digest: stands for the batch's first and last row; float32, the same in all workers.
+        parts: the part of each of this worker's replicas, a tuple.
+    """
+
+    rows: Any
+    digest: Any
+    parts: Tuple[Any, ...]
+
+
+class Sharing(NamedTuple):
+    """How batches are split.
+
+    Attributes:
+        first: the number of this worker's first replica among all.
+        local: how many replicas this worker has.
+        replicas: how many there are in all workers.
+    """
+
+    first: int
+    local: int
+    replicas: int
+
+    def share(self, batch: Any) -> Share:
+        """Returns this worker's share of a batch, a structure of tensors with rows along axis 0."""
+        values = [value for value in tf.nest.flatten(batch) if _has_rows(value)]
+        rows = _count_rows(values[0]) if values else tf.constant(1)
+        parts = []
+        for replica in range(self.first, self.first + self.local):
+            start, stop = self.bounds(replica, rows)
+            parts.append(
+                tf.nest.map_structure(lambda value: _slice(value, start, stop), batch)  # noqa: B023
+            )
+        return Share(tf.cast(rows, tf.int32), _digest(values), tuple(parts))
+
+    def bounds(self, replica: int, rows: Any) -> Tuple[Any, Any]:
+        """Returns the first row of a replica's part, and the one behind its last.
+
+        Each replica computes on the whole of a batch with fewer rows than replicas: no part may be
+        empty, as many a layer and loss makes NaN of no rows.
+        """
+        start, stop = rows * replica // self.replicas, rows * (replica + 1) // self.replicas
+        if isinstance(rows, int):
+            return (0, rows) if rows < self.replicas else (start, stop)
+        whole = rows < self.replicas
+        return tf.where(whole, 0, start), tf.where(whole, rows, stop)
+
+
+def share_dataset(dataset: tf.data.Dataset, sharing: Sharing) -> tf.data.Dataset:
+    """Returns the dataset of a worker's shares; its attribute `whole_batches` is the one given."""
+    generated = is_generated(dataset)
+    if dataset.options().experimental_distribute.auto_shard_policy == _AUTO and reads_files(
+        dataset
+    ):
+        tell_once(
+            "each worker reads all files of the dataset and keeps its rows of each batch "
+            "(AutoShardPolicy.AUTO); with AutoShardPolicy.FILE each would read its own files"
+        )
+    while generated and type(dataset).__name__.lstrip("_") == "PrefetchDataset":
+        (dataset,) = dataset._inputs()
+    single = not isinstance(dataset.element_spec, tuple)
+    shares = dataset.map(lambda *batch: sharing.share(batch[0] if single else batch))
+    # Batches that are read ahead are lost to whoever reads a generator next, and how many there are
+    # depends on chance: afterwards, the workers would be at different batches.
+    if not generated:
+        shares = shares.prefetch(tf.data.AUTOTUNE)
+    shares.whole_batches = dataset
+    return shares
+
+
+def is_generated(dataset: tf.data.Dataset) -> bool:
+    """Whether a dataset's source is a Python generator."""
+    return b"GeneratorDataset" in _graph(dataset)
+
+
+def reads_files(dataset: tf.data.Dataset) -> bool:
+    """Whether a dataset reads files, which TensorFlow can share out as wholes."""
+    graph = _graph(dataset)
+    return any(
+        reader in graph for reader in (b"TFRecordDataset", b"TextLineDataset", b"FixedLengthRecord")
+    )
+
+
+def _graph(dataset: tf.data.Dataset) -> bytes:
+    serialize = getattr(dataset, "_as_serialized_graph", None)
+    if serialize is None:
+        return b""
+    try:
+        ignore = tf.data.experimental.ExternalStatePolicy.IGNORE
+        graph: bytes = serialize(external_state_policy=ignore).numpy()
+    except (tf.errors.OpError, ValueError):  # such as a graph of more than 2 GiB
+        return b""
+    return graph
+
+
+def _has_rows(value: Any) -> bool:
+    if not isinstance(value, (tf.Tensor, tf.RaggedTensor, tf.SparseTensor)):
+        return False
+    return value.shape.rank is None or value.shape.rank > 0
+
+
+def _count_rows(value: Any) -> Any:
+    static = value.shape[0] if value.shape.rank else None
+    if static is not None:
+        return int(static)
+    if isinstance(value, tf.RaggedTensor):
+        return tf.cast(value.nrows(), tf.int32)
+    if isinstance(value, tf.SparseTensor):
+        return tf.cast(value.dense_shape[0], tf.int32)
+    return tf.shape(value)[0]
+
+
+def _slice(value: Any, start: Any, stop: Any) -> Any:
+    if not _has_rows(value):
+        return value
+    if isinstance(value, tf.SparseTensor):
+        begin = tf.concat([[start], tf.zeros_like(value.dense_shape[1:], tf.int32)], axis=0)
+        size = tf.concat([[stop - start], tf.cast(value.dense_shape[1:], tf.int32)], axis=0)
+        return tf.sparse.slice(value, tf.cast(begin, tf.int64), tf.cast(size, tf.int64))
+    return value[start:stop]
+
+
+def _digest(values: List[Any]) -> Any:
+    """Stands for the first and the last row of a batch."""
+    ends = [
+        tf.io.serialize_tensor(value[place : place + 1] if place == 0 else value[-1:])
+        for value in values
+        if isinstance(value, tf.Tensor)
+        for place in (0, -1)
+    ]
+    if not ends:
+        return tf.constant(0.0)
+    return tf.cast(tf.strings.to_hash_bucket_fast(tf.strings.join(ends), DIGESTS), tf.float32)

@@ -1,0 +1,277 @@
+"""One step of all replicas on one global batch, as one replica sees it.
+
+A step on R replicas is one process's step on the whole batch: its gradient is the mean of the
+replicas' gradients weighted by their rows. A `Step` knows this replica's rows, and lets the
+replicas add up and gather what they have computed.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Callable, Dict, Iterable, List, Optional, Sequence, Tuple
+
+import tensorflow as tf
+
+from slurm_resolver.errors import FitError
+
+# The steps that are being traced, or run eagerly, in this process, by the replica's number.
+_current: Dict[int, Step] = {}
+
+
+class Step:
+    """A step as one replica sees it.
+
+    Attributes:
+        replica: this replica's number among all.
+        rows: the number of rows of the global batch, int32.
+        first: the first row of this replica's part.
+        count: how many rows it adds to the global batch; 0 where another replica has the same rows.
+        weight: its share in every mean, float32; those of all replicas add up to 1.
+        repeats: how many replicas compute the same rows, float32.
+        digest: stands for the global batch; None where each worker reads data of its own.
+        shared: whether all workers have read the same global batch.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        replica: int,
+        rows: Any,
+        first: Any,
+        count: Any,
+        weight: Any,
+        repeats: Any = 1.0,
+        digest: Any = None,
+    ) -> None:
+        self.model = model
+        self.replica = replica
+        self.rows = rows
+        self.first = first
+        self.count = count
+        self.weight = weight
+        self.repeats = repeats
+        self.digest = digest
+        self.shared = digest is not None
+        self.own_rows: Optional[int] = None  # of this replica's tensors, where it is known
+        self.statistics: List[Any] = []
+        # By the id of a tensor or variable; what has an id must live as long as the step.
+        self._gathered: Dict[int, Any] = {}
+        self._sums: Dict[int, Tuple[Any, Any]] = {}
+        self._kept: List[Any] = []
+        self.alike: Dict[int, Any] = {}
+        self.compiled_loss = False  # whether the loss given to `compile` is being computed
+        self.nested = False  # whether a metric or loss is already seeing the whole batch
+
+    @property
+    def counts(self) -> Any:
+        """Whether this replica's rows count in metrics: a Python bool where that is known."""
+        static = tf.get_static_value(self.count)
+        return self.count > 0 if static is None else bool(static > 0)
+
+    def is_by_row(self, value: Any) -> bool:
+        """Whether a tensor has a value for each of this replica's rows."""
+        return bool(value.shape.rank != 0 and value.shape[0] == self.own_rows)
+
+    def add(self, values: Sequence[Any]) -> List[Any]:
+        """Returns the sums over all replicas of tensors whose shapes are known.
+
+        One collective for each type takes them all.
+        """
+        sums: List[Any] = [None] * len(values)
+        for dtype in dict.fromkeys(value.dtype for value in values):
+            places = [place for place, value in enumerate(values) if value.dtype == dtype]
+            own = [values[place] for place in places]
+            if all(value.shape.rank == 0 for value in own):  # fewer operations
+                parts = tf.unstack(all_reduce(tf.stack(own)))
+            else:
+                flat = tf.concat([tf.reshape(value, [-1]) for value in own], axis=0)
+                sizes = [value.shape.num_elements() for value in own]
+                shapes = [value.shape for value in own]
+                parts = list(map(tf.reshape, tf.split(all_reduce(flat), sizes), shapes))
+            for place, part in zip(places, parts):
+                sums[place] = part
+        return sums
+
+    def means(self, values: Sequence[Any]) -> List[Any]:
+        """Returns the means of floating-point tensors, weighted by rows."""
+        return self.add([self._weighted(value) for value in values])
+
+    def gather(self, value: Any) -> Any:
+        """Returns a tensor with all replicas' rows along axis 0, in their order.
+
+        Gradients flow into this replica's own rows.
+        """
+        if not isinstance(value, tf.Tensor):
+            raise FitError(
+                f"a {type(value).__name__} cannot be gathered from all workers; expected a dense "
+                "tensor: convert it with to_tensor() or tf.sparse.to_dense()."
+            )
+        known = self._gathered.get(id(value))
+        if known is not None:
+            return known
+        sent = value
+        if value.dtype == tf.bool or (value.dtype.is_integer and value.dtype.size < 4):
+            sent = tf.cast(value, tf.int32)
+        elif value.dtype == tf.string:
+            raise FitError("strings cannot be gathered from all workers; expected numbers.")
+        rest = tf.shape(sent)[1:]
+
+        def zeros(count: Any) -> Any:
+            return tf.zeros(tf.concat([[count], rest], axis=0), sent.dtype)
+
+        own = sent[: self.count]
+        after = self.rows - self.first - self.count
+        placed = tf.concat([zeros(self.first), tf.stop_gradient(own), zeros(after)], axis=0)
+        others = all_reduce(placed)
+        whole = tf.concat([others[: self.first], own, others[self.first + self.count :]], axis=0)
+        whole.set_shape([tf.get_static_value(self.rows), *sent.shape[1:]])
+        whole = whole if sent is value else tf.cast(whole, value.dtype)
+        mask = getattr(value, "_keras_mask", None)
+        if mask is not None:
+            whole._keras_mask = self.gather(mask)
+        self._gathered[id(value)] = whole
+        self._kept.append(value)
+        return whole
+
+    def gather_structure(self, values: Any) -> Any:
+        """Gathers tensors with rows; of scalars, it takes the mean."""
+
+        def gather(value: Any) -> Any:
+            if not isinstance(value, tf.Tensor):
+                return value
+            if value.shape.rank != 0:
+                return self.gather(value)
+            return self.means([value])[0] if value.dtype.is_floating else value
+
+        return tf.nest.map_structure(gather, values)
+
+    def own_gradient(self, loss: Any) -> Any:
+        """Lets the gradient of a loss that was computed on the whole batch count once.
+
+        Each replica's gradient is that of its own rows, and is weighted as all gradients are.
+        """
+        if loss.shape.rank == 0:
+            factor = tf.math.divide_no_nan(1.0, tf.cast(self.weight, loss.dtype))
+        else:
+            factor = tf.cast(self.repeats, loss.dtype)
+        return loss + (factor - 1) * (loss - tf.stop_gradient(loss))
+
+    def gradients(self, gradients: Sequence[Optional[Any]]) -> List[Optional[Any]]:
+        """Returns the sums of gradients over all replicas; some may be None."""
+        there = [self._unless_empty(gradient) for gradient in gradients if gradient is not None]
+        sums = iter(all_reduce(there) if there else [])
+        return [None if gradient is None else next(sums) for gradient in gradients]
+
+    def sum_variables(self, variables: Iterable[Any]) -> Dict[int, Any]:
+        """Returns the sums of metrics' variables, by the id of each.
+
+        Variables that are the same in all replicas stay as they are. The first call in a step also
+        averages the statistics of BatchNormalization, and checks that all workers have read the
+        same batch.
+        """
+        missing = []
+        for variable in variables:
+            if getattr(variable, "_same_in_replicas", False):
+                self._sums[id(variable)] = variable, tf.convert_to_tensor(variable.value)
+            elif id(variable) not in self._sums:
+                missing.append(variable)
+        if missing or self.statistics or self.digest is not None:
+            values = [tf.convert_to_tensor(variable.value) for variable in missing]
+            statistics, self.statistics = self.statistics, []
+            values += [self._weighted(tf.convert_to_tensor(one.value)) for one in statistics]
+            digest, self.digest = self.digest, None
+            if digest is not None:
+                values.append(digest)
+            sums = self.add(values)
+            if digest is not None:
+                self._check_digest(digest, sums.pop())
+            for variable, mean in zip(statistics, sums[len(missing) :]):
+                variable.assign(mean)
+            for variable, total in zip(missing, sums):
+                self._sums[id(variable)] = variable, total
+        return {key: total for key, (_, total) in self._sums.items()}
+
+    def sums(self) -> Tuple[List[Any], List[Any]]:
+        """Returns the variables that have not changed since they were summed up, and the sums."""
+        known = list(self._sums.values())
+        return [variable for variable, _ in known], [total for _, total in known]
+
+    def forget(self, variables: Iterable[Any]) -> None:
+        """Forgets the sums of variables that have changed."""
+        for variable in variables:
+            self._sums.pop(id(variable), None)
+
+    def remember_alike(self, value: Any) -> None:
+        """Notes a result that is the same in all replicas."""
+        for leaf in tf.nest.flatten(value):
+            self.alike[id(leaf)] = leaf
+
+    def _check_digest(self, own: Any, total: Any) -> None:
+        replicas = tf.distribute.get_strategy().num_replicas_in_sync
+        tf.debugging.Assert(tf.equal(total, own * replicas), [OTHER_BATCH])
+
+    def _weighted(self, value: Any) -> Any:
+        return self._unless_empty(value) * tf.cast(self.weight, value.dtype)
+
+    def _unless_empty(self, value: Any) -> Any:
+        """Returns zeros where this replica has no rows, of which many a layer and loss makes NaN.
+
+        That happens only where workers read data of their own, and that of one has ended.
+        """
+        if self.shared:
+            return value
+        if isinstance(value, tf.IndexedSlices):
+            values = self._unless_empty(value.values)
+            return tf.IndexedSlices(values, value.indices, value.dense_shape)
+        return tf.where(self.count > 0, value, tf.zeros_like(value))
+
+
+def all_reduce(value: Any) -> Any:
+    """Returns the sums over all replicas of a tensor, or of each of a list."""
+    return tf.distribute.get_replica_context().all_reduce(tf.distribute.ReduceOp.SUM, value)
+
+
+OTHER_BATCH = "this worker has read another batch than the others"
+
+
+def current_step() -> Optional[Step]:
+    """Returns the step that the caller is in; None outside of Keras' steps on several workers."""
+    if not _current:
+        return None
+    if tf.distribute.in_cross_replica_context() or not tf.distribute.has_strategy():
+        return None
+    return _current.get(replica_number())
+
+
+def replica_number() -> int:
+    """Returns the number of the replica that the caller is in, among all workers'."""
+    context = tf.distribute.get_replica_context()
+    return int(tf.get_static_value(context.replica_id_in_sync_group))
+
+
+def run_in_replicas(strategy: Any, function: Callable[..., Any], *args: Any) -> Any:
+    """Returns what a function gives in this worker's first replica; it is called in each of them.
+
+    A lone replica needs no thread of its own, in which no condition may update variables.
+    """
+    devices = strategy.extended.worker_devices
+    if len(devices) > 1:
+        return first_local(strategy, strategy.run(function, args=args))
+    replica = tf.distribute.ReplicaContext(strategy, strategy.sharing.first)
+    with strategy.scope(), replica, tf.device(devices[0]):
+        return function(*first_local(strategy, args))
+
+
+def first_local(strategy: Any, values: Any) -> Any:
+    """Returns the values of this worker's first replica."""
+    return tf.nest.map_structure(
+        lambda value: strategy.experimental_local_results(value)[0], values
+    )
+
+
+def run_in(step: Step, function: Callable[[], Any]) -> Any:
+    """Returns what a function gives in a step."""
+    _current[step.replica] = step
+    try:
+        return function()
+    finally:
+        del _current[step.replica]
