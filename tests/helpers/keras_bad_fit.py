@@ -54,11 +54,12 @@ def model_outside_fit_inside(strategy: Any, worker: int) -> None:
 
 
 @way
-def compiled_outside(strategy: Any, worker: int) -> None:
+def compiled_outside(strategy: Any, worker: int) -> str:
     with strategy.scope():
         built = keras.Sequential([keras.Input((6,)), keras.layers.Dense(1)])
     built.compile("adam", "mse")
     built.fit(data(), verbose=0)
+    return "trained"
 
 
 @way
@@ -66,20 +67,6 @@ def optimizer_outside(strategy: Any, worker: int) -> None:
     optimizer = keras.optimizers.Adam()
     with strategy.scope():
         built = model(optimizer)
-    built.fit(data(), verbose=0)
-
-
-@way
-def accumulation(strategy: Any, worker: int) -> None:
-    with strategy.scope():
-        built = model(keras.optimizers.SGD(gradient_accumulation_steps=2))
-    built.fit(data(), verbose=0)
-
-
-@way
-def overwriting_average(strategy: Any, worker: int) -> None:
-    with strategy.scope():
-        built = model(keras.optimizers.SGD(use_ema=True, ema_overwrite_frequency=2))
     built.fit(data(), verbose=0)
 
 
@@ -131,6 +118,13 @@ def other_steps(strategy: Any, worker: int) -> None:
 @way
 def other_epochs(strategy: Any, worker: int) -> None:
     fit(strategy, epochs=2 + worker)
+
+
+@way
+def other_calls(strategy: Any, worker: int) -> None:
+    with strategy.scope():
+        built = model()
+    (built.predict if worker else built.evaluate)(data(), verbose=0)
 
 
 @way

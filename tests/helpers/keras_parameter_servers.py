@@ -14,9 +14,9 @@ from typing import Any, Callable, Dict
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
 import keras
-import keras_cases as cases
 import numpy as np
 import tensorflow as tf
+from keras_programs import common as cases
 
 import slurm_resolver as sr
 
@@ -82,11 +82,11 @@ def evaluation_and_prediction(strategy: sr.ParameterServerStrategy) -> Any:
     """Both of the strategy, then of a copy in this process; the last batch is shorter."""
     with strategy.scope():
         model = build()
-    model.fit(cases.dataset(), epochs=2, verbose=0)
+    model.fit(cases.data(), epochs=2, verbose=0)
     copy = build()
     copy.set_weights(model.get_weights())
     return [
-        [each.evaluate(cases.dataset(batch=7), verbose=0), each.predict(cases.X, 7, 0).tolist()]
+        [each.evaluate(cases.data(batch=7), verbose=0), each.predict(cases.X, 7, 0).tolist()]
         for each in (model, copy)
     ]
 
@@ -106,7 +106,7 @@ def datasets_of_the_workers(strategy: sr.ParameterServerStrategy) -> Any:
     with strategy.scope():
         model = build()
     data = strategy.distribute_datasets_from_function(
-        lambda context: cases.dataset().shuffle(cases.ROWS)
+        lambda context: cases.data().shuffle(cases.ROWS)
     )
     history = model.fit(data, epochs=20, class_weight={0: 1.0, 1: 2.0, 2: 1.0}, verbose=0).history
     steps = int(model.optimizer.iterations)
@@ -125,7 +125,7 @@ def several_steps_an_execution(strategy: sr.ParameterServerStrategy) -> Any:
             seen.append([batch, int(self.model.optimizer.iterations), sorted(logs)])
 
     data = strategy.distribute_datasets_from_function(
-        lambda context: cases.dataset().shuffle(cases.ROWS).repeat()
+        lambda context: cases.data().shuffle(cases.ROWS).repeat()
     )
     model.fit(data, epochs=1, steps_per_epoch=EPOCH, callbacks=[Sees()], verbose=0)
     return seen
@@ -184,7 +184,7 @@ def data_that_ends(strategy: sr.ParameterServerStrategy) -> Any:
     with strategy.scope():
         model = build()
     data = strategy.distribute_datasets_from_function(
-        lambda context: cases.dataset().filter(lambda x, y: True)
+        lambda context: cases.data().filter(lambda x, y: True)
     )
     model.fit(data, epochs=1, steps_per_epoch=50, verbose=0)
 
@@ -200,19 +200,19 @@ def a_step_that_fails(strategy: sr.ParameterServerStrategy) -> Any:
 def run_eagerly(strategy: sr.ParameterServerStrategy) -> Any:
     with strategy.scope():
         model = build(run_eagerly=True)
-    model.fit(cases.dataset(), verbose=0)
+    model.fit(cases.data(), verbose=0)
 
 
 @trial
 def outside_the_scope(strategy: sr.ParameterServerStrategy) -> Any:
-    build().fit(cases.dataset(), verbose=0)
+    build().fit(cases.data(), verbose=0)
 
 
 @trial
 def after_errors(strategy: sr.ParameterServerStrategy) -> Any:
     with strategy.scope():
         model = build()
-    model.fit(cases.dataset(), epochs=2, verbose=0)
+    model.fit(cases.data(), epochs=2, verbose=0)
     return int(model.optimizer.iterations)
 
 
@@ -224,8 +224,8 @@ class Prints(keras.Model):  # type: ignore[misc]
 
 @trial
 def where_steps_run(strategy: sr.ParameterServerStrategy) -> Any:
-    model = cases.build(strategy, model_class=Prints)
-    model.fit(cases.dataset(), epochs=4, verbose=0)
+    model = cases.build(strategy, kind=Prints)
+    model.fit(cases.data(), epochs=4, verbose=0)
 
 
 def main() -> None:

@@ -15,9 +15,9 @@ from typing import Any
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
 import keras
-import keras_cases as cases
 import numpy as np
 import tensorflow as tf
+from keras_programs import common as cases
 
 import slurm_resolver as sr
 

@@ -1,4 +1,4 @@
-"""What keras_cases.py has written down of a training, for comparisons."""
+"""What keras_programs has written down of a training, for comparisons."""
 
 from __future__ import annotations
 

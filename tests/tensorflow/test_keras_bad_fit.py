@@ -25,12 +25,9 @@ PROGRAM = [sys.executable, "-W", "ignore", str(HELPERS / "keras_bad_fit.py")]
 SECONDS = 240
 
 IN_BOTH = {
-    "model_outside": "built outside strategy.scope(): each worker would train it alone",
+    "model_outside": "built outside strategy.scope(): this process would train it alone",
     "model_outside_fit_inside": "kernel' of its model was made outside strategy.scope()",
-    "compiled_outside": "iteration' of its optimizer was made outside strategy.scope()",
     "optimizer_outside": "iteration' of its optimizer was made outside strategy.scope()",
-    "accumulation": "gradient_accumulation_steps=2, which TensorFlow cannot do on several workers",
-    "overwriting_average": "ema_overwrite_frequency=2, which TensorFlow cannot do",
     "other_metrics": "in metrics: ['mae'] in worker 0, ['mae', 'mape'] in worker 1",
     "other_data": "in the data: 4 batches in worker 0, 2 batches in worker 1",
     "other_arrays": "in the data: 96 rows in worker 0, 48 rows in worker 1",
@@ -38,6 +35,7 @@ IN_BOTH = {
     "own_data": "in the data: 4 batches in worker 0, 2 batches in worker 1",
     "other_steps": "in steps_per_epoch: 2 in worker 0, 3 in worker 1",
     "other_epochs": "in epochs: 2 in worker 0, 3 in worker 1",
+    "other_calls": "worker 0 calls evaluate, and worker 1 predict; expected the same call in all",
 }
 KERAS_OWN = {"tensorflows_optimizer": "ValueError: Could not interpret optimizer identifier"}
 
@@ -61,7 +59,7 @@ def workers(
 @pytest.mark.parametrize("name", IN_BOTH)
 def test_every_worker_says_what_is_wrong(workers: List[Dict[str, str]], name: str) -> None:
     for worker in workers:
-        assert worker[name].startswith("FitError: fit ")
+        assert worker[name].startswith("FitError: ")
         assert IN_BOTH[name] in worker[name]
 
 
@@ -79,7 +77,8 @@ def test_what_fails_everywhere_fails_with_its_own_error_and_the_workers_go_on(
         "ValueError: in worker 1",
     ]
     for worker in workers:
-        assert (worker["alone_on_purpose"], worker["own_data_of_one_size"]) == ("trained",) * 2
+        for name in ("alone_on_purpose", "own_data_of_one_size", "compiled_outside"):
+            assert worker[name] == "trained"
 
 
 @pytest.mark.parametrize("failing", ["0", "1"])

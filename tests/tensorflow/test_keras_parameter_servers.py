@@ -109,7 +109,10 @@ def test_errors_say_what_to_do_and_the_next_fit_works(told: Told) -> None:
     assert "Received a label value of 7" in found["a_step_that_fails"]
     assert found["run_eagerly"].startswith("KerasError: run_eagerly=True under ParameterServer")
     assert found["outside_the_scope"].startswith("FitError: fit of 'sequential")
-    assert "the chief would train it alone. Build and compile" in found["outside_the_scope"]
+    assert (
+        "this process would train it alone, on all of the data. Build and compile"
+        in found["outside_the_scope"]
+    )
     assert found["after_errors"] == 10
     for worker in (0, 1):
         assert (
@@ -120,7 +123,7 @@ def test_errors_say_what_to_do_and_the_next_fit_works(told: Told) -> None:
 
 def test_partitioned_variables_are_refused() -> None:
     from slurm_resolver.errors import KerasError
-    from slurm_resolver.tf.coordinated_keras import check_model
+    from slurm_resolver.tf.keras.parameter_server import check_model
 
     parts = SimpleNamespace(path="embedding/embeddings", value=object())
     with pytest.raises(KerasError, match=r"embedding/embeddings is partitioned.*variable_partit"):
@@ -131,7 +134,7 @@ def test_partitioned_variables_are_refused() -> None:
 def test_replicas_of_a_worker_share_a_batch_out(rows: int) -> None:
     import tensorflow as tf
 
-    from slurm_resolver.tf.coordinated_steps import part_of_batch
+    from slurm_resolver.tf.keras.coordinated_steps import part_of_batch
 
     batch = {"x": tf.range(rows), "y": tf.range(rows) * 10}
     parts = [part_of_batch(batch, tf.constant(index), 3) for index in range(3)]

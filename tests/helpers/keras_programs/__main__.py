@@ -1,0 +1,86 @@
+"""Runs many small Keras programs, alone or as one of several workers.
+
+What came of each goes as JSON to the file named by rank in the folder TASK_OUTPUT; alone, to
+"alone". NAME may be a pattern, such as "loss_*".
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import time
+from fnmatch import fnmatch
+from importlib import import_module
+from pathlib import Path
+from typing import Any, Dict, List
+
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "0")
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+import tensorflow as tf
+from keras_programs.common import DIFFERS_BY_DESIGN, PROGRAMS, TOLERANCES
+
+import slurm_resolver as sr
+
+# Each adds its programs.
+for module in (
+    *("losses", "optimizers", "steps", "networks", "data"),
+    *("inputs", "metrics", "callbacks", "guides", "workflows"),
+):
+    import_module(f"keras_programs.{module}")
+
+
+def outcome(name: str, strategy: Any) -> Dict[str, Any]:
+    try:
+        return PROGRAMS[name](strategy)
+    except Exception as error:
+        return {"error": f"{type(error).__name__}: {str(error).strip()[:300]}"}
+
+
+def run(strategy: Any, names: List[str], file: Path) -> None:
+    """Writes the file anew after every program, so that a crash loses nothing."""
+    found: List[str] = []
+    for name in names:
+        print(name, end=" ", file=sys.stderr, flush=True)
+        start = time.monotonic()
+        came = outcome(name, strategy)
+        found.append(f"{json.dumps(name)}: {json.dumps(came)}")
+        file.write_text("{" + ",\n".join(found) + "}\n")
+        print(f"{time.monotonic() - start:.1f}s", came.get("error", ""), file=sys.stderr)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--alone", action="store_true")
+    parser.add_argument("--ps", action="store_true", help="a chief and a parameter server")
+    parser.add_argument("--tensorflow", action="store_true", help="TensorFlow's own class")
+    parser.add_argument("--list", action="store_true")
+    parser.add_argument("names", nargs="*", default=["*"], metavar="NAME")
+    args = parser.parse_args()
+    for given in args.names:
+        if not any(fnmatch(name, given) for name in PROGRAMS):
+            parser.error(f"no program {given}")
+    names = [name for name in PROGRAMS if any(fnmatch(name, given) for given in args.names)]
+    if args.list:
+        for name in names:
+            print(name, TOLERANCES.get(name, ""), DIFFERS_BY_DESIGN.get(name, ""), sep="\t")
+        return
+    if args.alone:
+        file, strategy = "alone", tf.distribute.get_strategy()
+    elif args.ps:
+        resolver = sr.SlurmClusterResolver({"chief": 1, "ps": 1, "worker": -1})
+        if resolver.task_type != "chief":
+            sys.exit(resolver.serve())
+        file, strategy = "chief", sr.ParameterServerStrategy(resolver)
+    else:
+        kind = tf.distribute if args.tensorflow else sr
+        strategy = kind.MultiWorkerMirroredStrategy(sr.SlurmClusterResolver())
+        file = str(strategy.cluster_resolver.task_id)
+    run(strategy, names, Path(os.environ["TASK_OUTPUT"], file))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,185 @@
+"""What all programs share: the registry, the data, small models and what is told of a training.
+
+Nothing here, nor in the other modules, calls TensorFlow on import: the strategy comes first.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Callable, Dict, List, Optional
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+Outcome = Dict[str, Any]
+Program = Callable[[tf.distribute.Strategy], Outcome]
+PROGRAMS: Dict[str, Program] = {}
+
+# Programs whose numbers on several workers cannot be those of one process; workers still agree.
+DIFFERS_BY_DESIGN: Dict[str, str] = {}
+
+# By how much the others may differ, where it is not the usual 1e-4.
+TOLERANCES: Dict[str, float] = {}
+
+ROWS, COLUMNS, BATCH = 120, 6, 24
+EVEN: Dict[str, int] = {"rows": ROWS, "batch": BATCH}
+UNEVEN: Dict[str, int] = {"rows": 33, "batch": 8}  # the last batch is a single row
+
+_random = np.random.default_rng(7)
+X = _random.normal(size=(ROWS, COLUMNS)).astype("float32")
+Y = (X @ _random.normal(size=(COLUMNS, 3))).argmax(axis=1).astype("int32")
+ONE_HOT = np.eye(3, dtype="float32")[Y]
+BINARY = (X[:, :1] + X[:, 1:2] > 0).astype("float32")
+NUMBER = np.abs(X[:, :1] * 2 + X[:, 1:2]).astype("float32")
+WEIGHT = np.linspace(0.1, 2.0, ROWS).astype("float32")
+IMAGES = _random.random(size=(ROWS, 8, 8, 1)).astype("float32")
+TOKENS = _random.integers(1, 9, size=(ROWS, COLUMNS)).astype("int32")
+LENGTHS = _random.integers(1, COLUMNS + 1, size=ROWS)
+PADDED = np.where(np.arange(COLUMNS) < LENGTHS[:, None], TOKENS, 0).astype("int32")
+
+
+def add(
+    name: str, program: Program, differs: Optional[str] = None, within: Optional[float] = None
+) -> None:
+    assert name not in PROGRAMS, name
+    PROGRAMS[name] = program
+    if differs:
+        DIFFERS_BY_DESIGN[name] = differs
+    if within:
+        TOLERANCES[name] = within
+
+
+def program(prefix: str, **how: Any) -> Callable[[Program], Program]:
+    def decorate(function: Program) -> Program:
+        add(f"{prefix}_{function.__name__}", function, **how)
+        return function
+
+    return decorate
+
+
+def made(value: Any) -> Any:
+    """A callable makes what it stands for, which happens in the strategy's scope."""
+    if isinstance(value, (list, tuple)):
+        return [made(item) for item in value]
+    if isinstance(value, dict):
+        return {key: made(item) for key, item in value.items()}
+    return value() if callable(value) else value
+
+
+def data(x: Any = X, y: Any = Y, *rest: Any, rows: int = ROWS, batch: int = BATCH) -> Any:
+    columns = tf.nest.map_structure(lambda column: column[:rows], (x, y, *rest))
+    return tf.data.Dataset.from_tensor_slices(columns).batch(batch)
+
+
+def crossentropy(**how: Any) -> Any:
+    return keras.losses.SparseCategoricalCrossentropy(from_logits=True, **how)
+
+
+def sgd() -> Any:
+    return keras.optimizers.SGD(0.1)
+
+
+def ready(
+    strategy: tf.distribute.Strategy,
+    make: Callable[[], Any],
+    loss: Any = crossentropy,
+    optimizer: Any = sgd,
+    metrics: Any = None,
+    **how: Any,
+) -> Any:
+    """The model, compiled, the same at every start."""
+    keras.utils.set_random_seed(3)
+    with strategy.scope():
+        model = make()
+        model.compile(
+            loss=made(loss), optimizer=made(optimizer), metrics=made(metrics), **made(how)
+        )
+    return model
+
+
+def perceptron(
+    *layers: Callable[[], Any],
+    outputs: int = 3,
+    activation: Any = None,
+    kind: Any = None,
+    **dense: Any,
+) -> Any:
+    """A perceptron with these layers in its middle."""
+    inputs = keras.Input((COLUMNS,))
+    hidden = keras.layers.Dense(8, activation="relu", **dense)(inputs)
+    for layer in layers:
+        hidden = layer()(hidden)
+    head = keras.layers.Dense(outputs, activation=activation, dtype=keras.config.floatx())
+    return (kind or keras.Model)(inputs, head(hidden))
+
+
+def build(strategy: tf.distribute.Strategy, *layers: Callable[[], Any], **how: Any) -> Any:
+    """A perceptron for three labels, compiled."""
+    how.setdefault("metrics", ["accuracy"])
+    shape = {key: how.pop(key) for key in ("outputs", "activation", "kind") if key in how}
+    return ready(strategy, lambda: perceptron(*layers, **shape), **how)
+
+
+def numbers(value: Any) -> Any:
+    """The value with all its tensors as lists of Python floats."""
+    if isinstance(value, dict):
+        return {str(key): numbers(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [numbers(item) for item in value]
+    return np.asarray(value, dtype="float64").tolist()
+
+
+def seen(model: Any, history: Any = None, test: Any = None, predict: Any = None) -> Outcome:
+    """All that one may see of a training."""
+    result: Outcome = {"weights": numbers(model.get_weights())}
+    if history is not None:
+        result["history"] = numbers(history.history)
+    if test is not None:
+        result["evaluate"] = numbers(model.evaluate(test, verbose=0, return_dict=True))
+    if predict is not None:
+        result["predict"] = numbers(model.predict(predict, verbose=0))
+    return result
+
+
+def fitted(
+    model: Any,
+    train: Any,
+    *,
+    epochs: int = 2,
+    test: Any = None,
+    predict: bool = False,
+    evaluate: bool = True,
+    **how: Any,
+) -> Outcome:
+    history = model.fit(train, epochs=epochs, verbose=0, **how)
+    test = train if test is None and isinstance(train, tf.data.Dataset) else test
+    return seen(model, history, test if evaluate else None, test if predict else None)
+
+
+class Recorder(keras.callbacks.Callback):  # type: ignore[misc]
+    """Keeps the logs of every batch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.train: List[Dict[str, Any]] = []
+        self.test: List[Dict[str, Any]] = []
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        self.train.append(numbers(logs or {}))
+
+    def on_test_batch_end(self, batch: int, logs: Any = None) -> None:
+        self.test.append(numbers(logs or {}))
+
+
+class Rows(keras.metrics.Metric):  # type: ignore[misc]
+    """How many rows an epoch has seen, in all workers together."""
+
+    def __init__(self) -> None:
+        super().__init__(name="rows")
+        self.rows = self.add_variable((), initializer="zeros", name="rows")
+
+    def update_state(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> None:
+        self.rows.assign_add(tf.cast(tf.shape(y_true)[0], self.rows.dtype))
+
+    def result(self) -> Any:
+        return tf.convert_to_tensor(self.rows)

@@ -1,0 +1,328 @@
+"""Models of several networks, or without call(), that train in a train_step() of their own."""
+
+# mypy: allow-subclassing-any
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any, Callable, Dict, List, Optional, Tuple
+
+import keras
+import tensorflow as tf
+from keras import layers, ops
+from keras_programs.common import (
+    COLUMNS,
+    IMAGES,
+    UNEVEN,
+    Outcome,
+    X,
+    add,
+    build,
+    data,
+    fitted,
+    numbers,
+    program,
+    ready,
+)
+
+Logs = Dict[str, Any]
+IN_BATCH = "compares the rows of a batch with one another, of which a worker sees its part"
+
+
+def small(inputs: int, outputs: int) -> Any:
+    steps = [layers.Dense(6, activation="tanh"), layers.Dense(outputs)]
+    return keras.Sequential([keras.Input((inputs,)), *steps])
+
+
+class Networks(keras.Model):
+    """Several networks with no call() between them, and optimizers and means of their own."""
+
+    def __init__(self, *means: str, **networks: Any) -> None:
+        super().__init__()
+        self.means = [keras.metrics.Mean(name=name) for name in means]
+        for name, network in networks.items():
+            setattr(self, name, network)
+        self.built = True
+
+    def compile(self, **optimizers: Any) -> None:
+        super().compile()
+        for name, optimizer in optimizers.items():
+            setattr(self, name, optimizer)
+
+    def descend(self, loss: Callable[[], Any], network: Any, optimizer: Any) -> Any:
+        with tf.GradientTape() as tape:
+            value = loss()
+        gradients = tape.gradient(value, network.trainable_weights)
+        optimizer.apply_gradients(zip(gradients, network.trainable_weights))
+        return value
+
+    def told(self, *values: Any) -> Logs:
+        for mean, value in zip(self.means, values):
+            mean.update_state(value)
+        return {mean.name: mean.result() for mean in self.means}
+
+    @property
+    def metrics(self) -> List[Any]:
+        return list(self.means)
+
+
+class Gan(Networks):
+    """The noise is made of the rows, so that it is the same in every number of workers."""
+
+    def __init__(self, generator: Any, discriminator: Any) -> None:
+        networks = {"generator": generator, "discriminator": discriminator}
+        super().__init__("d_loss", "g_loss", **networks)
+        self.entropy = keras.losses.BinaryCrossentropy(from_logits=True)
+
+    def noise(self, x: Any) -> Any:
+        return ops.reshape(x, (ops.shape(x)[0], -1))[:, :3] * 2.0
+
+    def train_step(self, batch: Any) -> Logs:
+        real = batch[0] if isinstance(batch, tuple) else batch
+        rows = ops.shape(real)[0]
+        noise = self.noise(real)
+        both = ops.concatenate([self.generator(noise), real], axis=0)
+        labels = ops.concatenate([ops.ones((rows, 1)), ops.zeros((rows, 1))], axis=0)
+        d_loss = self.descend(
+            lambda: self.entropy(labels, self.discriminator(both)),
+            self.discriminator,
+            self.d_optimizer,
+        )
+        misleading = ops.zeros((rows, 1))
+        g_loss = self.descend(
+            lambda: self.entropy(misleading, self.discriminator(self.generator(noise))),
+            self.generator,
+            self.g_optimizer,
+        )
+        return self.told(d_loss, g_loss)
+
+
+class UnbuiltGan(Gan):
+    """Leaves it to Keras to find out that there is nothing to build, as most examples do."""
+
+    def __init__(self, *networks: Any) -> None:
+        super().__init__(*networks)
+        self.built = False
+
+
+class NoisyGan(Gan):
+    def __init__(self, *networks: Any) -> None:
+        super().__init__(*networks)
+        self.seed = keras.random.SeedGenerator(7)
+
+    def noise(self, x: Any) -> Any:
+        return keras.random.normal((ops.shape(x)[0], 3), seed=self.seed)
+
+
+class Wgan(Gan):
+    """With a gradient penalty, between real and generated rows by fixed shares."""
+
+    def penalty(self, real: Any, fake: Any) -> Any:
+        share = ops.sigmoid(real[:, :1])
+        between = share * real + (1 - share) * fake
+        with tf.GradientTape() as tape:
+            tape.watch(between)
+            found = self.discriminator(between, training=True)
+        norm = tf.sqrt(tf.reduce_sum(tf.square(tape.gradient(found, between)), axis=1) + 1e-8)
+        return tf.reduce_mean((norm - 1.0) ** 2)
+
+    def train_step(self, batch: Any) -> Logs:
+        real = batch[0]
+        noise = self.noise(real)
+        for _ in range(2):
+            d_loss = self.descend(
+                lambda: self.critic(real, self.generator(noise)),
+                self.discriminator,
+                self.d_optimizer,
+            )
+        g_loss = self.descend(
+            lambda: -tf.reduce_mean(self.discriminator(self.generator(noise))),
+            self.generator,
+            self.g_optimizer,
+        )
+        return self.told(d_loss, g_loss)
+
+    def critic(self, real: Any, fake: Any) -> Any:
+        cost = tf.reduce_mean(self.discriminator(fake)) - tf.reduce_mean(self.discriminator(real))
+        return cost + 10.0 * self.penalty(real, fake)
+
+
+def _paired(strategy: Any, kind: Any, images: bool = False, **size: int) -> Outcome:
+    keras.utils.set_random_seed(3)
+    with strategy.scope():
+        model = kind(*(convolutional() if images else (small(3, COLUMNS), small(COLUMNS, 1))))
+        model.compile(
+            g_optimizer=keras.optimizers.Adam(0.01), d_optimizer=keras.optimizers.Adam(0.01)
+        )
+    rows = data(IMAGES if images else X, **size)
+    history = model.fit(rows, epochs=2, verbose=0)
+    return {"weights": numbers(model.get_weights()), "history": numbers(history.history)}
+
+
+def convolutional() -> List[Any]:
+    generator = [keras.Input((3,)), layers.Dense(16), layers.Reshape((4, 4, 1))]
+    generator += [layers.Conv2DTranspose(1, 4, strides=2, padding="same", activation="sigmoid")]
+    discriminator = [keras.Input((8, 8, 1)), layers.Conv2D(2, 3, strides=2), layers.LeakyReLU()]
+    discriminator += [layers.Flatten(), layers.Dense(1)]
+    return [keras.Sequential(generator), keras.Sequential(discriminator)]
+
+
+RANDOM = "draws random numbers by row"
+GANS: List[Tuple[str, Any, bool, Optional[str]]] = [
+    ("gan", Gan, False, None),
+    ("gan_with_noise", NoisyGan, False, RANDOM),
+    ("gan_unbuilt", UnbuiltGan, False, None),
+    ("dcgan", Gan, True, None),
+    ("wgan_gp", Wgan, False, None),
+]
+for name, kind, images, differs in GANS:
+    add(f"step_{name}", partial(_paired, kind=kind, images=images), differs)
+    add(f"step_{name}_33", partial(_paired, kind=kind, images=images, **UNEVEN), differs)
+
+
+class Vae(Networks):
+    """Without its noise, or with it."""
+
+    def __init__(self, seed: Optional[int]) -> None:
+        networks = {"encoder": small(COLUMNS, 4), "decoder": small(2, COLUMNS)}
+        super().__init__("loss", "kl_loss", **networks)
+        self.seed = None if seed is None else keras.random.SeedGenerator(seed)
+
+    def train_step(self, batch: Any) -> Logs:
+        x = batch[0]
+        with tf.GradientTape() as tape:
+            mean, log_var = ops.split(self.encoder(x), 2, axis=-1)
+            noise = keras.random.normal(ops.shape(mean), seed=self.seed) if self.seed else 0.3
+            decoded = self.decoder(mean + ops.exp(0.5 * log_var) * noise)
+            reconstruction = ops.mean(ops.sum(ops.square(x - decoded), axis=-1))
+            divergence = -0.5 * (1 + log_var - ops.square(mean) - ops.exp(log_var))
+            divergence = ops.mean(ops.sum(divergence, axis=1))
+            loss = reconstruction + divergence
+        gradients = tape.gradient(loss, self.trainable_weights)
+        self.own_optimizer.apply_gradients(zip(gradients, self.trainable_weights))
+        return self.told(loss, divergence)
+
+
+class Distiller(keras.Model):
+    """A student learns from a teacher that stays as it is."""
+
+    def __init__(self, student: Any, teacher: Any) -> None:
+        super().__init__()
+        self.student, self.teacher = student, teacher
+        self.distillation = keras.losses.KLDivergence()
+
+    def compute_loss(
+        self, x: Any = None, y: Any = None, y_pred: Any = None, *rest: Any, **how: Any
+    ) -> Any:
+        soft = ops.softmax(self.teacher(x, training=False) / 3.0)
+        own = super().compute_loss(x, y, y_pred, *rest, **how)
+        return 0.3 * own + 0.7 * self.distillation(soft, ops.softmax(y_pred / 3.0)) * 9.0
+
+    def call(self, x: Any) -> Any:
+        return self.student(x)
+
+
+class Triplet(Networks):
+    """A siamese network that is trained by distances; the parts of a row are its three inputs."""
+
+    def __init__(self) -> None:
+        super().__init__("loss", embedding=small(2, 3))
+
+    def loss_of(self, x: Any) -> Any:
+        anchor, like, unlike = (self.embedding(part) for part in ops.split(x, 3, axis=1))
+        near, far = (ops.sum(ops.square(anchor - other), -1) for other in (like, unlike))
+        return ops.maximum(near - far + 0.5, 0.0)  # one value for every row
+
+    def train_step(self, batch: Any) -> Logs:
+        loss = self.descend(lambda: self.loss_of(batch[0]), self.embedding, self.own_optimizer)
+        return self.told(loss)
+
+    def test_step(self, batch: Any) -> Logs:
+        return self.told(self.loss_of(batch[0]))
+
+
+class UnbuiltTriplet(Triplet):
+    def __init__(self) -> None:
+        super().__init__()
+        self.built = False
+
+
+class MeanTriplet(Triplet):
+    def loss_of(self, x: Any) -> Any:
+        return ops.mean(super().loss_of(x))
+
+
+class Contrastive(Triplet):
+    """As SimCLR: every row is to be nearer to its other half than the rest of the batch is."""
+
+    def loss_of(self, x: Any) -> Any:
+        left, right = (ops.normalize(self.embedding(part)) for part in (x[:, :2], x[:, 2:4]))
+        similarity = ops.matmul(left, ops.transpose(right)) / 0.5
+        own = ops.arange(ops.shape(x)[0])
+        return ops.mean(ops.sparse_categorical_crossentropy(own, similarity, from_logits=True))
+
+
+class MeanTeacher(Networks):
+    """As BYOL: the target network is a moving average of the one that learns."""
+
+    def __init__(self) -> None:
+        super().__init__("loss", online=small(3, 3), target=small(3, 3))
+        self.target.trainable = False
+        self.target.set_weights(self.online.get_weights())
+
+    def train_step(self, batch: Any) -> Logs:
+        left, right = batch[0][:, :3], batch[0][:, 3:]
+        aim = ops.normalize(self.target(right))
+        loss = self.descend(
+            lambda: ops.mean(2 - 2 * ops.sum(ops.normalize(self.online(left)) * aim, axis=-1)),
+            self.online,
+            self.own_optimizer,
+        )
+        for old, new in zip(self.target.weights, self.online.weights):
+            old.assign(0.9 * old + 0.1 * new)
+        return self.told(loss)
+
+
+def _alone(strategy: Any, kind: Any, test: bool = True, **size: int) -> Outcome:
+    keras.utils.set_random_seed(3)
+    with strategy.scope():
+        model = kind()
+        model.compile(own_optimizer=keras.optimizers.SGD(0.005))
+    return fitted(model, data(**size), evaluate=test)
+
+
+OTHERS: List[Tuple[str, Any, bool, Optional[str]]] = [
+    ("triplet_per_row", Triplet, True, None),
+    ("triplet", MeanTriplet, True, None),
+    ("triplet_unbuilt", UnbuiltTriplet, True, None),
+    ("contrastive", Contrastive, True, IN_BATCH),
+    ("mean_teacher", MeanTeacher, False, None),
+    ("vae", lambda: Vae(None), False, None),
+    ("vae_with_noise", lambda: Vae(5), False, RANDOM),
+]
+for name, kind, test, differs in OTHERS:
+    add(f"step_{name}", partial(_alone, kind=kind, test=test), differs)
+    add(f"step_{name}_33", partial(_alone, kind=kind, test=test, **UNEVEN), differs)
+
+
+@program("step")
+def distillation(strategy: Any) -> Outcome:
+    teacher = build(strategy)
+    teacher.fit(data(), verbose=0)
+    model = ready(strategy, lambda: Distiller(small(COLUMNS, 3), teacher), metrics=["accuracy"])
+    return fitted(model, data(), predict=True)
+
+
+class Autoencoder(keras.Model):
+    def __init__(self) -> None:
+        super().__init__()
+        self.encoder, self.decoder = small(COLUMNS, 2), small(2, COLUMNS)
+
+    def call(self, x: Any) -> Any:
+        return self.decoder(self.encoder(x))
+
+
+@program("step")
+def autoencoder(strategy: Any) -> Outcome:
+    model = ready(strategy, Autoencoder, loss="mse")
+    return fitted(model, data(X, X), predict=True)

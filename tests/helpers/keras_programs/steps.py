@@ -1,0 +1,298 @@
+"""train_step() and test_step() of one's own, as the guides and examples of Keras write them."""
+
+# mypy: allow-subclassing-any
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any, Callable, Dict, List
+
+import keras
+import numpy as np
+import tensorflow as tf
+from keras import ops
+from keras_programs.common import (
+    EVEN,
+    UNEVEN,
+    WEIGHT,
+    Outcome,
+    Program,
+    X,
+    Y,
+    add,
+    build,
+    crossentropy,
+    data,
+    fitted,
+    numbers,
+    perceptron,
+    program,
+    ready,
+)
+
+Logs = Dict[str, Any]
+
+
+class OwnStep(keras.Model):
+    """As the guide's first: compute_loss() and the compiled metrics."""
+
+    def train_step(self, batch: Any) -> Logs:
+        x, y, weight = keras.utils.unpack_x_y_sample_weight(batch)
+        with tf.GradientTape() as tape:
+            predicted = self(x, training=True)
+            loss = self.compute_loss(x=x, y=y, y_pred=predicted, sample_weight=weight)
+        gradients = tape.gradient(loss, self.trainable_variables)
+        logs = self.stepped(gradients, loss)
+        return {**self.told(loss, x, y, predicted, weight), **logs}
+
+    def stepped(self, gradients: List[Any], loss: Any) -> Logs:
+        self.optimizer.apply(gradients, self.trainable_variables)
+        return {}
+
+    def told(self, loss: Any, x: Any, y: Any, predicted: Any, weight: Any) -> Logs:
+        for metric in self.metrics:
+            if metric.name == "loss":
+                metric.update_state(loss)
+            else:
+                metric.update_state(y, predicted, sample_weight=weight)
+        return {metric.name: metric.result() for metric in self.metrics}
+
+    def test_step(self, batch: Any) -> Logs:
+        x, y, weight = keras.utils.unpack_x_y_sample_weight(batch)
+        predicted = self(x, training=False)
+        loss = self.compute_loss(x=x, y=y, y_pred=predicted, sample_weight=weight)
+        return self.told(loss, x, y, predicted, weight)
+
+
+class ComputeMetrics(OwnStep):
+    def told(self, loss: Any, x: Any, y: Any, predicted: Any, weight: Any) -> Logs:
+        self._loss_tracker.update_state(loss)
+        return dict(self.compute_metrics(x, y, predicted, sample_weight=weight))
+
+
+class Clipped(OwnStep):
+    """Clips by hand, and tells the norm of the gradients."""
+
+    def stepped(self, gradients: List[Any], loss: Any) -> Logs:
+        clipped, norm = tf.clip_by_global_norm(gradients, 0.2)
+        self.optimizer.apply_gradients(zip(clipped, self.trainable_variables))
+        return {"gradient_norm": norm, "learning_rate": self.optimizer.learning_rate}
+
+
+class ScaledByHand(OwnStep):
+    """Scales its gradients by what each of them is."""
+
+    def stepped(self, gradients: List[Any], loss: Any) -> Logs:
+        scaled = [gradient / (tf.norm(gradient) + 0.1) for gradient in gradients]
+        self.optimizer.apply(scaled, self.trainable_variables)
+        return {}
+
+
+class NormOnly(OwnStep):
+    def stepped(self, gradients: List[Any], loss: Any) -> Logs:
+        self.optimizer.apply_gradients(zip(gradients, self.trainable_variables))
+        return {"norms": {"first": tf.norm(gradients[0]), "all": tf.linalg.global_norm(gradients)}}
+
+
+class Lower(keras.Model):
+    """As the guide's lower-level form: loss and metrics of its own, by hand."""
+
+    how = "mean"
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.own_loss = keras.metrics.Mean(name="loss")
+        self.own_mae = keras.metrics.MeanAbsoluteError(name="mae")
+        self.loss_function = keras.losses.MeanSquaredError()
+
+    def loss_of(self, y: Any, predicted: Any) -> Any:
+        return self.loss_function(y, predicted)
+
+    def train_step(self, batch: Any) -> Logs:
+        x, y = batch[:2]
+        y = tf.one_hot(y, 3)
+        with tf.GradientTape() as tape:
+            predicted = self(x, training=True)
+            loss = self.loss_of(y, predicted)
+        gradients = tape.gradient(loss, self.trainable_variables)
+        self.optimizer.apply(gradients, self.trainable_variables)
+        self.own_loss.update_state(loss)
+        self.own_mae.update_state(y, predicted)
+        return {"loss": self.own_loss.result(), "mae": self.own_mae.result()}
+
+    def test_step(self, batch: Any) -> Logs:
+        x, y = batch[:2]
+        y = tf.one_hot(y, 3)
+        predicted = self(x, training=False)
+        self.own_loss.update_state(self.loss_of(y, predicted))
+        self.own_mae.update_state(y, predicted)
+        return {"loss": self.own_loss.result(), "mae": self.own_mae.result()}
+
+    @property
+    def metrics(self) -> List[Any]:
+        return [self.own_loss, self.own_mae]
+
+
+class LowerReduceMean(Lower):
+    def loss_of(self, y: Any, predicted: Any) -> Any:
+        return tf.reduce_mean(tf.reduce_sum(tf.square(y - predicted), axis=-1))
+
+
+class LowerSum(Lower):
+    def loss_of(self, y: Any, predicted: Any) -> Any:
+        return 0.05 * tf.reduce_sum(tf.square(y - predicted))
+
+
+class LowerAdded(Lower):
+    def loss_of(self, y: Any, predicted: Any) -> Any:
+        return ops.mean(ops.square(y - predicted)) + sum(self.losses)
+
+
+class ByHand(Lower):
+    """Applies its gradients with no optimizer at all."""
+
+    def train_step(self, batch: Any) -> Logs:
+        x, y = batch[:2]
+        with tf.GradientTape() as tape:
+            loss = self.compute_loss(x, y, self(x, training=True))
+        for variable, gradient in zip(
+            self.trainable_variables, tape.gradient(loss, self.trainable_variables)
+        ):
+            variable.assign_sub(0.1 * gradient)
+        self.own_loss.update_state(loss)
+        return {"loss": self.own_loss.result()}
+
+
+class Accumulated(OwnStep):
+    """Sums gradients in variables of its own, and applies them every second step."""
+
+    def build_sums(self) -> None:
+        self.sums = [
+            self.add_weight(shape=variable.shape, initializer="zeros", trainable=False)
+            for variable in self.trainable_variables
+        ]
+        self.steps = self.add_weight(shape=(), initializer="zeros", dtype="int32", trainable=False)
+
+    def stepped(self, gradients: List[Any], loss: Any) -> Logs:
+        self.steps.assign_add(1)
+        for total, gradient in zip(self.sums, gradients):
+            total.assign_add(gradient / 2)
+        now = ops.cast(self.steps % 2 == 0, "float32")
+        self.optimizer.apply([total.value * now for total in self.sums], self.trainable_variables)
+        for total in self.sums:
+            total.assign(total * (1 - now))
+        return {}
+
+
+def accumulated() -> Any:
+    model = perceptron(kind=Accumulated)
+    model.build_sums()
+    return model
+
+
+class OwnTest(keras.Model):
+    """Only test_step() is its own."""
+
+    def test_step(self, batch: Any) -> Logs:
+        x, y = batch[:2]
+        predicted = self(x, training=False)
+        self._loss_tracker.update_state(self.compute_loss(y=y, y_pred=predicted))
+        return {**self.compute_metrics(x, y, predicted), "largest": 3.0}
+
+
+class OwnPredict(keras.Model):
+    def predict_step(self, batch: Any) -> Any:
+        x = batch[0] if isinstance(batch, tuple) else batch
+        return ops.softmax(self(x, training=False))
+
+
+def _returns(logs: Callable[[Any], Any]) -> Any:
+    class Returns(keras.Model):
+        def train_step(self, batch: Any) -> Any:
+            super().train_step(batch)
+            return logs(self)
+
+    return Returns
+
+
+MODELS: Dict[str, Callable[[], Any]] = {
+    "own": lambda: perceptron(kind=OwnStep),
+    "compute_metrics": lambda: perceptron(kind=ComputeMetrics),
+    "clipped": lambda: perceptron(kind=Clipped),
+    "scaled_by_hand": lambda: perceptron(kind=ScaledByHand),
+    "norms_in_logs": lambda: perceptron(kind=NormOnly),
+    "lower": lambda: perceptron(kind=Lower),
+    "lower_reduce_mean": lambda: perceptron(kind=LowerReduceMean),
+    "lower_sum": lambda: perceptron(kind=LowerSum),
+    "lower_with_losses": lambda: perceptron(kind=LowerAdded, kernel_regularizer="l2"),
+    "gradients_by_hand": lambda: perceptron(kind=ByHand),
+    "accumulated": accumulated,
+    "own_test": lambda: perceptron(kind=OwnTest),
+    "own_predict": lambda: perceptron(kind=OwnPredict),
+    "returns_int": lambda: perceptron(kind=_returns(lambda model: {"whole": 2})),
+    "returns_float": lambda: perceptron(kind=_returns(lambda model: {"half": 0.5})),
+    "returns_nested": lambda: perceptron(
+        kind=_returns(lambda model: {"outer": {"inner": tf.constant(1.5), "other": 4}})
+    ),
+    "returns_vector": lambda: perceptron(kind=_returns(lambda model: {"bias": model.weights[1]})),
+    "returns_iterations": lambda: perceptron(
+        kind=_returns(lambda model: {"iterations": model.optimizer.iterations.value})
+    ),
+}
+
+
+def _of(make: Callable[[], Any], size: Dict[str, int], *weight: Any) -> Program:
+    return lambda strategy: fitted(
+        ready(strategy, make, metrics=["accuracy"]), data(X, Y, *weight, **size), predict=True
+    )
+
+
+for name, make in MODELS.items():
+    differs = "one number is taken for a mean over the rows" if name == "lower_sum" else None
+    add(f"step_{name}", _of(make, EVEN), differs)
+    if not name.startswith("returns"):
+        add(f"step_{name}_33", _of(make, UNEVEN), differs)
+for name in ("own", "compute_metrics", "clipped"):
+    add(f"step_{name}_weighted", _of(MODELS[name], EVEN, WEIGHT))
+
+
+def _run(
+    strategy: Any, kind: Any = OwnStep, rows: int = 120, batch: int = 24, **how: Any
+) -> Outcome:
+    return fitted(build(strategy, kind=kind, **how), data(rows=rows, batch=batch), predict=True)
+
+
+for name, how in {
+    "eagerly": {"run_eagerly": True},
+    "eagerly_keras": {"run_eagerly": True, "kind": keras.Model},
+    "eagerly_33": {"run_eagerly": True, **UNEVEN},
+    "jit_compile": {"jit_compile": True, "kind": keras.Model},
+    "jit_compile_own": {"jit_compile": True},
+    "five_per_execution": {"steps_per_execution": 5, "rows": 112, "batch": 16},
+    "five_per_execution_lower": {"steps_per_execution": 5, "rows": 112, "batch": 16, "kind": Lower},
+    "many_per_execution": {"steps_per_execution": 50, "kind": keras.Model, **UNEVEN},
+    "auto_per_execution": {"steps_per_execution": 3, "kind": Clipped, **UNEVEN},
+}.items():
+    add(f"step_{name}", partial(_run, **how))
+
+
+@program("step")
+def loop_of_ones_own(strategy: Any) -> Outcome:
+    """train_on_batch() in a loop, with metrics kept and reset."""
+    model = build(strategy)
+    logs = []
+    for _epoch in range(2):
+        model.reset_metrics()
+        for start in range(0, 120, 24):
+            rows = slice(start, start + 24)
+            logs.append(model.train_on_batch(X[rows], Y[rows], return_dict=True))
+    return {"logs": numbers(logs), "weights": numbers(model.get_weights())}
+
+
+@program("step")
+def functions_made_beforehand(strategy: Any) -> Outcome:
+    """make_train_function() is called by hand, then fit."""
+    model = build(strategy, kind=OwnStep, loss=lambda: crossentropy(reduction="sum"))
+    model.make_train_function()
+    model.make_test_function()
+    return fitted(model, data(np.float32(X)), predict=True)
