@@ -21,7 +21,7 @@ from slurm_resolver.tf.keras.calls import called_by_keras
 from slurm_resolver.tf.keras.functions import make_function
 from slurm_resolver.tf.keras.patches import prepare
 from slurm_resolver.tf.keras.seeds import agree_on_seeds
-from slurm_resolver.tf.keras.sharing import Sharing, share_dataset
+from slurm_resolver.tf.keras.sharing import Sharing, is_of_service, share_dataset
 from slurm_resolver.tf.resolver import SlurmClusterResolver
 
 
@@ -87,7 +87,8 @@ class MultiWorkerMirroredStrategy(
         of_dataset = dataset.options().experimental_distribute.auto_shard_policy
         if of_dataset in (policy.AUTO, policy.DATA) and called_by_keras():
             keras_version.check_keras()
-            return share_dataset(dataset, self.sharing)
+            if not is_of_service(dataset):
+                return share_dataset(dataset, self.sharing)
         return super().experimental_distribute_dataset(dataset, options)
 
     def make_function(self, model: Any, kind: str) -> Any:

@@ -7,7 +7,7 @@ split at all. Here each batch is split by rows, so that every step is one proces
 
 from __future__ import annotations
 
-from typing import Any, List, NamedTuple, Tuple
+from typing import Any, List, NamedTuple, Optional, Sequence, Tuple
 
 import tensorflow as tf
 
@@ -19,6 +19,12 @@ DIGESTS = 4093
 
 
 _AUTO = tf.data.experimental.AutoShardPolicy.AUTO
+_READERS = (b"TFRecordDataset", b"TextLineDataset", b"FixedLengthRecord")
+# Operations whose results may differ from worker to worker; Python's functions may be among them.
+_VARYING = (
+    *(b"PyFunc", b"RandomUniform", b"RandomStandardNormal", b"TruncatedNormal", b"RandomGamma"),
+    *(b"RandomPoisson", b"Multinomial", b"StatelessRandom", b"StatelessSample"),
+)
 
 
 class Share(NamedTuple):
@@ -48,8 +54,13 @@ class Sharing(NamedTuple):
     local: int
     replicas: int
 
-    def share(self, batch: Any) -> Share:
-        """Returns this worker's share of a batch, a structure of tensors with rows along axis 0."""
+    def share(self, batch: Any, compared: Optional[Sequence[Any]] = None) -> Share:
+        """Returns this worker's share of a batch.
+
+        Args:
+            batch: a structure of tensors with rows along axis 0.
+            compared: the tensors that must be the same in all workers; None for all of them.
+        """
         values = [value for value in tf.nest.flatten(batch) if _has_rows(value)]
         rows = _count_rows(values[0]) if values else tf.constant(1)
         parts = []
@@ -58,7 +69,8 @@ class Sharing(NamedTuple):
             parts.append(
                 tf.nest.map_structure(lambda value: _slice(value, start, stop), batch)  # noqa: B023
             )
-        return Share(tf.cast(rows, tf.int32), _digest(values), tuple(parts))
+        digest = _digest(values if compared is None else compared)
+        return Share(tf.cast(rows, tf.int32), digest, tuple(parts))
 
     def bounds(self, replica: int, rows: Any) -> Tuple[Any, Any]:
         """Returns the first row of a replica's part, and the one behind its last.
@@ -75,9 +87,10 @@ class Sharing(NamedTuple):
 
 def share_dataset(dataset: tf.data.Dataset, sharing: Sharing) -> tf.data.Dataset:
     """Returns the dataset of a worker's shares; its attribute `whole_batches` is the one given."""
-    generated = is_generated(dataset)
-    if dataset.options().experimental_distribute.auto_shard_policy == _AUTO and reads_files(
-        dataset
+    graph = _graph(dataset)
+    generated = b"GeneratorDataset" in graph
+    if dataset.options().experimental_distribute.auto_shard_policy == _AUTO and any(
+        reader in graph for reader in _READERS
     ):
         tell_once(
             "each worker reads all files of the dataset and keeps its rows of each batch "
@@ -86,7 +99,14 @@ def share_dataset(dataset: tf.data.Dataset, sharing: Sharing) -> tf.data.Dataset
     while generated and type(dataset).__name__.lstrip("_") == "PrefetchDataset":
         (dataset,) = dataset._inputs()
     single = not isinstance(dataset.element_spec, tuple)
-    shares = dataset.map(lambda *batch: sharing.share(batch[0] if single else batch))
+    # Where rows are drawn at random, such as augmented images, they may differ in other workers.
+    may_vary = not graph or any(name in graph for name in _VARYING)
+
+    def share(*elements: Any) -> Share:
+        batch = elements[0] if single else elements
+        return sharing.share(batch, _labels(batch) if may_vary else None)
+
+    shares = dataset.map(share)
     # Batches that are read ahead are lost to whoever reads a generator next, and how many there are
     # depends on chance: afterwards, the workers would be at different batches.
     if not generated:
@@ -95,17 +115,19 @@ def share_dataset(dataset: tf.data.Dataset, sharing: Sharing) -> tf.data.Dataset
     return shares
 
 
-def is_generated(dataset: tf.data.Dataset) -> bool:
-    """Whether a dataset's source is a Python generator."""
-    return b"GeneratorDataset" in _graph(dataset)
+def is_of_service(dataset: tf.data.Dataset) -> bool:
+    """Whether a dataset comes from a tf.data service, which deals out the batches itself."""
+    return b"DataServiceDataset" in _graph(dataset)
 
 
-def reads_files(dataset: tf.data.Dataset) -> bool:
-    """Whether a dataset reads files, which TensorFlow can share out as wholes."""
-    graph = _graph(dataset)
-    return any(
-        reader in graph for reader in (b"TFRecordDataset", b"TextLineDataset", b"FixedLengthRecord")
-    )
+def _labels(batch: Any) -> List[Any]:
+    """Returns what is no input of a batch, and is hardly ever augmented: integers by row."""
+    targets = tf.nest.flatten(batch[1:]) if isinstance(batch, tuple) else []
+    return [
+        value
+        for value in targets
+        if isinstance(value, tf.Tensor) and value.dtype.is_integer and value.shape.rank in (1, 2)
+    ]
 
 
 def _graph(dataset: tf.data.Dataset) -> bytes:
@@ -143,11 +165,13 @@ def _slice(value: Any, start: Any, stop: Any) -> Any:
     if isinstance(value, tf.SparseTensor):
         begin = tf.concat([[start], tf.zeros_like(value.dense_shape[1:], tf.int32)], axis=0)
         size = tf.concat([[stop - start], tf.cast(value.dense_shape[1:], tf.int32)], axis=0)
-        return tf.sparse.slice(value, tf.cast(begin, tf.int64), tf.cast(size, tf.int64))
+        part = tf.sparse.slice(value, tf.cast(begin, tf.int64), tf.cast(size, tf.int64))
+        part.set_shape([None, *value.shape[1:]])
+        return part
     return value[start:stop]
 
 
-def _digest(values: List[Any]) -> Any:
+def _digest(values: Sequence[Any]) -> Any:
     """Stands for the first and the last row of a batch."""
     ends = [
         tf.io.serialize_tensor(value[place : place + 1] if place == 0 else value[-1:])
