@@ -18,9 +18,11 @@ def are_several() -> bool:
 
 
 def called_by_keras() -> bool:
-    """Whether the caller of the calling method is Keras 3, not the user or tf_keras."""
+    """Whether the caller of the calling method is Keras 3, not the user or Keras 2."""
     module = sys._getframe(2).f_globals.get("__name__", "")
-    return str(module).partition(".")[0] == "keras"
+    if str(module).partition(".")[0] != "keras":
+        return False
+    return not str(sys.modules["keras"].__version__).startswith("2.")
 
 
 def is_of_no_scope(model: Any) -> bool:
