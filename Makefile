@@ -104,7 +104,7 @@ slurms: slurm
 # A Python that `make test` has just had can be left out: make matrix TESTED=3.11.
 PYTHONS = $(filter-out $(TESTED),3.9 3.10 3.11 3.12 3.13)
 SESSIONS = tensorflow-oldest tensorflow-newest $(PYTHONS:%=tests-%) package docs keras-versions
-# the ends of the range that is supported; `nox -s keras-versions` takes all of it
+# the ends of the range that is supported; `nox -s keras-versions` takes all of Keras 3
 nox-keras-versions: ENDS = -- 3.10 3.15
 
 matrix: $(VENV)/tools

@@ -1,4 +1,4 @@
-"""Each supported version of Keras 3 gives on two workers what one process gives.
+"""Each version of Keras 3 gives on two workers what one process gives, or is refused by both.
 
 For `nox --session keras-versions`, which sets KERAS_VERSION to the version that is found first.
 """
@@ -17,6 +17,8 @@ import pytest
 from folders import HELPERS
 from outcomes import flat
 
+from slurm_resolver.preflight.keras_version import keras_problem
+
 VERSION = os.environ.get("KERAS_VERSION", "")
 pytestmark = [
     pytest.mark.tensorflow,
@@ -24,7 +26,9 @@ pytestmark = [
 ]
 
 PROGRAM = [sys.executable, "-W", "ignore", str(HELPERS / "keras_programs")]
-WORKERS = [sys.executable, "-m", "slurm_resolver", "run", "-n", "2", "--", *PROGRAM]
+LAUNCHER = [sys.executable, "-m", "slurm_resolver", "run", "-n"]
+WORKERS = [*LAUNCHER, "2", "--", *PROGRAM]
+OLDER = bool(keras_problem(f"{VERSION or '3.10'}.0"))
 NAMES = [
     *("loss_dice_33", "loss_masked_sequences_33", "loss_function_sum_33", "optimizer_clipnorm_33"),
     *("optimizer_accumulated_33", "optimizer_loss_scale", "step_own_33", "step_gan_33"),
@@ -45,6 +49,33 @@ def run(command: List[str], folder: Path, name: str) -> Dict[str, Dict[str, Any]
     return found
 
 
+# With one worker an old Keras trains, as it would without any strategy.
+OLD = """
+import keras, numpy as np, slurm_resolver as sr
+strategy = sr.MultiWorkerMirroredStrategy()
+with strategy.scope():
+    model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+    model.compile("sgd", "mse")
+try:
+    print("told", sorted(model.fit(np.ones((8, 2)), np.ones((8, 1)), verbose=0).history))
+except sr.KerasError as error:
+    print("told", error)
+"""
+
+
+@pytest.mark.skipif(not OLDER, reason="a version that trains rightly")
+def test_two_workers_refuse_an_old_version_that_one_trains_with() -> None:
+    found = []
+    for count in ("1", "2"):
+        command = [*LAUNCHER, count, "--", sys.executable, "-W", "ignore", "-c", OLD]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=200, check=True)
+        found += [line for line in done.stdout.splitlines() if "told" in line]
+    assert found[0].endswith("told ['loss']")
+    assert len(found) == 3
+    assert all(f"told Keras {version('keras')} trains wrongly" in line for line in found[1:])
+
+
+@pytest.mark.skipif(OLDER, reason="a version that trains wrongly")
 def test_two_workers_give_what_one_process_gives(tmp_path: Path) -> None:
     assert version("keras").startswith(f"{VERSION}.")
     alone = run([*PROGRAM, "--alone"], tmp_path / "alone", "alone")

@@ -8,6 +8,8 @@ from typing import Any
 
 import tensorflow as tf
 
+from slurm_resolver.preflight.keras_version import keras_problem
+
 # This package's strategies that have been made in this process.
 strategies: weakref.WeakSet[Any] = weakref.WeakSet()
 
@@ -20,9 +22,16 @@ def are_several() -> bool:
 def called_by_keras() -> bool:
     """Whether the caller of the calling method is Keras 3, not the user or Keras 2."""
     module = sys._getframe(2).f_globals.get("__name__", "")
-    if str(module).partition(".")[0] != "keras":
-        return False
-    return not str(sys.modules["keras"].__version__).startswith("2.")
+    return str(module).partition(".")[0] == "keras" and not _keras_version().startswith("2.")
+
+
+def keras_is_patched() -> bool:
+    """Whether this process's Keras is one whose models the strategies make functions for."""
+    return not keras_problem(_keras_version())
+
+
+def _keras_version() -> str:
+    return str(sys.modules["keras"].__version__)
 
 
 def is_of_no_scope(model: Any) -> bool:

@@ -199,9 +199,9 @@ def _average(step: Step, logs: Any) -> Any:
             places.append(place)
         else:
             raise FitError(
-                f"the step of {step.model.name!r} returns a {value.dtype.name} that each worker "
-                "computes from its own rows; expected floats, of which the mean over all rows is "
-                "taken: cast it, or return the result of a metric."
+                f"the step of {step.model.name!r} returns {value.dtype.name} numbers that each "
+                "worker computes from its own rows; expected floats, of which the mean over all "
+                "rows is taken: cast them, or return the result of a metric."
             )
     for place, mean in zip(places, step.means([leaves[place] for place in places])):
         leaves[place] = mean

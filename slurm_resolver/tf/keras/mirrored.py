@@ -1,7 +1,7 @@
 """TensorFlow's MultiWorkerMirroredStrategy, under which Keras 3's `fit` trains as in one process.
 
-Keras 3 asks the strategy for three things that TensorFlow's class does not do on several workers.
-docs/keras.md shows each with a minimal program.
+The strategy shares each batch out by rows, and makes the functions that run a model's steps.
+`patches` lists what else is changed for it.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from slurm_resolver.cluster.data_service import DATA_JOBS
 from slurm_resolver.errors import JobsError
 from slurm_resolver.preflight import keras_version
 from slurm_resolver.tf.exchange import Workers
-from slurm_resolver.tf.keras.calls import called_by_keras
+from slurm_resolver.tf.keras.calls import called_by_keras, keras_is_patched
 from slurm_resolver.tf.keras.functions import make_function
 from slurm_resolver.tf.keras.patches import prepare
 from slurm_resolver.tf.keras.seeds import agree_on_seeds
-from slurm_resolver.tf.keras.sharing import Sharing, is_of_service, share_dataset
+from slurm_resolver.tf.keras.sharing import Sharing, share_dataset
 from slurm_resolver.tf.resolver import SlurmClusterResolver
 
 
@@ -86,9 +86,11 @@ class MultiWorkerMirroredStrategy(
         policy = tf.data.experimental.AutoShardPolicy
         of_dataset = dataset.options().experimental_distribute.auto_shard_policy
         if of_dataset in (policy.AUTO, policy.DATA) and called_by_keras():
-            keras_version.check_keras()
-            if not is_of_service(dataset):
-                return share_dataset(dataset, self.sharing)
+            if self.of_several:
+                keras_version.check_keras()
+            shares = share_dataset(dataset, self.sharing) if keras_is_patched() else None
+            if shares is not None:
+                return shares
         return super().experimental_distribute_dataset(dataset, options)
 
     def make_function(self, model: Any, kind: str) -> Any:

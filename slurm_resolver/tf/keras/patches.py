@@ -39,6 +39,7 @@ from tensorflow.python.framework import func_graph
 from tensorflow.python.ops import control_flow_v2_func_graphs
 
 from slurm_resolver.import_hook import when_imported
+from slurm_resolver.preflight.keras_version import keras_problem
 from slurm_resolver.tf.keras import losses, metrics
 from slurm_resolver.tf.keras.agreement import call_together
 from slurm_resolver.tf.keras.atomic_updates import let_additions_be_atomic
@@ -61,6 +62,10 @@ def prepare(strategy: Any) -> None:
 @functools.cache  # once
 def _patch(keras: Any) -> None:
     if keras.__version__.startswith("2."):
+        return
+    if keras_problem(keras.__version__):  # several workers refuse it, one trains as Keras does
+        for name in ("fit", "evaluate", "predict"):
+            _wrap(keras.Model, name, _call_together(name))
         return
     _let_collectives_run_in_loops()
     _patch_models(keras)

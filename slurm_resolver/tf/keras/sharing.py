@@ -85,9 +85,14 @@ class Sharing(NamedTuple):
         return tf.where(whole, 0, start), tf.where(whole, rows, stop)
 
 
-def share_dataset(dataset: tf.data.Dataset, sharing: Sharing) -> tf.data.Dataset:
-    """Returns the dataset of a worker's shares; its attribute `whole_batches` is the one given."""
+def share_dataset(dataset: tf.data.Dataset, sharing: Sharing) -> Optional[tf.data.Dataset]:
+    """Returns the dataset of a worker's shares; None where a tf.data service deals out the batches.
+
+    Its attribute `whole_batches` is the dataset that was given.
+    """
     graph = _graph(dataset)
+    if b"DataServiceDataset" in graph:
+        return None
     generated = b"GeneratorDataset" in graph
     if dataset.options().experimental_distribute.auto_shard_policy == _AUTO and any(
         reader in graph for reader in _READERS
@@ -113,11 +118,6 @@ def share_dataset(dataset: tf.data.Dataset, sharing: Sharing) -> tf.data.Dataset
         shares = shares.prefetch(tf.data.AUTOTUNE)
     shares.whole_batches = dataset
     return shares
-
-
-def is_of_service(dataset: tf.data.Dataset) -> bool:
-    """Whether a dataset comes from a tf.data service, which deals out the batches itself."""
-    return b"DataServiceDataset" in _graph(dataset)
 
 
 def _labels(batch: Any) -> List[Any]:
