@@ -1,0 +1,370 @@
+"""A task's connection to the coordination service, from the first need of it to the task's end.
+
+A thread holds it, connects again where the network failed, and passes on what the service says.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import json
+import os
+import secrets
+import socket
+import sys
+import threading
+import time
+from typing import TYPE_CHECKING, Any, Callable, Dict, List, Optional, Tuple
+
+from slurm_resolver.coordination import wire
+from slurm_resolver.coordination.address import ServiceAddress
+from slurm_resolver.coordination.secret import accept_offer
+from slurm_resolver.coordination.wire import Message
+from slurm_resolver.errors import RendezvousError
+from slurm_resolver.log import warn
+
+if TYPE_CHECKING:
+    from slurm_resolver.coordination.service import Service  # asyncio takes long to import
+
+NameOf = Callable[[int], str]
+Listener = Callable[[Message], None]
+
+_PORT_SECONDS = 10.0  # for a process that ends to free the port
+_CONNECT_SECONDS = 5.0
+_FIRST_PAUSE, _LONGEST_PAUSE = 0.05, 1.0  # between two attempts to connect
+_ANSWER_SECONDS = 5.0  # for the service to say that the time is up
+_NOTICE_SECONDS = 30.0  # until one task reports that the service cannot be reached
+_MOST_NAMES = 10  # tasks that a message names
+
+
+def _rank_name(rank: int) -> str:
+    return f"rank {rank}"
+
+
+class Client:
+    """The connection of this process.
+
+    Attributes:
+        name_of: returns how messages name a rank.
+    """
+
+    def __init__(self, address: ServiceAddress, role: str = "program") -> None:
+        """Connects; the service is started here if the address says so.
+
+        Raises:
+            RendezvousError: where the service cannot be started here.
+        """
+        self.address = address
+        self.name_of: NameOf = _rank_name
+        self.service: Optional[Service] = None
+        self._hello = {"rank": address.rank, "role": role, "pid": os.getpid()}
+        self._number = secrets.token_hex(8)
+        self._socket: Optional[socket.socket] = None
+        self._changed = threading.Condition()
+        self._gathers: Dict[str, int] = {}  # how many of each purpose
+        self._pending: Dict[str, Tuple[str, float]] = {}  # by name: the value, and until when
+        self._answers: Dict[str, Message] = {}
+        self._standing: Dict[str, Message] = {}  # what a new connection is told first
+        self._listeners: Dict[str, List[Listener]] = {}
+        self._problem = "it has not started, or has failed: look at the output of its task"
+        self._refusal = ""
+        self._noticed = False
+        self._closed = False
+        if address.serves and role == "program":
+            self._start_service()
+        threading.Thread(target=self._run, name="slurm_resolver client", daemon=True).start()
+
+    def gather(self, purpose: str, value: Any, timeout: float) -> List[Any]:
+        """Returns the values that all tasks give, by rank. Every task must call it.
+
+        Args:
+            purpose: what it is for, as messages name it; calls with the same purpose are counted.
+            value: what this task gives: at most 60 KiB as JSON.
+            timeout: seconds until this task's time is up; the first one's ends the wait of all.
+
+        Raises:
+            RendezvousError: in every task, naming those that are missing or lost.
+        """
+        until = time.monotonic() + timeout
+        with self._changed:
+            self._gathers[purpose] = self._gathers.get(purpose, 0) + 1
+            name = f"{purpose} {self._gathers[purpose]}"
+            self._pending[name] = (json.dumps(value), until)
+            self._send_gather(name)
+            self._changed.notify_all()
+            while name not in self._answers and not self._refusal:
+                left = until - time.monotonic() + (_ANSWER_SECONDS if self._socket else 0.0)
+                if left <= 0:
+                    break
+                self._changed.wait(left)
+            self._pending.pop(name, None)
+            answer = self._answers.pop(name, None)
+            if self._refusal:
+                raise RendezvousError(self._refusal)
+        if answer is None:
+            raise RendezvousError(
+                f"{self.address.name} did not answer within {timeout:g} s: {self._problem}."
+            )
+        if "values" not in answer:
+            raise RendezvousError(self._explain(purpose, answer, timeout))
+        return wire.unpack(answer["values"])
+
+    def say(self, **message: Any) -> None:
+        """Tells the service something, now and after each time that the connection was lost.
+
+        What is said later with the same first key replaces it.
+        """
+        with self._changed:
+            self._standing[next(iter(message))] = message
+            self._send(message)
+            self._changed.notify_all()
+
+    def listen(self, key: str, listener: Listener) -> None:
+        """Has a function called, in the connection's thread, for each message with this key."""
+        self._listeners.setdefault(key, []).append(listener)
+
+    def leave(self, failure: str = "") -> None:
+        """Says goodbye, and ends the connection; the service ends once nobody relies on it."""
+        with self._changed:
+            if self._closed:
+                return
+            self._closed = True
+            self._send({"goodbye": failure})
+            sock, self._socket = self._socket, None
+            self._changed.notify_all()
+        if self.service is not None:
+            self.service.close()
+        if sock is not None:
+            with contextlib.suppress(OSError):
+                sock.shutdown(socket.SHUT_RDWR)
+            sock.close()
+
+    def close_in_child(self) -> None:
+        """Closes a forked process's copies of the sockets; the parent's stay as they are."""
+        if self._socket is not None:
+            with contextlib.suppress(OSError):
+                os.close(self._socket.fileno())
+        if self.service is not None:
+            self.service.close_in_child()
+
+    def _start_service(self) -> None:
+        from slurm_resolver.coordination.service import Service
+
+        until = time.monotonic() + _PORT_SECONDS
+        while self.service is None:
+            try:
+                self.service = Service(self.address, lambda rank: self.name_of(rank))
+            except OSError as error:
+                # Another process of this task may serve: then the handshake refuses this one.
+                with contextlib.suppress(OSError, wire.WireError):
+                    self._connect().close()
+                if self._refusal:
+                    return
+                if time.monotonic() > until:
+                    raise RendezvousError(
+                        f"the coordination service cannot listen at port {self.address.port} of "
+                        f"this node: {error.strerror}. End the process that uses it, or start the "
+                        "step again, which gives it another port."
+                    ) from error
+                time.sleep(_LONGEST_PAUSE / 10)
+
+    def _run(self) -> None:
+        pause, lost_at = _FIRST_PAUSE, 0.0
+        begun = time.monotonic()
+        while not (self._closed or self._refusal):
+            try:
+                sock = self._connect()
+            except (OSError, wire.WireError, RendezvousError) as error:
+                self._problem = str(error) or type(error).__name__
+                now = time.monotonic()
+                refused = isinstance(error, ConnectionRefusedError)
+                if lost_at and (refused or now - lost_at > self.address.grace):
+                    why = (
+                        "its process has ended"
+                        if refused
+                        else f"its node has not answered for {self.address.grace:g} s"
+                    )
+                    self._dispatch({"gone": None, "why": why, "where": ""})
+                    lost_at = 0.0
+                elif not lost_at and now - begun > _NOTICE_SECONDS:
+                    begun = now + _NOTICE_SECONDS
+                    self._notice_unreachable()
+                self._wait(pause)
+                pause = min(2 * pause, _LONGEST_PAUSE)
+                continue
+            if self._refusal:
+                break
+            pause = _FIRST_PAUSE
+            closing = self._receive(sock)
+            lost_at = 0.0 if closing else time.monotonic()
+            with self._changed:
+                self._socket = None
+                self._changed.wait_for(lambda: not closing or self._pending or self._closed)
+            begun = time.monotonic()
+        with self._changed:
+            self._changed.notify_all()
+
+    def _wait(self, seconds: float) -> None:
+        with self._changed:
+            self._changed.wait_for(lambda: self._closed, seconds)
+
+    def _connect(self) -> socket.socket:
+        """Returns a connection that the service has admitted; sets `_refusal` if it refuses."""
+        address = self.address
+        host = "127.0.0.1" if address.serves else address.host.strip("[]")
+        sock = socket.create_connection((host, address.port), _CONNECT_SECONDS)
+        try:
+            lines = sock.makefile("rb")
+            greeting = wire.read(lines, wire.MOST_BYTES)
+            if greeting.get("protocol") != wire.PROTOCOL:
+                raise wire.WireError(
+                    "another program or another version of slurm_resolver answers there"
+                )
+            key = accept_offer(greeting.get("offer") or {}, address.name)
+            hello = {
+                **self._hello,
+                "identity": address.identity,
+                "number": self._number,
+                "challenge": secrets.token_hex(16),
+            }
+            parts = [greeting["challenge"], hello["challenge"], address.identity]
+            parts += [hello["rank"], hello["number"], hello["role"]]
+            hello["proof"] = wire.prove(key, "task", *parts)
+            sock.sendall(wire.encode(hello))
+            answer = wire.read(lines, wire.MOST_BYTES)
+            if "other" in answer:
+                raise wire.WireError(f"a service answers there, but {answer['other']}")
+            if not wire.is_proof(answer.get("proof"), key, "service", *parts):
+                raise wire.WireError("what answers there does not know the step's secret")
+            if "refused" in answer:
+                self._refusal = f"{address.name} refuses this process: {answer['refused']}."
+                return sock
+            wire.detect_dead_peers(sock, max(1.0, float(answer["grace"]) / 2))
+            sock.settimeout(None)
+            self._lines = lines
+            with self._changed:
+                self._socket = sock
+                for message in self._standing.values():
+                    self._send(message)
+                for name in self._pending:
+                    self._send_gather(name)
+            return sock
+        except BaseException:
+            sock.close()
+            raise
+
+    def _receive(self, sock: socket.socket) -> bool:
+        """Passes on what the service says; returns whether it has announced its end."""
+        try:
+            while not self._closed:
+                message = wire.read(self._lines, wire.MOST_ANSWER_BYTES)
+                if "closing" in message:
+                    return True
+                if "gathered" in message:
+                    with self._changed:
+                        self._answers[message["gathered"]] = message
+                        self._changed.notify_all()
+                elif "waiting" in message:
+                    self._notice_missing(message)
+                self._dispatch(message)
+        except (OSError, ValueError, wire.WireError):
+            pass
+        finally:
+            sock.close()
+        return False
+
+    def _dispatch(self, message: Message) -> None:
+        for key in message:
+            for listener in self._listeners.get(key, ()):
+                listener(message)
+
+    def _send_gather(self, name: str) -> None:
+        value, until = self._pending[name]
+        seconds = max(0.0, until - time.monotonic())
+        self._send({"gather": name, "value": value, "seconds": seconds})
+
+    def _send(self, message: Message) -> None:
+        if self._socket is not None:
+            with contextlib.suppress(OSError):  # the thread notices, and connects again
+                self._socket.sendall(wire.encode(message))
+
+    def _notice_missing(self, message: Message) -> None:
+        missing = message["missing"]
+        tasks = f"{len(missing)} of {self.address.num_tasks} tasks"
+        warn(
+            "waiting for %s since %.0f s: %s",
+            tasks,
+            message["waited"],
+            self._names(missing, message["endings"]),
+        )
+
+    def _notice_unreachable(self) -> None:
+        if self.address.rank <= 1:  # one task reports it
+            warn("waiting for %s: %s", self.address.name, self._problem)
+
+    def _explain(self, purpose: str, answer: Message, timeout: float) -> str:
+        if "lost" in answer:
+            name = self.name_of(answer["lost"])
+            return f"{name} was lost before all tasks had come ({purpose}): {answer['why']}."
+        missing = answer["missing"]
+        count = f"{len(missing)} of {self.address.num_tasks} tasks"
+        names = self._names(missing, answer["endings"])
+        if self.address.rank in missing:
+            return f"the other tasks had stopped waiting for {count} when this one came: {names}."
+        return (
+            f"{count} did not come within {timeout:g} s ({purpose}): {names}. Look at their "
+            "output, and check that all tasks run the same program."
+        )
+
+    def _names(self, ranks: List[int], endings: Dict[str, str]) -> str:
+        shown = []
+        for rank in ranks[:_MOST_NAMES]:
+            ending = endings.get(str(rank))
+            shown.append(f"{self.name_of(rank)}{f' ({ending})' if ending else ''}")
+        more = len(ranks) - len(shown)
+        return ", ".join(shown) + (f" and {more} more" if more else "")
+
+
+_clients: Dict[Tuple[ServiceAddress, str], Client] = {}
+_of_parents: List[Client] = []  # kept, as garbage collection would close reused file descriptors
+_lock = threading.Lock()
+
+
+def connect(address: ServiceAddress, role: str = "program") -> Client:
+    """Returns this process's connection, which is opened at the first call.
+
+    Raises:
+        RendezvousError: where the service cannot be started in this process.
+    """
+    with _lock:
+        key = (address, role)
+        if key not in _clients:
+            _clients[key] = Client(address, role)
+        return _clients[key]
+
+
+def leave_all(failure: str = "") -> None:
+    """Ends all connections of this process, for another program to represent its task."""
+    with _lock:
+        clients = list(_clients.values())
+        _clients.clear()
+    for client in clients:
+        client.leave(failure)
+
+
+def _leave_at_exit() -> None:
+    error = getattr(sys, "last_value", None)
+    leave_all(f"{type(error).__name__}: {error}"[:500] if error is not None else "")
+
+
+def _close_in_child() -> None:
+    global _lock
+    _lock = threading.Lock()  # another thread may have held it
+    for client in _clients.values():
+        client.close_in_child()
+    _of_parents.extend(_clients.values())
+    _clients.clear()
+
+
+atexit.register(_leave_at_exit)
+os.register_at_fork(after_in_child=_close_in_child)

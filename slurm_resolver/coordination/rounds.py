@@ -1,0 +1,102 @@
+"""The gathers of the tasks: in a round every task gives one value, and gets those of all.
+
+A round ends when all have come, when the time of the first task is up, or when one that had come is
+lost. Its answer goes to every task, also to one that comes later or asks again.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Callable, Container, Dict, List, Optional
+
+from slurm_resolver.coordination.wire import Message, Process, pack
+
+_FIRST_NOTICE, _NEXT_NOTICES = 30.0, 60.0  # seconds until the missing tasks are reported
+_LONGEST = 1e6  # seconds
+
+
+class Round:
+    """One round: who has come, and what came of it."""
+
+    def __init__(self) -> None:
+        self.values: Dict[int, str] = {}
+        self.numbers: Dict[int, str] = {}  # of the processes, by rank
+        self.began = time.monotonic()
+        self.deadline = float("inf")
+        self.next_notice = self.began + _FIRST_NOTICE
+        self.answer: Optional[Message] = None
+
+
+class Rounds:
+    """All rounds of a step, by their names."""
+
+    def __init__(self, num_tasks: int, send: Callable[[Container[int], Message], None]) -> None:
+        """Takes the number of tasks, and how to send some of them a message."""
+        self._num_tasks, self._send = num_tasks, send
+        self._rounds: Dict[str, Round] = {}
+        self._endings: Dict[int, str] = {}  # how the last process of a task ended, by rank
+
+    def add(self, process: Process, message: Message) -> None:
+        """Takes the value of a task: ``{"gather": name, "value": JSON, "seconds": 60}``."""
+        rank, number = process.rank, process.number
+        name, value = str(message["gather"]), str(message["value"])
+        seconds = min(float(message["seconds"]), _LONGEST)
+        current = self._rounds.get(name)
+        if current is None or (current.answer is not None and self._is_next(current, rank, number)):
+            current = self._rounds[name] = Round()
+        if current.answer is None:
+            current.values[rank], current.numbers[rank] = value, number
+            current.deadline = min(current.deadline, time.monotonic() + seconds)
+            self._endings.pop(rank, None)
+            if len(current.values) < self._num_tasks:
+                return
+            values = [current.values[each] for each in range(self._num_tasks)]
+            self._end(name, {"values": pack(values)})
+        else:
+            self._send([rank], {**current.answer, "gathered": name})
+
+    @staticmethod
+    def _is_next(current: Round, rank: int, number: str) -> bool:
+        """Whether a process begins the next round, as another took its task's part in this one."""
+        return current.numbers.get(rank, number) != number
+
+    def left(self, process: Process, failure: str) -> None:
+        """Notes for messages how a process ended that said goodbye."""
+        rank = process.rank
+        self._endings[rank] = f"its process ended: {failure}" if failure else "its process ended"
+
+    def lost(self, process: Process, reason: str) -> None:
+        """Ends the rounds in which a lost process takes part."""
+        rank, number = process.rank, process.number
+        self._endings[rank] = reason
+        for name, current in self._rounds.items():
+            if current.answer is not None:
+                continue
+            if current.numbers.get(rank) == number:
+                self._end(name, {"lost": rank, "why": reason})
+            else:
+                self._notify(name, current)
+
+    def tick(self, now: float) -> None:
+        """Ends the rounds whose time is up, and has one task report who is missing."""
+        for name, current in self._rounds.items():
+            if current.answer is not None:
+                continue
+            if now >= current.deadline:
+                self._end(name, {"missing": self._missing(current), "endings": self._endings})
+            elif now >= current.next_notice:
+                current.next_notice += _NEXT_NOTICES
+                self._notify(name, current)
+
+    def _notify(self, name: str, current: Round) -> None:
+        waited = time.monotonic() - current.began
+        notice = {"waiting": name, "missing": self._missing(current), "waited": waited}
+        self._send([min(current.values)], {**notice, "endings": self._endings})
+
+    def _missing(self, current: Round) -> List[int]:
+        return [rank for rank in range(self._num_tasks) if rank not in current.values]
+
+    def _end(self, name: str, answer: Message) -> None:
+        current = self._rounds[name]
+        current.answer = answer
+        self._send(current.values, {**answer, "gathered": name})

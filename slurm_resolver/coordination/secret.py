@@ -1,0 +1,162 @@
+"""The secret by which the tasks of a step recognize each other.
+
+It comes from the first of these that is available:
+
+1. SLURM_RESOLVER_SECRET, which srun passes to all tasks. Only the user's own processes and root can
+   read a process's environment (proc(5), /proc/PID/environ).
+2. munge: the service encrypts a random key with the command ``munge``, so that only processes of the
+   same user can decrypt it, with ``unmunge``.
+3. None. TensorFlow's own ports are not protected either.
+
+The service offers what it uses before anybody has proved anything. A task accepts an offer only if
+it would offer the same itself, so that nobody can make it go without a secret.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import secrets
+import shutil
+import subprocess
+import time
+from pathlib import Path
+from typing import Dict, List, Mapping, Tuple
+
+from slurm_resolver.errors import RendezvousError
+
+VARIABLE = "SLURM_RESOLVER_SECRET"
+MEANS_VARIABLE = "SLURM_RESOLVER_SECRET_MEANS"
+MUNGE_SOCKET_VARIABLE = "SLURM_RESOLVER_MUNGE_SOCKET"
+
+_SHORTEST = 16  # characters
+_MUNGE_SOCKET = "/run/munge/munge.socket.2"
+_MUNGE_SECONDS = 10.0
+_RENEW_SECONDS = 120.0  # munged refuses credentials older than 5 minutes by default
+# unmunge(1): the credential is valid, but another task of this node has decrypted it before.
+_REPLAYED = 17
+_REMEDY = f"Set the same {VARIABLE} in all tasks: export {VARIABLE}=$(openssl rand -hex 32)"
+
+Offer = Mapping[str, object]
+
+
+class Secret:
+    """The secret of one service, and how it offers it.
+
+    Attributes:
+        key: the secret itself; b"" without one.
+    """
+
+    def __init__(self) -> None:
+        """Makes it.
+
+        Raises:
+            RendezvousError: where a variable has an unusable value, or munge fails.
+        """
+        self._means, key = find_means()
+        self.key = key or (secrets.token_bytes(32) if self._means == "munge" else b"")
+        self._credential, self._made_at = "", 0.0
+        self.offer()
+
+    def offer(self) -> Dict[str, object]:
+        """Returns what tells a task of the same user how to obtain the secret."""
+        if self._means != "munge":
+            return {"means": self._means}
+        if not self._credential or time.monotonic() - self._made_at > _RENEW_SECONDS:
+            # Sites can choose a default cipher that does not encrypt.
+            options = ["--restrict-uid", str(os.geteuid()), "--cipher=aes128"]
+            self._credential = _run_munge("munge", options, self.key.hex()).strip()
+            self._made_at = time.monotonic()
+        return {"means": "munge", "credential": self._credential}
+
+
+def accept_offer(offer: Offer, name: str) -> bytes:
+    """Returns the secret that the service `name` offers.
+
+    Raises:
+        RendezvousError: where this task would offer something else, or munge fails.
+    """
+    means, key = find_means()
+    offered = offer.get("means")
+    if offered != means:
+        raise RendezvousError(
+            f"{name} uses {_describe(offered)} as its secret, but this task has {_describe(means)}."
+            f" {_REMEDY}, and see that srun passes it on (--export). To use none in all tasks: "
+            f"export {MEANS_VARIABLE}=none."
+        )
+    if means != "munge":
+        return key
+    credential = offer.get("credential")
+    if not isinstance(credential, str):
+        raise RendezvousError(f"{name} offers no munge credential. {_REMEDY}.")
+    # Anybody can encrypt a key for this user: it counts only if this user has encrypted it.
+    text = _run_munge("unmunge", ["--numeric", "--keys=UID"], credential)
+    found = re.fullmatch(r"UID:\s*(\d+)\s+([0-9a-f]{64})\s*", text)
+    if found is None or int(found[1]) != os.geteuid():
+        raise RendezvousError(f"{name} offers a munge credential of another user. {_REMEDY}.")
+    return bytes.fromhex(found[2])
+
+
+def find_means() -> Tuple[str, bytes]:
+    """Returns "variable", "munge" or "none", and the key that the variable gives.
+
+    Raises:
+        RendezvousError: where a variable has an unusable value.
+    """
+    wanted = os.environ.get(MEANS_VARIABLE)
+    if wanted not in (None, "munge", "none"):
+        raise RendezvousError(f"{MEANS_VARIABLE}={wanted!r}: expected munge or none, or unset it.")
+    value = os.environ.get(VARIABLE)
+    if value is not None:
+        if len(value) < _SHORTEST:
+            raise RendezvousError(
+                f"{VARIABLE} has {len(value)} characters; expected at least {_SHORTEST} that nobody "
+                f"can guess. {_REMEDY}."
+            )
+        return "variable", value.encode(errors="surrogateescape")
+    available = shutil.which("unmunge") is not None and Path(_munge_socket()).is_socket()
+    if wanted == "munge" and not available:
+        raise RendezvousError(
+            f"{MEANS_VARIABLE}=munge, but munge is not available here: expected its commands on "
+            f"PATH and munged's socket at {_munge_socket()}. {_REMEDY}."
+        )
+    return ("munge" if available and wanted != "none" else "none"), b""
+
+
+def describe_means() -> Tuple[str, str]:
+    """Returns the means, and a sentence for `check` that says how the tasks are protected.
+
+    Raises:
+        RendezvousError: where a variable has an unusable value.
+    """
+    means, _ = find_means()
+    if means == "none":
+        return means, "any user of these nodes can connect to the tasks while they start"
+    return means, f"the tasks recognize each other by {_describe(means)}"
+
+
+def _describe(means: object) -> str:
+    known = {"variable": VARIABLE, "munge": "munge", "none": "no secret"}
+    return known.get(str(means), f"an unknown secret ({means!r:.40})")
+
+
+def _munge_socket() -> str:
+    return os.environ.get(MUNGE_SOCKET_VARIABLE) or _MUNGE_SOCKET
+
+
+def _run_munge(program: str, options: List[str], text: str) -> str:
+    command = [program, "--socket", _munge_socket(), *options]
+    try:
+        done = subprocess.run(
+            command, input=text, capture_output=True, text=True, timeout=_MUNGE_SECONDS
+        )
+        failed = done.returncode not in ((0, _REPLAYED) if program == "unmunge" else (0,))
+        reason = done.stderr.strip() or f"exit status {done.returncode}"
+    except (OSError, subprocess.TimeoutExpired) as error:
+        failed, reason = True, str(error)
+    if failed:
+        raise RendezvousError(
+            f"`{program}` failed on this node: {reason}. Start munged on all nodes of the job, or: "
+            f"{_REMEDY}. To use no secret in all tasks: export {MEANS_VARIABLE}=none."
+        )
+    return done.stdout

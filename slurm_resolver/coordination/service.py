@@ -1,0 +1,275 @@
+"""The coordination service of a step: a thread of one task, to which every task connects.
+
+It admits processes (see `wire`), answers their gathers (`rounds`), and tells the watchers what they
+say and how they end: `job` for tasks that serve others, `progress` for training.
+
+| a connection ends | the process |
+|---|---|
+| after a goodbye | has left |
+| without one, as the process closed it | is lost, unless it returns within 2 s |
+| without one, as its node has been silent for the grace | is lost |
+| without one, for any other reason | is lost, unless it returns within the grace |
+
+A task may be represented by two processes: its program, and a launcher (`slurm-resolver exec`) that
+waits for the program.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import os
+import resource
+import secrets
+import socket
+import threading
+import time
+from typing import Callable, Container, Dict, List, Optional, Protocol, Set, Tuple
+
+from slurm_resolver.coordination import wire
+from slurm_resolver.coordination.address import ServiceAddress
+from slurm_resolver.coordination.rounds import Rounds
+from slurm_resolver.coordination.secret import Secret
+from slurm_resolver.coordination.wire import ROLES, Message, Process
+
+RETURN_SECONDS = 2.0  # for a process that closed its connection to return
+_ANOTHER_SECONDS = 1.0  # for the end of a process to arrive when its successor connects
+_FLUSH_SECONDS = 3.0  # to send the last messages when this process ends
+_TICK_SECONDS = 0.25
+_STRANGERS = 64  # connections beyond those of the tasks
+_OTHER_FILES = 32  # that this process has open
+
+
+class Watcher(Protocol):
+    """What the service tells `job` and `progress`, in its own thread."""
+
+    def message(self, process: Process, message: Message) -> None:
+        """Takes what a process says of itself."""
+
+    def left(self, process: Process, failure: str) -> None:
+        """Takes a goodbye; `failure` is the exception that ended the process, or ''."""
+
+    def lost(self, process: Process, reason: str) -> str:
+        """Takes a loss; returns where the process was, such as "in step 812 of epoch 3", or ''."""
+
+    def tick(self, now: float) -> None:
+        """Does what is due; called several times a second."""
+
+    @property
+    def keeps_open(self) -> bool:
+        """Whether tasks still rely on the service, so that its process must not end yet."""
+
+
+class Service:
+    """The service. Other threads may call `close` and `close_in_child` only."""
+
+    def __init__(self, address: ServiceAddress, name_of: Callable[[int], str]) -> None:
+        """Listens from now on.
+
+        Args:
+            address: where, and for which step.
+            name_of: returns how messages name a rank; may be replaced by a better one.
+
+        Raises:
+            OSError: where the port cannot be used.
+            RendezvousError: where the secret cannot be obtained.
+        """
+        self.address, self.name_of = address, name_of
+        self._secret = Secret()
+        self._refusal = _allow_connections(address)
+        dual = socket.has_dualstack_ipv6()
+        family = socket.AF_INET6 if dual else socket.AF_INET
+        self._socket = socket.create_server(
+            ("", address.port), family=family, backlog=4096, dualstack_ipv6=dual
+        )
+        self.rounds = Rounds(address.num_tasks, self.send)
+        self.watchers: List[Watcher] = []
+        self.status: Callable[[], Message] = dict  # what an observer is told
+        self._writers: Dict[Process, Optional[asyncio.StreamWriter]] = {}
+        self._losses: Dict[Process, Tuple[float, str]] = {}  # when, and why, one will be lost
+        self._connections: Set[asyncio.StreamWriter] = set()
+        self._closing = False
+        self._thread = threading.Thread(
+            target=lambda: asyncio.run(self._serve()), name="slurm_resolver service", daemon=True
+        )
+        self._thread.start()
+
+    def send(self, ranks: Optional[Container[int]], message: Message) -> None:
+        """Sends a message to the processes of these tasks; None for all tasks."""
+        line = wire.encode(message)
+        for process, writer in self._writers.items():
+            if writer is not None and (ranks is None or process.rank in ranks):
+                writer.write(line)
+
+    def close(self) -> None:
+        """Ends the service once no task relies on it; the last messages are sent."""
+        while self._thread.is_alive() and any(watcher.keeps_open for watcher in self.watchers):
+            time.sleep(_TICK_SECONDS)
+        self._closing = True
+        self._thread.join(2 * _FLUSH_SECONDS)
+
+    def close_in_child(self) -> None:
+        """Closes a forked process's copies of the sockets, which would keep the port in use."""
+        for sock in (self._socket, *(w.get_extra_info("socket") for w in self._connections)):
+            with contextlib.suppress(OSError):
+                os.close(sock.fileno())
+
+    async def _serve(self) -> None:
+        server = await asyncio.start_server(
+            self._admit, sock=self._socket, limit=wire.MOST_BYTES, backlog=4096
+        )
+        while not self._closing:
+            await asyncio.sleep(_TICK_SECONDS)
+            now = time.monotonic()
+            for process in [p for p, (when, _) in self._losses.items() if when <= now]:
+                self._lose(process)
+            self.rounds.tick(now)
+            for watcher in self.watchers:
+                watcher.tick(now)
+        server.close()
+        self.send(None, {"closing": True})
+        closed = [asyncio.ensure_future(_close(writer)) for writer in self._connections]
+        if closed:
+            await asyncio.wait(closed, timeout=_FLUSH_SECONDS)
+
+    async def _admit(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if len(self._connections) >= 2 * self.address.num_tasks + _STRANGERS:
+            writer.close()
+            return
+        self._connections.add(writer)
+        try:
+            hello = await asyncio.wait_for(self._shake(reader, writer), wire.HANDSHAKE_SECONDS)
+            if hello is not None and hello["role"] == "observer":
+                while await reader.readuntil():
+                    writer.write(wire.encode(self.status()))
+            elif hello is not None:
+                await self._attend(_process(hello), reader, writer)
+        except (OSError, EOFError, ValueError, wire.WireError, asyncio.TimeoutError):
+            pass  # a stranger, or a task that will connect again
+        finally:
+            self._connections.discard(writer)
+            writer.close()
+
+    async def _shake(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> Optional[Message]:
+        """Returns what the other end says of itself, once it has proved it; None if refused."""
+        challenge, identity = secrets.token_hex(16), self.address.identity
+        offer = self._secret.offer()
+        writer.write(
+            wire.encode({"protocol": wire.PROTOCOL, "challenge": challenge, "offer": offer})
+        )
+        hello = wire.decode(await reader.readuntil())
+        rank, role = hello.get("rank"), hello.get("role")
+        if hello.get("identity") != identity:
+            writer.write(wire.encode({"other": "it belongs to another step, or another start"}))
+            return None
+        parts = (challenge, hello.get("challenge"), identity, rank, hello.get("number"), role)
+        is_task = type(rank) is int and 0 <= rank < self.address.num_tasks and role in ROLES
+        if not wire.is_proof(hello.get("proof"), self._secret.key, "task", *parts):
+            return None
+        if not (is_task or role == "observer"):
+            return None
+        answer: Message = {"proof": wire.prove(self._secret.key, "service", *parts)}
+        refusal = self._refusal
+        if is_task and not refusal:
+            refusal = await self._find_other(_process(hello))
+        answer.update({"refused": refusal} if refusal else {"grace": self.address.grace})
+        writer.write(wire.encode(answer))
+        return None if refusal else hello
+
+    async def _find_other(self, process: Process) -> str:
+        """Returns why a process cannot represent its task; '' if it can."""
+        until = time.monotonic() + _ANOTHER_SECONDS
+        while True:
+            others = [p for p in self._of_role(process) if self._writers[p] is not None]
+            if not others:
+                return ""
+            if time.monotonic() > until:
+                return (
+                    f"rank {process.rank} is represented by process {others[0].pid}, which still "
+                    f"runs; process {process.pid} is its child, or a second program in the task"
+                )
+            await asyncio.sleep(_TICK_SECONDS / 5)
+
+    def _of_role(self, process: Process) -> List[Process]:
+        """Returns the other processes that represent the same task in the same role."""
+        return [p for p in self._writers if p[:2] == process[:2] and p.number != process.number]
+
+    async def _attend(
+        self, process: Process, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None:
+        for before in self._of_role(process):  # it has ended, and this process follows it
+            self._forget(before)
+            for watcher in self.watchers:
+                watcher.left(before, "")
+        former = self._writers.get(process)
+        self._writers[process] = writer
+        self._losses.pop(process, None)
+        if former is not None:
+            former.close()
+        grace = self.address.grace
+        seconds, reason = grace, f"its connection has failed for {grace:g} s"
+        wire.detect_dead_peers(writer.get_extra_info("socket"), grace)
+        try:
+            while True:
+                message = wire.decode(await reader.readuntil())
+                if "goodbye" in message:
+                    self._forget(process)
+                    self.rounds.left(process, str(message["goodbye"]))
+                    for watcher in self.watchers:
+                        watcher.left(process, str(message["goodbye"]))
+                    return
+                if "gather" in message:
+                    self.rounds.add(process, message)
+                for watcher in self.watchers:
+                    watcher.message(process, message)
+        except EOFError:
+            seconds, reason = RETURN_SECONDS, "its process has ended"
+        except OSError as error:
+            if error.errno == errno.ETIMEDOUT:
+                seconds, reason = 0.0, f"its node has not answered for {grace:g} s"
+        finally:
+            if self._writers.get(process) is writer:
+                self._writers[process] = None
+                self._losses[process] = (time.monotonic() + seconds, reason)
+
+    def _forget(self, process: Process) -> None:
+        self._writers.pop(process, None)
+        self._losses.pop(process, None)
+
+    def _lose(self, process: Process) -> None:
+        _, reason = self._losses[process]
+        self._forget(process)
+        self.rounds.lost(process, reason)
+        places = [watcher.lost(process, reason) for watcher in self.watchers]
+        where = " ".join(filter(None, places))
+        self.send(None, {"gone": process.rank, "role": process.role, "why": reason, "where": where})
+
+
+def _process(hello: Message) -> Process:
+    return Process(hello["rank"], hello["role"], str(hello.get("number")), hello.get("pid"))
+
+
+async def _close(writer: asyncio.StreamWriter) -> None:
+    with contextlib.suppress(OSError):
+        await writer.drain()
+        writer.close()
+        await writer.wait_closed()
+
+
+def _allow_connections(address: ServiceAddress) -> str:
+    """Raises this process's limit on open files; returns what is wrong where that is too low."""
+    needed = address.num_tasks + _STRANGERS + _OTHER_FILES
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft == resource.RLIM_INFINITY or soft >= needed:
+        return ""
+    allowed = needed if hard == resource.RLIM_INFINITY else min(needed, hard)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (allowed, hard))
+    if allowed >= address.num_tasks + _OTHER_FILES:
+        return ""
+    return (
+        f"`ulimit -n` is {hard} on {address.node}: expected at least {needed} open files, one for "
+        f"each of the {address.num_tasks} tasks and some more. Run `ulimit -n {needed}` before srun"
+    )
