@@ -10,6 +10,7 @@ from slurm_resolver.cluster.gpu_plan import NodeGpuPlan
 from slurm_resolver.cluster.meeting_point import was_restarted
 from slurm_resolver.cluster.task_gpus import TaskGpus
 from slurm_resolver.cluster.tasks import Task, addresses_by_job
+from slurm_resolver.coordination.address import NETWORK_GRACE, ServiceAddress
 from slurm_resolver.rendezvous.point import Rendezvous
 from slurm_resolver.rendezvous.task_claim import claim_task
 from slurm_resolver.slurm.step import SlurmStep
@@ -72,6 +73,29 @@ class Cluster(NamedTuple):
         if self.rendezvous is None or not self.step.is_live:
             return True
         return claim_task(self.rendezvous)
+
+    @property
+    def service(self) -> Optional[ServiceAddress]:
+        """The address of the step's coordination service; None without `task`."""
+        point = self.rendezvous
+        if point is None:
+            return None
+        identity = f"{self.step.name} start {self.step.restart_count or 0}"
+        return ServiceAddress(
+            point.host,
+            point.port,
+            point.node,
+            identity,
+            len(self.tasks),
+            point.rank,
+            point.is_host,
+            self.step.network_grace or NETWORK_GRACE,
+        )
+
+    def name_of(self, rank: int) -> str:
+        """Returns how messages name a task: ``worker 3 (rank 3 on n9)``."""
+        task = self.tasks[rank]
+        return f"{task.job} {task.index} (rank {rank} on {task.node})"
 
     @property
     def was_restarted(self) -> bool:

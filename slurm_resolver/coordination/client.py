@@ -46,6 +46,8 @@ class Client:
 
     Attributes:
         name_of: returns how messages name a rank.
+        problem: why the service could not be reached the last time.
+        refusal: why the service does not admit this process; "" as long as it does.
     """
 
     def __init__(self, address: ServiceAddress, role: str = "program") -> None:
@@ -66,11 +68,12 @@ class Client:
         self._answers: Dict[str, Message] = {}
         self._standing: Dict[str, Message] = {}  # what a new connection is told first
         self._listeners: Dict[str, List[Listener]] = {}
-        self._problem = "it has not started, or has failed: look at the output of its task"
-        self._refusal = ""
+        self.problem = "it has not started, or has failed: look at the output of its task"
+        self.refusal = ""
         self._noticed = False
         self._closed = False
-        if address.serves and role == "program":
+        self._service_rank: Optional[int] = None
+        if address.serves:
             self._start_service()
         threading.Thread(target=self._run, name="slurm_resolver client", daemon=True).start()
 
@@ -92,18 +95,18 @@ class Client:
             self._pending[name] = (json.dumps(value), until)
             self._send_gather(name)
             self._changed.notify_all()
-            while name not in self._answers and not self._refusal:
+            while name not in self._answers and not self.refusal:
                 left = until - time.monotonic() + (_ANSWER_SECONDS if self._socket else 0.0)
                 if left <= 0:
                     break
                 self._changed.wait(left)
             self._pending.pop(name, None)
             answer = self._answers.pop(name, None)
-            if self._refusal:
-                raise RendezvousError(self._refusal)
+            if self.refusal:
+                raise RendezvousError(self.refusal)
         if answer is None:
             raise RendezvousError(
-                f"{self.address.name} did not answer within {timeout:g} s: {self._problem}."
+                f"{self.address.name} did not answer within {timeout:g} s: {self.problem}."
             )
         if "values" not in answer:
             raise RendezvousError(self._explain(purpose, answer, timeout))
@@ -155,10 +158,9 @@ class Client:
             try:
                 self.service = Service(self.address, lambda rank: self.name_of(rank))
             except OSError as error:
-                # Another process of this task may serve: then the handshake refuses this one.
+                # The task's launcher may serve, or another process, beside which this is refused.
                 with contextlib.suppress(OSError, wire.WireError):
                     self._connect().close()
-                if self._refusal:
                     return
                 if time.monotonic() > until:
                     raise RendezvousError(
@@ -170,13 +172,13 @@ class Client:
 
     def _run(self) -> None:
         pause, lost_at = _FIRST_PAUSE, 0.0
-        begun = time.monotonic()
-        while not (self._closed or self._refusal):
+        begun, has_ended = time.monotonic(), False
+        while not (self._closed or self.refusal):
             try:
                 sock = self._connect()
             except (OSError, wire.WireError, RendezvousError) as error:
-                self._problem = str(error) or type(error).__name__
-                now = time.monotonic()
+                self.problem = str(error) or type(error).__name__
+                now, needed = time.monotonic(), self._pending or not has_ended
                 refused = isinstance(error, ConnectionRefusedError)
                 if lost_at and (refused or now - lost_at > self.address.grace):
                     why = (
@@ -184,22 +186,25 @@ class Client:
                         if refused
                         else f"its node has not answered for {self.address.grace:g} s"
                     )
-                    self._dispatch({"gone": None, "why": why, "where": ""})
+                    gone = {"gone": None, "rank": self._service_rank, "why": why, "where": ""}
+                    self._dispatch(gone)
                     lost_at = 0.0
-                elif not lost_at and now - begun > _NOTICE_SECONDS:
+                elif needed and not lost_at and now - begun > _NOTICE_SECONDS:
                     begun = now + _NOTICE_SECONDS
                     self._notice_unreachable()
                 self._wait(pause)
                 pause = min(2 * pause, _LONGEST_PAUSE)
                 continue
-            if self._refusal:
+            if self.refusal:
                 break
             pause = _FIRST_PAUSE
             closing = self._receive(sock)
             lost_at = 0.0 if closing else time.monotonic()
             with self._changed:
                 self._socket = None
-                self._changed.wait_for(lambda: not closing or self._pending or self._closed)
+                if closing:  # there may never be another service, and no need of one
+                    self._changed.wait_for(lambda: self._pending or self._standing or self._closed)
+            has_ended = closing
             begun = time.monotonic()
         with self._changed:
             self._changed.notify_all()
@@ -237,9 +242,10 @@ class Client:
             if not wire.is_proof(answer.get("proof"), key, "service", *parts):
                 raise wire.WireError("what answers there does not know the step's secret")
             if "refused" in answer:
-                self._refusal = f"{address.name} refuses this process: {answer['refused']}."
+                self.refusal = f"{address.name} refuses this process: {answer['refused']}."
                 return sock
             wire.detect_dead_peers(sock, max(1.0, float(answer["grace"]) / 2))
+            self._service_rank = answer["rank"]
             sock.settimeout(None)
             self._lines = lines
             with self._changed:
@@ -300,7 +306,7 @@ class Client:
 
     def _notice_unreachable(self) -> None:
         if self.address.rank <= 1:  # one task reports it
-            warn("waiting for %s: %s", self.address.name, self._problem)
+            warn("waiting for %s: %s", self.address.name, self.problem)
 
     def _explain(self, purpose: str, answer: Message, timeout: float) -> str:
         if "lost" in answer:
@@ -325,21 +331,26 @@ class Client:
         return ", ".join(shown) + (f" and {more} more" if more else "")
 
 
+default_role = "program"
 _clients: Dict[Tuple[ServiceAddress, str], Client] = {}
 _of_parents: List[Client] = []  # kept, as garbage collection would close reused file descriptors
 _lock = threading.Lock()
 
 
-def connect(address: ServiceAddress, role: str = "program") -> Client:
+def connect(address: ServiceAddress, role: Optional[str] = None) -> Client:
     """Returns this process's connection, which is opened at the first call.
+
+    Args:
+        address: of the service.
+        role: one of `wire.ROLES`; None for that of this process, `default_role`.
 
     Raises:
         RendezvousError: where the service cannot be started in this process.
     """
     with _lock:
-        key = (address, role)
+        key = (address, role or default_role)
         if key not in _clients:
-            _clients[key] = Client(address, role)
+            _clients[key] = Client(*key)
         return _clients[key]
 
 
