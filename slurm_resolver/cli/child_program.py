@@ -142,7 +142,7 @@ class ChildProgram:
         client = self._member.client
         if not self._member.await_joined(START_SECONDS) and not client.refusal:
             why = f"{client.address.name} did not answer within {START_SECONDS:g} s"
-            self._member.end(JobResult(1, f"{why}: {client.problem}"))
+            self._member.end(1, f"{why}: {client.problem}")
 
     def _end_in_job(self, result: JobResult) -> None:
         """Ends the program, as the job is over."""

@@ -276,6 +276,7 @@ class Client:
         except (OSError, ValueError, wire.WireError):
             pass
         finally:
+            self._lines.close()
             sock.close()
         return False
 
@@ -365,7 +366,8 @@ def leave_all(failure: str = "") -> None:
 
 def _leave_at_exit() -> None:
     error = getattr(sys, "last_value", None)
-    leave_all(f"{type(error).__name__}: {error}"[:500] if error is not None else "")
+    text = str(error).partition("\n")[0]
+    leave_all(f"{type(error).__name__}: {text}"[:500] if error is not None else "")
 
 
 def _close_in_child() -> None:

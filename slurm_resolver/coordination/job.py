@@ -50,6 +50,8 @@ START_SECONDS = 300.0  # for the leader and the servers to come
 SERVERS = {"ps": "its variables", "dispatcher": "the data service", "data_worker": "data"}
 _TRAIN = ("chief", "worker")
 _MOST_NAMES = 5
+# A leader that fails may do so because a server is lost: so long until that is known.
+_REASON_SECONDS = 3.0
 
 
 class JobResult(NamedTuple):
@@ -60,15 +62,10 @@ class JobResult(NamedTuple):
 
 
 def announcement(tasks: Sequence[Tuple[str, int, str]], rank: int) -> Optional[Message]:
-    """Returns what a task says to take part in the job.
+    """Returns what a task says to take part in the job; None where no task waits for it.
 
-    Args:
-        tasks: by rank the job, index and address.
-        rank: the task's own.
-
-    Returns:
-        None where the step has no servers or nobody who trains, and in a task of another job, such
-        as the evaluator: no task waits for these.
+    That is in a step without servers or without tasks that train, and in tasks such as the
+    evaluator. `tasks` are job, index and address by rank.
     """
     jobs = [job for job, _, _ in tasks]
     trainers = [rank for rank, job in enumerate(jobs) if job in _TRAIN]
@@ -89,27 +86,28 @@ class Job:
         self._service = service
         self._jobs: Sequence[str] = ()  # by rank
         self._leader, self._cluster, self._first = 0, "", 0
+        self._numbers: Dict[int, str] = {}  # of the last process, by rank of a task that came
         self._roles: Dict[int, Set[str]] = {}  # of the processes of the tasks that are present
         self._awaited: Set[int] = set()  # who has to come, and has not
-        self._numbers: Dict[int, str] = {}  # of the last process, by rank of a task that came
         self._training: Set[int] = set()  # who is present, and does not only serve
         self._ended: Dict[int, str] = {}  # by rank of a task that trained: why it failed, or ''
         self._deadline = self._keep_until = math.inf
         self._timeout = START_SECONDS
+        self._failed: Optional[Tuple[float, str]] = (
+            None  # when the leader's failure counts, and why
+        )
         self._result: Optional[Message] = None
 
     @property
     def keeps_open(self) -> bool:
         """Whether there are tasks that have to be told how the job ends."""
-        waits = self._result is None and bool(self._awaited) and self._deadline < math.inf
-        return (bool(self._roles) or waits) and time.monotonic() < self._keep_until
+        may_come = self._result is None and self._awaited and self._deadline < math.inf
+        return bool(self._roles or may_come) and time.monotonic() < self._keep_until
 
     def message(self, process: Process, message: Message) -> None:
         """Takes the announcement of a task."""
-        if "job" not in message:
-            return
-        rank, number = process.rank, process.number
-        if self._is_of_next_job(rank, number):
+        rank = process.rank
+        if "job" not in message or self._is_of_next_job(process):
             return
         if not self._jobs:
             self._jobs, self._first = wire.unpack(message["job"]), rank
@@ -120,69 +118,64 @@ class Job:
         seconds = message.get("seconds", math.inf)
         if time.monotonic() + seconds < self._deadline:
             self._deadline, self._timeout = time.monotonic() + seconds, seconds
-        is_new = rank not in self._roles
-        self._numbers[rank] = number
-        self._roles.setdefault(rank, set()).add(process.role)
         self._awaited.discard(rank)
         if message["serves"]:
             self._training.discard(rank)
-        elif is_new:
+        elif rank not in self._roles:
             self._ended.pop(rank, None)
             self._training.add(rank)
+        self._numbers[rank] = process.number
+        self._roles.setdefault(rank, set()).add(process.role)
         if message["cluster"] != self._cluster:
-            names = f"{self._name(self._first)} and {self._name(rank)}"
+            names = self._names([self._first, rank])
             self._end(1, f"{names} make different clusters: all tasks need the same arguments")
         self._look()
         self._service.send([rank], self._result or {"over": None})
 
     def left(self, process: Process, failure: str) -> str:
-        """Takes a goodbye."""
-        if self._has_left(process):
-            if not failure and process.role == "program" and self._jobs[process.rank] in SERVERS:
-                failure = "its process ended before those that it serves"
-            self._note_end(process.rank, failure)
-        return ""
+        """Takes a goodbye; only a launcher knows that a server has ended well before the others."""
+        is_server = bool(self._jobs) and self._jobs[process.rank] in SERVERS
+        if is_server and process.role == "program" and not failure:
+            failure = "its process ended before those that it serves"
+        return self._leave(process, failure, _REASON_SECONDS)
 
     def lost(self, process: Process, reason: str) -> str:
         """Takes a loss."""
-        if self._has_left(process):
-            self._note_end(process.rank, reason)
-        return ""
+        return self._leave(process, reason, 0.0)
 
     def tick(self, now: float) -> None:
-        """Notices who has not come in time."""
-        if self._result is not None or now < self._deadline or not self._awaited:
-            return
-        why = f"did not come within {self._timeout:g} s"
-        needed = [r for r in self._awaited if r == self._leader or self._jobs[r] in SERVERS]
-        if needed:
-            self._end(1, f"{self._names(needed)} {why}")
-        self._ended.update(dict.fromkeys(self._awaited, f"it {why}"))
-        self._awaited.clear()
-        self._look()
+        """Notices who has not come in time, and that the leader has failed."""
+        if self._failed is not None and now >= self._failed[0]:
+            self._end(1, self._failed[1])
+        if self._result is None and self._awaited and now >= self._deadline:
+            why = f"did not come within {self._timeout:g} s"
+            needed = [r for r in self._awaited if r == self._leader or self._jobs[r] in SERVERS]
+            if needed:
+                self._end(1, f"{self._names(needed)} {why}")
+            self._ended.update(dict.fromkeys(self._awaited, f"it {why}"))
+            self._awaited.clear()
+            self._look()
 
-    def _is_of_next_job(self, rank: int, number: str) -> bool:
-        """Whether the task runs its next program, and the job's service is still to come."""
-        if not self._jobs:
-            return self._service.leaves
-        is_next = self._numbers.get(rank, number) != number
-        return self._result is not None and rank not in self._roles and is_next
-
-    def _has_left(self, process: Process) -> bool:
-        """Whether the task ends with this process."""
-        roles = self._roles.get(process.rank, set())
-        if process.role not in roles:
-            return False
+    def _leave(self, process: Process, failure: str, seconds: float) -> str:
+        rank, roles = process.rank, self._roles.get(process.rank, set())
         if process.role == "program" and "launcher" in roles:
             roles.discard("program")
-            return False
-        del self._roles[process.rank]
-        return True
+        elif process.role in roles:
+            del self._roles[rank]
+            if self._result is None:
+                self._note_end(rank, failure, seconds)
+                self._look()
+        return ""
 
-    def _note_end(self, rank: int, failure: str) -> None:
-        job, name = self._jobs[rank], self._name(rank)
-        if self._result is not None:
-            return
+    def _is_of_next_job(self, process: Process) -> bool:
+        """Whether the task runs its next program already, whose service is still to come."""
+        if not self._jobs:
+            return self._service.leaves
+        is_next = self._numbers.get(process.rank, process.number) != process.number
+        return self._result is not None and process.rank not in self._roles and is_next
+
+    def _note_end(self, rank: int, failure: str, seconds: float) -> None:
+        job, name = self._jobs[rank], self._names([rank])
         if job in SERVERS:
             if failure:
                 self._end(1, f"{name} is lost, and {SERVERS[job]} with it: {failure}")
@@ -192,18 +185,17 @@ class Job:
             self._training.discard(rank)
             self._ended[rank] = failure
             if failure and rank == self._leader:
-                self._end(1, f"{name} has failed: {failure}")
+                self._failed = (time.monotonic() + seconds, f"{name} has failed: {failure}")
             elif failure:
                 print_line(f"{name} has failed, the others go on: {failure}")
-        self._look()
 
     def _look(self) -> None:
         """Notices that all who train have ended; a server that comes later could not be told."""
-        if self._training or self._awaited or self._leader not in self._ended:
+        if self._training or self._awaited or self._failed or self._leader not in self._ended:
             return
-        failed = [(rank, why) for rank, why in sorted(self._ended.items()) if why]
-        told = [f"{self._name(rank)} has failed: {why}" for rank, why in failed[:_MOST_NAMES]]
-        self._end(int(bool(failed)), "; ".join(told) or "those who train have finished")
+        failed = {rank: why for rank, why in sorted(self._ended.items()) if why}
+        told = [f"{self._names([rank])} has failed: {why}" for rank, why in failed.items()]
+        self._end(int(bool(failed)), "; ".join(told[:_MOST_NAMES]) or "all who train have finished")
 
     def _end(self, status: int, message: str) -> None:
         if self._result is None:
@@ -212,23 +204,22 @@ class Job:
             self._keep_until = time.monotonic() + self._service.address.grace
             self._service.send(self._roles, self._result)
 
-    def _name(self, rank: int) -> str:
-        return self._service.name_of(rank)
-
     def _names(self, ranks: Iterable[int]) -> str:
-        names = [self._name(rank) for rank in sorted(ranks)]
-        more = f" and {len(names) - _MOST_NAMES} more" if len(names) > _MOST_NAMES else ""
-        return ", ".join(names[:_MOST_NAMES]) + more
+        names = [self._service.name_of(rank) for rank in sorted(ranks)]
+        more = [f"{len(names) - _MOST_NAMES} more"] if len(names) > _MOST_NAMES else []
+        return " and ".join([*names[:_MOST_NAMES], *more])
 
 
 class Member:
-    """The part of this process in the job: it announces the task, and learns how the job ends."""
+    """The part of this process in the job: it announces the task, and learns how the job ends.
+
+    Attributes:
+        client: the connection to the service.
+        result: how the job has ended; None before.
+    """
 
     def __init__(
-        self,
-        client: Client,
-        announced: Message,
-        on_over: Callable[[JobResult], None] = lambda result: None,
+        self, client: Client, announced: Message, on_over: Callable[[JobResult], None]
     ) -> None:
         """Announces the task; `on_over` is called in a thread when the job is over."""
         self.client = client
@@ -257,20 +248,18 @@ class Member:
         assert self.result is not None
         return self.result
 
-    def end(self, result: JobResult) -> None:
-        """Notes how the job has ended."""
+    def end(self, status: int, message: str) -> None:
+        """Notes that the job is over."""
         if self.result is None:
-            self.result = result
-            self._joined.set()
+            self.result = JobResult(status, message)
             self._over.set()
-            threading.Thread(target=self._on_over, args=(result,), daemon=True).start()
+            threading.Thread(target=self._on_over, args=(self.result,), daemon=True).start()
 
     def _hear(self, message: Message) -> None:
         self._joined.set()
         if message["over"] is not None:
-            self.end(JobResult(message["over"], message["message"]))
+            self.end(message["over"], message["message"])
 
     def _hear_of_loss(self, message: Message) -> None:
         if message["gone"] is None:
-            name = self.client.name_of(message["rank"])
-            self.end(JobResult(1, f"{name} is lost: {message['why']}"))
+            self.end(1, f"{self.client.name_of(message['rank'])} is lost: {message['why']}")

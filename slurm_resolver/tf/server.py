@@ -131,7 +131,7 @@ def _await_service(member: Member, cluster: Cluster, timeout: float) -> None:
     if client.refusal:
         raise JobsError(f"serve() in process {os.getpid()}: {client.refusal} Call it there.")
     why = f"{client.address.name} did not answer within {timeout:g} s: {client.problem}"
-    member.end(JobResult(1, why))
+    member.end(1, why)
 
 
 def _undo() -> None:

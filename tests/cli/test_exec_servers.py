@@ -1,0 +1,204 @@
+"""Programs whose parameter servers never end by themselves, under `slurm-resolver exec`."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import Dict, Iterator, NamedTuple, Tuple
+
+import pytest
+
+PROGRAM = [sys.executable, "-m", "slurm_resolver"]
+ENVIRONMENT = {
+    name: value for name, value in os.environ.items() if not name.startswith(("SLURM", "TF_CONFIG"))
+}
+
+
+class Case(NamedTuple):
+    """What exec is told, by job and index what the program does, and how the whole ends."""
+
+    options: str
+    acts: Dict[str, str]
+    status: int
+    said: Tuple[str, ...] = ()
+    ended: Tuple[str, ...] = ()  # whose program came to its own end
+
+
+JOINS = "exec sleep 300"
+TRAINS = "sleep 5; touch '{job} {index} ended'"
+LONG = "sleep 60; touch '{job} {index} ended'"
+WORKERS, CHIEF = "--jobs ps=2,worker=-1", "--jobs chief=1,ps=1,worker=-1"
+PS = {"ps 0": JOINS, "ps 1": JOINS}
+CASES = {
+    "all have trained": Case(
+        WORKERS, {**PS, "worker 0": ":", "worker 1": TRAINS}, 0, (), ("worker 1",)
+    ),
+    "a server that takes no SIGTERM": Case(
+        WORKERS, {"ps 0": "trap '' TERM; sleep 300 & wait; wait", "ps 1": JOINS}, 0
+    ),
+    "servers that end by themselves": Case(
+        WORKERS, {"worker 0": TRAINS, "worker 1": TRAINS}, 0, (), ("worker 0", "worker 1")
+    ),
+    "the leader fails": Case(
+        WORKERS,
+        {**PS, "worker 0": "exit 3", "worker 1": LONG},
+        3,
+        ("ps 0 (rank 0 on localhost): worker 0 (rank 2 on localhost) has failed: exit status 3",),
+    ),
+    "the leader is killed": Case(
+        WORKERS,
+        {**PS, "worker 0": "kill -9 $$", "worker 1": LONG},
+        137,
+        ("worker 1 (rank 3 on localhost): worker 0 (rank 2 on localhost) has failed: SIGKILL",),
+    ),
+    "another worker fails": Case(
+        WORKERS,
+        {**PS, "worker 0": TRAINS, "worker 1": "exit 3"},
+        3,
+        ("worker 1 (rank 3 on localhost) has failed, the others go on: exit status 3",),
+        ("worker 0",),
+    ),
+    "a server fails": Case(
+        WORKERS,
+        {"ps 0": JOINS, "ps 1": "sleep 1; exit 5", "worker 0": LONG, "worker 1": LONG},
+        5,
+        ("ps 1 (rank 1 on localhost) is lost, and its variables with it: exit status 5",),
+    ),
+    "the launcher that holds the service is killed": Case(
+        WORKERS,
+        {"ps 0": "sleep 1; kill -9 $PPID", "ps 1": JOINS, "worker 0": LONG, "worker 1": LONG},
+        137,
+        ("worker 0 (rank 2 on localhost): ps 0 (rank 0 on localhost) is lost: its process",),
+    ),
+    "workers that only join": Case(
+        f"{CHIEF} --servers ps,worker",
+        {"chief 0": TRAINS, "ps 0": JOINS, "worker 0": JOINS, "worker 1": JOINS},
+        0,
+        (),
+        ("chief 0",),
+    ),
+    "workers that train on after the chief": Case(
+        CHIEF, {"ps 0": JOINS, "worker 0": TRAINS, "worker 1": ":"}, 0, (), ("worker 0",)
+    ),
+    "a worker that only joins is killed": Case(
+        f"{CHIEF} --servers ps,worker",
+        {"chief 0": TRAINS, "ps 0": JOINS, "worker 0": "sleep 1; kill -9 $$", "worker 1": JOINS},
+        137,
+        ("worker 0 (rank 2 on localhost) is lost, the others go on: SIGKILL",),
+        ("chief 0",),
+    ),
+    "a worker that is started again": Case(
+        f"{CHIEF} --restart-workers 2",
+        {
+            "chief 0": "until [ -e 'worker 0 ended' ]; do sleep 0.1; done",
+            "ps 0": JOINS,
+            "worker 0": f"[ $SLURM_RESOLVER_TASK_RESTART ] || kill -9 $$; {TRAINS}",
+        },
+        0,
+        ("worker 0 (rank 2 on localhost) ended with SIGKILL; restart 1 of at most 2 in 1 s",),
+        ("worker 0",),
+    ),
+    "a worker that is started too often": Case(
+        f"{CHIEF} --restart-workers 1",
+        {"ps 0": JOINS, "worker 0": "exit 4", "chief 0": TRAINS},
+        4,
+        ("ended with exit status 4; not started again: --restart-workers is 1",),
+        ("chief 0",),
+    ),
+    "nothing is to be ended": Case(f"{WORKERS} --servers none", {"ps 0": TRAINS}, 0, (), ("ps 0",)),
+}
+
+
+def run(case: Case, folder: Path) -> "subprocess.CompletedProcess[str]":
+    lines = [f"'{task}') {act};;" for task, act in case.acts.items()]
+    script = f'case "{{job}} {{index}}" in {" ".join(lines)} esac'
+    return subprocess.run(
+        [*PROGRAM, "run", "-n4", "-K0", "--", *PROGRAM, "exec", *case.options.split()]
+        + ["--", "sh", "-c", script],
+        cwd=folder,
+        env=ENVIRONMENT,
+        capture_output=True,
+        text=True,
+        timeout=200,
+    )
+
+
+Outcomes = Dict[str, Tuple[Path, "Future[subprocess.CompletedProcess[str]]"]]
+
+
+@pytest.fixture(scope="module")
+def outcomes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Outcomes]:
+    """By case. Most of each is waiting: some run at once."""
+    with ThreadPoolExecutor(4) as pool:
+        folders = {name: tmp_path_factory.mktemp("case") for name in CASES}
+        yield {
+            name: (folders[name], pool.submit(run, case, folders[name]))
+            for name, case in CASES.items()
+        }
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_they_end_with_the_training(name: str, outcomes: Outcomes) -> None:
+    case, (folder, future) = CASES[name], outcomes[name]
+    done = future.result()
+    assert done.returncode == case.status, done.stderr
+    for text in case.said:
+        assert text in done.stderr
+    assert case.said or "slurm_resolver: " not in done.stderr
+    assert {path.name for path in folder.iterdir()} == {f"{task} ended" for task in case.ended}
+
+
+@pytest.mark.parametrize(("servers", "parents"), [("none", 1), ("ps", 4)])
+def test_whether_the_program_is_a_child(tmp_path: Path, servers: str, parents: int) -> None:
+    """One that replaces exec is the process that Slurm, and here `run`, has started."""
+    command = [*PROGRAM, "run", "-n4", "--", *PROGRAM, "exec", *WORKERS.split()]
+    command += ["--servers", servers, "--", "sh", "-c", "echo $PPID > {rank}"]
+    subprocess.run(command, cwd=tmp_path, env=ENVIRONMENT, check=True, timeout=120)
+    assert len({path.read_text() for path in tmp_path.iterdir()}) == parents
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--jobs", "worker=-1", "--servers", "ps"], "--servers ps: this step has the jobs worker"),
+        (["--jobs", "ps=1,worker=-1", "--servers", "ps,worker"], "that does not only serve"),
+        (["--servers", "chief"], "'chief': expected some of ps, dispatcher, data_worker, worker"),
+        (["--end-servers"], "--end-servers was removed; use the default, or --servers"),
+        (["--no-end-servers"], "--no-end-servers was removed; use '--servers none'"),
+    ],
+)
+def test_where_it_cannot_be_it_says_so(options: list[str], message: str) -> None:
+    command = [*PROGRAM, "run", "-n2", "--", *PROGRAM, "exec", *options, "true"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 2
+    assert message in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("script", "number", "status"),
+    [
+        ("trap 'exit 7' TERM; touch up; while :; do sleep 0.05; done", signal.SIGTERM, 7),
+        ("touch up; exec sleep 60", signal.SIGINT, 128 + signal.SIGINT),
+        ("trap 'exit 0' USR1; touch up; while :; do sleep 0.05; done", signal.SIGUSR1, 0),
+    ],
+)
+def test_signals_reach_the_program(
+    script: str, number: signal.Signals, status: int, tmp_path: Path
+) -> None:
+    """And end a task that is to end, though it could be started again."""
+    act = f"case {{job}} in worker) echo $PPID > pid; {script};; *) sleep 5;; esac"
+    command = [*PROGRAM, "run", "-n3", "-K0", "--", *PROGRAM, "exec", *CHIEF.split()]
+    command += ["--restart-workers", "3", "--", "sh", "-c", act]
+    with subprocess.Popen(command, cwd=tmp_path, env=ENVIRONMENT, stderr=subprocess.PIPE) as step:
+        until = time.monotonic() + 60
+        while not (tmp_path / "up").exists() and time.monotonic() < until:
+            time.sleep(0.05)
+        os.kill(int((tmp_path / "pid").read_text()), number)
+        _, errors = step.communicate(timeout=60)
+    assert step.returncode == status, errors
+    assert b"restart " not in errors
