@@ -22,6 +22,7 @@ from slurm_resolver.coordination.client import connect
 from slurm_resolver.coordination.job import SERVERS, START_SECONDS, JobResult, Member, announcement
 from slurm_resolver.errors import JobsError
 from slurm_resolver.log import print_line
+from slurm_resolver.preflight.ready import offer_readiness
 from slurm_resolver.tf.data_server import (
     keep_until_exit,
     signals_left_to_those_who_train,
@@ -111,6 +112,7 @@ def serve(
         if own.job in DATA_JOBS:
             stack.enter_context(signals_left_to_those_who_train())
         member.serve(start_timeout)
+        offer_readiness(cluster)
         _await_service(member, cluster, start_timeout)
         if own.job in DATA_JOBS:
             keep_until_exit(server or start_data_server(cluster, lambda: member.result is not None))

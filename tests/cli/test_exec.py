@@ -9,7 +9,6 @@ import shlex
 import signal
 import subprocess
 import sys
-from pathlib import Path
 from typing import Any, Dict, List
 
 import pytest

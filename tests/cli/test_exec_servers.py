@@ -9,7 +9,7 @@ import sys
 import time
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import Dict, Iterator, NamedTuple, Tuple
+from typing import Dict, Iterator, List, NamedTuple, Tuple
 
 import pytest
 
@@ -114,12 +114,12 @@ CASES = {
 }
 
 
-def run(case: Case, folder: Path) -> "subprocess.CompletedProcess[str]":
+def run(case: Case, folder: Path) -> subprocess.CompletedProcess[str]:
     lines = [f"'{task}') {act};;" for task, act in case.acts.items()]
     script = f'case "{{job}} {{index}}" in {" ".join(lines)} esac'
+    command = [*PROGRAM, "exec", *case.options.split(), "--", "sh", "-c", script]
     return subprocess.run(
-        [*PROGRAM, "run", "-n4", "-K0", "--", *PROGRAM, "exec", *case.options.split()]
-        + ["--", "sh", "-c", script],
+        [*PROGRAM, "run", "-n4", "-K0", "--", *command],
         cwd=folder,
         env=ENVIRONMENT,
         capture_output=True,
@@ -172,7 +172,7 @@ def test_whether_the_program_is_a_child(tmp_path: Path, servers: str, parents: i
         (["--no-end-servers"], "--no-end-servers was removed; use '--servers none'"),
     ],
 )
-def test_where_it_cannot_be_it_says_so(options: list[str], message: str) -> None:
+def test_where_it_cannot_be_it_says_so(options: List[str], message: str) -> None:
     command = [*PROGRAM, "run", "-n2", "--", *PROGRAM, "exec", *options, "true"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120)
     assert done.returncode == 2

@@ -43,7 +43,7 @@ def await_file(name: str) -> None:
 
 def join() -> bool:
     """Returns whether the coordination service admits this process as its task."""
-    return any([member.await_joined(JOIN_SECONDS) for member in server._members.values()])
+    return any(member.await_joined(JOIN_SECONDS) for member in server._members.values())
 
 
 def in_child(_: int) -> Dict[str, Any]:
