@@ -97,7 +97,7 @@ CASES = {
         {
             "chief 0": "until [ -e 'worker 0 ended' ]; do sleep 0.1; done",
             "ps 0": JOINS,
-            "worker 0": f"[ $SLURM_RESOLVER_TASK_RESTART ] || kill -9 $$; {TRAINS}",
+            "worker 0": f'[ "$SLURM_RESOLVER_TASK_RESTART" ] || kill -9 $$; {TRAINS}',
         },
         0,
         ("worker 0 (rank 2 on localhost) ended with SIGKILL; restart 1 of at most 2 in 1 s",),
