@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 import multiprocessing
 import os
-import signal
 import sys
 import time
 from pathlib import Path
@@ -24,8 +23,6 @@ NAME = f"{os.environ['SLURM_PROCID']}-{sys.argv[1]}"
 JOIN_SECONDS = 30
 
 resolver = sr.SlurmClusterResolver({"ps": 1, "worker": -1})
-resolver.wait_until_ready(60)
-config = sr.termination_config(sr.SlurmClusterResolver())  # which refuses jobs with a ps
 
 
 def tell(name: str, what: object = "") -> None:
@@ -54,11 +51,11 @@ def in_child(_: int) -> Dict[str, Any]:
         "cluster": resolver.cluster_spec().as_dict(),
         "parent": os.getppid(),
         "joins": join(),
-        "handles": [signal.getsignal(s) == config.watch._record for s in (10, 15)],
     }
 
 
 def main() -> int:
+    resolver.wait_until_ready(60)
     told: Dict[str, Any] = {"cluster": resolver.cluster_spec().as_dict(), "pid": os.getpid()}
     if resolver.task_type == "ps":
         if "--pool" in sys.argv:
@@ -72,7 +69,6 @@ def main() -> int:
             with multiprocessing.get_context("spawn").Pool(1) as pool:
                 told["child"] = pool.map(in_child, [0])[0]
         told["joins"] = join()
-        told["handles"] = [signal.getsignal(s) == config.watch._record for s in (10, 15)]
     told["ends"] = time.time()
     tell(NAME, told)
     return int(told.get("status", 0))
