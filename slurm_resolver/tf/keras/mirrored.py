@@ -88,7 +88,7 @@ class MultiWorkerMirroredStrategy(
         if of_dataset in (policy.AUTO, policy.DATA) and called_by_keras():
             if self.of_several:
                 keras_version.check_keras()
-            shares = share_dataset(dataset, self.sharing) if keras_is_patched() else None
+            shares = share_dataset(dataset) if keras_is_patched() else None
             if shares is not None:
                 return shares
         return super().experimental_distribute_dataset(dataset, options)

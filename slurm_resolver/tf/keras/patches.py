@@ -12,6 +12,8 @@ In the steps of a `MultiWorkerMirroredStrategy` (see `losses` and `metrics`):
 | `CompileLoss.call`, `_aggregate_additional_loss` | the same | the same |
 | metrics' `update_state`, `result` | results are those of all rows | the same |
 | `SeedGenerator.next` | replicas draw different masks from equal seeds | Keras does |
+| `Layer.add_loss` | numbers that layers add are examined (`row_means`) | they count as means |
+| `BatchNormalization.call`, `Optimizer.apply` | a step can be examined | the same |
 | `capture_call_time_value` of a condition's graph | collectives run in it | TensorFlow does |
 
 In models under any strategy of this package, outside of steps:
@@ -104,7 +106,7 @@ def _patch_steps(keras: Any) -> None:
     from keras.src.backend.tensorflow import optimizer as tensorflow_optimizer
     from keras.src.backend.tensorflow import trainer
     from keras.src.losses import loss as loss_module
-    from keras.src.optimizers import loss_scale_optimizer
+    from keras.src.optimizers import base_optimizer, loss_scale_optimizer
     from keras.src.trainers import compile_utils
 
     _in_steps(tf.GradientTape, "gradient", losses.gradient)
@@ -117,6 +119,10 @@ def _patch_steps(keras: Any) -> None:
     _in_steps(tensorflow_optimizer.TFOptimizer, "_all_reduce_sum_gradients", _as_given)
     _in_steps(loss_scale_optimizer.LossScaleOptimizer, "_tf_apply", _apply_scaled)
     _in_steps(keras.random.SeedGenerator, "next", _next_seed)
+    _in_steps(keras.layers.Layer, "add_loss", losses.note_added)
+    _in_steps(keras.layers.BatchNormalization, "call", _normalize)
+    for kind in (base_optimizer.BaseOptimizer, loss_scale_optimizer.LossScaleOptimizer):
+        _in_steps(kind, "apply", _apply)
 
 
 def _wrap(owner: Any, name: str, replacement: Callable[..., Any]) -> None:
@@ -252,6 +258,19 @@ def _apply_scaled(
 
 def _next_seed(step: Step, original: Method, generator: Any, *args: Any, **kwargs: Any) -> Any:
     seed = original(generator, *args, **kwargs)
-    if step.replica == 0:
+    if isinstance(step.draw, int) and step.draw == 0:
         return seed
-    return seed + tf.cast(tf.constant([1_000_003 * step.replica, 0]), seed.dtype)
+    return seed + tf.cast(tf.stack([1_000_003 * step.draw, 0]), seed.dtype)
+
+
+def _normalize(
+    step: Step, original: Method, layer: Any, inputs: Any, training: Any = None, mask: Any = None
+) -> Any:
+    """Normalizes each row by itself where the step is only examined."""
+    training = training if step.examined is None else False
+    return original(layer, inputs, training=training, mask=mask)
+
+
+def _apply(step: Step, original: Method, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
+    """Changes no weight where the step is only examined."""
+    return original(optimizer, *args, **kwargs) if step.examined is None else None

@@ -58,6 +58,9 @@ class Step:
         self._sums: Dict[int, Tuple[Any, Any]] = {}
         self._kept: List[Any] = []
         self.alike: Dict[int, Any] = {}
+        self.draw: Any = replica  # which random numbers it draws
+        self.added_scalar = False  # whether a layer that is not Keras' has added a scalar loss
+        self.examined: Any = None  # its losses, where it is run for them alone (see `row_means`)
         self.compiled_loss = False  # whether the loss given to `compile` is being computed
         self.nested = False  # whether a metric or loss is already seeing the whole batch
 
