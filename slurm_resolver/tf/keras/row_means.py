@@ -2,7 +2,7 @@
 
 Only then is the mean of the workers' gradients that of the whole batch. Losses and layers of Keras
 are means, or see the rows of all replicas (see `losses`). Other code is examined before its first
-step: a loss of some rows must be the mean of those of either half of them. Where it is not, as with
+step: a loss of some rows must be the mean of those of two parts of them. Where it is not, as with
 a sum or a contrastive loss, every worker computes whole batches.
 """
 
@@ -19,8 +19,8 @@ from tensorflow.python.eager import context
 from slurm_resolver.tf.keras.sharing import count_rows, part_of_batch
 from slurm_resolver.tf.keras.step import Step, run_in
 
-_ROWS = 16  # as many are examined, or as one replica gets
-# How far a loss may be from its halves' mean, relative to the larger of the two.
+_FEWEST, _MOST = 8, 16  # how many rows are examined, where the batch has as many
+# How far a loss may be from its parts' mean, relative to the larger of the two.
 _EXACT, _HALF_PRECISION, _NOISY = 1e-3, 2e-2, 5e-2
 # How often a loss with random numbers is computed, and how many standard errors are a difference.
 _DRAWS, _ERRORS = 16, 6
@@ -68,12 +68,14 @@ def why_no_mean(model: Any, kind: str, batch: Any) -> Optional[str]:
         kind: "train" or "test".
         batch: what the step would get in one process.
     """
-    rows = count_rows(batch)
-    rows = min(rows, max(2, min(_ROWS, rows // model.distribute_strategy.sharing.replicas)))
-    middle = rows // 2
-    if middle == 0:
+    sharing, count = model.distribute_strategy.sharing, count_rows(batch)
+    rows = min(count, max(_FEWEST, min(_MOST, count // sharing.replicas)))
+    if rows < 2:
         return None
-    parts = [part_of_batch(batch, *ends) for ends in ((0, rows), (0, middle), (middle, rows))]
+    middle = max(1, rows * 3 // 8)  # of what is in a few rows only, no part has its share
+    start = min(count * sharing.first // sharing.replicas, count - rows)  # each worker others
+    ends = (0, rows), (0, middle), (middle, rows)
+    parts = [part_of_batch(batch, start + first, start + last) for first, last in ends]
     step = f"{kind}_step of {model.name!r}"
     found: List[List[Any]] = []
     try:
@@ -81,17 +83,19 @@ def why_no_mean(model: Any, kind: str, batch: Any) -> Optional[str]:
             while len(found) < 2 or (len(found) < _DRAWS and not _equal(*found[:2]).all()):
                 draws = range(3 * len(found) + 1, 3 * len(found) + 4)
                 found.append([_losses(model, kind, *each) for each in zip(parts, draws)])
+                if not found[0][0]:
+                    return None
         losses, sums = np.moveaxis(np.asarray(found), -1, 0)  # each by draw, part and loss
     except Exception as error:
         return f"{step} cannot be examined: {type(error).__name__}: {error}. {_INSTEAD}"
     weights = np.where(sums, 1.0, np.array([[1.0], [middle / rows], [1.0 - middle / rows]]))
     whole, first, second = np.moveaxis(losses * weights, 1, 0)
-    halves = first + second
+    of_parts = first + second
     half = any("16" in str(layer.compute_dtype) for layer in model._flatten_layers())
-    for place in np.flatnonzero(_differ(whole, halves, _HALF_PRECISION if half else _EXACT)):
+    for place in np.flatnonzero(_differ(whole, of_parts, _HALF_PRECISION if half else _EXACT)):
         return (
             f"a loss of {step} is no mean over rows: it is {whole[0, place]:.5g} for {rows} rows, "
-            f"and {halves[0, place]:.5g} from their halves. {_INSTEAD}"
+            f"and {of_parts[0, place]:.5g} from two parts of them. {_INSTEAD}"
         )
     return None
 
@@ -100,10 +104,10 @@ def _equal(one: Any, other: Any) -> Any:
     return np.isclose(one, other, rtol=1e-5, atol=0, equal_nan=True)
 
 
-def _differ(whole: Any, halves: Any, exact: float) -> Any:
-    """Tells of each loss whether it differs from its halves'; each has a line for each draw."""
-    difference = whole - halves
-    scale = np.maximum(np.abs(whole), np.abs(halves)).mean(axis=0)
+def _differ(whole: Any, of_parts: Any, exact: float) -> Any:
+    """Tells of each loss whether it differs from its parts'; each has a line for each draw."""
+    difference = whole - of_parts
+    scale = np.maximum(np.abs(whole), np.abs(of_parts)).mean(axis=0)
     error = difference.std(axis=0, ddof=1) / np.sqrt(len(difference))
     random = np.maximum(_ERRORS * error, _NOISY * scale)
     limit = np.where(_equal(whole[0], whole[1]), exact * scale, random)

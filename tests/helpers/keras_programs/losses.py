@@ -32,7 +32,6 @@ from keras_programs.common import (
 )
 
 Make = Callable[[], Any]
-A_SUM = "one number is taken for a mean over the rows"
 
 
 def tagger(mask_zero: bool = True, last: Optional[Make] = None) -> Any:
@@ -255,8 +254,7 @@ def _two(weights: Any, losses: Any, size: Dict[str, int]) -> Callable[[Any], Out
 
 for ending, size in [("", EVEN), ("_33", UNEVEN)]:
     for name, make in ADDED.items():
-        differs = A_SUM if name == "added_sum" else None
-        add(f"loss_{name}{ending}", _added(make, size), differs)
+        add(f"loss_{name}{ending}", _added(make, size))
     both = {"label": crossentropy, "number": "mse"}
     add(f"loss_two_outputs{ending}", _two({"label": 1.0, "number": 0.3}, both, size))
     add(f"loss_one_of_two_outputs{ending}", _two(None, {"label": crossentropy}, size))

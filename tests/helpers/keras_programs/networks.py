@@ -26,7 +26,6 @@ from keras_programs.common import (
 )
 
 Logs = Dict[str, Any]
-IN_BATCH = "compares the rows of a batch with one another, of which a worker sees its part"
 
 
 def small(inputs: int, outputs: int) -> Any:
@@ -262,6 +261,13 @@ class Contrastive(Triplet):
         return ops.mean(ops.sparse_categorical_crossentropy(own, similarity, from_logits=True))
 
 
+class UnbuiltContrastive(Contrastive):
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = keras.Sequential([layers.Dense(4, activation="relu"), layers.Dense(3)])
+        self.built = False
+
+
 class MeanTeacher(Networks):
     """As BYOL: the target network is a moving average of the one that learns."""
 
@@ -295,7 +301,8 @@ OTHERS: List[Tuple[str, Any, bool, Optional[str]]] = [
     ("triplet_per_row", Triplet, True, None),
     ("triplet", MeanTriplet, True, None),
     ("triplet_unbuilt", UnbuiltTriplet, True, None),
-    ("contrastive", Contrastive, True, IN_BATCH),
+    ("contrastive", Contrastive, True, None),
+    ("contrastive_unbuilt", UnbuiltContrastive, True, None),
     ("mean_teacher", MeanTeacher, False, None),
     ("vae", lambda: Vae(None), False, None),
     ("vae_with_noise", lambda: Vae(5), False, RANDOM),

@@ -31,6 +31,8 @@ from keras_programs.common import (
 )
 
 Logs = Dict[str, Any]
+RANDOM = "draws random numbers by row"
+OWN = "normalizes the rows of a batch by one another, of which a worker sees its part"
 
 
 class OwnStep(keras.Model):
@@ -143,6 +145,13 @@ class LowerSum(Lower):
         return 0.05 * tf.reduce_sum(tf.square(y - predicted))
 
 
+class LowerMasked(Lower):
+    """A mean of the rows of one label, of which every part of a batch has another share."""
+
+    def loss_of(self, y: Any, predicted: Any) -> Any:
+        return tf.reduce_sum(y[:, :1] * tf.square(y - predicted)) / tf.reduce_sum(y[:, :1])
+
+
 class LowerAdded(Lower):
     def loss_of(self, y: Any, predicted: Any) -> Any:
         return ops.mean(ops.square(y - predicted)) + sum(self.losses)
@@ -224,6 +233,7 @@ MODELS: Dict[str, Callable[[], Any]] = {
     "lower": lambda: perceptron(kind=Lower),
     "lower_reduce_mean": lambda: perceptron(kind=LowerReduceMean),
     "lower_sum": lambda: perceptron(kind=LowerSum),
+    "lower_masked": lambda: perceptron(kind=LowerMasked),
     "lower_with_losses": lambda: perceptron(kind=LowerAdded, kernel_regularizer="l2"),
     "gradients_by_hand": lambda: perceptron(kind=ByHand),
     "accumulated": accumulated,
@@ -248,10 +258,9 @@ def _of(make: Callable[[], Any], size: Dict[str, int], *weight: Any) -> Program:
 
 
 for name, make in MODELS.items():
-    differs = "one number is taken for a mean over the rows" if name == "lower_sum" else None
-    add(f"step_{name}", _of(make, EVEN), differs)
+    add(f"step_{name}", _of(make, EVEN))
     if not name.startswith("returns"):
-        add(f"step_{name}_33", _of(make, UNEVEN), differs)
+        add(f"step_{name}_33", _of(make, UNEVEN))
 for name in ("own", "compute_metrics", "clipped"):
     add(f"step_{name}_weighted", _of(MODELS[name], EVEN, WEIGHT))
 
@@ -271,9 +280,19 @@ for name, how in {
     "five_per_execution": {"steps_per_execution": 5, "rows": 112, "batch": 16},
     "five_per_execution_lower": {"steps_per_execution": 5, "rows": 112, "batch": 16, "kind": Lower},
     "many_per_execution": {"steps_per_execution": 50, "kind": keras.Model, **UNEVEN},
+    "five_per_execution_sum": {"steps_per_execution": 5, "kind": LowerSum, **UNEVEN},
+    "eagerly_sum": {"run_eagerly": True, "kind": LowerSum, **UNEVEN},
     "auto_per_execution": {"steps_per_execution": 3, "kind": Clipped, **UNEVEN},
 }.items():
     add(f"step_{name}", partial(_run, **how))
+
+
+def _layers(strategy: Any, layer: Callable[[], Any]) -> Outcome:
+    return fitted(build(strategy, layer, kind=LowerReduceMean), data(**UNEVEN))
+
+
+add("step_lower_dropout", partial(_layers, layer=lambda: keras.layers.Dropout(0.5)), RANDOM)
+add("step_lower_batch_normalization", partial(_layers, layer=keras.layers.BatchNormalization), OWN)
 
 
 @program("step")
