@@ -5,16 +5,13 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, Dict, List
+from typing import Any, List
 
 import keras
 import numpy as np
-import tensorflow as tf
 from keras import layers
 from keras_programs.callbacks import folder
 from keras_programs.common import (
-    IMAGES,
-    NUMBER,
     TOKENS,
     Outcome,
     X,
@@ -49,61 +46,7 @@ def _texts(strategy: Any, inside: bool) -> Outcome:
     return fitted(model, rows if inside else rows.map(lambda x, y: (vectorize(x), y)), predict=True)
 
 
-add("guide_text_vectorized_in_data", lambda strategy: _texts(strategy, False))
 add("guide_text_vectorized_in_model", lambda strategy: _texts(strategy, True))
-
-TABLE: Dict[str, Any] = {
-    "age": TOKENS[:, 0],
-    "kind": np.array(["low", "mid", "high"])[TOKENS[:, 1] % 3],
-    "height": X[:, 0],
-}
-
-
-@program("guide")
-def feature_space(strategy: Any) -> Outcome:
-    space = keras.utils.FeatureSpace(
-        {
-            "age": keras.utils.FeatureSpace.integer_categorical(num_oov_indices=0),
-            "kind": keras.utils.FeatureSpace.string_categorical(),
-            "height": keras.utils.FeatureSpace.float_discretized(3),
-        },
-        output_mode="concat",
-    )
-    rows = data(TABLE, Y)
-    space.adapt(rows.map(lambda x, y: x))
-    model = ready(strategy, lambda: keras.Sequential([layers.Dense(3)]), metrics=["accuracy"])
-    return fitted(model, rows.map(lambda x, y: (space(x), y)))
-
-
-@program("guide")
-def preprocessing_layers(strategy: Any) -> Outcome:
-    """Lookups, an encoding and an adapted normalization in the model itself."""
-
-    def make() -> Any:
-        age, kind, height = (
-            keras.Input((1,), name=name, dtype=dtype)
-            for name, dtype in [("age", "int32"), ("kind", "string"), ("height", "float32")]
-        )
-        normalize = layers.Normalization()
-        normalize.adapt(X[:, :1])
-        lookup = layers.StringLookup(vocabulary=["low", "mid", "high"], output_mode="one_hot")
-        encoded = layers.CategoryEncoding(9, output_mode="one_hot")(age)
-        hashed = layers.Hashing(4, output_mode="one_hot")(kind)
-        joined = layers.Concatenate()([encoded, lookup(kind), normalize(height), hashed])
-        return keras.Model([age, kind, height], layers.Dense(3)(joined))
-
-    table = {name: column[:, None] for name, column in TABLE.items()}
-    return fitted(ready(strategy, make, metrics=["accuracy"]), data(table, Y), predict=True)
-
-
-@program("guide")
-def adapted_of_a_dataset(strategy: Any) -> Outcome:
-    def make() -> Any:
-        normalize = layers.Normalization()
-        normalize.adapt(data().map(lambda x, y: x))
-        return keras.Sequential([normalize, layers.Dense(3)])
-
-    return fitted(ready(strategy, make), data())
 
 
 @program("guide")
@@ -166,26 +109,6 @@ def made_outside_the_scope(strategy: Any) -> Outcome:
     return fitted(model, data(), predict=True)
 
 
-@program("guide")
-def cloned(strategy: Any) -> Outcome:
-    model = build(strategy)
-    with strategy.scope():
-        copy = keras.models.clone_model(model)
-        copy.set_weights(model.get_weights())
-        copy.compile("adam", crossentropy(), metrics=["accuracy"])
-    return fitted(copy, data(), predict=True)
-
-
-@program("guide")
-def exported(strategy: Any) -> Outcome:
-    model = build(strategy)
-    model.fit(data(), verbose=0)
-    place = str(folder() / "export")
-    model.export(place, verbose=False)
-    loaded = tf.saved_model.load(place)
-    return {"predict": numbers(loaded.serve(X[:33]))}
-
-
 def _distributed_training(strategy: Any, inside: bool) -> Outcome:
     """As Keras' guide to distributed training: make or restore, with checkpoints, twice."""
     place = folder()
@@ -216,32 +139,3 @@ def _distributed_training(strategy: Any, inside: bool) -> Outcome:
 
 add("guide_distributed_training", lambda strategy: _distributed_training(strategy, False))
 add("guide_distributed_fit_in_scope", lambda strategy: _distributed_training(strategy, True))
-
-
-@program("guide")
-def several_models_in_turn(strategy: Any) -> Outcome:
-    """Two models of different kinds, fitted by turns."""
-    one, other = build(strategy), build(strategy, outputs=1, loss="mse", metrics=None)
-    for _ in range(2):
-        one.fit(data(), verbose=0)
-        other.fit(data(X, NUMBER), verbose=0)
-    return {"one": seen(one), "other": seen(other)}
-
-
-@program("guide")
-def multi_task_with_shared_layers(strategy: Any) -> Outcome:
-    def make() -> Any:
-        inputs = keras.Input((8, 8, 1), name="image")
-        shared = layers.Flatten()(layers.Conv2D(2, 3)(inputs))
-        return keras.Model(
-            inputs, [layers.Dense(3, name="label")(shared), layers.Dense(1, name="size")(shared)]
-        )
-
-    model = ready(
-        strategy,
-        make,
-        loss={"label": crossentropy, "size": keras.losses.Huber},
-        loss_weights={"label": 1.0, "size": 0.5},
-        metrics={"label": ["accuracy"], "size": ["mae", keras.metrics.R2Score]},
-    )
-    return fitted(model, data(IMAGES, {"label": Y, "size": NUMBER}, rows=33, batch=8), predict=True)
