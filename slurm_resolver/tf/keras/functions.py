@@ -96,9 +96,11 @@ def _step_of_own_data(model: Any, replica: int, part: Any) -> Step:
     return Step(model, replica, rows, tf.reduce_sum(counts[:replica]), own, weight)
 
 
-def _as_tensors(batch: Any) -> Any:
-    """Converts a batch as `train_on_batch` takes it."""
-    return tf.nest.map_structure(_as_tensor, batch)
+def _compiled(model: Any, function: Method) -> Any:
+    if model.run_eagerly:
+        return function
+    function = tf.autograph.experimental.do_not_convert(function)
+    return tf.function(function, reduce_retracing=True)
 
 
 class StepFunction:
@@ -115,14 +117,8 @@ class StepFunction:
         self._make_functions()
 
     def _make_functions(self) -> None:
-        self._on_batch = self._compile(self._run)
-        self._on_iterator = self._compile(self._run_several)
-
-    def _compile(self, function: Method) -> Any:
-        if self._model.run_eagerly:
-            return function
-        function = tf.autograph.experimental.do_not_convert(function)
-        return tf.function(function, reduce_retracing=True)
+        self._on_batch = _compiled(self._model, self._run)
+        self._on_iterator = _compiled(self._model, self._run_several)
 
     def __call__(self, iterator: Any) -> Any:
         """Returns the logs of the next step, or of the last of `steps_per_execution`.
@@ -140,13 +136,14 @@ class StepFunction:
         begun = self._trusted is not None
         if not begun:
             self._trusted = not may_be_no_mean(self._model, self._kind)
-        if of_data and (self._trusted or self._examined):
+        doubted = not self._trusted and not self._examined
+        if of_data and not doubted and not self._model.run_eagerly:
             return self._on_iterator(iterator)
         # Keras makes a generator of `train_on_batch`'s one batch, which all workers are given.
         results = None
         for _, batch in zip(range(self._model.steps_per_execution), iterator):
-            batch = batch if of_data else share(_as_tensors(batch))
-            if not self._trusted and not self._examined:
+            batch = batch if of_data else share(tf.nest.map_structure(_as_tensor, batch))
+            if doubted and not self._examined:
                 self._examine(batch, begun)
             results = self._on_batch(batch)
         if results is None:
@@ -173,13 +170,6 @@ class StepFunction:
         results = self._run(iterator.get_next())
         count = self._model.steps_per_execution
         if count == 1:
-            return results
-        if self._model.run_eagerly:
-            for _ in range(count - 1):
-                batch = iterator.get_next_as_optional()
-                if not batch.has_value():
-                    break
-                results = self._run(batch.get_value())
             return results
 
         def again(done: Any, results: Any) -> Any:
@@ -263,27 +253,20 @@ def _is_alike(value: Any) -> bool:
     return tf.get_static_value(value) is not None
 
 
-def _is_distributed(batch: Any) -> bool:
-    values = tf.nest.flatten(batch)
-    return any(isinstance(value, tf.distribute.DistributedValues) for value in values)
-
-
 class PredictFunction:
     """A model's `predict_function`: takes a list of batches, and returns all workers' outputs."""
 
     def __init__(self, model: Any) -> None:
         self._model = model
-        self._on_batch = self._run
-        if not model.run_eagerly:
-            function = tf.autograph.experimental.do_not_convert(self._run)
-            self._on_batch = tf.function(function, reduce_retracing=True)
+        self._on_batch = _compiled(model, self._run)
 
     def __call__(self, batches: List[Any]) -> Any:
         """Returns the outputs for all rows of some batches, in their order."""
         outputs = []
         for batch in batches:
-            if not isinstance(batch, Share) and not _is_distributed(batch):
-                batch = share(_as_tensors(batch))
+            values = (Share, tf.distribute.DistributedValues)
+            if not any(isinstance(value, values) for value in (batch, *tf.nest.flatten(batch))):
+                batch = share(tf.nest.map_structure(_as_tensor, batch))
             outputs.append(self._on_batch(batch))
         if len(outputs) == 1:
             return outputs[0]
@@ -295,8 +278,3 @@ class PredictFunction:
             batch,
             lambda step, part: step.gather_structure(self._model.predict_step(part)),
         )
-
-
-def make_function(model: Any, kind: str) -> Any:
-    """Returns what takes the place of a model's `train_function`, and of the others."""
-    return PredictFunction(model) if kind == "predict" else StepFunction(model, kind)

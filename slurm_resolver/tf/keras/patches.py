@@ -44,8 +44,8 @@ from slurm_resolver.import_hook import when_imported
 from slurm_resolver.preflight.keras_version import keras_problem
 from slurm_resolver.tf.keras import losses, metrics
 from slurm_resolver.tf.keras.agreement import call_together
-from slurm_resolver.tf.keras.atomic_updates import let_additions_be_atomic
 from slurm_resolver.tf.keras.calls import strategies
+from slurm_resolver.tf.keras.coordinated_steps import let_additions_be_atomic
 from slurm_resolver.tf.keras.saving import save_once
 from slurm_resolver.tf.keras.step import Step, current_step
 
@@ -110,8 +110,8 @@ def _patch_steps(keras: Any) -> None:
     from keras.src.trainers import compile_utils
 
     _in_steps(tf.GradientTape, "gradient", losses.gradient)
-    _in_steps(loss_module, "scale_loss_for_distribution", _as_it_is)
-    _in_steps(loss_module, "unscale_loss_for_distribution", _as_it_is)
+    _in_steps(loss_module, "scale_loss_for_distribution", _as_given)
+    _in_steps(loss_module, "unscale_loss_for_distribution", _as_given)
     _in_steps(loss_module, "reduce_weighted_values", losses.reduce_weighted_values)
     _in_steps(keras.losses.Loss, "__call__", losses.loss)
     _in_steps(compile_utils.CompileLoss, "call", losses.compiled_loss)
@@ -238,12 +238,8 @@ def _let_collectives_run_in_loops() -> None:
     setattr(graph_type, name, capture_call_time_value)
 
 
-def _as_it_is(step: Step, original: Method, value: Any) -> Any:
-    return value
-
-
-def _as_given(step: Step, original: Method, optimizer: Any, grads_and_vars: Any) -> Any:
-    return grads_and_vars
+def _as_given(step: Step, original: Method, *args: Any) -> Any:
+    return args[-1]
 
 
 def _apply_scaled(
