@@ -161,7 +161,7 @@ class StepFunction:
         if found is None:
             return
         if begun or not isinstance(batch, Share):
-            raise FitError(found)
+            raise FitError(f"{found} With AutoShardPolicy.AUTO, workers can compute whole batches.")
         warn_once(f"{found} Until then every worker computes whole batches, as one process does.")
         self._whole = True
         self._make_functions()

@@ -13,7 +13,7 @@ In the steps of a `MultiWorkerMirroredStrategy` (see `losses` and `metrics`):
 | metrics' `update_state`, `result` | results are those of all rows | the same |
 | `SeedGenerator.next` | replicas draw different masks from equal seeds | Keras does |
 | `Layer.add_loss` | numbers that layers add are examined (`row_means`) | they count as means |
-| `BatchNormalization.call`, `Optimizer.apply` | a step can be examined | the same |
+| `call` of BatchNormalization and dropout, `Optimizer.apply` | steps can be examined | the same |
 | `capture_call_time_value` of a condition's graph | collectives run in it | TensorFlow does |
 
 In models under any strategy of this package, outside of steps:
@@ -51,6 +51,11 @@ from slurm_resolver.tf.keras.step import Step, current_step
 
 Method = Callable[..., Any]
 
+# Layers whose rows depend in training on other rows, or on random numbers.
+_TRAINING_APART = (
+    *("BatchNormalization", "Dropout", "AlphaDropout"),
+    *("GaussianDropout", "GaussianNoise"),
+)
 _CONTAINERS = ("CompileMetrics", "MetricsList")
 _WITH_SAVE_MODEL = ("keras.saving", "keras.models", "keras._tf_keras.keras.saving")
 
@@ -120,7 +125,8 @@ def _patch_steps(keras: Any) -> None:
     _in_steps(loss_scale_optimizer.LossScaleOptimizer, "_tf_apply", _apply_scaled)
     _in_steps(keras.random.SeedGenerator, "next", _next_seed)
     _in_steps(keras.layers.Layer, "add_loss", losses.note_added)
-    _in_steps(keras.layers.BatchNormalization, "call", _normalize)
+    for name in _TRAINING_APART:
+        _in_steps(getattr(keras.layers, name), "call", _call_in_training)
     for kind in (base_optimizer.BaseOptimizer, loss_scale_optimizer.LossScaleOptimizer):
         _in_steps(kind, "apply", _apply)
 
@@ -259,12 +265,12 @@ def _next_seed(step: Step, original: Method, generator: Any, *args: Any, **kwarg
     return seed + tf.cast(tf.stack([1_000_003 * step.draw, 0]), seed.dtype)
 
 
-def _normalize(
-    step: Step, original: Method, layer: Any, inputs: Any, training: Any = None, mask: Any = None
+def _call_in_training(
+    step: Step, original: Method, layer: Any, inputs: Any, training: Any = None, **kwargs: Any
 ) -> Any:
-    """Normalizes each row by itself where the step is only examined."""
+    """Gives each row what it has in inference where the step is only examined."""
     training = training if step.examined is None else False
-    return original(layer, inputs, training=training, mask=mask)
+    return original(layer, inputs, training=training, **kwargs)
 
 
 def _apply(step: Step, original: Method, optimizer: Any, *args: Any, **kwargs: Any) -> Any:

@@ -23,7 +23,7 @@ _FEWEST, _MOST = 8, 16  # how many rows are examined, where the batch has as man
 # How far a loss may be from its parts' mean, relative to the larger of the two.
 _EXACT, _HALF_PRECISION, _NOISY = 1e-3, 2e-2, 5e-2
 # How often a loss with random numbers is computed, and how many standard errors are a difference.
-_DRAWS, _ERRORS = 16, 6
+_DRAWS, _ERRORS = 24, 5.5
 
 _INSTEAD = (
     "Expected a mean over rows, such as tf.reduce_mean, or one value for each row in add_loss. "
