@@ -29,7 +29,7 @@ from slurm_resolver import log
 # Each adds its programs.
 for module in (
     *("losses", "optimizers", "steps", "networks", "data"),
-    *("inputs", "metrics", "callbacks", "guides", "workflows"),
+    *("inputs", "metrics", "callbacks", "workflows"),
 ):
     import_module(f"keras_programs.{module}")
 

@@ -8,7 +8,6 @@ from functools import partial
 from typing import Any, Callable, Dict, List
 
 import keras
-import numpy as np
 import tensorflow as tf
 from keras import ops
 from keras_programs.common import (
@@ -21,7 +20,6 @@ from keras_programs.common import (
     Y,
     add,
     build,
-    crossentropy,
     data,
     fitted,
     numbers,
@@ -79,15 +77,6 @@ class Clipped(OwnStep):
         clipped, norm = tf.clip_by_global_norm(gradients, 0.2)
         self.optimizer.apply_gradients(zip(clipped, self.trainable_variables))
         return {"gradient_norm": norm, "learning_rate": self.optimizer.learning_rate}
-
-
-class ScaledByHand(OwnStep):
-    """Scales its gradients by what each of them is."""
-
-    def stepped(self, gradients: List[Any], loss: Any) -> Logs:
-        scaled = [gradient / (tf.norm(gradient) + 0.1) for gradient in gradients]
-        self.optimizer.apply(scaled, self.trainable_variables)
-        return {}
 
 
 class NormOnly(OwnStep):
@@ -157,48 +146,6 @@ class LowerAdded(Lower):
         return ops.mean(ops.square(y - predicted)) + sum(self.losses)
 
 
-class ByHand(Lower):
-    """Applies its gradients with no optimizer at all."""
-
-    def train_step(self, batch: Any) -> Logs:
-        x, y = batch[:2]
-        with tf.GradientTape() as tape:
-            loss = self.compute_loss(x, y, self(x, training=True))
-        for variable, gradient in zip(
-            self.trainable_variables, tape.gradient(loss, self.trainable_variables)
-        ):
-            variable.assign_sub(0.1 * gradient)
-        self.own_loss.update_state(loss)
-        return {"loss": self.own_loss.result()}
-
-
-class Accumulated(OwnStep):
-    """Sums gradients in variables of its own, and applies them every second step."""
-
-    def build_sums(self) -> None:
-        self.sums = [
-            self.add_weight(shape=variable.shape, initializer="zeros", trainable=False)
-            for variable in self.trainable_variables
-        ]
-        self.steps = self.add_weight(shape=(), initializer="zeros", dtype="int32", trainable=False)
-
-    def stepped(self, gradients: List[Any], loss: Any) -> Logs:
-        self.steps.assign_add(1)
-        for total, gradient in zip(self.sums, gradients):
-            total.assign_add(gradient / 2)
-        now = ops.cast(self.steps % 2 == 0, "float32")
-        self.optimizer.apply([total.value * now for total in self.sums], self.trainable_variables)
-        for total in self.sums:
-            total.assign(total * (1 - now))
-        return {}
-
-
-def accumulated() -> Any:
-    model = perceptron(kind=Accumulated)
-    model.build_sums()
-    return model
-
-
 class OwnTest(keras.Model):
     """Only test_step() is its own."""
 
@@ -228,15 +175,12 @@ MODELS: Dict[str, Callable[[], Any]] = {
     "own": lambda: perceptron(kind=OwnStep),
     "compute_metrics": lambda: perceptron(kind=ComputeMetrics),
     "clipped": lambda: perceptron(kind=Clipped),
-    "scaled_by_hand": lambda: perceptron(kind=ScaledByHand),
     "norms_in_logs": lambda: perceptron(kind=NormOnly),
     "lower": lambda: perceptron(kind=Lower),
     "lower_reduce_mean": lambda: perceptron(kind=LowerReduceMean),
     "lower_sum": lambda: perceptron(kind=LowerSum),
     "lower_masked": lambda: perceptron(kind=LowerMasked),
     "lower_with_losses": lambda: perceptron(kind=LowerAdded, kernel_regularizer="l2"),
-    "gradients_by_hand": lambda: perceptron(kind=ByHand),
-    "accumulated": accumulated,
     "own_test": lambda: perceptron(kind=OwnTest),
     "own_predict": lambda: perceptron(kind=OwnPredict),
     "returns_int": lambda: perceptron(kind=_returns(lambda model: {"whole": 2})),
@@ -245,9 +189,6 @@ MODELS: Dict[str, Callable[[], Any]] = {
         kind=_returns(lambda model: {"outer": {"inner": tf.constant(1.5), "other": 4}})
     ),
     "returns_vector": lambda: perceptron(kind=_returns(lambda model: {"bias": model.weights[1]})),
-    "returns_iterations": lambda: perceptron(
-        kind=_returns(lambda model: {"iterations": model.optimizer.iterations.value})
-    ),
 }
 
 
@@ -273,16 +214,11 @@ def _run(
 
 for name, how in {
     "eagerly": {"run_eagerly": True},
-    "eagerly_keras": {"run_eagerly": True, "kind": keras.Model},
-    "eagerly_33": {"run_eagerly": True, **UNEVEN},
     "jit_compile": {"jit_compile": True, "kind": keras.Model},
-    "jit_compile_own": {"jit_compile": True},
     "five_per_execution": {"steps_per_execution": 5, "rows": 112, "batch": 16},
-    "five_per_execution_lower": {"steps_per_execution": 5, "rows": 112, "batch": 16, "kind": Lower},
     "many_per_execution": {"steps_per_execution": 50, "kind": keras.Model, **UNEVEN},
     "five_per_execution_sum": {"steps_per_execution": 5, "kind": LowerSum, **UNEVEN},
     "eagerly_sum": {"run_eagerly": True, "kind": LowerSum, **UNEVEN},
-    "auto_per_execution": {"steps_per_execution": 3, "kind": Clipped, **UNEVEN},
 }.items():
     add(f"step_{name}", partial(_run, **how))
 
@@ -306,12 +242,3 @@ def loop_of_ones_own(strategy: Any) -> Outcome:
             rows = slice(start, start + 24)
             logs.append(model.train_on_batch(X[rows], Y[rows], return_dict=True))
     return {"logs": numbers(logs), "weights": numbers(model.get_weights())}
-
-
-@program("step")
-def functions_made_beforehand(strategy: Any) -> Outcome:
-    """make_train_function() is called by hand, then fit."""
-    model = build(strategy, kind=OwnStep, loss=lambda: crossentropy(reduction="sum"))
-    model.make_train_function()
-    model.make_test_function()
-    return fitted(model, data(np.float32(X)), predict=True)
