@@ -65,6 +65,7 @@ METRICS: Dict[str, Dict[str, List[Make]]] = {
         "own_assign_add": [lambda: OwnMean()],
         "own_reset": [lambda: OwnReset()],
         "own_largest": [lambda: Largest()],
+        "own_vector": [lambda: Histogram()],
         "own_rms": [lambda: OwnRms()],
         "own_mean": [lambda: OfMean()],
     },
@@ -127,6 +128,21 @@ class Largest(OwnSum):
 
     def update_state(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> None:
         self.total.assign(ops.maximum(self.total, ops.max(ops.abs(y_true - y_pred))))
+
+
+class Histogram(km.Metric):
+    """A vector as its result, of which Keras logs the largest."""
+
+    def __init__(self) -> None:
+        super().__init__(name="histogram")
+        self.counts = self.add_weight(shape=(4,), initializer="zeros", name="counts")
+
+    def update_state(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> None:
+        classes = ops.clip(ops.cast(y_true[:, 0], "int32"), 0, 3)
+        self.counts.assign_add(ops.sum(ops.one_hot(classes, 4), axis=0))
+
+    def result(self) -> Any:
+        return {"few": ops.min(self.counts), "many": ops.max(self.counts)}
 
 
 class OwnRms(km.Mean):
