@@ -90,10 +90,7 @@ ONE_PROCESS = {
     **dict.fromkeys(
         ("metric_own_assign*", "metric_own_largest*", "metric_weighted_own_*"), ALIASES
     ),
-    "data_shuffled_fit_validation*": ALIASES,
     "data_dataset_last_dropped": "it counts a batch after the last, whose size is known",
-    "data_generator_*two_fits": "it reads ahead of the generator",
-    "data_same_generator_in_two_fits": "it reads ahead of the generator",
     "data_validation_generator": "it reads ahead of the generator",
     "optimizer_schedule_free_adamw": "it builds the optimizer while its weights have no values",
 }
