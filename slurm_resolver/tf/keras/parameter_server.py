@@ -43,6 +43,8 @@ class ParameterServerStrategy(
         data = strategy.distribute_datasets_from_function(dataset_fn)
         model.fit(data, epochs=10, steps_per_epoch=1000)
 
+    The workers predict as many batches at once as ``compile(steps_per_execution=n)`` says, else 1.
+
     Callbacks run on the chief. At the end of an epoch all its steps are done; at the end of a batch
     only with ``compile(steps_per_execution=n)``, n steps of all workers together, and only then
     are its logs those of that batch. Loops of one's own and tf_keras work as under TensorFlow's
