@@ -93,9 +93,11 @@ def image_directory(strategy: Any) -> Outcome:
     images = keras.utils.image_dataset_from_directory(
         written(write), image_size=(4, 6), batch_size=8, seed=4, shuffle=False, verbose=False
     )
-    make = [layers.Rescaling(1 / 255), layers.Flatten(), layers.Dense(2)]
-    model = ready(strategy, lambda: keras.Sequential(make), metrics=["accuracy"])
-    return fitted(model, images, predict=True)
+
+    def make() -> Any:
+        return keras.Sequential([layers.Rescaling(1 / 255), layers.Flatten(), layers.Dense(2)])
+
+    return fitted(ready(strategy, make, metrics=["accuracy"]), images, predict=True)
 
 
 @program("data")
