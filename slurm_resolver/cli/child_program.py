@@ -33,8 +33,6 @@ from slurm_resolver.slurm.step import SlurmStep
 _FIRST_PAUSE, _LONGEST_PAUSE = 1.0, 30.0  # seconds before a restart; twice the last one each time
 _END_SECONDS = {0: 3.0, 1: 7.0}  # by the job's status: for the program to end by itself
 _TERM_SECONDS = 10.0  # from SIGTERM to SIGKILL; TensorFlow's servers need none of it
-# For the service to know a task whose program has ended at once: who never came is waited for.
-_JOIN_SECONDS = 30.0
 _ENDS_TASK = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 _FORWARDED = (*_ENDS_TASK, signal.SIGUSR1, signal.SIGUSR2)
 
@@ -69,7 +67,6 @@ class ChildProgram:
         self._stops = threading.Event()  # once it is not started again
         self._has_ended = threading.Event()
         self._result: Optional[JobResult] = None  # for which it was ended
-        self._was_signalled = False
         self._unsent: List[int] = []  # signals that came while the program was being started
         self._popen: Optional[subprocess.Popen[bytes]] = None
         tasks = [(task.job, task.index, task.address) for task in cluster.tasks]
@@ -93,8 +90,6 @@ class ChildProgram:
         self._has_ended.set()
         if self._result is not None:
             status = self._result.status
-        elif not self._was_signalled:
-            self._member.await_joined(_JOIN_SECONDS)
         self._member.client.leave(_describe(status) if status else "")
         end_alike(status)
 
@@ -130,7 +125,6 @@ class ChildProgram:
 
     def _forward(self, number: int, frame: object) -> None:
         if number in _ENDS_TASK:
-            self._was_signalled = True
             self._stops.set()
         if self._popen is not None and self._popen.returncode is None:
             with contextlib.suppress(ProcessLookupError):

@@ -34,6 +34,7 @@ _CONNECT_SECONDS = 5.0
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.05, 1.0  # between two attempts to connect
 _ANSWER_SECONDS = 5.0  # for the service to say that the time is up
 _LONGEST_SECONDS = 1e6
+_LEAVE_SECONDS = 30.0  # at the end of this process, for the service to start
 _NOTICE_SECONDS = 30.0  # until one task reports that the service cannot be reached
 _MOST_NAMES = 10  # tasks that a message names
 
@@ -75,6 +76,7 @@ class Client:
         self._noticed = False
         self._closed = False
         self._service_rank: Optional[int] = None
+        self._has_ended = False  # whether the service was there, and is not any more
         if address.serves and role in wire.ROLES:
             self._start_service()
         threading.Thread(target=self._run, name="slurm_resolver client", daemon=True).start()
@@ -172,6 +174,11 @@ class Client:
         with self._changed:
             if self._closed:
                 return
+            if (self._standing or self._pending) and not self._has_ended:
+                # The service may be about to start, and the other tasks learn from it who has left.
+                self._changed.wait_for(
+                    lambda: self._socket or self.refusal or self._has_ended, _LEAVE_SECONDS
+                )
             self._closed = True
             self._send({"goodbye": failure})
             sock, self._socket = self._socket, None
@@ -202,6 +209,7 @@ class Client:
                 # The task's launcher may serve, or another process, beside which this is refused.
                 with contextlib.suppress(OSError, wire.WireError):
                     self._connect().close()
+                    self._socket = None
                     return
                 if time.monotonic() > until:
                     raise RendezvousError(
@@ -213,13 +221,13 @@ class Client:
 
     def _run(self) -> None:
         pause, lost_at = _FIRST_PAUSE, 0.0
-        begun, has_ended = time.monotonic(), False
+        begun = time.monotonic()
         while not (self._closed or self.refusal):
             try:
                 sock = self._connect()
             except (OSError, wire.WireError, RendezvousError) as error:
                 self.problem = str(error) or type(error).__name__
-                now, needed = time.monotonic(), self._pending or not has_ended
+                now, needed = time.monotonic(), self._pending or not self._has_ended
                 refused = isinstance(error, ConnectionRefusedError)
                 if lost_at and (refused or now - lost_at > self.address.grace):
                     why = (
@@ -229,7 +237,9 @@ class Client:
                     )
                     gone = {"gone": None, "rank": self._service_rank, "why": why, "where": ""}
                     self._dispatch(gone)
-                    lost_at = 0.0
+                    with self._changed:
+                        lost_at, self._has_ended = 0.0, True
+                        self._changed.notify_all()
                 elif needed and not lost_at and now - begun > _NOTICE_SECONDS:
                     begun = now + _NOTICE_SECONDS
                     self._notice_unreachable()
@@ -245,7 +255,7 @@ class Client:
                 self._socket = None
                 if closing:  # there may never be another service, and no need of one
                     self._changed.wait_for(self._needs_service)
-            begun, has_ended = time.monotonic(), closing
+            begun, self._has_ended = time.monotonic(), closing
         with self._changed:
             self._changed.notify_all()
 
@@ -297,6 +307,7 @@ class Client:
                     self._send(message)
                 for name in self._pending:
                     self._send_gather(name)
+                self._changed.notify_all()
             return sock
         except BaseException:
             sock.close()
