@@ -37,11 +37,11 @@ from typing import (
 )
 
 from slurm_resolver.coordination import wire
-from slurm_resolver.coordination.client import Client
 from slurm_resolver.coordination.wire import Message, Process
 from slurm_resolver.log import print_line
 
 if TYPE_CHECKING:
+    from slurm_resolver.coordination.client import Client
     from slurm_resolver.coordination.service import Service
 
 START_SECONDS = 300.0  # for the leader and the servers to come
@@ -93,9 +93,7 @@ class Job:
         self._ended: Dict[int, str] = {}  # by rank of a task that trained: why it failed, or ''
         self._deadline = self._keep_until = math.inf
         self._timeout = START_SECONDS
-        self._failed: Optional[Tuple[float, str]] = (
-            None  # when the leader's failure counts, and why
-        )
+        self._failed: Optional[Tuple[float, str]] = None  # the leader: why, and when that counts
         self._result: Optional[Message] = None
 
     @property
@@ -130,7 +128,7 @@ class Job:
             names = self._names([self._first, rank])
             self._end(1, f"{names} make different clusters: all tasks need the same arguments")
         self._look()
-        self._service.send([rank], self._result or {"over": None})
+        self._service.answer(process, self._result or {"over": None})
 
     def left(self, process: Process, failure: str) -> str:
         """Takes a goodbye; only a launcher knows that a server has ended well before the others."""

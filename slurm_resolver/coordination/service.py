@@ -111,6 +111,12 @@ class Service:
             if writer is not None:
                 writer.write(line)
 
+    def answer(self, process: Process, message: Message) -> None:
+        """Sends a message to one process."""
+        writer = self._writers.get(process)
+        if writer is not None:
+            writer.write(wire.encode(message))
+
     def flush(self) -> None:
         """Returns when the messages of the service have left this process, or after some time."""
         until = time.monotonic() + _FLUSH_SECONDS

@@ -153,6 +153,18 @@ def test_they_end_with_the_training(name: str, outcomes: Outcomes) -> None:
     assert {path.name for path in folder.iterdir()} == {f"{task} ended" for task in case.ended}
 
 
+def test_a_worker_that_fails_before_the_service_starts_is_named(tmp_path: Path) -> None:
+    """The service is in rank 0, which comes 8 s later than the others."""
+    late = 'test $SLURM_PROCID = 0 && sleep 8; exec "$@"'
+    act = "test {job} = ps && exec sleep 300; test {index} = 0 && exit 3; sleep 60"
+    command = [*PROGRAM, "exec", *WORKERS.split(), "--", "sh", "-c", act]
+    step = [*PROGRAM, "run", "-n4", "-K0", "--", "sh", "-c", late, "-", *command]
+    done = subprocess.run(step, env=ENVIRONMENT, capture_output=True, text=True, timeout=50)
+    assert done.returncode == 3
+    told = "ps 0 (rank 0 on localhost): worker 0 (rank 2 on localhost) has failed: exit status 3"
+    assert told in done.stderr
+
+
 @pytest.mark.parametrize(("servers", "parents"), [("none", 1), ("ps", 4)])
 def test_whether_the_program_is_a_child(tmp_path: Path, servers: str, parents: int) -> None:
     """One that replaces exec is the process that Slurm, and here `run`, has started."""
