@@ -13,6 +13,7 @@ from typing import Any, Callable, Dict, Iterator, Mapping, Optional
 import tensorflow as tf
 
 from slurm_resolver import training_reports
+from slurm_resolver.coordination.progress import reporter
 from slurm_resolver.errors import ResumeError
 from slurm_resolver.log import warn
 from slurm_resolver.tf import kept_checkpoints
@@ -229,7 +230,8 @@ class Backup:
             variable.assign(getattr(self, name))
         if self._termination.leads:
             check_still_owner(self._directory, self._owner)
-        path = self._writer.save()
+        with reporter.saving():
+            path = self._writer.save()
         self._termination.saved_at = self._at
         self._since = 0
         return path

@@ -6,6 +6,8 @@ from typing import Any, Callable, List
 
 import tensorflow as tf
 
+from slurm_resolver.coordination.progress import reporter
+from slurm_resolver.coordination.stall import COMPILING
 from slurm_resolver.errors import FitError
 from slurm_resolver.tf.keras.calls import without_optionals
 from slurm_resolver.tf.keras.metrics import keep_sum
@@ -13,6 +15,7 @@ from slurm_resolver.tf.keras.patches import patch_metrics
 from slurm_resolver.tf.keras.seeds import draw_by_replica
 from slurm_resolver.tf.keras.sharing import Share
 from slurm_resolver.tf.keras.step import Step, all_reduce, replica_number, run_in, run_in_replicas
+from slurm_resolver.tf.progress import timed
 
 Method = Callable[..., Any]
 
@@ -111,9 +114,13 @@ class StepFunction:
         Raises:
             StopIteration, tensorflow.errors.OutOfRangeError: where there are no more data.
         """
-        logs, sums = self._execute(iterator)
-        for variable, total in zip(self._summed, sums):
-            keep_sum(variable, total)
+        reporter.begin_step(self._model.steps_per_execution)
+        try:
+            logs, sums = self._execute(iterator)
+            for variable, total in zip(self._summed, sums):
+                keep_sum(variable, total)
+        finally:
+            reporter.end_step()
         return logs
 
     def _execute(self, iterator: Any) -> Any:
@@ -126,7 +133,7 @@ class StepFunction:
         return results
 
     def _run_several(self, iterator: Any) -> Any:
-        results = self._run(iterator.get_next())
+        results = self._run(timed(iterator.get_next))
         count = self._model.steps_per_execution
         if count == 1:
             return results
@@ -139,7 +146,7 @@ class StepFunction:
             return results
 
         def again(done: Any, results: Any) -> Any:
-            batch = iterator.get_next_as_optional()
+            batch = timed(iterator.get_next_as_optional)
             there = batch.has_value()
             results = tf.cond(there, lambda: self._run(batch.get_value()), lambda: results)
             return tf.where(there, done + 1, count), results
@@ -147,6 +154,8 @@ class StepFunction:
         return tf.while_loop(lambda done, _: done < count, again, (1, results))[1]
 
     def _run(self, batch: Any) -> Any:
+        if not tf.executing_eagerly():
+            reporter.enter(COMPILING)
         # Nothing may be counted where the data has ended.
         with tf.control_dependencies([batch.rows] if isinstance(batch, Share) else []):
             return run_step(self._model, batch, self._in_replica)
@@ -229,6 +238,13 @@ class PredictFunction:
 
     def __call__(self, batches: List[Any]) -> Any:
         """Returns the outputs for all rows of some batches, in their order."""
+        reporter.begin_step(len(batches))
+        try:
+            return self._execute(batches)
+        finally:
+            reporter.end_step()
+
+    def _execute(self, batches: List[Any]) -> Any:
         sharing = self._model.distribute_strategy.sharing
         outputs = []
         for batch in batches:
@@ -240,6 +256,8 @@ class PredictFunction:
         return tf.nest.map_structure(lambda *parts: tf.concat(parts, axis=0), *outputs)
 
     def _run(self, batch: Any) -> Any:
+        if not tf.executing_eagerly():
+            reporter.enter(COMPILING)
         return run_step(
             self._model,
             batch,

@@ -9,13 +9,14 @@ from __future__ import annotations
 import functools
 import os
 import signal
-from typing import Any, Optional
+from typing import Any, Literal, Optional
 
 import tensorflow as tf
 
 from slurm_resolver.cluster.data_service import DATA_JOBS
 from slurm_resolver.errors import JobsError
 from slurm_resolver.preflight import keras_version
+from slurm_resolver.tf import progress
 from slurm_resolver.tf.exchange import Workers
 from slurm_resolver.tf.keras.calls import called_by_keras, keras_is_patched
 from slurm_resolver.tf.keras.functions import make_function
@@ -49,6 +50,8 @@ class MultiWorkerMirroredStrategy(
         self,
         cluster_resolver: Optional[Any] = None,
         communication_options: Optional[Any] = None,
+        *,
+        on_stall: Literal["report", "exit"] = "report",
     ) -> None:
         """Starts this worker's server, and waits until all workers have done so.
 
@@ -58,6 +61,9 @@ class MultiWorkerMirroredStrategy(
         Args:
             cluster_resolver: None makes a `SlurmClusterResolver()`.
             communication_options: a `tf.distribute.experimental.CommunicationOptions`.
+            on_stall: what to do when no worker has ended a step for SLURM_RESOLVER_STALL_SECONDS
+                (300): "report" it, or "exit" as well from the tasks that the others wait for,
+                with status 1, so that `slurm-resolver supervise` starts the step again.
 
         Raises:
             JobsError: in a task that does not train: a parameter server, an evaluator, one of a
@@ -76,6 +82,7 @@ class MultiWorkerMirroredStrategy(
         if self.of_several:
             agree_on_seeds(self.workers)
         prepare(self)
+        progress.start(cluster_resolver, on_stall)
 
     def experimental_distribute_dataset(self, dataset: Any, options: Optional[Any] = None) -> Any:
         """Shares a dataset out among the workers, as TensorFlow's does.

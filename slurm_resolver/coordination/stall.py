@@ -1,0 +1,248 @@
+"""Finds the workers that are behind when no step ends, from what all workers report."""
+
+from __future__ import annotations
+
+import re
+import time
+from typing import TYPE_CHECKING, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
+
+from slurm_resolver.coordination.wire import Message, Process
+from slurm_resolver.wording import ranges_of
+
+if TYPE_CHECKING:
+    from slurm_resolver.coordination.client import NameOf
+    from slurm_resolver.coordination.service import Service
+
+IDLE, PREPARING, DATA, STEP = "idle", "preparing the data", "waiting for data", "in the step"
+COMPILING, FIRST, CALLBACK, SAVING = "compiling", "in the first step", "in a callback", "saving"
+# These may take long on a good run.
+_PATIENT, _PATIENCE = (PREPARING, COMPILING, FIRST, SAVING), 12
+TRAINING, VALIDATION = "training", "validation"  # stages; others are "evaluate" and "predict"
+
+_REPORT_SECONDS = 5.0
+_TASKS_AT_ONCE = 1000  # more of them report less often
+_REPEAT_SECONDS = 300.0
+_MOST_NAMES, _MOST_TRACEBACKS = 5, 8
+
+
+class Report(NamedTuple):
+    """What a worker says of itself.
+
+    Attributes:
+        stage: what it does; "" outside of `fit`, `evaluate` and `predict`.
+        epoch, step: counted from 1.
+        begun: how many steps of all stages it has begun.
+        phase: one of those above.
+        age: seconds since it last began or ended something.
+        ms: the median duration of a step; 0 if unknown.
+        waiting, outside: the shares of time spent waiting for data, and between steps.
+    """
+
+    stage: str = ""
+    epoch: int = 0
+    step: int = 0
+    begun: int = 0
+    phase: str = IDLE
+    age: float = 0.0
+    ms: float = 0.0
+    waiting: float = 0.0
+    outside: float = 0.0
+
+    @property
+    def is_patient(self) -> bool:
+        """Whether what it does may take long on a good run."""
+        return self.phase in (IDLE, *_PATIENT)
+
+    def place(self, with_epoch: bool = False) -> str:
+        """Returns the step it is in, such as "step 812 of epoch 3"."""
+        of = {TRAINING: "", VALIDATION: " of the validation"}.get(self.stage, f" of {self.stage}")
+        is_fit = self.stage in (TRAINING, VALIDATION)
+        return f"step {self.step}{of}{f' of epoch {self.epoch}' if with_epoch and is_fit else ''}"
+
+
+class Worker(NamedTuple):
+    """A worker's last report, and how many seconds ago it came."""
+
+    report: Report
+    silent: float = 0.0
+
+    @property
+    def age(self) -> float:
+        """The seconds since the worker last did something, as far as is known."""
+        return self.report.age + self.silent
+
+
+Workers = Mapping[int, Worker]  # by rank
+
+
+def report_seconds(limit: float, num_tasks: int) -> float:
+    """Returns the seconds between two reports of a worker."""
+    seconds = min(_REPORT_SECONDS, limit / 4) if limit else _REPORT_SECONDS
+    return seconds * max(1.0, num_tasks / _TASKS_AT_ONCE)
+
+
+def find_behind(workers: Workers, silence: float) -> List[int]:
+    """Returns the ranks that the others wait for; all ranks if that is unknown.
+
+    Args:
+        workers: all workers.
+        silence: the seconds without a report from which on a worker does not answer.
+    """
+    silent = [rank for rank, worker in workers.items() if worker.silent > silence]
+    if silent:
+        return silent
+    least = min(worker.report.begun for worker in workers.values())
+    late = {rank: w.report.phase for rank, w in workers.items() if w.report.begun == least}
+    if len(late) == len(workers) and set(late.values()) - {IDLE, STEP}:
+        return [rank for rank, phase in late.items() if phase not in (IDLE, STEP)]
+    return [rank for rank, phase in late.items() if phase != STEP] or list(late)
+
+
+def find_stall(workers: Workers, limit: float, silence: float) -> List[int]:
+    """Returns the ranks that are behind if no worker has done anything for too long; else []."""
+    reports = [worker.report for worker in workers.values()]
+    if all(report.phase == IDLE for report in reports):
+        return []
+    behind = find_behind(workers, silence)
+    if any(workers[rank].report.phase in _PATIENT for rank in behind):
+        limit *= _PATIENCE
+    limit = max(limit, *(report.ms / 100 for report in reports))  # 10 steps
+    return behind if min(worker.age for worker in workers.values()) > limit else []
+
+
+def describe_stall(workers: Workers, behind: Sequence[int], silence: float, name_of: NameOf) -> str:
+    """Returns the line that every task logs."""
+    reports = {rank: worker.report for rank, worker in workers.items()}
+    epochs = len({report.epoch for report in reports.values()}) > 1
+    parts: Dict[str, List[int]] = {}
+    late: Dict[str, List[int]] = {}
+    for rank, report in reports.items():
+        what = f"in {report.place(epochs)}"
+        if report.phase in (IDLE, PREPARING):
+            what = "outside of fit, evaluate and predict" if report.phase == IDLE else PREPARING
+        elif report.phase != STEP:
+            what = f"{what}, {report.phase}"
+        if workers[rank].silent > silence:
+            what = (
+                f"HAS not reported for {workers[rank].silent:.0f} s, since {report.place(epochs)}"
+            )
+        elif report.phase == STEP and rank not in behind:
+            what = f"WAIT {what}"
+        (late if rank in behind else parts).setdefault(what, []).append(rank)
+    seconds = min(worker.age for worker in workers.values())
+    if not parts and {report.phase for report in reports.values()} == {STEP} and len(late) == 1:
+        nodes = list(dict.fromkeys(_split(name_of(rank))[2] for rank in behind))
+        return (
+            f"no step for {seconds:.0f} s: {_group(behind, name_of)} wait for each other in "
+            f"{reports[behind[0]].place(epochs)}, in its collective operations, on "
+            f"{_some(nodes)}. Look at the network between these nodes, and at their GPUs "
+            "(nvidia-smi, dmesg)"
+        )
+    texts = [_say(_group(ranks, name_of), what, ranks) for what, ranks in parts.items()]
+    texts += [_say(_some([*map(name_of, ranks)]), what, ranks) for what, ranks in late.items()]
+    return f"no step for {seconds:.0f} s: {'; '.join(texts)}"
+
+
+def _say(subject: str, what: str, ranks: Sequence[int]) -> str:
+    one = len(ranks) == 1
+    verb = {"WAIT": ("wait", "waits"), "HAS": ("have", "has")}.get(what.split()[0])
+    if verb is None:
+        return f"{subject} {'is' if one else 'are'} {what}"
+    return f"{subject} {verb[one]} {what.partition(' ')[2]}"
+
+
+def _some(names: Sequence[str]) -> str:
+    more = len(names) - _MOST_NAMES
+    return ", ".join(names[:_MOST_NAMES]) + (f" and {more} more" if more > 0 else "")
+
+
+def _split(name: str) -> Tuple[str, int, str]:
+    """Returns job, index and node of a task's name, such as "worker 3 (rank 3 on n9)"."""
+    found = re.fullmatch(r"(\w+) (\d+)(?: \(rank \d+ on (.+)\))?", name)
+    return (found[1], int(found[2]), found[3] or "") if found else (name, 0, "")
+
+
+def _group(ranks: Sequence[int], name_of: NameOf) -> str:
+    """Returns tasks by their jobs and numbers, such as "chief 0, workers 0 to 6"."""
+    jobs: Dict[str, List[int]] = {}
+    for rank in ranks:
+        job, index, _ = _split(name_of(rank))
+        jobs.setdefault(job, []).append(index)
+    texts = []
+    for job, indices in jobs.items():
+        runs = [run.replace("-", " to ") for run in ranges_of(indices)]
+        texts.append(f"{job}{'s' if len(indices) > 1 else ''} {' and '.join(runs)}")
+    return ", ".join(texts)
+
+
+class Monitor:
+    """What the service knows of the workers; one of its `watchers`."""
+
+    def __init__(self, service: Service, limit: float) -> None:
+        """Takes the seconds without a step from which on it is reported; 0 for never."""
+        self._service, self._limit = service, limit
+        self._reports: Dict[int, Tuple[float, Report]] = {}  # by rank; with when each came
+        seconds = report_seconds(limit, service.address.num_tasks)
+        self._seconds, self._silence = seconds, 3 * seconds
+        self._ticked_at = self._awake_at = time.monotonic()
+        self._told_at: Optional[float] = None
+
+    def message(self, process: Process, message: Message) -> None:
+        """Takes a worker's report."""
+        if process.role == "program" and "progress" in message:
+            report = Report(*message["progress"])
+            self._reports[process.rank] = (time.monotonic(), report)
+            if self._limit and report.age > self._limit:
+                self._service.send([process.rank], {"heard": True})
+
+    def left(self, process: Process, failure: str) -> None:
+        """Forgets a worker that ends."""
+        if process.role == "program":
+            self._reports.pop(process.rank, None)
+
+    def lost(self, process: Process, reason: str) -> str:
+        """Forgets a worker, and returns where it was."""
+        if process.role != "program" or process.rank not in self._reports:
+            return ""
+        _, report = self._reports.pop(process.rank)
+        return "" if report.phase == IDLE or not report.step else f"in {report.place(True)}"
+
+    def tick(self, now: float) -> None:
+        """Reports a stall, and its end."""
+        if now - self._ticked_at > self._seconds + 1:  # this process was stopped, not the others
+            self._awake_at = now
+        self._ticked_at = now
+        if not (self._limit and self._reports) or now - self._awake_at < 2 * self._seconds:
+            return
+        workers = self._workers(now)
+        behind = find_stall(workers, self._limit, self._silence)
+        message: Message = {"behind": [], "end": []}
+        if behind and (self._told_at is None or now - self._told_at > _REPEAT_SECONDS):
+            message["stall"] = describe_stall(workers, behind, self._silence, self._service.name_of)
+            if self._told_at is None:
+                message["behind"] = behind[:_MOST_TRACEBACKS]
+            # A stopped process cannot end itself.
+            stopped = any(workers[rank].silent > self._silence for rank in behind)
+            message["end"] = list(workers) if stopped else behind
+            self._told_at = now
+        elif not behind and self._told_at is not None:
+            message["stall"], self._told_at = "steps advance again", None
+        if "stall" in message:
+            self._service.send(None, message)
+
+    @property
+    def keeps_open(self) -> bool:
+        """Never: no task relies on it."""
+        return False
+
+    def status(self) -> Message:
+        """Returns what `slurm-resolver status` shows."""
+        found = []
+        for rank, worker in sorted(self._workers(time.monotonic()).items()):
+            told = worker.report._asdict()
+            told.update(rank=rank, name=self._service.name_of(rank), silent=round(worker.silent, 1))
+            found.append(told)
+        return {"workers": found}
+
+    def _workers(self, now: float) -> Dict[int, Worker]:
+        return {rank: Worker(report, now - at) for rank, (at, report) in self._reports.items()}
