@@ -185,7 +185,7 @@ class Monitor:
         seconds = report_seconds(limit, service.address.num_tasks)
         self._seconds, self._silence = seconds, 3 * seconds
         self._ticked_at = self._awake_at = time.monotonic()
-        self._told_at: Optional[float] = None
+        self._told_at, self._is_stalled = float("-inf"), False
 
     def message(self, process: Process, message: Message) -> None:
         """Takes a worker's report."""
@@ -217,16 +217,16 @@ class Monitor:
         workers = self._workers(now)
         behind = find_stall(workers, self._limit, self._silence)
         message: Message = {"behind": [], "end": []}
-        if behind and (self._told_at is None or now - self._told_at > _REPEAT_SECONDS):
+        if behind and now - self._told_at > _REPEAT_SECONDS:
             message["stall"] = describe_stall(workers, behind, self._silence, self._service.name_of)
-            if self._told_at is None:
+            if not self._is_stalled:
                 message["behind"] = behind[:_MOST_TRACEBACKS]
             # A stopped process cannot end itself.
             stopped = any(workers[rank].silent > self._silence for rank in behind)
             message["end"] = list(workers) if stopped else behind
-            self._told_at = now
-        elif not behind and self._told_at is not None:
-            message["stall"], self._told_at = "steps advance again", None
+            self._told_at, self._is_stalled = now, True
+        elif not behind and self._is_stalled:
+            message["stall"], self._is_stalled = "steps advance again", False
         if "stall" in message:
             self._service.send(None, message)
 
