@@ -95,9 +95,10 @@ class Reporter:
         """Returns what this process is doing."""
         phase, since, now = self.phase, self._since, time.monotonic()
         mark, waited = self.look()
-        if phase in (STEP, COMPILING) and abs(mark) >= since + time.time() - now - 0.001:
-            phase = DATA if mark > 0 else STEP
-        waited += self._waited + (time.time() - mark if phase == DATA and mark > 0 else 0.0)
+        marked = now - time.time() + abs(mark)
+        if phase in (STEP, COMPILING) and marked > since - 0.001:
+            phase, since = DATA if mark > 0 else STEP, max(since, marked)
+        waited += self._waited + (now - since if phase == DATA else 0.0)
         self._samples.append((now, waited, self._outside))
         first = self._samples[0]
         seconds = max(now - first[0], 0.001)
