@@ -23,6 +23,7 @@ from slurm_resolver.coordination.stall import (
     COMPILING,
     DATA,
     IDLE,
+    REPEAT_SECONDS,
     SAVING,
     STEP,
     Monitor,
@@ -33,7 +34,6 @@ from slurm_resolver.coordination.wire import Message
 from slurm_resolver.log import warn
 
 STALL_SECONDS = 300.0
-_REPEAT_SECONDS = 300.0
 _WINDOW = 12  # reports over which the shares of time are taken
 
 
@@ -139,15 +139,18 @@ class Reporter:
         atexit.register(end)
 
     def _run(self, client: Client, stop: threading.Event) -> None:
-        seconds, said_at = report_seconds(self._limit, client.address.num_tasks), float("-inf")
+        seconds = report_seconds(self._limit, client.address.num_tasks)
+        late, said_at, ran_at = self._limit + 3 * seconds, float("-inf"), time.monotonic()
         while True:
             report, now = self.report(), time.monotonic()
             client.say(progress=list(report))
-            stuck = self._limit and report.age > self._limit + 3 * seconds and not report.is_patient
-            # The service's own process may be the stuck one.
-            if stuck and now > max(self._heard_at + 3 * seconds, said_at + _REPEAT_SECONDS):
+            if now - ran_at > 2 * seconds:  # this process was stopped, not the service's
+                self._heard_at = now
+            ran_at = now
+            stuck = self._limit and report.age > late and report.phase in (DATA, STEP, CALLBACK)
+            if stuck and now > max(self._heard_at + 3 * seconds, said_at + REPEAT_SECONDS):
                 said_at = now
-                text = f"no step for {report.age:.0f} s: this task is in {report.place()}"
+                text = f"no step for {report.age:.0f} s: this task is {report.where()}"
                 text = f"{text}, {report.phase}, and {client.address.name} does not answer"
                 self._tell(text, [], [client.address.rank])
             if stop.wait(seconds):

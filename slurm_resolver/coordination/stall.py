@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import time
-from typing import TYPE_CHECKING, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
+from typing import TYPE_CHECKING, Dict, List, Mapping, NamedTuple, Sequence, Tuple
 
 from slurm_resolver.coordination.wire import Message, Process
 from slurm_resolver.wording import ranges_of
@@ -13,15 +13,16 @@ if TYPE_CHECKING:
     from slurm_resolver.coordination.client import NameOf
     from slurm_resolver.coordination.service import Service
 
-IDLE, PREPARING, DATA, STEP = "idle", "preparing the data", "waiting for data", "in the step"
-COMPILING, FIRST, CALLBACK, SAVING = "compiling", "in the first step", "in a callback", "saving"
-# These may take long on a good run.
+# Phases. Those in _PATIENT may take _PATIENCE times as long, as they do on a good run.
+IDLE, PREPARING, COMPILING = "outside of fit, evaluate and predict", "preparing", "compiling"
+START, FIRST = "in a callback, or at the start of its data", "in the first step"
+DATA, STEP, CALLBACK, SAVING = "waiting for data", "in the step", "in a callback", "saving"
 _PATIENT, _PATIENCE = (PREPARING, COMPILING, FIRST, SAVING), 12
 TRAINING, VALIDATION = "training", "validation"  # stages; others are "evaluate" and "predict"
 
 _REPORT_SECONDS = 5.0
 _TASKS_AT_ONCE = 1000  # more of them report less often
-_REPEAT_SECONDS = 300.0
+REPEAT_SECONDS = 300.0
 _MOST_NAMES, _MOST_TRACEBACKS = 5, 8
 
 
@@ -30,7 +31,7 @@ class Report(NamedTuple):
 
     Attributes:
         stage: what it does; "" outside of `fit`, `evaluate` and `predict`.
-        epoch, step: counted from 1.
+        epoch, step: counted from 1; the step is 0 before the first one.
         begun: how many steps of all stages it has begun.
         phase: one of those above.
         age: seconds since it last began or ended something.
@@ -48,16 +49,13 @@ class Report(NamedTuple):
     waiting: float = 0.0
     outside: float = 0.0
 
-    @property
-    def is_patient(self) -> bool:
-        """Whether what it does may take long on a good run."""
-        return self.phase in (IDLE, *_PATIENT)
-
-    def place(self, with_epoch: bool = False) -> str:
-        """Returns the step it is in, such as "step 812 of epoch 3"."""
-        of = {TRAINING: "", VALIDATION: " of the validation"}.get(self.stage, f" of {self.stage}")
-        is_fit = self.stage in (TRAINING, VALIDATION)
-        return f"step {self.step}{of}{f' of epoch {self.epoch}' if with_epoch and is_fit else ''}"
+    def where(self, with_epoch: bool = True) -> str:
+        """Returns the step it is in, such as "in step 812 of epoch 3"."""
+        text = f"in step {self.step}" if self.step else "before step 1"
+        if self.stage != TRAINING:
+            text += " of the validation" if self.stage == VALIDATION else f" of {self.stage}"
+        fits = self.stage in (TRAINING, VALIDATION)
+        return f"{text} of epoch {self.epoch}" if with_epoch and fits else text
 
 
 class Worker(NamedTuple):
@@ -112,43 +110,34 @@ def find_stall(workers: Workers, limit: float, silence: float) -> List[int]:
 
 def describe_stall(workers: Workers, behind: Sequence[int], silence: float, name_of: NameOf) -> str:
     """Returns the line that every task logs."""
-    reports = {rank: worker.report for rank, worker in workers.items()}
-    epochs = len({report.epoch for report in reports.values()}) > 1
-    parts: Dict[str, List[int]] = {}
-    late: Dict[str, List[int]] = {}
-    for rank, report in reports.items():
-        what = f"in {report.place(epochs)}"
+    with_epoch = len({worker.report.epoch for worker in workers.values()}) > 1
+    others: Dict[Tuple[str, str], List[int]] = {}  # by verbs, for one and for several
+    late: Dict[Tuple[str, str], List[int]] = {}
+    for rank, (report, silent) in workers.items():
+        where = report.where(with_epoch)
+        what = where if report.phase == STEP else f"{where}, {report.phase}"
         if report.phase in (IDLE, PREPARING):
-            what = "outside of fit, evaluate and predict" if report.phase == IDLE else PREPARING
-        elif report.phase != STEP:
-            what = f"{what}, {report.phase}"
-        if workers[rank].silent > silence:
-            what = (
-                f"HAS not reported for {workers[rank].silent:.0f} s, since {report.place(epochs)}"
-            )
+            what = report.phase
+        verbs = (f"is {what}", f"are {what}")
+        if silent > silence:
+            told = f"not reported for {silent:.0f} s; the last report was {where}"
+            verbs = (f"has {told}", f"have {told}")
         elif report.phase == STEP and rank not in behind:
-            what = f"WAIT {what}"
-        (late if rank in behind else parts).setdefault(what, []).append(rank)
-    seconds = min(worker.age for worker in workers.values())
-    if not parts and {report.phase for report in reports.values()} == {STEP} and len(late) == 1:
+            verbs = (f"waits {where}", f"wait {where}")
+        (late if rank in behind else others).setdefault(verbs, []).append(rank)
+    begin = f"no step for {min(worker.age for worker in workers.values()):.0f} s: "
+    first = workers[behind[0]]
+    if not others and len(late) == 1 and first.report.phase == STEP and first.silent <= silence:
         nodes = list(dict.fromkeys(_split(name_of(rank))[2] for rank in behind))
         return (
-            f"no step for {seconds:.0f} s: {_group(behind, name_of)} wait for each other in "
-            f"{reports[behind[0]].place(epochs)}, in its collective operations, on "
-            f"{_some(nodes)}. Look at the network between these nodes, and at their GPUs "
-            "(nvidia-smi, dmesg)"
+            f"{begin}{_group(behind, name_of)} wait for each other {first.report.where()}, in its "
+            f"collective operations, on {_some(nodes)}. Look at the network between these nodes, "
+            "and at their GPUs (nvidia-smi, dmesg)"
         )
-    texts = [_say(_group(ranks, name_of), what, ranks) for what, ranks in parts.items()]
-    texts += [_say(_some([*map(name_of, ranks)]), what, ranks) for what, ranks in late.items()]
-    return f"no step for {seconds:.0f} s: {'; '.join(texts)}"
-
-
-def _say(subject: str, what: str, ranks: Sequence[int]) -> str:
-    one = len(ranks) == 1
-    verb = {"WAIT": ("wait", "waits"), "HAS": ("have", "has")}.get(what.split()[0])
-    if verb is None:
-        return f"{subject} {'is' if one else 'are'} {what}"
-    return f"{subject} {verb[one]} {what.partition(' ')[2]}"
+    parts = [f"{_group(ranks, name_of)} {v[len(ranks) > 1]}" for v, ranks in others.items()]
+    for verbs, ranks in late.items():
+        parts.append(f"{_some([name_of(rank) for rank in ranks])} {verbs[len(ranks) > 1]}")
+    return begin + "; ".join(parts)
 
 
 def _some(names: Sequence[str]) -> str:
@@ -170,20 +159,22 @@ def _group(ranks: Sequence[int], name_of: NameOf) -> str:
         jobs.setdefault(job, []).append(index)
     texts = []
     for job, indices in jobs.items():
-        runs = [run.replace("-", " to ") for run in ranges_of(indices)]
-        texts.append(f"{job}{'s' if len(indices) > 1 else ''} {' and '.join(runs)}")
+        runs = " and ".join(run.replace("-", " to ") for run in ranges_of(indices))
+        texts.append(f"{job}{'s' if len(indices) > 1 else ''} {runs}")
     return ", ".join(texts)
 
 
 class Monitor:
     """What the service knows of the workers; one of its `watchers`."""
 
+    keeps_open = False  # no task relies on it
+
     def __init__(self, service: Service, limit: float) -> None:
         """Takes the seconds without a step from which on it is reported; 0 for never."""
         self._service, self._limit = service, limit
         self._reports: Dict[int, Tuple[float, Report]] = {}  # by rank; with when each came
-        seconds = report_seconds(limit, service.address.num_tasks)
-        self._seconds, self._silence = seconds, 3 * seconds
+        self._seconds = report_seconds(limit, service.address.num_tasks)
+        self._silence = 3 * self._seconds
         self._ticked_at = self._awake_at = time.monotonic()
         self._told_at, self._is_stalled = float("-inf"), False
 
@@ -205,43 +196,36 @@ class Monitor:
         if process.role != "program" or process.rank not in self._reports:
             return ""
         _, report = self._reports.pop(process.rank)
-        return "" if report.phase == IDLE or not report.step else f"in {report.place(True)}"
+        return report.where() if report.stage else ""
 
     def tick(self, now: float) -> None:
         """Reports a stall, and its end."""
-        if now - self._ticked_at > self._seconds + 1:  # this process was stopped, not the others
+        if now - self._ticked_at > self._seconds:  # this process was stopped, not the others
             self._awake_at = now
         self._ticked_at = now
         if not (self._limit and self._reports) or now - self._awake_at < 2 * self._seconds:
             return
         workers = self._workers(now)
         behind = find_stall(workers, self._limit, self._silence)
-        message: Message = {"behind": [], "end": []}
-        if behind and now - self._told_at > _REPEAT_SECONDS:
-            message["stall"] = describe_stall(workers, behind, self._silence, self._service.name_of)
-            if not self._is_stalled:
-                message["behind"] = behind[:_MOST_TRACEBACKS]
+        if behind and now - self._told_at > REPEAT_SECONDS:
+            text = describe_stall(workers, behind, self._silence, self._service.name_of)
             # A stopped process cannot end itself.
             stopped = any(workers[rank].silent > self._silence for rank in behind)
-            message["end"] = list(workers) if stopped else behind
+            tracing = [] if self._is_stalled else behind[:_MOST_TRACEBACKS]
+            end = list(workers) if stopped else behind
             self._told_at, self._is_stalled = now, True
+            self._service.send(None, {"stall": text, "behind": tracing, "end": end})
         elif not behind and self._is_stalled:
-            message["stall"], self._is_stalled = "steps advance again", False
-        if "stall" in message:
-            self._service.send(None, message)
-
-    @property
-    def keeps_open(self) -> bool:
-        """Never: no task relies on it."""
-        return False
+            self._is_stalled = False
+            self._service.send(None, {"stall": "steps advance again", "behind": [], "end": []})
 
     def status(self) -> Message:
         """Returns what `slurm-resolver status` shows."""
         found = []
         for rank, worker in sorted(self._workers(time.monotonic()).items()):
-            told = worker.report._asdict()
-            told.update(rank=rank, name=self._service.name_of(rank), silent=round(worker.silent, 1))
-            found.append(told)
+            names = {"rank": rank, "name": self._service.name_of(rank)}
+            told = worker.report._replace(age=round(worker.age, 1))._asdict()
+            found.append({**names, **told, "silent": round(worker.silent, 1)})
         return {"workers": found}
 
     def _workers(self, now: float) -> Dict[int, Worker]:

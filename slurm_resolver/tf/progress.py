@@ -15,7 +15,15 @@ import tensorflow as tf
 from slurm_resolver.cluster.cluster import Cluster
 from slurm_resolver.coordination.client import connect
 from slurm_resolver.coordination.progress import STALL_SECONDS, reporter
-from slurm_resolver.coordination.stall import CALLBACK, DATA, IDLE, PREPARING, TRAINING, VALIDATION
+from slurm_resolver.coordination.stall import (
+    CALLBACK,
+    DATA,
+    IDLE,
+    PREPARING,
+    START,
+    TRAINING,
+    VALIDATION,
+)
 
 # When the running step asked for data, negative when it got them; and the seconds waited in all.
 _variables: List[tf.Variable] = []
@@ -103,14 +111,14 @@ def _hooks() -> Any:
 
         def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
             reporter.epoch, reporter.step = epoch + 1, 0
-            reporter.enter(CALLBACK)
+            reporter.enter(START)
 
         def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
             reporter.step = batch + 1
 
         def on_test_begin(self, logs: Any = None) -> None:
             reporter.step = 0
-            reporter.enter(CALLBACK, VALIDATION if self._name == "fit" else self._name)
+            reporter.enter(START, VALIDATION if self._name == "fit" else self._name)
 
         def on_test_batch_begin(self, batch: int, logs: Any = None) -> None:
             reporter.step = batch + 1
@@ -120,7 +128,7 @@ def _hooks() -> Any:
 
         def on_predict_begin(self, logs: Any = None) -> None:
             reporter.step = 0
-            reporter.enter(CALLBACK, self._name)
+            reporter.enter(START, self._name)
 
         def on_predict_batch_begin(self, batch: int, logs: Any = None) -> None:
             reporter.step = batch + 1
