@@ -17,12 +17,12 @@ import time
 from typing import Any, Dict, List, NamedTuple
 
 import report
-
-from slurm_resolver.cluster.layout_exchange import exchange_layout
 from slurm_resolver.rendezvous.handshake import join
 from slurm_resolver.rendezvous.secret import key_of_offer
 from slurm_resolver.rendezvous.sockets import allow_open_files
 from slurm_resolver.rendezvous.wire import Connection
+
+from slurm_resolver.cluster.layout_exchange import exchange_layout
 from slurm_resolver.slurm.hostlist_compress import compress_hostlist
 from slurm_resolver.slurm.step import SlurmStep
 

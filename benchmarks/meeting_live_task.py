@@ -17,8 +17,9 @@ def main() -> None:
     way = sys.argv[1]
     if way == "layout":
         # The first call imports what a meeting needs, and is not to be measured.
-        from slurm_resolver.cluster import layout_exchange, pmi2_layout  # noqa: F401
         from slurm_resolver.rendezvous import barrier
+
+        from slurm_resolver.cluster import layout_exchange, pmi2_layout  # noqa: F401
 
         came = time.monotonic()
         sr.resolve()

@@ -76,33 +76,21 @@ class RendezvousError(SlurmResolverError, RuntimeError):
     """The tasks did not meet in time, or what they told each other does not agree.
 
     Attributes:
-        shared: whether the meeting point has sent this error, and so all tasks there raise it.
-        is_host: whether this task is the meeting point.
-        all_came: whether all tasks had come, so that what they told is wrong.
+        unreached: whether this task has not reached the coordination service, so that the others
+            may not raise the same error.
     """
 
-    def __init__(
-        self,
-        message: str,
-        shared: bool = False,
-        is_host: bool = False,
-        all_came: bool = False,
-    ) -> None:
-        self.shared = shared
-        self.is_host = is_host
-        self.all_came = all_came
+    def __init__(self, message: str, unreached: bool = False) -> None:
+        self.unreached = unreached
         super().__init__(message)
 
 
-def missed_meeting(error: BaseException) -> Optional[RendezvousError]:
-    """Returns the RendezvousError because of which another error was raised, or that it is.
-
-    None where there is none, and where all tasks had come.
-    """
+def find_rendezvous_error(error: BaseException) -> Optional[RendezvousError]:
+    """Returns the RendezvousError that caused another error, or that it is; None without one."""
     cause: Optional[BaseException] = error
     while cause is not None and not isinstance(cause, RendezvousError):
         cause = cause.__cause__
-    return None if cause is None or cause.all_came else cause
+    return cause
 
 
 class JobsError(SlurmResolverError, RuntimeError):

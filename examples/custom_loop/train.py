@@ -59,9 +59,8 @@ def main() -> None:
     args = parser.parse_args()
 
     resolver = SlurmClusterResolver()
-    resolver.wait_until_ready(timeout=120)
-    with resolver.startup_deadline(120):
-        strategy = tf.distribute.MultiWorkerMirroredStrategy(cluster_resolver=resolver)
+    resolver.wait_until_ready(timeout=120)  # TensorFlow's own class would wait in silence
+    strategy = tf.distribute.MultiWorkerMirroredStrategy(cluster_resolver=resolver)
     rank = resolver.cluster.task.rank if resolver.cluster.task else 0
     chief = (resolver.task_id or 0) == 0  # worker 0, where there is no job of that name
 

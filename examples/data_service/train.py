@@ -109,8 +109,7 @@ def main() -> None:
     resolver.wait_until_ready(timeout=120)
     if resolver.task_type in ("dispatcher", "data_worker"):
         sys.exit(resolver.serve())  # until the workers have ended
-    with resolver.startup_deadline(120):
-        strategy = MultiWorkerMirroredStrategy(resolver)
+    strategy = MultiWorkerMirroredStrategy(resolver)
 
     images, labels = load_digits(return_X_y=True)
     images = (images.reshape(-1, 8, 8, 1) / 16).astype("float32")

@@ -56,8 +56,7 @@ def epoch_of(checkpoint: str) -> int:
 
 def train(resolver: SlurmClusterResolver, args: argparse.Namespace) -> None:
     """Trains with the other workers; writes a checkpoint after each epoch, and summaries."""
-    with resolver.startup_deadline(120):
-        strategy = MultiWorkerMirroredStrategy(resolver)
+    strategy = MultiWorkerMirroredStrategy(resolver)
     images, _, labels, _ = load_data(args.data)
     batch_size = args.batch_size * strategy.num_replicas_in_sync
     dataset = tf.data.Dataset.from_tensor_slices((images, labels)).shuffle(len(images), seed=1)
@@ -129,7 +128,6 @@ def main() -> None:
     args = parser.parse_args()
 
     resolver = SlurmClusterResolver({"evaluator": 1, "worker": -1})
-    resolver.wait_until_ready(timeout=120)
     evaluate(args) if resolver.task_type == "evaluator" else train(resolver, args)
 
 

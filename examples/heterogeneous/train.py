@@ -125,7 +125,6 @@ def main() -> None:
     assert task is not None  # with jobs, a start outside Slurm is an error above
     gpus = ",".join(resolver.gpus or ()) or "none"
     print(f"{task.job} {task.index} (rank {task.rank} on {task.node}): GPUs {gpus}", flush=True)
-    resolver.wait_until_ready(timeout=120)
     if task.job != "chief":
         sys.exit(resolver.serve())
     coordinate(resolver, args)

@@ -72,9 +72,7 @@ def main() -> None:
     args = parser.parse_args()
 
     resolver = SlurmClusterResolver()  # TF_CONFIG, by hand in the recipe
-    resolver.wait_until_ready(timeout=120)
-    with resolver.startup_deadline(120):
-        strategy = MultiWorkerMirroredStrategy(cluster_resolver=resolver)
+    strategy = MultiWorkerMirroredStrategy(cluster_resolver=resolver)
     task, tasks = resolver.cluster.task, resolver.cluster.tasks
     rank, node = (task.rank, task.node) if task else (0, "this machine")
 

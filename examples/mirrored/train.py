@@ -68,11 +68,8 @@ def main() -> None:
 
     # First of all: this tells the task its GPUs, before TensorFlow looks for any.
     resolver = SlurmClusterResolver()
-    # Names who is missing, or what two tasks disagree on, where TensorFlow would wait in silence.
-    resolver.wait_until_ready(timeout=120)
-    # Without Slurm the resolver's cluster is empty: no network then.
-    with resolver.startup_deadline(120):
-        strategy = MultiWorkerMirroredStrategy(cluster_resolver=resolver)
+    # Without Slurm the resolver's cluster is empty, and the strategy needs no network.
+    strategy = MultiWorkerMirroredStrategy(cluster_resolver=resolver)
     task = resolver.cluster.task
     rank = task.rank if task else 0
     index = task.index if task else 0

@@ -69,9 +69,7 @@ def main() -> None:
     resolver = SlurmClusterResolver()
     # Early: until this is called, SIGUSR1 just ends the process.
     termination = termination_config(resolver)
-    resolver.wait_until_ready(timeout=120)
-    with resolver.startup_deadline(120):
-        strategy = MultiWorkerMirroredStrategy(cluster_resolver=resolver)
+    strategy = MultiWorkerMirroredStrategy(cluster_resolver=resolver)
     task = resolver.cluster.task
     rank = task.rank if task else 0
 

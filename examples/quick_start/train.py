@@ -74,8 +74,6 @@ def main() -> None:
 
     # First of all: this tells the task its GPUs, before TensorFlow looks for any.
     resolver = SlurmClusterResolver()
-    # Names who is missing, where TensorFlow would wait in silence.
-    resolver.wait_until_ready(timeout=120)
     strategy = MultiWorkerMirroredStrategy(cluster_resolver=resolver)
 
     workers = len(resolver.cluster.tasks) or 1

@@ -12,7 +12,7 @@ from slurm_resolver.cli.options import add_cluster_options, cluster_options
 from slurm_resolver.cluster.job_counts import job_counts
 from slurm_resolver.cluster.job_names import refuse_misspelt_jobs
 from slurm_resolver.cluster.resolve import resolve_step
-from slurm_resolver.errors import SlurmResolverError, missed_meeting
+from slurm_resolver.errors import SlurmResolverError, find_rendezvous_error
 from slurm_resolver.slurm.step import SlurmStep
 
 DESCRIPTION = """\
@@ -22,11 +22,9 @@ and the versions are the same. One task prints the results. Without srun it look
 seen on this machine, says that no step was checked, and has an exit status of its own."""
 
 EPILOG = """\
-checks: presence, layout, agreement, names, ports, reach, interfaces (which lead to the other nodes,
-and whether NCCL takes such a one), speed (between nodes, against the median of the step), work
-(with --speed: of CPUs and GPUs), secret, cpus, gpus, tensorflow, keras, proxies, clocks, and those
-about a job that is interrupted and goes on: requeue, preemption, signal, log; outside a step names,
-tensorflow, keras, proxies, gpus, work, requeue, preemption, step.
+checks: presence, layout, agreement, names, ports, reach, secret, cpus, gpus, tensorflow, keras,
+proxies, clocks, and those about a job that is interrupted and continued: requeue, preemption,
+signal, log; outside a step names, tensorflow, keras, proxies, gpus, requeue, preemption, step.
 
 exit status: 0 when no check failed (warnings do not count), 1 when one did, 2 when usage or
 environment are wrong; the same in every task. Without srun it is 3 instead of 0: what can be seen
@@ -34,7 +32,6 @@ here is well, but no step was checked.
 
 examples:
   srun slurm-resolver check --jobs ps=1,worker=-1
-  srun slurm-resolver check --speed
   slurm-resolver check"""
 
 
@@ -50,12 +47,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default=60.0,
         metavar="SECONDS",
         help="wait so long in all until every task is there (60)",
-    )
-    parser.add_argument(
-        "--speed",
-        action="store_true",
-        help="measure the CPU and the GPUs of each task as well, against the median of the step; "
-        "the GPUs by TensorFlow",
     )
     parser.add_argument("--json", action="store_true", help="print JSON")
 
@@ -75,20 +66,19 @@ def main(args: argparse.Namespace) -> int:
     try:
         if step.is_launched:
             cluster = resolve_step(step, cluster_options(args)._replace(until=until))
-        if cluster is not None and cluster.rendezvous is not None:
-            printing = cluster.rendezvous.is_host
-            results = check_step(cluster, until - time.monotonic(), args.speed)
+        if cluster is not None and cluster.service is not None:
+            printing = cluster.service.serves
+            results = check_step(cluster, until - time.monotonic())
         else:
             good = NOTHING_CHECKED
             job_counts(args.jobs, sum(abs(count) for count in (args.jobs or {}).values()))
-            results = check_here(args.speed)
+            results = check_here()
     except SlurmResolverError as error:
-        meeting = missed_meeting(error)
-        if meeting is None:
+        cause = find_rendezvous_error(error)
+        if cause is None:
             raise
         results = [Result("presence", FAILED, str(error))]
-        # A task that could not reach the host of the meeting prints its error: no other has it.
-        printing = meeting.is_host or not meeting.shared
+        printing = cause.unreached or step.rank == 0
     failed = any(result.status == FAILED for result in results)
     status = 1 if failed else good
     if printing and args.json:

@@ -21,7 +21,7 @@ from slurm_resolver.cli.options import add_cluster_options, cluster_options
 from slurm_resolver.cluster.cluster import Cluster
 from slurm_resolver.cluster.contracts import CONTRACTS
 from slurm_resolver.cluster.resolve import resolve_step
-from slurm_resolver.errors import LaunchError, SlurmResolverError, missed_meeting
+from slurm_resolver.errors import LaunchError, SlurmResolverError, find_rendezvous_error
 from slurm_resolver.slurm.step import SlurmStep
 
 DESCRIPTION = """\
@@ -52,7 +52,6 @@ examples:
 TF_CONFIG has the address of every task, and Linux passes at most 128 KiB in one variable or
 argument: enough for some thousands of tasks. SlurmClusterResolver has no such limit."""
 
-_TOLD = ("rendezvous", "pmi2")  # where the layout is from, if the tasks have told each other
 _TOGETHER_SECONDS = 5.0  # by how much tasks that have just met may come apart
 
 
@@ -143,13 +142,13 @@ def main(args: argparse.Namespace) -> int:
     if args.restart_workers < 0:
         raise LaunchError(f"--restart-workers {args.restart_workers}: expected 0 or more")
     settings = read_settings(args.set)
-    options = cluster_options(args)._replace(starts_program=True)
+    options = cluster_options(args)
     if args.wait is not None:
         options = options._replace(until=time.monotonic() + args.wait)
     try:
         cluster = resolve_step(SlurmStep.read(), options)
     except SlurmResolverError as error:
-        if args.wait is None or missed_meeting(error) is None:
+        if args.wait is None or find_rendezvous_error(error) is None:
             raise
         print(f"slurm-resolver exec: {error}", file=sys.stderr)
         return 1
@@ -160,8 +159,6 @@ def main(args: argparse.Namespace) -> int:
     replaced = [name for name in ("strategy", "resolver") if getattr(args, f"replace_{name}")]
     if replaced:
         variables.update(startup.variables(replaced, os.environ))
-    if args.restart_workers:  # a task can use PMI-2 once, and a program that comes again needs more
-        variables["SLURM_RESOLVER_PMI2"] = "off"
     command = [filled_in.word(word) for word in command]
     if args.format != "json":
         check_lengths(command, variables)
@@ -176,7 +173,7 @@ def main(args: argparse.Namespace) -> int:
             raise program.not_startable(command[0], "not found, or not executable")
         try:
             # Tasks that have told each other where they run are there already.
-            least = _TOGETHER_SECONDS if cluster.layout_source in _TOLD else 0.0
+            least = _TOGETHER_SECONDS if cluster.layout_source == "rendezvous" else 0.0
             wait_until_ready(cluster, max(options.meeting_seconds, least))
         except RendezvousError as error:
             print(f"slurm-resolver exec: {error}", file=sys.stderr)

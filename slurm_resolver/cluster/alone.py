@@ -37,8 +37,8 @@ def find_alone(
         return None
     if step.launcher is not None:
         raise NotInStepError(
-            f"this process was started by {step.launcher}, and not by srun: its rank among all of "
-            f"them is not known. Start the program with srun, and without mpirun. {_OFF_HINT}"
+            f"this process was started by {step.launcher}, not by srun, so its rank in the step is "
+            f"unknown. Start the program with srun, without mpirun. {_OFF_HINT}"
         )
     if step.place == "none":
         if step.ancestors.is_in_step:
@@ -49,7 +49,7 @@ def find_alone(
             raise step.not_in_step()
         job = f"the allocation of job {step.job_id or '(unknown)'} has one task"
         return _alone(step, f"{job}, and srun did not start this process: it trains alone")
-    if step.mpi_run is None and step.is_live and not step.simulated:
+    if step.is_live and not step.simulated:
         _check_origin(step)
     return None
 

@@ -7,11 +7,10 @@ from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
 from slurm_resolver.cluster.contracts import Contract, variables_of
 from slurm_resolver.cluster.data_service import DATA_JOBS, address_of_dispatcher
 from slurm_resolver.cluster.gpu_plan import NodeGpuPlan
-from slurm_resolver.cluster.meeting_point import was_restarted
+from slurm_resolver.cluster.service_address import was_restarted
 from slurm_resolver.cluster.task_gpus import TaskGpus
 from slurm_resolver.cluster.tasks import Task, addresses_by_job
-from slurm_resolver.rendezvous.point import Rendezvous
-from slurm_resolver.rendezvous.task_claim import claim_task
+from slurm_resolver.coordination.address import ServiceAddress
 from slurm_resolver.slurm.step import SlurmStep
 
 # TensorFlow would wait for the tf.distribute.Server of each task in the spec, and these have none.
@@ -33,7 +32,7 @@ class Cluster(NamedTuple):
         ports_source: what the ports were taken from.
         step: the variables that the cluster was made from; arguments and overridden methods of the
             resolver have changed them.
-        rendezvous: where the tasks of the step meet; None without `task`.
+        service: the address of the step's coordination service; None without `task`.
     """
 
     tasks: Sequence[Task] = ()
@@ -44,7 +43,7 @@ class Cluster(NamedTuple):
     layout_source: Optional[str] = None
     ports_source: Optional[str] = None
     step: SlurmStep = SlurmStep()
-    rendezvous: Optional[Rendezvous] = None
+    service: Optional[ServiceAddress] = None
 
     def __repr__(self) -> str:
         """Returns a short text for logs: it counts the tasks, which may be many."""
@@ -63,20 +62,15 @@ class Cluster(NamedTuple):
         """Returns by rank the GPUs of all tasks on this task's node; {} without a task."""
         return self.node_gpus.by_rank() if self.node_gpus else {}
 
-    def takes_part(self) -> bool:
-        """Returns whether this process stands for its task among the others; then it goes on to.
-
-        The first process of a task that asks does. Its children do not, nor does a second program
-        in the same task, as long as it runs. True where there is no live task to stand for.
-        """
-        if self.rendezvous is None or not self.step.is_live:
-            return True
-        return claim_task(self.rendezvous)
-
     @property
     def was_restarted(self) -> bool:
         """Whether this task's program was started again in its step; the others do not wait."""
-        return self.rendezvous is not None and was_restarted(self.step, self.rendezvous)
+        return was_restarted(self.step)
+
+    def name_of(self, rank: int) -> str:
+        """Returns how messages name a task: ``worker 3 (rank 3 on n9)``."""
+        task = self.tasks[rank]
+        return f"{task.job} {task.index} (rank {rank} on {task.node})"
 
     @property
     def job_id(self) -> Optional[str]:

@@ -25,6 +25,7 @@ from slurm_resolver.slurm.step import SlurmStep
 
 # The values of --gpu-bind that give each task its own devices; others (none, closest) do not.
 _BOUND = re.compile(r"gpu:(verbose,)?(per_task|single|map|mask)")
+_CLOSEST = re.compile(r"gpu:(verbose,)?closest")
 _UNBOUND = re.compile(r"gpu:(verbose,)?none")
 
 
@@ -39,7 +40,6 @@ def choose_gpus(
     gpus_per_node: Optional[int] = None,
     gpus_per_task: Optional[int] = None,
     *,
-    see_the_same: Optional[Collection[int]] = None,
     not_counted: Collection[int] = (),
 ) -> TaskGpus:
     """Returns the GPUs of the task with this local rank on its node.
@@ -52,8 +52,6 @@ def choose_gpus(
         gpus_per_node: GPUs on each node, as in TensorFlow's resolver.
         gpus_per_task: GPUs of each task, as in TensorFlow's resolver; the task with local rank i
             uses the i-th slice of this size.
-        see_the_same: the local ranks of the tasks that see the devices that this one sees, where
-            --gpu-bind=closest has shown them; see `slurm_resolver.cluster.closest_gpus`.
         not_counted: the local ranks of tasks that are none of those to whom `gpus_per_node` and
             `gpus_per_task` give slices: the tasks of a tf.data service.
 
@@ -63,7 +61,7 @@ def choose_gpus(
     """
     visible = read_visible_devices(step)
     counts = (max_tasks_per_node, gpus_per_node, gpus_per_task)
-    gpus = _choose(step, visible, local_rank, gpu_local_ranks, *counts, see_the_same, not_counted)
+    gpus = _choose(step, visible, local_rank, gpu_local_ranks, *counts, not_counted)
     if gpus.devices and step.shards_on_node is not None:  # other jobs use it as well
         gpus = gpus._replace(memory=memory_settings(step, True))
     return _keep_usable(gpus, visible)
@@ -95,7 +93,6 @@ def _choose(
     max_tasks_per_node: int,
     gpus_per_node: Optional[int],
     gpus_per_task: Optional[int],
-    see_the_same: Optional[Collection[int]],
     not_counted: Collection[int],
 ) -> TaskGpus:
     shown = visible.devices
@@ -117,8 +114,8 @@ def _choose(
         return _without_variable(step, visible, local_rank, gpu_local_ranks)
     if not shown:
         return TaskGpus((), f"{visible.name} shows none", visible_before=(), same_for_all=True)
-    if see_the_same is not None:
-        return _share_of_closest(step, visible, shown, local_rank, gpu_local_ranks, see_the_same)
+    if _CLOSEST.search(step.tres_bind or "") and len(gpu_local_ranks) > 1:
+        return _closest(step, visible, shown)
     if _is_bound(step, shown):
         source = f"{visible.name}, bound to the task by Slurm"
         shares = is_bound_with_another(step, local_rank, gpu_local_ranks)
@@ -138,22 +135,14 @@ def _choose(
     )
 
 
-def _share_of_closest(
-    step: SlurmStep,
-    visible: VisibleDevices,
-    shown: Devices,
-    local_rank: int,
-    gpu_local_ranks: Sequence[int],
-    see_the_same: Collection[int],
-) -> TaskGpus:
-    sharing = [rank for rank in gpu_local_ranks if rank in see_the_same]
-    if len(sharing) == 1:
-        source = f"{visible.name}, closest to this task alone"
-        return TaskGpus(shown, source, visible_before=shown)
-    devices, shares = share_of(shown, local_rank, sharing)
-    source = f"{visible.name}, closest to {len(sharing)} tasks, split by SLURM_LOCALID"
-    memory = memory_settings(step, shares)
-    return TaskGpus(devices, source, _settings(visible, devices), shown, memory=memory)
+def _closest(step: SlurmStep, visible: VisibleDevices, shown: Devices) -> TaskGpus:
+    """Returns the GPUs near the task's CPUs; no variable says which tasks see the same ones."""
+    warn_once(
+        "srun --gpu-bind=closest shows tasks of one socket the same GPUs, which they then share. "
+        "To give each task its own, start with srun --gpu-bind=per_task:N, or without --gpu-bind"
+    )
+    source = f"{visible.name}, closest to the task"
+    return TaskGpus(shown, source, visible_before=shown, memory=memory_settings(step, True))
 
 
 def _settings(visible: VisibleDevices, devices: Devices) -> Dict[str, str]:

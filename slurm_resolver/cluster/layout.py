@@ -43,8 +43,8 @@ class Layout(NamedTuple):
         local_rank_of: by rank, its SLURM_LOCALID: 0 for the lowest rank on a node, then 1, ….
         distribution: Slurm's distribution, which placed the tasks; of a heterogeneous step that of
             each component, separated by " : " as srun separates components.
-        source: what the layout was computed from: "environment", "rendezvous" or "pmi2", by which
-            the tasks told each other, or the argument or method of the resolver that gave it.
+        source: what the layout was computed from: "environment", "rendezvous" where the tasks told
+            each other, or the argument or method of the resolver that gave it.
         components: the ranks of each component; empty unless the step is heterogeneous.
         unambiguous: False where the variables fit another layout as well, and only some tasks can
             notice it: the distribution of a component may have been given to srun alone.
@@ -85,12 +85,6 @@ def layout_from_environment(step: SlurmStep, source: str = "environment") -> Lay
         LayoutError: where they contradict each other.
         EnvironmentValueError: where a variable that is needed is missing.
     """
-    if step.mpi_run is not None and step.nodes is None:
-        raise UnknownLayoutError(
-            f"{step.mpi_run.launcher}'s mpirun started this process as rank {step.rank} of "
-            f"{step.num_tasks}, and tells no rank where the others run. Start with srun, or let "
-            "the ranks tell each other (layout='auto')."
-        )
     if step.is_component:
         # All tasks see this alike, whether or not the layout below would fit their own place.
         raise UnknownLayoutError(

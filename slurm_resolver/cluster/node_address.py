@@ -7,7 +7,7 @@ from typing import Callable, Dict, Mapping, Optional, Sequence, Union
 from slurm_resolver.cluster.tasks import Task, Tasks
 from slurm_resolver.errors import AddressError
 
-BY_MEETING = "slurm"  # as node_address: the tasks tell each other the addresses of their nodes
+BY_SLURM = "slurm"  # as node_address: the addresses that Slurm itself uses
 
 NodeAddress = Union[str, Mapping[str, str], Callable[[str], str]]
 
@@ -18,7 +18,7 @@ def host_for(node: str, node_address: Optional[NodeAddress] = None) -> str:
     Raises:
         AddressError: where `node_address` gives no usable host.
     """
-    if node_address is None or node_address == BY_MEETING:
+    if node_address is None or node_address == BY_SLURM:
         return node
     if isinstance(node_address, str):
         return node + node_address

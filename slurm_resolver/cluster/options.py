@@ -19,8 +19,7 @@ class ClusterOptions(NamedTuple):
 
     `gpus_per_node` and `gpus_per_task` are arguments of TensorFlow's resolver, and so of
     `SlurmClusterResolver`. Until `until`, a time of `time.monotonic`, the tasks may tell each other
-    what no variable tells; None is `MEETING_SECONDS` for each such meeting. `starts_program` is
-    whether this process becomes another program, which may use MPI and then needs PMI-2 itself.
+    where they run; None is `MEETING_SECONDS` from then on.
     """
 
     jobs: Optional[Mapping[str, int]] = None
@@ -35,7 +34,6 @@ class ClusterOptions(NamedTuple):
     gpus_per_task: Optional[int] = None
     local: bool = False
     until: Optional[float] = None
-    starts_program: bool = False
 
     @property
     def meeting_seconds(self) -> float:

@@ -32,7 +32,7 @@ class Ports(NamedTuple):
     Attributes:
         by_local_rank: on every node the port of the task with local rank i is number i.
         source: where the ports come from, as `slurm-resolver show` prints it.
-        meeting_port: the port at which the tasks meet before TensorFlow starts.
+        meeting_port: the port of the step's coordination service.
         offsets: of a heterogeneous step whose components have ports of their own: where those of
             each component begin in `by_local_rank`; () where all nodes have the same ports.
     """
@@ -84,11 +84,10 @@ def choose_ports(
             max_tasks_per_node,
             max_tasks_per_node,
         )
-    if step.job_id is not None or step.mpi_run is not None:
+    if step.job_id is not None:
         first = _derive_first_port(step.job_id or "", step.step_id or "", max_tasks_per_node)
         derived = range(first, first + max_tasks_per_node)
-        source = "SLURM_STEP_ID" if step.mpi_run is None else "mpirun's id"
-        return Ports(derived, f"SLURM_JOB_ID and {source}", derive_meeting_port(step))
+        return Ports(derived, "SLURM_JOB_ID and SLURM_STEP_ID", derive_meeting_port(step))
     default = _ports_from(DEFAULT_PORT, max_tasks_per_node, "the default port")
     return Ports(default, "default", _port_beside(default))
 
@@ -145,17 +144,8 @@ def _derive_first_port(job_id: str, step_id: str, count: int) -> int:
 
 def derive_meeting_port(step: SlurmStep) -> int:
     """Returns a port below those of the tasks: in the blocks it could need a larger block."""
-    return _derive_low_port(step, 0)
-
-
-def derive_second_meeting_port(step: SlurmStep) -> int:
-    """Returns a port for what goes on beside the meetings: another one of the same range."""
-    return _derive_low_port(step, _NUM_MEETING_PORTS // 2)
-
-
-def _derive_low_port(step: SlurmStep, offset: int) -> int:
     job, step_number = _id_as_number(step.job_id or ""), _id_as_number(step.step_id or "")
-    number = job + step_number * round(_NUM_MEETING_PORTS * 0.618) + offset
+    number = job + step_number * round(_NUM_MEETING_PORTS * 0.618)
     return _FIRST_PORT - _NUM_MEETING_PORTS + number % _NUM_MEETING_PORTS
 
 

@@ -6,20 +6,24 @@ import os
 from collections import Counter
 from typing import Collection, Mapping, Optional, Sequence
 
-from slurm_resolver.cluster.address_exchange import with_addresses
 from slurm_resolver.cluster.alone import find_alone
-from slurm_resolver.cluster.closest_gpus import tasks_that_see_the_same
 from slurm_resolver.cluster.cluster import Cluster
 from slurm_resolver.cluster.data_service import DATA_JOBS
 from slurm_resolver.cluster.gpu_plan import NodeGpuPlan, jobs_with_gpus
 from slurm_resolver.cluster.gpus import choose_gpus
 from slurm_resolver.cluster.job_counts import job_counts
-from slurm_resolver.cluster.layout import Layout, layout_from_environment, verify_layout
-from slurm_resolver.cluster.meeting_point import rendezvous_of_layout
+from slurm_resolver.cluster.layout import (
+    Layout,
+    layout_from_environment,
+    nodes_and_counts,
+    verify_layout,
+)
 from slurm_resolver.cluster.node_address import NodeAddress, check_addresses
 from slurm_resolver.cluster.options import LAYOUTS, ClusterOptions, LayoutChoice
 from slurm_resolver.cluster.ports import choose_ports
 from slurm_resolver.cluster.roles import Placement, WorkerOrder, assign_roles
+from slurm_resolver.cluster.service_address import service_of_layout
+from slurm_resolver.cluster.slurm_addresses import with_addresses
 from slurm_resolver.cluster.tasks import Tasks
 from slurm_resolver.errors import LayoutError, UnknownLayoutError
 from slurm_resolver.slurm.step import SlurmStep
@@ -41,9 +45,8 @@ def resolve(
 ) -> Cluster:
     """Returns the cluster of the Slurm step that this process belongs to.
 
-    It changes nothing, except where the tasks have to tell each other where they run: then it binds
-    a local socket, by which child processes know that this process stands for the task, and leaves
-    what it was told for them in SLURM_RESOLVER_LAYOUT.
+    It changes nothing, except where the tasks have to tell each other where they run: then it
+    connects to the step's coordination service, and leaves the answer in SLURM_RESOLVER_LAYOUT.
 
     Args:
         jobs: number of tasks by job name: chief, worker, ps, evaluator; dispatcher and data_worker,
@@ -63,18 +66,15 @@ def resolve(
         het_groups: by job name, the component of a heterogeneous step to take its tasks from. None
             gives jobs their ranks as in any other step.
         node_address: from a node's name to the host that others connect to: a mapping, a callable,
-            or a suffix such as "-ib0". With "slurm" the tasks tell each other the addresses of
-            their nodes; so they do without it where the nodes' names do not resolve. None takes the
-            names.
+            or a suffix such as "-ib0". With "slurm" each task asks Slurm once for the addresses of
+            the nodes, which works where their names do not resolve. None takes the names.
         gpu_jobs: the jobs whose tasks use GPUs. None: all but the parameter servers, the tasks of a
             tf.data service, and the chief where there are parameter servers, as it then only
             coordinates.
         layout: where to learn which rank runs on which node. "environment" computes it from the
             variables alone. With "rendezvous" the tasks tell each other over TCP where they run;
-            all tasks of the step must choose it. "auto" does that where the variables do not tell,
-            and where the step has PMI-2 (``srun --mpi=pmi2``) and no program of it uses MPI, by
-            that: see `slurm_resolver.cluster.pmi2_layout`. But for "environment" they also tell
-            each other which GPUs they see where srun got ``--gpu-bind=closest``.
+            all tasks of the step must choose it. "auto" does that where the variables do not
+            describe the layout.
         local: True trains alone, without a cluster, wherever this process runs; so does the
             variable SLURM_RESOLVER=off.
         environ: the variables to read, by default `os.environ`. With any other mapping, as with the
@@ -87,7 +87,7 @@ def resolve(
 
     Raises:
         NotInStepError: for one of several tasks that has no rank: inside an allocation without
-            srun, under an unknown launcher, in a cleaned environment; with `jobs` outside Slurm.
+            srun, under another launcher, in a cleaned environment; with `jobs` outside Slurm.
         EnvironmentValueError: for a variable that is missing; an UnreadableValueError, which is a
             ValueError too, for one whose value cannot be used.
         LayoutError: where it cannot be known where the ranks run.
@@ -131,14 +131,13 @@ def find_layout(step: SlurmStep, options: ClusterOptions, source: str = "environ
         except UnknownLayoutError as error:
             if not may_meet:
                 raise
-            reason = f"{error} " if step.mpi_run is None else ""
-    # few steps need these
-    from slurm_resolver.cluster.layout_exchange import exchange_layout
-    from slurm_resolver.cluster.pmi2_layout import find_task
+            reason = f"{error} "
+    from slurm_resolver.cluster.layout_exchange import exchange_layout  # few steps need it
 
+    nodes, counts = nodes_and_counts(step)
+    options = with_addresses(step, nodes, sum(counts), options)
     try:
-        place = (options.port_base, options.host_of, options.meeting_seconds)
-        layout = exchange_layout(step, *place, lambda: find_task(step, options))
+        layout = exchange_layout(step, options.port_base, options.host_of, options.meeting_seconds)
     except LayoutError as error:
         raise LayoutError(f"{reason}{error}") from error
     verify_layout(layout, step)
@@ -147,7 +146,7 @@ def find_layout(step: SlurmStep, options: ClusterOptions, source: str = "environ
 
 def build_cluster(step: SlurmStep, layout: Layout, options: ClusterOptions) -> Cluster:
     """Returns the cluster for a layout: with jobs, ports, addresses, and this task's GPUs."""
-    options = with_addresses(step, layout, options)
+    options = with_addresses(step, layout.nodes, layout.num_tasks, options)
     roles = assign_roles(
         layout, options.jobs, options.placement, options.worker_order, options.het_groups
     )
@@ -184,22 +183,18 @@ def build_cluster(step: SlurmStep, layout: Layout, options: ClusterOptions) -> C
     ]
     not_counted = [layout.local_rank_of[rank] for rank in ranks_on_node if rank in uncounted]
     counts = (most_counted, options.gpus_per_node, options.gpus_per_task)
-    place = rendezvous_of_layout(step, layout, ports.meeting_port, options)
-    may_meet = options.layout != "environment"
-    alike = tasks_that_see_the_same(step, layout, place, may_meet, options.meeting_seconds)
     gpus = choose_gpus(
         step,
         task.local_rank,
         gpu_local_ranks,
         *counts,
-        see_the_same=alike,
         not_counted=not_counted,
     )
     return cluster._replace(
         task=task,
         gpu_decision=gpus,
         node_gpus=NodeGpuPlan(step, gpus, ranks_on_node, gpu_local_ranks, counts, not_counted),
-        rendezvous=place,
+        service=service_of_layout(step, layout, ports.meeting_port, options.host_of),
     )
 
 

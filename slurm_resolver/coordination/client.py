@@ -14,7 +14,7 @@ import socket
 import sys
 import threading
 import time
-from typing import TYPE_CHECKING, Any, Callable, Dict, List, Optional, Tuple
+from typing import TYPE_CHECKING, Any, Callable, Collection, Dict, List, Optional, Tuple
 
 from slurm_resolver.coordination import wire
 from slurm_resolver.coordination.address import ServiceAddress
@@ -33,6 +33,7 @@ _PORT_SECONDS = 10.0  # for a process that ends to free the port
 _CONNECT_SECONDS = 5.0
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.05, 1.0  # between two attempts to connect
 _ANSWER_SECONDS = 5.0  # for the service to say that the time is up
+_LONGEST_SECONDS = 1e6
 _NOTICE_SECONDS = 30.0  # until one task reports that the service cannot be reached
 _MOST_NAMES = 10  # tasks that a message names
 
@@ -62,8 +63,9 @@ class Client:
         self._socket: Optional[socket.socket] = None
         self._changed = threading.Condition()
         self._gathers: Dict[str, int] = {}  # how many of each purpose
-        self._pending: Dict[str, Tuple[str, float]] = {}  # by name: the value, and until when
+        self._pending: Dict[str, Tuple[Message, Optional[float]]] = {}  # and until when
         self._answers: Dict[str, Message] = {}
+        self._told: Dict[str, Dict[int, str]] = {}  # by topic and rank
         self._standing: Dict[str, Message] = {}  # what a new connection is told first
         self._listeners: Dict[str, List[Listener]] = {}
         self._problem = "it has not started, or has failed: look at the output of its task"
@@ -74,24 +76,25 @@ class Client:
             self._start_service()
         threading.Thread(target=self._run, name="slurm_resolver client", daemon=True).start()
 
-    def gather(self, purpose: str, value: Any, timeout: float) -> List[Any]:
+    def gather(
+        self, purpose: str, value: Any, timeout: Optional[float], without: Collection[int] = ()
+    ) -> List[Any]:
         """Returns the values that all tasks give, by rank. Every task must call it.
 
         Args:
-            purpose: what it is for, as messages name it; calls with the same purpose are counted.
+            purpose: what it is for, as messages name it, such as "the start"; calls with the same
+                purpose are counted.
             value: what this task gives: at most 60 KiB as JSON.
             timeout: seconds until this task's time is up; the first one's ends the wait of all.
+                None waits until all have come, or one of them has ended, and reports nobody.
+            without: the ranks that do not call it, whose values are None.
 
         Raises:
             RendezvousError: in every task, naming those that are missing or lost.
         """
-        until = time.monotonic() + timeout
+        until = time.monotonic() + (_LONGEST_SECONDS if timeout is None else timeout)
         with self._changed:
-            self._gathers[purpose] = self._gathers.get(purpose, 0) + 1
-            name = f"{purpose} {self._gathers[purpose]}"
-            self._pending[name] = (json.dumps(value), until)
-            self._send_gather(name)
-            self._changed.notify_all()
+            name = self._offer(purpose, value, until, without, timeout is None)
             while name not in self._answers and not self._refusal:
                 left = until - time.monotonic() + (_ANSWER_SECONDS if self._socket else 0.0)
                 if left <= 0:
@@ -100,14 +103,52 @@ class Client:
             self._pending.pop(name, None)
             answer = self._answers.pop(name, None)
             if self._refusal:
-                raise RendezvousError(self._refusal)
+                raise RendezvousError(self._refusal, unreached=True)
+        if self.service is not None:
+            self.service.flush()
         if answer is None:
             raise RendezvousError(
-                f"{self.address.name} did not answer within {timeout:g} s: {self._problem}."
+                f"{self.address.name} did not answer within {timeout or 0:g} s: {self._problem}.",
+                unreached=True,
             )
         if "values" not in answer:
-            raise RendezvousError(self._explain(purpose, answer, timeout))
+            raise RendezvousError(self._explain(purpose, answer, timeout or 0.0))
         return wire.unpack(answer["values"])
+
+    def offer(self, purpose: str, value: Any) -> None:
+        """Gives this task's value for a gather, without waiting for the others."""
+        with self._changed:
+            self._offer(purpose, value, None, (), False)
+
+    def _offer(
+        self,
+        purpose: str,
+        value: Any,
+        until: Optional[float],
+        without: Collection[int],
+        patient: bool,
+    ) -> str:
+        self._gathers[purpose] = self._gathers.get(purpose, 0) + 1
+        name = f"{purpose} {self._gathers[purpose]}"
+        message = {"value": json.dumps(value), "without": sorted(without), "patient": patient}
+        self._pending[name] = (message, until)
+        self._send_gather(name)
+        self._changed.notify_all()
+        return name
+
+    def tell(self, topic: str, value: str) -> None:
+        """Tells all tasks something, also those that connect later."""
+        self.say(**{f"tell {topic}": value})
+
+    def told(self, topic: str, ranks: Collection[int], timeout: float) -> Dict[int, str]:
+        """Returns what these tasks have told, once all have, or else after `timeout` seconds."""
+        until = time.monotonic() + timeout
+        with self._changed:
+            told = self._told.setdefault(topic, {})
+            while not told.keys() >= set(ranks) and time.monotonic() < until:
+                # Python's handlers of signals run between two waits.
+                self._changed.wait(min(_LONGEST_PAUSE, until - time.monotonic()))
+            return {rank: told[rank] for rank in ranks if rank in told}
 
     def say(self, **message: Any) -> None:
         """Tells the service something, now and after each time that the connection was lost.
@@ -199,7 +240,8 @@ class Client:
             lost_at = 0.0 if closing else time.monotonic()
             with self._changed:
                 self._socket = None
-                self._changed.wait_for(lambda: not closing or self._pending or self._closed)
+                if closing:  # there may never be another service, and no need of one
+                    self._changed.wait_for(lambda: self._pending or self._closed)
             begun = time.monotonic()
         with self._changed:
             self._changed.notify_all()
@@ -264,6 +306,11 @@ class Client:
                     with self._changed:
                         self._answers[message["gathered"]] = message
                         self._changed.notify_all()
+                elif "told" in message:
+                    with self._changed:
+                        told = self._told.setdefault(message["told"], {})
+                        told[message["rank"]] = message["value"]
+                        self._changed.notify_all()
                 elif "waiting" in message:
                     self._notice_missing(message)
                 self._dispatch(message)
@@ -279,9 +326,9 @@ class Client:
                 listener(message)
 
     def _send_gather(self, name: str) -> None:
-        value, until = self._pending[name]
-        seconds = max(0.0, until - time.monotonic())
-        self._send({"gather": name, "value": value, "seconds": seconds})
+        message, until = self._pending[name]
+        seconds = None if until is None else max(0.0, until - time.monotonic())
+        self._send({"gather": name, **message, "seconds": seconds})
 
     def _send(self, message: Message) -> None:
         if self._socket is not None:
@@ -305,14 +352,14 @@ class Client:
     def _explain(self, purpose: str, answer: Message, timeout: float) -> str:
         if "lost" in answer:
             name = self.name_of(answer["lost"])
-            return f"{name} was lost before all tasks had come ({purpose}): {answer['why']}."
+            return f"{name} is gone, and takes no part in {purpose}: {answer['why']}."
         missing = answer["missing"]
         count = f"{len(missing)} of {self.address.num_tasks} tasks"
         names = self._names(missing, answer["endings"])
         if self.address.rank in missing:
             return f"the other tasks had stopped waiting for {count} when this one came: {names}."
         return (
-            f"{count} did not come within {timeout:g} s ({purpose}): {names}. Look at their "
+            f"{count} did not come to {purpose} within {timeout:g} s: {names}. Look at their "
             "output, and check that all tasks run the same program."
         )
 

@@ -7,7 +7,7 @@ lost. Its answer goes to every task, also to one that comes later or asks again.
 from __future__ import annotations
 
 import time
-from typing import Callable, Container, Dict, List, Optional
+from typing import Callable, Container, Dict, List, Optional, Set
 
 from slurm_resolver.coordination.wire import Message, Process, pack
 
@@ -21,6 +21,9 @@ class Round:
     def __init__(self) -> None:
         self.values: Dict[int, str] = {}
         self.numbers: Dict[int, str] = {}  # of the processes, by rank
+        self.waiting: Set[int] = set()  # the ranks that wait for the answer
+        self.without: Set[int] = set()  # the ranks that do not take part
+        self.patient = False  # whether it has no deadline, and ends when a task leaves
         self.began = time.monotonic()
         self.deadline = float("inf")
         self.next_notice = self.began + _FIRST_NOTICE
@@ -40,18 +43,22 @@ class Rounds:
         """Takes the value of a task: ``{"gather": name, "value": JSON, "seconds": 60}``."""
         rank, number = process.rank, process.number
         name, value = str(message["gather"]), str(message["value"])
-        seconds = min(float(message["seconds"]), _LONGEST)
+        waits = message["seconds"] is not None
         current = self._rounds.get(name)
         if current is None or (current.answer is not None and self._is_next(current, rank, number)):
             current = self._rounds[name] = Round()
         if current.answer is None:
             current.values[rank], current.numbers[rank] = value, number
-            current.deadline = min(current.deadline, time.monotonic() + seconds)
             self._endings.pop(rank, None)
-            if len(current.values) < self._num_tasks:
-                return
-            values = [current.values[each] for each in range(self._num_tasks)]
-            self._end(name, {"values": pack(values)})
+            if waits:
+                seconds = min(float(message["seconds"]), _LONGEST)
+                current.deadline = min(current.deadline, time.monotonic() + seconds)
+                current.waiting.add(rank)
+                current.without = set(message["without"])
+                current.patient = current.patient or bool(message["patient"])
+            if current.waiting and self._is_complete(current):
+                values = [current.values.get(each, "null") for each in range(self._num_tasks)]
+                self._end(name, {"values": pack(values)})
         else:
             self._send([rank], {**current.answer, "gathered": name})
 
@@ -63,7 +70,12 @@ class Rounds:
     def left(self, process: Process, failure: str) -> None:
         """Notes for messages how a process ended that said goodbye."""
         rank = process.rank
-        self._endings[rank] = f"its process ended: {failure}" if failure else "its process ended"
+        ending = self._endings[rank] = (
+            f"its process ended: {failure}" if failure else "it has ended"
+        )
+        for name, current in self._rounds.items():
+            if current.patient and current.answer is None and rank in self._missing(current):
+                self._end(name, {"lost": rank, "why": ending})
 
     def lost(self, process: Process, reason: str) -> None:
         """Ends the rounds in which a lost process takes part."""
@@ -74,7 +86,7 @@ class Rounds:
                 continue
             if current.numbers.get(rank) == number:
                 self._end(name, {"lost": rank, "why": reason})
-            else:
+            elif current.waiting:
                 self._notify(name, current)
 
     def tick(self, now: float) -> None:
@@ -84,19 +96,25 @@ class Rounds:
                 continue
             if now >= current.deadline:
                 self._end(name, {"missing": self._missing(current), "endings": self._endings})
-            elif now >= current.next_notice:
+            elif now >= current.next_notice and current.waiting and not current.patient:
                 current.next_notice += _NEXT_NOTICES
                 self._notify(name, current)
 
     def _notify(self, name: str, current: Round) -> None:
         waited = time.monotonic() - current.began
         notice = {"waiting": name, "missing": self._missing(current), "waited": waited}
-        self._send([min(current.values)], {**notice, "endings": self._endings})
+        self._send([min(current.waiting)], {**notice, "endings": self._endings})
+
+    def _is_complete(self, current: Round) -> bool:
+        # Counted, as it is asked for every task.
+        enough = len(current.values) + len(current.without) >= self._num_tasks
+        return enough and not self._missing(current)
 
     def _missing(self, current: Round) -> List[int]:
-        return [rank for rank in range(self._num_tasks) if rank not in current.values]
+        known = current.values.keys() | current.without
+        return [rank for rank in range(self._num_tasks) if rank not in known]
 
     def _end(self, name: str, answer: Message) -> None:
         current = self._rounds[name]
         current.answer = answer
-        self._send(current.values, {**answer, "gathered": name})
+        self._send(current.waiting, {**answer, "gathered": name})

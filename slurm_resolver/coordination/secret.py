@@ -2,10 +2,10 @@
 
 It comes from the first of these that is available:
 
-1. SLURM_RESOLVER_SECRET, which srun passes to all tasks. Only the user's own processes and root can
-   read a process's environment (proc(5), /proc/PID/environ).
-2. munge: the service encrypts a random key with the command ``munge``, so that only processes of the
-   same user can decrypt it, with ``unmunge``.
+1. SLURM_RESOLVER_SECRET, which srun passes to all tasks. Only the user's own processes and root
+   can read a process's environment (proc(5), /proc/PID/environ).
+2. munge: the service encrypts a random key with the command ``munge``, so that only processes of
+   the same user can decrypt it, with ``unmunge``.
 3. None. TensorFlow's own ports are not protected either.
 
 The service offers what it uses before anybody has proved anything. A task accepts an offer only if
@@ -110,8 +110,8 @@ def find_means() -> Tuple[str, bytes]:
     if value is not None:
         if len(value) < _SHORTEST:
             raise RendezvousError(
-                f"{VARIABLE} has {len(value)} characters; expected at least {_SHORTEST} that nobody "
-                f"can guess. {_REMEDY}."
+                f"{VARIABLE} has {len(value)} characters; expected at least {_SHORTEST} that "
+                f"nobody can guess. {_REMEDY}."
             )
         return "variable", value.encode(errors="surrogateescape")
     available = shutil.which("unmunge") is not None and Path(_munge_socket()).is_socket()

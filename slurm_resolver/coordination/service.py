@@ -47,11 +47,14 @@ class Watcher(Protocol):
     def message(self, process: Process, message: Message) -> None:
         """Takes what a process says of itself."""
 
-    def left(self, process: Process, failure: str) -> None:
-        """Takes a goodbye; `failure` is the exception that ended the process, or ''."""
+    def left(self, process: Process, failure: str) -> str:
+        """Takes a goodbye; `failure` is the exception that ended the process, or ''.
+
+        Returns where the process was, such as "in step 812 of epoch 3", or ''.
+        """
 
     def lost(self, process: Process, reason: str) -> str:
-        """Takes a loss; returns where the process was, such as "in step 812 of epoch 3", or ''."""
+        """Takes a loss; returns where the process was, as `left`."""
 
     def tick(self, now: float) -> None:
         """Does what is due; called several times a second."""
@@ -88,6 +91,7 @@ class Service:
         self.status: Callable[[], Message] = dict  # what an observer is told
         self._writers: Dict[Process, Optional[asyncio.StreamWriter]] = {}
         self._losses: Dict[Process, Tuple[float, str]] = {}  # when, and why, one will be lost
+        self._told: Dict[Tuple[str, int], object] = {}  # what tasks tell all others
         self._connections: Set[asyncio.StreamWriter] = set()
         self._closing = False
         self._thread = threading.Thread(
@@ -98,9 +102,20 @@ class Service:
     def send(self, ranks: Optional[Container[int]], message: Message) -> None:
         """Sends a message to the processes of these tasks; None for all tasks."""
         line = wire.encode(message)
-        for process, writer in self._writers.items():
-            if writer is not None and (ranks is None or process.rank in ranks):
+        receivers = [p for p in self._writers if ranks is None or p.rank in ranks]
+        # This task comes last: it may go on to hold the interpreter, and with it this thread.
+        for process in sorted(receivers, key=lambda p: p.rank == self.address.rank):
+            writer = self._writers[process]
+            if writer is not None:
                 writer.write(line)
+
+    def flush(self) -> None:
+        """Returns when the messages of the service have left this process, or after some time."""
+        until = time.monotonic() + _FLUSH_SECONDS
+        while time.monotonic() < until and self._thread.is_alive():
+            if not any(w.transport.get_write_buffer_size() for w in list(self._connections)):
+                break
+            time.sleep(_TICK_SECONDS / 25)
 
     def close(self) -> None:
         """Ends the service once no task relies on it; the last messages are sent."""
@@ -209,6 +224,8 @@ class Service:
         self._losses.pop(process, None)
         if former is not None:
             former.close()
+        for (topic, rank), value in self._told.items():
+            writer.write(wire.encode({"told": topic, "rank": rank, "value": value}))
         grace = self.address.grace
         seconds, reason = grace, f"its connection has failed for {grace:g} s"
         wire.detect_dead_peers(writer.get_extra_info("socket"), grace)
@@ -216,13 +233,11 @@ class Service:
             while True:
                 message = wire.decode(await reader.readuntil())
                 if "goodbye" in message:
-                    self._forget(process)
-                    self.rounds.left(process, str(message["goodbye"]))
-                    for watcher in self.watchers:
-                        watcher.left(process, str(message["goodbye"]))
+                    self._leave(process, str(message["goodbye"]))
                     return
                 if "gather" in message:
                     self.rounds.add(process, message)
+                self._relay(process, message)
                 for watcher in self.watchers:
                     watcher.message(process, message)
         except EOFError:
@@ -235,17 +250,36 @@ class Service:
                 self._writers[process] = None
                 self._losses[process] = (time.monotonic() + seconds, reason)
 
+    def _relay(self, process: Process, message: Message) -> None:
+        for key, value in message.items():
+            verb, _, topic = key.partition(" ")
+            if verb == "tell":
+                self._told[topic, process.rank] = value
+                self.send(None, {"told": topic, "rank": process.rank, "value": value})
+
     def _forget(self, process: Process) -> None:
         self._writers.pop(process, None)
         self._losses.pop(process, None)
+
+    def _leave(self, process: Process, failure: str) -> None:
+        self._forget(process)
+        self.rounds.left(process, failure)
+        places = [watcher.left(process, failure) for watcher in self.watchers]
+        if failure:
+            self._tell_gone(process, failure, places)
+        else:
+            self.send(None, {"left": process.rank, "role": process.role})
 
     def _lose(self, process: Process) -> None:
         _, reason = self._losses[process]
         self._forget(process)
         self.rounds.lost(process, reason)
         places = [watcher.lost(process, reason) for watcher in self.watchers]
+        self._tell_gone(process, reason, places)
+
+    def _tell_gone(self, process: Process, why: str, places: List[str]) -> None:
         where = " ".join(filter(None, places))
-        self.send(None, {"gone": process.rank, "role": process.role, "why": reason, "where": where})
+        self.send(None, {"gone": process.rank, "role": process.role, "why": why, "where": where})
 
 
 def _process(hello: Message) -> Process:

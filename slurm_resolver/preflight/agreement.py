@@ -8,11 +8,13 @@ import importlib.metadata
 import json
 import socket
 import sys
-from typing import Any, Dict, List, Optional, Sequence
+from typing import Any, Callable, Dict, List, Optional
 
 from slurm_resolver.cluster.cluster import Cluster
-from slurm_resolver.rendezvous.gathering import Note
 from slurm_resolver.version import __version__
+
+Note = Dict[str, Any]
+NameOf = Callable[[int], str]
 
 # The keys of `agreement_facts` that are compared, causes before effects, as messages name them.
 COMPARED_FACTS = (
@@ -23,11 +25,6 @@ COMPARED_FACTS = (
     ("roles", "which rank has which job (placement, het_groups)"),
     ("addresses", "the addresses (port_base, node_address)"),
 )
-
-
-def task_names(cluster: Cluster) -> List[str]:
-    """Returns by rank the text that names a task in messages."""
-    return [f"rank {task.rank} ({task.job} {task.index} on {task.node})" for task in cluster.tasks]
 
 
 def agreement_facts(cluster: Cluster) -> Note:
@@ -62,7 +59,7 @@ def _digest(value: Any) -> str:
     return hashlib.sha256(json.dumps(value).encode()).hexdigest()[:16]
 
 
-def find_disagreement(notes: Dict[int, Note], key: str, names: Sequence[str]) -> str:
+def find_disagreement(notes: Dict[int, Note], key: str, name_of: NameOf) -> str:
     """Returns the values of this key and the tasks that have each; '' where all have the same.
 
     The value of the fewest tasks comes first, as it is most likely the wrong one.
@@ -73,9 +70,11 @@ def find_disagreement(notes: Dict[int, Note], key: str, names: Sequence[str]) ->
     if len(ranks_by_value) < 2:
         return ""
     fewest_first = sorted(ranks_by_value.items(), key=lambda item: len(item[1]))
-    return "; ".join(f"{_first_names(ranks, names)}: {value}" for value, ranks in fewest_first[:4])
+    return "; ".join(
+        f"{_first_names(ranks, name_of)}: {value}" for value, ranks in fewest_first[:4]
+    )
 
 
-def _first_names(ranks: List[int], names: Sequence[str]) -> str:
+def _first_names(ranks: List[int], name_of: NameOf) -> str:
     more = f" and {len(ranks) - 3} more" if len(ranks) > 3 else ""
-    return ", ".join(names[rank] for rank in ranks[:3]) + more
+    return ", ".join(map(name_of, ranks[:3])) + more

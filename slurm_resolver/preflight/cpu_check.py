@@ -9,8 +9,8 @@ from __future__ import annotations
 import os
 from typing import Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
+from slurm_resolver.preflight.agreement import Note
 from slurm_resolver.preflight.result import SKIPPED, WARNING, Result, result_of
-from slurm_resolver.rendezvous.gathering import Note
 from slurm_resolver.slurm.step import SlurmStep
 from slurm_resolver.wording import counted, ranges_of
 
@@ -31,7 +31,6 @@ class TaskCpus(NamedTuple):
         of_step: how many the step has on the node; None where that is not known.
         threads: the variables that tell TensorFlow how many threads to start, by name.
         has_gpus: whether the task uses GPUs.
-        by_mpirun: whether mpirun started it, which binds ranks to cores by itself.
     """
 
     rank: int
@@ -42,7 +41,6 @@ class TaskCpus(NamedTuple):
     of_step: Optional[int] = None
     threads: Mapping[str, str] = {}
     has_gpus: bool = False
-    by_mpirun: bool = False
 
     @property
     def is_bound(self) -> bool:
@@ -60,7 +58,6 @@ def cpu_facts(step: SlurmStep) -> Note:
         "cpus_per_task": step.cpus_per_task,
         "cpus_on_node": step.cpus_on_node,
         "threads": threads,
-        "by_mpirun": step.mpi_run is not None,
     }
 
 
@@ -84,7 +81,6 @@ def check_cpus(notes: Dict[int, Note], nodes: Sequence[str]) -> Result:
             _number(note["cpus_on_node"]),
             note["threads"],
             bool(note.get("devices")),
-            note["by_mpirun"],
         )
         on_node.setdefault(task.node, []).append(task)
     problems = [text for tasks in on_node.values() for text in find_problems(tasks)]
@@ -102,7 +98,7 @@ def find_problems(tasks: Sequence[TaskCpus]) -> List[str]:
     starving = [t for t in tasks if t.has_gpus and len(t.own) == 1 and t.is_bound]
     if short:
         task = short[0]
-        more = _more(task, task.per_task or 1)
+        more = _MORE.format(task.per_task or 1)
         found.append(
             f"{_ranks([t.rank for t in short])} on {node} may use {_cpus(task)}, but "
             f"SLURM_CPUS_PER_TASK={task.per_task}: {more}"
@@ -110,7 +106,7 @@ def find_problems(tasks: Sequence[TaskCpus]) -> List[str]:
     elif len(usable) < min(first.machine, of_step) and len(usable) <= max(
         of_step // 2, len(tasks) - 1
     ):
-        more = _more(first, max(1, of_step // len(tasks)))
+        more = _MORE.format(max(1, of_step // len(tasks)))
         found.append(
             f"{ranks} on {node} may use {_named(usable)} of the {of_step} that the step has "
             f"there: {more}"
@@ -138,10 +134,6 @@ def find_problems(tasks: Sequence[TaskCpus]) -> List[str]:
                 )
                 break
     return found
-
-
-def _more(task: TaskCpus, number: int) -> str:
-    return "mpirun --bind-to none" if task.by_mpirun else _MORE.format(number)
 
 
 def _first_overlap(

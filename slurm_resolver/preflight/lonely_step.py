@@ -15,7 +15,7 @@ def advise_on_lonely_step(step: SlurmStep) -> str:
     '' for any other step. Only what was asked for the job itself is known here: its nodes, and its
     tasks on each.
     """
-    if step.place != "step" or step.num_tasks != 1 or step.mpi_run is not None or step.simulated:
+    if step.place != "step" or step.num_tasks != 1 or step.simulated:
         return ""
     nodes, each = (text or "1" for text in (step.job_num_nodes, step.job_tasks_per_node))
     tasks = int(nodes) * int(each) if nodes.isdigit() and each.isdigit() else 1

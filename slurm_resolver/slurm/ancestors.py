@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import re
-from typing import List, NamedTuple, Optional, Tuple
+from typing import NamedTuple, Optional, Tuple
 
 # The commands of launchers, of which there is one for all ranks; and what they run on each node.
 # proc(5): the names of processes are cut after 15 bytes.
@@ -24,7 +24,7 @@ class Ancestors(NamedTuple):
     """What is known of the processes above this one.
 
     Attributes:
-        launcher, launcher_pid: the launcher's process that started this one, such as ``orted``.
+        launcher: the launcher's process that started this one, such as ``orted``.
         under_slurmstepd: whether Slurm started this process, or one that started it.
         complete: whether nothing can be hidden between this process and what Slurm started: then
             there is no launcher unless `launcher` names one.
@@ -33,7 +33,6 @@ class Ancestors(NamedTuple):
     """
 
     launcher: Optional[str] = None
-    launcher_pid: Optional[int] = None
     under_slurmstepd: bool = False
     complete: bool = False
     job_id: Optional[str] = None
@@ -54,7 +53,6 @@ def find_ancestors(task_pid: Optional[str]) -> Ancestors:
             start this process as a rank.
     """
     launcher: Optional[str] = None
-    launcher_pid: Optional[int] = None
     complete, mpirun = False, None
     own = pid = os.getpid()
     for _ in range(_MAX_PARENTS):
@@ -64,37 +62,19 @@ def find_ancestors(task_pid: Optional[str]) -> Ancestors:
         if name == "slurmstepd":
             title = _TITLE.match(read_proc(f"/proc/{pid}/cmdline"))
             if title is None:
-                return Ancestors(launcher, launcher_pid, True, True, mpirun=mpirun)
+                return Ancestors(launcher, True, True, mpirun=mpirun)
             known = (title["job"], title["step"], mpirun)
-            return Ancestors(launcher, launcher_pid, True, True, *known)
+            return Ancestors(launcher, True, True, *known)
         if pid != own and not complete:
             is_command = _COMMANDS.fullmatch(name)
             mpirun = name if is_command else mpirun
             if launcher is None and (is_command or _DAEMONS.fullmatch(name)):
-                launcher, launcher_pid = name, pid
+                launcher = name
         complete = complete or str(pid) == task_pid
         if parent < 1:
             break
         pid = parent
-    return Ancestors(launcher, launcher_pid, complete=complete, mpirun=mpirun)
-
-
-def processes_of_task(task_pid: Optional[str]) -> Optional[List[int]]:
-    """Returns this process and all above it, up to the one that Slurm started as the task.
-
-    None where the chain of parents does not show it, as in a container that numbers its processes
-    anew.
-
-    Args:
-        task_pid: SLURM_TASK_PID.
-    """
-    pids = [os.getpid()]
-    while str(pids[-1]) != task_pid:
-        name, parent = _name_and_parent(pids[-1])
-        if name is None or parent < 1 or len(pids) == _MAX_PARENTS:
-            return None
-        pids.append(parent)
-    return pids
+    return Ancestors(launcher, complete=complete, mpirun=mpirun)
 
 
 def is_component(node: str, job_id: str, step_id: str) -> bool:

@@ -12,7 +12,7 @@ from typing import Any, Dict, Mapping, NamedTuple, Optional, Sequence, Tuple, Ty
 from slurm_resolver.errors import EnvironmentValueError, NotInStepError
 from slurm_resolver.slurm import variable
 from slurm_resolver.slurm.ancestors import Ancestors, find_ancestors, is_component
-from slurm_resolver.slurm.mpi_run import MpiRun, as_rank
+from slurm_resolver.slurm.launcher import find_launcher
 from slurm_resolver.slurm.variable import AnyVariable, Environ, Variable, hosts
 
 Value = TypeVar("Value")
@@ -50,10 +50,9 @@ class SlurmStep:
     heterogeneous job; in one, `slurm_resolver.cluster.layout` finds out whether the step is
     heterogeneous as well. A step cannot be changed; `replace` returns a changed copy.
 
-    Four fields are not Slurm's variables: `ancestors` is what started this process; `is_component`
-    whether this is a component of a heterogeneous step that no variable tells; `mpi_run` what
-    mpirun tells one of its ranks, whose step this then is, and not that of mpirun's daemons;
-    `launcher` names another launcher that started this process, of which nothing else is known.
+    Three fields are not Slurm's variables: `ancestors` is what started this process; `is_component`
+    whether this is a component of a heterogeneous step, which no variable tells; `launcher` names a
+    launcher other than srun that started this process, such as mpirun.
     """
 
     # the task
@@ -118,9 +117,6 @@ class SlurmStep:
     simulated_job = variable.text("SLURM_RESOLVER_JOB", "a job id")
     # set by this package for the child processes of a task that had to ask the others
     exchanged_layout = variable.text("SLURM_RESOLVER_LAYOUT", "what the tasks told each other")
-    exchanged_addresses = variable.text(
-        "SLURM_RESOLVER_ADDRESSES", "what the tasks told each other"
-    )
     # set by some sites, not by Slurm
     temporary_folder = variable.text("SLURM_TMPDIR", "a folder on this node")
     # set by `exec --restart-workers` for a program that it has started again
@@ -128,17 +124,6 @@ class SlurmStep:
     # set by `supervise` for a step that it has started again
     step_restart = variable.number(
         "SLURM_RESOLVER_STEP_RESTART", 0, 2**31 - 1, "how often the step was started again"
-    )
-    # PMI-2 of this task (srun --mpi=pmi2), and whether the user lets this package use it. They may
-    # be those of another step, or of another launcher, and mean anything there.
-    pmi_fd = variable.text("PMI_FD", "the number of a file descriptor")
-    pmi_rank = variable.text("PMI_RANK", "a rank")
-    pmi_size = variable.text("PMI_SIZE", "a number of tasks")
-    launch_node_address = variable.text("SLURM_LAUNCH_NODE_IPADDR", "the address of srun's host")
-    pmi2 = variable.choice(
-        "SLURM_RESOLVER_PMI2",
-        ("auto", "on", "off"),
-        "Set it to off where a program of the step uses MPI, to on where none does, or unset it",
     )
     # GPUs
     cuda_devices = variable.devices("CUDA_VISIBLE_DEVICES")
@@ -159,7 +144,6 @@ class SlurmStep:
     components: Tuple[Component, ...]
     ancestors: Ancestors
     is_component: bool
-    mpi_run: Optional[MpiRun]
     launcher: Optional[str]
 
     def __init__(
@@ -167,7 +151,6 @@ class SlurmStep:
         components: Sequence[Component] = (),
         ancestors: Ancestors = Ancestors(),  # noqa: B008 (it cannot be changed)
         is_component: bool = False,
-        mpi_run: Optional[MpiRun] = None,
         launcher: Optional[str] = None,
         **values: Any,
     ) -> None:
@@ -177,7 +160,7 @@ class SlurmStep:
             raise TypeError(f"SlurmStep has no field {', '.join(sorted(unknown))}")
         known = {field: value for field, value in values.items() if value is not None}
         known.update(ancestors=ancestors, is_component=is_component)
-        known.update(mpi_run=mpi_run, launcher=launcher, components=tuple(components))
+        known.update(launcher=launcher, components=tuple(components))
         self.__dict__.update(known)
 
     def __setattr__(self, field: str, value: object) -> None:
@@ -213,7 +196,7 @@ class SlurmStep:
         step = cls(components=components, ancestors=ancestors, **values)
         if is_this_process:
             step = step.replace(is_component=step._find_is_component())
-        return as_rank(step, environ, is_this_process)
+        return step.replace(launcher=find_launcher(step, environ))
 
     def _find_is_component(self) -> bool:
         names = (self.node_name, self.job_id, self.step_id)
@@ -249,11 +232,9 @@ class SlurmStep:
     def place(self) -> str:
         """Where this process runs: in a "step", in an "allocation" without srun, or "none".
 
-        "step" is a task that srun or mpirun started, "allocation" a batch script or the shell of
+        "step" is a task that srun started, "allocation" a batch script or the shell of
         salloc, and "none" a process outside Slurm.
         """
-        if self.mpi_run is not None:
-            return "step"
         if self.step_id in _STEP_IDS_WITHOUT_SRUN:
             return "allocation"
         if self.nodes is not None or self.num_tasks is not None:
@@ -277,7 +258,7 @@ class SlurmStep:
         Variables that a test or a tool has copied from a task lack SLURM_TASK_PID, which srun sets
         in every task.
         """
-        return self.task_pid is not None or self.mpi_run is not None
+        return self.task_pid is not None
 
     @property
     def srun_step_id(self) -> Optional[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import faulthandler
 import signal
 import socket
 import threading
@@ -14,7 +15,6 @@ import tensorflow as tf
 
 from slurm_resolver.cluster.cluster import Cluster
 from slurm_resolver.cluster.data_service import DATA_WORKER, DISPATCHER, address_of_dispatcher
-from slurm_resolver.preflight.startup_deadline import startup_deadline
 
 _PAUSE = 0.05  # seconds between two looks for the dispatcher
 _CONNECT_SECONDS = 3.0
@@ -43,13 +43,12 @@ def start_data_server(cluster: Cluster, has_ended: Callable[[], bool]) -> Option
         if has_ended():
             return None
         time.sleep(_PAUSE)
-    message = (
-        f"slurm_resolver: data_worker {own.index} (rank {own.rank} on {own.node}) could not "
-        f"register with the dispatcher at {dispatcher} within {_START_SECONDS:g} s. Ending the "
-        "process."
-    )
-    with startup_deadline(_START_SECONDS, message):
+    # Nothing else works while TensorFlow waits for the dispatcher and holds the interpreter.
+    faulthandler.dump_traceback_later(_START_SECONDS, exit=True)
+    try:
         return service.WorkerServer(service.WorkerConfig(dispatcher, own.address, port))
+    finally:
+        faulthandler.cancel_dump_traceback_later()
 
 
 def keep_until_exit(server: Any) -> None:

@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import contextlib
 import json
-import time
+import threading
 from typing import Any, Iterator, List, Optional
 
 import tensorflow as tf
 
-from slurm_resolver.errors import FitError
+from slurm_resolver.coordination.client import Client
+from slurm_resolver.errors import FitError, RendezvousError
+from slurm_resolver.tf.start import GONE, Peers, abort_collectives
 
 # How long a worker that fails waits for the others to fail as well, which then needs no telling.
 _SECONDS = 5.0
-_FAILED = "has failed in fit: "
+_CALL = "this call of fit, evaluate or predict"  # what workers tell each other about
+# The errors of collectives whose peer is gone, and how long the news of that may take.
+_OF_PEERS = (tf.errors.UnavailableError, tf.errors.AbortedError, tf.errors.CancelledError)
+_GONE_SECONDS = 4.0
 
 
 class Workers:
@@ -25,21 +30,40 @@ class Workers:
         together: whether they are within a block that fails together.
     """
 
-    def __init__(self, strategy: Any) -> None:
+    def __init__(self, strategy: Any, client: Optional[Client], peers: Optional[Peers]) -> None:
         resolver = strategy.cluster_resolver
         counts = resolver.cluster_spec().as_dict()
         jobs = [job for job in ("chief", "worker") for _ in counts.get(job, ())]
         self.names = [f"{job} {jobs[:place].count(job)}" for place, job in enumerate(jobs)]
         own = f"{resolver.task_type} {resolver.task_id}"
         self.index = self.names.index(own) if self.names else 0
-        self._strategy = strategy
-        self._fits = 0
         self.together = False
+        self._strategy = strategy
+        self._client, self._peers = client, peers
+        self._calls = 0
         signature = [tf.TensorSpec([None], tf.int32)]
         self._gather = tf.function(self._gather_ints, input_signature=signature, autograph=False)
+        if client is not None:
+            cluster = resolver.cluster
+            by_name = {f"{task.job} {task.index}": task.rank for task in cluster.tasks}
+            self._ranks = [by_name[name] for name in self.names]
+            self._others = sorted({task.rank for task in cluster.tasks}.difference(self._ranks))
+            client.listen("told", self._hear)
 
     def exchange(self, value: Any) -> List[Any]:
-        """Returns what each worker has called this with, by its index; it must fit into JSON."""
+        """Returns what each worker has called this with, by its index; it must fit into JSON.
+
+        Raises:
+            FitError: where another worker has ended, or is lost.
+        """
+        if self._client is not None:
+            try:
+                told = self._client.gather(
+                    "this call of fit, evaluate or predict", value, None, self._others
+                )
+            except RendezvousError as error:
+                raise FitError(str(error)) from error
+            return [told[rank] for rank in self._ranks]
         encoded = list(json.dumps(value).encode())
         sizes = self._all(tf.constant([len(encoded)], tf.int32))
         longest = max(size[0] for size in sizes)
@@ -62,50 +86,55 @@ class Workers:
     def failing_together(self) -> Iterator[None]:
         """Ends the block in all workers when it fails in one of them, with that one's error.
 
-        Without it they wait for it, until TensorFlow finds that its process has ended. Where it
-        fails in all of them, each raises its own error, and all may go on.
+        Where it fails in all of them, each raises its own error, and all may continue.
 
         Raises:
-            FitError: when another worker has failed.
+            FitError: when another worker has failed or is lost.
         """
-        self._fits += 1
+        self._calls += 1
         self.together = True
         try:
             yield
         except Exception as error:
-            reason = _reason(error)
-            if reason is not None:
+            reason = _reason(error) or self._find_gone(error)
+            if reason:
                 raise FitError(reason) from error
-            first = f"{type(error).__name__}: {error}".partition("\n")[0][:500]
-            self._tell(f"{self.names[self.index]} {_FAILED}{first}")
+            if self._client is not None:
+                first = f"{type(error).__name__}: {error}".partition("\n")[0][:500]
+                topic = f"failed {self._calls}"
+                self._client.tell(topic, first)
+                self._client.told(topic, self._ranks, _SECONDS)
             raise
         finally:
             self.together = False
 
-    def _tell(self, failure: str) -> None:
-        """Ends the others' collectives, unless they fail as well.
+    def _find_gone(self, error: Exception) -> str:
+        """Returns which peer is gone, where TensorFlow has noticed it first; else ''."""
+        if self._peers is None or not isinstance(error, _OF_PEERS):
+            return ""
+        self._peers.is_gone.wait(_GONE_SECONDS)
+        return self._peers.reason
 
-        By the coordination service, which has no public name; a TensorFlow with other names, or one
-        that has lost its leader, only finds out later by itself.
-        """
-        from tensorflow.python.eager import context
+    def _hear(self, message: Any) -> None:
+        """Ends this worker's collectives some time after another has failed in the same call."""
+        if message["told"] == f"failed {self._calls}" and self.together:
+            if message["rank"] == self._ranks[self.index]:
+                return
+            calls = self._calls
+            rank = message["rank"]
+            reason = f"{self.names[self._ranks.index(rank)]} has failed in fit: {message['value']}"
 
-        key, end = f"slurm_resolver/fit/{self._fits}", time.monotonic() + _SECONDS
-        with contextlib.suppress(Exception):
-            service = context.context()
-            service.set_config_key_value(f"{key}/{self.index}", failure)
-            try:
-                for index in range(len(self.names)):
-                    left = max(1, int(1000 * (end - time.monotonic())))
-                    service.get_config_key_value(f"{key}/{index}", left)
-            except tf.errors.DeadlineExceededError:
-                service.report_error_to_cluster(tf.errors.ABORTED, failure)
+            def end() -> None:
+                if self.together and self._calls == calls:
+                    abort_collectives(reason)
+
+            timer = threading.Timer(_SECONDS, end)
+            timer.daemon = True
+            timer.start()
 
 
-def _reason(error: Exception) -> Optional[str]:
-    """Returns what another worker has told of its failure, if that is what this error is about."""
-    if not isinstance(error, tf.errors.OpError) or _FAILED not in str(error):
-        return None
-    before, _, after = str(error).partition(_FAILED)
-    worker = " ".join(before.split()[-2:])
-    return f"{worker} {_FAILED}{after.splitlines()[0]}"
+def _reason(error: Exception) -> str:
+    """Returns why this process has ended its own collectives, if that is what the error is."""
+    if not isinstance(error, tf.errors.OpError) or GONE not in str(error):
+        return ""
+    return str(error).partition(GONE)[2].splitlines()[0]

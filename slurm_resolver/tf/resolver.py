@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
-from typing import Any, Collection, Dict, Iterator, List, Mapping, Optional, Tuple
+from typing import Any, Collection, Dict, List, Mapping, Optional, Tuple
 
 import tensorflow as tf
 
@@ -48,7 +47,7 @@ class SlurmClusterResolver(
 
     Everything is resolved in the constructor, once. Without Slurm, in an allocation of one task
     without srun, with ``local=True`` and with SLURM_RESOLVER=off the cluster is empty, and
-    TensorFlow trains locally. Ranks of mpirun need no srun.
+    TensorFlow trains locally.
 
     The constructor changes the process in these ways, and all else changes nothing:
 
@@ -59,8 +58,6 @@ class SlurmClusterResolver(
       first would take all of its memory. Not with `auto_set_gpu` False either.
     - Where the tasks have to tell each other where they run, it leaves the answer for child
       processes in SLURM_RESOLVER_LAYOUT.
-    - Under Slurm it binds a local socket, so that children are told from the task: they get the
-      cluster, and take part in nothing (`Cluster.takes_part`).
     - With a ps job or a tf.data service, in all tasks but evaluators: it starts a thread that
       holds a connection to ps 0 (the dispatcher where there is no ps), wraps `sys.exit` to know
       the exit status, and registers a function with `atexit`. With a ps job it sets GRPC_FAIL_FAST
@@ -115,18 +112,16 @@ class SlurmClusterResolver(
             het_groups: by job name, the component of a heterogeneous step to take its tasks from.
                 None gives jobs their ranks as in any other step.
             node_address: from a node's name to the host that others connect to: a mapping, a
-                callable, or a suffix such as "-ib0". With "slurm" the tasks tell each other the
-                addresses of their nodes; so they do without it where the nodes' names do not
-                resolve. None takes the names.
+                callable, or a suffix such as "-ib0". With "slurm" each task asks Slurm once for
+                the addresses of the nodes, which works where their names do not resolve. None
+                takes the names.
             gpu_jobs: the jobs whose tasks use GPUs. None: all but the parameter servers, the tasks
                 of a tf.data service, and the chief where there are parameter servers, as it then
                 only coordinates.
             layout: where to learn which rank runs on which node. "environment" computes it from the
                 variables alone. With "rendezvous" the tasks tell each other over TCP where they
                 run; all tasks of the step must choose it. "auto" does that where the variables do
-                not tell, and where the step has PMI-2 (``srun --mpi=pmi2``) and no program of it
-                uses MPI, by that: see `slurm_resolver.cluster.pmi2_layout`. But for "environment"
-                they also tell each other which GPUs they see where srun got ``--gpu-bind=closest``.
+                not describe the layout.
             local: True trains alone, without a cluster, wherever this process runs; so does the
                 variable SLURM_RESOLVER=off.
 
@@ -171,8 +166,6 @@ class SlurmClusterResolver(
         self.task_type = own.job if own else None
         self.task_id = own.index if own else None
         self.rpc_layer = rpc_layer
-        if not self._cluster.takes_part():
-            return
         if own:
             tell_once(describe_own_task(self._cluster))
         served = "ps" in self._spec.jobs or self.data_service is not None
@@ -266,8 +259,8 @@ class SlurmClusterResolver(
         """Returns when all tasks of the step are here, agree on the cluster, and have free ports.
 
         Call it in every task, before the strategy or server is made: where TensorFlow would wait
-        without a message, this raises within `timeout` seconds and a few more. Without Slurm, and
-        in a child process of the task, it returns at once.
+        without a message, this raises within `timeout` seconds and a few more. The strategies of
+        this package do so by themselves. Without Slurm it returns at once.
 
         Raises:
             RendezvousError: in every task, naming the ranks and nodes that are missing, what two
@@ -275,31 +268,7 @@ class SlurmClusterResolver(
         """
         from slurm_resolver.preflight.ready import wait_until_ready
 
-        if self._cluster.takes_part():
-            wait_until_ready(self._cluster, timeout)
-
-    @contextlib.contextmanager
-    def startup_deadline(self, seconds: float) -> Iterator[None]:
-        """Ends this process if the block takes longer than `seconds`; for a strategy's start.
-
-        ::
-
-            with resolver.startup_deadline(120):
-                strategy = tf.distribute.MultiWorkerMirroredStrategy(cluster_resolver=resolver)
-
-        A message and all tracebacks go to the standard error, and the exit status is 1, also while
-        TensorFlow waits for a peer and holds the interpreter. It uses `faulthandler`'s timer.
-        """
-        from slurm_resolver.preflight.startup_deadline import startup_deadline
-
-        own = self._cluster.task
-        who = f"rank {own.rank} ({own.job} {own.index} on {own.node})" if own else "this process"
-        message = (
-            f"slurm_resolver: {who} has not started within {seconds:g} s; a peer is missing or not "
-            "reachable. resolver.wait_until_ready() before it tells which. Ending the process."
-        )
-        with startup_deadline(seconds, message):
-            yield
+        wait_until_ready(self._cluster, timeout)
 
     def serve(self, server: Optional[Any] = None, start_timeout: float = 300.0) -> int:
         """Serves until those who train have ended, and returns this process's exit status.

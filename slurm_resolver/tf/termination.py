@@ -19,7 +19,6 @@ from typing import Any, Callable, Collection, Dict, Optional
 import tensorflow as tf
 
 from slurm_resolver import training_reports
-from slurm_resolver.cluster.cluster import Cluster
 from slurm_resolver.preemption.requeue import check_options, job_end, requeue_job
 from slurm_resolver.preemption.signal_watch import SignalWatch
 from slurm_resolver.tf.saving_ranks import SavingRanks
@@ -76,9 +75,7 @@ def termination_config(
         ResumeError: for an unknown signal or option, or outside the main thread.
     """
     check_options(requeue, max_restarts)
-    watch, cluster = SignalWatch(signals), getattr(resolver, "cluster", None)
-    if isinstance(cluster, Cluster) and not cluster.takes_part():
-        watch = SignalWatch(())
+    watch = SignalWatch(signals)
     config = TerminationConfig(SavingRanks(resolver), watch, requeue, max_restarts, save_before_end)
     config.watch.arm()
     return config

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import Optional, Sequence
 
+from slurm_resolver.rendezvous.point import Rendezvous
+
 import slurm_resolver as sr
 from slurm_resolver.cluster.tasks import Task
 from slurm_resolver.parameter_server.protocol import MonitorAddress, monitor_address
-from slurm_resolver.rendezvous.point import Rendezvous
 from slurm_resolver.slurm.step import SlurmStep
 
 

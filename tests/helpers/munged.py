@@ -13,7 +13,6 @@ from pathlib import Path
 
 from slurm_cluster import SlurmUnavailable, slurm_or_skip
 from slurm_installation import PATH
-
 from slurm_resolver.rendezvous.munge import Munge
 
 START_SECONDS = 60.0

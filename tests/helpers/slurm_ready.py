@@ -21,13 +21,14 @@ import time
 from pathlib import Path
 from typing import Any, Dict, Optional
 
-import slurm_resolver as sr
-from slurm_resolver.preflight import agreement
-from slurm_resolver.preflight.ready import wait_until_ready
 from slurm_resolver.rendezvous.gathering import Gathering
 from slurm_resolver.rendezvous.peer import Peer
 from slurm_resolver.rendezvous.secret import describe_means
 from slurm_resolver.rendezvous.wire import Message
+
+import slurm_resolver as sr
+from slurm_resolver.preflight import agreement
+from slurm_resolver.preflight.ready import wait_until_ready
 
 
 def start_together(folder: Path, rank: int, late: Dict[str, Optional[float]]) -> None:

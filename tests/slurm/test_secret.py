@@ -11,7 +11,6 @@ import pytest
 from folders import HELPERS
 from munged import running_munged
 from slurm_cluster import SlurmCluster
-
 from slurm_resolver.rendezvous.munge import SOCKET_VARIABLE
 
 pytestmark = pytest.mark.slurm

@@ -18,6 +18,7 @@ from folders import HELPERS
 from frames import GREETING, Link, frame, read_frame
 from free_ports import free_port
 from monitored_jobs import address_of, cluster_of
+from slurm_resolver.rendezvous.wire import LIMITS, Limits
 
 import slurm_resolver as sr
 from slurm_resolver.parameter_server import exit_status
@@ -27,7 +28,6 @@ from slurm_resolver.parameter_server.protocol import (
     MonitorAddress,
     monitor_address,
 )
-from slurm_resolver.rendezvous.wire import LIMITS, Limits
 
 
 class FakeTask:

@@ -16,7 +16,7 @@ import tensorflow as tf
 from slurm_resolver.cluster.data_service import DATA_JOBS
 from slurm_resolver.errors import JobsError
 from slurm_resolver.preflight import keras_version
-from slurm_resolver.tf import progress
+from slurm_resolver.tf import progress, start
 from slurm_resolver.tf.exchange import Workers
 from slurm_resolver.tf.keras.calls import called_by_keras, keras_is_patched
 from slurm_resolver.tf.keras.functions import make_function
@@ -24,6 +24,8 @@ from slurm_resolver.tf.keras.patches import prepare
 from slurm_resolver.tf.keras.seeds import agree_on_seeds
 from slurm_resolver.tf.keras.sharing import Sharing, share_dataset
 from slurm_resolver.tf.resolver import SlurmClusterResolver
+
+_JOBS = ("chief", "worker")  # whose tasks train together
 
 
 class MultiWorkerMirroredStrategy(
@@ -51,9 +53,10 @@ class MultiWorkerMirroredStrategy(
         cluster_resolver: Optional[Any] = None,
         communication_options: Optional[Any] = None,
         *,
+        start_timeout: Optional[float] = None,
         on_stall: Literal["report", "exit"] = "report",
     ) -> None:
-        """Starts this worker's server, and waits until all workers have done so.
+        """Waits until all workers have come, and starts this worker's server.
 
         Make it before TensorFlow does anything else, such as making a dataset: afterwards
         TensorFlow raises RuntimeError ("Collective ops must be configured at program startup").
@@ -61,20 +64,30 @@ class MultiWorkerMirroredStrategy(
         Args:
             cluster_resolver: None makes a `SlurmClusterResolver()`.
             communication_options: a `tf.distribute.experimental.CommunicationOptions`.
+            start_timeout: seconds in which all workers have to come. One task names those that are
+                missing after 30 s, and then every minute. None is SLURM_RESOLVER_START_TIMEOUT, or
+                600.
             on_stall: what to do when no worker has ended a step for SLURM_RESOLVER_STALL_SECONDS
                 (300): "report" it, or "exit" as well from the tasks that the others wait for,
                 with status 1, so that `slurm-resolver supervise` starts the step again.
 
         Raises:
+            RendezvousError: in every worker that came, where others did not, naming them; where
+                they disagree on the cluster, or a port is taken.
             JobsError: in a task that does not train: a parameter server, an evaluator, one of a
                 tf.data service.
         """
         if cluster_resolver is None:
             cluster_resolver = SlurmClusterResolver()
         _check_job(cluster_resolver)
-        super().__init__(cluster_resolver, communication_options)
+        seconds = start.start_timeout(start_timeout)
+        with start.starting_together(cluster_resolver, seconds, _JOBS) as client:
+            super().__init__(cluster_resolver, communication_options)
+        peers = None
+        if client is not None:
+            peers = start.Peers(client, cluster_resolver.cluster, _JOBS)
         _let_children_end()
-        self.workers = Workers(self)
+        self.workers = Workers(self, client, peers)
         local = len(self.extended.worker_devices)
         first = self.workers.index * local
         self.sharing = Sharing(first, local, self.num_replicas_in_sync)

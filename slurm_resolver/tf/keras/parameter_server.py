@@ -11,10 +11,13 @@ from tensorflow.python.distribute import input_lib
 from slurm_resolver.cluster.data_service import DATA_JOBS
 from slurm_resolver.errors import JobsError, KerasError
 from slurm_resolver.preflight import keras_version
+from slurm_resolver.tf import start
 from slurm_resolver.tf.keras.calls import called_by_keras
 from slurm_resolver.tf.keras.coordinated_predictions import PredictFunction
 from slurm_resolver.tf.keras.coordinated_steps import StepFunction
 from slurm_resolver.tf.keras.patches import prepare
+
+_JOBS = ("chief", "ps", "worker")  # whose tasks the strategy connects
 
 DatasetFunction = Callable[[tf.distribute.InputContext], tf.data.Dataset]
 
@@ -52,15 +55,24 @@ class ParameterServerStrategy(
 
     of_several = True
 
-    def __init__(self, cluster_resolver: Any, variable_partitioner: Optional[Any] = None) -> None:
-        """Connects to the workers and parameter servers; waits until all serve.
+    def __init__(
+        self,
+        cluster_resolver: Any,
+        variable_partitioner: Optional[Any] = None,
+        *,
+        start_timeout: Optional[float] = None,
+    ) -> None:
+        """Waits until the workers and parameter servers serve, and connects to them.
 
         Args:
             cluster_resolver: with a chief, which this process is, workers and parameter servers.
             variable_partitioner: how to share out large variables among the parameter servers, as
                 in TensorFlow; for loops of one's own and tf_keras, not for Keras 3.
+            start_timeout: seconds in which all others have to call ``resolver.serve()``; see
+                `MultiWorkerMirroredStrategy`.
 
         Raises:
+            RendezvousError: where not all serve in time, naming them.
             JobsError: in any task but the chief.
         """
         task = getattr(cluster_resolver, "task_type", None)
@@ -70,7 +82,9 @@ class ParameterServerStrategy(
                 "is for the chief. Before it write: if resolver.task_type != 'chief': "
                 "sys.exit(resolver.serve())"
             )
-        super().__init__(cluster_resolver, variable_partitioner)
+        seconds = start.start_timeout(start_timeout)
+        with start.starting_together(cluster_resolver, seconds, _JOBS):
+            super().__init__(cluster_resolver, variable_partitioner)
         self.num_workers = len(cluster_resolver.cluster_spec().job_tasks("worker"))
         prepare(self)
 
