@@ -13,7 +13,6 @@ from typing import Any, Callable, Dict, Iterator, Mapping, Optional
 import tensorflow as tf
 
 from slurm_resolver import training_reports
-from slurm_resolver.coordination.progress import reporter
 from slurm_resolver.errors import ResumeError
 from slurm_resolver.log import warn
 from slurm_resolver.tf import kept_checkpoints
@@ -30,6 +29,7 @@ from slurm_resolver.tf.checkpoint_owner import (
 from slurm_resolver.tf.checkpoint_writer import CheckpointWriter
 from slurm_resolver.tf.dealt_data import Batches
 from slurm_resolver.tf.kept_checkpoints import Kept
+from slurm_resolver.tf.reporter import reporter
 from slurm_resolver.tf.resume_position import BatchSize, KeptBatchSize, Start
 from slurm_resolver.tf.termination import TerminationConfig, termination_config
 

@@ -14,8 +14,7 @@ import tensorflow as tf
 
 from slurm_resolver.cluster.cluster import Cluster
 from slurm_resolver.coordination.client import connect
-from slurm_resolver.coordination.progress import STALL_SECONDS, reporter
-from slurm_resolver.coordination.stall import (
+from slurm_resolver.coordination.progress import (
     CALLBACK,
     DATA,
     IDLE,
@@ -24,6 +23,7 @@ from slurm_resolver.coordination.stall import (
     TRAINING,
     VALIDATION,
 )
+from slurm_resolver.tf.reporter import STALL_SECONDS, reporter
 
 # When the running step asked for data, negative when it got them; and the seconds waited in all.
 _variables: List[tf.Variable] = []

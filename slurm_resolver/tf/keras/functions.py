@@ -6,8 +6,7 @@ from typing import Any, Callable, List
 
 import tensorflow as tf
 
-from slurm_resolver.coordination.progress import reporter
-from slurm_resolver.coordination.stall import COMPILING
+from slurm_resolver.coordination.progress import COMPILING
 from slurm_resolver.errors import FitError
 from slurm_resolver.tf.keras.calls import without_optionals
 from slurm_resolver.tf.keras.metrics import keep_sum
@@ -16,6 +15,7 @@ from slurm_resolver.tf.keras.seeds import draw_by_replica
 from slurm_resolver.tf.keras.sharing import Share
 from slurm_resolver.tf.keras.step import Step, all_reduce, replica_number, run_in, run_in_replicas
 from slurm_resolver.tf.progress import timed
+from slurm_resolver.tf.reporter import reporter
 
 Method = Callable[..., Any]
 

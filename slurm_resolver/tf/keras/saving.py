@@ -6,10 +6,10 @@ import os
 import zlib
 from typing import Any, Callable, Dict
 
-from slurm_resolver.coordination.progress import reporter
 from slurm_resolver.slurm.step import SlurmStep
 from slurm_resolver.tf.keras.calls import are_several
 from slurm_resolver.tf.keras.one_writer import write_once
+from slurm_resolver.tf.reporter import reporter
 
 
 def save_once(
