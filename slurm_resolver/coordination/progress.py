@@ -171,8 +171,6 @@ def _group(ranks: Sequence[int], name_of: NameOf) -> str:
 class Monitor:
     """What the service knows of the workers; one of its `watchers`."""
 
-    keeps_open = False  # no task relies on it
-
     def __init__(self, service: Service, limit: float) -> None:
         """Takes the seconds without a step from which on it is reported; 0 for never."""
         self._service, self._limit = service, limit
@@ -190,17 +188,16 @@ class Monitor:
             if self._limit and report.age > self._limit:
                 self._service.send([process.rank], {"heard": True})
 
-    def left(self, process: Process, failure: str) -> None:
-        """Forgets a worker that ends."""
-        if process.role == "program":
-            self._reports.pop(process.rank, None)
-
-    def lost(self, process: Process, reason: str) -> str:
+    def left(self, process: Process, failure: str) -> str:
         """Forgets a worker, and returns where it was."""
         if process.role != "program" or process.rank not in self._reports:
             return ""
         _, report = self._reports.pop(process.rank)
         return report.where() if report.stage else ""
+
+    def lost(self, process: Process, reason: str) -> str:
+        """As `left`."""
+        return self.left(process, reason)
 
     def tick(self, now: float) -> None:
         """Reports a stall, and its end."""
@@ -222,6 +219,11 @@ class Monitor:
         elif not behind and self._is_stalled:
             self._is_stalled = False
             self._service.send(None, {"stall": "steps advance again", "behind": [], "end": []})
+
+    @property
+    def keeps_open(self) -> bool:
+        """Never: no task relies on it."""
+        return False
 
     def status(self) -> Message:
         """Returns what `slurm-resolver status` shows."""
