@@ -15,6 +15,7 @@ from slurm_resolver.cluster.ports import choose_ports, derive_meeting_port
 from slurm_resolver.cluster.service_address import identity_of
 from slurm_resolver.coordination.address import ServiceAddress
 from slurm_resolver.coordination.client import observe
+from slurm_resolver.coordination.progress import IDLE
 from slurm_resolver.coordination.wire import Message, WireError
 from slurm_resolver.errors import LaunchError, RendezvousError, SlurmResolverError
 from slurm_resolver.slurm.hostlist import expand_hostlist
@@ -181,7 +182,7 @@ def _print(told: Message, as_json: bool) -> None:
         return
     print(table(workers) if workers else "no worker has made its strategy yet")
     if slow is not None:
-        share = slow["waiting"] + slow["outside"]
+        share = min(1.0, slow["waiting"] + slow["outside"])
         print(f"\nslowest: {slow['name']}, {share:.0%} of whose time is spent outside of steps")
 
 
@@ -202,7 +203,7 @@ def table(workers: List[Dict[str, Any]]) -> str:
     """Returns a line for each worker, below the headings."""
     rows = [_HEADINGS]
     for worker in workers:
-        doing = str(worker["phase"])
+        doing = "idle" if worker["phase"] == IDLE else str(worker["phase"])
         if worker["stage"] not in ("", "training") and worker["stage"] not in doing:
             doing = f"{worker['stage']}: {doing}"
         if worker["silent"] > _SILENT_SECONDS:

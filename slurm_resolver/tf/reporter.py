@@ -56,21 +56,23 @@ class Reporter:
 
     def enter(self, phase: str, stage: Optional[str] = None) -> None:
         """Begins a phase; and a stage, unless that is None."""
-        if stage is not None:
-            self.stage, self._began, self._ended = stage, 0.0, 0.0
-        self.phase, self._since = phase, time.monotonic()
-
-    def begin_step(self, steps: int = 1, phase: str = STEP) -> None:
-        """Begins a step, or as many as are done at once."""
         now = time.monotonic()
         if self.phase == DATA:
             self._waited += now - self._since
-        elif self._ended:
-            self._outside += now - self._ended
-        if self._began:
-            self._durations.append((now - self._began) / steps)
+        if stage is not None:
+            self.stage, self._began, self._ended = stage, 0.0, 0.0
+        self.phase, self._since = phase, now
+
+    def begin_step(self, steps: int = 1, phase: str = STEP) -> None:
+        """Begins a step, or as many as are done at once."""
         self.begun += steps
-        self.phase, self._since, self._began = phase, now, now
+        ended, began = self._ended, self._began
+        self.enter(phase)
+        if ended:
+            self._outside += self._since - ended
+        if began:
+            self._durations.append((self._since - began) / steps)
+        self._began = self._since
 
     def end_step(self) -> None:
         """Ends it: what follows is no part of it."""

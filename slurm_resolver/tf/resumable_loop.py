@@ -116,19 +116,20 @@ class ResumableLoop:
         self._endless = iterator if goes_on else None
         for _ in range(done):
             next(iterator, None)
-        reporter.enter(DATA, TRAINING)
+        reporter.enter(STEP, TRAINING)
+        phase = FIRST
         try:
-            phase = FIRST
             while steps is None or backup.step < steps:
                 backup.save_if_due()
                 reporter.epoch, reporter.step = backup.epoch + 1, backup.step + 1
-                reporter.enter(DATA)
+                reporter.begin_step(phase=DATA)
                 try:
                     batch = next(iterator)
                 except (StopIteration, tf.errors.OutOfRangeError):
                     return
-                reporter.begin_step(phase=phase)
+                reporter.enter(phase)
                 yield batch
+                reporter.end_step()
                 phase = STEP
                 backup.after_steps()
         finally:
