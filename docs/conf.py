@@ -60,7 +60,7 @@ default_role = "literal"  # single backticks in docstrings are names
 # Classes of others, and names for types that are no classes.
 nitpick_ignore_regex = [
     ("py:.*", r"(tf|tensorflow|keras|argparse|collections|numpy|typing)\..*"),
-    ("py:.*", r"(slurm_resolver\.)?(slurm|cluster|rendezvous|tf|preemption|parameter_server)\..*"),
+    ("py:.*", r"(slurm_resolver\.)?(slurm|cluster|coordination|tf|preemption)\..*"),
 ]
 
 html_theme = "furo"

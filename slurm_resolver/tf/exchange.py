@@ -41,6 +41,7 @@ class Workers:
         self._strategy = strategy
         self._client, self._peers = client, peers
         self._calls = 0
+        self._failure = ""  # of another worker, in the current call
         signature = [tf.TensorSpec([None], tf.int32)]
         self._gather = tf.function(self._gather_ints, input_signature=signature, autograph=False)
         if client is not None:
@@ -92,13 +93,14 @@ class Workers:
             FitError: when another worker has failed or is lost.
         """
         self._calls += 1
+        self._failure = ""
         self.together = True
         try:
             yield
         except Exception as error:
             reason = _reason(error) or self._find_gone(error)
             if reason:
-                raise FitError(reason) from error
+                raise FitError(self._failure or reason) from error
             if self._client is not None:
                 first = f"{type(error).__name__}: {error}".partition("\n")[0][:500]
                 topic = f"failed {self._calls}"
@@ -112,8 +114,9 @@ class Workers:
         """Returns which peer is gone, where TensorFlow has noticed it first; else ''."""
         if self._peers is None or not isinstance(error, _OF_PEERS):
             return ""
-        self._peers.is_gone.wait(_GONE_SECONDS)
-        return self._peers.reason
+        if not self._failure:
+            self._peers.is_gone.wait(_GONE_SECONDS)
+        return self._failure or self._peers.reason
 
     def _hear(self, message: Any) -> None:
         """Ends this worker's collectives some time after another has failed in the same call."""
@@ -123,6 +126,8 @@ class Workers:
             calls = self._calls
             rank = message["rank"]
             reason = f"{self.names[self._ranks.index(rank)]} has failed in fit: {message['value']}"
+
+            self._failure = reason
 
             def end() -> None:
                 if self.together and self._calls == calls:

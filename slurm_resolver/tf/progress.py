@@ -20,6 +20,7 @@ from slurm_resolver.coordination.progress import (
     IDLE,
     PREPARING,
     START,
+    STEP,
     TRAINING,
     VALIDATION,
 )
@@ -74,6 +75,19 @@ def timed(get: Callable[[], Any]) -> Any:
         waited.assign_add(came_at - asked_at, read_value=False)
         mark.assign(-came_at, read_value=False)
     return batch
+
+
+def noting(iterator: Iterator[Any]) -> Iterator[Any]:
+    """Yields what an iterator has, and notes that this process waits for data meanwhile."""
+    while True:
+        reporter.enter(DATA)
+        try:
+            batch = next(iterator)
+        except StopIteration:
+            return
+        finally:
+            reporter.enter(STEP)
+        yield batch
 
 
 @contextlib.contextmanager

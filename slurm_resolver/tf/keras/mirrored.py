@@ -19,7 +19,7 @@ from slurm_resolver.preflight import keras_version
 from slurm_resolver.tf import progress, start
 from slurm_resolver.tf.exchange import Workers
 from slurm_resolver.tf.keras.calls import called_by_keras, keras_is_patched
-from slurm_resolver.tf.keras.functions import make_function
+from slurm_resolver.tf.keras.functions import PredictFunction, StepFunction
 from slurm_resolver.tf.keras.patches import prepare
 from slurm_resolver.tf.keras.seeds import agree_on_seeds
 from slurm_resolver.tf.keras.sharing import Sharing, share_dataset
@@ -108,14 +108,14 @@ class MultiWorkerMirroredStrategy(
         if of_dataset in (policy.AUTO, policy.DATA) and called_by_keras():
             if self.of_several:
                 keras_version.check_keras()
-            shares = share_dataset(dataset, self.sharing) if keras_is_patched() else None
+            shares = share_dataset(dataset) if keras_is_patched() else None
             if shares is not None:
                 return shares
         return super().experimental_distribute_dataset(dataset, options)
 
     def make_function(self, model: Any, kind: str) -> Any:
         """Returns a Keras model's function for a "train", "test" or "predict" step."""
-        return make_function(model, kind)
+        return PredictFunction(model) if kind == "predict" else StepFunction(model, kind)
 
 
 def _check_job(resolver: Any) -> None:
