@@ -61,39 +61,39 @@ STALLS = {
     "several": (
         {**WAITING, 3: at(811, CALLBACK), 5: at(811, DATA), 7: at(811, CALLBACK)},
         (
-            "workers 0 to 2 and 4 and 6 wait in step 812; worker 3 (rank 3 on n1), worker 7 (rank 7 on "
-            "n3) are in step 811, in a callback; worker 5 (rank 5 on n2) is in step 811, waiting for "
-            "data"
+            "workers 0 to 2 and 4 and 6 wait in step 812; worker 3 (rank 3 on n1), worker 7 (rank "
+            "7 on n3) are in step 811, in a callback; worker 5 (rank 5 on n2) is in step 811, "
+            "waiting for data"
         ),
     ),
     "innocent in the step before": (
         {0: at(812), 1: at(811), 2: at(811, CALLBACK)},
         (
-            "worker 0 waits in step 812; worker 1 waits in step 811; worker 2 (rank 2 on n1) is in "
-            "step 811, in a callback"
+            "worker 0 waits in step 812; worker 1 waits in step 811; worker 2 (rank 2 on n1) is "
+            "in step 811, in a callback"
         ),
     ),
     "many": (
         {0: at(2), **dict.fromkeys(range(1, 9), at(1, CALLBACK))},
         (
             "worker 0 waits in step 2; worker 1 (rank 1 on n0), worker 2 (rank 2 on n1), worker 3 "
-            "(rank 3 on n1), worker 4 (rank 4 on n2), worker 5 (rank 5 on n2) and 3 more are in step 1, in a "
-            "callback"
+            "(rank 3 on n1), worker 4 (rank 4 on n2), worker 5 (rank 5 on n2) and 3 more are in "
+            "step 1, in a callback"
         ),
     ),
     "all in the step": (
         WAITING,
         (
-            "workers 0 to 6 wait for each other in step 812 of epoch 1, in its collective operations, "
-            "on n0, n1, n2, n3. Look at the network between these nodes, and at their GPUs "
-            "(nvidia-smi, dmesg)"
+            "workers 0 to 6 wait for each other in step 812 of epoch 1, in its collective "
+            "operations, on n0, n1, n2, n3. Look at the network between these nodes, and at their "
+            "GPUs (nvidia-smi, dmesg)"
         ),
     ),
     "stopped": (
         {**WAITING, 7: at(811, age=5, silent=296)},
         (
-            "workers 0 to 6 wait in step 812; worker 7 (rank 7 on n3) has not reported for 296 s; the "
-            "last report was in step 811"
+            "workers 0 to 6 wait in step 812; worker 7 (rank 7 on n3) has not reported for 296 s; "
+            "the last report was in step 811"
         ),
     ),
     "a worker that has left fit": (
@@ -103,22 +103,22 @@ STALLS = {
     "an epoch later": (
         {0: at(1, begun=813, epoch=2), 1: at(812, CALLBACK)},
         (
-            "worker 0 waits in step 1 of epoch 2; worker 1 (rank 1 on n0) is in step 812 of epoch 1, "
-            "in a callback"
+            "worker 0 waits in step 1 of epoch 2; worker 1 (rank 1 on n0) is in step 812 of epoch "
+            "1, in a callback"
         ),
     ),
     "an epoch's begin": (
         {0: at(1, begun=813, epoch=2), 1: at(0, START, begun=812, epoch=2)},
         (
-            "worker 0 waits in step 1; worker 1 (rank 1 on n0) is before step 1, in a callback, or at "
-            "the start of its data"
+            "worker 0 waits in step 1; worker 1 (rank 1 on n0) is before step 1, in a callback, "
+            "or at the start of its data"
         ),
     ),
     "the validation": (
         {0: at(3, stage="validation"), 1: at(3, DATA, stage="validation")},
         (
-            "worker 0 waits in step 3 of the validation; worker 1 (rank 1 on n0) is in step 3 of the "
-            "validation, waiting for data"
+            "worker 0 waits in step 3 of the validation; worker 1 (rank 1 on n0) is in step 3 of "
+            "the validation, waiting for data"
         ),
     ),
 }
