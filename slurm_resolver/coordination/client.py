@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Callable, Collection, Dict, List, Optiona
 
 from slurm_resolver.coordination import wire
 from slurm_resolver.coordination.address import ServiceAddress
-from slurm_resolver.coordination.secret import accept_offer
+from slurm_resolver.coordination.connection import open_connection
 from slurm_resolver.coordination.wire import Message
 from slurm_resolver.errors import RendezvousError
 from slurm_resolver.log import warn
@@ -30,7 +30,6 @@ NameOf = Callable[[int], str]
 Listener = Callable[[Message], None]
 
 _PORT_SECONDS = 10.0  # for a process that ends to free the port
-_CONNECT_SECONDS = 5.0
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.05, 1.0  # between two attempts to connect
 _ANSWER_SECONDS = 5.0  # for the service to say that the time is up
 _LONGEST_SECONDS = 1e6
@@ -268,35 +267,12 @@ class Client:
 
     def _connect(self) -> socket.socket:
         """Returns a connection that the service has admitted; sets `_refusal` if it refuses."""
-        address = self.address
-        host = "127.0.0.1" if address.serves else address.host.strip("[]")
-        sock = socket.create_connection((host, address.port), _CONNECT_SECONDS)
+        hello = {**self._hello, "number": self._number}
+        sock, lines, answer = open_connection(self.address, hello)
+        if "refused" in answer:
+            self.refusal = f"{self.address.name} refuses this process: {answer['refused']}."
+            return sock
         try:
-            lines = sock.makefile("rb")
-            greeting = wire.read(lines, wire.MOST_BYTES)
-            if greeting.get("protocol") != wire.PROTOCOL:
-                raise wire.WireError(
-                    "another program or another version of slurm_resolver answers there"
-                )
-            key = accept_offer(greeting.get("offer") or {}, address.name)
-            hello = {
-                **self._hello,
-                "identity": address.identity,
-                "number": self._number,
-                "challenge": secrets.token_hex(16),
-            }
-            parts = [greeting["challenge"], hello["challenge"], address.identity]
-            parts += [hello["rank"], hello["number"], hello["role"]]
-            hello["proof"] = wire.prove(key, "task", *parts)
-            sock.sendall(wire.encode(hello))
-            answer = wire.read(lines, wire.MOST_BYTES)
-            if "other" in answer:
-                raise wire.WireError(f"a service answers there, but {answer['other']}")
-            if not wire.is_proof(answer.get("proof"), key, "service", *parts):
-                raise wire.WireError("what answers there does not know the step's secret")
-            if "refused" in answer:
-                self.refusal = f"{address.name} refuses this process: {answer['refused']}."
-                return sock
             wire.detect_dead_peers(sock, max(1.0, float(answer["grace"]) / 2))
             self._service_rank = answer["rank"]
             sock.settimeout(None)

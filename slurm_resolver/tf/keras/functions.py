@@ -6,6 +6,7 @@ from typing import Any, Callable, List, Optional, Tuple
 
 import tensorflow as tf
 
+from slurm_resolver.coordination.progress import COMPILING
 from slurm_resolver.errors import FitError
 from slurm_resolver.log import warn_once
 from slurm_resolver.tf.keras.calls import without_optionals
@@ -22,6 +23,8 @@ from slurm_resolver.tf.keras.step import (
     run_in,
     run_in_replicas,
 )
+from slurm_resolver.tf.progress import noting, timed
+from slurm_resolver.tf.reporter import reporter
 
 Method = Callable[..., Any]
 
@@ -126,9 +129,13 @@ class StepFunction:
         Raises:
             StopIteration, tensorflow.errors.OutOfRangeError: where there are no more data.
         """
-        logs, sums = self._execute(iterator)
-        for variable, total in zip(self._summed, sums):
-            keep_sum(variable, total)
+        reporter.begin_step(self._model.steps_per_execution)
+        try:
+            logs, sums = self._execute(iterator)
+            for variable, total in zip(self._summed, sums):
+                keep_sum(variable, total)
+        finally:
+            reporter.end_step()
         return logs
 
     def _execute(self, iterator: Any) -> Any:
@@ -141,7 +148,7 @@ class StepFunction:
             return self._on_iterator(iterator)
         # Keras makes a generator of `train_on_batch`'s one batch, which all workers are given.
         results = None
-        for _, batch in zip(range(self._model.steps_per_execution), iterator):
+        for _, batch in zip(range(self._model.steps_per_execution), noting(iterator)):
             batch = batch if of_data else share(tf.nest.map_structure(_as_tensor, batch))
             if doubted and not self._examined:
                 self._examine(batch, begun)
@@ -167,13 +174,13 @@ class StepFunction:
         self._make_functions()
 
     def _run_several(self, iterator: Any) -> Any:
-        results = self._run(iterator.get_next())
+        results = self._run(timed(iterator.get_next))
         count = self._model.steps_per_execution
         if count == 1:
             return results
 
         def again(done: Any, results: Any) -> Any:
-            batch = iterator.get_next_as_optional()
+            batch = timed(iterator.get_next_as_optional)
             there = batch.has_value()
             results = tf.cond(there, lambda: self._run(batch.get_value()), lambda: results)
             return tf.where(there, done + 1, count), results
@@ -181,6 +188,8 @@ class StepFunction:
         return tf.while_loop(lambda done, _: done < count, again, (1, results))[1]
 
     def _run(self, batch: Any) -> Any:
+        if not tf.executing_eagerly():
+            reporter.enter(COMPILING)
         # Nothing may be counted where the data has ended.
         with tf.control_dependencies([batch.digest] if isinstance(batch, Share) else []):
             return run_step(self._model, batch, self._in_replica, whole=self._whole)
@@ -262,6 +271,13 @@ class PredictFunction:
 
     def __call__(self, batches: List[Any]) -> Any:
         """Returns the outputs for all rows of some batches, in their order."""
+        reporter.begin_step(len(batches))
+        try:
+            return self._execute(batches)
+        finally:
+            reporter.end_step()
+
+    def _execute(self, batches: List[Any]) -> Any:
         outputs = []
         for batch in batches:
             values = (Share, tf.distribute.DistributedValues)
@@ -273,6 +289,8 @@ class PredictFunction:
         return tf.nest.map_structure(lambda *parts: tf.concat(parts, axis=0), *outputs)
 
     def _run(self, batch: Any) -> Any:
+        if not tf.executing_eagerly():
+            reporter.enter(COMPILING)
         return run_step(
             self._model,
             batch,
