@@ -33,6 +33,7 @@ _PORT_SECONDS = 10.0  # for a process that ends to free the port
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.05, 1.0  # between two attempts to connect
 _ANSWER_SECONDS = 5.0  # for the service to say that the time is up
 _LONGEST_SECONDS = 1e6
+_GOODBYE_SECONDS = 5.0  # for the service to read the goodbye
 _LEAVE_SECONDS = 30.0  # at the end of this process, for the service to start
 _NOTICE_SECONDS = 30.0  # until one task reports that the service cannot be reached
 _MOST_NAMES = 10  # tasks that a message names
@@ -78,7 +79,8 @@ class Client:
         self._has_ended = False  # whether the service was there, and is not any more
         if address.serves and role in wire.ROLES:
             self._start_service()
-        threading.Thread(target=self._run, name="slurm_resolver client", daemon=True).start()
+        self._thread = threading.Thread(target=self._run, name="slurm_resolver client", daemon=True)
+        self._thread.start()
 
     def gather(
         self, purpose: str, value: Any, timeout: Optional[float], without: Collection[int] = ()
@@ -182,12 +184,17 @@ class Client:
             self._send({"goodbye": failure})
             sock, self._socket = self._socket, None
             self._changed.notify_all()
-        if self.service is not None:
-            self.service.close()
         if sock is not None:
+            # A message that arrives after a close resets the connection, and the goodbye is lost.
+            with contextlib.suppress(OSError):
+                sock.shutdown(socket.SHUT_WR)
+            if self._thread is not threading.current_thread():
+                self._thread.join(_GOODBYE_SECONDS)
             with contextlib.suppress(OSError):
                 sock.shutdown(socket.SHUT_RDWR)
             sock.close()
+        if self.service is not None:
+            self.service.close()
 
     def close_in_child(self) -> None:
         """Closes a forked process's copies of the sockets; the parent's stay as they are."""
@@ -292,7 +299,7 @@ class Client:
     def _receive(self, sock: socket.socket) -> bool:
         """Passes on what the service says; returns whether it has announced its end."""
         try:
-            while not self._closed:
+            while True:
                 message = wire.read(self._lines, wire.MOST_ANSWER_BYTES)
                 if "closing" in message:
                     return True
@@ -316,7 +323,7 @@ class Client:
         return False
 
     def _dispatch(self, message: Message) -> None:
-        for key in message:
+        for key in () if self._closed else message:
             for listener in self._listeners.get(key, ()):
                 listener(message)
 

@@ -94,6 +94,7 @@ class Service:
         self._writers: Dict[Process, Optional[asyncio.StreamWriter]] = {}
         self._losses: Dict[Process, Tuple[float, str]] = {}  # when, and why, one will be lost
         self._told: Dict[Tuple[str, int], object] = {}  # what tasks tell all others
+        self._left: List[int] = []  # since the last tick
         self._connections: Set[asyncio.StreamWriter] = set()
         self._closing = False
         self._thread = threading.Thread(
@@ -108,7 +109,7 @@ class Service:
         # This task comes last: it may go on to hold the interpreter, and with it this thread.
         for process in sorted(receivers, key=lambda p: p.rank == self.address.rank):
             writer = self._writers[process]
-            if writer is not None:
+            if writer is not None and not writer.is_closing():
                 writer.write(line)
 
     def answer(self, process: Process, message: Message) -> None:
@@ -151,6 +152,9 @@ class Service:
             self.rounds.tick(now)
             for watcher in self.watchers:
                 watcher.tick(now)
+            if self._left:  # together, as often many leave at once
+                self.send(None, {"left": self._left})
+                self._left = []
         server.close()
         self.send(None, {"closing": True})
         closed = [asyncio.ensure_future(_close(writer)) for writer in self._connections]
@@ -279,7 +283,7 @@ class Service:
         if failure:
             self._tell_gone(process, failure, places)
         else:
-            self.send(None, {"left": process.rank, "role": process.role})
+            self._left.append(process.rank)
 
     def _lose(self, process: Process) -> None:
         _, reason = self._losses[process]
