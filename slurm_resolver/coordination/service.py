@@ -92,6 +92,7 @@ class Service:
         self.status: Callable[[], Message] = dict  # what an observer is told
         self.leaves = False  # whether its process is about to end
         self._writers: Dict[Process, Optional[asyncio.StreamWriter]] = {}
+        self._of_tasks: Dict[Tuple[int, str], Set[Process]] = {}  # the same, by rank and role
         self._losses: Dict[Process, Tuple[float, str]] = {}  # when, and why, one will be lost
         self._told: Dict[Tuple[str, int], object] = {}  # what tasks tell all others
         self._left: List[int] = []  # since the last tick
@@ -224,7 +225,7 @@ class Service:
 
     def _of_role(self, process: Process) -> List[Process]:
         """Returns the other processes that represent the same task in the same role."""
-        return [p for p in self._writers if p[:2] == process[:2] and p.number != process.number]
+        return [p for p in self._of_tasks.get(process[:2], ()) if p.number != process.number]
 
     async def _attend(
         self, process: Process, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
@@ -234,6 +235,7 @@ class Service:
             self._forget(before)
             for watcher in self.watchers:
                 watcher.left(before, reason)
+        self._of_tasks.setdefault(process[:2], set()).add(process)
         former = self._writers.get(process)
         self._writers[process] = writer
         self._losses.pop(process, None)
@@ -274,6 +276,7 @@ class Service:
 
     def _forget(self, process: Process) -> None:
         self._writers.pop(process, None)
+        self._of_tasks[process[:2]].discard(process)
         self._losses.pop(process, None)
 
     def _leave(self, process: Process, failure: str) -> None:
