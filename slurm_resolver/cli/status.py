@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import statistics
 import sys
 import time
@@ -63,13 +62,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def main(args: argparse.Namespace) -> int:
     """Prints the status; returns 1 where no service answers."""
-    job_id, _, step_id = (args.step or os.environ.get("SLURM_JOB_ID") or "").partition(".")
+    own = SlurmStep.read()
+    job_id, _, step_id = (args.step or own.job_id or "").partition(".")
     if not job_id:
         raise LaunchError("which job? Give its id, such as slurm-resolver status 42")
     if args.watch is not None and args.watch <= 0:
         raise LaunchError(f"--watch {args.watch:g}: expected seconds, a number above 0")
     try:
-        addresses = list(_addresses(job_id, step_id))
+        addresses = list(_addresses(job_id, step_id, own))
     except OSError as error:
         raise LaunchError(f"job {job_id}: {error}") from None
     reasons: List[str] = []
@@ -90,7 +90,7 @@ def main(args: argparse.Namespace) -> int:
     return _watch(ask, args.watch, args.json)
 
 
-def _addresses(job_id: str, step_id: str) -> Iterator[ServiceAddress]:
+def _addresses(job_id: str, step_id: str, own: SlurmStep) -> Iterator[ServiceAddress]:
     """Yields where the service of a job's step may listen, that of the newest step first.
 
     Raises:
@@ -108,10 +108,9 @@ def _addresses(job_id: str, step_id: str) -> Iterator[ServiceAddress]:
         name = fields.get("StepId", "").rpartition(".")[2]
         if name.isdigit() and step_id in ("", name):
             numbered[int(name)] = fields
-    own = os.environ.get("SLURM_STEP_ID") if os.environ.get("SLURM_JOB_ID") == job_id else None
     for number, fields in sorted(numbered.items(), reverse=True):
-        if str(number) == own and not step_id:
-            continue
+        if (own.job_id, own.step_id, step_id) == (job_id, str(number), ""):
+            continue  # the step that this command runs in
         step = SlurmStep(job_id=job_id, step_id=str(number), restart_count=restarts)
         node = expand_hostlist(fields["NodeList"])[0]
         host = node_addresses(node).get(node, node)

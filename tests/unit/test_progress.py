@@ -7,7 +7,7 @@ from typing import Dict
 import pytest
 
 from slurm_resolver.cli.status import slowest, table
-from slurm_resolver.coordination import progress
+from slurm_resolver.coordination import progress, wire
 from slurm_resolver.coordination.progress import (
     CALLBACK,
     COMPILING,
@@ -198,7 +198,7 @@ def test_a_service_that_was_stopped_itself_blames_nobody() -> None:
             self.sent.append(message)
 
     monitor = progress.Monitor(Service(), LIMIT)  # type: ignore[arg-type]
-    process = progress.Process(0, "program", "", 1)
+    process = wire.Process(0, "program", "", 1)
     monitor.message(process, {"progress": list(at(5, age=1).report)})
     now = monitor._reports[0][0]
     monitor.tick(now + 0.2)
