@@ -13,6 +13,7 @@ from slurm_resolver.coordination.progress import (
     COMPILING,
     DATA,
     IDLE,
+    MEETING,
     PREPARING,
     SAVING,
     START,
@@ -131,6 +132,10 @@ def test_a_stall_is_told_in_one_line(case: str) -> None:
 
 
 GOOD = {
+    "one prepares its data before fit": {
+        0: at(0, IDLE, stage="", age=3500),
+        1: at(0, MEETING, stage="fit", age=3500),
+    },
     "a step that has just begun in one": {**WAITING, 3: at(813, age=299)},
     "compiling": dict.fromkeys(range(8), at(1, COMPILING, age=3500)),
     "one saves, the others wait": {**WAITING, 7: at(811, SAVING, age=3500)},
@@ -145,9 +150,14 @@ def test_a_good_run_is_silent(case: str) -> None:
     assert said(GOOD[case]) == ""
 
 
-def test_a_save_without_end_is_told() -> None:
+def test_what_may_take_long_is_told_after_an_hour() -> None:
     workers = {0: at(5, age=4000), 1: at(4, SAVING, age=4000)}
     assert said(workers).endswith("worker 1 (rank 1 on n0) is in step 4, saving")
+    workers = {0: at(0, MEETING, stage="fit", age=4000), 1: at(0, IDLE, stage="", age=4000)}
+    assert said(workers) == (
+        "no step for 4000 s: worker 0 is before step 1 of fit, waiting for all to call it; worker "
+        "1 (rank 1 on n0) is outside of fit, evaluate and predict"
+    )
 
 
 def test_names_of_other_forms_are_told_as_they_are() -> None:
