@@ -14,11 +14,10 @@ import socket
 import sys
 import threading
 import time
-from typing import TYPE_CHECKING, Any, BinaryIO, Callable, Collection, Dict, List, Optional, Tuple
+from typing import TYPE_CHECKING, Any, Callable, Collection, Dict, List, Optional, Tuple
 
 from slurm_resolver.coordination import wire
 from slurm_resolver.coordination.address import ServiceAddress
-from slurm_resolver.coordination.secret import accept_offer
 from slurm_resolver.coordination.wire import Message
 from slurm_resolver.errors import RendezvousError
 from slurm_resolver.log import warn
@@ -30,7 +29,6 @@ NameOf = Callable[[int], str]
 Listener = Callable[[Message], None]
 
 _PORT_SECONDS = 10.0  # for a process that ends to free the port
-_CONNECT_SECONDS = 5.0
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.05, 1.0  # between two attempts to connect
 _ANSWER_SECONDS = 5.0  # for the service to say that the time is up
 _LONGEST_SECONDS = 1e6
@@ -253,7 +251,7 @@ class Client:
     def _connect(self) -> socket.socket:
         """Returns a connection that the service has admitted; sets `_refusal` if it refuses."""
         hello = {**self._hello, "number": self._number}
-        sock, lines, answer = _open_connection(self.address, hello)
+        sock, lines, answer = wire.open_connection(self.address, hello)
         if "refused" in answer:
             self._refusal = f"{self.address.name} refuses this process: {answer['refused']}."
             return sock
@@ -347,55 +345,6 @@ class Client:
             shown.append(f"{self.name_of(rank)}{f' ({ending})' if ending else ''}")
         more = len(ranks) - len(shown)
         return ", ".join(shown) + (f" and {more} more" if more else "")
-
-
-def _open_connection(
-    address: ServiceAddress, hello: Message
-) -> Tuple[socket.socket, BinaryIO, Message]:
-    """Returns a connection, what it reads lines from, and the service's answer to the handshake."""
-    host = "127.0.0.1" if address.serves else address.host.strip("[]")
-    sock = socket.create_connection((host, address.port), _CONNECT_SECONDS)
-    try:
-        lines = sock.makefile("rb")
-        greeting = wire.read(lines, wire.MOST_BYTES)
-        if greeting.get("protocol") != wire.PROTOCOL:
-            raise wire.WireError(
-                "another program or another version of slurm_resolver answers there"
-            )
-        key = accept_offer(greeting.get("offer") or {}, address.name)
-        challenge = secrets.token_hex(16)
-        parts = [greeting["challenge"], challenge, address.identity]
-        parts += [hello["rank"], hello["number"], hello["role"]]
-        proof = wire.prove(key, "task", *parts)
-        hello = {**hello, "identity": address.identity, "challenge": challenge, "proof": proof}
-        sock.sendall(wire.encode(hello))
-        answer = wire.read(lines, wire.MOST_BYTES)
-        if "other" in answer:
-            raise wire.WireError(f"a service answers there, but {answer['other']}")
-        if not wire.is_proof(answer.get("proof"), key, "service", *parts):
-            raise wire.WireError("what answers there does not know the step's secret")
-        return sock, lines, answer
-    except BaseException:
-        sock.close()
-        raise
-
-
-def observe(address: ServiceAddress) -> Callable[[], Message]:
-    """Returns a function that asks the service of another step for its status.
-
-    Raises:
-        OSError, WireError, RendezvousError: where that service does not answer, or refuses.
-    """
-    hello = {"rank": None, "role": "observer", "number": secrets.token_hex(8)}
-    sock, lines, answer = _open_connection(address, hello)
-    if "refused" in answer:
-        raise wire.WireError(str(answer["refused"]))
-
-    def ask() -> Message:
-        sock.sendall(wire.encode({}))
-        return wire.read(lines, wire.MOST_ANSWER_BYTES)
-
-    return ask
 
 
 _clients: Dict[Tuple[ServiceAddress, str], Client] = {}

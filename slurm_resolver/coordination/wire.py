@@ -16,9 +16,13 @@ from __future__ import annotations
 import base64
 import hmac
 import json
+import secrets
 import socket
 import zlib
-from typing import Any, BinaryIO, Dict, List, NamedTuple, Sequence
+from typing import Any, BinaryIO, Callable, Dict, List, NamedTuple, Sequence, Tuple
+
+from slurm_resolver.coordination.address import ServiceAddress
+from slurm_resolver.coordination.secret import accept_offer
 
 Message = Dict[str, Any]
 
@@ -26,7 +30,7 @@ PROTOCOL = 1
 # The longest line that a task may send; asyncio buffers at most twice as much for a connection.
 MOST_BYTES = 64 * 1024
 MOST_ANSWER_BYTES = 64 * 1024 * 1024  # the longest line that the service sends
-HANDSHAKE_SECONDS = 5.0
+HANDSHAKE_SECONDS = CONNECT_SECONDS = 5.0
 
 
 # How a process represents its task: as its program, or as `slurm-resolver exec` that waits for it.
@@ -118,3 +122,50 @@ def read(lines: BinaryIO, most: int) -> Message:
     if not line.endswith(b"\n"):
         raise WireError("another program answers there")
     return decode(line)
+
+
+def open_connection(
+    address: ServiceAddress, hello: Message
+) -> Tuple[socket.socket, BinaryIO, Message]:
+    """Returns a connection, what it reads lines from, and the service's answer to the handshake."""
+    host = "127.0.0.1" if address.serves else address.host.strip("[]")
+    sock = socket.create_connection((host, address.port), CONNECT_SECONDS)
+    try:
+        lines = sock.makefile("rb")
+        greeting = read(lines, MOST_BYTES)
+        if greeting.get("protocol") != PROTOCOL:
+            raise WireError("another program or another version of slurm_resolver answers there")
+        key = accept_offer(greeting.get("offer") or {}, address.name)
+        challenge = secrets.token_hex(16)
+        parts = [greeting["challenge"], challenge, address.identity]
+        parts += [hello["rank"], hello["number"], hello["role"]]
+        proof = prove(key, "task", *parts)
+        hello = {**hello, "identity": address.identity, "challenge": challenge, "proof": proof}
+        sock.sendall(encode(hello))
+        answer = read(lines, MOST_BYTES)
+        if "other" in answer:
+            raise WireError(f"a service answers there, but {answer['other']}")
+        if not is_proof(answer.get("proof"), key, "service", *parts):
+            raise WireError("what answers there does not know the step's secret")
+        return sock, lines, answer
+    except BaseException:
+        sock.close()
+        raise
+
+
+def observe(address: ServiceAddress) -> Callable[[], Message]:
+    """Returns a function that asks the service of another step for its status.
+
+    Raises:
+        OSError, WireError, RendezvousError: where that service does not answer, or refuses.
+    """
+    hello = {"rank": None, "role": "observer", "number": secrets.token_hex(8)}
+    sock, lines, answer = open_connection(address, hello)
+    if "refused" in answer:
+        raise WireError(str(answer["refused"]))
+
+    def ask() -> Message:
+        sock.sendall(encode({}))
+        return read(lines, MOST_ANSWER_BYTES)
+
+    return ask
