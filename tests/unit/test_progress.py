@@ -16,7 +16,6 @@ from slurm_resolver.coordination.progress import (
     MEETING,
     PREPARING,
     SAVING,
-    START,
     STEP,
     Report,
     Worker,
@@ -55,23 +54,12 @@ STALLS = {
         {**WAITING, 7: at(812, DATA)},
         "workers 0 to 6 wait in step 812; worker 7 (rank 7 on n3) is in step 812, waiting for data",
     ),
-    "two workers, one of which waits": (
-        {0: at(3), 1: at(2, CALLBACK)},
-        "worker 0 waits in step 3; worker 1 (rank 1 on n0) is in step 2, in a callback",
-    ),
     "several": (
         {**WAITING, 3: at(811, CALLBACK), 5: at(811, DATA), 7: at(811, CALLBACK)},
         (
             "workers 0 to 2 and 4 and 6 wait in step 812; worker 3 (rank 3 on n1), worker 7 (rank "
             "7 on n3) are in step 811, in a callback; worker 5 (rank 5 on n2) is in step 811, "
             "waiting for data"
-        ),
-    ),
-    "innocent in the step before": (
-        {0: at(812), 1: at(811), 2: at(811, CALLBACK)},
-        (
-            "worker 0 waits in step 812; worker 1 waits in step 811; worker 2 (rank 2 on n1) is "
-            "in step 811, in a callback"
         ),
     ),
     "many": (
@@ -106,13 +94,6 @@ STALLS = {
         (
             "worker 0 waits in step 1 of epoch 2; worker 1 (rank 1 on n0) is in step 812 of epoch "
             "1, in a callback"
-        ),
-    ),
-    "an epoch's begin": (
-        {0: at(1, begun=813, epoch=2), 1: at(0, START, begun=812, epoch=2)},
-        (
-            "worker 0 waits in step 1; worker 1 (rank 1 on n0) is before step 1, in a callback, "
-            "or at the start of its data"
         ),
     ),
     "the validation": (
@@ -158,12 +139,6 @@ def test_what_may_take_long_is_told_after_an_hour() -> None:
         "no step for 4000 s: worker 0 is before step 1 of fit, waiting for all to call it; worker "
         "1 (rank 1 on n0) is outside of fit, evaluate and predict"
     )
-
-
-def test_names_of_other_forms_are_told_as_they_are() -> None:
-    workers = {0: at(3), 1: at(2, DATA)}
-    line = describe_stall(workers, [1], SILENCE, lambda rank: f"rank {rank}")
-    assert line.endswith("rank 0 waits in step 3; rank 1 is in step 2, waiting for data")
 
 
 def test_many_tasks_report_less_often() -> None:
