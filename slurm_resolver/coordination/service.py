@@ -90,6 +90,8 @@ class Service:
         self.watchers: List[Watcher] = []
         self.status: Callable[[], Message] = dict  # what an observer is told
         self._writers: Dict[Process, Optional[asyncio.StreamWriter]] = {}
+        self._processes: Dict[Tuple[int, str], Process] = {}  # by rank and role
+        self._departed: List[int] = []  # whose goodbyes the others are not told yet
         self._losses: Dict[Process, Tuple[float, str]] = {}  # when, and why, one will be lost
         self._told: Dict[Tuple[str, int], object] = {}  # what tasks tell all others
         self._connections: Set[asyncio.StreamWriter] = set()
@@ -106,7 +108,7 @@ class Service:
         # This task comes last: it may go on to hold the interpreter, and with it this thread.
         for process in sorted(receivers, key=lambda p: p.rank == self.address.rank):
             writer = self._writers[process]
-            if writer is not None:
+            if writer is not None and not writer.transport.is_closing():
                 writer.write(line)
 
     def flush(self) -> None:
@@ -139,6 +141,9 @@ class Service:
             now = time.monotonic()
             for process in [p for p, (when, _) in self._losses.items() if when <= now]:
                 self._lose(process)
+            if self._departed:  # one message, as large steps end at once
+                self.send(None, {"left": self._departed})
+                self._departed = []
             self.rounds.tick(now)
             for watcher in self.watchers:
                 watcher.tick(now)
@@ -198,29 +203,32 @@ class Service:
         """Returns why a process cannot represent its task; '' if it can."""
         until = time.monotonic() + _ANOTHER_SECONDS
         while True:
-            others = [p for p in self._of_role(process) if self._writers[p] is not None]
-            if not others:
+            other = self._find_former(process)
+            if other is None or self._writers[other] is None:
                 return ""
             if time.monotonic() > until:
                 return (
-                    f"rank {process.rank} is represented by process {others[0].pid}, which still "
+                    f"rank {process.rank} is represented by process {other.pid}, which still "
                     f"runs; process {process.pid} is its child, or a second program in the task"
                 )
             await asyncio.sleep(_TICK_SECONDS / 5)
 
-    def _of_role(self, process: Process) -> List[Process]:
-        """Returns the other processes that represent the same task in the same role."""
-        return [p for p in self._writers if p[:2] == process[:2] and p.number != process.number]
+    def _find_former(self, process: Process) -> Optional[Process]:
+        """Returns the other process that represents the same task in the same role, if any."""
+        former = self._processes.get(process[:2])
+        return None if former is None or former.number == process.number else former
 
     async def _attend(
         self, process: Process, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> None:
-        for before in self._of_role(process):  # it has ended, and this process follows it
+        before = self._find_former(process)
+        if before is not None:  # it has ended, and this process follows it
             self._forget(before)
             for watcher in self.watchers:
                 watcher.left(before, "")
         former = self._writers.get(process)
         self._writers[process] = writer
+        self._processes[process[:2]] = process
         self._losses.pop(process, None)
         if former is not None:
             former.close()
@@ -260,6 +268,7 @@ class Service:
     def _forget(self, process: Process) -> None:
         self._writers.pop(process, None)
         self._losses.pop(process, None)
+        self._processes.pop(process[:2], None)
 
     def _leave(self, process: Process, failure: str) -> None:
         self._forget(process)
@@ -267,8 +276,8 @@ class Service:
         places = [watcher.left(process, failure) for watcher in self.watchers]
         if failure:
             self._tell_gone(process, failure, places)
-        else:
-            self.send(None, {"left": process.rank, "role": process.role})
+        elif process.role == "program":
+            self._departed.append(process.rank)
 
     def _lose(self, process: Process) -> None:
         _, reason = self._losses[process]
