@@ -36,6 +36,7 @@ _ANSWER_SECONDS = 5.0  # for the service to say that the time is up
 _LONGEST_SECONDS = 1e6
 _NOTICE_SECONDS = 30.0  # until one task reports that the service cannot be reached
 _MOST_NAMES = 10  # tasks that a message names
+_MOST_VALUE_BYTES = wire.MOST_BYTES - 4096
 
 
 def _rank_name(rank: int) -> str:
@@ -70,7 +71,6 @@ class Client:
         self._listeners: Dict[str, List[Listener]] = {}
         self._problem = "it has not started, or has failed: look at the output of its task"
         self._refusal = ""
-        self._noticed = False
         self._closed = False
         if address.serves and role == "program":
             self._start_service()
@@ -84,7 +84,7 @@ class Client:
         Args:
             purpose: what it is for, as messages name it, such as "the start"; calls with the same
                 purpose are counted.
-            value: what this task gives: at most 60 KiB as JSON.
+            value: what this task gives: at most 60 KiB as JSON in a JSON string.
             timeout: seconds until this task's time is up; the first one's ends the wait of all.
                 None waits until all have come, or one of them has ended, and reports nobody.
             without: the ranks that do not call it, whose values are None.
@@ -131,6 +131,8 @@ class Client:
         self._gathers[purpose] = self._gathers.get(purpose, 0) + 1
         name = f"{purpose} {self._gathers[purpose]}"
         message = {"value": json.dumps(value), "without": sorted(without), "patient": patient}
+        if len(wire.encode(message)) > _MOST_VALUE_BYTES:
+            raise ValueError(f"{purpose}: a value of more than {_MOST_VALUE_BYTES} bytes")
         self._pending[name] = (message, until)
         self._send_gather(name)
         self._changed.notify_all()
@@ -227,7 +229,11 @@ class Client:
                     )
                     self._dispatch({"gone": None, "why": why, "where": ""})
                     lost_at = 0.0
-                elif not lost_at and now - begun > _NOTICE_SECONDS:
+                    lost: Message = {"lost": None, "why": why}
+                    with self._changed:
+                        self._answers.update((name, lost) for name in self._pending)
+                        self._changed.notify_all()
+                elif self._pending and not lost_at and now - begun > _NOTICE_SECONDS:
                     begun = now + _NOTICE_SECONDS
                     self._notice_unreachable()
                 self._wait(pause)
@@ -258,18 +264,19 @@ class Client:
         try:
             lines = sock.makefile("rb")
             greeting = wire.read(lines, wire.MOST_BYTES)
-            if greeting.get("protocol") != wire.PROTOCOL:
+            offer = greeting.get("offer")
+            if greeting.get("protocol") != wire.PROTOCOL or not isinstance(offer, dict):
                 raise wire.WireError(
                     "another program or another version of slurm_resolver answers there"
                 )
-            key = accept_offer(greeting.get("offer") or {}, address.name)
+            key = accept_offer(offer, address.name)
             hello = {
                 **self._hello,
                 "identity": address.identity,
                 "number": self._number,
                 "challenge": secrets.token_hex(16),
             }
-            parts = [greeting["challenge"], hello["challenge"], address.identity]
+            parts = [greeting.get("challenge"), hello["challenge"], address.identity]
             parts += [hello["rank"], hello["number"], hello["role"]]
             hello["proof"] = wire.prove(key, "task", *parts)
             sock.sendall(wire.encode(hello))
@@ -280,10 +287,12 @@ class Client:
                 raise wire.WireError("what answers there does not know the step's secret")
             if "refused" in answer:
                 self._refusal = f"{address.name} refuses this process: {answer['refused']}."
+                sock.close()
                 return sock
             wire.detect_dead_peers(sock, max(1.0, float(answer["grace"]) / 2))
             sock.settimeout(None)
             self._lines = lines
+            self._problem = "it was reached, but its process is stopped, or its node is silent"
             with self._changed:
                 self._socket = sock
                 for message in self._standing.values():
@@ -351,7 +360,7 @@ class Client:
 
     def _explain(self, purpose: str, answer: Message, timeout: float) -> str:
         if "lost" in answer:
-            name = self.name_of(answer["lost"])
+            name = self.address.name if answer["lost"] is None else self.name_of(answer["lost"])
             return f"{name} is gone, and takes no part in {purpose}: {answer['why']}."
         missing = answer["missing"]
         count = f"{len(missing)} of {self.address.num_tasks} tasks"

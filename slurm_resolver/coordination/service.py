@@ -165,7 +165,7 @@ class Service:
                     writer.write(wire.encode(self.status()))
             elif hello is not None:
                 await self._attend(_process(hello), reader, writer)
-        except (OSError, EOFError, ValueError, wire.WireError, asyncio.TimeoutError):
+        except (OSError, EOFError, wire.WireError, asyncio.LimitOverrunError, asyncio.TimeoutError):
             pass  # a stranger, or a task that will connect again
         finally:
             self._connections.discard(writer)
@@ -187,6 +187,7 @@ class Service:
             return None
         parts = (challenge, hello.get("challenge"), identity, rank, hello.get("number"), role)
         is_task = type(rank) is int and 0 <= rank < self.address.num_tasks and role in ROLES
+        is_task = is_task and type(hello.get("pid")) is int
         if not wire.is_proof(hello.get("proof"), self._secret.key, "task", *parts):
             return None
         if not (is_task or role == "observer"):
@@ -272,7 +273,8 @@ class Service:
 
     def _leave(self, process: Process, failure: str) -> None:
         self._forget(process)
-        self.rounds.left(process, failure)
+        ending = f"its process ended: {failure}" if failure else "it has ended"
+        self.rounds.ended(process, ending, bool(failure))
         places = [watcher.left(process, failure) for watcher in self.watchers]
         if failure:
             self._tell_gone(process, failure, places)
@@ -282,7 +284,7 @@ class Service:
     def _lose(self, process: Process) -> None:
         _, reason = self._losses[process]
         self._forget(process)
-        self.rounds.lost(process, reason)
+        self.rounds.ended(process, reason, True)
         places = [watcher.lost(process, reason) for watcher in self.watchers]
         self._tell_gone(process, reason, places)
 
