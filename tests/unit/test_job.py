@@ -114,8 +114,9 @@ CASES: Dict[str, Tuple[List[str], str, Optional[JobResult], str]] = {
     "another worker does not come": (
         W, "worker 0 comes, ps 0 comes, ps 0 hurries, worker 0 leaves",
         JobResult(1, "worker 1 (rank 3 on n3) has failed: it did not come within 0.3 s"), ""),
-    "a program is lost that its launcher starts again": (
-        W, "ps 0 comes, worker 0 comes, worker 1 launched, worker 1 comes, worker 1 dies", None, ""),
+    "a program is lost under its launcher": (
+        W, "ps 0 comes, worker 0 comes, worker 1 launched, worker 1 comes, worker 1 dies",
+        None, ""),
     "a launcher's program fails": (
         W, "ps 0 launched, worker 0 launched, worker 1 comes, worker 0's launcher fails",
         JobResult(1, "worker 0 (rank 1 on n1) has failed: ValueError: no"), ""),
