@@ -122,6 +122,10 @@ CASES: Dict[str, Tuple[List[str], str, Optional[JobResult], str]] = {
         JobResult(1, "worker 0 (rank 1 on n1) has failed: ValueError: no"), ""),
     "a server ends by itself under its launcher": (
         P, "ps 0 launched, ps 1 launched, worker 0 comes, ps 1's launcher leaves", None, ""),
+    "a worker comes late to a job that has failed": (
+        W, "worker 0 comes, ps 0 comes, ps 0 leaves, worker 0 leaves, worker 1 comes",
+        JobResult(1, "ps 0 (rank 2 on n2) is lost, and its variables with it: its process ended "
+                  "before those that it serves"), ""),
     "a worker comes late": (
         C, "chief 0 comes, ps 0 comes, chief 0 leaves, worker 1 comes", FINISHED, ""),
 }  # fmt: skip
