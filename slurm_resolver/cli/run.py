@@ -17,9 +17,9 @@ from slurm_resolver.version import __version__
 
 DESCRIPTION = f"""\
 Starts COMMAND as N tasks on this machine, each with the variables that srun sets in a step of one
-node (localhost). The options are some of srun's, and do what they do in Slurm
-{IMITATED_SLURM}. When a task fails, or on Ctrl-C, all tasks are asked to end, and killed 5 seconds
-later (Slurm: KillWait, 30 by default) or on a second Ctrl-C."""
+node (localhost). The options are some of srun's, and do what they do in srun of
+Slurm {IMITATED_SLURM}. When a task fails, or on Ctrl-C, all tasks are asked to end, and killed 5
+seconds later (Slurm: KillWait, 30 by default) or on a second Ctrl-C."""
 
 EPILOG = """\
 differences from srun:
@@ -229,7 +229,9 @@ def _run(args: argparse.Namespace, command: List[str]) -> int:
     seconds, rank = args.fail_after or (0.0, None)
     rank = args.ntasks - 1 if rank is None else rank
     if rank >= args.ntasks:
-        raise LaunchError(f"--fail-after: expected a rank from 0 to {args.ntasks - 1}, not {rank}")
+        raise LaunchError(
+            f"--fail-after {seconds:g}:{rank}: expected a rank from 0 to {args.ntasks - 1}"
+        )
     preempt_after, preempt_from_start = args.preempt_after or (None, False)
     options = RunOptions(
         command,
