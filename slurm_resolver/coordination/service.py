@@ -29,6 +29,7 @@ from typing import Callable, Container, Dict, List, Optional, Protocol, Set, Tup
 
 from slurm_resolver.coordination import wire
 from slurm_resolver.coordination.address import ServiceAddress
+from slurm_resolver.coordination.job import Job
 from slurm_resolver.coordination.rounds import Rounds
 from slurm_resolver.coordination.secret import Secret
 from slurm_resolver.coordination.wire import ROLES, Message, Process
@@ -87,11 +88,14 @@ class Service:
             ("", address.port), family=family, backlog=4096, dualstack_ipv6=dual
         )
         self.rounds = Rounds(address.num_tasks, self.send)
-        self.watchers: List[Watcher] = []
+        self.watchers: List[Watcher] = [Job(self)]
         self.status: Callable[[], Message] = dict  # what an observer is told
+        self.leaves = False  # whether its process is about to end
         self._writers: Dict[Process, Optional[asyncio.StreamWriter]] = {}
+        self._of_tasks: Dict[Tuple[int, str], Set[Process]] = {}  # the same, by rank and role
         self._losses: Dict[Process, Tuple[float, str]] = {}  # when, and why, one will be lost
         self._told: Dict[Tuple[str, int], object] = {}  # what tasks tell all others
+        self._left: List[int] = []  # since the last tick
         self._connections: Set[asyncio.StreamWriter] = set()
         self._closing = False
         self._thread = threading.Thread(
@@ -106,8 +110,14 @@ class Service:
         # This task comes last: it may go on to hold the interpreter, and with it this thread.
         for process in sorted(receivers, key=lambda p: p.rank == self.address.rank):
             writer = self._writers[process]
-            if writer is not None:
+            if writer is not None and not writer.is_closing():
                 writer.write(line)
+
+    def answer(self, process: Process, message: Message) -> None:
+        """Sends a message to one process."""
+        writer = self._writers.get(process)
+        if writer is not None:
+            writer.write(wire.encode(message))
 
     def flush(self) -> None:
         """Returns when the messages of the service have left this process, or after some time."""
@@ -119,6 +129,7 @@ class Service:
 
     def close(self) -> None:
         """Ends the service once no task relies on it; the last messages are sent."""
+        self.leaves = True
         while self._thread.is_alive() and any(watcher.keeps_open for watcher in self.watchers):
             time.sleep(_TICK_SECONDS)
         self._closing = True
@@ -142,6 +153,9 @@ class Service:
             self.rounds.tick(now)
             for watcher in self.watchers:
                 watcher.tick(now)
+            if self._left:  # together, as often many leave at once
+                self.send(None, {"left": self._left})
+                self._left = []
         server.close()
         self.send(None, {"closing": True})
         closed = [asyncio.ensure_future(_close(writer)) for writer in self._connections]
@@ -190,7 +204,8 @@ class Service:
         refusal = self._refusal
         if is_task and not refusal:
             refusal = await self._find_other(_process(hello))
-        answer.update({"refused": refusal} if refusal else {"grace": self.address.grace})
+        admitted = {"grace": self.address.grace, "rank": self.address.rank}
+        answer.update({"refused": refusal} if refusal else admitted)
         writer.write(wire.encode(answer))
         return None if refusal else hello
 
@@ -210,15 +225,17 @@ class Service:
 
     def _of_role(self, process: Process) -> List[Process]:
         """Returns the other processes that represent the same task in the same role."""
-        return [p for p in self._writers if p[:2] == process[:2] and p.number != process.number]
+        return [p for p in self._of_tasks.get(process[:2], ()) if p.number != process.number]
 
     async def _attend(
         self, process: Process, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> None:
         for before in self._of_role(process):  # it has ended, and this process follows it
+            _, reason = self._losses.get(before, (0.0, ""))
             self._forget(before)
             for watcher in self.watchers:
-                watcher.left(before, "")
+                watcher.left(before, reason)
+        self._of_tasks.setdefault(process[:2], set()).add(process)
         former = self._writers.get(process)
         self._writers[process] = writer
         self._losses.pop(process, None)
@@ -259,6 +276,7 @@ class Service:
 
     def _forget(self, process: Process) -> None:
         self._writers.pop(process, None)
+        self._of_tasks[process[:2]].discard(process)
         self._losses.pop(process, None)
 
     def _leave(self, process: Process, failure: str) -> None:
@@ -268,7 +286,7 @@ class Service:
         if failure:
             self._tell_gone(process, failure, places)
         else:
-            self.send(None, {"left": process.rank, "role": process.role})
+            self._left.append(process.rank)
 
     def _lose(self, process: Process) -> None:
         _, reason = self._losses[process]

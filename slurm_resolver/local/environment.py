@@ -33,7 +33,7 @@ _FIRST_PORT, _LAST_PORT = 12_288, 32_767
 # srun sets the end of a job without a time limit to one year after its start.
 _NO_LIMIT_SECONDS = 365 * 24 * 60 * 60
 # This package's own variables that describe a step; its others are settings, which tasks inherit.
-_OF_A_STEP = re.compile("SLURM_RESOLVER_(JOB|LAYOUT|GPUS|RESULT_FD|.*_RESTART|TRAINING_REPORTS)")
+_OF_A_STEP = re.compile("SLURM_RESOLVER_(JOB|LAYOUT|GPUS|.*_RESTART|TRAINING_REPORTS)")
 
 
 def step_environment(

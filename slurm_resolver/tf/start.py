@@ -104,8 +104,8 @@ class Peers:
 
     def _note_end(self, message: Dict[str, Any]) -> None:
         # It may have ended well, as this task is about to do: nothing fails because of that.
-        if message["left"] in self._ranks:
-            self.reason = self.reason or f"{self._cluster.name_of(message['left'])} has ended"
+        for rank in self._ranks.intersection(message["left"]):
+            self.reason = self.reason or f"{self._cluster.name_of(rank)} has ended"
             self.is_gone.set()
 
 
