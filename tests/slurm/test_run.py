@@ -70,11 +70,9 @@ OUTPUTS = """\
 -o one.log
 -l -o o-%t.log
 -l -o one.log
--o o-%t.log -e none
 -o both -e both
 -o none
--o %N-%n-%s-%u-%x-%%
--o 1
+-o %N-%n-%s-%u-%x
 -o 5
 -o all -e none
 -o None -e ALL

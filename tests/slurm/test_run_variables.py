@@ -109,10 +109,8 @@ def variables(folder: Path) -> List[Variables]:
         entries = dict(entry.split("=", 1) for entry in path.read_text().split("\0") if entry)
         assert entries["SLURM_PROCID"] == path.name
         # On this Slurm nothing binds to CPUs, and where no GPU is granted a cgroup hides all.
-        told = {k: v for k, v in entries.items() if k.startswith("SLURM") and "CPU_BIND" not in k}
+        told = {k: v for k, v in entries.items() if re.match("SLURM(?!.*CPU_BIND|_RESOLVER)", k)}
         told.update((name, entries[name]) for name in OF_GPUS & set(entries) if entries[name])
-        # the one variable more: that no Slurm knows this job
-        assert told.pop("SLURM_RESOLVER_JOB", told["SLURM_JOB_ID"]) == told["SLURM_JOB_ID"]
         ports = sr.expand_hostlist(f"[{told['SLURM_STEP_RESV_PORTS']}]")
         told["SLURM_STEP_RESV_PORTS"] = f"{len(ports)} ports"
         if "SLURM_JOB_END_TIME" in told:
