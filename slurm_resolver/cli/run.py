@@ -17,9 +17,10 @@ from slurm_resolver.version import __version__
 
 DESCRIPTION = f"""\
 Starts COMMAND as N tasks on this machine, each with the variables that srun sets in a step of one
-node (localhost). The options are some of srun's, and do what they do in srun of
-Slurm {IMITATED_SLURM}. When a task fails, or on Ctrl-C, all tasks are asked to end, and killed 5
-seconds later (Slurm: KillWait, 30 by default) or on a second Ctrl-C."""
+node (localhost). The options are some of srun's, and do what they do in Slurm {IMITATED_SLURM}.
+
+When a task fails, or on Ctrl-C, all tasks are asked to end, and killed 5 seconds later (Slurm:
+KillWait, 30 by default) or on a second Ctrl-C."""
 
 EPILOG = """\
 differences from srun:
@@ -110,8 +111,8 @@ def _add_output_options(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument_group(
         "output",
         "PATTERN is a file name with %t (rank), %j (job id), %s (step id), %N (node's name), %n\n"
-        "(node's number), %x (job name), %u (user) or %%; %4t pads a number with zeros. It may\n"
-        "also be all, none, or the rank of the only task that is shown.",
+        "(node's number), %x (job name), %u (user) or %%. It may also be all (the screen), none, or\n"
+        "the rank of the only task that is shown.",
     ).add_argument
     add(
         *("-l", "--label"),
