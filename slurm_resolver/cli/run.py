@@ -111,8 +111,8 @@ def _add_output_options(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument_group(
         "output",
         "PATTERN is a file name with %t (rank), %j (job id), %s (step id), %N (node's name), %n\n"
-        "(node's number), %x (job name), %u (user) or %%. It may also be all (the screen), none, or\n"
-        "the rank of the only task that is shown.",
+        "(node's number), %x (job name), %u (user) or %%. It may also be all (the screen), none,\n"
+        "or the rank of the only task that is shown.",
     ).add_argument
     add(
         *("-l", "--label"),

@@ -74,3 +74,14 @@ def test_the_output_of_a_single_task_without_a_label_is_unchanged() -> None:
         timeout=180,
     )
     assert done.stdout == bytes(range(256)) + b"a\rb"
+
+
+def test_a_task_whose_output_nobody_reads_ends() -> None:
+    command = [*COMMAND, "run", "-n2", "--", "yes"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        assert process.stdout.readline() in (b"0: y\n", b"1: y\n")
+        process.stdout.close()
+        assert b"was ended by SIGPIPE" in process.stderr.read()
+        assert process.wait(timeout=180) == 128 + 13
