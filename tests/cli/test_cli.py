@@ -81,7 +81,10 @@ def test_a_terminal_that_knows_ascii_only_is_no_error(arguments: List[str]) -> N
         ("show --nodelst=n1", " show: unknown option --nodelst: did you mean --nodelist?"),
         ("show --frobnicate", " show: unknown option --frobnicate"),
         ("show n1", " show: unexpected argument 'n1'"),
-        ("run -n2 --chdri /tmp -- true", " run: unknown option --chdri: did you mean --chdir?"),
+        (
+            "run -n2 --job-nmae /tmp -- true",
+            " run: unknown option --job-nmae: did you mean --job-name?",
+        ),
         ("sbatch --nodes two -- a", " sbatch: argument -N/--nodes: invalid int value: 'two'"),
         ("help shwo", " help: argument COMMAND: invalid choice: 'shwo' (choose from "),
         ("hosts expnd n1", " hosts: argument ACTION: invalid choice: 'expnd' (choose from "),
