@@ -90,13 +90,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "N times (slurm-resolver supervise)",
     )
     add("--spare-nodes", type=int, metavar="K", help="ask for K more nodes, which take their place")
-    add("--ps-spare-nodes", type=int, metavar="K", help="and so many more of --ps-nodes")
-    add(
-        "--min-nodes",
-        type=int,
-        metavar="M",
-        help="else go on with so few, and fewer tasks",
-    )
+    add("--min-nodes", type=int, metavar="M", help="else continue with so few, and fewer tasks")
     add("--log-dir", metavar="DIR", help="one log a task as well, DIR/rank-N.log, for explain")
     add = parser.add_argument_group("preemption and time limit").add_argument
     add("--requeue", action="store_true", help="continue the job after preemption or time limit")

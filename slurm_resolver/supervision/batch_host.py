@@ -1,8 +1,8 @@
 """What becomes of the job when the node of its batch file fails.
 
-With --no-kill Slurm then lets the job run on, without a batch file and up to its time limit, also
-one that may be requeued (22.05 and 26.05, live: JobState=RUNNING, and BatchHost is not in NodeList
-any more). So a small step on another node looks, and requeues or cancels such a job.
+With --no-kill Slurm lets such a job run on, without a batch file and up to its time limit, even one
+that may be requeued (22.05 and 26.05, live: JobState=RUNNING, and BatchHost is no longer in
+NodeList). So a small step on another node watches, and requeues or cancels such a job.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Callable, Mapping, Optional, Sequence
 
 from slurm_resolver.slurm import scontrol
 from slurm_resolver.slurm.hostlist import expand_hostlist
-from slurm_resolver.supervision.say import say
+from slurm_resolver.supervision.passed_on import say
 
 _ANSWER_SECONDS = 60.0
 _STEP = (  # --overlap: shares all that the node has with the training
@@ -29,81 +29,60 @@ _KEPT_VARIABLES = ("SLURM_JOB_ID", "SLURM_CONF", "SLURM_JWT", "SLURM_CLUSTERS")
 
 
 class Watch:
-    """The step that looks after the batch file's node."""
+    """The step that watches the batch file's node."""
 
-    def __init__(
-        self,
-        job_id: str,
-        batch_host: Optional[str],
-        requeue: bool,
-        every: float,
-        heterogeneous: bool = False,
-    ) -> None:
-        """Prepares it; it looks once in so many seconds, and never with 0.
-
-        In a heterogeneous job it runs on the first component, whose nodes `start` gets.
-        """
-        self._step = [*_STEP, *(["--het-group=0"] if heterogeneous else [])]
+    def __init__(self, job_id: str, batch_host: Optional[str], requeue: bool, every: float) -> None:
+        """Prepares it; it looks every so many seconds, and never with 0."""
         self._arguments = [job_id, "requeue" if requeue else "cancel", f"{every:g}"]
         self._batch_host = batch_host
         self._every = every
         self._process: Optional[subprocess.Popen[bytes]] = None
-        self._node: Optional[str] = None
-        self._reader: Optional[threading.Thread] = None
+        self._node = ""
 
     def start(self, used: Sequence[str], healthy: Sequence[str]) -> None:
         """Starts it on a healthy node, if possible one that the training does not use.
 
-        One that runs on such a node already is left alone.
+        A step that already runs on a healthy node is left alone.
         """
         others = [name for name in healthy if name != self._batch_host]
         if self._every == 0 or self._batch_host is None or not others:
             return
-        runs = self._process is not None and self._process.poll() is None
-        if runs and self._node in others:
+        if self._process is not None and self._process.poll() is None and self._node in others:
             return
         self.stop()
         self._node = next((name for name in others if name not in used), others[-1])
-        watch = [sys.executable, "-m", "slurm_resolver.supervision.batch_host", *self._arguments]
+        module = [sys.executable, "-m", "slurm_resolver.supervision.batch_host", *self._arguments]
         environ = {
             name: value
             for name, value in os.environ.items()
             if not name.startswith("SLURM") or name in _KEPT_VARIABLES
         }
-        with contextlib.suppress(OSError):  # no srun: the training's own tells so
+        with contextlib.suppress(OSError):  # no srun: the training's own reports that
             self._process = subprocess.Popen(
-                [*self._step, f"--nodelist={self._node}", *watch],
+                [*_STEP, f"--nodelist={self._node}", *module],
                 env=environ,
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.PIPE,
             )
-            self._reader = threading.Thread(target=self._read, args=(self._process,), daemon=True)
-            self._reader.start()
+            threading.Thread(target=self._read, args=(self._process,), daemon=True).start()
 
     def _read(self, process: subprocess.Popen[bytes]) -> None:
-        """Says so if the step ends by itself: nobody looks after this node then."""
+        """Reports a step that ends by itself: nobody watches this node then."""
         assert process.stderr is not None
-        last = b""
-        for line in process.stderr:
-            last = line.strip() or last
-        process.wait()
+        words = process.stderr.read().decode(errors="replace").strip().rpartition("\n")[2]
         if self._process is process:
-            told = last.decode(errors="replace")
-            say([f"the step on {self._node} that looks whether this node fails has ended: {told}"])
+            say([f"the step on {self._node} that watches this node has ended: {words}"])
 
     def stop(self) -> None:
         """Ends it, if it runs."""
-        process, self._process = self._process, None  # its end is not told of
+        process, self._process = self._process, None
         if process is not None:
             process.terminate()
             try:
                 process.wait(10)
             except subprocess.TimeoutExpired:
                 process.kill()
-                process.wait()
-        if self._reader is not None:
-            self._reader.join(1)
 
 
 def is_lost(job: Mapping[str, str]) -> bool:
@@ -114,35 +93,30 @@ def is_lost(job: Mapping[str, str]) -> bool:
     return host not in expand_hostlist(nodelist)
 
 
-def tell(job: Mapping[str, str], action: str) -> None:
-    """Writes what becomes of the job into its output file, which the lost node wrote before."""
-    done = "requeued" if action == "requeue" else "cancelled"
-    with contextlib.suppress(OSError), open(job.get("StdOut", ""), "a") as stream:
-        stream.write(
-            f"slurm-resolver supervise: {job['BatchHost']} has failed, the node of the batch file: "
-            f"the job is {done}\n"
-        )
-
-
 def main(
     job_id: str, action: str, every: float, sleep: Callable[[float], None] = time.sleep
 ) -> None:
-    """Looks once in `every` seconds, until the job has lost its batch file, and ends the job then.
+    """Looks every so many seconds until the job has lost its batch file, and ends the job then.
 
     Slurm ends this step together with the job.
     """
-    told = False
+    done = "requeued" if action == "requeue" else "cancelled"
+    reported = False
     while True:
         with contextlib.suppress(OSError):  # the controller may answer the next time
             job = scontrol.show_job(job_id, _ANSWER_SECONDS)
-            if is_lost(job):
-                if not told:
-                    tell(job, action)
-                told = True
-                if action == "requeue":
-                    scontrol.scontrol("requeue", job_id, timeout=_ANSWER_SECONDS)
-                else:
-                    scontrol.cancel_job(job_id, _ANSWER_SECONDS)
+            if is_lost(job) and not reported:
+                reported = True
+                # the lost node wrote this file before
+                with contextlib.suppress(OSError), open(job.get("StdOut", ""), "a") as stream:
+                    stream.write(
+                        f"slurm-resolver supervise: {job['BatchHost']} has failed, the node of "
+                        f"the batch file: the job is {done}\n"
+                    )
+            if is_lost(job) and action == "requeue":
+                scontrol.scontrol("requeue", job_id, timeout=_ANSWER_SECONDS)
+            elif is_lost(job):
+                scontrol.cancel_job(job_id, _ANSWER_SECONDS)
         sleep(every)
 
 

@@ -1,4 +1,4 @@
-"""Why a step has ended: which task failed first, on which node, and by what."""
+"""Why a step has ended: which task failed first, on which node, and how."""
 
 from __future__ import annotations
 
@@ -16,18 +16,15 @@ class Failure(NamedTuple):
     """Why a step has ended.
 
     Attributes:
-        kind: "task"; "node" (it failed, or could not start its tasks); "cancelled" (somebody has
-            ended the step); "srun" (it could not start the step).
+        kind: "task"; "node" (it failed, or could not start its tasks); "cancelled" (somebody ended
+            the step); "srun" (it could not start the step).
         status: the exit status of the task, or 128 and the number of its signal; else srun's own.
-        at: when srun told of it, in seconds since 1970.
+        at: when srun reported it, in seconds since 1970.
         signal: what ended the task, such as "SIGKILL".
-        line: the line of its output that tells why.
-        cause: what `slurm-resolver explain` knows of that line; of a step that was cancelled what
-            Slurm did it for, if it says so: "time limit" or "preemption".
-        progress: the line by which the training said where it went on.
-        blames: the task that the others waited for, by TensorFlow's name, where the error tells it:
-            it may have been stopped, or hang, and such a task ends by no status of its own.
-        blamed_rank, blamed_node: its rank and node, if all tasks are workers.
+        line: the error that the task printed; for other kinds srun's own words.
+        cause: for a task what `slurm-resolver explain` knows about the line; for a cancelled step
+            "time limit" or "preemption" if Slurm says so.
+        progress: the line in which the training said which checkpoint it continues from.
     """
 
     kind: str
@@ -39,14 +36,6 @@ class Failure(NamedTuple):
     line: Optional[str] = None
     cause: Optional[str] = None
     progress: Optional[str] = None
-    blames: Optional[str] = None
-    blamed_rank: Optional[int] = None
-    blamed_node: Optional[str] = None
-
-    @property
-    def suspect(self) -> Optional[str]:
-        """The node that may be at fault."""
-        return self.node if self.blames is None else self.blamed_node
 
     def describe(self) -> str:
         """Returns who failed first, when and why: rank 3 on n2 at 2026-02-03T04:05:06, SIGKILL."""
@@ -59,24 +48,14 @@ class Failure(NamedTuple):
         when = time.strftime("%Y-%m-%dT%H:%M:%S", time.localtime(self.at))
         why = f": {self.line.rstrip(' :')}" if self.line and self.kind != "cancelled" else ""
         cause = f" ({self.cause.rstrip('.')})" if self.cause else ""
-        return f"{who} at {when}, {how}{why}{cause}{self._describe_blame()}"
-
-    def _describe_blame(self) -> str:
-        if self.blames is None:
-            return ""
-        where = ""
-        if self.blamed_rank is not None:
-            where = f", rank {self.blamed_rank}"
-            where += f" on {self.blamed_node}" if self.blamed_node else ""
-            where += " if all tasks are workers"
-        return f"; it waited for {self.blames}{where}, which was stopped, hung or cut off"
+        return f"{who} at {when}, {how}{why}{cause}"
 
     def is_same(self, other: Failure) -> bool:
-        """Whether both are one error that came twice, as far as their output tells."""
+        """Whether both are the same error, as far as their output shows."""
         return self._compared() == other._compared()
 
     def _compared(self) -> Tuple[object, ...]:
-        # whichever rank was the first to have an error that all have; a signal is for one
+        # All ranks may have one error, and any may be the first. A signal is for one rank.
         rank = self.rank if self.signal else None
         line = None if self.line is None else _NOT_COMPARED.sub("", self.line)
         return self.kind, self.status, rank, line, self.node if self.kind == "node" else None

@@ -1,18 +1,19 @@
 """Which nodes of the allocation a step may run on.
 
 A node that fails leaves a job with --no-kill: Slurm removes it from the job's node list. One that
-is drained, or does not answer, stays in it, and only its own state tells.
+is drained, or does not answer, stays in it, and only its own state shows it.
 """
 
 from __future__ import annotations
 
-from typing import Collection, Mapping, NamedTuple, Sequence, Tuple
+from typing import Collection, List, Mapping, NamedTuple, Sequence, Tuple
 
 from slurm_resolver.slurm import scontrol
 from slurm_resolver.slurm.hostlist import expand_hostlist
+from slurm_resolver.slurm.hostlist_compress import compress_hostlist
 
 # Words of `scontrol show node`, such as MIXED+DRAIN. MAINT, RESERVED and REBOOT_REQUESTED let a job
-# that runs there go on.
+# that runs there continue.
 _UNHEALTHY = {
     *("DOWN", "DRAIN", "DRAINED", "DRAINING", "FAIL", "FAILING", "ERROR", "UNKNOWN", "FUTURE"),
     *("NOT_RESPONDING", "INVALID_REG", "REBOOT_ISSUED"),
@@ -30,8 +31,8 @@ def is_healthy(state: str) -> bool:
 class Nodes(NamedTuple):
     """The nodes that a job still has, in Slurm's order, and the state of each."""
 
-    names: Tuple[str, ...]
-    states: Mapping[str, str]
+    names: Tuple[str, ...] = ()
+    states: Mapping[str, str] = {}
 
     def healthy(self) -> Tuple[str, ...]:
         """Returns those that can start tasks."""
@@ -39,14 +40,10 @@ class Nodes(NamedTuple):
 
 
 def nodes_of(job: Mapping[str, str], timeout: float) -> Nodes:
-    """Returns the nodes of a job (`scontrol.show_job`).
-
-    Raises:
-        OSError: where the controller does not answer.
-    """
+    """Returns the nodes of a job (`scontrol.show_job`); OSError: the controller does not answer."""
     nodelist = job.get("NodeList", "")
     if nodelist in scontrol.UNSET:
-        return Nodes((), {})
+        return Nodes()
     return Nodes(tuple(expand_hostlist(nodelist)), scontrol.node_states(nodelist, timeout))
 
 
@@ -55,9 +52,19 @@ def choose(
 ) -> Tuple[str, ...]:
     """Returns the nodes for a step: `wanted` of the healthy ones, at least `least`, or none.
 
-    Suspects are nodes because of which a step has failed, although Slurm calls them healthy: they
-    are taken only where there would be too few nodes without them.
+    Suspects are nodes on which a step has failed, although Slurm calls them healthy: they are used
+    only where too few nodes would be left without them.
     """
     trusted = [name for name in healthy if name not in suspects]
     pool = trusted if len(trusted) >= least else list(healthy)
     return tuple(pool[:wanted]) if len(pool) >= least else ()
+
+
+def srun_options(nodes: Sequence[str], tasks_per_node: int) -> List[str]:
+    """Returns srun's options for a step on these nodes."""
+    return [
+        f"--nodes={len(nodes)}",
+        f"--ntasks={len(nodes) * tasks_per_node}",
+        f"--ntasks-per-node={tasks_per_node}",
+        f"--nodelist={compress_hostlist(nodes)}",
+    ]

@@ -2,43 +2,47 @@
 
 from __future__ import annotations
 
+import signal
+import threading
 import time
-from typing import Mapping, NamedTuple, Optional, Sequence
+from typing import List, Mapping, NamedTuple, Optional, Sequence
 
 from slurm_resolver.preemption.preempted import is_preempted
 from slurm_resolver.preemption.requeue import REQUEUE_STATUS, TERMINATED_STATUS
 from slurm_resolver.slurm import scontrol
 from slurm_resolver.supervision.batch_host import is_lost
 from slurm_resolver.supervision.failure import Failure
+from slurm_resolver.supervision.step_output import TaskOutput
 
-# A step that ran for longer has got on, also where its output does not say how far.
+# A step that ran for longer has made progress, even if its output does not say so.
 PROGRESS_SECONDS = 600.0
 
 
 class Stop(NamedTuple):
-    """Why nothing is started again, and whether it would help to requeue the job."""
+    """Why nothing is started again, and whether a requeue of the job would help."""
 
     why: str
     requeue: bool = False
 
 
-class Attempt:
+class Attempt(NamedTuple):
     """A start of the step that has failed: why, after how many seconds, and on which nodes."""
 
-    def __init__(self, failure: Failure, seconds: float, nodes: Sequence[str]) -> None:
-        self.failure, self.seconds, self.nodes = failure, seconds, tuple(nodes)
+    failure: Failure
+    seconds: float
+    nodes: Sequence[str] = ()
 
 
 def is_error(status: int) -> bool:
-    """Whether a task that exits so has failed, and has not just been saved before its end."""
+    """Whether a task that exits so has failed, and was not just saved before its end."""
     return status not in (0, REQUEUE_STATUS, TERMINATED_STATUS)
 
 
 def same_again(attempts: Sequence[Attempt]) -> bool:
-    """Whether the last two attempts have failed in the same way, and nothing was won in between.
+    """Whether the last two attempts failed in the same way, without progress in between.
 
-    What the training said when it went on from a checkpoint tells whether it got on; else the time
-    that the last one took.
+    The checkpoint from which the training continued shows progress; without one the time that the
+    last attempt took does.
     """
     if len(attempts) < 2:
         return False
@@ -50,8 +54,8 @@ def same_again(attempts: Sequence[Attempt]) -> bool:
     return last.seconds <= PROGRESS_SECONDS
 
 
-def why_not_again(failure: Failure) -> Optional[Stop]:
-    """Returns why no start could help after this failure alone; None where one could."""
+def give_up_reason(failure: Failure) -> Optional[Stop]:
+    """Returns why no start could help after this failure; None where one could."""
     if failure.kind == "cancelled" and failure.cause is not None:
         return Stop(f"Slurm has ended the step: {failure.cause}")
     if failure.kind == "cancelled":
@@ -70,7 +74,7 @@ def job_is_ending(
     Args:
         job: the job's fields (`scontrol.show_job`).
         restarts: how often the job had been requeued when its batch file started.
-        least_time: seconds to the time limit that a start is worth.
+        least_time: how many seconds before the time limit a start is still worth it.
         now: seconds since 1970.
     """
     state = job.get("JobState", "")
@@ -89,3 +93,36 @@ def job_is_ending(
     if end - now < least_time:
         return Stop(f"the time limit comes in {max(0, end - now):.0f} s", requeue=True)
     return None
+
+
+class LocalFailures:
+    """The failures of a local job's steps; it listens to what the tasks print."""
+
+    def __init__(self) -> None:
+        self._attempts: List[Attempt] = []
+        self._lock = threading.Lock()
+        self._begin_step()
+
+    def _begin_step(self) -> None:
+        self._output, self._all_heard, self._begun = TaskOutput(), True, time.monotonic()
+
+    def listen(self, rank: Optional[int], stream: str, line: bytes) -> None:
+        """Takes a line that a task has printed, as `Output` passes it. Safe in any thread."""
+        with self._lock:
+            self._all_heard = self._all_heard and stream != "unknown"
+            self._output.read(rank, stream, line.decode(errors="replace"))
+
+    def same_again(self, rank: int, status: int) -> bool:
+        """Whether the step that this task ends failed as the one before it.
+
+        Where the output could not be read, the answer is no.
+        """
+        number = next((one for one in signal.Signals if 128 + one == status), None)
+        name = None if number is None else number.name
+        failure = Failure("task", status, time.time(), rank, "localhost", name)
+        with self._lock:
+            failure = self._output.describe(failure)
+            self._attempts.append(Attempt(failure, time.monotonic() - self._begun))
+            heard = self._all_heard
+            self._begin_step()
+        return heard and same_again(self._attempts)
