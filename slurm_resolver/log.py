@@ -7,6 +7,7 @@ this package starts.
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from typing import Set
 
@@ -35,3 +36,10 @@ def tell_once(message: str) -> None:
 
         warned.add(message)
         logging.getLogger("slurm_resolver").info("%s", message)
+
+
+def print_line(text: str) -> None:
+    """Writes a line to standard error by one call, and flushes it: the process may end next."""
+    with contextlib.suppress(OSError, ValueError, AttributeError):  # closed, or None
+        sys.stderr.write(f"slurm_resolver: {text}\n")
+        sys.stderr.flush()

@@ -26,6 +26,7 @@ COMMANDS = {
     "sbatch": "print a batch file for a training on several nodes",
     "supervise": "run a step in a batch file, and start it again when a task or a node fails",
     "requeue": "requeue the job of a batch file if its training asks for it",
+    "status": "show what each worker of a training does: epoch, step, what it waits for",
     "explain": "explain the errors in the log of a run",
     "hosts": "expand, fold or count a host list such as n[9-11]",
     "env": "print what belongs in a bug report, without secrets",

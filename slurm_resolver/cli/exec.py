@@ -7,7 +7,7 @@ import json
 import os
 import sys
 import time
-from typing import Dict, List
+from typing import Dict, List, Tuple
 
 from slurm_resolver import startup
 from slurm_resolver.cli import exec_program as program
@@ -21,6 +21,7 @@ from slurm_resolver.cli.options import add_cluster_options, cluster_options
 from slurm_resolver.cluster.cluster import Cluster
 from slurm_resolver.cluster.contracts import CONTRACTS
 from slurm_resolver.cluster.resolve import resolve_step
+from slurm_resolver.coordination import client
 from slurm_resolver.errors import LaunchError, SlurmResolverError, find_rendezvous_error
 from slurm_resolver.slurm.step import SlurmStep
 
@@ -31,8 +32,8 @@ another framework reads (--env), and with the task's GPUs. In its arguments, and
 (or {main_host}, {main_port}: rank 0's), {hosts} (all, by rank), {ps_hosts}, {worker_hosts},
 {chief_host} and {data_service} (grpc://host:port) are filled in; {{rank}} is {rank} itself. COMMAND
 replaces this process: it keeps the process id and gets the signals, and its exit status is the
-task's. In a step with a ps or dispatcher, and with --restart-workers, it is a child process that
-gets the signals."""
+task's. In a step with a ps or dispatcher it is a child process that gets the signals, and is ended
+with its job: see --servers."""
 
 EPILOG = """\
 exit status: COMMAND's; 1 when the tasks are not ready in time (--wait), 2 when usage or environment
@@ -99,16 +100,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="start a worker beside a chief and ps again when it is lost, N times at most (0)",
     )
     parser.add_argument(
-        "--end-servers",
-        action=argparse.BooleanOptionalAction,
-        help="by default a ps (or dispatcher, data_worker) that only calls join() is ended when "
-        "all who train have ended, and so are workers beside a chief, as of a "
-        "ParameterServerStrategy, if the chief has ended and they have only waited in join() for "
-        "30 s, which Linux tells. With --end-servers all tasks are one job, as by serve(), which "
-        "the program then must not call: they end when one that serves, or the leader, is lost, "
-        "with the job's status. With --no-end-servers "
-        "nothing is ended, and the program replaces this process",
+        "--servers",
+        type=_servers,
+        metavar="JOB,…",
+        help="the jobs whose programs only serve, of "
+        f"{', '.join(program.MAY_SERVE)}; exec ends them when all others have ended, and all when "
+        "a ps, dispatcher, data_worker or the leader is lost; default: "
+        f"{','.join(program.SERVERS)}; under TensorFlow's ParameterServerStrategy ps,worker; none "
+        "ends nothing",
     )
+    for name in ("--end-servers", "--no-end-servers"):
+        parser.add_argument(name, action=_Removed, nargs=0, help=argparse.SUPPRESS)
     parser.add_argument(
         "--force", action="store_true", help="replace variables that are set already, and differ"
     )
@@ -118,6 +120,23 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="print the variables instead: as JSON, or for eval",
     )
     parser.add_argument("command_line", nargs=argparse.REMAINDER, metavar="-- COMMAND [ARGUMENT …]")
+
+
+class _Removed(argparse.Action):
+    """An option of earlier versions."""
+
+    def __call__(self, parser: argparse.ArgumentParser, *args: object) -> None:
+        now = "'--servers none'" if args[-1] == "--no-end-servers" else "the default, or --servers"
+        parser.error(f"{args[-1]} was removed; use {now}")
+
+
+def _servers(text: str) -> Tuple[str, ...]:
+    jobs = () if text == "none" else tuple(text.split(","))
+    unknown = [job for job in jobs if job not in program.MAY_SERVE]
+    if unknown:
+        expected = f"expected some of {', '.join(program.MAY_SERVE)}, with commas; or none"
+        raise argparse.ArgumentTypeError(f"{', '.join(unknown)!r}: {expected}")
+    return jobs
 
 
 def _seconds(text: str) -> float:
@@ -135,14 +154,12 @@ def main(args: argparse.Namespace) -> int:
     command = args.command_line[1:] if args.command_line[:1] == ["--"] else args.command_line
     if bool(command) == bool(args.format):
         raise LaunchError("expected either a command, after --, or --format")
-    if args.restart_workers and args.end_servers:
-        raise LaunchError(
-            "--end-servers: expected no --restart-workers, which is for programs that call serve()"
-        )
     if args.restart_workers < 0:
         raise LaunchError(f"--restart-workers {args.restart_workers}: expected 0 or more")
     settings = read_settings(args.set)
     options = cluster_options(args)
+    # What connects to the other tasks here is the launcher of the program, which may connect too.
+    client.default_role = "launcher"
     if args.wait is not None:
         options = options._replace(until=time.monotonic() + args.wait)
     try:
@@ -193,11 +210,7 @@ def main(args: argparse.Namespace) -> int:
 def _start(
     command: List[str], environ: Dict[str, str], cluster: Cluster, args: argparse.Namespace
 ) -> None:
-    if args.end_servers and program.has_servers(cluster):
-        program.run_in_job(command, environ, cluster)
-    elif program.may_restart(cluster, args.restart_workers):
-        program.run_with_restarts(command, environ, cluster, args.restart_workers)
-    elif args.end_servers is None and not args.restart_workers and program.may_watch(cluster):
-        program.run_watched(command, environ, cluster)
-    else:
-        program.replace_process(command, environ)
+    program.check_restarts(cluster, args.restart_workers, args.servers)
+    if program.is_in_job(cluster, args.servers):
+        program.run_in_job(command, environ, cluster, args.servers, args.restart_workers)
+    program.replace_process(command, environ)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import sys
-from typing import Callable, Dict, List, NoReturn
+from typing import Collection, Dict, List, NoReturn, Optional
 
 from slurm_resolver.cli.exec_variables import ALTERNATIVE
 from slurm_resolver.cluster.cluster import Cluster
@@ -22,96 +22,72 @@ def inherited() -> Dict[str, str]:
     return environ
 
 
-def may_restart(cluster: Cluster, most: int) -> bool:
-    """Returns whether this task's program is to be started again when it is lost.
+SERVERS = ("ps", "dispatcher", "data_worker")  # whose programs only serve
+MAY_SERVE = (*SERVERS, "worker")
+
+
+def check_restarts(cluster: Cluster, most: int, servers: Optional[Collection[str]]) -> None:
+    """Checks that a worker of this step that is lost can come back.
 
     Raises:
-        LaunchError: where no worker of the step can come back.
+        LaunchError: where no worker of the step can, or its program would replace this process.
     """
-    if not most or cluster.task is None:
-        return False
     jobs = cluster.jobs()
-    if not {"chief", "ps", "worker"} <= set(jobs):
+    if most and servers == ():
+        raise LaunchError("--servers none: expected some jobs with --restart-workers, or no option")
+    if most and cluster.task is not None and not {"chief", "ps", "worker"} <= set(jobs):
         raise LaunchError(
             f"--restart-workers {most}: this step has the jobs {', '.join(jobs)}; expected chief, "
             "ps and worker, as in --jobs chief=1,ps=1,worker=-1. Only the chief's coordinator of a "
             "ParameterServerStrategy takes a lost worker back; start all others again together."
         )
-    return cluster.task.job == "worker"
 
 
-def has_servers(cluster: Cluster) -> bool:
-    """Returns whether this task serves others, or is served by them.
+def is_in_job(cluster: Cluster, servers: Optional[Collection[str]]) -> bool:
+    """Returns whether this task's program serves others that train, or is served by them.
+
+    Args:
+        cluster: the step's.
+        servers: `--servers`; None where it was not given.
 
     Raises:
-        LaunchError: where the step has no such tasks.
+        LaunchError: where it was given, and the step has no such tasks, or nobody trains.
     """
-    from slurm_resolver.parameter_server.protocol import JOBS
-
-    if not cluster.tasks:  # outside Slurm
+    if cluster.task is None or servers == ():
         return False
-    jobs = cluster.jobs()
-    served = "ps" in jobs or cluster.data_service is not None
-    if not served or not {"chief", "worker"} & set(jobs):
-        raise LaunchError(
-            f"--end-servers: this step has the jobs {', '.join(jobs)}; expected a ps, and a chief "
-            "or worker that trains, as in --jobs ps=1,worker=-1; or a dispatcher in place of the ps"
-        )
-    return cluster.task is not None and cluster.task.job in JOBS
+    jobs = {task.job for task in cluster.tasks}
+    serve = jobs.intersection(SERVERS if servers is None else servers)
+    train = {"chief", "worker"} & jobs - serve
+    if serve and train and {"ps", "dispatcher"} & jobs:
+        return cluster.task.job in ("chief", *MAY_SERVE)
+    if servers is None:
+        return False
+    raise LaunchError(
+        f"--servers {','.join(servers)}: this step has the jobs {', '.join(sorted(jobs))}; "
+        "expected a ps or dispatcher, and a chief or worker that does not only serve, as in "
+        "--jobs chief=1,ps=1,worker=-1"
+    )
 
 
-def may_watch(cluster: Cluster) -> bool:
-    """Returns whether there are tasks that serve, which may have to know when this task ends."""
-    from slurm_resolver.parameter_server.protocol import monitor_address
-    from slurm_resolver.parameter_server.restarts import is_run
-
-    return monitor_address(cluster) is not None and not is_run()  # by another exec
-
-
-def run_in_job(command: List[str], environ: Dict[str, str], cluster: Cluster) -> NoReturn:
-    """Runs the program as a part of its job, which ends it; see `ended_program`."""
-    from slurm_resolver.parameter_server import ended_program
-    from slurm_resolver.parameter_server.protocol import monitor_address
-
-    address = monitor_address(cluster)
-    assert address is not None
-    _as_child(command, lambda: ended_program.run_in_job(command, environ, address))
-
-
-def run_watched(command: List[str], environ: Dict[str, str], cluster: Cluster) -> NoReturn:
-    """Runs the program, and ends one that only serves where no task trains; see `ended_program`."""
-    from slurm_resolver.cluster.ports import derive_second_meeting_port
-    from slurm_resolver.parameter_server import ended_program
-    from slurm_resolver.parameter_server.protocol import monitor_address
-
-    address = monitor_address(cluster)
-    assert address is not None
-    address = address._replace(port=derive_second_meeting_port(cluster.step))
-    _as_child(command, lambda: ended_program.run_watched(command, environ, address))
-
-
-def run_with_restarts(
-    command: List[str], environ: Dict[str, str], cluster: Cluster, most: int
+def run_in_job(
+    command: List[str],
+    environ: Dict[str, str],
+    cluster: Cluster,
+    servers: Optional[Collection[str]],
+    restarts: int,
 ) -> NoReturn:
-    """Runs the program, and starts it again where it is lost."""
-    from slurm_resolver.parameter_server.restarts import RestartedProgram, end_alike
+    """Runs the program as a child, and takes part in its job; see `child_program`."""
+    from slurm_resolver.cli.child_program import ChildProgram
+    from slurm_resolver.coordination.client import leave_all
 
-    own, rendezvous = cluster.task, cluster.rendezvous
-    assert own is not None
-    assert rendezvous is not None
-    name = f"{own.job} {own.index} (rank {own.rank} on {own.node})"
-    program = RestartedProgram(command, environ, most, name, rendezvous.identity)
-    _as_child(command, lambda: end_alike(program.run()))
-
-
-def _as_child(command: List[str], run: Callable[[], NoReturn]) -> NoReturn:
-    from slurm_resolver.rendezvous.task_claim import give_up_tasks
-
-    give_up_tasks()  # the program stands for the task
     sys.stdout.flush()
+    only_serve = SERVERS if servers is None else servers
+    is_worker = cluster.task is not None and cluster.task.job == "worker"
+    program = ChildProgram(command, environ, cluster, only_serve, restarts if is_worker else 0)
     try:
-        run()
+        program.run()
     except OSError as error:
+        leave_all(f"its program cannot be started: {error.strerror}")
         raise _cannot_start(command[0], error) from error
 
 
@@ -119,6 +95,9 @@ def replace_process(command: List[str], environ: Dict[str, str]) -> NoReturn:
     """Has the program take the place of this process."""
     import signal
 
+    from slurm_resolver.coordination.client import leave_all
+
+    leave_all()  # the program represents the task
     sys.stdout.flush()
     # Python ignores these signals, and the program would inherit that.
     numbers = (signal.SIGPIPE, signal.SIGXFSZ)

@@ -25,8 +25,8 @@ this command, which are passed on to srun; and an error that came twice without 
 the step went on from the same checkpoint, or failed within 10 minutes.
 
 srun gets --nodes, --ntasks, --ntasks-per-node and --nodelist in front of its own options, and its
-output is passed on as it is. With srun --label the error of the task that failed is found. A step of
-a heterogeneous job is not started again: srun runs once, as it is given.
+output is passed on as it is. With srun --label the error of the task that failed is found. A step
+of a heterogeneous job is not started again: srun runs once, as it is given.
 
 exit status: 0; else that of the task that failed first, 128 and the signal's number for one that a
 signal has ended; 75 where --requeue is given, and nodes or time are too short; 2 when usage or

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Callable, Collection, Dict, List, Optiona
 
 from slurm_resolver.coordination import wire
 from slurm_resolver.coordination.address import ServiceAddress
-from slurm_resolver.coordination.secret import accept_offer
+from slurm_resolver.coordination.connection import open_connection
 from slurm_resolver.coordination.wire import Message
 from slurm_resolver.errors import RendezvousError
 from slurm_resolver.log import warn
@@ -30,10 +30,10 @@ NameOf = Callable[[int], str]
 Listener = Callable[[Message], None]
 
 _PORT_SECONDS = 10.0  # for a process that ends to free the port
-_CONNECT_SECONDS = 5.0
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.05, 1.0  # between two attempts to connect
 _ANSWER_SECONDS = 5.0  # for the service to say that the time is up
 _LONGEST_SECONDS = 1e6
+_LEAVE_SECONDS = 30.0  # at the end of this process, for the service to start
 _NOTICE_SECONDS = 30.0  # until one task reports that the service cannot be reached
 _MOST_NAMES = 10  # tasks that a message names
 
@@ -47,6 +47,8 @@ class Client:
 
     Attributes:
         name_of: returns how messages name a rank.
+        problem: why the service could not be reached the last time.
+        refusal: why the service does not admit this process; "" as long as it does.
     """
 
     def __init__(self, address: ServiceAddress, role: str = "program") -> None:
@@ -68,11 +70,13 @@ class Client:
         self._told: Dict[str, Dict[int, str]] = {}  # by topic and rank
         self._standing: Dict[str, Message] = {}  # what a new connection is told first
         self._listeners: Dict[str, List[Listener]] = {}
-        self._problem = "it has not started, or has failed: look at the output of its task"
-        self._refusal = ""
+        self.problem = "it has not started, or has failed: look at the output of its task"
+        self.refusal = ""
         self._noticed = False
         self._closed = False
-        if address.serves and role == "program":
+        self._service_rank: Optional[int] = None
+        self._has_ended = False  # whether the service was there, and is not any more
+        if address.serves and role in wire.ROLES:
             self._start_service()
         threading.Thread(target=self._run, name="slurm_resolver client", daemon=True).start()
 
@@ -95,20 +99,20 @@ class Client:
         until = time.monotonic() + (_LONGEST_SECONDS if timeout is None else timeout)
         with self._changed:
             name = self._offer(purpose, value, until, without, timeout is None)
-            while name not in self._answers and not self._refusal:
+            while name not in self._answers and not self.refusal:
                 left = until - time.monotonic() + (_ANSWER_SECONDS if self._socket else 0.0)
                 if left <= 0:
                     break
                 self._changed.wait(left)
             self._pending.pop(name, None)
             answer = self._answers.pop(name, None)
-            if self._refusal:
-                raise RendezvousError(self._refusal, unreached=True)
+            if self.refusal:
+                raise RendezvousError(self.refusal, unreached=True)
         if self.service is not None:
             self.service.flush()
         if answer is None:
             raise RendezvousError(
-                f"{self.address.name} did not answer within {timeout or 0:g} s: {self._problem}.",
+                f"{self.address.name} did not answer within {timeout or 0:g} s: {self.problem}.",
                 unreached=True,
             )
         if "values" not in answer:
@@ -169,6 +173,11 @@ class Client:
         with self._changed:
             if self._closed:
                 return
+            if (self._standing or self._pending) and not self._has_ended:
+                # The service may be about to start, and the other tasks learn from it who has left.
+                self._changed.wait_for(
+                    lambda: self._socket or self.refusal or self._has_ended, _LEAVE_SECONDS
+                )
             self._closed = True
             self._send({"goodbye": failure})
             sock, self._socket = self._socket, None
@@ -196,10 +205,10 @@ class Client:
             try:
                 self.service = Service(self.address, lambda rank: self.name_of(rank))
             except OSError as error:
-                # Another process of this task may serve: then the handshake refuses this one.
+                # The task's launcher may serve, or another process, beside which this is refused.
                 with contextlib.suppress(OSError, wire.WireError):
                     self._connect().close()
-                if self._refusal:
+                    self._socket = None
                     return
                 if time.monotonic() > until:
                     raise RendezvousError(
@@ -212,12 +221,12 @@ class Client:
     def _run(self) -> None:
         pause, lost_at = _FIRST_PAUSE, 0.0
         begun = time.monotonic()
-        while not (self._closed or self._refusal):
+        while not (self._closed or self.refusal):
             try:
                 sock = self._connect()
             except (OSError, wire.WireError, RendezvousError) as error:
-                self._problem = str(error) or type(error).__name__
-                now = time.monotonic()
+                self.problem = str(error) or type(error).__name__
+                now, needed = time.monotonic(), self._pending or not self._has_ended
                 refused = isinstance(error, ConnectionRefusedError)
                 if lost_at and (refused or now - lost_at > self.address.grace):
                     why = (
@@ -225,15 +234,18 @@ class Client:
                         if refused
                         else f"its node has not answered for {self.address.grace:g} s"
                     )
-                    self._dispatch({"gone": None, "why": why, "where": ""})
-                    lost_at = 0.0
-                elif not lost_at and now - begun > _NOTICE_SECONDS:
+                    gone = {"gone": None, "rank": self._service_rank, "why": why, "where": ""}
+                    self._dispatch(gone)
+                    with self._changed:
+                        lost_at, self._has_ended = 0.0, True
+                        self._changed.notify_all()
+                elif needed and not lost_at and now - begun > _NOTICE_SECONDS:
                     begun = now + _NOTICE_SECONDS
                     self._notice_unreachable()
                 self._wait(pause)
                 pause = min(2 * pause, _LONGEST_PAUSE)
                 continue
-            if self._refusal:
+            if self.refusal:
                 break
             pause = _FIRST_PAUSE
             closing = self._receive(sock)
@@ -241,10 +253,13 @@ class Client:
             with self._changed:
                 self._socket = None
                 if closing:  # there may never be another service, and no need of one
-                    self._changed.wait_for(lambda: self._pending or self._closed)
-            begun = time.monotonic()
+                    self._changed.wait_for(self._needs_service)
+            begun, self._has_ended = time.monotonic(), closing
         with self._changed:
             self._changed.notify_all()
+
+    def _needs_service(self) -> bool:
+        return bool(self._pending or self._standing or self._closed)
 
     def _wait(self, seconds: float) -> None:
         with self._changed:
@@ -252,36 +267,14 @@ class Client:
 
     def _connect(self) -> socket.socket:
         """Returns a connection that the service has admitted; sets `_refusal` if it refuses."""
-        address = self.address
-        host = "127.0.0.1" if address.serves else address.host.strip("[]")
-        sock = socket.create_connection((host, address.port), _CONNECT_SECONDS)
+        hello = {**self._hello, "number": self._number}
+        sock, lines, answer = open_connection(self.address, hello)
+        if "refused" in answer:
+            self.refusal = f"{self.address.name} refuses this process: {answer['refused']}."
+            return sock
         try:
-            lines = sock.makefile("rb")
-            greeting = wire.read(lines, wire.MOST_BYTES)
-            if greeting.get("protocol") != wire.PROTOCOL:
-                raise wire.WireError(
-                    "another program or another version of slurm_resolver answers there"
-                )
-            key = accept_offer(greeting.get("offer") or {}, address.name)
-            hello = {
-                **self._hello,
-                "identity": address.identity,
-                "number": self._number,
-                "challenge": secrets.token_hex(16),
-            }
-            parts = [greeting["challenge"], hello["challenge"], address.identity]
-            parts += [hello["rank"], hello["number"], hello["role"]]
-            hello["proof"] = wire.prove(key, "task", *parts)
-            sock.sendall(wire.encode(hello))
-            answer = wire.read(lines, wire.MOST_BYTES)
-            if "other" in answer:
-                raise wire.WireError(f"a service answers there, but {answer['other']}")
-            if not wire.is_proof(answer.get("proof"), key, "service", *parts):
-                raise wire.WireError("what answers there does not know the step's secret")
-            if "refused" in answer:
-                self._refusal = f"{address.name} refuses this process: {answer['refused']}."
-                return sock
             wire.detect_dead_peers(sock, max(1.0, float(answer["grace"]) / 2))
+            self._service_rank = answer["rank"]
             sock.settimeout(None)
             self._lines = lines
             with self._changed:
@@ -290,6 +283,7 @@ class Client:
                     self._send(message)
                 for name in self._pending:
                     self._send_gather(name)
+                self._changed.notify_all()
             return sock
         except BaseException:
             sock.close()
@@ -317,6 +311,7 @@ class Client:
         except (OSError, ValueError, wire.WireError):
             pass
         finally:
+            self._lines.close()
             sock.close()
         return False
 
@@ -347,7 +342,7 @@ class Client:
 
     def _notice_unreachable(self) -> None:
         if self.address.rank <= 1:  # one task reports it
-            warn("waiting for %s: %s", self.address.name, self._problem)
+            warn("waiting for %s: %s", self.address.name, self.problem)
 
     def _explain(self, purpose: str, answer: Message, timeout: float) -> str:
         if "lost" in answer:
@@ -372,21 +367,26 @@ class Client:
         return ", ".join(shown) + (f" and {more} more" if more else "")
 
 
+default_role = "program"
 _clients: Dict[Tuple[ServiceAddress, str], Client] = {}
 _of_parents: List[Client] = []  # kept, as garbage collection would close reused file descriptors
 _lock = threading.Lock()
 
 
-def connect(address: ServiceAddress, role: str = "program") -> Client:
+def connect(address: ServiceAddress, role: Optional[str] = None) -> Client:
     """Returns this process's connection, which is opened at the first call.
+
+    Args:
+        address: of the service.
+        role: one of `wire.ROLES`; None for that of this process, `default_role`.
 
     Raises:
         RendezvousError: where the service cannot be started in this process.
     """
     with _lock:
-        key = (address, role)
+        key = (address, role or default_role)
         if key not in _clients:
-            _clients[key] = Client(address, role)
+            _clients[key] = Client(*key)
         return _clients[key]
 
 
@@ -401,7 +401,8 @@ def leave_all(failure: str = "") -> None:
 
 def _leave_at_exit() -> None:
     error = getattr(sys, "last_value", None)
-    leave_all(f"{type(error).__name__}: {error}"[:500] if error is not None else "")
+    text = str(error).partition("\n")[0]
+    leave_all(f"{type(error).__name__}: {text}"[:500] if error is not None else "")
 
 
 def _close_in_child() -> None:

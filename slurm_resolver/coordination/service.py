@@ -29,6 +29,7 @@ from typing import Callable, Container, Dict, List, Optional, Protocol, Set, Tup
 
 from slurm_resolver.coordination import wire
 from slurm_resolver.coordination.address import ServiceAddress
+from slurm_resolver.coordination.job import Job
 from slurm_resolver.coordination.rounds import Rounds
 from slurm_resolver.coordination.secret import Secret
 from slurm_resolver.coordination.wire import ROLES, Message, Process
@@ -87,8 +88,9 @@ class Service:
             ("", address.port), family=family, backlog=4096, dualstack_ipv6=dual
         )
         self.rounds = Rounds(address.num_tasks, self.send)
-        self.watchers: List[Watcher] = []
+        self.watchers: List[Watcher] = [Job(self)]
         self.status: Callable[[], Message] = dict  # what an observer is told
+        self.leaves = False  # whether its process is about to end
         self._writers: Dict[Process, Optional[asyncio.StreamWriter]] = {}
         self._losses: Dict[Process, Tuple[float, str]] = {}  # when, and why, one will be lost
         self._told: Dict[Tuple[str, int], object] = {}  # what tasks tell all others
@@ -109,6 +111,12 @@ class Service:
             if writer is not None:
                 writer.write(line)
 
+    def answer(self, process: Process, message: Message) -> None:
+        """Sends a message to one process."""
+        writer = self._writers.get(process)
+        if writer is not None:
+            writer.write(wire.encode(message))
+
     def flush(self) -> None:
         """Returns when the messages of the service have left this process, or after some time."""
         until = time.monotonic() + _FLUSH_SECONDS
@@ -119,6 +127,7 @@ class Service:
 
     def close(self) -> None:
         """Ends the service once no task relies on it; the last messages are sent."""
+        self.leaves = True
         while self._thread.is_alive() and any(watcher.keeps_open for watcher in self.watchers):
             time.sleep(_TICK_SECONDS)
         self._closing = True
@@ -190,7 +199,8 @@ class Service:
         refusal = self._refusal
         if is_task and not refusal:
             refusal = await self._find_other(_process(hello))
-        answer.update({"refused": refusal} if refusal else {"grace": self.address.grace})
+        admitted = {"grace": self.address.grace, "rank": self.address.rank}
+        answer.update({"refused": refusal} if refusal else admitted)
         writer.write(wire.encode(answer))
         return None if refusal else hello
 
@@ -216,9 +226,10 @@ class Service:
         self, process: Process, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> None:
         for before in self._of_role(process):  # it has ended, and this process follows it
+            _, reason = self._losses.get(before, (0.0, ""))
             self._forget(before)
             for watcher in self.watchers:
-                watcher.left(before, "")
+                watcher.left(before, reason)
         former = self._writers.get(process)
         self._writers[process] = writer
         self._losses.pop(process, None)

@@ -5,7 +5,7 @@ A connection begins with a mutual handshake, in which the secret itself is never
     service: {"protocol": 1, "challenge": N, "offer": {"means": "munge", "credential": …}}
     task:    {"identity": I, "rank": 3, "process": X, "role": "program", "pid": 71,
               "challenge": M, "proof": HMAC(secret, "task" N M I 3 X "program")}
-    service: {"proof": HMAC(secret, "service" N M I 3 X "program"), "grace": 30}
+    service: {"proof": HMAC(secret, "service" N M I 3 X "program"), "grace": 30, "rank": 0}
              or {"refused": "why"}
 
 Both challenges are random, so no proof is valid twice.

@@ -24,6 +24,11 @@ _FIRST_PORT, _LAST_PORT = 12_288, 32_767
 _NO_LIMIT_SECONDS = 365 * 24 * 60 * 60
 _SLUID_DIGITS = "0123456789ABCDEFGHJKMNPQRSTVWXYZ"  # base 32 without letters that look like digits
 
+# This package's own settings, which reach the tasks as under srun.
+_SET_BY_USERS = {
+    f"SLURM_RESOLVER_{name}"
+    for name in ("NETWORK_GRACE", "SECRET", "SECRET_MEANS", "STALL_SECONDS", "START_TIMEOUT")
+}
 _METHOD = r"(?:block|cyclic|fcyclic|\*)"
 _DISTRIBUTION = re.compile(
     rf"(?:plane=(\d+)|(?:block|cyclic|\*)(?::{_METHOD}){{0,2}}(?:,(?:no)?pack)?|(?:no)?pack)"
@@ -169,4 +174,4 @@ def free_ports(count: int) -> List[int]:
 
 def is_slurm_variable(name: str) -> bool:
     """Returns whether Slurm sets it: those of a step around this one must not reach the tasks."""
-    return name.startswith(("SLURM_", "SLURMD_"))
+    return name.startswith(("SLURM_", "SLURMD_")) and name not in _SET_BY_USERS

@@ -217,7 +217,7 @@ def _end_job(settings: BatchSettings) -> List[str]:
         "end_job() {  # with the exit status of a step",
         f"    trap : {name}  # one that comes now changes nothing any more",
         *(f"    {line}" for line in _requeue(settings, '"$1"')),
-        "    exit",
+        '    exit "$?"',
         "}",
         f"trap 'end_job {REQUEUE_STATUS}' {name}",
     ]

@@ -146,7 +146,7 @@ def _check_command(command: Sequence[str]) -> None:
             )
         if re.search("[\r\ud800-\udfff]", word):
             raise LaunchError(
-                f"{word!r}: sbatch refuses a file with a carriage return or with bytes that are not "
+                f"{word!r}: a batch file cannot have a carriage return, or bytes that are not "
                 "UTF-8: put the command into a script."
             )
 

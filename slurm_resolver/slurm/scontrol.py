@@ -146,6 +146,17 @@ def node_states(nodes: str, timeout: float = TIMEOUT_SECONDS) -> Dict[str, str]:
     return dict(re.findall(r"^NodeName=(\S+) .*?\sState=(\S+)", text, re.M))
 
 
+def show_steps(job_id: str, timeout: float = TIMEOUT_SECONDS) -> List[Dict[str, str]]:
+    """Returns the fields of each running step of a job (``scontrol show step``); [] for none."""
+    try:
+        text = scontrol("--oneliner", "show", "step", job_id, timeout=timeout)
+    except OSError as error:
+        if "not found" in str(error):
+            return []
+        raise
+    return [_find_pairs(line, _FIELD) for line in text.splitlines() if line.strip()]
+
+
 def find_step(job_id: str, pid: int, timeout: float = TIMEOUT_SECONDS) -> Optional[str]:
     """Returns the id of the step (``12.0``) whose srun has this process id; None for none."""
     try:

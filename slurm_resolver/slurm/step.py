@@ -105,6 +105,14 @@ class SlurmStep:
         "whole seconds from 1 to 86400",
         remedy="Set it to how long the network between the nodes may fail, or unset it for 30 s",
     )
+    stall_seconds = variable.number(
+        "SLURM_RESOLVER_STALL_SECONDS",
+        0,
+        7 * 24 * 60 * 60,
+        "whole seconds from 0 to 604800",
+        remedy="Set it to how long no step may end before it is reported, 0 for never, or unset it "
+        "for 300 s",
+    )
     # set by `slurm-resolver run`, whose jobs are unknown to Slurm
     simulated_job = variable.text("SLURM_RESOLVER_JOB", "a job id")
     # set by this package for the child processes of a task that had to ask the others

@@ -29,6 +29,7 @@ from slurm_resolver.tf.checkpoint_owner import (
 from slurm_resolver.tf.checkpoint_writer import CheckpointWriter
 from slurm_resolver.tf.dealt_data import Batches
 from slurm_resolver.tf.kept_checkpoints import Kept
+from slurm_resolver.tf.reporter import reporter
 from slurm_resolver.tf.resume_position import BatchSize, KeptBatchSize, Start
 from slurm_resolver.tf.termination import TerminationConfig, termination_config
 
@@ -229,7 +230,8 @@ class Backup:
             variable.assign(getattr(self, name))
         if self._termination.leads:
             check_still_owner(self._directory, self._owner)
-        path = self._writer.save()
+        with reporter.saving():
+            path = self._writer.save()
         self._termination.saved_at = self._at
         self._since = 0
         return path

@@ -62,7 +62,7 @@ class Keras3:
         spec = data._distributed_dataset.element_spec
         try:
             with model.distribute_strategy.scope():
-                model._symbolic_build(data_batch=spec.parts[0] if isinstance(spec, Share) else spec)
+                model._symbolic_build(data_batch=spec.batch if isinstance(spec, Share) else spec)
         except Exception as error:  # whatever the model's own code raises
             problem = error
         if not model.built:

@@ -59,10 +59,9 @@ class SlurmClusterResolver(
     - Where the tasks have to tell each other where they run, it leaves the answer for child
       processes in SLURM_RESOLVER_LAYOUT.
     - With a ps job or a tf.data service, in all tasks but evaluators: it starts a thread that
-      holds a connection to ps 0 (the dispatcher where there is no ps), wraps `sys.exit` to know
-      the exit status, and registers a function with `atexit`. With a ps job it sets GRPC_FAIL_FAST
-      unless it is set, and in a chief it changes TensorFlow's ClusterCoordinator, which would wait
-      for lost workers for ever. `serve` takes back what can be.
+      holds a connection to the step's coordination service, and registers a function with `atexit`.
+      With a ps job it sets GRPC_FAIL_FAST unless it is set, and in a chief it changes TensorFlow's
+      ClusterCoordinator, which would wait for lost workers for ever.
     """
 
     def __init__(
@@ -280,7 +279,9 @@ class SlurmClusterResolver(
                 sys.exit(resolver.serve())
 
         The chief, or without a chief every worker, needs no call: its resolver holds a connection
-        to ps 0, or without a ps to the dispatcher, which tells when it ends, and how.
+        to the step's coordination service, which notices when it ends. The service runs in the
+        task with local rank 0 on the first node. That task waits at its exit until the others have
+        left; where it is lost, all end with status 1.
 
         The status is 0 where they have ended well. It is 1, with a message on the standard error,
         where the chief, a parameter server, the dispatcher or a data worker is lost, or any other
@@ -291,17 +292,15 @@ class SlurmClusterResolver(
         A dispatcher or data worker that gets SIGUSR1, SIGUSR2 or SIGTERM goes on, so that those who
         train can save: see `slurm_resolver.termination_config`.
 
-        A process that ends is known at once. A node counts as lost when it has not answered for
-        30 s, or for the seconds in SLURM_RESOLVER_NETWORK_GRACE, which all tasks should have alike
-        (ps 0's or the dispatcher's counts). A shorter gap of the network ends nothing, whatever it
-        resets.
+        A process that ends is noticed after 2 s. A node counts as lost when it has not answered for
+        30 s, or for the seconds in SLURM_RESOLVER_NETWORK_GRACE, which should be the same in all
+        tasks. A shorter gap of the network ends nothing, whatever it resets.
 
-        A task has ended well unless an exception, `sys.exit` with another status than 0, a signal
-        or `os._exit` ends it; `raise SystemExit(1)` without `sys.exit` cannot be told from it.
+        A task has failed if an exception, a signal or `os._exit` ends it. `sys.exit(2)` does not
+        count: srun reports that status.
 
-        What the constructor has changed for this, it takes back at its end: `sys.exit` is Python's
-        again, and GRPC_FAIL_FAST is as it was. A server of a tf.data service listens until the
-        process ends.
+        At its end it sets GRPC_FAIL_FAST to what it was. A server of a tf.data service listens
+        until the process ends.
 
         Args:
             server: a tf.distribute.Server or tf.compat.v1.train.Server of this task, or a
@@ -312,7 +311,6 @@ class SlurmClusterResolver(
 
         Raises:
             JobsError: in a task that trains, without a ps job, without Slurm, in a child process.
-            AddressError: in ps 0 or the dispatcher, where its port for the connections is taken.
         """
         from slurm_resolver.tf.server import serve
 

@@ -6,8 +6,11 @@ from typing import Any, Iterable, Iterator, Optional
 
 import tensorflow as tf
 
+from slurm_resolver.coordination.progress import DATA, FIRST, IDLE, STEP, TRAINING
+from slurm_resolver.tf import progress
 from slurm_resolver.tf.checkpoint import Backup
 from slurm_resolver.tf.dealt_data import batches_of
+from slurm_resolver.tf.reporter import reporter
 from slurm_resolver.tf.resume_position import KeptBatchSize
 from slurm_resolver.tf.termination import TerminationConfig
 
@@ -59,6 +62,7 @@ class ResumableLoop:
         """
         strategy = strategy or tf.distribute.get_strategy()
         self._strategy = strategy
+        progress.start(strategy.cluster_resolver)
         self._backup = Backup(
             directory, strategy, termination, state, save_every, max_to_keep, keep_batch_size
         )
@@ -112,14 +116,24 @@ class ResumableLoop:
         self._endless = iterator if goes_on else None
         for _ in range(done):
             next(iterator, None)
-        while steps is None or backup.step < steps:
-            backup.save_if_due()
-            try:
-                batch = next(iterator)
-            except (StopIteration, tf.errors.OutOfRangeError):
-                return
-            yield batch
-            backup.after_steps()
+        reporter.enter(STEP, TRAINING)
+        phase = FIRST
+        try:
+            while steps is None or backup.step < steps:
+                backup.save_if_due()
+                reporter.epoch, reporter.step = backup.epoch + 1, backup.step + 1
+                reporter.begin_step(phase=DATA)
+                try:
+                    batch = next(iterator)
+                except (StopIteration, tf.errors.OutOfRangeError):
+                    return
+                reporter.enter(phase)
+                yield batch
+                reporter.end_step()
+                phase = STEP
+                backup.after_steps()
+        finally:
+            reporter.enter(IDLE, "")
 
     def _dealt_like(self, data: Any, rest: tf.data.Dataset) -> Any:
         """Returns the rest of a dataset, distributed if that was."""

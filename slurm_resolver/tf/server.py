@@ -1,65 +1,95 @@
 """Tasks that serve others: parameter servers, workers beside a coordinator, a tf.data service.
 
 `tf.distribute.Server.join()` never returns, nor does that of a tf.data service's servers. A task
-that serves ends when the job's monitor says that the tasks that train have ended.
+that serves ends when the coordination service says that the job is over: see `coordination.job`.
 """
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import os
-from typing import Any, Dict, Optional, Union
+import sys
+import threading
+from typing import Any, Dict, Optional, Tuple
 
 import tensorflow as tf
 
 from slurm_resolver.cluster.cluster import Cluster
 from slurm_resolver.cluster.data_service import DATA_JOBS, DISPATCHER
+from slurm_resolver.coordination.address import ServiceAddress
+from slurm_resolver.coordination.client import connect
+from slurm_resolver.coordination.job import SERVERS, START_SECONDS, JobResult, Member, announcement
 from slurm_resolver.errors import JobsError
-from slurm_resolver.parameter_server import exit_status
-from slurm_resolver.parameter_server.member import Member
-from slurm_resolver.parameter_server.monitor import Monitor
-from slurm_resolver.parameter_server.protocol import (
-    SERVING_JOBS,
-    START_SECONDS,
-    monitor_address,
-    print_line,
-)
-from slurm_resolver.parameter_server.restarts import tell_job_has_ended, tell_takes_part
-from slurm_resolver.rendezvous.task_claim import find_claimant
+from slurm_resolver.log import print_line
+from slurm_resolver.preflight.ready import offer_readiness
 from slurm_resolver.tf.data_server import (
     keep_until_exit,
     signals_left_to_those_who_train,
     start_data_server,
 )
 
-Participant = Union[Monitor, Member]
-
+_END_SECONDS = 5.0  # for a task that trains to end by itself, when the job has failed
 _FAIL_FAST = {"GRPC_FAIL_FAST": "use_caller"}
 
-_participants: Dict[Any, Participant] = {}  # one for all resolvers of the same cluster
+# One for all resolvers of the same cluster in a process; a forked child has none.
+_members: Dict[Tuple[ServiceAddress, str, int], _Member] = {}
 _set_variables: Dict[str, str] = {}  # those that this module has set
 
 
-def take_part(cluster: Cluster) -> Optional[Participant]:
-    """Returns this task's part in the job, on which the others rely from now on.
+class _Member(Member):
+    """This process's part in the job, by which a task that trains ends where the job has failed."""
 
-    None where it has none: see `monitor_address`; and in a child process of the task.
-    """
-    address = monitor_address(cluster)
-    if address is None or not cluster.takes_part():
+    def __init__(self, cluster: Cluster, announced: Dict[str, Any]) -> None:
+        assert cluster.service is not None
+        self._name = cluster.name_of(cluster.service.rank)
+        self._serves = announced["serves"]
+        self._ends = threading.Event()  # once this process ends by itself, without an error
+        client = connect(cluster.service)
+        client.name_of = cluster.name_of
+        atexit.register(self._note_end)
+        super().__init__(client, announced, self._end_process)
+
+    def serve(self, timeout: float) -> None:
+        self._serves = True
+        super().serve(timeout)
+
+    def _note_end(self) -> None:
+        if getattr(sys, "last_value", None) is None:
+            self._ends.set()
+
+    def _end_process(self, result: JobResult) -> None:
+        """Ends this process with status 1, which TensorFlow would let wait for ever."""
+        if not result.status or self._serves or self._ends.is_set():
+            return
+        print_line(f"{self._name}: {result.message}. This process ends")
+        if self._ends.wait(_END_SECONDS):
+            return
+        # Flushing may hang, as everything in this process may: a thread does it, for 1 s at most.
+        flushing = threading.Thread(target=_flush_output, daemon=True)
+        flushing.start()
+        flushing.join(1.0)
+        os._exit(1)
+
+
+def take_part(cluster: Cluster) -> Optional[Member]:
+    """Announces this task to the others of its job; returns None where it has no part in one."""
+    if cluster.task is None or cluster.service is None:
+        return None
+    tasks = [(task.job, task.index, task.address) for task in cluster.tasks]
+    announced = announcement(tasks, cluster.task.rank)
+    if announced is None:
         return None
     # A call to a server that has ended fails at once, instead of waiting for it.
     for name, value in _FAIL_FAST.items() if _has_ps(cluster) else ():
         if name not in os.environ:
             os.environ[name] = _set_variables[name] = value
-    if cluster.task is not None and cluster.task.job == "chief" and _has_ps(cluster):
+    if cluster.task.job == "chief" and _has_ps(cluster):
         _let_coordinators_end()
-    key = (address.identity, address.rank, address.host, address.port)
-    if key not in _participants:
-        tell_takes_part()
-        is_monitor = address.rank == address.monitor_rank
-        _participants[key] = Monitor(address) if is_monitor else Member(address)
-    return _participants[key]
+    key = (cluster.service, announced["cluster"], os.getpid())
+    if key not in _members:
+        _members[key] = _Member(cluster, announced)
+    return _members[key]
 
 
 def serve(
@@ -75,35 +105,39 @@ def serve(
     """
     _check(cluster)
     own = cluster.task
-    participant = take_part(cluster)
+    member = take_part(cluster)
     assert own is not None
-    if participant is None:
-        assert cluster.rendezvous is not None
-        claimant = find_claimant(cluster.rendezvous)
-        raise JobsError(
-            f"serve() in process {os.getpid()}, but {own.job} {own.index} is process "
-            f"{claimant or '(unknown)'}, which made its resolver first and still runs: this one is "
-            "its child, or a second program in the task. Call serve() there."
-        )
+    assert member is not None
     with contextlib.ExitStack() as stack:
         if own.job in DATA_JOBS:
             stack.enter_context(signals_left_to_those_who_train())
-        participant.serve(start_timeout)
+        member.serve(start_timeout)
+        offer_readiness(cluster)
+        _await_service(member, cluster, start_timeout)
         if own.job in DATA_JOBS:
-            keep_until_exit(server or start_data_server(cluster, lambda: participant.decided))
-        elif server is None and not participant.decided:
+            keep_until_exit(server or start_data_server(cluster, lambda: member.result is not None))
+        elif server is None and member.result is None:
             server = tf.distribute.Server(spec, own.job, own.index, protocol=protocol)
-        result = participant.wait()
-    tell_job_has_ended()
+        result = member.await_over()
     _undo()
     if result.status:
-        print_line(f"{own.job} {own.index} (rank {own.rank} on {own.node}): {result.message}")
+        print_line(f"{cluster.name_of(own.rank)}: {result.message}")
     return result.status
+
+
+def _await_service(member: Member, cluster: Cluster, timeout: float) -> None:
+    """Waits until the coordination service knows of this task, or the time is up."""
+    client = member.client
+    if member.await_joined(timeout):
+        return
+    if client.refusal:
+        raise JobsError(f"serve() in process {os.getpid()}: {client.refusal} Call it there.")
+    why = f"{client.address.name} did not answer within {timeout:g} s: {client.problem}"
+    member.end(1, why)
 
 
 def _undo() -> None:
     """Takes back what `take_part` has changed in this process: the job has ended."""
-    exit_status.stop_recording()
     for name, value in _set_variables.items():
         if os.environ.get(name) == value:
             del os.environ[name]
@@ -126,13 +160,19 @@ def _check(cluster: Cluster) -> None:
             "expected a ps or dispatcher, and a chief or worker that trains. Give jobs such as "
             "{'ps': 1, 'worker': -1}, or do not call it."
         )
-    if own.job not in SERVING_JOBS and (own.job != "worker" or not {"chief", "ps"} <= set(jobs)):
+    if own.job not in SERVERS and (own.job != "worker" or not {"chief", "ps"} <= set(jobs)):
         raise JobsError(
             f"serve() in {own.job} {own.index}, which trains; expected a ps, a dispatcher, a "
             "data_worker, or a worker beside a chief and a ps. Call it as `if resolver.task_type "
             "== 'ps': sys.exit(resolver.serve())`, under ParameterServerStrategy in the workers "
             "too."
         )
+
+
+def _flush_output() -> None:
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError, AttributeError):
+            stream.flush()
 
 
 def _has_ps(cluster: Cluster) -> bool:

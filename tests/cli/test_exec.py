@@ -9,7 +9,6 @@ import shlex
 import signal
 import subprocess
 import sys
-from pathlib import Path
 from typing import Any, Dict, List
 
 import pytest
@@ -308,34 +307,6 @@ def test_seconds_to_wait(seconds: str, capsys: pytest.CaptureFixture[str]) -> No
         main(["exec", f"--wait={seconds}", "--", "true"])
     assert ended.value.code == 2
     assert f"{seconds!r}: expected a number of seconds above 0" in capsys.readouterr().err
-
-
-RESTARTED = """
-echo {job}{index} PMI2=$SLURM_RESOLVER_PMI2 ${SLURM_RESOLVER_TASK_RESTART:+again}
-case {job}${SLURM_RESOLVER_TASK_RESTART:+again} in
-    worker) kill -KILL $$;;
-    workeragain) touch done;;
-    *) until [ -e done ]; do sleep 0.05; done;;
-esac
-"""
-
-
-def test_a_worker_beside_a_chief_is_started_again(tmp_path: Path) -> None:
-    step = [sys.executable, "-m", "slurm_resolver", "run", "-n", "3", "--", *COMMAND]
-    jobs = ["--jobs", "chief=1,ps=1,worker=-1", "--restart-workers", "1", "--wait", "60"]
-    done = subprocess.run(
-        [*step, *jobs, "--", "bash", "-c", RESTARTED],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    lines = sorted(line.split(": ")[1].rstrip() for line in done.stdout.splitlines())
-    tasks = ("chief0", "ps0", "worker0")
-    assert lines == [*(f"{task} PMI2=off" for task in tasks), "worker0 PMI2=off again"]
-    assert "worker 0 (rank 2 on localhost) was ended by SIGKILL; restart 1 of" in done.stderr
 
 
 def test_where_no_worker_can_come_back() -> None:

@@ -1,10 +1,9 @@
-"""Programs whose parameter servers never end by themselves, under `exec --end-servers`."""
+"""Programs whose parameter servers never end by themselves, under `slurm-resolver exec`."""
 
 from __future__ import annotations
 
-import contextlib
 import os
-import shlex
+import signal
 import subprocess
 import sys
 import time
@@ -13,265 +12,205 @@ from pathlib import Path
 from typing import Dict, Iterator, List, NamedTuple, Tuple
 
 import pytest
-from folders import HELPERS
-from monitored_jobs import address_of
-
-from slurm_resolver.parameter_server.monitor import Monitor
 
 PROGRAM = [sys.executable, "-m", "slurm_resolver"]
-TOGETHER = [*PROGRAM, "run", "-n4", "-K0", "--"]
-EXEC = [*PROGRAM, "exec", "--jobs", "ps=2,worker=-1"]
 ENVIRONMENT = {
     name: value for name, value in os.environ.items() if not name.startswith(("SLURM", "TF_CONFIG"))
 }
 
 
 class Case(NamedTuple):
-    """By job and index, what the program does, and exit status and words of the whole."""
+    """What exec is told, by job and index what the program does, and how the whole ends."""
 
+    options: str
     acts: Dict[str, str]
     status: int
-    told: List[str]
+    said: Tuple[str, ...] = ()
+    ended: Tuple[str, ...] = ()  # whose program came to its own end
 
 
 JOINS = "exec sleep 300"
-TRAINS = "sleep 15"  # it is ended before that, or ends by itself
-BOTH_JOIN = {"ps 0": JOINS, "ps 1": JOINS}
+TRAINS = "sleep 5; touch '{job} {index} ended'"
+LONG = "sleep 60; touch '{job} {index} ended'"
+WORKERS, CHIEF = "--jobs ps=2,worker=-1", "--jobs chief=1,ps=1,worker=-1"
+PS = {"ps 0": JOINS, "ps 1": JOINS}
 CASES = {
-    "all have trained": Case({**BOTH_JOIN, "worker 0": ":", "worker 1": "sleep 1"}, 0, []),
+    "all have trained": Case(
+        WORKERS, {**PS, "worker 0": ":", "worker 1": TRAINS}, 0, (), ("worker 1",)
+    ),
     "a server that takes no SIGTERM": Case(
-        {"ps 0": "trap '' TERM; sleep 300 & wait; wait", "ps 1": JOINS}, 0, []
+        WORKERS, {"ps 0": "trap '' TERM; sleep 300 & wait; wait", "ps 1": JOINS}, 0
+    ),
+    "servers that end by themselves": Case(
+        WORKERS, {"worker 0": TRAINS, "worker 1": TRAINS}, 0, (), ("worker 0", "worker 1")
     ),
     "the leader fails": Case(
-        {**BOTH_JOIN, "worker 0": "exit 3", "worker 1": TRAINS},
+        WORKERS,
+        {**PS, "worker 0": "exit 3", "worker 1": LONG},
         3,
-        ["worker 0 (rank 2 on localhost) has failed: exit status 3"],
+        ("ps 0 (rank 0 on localhost): worker 0 (rank 2 on localhost) has failed: exit status 3",),
     ),
     "the leader is killed": Case(
-        {**BOTH_JOIN, "worker 0": "kill -9 $$", "worker 1": TRAINS},
+        WORKERS,
+        {**PS, "worker 0": "kill -9 $$", "worker 1": LONG},
         137,
-        ["worker 0 (rank 2 on localhost) has failed: "],
+        ("worker 1 (rank 3 on localhost): worker 0 (rank 2 on localhost) has failed: SIGKILL",),
     ),
-    "a server fails": Case(
-        {"ps 0": JOINS, "ps 1": "exit 5", "worker 0": TRAINS, "worker 1": TRAINS},
-        5,
-        ["ps 1 (rank 1 on localhost) is lost, and its variables with it: exit status 5"],
-    ),
-}
-
-
-# Who comes when its job has failed already waits for the monitor as long as tasks may start late.
-COME = 'touch "{job} {index}"; until [ $(ls | wc -l) = {num_tasks} ]; do sleep 0.1; done; sleep 1'
-
-
-@pytest.mark.parametrize("name", CASES)
-def test_they_end_with_the_training(name: str, ended: Ended) -> None:
-    check(CASES[name], ended["together", name].result())
-
-
-OUTLASTS = "sleep 5"  # longer than servers are given to end by themselves
-WAITS = "until [ -e ../done ]; do sleep 0.1; done; exit 5"
-WATCHED = {
-    "all have trained": Case({**BOTH_JOIN, "worker 0": ":", "worker 1": "sleep 1"}, 0, []),
-    "all have failed": Case({**BOTH_JOIN, "worker 0": "exit 3", "worker 1": "kill -9 $$"}, 137, []),
-    "one has failed, and the other trains on": Case(
-        {**BOTH_JOIN, "worker 0": "exit 3", "worker 1": OUTLASTS + "; touch '../worker 1 ended'"},
+    "another worker fails": Case(
+        WORKERS,
+        {**PS, "worker 0": TRAINS, "worker 1": "exit 3"},
         3,
-        [],
-    ),
-    "the servers end by themselves": Case(
-        {"worker 0": ":", "worker 1": OUTLASTS + "; touch '../worker 1 ended'"}, 0, []
-    ),
-    "the servers end after the training": Case(
-        {**dict.fromkeys(BOTH_JOIN, WAITS), "worker 1": "sleep 1; touch ../done"},
-        5,
-        [],
+        ("worker 1 (rank 3 on localhost) has failed, the others go on: exit status 3",),
+        ("worker 0",),
     ),
     "a server fails": Case(
-        {"ps 0": JOINS, "ps 1": "exit 5", "worker 1": OUTLASTS + "; touch '../worker 1 ended'"},
+        WORKERS,
+        {"ps 0": JOINS, "ps 1": "sleep 1; exit 5", "worker 0": LONG, "worker 1": LONG},
         5,
-        [],
+        ("ps 1 (rank 1 on localhost) is lost, and its variables with it: exit status 5",),
     ),
-}
-
-
-@pytest.mark.parametrize("name", WATCHED)
-def test_they_end_by_themselves_when_none_trains(name: str, ended: Ended) -> None:
-    check(WATCHED[name], ended["watched", name].result())
-
-
-JOINED = f"{shlex.quote(sys.executable)} {HELPERS / 'joins.py'} > /dev/null"
-CHIEF_TOLD = "slurm_resolver: the chief has ended, and {} in join(): exec ends"
-ENDED = "; touch '../worker 1 ended'"
-# Long enough for a hundred looks; "trains" in other ways than by waiting in join().
-WITH_CHIEF = {
+    "the launcher that holds the service is killed": Case(
+        WORKERS,
+        {"ps 0": "sleep 1; kill -9 $PPID", "ps 1": JOINS, "worker 0": LONG, "worker 1": LONG},
+        137,
+        ("worker 0 (rank 2 on localhost): ps 0 (rank 0 on localhost) is lost: its process",),
+    ),
     "workers that only join": Case(
-        {"ps 0": JOINS, "worker 0": f"exec {JOINED}", "worker 1": f"{JOINED}; true"},
+        f"{CHIEF} --servers ps,worker",
+        {"chief 0": TRAINS, "ps 0": JOINS, "worker 0": JOINS, "worker 1": JOINS},
         0,
-        [CHIEF_TOLD.format("2 workers only wait")],
+        (),
+        ("chief 0",),
     ),
-    "a worker that only joins beside one that trains": Case(
-        {"ps 0": JOINS, "worker 0": JOINED, "worker 1": f"sleep 10{ENDED}"},
-        0,
-        [CHIEF_TOLD.format("1 worker only waits")],
+    "workers that train on after the chief": Case(
+        CHIEF, {"ps 0": JOINS, "worker 0": TRAINS, "worker 1": ":"}, 0, (), ("worker 0",)
     ),
-    "workers that train": Case(
-        {"ps 0": JOINS, "worker 0": "sleep 8", "worker 1": f"sleep 10{ENDED}"}, 0, []
+    "a worker that only joins is killed": Case(
+        f"{CHIEF} --servers ps,worker",
+        {"chief 0": TRAINS, "ps 0": JOINS, "worker 0": "sleep 1; kill -9 $$", "worker 1": JOINS},
+        137,
+        ("worker 0 (rank 2 on localhost) is lost, the others go on: SIGKILL",),
+        ("chief 0",),
     ),
-    "a worker that joins at first": Case(
+    "a worker that is started again": Case(
+        f"{CHIEF} --restart-workers 2",
         {
-            "chief 0": "until [ -e ../trains ]; do sleep 0.1; done",
+            "chief 0": "until [ -e 'worker 0 ended' ]; do sleep 0.1; done",
             "ps 0": JOINS,
-            "worker 1": f"timeout 4 {JOINED}; sleep 2; touch ../trains; sleep 6{ENDED}",
+            "worker 0": f'[ "$SLURM_RESOLVER_TASK_RESTART" ] || kill -9 $$; {TRAINS}',
         },
         0,
-        [],
+        ("worker 0 (rank 2 on localhost) ended with SIGKILL; restart 1 of at most 2 in 1 s",),
+        ("worker 0",),
     ),
-    "the chief fails": Case(
-        {"chief 0": "exit 3", "ps 0": JOINS, "worker 0": JOINED, "worker 1": f"{JOINED}"},
-        3,
-        [CHIEF_TOLD.format("2 workers only wait")],
+    "a worker that is started too often": Case(
+        f"{CHIEF} --restart-workers 1",
+        {"ps 0": JOINS, "worker 0": "exit 4", "chief 0": TRAINS},
+        4,
+        ("ended with exit status 4; not started again: --restart-workers is 1",),
+        ("chief 0",),
     ),
-    "a chief that trains on": Case(
-        {"chief 0": f"sleep 10{ENDED}", "ps 0": JOINS, "worker 0": JOINED, "worker 1": JOINED},
-        0,
-        [CHIEF_TOLD.format("2 workers only wait")],
-    ),
-}
-LOOKS_OFTEN = """
-import functools, sys
-from slurm_resolver.cli import main
-from slurm_resolver.parameter_server import ended_program
-for name in ("run_watched", "run_in_job"):
-    run = functools.partial(getattr(ended_program, name), look_seconds=0.05)
-    setattr(ended_program, name, run)
-sys.exit(main())
-"""
-EXEC_WITH_CHIEF = [sys.executable, "-c", LOOKS_OFTEN, "exec", "--jobs", "chief=1,ps=1,worker=-1"]
-
-
-@pytest.mark.parametrize("name", WITH_CHIEF)
-def test_workers_that_only_join_end_with_the_chief(name: str, ended: Ended) -> None:
-    case, outcome = WITH_CHIEF[name], ended["with a chief", name].result()
-    check(case, outcome)
-    assert outcome.errors.count("slurm_resolver: ") == len(case.told)
-
-
-AS_ONE_JOB = {
-    "workers that only join": Case(
-        {"ps 0": JOINS, "worker 0": JOINED, "worker 1": f"sleep 10{ENDED}"}, 0, []
-    ),
-    "the chief fails": Case(
-        {"chief 0": "sleep 3; exit 3", "ps 0": JOINS, "worker 0": JOINED, "worker 1": JOINED},
-        3,
-        ["worker 1 (rank 3 on localhost): chief 0 (rank 0 on localhost) has failed: exit status 3"],
-    ),
+    "nothing is to be ended": Case(f"{WORKERS} --servers none", {"ps 0": TRAINS}, 0, (), ("ps 0",)),
 }
 
 
-@pytest.mark.parametrize("name", AS_ONE_JOB)
-def test_workers_that_only_join_end_with_the_job(name: str, ended: Ended) -> None:
-    check(AS_ONE_JOB[name], ended["as one job", name].result())
-
-
-# By kind: the cases, and the command of each task.
-KINDS: Dict[str, Tuple[Dict[str, Case], List[str]]] = {
-    "together": (CASES, [*EXEC, "--end-servers"]),
-    "watched": (WATCHED, EXEC),
-    "with a chief": (WITH_CHIEF, EXEC_WITH_CHIEF),
-    "as one job": (AS_ONE_JOB, [*EXEC_WITH_CHIEF, "--end-servers"]),
-}
-
-
-class Outcome(NamedTuple):
-    """How a step has ended, and whether its second worker came to its own end."""
-
-    status: int
-    errors: str
-    worker_ended: bool
-
-
-Ended = Dict[Tuple[str, str], "Future[Outcome]"]
-
-
-@pytest.fixture(scope="module")
-def ended(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ended]:
-    """The outcome of every case by its kind and name. Most of each is waiting: some run at once."""
-    with ThreadPoolExecutor(5) as pool:
-        yield {
-            (kind, name): pool.submit(run, case, command, tmp_path_factory.mktemp("case"))
-            for kind, (cases, command) in KINDS.items()
-            for name, case in cases.items()
-        }
-
-
-@pytest.mark.parametrize(("options", "parents"), [(["--no-end-servers"], 1), ([], 4)])
-def test_whether_the_program_is_a_child(tmp_path: Path, options: List[str], parents: int) -> None:
-    """One that replaces its starter is the process that Slurm, and here `run`, has started."""
-    command = [*TOGETHER, *EXEC, *options, "--", "sh", "-c", "echo $PPID > {rank}"]
-    subprocess.run(command, cwd=tmp_path, check=True, timeout=120)
-    assert len({path.read_text() for path in tmp_path.iterdir()}) == parents
-
-
-def test_a_worker_that_has_ended_before_the_monitor_came_is_waited_for_no_longer(
-    port: int, tmp_path: Path
-) -> None:
-    jobs = ["ps 0", "worker 0"]
-    code = (
-        "import os, sys; from monitored_jobs import address_of; "
-        "from slurm_resolver.parameter_server import ended_program, member; "
-        "member._LEAVE_SECONDS = 0.1; "
-        f"ended_program.run_in_job(['touch', 'ended'], os.environ, address_of({jobs}, 1, {port}))"
-    )
-    environ = {**os.environ, "PYTHONPATH": str(HELPERS)}
-    with subprocess.Popen([sys.executable, "-c", code], cwd=tmp_path, env=environ) as worker:
-        while not (tmp_path / "ended").exists():
-            time.sleep(0.05)
-        with contextlib.suppress(subprocess.TimeoutExpired):  # as it would leave by then
-            worker.wait(1.0)
-        monitor = Monitor(address_of(jobs, 0, port))
-        monitor.serve(120.0)
-        assert monitor.wait() == (0, "all workers have finished")
-        assert worker.wait(60.0) == 0
-
-
-def run(case: Case, command: List[str], top: Path) -> Outcome:
-    """Starts the four tasks, and waits for their end."""
-    folder = top / "step"
-    folder.mkdir()
+def run(case: Case, folder: Path) -> subprocess.CompletedProcess[str]:
     lines = [f"'{task}') {act};;" for task, act in case.acts.items()]
-    script = f'{COME}; case "{{job}} {{index}}" in {" ".join(lines)} esac'
-    done = subprocess.run(
-        [*TOGETHER, *command, "--", "sh", "-c", script],
+    script = f'case "{{job}} {{index}}" in {" ".join(lines)} esac'
+    command = [*PROGRAM, "exec", *case.options.split(), "--", "sh", "-c", script]
+    return subprocess.run(
+        [*PROGRAM, "run", "-n4", "-K0", "--", *command],
         cwd=folder,
-        # other tests of this process may set variables meanwhile
         env=ENVIRONMENT,
         capture_output=True,
         text=True,
-        timeout=400,
+        timeout=200,
     )
-    return Outcome(done.returncode, done.stderr, (top / "worker 1 ended").exists())
 
 
-def check(case: Case, outcome: Outcome) -> None:
-    """Compares how all have ended."""
-    assert outcome.status == case.status, outcome.errors
-    for line in case.told:
-        assert line in outcome.errors
-    assert case.told or "slurm_resolver: " not in outcome.errors
-    told = any("worker 1 ended" in act for act in case.acts.values())
-    assert outcome.worker_ended == told
+Outcomes = Dict[str, Tuple[Path, "Future[subprocess.CompletedProcess[str]]"]]
+
+
+@pytest.fixture(scope="module")
+def outcomes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Outcomes]:
+    """By case. Most of each is waiting: some run at once."""
+    with ThreadPoolExecutor(4) as pool:
+        folders = {name: tmp_path_factory.mktemp("case") for name in CASES}
+        yield {
+            name: (folders[name], pool.submit(run, case, folders[name]))
+            for name, case in CASES.items()
+        }
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_they_end_with_the_training(name: str, outcomes: Outcomes) -> None:
+    case, (folder, future) = CASES[name], outcomes[name]
+    done = future.result()
+    assert done.returncode == case.status, done.stderr
+    for text in case.said:
+        assert text in done.stderr
+    assert case.said or "slurm_resolver: " not in done.stderr
+    assert {path.name for path in folder.iterdir()} == {f"{task} ended" for task in case.ended}
+
+
+def test_a_worker_that_fails_before_the_service_starts_is_named(tmp_path: Path) -> None:
+    """The service is in rank 0, which comes 8 s later than the others."""
+    late = 'test $SLURM_PROCID = 0 && sleep 8; exec "$@"'
+    act = "test {job} = ps && exec sleep 300; test {index} = 0 && exit 3; sleep 60"
+    command = [*PROGRAM, "exec", *WORKERS.split(), "--", "sh", "-c", act]
+    step = [*PROGRAM, "run", "-n4", "-K0", "--", "sh", "-c", late, "-", *command]
+    done = subprocess.run(step, env=ENVIRONMENT, capture_output=True, text=True, timeout=50)
+    assert done.returncode == 3
+    told = "ps 0 (rank 0 on localhost): worker 0 (rank 2 on localhost) has failed: exit status 3"
+    assert told in done.stderr
+
+
+@pytest.mark.parametrize(("servers", "parents"), [("none", 1), ("ps", 4)])
+def test_whether_the_program_is_a_child(tmp_path: Path, servers: str, parents: int) -> None:
+    """One that replaces exec is the process that Slurm, and here `run`, has started."""
+    command = [*PROGRAM, "run", "-n4", "--", *PROGRAM, "exec", *WORKERS.split()]
+    command += ["--servers", servers, "--", "sh", "-c", "echo $PPID > {rank}"]
+    subprocess.run(command, cwd=tmp_path, env=ENVIRONMENT, check=True, timeout=120)
+    assert len({path.read_text() for path in tmp_path.iterdir()}) == parents
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--jobs", "worker=-1"], "this step has the jobs worker; expected a ps, and a chief"),
-        (["--jobs", "ps=1,worker=-1", "--restart-workers=1"], "expected no --restart-workers"),
+        (["--jobs", "worker=-1", "--servers", "ps"], "--servers ps: this step has the jobs worker"),
+        (["--jobs", "ps=1,worker=-1", "--servers", "ps,worker"], "that does not only serve"),
+        (["--servers", "chief"], "'chief': expected some of ps, dispatcher, data_worker, worker"),
+        (["--end-servers"], "--end-servers was removed; use the default, or --servers"),
+        (["--no-end-servers"], "--no-end-servers was removed; use '--servers none'"),
     ],
 )
 def test_where_it_cannot_be_it_says_so(options: List[str], message: str) -> None:
-    command = [*PROGRAM, "run", "-n2", "--", *PROGRAM, "exec", "--end-servers", *options, "true"]
+    command = [*PROGRAM, "run", "-n2", "--", *PROGRAM, "exec", *options, "true"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120)
     assert done.returncode == 2
     assert message in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("script", "number", "status"),
+    [
+        ("trap 'exit 7' TERM; touch up; while :; do sleep 0.05; done", signal.SIGTERM, 7),
+        ("touch up; exec sleep 60", signal.SIGINT, 128 + signal.SIGINT),
+        ("trap 'exit 0' USR1; touch up; while :; do sleep 0.05; done", signal.SIGUSR1, 0),
+    ],
+)
+def test_signals_reach_the_program(
+    script: str, number: signal.Signals, status: int, tmp_path: Path
+) -> None:
+    """And end a task that is to end, though it could be started again."""
+    act = f"case {{job}} in worker) echo $PPID > pid; {script};; *) sleep 5;; esac"
+    command = [*PROGRAM, "run", "-n3", "-K0", "--", *PROGRAM, "exec", *CHIEF.split()]
+    command += ["--restart-workers", "3", "--", "sh", "-c", act]
+    with subprocess.Popen(command, cwd=tmp_path, env=ENVIRONMENT, stderr=subprocess.PIPE) as step:
+        until = time.monotonic() + 60
+        while not (tmp_path / "up").exists() and time.monotonic() < until:
+            time.sleep(0.05)
+        os.kill(int((tmp_path / "pid").read_text()), number)
+        _, errors = step.communicate(timeout=60)
+    assert step.returncode == status, errors
+    assert b"restart " not in errors

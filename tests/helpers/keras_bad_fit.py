@@ -153,6 +153,26 @@ def own_data_of_one_size(strategy: Any, worker: int) -> str:
     return "trained"
 
 
+class Summed(keras.Model):  # type: ignore[misc]
+    def train_step(self, batch: Any) -> Dict[str, Any]:
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum((self(batch[0]) - batch[1]) ** 2)
+        weights = self.trainable_variables
+        self.optimizer.apply(tape.gradient(loss, weights), weights)
+        return {"loss": loss}
+
+
+@way
+def own_data_summed(strategy: Any, worker: int) -> None:
+    own = tf.data.Options()
+    own.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.OFF
+    with strategy.scope():
+        inputs = keras.Input((6,))
+        summed = Summed(inputs, keras.layers.Dense(1)(inputs))
+        summed.compile("sgd")
+    summed.fit(data().with_options(own), verbose=0)
+
+
 def main() -> None:
     kind, name = (sys.argv[1:] or ["all", ""])[:2]
     jobs = {name: 1, "worker": -1} if kind == "job" else None

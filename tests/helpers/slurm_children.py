@@ -10,24 +10,19 @@ from __future__ import annotations
 import json
 import multiprocessing
 import os
-import signal
 import sys
 import time
 from pathlib import Path
 from typing import Any, Dict
 
 import slurm_resolver as sr
-from slurm_resolver.parameter_server.member import Member
 from slurm_resolver.tf import server
 
 OUTPUT = Path(os.environ["TASK_OUTPUT"])
 NAME = f"{os.environ['SLURM_PROCID']}-{sys.argv[1]}"
 JOIN_SECONDS = 30
 
-original_exit = sys.exit
 resolver = sr.SlurmClusterResolver({"ps": 1, "worker": -1})
-resolver.wait_until_ready(60)
-config = sr.termination_config(sr.SlurmClusterResolver())  # which refuses jobs with a ps
 
 
 def tell(name: str, what: object = "") -> None:
@@ -44,9 +39,8 @@ def await_file(name: str) -> None:
 
 
 def join() -> bool:
-    """Waits until this process is known to ps 0, if it tries to be; returns whether it is."""
-    members = [one for one in server._participants.values() if isinstance(one, Member)]
-    return any(one._joined.wait(JOIN_SECONDS) for one in members)
+    """Returns whether the coordination service admits this process as its task."""
+    return any(member.await_joined(JOIN_SECONDS) for member in server._members.values())
 
 
 def in_child(_: int) -> Dict[str, Any]:
@@ -57,11 +51,11 @@ def in_child(_: int) -> Dict[str, Any]:
         "cluster": resolver.cluster_spec().as_dict(),
         "parent": os.getppid(),
         "joins": join(),
-        "handles": [signal.getsignal(s) == config.watch._record for s in (10, 15)],
     }
 
 
 def main() -> int:
+    resolver.wait_until_ready(60)
     told: Dict[str, Any] = {"cluster": resolver.cluster_spec().as_dict(), "pid": os.getpid()}
     if resolver.task_type == "ps":
         if "--pool" in sys.argv:
@@ -69,13 +63,12 @@ def main() -> int:
                 await_file(f"child-{rank}-{sys.argv[1]}")
         tell(f"serving-{sys.argv[1]}")
         told["status"] = resolver.serve()
-        told["undone"] = [sys.exit is original_exit, "GRPC_FAIL_FAST" not in os.environ]
+        told["undone"] = "GRPC_FAIL_FAST" not in os.environ
     else:
         if "--pool" in sys.argv:
             with multiprocessing.get_context("spawn").Pool(1) as pool:
                 told["child"] = pool.map(in_child, [0])[0]
         told["joins"] = join()
-        told["handles"] = [signal.getsignal(s) == config.watch._record for s in (10, 15)]
     told["ends"] = time.time()
     tell(NAME, told)
     return int(told.get("status", 0))

@@ -84,17 +84,11 @@ def test_how_a_step_of_endless_servers_ends(
 
 
 @pytest.mark.slurm
-@pytest.mark.parametrize(
-    ("status", "failed"),
-    [(0, "task 1: Exited with exit code 1"), (7, "task 0: Exited with exit code 7")],
-)
-def test_a_server_that_ends_by_itself_is_a_failure_of_the_job(
-    real_slurm: SlurmCluster, status: int, failed: str
-) -> None:
-    program = f"[ $0 = ps ] || exec sleep 300; exit {status}"
-    command = ["slurm-resolver", "exec", "--jobs", "ps=1,worker=-1", "--end-servers", "--"]
+def test_a_server_that_fails_ends_the_job(real_slurm: SlurmCluster) -> None:
+    program = "[ $0 = ps ] || exec sleep 300; exit 7"
+    command = ["slurm-resolver", "exec", "--jobs", "ps=1,worker=-1", "--"]
     command += ["bash", "-c", program, "{job}"]
-    step = "srun -w n9,n10 -N2 --ntasks-per-node=1 --kill-on-bad-exit=1"
-    done = real_slurm.run(f"{step} {shlex.join(command)}", env=ENVIRONMENT, check=False)
-    assert done.returncode != 0
-    assert failed in done.stderr
+    step = f"srun -w n9,n10 -N2 --ntasks-per-node=1 {shlex.join(command)}"
+    done = real_slurm.run(step, env=ENVIRONMENT, check=False)
+    assert done.returncode == 7
+    assert "ps 0 (rank 0 on n9) is lost, and its variables with it: exit status 7" in done.stderr

@@ -65,13 +65,6 @@ STEPS = {
         ),
         PS_FIRST[1:],
     ),
-    "servers that never end, as one job": (
-        (
-            f"srun {FOUR} {EXEC} {JOBS} --end-servers -- "
-            "sh -c 'test {job} = worker || exec sleep 300; sleep 1; echo {rank} {job} {index}'"
-        ),
-        PS_FIRST[1:],
-    ),
     "standard input": (
         f"seq 3 | srun -w n9 -n2 {EXEC} --wait 30 -- cat",
         ["1", "1", "2", "2", "3", "3"],

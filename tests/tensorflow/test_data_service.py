@@ -80,7 +80,7 @@ FAULTS: Dict[str, Tuple[str, str]] = {
     ),
     "a data worker is killed": (
         "data_worker-0",
-        "data_worker 0 (rank 1 on n9) is lost, and data with it: its process was killed or crashed",
+        "data_worker 0 (rank 1 on n9) is lost, and data with it: its process has ended",
     ),
 }
 

@@ -35,6 +35,7 @@ IN_BOTH = {
     "own_data": "in the data: 4 batches in worker 0, 2 batches in worker 1",
     "other_steps": "in steps_per_epoch: 2 in worker 0, 3 in worker 1",
     "other_epochs": "in epochs: 2 in worker 0, 3 in worker 1",
+    "own_data_summed": "a loss of train_step of 'summed' is no mean over rows: it is",
     "other_calls": "worker 0 calls evaluate, and worker 1 predict; expected the same call in all",
 }
 KERAS_OWN = {"tensorflows_optimizer": "ValueError: Could not interpret optimizer identifier"}

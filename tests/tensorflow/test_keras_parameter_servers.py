@@ -134,9 +134,10 @@ def test_partitioned_variables_are_refused() -> None:
 def test_replicas_of_a_worker_share_a_batch_out(rows: int) -> None:
     import tensorflow as tf
 
-    from slurm_resolver.tf.keras.coordinated_steps import part_of_batch
+    from slurm_resolver.tf.keras.sharing import count_rows, part_of_batch
 
     batch = {"x": tf.range(rows), "y": tf.range(rows) * 10}
-    parts = [part_of_batch(batch, tf.constant(index), 3) for index in range(3)]
+    ends = [count_rows(batch) * index // 3 for index in range(4)]
+    parts = [part_of_batch(batch, *pair) for pair in zip(ends, ends[1:])]
     assert tf.concat([part["x"] for part in parts], axis=0).numpy().tolist() == list(range(rows))
     assert all((part["x"] * 10 == part["y"]).numpy().all() for part in parts)

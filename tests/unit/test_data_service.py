@@ -13,7 +13,7 @@ import slurm_resolver as sr
 from slurm_resolver.cluster.het_groups import ComponentRanks
 from slurm_resolver.cluster.layout import Layout, layout_from_environment
 from slurm_resolver.cluster.roles import assign_roles
-from slurm_resolver.parameter_server.protocol import monitor_address
+from slurm_resolver.coordination.job import announcement
 from slurm_resolver.slurm.step import SlurmStep
 
 SERVICE = {"dispatcher": 1, "data_worker": 2}
@@ -188,23 +188,12 @@ def test_without_them_there_is_no_service() -> None:
     assert sr.resolve(environ={}).data_service is None
 
 
-@pytest.mark.parametrize(
-    ("jobs", "monitor"),
-    [
-        (JOBS, "dispatcher 0"),
-        ({"chief": 1, "ps": 1, **JOBS}, "ps 0"),
-        ({"evaluator": 1, **JOBS}, "dispatcher 0"),
-    ],
-)
-def test_who_tells_the_tasks_when_they_end(jobs: Dict[str, int], monitor: str) -> None:
+def test_which_tasks_take_part_in_the_job() -> None:
     for rank in range(6):
-        cluster = sr.resolve(jobs, environ=task(rank))
-        address = monitor_address(cluster)
-        assert cluster.task is not None
-        if cluster.task.job == "evaluator":
-            assert address is None
-        else:
-            assert address is not None
-            assert address.name(address.monitor_rank).startswith(f"{monitor} (rank")
-            found = cluster.tasks[address.monitor_rank]
-            assert found.address.startswith(f"{address.host}:")
+        cluster = sr.resolve({"evaluator": 1, **JOBS}, environ=task(rank))
+        announced = announcement([(t.job, t.index, t.address) for t in cluster.tasks], rank)
+        job = cluster.tasks[rank].job
+        assert (announced is None) == (job == "evaluator")
+        assert announced is None or announced["serves"] == (job != "worker")
+        alone = [("worker", t.index, t.address) for t in cluster.tasks]
+        assert announcement(alone, rank) is None

@@ -18,6 +18,7 @@ from slurm_resolver.preflight import keras_version
 from slurm_resolver.tf.keras.callback_files import Callbacks
 from slurm_resolver.tf.keras.calls import are_several, is_of_no_scope, strategies
 from slurm_resolver.tf.keras.step import OTHER_BATCH
+from slurm_resolver.tf.progress import reporting
 
 Told = Dict[str, Any]
 
@@ -60,9 +61,10 @@ def call_together(name: str, method: Callable[..., Any], model: Any, args: Any, 
         return method(*args, **kwargs)
     keras_version.check_keras()
     try:
-        arguments = inspect.signature(method).bind(*args, **kwargs).arguments
+        bound = inspect.signature(method).bind(*args, **kwargs)
     except TypeError:
         return method(*args, **kwargs)  # which says what is wrong with them
+    arguments = bound.arguments
     if name == "fit":
         _check_variables(strategy, model)
         _check_optimizer(strategy, model)
@@ -73,8 +75,9 @@ def call_together(name: str, method: Callable[..., Any], model: Any, args: Any, 
     told = workers.exchange({"task": _task(name, model, arguments), "paths": callbacks.paths()})
     _check_agreement(workers.names, [each["task"] for each in told])
     paths = [each["paths"] for each in told]
-    with workers.failing_together(), callbacks.one_writer(workers, paths), _naming_other_batches():
-        return method(*args, **kwargs)
+    writing = callbacks.one_writer(workers, paths)
+    with workers.failing_together(), writing, _naming_other_batches(), reporting(name, arguments):
+        return method(*bound.args, **bound.kwargs)
 
 
 @contextlib.contextmanager

@@ -1,4 +1,4 @@
-"""Keras 3's train and test functions for a coordinator: each step on a free worker.
+"""Keras 3's train, test and predict functions for a coordinator: each step on a free worker.
 
 Keras calls such a function with an iterator, and takes what it returns for the logs of that step.
 Here a step is only scheduled. At the end of an epoch Keras asks the model for its metrics; then all
@@ -10,19 +10,21 @@ from __future__ import annotations
 import contextlib
 import types
 from collections import deque
-from typing import Any, Callable, Deque, Dict, Iterator
+from typing import Any, Callable, Deque, Dict, Iterator, List
 
 import tensorflow as tf
 
-from slurm_resolver.tf.keras import atomic_updates
-from slurm_resolver.tf.keras.calls import without_optionals
+from slurm_resolver.tf.keras.calls import strategies, without_optionals
+from slurm_resolver.tf.keras.sharing import count_rows, part_of_batch
 
 Step = Callable[..., Any]
 
 # How many batches of the chief may be under way for each worker: enough that none of them waits.
-AHEAD = 4
+_AHEAD = 4
 # Into how many parts for each worker an execution of several steps is divided.
 _PARTS = 4
+# How often a prediction is asked for where workers are lost.
+_ATTEMPTS = 3
 
 
 class ScheduledStep:
@@ -53,7 +55,9 @@ class ScheduledStep:
 
         def on_part(batch: Any) -> Any:
             index = tf.distribute.get_replica_context().replica_id_in_sync_group
-            return self._step(part_of_batch(batch, index, replicas))
+            rows = count_rows(batch)
+            ends = rows * index // replicas, rows * (index + 1) // replicas
+            return self._step(part_of_batch(batch, *ends))
 
         return self._on_replicas(on_part, batch)
 
@@ -78,7 +82,7 @@ class StepFunction(ScheduledStep):
         self._under_way: Deque[Any] = deque()
         self._logs: Dict[str, Any] = {}
         for metric in model.metrics:
-            atomic_updates.let_updates_be_atomic(metric)
+            _let_updates_be_atomic(metric)
 
     def __call__(self, iterator: Any) -> Dict[str, Any]:
         """Schedules `steps_per_execution` steps, and returns the newest logs that are known.
@@ -117,7 +121,7 @@ class StepFunction(ScheduledStep):
                 if done:
                     return
                 raise
-            if len(self._under_way) >= AHEAD * self.workers:
+            if len(self._under_way) >= _AHEAD * self.workers:
                 self._take_logs(self._under_way.popleft())
             self._under_way.append(self.schedule(self.batch_function, without_optionals(batch)))
 
@@ -149,14 +153,28 @@ class StepFunction(ScheduledStep):
                 self._coordinator.join()
 
 
-def part_of_batch(batch: Any, index: Any, parts: int) -> Any:
-    """Returns the rows of a batch that one of several replicas gets."""
+class PredictFunction(ScheduledStep):
+    """A model's `predict_function`: takes a list of batches, and returns their outputs."""
 
-    def rows(value: Any) -> Any:
-        count = tf.shape(value)[0]
-        return value[count * index // parts : count * (index + 1) // parts]
+    def __init__(self, model: Any) -> None:
+        super().__init__(model, model.predict_step, _concatenated)
 
-    return tf.nest.map_structure(rows, batch)
+    def __call__(self, batches: List[Any]) -> Any:
+        """Has the workers predict as many batches at once as `steps_per_execution` says."""
+        batches = [without_optionals(batch) for batch in batches]
+        for attempt in range(_ATTEMPTS):
+            remotes = [self.schedule(self.batch_function, batch) for batch in batches]
+            try:
+                outputs = [remote.get() for remote in remotes]
+                break
+            except tf.errors.UnavailableError:  # a worker is lost with what it has predicted
+                if attempt == _ATTEMPTS - 1:
+                    raise
+        return tf.nest.map_structure(lambda *parts: tf.concat(parts, axis=0), *outputs)
+
+
+def _concatenated(strategy: Any, value: Any) -> Any:
+    return tf.concat(strategy.experimental_local_results(value), axis=0)
 
 
 @contextlib.contextmanager
@@ -168,3 +186,50 @@ def _told_where_data_ends() -> Iterator[None]:
             "a worker's dataset has ended before the steps of fit; expected one without an end: "
             "let dataset_fn return dataset.repeat()"
         ) from error
+
+
+def let_additions_be_atomic(variable_type: Any) -> None:
+    """Lets the `assign_add` of Keras' variables be TensorFlow's, in a coordinator's steps.
+
+    Keras counts by `assign(variable + value)`: what another worker writes between the reading and
+    the writing is lost. A parameter server does TensorFlow's `assign_add` as one.
+    """
+    original = variable_type.assign_add
+
+    def assign_add(self: Any, value: Any) -> Any:
+        target = self.value
+        strategy = tf.distribute.get_strategy()
+        if strategy in strategies and hasattr(strategy, "coordinator") and _is_shared(target):
+            return target.assign_add(tf.cast(value, target.dtype))
+        return original(self, value)
+
+    variable_type.assign_add = assign_add
+
+
+def _let_updates_be_atomic(metric: Any) -> None:
+    """Lets a metric's updates be added to its variables."""
+    import keras
+
+    if "update_state" in vars(metric):
+        return
+    original = metric.update_state
+
+    def update_state(*args: Any, **kwargs: Any) -> None:
+        variables = metric.variables
+        if not all(_is_shared(variable.value) for variable in variables):
+            original(*args, **kwargs)
+            return
+        before = [tf.convert_to_tensor(variable.value) for variable in variables]
+        with keras.StatelessScope(state_mapping=list(zip(variables, before))) as scope:
+            original(*args, **kwargs)
+        for variable, old in zip(variables, before):
+            new = scope.get_current_value(variable)
+            if new is not None and new is not old:
+                variable.value.assign_add(tf.cast(new, old.dtype) - old)
+
+    metric.update_state = update_state
+
+
+def _is_shared(value: Any) -> bool:
+    """Whether this is a variable, not the tensor that Keras has in its place to learn shapes."""
+    return isinstance(value, tf.Variable)

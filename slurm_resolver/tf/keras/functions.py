@@ -2,90 +2,108 @@
 
 from __future__ import annotations
 
-from typing import Any, Callable, List
+from typing import Any, Callable, List, Optional, Tuple
 
 import tensorflow as tf
 
+from slurm_resolver.coordination.progress import COMPILING
 from slurm_resolver.errors import FitError
+from slurm_resolver.log import warn_once
 from slurm_resolver.tf.keras.calls import without_optionals
 from slurm_resolver.tf.keras.metrics import keep_sum
 from slurm_resolver.tf.keras.patches import patch_metrics
+from slurm_resolver.tf.keras.row_means import may_be_no_mean, why_no_mean
 from slurm_resolver.tf.keras.seeds import draw_by_replica
-from slurm_resolver.tf.keras.sharing import Share
-from slurm_resolver.tf.keras.step import Step, all_reduce, replica_number, run_in, run_in_replicas
+from slurm_resolver.tf.keras.sharing import Share, count_rows, part_of_batch, share
+from slurm_resolver.tf.keras.step import (
+    Step,
+    all_reduce,
+    first_local,
+    replica_number,
+    run_in,
+    run_in_replicas,
+)
+from slurm_resolver.tf.progress import noting, timed
+from slurm_resolver.tf.reporter import reporter
 
 Method = Callable[..., Any]
 
 
-def run_step(model: Any, batch: Any, function: Callable[[Step, Any], Any]) -> Any:
+def run_step(
+    model: Any, batch: Any, function: Callable[[Step, Any], Any], *, whole: bool = False
+) -> Any:
     """Returns what a function of each replica's step and part gives, of this worker's first one.
 
     Args:
         model: whose step it is.
         batch: a `Share`, or what TensorFlow's distributed datasets give.
         function: must give the same in all replicas.
+        whole: whether every replica computes all rows of a `Share`.
     """
     import keras
 
     patch_metrics(keras)
     strategy = model.distribute_strategy
-    sharing = strategy.sharing
 
-    def in_replica(part: Any) -> Any:
+    def in_replica(batch: Any) -> Any:
         replica = replica_number()
-        step = _make_step(model, replica, batch, part)
-        draw_by_replica(replica)
+        if isinstance(batch, Share):
+            part, step = _part(model, replica, batch, whole)
+        else:
+            part, step = batch, _step_of_own_data(model, replica, batch)
+        draw_by_replica(step.draw)
         part = without_optionals(part)
-        step.own_rows = _first_with_rows(part).shape[0]
+        rows = count_rows(part)
+        step.own_rows = rows if isinstance(rows, int) else None
         return run_in(step, lambda: function(step, part))
 
-    if not isinstance(batch, Share):
-        parts = batch
-    elif sharing.local == 1:
-        (parts,) = batch.parts
-    else:
-        shares = batch.parts
-        parts = strategy.experimental_distribute_values_from_function(
-            lambda context: shares[context.replica_id_in_sync_group - sharing.first]
-        )
-    return run_in_replicas(strategy, in_replica, parts)
+    return run_in_replicas(strategy, in_replica, batch)
 
 
-def _is_distributed(batch: Any) -> bool:
-    values = tf.nest.flatten(batch)
-    return any(isinstance(value, tf.distribute.DistributedValues) for value in values)
-
-
-def _as_tensors(batch: Any) -> Any:
-    """Converts a batch as `train_on_batch` takes it."""
-    return tf.nest.map_structure(_as_tensor, batch)
-
-
-def _make_step(model: Any, replica: int, batch: Any, part: Any) -> Step:
+def _part(model: Any, replica: int, share: Share, whole: bool) -> Tuple[Any, Step]:
+    """Returns a replica's part of a batch, and its step."""
     sharing = model.distribute_strategy.sharing
-    if isinstance(batch, Share):
-        start, stop = sharing.bounds(replica, batch.rows)
-        whole = batch.rows < sharing.replicas
-        weight = tf.cast(stop - start, tf.float32) / tf.cast(batch.rows, tf.float32)
-        weight = tf.where(whole, 1.0 / sharing.replicas, weight)
-        count = tf.where(whole, batch.rows if replica == 0 else 0, stop - start)
-        repeats = tf.where(whole, float(sharing.replicas), 1.0)
-        return Step(model, replica, batch.rows, start, count, weight, repeats, batch.digest)
-    # Data that each worker has of its own: only together do they know how many rows there are.
-    first = _first_with_rows(part)
-    own = tf.cast(
-        first.nrows() if isinstance(first, tf.RaggedTensor) else tf.shape(first)[0], tf.int32
+    rows = count_rows(share.batch)
+    if whole:
+        part, start, stop = share.batch, 0, rows
+    else:
+        start, stop = sharing.bounds(replica, rows)
+        with tf.device("/cpu:0"):  # a GPU needs no other rows
+            part = part_of_batch(share.batch, start, stop)
+    repeated = tf.logical_or(whole, rows < sharing.replicas)
+    weight = tf.cast(stop - start, tf.float32) / tf.cast(rows, tf.float32)
+    step = Step(
+        model,
+        replica,
+        tf.cast(rows, tf.int32),
+        tf.cast(start, tf.int32),
+        count=tf.where(repeated, rows if replica == 0 else 0, stop - start),
+        weight=tf.where(repeated, 1.0 / sharing.replicas, weight),
+        repeats=tf.where(repeated, float(sharing.replicas), 1.0),
+        digest=share.digest,
     )
-    counts = all_reduce(
-        tf.one_hot(replica, sharing.replicas, on_value=own, off_value=0, dtype=tf.int32)
-    )
+    step.draw = 0 if whole else replica
+    return part, step
+
+
+def _step_of_own_data(model: Any, replica: int, part: Any) -> Step:
+    """Returns a step on data that each worker has of its own.
+
+    Only together do they know how many rows there are.
+    """
+    replicas = model.distribute_strategy.sharing.replicas
+    own = tf.cast(count_rows(part), tf.int32)
+    counts = all_reduce(tf.one_hot(replica, replicas, on_value=own, off_value=0, dtype=tf.int32))
     rows = tf.reduce_sum(counts)
     weight = tf.cast(own, tf.float32) / tf.cast(rows, tf.float32)
     return Step(model, replica, rows, tf.reduce_sum(counts[:replica]), own, weight)
 
 
-def _first_with_rows(part: Any) -> Any:
-    return next(value for value in tf.nest.flatten(part) if hasattr(value, "shape"))
+def _compiled(model: Any, function: Method) -> Any:
+    if model.run_eagerly:
+        return function
+    function = tf.autograph.experimental.do_not_convert(function)
+    return tf.function(function, reduce_retracing=True)
 
 
 class StepFunction:
@@ -96,14 +114,14 @@ class StepFunction:
         self._kind = kind
         self._step = getattr(model, f"{kind}_step")
         self._summed: List[Any] = []  # the variables of metrics whose sums a step returns
-        self._on_batch = self._compile(self._run)
-        self._on_iterator = self._compile(self._run_several)
+        self._trusted: Optional[bool] = None  # whether nothing but Keras computes losses
+        self._examined = model.distribute_strategy.sharing.replicas == 1
+        self._whole = False  # whether every replica computes all rows
+        self._make_functions()
 
-    def _compile(self, function: Method) -> Any:
-        if self._model.run_eagerly:
-            return function
-        function = tf.autograph.experimental.do_not_convert(function)
-        return tf.function(function, reduce_retracing=True)
+    def _make_functions(self) -> None:
+        self._on_batch = _compiled(self._model, self._run)
+        self._on_iterator = _compiled(self._model, self._run_several)
 
     def __call__(self, iterator: Any) -> Any:
         """Returns the logs of the next step, or of the last of `steps_per_execution`.
@@ -111,35 +129,58 @@ class StepFunction:
         Raises:
             StopIteration, tensorflow.errors.OutOfRangeError: where there are no more data.
         """
-        logs, sums = self._execute(iterator)
-        for variable, total in zip(self._summed, sums):
-            keep_sum(variable, total)
+        reporter.begin_step(self._model.steps_per_execution)
+        try:
+            logs, sums = self._execute(iterator)
+            for variable, total in zip(self._summed, sums):
+                keep_sum(variable, total)
+        finally:
+            reporter.end_step()
         return logs
 
     def _execute(self, iterator: Any) -> Any:
-        if isinstance(iterator, (tf.data.Iterator, tf.distribute.DistributedIterator)):
+        of_data = isinstance(iterator, (tf.data.Iterator, tf.distribute.DistributedIterator))
+        begun = self._trusted is not None
+        if not begun:
+            self._trusted = not may_be_no_mean(self._model, self._kind)
+        doubted = not self._trusted and not self._examined
+        if of_data and not doubted and not self._model.run_eagerly:
             return self._on_iterator(iterator)
         # Keras makes a generator of `train_on_batch`'s one batch, which all workers are given.
-        sharing = self._model.distribute_strategy.sharing
-        for _, batch in zip(range(self._model.steps_per_execution), iterator):
-            results = self._on_batch(sharing.share(_as_tensors(batch)))
+        results = None
+        for _, batch in zip(range(self._model.steps_per_execution), noting(iterator)):
+            batch = batch if of_data else share(tf.nest.map_structure(_as_tensor, batch))
+            if doubted and not self._examined:
+                self._examine(batch, begun)
+            results = self._on_batch(batch)
+        if results is None:
+            raise StopIteration
         return results
 
+    def _examine(self, batch: Any, begun: bool) -> None:
+        """Lets every worker compute whole batches if the step's losses are no means over rows."""
+        self._examined = True
+        strategy = self._model.distribute_strategy
+        part = batch.batch if isinstance(batch, Share) else first_local(strategy, batch)
+        found = why_no_mean(self._model, self._kind, without_optionals(part))
+        if strategy.of_several:
+            found = next(filter(None, strategy.workers.exchange(found)), None)
+        if found is None:
+            return
+        if begun or not isinstance(batch, Share):
+            raise FitError(f"{found} With AutoShardPolicy.AUTO, workers can compute whole batches.")
+        warn_once(f"{found} Until then every worker computes whole batches, as one process does.")
+        self._whole = True
+        self._make_functions()
+
     def _run_several(self, iterator: Any) -> Any:
-        results = self._run(iterator.get_next())
+        results = self._run(timed(iterator.get_next))
         count = self._model.steps_per_execution
         if count == 1:
             return results
-        if self._model.run_eagerly:
-            for _ in range(count - 1):
-                batch = iterator.get_next_as_optional()
-                if not batch.has_value():
-                    break
-                results = self._run(batch.get_value())
-            return results
 
         def again(done: Any, results: Any) -> Any:
-            batch = iterator.get_next_as_optional()
+            batch = timed(iterator.get_next_as_optional)
             there = batch.has_value()
             results = tf.cond(there, lambda: self._run(batch.get_value()), lambda: results)
             return tf.where(there, done + 1, count), results
@@ -147,15 +188,19 @@ class StepFunction:
         return tf.while_loop(lambda done, _: done < count, again, (1, results))[1]
 
     def _run(self, batch: Any) -> Any:
+        if not tf.executing_eagerly():
+            reporter.enter(COMPILING)
         # Nothing may be counted where the data has ended.
-        with tf.control_dependencies([batch.rows] if isinstance(batch, Share) else []):
-            return run_step(self._model, batch, self._in_replica)
+        with tf.control_dependencies([batch.digest] if isinstance(batch, Share) else []):
+            return run_step(self._model, batch, self._in_replica, whole=self._whole)
 
     def _in_replica(self, step: Step, part: Any) -> Any:
         if self._kind == "train":
             step.statistics = _statistics(self._model)
         statistics = step.statistics
         logs = tf.nest.map_structure(_as_tensor, self._step(part))
+        if step.added_scalar:
+            self._trusted = False
         own = type(self._model).train_step if self._kind == "train" else None
         if own is not None and not own.__module__.startswith("keras."):
             step.statistics = statistics  # a step of one's own may have called layers since
@@ -222,31 +267,32 @@ class PredictFunction:
 
     def __init__(self, model: Any) -> None:
         self._model = model
-        self._on_batch = self._run
-        if not model.run_eagerly:
-            function = tf.autograph.experimental.do_not_convert(self._run)
-            self._on_batch = tf.function(function, reduce_retracing=True)
+        self._on_batch = _compiled(model, self._run)
 
     def __call__(self, batches: List[Any]) -> Any:
         """Returns the outputs for all rows of some batches, in their order."""
-        sharing = self._model.distribute_strategy.sharing
+        reporter.begin_step(len(batches))
+        try:
+            return self._execute(batches)
+        finally:
+            reporter.end_step()
+
+    def _execute(self, batches: List[Any]) -> Any:
         outputs = []
         for batch in batches:
-            if not isinstance(batch, Share) and not _is_distributed(batch):
-                batch = sharing.share(_as_tensors(batch))
+            values = (Share, tf.distribute.DistributedValues)
+            if not any(isinstance(value, values) for value in (batch, *tf.nest.flatten(batch))):
+                batch = share(tf.nest.map_structure(_as_tensor, batch))
             outputs.append(self._on_batch(batch))
         if len(outputs) == 1:
             return outputs[0]
         return tf.nest.map_structure(lambda *parts: tf.concat(parts, axis=0), *outputs)
 
     def _run(self, batch: Any) -> Any:
+        if not tf.executing_eagerly():
+            reporter.enter(COMPILING)
         return run_step(
             self._model,
             batch,
             lambda step, part: step.gather_structure(self._model.predict_step(part)),
         )
-
-
-def make_function(model: Any, kind: str) -> Any:
-    """Returns what takes the place of a model's `train_function`, and of the others."""
-    return PredictFunction(model) if kind == "predict" else StepFunction(model, kind)

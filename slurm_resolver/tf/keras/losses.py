@@ -35,6 +35,9 @@ def gradient(
     if not any(shared):
         return original(tape, target, sources, output_gradients, *args, **kwargs)
     targets = tf.nest.flatten(target)
+    if step.examined is not None:
+        step.examined.targets.extend(map(tf.convert_to_tensor, targets))
+        return tf.nest.map_structure(_some_gradient, sources)
     seeds = [None] * len(targets) if output_gradients is None else tf.nest.flatten(output_gradients)
     seeds = [_seed(step, one, seed) for one, seed in zip(targets, seeds)]
     found = original(tape, targets, flat, seeds, *args, **kwargs)
@@ -53,6 +56,11 @@ def _seed(step: Step, target: Any, seed: Any) -> Any:
     ones = tf.ones_like(value) if seed is None else seed
     weight = step.weight if value.shape.rank == 0 else 1.0 / step.repeats
     return ones * tf.cast(weight, value.dtype)
+
+
+def _some_gradient(source: Any) -> Any:
+    """Returns what a step goes on with where its gradients do not matter."""
+    return 1e-3 * tf.ones_like(tf.convert_to_tensor(source))
 
 
 def _is_variable(source: Any) -> bool:
@@ -77,6 +85,8 @@ def reduce_weighted_values(
         return original(values, sample_weight, mask, reduction, dtype)
     if reduction in (None, "none") and not step.compiled_loss:
         return original(values, sample_weight, mask, reduction, dtype)
+    if step.examined is not None:
+        return tf.zeros_like(original(values, sample_weight, mask, reduction, dtype))
     whole = [
         None if part is None else step.gather(tf.convert_to_tensor(part))
         for part in (values, sample_weight, mask)
@@ -96,8 +106,18 @@ def compiled_loss(step: Step, original: Method, loss: Any, *args: Any, **kwargs:
 def additional_loss(step: Step, original: Method, model: Any, loss: Any) -> Any:
     """Adds up what `add_loss` was given for each row, of all rows."""
     if step.is_by_row(loss):
+        if step.examined is not None:
+            return tf.zeros([], loss.dtype)
         return step.own_gradient(original(model, step.gather(loss)))
     return original(model, loss)
+
+
+def note_added(step: Step, original: Method, layer: Any, loss: Any) -> None:
+    """Notes that a layer adds a number; those of Keras add means over rows."""
+    scalar = any(tf.convert_to_tensor(one).shape.rank == 0 for one in tf.nest.flatten(loss))
+    if scalar and not type(layer).__module__.startswith("keras."):
+        step.added_scalar = True
+    original(layer, loss)
 
 
 def loss(
@@ -106,6 +126,8 @@ def loss(
     """Computes a loss of one's own, or one that relates rows, on the whole batch."""
     if step.nested or not sees_whole_batch(loss, "call"):
         return original(loss, y_true, y_pred, sample_weight)
+    if step.examined is not None:
+        return tf.zeros_like(original(loss, y_true, y_pred, sample_weight))
     whole = [step.gather_structure(part) for part in (y_true, y_pred, sample_weight)]
     step.nested = True
     try:

@@ -28,7 +28,9 @@ def keep_sum(variable: Any, total: Any) -> None:
 
 def _update_state(step: Step, original: Method, metric: Any, *args: Any, **kwargs: Any) -> None:
     """Updates a metric with this replica's rows, or with those of all replicas."""
-    if step.nested:
+    if step.examined is not None:
+        step.examined.means.extend(map(tf.convert_to_tensor, _values(metric, args, kwargs)))
+    if step.nested or step.examined is not None:
         original(metric, *args, **kwargs)
         return
     step.forget(metric.variables)
@@ -49,15 +51,21 @@ def _update_state(step: Step, original: Method, metric: Any, *args: Any, **kwarg
 
 def _weigh_scalar(step: Step, metric: Any, args: Any, kwargs: Any) -> Any:
     """Lets a scalar without a weight, such as a mean loss, count by this replica's rows."""
+    values = _values(metric, args, kwargs)
+    if not values or len(args) > 1 or kwargs.get("sample_weight") is not None:
+        return args, kwargs
+    return values, {"sample_weight": step.count / step.rows}
+
+
+def _values(metric: Any, args: Any, kwargs: Any) -> Tuple[Any, ...]:
+    """Returns the number that one of Keras' means or sums is updated with, if it is one."""
     import keras
 
-    plain = isinstance(metric, (keras.metrics.Mean, keras.metrics.Sum))
     values = args[0] if args else kwargs.get("values")
-    if not plain or len(args) > 1 or kwargs.get("sample_weight") is not None or values is None:
-        return args, kwargs
-    if tf.convert_to_tensor(values).shape.rank != 0:
-        return args, kwargs
-    return (values,), {"sample_weight": step.count / step.rows}
+    plain = isinstance(metric, (keras.metrics.Mean, keras.metrics.Sum))
+    if not plain or values is None or tf.convert_to_tensor(values).shape.rank != 0:
+        return ()
+    return (values,)
 
 
 def _update_if(condition: Any, update: Method, metric: Any, *args: Any, **kwargs: Any) -> None:
@@ -75,6 +83,10 @@ def _update_if(condition: Any, update: Method, metric: Any, *args: Any, **kwargs
 
 def _result(step: Step, original: Method, metric: Any) -> Any:
     """Returns a metric's result on the rows of all replicas."""
+    if step.examined is not None:
+        result = original(metric)
+        step.remember_alike(result)
+        return result
     if step.nested:
         return original(metric)
     import keras

@@ -9,17 +9,17 @@ from __future__ import annotations
 import functools
 import os
 import signal
-from typing import Any, Optional
+from typing import Any, Literal, Optional
 
 import tensorflow as tf
 
 from slurm_resolver.cluster.data_service import DATA_JOBS
 from slurm_resolver.errors import JobsError
 from slurm_resolver.preflight import keras_version
-from slurm_resolver.tf import start
+from slurm_resolver.tf import progress, start
 from slurm_resolver.tf.exchange import Workers
 from slurm_resolver.tf.keras.calls import called_by_keras, keras_is_patched
-from slurm_resolver.tf.keras.functions import make_function
+from slurm_resolver.tf.keras.functions import PredictFunction, StepFunction
 from slurm_resolver.tf.keras.patches import prepare
 from slurm_resolver.tf.keras.seeds import agree_on_seeds
 from slurm_resolver.tf.keras.sharing import Sharing, share_dataset
@@ -54,6 +54,7 @@ class MultiWorkerMirroredStrategy(
         communication_options: Optional[Any] = None,
         *,
         start_timeout: Optional[float] = None,
+        on_stall: Literal["report", "exit"] = "report",
     ) -> None:
         """Waits until all workers have come, and starts this worker's server.
 
@@ -66,6 +67,9 @@ class MultiWorkerMirroredStrategy(
             start_timeout: seconds in which all workers have to come. One task names those that are
                 missing after 30 s, and then every minute. None is SLURM_RESOLVER_START_TIMEOUT, or
                 600.
+            on_stall: what to do when no worker has ended a step for SLURM_RESOLVER_STALL_SECONDS
+                (300): "report" it, or "exit" as well from the tasks that the others wait for,
+                with status 1, so that `slurm-resolver supervise` starts the step again.
 
         Raises:
             RendezvousError: in every worker that came, where others did not, naming them; where
@@ -91,6 +95,7 @@ class MultiWorkerMirroredStrategy(
         if self.of_several:
             agree_on_seeds(self.workers)
         prepare(self)
+        progress.start(cluster_resolver, on_stall)
 
     def experimental_distribute_dataset(self, dataset: Any, options: Optional[Any] = None) -> Any:
         """Shares a dataset out among the workers, as TensorFlow's does.
@@ -103,14 +108,14 @@ class MultiWorkerMirroredStrategy(
         if of_dataset in (policy.AUTO, policy.DATA) and called_by_keras():
             if self.of_several:
                 keras_version.check_keras()
-            shares = share_dataset(dataset, self.sharing) if keras_is_patched() else None
+            shares = share_dataset(dataset) if keras_is_patched() else None
             if shares is not None:
                 return shares
         return super().experimental_distribute_dataset(dataset, options)
 
     def make_function(self, model: Any, kind: str) -> Any:
         """Returns a Keras model's function for a "train", "test" or "predict" step."""
-        return make_function(model, kind)
+        return PredictFunction(model) if kind == "predict" else StepFunction(model, kind)
 
 
 def _check_job(resolver: Any) -> None:

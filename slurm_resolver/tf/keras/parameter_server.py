@@ -13,8 +13,7 @@ from slurm_resolver.errors import JobsError, KerasError
 from slurm_resolver.preflight import keras_version
 from slurm_resolver.tf import start
 from slurm_resolver.tf.keras.calls import called_by_keras
-from slurm_resolver.tf.keras.coordinated_predictions import PredictFunction
-from slurm_resolver.tf.keras.coordinated_steps import StepFunction
+from slurm_resolver.tf.keras.coordinated_steps import PredictFunction, StepFunction
 from slurm_resolver.tf.keras.patches import prepare
 
 _JOBS = ("chief", "ps", "worker")  # whose tasks the strategy connects
@@ -46,6 +45,8 @@ class ParameterServerStrategy(
 
         data = strategy.distribute_datasets_from_function(dataset_fn)
         model.fit(data, epochs=10, steps_per_epoch=1000)
+
+    The workers predict as many batches at once as ``compile(steps_per_execution=n)`` says, else 1.
 
     Callbacks run on the chief. At the end of an epoch all its steps are done; at the end of a batch
     only with ``compile(steps_per_execution=n)``, n steps of all workers together, and only then
@@ -158,7 +159,7 @@ class WorkerData(input_lib.DistributedDatasetsFromFunction):  # type: ignore[mis
         self._workers_iterator: Optional[Any] = None
 
     @functools.cached_property
-    def _chiefs(self) -> tf.data.Dataset:
+    def chiefs(self) -> tf.data.Dataset:
         """The chief's own dataset, made when it is needed: a changed copy may be for workers."""
         replicas = self._strategy.num_replicas_in_sync
         return self._dataset_fn(tf.distribute.InputContext(num_replicas_in_sync=replicas))
@@ -174,12 +175,12 @@ class WorkerData(input_lib.DistributedDatasetsFromFunction):  # type: ignore[mis
     @property
     def element_spec(self) -> Any:
         """What a batch is made of."""
-        return self._chiefs.element_spec
+        return self.chiefs.element_spec
 
     @property
     def cardinality(self) -> int:
         """How many batches an epoch has; below 0 where that is not known or has no end."""
-        return int(self._chiefs.cardinality())
+        return int(self.chiefs.cardinality())
 
     def map(self, function: Callable[..., Any]) -> WorkerData:
         """Returns the same with each batch changed, as Keras does for `class_weight`."""
@@ -191,11 +192,7 @@ class WorkerData(input_lib.DistributedDatasetsFromFunction):  # type: ignore[mis
 
     def reduce(self, initial_state: Any, reduce_func: Any) -> Any:
         """Returns what `tf.data.Dataset.reduce` does of the chief's batches."""
-        return self._chiefs.reduce(initial_state, reduce_func)
-
-    def chiefs_batches(self) -> Iterator[Any]:
-        """Returns the chief's own batches, from the first."""
-        return iter(self._chiefs)
+        return self.chiefs.reduce(initial_state, reduce_func)
 
     def workers_iterator(self) -> Any:
         """Returns the iterator of all workers, which goes on from one epoch to the next."""
@@ -216,12 +213,13 @@ class WorkerDataIterator:
     def __init__(self, data: WorkerData) -> None:
         self.workers_iterator = data.workers_iterator
         self._data = data
-        self._batches: Optional[Iterator[Any]] = None
+
+    @functools.cached_property
+    def _batches(self) -> Iterator[Any]:
+        return iter(self._data.chiefs)
 
     def __iter__(self) -> WorkerDataIterator:
         return self
 
     def __next__(self) -> Any:
-        if self._batches is None:
-            self._batches = self._data.chiefs_batches()
         return next(self._batches)

@@ -12,6 +12,8 @@ In the steps of a `MultiWorkerMirroredStrategy` (see `losses` and `metrics`):
 | `CompileLoss.call`, `_aggregate_additional_loss` | the same | the same |
 | metrics' `update_state`, `result` | results are those of all rows | the same |
 | `SeedGenerator.next` | replicas draw different masks from equal seeds | Keras does |
+| `Layer.add_loss` | numbers that layers add are examined (`row_means`) | they count as means |
+| `call` of BatchNormalization and dropout, `Optimizer.apply` | steps can be examined | the same |
 | `capture_call_time_value` of a condition's graph | collectives run in it | TensorFlow does |
 
 In models under any strategy of this package, outside of steps:
@@ -42,13 +44,18 @@ from slurm_resolver.import_hook import when_imported
 from slurm_resolver.preflight.keras_version import keras_problem
 from slurm_resolver.tf.keras import losses, metrics
 from slurm_resolver.tf.keras.agreement import call_together
-from slurm_resolver.tf.keras.atomic_updates import let_additions_be_atomic
 from slurm_resolver.tf.keras.calls import strategies
+from slurm_resolver.tf.keras.coordinated_steps import let_additions_be_atomic
 from slurm_resolver.tf.keras.saving import save_once
 from slurm_resolver.tf.keras.step import Step, current_step
 
 Method = Callable[..., Any]
 
+# Layers whose rows depend in training on other rows, or on random numbers.
+_TRAINING_APART = (
+    *("BatchNormalization", "Dropout", "AlphaDropout"),
+    *("GaussianDropout", "GaussianNoise"),
+)
 _CONTAINERS = ("CompileMetrics", "MetricsList")
 _WITH_SAVE_MODEL = ("keras.saving", "keras.models", "keras._tf_keras.keras.saving")
 
@@ -104,12 +111,12 @@ def _patch_steps(keras: Any) -> None:
     from keras.src.backend.tensorflow import optimizer as tensorflow_optimizer
     from keras.src.backend.tensorflow import trainer
     from keras.src.losses import loss as loss_module
-    from keras.src.optimizers import loss_scale_optimizer
+    from keras.src.optimizers import base_optimizer, loss_scale_optimizer
     from keras.src.trainers import compile_utils
 
     _in_steps(tf.GradientTape, "gradient", losses.gradient)
-    _in_steps(loss_module, "scale_loss_for_distribution", _as_it_is)
-    _in_steps(loss_module, "unscale_loss_for_distribution", _as_it_is)
+    _in_steps(loss_module, "scale_loss_for_distribution", _as_given)
+    _in_steps(loss_module, "unscale_loss_for_distribution", _as_given)
     _in_steps(loss_module, "reduce_weighted_values", losses.reduce_weighted_values)
     _in_steps(keras.losses.Loss, "__call__", losses.loss)
     _in_steps(compile_utils.CompileLoss, "call", losses.compiled_loss)
@@ -117,6 +124,11 @@ def _patch_steps(keras: Any) -> None:
     _in_steps(tensorflow_optimizer.TFOptimizer, "_all_reduce_sum_gradients", _as_given)
     _in_steps(loss_scale_optimizer.LossScaleOptimizer, "_tf_apply", _apply_scaled)
     _in_steps(keras.random.SeedGenerator, "next", _next_seed)
+    _in_steps(keras.layers.Layer, "add_loss", losses.note_added)
+    for name in _TRAINING_APART:
+        _in_steps(getattr(keras.layers, name), "call", _call_in_training)
+    for kind in (base_optimizer.BaseOptimizer, loss_scale_optimizer.LossScaleOptimizer):
+        _in_steps(kind, "apply", _apply)
 
 
 def _wrap(owner: Any, name: str, replacement: Callable[..., Any]) -> None:
@@ -232,12 +244,8 @@ def _let_collectives_run_in_loops() -> None:
     setattr(graph_type, name, capture_call_time_value)
 
 
-def _as_it_is(step: Step, original: Method, value: Any) -> Any:
-    return value
-
-
-def _as_given(step: Step, original: Method, optimizer: Any, grads_and_vars: Any) -> Any:
-    return grads_and_vars
+def _as_given(step: Step, original: Method, *args: Any) -> Any:
+    return args[-1]
 
 
 def _apply_scaled(
@@ -252,6 +260,19 @@ def _apply_scaled(
 
 def _next_seed(step: Step, original: Method, generator: Any, *args: Any, **kwargs: Any) -> Any:
     seed = original(generator, *args, **kwargs)
-    if step.replica == 0:
+    if isinstance(step.draw, int) and step.draw == 0:
         return seed
-    return seed + tf.cast(tf.constant([1_000_003 * step.replica, 0]), seed.dtype)
+    return seed + tf.cast(tf.stack([1_000_003 * step.draw, 0]), seed.dtype)
+
+
+def _call_in_training(
+    step: Step, original: Method, layer: Any, inputs: Any, training: Any = None, **kwargs: Any
+) -> Any:
+    """Gives each row what it has in inference where the step is only examined."""
+    training = training if step.examined is None else False
+    return original(layer, inputs, training=training, **kwargs)
+
+
+def _apply(step: Step, original: Method, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
+    """Changes no weight where the step is only examined."""
+    return original(optimizer, *args, **kwargs) if step.examined is None else None

@@ -9,6 +9,7 @@ from typing import Any, Callable, Dict
 from slurm_resolver.slurm.step import SlurmStep
 from slurm_resolver.tf.keras.calls import are_several
 from slurm_resolver.tf.keras.one_writer import write_once
+from slurm_resolver.tf.reporter import reporter
 
 
 def save_once(
@@ -22,7 +23,8 @@ def save_once(
         return save(model, filepath, *args, **kwargs)
     path = os.fspath(filepath)
     identity = f"{_run()} {kind} {args} {sorted(kwargs.items())} {_digest(model)}"
-    write_once(path, identity, lambda path: save(model, path, *args, **kwargs))
+    with reporter.saving():
+        write_once(path, identity, lambda path: save(model, path, *args, **kwargs))
     return None
 
 

@@ -28,17 +28,15 @@ _VARYING = (
 
 
 class Share(NamedTuple):
-    """What one worker reads of a global batch.
+    """A global batch as every worker reads it.
 
     Attributes:
-        rows: the number of rows of the global batch, int32.
         digest: stands for the batch's first and last row; float32, the same in all workers.
-        parts: the part of each of this worker's replicas, a tuple.
+        batch: a structure of tensors with rows along axis 0.
     """
 
-    rows: Any
     digest: Any
-    parts: Tuple[Any, ...]
+    batch: Any
 
 
 class Sharing(NamedTuple):
@@ -54,24 +52,6 @@ class Sharing(NamedTuple):
     local: int
     replicas: int
 
-    def share(self, batch: Any, compared: Optional[Sequence[Any]] = None) -> Share:
-        """Returns this worker's share of a batch.
-
-        Args:
-            batch: a structure of tensors with rows along axis 0.
-            compared: the tensors that must be the same in all workers; None for all of them.
-        """
-        values = [value for value in tf.nest.flatten(batch) if _has_rows(value)]
-        rows = _count_rows(values[0]) if values else tf.constant(1)
-        parts = []
-        for replica in range(self.first, self.first + self.local):
-            start, stop = self.bounds(replica, rows)
-            parts.append(
-                tf.nest.map_structure(lambda value: _slice(value, start, stop), batch)  # noqa: B023
-            )
-        digest = _digest(values if compared is None else compared)
-        return Share(tf.cast(rows, tf.int32), digest, tuple(parts))
-
     def bounds(self, replica: int, rows: Any) -> Tuple[Any, Any]:
         """Returns the first row of a replica's part, and the one behind its last.
 
@@ -85,8 +65,38 @@ class Sharing(NamedTuple):
         return tf.where(whole, 0, start), tf.where(whole, rows, stop)
 
 
-def share_dataset(dataset: tf.data.Dataset, sharing: Sharing) -> Optional[tf.data.Dataset]:
-    """Returns the dataset of a worker's shares; None where a tf.data service deals out the batches.
+def share(batch: Any, compared: Optional[Sequence[Any]] = None) -> Share:
+    """Returns a batch with its digest.
+
+    Args:
+        batch: a structure of tensors with rows along axis 0.
+        compared: the tensors that must be the same in all workers; None for all of them.
+    """
+    return Share(_digest(tf.nest.flatten(batch) if compared is None else compared), batch)
+
+
+def count_rows(batch: Any) -> Any:
+    """Returns the number of a batch's rows: an int where it is known, else an int32 tensor."""
+    for value in tf.nest.flatten(batch):
+        if _has_rows(value):
+            static = value.shape[0] if value.shape.rank else None
+            if static is not None:
+                return int(static)
+            if isinstance(value, tf.RaggedTensor):
+                return tf.cast(value.nrows(), tf.int32)
+            if isinstance(value, tf.SparseTensor):
+                return tf.cast(value.dense_shape[0], tf.int32)
+            return tf.shape(value)[0]
+    return 1
+
+
+def part_of_batch(batch: Any, start: Any, stop: Any) -> Any:
+    """Returns some rows of each of a batch's tensors."""
+    return tf.nest.map_structure(lambda value: _slice(value, start, stop), batch)
+
+
+def share_dataset(dataset: tf.data.Dataset) -> Optional[tf.data.Dataset]:
+    """Returns the dataset of shares; None where a tf.data service deals out the batches.
 
     Its attribute `whole_batches` is the dataset that was given.
     """
@@ -107,11 +117,11 @@ def share_dataset(dataset: tf.data.Dataset, sharing: Sharing) -> Optional[tf.dat
     # Where rows are drawn at random, such as augmented images, they may differ in other workers.
     may_vary = not graph or any(name in graph for name in _VARYING)
 
-    def share(*elements: Any) -> Share:
+    def shared(*elements: Any) -> Share:
         batch = elements[0] if single else elements
-        return sharing.share(batch, _labels(batch) if may_vary else None)
+        return share(batch, _labels(batch) if may_vary else None)
 
-    shares = dataset.map(share)
+    shares = dataset.map(shared)
     # Batches that are read ahead are lost to whoever reads a generator next, and how many there are
     # depends on chance: afterwards, the workers would be at different batches.
     if not generated:
@@ -148,17 +158,6 @@ def _has_rows(value: Any) -> bool:
     return value.shape.rank is None or value.shape.rank > 0
 
 
-def _count_rows(value: Any) -> Any:
-    static = value.shape[0] if value.shape.rank else None
-    if static is not None:
-        return int(static)
-    if isinstance(value, tf.RaggedTensor):
-        return tf.cast(value.nrows(), tf.int32)
-    if isinstance(value, tf.SparseTensor):
-        return tf.cast(value.dense_shape[0], tf.int32)
-    return tf.shape(value)[0]
-
-
 def _slice(value: Any, start: Any, stop: Any) -> Any:
     if not _has_rows(value):
         return value
@@ -176,7 +175,7 @@ def _digest(values: Sequence[Any]) -> Any:
     ends = [
         tf.io.serialize_tensor(value[place : place + 1] if place == 0 else value[-1:])
         for value in values
-        if isinstance(value, tf.Tensor)
+        if isinstance(value, tf.Tensor) and _has_rows(value)
         for place in (0, -1)
     ]
     if not ends:

@@ -58,6 +58,9 @@ class Step:
         self._sums: Dict[int, Tuple[Any, Any]] = {}
         self._kept: List[Any] = []
         self.alike: Dict[int, Any] = {}
+        self.draw: Any = replica  # which random numbers it draws
+        self.added_scalar = False  # whether a layer that is not Keras' has added a scalar loss
+        self.examined: Any = None  # its losses, where it is run for them alone (see `row_means`)
         self.compiled_loss = False  # whether the loss given to `compile` is being computed
         self.nested = False  # whether a metric or loss is already seeing the whole batch
 
@@ -76,19 +79,13 @@ class Step:
 
         One collective for each type takes them all.
         """
-        sums: List[Any] = [None] * len(values)
+        sums = list(values)
         for dtype in dict.fromkeys(value.dtype for value in values):
             places = [place for place, value in enumerate(values) if value.dtype == dtype]
-            own = [values[place] for place in places]
-            if all(value.shape.rank == 0 for value in own):  # fewer operations
-                parts = tf.unstack(all_reduce(tf.stack(own)))
-            else:
-                flat = tf.concat([tf.reshape(value, [-1]) for value in own], axis=0)
-                sizes = [value.shape.num_elements() for value in own]
-                shapes = [value.shape for value in own]
-                parts = list(map(tf.reshape, tf.split(all_reduce(flat), sizes), shapes))
-            for place, part in zip(places, parts):
-                sums[place] = part
+            flat = tf.concat([tf.reshape(values[place], [-1]) for place in places], axis=0)
+            sizes = [values[place].shape.num_elements() for place in places]
+            for place, part in zip(places, tf.split(all_reduce(flat), sizes)):
+                sums[place] = tf.reshape(part, values[place].shape)
         return sums
 
     def means(self, values: Sequence[Any]) -> List[Any]:
@@ -105,9 +102,8 @@ class Step:
                 f"a {type(value).__name__} cannot be gathered from all workers; expected a dense "
                 "tensor: convert it with to_tensor() or tf.sparse.to_dense()."
             )
-        known = self._gathered.get(id(value))
-        if known is not None:
-            return known
+        if id(value) in self._gathered:
+            return self._gathered[id(value)]
         sent = value
         if value.dtype == tf.bool or (value.dtype.is_integer and value.dtype.size < 4):
             sent = tf.cast(value, tf.int32)
@@ -157,8 +153,8 @@ class Step:
 
     def gradients(self, gradients: Sequence[Optional[Any]]) -> List[Optional[Any]]:
         """Returns the sums of gradients over all replicas; some may be None."""
-        there = [self._unless_empty(gradient) for gradient in gradients if gradient is not None]
-        sums = iter(all_reduce(there) if there else [])
+        found = [self._unless_empty(gradient) for gradient in gradients if gradient is not None]
+        sums = iter(all_reduce(found) if found else [])
         return [None if gradient is None else next(sums) for gradient in gradients]
 
     def sum_variables(self, variables: Iterable[Any]) -> Dict[int, Any]:

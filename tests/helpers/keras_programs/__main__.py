@@ -24,11 +24,12 @@ import tensorflow as tf
 from keras_programs.common import DIFFERS_BY_DESIGN, PROGRAMS, TOLERANCES
 
 import slurm_resolver as sr
+from slurm_resolver import log
 
 # Each adds its programs.
 for module in (
     *("losses", "optimizers", "steps", "networks", "data"),
-    *("inputs", "metrics", "callbacks", "guides", "workflows"),
+    *("inputs", "metrics", "callbacks", "workflows"),
 ):
     import_module(f"keras_programs.{module}")
 
@@ -46,7 +47,9 @@ def run(strategy: Any, names: List[str], file: Path) -> None:
     for name in names:
         print(name, end=" ", file=sys.stderr, flush=True)
         start = time.monotonic()
+        log.warned.clear()
         came = outcome(name, strategy)
+        came["whole"] = any("computes whole batches" in message for message in log.warned)
         found.append(f"{json.dumps(name)}: {json.dumps(came)}")
         file.write_text("{" + ",\n".join(found) + "}\n")
         print(f"{time.monotonic() - start:.1f}s", came.get("error", ""), file=sys.stderr)

@@ -106,35 +106,20 @@ def arrays(**how: Any) -> Callable[[Any], Outcome]:
 SHORT = (X[:33], Y[:33], WEIGHT[:33])
 ARRAYS: Dict[str, Dict[str, Any]] = {
     "plain": {},
-    "last_of_9": {"rows": 33},
     "last_of_1": {"rows": 33, "batch_size": 8},
-    "one_batch_of_1": {"rows": 1, "batch_size": 8},
     "batches_of_1": {"rows": 7, "batch_size": 1},
-    "batch_of_more_than_all": {"rows": 33, "batch_size": 64},
-    "default_batch_size": {"batch_size": None},
-    "weighted": {"weighted": True},
     "weighted_last_of_1": {"rows": 33, "batch_size": 8, "weighted": True},
     "validation_split": {"validation_split": 0.2},
-    "validation_split_weighted": {"validation_split": 0.25, "weighted": True, "batch_size": 8},
     "validation_data_of_33": {
         "validation_data": SHORT,
         "validation_batch_size": 8,
         "weighted": True,
     },
-    "validation_data_of_1": {"validation_data": (X[:1], Y[:1])},
-    "validation_steps": {"validation_data": SHORT[:2], "validation_steps": 2},
     "validation_freq": {"validation_data": SHORT[:2], "validation_freq": 2, "epochs": 3},
     "class_weight": {"class_weight": {0: 1.0, 1: 0.2, 2: 3.0}},
-    "class_weight_33": {"class_weight": {0: 1.0, 1: 0.2, 2: 3.0}, "rows": 33, "batch_size": 8},
-    "steps_per_epoch": {"steps_per_epoch": 3},
-    "initial_epoch": {"initial_epoch": 1, "epochs": 3},
 }
 for name, how in ARRAYS.items():
     add(f"data_arrays_{name}", arrays(**how))
-
-
-def weighted() -> Any:
-    return data(X, Y, WEIGHT)
 
 
 def written(write: Callable[[Path], None]) -> str:
@@ -180,28 +165,11 @@ def csv_rows() -> Any:
     return rows.map(lambda row, y: (tf.stack([row[name] for name in names], axis=1), y))
 
 
-def interleaved() -> Any:
-    """Rows from two ranges in turn, mapped in parallel and prefetched."""
-    rows = tf.data.Dataset.range(0, 48, 24).interleave(
-        lambda start: tf.data.Dataset.range(start, start + 24), cycle_length=2
-    )
-    return rows.map(row, num_parallel_calls=tf.data.AUTOTUNE).batch(8).prefetch(tf.data.AUTOTUNE)
-
-
-def row(number: Any) -> Any:
-    return tf.gather(X, number), tf.gather(Y, number)
-
-
 # Programs that fit and evaluate what these make, two epochs.
 DATASETS: Dict[str, Source] = {
     "plain": data,
-    "weighted": weighted,
-    "last_of_1": lambda: data(rows=33, batch=8),
     "last_dropped": lambda: data(rows=33).unbatch().batch(8, drop_remainder=True),
     "filtered": lambda: data().unbatch().filter(lambda x, y: y != 1).batch(8),
-    "batches_filtered": lambda: data(batch=8).filter(lambda x, y: tf.reduce_sum(y) % 2 == 0),
-    "unknown_cardinality": lambda: data(rows=33, batch=8).filter(lambda x, y: True),
-    "shuffled_with_seed": lambda: data().unbatch().shuffle(120, seed=5).batch(24),
     "from_generator": lambda: tf.data.Dataset.from_generator(
         batches,
         output_signature=(
@@ -212,21 +180,10 @@ DATASETS: Dict[str, Source] = {
     "records_in_1_file": lambda: records(1),
     "records_in_4_files": lambda: records(4),
     "csv": csv_rows,
-    "interleaved": interleaved,
-    "cached": lambda: data().cache().prefetch(2),
-    "repeated_and_taken": lambda: data(rows=33, batch=8).repeat().take(7),
-    "skipped": lambda: data(batch=8).skip(3),
-    "zipped": lambda: tf.data.Dataset.zip(
-        tf.data.Dataset.from_tensor_slices(X), tf.data.Dataset.from_tensor_slices(Y)
-    ).batch(24),
-    "concatenated": lambda: data(rows=33, batch=8).concatenate(data(rows=10, batch=4)),
     "batches_of_unequal_size": lambda: data(rows=10, batch=4).concatenate(data(rows=33)),
-    "rebatched": lambda: data().rebatch(10),
     "timeseries": lambda: keras.utils.timeseries_dataset_from_array(
         X[:, 0], Y[COLUMNS:], COLUMNS, batch_size=24
     ),
-    "mapped_after_batch": lambda: data().map(lambda x, y: (x * 2.0, y)),
-    "enumerated": lambda: data().enumerate().map(lambda number, row: row),
 }
 
 
@@ -243,11 +200,9 @@ SOURCES: Dict[str, Source] = {
     "generator_weighted": lambda: batches(weights=True),
     "py_dataset": Batches,
     "py_dataset_weighted": lambda: Batches(weights=True),
-    "py_dataset_of_1": lambda: Batches(rows=1),
     "py_dataset_two_threads": lambda: Batches(workers=2),
     "py_dataset_two_processes": lambda: Batches(workers=2, use_multiprocessing=True),
     "py_dataset_moving": lambda: Batches(moves=True),
-    "py_dataset_moving_two_threads": lambda: Batches(moves=True, workers=2),
 }
 
 
@@ -297,16 +252,8 @@ def unseeded(strategy: Any, sums: bool, source: Source, **how: Any) -> Outcome:
 OTHERS = "starts from other weights and takes the rows in another order"
 SHUFFLED: Dict[str, Tuple[Source, Dict[str, Any]]] = {
     "fit": (lambda: X, {"y": NUMBERS, "batch_size": 24}),
-    "fit_33": (lambda: X[:33], {"y": NUMBERS[:33], "batch_size": 8}),
-    "fit_validation": (lambda: X, {"y": NUMBERS, "validation_split": 0.3}),
-    "fit_batch": (lambda: X, {"y": NUMBERS, "batch_size": 8, "shuffle": "batch"}),
     "py_dataset": (lambda: Batches(numbered=True), {"shuffle": True}),
     "dataset": (lambda: data(X, NUMBERS).unbatch().shuffle(50).batch(24), {}),
-    "dataset_same_each_epoch": (
-        lambda: data(X, NUMBERS).unbatch().shuffle(50, reshuffle_each_iteration=False).batch(7),
-        {},
-    ),
-    "dataset_of_batches": (lambda: data(X, NUMBERS, rows=33, batch=8).shuffle(5), {}),
 }
 for name, (source, how) in SHUFFLED.items():
     sums, weights = (partial(unseeded, sums=sums, source=source, **how) for sums in (True, False))

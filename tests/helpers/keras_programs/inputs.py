@@ -14,8 +14,6 @@ from keras import layers
 from keras_programs.common import (
     BINARY,
     COLUMNS,
-    NUMBER,
-    ONE_HOT,
     WEIGHT,
     Outcome,
     X,
@@ -52,27 +50,6 @@ def dict_inputs(strategy: Any) -> Outcome:
     return fitted(model, data(HALVES, (Y, BINARY)), predict=True)
 
 
-@program("data")
-def dict_inputs_33(strategy: Any) -> Outcome:
-    model = _joined(strategy)
-    return fitted(model, data(HALVES, (Y, BINARY), rows=33, batch=8), predict=True)
-
-
-@program("data")
-def list_inputs_as_arrays(strategy: Any) -> Outcome:
-    model = _joined(strategy)
-    given: Any = {"y": [Y, BINARY], "batch_size": 24, "shuffle": False, "validation_split": 0.1}
-    found = fitted(model, [X[:, :3], X[:, 3:]], **given)
-    predicted = model.predict([X[:33, :3], X[:33, 3:]], batch_size=8, verbose=0)
-    return {**found, "predict": numbers(predicted)}
-
-
-@program("data")
-def weights_by_output(strategy: Any) -> Outcome:
-    model = _joined(strategy)
-    return fitted(model, data(HALVES, (Y, BINARY), (WEIGHT, WEIGHT[::-1].copy())))
-
-
 def _joined(strategy: Any, **how: Any) -> Any:
     losses = [crossentropy, "mse"]
     names = {"left": "left", "right": "right"}
@@ -105,13 +82,6 @@ def ragged(strategy: Any) -> Outcome:
 
 
 @program("data")
-def ragged_to_dense(strategy: Any) -> Outcome:
-    rows = tf.RaggedTensor.from_row_lengths(X.flatten()[:300], [1 + row % 4 for row in range(120)])
-    dense = data(rows, Y).map(lambda x, y: (x.to_tensor(shape=(None, COLUMNS)), y))
-    return fitted(build(strategy), dense, predict=True)
-
-
-@program("data")
 def image_directory(strategy: Any) -> Outcome:
     def write(folder: Path) -> None:
         for number in range(18):
@@ -123,16 +93,11 @@ def image_directory(strategy: Any) -> Outcome:
     images = keras.utils.image_dataset_from_directory(
         written(write), image_size=(4, 6), batch_size=8, seed=4, shuffle=False, verbose=False
     )
-    make = [layers.Rescaling(1 / 255), layers.Flatten(), layers.Dense(2)]
-    model = ready(strategy, lambda: keras.Sequential(make), metrics=["accuracy"])
-    return fitted(model, images, predict=True)
 
+    def make() -> Any:
+        return keras.Sequential([layers.Rescaling(1 / 255), layers.Flatten(), layers.Dense(2)])
 
-@program("data")
-def same_generator_in_two_fits(strategy: Any) -> Outcome:
-    model, rows = build(strategy), endless(rows=33, batch=8)
-    model.fit(rows, steps_per_epoch=3, verbose=0)
-    return fitted(model, rows, steps_per_epoch=4, epochs=1, test=data(rows=33))
+    return fitted(ready(strategy, make, metrics=["accuracy"]), images, predict=True)
 
 
 @program("data")
@@ -147,17 +112,6 @@ def validation_generator(strategy: Any) -> Outcome:
     return fitted(
         build(strategy), data(), validation_data=endless(33, 8), validation_steps=3, epochs=2
     )
-
-
-@program("data")
-def validation_py_dataset(strategy: Any) -> Outcome:
-    return fitted(build(strategy), Batches(weights=True), validation_data=Batches(), epochs=2)
-
-
-@program("data")
-def validation_dataset(strategy: Any) -> Outcome:
-    short = data(X, Y, WEIGHT, rows=33, batch=8)
-    return fitted(build(strategy, weighted_metrics=["accuracy"]), data(), validation_data=short)
 
 
 @program("data")
@@ -226,32 +180,3 @@ def evaluations(strategy: Any) -> Outcome:
         "many_steps": many.evaluate(data(rows=33, batch=8), verbose=0),
     }
     return dict(numbers(found))
-
-
-@program("data")
-def adapted_to_tensors(strategy: Any) -> Outcome:
-    """fit of eager tensors, as keras.ops makes them."""
-    given: Any = {"batch_size": 24, "shuffle": False}
-    model = build(strategy)
-    found = fitted(model, keras.ops.convert_to_tensor(X), y=tf.constant(Y), **given)
-    return {**found, "predict": numbers(model.predict(tf.constant(X[:33]), verbose=0))}
-
-
-@program("data")
-def integers_and_doubles(strategy: Any) -> Outcome:
-    """Numpy's own types, of which Keras casts some."""
-    rows = (X.astype("float64"), Y.astype("int64")[:, None])
-    return fitted(build(strategy), rows[0], y=rows[1], batch_size=8, shuffle=False)
-
-
-@program("data")
-def one_column_targets(strategy: Any) -> Outcome:
-    """Targets of one dimension for an output of two."""
-    model = build(strategy, outputs=1, loss="mse", metrics=["mae"])
-    return fitted(model, data(X, NUMBER[:, 0], rows=33, batch=8), predict=True)
-
-
-@program("data")
-def bool_and_uint8(strategy: Any) -> Outcome:
-    model = build(strategy, loss=lambda: keras.losses.CategoricalCrossentropy(from_logits=True))
-    return fitted(model, data((X > 0), ONE_HOT.astype("uint8")), predict=True)

@@ -11,11 +11,9 @@ import numpy as np
 from keras import layers, ops
 from keras import losses as kl
 from keras_programs.common import (
-    BINARY,
     COLUMNS,
     EVEN,
     NUMBER,
-    ONE_HOT,
     PADDED,
     TOKENS,
     UNEVEN,
@@ -32,7 +30,6 @@ from keras_programs.common import (
 )
 
 Make = Callable[[], Any]
-A_SUM = "one number is taken for a mean over the rows"
 
 
 def tagger(mask_zero: bool = True, last: Optional[Make] = None) -> Any:
@@ -46,10 +43,6 @@ def tagger(mask_zero: bool = True, last: Optional[Make] = None) -> Any:
 # By kind: the model, its inputs, its targets.
 KINDS: Dict[str, Tuple[Make, Any, Any]] = {
     "label": (perceptron, X, Y),
-    "chance": (lambda: perceptron(activation="softmax"), X, Y),
-    "logit": (lambda: perceptron(outputs=1), X, BINARY),
-    "binary": (lambda: perceptron(outputs=1, activation="sigmoid"), X, BINARY),
-    "one_hot": (lambda: perceptron(activation="softmax"), X, ONE_HOT),
     "number": (lambda: perceptron(outputs=1, activation="softplus"), X, NUMBER),
     "embedding": (lambda: perceptron(layers.UnitNormalization, activation="tanh"), X, Y),
     "picture": (
@@ -94,30 +87,10 @@ def masked_mean(y_true: Any, y_pred: Any) -> Any:
 
 
 LOSSES: Dict[str, Tuple[str, Make]] = {
-    "binary_crossentropy": ("binary", kl.BinaryCrossentropy),
-    "binary_crossentropy_smoothed": ("binary", lambda: kl.BinaryCrossentropy(label_smoothing=0.1)),
-    "binary_focal": ("binary", lambda: kl.BinaryFocalCrossentropy(apply_class_balancing=True)),
-    "categorical_crossentropy": ("one_hot", kl.CategoricalCrossentropy),
-    "categorical_focal": ("one_hot", kl.CategoricalFocalCrossentropy),
-    "generalized": ("chance", lambda: kl.CategoricalGeneralizedCrossEntropy(q=0.7)),
-    "categorical_hinge": ("one_hot", kl.CategoricalHinge),
     "sparse_categorical": ("label", crossentropy),
-    "cosine_similarity": ("one_hot", kl.CosineSimilarity),
-    "hinge": ("logit", kl.Hinge),
-    "squared_hinge": ("logit", kl.SquaredHinge),
-    "huber": ("number", kl.Huber),
-    "kl_divergence": ("one_hot", kl.KLDivergence),
-    "log_cosh": ("number", kl.LogCosh),
-    "mae": ("number", kl.MeanAbsoluteError),
-    "mape": ("number", kl.MeanAbsolutePercentageError),
-    "mse": ("number", kl.MeanSquaredError),
-    "msle": ("number", kl.MeanSquaredLogarithmicError),
-    "poisson": ("number", kl.Poisson),
     "circle": ("embedding", kl.Circle),
     "dice": ("picture", kl.Dice),
-    "dice_per_row": ("picture", lambda: kl.Dice(axis=(1, 2))),
     "tversky": ("picture", kl.Tversky),
-    "tversky_per_row": ("picture", lambda: kl.Tversky(axis=(1, 2))),
     "ctc": ("speech", kl.CTC),
     "by_name": ("number", lambda: "mse"),
     "reduction_sum": ("number", lambda: kl.MeanSquaredError(reduction="sum")),
@@ -232,11 +205,8 @@ ADDED: Dict[str, Make] = {
     "added_in_model": PenaltyModel,
     "added_of_weights": lambda: perceptron(kernel_regularizer="l2"),
     "activity_regularizer": lambda: perceptron(activity_regularizer=keras.regularizers.L2(0.05)),
-    "activity_layer": lambda: perceptron(lambda: layers.ActivityRegularization(l1=0.01)),
-    "kernel_l1": lambda: perceptron(kernel_regularizer=keras.regularizers.L1(0.01)),
     "compute_loss": lambda: perceptron(kind=OwnLoss, kernel_regularizer="l2"),
     "compute_loss_scaled": lambda: perceptron(kind=ScaledLoss),
-    "orthogonal": lambda: perceptron(kernel_regularizer=keras.regularizers.OrthogonalRegularizer()),
 }
 
 
@@ -255,8 +225,7 @@ def _two(weights: Any, losses: Any, size: Dict[str, int]) -> Callable[[Any], Out
 
 for ending, size in [("", EVEN), ("_33", UNEVEN)]:
     for name, make in ADDED.items():
-        differs = A_SUM if name == "added_sum" else None
-        add(f"loss_{name}{ending}", _added(make, size), differs)
+        add(f"loss_{name}{ending}", _added(make, size))
     both = {"label": crossentropy, "number": "mse"}
     add(f"loss_two_outputs{ending}", _two({"label": 1.0, "number": 0.3}, both, size))
     add(f"loss_one_of_two_outputs{ending}", _two(None, {"label": crossentropy}, size))

@@ -8,7 +8,6 @@ from functools import partial
 from typing import Any, Callable, Dict, List
 
 import keras
-import numpy as np
 import tensorflow as tf
 from keras import ops
 from keras_programs.common import (
@@ -21,7 +20,6 @@ from keras_programs.common import (
     Y,
     add,
     build,
-    crossentropy,
     data,
     fitted,
     numbers,
@@ -31,6 +29,8 @@ from keras_programs.common import (
 )
 
 Logs = Dict[str, Any]
+RANDOM = "draws random numbers by row"
+OWN = "normalizes the rows of a batch by one another, of which a worker sees its part"
 
 
 class OwnStep(keras.Model):
@@ -77,15 +77,6 @@ class Clipped(OwnStep):
         clipped, norm = tf.clip_by_global_norm(gradients, 0.2)
         self.optimizer.apply_gradients(zip(clipped, self.trainable_variables))
         return {"gradient_norm": norm, "learning_rate": self.optimizer.learning_rate}
-
-
-class ScaledByHand(OwnStep):
-    """Scales its gradients by what each of them is."""
-
-    def stepped(self, gradients: List[Any], loss: Any) -> Logs:
-        scaled = [gradient / (tf.norm(gradient) + 0.1) for gradient in gradients]
-        self.optimizer.apply(scaled, self.trainable_variables)
-        return {}
 
 
 class NormOnly(OwnStep):
@@ -143,51 +134,16 @@ class LowerSum(Lower):
         return 0.05 * tf.reduce_sum(tf.square(y - predicted))
 
 
+class LowerMasked(Lower):
+    """A mean of the rows of one label, of which every part of a batch has another share."""
+
+    def loss_of(self, y: Any, predicted: Any) -> Any:
+        return tf.reduce_sum(y[:, :1] * tf.square(y - predicted)) / tf.reduce_sum(y[:, :1])
+
+
 class LowerAdded(Lower):
     def loss_of(self, y: Any, predicted: Any) -> Any:
         return ops.mean(ops.square(y - predicted)) + sum(self.losses)
-
-
-class ByHand(Lower):
-    """Applies its gradients with no optimizer at all."""
-
-    def train_step(self, batch: Any) -> Logs:
-        x, y = batch[:2]
-        with tf.GradientTape() as tape:
-            loss = self.compute_loss(x, y, self(x, training=True))
-        for variable, gradient in zip(
-            self.trainable_variables, tape.gradient(loss, self.trainable_variables)
-        ):
-            variable.assign_sub(0.1 * gradient)
-        self.own_loss.update_state(loss)
-        return {"loss": self.own_loss.result()}
-
-
-class Accumulated(OwnStep):
-    """Sums gradients in variables of its own, and applies them every second step."""
-
-    def build_sums(self) -> None:
-        self.sums = [
-            self.add_weight(shape=variable.shape, initializer="zeros", trainable=False)
-            for variable in self.trainable_variables
-        ]
-        self.steps = self.add_weight(shape=(), initializer="zeros", dtype="int32", trainable=False)
-
-    def stepped(self, gradients: List[Any], loss: Any) -> Logs:
-        self.steps.assign_add(1)
-        for total, gradient in zip(self.sums, gradients):
-            total.assign_add(gradient / 2)
-        now = ops.cast(self.steps % 2 == 0, "float32")
-        self.optimizer.apply([total.value * now for total in self.sums], self.trainable_variables)
-        for total in self.sums:
-            total.assign(total * (1 - now))
-        return {}
-
-
-def accumulated() -> Any:
-    model = perceptron(kind=Accumulated)
-    model.build_sums()
-    return model
 
 
 class OwnTest(keras.Model):
@@ -219,14 +175,12 @@ MODELS: Dict[str, Callable[[], Any]] = {
     "own": lambda: perceptron(kind=OwnStep),
     "compute_metrics": lambda: perceptron(kind=ComputeMetrics),
     "clipped": lambda: perceptron(kind=Clipped),
-    "scaled_by_hand": lambda: perceptron(kind=ScaledByHand),
     "norms_in_logs": lambda: perceptron(kind=NormOnly),
     "lower": lambda: perceptron(kind=Lower),
     "lower_reduce_mean": lambda: perceptron(kind=LowerReduceMean),
     "lower_sum": lambda: perceptron(kind=LowerSum),
+    "lower_masked": lambda: perceptron(kind=LowerMasked),
     "lower_with_losses": lambda: perceptron(kind=LowerAdded, kernel_regularizer="l2"),
-    "gradients_by_hand": lambda: perceptron(kind=ByHand),
-    "accumulated": accumulated,
     "own_test": lambda: perceptron(kind=OwnTest),
     "own_predict": lambda: perceptron(kind=OwnPredict),
     "returns_int": lambda: perceptron(kind=_returns(lambda model: {"whole": 2})),
@@ -235,9 +189,6 @@ MODELS: Dict[str, Callable[[], Any]] = {
         kind=_returns(lambda model: {"outer": {"inner": tf.constant(1.5), "other": 4}})
     ),
     "returns_vector": lambda: perceptron(kind=_returns(lambda model: {"bias": model.weights[1]})),
-    "returns_iterations": lambda: perceptron(
-        kind=_returns(lambda model: {"iterations": model.optimizer.iterations.value})
-    ),
 }
 
 
@@ -248,10 +199,9 @@ def _of(make: Callable[[], Any], size: Dict[str, int], *weight: Any) -> Program:
 
 
 for name, make in MODELS.items():
-    differs = "one number is taken for a mean over the rows" if name == "lower_sum" else None
-    add(f"step_{name}", _of(make, EVEN), differs)
+    add(f"step_{name}", _of(make, EVEN))
     if not name.startswith("returns"):
-        add(f"step_{name}_33", _of(make, UNEVEN), differs)
+        add(f"step_{name}_33", _of(make, UNEVEN))
 for name in ("own", "compute_metrics", "clipped"):
     add(f"step_{name}_weighted", _of(MODELS[name], EVEN, WEIGHT))
 
@@ -264,16 +214,21 @@ def _run(
 
 for name, how in {
     "eagerly": {"run_eagerly": True},
-    "eagerly_keras": {"run_eagerly": True, "kind": keras.Model},
-    "eagerly_33": {"run_eagerly": True, **UNEVEN},
     "jit_compile": {"jit_compile": True, "kind": keras.Model},
-    "jit_compile_own": {"jit_compile": True},
     "five_per_execution": {"steps_per_execution": 5, "rows": 112, "batch": 16},
-    "five_per_execution_lower": {"steps_per_execution": 5, "rows": 112, "batch": 16, "kind": Lower},
     "many_per_execution": {"steps_per_execution": 50, "kind": keras.Model, **UNEVEN},
-    "auto_per_execution": {"steps_per_execution": 3, "kind": Clipped, **UNEVEN},
+    "five_per_execution_sum": {"steps_per_execution": 5, "kind": LowerSum, **UNEVEN},
+    "eagerly_sum": {"run_eagerly": True, "kind": LowerSum, **UNEVEN},
 }.items():
     add(f"step_{name}", partial(_run, **how))
+
+
+def _layers(strategy: Any, layer: Callable[[], Any]) -> Outcome:
+    return fitted(build(strategy, layer, kind=LowerReduceMean), data(**UNEVEN))
+
+
+add("step_lower_dropout", partial(_layers, layer=lambda: keras.layers.Dropout(0.5)), RANDOM)
+add("step_lower_batch_normalization", partial(_layers, layer=keras.layers.BatchNormalization), OWN)
 
 
 @program("step")
@@ -287,12 +242,3 @@ def loop_of_ones_own(strategy: Any) -> Outcome:
             rows = slice(start, start + 24)
             logs.append(model.train_on_batch(X[rows], Y[rows], return_dict=True))
     return {"logs": numbers(logs), "weights": numbers(model.get_weights())}
-
-
-@program("step")
-def functions_made_beforehand(strategy: Any) -> Outcome:
-    """make_train_function() is called by hand, then fit."""
-    model = build(strategy, kind=OwnStep, loss=lambda: crossentropy(reduction="sum"))
-    model.make_train_function()
-    model.make_test_function()
-    return fitted(model, data(np.float32(X)), predict=True)

@@ -1,21 +1,23 @@
-"""Whole programs: preprocessing, transfer, saving and loading, checkpoints, several models."""
+"""Whole programs: small models of Keras' guides, transfer, saving and loading, checkpoints."""
 
 # mypy: allow-subclassing-any
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
-from typing import Any, Dict, List
+from typing import Any, Callable, Dict, List, Tuple
 
 import keras
 import numpy as np
-import tensorflow as tf
-from keras import layers
+from keras import layers, ops
 from keras_programs.callbacks import folder
 from keras_programs.common import (
-    IMAGES,
-    NUMBER,
+    BINARY,
+    COLUMNS,
+    PADDED,
     TOKENS,
+    UNEVEN,
     Outcome,
     X,
     Y,
@@ -30,6 +32,139 @@ from keras_programs.common import (
     ready,
     seen,
 )
+
+Make = Callable[[], Any]
+
+
+def chain(shape: Tuple[Any, ...], *steps: Any, dtype: Any = None) -> Any:
+    """A functional model: what each step makes of what the one before has made."""
+    inputs = keras.Input(shape, dtype=dtype)
+    hidden = inputs
+    for step in steps:
+        hidden = step(hidden)
+    return keras.Model(inputs, hidden)
+
+
+def bidirectional() -> Any:
+    first = layers.Bidirectional(layers.LSTM(3, return_sequences=True))
+    last = layers.Bidirectional(layers.LSTM(3))
+    head = layers.Dense(1, activation="sigmoid")
+    return chain((None,), layers.Embedding(9, 4), first, last, head, dtype="int32")
+
+
+class TokenAndPosition(layers.Layer):
+    def __init__(self, size: int = 6) -> None:
+        super().__init__()
+        self.tokens, self.positions = layers.Embedding(9, size), layers.Embedding(COLUMNS, size)
+
+    def call(self, tokens: Any) -> Any:
+        return self.tokens(tokens) + self.positions(ops.arange(ops.shape(tokens)[-1]))
+
+
+class TransformerBlock(layers.Layer):
+    def __init__(self, causal: bool = False) -> None:
+        super().__init__()
+        self.attention = layers.MultiHeadAttention(2, 3)
+        self.dense = keras.Sequential([layers.Dense(4, activation="relu"), layers.Dense(6)])
+        self.first, self.second = layers.LayerNormalization(), layers.LayerNormalization()
+        self.causal = causal
+
+    def call(self, hidden: Any) -> Any:
+        hidden = self.first(hidden + self.attention(hidden, hidden, use_causal_mask=self.causal))
+        return self.second(hidden + self.dense(hidden))
+
+
+def transformer() -> Any:
+    head = [layers.GlobalAveragePooling1D(), layers.Dense(3)]
+    return chain((COLUMNS,), TokenAndPosition(), TransformerBlock(), *head, dtype="int32")
+
+
+class Quantizer(layers.Layer):
+    """As in VQ-VAE: the nearest of the vectors learnt, whose gradient goes straight through."""
+
+    def build(self, shape: Any) -> None:
+        self.vectors = self.add_weight(shape=(shape[-1], 5), initializer="uniform", name="vectors")
+
+    def call(self, x: Any) -> Any:
+        distances = ops.sum(self.vectors**2, axis=0) - 2 * ops.matmul(x, self.vectors)
+        nearest = ops.one_hot(ops.argmin(distances, axis=1), 5)
+        found = ops.matmul(nearest, ops.transpose(self.vectors))
+        self.add_loss(0.25 * ops.mean((ops.stop_gradient(found) - x) ** 2))
+        self.add_loss(ops.mean((found - ops.stop_gradient(x)) ** 2))
+        return x + ops.stop_gradient(found - x)
+
+
+class ComputeSum(layers.Layer):
+    """As the guide's layer: a sum that is no weight to be trained."""
+
+    def build(self, shape: Any) -> None:
+        self.total = self.add_weight(shape=(), initializer="zeros", trainable=False, name="total")
+
+    def call(self, inputs: Any) -> Any:
+        self.total.assign_add(ops.sum(inputs))
+        return inputs
+
+
+# By task: the inputs, the targets, and how a model is compiled for it.
+ACCURACY: Dict[str, Any] = {"metrics": ["accuracy"]}
+TASKS: Dict[str, Tuple[Any, Any, Dict[str, Any]]] = {
+    "rows": (X, Y, ACCURACY),
+    "back": (X, X, {"loss": "mse"}),
+    "tokens": (TOKENS, Y, ACCURACY),
+    "sentiment": (PADDED, BINARY, {"loss": "binary_crossentropy", **ACCURACY}),
+}
+
+
+# By name: the task and the model.
+GUIDES: Dict[str, Tuple[str, Make]] = {
+    "bidirectional_lstm": ("sentiment", bidirectional),
+    "transformer": ("tokens", transformer),
+    "vector_quantized": (
+        "back",
+        lambda: perceptron(lambda: layers.Dense(3), Quantizer, outputs=COLUMNS),
+    ),
+    "unbuilt_sequential": (
+        "rows",
+        lambda: keras.Sequential([layers.Dense(4, "relu"), layers.Dense(3)]),
+    ),
+    "synchronized_batch_normalization": (
+        "rows",
+        lambda: perceptron(lambda: layers.BatchNormalization(momentum=0.9, synchronized=True)),
+    ),
+    "frozen_batch_normalization": (
+        "rows",
+        lambda: perceptron(lambda: layers.BatchNormalization(trainable=False)),
+    ),
+}
+
+
+def _of(name: str, **size: int) -> Callable[[Any], Outcome]:
+    task, make = GUIDES[name]
+    x, y, how = TASKS[task]
+    return lambda strategy: fitted(ready(strategy, make, **how), data(x, y, **size), predict=True)
+
+
+for name in GUIDES:
+    add(f"guide_{name}", _of(name))
+    add(f"guide_{name}_33", _of(name, **UNEVEN))
+
+
+def _with(strategy: Any, layer: Make) -> Outcome:
+    return fitted(build(strategy, layer), data())
+
+
+RANDOM = "draws random numbers by row"
+LAYERS: Dict[str, Tuple[Make, str]] = {
+    "batch_normalization": (
+        layers.BatchNormalization,
+        "normalizes the rows of a batch by one another, of which a worker sees its part",
+    ),
+    "dropout": (lambda: layers.Dropout(0.3), RANDOM),
+    "compute_sum": (ComputeSum, "keeps a state of its own of the rows that a worker sees"),
+}
+for name, (layer, reason) in LAYERS.items():
+    add(f"guide_{name}", partial(_with, layer=layer), differs=reason)
+
 
 WORDS = np.array([" ".join("abcdefghij"[token] for token in row) for row in TOKENS])
 
@@ -49,61 +184,7 @@ def _texts(strategy: Any, inside: bool) -> Outcome:
     return fitted(model, rows if inside else rows.map(lambda x, y: (vectorize(x), y)), predict=True)
 
 
-add("guide_text_vectorized_in_data", lambda strategy: _texts(strategy, False))
 add("guide_text_vectorized_in_model", lambda strategy: _texts(strategy, True))
-
-TABLE: Dict[str, Any] = {
-    "age": TOKENS[:, 0],
-    "kind": np.array(["low", "mid", "high"])[TOKENS[:, 1] % 3],
-    "height": X[:, 0],
-}
-
-
-@program("guide")
-def feature_space(strategy: Any) -> Outcome:
-    space = keras.utils.FeatureSpace(
-        {
-            "age": keras.utils.FeatureSpace.integer_categorical(num_oov_indices=0),
-            "kind": keras.utils.FeatureSpace.string_categorical(),
-            "height": keras.utils.FeatureSpace.float_discretized(3),
-        },
-        output_mode="concat",
-    )
-    rows = data(TABLE, Y)
-    space.adapt(rows.map(lambda x, y: x))
-    model = ready(strategy, lambda: keras.Sequential([layers.Dense(3)]), metrics=["accuracy"])
-    return fitted(model, rows.map(lambda x, y: (space(x), y)))
-
-
-@program("guide")
-def preprocessing_layers(strategy: Any) -> Outcome:
-    """Lookups, an encoding and an adapted normalization in the model itself."""
-
-    def make() -> Any:
-        age, kind, height = (
-            keras.Input((1,), name=name, dtype=dtype)
-            for name, dtype in [("age", "int32"), ("kind", "string"), ("height", "float32")]
-        )
-        normalize = layers.Normalization()
-        normalize.adapt(X[:, :1])
-        lookup = layers.StringLookup(vocabulary=["low", "mid", "high"], output_mode="one_hot")
-        encoded = layers.CategoryEncoding(9, output_mode="one_hot")(age)
-        hashed = layers.Hashing(4, output_mode="one_hot")(kind)
-        joined = layers.Concatenate()([encoded, lookup(kind), normalize(height), hashed])
-        return keras.Model([age, kind, height], layers.Dense(3)(joined))
-
-    table = {name: column[:, None] for name, column in TABLE.items()}
-    return fitted(ready(strategy, make, metrics=["accuracy"]), data(table, Y), predict=True)
-
-
-@program("guide")
-def adapted_of_a_dataset(strategy: Any) -> Outcome:
-    def make() -> Any:
-        normalize = layers.Normalization()
-        normalize.adapt(data().map(lambda x, y: x))
-        return keras.Sequential([normalize, layers.Dense(3)])
-
-    return fitted(ready(strategy, make), data())
 
 
 @program("guide")
@@ -166,26 +247,6 @@ def made_outside_the_scope(strategy: Any) -> Outcome:
     return fitted(model, data(), predict=True)
 
 
-@program("guide")
-def cloned(strategy: Any) -> Outcome:
-    model = build(strategy)
-    with strategy.scope():
-        copy = keras.models.clone_model(model)
-        copy.set_weights(model.get_weights())
-        copy.compile("adam", crossentropy(), metrics=["accuracy"])
-    return fitted(copy, data(), predict=True)
-
-
-@program("guide")
-def exported(strategy: Any) -> Outcome:
-    model = build(strategy)
-    model.fit(data(), verbose=0)
-    place = str(folder() / "export")
-    model.export(place, verbose=False)
-    loaded = tf.saved_model.load(place)
-    return {"predict": numbers(loaded.serve(X[:33]))}
-
-
 def _distributed_training(strategy: Any, inside: bool) -> Outcome:
     """As Keras' guide to distributed training: make or restore, with checkpoints, twice."""
     place = folder()
@@ -216,32 +277,3 @@ def _distributed_training(strategy: Any, inside: bool) -> Outcome:
 
 add("guide_distributed_training", lambda strategy: _distributed_training(strategy, False))
 add("guide_distributed_fit_in_scope", lambda strategy: _distributed_training(strategy, True))
-
-
-@program("guide")
-def several_models_in_turn(strategy: Any) -> Outcome:
-    """Two models of different kinds, fitted by turns."""
-    one, other = build(strategy), build(strategy, outputs=1, loss="mse", metrics=None)
-    for _ in range(2):
-        one.fit(data(), verbose=0)
-        other.fit(data(X, NUMBER), verbose=0)
-    return {"one": seen(one), "other": seen(other)}
-
-
-@program("guide")
-def multi_task_with_shared_layers(strategy: Any) -> Outcome:
-    def make() -> Any:
-        inputs = keras.Input((8, 8, 1), name="image")
-        shared = layers.Flatten()(layers.Conv2D(2, 3)(inputs))
-        return keras.Model(
-            inputs, [layers.Dense(3, name="label")(shared), layers.Dense(1, name="size")(shared)]
-        )
-
-    model = ready(
-        strategy,
-        make,
-        loss={"label": crossentropy, "size": keras.losses.Huber},
-        loss_weights={"label": 1.0, "size": 0.5},
-        metrics={"label": ["accuracy"], "size": ["mae", keras.metrics.R2Score]},
-    )
-    return fitted(model, data(IMAGES, {"label": Y, "size": NUMBER}, rows=33, batch=8), predict=True)

@@ -1,0 +1,173 @@
+"""A program that `slurm-resolver exec` runs as its child, and for which it takes part in the job.
+
+| event | what follows |
+|---|---|
+| the program ends | this process ends alike, and says how |
+| `restarts` is above 0, and the program is killed, crashes or fails | it is started again |
+| the job is over, status 0, and the task only serves | the program is ended, status 0 |
+| the job is over, status 1 | the program is ended, status 1 |
+| a signal asks the task to end | the program gets it, and is not started again |
+
+A program that is to be ended has some seconds to do so by itself. Then it gets SIGTERM, and later
+SIGKILL.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+import resource
+import signal
+import subprocess
+import threading
+from typing import Collection, Dict, List, Mapping, NoReturn, Optional, Sequence
+
+from slurm_resolver.child_process import end_with_parent
+from slurm_resolver.cluster.cluster import Cluster
+from slurm_resolver.coordination.client import connect
+from slurm_resolver.coordination.job import START_SECONDS, JobResult, Member, announcement
+from slurm_resolver.log import print_line
+from slurm_resolver.slurm.step import SlurmStep
+
+_FIRST_PAUSE, _LONGEST_PAUSE = 1.0, 30.0  # seconds before a restart; twice the last one each time
+_END_SECONDS = {0: 3.0, 1: 7.0}  # by the job's status: for the program to end by itself
+_TERM_SECONDS = 10.0  # from SIGTERM to SIGKILL; TensorFlow's servers need none of it
+_ENDS_TASK = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
+_FORWARDED = (*_ENDS_TASK, signal.SIGUSR1, signal.SIGUSR2)
+
+
+class ChildProgram:
+    """The program of a task, and the task's part in the job."""
+
+    def __init__(
+        self,
+        command: Sequence[str],
+        environ: Mapping[str, str],
+        cluster: Cluster,
+        servers: Collection[str],
+        restarts: int,
+    ) -> None:
+        """Prepares it.
+
+        Args:
+            command: the program and its arguments.
+            environ: its variables.
+            cluster: the step's.
+            servers: the jobs whose programs only serve.
+            restarts: how often at most it is started again.
+        """
+        assert cluster.task is not None
+        assert cluster.service is not None
+        self._command, self._environ = list(command), dict(environ)
+        self._name = cluster.name_of(cluster.task.rank)
+        self._identity = cluster.service.identity
+        self._only_serves = cluster.task.job in servers
+        self._restarts = restarts
+        self._stops = threading.Event()  # once it is not started again
+        self._has_ended = threading.Event()
+        self._result: Optional[JobResult] = None  # for which it was ended
+        self._unsent: List[int] = []  # signals that came while the program was being started
+        self._popen: Optional[subprocess.Popen[bytes]] = None
+        tasks = [(task.job, task.index, task.address) for task in cluster.tasks]
+        announced = announcement(tasks, cluster.task.rank)
+        assert announced is not None
+        announced["serves"] = announced["serves"] or self._only_serves
+        client = connect(cluster.service)
+        client.name_of = cluster.name_of
+        self._member = Member(client, {**announced, "seconds": START_SECONDS}, self._end_in_job)
+
+    def run(self) -> NoReturn:
+        """Runs the program until it or the job has ended, and ends this process alike.
+
+        Raises:
+            OSError: where the program cannot be started.
+        """
+        for number in _FORWARDED:
+            signal.signal(number, self._forward)
+        threading.Thread(target=self._await_service, daemon=True).start()
+        status = self._run_and_restart()
+        self._has_ended.set()
+        if self._result is not None:
+            status = self._result.status
+        self._member.client.leave(_describe(status) if status else "")
+        end_alike(status)
+
+    def _run_and_restart(self) -> int:
+        for restarts in range(self._restarts + 1):
+            status = self._run_once(restarts)
+            if self._stops.is_set() or status == 0 or not self._restarts:
+                break
+            lost = f"{self._name} ended with {_describe(status)}"
+            if restarts == self._restarts:
+                print_line(f"{lost}; not started again: --restart-workers is {self._restarts}")
+                break
+            pause = min(_FIRST_PAUSE * 2**restarts, _LONGEST_PAUSE)
+            most = f"restart {restarts + 1} of at most {self._restarts}"
+            print_line(f"{lost}; {most} in {pause:g} s")
+            if self._stops.wait(pause):
+                break
+        return status
+
+    def _run_once(self, restarts: int) -> int:
+        self._popen = None  # until it is known, signals are kept for it
+        environ: Dict[str, str] = dict(self._environ)
+        if restarts:
+            environ[SlurmStep.task_restart.name] = f"{self._identity} {restarts}"
+        end_with_this = functools.partial(end_with_parent, os.getpid())
+        # What this process has inherited, as a pipe of Slurm's, is the program's.
+        self._popen = subprocess.Popen(
+            self._command, env=environ, close_fds=False, preexec_fn=end_with_this
+        )
+        while self._unsent:
+            self._popen.send_signal(self._unsent.pop(0))
+        return self._popen.wait()
+
+    def _forward(self, number: int, frame: object) -> None:
+        if number in _ENDS_TASK:
+            self._stops.set()
+        if self._popen is not None and self._popen.returncode is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self._popen.pid, number)
+        elif self._popen is None or number in _ENDS_TASK:
+            self._unsent.append(number)
+
+    def _await_service(self) -> None:
+        client = self._member.client
+        if not self._member.await_joined(START_SECONDS) and not client.refusal:
+            why = f"{client.address.name} did not answer within {START_SECONDS:g} s"
+            self._member.end(1, f"{why}: {client.problem}")
+
+    def _end_in_job(self, result: JobResult) -> None:
+        """Ends the program, as the job is over."""
+        self._stops.set()
+        program = self._popen
+        if result.status == 0 and not self._only_serves:
+            return
+        if program is None or self._has_ended.wait(_END_SECONDS[min(result.status, 1)]):
+            return
+        self._result = result
+        if result.status:
+            print_line(f"{self._name}: {result.message}")
+        program.terminate()
+        if not self._has_ended.wait(_TERM_SECONDS):
+            program.kill()
+
+
+def end_alike(status: int) -> NoReturn:
+    """Ends this process with an exit status, or by the signal of that number below 0."""
+    if status < 0:
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # the program has left its own
+        with contextlib.suppress(OSError):  # SIGKILL has no handler
+            signal.signal(-status, signal.SIG_DFL)
+        os.kill(os.getpid(), -status)
+        status = 128 - status
+    os._exit(status)
+
+
+def _describe(status: int) -> str:
+    if status > 0:
+        return f"exit status {status}"
+    with contextlib.suppress(ValueError):
+        return signal.Signals(-status).name
+    return f"signal {-status}"

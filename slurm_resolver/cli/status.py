@@ -1,0 +1,223 @@
+"""`slurm-resolver status`: what each worker of a running step does."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import sys
+import time
+from pathlib import Path
+from typing import Any, Callable, Dict, Iterator, List, Optional
+
+from slurm_resolver.cluster.ports import choose_ports, derive_meeting_port
+from slurm_resolver.cluster.service_address import identity_of
+from slurm_resolver.coordination.address import ServiceAddress
+from slurm_resolver.coordination.connection import observe
+from slurm_resolver.coordination.progress import IDLE
+from slurm_resolver.coordination.wire import Message, WireError
+from slurm_resolver.errors import LaunchError, RendezvousError, SlurmResolverError
+from slurm_resolver.slurm.hostlist import expand_hostlist
+from slurm_resolver.slurm.scontrol import UNSET, node_addresses, show_job, show_steps
+from slurm_resolver.slurm.step import SlurmStep
+
+DESCRIPTION = """\
+Shows what each worker of a running step does: epoch, step, whether it waits for data or is in the
+step, ms a step, and the shares of its time that it spends waiting for data and between steps. Run
+it on a node of the job. It works for Keras 3's fit, evaluate and predict under this package's
+MultiWorkerMirroredStrategy, and for ResumableLoop."""
+
+EPILOG = """\
+exit status: 0; 1 where no coordination service answers; 2 when usage or environment are wrong.
+
+examples:
+  srun --jobid 42 --overlap -n 1 slurm-resolver status 42
+  srun --jobid 42 --overlap -n 1 --pty slurm-resolver status 42.0 --watch
+  srun --jobid 42 --overlap -n 1 slurm-resolver status 42 --json"""
+
+_SILENT_SECONDS = 20.0  # from which on a worker is shown not to report
+_SLOWER = 0.05  # by how much of its time a worker must be slower than most others
+_HEADINGS = ("worker", "epoch", "step", "doing", "ms a step", "data", "between")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds this subcommand's arguments."""
+    parser.add_argument(
+        "step",
+        nargs="?",
+        metavar="JOBID[.STEP]",
+        help="default: SLURM_JOB_ID, and its newest step that answers; of `slurm-resolver run` its "
+        "process id",
+    )
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    parser.add_argument(
+        "--watch",
+        nargs="?",
+        type=float,
+        const=5.0,
+        metavar="SECONDS",
+        help="refresh in place, every 5 s by default, until the step ends",
+    )
+
+
+def main(args: argparse.Namespace) -> int:
+    """Prints the status; returns 1 where no service answers."""
+    own = SlurmStep.read()
+    job_id, _, step_id = (args.step or own.job_id or "").partition(".")
+    if not job_id:
+        raise LaunchError("which job? Give its id, such as slurm-resolver status 42")
+    if args.watch is not None and args.watch <= 0:
+        raise LaunchError(f"--watch {args.watch:g}: expected seconds, a number above 0")
+    try:
+        addresses = list(_addresses(job_id, step_id, own))
+    except OSError as error:
+        raise LaunchError(f"job {job_id}: {error}") from None
+    reasons: List[str] = []
+    ask = _connect(addresses, reasons)
+    if ask is None:
+        where = " and ".join(dict.fromkeys(each.identity.partition(" ")[0] for each in addresses))
+        reason = f" ({reasons[0]})" if reasons else ""
+        print(
+            f"slurm-resolver status: no coordination service answers in "
+            f"{f'step {where}' if where else f'a step of job {job_id}'}{reason}: the program has "
+            "not made its strategy yet, trains alone, or has ended.",
+            file=sys.stderr,
+        )
+        return 1
+    if args.watch is None:
+        _print(ask(), args.json)
+        return 0
+    return _watch(ask, args.watch, args.json)
+
+
+def _addresses(job_id: str, step_id: str, own: SlurmStep) -> Iterator[ServiceAddress]:
+    """Yields where the service of a job's step may listen, that of the newest step first.
+
+    Raises:
+        OSError: where Slurm does not answer.
+    """
+    simulated = _simulated_step(job_id)
+    if simulated is not None:
+        port = choose_ports(simulated, simulated.num_tasks or 1).meeting_port
+        yield _address(simulated, "localhost", "localhost", port)
+        return
+    job = show_job(job_id)
+    job_id, restarts = job.get("JobId", job_id), int(job.get("Restarts") or 0)
+    numbered = {}
+    for fields in show_steps(job_id):
+        name = fields.get("StepId", "").rpartition(".")[2]
+        if name.isdigit() and step_id in ("", name):
+            numbered[int(name)] = fields
+    for number, fields in sorted(numbered.items(), reverse=True):
+        if (own.job_id, own.step_id, step_id) == (job_id, str(number), ""):
+            continue  # the step that this command runs in
+        step = SlurmStep(job_id=job_id, step_id=str(number), restart_count=restarts)
+        node = expand_hostlist(fields["NodeList"])[0]
+        host = node_addresses(node).get(node, node)
+        reserved = fields.get("ResvPorts", "")
+        variable = SlurmStep.reserved_ports
+        ports = None if reserved in UNSET else variable.read({variable.name: reserved})
+        # By default the last one is left over; the layout, which decides, is not known here.
+        for port in (*reversed((ports or ())[1:]), derive_meeting_port(step)):
+            yield _address(step, node, host, port)
+
+
+def _address(step: SlurmStep, node: str, host: str, port: int) -> ServiceAddress:
+    return ServiceAddress(host, port, node, identity_of(step), step.num_tasks or 0, 0, False)
+
+
+def _simulated_step(job_id: str) -> Optional[SlurmStep]:
+    """Returns the step of a `slurm-resolver run` on this machine, by its process id."""
+    try:
+        children = Path(f"/proc/{job_id}/task/{job_id}/children").read_text().split()
+        for child in children:
+            pairs = Path(f"/proc/{child}/environ").read_text(errors="surrogateescape").split("\0")
+            step = SlurmStep.read(dict(pair.split("=", 1) for pair in pairs if "=" in pair))
+            if step.simulated and step.job_id == job_id:
+                return step
+    except (OSError, SlurmResolverError):
+        pass
+    return None
+
+
+def _connect(
+    addresses: List[ServiceAddress], reasons: List[str]
+) -> Optional[Callable[[], Message]]:
+    for address in addresses:
+        try:
+            return observe(address)
+        except RendezvousError as error:  # the service is there, but not the secret
+            reasons.insert(0, str(error))
+        except WireError as error:
+            reasons.append(str(error))
+        except OSError as error:
+            reasons.append(f"{address.host}:{address.port}: {error.strerror or error}")
+    return None
+
+
+def _watch(ask: Callable[[], Message], seconds: float, as_json: bool) -> int:
+    """Prints it again and again, until the step ends or the user interrupts."""
+    in_place = sys.stdout.isatty() and not as_json
+    try:
+        while True:
+            told = ask()
+            if in_place:
+                print("\x1b[H\x1b[J", end="")  # clears the terminal
+            _print(told, as_json)
+            sys.stdout.flush()
+            time.sleep(seconds)
+    except (OSError, WireError):
+        print("the step has ended", file=sys.stderr)
+    except KeyboardInterrupt:
+        pass
+    return 0
+
+
+def _print(told: Message, as_json: bool) -> None:
+    workers = told.get("workers", [])
+    slow = slowest(workers)
+    if as_json:
+        print(json.dumps({"workers": workers, "slowest": slow and slow["rank"]}))
+        return
+    print(table(workers) if workers else "no worker has made its strategy yet")
+    if slow is not None:
+        share = min(1.0, slow["waiting"] + slow["outside"])
+        print(f"\nslowest: {slow['name']}, {share:.0%} of whose time is spent outside of steps")
+
+
+def slowest(workers: List[Dict[str, Any]]) -> Optional[Dict[str, Any]]:
+    """Returns the worker that the others wait for; None where none stands out.
+
+    All workers take equally long for a step, as they wait for each other in it. The slow one comes
+    late to it: it spends more time than the others waiting for data, or between steps.
+    """
+    if len(workers) < 2:
+        return None
+    shares = [worker["waiting"] + worker["outside"] for worker in workers]
+    worst = max(range(len(shares)), key=shares.__getitem__)
+    return workers[worst] if shares[worst] - statistics.median_low(shares) >= _SLOWER else None
+
+
+def table(workers: List[Dict[str, Any]]) -> str:
+    """Returns a line for each worker, below the headings."""
+    rows = [_HEADINGS]
+    for worker in workers:
+        doing = "idle" if worker["phase"] == IDLE else str(worker["phase"])
+        if worker["stage"] not in ("", "training") and worker["stage"] not in doing:
+            doing = f"{worker['stage']}: {doing}"
+        if worker["silent"] > _SILENT_SECONDS:
+            doing = f"{doing}; no report for {worker['silent']:.0f} s"
+        ms = f"{worker['ms']:.1f}" if worker["ms"] else "-"
+        shares = (f"{worker['waiting']:.0%}", f"{worker['outside']:.0%}")
+        place = (str(worker["epoch"] or "-"), str(worker["step"] or "-"))
+        rows.append((str(worker["name"]), *place, doing, ms, *shares))
+    widths = [max(map(len, column)) for column in zip(*rows)]
+    left = (0, 3)  # texts; the other columns are numbers
+    lines = []
+    for row in rows:
+        cells = [
+            cell.ljust(width) if place in left else cell.rjust(width)
+            for place, (cell, width) in enumerate(zip(row, widths))
+        ]
+        lines.append("  ".join(cells).rstrip())
+    return "\n".join(lines)

@@ -1,0 +1,238 @@
+"""What each worker is doing: how a stuck one is found, and what `slurm-resolver status` shows.
+
+Every worker reports at most every 5 s. The `Monitor` in the service says in every task's log which
+workers are behind when no step ends.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from typing import TYPE_CHECKING, Dict, List, Mapping, NamedTuple, Sequence, Tuple
+
+from slurm_resolver.coordination.wire import Message, Process
+from slurm_resolver.wording import ranges_of
+
+if TYPE_CHECKING:
+    from slurm_resolver.coordination.client import NameOf
+    from slurm_resolver.coordination.service import Service
+
+# Phases. Those in _PATIENT may take _PATIENCE times as long, as they do on a good run.
+IDLE, PREPARING, COMPILING = "outside of fit, evaluate and predict", "preparing", "compiling"
+START, FIRST = "in a callback, or at the start of its data", "in the first step"
+DATA, STEP, CALLBACK, SAVING = "waiting for data", "in the step", "in a callback", "saving"
+_PATIENT, _PATIENCE = (PREPARING, COMPILING, FIRST, SAVING), 12
+TRAINING, VALIDATION = "training", "validation"  # stages; others are "evaluate" and "predict"
+
+_REPORT_SECONDS = 5.0
+_TASKS_AT_ONCE = 1000  # more of them report less often
+REPEAT_SECONDS = 300.0
+_MOST_NAMES, _MOST_TRACEBACKS = 5, 8
+
+
+class Report(NamedTuple):
+    """What a worker says of itself.
+
+    Attributes:
+        stage: what it does; "" outside of `fit`, `evaluate` and `predict`.
+        epoch, step: counted from 1; the step is 0 before the first one.
+        begun: how many steps of all stages it has begun.
+        phase: one of those above.
+        age: seconds since it last began or ended something.
+        ms: the median duration of a step; 0 if unknown.
+        waiting, outside: the shares of time spent waiting for data, and between steps.
+    """
+
+    stage: str = ""
+    epoch: int = 0
+    step: int = 0
+    begun: int = 0
+    phase: str = IDLE
+    age: float = 0.0
+    ms: float = 0.0
+    waiting: float = 0.0
+    outside: float = 0.0
+
+    def where(self, with_epoch: bool = True) -> str:
+        """Returns the step it is in, such as "in step 812 of epoch 3"."""
+        text = f"in step {self.step}" if self.step else "before step 1"
+        if self.stage != TRAINING:
+            text += " of the validation" if self.stage == VALIDATION else f" of {self.stage}"
+        fits = self.stage in (TRAINING, VALIDATION)
+        return f"{text} of epoch {self.epoch}" if with_epoch and fits else text
+
+
+class Worker(NamedTuple):
+    """A worker's last report, and how many seconds ago it came."""
+
+    report: Report
+    silent: float = 0.0
+
+    @property
+    def age(self) -> float:
+        """The seconds since the worker last did something, as far as is known."""
+        return self.report.age + self.silent
+
+
+Workers = Mapping[int, Worker]  # by rank
+
+
+def report_seconds(limit: float, num_tasks: int) -> float:
+    """Returns the seconds between two reports of a worker."""
+    seconds = min(_REPORT_SECONDS, limit / 4) if limit else _REPORT_SECONDS
+    return seconds * max(1.0, num_tasks / _TASKS_AT_ONCE)
+
+
+def find_behind(workers: Workers, silence: float) -> List[int]:
+    """Returns the ranks that the others wait for; all ranks if that is unknown.
+
+    Args:
+        workers: all workers.
+        silence: the seconds without a report from which on a worker does not answer.
+    """
+    silent = [rank for rank, worker in workers.items() if worker.silent > silence]
+    if silent:
+        return silent
+    least = min(worker.report.begun for worker in workers.values())
+    late = {rank: w.report.phase for rank, w in workers.items() if w.report.begun == least}
+    if len(late) == len(workers) and set(late.values()) - {IDLE, STEP}:
+        return [rank for rank, phase in late.items() if phase not in (IDLE, STEP)]
+    return [rank for rank, phase in late.items() if phase != STEP] or list(late)
+
+
+def find_stall(workers: Workers, limit: float, silence: float) -> List[int]:
+    """Returns the ranks that are behind if no worker has done anything for too long; else []."""
+    reports = [worker.report for worker in workers.values()]
+    if all(report.phase == IDLE for report in reports):
+        return []
+    behind = find_behind(workers, silence)
+    if any(workers[rank].report.phase in _PATIENT for rank in behind):
+        limit *= _PATIENCE
+    limit = max(limit, *(report.ms / 100 for report in reports))  # 10 steps
+    return behind if min(worker.age for worker in workers.values()) > limit else []
+
+
+def describe_stall(workers: Workers, behind: Sequence[int], silence: float, name_of: NameOf) -> str:
+    """Returns the line that every task logs."""
+    with_epoch = len({worker.report.epoch for worker in workers.values()}) > 1
+    others: Dict[Tuple[str, str], List[int]] = {}  # by verbs, for one and for several
+    late: Dict[Tuple[str, str], List[int]] = {}
+    for rank, (report, silent) in workers.items():
+        where = report.where(with_epoch)
+        what = where if report.phase == STEP else f"{where}, {report.phase}"
+        if report.phase in (IDLE, PREPARING):
+            what = report.phase
+        verbs = (f"is {what}", f"are {what}")
+        if silent > silence:
+            told = f"not reported for {silent:.0f} s; the last report was {where}"
+            verbs = (f"has {told}", f"have {told}")
+        elif report.phase == STEP and rank not in behind:
+            verbs = (f"waits {where}", f"wait {where}")
+        (late if rank in behind else others).setdefault(verbs, []).append(rank)
+    begin = f"no step for {min(worker.age for worker in workers.values()):.0f} s: "
+    first = workers[behind[0]]
+    if not others and len(late) == 1 and first.report.phase == STEP and first.silent <= silence:
+        nodes = list(dict.fromkeys(_split(name_of(rank))[2] for rank in behind))
+        return (
+            f"{begin}{_group(behind, name_of)} wait for each other {first.report.where()}, in its "
+            f"collective operations, on {_some(nodes)}. Look at the network between these nodes, "
+            "and at their GPUs (nvidia-smi, dmesg)"
+        )
+    parts = [f"{_group(ranks, name_of)} {v[len(ranks) > 1]}" for v, ranks in others.items()]
+    for verbs, ranks in late.items():
+        parts.append(f"{_some([name_of(rank) for rank in ranks])} {verbs[len(ranks) > 1]}")
+    return begin + "; ".join(parts)
+
+
+def _some(names: Sequence[str]) -> str:
+    more = len(names) - _MOST_NAMES
+    return ", ".join(names[:_MOST_NAMES]) + (f" and {more} more" if more > 0 else "")
+
+
+def _split(name: str) -> Tuple[str, int, str]:
+    """Returns job, index and node of a task's name, such as "worker 3 (rank 3 on n9)"."""
+    found = re.fullmatch(r"(\w+) (\d+)(?: \(rank \d+ on (.+)\))?", name)
+    return (found[1], int(found[2]), found[3] or "") if found else (name, 0, "")
+
+
+def _group(ranks: Sequence[int], name_of: NameOf) -> str:
+    """Returns tasks by their jobs and numbers, such as "chief 0, workers 0 to 6"."""
+    jobs: Dict[str, List[int]] = {}
+    for rank in ranks:
+        job, index, _ = _split(name_of(rank))
+        jobs.setdefault(job, []).append(index)
+    texts = []
+    for job, indices in jobs.items():
+        runs = " and ".join(run.replace("-", " to ") for run in ranges_of(indices))
+        texts.append(f"{job}{'s' if len(indices) > 1 else ''} {runs}")
+    return ", ".join(texts)
+
+
+class Monitor:
+    """What the service knows of the workers; one of its `watchers`."""
+
+    def __init__(self, service: Service, limit: float) -> None:
+        """Takes the seconds without a step from which on it is reported; 0 for never."""
+        self._service, self._limit = service, limit
+        self._reports: Dict[int, Tuple[float, Report]] = {}  # by rank; with when each came
+        self._seconds = report_seconds(limit, service.address.num_tasks)
+        self._silence = 3 * self._seconds
+        self._ticked_at = self._awake_at = time.monotonic()
+        self._told_at, self._is_stalled = float("-inf"), False
+
+    def message(self, process: Process, message: Message) -> None:
+        """Takes a worker's report."""
+        if process.role == "program" and "progress" in message:
+            report = Report(*message["progress"])
+            self._reports[process.rank] = (time.monotonic(), report)
+            if self._limit and report.age > self._limit:
+                self._service.send([process.rank], {"heard": True})
+
+    def left(self, process: Process, failure: str) -> str:
+        """Forgets a worker, and returns where it was."""
+        if process.role != "program" or process.rank not in self._reports:
+            return ""
+        _, report = self._reports.pop(process.rank)
+        return report.where() if report.stage else ""
+
+    def lost(self, process: Process, reason: str) -> str:
+        """As `left`."""
+        return self.left(process, reason)
+
+    def tick(self, now: float) -> None:
+        """Reports a stall, and its end."""
+        if now - self._ticked_at > self._seconds:  # this process was stopped, not the others
+            self._awake_at = now
+        self._ticked_at = now
+        if not (self._limit and self._reports) or now - self._awake_at < 2 * self._seconds:
+            return
+        workers = self._workers(now)
+        behind = find_stall(workers, self._limit, self._silence)
+        if behind and now - self._told_at > REPEAT_SECONDS:
+            text = describe_stall(workers, behind, self._silence, self._service.name_of)
+            # A stopped process cannot end itself.
+            stopped = any(workers[rank].silent > self._silence for rank in behind)
+            tracing = [] if self._is_stalled else behind[:_MOST_TRACEBACKS]
+            end = list(workers) if stopped else behind
+            self._told_at, self._is_stalled = now, True
+            self._service.send(None, {"stall": text, "behind": tracing, "end": end})
+        elif not behind and self._is_stalled:
+            self._is_stalled = False
+            self._service.send(None, {"stall": "steps advance again", "behind": [], "end": []})
+
+    @property
+    def keeps_open(self) -> bool:
+        """Never: no task relies on it."""
+        return False
+
+    def status(self) -> Message:
+        """Returns what `slurm-resolver status` shows."""
+        found = []
+        for rank, worker in sorted(self._workers(time.monotonic()).items()):
+            names = {"rank": rank, "name": self._service.name_of(rank)}
+            told = worker.report._replace(age=round(worker.age, 1))._asdict()
+            found.append({**names, **told, "silent": round(worker.silent, 1)})
+        return {"workers": found}
+
+    def _workers(self, now: float) -> Dict[int, Worker]:
+        return {rank: Worker(report, now - at) for rank, (at, report) in self._reports.items()}

@@ -1,1 +1,0 @@
-"""Ends parameter servers when the tasks that train have ended: they would serve for ever."""

@@ -1,0 +1,168 @@
+"""Whether a step can be shared out by rows: its losses have to be means over the batch's rows.
+
+Only then is the mean of the workers' gradients that of the whole batch. Losses and layers of Keras
+are means, or see the rows of all replicas (see `losses`). Other code is examined before its first
+step: a loss of some rows must be the mean of those of two parts of them. Where it is not, as with
+a sum or a contrastive loss, every worker computes whole batches.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from types import FunctionType
+from typing import Any, Iterator, List, NamedTuple, Optional, Tuple
+
+import numpy as np
+import tensorflow as tf
+from tensorflow.python.eager import context
+
+from slurm_resolver.tf.keras.sharing import count_rows, part_of_batch
+from slurm_resolver.tf.keras.step import Step, run_in
+
+_FEWEST, _MOST = 8, 16  # how many rows are examined, where the batch has as many
+# How far a loss may be from its parts' mean, relative to the larger of the two.
+_EXACT, _HALF_PRECISION, _NOISY = 1e-3, 2e-2, 5e-2
+# How often a loss with random numbers is computed, and how many standard errors are a difference.
+_DRAWS, _ERRORS = 24, 5.5
+
+_INSTEAD = (
+    "Expected a mean over rows, such as tf.reduce_mean, or one value for each row in add_loss. "
+    "What relates rows to each other belongs in a subclass of keras.losses.Loss, which sees the "
+    "rows of all workers."
+)
+
+
+class Examined(NamedTuple):
+    """The losses that a step has met, where it is run for them alone.
+
+    Attributes:
+        targets: what gradients were taken of.
+        means: the numbers that metrics were updated with.
+    """
+
+    targets: List[Any]
+    means: List[Any]
+
+
+def may_be_no_mean(model: Any, kind: str) -> bool:
+    """Whether a model computes losses by code that is not Keras'."""
+    methods = [getattr(model, name) for name in (f"{kind}_step", "compute_loss")]
+    own = not all(method.__module__.startswith("keras.") for method in methods)
+    return own or any(map(_calls_add_loss, {type(layer) for layer in model._flatten_layers()}))
+
+
+def _calls_add_loss(layer_type: Any) -> bool:
+    classes = (part for part in layer_type.__mro__ if not part.__module__.startswith("keras."))
+    methods = (method for part in classes for method in vars(part).values())
+    return any(
+        isinstance(method, FunctionType) and "add_loss" in method.__code__.co_names
+        for method in methods
+    )
+
+
+def why_no_mean(model: Any, kind: str, batch: Any) -> Optional[str]:
+    """Returns which loss of a step is no mean over rows, and what to write instead; else None.
+
+    Args:
+        model: whose weights and other variables stay as they are.
+        kind: "train" or "test".
+        batch: what the step would get in one process.
+    """
+    sharing, count = model.distribute_strategy.sharing, count_rows(batch)
+    rows = min(count, max(_FEWEST, min(_MOST, count // sharing.replicas)))
+    if rows < 2:
+        return None
+    middle = max(1, rows * 3 // 8)  # of what is in a few rows only, no part has its share
+    start = min(count * sharing.first // sharing.replicas, count - rows)  # each worker others
+    ends = (0, rows), (0, middle), (middle, rows)
+    parts = [part_of_batch(batch, start + first, start + last) for first, last in ends]
+    step = f"{kind}_step of {model.name!r}"
+    found: List[List[Any]] = []
+    try:
+        with _undone(model):
+            while len(found) < 2 or (len(found) < _DRAWS and not _equal(*found[:2]).all()):
+                draws = range(3 * len(found) + 1, 3 * len(found) + 4)
+                found.append([_losses(model, kind, *each) for each in zip(parts, draws)])
+                if not found[0][0]:
+                    return None
+        losses, sums = np.moveaxis(np.asarray(found), -1, 0)  # each by draw, part and loss
+    except Exception as error:
+        return f"{step} cannot be examined: {type(error).__name__}: {error}. {_INSTEAD}"
+    weights = np.where(sums, 1.0, np.array([[1.0], [middle / rows], [1.0 - middle / rows]]))
+    whole, first, second = np.moveaxis(losses * weights, 1, 0)
+    of_parts = first + second
+    half = any("16" in str(layer.compute_dtype) for layer in model._flatten_layers())
+    for place in np.flatnonzero(_differ(whole, of_parts, _HALF_PRECISION if half else _EXACT)):
+        return (
+            f"a loss of {step} is no mean over rows: it is {whole[0, place]:.5g} for {rows} rows, "
+            f"and {of_parts[0, place]:.5g} from two parts of them. {_INSTEAD}"
+        )
+    return None
+
+
+def _equal(one: Any, other: Any) -> Any:
+    return np.isclose(one, other, rtol=1e-5, atol=0, equal_nan=True)
+
+
+def _differ(whole: Any, of_parts: Any, exact: float) -> Any:
+    """Tells of each loss whether it differs from its parts'; each has a line for each draw."""
+    difference = whole - of_parts
+    scale = np.maximum(np.abs(whole), np.abs(of_parts)).mean(axis=0)
+    error = difference.std(axis=0, ddof=1) / np.sqrt(len(difference))
+    random = np.maximum(_ERRORS * error, _NOISY * scale)
+    limit = np.where(_equal(whole[0], whole[1]), exact * scale, random)
+    return np.abs(difference.mean(axis=0)) > limit + 1e-7
+
+
+def _losses(model: Any, kind: str, part: Any, draw: int) -> Any:
+    """Returns the losses that a step computes of some rows, and whether each is a sum of values.
+
+    Args:
+        draw: gives other random numbers.
+    """
+    strategy = model.distribute_strategy
+    replica = tf.distribute.ReplicaContext(strategy, strategy.sharing.first)
+    with strategy.scope(), replica, tf.device(strategy.extended.worker_devices[0]):
+        rows = count_rows(part)
+        step = Step(model, strategy.sharing.first, rows, first=0, count=rows, weight=1.0)
+        step.draw, step.own_rows, step.examined = draw, rows, Examined([], [])
+        logs = run_in(step, lambda: getattr(model, f"{kind}_step")(part))
+        losses = step.examined.targets
+        if kind == "test":
+            own = [value for value in tf.nest.flatten(logs) if id(value) not in step.alike]
+            losses = step.examined.means + [value for value in own if _is_number(value)]
+        return [(float(tf.reduce_sum(loss)), loss.shape.rank != 0) for loss in losses]
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, tf.Tensor) and value.dtype.is_floating and value.shape.rank == 0
+
+
+@contextlib.contextmanager
+def _undone(model: Any) -> Iterator[None]:
+    """Undoes what is done to variables and to TensorFlow's random numbers meanwhile."""
+    random = context.context()._rng.getstate()
+    variables = [variable.value for variable in (*model.variables, *model.metrics_variables)]
+    variables += [
+        part
+        for part in tf.train.TrackableView(model).descendants()
+        if isinstance(part, tf.Variable)
+    ]
+    copies = {id(copy): copy for each in variables for copy in _copies(model, each)}
+    before = [(copy, tf.identity(copy)) for copy in copies.values()]
+    try:
+        yield
+    finally:
+        for copy, value in before:
+            copy.assign(value)
+        for metric in model.metrics:
+            if not all(
+                id(copy) in copies for one in metric.variables for copy in _copies(model, one.value)
+            ):
+                metric.reset_state()  # it is new
+        context.context()._rng.setstate(random)
+
+
+def _copies(model: Any, variable: Any) -> Tuple[Any, ...]:
+    """Returns what this worker's replicas have of a variable."""
+    return tuple(model.distribute_strategy.experimental_local_results(variable))

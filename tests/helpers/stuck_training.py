@@ -1,0 +1,108 @@
+"""Trains with Keras' `fit`, or a loop, and stands still as its argument says.
+
+Rank 1 stands still in step 6 of the first epoch, for as many seconds as STUCK_SECONDS says. Every
+rank writes its process id to a file of its rank's name once that step is near.
+"""
+
+from __future__ import annotations
+
+import logging
+import multiprocessing
+import os
+import sys
+import time
+from pathlib import Path
+from typing import Any, Iterator, Tuple
+
+import numpy as np
+import tensorflow as tf
+
+import slurm_resolver as sr
+
+KIND = sys.argv[1]
+RANK = int(os.environ["SLURM_PROCID"])
+SECONDS = float(os.environ.get("STUCK_SECONDS", "0"))
+ROWS, BATCH, STEPS = 4, 8, 12
+
+
+def stand_still(kind: str, step: int) -> None:
+    if step == 4:
+        Path(f"pid.{RANK}").write_text(str(os.getpid()))
+    if kind == KIND and RANK == 1 and step == 6:
+        time.sleep(SECONDS)
+
+
+def rows() -> Iterator[Tuple[Any, Any]]:
+    for number in range(BATCH * STEPS):
+        if number % BATCH == 0:
+            stand_still("data", number // BATCH + 1)
+        yield np.full((ROWS,), number % 7, "float32"), np.float32(number % 2)
+
+
+def dataset() -> Any:
+    spec = (tf.TensorSpec((ROWS,)), tf.TensorSpec(()))
+    return tf.data.Dataset.from_generator(rows, output_signature=spec).batch(BATCH)
+
+
+def fit(strategy: Any) -> None:
+    import keras
+
+    class Slow(keras.layers.Layer):  # type: ignore[misc]
+        """Takes long to be compiled, in a good run."""
+
+        def call(self, inputs: Any) -> Any:
+            time.sleep(SECONDS / 2 if KIND == "good" else 0)
+            return inputs
+
+    class Callback(keras.callbacks.Callback):  # type: ignore[misc]
+        def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+            stand_still("callback", batch + 1)
+            time.sleep(0.3)
+
+        def on_test_batch_end(self, batch: int, logs: Any = None) -> None:
+            time.sleep(0.7)
+
+        def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+            if KIND == "saving":
+                self.model.save("model.keras")
+
+    with strategy.scope():
+        model = keras.Sequential([keras.Input((ROWS,)), Slow(), keras.layers.Dense(1)])
+        model.compile("sgd", "mse")
+    validation = dataset() if KIND == "good" else None
+    epochs = 30 if KIND == "slow" else 1
+    model.fit(
+        dataset(), epochs=epochs, verbose=0, callbacks=[Callback()], validation_data=validation
+    )
+
+
+def loop(strategy: Any) -> None:
+    """Trains by a ResumableLoop; a child process is forked on the way."""
+    with strategy.scope():
+        weight = tf.Variable(0.0)
+
+    @tf.function  # type: ignore[untyped-decorator]
+    def train_step(batch: Any) -> Any:
+        def step(batch: Any) -> None:
+            context = tf.distribute.get_replica_context()
+            weight.assign(context.all_reduce("SUM", tf.reduce_mean(batch[0])))
+
+        strategy.run(step, args=(batch,))
+
+    looping = sr.ResumableLoop("checkpoints", strategy, weight=weight)
+    for _ in looping.epochs(1):
+        for batch in looping.batches(strategy.experimental_distribute_dataset(dataset())):
+            train_step(batch)
+            stand_still("loop", looping.step + 1)
+            time.sleep(0.3)
+            if looping.step == 1:
+                child = multiprocessing.get_context("fork").Process(target=time.sleep, args=[1])
+                child.start()
+
+
+if __name__ == "__main__":
+    logging.basicConfig(format="%(message)s")
+    on_stall = os.environ.get("ON_STALL", "report")
+    training = sr.MultiWorkerMirroredStrategy(on_stall=on_stall)  # type: ignore[arg-type]
+    loop(training) if KIND == "loop" else fit(training)
+    print("trained")

@@ -1,0 +1,80 @@
+"""`slurm-resolver status` beside a training on a real Slurm."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from folders import HELPERS
+from slurm_cluster import SlurmCluster
+
+pytestmark = [pytest.mark.slurm, pytest.mark.tensorflow]
+
+STATUS = f"{sys.executable} -m slurm_resolver status"
+PROGRAM = shlex.join([sys.executable, str(HELPERS / "stuck_training.py"), "slow"])
+
+
+def test_what_each_worker_does_is_shown(real_slurm: SlurmCluster, tmp_path: Path) -> None:
+    env = {"TF_CPP_MIN_LOG_LEVEL": "3"}
+    command = f"srun -w n9,n10 -N2 -n3 -t 5 {PROGRAM}"
+    job = real_slurm.popen(command, env=env, cwd=tmp_path)
+    try:
+        until = time.monotonic() + 120
+        while len(list(tmp_path.glob("pid.*"))) < 3 and time.monotonic() < until:
+            time.sleep(0.2)
+        time.sleep(6)  # every worker reports every 5 s
+        job_id = real_slurm.run("squeue -ho %A").stdout.split()[0]
+        inside = f"srun --jobid {job_id} --overlap -N1 -n1"
+        lines = real_slurm.run(f"{inside} {STATUS} {job_id}").stdout.splitlines()
+        found = json.loads(real_slurm.run(f"{inside} -w n10 {STATUS} --json").stdout)
+        other = real_slurm.run(f"{inside} {STATUS} {job_id}.7", check=False)
+    finally:
+        real_slurm.run(f"scancel {job_id}")
+        job.communicate(timeout=60)
+    words = [line.split() for line in lines]
+    assert words[0] == ["worker", "epoch", "step", "doing", "ms", "a", "step", "data", "between"]
+    assert [line[:5] for line in words[1:4]] == [
+        ["worker", str(rank), "(rank", str(rank), "on"] for rank in range(3)
+    ]
+    assert [worker["rank"] for worker in found["workers"]] == [0, 1, 2]
+    assert {worker["stage"] for worker in found["workers"]} == {"training"}
+    for worker in found["workers"]:
+        assert 0 <= worker["step"] <= 12
+        assert worker["begun"] > 4
+        assert 300 < worker["ms"] < 3000
+        assert worker["outside"] > 0.3  # its callback sleeps 0.3 s a step
+    assert (other.returncode, other.stdout) == (1, "")
+    assert f"no coordination service answers in a step of job {job_id}" in other.stderr
+
+
+def test_a_job_without_workers_says_so(real_slurm: SlurmCluster) -> None:
+    done = real_slurm.run(f"salloc -n1 srun -n1 {STATUS}", check=False)
+    assert done.returncode == 1
+    assert "the program has not made its strategy yet, trains alone, or has ended" in done.stderr
+
+
+def test_a_stuck_step_is_started_again(real_slurm: SlurmCluster, tmp_path: Path) -> None:
+    """The first start is stuck in worker 1, which ends; the second one is not."""
+    (tmp_path / "program.sh").write_text(
+        f"case $SLURM_RESOLVER_STEP_RESTART in '') export STUCK_SECONDS=90;; esac\n"
+        f"exec {PROGRAM.replace('slow', 'callback')}\n"
+    )
+    env = {"SLURM_RESOLVER_STALL_SECONDS": "4", "ON_STALL": "exit", "TF_CPP_MIN_LOG_LEVEL": "3"}
+    supervise = f"{sys.executable} -m slurm_resolver supervise --restarts 1"
+    done = real_slurm.run(
+        f"salloc -w n9,n10 -N2 -n2 {supervise} -- srun -l -n2 bash program.sh",
+        env=env,
+        cwd=tmp_path,
+        timeout=180,
+    )
+    lines = (done.stdout + done.stderr).splitlines()
+    assert "1: this task ends with status 1 (on_stall='exit')" in lines
+    assert sum("no step for" in line for line in lines) == 2
+    assert sorted(line for line in lines if line.endswith("trained")) == [
+        "0: trained",
+        "1: trained",
+    ]

@@ -1,0 +1,107 @@
+"""A training of two workers of which one is stuck: both logs say which, and where."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import List
+
+import pytest
+from folders import HELPERS
+from local_run import COMMAND
+
+pytestmark = pytest.mark.tensorflow
+
+PROGRAM = HELPERS / "stuck_training.py"
+LIMIT = 3
+TRAINED = ["0: trained", "1: trained"]
+BEHIND = r"worker 1 \(rank 1 on localhost\)"
+
+
+def start(folder: Path, kind: str, seconds: float = 0, **env: str) -> subprocess.Popen[str]:
+    variables = {
+        "PYTHONPATH": f"{Path(__file__).parents[2]}:{os.environ.get('PYTHONPATH', '')}",
+        "SLURM_RESOLVER_STALL_SECONDS": str(LIMIT),
+        "STUCK_SECONDS": str(seconds),
+        "TF_CPP_MIN_LOG_LEVEL": "3",
+    }
+    return subprocess.Popen(
+        [*COMMAND, "run", "-n", "2", "--", sys.executable, str(PROGRAM), kind],
+        cwd=folder,
+        env={**os.environ, **variables, **env},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+
+
+def finish(job: subprocess.Popen[str]) -> List[str]:
+    """Returns the lines of both tasks."""
+    try:
+        return job.communicate(timeout=180)[0].splitlines()
+    finally:
+        job.kill()
+
+
+def stalls(lines: List[str]) -> List[str]:
+    """Returns what the tasks say of a stall, without the seconds."""
+    said = [line for line in lines if re.search(r"no step for|steps advance|does not answer", line)]
+    return [re.sub(r"\d+ s", "N s", line) for line in said]
+
+
+WHERE = {
+    "callback": "worker 0 waits in step 7; {} is in step 6, in a callback",
+    "data": "worker 0 waits in step 6; {} is in step 6, waiting for data",
+    "loop": "worker 0 is in step 7, waiting for data; {} is in step 6",
+}
+
+
+@pytest.mark.parametrize("kind", WHERE)
+def test_a_stuck_worker_is_named_and_shows_where(kind: str, tmp_path: Path) -> None:
+    lines = finish(start(tmp_path, kind, 9))
+    where = WHERE[kind].format("worker 1 (rank 1 on localhost)")
+    for rank in (0, 1):
+        told = [line for line in stalls(lines) if line.startswith(f"{rank}: ")]
+        assert told == [f"{rank}: no step for N s: {where}", f"{rank}: steps advance again"]
+    traced = [line for line in lines if f'"{PROGRAM}", line' in line and "stand_still" in line]
+    assert {line[0] for line in traced} == {"1"}
+    assert sorted(line for line in lines if line.endswith("trained")) == TRAINED
+
+
+def test_long_compilations_and_validations_are_no_fault(tmp_path: Path) -> None:
+    lines = finish(start(tmp_path, "good", 9))
+    assert stalls(lines) == []
+    assert sorted(line for line in lines if line.endswith("trained")) == TRAINED
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_stopped_process_is_named(rank: int, tmp_path: Path) -> None:
+    """Rank 0 runs the service: then the other task says that this does not answer."""
+    job = start(tmp_path, "stopped")
+    pid, until = tmp_path / f"pid.{rank}", time.monotonic() + 120
+    while not (pid.is_file() and pid.read_text()) and time.monotonic() < until:
+        time.sleep(0.1)
+    process = int(pid.read_text())
+    os.kill(process, signal.SIGSTOP)
+    time.sleep(LIMIT + 4)  # TensorFlow ends the training after 10 s
+    os.kill(process, signal.SIGCONT)
+    lines = finish(job)
+    said = "\n".join(stalls(lines))
+    if rank == 1:
+        assert re.search(f"0: no step for N s: .*{BEHIND} has not reported for N s", said), lines
+    else:
+        assert re.search(r"1: .*coordination service at \S+ \(local rank 0 .* not answer", said)
+    assert "0: trained" in lines
+
+
+def test_the_stuck_worker_ends_if_asked_to(tmp_path: Path) -> None:
+    job = start(tmp_path, "callback", 60, ON_STALL="exit")
+    lines = finish(job)
+    assert job.returncode == 1
+    assert any(line.startswith("1: this task ends with status 1") for line in lines)
+    assert "0: trained" not in lines

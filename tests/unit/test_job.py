@@ -1,0 +1,249 @@
+"""When a job of tasks that serve others is over, and who is told what: over real connections."""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+from typing import Dict, Iterator, List, Optional, Tuple
+
+import pytest
+
+from slurm_resolver.coordination.address import ServiceAddress
+from slurm_resolver.coordination.client import Client
+from slurm_resolver.coordination.job import JobResult, Member, announcement
+
+
+class Job:
+    """The tasks of a step, all in this process; an evaluator, with rank 0, holds the service."""
+
+    def __init__(self, names: List[str], port: int) -> None:
+        self.names = ["evaluator 0", *names]
+        split = [name.split() for name in self.names]
+        self.tasks = [(job, int(index), f"n{rank}:1") for rank, (job, index) in enumerate(split)]
+        self.address = ServiceAddress(
+            "127.0.0.1", port, "n0", "42.0 start 0", len(self.names), 0, True, 3.0
+        )
+        self.members: Dict[str, Member] = {}
+        self.host = self.connect(0, "program")
+
+    def connect(self, rank: int, role: str) -> Client:
+        client = Client(self.address._replace(rank=rank, serves=rank == 0), role)
+        client.name_of = lambda rank: f"{self.names[rank]} (rank {rank} on n{rank})"
+        return client
+
+    def come(self, name: str, role: str = "program", **more: object) -> Member:
+        rank = self.names.index(name)
+        announced = announcement(self.tasks, rank)
+        assert announced is not None
+        announced.update(more)
+        member = Member(self.connect(rank, role), announced, lambda result: None)
+        assert member.await_joined(10)
+        self.members[name if role == "program" else f"{name}'s launcher"] = member
+        return member
+
+    def do(self, act: str) -> None:
+        """Does what a line of the table says: "worker 1 leaves"."""
+        name, _, verb = act.rpartition(" ")
+        if verb == "comes":
+            self.come(name)
+        elif verb == "launched":
+            self.come(name, "launcher")
+        elif verb == "serves":
+            self.members[name].serve(60)
+        elif verb == "hurries":
+            self.members[name].serve(0.3)
+        elif verb == "leaves":
+            self.members[name].client.leave()
+        elif verb == "fails":
+            self.members[name].client.leave("ValueError: no")
+        else:
+            assert verb == "dies"
+            kill(self.members[name].client)
+        time.sleep(0.05)
+
+
+def kill(client: Client) -> None:
+    """Closes a connection without a goodbye, as the kernel does when a process ends."""
+    client._closed = True
+    assert client._socket is not None
+    client._socket.shutdown(socket.SHUT_RDWR)
+
+
+@pytest.fixture
+def job(request: pytest.FixtureRequest, port: int) -> Iterator[Job]:
+    job = Job(request.param, port)
+    yield job
+    for member in job.members.values():
+        member.client.leave()
+    job.host.leave()
+
+
+C = ["chief 0", "ps 0", "worker 0", "worker 1"]  # with ranks from 1 on
+W = ["worker 0", "ps 0", "worker 1"]
+P = ["worker 0", "ps 0", "ps 1"]
+ENDED = "its process has ended"
+FINISHED = JobResult(0, "all who train have finished")
+
+
+def come(names: List[str]) -> List[str]:
+    return [f"{name} comes" for name in names]
+
+
+# what happens to which tasks; how the job ends, if it does; and what standard error says
+CASES: Dict[str, Tuple[List[str], List[str], Optional[JobResult], str]] = {
+    "all who train finish": (W, [*come(W), "worker 1 leaves", "worker 0 leaves"], FINISHED, ""),
+    "not all do": (W, [*come(W), "worker 0 leaves"], None, ""),
+    "not all have come": (W, ["worker 0 comes", "ps 0 comes", "worker 0 leaves"], None, ""),
+    "workers that only serve are not waited for": (
+        C,
+        [*come(C), "worker 0 serves", "worker 1 serves", "chief 0 leaves"],
+        FINISHED,
+        "",
+    ),
+    "one that trains beside the chief is": (
+        C,
+        [*come(C), "worker 0 serves", "chief 0 leaves"],
+        None,
+        "",
+    ),
+    "the chief fails": (
+        C,
+        [*come(C), "chief 0 fails"],
+        JobResult(1, "chief 0 (rank 1 on n1) has failed: ValueError: no"),
+        "",
+    ),
+    "the leader fails as a server is lost": (
+        P,
+        [*come(P), "ps 1 dies", "worker 0 fails"],
+        JobResult(1, f"ps 1 (rank 3 on n3) is lost, and its variables with it: {ENDED}"),
+        "",
+    ),
+    "worker 0 is lost": (
+        W,
+        [*come(W), "worker 0 dies"],
+        JobResult(1, f"worker 0 (rank 1 on n1) has failed: {ENDED}"),
+        "",
+    ),
+    "another that trains is lost": (
+        W,
+        [*come(W), "worker 1 dies", "worker 0 leaves"],
+        JobResult(1, f"worker 1 (rank 3 on n3) has failed: {ENDED}"),
+        f"worker 1 (rank 3 on n3) has failed, the others go on: {ENDED}",
+    ),
+    "one that only serves is lost": (
+        C,
+        [*come(C), "worker 0 serves", "worker 1 serves", "worker 1 dies"],
+        None,
+        f"worker 1 (rank 4 on n4) is lost, the others go on: {ENDED}",
+    ),
+    "a server is lost": (
+        P,
+        [*come(P), "ps 1 dies"],
+        JobResult(1, f"ps 1 (rank 3 on n3) is lost, and its variables with it: {ENDED}"),
+        "",
+    ),
+    "a server ends too early": (
+        P,
+        [*come(P), "ps 1 leaves"],
+        JobResult(
+            1,
+            "ps 1 (rank 3 on n3) is lost, and its variables with it: its process ended before "
+            "those that it serves",
+        ),
+        "",
+    ),
+    "a server does not come": (
+        P,
+        ["worker 0 comes", "ps 0 comes", "ps 0 hurries"],
+        JobResult(1, "ps 1 (rank 3 on n3) did not come within 0.3 s"),
+        "",
+    ),
+    "the leader does not come": (
+        W,
+        ["worker 1 comes", "ps 0 comes", "ps 0 hurries"],
+        JobResult(1, "worker 0 (rank 1 on n1) did not come within 0.3 s"),
+        "",
+    ),
+    "another worker does not come": (
+        W,
+        ["worker 0 comes", "ps 0 comes", "ps 0 hurries", "worker 0 leaves"],
+        JobResult(1, "worker 1 (rank 3 on n3) has failed: it did not come within 0.3 s"),
+        "",
+    ),
+    "a program is lost that its launcher starts again": (
+        W,
+        [*come(W[:2]), "worker 1 launched", "worker 1 comes", "worker 1 dies", "worker 0 leaves"],
+        None,
+        "",
+    ),
+    "a launcher's program fails": (
+        W,
+        ["ps 0 launched", "worker 0 launched", "worker 1 comes", "worker 0's launcher fails"],
+        JobResult(1, "worker 0 (rank 1 on n1) has failed: ValueError: no"),
+        "",
+    ),
+    "a server ends by itself under its launcher": (
+        P,
+        ["ps 0 launched", "ps 1 launched", "worker 0 comes", "ps 1's launcher leaves"],
+        None,
+        "",
+    ),
+    "a worker comes late": (
+        C,
+        [*come(C[:3]), "worker 0 serves", "chief 0 leaves", "worker 1 comes"],
+        FINISHED,
+        "",
+    ),
+}
+
+
+@pytest.mark.parametrize(
+    ("job", "acts", "result", "said"), CASES.values(), ids=list(CASES), indirect=["job"]
+)
+def test_when_it_is_over(
+    job: Job,
+    acts: List[str],
+    result: Optional[JobResult],
+    said: str,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    for act in acts:
+        job.do(act)
+    late = job.members.get("worker 1") if acts[-1] == "worker 1 comes" else None
+    observer = late or next(job.members[name] for name in job.members if name.startswith("ps 0"))
+    until = time.monotonic() + (3.0 if result is None else 10.0)
+    while observer.result is None and time.monotonic() < until:
+        time.sleep(0.05)
+    assert observer.result == result
+    errors = capfd.readouterr().err
+    assert errors == (f"slurm_resolver: {said}\n" if said else "")
+
+
+@pytest.mark.parametrize("job", [W], indirect=True)
+def test_tasks_with_different_clusters_are_told(job: Job) -> None:
+    first = job.come("worker 0")
+    other = job.come("ps 0", cluster="another")
+    told = (
+        "worker 0 (rank 1 on n1) and ps 0 (rank 2 on n2) make different clusters: all tasks need "
+        "the same arguments"
+    )
+    assert first.await_over() == other.await_over() == JobResult(1, told)
+
+
+@pytest.mark.parametrize("job", [W], indirect=True)
+def test_the_process_of_the_service_waits_until_those_who_train_have_left(job: Job) -> None:
+    """The evaluator, whose process holds the service, ends first."""
+    for act in come(W):
+        job.do(act)
+    worker = job.members["worker 1"].client
+    leaving = threading.Thread(target=job.host.leave)
+    leaving.start()
+    job.do("worker 0 leaves")
+    leaving.join(1.0)
+    assert leaving.is_alive()
+    worker.leave()
+    assert job.members["ps 0"].await_over() == FINISHED
+    job.do("ps 0 leaves")
+    leaving.join(5.0)
+    assert not leaving.is_alive()

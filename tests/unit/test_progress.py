@@ -1,0 +1,210 @@
+"""Which worker the others wait for, and how every log says so."""
+
+from __future__ import annotations
+
+from typing import Dict
+
+import pytest
+
+from slurm_resolver.cli.status import slowest, table
+from slurm_resolver.coordination import progress, wire
+from slurm_resolver.coordination.progress import (
+    CALLBACK,
+    COMPILING,
+    DATA,
+    IDLE,
+    PREPARING,
+    SAVING,
+    START,
+    STEP,
+    Report,
+    Worker,
+    describe_stall,
+    find_stall,
+    report_seconds,
+)
+
+LIMIT, SILENCE = 300.0, 15.0
+
+
+def name_of(rank: int) -> str:
+    return f"worker {rank} (rank {rank} on n{rank // 2})"
+
+
+def at(
+    step: int, phase: str = STEP, *, stage: str = "training", epoch: int = 1, age: float = 301.0,
+    begun: int = -1, silent: float = 0.0, ms: float = 5.0,
+) -> Worker:  # fmt: skip
+    begun = step if begun < 0 else begun
+    return Worker(Report(stage, epoch, step, begun, phase, age, ms), silent)
+
+
+def said(workers: Dict[int, Worker], limit: float = LIMIT) -> str:
+    behind = find_stall(workers, limit, SILENCE)
+    return describe_stall(workers, behind, SILENCE, name_of) if behind else ""
+
+
+WAITING = dict.fromkeys(range(7), at(812))
+STALLS = {
+    "a callback": (
+        {**WAITING, 7: at(811, CALLBACK)},
+        "workers 0 to 6 wait in step 812; worker 7 (rank 7 on n3) is in step 811, in a callback",
+    ),
+    "the data of the same step": (
+        {**WAITING, 7: at(812, DATA)},
+        "workers 0 to 6 wait in step 812; worker 7 (rank 7 on n3) is in step 812, waiting for data",
+    ),
+    "two workers, one of which waits": (
+        {0: at(3), 1: at(2, CALLBACK)},
+        "worker 0 waits in step 3; worker 1 (rank 1 on n0) is in step 2, in a callback",
+    ),
+    "several": (
+        {**WAITING, 3: at(811, CALLBACK), 5: at(811, DATA), 7: at(811, CALLBACK)},
+        (
+            "workers 0 to 2 and 4 and 6 wait in step 812; worker 3 (rank 3 on n1), worker 7 (rank "
+            "7 on n3) are in step 811, in a callback; worker 5 (rank 5 on n2) is in step 811, "
+            "waiting for data"
+        ),
+    ),
+    "innocent in the step before": (
+        {0: at(812), 1: at(811), 2: at(811, CALLBACK)},
+        (
+            "worker 0 waits in step 812; worker 1 waits in step 811; worker 2 (rank 2 on n1) is "
+            "in step 811, in a callback"
+        ),
+    ),
+    "many": (
+        {0: at(2), **dict.fromkeys(range(1, 9), at(1, CALLBACK))},
+        (
+            "worker 0 waits in step 2; worker 1 (rank 1 on n0), worker 2 (rank 2 on n1), worker 3 "
+            "(rank 3 on n1), worker 4 (rank 4 on n2), worker 5 (rank 5 on n2) and 3 more are in "
+            "step 1, in a callback"
+        ),
+    ),
+    "all in the step": (
+        WAITING,
+        (
+            "workers 0 to 6 wait for each other in step 812 of epoch 1, in its collective "
+            "operations, on n0, n1, n2, n3. Look at the network between these nodes, and at their "
+            "GPUs (nvidia-smi, dmesg)"
+        ),
+    ),
+    "stopped": (
+        {**WAITING, 7: at(811, age=5, silent=296)},
+        (
+            "workers 0 to 6 wait in step 812; worker 7 (rank 7 on n3) has not reported for 296 s; "
+            "the last report was in step 811"
+        ),
+    ),
+    "a worker that has left fit": (
+        {0: at(5), 1: at(0, IDLE, stage="", begun=4)},
+        "worker 0 waits in step 5; worker 1 (rank 1 on n0) is outside of fit, evaluate and predict",
+    ),
+    "an epoch later": (
+        {0: at(1, begun=813, epoch=2), 1: at(812, CALLBACK)},
+        (
+            "worker 0 waits in step 1 of epoch 2; worker 1 (rank 1 on n0) is in step 812 of epoch "
+            "1, in a callback"
+        ),
+    ),
+    "an epoch's begin": (
+        {0: at(1, begun=813, epoch=2), 1: at(0, START, begun=812, epoch=2)},
+        (
+            "worker 0 waits in step 1; worker 1 (rank 1 on n0) is before step 1, in a callback, "
+            "or at the start of its data"
+        ),
+    ),
+    "the validation": (
+        {0: at(3, stage="validation"), 1: at(3, DATA, stage="validation")},
+        (
+            "worker 0 waits in step 3 of the validation; worker 1 (rank 1 on n0) is in step 3 of "
+            "the validation, waiting for data"
+        ),
+    ),
+}
+
+
+@pytest.mark.parametrize("case", STALLS)
+def test_a_stall_is_told_in_one_line(case: str) -> None:
+    workers, line = STALLS[case]
+    assert said(workers) == f"no step for 301 s: {line}"
+
+
+GOOD = {
+    "a step that has just begun in one": {**WAITING, 3: at(813, age=299)},
+    "compiling": dict.fromkeys(range(8), at(1, COMPILING, age=3500)),
+    "one saves, the others wait": {**WAITING, 7: at(811, SAVING, age=3500)},
+    "preparing": {**WAITING, 7: at(811, PREPARING, age=3500)},
+    "nobody trains": dict.fromkeys(range(8), at(0, IDLE, stage="", age=1e6)),
+    "ten steps of 40 s": dict.fromkeys(range(8), at(7, ms=40_000, age=390)),
+}
+
+
+@pytest.mark.parametrize("case", GOOD)
+def test_a_good_run_is_silent(case: str) -> None:
+    assert said(GOOD[case]) == ""
+
+
+def test_a_save_without_end_is_told() -> None:
+    workers = {0: at(5, age=4000), 1: at(4, SAVING, age=4000)}
+    assert said(workers).endswith("worker 1 (rank 1 on n0) is in step 4, saving")
+
+
+def test_names_of_other_forms_are_told_as_they_are() -> None:
+    workers = {0: at(3), 1: at(2, DATA)}
+    line = describe_stall(workers, [1], SILENCE, lambda rank: f"rank {rank}")
+    assert line.endswith("rank 0 waits in step 3; rank 1 is in step 2, waiting for data")
+
+
+def test_many_tasks_report_less_often() -> None:
+    assert (report_seconds(300, 8), report_seconds(3, 8), report_seconds(0, 8)) == (5, 0.75, 5)
+    assert report_seconds(300, 10_000) == 50
+
+
+def shown(rank: int, **values: object) -> Dict[str, object]:
+    return {"rank": rank, "name": name_of(rank), **Report()._asdict(), "silent": 0.0, **values}
+
+
+def test_the_table_of_status() -> None:
+    workers = [
+        shown(0, stage="training", epoch=3, step=812, phase=STEP, ms=51.23, waiting=0.01),
+        shown(1, stage="validation", epoch=3, step=1, phase=DATA, waiting=0.34, outside=0.1),
+        shown(2, silent=40.0),
+    ]
+    told = [" ".join(line.split()) for line in table(workers).splitlines()]
+    assert told == [
+        "worker epoch step doing ms a step data between",
+        "worker 0 (rank 0 on n0) 3 812 in the step 51.2 1% 0%",
+        "worker 1 (rank 1 on n0) 3 1 validation: waiting for data - 34% 10%",
+        "worker 2 (rank 2 on n1) - - idle; no report for 40 s - 0% 0%",
+    ]
+    assert len({len(line) for line in table(workers).splitlines()}) == 1
+    slow = slowest(workers)
+    assert slow is not None
+    assert slow["rank"] == 1
+    assert slowest(workers[:1]) is None
+    assert slowest([workers[0], workers[0]]) is None
+
+
+def test_a_service_that_was_stopped_itself_blames_nobody() -> None:
+    """Its clock has gone on, and the reports of the others are read after the first tick."""
+
+    class Service:
+        address = type("Address", (), {"num_tasks": 2})()
+        name_of = staticmethod(name_of)
+        sent: list[object] = []  # noqa: RUF012
+
+        def send(self, ranks: object, message: object) -> None:
+            self.sent.append(message)
+
+    monitor = progress.Monitor(Service(), LIMIT)  # type: ignore[arg-type]
+    process = wire.Process(0, "program", "", 1)
+    monitor.message(process, {"progress": list(at(5, age=1).report)})
+    now = monitor._reports[0][0]
+    monitor.tick(now + 0.2)
+    monitor.tick(now + 900)
+    assert Service.sent == []
+    for passed in (903, 906, 909, 912):
+        monitor.tick(now + passed)
+    (message,) = Service.sent
+    assert "has not reported" in message["stall"]  # type: ignore[index]
