@@ -161,7 +161,7 @@ def test_only_the_array_task_itself_is_requeued_and_not_for_ever(
     output = submitted(small_slurm, tmp_path, text, state="FAILED")
     assert output.count("sibling") == 1
     assert [output.count(f"start 1 {count}") for count in range(3)] == [1, 1, 0]
-    assert output.count("not requeued: restarted 1 times already") == 1
+    assert output.count("not requeued: SLURM_RESTART_COUNT=1 has reached max_restarts=1") == 1
 
 
 # Rank 1 fails at the first start; at the second all ask for a requeue, and end at the third.
