@@ -91,7 +91,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add("--spare-nodes", type=int, metavar="K", help="ask for K more nodes, which take their place")
     add("--min-nodes", type=int, metavar="M", help="else continue with so few, and fewer tasks")
-    add("--log-dir", metavar="DIR", help="one log a task as well, DIR/rank-N.log, for explain")
     add = parser.add_argument_group("preemption and time limit").add_argument
     add("--requeue", action="store_true", help="continue the job after preemption or time limit")
     add(

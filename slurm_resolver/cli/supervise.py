@@ -81,11 +81,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="how often another node looks whether this one has failed, and then requeues the job, "
         "or cancels it without --requeue (30; 0: never, and it runs on up to its time limit)",
     )
-    add(
-        "--log-dir",
-        metavar="DIR",
-        help="write what each task prints into DIR/rank-N.log as well; srun needs --label",
-    )
     add("command_line", nargs=argparse.REMAINDER, metavar="-- srun [OPTION …] PROGRAM")
 
 
@@ -106,13 +101,7 @@ def main(args: argparse.Namespace) -> int:
             "SLURM_JOB_ID is not set: expected to be called by a batch file, or in a shell of "
             "salloc. slurm-resolver sbatch --restarts 3 -- python train.py prints such a file."
         )
-    try:
-        supervisor = Supervisor(options, step, Signals())
-    except OSError as error:
-        raise _refused(
-            "log_dir", options.log_dir, f"a folder that can be made ({error.strerror})"
-        ) from error
-    return supervisor.run()
+    return Supervisor(options, step, Signals()).run()
 
 
 def _check(options: SupervisorOptions) -> None:
@@ -133,8 +122,6 @@ def _check(options: SupervisorOptions) -> None:
             f"{' '.join(command)!r}: expected srun with its options and a program, as in "
             "slurm-resolver supervise --nodes 4 -- srun --label python train.py"
         )
-    if options.log_dir is not None and not {"--label", "-l"} & set(command):
-        raise _refused("log_dir", options.log_dir, "srun --label, which tells whose each line is")
     if shutil.which(command[0]) is None:
         raise LaunchError(f"{command[0]!r} is not a program that can be started here")
 

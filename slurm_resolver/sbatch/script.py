@@ -292,8 +292,6 @@ def _supervised(settings: BatchSettings, after_signal: int, step: str) -> str:
     if settings.min_nodes is not None:
         options += f" --min-nodes {settings.min_nodes}"
     options += f" --ntasks-per-node {settings.tasks_per_node}"
-    if settings.log_dir is not None:
-        options += f" --log-dir {shlex.quote(settings.log_dir)}"
     return (
         "# supervise: starts the step again, on nodes that are healthy, when a task or a node has\n"
         "# failed, and says why. It ends the other tasks of one that has failed.\n"

@@ -57,7 +57,6 @@ class BatchSettings(NamedTuple):
     restarts: Optional[int] = None
     spare_nodes: Optional[int] = None
     min_nodes: Optional[int] = None
-    log_dir: Optional[str] = None
     array: Optional[str] = None
     exclusive: bool = False
     requeue: bool = False
@@ -74,7 +73,7 @@ _COUNTS = (
     *("nodes", "tasks_per_node", "cpus_per_task", "ps_nodes", "max_restarts", "wait"),
     *("segment", "restarts", "spare_nodes", "min_nodes"),
 )
-_TEXTS = ("log_dir", "job_name", "partition", "ps_partition", "account", "qos", "constraint")
+_TEXTS = ("job_name", "partition", "ps_partition", "account", "qos", "constraint")
 # by field: the pattern of a valid value, and what a message expects instead
 _GRAMMARS: Dict[str, Tuple[str, str]] = {
     "gpus_per_node": (r"([A-Za-z]\w*([.-]\w+)*:)?0*[1-9]\d*", "NUMBER or TYPE:NUMBER"),
@@ -190,7 +189,7 @@ def _check_jobs(settings: BatchSettings, nodes: int) -> None:
 def _check_restarts(settings: BatchSettings) -> None:
     least = settings.min_nodes
     if settings.restarts is None:
-        for name in ("spare_nodes", "min_nodes", "log_dir"):
+        for name in ("spare_nodes", "min_nodes"):
             if getattr(settings, name) is not None:
                 raise _refused(name, getattr(settings, name), "--restarts N as well")
     elif least is not None:

@@ -6,44 +6,47 @@ SIGTERM kills them.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import selectors
 import signal
 import subprocess
 import time
 from types import FrameType
-from typing import Callable, NamedTuple, Optional, Sequence
+from typing import Optional, Sequence, Tuple
 
 from slurm_resolver.errors import LaunchError
-from slurm_resolver.supervision.passed_on import RankLogs, write
+from slurm_resolver.supervision.policy import is_error
 from slurm_resolver.supervision.step_output import StepOutput
 
-_SIGNALS = (
-    *(signal.SIGTERM, signal.SIGINT, signal.SIGHUP),
-    *(signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2),
-)
+_SIGNALS = ("SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT", "SIGUSR1", "SIGUSR2")
 _POLL_SECONDS = 0.2
 _PIECE = 64 * 1024
 _END_SECONDS = 2.0  # how long srun has to end the other tasks by itself once one has failed
 
 
-class Signals:
-    """The signals that this process gets: remembered, passed on, and an end to all waiting.
+def _write(target: int, data: bytes) -> None:
+    """Writes all of it; a full disk must not end a training."""
+    view = memoryview(data)
+    with contextlib.suppress(OSError):
+        while view:
+            view = view[os.write(target, view) :]
 
-    Attributes:
-        received: the first of them.
-    """
+
+def say(lines: Sequence[str]) -> None:
+    """Prints lines for the user, each in one write, as tasks may print at the same time."""
+    for line in lines:
+        _write(2, f"slurm-resolver supervise: {line}\n".encode(errors="backslashreplace"))
+
+
+class Signals:
+    """The signals that this process gets: remembered, passed on, and an end to all waiting."""
 
     def __init__(self) -> None:
-        self.received: Optional[signal.Signals] = None
+        self.received: Optional[signal.Signals] = None  # the first of them
         self._process: Optional[subprocess.Popen[bytes]] = None
-        for number in _SIGNALS:
-            signal.signal(number, self._handle)
-
-    @property
-    def name(self) -> str:
-        """The name of the first signal."""
-        return "no signal" if self.received is None else self.received.name
+        for name in _SIGNALS:
+            signal.signal(signal.Signals[name], self._handle)
 
     def _handle(self, number: int, frame: Optional[FrameType]) -> None:
         self.received = self.received or signal.Signals(number)
@@ -64,26 +67,10 @@ class Signals:
             time.sleep(min(_POLL_SECONDS, seconds))
 
 
-class EndedStep(NamedTuple):
-    """A step that has ended: srun's exit status, and what was printed."""
+def run_step(command: Sequence[str], signals: Signals) -> Tuple[int, StepOutput]:
+    """Runs srun to its end, and returns its exit status and what was printed.
 
-    status: int
-    output: StepOutput
-
-
-def run_step(
-    command: Sequence[str],
-    signals: Signals,
-    worth_ending: Callable[[int], bool],
-    logs: Optional[RankLogs] = None,
-) -> EndedStep:
-    """Runs srun to its end.
-
-    Args:
-        command: srun with its arguments.
-        worth_ending: whether the other tasks have to end once one has failed with this status,
-            unless srun ends them.
-        logs: get what is printed, too.
+    When a task or a node has failed, and srun does not end the other tasks, this does.
 
     Raises:
         LaunchError: where srun cannot be started.
@@ -92,32 +79,29 @@ def run_step(
         process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     except OSError as error:
         raise LaunchError(f"{command[0]!r} cannot be started here ({error.strerror})") from error
-    output = StepOutput(logs)
-    survives_nodes = bool({"--no-kill", "-k"} & set(command))
+    output = StepOutput()
     signals.pass_on_to(process)
     with process, selectors.DefaultSelector() as selector:
         assert process.stdout is not None
         assert process.stderr is not None
         selector.register(process.stdout, selectors.EVENT_READ, ("stdout", 1))
         selector.register(process.stderr, selectors.EVENT_READ, ("stderr", 2))
-        end_at: Optional[float] = None
-        ended = False
+        end_at = float("inf")  # when this ends the step
         while selector.get_map():
-            failed = output.failed is not None and worth_ending(output.failed.status)
-            if end_at is None and (failed or (output.lost is not None and not survives_nodes)):
+            failed = output.failed is not None and is_error(output.failed.status)
+            if end_at == float("inf") and (failed or output.lost is not None):
                 end_at = time.monotonic() + _END_SECONDS
-            if end_at is not None and not ended and time.monotonic() >= end_at:
-                ended = True
+            if time.monotonic() >= end_at:
+                end_at = float("nan")  # never again
                 if not output.ending or output.lost is not None:
                     process.terminate()
-            waits = None if end_at is None or ended else max(0.0, end_at - time.monotonic())
-            for key, _ in selector.select(waits):
+            for key, _ in selector.select(_END_SECONDS / 2):
                 data = os.read(key.fd, _PIECE)
                 name, target = key.data
                 output.feed(name, data)
-                write(target, data)
+                _write(target, data)
                 if not data:
                     selector.unregister(key.fileobj)
         status = process.wait()
     signals.pass_on_to(None)
-    return EndedStep(status if status >= 0 else 128 - status, output)
+    return status if status >= 0 else 128 - status, output

@@ -18,25 +18,76 @@ from __future__ import annotations
 import re
 import signal
 import time
-from typing import Dict, Optional, Tuple
+from typing import Dict, NamedTuple, Optional, Tuple
 
-from slurm_resolver.diagnostics.first_failure import TASK_END, TRACEBACK
-from slurm_resolver.supervision.failure import Failure
-from slurm_resolver.supervision.passed_on import RankLogs, split_label
-
-_LONGEST_PART = 1024 * 1024  # of a line without an end
-_LONGEST_LINE = 1000  # bytes of a line that are read
+_LONGEST_LINE = 64 * 1024  # bytes of a line that are kept
 _SHOWN_LENGTH = 300
 _PROGRESS = "training goes on from "  # printed by BackupAndResume and ResumableLoop
 
 _ENDED_BY = re.compile(r"\*\*\* STEP \S+ ON \S+ CANCELLED AT \S+ DUE TO (TIME LIMIT|PREEMPTION) ")
+_LABEL = re.compile(r" *(\d{1,7}): ?(.*)", re.S)  # of srun --label
 _EXIT_STATUS = re.compile(r"Exited with exit code (\d+)")
+# The node is missing where tasks of several ended alike: "n[8-9]: tasks 0-1".
+_TASK = re.compile(r"srun: error: (?:([\w.-]+)|[\w.,\[\]-]+): tasks? (\d+)[\d,-]*: (.+)")
 _NODE = re.compile(
     r"srun: error: (?:Node failure on |Task launch for \S+ failed on node )([\w.-]+)(?:: (.*))?"
 )
 _SIGNALS: Dict[str, signal.Signals] = {
     str(signal.strsignal(number)): number for number in signal.Signals
 }
+
+# addresses, times, ports, process and step ids: they differ between failures of the same cause
+_NOT_COMPARED = re.compile(
+    r"0x[0-9a-fA-F]+|\b(\d{4}-\d\d-\d\d[T ])?\d\d:\d\d:\d\d[.\d]*"
+    r"|(?<=[\w\]]):\d{4,5}\b|(?i:\bpid[ =]\d+)|StepId=\S+"
+)
+
+
+class Failure(NamedTuple):
+    """Why a step has ended.
+
+    Attributes:
+        kind: "task"; "node" (it failed, or could not start its tasks); "cancelled" (somebody ended
+            the step); "srun" (it could not start the step).
+        status: the exit status of the task, or 128 and the number of its signal; else srun's own.
+        at: when srun reported it, in seconds since 1970.
+        signal: what ended the task, such as "SIGKILL".
+        line: the error that the task printed; of a cancelled step "time limit" or "preemption" if
+            Slurm says so; otherwise srun's own words.
+        progress: the line in which the training said which checkpoint it continues from.
+    """
+
+    kind: str
+    status: int
+    at: float
+    rank: Optional[int] = None
+    node: Optional[str] = None
+    signal: Optional[str] = None
+    line: Optional[str] = None
+    progress: Optional[str] = None
+
+    def describe(self) -> str:
+        """Returns who failed first, when and why: rank 3 on n2 at 2026-02-03T04:05:06, SIGKILL."""
+        ended = self.signal or f"exit status {self.status}"
+        if self.kind == "task":
+            who, how = f"rank {self.rank}" + (f" on {self.node}" if self.node else ""), ended
+        elif self.kind == "node":
+            who, how = f"node {self.node}", "node failure"
+        else:
+            who, how = ("srun", ended) if self.kind == "srun" else ("the step", "cancelled")
+        when = time.strftime("%Y-%m-%dT%H:%M:%S", time.localtime(self.at))
+        why = f": {self.line.rstrip(' :')}" if self.line else ""
+        return f"{who} at {when}, {how}{why}"
+
+    def is_same(self, other: Failure) -> bool:
+        """Whether both are the same error, as far as their output shows."""
+        return self._compared() == other._compared()
+
+    def _compared(self) -> Tuple[object, ...]:
+        # All ranks may have one error, and any may be the first. A signal is for one rank.
+        rank = self.rank if self.signal else None
+        line = None if self.line is None else _NOT_COMPARED.sub("", self.line)
+        return self.kind, self.status, rank, line, self.node if self.kind == "node" else None
 
 
 class TaskOutput:
@@ -58,29 +109,21 @@ class TaskOutput:
         text = text.rstrip().rpartition("\r")[2]  # of a progress bar what it ends with
         if _PROGRESS in text:
             self.progress = text[text.index(_PROGRESS) :]
-        if text.startswith(TRACEBACK):
+        if text.startswith("Traceback (most recent call last)"):
             self._in_traceback[rank] = True
         elif self._in_traceback.get(rank) and text and not text[0].isspace():
             self._errors[rank], self._in_traceback[rank] = text, False
         elif stream == "stderr" and text.strip() and "CANCELLED AT" not in text:
             self._last[rank] = text.strip()
 
-    def describe(self, failure: Failure) -> Failure:
-        """Returns a task's failure with its error, and with the training's progress.
+    def error(self, failure: Failure) -> Optional[str]:
+        """Returns the error of the task that failed so.
 
-        Without a traceback the last line on stderr is the error, except after a signal.
+        Without a traceback it is the last line on stderr, except after a signal.
         """
-        from slurm_resolver.diagnostics.log_messages import explain  # slow to import
-
-        ranks = (failure.rank, None)
-        line = next((self._errors[rank] for rank in ranks if rank in self._errors), None)
-        if line is None and failure.signal is None:
-            line = next((self._last[rank] for rank in ranks if rank in self._last), None)
-        findings = explain([line]) if line else []
-        if line is not None and len(line) > _SHOWN_LENGTH:
-            line = f"{line[:_SHOWN_LENGTH]} …"
-        cause = findings[0].cause if findings else None
-        return failure._replace(line=line, cause=cause, progress=self.progress)
+        found = {**self._last, **self._errors} if failure.signal is None else self._errors
+        line = found.get(failure.rank, found.get(None))
+        return line if line is None or len(line) <= _SHOWN_LENGTH else f"{line[:_SHOWN_LENGTH]} …"
 
 
 class StepOutput:
@@ -92,12 +135,10 @@ class StepOutput:
         lost: the node that failed.
     """
 
-    def __init__(self, logs: Optional[RankLogs] = None) -> None:
-        """Prepares it; `logs` get each line as well."""
+    def __init__(self) -> None:
         self.ending = False
         self.failed: Optional[Failure] = None
         self.lost: Optional[Failure] = None
-        self._logs = logs
         self._parts = {"stdout": b"", "stderr": b""}
         self._tasks = TaskOutput()
         self._cancelled: Optional[float] = None
@@ -105,30 +146,24 @@ class StepOutput:
         self._last_error: Optional[str] = None  # of srun
 
     def feed(self, stream: str, data: bytes) -> None:
-        """Takes the next bytes of the stream "stdout" or "stderr"; none are its end."""
+        """Takes the next bytes of the stream "stdout" or "stderr"."""
         *lines, rest = (self._parts[stream] + data).split(b"\n")
-        if rest and (not data or len(rest) > _LONGEST_PART):
-            lines, rest = [*lines, rest], b""
-        self._parts[stream] = rest
-        if self._logs is not None:
-            self._logs.write(lines)
+        self._parts[stream] = rest[-_LONGEST_LINE:]
         for line in lines:
-            text = (line[:20] + line[20:][-_LONGEST_LINE:]).decode(errors="replace")
+            text = line[-_LONGEST_LINE:].decode(errors="replace")
             if stream == "stderr" and text.startswith("srun: "):
                 self._read_srun(text.strip())
-            else:
-                self._read_task(stream, text)
-
-    def _read_task(self, stream: str, line: str) -> None:
-        rank, text = split_label(line)
-        ended_by = _ENDED_BY.search(text)
-        if ended_by is not None:
-            self._ended_by = ended_by[1].lower()
-        self._tasks.read(rank, stream, text)
+                continue
+            ended_by = _ENDED_BY.search(text)
+            if ended_by is not None:
+                self._ended_by = ended_by[1].lower()
+            label = _LABEL.match(text)
+            rank, text = (int(label[1]), label[2]) if label else (None, text)
+            self._tasks.read(rank, stream, text)
 
     def _read_srun(self, line: str) -> None:
         now = time.time()
-        task, node = TASK_END.match(line), _NODE.match(line)
+        task, node = _TASK.match(line), _NODE.match(line)
         if "Job step aborted" in line and self.failed is None:
             self._cancelled = self._cancelled or now
         self.ending = self.ending or "Job step aborted" in line or "Terminating StepId" in line
@@ -137,21 +172,23 @@ class StepOutput:
         if node is not None:
             self.lost = self.lost or Failure("node", 1, now, node=node[1], line=node[2])
         elif task is not None and self.failed is None:
-            status, name = _end(task[4])
-            self.failed = Failure("task", status, now, int(task[3]), task[1], name)
+            status, name = _end(task[3])
+            self.failed = Failure("task", status, now, int(task[2]), task[1], name)
 
     def failure(self, status: int) -> Failure:
         """Returns why the step has ended with this status of srun, which is not 0."""
-        progress = self._tasks.progress
+        for stream in self._parts:
+            self.feed(stream, b"\n")
         # Tasks often fail because of a node of which Slurm learns later: it is the cause then.
         if self.lost is not None:
-            return self.lost._replace(progress=progress)
-        if self._cancelled is not None:
-            failure = Failure("cancelled", status, self._cancelled, line=self._last_error)
-            return failure._replace(cause=self._ended_by, progress=progress)
-        if self.failed is None:
-            return Failure("srun", status, time.time(), line=self._last_error, progress=progress)
-        return self._tasks.describe(self.failed)
+            failure = self.lost
+        elif self._cancelled is not None:
+            failure = Failure("cancelled", status, self._cancelled, line=self._ended_by)
+        elif self.failed is not None:
+            failure = self.failed._replace(line=self._tasks.error(self.failed))
+        else:
+            failure = Failure("srun", status, time.time(), line=self._last_error)
+        return failure._replace(progress=self._tasks.progress)
 
 
 def _end(text: str) -> Tuple[int, Optional[str]]:

@@ -2,29 +2,25 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import time
-from pathlib import Path
-from typing import Dict, List, NamedTuple, Optional, Sequence, Tuple
+from typing import Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
-from slurm_resolver.preemption.preempted import is_preempted
 from slurm_resolver.preemption.requeue import REQUEUE_STATUS, job_id_for_scontrol
 from slurm_resolver.slurm import scontrol
 from slurm_resolver.slurm.hostlist_compress import compress_hostlist
 from slurm_resolver.slurm.step import SlurmStep
 from slurm_resolver.supervision.batch_host import Watch
-from slurm_resolver.supervision.nodes import Nodes, choose, nodes_of, srun_options
-from slurm_resolver.supervision.passed_on import RankLogs, say
 from slurm_resolver.supervision.policy import (
     Attempt,
     Stop,
+    choose,
     give_up_reason,
-    is_error,
+    healthy_nodes,
     job_is_ending,
     same_again,
 )
-from slurm_resolver.supervision.step import Signals, run_step
+from slurm_resolver.supervision.step import Signals, run_step, say
 from slurm_resolver.wording import counted
 
 _ANSWER_SECONDS = 60.0  # scontrol itself waits as long for a busy controller
@@ -32,17 +28,9 @@ _CONTROLLER_SECONDS = 600.0  # how long the controller may be down, as while it 
 
 
 class SupervisorOptions(NamedTuple):
-    """What the user asks for; times are in seconds.
+    """What the user asks for, by option of `slurm-resolver supervise`; times are in seconds.
 
-    Attributes:
-        command: srun, its options, and the program.
-        nodes: the number of the step's nodes; None for all of the job's at the first start.
-        min_nodes: with how many it may continue; None for `nodes`.
-        requeue: whether the batch file requeues the job when this ends with REQUEUE_STATUS.
-        pause: from the end of a step to the next start.
-        least_time: how long before the job's time limit a start is still worth it.
-        watch: how often another node checks that this one lives; 0 for never.
-        log_dir: the folder for a log of each task; None for none.
+    `command` is srun, its options, and the program.
     """
 
     command: Sequence[str]
@@ -54,81 +42,82 @@ class SupervisorOptions(NamedTuple):
     pause: float = 2.0
     least_time: float = 60.0
     watch: float = 30.0
-    log_dir: Optional[str] = None
 
 
 class Supervisor:
-    """Runs the step, again and again where that is worth it."""
+    """Runs the step, again and again where that is worth it.
+
+    It takes the variables of the batch file, whose `job_id` is set.
+    """
 
     def __init__(self, options: SupervisorOptions, step: SlurmStep, signals: Signals) -> None:
-        """Takes the variables of the batch file, whose `job_id` is set.
-
-        Raises:
-            OSError: where `log_dir` cannot be made.
-        """
         self._options = options
         self._step = step
-        self._logs = None if options.log_dir is None else RankLogs(Path(options.log_dir))
         self._job_id = job_id_for_scontrol(step) or ""
         self._signals = signals
         self._attempts: List[Attempt] = []
         self._suspects: Dict[str, str] = {}  # by node why it is one
-        self._seen: Tuple[str, ...] = ()  # the nodes of the job when this began
+        self._seen: List[str] = []  # the nodes of the job when this began
         # of an array's task too the id of the job itself
         self._watch = Watch(step.job_id or "", step.node_name, options.requeue, options.watch)
 
     def run(self) -> int:
         """Returns the exit status: 0, that of the first failure, or REQUEUE_STATUS."""
-        if self._step.het_size:
-            return self._run_once()
+        if self._step.het_size:  # Slurm ends the components of such a job one by one
+            status, _ = run_step(self._options.command, self._signals)
+            if status:
+                say([f"exit status {status}; not started again: the job is heterogeneous"])
+            return status
         try:
             return self._run()
         finally:
             self._watch.stop()
 
-    def _run_once(self) -> int:
-        """Runs a step of a heterogeneous job, whose components Slurm ends one by one."""
-        status = run_step(self._options.command, self._signals, is_error, self._logs).status
-        if status:
-            say([f"exit status {status}; not started again: the job is heterogeneous"])
-        return status
-
     def _run(self) -> int:
         nodes, stop = self._look()
-        self._seen = nodes.names
-        wanted = self._options.nodes or len(nodes.names)
+        self._seen = list(nodes)
+        wanted = self._options.nodes or len(nodes)
         least = self._options.min_nodes or wanted or 1
         chosen: Tuple[str, ...] = ()
         while True:
-            before, chosen = chosen, choose(nodes.healthy(), self._suspects, wanted, least)
+            before, chosen = chosen, choose(healthy_nodes(nodes), self._suspects, wanted, least)
             if stop is not None or not chosen:
                 return self._end(stop or self._too_few(nodes, least))
             if self._attempts:
                 os.environ[SlurmStep.step_restart.name] = str(len(self._attempts))
                 say([self._restart_line(nodes, before, chosen)])
-            self._watch.start(chosen, nodes.healthy())
+            self._watch.start(healthy_nodes(nodes))
             begun = time.monotonic()
-            # first, so that an option of the user's own counts
-            srun, *words = self._options.command
-            command = [srun, *srun_options(chosen, self._options.tasks_per_node), *words]
-            ended = run_step(command, self._signals, is_error, self._logs)
-            if ended.status == 0:
+            status, output = run_step(self._command(chosen), self._signals)
+            if status == 0:
                 if self._attempts:
                     say([f"ended with status 0, after {counted(len(self._attempts), 'restart')}"])
                 return 0
-            failure = ended.output.failure(ended.status)
-            self._attempts.append(Attempt(failure, time.monotonic() - begun, chosen))
+            seconds = time.monotonic() - begun
+            self._attempts.append(Attempt(output.failure(status), seconds, chosen))
             stop = self._give_up_reason()
             if stop is not None:
                 return self._end(stop)
             self._signals.wait(self._options.pause)
             nodes, stop = self._look()
 
+    def _command(self, nodes: Sequence[str]) -> List[str]:
+        srun, *words = self._options.command
+        each = self._options.tasks_per_node
+        return [
+            srun,  # these come first, so that an option of the user's own counts
+            f"--nodes={len(nodes)}",
+            f"--ntasks={len(nodes) * each}",
+            f"--ntasks-per-node={each}",
+            f"--nodelist={compress_hostlist(nodes)}",
+            *words,
+        ]
+
     def _give_up_reason(self) -> Optional[Stop]:
         """Returns why no step is started after the last failure; None where a restart may help."""
         failure, _, nodes = self._attempts[-1]
         if self._signals.received is not None:
-            return Stop(f"{self._signals.name} has come")
+            return Stop(f"{self._signals.received.name} has come")
         stop = give_up_reason(failure)
         if stop is not None:
             return stop
@@ -151,8 +140,8 @@ class Supervisor:
             self._suspects[node] = "the same failure twice"
         return None
 
-    def _look(self) -> Tuple[Nodes, Optional[Stop]]:
-        """Returns the job's nodes, and why the job ends, if it does.
+    def _look(self) -> Tuple[Dict[str, str], Optional[Stop]]:
+        """Returns the states of the job's nodes, and why the job ends, if it does.
 
         A controller that is restarted answers nothing for a while.
         """
@@ -164,39 +153,44 @@ class Supervisor:
                 stop = job_is_ending(job, restarts, least_time, time.time())
                 # whether the first start is worth it is the batch file's decision
                 if stop is not None and (self._attempts or "JobState" not in job):
-                    return Nodes(), stop
-                return nodes_of(job, _ANSWER_SECONDS), None
+                    return {}, stop
+                nodes = job.get("NodeList", "")
+                if nodes in scontrol.UNSET:
+                    return {}, None
+                return scontrol.node_states(nodes, _ANSWER_SECONDS), None
             except OSError as error:
                 if "Invalid job id" in str(error):
-                    return Nodes(), Stop(f"Slurm does not know job {self._job_id}")
+                    return {}, Stop(f"Slurm does not know job {self._job_id}")
                 if time.monotonic() > until:
-                    return Nodes(), Stop(f"Slurm does not answer ({error})")
+                    return {}, Stop(f"Slurm does not answer ({error})")
             self._signals.wait(5.0)
-        return Nodes(), Stop(f"{self._signals.name} has come")
+        return {}, Stop(f"{self._signals.received.name} has come")
 
-    def _restart_line(self, nodes: Nodes, before: Sequence[str], chosen: Sequence[str]) -> str:
-        out = [f"{name} ({self._why_out(name, nodes)})" for name in before if name not in chosen]
+    def _restart_line(
+        self, nodes: Mapping[str, str], before: Sequence[str], chosen: Sequence[str]
+    ) -> str:
+        out = self._left_out([name for name in before if name not in chosen], nodes)
         came = [name for name in chosen if name not in before]
-        parts = [f"now on {compress_hostlist(chosen)}"]
-        parts += [f"left out: {', '.join(out)}"] if out else []
-        parts += [f"came in: {', '.join(came)}"] if came else []
-        number = f"restart {len(self._attempts)} of {self._options.restarts}"
-        failure = self._attempts[-1].failure.describe()
-        return f"{number}; {'; '.join(parts)}; first failure: {failure}"
-
-    def _why_out(self, name: str, nodes: Nodes) -> str:
-        if name not in nodes.names:
-            return "no longer the job's"
-        if name not in nodes.healthy():
-            return nodes.states.get(name, "unknown to Slurm")
-        return self._suspects.get(name, "not needed")
-
-    def _too_few(self, nodes: Nodes, least: int) -> Stop:
-        healthy = nodes.healthy()
-        out = [
-            f"{name} ({self._why_out(name, nodes)})" for name in self._seen if name not in healthy
+        parts = [
+            f"restart {len(self._attempts)} of {self._options.restarts}",
+            f"now on {compress_hostlist(chosen)}",
+            *([f"left out: {out}"] if out else []),
+            *([f"came in: {', '.join(came)}"] if came else []),
+            f"first failure: {self._attempts[-1].failure.describe()}",
         ]
-        without = f", without {', '.join(out)}" if out else ""
+        return "; ".join(parts)
+
+    def _left_out(self, names: Sequence[str], nodes: Mapping[str, str]) -> str:
+        """Returns these nodes, each with the reason."""
+        reasons = {name: self._suspects.get(name, "not needed") for name in healthy_nodes(nodes)}
+        for name in names:
+            reasons.setdefault(name, nodes.get(name, "no longer the job's"))
+        return ", ".join(f"{name} ({reasons[name]})" for name in names)
+
+    def _too_few(self, nodes: Mapping[str, str], least: int) -> Stop:
+        healthy = healthy_nodes(nodes)
+        out = self._left_out([name for name in self._seen if name not in healthy], nodes)
+        without = f", without {out}" if out else ""
         hint = "" if self._options.min_nodes else "; --min-nodes lets it continue with fewer"
         left = counted(len(healthy), "healthy node")
         return Stop(f"{left} left{without}: expected {least} or more{hint}", requeue=True)
@@ -214,17 +208,8 @@ class Supervisor:
         if self._options.requeue and stop.requeue:
             status = REQUEUE_STATUS
             why += f"; exit status {status} asks the batch file to requeue the job"
-        elif self._signals.received is None:
-            self._disable_requeue()
         restarts = len(self._attempts) - 1
-        again = "" if restarts < 0 else " again"
+        again = " again" if restarts >= 0 else ""
         again += f" after {counted(restarts, 'restart')}" if restarts > 0 else ""
         say([f"not started{again}: {why}", *lines])
         return status
-
-    def _disable_requeue(self) -> None:
-        """Keeps Slurm from holding a job that fails for good, where it would."""
-        with contextlib.suppress(OSError):
-            job = scontrol.show_job(self._job_id, _ANSWER_SECONDS)
-            if scontrol.requeues_failures(job) and not is_preempted(job):
-                scontrol.allow_requeue(self._job_id, False, _ANSWER_SECONDS)

@@ -212,11 +212,6 @@ def test_restarts_inside_the_allocation(capsys: pytest.CaptureFixture[str]) -> N
     assert text.endswith(SUPERVISED)
 
 
-def test_a_log_of_each_task(capsys: pytest.CaptureFixture[str]) -> None:
-    text = printed("-N 2 --restarts 2 --log-dir 'my logs'", "python train.py", capsys)
-    assert "--nodes 2 --ntasks-per-node 1 --log-dir 'my logs' -- \\\n" in text
-
-
 def test_restarts_and_a_requeue(capsys: pytest.CaptureFixture[str]) -> None:
     text = printed("-N 2 --restarts 9 --requeue --signal USR1@300", "python train.py", capsys)
     assert "#SBATCH --no-kill\n#SBATCH --nodes=2\n" in text
@@ -307,7 +302,6 @@ REFUSED = {
     "--nodes 0": "--nodes 0: expected a whole number from 1 on",
     "--tasks-per-node=-1": "--tasks-per-node -1: expected",
     "-c 0": "--cpus-per-task 0: expected",
-    "--log-dir logs": "--log-dir 'logs': expected --restarts N as well",
     "--max-restarts 0 --requeue": "--max-restarts 0: expected",
     "--wait 0": "--wait 0: expected",
     "--gpus-per-node 0": "--gpus-per-node '0': expected NUMBER or TYPE:NUMBER",

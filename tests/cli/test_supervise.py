@@ -185,7 +185,7 @@ def test_the_step_on_another_node_that_ends(folder: Path) -> None:
     (folder / "srun.do").write_text(f"{does}until [ -e ended ]; do sleep 0.05; done; sleep 0.5\n")
     status, _, said = ended(supervise(folder, ""))
     assert status == 0
-    told = "the step on n3 that watches this node has ended: srun: error: no"
+    told = "the step that watches this node had ended: srun: error: no"
     assert said == [told]
 
 
@@ -205,7 +205,7 @@ def test_a_job_that_has_lost_its_batch_file(
         (folder / "job").write_text(job.replace("n[1-3]", "n[2-3]"))
 
     with pytest.raises(KeyboardInterrupt):
-        batch_host.main("7", action, 1, lose)
+        batch_host.main("7", 1, action, lose)
     assert (folder / "out").read_text() == (
         f"slurm-resolver supervise: n1 has failed, the node of the batch file: the job is {done}\n"
     )

@@ -157,7 +157,7 @@ def test_a_job_with_parameter_servers_starts_as_often_as_it_should(
 ) -> None:
     case, (components, output) = CASES[name], jobs[name]
     tasks = 3 if "components" in name else 4
-    starts = [output.count(f"start {restart}\n") for restart in range(3)]
+    starts = [output.count(f": start {restart}\n") for restart in range(3)]
     assert starts == [tasks, tasks * case.restarts, 0], output
     assert {job["JobState"] for job in components} == {expected(case.state, installation)}, output
     assert {job["Restarts"] for job in components} == {str(case.restarts)}, output

@@ -15,8 +15,6 @@ from by_version import expected
 from slurm_cluster import Node, SlurmCluster, started
 from slurm_installation import Installation
 
-from slurm_resolver.cli import main
-
 pytestmark = pytest.mark.slurm
 
 # The tasks find the commands of this environment.
@@ -139,7 +137,7 @@ CASES = {
     ),
     "two nodes after each other": Case(
         2,
-        "--nodes 2 --log-dir logs/new",
+        "--nodes 2",
         failing(0, 1, *RAISE) + failing(3, 2, "bash", "-c", "kill -SEGV $PPID"),
         (
             r"restart 1 of 3; .* rank 0 on A at \S+, exit status 1: ValueError: no 7",
@@ -391,16 +389,6 @@ def test_a_second_step_is_a_cluster_of_its_own(jobs: Dict[str, Ended]) -> None:
     assert {nodes for _, _, nodes in ready} == {"A C"}
 
 
-def test_the_logs_of_the_tasks_tell_what_failed_first(
-    jobs: Dict[str, Ended], capsys: pytest.CaptureFixture[str]
-) -> None:
-    logs = sorted((jobs["two nodes after each other"].folder / "logs" / "new").iterdir())
-    assert {"rank-0.log", "srun.log"} <= {path.name for path in logs}
-    assert logs[0].read_text().count("\nValueError: no 7\n") == 1
-    assert main(["explain", *map(str, logs)]) == 1
-    assert capsys.readouterr().out.startswith(f"{logs[0]}:3: first-failure (x1)")
-
-
 LOST = """\
 #!/bin/bash
 [ "${SLURM_RESTART_COUNT:-0}" = 0 ] || exit 0
@@ -490,9 +478,6 @@ def test_the_time_limit_passes_after_a_restart(installation: Installation, tmp_p
 # By batch file: the state, the exit status, and how often it was requeued. The last is asked for.
 EXPEDITED = {
     "slurm-resolver sbatch --requeue --no-check -- bash -c 'exit 3'": "FAILED 3:0 0",
-    "printf '#!/bin/bash\nexec slurm-resolver supervise --watch 0 -- srun bash -c \"exit 3\"'": (
-        "FAILED 3:0 0"
-    ),
     "slurm-resolver sbatch --requeue --no-check -- bash -c '[ $SLURM_RESTART_COUNT ] || exit 75'": (
         "COMPLETED 0:0 1"
     ),

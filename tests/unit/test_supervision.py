@@ -9,18 +9,17 @@ from typing import Dict, List, Optional, Sequence, Tuple
 import pytest
 
 from slurm_resolver.cli import main
-from slurm_resolver.supervision.batch_host import is_lost
-from slurm_resolver.supervision.failure import Failure
-from slurm_resolver.supervision.nodes import choose, is_healthy
-from slurm_resolver.supervision.passed_on import RankLogs
 from slurm_resolver.supervision.policy import (
     PROGRESS_SECONDS,
     Attempt,
+    choose,
     give_up_reason,
+    is_healthy,
+    is_lost,
     job_is_ending,
     same_again,
 )
-from slurm_resolver.supervision.step_output import StepOutput
+from slurm_resolver.supervision.step_output import Failure, StepOutput
 
 HEALTHY = ["IDLE", "MIXED", "ALLOCATED", "MIXED+CLOUD", "ALLOCATED+MAINT", "MIXED+REBOOT_REQUESTED"]
 UNHEALTHY = [
@@ -124,7 +123,7 @@ srun: error: n2: tasks 1,3: Exited with exit code 7"""
 ENDS: Dict[str, Tuple[object, ...]] = {
     RAISED: ("task", 1, 1, "n2", None, "my.Failed: no luck"),
     NODE: ("node", 1, None, "n1", None, None),
-    CANCELLED: ("cancelled", 9, None, None, None, "n1: task 0: Killed"),
+    CANCELLED: ("cancelled", 9, None, None, None, None),
     ENDED_AFTER: ("task", 137, 3, "n1", "SIGKILL", None),
     LAUNCH: ("node", 1, None, "n4", None, "Communication connection failure"),
     NOT_STARTED: ("srun", 9, None, None, None, NOT_STARTED[len("srun: error: ") :]),
@@ -147,25 +146,6 @@ def test_who_failed_first(text: str) -> None:
     )
 
 
-def test_a_log_of_each_task(tmp_path: Path) -> None:
-    output = StepOutput(RankLogs(tmp_path / "a" / "b"))
-    for stream, data in [
-        ("stdout", b" 0: on"),
-        ("stderr", b"srun: error: n1: task 1: Killed\n11: 7: no"),
-        ("stdout", b"e\n11:\n 0: \xff"),
-        ("stderr", b" luck"),
-        ("stdout", b""),
-        ("stderr", b""),
-    ]:
-        output.feed(stream, data)
-    found = {path.name: path.read_bytes() for path in (tmp_path / "a" / "b").iterdir()}
-    assert found == {
-        "rank-0.log": b"one\n\xff\n",
-        "rank-11.log": b"\n7: no luck\n",
-        "srun.log": b"srun: error: n1: task 1: Killed\n",
-    }
-
-
 def test_how_a_failure_is_described() -> None:
     when = time.strftime("%Y-%m-%dT%H:%M:%S", time.localtime(7))
     said = [failure(text, 9)._replace(at=7).describe() for text in (RAISED, NODE, CANCELLED)]
@@ -174,8 +154,6 @@ def test_how_a_failure_is_described() -> None:
         f"node n1 at {when}, node failure",
         f"the step at {when}, cancelled",
     ]
-    known = failure(f"!1: ValueError: x: Name or service not known\n{exited(1)}")
-    assert known.describe().endswith("(A host name of the cluster has no address on this node)")
 
 
 def test_output_in_pieces_and_endless_lines() -> None:
@@ -188,7 +166,7 @@ def test_output_in_pieces_and_endless_lines() -> None:
     assert output.ending
     for _ in range(30):
         output.feed("stdout", b"x" * 100_000)
-    assert sum(map(len, output._parts.values())) <= 1024 * 1024
+    assert sum(map(len, output._parts.values())) <= 64 * 1024
 
 
 STEP_7 = RAISED.replace("no luck", "no luck at step 7, 0x7f10, n1:23001, pid 77")
