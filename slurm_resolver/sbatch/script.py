@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import re
 import shlex
-from typing import List, Optional, Sequence
+from typing import List, Sequence
 
 from slurm_resolver.preemption.requeue import REQUEUE_STATUS
 from slurm_resolver.sbatch.settings import (
@@ -72,22 +72,23 @@ def _all_directives(settings: BatchSettings) -> List[str]:
         tasks = settings.nodes * settings.tasks_per_node
         lines += [f"# Component 0: the workers ({tasks})."]
     if settings.restarts is not None:
+        spare = settings.spare_nodes or 0
         lines += [
-            "# A node that fails does not end the job: supervise, below, continues without it."
+            "# A node that fails does not end the job: supervise, below, continues without it.",
+            f"# {counted(settings.nodes, 'node')} for the step, {spare} to spare.",
+            "#SBATCH --no-kill",
         ]
-        if settings.spare_nodes:
-            nodes = counted(settings.nodes, "node")
-            lines += [f"# {nodes} for the step, {settings.spare_nodes} to spare."]
-        lines += ["#SBATCH --no-kill"]
     lines += [
         *_directives("nodes", settings.nodes + (settings.spare_nodes or 0)),
         *_directives("segment", settings.segment),
         *_directives("ntasks-per-node", settings.tasks_per_node),
-        *_gpu_directives(settings),
-        *_resources(settings, settings.partition),
+        *([_WHY_GPUS] if settings.gpus_per_node else []),
+        *_directives("gpus-per-node", settings.gpus_per_node),
+        *_resources(settings),
     ]
     if settings.ps_nodes is not None:
         servers = (settings.jobs or {})["ps"]
+        servers_on = settings.ps_partition or settings.partition
         lines += [
             _BLOCK_DISTRIBUTION,
             "#SBATCH hetjob",
@@ -96,41 +97,25 @@ def _all_directives(settings: BatchSettings) -> List[str]:
             *_directives("ntasks", servers + 1),
             *(["#SBATCH --requeue"] if settings.requeue else []),
             *([] if script_requeues(settings) else _directives("signal", signal)),
-            *_resources(settings, settings.ps_partition or settings.partition),
+            *_resources(settings._replace(partition=servers_on)),
             _BLOCK_DISTRIBUTION,
         ]
     return lines
 
 
+_WHY_GPUS = "# All tasks of a node see all its GPUs; slurm_resolver gives each its share."
 _BLOCK_DISTRIBUTION = "#SBATCH --distribution=block  # no variable shows a step what the default is"
 
 
-def _resources(settings: BatchSettings, partition: Optional[str]) -> List[str]:
+def _resources(settings: BatchSettings) -> List[str]:
     """Returns what every component has to ask for."""
-    return [
-        *_directives("cpus-per-task", settings.cpus_per_task),
-        *_directives("mem", settings.mem),
-        *(["#SBATCH --exclusive"] if settings.exclusive else []),
-        "# Slurm ends the job after this time. The shorter it is, the sooner the job may start.",
-        *_directives("time", settings.time),
-        *_directives("partition", partition),
-        *_directives("account", settings.account),
-        *_directives("qos", settings.qos),
-        *_directives("constraint", settings.constraint),
-    ]
-
-
-def _gpu_directives(settings: BatchSettings) -> List[str]:
-    if settings.gpus_per_node is None:
-        return []
-    count = int(settings.gpus_per_node.rpartition(":")[2])
-    if settings.tasks_per_node == 1:
-        why = "A task that uses GPUs takes all of its node."
-    elif count < settings.tasks_per_node and not settings.jobs:
-        why = f"{settings.tasks_per_node} tasks share {count} GPUs: several tasks use the same one."
-    else:
-        why = "All tasks of a node see all its GPUs; slurm_resolver gives each its share."
-    return [f"# {why}", *_directives("gpus-per-node", settings.gpus_per_node)]
+    lines = _directives("cpus-per-task", settings.cpus_per_task)
+    lines += _directives("mem", settings.mem)
+    lines += ["#SBATCH --exclusive"] if settings.exclusive else []
+    lines += ["# Slurm ends the job after this time. The shorter it is, the sooner it may start."]
+    for name in ("time", "partition", "account", "qos", "constraint"):
+        lines += _directives(name, getattr(settings, name))
+    return lines
 
 
 def _directives(option: str, value: object) -> List[str]:
@@ -140,8 +125,7 @@ def _directives(option: str, value: object) -> List[str]:
 def directive_word(text: str) -> str:
     """Returns the text as sbatch reads it back from an #SBATCH line.
 
-    There a word may stand in either kind of quotes, a backslash escapes in both, and a # outside
-    quotes starts a comment. Nothing is expanded.
+    There a backslash escapes in either kind of quotes, and nothing is expanded.
     """
     if re.fullmatch(r"[\w./+:@%,=&|*()\[\]-]+", text):
         return text
@@ -162,21 +146,14 @@ def _environment(settings: BatchSettings) -> List[str]:
     for line in settings.env_setup:
         lines += ["# shellcheck source=/dev/null", line]
     if lines:
-        why = "# these scripts often use variables that are not set"
-        lines = [f"set +u  {why}", *lines, "set -u"]
+        lines = ["set +u  # for scripts that use variables which are not set", *lines, "set -u"]
     else:
         lines = [
             "# Replace this by what puts the right python and slurm-resolver first in PATH:",
             "# source ~/venv/bin/activate  # or: module load TensorFlow",
         ]
-    return [
-        "set -euo pipefail",
-        "",
-        *lines,
-        "",
-        "# What Python prints appears in the output at once, as with python -u.",
-        "export PYTHONUNBUFFERED=1",
-    ]
+    python = "export PYTHONUNBUFFERED=1  # what Python prints appears in the output at once"
+    return ["set -euo pipefail", "", *lines, "", python]
 
 
 def _step_options(settings: BatchSettings) -> List[str]:
@@ -186,11 +163,8 @@ def _step_options(settings: BatchSettings) -> List[str]:
         words.append('"--het-group=0,1"')
         lines.append("# --het-group: one step over both components.")
     if settings.cpus_per_task is not None:
+        words.append(f"--cpus-per-task={settings.cpus_per_task}")
         lines.append("# --cpus-per-task: srun does not get it from the batch job.")
-        # a heterogeneous job has one such variable for each component; their values are the same
-        heterogeneous = settings.ps_nodes is not None
-        cpus = str(settings.cpus_per_task) if heterogeneous else '"$SLURM_CPUS_PER_TASK"'
-        words.append(f"--cpus-per-task={cpus}")
     return [*lines, f"step=({' '.join(words)})"]
 
 
@@ -212,22 +186,18 @@ def _end_job(settings: BatchSettings) -> List[str]:
     name = signal_name(settings)
     return [
         "# Under ParameterServerStrategy nothing saves at the signal: the training continues from",
-        "# the last save of BackupAndResume. So only this script gets it, and requeues the job,",
-        "# whose tasks train until then.",
+        "# the last save of BackupAndResume. So only this script gets it, and requeues the job.",
         "end_job() {  # with the exit status of a step",
         f"    trap : {name}  # one that comes now changes nothing any more",
-        *(f"    {line}" for line in _requeue(settings, '"$1"')),
+        f'    {_requeue(settings)} "$1"',
         '    exit "$?"',
         "}",
         f"trap 'end_job {REQUEUE_STATUS}' {name}",
     ]
 
 
-def _requeue(settings: BatchSettings, status: str) -> List[str]:
-    return [
-        f"# Requeues the job after exit status {REQUEUE_STATUS}, and ends with an exit status.",
-        f"slurm-resolver requeue --max-restarts {max_requeues(settings)} {status}",
-    ]
+def _requeue(settings: BatchSettings) -> str:
+    return f"slurm-resolver requeue --max-restarts {max_requeues(settings)}"
 
 
 def _preflight(settings: BatchSettings) -> List[str]:
@@ -258,11 +228,13 @@ def _training(settings: BatchSettings) -> List[str]:
             srun = f"--kill-on-bad-exit=0 --wait={seconds}"
             lines = [line.format(status=REQUEUE_STATUS, seconds=seconds) for line in _WHY_WAIT]
         lines = ["status=0", *lines]
-        end, after = " || status=$?", ["", *_requeue(settings, '"$status"')]
+        why = (
+            f"# Requeues the job after exit status {REQUEUE_STATUS}, and ends with an exit status."
+        )
+        end, after = " || status=$?", ["", why, f'{_requeue(settings)} "$status"']
     step = f'"${{step[@]}}" {srun} \\'
     if settings.restarts is not None:
-        after_signal = seconds_after_signal(settings) + SIGNAL_EARLY_SECONDS
-        step = _supervised(settings, after_signal, step)
+        step = _supervised(settings, step)
     run = " ".join(shlex.quote(word) for word in settings.command) + f' "$@"{end}'
     if settings.exec:
         lines += [
@@ -284,10 +256,11 @@ def _training(settings: BatchSettings) -> List[str]:
     return [*lines, step, f"    {run}", *after]
 
 
-def _supervised(settings: BatchSettings, after_signal: int, step: str) -> str:
+def _supervised(settings: BatchSettings, step: str) -> str:
     options = f"--restarts {settings.restarts}"
     if settings.requeue:  # no start that the signal before the time limit would interrupt
-        options += f" --requeue --least-time {after_signal}"
+        least_time = seconds_after_signal(settings) + SIGNAL_EARLY_SECONDS
+        options += f" --requeue --least-time {least_time}"
     options += f" \\\n    --nodes {settings.nodes}"
     if settings.min_nodes is not None:
         options += f" --min-nodes {settings.min_nodes}"

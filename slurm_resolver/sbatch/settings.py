@@ -10,7 +10,7 @@ from typing import Dict, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 from slurm_resolver.cluster.job_counts import job_counts
 from slurm_resolver.errors import LaunchError
-from slurm_resolver.slurm.time_limit import find_signal, parse_time
+from slurm_resolver.slurm.time_limit import parse_time
 from slurm_resolver.wording import counted
 
 DEFAULT_SIGNAL = "USR1@120"
@@ -18,9 +18,8 @@ DEFAULT_TIME = "01:00:00"
 
 # Slurm sends the signal up to this much earlier than asked.
 SIGNAL_EARLY_SECONDS = 60
-_SIGNAL_NAMES = "HUP INT QUIT ABRT ALRM TERM USR1 USR2 URG CONT TSTP TTIN TTOU"
 # those that a batch file can catch, and that have no other meaning
-_TRAPPED_NAMES = ("USR1", "USR2", "TERM", "INT", "HUP", "QUIT", "ALRM", "URG")
+_SIGNALS = "USR1|USR2|TERM|INT|HUP|QUIT|ALRM|URG"
 
 
 class BatchSettings(NamedTuple):
@@ -83,8 +82,8 @@ _GRAMMARS: Dict[str, Tuple[str, str]] = {
         "task numbers such as 0-15, 1,3,5-7 or 0-31%4",
     ),
     "signal": (
-        rf"((SIG)?({_SIGNAL_NAMES.replace(' ', '|')})|[1-9]\d?)(@\d{{1,5}})?",
-        "a signal for the tasks, with the seconds before the end: USR1@120",
+        rf"(SIG)?({_SIGNALS})(@\d{{1,5}})?",
+        f"one of {_SIGNALS.replace('|', ', ')}, with the seconds before the end: USR1@120",
     ),
     "job_name": (r"[^/]+", "a name without a slash, as the output file is named after it"),
 }
@@ -125,11 +124,6 @@ def _check_times(settings: BatchSettings) -> None:
             f"up to {SIGNAL_EARLY_SECONDS} s early, so that it could come as the job starts; "
             f"expected a time of more than {earliest} s."
         )
-    if script_requeues(settings) and signal_name(settings) not in _TRAPPED_NAMES:
-        raise LaunchError(
-            f"--signal {settings.signal} and parameter servers: the batch file gets the signal, as "
-            f"no task saves at one then; expected one of {', '.join(_TRAPPED_NAMES)}."
-        )
 
 
 def _check_command(command: Sequence[str]) -> None:
@@ -138,15 +132,11 @@ def _check_command(command: Sequence[str]) -> None:
     if command[0].startswith("-"):
         raise LaunchError(f"{command[0]!r}: expected a program; srun would read it as an option.")
     for word in command:
-        if word == ":":
+        if word == ":" or re.search("[\r\ud800-\udfff]", word):
             raise LaunchError(
-                "the command has the word ':', which srun reads as the start of another component "
-                "of the step: put the command into a script."
-            )
-        if re.search("[\r\ud800-\udfff]", word):
-            raise LaunchError(
-                f"{word!r}: a batch file cannot have a carriage return, or bytes that are not "
-                "UTF-8: put the command into a script."
+                f"the word {word!r} of the command: srun reads ':' as the start of another "
+                "component, and sbatch no carriage return and no bytes that are not UTF-8; put "
+                "the command into a script."
             )
 
 
@@ -165,9 +155,8 @@ def _check_jobs(settings: BatchSettings, nodes: int) -> None:
             raise LaunchError("--array and --ps-nodes: Slurm has no array of heterogeneous jobs.")
         if settings.restarts is not None:
             raise LaunchError(
-                "--restarts and --ps-nodes: slurm-resolver supervise starts no step of a "
-                "heterogeneous job again. Leave out --ps-nodes, or use --requeue instead of "
-                "--restarts."
+                "--restarts and --ps-nodes: slurm-resolver supervise does not restart a step of a "
+                "heterogeneous job; leave out --ps-nodes, or use --requeue instead of --restarts."
             )
         tasks += jobs["ps"] + 1
     if jobs.get("ps", 0) < 0:
@@ -187,21 +176,20 @@ def _check_jobs(settings: BatchSettings, nodes: int) -> None:
 
 
 def _check_restarts(settings: BatchSettings) -> None:
-    least = settings.min_nodes
-    if settings.restarts is None:
-        for name in ("spare_nodes", "min_nodes"):
-            if getattr(settings, name) is not None:
-                raise _refused(name, getattr(settings, name), "--restarts N as well")
-    elif least is not None:
-        if least > settings.nodes:
-            raise _refused("min_nodes", least, f"at most --nodes {settings.nodes}")
-        jobs = settings.jobs or {}
-        if least < settings.nodes and jobs and -1 not in jobs.values():
-            raise LaunchError(
-                f"--min-nodes {least} and jobs={dict(jobs)!r}: with fewer nodes there are fewer "
-                "tasks; expected one job to be -1, the rest."
-            )
-        _check_jobs(settings, least)
+    jobs, least = settings.jobs or {}, settings.min_nodes
+    for name in ("spare_nodes", "min_nodes"):
+        if settings.restarts is None and getattr(settings, name) is not None:
+            raise _refused(name, getattr(settings, name), "--restarts N as well")
+    if least is None:
+        return
+    if least > settings.nodes:
+        raise _refused("min_nodes", least, f"at most --nodes {settings.nodes}")
+    if least < settings.nodes and jobs and -1 not in jobs.values():
+        raise LaunchError(
+            f"--min-nodes {least} and jobs={dict(jobs)!r}: with fewer nodes there are fewer tasks; "
+            "expected one job to be -1, the rest."
+        )
+    _check_jobs(settings, least)
 
 
 def _refused(name: str, value: object, expected: str) -> LaunchError:
@@ -214,9 +202,8 @@ def job_signal(settings: BatchSettings) -> Optional[str]:
 
 
 def signal_name(settings: BatchSettings) -> str:
-    """Returns the signal alone, as `trap` takes it: USR1, also where it is given by its number."""
-    text = job_signal(settings) or ""
-    return find_signal(text.partition("@")[0], f"--signal {text}").name[len("SIG") :]
+    """Returns the signal alone, as `trap` takes it: USR1."""
+    return (job_signal(settings) or "").partition("@")[0].replace("SIG", "")
 
 
 def script_requeues(settings: BatchSettings) -> bool:
@@ -234,13 +221,8 @@ def has_servers(settings: BatchSettings) -> bool:
 
 
 def max_requeues(settings: BatchSettings) -> int:
-    """Returns how often the batch file requeues the job.
-
-    With parameter servers it does so at every time limit: as often as tasks that save do it.
-    """
-    if settings.max_restarts is not None:
-        return settings.max_restarts
-    return 100 if has_servers(settings) else 10
+    """Returns how often the batch file requeues the job: with a ps, at every time limit."""
+    return settings.max_restarts or (100 if has_servers(settings) else 10)
 
 
 def seconds_after_signal(settings: BatchSettings) -> int:

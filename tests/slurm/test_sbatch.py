@@ -30,7 +30,7 @@ OPTION_SETS = {
     "requeued": "--nodes 2 -c 2 --requeue --time 1:00:00 --exclusive",
     "an array": "--nodes 2 --array 0-3%2 --requeue --signal TERM@60 --job-name 'a # \"b\" \\\\c'",
     "exec": "--nodes 2 --exec --ps 1 --tasks-per-node 2 --time 0-1 --max-restarts 2",
-    "heterogeneous": "--nodes 2 -c 2 --gpus-per-node 2 --ps 2 --ps-nodes 1 --requeue --signal 10",
+    "heterogeneous": "--nodes 2 -c 2 --gpus-per-node 2 --ps 2 --ps-nodes 1 --requeue --signal USR1",
     "restarted": "--nodes 3 --restarts 2 --spare-nodes 1 --min-nodes 2 --gpus-per-node 2",
     "restarted and requeued": "-N 2 --tasks-per-node 2 --restarts 2 --requeue --ps 1 --exec",
     "an environment": "--module a/b --module 'c d' --env-setup 'source ~/v/activate' --no-check",
