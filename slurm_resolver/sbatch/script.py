@@ -228,9 +228,7 @@ def _training(settings: BatchSettings) -> List[str]:
             srun = f"--kill-on-bad-exit=0 --wait={seconds}"
             lines = [line.format(status=REQUEUE_STATUS, seconds=seconds) for line in _WHY_WAIT]
         lines = ["status=0", *lines]
-        why = (
-            f"# Requeues the job after exit status {REQUEUE_STATUS}, and ends with an exit status."
-        )
+        why = f"# Requeues the job after exit status {REQUEUE_STATUS}."
         end, after = " || status=$?", ["", why, f'{_requeue(settings)} "$status"']
     step = f'"${{step[@]}}" {srun} \\'
     if settings.restarts is not None:

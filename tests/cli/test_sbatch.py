@@ -104,7 +104,7 @@ status=0
 "${{step[@]}}" --kill-on-bad-exit=0 --wait=90 \\
     python train.py --name '$x' "$@" || status=$?
 
-# Requeues the job after exit status 75, and returns an exit status.
+# Requeues the job after exit status 75.
 slurm-resolver requeue --max-restarts 3 "$status"
 """
 
