@@ -97,8 +97,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--signal",
         metavar="SIGNAL[@SECONDS]",
         help="send the tasks a signal before the time limit (with --requeue: "
-        f"{DEFAULT_SIGNAL}); with --requeue and parameter servers the batch file, as no task saves "
-        "at one then, unless there are --restarts",
+        f"{DEFAULT_SIGNAL}); with --requeue and parameter servers only the batch file gets it, as "
+        "no task saves at one then",
     )
     add(
         "--max-restarts",

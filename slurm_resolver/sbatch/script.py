@@ -16,7 +16,6 @@ from slurm_resolver.sbatch.settings import (
     SIGNAL_EARLY_SECONDS,
     BatchSettings,
     check_settings,
-    has_servers,
     job_signal,
     max_requeues,
     script_requeues,
@@ -221,13 +220,10 @@ def _training(settings: BatchSettings) -> List[str]:
         lines += ["# In the background, as bash heeds a signal at once only while it waits."]
         end, after = " &", ["status=0", "wait $! || status=$?", 'end_job "$status"']
     elif settings.requeue:
-        if has_servers(settings):
-            lines = list(_WHY_SUPERVISED)
-        else:
-            seconds = seconds_after_signal(settings)
-            srun = f"--kill-on-bad-exit=0 --wait={seconds}"
-            lines = [line.format(status=REQUEUE_STATUS, seconds=seconds) for line in _WHY_WAIT]
-        lines = ["status=0", *lines]
+        seconds = seconds_after_signal(settings)
+        srun = f"--kill-on-bad-exit=0 --wait={seconds}"
+        why_wait = [line.format(status=REQUEUE_STATUS, seconds=seconds) for line in _WHY_WAIT]
+        lines = ["status=0", *why_wait]
         why = f"# Requeues the job after exit status {REQUEUE_STATUS}."
         end, after = " || status=$?", ["", why, f'{_requeue(settings)} "$status"']
     step = f'"${{step[@]}}" {srun} \\'
@@ -270,11 +266,6 @@ def _supervised(settings: BatchSettings, step: str) -> str:
     )
 
 
-_WHY_SUPERVISED = (
-    "# Under ParameterServerStrategy nothing saves at the signal, which ends the tasks: supervise",
-    "# then has the job requeued, and the training continues from the last save of",
-    "# BackupAndResume.",
-)
 _WHY_WAIT = (
     "# A task that gets the signal saves, and requeues the job with scontrol. Where there is none",
     "# (in a container) it ends with exit status {status}, and the lines below requeue the job.",

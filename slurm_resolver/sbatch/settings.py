@@ -209,20 +209,14 @@ def signal_name(settings: BatchSettings) -> str:
 def script_requeues(settings: BatchSettings) -> bool:
     """Whether the signal is for the batch file, which requeues the job.
 
-    With parameter servers no task saves at a signal: it would only end the tasks, and with them a
-    job that Slurm does not requeue. `slurm-resolver supervise` requeues such a job by itself.
+    With parameter servers no task saves at a signal, which would only end the tasks.
     """
-    return settings.requeue and settings.restarts is None and has_servers(settings)
-
-
-def has_servers(settings: BatchSettings) -> bool:
-    """Whether there are parameter servers, so that no task saves at a signal."""
-    return (settings.jobs or {}).get("ps", 0) > 0
+    return settings.requeue and (settings.jobs or {}).get("ps", 0) > 0
 
 
 def max_requeues(settings: BatchSettings) -> int:
     """Returns how often the batch file requeues the job: with a ps, at every time limit."""
-    return settings.max_restarts or (100 if has_servers(settings) else 10)
+    return settings.max_restarts or (100 if script_requeues(settings) else 10)
 
 
 def seconds_after_signal(settings: BatchSettings) -> int:

@@ -157,24 +157,6 @@ def show_steps(job_id: str, timeout: float = TIMEOUT_SECONDS) -> List[Dict[str, 
     return [_find_pairs(line, _FIELD) for line in text.splitlines() if line.strip()]
 
 
-def find_step(job_id: str, pid: int, timeout: float = TIMEOUT_SECONDS) -> Optional[str]:
-    """Returns the id of the step (``12.0``) whose srun has this process id; None for none."""
-    try:
-        text = scontrol("--oneliner", "show", "step", job_id, timeout=timeout)
-    except OSError as error:
-        if "not found" in str(error):  # how it says that the job has no step
-            return None
-        raise
-    # more may follow, as TresPerNode of a step with GPUs
-    found = re.findall(r"^StepId=(\S+) .*?\sSrunHost:Pid=\S*:(\d+)(?:\s|$)", text, re.M)
-    return next((step for step, owner in found if int(owner) == pid), None)
-
-
-def end_step(step_id: str, timeout: float = TIMEOUT_SECONDS) -> None:
-    """Kills the tasks of a step (scancel)."""
-    _run("scancel", step_id, timeout=timeout)
-
-
 def cancel_job(job_id: str, timeout: float = TIMEOUT_SECONDS) -> None:
     """Cancels a job (scancel)."""
     _run("scancel", job_id, timeout=timeout)

@@ -123,10 +123,6 @@ class Supervisor:
             return stop
         same = same_again(self._attempts)
         if len(self._attempts) > self._options.restarts:
-            # the signal may have announced the job's end to tasks that do not save
-            ending = self._look()[1] if self._options.requeue and failure.signal else None
-            if ending is not None and ending.requeue:
-                return ending
             again = ", and it was the same each time" if same else ""
             return Stop(f"--restarts {self._options.restarts} is used up{again}")
         if failure.kind == "node" and failure.node is not None:

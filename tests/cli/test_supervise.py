@@ -114,29 +114,6 @@ def test_restarts_are_used_up(folder: Path) -> None:
     ]
 
 
-# How a task has ended, whether Slurm preempts the job, and the last status: what a signal has ended
-# that announced the end of the job has not failed, and is no restart that would be one too many.
-LAST_ENDS = [
-    ("User defined signal 1", True, 75),
-    ("Terminated", True, 75),
-    ("User defined signal 1", False, 138),
-    ("Exited with exit code 3", True, 3),
-]
-
-
-@pytest.mark.parametrize(("how", "preempted", "last"), LAST_ENDS)
-def test_a_job_that_slurm_ends_is_requeued_where_restarts_are_used_up(
-    folder: Path, how: str, preempted: bool, last: int
-) -> None:
-    ends = f"echo 'srun: error: n2: task 1: {how}' >&2; exit 9\n"
-    preempts = "sed -i 's/$/ PreemptTime=2026-01-01T00:00:00/' job\n" if preempted else ""
-    (folder / "srun.do").write_text(LOOKS + preempts + ends)
-    status, _, said = ended(supervise(folder, "--restarts 0 --requeue"))
-    assert status == last
-    why = "Slurm preempts the job; exit status 75 asks" if last == 75 else "--restarts 0 is used up"
-    assert said[0].startswith(f"not started again: {why}")
-
-
 @pytest.mark.parametrize(
     ("state", "told"),
     [
