@@ -22,9 +22,8 @@ cancelled is not requeued, nor one that Slurm requeues by itself.
 exit status: STATUS; 1 where the job was restarted --max-restarts times already; 143 where it is
 cancelled; 75 where Slurm does not answer.
 
-example:
-  srun python train.py || status=$?
-  slurm-resolver requeue --max-restarts 10 "${status:-0}\""""
+examples:
+  srun python train.py || slurm-resolver requeue --max-restarts 10 "$?\""""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -35,7 +34,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="requeue the job at most so often (no limit)",
     )
-    parser.add_argument("status", type=int, metavar="STATUS", help="the training's exit status")
+    parser.add_argument("status", metavar="STATUS", help="the training's exit status")
 
 
 def main(args: argparse.Namespace) -> int:
@@ -48,15 +47,16 @@ def main(args: argparse.Namespace) -> int:
     )
     from slurm_resolver.slurm.step import SlurmStep
 
-    if not 0 <= args.status <= 255:
-        raise LaunchError(f"STATUS {args.status}: expected an exit status from 0 to 255")
+    if not (args.status.isdecimal() and int(args.status) <= 255):
+        raise LaunchError(f"STATUS {args.status!r}: expected an exit status from 0 to 255")
+    status = int(args.status)
     step = SlurmStep.read()
     job_id = job_id_for_scontrol(step)
     if job_id is None:
         raise LaunchError("SLURM_JOB_ID is not set: expected to be called by a batch file")
-    if args.status == 0:
+    if status == 0:
         return 0
-    if args.status != REQUEUE_STATUS:
+    if status != REQUEUE_STATUS:
         preempted = False
         with contextlib.suppress(OSError):
             job = scontrol.show_job(job_id)
@@ -65,7 +65,7 @@ def main(args: argparse.Namespace) -> int:
                 # Slurm would requeue the job that failed, and hold it.
                 scontrol.allow_requeue(job_id, False)
         if not preempted:
-            return int(args.status)
+            return status
     plan = requeue_job(step, "scontrol", args.max_restarts)
     print(f"slurm-resolver requeue: {plan.message}", file=sys.stderr, flush=True)
     time.sleep(plan.wait)  # Slurm ends the batch file meanwhile

@@ -86,22 +86,13 @@ def show_config(timeout: float = TIMEOUT_SECONDS) -> Dict[str, str]:
 def show_job(job_id: str, timeout: float = TIMEOUT_SECONDS) -> Dict[str, str]:
     """Returns the fields of a Slurm job by name (``scontrol show job``).
 
-    Of a heterogeneous job, whose components are listed one by one, those of the first.
-    """
-    return show_components(job_id, timeout)[0]
-
-
-def show_components(job_id: str, timeout: float = TIMEOUT_SECONDS) -> List[Dict[str, str]]:
-    """Returns the fields of each component of a heterogeneous job; of another job only its own.
+    A heterogeneous job has a line for each component, of which this reads the first.
 
     Raises:
         OSError: where the controller does not answer.
     """
     text = scontrol("--oneliner", "show", "job", job_id, timeout=timeout)
-    found = [_find_pairs(line, _FIELD) for line in text.splitlines() if line.strip()] or [{}]
-    # by their number, as 1+0; the other lines of a job array are other jobs
-    parts = [job for job in found if job.get("HetJobId", "") == found[0].get("HetJobId")]
-    return parts or found[:1]
+    return _find_pairs(text.strip().partition("\n")[0], _FIELD)
 
 
 def requeues_failures(job: Mapping[str, str]) -> bool:

@@ -137,6 +137,6 @@ def test_when_the_job_is_requeued(
 
 def test_what_it_refuses(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["requeue", "300"]) == 2
-    assert "STATUS 300: expected an exit status from 0 to 255" in capsys.readouterr().err
+    assert "STATUS '300': expected an exit status from 0 to 255" in capsys.readouterr().err
     assert main(["requeue", "75"]) == 2
     assert "SLURM_JOB_ID is not set" in capsys.readouterr().err
