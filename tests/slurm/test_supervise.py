@@ -37,7 +37,6 @@ from slurm_resolver.preflight.ready import wait_until_ready
 cluster = slurm_resolver.resolve()
 wait_until_ready(cluster, 60)
 print("ready", cluster.task.address, *sorted({task.node for task in cluster.tasks}))"""
-RAISE = [sys.executable, "-c", "raise ValueError('no 7')"]
 
 
 class Case(NamedTuple):
@@ -74,12 +73,6 @@ def failing(rank: int, number: int, *command: str) -> str:
 PRINTED = "slurm-resolver sbatch --no-check --requeue --nodes 2 --tasks-per-node 2 --restarts 3"
 # A pause that is long enough for something to happen in it, once the step has ended.
 PAUSED = "until grep -q 'task 3: Killed' out; do sleep 0.1; done"
-# The second start runs until it gets a signal, as one of Slurm's.
-AGAIN = (
-    '[ ! -e failed-1 ] || [ -n "$SLURM_RESTART_COUNT" ] || {\n'
-    "    trap 'exit 75' TERM; touch again-$SLURM_PROCID; sleep 600 & wait; }\n"
-)
-AWAIT_AGAIN = "for rank in 0 1 2 3; do until [ -e again-$rank ]; do sleep 0.1; done; done"
 KILLED = failing(3, 1, "bash", "-c", "kill -9 $PPID")
 DOWN = "scontrol update NodeName=B State=DOWN Reason=test"
 WAITS = "[ ! -e go-1 ] || exit 0; exec sleep 600\n"  # until the second start
@@ -120,32 +113,6 @@ CASES = {
         restarts=1,
         batch=PRINTED,
     ),
-    "preempted after a restart": Case(
-        2,
-        "--nodes 2",
-        AGAIN + KILLED,
-        (
-            "restart 1 of 3; now on A,B; .*, SIGKILL",
-            "not started again after 1 restart: exit status 75: .*",
-            "first failure: rank . on . at .*, exit status 75",
-            "of all starts the first failure: rank 3 on B .*, SIGKILL",
-        ),
-        ("AB", "AB"),
-        f"touch go-1; {AWAIT_AGAIN}\nsbatch -p urgent -N2 -w A,B --exclusive -o urgent --wrap true",
-        restarts=1,
-        batch=f"{PRINTED} --partition low",
-    ),
-    "two nodes after each other": Case(
-        2,
-        "--nodes 2",
-        failing(0, 1, *RAISE) + failing(3, 2, "bash", "-c", "kill -SEGV $PPID"),
-        (
-            r"restart 1 of 3; .* rank 0 on A at \S+, exit status 1: ValueError: no 7",
-            r"restart 2 of 3; .* rank 3 on B at \S+, SIGSEGV",
-            "ended with status 0, after 2 restarts",
-        ),
-        ("AB", "AB", "AB"),
-    ),
     "down, a spare one comes in": Case(
         3,
         "--nodes 2 --watch 5",
@@ -175,18 +142,6 @@ CASES = {
         (r"restart 1 of 3; now on A; left out: B .*", "ended with status 0, after 1 restart"),
         ("AB", "A"),
         DOWN,
-    ),
-    "too few nodes": Case(
-        2,
-        "--nodes 2 --requeue",
-        WAITS,
-        (
-            "not started again: 1 healthy node left, without B .*: expected 2 .*; exit status 75.*",
-            r"first failure: node B at \S+, node failure",
-        ),
-        ("AB",),
-        DOWN,
-        "FAILED 75:0",
     ),
     "the time limit is near": Case(
         2,
