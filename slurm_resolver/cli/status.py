@@ -23,15 +23,13 @@ from slurm_resolver.slurm.step import SlurmStep
 
 DESCRIPTION = """\
 Shows what each worker of a running step does: epoch, step, whether it waits for data or is in the
-step, ms a step, and the shares of its time that it spends waiting for data and between steps. Run
-it on a node of the job. It works for Keras 3's fit, evaluate and predict under this package's
-MultiWorkerMirroredStrategy, and for ResumableLoop."""
+step, ms a step, and the shares of time spent waiting for data and between steps. Run it on a node
+of the job, which trains under MultiWorkerMirroredStrategy with Keras 3 or a ResumableLoop."""
 
 EPILOG = """\
 exit status: 0; 1 where no coordination service answers; 2 when usage or environment are wrong.
 
 examples:
-  srun --jobid 42 --overlap -n 1 slurm-resolver status 42
   srun --jobid 42 --overlap -n 1 --pty slurm-resolver status 42.0 --watch
   srun --jobid 42 --overlap -n 1 slurm-resolver status 42 --json"""
 
@@ -42,13 +40,8 @@ _HEADINGS = ("worker", "epoch", "step", "doing", "ms a step", "data", "between")
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds this subcommand's arguments."""
-    parser.add_argument(
-        "step",
-        nargs="?",
-        metavar="JOBID[.STEP]",
-        help="default: SLURM_JOB_ID, and its newest step that answers; of `slurm-resolver run` its "
-        "process id",
-    )
+    what = "default: this job, and its newest step that answers; of `slurm-resolver run` its pid"
+    parser.add_argument("step", nargs="?", metavar="JOBID[.STEP]", help=what)
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.add_argument(
         "--watch",
@@ -75,19 +68,14 @@ def main(args: argparse.Namespace) -> int:
     reasons: List[str] = []
     ask = _connect(addresses, reasons)
     if ask is None:
-        where = " and ".join(dict.fromkeys(each.identity.partition(" ")[0] for each in addresses))
         reason = f" ({reasons[0]})" if reasons else ""
         print(
-            f"slurm-resolver status: no coordination service answers in "
-            f"{f'step {where}' if where else f'a step of job {job_id}'}{reason}: the program has "
-            "not made its strategy yet, trains alone, or has ended.",
+            f"slurm-resolver status: no coordination service answers in a step of job {job_id}"
+            f"{reason}: the program has not made its strategy yet, trains alone, or has ended.",
             file=sys.stderr,
         )
         return 1
-    if args.watch is None:
-        _print(ask(), args.json)
-        return 0
-    return _watch(ask, args.watch, args.json)
+    return _show(ask, args.watch, args.json)
 
 
 def _addresses(job_id: str, step_id: str, own: SlurmStep) -> Iterator[ServiceAddress]:
@@ -99,7 +87,7 @@ def _addresses(job_id: str, step_id: str, own: SlurmStep) -> Iterator[ServiceAdd
     simulated = _simulated_step(job_id)
     if simulated is not None:
         port = choose_ports(simulated, simulated.num_tasks or 1).meeting_port
-        yield _address(simulated, "localhost", "localhost", port)
+        yield ServiceAddress("localhost", port, "localhost", identity_of(simulated), 0, 0, False)
         return
     job = show_job(job_id)
     job_id, restarts = job.get("JobId", job_id), int(job.get("Restarts") or 0)
@@ -119,11 +107,7 @@ def _addresses(job_id: str, step_id: str, own: SlurmStep) -> Iterator[ServiceAdd
         ports = None if reserved in UNSET else variable.read({variable.name: reserved})
         # By default the last one is left over; the layout, which decides, is not known here.
         for port in (*reversed((ports or ())[1:]), derive_meeting_port(step)):
-            yield _address(step, node, host, port)
-
-
-def _address(step: SlurmStep, node: str, host: str, port: int) -> ServiceAddress:
-    return ServiceAddress(host, port, node, identity_of(step), step.num_tasks or 0, 0, False)
+            yield ServiceAddress(host, port, node, identity_of(step), 0, 0, False)
 
 
 def _simulated_step(job_id: str) -> Optional[SlurmStep]:
@@ -148,16 +132,14 @@ def _connect(
             return observe(address)
         except RendezvousError as error:  # the service is there, but not the secret
             reasons.insert(0, str(error))
-        except WireError as error:
-            reasons.append(str(error))
-        except OSError as error:
-            reasons.append(f"{address.host}:{address.port}: {error.strerror or error}")
+        except (OSError, WireError) as error:
+            reasons.append(f"{address.host}:{address.port}: {error}")
     return None
 
 
-def _watch(ask: Callable[[], Message], seconds: float, as_json: bool) -> int:
-    """Prints it again and again, until the step ends or the user interrupts."""
-    in_place = sys.stdout.isatty() and not as_json
+def _show(ask: Callable[[], Message], seconds: Optional[float], as_json: bool) -> int:
+    """Prints the status, again and again if `seconds` are given, until the step ends."""
+    in_place = seconds is not None and sys.stdout.isatty() and not as_json
     try:
         while True:
             told = ask()
@@ -165,12 +147,14 @@ def _watch(ask: Callable[[], Message], seconds: float, as_json: bool) -> int:
                 print("\x1b[H\x1b[J", end="")  # clears the terminal
             _print(told, as_json)
             sys.stdout.flush()
+            if seconds is None:
+                return 0
             time.sleep(seconds)
-    except (OSError, WireError):
-        print("the step has ended", file=sys.stderr)
     except KeyboardInterrupt:
-        pass
-    return 0
+        return 0
+    except (OSError, WireError):
+        print("slurm-resolver status: the step has ended", file=sys.stderr)
+        return int(seconds is None)
 
 
 def _print(told: Message, as_json: bool) -> None:
@@ -188,8 +172,8 @@ def _print(told: Message, as_json: bool) -> None:
 def slowest(workers: List[Dict[str, Any]]) -> Optional[Dict[str, Any]]:
     """Returns the worker that the others wait for; None where none stands out.
 
-    All workers take equally long for a step, as they wait for each other in it. The slow one comes
-    late to it: it spends more time than the others waiting for data, or between steps.
+    The workers wait for each other in a step. The slow one comes late to it: it spends more time
+    than the others waiting for data, or between steps.
     """
     if len(workers) < 2:
         return None
@@ -212,12 +196,5 @@ def table(workers: List[Dict[str, Any]]) -> str:
         place = (str(worker["epoch"] or "-"), str(worker["step"] or "-"))
         rows.append((str(worker["name"]), *place, doing, ms, *shares))
     widths = [max(map(len, column)) for column in zip(*rows)]
-    left = (0, 3)  # texts; the other columns are numbers
-    lines = []
-    for row in rows:
-        cells = [
-            cell.ljust(width) if place in left else cell.rjust(width)
-            for place, (cell, width) in enumerate(zip(row, widths))
-        ]
-        lines.append("  ".join(cells).rstrip())
-    return "\n".join(lines)
+    cells = [f"{{:{'<' if at in (0, 3) else '>'}{width}}}" for at, width in enumerate(widths)]
+    return "\n".join("  ".join(cells).format(*row).rstrip() for row in rows)

@@ -114,11 +114,17 @@ def _choose(
         return _without_variable(step, visible, local_rank, gpu_local_ranks)
     if not shown:
         return TaskGpus((), f"{visible.name} shows none", visible_before=(), same_for_all=True)
-    if _CLOSEST.search(step.tres_bind or "") and len(gpu_local_ranks) > 1:
-        return _closest(step, visible, shown)
     if _is_bound(step, shown):
         source = f"{visible.name}, bound to the task by Slurm"
         shares = is_bound_with_another(step, local_rank, gpu_local_ranks)
+        if _CLOSEST.search(step.tres_bind or "") and len(gpu_local_ranks) > 1:
+            # No variable says which tasks see the same GPUs.
+            warn_once(
+                "srun --gpu-bind=closest shows tasks of one socket the same GPUs, which they then "
+                "share. To give each task its own, start with srun --gpu-bind=per_task:N, or "
+                "without --gpu-bind"
+            )
+            shares = True
         memory = memory_settings(step, shares)
         return TaskGpus(shown, source, visible_before=shown, memory=memory)
     if len(gpu_local_ranks) == 1:
@@ -133,16 +139,6 @@ def _choose(
         same_for_all=True,
         memory=memory_settings(step, shares),
     )
-
-
-def _closest(step: SlurmStep, visible: VisibleDevices, shown: Devices) -> TaskGpus:
-    """Returns the GPUs near the task's CPUs; no variable says which tasks see the same ones."""
-    warn_once(
-        "srun --gpu-bind=closest shows tasks of one socket the same GPUs, which they then share. "
-        "To give each task its own, start with srun --gpu-bind=per_task:N, or without --gpu-bind"
-    )
-    source = f"{visible.name}, closest to the task"
-    return TaskGpus(shown, source, visible_before=shown, memory=memory_settings(step, True))
 
 
 def _settings(visible: VisibleDevices, devices: Devices) -> Dict[str, str]:

@@ -11,7 +11,6 @@ from slurm_resolver.cluster.node_address import BY_SLURM
 from slurm_resolver.cluster.options import ClusterOptions
 from slurm_resolver.errors import AddressError
 from slurm_resolver.slurm.hostlist_compress import compress_hostlist
-from slurm_resolver.slurm.scontrol import node_addresses
 from slurm_resolver.slurm.step import SlurmStep
 
 _LOOPBACK = "127.0.0.1"
@@ -57,6 +56,8 @@ def with_addresses(
 
 @functools.lru_cache(maxsize=4)
 def _ask_slurm(nodes: str, delay: float) -> Dict[str, str]:
+    from slurm_resolver.slurm.scontrol import node_addresses  # few steps need it
+
     if delay >= 1.0:
         time.sleep(delay)
     try:

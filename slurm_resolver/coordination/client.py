@@ -33,9 +33,11 @@ _PORT_SECONDS = 10.0  # for a process that ends to free the port
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.05, 1.0  # between two attempts to connect
 _ANSWER_SECONDS = 5.0  # for the service to say that the time is up
 _LONGEST_SECONDS = 1e6
+_GOODBYE_SECONDS = 5.0  # for the service to read the goodbye
 _LEAVE_SECONDS = 30.0  # at the end of this process, for the service to start
 _NOTICE_SECONDS = 30.0  # until one task reports that the service cannot be reached
 _MOST_NAMES = 10  # tasks that a message names
+_MOST_VALUE_BYTES = wire.MOST_BYTES - 4096
 
 
 def _rank_name(rank: int) -> str:
@@ -72,13 +74,13 @@ class Client:
         self._listeners: Dict[str, List[Listener]] = {}
         self.problem = "it has not started, or has failed: look at the output of its task"
         self.refusal = ""
-        self._noticed = False
         self._closed = False
         self._service_rank: Optional[int] = None
         self._has_ended = False  # whether the service was there, and is not any more
         if address.serves and role in wire.ROLES:
             self._start_service()
-        threading.Thread(target=self._run, name="slurm_resolver client", daemon=True).start()
+        self._thread = threading.Thread(target=self._run, name="slurm_resolver client", daemon=True)
+        self._thread.start()
 
     def gather(
         self, purpose: str, value: Any, timeout: Optional[float], without: Collection[int] = ()
@@ -88,7 +90,7 @@ class Client:
         Args:
             purpose: what it is for, as messages name it, such as "the start"; calls with the same
                 purpose are counted.
-            value: what this task gives: at most 60 KiB as JSON.
+            value: what this task gives: at most 60 KiB as JSON in a JSON string.
             timeout: seconds until this task's time is up; the first one's ends the wait of all.
                 None waits until all have come, or one of them has ended, and reports nobody.
             without: the ranks that do not call it, whose values are None.
@@ -135,6 +137,8 @@ class Client:
         self._gathers[purpose] = self._gathers.get(purpose, 0) + 1
         name = f"{purpose} {self._gathers[purpose]}"
         message = {"value": json.dumps(value), "without": sorted(without), "patient": patient}
+        if len(wire.encode(message)) > _MOST_VALUE_BYTES:
+            raise ValueError(f"{purpose}: a value of more than {_MOST_VALUE_BYTES} bytes")
         self._pending[name] = (message, until)
         self._send_gather(name)
         self._changed.notify_all()
@@ -182,12 +186,17 @@ class Client:
             self._send({"goodbye": failure})
             sock, self._socket = self._socket, None
             self._changed.notify_all()
-        if self.service is not None:
-            self.service.close()
         if sock is not None:
+            # A message that arrives after a close resets the connection, and the goodbye is lost.
+            with contextlib.suppress(OSError):
+                sock.shutdown(socket.SHUT_WR)
+            if self._thread is not threading.current_thread():
+                self._thread.join(_GOODBYE_SECONDS)
             with contextlib.suppress(OSError):
                 sock.shutdown(socket.SHUT_RDWR)
             sock.close()
+        if self.service is not None:
+            self.service.close()
 
     def close_in_child(self) -> None:
         """Closes a forked process's copies of the sockets; the parent's stay as they are."""
@@ -236,8 +245,10 @@ class Client:
                     )
                     gone = {"gone": None, "rank": self._service_rank, "why": why, "where": ""}
                     self._dispatch(gone)
+                    lost: Message = {"lost": None, "why": why}
                     with self._changed:
                         lost_at, self._has_ended = 0.0, True
+                        self._answers.update((name, lost) for name in self._pending)
                         self._changed.notify_all()
                 elif needed and not lost_at and now - begun > _NOTICE_SECONDS:
                     begun = now + _NOTICE_SECONDS
@@ -277,6 +288,7 @@ class Client:
             self._service_rank = answer["rank"]
             sock.settimeout(None)
             self._lines = lines
+            self.problem = "it was reached, but its process is stopped, or its node is silent"
             with self._changed:
                 self._socket = sock
                 for message in self._standing.values():
@@ -292,7 +304,7 @@ class Client:
     def _receive(self, sock: socket.socket) -> bool:
         """Passes on what the service says; returns whether it has announced its end."""
         try:
-            while not self._closed:
+            while True:
                 message = wire.read(self._lines, wire.MOST_ANSWER_BYTES)
                 if "closing" in message:
                     return True
@@ -316,7 +328,7 @@ class Client:
         return False
 
     def _dispatch(self, message: Message) -> None:
-        for key in message:
+        for key in () if self._closed else message:
             for listener in self._listeners.get(key, ()):
                 listener(message)
 
@@ -346,7 +358,7 @@ class Client:
 
     def _explain(self, purpose: str, answer: Message, timeout: float) -> str:
         if "lost" in answer:
-            name = self.name_of(answer["lost"])
+            name = self.address.name if answer["lost"] is None else self.name_of(answer["lost"])
             return f"{name} is gone, and takes no part in {purpose}: {answer['why']}."
         missing = answer["missing"]
         count = f"{len(missing)} of {self.address.num_tasks} tasks"

@@ -23,13 +23,14 @@ def open_connection(
     try:
         lines = sock.makefile("rb")
         greeting = wire.read(lines, wire.MOST_BYTES)
-        if greeting.get("protocol") != wire.PROTOCOL:
+        offer = greeting.get("offer")
+        if greeting.get("protocol") != wire.PROTOCOL or not isinstance(offer, dict):
             raise wire.WireError(
                 "another program or another version of slurm_resolver answers there"
             )
-        key = accept_offer(greeting.get("offer") or {}, address.name)
+        key = accept_offer(offer, address.name)
         challenge = secrets.token_hex(16)
-        parts = [greeting["challenge"], challenge, address.identity]
+        parts = [greeting.get("challenge"), challenge, address.identity]
         parts += [hello["rank"], hello["number"], hello["role"]]
         proof = wire.prove(key, "task", *parts)
         hello = {**hello, "identity": address.identity, "challenge": challenge, "proof": proof}

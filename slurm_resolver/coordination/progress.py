@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 IDLE, PREPARING, COMPILING = "outside of fit, evaluate and predict", "preparing", "compiling"
 START, FIRST = "in a callback, or at the start of its data", "in the first step"
 DATA, STEP, CALLBACK, SAVING = "waiting for data", "in the step", "in a callback", "saving"
+MEETING = "waiting for all to call it"
 _PATIENT, _PATIENCE = (PREPARING, COMPILING, FIRST, SAVING), 12
 TRAINING, VALIDATION = "training", "validation"  # stages; others are "evaluate" and "predict"
 
@@ -95,9 +96,10 @@ def find_behind(workers: Workers, silence: float) -> List[int]:
         return silent
     least = min(worker.report.begun for worker in workers.values())
     late = {rank: w.report.phase for rank, w in workers.items() if w.report.begun == least}
-    if len(late) == len(workers) and set(late.values()) - {IDLE, STEP}:
-        return [rank for rank, phase in late.items() if phase not in (IDLE, STEP)]
-    return [rank for rank, phase in late.items() if phase != STEP] or list(late)
+    waits = (STEP, MEETING)
+    if len(late) == len(workers) and set(late.values()) - {IDLE, *waits}:
+        return [rank for rank, phase in late.items() if phase not in (IDLE, *waits)]
+    return [rank for rank, phase in late.items() if phase not in waits] or list(late)
 
 
 def find_stall(workers: Workers, limit: float, silence: float) -> List[int]:
@@ -106,7 +108,9 @@ def find_stall(workers: Workers, limit: float, silence: float) -> List[int]:
     if all(report.phase == IDLE for report in reports):
         return []
     behind = find_behind(workers, silence)
-    if any(workers[rank].report.phase in _PATIENT for rank in behind):
+    # Who is idle may prepare its data for long before a fit, but not while the others train.
+    meets = any(report.phase == MEETING for report in reports)
+    if meets or any(workers[rank].report.phase in _PATIENT for rank in behind):
         limit *= _PATIENCE
     limit = max(limit, *(report.ms / 100 for report in reports))  # 10 steps
     return behind if min(worker.age for worker in workers.values()) > limit else []

@@ -1,7 +1,7 @@
 """The gathers of the tasks: in a round every task gives one value, and gets those of all.
 
-A round ends when all have come, when the time of the first task is up, or when one that had come is
-lost. Its answer goes to every task, also to one that comes later or asks again.
+A round ends when all have come, when the time of the first task is up, or when one that had come
+ends. Its answer goes to every task, also to one that comes later or asks again.
 """
 
 from __future__ import annotations
@@ -67,26 +67,23 @@ class Rounds:
         """Whether a process begins the next round, as another took its task's part in this one."""
         return current.numbers.get(rank, number) != number
 
-    def left(self, process: Process, failure: str) -> None:
-        """Notes for messages how a process ended that said goodbye."""
-        rank = process.rank
-        ending = self._endings[rank] = (
-            f"its process ended: {failure}" if failure else "it has ended"
-        )
-        for name, current in self._rounds.items():
-            if current.patient and current.answer is None and rank in self._missing(current):
-                self._end(name, {"lost": rank, "why": ending})
+    def disconnected(self, process: Process) -> None:
+        """Waits once more for a process: it gives its values again if it returns."""
+        for current in self._rounds.values():
+            if current.answer is None and current.numbers.get(process.rank) == process.number:
+                current.values.pop(process.rank, None)
 
-    def lost(self, process: Process, reason: str) -> None:
-        """Ends the rounds in which a lost process takes part."""
-        rank, number = process.rank, process.number
-        self._endings[rank] = reason
+    def ended(self, process: Process, ending: str, failed: bool) -> None:
+        """Ends the rounds in which an ended process takes part, and those that wait for it only."""
+        rank = process.rank
+        self._endings[rank] = ending
         for name, current in self._rounds.items():
-            if current.answer is not None:
+            if current.answer is not None or process.role != "program":
                 continue
-            if current.numbers.get(rank) == number:
-                self._end(name, {"lost": rank, "why": reason})
-            elif current.waiting:
+            awaited = current.patient and rank in self._missing(current)
+            if current.numbers.get(rank) == process.number or awaited:
+                self._end(name, {"lost": rank, "why": ending})
+            elif failed and current.waiting:
                 self._notify(name, current)
 
     def tick(self, now: float) -> None:

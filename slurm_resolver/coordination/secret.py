@@ -39,6 +39,8 @@ _REMEDY = f"Set the same {VARIABLE} in all tasks: export {VARIABLE}=$(openssl ra
 
 Offer = Mapping[str, object]
 
+_keys: Dict[str, bytes] = {}  # that munge has decrypted for this process, by the service's number
+
 
 class Secret:
     """The secret of one service, and how it offers it.
@@ -56,6 +58,7 @@ class Secret:
         self._means, key = find_means()
         self.key = key or (secrets.token_bytes(32) if self._means == "munge" else b"")
         self._credential, self._made_at = "", 0.0
+        self._number = secrets.token_hex(8)
         self.offer()
 
     def offer(self) -> Dict[str, object]:
@@ -63,11 +66,15 @@ class Secret:
         if self._means != "munge":
             return {"means": self._means}
         if not self._credential or time.monotonic() - self._made_at > _RENEW_SECONDS:
+            self._made_at = time.monotonic()
             # Sites can choose a default cipher that does not encrypt.
             options = ["--restrict-uid", str(os.geteuid()), "--cipher=aes128"]
-            self._credential = _run_munge("munge", options, self.key.hex()).strip()
-            self._made_at = time.monotonic()
-        return {"means": "munge", "credential": self._credential}
+            try:
+                self._credential = _run_munge("munge", options, self.key.hex()).strip()
+            except RendezvousError:
+                if not self._credential:
+                    raise  # later munged is needed only by tasks that have not connected before
+        return {"means": "munge", "credential": self._credential, "key": self._number}
 
 
 def accept_offer(offer: Offer, name: str) -> bytes:
@@ -86,7 +93,9 @@ def accept_offer(offer: Offer, name: str) -> bytes:
         )
     if means != "munge":
         return key
-    credential = offer.get("credential")
+    credential, number = offer.get("credential"), str(offer.get("key"))
+    if number in _keys:
+        return _keys[number]
     if not isinstance(credential, str):
         raise RendezvousError(f"{name} offers no munge credential. {_REMEDY}.")
     # Anybody can encrypt a key for this user: it counts only if this user has encrypted it.
@@ -94,7 +103,8 @@ def accept_offer(offer: Offer, name: str) -> bytes:
     found = re.fullmatch(r"UID:\s*(\d+)\s+([0-9a-f]{64})\s*", text)
     if found is None or int(found[1]) != os.geteuid():
         raise RendezvousError(f"{name} offers a munge credential of another user. {_REMEDY}.")
-    return bytes.fromhex(found[2])
+    _keys[number] = bytes.fromhex(found[2])
+    return _keys[number]
 
 
 def find_means() -> Tuple[str, bytes]:

@@ -92,6 +92,8 @@ class Service:
         self.status: Callable[[], Message] = dict  # what an observer is told
         self.leaves = False  # whether its process is about to end
         self._writers: Dict[Process, Optional[asyncio.StreamWriter]] = {}
+        self._processes: Dict[Tuple[int, str], Process] = {}  # by rank and role
+        self._departed: List[int] = []  # whose goodbyes the others are not told yet
         self._losses: Dict[Process, Tuple[float, str]] = {}  # when, and why, one will be lost
         self._told: Dict[Tuple[str, int], object] = {}  # what tasks tell all others
         self._connections: Set[asyncio.StreamWriter] = set()
@@ -108,7 +110,7 @@ class Service:
         # This task comes last: it may go on to hold the interpreter, and with it this thread.
         for process in sorted(receivers, key=lambda p: p.rank == self.address.rank):
             writer = self._writers[process]
-            if writer is not None:
+            if writer is not None and not writer.transport.is_closing():
                 writer.write(line)
 
     def answer(self, process: Process, message: Message) -> None:
@@ -148,6 +150,9 @@ class Service:
             now = time.monotonic()
             for process in [p for p, (when, _) in self._losses.items() if when <= now]:
                 self._lose(process)
+            if self._departed:  # one message, as large steps end at once
+                self.send(None, {"left": self._departed})
+                self._departed = []
             self.rounds.tick(now)
             for watcher in self.watchers:
                 watcher.tick(now)
@@ -169,7 +174,7 @@ class Service:
                     writer.write(wire.encode(self.status()))
             elif hello is not None:
                 await self._attend(_process(hello), reader, writer)
-        except (OSError, EOFError, ValueError, wire.WireError, asyncio.TimeoutError):
+        except (OSError, EOFError, wire.WireError, asyncio.LimitOverrunError, asyncio.TimeoutError):
             pass  # a stranger, or a task that will connect again
         finally:
             self._connections.discard(writer)
@@ -191,6 +196,7 @@ class Service:
             return None
         parts = (challenge, hello.get("challenge"), identity, rank, hello.get("number"), role)
         is_task = type(rank) is int and 0 <= rank < self.address.num_tasks and role in ROLES
+        is_task = is_task and type(hello.get("pid")) is int
         if not wire.is_proof(hello.get("proof"), self._secret.key, "task", *parts):
             return None
         if not (is_task or role == "observer"):
@@ -208,30 +214,33 @@ class Service:
         """Returns why a process cannot represent its task; '' if it can."""
         until = time.monotonic() + _ANOTHER_SECONDS
         while True:
-            others = [p for p in self._of_role(process) if self._writers[p] is not None]
-            if not others:
+            other = self._find_former(process)
+            if other is None or self._writers[other] is None:
                 return ""
             if time.monotonic() > until:
                 return (
-                    f"rank {process.rank} is represented by process {others[0].pid}, which still "
+                    f"rank {process.rank} is represented by process {other.pid}, which still "
                     f"runs; process {process.pid} is its child, or a second program in the task"
                 )
             await asyncio.sleep(_TICK_SECONDS / 5)
 
-    def _of_role(self, process: Process) -> List[Process]:
-        """Returns the other processes that represent the same task in the same role."""
-        return [p for p in self._writers if p[:2] == process[:2] and p.number != process.number]
+    def _find_former(self, process: Process) -> Optional[Process]:
+        """Returns the other process that represents the same task in the same role, if any."""
+        former = self._processes.get(process[:2])
+        return None if former is None or former.number == process.number else former
 
     async def _attend(
         self, process: Process, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> None:
-        for before in self._of_role(process):  # it has ended, and this process follows it
+        before = self._find_former(process)
+        if before is not None:  # it has ended, and this process follows it
             _, reason = self._losses.get(before, (0.0, ""))
             self._forget(before)
             for watcher in self.watchers:
                 watcher.left(before, reason)
         former = self._writers.get(process)
         self._writers[process] = writer
+        self._processes[process[:2]] = process
         self._losses.pop(process, None)
         if former is not None:
             former.close()
@@ -260,6 +269,7 @@ class Service:
             if self._writers.get(process) is writer:
                 self._writers[process] = None
                 self._losses[process] = (time.monotonic() + seconds, reason)
+                self.rounds.disconnected(process)
 
     def _relay(self, process: Process, message: Message) -> None:
         for key, value in message.items():
@@ -271,20 +281,22 @@ class Service:
     def _forget(self, process: Process) -> None:
         self._writers.pop(process, None)
         self._losses.pop(process, None)
+        self._processes.pop(process[:2], None)
 
     def _leave(self, process: Process, failure: str) -> None:
         self._forget(process)
-        self.rounds.left(process, failure)
+        ending = f"its process ended: {failure}" if failure else "it has ended"
+        self.rounds.ended(process, ending, bool(failure))
         places = [watcher.left(process, failure) for watcher in self.watchers]
         if failure:
             self._tell_gone(process, failure, places)
-        else:
-            self.send(None, {"left": process.rank, "role": process.role})
+        elif process.role == "program":
+            self._departed.append(process.rank)
 
     def _lose(self, process: Process) -> None:
         _, reason = self._losses[process]
         self._forget(process)
-        self.rounds.lost(process, reason)
+        self.rounds.ended(process, reason, True)
         places = [watcher.lost(process, reason) for watcher in self.watchers]
         self._tell_gone(process, reason, places)
 

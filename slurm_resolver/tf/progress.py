@@ -18,6 +18,7 @@ from slurm_resolver.coordination.progress import (
     CALLBACK,
     DATA,
     IDLE,
+    MEETING,
     PREPARING,
     START,
     STEP,
@@ -88,6 +89,16 @@ def noting(iterator: Iterator[Any]) -> Iterator[Any]:
         finally:
             reporter.enter(STEP)
         yield batch
+
+
+@contextlib.contextmanager
+def meeting(name: str) -> Iterator[None]:
+    """Waits in the block until all workers call a method of this name."""
+    reporter.enter(MEETING, name)
+    try:
+        yield
+    finally:
+        reporter.enter(IDLE, "")
 
 
 @contextlib.contextmanager

@@ -103,9 +103,10 @@ class Peers:
         abort_collectives(reason)
 
     def _note_end(self, message: Dict[str, Any]) -> None:
-        # It may have ended well, as this task is about to do: nothing fails because of that.
-        if message["left"] in self._ranks:
-            self.reason = self.reason or f"{self._cluster.name_of(message['left'])} has ended"
+        # They may have ended well, as this task is about to do: nothing fails because of that.
+        ended = sorted(self._ranks.intersection(message["left"]))
+        if ended:
+            self.reason = self.reason or f"{self._cluster.name_of(ended[0])} has ended"
             self.is_gone.set()
 
 

@@ -12,7 +12,6 @@ from recorded_steps import recordings
 import slurm_resolver as sr
 from slurm_resolver.cli import main
 from slurm_resolver.preflight import step_checks as preflight
-from slurm_resolver.preflight.agreement import task_names
 from slurm_resolver.preflight.keras_check import keras_result
 from slurm_resolver.preflight.step_checks import check_here
 
@@ -20,16 +19,15 @@ from slurm_resolver.preflight.step_checks import check_here
 def test_the_layout_is_compared_with_the_tasks_own_variables() -> None:
     task = next(r for r in recordings() if r.name.endswith("even_2x2")).tasks[2]
     cluster = sr.resolve(environ=task)
-    names = task_names(cluster)
     facts = preflight._local_facts(cluster)
-    assert preflight._check_layout({2: facts}, cluster, names).status == "ok"
+    assert preflight._check_layout({2: facts}, cluster).status == "ok"
     elsewhere = preflight._local_facts(
         cluster._replace(step=cluster.step.replace(node_name="n0", local_rank=1))
     )
-    assert preflight._check_layout({2: elsewhere}, cluster, names) == (
+    assert preflight._check_layout({2: elsewhere}, cluster) == (
         "layout",
         "failed",
-        "rank 2 (worker 2 on n1) really runs on n0, local rank 1",
+        "worker 2 (rank 2 on n1) really runs on n0, local rank 1",
     )
 
 

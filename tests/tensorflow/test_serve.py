@@ -218,22 +218,11 @@ def test_legacy_servers_end_with_the_last_worker(start: Start) -> None:
 
 CANNOT_SERVE: Dict[str, Tuple[Any, Mapping[str, str], str]] = {
     "no ps": (None, {}, "serve() in worker 1 of a cluster with the jobs worker; expected a ps"),
-    "all ps": ({"ps": 4}, {}, "serve() in ps 1 of a cluster with the jobs ps; expected a ps or"),
     "a worker that trains": ({"ps": 1, "worker": -1}, {}, "serve() in worker 0, which trains"),
     "the chief": (
         {"chief": 1, "ps": 1, "worker": -1},
         {"SLURM_PROCID": "0"},
         "serve() in chief 0, which trains; expected a ps, a dispatcher, a data_worker, or a worker",
-    ),
-    "a worker beside a chief that a dispatcher serves": (
-        {"chief": 1, "dispatcher": 1, "data_worker": 1, "worker": -1},
-        {"SLURM_PROCID": "2"},
-        "serve() in worker 0, which trains",
-    ),
-    "the evaluator": (
-        {"evaluator": 1, "ps": 1, "worker": -1},
-        {"SLURM_PROCID": "0"},
-        "serve() in evaluator 0, which trains",
     ),
 }
 

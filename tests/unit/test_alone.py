@@ -87,7 +87,7 @@ def test_a_task(values: Dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None
         ({**BATCH, "job_num_tasks": "4"}, None, NotInStepError, "srun -n 4 python"),
         ({**BATCH, "job_num_nodes": "2"}, None, NotInStepError, "srun python"),
         ({**BATCH, "het_size": 2}, None, NotInStepError, "SLURM_RESOLVER=off"),
-        ({**TASK, "launcher": "prted"}, None, NotInStepError, "started by prted, and not by srun"),
+        ({**TASK, "launcher": "prted"}, None, NotInStepError, "started by prted, not by srun"),
         (
             {**TASK, "ancestors": IN_STEP._replace(step_id="3")},
             None,

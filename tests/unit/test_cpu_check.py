@@ -43,10 +43,6 @@ CASES: Dict[str, Any] = {
         tasks("0", "1", of_step=64),
         "ranks 0-1 on n1 may use CPUs 0-1 of the 64 that the step has there: srun --cpus-per-task=",
     ),
-    "ranks that mpirun has bound to a core each": (
-        tasks("0", "1", of_step=16, by_mpirun=True),
-        "ranks 0-1 on n1 may use CPUs 0-1 of the 16 that the step has there: mpirun --bind-to none",
-    ),
     "all on one": (
         tasks("5", "5", "5", of_step=3),
         "ranks 0-2 on n1 may use CPU 5 of the 3 that the step has there: srun --cpus-per-task=1",
@@ -80,7 +76,7 @@ def test_what_slows_tasks_down(given_tasks: List[TaskCpus], told: Optional[str])
 def test_the_line() -> None:
     def note(cpus: str) -> Dict[str, Any]:
         unknown: Dict[str, Any] = {"cpus_per_task": None, "cpus_on_node": "x", "devices": None}
-        return {"cpus": cpus, "machine_cpus": 8, "threads": {}, "by_mpirun": False, **unknown}
+        return {"cpus": cpus, "machine_cpus": 8, "threads": {}, **unknown}
 
     alone = check_cpus({0: note("0-3"), 1: note("4-5")}, ["n1", "n1"])
     assert (alone.status, alone.detail) == ("ok", "each task may use 2 to 4 CPUs, alone")
@@ -101,7 +97,6 @@ def test_what_a_task_tells(monkeypatch: pytest.MonkeyPatch) -> None:
         "cpus_per_task": "2",
         "cpus_on_node": "4",
         "threads": {"TF_NUM_INTEROP_THREADS": "2"},
-        "by_mpirun": False,
     }
 
 

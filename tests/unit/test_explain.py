@@ -252,8 +252,8 @@ class TestLogs:
         found = {id for _, expected in CASES for id, _, _ in expected}
         own = {known.id for known in KNOWN_MESSAGES if known.id.endswith("-error")}
         assert {known.id for known in KNOWN_MESSAGES} - found - own == {
-            "startup-deadline",
             "step-waits",
+            "task-gone",
         }
 
     def test_the_table_is_consistent(self) -> None:
@@ -281,9 +281,9 @@ class TestOwnErrors:
         assert finding.id == "-".join(words).lower()
         assert finding.cause == (error.__doc__ or "").partition("\n")[0]
 
-    def test_the_deadline_of_a_strategy(self) -> None:
-        line = "slurm_resolver: rank 1 (worker 1 on n9) has not started within 120 s; a peer is …"
-        assert short(explain([line])) == [("startup-deadline", None, 1)]
+    def test_a_task_that_is_gone(self) -> None:
+        line = "WARNING:slurm_resolver:worker 1 (rank 1 on n9) is gone: its process has ended"
+        assert short(explain([line])) == [("task-gone", "worker 1", 1)]
 
 
 class TestLines:

@@ -128,29 +128,11 @@ def test_fewer_than_granted_are_shared_where_srun_bound_none(
     assert "2 tasks share the node's 1 GPU;" in caplog.text
 
 
-@pytest.mark.parametrize(
-    ("local_rank", "users", "see_the_same", "devices"),
-    [
-        (0, [0, 1, 2, 3], [0, 1], ("4",)),
-        (1, [0, 1, 2, 3], [0, 1], ("5",)),
-        (2, [0, 1, 2, 3], [0, 2], ("5",)),  # tasks alternate between the sockets
-        (2, [0, 1, 2, 3], [2], ("4", "5")),
-        (2, [1, 2, 3], [0, 2], ("4", "5")),  # the other one uses none
-        (3, [0, 1, 2, 3], [0, 1, 3], ("5",)),  # three share two
-        (0, [1, 2, 3], [0, 2], ()),
-        (0, [0, 1, 2, 3], None, ("4", "5")),  # not told: what Slurm shows
-    ],
-)
-def test_what_closest_shows_is_split_among_those_that_see_it(
-    local_rank: int, users: List[int], see_the_same: Optional[List[int]], devices: Devices
-) -> None:
-    step = SlurmStep(
-        rank=local_rank, cuda_devices="4,5", gpus_on_node=4, tres_bind="gres/gpu:closest"
-    )
-    gpus = choose_gpus(step, local_rank, users, 4, see_the_same=see_the_same)
-    assert gpus.devices == devices
-    changed = {"CUDA_VISIBLE_DEVICES": ",".join(gpus.devices or ())}
-    assert gpus.settings == ({} if devices == ("4", "5") else changed)
+def test_what_closest_shows_is_kept_and_said_once(caplog: pytest.LogCaptureFixture) -> None:
+    """No variable says which tasks see the same GPUs."""
+    gpus = decide("4,5", 1, 4, gpus_on_node=4, tres_bind="gres/gpu:closest")
+    assert (gpus.devices, gpus.settings) == (("4", "5"), {})
+    assert "srun --gpu-bind=per_task:N" in caplog.text
 
 
 @pytest.mark.parametrize(

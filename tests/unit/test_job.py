@@ -42,25 +42,22 @@ class Job:
         self.members[name if role == "program" else f"{name}'s launcher"] = member
         return member
 
-    def do(self, act: str) -> None:
-        """Does what a line of the table says: "worker 1 leaves"."""
-        name, _, verb = act.rpartition(" ")
-        if verb == "comes":
-            self.come(name)
-        elif verb == "launched":
-            self.come(name, "launcher")
-        elif verb == "serves":
-            self.members[name].serve(60)
-        elif verb == "hurries":
-            self.members[name].serve(0.3)
-        elif verb == "leaves":
-            self.members[name].client.leave()
-        elif verb == "fails":
-            self.members[name].client.leave("ValueError: no")
-        else:
-            assert verb == "dies"
-            kill(self.members[name].client)
-        time.sleep(0.05)
+    def do(self, acts: str) -> None:
+        """Does what a line of the table says: "worker 1 comes, worker 1 leaves"."""
+        for act in acts.split(", "):
+            name, _, verb = act.rpartition(" ")
+            if verb in ("come", "comes"):
+                for each in self.names[1:] if name == "all" else [name]:
+                    self.come(each)
+            elif verb == "launched":
+                self.come(name, "launcher")
+            elif verb in ("serves", "hurries"):
+                self.members[name].serve(60 if verb == "serves" else 0.3)
+            elif verb == "dies":
+                kill(self.members[name].client)
+            else:
+                self.members[name].client.leave("ValueError: no" if verb == "fails" else "")
+            time.sleep(0.05)
 
 
 def kill(client: Client) -> None:
@@ -82,120 +79,52 @@ def job(request: pytest.FixtureRequest, port: int) -> Iterator[Job]:
 C = ["chief 0", "ps 0", "worker 0", "worker 1"]  # with ranks from 1 on
 W = ["worker 0", "ps 0", "worker 1"]
 P = ["worker 0", "ps 0", "ps 1"]
+PS_LOST = "ps 1 (rank 3 on n3) is lost, and its variables with it: "
 ENDED = "its process has ended"
 FINISHED = JobResult(0, "all who train have finished")
 
-
-def come(names: List[str]) -> List[str]:
-    return [f"{name} comes" for name in names]
-
-
 # what happens to which tasks; how the job ends, if it does; and what standard error says
-CASES: Dict[str, Tuple[List[str], List[str], Optional[JobResult], str]] = {
-    "all who train finish": (W, [*come(W), "worker 1 leaves", "worker 0 leaves"], FINISHED, ""),
-    "not all do": (W, [*come(W), "worker 0 leaves"], None, ""),
-    "not all have come": (W, ["worker 0 comes", "ps 0 comes", "worker 0 leaves"], None, ""),
+CASES: Dict[str, Tuple[List[str], str, Optional[JobResult], str]] = {
+    "all who train finish": (W, "all come, worker 1 leaves, worker 0 leaves", FINISHED, ""),
+    "not all do": (W, "all come, worker 0 leaves", None, ""),
+    "not all have come": (W, "worker 0 comes, ps 0 comes, worker 0 leaves", None, ""),
     "workers that only serve are not waited for": (
-        C,
-        [*come(C), "worker 0 serves", "worker 1 serves", "chief 0 leaves"],
-        FINISHED,
-        "",
-    ),
+        C, "all come, worker 0 serves, worker 1 serves, chief 0 leaves", FINISHED, ""),
     "one that trains beside the chief is": (
-        C,
-        [*come(C), "worker 0 serves", "chief 0 leaves"],
-        None,
-        "",
-    ),
-    "the chief fails": (
-        C,
-        [*come(C), "chief 0 fails"],
-        JobResult(1, "chief 0 (rank 1 on n1) has failed: ValueError: no"),
-        "",
-    ),
+        C, "all come, worker 0 serves, chief 0 leaves", None, ""),
+    "the chief fails": (C, "all come, chief 0 fails",
+        JobResult(1, "chief 0 (rank 1 on n1) has failed: ValueError: no"), ""),
     "the leader fails as a server is lost": (
-        P,
-        [*come(P), "ps 1 dies", "worker 0 fails"],
-        JobResult(1, f"ps 1 (rank 3 on n3) is lost, and its variables with it: {ENDED}"),
-        "",
-    ),
-    "worker 0 is lost": (
-        W,
-        [*come(W), "worker 0 dies"],
-        JobResult(1, f"worker 0 (rank 1 on n1) has failed: {ENDED}"),
-        "",
-    ),
-    "another that trains is lost": (
-        W,
-        [*come(W), "worker 1 dies", "worker 0 leaves"],
+        P, "all come, ps 1 dies, worker 0 fails", JobResult(1, PS_LOST + ENDED), ""),
+    "worker 0 is lost": (W, "all come, worker 0 dies",
+        JobResult(1, f"worker 0 (rank 1 on n1) has failed: {ENDED}"), ""),
+    "another that trains is lost": (W, "all come, worker 1 dies, worker 0 leaves",
         JobResult(1, f"worker 1 (rank 3 on n3) has failed: {ENDED}"),
-        f"worker 1 (rank 3 on n3) has failed, the others go on: {ENDED}",
-    ),
+        f"worker 1 (rank 3 on n3) has failed, the others go on: {ENDED}"),
     "one that only serves is lost": (
-        C,
-        [*come(C), "worker 0 serves", "worker 1 serves", "worker 1 dies"],
-        None,
-        f"worker 1 (rank 4 on n4) is lost, the others go on: {ENDED}",
-    ),
-    "a server is lost": (
-        P,
-        [*come(P), "ps 1 dies"],
-        JobResult(1, f"ps 1 (rank 3 on n3) is lost, and its variables with it: {ENDED}"),
-        "",
-    ),
-    "a server ends too early": (
-        P,
-        [*come(P), "ps 1 leaves"],
-        JobResult(
-            1,
-            "ps 1 (rank 3 on n3) is lost, and its variables with it: its process ended before "
-            "those that it serves",
-        ),
-        "",
-    ),
-    "a server does not come": (
-        P,
-        ["worker 0 comes", "ps 0 comes", "ps 0 hurries"],
-        JobResult(1, "ps 1 (rank 3 on n3) did not come within 0.3 s"),
-        "",
-    ),
-    "the leader does not come": (
-        W,
-        ["worker 1 comes", "ps 0 comes", "ps 0 hurries"],
-        JobResult(1, "worker 0 (rank 1 on n1) did not come within 0.3 s"),
-        "",
-    ),
+        C, "all come, worker 0 serves, worker 1 serves, worker 1 dies", None,
+        f"worker 1 (rank 4 on n4) is lost, the others go on: {ENDED}"),
+    "a server is lost": (P, "all come, ps 1 dies", JobResult(1, PS_LOST + ENDED), ""),
+    "a server ends too early": (P, "all come, ps 1 leaves",
+        JobResult(1, PS_LOST + "its process ended before those that it serves"), ""),
+    "a server does not come": (P, "worker 0 comes, ps 0 comes, ps 0 hurries",
+        JobResult(1, "ps 1 (rank 3 on n3) did not come within 0.3 s"), ""),
+    "the leader does not come": (W, "worker 1 comes, ps 0 comes, ps 0 hurries",
+        JobResult(1, "worker 0 (rank 1 on n1) did not come within 0.3 s"), ""),
     "another worker does not come": (
-        W,
-        ["worker 0 comes", "ps 0 comes", "ps 0 hurries", "worker 0 leaves"],
-        JobResult(1, "worker 1 (rank 3 on n3) has failed: it did not come within 0.3 s"),
-        "",
-    ),
+        W, "worker 0 comes, ps 0 comes, ps 0 hurries, worker 0 leaves",
+        JobResult(1, "worker 1 (rank 3 on n3) has failed: it did not come within 0.3 s"), ""),
     "a program is lost that its launcher starts again": (
-        W,
-        [*come(W[:2]), "worker 1 launched", "worker 1 comes", "worker 1 dies", "worker 0 leaves"],
-        None,
-        "",
-    ),
+        W, "ps 0 comes, worker 0 comes, worker 1 launched, worker 1 comes, worker 1 dies",
+        None, ""),
     "a launcher's program fails": (
-        W,
-        ["ps 0 launched", "worker 0 launched", "worker 1 comes", "worker 0's launcher fails"],
-        JobResult(1, "worker 0 (rank 1 on n1) has failed: ValueError: no"),
-        "",
-    ),
+        W, "ps 0 launched, worker 0 launched, worker 1 comes, worker 0's launcher fails",
+        JobResult(1, "worker 0 (rank 1 on n1) has failed: ValueError: no"), ""),
     "a server ends by itself under its launcher": (
-        P,
-        ["ps 0 launched", "ps 1 launched", "worker 0 comes", "ps 1's launcher leaves"],
-        None,
-        "",
-    ),
+        P, "ps 0 launched, ps 1 launched, worker 0 comes, ps 1's launcher leaves", None, ""),
     "a worker comes late": (
-        C,
-        [*come(C[:3]), "worker 0 serves", "chief 0 leaves", "worker 1 comes"],
-        FINISHED,
-        "",
-    ),
-}
+        C, "chief 0 comes, ps 0 comes, chief 0 leaves, worker 1 comes", FINISHED, ""),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -203,14 +132,13 @@ CASES: Dict[str, Tuple[List[str], List[str], Optional[JobResult], str]] = {
 )
 def test_when_it_is_over(
     job: Job,
-    acts: List[str],
+    acts: str,
     result: Optional[JobResult],
     said: str,
     capfd: pytest.CaptureFixture[str],
 ) -> None:
-    for act in acts:
-        job.do(act)
-    late = job.members.get("worker 1") if acts[-1] == "worker 1 comes" else None
+    job.do(acts)
+    late = job.members.get("worker 1") if acts.endswith("worker 1 comes") else None
     observer = late or next(job.members[name] for name in job.members if name.startswith("ps 0"))
     until = time.monotonic() + (3.0 if result is None else 10.0)
     while observer.result is None and time.monotonic() < until:
@@ -234,8 +162,7 @@ def test_tasks_with_different_clusters_are_told(job: Job) -> None:
 @pytest.mark.parametrize("job", [W], indirect=True)
 def test_the_process_of_the_service_waits_until_those_who_train_have_left(job: Job) -> None:
     """The evaluator, whose process holds the service, ends first."""
-    for act in come(W):
-        job.do(act)
+    job.do("all come")
     worker = job.members["worker 1"].client
     leaving = threading.Thread(target=job.host.leave)
     leaving.start()

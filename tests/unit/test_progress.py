@@ -13,9 +13,9 @@ from slurm_resolver.coordination.progress import (
     COMPILING,
     DATA,
     IDLE,
+    MEETING,
     PREPARING,
     SAVING,
-    START,
     STEP,
     Report,
     Worker,
@@ -54,23 +54,12 @@ STALLS = {
         {**WAITING, 7: at(812, DATA)},
         "workers 0 to 6 wait in step 812; worker 7 (rank 7 on n3) is in step 812, waiting for data",
     ),
-    "two workers, one of which waits": (
-        {0: at(3), 1: at(2, CALLBACK)},
-        "worker 0 waits in step 3; worker 1 (rank 1 on n0) is in step 2, in a callback",
-    ),
     "several": (
         {**WAITING, 3: at(811, CALLBACK), 5: at(811, DATA), 7: at(811, CALLBACK)},
         (
             "workers 0 to 2 and 4 and 6 wait in step 812; worker 3 (rank 3 on n1), worker 7 (rank "
             "7 on n3) are in step 811, in a callback; worker 5 (rank 5 on n2) is in step 811, "
             "waiting for data"
-        ),
-    ),
-    "innocent in the step before": (
-        {0: at(812), 1: at(811), 2: at(811, CALLBACK)},
-        (
-            "worker 0 waits in step 812; worker 1 waits in step 811; worker 2 (rank 2 on n1) is "
-            "in step 811, in a callback"
         ),
     ),
     "many": (
@@ -107,13 +96,6 @@ STALLS = {
             "1, in a callback"
         ),
     ),
-    "an epoch's begin": (
-        {0: at(1, begun=813, epoch=2), 1: at(0, START, begun=812, epoch=2)},
-        (
-            "worker 0 waits in step 1; worker 1 (rank 1 on n0) is before step 1, in a callback, "
-            "or at the start of its data"
-        ),
-    ),
     "the validation": (
         {0: at(3, stage="validation"), 1: at(3, DATA, stage="validation")},
         (
@@ -131,6 +113,10 @@ def test_a_stall_is_told_in_one_line(case: str) -> None:
 
 
 GOOD = {
+    "one prepares its data before fit": {
+        0: at(0, IDLE, stage="", age=3500),
+        1: at(0, MEETING, stage="fit", age=3500),
+    },
     "a step that has just begun in one": {**WAITING, 3: at(813, age=299)},
     "compiling": dict.fromkeys(range(8), at(1, COMPILING, age=3500)),
     "one saves, the others wait": {**WAITING, 7: at(811, SAVING, age=3500)},
@@ -145,15 +131,14 @@ def test_a_good_run_is_silent(case: str) -> None:
     assert said(GOOD[case]) == ""
 
 
-def test_a_save_without_end_is_told() -> None:
+def test_what_may_take_long_is_told_after_an_hour() -> None:
     workers = {0: at(5, age=4000), 1: at(4, SAVING, age=4000)}
     assert said(workers).endswith("worker 1 (rank 1 on n0) is in step 4, saving")
-
-
-def test_names_of_other_forms_are_told_as_they_are() -> None:
-    workers = {0: at(3), 1: at(2, DATA)}
-    line = describe_stall(workers, [1], SILENCE, lambda rank: f"rank {rank}")
-    assert line.endswith("rank 0 waits in step 3; rank 1 is in step 2, waiting for data")
+    workers = {0: at(0, MEETING, stage="fit", age=4000), 1: at(0, IDLE, stage="", age=4000)}
+    assert said(workers) == (
+        "no step for 4000 s: worker 0 is before step 1 of fit, waiting for all to call it; worker "
+        "1 (rank 1 on n0) is outside of fit, evaluate and predict"
+    )
 
 
 def test_many_tasks_report_less_often() -> None:

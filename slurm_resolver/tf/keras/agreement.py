@@ -18,7 +18,7 @@ from slurm_resolver.preflight import keras_version
 from slurm_resolver.tf.keras.callback_files import Callbacks
 from slurm_resolver.tf.keras.calls import are_several, is_of_no_scope, strategies
 from slurm_resolver.tf.keras.step import OTHER_BATCH
-from slurm_resolver.tf.progress import reporting
+from slurm_resolver.tf.progress import meeting, reporting
 
 Told = Dict[str, Any]
 
@@ -72,7 +72,9 @@ def call_together(name: str, method: Callable[..., Any], model: Any, args: Any, 
             warn_once("jit_compile=True has no effect: XLA cannot compile steps of several workers")
             model.jit_compile = False
     callbacks = Callbacks(arguments.get("callbacks"))
-    told = workers.exchange({"task": _task(name, model, arguments), "paths": callbacks.paths()})
+    own = {"task": _task(name, model, arguments), "paths": callbacks.paths()}
+    with meeting(name):
+        told = workers.exchange(own)
     _check_agreement(workers.names, [each["task"] for each in told])
     paths = [each["paths"] for each in told]
     writing = callbacks.one_writer(workers, paths)
