@@ -144,6 +144,8 @@ class LocalFailures:
     def listen(self, rank: Optional[int], stream: str, line: bytes) -> None:
         """Takes a line that a task has printed, as `Output` passes it. Safe in any thread."""
         with self._lock:
+            if stream == "unknown":  # what cannot be read is never the same
+                self._attempts.clear()
             self._output.read(rank, stream, line.decode(errors="replace"))
 
     def same_again(self, rank: int, status: int) -> bool:
