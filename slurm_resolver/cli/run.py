@@ -222,7 +222,7 @@ def _run(args: argparse.Namespace, command: List[str]) -> int:
     from slurm_resolver.preflight.lonely_step import advise_on_nested_run
     from slurm_resolver.slurm.step import SlurmStep
     from slurm_resolver.slurm.time_limit import parse_time_and_signal
-    from slurm_resolver.supervision.local_failures import LocalFailures
+    from slurm_resolver.supervision.policy import LocalFailures
 
     limit, limit_signal = parse_time_and_signal(args.time, args.signal)
     if args.signal is not None and limit is None:
