@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import secrets
 import shutil
+import socket
 import subprocess
 import tempfile
 import time
@@ -13,7 +14,6 @@ from pathlib import Path
 
 from slurm_cluster import SlurmUnavailable, slurm_or_skip
 from slurm_installation import PATH
-from slurm_resolver.rendezvous.munge import Munge
 
 START_SECONDS = 60.0
 
@@ -32,18 +32,6 @@ class Munged:
         done = subprocess.run(command, input=payload, stdout=subprocess.PIPE, check=True, user=uid)
         return done.stdout.decode().strip()
 
-    def unmunge(self, credential: str, uid: int | None = None) -> subprocess.CompletedProcess[str]:
-        """Returns what the command makes of a credential, as a user."""
-        command = [program("unmunge"), f"--socket={self.socket}", "--numeric"]
-        return subprocess.run(
-            command,
-            input=credential,
-            capture_output=True,
-            text=True,
-            errors="replace",  # a key is no text
-            user=uid,
-        )
-
 
 def program(name: str) -> str:
     """Returns the path of one of munge's programs; skips or fails the test where there is none."""
@@ -51,6 +39,11 @@ def program(name: str) -> str:
     if path is None:
         slurm_or_skip(SlurmUnavailable(f"not here: {name}; `make slurm` gets it"))
     return path
+
+
+def _listens(path: str) -> bool:
+    with socket.socket(socket.AF_UNIX) as probe:
+        return probe.connect_ex(path) == 0
 
 
 @contextlib.contextmanager
@@ -71,7 +64,7 @@ def running_munged() -> Iterator[Munged]:
             process = subprocess.Popen(command, stdout=out, stderr=out)
         try:
             munged, until = Munged(folder, process), time.monotonic() + START_SECONDS
-            while not Munge(munged.socket).listens():
+            while not _listens(munged.socket):
                 said = (folder / "out").read_text()
                 if process.poll() is not None or time.monotonic() > until:
                     raise RuntimeError(f"munged does not start: {said}")

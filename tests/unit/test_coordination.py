@@ -1,0 +1,464 @@
+"""The tasks of a step meet: as processes of this machine, which come late, end, fork or lie."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import secrets
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional
+
+import pytest
+from munged import Munged, running_munged
+
+from slurm_resolver.coordination import secret, wire
+from slurm_resolver.errors import RendezvousError
+
+IDENTITY, KEY = "42.0 start 0", "a secret that nobody guesses"
+SERVICE = "the coordination service at 127.0.0.1:{port} (local rank 0 on here)"
+
+# A task that connects, says so, and then does what its argument says.
+TASK = """
+import os, sys, time
+from slurm_resolver.coordination import rounds
+from slurm_resolver.coordination.address import ServiceAddress
+from slurm_resolver.coordination.client import connect, leave_all
+
+rank, tasks, port = map(int, sys.argv[1:4])
+address = ServiceAddress("127.0.0.1", port, "here", "42.0 start 0", tasks, rank, rank == 0, 3.0)
+client = connect(address)
+
+def tell(text):  # in one write, as a task may be killed
+    os.write(1, f"{text}\\n".encode())
+
+def gather(timeout=30.0, purpose="the start", value=None, **options):
+    try:
+        tell(client.gather(purpose, rank if value is None else value, timeout, **options))
+    except RuntimeError as error:
+        tell(error)
+
+while client._socket is None and not client._refusal and rank:
+    time.sleep(0.01)
+tell("connected")
+exec(sys.argv[4])
+"""
+
+
+class Task(NamedTuple):
+    """A process of a task."""
+
+    process: subprocess.Popen[str]
+
+    def await_line(self, line: str = "connected") -> None:
+        assert self.process.stdout is not None
+        assert self.process.stdout.readline() == f"{line}\n"
+
+    def send(self, sign: signal.Signals) -> None:
+        self.process.send_signal(sign)
+
+    def end(self) -> List[str]:
+        """Returns what it has printed."""
+        output, errors = self.process.communicate(timeout=60)
+        assert self.process.returncode <= 0 or "Error" in errors, errors
+        return output.splitlines()
+
+
+class Step:
+    """Starts the tasks of a step on one port."""
+
+    def __init__(self, port: int, tasks: int = 3) -> None:
+        self.port, self.num_tasks = port, tasks
+        self.tasks: List[Task] = []
+
+    def start(self, rank: int, body: str, wait: bool = True, **environment: str) -> Task:
+        command = [sys.executable, "-c", TASK, *map(str, (rank, self.num_tasks, self.port)), body]
+        environ = {**os.environ, "SLURM_RESOLVER_SECRET": KEY, **environment}
+        pipe = subprocess.PIPE
+        process = subprocess.Popen(
+            command, stdin=pipe, stdout=pipe, stderr=pipe, text=True, env=environ
+        )
+        task = Task(process)
+        self.tasks.append(task)
+        if wait:
+            task.await_line()
+        return task
+
+
+@pytest.fixture
+def step(port: int) -> Iterator[Step]:
+    made = Step(port)
+    yield made
+    for task in made.tasks:
+        task.process.kill()
+        task.process.communicate()
+
+
+GATHER = "gather()"
+LATE = "sys.stdin.readline(); gather()"
+
+
+class Case(NamedTuple):
+    """What each task does, and what each says; rank 2 gets a signal once the others wait."""
+
+    bodies: List[Optional[str]]
+    said: Dict[int, str]
+    sign: Optional[signal.Signals] = None
+
+
+def missing(seconds: str = "1 s", ending: str = "") -> str:
+    return (
+        f"1 of 3 tasks did not come to the start within {seconds}: rank 2{ending}. Look at their "
+        "output, and check that all tasks run the same program."
+    )
+
+
+def gone(why: str, purpose: str = "the start") -> str:
+    return f"rank 2 is gone, and takes no part in {purpose}: {why}."
+
+
+ALL = "[0, 1, 2]"
+TOO_LATE = "the other tasks had stopped waiting for 1 of 3 tasks when this one came: rank 2."
+BRIEF = "gather(1)"
+PATIENT = "gather(None)"
+CHILD = "os.close(0), os.close(1), os.close(2), time.sleep(20), os._exit(0)"
+EXEC = (
+    "leave_all(); sys.argv[4] = 'gather()';"
+    "os.execv(sys.executable, [sys.executable, '-c', TASK, *sys.argv[1:]])"
+)
+CASES = {
+    "all come": Case([GATHER] * 3, dict.fromkeys(range(3), ALL)),
+    "one does not come": Case([BRIEF, BRIEF, None], dict.fromkeys(range(2), missing())),
+    "one only connects": Case([BRIEF, BRIEF, "time.sleep(9)"], dict.fromkeys(range(2), missing())),
+    "one comes late": Case(
+        ["gather(1); time.sleep(3)", BRIEF, "time.sleep(2); gather()"],
+        {0: missing(), 1: missing(), 2: TOO_LATE},
+    ),
+    "one is killed while it waits": Case(
+        [GATHER, LATE, GATHER],
+        dict.fromkeys(range(2), gone("its process has ended")),
+        signal.SIGKILL,
+    ),
+    "one is interrupted while it waits": Case(
+        [GATHER, LATE, GATHER],
+        dict.fromkeys(range(2), gone("its process ended: KeyboardInterrupt: ")),
+        signal.SIGINT,
+    ),
+    "one is killed before it comes": Case(
+        ["gather(4)", "gather(4)", "time.sleep(30)"],
+        dict.fromkeys(range(2), missing("4 s", " (its process has ended)")),
+        signal.SIGKILL,
+    ),
+    "one is stopped while it waits": Case(
+        [GATHER, LATE, GATHER], dict.fromkeys(range(2), ALL), signal.SIGSTOP
+    ),
+    "one leaves while others wait for it without a deadline": Case(
+        [PATIENT, PATIENT, "time.sleep(1)"], dict.fromkeys(range(2), gone("it has ended"))
+    ),
+    "one fails while others wait for it without a deadline": Case(
+        [PATIENT, PATIENT, "time.sleep(1); raise ValueError('no data')"],
+        dict.fromkeys(range(2), gone("its process ended: ValueError: no data")),
+    ),
+    "a part of the tasks": Case(
+        ["gather(without=[2])"] * 2 + ["time.sleep(1)"], dict.fromkeys(range(2), "[0, 1, None]")
+    ),
+    "one only offers": Case(
+        [GATHER, GATHER, "client.offer('the start', 2); time.sleep(1)"],
+        dict.fromkeys(range(2), ALL),
+    ),
+    "the same purpose again": Case(["gather(); gather(value='b')"] * 3, {1: "['b', 'b', 'b']"}),
+    "the one that serves is stopped": Case(
+        ["os.kill(os.getpid(), 19); gather()", BRIEF, BRIEF],
+        dict.fromkeys(
+            (1, 2),
+            f"{SERVICE} did not answer within 1 s: it was reached, but its process is stopped, or "
+            "its node is silent.",
+        ),
+    ),
+    "the one that serves is killed": Case(
+        ["time.sleep(1); os.kill(os.getpid(), 9)", GATHER, GATHER],
+        dict.fromkeys(
+            (1, 2),
+            f"{SERVICE} is gone, and takes no part in the start: its process has ended.",
+        ),
+    ),
+    "a child ends, and its parent stays": Case(
+        [GATHER, GATHER, "os.fork() or os._exit(0); time.sleep(3); gather()"],
+        dict.fromkeys(range(3), ALL),
+    ),
+    "a child outlives its parent": Case(
+        ["gather(4)", "gather(4)", f"os.fork() and os.kill(os.getpid(), 9); {CHILD}"],
+        dict.fromkeys(range(2), missing("4 s", " (its process has ended)")),
+    ),
+    "another program follows in the same process": Case(
+        [GATHER, LATE, EXEC],
+        dict.fromkeys(range(2), ALL),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_what_a_gather_comes_to(step: Step, name: str) -> None:
+    case = CASES[name]
+    bodies = [body and body.replace("TASK", repr(TASK)) for body in case.bodies]
+    tasks = [None if body is None else step.start(rank, body) for rank, body in enumerate(bodies)]
+    if case.sign is not None:
+        time.sleep(0.5)
+        assert tasks[2] is not None
+        tasks[2].send(case.sign)
+        time.sleep(0.5)
+    with contextlib.suppress(BrokenPipeError):
+        for task in tasks:
+            if task is not None and task.process.stdin is not None:
+                task.process.stdin.close()
+                task.process.stdin = None
+    for rank, said in case.said.items():
+        task = tasks[rank]
+        assert task is not None
+        assert task.end()[-1] == said.format(port=step.port)
+
+
+def test_the_missing_are_reported_while_others_wait(step: Step) -> None:
+    first = step.start(0, "rounds._FIRST_NOTICE = 1; gather(3)")
+    second = step.start(1, "gather(3)")
+    _, notice = first.process.communicate(timeout=60)
+    assert notice.splitlines() == ["slurm_resolver: waiting for 1 of 3 tasks since 1 s: rank 2"]
+    assert second.process.communicate()[1] == ""
+
+
+def test_the_service_is_missing(step: Step) -> None:
+    (said,) = step.start(1, "gather(1)", wait=False, SLURM_RESOLVER_SECRET=KEY).end()[-1:]
+    assert "did not answer within 1 s: [Errno 111] Connection refused" in said
+
+
+def test_a_second_process_for_a_rank_is_refused(step: Step) -> None:
+    step.start(0, "time.sleep(60)")
+    for rank in (0, 1):
+        first = step.tasks[0] if rank == 0 else step.start(rank, "time.sleep(60)")
+        second = step.start(rank, GATHER, wait=False)
+        pids = [task.process.pid for task in (first, second)]
+        assert second.end()[-1] == (
+            f"{SERVICE.format(port=step.port)} refuses this process: rank {rank} is represented by "
+            f"process {pids[0]}, which still runs; process {pids[1]} is its child, or a second "
+            "program in the task."
+        )
+
+
+def test_programs_one_after_another(step: Step) -> None:
+    """The second program of a task meets those of the others, though the first service runs on."""
+    step.num_tasks = 2
+    first = step.start(0, "gather(); sys.stdin.readline()")
+    assert step.start(1, GATHER).end() == ["[0, 1]"]
+    second = step.start(1, "gather(value='b')")
+    time.sleep(0.5)
+    assert first.process.communicate("\n") == ("[0, 1]\n", "")
+    assert step.start(0, "gather(value='a')").end() == ["['a', 'b']"]
+    assert second.end() == ["['a', 'b']"]
+
+
+def test_a_forked_child_does_not_keep_the_port(step: Step) -> None:
+    step.num_tasks = 2
+    first = step.start(0, f"gather(); os.fork() or ({CHILD})")
+    assert step.start(1, GATHER).end() == ["[0, 1]"]
+    assert first.end() == ["[0, 1]"]
+    step.start(0, "gather()")
+    assert step.start(1, GATHER).end() == ["[0, 1]"]
+
+
+def test_too_few_open_files(step: Step) -> None:
+    limit = "import resource; resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))\n"
+    step.num_tasks = 200
+    command = [sys.executable, "-c", limit + TASK, "0", "200", str(step.port), "gather(2)"]
+    environ = {**os.environ, "SLURM_RESOLVER_SECRET": KEY}
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environ)
+    step.tasks.append(Task(process))
+    other = step.start(1, GATHER, wait=False).end()[-1]
+    assert other == process.communicate(timeout=60)[0].splitlines()[-1]
+    assert "`ulimit -n` is 64 on here: expected at least 296 open files, one for each" in other
+    assert "Run `ulimit -n 296` before srun" in other
+
+
+# The secret
+
+
+@pytest.fixture
+def environ(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
+    for name in (secret.VARIABLE, secret.MEANS_VARIABLE):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv(secret.MUNGE_SOCKET_VARIABLE, "/nowhere")
+    monkeypatch.setattr(secret, "_MUNGE_SECONDS", 2.0)
+    return monkeypatch
+
+
+@pytest.fixture
+def munged(environ: pytest.MonkeyPatch) -> Iterator[Munged]:
+    with running_munged() as running:
+        environ.setenv(secret.MUNGE_SOCKET_VARIABLE, running.socket)
+        yield running
+
+
+def test_the_variable_is_the_secret(environ: pytest.MonkeyPatch, munged: Munged) -> None:
+    environ.setenv(secret.VARIABLE, KEY)
+    service = secret.Secret()
+    assert service.offer() == {"means": "variable"}
+    assert secret.accept_offer(service.offer(), "S") == service.key == KEY.encode()
+
+
+def test_munge_gives_the_secret_to_all_tasks_of_a_node(munged: Munged) -> None:
+    service = secret.Secret()
+    offer = service.offer()
+    assert offer["means"] == "munge"
+    assert secret.accept_offer(offer, "S") == service.key
+    secret._keys.clear()  # as in another process; munged calls it replayed
+    assert secret.accept_offer(offer, "S") == service.key
+
+
+def test_munge_is_needed_once(environ: pytest.MonkeyPatch, munged: Munged) -> None:
+    service = secret.Secret()
+    assert secret.accept_offer(service.offer(), "S") == service.key
+    munged.process.send_signal(signal.SIGSTOP)
+    environ.setattr(secret, "_RENEW_SECONDS", 0.0)
+    assert secret.accept_offer(service.offer(), "S") == service.key
+    with pytest.raises(RendezvousError, match=r"`munge` failed on this node: .*timed out"):
+        secret.Secret()
+
+
+def test_no_secret(environ: pytest.MonkeyPatch) -> None:
+    service = secret.Secret()
+    assert secret.accept_offer(service.offer(), "S") == service.key == b""
+
+
+@pytest.mark.parametrize(
+    ("variables", "error"),
+    [
+        ({secret.VARIABLE: "short"}, "SLURM_RESOLVER_SECRET has 5 characters; expected at least"),
+        ({secret.MEANS_VARIABLE: "file"}, "MEANS='file': expected munge or none, or unset it"),
+        ({secret.MEANS_VARIABLE: "munge"}, "but munge is not available here: expected its"),
+    ],
+)
+def test_unusable_variables(
+    environ: pytest.MonkeyPatch, variables: Dict[str, str], error: str
+) -> None:
+    for name, value in variables.items():
+        environ.setenv(name, value)
+    with pytest.raises(RendezvousError, match=error):
+        secret.Secret()
+
+
+@pytest.mark.parametrize("offered", ["none", "variable", "else"])
+def test_a_task_with_munge_takes_nothing_else(munged: Munged, offered: str) -> None:
+    with pytest.raises(RendezvousError, match=r"S uses .* as its secret, but this task has munge"):
+        secret.accept_offer({"means": offered}, "S")
+
+
+def test_what_munge_says_of_another_user_is_not_the_secret(munged: Munged) -> None:
+    if os.geteuid():
+        pytest.skip("needs to act as another user: run as root")
+    theirs = munged.munge(b"0" * 64, uid=65534)
+    with pytest.raises(RendezvousError, match="offers a munge credential of another user"):
+        secret.accept_offer({"means": "munge", "credential": theirs, "key": "1"}, "S")
+
+
+def test_tasks_with_different_secrets_do_not_meet(step: Step) -> None:
+    step.num_tasks = 2
+    waiting = step.start(0, "gather(3)")
+    other = step.start(1, "gather(2)", wait=False, SLURM_RESOLVER_SECRET="x" * 16)
+    time.sleep(0.5)
+    assert other.end()[-1].endswith("within 2 s: it closed the connection.")
+    assert "1 of 2 tasks did not come" in waiting.end()[-1]
+
+
+# Strangers
+
+
+def shake(port: int, key: str = KEY, **changes: object) -> Dict[str, Any]:
+    """Connects by hand; returns the answer to the handshake, what was sent, and the socket."""
+    sock = socket.create_connection(("127.0.0.1", port), 10)
+    lines = sock.makefile("rb")
+    greeting = json.loads(lines.readline())
+    hello = {"identity": IDENTITY, "rank": 1, "role": "program", "pid": 1, "number": "1"}
+    hello.update(challenge=secrets.token_hex(16), **changes)
+    names = ("challenge", "identity", "rank", "number", "role")
+    parts = [greeting["challenge"], *(hello[name] for name in names)]
+    sent = wire.encode({**hello, "proof": wire.prove(key.encode(), "task", *parts)})
+    sock.sendall(sent)
+    return {"answer": lines.readline(), "sent": sent, "socket": sock}
+
+
+def garbage(port: int) -> None:
+    for data in (b"GET / HTTP/1.1\r\n\r\n", b"\x00\xff\n", b"[" * 60000 + b"\n", b"null\n", b"\n"):
+        with socket.create_connection(("127.0.0.1", port), 10) as sock:
+            sock.sendall(data)
+
+
+def half_a_message(port: int) -> None:
+    with socket.create_connection(("127.0.0.1", port), 10) as sock:
+        with contextlib.suppress(OSError):
+            sock.sendall(b'{"identity": "' + b"x" * 10_000_000)
+        time.sleep(0.5)
+
+
+def replay(port: int) -> None:
+    admitted = shake(port)
+    assert b"grace" in admitted["answer"]
+    admitted["socket"].sendall(b'{"goodbye": ""}\n')
+    with socket.create_connection(("127.0.0.1", port), 10) as sock:
+        sock.sendall(admitted["sent"])
+        lines = sock.makefile("rb")
+        assert b"challenge" in lines.readline()
+        assert lines.readline() == b""
+
+
+def odd_values(port: int) -> None:
+    values: List[Dict[str, object]] = [
+        {"identity": "42.0 start 1"},
+        {"rank": 3},
+        {"rank": -1},
+        {"rank": "1"},
+        {"rank": True},
+        {"role": ["program"]},
+        {"pid": []},
+        {"key": "another secret"},
+    ]
+    for changes in values:
+        assert b"grace" not in shake(port, **changes)["answer"]  # type: ignore[arg-type]
+
+
+def many(port: int) -> None:
+    socks = [socket.create_connection(("127.0.0.1", port), 10) for _ in range(500)]
+    for sock in socks:
+        with contextlib.suppress(OSError):
+            sock.sendall(b"x" * 60_000)
+    time.sleep(0.5)
+
+
+def silence(port: int) -> None:
+    SILENT.append(socket.create_connection(("127.0.0.1", port), 10))
+
+
+SILENT: List[socket.socket] = []
+STRANGERS = [garbage, half_a_message, replay, odd_values, many, silence]
+
+
+def memory(pid: int) -> int:
+    """Returns the resident memory of a process in MiB."""
+    status = Path(f"/proc/{pid}/status").read_text()
+    return int(status.partition("VmRSS:")[2].split()[0]) // 1024
+
+
+@pytest.mark.parametrize("stranger", STRANGERS)
+def test_strangers_change_nothing(step: Step, stranger: Callable[[int], None]) -> None:
+    step.num_tasks = 2
+    serving = step.start(0, "gather()")
+    assert b"grace" in shake(step.port, role="launcher")["answer"]  # it listens
+    before = memory(serving.process.pid)
+    stranger(step.port)
+    assert memory(serving.process.pid) - before < 16
+    assert step.start(1, "gather()").end() == ["[0, 1]"]
+    assert serving.process.communicate(timeout=60) == ("[0, 1]\n", "")
+    assert serving.process.returncode == 0
