@@ -57,7 +57,7 @@ def exchange_layout(
 
         place = (step.node_name, step.local_rank, step.node_id)
         try:
-            places = connect(service).gather("layout", place, timeout)
+            places = connect(service).gather("the exchange of the layout", place, timeout)
             known = _layout_from_places(places, nodes, counts)
         except RendezvousError as error:
             raise LayoutError(

@@ -114,7 +114,7 @@ class Client:
             self.service.flush()
         if answer is None:
             raise RendezvousError(
-                f"{self.address.name} did not answer within {timeout or 0:g} s: {self.problem}.",
+                f"{self.address.name} did not answer within {timeout or 0:.3g} s: {self.problem}.",
                 unreached=True,
             )
         if "values" not in answer:
@@ -367,7 +367,7 @@ class Client:
         if self.address.rank in missing:
             return f"the other tasks had stopped waiting for {count} when this one came: {names}."
         return (
-            f"{count} did not come to {purpose} within {timeout:g} s: {names}. Look at their "
+            f"{count} did not come to {purpose} within {timeout:.3g} s: {names}. Look at their "
             "output, and check that all tasks run the same program."
         )
 

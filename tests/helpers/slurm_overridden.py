@@ -64,15 +64,15 @@ def main() -> None:
     resolver.wait_until_ready(timeout=20)
     own = resolver.cluster.task
     assert own is not None
-    rendezvous = resolver.cluster.rendezvous
-    assert rendezvous is not None
+    service = resolver.cluster.service
+    assert service is not None
     outcome = {
         "hostname": socket.gethostname(),
         "rank": own.rank,
         "node": own.node,
         "index": resolver.task_id,
-        "meets_as": rendezvous.rank,
-        "is_host": rendezvous.is_host,
+        "meets_as": service.rank,
+        "is_host": service.serves,
     }
     Path(os.environ["TASK_OUTPUT"], slurm_rank).write_text(json.dumps(outcome))
 

@@ -3,8 +3,8 @@
 Its account goes to a file of its own in the folder TASK_OUTPUT: srun passes output on in pieces of
 1,024 bytes, in which the lines of several tasks mix.
 
-Options: ``--jobs JSON`` and ``--layout HOW`` as `slurm_resolver.resolve` takes them; ``--unset
-NAME`` hides a variable; ``--meet DIRECTORY TOTAL`` makes the tasks prove the addresses: once TOTAL
+Options: ``--jobs JSON``, ``--layout HOW`` and ``--node-address HOW`` as `slurm_resolver.resolve`
+takes them; ``--unset NAME`` hides a variable; ``--meet DIRECTORY TOTAL`` makes the tasks prove the addresses: once TOTAL
 tasks (of all steps that share the directory) listen at their own, each asks every address of its
 step who is there.
 """
@@ -18,13 +18,13 @@ import socket
 import threading
 import time
 from pathlib import Path
-from typing import Any, Dict, List
+from typing import Any, Dict, List, Optional
 
 import slurm_resolver as sr
 from slurm_resolver.cluster.options import LayoutChoice
 
 
-def account(jobs: Any, layout: LayoutChoice) -> Dict[str, Any]:
+def account(jobs: Any, layout: LayoutChoice, node_address: Optional[str]) -> Dict[str, Any]:
     line: Dict[str, Any] = {
         # the kernel's word, not Slurm's: every test node has a hostname of its own
         "host": socket.gethostname(),
@@ -33,7 +33,7 @@ def account(jobs: Any, layout: LayoutChoice) -> Dict[str, Any]:
         "error": None,
     }
     try:
-        line["cluster"] = sr.resolve(jobs, layout=layout).to_dict()
+        line["cluster"] = sr.resolve(jobs, layout=layout, node_address=node_address).to_dict()
     except sr.SlurmResolverError as error:
         line["error"] = f"{type(error).__name__}: {error}"
     return line
@@ -79,12 +79,13 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--jobs", type=json.loads)
     parser.add_argument("--layout", default="auto")
+    parser.add_argument("--node-address")
     parser.add_argument("--unset", action="append", default=[])
     parser.add_argument("--meet", nargs=2, metavar=("DIRECTORY", "TOTAL"))
     args = parser.parse_args()
     for variable in args.unset:
         os.environ.pop(variable, None)
-    line = account(args.jobs, args.layout)
+    line = account(args.jobs, args.layout, args.node_address)
     if args.meet:
         line["answers"] = meet(line["cluster"], Path(args.meet[0]), int(args.meet[1]))
     ids = [os.environ[f"SLURM_{name}"] for name in ("JOB_ID", "STEP_ID", "PROCID")]

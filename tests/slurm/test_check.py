@@ -18,7 +18,7 @@ pytestmark = pytest.mark.slurm
 
 CHECK = shlex.join([sys.executable, "-m", "slurm_resolver", "check"])
 IDS = [
-    *("presence", "layout", "agreement", "names", "ports", "reach", "interfaces", "speed"),
+    *("presence", "layout", "agreement", "names", "ports", "reach"),
     *("secret", "cpus", "gpus", "tensorflow"),
     *("keras", "proxies", "clocks", "requeue", "preemption", "signal", "log"),
 ]
@@ -51,14 +51,13 @@ def test_a_healthy_step(real_slurm: SlurmCluster) -> None:
     assert checks["layout"]["detail"] == "cyclic, from environment"
     assert checks["names"]["detail"] == "3 host names resolve on every node"
     assert checks["reach"]["detail"] == "30 connections between the tasks"
-    assert re.match(r"round trip \d+ µs; between nodes \d+ MB/s", checks["speed"]["detail"])
 
 
 def test_that_nothing_keeps_strangers_out_is_no_fault(real_slurm: SlurmCluster) -> None:
     options = "-w n8,n9 -N2 -n2 --export=ALL,SLURM_RESOLVER_SECRET_MEANS=none"
     secret = run(real_slurm, options)["secret"]
     assert secret["status"] == "skipped"
-    assert "To keep them out: export SLURM_RESOLVER_SECRET=" in secret["detail"]
+    assert "any user of these nodes can connect" in secret["detail"]
 
 
 def test_the_grid(real_slurm: SlurmCluster) -> None:
@@ -93,7 +92,7 @@ def test_a_taken_port(real_slurm: SlurmCluster) -> None:
     assert done.returncode == 1
     checks = results(done.stdout)
     assert re.fullmatch(
-        r"rank 3 \(worker 3 on n10\): port 24501: Address already in use, by process \d+ "
+        r"worker 3 \(rank 3 on n10\): port 24501: Address already in use, by process \d+ "
         r"\(python\S*\)",
         checks["ports"]["detail"],
     )
@@ -107,7 +106,7 @@ def test_tasks_that_disagree(real_slurm: SlurmCluster) -> None:
     assert done.returncode == 1
     agreement = results(done.stdout)["agreement"]
     assert agreement["status"] == "failed"
-    assert "disagree on the jobs (argument jobs): rank 3 (" in agreement["detail"]
+    assert "disagree on the jobs (argument jobs): worker 3 (rank 3" in agreement["detail"]
     assert '{"ps": 1, "worker": 3}' in agreement["detail"]
 
 
@@ -115,7 +114,7 @@ def test_tasks_that_disagree(real_slurm: SlurmCluster) -> None:
 # In those of another kind they have to meet to find out where they run.
 UNKNOWN = "the tasks could not tell each other: "
 MISSING = {
-    "cyclic": ("-w n9,n10 -N2 -n4 -m cyclic", "", "rank 1 (worker 1 on n10)"),
+    "cyclic": ("-w n9,n10 -N2 -n4 -m cyclic", "", "worker 1 (rank 1 on n10). "),
     "block": ("-w n9,n10 -N2 --ntasks-per-node=2", "", "rank 1"),
     "arbitrary": ("-m arbitrary -w n9,n10,n9,n10 -n4", UNKNOWN, "rank 1. "),
     "asked for": ("-w n9,n10 -N2 -n4 -m cyclic --layout rendezvous", UNKNOWN, "rank 1. "),
@@ -132,22 +131,21 @@ def test_a_task_that_is_missing(real_slurm: SlurmCluster, name: str) -> None:
     assert done.returncode == 1, done.stdout + done.stderr
     presence = results(done.stdout)["presence"]
     assert presence["status"] == "failed"
-    assert f"{unknown}1 of 4 tasks are missing" in presence["detail"]
-    assert re.search(r" after 1[0-2] s: " + re.escape(told), presence["detail"])
+    assert f"{unknown}1 of 4 tasks did not come to " in presence["detail"]
+    assert re.search(r" within 1[0-2][.\d]* s: .*" + re.escape(told), presence["detail"])
 
 
 def test_packets_that_are_dropped_between_two_nodes(real_slurm: SlurmCluster) -> None:
     """n8, where the tasks meet, is reached by all; n10 does not reach n9."""
     with packets_dropped(real_slurm, "n10", "n9"):
         reach = run(real_slurm, "-w n8,n9,n10 -N3 -n3", status=1)["reach"]
-    assert "rank 2 (worker 2 on n10) cannot reach rank 1 (worker 1 on n9) at n9:" in reach["detail"]
+    assert "worker 2 (rank 2 on n10) cannot reach worker 1 (rank 1 on n9) at n9:" in reach["detail"]
     assert "timed out" in reach["detail"]
 
 
 def test_a_step_of_one_task(real_slurm: SlurmCluster) -> None:
     checks = run(real_slurm, "-n1")
     assert checks["presence"]["detail"] == "the only task has come"
-    assert checks["speed"]["status"] == "skipped"
 
 
 # By options of `slurm-resolver sbatch`, the statuses of requeue, preemption, signal and log; the
@@ -190,4 +188,4 @@ def test_too_few_tasks_for_the_jobs_are_known_at_once(real_slurm: SlurmCluster) 
     done = real_slurm.run(step, check=False)
     assert done.returncode == 2
     assert "need 4 tasks or more, but the job step has 3" in done.stderr
-    assert "are missing" not in done.stderr + done.stdout
+    assert "did not come" not in done.stderr + done.stdout

@@ -59,26 +59,6 @@ EXCLUDE = "do without the node (sbatch --exclude=n9)"
 # What the driver tells on n9, with all else as on the other nodes, by a fault; and what is said.
 FAULTS: Dict[str, Tuple[Dict[str, Any], List[str]]] = {
     "no fault": ({}, []),
-    "another's process": (
-        {"users": [1], "free": 60},
-        [
-            "GPU 0 of n9 (rank 1) is in use by the process 1 (bash), not of this job, and 60 of",
-            EXCLUDE,
-        ],
-    ),
-    "too little memory": ({"free": 40}, ["GPU 0 of n9 (rank 1): only 40 of its 80 GiB are free"]),
-    "errors of the memory": (
-        {"ecc": 2, "remap": [1, 0]},
-        [
-            "GPU 0 of n9 (rank 1) has 2 uncorrected ECC errors since it was reset and rows of",
-            f"{EXCLUDE}, and tell its administrators",
-        ],
-    ),
-    "another model": (
-        {"model": "NVIDIA A40"},
-        ["NVIDIA A100-SXM4-80GB and NVIDIA A40 in rank 1 on n9, the others NVIDIA A100"],
-    ),
-    "another driver": ({"driver": "535.54"}, ["n9 has the driver 535.54, the others 550.90"]),
     "a GPU that is lost": (
         {"lost": True},
         ["the driver on n9 knows 1 of the 2 GPUs that Slurm shows rank 1", EXCLUDE],

@@ -64,7 +64,7 @@ WITHOUT_SRUN = {
 }
 
 NESTED = {
-    "one mpirun in a step": ("srun -n1 mpirun.mpich -launcher fork -np 2 TASK", RIGHT),
+    "one mpirun in a step": ("srun -n1 mpirun.mpich -launcher fork -np 2 TASK", "without mpirun"),
     "mpirun in each task": (
         "srun -n2 mpirun.mpich -launcher fork -np 2 TASK",
         "mpirun.mpich, which each of the 2 tasks of job step",
@@ -72,7 +72,7 @@ NESTED = {
     "srun below mpirun": ("salloc -n2 mpirun.mpich -launcher fork -np 1 srun -n2 TASK", RIGHT),
     "a launcher that is not known": (
         "salloc -n1 bash -c 'cp /bin/bash mpispawn; srun ./mpispawn -c \"TASK; true\"'",
-        "started by mpispawn, and not by srun",
+        "started by mpispawn, not by srun",
     ),
     "srun's own PMI": ("srun --mpi=pmi2 -n2 TASK", RIGHT),
 }

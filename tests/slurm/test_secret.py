@@ -1,32 +1,51 @@
-"""The tasks of a real step come by the same secret, by each of the means."""
+"""The tasks of a real step recognize each other by each kind of secret."""
 
 from __future__ import annotations
 
-import os
+import json
 import shlex
 import sys
 from pathlib import Path
+from typing import Dict, List, Optional
 
 import pytest
 from folders import HELPERS
 from munged import running_munged
 from slurm_cluster import SlurmCluster
-from slurm_resolver.rendezvous.munge import SOCKET_VARIABLE
+
+from slurm_resolver.coordination.secret import MUNGE_SOCKET_VARIABLE
 
 pytestmark = pytest.mark.slurm
 
+TASK = shlex.join([sys.executable, str(HELPERS / "slurm_ready.py"), "--timeout", "5"])
+SECRET = {"SLURM_RESOLVER_SECRET": "a value that nobody guesses"}
+
+
+def errors(
+    slurm: SlurmCluster, output: Path, env: Dict[str, str], before: str = ""
+) -> List[Optional[str]]:
+    """What each of two tasks on two nodes says, by rank; None where they have met."""
+    output.mkdir()
+    step = f"srun -n2 -w n8,n9 -m cyclic bash -c {shlex.quote(f'{before}exec {TASK}')}"
+    slurm.run(step, env={**env, "TASK_OUTPUT": str(output)}, check=False)
+    return [json.loads((output / str(rank)).read_text())["error"] for rank in range(2)]
+
 
 def test_the_tasks_of_a_step_share_the_secret(real_slurm: SlurmCluster, tmp_path: Path) -> None:
-    task = shlex.join([sys.executable, str(HELPERS / "slurm_secret.py"), str(tmp_path)])
-    environment = {
-        "SLURM_RESOLVER_SECRET": "a value that nobody guesses",
-        "SLURM_RESOLVER_SECRET_FOLDER": str(tmp_path / "keys"),
-    }
+    assert errors(real_slurm, tmp_path / "variable", SECRET) == [None, None]
+    none = {"SLURM_RESOLVER_SECRET_MEANS": "none"}
+    assert errors(real_slurm, tmp_path / "none", none) == [None, None]
     with running_munged() as munged:
-        environment[SOCKET_VARIABLE] = munged.socket
-        done = real_slurm.run(f"srun -n2 -w n8,n9 --label {task}", env=environment)
-    said = done.stdout.splitlines()
-    mine, theirs = ([line[3:] for line in said if line.startswith(who)] for who in ("0: ", "1: "))
-    assert [line.split()[0] for line in mine] == ["SLURM_RESOLVER_SECRET", "munge", "file"]
-    assert mine == theirs
-    assert os.listdir(tmp_path / "keys") == []
+        munge = {MUNGE_SOCKET_VARIABLE: munged.socket, "SLURM_RESOLVER_SECRET_MEANS": "munge"}
+        assert errors(real_slurm, tmp_path / "munge", munge) == [None, None]
+
+
+def test_a_task_without_the_secret_is_told_why(real_slurm: SlurmCluster, tmp_path: Path) -> None:
+    unset = "[ $SLURM_PROCID = 0 ] || unset SLURM_RESOLVER_SECRET; "
+    first, second = errors(real_slurm, tmp_path / "unset", SECRET, unset)
+    assert "1 of 2 tasks did not come to the start" in str(first)
+    assert "uses SLURM_RESOLVER_SECRET as its secret, but this task has no secret" in str(second)
+    other = "[ $SLURM_PROCID = 0 ] || export SLURM_RESOLVER_SECRET=another-secret-of-this; "
+    first, second = errors(real_slurm, tmp_path / "other", SECRET, other)
+    assert "1 of 2 tasks did not come to the start" in str(first)
+    assert second is not None
