@@ -1,7 +1,7 @@
 """How far a training is, told to the `slurm-resolver run` that has started it, where that asks.
 
-It asks by a variable, with the path of a named pipe. Where nobody asks, or nobody reads any more,
-nothing happens.
+It asks by a variable, with the path of a file. Where nobody asks, or the file is gone, nothing
+happens.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ def report(event: str) -> None:
     path = os.environ.get(VARIABLE)
     if not path:
         return
-    with contextlib.suppress(OSError):  # the reader has ended, or a container hides the pipe
-        pipe = os.open(path, os.O_WRONLY | os.O_NONBLOCK)
+    with contextlib.suppress(OSError):  # the reader has ended, or a container hides the file
+        file = os.open(path, os.O_WRONLY | os.O_APPEND)
         try:
-            os.write(pipe, f"{event}\n".encode())  # a short one is written whole or not at all
+            os.write(file, f"{event}\n".encode())
         finally:
-            os.close(pipe)
+            os.close(file)

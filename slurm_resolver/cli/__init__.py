@@ -25,6 +25,7 @@ COMMANDS = {
     "check": "find out whether TensorFlow could start on this step, before it hangs",
     "sbatch": "print a batch file for a training on several nodes",
     "supervise": "run a step in a batch file, and start it again when a task or a node fails",
+    "requeue": "requeue the job of a batch file if its training asks for it",
     "status": "show what each worker of a training does: epoch, step, what it waits for",
     "explain": "explain the errors in the log of a run",
     "hosts": "expand, fold or count a host list such as n[9-11]",

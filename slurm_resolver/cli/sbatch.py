@@ -90,22 +90,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "N times (slurm-resolver supervise)",
     )
     add("--spare-nodes", type=int, metavar="K", help="ask for K more nodes, which take their place")
-    add("--ps-spare-nodes", type=int, metavar="K", help="and so many more of --ps-nodes")
-    add(
-        "--min-nodes",
-        type=int,
-        metavar="M",
-        help="else go on with so few, and fewer tasks",
-    )
-    add("--log-dir", metavar="DIR", help="one log a task as well, DIR/rank-N.log, for explain")
+    add("--min-nodes", type=int, metavar="M", help="else continue with so few, and fewer tasks")
     add = parser.add_argument_group("preemption and time limit").add_argument
     add("--requeue", action="store_true", help="continue the job after preemption or time limit")
     add(
         "--signal",
         metavar="SIGNAL[@SECONDS]",
         help="send the tasks a signal before the time limit (with --requeue: "
-        f"{DEFAULT_SIGNAL}); with --requeue and parameter servers the batch file, as no task saves "
-        "at one then, unless there are --restarts",
+        f"{DEFAULT_SIGNAL}); with --requeue and parameter servers only the batch file gets it, as "
+        "no task saves at one then",
     )
     add(
         "--max-restarts",

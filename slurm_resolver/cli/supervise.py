@@ -25,8 +25,8 @@ this command, which are passed on to srun; and an error that came twice without 
 the step went on from the same checkpoint, or failed within 10 minutes.
 
 srun gets --nodes, --ntasks, --ntasks-per-node and --nodelist in front of its own options, and its
-output is passed on as it is. With srun --label the line that tells why a task failed is found. With
---ps-nodes srun gets its options and the program for each component, instead of --het-group=0,1.
+output is passed on as it is. With srun --label the error of the task that failed is found. A step
+of a heterogeneous job is not started again: srun runs once, as it is given.
 
 exit status: 0; else that of the task that failed first, 128 and the signal's number for one that a
 signal has ended; 75 where --requeue is given, and nodes or time are too short; 2 when usage or
@@ -35,9 +35,7 @@ environment are wrong.
 examples:
   slurm-resolver supervise --nodes 4 -- srun --label --kill-on-bad-exit=1 python train.py
   slurm-resolver supervise --restarts 5 --nodes 4 --min-nodes 3 --ntasks-per-node 4 --requeue -- \\
-      srun --label python train.py
-  slurm-resolver supervise --nodes 4 --ps-nodes 1 --ps-tasks 3 -- \\
-      srun --label --het-group=0,1 python train.py"""
+      srun --label python train.py"""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -55,13 +53,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="tasks on each node (1)",
     )
-    add(
-        "--ps-nodes",
-        type=int,
-        metavar="N",
-        help="in a heterogeneous job: nodes of component 1; the options above are for component 0",
-    )
-    add("--ps-tasks", type=int, metavar="N", help="tasks of component 1, on all its nodes together")
     add(
         "--requeue",
         action="store_true",
@@ -90,11 +81,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="how often another node looks whether this one has failed, and then requeues the job, "
         "or cancels it without --requeue (30; 0: never, and it runs on up to its time limit)",
     )
-    add(
-        "--log-dir",
-        metavar="DIR",
-        help="write what each task prints into DIR/rank-N.log as well; srun needs --label",
-    )
     add("command_line", nargs=argparse.REMAINDER, metavar="-- srun [OPTION …] PROGRAM")
 
 
@@ -115,25 +101,15 @@ def main(args: argparse.Namespace) -> int:
             "SLURM_JOB_ID is not set: expected to be called by a batch file, or in a shell of "
             "salloc. slurm-resolver sbatch --restarts 3 -- python train.py prints such a file."
         )
-    try:
-        supervisor = Supervisor(options, step, Signals())
-    except OSError as error:
-        raise _refused(
-            "log_dir", options.log_dir, f"a folder that can be made ({error.strerror})"
-        ) from error
-    return supervisor.run()
+    return Supervisor(options, step, Signals()).run()
 
 
 def _check(options: SupervisorOptions) -> None:
     counts = {"restarts": 0, "nodes": 1, "min_nodes": 1, "tasks_per_node": 1}
-    for name, least in {**counts, "ps_nodes": 1, "ps_tasks": 1}.items():
+    for name, least in counts.items():
         count = getattr(options, name)
         if count is not None and not least <= count <= 1_000_000:
             raise _refused(name, count, f"a whole number from {least} on")
-    if (options.ps_nodes is None) != (options.ps_tasks is None):
-        raise LaunchError("--ps-nodes and --ps-tasks: expected both, or none of them")
-    if options.ps_nodes is not None and options.ps_nodes > (options.ps_tasks or 0):
-        raise _refused("ps_nodes", options.ps_nodes, f"at most --ps-tasks {options.ps_tasks}")
     for name in ("pause", "least_time", "watch"):
         seconds = getattr(options, name)
         if not 0 <= seconds < 1_000_000:
@@ -145,13 +121,6 @@ def _check(options: SupervisorOptions) -> None:
         raise LaunchError(
             f"{' '.join(command)!r}: expected srun with its options and a program, as in "
             "slurm-resolver supervise --nodes 4 -- srun --label python train.py"
-        )
-    if options.log_dir is not None and not {"--label", "-l"} & set(command):
-        raise _refused("log_dir", options.log_dir, "srun --label, which tells whose each line is")
-    if ":" in command:
-        raise LaunchError(
-            "the word ':' in srun's arguments: expected the program once, and --ps-nodes and "
-            "--ps-tasks for the second component of a heterogeneous job"
         )
     if shutil.which(command[0]) is None:
         raise LaunchError(f"{command[0]!r} is not a program that can be started here")

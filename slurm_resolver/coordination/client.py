@@ -312,6 +312,7 @@ class Client:
                     return True
                 if "gathered" in message:
                     with self._changed:
+                        self._send({"received": message["gathered"]})
                         self._answers[message["gathered"]] = message
                         self._changed.notify_all()
                 elif "told" in message:

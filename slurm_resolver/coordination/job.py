@@ -85,7 +85,7 @@ class Job:
         """Does nothing until a task takes part."""
         self._service = service
         self._jobs: Sequence[str] = ()  # by rank
-        self._leader, self._cluster, self._first = 0, "", 0
+        self._leader, self._cluster, self._first, self._size = 0, "", 0, 0
         self._numbers: Dict[int, str] = {}  # of the last process, by rank of a task that came
         self._roles: Dict[int, Set[str]] = {}  # of the processes of the tasks that are present
         self._awaited: Set[int] = set()  # who has to come, and has not
@@ -99,8 +99,11 @@ class Job:
     @property
     def keeps_open(self) -> bool:
         """Whether there are tasks that have to be told how the job ends."""
-        may_come = self._result is None and self._awaited and self._deadline < math.inf
-        return bool(self._roles or may_come) and time.monotonic() < self._keep_until
+        if self._result is None:
+            waits = self._failed is not None or (self._awaited and self._deadline < math.inf)
+        else:  # those that come late to a job that has failed are told
+            waits = self._result["over"] and len(self._numbers) < self._size
+        return bool(self._roles or waits) and time.monotonic() < self._keep_until
 
     def message(self, process: Process, message: Message) -> None:
         """Takes the announcement of a task."""
@@ -110,6 +113,7 @@ class Job:
         if not self._jobs:
             self._jobs, self._first = wire.unpack(message["job"]), rank
             self._leader, self._cluster = message["leader"], message["cluster"]
+            self._size = sum(job in _TRAIN or job in SERVERS for job in self._jobs)
             needed = set(SERVERS) if self._jobs[self._leader] == "chief" else {"worker", *SERVERS}
             self._awaited = {r for r, job in enumerate(self._jobs) if job in needed}
             self._awaited.add(self._leader)

@@ -67,6 +67,16 @@ class Rounds:
         """Whether a process begins the next round, as another took its task's part in this one."""
         return current.numbers.get(rank, number) != number
 
+    def received(self, rank: int, name: str) -> None:
+        """Notes that a task has received the answer of a round."""
+        if name in self._rounds:
+            self._rounds[name].waiting.discard(rank)
+
+    @property
+    def owes(self) -> bool:
+        """Whether there are tasks that have not received an answer yet."""
+        return any(one.answer is not None and one.waiting for one in self._rounds.values())
+
     def disconnected(self, process: Process) -> None:
         """Waits once more for a process: it gives its values again if it returns."""
         for current in self._rounds.values():
@@ -79,6 +89,7 @@ class Rounds:
         self._endings[rank] = ending
         for name, current in self._rounds.items():
             if current.answer is not None or process.role != "program":
+                current.waiting.discard(rank)
                 continue
             awaited = current.patient and rank in self._missing(current)
             if current.numbers.get(rank) == process.number or awaited:

@@ -130,8 +130,12 @@ class Service:
     def close(self) -> None:
         """Ends the service once no task relies on it; the last messages are sent."""
         self.leaves = True
-        while self._thread.is_alive() and any(watcher.keeps_open for watcher in self.watchers):
-            time.sleep(_TICK_SECONDS)
+        until = time.monotonic() + self.address.grace  # who is away may return for its answer
+        while self._thread.is_alive() and (
+            any(watcher.keeps_open for watcher in self.watchers)
+            or (self.rounds.owes and time.monotonic() < until)
+        ):
+            time.sleep(_TICK_SECONDS / 5)
         self._closing = True
         self._thread.join(2 * _FLUSH_SECONDS)
 
@@ -257,6 +261,8 @@ class Service:
                     return
                 if "gather" in message:
                     self.rounds.add(process, message)
+                elif "received" in message:
+                    self.rounds.received(process.rank, str(message["received"]))
                 self._relay(process, message)
                 for watcher in self.watchers:
                     watcher.message(process, message)

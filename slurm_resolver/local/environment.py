@@ -1,177 +1,184 @@
-"""The variables of a step on this machine: those that srun sets on a cluster of one node.
+"""What each task of a step on this machine finds in its environment.
 
-They are those of the version that `slurm_resolver.local.IMITATED_SLURM` names, and the tests
-compare them with it. SLURM_CONF, which leads to Slurm's daemons, is left out, and the ports that
-srun itself would listen on are 0.
+The variables are those that srun sets on a cluster of one node, without those about Slurm's daemons
+and the site; the tests compare them with srun of the version `slurm_resolver.local.IMITATED_SLURM`.
 """
 
 from __future__ import annotations
 
+import contextlib
 import getpass
-import grp
 import os
 import re
 import socket
-import time
-from typing import Dict, List, Optional
+from pathlib import Path
+from typing import Dict, List, Mapping, Optional, Sequence, Tuple
 
-from slurm_resolver.errors import LaunchError
+from slurm_resolver import log
+from slurm_resolver.errors import GpuError
+from slurm_resolver.local import RunOptions
+from slurm_resolver.slurm.gpu_variables import (
+    CUDA,
+    GPU_VARIABLES,
+    SET_BY_SLURM,
+    Devices,
+    count_driver_gpus,
+    read_visible_devices,
+)
+from slurm_resolver.slurm.step import SlurmStep
 
-NODE = "localhost"
+_NODE = "localhost"
 
 _FIRST_PORT, _LAST_PORT = 12_288, 32_767
-# srun tells the end of a job without a time limit as that of one of a year.
+# srun sets the end of a job without a time limit to one year after its start.
 _NO_LIMIT_SECONDS = 365 * 24 * 60 * 60
-_SLUID_DIGITS = "0123456789ABCDEFGHJKMNPQRSTVWXYZ"  # base 32 without letters that look like digits
-
-# This package's own settings, which reach the tasks as under srun.
-_SET_BY_USERS = {
-    f"SLURM_RESOLVER_{name}"
-    for name in ("NETWORK_GRACE", "SECRET", "SECRET_MEANS", "STALL_SECONDS", "START_TIMEOUT")
-}
-_METHOD = r"(?:block|cyclic|fcyclic|\*)"
-_DISTRIBUTION = re.compile(
-    rf"(?:plane=(\d+)|(?:block|cyclic|\*)(?::{_METHOD}){{0,2}}(?:,(?:no)?pack)?|(?:no)?pack)"
-)
+# This package's own variables that describe a step; its others are settings, which tasks inherit.
+_OF_A_STEP = re.compile("SLURM_RESOLVER_(JOB|LAYOUT|GPUS|.*_RESTART|TRAINING_REPORTS)")
 
 
 def step_environment(
-    num_tasks: int,
-    cpus_per_task: Optional[int],
-    job_name: str,
-    time_limit: Optional[int] = None,
-    job_started: Optional[float] = None,
-    step_id: int = 0,
+    options: RunOptions, job_started: float, restarts: int = 0, step_id: int = 0
 ) -> Dict[str, str]:
-    """Returns the variables that are the same in all tasks of a one-node step.
+    """Returns the variables that are the same in all tasks of a step.
 
-    Args:
-        time_limit: in seconds; None for none.
-        job_started: when its job did, in seconds since 1970; None for now.
+    `job_started` is in seconds since 1970; `restarts` counts how often the job was requeued before.
     """
-    now = time.time() if job_started is None else job_started
     job_id = str(os.getpid())  # unique on this machine, as a job id is on a cluster
-    cpus = str(num_tasks * (cpus_per_task or 1))
-    tasks = str(num_tasks)
-    host = socket.gethostname()
+    tasks = str(options.num_tasks)
+    cpus = str(options.num_tasks * (options.cpus_per_task or 1))
+    end = int(job_started) + (options.time_limit or _NO_LIMIT_SECONDS)
     variables = {
-        "SLURMD_DEBUG": "2",  # how much slurmd logs, where the site says nothing
-        "SLURMD_NODENAME": NODE,
-        "SLURM_CLUSTER_NAME": "local",
-        "SLURM_CPUS_ON_NODE": cpus,
-        "SLURM_GTIDS": ",".join(map(str, range(num_tasks))),
-        "SLURM_JOBID": job_id,
-        "SLURM_JOB_CPUS_PER_NODE": cpus,
-        "SLURM_JOB_END_TIME": str(int(now) + (time_limit or _NO_LIMIT_SECONDS)),
-        "SLURM_JOB_GID": str(os.getgid()),
-        "SLURM_JOB_GROUP": _group_name(),
-        "SLURM_JOB_ID": job_id,
+        **dict.fromkeys(("SLURM_JOB_ID", "SLURM_JOBID"), job_id),
         "SLURM_RESOLVER_JOB": job_id,  # not srun's: it marks a job that no Slurm knows
-        "SLURM_JOB_NAME": job_name,
-        "SLURM_JOB_NODELIST": NODE,
-        "SLURM_JOB_NUM_NODES": "1",
+        **dict.fromkeys(("SLURM_STEP_ID", "SLURM_STEPID"), str(step_id)),
+        **dict.fromkeys(("SLURMD_NODENAME", "SLURM_NODELIST"), _NODE),
+        **dict.fromkeys(("SLURM_JOB_NODELIST", "SLURM_STEP_NODELIST"), _NODE),
+        **dict.fromkeys(("SLURM_NNODES", "SLURM_JOB_NUM_NODES", "SLURM_STEP_NUM_NODES"), "1"),
+        **dict.fromkeys(("SLURM_NTASKS", "SLURM_NPROCS", "SLURM_STEP_NUM_TASKS"), tasks),
+        **dict.fromkeys(("SLURM_TASKS_PER_NODE", "SLURM_STEP_TASKS_PER_NODE"), tasks),
+        **dict.fromkeys(("SLURM_CPUS_ON_NODE", "SLURM_JOB_CPUS_PER_NODE"), cpus),
+        "SLURM_CLUSTER_NAME": "local",
+        "SLURM_GTIDS": ",".join(map(str, range(options.num_tasks))),
+        "SLURM_JOB_END_TIME": str(end),
+        "SLURM_JOB_GID": str(os.getgid()),
+        "SLURM_JOB_NAME": options.job_name or Path(options.command[0]).name,
         "SLURM_JOB_PARTITION": "local",
-        "SLURM_JOB_SLUID": _sluid(now),
-        "SLURM_JOB_START_TIME": str(int(now)),
+        "SLURM_JOB_START_TIME": str(int(job_started)),
         "SLURM_JOB_UID": str(os.getuid()),
         "SLURM_JOB_USER": getpass.getuser(),
         "SLURM_LAUNCH_NODE_IPADDR": "127.0.0.1",
-        "SLURM_NNODES": "1",
         "SLURM_NODEID": "0",
-        "SLURM_NODELIST": NODE,
-        "SLURM_NPROCS": tasks,
-        "SLURM_NTASKS": tasks,
-        "SLURM_OOM_KILL_STEP": "0",
-        "SLURM_PRIO_PROCESS": str(os.nice(0)),
-        "SLURM_SRUN_COMM_HOST": "127.0.0.1",
-        "SLURM_SRUN_COMM_PORT": "0",
-        "SLURM_STEPID": str(step_id),
-        "SLURM_STEP_ID": str(step_id),
-        "SLURM_STEP_LAUNCHER_PORT": "0",
-        "SLURM_STEP_NODELIST": NODE,
-        "SLURM_STEP_NUM_NODES": "1",
-        "SLURM_STEP_NUM_TASKS": tasks,
-        "SLURM_STEP_RESV_PORTS": ",".join(map(str, free_ports(num_tasks + 1))),
-        "SLURM_STEP_TASKS_PER_NODE": tasks,
+        "SLURM_STEP_RESV_PORTS": ",".join(map(str, free_ports(options.num_tasks + 1))),
         "SLURM_SUBMIT_DIR": os.getcwd(),
-        "SLURM_SUBMIT_HOST": host,
-        "SLURM_TASKS_PER_NODE": tasks,
-        "SLURM_TOPOLOGY_ADDR": NODE,
-        "SLURM_TOPOLOGY_ADDR_PATTERN": "node",
-        "SLURM_UMASK": f"{_umask():04o}",
+        "SLURM_SUBMIT_HOST": socket.gethostname(),
     }
-    if cpus_per_task is not None:
-        variables["SLURM_CPUS_PER_TASK"] = str(cpus_per_task)
+    if options.cpus_per_task is not None:
+        variables["SLURM_CPUS_PER_TASK"] = str(options.cpus_per_task)
+    if restarts:
+        variables["SLURM_RESTART_COUNT"] = str(restarts)
     return variables
 
 
-def task_environment(rank: int) -> Dict[str, str]:
-    """Returns the variables that differ from task to task."""
-    return {"SLURM_PROCID": str(rank), "SLURM_LOCALID": str(rank)}
-
-
-def distribution_variables(text: Optional[str]) -> Dict[str, str]:
-    """Returns what srun sets for --distribution; on one node each gives the same layout.
-
-    Raises:
-        LaunchError: for a value that srun refuses, and for "arbitrary".
-    """
-    if text is None:
-        return {}
-    word = text.lower()
-    match = _DISTRIBUTION.fullmatch(word)
-    if match is None or match[1] == "0":
-        hint = " (arbitrary needs Slurm, with several nodes)" if word == "arbitrary" else ""
-        raise LaunchError(
-            f"--distribution {text!r}: expected block, cyclic or plane=SIZE, as srun takes them"
-            f"{hint}"
-        )
-    if match[1] is not None:
-        return {"SLURM_DISTRIBUTION": "plane", "SLURM_DIST_PLANESIZE": match[1]}
-    return {"SLURM_DISTRIBUTION": re.sub(r"^\*", "block", word)}
-
-
-def _group_name() -> str:
-    try:
-        return grp.getgrgid(os.getgid()).gr_name
-    except KeyError:  # in a container the number may have no name
-        return str(os.getgid())
-
-
-def _sluid(now: float) -> str:
-    """Returns an id of this start in the form of Slurm's: an s, and 64 bits in base 32."""
-    number = (int(now * 1000) << 22 | os.getpid() & 0x3F_FFFF) & (2**64 - 1)
-    return "s" + "".join(_SLUID_DIGITS[number >> shift & 31] for shift in range(60, -1, -5))
-
-
-def _umask() -> int:
-    mask = os.umask(0)  # the only way to ask for it is to set it
-    os.umask(mask)
-    return mask
+def inherited_environment(environ: Mapping[str, str], options: RunOptions) -> Dict[str, str]:
+    """Returns the launcher's variables that its tasks get, without those of a step around it."""
+    removed = () if options.gpu_variables is None else GPU_VARIABLES  # each gets its own
+    kept = {
+        name: value
+        for name, value in environ.items()
+        if not name.startswith(("SLURM_", "SLURMD_"))
+        or (name.startswith("SLURM_RESOLVER") and _OF_A_STEP.fullmatch(name) is None)
+        if name not in removed
+    }
+    # Python would keep back what a task prints into a pipe until the task ends.
+    kept.setdefault("PYTHONUNBUFFERED", "1")
+    return kept
 
 
 def free_ports(count: int) -> List[int]:
-    """Returns ports of this machine that no process listens on, below the ephemeral ones.
-
-    The search starts at a port that depends on the process id, so that two steps that start at
-    the same time find different ones.
-    """
+    """Returns ports of this machine that no process listens on, below the ephemeral ones."""
     number = _LAST_PORT - _FIRST_PORT + 1
-    start = os.getpid() * 64
-    ports = []
+    ports: List[int] = []
     for offset in range(number):
-        port = _FIRST_PORT + (start + offset) % number
-        with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
-            try:
-                probe.bind(("", port))
-            except OSError:
-                continue
-        ports.append(port)
-        if len(ports) == count:
-            return sorted(ports)
-    return []  # without reserved ports the resolver derives some from the job id
+        # by the process id, so that two steps that start at the same time find different ones
+        port = _FIRST_PORT + (os.getpid() * 64 + offset) % number
+        if len(ports) < count:
+            with contextlib.suppress(OSError), socket.create_server(("", port)):
+                ports.append(port)
+    return sorted(ports)
 
 
-def is_slurm_variable(name: str) -> bool:
-    """Returns whether Slurm sets it: those of a step around this one must not reach the tasks."""
-    return name.startswith(("SLURM_", "SLURMD_")) and name not in _SET_BY_USERS
+def gpu_variables(
+    num_tasks: int,
+    gpus: Optional[int],
+    gpus_per_task: Optional[int],
+    bind: Optional[str],
+    environ: Mapping[str, str],
+) -> Optional[List[Dict[str, str]]]:
+    """Returns the variables of each task; the step gets the first of the GPUs that `environ` shows.
+
+    As Slurm does where it finds the GPUs in gres.conf, the variables of all makers get the same
+    value. Here no cgroup hides the other devices. Where no GPUs were asked for, the result is None,
+    and the launcher's own variables stay.
+
+    Args:
+        gpus: those of all tasks together, as --gpus says; not with `gpus_per_task`.
+        bind: what --gpu-bind says.
+
+    Raises:
+        GpuError: where more GPUs are asked for than CUDA_VISIBLE_DEVICES names or, without it,
+            than the driver shows.
+    """
+    count = gpus if gpus_per_task is None else gpus_per_task * num_tasks
+    if count is None:
+        return None
+    if bind is None and gpus_per_task:
+        bind = f"per_task:{gpus_per_task}"
+    common = {} if gpus is None else {"SLURM_GPUS": str(gpus)}
+    if bind is not None:
+        common.update(dict.fromkeys(("SLURM_TRES_BIND", "SLURMD_TRES_BIND"), f"gres/gpu:{bind}"))
+    if count == 0:
+        return [{**common, CUDA: ""}] * num_tasks
+    names, devices = _step_devices(count, environ)
+    common["SLURM_GPUS_ON_NODE"] = str(count)
+    tasks = []
+    for rank in range(num_tasks):
+        own = ",".join(_task_devices(bind or "none", rank, devices))
+        tasks.append({**common, **dict.fromkeys((*names, "SLURM_STEP_GPUS"), own)})
+    return tasks
+
+
+def _step_devices(count: int, environ: Mapping[str, str]) -> Tuple[Sequence[str], Devices]:
+    """Returns the variables to set, and the step's GPUs."""
+    shown = {name: value for name, value in environ.items() if name in GPU_VARIABLES}
+    visible = read_visible_devices(SlurmStep.read(shown))
+    if visible.devices is not None:
+        if count > len(visible.devices):
+            raise GpuError(
+                f"{count} GPUs are asked for, but {visible.text} names {len(visible.devices)}. Ask "
+                "for fewer, or unset the variable."
+            )
+        devices = visible.devices[:count]
+        # The other makers' drivers do not know this one's UUIDs.
+        numbers_only = all(name.isdigit() for name in devices)
+        return (SET_BY_SLURM if numbers_only else [visible.name]), devices
+    found = count_driver_gpus()
+    if found is not None and found < count:
+        raise GpuError(
+            f"{count} GPUs are asked for, but the driver shows {found}. Ask for fewer, or name "
+            f"devices in {CUDA} to simulate more."
+        )
+    return SET_BY_SLURM, tuple(map(str, range(count)))
+
+
+def _task_devices(bind: str, rank: int, devices: Devices) -> Devices:
+    kind, _, number = bind.partition(":")
+    if kind in ("none", "closest"):
+        return devices
+    if kind == "single":
+        slot = rank // int(number)
+        # those for whom no GPU has room left take them in turn, one task each
+        return (devices[slot if slot < len(devices) else rank % len(devices)],)
+    own = devices[rank * int(number) : (rank + 1) * int(number)]
+    if len(own) < int(number):
+        log.warn("--gpu-bind %s: too few GPUs for task %s; ask for more of them", bind, rank)
+    return own or devices[:1]

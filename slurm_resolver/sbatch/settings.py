@@ -1,18 +1,16 @@
 """The settings of a batch file, and whether sbatch, srun and TensorFlow accept them.
 
-Values are checked by Slurm's own grammars, so that a wrong one is refused here, and not by sbatch
-or in a job that has waited for hours.
+Wrong values are refused here, and not by sbatch or in a job that has waited for hours.
 """
 
 from __future__ import annotations
 
 import re
-import shlex
 from typing import Dict, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 from slurm_resolver.cluster.job_counts import job_counts
 from slurm_resolver.errors import LaunchError
-from slurm_resolver.slurm.time_limit import find_signal, parse_time
+from slurm_resolver.slurm.time_limit import parse_time
 from slurm_resolver.wording import counted
 
 DEFAULT_SIGNAL = "USR1@120"
@@ -20,9 +18,8 @@ DEFAULT_TIME = "01:00:00"
 
 # Slurm sends the signal up to this much earlier than asked.
 SIGNAL_EARLY_SECONDS = 60
-_SIGNAL_NAMES = "HUP INT QUIT ABRT ALRM TERM USR1 USR2 URG CONT TSTP TTIN TTOU"
-# those that a batch file can catch, and that tell nothing else
-_TRAPPED_NAMES = ("USR1", "USR2", "TERM", "INT", "HUP", "QUIT", "ALRM", "URG")
+# those that a batch file can catch, and that have no other meaning
+_SIGNALS = "USR1|USR2|TERM|INT|HUP|QUIT|ALRM|URG"
 
 
 class BatchSettings(NamedTuple):
@@ -32,12 +29,11 @@ class BatchSettings(NamedTuple):
         jobs: counts by job name as `resolve` takes them; None for workers only.
         ps_nodes: the number of further nodes, without GPUs, for the chief and the parameter
             servers: a heterogeneous job, in which `nodes` and `tasks_per_node` are the workers'.
-        restarts: how often the step is started again inside the allocation, by `slurm-resolver
-            supervise`; None for a plain srun.
-        spare_nodes: how many nodes are asked for beside `nodes`, for restarts.
-        ps_spare_nodes: the same, beside `ps_nodes`.
-        min_nodes: with how many nodes a restart may go on; None for `nodes`.
-        max_restarts: how often the batch file requeues the job; None for a number by its form.
+        restarts: how often `slurm-resolver supervise` starts the step again inside the allocation;
+            None for a plain srun.
+        spare_nodes: the number of nodes beside `nodes`, for restarts.
+        min_nodes: with how many nodes a restart may continue; None for `nodes`.
+        max_restarts: how often the batch file requeues the job; None for `max_requeues`'s choice.
         segment: how many of `nodes` at a time lie in one block (topology/block, from Slurm 24.11).
     """
 
@@ -59,9 +55,7 @@ class BatchSettings(NamedTuple):
     segment: Optional[int] = None
     restarts: Optional[int] = None
     spare_nodes: Optional[int] = None
-    ps_spare_nodes: Optional[int] = None
     min_nodes: Optional[int] = None
-    log_dir: Optional[str] = None
     array: Optional[str] = None
     exclusive: bool = False
     requeue: bool = False
@@ -74,11 +68,12 @@ class BatchSettings(NamedTuple):
     env_setup: Sequence[str] = ()
 
 
-# of a component of a heterogeneous job that is to outlive a node: supervision/components.py
-LEAST_NODES = 2
-
-_COUNT = "a whole number from 1 on"
-# by field: the pattern of a valid value, and what a message says that it expected
+_COUNTS = (
+    *("nodes", "tasks_per_node", "cpus_per_task", "ps_nodes", "max_restarts", "wait"),
+    *("segment", "restarts", "spare_nodes", "min_nodes"),
+)
+_TEXTS = ("job_name", "partition", "ps_partition", "account", "qos", "constraint")
+# by field: the pattern of a valid value, and what a message expects instead
 _GRAMMARS: Dict[str, Tuple[str, str]] = {
     "gpus_per_node": (r"([A-Za-z]\w*([.-]\w+)*:)?0*[1-9]\d*", "NUMBER or TYPE:NUMBER"),
     "mem": (r"\d+[KMGT]?", "a number with K, M, G or T, for each node"),
@@ -87,22 +82,19 @@ _GRAMMARS: Dict[str, Tuple[str, str]] = {
         "task numbers such as 0-15, 1,3,5-7 or 0-31%4",
     ),
     "signal": (
-        rf"((SIG)?({_SIGNAL_NAMES.replace(' ', '|')})|[1-9]\d?)(@\d{{1,5}})?",
-        "a signal for the tasks, with the seconds before the end: USR1@120",
+        rf"(SIG)?({_SIGNALS})(@\d{{1,5}})?",
+        f"one of {_SIGNALS.replace('|', ', ')}, with the seconds before the end: USR1@120",
     ),
-    # the output file has this name, and a slash in it would name a missing folder
-    "job_name": (r"[^/]+", "a name without a slash, as the output file is called after it"),
+    "job_name": (r"[^/]+", "a name without a slash, as the output file is named after it"),
 }
-_TEXTS = ("log_dir", "job_name", "partition", "ps_partition", "account", "qos", "constraint")
 
 
 def check_settings(settings: BatchSettings) -> None:
     """Raises LaunchError for a value that is not valid, JobsError for jobs that do not fit."""
-    counts = ("nodes", "tasks_per_node", "cpus_per_task", "ps_nodes", "max_restarts", "wait")
-    for name in (*counts, "segment", "restarts", "spare_nodes", "ps_spare_nodes", "min_nodes"):
+    for name in _COUNTS:
         count = getattr(settings, name)
         if count is not None and not 1 <= count <= 1_000_000:
-            raise _refused(name, count, _COUNT)
+            raise _refused(name, count, "a whole number from 1 on")
     for name in _TEXTS:
         value = getattr(settings, name)
         if value is not None and not (value and value.isprintable()):
@@ -111,12 +103,19 @@ def check_settings(settings: BatchSettings) -> None:
         value = getattr(settings, name)
         if value is not None and re.fullmatch(pattern, value, re.ASCII) is None:
             raise _refused(name, value, expected)
-    if settings.segment is not None and all_nodes(settings) % settings.segment:
-        spare = " and --spare-nodes together," if settings.spare_nodes else ""
-        raise LaunchError(
-            f"--segment {settings.segment}: expected a number that divides --nodes{spare} "
-            f"{all_nodes(settings)}, as sbatch does."
-        )
+    for line in settings.env_setup:
+        if not (line.strip() and line.isprintable()):
+            raise _refused("env_setup", line, "one line; give the option again for another line")
+    for module in settings.modules:
+        if not (module and module.isprintable()) or module.startswith("-"):
+            raise _refused("module", module, "the name of a module")
+    _check_times(settings)
+    _check_command(settings.command)
+    _check_jobs(settings, settings.nodes)
+    _check_restarts(settings)
+
+
+def _check_times(settings: BatchSettings) -> None:
     limit = parse_time(settings.time)
     earliest = seconds_after_signal(settings) + SIGNAL_EARLY_SECONDS  # before the time limit
     if job_signal(settings) and limit is not None and limit <= earliest:
@@ -125,31 +124,6 @@ def check_settings(settings: BatchSettings) -> None:
             f"up to {SIGNAL_EARLY_SECONDS} s early, so that it could come as the job starts; "
             f"expected a time of more than {earliest} s."
         )
-    if script_requeues(settings) and signal_name(settings) not in _TRAPPED_NAMES:
-        raise LaunchError(
-            f"--signal {settings.signal} and parameter servers: the batch file gets the signal, as "
-            f"no task saves at one then; expected one of {', '.join(_TRAPPED_NAMES)}."
-        )
-    for line in settings.env_setup:
-        _check_shell_line(line)
-    for module in settings.modules:
-        if not module.isprintable() or module.startswith("-") or not module:
-            raise _refused("module", module, "the name of a module")
-    _check_command(settings.command)
-    _check_jobs(settings)
-    _check_restarts(settings)
-
-
-def _check_shell_line(line: str) -> None:
-    problem = "one line" if not line.isprintable() or not line.strip() else ""
-    try:
-        shlex.split(line, comments=True)
-    except ValueError as error:
-        problem = f"a whole command ({str(error).lower()})"
-    if problem:
-        raise LaunchError(
-            f"--env-setup {line!r}: expected {problem}; give the option again for another line."
-        )
 
 
 def _check_command(command: Sequence[str]) -> None:
@@ -157,33 +131,37 @@ def _check_command(command: Sequence[str]) -> None:
         raise LaunchError("no command: slurm-resolver sbatch --nodes 2 -- python train.py")
     if command[0].startswith("-"):
         raise LaunchError(f"{command[0]!r}: expected a program; srun would read it as an option.")
-    if ":" in command:
-        raise LaunchError(
-            "the command has the word ':', which srun reads as the start of another component of "
-            "the step: put the command into a script."
-        )
+    for word in command:
+        if word == ":" or re.search("[\r\ud800-\udfff]", word):
+            raise LaunchError(
+                f"the word {word!r} of the command: srun reads ':' as the start of another "
+                "component, and sbatch no carriage return and no bytes that are not UTF-8; put "
+                "the command into a script."
+            )
 
 
-def _check_jobs(settings: BatchSettings) -> None:
+def _check_jobs(settings: BatchSettings, nodes: int) -> None:
     jobs = settings.jobs or {}
-    tasks = settings.nodes * settings.tasks_per_node
+    tasks = nodes * settings.tasks_per_node
     if settings.ps_partition is not None and settings.ps_nodes is None:
         raise LaunchError("--ps-partition is for the nodes of --ps-nodes: expected both.")
     if settings.ps_nodes is not None:
         if dict(jobs) != {"chief": 1, "ps": jobs.get("ps", 0), "worker": -1}:
             raise LaunchError("--ps-nodes: expected --ps as well, the number of parameter servers.")
         if settings.ps_nodes > jobs["ps"] + 1:
-            raise LaunchError(
-                f"--ps-nodes {settings.ps_nodes}: expected at most {jobs['ps'] + 1}, the number of "
-                "chief and parameter servers together."
-            )
+            expected = f"at most {jobs['ps'] + 1}, the number of chief and parameter servers"
+            raise _refused("ps_nodes", settings.ps_nodes, expected)
         if settings.array is not None:
             raise LaunchError("--array and --ps-nodes: Slurm has no array of heterogeneous jobs.")
+        if settings.restarts is not None:
+            raise LaunchError(
+                "--restarts and --ps-nodes: slurm-resolver supervise does not restart a step of a "
+                "heterogeneous job; leave out --ps-nodes, or use --requeue instead of --restarts."
+            )
         tasks += jobs["ps"] + 1
-    if any(count < 0 for name, count in jobs.items() if name == "ps"):
+    if jobs.get("ps", 0) < 0:
         raise LaunchError(f"jobs={dict(jobs)!r}: expected a number of parameter servers.")
-    each = counted(settings.tasks_per_node, "task")
-    place = f"{counted(settings.nodes, 'node')} with {each} each"
+    place = f"{counted(nodes, 'node')} with {counted(settings.tasks_per_node, 'task')} each"
     counts = job_counts(
         settings.jobs,
         tasks,
@@ -192,53 +170,26 @@ def _check_jobs(settings: BatchSettings) -> None:
     )
     if set(counts) <= {"chief", "ps", "evaluator"}:
         raise LaunchError(
-            f"jobs={dict(jobs)!r} leave none of the {counted(tasks, 'task')} "
-            f"({place}) for a worker: "
-            "expected fewer others, or more --nodes or --tasks-per-node."
+            f"jobs={dict(jobs)!r} leave none of the {counted(tasks, 'task')} ({place}) for a "
+            "worker: expected fewer others, or more --nodes or --tasks-per-node."
         )
 
 
 def _check_restarts(settings: BatchSettings) -> None:
-    least = settings.min_nodes
-    if settings.restarts is None:
-        for name in ("spare_nodes", "ps_spare_nodes", "min_nodes", "log_dir"):
-            if getattr(settings, name) is not None:
-                raise _refused(name, getattr(settings, name), "--restarts N as well")
-        return
-    if settings.ps_nodes is None and settings.ps_spare_nodes is not None:
-        raise _refused("ps_spare_nodes", settings.ps_spare_nodes, "--ps-nodes N as well")
-    for option, spare, count in (
-        ("--nodes", "--spare-nodes", all_nodes(settings)),
-        ("--ps-nodes", "--ps-spare-nodes", all_ps_nodes(settings)),
-    ):
-        if settings.ps_nodes is not None and count < LEAST_NODES:
-            raise LaunchError(
-                f"--restarts with --ps-nodes and only one node of {option}: Slurm ends a component "
-                "of a heterogeneous job when a node fails and it has no other, or requeues it by "
-                f"itself and leaves the rest of the job running; expected {spare} 1, or another "
-                f"number of {option}."
-            )
+    jobs, least = settings.jobs or {}, settings.min_nodes
+    for name in ("spare_nodes", "min_nodes"):
+        if settings.restarts is None and getattr(settings, name) is not None:
+            raise _refused(name, getattr(settings, name), "--restarts N as well")
     if least is None:
         return
     if least > settings.nodes:
         raise _refused("min_nodes", least, f"at most --nodes {settings.nodes}")
-    jobs = settings.jobs or {}
     if least < settings.nodes and jobs and -1 not in jobs.values():
         raise LaunchError(
             f"--min-nodes {least} and jobs={dict(jobs)!r}: with fewer nodes there are fewer tasks; "
             "expected one job to be -1, the rest."
         )
-    _check_jobs(settings._replace(nodes=least))
-
-
-def all_nodes(settings: BatchSettings) -> int:
-    """Returns how many nodes the job asks for, the spare ones included."""
-    return settings.nodes + (settings.spare_nodes or 0)
-
-
-def all_ps_nodes(settings: BatchSettings) -> int:
-    """Returns how many nodes the second component asks for, the spare ones included."""
-    return (settings.ps_nodes or 0) + (settings.ps_spare_nodes or 0)
+    _check_jobs(settings, least)
 
 
 def _refused(name: str, value: object, expected: str) -> LaunchError:
@@ -251,33 +202,21 @@ def job_signal(settings: BatchSettings) -> Optional[str]:
 
 
 def signal_name(settings: BatchSettings) -> str:
-    """Returns the signal alone, as `trap` takes it: USR1, also where it is given by its number."""
-    text = job_signal(settings) or ""
-    return find_signal(text.partition("@")[0], f"--signal {text}").name[len("SIG") :]
+    """Returns the signal alone, as `trap` takes it: USR1."""
+    return (job_signal(settings) or "").partition("@")[0].replace("SIG", "")
 
 
 def script_requeues(settings: BatchSettings) -> bool:
     """Whether the signal is for the batch file, which requeues the job.
 
-    With parameter servers no task saves at a signal: it would only end the tasks, and with them a
-    job that Slurm does not requeue. `slurm-resolver supervise` requeues such a job by itself.
+    With parameter servers no task saves at a signal, which would only end the tasks.
     """
-    return settings.requeue and settings.restarts is None and has_servers(settings)
-
-
-def has_servers(settings: BatchSettings) -> bool:
-    """Whether there are parameter servers, so that no task saves at a signal."""
-    return (settings.jobs or {}).get("ps", 0) > 0
+    return settings.requeue and (settings.jobs or {}).get("ps", 0) > 0
 
 
 def max_requeues(settings: BatchSettings) -> int:
-    """Returns how often the batch file requeues the job.
-
-    With parameter servers it does so at every time limit: as often as tasks that save do it.
-    """
-    if settings.max_restarts is not None:
-        return settings.max_restarts
-    return 100 if has_servers(settings) else 10
+    """Returns how often the batch file requeues the job: with a ps, at every time limit."""
+    return settings.max_restarts or (100 if script_requeues(settings) else 10)
 
 
 def seconds_after_signal(settings: BatchSettings) -> int:

@@ -86,22 +86,13 @@ def show_config(timeout: float = TIMEOUT_SECONDS) -> Dict[str, str]:
 def show_job(job_id: str, timeout: float = TIMEOUT_SECONDS) -> Dict[str, str]:
     """Returns the fields of a Slurm job by name (``scontrol show job``).
 
-    Of a heterogeneous job, whose components are listed one by one, those of the first.
-    """
-    return show_components(job_id, timeout)[0]
-
-
-def show_components(job_id: str, timeout: float = TIMEOUT_SECONDS) -> List[Dict[str, str]]:
-    """Returns the fields of each component of a heterogeneous job; of another job only its own.
+    A heterogeneous job has a line for each component, of which this reads the first.
 
     Raises:
         OSError: where the controller does not answer.
     """
     text = scontrol("--oneliner", "show", "job", job_id, timeout=timeout)
-    found = [_find_pairs(line, _FIELD) for line in text.splitlines() if line.strip()] or [{}]
-    # by their number, as 1+0; the other lines of a job array are other jobs
-    parts = [job for job in found if job.get("HetJobId", "") == found[0].get("HetJobId")]
-    return parts or found[:1]
+    return _find_pairs(text.strip().partition("\n")[0], _FIELD)
 
 
 def requeues_failures(job: Mapping[str, str]) -> bool:
@@ -155,24 +146,6 @@ def show_steps(job_id: str, timeout: float = TIMEOUT_SECONDS) -> List[Dict[str, 
             return []
         raise
     return [_find_pairs(line, _FIELD) for line in text.splitlines() if line.strip()]
-
-
-def find_step(job_id: str, pid: int, timeout: float = TIMEOUT_SECONDS) -> Optional[str]:
-    """Returns the id of the step (``12.0``) whose srun has this process id; None for none."""
-    try:
-        text = scontrol("--oneliner", "show", "step", job_id, timeout=timeout)
-    except OSError as error:
-        if "not found" in str(error):  # how it says that the job has no step
-            return None
-        raise
-    # more may follow, as TresPerNode of a step with GPUs
-    found = re.findall(r"^StepId=(\S+) .*?\sSrunHost:Pid=\S*:(\d+)(?:\s|$)", text, re.M)
-    return next((step for step, owner in found if int(owner) == pid), None)
-
-
-def end_step(step_id: str, timeout: float = TIMEOUT_SECONDS) -> None:
-    """Kills the tasks of a step (scancel)."""
-    _run("scancel", step_id, timeout=timeout)
 
 
 def cancel_job(job_id: str, timeout: float = TIMEOUT_SECONDS) -> None:

@@ -1,8 +1,8 @@
 """What becomes of the job when the node of its batch file fails.
 
-With --no-kill Slurm then lets the job run on, without a batch file and up to its time limit, also
-one that may be requeued (22.05 and 26.05, live: JobState=RUNNING, and BatchHost is not in NodeList
-any more). So a small step on another node looks, and requeues or cancels such a job.
+With --no-kill Slurm lets such a job run on, without a batch file and up to its time limit, even one
+that may be requeued (22.05 and 26.05, live: JobState=RUNNING, and BatchHost is no longer in
+NodeList). So a small step on another node watches, and requeues or cancels such a job.
 """
 
 from __future__ import annotations
@@ -11,15 +11,13 @@ import contextlib
 import os
 import subprocess
 import sys
-import threading
 import time
-from typing import Callable, Mapping, Optional, Sequence
+from typing import Callable, Optional, Sequence
 
 from slurm_resolver.slurm import scontrol
-from slurm_resolver.slurm.hostlist import expand_hostlist
-from slurm_resolver.supervision.say import say
+from slurm_resolver.supervision.policy import is_lost
+from slurm_resolver.supervision.step import say
 
-_ANSWER_SECONDS = 60.0
 _STEP = (  # --overlap: shares all that the node has with the training
     *("srun", "--overlap", "--nodes=1", "--ntasks=1", "--ntasks-per-node=1", "--cpus-per-task=1"),
     *("--mpi=none", "--job-name=batch-host"),
@@ -29,122 +27,75 @@ _KEPT_VARIABLES = ("SLURM_JOB_ID", "SLURM_CONF", "SLURM_JWT", "SLURM_CLUSTERS")
 
 
 class Watch:
-    """The step that looks after the batch file's node."""
+    """The step that watches the batch file's node."""
 
-    def __init__(
-        self,
-        job_id: str,
-        batch_host: Optional[str],
-        requeue: bool,
-        every: float,
-        heterogeneous: bool = False,
-    ) -> None:
-        """Prepares it; it looks once in so many seconds, and never with 0.
-
-        In a heterogeneous job it runs on the first component, whose nodes `start` gets.
-        """
-        self._step = [*_STEP, *(["--het-group=0"] if heterogeneous else [])]
-        self._arguments = [job_id, "requeue" if requeue else "cancel", f"{every:g}"]
-        self._batch_host = batch_host
-        self._every = every
+    def __init__(self, job_id: str, batch_host: Optional[str], requeue: bool, every: float) -> None:
+        """Prepares it; it looks every so many seconds, and never with 0."""
+        action = "requeue" if requeue else "cancel"
+        self._module = [sys.executable, "-m", __name__, job_id, f"{every:g}", action]
+        self._batch_host = batch_host if every else None
         self._process: Optional[subprocess.Popen[bytes]] = None
-        self._node: Optional[str] = None
-        self._reader: Optional[threading.Thread] = None
 
-    def start(self, used: Sequence[str], healthy: Sequence[str]) -> None:
-        """Starts it on a healthy node, if possible one that the training does not use.
-
-        One that runs on such a node already is left alone.
-        """
+    def start(self, healthy: Sequence[str]) -> None:
+        """Starts it on the last healthy node, which may be a spare one, unless it already runs."""
         others = [name for name in healthy if name != self._batch_host]
-        if self._every == 0 or self._batch_host is None or not others:
+        if self._batch_host is None or not others:
             return
-        runs = self._process is not None and self._process.poll() is None
-        if runs and self._node in others:
+        if self._process is not None and self._process.poll() is None:
             return
         self.stop()
-        self._node = next((name for name in others if name not in used), others[-1])
-        watch = [sys.executable, "-m", "slurm_resolver.supervision.batch_host", *self._arguments]
         environ = {
             name: value
             for name, value in os.environ.items()
             if not name.startswith("SLURM") or name in _KEPT_VARIABLES
         }
-        with contextlib.suppress(OSError):  # no srun: the training's own tells so
-            self._process = subprocess.Popen(
-                [*self._step, f"--nodelist={self._node}", *watch],
-                env=environ,
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.PIPE,
-            )
-            self._reader = threading.Thread(target=self._read, args=(self._process,), daemon=True)
-            self._reader.start()
-
-    def _read(self, process: subprocess.Popen[bytes]) -> None:
-        """Says so if the step ends by itself: nobody looks after this node then."""
-        assert process.stderr is not None
-        last = b""
-        for line in process.stderr:
-            last = line.strip() or last
-        process.wait()
-        if self._process is process:
-            told = last.decode(errors="replace")
-            say([f"the step on {self._node} that looks whether this node fails has ended: {told}"])
+        self._process = subprocess.Popen(
+            [*_STEP, f"--nodelist={others[-1]}", *self._module],
+            env=environ,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+        )
 
     def stop(self) -> None:
-        """Ends it, if it runs."""
-        process, self._process = self._process, None  # its end is not told of
-        if process is not None:
-            process.terminate()
-            try:
-                process.wait(10)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
-        if self._reader is not None:
-            self._reader.join(1)
-
-
-def is_lost(job: Mapping[str, str]) -> bool:
-    """Whether a running job (`scontrol.show_job`) has lost the node of its batch file."""
-    host, nodelist = job.get("BatchHost", ""), job.get("NodeList", "")
-    if job.get("JobState") != "RUNNING" or host in scontrol.UNSET or nodelist in scontrol.UNSET:
-        return False
-    return host not in expand_hostlist(nodelist)
-
-
-def tell(job: Mapping[str, str], action: str) -> None:
-    """Writes what becomes of the job into its output file, which the lost node wrote before."""
-    done = "requeued" if action == "requeue" else "cancelled"
-    with contextlib.suppress(OSError), open(job.get("StdOut", ""), "a") as stream:
-        stream.write(
-            f"slurm-resolver supervise: {job['BatchHost']} has failed, the node of the batch file: "
-            f"the job is {done}\n"
-        )
+        """Ends it; if it has ended by itself, nobody watched this node, and this says so."""
+        process, self._process = self._process, None
+        if process is None:
+            return
+        ended = process.poll() is not None
+        process.terminate()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            words = process.communicate(timeout=10)[1].decode(errors="replace").strip()
+            if ended:
+                say([f"the step that watches this node had ended: {words}"])
+        process.kill()
 
 
 def main(
-    job_id: str, action: str, every: float, sleep: Callable[[float], None] = time.sleep
+    job_id: str, every: float, action: str, sleep: Callable[[float], None] = time.sleep
 ) -> None:
-    """Looks once in `every` seconds, until the job has lost its batch file, and ends the job then.
-
-    Slurm ends this step together with the job.
-    """
-    told = False
+    """Ends the job once it has lost its batch file; Slurm ends this step together with it."""
+    reported = False
     while True:
-        with contextlib.suppress(OSError):  # the controller may answer the next time
-            job = scontrol.show_job(job_id, _ANSWER_SECONDS)
-            if is_lost(job):
-                if not told:
-                    tell(job, action)
-                told = True
-                if action == "requeue":
-                    scontrol.scontrol("requeue", job_id, timeout=_ANSWER_SECONDS)
-                else:
-                    scontrol.cancel_job(job_id, _ANSWER_SECONDS)
         sleep(every)
+        with contextlib.suppress(OSError):  # the controller may answer the next time
+            job = scontrol.show_job(job_id, timeout=60.0)
+            if not is_lost(job):
+                continue
+            if not reported:
+                reported = True
+                done = "requeued" if action == "requeue" else "cancelled"
+                # the lost node wrote this file before
+                with contextlib.suppress(OSError), open(job.get("StdOut", ""), "a") as stream:
+                    stream.write(
+                        f"slurm-resolver supervise: {job['BatchHost']} has failed, the node of "
+                        f"the batch file: the job is {done}\n"
+                    )
+            if action == "requeue":
+                scontrol.scontrol("requeue", job_id, timeout=60.0)
+            else:
+                scontrol.cancel_job(job_id, timeout=60.0)
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], sys.argv[2], float(sys.argv[3]))
+    main(sys.argv[1], float(sys.argv[2]), sys.argv[3])

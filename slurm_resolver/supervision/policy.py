@@ -1,44 +1,55 @@
-"""Whether a step that has failed is started again, and if not, why."""
+"""Whether a step that has failed is started again, if not, why, and on which nodes.
+
+A node that fails leaves a job with --no-kill: Slurm removes it from the job's node list. One that
+is drained, or does not answer, stays in it, and only its own state shows it.
+"""
 
 from __future__ import annotations
 
+import re
+import threading
 import time
-from typing import Mapping, NamedTuple, Optional, Sequence
+from typing import Collection, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 from slurm_resolver.preemption.preempted import is_preempted
 from slurm_resolver.preemption.requeue import REQUEUE_STATUS, TERMINATED_STATUS
 from slurm_resolver.slurm import scontrol
-from slurm_resolver.supervision.batch_host import is_lost
-from slurm_resolver.supervision.failure import Failure
+from slurm_resolver.slurm.hostlist import expand_hostlist
+from slurm_resolver.supervision.step_output import Failure, TaskOutput
 
-# A step that ran for longer has got on, also where its output does not say how far.
+# A step that ran for longer has made progress, even if its output does not say so.
 PROGRESS_SECONDS = 600.0
+# MAINT, RESERVED and REBOOT_REQUESTED let a job that runs there continue.
+_UNHEALTHY = re.compile(
+    "(DOWN|DRAIN|FAIL|ERROR|UNKNOWN|FUTURE|NOT_RESPONDING|INVALID_REG|REBOOT_ISSUED|POWER).*|.*[*]"
+)
 
 
 class Stop(NamedTuple):
-    """Why nothing is started again, and whether it would help to requeue the job."""
+    """Why nothing is started again, and whether a requeue of the job would help."""
 
     why: str
     requeue: bool = False
 
 
-class Attempt:
+class Attempt(NamedTuple):
     """A start of the step that has failed: why, after how many seconds, and on which nodes."""
 
-    def __init__(self, failure: Failure, seconds: float, nodes: Sequence[str]) -> None:
-        self.failure, self.seconds, self.nodes = failure, seconds, tuple(nodes)
+    failure: Failure
+    seconds: float
+    nodes: Sequence[str] = ()
 
 
 def is_error(status: int) -> bool:
-    """Whether a task that exits so has failed, and has not just been saved before its end."""
+    """Whether a task that exits so has failed, and was not just saved before its end."""
     return status not in (0, REQUEUE_STATUS, TERMINATED_STATUS)
 
 
 def same_again(attempts: Sequence[Attempt]) -> bool:
-    """Whether the last two attempts have failed in the same way, and nothing was won in between.
+    """Whether the last two attempts failed in the same way, without progress in between.
 
-    What the training said when it went on from a checkpoint tells whether it got on; else the time
-    that the last one took.
+    The checkpoint from which the training continued shows progress; without one the time that the
+    last attempt took does.
     """
     if len(attempts) < 2:
         return False
@@ -50,12 +61,11 @@ def same_again(attempts: Sequence[Attempt]) -> bool:
     return last.seconds <= PROGRESS_SECONDS
 
 
-def why_not_again(failure: Failure) -> Optional[Stop]:
-    """Returns why no start could help after this failure alone; None where one could."""
-    if failure.kind == "cancelled" and failure.cause is not None:
-        return Stop(f"Slurm has ended the step: {failure.cause}")
+def give_up_reason(failure: Failure) -> Optional[Stop]:
+    """Returns why no start could help after this failure; None where one could."""
     if failure.kind == "cancelled":
-        return Stop("somebody has cancelled the step")
+        by_slurm = f"Slurm has ended the step: {failure.line}"
+        return Stop(by_slurm if failure.line else "somebody has cancelled the step")
     if failure.kind == "task" and failure.signal is None and not is_error(failure.status):
         saved = "the training was ended by a signal, or has saved and asks for a requeue"
         return Stop(f"exit status {failure.status}: {saved}")
@@ -65,13 +75,10 @@ def why_not_again(failure: Failure) -> Optional[Stop]:
 def job_is_ending(
     job: Mapping[str, str], restarts: int, least_time: float, now: float
 ) -> Optional[Stop]:
-    """Returns why Slurm is about to end the job; None where it is not.
+    """Returns why Slurm is about to end the job (`scontrol.show_job`); None where it is not.
 
-    Args:
-        job: the job's fields (`scontrol.show_job`).
-        restarts: how often the job had been requeued when its batch file started.
-        least_time: seconds to the time limit that a start is worth.
-        now: seconds since 1970.
+    `restarts`: how often it had been requeued when its batch file started; `least_time`: how many
+    seconds before the time limit a start is still worth it; `now`: seconds since 1970.
     """
     state = job.get("JobState", "")
     if state not in scontrol.RUNNING_STATES:
@@ -89,3 +96,65 @@ def job_is_ending(
     if end - now < least_time:
         return Stop(f"the time limit comes in {max(0, end - now):.0f} s", requeue=True)
     return None
+
+
+def is_healthy(state: str) -> bool:
+    """Whether a node in this state, as `scontrol show node` writes it, can start tasks."""
+    # the star of older versions: the node does not respond
+    return bool(state) and not any(map(_UNHEALTHY.fullmatch, state.upper().split("+")))
+
+
+def healthy_nodes(states: Mapping[str, str]) -> List[str]:
+    """Returns the nodes that can start tasks, by `scontrol.node_states`."""
+    return [name for name, state in states.items() if is_healthy(state)]
+
+
+def is_lost(job: Mapping[str, str]) -> bool:
+    """Whether a running job (`scontrol.show_job`) has lost the node of its batch file."""
+    host, nodelist = job.get("BatchHost", ""), job.get("NodeList", "")
+    if job.get("JobState") != "RUNNING" or host in scontrol.UNSET or nodelist in scontrol.UNSET:
+        return False
+    return host not in expand_hostlist(nodelist)
+
+
+def choose(
+    healthy: Sequence[str], suspects: Collection[str], wanted: int, least: int
+) -> Tuple[str, ...]:
+    """Returns the nodes for a step: `wanted` of the healthy ones, at least `least`, or none.
+
+    Suspects are nodes on which a step has failed, although Slurm calls them healthy: they are used
+    only where too few nodes would be left without them.
+    """
+    trusted = [name for name in healthy if name not in suspects]
+    pool = trusted if len(trusted) >= least else list(healthy)
+    return tuple(pool[:wanted]) if len(pool) >= least else ()
+
+
+class LocalFailures:
+    """The failures of a local job's steps; it listens to what the tasks print."""
+
+    def __init__(self) -> None:
+        self._attempts: List[Attempt] = []
+        self._lock = threading.Lock()
+        self._begin_step()
+
+    def _begin_step(self) -> None:
+        self._output, self._begun = TaskOutput(), time.monotonic()
+
+    def listen(self, rank: Optional[int], stream: str, line: bytes) -> None:
+        """Takes a line that a task has printed, as `Output` passes it. Safe in any thread."""
+        with self._lock:
+            if stream == "unknown":  # what cannot be read is never the same
+                self._attempts.clear()
+            self._output.read(rank, stream, line.decode(errors="replace"))
+
+    def same_again(self, rank: int, status: int) -> bool:
+        """Whether the step that this task ends failed as the one before it."""
+        name = f"signal {status - 128}" if status > 128 else None
+        failure = Failure("task", status, time.time(), rank, "localhost", name)
+        with self._lock:
+            line, progress = self._output.error(failure), self._output.progress
+            failure = failure._replace(line=line, progress=progress)
+            self._attempts.append(Attempt(failure, time.monotonic() - self._begun))
+            self._begin_step()
+        return same_again(self._attempts)

@@ -1,7 +1,7 @@
-"""What ended a step, by what srun has printed.
+"""Reads what srun and its tasks print, to tell what ended a step.
 
-srun names each task that fails as soon as it knows. What the versions of Slurm print (measured on
-22.05, 24.11 and 26.05), in the order in which it comes:
+srun reports each task that fails as soon as it knows. What Slurm prints (measured on 22.05, 24.11
+and 26.05), in the order in which it comes:
 
     a task fails      srun: error: n3: task 3: Exited with exit code 5 (or the name of a signal)
                       srun: Terminating StepId=1.0      (with --kill-on-bad-exit)
@@ -10,224 +10,189 @@ srun names each task that fails as soon as it knows. What the versions of Slurm 
     scancel           srun: Job step aborted: Waiting up to 4 seconds for job step to finish.
     the time limit    as scancel, and *** STEP 1.0 ON n2 CANCELLED AT … DUE TO TIME LIMIT ***
 
-22.05 does not say DUE TO TASK FAILURE, so that the line with CANCELLED tells nothing by itself.
-
-In a heterogeneous step srun numbers the tasks of each component from 0 here, while --label and the
-tasks themselves have ranks that go on from component to component.
+Only these lines decide who failed first. What the tasks print only describes their failure.
 """
 
 from __future__ import annotations
 
-import collections
-import contextlib
 import re
 import signal
 import time
-from typing import Deque, Dict, Iterable, Iterator, List, Mapping, Optional, Sequence, Tuple
+from typing import Dict, NamedTuple, Optional, Tuple
 
-from slurm_resolver.diagnostics.first_failure import TASK_END, TRACEBACK
-from slurm_resolver.errors import HostlistError
-from slurm_resolver.slurm.hostlist import expand_hostlist
-from slurm_resolver.supervision.failure import Failure
-
-_LONGEST_LINE = 1000  # bytes that are kept of each
-_KEPT_LINES = 20_000
-_KEPT_OF_TASK = 200
+_LONGEST_LINE = 64 * 1024  # bytes of a line that are kept
 _SHOWN_LENGTH = 300
-_MOST_RANKS = 100_000  # of a node
+_PROGRESS = "training goes on from "  # printed by BackupAndResume and ResumableLoop
 
-_RANKS = re.compile(r"(\d{1,7})(?:-(\d{1,7}))?")
-_WORKER = re.compile(r"/job:worker/replica:0/task:(\d+)")
-_NUMBERED = re.compile(r"(srun: error: ([\w.,\[\]-]+): tasks? )([\d,-]+)(: .*)", re.S)
-_ENDED_BY = re.compile(rb"\*\*\* STEP \S+ ON \S+ CANCELLED AT \S+ DUE TO (TIME LIMIT|PREEMPTION) ")
+_ENDED_BY = re.compile(r"\*\*\* STEP \S+ ON \S+ CANCELLED AT \S+ DUE TO (TIME LIMIT|PREEMPTION) ")
+_LABEL = re.compile(r" *(\d{1,7}): ?(.*)", re.S)  # of srun --label
 _EXIT_STATUS = re.compile(r"Exited with exit code (\d+)")
+# The node is missing where tasks of several ended alike: "n[8-9]: tasks 0-1".
+_TASK = re.compile(r"srun: error: (?:([\w.-]+)|[\w.,\[\]-]+): tasks? (\d+)[\d,-]*: (.+)")
 _NODE = re.compile(
     r"srun: error: (?:Node failure on |Task launch for \S+ failed on node )([\w.-]+)(?:: (.*))?"
 )
-_LABEL = re.compile(rb" *(\d{1,7}): ?(.*)", re.S)  # of srun --label
 _SIGNALS: Dict[str, signal.Signals] = {
     str(signal.strsignal(number)): number for number in signal.Signals
 }
 
+# addresses, times, ports, process and step ids: they differ between failures of the same cause
+_NOT_COMPARED = re.compile(
+    r"0x[0-9a-fA-F]+|\b(\d{4}-\d\d-\d\d[T ])?\d\d:\d\d:\d\d[.\d]*"
+    r"|(?<=[\w\]]):\d{4,5}\b|(?i:\bpid[ =]\d+)|StepId=\S+"
+)
 
-class StepOutput:
-    """Reads what srun and its tasks print while it is passed on, and keeps what tells of failures.
+
+class Failure(NamedTuple):
+    """Why a step has ended.
 
     Attributes:
-        ending: whether srun, or somebody else, ends the tasks already.
+        kind: "task"; "node" (it failed, or could not start its tasks); "cancelled" (somebody ended
+            the step); "srun" (it could not start the step).
+        status: the exit status of the task, or 128 and the number of its signal; else srun's own.
+        at: when srun reported it, in seconds since 1970.
+        signal: what ended the task, such as "SIGKILL".
+        line: the error that the task printed; of a cancelled step "time limit" or "preemption" if
+            Slurm says so; otherwise srun's own words.
+        progress: the line in which the training said which checkpoint it continues from.
     """
 
-    def __init__(self, first_ranks: Optional[Mapping[str, int]] = None) -> None:
-        """Prepares it.
+    kind: str
+    status: int
+    at: float
+    rank: Optional[int] = None
+    node: Optional[str] = None
+    signal: Optional[str] = None
+    line: Optional[str] = None
+    progress: Optional[str] = None
 
-        Args:
-            first_ranks: of a heterogeneous step by node the first rank of its component.
+    def describe(self) -> str:
+        """Returns who failed first, when and why: rank 3 on n2 at 2026-02-03T04:05:06, SIGKILL."""
+        ended = self.signal or f"exit status {self.status}"
+        if self.kind == "task":
+            who, how = f"rank {self.rank}" + (f" on {self.node}" if self.node else ""), ended
+        elif self.kind == "node":
+            who, how = f"node {self.node}", "node failure"
+        else:
+            who, how = ("srun", ended) if self.kind == "srun" else ("the step", "cancelled")
+        when = time.strftime("%Y-%m-%dT%H:%M:%S", time.localtime(self.at))
+        why = f": {self.line.rstrip(' :')}" if self.line else ""
+        return f"{who} at {when}, {how}{why}"
+
+    def is_same(self, other: Failure) -> bool:
+        """Whether both are the same error, as far as their output shows."""
+        return self._compared() == other._compared()
+
+    def _compared(self) -> Tuple[object, ...]:
+        # All ranks may have one error, and any may be the first. A signal is for one rank.
+        rank = self.rank if self.signal else None
+        line = None if self.line is None else _NOT_COMPARED.sub("", self.line)
+        return self.kind, self.status, rank, line, self.node if self.kind == "node" else None
+
+
+class TaskOutput:
+    """What tasks print about themselves.
+
+    Attributes:
+        progress: the line in which the training said which checkpoint it continues from.
+    """
+
+    def __init__(self) -> None:
+        self.progress: Optional[str] = None
+        # by rank, None without a label: the line after its last traceback, its last on stderr
+        self._errors: Dict[Optional[int], str] = {}
+        self._last: Dict[Optional[int], str] = {}
+        self._in_traceback: Dict[Optional[int], bool] = {}
+
+    def read(self, rank: Optional[int], stream: str, text: str) -> None:
+        """Reads a line of a task."""
+        text = text.rstrip().rpartition("\r")[2]  # of a progress bar what it ends with
+        if _PROGRESS in text:
+            self.progress = text[text.index(_PROGRESS) :]
+        if text.startswith("Traceback (most recent call last)"):
+            self._in_traceback[rank] = True
+        elif self._in_traceback.get(rank) and text and not text[0].isspace():
+            self._errors[rank], self._in_traceback[rank] = text, False
+        elif stream == "stderr" and text.strip() and "CANCELLED AT" not in text:
+            self._last[rank] = text.strip()
+
+    def error(self, failure: Failure) -> Optional[str]:
+        """Returns the error of the task that failed so.
+
+        Without a traceback it is the last line on stderr, except after a signal.
         """
+        found = {**self._last, **self._errors} if failure.signal is None else self._errors
+        line = found.get(failure.rank, found.get(None))
+        return line if line is None or len(line) <= _SHOWN_LENGTH else f"{line[:_SHOWN_LENGTH]} …"
+
+
+class StepOutput:
+    """Reads what srun and its tasks print while it is passed on.
+
+    Attributes:
+        ending: whether srun, or somebody else, already ends the tasks.
+        failed: the task that failed first, as soon as srun has reported it.
+        lost: the node that failed.
+    """
+
+    def __init__(self) -> None:
         self.ending = False
-        self._first_ranks = first_ranks or {}
-        self._parts: Dict[str, bytes] = {"stdout": b"", "stderr": b""}
-        # the last lines of all tasks; and those of the task that failed first, from then on
-        self._lines: Deque[Tuple[str, bytes]] = collections.deque(maxlen=_KEPT_LINES)
-        self._own: Deque[Tuple[str, bytes]] = collections.deque(maxlen=_KEPT_OF_TASK)
-        self._task: Optional[Failure] = None
-        self._node: Optional[Failure] = None
-        self._ends: Dict[int, Tuple[Optional[str], str]] = {}  # by rank: its node, and how
+        self.failed: Optional[Failure] = None
+        self.lost: Optional[Failure] = None
+        self._parts = {"stdout": b"", "stderr": b""}
+        self._tasks = TaskOutput()
         self._cancelled: Optional[float] = None
-        self._ended_by: Optional[str] = None  # what Slurm ended the step for
+        self._ended_by: Optional[str] = None  # why Slurm ended the step
         self._last_error: Optional[str] = None  # of srun
-        self._progress: Optional[str] = None
-
-    @property
-    def failed(self) -> Optional[Failure]:
-        """The task that failed first, as soon as srun has told of it."""
-        return self._task
-
-    @property
-    def lost_node(self) -> bool:
-        """Whether srun has told of a node that failed."""
-        return self._node is not None
 
     def feed(self, stream: str, data: bytes) -> None:
         """Takes the next bytes of the stream "stdout" or "stderr"."""
         *lines, rest = (self._parts[stream] + data).split(b"\n")
-        for line in lines:
-            self._read(stream, line[-_LONGEST_LINE:])
         self._parts[stream] = rest[-_LONGEST_LINE:]
-
-    def _read(self, stream: str, line: bytes) -> None:
-        if stream == "stderr" and line.startswith(b"srun: "):
-            line = self._with_own_ranks(line)
-            self._lines.append(("srun", line))
-            self._read_srun(line.decode(errors="replace").strip())
-            return
-        self._lines.append((stream, line))
-        if self._task is not None and _rank(line) in (self._task.rank, None):
-            self._own.append((stream, line))
-        ended_by = _ENDED_BY.search(line)
-        if ended_by is not None:
-            self._ended_by = ended_by[1].decode().lower()
-        if b"training goes on from " in line:  # said by BackupAndResume and ResumableLoop
-            text = line.decode(errors="replace")
-            self._progress = text[text.index("training goes on from ") :].strip()
-
-    def _with_own_ranks(self, line: bytes) -> bytes:
-        """Returns srun's line about tasks that ended with the ranks that the tasks have."""
-        found = _NUMBERED.match(line.decode(errors="replace")) if self._first_ranks else None
-        if found is None:
-            return line
-        node = found[2]
-        with contextlib.suppress(HostlistError):  # a task's own line, which looks like srun's
-            node = expand_hostlist(node)[0]
-        first = self._first_ranks.get(node, 0)
-        ranks = re.sub(r"\d+", lambda number: str(int(number[0]) + first), found[3])
-        return (found[1] + ranks + found[4]).encode()
+        for line in lines:
+            text = line[-_LONGEST_LINE:].decode(errors="replace")
+            if stream == "stderr" and text.startswith("srun: "):
+                self._read_srun(text.strip())
+                continue
+            ended_by = _ENDED_BY.search(text)
+            if ended_by is not None:
+                self._ended_by = ended_by[1].lower()
+            label = _LABEL.match(text)
+            rank, text = (int(label[1]), label[2]) if label else (None, text)
+            self._tasks.read(rank, stream, text)
 
     def _read_srun(self, line: str) -> None:
         now = time.time()
-        task, node = TASK_END.match(line), _NODE.match(line)
-        if "Job step aborted" in line and self._task is None:
+        task, node = _TASK.match(line), _NODE.match(line)
+        if "Job step aborted" in line and self.failed is None:
             self._cancelled = self._cancelled or now
         self.ending = self.ending or "Job step aborted" in line or "Terminating StepId" in line
         if line.startswith("srun: error: "):
             self._last_error = line[len("srun: error: ") :]
         if node is not None:
-            self._node = self._node or Failure("node", 1, now, node=node[1], line=node[2])
-        elif task is not None:
-            for rank in _ranks(task[2]):
-                self._ends.setdefault(rank, (task[1], task[4]))
-        if task is not None and self._task is None:
-            status, name = _end(task[4])
-            rank = int(task[3])
-            self._task = Failure("task", status, now, rank, task[1], name)
-            own = (one for one in self._lines if _rank(one[1]) in (rank, None))
-            self._own.extend(one for one in own if one[0] != "srun")
+            self.lost = self.lost or Failure("node", 1, now, node=node[1], line=node[2])
+        elif task is not None and self.failed is None:
+            status, name = _end(task[3])
+            self.failed = Failure("task", status, now, int(task[2]), task[1], name)
 
-    def failure(self, status: int, layout: Sequence[str] = ()) -> Failure:
-        """Returns why the step has ended with this status of srun, which is not 0.
-
-        Args:
-            status: srun's.
-            layout: the node of each rank, as far as is known before srun tells it.
-        """
-        for stream, rest in self._parts.items():
-            if rest:
-                self._read(stream, rest)
-                self._parts[stream] = b""
-        failure = self._first(status)._replace(progress=self._progress)
-        if failure.kind != "task":
-            return failure
-        lines = [(stream, _text(line)) for stream, line in self._own]
-        line = _error_line(lines, with_last=failure.signal is None)
-        culprit = self._culprit(line)
-        if culprit is not None:
-            rank, line = culprit
-            node, how = self._ends.get(rank, (None, ""))
-            ended, name = _end(how)
-            # by a signal where it waited for the others after its error: by that it has status 1
-            failure = failure._replace(rank=rank, node=node, status=1 if name else ended)
-        elif line is not None:
-            failure = self._with_blame(failure, line, layout)
-        cause = _known_cause([line] if line else [])
-        if failure.signal == "SIGKILL" and line is None:
-            cause = _known_cause([_text(one) for _, one in self._lines if b"oom" in one])
-        return failure._replace(line=line, cause=cause)
-
-    def _culprit(self, line: Optional[str]) -> Optional[Tuple[int, str]]:
-        """Returns rank and error of the task whose failure this error is an effect of.
-
-        A task that has raised may wait for the others at its end, who fail meanwhile, and end
-        before it.
-        """
-        from slurm_resolver.diagnostics.first_failure import FailureReader, follows_another
-
-        if line is None or not follows_another(line):
-            return None
-        reader = FailureReader()
-        for number, (_, text) in enumerate(self._lines, 1):
-            reader.read(number, text.decode(errors="replace"))
-        first = reader.first()
-        told = re.match(r"rank (\d+)", first.task) if first else None
-        return None if not first or first.follows or not told else (int(told[1]), first.line)
-
-    def _with_blame(self, failure: Failure, line: str, layout: Sequence[str]) -> Failure:
-        """Returns the failure with the task that has sent nothing more to TensorFlow's leader.
-
-        Of all tasks only that one says nothing itself.
-        """
-        from slurm_resolver.diagnostics.first_failure import follows_another
-        from slurm_resolver.diagnostics.log_messages import explain
-
-        if not follows_another(line):
-            return failure
-        findings = explain(_text(text) for _, text in self._lines)
-        named = [one.address for one in findings if one.id == "task-unhealthy" and one.address]
-        if not named:
-            return failure
-        worker = _WORKER.fullmatch(named[0])
-        if worker is None:
-            return failure._replace(blames=named[0])
-        rank = int(worker[1])
-        fits = all(
-            one < len(layout) and layout[one] == node for one, (node, _) in self._ends.items()
-        )
-        node = self._ends[rank][0] if rank in self._ends else None
-        if node is None and fits and rank < len(layout):
-            node = layout[rank]
-        return failure._replace(blames=named[0], blamed_rank=rank, blamed_node=node)
-
-    def _first(self, status: int) -> Failure:
+    def failure(self, status: int) -> Failure:
+        """Returns why the step has ended with this status of srun, which is not 0."""
+        for stream in self._parts:
+            self.feed(stream, b"\n")
         # Tasks often fail because of a node of which Slurm learns later: it is the cause then.
-        if self._node is not None:
-            return self._node
-        if self._cancelled is not None or self._task is None:
-            kind = "srun" if self._cancelled is None else "cancelled"
-            failure = Failure(kind, status, self._cancelled or time.time(), line=self._last_error)
-            return failure._replace(cause=self._ended_by) if kind == "cancelled" else failure
-        return self._task
+        if self.lost is not None:
+            failure = self.lost
+        elif self._cancelled is not None:
+            failure = Failure("cancelled", status, self._cancelled, line=self._ended_by)
+        elif self.failed is not None:
+            failure = self.failed._replace(line=self._tasks.error(self.failed))
+        else:
+            failure = Failure("srun", status, time.time(), line=self._last_error)
+        return failure._replace(progress=self._tasks.progress)
 
 
 def _end(text: str) -> Tuple[int, Optional[str]]:
-    """Returns the status and the signal of a task, as srun tells how it ended."""
+    """Returns the status and the signal of a task, as srun reports how it ended."""
     exited = _EXIT_STATUS.match(text)
     if exited:
         return int(exited[1]), None
@@ -235,49 +200,3 @@ def _end(text: str) -> Tuple[int, Optional[str]]:
         return 128 + signal.SIGKILL, "SIGKILL (out of memory)"
     number = _SIGNALS.get(text.replace(" (core dumped)", ""))
     return (1, text) if number is None else (128 + number, number.name)
-
-
-def _ranks(text: str) -> Iterator[int]:
-    """Yields the ranks of a list as srun writes it, such as 0-2,5; of a damaged one too."""
-    for low, high in _RANKS.findall(text):
-        yield from range(int(low), min(int(high or low), int(low) + _MOST_RANKS) + 1)
-
-
-def _rank(line: bytes) -> Optional[int]:
-    match = _LABEL.match(line)
-    return int(match[1]) if match else None
-
-
-def _text(line: bytes) -> str:
-    match = _LABEL.match(line)
-    # of a progress bar, what stands there last
-    return (match[2] if match else line).decode(errors="replace").rstrip().rpartition("\r")[2]
-
-
-def _error_line(lines: Iterable[Tuple[str, str]], with_last: bool) -> Optional[str]:
-    """Returns the line that ends the last traceback; else one that is known; else the last one.
-
-    Args:
-        lines: (stream, text) of the task that failed.
-        with_last: whether the last line on stderr is taken if no other tells why.
-    """
-    found, last, in_traceback = None, None, False
-    for stream, text in lines:
-        if text.startswith(TRACEBACK):
-            in_traceback = True
-        elif in_traceback and text and not text[0].isspace():
-            found, in_traceback = text, False
-        elif stream == "stderr" and text.strip() and "CANCELLED AT" not in text:
-            last = text.strip()
-    line = found or (last if with_last else None)
-    if line is None or len(line) <= _SHOWN_LENGTH:
-        return line
-    return line[:_SHOWN_LENGTH] + " …"
-
-
-def _known_cause(lines: List[str]) -> Optional[str]:
-    # imported here, as its table is only needed once something has failed
-    from slurm_resolver.diagnostics.log_messages import explain
-
-    findings = explain(lines)
-    return findings[0].cause if findings else None

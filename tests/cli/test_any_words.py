@@ -96,7 +96,6 @@ def _nothing_starts(tmp_path_factory: pytest.TempPathFactory) -> object:
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(tmp_path_factory.mktemp("any"))
         patch.setattr("slurm_resolver.local.job.LocalJob.run", started)
-        patch.setattr("slurm_resolver.local.signal_thread.call_on_signals", lambda actions: None)
         patch.setattr("slurm_resolver.supervision.supervisor.Supervisor.run", started)
         patch.setattr("os.execvpe", started)
         patch.setattr("os.execvp", started)

@@ -81,7 +81,10 @@ def test_a_terminal_that_knows_ascii_only_is_no_error(arguments: List[str]) -> N
         ("show --nodelst=n1", " show: unknown option --nodelst: did you mean --nodelist?"),
         ("show --frobnicate", " show: unknown option --frobnicate"),
         ("show n1", " show: unexpected argument 'n1'"),
-        ("run -n2 --chdri /tmp -- true", " run: unknown option --chdri: did you mean --chdir?"),
+        (
+            "run -n2 --open-mdoe /tmp -- true",
+            " run: unknown option --open-mdoe: did you mean --open-mode?",
+        ),
         ("sbatch --nodes two -- a", " sbatch: argument -N/--nodes: invalid int value: 'two'"),
         ("help shwo", " help: argument COMMAND: invalid choice: 'shwo' (choose from "),
         ("hosts expnd n1", " hosts: argument ACTION: invalid choice: 'expnd' (choose from "),
@@ -98,7 +101,7 @@ def test_what_is_wrong_is_said_before_the_usage(words: str, said: str) -> None:
     assert (second, third[:22]) == ("", "usage: slurm-resolver ")
 
 
-MISSPELT = ("shwo", "nodelst", "chdri", "expnd", "sprad")
+MISSPELT = ("shwo", "nodelst", "open-mdoe", "expnd", "sprad")
 
 
 def test_an_example_can_be_pasted() -> None:

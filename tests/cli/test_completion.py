@@ -40,8 +40,8 @@ def test_bash(capsys: pytest.CaptureFixture[str]) -> None:
     assert offered(script, "expl") == ["explain"]
     assert offered(script, "show", "--plac") == ["--placement"]
     assert offered(script, "show", "--placement", "") == ["spread", "rank"]
-    assert offered(script, "run", "--wait-f") == ["--wait-for-children"]
-    assert offered(script, "run", "--tres-") == ["--tres-per-task", "--tres-bind"]
+    assert offered(script, "run", "--preempt") == ["--preempt-after"]
+    assert offered(script, "run", "--open-mode", "") == ["append", "truncate"]
     assert offered(script, "completion", "") == ["bash", "zsh", "fish", "tcsh"]
     assert "README.md" in offered(script, "explain", "READ")
 

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 import slurm_resolver
 from slurm_resolver.cli import main
-from slurm_resolver.sbatch.script import batch_file, shell_word
+from slurm_resolver.sbatch.script import batch_file
 from slurm_resolver.sbatch.settings import BatchSettings
 
 VERSION = slurm_resolver.__version__
@@ -32,7 +32,7 @@ PLAIN = f"""\
 #SBATCH --ntasks-per-node=4
 # All tasks of a node see all its GPUs; slurm_resolver gives each its share.
 #SBATCH --gpus-per-node=4
-# Slurm ends the job after this time. The shorter it is, the sooner the job may start.
+# Slurm ends the job after this time. The shorter it is, the sooner it may start.
 #SBATCH --time=01:00:00
 
 set -euo pipefail
@@ -40,8 +40,7 @@ set -euo pipefail
 # Replace this by what puts the right python and slurm-resolver first in PATH:
 # source ~/venv/bin/activate  # or: module load TensorFlow
 
-# What Python prints appears in the output at once, as with python -u.
-export PYTHONUNBUFFERED=1
+export PYTHONUNBUFFERED=1  # what Python prints appears in the output at once
 
 # The options of all steps. --label: the rank before each line of output.
 step=(srun --label)
@@ -54,31 +53,6 @@ step=(srun --label)
 # --kill-on-bad-exit: else the other tasks wait for one that has failed.
 "${{step[@]}}" --kill-on-bad-exit=1 \\
     python train.py "$@"
-"""
-
-REQUEUED_BY_SLURM = """\
-# From 24.05 on Slurm itself requeues a job that it preempts, when this script ends in the
-# job's GraceTime. Requeued here as well, the job would start once too often.
-requeued_by_slurm() {
-    local cluster job mode=
-    cluster=$(scontrol show config) job=$(scontrol show job "$1")
-    [[ $job == *" Requeue=1 "*" PreemptTime="[0-9]* ]] || return 1
-    [[ $cluster =~ SLURM_VERSION[[:blank:]=]+([0-9]+)[.]([0-9]+) ]] || return 1
-    [ "${BASH_REMATCH[1]}${BASH_REMATCH[2]}" -ge 2405 ] || return 1
-    if [[ $cluster == *preempt/qos* && $job =~ QOS=([^[:space:]]+) ]]; then
-        mode=$(scontrol show assoc_mgr qos="${BASH_REMATCH[1]}" flags=qos)
-        [[ $mode == *PreemptMode=OFF* ]] && mode=$cluster
-    elif [[ $job =~ Partition=([^[:space:]]+) ]]; then
-        mode=$(scontrol show partition "${BASH_REMATCH[1]}")
-    fi
-    [[ $mode =~ PreemptMode[[:blank:]=]+[A-Z,]*REQUEUE ]]
-}
-
-# The last task of an array has the array's own job id: requeue that task alone.
-job=$SLURM_JOB_ID
-if [ -n "${SLURM_ARRAY_JOB_ID:-}" ]; then
-    job=${SLURM_ARRAY_JOB_ID}_${SLURM_ARRAY_TASK_ID}
-fi
 """
 
 REQUEUED = f"""\
@@ -98,7 +72,7 @@ REQUEUED = f"""\
 #SBATCH --cpus-per-task=4
 #SBATCH --mem=8G
 #SBATCH --exclusive
-# Slurm ends the job after this time. The shorter it is, the sooner the job may start.
+# Slurm ends the job after this time. The shorter it is, the sooner it may start.
 #SBATCH --time=1-00
 #SBATCH --partition=p
 #SBATCH --account=a
@@ -107,18 +81,17 @@ REQUEUED = f"""\
 
 set -euo pipefail
 
-set +u  # these scripts often use variables that are not set
+set +u  # for scripts that use variables which are not set
 module load cuda/12
 # shellcheck source=/dev/null
 source ~/venv/bin/activate
 set -u
 
-# What Python prints appears in the output at once, as with python -u.
-export PYTHONUNBUFFERED=1
+export PYTHONUNBUFFERED=1  # what Python prints appears in the output at once
 
 # The options of all steps. --label: the rank before each line of output.
 # --cpus-per-task: srun does not get it from the batch job.
-step=(srun --label --cpus-per-task="$SLURM_CPUS_PER_TASK")
+step=(srun --label --cpus-per-task=4)
 
 status=0
 # A task that gets the signal saves, and requeues the job with scontrol. Where there is none
@@ -127,24 +100,12 @@ status=0
 # 143. --wait ends them 90 s after the first task has ended, whatever its status is.
 # The script has to ask for the same jobs:
 #   SlurmClusterResolver({{"chief": 1, "worker": -1}})
-# shellcheck disable=SC1003,SC2016,SC2088  # these quotes keep the words unchanged
+# shellcheck disable=SC1003,SC2016,SC2088  # these quotes keep the words as is
 "${{step[@]}}" --kill-on-bad-exit=0 --wait=90 \\
     python train.py --name '$x' "$@" || status=$?
 
-{REQUEUED_BY_SLURM}if [ "$status" -eq 75 ]; then
-    if [ "${{SLURM_RESTART_COUNT:-0}}" -ge 3 ]; then
-        echo "not requeued: restarted 3 times already" >&2
-        scontrol update JobId="$job" Requeue=0  # nor by Slurm itself
-    elif ! requeued_by_slurm "$job"; then
-        scontrol requeue "$job"
-        sleep 60  # Slurm ends this script meanwhile
-    fi
-elif [[ $status != 0 && $(scontrol show job "$job") == *ExpeditedRequeue=Yes* ]] &&
-    ! requeued_by_slurm "$job"; then
-    # After sbatch --requeue=expedite Slurm would requeue a job that failed, and hold it.
-    scontrol update JobId="$job" Requeue=0
-fi
-exit "$status"
+# Requeues the job after exit status 75.
+slurm-resolver requeue --max-restarts 3 "$status"
 """
 
 WITH_SERVERS = f"""\
@@ -160,7 +121,7 @@ WITH_SERVERS = f"""\
 #SBATCH --signal=B:USR1@120
 #SBATCH --nodes=3
 #SBATCH --ntasks-per-node=1
-# Slurm ends the job after this time. The shorter it is, the sooner the job may start.
+# Slurm ends the job after this time. The shorter it is, the sooner it may start.
 #SBATCH --time=01:00:00
 
 set -euo pipefail
@@ -168,41 +129,17 @@ set -euo pipefail
 # Replace this by what puts the right python and slurm-resolver first in PATH:
 # source ~/venv/bin/activate  # or: module load TensorFlow
 
-# What Python prints appears in the output at once, as with python -u.
-export PYTHONUNBUFFERED=1
+export PYTHONUNBUFFERED=1  # what Python prints appears in the output at once
 
 # The options of all steps. --label: the rank before each line of output.
 step=(srun --label)
 
-# Under ParameterServerStrategy nothing saves at the signal: the training goes on from
-# the last save of BackupAndResume. So this script alone gets it, and requeues the job,
-# whose tasks train until then.
-
-{REQUEUED_BY_SLURM}
-end_job() {{  # with an exit status; 75 requeues the job
-    local fields status=$1
+# Under ParameterServerStrategy nothing saves at the signal: the training continues from
+# the last save of BackupAndResume. So only this script gets it, and requeues the job.
+end_job() {{  # with the exit status of a step
     trap : USR1  # one that comes now changes nothing any more
-    if [ "$status" -ne 0 ]; then
-        fields=$(scontrol show job "$job") || exit "$status"
-        # One that is cancelled, or has been requeued already, runs no more.
-        [[ $fields =~ JobState=(RUNNING|SIGNALING) ]] || exit "$status"
-        # A job that is preempted has its tasks ended by SIGTERM: they have not failed.
-        [[ $fields != *" PreemptTime="[0-9]* ]] || status=75
-    fi
-    if [ "$status" -eq 75 ]; then
-        if [ "${{SLURM_RESTART_COUNT:-0}}" -ge 100 ]; then
-            echo "not requeued: restarted 100 times already" >&2
-            scontrol update JobId="$job" Requeue=0  # nor by Slurm itself
-        elif ! requeued_by_slurm "$job"; then
-            scontrol requeue "$job"
-            sleep 60  # Slurm ends this script meanwhile
-        fi
-    elif [[ $status != 0 && $(scontrol show job "$job") == *ExpeditedRequeue=Yes* ]] &&
-        ! requeued_by_slurm "$job"; then
-        # After sbatch --requeue=expedite Slurm would requeue a job that failed, and hold it.
-        scontrol update JobId="$job" Requeue=0
-    fi
-    exit "$status"
+    slurm-resolver requeue --max-restarts 100 "$1"
+    exit "$?"
 }}
 trap 'end_job 75' USR1
 
@@ -254,7 +191,7 @@ def test_segments_of_a_block_topology(capsys: pytest.CaptureFixture[str]) -> Non
 
 SUPERVISED = """\
 # supervise: starts the step again, on nodes that are healthy, when a task or a node has
-# failed, and says why.
+# failed, and says why. It ends the other tasks of one that has failed.
 slurm-resolver supervise --restarts 3 \\
     --nodes 4 --min-nodes 3 --ntasks-per-node 2 -- \\
     "${step[@]}" --kill-on-bad-exit=1 \\
@@ -268,11 +205,6 @@ def test_restarts_inside_the_allocation(capsys: pytest.CaptureFixture[str]) -> N
     text = printed(options, "python train.py", capsys)
     assert "# 4 nodes for the step, 2 to spare.\n#SBATCH --no-kill\n#SBATCH --nodes=6\n" in text
     assert text.endswith(SUPERVISED)
-
-
-def test_a_log_of_each_task(capsys: pytest.CaptureFixture[str]) -> None:
-    text = printed("-N 2 --restarts 2 --log-dir 'my logs'", "python train.py", capsys)
-    assert "--nodes 2 --ntasks-per-node 1 --log-dir 'my logs' -- \\\n" in text
 
 
 def test_restarts_and_a_requeue(capsys: pytest.CaptureFixture[str]) -> None:
@@ -290,14 +222,12 @@ def test_restarts_and_a_requeue_with_parameter_servers(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     text = printed("-N 3 --restarts 9 --ps 1 --requeue", "python train.py", capsys)
-    assert "# Under ParameterServerStrategy nothing saves at the signal, which ends the" in text
     assert "A task that gets the signal saves" not in text
-    assert '[ "${SLURM_RESTART_COUNT:-0}" -ge 100 ]' in text
     assert (
         "slurm-resolver supervise --restarts 9 --requeue --least-time 180 \\\n"
         "    --nodes 3 --ntasks-per-node 1 -- \\\n"
         '    "${step[@]}" --kill-on-bad-exit=1 \\\n'
-        '    python train.py "$@" || status=$?\n'
+        '    python train.py "$@" &\n'
     ) in text
 
 
@@ -335,42 +265,16 @@ def test_parameter_servers_on_further_nodes(capsys: pytest.CaptureFixture[str]) 
     ]
 
 
-def test_parameter_servers_that_are_restarted(capsys: pytest.CaptureFixture[str]) -> None:
-    options = (
-        "-N 4 --tasks-per-node 2 --ps 3 --ps-nodes 2 --restarts 5 --spare-nodes 1 "
-        "--ps-spare-nodes 1"
-    )
-    text = printed(options, "python train.py", capsys)
-    workers, servers = text.split("#SBATCH hetjob\n")
-    kept = "#SBATCH --no-requeue\n"
-    assert kept in workers
-    assert kept in servers
-    assert "# 4 nodes for the step, 1 to spare.\n#SBATCH --no-kill\n#SBATCH --nodes=5\n" in workers
-    # by node, as srun gets no more than it was told to, and sbatch no more nodes than tasks
-    tasks = "#SBATCH --nodes=3\n#SBATCH --ntasks-per-node=2\n"
-    assert f"# 2 nodes for the step, 1 to spare.\n#SBATCH --no-kill\n{tasks}" in servers
-    assert "slurm-resolver check --timeout 120\n" in servers  # whose tasks are more
-    assert (
-        "    --nodes 4 --ntasks-per-node 2 \\\n    --ps-nodes 2 --ps-tasks 4 -- \\\n"
-        '    "${step[@]}" --kill-on-bad-exit=1 \\\n'
-    ) in servers
-    requeued = printed(f"{options} --requeue", "python train.py", capsys)
-    assert kept not in requeued
-    assert requeued.count("#SBATCH --requeue\n") == 2
-
-
 # Options, for whom the signal is, and the signals in the file. Without a requeue it is as the user
-# has asked for, and with restarts it is for supervise and all tasks.
+# has asked for.
 SIGNALS = [
     ("--requeue --signal TERM@90", "every task", ["TERM@90"]),
     ("--requeue --ps 1 --signal TERM@90", "this script", ["B:TERM@90"]),
     ("--requeue --jobs ps=1,worker=-1", "this script", ["B:USR1@120"]),
-    ("--requeue --ps 1 --signal 10", "this script", ["B:10"]),
     ("--requeue --ps 1 --ps-nodes 2", "this script", ["B:USR1@120"]),
     ("--requeue --jobs chief=1,worker=-1", "every task", ["USR1@120"]),
-    ("--requeue --ps 1 --restarts 2", "every task", ["USR1@120"]),
+    ("--requeue --ps 1 --restarts 2", "this script", ["B:USR1@120"]),
     ("--ps 1 --signal USR2@60", "every task", ["USR2@60"]),
-    ("--requeue --ps 1 --ps-nodes 2 --restarts 2", "every task", ["USR1@120"] * 2),
 ]
 
 
@@ -390,27 +294,22 @@ REFUSED = {
     "--nodes 0": "--nodes 0: expected a whole number from 1 on",
     "--tasks-per-node=-1": "--tasks-per-node -1: expected",
     "-c 0": "--cpus-per-task 0: expected",
-    "--log-dir logs": "--log-dir 'logs': expected --restarts N as well",
     "--max-restarts 0 --requeue": "--max-restarts 0: expected",
     "--wait 0": "--wait 0: expected",
     "--gpus-per-node 0": "--gpus-per-node '0': expected NUMBER or TYPE:NUMBER",
     "--gpus-per-node a100": "--gpus-per-node 'a100': expected",
     "--mem lots": "--mem 'lots': expected",
     "--array 3-": "--array '3-': expected task numbers",
-    "--requeue --signal B:USR1@60": "--signal 'B:USR1@60': expected a signal for the tasks",
+    "--requeue --signal B:USR1@60": "--signal 'B:USR1@60': expected one of USR1",
     "--requeue --signal FOO": "--signal 'FOO': expected",
     "--requeue --time 3": "the signal up to 60 s early",
-    "--ps 1 -N 3 --requeue --signal 9": "--signal 9 and parameter servers: the batch file gets",
-    "--ps 1 -N 3 --requeue --signal CONT@60": "expected one of USR1, USR2, TERM",
-    "--ps 1 -N 3 --requeue --signal 99": "no signal has the number 99",
+    "--requeue --signal CONT@60": "expected one of USR1, USR2, TERM",
     "--time soon": "--time 'soon': expected minutes",
     "--time 1:2:3:4": "--time '1:2:3:4': expected",
     "--job-name a/b": "--job-name 'a/b': expected a name without a slash",
     "--job-name $'a\\n#SBATCH --x'": "--job-name 'a\\n#SBATCH --x': expected text of printable",
     "--partition ''": "--partition '': expected text",
     "--module=--x": "--module '--x': expected the name of a module",
-    "--env-setup 'echo \"'": "expected a whole command (no closing quotation)",
-    "--env-setup 'a \\'": "expected a whole command (no escaped character)",
     "--env-setup $'a\\nb'": "expected one line",
     "--ps 0": "--ps 0: expected a whole number from 1 on",
     "--ps 1 --jobs ps=1,worker=-1": "expected one",
@@ -427,19 +326,14 @@ REFUSED = {
     "--ps 1 --ps-nodes 3": "--ps-nodes 3: expected at most 2",
     "--ps 1 --ps-nodes 1 --array 0-1": "no array of heterogeneous jobs",
     "--ps-partition cpu": "expected both",
-    "--nodes 4 --segment 3": "--segment 3: expected a number that divides --nodes 4",
     "--spare-nodes 1": "--spare-nodes 1: expected --restarts N as well",
     "--min-nodes 1": "--min-nodes 1: expected --restarts N as well",
     "--restarts 0": "--restarts 0: expected a whole number from 1 on",
     "--restarts 1 --spare-nodes 0": "--spare-nodes 0: expected a whole number from 1 on",
     "--restarts 1 --nodes 2 --min-nodes 3": "--min-nodes 3: expected at most --nodes 2",
-    "--restarts 1 -N 2 --ps 1 --ps-nodes 1": "only one node of --ps-nodes: Slurm ends a component",
-    "--restarts 1 --ps 1 --ps-nodes 2": "only one node of --nodes: Slurm ends a component",
-    "--restarts 1 --ps-spare-nodes 1": "--ps-spare-nodes 1: expected --ps-nodes N as well",
-    "--ps-spare-nodes 1": "--ps-spare-nodes 1: expected --restarts N as well",
+    "--restarts 1 -N 2 --ps 1 --ps-nodes 1": "does not restart a step of a heterogeneous job",
     "--restarts 1 -N 3 --min-nodes 2 --jobs ps=1,worker=2": "expected one job to be -1, the rest",
     "--restarts 1 -N 3 --min-nodes 2 --ps 1": "leave none of the 2 tasks",
-    "--restarts 1 -N 4 --spare-nodes 1 --segment 2": "together, 5, as sbatch does",
     "--segment 0": "--segment 0: expected a whole number from 1 on",
 }
 
@@ -460,7 +354,9 @@ def test_what_is_refused(options: str, capsys: pytest.CaptureFixture[str]) -> No
     [
         ([], "no command"),
         (["-x"], "srun would read it as an option"),
-        (["python", "train.py", ":", "b"], "has the word ':'"),
+        (["python", "train.py", ":", "b"], "the word ':' of the command"),
+        (["python", "-c", "1\r\n"], "no carriage return and no bytes that are not UTF-8"),
+        (["python", "\udcff"], "no carriage return and no bytes that are not UTF-8"),
     ],
 )
 def test_commands_that_srun_would_misread(
@@ -470,14 +366,10 @@ def test_commands_that_srun_would_misread(
     assert message in capsys.readouterr().err
 
 
-# What argv can hold: no NUL, and bytes that are no UTF-8 as Python's surrogates.
 WORDS = st.lists(
     st.one_of(
-        st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]), max_size=12),
-        st.binary(max_size=4).map(lambda b: os.fsdecode(b.replace(b"\0", b""))),
-        st.sampled_from(
-            ["\n#SBATCH --x\n", "\r\n", "$(touch x)", "`x`", "'\"\\", "~", "*", "\n'x"]
-        ),
+        st.text(st.characters(exclude_characters="\0\r", exclude_categories=["Cs"]), max_size=12),
+        st.sampled_from(["\n#SBATCH --x\n", "$(touch x)", "`x`", "'\"\\", "~", "*", "\n'x"]),
     ).filter(lambda word: word != ":"),
     max_size=5,
 )
@@ -503,8 +395,6 @@ def test_the_words_of_the_command_arrive(
     )
     arrived = (folder / "argv").read_bytes().split(b"\0")[:-1]
     assert arrived == [b"program", *map(os.fsencode, words), b"one more"]
-    assert "\r" not in text
-    assert len([line for line in text.split("\n") if line.startswith("#SBATCH")]) == 5
 
 
 def test_any_locale_can_print_it() -> None:
@@ -516,9 +406,3 @@ def test_any_locale_can_print_it() -> None:
     )
     assert (done.returncode, done.stderr) == (0, b"")
     assert {"é", "ű"} <= set(done.stdout.decode())
-
-
-def test_words_stay_readable() -> None:
-    assert shell_word("--epochs=3") == "--epochs=3"
-    assert shell_word("it's") == "'it'\"'\"'s'"
-    assert shell_word("a\tb'\\") == "$'a\\x09b\\'\\\\'"

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import os
 import re
-import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
-from typing import Dict, List, Tuple
+from typing import Dict, List, Mapping, Tuple
 
 import pytest
 
@@ -25,7 +23,6 @@ SCONTROL = """\
 case "$*" in
 *"show job"*) cat job ;;
 *"show node"*) cat node ;;
-*"show step"*) cat step ;;
 esac
 """
 LOOKS = 'case "$*" in *batch-host*) exec sleep 600 ;; esac\n'  # the step on another node
@@ -50,7 +47,6 @@ def folder(tmp_path: Path) -> Path:
     (tmp_path / "job").write_text(JOB.replace("FOLDER", str(tmp_path)) + "\n")
     nodes = [f"NodeName=n{i} Arch=x State=MIXED Weight=1\n" for i in (1, 2, 3)]
     (tmp_path / "node").write_text("".join(nodes))
-    (tmp_path / "step").write_text("")
     return tmp_path
 
 
@@ -60,12 +56,21 @@ def environment(folder: Path) -> Dict[str, str]:
     return {**os.environ, "PATH": path, "SLURM_JOB_ID": "7", "SLURMD_NODENAME": "n1"}
 
 
-def supervise(folder: Path, options: str) -> subprocess.Popen[str]:
+HETEROGENEOUS = {
+    "SLURM_HET_SIZE": "2",
+    "SLURM_JOB_NODELIST_HET_GROUP_0": "n1",
+    "SLURM_JOB_NODELIST_HET_GROUP_1": "n2",
+}
+
+
+def supervise(
+    folder: Path, options: str, variables: Mapping[str, str] = {}
+) -> subprocess.Popen[str]:
     """Starts the command, with two nodes and the program `train`."""
     words = f"supervise --nodes 2 --pause 0 {options} -- srun --label train".split()
     return subprocess.Popen(
         [sys.executable, "-m", "slurm_resolver", *words],
-        env=environment(folder), cwd=folder, text=True,
+        env={**environment(folder), **variables}, cwd=folder, text=True,
         stdout=subprocess.PIPE, stderr=subprocess.PIPE,
     )  # fmt: skip
 
@@ -83,27 +88,6 @@ def calls(folder: Path, name: str = "srun") -> List[str]:
     path = folder / f"{name}.calls"
     lines = path.read_text().splitlines() if path.exists() else []
     return [line for line in lines if "batch-host" not in line]
-
-
-def wait_for(path: Path) -> None:
-    """Returns once there is such a file."""
-    deadline = time.monotonic() + 60
-    while not path.exists():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
-
-
-def test_it_starts_again_until_the_step_ends_well(folder: Path) -> None:
-    (folder / "srun.do").write_text(LOOKS + FAILS.replace("COUNT", "2"))
-    status, out, said = ended(supervise(folder, "--ntasks-per-node 2"))
-    assert (status, out) == (0, "well\n")
-    step = "--nodes=2 --ntasks=4 --ntasks-per-node=2 --nodelist=n[1-2] --label train"
-    assert calls(folder) == [step] * 3
-    assert [line.partition("; first")[0] for line in said] == [
-        "restart 1 of 3; now on n[1-2]",
-        "restart 2 of 3; now on n[1-2]",
-        "ended with status 0, after 2 restarts",
-    ]
 
 
 def test_the_node_of_the_same_failure_is_left_out_once(folder: Path) -> None:
@@ -130,34 +114,14 @@ def test_restarts_are_used_up(folder: Path) -> None:
     ]
 
 
-# How a task has ended, whether Slurm preempts the job, and the last status: what a signal has ended
-# that announced the end of the job has not failed, and is no restart that would be one too many.
-LAST_ENDS = [
-    ("User defined signal 1", True, 75),
-    ("Terminated", True, 75),
-    ("User defined signal 1", False, 138),
-    ("Exited with exit code 3", True, 3),
-]
-
-
-@pytest.mark.parametrize(("how", "preempted", "last"), LAST_ENDS)
-def test_a_job_that_slurm_ends_is_requeued_where_restarts_are_used_up(
-    folder: Path, how: str, preempted: bool, last: int
-) -> None:
-    ends = f"echo 'srun: error: n2: task 1: {how}' >&2; exit 9\n"
-    preempts = "sed -i 's/$/ PreemptTime=2026-01-01T00:00:00/' job\n" if preempted else ""
-    (folder / "srun.do").write_text(LOOKS + preempts + ends)
-    status, _, said = ended(supervise(folder, "--restarts 0 --requeue"))
-    assert status == last
-    why = "Slurm preempts the job; exit status 75 asks" if last == 75 else "--restarts 0 is used up"
-    assert said[0].startswith(f"not started again: {why}")
-
-
 @pytest.mark.parametrize(
     ("state", "told"),
     [
         ("MIXED+DRAIN", "not started: 1 healthy node left, without n2 (MIXED+DRAIN), n3 (MIXED+D"),
-        ("DOWN+NOT_RESPONDING", "expected 2 or more; --min-nodes lets it go on with fewer; exit "),
+        (
+            "DOWN+NOT_RESPONDING",
+            "expected 2 or more; --min-nodes lets it continue with fewer; ",
+        ),
     ],
 )
 def test_too_few_healthy_nodes(folder: Path, state: str, told: str) -> None:
@@ -176,46 +140,21 @@ def test_a_job_that_slurm_does_not_know(folder: Path) -> None:
 
 
 def test_the_other_tasks_are_ended_where_srun_leaves_them(folder: Path) -> None:
-    left = "echo $$ >pid; echo 'srun: error: n1: task 0: Exited with exit code 5' >&2\n"
-    (folder / "srun.do").write_text(f"{LOOKS}{left}exec sleep 600\n")
-    text = 'case "$*" in *"show step"*) pid=$(cat pid); kill -0 $pid && echo '
-    text += (
-        '"StepId=7.4 Name=train SrunHost:Pid=n1:$pid TresPerNode=gres/gpu:2" ;; esac 2>/dev/null\n'
-    )
-    (folder / "scontrol.do").write_text(SCONTROL + text)
-    (folder / "scancel.do").write_text("kill -9 $(cat pid)\n")
+    fails = "echo 'srun: error: n1: task 0: Exited with exit code 5' >&2\n"
+    (folder / "srun.do").write_text(f"{LOOKS}{fails}exec sleep 600\n")
     status, _, said = ended(supervise(folder, "--restarts 0"))
-    assert (status, calls(folder, "scancel")) == (5, ["7.4"])
+    assert status == 5
     assert said == [
         "not started again: --restarts 0 is used up",
         "first failure: rank 0 on n1, exit status 5",
     ]
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
-def test_a_signal_reaches_srun_and_ends_it_all(folder: Path, number: signal.Signals) -> None:
-    text = "trap 'exit 75' TERM USR1; touch started; while :; do sleep 0.05; done\n"
-    (folder / "srun.do").write_text(LOOKS + text)
-    process = supervise(folder, "")
-    wait_for(folder / "started")
-    process.send_signal(number)
-    status, _, said = ended(process)
-    assert (status, len(calls(folder))) == (75, 1)
-    assert said[0] == f"not started again: {number.name} has come"
-
-
-def test_a_signal_between_two_starts(folder: Path) -> None:
-    (folder / "scontrol.do").write_text(
-        f'{SCONTROL}case "$*" in *"show step"*) touch asked; '
-        "cat <<<'StepId=7.0 Name=x SrunHost:Pid=n1:'$(cat pid) ;; esac\n"
-    )
-    (folder / "srun.do").write_text(LOOKS + "echo $$ >pid\n" + FAILS.replace("COUNT", "9"))
-    process = supervise(folder, "")
-    wait_for(folder / "asked")
-    process.terminate()
-    status, _, said = ended(process)
-    assert (status, len(calls(folder))) == (3, 1)
-    assert said[0] == "not started again: SIGTERM has come"
+def test_a_step_of_a_heterogeneous_job_runs_once(folder: Path) -> None:
+    (folder / "srun.do").write_text("exit 3\n")
+    status, _, said = ended(supervise(folder, "--requeue", HETEROGENEOUS))
+    assert (status, calls(folder)) == (3, ["--label train"])
+    assert said == ["exit status 3; not started again: the job is heterogeneous"]
 
 
 def test_the_step_on_another_node_that_ends(folder: Path) -> None:
@@ -223,7 +162,7 @@ def test_the_step_on_another_node_that_ends(folder: Path) -> None:
     (folder / "srun.do").write_text(f"{does}until [ -e ended ]; do sleep 0.05; done; sleep 0.5\n")
     status, _, said = ended(supervise(folder, ""))
     assert status == 0
-    told = "the step on n3 that looks whether this node fails has ended: srun: error: no"
+    told = "the step that watches this node had ended: srun: error: no"
     assert said == [told]
 
 
@@ -243,7 +182,7 @@ def test_a_job_that_has_lost_its_batch_file(
         (folder / "job").write_text(job.replace("n[1-3]", "n[2-3]"))
 
     with pytest.raises(KeyboardInterrupt):
-        batch_host.main("7", action, 1, lose)
+        batch_host.main("7", 1, action, lose)
     assert (folder / "out").read_text() == (
         f"slurm-resolver supervise: n1 has failed, the node of the batch file: the job is {done}\n"
     )

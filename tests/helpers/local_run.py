@@ -43,6 +43,6 @@ def files(folder: Path) -> Dict[str, List[str]]:
     }
 
 
-# What the fields of an output file's name stand for, in rank 3 of a step.
-FIELDS = {"j": "42", "A": "42", "s": "7", "J": "42.7", "N": "n9", "n": "0", "x": "na me"}
-FIELDS = {**FIELDS, "u": "ada", "S": "s979M80MM0MZ00", "t": "3"}
+# The variables that the fields of an output file's name stand for, in rank 3 of a step.
+OF_A_TASK = {"SLURM_JOB_ID": "42", "SLURM_STEP_ID": "7", "SLURM_PROCID": "3", "SLURM_NODEID": "0"}
+OF_A_TASK.update(SLURMD_NODENAME="n9", SLURM_JOB_NAME="na me", SLURM_JOB_USER="ada")

@@ -1,10 +1,9 @@
-"""What each task of a test step runs to see whether faults are told before TensorFlow starts.
+"""What each task of a test step runs to see whether faults are named before TensorFlow starts.
 
 It resolves the cluster and waits for the others, with a fault in one rank where one is asked for.
-What came of it goes to a file of its own in the folder TASK_OUTPUT. Where there is a folder
-TASK_EVENTS, the tasks start together as soon as all are in it, each with its process id in ``pid
-RANK``; ``--late '{"0": 6}'`` lets rank 0 come 6 s later, or when there is a file ``go`` (null),
-and not at all where there is one ``stop``. ``A came to B`` is there when rank A has.
+The outcome goes to a file in the folder TASK_OUTPUT. In the folder TASK_EVENTS a task leaves ``pid
+RANK`` when it starts, and ``came RANK`` when it has come; ``--late '{"0": 6}'`` lets rank 0 come
+6 s later, or when there is a file ``go`` (null), and not at all where there is a file ``stop``.
 """
 
 from __future__ import annotations
@@ -14,33 +13,20 @@ import json
 import os
 import signal
 import socket
-import subprocess
 import sys
 import threading
 import time
 from pathlib import Path
 from typing import Any, Dict, Optional
 
-from slurm_resolver.rendezvous.gathering import Gathering
-from slurm_resolver.rendezvous.peer import Peer
-from slurm_resolver.rendezvous.secret import describe_means
-from slurm_resolver.rendezvous.wire import Message
-
 import slurm_resolver as sr
+from slurm_resolver.coordination import rounds
+from slurm_resolver.coordination.client import connect
 from slurm_resolver.preflight import agreement
 from slurm_resolver.preflight.ready import wait_until_ready
 
 
 def start_together(folder: Path, rank: int, late: Dict[str, Optional[float]]) -> None:
-    add = Gathering.add
-
-    def add_and_tell(self: Gathering, peer: Peer, message: Message) -> Optional[int]:
-        came = add(self, peer, message)
-        if came is not None:
-            (folder / f"{came} came to {rank}").touch()
-        return came
-
-    Gathering.add = add_and_tell  # type: ignore[method-assign]
     (folder / f"starts {rank}").write_text(str(os.getpid()))
     (folder / f"starts {rank}").rename(folder / f"pid {rank}")
     while len(list(folder.glob("pid *"))) < int(os.environ["SLURM_NTASKS"]):
@@ -56,14 +42,12 @@ def start_together(folder: Path, rank: int, late: Dict[str, Optional[float]]) ->
             time.sleep(0.02)
 
 
-def end_when_come(rank: int) -> None:
-    """Ends this task when it has come to the meeting point; as that one, when all but one have."""
-    folder, others = Path(os.environ["TASK_EVENTS"]), int(os.environ["SLURM_NTASKS"]) - 1
-    while True:
-        came = {path.name for path in folder.glob("* came to 0")} - {"0 came to 0"}
-        if len(came) >= others - 1 if rank == 0 else f"{rank} came to 0" in came:
-            os._exit(0)
+def tell_when_come(folder: Path, rank: int, cluster: sr.Cluster) -> None:
+    assert cluster.service is not None
+    client = connect(cluster.service)
+    while client._socket is None or not client._pending:
         time.sleep(0.02)
+    (folder / f"came {rank}").touch()
 
 
 def main() -> None:
@@ -72,25 +56,22 @@ def main() -> None:
     parser.add_argument("--fault", default="")
     parser.add_argument("--in-rank", type=int, default=-1)
     parser.add_argument("--node-address")
-    parser.add_argument("--prefix", default="", help="of the file's name")
-    parser.add_argument("--child", action="store_true", help="then meet once more, in a child")
+    parser.add_argument("--notice", type=float, help="seconds until the missing are reported")
     parser.add_argument("--late", type=json.loads, default={})
     args = parser.parse_args()
     # Where the tests run in the background of a shell it is ignored.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     rank = int(os.environ["SLURM_PROCID"])
     fault = args.fault if rank == args.in_rank else ""
+    if args.notice is not None:
+        vars(rounds)["_FIRST_NOTICE"] = args.notice
 
-    if fault == "never starts":
-        time.sleep(args.timeout + 3)
-        return
     if fault == "exits early":
         sys.exit(0)
     if fault == "another version":
         vars(agreement)["__version__"] = "9.9.9"
     jobs = {"ps": 1, "worker": -1} if fault == "other jobs" else None
-    keywords: Dict[str, Any] = {"placement": "rank"} if fault == "another placement" else {}
-    cluster = sr.resolve(jobs, node_address=args.node_address, **keywords)
+    cluster = sr.resolve(jobs, node_address=args.node_address)
     if fault == "a wrong layout":
         tasks = list(cluster.tasks)
         tasks[0], tasks[-1] = (
@@ -102,27 +83,31 @@ def main() -> None:
         assert cluster.task is not None
         holder = socket.create_server(("", int(cluster.task.address.rpartition(":")[2])))
         assert holder.fileno() > 0
-    if fault == "ends while it waits":
-        threading.Thread(target=end_when_come, args=[rank], daemon=True).start()
 
     if "TASK_EVENTS" in os.environ:
-        start_together(Path(os.environ["TASK_EVENTS"]), rank, args.late)
+        events = Path(os.environ["TASK_EVENTS"])
+        start_together(events, rank, args.late)
+        threading.Thread(target=tell_when_come, args=(events, rank, cluster), daemon=True).start()
 
-    if fault == "only resolves":
-        time.sleep(args.timeout + 3)
-        return
     outcome: Dict[str, Any] = {"rank": rank, "error": None}
     started = time.monotonic()
     try:
         wait_until_ready(cluster, args.timeout)
+        if fault == "forks":
+            fork_and_wait()
     except sr.RendezvousError as error:
         outcome["error"] = str(error)
     outcome["seconds"] = time.monotonic() - started
-    outcome["means"] = describe_means()[0]
-    Path(os.environ["TASK_OUTPUT"], f"{args.prefix}{rank}").write_text(json.dumps(outcome))
-    if args.child:
-        again = [word for word in sys.argv if word != "--child"]
-        subprocess.run([sys.executable, *again, "--prefix", "child-"], check=True)
+    Path(os.environ["TASK_OUTPUT"], str(rank)).write_text(json.dumps(outcome))
+
+
+def fork_and_wait() -> None:
+    """The child's end is not the task's."""
+    child = os.fork()
+    if not child:
+        os._exit(0)
+    os.waitpid(child, 0)
+    time.sleep(3)
 
 
 if __name__ == "__main__":

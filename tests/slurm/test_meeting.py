@@ -1,7 +1,8 @@
-"""The tasks meet on the real Slurm, while tasks are late, stopped, killed, or their network fails.
+"""The tasks of a step meet on the real Slurm, with faults, late, stopped and killed tasks.
 
-Ranks 0 and 1 run on n9, ranks 2 and 3 on n10; rank 0 is the meeting point, and rank 2 brings rank 3
-along. The cases run beside each other, as they mostly wait.
+Ranks 0 and 1 run on n9, ranks 2 and 3 on n10; the coordination service runs in rank 0. Planes are
+known to every version of Slurm: the tasks meet only to be ready. The cases run beside each other,
+as they mostly wait.
 """
 
 from __future__ import annotations
@@ -14,24 +15,23 @@ import sys
 import time
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, Callable, Dict, Iterator, NamedTuple, Optional
+from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional
 
 import pytest
 from folders import HELPERS
 from network_faults import lossy, packets_dropped
 from slurm_cluster import SlurmCluster
 
-pytestmark = [pytest.mark.slurm, pytest.mark.newest]
+pytestmark = pytest.mark.slurm
 
 TASK = shlex.join([sys.executable, str(HELPERS / "slurm_ready.py")])
 STEP = "-w n9,n10 -N2 --ntasks-per-node=2 -m plane=2"
-NAMES = [
-    f"rank {rank} (worker {rank} on {node})" for rank, node in enumerate(["n9"] * 2 + ["n10"] * 2)
-]
+NAMES = [f"worker {r} (rank {r} on {node})" for r, node in enumerate(["n9"] * 2 + ["n10"] * 2)]
 READY = None
-UNREACHED = "could not reach the meeting point n9:"
-UNANSWERED = "though it was reached: it has been stopped, or its node does not answer"
-ENDED = "(local rank 0 on node n9) has ended before it answered"
+UNREACHED = "the coordination service at n9:"
+UNANSWERED = "it was reached, but its process is stopped, or its node is silent"
+KILLED = "is gone, and takes no part in the start: its process has ended"
+INTERRUPTED = "is gone, and takes no part in the start: its process ended: KeyboardInterrupt"
 
 
 class Events:
@@ -55,53 +55,25 @@ class Events:
         (self.folder / "go").touch()
 
 
-ALL_CAME = [f"{rank} came to 0" for rank in (1, 2, 3)]
+Act = Callable[[Events], None]
 
 
-def stop_host(events: Events) -> None:
-    """For longer than any step of the handshake, while rank 3 is still to come."""
-    events.await_all("1 came to 0", "2 came to 0")
-    events.send(0, signal.SIGSTOP)
-    events.go()
-    time.sleep(12)
-    events.send(0, signal.SIGCONT)
+def stop(rank: int, seconds: float, *came: int) -> Act:
+    """Stops a task once others have come, or before it comes itself, while the last one comes."""
 
-
-def stop_host_past_the_deadline(events: Events) -> None:
-    events.await_all("1 came to 0", "2 came to 0")
-    events.send(0, signal.SIGSTOP)
-    events.go()
-    time.sleep(17)
-    events.send(0, signal.SIGCONT)
-
-
-def stop(rank: int) -> Callable[[Events], None]:
-    def stop_until_the_others_end(events: Events) -> None:
-        events.await_all("2 came to 0", "3 came to 0")
+    def stopped(events: Events) -> None:
+        events.await_all(*(f"pid {each}" for each in range(4)), *(f"came {each}" for each in came))
         events.send(rank, signal.SIGSTOP)
         events.go()
-        time.sleep(16)
+        time.sleep(seconds)
         events.send(rank, signal.SIGCONT)
 
-    return stop_until_the_others_end
+    return stopped
 
 
-def stop_at_first(rank: int) -> Callable[[Events], None]:
-    """Before it comes."""
-
-    def stop_before(events: Events) -> None:
-        events.await_all(*(f"pid {rank}" for rank in range(4)))
-        events.send(rank, signal.SIGSTOP)
-        events.go()
-        time.sleep(16)
-        events.send(rank, signal.SIGCONT)
-
-    return stop_before
-
-
-def end(rank: int, sign: signal.Signals) -> Callable[[Events], None]:
+def end(rank: int, sign: signal.Signals) -> Act:
     def send(events: Events) -> None:
-        events.await_all("2 came to 0", "3 came to 0")
+        events.await_all("came 0", "came 2", "came 3")
         events.send(rank, sign)
 
     return send
@@ -112,38 +84,31 @@ def nothing(events: Events) -> None:
 
 
 def missing(*ranks: int) -> str:
-    names = ", ".join(NAMES[rank] for rank in ranks)
-    return f"{names}. They have not started"
+    count = f"{len(ranks)} of 4 tasks did not come to the start within "
+    return f"{count}.*s: {', '.join(NAMES[rank] for rank in ranks)}. Look at their output"
 
 
-def silent(*ranks: int) -> str:
-    return f"{', '.join(NAMES[rank] for rank in ranks)} came, and no longer answer"
+def gap(seconds: float) -> Act:
+    """Cuts n12 off from n11 for a while, during which the last task comes."""
 
+    def cut(events: Events) -> None:
+        events.await_all("came 2", "came 3")
+        slurm = events.slurm
+        with packets_dropped(slurm, "n11", "n12"), packets_dropped(slurm, "n12", "n11"):
+            events.go()
+            time.sleep(seconds)
 
-def left(rank: int) -> str:
-    return f": {NAMES[rank]} came and ended again"
-
-
-def vanish(events: Events) -> None:
-    """n12 is cut off once its tasks have come; the last task comes after that."""
-    events.await_all("2 came to 0", "3 came to 0")
-    slurm = events.slurm
-    with packets_dropped(slurm, "n11", "n12"), packets_dropped(slurm, "n12", "n11"):
-        time.sleep(10)
-        events.go()
-        time.sleep(8)
+    return cut
 
 
 class Case(NamedTuple):
     """Options of the tasks, what is done to them, and by rank what each says; None is ready."""
 
     options: str
-    act: Callable[[Events], None]
+    act: Act
     told: Dict[int, Optional[str]]
     step: str = STEP
 
-
-LOST = "rank 2 (worker 2 on n12), rank 3 (worker 3 on n12) came, and the connection was lost since."
 
 ALL_READY = dict.fromkeys(range(4), READY)
 LATE = {rank: round(random.uniform(0, 30), 1) for rank in range(4)}  # another one in each run
@@ -151,70 +116,85 @@ CASES = {
     "start at random times": Case(
         f"--timeout 90 --late {shlex.quote(json.dumps(LATE))}", nothing, ALL_READY
     ),
-    "skew": Case("""--late '{"0": 3.1, "1": 0.4, "2": 2.2, "3": 1.3}'""", nothing, ALL_READY),
-    "host last": Case("""--late '{"0": 6}'""", nothing, ALL_READY),
-    "host never": Case(
-        """--timeout 6 --late '{"0": 9}'""", nothing, {1: UNREACHED, 2: UNREACHED, 3: UNREACHED}
+    "service last": Case("""--late '{"0": 6}'""", nothing, ALL_READY),
+    "service never": Case(
+        """--timeout 6 --late '{"0": 12}'""", nothing, dict.fromkeys((1, 2, 3), UNREACHED)
     ),
-    "host late, another never": Case(
-        """--timeout 10 --late '{"0": 6, "2": 17}'""",
-        nothing,
-        dict.fromkeys((0, 1, 3), missing(2)),
+    "service late, another never": Case(
+        """--timeout 12 --late '{"0": 4, "2": 25}'""", nothing, dict.fromkeys((0, 1, 3), missing(2))
     ),
-    "host stopped": Case("""--timeout 60 --late '{"3": null}'""", stop_host, ALL_READY),
-    "host stopped for too long": Case(
-        """--timeout 10 --late '{"3": null}'""",
-        stop_host_past_the_deadline,
-        {
-            0: "Meanwhile rank 0 (worker 0 on n9), where they meet, did not run for",
-            1: UNANSWERED,
-            2: UNANSWERED,
-            3: UNANSWERED,
-        },
+    "service stopped": Case(
+        """--timeout 60 --late '{"3": null}'""", stop(0, 8, 0, 1, 2), ALL_READY
     ),
-    "node's first task stopped": Case(
-        """--timeout 10 --late '{"1": null}'""",
-        stop(2),
-        dict.fromkeys((0, 1, 2, 3), silent(2)),
+    "service stopped for too long": Case(
+        """--timeout 8 --late '{"3": null}'""",
+        stop(0, 18, 0, 1, 2),
+        {1: UNANSWERED, 2: UNANSWERED, 3: UNREACHED},
     ),
-    "node's other task stopped": Case(
-        """--timeout 10 --late '{"1": null}'""", stop(3), dict.fromkeys(range(4), silent(3))
-    ),
+    "stopped after it came": Case("""--late '{"1": null}'""", stop(2, 6, 2, 3), ALL_READY),
     "stopped before it comes": Case(
-        """--timeout 10 --late '{"2": null}'""",
-        stop_at_first(2),
-        dict.fromkeys((0, 1, 3), missing(2)),
+        """--timeout 10 --late '{"2": null}'""", stop(2, 18), dict.fromkeys((0, 1, 3), missing(2))
     ),
-    "node that vanishes after its notes": Case(
-        """--timeout 14 --late '{"1": null}'""",
-        vanish,
-        {0: LOST, 1: LOST, 2: "timed out", 3: "timed out"},
+    "killed": Case(
+        """--late '{"1": null}'""",
+        end(2, signal.SIGKILL),
+        dict.fromkeys((0, 3), f"{NAMES[2]} {KILLED}"),
+    ),
+    "interrupted": Case(
+        """--late '{"1": null}'""",
+        end(3, signal.SIGINT),
+        dict.fromkeys((0, 2), f"{NAMES[3]} {INTERRUPTED}"),
+    ),
+    "service killed": Case(
+        """--late '{"1": null}'""",
+        end(0, signal.SIGKILL),
+        dict.fromkeys((2, 3), "(local rank 0 on n9) is gone, and takes no part in the start"),
+    ),
+    "a gap of the network": Case(
+        """--timeout 90 --late '{"1": null}'""",
+        gap(22),
+        ALL_READY,
         STEP.replace("n9,n10", "n11,n12"),
     ),
-    "node's first task killed": Case(
-        """--late '{"1": null}'""", end(2, signal.SIGKILL), {0: left(2), 3: left(2)}
+    "a child that ends": Case("--fault forks --in-rank 0", nothing, ALL_READY),
+    "exits early": Case(
+        "--timeout 8 --fault 'exits early' --in-rank 3",
+        nothing,
+        dict.fromkeys((0, 1, 2), missing(3)),
     ),
-    "interrupt of the node's first task": Case(
-        """--late '{"1": null}'""", end(2, signal.SIGINT), {0: left(2), 3: left(2)}
+    "other jobs": Case(
+        "--fault 'other jobs' --in-rank 1",
+        nothing,
+        dict.fromkeys(range(4), "the tasks disagree on the jobs (argument jobs): "),
     ),
-    "interrupt of the node's other task": Case(
-        """--late '{"1": null}'""", end(3, signal.SIGINT), {0: left(3), 2: left(3)}
+    "another version": Case(
+        "--fault 'another version' --in-rank 3",
+        nothing,
+        dict.fromkeys(range(4), f'disagree on the version of slurm_resolver: {NAMES[3]}: "9.9.9"'),
     ),
-    "interrupt of the host": Case(
-        """--late '{"1": null}'""", end(0, signal.SIGINT), {2: ENDED, 3: ENDED}
+    "a wrong layout": Case(
+        "--fault 'a wrong layout' --in-rank 2",
+        nothing,
+        dict.fromkeys(range(4), f"disagree on where the ranks run: {NAMES[2]}"),
+    ),
+    "a taken port": Case(
+        "--fault 'a taken port' --in-rank 3",
+        nothing,
+        dict.fromkeys(range(4), f"{NAMES[3]} cannot listen at port 23"),
     ),
 }
+OLDEST = ("killed", "service late, another never", "other jobs")  # what also runs on older Slurms
 
 
-def run(slurm: SlurmCluster, folder: Path, case: Case) -> Dict[int, Any]:
+def run(slurm: SlurmCluster, folder: Path, case: Case, with_events: bool = True) -> Dict[int, Any]:
     """Runs the tasks; what came of each that was left to tell, by rank."""
     events, output = folder / "events", folder / "output"
     for each in (events, output):
         each.mkdir(parents=True)
-    env = {"TASK_OUTPUT": str(output), "TASK_EVENTS": str(events)}
+    env = {"TASK_OUTPUT": str(output), **({"TASK_EVENTS": str(events)} if with_events else {})}
     with ThreadPoolExecutor(1) as pool:
         command = f"srun {case.step} {TASK} {case.options}"
-        step_ends = pool.submit(slurm.run, command, env=env, check=False, timeout=120)
+        step_ends = pool.submit(slurm.run, command, env=env, check=False, timeout=150)
         try:
             case.act(Events(slurm, events))
             told = len(case.told)
@@ -223,9 +203,9 @@ def run(slurm: SlurmCluster, folder: Path, case: Case) -> Dict[int, Any]:
         finally:
             (events / "stop").touch()
         printed = step_ends.result().stderr
-        assert "Traceback" not in printed or "KeyboardInterrupt" in printed
+    assert "Traceback" not in printed or "KeyboardInterrupt" in printed, printed
     found = [json.loads(path.read_text()) for path in output.iterdir()]
-    return {outcome["rank"]: outcome for outcome in found}
+    return {outcome["rank"]: {**outcome, "printed": printed} for outcome in found}
 
 
 @pytest.fixture(scope="module")
@@ -233,35 +213,94 @@ def running(
     real_slurm: SlurmCluster, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Dict[str, Future[Dict[int, Any]]]]:
     folder = tmp_path_factory.mktemp("meetings")
-    with ThreadPoolExecutor(len(CASES)) as pool:
+    with ThreadPoolExecutor(6) as pool:
         yield {
-            name: pool.submit(run, real_slurm, folder / name.replace(" ", "-"), case)
+            name: pool.submit(
+                run,
+                real_slurm,
+                folder / name.replace(" ", "-"),
+                case,
+                "--fault" not in case.options or "forks" in case.options,
+            )
             for name, case in CASES.items()
         }
 
 
+@pytest.mark.newest
 @pytest.mark.parametrize("name", CASES)
-def test_what_each_task_tells(running: Dict[str, Any], name: str) -> None:
+def test_what_each_task_says(running: Dict[str, Any], name: str) -> None:
     outcomes = running[name].result()
     for rank, told in CASES[name].told.items():
         error = outcomes[rank]["error"]
         assert (told is None) == (error is None), (rank, error, CASES[name].options)
-        assert told is None or told in error, (rank, error, CASES[name].options)
+        parts: List[str] = (told or "").split(".*")
+        assert all(part in (error or "") for part in parts), (rank, error, CASES[name].options)
 
 
-ROUND_TRIP = """
-import socket, sys, time
-started = time.monotonic()
-socket.socket().connect_ex((sys.argv[1], 1))
-print(time.monotonic() - started)
-"""
+@pytest.mark.parametrize("name", OLDEST)
+def test_on_every_slurm(real_slurm: SlurmCluster, tmp_path: Path, name: str) -> None:
+    case = CASES[name]
+    outcomes = run(real_slurm, tmp_path, case, "--fault" not in case.options)
+    for rank, told in case.told.items():
+        assert all(part in outcomes[rank]["error"] for part in str(told).split(".*"))
 
 
+@pytest.mark.newest
+def test_one_task_reports_who_is_missing(real_slurm: SlurmCluster, tmp_path: Path) -> None:
+    case = Case("""--timeout 30 --notice 2 --late '{"2": 5, "3": 5}'""", nothing, ALL_READY)
+    outcomes = run(real_slurm, tmp_path, case)
+    (line,) = (line for line in outcomes[0]["printed"].splitlines() if "waiting for" in line)
+    assert line.endswith(f" tasks since 2 s: {NAMES[2]}, {NAMES[3]}")
+
+
+@pytest.mark.newest
+def test_two_jobs_on_the_same_nodes_at_once(real_slurm: SlurmCluster, tmp_path: Path) -> None:
+    case = Case("", nothing, ALL_READY)
+    with ThreadPoolExecutor(2) as pool:
+        both = [pool.submit(run, real_slurm, tmp_path / str(n), case) for n in range(2)]
+        for outcomes in (one.result() for one in both):
+            assert {rank: each["error"] for rank, each in outcomes.items()} == ALL_READY
+
+
+@pytest.mark.newest
+def test_tasks_of_another_start_do_not_meet(real_slurm: SlurmCluster, tmp_path: Path) -> None:
+    """As stragglers of a job that was requeued, which has the same ids and ports."""
+    script = f"[ $SLURM_PROCID != 1 ] || export SLURM_RESTART_COUNT=1; exec {TASK} --timeout 6"
+    step = f"srun {STEP} bash -c {shlex.quote(script)}"
+    real_slurm.run(step, env={"TASK_OUTPUT": str(tmp_path)}, check=False)
+    told = {int(path.name): json.loads(path.read_text())["error"] for path in tmp_path.iterdir()}
+    for rank in (0, 2, 3):
+        assert "1 of 4 tasks did not come" in told[rank]
+        assert NAMES[1] in told[rank]
+    assert "it belongs to another step, or another start" in told[1]
+
+
+@pytest.mark.newest
+def test_too_few_open_files_are_named_in_every_task(
+    real_slurm: SlurmCluster, tmp_path: Path
+) -> None:
+    step = "-w n8,n9,n10,n11,n12 -N5 --ntasks-per-node=8 -m plane=8"
+    task = f"ulimit -n 64; exec {TASK} --timeout 60"
+    env = {"TASK_OUTPUT": str(tmp_path)}
+    real_slurm.run(f"srun {step} bash -c {shlex.quote(task)}", env=env, check=False, timeout=120)
+    told = [json.loads(path.read_text())["error"] for path in tmp_path.iterdir()]
+    assert len(told) == 40
+    assert all("`ulimit -n` is 64 on n8: expected at least" in error for error in told), told
+
+
+@pytest.mark.newest
+def test_names_that_do_not_resolve(real_slurm: SlurmCluster, tmp_path: Path) -> None:
+    case = Case("--timeout 6 --node-address=-nowhere", nothing, {})
+    outcomes = run(real_slurm, tmp_path, case, with_events=False)
+    for rank in (2, 3):
+        assert "the coordination service at n9-nowhere:" in outcomes[rank]["error"]
+        assert "name resolution" in outcomes[rank]["error"] or "known" in outcomes[rank]["error"]
+
+
+@pytest.mark.newest
 def test_a_network_that_is_slow_and_loses_packets(real_slurm: SlurmCluster, tmp_path: Path) -> None:
     """200 ms there and back, and every twentieth packet is lost: they are ready all the same."""
     with lossy(real_slurm, "n10", 0.1, 0.05):
-        took = real_slurm.run_on("n10", [sys.executable, "-c", ROUND_TRIP, "n9"]).stdout
-        assert float(took) >= 0.2
         outcomes = run(real_slurm, tmp_path, Case("--timeout 60", nothing, ALL_READY))
     assert {rank: outcome["error"] for rank, outcome in outcomes.items()} == ALL_READY
 
@@ -282,6 +321,7 @@ def only_ipv6(real_slurm: SlurmCluster) -> Iterator[SlurmCluster]:
     hosts.write_text(before)
 
 
+@pytest.mark.newest
 def test_nodes_that_have_ipv6_only(only_ipv6: SlurmCluster, tmp_path: Path) -> None:
     case = Case("--node-address=-v6", nothing, ALL_READY)
     outcomes = run(only_ipv6, tmp_path, case)
@@ -289,18 +329,5 @@ def test_nodes_that_have_ipv6_only(only_ipv6: SlurmCluster, tmp_path: Path) -> N
     check = shlex.join([sys.executable, "-m", "slurm_resolver", "check"])
     done = only_ipv6.run(f"srun {STEP} {check} --json --node-address=-v6", check=False)
     checks = {one["id"]: one for one in json.loads(done.stdout)["checks"]}
-    for name in ("presence", "layout", "names", "ports", "reach", "speed"):
+    for name in ("presence", "layout", "names", "ports", "reach"):
         assert checks[name]["status"] == "ok", checks[name]
-
-
-def test_each_node_needs_one_connection(real_slurm: SlurmCluster, tmp_path: Path) -> None:
-    """Forty tasks meet where a process may have 24 files open."""
-    step = "-w n8,n9,n10,n11,n12 -N5 --ntasks-per-node=8 -m plane=8"
-    task = f"ulimit -n 24; exec {TASK} --timeout 90"
-    real_slurm.run(
-        f"srun {step} bash -c {shlex.quote(task)}",
-        env={"TASK_OUTPUT": str(tmp_path)},
-        timeout=120,
-    )
-    outcomes = [json.loads(path.read_text()) for path in tmp_path.iterdir()]
-    assert [outcome["error"] for outcome in outcomes] == [None] * 40

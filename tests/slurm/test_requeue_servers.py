@@ -61,7 +61,9 @@ CASES = {
     "the time limit, in two components": Case(HETEROGENEOUS, LIMIT),
     "the time limit, in an array": Case(f"{SERVERS} --array 7", LIMIT),
     "SIGTERM at the time limit": Case(f"{SERVERS} --signal TERM@120", LIMIT),
+    "the time limit, with restarts": Case(f"{SERVERS} --restarts 2", LIMIT),
     "preempted": Case(f"{SERVERS} -p low", URGENT),
+    "preempted, with restarts": Case(f"{SERVERS} --restarts 2 -p low", URGENT),
     "preempted, in two components": Case(f"{HETEROGENEOUS} -p low", URGENT),
     # from 24.05 to 25.11 Slurm never forgets that it has preempted it
     "preempted, not requeued by Slurm": Case(
@@ -157,7 +159,7 @@ def test_a_job_with_parameter_servers_starts_as_often_as_it_should(
 ) -> None:
     case, (components, output) = CASES[name], jobs[name]
     tasks = 3 if "components" in name else 4
-    starts = [output.count(f"start {restart}\n") for restart in range(3)]
+    starts = [output.count(f": start {restart}\n") for restart in range(3)]
     assert starts == [tasks, tasks * case.restarts, 0], output
     assert {job["JobState"] for job in components} == {expected(case.state, installation)}, output
     assert {job["Restarts"] for job in components} == {str(case.restarts)}, output

@@ -30,7 +30,7 @@ OPTION_SETS = {
     "requeued": "--nodes 2 -c 2 --requeue --time 1:00:00 --exclusive",
     "an array": "--nodes 2 --array 0-3%2 --requeue --signal TERM@60 --job-name 'a # \"b\" \\\\c'",
     "exec": "--nodes 2 --exec --ps 1 --tasks-per-node 2 --time 0-1 --max-restarts 2",
-    "heterogeneous": "--nodes 2 -c 2 --gpus-per-node 2 --ps 2 --ps-nodes 1 --requeue --signal 10",
+    "heterogeneous": "--nodes 2 -c 2 --gpus-per-node 2 --ps 2 --ps-nodes 1 --requeue --signal USR1",
     "restarted": "--nodes 3 --restarts 2 --spare-nodes 1 --min-nodes 2 --gpus-per-node 2",
     "restarted and requeued": "-N 2 --tasks-per-node 2 --restarts 2 --requeue --ps 1 --exec",
     "an environment": "--module a/b --module 'c d' --env-setup 'source ~/v/activate' --no-check",
@@ -161,7 +161,7 @@ def test_only_the_array_task_itself_is_requeued_and_not_for_ever(
     output = submitted(small_slurm, tmp_path, text, state="FAILED")
     assert output.count("sibling") == 1
     assert [output.count(f"start 1 {count}") for count in range(3)] == [1, 1, 0]
-    assert output.count("not requeued: restarted 1 times already") == 1
+    assert output.count("not requeued: SLURM_RESTART_COUNT=1 has reached max_restarts=1") == 1
 
 
 # Rank 1 fails at the first start; at the second all ask for a requeue, and end at the third.

@@ -43,7 +43,7 @@ def test_what_each_worker_does_is_shown(real_slurm: SlurmCluster, tmp_path: Path
     assert [worker["rank"] for worker in found["workers"]] == [0, 1, 2]
     assert {worker["stage"] for worker in found["workers"]} == {"training"}
     for worker in found["workers"]:
-        assert 0 <= worker["step"] <= 12
+        assert 0 <= worker["step"] <= 13  # Keras begins one to find the end of the data
         assert worker["begun"] > 4
         assert 300 < worker["ms"] < 3000
         assert worker["outside"] > 0.3  # its callback sleeps 0.3 s a step

@@ -15,8 +15,6 @@ from by_version import expected
 from slurm_cluster import Node, SlurmCluster, started
 from slurm_installation import Installation
 
-from slurm_resolver.cli import main
-
 pytestmark = pytest.mark.slurm
 
 # The tasks find the commands of this environment.
@@ -39,7 +37,6 @@ from slurm_resolver.preflight.ready import wait_until_ready
 cluster = slurm_resolver.resolve()
 wait_until_ready(cluster, 60)
 print("ready", cluster.task.address, *sorted({task.node for task in cluster.tasks}))"""
-RAISE = [sys.executable, "-c", "raise ValueError('no 7')"]
 
 
 class Case(NamedTuple):
@@ -76,31 +73,6 @@ def failing(rank: int, number: int, *command: str) -> str:
 PRINTED = "slurm-resolver sbatch --no-check --requeue --nodes 2 --tasks-per-node 2 --restarts 3"
 # A pause that is long enough for something to happen in it, once the step has ended.
 PAUSED = "until grep -q 'task 3: Killed' out; do sleep 0.1; done"
-# The second start runs until it gets a signal, as one of Slurm's.
-AGAIN = (
-    '[ ! -e failed-1 ] || [ -n "$SLURM_RESTART_COUNT" ] || {\n'
-    "    trap 'exit 75' TERM; touch again-$SLURM_PROCID; sleep 600 & wait; }\n"
-)
-AWAIT_AGAIN = "for rank in 0 1 2 3; do until [ -e again-$rank ]; do sleep 0.1; done; done"
-# What TensorFlow prints in all tasks but the one that does not answer any more.
-HEARTBEATS = """
-Traceback (most recent call last):
-  File "train.py", line 20, in <module>
-tensorflow.python.framework.errors_impl.UnavailableError: Graph execution error:
-
-Collective ops is aborted by: Error reported from /job:worker/task:3: The following tasks are \
-unhealthy (stopped sending heartbeats):
-/job:worker/replica:0/task:3
-"""
-STOPPED = f"""\
-[ "$SLURM_STEP_ID" = 0 ] || exit 0
-await go-1
-[ "$SLURM_PROCID" != 3 ] || kill -STOP $$
-[ "$SLURM_PROCID" != 0 ] || {{ cat >&2 <<'END'; exit 1; }}
-{HEARTBEATS.strip()}
-END
-exec sleep 600
-"""
 KILLED = failing(3, 1, "bash", "-c", "kill -9 $PPID")
 DOWN = "scontrol update NodeName=B State=DOWN Reason=test"
 WAITS = "[ ! -e go-1 ] || exit 0; exec sleep 600\n"  # until the second start
@@ -115,19 +87,9 @@ CASES = {
         ),
         ("AB", "AB"),
     ),
-    "stopped": Case(
-        2,
-        "--nodes 2",
-        STOPPED,
-        (
-            r"restart 1 of 3.* rank 0 on A .*; it waited for \S+/task:3, rank 3 on B if all .*",
-            "ended with status 0, after 1 restart",
-        ),
-        ("AB", "AB"),
-    ),
     "preempted in the pause": Case(
         2,
-        "--pause 600",
+        "--pause 10",
         KILLED,
         (
             "not started again: Slurm preempts the job; exit status 75 .*",
@@ -140,7 +102,7 @@ CASES = {
     ),
     "the time limit comes in the pause": Case(
         2,
-        "--pause 600",
+        "--pause 10",
         KILLED,
         (
             r"not started again: the time limit comes in \d+ s; exit status 75 .*",
@@ -150,32 +112,6 @@ CASES = {
         f"touch go-1; {PAUSED}; scontrol update JobId=JOB EndTime=now+100",
         restarts=1,
         batch=PRINTED,
-    ),
-    "preempted after a restart": Case(
-        2,
-        "--nodes 2",
-        AGAIN + KILLED,
-        (
-            "restart 1 of 3; now on A,B; .*, SIGKILL",
-            "not started again after 1 restart: exit status 75: .*",
-            "first failure: rank . on . at .*, exit status 75",
-            "of all starts the first failure: rank 3 on B .*, SIGKILL",
-        ),
-        ("AB", "AB"),
-        f"touch go-1; {AWAIT_AGAIN}\nsbatch -p urgent -N2 -w A,B --exclusive -o urgent --wrap true",
-        restarts=1,
-        batch=f"{PRINTED} --partition low",
-    ),
-    "two nodes after each other": Case(
-        2,
-        "--nodes 2 --log-dir logs/new",
-        failing(0, 1, *RAISE) + failing(3, 2, "bash", "-c", "kill -SEGV $PPID"),
-        (
-            r"restart 1 of 3; .* rank 0 on A at \S+, exit status 1: ValueError: no 7",
-            r"restart 2 of 3; .* rank 3 on B at \S+, SIGSEGV",
-            "ended with status 0, after 2 restarts",
-        ),
-        ("AB", "AB", "AB"),
     ),
     "down, a spare one comes in": Case(
         3,
@@ -206,18 +142,6 @@ CASES = {
         (r"restart 1 of 3; now on A; left out: B .*", "ended with status 0, after 1 restart"),
         ("AB", "A"),
         DOWN,
-    ),
-    "too few nodes": Case(
-        2,
-        "--nodes 2 --requeue",
-        WAITS,
-        (
-            "not started again: 1 healthy node left, without B .*: expected 2 .*; exit status 75.*",
-            r"first failure: node B at \S+, node failure",
-        ),
-        ("AB",),
-        DOWN,
-        "FAILED 75:0",
     ),
     "the time limit is near": Case(
         2,
@@ -420,16 +344,6 @@ def test_a_second_step_is_a_cluster_of_its_own(jobs: Dict[str, Ended]) -> None:
     assert {nodes for _, _, nodes in ready} == {"A C"}
 
 
-def test_the_logs_of_the_tasks_tell_what_failed_first(
-    jobs: Dict[str, Ended], capsys: pytest.CaptureFixture[str]
-) -> None:
-    logs = sorted((jobs["two nodes after each other"].folder / "logs" / "new").iterdir())
-    assert {"rank-0.log", "srun.log"} <= {path.name for path in logs}
-    assert logs[0].read_text().count("\nValueError: no 7\n") == 1
-    assert main(["explain", *map(str, logs)]) == 1
-    assert capsys.readouterr().out.startswith(f"{logs[0]}:3: first-failure (x1)")
-
-
 LOST = """\
 #!/bin/bash
 [ "${SLURM_RESTART_COUNT:-0}" = 0 ] || exit 0
@@ -519,9 +433,6 @@ def test_the_time_limit_passes_after_a_restart(installation: Installation, tmp_p
 # By batch file: the state, the exit status, and how often it was requeued. The last is asked for.
 EXPEDITED = {
     "slurm-resolver sbatch --requeue --no-check -- bash -c 'exit 3'": "FAILED 3:0 0",
-    "printf '#!/bin/bash\nexec slurm-resolver supervise --watch 0 -- srun bash -c \"exit 3\"'": (
-        "FAILED 3:0 0"
-    ),
     "slurm-resolver sbatch --requeue --no-check -- bash -c '[ $SLURM_RESTART_COUNT ] || exit 75'": (
         "COMPLETED 0:0 1"
     ),

@@ -628,7 +628,7 @@ def test_a_training_of_keras_2_goes_on_where_it_was_saved() -> None:
 
 def test_importing_the_package_does_not_import_tensorflow() -> None:
     code = (
-        "import sys, slurm_resolver, slurm_resolver.cli, slurm_resolver.local.step; "
+        "import sys, slurm_resolver, slurm_resolver.cli, slurm_resolver.local.job; "
         "assert 'SlurmClusterResolver' in dir(slurm_resolver); "
         "sys.exit('tensorflow' in sys.modules)"
     )

@@ -114,7 +114,7 @@ CASES: Dict[str, Tuple[List[str], str, Optional[JobResult], str]] = {
     "another worker does not come": (
         W, "worker 0 comes, ps 0 comes, ps 0 hurries, worker 0 leaves",
         JobResult(1, "worker 1 (rank 3 on n3) has failed: it did not come within 0.3 s"), ""),
-    "a program is lost that its launcher starts again": (
+    "a program is lost under its launcher": (
         W, "ps 0 comes, worker 0 comes, worker 1 launched, worker 1 comes, worker 1 dies",
         None, ""),
     "a launcher's program fails": (
@@ -122,6 +122,10 @@ CASES: Dict[str, Tuple[List[str], str, Optional[JobResult], str]] = {
         JobResult(1, "worker 0 (rank 1 on n1) has failed: ValueError: no"), ""),
     "a server ends by itself under its launcher": (
         P, "ps 0 launched, ps 1 launched, worker 0 comes, ps 1's launcher leaves", None, ""),
+    "a worker comes late to a job that has failed": (
+        W, "worker 0 comes, ps 0 comes, ps 0 leaves, worker 0 leaves, worker 1 comes",
+        JobResult(1, "ps 0 (rank 2 on n2) is lost, and its variables with it: its process ended "
+                  "before those that it serves"), ""),
     "a worker comes late": (
         C, "chief 0 comes, ps 0 comes, chief 0 leaves, worker 1 comes", FINISHED, ""),
 }  # fmt: skip

@@ -5,7 +5,6 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
-import subprocess
 import threading
 import time
 from pathlib import Path
@@ -16,7 +15,6 @@ import pytest
 from slurm_resolver.errors import ResumeError
 from slurm_resolver.preemption.requeue import ExitPlan, job_end, job_id_for_scontrol, requeue_job
 from slurm_resolver.preemption.signal_watch import SignalWatch
-from slurm_resolver.sbatch.requeue_lines import _REQUEUED_BY_SLURM
 from slurm_resolver.slurm.step import SlurmStep
 
 JOB = {"SLURM_JOB_ID": "42", "SLURM_RESTART_COUNT": "2"}
@@ -170,17 +168,6 @@ def test_beyond_the_cap_slurm_does_not_requeue_it_either(
     show(scontrol, case)
     assert requeue_job(step(), requeue, 2)[:2] == (1, 0)
     assert calls(scontrol) == ["update JobId=42 Requeue=0"] * REQUEUES[case][-1]
-
-
-@pytest.mark.parametrize("case", sorted(set(REQUEUES) - {"of no batch file"}))
-def test_a_printed_batch_file_has_the_same_rule(scontrol: Path, case: str) -> None:
-    show(scontrol, case)
-    script = "\n".join(
-        ["set -euo pipefail", *_REQUEUED_BY_SLURM, "requeued_by_slurm 42 && echo yes"]
-    )
-    done = subprocess.run(["bash", "-c", script], capture_output=True, text=True)
-    assert done.stderr == ""
-    assert done.stdout == "yes\n" * REQUEUES[case][-1]
 
 
 def test_where_the_batch_file_cannot_be_ended_the_tasks_end_at_once(scontrol: Path) -> None:

@@ -9,19 +9,17 @@ from typing import Dict, List, Optional, Sequence, Tuple
 import pytest
 
 from slurm_resolver.cli import main
-from slurm_resolver.supervision.batch_host import is_lost
-from slurm_resolver.supervision.components import command, components, first_ranks
-from slurm_resolver.supervision.failure import Failure
-from slurm_resolver.supervision.nodes import choose, is_healthy
 from slurm_resolver.supervision.policy import (
     PROGRESS_SECONDS,
     Attempt,
+    choose,
+    give_up_reason,
+    is_healthy,
+    is_lost,
     job_is_ending,
     same_again,
-    why_not_again,
 )
-from slurm_resolver.supervision.rank_logs import RankLogs
-from slurm_resolver.supervision.step_output import StepOutput
+from slurm_resolver.supervision.step_output import Failure, StepOutput
 
 HEALTHY = ["IDLE", "MIXED", "ALLOCATED", "MIXED+CLOUD", "ALLOCATED+MAINT", "MIXED+REBOOT_REQUESTED"]
 UNHEALTHY = [
@@ -115,36 +113,23 @@ NO_LABEL = """\
 !  File "a.py", line 3, in <module>
 !ValueError: x
 srun: error: n2: task 1: Exited with exit code 1"""
-OUT_OF_MEMORY = """\
-!0: slurmstepd: error: Detected 1 oom_kill event in StepId=1.0. Some of the step tasks have been
-srun: error: n2: task 1: Out Of Memory"""
+OUT_OF_MEMORY = "srun: error: n2: task 1: Out Of Memory"
 LAST_LINE = """\
 1: on stdout
 !1: the reason\x20
 !1:
 srun: error: n2: tasks 1,3: Exited with exit code 7"""
-FOLLOWED = """\
-!1: Traceback (most recent call last):
-!1:   File "a.py", line 3, in <module>
-!1: ValueError: no luck
-!0: Traceback (most recent call last):
-!0:   File "a.py", line 3, in <module>
-!0: UnavailableError: Collective ops is aborted by: Socket closed
-srun: error: n1: task 0: Exited with exit code 1
-srun: Terminating StepId=1.0
-srun: error: n2: task 1: Terminated"""
 # text: kind, status, rank, node, signal, line
 ENDS: Dict[str, Tuple[object, ...]] = {
     RAISED: ("task", 1, 1, "n2", None, "my.Failed: no luck"),
     NODE: ("node", 1, None, "n1", None, None),
-    CANCELLED: ("cancelled", 9, None, None, None, "n1: task 0: Killed"),
+    CANCELLED: ("cancelled", 9, None, None, None, None),
     ENDED_AFTER: ("task", 137, 3, "n1", "SIGKILL", None),
     LAUNCH: ("node", 1, None, "n4", None, "Communication connection failure"),
     NOT_STARTED: ("srun", 9, None, None, None, NOT_STARTED[len("srun: error: ") :]),
     "": ("srun", 9, None, None, None, None),
     NO_LABEL: ("task", 1, 1, "n2", None, "ValueError: x"),
     OUT_OF_MEMORY: ("task", 137, 1, "n2", "SIGKILL (out of memory)", None),
-    FOLLOWED: ("task", 1, 1, "n2", None, "ValueError: no luck"),
     LAST_LINE: ("task", 7, 1, "n2", None, "the reason"),
     "srun: error: n2: task 1: Segmentation fault (core dumped)": (
         *("task", 139, 1, "n2", "SIGSEGV", None),
@@ -161,66 +146,6 @@ def test_who_failed_first(text: str) -> None:
     )
 
 
-UNHEALTHY_TASK = """\
-!0: Traceback (most recent call last):
-!0:   File "train.py", line 20, in <module>
-!0: tensorflow.python.framework.errors_impl.UnavailableError: Graph execution error:
-!0:
-!0: Collective ops is aborted by: Error reported from /job:{job}/task:3: The following tasks are \
-unhealthy (stopped sending heartbeats):
-!0: /job:{job}/replica:0/task:3
-srun: error: n1: task 0: Exited with exit code 1
-srun: Terminating StepId=1.0
-srun: error: n1: task 1: Terminated
-{last}"""
-WORKER_3 = "; it waited for /job:worker/replica:0/task:3, rank 3"
-
-
-@pytest.mark.parametrize(
-    ("job", "last", "layout", "told"),
-    [
-        ("worker", "", ("n1", "n1", "n2", "n2"), f"{WORKER_3} on n2 if all tasks are workers"),
-        ("worker", "", ("n1", "n2", "n1", "n2"), f"{WORKER_3} if all tasks are workers"),
-        ("worker", "", (), f"{WORKER_3} if all tasks are workers"),
-        ("worker", "srun: error: n9: tasks 2-3: Killed", (), f"{WORKER_3} on n9 if all tasks"),
-        ("ps", "", ("n1",) * 4, "; it waited for /job:ps/replica:0/task:3, which"),
-        ("worker", "!3: Traceback (most recent call last):\n!3: KeyError: 7", (), None),
-    ],
-)
-def test_the_task_that_the_others_waited_for(
-    job: str, last: str, layout: Sequence[str], told: Optional[str]
-) -> None:
-    output = StepOutput()
-    for line in UNHEALTHY_TASK.format(job=job, last=last).split("\n"):
-        output.feed("stderr", line.lstrip("!").encode() + b"\n")
-    found = output.failure(1, layout)
-    if told is None:
-        assert (found.rank, found.line, found.blames) == (3, "KeyError: 7", None)
-    else:
-        assert told in found.describe()
-        assert found.rank == 0
-
-
-def test_a_log_of_each_task(tmp_path: Path) -> None:
-    logs = RankLogs(tmp_path / "a" / "b")
-    long = b"x" * (1024 * 1024)
-    for stream, data in [
-        ("stdout", b" 0: on"),
-        ("stderr", b"srun: error: n1: task 1: Killed\n11: 7: no"),
-        ("stdout", b"e\n11:\n 0: " + long),
-        ("stderr", b" luck"),
-        ("stdout", b"\n"),
-        ("stdout", b""),
-        ("stderr", b""),
-    ]:
-        logs.feed(stream, data)
-    found = {path.name: path.read_bytes() for path in (tmp_path / "a" / "b").iterdir()}
-    assert found["rank-0.log"].startswith(b"one\nxxx")
-    assert found["rank-11.log"] == b"\n7: no luck\n"
-    assert found["srun.log"].startswith(b"srun: error: n1: task 1: Killed\n")
-    assert set(found) == {"rank-0.log", "rank-11.log", "srun.log"}
-
-
 def test_how_a_failure_is_described() -> None:
     when = time.strftime("%Y-%m-%dT%H:%M:%S", time.localtime(7))
     said = [failure(text, 9)._replace(at=7).describe() for text in (RAISED, NODE, CANCELLED)]
@@ -229,8 +154,6 @@ def test_how_a_failure_is_described() -> None:
         f"node n1 at {when}, node failure",
         f"the step at {when}, cancelled",
     ]
-    known = failure(f"!1: ValueError: x: Name or service not known\n{exited(1)}")
-    assert known.describe().endswith("(A host name of the cluster has no address on this node)")
 
 
 def test_output_in_pieces_and_endless_lines() -> None:
@@ -241,9 +164,9 @@ def test_output_in_pieces_and_endless_lines() -> None:
     assert (output.failed.rank, output.ending) == (4, False)
     output.feed("stderr", b"ting StepId=1.0\n")
     assert output.ending
-    for _ in range(100):
+    for _ in range(30):
         output.feed("stdout", b"x" * 100_000)
-    assert sum(map(len, output._parts.values())) <= 1000
+    assert sum(map(len, output._parts.values())) <= 64 * 1024
 
 
 STEP_7 = RAISED.replace("no luck", "no luck at step 7, 0x7f10, n1:23001, pid 77")
@@ -293,7 +216,7 @@ def exited(status: int) -> str:
     ],
 )
 def test_failures_after_which_nothing_is_started(text: str, told: Optional[str]) -> None:
-    stop = why_not_again(failure(text))
+    stop = give_up_reason(failure(text))
     if told is None:
         assert stop is None
     else:
@@ -345,52 +268,14 @@ def test_a_job_without_its_batch_file() -> None:
     assert not is_lost({**RUNNING, "BatchHost": ""})  # of salloc
 
 
-HETEROGENEOUS = """\
-!4: Traceback (most recent call last):
-!4:   File "a.py", line 3, in <module>
-!4: ValueError: of the chief
-!0: last words
-srun: error: c[8-9]: tasks 0,2-3: Exited with exit code 1
-srun: error: n1: task 0: Terminated"""
-
-
-def test_the_ranks_of_a_heterogeneous_step() -> None:
-    """srun counts the tasks of each component from 0, where --label has their ranks."""
-    wanted = components(2, None, 2, 2, 4)
-    chosen = (("n1", "n2"), ("c8", "c9"))
-    output = StepOutput(first_ranks(wanted, chosen))
-    for line in HETEROGENEOUS.split("\n"):
-        stream = "stderr" if line.startswith(("srun", "!")) else "stdout"
-        output.feed(stream, line.lstrip("!").encode() + b"\n")
-    found = output.failure(1)
-    assert (found.rank, found.line) == (4, "ValueError: of the chief")
-
-
-def test_what_srun_gets_for_two_components() -> None:
-    wanted = components(2, 1, 2, 1, 3)
-    words = ["srun", "--label", "--het-group=0,1", "train", "--het-group=0,1"]
-    assert " ".join(command(words, wanted, (("n1",), ("c9",)))) == (
-        "srun --het-group=0 --nodes=1 --ntasks=2 --ntasks-per-node=2 --nodelist=n1 --label train "
-        "--het-group=0,1 : --het-group=1 --nodes=1 --ntasks=3 --ntasks-per-node=3 --nodelist=c9 "
-        "--label train --het-group=0,1"
-    )
-    assert wanted[1].layout(["c9"]) == ["c9", "c9", "c9"]
-    assert components(None, None, 2, 2, 3)[1].layout(["c8", "c9"]) == ["c8", "c8", "c9"]
-
-
 SRUN = ["--", "srun", "true"]
 REFUSED: List[Tuple[Sequence[str], str]] = [
     (["--restarts=-1", *SRUN], "--restarts -1: expected a whole number from 0 on"),
-    (["--nodes=0", *SRUN], "--nodes 0: expected"),
-    (["--ntasks-per-node=0", *SRUN], "--ntasks-per-node 0: expected"),
     (["--nodes=2", "--min-nodes=3", *SRUN], "--min-nodes 3: expected at most --nodes 2"),
     (["--pause=-1", *SRUN], "--pause -1.0: expected seconds"),
     (["--watch=nan", *SRUN], "--watch nan: expected seconds"),
     (["--", "python", "train.py"], "'python train.py': expected srun with its options"),
     (["--", "srun"], "'srun': expected srun with its options"),
-    ([*SRUN, ":", "true"], "expected the program once, and --ps-nodes"),
-    (["--ps-nodes=1", *SRUN], "--ps-nodes and --ps-tasks: expected both, or none of them"),
-    (["--ps-nodes=3", "--ps-tasks=2", *SRUN], "--ps-nodes 3: expected at most --ps-tasks 2"),
     (SRUN, "SLURM_JOB_ID is not set"),
 ]
 
@@ -407,11 +292,3 @@ def test_what_supervise_refuses(
     monkeypatch.setenv("PATH", str(tmp_path))
     assert main(["supervise", *words]) == 2
     assert told in capsys.readouterr().err
-
-
-def test_a_machine_without_srun(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("PATH", "/nowhere")
-    assert main(["supervise", *SRUN]) == 2
-    assert "'srun' is not a program that can be started here" in capsys.readouterr().err

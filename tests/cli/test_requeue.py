@@ -1,14 +1,20 @@
-"""When a batch file with parameter servers requeues its job: Slurm's commands are stand-ins."""
+"""When a printed batch file requeues its job by `slurm-resolver requeue`.
+
+Slurm's commands are stand-ins here; tests/slurm/test_requeue.py has the real ones.
+"""
 
 from __future__ import annotations
 
 import os
 import subprocess
+import sys
 from pathlib import Path
 from typing import NamedTuple, Tuple
 
 import pytest
 from batch_files import printed
+
+from slurm_resolver.cli import main
 
 STAND_INS = {
     # the program is the word that follows the options
@@ -17,20 +23,23 @@ STAND_INS = {
     "scontrol": """\
 case "$*" in
 "show config") echo "SLURM_VERSION = $VERSION" ;;
-"show partition p") echo "PreemptMode=REQUEUE" ;;
-"show job"*) echo "   Partition=p Requeue=1 Restarts=0 $JOB"; exit "${ANSWERS:-0}" ;;
+*"show partition p") echo "PreemptMode=REQUEUE" ;;
+*"show job"*) echo "   Partition=p Requeue=1 BatchFlag=1 Restarts=0 $JOB"; exit "${ANSWERS:-0}" ;;
 *) echo "$*" >>calls ;;
 esac
 [ "$1" != requeue ] || kill "$PPID"  # Slurm ends the batch file
 """,
-    "sleep": "",
+    "scancel": 'echo "$*" >>calls\nkill -9 "$PPID"\n',
+    "slurm-resolver": f'exec {sys.executable} -m slurm_resolver "$@"\n',
 }
 RUNNING = "JobState=RUNNING "
 PREEMPTED = f"{RUNNING} PreemptTime=2026-01-01T00:00:00 "
 CANCELLED = "JobState=COMPLETING Reason=None "
 # It trains until the batch file has ended.
 SIGNAL = "kill -USR1 $PPID; exec tail -f /dev/null --pid=$PPID >/dev/null 2>&1"
-ENDED = -15  # by SIGTERM
+ENDED = 143  # by SIGTERM
+LEFT = 137  # by the stand-in of scancel
+SERVERS = "-N 3 --ps 1"
 
 
 class Case(NamedTuple):
@@ -42,7 +51,7 @@ class Case(NamedTuple):
         status: that of the batch file.
         calls: what it has Slurm do.
         check: what the checks before the training do.
-        options: of `slurm-resolver sbatch`, besides those that all have.
+        options: of `slurm-resolver sbatch --requeue`.
         version: Slurm's.
         variables: of the batch file.
     """
@@ -52,22 +61,21 @@ class Case(NamedTuple):
     status: int
     calls: Tuple[str, ...] = ()
     check: str = "true"
-    options: str = ""
+    options: str = SERVERS
     version: str = "22.05.8"
     variables: Tuple[str, ...] = ()
 
 
 ARRAY = ("SLURM_ARRAY_JOB_ID=5", "SLURM_ARRAY_TASK_ID=7")
 TWICE = ("SLURM_RESTART_COUNT=2",)
-NO_MORE = "update JobId=5 Requeue=0"
+BY_SLURM = ("--batch --signal=TERM 5",)
 CASES = {
     "it trains to its end": Case("exit 0", RUNNING, 0),
     "it fails": Case("exit 143", RUNNING, 143),
+    "it asks for it": Case("exit 75", RUNNING, ENDED, ("requeue 5",), options="-N 2"),
+    "it fails after the saves": Case("exit 5", RUNNING, 5, options="-N 2"),
+    "preempted before it saved": Case("exit 1", PREEMPTED, ENDED, ("requeue 5",), options="-N 2"),
     "the signal": Case(SIGNAL, RUNNING, ENDED, ("requeue 5",)),
-    "the signal, by its number": Case(
-        SIGNAL, RUNNING, ENDED, ("requeue 5",), options="--signal 10@90"
-    ),
-    "the signal, while Slurm sends it": Case(SIGNAL, "JobState=SIGNALING ", ENDED, ("requeue 5",)),
     "the signal, to a task of an array": Case(
         SIGNAL, RUNNING, ENDED, ("requeue 5_7",), variables=ARRAY
     ),
@@ -75,30 +83,24 @@ CASES = {
         "echo >trained", RUNNING, ENDED, ("requeue 5",), "kill -USR1 $PPID"
     ),
     "SIGTERM as the signal": Case(
-        SIGNAL.replace("USR1", "TERM"), RUNNING, 75, ("requeue 5",), options="--signal TERM@90"
+        SIGNAL.replace("USR1", "TERM"),
+        *(RUNNING, ENDED, ("requeue 5",)),
+        options=f"{SERVERS} --signal TERM@90",
     ),
-    "SIGTERM as the signal, and scancel": Case(
-        SIGNAL.replace("USR1", "TERM"), CANCELLED, 75, options="--signal TERM@90"
-    ),
-    "scancel": Case("exit 143", CANCELLED, 143),
-    "the signal, to a cancelled job": Case(SIGNAL, CANCELLED, 75),
+    "the signal, to a cancelled job": Case(SIGNAL, CANCELLED, 143),
     "the signal, and Slurm does not answer": Case(SIGNAL, "", 75, variables=("ANSWERS=1",)),
     "often enough": Case(
-        SIGNAL, RUNNING, 75, (NO_MORE,), options="--max-restarts 2", variables=TWICE
-    ),
-    "as often as tasks would": Case(
-        SIGNAL, RUNNING, 75, (NO_MORE,), variables=("SLURM_RESTART_COUNT=100",)
-    ),
-    "once more": Case(
-        SIGNAL, RUNNING, ENDED, ("requeue 5",), options="--max-restarts 3", variables=TWICE
+        SIGNAL, RUNNING, 1, options=f"{SERVERS} --max-restarts 2", variables=TWICE
     ),
     "preempted": Case("exit 143", PREEMPTED, ENDED, ("requeue 5",)),
     "preempted in the checks": Case("echo >trained", PREEMPTED, ENDED, ("requeue 5",), "exit 143"),
-    "preempted, and requeued by Slurm": Case("exit 143", PREEMPTED, 75, version="24.11.5"),
-    "preempted with the signal": Case(SIGNAL, PREEMPTED, 75, version="24.11.5"),
+    "preempted, and requeued by Slurm": Case(
+        "exit 143", PREEMPTED, LEFT, BY_SLURM, version="24.11.5"
+    ),
     "the checks fail": Case("echo >trained", RUNNING, 1, (), "exit 1"),
     "it fails, and Slurm would hold it": Case(
-        "exit 5", f"{RUNNING} ExpeditedRequeue=Yes ", 5, (NO_MORE,), version="26.05.0"
+        *("exit 5", f"{RUNNING} ExpeditedRequeue=Yes ", 5, ("update JobId=5 Requeue=0",)),
+        version="26.05.0",
     ),
 }
 
@@ -108,7 +110,7 @@ def test_when_the_job_is_requeued(
     name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     case = CASES[name]
-    text = printed(f"-N 3 --ps 1 --requeue {case.options}", "train", capsys)
+    text = printed(f"--requeue {case.options}", "train", capsys)
     for program, lines in STAND_INS.items():
         (tmp_path / program).write_text(f"#!/bin/bash\n{lines}")
         (tmp_path / program).chmod(0o755)
@@ -116,6 +118,7 @@ def test_when_the_job_is_requeued(
         ["bash", "-c", text],
         cwd=tmp_path,
         env={
+            **os.environ,
             "PATH": f"{tmp_path}:{os.environ['PATH']}",
             **{"SLURM_JOB_ID": "5", "TRAIN": case.train, "CHECK": case.check},
             **{"JOB": case.job, "VERSION": case.version},
@@ -127,5 +130,13 @@ def test_when_the_job_is_requeued(
     )
     calls = tmp_path / "calls"
     called = calls.read_text().splitlines() if calls.exists() else []
-    assert (done.returncode, called) == (case.status, list(case.calls)), done.stderr
+    status = done.returncode if done.returncode >= 0 else 128 - done.returncode
+    assert (status, called) == (case.status, list(case.calls)), done.stderr
     assert not (tmp_path / "trained").exists()
+
+
+def test_what_it_refuses(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["requeue", "300"]) == 2
+    assert "STATUS '300': expected an exit status from 0 to 255" in capsys.readouterr().err
+    assert main(["requeue", "75"]) == 2
+    assert "SLURM_JOB_ID is not set" in capsys.readouterr().err
