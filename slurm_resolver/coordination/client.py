@@ -282,6 +282,8 @@ class Client:
         sock, lines, answer = open_connection(self.address, hello)
         if "refused" in answer:
             self.refusal = f"{self.address.name} refuses this process: {answer['refused']}."
+            lines.close()
+            sock.close()
             return sock
         try:
             wire.detect_dead_peers(sock, max(1.0, float(answer["grace"]) / 2))
@@ -415,7 +417,7 @@ def leave_all(failure: str = "") -> None:
 def _leave_at_exit() -> None:
     error = getattr(sys, "last_value", None)
     text = str(error).partition("\n")[0]
-    leave_all(f"{type(error).__name__}: {text}"[:500] if error is not None else "")
+    leave_all(f"{type(error).__name__}: {text}".rstrip(": ")[:500] if error is not None else "")
 
 
 def _close_in_child() -> None:

@@ -116,7 +116,7 @@ class Service:
     def answer(self, process: Process, message: Message) -> None:
         """Sends a message to one process."""
         writer = self._writers.get(process)
-        if writer is not None:
+        if writer is not None and not writer.transport.is_closing():
             writer.write(wire.encode(message))
 
     def flush(self) -> None:
