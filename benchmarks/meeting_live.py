@@ -1,7 +1,7 @@
 """How long the tasks of a real step meet, from the last one's coming to the last one's answer.
 
-On a real Slurm of four nodes on one machine: over TCP, by PMI-2, and TensorFlow's own bring-up for
-as many tasks as fit; beside them the whole time of a plain step of as many tasks.
+On a real Slurm of four nodes on one machine, and TensorFlow's own bring-up for as many as fit;
+beside them the whole time of a plain step of as many tasks.
 """
 
 from __future__ import annotations
@@ -24,17 +24,15 @@ TASK = [sys.executable, "-W", "ignore", str(report.HERE / "meeting_live_task.py"
 
 
 class Way(NamedTuple):
-    """What the tasks do, the options of their step, and whether each of them is a TensorFlow."""
+    """What the tasks do, whether each of them is a TensorFlow, and whether the layout is known."""
 
     what: str
-    options: str = ""
     heavy: bool = False
     knows_layout: bool = True
 
 
 WAYS: Dict[str, Way] = {
-    "find the layout, over TCP": Way("layout", knows_layout=False),
-    "find the layout, by PMI-2": Way("layout", "--mpi=pmi2", knows_layout=False),
+    "find the layout": Way("layout", knows_layout=False),
     "wait_until_ready()": Way("ready"),
     "TensorFlow makes the strategy": Way("tensorflow", heavy=True),
 }
@@ -47,7 +45,7 @@ def step(way: Way, tasks: int) -> str:
     else:  # in an order that no variable tells
         hosts = ",".join(f"n{rank % NODES + 1}" for rank in range(tasks))
         place = f"-n{tasks} -m arbitrary -w {hosts}"
-    return f"srun {place} -O {way.options} {shlex.join([*TASK, way.what])}"
+    return f"srun {place} -O {shlex.join([*TASK, way.what])}"
 
 
 def run(slurm: Any, command: str) -> Tuple[float, float]:

@@ -17,15 +17,14 @@ def main() -> None:
     way = sys.argv[1]
     if way == "layout":
         # The first call imports what a meeting needs, and is not to be measured.
-        from slurm_resolver.rendezvous import barrier
-
-        from slurm_resolver.cluster import layout_exchange, pmi2_layout  # noqa: F401
+        from slurm_resolver.cluster import layout_exchange  # noqa: F401
+        from slurm_resolver.coordination import client, service  # noqa: F401
 
         came = time.monotonic()
         sr.resolve()
     elif way == "ready":
         cluster = sr.resolve()
-        from slurm_resolver.rendezvous import barrier  # noqa: F401
+        from slurm_resolver.coordination import service  # noqa: F401
 
         came = time.monotonic()
         wait_until_ready(cluster, 100)

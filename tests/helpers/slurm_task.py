@@ -4,9 +4,9 @@ Its account goes to a file of its own in the folder TASK_OUTPUT: srun passes out
 1,024 bytes, in which the lines of several tasks mix.
 
 Options: ``--jobs JSON``, ``--layout HOW`` and ``--node-address HOW`` as `slurm_resolver.resolve`
-takes them; ``--unset NAME`` hides a variable; ``--meet DIRECTORY TOTAL`` makes the tasks prove the addresses: once TOTAL
-tasks (of all steps that share the directory) listen at their own, each asks every address of its
-step who is there.
+takes them; ``--unset NAME`` hides a variable; ``--meet DIRECTORY TOTAL`` makes the tasks prove the
+addresses: once TOTAL tasks (of all steps that share the directory) listen at their own, each asks
+every address of its step who is there.
 """
 
 from __future__ import annotations
