@@ -18,7 +18,6 @@ import os
 import re
 import secrets
 import shutil
-import subprocess
 import time
 from pathlib import Path
 from typing import Dict, List, Mapping, Tuple
@@ -155,6 +154,8 @@ def _munge_socket() -> str:
 
 
 def _run_munge(program: str, options: List[str], text: str) -> str:
+    import subprocess  # few sites need it
+
     command = [program, "--socket", _munge_socket(), *options]
     try:
         done = subprocess.run(

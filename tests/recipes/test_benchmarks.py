@@ -62,5 +62,5 @@ def test_ratios_are_those_of_one_run() -> None:
     rows = run("startup", "--rounds", "1").splitlines()
     assert rows[0] == "| command | ratio | ms over Python | ms |"
     assert rows[2].startswith("| python | 1.00 | 0.0 | ")
-    rows = run("meeting", "4", "8", "--per-node", "2").splitlines()[2:]
-    assert [row.split(" | ")[:3] for row in rows] == [["| 4", "2", "1.0"], ["| 8", "4", "2.0"]]
+    rows = run("meeting", "4", "8").splitlines()[2:]
+    assert [row.split(" | ")[:2] for row in rows] == [["| 4", "1.0"], ["| 8", "2.0"]]

@@ -76,7 +76,7 @@ def run(command: str, folder: Path) -> str:
 def test_a_secret_is_made(tmp_path: Path) -> None:
     (command,) = of_kind("export", False)
     asked = "from slurm_resolver.coordination.secret import describe_means as d; print(d()[0])"
-    assert run(f'{command}; python -c "{asked}"', tmp_path) == "SLURM_RESOLVER_SECRET\n"
+    assert run(f'{command}; python -c "{asked}"', tmp_path) == "variable\n"
 
 
 @pytest.mark.parametrize("command", of_kind("slurm-resolver", False))
