@@ -28,6 +28,7 @@ class Round:
         self.deadline = float("inf")
         self.next_notice = self.began + _FIRST_NOTICE
         self.answer: Optional[Message] = None
+        self.informed: Set[int] = set()  # the ranks that have the answer
 
 
 class Rounds:
@@ -71,11 +72,22 @@ class Rounds:
         """Notes that a task has received the answer of a round."""
         if name in self._rounds:
             self._rounds[name].waiting.discard(rank)
+            self._rounds[name].informed.add(rank)
 
     @property
     def owes(self) -> bool:
         """Whether there are tasks that have not received an answer yet."""
         return any(one.answer is not None and one.waiting for one in self._rounds.values())
+
+    @property
+    def has_failed_without_some(self) -> bool:
+        """Whether a round has failed that some tasks may still come to."""
+        return any(
+            one.answer is not None
+            and "values" not in one.answer
+            and len(one.informed | one.without | self._endings.keys()) < self._num_tasks
+            for one in self._rounds.values()
+        )
 
     def disconnected(self, process: Process) -> None:
         """Waits once more for a process: it gives its values again if it returns."""

@@ -37,6 +37,7 @@ from slurm_resolver.coordination.wire import ROLES, Message, Process
 RETURN_SECONDS = 2.0  # for a process that closed its connection to return
 _ANOTHER_SECONDS = 1.0  # for the end of a process to arrive when its successor connects
 _FLUSH_SECONDS = 3.0  # to send the last messages when this process ends
+_LATE_SECONDS = 10.0  # for late tasks to learn that the others could not meet
 _TICK_SECONDS = 0.25
 _STRANGERS = 64  # connections beyond those of the tasks
 _OTHER_FILES = 32  # that this process has open
@@ -97,6 +98,7 @@ class Service:
         self._losses: Dict[Process, Tuple[float, str]] = {}  # when, and why, one will be lost
         self._told: Dict[Tuple[str, int], object] = {}  # what tasks tell all others
         self._connections: Set[asyncio.StreamWriter] = set()
+        self._came: Set[int] = set()  # the ranks that have connected
         self._closing = False
         self._thread = threading.Thread(
             target=lambda: asyncio.run(self._serve()), name="slurm_resolver service", daemon=True
@@ -129,15 +131,21 @@ class Service:
 
     def close(self) -> None:
         """Ends the service once no task relies on it; the last messages are sent."""
-        self.leaves = True
-        until = time.monotonic() + self.address.grace  # who is away may return for its answer
+        self.leaves, began = True, time.monotonic()
         while self._thread.is_alive() and (
             any(watcher.keeps_open for watcher in self.watchers)
-            or (self.rounds.owes and time.monotonic() < until)
+            or time.monotonic() < began + self._still_needed()
         ):
             time.sleep(_TICK_SECONDS / 5)
         self._closing = True
         self._thread.join(2 * _FLUSH_SECONDS)
+
+    def _still_needed(self) -> float:
+        """Returns the seconds that other tasks may need to come for an answer."""
+        refuses = self._refusal and len(self._came) < self.address.num_tasks
+        if refuses or self.rounds.owes:
+            return self.address.grace
+        return _LATE_SECONDS if self.rounds.has_failed_without_some else 0.0
 
     def close_in_child(self) -> None:
         """Closes a forked process's copies of the sockets, which would keep the port in use."""
@@ -146,6 +154,7 @@ class Service:
                 os.close(sock.fileno())
 
     async def _serve(self) -> None:
+        asyncio.get_running_loop().set_exception_handler(_report)
         server = await asyncio.start_server(
             self._admit, sock=self._socket, limit=wire.MOST_BYTES, backlog=4096
         )
@@ -205,6 +214,8 @@ class Service:
             return None
         if not (is_task or role == "observer"):
             return None
+        if is_task:
+            self._came.add(int(rank or 0))
         answer: Message = {"proof": wire.prove(self._secret.key, "service", *parts)}
         refusal = self._refusal
         if is_task and not refusal:
@@ -313,6 +324,12 @@ class Service:
 
 def _process(hello: Message) -> Process:
     return Process(hello["rank"], hello["role"], str(hello.get("number")), hello.get("pid"))
+
+
+def _report(loop: asyncio.AbstractEventLoop, context: Dict[str, object]) -> None:
+    # While there are no file descriptors left, asyncio accepts again each second.
+    if not isinstance(context.get("exception"), OSError):
+        loop.default_exception_handler(context)
 
 
 async def _close(writer: asyncio.StreamWriter) -> None:

@@ -279,12 +279,13 @@ def test_tasks_of_another_start_do_not_meet(real_slurm: SlurmCluster, tmp_path: 
 def test_too_few_open_files_are_named_in_every_task(
     real_slurm: SlurmCluster, tmp_path: Path
 ) -> None:
-    step = "-w n8,n9,n10,n11,n12 -N5 --ntasks-per-node=8 -m plane=8"
-    task = f"ulimit -n 64; exec {TASK} --timeout 60"
+    step = "-w n8,n9,n10,n11,n12 -N5 -n200 -m plane=40 -O"
+    task = f"ulimit -n 64; exec {TASK} --timeout 150"
     env = {"TASK_OUTPUT": str(tmp_path)}
-    real_slurm.run(f"srun {step} bash -c {shlex.quote(task)}", env=env, check=False, timeout=120)
+    command = f"srun {step} bash -c {shlex.quote(task)}"
+    assert real_slurm.run(command, env=env, timeout=250).stderr == ""
     told = [json.loads(path.read_text())["error"] for path in tmp_path.iterdir()]
-    assert len(told) == 40
+    assert len(told) == 200
     assert all("`ulimit -n` is 64 on n8: expected at least" in error for error in told), told
 
 

@@ -26,13 +26,15 @@ SERVICE = "the coordination service at 127.0.0.1:{port} (local rank 0 on here)"
 # A task that connects, says so, and then does what its argument says.
 TASK = """
 import os, sys, time
-from slurm_resolver.coordination import rounds
+from slurm_resolver.coordination import rounds, service
 from slurm_resolver.coordination.address import ServiceAddress
 from slurm_resolver.coordination.client import connect, leave_all
 
 rank, tasks, port = map(int, sys.argv[1:4])
 address = ServiceAddress("127.0.0.1", port, "here", "42.0 start 0", tasks, rank, rank == 0, 3.0)
 client = connect(address)
+
+service._LATE_SECONDS = 3.0
 
 def tell(text):  # in one write, as a task may be killed
     os.write(1, f"{text}\\n".encode())
@@ -146,6 +148,9 @@ CASES = {
         dict.fromkeys(range(2), gone("its process has ended")),
         signal.SIGKILL,
     ),
+    "one comes after the others have ended": Case(
+        [BRIEF, BRIEF, "time.sleep(2); gather()"], {0: missing(), 1: missing(), 2: TOO_LATE}
+    ),
     "one is interrupted while it waits": Case(
         [GATHER, "time.sleep(9)", GATHER],
         {0: gone("its process ended: KeyboardInterrupt")},
@@ -167,7 +172,8 @@ CASES = {
         dict.fromkeys(range(2), gone("its process ended: ValueError: no data")),
     ),
     "a part of the tasks": Case(
-        ["gather(without=[2])"] * 2 + ["time.sleep(1)"], dict.fromkeys(range(2), "[0, 1, None]")
+        ["gather(without=[2]); time.sleep(2)"] * 2 + ["time.sleep(1)"],
+        dict.fromkeys(range(2), "[0, 1, None]"),
     ),
     "one only offers": Case(
         [GATHER, GATHER, "client.offer('the start', 2); time.sleep(1)"],
