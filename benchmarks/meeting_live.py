@@ -34,6 +34,7 @@ class Way(NamedTuple):
 WAYS: Dict[str, Way] = {
     "find the layout": Way("layout", knows_layout=False),
     "wait_until_ready()": Way("ready"),
+    "do not meet": Way("alone"),
     "TensorFlow makes the strategy": Way("tensorflow", heavy=True),
 }
 

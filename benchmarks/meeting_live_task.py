@@ -28,6 +28,9 @@ def main() -> None:
 
         came = time.monotonic()
         wait_until_ready(cluster, 100)
+    elif way == "alone":
+        sr.resolve()
+        came = time.monotonic()
     else:
         import tensorflow as tf
 
