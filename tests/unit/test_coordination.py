@@ -62,6 +62,11 @@ class Task(NamedTuple):
         assert self.process.stdout is not None
         assert self.process.stdout.readline() == f"{line}\n"
 
+    def go(self) -> None:
+        assert self.process.stdin is not None
+        self.process.stdin.write("\n")
+        self.process.stdin.flush()
+
     def send(self, sign: signal.Signals) -> None:
         self.process.send_signal(sign)
 
@@ -115,7 +120,7 @@ class Case(NamedTuple):
     sign: Optional[signal.Signals] = None
 
 
-def missing(seconds: str = "1 s", ending: str = "") -> str:
+def missing(seconds: str = "3 s", ending: str = "") -> str:
     return (
         f"1 of 3 tasks did not come to the start within {seconds}: rank 2{ending}. Look at their "
         "output, and check that all tasks run the same program."
@@ -128,7 +133,7 @@ def gone(why: str, purpose: str = "the start") -> str:
 
 ALL = "[0, 1, 2]"
 TOO_LATE = "the other tasks had stopped waiting for 1 of 3 tasks when this one came: rank 2."
-BRIEF = "gather(1)"
+BRIEF = "gather(3)"
 PATIENT = "gather(None)"
 CHILD = "os.close(0), os.close(1), os.close(2), time.sleep(20), os._exit(0)"
 EXEC = (
@@ -140,7 +145,7 @@ CASES = {
     "one does not come": Case([BRIEF, BRIEF, None], dict.fromkeys(range(2), missing())),
     "one only connects": Case([BRIEF, BRIEF, "time.sleep(9)"], dict.fromkeys(range(2), missing())),
     "one comes late": Case(
-        ["gather(1); time.sleep(3)", BRIEF, "time.sleep(2); gather()"],
+        ["gather(3); time.sleep(3)", BRIEF, "time.sleep(5); gather()"],
         {0: missing(), 1: missing(), 2: TOO_LATE},
     ),
     "one is killed while it waits": Case(
@@ -149,7 +154,7 @@ CASES = {
         signal.SIGKILL,
     ),
     "one comes after the others have ended": Case(
-        [BRIEF, BRIEF, "time.sleep(2); gather()"], {0: missing(), 1: missing(), 2: TOO_LATE}
+        [BRIEF, BRIEF, "time.sleep(5); gather()"], {0: missing(), 1: missing(), 2: TOO_LATE}
     ),
     "one is interrupted while it waits": Case(
         [GATHER, "time.sleep(9)", GATHER],
@@ -213,10 +218,14 @@ CASES = {
 @pytest.mark.parametrize("name", CASES)
 def test_what_a_gather_comes_to(step: Step, name: str) -> None:
     case = CASES[name]
-    bodies = [body and body.replace("TASK", repr(TASK)) for body in case.bodies]
+    bodies = [
+        body and f"sys.stdin.readline(); {body.replace('TASK', repr(TASK))}" for body in case.bodies
+    ]
     tasks = [None if body is None else step.start(rank, body) for rank, body in enumerate(bodies)]
+    for started in filter(None, tasks):  # they begin together, however long each took to start
+        started.go()
     if case.sign is not None:
-        time.sleep(0.5)
+        time.sleep(1.5)
         assert tasks[2] is not None
         tasks[2].send(case.sign)
         time.sleep(0.5)
