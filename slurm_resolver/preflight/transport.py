@@ -1,0 +1,115 @@
+"""Whether TensorFlow can use a task's GPUs, and which library reduces the gradients.
+
+TensorFlow's strategy uses NCCL only if its CommunicationOptions ask for it; otherwise the gradients
+of GPUs go by gRPC (``AssignCollectiveType`` in collective_param_resolver_local.cc). NCCL needs GPUs
+that belong to one process only, and supports no MIG slices.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import itertools
+import re
+from pathlib import Path
+from typing import Callable, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
+
+from slurm_resolver.cluster.cluster import Cluster
+from slurm_resolver.slurm.gpu_variables import driver_gpu_uuids
+
+# The values of SLURMD_TRES_BIND with which Slurm gives no GPU to two tasks.
+_BOUND_APART = re.compile(r"gpu:(?:verbose,)?(?:per_task|single:1\b)")
+_DRIVER = Path("/proc/driver/nvidia/version")
+
+
+class TaskDevices(NamedTuple):
+    """What a task that trains tells the others about its GPUs.
+
+    Attributes:
+        node: the node that it runs on.
+        gpus: names of its GPUs that mean the same in all tasks of the node; None if unknown.
+        usable: the number of GPUs that TensorFlow can use.
+    """
+
+    node: str
+    gpus: Optional[Sequence[str]]
+    usable: int
+
+
+def task_devices(cluster: Cluster, usable: int) -> TaskDevices:
+    """Returns what this task tells the others; `usable` is what TensorFlow has found."""
+    task, step, decision = cluster.task, cluster.step, cluster.gpu_decision
+    assert task is not None
+    if decision is None or decision.devices is None:
+        return TaskDevices(task.node, None, usable)
+    gpus: Optional[Sequence[str]] = decision.devices
+    shown = decision.visible_before or ()
+    if len(shown) < (step.gpus_on_node or 0) and shown == tuple(map(str, range(len(shown)))):
+        # Where the site confines tasks to their GPUs, Slurm numbers those of each task from 0.
+        uuids = driver_gpu_uuids()
+        if uuids is not None and len(uuids) == len(shown):
+            among = ",".join(sorted(uuids))
+        else:
+            apart = _BOUND_APART.search(step.tres_bind or "")
+            among = f"those of local rank {task.local_rank}" if apart else ""
+        gpus = [f"{number} of {among}" for number in decision.devices] if among else None
+    return TaskDevices(task.node, gpus, usable)
+
+
+def find_transport(
+    tasks: Mapping[int, TaskDevices], name_of: Callable[[int], str]
+) -> Tuple[bool, str]:
+    """Returns whether the gradients go by NCCL, and a sentence that says which way they go.
+
+    Every task computes the same result, because `tasks` holds what all of them have told.
+
+    Args:
+        tasks: those that train together, by rank.
+        name_of: from a rank to what messages call it.
+    """
+    if not any(task.usable for task in tasks.values()):
+        return False, "gradients go by gRPC: no task computes on a GPU"
+    for rank, task in tasks.items():
+        if not task.usable:
+            return False, f"gradients go by gRPC, slow: TensorFlow finds no GPU in {name_of(rank)}"
+        if any(gpu.startswith("MIG-") for gpu in task.gpus or ()):
+            return False, f"gradients go by gRPC, slow: {name_of(rank)} has a MIG slice"
+    on_node: Dict[str, List[int]] = {}
+    for rank, task in tasks.items():
+        on_node.setdefault(task.node, []).append(rank)
+    for one, other in itertools.chain.from_iterable(
+        itertools.combinations(ranks, 2) for ranks in on_node.values()
+    ):
+        devices, others = tasks[one].gpus, tasks[other].gpus
+        if devices is None or others is None:
+            return False, (
+                f"gradients go by gRPC, slow: {name_of(one)} and {name_of(other)} may share a GPU. "
+                "Start with srun --gpus-per-node and without --gpu-bind, or install "
+                "'slurm_resolver[nvidia]', which asks the driver"
+            )
+        shared = [device for device in devices if device in others]
+        if shared:
+            return False, (
+                f"gradients go by gRPC, slow: {name_of(one)} shares GPU {shared[0]} with "
+                f"{name_of(other)}"
+            )
+    return True, "gradients go by NCCL"
+
+
+def why_no_gpu() -> Optional[str]:
+    """Returns why TensorFlow can use no NVIDIA GPU here, and what to do; None if unknown.
+
+    It reads how TensorFlow was built without importing it.
+    """
+    spec = importlib.util.find_spec("tensorflow")
+    if spec is None or spec.origin is None:
+        return None
+    built = Path(spec.origin).parent / "python" / "platform" / "build_info.py"
+    text = built.read_text(encoding="utf-8") if built.exists() else ""
+    if re.search(r"'is_cuda_build', False", text) and "'is_rocm_build', True" not in text:
+        return (
+            "this TensorFlow was built without CUDA; pip uninstall tensorflow-cpu, then "
+            "pip install 'tensorflow[and-cuda]'"
+        )
+    if "'is_cuda_build', True" in text and not _DRIVER.exists():
+        return "NVIDIA's driver is not loaded on this node; tell its administrators"
+    return None

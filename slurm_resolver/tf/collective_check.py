@@ -1,0 +1,232 @@
+"""`slurm-resolver check --collective`: one real step and one real all-reduce in every task.
+
+    python -m slurm_resolver.tf.collective_check OPTIONS
+
+The process of `check` becomes this one. The tasks that train make the strategy, measure a small
+step that each computes alone, and an all-reduce of 64 MB. OPTIONS is JSON: the resolver's options,
+and whether to print JSON.
+"""
+
+from __future__ import annotations
+
+import glob
+import json
+import os
+import re
+import statistics
+import sys
+import tempfile
+import time
+from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Sequence
+
+_MEGABYTES = 64
+_SECONDS = 1.5  # of a measurement
+_MEET_SECONDS = 120.0  # a first step on a GPU compiles its kernels
+_JOBS = ("chief", "worker")
+# How many times slower than the median of all tasks is far slower, in both of two measurements.
+_FAR_SLOWER = 2.0
+_FAST_INTERFACES = ("/sys/class/net/hsn*", "/sys/class/infiniband/*")
+
+
+class Measured(NamedTuple):
+    """What a task has measured.
+
+    Attributes:
+        device: "GPU" or "CPU".
+        steps: milliseconds of the step that it computes alone, of two measurements.
+        reduce: milliseconds of the all-reduce.
+        transport: NCCL's network, such as "IB"; "" without NCCL or within a node.
+        fast: interfaces of the node that are faster than its sockets.
+    """
+
+    device: str
+    steps: Sequence[float]
+    reduce: float
+    transport: str
+    fast: Sequence[str]
+
+
+def main() -> int:
+    """Measures, and prints the table in one task; returns 1 if there is a warning, else 0."""
+    options = json.loads(sys.argv[1])
+    folder = tempfile.mkdtemp(prefix="slurm_resolver-nccl-")
+    log = os.path.join(folder, "nccl")
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+    os.environ.update(NCCL_DEBUG="INFO", NCCL_DEBUG_FILE=log)
+    from slurm_resolver.coordination.client import connect
+    from slurm_resolver.tf.keras.mirrored import MultiWorkerMirroredStrategy
+    from slurm_resolver.tf.resolver import SlurmClusterResolver
+
+    resolver = SlurmClusterResolver(**options["resolver"])
+    cluster = resolver.cluster
+    if cluster.task is not None and cluster.task.job not in _JOBS:
+        return 0  # it does not train
+    strategy = MultiWorkerMirroredStrategy(resolver)
+    others = [task.rank for task in cluster.tasks if task.job not in _JOBS]
+    client = connect(cluster.service) if cluster.service and len(cluster.tasks) > 1 else None
+
+    def gather(purpose: str, value: Any) -> List[Any]:
+        if client is None:
+            return [value]
+        told = client.gather(purpose, value, _MEET_SECONDS, without=others)
+        return [one for one in told if one is not None]
+
+    measured = _measure(strategy, gather, log)
+    for name in glob.glob(f"{log}*"):
+        os.remove(name)
+    os.rmdir(folder)
+    ranks = [task.rank for task in cluster.tasks if task.job in _JOBS] or [0]
+    told = gather("what was measured", measured)
+    by_rank = {rank: Measured(*one) for rank, one in zip(ranks, told)}
+    warnings = find_warnings(by_rank, cluster.name_of)
+    if cluster.task is None or cluster.task.rank == ranks[0]:
+        print(as_json(by_rank, warnings) if options["json"] else as_table(by_rank, warnings))
+    return 1 if warnings else 0
+
+
+def _measure(strategy: Any, gather: Callable[[str, Any], List[Any]], log: str) -> Measured:
+    import tensorflow as tf
+
+    gpus = tf.config.get_visible_devices("GPU")
+    device = "GPU" if gpus else "CPU"
+    step = _make_step(tf, device)
+    steps = []
+    for _ in range(2):
+        gather("a step", None)
+        steps.append(_mean_time(step, _SECONDS))
+    reduce = _make_reduction(tf, strategy)
+    once = max(gather("the time of an all-reduce", _time(reduce)))
+    # Every task has to take part in each of them.
+    times = max(2, min(50, int(_SECONDS / once)))
+    began = time.perf_counter()
+    for _ in range(times):
+        reduce()
+    seconds = (time.perf_counter() - began) / times
+    fast = [os.path.basename(path) for pattern in _FAST_INTERFACES for path in glob.glob(pattern)]
+    return Measured(device, steps, 1000 * seconds, _transport(log), fast)
+
+
+def _make_step(tf: Any, device: str) -> Callable[[], Any]:
+    """Returns a function that computes the gradients of a small model, without other tasks."""
+    with tf.device(f"/{device}:0"):
+        inputs = tf.random.stateless_normal((256, 512), (1, 2))
+        weights = [tf.random.stateless_normal((512, 512), (3, n)) / 23 for n in range(4)]
+
+    @tf.function
+    def gradients() -> Any:
+        with tf.device(f"/{device}:0"), tf.GradientTape() as tape:
+            tape.watch(weights)
+            outputs = inputs
+            for weight in weights:
+                outputs = tf.nn.relu(outputs @ weight)
+            loss = tf.reduce_mean(outputs**2)
+        return tf.add_n([tf.reduce_sum(one) for one in tape.gradient(loss, weights)])
+
+    def step() -> Any:
+        return gradients().numpy()
+
+    step()
+    return step
+
+
+def _make_reduction(tf: Any, strategy: Any) -> Callable[[], Any]:
+    def replica() -> Any:
+        # Two tensors, as TensorFlow takes NCCL for several at once alone.
+        halves = [tf.ones((_MEGABYTES * 1024 * 1024 // 8,)) for _ in range(2)]
+        context = tf.distribute.get_replica_context()
+        reduced = context.all_reduce(tf.distribute.ReduceOp.SUM, halves)
+        return reduced[0][0] + reduced[1][0]
+
+    @tf.function
+    def reduction() -> Any:
+        return strategy.experimental_local_results(strategy.run(replica))[0]
+
+    def reduce() -> Any:
+        return reduction().numpy()
+
+    reduce()
+    return reduce
+
+
+def _time(action: Callable[[], Any]) -> float:
+    began = time.perf_counter()
+    action()
+    return time.perf_counter() - began
+
+
+def _mean_time(action: Callable[[], Any], seconds: float) -> float:
+    """Returns the mean milliseconds of an action, which a limit on the CPU time lengthens."""
+    began, number = time.perf_counter(), 0
+    while time.perf_counter() < began + seconds:
+        action()
+        number += 1
+    return 1000 * (time.perf_counter() - began) / number
+
+
+def _transport(log: str) -> str:
+    """Returns the network that NCCL names in its log; '' where it names none."""
+    text = ""
+    for name in glob.glob(f"{log}*"):
+        with open(name, encoding="utf-8", errors="replace") as file:
+            text += file.read()
+    found = re.findall(r"Using network (.+)", text) or re.findall(r"via NET/(\w+)", text)
+    return found[-1].strip() if found else ""
+
+
+def find_warnings(by_rank: Mapping[int, Measured], name_of: Callable[[int], str]) -> List[str]:
+    """Returns the tasks that are far slower than the others, and slow networks."""
+    warnings = []
+    medians = [statistics.median(one.steps[n] for one in by_rank.values()) for n in range(2)]
+    for rank, one in by_rank.items():
+        ratios = [step / median for step, median in zip(one.steps, medians)]
+        if min(ratios) > _FAR_SLOWER:
+            warnings.append(
+                f"{name_of(rank)} computes {min(ratios):.1f} times as slowly as the median task; "
+                "look at what else runs on its node, and at the CPUs that it was given"
+            )
+    slow = [rank for rank, one in by_rank.items() if one.transport == "Socket" and one.fast]
+    if slow:
+        names = ", ".join(by_rank[slow[0]].fast)
+        warnings.append(
+            f"NCCL uses sockets in {name_of(slow[0])}, though its node has {names}: load your "
+            "site's NCCL plugin (its module), and see NCCL_DEBUG=INFO"
+        )
+    return warnings
+
+
+def as_json(by_rank: Mapping[int, Measured], warnings: Sequence[str]) -> str:
+    """Returns the measurements as JSON."""
+    tasks = [{"rank": rank, **_row(one, len(by_rank))} for rank, one in by_rank.items()]
+    return json.dumps({"ok": not warnings, "tasks": tasks, "warnings": list(warnings)})
+
+
+def as_table(by_rank: Mapping[int, Measured], warnings: Sequence[str]) -> str:
+    """Returns a table by rank, the medians, and the warnings."""
+    rows: List[Dict[str, Any]] = [_row(one, len(by_rank)) for one in by_rank.values()]
+    lines = ["rank  device  step ms  all-reduce ms   GB/s  by"]
+    median: Optional[Dict[str, Any]] = None
+    if len(rows) > 1:
+        numbers = ("step_ms", "all_reduce_ms", "gb_per_s")
+        median = {name: statistics.median(row[name] for row in rows) for name in numbers}
+    for name, row in [*zip(map(str, by_rank), rows), *([("all", median)] if median else [])]:
+        lines.append(
+            f"{name:<4}  {row.get('device', 'median'):6}  {row['step_ms']:7.2f}  "
+            f"{row['all_reduce_ms']:13.1f}  {row['gb_per_s']:5.2f}  {row.get('transport', '')}"
+        )
+    return "\n".join([*(line.rstrip() for line in lines), *(f"warning: {w}" for w in warnings)])
+
+
+def _row(one: Measured, tasks: int) -> Dict[str, Any]:
+    # what each task sends in a ring, and at least in any other way
+    sent = _MEGABYTES * 1024**2 * 2 * (tasks - 1) / tasks
+    return {
+        "device": one.device,
+        "step_ms": round(min(one.steps), 3),
+        "all_reduce_ms": round(one.reduce, 2),
+        "gb_per_s": round(sent / one.reduce / 1e6, 3),
+        "transport": f"NCCL, {one.transport}" if one.transport else "",
+    }
+
+
+if __name__ == "__main__":
+    sys.exit(main())
