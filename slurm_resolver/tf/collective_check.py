@@ -103,7 +103,7 @@ def _measure(strategy: Any, gather: Callable[[str, Any], List[Any]], log: str) -
         reduce()
     seconds = (time.perf_counter() - began) / times
     fast = [os.path.basename(path) for pattern in _FAST_INTERFACES for path in glob.glob(pattern)]
-    return Measured(device, steps, 1000 * seconds, _transport(log), fast)
+    return Measured(device, steps, 1000 * seconds, nccl_network(log), fast)
 
 
 def _make_step(tf: Any, device: str) -> Callable[[], Any]:
@@ -163,7 +163,7 @@ def _mean_time(action: Callable[[], Any], seconds: float) -> float:
     return 1000 * (time.perf_counter() - began) / number
 
 
-def _transport(log: str) -> str:
+def nccl_network(log: str) -> str:
     """Returns the network that NCCL names in its log; '' where it names none."""
     text = ""
     for name in glob.glob(f"{log}*"):

@@ -1,0 +1,79 @@
+"""`check --collective`: what it warns of, and that it measures in every task."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Sequence
+
+import pytest
+from folders import ROOT
+
+from slurm_resolver.tf.collective_check import Measured, find_warnings, nccl_network
+
+pytestmark = pytest.mark.tensorflow
+
+
+def measured(
+    *steps: float, transport: str = "", fast: Sequence[str] = (), reduce: float = 100.0
+) -> Measured:
+    return Measured("GPU", steps, reduce, transport, fast)
+
+
+@pytest.mark.parametrize(
+    ("tasks", "warnings"),
+    [
+        ([measured(10, 10), measured(12, 11), measured(9, 10)], []),
+        ([measured(10, 10), measured(31, 30), measured(10, 10)], ["worker 1 computes 3.0 times"]),
+        # once slow is no fault of the task
+        ([measured(10, 10), measured(31, 12), measured(10, 10)], []),
+        ([measured(10, 10, transport="Socket")] * 2, []),
+        ([measured(10, 10, transport="IB", fast=["mlx5_0"])] * 2, []),
+        (
+            [measured(10, 10, transport="Socket", fast=["mlx5_0"])] * 2,
+            ["NCCL uses sockets in worker 0, though its node has mlx5_0"],
+        ),
+    ],
+)
+def test_what_it_warns_of(tasks: Sequence[Measured], warnings: Sequence[str]) -> None:
+    found = find_warnings(dict(enumerate(tasks)), lambda rank: f"worker {rank}")
+    assert len(found) == len(warnings)
+    assert all(text.startswith(warning) for text, warning in zip(found, warnings))
+
+
+@pytest.mark.parametrize(
+    ("log", "network"),
+    [
+        ("n1:7:8 [0] NCCL INFO NET/Socket : Using [0]eth0:10.0.0.1<0>\n"
+         "n1:7:8 [0] NCCL INFO Using network Socket\n", "Socket"),
+        ("n1:7:8 [0] NCCL INFO Using network AWS Libfabric\n", "AWS Libfabric"),
+        ("n1:7:8 [0] NCCL INFO Channel 00/0 : 0[0] -> 1[0] [send] via NET/IB/0\n", "IB"),
+        ("", ""),
+    ],
+)  # fmt: skip
+def test_the_network_that_nccl_names(tmp_path: Path, log: str, network: str) -> None:
+    (tmp_path / "nccl.n1.7").write_text(log)
+    assert nccl_network(str(tmp_path / "nccl")) == network
+
+
+def test_every_task_measures(tmp_path: Path) -> None:
+    launcher = ["-m", "slurm_resolver", "run", "-n", "2", "-o", "%t.out", "--"]
+    done = subprocess.run(
+        [sys.executable, *launcher, "slurm-resolver", "check", "--collective", "--json"],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode in (0, 1), done.stderr  # a busy machine may slow one of them down
+    told = json.loads((tmp_path / "0.out").read_text().splitlines()[-1])
+    assert [task["rank"] for task in told["tasks"]] == [0, 1]
+    for task in told["tasks"]:
+        assert task["device"] == "CPU"
+        assert task["step_ms"] > 0
+        assert task["gb_per_s"] > 0
+    assert (tmp_path / "1.out").read_text() == ""
