@@ -58,7 +58,7 @@ def main(args: argparse.Namespace) -> int:
             preempted = scontrol.is_preempted(job)
             if scontrol.requeues_failures(job) and not preempted:
                 # Slurm would requeue the job that failed, and hold it.
-                scontrol.allow_requeue(job_id, False)
+                scontrol.forbid_requeue(job_id)
         if not preempted:
             return status
     plan = requeue_job(step, "scontrol", args.max_restarts)

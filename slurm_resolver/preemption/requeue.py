@@ -28,6 +28,7 @@ from __future__ import annotations
 
 import contextlib
 import re
+import shutil
 import time
 from typing import Callable, Dict, NamedTuple, Optional
 
@@ -113,7 +114,7 @@ def requeue_job(
     ask_batch_file = f"exit status {REQUEUE_STATUS} asks the batch file to requeue job {job_id}"
     if requeue == "exit-code":
         return ExitPlan(REQUEUE_STATUS, 0, ask_batch_file)
-    if not scontrol.is_available():
+    if shutil.which("scontrol") is None:
         message = f"scontrol is not on this task's PATH; {ask_batch_file}"
         return ExitPlan(REQUEUE_STATUS, 0, message)
     seconds_left = _start_clock(step)
@@ -143,7 +144,7 @@ def requeue_job(
     try:
         if _slurm_requeues(job, seconds_left):
             return _leave_to_slurm(job_id, restarts + 1, seconds_left)
-        scontrol.scontrol("requeue", job_id, timeout=seconds_left())
+        scontrol.run("scontrol", "requeue", job_id, timeout=seconds_left())
     except OSError as error:
         return ExitPlan(REQUEUE_STATUS, 0, f"not requeued ({error}); {ask_batch_file}")
     message = f"job {job_id} requeued, restart {restarts + 1}"
@@ -184,13 +185,13 @@ def _slurm_requeues(job: Dict[str, str], seconds_left: Callable[[], float]) -> b
 
 
 def _leave_to_slurm(job_id: str, restart: int, seconds_left: Callable[[], float]) -> ExitPlan:
-    """Ends the batch file of a job that Slurm requeues then, with what may follow the step in it.
+    """Ends the shell that runs the batch file of a job: then Slurm requeues the job.
 
     The status is not the one that asks the batch file for a requeue.
     """
     message = f"job {job_id} is preempted, and Slurm requeues it, restart {restart}"
     try:
-        scontrol.end_batch_script(job_id, seconds_left())
+        scontrol.run("scancel", "--batch", "--signal=TERM", job_id, timeout=seconds_left())
     except OSError as error:
         message = f"{message}, when its batch file ends, which has to be now ({error})"
         return ExitPlan(TERMINATED_STATUS, 0, message)
@@ -206,7 +207,7 @@ def _forbid_requeue(step: SlurmStep) -> None:
     with contextlib.suppress(OSError):
         job = scontrol.show_job(job_id, seconds_left())
         if scontrol.requeues_failures(job) or _slurm_requeues(job, seconds_left):
-            scontrol.allow_requeue(job_id, False, seconds_left())
+            scontrol.forbid_requeue(job_id, seconds_left())
 
 
 def job_id_for_scontrol(step: SlurmStep) -> Optional[str]:

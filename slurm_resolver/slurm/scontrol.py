@@ -29,32 +29,24 @@ _VARIABLES = {"SLURM_TIME_FORMAT": "standard", "LC_ALL": "C"}
 _IGNORE_SIGNALS = ("/bin/sh", "-c", 'trap "" TERM USR1 USR2; exec "$0" "$@"')
 
 
-def is_available() -> bool:
-    """Whether scontrol is on this process's PATH."""
-    return shutil.which("scontrol") is not None
-
-
-def scontrol(*arguments: str, timeout: float = TIMEOUT_SECONDS) -> str:
-    """Returns what scontrol prints.
+def run(*command: str, timeout: float = TIMEOUT_SECONDS) -> str:
+    """Runs a command of Slurm, such as ``"scontrol", "requeue", "42"``, and returns its output.
 
     Args:
-        arguments: scontrol's arguments, such as ``"show", "config"``.
+        command: the program and its arguments.
         timeout: seconds to wait for the answer of a busy controller.
 
     Raises:
-        OSError: where scontrol is missing, fails, or does not answer; the message says which.
+        OSError: where the program is missing, fails, or does not answer; the message says which.
     """
-    return _run("scontrol", *arguments, timeout=timeout)
-
-
-def _run(program: str, *arguments: str, timeout: float) -> str:
+    program = command[0]
     if shutil.which(program) is None:
         raise OSError(f"{program} is not on this process's PATH")
     if timeout <= 0:
         raise OSError(f"no time is left to run {program}")
     try:
         done = subprocess.run(
-            [*_IGNORE_SIGNALS, program, *arguments],
+            [*_IGNORE_SIGNALS, *command],
             env={**os.environ, **_VARIABLES},
             stdin=subprocess.DEVNULL,
             capture_output=True,
@@ -67,13 +59,13 @@ def _run(program: str, *arguments: str, timeout: float) -> str:
     if done.returncode:
         lines = (done.stdout + done.stderr).strip().splitlines()
         reason = lines[-1] if lines else f"exit status {done.returncode}"
-        raise OSError(f"{program} {' '.join(arguments)}: {reason}")
+        raise OSError(f"{' '.join(command)}: {reason}")
     return done.stdout
 
 
 def show_config(timeout: float = TIMEOUT_SECONDS) -> Dict[str, str]:
     """Returns the cluster's settings by name (``scontrol show config``)."""
-    text = scontrol("show", "config", timeout=timeout)
+    text = run("scontrol", "show", "config", timeout=timeout)
     pairs = re.findall(r"^([A-Za-z]\w*)\s*= (.*)$", text, re.M)
     return {name: value.strip() for name, value in pairs}
 
@@ -129,18 +121,15 @@ def node_addresses(nodes: str, timeout: float = TIMEOUT_SECONDS) -> Dict[str, st
 
     ``scontrol getaddrs``, of Slurm 23.11 and later, would tell it too, but needs credentials.
     """
-    found = _node_fields(nodes, "NodeAddr", timeout)
-    return {node: address for node, address in found.items() if address not in UNSET}
+    nodes_fields = _show("node", nodes, timeout=timeout)
+    found = {node["NodeName"]: node["NodeAddr"] for node in nodes_fields if "NodeAddr" in node}
+    return {name: address for name, address in found.items() if address not in UNSET}
 
 
 def node_states(nodes: str, timeout: float = TIMEOUT_SECONDS) -> Dict[str, str]:
     """Returns by node its state, of a host list, such as ``MIXED+DRAIN``."""
-    return _node_fields(nodes, "State", timeout)
-
-
-def _node_fields(nodes: str, field: str, timeout: float) -> Dict[str, str]:
-    records = _show("node", nodes, timeout=timeout)
-    return {fields.get("NodeName", ""): fields.get(field, "") for fields in records}
+    nodes_fields = _show("node", nodes, timeout=timeout)
+    return {node["NodeName"]: node["State"] for node in nodes_fields if "State" in node}
 
 
 def show_steps(job_id: str, timeout: float = TIMEOUT_SECONDS) -> List[Dict[str, str]]:
@@ -153,24 +142,14 @@ def show_steps(job_id: str, timeout: float = TIMEOUT_SECONDS) -> List[Dict[str, 
         raise
 
 
-def cancel_job(job_id: str, timeout: float = TIMEOUT_SECONDS) -> None:
-    """Cancels a job (scancel)."""
-    _run("scancel", job_id, timeout=timeout)
-
-
-def allow_requeue(job_id: str, allowed: bool, timeout: float = TIMEOUT_SECONDS) -> None:
-    """Sets whether a job may be requeued, by Slurm itself as well as by a command."""
-    scontrol("update", f"JobId={job_id}", f"Requeue={int(allowed)}", timeout=timeout)
-
-
-def end_batch_script(job_id: str, timeout: float = TIMEOUT_SECONDS) -> None:
-    """Sends SIGTERM to the shell that runs a job's batch file, and to nothing else (scancel)."""
-    _run("scancel", "--batch", "--signal=TERM", job_id, timeout=timeout)
+def forbid_requeue(job_id: str, timeout: float = TIMEOUT_SECONDS) -> None:
+    """Keeps a job from being requeued, by Slurm itself as well as by a command."""
+    run("scontrol", "update", f"JobId={job_id}", "Requeue=0", timeout=timeout)
 
 
 def batch_script(job_id: str, timeout: float = TIMEOUT_SECONDS) -> str:
     """Returns the text of a Slurm job's batch file, as the controller keeps it."""
-    return scontrol("write", "batch_script", job_id, "-", timeout=timeout)
+    return run("scontrol", "write", "batch_script", job_id, "-", timeout=timeout)
 
 
 def _show(*what: str, timeout: float) -> List[Dict[str, str]]:
@@ -179,7 +158,7 @@ def _show(*what: str, timeout: float) -> List[Dict[str, str]]:
     Of fields with the same name the first one counts: free text comes after the others.
     """
     records = []
-    for record in _NEXT_RECORD.split(scontrol("show", *what, timeout=timeout)):
+    for record in _NEXT_RECORD.split(run("scontrol", "show", *what, timeout=timeout)):
         fields: Dict[str, str] = {}
         for text_name, text, name, value in _FIELD.findall(record):
             fields.setdefault(text_name or name, (text or value).strip())

@@ -64,8 +64,8 @@ class SlurmStep:
     node_ranks = variable.ranks("SLURM_GTIDS")
     task_pid = variable.text("SLURM_TASK_PID", "a process id")
     # its step
-    job_id = variable.identifier("SLURM_JOB_ID", "a job id")
-    step_id = variable.identifier("SLURM_STEP_ID", "a step id")
+    job_id = variable.text("SLURM_JOB_ID", "a job id")
+    step_id = variable.text("SLURM_STEP_ID", "a step id")
     num_tasks = variable.count("SLURM_STEP_NUM_TASKS")
     num_nodes = variable.count("SLURM_STEP_NUM_NODES")
     nodes = variable.hosts("SLURM_STEP_NODELIST")
@@ -79,7 +79,7 @@ class SlurmStep:
     # heterogeneous jobs
     het_size = variable.number("SLURM_HET_SIZE", 0, _MAX_HET_SIZE)
     # set from Slurm 26.05 on; and this node's place in the topology
-    sluid = variable.identifier("SLURM_JOB_SLUID", "a job's unique id")
+    sluid = variable.text("SLURM_JOB_SLUID", "a job's unique id")
     topology_pattern = variable.text("SLURM_TOPOLOGY_ADDR_PATTERN", "levels such as switch.node")
     # the allocation, which a process inside one has without srun as well
     job_nodelist = variable.text("SLURM_JOB_NODELIST", "a host list such as n[1-4]")
@@ -94,7 +94,7 @@ class SlurmStep:
     restart_count = variable.number(
         "SLURM_RESTART_COUNT", 0, 2**31 - 1, "how often it was requeued"
     )
-    array_job_id = variable.identifier("SLURM_ARRAY_JOB_ID", "a job id")
+    array_job_id = variable.text("SLURM_ARRAY_JOB_ID", "a job id")
     array_task_id = variable.text("SLURM_ARRAY_TASK_ID", "a whole number")
     # set by the user, who wants to train alone wherever that is
     switch = variable.switch("SLURM_RESOLVER")

@@ -92,11 +92,6 @@ def text(name: str, expected: str) -> Variable[str]:
     return Variable(name, str, expected, empty_is_unset=True)
 
 
-def identifier(name: str, expected: str) -> Variable[str]:
-    """Returns a variable that holds an id: visible ASCII characters; an empty one is unset."""
-    return Variable(name, _parse_identifier, expected, empty_is_unset=True)
-
-
 def number(
     name: str,
     minimum: int,
@@ -159,12 +154,6 @@ def switch(name: str) -> Variable[str]:
     """Returns a variable by which a user turns something on or off."""
     remedy = f"Set {name}=off to train alone, without a cluster, or unset it"
     return Variable(name, _parse_switch, "on or off", empty_is_unset=True, remedy=remedy)
-
-
-def _parse_identifier(text: str) -> str:
-    if not text.isascii() or not text.isprintable() or " " in text:
-        raise ValueError(text)
-    return text
 
 
 def _number_parser(minimum: int, maximum: int) -> Callable[[str], int]:

@@ -85,10 +85,8 @@ def main(
             if not reported:
                 reported = True
                 _report(job, "requeued" if action == "requeue" else "cancelled")
-            if action == "requeue":
-                scontrol.scontrol("requeue", job_id, timeout=60.0)
-            else:
-                scontrol.cancel_job(job_id, timeout=60.0)
+            command = ("scontrol", "requeue") if action == "requeue" else ("scancel",)
+            scontrol.run(*command, job_id, timeout=60.0)
 
 
 def _report(job: Mapping[str, str], done: str) -> None:

@@ -248,7 +248,7 @@ def test_a_controller_that_hangs_takes_no_longer_than_it_may(
             raise OSError(f"{program} did not answer within {timeout:g} s")
         return (scontrol / arguments[1]).read_text()
 
-    monkeypatch.setattr("slurm_resolver.slurm.scontrol._run", command)
+    monkeypatch.setattr("slurm_resolver.slurm.scontrol.run", command)
     monkeypatch.setattr(time, "monotonic", lambda: now[0])
     end = {} if left is None else {"SLURM_JOB_END_TIME": str(int(time.time()) + left)}
     plan = requeue_job(step(**end), "scontrol", 100)

@@ -79,8 +79,6 @@ def test_only_the_first_field_of_a_distribution_places_tasks(text: str, distribu
         ("SLURM_STEP_NODELIST", "n[1-", "not closed"),
         ("SLURM_STEP_NODELIST", "a[0-65535]b[0-65535]", "more than 16,777,216 hosts"),
         ("SLURM_STEP_NODELIST", "n\udcff,n10", "a host list"),  # a byte that is no text
-        ("SLURM_JOB_ID", "\udcff", "a job id"),
-        ("SLURM_STEP_ID", "0 1", "a step id"),
         ("SLURM_STEP_TASKS_PER_NODE", "-2", "counts such as"),
         ("SLURM_STEP_TASKS_PER_NODE", "1(x1000000000)", "counts such as"),
         ("SLURM_STEP_RESV_PORTS", "0-5", "ports such as"),
