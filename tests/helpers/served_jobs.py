@@ -15,8 +15,14 @@ import pytest
 from folders import HELPERS
 from slurm_cluster import SlurmCluster, end_srun
 
-# Each task writes down its exit status, and when it ended.
-EACH = '$BEFORE $PROGRAM "$@"; echo "$? $(date +%s.%N)" > "$TASK_OUTPUT/$SLURM_PROCID"'
+# Each task leaves its errors, its exit status, and when it ended. An old srun may need minutes to
+# end after a node was cut off, and loses what that node's task has printed.
+EACH = (
+    'ends="$TASK_OUTPUT/$SLURM_PROCID"; $BEFORE $PROGRAM "$@" 2> "$ends.errors";'
+    ' echo "$? $(date +%s.%N)" > "$ends"'
+)
+_NAME = "served"
+_SRUN_SECONDS = 5.0
 NODES = ["n8", "n9", "n10", "n11", "n12"]
 
 
@@ -37,7 +43,7 @@ class Job:
         self.tasks = tasks
         where = f"-w {','.join(NODES[:tasks])} -N{tasks} -n{tasks}"
         self.process = slurm.popen(
-            f"srun {where} bash -c {shlex.quote(EACH)} - {options}",
+            f"srun -J {_NAME} {where} bash -c {shlex.quote(EACH)} - {options}",
             env={
                 "PROGRAM": shlex.join([sys.executable, str(HELPERS / program)]),
                 "TASK_OUTPUT": str(output),
@@ -60,8 +66,8 @@ class Job:
     def until(self, what: Callable[[], bool], seconds: float) -> None:
         deadline = time.monotonic() + seconds
         while not what():
-            if self.process.poll() is not None or time.monotonic() > deadline:
-                pytest.fail("\n".join(self.end()))
+            if time.monotonic() > deadline or (self.process.poll() is not None and not what()):
+                pytest.fail("\n".join([f"ended: {self.ends()}", *self.end(), self.errors()]))
             time.sleep(0.05)
 
     def kill(self, task: str, rank: int, number: int = signal.SIGKILL) -> None:
@@ -78,13 +84,22 @@ class Job:
         return found
 
     def await_end(self, seconds: float) -> Tuple[str, str]:
-        """Returns what the tasks wrote; all have ended within these seconds and a few of srun's."""
+        """Returns what srun and what the tasks printed, once all tasks have ended."""
+        self.until(lambda: len(self.ends()) == self.tasks, seconds)
         try:
-            return self.process.communicate(timeout=seconds + 5)
+            output, _ = self.process.communicate(timeout=_SRUN_SECONDS)
         except subprocess.TimeoutExpired:
-            pytest.fail("\n".join([f"still running; ended: {self.ends()}", *self.end()]))
+            output, _ = self.end()
+        return output, self.errors()
+
+    def errors(self) -> str:
+        """Returns what the tasks have written to standard error."""
+        files = (self.output / f"{rank}.errors" for rank in range(self.tasks))
+        return "".join(file.read_text() for file in files if file.exists())
 
     def end(self) -> Tuple[str, str]:
+        """Ends the step and its srun."""
+        self.slurm.run(["scancel", f"--name={_NAME}"], check=False)
         return end_srun(self.process)
 
 
