@@ -12,7 +12,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Sequence
+from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple
 
 import pytest
 from munged import Munged, running_munged
@@ -56,25 +56,27 @@ exec(sys.argv[4])
 class Task(NamedTuple):
     """A process of a task."""
 
-    process: subprocess.Popen[str]
+    process: subprocess.Popen[bytes]
 
-    def await_line(self, line: str = "connected") -> None:
+    def await_connection(self) -> None:
+        # Without buffers: `communicate` does not return what they would hold.
         assert self.process.stdout is not None
-        assert self.process.stdout.readline() == f"{line}\n"
+        assert self.process.stdout.readline() == b"connected\n"
 
     def go(self) -> None:
         assert self.process.stdin is not None
-        self.process.stdin.write("\n")
-        self.process.stdin.flush()
+        self.process.stdin.write(b"\n")
 
-    def send(self, sign: signal.Signals) -> None:
-        self.process.send_signal(sign)
+    def finish(self) -> Tuple[List[str], List[str]]:
+        """Returns the lines that it has printed, and those on standard error."""
+        output, errors = self.process.communicate(timeout=60)
+        return output.decode().splitlines(), errors.decode().splitlines()
 
     def end(self) -> List[str]:
         """Returns what it has printed."""
-        output, errors = self.process.communicate(timeout=60)
-        assert self.process.returncode <= 0 or "Error" in errors, errors
-        return output.splitlines()
+        output, errors = self.finish()
+        assert self.process.returncode <= 0 or "Error" in errors[-1], errors
+        return output
 
 
 class Step:
@@ -90,12 +92,12 @@ class Step:
         environ = {**os.environ, "SLURM_RESOLVER_SECRET": KEY, **environment}
         pipe = subprocess.PIPE
         process = subprocess.Popen(
-            command, stdin=pipe, stdout=pipe, stderr=pipe, text=True, env=environ
+            command, stdin=pipe, stdout=pipe, stderr=pipe, bufsize=0, env=environ
         )
         task = Task(process)
         self.tasks.append(task)
         if wait:
-            task.await_line()
+            task.await_connection()
         return task
 
 
@@ -227,7 +229,7 @@ def test_what_a_gather_comes_to(step: Step, name: str) -> None:
     if case.sign is not None:
         time.sleep(1.5)
         assert tasks[2] is not None
-        tasks[2].send(case.sign)
+        tasks[2].process.send_signal(case.sign)
         time.sleep(0.5)
     with contextlib.suppress(BrokenPipeError):
         for task in tasks:
@@ -243,9 +245,8 @@ def test_what_a_gather_comes_to(step: Step, name: str) -> None:
 def test_the_missing_are_reported_while_others_wait(step: Step) -> None:
     first = step.start(0, "rounds._FIRST_NOTICE = 1; gather(3)")
     second = step.start(1, "gather(3)")
-    _, notice = first.process.communicate(timeout=60)
-    assert notice.splitlines() == ["waiting for 1 of 3 tasks since 1 s: rank 2"]
-    assert second.process.communicate()[1] == ""
+    assert first.finish()[1] == ["waiting for 1 of 3 tasks since 1 s: rank 2"]
+    assert second.finish()[1] == []
 
 
 def test_the_service_is_missing(step: Step) -> None:
@@ -273,7 +274,8 @@ def test_programs_one_after_another(step: Step) -> None:
     assert step.start(1, GATHER).end() == ["[0, 1]"]
     second = step.start(1, "gather(value='b')")
     time.sleep(0.5)
-    assert first.process.communicate("\n") == ("[0, 1]\n", "")
+    first.go()
+    assert first.finish() == (["[0, 1]"], [])
     assert step.start(0, "gather(value='a')").end() == ["['a', 'b']"]
     assert second.end() == ["['a', 'b']"]
 
@@ -292,10 +294,11 @@ def test_too_few_open_files(step: Step) -> None:
     step.num_tasks = 200
     command = [sys.executable, "-c", limit + TASK, "0", "200", str(step.port), "gather(2)", "0"]
     environ = {**os.environ, "SLURM_RESOLVER_SECRET": KEY}
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environ)
+    pipe = subprocess.PIPE
+    process = subprocess.Popen(command, stdout=pipe, stderr=pipe, env=environ)
     step.tasks.append(Task(process))
     other = step.start(1, GATHER, wait=False).end()[-1]
-    assert other == process.communicate(timeout=60)[0].splitlines()[-1]
+    assert other == step.tasks[0].end()[-1]
     assert "`ulimit -n` is 64 on here: expected at least 296 open files, one for each" in other
     assert "Run `ulimit -n 296` before srun" in other
 
@@ -490,5 +493,5 @@ def test_strangers_change_nothing(step: Step, stranger: Callable[[int], None]) -
     stranger(step.port)
     assert memory(serving.process.pid) - before < 16
     assert step.start(1, "gather()").end() == ["[0, 1]"]
-    assert serving.process.communicate(timeout=60) == ("[0, 1]\n", "")
+    assert serving.finish() == (["[0, 1]"], [])
     assert serving.process.returncode == 0
