@@ -6,8 +6,7 @@ import secrets
 import socket
 from typing import BinaryIO, Callable, Tuple
 
-from slurm_resolver.coordination import wire
-from slurm_resolver.coordination.address import ServiceAddress
+from slurm_resolver.coordination import ServiceAddress, wire
 from slurm_resolver.coordination.secret import accept_offer
 from slurm_resolver.coordination.wire import Message
 

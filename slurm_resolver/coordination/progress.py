@@ -10,11 +10,11 @@ import re
 import time
 from typing import TYPE_CHECKING, Dict, List, Mapping, NamedTuple, Sequence, Tuple
 
+from slurm_resolver.coordination import NameOf
 from slurm_resolver.coordination.wire import Message, Process
 from slurm_resolver.wording import ranges_of
 
 if TYPE_CHECKING:
-    from slurm_resolver.coordination.client import NameOf
     from slurm_resolver.coordination.service import Service
 
 # Phases. Those in _PATIENT may take _PATIENCE times as long, as they do on a good run.
@@ -29,6 +29,7 @@ _REPORT_SECONDS = 5.0
 _TASKS_AT_ONCE = 1000  # more of them report less often
 REPEAT_SECONDS = 300.0
 _MOST_NAMES, _MOST_TRACEBACKS = 5, 8
+_PLURALS = {"is": "are", "has": "have", "waits": "wait"}
 
 
 class Report(NamedTuple):
@@ -119,32 +120,31 @@ def find_stall(workers: Workers, limit: float, silence: float) -> List[int]:
 def describe_stall(workers: Workers, behind: Sequence[int], silence: float, name_of: NameOf) -> str:
     """Returns the line that every task logs."""
     with_epoch = len({worker.report.epoch for worker in workers.values()}) > 1
-    others: Dict[Tuple[str, str], List[int]] = {}  # by verbs, for one and for several
-    late: Dict[Tuple[str, str], List[int]] = {}
+    groups: Dict[Tuple[bool, str, str], List[int]] = {}  # whether behind; the verb, what follows it
     for rank, (report, silent) in workers.items():
         where = report.where(with_epoch)
-        what = where if report.phase == STEP else f"{where}, {report.phase}"
-        if report.phase in (IDLE, PREPARING):
-            what = report.phase
-        verbs = (f"is {what}", f"are {what}")
+        verb, rest = "is", where if report.phase == STEP else f"{where}, {report.phase}"
         if silent > silence:
-            told = f"not reported for {silent:.0f} s; the last report was {where}"
-            verbs = (f"has {told}", f"have {told}")
+            verb = "has"
+            rest = f"not reported for {silent:.0f} s; the last report was {where}"
         elif report.phase == STEP and rank not in behind:
-            verbs = (f"waits {where}", f"wait {where}")
-        (late if rank in behind else others).setdefault(verbs, []).append(rank)
+            verb = "waits"
+        elif report.phase in (IDLE, PREPARING):
+            rest = report.phase
+        groups.setdefault((rank in behind, verb, rest), []).append(rank)
     begin = f"no step for {min(worker.age for worker in workers.values()):.0f} s: "
-    first = workers[behind[0]]
-    if not others and len(late) == 1 and first.report.phase == STEP and first.silent <= silence:
+    first = workers[behind[0]].report
+    if len(groups) == 1 and first.phase == STEP and next(iter(groups))[:2] == (True, "is"):
         nodes = list(dict.fromkeys(_split(name_of(rank))[2] for rank in behind))
         return (
-            f"{begin}{_group(behind, name_of)} wait for each other {first.report.where()}, in its "
+            f"{begin}{_group(behind, name_of)} wait for each other {first.where()}, in its "
             f"collective operations, on {_some(nodes)}. Look at the network between these nodes, "
             "and at their GPUs (nvidia-smi, dmesg)"
         )
-    parts = [f"{_group(ranks, name_of)} {v[len(ranks) > 1]}" for v, ranks in others.items()]
-    for verbs, ranks in late.items():
-        parts.append(f"{_some([name_of(rank) for rank in ranks])} {verbs[len(ranks) > 1]}")
+    parts = []
+    for (is_behind, verb, rest), ranks in sorted(groups.items(), key=lambda group: group[0][0]):
+        names = _some([name_of(rank) for rank in ranks]) if is_behind else _group(ranks, name_of)
+        parts.append(f"{names} {verb if len(ranks) == 1 else _PLURALS[verb]} {rest}")
     return begin + "; ".join(parts)
 
 
@@ -165,11 +165,9 @@ def _group(ranks: Sequence[int], name_of: NameOf) -> str:
     for rank in ranks:
         job, index, _ = _split(name_of(rank))
         jobs.setdefault(job, []).append(index)
-    texts = []
-    for job, indices in jobs.items():
-        runs = " and ".join(run.replace("-", " to ") for run in ranges_of(indices))
-        texts.append(f"{job}{'s' if len(indices) > 1 else ''} {runs}")
-    return ", ".join(texts)
+    runs = {job: " and ".join(ranges_of(numbers)) for job, numbers in jobs.items()}
+    texts = [f"{job}{'s' * (len(jobs[job]) > 1)} {text}" for job, text in runs.items()]
+    return ", ".join(texts).replace("-", " to ")
 
 
 class Monitor:
@@ -192,16 +190,12 @@ class Monitor:
             if self._limit and report.age > self._limit:
                 self._service.send([process.rank], {"heard": True})
 
-    def left(self, process: Process, failure: str) -> str:
+    def ended(self, process: Process, failure: str, said_goodbye: bool) -> str:
         """Forgets a worker, and returns where it was."""
         if process.role != "program" or process.rank not in self._reports:
             return ""
         _, report = self._reports.pop(process.rank)
         return report.where() if report.stage else ""
-
-    def lost(self, process: Process, reason: str) -> str:
-        """As `left`."""
-        return self.left(process, reason)
 
     def tick(self, now: float) -> None:
         """Reports a stall, and its end."""

@@ -25,11 +25,9 @@ import secrets
 import socket
 import threading
 import time
-from typing import Callable, Container, Dict, List, Optional, Protocol, Set, Tuple
+from typing import Callable, Container, Dict, List, Optional, Protocol, Sequence, Set, Tuple
 
-from slurm_resolver.coordination import wire
-from slurm_resolver.coordination.address import ServiceAddress
-from slurm_resolver.coordination.job import Job
+from slurm_resolver.coordination import NameOf, ServiceAddress, wire
 from slurm_resolver.coordination.rounds import Rounds
 from slurm_resolver.coordination.secret import Secret
 from slurm_resolver.coordination.wire import ROLES, Message, Process
@@ -37,7 +35,6 @@ from slurm_resolver.coordination.wire import ROLES, Message, Process
 RETURN_SECONDS = 2.0  # for a process that closed its connection to return
 _ANOTHER_SECONDS = 1.0  # for the end of a process to arrive when its successor connects
 _FLUSH_SECONDS = 3.0  # to send the last messages when this process ends
-_LATE_SECONDS = 10.0  # for late tasks to learn that the others could not meet
 _TICK_SECONDS = 0.25
 _STRANGERS = 64  # connections beyond those of the tasks
 _OTHER_FILES = 32  # that this process has open
@@ -49,14 +46,11 @@ class Watcher(Protocol):
     def message(self, process: Process, message: Message) -> None:
         """Takes what a process says of itself."""
 
-    def left(self, process: Process, failure: str) -> str:
-        """Takes a goodbye; `failure` is the exception that ended the process, or ''.
+    def ended(self, process: Process, failure: str, said_goodbye: bool) -> str:
+        """Takes the end of a process; `failure` is what ended it, or ''.
 
         Returns where the process was, such as "in step 812 of epoch 3", or ''.
         """
-
-    def lost(self, process: Process, reason: str) -> str:
-        """Takes a loss; returns where the process was, as `left`."""
 
     def tick(self, now: float) -> None:
         """Does what is due; called several times a second."""
@@ -69,12 +63,12 @@ class Watcher(Protocol):
 class Service:
     """The service. Other threads may call `close` and `close_in_child` only."""
 
-    def __init__(self, address: ServiceAddress, name_of: Callable[[int], str]) -> None:
-        """Listens from now on.
+    def __init__(self, address: ServiceAddress, name_of: NameOf) -> None:
+        """Takes the port; `start` begins to serve.
 
         Args:
             address: where, and for which step.
-            name_of: returns how messages name a rank; may be replaced by a better one.
+            name_of: returns how messages name a rank.
 
         Raises:
             OSError: where the port cannot be used.
@@ -88,8 +82,8 @@ class Service:
         self._socket = socket.create_server(
             ("", address.port), family=family, backlog=4096, dualstack_ipv6=dual
         )
-        self.rounds = Rounds(address.num_tasks, self.send)
-        self.watchers: List[Watcher] = [Job(self)]
+        self.rounds = Rounds(address.num_tasks, self.send, name_of)
+        self.watchers: List[Watcher] = []
         self.status: Callable[[], Message] = dict  # what an observer is told
         self.leaves = False  # whether its process is about to end
         self._writers: Dict[Process, Optional[asyncio.StreamWriter]] = {}
@@ -103,23 +97,26 @@ class Service:
         self._thread = threading.Thread(
             target=lambda: asyncio.run(self._serve()), name="slurm_resolver service", daemon=True
         )
+
+    def start(self, watchers: Sequence[Watcher]) -> None:
+        """Serves from now on; more watchers may be added later."""
+        self.watchers.extend(watchers)
         self._thread.start()
 
     def send(self, ranks: Optional[Container[int]], message: Message) -> None:
         """Sends a message to the processes of these tasks; None for all tasks."""
-        line = wire.encode(message)
         receivers = [p for p in self._writers if ranks is None or p.rank in ranks]
         # This task comes last: it may go on to hold the interpreter, and with it this thread.
-        for process in sorted(receivers, key=lambda p: p.rank == self.address.rank):
-            writer = self._writers[process]
+        receivers.sort(key=lambda process: process.rank == self.address.rank)
+        self.send_to(receivers, message)
+
+    def send_to(self, processes: Sequence[Process], message: Message) -> None:
+        """Sends a message to these processes."""
+        line = wire.encode(message)
+        for process in processes:
+            writer = self._writers.get(process)
             if writer is not None and not writer.transport.is_closing():
                 writer.write(line)
-
-    def answer(self, process: Process, message: Message) -> None:
-        """Sends a message to one process."""
-        writer = self._writers.get(process)
-        if writer is not None and not writer.transport.is_closing():
-            writer.write(wire.encode(message))
 
     def flush(self) -> None:
         """Returns when the messages of the service have left this process, or after some time."""
@@ -131,21 +128,18 @@ class Service:
 
     def close(self) -> None:
         """Ends the service once no task relies on it; the last messages are sent."""
-        self.leaves, began = True, time.monotonic()
+        self.leaves, until = True, time.monotonic() + self.address.grace
         while self._thread.is_alive() and (
             any(watcher.keeps_open for watcher in self.watchers)
-            or time.monotonic() < began + self._still_needed()
+            or (self._owes_answers and time.monotonic() < until)
         ):
             time.sleep(_TICK_SECONDS / 5)
         self._closing = True
         self._thread.join(2 * _FLUSH_SECONDS)
 
-    def _still_needed(self) -> float:
-        """Returns the seconds that other tasks may need to come for an answer."""
-        refuses = self._refusal and len(self._came) < self.address.num_tasks
-        if refuses or self.rounds.owes:
-            return self.address.grace
-        return _LATE_SECONDS if self.rounds.has_failed_without_some else 0.0
+    @property
+    def _owes_answers(self) -> bool:
+        return self.rounds.owes or bool(self._refusal and len(self._came) < self.address.num_tasks)
 
     def close_in_child(self) -> None:
         """Closes a forked process's copies of the sockets, which would keep the port in use."""
@@ -161,8 +155,9 @@ class Service:
         while not self._closing:
             await asyncio.sleep(_TICK_SECONDS)
             now = time.monotonic()
-            for process in [p for p, (when, _) in self._losses.items() if when <= now]:
-                self._lose(process)
+            for process, (when, reason) in list(self._losses.items()):
+                if when <= now:
+                    self._end(process, reason, said_goodbye=False)
             if self._departed:  # one message, as large steps end at once
                 self.send(None, {"left": self._departed})
                 self._departed = []
@@ -252,7 +247,7 @@ class Service:
             _, reason = self._losses.get(before, (0.0, ""))
             self._forget(before)
             for watcher in self.watchers:
-                watcher.left(before, reason)
+                watcher.ended(before, reason, said_goodbye=True)
         former = self._writers.get(process)
         self._writers[process] = writer
         self._processes[process[:2]] = process
@@ -268,7 +263,7 @@ class Service:
             while True:
                 message = wire.decode(await reader.readuntil())
                 if "goodbye" in message:
-                    self._leave(process, str(message["goodbye"]))
+                    self._end(process, str(message["goodbye"]), said_goodbye=True)
                     return
                 if "gather" in message:
                     self.rounds.add(process, message)
@@ -300,26 +295,17 @@ class Service:
         self._losses.pop(process, None)
         self._processes.pop(process[:2], None)
 
-    def _leave(self, process: Process, failure: str) -> None:
+    def _end(self, process: Process, failure: str, said_goodbye: bool) -> None:
+        """Takes the end of a process, and tells the others."""
         self._forget(process)
-        ending = f"its process ended: {failure}" if failure else "it has ended"
-        self.rounds.ended(process, ending, bool(failure))
-        places = [watcher.left(process, failure) for watcher in self.watchers]
+        left = f"its process ended: {failure}" if failure else "it has ended"
+        self.rounds.ended(process, left if said_goodbye else failure, bool(failure))
+        places = [watcher.ended(process, failure, said_goodbye) for watcher in self.watchers]
         if failure:
-            self._tell_gone(process, failure, places)
+            rank, role, where = process.rank, process.role, " ".join(filter(None, places))
+            self.send(None, {"gone": rank, "role": role, "why": failure, "where": where})
         elif process.role == "program":
             self._departed.append(process.rank)
-
-    def _lose(self, process: Process) -> None:
-        _, reason = self._losses[process]
-        self._forget(process)
-        self.rounds.ended(process, reason, True)
-        places = [watcher.lost(process, reason) for watcher in self.watchers]
-        self._tell_gone(process, reason, places)
-
-    def _tell_gone(self, process: Process, why: str, places: List[str]) -> None:
-        where = " ".join(filter(None, places))
-        self.send(None, {"gone": process.rank, "role": process.role, "why": why, "where": where})
 
 
 def _process(hello: Message) -> Process:

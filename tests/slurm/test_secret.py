@@ -33,10 +33,10 @@ def errors(
 
 def test_the_tasks_of_a_step_share_the_secret(real_slurm: SlurmCluster, tmp_path: Path) -> None:
     assert errors(real_slurm, tmp_path / "variable", SECRET) == [None, None]
-    none = {"SLURM_RESOLVER_SECRET_MEANS": "none"}
+    none = {MUNGE_SOCKET_VARIABLE: "/nowhere"}
     assert errors(real_slurm, tmp_path / "none", none) == [None, None]
     with running_munged() as munged:
-        munge = {MUNGE_SOCKET_VARIABLE: munged.socket, "SLURM_RESOLVER_SECRET_MEANS": "munge"}
+        munge = {MUNGE_SOCKET_VARIABLE: munged.socket}
         assert errors(real_slurm, tmp_path / "munge", munge) == [None, None]
 
 

@@ -9,9 +9,9 @@ from typing import Dict, Iterator, List, Optional, Tuple
 
 import pytest
 
-from slurm_resolver.coordination.address import ServiceAddress
+from slurm_resolver.coordination import ServiceAddress
 from slurm_resolver.coordination.client import Client
-from slurm_resolver.coordination.job import JobResult, Member, announcement
+from slurm_resolver.coordination.member import JobResult, Member, announcement
 
 
 class Job:
