@@ -11,8 +11,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import signal
-import socket
 import sys
 import threading
 import time
@@ -22,7 +20,6 @@ from typing import Any, Dict, Optional
 import slurm_resolver as sr
 from slurm_resolver.coordination import rounds
 from slurm_resolver.coordination.client import connect
-from slurm_resolver.preflight import agreement
 from slurm_resolver.preflight.ready import wait_until_ready
 
 
@@ -59,45 +56,25 @@ def main() -> None:
     parser.add_argument("--notice", type=float, help="seconds until the missing are reported")
     parser.add_argument("--late", type=json.loads, default={})
     args = parser.parse_args()
-    # Where the tests run in the background of a shell it is ignored.
-    signal.signal(signal.SIGINT, signal.default_int_handler)
     rank = int(os.environ["SLURM_PROCID"])
     fault = args.fault if rank == args.in_rank else ""
     if args.notice is not None:
         vars(rounds)["_FIRST_NOTICE"] = args.notice
 
-    if fault == "exits early":
-        sys.exit(0)
-    if fault == "another version":
-        vars(agreement)["__version__"] = "9.9.9"
     jobs = {"ps": 1, "worker": -1} if fault == "other jobs" else None
     cluster = sr.resolve(jobs, node_address=args.node_address)
-    if fault == "a wrong layout":
-        tasks = list(cluster.tasks)
-        tasks[0], tasks[-1] = (
-            tasks[0]._replace(node=tasks[-1].node),
-            tasks[-1]._replace(node=tasks[0].node),
-        )
-        cluster = cluster._replace(tasks=tuple(tasks))
-    if fault == "a taken port":
-        assert cluster.task is not None
-        holder = socket.create_server(("", int(cluster.task.address.rpartition(":")[2])))
-        assert holder.fileno() > 0
-
     if "TASK_EVENTS" in os.environ:
         events = Path(os.environ["TASK_EVENTS"])
         start_together(events, rank, args.late)
         threading.Thread(target=tell_when_come, args=(events, rank, cluster), daemon=True).start()
 
     outcome: Dict[str, Any] = {"rank": rank, "error": None}
-    started = time.monotonic()
     try:
         wait_until_ready(cluster, args.timeout)
         if fault == "forks":
             fork_and_wait()
     except sr.RendezvousError as error:
         outcome["error"] = str(error)
-    outcome["seconds"] = time.monotonic() - started
     Path(os.environ["TASK_OUTPUT"], str(rank)).write_text(json.dumps(outcome))
 
 

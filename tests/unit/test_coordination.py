@@ -143,9 +143,8 @@ EXEC = (
 CASES = {
     "all come": Case([GATHER] * 3, dict.fromkeys(range(3), ALL)),
     "one does not come": Case([BRIEF, BRIEF, None], dict.fromkeys(range(2), missing())),
-    "one only connects": Case([BRIEF, BRIEF, "time.sleep(9)"], dict.fromkeys(range(2), missing())),
     "one comes late": Case(
-        ["gather(3); time.sleep(3)", BRIEF, "time.sleep(5); gather()"],
+        ["gather(3); time.sleep(6)", BRIEF, "time.sleep(5); gather()"],
         {0: missing(), 1: missing(), 2: TOO_LATE},
     ),
     "one is killed while it waits": Case(
@@ -158,16 +157,8 @@ CASES = {
         {0: gone("its process ended: KeyboardInterrupt")},
         signal.SIGINT,
     ),
-    "one is killed before it comes": Case(
-        ["gather(4)", "gather(4)", "time.sleep(30)"],
-        dict.fromkeys(range(2), missing("4 s", " (its process has ended)")),
-        signal.SIGKILL,
-    ),
     "one is stopped while it waits": Case(
         [GATHER, LATE, GATHER], dict.fromkeys(range(2), ALL), signal.SIGSTOP
-    ),
-    "one leaves while others wait for it without a deadline": Case(
-        [PATIENT, PATIENT, "time.sleep(1)"], dict.fromkeys(range(2), gone("it has ended"))
     ),
     "one fails while others wait for it without a deadline": Case(
         [PATIENT, PATIENT, "time.sleep(1); raise ValueError('no data')"],
@@ -177,11 +168,6 @@ CASES = {
         ["gather(without=[2]); time.sleep(2)"] * 2 + ["time.sleep(1)"],
         dict.fromkeys(range(2), "[0, 1, None]"),
     ),
-    "one only offers": Case(
-        [GATHER, GATHER, "client.offer('the start', 2); time.sleep(1)"],
-        dict.fromkeys(range(2), ALL),
-    ),
-    "the same purpose again": Case(["gather(); gather(value='b')"] * 3, {1: "['b', 'b', 'b']"}),
     "the one that serves is stopped": Case(
         ["time.sleep(1); os.kill(os.getpid(), 19)", *["time.sleep(1.5); gather(1)"] * 2],
         dict.fromkeys(
@@ -196,10 +182,6 @@ CASES = {
             (1, 2),
             f"{SERVICE} is gone, and takes no part in the start: its process has ended.",
         ),
-    ),
-    "a child ends, and its parent stays": Case(
-        [GATHER, GATHER, "os.fork() or os._exit(0); time.sleep(3); gather()"],
-        dict.fromkeys(range(3), ALL),
     ),
     "a child outlives its parent": Case(
         ["gather(4)", "gather(4)", f"os.fork() and os.kill(os.getpid(), 9); {CHILD}"],
@@ -412,14 +394,10 @@ def shake(port: int, key: str = KEY, **changes: object) -> Dict[str, Any]:
 
 
 def garbage(port: int) -> None:
-    for data in (b"GET / HTTP/1.1\r\n\r\n", b"\x00\xff\n", b"[" * 60000 + b"\n", b"null\n", b"\n"):
-        dial(port).sendall(data)
-
-
-def half_a_message(port: int) -> None:
-    with contextlib.suppress(OSError):
-        dial(port).sendall(b'{"identity": "' + b"x" * 10_000_000)
-    time.sleep(0.5)
+    long = b'{"identity": "' + b"x" * 10_000_000
+    for data in (b"GET / HTTP/1.1\r\n\r\n", b"\x00\xff\n", b"[" * 60000 + b"\n", b"null\n", long):
+        with contextlib.suppress(OSError):
+            dial(port).sendall(data)
 
 
 def replay(port: int) -> None:
@@ -450,17 +428,12 @@ def odd_values(port: int) -> None:
 
 def many(port: int) -> None:
     socks = [dial(port) for _ in range(500)]
-    for sock in socks:
+    for sock in socks[1:]:  # the first one is silent
         with contextlib.suppress(OSError):
             sock.sendall(b"x" * 60_000)
-    time.sleep(0.5)
 
 
-def silence(port: int) -> None:
-    dial(port)
-
-
-STRANGERS = [garbage, half_a_message, replay, odd_values, many, silence]
+STRANGERS = [garbage, replay, odd_values, many]
 
 
 def memory(pid: int) -> int:
