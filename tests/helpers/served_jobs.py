@@ -15,11 +15,10 @@ import pytest
 from folders import HELPERS
 from slurm_cluster import SlurmCluster, end_srun
 
-# Each task leaves its errors, its exit status, and when it ended. An old srun may need minutes to
+# Each task leaves its errors and its exit status. An old srun may need minutes to
 # end after a node was cut off, and loses what that node's task has printed.
 EACH = (
-    'ends="$TASK_OUTPUT/$SLURM_PROCID"; $BEFORE $PROGRAM "$@" 2> "$ends.errors";'
-    ' echo "$? $(date +%s.%N)" > "$ends"'
+    'ends="$TASK_OUTPUT/$SLURM_PROCID"; $BEFORE $PROGRAM "$@" 2> "$ends.errors"; echo $? > "$ends"'
 )
 _NAME = "served"
 _SRUN_SECONDS = 5.0
@@ -74,13 +73,12 @@ class Job:
         pid = (self.output / f"{task}.pid").read_text()
         self.slurm.run_on(NODES[rank], f"kill -{number:d} {pid}")
 
-    def ends(self) -> Dict[int, Tuple[int, float]]:
-        """By rank of those who have ended: the exit status, and when that was."""
+    def ends(self) -> Dict[int, int]:
+        """Returns the exit statuses of the tasks that have ended, by rank."""
         found = {}
         for rank in range(self.tasks):
             with contextlib.suppress(OSError, ValueError):
-                status, when = (self.output / str(rank)).read_text().split()
-                found[rank] = (int(status), float(when))
+                found[rank] = int((self.output / str(rank)).read_text())
         return found
 
     def await_end(self, seconds: float) -> Tuple[str, str]:
@@ -104,8 +102,4 @@ class Job:
 
 
 def statuses(job: Job) -> Dict[int, int]:
-    return {rank: status for rank, (status, _) in job.ends().items()}
-
-
-def last_end(job: Job) -> float:
-    return max(when for _, when in job.ends().values())
+    return job.ends()
