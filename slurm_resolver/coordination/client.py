@@ -140,7 +140,7 @@ class Client:
 
     def tell(self, topic: str, value: str) -> None:
         """Tells all tasks something, also those that connect later."""
-        self.say(**{f"tell {topic}": value})
+        self._say(f"tell {topic}", {"tell": topic, "value": value})
 
     def told(self, topic: str, ranks: Collection[int], timeout: float) -> Dict[int, str]:
         """Returns what these tasks have told, once all have, or else after `timeout` seconds."""
@@ -157,8 +157,11 @@ class Client:
 
         What is said later with the same first key replaces it.
         """
+        self._say(next(iter(message)), message)
+
+    def _say(self, key: str, message: Message) -> None:
         with self._changed:
-            self._standing[next(iter(message))] = message
+            self._standing[key] = message
             self._send(message)
             self._changed.notify_all()
 

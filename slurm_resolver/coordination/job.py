@@ -93,7 +93,7 @@ class Job:
             names = self._names([self._first, rank])
             self._end(1, f"{names} make different clusters: all tasks need the same arguments")
         self._look()
-        self._service.send_to([process], self._result or {"over": None})
+        self._service.send([rank], self._result or {"over": None})
 
     def ended(self, process: Process, failure: str, said_goodbye: bool) -> str:
         """Takes the end of a process."""

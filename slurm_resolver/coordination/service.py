@@ -19,6 +19,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
+import math
 import os
 import resource
 import secrets
@@ -60,6 +61,15 @@ class Watcher(Protocol):
         """Whether tasks still rely on the service, so that its process must not end yet."""
 
 
+class _Link:
+    """A process that represents a task, and its connection."""
+
+    def __init__(self, process: Process) -> None:
+        self.process = process
+        self.writer: Optional[asyncio.StreamWriter] = None  # None while the connection has failed
+        self.lost_at, self.reason = math.inf, ""  # when the process will be lost, and why
+
+
 class Service:
     """The service. Other threads may call `close` and `close_in_child` only."""
 
@@ -86,11 +96,9 @@ class Service:
         self.watchers: List[Watcher] = []
         self.status: Callable[[], Message] = dict  # what an observer is told
         self.leaves = False  # whether its process is about to end
-        self._writers: Dict[Process, Optional[asyncio.StreamWriter]] = {}
-        self._processes: Dict[Tuple[int, str], Process] = {}  # by rank and role
+        self._links: Dict[Tuple[int, str], _Link] = {}  # by rank and role
         self._departed: List[int] = []  # whose goodbyes the others are not told yet
-        self._losses: Dict[Process, Tuple[float, str]] = {}  # when, and why, one will be lost
-        self._told: Dict[Tuple[str, int], object] = {}  # what tasks tell all others
+        self._told: Dict[Tuple[str, int], Message] = {}  # what tasks tell all others
         self._connections: Set[asyncio.StreamWriter] = set()
         self._came: Set[int] = set()  # the ranks that have connected
         self._closing = False
@@ -105,18 +113,12 @@ class Service:
 
     def send(self, ranks: Optional[Container[int]], message: Message) -> None:
         """Sends a message to the processes of these tasks; None for all tasks."""
-        receivers = [p for p in self._writers if ranks is None or p.rank in ranks]
-        # This task comes last: it may go on to hold the interpreter, and with it this thread.
-        receivers.sort(key=lambda process: process.rank == self.address.rank)
-        self.send_to(receivers, message)
-
-    def send_to(self, processes: Sequence[Process], message: Message) -> None:
-        """Sends a message to these processes."""
         line = wire.encode(message)
-        for process in processes:
-            writer = self._writers.get(process)
-            if writer is not None and not writer.transport.is_closing():
-                writer.write(line)
+        links = [one for one in self._links.values() if ranks is None or one.process.rank in ranks]
+        # This task comes last: it may go on to hold the interpreter, and with it this thread.
+        for link in sorted(links, key=lambda link: link.process.rank == self.address.rank):
+            if link.writer is not None and not link.writer.transport.is_closing():
+                link.writer.write(line)
 
     def flush(self) -> None:
         """Returns when the messages of the service have left this process, or after some time."""
@@ -155,9 +157,8 @@ class Service:
         while not self._closing:
             await asyncio.sleep(_TICK_SECONDS)
             now = time.monotonic()
-            for process, (when, reason) in list(self._losses.items()):
-                if when <= now:
-                    self._end(process, reason, said_goodbye=False)
+            for link in [link for link in self._links.values() if link.lost_at <= now]:
+                self._end(link, link.reason, said_goodbye=False)
             if self._departed:  # one message, as large steps end at once
                 self.send(None, {"left": self._departed})
                 self._departed = []
@@ -192,70 +193,60 @@ class Service:
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> Optional[Message]:
         """Returns what the other end says of itself, once it has proved it; None if refused."""
-        challenge, identity = secrets.token_hex(16), self.address.identity
-        offer = self._secret.offer()
-        writer.write(
-            wire.encode({"protocol": wire.PROTOCOL, "challenge": challenge, "offer": offer})
-        )
+        challenge, key = secrets.token_hex(16), self._secret.key
+        greeting = {"protocol": wire.PROTOCOL, "challenge": challenge}
+        writer.write(wire.encode({**greeting, "offer": self._secret.offer()}))
         hello = wire.decode(await reader.readuntil())
-        rank, role = hello.get("rank"), hello.get("role")
-        if hello.get("identity") != identity:
+        if hello.get("identity") != self.address.identity:
             writer.write(wire.encode({"other": "it belongs to another step, or another start"}))
             return None
-        parts = (challenge, hello.get("challenge"), identity, rank, hello.get("number"), role)
-        is_task = type(rank) is int and 0 <= rank < self.address.num_tasks and role in ROLES
-        is_task = is_task and type(hello.get("pid")) is int
-        if not wire.is_proof(hello.get("proof"), self._secret.key, "task", *parts):
+        parts = [challenge, *(hello.get(name) for name in wire.PROVEN)]
+        if not wire.is_proof(hello.get("proof"), key, "task", *parts):
             return None
-        if not (is_task or role == "observer"):
-            return None
-        if is_task:
-            self._came.add(int(rank or 0))
-        answer: Message = {"proof": wire.prove(self._secret.key, "service", *parts)}
         refusal = self._refusal
-        if is_task and not refusal:
-            refusal = await self._find_other(_process(hello))
-        admitted = {"grace": self.address.grace, "rank": self.address.rank}
-        answer.update({"refused": refusal} if refusal else admitted)
-        writer.write(wire.encode(answer))
+        if hello["role"] != "observer":
+            rank, pid = hello["rank"], hello.get("pid")
+            if hello["role"] not in ROLES or type(rank) is not int or type(pid) is not int:
+                return None
+            if not 0 <= rank < self.address.num_tasks:
+                return None
+            self._came.add(rank)
+            refusal = refusal or await self._find_other(_process(hello))
+        answer = {"proof": wire.prove(key, "service", *parts), "grace": self.address.grace}
+        more = {"refused": refusal} if refusal else {"rank": self.address.rank}
+        writer.write(wire.encode({**answer, **more}))
         return None if refusal else hello
 
     async def _find_other(self, process: Process) -> str:
         """Returns why a process cannot represent its task; '' if it can."""
         until = time.monotonic() + _ANOTHER_SECONDS
         while True:
-            other = self._find_former(process)
-            if other is None or self._writers[other] is None:
+            link = self._links.get(process[:2])
+            if link is None or link.writer is None or link.process.number == process.number:
                 return ""
             if time.monotonic() > until:
                 return (
-                    f"rank {process.rank} is represented by process {other.pid}, which still "
-                    f"runs; process {process.pid} is its child, or a second program in the task"
+                    f"rank {process.rank} is represented by process {link.process.pid}, which "
+                    f"still runs; process {process.pid} is its child, or a second program in the "
+                    "task"
                 )
             await asyncio.sleep(_TICK_SECONDS / 5)
-
-    def _find_former(self, process: Process) -> Optional[Process]:
-        """Returns the other process that represents the same task in the same role, if any."""
-        former = self._processes.get(process[:2])
-        return None if former is None or former.number == process.number else former
 
     async def _attend(
         self, process: Process, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> None:
-        before = self._find_former(process)
-        if before is not None:  # it has ended, and this process follows it
-            _, reason = self._losses.get(before, (0.0, ""))
-            self._forget(before)
-            for watcher in self.watchers:
-                watcher.ended(before, reason, said_goodbye=True)
-        former = self._writers.get(process)
-        self._writers[process] = writer
-        self._processes[process[:2]] = process
-        self._losses.pop(process, None)
-        if former is not None:
-            former.close()
-        for (topic, rank), value in self._told.items():
-            writer.write(wire.encode({"told": topic, "rank": rank, "value": value}))
+        link = self._links.get(process[:2])
+        if link is not None and link.process.number != process.number:
+            for watcher in self.watchers:  # it has ended, and this process follows it
+                watcher.ended(link.process, link.reason, said_goodbye=True)
+            link = None
+        if link is None:
+            link = self._links[process[:2]] = _Link(process)
+        elif link.writer is not None:
+            link.writer.close()
+        link.writer, link.lost_at = writer, math.inf
+        for told in self._told.values():
+            writer.write(wire.encode(told))
         grace = self.address.grace
         seconds, reason = grace, f"its connection has failed for {grace:g} s"
         wire.detect_dead_peers(writer.get_extra_info("socket"), grace)
@@ -263,41 +254,36 @@ class Service:
             while True:
                 message = wire.decode(await reader.readuntil())
                 if "goodbye" in message:
-                    self._end(process, str(message["goodbye"]), said_goodbye=True)
+                    self._end(link, str(message["goodbye"]), said_goodbye=True)
                     return
-                if "gather" in message:
-                    self.rounds.add(process, message)
-                elif "received" in message:
-                    self.rounds.received(process.rank, str(message["received"]))
-                self._relay(process, message)
-                for watcher in self.watchers:
-                    watcher.message(process, message)
+                self._take(process, message)
         except EOFError:
             seconds, reason = RETURN_SECONDS, "its process has ended"
         except OSError as error:
             if error.errno == errno.ETIMEDOUT:
                 seconds, reason = 0.0, f"its node has not answered for {grace:g} s"
         finally:
-            if self._writers.get(process) is writer:
-                self._writers[process] = None
-                self._losses[process] = (time.monotonic() + seconds, reason)
+            if link.writer is writer and self._links.get(process[:2]) is link:
+                link.writer, link.reason = None, reason
+                link.lost_at = time.monotonic() + seconds
                 self.rounds.disconnected(process)
 
-    def _relay(self, process: Process, message: Message) -> None:
-        for key, value in message.items():
-            verb, _, topic = key.partition(" ")
-            if verb == "tell":
-                self._told[topic, process.rank] = value
-                self.send(None, {"told": topic, "rank": process.rank, "value": value})
+    def _take(self, process: Process, message: Message) -> None:
+        if "gather" in message:
+            self.rounds.add(process, message)
+        elif "received" in message:
+            self.rounds.received(process.rank, str(message["received"]))
+        elif "tell" in message:
+            told = {"told": message["tell"], "rank": process.rank, "value": message["value"]}
+            self._told[str(message["tell"]), process.rank] = told
+            self.send(None, told)
+        for watcher in self.watchers:
+            watcher.message(process, message)
 
-    def _forget(self, process: Process) -> None:
-        self._writers.pop(process, None)
-        self._losses.pop(process, None)
-        self._processes.pop(process[:2], None)
-
-    def _end(self, process: Process, failure: str, said_goodbye: bool) -> None:
+    def _end(self, link: _Link, failure: str, said_goodbye: bool) -> None:
         """Takes the end of a process, and tells the others."""
-        self._forget(process)
+        process = link.process
+        self._links.pop(process[:2], None)
         left = f"its process ended: {failure}" if failure else "it has ended"
         self.rounds.ended(process, left if said_goodbye else failure, bool(failure))
         places = [watcher.ended(process, failure, said_goodbye) for watcher in self.watchers]

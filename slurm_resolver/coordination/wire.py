@@ -28,6 +28,8 @@ MOST_BYTES = 64 * 1024
 MOST_ANSWER_BYTES = 64 * 1024 * 1024  # the longest line that the service sends
 HANDSHAKE_SECONDS = 5.0
 
+# What the proofs of a handshake cover, beside the service's challenge.
+PROVEN = ("challenge", "identity", "rank", "number", "role")
 
 # How a process represents its task: as its program, or as `slurm-resolver exec` that waits for it.
 ROLES = ("program", "launcher")

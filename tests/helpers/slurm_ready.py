@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Any, Dict, Optional
 
 import slurm_resolver as sr
-from slurm_resolver.coordination import rounds
 from slurm_resolver.coordination.client import connect
 from slurm_resolver.preflight.ready import wait_until_ready
 
@@ -53,14 +52,10 @@ def main() -> None:
     parser.add_argument("--fault", default="")
     parser.add_argument("--in-rank", type=int, default=-1)
     parser.add_argument("--node-address")
-    parser.add_argument("--notice", type=float, help="seconds until the missing are reported")
     parser.add_argument("--late", type=json.loads, default={})
     args = parser.parse_args()
     rank = int(os.environ["SLURM_PROCID"])
     fault = args.fault if rank == args.in_rank else ""
-    if args.notice is not None:
-        vars(rounds)["_FIRST_NOTICE"] = args.notice
-
     jobs = {"ps": 1, "worker": -1} if fault == "other jobs" else None
     cluster = sr.resolve(jobs, node_address=args.node_address)
     if "TASK_EVENTS" in os.environ:

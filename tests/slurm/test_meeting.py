@@ -209,14 +209,6 @@ def test_on_every_slurm(real_slurm: SlurmCluster, tmp_path: Path, name: str) -> 
 
 
 @pytest.mark.newest
-def test_one_task_reports_who_is_missing(real_slurm: SlurmCluster, tmp_path: Path) -> None:
-    case = Case("""--timeout 30 --notice 2 --late '{"2": 5, "3": 5}'""", nothing, ALL_READY)
-    outcomes = run(real_slurm, tmp_path, case)
-    (line,) = (line for line in outcomes[0]["printed"].splitlines() if "waiting for" in line)
-    assert line.endswith(f" tasks since 2 s: {NAMES[2]}, {NAMES[3]}")
-
-
-@pytest.mark.newest
 def test_two_jobs_on_the_same_nodes_at_once(real_slurm: SlurmCluster, tmp_path: Path) -> None:
     case = Case("", nothing, ALL_READY)
     with ThreadPoolExecutor(2) as pool:
