@@ -43,6 +43,7 @@ class Report(NamedTuple):
         age: seconds since it last began or ended something.
         ms: the median duration of a step; 0 if unknown.
         waiting, outside: the shares of time spent waiting for data, and between steps.
+        silent: seconds since the report came; `age` includes them.
     """
 
     stage: str = ""
@@ -54,6 +55,7 @@ class Report(NamedTuple):
     ms: float = 0.0
     waiting: float = 0.0
     outside: float = 0.0
+    silent: float = 0.0
 
     def where(self, with_epoch: bool = True) -> str:
         """Returns the step it is in, such as "in step 812 of epoch 3"."""
@@ -64,19 +66,7 @@ class Report(NamedTuple):
         return f"{text} of epoch {self.epoch}" if with_epoch and fits else text
 
 
-class Worker(NamedTuple):
-    """A worker's last report, and how many seconds ago it came."""
-
-    report: Report
-    silent: float = 0.0
-
-    @property
-    def age(self) -> float:
-        """The seconds since the worker last did something, as far as is known."""
-        return self.report.age + self.silent
-
-
-Workers = Mapping[int, Worker]  # by rank
+Workers = Mapping[int, Report]  # by rank
 
 
 def report_seconds(limit: float, num_tasks: int) -> float:
@@ -92,48 +82,48 @@ def find_behind(workers: Workers, silence: float) -> List[int]:
         workers: all workers.
         silence: the seconds without a report from which on a worker does not answer.
     """
-    silent = [rank for rank, worker in workers.items() if worker.silent > silence]
+    silent = [rank for rank, report in workers.items() if report.silent > silence]
     if silent:
         return silent
-    least = min(worker.report.begun for worker in workers.values())
-    late = {rank: w.report.phase for rank, w in workers.items() if w.report.begun == least}
-    waits = (STEP, MEETING)
+    least = min(report.begun for report in workers.values())
+    late = {rank: report.phase for rank, report in workers.items() if report.begun == least}
+    waits = {STEP, MEETING}
     if len(late) == len(workers) and set(late.values()) - {IDLE, *waits}:
-        return [rank for rank, phase in late.items() if phase not in (IDLE, *waits)]
+        waits.add(IDLE)
     return [rank for rank, phase in late.items() if phase not in waits] or list(late)
 
 
 def find_stall(workers: Workers, limit: float, silence: float) -> List[int]:
     """Returns the ranks that are behind if no worker has done anything for too long; else []."""
-    reports = [worker.report for worker in workers.values()]
+    reports = workers.values()
     if all(report.phase == IDLE for report in reports):
         return []
     behind = find_behind(workers, silence)
     # Who is idle may prepare its data for long before a fit, but not while the others train.
     meets = any(report.phase == MEETING for report in reports)
-    if meets or any(workers[rank].report.phase in _PATIENT for rank in behind):
+    if meets or any(workers[rank].phase in _PATIENT for rank in behind):
         limit *= _PATIENCE
     limit = max(limit, *(report.ms / 100 for report in reports))  # 10 steps
-    return behind if min(worker.age for worker in workers.values()) > limit else []
+    return behind if min(report.age for report in reports) > limit else []
 
 
 def describe_stall(workers: Workers, behind: Sequence[int], silence: float, name_of: NameOf) -> str:
     """Returns the line that every task logs."""
-    with_epoch = len({worker.report.epoch for worker in workers.values()}) > 1
+    with_epoch = len({report.epoch for report in workers.values()}) > 1
     groups: Dict[Tuple[bool, str, str], List[int]] = {}  # whether behind; the verb, what follows it
-    for rank, (report, silent) in workers.items():
+    for rank, report in workers.items():
         where = report.where(with_epoch)
         verb, rest = "is", where if report.phase == STEP else f"{where}, {report.phase}"
-        if silent > silence:
+        if report.silent > silence:
             verb = "has"
-            rest = f"not reported for {silent:.0f} s; the last report was {where}"
+            rest = f"not reported for {report.silent:.0f} s; the last report was {where}"
         elif report.phase == STEP and rank not in behind:
             verb = "waits"
         elif report.phase in (IDLE, PREPARING):
             rest = report.phase
         groups.setdefault((rank in behind, verb, rest), []).append(rank)
-    begin = f"no step for {min(worker.age for worker in workers.values()):.0f} s: "
-    first = workers[behind[0]].report
+    begin = f"no step for {min(report.age for report in workers.values()):.0f} s: "
+    first = workers[behind[0]]
     if len(groups) == 1 and first.phase == STEP and next(iter(groups))[:2] == (True, "is"):
         nodes = list(dict.fromkeys(_split(name_of(rank))[2] for rank in behind))
         return (
@@ -226,11 +216,14 @@ class Monitor:
     def status(self) -> Message:
         """Returns what `slurm-resolver status` shows."""
         found = []
-        for rank, worker in sorted(self._workers(time.monotonic()).items()):
+        for rank, report in sorted(self._workers(time.monotonic()).items()):
             names = {"rank": rank, "name": self._service.name_of(rank)}
-            told = worker.report._replace(age=round(worker.age, 1))._asdict()
-            found.append({**names, **told, "silent": round(worker.silent, 1)})
+            times = {"age": round(report.age, 1), "silent": round(report.silent, 1)}
+            found.append({**names, **report._asdict(), **times})
         return {"workers": found}
 
-    def _workers(self, now: float) -> Dict[int, Worker]:
-        return {rank: Worker(report, now - at) for rank, (at, report) in self._reports.items()}
+    def _workers(self, now: float) -> Workers:
+        return {
+            rank: report._replace(age=report.age + now - at, silent=now - at)
+            for rank, (at, report) in self._reports.items()
+        }

@@ -18,7 +18,6 @@ from slurm_resolver.coordination.progress import (
     SAVING,
     STEP,
     Report,
-    Worker,
     describe_stall,
     find_stall,
 )
@@ -33,12 +32,12 @@ def name_of(rank: int) -> str:
 def at(
     step: int, phase: str = STEP, *, stage: str = "training", epoch: int = 1, age: float = 301.0,
     begun: int = -1, silent: float = 0.0, ms: float = 5.0,
-) -> Worker:  # fmt: skip
+) -> Report:  # fmt: skip
     begun = step if begun < 0 else begun
-    return Worker(Report(stage, epoch, step, begun, phase, age, ms), silent)
+    return Report(stage, epoch, step, begun, phase, age + silent, ms, silent=silent)
 
 
-def said(workers: Dict[int, Worker], limit: float = LIMIT) -> str:
+def said(workers: Dict[int, Report], limit: float = LIMIT) -> str:
     behind = find_stall(workers, limit, SILENCE)
     return describe_stall(workers, behind, SILENCE, name_of) if behind else ""
 
@@ -91,7 +90,7 @@ STALLS = {
 
 
 @pytest.mark.parametrize(("workers", "line"), STALLS.values(), ids=list(STALLS))
-def test_a_stall_is_told_in_one_line(workers: Dict[int, Worker], line: str) -> None:
+def test_a_stall_is_told_in_one_line(workers: Dict[int, Report], line: str) -> None:
     assert said(workers) == f"no step for 301 s: {line}"
 
 
@@ -110,7 +109,7 @@ GOOD = {
 
 
 @pytest.mark.parametrize("workers", GOOD.values(), ids=list(GOOD))
-def test_a_good_run_is_silent(workers: Dict[int, Worker]) -> None:
+def test_a_good_run_is_silent(workers: Dict[int, Report]) -> None:
     assert said(workers) == ""
 
 
@@ -120,7 +119,7 @@ def test_what_may_take_long_is_told_after_an_hour() -> None:
 
 
 def shown(rank: int, **values: object) -> Dict[str, object]:
-    return {"rank": rank, "name": name_of(rank), **Report()._asdict(), "silent": 0.0, **values}
+    return {"rank": rank, "name": name_of(rank), **Report()._asdict(), **values}
 
 
 def test_the_table_of_status() -> None:
@@ -157,7 +156,7 @@ def test_a_service_that_was_stopped_itself_blames_nobody() -> None:
 
     monitor = progress.Monitor(Service(), LIMIT)  # type: ignore[arg-type]
     process = wire.Process(0, "program", "", 1)
-    monitor.message(process, {"progress": list(at(5, age=1).report)})
+    monitor.message(process, {"progress": list(at(5, age=1))})
     now = monitor._reports[0][0]
     monitor.tick(now + 0.2)
     monitor.tick(now + 900)
