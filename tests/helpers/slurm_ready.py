@@ -15,7 +15,7 @@ import sys
 import threading
 import time
 from pathlib import Path
-from typing import Any, Dict, Optional
+from typing import Dict, Optional
 
 import slurm_resolver as sr
 from slurm_resolver.coordination.client import connect
@@ -66,14 +66,14 @@ def main() -> None:
         start_together(events, rank, args.late)
         threading.Thread(target=tell_when_come, args=(events, rank, cluster), daemon=True).start()
 
-    outcome: Dict[str, Any] = {"rank": rank, "error": None}
+    told = None
     try:
         wait_until_ready(cluster, args.timeout)
         if fault == "forks":
             fork_and_wait()
     except sr.RendezvousError as error:
-        outcome["error"] = str(error)
-    os.write(file, json.dumps(outcome).encode())
+        told = str(error)
+    os.write(file, json.dumps(told).encode())
     Path(new).rename(Path(os.environ["TASK_OUTPUT"], str(rank)))
 
 

@@ -147,11 +147,6 @@ CASES = {
         ["gather(3); time.sleep(6)", BRIEF, "time.sleep(5); gather()"],
         {0: missing(), 1: missing(), 2: TOO_LATE},
     ),
-    "one is killed while it waits": Case(
-        [GATHER, LATE, GATHER],
-        dict.fromkeys(range(2), gone("its process has ended")),
-        signal.SIGKILL,
-    ),
     "one is interrupted while it waits": Case(
         [GATHER, "time.sleep(9)", GATHER],
         {0: gone("its process ended: KeyboardInterrupt")},
@@ -174,13 +169,6 @@ CASES = {
             (1, 2),
             f"{SERVICE} did not answer within 1 s: it was reached, but its process is stopped, or "
             "its node is silent.",
-        ),
-    ),
-    "the one that serves is killed": Case(
-        ["time.sleep(1); os.kill(os.getpid(), 9)", GATHER, GATHER],
-        dict.fromkeys(
-            (1, 2),
-            f"{SERVICE} is gone, and takes no part in the start: its process has ended.",
         ),
     ),
     "a child outlives its parent": Case(
