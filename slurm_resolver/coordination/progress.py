@@ -26,8 +26,7 @@ _PATIENT, _PATIENCE = (PREPARING, COMPILING, FIRST, SAVING), 12
 TRAINING, VALIDATION = "training", "validation"  # stages; others are "evaluate" and "predict"
 
 _REPORT_SECONDS = 5.0
-_TASKS_AT_ONCE = 1000  # more of them report less often
-REPEAT_SECONDS = 300.0
+_REPEAT_SECONDS = 300.0
 _MOST_NAMES, _MOST_TRACEBACKS = 5, 8
 _PLURALS = {"is": "are", "has": "have", "waits": "wait"}
 
@@ -69,10 +68,9 @@ class Report(NamedTuple):
 Workers = Mapping[int, Report]  # by rank
 
 
-def report_seconds(limit: float, num_tasks: int) -> float:
+def report_seconds(limit: float) -> float:
     """Returns the seconds between two reports of a worker."""
-    seconds = min(_REPORT_SECONDS, limit / 4) if limit else _REPORT_SECONDS
-    return seconds * max(1.0, num_tasks / _TASKS_AT_ONCE)
+    return min(_REPORT_SECONDS, limit / 4) if limit else _REPORT_SECONDS
 
 
 def find_behind(workers: Workers, silence: float) -> List[int]:
@@ -167,7 +165,7 @@ class Monitor:
         """Takes the seconds without a step from which on it is reported; 0 for never."""
         self._service, self._limit = service, limit
         self._reports: Dict[int, Tuple[float, Report]] = {}  # by rank; with when each came
-        self._seconds = report_seconds(limit, service.address.num_tasks)
+        self._seconds = report_seconds(limit)
         self._silence = 3 * self._seconds
         self._ticked_at = self._awake_at = time.monotonic()
         self._told_at, self._is_stalled = float("-inf"), False
@@ -175,10 +173,7 @@ class Monitor:
     def message(self, process: Process, message: Message) -> None:
         """Takes a worker's report."""
         if process.role == "program" and "progress" in message:
-            report = Report(*message["progress"])
-            self._reports[process.rank] = (time.monotonic(), report)
-            if self._limit and report.age > self._limit:
-                self._service.send([process.rank], {"heard": True})
+            self._reports[process.rank] = (time.monotonic(), Report(*message["progress"]))
 
     def ended(self, process: Process, failure: str, said_goodbye: bool) -> str:
         """Forgets a worker, and returns where it was."""
@@ -196,7 +191,7 @@ class Monitor:
             return
         workers = self._workers(now)
         behind = find_stall(workers, self._limit, self._silence)
-        if behind and now - self._told_at > REPEAT_SECONDS:
+        if behind and now - self._told_at > _REPEAT_SECONDS:
             text = describe_stall(workers, behind, self._silence, self._service.name_of)
             # A stopped process cannot end itself.
             stopped = any(workers[rank].silent > self._silence for rank in behind)

@@ -19,7 +19,6 @@ from slurm_resolver.coordination.progress import (
     COMPILING,
     DATA,
     IDLE,
-    REPEAT_SECONDS,
     SAVING,
     STEP,
     Monitor,
@@ -52,7 +51,6 @@ class Reporter:
         self._durations: Deque[float] = deque(maxlen=101)
         self._samples: Deque[Tuple[float, float, float]] = deque(maxlen=_WINDOW)
         self._client: Optional[Client] = None
-        self._answered_at = float("-inf")  # when the service last sent something
 
     def enter(self, phase: str, stage: Optional[str] = None) -> None:
         """Begins a phase; and a stage, unless that is None."""
@@ -123,7 +121,6 @@ class Reporter:
             client.service.watchers.append(monitor)
             client.service.status = monitor.status
         client.listen("stall", self._take_stall)
-        client.listen("heard", lambda message: self._note_answer())
         stop = threading.Event()
         thread = threading.Thread(target=self._run, args=[client, stop], daemon=True)
         thread.start()
@@ -135,37 +132,17 @@ class Reporter:
         atexit.register(end)
 
     def _run(self, client: Client, stop: threading.Event) -> None:
-        seconds = report_seconds(self._limit, client.address.num_tasks)
-        late, told_at, ran_at = self._limit + 3 * seconds, float("-inf"), time.monotonic()
-        while True:
-            report, now = self.report(), time.monotonic()
-            client.say(progress=list(report))
-            if now - ran_at > 2 * seconds:  # this process was stopped, not the service's
-                self._note_answer()
-            ran_at = now
-            stuck = self._limit and report.age > late and report.phase in (DATA, STEP, CALLBACK)
-            if stuck and now > max(self._answered_at + 3 * seconds, told_at + REPEAT_SECONDS):
-                told_at = now
-                text = f"no step for {report.age:.0f} s: this task is {report.where()}"
-                warn("%s, %s, and %s does not answer", text, report.phase, client.address.name)
-                self._exit_if_asked()
-            if stop.wait(seconds):
-                return
-
-    def _note_answer(self) -> None:
-        self._answered_at = time.monotonic()
+        seconds = report_seconds(self._limit)
+        client.say(progress=list(self.report()))
+        while not stop.wait(seconds):
+            client.say(progress=list(self.report()))
 
     def _take_stall(self, message: Message) -> None:
         assert self._client is not None
-        self._note_answer()
         warn("%s", message["stall"])
         if self._client.address.rank in message["behind"]:
             faulthandler.dump_traceback(2, all_threads=True)
-        if self._client.address.rank in message["end"]:
-            self._exit_if_asked()
-
-    def _exit_if_asked(self) -> None:
-        if self._exits:
+        if self._exits and self._client.address.rank in message["end"]:
             flush = threading.Thread(target=sys.stdout.flush, daemon=True)
             flush.start()
             flush.join(1.0)  # a stuck thread may hold its lock
