@@ -76,7 +76,7 @@ class Client:
         self._lost_at: Optional[float] = None  # when the connection failed
         self._has_ended = False  # whether the service was there, and is not any more
         self._notice_at = time.monotonic() + _NOTICE_SECONDS
-        if address.serves and role in wire.ROLES:
+        if address.serves:
             self._start_service()
         self._thread = threading.Thread(target=self._run, name="slurm_resolver client", daemon=True)
         self._thread.start()

@@ -147,7 +147,6 @@ def test_a_service_that_was_stopped_itself_blames_nobody() -> None:
     """Its clock has gone on, and the reports of the others are read after the first tick."""
 
     class Service:
-        address = type("Address", (), {"num_tasks": 2})()
         name_of = staticmethod(name_of)
         sent: list[object] = []  # noqa: RUF012
 
