@@ -4,7 +4,7 @@ A task fails by a Python error, whose traceback ends its output, or srun tells h
 others then fail because of it: with errors of calls to it, or as srun ends them.
 
 In one log the order of the lines is that of time. Several logs are compared by the last time that
-stands in a line before; clocks of nodes agree as far as `slurm-resolver check` says.
+stands in a line before, as far as the clocks of the nodes agree.
 """
 
 from __future__ import annotations
