@@ -27,12 +27,12 @@ _MOST_LINES_AFTER = 200  # of a task, after the error that has ended it; TensorF
 _LONGEST = 2000  # characters of a line that are looked at
 _LABEL = re.compile(r" *(\d{1,7}): ?")  # of srun --label
 # The node is None where tasks of several have ended alike: "n[8-9]: tasks 0-1".
-TASK_END = re.compile(r"srun: error: (?:([\w.-]+)|[\w.,\[\]-]+): tasks? ((\d+)[\d,-]*): (.+)")
+_TASK_END = re.compile(r"srun: error: (?:([\w.-]+)|[\w.,\[\]-]+): tasks? ((\d+)[\d,-]*): (.+)")
 _NODE = re.compile(r"srun: error: Node failure on ([\w.-]+)")
 _ENDS_ALL = re.compile(
     r"srun: (?:Terminating |Job step aborted)|.{0,80}\*\*\* (?:STEP|JOB) \S+ ON \S+ CANCELLED AT "
 )
-TRACEBACK = "Traceback (most recent call last)"
+_TRACEBACK = "Traceback (most recent call last)"
 _TIME = re.compile(
     r"\[?(\d{4}-\d\d-\d\d)[T ](\d\d:\d\d:\d\d)"  # TensorFlow, and most loggers of Python
     r"|[IWEF]\d{4} \d\d:\d\d:(\d{9,10})\.\d"  # absl before it is initialized: since 1970
@@ -69,7 +69,7 @@ class _Task:
     def read(self, number: int, text: str) -> None:
         self.time = _read_time(text) or self.time
         self.lines_after += 1
-        if text.startswith(TRACEBACK):
+        if text.startswith(_TRACEBACK):
             self.in_traceback = True
         elif self.in_traceback and text and not text[0].isspace():
             self.in_traceback = False
@@ -103,7 +103,7 @@ class FailureReader:
         task.read(number, text[label.end() :] if label else text)
 
     def _read_end(self, number: int, text: str) -> None:
-        end, node = TASK_END.match(text), _NODE.match(text)
+        end, node = _TASK_END.match(text), _NODE.match(text)
         if node and self._node is None:
             self._node = Failure(f"node {node[1]}", number, "Node failure")
         if end:

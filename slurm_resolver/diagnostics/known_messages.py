@@ -213,9 +213,6 @@ KNOWN_MESSAGES: Tuple[KnownMessage, ...] = (
     _known("node-failed", " DUE TO NODE FAILURE", "A node went down.",
         "sinfo -R names it; restart from a checkpoint without it: --exclude=NODE",
         _slurmstepd(" DUE TO NODE FAILURE.{0,60}")),
-    _known("requeued", " DUE TO JOB REQUEUE",
-        "The job was put back into the queue, and will start again.", "scontrol show job JOBID",
-        _slurmstepd(" DUE TO JOB REQUEUE")),
     _known("ended-after-failure", " DUE TO TASK FAILURE",
         "A task had failed, and srun --kill-on-bad-exit ended the others.", _FIRST,
         _slurmstepd(" DUE TO TASK FAILURE")),
@@ -250,26 +247,8 @@ KNOWN_MESSAGES: Tuple[KnownMessage, ...] = (
         "The job's working directory does not exist on that node: the task runs in /tmp instead.",
         "Submit from a folder that all nodes share, or name one: --chdir=FOLDER",
         r"couldn't chdir to `(?P<address>[^']{1,200})'"),
-    _known("no-allocation", "Unable to confirm allocation for job",
-        "The job that SLURM_JOB_ID or --jobid names has ended, or never existed.",
-        "squeue --me; in a shell of a job that has ended: unset SLURM_JOB_ID"),
-    _known("step-waits", "step creation temporarily disabled|step creation still disabled"
-        "|Step created for",
-        "Another step of the job uses the CPUs, memory or GPUs; srun waits for its end.",
-        "To run both at once: srun --overlap, or divide the resources with --exact.",
-        "step creation (?:temporarily|still) disabled", resolved="Step created for"),
-    _known("wrong-request",
-        "invalid partition specified|Invalid partition name|Invalid node name specified"
-        "|Invalid account or|Invalid qos specification",
-        "There is no such partition, node, account or quality of service, or it is not for you.",
-        "sinfo -s names partitions and nodes; sacctmgr show assoc user=$USER the rest."),
-    _known("not-granted",
-        "Unable to create step for job|node configuration is not available"
-        "|Invalid generic resource|Memory specification can not be satisfied|srun: error: Only "
-        "allocated |configuration not available now",
-        "More tasks, CPUs, memory or GPUs than the job or any node has.",
-        "scontrol show job JOBID; sinfo -o '%N %c %m %G'"),
-    _known("slurm-silent", "Socket timed out on send/recv|Unable to contact slurm controller",
-        "Slurm's controller is overloaded or down; the job itself may still run.",
-        "scontrol ping; then start the command again, and not in a loop (squeue, srun)."),
+
+
+
+
 )  # fmt: skip

@@ -78,12 +78,6 @@ def test_nothing_known(log: Path, capsys: pytest.CaptureFixture[str]) -> None:
         assert captured.err == "slurm-resolver explain: no known message found\n"
 
 
-def test_good_logs_are_nothing_known(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["explain", *map(str, (LOGS / "good").iterdir())]) == 0
-    captured = capsys.readouterr()
-    assert (captured.out, "no known message found" in captured.err) == ("", True)
-
-
 def test_the_error_that_ended_the_task_comes_first(capsys: pytest.CaptureFixture[str]) -> None:
     """Its line is explained, and not only told to be the first failure."""
     assert main(["explain", "--json", str(LOGS / "strategy-too-late.log")]) == 1
@@ -118,15 +112,6 @@ def test_standard_input(arguments: List[str]) -> None:
         b"-:1: collective-aborted (x1)",
         rb"    \ufffd caf\xe9 Collective ops is aborted by: x",
     ]
-
-
-def test_help_tells_status_and_has_an_example(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as caught:
-        main(["explain", "--help"])
-    assert caught.value.code == 0
-    shown = capsys.readouterr().out
-    assert "exit status: 0 when no known message was found" in shown
-    assert "slurm-resolver explain slurm-1234.out" in shown
 
 
 def test_a_log_of_a_million_lines() -> None:
