@@ -54,7 +54,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def main(args: argparse.Namespace) -> int:
     """Runs the checks, prints them in one task, and returns 0, 1 or 3."""
     # imported here, as --help does not need them: they take longer than all the rest
-    from slurm_resolver.preflight.result import FAILED, OK, SKIPPED, Result
+    from slurm_resolver.preflight.result import FAILED, Result
     from slurm_resolver.preflight.step_checks import check_here, check_step
 
     until = time.monotonic() + args.timeout
@@ -84,9 +84,9 @@ def main(args: argparse.Namespace) -> int:
     if printing and args.json:
         print(json.dumps({"ok": status == 0, "checks": [result._asdict() for result in results]}))
     elif printing:
-        for id, how, detail in results:
-            if args.verbose or how not in (OK, SKIPPED):
-                print(f"{id:10}  {how:7}  {detail}")
+        for result in results:
+            if args.verbose or result.is_bad:
+                print(f"{result.id:10}  {result.status:7}  {result.detail}")
         counts = Counter(result.status for result in results)
         told = ", ".join(f"{number} {how}" for how, number in counts.items())
         print(f"check: {told}" + ("" if args.verbose else " (--verbose prints all)"))

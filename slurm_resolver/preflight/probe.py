@@ -86,15 +86,3 @@ def unresolved_hosts(hosts: List[str]) -> Dict[str, str]:
         except OSError as error:
             failed[host] = str(error)
     return failed
-
-
-def ranks_to_ask(rank: int, tasks: int, max_tasks: int = 64) -> List[int]:
-    """Returns the other ranks that this one asks: all up to `max_tasks` tasks, else a sample.
-
-    The sample is the ranks at the distances 1, 2, 4, …: few such distances lead from any task to
-    any other.
-    """
-    if tasks <= max_tasks:
-        return [other for other in range(tasks) if other != rank]
-    distances = [1 << power for power in range((tasks - 1).bit_length())]
-    return [(rank + distance) % tasks for distance in distances]

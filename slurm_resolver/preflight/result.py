@@ -16,6 +16,11 @@ class Result(NamedTuple):
     status: str
     detail: str
 
+    @property
+    def is_bad(self) -> bool:
+        """Whether there is something to do about it."""
+        return self.status in (WARNING, FAILED)
+
 
 def result_of(id: str, problems: Iterable[str], ok_detail: str, status: str = FAILED) -> Result:
     """Returns `status` with the first four problems, or OK where all of them are ''."""
@@ -26,19 +31,16 @@ def result_of(id: str, problems: Iterable[str], ok_detail: str, status: str = FA
     return Result(id, status, "; ".join([*found[:_MAX_SHOWN], *more]))
 
 
-def merge(by_rank: Mapping[int, Result], name_of: Callable[[int], str]) -> Result:
-    """Returns one result for what each task has found out alone; equal problems are told once."""
-    first = by_rank[min(by_rank)]
-    statuses = {one.status for one in by_rank.values()}
+def merge(bad: Mapping[int, Result], name_of: Callable[[int], str]) -> Result:
+    """Returns one result for the bad ones of a check, by rank; equal problems are told once."""
     ranks_by_problem: Dict[str, List[int]] = {}
-    for rank, one in by_rank.items():
-        if one.status in (WARNING, FAILED):
-            ranks_by_problem.setdefault(one.detail, []).append(rank)
+    for rank, one in bad.items():
+        ranks_by_problem.setdefault(one.detail, []).append(rank)
     problems = [
         f"{first_names(ranks, name_of)}: {text}" for text, ranks in ranks_by_problem.items()
     ]
-    status = FAILED if FAILED in statuses else WARNING
-    return result_of(first.id, problems, first.detail, status) if problems else first
+    status = FAILED if any(one.status == FAILED for one in bad.values()) else WARNING
+    return result_of(next(iter(bad.values())).id, problems, "", status)
 
 
 def first_names(ranks: List[int], name_of: Callable[[int], str]) -> str:

@@ -1,7 +1,7 @@
 """The checks of a step: everything that the tasks can find out before TensorFlow starts.
 
-The tasks gather three times: when they have come, when they listen at their ports, and when they
-have asked each other. Then each task has the notes of all, and computes the same results.
+The tasks gather twice: when they listen at their ports, and when they have asked each other. Then
+each task has the notes of all, and computes the same results.
 """
 
 from __future__ import annotations
@@ -20,26 +20,23 @@ from slurm_resolver.preflight.gpu_check import GpuFacts, check_gpus, gpu_facts
 from slurm_resolver.preflight.job_checks import check_job
 from slurm_resolver.preflight.keras_version import check_versions
 from slurm_resolver.preflight.lonely_step import advise_on_lonely_step
-from slurm_resolver.preflight.probe import ask_rank, listening, ranks_to_ask, unresolved_hosts
+from slurm_resolver.preflight.probe import ask_rank, listening, unresolved_hosts
 from slurm_resolver.preflight.result import OK, SKIPPED, WARNING, Result, merge, result_of
 from slurm_resolver.slurm.gpu_variables import count_driver_gpus
 from slurm_resolver.slurm.step import SlurmStep
 from slurm_resolver.wording import counted
 
 _MAX_NAMES = 256  # host names that each node resolves
-# How long tasks that have met may take until they meet again. Listening takes no time, but names
-# that do not resolve, dropped packets and a busy controller do.
-_LISTENING_SECONDS = 5.0
+_MAX_ASKED = 64  # tasks of which each asks all others
+# How long tasks that have met may take until they meet again: names that do not resolve, dropped
+# packets and a busy controller take time.
 _PROBING_SECONDS = 40.0
 
 
 def check_step(cluster: Cluster, timeout: float) -> List[Result]:
     """Runs all checks of a step. Every task must call it, and gets the same results.
 
-    Args:
-        cluster: the cluster that this task has resolved.
-        timeout: seconds in which all tasks have to call it. What they then find out may take
-            longer.
+    All tasks have to call it within `timeout` seconds. What they then find out may take longer.
 
     Raises:
         RendezvousError: where the tasks do not meet at all.
@@ -51,14 +48,14 @@ def check_step(cluster: Cluster, timeout: float) -> List[Result]:
     if len(cluster.tasks) > 1:
         client = connect(service)
         client.name_of = cluster.name_of
-        client.gather("check: presence", None, timeout)
     with listening(task.rank, task.address) as port_taken:
         if client is not None:
-            client.gather("check: listening", None, _LISTENING_SECONDS)
+            client.gather("check: presence", None, timeout)
+        own = _check_alone(cluster, port_taken)
         gpus = gpu_facts(cluster)
         note: Note = {
             **agreement_facts(cluster),
-            "own": _check_alone(cluster, port_taken),
+            "own": [result for result in own if result.is_bad],
             "cpus": cpu_facts(cluster.step, task.rank, gpus is not None),
             "gpus": gpus,
             # Only one task asks: a thousand questions would be a burden to Slurm's controller.
@@ -67,7 +64,7 @@ def check_step(cluster: Cluster, timeout: float) -> List[Result]:
         notes = [note]
         if client is not None:
             notes = client.gather("check: results", note, _PROBING_SECONDS)
-    return _results(dict(enumerate(notes)), cluster)
+    return _results(dict(enumerate(notes)), own, cluster)
 
 
 def check_here() -> List[Result]:
@@ -94,7 +91,10 @@ def _check_alone(cluster: Cluster, port_taken: Optional[str]) -> List[Result]:
     assert task is not None
     hosts = list(dict.fromkeys(other.address.rpartition(":")[0] for other in tasks))
     stride = -(-len(hosts) // _MAX_NAMES)
-    asked = ranks_to_ask(task.rank, len(tasks))
+    # In a large step the ranks at the distances 1, 2, 4, …, which lead from any task to any other
+    far = [1 << power for power in range((len(tasks) - 1).bit_length())]
+    distances = far if len(tasks) > _MAX_ASKED else range(1, len(tasks))
+    asked = [(task.rank + distance) % len(tasks) for distance in distances]
     # All at the same time: where packets are dropped, each question takes its full timeout.
     with ThreadPoolExecutor(max(1, len(asked))) as pool:
         problems = list(pool.map(lambda rank: ask_rank(tasks[rank].address, rank), asked))
@@ -147,28 +147,24 @@ def _check_proxies() -> Result:
     return result_of("proxies", [problem], "none that gRPC would use", WARNING)
 
 
-def _results(notes: Mapping[int, Any], cluster: Cluster) -> List[Result]:
+def _results(notes: Mapping[int, Any], own: List[Result], cluster: Cluster) -> List[Result]:
     tasks = cluster.tasks
     cpus: Dict[str, List[CpuFacts]] = {}
     gpus: Dict[str, List[GpuFacts]] = {}
+    bad: Dict[str, Dict[int, Result]] = {}
     for rank, note in notes.items():
         cpus.setdefault(tasks[rank].node, []).append(CpuFacts(*note["cpus"]))
         if note["gpus"] is not None:
             gpus.setdefault(tasks[rank].node, []).append(GpuFacts(*note["gpus"]))
-    merged = {}
-    for number, (name, _, _) in enumerate(notes[0]["own"]):
-        by_rank = {rank: Result(*note["own"][number]) for rank, note in notes.items()}
-        merged[name] = merge(by_rank, cluster.name_of)
+        for result in note["own"]:
+            bad.setdefault(result[0], {})[rank] = Result(*result)
     come = f"all {len(tasks)} tasks have come" if len(tasks) > 1 else "the only task has come"
     advice = advise_on_lonely_step(cluster.step)
+    disagreement = find_disagreement(notes, cluster)
     return [
         Result("presence", WARNING if advice else OK, advice or come),
-        result_of(
-            "agreement",
-            find_disagreement(notes, cluster),
-            "same cluster, same versions in every task",
-        ),
-        *merged.values(),
+        result_of("agreement", disagreement, "same cluster, same versions in every task"),
+        *(merge(bad[one.id], cluster.name_of) if one.id in bad else one for one in own),
         check_cpus(cpus),
         check_gpus(gpus, any(task.job == "ps" for task in tasks)),
         *(Result(*result) for result in notes[0]["job"]),
