@@ -11,10 +11,8 @@ from __future__ import annotations
 from typing import Dict, List, Mapping, NamedTuple, Optional, Sequence
 
 from slurm_resolver.cluster.cluster import Cluster
-from slurm_resolver.cluster.gpu_sharing import memory_is_chosen
 from slurm_resolver.preflight.result import SKIPPED, WARNING, Result, result_of
 from slurm_resolver.slurm.gpu_variables import count_driver_gpus, read_visible_devices
-from slurm_resolver.slurm.step import SlurmStep
 
 
 class GpuFacts(NamedTuple):
@@ -26,7 +24,6 @@ class GpuFacts(NamedTuple):
         from_zero: whether it is shown fewer than the step has on the node, numbered from 0.
         granted: the number of GPUs that the step has on the node; 0 where it is unknown.
         bind: SLURMD_TRES_BIND.
-        growth: whether TensorFlow takes the memory of the GPUs as it needs it.
         missing: how many of the GPUs that Slurm shows the driver does not know.
     """
 
@@ -36,7 +33,6 @@ class GpuFacts(NamedTuple):
     from_zero: bool = False
     granted: int = 0
     bind: str = ""
-    growth: bool = False
     missing: int = 0
 
 
@@ -50,11 +46,8 @@ def gpu_facts(cluster: Cluster) -> Optional[GpuFacts]:
     from_zero = len(shown) < granted and shown == tuple(map(str, range(len(shown))))
     driver = None if decision.devices[0].startswith("MIG-") else count_driver_gpus()
     missing = 0 if driver is None else max(0, len(shown) - driver)
-    growth = memory_is_chosen(step) or bool(decision.memory)
     bind = step.tres_bind or ""
-    return GpuFacts(
-        task.rank, task.job, decision.devices, from_zero, granted, bind, growth, missing
-    )
+    return GpuFacts(task.rank, task.job, decision.devices, from_zero, granted, bind, missing)
 
 
 def check_gpus(by_node: Mapping[str, Sequence[GpuFacts]], asynchronous: bool) -> Result:
@@ -69,55 +62,37 @@ def check_gpus(by_node: Mapping[str, Sequence[GpuFacts]], asynchronous: bool) ->
     problems: List[str] = []
     number, shared = 0, 0
     for node, tasks in by_node.items():
-        users: Dict[str, List[GpuFacts]] = {}
+        problems += [
+            f"the driver on {node} does not know {task.missing} of the GPUs that Slurm shows rank "
+            f"{task.rank}: do without the node (sbatch --exclude={node}), and tell its "
+            "administrators"
+            for task in tasks
+            if task.missing
+        ]
+        from_zero = len(tasks) > 1 and all(task.from_zero for task in tasks)
+        use_nccl = [t.rank for t in tasks if not asynchronous and t.job != "evaluator"]
+        users: Dict[str, List[int]] = {}
         for task in tasks:
             for device in task.devices:
-                users.setdefault(device, []).append(task)
-            if task.missing:
-                problems.append(
-                    f"the driver on {node} does not know {task.missing} of the GPUs that Slurm "
-                    f"shows rank {task.rank}: do without the node (sbatch --exclude={node}), and "
-                    "tell its administrators"
-                )
-        if len(tasks) > 1 and all(task.from_zero for task in tasks):
-            number += sum(len(task.devices) for task in tasks)
-            if not asynchronous and _num_synchronous(tasks) > 1:
-                problems.append(
-                    f"the tasks on {node} have GPUs that are numbered from 0 in each "
-                    f"({tasks[0].bind or 'no SLURMD_TRES_BIND'}): NCCL cannot copy between them "
-                    "directly, or the tasks share them. Ask for the GPUs by "
-                    f"--gpus-per-node={tasks[0].granted}, without --gpus-per-task and --gpu-bind; "
-                    "each task then takes its share"
-                )
-            continue
+                name = f"{device} of rank {task.rank}" if from_zero else device
+                users.setdefault(name, []).append(task.rank)
         number += len(users)
-        shared += sum(len(sharing) > 1 for sharing in users.values())
-        problems += _find_shared(node, users, asynchronous)
+        shared += sum(len(ranks) > 1 for ranks in users.values())
+        if from_zero and len(use_nccl) > 1:
+            problems.append(
+                f"the tasks on {node} have GPUs that are numbered from 0 in each "
+                f"({tasks[0].bind or 'no SLURMD_TRES_BIND'}): NCCL cannot copy between them "
+                "directly, or the tasks share them. Ask for the GPUs by "
+                f"--gpus-per-node={tasks[0].granted}, without --gpus-per-task and --gpu-bind; "
+                "each task then takes its share"
+            )
+        problems += [
+            f"GPU {device} of {node} is used by the ranks {', '.join(map(str, ranks))}, but NCCL "
+            "takes no GPU twice: start a task for each GPU "
+            f"(--ntasks-per-node={tasks[0].granted or len(users)}), without --gpu-bind and "
+            "--ntasks-per-gpu"
+            for device, ranks in users.items()
+            if len(set(ranks).intersection(use_nccl)) > 1
+        ]
     use = f"{shared} of them shared by tasks" if shared else "each used by one task"
     return result_of("gpus", problems, f"{number}, {use}", WARNING)
-
-
-def _num_synchronous(tasks: Sequence[GpuFacts]) -> int:
-    return sum(task.job != "evaluator" for task in tasks)
-
-
-def _find_shared(
-    node: str, users: Mapping[str, Sequence[GpuFacts]], asynchronous: bool
-) -> List[str]:
-    """Returns what is wrong with GPUs of a node that several tasks use."""
-    problems = []
-    for device, tasks in users.items():
-        ranks = ", ".join(str(task.rank) for task in tasks)
-        where = f"GPU {device} of {node} is used by the ranks {ranks}"
-        if _num_synchronous(tasks) > 1 and not asynchronous:
-            problems.append(
-                f"{where}, but NCCL takes no GPU twice: start a task for each GPU "
-                f"(--ntasks-per-node={tasks[0].granted or len(users)}), without --gpu-bind and "
-                "--ntasks-per-gpu"
-            )
-        elif len(tasks) > 1 and not all(task.growth for task in tasks):
-            problems.append(
-                f"{where}, but TensorFlow in the first takes all of its memory: export "
-                f"{SlurmStep.allow_growth.name}=true before srun"
-            )
-    return problems

@@ -20,8 +20,6 @@ pytestmark = pytest.mark.slurm
 CHECK = shlex.join([sys.executable, "-m", "slurm_resolver", "check", "--json"])
 ALONE = "each used by one task"
 TWICE = "GPU 0 of n8 is used by the ranks 0, 1, but NCCL takes no GPU twice: start a task for"
-GROWTH = "export TF_FORCE_GPU_ALLOW_GROWTH=true before srun"
-GROWS = "TF_FORCE_GPU_ALLOW_GROWTH=true "
 PS = " CHECK --jobs ps=1,worker=-1"
 
 # By step: the status, and the words of it.
@@ -31,9 +29,10 @@ CASES: Dict[str, Tuple[str, str]] = {
     "srun -w n8,n9 -N2 --ntasks-per-node=2 --gpus-per-task=1": ("ok", f"4, {ALONE}"),
     "srun -w n8 -N1 -n2 --gpus=1": ("warning", TWICE),
     f"srun -w n8 -N1 -n3 --gpus=1{PS}": ("ok", "1, 1 of them shared by tasks"),
-    # tasks that do not know that they share
-    f"srun -w n8 -N1 -n3 --gpus=2 --gpu-bind=mask_gpu:0x1,0x2,0x2{PS}": ("warning", GROWTH),
-    f"{GROWS}srun -w n8 -N1 -n3 --gpus=2 --gpu-bind=mask_gpu:0x1,0x2,0x2{PS}": ("ok", "shared"),
+    f"srun -w n8 -N1 -n3 --gpus=2 --gpu-bind=mask_gpu:0x1,0x2,0x2{PS}": (
+        "ok",
+        "2, 1 of them shared",
+    ),
 }
 
 

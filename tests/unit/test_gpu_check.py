@@ -12,7 +12,7 @@ from slurm_resolver.preflight.gpu_check import GpuFacts, check_gpus
 def tasks(*devices: str, jobs: str = "worker", **fields: Any) -> List[GpuFacts]:
     """The tasks of a node by the GPUs that each uses; the last job is that of the others too."""
     names = [*jobs.split(), *[jobs.split()[-1]] * len(devices)]
-    every = {"growth": True, "granted": len(devices), **fields}
+    every = {"granted": len(devices), **fields}
     return [
         GpuFacts(rank, names[rank], own.split(","), **every) for rank, own in enumerate(devices)
     ]
@@ -40,16 +40,11 @@ CASES: Dict[str, Tuple[List[GpuFacts], str, str]] = {
         "ok",
         "2, each used by one task",
     ),
-    "one GPU for two": (tasks("0", "0", growth=False), "warning", TWICE),
+    "one GPU for two": (tasks("0", "0"), "warning", TWICE),
     "one GPU for a worker and an evaluator": (
         tasks("0", "0", jobs="worker evaluator"),
         "ok",
         "1, 1 of them shared by tasks",
-    ),
-    "the same, and the first takes all of its memory": (
-        tasks("0", "0", jobs="worker evaluator", growth=False),
-        "warning",
-        f"{MEMORY}: export TF_FORCE_GPU_ALLOW_GROWTH=true before srun",
     ),
     "a GPU that is lost": (
         tasks("0,1", missing=1),
@@ -68,5 +63,3 @@ def test_what_is_said(given: List[GpuFacts], status: str, told: str) -> None:
 def test_tasks_with_parameter_servers_need_no_nccl() -> None:
     for given in (tasks("0", "0", **EACH_FROM_ZERO), tasks("0", "0")):
         assert check_gpus({"n1": given}, asynchronous=True).status == "ok"
-    shared = check_gpus({"n1": tasks("0", "0", growth=False)}, asynchronous=True)
-    assert shared.detail.startswith(MEMORY)
