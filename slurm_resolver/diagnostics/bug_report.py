@@ -27,16 +27,8 @@ from slurm_resolver.version import __version__
 Report = Dict[str, Dict[str, str]]
 
 _PACKAGES = (
-    *(
-        "tensorflow",
-        "tensorflow-cpu",
-        "tensorflow-rocm",
-        "tf-nightly",
-        "keras",
-        "tf_keras",
-        "numpy",
-    ),
-    *("grpcio", "protobuf", "nvidia-ml-py", "nvidia-nccl-cu12", "rich"),
+    *("tensorflow", "tensorflow-cpu", "tensorflow-rocm", "tf-nightly", "keras", "tf_keras"),
+    *("numpy", "grpcio", "protobuf", "nvidia-ml-py", "nvidia-nccl-cu12", "rich"),
 )
 _PROGRAMS = ("srun", "nvidia-smi")
 _PROGRAM_SECONDS = 5.0

@@ -19,7 +19,7 @@ _FOLLOWS = {
     *("task-unhealthy", "leader-lost", "barrier-failed", "peer-refused", "peer-unreachable"),
     *("peer-closed", "parameter-server-lost", "worker-lost", "peer-call-failed", "session-waits"),
     *("tasks-missing", "deadline-exceeded", "collective-aborted", "fit-failed", "cancelled"),
-    *("rendezvous-error", "startup-deadline", "task-restarted"),
+    *("rendezvous-error", "task-restarted"),
 }
 # TensorFlow's errors of calls to another task.
 _CALL_ERRORS = re.compile(r"errors_impl\.(?:Unavailable|Aborted|Cancelled|DeadlineExceeded)Error:")
@@ -138,11 +138,9 @@ def first_of(failures: Sequence[Optional[Failure]]) -> List[int]:
         failures: the first failure in each log.
     """
 
-    def order(number: int) -> Tuple[bool, bool, bool, float]:
-        failure = failures[number]
-        if failure is None:
-            return True, True, True, 0.0
-        return False, failure.follows, failure.time is None, failure.time or 0.0
+    def order(number: int) -> Tuple[bool, bool, float]:
+        failure = failures[number] or Failure("", 0, "", follows=True)
+        return failure.follows, failure.time is None, failure.time or 0.0
 
     return sorted(range(len(failures)), key=order)
 

@@ -68,7 +68,7 @@ def check_gpus(by_node: Mapping[str, Sequence[GpuFacts]], asynchronous: bool) ->
             "administrators"
             for task in tasks
             if task.missing
-        ]
+        ][:1]
         from_zero = len(tasks) > 1 and all(task.from_zero for task in tasks)
         use_nccl = [t.rank for t in tasks if not asynchronous and t.job != "evaluator"]
         users: Dict[str, List[int]] = {}
