@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 import os
 import resource
@@ -15,7 +14,6 @@ import pytest
 from folders import DATA
 
 from slurm_resolver.cli import main
-from slurm_resolver.diagnostics.log_messages import explain_file
 
 LOGS = DATA / "logs"
 
@@ -60,13 +58,6 @@ def test_what_a_log_holds_does_nothing_to_the_terminal(
     assert "at n [2J" in printed
     assert main(["explain", "\x1b[31m.log"]) == 2
     assert "\x1b" not in capsys.readouterr().err
-
-
-def test_json(log: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["explain", "--json", log.name, log.name]) == 1
-    (finding,) = explain_file(io.BytesIO(log.read_bytes()))
-    expected = {"file": log.name, **finding._asdict()}
-    assert json.loads(capsys.readouterr().out) == [expected, expected]
 
 
 def test_nothing_known(log: Path, capsys: pytest.CaptureFixture[str]) -> None:
