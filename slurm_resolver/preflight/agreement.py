@@ -7,7 +7,7 @@ import json
 from typing import Any, Dict, List, Mapping
 
 from slurm_resolver.cluster.cluster import Cluster
-from slurm_resolver.preflight.keras_version import tensorflow_version
+from slurm_resolver.preflight.keras_version import find_tensorflow_version
 from slurm_resolver.preflight.result import first_names
 from slurm_resolver.version import __version__
 
@@ -31,7 +31,7 @@ def agreement_facts(cluster: Cluster) -> Note:
         counts[task.job] = counts.get(task.job, 0) + 1
     return {
         "version": __version__,
-        "tensorflow": tensorflow_version(),
+        "tensorflow": find_tensorflow_version(),
         "jobs": counts,
         "layout": _digest([(task.node, task.local_rank) for task in cluster.tasks]),
         "roles": _digest([(task.job, task.index) for task in cluster.tasks]),

@@ -56,7 +56,7 @@ def _minor(version: str) -> Tuple[int, ...]:
     return tuple(int(part) for part in version.split(".")[:2])
 
 
-def tensorflow_version() -> str:
+def find_tensorflow_version() -> str:
     """Returns the version of the installed TensorFlow, without importing it; '' without one."""
     loaded = getattr(sys.modules.get("tensorflow"), "__version__", "")
     names = ("tensorflow", "tensorflow-cpu", "tensorflow-rocm", "tensorflow-intel")
@@ -76,7 +76,11 @@ def check_versions() -> List[Result]:
     Which Keras a program takes only a variable says, TF_USE_LEGACY_KERAS; a program may still
     import tf_keras without it. So an old Keras 3 beside tf_keras is no warning.
     """
-    tensorflow, keras, tf_keras = tensorflow_version(), _installed("keras"), _installed("tf_keras")
+    tensorflow, keras, tf_keras = (
+        find_tensorflow_version(),
+        _installed("keras"),
+        _installed("tf_keras"),
+    )
     missing = problem = ""
     if not tensorflow:
         missing = (
