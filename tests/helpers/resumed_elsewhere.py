@@ -21,7 +21,7 @@ import numpy as np
 import tensorflow as tf
 
 import slurm_resolver as sr
-from slurm_resolver.tf.resume_position import KeptBatchSize
+from slurm_resolver.tf.training.resume_position import KeptBatchSize
 
 SAMPLES = 100
 EPOCHS = 2

@@ -14,7 +14,7 @@ tf = pytest.importorskip("tensorflow", reason="TensorFlow is not installed")
 import numpy as np  # noqa: E402 (it comes with TensorFlow)
 
 from slurm_resolver.errors import ResumeError  # noqa: E402
-from slurm_resolver.tf.callback_state import CallbackStates, pack, unpack  # noqa: E402
+from slurm_resolver.tf.training.callback_state import CallbackStates, pack, unpack  # noqa: E402
 
 pytestmark = pytest.mark.tensorflow
 

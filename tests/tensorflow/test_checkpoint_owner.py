@@ -14,7 +14,7 @@ keras = pytest.importorskip("keras", minversion="3.10", reason="this TensorFlow 
 
 import slurm_resolver as sr  # noqa: E402
 from slurm_resolver.errors import ResumeError  # noqa: E402
-from slurm_resolver.tf import checkpoint_owner  # noqa: E402
+from slurm_resolver.tf.training import checkpoint_owner  # noqa: E402
 
 pytestmark = pytest.mark.tensorflow
 

@@ -13,7 +13,7 @@ import pytest
 tf = pytest.importorskip("tensorflow", reason="TensorFlow is not installed")
 
 from slurm_resolver.errors import ResumeError  # noqa: E402
-from slurm_resolver.tf.checkpoint_writer import CheckpointWriter, read_together  # noqa: E402
+from slurm_resolver.tf.training.checkpoint_writer import CheckpointWriter, read_together  # noqa: E402
 
 pytestmark = pytest.mark.tensorflow
 

@@ -17,8 +17,8 @@ tf = pytest.importorskip("tensorflow", reason="TensorFlow is not installed")
 
 import slurm_resolver as sr  # noqa: E402
 from slurm_resolver.errors import ResumeError  # noqa: E402
-from slurm_resolver.tf import kept_checkpoints  # noqa: E402
-from slurm_resolver.tf.checkpoint import counters  # noqa: E402
+from slurm_resolver.tf.training import kept_checkpoints  # noqa: E402
+from slurm_resolver.tf.training.checkpoint import counters  # noqa: E402
 
 pytestmark = pytest.mark.tensorflow
 

@@ -14,7 +14,7 @@ from folders import HELPERS
 from resumed import outcomes
 
 pytest.importorskip("keras", minversion="3", reason="this TensorFlow has Keras 2")
-from slurm_resolver.tf.checkpoint import counters
+from slurm_resolver.tf.training.checkpoint import counters
 
 pytestmark = pytest.mark.tensorflow
 
@@ -113,7 +113,7 @@ def test_ranks_that_find_different_checkpoints_say_so(tmp_path: Path, training: 
 
 WITHOUT_STORE = """
 import runpy, sys
-from slurm_resolver.tf import saving_ranks
+from slurm_resolver.tf.training import saving_ranks
 saving_ranks._find_store = lambda: None
 sys.argv = sys.argv[1:]
 sys.path[0] = sys.argv[0].rpartition("/")[0]

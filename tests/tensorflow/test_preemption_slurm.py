@@ -20,7 +20,7 @@ from slurm_cluster import Node, SlurmCluster, started
 from slurm_installation import Installation
 
 pytest.importorskip("tensorflow", reason="TensorFlow is not installed")
-from slurm_resolver.tf.checkpoint import counters
+from slurm_resolver.tf.training.checkpoint import counters
 
 pytestmark = [pytest.mark.slurm, pytest.mark.tensorflow]
 

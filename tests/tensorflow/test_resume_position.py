@@ -18,7 +18,7 @@ from slurm_resolver.tf.dealt_data import (  # noqa: E402
     batches_of,
     why_not_by_batch,
 )
-from slurm_resolver.tf.resume_position import (  # noqa: E402
+from slurm_resolver.tf.training.resume_position import (  # noqa: E402
     BatchSize,
     Noted,
     Position,

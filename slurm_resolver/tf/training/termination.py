@@ -21,7 +21,7 @@ import tensorflow as tf
 from slurm_resolver import training_reports
 from slurm_resolver.preemption.requeue import check_options, job_end, requeue_job
 from slurm_resolver.preemption.signal_watch import SignalWatch
-from slurm_resolver.tf.saving_ranks import SavingRanks
+from slurm_resolver.tf.training.saving_ranks import SavingRanks
 
 _log = logging.getLogger("slurm_resolver")
 

@@ -8,11 +8,11 @@ import tensorflow as tf
 
 from slurm_resolver.coordination.progress import DATA, FIRST, IDLE, STEP, TRAINING
 from slurm_resolver.tf import progress
-from slurm_resolver.tf.checkpoint import Backup
 from slurm_resolver.tf.dealt_data import batches_of
 from slurm_resolver.tf.reporter import reporter
-from slurm_resolver.tf.resume_position import KeptBatchSize
-from slurm_resolver.tf.termination import TerminationConfig
+from slurm_resolver.tf.training.checkpoint import Backup
+from slurm_resolver.tf.training.resume_position import KeptBatchSize
+from slurm_resolver.tf.training.termination import TerminationConfig
 
 
 class ResumableLoop:

@@ -17,9 +17,9 @@ from tensorflow.core.protobuf.trackable_object_graph_pb2 import TrackableObjectG
 
 from slurm_resolver.errors import ResumeError
 from slurm_resolver.slurm.step import SlurmStep
-from slurm_resolver.tf import training_identity
 from slurm_resolver.tf.keras.seeds import global_seed
-from slurm_resolver.tf.training_identity import check_same_training
+from slurm_resolver.tf.training import training_identity
+from slurm_resolver.tf.training.training_identity import check_same_training
 
 FILE = "slurm_resolver.owner"
 _GRAPH = "_CHECKPOINTABLE_OBJECT_GRAPH"

@@ -18,7 +18,7 @@ import tensorflow as tf
 
 from slurm_resolver.errors import ResumeError
 from slurm_resolver.log import warn
-from slurm_resolver.tf.checkpoint_owner import Owner, saved_by
+from slurm_resolver.tf.training.checkpoint_owner import Owner, saved_by
 
 PREFIX = "ckpt"
 _COUNTER = "slurm_resolver/{}/.ATTRIBUTES/VARIABLE_VALUE"

@@ -19,7 +19,7 @@ import tensorflow as tf
 
 from slurm_resolver.errors import ResumeError
 from slurm_resolver.slurm.step import SlurmStep
-from slurm_resolver.tf.kept_checkpoints import PREFIX, names
+from slurm_resolver.tf.training.kept_checkpoints import PREFIX, names
 
 # A disk that is full, a folder that is not there or is not this user's, a limit on a file's size.
 _CANNOT_WRITE = (

@@ -6,9 +6,9 @@ from typing import Any, Optional
 
 from slurm_resolver.errors import ResumeError
 from slurm_resolver.tf import keras2, keras3
-from slurm_resolver.tf.fit import Fit
-from slurm_resolver.tf.resume_position import KeptBatchSize
-from slurm_resolver.tf.termination import TerminationConfig
+from slurm_resolver.tf.training.fit import Fit
+from slurm_resolver.tf.training.resume_position import KeptBatchSize
+from slurm_resolver.tf.training.termination import TerminationConfig
 
 
 def _nothing(*args: Any, **kwargs: Any) -> None:
@@ -66,7 +66,7 @@ class BackupAndResume:
             max_to_keep: how many checkpoints to keep.
             skip: whether to skip the batches that were trained on before; False, with
                 `steps_per_epoch`, if the data begins after them
-                (`slurm_resolver.tf.checkpoint.counters` tells where that is).
+                (`slurm_resolver.tf.training.checkpoint.counters` tells where that is).
             keep_batch_size: what stays the same when the training goes on with another number of
                 workers: the "global" batch size, so that steps stay what they were; or that
                 "per_replica", so that the global one grows and shrinks with the workers, and the

@@ -16,13 +16,13 @@ import tensorflow as tf
 
 from slurm_resolver.errors import ResumeError
 from slurm_resolver.log import warn
-from slurm_resolver.tf import metric_state
-from slurm_resolver.tf.callback_state import CallbackStates, pack, unpack
-from slurm_resolver.tf.checkpoint import Backup
 from slurm_resolver.tf.keras2 import Keras2
 from slurm_resolver.tf.keras3 import Keras3
-from slurm_resolver.tf.resume_position import KeptBatchSize, Start
-from slurm_resolver.tf.termination import TerminationConfig
+from slurm_resolver.tf.training import metric_state
+from slurm_resolver.tf.training.callback_state import CallbackStates, pack, unpack
+from slurm_resolver.tf.training.checkpoint import Backup
+from slurm_resolver.tf.training.resume_position import KeptBatchSize, Start
+from slurm_resolver.tf.training.termination import TerminationConfig
 
 Call = Callable[..., Any]
 

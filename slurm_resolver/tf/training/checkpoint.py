@@ -15,8 +15,10 @@ import tensorflow as tf
 from slurm_resolver import training_reports
 from slurm_resolver.errors import ResumeError
 from slurm_resolver.log import warn
-from slurm_resolver.tf import kept_checkpoints
-from slurm_resolver.tf.checkpoint_owner import (
+from slurm_resolver.tf.dealt_data import Batches
+from slurm_resolver.tf.reporter import reporter
+from slurm_resolver.tf.training import kept_checkpoints
+from slurm_resolver.tf.training.checkpoint_owner import (
     Owner,
     OwnerState,
     check_model,
@@ -26,12 +28,10 @@ from slurm_resolver.tf.checkpoint_owner import (
     claim,
     owner_of,
 )
-from slurm_resolver.tf.checkpoint_writer import CheckpointWriter
-from slurm_resolver.tf.dealt_data import Batches
-from slurm_resolver.tf.kept_checkpoints import Kept
-from slurm_resolver.tf.reporter import reporter
-from slurm_resolver.tf.resume_position import BatchSize, KeptBatchSize, Start
-from slurm_resolver.tf.termination import TerminationConfig, termination_config
+from slurm_resolver.tf.training.checkpoint_writer import CheckpointWriter
+from slurm_resolver.tf.training.kept_checkpoints import Kept
+from slurm_resolver.tf.training.resume_position import BatchSize, KeptBatchSize, Start
+from slurm_resolver.tf.training.termination import TerminationConfig, termination_config
 
 # TensorFlow's handler agrees on a step through keys that a process can set only once: there is one
 # handler for all trainings of a process.
