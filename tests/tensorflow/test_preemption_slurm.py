@@ -16,12 +16,11 @@ from typing import Any, Dict, Iterator, List, NamedTuple, Sequence
 
 import pytest
 from folders import EXAMPLES, HELPERS
+from resumed import saved_position
 from slurm_cluster import Node, SlurmCluster, started
 from slurm_installation import Installation
 
 pytest.importorskip("tensorflow", reason="TensorFlow is not installed")
-from slurm_resolver.tf.training.checkpoint import counters
-
 pytestmark = [pytest.mark.slurm, pytest.mark.tensorflow]
 
 PROGRAM = HELPERS / "slurm_train.py"
@@ -304,7 +303,7 @@ def test_beyond_the_cap_it_saves_and_fails(slurm: SlurmCluster, tmp_path: Path) 
     assert (state["Restarts"], state["ExitCode"]) == ("0", "1:0")
     assert "SLURM_RESTART_COUNT=0 has reached max_restarts=0" in job.output()
     done = [line["done"] for line in job.lines(1) if "done" in line]
-    assert counters(str(tmp_path / "checkpoints")) == saved_after(done[-1])
+    assert saved_position(tmp_path / "checkpoints") == saved_after(done[-1])
     job.assert_nothing_left()
 
 
@@ -316,7 +315,7 @@ def test_a_cancelled_job_stays_cancelled(slurm: SlurmCluster, tmp_path: Path) ->
     assert state["Restarts"] == "0"
     assert "is being cancelled: not requeued" in job.output()
     done = [line["done"] for line in job.lines(1) if "done" in line]
-    assert counters(str(tmp_path / "checkpoints")) == saved_after(done[-1])
+    assert saved_position(tmp_path / "checkpoints") == saved_after(done[-1])
     job.assert_nothing_left()
 
 

@@ -1,51 +1,49 @@
 """A training's state and counters in one checkpoint, saved by all ranks at the same step.
 
-It is saved when a signal says so, every so many steps, and at the end. `ResumableLoop` and the
+It is saved when a signal arrives, every `save_every` steps, and at the end. `ResumableLoop` and the
 callback `BackupAndResume` are its two forms for users.
 """
 
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
-from typing import Any, Callable, Dict, Iterator, Mapping, Optional
+from typing import Any, Callable, Mapping, Optional
 
 import tensorflow as tf
 
 from slurm_resolver import training_reports
 from slurm_resolver.errors import ResumeError
 from slurm_resolver.log import warn
-from slurm_resolver.tf.dealt_data import Batches
 from slurm_resolver.tf.reporter import reporter
-from slurm_resolver.tf.training import kept_checkpoints
 from slurm_resolver.tf.training.checkpoint_owner import (
-    Owner,
-    OwnerState,
-    check_model,
     check_still_owner,
     check_task,
-    check_training,
     claim,
     owner_of,
+    read_owner,
 )
 from slurm_resolver.tf.training.checkpoint_writer import CheckpointWriter
-from slurm_resolver.tf.training.kept_checkpoints import Kept
-from slurm_resolver.tf.training.resume_position import BatchSize, KeptBatchSize, Start
+from slurm_resolver.tf.training.kept_checkpoints import Restored, restore_newest
 from slurm_resolver.tf.training.termination import TerminationConfig, termination_config
 
+_log = logging.getLogger("slurm_resolver")
+
 # TensorFlow's handler agrees on a step through keys that a process can set only once: there is one
-# handler for all trainings of a process.
-_handler: Optional[_Handler] = None
+# handler for all trainings of a process, and it saves the one that runs now.
+_handler: Any = None
+_running: Optional[Backup] = None
 
 
 class Backup:
-    """A training's state and counters in one directory; the same calls in every rank.
+    """A training's state and counters in one directory; every rank makes the same calls.
 
     Attributes:
         epoch: the epoch, from 0.
         step: how many of its steps are done.
         drawn: how many batches were taken from the iterator that is in use.
-        restored: whether there was a checkpoint to begin with.
+        restored: whether a checkpoint was restored.
     """
 
     def __init__(
@@ -56,96 +54,114 @@ class Backup:
         state: Mapping[str, Any],
         save_every: Optional[int],
         max_to_keep: int,
-        keep_batch_size: Optional[KeptBatchSize] = "global",
+        *,
+        complete: bool = False,
         prepare: Callable[[], None] = lambda: None,
     ) -> None:
-        """`prepare` is called in every rank before it saves."""
+        """Args as those of `ResumableLoop`, and:
+
+        complete: whether the state has all its variables already.
+        prepare: called in every rank before it saves.
+        """
         if save_every is not None and save_every < 1:
             raise ResumeError(f"save_every={save_every!r}: expected a count of steps, or None.")
         self.epoch = self.step = self.drawn = 0
         self.restored = False
+        self._batch_size = 0  # samples of a global batch; 0 if not known
         self._strategy = strategy
         self._every = save_every
         self._since = 0  # steps since the last save
+        self._complete = complete
         self._prepare = prepare
         self._termination = termination or termination_config(strategy.cluster_resolver)
         self._counters = {
             name: tf.Variable(0, dtype=tf.int64, trainable=False, name=name)
-            for name in ("epoch", "step", "drawn")
+            for name in ("epoch", "step", "drawn", "batch_size")
         }
-        self._owner = owner_of(self._termination.step, self._termination.ranks, state)
-        self._batch_size = BatchSize(keep_batch_size, strategy)
-        counters = tf.train.Checkpoint(
-            **self._counters, owner=OwnerState(self._owner), batch_size=self._batch_size
-        )
-        checkpoint = tf.train.Checkpoint(**state, slurm_resolver=counters)
-        self._checkpoint = checkpoint
-        checkpoint.save_counter  # noqa: B018 (which makes it, in all ranks)
+        counters = tf.train.Checkpoint(**self._counters)
+        self._checkpoint = tf.train.Checkpoint(**state, slurm_resolver=counters)
+        self._checkpoint.save_counter  # noqa: B018 (which creates it, in all ranks)
         self._directory = os.fspath(directory)
         self._max_to_keep = max_to_keep
-        self._latest: Optional[Kept] = None
+        self._ranks = self._termination.ranks
+        self._owner = owner_of(self._ranks.step, self._ranks.count)
+        self._owner_before = read_owner(self._directory)
+        self._latest: Optional[Restored] = None
         self._reported = False
 
     def restore(self) -> bool:
-        """Restores the latest checkpoint, and returns whether there was one.
+        """Restores the newest checkpoint, and returns whether there was one.
 
-        From now on signals are watched for.
+        From now on a signal makes all ranks save.
 
         Raises:
-            ResumeError: where the ranks find different checkpoints, or none that can be read, or
-                those of another task of a job array, of another model or of another seed.
+            ResumeError: if the ranks find different checkpoints or none that can be read, and if
+                the folder belongs to another task of a job array or to another model.
         """
-        global _handler
-        leads, directory = self._termination.leads, self._directory
-        self._latest = kept = kept_checkpoints.choose(
-            directory, self._termination.compare, quiet=not leads
+        global _running
+        leads, directory = self._ranks.leads, self._directory
+        self._in_leader(lambda: check_task(directory, self._owner))
+        self._latest = restore_newest(
+            self._checkpoint,
+            directory,
+            self._ranks.compare,
+            complete=self._complete,
+            quiet=not leads,
         )
-        self._check_owner(kept)
-        if kept is not None:
-            if leads and not kept_checkpoints.is_recorded(directory, kept):
-                kept_checkpoints.record(directory, kept)
-            self._checkpoint.restore(kept.path)
-            # The next one must not be written over one that could not be read.
-            self._checkpoint.save_counter.assign(kept.last)
+        self._in_leader(lambda: claim(directory, self._owner))
+        if self._latest is not None:
+            # The next save must not overwrite a checkpoint that could not be read.
+            self._checkpoint.save_counter.assign(self._latest.last)
+            self._set_counts()
         self._writer = CheckpointWriter(self._checkpoint, directory, self._max_to_keep, leads)
+        _running = self
         if _handler is None:
-            _handler = _Handler(self._strategy, self._termination)
-        _handler.set_save(self._save)  # what is said then tells of the signal, too
-        for name, variable in self._counters.items():
-            setattr(self, name, int(variable.numpy()))
-        self.restored = kept is not None
+            _make_handler(self._strategy, self._termination)
+        self.restored = self._latest is not None
         return self.restored
 
-    def begin_data(self, batches: Batches, skip: bool = True, can_cut: bool = True) -> Start:
-        """Finds the place to go on with in the data, before an iterator over them is made.
+    def begin_data(self, batch_size: int, skip: bool = True) -> bool:
+        """Converts the position if the batches have another size now, and returns whether they do.
 
-        From now on `step` and `drawn` count these batches.
+        The count of samples stays the same; it is rounded down to a batch.
 
         Args:
-            batches: the data.
-            skip: whether the batches that were drawn before are skipped.
-            can_cut: whether the data can be begun within a batch.
+            batch_size: how many samples a global batch of the data has; 0 if not known.
+            skip: whether the batches that were drawn before will be skipped.
 
         Raises:
-            ResumeError: for batches of another size than the user wants to keep.
+            ResumeError: if the batches have another size, and are not to be skipped.
         """
-        start = self._batch_size.begin(self.step, self.drawn, batches, skip, can_cut)
-        self.step, self.drawn = start.step, start.drawn
-        if start.told and self._termination.leads:
-            warn("%s", start.told)
-        return start
-
-    def at_first_batch(self) -> None:
-        """Counts the batches of an iterator that is new."""
-        self.drawn = 0
-        self._batch_size.at_first_batch()
+        before, self._batch_size = self._batch_size, batch_size
+        if before == batch_size or not before or not batch_size:
+            return False
+        if not self.step and not self.drawn:
+            return True
+        sizes = f"a global batch has {batch_size} samples, and {before} when it was saved"
+        if not skip:
+            raise ResumeError(f"skip=False, and {sizes}: leave out skip=False.")
+        again = self.drawn * before % batch_size
+        self.step, self.drawn = (count * before // batch_size for count in (self.step, self.drawn))
+        if self._ranks.leads:
+            warn(
+                "%s: the epoch goes on at step %d; %s",
+                sizes,
+                self.step,
+                f"{again} samples are trained on again" if again else "no sample is repeated",
+            )
+        return True
 
     def say_start(self, epochs: int) -> None:
-        """Says where the training goes on, if it does."""
-        if not self._termination.leads:
+        """Logs where the training goes on, if it does."""
+        if not self._ranks.leads:
             return
+        step, before = self._ranks.step, self._owner_before
+        restarts = (step.restart_count or 0) + (step.step_restart or 0)
+        used = ""
+        if before is not None and before.job:
+            workers = f"{before.workers} worker{'s'[: before.workers > 1]}"
+            used = f"; {before} was the last to train there, on {workers}"
         if self._latest is None:
-            restarts = self._owner.restarts
             if restarts:
                 warn(
                     "training begins anew: %r holds no checkpoint, though this job was started "
@@ -153,55 +169,19 @@ class Backup:
                     self._directory,
                     restarts,
                 )
-            return
-        by = self._saved_by(self._latest.owner)
-        if self.epoch < epochs:
-            warn("training goes on from %s, saved at %s%s", self._latest.path, self._at, by)
-            return
-        warn(
-            "nothing is left to train: %s is the end of epoch %d%s. Remove the folder to begin "
-            "anew.",
-            self._latest.path,
-            self.epoch,
-            f", saved{by}" if by else "",
-        )
-
-    def _saved_by(self, owner: Optional[Owner]) -> str:
-        """Returns whose checkpoint it is that this training goes on from."""
-        if owner is None:
-            return ""
-        before, now = owner.workers, self._owner.workers
-        workers = f" on {before} workers, now {now}" if before not in (now, None) else ""
-        return f" by {owner}{workers}" if owner.job else workers
-
-    def _check_owner(self, kept: Optional[Kept]) -> None:
-        """Raises, in all ranks alike, where the folder's checkpoints are not this training's."""
-        refused = ""
-        try:
-            if kept is not None:
-                check_task(self._directory, kept.owner, self._owner)
-                reader = tf.train.load_checkpoint(kept.path)
-                check_model(kept.path, reader, self._checkpoint)
-                if self._termination.leads:  # whose they are; each rank may have a seed of its own
-                    check_training(kept.path, kept.owner, self._owner)
-            if self._termination.leads:
-                claim(self._directory, self._owner)
-        except ResumeError as error:
-            refused = str(error)
-        except OSError as error:
-            refused = f"{self._directory!r}: {error}; expected a folder to write checkpoints to."
-        for told in kept_checkpoints.told(self._termination.compare, [refused]).values():
-            if told[0]:
-                raise ResumeError(told[0])
-
-    @property
-    def _at(self) -> str:
-        return f"epoch {self.epoch}, step {self.step}"
+        elif self.epoch < epochs:
+            warn("training goes on from %s, saved at %s%s", self._latest.path, self._at, used)
+        else:
+            warn(
+                "nothing is left to train: %s is the end of epoch %d. Remove the folder to begin "
+                "anew.",
+                self._latest.path,
+                self.epoch,
+            )
 
     def save_if_due(self) -> None:
         """Saves if a signal has come to any rank (and does not return), or if it is time."""
-        assert _handler is not None
-        _handler.save_and_exit_if_due()
+        _handler.save_checkpoint_if_preempted()
         if self._every is not None and self._since >= self._every:
             self.save()
 
@@ -219,16 +199,17 @@ class Backup:
         self.epoch, self.step = self.epoch + 1, 0
 
     def save(self) -> None:
-        """Saves now, and says so. All ranks must call it."""
-        path = self._save()
-        if self._termination.leads:
-            warn("training saved at %s: %s", self._at, path)
+        """Saves; all ranks call it at the same step."""
+        path = self.write()
+        if path:
+            _log.info("training saved at %s: %s", self._at, path)
 
-    def _save(self) -> str:
+    def write(self) -> str:
+        """Saves, and returns the path in the rank that writes."""
         self._prepare()
         for name, variable in self._counters.items():
-            variable.assign(getattr(self, name))
-        if self._termination.leads:
+            variable.assign(self._batch_size if name == "batch_size" else getattr(self, name))
+        if self._ranks.leads:
             check_still_owner(self._directory, self._owner)
         with reporter.saving():
             path = self._writer.save()
@@ -236,76 +217,64 @@ class Backup:
         self._since = 0
         return path
 
+    def _set_counts(self) -> None:
+        counts = {name: int(variable.numpy()) for name, variable in self._counters.items()}
+        self.epoch, self.step, self.drawn = counts["epoch"], counts["step"], counts["drawn"]
+        self._batch_size = counts["batch_size"]
 
-def counters(directory: str) -> Dict[str, int]:
-    """Returns epoch and step of the checkpoint that a training in this directory would go on from.
+    @property
+    def _at(self) -> str:
+        return f"epoch {self.epoch}, step {self.step}"
 
-    Both are 0 where there is none.
-
-    Raises:
-        ResumeError: where there are some, and none of them can be read.
-    """
-    kept = kept_checkpoints.latest(os.fspath(directory))
-    return {"epoch": kept.epoch, "step": kept.step} if kept else {"epoch": 0, "step": 0}
+    def _in_leader(self, check: Callable[[], None]) -> None:
+        """Runs a check in the leader, and raises its error in all ranks."""
+        problem = ""
+        try:
+            if self._ranks.leads:
+                check()
+        except ResumeError as error:
+            problem = str(error)
+        except OSError as error:
+            problem = f"{self._directory!r}: {error}; expected a folder to write checkpoints to."
+        for told in self._ranks.compare(problem).values():
+            if told:
+                raise ResumeError(told)
 
 
 class _QuietHandler(
     tf.distribute.experimental.PreemptionCheckpointHandler  # type: ignore[misc]
 ):
-    """TensorFlow's, without its thread's traceback where another rank has ended first."""
+    """TensorFlow's, without its thread's traceback if another rank has ended first."""
 
     def _watch_step_to_save_key(self) -> None:
         with contextlib.suppress(tf.errors.OpError):
             super()._watch_step_to_save_key()
 
 
-class _Handler:
-    """TensorFlow's PreemptionCheckpointHandler; there is one in a process."""
-
-    def __init__(
-        self,
-        strategy: tf.distribute.Strategy,
-        termination: TerminationConfig,
-    ) -> None:
-        self._save: Any = None
-        # TensorFlow's restores as well, at once. This one holds nothing, in a folder that is none.
-        manager = tf.train.CheckpointManager(tf.train.Checkpoint(), os.devnull + "/none", 1)
-        termination.save_fn = self._save_now
-        termination.tells_of_steps = True
-        resolver = strategy.cluster_resolver
-        if resolver is None:  # one process; TensorFlow's handler asks all the same
-            nobody = tf.train.ClusterSpec({})
-            resolver = tf.distribute.cluster_resolver.SimpleClusterResolver(nobody)
-        with _no_metadata_host():
-            self._handler = _QuietHandler(resolver, manager, termination_config=termination)
-
-    def set_save(self, save: Any) -> None:
-        """Sets how to save: what is saved is the state of the training that runs now."""
-        self._save = save
-
-    def save_and_exit_if_due(self) -> None:
-        """Call it before every step: at the agreed one all ranks save, and it does not return."""
-        self._handler.save_checkpoint_if_preempted()
-
-    def _save_now(self, *args: Any, **kwargs: Any) -> None:
-        self._save()
-
-
-@contextlib.contextmanager
-def _no_metadata_host() -> Iterator[None]:
-    """Keeps TensorFlow from asking whether this machine is in Google's cloud.
-
-    It looks up a metadata host, which takes 5 s where there is none; and in that cloud its handler
-    would wait for the cloud's own notices, and without GPUs do nothing at all
-    (tensorflow/python/distribute/failure_handling/gce_util.py).
-    """
+def _make_handler(strategy: tf.distribute.Strategy, termination: TerminationConfig) -> None:
+    global _handler
+    termination.save_fn = _save_running
+    termination.tells_of_steps = True
+    # TensorFlow's handler restores as well. This manager holds nothing, in a folder that is none.
+    manager = tf.train.CheckpointManager(tf.train.Checkpoint(), os.devnull + "/none", 1)
+    resolver = strategy.cluster_resolver
+    if resolver is None:  # one process; TensorFlow's handler asks all the same
+        nobody = tf.train.ClusterSpec({})
+        resolver = tf.distribute.cluster_resolver.SimpleClusterResolver(nobody)
+    # Keeps TensorFlow from asking whether this machine is in Google's cloud. The look-up takes 5 s
+    # elsewhere; there the handler would wait for the cloud's own notices, and without GPUs do
+    # nothing at all (tensorflow/python/distribute/failure_handling/gce_util.py).
     name = "GCE_METADATA_IP"
     before = os.environ.get(name)
     os.environ[name] = "127.0.0.1:9"
     try:
-        yield
+        _handler = _QuietHandler(resolver, manager, termination_config=termination)
     finally:
-        if before is None:
-            del os.environ[name]
-        else:
+        del os.environ[name]
+        if before is not None:
             os.environ[name] = before
+
+
+def _save_running(*args: Any, **kwargs: Any) -> None:
+    assert _running is not None
+    _running.write()

@@ -1,28 +1,24 @@
-"""One run of Keras' `fit`, between it and its callbacks, where it is saved and resumed.
+"""One run of Keras' `fit`, which is saved and resumed.
 
-`fit` has no way to begin in the middle of an epoch. So the epoch is begun as ever, and up to the
-step where it was saved neither the callbacks are called nor the model is trained.
+`fit` cannot begin in the middle of an epoch. So it begins the epoch as usual, and up to the step
+where it was saved neither the callbacks are called nor the model is trained.
 """
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import sys
-from typing import Any, Callable, Dict, Optional, Union
+from typing import Any, Callable, Dict, Mapping, Optional, Union
 
-import numpy as np
 import tensorflow as tf
 
 from slurm_resolver.errors import ResumeError
 from slurm_resolver.log import warn
-from slurm_resolver.tf.keras2 import Keras2
-from slurm_resolver.tf.keras3 import Keras3
-from slurm_resolver.tf.training import metric_state
 from slurm_resolver.tf.training.callback_state import CallbackStates, pack, unpack
 from slurm_resolver.tf.training.checkpoint import Backup
-from slurm_resolver.tf.training.resume_position import KeptBatchSize, Start
-from slurm_resolver.tf.training.termination import TerminationConfig
+from slurm_resolver.tf.training.keras2 import Keras2
+from slurm_resolver.tf.training.keras3 import Keras3
+from slurm_resolver.tf.training.metric_state import MetricState
 
 Call = Callable[..., Any]
 
@@ -30,33 +26,30 @@ Call = Callable[..., Any]
 class Fit:
     """One run of `fit`: it stands before the train function and the list of callbacks."""
 
-    def __init__(self, keras: Union[Keras2, Keras3], model: Any, epochs: int, skip: bool) -> None:
+    def __init__(self, keras: Union[Keras2, Keras3], model: Any, epochs: int) -> None:
         self._keras = keras
         self._model = model
         self._epochs = epochs
-        self._skip = skip
         self._strategy = model.distribute_strategy
-        self._within = False  # whether it goes on within an epoch
-        self._until = 0  # in that epoch, the step to go on with
-        self._from_rest = False  # whether the data begins there
+        self._within = False  # whether it begins within an epoch
+        self._until = 0  # in that epoch, the step to begin with
         self._muted = False  # whether this step comes before it
         self._first = 0  # the first step of what the train function does now
         self._iterator: Any = None
         self._iterators = 0  # how many there had been made with the one that is in use
-        self._logs: Any = None  # of the last step
+        self._logs: Any = None  # of the steps that are not trained again
+        self._metric_state: Optional[MetricState] = None
         self._trained_metrics: Any = None  # the training's, while a validation uses its metrics
+        self._states: Optional[CallbackStates] = None
 
-    def begin(
-        self,
-        callback: Any,
-        directory: str,
-        termination: Optional[TerminationConfig],
-        state: Dict[str, Any],
-        save_every: Optional[int],
-        max_to_keep: int,
-        keep_batch_size: Optional[KeptBatchSize],
-    ) -> None:
-        """Restores, and takes its place; Keras is calling `on_train_begin` of the callbacks."""
+    def begin(self, callback: Any, state: Mapping[str, Any], **options: Any) -> None:
+        """Restores, and takes its place; Keras is calling `on_train_begin` of the callbacks.
+
+        Args:
+            callback: the `BackupAndResume`.
+            state: what the checkpoint holds besides the model.
+            options: of `Backup`.
+        """
         model, local = self._model, _variables_of_fit(self._model)
         self._callbacks = local["callbacks"]
         self._others = [other for other in self._callbacks.callbacks if other is not callback]
@@ -66,31 +59,22 @@ class Fit:
         random = tf.train.Checkpoint(**untracked)
         held = {"model": model, "fit": tf.train.Checkpoint(rest=self._rest, random=random)}
         self._backup = backup = Backup(
-            directory,
-            self._strategy,
-            termination,
-            {**held, **state},
-            save_every,
-            max_to_keep,
-            keep_batch_size,
-            self._prepare,
+            strategy=self._strategy,
+            state={**held, **state},
+            complete=isinstance(self._keras, Keras3),
+            prepare=self._prepare,
+            **options,
         )
         self._restored = unpack(self._rest.packed) if backup.restore() and self._rest.packed else {}
         backup.say_start(self._epochs)
-        start = Start(backup.step, backup.drawn)
-        if backup.epoch < self._epochs:
-            start = backup.begin_data(self._keras.batches(), self._skip, self._keras.can_cut)
-        self._within = start.within
+        steps = self._restored.get("steps")
+        if backup.epoch < self._epochs and backup.begin_data(self._keras.batch_size()):
+            steps = None  # an epoch has other ones now
+        self._within = backup.step > 0
         if backup.restored:
-            steps = None if start.recounted else self._restored.get("steps")
-            rest = start.rest
-            if rest is not None:
-                rest = self._strategy.experimental_distribute_dataset(rest)
-                self._from_rest = True
-            self._keras.begin_at(backup.epoch, self._restored.get("iterators", 0), steps, rest)
+            self._keras.begin_at(backup.epoch, self._restored.get("iterators", 0), steps)
             # The train function makes so many steps at once.
             self._until = backup.step - backup.step % self._keras.executed()
-        self._states: Optional[CallbackStates] = None
         self._hooks: Dict[str, Call] = {
             "on_epoch_begin": self._epoch_begin,
             "on_epoch_end": self._epoch_end,
@@ -102,7 +86,7 @@ class Fit:
         }
         for name, hook in self._hooks.items():
             setattr(self._callbacks, name, functools.partial(hook, getattr(self._callbacks, name)))
-        # Where a `fit` has failed, its own is still there.
+        # If a `fit` has failed, its own is still there.
         self._train = getattr(model.train_function, "trains", model.train_function)
         model.train_function = _TrainFunction(self._draw_and_train, self._train)
 
@@ -116,15 +100,14 @@ class Fit:
         elif self._within:
             self._states = CallbackStates(self._others)
             call(epoch, logs)
-            self._apply()
+            self._states.apply(self._restored.get("callbacks", {}))
             self._model.stop_training = self._restored.get("stop", False)
         else:
-            self._apply()
+            self._restore_callbacks()
             call(epoch, logs)
 
-    def _apply(self) -> None:
-        if self._states is None:
-            self._states = CallbackStates(self._others)
+    def _restore_callbacks(self) -> None:
+        self._states = CallbackStates(self._others)
         self._states.apply(self._restored.get("callbacks", {}))
 
     def _batch_begin(self, call: Call, batch: int, logs: Any = None) -> None:
@@ -137,7 +120,6 @@ class Fit:
         if self._muted:
             return
         call(batch, logs)
-        self._logs = logs
         # In Keras 3.10 `batch` is the first of the steps that were done, later the last.
         done = max(batch + 1, self._first + self._keras.executed())
         self._backup.after_steps(done - self._first)
@@ -149,7 +131,7 @@ class Fit:
 
     def _test_begin(self, call: Call, logs: Any = None) -> None:
         """Keeps the metrics of the training: the validation begins with a reset of them."""
-        self._trained_metrics = metric_state.read(self._strategy, self._keras.metrics())
+        self._trained_metrics = self._metrics().read()
         call(logs)
 
     def _test_batch_end(self, call: Call, batch: int, logs: Any = None) -> None:
@@ -164,7 +146,7 @@ class Fit:
         """
         trained = self._states is not None
         if not trained:
-            self._apply()
+            self._restore_callbacks()
         call(logs)
         for name in self._hooks:
             delattr(self._callbacks, name)
@@ -173,7 +155,7 @@ class Fit:
             backup = self._backup
             backup.epoch, backup.step = self._epochs, 0
             if not self._keras.goes_on(self._iterator):
-                backup.at_first_batch()
+                backup.drawn = 0
                 self._iterators = self._keras.iterators + 1
             self._trained_metrics = self._iterator = None
             backup.save()
@@ -182,12 +164,12 @@ class Fit:
     def _draw_and_train(self, iterator: Any) -> Any:
         """Takes the place of the model's train function, as only that gets the iterator.
 
-        Keras makes a new one for each epoch, or one for all where `steps_per_epoch` is given.
+        Keras makes a new one for each epoch, or one for all if `steps_per_epoch` is given.
         """
         if self._iterator is None:
             self._catch_up(iterator)
         elif iterator is not self._iterator:
-            self._backup.at_first_batch()
+            self._backup.drawn = 0
         if iterator is not self._iterator:
             self._iterator, self._iterators = iterator, self._keras.iterators
         return self._logs if self._muted else self._train(iterator)
@@ -196,21 +178,25 @@ class Fit:
         """Restores the metrics, and skips the batches that were trained on."""
         backup = self._backup
         if self._within:
-            self._logs = self._restored.get("logs")
             self._keras.trace(self._train, iterator)
-            rows, metrics = self._restored.get("metrics"), self._keras.metrics()
-            if rows is not None and not metric_state.assign(self._strategy, metrics, rows):
+            rows = self._restored.get("metrics")
+            if rows is not None and not self._metrics().assign(rows):
                 warn(
                     "the metrics of epoch %d begin anew at step %d: the model has other ones than "
                     "when it was saved",
                     backup.epoch + 1,
                     backup.step,
                 )
-        if self._skip:
-            for _ in range(0 if self._from_rest else backup.drawn):
-                if next(iterator, _END) is _END:
-                    break
-            self._keras.count(backup.drawn - self._until)
+            self._logs = dict(self._model.get_metrics_result())
+        for _ in range(backup.drawn):
+            next(iterator, None)
+        self._keras.count(backup.drawn - self._until)
+
+    def _metrics(self) -> MetricState:
+        variables, state = self._keras.metrics(), self._metric_state
+        if state is None or list(map(id, variables)) != list(map(id, state.variables)):
+            self._metric_state = state = MetricState(self._strategy, variables)
+        return state
 
     def _prepare(self) -> None:
         """Puts together what is saved besides variables; all ranks call it."""
@@ -220,20 +206,16 @@ class Fit:
         self._keras.flush(self._callbacks)
         metrics = self._trained_metrics
         if metrics is None:
-            metrics = metric_state.read(self._strategy, self._keras.metrics())
+            metrics = self._metrics().read()
         assert self._states is not None
         rest = {
             "callbacks": self._states.collect(),
             "iterators": self._iterators,
-            "logs": _numbers(self._logs),
-            "metrics": metric_state.gather(self._strategy, metrics),
+            "metrics": self._metrics().gather(metrics),
             "steps": self._keras.steps(),
             "stop": bool(self._model.stop_training),
         }
         self._rest.packed = pack(rest)
-
-
-_END = object()
 
 
 class _TrainFunction:
@@ -263,17 +245,6 @@ class _Rest(tf.train.experimental.PythonState):  # type: ignore[misc]
 
     def deserialize(self, string_value: bytes) -> None:
         self.packed = string_value
-
-
-def _numbers(logs: Any) -> Dict[str, Any]:
-    """Returns a step's logs as numbers, or arrays of them, which Keras takes as well."""
-    found = {}
-    for name, value in (logs or {}).items():
-        with contextlib.suppress(TypeError, ValueError):  # such as a ragged one
-            array = np.asarray(value)
-            if array.dtype.kind in "biuf":
-                found[name] = array if array.ndim else array.item()
-    return found
 
 
 def _variables_of_fit(model: Any) -> Dict[str, Any]:

@@ -8,48 +8,57 @@ import numpy as np
 import tensorflow as tf
 
 
-def read(strategy: tf.distribute.Strategy, variables: List[tf.Variable]) -> Any:
-    """Returns each replica's values, one after the other as float64, without communication.
+class MetricState:
+    """The metrics of a model, whose variables are sums of parts that lie in the replicas.
 
-    A metric's variables are sums whose parts lie in the replicas. Read together they would be
-    added up, and another split of the sum ends in other last digits.
+    Read together the parts would be added up, and another split of the sum has other last digits.
+
+    Attributes:
+        variables: of the metrics.
     """
 
-    def own() -> tf.Tensor:
-        flat = [tf.reshape(tf.cast(variable, tf.float64), [-1]) for variable in variables]
+    def __init__(self, strategy: tf.distribute.Strategy, variables: List[tf.Variable]) -> None:
+        self._strategy = strategy
+        self.variables = variables
+        self._read = self._on_replicas(self._own_values)
+
+    def read(self) -> Any:
+        """Returns each replica's values, one after the other as float64, without communication."""
+        return self._read()
+
+    def gather(self, values: Any) -> np.ndarray:
+        """Returns what `read` returned, of all replicas in all workers: [replicas, numbers]."""
+        rows: np.ndarray = self._strategy.gather(values, axis=0).numpy()
+        return rows
+
+    def assign(self, rows: np.ndarray) -> bool:
+        """Gives each replica its values again; returns False if the model has other metrics.
+
+        With another number of replicas the first one gets the sum.
+        """
+        sizes = [variable.shape.num_elements() for variable in self.variables]
+        if sum(sizes) != rows.shape[1]:
+            return False
+        count = self._strategy.num_replicas_in_sync
+        if len(rows) != count:
+            total = rows.sum(axis=0)
+            rows = np.zeros([count, len(total)])
+            rows[0] = total
+
+        def own() -> None:
+            replica = tf.distribute.get_replica_context().replica_id_in_sync_group
+            parts = tf.split(tf.gather(rows, replica), sizes)
+            for variable, part in zip(self.variables, parts):
+                variable.assign(tf.cast(tf.reshape(part, variable.shape), variable.dtype))
+
+        self._on_replicas(own)()
+        return True
+
+    def _own_values(self) -> tf.Tensor:
+        flat = [tf.reshape(tf.cast(variable, tf.float64), [-1]) for variable in self.variables]
         return tf.concat([tf.zeros([0], tf.float64), *flat], axis=0)[tf.newaxis]
 
-    return _run(strategy, own)
-
-
-def gather(strategy: tf.distribute.Strategy, values: Any) -> np.ndarray:
-    """Returns what `read` gave, of all replicas in all workers: [replicas, numbers]."""
-    rows: np.ndarray = strategy.gather(values, axis=0).numpy()
-    return rows
-
-
-def assign(
-    strategy: tf.distribute.Strategy, variables: List[tf.Variable], rows: np.ndarray
-) -> bool:
-    """Gives each replica its values again, and returns whether there are as many as were read."""
-    sizes = [variable.shape.num_elements() for variable in variables]
-    if sum(sizes) != rows.shape[1]:
-        return False
-    if len(rows) != strategy.num_replicas_in_sync:  # another number of workers
-        total = rows.sum(axis=0)
-        rows = np.zeros([strategy.num_replicas_in_sync, len(total)])
-        rows[0] = total
-
-    def own() -> None:
-        replica = tf.distribute.get_replica_context().replica_id_in_sync_group
-        parts = tf.split(tf.gather(rows, replica), sizes)
-        for variable, part in zip(variables, parts):
-            variable.assign(tf.cast(tf.reshape(part, variable.shape), variable.dtype))
-
-    _run(strategy, own)
-    return True
-
-
-def _run(strategy: tf.distribute.Strategy, own: Callable[[], Any]) -> Any:
-    """Runs a function on all replicas, in a graph: TensorFlow warns of the other way."""
-    return tf.function(lambda: strategy.run(own), autograph=False)()
+    def _on_replicas(self, own: Callable[[], Any]) -> Callable[[], Any]:
+        """Returns a graph that runs a function on all replicas: TensorFlow warns without one."""
+        function: Callable[[], Any] = tf.function(lambda: self._strategy.run(own), autograph=False)
+        return function

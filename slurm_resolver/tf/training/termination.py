@@ -14,7 +14,7 @@ import logging
 import os
 import sys
 import time
-from typing import Any, Callable, Collection, Dict, Optional
+from typing import Any, Callable, Collection, Optional
 
 import tensorflow as tf
 
@@ -82,7 +82,13 @@ def termination_config(
 
 
 class TerminationConfig(tf.distribute.experimental.TerminationConfig):  # type: ignore[misc]
-    """What `termination_config` returns. Made by it only."""
+    """What `termination_config` returns. Made by it only.
+
+    Attributes:
+        ranks: the ranks that save together.
+        saved_at: the step, as messages name it, if it is known.
+        tells_of_steps: whether the code that makes TensorFlow's handler reports the first step.
+    """
 
     def __init__(
         self,
@@ -92,23 +98,19 @@ class TerminationConfig(tf.distribute.experimental.TerminationConfig):  # type: 
         max_restarts: Optional[int],
         save_before_end: Optional[float],
     ) -> None:
-        self.watch = watch
         self.exit_fn: Callable[[], None] = self._exit
         self.grace_period = 0
         self.save_fn: Optional[Callable[..., Any]] = None
-        self.leads = ranks.leads  # whether this rank's checkpoint is the one that counts
-        self.name = ranks.name
-        self.saved_at = ""  # the step, as messages name it, where it is known
-        self.tells_of_steps = False  # whether who makes TensorFlow's handler tells of the first one
-        self.ranks = ranks.count
-        self.step = ranks.step
-        self._ranks = ranks
+        self.watch = watch
+        self.ranks = ranks
+        self.saved_at = ""
+        self.tells_of_steps = False
         self._requeue = requeue
         self._max_restarts = max_restarts
         self._deadline: Optional[float] = None
         # It is enough that one rank looks at the clock.
         if save_before_end is not None and ranks.leads:
-            end = job_end(self.step)
+            end = job_end(ranks.step)
             if end is None:
                 _log.warning(
                     "save_before_end=%g: the job's end is not known (no SLURM_JOB_END_TIME, and "
@@ -130,10 +132,6 @@ class TerminationConfig(tf.distribute.experimental.TerminationConfig):  # type: 
             training_reports.report(training_reports.READY)
         return self._due
 
-    def compare(self, own: str) -> Dict[str, str]:
-        """Returns what every rank gave, by its name: all ranks call it, in the same order."""
-        return self._ranks.compare(own)
-
     def _due(self) -> bool:
         if self._deadline is not None and time.time() >= self._deadline:
             self.watch.received = self.watch.received or "the coming time limit"
@@ -143,25 +141,26 @@ class TerminationConfig(tf.distribute.experimental.TerminationConfig):  # type: 
         """Ends this process after the save, in agreement with the others."""
         self.watch.leave_on_sigterm()
         training_reports.report(training_reports.SAVED)
-        if self.leads:
+        ranks = self.ranks
+        if ranks.leads:
             sigterm = self.watch.terminated and self.watch.received in (None, "SIGTERM")
             plan = requeue_job(
-                self.step,
+                ranks.step,
                 self._requeue,
                 self._max_restarts,
                 announced=not sigterm,
-                saved=self.ranks,
+                saved=ranks.count,
             )
             where = f" at {self.saved_at}" if self.saved_at else ""
             cause = self.watch.received or "a signal to another rank"
             _log.warning("training saved%s, after %s: %s", where, cause, plan.message)
-            self._ranks.tell(plan)
+            ranks.tell(plan)
         else:
-            plan = self._ranks.receive()
+            plan = ranks.receive()
         until = time.monotonic() + plan.wait
         while not self.watch.ended and time.monotonic() < until:
             # Slurm's SIGTERM may have come while this rank was still saving.
-            if self.watch.terminated and not self.leads:
+            if self.watch.terminated and not ranks.leads:
                 break
             time.sleep(0.1)
         _exit_with(plan.status)
