@@ -82,7 +82,7 @@ def test_the_one_before_is_used_and_the_damaged_one_is_left(
         assert train(folder, termination) == (0, 3, 6.0)
     if (name, damage) != (INDEX, Path.unlink):  # which leaves no checkpoint to speak of
         (said,) = [text for text in caplog.messages if "cannot be read" in text]
-        assert re.search(rf"\(ckpt-4: {folder}/ckpt-4.*ckpt-3 \(epoch 0, step 3\) is used", said)
+        assert re.search(rf"\({folder}/ckpt-4: .*; it is left as it is, and ckpt-3 is used", said)
         # the next save is another one, and the next start goes on from that
         assert {path.name: path.read_bytes() for path in folder.glob("ckpt-4*")} == left
         assert names(str(folder))[0] == "ckpt-5"
@@ -102,7 +102,7 @@ def test_where_none_can_be_read_it_says_what_is_wrong_with_each(
 ) -> None:
     flip(folder / DATA)
     cut(folder / "ckpt-3.index")
-    expected = r"none of the checkpoints in .*ckpt-4: .*hecksum.*; ckpt-3: .*ckpt-3.index: "
+    expected = r"none of the checkpoints in .*/ckpt-4: .*hecksum.*; .*/ckpt-3: .*sstable"
     with pytest.raises(ResumeError, match=expected):
         train(folder, termination)
 
@@ -110,7 +110,7 @@ def test_where_none_can_be_read_it_says_what_is_wrong_with_each(
 def test_one_of_another_program_is_no_beginning(tmp_path: Path, termination: Any) -> None:
     manager = tf.train.CheckpointManager(tf.train.Checkpoint(x=tf.Variable(1)), str(tmp_path), 1)
     manager.save()
-    with pytest.raises(ResumeError, match=r"ckpt-1 was saved by another program: .*of its own"):
+    with pytest.raises(ResumeError, match=r"ckpt-1 was saved by another program .*of its own"):
         train(tmp_path, termination)
 
 
@@ -128,9 +128,7 @@ def together(folders: List[Path]) -> List[Any]:
 
         checkpoint = tf.train.Checkpoint(total=tf.Variable(0.0))
         try:
-            restored = restore_newest(
-                checkpoint, str(folders[index]), compare, complete=False, quiet=index > 0
-            )
+            restored = restore_newest(checkpoint, str(folders[index]), compare, leads=index == 0)
             results[index] = Path(restored.path).name if restored else None
         except ResumeError as error:
             results[index] = str(error)
@@ -152,11 +150,7 @@ def test_what_one_rank_cannot_read_none_uses(
     assert "as worker_1 sees it" in said
 
 
-def test_ranks_that_see_different_folders_say_so(made: Path, folder: Path, tmp_path: Path) -> None:
+def test_ranks_that_see_different_folders_say_so(made: Path, tmp_path: Path) -> None:
     for said in together([made, tmp_path]):
         assert ": worker_0: ckpt-4 and ckpt-3; worker_1: none. Expected the same" in said
-    for end in ("index", "data-00000-of-00001"):
-        (folder / f"ckpt-3.{end}").replace(folder / f"ckpt-4.{end}")
-    for said in together([made, folder]):
-        assert "worker_0: ckpt-4 (epoch 1, step 0); worker_1: ckpt-4 (epoch 0, step 3)" in said
     assert together([tmp_path / "none", tmp_path / "nothing"]) == [None, None]

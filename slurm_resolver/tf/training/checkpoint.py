@@ -22,13 +22,15 @@ from slurm_resolver.tf.training.checkpoint_owner import (
     check_task,
     claim,
     owner_of,
-    read_owner,
 )
 from slurm_resolver.tf.training.checkpoint_writer import CheckpointWriter
 from slurm_resolver.tf.training.kept_checkpoints import Restored, restore_newest
 from slurm_resolver.tf.training.termination import TerminationConfig, termination_config
 
 _log = logging.getLogger("slurm_resolver")
+
+# These datasets make of each batch one batch.
+_BATCH_BY_BATCH = ("OptionsDataset", "MapDataset", "ParallelMapDataset", "PrefetchDataset")
 
 # TensorFlow's handler agrees on a step through keys that a process can set only once: there is one
 # handler for all trainings of a process, and it saves the one that runs now.
@@ -43,7 +45,7 @@ class Backup:
         epoch: the epoch, from 0.
         step: how many of its steps are done.
         drawn: how many batches were taken from the iterator that is in use.
-        restored: whether a checkpoint was restored.
+        batch_size: how many samples a global batch has; 0 if that is not known.
     """
 
     def __init__(
@@ -58,16 +60,15 @@ class Backup:
         complete: bool = False,
         prepare: Callable[[], None] = lambda: None,
     ) -> None:
-        """Args as those of `ResumableLoop`, and:
+        """Takes the arguments of `ResumableLoop`.
 
-        complete: whether the state has all its variables already.
-        prepare: called in every rank before it saves.
+        Args:
+            complete: whether the state has all its variables already.
+            prepare: called in every rank before it saves.
         """
         if save_every is not None and save_every < 1:
             raise ResumeError(f"save_every={save_every!r}: expected a count of steps, or None.")
-        self.epoch = self.step = self.drawn = 0
-        self.restored = False
-        self._batch_size = 0  # samples of a global batch; 0 if not known
+        self.epoch = self.step = self.drawn = self.batch_size = 0
         self._strategy = strategy
         self._every = save_every
         self._since = 0  # steps since the last save
@@ -84,8 +85,7 @@ class Backup:
         self._directory = os.fspath(directory)
         self._max_to_keep = max_to_keep
         self._ranks = self._termination.ranks
-        self._owner = owner_of(self._ranks.step, self._ranks.count)
-        self._owner_before = read_owner(self._directory)
+        self._owner = owner_of(self._ranks.step)
         self._latest: Optional[Restored] = None
         self._reported = False
 
@@ -102,23 +102,19 @@ class Backup:
         leads, directory = self._ranks.leads, self._directory
         self._in_leader(lambda: check_task(directory, self._owner))
         self._latest = restore_newest(
-            self._checkpoint,
-            directory,
-            self._ranks.compare,
-            complete=self._complete,
-            quiet=not leads,
+            self._checkpoint, directory, self._ranks.compare, leads, self._complete
         )
         self._in_leader(lambda: claim(directory, self._owner))
         if self._latest is not None:
             # The next save must not overwrite a checkpoint that could not be read.
             self._checkpoint.save_counter.assign(self._latest.last)
-            self._set_counts()
+            for name, variable in self._counters.items():
+                setattr(self, name, int(variable.numpy()))
         self._writer = CheckpointWriter(self._checkpoint, directory, self._max_to_keep, leads)
         _running = self
         if _handler is None:
             _make_handler(self._strategy, self._termination)
-        self.restored = self._latest is not None
-        return self.restored
+        return self._latest is not None
 
     def begin_data(self, batch_size: int, skip: bool = True) -> bool:
         """Converts the position if the batches have another size now, and returns whether they do.
@@ -132,7 +128,7 @@ class Backup:
         Raises:
             ResumeError: if the batches have another size, and are not to be skipped.
         """
-        before, self._batch_size = self._batch_size, batch_size
+        before, self.batch_size = self.batch_size, batch_size
         if before == batch_size or not before or not batch_size:
             return False
         if not self.step and not self.drawn:
@@ -155,27 +151,22 @@ class Backup:
         """Logs where the training goes on, if it does."""
         if not self._ranks.leads:
             return
-        step, before = self._ranks.step, self._owner_before
+        step, latest = self._ranks.step, self._latest
         restarts = (step.restart_count or 0) + (step.step_restart or 0)
-        used = ""
-        if before is not None and before.job:
-            workers = f"{before.workers} worker{'s'[: before.workers > 1]}"
-            used = f"; {before} was the last to train there, on {workers}"
-        if self._latest is None:
-            if restarts:
-                warn(
-                    "training begins anew: %r holds no checkpoint, though this job was started "
-                    "again (restart %d). Nothing had been saved before, or in another folder",
-                    self._directory,
-                    restarts,
-                )
-        elif self.epoch < epochs:
-            warn("training goes on from %s, saved at %s%s", self._latest.path, self._at, used)
-        else:
+        if latest is None and restarts:
+            warn(
+                "training begins anew: %r holds no checkpoint, though this job was started again "
+                "(restart %d). Nothing had been saved before, or in another folder",
+                self._directory,
+                restarts,
+            )
+        elif latest is not None and self.epoch < epochs:
+            warn("training goes on from %s, saved at %s", latest.path, self._at)
+        elif latest is not None:
             warn(
                 "nothing is left to train: %s is the end of epoch %d. Remove the folder to begin "
                 "anew.",
-                self._latest.path,
+                latest.path,
                 self.epoch,
             )
 
@@ -208,7 +199,7 @@ class Backup:
         """Saves, and returns the path in the rank that writes."""
         self._prepare()
         for name, variable in self._counters.items():
-            variable.assign(self._batch_size if name == "batch_size" else getattr(self, name))
+            variable.assign(getattr(self, name))
         if self._ranks.leads:
             check_still_owner(self._directory, self._owner)
         with reporter.saving():
@@ -216,11 +207,6 @@ class Backup:
         self._termination.saved_at = self._at
         self._since = 0
         return path
-
-    def _set_counts(self) -> None:
-        counts = {name: int(variable.numpy()) for name, variable in self._counters.items()}
-        self.epoch, self.step, self.drawn = counts["epoch"], counts["step"], counts["drawn"]
-        self._batch_size = counts["batch_size"]
 
     @property
     def _at(self) -> str:
@@ -239,6 +225,22 @@ class Backup:
         for told in self._ranks.compare(problem).values():
             if told:
                 raise ResumeError(told)
+
+
+def batch_size_of(data: Any) -> int:
+    """Returns how many samples a global batch of a dataset has; 0 if that is not known.
+
+    TensorFlow does not say. It is read from the dataset's chain of inputs, as TensorFlow's own
+    sharding does.
+    """
+    # A strategy's dataset holds the one that it distributes.
+    inner = getattr(data, "whole_batches", getattr(data, "_original_dataset", data))
+    while type(inner).__name__.lstrip("_") in _BATCH_BY_BATCH:
+        (inner,) = inner._inputs()
+    try:
+        return int(inner._batch_size) if "BatchDataset" in type(inner).__name__ else 0
+    except (AttributeError, TypeError, ValueError):  # another TensorFlow
+        return 0
 
 
 class _QuietHandler(

@@ -1,4 +1,4 @@
-"""The job that a folder of checkpoints belongs to, which a file in the folder names.
+"""The training that a folder of checkpoints belongs to, which a file in the folder names.
 
 A new job with the same model continues the training. Another task of a job array would continue
 from weights that are not its own, and two jobs that train at once would mix theirs.
@@ -18,46 +18,27 @@ FILE = "slurm_resolver.owner"
 
 
 class Owner(NamedTuple):
-    """The job that trains in a folder.
-
-    Attributes:
-        process: the process that writes the checkpoints.
-        workers: how many workers train together.
-        job: the job's id, for a task of a job array the array's; None without Slurm.
-        array_task: the number of the task of a job array.
-    """
+    """A process that writes checkpoints, and its job: of a task of a job array the array's."""
 
     process: str
-    workers: int
     job: Optional[str] = None
     array_task: Optional[str] = None
 
     def __str__(self) -> str:
-        if self.array_task is not None:
-            return f"task {self.array_task} of job array {self.job}"
-        return f"job {self.job}" if self.job else f"process {self.process}, without Slurm"
+        job = f"job {self.job}" if self.job else "a training without Slurm"
+        return f"task {self.array_task} of job array {self.job}" if self.array_task else job
 
 
-def owner_of(step: SlurmStep, workers: int) -> Owner:
+def owner_of(step: SlurmStep) -> Owner:
     """Returns the owner that this process is."""
     process = f"{os.getpid()} on {socket.gethostname()}"
-    return Owner(process, workers, step.array_job_id or step.job_id, step.array_task_id)
-
-
-def read_owner(directory: str) -> Optional[Owner]:
-    """Returns the owner of a folder; None where it has none, or its file is damaged."""
-    try:
-        with open(os.path.join(directory, FILE), "rb") as file:
-            return Owner(**json.loads(file.read()))
-    except (OSError, ValueError, TypeError):
-        return None
+    return Owner(process, step.array_job_id or step.job_id, step.array_task_id)
 
 
 def check_task(directory: str, owner: Owner) -> None:
-    """Raises ResumeError where the folder belongs to another task of a job array."""
-    found = read_owner(directory)
-    tasks = {found.array_task if found is not None else None, owner.array_task}
-    if None not in tasks and len(tasks) > 1:
+    """Raises ResumeError if the folder belongs to another task of a job array."""
+    found = _read(directory)
+    if found and found.array_task and owner.array_task not in (None, found.array_task):
         raise ResumeError(
             f"the checkpoints in {directory!r} are those of {found}, and this is {owner}: one "
             "would end with the other's weights. Give each task a folder of its own, such as "
@@ -66,12 +47,9 @@ def check_task(directory: str, owner: Owner) -> None:
 
 
 def claim(directory: str, owner: Owner) -> None:
-    """Writes the owner into the folder. Only the first rank does.
+    """Writes the owner into the folder, and raises ResumeError as `check_task` does.
 
     Two tasks of an array that begin together both find no owner: one of them creates the file.
-
-    Raises:
-        ResumeError: where the folder belongs to another task of a job array.
     """
     if "://" in directory:  # there a file cannot be created by one of two
         return
@@ -89,11 +67,19 @@ def claim(directory: str, owner: Owner) -> None:
 
 
 def check_still_owner(directory: str, owner: Owner) -> None:
-    """Raises ResumeError where another process has claimed the folder since `claim`."""
-    found = read_owner(directory)
+    """Raises ResumeError if another process has claimed the folder since `claim`."""
+    found = _read(directory)
     if found is not None and found.process != owner.process:
         raise ResumeError(
             f"{directory!r} has been taken over by {found} (process {found.process}), while "
             f"{owner} is still training: this one stops, so that they do not mix. "
             "Give each training a folder of its own."
         )
+
+
+def _read(directory: str) -> Optional[Owner]:
+    try:
+        with open(os.path.join(directory, FILE), "rb") as file:
+            return Owner(**json.loads(file.read()))
+    except (OSError, ValueError, TypeError):  # such as a file that was cut off
+        return None

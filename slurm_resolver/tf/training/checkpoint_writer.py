@@ -8,8 +8,8 @@ a temporary folder, and delete it at once. If there are none they write nothing.
 
 from __future__ import annotations
 
+import contextlib
 import os
-import shutil
 import tempfile
 from typing import Optional
 
@@ -35,14 +35,7 @@ class CheckpointWriter:
     def __init__(
         self, checkpoint: tf.train.Checkpoint, directory: str, max_to_keep: int, leads: bool
     ) -> None:
-        """Takes over the folder's checkpoints, and deletes the leftovers of an unfinished save.
-
-        Args:
-            checkpoint: the objects to save.
-            directory: the folder that all ranks share.
-            max_to_keep: how many checkpoints to keep.
-            leads: whether this rank is the one that writes.
-        """
+        """Takes over the folder's checkpoints, and deletes the leftovers of an unfinished save."""
         self._checkpoint = checkpoint
         self._directory = directory
         self._manager: Optional[tf.train.CheckpointManager] = None
@@ -76,13 +69,8 @@ class CheckpointWriter:
         self._checkpoint.save_counter.assign_add(1)
         if not read_together(self._checkpoint):
             return
-        scratch = tempfile.mkdtemp(prefix="slurm_resolver-")
-        try:
-            self._checkpoint.write(os.path.join(scratch, "unused"))
-        except _CANNOT_WRITE:
-            pass  # by then all has been read
-        finally:
-            shutil.rmtree(scratch, ignore_errors=True)
+        with tempfile.TemporaryDirectory() as scratch, contextlib.suppress(*_CANNOT_WRITE):
+            self._checkpoint.write(os.path.join(scratch, "unused"))  # all is read before that fails
 
     def _remove_unfinished(self) -> None:
         for pattern in (f"{PREFIX}-*_temp", "checkpoint.tmp*"):

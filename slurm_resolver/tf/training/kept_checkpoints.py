@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import re
-import zlib
 from typing import Any, Callable, Dict, List, NamedTuple, Optional
 
 import tensorflow as tf
@@ -17,8 +16,8 @@ from slurm_resolver.errors import ResumeError
 from slurm_resolver.log import warn
 
 PREFIX = "ckpt"
-_COUNTER = "slurm_resolver/{}/.ATTRIBUTES/VARIABLE_VALUE"
-# TensorFlow raises these where a checkpoint does not fit the variables of the program.
+_OURS = "slurm_resolver/step/.ATTRIBUTES/VARIABLE_VALUE"
+# TensorFlow raises these if a checkpoint does not fit the variables of the program.
 _OTHER_MODEL = (AssertionError, ValueError, tf.errors.InvalidArgumentError)
 
 # Takes what this rank has to say, and returns what each rank said, by its name, the leader first.
@@ -26,12 +25,7 @@ Compare = Callable[[Any], Dict[str, Any]]
 
 
 class Restored(NamedTuple):
-    """The checkpoint that was restored.
-
-    Attributes:
-        path: its path, without the suffixes of its files.
-        last: the highest number of a checkpoint in the folder, including those that are damaged.
-    """
+    """The path of the checkpoint that was restored, and the highest number of one in the folder."""
 
     path: str
     last: int
@@ -48,9 +42,8 @@ def restore_newest(
     checkpoint: tf.train.Checkpoint,
     directory: str,
     compare: Compare,
-    *,
-    complete: bool,
-    quiet: bool,
+    leads: bool = True,
+    complete: bool = False,
 ) -> Optional[Restored]:
     """Restores the newest checkpoint that all ranks can read; returns None if there is none.
 
@@ -60,38 +53,40 @@ def restore_newest(
         checkpoint: the objects to restore.
         directory: the folder.
         compare: exchanges what the ranks have found; each rank calls it equally often.
+        leads: whether this rank logs damages.
         complete: whether the program has all variables of the checkpoint already.
-        quiet: whether to log nothing.
 
     Raises:
         ResumeError: if the ranks find different checkpoints, if none can be read, or if the newest
             is one of another program or of another model.
     """
     found = compare(names(directory))
-    candidates: List[str] = next(iter(found.values()))
     if any(found.values()) and not set.intersection(*map(set, found.values())):
-        raise _different(directory, {rank: " and ".join(two[:2]) for rank, two in found.items()})
+        listed = "; ".join(
+            f"{rank}: {' and '.join(two[:2]) or 'none'}" for rank, two in found.items()
+        )
+        raise ResumeError(
+            f"the ranks find different checkpoints in {directory!r}: {listed}. Expected the same "
+            "for all: the folder must be on a file system that all nodes of the job share."
+        )
+    candidates: List[str] = next(iter(found.values()))
     damages: List[str] = []
     for name in candidates:
-        seen = compare(_restore(checkpoint, os.path.join(directory, name), complete))
-        for told in seen.values():
-            if "refused" in told:
-                raise ResumeError(told["refused"])
+        path = os.path.join(directory, name)
+        seen = compare(_restore(checkpoint, path, complete))
+        for refused in (told["refused"] for told in seen.values() if "refused" in told):
+            raise ResumeError(f"{path} {refused}. Give each training a folder of its own.")
         damaged = {rank: told["damage"] for rank, told in seen.items() if "damage" in told}
-        if damaged:
-            seen_by = "" if len(damaged) == len(seen) else f", as {', '.join(damaged)} sees it"
-            damages.append(f"{name}: {next(iter(damaged.values()))}{seen_by}")
-            continue
-        used = {rank: f"{name} ({told['at']})" for rank, told in seen.items()}
-        if len({told["content"] for told in seen.values()}) > 1:
-            raise _different(directory, used)
-        if damages and not quiet:
-            warn(
-                "a checkpoint cannot be read (%s); it is left as it is, and %s is used instead",
-                "; ".join(damages),
-                next(iter(used.values())),
-            )
-        return Restored(os.path.join(directory, name), _number(candidates[0]))
+        if not damaged:
+            if damages and leads:
+                warn(
+                    "a checkpoint cannot be read (%s); it is left as it is, and %s is used instead",
+                    "; ".join(damages),
+                    name,
+                )
+            return Restored(path, _number(candidates[0]))
+        seen_by = "" if len(damaged) == len(seen) else f", as {', '.join(damaged)} sees it"
+        damages.append(f"{path}: {next(iter(damaged.values()))}{seen_by}")
     if damages:
         raise ResumeError(
             f"none of the checkpoints in {directory!r} can be read: {'; '.join(damages)}. Expected "
@@ -102,54 +97,27 @@ def restore_newest(
 
 def first_line(error: Exception) -> str:
     """Returns what an error of TensorFlow's says, without the names of its own functions."""
-    text = re.sub(r"{{.*?}} | ?\[Op:\w+\]", "", str(error).partition("\n")[0])
-    return text[:400]
+    return re.sub(r"{{.*?}} | ?\[Op:\w+\]", "", str(error).partition("\n")[0])[:400]
 
 
-def _restore(checkpoint: tf.train.Checkpoint, path: str, complete: bool) -> Dict[str, Any]:
-    """Restores a checkpoint, and returns what was found, or why it was not restored."""
+def _restore(checkpoint: tf.train.Checkpoint, path: str, complete: bool) -> Dict[str, str]:
+    """Restores a checkpoint, and returns why not if it cannot."""
     try:
-        counts = _read(path)
-        with tf.io.gfile.GFile(f"{path}.index", "rb") as file:  # it has all tensors' checksums
-            content = zlib.crc32(file.read())
-    except ResumeError as error:
-        return {"refused": str(error)}
+        if not tf.train.load_checkpoint(path).has_tensor(_OURS):
+            return {"refused": "was saved by another program than BackupAndResume or ResumableLoop"}
     except Exception as error:  # not all that TensorFlow raises are errors of its own
-        return {"damage": f"{path}.index: {first_line(error)}"}
+        return {"damage": first_line(error)}
     try:
         status = checkpoint.restore(path).expect_partial()
         status.assert_existing_objects_matched()
         if complete:
             status.assert_consumed()
     except _OTHER_MODEL as error:
-        return {
-            "refused": f"{path} is that of another model: {first_line(error)}. Give each training "
-            "a folder of its own, or remove this one to begin anew."
-        }
+        return {"refused": f"is that of another model: {first_line(error)}"}
     except Exception as error:
-        return {"damage": f"{path}: {first_line(error)}"}
-    return {"at": f"epoch {counts['epoch']}, step {counts['step']}", "content": content}
-
-
-def _read(path: str) -> Dict[str, int]:
-    """Returns epoch and step of a checkpoint; raises ResumeError if another program saved it."""
-    reader = tf.train.load_checkpoint(path)
-    keys = {name: _COUNTER.format(name) for name in ("epoch", "step")}
-    if not all(map(reader.has_tensor, keys.values())):
-        raise ResumeError(
-            f"{path} was saved by another program: expected a checkpoint of BackupAndResume or of "
-            "ResumableLoop. Give this training a folder of its own."
-        )
-    return {name: int(reader.get_tensor(key)) for name, key in keys.items()}
+        return {"damage": first_line(error)}
+    return {}
 
 
 def _number(name: str) -> int:
     return int(name.rpartition("-")[2])
-
-
-def _different(directory: str, found: Dict[str, str]) -> ResumeError:
-    listed = "; ".join(f"{rank}: {what or 'none'}" for rank, what in sorted(found.items()))
-    return ResumeError(
-        f"the ranks find different checkpoints in {directory!r}: {listed}. Expected the same for "
-        "all: the folder must be on a file system that all nodes of the job share."
-    )

@@ -6,7 +6,7 @@ from typing import Any, Callable, Dict, List, Optional, Tuple
 
 import tensorflow as tf
 
-from slurm_resolver.tf.training.batch_size import batch_size_of
+from slurm_resolver.tf.training.checkpoint import batch_size_of
 
 
 class Keras2:

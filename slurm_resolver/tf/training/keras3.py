@@ -10,7 +10,7 @@ import tensorflow as tf
 from slurm_resolver.errors import ResumeError
 from slurm_resolver.preflight.keras_version import check_keras
 from slurm_resolver.tf.keras.sharing import Share
-from slurm_resolver.tf.training.batch_size import batch_size_of
+from slurm_resolver.tf.training.checkpoint import batch_size_of
 
 _GENERATED = ("GeneratorDataAdapter", "PyDatasetAdapter")
 

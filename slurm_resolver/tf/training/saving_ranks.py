@@ -40,9 +40,7 @@ class SavingRanks:
                 "take every step together, such as MultiWorkerMirroredStrategy."
             )
         first = ("chief" if spec.get("chief") else "worker", 0)
-        self.leads = (
-            resolver is None or not spec or (resolver.task_type, resolver.task_id) == first
-        )
+        self.leads = resolver is None or not spec or (resolver.task_type, resolver.task_id) == first
         tasks = [(job, index) for job in spec for index in range(len(spec[job]))]
         tasks.sort(key=lambda task: task != first)
         self._names = [f"{job}_{index}" for job, index in tasks] or [""]  # the leader's is first
