@@ -17,12 +17,7 @@ from slurm_resolver import training_reports
 from slurm_resolver.errors import ResumeError
 from slurm_resolver.log import warn
 from slurm_resolver.tf.reporter import reporter
-from slurm_resolver.tf.training.checkpoint_owner import (
-    check_still_owner,
-    check_task,
-    claim,
-    owner_of,
-)
+from slurm_resolver.tf.training.checkpoint_owner import check_still_owner, claim, owner_of
 from slurm_resolver.tf.training.checkpoint_writer import CheckpointWriter
 from slurm_resolver.tf.training.kept_checkpoints import Restored, restore_newest
 from slurm_resolver.tf.training.termination import TerminationConfig, termination_config
@@ -86,7 +81,7 @@ class Backup:
         self._max_to_keep = max_to_keep
         self._ranks = self._termination.ranks
         self._owner = owner_of(self._ranks.step)
-        self._latest: Optional[Restored] = None
+        self._restored: Optional[Restored] = None
         self._reported = False
 
     def restore(self) -> bool:
@@ -100,21 +95,20 @@ class Backup:
         """
         global _running
         leads, directory = self._ranks.leads, self._directory
-        self._in_leader(lambda: check_task(directory, self._owner))
-        self._latest = restore_newest(
+        self._restored = restore_newest(
             self._checkpoint, directory, self._ranks.compare, leads, self._complete
         )
-        self._in_leader(lambda: claim(directory, self._owner))
-        if self._latest is not None:
+        self._claim()
+        if self._restored is not None:
             # The next save must not overwrite a checkpoint that could not be read.
-            self._checkpoint.save_counter.assign(self._latest.last)
+            self._checkpoint.save_counter.assign(self._restored.last)
             for name, variable in self._counters.items():
                 setattr(self, name, int(variable.numpy()))
         self._writer = CheckpointWriter(self._checkpoint, directory, self._max_to_keep, leads)
         _running = self
         if _handler is None:
             _make_handler(self._strategy, self._termination)
-        return self._latest is not None
+        return self._restored is not None
 
     def begin_data(self, batch_size: int, skip: bool = True) -> bool:
         """Converts the position if the batches have another size now, and returns whether they do.
@@ -151,22 +145,22 @@ class Backup:
         """Logs where the training goes on, if it does."""
         if not self._ranks.leads:
             return
-        step, latest = self._ranks.step, self._latest
+        step, restored = self._ranks.step, self._restored
         restarts = (step.restart_count or 0) + (step.step_restart or 0)
-        if latest is None and restarts:
+        if restored is None and restarts:
             warn(
                 "training begins anew: %r holds no checkpoint, though this job was started again "
                 "(restart %d). Nothing had been saved before, or in another folder",
                 self._directory,
                 restarts,
             )
-        elif latest is not None and self.epoch < epochs:
-            warn("training goes on from %s, saved at %s", latest.path, self._at)
-        elif latest is not None:
+        elif restored is not None and self.epoch < epochs:
+            warn("training goes on from %s, saved at %s", restored.path, self._at)
+        elif restored is not None:
             warn(
                 "nothing is left to train: %s is the end of epoch %d. Remove the folder to begin "
                 "anew.",
-                latest.path,
+                restored.path,
                 self.epoch,
             )
 
@@ -184,10 +178,6 @@ class Backup:
         self.step += count
         self.drawn += count
         self._since += count
-
-    def next_epoch(self) -> None:
-        """Counts an epoch that is done."""
-        self.epoch, self.step = self.epoch + 1, 0
 
     def save(self) -> None:
         """Saves; all ranks call it at the same step."""
@@ -212,12 +202,12 @@ class Backup:
     def _at(self) -> str:
         return f"epoch {self.epoch}, step {self.step}"
 
-    def _in_leader(self, check: Callable[[], None]) -> None:
-        """Runs a check in the leader, and raises its error in all ranks."""
+    def _claim(self) -> None:
+        """Claims the folder in the leader, and raises its error in all ranks."""
         problem = ""
         try:
             if self._ranks.leads:
-                check()
+                claim(self._directory, self._owner)
         except ResumeError as error:
             problem = str(error)
         except OSError as error:

@@ -35,21 +35,13 @@ def owner_of(step: SlurmStep) -> Owner:
     return Owner(process, step.array_job_id or step.job_id, step.array_task_id)
 
 
-def check_task(directory: str, owner: Owner) -> None:
-    """Raises ResumeError if the folder belongs to another task of a job array."""
-    found = _read(directory)
-    if found and found.array_task and owner.array_task not in (None, found.array_task):
-        raise ResumeError(
-            f"the checkpoints in {directory!r} are those of {found}, and this is {owner}: one "
-            "would end with the other's weights. Give each task a folder of its own, such as "
-            f"{os.path.join(directory, '$SLURM_ARRAY_TASK_ID')}, or remove this one to begin anew."
-        )
-
-
 def claim(directory: str, owner: Owner) -> None:
-    """Writes the owner into the folder, and raises ResumeError as `check_task` does.
+    """Writes the owner into the folder.
 
     Two tasks of an array that begin together both find no owner: one of them creates the file.
+
+    Raises:
+        ResumeError: if the folder belongs to another task of a job array.
     """
     if "://" in directory:  # there a file cannot be created by one of two
         return
@@ -59,7 +51,14 @@ def claim(directory: str, owner: Owner) -> None:
         with open(path, "x", encoding="utf-8") as file:
             file.write(text)
     except FileExistsError:
-        check_task(directory, owner)
+        found = _read(directory)
+        if found and found.array_task and owner.array_task not in (None, found.array_task):
+            raise ResumeError(
+                f"the checkpoints in {directory!r} are those of {found}, and this is {owner}: one "
+                "would end with the other's weights. Give each task a folder of its own, such as "
+                f"{os.path.join(directory, '$SLURM_ARRAY_TASK_ID')}, or remove this one to begin "
+                "anew."
+            ) from None
         scratch = f"{path}.{os.getpid()}"
         with open(scratch, "w", encoding="utf-8") as file:
             file.write(text)

@@ -74,7 +74,7 @@ class ResumableLoop:
         trained = self.epoch < count
         while self.epoch < count:
             yield self.epoch
-            self._backup.next_epoch()
+            self._backup.epoch, self._backup.step = self.epoch + 1, 0
             if self._endless is None:
                 self._backup.drawn = 0
         if trained:

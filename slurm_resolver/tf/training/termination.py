@@ -45,31 +45,27 @@ def termination_config(
             resolver, checkpoint, "checkpoints", config)
 
     Call it in the main thread of every task, before the strategy: SIGUSR1 ends a process that has
-    no handler. TensorFlow replaces the handler of SIGTERM in the strategy's constructor; the
-    PreemptionCheckpointHandler installs it again. Calling it after the strategy works as well.
+    no handler. TensorFlow replaces the handler of SIGTERM in the strategy's constructor, and the
+    PreemptionCheckpointHandler installs it again. A child process of the task installs none.
+    SIGTERM ends a child that the task forks later, and it ignores the other signals: if children
+    read the data, let one of those come first (``#SBATCH --signal=USR1@120``).
 
-    In a child process of the task it installs none: signals end that as ever. So does SIGTERM a
-    child that the task forks later; of the other signals such a child takes no notice. Where
-    children read the data, let one of those come first (``#SBATCH --signal=USR1@120``).
-
-    Training stops with the save (TensorFlow's `grace_period` is 0), as Slurm leaves a task little
-    time after SIGTERM: KillWait, or the partition's GraceTime.
+    Training stops with the save, as Slurm leaves a task little time after SIGTERM: KillWait, or the
+    partition's GraceTime.
 
     Args:
         resolver: the strategy's; None, or one without a cluster, for a process that trains alone.
         signals: any of these, to any rank, makes all ranks save the same step.
-        requeue: after the save, "scontrol" requeues the job; where that fails, or no scontrol is
-            there, and with "exit-code", all ranks exit with status 75 (`REQUEUE_STATUS`), which
-            the batch file turns into a requeue. None: the ranks end with status 143. A job that is
-            being cancelled is not requeued. One that Slurm preempts, and requeues by itself (with
-            GraceTime and PreemptMode=REQUEUE, from Slurm 24.05 on), is left to it: the batch file
-            gets SIGTERM, and the ranks exit with status 143. So they do, without a requeue, where
-            SIGTERM came to a job that Slurm neither preempts nor ends, and the step has tasks that
-            do not train with these: one of them may have failed.
-        max_restarts: where SLURM_RESTART_COUNT has reached it, the ranks save, do not requeue,
-            and exit with status 1. None is no limit.
+        requeue: "scontrol" requeues the job after the save. If that fails or there is no scontrol,
+            and with "exit-code", all ranks exit with status 75 (`REQUEUE_STATUS`), which the batch
+            file turns into a requeue. None: the ranks end with status 143. So they do if the job is
+            being cancelled, if Slurm preempts it and requeues it by itself (with GraceTime and
+            PreemptMode=REQUEUE, from Slurm 24.05 on), and if SIGTERM came to a job that Slurm
+            neither preempts nor ends and other tasks of the step do not train: one may have failed.
+        max_restarts: if SLURM_RESTART_COUNT has reached it, the ranks save, do not requeue and exit
+            with status 1. None is no limit.
         save_before_end: also save this many seconds before the job's time limit (from
-            SLURM_JOB_END_TIME, or scontrol), whether a signal comes or not. None waits for one.
+            SLURM_JOB_END_TIME, or scontrol). None waits for a signal.
 
     Raises:
         ResumeError: for an unknown signal or option, or outside the main thread.
@@ -122,10 +118,9 @@ class TerminationConfig(tf.distribute.experimental.TerminationConfig):  # type: 
 
     @property
     def termination_watcher_fn(self) -> Callable[[], bool]:
-        """Tells whether to save and end. TensorFlow's handler asks for it when it is made.
+        """Returns whether to save and end, for TensorFlow's handler, which asks when it is made.
 
-        By then the strategy has been made, and has replaced the handler of SIGTERM: it is installed
-        again here.
+        By then the strategy has replaced the handler of SIGTERM: it is installed again here.
         """
         self.watch.arm()
         if not self.tells_of_steps:
@@ -169,7 +164,7 @@ class TerminationConfig(tf.distribute.experimental.TerminationConfig):  # type: 
 def _exit_with(status: int) -> None:
     """Exits as `sys.exit` does, but without TensorFlow's own clean-up.
 
-    That waits for peers that have ended, and may abort, which would change the status.
+    The clean-up waits for peers that have ended, and may abort, which would change the status.
     """
     global _exit_status
     _exit_status = status
