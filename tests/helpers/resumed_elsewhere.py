@@ -3,7 +3,7 @@
 Each rank appends to OUT/CASE/rank.N.jsonl the samples that it took in each step, once that is done.
 A start ends after `--steps` steps, the last one with the training; that also trains each case with
 a global batch size that stays once more as a whole, in OUT/whole. What is logged of a case goes to
-OUT/CASE/log.N, how it failed to OUT/CASE/error.N, and its weights and history to OUT/CASE/result.N.
+OUT/CASE/log.N, and its weights and history to OUT/CASE/result.N.
 """
 
 from __future__ import annotations
@@ -205,8 +205,6 @@ def train(
         (folder / f"result.{rank}").write_text(json.dumps([np.ravel(v).tolist() for v in result]))
     except BrokenOffError:
         pass
-    except Exception as error:
-        (folder / f"error.{rank}").write_text(f"{type(error).__name__}: {error}")
     log.removeHandler(handler)
 
 
