@@ -41,26 +41,25 @@ class SavingRanks:
             )
         first = ("chief" if spec.get("chief") else "worker", 0)
         self.leads = resolver is None or not spec or (resolver.task_type, resolver.task_id) == first
-        tasks = [(job, index) for job in spec for index in range(len(spec[job]))]
-        tasks.sort(key=lambda task: task != first)
-        self._names = [f"{job}_{index}" for job, index in tasks] or [""]  # the leader's is first
-        self.count = len(self._names)
+        self.count = max(1, sum(map(len, spec.values())))
 
     def compare(self, own: Any) -> Dict[str, Any]:
-        """Returns what every rank gave, by its name; all ranks call it, in the same order.
+        """Returns what every rank gave, by its name, the leader first.
+
+        All ranks call it, in the same order.
 
         Raises:
             ResumeError: if not all ranks call it.
         """
         if self.count == 1:
-            return {self._names[0]: own}
+            return {"": own}
         cluster, client, ranks = self._live, self._client, self._ranks()
         others = [task.rank for task in cluster.tasks if task.rank not in ranks]
         try:
             told = client.gather("restored", own, _SAVE_WAIT, others)
         except RendezvousError as error:
             raise ResumeError(f"the ranks could not compare what they restore: {error}") from error
-        return {name: told[rank] for name, rank in zip(self._names, ranks)}
+        return {cluster.name_of(rank): told[rank] for rank in ranks}
 
     def tell(self, plan: ExitPlan) -> None:
         """Tells the others the plan, and returns when they have read it.
@@ -85,9 +84,9 @@ class SavingRanks:
         return ExitPlan(int(status), float(wait), "")
 
     def _ranks(self) -> List[int]:
-        """Returns the ranks of these tasks, the leader first."""
-        by_name = {f"{task.job}_{task.index}": task.rank for task in self._live.tasks}
-        return [by_name[name] for name in self._names]
+        """Returns the ranks that save together: the chief first if there is one, then workers."""
+        tasks = [task for task in self._live.tasks if task.job in ("chief", "worker")]
+        return [task.rank for task in sorted(tasks, key=lambda task: (task.job, task.index))]
 
     @property
     def _live(self) -> Cluster:
