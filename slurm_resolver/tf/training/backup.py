@@ -173,7 +173,6 @@ class _Fit:
             self._until = backup.step - backup.step % self._keras.executed()
         self._hooks: Dict[str, Call] = {
             "on_epoch_begin": self._epoch_begin,
-            "on_epoch_end": self._epoch_end,
             "on_train_batch_begin": self._batch_begin,
             "on_train_batch_end": self._batch_end,
             "on_test_begin": self._test_begin,
@@ -191,7 +190,7 @@ class _Fit:
         self._backup.epoch = epoch
         self._trained_metrics = None
         if self._states is not None:
-            self._backup.step = 0
+            self._backup.step = self._until = 0
             call(epoch, logs)
         elif self._within:
             self._states = CallbackStates(self._others)
@@ -220,10 +219,6 @@ class _Fit:
         done = max(batch + 1, self._first + self._keras.executed())
         self._backup.after_steps(done - self._first)
         self._backup.save_if_due()
-
-    def _epoch_end(self, call: Call, epoch: int, logs: Any = None) -> None:
-        self._until = 0
-        call(epoch, logs)
 
     def _test_begin(self, call: Call, logs: Any = None) -> None:
         """Keeps the metrics of the training: the validation begins with a reset of them."""
