@@ -323,9 +323,9 @@ class _TrainFunction:
 class _Rest(tf.train.experimental.PythonState):  # type: ignore[misc]
     """What is in the checkpoint besides variables."""
 
-    packed = b""
+    packed: Union[str, bytes] = ""
 
-    def serialize(self) -> bytes:
+    def serialize(self) -> Union[str, bytes]:
         return self.packed
 
     def deserialize(self, string_value: bytes) -> None:

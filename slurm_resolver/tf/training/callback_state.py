@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import base64
 import json
-from typing import Any, Dict, Iterable, Iterator, Tuple
+from typing import Any, Dict, Iterable, Iterator, Tuple, Union
 
 import numpy as np
 import tensorflow as tf
@@ -28,8 +28,8 @@ class CallbackStates:
         self._callbacks = dict(_named(callbacks))
         self._before = {name: _packed(callback) for name, callback in self._callbacks.items()}
 
-    def collect(self) -> Dict[str, Dict[str, Any]]:
-        """Returns by callback the attributes that have changed, and their values.
+    def collect(self) -> Dict[str, Dict[str, str]]:
+        """Returns by callback the attributes that have changed, with their values packed.
 
         A callback is left out if one of them is not plain: half of a state may be worse than none.
         """
@@ -42,26 +42,27 @@ class CallbackStates:
                 if key not in before or not _same(before[key], value)
             }
             if changed and all(plain for plain, _ in changed.values()):
-                states[name] = {key: getattr(callback, key) for key in changed}
+                states[name] = {key: value for key, (_, value) in changed.items()}
         return states
 
-    def apply(self, states: Dict[str, Dict[str, Any]]) -> None:
+    def apply(self, states: Dict[str, Dict[str, str]]) -> None:
         """Sets the attributes of those callbacks that exist."""
         for name, state in states.items():
             if name in self._callbacks:
-                vars(self._callbacks[name]).update(state)
+                changed = {key: unpack(value) for key, value in state.items()}
+                vars(self._callbacks[name]).update(changed)
 
 
-def pack(value: Any) -> bytes:
-    """Returns a plain value as bytes.
+def pack(value: Any) -> str:
+    """Returns a plain value as text.
 
     Raises:
         TypeError: if the value is not plain.
     """
-    return json.dumps(_encode(value)).encode()
+    return json.dumps(_encode(value))
 
 
-def unpack(packed: bytes) -> Any:
+def unpack(packed: Union[str, bytes]) -> Any:
     """Returns the value that `pack` was given."""
     return _decode(json.loads(packed))
 
