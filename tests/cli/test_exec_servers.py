@@ -9,7 +9,7 @@ import sys
 import time
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import Dict, Iterator, List, NamedTuple, Tuple
+from typing import Dict, Iterator, NamedTuple, Tuple
 
 import pytest
 
@@ -172,23 +172,6 @@ def test_whether_the_program_is_a_child(tmp_path: Path, servers: str, parents: i
     command += ["--servers", servers, "--", "sh", "-c", "echo $PPID > {rank}"]
     subprocess.run(command, cwd=tmp_path, env=ENVIRONMENT, check=True, timeout=120)
     assert len({path.read_text() for path in tmp_path.iterdir()}) == parents
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        (["--jobs", "worker=-1", "--servers", "ps"], "--servers ps: this step has the jobs worker"),
-        (["--jobs", "ps=1,worker=-1", "--servers", "ps,worker"], "that does not only serve"),
-        (["--servers", "chief"], "'chief': expected some of ps, dispatcher, data_worker, worker"),
-        (["--end-servers"], "--end-servers was removed; use the default, or --servers"),
-        (["--no-end-servers"], "--no-end-servers was removed; use '--servers none'"),
-    ],
-)
-def test_where_it_cannot_be_it_says_so(options: List[str], message: str) -> None:
-    command = [*PROGRAM, "run", "-n2", "--", *PROGRAM, "exec", *options, "true"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
-    assert done.returncode == 2
-    assert message in done.stderr
 
 
 @pytest.mark.parametrize(
