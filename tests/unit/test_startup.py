@@ -11,7 +11,7 @@ from typing import Dict
 import pytest
 
 from slurm_resolver import startup
-from slurm_resolver.import_hook import when_imported
+from slurm_resolver.startup import when_imported
 
 # Its strategy's class lies in slurm_resolver.tf, which a stand-in takes the place of as well.
 TENSORFLOW = "print('tensorflow is imported')\n"
