@@ -17,7 +17,7 @@ import task_variables
 from folders import ROOT
 
 import slurm_resolver
-from slurm_resolver.cli import COMMANDS, build_parser, main, sbatch
+from slurm_resolver.cli import COMMANDS, build_parser, main
 
 COMMAND = [sys.executable, "-m", "slurm_resolver"]
 
@@ -93,14 +93,6 @@ def words_of_command(line: str) -> List[str]:
     lexer = shlex.shlex(line, posix=True, punctuation_chars=True)
     lexer.whitespace_split = True
     return list(itertools.takewhile(lambda word: word[0] not in ">|&)", lexer))
-
-
-def test_the_example_of_sbatch_writes_a_file(tmp_path: Path) -> None:
-    (example, *_) = [line.strip() for line in sbatch.EPILOG.splitlines() if ".sbatch" in line]
-    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
-    subprocess.run(["bash", "-c", example], cwd=tmp_path, env={"PATH": path}, check=True)
-    (file,) = tmp_path.iterdir()
-    assert "python train.py" in file.read_text()
 
 
 def test_no_command_imports_tensorflow(tmp_path: Path) -> None:

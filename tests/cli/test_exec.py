@@ -65,22 +65,6 @@ def test_only_who_asks_for_it_gets_another_strategy() -> None:
     assert rest == "/of/mine"
 
 
-@pytest.mark.parametrize(
-    ("jobs", "task", "others"),
-    [
-        ("chief=1,evaluator=1,worker=-1", {"type": "evaluator", "index": 0}, ["chief", "worker"]),
-        (
-            "dispatcher=1,data_worker=1,worker=-1",
-            {"type": "data_worker", "index": 0},
-            ["worker"],
-        ),
-    ],
-)
-def test_who_stands_outside_the_cluster(jobs: str, task: object, others: List[str]) -> None:
-    config = json.loads(variables("--jobs", jobs)["TF_CONFIG"])
-    assert (config["task"], list(config["cluster"])) == (task, others)
-
-
 def test_arguments_are_filled_in() -> None:
     words = "{job} {index} {rank} {address} {ps_hosts} {worker_hosts} {chief_host}| {x} {} {{rank}}"
     done = run("--jobs", "chief=1,ps=1,worker=-1", "--", "echo", words)

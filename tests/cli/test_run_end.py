@@ -71,11 +71,6 @@ def test_sigusr1_goes_to_the_tasks() -> None:
     assert ended == (0, "0: got\n", "")
 
 
-def test_a_task_ends_with_its_first_process() -> None:
-    done = run("run", "--no-label", "--", "bash", "-c", "(sleep 60; echo late) & exit 0")
-    assert (done.returncode, done.stdout) == (0, "")
-
-
 COUNT = "echo ${SLURM_RESTART_COUNT-first};"
 
 
@@ -173,16 +168,6 @@ def test_a_planned_preemption_counts_from_the_first_step(
         assert line.startswith(wanted)
 
 
-def test_a_restart_finds_no_files_open() -> None:
-    """Those of one start of 20 tasks are fewer than 64, and those of two are more."""
-    script = "[ $SLURM_RESTART_COUNT ] || exit 75"
-    words = [*COMMAND, "run", "-n20", "--requeue", "--", "sh", "-c", script]
-    done = subprocess.run(
-        ["bash", "-c", 'ulimit -n 64; exec "$@"', "bash", *words], capture_output=True, text=True
-    )
-    assert (done.returncode, "could be started" in done.stderr) == (0, False), done.stderr
-
-
 STEP = "echo $SLURM_JOB_ID.$SLURM_STEP_ID $SLURM_RESTART_COUNT;"
 
 
@@ -242,7 +227,7 @@ def test_restarts(options: List[str], script: str, status: int, starts: int, sai
     assert said in [line for line in done.stderr.splitlines() if "slurm-resolver run:" in line][-1]
 
 
-@pytest.mark.parametrize("options", ["-o out-%t", "-o out", "-o out-%s --label", "-o none"])
+@pytest.mark.parametrize("options", ["-o out-%t", "-o out", "-o none"])
 @pytest.mark.parametrize(("step", "starts"), [("7", 2), ("$SLURM_STEP_ID", 3)])
 def test_failures_are_compared_wherever_the_output_goes(
     options: str, step: str, starts: int, tmp_path: Path
