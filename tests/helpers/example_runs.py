@@ -21,13 +21,6 @@ ENVIRONMENT = {
 }
 
 
-def srun(slurm: SlurmCluster, options: str, name: str, arguments: str = "") -> str:
-    """What the tasks printed; srun's status is the highest of theirs, and must be 0."""
-    script = EXAMPLES / name / "train.py"
-    command = f"srun {options} --kill-on-bad-exit=1 python -u {script} {arguments}"
-    return slurm.run(command, env=ENVIRONMENT, timeout=240).stdout
-
-
 def accuracies(output: str) -> List[float]:
     return [float(number) for number in re.findall(r"test accuracy ([\d.]+)", output)]
 

@@ -19,7 +19,7 @@ from slurm_installation import Installation
 FOLDERS = sorted(path.parent.name for path in EXAMPLES.glob("*/README.md"))
 # Need GPUs that work, more than this machine, hours, or files that are not here.
 NOT_RUN = re.compile(
-    r"matmul.py gpu|matmul.sbatch gpu|cookbook/in_graph.sbatch|^sbatch --nodes|"
+    r"matmul.py gpu|matmul.sbatch gpu|cookbook/in_graph.sbatch|^sbatch --n|"
     r"ps_ratio|scaling|gpus.sbatch|cifar"
 )
 # What each run of an example shows, where it is not an accuracy alone.
@@ -29,6 +29,7 @@ SHOWN = {
     "data_service": r"prepared by (the workers themselves|\d data workers?):",
     "evaluator": r"evaluator: epoch \d, test accuracy",
     "flags": r"worker 1: \d+ of \d+ steps",
+    "heterogeneous": r"chief 0 \(rank \d+ on \w+\): GPUs none",
     "legacy_server": r"worker 1: \d+ of \d+ steps",
     "preemptible": r"rank 1: trained, weights",
     "quick_start": r"; accuracy (0\.[89]|1\.)",
