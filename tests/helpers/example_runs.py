@@ -10,7 +10,6 @@ import tempfile
 from pathlib import Path
 from typing import List
 
-from folders import EXAMPLES
 from slurm_cluster import SlurmCluster
 
 # The tasks find this environment's Python, and TensorFlow keeps to itself what it is built for.
