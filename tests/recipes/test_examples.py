@@ -44,6 +44,21 @@ def commands(folder: str, *programs: str) -> List[str]:
     return [one for one in all_commands if one.split()[0] in programs and not NOT_RUN.search(one)]
 
 
+@pytest.fixture(scope="session")
+def mnist_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Scikit-learn's digits in the shape, types and names of MNIST's file."""
+    np = pytest.importorskip("numpy")
+    digits, labels = pytest.importorskip("sklearn.datasets").load_digits(return_X_y=True)
+    images = np.kron(digits.reshape(-1, 8, 8), np.ones((3, 3))) * 255 / 16
+    images = np.pad(images, ((0, 0), (2, 2), (2, 2))).astype("uint8")
+    labels = labels.astype("uint8")
+    path: Path = tmp_path_factory.mktemp("mnist") / "mnist.npz"
+    train, test = slice(0, 1437), slice(1437, None)
+    parts = {"x_train": images[train], "x_test": images[test]}
+    np.savez(path, **parts, y_train=labels[train], y_test=labels[test])
+    return path
+
+
 @pytest.fixture
 def checkout(tmp_path: Path, mnist_file: Path) -> Path:
     """A copy of the examples, beside which they may write, and the data that the READMEs name."""

@@ -18,9 +18,8 @@ from pathlib import Path
 from typing import Callable, Iterator, List
 
 import pytest
-from bare_state import BareState, shell_commands, with_those_before
+from bare_state import BareState, other_user, shell_commands, with_those_before
 from folders import ROOT
-from other_user import other_user
 from slurm_cluster import Node, SlurmCluster, started
 from slurm_installation import PATH, Installation
 
