@@ -15,7 +15,7 @@ import shutil
 import tempfile
 import warnings
 from pathlib import Path
-from typing import Callable, Iterator, List
+from typing import Iterator, List
 
 import pytest
 from bare_state import BareState, other_user, shell_commands, with_those_before
@@ -78,14 +78,10 @@ def after_the_first_command(bare_state: BareState) -> str:
     return done.stdout
 
 
-def once(test: Callable[..., None]) -> Callable[..., None]:
-    """Marks a test that installs TensorFlow once more."""
-    for mark in (pytest.mark.nightly, pytest.mark.tensorflow, pytest.mark.slurm):
-        test = mark(test)
-    return pytest.mark.newest(test)
-
-
-@once
+@pytest.mark.nightly  # TensorFlow is installed once more
+@pytest.mark.tensorflow
+@pytest.mark.slurm
+@pytest.mark.newest
 def test_the_first_command_trains(bare_state: BareState, after_the_first_command: str) -> None:
     installing, told, training = after_the_first_command.partition("Two workers train")
     assert told
@@ -104,7 +100,10 @@ def test_the_first_command_trains(bare_state: BareState, after_the_first_command
     assert ". .venv/bin/activate" in shown[-1]
 
 
-@once
+@pytest.mark.nightly  # TensorFlow is installed once more
+@pytest.mark.tensorflow
+@pytest.mark.slurm
+@pytest.mark.newest
 @pytest.mark.parametrize(
     "command", [command for command in COMMANDS[1:] if command not in of_kind("pip")]
 )
