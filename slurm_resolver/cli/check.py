@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
+import sys
 import time
 from collections import Counter
+from typing import NoReturn
 
 from slurm_resolver.cli.options import add_cluster_options, cluster_options
 from slurm_resolver.cluster.job_counts import job_counts
@@ -31,6 +34,7 @@ here is well, but no step was checked.
 
 examples:
   srun slurm-resolver check --jobs ps=1,worker=-1
+  srun slurm-resolver check --collective
   slurm-resolver check"""
 
 
@@ -48,6 +52,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="wait so long in all until every task is there (60)",
     )
     parser.add_argument("--verbose", action="store_true", help="print every check")
+    parser.add_argument(
+        "--collective",
+        action="store_true",
+        help="if no check fails, let TensorFlow in every task make the strategy, and measure a "
+        "small step and an all-reduce of 64 MB: a table by rank, or with --json a line of JSON",
+    )
     parser.add_argument("--json", action="store_true", help="print JSON")
 
 
@@ -90,4 +100,20 @@ def main(args: argparse.Namespace) -> int:
         counts = Counter(result.status for result in results)
         told = ", ".join(f"{number} {how}" for how, number in counts.items())
         print(f"check: {told}" + ("" if args.verbose else " (--verbose prints all)"))
+    if args.collective and status == 0:
+        _become_collective_check(args)
     return status
+
+
+def _become_collective_check(args: argparse.Namespace) -> NoReturn:
+    """Replaces this process: no command imports TensorFlow, and this one has left the step."""
+    from slurm_resolver.coordination.client import leave_all
+
+    leave_all()
+    options = cluster_options(args)._asdict()
+    chosen = {name: options[name] for name in vars(args) if name in options}
+    sys.stdout.flush()
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+    module = "slurm_resolver.tf.collective_check"
+    words = [sys.executable, "-m", module, json.dumps({"resolver": chosen, "json": args.json})]
+    os.execv(sys.executable, words)

@@ -51,7 +51,6 @@ def main() -> int:
     options = json.loads(sys.argv[1])
     folder = tempfile.mkdtemp(prefix="slurm_resolver-nccl-")
     log = os.path.join(folder, "nccl")
-    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     os.environ.update(NCCL_DEBUG="INFO", NCCL_DEBUG_FILE=log)
     from slurm_resolver.coordination.client import connect
     from slurm_resolver.tf.keras.mirrored import MultiWorkerMirroredStrategy
