@@ -62,6 +62,8 @@ def choose_gpus(
     visible = read_visible_devices(step)
     counts = (max_tasks_per_node, gpus_per_node, gpus_per_task)
     gpus = _choose(step, visible, local_rank, gpu_local_ranks, *counts, not_counted)
+    if gpus.devices and not gpus.settings and visible.is_misread:
+        gpus = gpus._replace(settings=visible.settings_for(gpus.devices))
     if gpus.devices and step.shards_on_node is not None:  # other jobs use it as well
         gpus = gpus._replace(memory=memory_settings(step, True))
     return _keep_usable(gpus, visible)

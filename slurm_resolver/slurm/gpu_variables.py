@@ -8,6 +8,7 @@ gres.conf names the same value.
 from __future__ import annotations
 
 import re
+from pathlib import Path
 from typing import Any, Callable, Dict, Mapping, NamedTuple, Optional, Sequence, Tuple, TypeVar
 
 from slurm_resolver.errors import GpuError
@@ -22,8 +23,10 @@ _HIP = SlurmStep.hip_devices.name
 _ZE = SlurmStep.ze_devices.name
 # The variables that Slurm sets, all to the same value.
 SET_BY_SLURM = (CUDA, _ROCR, _ZE, SlurmStep.ordinal_devices.name)
-# Slurm does not set HIP_VISIBLE_DEVICES. Its indices count the devices that the others show.
 GPU_VARIABLES = (*SET_BY_SLURM, _HIP)
+# Their numbers count the devices that ROCR_VISIBLE_DEVICES leaves.
+_WITHIN_ROCR = (_HIP, CUDA, SlurmStep.ordinal_devices.name)
+_AMD_DRIVER = Path("/dev/kfd")
 # The first of these that is set tells which devices the process sees.
 _BY_PRECEDENCE = (
     SlurmStep.cuda_devices,
@@ -48,16 +51,30 @@ class VisibleDevices(NamedTuple):
         name: the variable that shows them.
         devices: as the variable names them; None where no variable is set.
         others: the devices of every other variable that is set, by its name.
+        rocm: whether `name` is ROCR_VISIBLE_DEVICES and AMD's ROCm reads it. ROCm then counts the
+            devices of CUDA_VISIBLE_DEVICES, HIP_VISIBLE_DEVICES and GPU_DEVICE_ORDINAL among those
+            that ROCR_VISIBLE_DEVICES leaves ("GPU Isolation Techniques" of ROCm's documentation).
     """
 
     name: str
     devices: Optional[Devices]
     others: Mapping[str, Devices]
+    rocm: bool = False
 
     @property
     def text(self) -> str:
         """The variable with its value, for messages."""
         return f"{self.name}={','.join(self.devices or ())}"
+
+    @property
+    def is_misread(self) -> bool:
+        """Whether ROCm would find other devices, or none: Slurm sets all variables alike."""
+        devices = self.devices or ()
+        return self.rocm and any(
+            shown == devices != _numbered(devices)
+            for name, shown in self.others.items()
+            if name in _WITHIN_ROCR
+        )
 
     def settings_for(self, devices: Devices) -> Dict[str, str]:
         """Returns the variables to set so that the process sees only these of `self.devices`.
@@ -67,9 +84,8 @@ class VisibleDevices(NamedTuple):
         """
         settings = {self.name: _join(self.name, devices)}
         for name, shown in self.others.items():
-            if name == _HIP and self._hip_shows_all_of_rocr(shown):
-                # HIP's indices count the devices that ROCR_VISIBLE_DEVICES shows, not the node's.
-                settings[name] = ",".join(map(str, range(len(devices))))
+            if self.rocm and name in _WITHIN_ROCR:
+                settings[name] = ",".join(_numbered(devices))
             elif shown == self.devices or not devices:
                 settings[name] = _join(name, devices)
             elif name != _HIP:
@@ -79,9 +95,9 @@ class VisibleDevices(NamedTuple):
                 )
         return settings
 
-    def _hip_shows_all_of_rocr(self, shown: Devices) -> bool:
-        rocr_is_set = self.name == _ROCR or _ROCR in self.others
-        return rocr_is_set and shown == tuple(map(str, range(len(shown))))
+
+def _numbered(devices: Devices) -> Devices:
+    return tuple(map(str, range(len(devices))))
 
 
 def read_visible_devices(step: SlurmStep) -> VisibleDevices:
@@ -97,8 +113,25 @@ def read_visible_devices(step: SlurmStep) -> VisibleDevices:
             found[variable.name] = _parse(variable.name, text)
     if not found:
         return VisibleDevices(CUDA, None, {})
+    if _ROCR in found and (CUDA not in found or _AMD_DRIVER.exists()):
+        devices = found.pop(_ROCR)
+        for name in _WITHIN_ROCR:
+            devices = _select(devices, name, found[name]) if name in found else devices
+        return VisibleDevices(_ROCR, devices, found, rocm=True)
     (name, devices), *others = found.items()
     return VisibleDevices(name, devices, dict(others))
+
+
+def _select(devices: Devices, name: str, shown: Devices) -> Devices:
+    """Returns those of ROCR's devices that another variable of AMD's leaves."""
+    if shown == devices:  # by Slurm, which sets all of them alike
+        return devices
+    if all(number in _numbered(devices) for number in shown):
+        return tuple(devices[int(number)] for number in shown)
+    raise GpuError(
+        f"{name}={','.join(shown)}: expected numbers below {len(devices)}, which count the devices "
+        f"of {_ROCR}={','.join(devices)}. Unset {name}."
+    )
 
 
 def _parse(name: str, text: str) -> Devices:

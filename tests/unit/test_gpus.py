@@ -214,7 +214,6 @@ class TestOtherMakers:
             ["ZE_AFFINITY_MASK"],
             ["GPU_DEVICE_ORDINAL"],
             ["CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "ZE_AFFINITY_MASK"],
-            ["ROCR_VISIBLE_DEVICES", "GPU_DEVICE_ORDINAL"],
         ],
     )
     @pytest.mark.parametrize(("local_rank", "own"), [(0, "4,5"), (1, "6")])
@@ -227,12 +226,6 @@ class TestOtherMakers:
             assert gpus.devices == tuple(own.split(","))
             assert {environ[name] for name in names} == {own}
         assert gpus.source.startswith(names[0])
-
-    def test_hips_indices_count_what_rocr_leaves(self) -> None:
-        environ = {"ROCR_VISIBLE_DEVICES": "0,1,2,3", "HIP_VISIBLE_DEVICES": "0,1,2,3"}
-        step = SlurmStep.read(environ)
-        settings = choose_gpus(step, 1, range(2), 2).settings
-        assert settings == {"ROCR_VISIBLE_DEVICES": "2,3", "HIP_VISIBLE_DEVICES": "0,1"}
 
     def test_tiles_of_intels(self) -> None:
         step = SlurmStep(ze_devices="0.0,0.1,1.0,1.1")

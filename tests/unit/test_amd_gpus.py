@@ -1,0 +1,85 @@
+"""What ROCm makes of the variables: ROCR_VISIBLE_DEVICES first, the others count what it leaves.
+
+Source: "GPU Isolation Techniques" of ROCm's documentation. Slurm sets them all alike.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Dict, Tuple
+
+import pytest
+
+import slurm_resolver as sr
+from slurm_resolver.slurm import gpu_variables
+
+ROCR, HIP = "ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES"
+CUDA, ORDINAL = "CUDA_VISIBLE_DEVICES", "GPU_DEVICE_ORDINAL"
+
+
+STEP = {
+    "SLURM_JOB_ID": "42",
+    "SLURM_STEP_ID": "0",
+    "SLURM_STEP_NODELIST": "n9",
+    "SLURM_STEP_NUM_TASKS": "2",
+    "SLURM_STEP_TASKS_PER_NODE": "2",
+    "SLURM_DISTRIBUTION": "block",
+    "SLURM_PROCID": "1",
+}
+
+
+def second_task(variables: Dict[str, str]) -> Tuple[Any, Any]:
+    """Returns the devices of the second of two tasks, and what it sets."""
+    cluster = sr.resolve(environ={**STEP, **variables})
+    assert cluster.gpu_decision is not None
+    return cluster.gpus, cluster.gpu_decision.settings
+
+
+@pytest.fixture(params=[True, False], ids=["ROCm", "no ROCm"])
+def amd(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> bool:
+    """Whether AMD's driver is there."""
+    driver = tmp_path / "kfd"
+    monkeypatch.setattr(gpu_variables, "_AMD_DRIVER", driver)
+    if request.param:
+        driver.touch()
+    return bool(request.param)
+
+
+# The variables of two tasks of a node, and what the second of them sets.
+TABLE: Dict[str, Dict[str, str]] = {
+    "4,5": {ROCR: "5"},
+    "0,1": {ROCR: "1"},
+}
+
+
+@pytest.mark.parametrize("others", [(), (HIP,), (ORDINAL,), (HIP, ORDINAL)])
+@pytest.mark.parametrize("shown", TABLE)
+@pytest.mark.usefixtures("amd")
+def test_a_share(shown: str, others: Tuple[str, ...]) -> None:
+    devices, settings = second_task(dict.fromkeys((ROCR, *others), shown))
+    assert devices == (TABLE[shown][ROCR],)
+    assert settings == {**TABLE[shown], **dict.fromkeys(others, "0")}
+
+
+def test_cuda_beside_rocr(amd: bool) -> None:
+    _, settings = second_task(dict.fromkeys((ROCR, CUDA), "4,5"))
+    assert settings == {ROCR: "5", CUDA: "0" if amd else "5"}
+
+
+def test_bound_devices_are_numbered_for_rocm(amd: bool) -> None:
+    """Slurm gives the task GPU 3 in all variables; among one device ROCm finds no number 3."""
+    bound = {"SLURM_GPUS_ON_NODE": "4", "SLURMD_TRES_BIND": "gres/gpu:per_task:1"}
+    devices, settings = second_task({**dict.fromkeys((ROCR, CUDA), "3"), **bound})
+    assert devices == ("3",)
+    assert settings == ({ROCR: "3", CUDA: "0"} if amd else {})
+
+
+def test_a_choice_within_rocr() -> None:
+    devices, settings = second_task({ROCR: "2,3,4", HIP: "0,2"})
+    assert devices == ("4",)
+    assert settings == {ROCR: "4", HIP: "0"}
+
+
+def test_a_number_beyond_what_rocr_leaves() -> None:
+    with pytest.raises(sr.GpuError, match=r"HIP_\w+=2: expected numbers below 2, which count"):
+        second_task({ROCR: "4,5", HIP: "2"})
