@@ -28,7 +28,7 @@ _CONTROLLER_SECONDS = 600.0  # how long the controller may be down, as while it 
 
 
 class SupervisorOptions(NamedTuple):
-    """The options of `slurm-resolver supervise`; `command` is srun, its options, and the program."""
+    """The options of `slurm-resolver supervise`; `command` is srun, its options, the program."""
 
     command: Sequence[str]
     restarts: int = 3

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Dict, Iterator, List, NamedTuple, Tuple
 
 import pytest
-from by_version import expected
 from slurm_cluster import Node, SlurmCluster, started
 from slurm_installation import Installation
 from slurm_jobs import ENDS, ENVIRONMENT, read, shown_jobs, wait_for
@@ -342,42 +341,3 @@ def test_nodes_that_vanish(installation: Installation, tmp_path: Path) -> None:
         "slurm-resolver supervise: n4 has failed, the node of the batch file: the job is requeued"
     )
     assert said[1].count(lost) == 1, said[1]
-
-
-# By batch file: the state, the exit status, and how often it was requeued. The last is asked for.
-EXPEDITED = {
-    "slurm-resolver sbatch --requeue --no-check -- bash -c 'exit 3'": "FAILED 3:0 0",
-    "slurm-resolver sbatch --requeue --no-check -- bash -c '[ $SLURM_RESTART_COUNT ] || exit 75'": (
-        "COMPLETED 0:0 1"
-    ),
-}
-
-
-@pytest.mark.newest
-def test_an_expedited_requeue_is_for_what_asks_for_it(
-    installation: Installation, tmp_path: Path
-) -> None:
-    """Slurm by itself requeues such a job whatever its status is, and holds it then."""
-    requeue = expected({"22.05": "--requeue", "25.11": "--requeue=expedite"}, installation)
-    cluster = SlurmCluster(
-        [Node("n1", cpus=8)],
-        tmp_path / "slurm",
-        extra_conf=["SlurmctldParameters=enable_expedited_requeue"],
-        installation=installation,
-    )
-    with started(cluster) as slurm:
-        ids = []
-        for number, command in enumerate(EXPEDITED):
-            path = tmp_path / f"job{number}"
-            slurm.run(f"{command} >{path}", env=ENVIRONMENT)
-            options = f"--parsable {requeue} -o {path}.out"
-            ids.append(slurm.run(f"sbatch {options} {path}", env=ENVIRONMENT).stdout.strip())
-
-        def told(job: str) -> str:
-            fields = shown_jobs(slurm)[job][0]
-            return f"{fields['JobState']} {fields['ExitCode']} {fields['Restarts']}"
-
-        states = (*ENDS, "REQUEUE_HOLD")
-        wait_for(lambda: all(told(job).split()[0] in states for job in ids))
-        outputs = [read(path) for path in tmp_path.glob("*.out")]
-        assert [told(job) for job in ids] == list(EXPEDITED.values()), outputs
