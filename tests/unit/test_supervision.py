@@ -198,7 +198,6 @@ def exited(status: int) -> str:
     ("text", "told"),
     [
         (CANCELLED, "cancelled"),
-        (CANCELLED.replace("48 ***", "48 DUE TO TIME LIMIT ***"), "has ended the step: time limit"),
         (exited(75), "asks for a requeue"),
         (exited(1), None),
         (NODE, None),
