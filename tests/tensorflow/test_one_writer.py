@@ -11,7 +11,7 @@ import pytest
 
 pytest.importorskip("tensorflow")
 from slurm_resolver.errors import SavingError
-from slurm_resolver.tf.keras import one_writer
+from slurm_resolver.tf.keras import saving as one_writer
 
 pytestmark = pytest.mark.tensorflow
 PROCESSES = 4

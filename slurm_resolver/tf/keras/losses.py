@@ -129,11 +129,8 @@ def loss(
     if step.examined is not None:
         return tf.zeros_like(original(loss, y_true, y_pred, sample_weight))
     whole = [step.gather_structure(part) for part in (y_true, y_pred, sample_weight)]
-    step.nested = True
-    try:
+    with step.seeing_whole_batch():
         value = original(loss, *whole)
-    finally:
-        step.nested = False
     return step.own_gradient(value)
 
 

@@ -15,12 +15,11 @@ import tensorflow as tf
 
 from slurm_resolver.cluster.data_service import DATA_JOBS
 from slurm_resolver.errors import JobsError
-from slurm_resolver.preflight import keras_version
 from slurm_resolver.tf import progress, start
 from slurm_resolver.tf.exchange import Workers
-from slurm_resolver.tf.keras.calls import called_by_keras, keras_is_patched
 from slurm_resolver.tf.keras.functions import PredictFunction, StepFunction
 from slurm_resolver.tf.keras.patches import prepare
+from slurm_resolver.tf.keras.registry import called_by_keras
 from slurm_resolver.tf.keras.seeds import agree_on_seeds
 from slurm_resolver.tf.keras.sharing import Sharing, share_dataset
 from slurm_resolver.tf.resolver import SlurmClusterResolver
@@ -106,9 +105,7 @@ class MultiWorkerMirroredStrategy(
         policy = tf.data.experimental.AutoShardPolicy
         of_dataset = dataset.options().experimental_distribute.auto_shard_policy
         if of_dataset in (policy.AUTO, policy.DATA) and called_by_keras():
-            if self.of_several:
-                keras_version.check_keras()
-            shares = share_dataset(dataset) if keras_is_patched() else None
+            shares = share_dataset(dataset)
             if shares is not None:
                 return shares
         return super().experimental_distribute_dataset(dataset, options)
@@ -137,9 +134,9 @@ def _let_children_end() -> None:
     TensorFlow handles SIGTERM from the strategy's start on, and a child would inherit that: the
     program would wait at its end for children that `terminate()` does not end.
     """
-    os.register_at_fork(after_in_child=_end_by_sigterm)
 
+    def end_by_sigterm() -> None:
+        if signal.getsignal(signal.SIGTERM) in (signal.SIG_DFL, None):  # the program has no handler
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
-def _end_by_sigterm() -> None:
-    if signal.getsignal(signal.SIGTERM) in (signal.SIG_DFL, None):  # the program has no handler
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    os.register_at_fork(after_in_child=end_by_sigterm)

@@ -7,7 +7,8 @@ replicas add up and gather what they have computed.
 
 from __future__ import annotations
 
-from typing import Any, Callable, Dict, Iterable, List, Optional, Sequence, Tuple
+import contextlib
+from typing import Any, Callable, Dict, Iterable, Iterator, List, Optional, Sequence, Tuple
 
 import tensorflow as tf
 
@@ -69,6 +70,15 @@ class Step:
         """Whether this replica's rows count in metrics: a Python bool where that is known."""
         static = tf.get_static_value(self.count)
         return self.count > 0 if static is None else bool(static > 0)
+
+    @contextlib.contextmanager
+    def seeing_whole_batch(self) -> Iterator[None]:
+        """Lets Keras compute as in one process: what it is given is of all rows."""
+        self.nested = True
+        try:
+            yield
+        finally:
+            self.nested = False
 
     def is_by_row(self, value: Any) -> bool:
         """Whether a tensor has a value for each of this replica's rows."""
