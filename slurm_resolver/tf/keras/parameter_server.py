@@ -94,7 +94,7 @@ class ParameterServerStrategy(
 
     def make_function(self, model: Any, kind: str) -> Any:
         """Returns a Keras model's function for a "train", "test" or "predict" step."""
-        _check_model(self, model)
+        check_model(self, model)
         return (PredictFunction if kind == "predict" else StepFunction)(model, kind)
 
     def experimental_distribute_dataset(self, dataset: Any, options: Optional[Any] = None) -> Any:
@@ -120,7 +120,7 @@ class ParameterServerStrategy(
         return WorkerData(self, dataset_fn, options)
 
 
-def _check_model(strategy: ParameterServerStrategy, model: Any) -> None:
+def check_model(strategy: Any, model: Any) -> None:
     """Raises KerasError for a model that cannot be trained in this way."""
     if model.run_eagerly:
         raise KerasError(
