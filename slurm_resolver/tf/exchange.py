@@ -59,9 +59,7 @@ class Workers:
         """
         if self._client is not None:
             try:
-                told = self._client.gather(
-                    "this call of fit, evaluate or predict", value, None, self._others
-                )
+                told = self._client.gather(_CALL, value, None, self._others)
             except RendezvousError as error:
                 raise FitError(str(error)) from error
             return [told[rank] for rank in self._ranks]
@@ -123,11 +121,8 @@ class Workers:
         if message["told"] == f"failed {self._calls}" and self.together:
             if message["rank"] == self._ranks[self.index]:
                 return
-            calls = self._calls
-            rank = message["rank"]
-            reason = f"{self.names[self._ranks.index(rank)]} has failed in fit: {message['value']}"
-
-            self._failure = reason
+            calls, name = self._calls, self.names[self._ranks.index(message["rank"])]
+            self._failure = reason = f"{name} has failed in fit: {message['value']}"
 
             def end() -> None:
                 if self.together and self._calls == calls:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from functools import cached_property
-from typing import Dict, List, Optional
+from typing import Any, Dict, List
 
 from slurm_resolver.cluster.cluster import Cluster
 from slurm_resolver.cluster.options import ClusterOptions
@@ -23,7 +23,7 @@ class PrivateNames:
     _options: ClusterOptions
 
     @cached_property
-    def _rank(self) -> Optional[int]:
+    def _rank(self) -> Any:  # None outside of a step; TensorFlow's is a number
         return self._cluster.task.rank if self._cluster.task else None
 
     @cached_property

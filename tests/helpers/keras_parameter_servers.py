@@ -99,7 +99,9 @@ def datasets_of_the_workers(strategy: sr.ParameterServerStrategy) -> Any:
     """A finite one is repeated; its length is that of an epoch."""
     with strategy.scope():
         model = build()
-    data = strategy.distribute_datasets_from_function(lambda context: cases.data().shuffle(9))
+    data = strategy.distribute_datasets_from_function(
+        lambda context: cases.data(rows=cases.ROWS, batch=24).shuffle(9)
+    )
     history = model.fit(data, epochs=20, class_weight={0: 1.0, 1: 2.0, 2: 1.0}, verbose=0).history
     steps = int(model.optimizer.iterations)
     return [steps, history["accuracy"], model.evaluate(data, verbose=0)]
@@ -117,7 +119,7 @@ def several_steps_an_execution(strategy: sr.ParameterServerStrategy) -> Any:
             seen.append([batch, int(self.model.optimizer.iterations), sorted(logs)])
 
     data = strategy.distribute_datasets_from_function(
-        lambda context: cases.data().shuffle(9).repeat()
+        lambda context: cases.data(rows=cases.ROWS, batch=24).shuffle(9).repeat()
     )
     model.fit(data, epochs=1, steps_per_epoch=EPOCH, callbacks=[Sees()], verbose=0)
     return seen

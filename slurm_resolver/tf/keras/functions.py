@@ -78,7 +78,7 @@ def _part(model: Any, replica: int, share: Share, whole: bool) -> Tuple[Any, Ste
             part = part_of_batch(share.batch, start, stop)
     repeated = tf.logical_or(whole, rows < sharing.replicas)
     weight = tf.cast(stop - start, tf.float32) / tf.cast(rows, tf.float32)
-    step = Step(
+    return part, Step(
         model,
         replica,
         tf.cast(rows, tf.int32),
@@ -87,9 +87,8 @@ def _part(model: Any, replica: int, share: Share, whole: bool) -> Tuple[Any, Ste
         weight=tf.where(repeated, 1.0 / sharing.replicas, weight),
         repeats=tf.where(repeated, float(sharing.replicas), 1.0),
         digest=share.digest,
+        draw=0 if whole else replica,
     )
-    step.draw = 0 if whole else replica
-    return part, step
 
 
 def _step_of_own_data(model: Any, replica: int, part: Any) -> Step:
@@ -102,7 +101,8 @@ def _step_of_own_data(model: Any, replica: int, part: Any) -> Step:
     counts = all_reduce(tf.one_hot(replica, replicas, on_value=own, off_value=0, dtype=tf.int32))
     rows = tf.reduce_sum(counts)
     weight = tf.cast(own, tf.float32) / tf.cast(rows, tf.float32)
-    return Step(model, replica, rows, tf.reduce_sum(counts[:replica]), own, weight)
+    first = tf.reduce_sum(counts[:replica])
+    return Step(model, replica, rows, first, own, weight, draw=replica)
 
 
 def compiled(model: Any, function: Method) -> Any:

@@ -174,9 +174,9 @@ class WorkerData(input_lib.DistributedDatasetsFromFunction):  # type: ignore[mis
 
         The iterator's `workers_iterator` gives the workers'.
         """
-        iterator = iter(self.chiefs)
+        iterator: Any = iter(self.chiefs)
         iterator.workers_iterator = self.workers_iterator
-        return iterator
+        return iterator  # type: ignore[no-any-return]
 
     @property
     def element_spec(self) -> Any:

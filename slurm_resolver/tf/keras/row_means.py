@@ -124,8 +124,8 @@ def _losses(model: Any, kind: str, part: Any, draw: int) -> Any:
     replica = tf.distribute.ReplicaContext(strategy, strategy.sharing.first)
     with strategy.scope(), replica, tf.device(strategy.extended.worker_devices[0]):
         rows = count_rows(part)
-        step = Step(model, strategy.sharing.first, rows, first=0, count=rows, weight=1.0)
-        step.draw, step.own_rows, step.examined = draw, rows, Examined([], [])
+        whole = {"rows": rows, "first": 0, "count": rows, "weight": 1.0, "own_rows": rows}
+        step = Step(model, strategy.sharing.first, **whole, draw=draw, examined=Examined([], []))
         logs = run_in(step, lambda: getattr(model, f"{kind}_step")(part))
         losses = step.examined.targets
         if kind == "test":

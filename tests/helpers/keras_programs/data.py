@@ -8,7 +8,7 @@ import os
 import tempfile
 from functools import partial
 from pathlib import Path
-from typing import Any, Callable, Dict, Iterator
+from typing import Any, Callable, Dict, Iterator, Tuple
 
 import keras
 import numpy as np
@@ -93,13 +93,14 @@ def arrays(**how: Any) -> Callable[[Any], Outcome]:
     return program
 
 
-for name, how in {
+ARRAYS: Dict[str, Dict[str, Any]] = {
     "plain": {},
     "batches_of_1": {"rows": 7, "batch_size": 1},
     "weighted_validation_split": {"sample_weight": WEIGHT[:33], "validation_split": 0.2},
     "validation_data": {"validation_data": (X[:33], Y[:33], WEIGHT[:33]), "validation_freq": 2},
     "class_weight": {"class_weight": {0: 1.0, 1: 0.2, 2: 3.0}},
-}.items():
+}
+for name, how in ARRAYS.items():
     add(f"data_arrays_{name}", arrays(**how))
 
 
@@ -116,14 +117,6 @@ def records() -> Any:
     return rows.map(lambda x: (x, tf.cast(x[0] > 0, tf.int32))).batch(8)
 
 
-# Programs that fit and evaluate what these make, two epochs.
-DATASETS: Dict[str, Source] = {
-    "filtered": lambda: data().unbatch().filter(lambda x, y: y != 1).batch(8),
-    "records": records,
-    "batches_of_unequal_size": lambda: data(rows=10, batch=4).concatenate(data()),
-}
-
-
 @registered("data", differs="each worker has data of its own, here as much as one process")
 def auto_shard_off(strategy: Any) -> Outcome:
     options = tf.data.Options()
@@ -131,16 +124,25 @@ def auto_shard_off(strategy: Any) -> Outcome:
     return fitted(build(strategy), data().with_options(options), predict=True)
 
 
-# Programs that fit what these make, and evaluate the plain dataset.
-def _of(source: Source) -> Callable[[Any], Outcome]:
-    def program(strategy: Any) -> Outcome:
-        model = build(strategy, weighted_metrics=["accuracy"])
-        return fitted(model, source(), predict=True)  # the dataset is made after the model, once
+# Programs that fit what these make, and evaluate plain data.
+SOURCES: Dict[str, Tuple[Source, Dict[str, Any]]] = {
+    "dataset_filtered": (lambda: data().unbatch().filter(lambda x, y: y != 1).batch(8), {}),
+    "dataset_records": (records, {}),
+    "dataset_endless": (lambda: data().repeat(), {"steps_per_epoch": 7}),
+    "dataset_of_unequal_batches": (lambda: data(rows=10, batch=4).concatenate(data()), {}),
+    "generator": (lambda: batches(weights=True), {"epochs": 1}),
+    "generator_endless": (lambda: endless(weights=True), {"steps_per_epoch": 7}),
+    "py_dataset": (lambda: Batches(weights=True), {"shuffle": False}),
+    "py_dataset_threads": (lambda: Batches(workers=2), {"shuffle": False}),
+    "py_dataset_processes": (
+        lambda: Batches(workers=2, use_multiprocessing=True),
+        {"shuffle": False},
+    ),
+    "py_dataset_moving": (lambda: Batches(moves=True), {"shuffle": False}),
+}
 
-    return program
 
-
-def _on(source: Source, **how: Any) -> Callable[[Any], Outcome]:
+def _on(source: Source, how: Dict[str, Any]) -> Callable[[Any], Outcome]:
     def program(strategy: Any) -> Outcome:
         model = build(strategy, weighted_metrics=["accuracy"])
         return fitted(model, source(), test=data(), predict=True, **how)
@@ -148,23 +150,8 @@ def _on(source: Source, **how: Any) -> Callable[[Any], Outcome]:
     return program
 
 
-for name, source in DATASETS.items():
-    add(f"data_dataset_{name}", _of(source))
-# Programs that fit what these make, and evaluate a plain dataset.
-for name, source, how in [
-    ("generator", lambda: batches(weights=True), {"epochs": 1}),
-    ("generator_endless", lambda: endless(weights=True), {"steps_per_epoch": 7}),
-    ("py_dataset", lambda: Batches(weights=True), {"shuffle": False}),
-    ("py_dataset_two_threads", lambda: Batches(workers=2), {"shuffle": False}),
-    (
-        "py_dataset_two_processes",
-        lambda: Batches(workers=2, use_multiprocessing=True),
-        {"shuffle": False},
-    ),
-    ("py_dataset_moving", lambda: Batches(moves=True), {"shuffle": False}),
-    ("dataset_endless", lambda: data().repeat(), {"steps_per_epoch": 7}),
-]:
-    add(f"data_{name}", _on(source, **how))
+for name, (source, how) in SOURCES.items():
+    add(f"data_{name}", _on(source, how))
 
 
 def unseeded(strategy: Any, source: Source, sums: bool = True, **how: Any) -> Outcome:
