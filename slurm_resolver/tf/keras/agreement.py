@@ -41,12 +41,6 @@ def call_together(
 ) -> Any:
     """Calls a model's `fit`, `evaluate` or `predict`, which all workers have to call with the same.
 
-    Args:
-        name: of the method.
-        original: Keras' own.
-        model: one of Keras 3.
-        *args, **kwargs: for the method.
-
     Raises:
         FitError: in every worker, for what cannot be one training, or when one worker fails.
         KerasError: for a Keras that would train wrongly.

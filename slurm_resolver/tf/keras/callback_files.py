@@ -20,17 +20,13 @@ _PATHS = {"CSVLogger": "filename", "TensorBoard": "log_dir", "BackupAndRestore":
 
 
 def written_paths(given: Any) -> List[List[str]]:
-    """Returns the kind and the path of each callback that writes files by itself.
-
-    Args:
-        given: what `fit` was given as its callbacks: a list, one, None, or a CallbackList.
-    """
+    """Returns the kind and path of each callback of `fit` that writes files by itself."""
     return [[kind, path] for kind, path, _ in _writing(given)]
 
 
 def _writing(given: Any) -> Iterator[Tuple[str, str, Any]]:
     known = sys.modules["keras"].callbacks
-    listed = getattr(given, "callbacks", given)
+    listed = getattr(given, "callbacks", given)  # a list, one, None, or a CallbackList
     for callback in listed if isinstance(listed, list) else [listed]:
         for kind, attribute in _PATHS.items():
             if isinstance(callback, getattr(known, kind)):
@@ -41,10 +37,7 @@ def _writing(given: Any) -> Iterator[Tuple[str, str, Any]]:
 def one_writer(given: Any, workers: Workers, paths: Sequence[List[List[str]]]) -> Iterator[None]:
     """Lets the callbacks write in one worker each.
 
-    Args:
-        given: as in `written_paths`.
-        workers: those who fit together.
-        paths: by worker, what `written_paths` has returned there.
+    `paths` has what `written_paths` has returned, by worker.
     """
     earlier = [path for told in paths[: workers.index] for path in told]
     with contextlib.ExitStack() as undo:

@@ -37,13 +37,10 @@ Method = Callable[..., Any]
 def run_step(
     model: Any, batch: Any, function: Callable[[Step, Any], Any], *, whole: bool = False
 ) -> Any:
-    """Returns what a function of each replica's step and part gives, of this worker's first one.
+    """Returns what a function of a replica's step and part gives, which is the same in all.
 
-    Args:
-        model: whose step it is.
-        batch: a `Share`, or what TensorFlow's distributed datasets give.
-        function: must give the same in all replicas.
-        whole: whether every replica computes all rows of a `Share`.
+    The batch is a `Share`, of which every replica computes the `whole` or its part, or what
+    TensorFlow's distributed datasets give.
     """
     import keras
 

@@ -63,10 +63,7 @@ def _calls_add_loss(layer_type: Any) -> bool:
 def why_no_mean(model: Any, kind: str, batch: Any) -> Optional[str]:
     """Returns which loss of a step is no mean over rows, and what to write instead; else None.
 
-    Args:
-        model: whose weights and other variables stay as they are.
-        kind: "train" or "test".
-        batch: what the step would get in one process.
+    The batch is what the step would get in one process. The model's variables stay as they are.
     """
     sharing, count = model.distribute_strategy.sharing, count_rows(batch)
     rows = min(count, max(_FEWEST, min(_MOST, count // sharing.replicas)))
@@ -115,11 +112,7 @@ def _differ(whole: Any, of_parts: Any, exact: float) -> Any:
 
 
 def _losses(model: Any, kind: str, part: Any, draw: int) -> Any:
-    """Returns the losses that a step computes of some rows, and whether each is a sum of values.
-
-    Args:
-        draw: gives other random numbers.
-    """
+    """Returns the losses that a step computes of some rows, and whether each is a sum of values."""
     strategy = model.distribute_strategy
     replica = tf.distribute.ReplicaContext(strategy, strategy.sharing.first)
     with strategy.scope(), replica, tf.device(strategy.extended.worker_devices[0]):

@@ -50,11 +50,6 @@ def write_once(path: str, identity: str, write: Callable[[str], object]) -> None
     put into its place: a file, or a folder that is new, in one step, so that nobody sees a half of
     it. All of it is there when this returns, in every process.
 
-    Args:
-        path: where it is to be in the end, in a folder that exists.
-        identity: stands for what is saved, the same in all processes that save the same.
-        write: makes the file or the folder, and whatever belongs beside it.
-
     Raises:
         SavingError: if the process that writes has stopped doing so.
     """

@@ -65,12 +65,7 @@ class Sharing(NamedTuple):
 
 
 def share(batch: Any, compared: Optional[Sequence[Any]] = None) -> Share:
-    """Returns a batch with its digest.
-
-    Args:
-        batch: a structure of tensors with rows along axis 0.
-        compared: the tensors that must be the same in all workers; None for all of them.
-    """
+    """Returns a batch with the digest of `compared`, by default of all its tensors."""
     ends = [
         tf.io.serialize_tensor(end)
         for value in (tf.nest.flatten(batch) if compared is None else compared)

@@ -227,13 +227,6 @@ def ragged(strategy: Any) -> Outcome:
 
 
 @registered("data")
-def same_dataset_in_two_fits(strategy: Any) -> Outcome:
-    model, rows = build(strategy), data()
-    model.fit(rows, verbose=0)
-    return fitted(model, rows, epochs=3, initial_epoch=1)
-
-
-@registered("data")
 def on_batch(strategy: Any) -> Outcome:
     """One call for one batch, and rows that three workers cannot share equally."""
     model = build(strategy, weighted_metrics=["accuracy"])
@@ -256,26 +249,12 @@ def predictions(strategy: Any) -> Outcome:
         "1": model.predict(X[:1], verbose=0),
         "dataset": model.predict(inputs.batch(8), verbose=0),
         "steps": model.predict(inputs.repeat().batch(8), steps=3, verbose=0),
-        "py_dataset": model.predict(Batches(), verbose=0),
         "50_steps": many.predict(X[:33], batch_size=8, verbose=0),
         "50_steps_exactly": many.predict(X[:100], batch_size=2, verbose=0),
         "generator": model.predict(((x,) for x, y in batches()), verbose=0),
         "called": model(X[:5]),
     }
     return {"shapes": {name: list(value.shape) for name, value in found.items()}, **numbers(found)}
-
-
-@registered("data")
-def predicted_dicts_and_sequences(strategy: Any) -> Outcome:
-    def make() -> Any:
-        inputs = keras.Input((COLUMNS, 1))
-        hidden = layers.GRU(3, return_sequences=True)(inputs)
-        one = layers.Dense(2)(layers.Flatten()(hidden))
-        return keras.Model(inputs, {"sequence": hidden, "nested": [one, {"mean": one + 1.0}]})
-
-    model = ready(strategy, make, loss=None)
-    found = [model.predict(X[:rows, :, None], batch_size=8, verbose=0) for rows in (33, 24, 1)]
-    return {"predict": numbers(found)}
 
 
 @registered("data")

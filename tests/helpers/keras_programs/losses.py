@@ -85,7 +85,6 @@ LOSSES: Dict[str, Tuple[str, Make]] = {
     "reduction_none": ("number", lambda: kl.MeanSquaredError(reduction=None)),
     "function_per_row": ("number", lambda: per_row),
     "function_sum": ("number", lambda: lambda y, p: 0.1 * ops.sum(ops.square(y - p))),
-    "class_per_row_sum": ("number", lambda: PerRow(reduction="sum")),
     "class_scalar": ("number", Scalar),
     "masked_sequences": ("tokens", crossentropy),
     "ignore_class": ("unmasked", lambda: crossentropy(ignore_class=-1)),
@@ -94,7 +93,7 @@ LOSSES: Dict[str, Tuple[str, Make]] = {
 WEIGHTED: Dict[str, Tuple[str, Make]] = {
     "mse": ("number", kl.MeanSquaredError),
     "mse_by_weight": ("number", lambda: kl.MeanSquaredError(reduction="mean_with_sample_weight")),
-    "class_per_row": ("number", PerRow),
+    "class_per_row_sum": ("number", lambda: PerRow(reduction="sum")),
     "masked_sequences": ("tokens", crossentropy),
 }
 

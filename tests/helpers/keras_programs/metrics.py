@@ -11,7 +11,6 @@ from keras import metrics as km
 from keras import ops
 from keras_programs.common import (
     BINARY,
-    COLUMNS,
     NUMBER,
     WEIGHT,
     Outcome,
@@ -21,11 +20,9 @@ from keras_programs.common import (
     Y,
     add,
     build,
-    crossentropy,
     data,
     fitted,
     program,
-    ready,
     seen,
 )
 
@@ -75,19 +72,6 @@ class OwnSum(km.Metric):
 
     def result(self) -> Any:
         return self.total.value
-
-
-class OwnMean(OwnSum):
-    def __init__(self, name: str = "own_mean") -> None:
-        super().__init__(name=name)
-        self.count = self.add_weight(shape=(), initializer="zeros", name="count", dtype="int32")
-
-    def update_state(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> None:
-        self.total.assign_add(ops.sum(ops.abs(y_true - y_pred)))
-        self.count.assign_add(ops.shape(y_true)[0])
-
-    def result(self) -> Any:
-        return self.total / (ops.cast(self.count, "float32") + 1e-7)
 
 
 class Largest(OwnSum):
@@ -170,20 +154,3 @@ class Watching(keras.layers.Layer):
 @program("metric")
 def in_call_of_a_layer(strategy: Any) -> Outcome:
     return fitted(build(strategy, Watching), data())
-
-
-@program("metric")
-def by_output(strategy: Any) -> Outcome:
-    def make() -> Any:
-        inputs = keras.Input((COLUMNS,))
-        label, number = keras.layers.Dense(3, name="label"), keras.layers.Dense(1, name="number")
-        return keras.Model(inputs, [label(inputs), number(inputs)])
-
-    model = ready(
-        strategy,
-        make,
-        loss=[crossentropy, "mse"],
-        metrics=[["accuracy"], [km.R2Score, OwnMean]],
-        weighted_metrics=[[], ["mae"]],
-    )
-    return fitted(model, data(X, (Y, NUMBER)))

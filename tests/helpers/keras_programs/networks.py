@@ -14,12 +14,9 @@ from keras_programs.common import (
     COLUMNS,
     Outcome,
     add,
-    build,
     data,
     fitted,
     numbers,
-    program,
-    ready,
 )
 
 Logs = Dict[str, Any]
@@ -161,30 +158,12 @@ class Vae(Networks):
         return self.told(loss, divergence)
 
 
-class Distiller(keras.Model):
-    """A student learns from a teacher that stays as it is."""
-
-    def __init__(self, student: Any, teacher: Any) -> None:
-        super().__init__()
-        self.student, self.teacher = student, teacher
-        self.distillation = keras.losses.KLDivergence()
-
-    def compute_loss(
-        self, x: Any = None, y: Any = None, y_pred: Any = None, *rest: Any, **how: Any
-    ) -> Any:
-        soft = ops.softmax(self.teacher(x, training=False) / 3.0)
-        own = super().compute_loss(x, y, y_pred, *rest, **how)
-        return 0.3 * own + 0.7 * self.distillation(soft, ops.softmax(y_pred / 3.0)) * 9.0
-
-    def call(self, x: Any) -> Any:
-        return self.student(x)
-
-
 class Triplet(Networks):
     """A siamese network that is trained by distances; the parts of a row are its three inputs."""
 
     def __init__(self) -> None:
         super().__init__("loss", embedding=small(2, 3))
+        self.built = False  # Keras finds out that there is nothing to build, as in most examples
 
     def loss_of(self, x: Any) -> Any:
         anchor, like, unlike = (self.embedding(part) for part in ops.split(x, 3, axis=1))
@@ -199,45 +178,6 @@ class Triplet(Networks):
         return self.told(self.loss_of(batch[0]))
 
 
-class Contrastive(Triplet):
-    """As SimCLR: every row is to be nearer to its other half than the rest of the batch is.
-
-    It leaves it to Keras to find out that there is nothing to build, as most examples do.
-    """
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.embedding = keras.Sequential([layers.Dense(4, activation="relu"), layers.Dense(3)])
-        self.built = False
-
-    def loss_of(self, x: Any) -> Any:
-        left, right = (ops.normalize(self.embedding(part)) for part in (x[:, :2], x[:, 2:4]))
-        similarity = ops.matmul(left, ops.transpose(right)) / 0.5
-        own = ops.arange(ops.shape(x)[0])
-        return ops.mean(ops.sparse_categorical_crossentropy(own, similarity, from_logits=True))
-
-
-class MeanTeacher(Networks):
-    """As BYOL: the target network is a moving average of the one that learns."""
-
-    def __init__(self) -> None:
-        super().__init__("loss", online=small(3, 3), target=small(3, 3))
-        self.target.trainable = False
-        self.target.set_weights(self.online.get_weights())
-
-    def train_step(self, batch: Any) -> Logs:
-        left, right = batch[0][:, :3], batch[0][:, 3:]
-        aim = ops.normalize(self.target(right))
-        loss = self.descend(
-            lambda: ops.mean(2 - 2 * ops.sum(ops.normalize(self.online(left)) * aim, axis=-1)),
-            self.online,
-            self.own_optimizer,
-        )
-        for old, new in zip(self.target.weights, self.online.weights):
-            old.assign(0.9 * old + 0.1 * new)
-        return self.told(loss)
-
-
 def _alone(strategy: Any, kind: Any, test: bool = True) -> Outcome:
     keras.utils.set_random_seed(3)
     with strategy.scope():
@@ -248,18 +188,8 @@ def _alone(strategy: Any, kind: Any, test: bool = True) -> Outcome:
 
 OTHERS: List[Tuple[str, Any, bool, Optional[str]]] = [
     ("triplet_per_row", Triplet, True, None),
-    ("contrastive_unbuilt", Contrastive, True, None),
-    ("mean_teacher", MeanTeacher, False, None),
     ("vae", lambda: Vae(None), False, None),
     ("vae_with_noise", lambda: Vae(5), False, "draws random numbers by row"),
 ]
 for name, kind, test, differs in OTHERS:
     add(f"step_{name}", partial(_alone, kind=kind, test=test), differs)
-
-
-@program("step")
-def distillation(strategy: Any) -> Outcome:
-    teacher = build(strategy)
-    teacher.fit(data(), verbose=0)
-    model = ready(strategy, lambda: Distiller(small(COLUMNS, 3), teacher), metrics=["accuracy"])
-    return fitted(model, data(), predict=True)

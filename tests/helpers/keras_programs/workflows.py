@@ -13,7 +13,7 @@ from typing import Any, Callable, Dict, List, Tuple
 
 import keras
 from keras import callbacks as kc
-from keras import layers, ops
+from keras import layers
 from keras_programs.common import (
     Outcome,
     X,
@@ -68,32 +68,10 @@ def folder() -> Path:
 
 
 @program("callback")
-def checkpoint_and_load(strategy: Any) -> Outcome:
-    file = str(folder() / "best.weights.h5")
-    save = kc.ModelCheckpoint(file, save_weights_only=True, save_best_only=True, monitor="loss")
-    model = build(strategy)
-    model.fit(data(), epochs=3, verbose=0, callbacks=[save])
-    model = build(strategy, optimizer=lambda: keras.optimizers.Adam(0.01))
-    model.load_weights(file)
-    return fitted(model, data(), predict=True)
-
-
-@program("callback")
 def backup_and_restore(strategy: Any) -> Outcome:
     model = build(strategy, optimizer=lambda: keras.optimizers.Adam(0.01))
     backup = kc.BackupAndRestore(str(folder() / "backup"))
     return fitted(model, data(), epochs=3, callbacks=[backup])
-
-
-class ComputeSum(layers.Layer):
-    """As the guide's layer: a sum that is no weight to be trained."""
-
-    def build(self, shape: Any) -> None:
-        self.total = self.add_weight(shape=(), initializer="zeros", trainable=False, name="total")
-
-    def call(self, inputs: Any) -> Any:
-        self.total.assign_add(ops.sum(inputs))
-        return inputs
 
 
 GUIDES: Dict[str, Make] = {
@@ -123,7 +101,6 @@ LAYERS: Dict[str, Tuple[Make, str]] = {
         "normalizes the rows of a batch by one another, of which a worker sees its part",
     ),
     "dropout": (lambda: layers.Dropout(0.3), RANDOM),
-    "compute_sum": (ComputeSum, "keeps a state of its own of the rows that a worker sees"),
 }
 for name, (layer, reason) in LAYERS.items():
     add(f"guide_{name}", partial(_with, layer=layer), differs=reason)
@@ -169,7 +146,8 @@ def made_outside_the_scope(strategy: Any) -> Outcome:
     return fitted(model, data(), predict=True)
 
 
-def _distributed_training(strategy: Any, inside: bool) -> Outcome:
+@program("guide")
+def distributed_training(strategy: Any) -> Outcome:
     """As Keras' guide to distributed training: make or restore, with checkpoints, twice."""
     place = folder()
 
@@ -188,14 +166,7 @@ def _distributed_training(strategy: Any, inside: bool) -> Outcome:
     for _ in range(2):
         with strategy.scope():
             model = restored()
-            if inside:
-                model.fit(data(), epochs=1, callbacks=[save], verbose=0)
-        if not inside:
-            model.fit(data(), epochs=1, callbacks=[save], verbose=0)
+        model.fit(data(), epochs=1, callbacks=[save], verbose=0)
         with strategy.scope():
             found.append(seen(model, test=data()))
     return {"fits": found, "files": len(list(place.iterdir()))}
-
-
-add("guide_distributed_training", lambda strategy: _distributed_training(strategy, False))
-add("guide_distributed_fit_in_scope", lambda strategy: _distributed_training(strategy, True))
