@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any, Callable, List, Optional, Tuple
+from typing import Any, Callable, List, Tuple
 
 import tensorflow as tf
 
 from slurm_resolver.coordination.progress import COMPILING
 from slurm_resolver.errors import FitError
 from slurm_resolver.log import warn_once
+from slurm_resolver.tf.keras.losses import UnknownLossError
 from slurm_resolver.tf.keras.metrics import keep_sum
 from slurm_resolver.tf.keras.patches import patch_metrics
 from slurm_resolver.tf.keras.row_means import may_be_no_mean, why_no_mean
@@ -118,8 +119,8 @@ class StepFunction:
         self._kind = kind
         self._step = getattr(model, f"{kind}_step")
         self._summed: List[Any] = []  # the variables of metrics whose sums a step returns
-        self._trusted: Optional[bool] = None  # whether nothing but Keras computes losses
         self._examined = model.distribute_strategy.sharing.replicas == 1
+        self._doubted = may_be_no_mean(model, kind)  # whether a loss may be no mean over rows
         self._own = not self._step.__module__.startswith("keras.")
         self._make_functions(whole=False)
 
@@ -136,7 +137,12 @@ class StepFunction:
         """
         reporter.begin_step(self._model.steps_per_execution)
         try:
-            logs, sums = self._execute(iterator)
+            try:
+                logs, sums = self._execute(iterator)
+            except UnknownLossError:
+                self._doubted = True
+                self._make_functions(whole=False)
+                logs, sums = self._execute(iterator)
             for variable, total in zip(self._summed, sums):
                 keep_sum(variable, total)
         finally:
@@ -145,24 +151,22 @@ class StepFunction:
 
     def _execute(self, iterator: Any) -> Any:
         of_data = isinstance(iterator, (tf.data.Iterator, tf.distribute.DistributedIterator))
-        begun = self._trusted is not None
-        if not begun:
-            self._trusted = not may_be_no_mean(self._model, self._kind)
-        doubted = not self._trusted and not self._examined
-        if of_data and not doubted and not self._model.run_eagerly:
+        examines = self._doubted and not self._examined
+        if of_data and not examines and not self._model.run_eagerly:
             return self._on_iterator(iterator)
         # Keras makes a generator of `train_on_batch`'s one batch, which all workers are given.
         results = None
         for _, batch in zip(range(self._model.steps_per_execution), noting(iterator)):
             batch = batch if of_data else share(tf.nest.map_structure(as_tensor, batch))
-            if doubted and not self._examined:
-                self._examine(batch, begun)
+            if examines:
+                self._examine(batch)
+                examines = False
             results = self._on_batch(batch)
         if results is None:
             raise StopIteration
         return results
 
-    def _examine(self, batch: Any, begun: bool) -> None:
+    def _examine(self, batch: Any) -> None:
         """Lets every worker compute whole batches if the step's losses are no means over rows."""
         self._examined = True
         strategy = self._model.distribute_strategy
@@ -172,7 +176,7 @@ class StepFunction:
             found = next(filter(None, strategy.workers.exchange(found)), None)
         if found is None:
             return
-        if begun or not isinstance(batch, Share):
+        if not isinstance(batch, Share):
             raise FitError(f"{found} With AutoShardPolicy.AUTO, workers can compute whole batches.")
         warn_once(f"{found} Until then every worker computes whole batches, as one process does.")
         self._make_functions(whole=True)
@@ -198,10 +202,8 @@ class StepFunction:
 
     def _in_replica(self, step: Step, part: Any) -> Any:
         statistics = _statistics(self._model) if self._kind == "train" else []
-        step.statistics = statistics
+        step.statistics, step.trusted = statistics, self._examined
         logs = tf.nest.map_structure(as_tensor, self._step(part))
-        if step.added_scalar:
-            self._trusted = False
         if self._own:
             step.statistics = statistics  # such a step may have called layers since
         step.sum_variables([])

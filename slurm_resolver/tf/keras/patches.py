@@ -101,7 +101,7 @@ def _patch_steps(keras: Any) -> None:
         # Replicas draw different masks from equal seeds. Until Keras' seeds know the replica.
         (keras.random.SeedGenerator, "next", _next_seed),
         # `row_means` can examine a step. Until every loss counts as a mean over rows.
-        (layers.Layer, "add_loss", losses.note_added),
+        (layers.Layer, "add_loss", losses.add_loss),
         (layers.BatchNormalization, "call", _call_in_training),
         (layers.Dropout, "call", _call_in_training),
         (layers.AlphaDropout, "call", _call_in_training),

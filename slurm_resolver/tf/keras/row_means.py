@@ -9,7 +9,6 @@ a sum or a contrastive loss, every worker computes whole batches.
 from __future__ import annotations
 
 import contextlib
-from types import FunctionType
 from typing import Any, Iterator, List, NamedTuple, Optional, Tuple
 
 import numpy as np
@@ -45,19 +44,9 @@ class Examined(NamedTuple):
 
 
 def may_be_no_mean(model: Any, kind: str) -> bool:
-    """Whether a model computes losses by code that is not Keras'."""
+    """Whether a model's step or loss is not Keras'. What its layers add is seen in the step."""
     methods = [getattr(model, name) for name in (f"{kind}_step", "compute_loss")]
-    own = not all(method.__module__.startswith("keras.") for method in methods)
-    return own or any(map(_calls_add_loss, {type(layer) for layer in model._flatten_layers()}))
-
-
-def _calls_add_loss(layer_type: Any) -> bool:
-    classes = (part for part in layer_type.__mro__ if not part.__module__.startswith("keras."))
-    methods = (method for part in classes for method in vars(part).values())
-    return any(
-        isinstance(method, FunctionType) and "add_loss" in method.__code__.co_names
-        for method in methods
-    )
+    return not all(method.__module__.startswith("keras.") for method in methods)
 
 
 def why_no_mean(model: Any, kind: str, batch: Any) -> Optional[str]:

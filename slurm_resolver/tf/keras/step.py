@@ -35,7 +35,7 @@ class Step:
         own_rows: the number of rows of this replica's tensors, where it is known.
         statistics: the variables of which all replicas' mean is to be taken.
         examined: its losses, where it is run for them alone (see `row_means`).
-        added_scalar: whether a layer that is not Keras' has added a scalar loss.
+        trusted: whether all its losses are known to be means over rows, or need not be.
         compiled_loss: whether the loss given to `compile` is being computed.
         nested: whether a metric or loss is already seeing the whole batch.
         alike: results that are the same in all replicas, by their id.
@@ -53,7 +53,7 @@ class Step:
     own_rows: Optional[int] = None
     statistics: List[Any] = dataclasses.field(default_factory=list)
     examined: Any = None
-    added_scalar: bool = False
+    trusted: bool = True
     compiled_loss: bool = False
     nested: bool = False
     alike: Dict[int, Any] = dataclasses.field(default_factory=dict)

@@ -97,6 +97,6 @@ def sparse_gradients(strategy: Any) -> Outcome:
                 keras.layers.Dense(3),
             ]
         ),
-        optimizer=lambda: ko.Adam(0.01, clipnorm=0.5),
+        optimizer=lambda: ko.SGD(0.1, clipnorm=0.5),
     )
     return fitted(model, data(tokens, Y))
