@@ -1,4 +1,4 @@
-"""train_step() and test_step() of one's own, as the guides and examples of Keras write them."""
+"""Steps of one's own, as the guides and examples of Keras write them, and models of networks."""
 
 # mypy: allow-subclassing-any
 
@@ -9,8 +9,9 @@ from typing import Any, Callable, Dict, List
 
 import keras
 import tensorflow as tf
-from keras import ops
+from keras import layers, ops
 from keras_programs.common import (
+    COLUMNS,
     WEIGHT,
     Outcome,
     Program,
@@ -200,3 +201,125 @@ def loop_of_ones_own(strategy: Any) -> Outcome:
             rows = slice(start, min(33, start + 8))
             logs.append(model.train_on_batch(X[rows], Y[rows], return_dict=True))
     return {"logs": numbers(logs), "weights": numbers(model.get_weights())}
+
+
+def small(inputs: int, outputs: int) -> Any:
+    steps = [layers.Dense(6, activation="tanh"), layers.Dense(outputs)]
+    return keras.Sequential([keras.Input((inputs,)), *steps])
+
+
+class Networks(keras.Model):
+    """Several networks with no call() between them, and optimizers and a mean of their own.
+
+    It leaves it to Keras to find out that there is nothing to build, as most examples do.
+    """
+
+    def __init__(self, **networks: Any) -> None:
+        super().__init__()
+        self.mean = keras.metrics.Mean(name="loss")
+        for name, network in networks.items():
+            setattr(self, name, network)
+
+    def compile(self) -> None:
+        super().compile()
+        self.own_optimizer = keras.optimizers.SGD(0.005)
+        self.other_optimizer = keras.optimizers.Adam(0.01)
+
+    def descend(self, loss: Callable[[], Any], network: Any, optimizer: Any) -> Logs:
+        with tf.GradientTape() as tape:
+            value = loss()
+        gradients = tape.gradient(value, network.trainable_weights)
+        optimizer.apply_gradients(zip(gradients, network.trainable_weights))
+        self.mean.update_state(value)
+        return {"loss": self.mean.result()}
+
+    @property
+    def metrics(self) -> List[Any]:
+        return [self.mean]
+
+
+class Gan(Networks):
+    """The noise is made of the rows, so that it is the same in every number of workers."""
+
+    def __init__(self) -> None:
+        super().__init__(generator=small(3, COLUMNS), critic=small(COLUMNS, 1))
+        self.entropy = keras.losses.BinaryCrossentropy(from_logits=True)
+
+    def train_step(self, batch: Any) -> Logs:
+        real, noise = batch[0], batch[0][:, :3] * 2.0
+        self.descend(
+            lambda: self.critic_loss(real, self.generator(noise)), self.critic, self.own_optimizer
+        )
+        return self.descend(
+            lambda: self.generator_loss(self.generator(noise)), self.generator, self.other_optimizer
+        )
+
+    def critic_loss(self, real: Any, fake: Any) -> Any:
+        labels = [ops.ones_like(real[:, :1]), ops.zeros_like(real[:, :1])]
+        found = self.critic(ops.concatenate([fake, real], axis=0))
+        return self.entropy(ops.concatenate(labels, axis=0), found)
+
+    def generator_loss(self, fake: Any) -> Any:
+        return self.entropy(ops.zeros_like(fake[:, :1]), self.critic(fake))
+
+
+class Wgan(Gan):
+    """With a gradient penalty, between real and generated rows by fixed shares."""
+
+    def critic_loss(self, real: Any, fake: Any) -> Any:
+        share = ops.sigmoid(real[:, :1])
+        between = share * real + (1 - share) * fake
+        with tf.GradientTape() as tape:
+            tape.watch(between)
+            found = self.critic(between, training=True)
+        norm = tf.sqrt(tf.reduce_sum(tf.square(tape.gradient(found, between)), axis=1) + 1e-8)
+        cost = tf.reduce_mean(self.critic(fake)) - tf.reduce_mean(self.critic(real))
+        return cost + 10.0 * tf.reduce_mean((norm - 1.0) ** 2)
+
+    def generator_loss(self, fake: Any) -> Any:
+        return -tf.reduce_mean(self.critic(fake))
+
+
+class Vae(Networks):
+    def __init__(self, noisy: bool = False) -> None:
+        super().__init__(encoder=small(COLUMNS, 4), decoder=small(2, COLUMNS))
+        self.seed = keras.random.SeedGenerator(5) if noisy else None
+
+    def train_step(self, batch: Any) -> Logs:
+        return self.descend(lambda: self.loss_of(batch[0]), self, self.own_optimizer)
+
+    def loss_of(self, x: Any) -> Any:
+        mean, log_var = ops.split(self.encoder(x), 2, axis=-1)
+        noise = keras.random.normal(ops.shape(mean), seed=self.seed) if self.seed else 0.3
+        decoded = self.decoder(mean + ops.exp(0.5 * log_var) * noise)
+        divergence = -0.5 * (1 + log_var - ops.square(mean) - ops.exp(log_var))
+        by_row = ops.sum(ops.square(x - decoded), axis=-1) + ops.sum(divergence, axis=1)
+        return ops.mean(by_row)
+
+
+class Triplet(Networks):
+    """A siamese network that is trained by distances; the parts of a row are its three inputs."""
+
+    def __init__(self) -> None:
+        super().__init__(embedding=small(2, 3))
+
+    def train_step(self, batch: Any) -> Logs:
+        return self.descend(lambda: self.loss_of(batch[0]), self.embedding, self.own_optimizer)
+
+    def loss_of(self, x: Any) -> Any:
+        anchor, like, unlike = (self.embedding(part) for part in ops.split(x, 3, axis=1))
+        near, far = (ops.sum(ops.square(anchor - other), -1) for other in (like, unlike))
+        return ops.maximum(near - far + 0.5, 0.0)  # one value for every row
+
+
+def _networks(strategy: Any, kind: Callable[[], Any]) -> Outcome:
+    keras.utils.set_random_seed(3)
+    with strategy.scope():
+        model = kind()
+        model.compile()
+    return fitted(model, data(), evaluate=False)
+
+
+for name, kind in {"gan": Gan, "wgan_gp": Wgan, "triplet_per_row": Triplet, "vae": Vae}.items():
+    add(f"step_{name}", partial(_networks, kind=kind))
+add("step_vae_with_noise", partial(_networks, kind=lambda: Vae(noisy=True)), RANDOM)
