@@ -17,8 +17,8 @@ import tensorflow as tf
 from slurm_resolver.errors import FitError
 from slurm_resolver.log import warn_once
 from slurm_resolver.preflight.keras_version import check_keras
+from slurm_resolver.tf.keras import are_several, strategies
 from slurm_resolver.tf.keras.callback_files import one_writer, written_paths
-from slurm_resolver.tf.keras.registry import are_several, strategies
 from slurm_resolver.tf.keras.step import OTHER_BATCH
 from slurm_resolver.tf.progress import meeting, reporting
 

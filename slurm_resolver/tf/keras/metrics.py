@@ -11,8 +11,8 @@ from typing import Any, Callable, Dict, Sequence, Tuple
 
 import tensorflow as tf
 
+from slurm_resolver.tf.keras import is_coordinated, strategies
 from slurm_resolver.tf.keras.losses import sees_whole_batch
-from slurm_resolver.tf.keras.registry import is_coordinated, strategies
 from slurm_resolver.tf.keras.step import Step, run_in_replicas
 
 Method = Callable[..., Any]

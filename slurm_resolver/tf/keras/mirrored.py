@@ -19,7 +19,6 @@ from slurm_resolver.tf import progress, start
 from slurm_resolver.tf.exchange import Workers
 from slurm_resolver.tf.keras.functions import PredictFunction, StepFunction
 from slurm_resolver.tf.keras.patches import prepare
-from slurm_resolver.tf.keras.registry import called_by_keras
 from slurm_resolver.tf.keras.seeds import agree_on_seeds
 from slurm_resolver.tf.keras.sharing import Sharing, share_dataset
 from slurm_resolver.tf.resolver import SlurmClusterResolver
@@ -96,19 +95,19 @@ class MultiWorkerMirroredStrategy(
         prepare(self)
         progress.start(cluster_resolver, on_stall)
 
-    def experimental_distribute_dataset(self, dataset: Any, options: Optional[Any] = None) -> Any:
-        """Shares a dataset out among the workers, as TensorFlow's does.
+    def share_out(self, dataset: Any) -> Any:
+        """Returns what Keras 3 reads in this worker: each batch, of which it takes its rows.
 
-        For Keras 3 it splits each batch by rows, whatever the dataset's source, unless the
-        dataset's AutoShardPolicy says that workers read files or data of their own.
+        Where the dataset's AutoShardPolicy says that workers read files or data of their own, it is
+        what TensorFlow gives.
         """
         policy = tf.data.experimental.AutoShardPolicy
         of_dataset = dataset.options().experimental_distribute.auto_shard_policy
-        if of_dataset in (policy.AUTO, policy.DATA) and called_by_keras():
+        if of_dataset in (policy.AUTO, policy.DATA):
             shares = share_dataset(dataset)
             if shares is not None:
                 return shares
-        return super().experimental_distribute_dataset(dataset, options)
+        return self.experimental_distribute_dataset(dataset)
 
     def make_function(self, model: Any, kind: str) -> Any:
         """Returns a Keras model's function for a "train", "test" or "predict" step."""

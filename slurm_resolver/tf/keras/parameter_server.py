@@ -13,7 +13,6 @@ from slurm_resolver.errors import JobsError, KerasError
 from slurm_resolver.tf import start
 from slurm_resolver.tf.keras.coordinated_steps import PredictFunction, StepFunction
 from slurm_resolver.tf.keras.patches import prepare
-from slurm_resolver.tf.keras.registry import called_by_keras
 
 _JOBS = ("chief", "ps", "worker")  # whose tasks the strategy connects
 
@@ -97,11 +96,9 @@ class ParameterServerStrategy(
         check_model(self, model)
         return (PredictFunction if kind == "predict" else StepFunction)(model, kind)
 
-    def experimental_distribute_dataset(self, dataset: Any, options: Optional[Any] = None) -> Any:
-        """Returns what Keras 3 reads on the chief; for others as TensorFlow's does."""
-        if called_by_keras():
-            return dataset
-        return super().experimental_distribute_dataset(dataset, options)
+    def share_out(self, dataset: Any) -> Any:
+        """Returns what Keras 3 reads on the chief: the dataset."""
+        return dataset
 
     def distribute_datasets_from_function(
         self, dataset_fn: DatasetFunction, options: Optional[Any] = None

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import sys
-from typing import Any, Callable, Iterator, Optional
+from typing import Any, Callable, Iterator, NamedTuple, Optional
 
 import tensorflow as tf
 from tensorflow.python.distribute import values
@@ -17,10 +17,9 @@ from tensorflow.python.ops import control_flow_v2_func_graphs
 
 from slurm_resolver.import_hook import when_imported
 from slurm_resolver.preflight.keras_version import keras_problem
-from slurm_resolver.tf.keras import losses, metrics
+from slurm_resolver.tf.keras import losses, metrics, strategies
 from slurm_resolver.tf.keras.agreement import call_together
 from slurm_resolver.tf.keras.callback_files import make_folder
-from slurm_resolver.tf.keras.registry import strategies
 from slurm_resolver.tf.keras.saving import save_once
 from slurm_resolver.tf.keras.step import Step, current_step
 
@@ -50,11 +49,14 @@ def _patch(keras: Any) -> None:
 
 def _patch_models(keras: Any) -> None:
     """Changes what models do outside of steps, under any strategy of this package."""
+    from keras.src.backend.tensorflow import trainer
     from keras.src.utils import file_utils
 
     # A strategy makes the functions that run steps. Until Keras' steps know their rows.
     for kind in ("train", "test", "predict"):
         _wrap_where_defined(keras.Model, f"make_{kind}_function", _make_function(kind))
+    # It shares the data out by rows, too. Until TensorFlow does.
+    _wrap(trainer.TFEpochIterator, "__init__", _share_out)
     # Models without `call()` train, and no batch is lost. Until Keras does not draw one to build.
     _wrap_where_defined(keras.Model, "_maybe_symbolic_build", _build_by_first_step)
     # Variables are made in the model's scope. Until `compile` enters it.
@@ -177,6 +179,20 @@ def _make_function(kind: str) -> Method:
         return getattr(model, made)
 
     return make_function
+
+
+class _Distributes(NamedTuple):
+    """What Keras asks its strategy for."""
+
+    experimental_distribute_dataset: Method
+
+
+def _share_out(
+    original: Method, iterator: Any, distribute_strategy: Any = None, *args: Any, **kwargs: Any
+) -> None:
+    if distribute_strategy in strategies:
+        distribute_strategy = _Distributes(distribute_strategy.share_out)
+    original(iterator, distribute_strategy, *args, **kwargs)
 
 
 def _build_by_first_step(original: Method, model: Any, *args: Any, **kwargs: Any) -> None:
