@@ -139,7 +139,7 @@ def _task(name: str, model: Any, arguments: Dict[str, Any]) -> Told:
     task["optimizer"] = type(getattr(model, "optimizer", None)).__name__
     with contextlib.suppress(Exception):  # of what is compiled not all can be described
         compiled = model.get_compile_config()
-        task.update({what: json.dumps(compiled.get(what), default=str) for what in _COMPILED})
+        task.update({what: json.dumps(compiled.get(what), default=_kind) for what in _COMPILED})
     return task
 
 
@@ -159,6 +159,10 @@ def _size(data: Any, steps: Any) -> Optional[str]:
         if hasattr(part, "num_batches"):
             return f"{part.num_batches} batches"
     return None
+
+
+def _kind(value: Any) -> str:
+    return type(value).__name__  # other than its text, it has no address
 
 
 def _check_agreement(names: Sequence[str], tasks: Sequence[Told]) -> None:
