@@ -15,7 +15,7 @@ from folders import HELPERS
 from slurm_cluster import SlurmCluster
 
 keras_version = pytest.importorskip("keras").__version__
-import numpy as np
+np = pytest.importorskip("numpy")
 
 pytestmark = [
     pytest.mark.slurm,
