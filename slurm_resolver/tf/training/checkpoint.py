@@ -17,7 +17,7 @@ from slurm_resolver import training_reports
 from slurm_resolver.errors import ResumeError
 from slurm_resolver.log import warn
 from slurm_resolver.tf.reporter import reporter
-from slurm_resolver.tf.training.checkpoint_owner import check_still_owner, claim, owner_of
+from slurm_resolver.tf.training.checkpoint_owner import check_still_owner, claim
 from slurm_resolver.tf.training.checkpoint_writer import CheckpointWriter
 from slurm_resolver.tf.training.kept_checkpoints import Restored, restore_newest
 from slurm_resolver.tf.training.termination import TerminationConfig, termination_config
@@ -80,7 +80,7 @@ class Backup:
         self._directory = os.fspath(directory)
         self._max_to_keep = max_to_keep
         self._ranks = self._termination.ranks
-        self._owner = owner_of(self._ranks.step)
+        self._owner = ""
         self._restored: Optional[Restored] = None
         self._reported = False
 
@@ -207,7 +207,7 @@ class Backup:
         problem = ""
         try:
             if self._ranks.leads:
-                claim(self._directory, self._owner)
+                self._owner = claim(self._directory, self._ranks.step)
         except ResumeError as error:
             problem = str(error)
         except OSError as error:
