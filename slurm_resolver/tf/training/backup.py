@@ -160,14 +160,13 @@ class _Fit:
             prepare=self._prepare,
             **options,
         )
-        restored = backup.restore()
-        self._restored = unpack(self._rest.packed) if restored else {}
+        self._restored = unpack(self._rest.packed) if backup.restored else {}
         backup.say_start(self._epochs)
         steps = self._restored.get("steps")
         if backup.epoch < self._epochs and backup.begin_data(self._keras.batch_size()):
             steps = None  # an epoch has other ones now
         self._within = backup.step > 0
-        if restored:
+        if backup.restored:
             self._keras.begin_at(backup.epoch, self._restored["iterators"], steps)
             # The train function makes so many steps at once.
             self._until = backup.step - backup.step % self._keras.executed()

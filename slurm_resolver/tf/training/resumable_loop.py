@@ -56,7 +56,7 @@ class ResumableLoop:
         progress.start(strategy.cluster_resolver)
         self._backup = Backup(directory, strategy, termination, state, save_every, max_to_keep)
         self._endless: Optional[Iterator[Any]] = None
-        self.restored = self._backup.restore()
+        self.restored = self._backup.restored is not None
 
     @property
     def epoch(self) -> int:
