@@ -90,9 +90,9 @@ def test_choices_are_typed_and_explained() -> None:
 
 
 DOCUMENTED = [
-    ("tf/backup.py", "__init__"),
-    ("tf/resumable_loop.py", "__init__"),
-    ("tf/termination.py", "termination_config"),
+    ("tf/training/backup.py", "__init__"),
+    ("tf/training/resumable_loop.py", "__init__"),
+    ("tf/training/termination.py", "termination_config"),
     ("legacy.py", "tf_config_from_slurm"),
 ]
 
