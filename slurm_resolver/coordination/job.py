@@ -45,6 +45,7 @@ class Job:
     def __init__(self, service: Service) -> None:
         """Does nothing until a task takes part."""
         self._service = service
+        service.is_needed = self._has_to_tell
         self._jobs: Sequence[str] = ()  # by rank
         self._leader, self._cluster, self._first, self._size = 0, "", 0, 0
         self._numbers: Dict[int, str] = {}  # of the last process, by rank of a task that came
@@ -57,8 +58,7 @@ class Job:
         self._failed: Optional[Tuple[float, str]] = None  # the leader: why, and when that counts
         self._result: Optional[Message] = None
 
-    @property
-    def keeps_open(self) -> bool:
+    def _has_to_tell(self) -> bool:
         """Whether there are tasks that have to be told how the job ends."""
         if self._result is None:
             waits = self._failed is not None or (self._awaited and self._deadline < math.inf)

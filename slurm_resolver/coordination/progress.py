@@ -203,11 +203,6 @@ class Monitor:
             self._is_stalled = False
             self._service.send(None, {"stall": "steps advance again", "behind": [], "end": []})
 
-    @property
-    def keeps_open(self) -> bool:
-        """Never: no task relies on it."""
-        return False
-
     def status(self) -> Message:
         """Returns what `slurm-resolver status` shows."""
         found = []
