@@ -20,17 +20,20 @@ _SECONDS = 60.0  # in which tasks that have met meet again; the first look for G
 
 
 def choose_communication(
-    given: Optional[Any], client: Optional[Client], cluster: Cluster, jobs: Collection[str]
+    given: Optional[Any], client: Optional[Client], resolver: Any, jobs: Collection[str]
 ) -> Optional[Any]:
     """Returns CommunicationOptions for NCCL if each task has its own GPUs, else None, for gRPC.
 
     Args:
         given: the program's own CommunicationOptions, which count; None to choose.
         client: this task's connection to the coordination service; None where it trains alone.
-        cluster: of this task.
+        resolver: of this task, which may be another class's.
         jobs: the jobs whose tasks call this; every one of them must.
     """
     usable = len(tf.config.get_visible_devices("GPU"))
+    cluster = getattr(resolver, "cluster", None)
+    if not isinstance(cluster, Cluster):
+        return given
     if cluster.gpus and not usable:
         reason = why_no_gpu() or (
             "look for its message 'Cannot dlopen some GPU libraries' at the start of this log, "
