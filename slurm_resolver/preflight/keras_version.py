@@ -13,7 +13,8 @@ from typing import List, Tuple
 
 from slurm_resolver.errors import KerasError
 from slurm_resolver.log import warn_once
-from slurm_resolver.preflight.result import WARNING, Result, result_of
+from slurm_resolver.preflight.result import FAILED, WARNING, Result, result_of
+from slurm_resolver.preflight.transport import without_cuda
 
 _FIRST_RIGHT = (3, 10)
 _NEWEST_TRIED = (3, 16)
@@ -59,7 +60,7 @@ def _minor(version: str) -> Tuple[int, ...]:
 def find_tensorflow_version() -> str:
     """Returns the version of the installed TensorFlow, without importing it; '' without one."""
     loaded = getattr(sys.modules.get("tensorflow"), "__version__", "")
-    names = ("tensorflow", "tensorflow-cpu", "tensorflow-rocm", "tensorflow-intel")
+    names = ("tensorflow", "tensorflow-cpu", "tensorflow-rocm", "rocm_tensorflow")
     return str(loaded or next(filter(None, map(_installed, names)), ""))
 
 
@@ -70,9 +71,10 @@ def _installed(package: str) -> str:
         return ""
 
 
-def check_versions() -> List[Result]:
+def check_versions(uses_gpus: bool = False) -> List[Result]:
     """Returns the results of the checks `tensorflow` and `keras` for this task.
 
+    A TensorFlow that was built without CUDA is a warning for a task that `uses_gpus`.
     Which Keras a program takes only a variable says, TF_USE_LEGACY_KERAS; a program may still
     import tf_keras without it. So an old Keras 3 beside tf_keras is no warning.
     """
@@ -98,7 +100,8 @@ def check_versions() -> List[Result]:
     elif keras and not tf_keras:
         problem = keras_problem(keras)
     found = [f"{name} {n}" for name, n in (("Keras", keras), ("tf_keras", tf_keras)) if n]
+    unusable = without_cuda() if uses_gpus and not missing else ""
     return [
-        result_of("tensorflow", [missing], tensorflow),
+        result_of("tensorflow", [missing or unusable], tensorflow, FAILED if missing else WARNING),
         result_of("keras", [problem], ", ".join(found), WARNING),
     ]

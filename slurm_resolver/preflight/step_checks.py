@@ -111,7 +111,7 @@ def _check_alone(cluster: Cluster, port_taken: Optional[str]) -> List[Result]:
         result_of("reach", unreached, f"each task reaches {counted(len(asked), 'other')}"),
         # That nothing keeps others from the tasks' meetings is no fault.
         Result("secret", SKIPPED if means == "none" else OK, protection),
-        *check_versions(),
+        *check_versions(uses_gpus=bool(cluster.gpus)),
         _check_proxies(),
     ]
 

@@ -95,21 +95,32 @@ def find_transport(
     return True, "gradients go by NCCL"
 
 
-def why_no_gpu() -> Optional[str]:
-    """Returns why TensorFlow can use no NVIDIA GPU here, and what to do; None if unknown.
+def without_cuda() -> str:
+    """Returns that TensorFlow was built without CUDA and ROCm, and what to do; else ''."""
+    if _is_built_for("cuda") is False and not _is_built_for("rocm"):
+        return (
+            "this task has GPUs, but TensorFlow was built without CUDA: pip uninstall "
+            "tensorflow-cpu, then pip install 'tensorflow[and-cuda]'"
+        )
+    return ""
 
-    It reads how TensorFlow was built without importing it.
-    """
+
+def why_no_gpu() -> str:
+    """Returns why TensorFlow finds no GPU in a task that has some, and what to do."""
+    if _is_built_for("cuda") and not _DRIVER.exists():
+        return "NVIDIA's driver is not loaded on this node: tell its administrators"
+    return without_cuda() or (
+        "a library is missing, which TensorFlow names at its start (Cannot dlopen some GPU "
+        "libraries): pip install 'tensorflow[and-cuda]'"
+    )
+
+
+def _is_built_for(name: str) -> Optional[bool]:
+    """Reads how TensorFlow was built, without importing it; None if that is unknown."""
     spec = importlib.util.find_spec("tensorflow")
     if spec is None or spec.origin is None:
         return None
-    built = Path(spec.origin).parent / "python" / "platform" / "build_info.py"
-    text = built.read_text(encoding="utf-8") if built.exists() else ""
-    if re.search(r"'is_cuda_build', False", text) and "'is_rocm_build', True" not in text:
-        return (
-            "this TensorFlow was built without CUDA; pip uninstall tensorflow-cpu, then "
-            "pip install 'tensorflow[and-cuda]'"
-        )
-    if "'is_cuda_build', True" in text and not _DRIVER.exists():
-        return "NVIDIA's driver is not loaded on this node; tell its administrators"
-    return None
+    file = Path(spec.origin).parent / "python" / "platform" / "build_info.py"
+    text = file.read_text(encoding="utf-8") if file.exists() else ""
+    found = re.search(rf"'is_{name}_build', (True|False)", text)
+    return found and found[1] == "True"

@@ -111,7 +111,6 @@ def _make_step(tf: Any, device: str) -> Callable[[], Any]:
         inputs = tf.random.stateless_normal((256, 512), (1, 2))
         weights = [tf.random.stateless_normal((512, 512), (3, n)) / 23 for n in range(4)]
 
-    @tf.function
     def gradients() -> Any:
         with tf.device(f"/{device}:0"), tf.GradientTape() as tape:
             tape.watch(weights)
@@ -121,8 +120,10 @@ def _make_step(tf: Any, device: str) -> Callable[[], Any]:
             loss = tf.reduce_mean(outputs**2)
         return tf.add_n([tf.reduce_sum(one) for one in tape.gradient(loss, weights)])
 
+    compiled = tf.function(gradients)
+
     def step() -> Any:
-        return gradients().numpy()
+        return compiled().numpy()
 
     step()
     return step
@@ -136,12 +137,13 @@ def _make_reduction(tf: Any, strategy: Any) -> Callable[[], Any]:
         reduced = context.all_reduce(tf.distribute.ReduceOp.SUM, halves)
         return reduced[0][0] + reduced[1][0]
 
-    @tf.function
     def reduction() -> Any:
         return strategy.experimental_local_results(strategy.run(replica))[0]
 
+    compiled = tf.function(reduction)
+
     def reduce() -> Any:
-        return reduction().numpy()
+        return compiled().numpy()
 
     reduce()
     return reduce

@@ -35,13 +35,9 @@ def choose_communication(
     if not isinstance(cluster, Cluster):
         return given
     if cluster.gpus and not usable:
-        reason = why_no_gpu() or (
-            "look for its message 'Cannot dlopen some GPU libraries' at the start of this log, "
-            "and install them: pip install 'tensorflow[and-cuda]'"
-        )
         warn_once(
             f"Slurm grants this task the GPUs {','.join(cluster.gpus)}, but TensorFlow finds none "
-            f"and computes on CPUs: {reason}"
+            f"and computes on CPUs: {why_no_gpu()}"
         )
     if client is None or cluster.task is None:
         nccl = usable > 1

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Dict, Optional, Sequence
 
 import pytest
 
 from slurm_resolver import resolve
+from slurm_resolver.preflight.keras_version import check_versions
 from slurm_resolver.preflight.transport import TaskDevices, find_transport, task_devices
 
 
@@ -90,3 +92,28 @@ def test_what_a_task_tells(variables: Dict[str, str], gpus: Optional[Sequence[st
     told = task_devices(resolve(environ={**STEP, **variables}), usable=1)
     assert (told.node, told.usable) == ("n9", 1)
     assert (told.gpus if told.gpus is None else list(told.gpus)) == gpus
+
+
+@pytest.mark.parametrize(
+    ("built", "uses_gpus", "status"),
+    [
+        ("('is_cuda_build', False), ('is_rocm_build', False)", True, "warning"),
+        ("('is_cuda_build', False), ('is_rocm_build', False)", False, "ok"),
+        ("('is_cuda_build', True), ('is_rocm_build', False)", True, "ok"),
+        ("('is_cuda_build', False), ('is_rocm_build', True)", True, "ok"),
+        ("", True, "ok"),
+    ],
+)
+def test_a_tensorflow_without_cuda(
+    built: str, uses_gpus: bool, status: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    package = tmp_path / "tensorflow"
+    (package / "python" / "platform").mkdir(parents=True)
+    (package / "__init__.py").write_text("")
+    (package / "python" / "platform" / "build_info.py").write_text(f"build_info = [{built}]")
+    (tmp_path / "tensorflow-2.21.0.dist-info").mkdir()
+    (tmp_path / "tensorflow-2.21.0.dist-info" / "METADATA").write_text("Version: 2.21.0")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    tensorflow, _ = check_versions(uses_gpus)
+    assert tensorflow.status == status
+    assert ("pip install 'tensorflow[and-cuda]'" in tensorflow.detail) == (status == "warning")

@@ -15,6 +15,7 @@ from tensorflow.python.distribute import values
 from tensorflow.python.framework import func_graph
 from tensorflow.python.ops import control_flow_v2_func_graphs
 
+from slurm_resolver.errors import KerasError
 from slurm_resolver.preflight.keras_version import keras_problem
 from slurm_resolver.startup import when_imported
 from slurm_resolver.tf.keras import losses, metrics, strategies
@@ -39,12 +40,29 @@ def prepare(strategy: Any) -> None:
 def _patch(keras: Any) -> None:
     if keras.__version__.startswith("2."):
         return
+    if keras.backend.backend() != "tensorflow":
+        for name in _CALLS:
+            _wrap(keras.Model, name, _refuse_backend)
+        return
     # All workers do the same, and fail together. Never unnecessary.
     for name in _CALLS:
         _wrap(keras.Model, name, functools.partial(call_together, name))
     if not keras_problem(keras.__version__):  # else only one worker trains, as Keras does
         _patch_models(keras)
         _patch_steps(keras)
+
+
+def _refuse_backend(original: Method, model: Any, *args: Any, **kwargs: Any) -> Any:
+    import keras
+
+    backend = keras.backend.backend()
+    env = {"jax": "keras-distribution"}.get(backend, backend)
+    raise KerasError(
+        f"Keras computes with {backend} (KERAS_BACKEND, or keras.json), and a strategy of "
+        "TensorFlow's cannot train its models: expected KERAS_BACKEND=tensorflow. To train with "
+        f"{backend} on several nodes, leave the strategy out, and start with srun slurm-resolver "
+        f"exec --env {env} -- python …"
+    )
 
 
 def _patch_models(keras: Any) -> None:
