@@ -14,7 +14,7 @@ from typing import Any, Dict, List, Tuple
 import report
 
 import slurm_resolver as sr
-from slurm_resolver.cluster.roles import WorkerOrder
+from slurm_resolver.cluster.options import WorkerOrder
 
 NODES = [64, 128, 256, 512, 1024, 2048, 4096]
 PER_NODE = [4, 8]

@@ -7,8 +7,7 @@ from __future__ import annotations
 
 from typing import Collection, Dict, Iterable, List, NamedTuple, Optional, Sequence, Tuple
 
-from slurm_resolver.cluster.as_text import tasks_by_node
-from slurm_resolver.cluster.tasks import Task
+from slurm_resolver.cluster.tasks import Task, tasks_by_node
 from slurm_resolver.slurm.hostlist_compress import compress_hostlist
 from slurm_resolver.wording import ranges_of
 

@@ -117,7 +117,9 @@ class FilledIn:
         if "{" not in text:
             return text
         if self._values is None:
-            self._values = placeholders(self._cluster)
+            self._values = placeholders(
+                self._cluster.tasks, self._cluster.task, self._cluster.data_service
+            )
         values = self._values
 
         def fill(found: re.Match[str]) -> str:

@@ -10,20 +10,19 @@ from typing import List, Optional, Tuple
 
 from slurm_resolver.cli.cluster_picture import Row, address_without_node, picture_rows
 from slurm_resolver.cli.options import add_cluster_options, cluster_options
-from slurm_resolver.cluster.as_text import (
-    count_jobs,
+from slurm_resolver.cluster.cluster import (
+    Cluster,
     describe_cluster,
     describe_size,
     device_list,
     title,
 )
-from slurm_resolver.cluster.cluster import Cluster
 from slurm_resolver.cluster.gpus import JOB_WITHOUT_GPUS
-from slurm_resolver.cluster.job_counts import job_counts
+from slurm_resolver.cluster.jobs import job_counts
 from slurm_resolver.cluster.layout import layout_from_environment
 from slurm_resolver.cluster.resolve import build_cluster, resolve_step
 from slurm_resolver.cluster.task_gpus import TaskGpus
-from slurm_resolver.cluster.tasks import Task
+from slurm_resolver.cluster.tasks import Task, count_jobs
 from slurm_resolver.errors import LaunchError, NotInStepError
 from slurm_resolver.preflight.lonely_step import advise_on_lonely_step
 from slurm_resolver.slurm.step import SlurmStep
@@ -84,8 +83,9 @@ def main(args: argparse.Namespace) -> int:
     step = SlurmStep.read()
     if args.nodelist is not None:
         step = _planned_step(args)
-        job_counts(args.jobs, sum(step.tasks_per_node or ()), _OPTIONS_MAKE, _ASK_FOR_MORE)
-        cluster = build_cluster(step, layout_from_environment(step, "options"), options)
+        tasks = sum(step.tasks_per_node or ())
+        counts = job_counts(args.jobs, tasks, _OPTIONS_MAKE, _ASK_FOR_MORE)
+        cluster = build_cluster(step, layout_from_environment(step, "options"), counts, options)
     elif args.tasks_per_node is not None or args.distribution is not None:
         raise NotInStepError("--tasks-per-node and --distribution describe the nodes of --nodelist")
     elif step.place == "none" and not step.is_launched:

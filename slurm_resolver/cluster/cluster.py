@@ -2,75 +2,95 @@
 
 from __future__ import annotations
 
-from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
+import functools
+from dataclasses import dataclass, field
+from typing import Any, Dict, Iterator, List, Mapping, Optional, Sequence, Tuple
 
+from slurm_resolver.cluster.addresses import identity_of
 from slurm_resolver.cluster.contracts import Contract, variables_of
-from slurm_resolver.cluster.data_service import DATA_JOBS, address_of_dispatcher
-from slurm_resolver.cluster.gpu_plan import NodeGpuPlan
-from slurm_resolver.cluster.service_address import was_restarted
+from slurm_resolver.cluster.gpus import JOB_WITHOUT_GPUS, NodeGpus
+from slurm_resolver.cluster.jobs import DISPATCHER, JOBS_OUTSIDE_SPEC
+from slurm_resolver.cluster.layout import Layout
 from slurm_resolver.cluster.task_gpus import TaskGpus
-from slurm_resolver.cluster.tasks import Task, addresses_by_job
+from slurm_resolver.cluster.tasks import Task, tasks_by_node
 from slurm_resolver.coordination.address import ServiceAddress
 from slurm_resolver.slurm.step import SlurmStep
+from slurm_resolver.wording import counted
 
-# TensorFlow would wait for the tf.distribute.Server of each task in the spec, and these have none.
-JOBS_OUTSIDE_SPEC = ("evaluator", *DATA_JOBS)
+NO_CLUSTER = "no cluster: this process trains alone"
+MOST_TASKS = 100  # that `print` shows
+
+_HEADINGS = ("node", "rank", "local", "task", "address")
+_RIGHT_ALIGNED = ("rank", "local")
 
 
-class Cluster(NamedTuple):
+@dataclass(frozen=True, repr=False)
+class Cluster:
     """All tasks of a step with their jobs, indices and addresses, and which of them this one is.
 
     Outside Slurm it is empty: no tasks, and `task` is None.
 
     Attributes:
-        tasks: every task of the step, ``tasks[rank]``.
         task: the task of this process; None where it has none, as for a step that is only planned.
+        layout: where every rank runs; None for an empty cluster.
+        roles: the ranks of each job, ``roles[job][index]``.
+        addresses: the addresses of each job, ``addresses[job][index]``.
         gpu_decision: the GPUs of this task, and the reason; None without `task`.
-        node_gpus: the GPUs of all tasks on the node of this task; None without `task`.
-        distribution: Slurm's distribution, which placed the tasks on the nodes.
-        layout_source: what the layout was taken from.
+        node_gpus: from what the GPUs of the tasks on this task's node follow; None without `task`.
         ports_source: what the ports were taken from.
         step: the variables that the cluster was made from; arguments and overridden methods of the
             resolver have changed them.
         service: the address of the step's coordination service; None without `task`.
     """
 
-    tasks: Sequence[Task] = ()
     task: Optional[Task] = None
+    layout: Optional[Layout] = None
+    roles: Mapping[str, Sequence[int]] = field(default_factory=dict)
+    addresses: Mapping[str, Sequence[str]] = field(default_factory=dict)
     gpu_decision: Optional[TaskGpus] = None
-    node_gpus: Optional[NodeGpuPlan] = None
-    distribution: Optional[str] = None
-    layout_source: Optional[str] = None
+    node_gpus: Optional[NodeGpus] = None
     ports_source: Optional[str] = None
-    step: SlurmStep = SlurmStep()
+    step: SlurmStep = field(default_factory=SlurmStep)
     service: Optional[ServiceAddress] = None
 
-    def __repr__(self) -> str:
-        """Returns a short text for logs: it counts the tasks, which may be many."""
-        return (
-            f"Cluster(step {self.job_id}.{self.step_id}: {self.tasks!r}, task={self.task!r}, "
-            f"gpus={self.gpus!r})"
-        )
+    @functools.cached_property
+    def tasks(self) -> Tuple[Task, ...]:
+        """Every task of the step, ``tasks[rank]``.
 
-    def __str__(self) -> str:
-        """Returns the cluster as `print` shows it: a line a task, of 100 tasks at most."""
-        from slurm_resolver.cluster.as_text import MOST_TASKS, describe_cluster
-
-        return describe_cluster(self, MOST_TASKS)
-
-    def gpus_on_node(self) -> Dict[int, TaskGpus]:
-        """Returns by rank the GPUs of all tasks on this task's node; {} without a task."""
-        return self.node_gpus.by_rank() if self.node_gpus else {}
+        It is made when it is first asked for: TensorFlow needs the addresses only, and a step may
+        have 100,000 tasks.
+        """
+        layout = self.layout
+        if layout is None:
+            return ()
+        tasks = [
+            Task(
+                rank,
+                layout.nodes[layout.node_of[rank]],
+                layout.local_rank_of[rank],
+                job,
+                index,
+                self.addresses[job][index],
+            )
+            for job, ranks in self.roles.items()
+            for index, rank in enumerate(ranks)
+        ]
+        return tuple(sorted(tasks))
 
     @property
-    def was_restarted(self) -> bool:
-        """Whether this task's program was started again in its step; the others do not wait."""
-        return was_restarted(self.step)
+    def num_tasks(self) -> int:
+        """The number of tasks."""
+        return self.layout.num_tasks if self.layout else 0
 
-    def name_of(self, rank: int) -> str:
-        """Returns how messages name a task: ``worker 3 (rank 3 on n9)``."""
-        task = self.tasks[rank]
-        return f"{task.job} {task.index} (rank {rank} on {task.node})"
+    @property
+    def distribution(self) -> Optional[str]:
+        """Slurm's distribution, which placed the tasks on the nodes."""
+        return self.layout.distribution if self.layout else None
+
+    @property
+    def layout_source(self) -> Optional[str]:
+        """What the layout was taken from."""
+        return self.layout.source if self.layout else None
 
     @property
     def job_id(self) -> Optional[str]:
@@ -90,6 +110,31 @@ class Cluster(NamedTuple):
         """
         return self.gpu_decision.devices if self.gpu_decision else None
 
+    @property
+    def data_service(self) -> Optional[str]:
+        """What ``tf.data.experimental.service.distribute`` takes as `service`; None without one.
+
+        Such as ``grpc://n8:23002``, the address of the dispatcher.
+        """
+        address = next(iter(self.addresses.get(DISPATCHER, ())), None)
+        return None if address is None else f"grpc://{address}"
+
+    @property
+    def was_restarted(self) -> bool:
+        """Whether this task's program was started again in its step; the others do not wait."""
+        return (self.step.task_restart or "").rpartition(" ")[0] == identity_of(self.step)
+
+    def gpus_on_node(self) -> Dict[int, TaskGpus]:
+        """Returns by rank the GPUs of all tasks on this task's node; {} without a task."""
+        if self.node_gpus is None or self.gpu_decision is None:
+            return {}
+        return self.node_gpus.by_rank(self.gpu_decision)
+
+    def name_of(self, rank: int) -> str:
+        """Returns how messages name a task: ``worker 3 (rank 3 on n9)``."""
+        task = self.tasks[rank]
+        return f"{task.job} {task.index} (rank {rank} on {task.node})"
+
     def jobs(self) -> Dict[str, List[str]]:
         """Returns the addresses of each job by index, in alphabetical order of the job names.
 
@@ -97,23 +142,14 @@ class Cluster(NamedTuple):
         dispatcher and the data workers of a tf.data service.
         """
         return {
-            job: addresses
-            for job, addresses in addresses_by_job(self.tasks).items()
+            job: list(addresses)
+            for job, addresses in sorted(self.addresses.items())
             if job not in JOBS_OUTSIDE_SPEC
         }
 
-    @property
-    def data_service(self) -> Optional[str]:
-        """What ``tf.data.experimental.service.distribute`` takes as `service`; None without one.
-
-        Such as ``grpc://n8:23002``, the address of the dispatcher.
-        """
-        address = address_of_dispatcher(self)
-        return None if address is None else f"grpc://{address}"
-
     def tf_config(self) -> Dict[str, Any]:
         """Returns the content of TF_CONFIG for this task; {} for an empty cluster."""
-        if not self.tasks:
+        if self.layout is None:
             return {}
         config: Dict[str, Any] = {"cluster": self.jobs()}
         if self.task is not None:
@@ -134,7 +170,7 @@ class Cluster(NamedTuple):
         Raises:
             ValueError: for another contract.
         """
-        return variables_of(self, contract)
+        return variables_of(contract, self.tasks, self.task, self.gpus, self.tf_config())
 
     def to_dict(self) -> Dict[str, Any]:
         """Returns the cluster as plain values, as ``slurm-resolver show --json`` prints them."""
@@ -156,3 +192,103 @@ class Cluster(NamedTuple):
             "self": this_task,
             "tasks": [task._asdict() for task in self.tasks],
         }
+
+    def __repr__(self) -> str:
+        """Returns a short text for logs: it counts the tasks, which may be many."""
+        step = f"{self.job_id}.{self.step_id}"
+        return f"Cluster(step {step}: {self.num_tasks} tasks, task={self.task!r}, gpus={self.gpus})"
+
+    def __str__(self) -> str:
+        """Returns the cluster as `print` shows it: a line a task, of 100 tasks at most."""
+        return describe_cluster(self, MOST_TASKS)
+
+
+def describe_own_task(cluster: Cluster) -> str:
+    """Returns one line: ``rank 1 of 4 is worker 0 on n9, port 23001, GPUs 0,1``."""
+    own, gpus = cluster.task, cluster.gpus
+    if own is None:
+        return describe_cluster(cluster, 0).partition("\n")[0]
+    port = own.address.rpartition(":")[2]
+    text = f"rank {own.rank} of {cluster.num_tasks} is {own.job} {own.index} on {own.node}"
+    if gpus is None:
+        return f"{text}, port {port}"
+    number = "GPU" if len(gpus) == 1 else "GPUs"
+    devices = f"{number} {','.join(gpus)}" if gpus else "no GPUs"
+    return f"{text}, port {port}, {devices}"
+
+
+def describe_cluster(cluster: Cluster, most_tasks: Optional[int] = None) -> str:
+    """Returns the whole cluster, a line a task, and the GPUs of this task's node.
+
+    Args:
+        cluster: any; for an empty one the text says that this process trains alone.
+        most_tasks: of larger clusters the tasks of the first nodes and this task's node; None
+            takes all.
+    """
+    if not cluster.num_tasks:
+        return NO_CLUSTER
+    return "\n".join(_lines(cluster, most_tasks))
+
+
+def title(cluster: Cluster) -> str:
+    """Returns which step it is."""
+    if cluster.job_id is None and cluster.task is None:
+        return "planned step"
+    return f"job step {cluster.job_id or '?'}.{cluster.step_id or '?'}"
+
+
+def describe_size(cluster: Cluster, nodes: int) -> str:
+    """Returns how many tasks there are on how many nodes, and how they were distributed."""
+    tasks = counted(cluster.num_tasks, "task")
+    return f"{tasks} on {counted(nodes, 'node')}, {cluster.distribution} distribution"
+
+
+def device_list(gpus: TaskGpus) -> str:
+    """Returns the devices as CUDA_VISIBLE_DEVICES names them, "none" or "unknown"."""
+    if gpus.devices is None and gpus.source != JOB_WITHOUT_GPUS:
+        return "unknown"
+    return ",".join(gpus.devices or ()) or "none"
+
+
+def _lines(cluster: Cluster, most_tasks: Optional[int]) -> Iterator[str]:
+    by_node = tasks_by_node(cluster.tasks)
+    yield (
+        f"{title(cluster)}: {describe_size(cluster, len(by_node))} "
+        f"(from {cluster.layout_source}), ports from {cluster.ports_source}"
+    )
+    yield "jobs: " + ", ".join(
+        f"{job} {len(ranks)}" for job, ranks in sorted(cluster.roles.items())
+    )
+    yield from _table(cluster, by_node, most_tasks)
+    if cluster.task is None:
+        return
+    yield f"GPUs of the tasks on {cluster.task.node}:"
+    for rank, gpus in sorted(cluster.gpus_on_node().items()):
+        mark = "  (this task)" if rank == cluster.task.rank else ""
+        yield f"  rank {rank}: {device_list(gpus)} ({gpus.source}){mark}"
+
+
+def _table(
+    cluster: Cluster, by_node: Dict[str, List[Task]], most_tasks: Optional[int]
+) -> Iterator[str]:
+    table: List[Tuple[str, ...]] = [_HEADINGS]
+    left_out = 0
+    for node, tasks in by_node.items():
+        own = cluster.task is not None and node == cluster.task.node
+        if most_tasks is not None and len(table) + len(tasks) > most_tasks + 1 and not own:
+            left_out += len(tasks)
+            continue
+        for task in tasks:
+            mark = "  (this task)" if task == cluster.task else ""
+            name = node if task is tasks[0] else ""
+            job = f"{task.job} {task.index}"
+            table.append((name, str(task.rank), str(task.local_rank), job, task.address + mark))
+    widths = [max(map(len, column)) for column in zip(*table)]
+    for row in table:
+        cells = [
+            cell.rjust(width) if heading in _RIGHT_ALIGNED else cell.ljust(width)
+            for cell, heading, width in zip(row, _HEADINGS, widths)
+        ]
+        yield "  ".join(cells).rstrip()
+    if left_out:
+        yield f"… and {counted(left_out, 'more task')}: `slurm-resolver show` prints all"

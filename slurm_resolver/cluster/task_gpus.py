@@ -1,14 +1,14 @@
-"""The GPUs of one task, and the variables that tell its process of them."""
+"""The GPUs of one task, and the variables that show its process these and no others."""
 
 from __future__ import annotations
 
-from typing import Mapping, MutableMapping, NamedTuple, Optional
+from typing import Dict, Mapping, MutableMapping, NamedTuple, Optional
 
 from slurm_resolver.log import warn_once
-from slurm_resolver.slurm.gpu_variables import Devices
+from slurm_resolver.slurm.gpu_variables import Devices, VisibleDevices
 from slurm_resolver.slurm.step import SlurmStep
 
-_APPLIED_VARIABLE = SlurmStep.gpus_applied.name
+_GROWS_BY_ITSELF = "cuda_malloc_async"  # a value of TF_GPU_ALLOCATOR
 
 
 class TaskGpus(NamedTuple):
@@ -47,10 +47,7 @@ class TaskGpus(NamedTuple):
 
 
 def apply_gpus(gpus: TaskGpus, step: SlurmStep, environ: MutableMapping[str, str]) -> None:
-    """Writes the settings into `environ`, and that they are applied: they must not be twice.
-
-    So it does with those of the memory of a GPU that tasks share, and logs them.
-    """
+    """Writes the settings into `environ`, and a mark that they are applied, once a task."""
     if gpus.memory:
         environ.update(gpus.memory)
         settings = " ".join(f"{name}={value}" for name, value in gpus.memory.items())
@@ -58,19 +55,65 @@ def apply_gpus(gpus: TaskGpus, step: SlurmStep, environ: MutableMapping[str, str
             f"{settings} is set, as this task shares its GPU: TensorFlow would take all of the "
             "memory at once, and the next task would find none; set it yourself to choose"
         )
-    if not gpus.settings:
-        return
-    environ.update(gpus.settings)
-    applied = applied_value(step, gpus.devices or ())
-    if applied is not None:
-        environ[_APPLIED_VARIABLE] = applied
+    if gpus.settings:
+        environ.update(gpus.settings)
+        mark = mark_of(step, gpus.devices or ())
+        if mark is not None:
+            environ[SlurmStep.gpus_applied.name] = mark
 
 
-def applied_value(step: SlurmStep, devices: Devices) -> Optional[str]:
-    """Returns the task and its devices as a text.
+def mark_of(step: SlurmStep, devices: Devices) -> Optional[str]:
+    """Returns the task and its devices as a text, which says that these settings are applied.
 
     The task is named, as a step that is started from this one must not inherit its devices.
     """
     if step.rank is None:
         return None
     return f"{step.job_id}.{step.step_id}.{step.rank}:{','.join(devices)}"
+
+
+def memory_settings(step: SlurmStep) -> Dict[str, str]:
+    """Returns the variables to set where a task shares its GPU with another.
+
+    TensorFlow's first process on a GPU takes all of its memory, and the second one fails: so each
+    takes only what it needs (``GPUBFCAllocator::GetAllowGrowthValue``). What the user has set
+    stays.
+    """
+    return {} if memory_is_chosen(step) else {SlurmStep.allow_growth.name: "true"}
+
+
+def memory_is_chosen(step: SlurmStep) -> bool:
+    """Whether the user has set how much of a GPU's memory TensorFlow takes."""
+    return step.allow_growth is not None or step.gpu_allocator == _GROWS_BY_ITSELF
+
+
+def is_slice(device: str) -> bool:
+    """Whether a device is a slice of a GPU (MIG), which Slurm names by its UUID."""
+    return device.startswith("MIG-")
+
+
+def keep_usable(gpus: TaskGpus, visible: VisibleDevices) -> TaskGpus:
+    """Leaves out the MIG slices that the process cannot use.
+
+    CUDA shows a process a single slice, and no whole GPU beside it ("CUDA Device Enumeration" in
+    NVIDIA's Multi-Instance GPU User Guide). So a task takes its whole GPUs, or its first slice.
+    """
+    before = gpus.visible_before
+    gpus = gpus._replace(
+        visible_before=next(((device,) for device in before or () if is_slice(device)), before)
+    )
+    devices = gpus.devices or ()
+    whole = tuple(device for device in devices if not is_slice(device))
+    usable = devices if len(whole) == len(devices) else whole or devices[:1]
+    if usable == devices:
+        return gpus
+    warn_once(
+        "tasks of this node have several MIG slices each, and CUDA shows a process only one: start "
+        "as many tasks on each node as it has slices"
+    )
+    return gpus._replace(
+        devices=usable,
+        source=f"{gpus.source}, and CUDA shows a process only one MIG slice",
+        settings=visible.settings_for(usable),
+        slices=len(devices),
+    )

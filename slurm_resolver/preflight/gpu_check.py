@@ -14,8 +14,7 @@ import re
 from typing import Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 from slurm_resolver.cluster.cluster import Cluster
-from slurm_resolver.cluster.gpu_sharing import memory_is_chosen
-from slurm_resolver.cluster.mig_slices import is_slice
+from slurm_resolver.cluster.task_gpus import is_slice, memory_is_chosen
 from slurm_resolver.preflight.agreement import Note
 from slurm_resolver.preflight.result import SKIPPED, WARNING, Result, result_of
 from slurm_resolver.slurm.gpu_identity import find_own_numbers, shown_gpus

@@ -7,13 +7,16 @@ from typing import Any, Collection, Dict, List, Mapping, Optional, Tuple
 
 import tensorflow as tf
 
-from slurm_resolver.cluster.alone import find_alone
-from slurm_resolver.cluster.as_text import describe_own_task
-from slurm_resolver.cluster.cluster import JOBS_OUTSIDE_SPEC, Cluster
-from slurm_resolver.cluster.node_address import NodeAddress
-from slurm_resolver.cluster.options import ClusterOptions, LayoutChoice
-from slurm_resolver.cluster.resolve import build_cluster, find_layout
-from slurm_resolver.cluster.roles import Placement, WorkerOrder
+from slurm_resolver.cluster.cluster import Cluster, describe_own_task
+from slurm_resolver.cluster.jobs import JOBS_OUTSIDE_SPEC
+from slurm_resolver.cluster.options import (
+    ClusterOptions,
+    LayoutChoice,
+    NodeAddress,
+    Placement,
+    WorkerOrder,
+)
+from slurm_resolver.cluster.resolve import resolve_step
 from slurm_resolver.cluster.task_gpus import apply_gpus
 from slurm_resolver.log import tell_once, warn
 from slurm_resolver.slurm.hostlist import expand_hostlist, expand_tasks_per_node
@@ -131,8 +134,8 @@ class SlurmClusterResolver(
                 RuntimeError as well. All of them are `slurm_resolver.SlurmResolverError`.
         """
         super().__init__()
-        step = self._step = SlurmStep.read(os.environ)
-        options = ClusterOptions(
+        self._step = SlurmStep.read(os.environ)
+        self._options = ClusterOptions(
             jobs,
             port_base,
             placement,
@@ -145,21 +148,10 @@ class SlurmClusterResolver(
             gpus_per_task,
             local,
         )
-        hooks = self._overridden()
-        outside = tasks_per_node is not None and step.place == "none"
-        alone = find_alone(step, options, is_told=bool(hooks) or outside)
-        if alone is not None:
-            self._cluster = alone
-        elif hooks or tasks_per_node is not None:
-            step, placed = self._layout_by_hooks(hooks, tasks_per_node, options)
-            if hooks and jobs is None:
-                options = options._replace(jobs={"worker": self._resolve_num_tasks()})
-            self._cluster = build_cluster(step, placed, options)
-        else:
-            self._cluster = build_cluster(step, find_layout(step, options), options)
-        self._options = options
+        layout_of, is_told = self._given_layout(tasks_per_node)
+        self._cluster = resolve_step(self._step, self._options, layout_of, is_told)
         self._auto_set_gpu = auto_set_gpu
-        self._devices = self._apply(auto_set_gpu)
+        self._devices = _show_gpus(self._cluster, auto_set_gpu)
         self._spec = _cluster_spec(self._cluster.jobs())
         own = self._cluster.task
         self.task_type = own.job if own else None
@@ -168,7 +160,7 @@ class SlurmClusterResolver(
         if own:
             tell_once(describe_own_task(self._cluster))
         served = "ps" in self._spec.jobs or self.data_service is not None
-        if served and step.is_live:
+        if served and self._step.is_live:
             from slurm_resolver.tf.server import take_part
 
             take_part(self._cluster)
@@ -316,25 +308,23 @@ class SlurmClusterResolver(
 
         return serve(self._cluster, self.cluster_spec(), self.rpc_layer, server, start_timeout)
 
-    def _apply(self, auto_set_gpu: bool) -> Optional[Tuple[str, ...]]:
-        """Sets the GPUs; returns those that this process will see, None where nothing tells."""
-        gpus = self._cluster.gpu_decision
-        if gpus is None:
-            return None
-        if not auto_set_gpu:
-            return gpus.visible_devices(applied=False)
-        known = _known_gpus() if gpus.settings else 0
-        apply_gpus(gpus, self._cluster.step, os.environ)
-        if not known or _gpus_left_visible() is not None:  # or the program has chosen by itself
-            return gpus.visible_devices(applied=True)
-        warn(
-            "%s comes too late: TensorFlow has already looked at the devices, and this process "
-            "keeps the %d GPUs that it saw then; make the resolver before anything lists or uses "
-            "devices",
-            ", ".join(f"{name}={value}" for name, value in gpus.settings.items()),
-            known,
-        )
-        return None
+
+def _show_gpus(cluster: Cluster, auto_set_gpu: bool) -> Optional[Tuple[str, ...]]:
+    """Sets the GPUs; returns those that this process will see, None where nothing tells."""
+    gpus = cluster.gpu_decision
+    if gpus is None or not auto_set_gpu:
+        return gpus and gpus.visible_devices(applied=False)
+    known = _known_gpus() if gpus.settings else 0
+    apply_gpus(gpus, cluster.step, os.environ)
+    if not known or _gpus_left_visible() is not None:  # or the program has chosen by itself
+        return gpus.visible_devices(applied=True)
+    warn(
+        "%s comes too late: TensorFlow has already looked at the devices, and this process keeps "
+        "the %d GPUs that it saw then; make the resolver before anything lists or uses devices",
+        ", ".join(f"{name}={value}" for name, value in gpus.settings.items()),
+        known,
+    )
+    return None
 
 
 def _cluster_spec(jobs: Dict[str, List[str]]) -> Any:

@@ -16,7 +16,7 @@ from typing import Any, Dict, Optional, Tuple
 import tensorflow as tf
 
 from slurm_resolver.cluster.cluster import Cluster
-from slurm_resolver.cluster.data_service import DATA_JOBS, DISPATCHER
+from slurm_resolver.cluster.jobs import DATA_JOBS, DISPATCHER
 from slurm_resolver.coordination.address import ServiceAddress
 from slurm_resolver.coordination.client import connect
 from slurm_resolver.coordination.job import SERVERS, START_SECONDS, JobResult, Member, announcement

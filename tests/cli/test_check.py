@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from dataclasses import replace
 from typing import Any, Dict, List
 
 import pytest
@@ -22,7 +23,7 @@ def test_the_layout_is_compared_with_the_tasks_own_variables() -> None:
     facts = preflight._local_facts(cluster)
     assert preflight._check_layout({2: facts}, cluster).status == "ok"
     elsewhere = preflight._local_facts(
-        cluster._replace(step=cluster.step.replace(node_name="n0", local_rank=1))
+        replace(cluster, step=cluster.step.replace(node_name="n0", local_rank=1))
     )
     assert preflight._check_layout({2: elsewhere}, cluster) == (
         "layout",

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 import slurm_resolver
 from slurm_resolver.cli import main
 from slurm_resolver.cli.cluster_picture import Row, number_ranges, picture_rows
+from slurm_resolver.cluster.jobs import job_counts
 from slurm_resolver.cluster.layout import layout_from_environment
 from slurm_resolver.cluster.options import ClusterOptions
 from slurm_resolver.cluster.resolve import build_cluster
@@ -308,7 +309,9 @@ def plan(nodes: str, counts: str, distribution: str, **jobs: int) -> Sequence[Ta
         "SLURM_DIST_PLANESIZE": "2",
     }
     step = SlurmStep.read(variables)
-    return build_cluster(step, layout_from_environment(step), ClusterOptions(jobs or None)).tasks
+    layout = layout_from_environment(step)
+    counts = job_counts(jobs or None, layout.num_tasks)
+    return build_cluster(step, layout, counts, ClusterOptions(jobs or None)).tasks
 
 
 class TestRows:

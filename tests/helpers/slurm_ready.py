@@ -9,6 +9,7 @@ RANK`` when it starts, and ``came RANK`` when it has come; ``--late '{"0": 6}'``
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
 import os
 import signal
@@ -73,12 +74,10 @@ def main() -> None:
     jobs = {"ps": 1, "worker": -1} if fault == "other jobs" else None
     cluster = sr.resolve(jobs, node_address=args.node_address)
     if fault == "a wrong layout":
-        tasks = list(cluster.tasks)
-        tasks[0], tasks[-1] = (
-            tasks[0]._replace(node=tasks[-1].node),
-            tasks[-1]._replace(node=tasks[0].node),
-        )
-        cluster = cluster._replace(tasks=tuple(tasks))
+        assert cluster.layout is not None
+        first, *others, last = cluster.layout.node_of
+        layout = cluster.layout._replace(node_of=[last, *others, first])
+        cluster = dataclasses.replace(cluster, layout=layout)
     if fault == "a taken port":
         assert cluster.task is not None
         holder = socket.create_server(("", int(cluster.task.address.rpartition(":")[2])))

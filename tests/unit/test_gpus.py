@@ -1,8 +1,7 @@
-"""Which GPUs a task takes."""
+"""Which GPUs a task takes, and what it sets where it shares one."""
 
 from __future__ import annotations
 
-import logging
 import re
 import sys
 import types
@@ -15,14 +14,26 @@ from recorded_steps import Recording, recordings
 
 import slurm_resolver as sr
 from slurm_resolver.cluster import gpus as gpus_module
-from slurm_resolver.cluster.gpu_plan import jobs_with_gpus
-from slurm_resolver.cluster.gpus import choose_gpus
+from slurm_resolver.cluster.gpus import NodeGpus, choose_gpus
+from slurm_resolver.cluster.jobs import jobs_with_gpus
 from slurm_resolver.cluster.options import ClusterOptions
 from slurm_resolver.cluster.resolve import build_cluster
 from slurm_resolver.cluster.task_gpus import TaskGpus, apply_gpus
 from slurm_resolver.slurm.step import SlurmStep
 
 Devices = Optional[Tuple[str, ...]]
+
+
+def on_node(
+    step: SlurmStep,
+    local_rank: int,
+    tasks: int,
+    *explicit: Optional[int],
+    users: Optional[Sequence[int]] = None,
+) -> TaskGpus:
+    """The GPUs of a task on a node with so many tasks, of which `users` use GPUs."""
+    ranks = range(tasks)
+    return choose_gpus(NodeGpus(step, users or ranks, ranks, tasks, *explicit), local_rank)
 
 
 def decide(
@@ -34,7 +45,7 @@ def decide(
     **more: Any,
 ) -> TaskGpus:
     step = SlurmStep(rank=local_rank, cuda_devices=visible, **more)
-    return choose_gpus(step, local_rank, users or range(tasks), tasks, *explicit)
+    return on_node(step, local_rank, tasks, *explicit, users=users)
 
 
 def choose(*args: Any, **keywords: Any) -> Devices:
@@ -195,13 +206,6 @@ def test_a_split_uses_every_device_evenly_among_those_who_use_any(
         assert [device for part in taken for device in part] == granted  # disjoint, in order
 
 
-def test_tasks_that_must_share_are_told_once(caplog: pytest.LogCaptureFixture) -> None:
-    for _ in range(2):
-        choose("0,1", 3, 4)
-    assert [record.levelno for record in caplog.records] == [logging.WARNING]
-    assert "4 tasks share the node's 2 GPUs" in caplog.text
-
-
 class TestOtherMakers:
     """Every variable that Slurm sets is narrowed alike; which ones, the site's gres.conf says."""
 
@@ -222,7 +226,7 @@ class TestOtherMakers:
         environ = {"SLURM_PROCID": str(local_rank), **dict.fromkeys(names, "4,5,6")}
         for _ in range(2):
             step = SlurmStep.read(environ)
-            gpus = choose_gpus(step, local_rank, range(2), 2)
+            gpus = on_node(step, local_rank, 2)
             apply_gpus(gpus, step, environ)
             assert gpus.devices == tuple(own.split(","))
             assert {environ[name] for name in names} == {own}
@@ -231,29 +235,29 @@ class TestOtherMakers:
     def test_hips_indices_count_what_rocr_leaves(self) -> None:
         environ = {"ROCR_VISIBLE_DEVICES": "0,1,2,3", "HIP_VISIBLE_DEVICES": "0,1,2,3"}
         step = SlurmStep.read(environ)
-        settings = choose_gpus(step, 1, range(2), 2).settings
+        settings = on_node(step, 1, 2).settings
         assert settings == {"ROCR_VISIBLE_DEVICES": "2,3", "HIP_VISIBLE_DEVICES": "0,1"}
 
     def test_tiles_of_intels(self) -> None:
         step = SlurmStep(ze_devices="0.0,0.1,1.0,1.1")
-        assert choose_gpus(step, 1, range(2), 2).settings == {"ZE_AFFINITY_MASK": "1.0,1.1"}
+        assert on_node(step, 1, 2).settings == {"ZE_AFFINITY_MASK": "1.0,1.1"}
 
     def test_hiding_all_of_them(self) -> None:
         """Level Zero takes an empty mask for all devices."""
         step = SlurmStep(rank=0, cuda_devices="0", rocr_devices="0", ze_devices="0")
-        gpus = choose_gpus(step, 0, [1], 2)
+        gpus = on_node(step, 0, 2, users=[1])
         assert gpus.settings == {
             "CUDA_VISIBLE_DEVICES": "",
             "ROCR_VISIBLE_DEVICES": "",
             "ZE_AFFINITY_MASK": "65535",
         }
         environ: Dict[str, str] = {"SLURM_PROCID": "0", **gpus.settings}
-        assert choose_gpus(SlurmStep.read(environ), 0, [0], 1).devices == ()
+        assert on_node(SlurmStep.read(environ), 0, 1).devices == ()
 
     def test_variables_that_contradict_each_other(self) -> None:
         step = SlurmStep(cuda_devices="0,1", rocr_devices="2,3")
         with pytest.raises(sr.GpuError, match=r"CUDA_\w+=0,1, but ROCR_\w+=2,3"):
-            choose_gpus(step, 0, range(2), 2)
+            on_node(step, 0, 2)
 
 
 @pytest.mark.parametrize("explicit", [(), (4, 2)])
@@ -261,7 +265,7 @@ def test_a_decision_is_applied_once(explicit: Tuple[int, ...]) -> None:
     environ: Dict[str, str] = {"SLURM_PROCID": "1", "CUDA_VISIBLE_DEVICES": "4,5,6,7"}
     for _ in range(3):  # a second resolver, or a child process
         step = SlurmStep.read(environ)
-        gpus = choose_gpus(step, 1, range(2), 2, *explicit)
+        gpus = on_node(step, 1, 2, *explicit)
         apply_gpus(gpus, step, environ)
         assert environ["CUDA_VISIBLE_DEVICES"] == "6,7"
         assert gpus.devices == ("6", "7")
@@ -270,16 +274,9 @@ def test_a_decision_is_applied_once(explicit: Tuple[int, ...]) -> None:
 def test_the_mark_of_another_task_counts_for_nothing() -> None:
     environ = {"SLURM_PROCID": "0", "CUDA_VISIBLE_DEVICES": "4,5,6,7"}
     step = SlurmStep.read(environ)
-    apply_gpus(choose_gpus(step, 0, range(2), 2), step, environ)
+    apply_gpus(on_node(step, 0, 2), step, environ)
     environ["SLURM_PROCID"] = "1"  # a step started from that task
-    assert choose_gpus(SlurmStep.read(environ), 1, range(2), 2).devices == ("5",)
-
-
-@pytest.mark.parametrize("visible", [None, "", "0", "NoDevFiles"])
-def test_nothing_is_written_where_nothing_changes(visible: Optional[str]) -> None:
-    environ: Dict[str, str] = {}
-    apply_gpus(decide(visible), SlurmStep(rank=0), environ)
-    assert environ == {}
+    assert on_node(SlurmStep.read(environ), 1, 2).devices == ("5",)
 
 
 class TestWithoutVariables:
@@ -317,7 +314,7 @@ class TestWithoutVariables:
         assert "SLURM_GPUS_ON_NODE=2, but CUDA_VISIBLE_DEVICES is not set" in caplog.text
 
     def test_a_job_without_gpus_hides_them_all(self, driver: List[Optional[int]]) -> None:
-        gpus = choose_gpus(SlurmStep(rank=0), 0, [1], 2)
+        gpus = on_node(SlurmStep(rank=0), 0, 2, users=[1])
         assert (gpus.devices, gpus.settings) == (None, {"CUDA_VISIBLE_DEVICES": ""})
 
 
@@ -369,8 +366,8 @@ def test_the_driver_is_asked_through_its_library(
         (["chief", "worker", "ps"], ["chief", "worker"], {"chief", "worker"}),
         (["worker", "ps"], ("ps", "worker"), {"ps", "worker"}),
         (["worker"], [], set()),
-        (["mesh"], None, {"mesh"}),
         (["mesh", "ps"], ["mesh"], {"mesh"}),
+        (["worker"], ["evaluator", "worker"], {"evaluator", "worker"}),  # has no task this time
     ],
 )
 def test_which_jobs_use_gpus(jobs: List[str], gpu_jobs: Any, users: Any) -> None:
@@ -383,10 +380,6 @@ def test_gpu_jobs_that_are_none(gpu_jobs: Any) -> None:
         sr.JobsError, match=r"gpu_jobs=.*of these names: chief.*data_worker, mesh\."
     ):
         jobs_with_gpus(["worker", "mesh"], gpu_jobs)
-
-
-def test_a_job_without_tasks_is_known() -> None:
-    assert "worker" in jobs_with_gpus(["worker"], ["mesh", "worker"], ["mesh", "worker"])
 
 
 def node_of_tasks(visible: Sequence[str], **common: str) -> List[Dict[str, str]]:
@@ -454,7 +447,8 @@ def test_the_recorded_tasks_of_a_node_share_what_slurm_shows_them(recording: Rec
     layout = recording.layout()
     nodes: Dict[str, List[Tuple[Dict[str, str], Devices]]] = {}
     for task in recording.tasks:
-        cluster = build_cluster(SlurmStep.read(task), layout, ClusterOptions())
+        counts = {"worker": layout.num_tasks}
+        cluster = build_cluster(SlurmStep.read(task), layout, counts, ClusterOptions())
         nodes.setdefault(task["SLURMD_NODENAME"], []).append((task, cluster.gpus))
     for tasks in nodes.values():
         shown = {task.get("CUDA_VISIBLE_DEVICES") for task, _ in tasks}
@@ -485,14 +479,90 @@ def test_slurm_has_bound_the_recorded_tasks_of_every_version_and_form() -> None:
     assert set(forms) == {(22, 5), (23, 2), (23, 11), (24, 5), (24, 11), (25, 5), (25, 11), (26, 5)}
 
 
-def test_from_25_11_on_slurm_binds_the_only_task_of_a_node_too() -> None:
-    lone: Dict[bool, Set[Tuple[str, str]]] = {False: set(), True: set()}
-    for recording in WITH_GPUS:
-        if "gpus-per-node=4 --gpu-bind=" not in recording.command:
-            continue
-        for task in recording.tasks:
-            if "," not in task["SLURM_GTIDS"] and "single:" in recording.command:
-                bound = recording.number >= (25, 11)
-                seen = task["CUDA_VISIBLE_DEVICES"], str("SLURMD_TRES_BIND" in task)
-                lone[bound].add(seen)
-    assert lone == {False: {("0,1,2,3", "False")}, True: {("0", "True")}}
+# By what the tasks of a node are shown, and which of them use GPUs: what each takes, and how many
+# slices it has.
+FOUR = "MIG-a,MIG-b,MIG-c,MIG-d"
+SLICES: Dict[str, Tuple[str, Dict[str, Any], List[Tuple[str, ...]], List[int]]] = {
+    "one each": ("MIG-a,MIG-b", {}, [("MIG-a",), ("MIG-b",)], [0, 0]),
+    "two each": (FOUR, {}, [("MIG-a",), ("MIG-c",)], [2, 2]),
+    "four for one task": (FOUR, {}, [("MIG-a",)], [4]),
+    "bound by Slurm": (
+        "MIG-a,MIG-b",
+        {"gpus_on_node": 4, "tres_bind": "gres/gpu:per_task:2"},
+        [("MIG-a",), ("MIG-a",)],
+        [2, 2],
+    ),
+    "one for two tasks": ("MIG-a", {}, [("MIG-a",), ("MIG-a",)], [0, 0]),
+    "a job without GPUs": (FOUR, {"users": [1]}, [(), ("MIG-a",)], [0, 4]),
+    "beside whole GPUs": ("GPU-1,MIG-a,GPU-2", {}, [("GPU-1", "GPU-2")], [3]),
+    "whole GPUs": ("GPU-1,GPU-2", {}, [("GPU-1", "GPU-2")], [0]),
+}
+
+
+@pytest.mark.parametrize("name", SLICES)
+def test_a_process_uses_one_slice(name: str, caplog: pytest.LogCaptureFixture) -> None:
+    visible, more, taken, slices = SLICES[name]
+    gpus = [decide(visible, rank, len(taken), **more) for rank in range(len(taken))]
+    assert [one.devices for one in gpus] == taken
+    assert [one.slices for one in gpus] == slices
+    assert ("several MIG slices each" in caplog.text) == any(slices)
+    for one in gpus:
+        environ = {"CUDA_VISIBLE_DEVICES": visible}
+        apply_gpus(one, SlurmStep(rank=0), environ)
+        assert environ["CUDA_VISIBLE_DEVICES"] == ",".join(one.devices or ())
+
+
+def test_every_task_knows_the_slices_of_the_others_of_its_node() -> None:
+    for rank in range(2):
+        node = NodeGpus(SlurmStep(rank=rank, cuda_devices=FOUR), range(2), range(2))
+        on_node = node.by_rank(choose_gpus(node, rank))
+        assert {rank: gpus.devices for rank, gpus in on_node.items()} == {
+            0: ("MIG-a",),
+            1: ("MIG-c",),
+        }
+
+
+def test_without_the_settings_cuda_shows_the_first_slice() -> None:
+    assert decide(FOUR, 1, 2).visible_devices(applied=False) == ("MIG-a",)
+    assert decide("GPU-1,MIG-a", 0, 1).visible_devices(applied=False) == ("MIG-a",)
+    assert decide("GPU-1,GPU-2", 1, 2).visible_devices(applied=False) == ("GPU-1", "GPU-2")
+
+
+# By what the tasks of a node are shown: which of them share their GPU.
+MEMORY: Dict[str, Tuple[str, Sequence[bool], Dict[str, Any]]] = {
+    "one each": ("0,1", [False, False], {}),
+    "two each": ("0,1,2,3", [False, False], {}),
+    "two on one": ("0", [True, True], {}),
+    "three on two": ("0,1", [True, True, False], {}),
+    "one of two uses it": ("0", [False, False], {"users": [1]}),
+    "two a GPU, bound": ("1", [True, True, True, True], {"tres_bind": "gpu:single:2"}),
+    "two a GPU, and one of them uses it": (
+        "1",
+        [False, False],
+        {"tres_bind": "gpu:single:2", "users": [0]},
+    ),
+    "one each, bound": ("1", [False, False], {"tres_bind": "gres/gpu:single:1"}),
+    "the user wants all of the memory": ("0", [False, False], {"allow_growth": "false"}),
+    "the user wants growth": ("0", [False, False], {"allow_growth": "true"}),
+    "an allocator that grows": ("0", [False, False], {"gpu_allocator": "cuda_malloc_async"}),
+    "shards, as Slurm shares a GPU among jobs": ("0", [True], {"shards_on_node": "2"}),
+    "shards, and the user's choice": (
+        "0",
+        [False],
+        {"shards_on_node": "2", "allow_growth": "false"},
+    ),
+    "another allocator": ("0", [True, True], {"gpu_allocator": "BFC"}),
+}
+
+
+@pytest.mark.parametrize("name", MEMORY)
+def test_tasks_that_share_a_gpu_take_the_memory_that_they_need(
+    name: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    visible, shares, more = MEMORY[name]
+    for rank, growth in enumerate(shares):
+        gpus = decide(visible, rank, len(shares), **more)
+        environ: Dict[str, str] = {}
+        apply_gpus(gpus, SlurmStep(rank=rank), environ)
+        assert environ.get("TF_FORCE_GPU_ALLOW_GROWTH") == ("true" if growth else None), rank
+    assert ("TF_FORCE_GPU_ALLOW_GROWTH=true is set, as" in caplog.text) == any(shares)
