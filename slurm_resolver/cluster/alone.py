@@ -17,10 +17,7 @@ _OFF_HINT = "Or train alone, without a cluster: SLURM_RESOLVER=off."
 def why_alone(step: SlurmStep, options: ClusterOptions, is_told: bool = False) -> Optional[str]:
     """Returns why this process trains alone, for the log; None for a task of a step.
 
-    Args:
-        step: the variables of this process.
-        options: `local`, and `jobs`, which need several tasks.
-        is_told: whether a subclass of the resolver tells rank and layout: then Slurm need not.
+    Where a subclass of the resolver says rank and layout (`is_told`), Slurm need not.
 
     Raises:
         NotInStepError: for a process that may be one of several, and has no rank.

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from itertools import groupby
-from typing import Dict, List, Sequence
+from typing import Dict, List, Mapping, Sequence
 
 from slurm_resolver.errors import LayoutError
 from slurm_resolver.slurm.hostlist_compress import short_hostlist
@@ -49,25 +48,16 @@ def components_of_step(step: SlurmStep, nodes: Sequence[str]) -> List[Component]
 
 
 def ranks_of_components(
-    step: SlurmStep, names: Sequence[str], node_of: Sequence[int]
+    components: Sequence[Component], count_of: Mapping[str, int]
 ) -> Dict[int, range]:
-    """Returns by component its ranks, from the node of every rank: ``names[node_of[rank]]``.
+    """Returns by component its ranks: they count on through all, in the order of the components.
 
-    {} where the step is not heterogeneous, and where its components cannot be told apart.
+    `count_of` is by node the number of its tasks.
     """
-    try:
-        components = components_of_step(step, names)
-    except LayoutError:
-        return {}
-    if not components:
-        return {}
-    group_of = {host: component.group for component in components for host in component.nodes}
     ranks_of: Dict[int, range] = {}
     start = 0
-    for group, ranks in groupby(group_of[names[node]] for node in node_of):
-        stop = start + sum(1 for _ in ranks)
-        if group in ranks_of:
-            return {}
-        ranks_of[group] = range(start, stop)
+    for component in components:
+        stop = start + sum(count_of[host] for host in component.nodes)
+        ranks_of[component.group] = range(start, stop)
         start = stop
     return ranks_of

@@ -157,12 +157,8 @@ def jobs_with_gpus(
     By default a ParameterServerStrategy's parameter servers and coordinator (the chief) do not, as
     they compute nothing, nor do the tasks of a tf.data service, whose pipelines run on CPUs.
 
-    Args:
-        roles: the jobs that have tasks.
-        gpu_jobs: what the caller chose; None takes the default.
-        jobs: names that are known although the jobs have no tasks.
-        counts_given: whether the caller gave numbers of GPUs, as to TensorFlow's own resolver: then
-            parameter servers and chief get theirs as well.
+    Where the caller gave numbers of GPUs (`counts_given`), parameter servers and chief get theirs
+    as well, as in TensorFlow's own resolver. `jobs` are known although they may have no tasks.
 
     Raises:
         JobsError: for a name in `gpu_jobs` that is not the name of a job.

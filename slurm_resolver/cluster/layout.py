@@ -15,7 +15,7 @@ import itertools
 from collections import Counter
 from typing import Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
-from slurm_resolver.cluster.components import components_of_step
+from slurm_resolver.cluster.components import components_of_step, ranks_of_components
 from slurm_resolver.errors import LayoutError, UnknownLayoutError
 from slurm_resolver.slurm.hostlist import MAX_HOSTS
 from slurm_resolver.slurm.hostlist_compress import short_hostlist
@@ -257,7 +257,6 @@ def _heterogeneous_layout(
     nodes: List[str] = []
     node_of: List[int] = []
     local_rank_of: List[int] = []  # no two components share a node
-    ranks_of: Dict[int, range] = {}
     distributions = []
     unambiguous = True
     for component in components:
@@ -267,10 +266,8 @@ def _heterogeneous_layout(
         placed = _distribute(step, counts, distribution, component.plane_size, subject)
         if component.distribution is None:
             unambiguous = unambiguous and placed == distribute_plane(counts, 1)
-        start = len(node_of)
         node_of += [len(nodes) + node for node in placed[0]]
         local_rank_of += placed[1]
-        ranks_of[component.group] = range(start, len(node_of))
         nodes += component.nodes
         distributions.append(distribution)
     return Layout(
@@ -279,7 +276,7 @@ def _heterogeneous_layout(
         local_rank_of,
         " : ".join(distributions),
         source,
-        ranks_of,
+        ranks_of_components(components, count_of),
         unambiguous,
     )
 

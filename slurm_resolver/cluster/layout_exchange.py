@@ -5,20 +5,22 @@ Every task knows its own rank, node and local rank for sure. Together these are 
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import zlib
 from base64 import b64decode, b64encode
-from typing import Any, Dict, List, Optional, Sequence, Tuple
+from collections import Counter
+from typing import List, Optional, Sequence, Tuple
 
 from slurm_resolver.cluster.addresses import Hosts, find_service, identity_of
-from slurm_resolver.cluster.components import ranks_of_components
+from slurm_resolver.cluster.components import components_of_step, ranks_of_components
 from slurm_resolver.cluster.layout import Layout, local_ranks, nodes_and_counts
 from slurm_resolver.cluster.options import ClusterOptions
 from slurm_resolver.cluster.ports import choose_ports
 from slurm_resolver.coordination.client import connect
 from slurm_resolver.errors import LayoutError, RendezvousError
-from slurm_resolver.slurm.step import SlurmStep
+from slurm_resolver.slurm.step import Component, SlurmStep
 
 _LONGEST_VALUE = 100_000  # characters; Linux takes 131,072 bytes for a variable
 
@@ -56,17 +58,18 @@ def exchange_layout(step: SlurmStep, options: ClusterOptions, hosts: Hosts) -> L
         _leave_for_children(step, known)
     order, node_of = known
     names = tuple(nodes[index] for index in order)
-    components = ranks_of_components(step, names, node_of)
+    components: Sequence[Component] = ()
+    with contextlib.suppress(LayoutError):  # where they cannot be told apart
+        components = components_of_step(step, nodes)
     # The tasks of a heterogeneous step have different values of SLURM_DISTRIBUTION.
-    by_group = {c.group: c.distribution or "block" for c in step.components}
-    distribution = " : ".join(by_group[group] for group in components)
+    distribution = " : ".join(component.distribution or "block" for component in components)
     return Layout(
         names,
         node_of,
         local_ranks(node_of, len(names)),
         distribution or step.distribution or "block",
         "rendezvous",
-        components,
+        ranks_of_components(components, dict(zip(nodes, counts))),
     )
 
 
@@ -102,36 +105,27 @@ def _layout_from_places(
     """Returns the order of `nodes` by SLURM_NODEID, and by rank the node id.
 
     Raises:
-        LayoutError: where the places contradict each other or the step's variables.
+        LayoutError: where the places contradict the step's variables, or each other.
     """
-    index = {name: i for i, name in enumerate(nodes)}
-    ranks_on: Dict[int, List[int]] = {node: [] for node in range(len(nodes))}
-    node_id_of: Dict[int, Any] = {}
-    for rank, (name, local_rank, node_id) in enumerate(places):
-        if name not in index:
+    count_of = Counter(name for name, _, _ in places)
+    for name in {*count_of, *nodes}:
+        expected = dict(zip(nodes, counts)).get(name, 0)
+        if count_of[name] != expected:
             raise LayoutError(
-                f"rank {rank} runs on {name!r}, which SLURM_STEP_NODELIST does not name"
+                f"{count_of[name]} tasks run on node {name}, but SLURM_STEP_NODELIST and "
+                f"SLURM_STEP_TASKS_PER_NODE give it {expected}"
             )
-        ranks = ranks_on[index[name]]
-        if local_rank != len(ranks):
-            raise LayoutError(
-                f"rank {rank} has local rank {local_rank} on node {name}, but {len(ranks)} lower "
-                "ranks are there"
-            )
-        ranks.append(rank)
-        if node_id_of.setdefault(index[name], node_id) != node_id:
-            raise LayoutError(
-                f"rank {rank} has SLURM_NODEID={node_id}, but rank {ranks[0]} on the same node "
-                f"{name} has {node_id_of[index[name]]}"
-            )
-    for node, count in enumerate(counts):
-        if len(ranks_on[node]) != count:
-            raise LayoutError(
-                f"{len(ranks_on[node])} tasks run on node {nodes[node]}, but "
-                f"SLURM_STEP_TASKS_PER_NODE gives it {count}"
-            )
+    node_id_of = {name: node_id for name, _, node_id in places}
     order = list(range(len(nodes)))
-    if sorted(node_id_of.values(), key=str) == sorted(order, key=str):
-        order.sort(key=lambda node: node_id_of[node])
-    position = {node: i for i, node in enumerate(order)}
-    return order, [position[index[name]] for name, _, _ in places]
+    if set(node_id_of.values()) == set(order):
+        order.sort(key=lambda node: node_id_of[nodes[node]] or 0)
+    position_of = {nodes[node]: position for position, node in enumerate(order)}
+    node_of = [position_of[name] for name, _, _ in places]
+    for rank, local_rank in enumerate(local_ranks(node_of, len(nodes))):
+        name, told, node_id = places[rank]
+        if (told, node_id) != (local_rank, node_id_of[name]):
+            raise LayoutError(
+                f"rank {rank} has SLURM_LOCALID={told} and SLURM_NODEID={node_id} on node {name}; "
+                f"expected {local_rank} and {node_id_of[name]}, by the other tasks there"
+            )
+    return order, node_of

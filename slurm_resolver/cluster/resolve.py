@@ -91,11 +91,8 @@ def resolve_step(
 ) -> Cluster:
     """Returns the cluster of a step that was read, as `resolve` does.
 
-    Args:
-        step: the variables of this process.
-        options: what the caller chose.
-        layout_of: where something else than Slurm says where the ranks run: this.
-        is_told: whether that says the rank of this process as well.
+    `layout_of` takes the place of Slurm's layout; `is_told` is whether it says this process's rank
+    as well.
     """
     options.check_choices()
     reason = why_alone(step, options, is_told)

@@ -98,13 +98,9 @@ def _assign(
 ) -> Roles:
     """Returns the ranks of each job, ascending.
 
-    Args:
-        layout: where the ranks run.
-        counts: the number of tasks by job.
-        allowed: by job, the ranks that it may get; without an entry it may get all.
-        order: the jobs; each gets its ranks in this order, but those with an entry in `allowed`
-            before the others. Those without tasks are skipped.
-        apart: the jobs whose ranks depend on the nodes; others get the lowest free ranks.
+    The jobs get their ranks in `order`, but those in `allowed`, which may get these ranks only,
+    before the others. The ranks of the jobs in `apart` depend on the nodes; others get the lowest
+    free ranks.
     """
     roles: Roles = {}
     free: Sequence[int] = range(layout.num_tasks)
