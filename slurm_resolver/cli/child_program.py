@@ -26,7 +26,7 @@ from typing import Collection, Dict, List, Mapping, NoReturn, Optional, Sequence
 from slurm_resolver.child_process import end_with_parent
 from slurm_resolver.cluster.cluster import Cluster
 from slurm_resolver.coordination.client import connect
-from slurm_resolver.coordination.job import START_SECONDS, JobResult, Member, announcement
+from slurm_resolver.coordination.member import START_SECONDS, JobResult, Member, announcement
 from slurm_resolver.log import print_line
 from slurm_resolver.slurm.step import SlurmStep
 

@@ -9,7 +9,7 @@ from typing import Dict, Mapping, Optional, Sequence
 
 from slurm_resolver.cluster.layout import Layout
 from slurm_resolver.cluster.options import ClusterOptions, NodeAddress
-from slurm_resolver.coordination.address import NETWORK_GRACE, ServiceAddress
+from slurm_resolver.coordination import NETWORK_GRACE, ServiceAddress
 from slurm_resolver.errors import AddressError
 from slurm_resolver.slurm.hostlist_compress import compress_hostlist
 from slurm_resolver.slurm.step import SlurmStep

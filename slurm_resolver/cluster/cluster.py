@@ -13,7 +13,7 @@ from slurm_resolver.cluster.jobs import DISPATCHER, JOBS_OUTSIDE_SPEC
 from slurm_resolver.cluster.layout import Layout
 from slurm_resolver.cluster.task_gpus import TaskGpus
 from slurm_resolver.cluster.tasks import Task, tasks_by_node
-from slurm_resolver.coordination.address import ServiceAddress
+from slurm_resolver.coordination import ServiceAddress
 from slurm_resolver.slurm.step import SlurmStep
 from slurm_resolver.wording import counted
 

@@ -183,8 +183,8 @@ def test_what_cannot_be_read_or_simulated_is_an_error_of_the_command_line(
     ("arguments", "message"),
     [
         (["-t", "soon"], "--time 'soon': expected minutes, minutes:seconds"),
-        (["--signal", "B:USR1@5"], "the prefix B: cannot be simulated, as there is no batch"),
-        (["--signal", "R:USR1"], "the prefix R: cannot be simulated, as there are no reserv"),
+        (["--signal", "B:USR1@5"], "expected SIGNAL[@SECONDS]"),
+        (["--signal", "R:USR1"], "expected SIGNAL[@SECONDS]"),
         (["--signal", "WINCH"], "Slurm does not accept the signal WINCH; expected a number"),
         (["--signal", "99"], "no signal has the number 99"),
         (["--signal", "@5"], "--signal '@5': expected SIGNAL[@SECONDS]"),

@@ -310,8 +310,8 @@ def plan(nodes: str, counts: str, distribution: str, **jobs: int) -> Sequence[Ta
     }
     step = SlurmStep.read(variables)
     layout = layout_from_environment(step)
-    counts = job_counts(jobs or None, layout.num_tasks)
-    return build_cluster(step, layout, counts, ClusterOptions(jobs or None)).tasks
+    of_jobs = job_counts(jobs or None, layout.num_tasks)
+    return build_cluster(step, layout, of_jobs, ClusterOptions(jobs or None)).tasks
 
 
 class TestRows:

@@ -54,7 +54,7 @@ def test_a_healthy_step(real_slurm: SlurmCluster) -> None:
 
 
 def test_that_nothing_keeps_strangers_out_is_no_fault(real_slurm: SlurmCluster) -> None:
-    options = "-w n8,n9 -N2 -n2 --export=ALL,SLURM_RESOLVER_SECRET_MEANS=none"
+    options = "-w n8,n9 -N2 -n2 --export=ALL,SLURM_RESOLVER_MUNGE_SOCKET=/nowhere"
     secret = run(real_slurm, options)["secret"]
     assert secret["status"] == "skipped"
     assert "any user of these nodes can connect" in secret["detail"]
