@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shlex
 import sys
 from pathlib import Path
 from typing import Dict, List, Tuple
@@ -11,7 +10,7 @@ from typing import Dict, List, Tuple
 import by_version
 import pytest
 from slurm_cluster import SlurmCluster
-from task_accounts import TASK, accounts, assert_right, run, run_at_once
+from task_accounts import TASK, assert_right, run, run_at_once
 
 pytestmark = pytest.mark.slurm
 
@@ -184,21 +183,6 @@ def test_two_jobs_on_the_same_nodes_at_once(
         assert {line["cluster"]["ports_source"] for line in lines} == {source}
 
 
-def test_two_steps_of_one_job_at_once(
-    real_slurm: SlurmCluster, tmp_path: Path, output: Path
-) -> None:
-    step = f"srun --overlap -N2 -n4 TASK --unset SLURM_STEP_RESV_PORTS --meet {tmp_path} 8"
-    lines = run(
-        real_slurm,
-        f"salloc -w n8,n9 -N2 -n4 bash -c {shlex.quote(f'{step} & {step}; wait')}",
-        output,
-    )
-    steps = {line["cluster"]["step_id"] for line in lines}
-    assert len(steps) == 2
-    for step_id in steps:
-        assert_right(accounts(output, step_id=step_id))
-
-
 def test_a_step_of_jobs_and_its_addresses(
     real_slurm: SlurmCluster, tmp_path: Path, output: Path
 ) -> None:
@@ -217,15 +201,3 @@ def test_a_step_of_jobs_and_its_addresses(
     ]
     for line in lines:
         assert [answer.split(":")[1] for answer in line["answers"]] == list("012345")
-
-
-def test_a_variable_of_another_step_is_found_out(real_slurm: SlurmCluster, output: Path) -> None:
-    lines = run(
-        real_slurm,
-        "srun -wn8,n9 -n2 -m cyclic "
-        "bash -c 'SLURM_STEP_NODELIST=n9,n8 exec TASK --layout environment'",
-        output,
-    )
-    for line in lines:
-        assert line["error"].startswith("UnknownLayoutError: ")
-        assert f"SLURMD_NODENAME={line['host']}" in line["error"]

@@ -104,13 +104,6 @@ def test_a_task_in_one_line(variables: Dict[str, Any], line: str) -> None:
     assert describe_own_task(sr.resolve(environ=environ)) == line
 
 
-def test_a_task_without_gpus_in_one_line() -> None:
-    first = {**TASK, "SLURM_PROCID": "0", "SLURMD_NODENAME": "n9"}
-    cluster = sr.resolve({"ps": 1, "worker": -1}, environ=first)
-    assert describe_own_task(cluster) == "rank 0 of 4 is ps 0 on n9, port 23001, no GPUs"
-    assert describe_own_task(sr.Cluster()) == "no cluster: this process trains alone"
-
-
 def test_the_evaluator_has_an_address_and_stands_outside_the_cluster() -> None:
     cluster = sr.resolve({"chief": 1, "worker": 2, "evaluator": 1}, placement="rank", environ=TASK)
     assert cluster.task is not None
@@ -227,27 +220,6 @@ def test_tf_config_from_slurm() -> None:
         {"ps": ["n9:4000", "n10:4000"]},
         "ps",
         1,
-    )
-
-
-@pytest.mark.parametrize(
-    ("distribution", "local_rank", "job", "index"),
-    [("cyclic", "0", "ps", 1), ("block", "1", "worker", 0)],
-)
-def test_tf_config_from_slurm_with_two_tasks_a_node(
-    distribution: str, local_rank: str, job: str, index: int
-) -> None:
-    """The first nodes stay the parameter servers', and no two tasks of a node share a port."""
-    node = {"cyclic": "n10", "block": "n9"}[distribution]
-    changes = {
-        "SLURM_DISTRIBUTION": distribution,
-        "SLURMD_NODENAME": node,
-        "SLURM_LOCALID": local_rank,
-    }
-    assert sr.tf_config_from_slurm(2, environ={**TASK, **changes}) == (
-        {"ps": ["n9:2222", "n10:2222"], "worker": ["n9:2223", "n10:2223"]},
-        job,
-        index,
     )
 
 

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from typing import Any, Dict, List, Mapping, Tuple
 
 import pytest
-from assigned_roles import assign, job_of, layout_of, play
-from hypothesis import given
-from hypothesis import strategies as st
+from assigned_roles import layout_of, play
 
 import slurm_resolver as sr
 from slurm_resolver.cluster.layout import Layout
@@ -63,26 +60,6 @@ def test_they_run_in_a_component_of_their_own() -> None:
     for het_groups in (groups, {"worker": 0}, dict.fromkeys(SERVICE, 1)):
         roles = play(layout, {"worker": 2, **SERVICE}, het_groups=het_groups)
         assert roles == "w0 w1 d0 d1 D0"
-
-
-@given(
-    st.lists(st.integers(1, 5), min_size=1, max_size=6),
-    st.sampled_from(["block", "cyclic"]),
-    st.data(),
-)
-def test_those_who_train_are_spread_as_evenly_as_can_be(
-    counts: List[int], distribution: str, data: st.DataObject
-) -> None:
-    counts = [*counts, 2]
-    layout = layout_of(counts, distribution)
-    workers = data.draw(st.integers(1, sum(counts) - 2), label="workers")
-    jobs = {"worker": workers, "dispatcher": 1, "data_worker": -1}
-    played = job_of(assign(layout, jobs))
-    trains = Counter(n for n, job in zip(layout.node_of, played) if job == "worker")
-    assert sum(trains.values()) == workers
-    for node, tasks in enumerate(counts):
-        if trains[node] < tasks:  # no other node has two more
-            assert max(trains.values()) - trains[node] <= 1
 
 
 def task(rank: int, **more: str) -> Mapping[str, str]:

@@ -16,7 +16,6 @@ from slurm_resolver.errors import (
     SlurmResolverError,
     UnknownLayoutError,
 )
-from slurm_resolver.slurm.hostlist import expand_hostlist
 from slurm_resolver.slurm.step import SlurmStep
 
 
@@ -67,19 +66,6 @@ def places(layout: Layout) -> Dict[int, Tuple[str, int]]:
 
 def test_the_table_of_unknowable_steps_has_no_stale_entry() -> None:
     assert set(NEVER_TOLD) <= {recording.name for recording in steps()}
-
-
-def test_topology_orders_the_nodes_of_block_from_26_05_on_whatever_the_pattern_says() -> None:
-    """The reason to doubt every block layout of 26.05, also where the pattern is that of none."""
-    not_listed = set()
-    for recording in steps():
-        told = recording.tasks[0]
-        hosts = dict.fromkeys(host for _, (host, _) in sorted(recording.truth().items()))
-        is_block = told.get("SLURM_DISTRIBUTION", "block").startswith("block")
-        is_plain = "SLURM_HET_SIZE" not in told and " : " not in recording.command
-        if is_block and is_plain and list(hosts) != expand_hostlist(told["SLURM_STEP_NODELIST"]):
-            not_listed.add((recording.slurm, told["SLURM_TOPOLOGY_ADDR_PATTERN"]))
-    assert not_listed == {("26.05.3", "node"), ("26.05.3", "switch.switch.node")}
 
 
 def plain(counts: Sequence[int], distribution: str = "block", **more: Any) -> SlurmStep:

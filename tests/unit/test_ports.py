@@ -54,14 +54,6 @@ def test_the_meeting_has_a_port_of_its_own(
     assert choose_ports(step, tasks, port_base).meeting_port == meeting_port
 
 
-@given(st.integers(1, 40), st.integers(0, 2), st.sampled_from([None, 1, 60_000]))
-def test_the_meeting_is_on_no_tasks_port(tasks: int, spare: int, port_base: Optional[int]) -> None:
-    for ports in (None, tuple(range(23000, 23000 + tasks + spare))):
-        chosen = choose_ports(step(reserved_ports=ports), tasks, port_base)
-        assert chosen.meeting_port not in chosen.by_local_rank
-        assert 1 <= chosen.meeting_port <= 65535
-
-
 def test_reserved_ports_that_do_not_suffice_are_left_alone_and_named(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
