@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
-from typing import Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
+from typing import List, Mapping, NamedTuple, Sequence, Tuple
 
 from slurm_resolver.cluster.components import components_of_step, ranks_of_components
 from slurm_resolver.errors import LayoutError, UnknownLayoutError
@@ -85,13 +85,34 @@ def layout_from_environment(step: SlurmStep, source: str = "environment") -> Lay
         raise UnknownLayoutError(
             f"where the ranks of job step {step.name} run cannot be known: {_HET_IN_PLAIN}."
         )
-    nodes, counts = nodes_and_counts(step, source)
-    components = components_of_step(step, nodes)
-    if components:
-        return _heterogeneous_layout(step, dict(zip(nodes, counts)), components, source)
-    distribution = step.distribution or "block"
-    placed = _distribute(step, counts, distribution, step.plane_size, f"job step {step.name}")
-    return Layout(nodes, *placed, distribution, source)
+    names, tasks_on = nodes_and_counts(step, source)
+    count_of = dict(zip(names, tasks_on))
+    components = components_of_step(step, names)
+    # In a heterogeneous step the step's own SLURM_DISTRIBUTION is not used: it differs by task.
+    plain = Component(0, names, step.distribution, step.plane_size)
+    nodes: List[str] = []
+    node_of: List[int] = []
+    local_rank_of: List[int] = []  # no two components share a node
+    unambiguous = True
+    for component in components or [plain]:
+        counts = [count_of[host] for host in component.nodes]
+        subject = f"component {component.group} of " if components else ""
+        placed = _distribute(step, counts, component, f"{subject}job step {step.name}")
+        if components and component.distribution is None:
+            unambiguous = unambiguous and placed == distribute_plane(counts, 1)
+        # ranks and node ids count on through all components
+        node_of += [len(nodes) + node for node in placed[0]] if nodes else placed[0]
+        local_rank_of += placed[1]
+        nodes += component.nodes
+    return Layout(
+        tuple(nodes),
+        node_of,
+        local_rank_of,
+        " : ".join(component.distribution or "block" for component in components or [plain]),
+        source,
+        ranks_of_components(components, count_of),
+        unambiguous,
+    )
 
 
 def verify_layout(layout: Layout, step: SlurmStep) -> None:
@@ -205,13 +226,10 @@ def local_ranks(node_of: Sequence[int], num_nodes: int) -> List[int]:
 
 
 def _distribute(
-    step: SlurmStep,
-    counts: Sequence[int],
-    distribution: str,
-    plane_size: Optional[int],
-    subject: str,
+    step: SlurmStep, counts: Sequence[int], component: Component, subject: str
 ) -> NodesAndLocalRanks:
     """Returns by rank the index of its node and its local rank; `subject` is for messages."""
+    distribution, plane_size = component.distribution or "block", component.plane_size
     if len(counts) == 1:
         return distribute_block(counts)
     if distribution == "arbitrary":
@@ -244,41 +262,6 @@ def _distribute(
             f"the planes of {subject}. Start with `srun --distribution=plane=N`."
         )
     return distribute_plane(counts, plane_size)
-
-
-def _heterogeneous_layout(
-    step: SlurmStep, count_of: Dict[str, int], components: Sequence[Component], source: str
-) -> Layout:
-    """Puts the layouts of the components together: ranks and node ids count on through all.
-
-    The step's own SLURM_DISTRIBUTION is not used: the tasks of one heterogeneous step have
-    different values of it.
-    """
-    nodes: List[str] = []
-    node_of: List[int] = []
-    local_rank_of: List[int] = []  # no two components share a node
-    distributions = []
-    unambiguous = True
-    for component in components:
-        counts = [count_of[host] for host in component.nodes]
-        distribution = component.distribution or "block"
-        subject = f"component {component.group} of job step {step.name}"
-        placed = _distribute(step, counts, distribution, component.plane_size, subject)
-        if component.distribution is None:
-            unambiguous = unambiguous and placed == distribute_plane(counts, 1)
-        node_of += [len(nodes) + node for node in placed[0]]
-        local_rank_of += placed[1]
-        nodes += component.nodes
-        distributions.append(distribution)
-    return Layout(
-        tuple(nodes),
-        node_of,
-        local_rank_of,
-        " : ".join(distributions),
-        source,
-        ranks_of_components(components, count_of),
-        unambiguous,
-    )
 
 
 def _shown(value: object) -> str:

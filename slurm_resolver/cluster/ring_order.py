@@ -7,16 +7,9 @@ and the evaluator are not in it. With W tasks each of them sends 2(W-1)/W times 
 Only what goes to another node uses the network: at best one task of a node sends to another node,
 at worst all of them do.
 
-Measured with 16 workers, 4 on each of 4 nodes: bytes that the busiest node sends in an all-reduce,
-in units of the tensor's size. The optimum is 2(W-1)/W = 1.88:
-
-=====================================  ============
-index of the workers                   busiest node
-=====================================  ============
-by rank, block placement               3.76
-by rank, cyclic placement              7.53
-such that the ring goes node by node   1.88
-=====================================  ============
+With 16 workers, 4 on each of 4 nodes, the busiest node sends 1.88 times the tensor's size in a ring
+that goes node by node, 3.76 times with the workers by rank in block placement, and 7.53 times in
+cyclic placement.
 
 By rank is as good with up to 10 workers in block placement, and with one task on each node. The
 order of the ring is the same from TensorFlow 2.15 to 2.21. With several devices in each task, those
