@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import functools
-from dataclasses import dataclass, field
-from typing import Any, Dict, Iterator, List, Mapping, Optional, Sequence, Tuple
+from typing import Any, Dict, Iterator, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 from slurm_resolver.cluster.addresses import identity_of
 from slurm_resolver.cluster.contracts import Contract, variables_of
@@ -24,11 +23,8 @@ _HEADINGS = ("node", "rank", "local", "task", "address")
 _RIGHT_ALIGNED = ("rank", "local")
 
 
-@dataclass(frozen=True, repr=False)
-class Cluster:
-    """All tasks of a step with their jobs, indices and addresses, and which of them this one is.
-
-    Outside Slurm it is empty: no tasks, and `task` is None.
+class ClusterValues(NamedTuple):
+    """What a `Cluster` is made of.
 
     Attributes:
         task: the task of this process; None where it has none, as for a step that is only planned.
@@ -45,13 +41,20 @@ class Cluster:
 
     task: Optional[Task] = None
     layout: Optional[Layout] = None
-    roles: Mapping[str, Sequence[int]] = field(default_factory=dict)
-    addresses: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    roles: Mapping[str, Sequence[int]] = {}
+    addresses: Mapping[str, Sequence[str]] = {}
     gpu_decision: Optional[TaskGpus] = None
     node_gpus: Optional[NodeGpus] = None
     ports_source: Optional[str] = None
-    step: SlurmStep = field(default_factory=SlurmStep)
+    step: SlurmStep = SlurmStep()
     service: Optional[ServiceAddress] = None
+
+
+class Cluster(ClusterValues):
+    """All tasks of a step with their jobs, indices and addresses, and which of them this one is.
+
+    Outside Slurm it is empty: no tasks, and `task` is None.
+    """
 
     @functools.cached_property
     def tasks(self) -> Tuple[Task, ...]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from dataclasses import replace
 from typing import Callable, Collection, Dict, List, Mapping, Optional, Tuple
 
 from slurm_resolver.cluster.addresses import Hosts, find_hosts, find_service
@@ -157,8 +156,7 @@ def build_cluster(
     if step.rank is None:
         return cluster
     node_gpus = _gpus_of_node(step, layout, roles, options)
-    return replace(
-        cluster,
+    return cluster._replace(
         task=_own_task(cluster, step.rank),
         gpu_decision=choose_gpus(node_gpus, layout.local_rank_of[step.rank]),
         node_gpus=node_gpus,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import sys
-from dataclasses import replace
 from typing import Any, Dict, List
 
 import pytest
@@ -23,7 +22,7 @@ def test_the_layout_is_compared_with_the_tasks_own_variables() -> None:
     facts = preflight._local_facts(cluster)
     assert preflight._check_layout({2: facts}, cluster).status == "ok"
     elsewhere = preflight._local_facts(
-        replace(cluster, step=cluster.step.replace(node_name="n0", local_rank=1))
+        cluster._replace(step=cluster.step.replace(node_name="n0", local_rank=1))
     )
     assert preflight._check_layout({2: elsewhere}, cluster) == (
         "layout",
