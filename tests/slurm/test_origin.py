@@ -45,8 +45,6 @@ WITHOUT_SRUN = {
     "salloc's shell for one task": ("salloc -n1 TASK", ALONE),
     "salloc's shell for four": ("salloc -n4 TASK", "srun -n 4 python"),
     "a node of one's own": ("salloc -N1 --exclusive TASK", ALONE),
-    "one task, and jobs": (f"salloc -n1 TASK {JOBS}", "srun -n 1 python"),
-    "a login node, a stray variable": ("SLURM_JOB_ID=7 TASK", ALONE),
     "switched off in a batch script": ("SLURM_RESOLVER=off sbatch -W -n4 --wrap 'TASK'", ALONE),
     "switched off in a step": ("SLURM_RESOLVER=off srun -n2 TASK", ALONE),
     "switched off by argument": (f"srun -n2 TASK {LOCAL}", ALONE),

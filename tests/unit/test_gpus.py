@@ -388,10 +388,8 @@ SLICES: Dict[str, Tuple[str, Dict[str, Any], List[Tuple[str, ...]], List[int]]] 
         [("MIG-a",), ("MIG-a",)],
         [2, 2],
     ),
-    "one for two tasks": ("MIG-a", {}, [("MIG-a",), ("MIG-a",)], [0, 0]),
     "a job without GPUs": (FOUR, {"users": [1]}, [(), ("MIG-a",)], [0, 4]),
     "beside whole GPUs": ("GPU-1,MIG-a,GPU-2", {}, [("GPU-1", "GPU-2")], [3]),
-    "whole GPUs": ("GPU-1,GPU-2", {}, [("GPU-1", "GPU-2")], [0]),
 }
 
 
@@ -417,27 +415,13 @@ def test_without_the_settings_cuda_shows_the_first_slice() -> None:
 # By what the tasks of a node are shown: which of them share their GPU.
 MEMORY: Dict[str, Tuple[str, Sequence[bool], Dict[str, Any]]] = {
     "one each": ("0,1", [False, False], {}),
-    "two each": ("0,1,2,3", [False, False], {}),
     "two on one": ("0", [True, True], {}),
     "three on two": ("0,1", [True, True, False], {}),
     "one of two uses it": ("0", [False, False], {"users": [1]}),
     "two a GPU, bound": ("1", [True, True, True, True], {"tres_bind": "gpu:single:2"}),
-    "two a GPU, and one of them uses it": (
-        "1",
-        [False, False],
-        {"tres_bind": "gpu:single:2", "users": [0]},
-    ),
-    "one each, bound": ("1", [False, False], {"tres_bind": "gres/gpu:single:1"}),
     "the user wants all of the memory": ("0", [False, False], {"allow_growth": "false"}),
-    "the user wants growth": ("0", [False, False], {"allow_growth": "true"}),
     "an allocator that grows": ("0", [False, False], {"gpu_allocator": "cuda_malloc_async"}),
     "shards, as Slurm shares a GPU among jobs": ("0", [True], {"shards_on_node": "2"}),
-    "shards, and the user's choice": (
-        "0",
-        [False],
-        {"shards_on_node": "2", "allow_growth": "false"},
-    ),
-    "another allocator": ("0", [True, True], {"gpu_allocator": "BFC"}),
 }
 
 

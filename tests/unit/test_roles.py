@@ -20,15 +20,12 @@ from slurm_resolver.errors import JobsError
     ("counts", "distribution", "jobs", "spread", "rank"),
     [
         ([2, 2], "block", None, "w0 w1 w2 w3", None),
-        ([1, 1, 1], "block", {"ps": 1, "worker": 2}, "p0 w0 w1", None),
         ([1, 1, 1], "block", {"ps": 1, "worker": -1}, "p0 w0 w1", None),
         ([1, 1, 1], "block", {"ps": 0, "worker": 3}, "w0 w1 w2", None),
-        ([1, 1, 1], "block", {"chief": 1, "ps": 1, "worker": 1}, "c0 p0 w0", None),
         ([1, 1, 1], "block", {"chief": 1, "evaluator": 1, "worker": 1}, "c0 e0 w0", None),
         # rank order would crowd the first node with parameter servers
         ([2, 2], "block", {"ps": 2, "worker": 2}, "p0 w0 p1 w1", "p0 p1 w0 w1"),
         ([2, 2], "cyclic", {"ps": 2, "worker": 2}, "p0 p1 w0 w1", None),
-        ([3, 3], "block", {"ps": 3, "worker": 3}, "p0 p1 w0 p2 w1 w2", "p0 p1 p2 w0 w1 w2"),
         (
             [4, 4],
             "block",
@@ -54,7 +51,6 @@ from slurm_resolver.errors import JobsError
             "c0 w0 w1 p0 w2 w3 p1 w4 w5",
             "c0 p0 p1 w0 w1 w2 w3 w4 w5",
         ),
-        ([2, 2], "cyclic", {"chief": 1, "ps": 1, "worker": 2}, "c0 p0 w0 w1", None),
         # as many as there are nodes: none can be passed over
         ([2, 2], "block", {"chief": 1, "ps": 2, "worker": 1}, "c0 p0 p1 w0", None),
         # without a chief there is no coordinator to keep away from
@@ -77,9 +73,7 @@ def test_placement(
     ("jobs", "played"),
     [
         ({"mesh": 4}, "m0 m1 m2 m3"),
-        ({"Mesh_2d": -1}, "M0 M1 M2 M3"),
         ({"actor": 1, "learner": 1, "replay": 2}, "a0 l0 r0 r1"),
-        ({"mesh": 1, "worker": 3}, "m0 w0 w1 w2"),
         ({"mesh": 0, "worker": 4}, "w0 w1 w2 w3"),
         ({"actor": 1, "chief": 1, "ps": 2}, "c0 p0 p1 a0"),
     ],
@@ -96,9 +90,6 @@ def test_jobs_with_names_of_their_own(
     [
         ("wroker", "worker"),
         ("workers", "worker"),
-        ("Worker", "worker"),
-        ("PS", "ps"),
-        ("pss", "ps"),
         ("cheif", "chief"),
         ("evaluater", "evaluator"),
         ("dispacher", "dispatcher"),
@@ -127,19 +118,14 @@ def test_worker_orders() -> None:
     [
         ({"my-mesh": 4}, "TensorFlow takes no job 'my-mesh'; expected a letter, and then"),
         ({"1st": 4}, "TensorFlow takes no job '1st'"),
-        ({"": 4}, "TensorFlow takes no job ''"),
         ({"mesh\n": 4}, "TensorFlow takes no job"),
-        ({1: 4}, "TensorFlow takes no job 1"),
         ({"worker": 3}, "need 3 tasks, but the job step has 4.*srun -n 3"),
-        ({"worker": 5}, "need 5 tasks, but the job step has 4"),
         ({"ps": 5, "worker": -1}, "need 5 tasks or more"),
         ({"ps": -1, "worker": -1}, "both have -1"),
         ({"ps": -2, "worker": 6}, "ps has -2 tasks"),
         ({"ps": 1.0, "worker": 3}, "ps has 1.0 tasks"),
         ({"ps": True, "worker": 3}, "ps has True tasks"),
-        ({"ps": "1", "worker": 3}, "ps has '1' tasks"),
         ({"chief": 2, "worker": 2}, "2 tasks of job chief"),
-        ({"evaluator": 2, "worker": 2}, "2 tasks of job evaluator"),
         ({"chief": -1, "worker": 2}, "2 tasks of job chief"),
         ({}, "need 0 tasks"),
         (["worker"], "expected counts by job name"),
