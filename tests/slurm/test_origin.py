@@ -57,10 +57,7 @@ WITHOUT_SRUN = {
 
 NESTED = {
     "one mpirun in a step": ("srun -n1 mpirun.mpich -launcher fork -np 2 TASK", "without mpirun"),
-    "mpirun in each task": (
-        "srun -n2 mpirun.mpich -launcher fork -np 2 TASK",
-        "mpirun.mpich, which each of the 2 tasks of job step",
-    ),
+    "mpirun in each task": ("srun -n2 mpirun.mpich -launcher fork -np 2 TASK", "without mpirun"),
     "srun below mpirun": ("salloc -n2 mpirun.mpich -launcher fork -np 1 srun -n2 TASK", RIGHT),
     "a launcher that is not known": (
         "salloc -n1 bash -c 'cp /bin/bash mpispawn; srun ./mpispawn -c \"TASK; true\"'",
