@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from typing import Any, Dict, Iterator, List, Mapping, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 from slurm_resolver.cluster.addresses import identity_of
 from slurm_resolver.cluster.contracts import Contract, variables_of
@@ -11,16 +11,13 @@ from slurm_resolver.cluster.gpus import JOB_WITHOUT_GPUS, NodeGpus
 from slurm_resolver.cluster.jobs import DISPATCHER, JOBS_OUTSIDE_SPEC
 from slurm_resolver.cluster.layout import Layout
 from slurm_resolver.cluster.task_gpus import TaskGpus
-from slurm_resolver.cluster.tasks import Task, tasks_by_node
+from slurm_resolver.cluster.tasks import Task
 from slurm_resolver.coordination import ServiceAddress
 from slurm_resolver.slurm.step import SlurmStep
 from slurm_resolver.wording import counted
 
 NO_CLUSTER = "no cluster: this process trains alone"
 MOST_TASKS = 100  # that `print` shows
-
-_HEADINGS = ("node", "rank", "local", "task", "address")
-_RIGHT_ALIGNED = ("rank", "local")
 
 
 class ClusterValues(NamedTuple):
@@ -228,70 +225,58 @@ def describe_cluster(cluster: Cluster, most_tasks: Optional[int] = None) -> str:
         most_tasks: of larger clusters the tasks of the first nodes and this task's node; None
             takes all.
     """
+    own = cluster.task
     if not cluster.num_tasks:
         return NO_CLUSTER
-    return "\n".join(_lines(cluster, most_tasks))
+    step = f"job step {cluster.job_id or '?'}.{cluster.step_id or '?'}"
+    if cluster.job_id is None and own is None:
+        step = "planned step"
+    by_node: Dict[str, List[Task]] = {}
+    for task in cluster.tasks:
+        by_node.setdefault(task.node, []).append(task)
+    size = f"{counted(cluster.num_tasks, 'task')} on {counted(len(by_node), 'node')}"
+    layout = f"{cluster.distribution} distribution (from {cluster.layout_source})"
+    jobs = ", ".join(f"{job} {len(ranks)}" for job, ranks in sorted(cluster.roles.items()))
+    lines = [
+        f"{step}: {size}, {layout}, ports from {cluster.ports_source}",
+        f"jobs: {jobs}",
+        *_table(by_node, own, most_tasks),
+    ]
+    if own is not None:
+        lines.append(f"GPUs of the tasks on {own.node}:")
+    for rank, gpus in sorted(cluster.gpus_on_node().items()):
+        mark = "  (this task)" if own is not None and rank == own.rank else ""
+        lines.append(f"  rank {rank}: {_devices(gpus)} ({gpus.source}){mark}")
+    return "\n".join(lines)
 
 
-def title(cluster: Cluster) -> str:
-    """Returns which step it is."""
-    if cluster.job_id is None and cluster.task is None:
-        return "planned step"
-    return f"job step {cluster.job_id or '?'}.{cluster.step_id or '?'}"
-
-
-def describe_size(cluster: Cluster, nodes: int) -> str:
-    """Returns how many tasks there are on how many nodes, and how they were distributed."""
-    tasks = counted(cluster.num_tasks, "task")
-    return f"{tasks} on {counted(nodes, 'node')}, {cluster.distribution} distribution"
-
-
-def device_list(gpus: TaskGpus) -> str:
-    """Returns the devices as CUDA_VISIBLE_DEVICES names them, "none" or "unknown"."""
+def _devices(gpus: TaskGpus) -> str:
     if gpus.devices is None and gpus.source != JOB_WITHOUT_GPUS:
         return "unknown"
     return ",".join(gpus.devices or ()) or "none"
 
 
-def _lines(cluster: Cluster, most_tasks: Optional[int]) -> Iterator[str]:
-    by_node = tasks_by_node(cluster.tasks)
-    yield (
-        f"{title(cluster)}: {describe_size(cluster, len(by_node))} "
-        f"(from {cluster.layout_source}), ports from {cluster.ports_source}"
-    )
-    yield "jobs: " + ", ".join(
-        f"{job} {len(ranks)}" for job, ranks in sorted(cluster.roles.items())
-    )
-    yield from _table(cluster, by_node, most_tasks)
-    if cluster.task is None:
-        return
-    yield f"GPUs of the tasks on {cluster.task.node}:"
-    for rank, gpus in sorted(cluster.gpus_on_node().items()):
-        mark = "  (this task)" if rank == cluster.task.rank else ""
-        yield f"  rank {rank}: {device_list(gpus)} ({gpus.source}){mark}"
-
-
 def _table(
-    cluster: Cluster, by_node: Dict[str, List[Task]], most_tasks: Optional[int]
-) -> Iterator[str]:
-    table: List[Tuple[str, ...]] = [_HEADINGS]
+    by_node: Dict[str, List[Task]], own: Optional[Task], most_tasks: Optional[int]
+) -> List[str]:
+    rows = [("node", "rank", "local", "task", "address")]
     left_out = 0
     for node, tasks in by_node.items():
-        own = cluster.task is not None and node == cluster.task.node
-        if most_tasks is not None and len(table) + len(tasks) > most_tasks + 1 and not own:
+        is_own = own is not None and node == own.node
+        if most_tasks is not None and len(rows) + len(tasks) > most_tasks + 1 and not is_own:
             left_out += len(tasks)
             continue
         for task in tasks:
-            mark = "  (this task)" if task == cluster.task else ""
             name = node if task is tasks[0] else ""
+            address = task.address + ("  (this task)" if task == own else "")
             job = f"{task.job} {task.index}"
-            table.append((name, str(task.rank), str(task.local_rank), job, task.address + mark))
-    widths = [max(map(len, column)) for column in zip(*table)]
-    for row in table:
-        cells = [
-            cell.rjust(width) if heading in _RIGHT_ALIGNED else cell.ljust(width)
-            for cell, heading, width in zip(row, _HEADINGS, widths)
-        ]
-        yield "  ".join(cells).rstrip()
+            rows.append((name, str(task.rank), str(task.local_rank), job, address))
+    widths = [max(map(len, column)) for column in zip(*rows)]
+    line = "{:{}}  {:>{}}  {:>{}}  {:{}}  {}"
+    lines = [
+        line.format(node, widths[0], rank, widths[1], local, widths[2], job, widths[3], address)
+        for node, rank, local, job, address in rows
+    ]
     if left_out:
-        yield f"… and {counted(left_out, 'more task')}: `slurm-resolver show` prints all"
+        lines.append(f"… and {counted(left_out, 'more task')}: `slurm-resolver show` prints all")
+    return lines

@@ -15,7 +15,7 @@ from __future__ import annotations
 import json
 from typing import Any, Dict, List, Literal, Optional, Sequence, Tuple
 
-from slurm_resolver.cluster.tasks import Task, addresses_by_job
+from slurm_resolver.cluster.tasks import Task
 
 Contract = Literal["tensorflow", "dtensor", "keras-distribution", "keras-tuner", "torch", "jax"]
 
@@ -112,7 +112,9 @@ def placeholders(
 
     Lists are separated by commas, in the order of index or rank; all are "" where there is no task.
     """
-    jobs = addresses_by_job(tasks)
+    hosts_of: Dict[str, List[str]] = {}
+    for task in sorted(tasks, key=lambda task: (task.job, task.index)):
+        hosts_of.setdefault(task.job, []).append(task.address)
     main = tasks[0].address if own else ""
     host, port = _split(own.address if own else "")
     main_host, main_port = _split(main)
@@ -130,9 +132,9 @@ def placeholders(
         "main_host": main_host,
         "main_port": main_port,
         "hosts": ",".join(task.address for task in tasks),
-        "ps_hosts": ",".join(jobs.get("ps", [])),
-        "worker_hosts": ",".join(jobs.get("worker", [])),
-        "chief_host": ",".join(jobs.get("chief", [])),
+        "ps_hosts": ",".join(hosts_of.get("ps", [])),
+        "worker_hosts": ",".join(hosts_of.get("worker", [])),
+        "chief_host": ",".join(hosts_of.get("chief", [])),
         "data_service": data_service or "",
     }
 

@@ -40,8 +40,8 @@ from tensorflow.python.distribute import values
 from tensorflow.python.framework import func_graph
 from tensorflow.python.ops import control_flow_v2_func_graphs
 
-from slurm_resolver.import_hook import when_imported
 from slurm_resolver.preflight.keras_version import keras_problem
+from slurm_resolver.startup import when_imported
 from slurm_resolver.tf.keras import losses, metrics
 from slurm_resolver.tf.keras.agreement import call_together
 from slurm_resolver.tf.keras.calls import strategies
