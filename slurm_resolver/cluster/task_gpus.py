@@ -9,6 +9,7 @@ from slurm_resolver.slurm.gpu_variables import Devices, VisibleDevices
 from slurm_resolver.slurm.step import SlurmStep
 
 _GROWS_BY_ITSELF = "cuda_malloc_async"  # a value of TF_GPU_ALLOCATOR
+_SLICE = "MIG-"  # how the UUID of a slice of a GPU begins
 
 
 class TaskGpus(NamedTuple):
@@ -25,7 +26,6 @@ class TaskGpus(NamedTuple):
             compute the GPUs of the others.
         memory: the variables to set because another task uses one of the devices as well; {} where
             none does, as far as this task knows, and where the user has set them.
-        slices: how many MIG slices the task has, where it can use only one of them; else 0.
     """
 
     devices: Optional[Devices]
@@ -35,7 +35,6 @@ class TaskGpus(NamedTuple):
     counts_given: bool = False
     same_for_all: bool = False
     memory: Mapping[str, str] = {}
-    slices: int = 0
 
     def visible_devices(self, applied: bool) -> Optional[Devices]:
         """Returns the devices that this process sees; None if unknown.
@@ -79,17 +78,8 @@ def memory_settings(step: SlurmStep) -> Dict[str, str]:
     takes only what it needs (``GPUBFCAllocator::GetAllowGrowthValue``). What the user has set
     stays.
     """
-    return {} if memory_is_chosen(step) else {SlurmStep.allow_growth.name: "true"}
-
-
-def memory_is_chosen(step: SlurmStep) -> bool:
-    """Whether the user has set how much of a GPU's memory TensorFlow takes."""
-    return step.allow_growth is not None or step.gpu_allocator == _GROWS_BY_ITSELF
-
-
-def is_slice(device: str) -> bool:
-    """Whether a device is a slice of a GPU (MIG), which Slurm names by its UUID."""
-    return device.startswith("MIG-")
+    chosen = step.allow_growth is not None or step.gpu_allocator == _GROWS_BY_ITSELF
+    return {} if chosen else {SlurmStep.allow_growth.name: "true"}
 
 
 def keep_usable(gpus: TaskGpus, visible: VisibleDevices) -> TaskGpus:
@@ -98,12 +88,10 @@ def keep_usable(gpus: TaskGpus, visible: VisibleDevices) -> TaskGpus:
     CUDA shows a process a single slice, and no whole GPU beside it ("CUDA Device Enumeration" in
     NVIDIA's Multi-Instance GPU User Guide). So a task takes its whole GPUs, or its first slice.
     """
-    before = gpus.visible_before
-    gpus = gpus._replace(
-        visible_before=next(((device,) for device in before or () if is_slice(device)), before)
-    )
-    devices = gpus.devices or ()
-    whole = tuple(device for device in devices if not is_slice(device))
+    before, devices = gpus.visible_before, gpus.devices or ()
+    slices = [device for device in before or () if device.startswith(_SLICE)]
+    gpus = gpus._replace(visible_before=tuple(slices[:1]) or before)
+    whole = tuple(device for device in devices if not device.startswith(_SLICE))
     usable = devices if len(whole) == len(devices) else whole or devices[:1]
     if usable == devices:
         return gpus
@@ -115,5 +103,4 @@ def keep_usable(gpus: TaskGpus, visible: VisibleDevices) -> TaskGpus:
         devices=usable,
         source=f"{gpus.source}, and CUDA shows a process only one MIG slice",
         settings=visible.settings_for(usable),
-        slices=len(devices),
     )
