@@ -73,9 +73,6 @@ class SlurmStep:
     distribution = variable.distribution("SLURM_DISTRIBUTION")
     plane_size = variable.count("SLURM_DIST_PLANESIZE", empty_is_unset=True)
     reserved_ports = variable.ports("SLURM_STEP_RESV_PORTS")
-    # where the host list of an arbitrary distribution may be found
-    hostfile = variable.text("SLURM_HOSTFILE", "a path")
-    arbitrary_nodelist = variable.hosts("SLURM_ARBITRARY_NODELIST", empty_is_unset=True)
     # heterogeneous jobs
     het_size = variable.number("SLURM_HET_SIZE", 0, _MAX_HET_SIZE)
     # set from Slurm 26.05 on; and this node's place in the topology

@@ -13,7 +13,7 @@ from typing import Any, Literal, Optional
 
 import tensorflow as tf
 
-from slurm_resolver.cluster.data_service import DATA_JOBS
+from slurm_resolver.cluster.jobs import DATA_JOBS
 from slurm_resolver.errors import JobsError
 from slurm_resolver.tf import progress, start
 from slurm_resolver.tf.exchange import Workers

@@ -8,7 +8,7 @@ from typing import Any, Callable, Iterator, Optional
 import tensorflow as tf
 from tensorflow.python.distribute import input_lib
 
-from slurm_resolver.cluster.data_service import DATA_JOBS
+from slurm_resolver.cluster.jobs import DATA_JOBS
 from slurm_resolver.errors import JobsError, KerasError
 from slurm_resolver.tf import start
 from slurm_resolver.tf.keras.coordinated_steps import PredictFunction, StepFunction
