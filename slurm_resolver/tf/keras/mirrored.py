@@ -78,8 +78,7 @@ class MultiWorkerMirroredStrategy(
         if cluster_resolver is None:
             cluster_resolver = SlurmClusterResolver()
         _check_job(cluster_resolver)
-        seconds = start.start_timeout(start_timeout)
-        with start.starting_together(cluster_resolver, seconds, _JOBS) as client:
+        with start.starting_together(cluster_resolver, start_timeout, _JOBS) as client:
             super().__init__(cluster_resolver, communication_options)
         peers = None
         if client is not None:
