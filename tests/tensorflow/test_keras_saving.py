@@ -75,6 +75,7 @@ def test_the_workers_still_hold_the_same(workers: List[Found]) -> None:
     assert workers[0]["weights"] == workers[1]["weights"]
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("count", [3, 1])
 def test_another_number_of_workers_goes_on(
     workers: List[Found], real_slurm: SlurmCluster, folder: Path, count: int
