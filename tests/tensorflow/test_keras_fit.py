@@ -200,7 +200,6 @@ def test_whole_batches_are_computed_only_where_losses_are_no_means(workers: List
             assert came["whole"] == any(map(Path(name).match, WHOLE)), name
 
 
-@pytest.mark.nightly
 def test_one_worker_of_a_parameter_server_gives_what_one_process_gives(
     alone: Outcomes, real_slurm: SlurmCluster, tmp_path: Path
 ) -> None:
@@ -248,7 +247,6 @@ print("told", hash(tuple(map(int, order))), len(set(map(float, masks))))
 """
 
 
-@pytest.mark.nightly
 def test_all_workers_shuffle_alike_without_a_seed(real_slurm: SlurmCluster) -> None:
     one, other = told(real_slurm, UNSEEDED)
     assert one == other
@@ -333,7 +331,6 @@ def test_a_step_has_one_collective_for_its_metrics(real_slurm: SlurmCluster) -> 
     assert told(real_slurm, ONE_STEP) == ["told 1"] * 2 + ["told 2"] * 2
 
 
-@pytest.mark.nightly
 def test_under_tensorflows_own_class_none_of_it_trains(
     real_slurm: SlurmCluster, tmp_path: Path
 ) -> None:
