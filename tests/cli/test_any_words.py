@@ -43,7 +43,7 @@ def words(draw: st.DrawFn) -> Tuple[str, List[str]]:
     command = draw(st.sampled_from(COMMANDS))
     values = st.sampled_from(VALUES) | st.text(max_size=4).filter(lambda text: "\0" not in text)
     options = st.sampled_from(OPTIONS[command])
-    # argparse of Python 3.9 and 3.10 fails with an IndexError for -h=
+    # argparse of Python 3.9 fails with an IndexError for -h=
     long = options.filter(lambda option: option.startswith("--"))
     part = st.one_of(
         options.map(lambda option: [option]),
