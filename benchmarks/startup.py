@@ -22,7 +22,6 @@ COMMANDS = {
     "import argparse, typing": ["-c", "import argparse, typing"],
     "--version": [*MODULE, "--version"],
     "--help": [*MODULE, "--help"],
-    "exec --format env": [*MODULE, "exec", "--format", "env"],
     "exec -- true": [*MODULE, "exec", "--", "true"],
     "show --nodelist n[1-4]": [*MODULE, "show", "--nodelist", "n[1-4]"],
     "hosts expand n[1-4]": [*MODULE, "hosts", "expand", "n[1-4]"],

@@ -1,11 +1,7 @@
 """Records what Slurm tells the tasks of steps at your site, in the form of data/steps.jsonl.
 
-In an allocation it starts a few steps that fit any allocation:
-
-    salloc -N2 --ntasks-per-node=2 python tests/record_steps.py mine.jsonl
-
-Or name command lines of your own, each with a name for it. `task` is the program that is recorded;
-it may stand wherever a shell, srun or a batch file finds a program:
+Name command lines, each with a name for it. `task` is the program that is recorded; it may stand
+wherever a shell, srun or a batch file finds a program:
 
     python tests/record_steps.py mine.jsonl 'cyclic=srun -N2 --ntasks-per-node=2 -m cyclic task' \\
         'het=srun -n1 task : -N2 -n4 task'
@@ -26,6 +22,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections import Counter
 from pathlib import Path
 from typing import Any, Dict, List, Tuple
 
@@ -33,16 +30,9 @@ from slurm_resolver.slurm.step import VARIABLES
 
 Task = Dict[str, str]
 
-STEPS = {
-    "default": "srun task",
-    "cyclic": "srun -m cyclic task",
-    "plane_2": "srun -m plane=2 task",
-    "het_local_step": "srun -N1 -n1 task : -N1 -n1 task",
-}
 # What belongs to one process or one moment, and says nothing about how the step was laid out.
 PASSING = {"SLURM_TASK_PID", "SLURM_JOB_END_TIME", "SLURM_RESOLVER_JOB", "SLURM_RESOLVER_GPUS"}
-KEPT = {variable.name for variable in VARIABLES} | {"SLURM_TOPOLOGY_ADDR"}
-KEPT -= PASSING
+KEPT = {variable.name for variable in VARIABLES} - PASSING | {"SLURM_TOPOLOGY_ADDR"}
 OF_COMPONENTS = re.compile(
     r"SLURM_(JOB_NODELIST|DISTRIBUTION|DIST_PLANESIZE)_(HET|PACK)_GROUP_\d+", re.ASCII
 )
@@ -54,11 +44,6 @@ file=$(mktemp {folder}/XXXXXXXX) && env -0 > "$file" && mv "$file" "$file.task"
 LATE = 30.0  # seconds in which a shared file system shows what another node wrote
 
 
-def version() -> str:
-    """Slurm's, such as 26.05.3; distributions print another name before it."""
-    return subprocess.check_output(["srun", "--version"], text=True).split()[-1]
-
-
 def topology() -> str:
     """The topology plugin's name, such as tree; "default" where there is none."""
     config = subprocess.check_output(["scontrol", "show", "config"], text=True)
@@ -67,13 +52,10 @@ def topology() -> str:
     return found[1] if found and found[1] not in plain else "default"
 
 
-def kept(environ: Task) -> Task:
-    """What of a task's environment is recorded."""
-    return {
-        name: value
-        for name, value in environ.items()
-        if name in KEPT or OF_COMPONENTS.fullmatch(name)
-    }
+def step_of(task: Task) -> Tuple[str, str, int]:
+    """The job and step of a task, and how many tasks there are: one in what srun did not start."""
+    number = int(task.get("SLURM_STEP_NUM_TASKS", "1"))
+    return task.get("SLURM_JOB_ID", ""), task.get("SLURM_STEP_ID", ""), number
 
 
 def seen(folder: Path) -> List[Task]:
@@ -81,23 +63,11 @@ def seen(folder: Path) -> List[Task]:
     tasks = []
     for path in folder.glob("*.task"):
         text = path.read_bytes().decode(errors="replace")
-        tasks.append(kept(dict(entry.split("=", 1) for entry in text.split("\0") if entry)))
+        environ = dict(entry.split("=", 1) for entry in text.split("\0") if entry)
+        kept = [name for name in environ if name in KEPT or OF_COMPONENTS.fullmatch(name)]
+        tasks.append({name: environ[name] for name in kept})
     names = ("SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_PROCID")
     return sorted(tasks, key=lambda task: [task.get(name, "").zfill(20) for name in names])
-
-
-def missing(tasks: List[Task]) -> str:
-    """Which step has not all of its tasks; empty where each is complete."""
-    steps: Dict[Tuple[str, str], List[Task]] = {}
-    for task in tasks:
-        step = (task.get("SLURM_JOB_ID", ""), task.get("SLURM_STEP_ID", ""))
-        steps.setdefault(step, []).append(task)
-    for (job, step_id), found in steps.items():
-        # What srun did not start is one process, and knows of no tasks.
-        expected = int(found[0].get("SLURM_STEP_NUM_TASKS", "1"))
-        if len(found) != expected:
-            return f"{len(found)} of the {expected} tasks of step {job}.{step_id} were recorded"
-    return "" if tasks else "no task was recorded"
 
 
 def run(command: str) -> List[Task]:
@@ -114,32 +84,28 @@ def run(command: str) -> List[Task]:
         deadline = time.monotonic() + LATE
         while True:
             tasks = seen(folder)
-            problem = missing(tasks)
-            if not problem:
+            found = Counter(map(step_of, tasks))
+            if found and all(number == step[2] for step, number in found.items()):
                 return tasks
             if time.monotonic() > deadline:
-                sys.exit(f"{problem}: {command}")
+                sys.exit(f"tasks are missing ({dict(found)}): {command}")
             time.sleep(0.1)
 
 
-def take_host_files(tasks: List[Task]) -> Dict[str, str]:
-    """Returns the host files by name, and leaves that name alone in the tasks' variables."""
+def record(scenario: str, command: str) -> Dict[str, Any]:
+    """Runs a command line, and returns its line for steps.jsonl."""
+    tasks = run(command)
     files = {}
     for task in tasks:
         if "SLURM_HOSTFILE" in task:
             path = Path(task["SLURM_HOSTFILE"])
             files[path.name] = path.read_text(encoding="utf-8")
             task["SLURM_HOSTFILE"] = path.name
-    return files
-
-
-def record(scenario: str, command: str) -> Dict[str, Any]:
-    """Runs a command line, and returns its line for steps.jsonl."""
-    tasks = run(command)
-    files = take_host_files(tasks)
     same = set(tasks[0].items()).intersection(*(task.items() for task in tasks))
+    # such as 26.05.3; distributions print another name before it
+    version = subprocess.check_output(["srun", "--version"], text=True).split()[-1]
     return {
-        "slurm": version(),
+        "slurm": version,
         "topology": topology(),
         "scenario": scenario,
         "command": command,
@@ -162,15 +128,12 @@ def main() -> None:
     form = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=form)
     parser.add_argument("file", type=Path, help="what the lines are appended to")
-    parser.add_argument("commands", nargs="*", type=named, metavar="NAME=COMMAND")
+    parser.add_argument("commands", nargs="+", type=named, metavar="NAME=COMMAND")
     args = parser.parse_args()
-    if not args.commands and "SLURM_JOB_ID" not in os.environ:
-        parser.error("give commands, or start it in an allocation")
-    scenarios = [record(*named) for named in args.commands or STEPS.items()]
+    scenarios = [record(*command) for command in args.commands]
     with args.file.open("a", encoding="utf-8") as lines:
         for scenario in scenarios:
             lines.write(json.dumps(scenario, sort_keys=True, separators=(",", ":")) + "\n")
-            print(f"{scenario['scenario']}: {len(scenario['each'])} tasks", file=sys.stderr)
 
 
 if __name__ == "__main__":

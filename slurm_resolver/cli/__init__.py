@@ -14,7 +14,6 @@ import os
 import sys
 from typing import Collection, Optional, Sequence
 
-from slurm_resolver.cli.parser import Parser, did_you_mean
 from slurm_resolver.errors import SlurmResolverError
 from slurm_resolver.version import __version__
 
@@ -31,7 +30,6 @@ COMMANDS = {
     "hosts": "expand, fold or count a host list such as n[9-11]",
     "env": "print what belongs in a bug report, without secrets",
     "completion": "print the script that completes this command's words in your shell",
-    "help": "what COMMAND --help prints",
 }
 
 _EPILOG = """\
@@ -39,9 +37,9 @@ exit status: 0 when all went well, 1 for a finding, 2 when usage or environment 
 and supervise return the program's own. COMMAND --help has more, with examples."""
 
 
-def build_parser(complete: Collection[str] = COMMANDS) -> Parser:
+def build_parser(complete: Collection[str] = COMMANDS) -> argparse.ArgumentParser:
     """Returns the parser; only the subcommands in `complete` know their arguments."""
-    parser = Parser(
+    parser = argparse.ArgumentParser(
         prog="slurm-resolver",
         description="TensorFlow on Slurm: clusters, launching, and finding faults.",
         epilog=_EPILOG,
@@ -80,9 +78,6 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
         return 2  # nothing was done, which a script should notice
     # The parser's own options end the program, so that the subcommand is the first other word.
     command = [word for word in words if not word.startswith("-")][:1]
-    if command and command[0] not in COMMANDS:
-        meant = did_you_mean(command[0], COMMANDS)
-        build_parser(()).error(f"there is no command {command[0]!r}{meant}")
     args = build_parser(command).parse_args(words)
     try:
         status = int(args.function(args))

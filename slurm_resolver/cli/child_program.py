@@ -15,18 +15,17 @@ SIGKILL.
 from __future__ import annotations
 
 import contextlib
-import functools
 import os
 import resource
 import signal
 import subprocess
 import threading
-from typing import Collection, Dict, List, Mapping, NoReturn, Optional, Sequence
+from typing import Collection, Dict, List, NoReturn, Optional
 
-from slurm_resolver.child_process import end_with_parent
 from slurm_resolver.cluster.cluster import Cluster
 from slurm_resolver.coordination.client import connect
 from slurm_resolver.coordination.member import START_SECONDS, JobResult, Member, announcement
+from slurm_resolver.local.child_process import end_with_this
 from slurm_resolver.log import print_line
 from slurm_resolver.slurm.step import SlurmStep
 
@@ -42,8 +41,8 @@ class ChildProgram:
 
     def __init__(
         self,
-        command: Sequence[str],
-        environ: Mapping[str, str],
+        command: List[str],
+        environ: Dict[str, str],
         cluster: Cluster,
         servers: Collection[str],
         restarts: int,
@@ -59,7 +58,7 @@ class ChildProgram:
         """
         assert cluster.task is not None
         assert cluster.service is not None
-        self._command, self._environ = list(command), dict(environ)
+        self._command, self._environ = command, environ
         self._name = cluster.name_of(cluster.task.rank)
         self._identity = cluster.service.identity
         self._only_serves = cluster.task.job in servers
@@ -111,14 +110,11 @@ class ChildProgram:
 
     def _run_once(self, restarts: int) -> int:
         self._popen = None  # until it is known, signals are kept for it
-        environ: Dict[str, str] = dict(self._environ)
         if restarts:
-            environ[SlurmStep.task_restart.name] = f"{self._identity} {restarts}"
-        end_with_this = functools.partial(end_with_parent, os.getpid())
+            self._environ[SlurmStep.task_restart.name] = f"{self._identity} {restarts}"
+        command = end_with_this(self._command, self._environ)
         # What this process has inherited, as a pipe of Slurm's, is the program's.
-        self._popen = subprocess.Popen(
-            self._command, env=environ, close_fds=False, preexec_fn=end_with_this
-        )
+        self._popen = subprocess.Popen(command, env=self._environ, close_fds=False)
         while self._unsent:
             self._popen.send_signal(self._unsent.pop(0))
         return self._popen.wait()

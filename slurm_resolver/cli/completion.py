@@ -16,13 +16,7 @@ exit status: 0, and 2 for an unknown shell or without shtab, which writes the sc
 examples:
   eval "$(slurm-resolver completion bash)"       # in ~/.bashrc
   slurm-resolver completion zsh > ~/.zfunc/_slurm-resolver
-  slurm-resolver completion fish > ~/.config/fish/completions/slurm-resolver.fish
-  slurm-resolver completion tcsh > ~/.slurm-resolver.tcsh    # and source it in ~/.tcshrc"""
-
-# What a word is, as shtab's scripts complete it; other arguments complete to their choices.
-_FILES = {"bash": "_shtab_compgen_files", "zsh": "_files", "tcsh": "f"}
-_FOLDERS = {"bash": "_shtab_compgen_dirs", "zsh": "_files -/", "tcsh": "d"}
-_PATHS = {"logs": _FILES, "command_line": _FILES, "output": _FILES, "chdir": _FOLDERS}
+  slurm-resolver completion fish > ~/.config/fish/completions/slurm-resolver.fish"""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -38,28 +32,13 @@ def main(args: argparse.Namespace) -> int:
         raise LaunchError(
             "shtab, which writes the script, is not installed: pip install 'shtab>=1.10'"
         ) from None
-    if args.shell not in shtab.SUPPORTED_SHELLS:
-        raise LaunchError(
-            f"shtab {shtab.__version__}, which writes the script, knows no {args.shell}: "
-            "pip install 'shtab>=1.10'"
-        )
+    from slurm_resolver.cli import COMMANDS, build_parser
 
-    from slurm_resolver.cli import build_parser
-
-    parser = build_parser()
-    for command in _subparsers(parser):
+    parser = build_parser(COMMANDS)
+    assert parser._subparsers is not None
+    for command in parser._subparsers._group_actions[0].choices.values():  # type: ignore[union-attr]
         for action in command._actions:
-            if action.dest in _PATHS:
-                action.complete = _PATHS[action.dest]  # type: ignore[attr-defined]
+            if action.dest in ("logs", "command_line", "output"):
+                action.complete = shtab.FILE  # which is what shtab reads
     print(shtab.complete(parser, args.shell))
     return 0
-
-
-def _subparsers(parser: argparse.ArgumentParser) -> list[argparse.ArgumentParser]:
-    # argparse has no public way to walk its actions; shtab itself walks them like this
-    return [
-        command
-        for action in parser._actions
-        if isinstance(action, argparse._SubParsersAction)
-        for command in action.choices.values()
-    ]

@@ -3,20 +3,14 @@
 from __future__ import annotations
 
 import argparse
-import json
+import errno
 import os
 import sys
 import time
-from typing import Dict, List, Tuple
+from typing import Collection, Dict, List, NoReturn, Optional, Tuple
 
 from slurm_resolver import startup
-from slurm_resolver.cli import exec_program as program
-from slurm_resolver.cli.exec_variables import (
-    FilledIn,
-    check_lengths,
-    contract_variables,
-    read_settings,
-)
+from slurm_resolver.cli.exec_variables import fill_in, framework_variables
 from slurm_resolver.cli.options import add_cluster_options, cluster_options
 from slurm_resolver.cluster.cluster import Cluster
 from slurm_resolver.cluster.contracts import CONTRACTS
@@ -36,8 +30,8 @@ task's. In a step with a ps or dispatcher it is a child process that gets the si
 with its job: see --servers."""
 
 EPILOG = """\
-exit status: COMMAND's; 1 when the tasks are not ready in time (--wait), 2 when usage or environment
-are wrong.
+exit status: COMMAND's; 1 when the tasks do not meet or are not ready in time, 2 when usage or
+environment are wrong.
 
 examples:
   srun slurm-resolver exec --wait 120 -- python train.py
@@ -48,24 +42,26 @@ examples:
   srun slurm-resolver exec --set COORDINATOR={main_address} --set ID={rank} -- ./train
   srun slurm-resolver exec --replace-strategy -- python tutorial.py
   srun slurm-resolver exec --replace-resolver -- python train.py
-  config=$(slurm-resolver exec --format env) && eval "$config"
 
 TF_CONFIG has the address of every task, and Linux passes at most 128 KiB in one variable or
 argument: enough for some thousands of tasks. SlurmClusterResolver has no such limit."""
 
+_SERVERS = ("ps", "dispatcher", "data_worker")  # whose programs only serve
+_MAY_SERVE = (*_SERVERS, "worker")
 _TOGETHER_SECONDS = 5.0  # by how much tasks that have just met may come apart
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds this subcommand's arguments."""
     add_cluster_options(parser)
-    parser.add_argument(
+    add = parser.add_argument
+    add(
         "--wait",
         type=_seconds,
         metavar="SECONDS",
         help="wait until all tasks are there and agree; after that time, say which are missing",
     )
-    parser.add_argument(
+    add(
         "--env",
         action="append",
         choices=tuple(CONTRACTS),
@@ -73,68 +69,54 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="set the variables that programs of this framework read, in place of TF_CONFIG: "
         f"{', '.join(CONTRACTS)}; may be given several times",
     )
-    parser.add_argument(
+    add(
         "--set",
         action="append",
         default=[],
+        type=_setting,
         metavar="NAME=VALUE",
         help="set this variable as well, with placeholders filled in; may be given several times",
     )
-    parser.add_argument(
+    add(
         "--replace-strategy",
-        action="store_true",
+        dest="replace",
+        action="append_const",
+        const="strategy",
         help="make the program's tf.distribute.MultiWorkerMirroredStrategy this package's, under "
         "which Keras 3 can fit",
     )
-    parser.add_argument(
+    add(
         "--replace-resolver",
-        action="store_true",
+        dest="replace",
+        action="append_const",
+        const="resolver",
         help="make the program's tf.distribute.cluster_resolver.SlurmClusterResolver this "
         "package's, under which the cluster is right",
     )
-    parser.add_argument(
+    add(
         "--restart-workers",
         type=int,
         default=0,
         metavar="N",
         help="start a worker beside a chief and ps again when it is lost, N times at most (0)",
     )
-    parser.add_argument(
+    add(
         "--servers",
         type=_servers,
         metavar="JOB,…",
-        help="the jobs whose programs only serve, of "
-        f"{', '.join(program.MAY_SERVE)}; exec ends them when all others have ended, and all when "
-        "a ps, dispatcher, data_worker or the leader is lost; default: "
-        f"{','.join(program.SERVERS)}; under TensorFlow's ParameterServerStrategy ps,worker; none "
-        "ends nothing",
+        help=f"the jobs whose programs only serve, of {', '.join(_MAY_SERVE)}; exec ends them when "
+        "all others have ended, and all when a ps, dispatcher, data_worker or the leader is lost; "
+        f"default: {','.join(_SERVERS)}; under TensorFlow's ParameterServerStrategy ps,worker; "
+        "none ends nothing",
     )
-    for name in ("--end-servers", "--no-end-servers"):
-        parser.add_argument(name, action=_Removed, nargs=0, help=argparse.SUPPRESS)
-    parser.add_argument(
-        "--force", action="store_true", help="replace variables that are set already, and differ"
-    )
-    parser.add_argument(
-        "--format",
-        choices=("json", "env"),
-        help="print the variables instead: as JSON, or for eval",
-    )
-    parser.add_argument("command_line", nargs=argparse.REMAINDER, metavar="-- COMMAND [ARGUMENT …]")
-
-
-class _Removed(argparse.Action):
-    """An option of earlier versions."""
-
-    def __call__(self, parser: argparse.ArgumentParser, *args: object) -> None:
-        now = "'--servers none'" if args[-1] == "--no-end-servers" else "the default, or --servers"
-        parser.error(f"{args[-1]} was removed; use {now}")
+    add("command_line", nargs=argparse.REMAINDER, metavar="-- COMMAND [ARGUMENT …]")
 
 
 def _servers(text: str) -> Tuple[str, ...]:
     jobs = () if text == "none" else tuple(text.split(","))
-    unknown = [job for job in jobs if job not in program.MAY_SERVE]
+    unknown = [job for job in jobs if job not in _MAY_SERVE]
     if unknown:
-        expected = f"expected some of {', '.join(program.MAY_SERVE)}, with commas; or none"
+        expected = f"expected some of {', '.join(_MAY_SERVE)}, with commas; or none"
         raise argparse.ArgumentTypeError(f"{', '.join(unknown)!r}: {expected}")
     return jobs
 
@@ -149,68 +131,142 @@ def _seconds(text: str) -> float:
     return seconds
 
 
+def _setting(text: str) -> Tuple[str, str]:
+    name, equals, value = text.partition("=")
+    if not equals or not name.isidentifier():
+        raise argparse.ArgumentTypeError(f"{text!r}: expected NAME=VALUE, as RANK={{rank}}")
+    return name, value
+
+
 def main(args: argparse.Namespace) -> int:
-    """Prints the variables, or replaces this process by the program."""
+    """Replaces this process by the program, or runs it; returns 1 where the tasks do not meet."""
     command = args.command_line[1:] if args.command_line[:1] == ["--"] else args.command_line
-    if bool(command) == bool(args.format):
-        raise LaunchError("expected either a command, after --, or --format")
+    if not command:
+        raise LaunchError("no command: srun slurm-resolver exec -- python train.py")
     if args.restart_workers < 0:
         raise LaunchError(f"--restart-workers {args.restart_workers}: expected 0 or more")
-    settings = read_settings(args.set)
-    options = cluster_options(args)
     # What connects to the other tasks here is the launcher of the program, which may connect too.
     client.default_role = "launcher"
-    if args.wait is not None:
-        options = options._replace(until=time.monotonic() + args.wait)
     try:
-        cluster = resolve_step(SlurmStep.read(), options)
+        cluster = _resolve(args, command[0])
     except SlurmResolverError as error:
-        if args.wait is None or find_rendezvous_error(error) is None:
+        if find_rendezvous_error(error) is None:
             raise
         print(f"slurm-resolver exec: {error}", file=sys.stderr)
         return 1
-    variables = contract_variables(cluster, args.env or ["tensorflow"], args.force)
-    filled_in = FilledIn(cluster)
-    for name, value in settings.items():
-        variables[name] = filled_in.word(value, f"--set {name}")
-    replaced = [name for name in ("strategy", "resolver") if getattr(args, f"replace_{name}")]
-    if replaced:
-        variables.update(startup.variables(replaced, os.environ))
-    command = [filled_in.word(word) for word in command]
-    if args.format != "json":
-        check_lengths(command, variables)
-    if args.wait is not None and cluster.tasks:
+    environ = {**os.environ, **framework_variables(cluster, args.env or ["tensorflow"])}
+    values = fill_in([value for _, value in args.set], cluster)
+    environ.update(zip((name for name, _ in args.set), values))
+    if args.replace:
+        environ.update(startup.variables(args.replace, os.environ))
+    command = fill_in(command, cluster)
+    _check_restarts(cluster, args)
+    sys.stdout.flush()
+    try:
+        if _is_in_job(cluster, args.servers):
+            _run_in_job(command, environ, cluster, args)
+        _replace_process(command, environ)
+    except OSError as error:
+        client.leave_all(f"its program cannot be started: {error.strerror}")
+        raise _not_startable(command[0], error) from error
+
+
+def _resolve(args: argparse.Namespace, program: str) -> Cluster:
+    """Returns the cluster, with --wait once all tasks are ready."""
+    options = cluster_options(args)
+    if args.wait is None:
+        return resolve_step(SlurmStep.read(), options)
+    options = options._replace(until=time.monotonic() + args.wait)
+    cluster = resolve_step(SlurmStep.read(), options)
+    if cluster.tasks:
         import shutil
 
-        from slurm_resolver.errors import RendezvousError
         from slurm_resolver.preflight.ready import wait_until_ready
 
-        if command and shutil.which(command[0]) is None:
-            # Found out now, as the other tasks would start and wait for this one in vain.
-            raise program.not_startable(command[0], "not found, or not executable")
-        try:
-            # Tasks that have told each other where they run are there already.
-            least = _TOGETHER_SECONDS if cluster.layout_source == "rendezvous" else 0.0
-            wait_until_ready(cluster, max(options.meeting_seconds, least))
-        except RendezvousError as error:
-            print(f"slurm-resolver exec: {error}", file=sys.stderr)
-            return 1
-    if args.format == "json":
-        print(json.dumps(variables))
-    elif args.format == "env":
-        import shlex
-
-        for name, value in variables.items():
-            print(f"export {name}={shlex.quote(value)}")
-    else:
-        _start(command, {**program.inherited(), **variables}, cluster, args)
-    return 0
+        # Found out now, as the other tasks would start and wait for this one in vain.
+        if shutil.which(program) is None:
+            raise _not_startable(program, OSError(errno.ENOENT, os.strerror(errno.ENOENT)))
+        # Tasks that have told each other where they run are there already.
+        least = _TOGETHER_SECONDS if cluster.layout_source == "rendezvous" else 0.0
+        wait_until_ready(cluster, max(options.meeting_seconds, least))
+    return cluster
 
 
-def _start(
+def _check_restarts(cluster: Cluster, args: argparse.Namespace) -> None:
+    """Checks that a worker of this step that is lost can come back.
+
+    Raises:
+        LaunchError: where no worker of the step can, or its program would replace this process.
+    """
+    if not args.restart_workers or cluster.task is None:
+        return
+    jobs = cluster.jobs()
+    if args.servers == () or not {"chief", "ps", "worker"} <= set(jobs):
+        raise LaunchError(
+            f"--restart-workers {args.restart_workers}: this step has the jobs {', '.join(jobs)}; "
+            "expected chief, ps and worker, as in --jobs chief=1,ps=1,worker=-1, and not --servers "
+            "none. Only the chief's coordinator of a ParameterServerStrategy takes a lost worker "
+            "back; start all others again together."
+        )
+
+
+def _is_in_job(cluster: Cluster, servers: Optional[Collection[str]]) -> bool:
+    """Returns whether this task's program serves others that train, or is served by them.
+
+    Args:
+        cluster: the step's.
+        servers: `--servers`; None where it was not given.
+
+    Raises:
+        LaunchError: where it was given, and the step has no such tasks, or nobody trains.
+    """
+    if cluster.task is None or servers == ():
+        return False
+    jobs = {task.job for task in cluster.tasks}
+    serve = jobs.intersection(_SERVERS if servers is None else servers)
+    train = {"chief", "worker"} & jobs - serve
+    if serve and train and {"ps", "dispatcher"} & jobs:
+        return cluster.task.job in ("chief", *_MAY_SERVE)
+    if servers is None:
+        return False
+    raise LaunchError(
+        f"--servers {','.join(servers)}: this step has the jobs {', '.join(sorted(jobs))}; "
+        "expected a ps or dispatcher, and a chief or worker that does not only serve, as in "
+        "--jobs chief=1,ps=1,worker=-1"
+    )
+
+
+def _run_in_job(
     command: List[str], environ: Dict[str, str], cluster: Cluster, args: argparse.Namespace
-) -> None:
-    program.check_restarts(cluster, args.restart_workers, args.servers)
-    if program.is_in_job(cluster, args.servers):
-        program.run_in_job(command, environ, cluster, args.servers, args.restart_workers)
-    program.replace_process(command, environ)
+) -> NoReturn:
+    from slurm_resolver.cli.child_program import ChildProgram
+
+    assert cluster.task is not None
+    restarts = args.restart_workers if cluster.task.job == "worker" else 0
+    servers = _SERVERS if args.servers is None else args.servers
+    ChildProgram(command, environ, cluster, servers, restarts).run()
+
+
+def _replace_process(command: List[str], environ: Dict[str, str]) -> NoReturn:
+    import signal
+
+    client.leave_all()  # the program represents the task
+    # Python ignores these signals, and the program would inherit that.
+    numbers = (signal.SIGPIPE, signal.SIGXFSZ)
+    handlers = {number: signal.signal(number, signal.SIG_DFL) for number in numbers}
+    try:
+        os.execvpe(command[0], command, environ)
+    finally:  # it was not started
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+
+
+def _not_startable(name: str, error: OSError) -> LaunchError:
+    if error.errno == errno.E2BIG:
+        return LaunchError(
+            "the arguments and variables, with this step's tasks filled in, are longer than Linux "
+            "passes to a program: 128 KiB in each of them, and in all a quarter of `ulimit -s`. "
+            "Start fewer tasks, or have the program use SlurmClusterResolver or "
+            "slurm_resolver.resolve(), which need neither TF_CONFIG nor arguments."
+        )
+    return LaunchError(f"{name!r} is not a program that can be started here ({error.strerror})")

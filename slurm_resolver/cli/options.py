@@ -58,16 +58,8 @@ def add_cluster_options(parser: argparse.ArgumentParser) -> None:
 
 def cluster_options(args: argparse.Namespace) -> ClusterOptions:
     """Returns the values of these options."""
-    return ClusterOptions(
-        jobs=args.jobs,
-        port_base=args.port_base,
-        placement=args.placement,
-        worker_order=args.worker_order,
-        het_groups=args.het_groups,
-        node_address=args.node_address,
-        gpu_jobs=args.gpu_jobs,
-        layout=args.layout,
-    )
+    given = vars(args)
+    return ClusterOptions(**{name: given[name] for name in ClusterOptions._fields if name in given})
 
 
 def numbers_by_name(text: str) -> Dict[str, int]:

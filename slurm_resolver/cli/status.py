@@ -6,16 +6,15 @@ import argparse
 import json
 import statistics
 import sys
-import time
 from pathlib import Path
-from typing import Any, Callable, Dict, Iterator, List, Optional
+from typing import Any, Dict, Iterator, List, Optional
 
 from slurm_resolver.cluster.ports import choose_ports, derive_meeting_port
 from slurm_resolver.cluster.service_address import identity_of
 from slurm_resolver.coordination import ServiceAddress
 from slurm_resolver.coordination.connection import observe
 from slurm_resolver.coordination.progress import IDLE
-from slurm_resolver.coordination.wire import Message, WireError
+from slurm_resolver.coordination.wire import WireError
 from slurm_resolver.errors import LaunchError, RendezvousError, SlurmResolverError
 from slurm_resolver.slurm.hostlist import expand_hostlist
 from slurm_resolver.slurm.scontrol import UNSET, node_addresses, show_job, show_steps
@@ -30,7 +29,8 @@ EPILOG = """\
 exit status: 0; 1 where no coordination service answers; 2 when usage or environment are wrong.
 
 examples:
-  srun --jobid 42 --overlap -n 1 --pty slurm-resolver status 42.0 --watch
+  srun --jobid 42 --overlap -n 1 slurm-resolver status 42
+  srun --jobid 42 --overlap -n 1 --pty watch -n 5 slurm-resolver status 42.0
   srun --jobid 42 --overlap -n 1 slurm-resolver status 42 --json"""
 
 _SILENT_SECONDS = 20.0  # from which on a worker is shown not to report
@@ -43,14 +43,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     what = "default: this job, and its newest step that answers; of `slurm-resolver run` its pid"
     parser.add_argument("step", nargs="?", metavar="JOBID[.STEP]", help=what)
     parser.add_argument("--json", action="store_true", help="print JSON")
-    parser.add_argument(
-        "--watch",
-        nargs="?",
-        type=float,
-        const=5.0,
-        metavar="SECONDS",
-        help="refresh in place, every 5 s by default, until the step ends",
-    )
 
 
 def main(args: argparse.Namespace) -> int:
@@ -59,15 +51,20 @@ def main(args: argparse.Namespace) -> int:
     job_id, _, step_id = (args.step or own.job_id or "").partition(".")
     if not job_id:
         raise LaunchError("which job? Give its id, such as slurm-resolver status 42")
-    if args.watch is not None and args.watch <= 0:
-        raise LaunchError(f"--watch {args.watch:g}: expected seconds, a number above 0")
     try:
         addresses = list(_addresses(job_id, step_id, own))
     except OSError as error:
         raise LaunchError(f"job {job_id}: {error}") from None
     reasons: List[str] = []
-    ask = _connect(addresses, reasons)
-    if ask is None:
+    for address in addresses:
+        try:
+            workers = observe(address)().get("workers", [])
+            break
+        except RendezvousError as error:  # the service is there, but not the secret
+            reasons.insert(0, str(error))
+        except (OSError, WireError) as error:
+            reasons.append(f"{address.host}:{address.port}: {error}")
+    else:
         reason = f" ({reasons[0]})" if reasons else ""
         print(
             f"slurm-resolver status: no coordination service answers in a step of job {job_id}"
@@ -75,7 +72,15 @@ def main(args: argparse.Namespace) -> int:
             file=sys.stderr,
         )
         return 1
-    return _show(ask, args.watch, args.json)
+    slow = slowest(workers)
+    if args.json:
+        print(json.dumps({"workers": workers, "slowest": slow and slow["rank"]}))
+        return 0
+    print(table(workers) if workers else "no worker has made its strategy yet")
+    if slow is not None:
+        share = min(1.0, slow["waiting"] + slow["outside"])
+        print(f"\nslowest: {slow['name']}, {share:.0%} of whose time is spent outside of steps")
+    return 0
 
 
 def _addresses(job_id: str, step_id: str, own: SlurmStep) -> Iterator[ServiceAddress]:
@@ -122,51 +127,6 @@ def _simulated_step(job_id: str) -> Optional[SlurmStep]:
     except (OSError, SlurmResolverError):
         pass
     return None
-
-
-def _connect(
-    addresses: List[ServiceAddress], reasons: List[str]
-) -> Optional[Callable[[], Message]]:
-    for address in addresses:
-        try:
-            return observe(address)
-        except RendezvousError as error:  # the service is there, but not the secret
-            reasons.insert(0, str(error))
-        except (OSError, WireError) as error:
-            reasons.append(f"{address.host}:{address.port}: {error}")
-    return None
-
-
-def _show(ask: Callable[[], Message], seconds: Optional[float], as_json: bool) -> int:
-    """Prints the status, again and again if `seconds` are given, until the step ends."""
-    in_place = seconds is not None and sys.stdout.isatty() and not as_json
-    try:
-        while True:
-            told = ask()
-            if in_place:
-                print("\x1b[H\x1b[J", end="")  # clears the terminal
-            _print(told, as_json)
-            sys.stdout.flush()
-            if seconds is None:
-                return 0
-            time.sleep(seconds)
-    except KeyboardInterrupt:
-        return 0
-    except (OSError, WireError):
-        print("slurm-resolver status: the step has ended", file=sys.stderr)
-        return int(seconds is None)
-
-
-def _print(told: Message, as_json: bool) -> None:
-    workers = told.get("workers", [])
-    slow = slowest(workers)
-    if as_json:
-        print(json.dumps({"workers": workers, "slowest": slow and slow["rank"]}))
-        return
-    print(table(workers) if workers else "no worker has made its strategy yet")
-    if slow is not None:
-        share = min(1.0, slow["waiting"] + slow["outside"])
-        print(f"\nslowest: {slow['name']}, {share:.0%} of whose time is spent outside of steps")
 
 
 def slowest(workers: List[Dict[str, Any]]) -> Optional[Dict[str, Any]]:

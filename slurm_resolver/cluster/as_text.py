@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Dict, Iterable, Iterator, List, Optional, Tuple
+from collections import Counter
+from typing import TYPE_CHECKING, Dict, List, Optional
 
 from slurm_resolver.cluster.gpus import JOB_WITHOUT_GPUS
 from slurm_resolver.cluster.task_gpus import TaskGpus
@@ -14,10 +15,6 @@ if TYPE_CHECKING:
 
 NO_CLUSTER = "no cluster: this process trains alone"
 MOST_TASKS = 100  # that `print` shows
-
-_Row = Tuple[str, str, str, str, str]
-_HEADINGS: _Row = ("node", "rank", "local", "task", "address")
-_RIGHT_ALIGNED = ("rank", "local")
 
 
 def describe_own_task(cluster: Cluster) -> str:
@@ -45,82 +42,56 @@ def describe_cluster(cluster: Cluster, most_tasks: Optional[int] = None) -> str:
     """
     if not cluster.tasks:
         return NO_CLUSTER
-    return "\n".join(_lines(cluster, most_tasks))
+    own = cluster.task
+    step = f"job step {cluster.job_id or '?'}.{cluster.step_id or '?'}"
+    if cluster.job_id is None and own is None:
+        step = "planned step"
+    by_node: Dict[str, List[Task]] = {}
+    for task in cluster.tasks:
+        by_node.setdefault(task.node, []).append(task)
+    size = f"{counted(len(cluster.tasks), 'task')} on {counted(len(by_node), 'node')}"
+    jobs = sorted(Counter(task.job for task in cluster.tasks).items())
+    layout = f"{cluster.distribution} distribution (from {cluster.layout_source})"
+    lines = [
+        f"{step}: {size}, {layout}, ports from {cluster.ports_source}",
+        f"jobs: {', '.join(f'{job} {number}' for job, number in jobs)}",
+        *_table(by_node, own, most_tasks),
+    ]
+    if own is not None:
+        lines.append(f"GPUs of the tasks on {own.node}:")
+    for rank, gpus in sorted(cluster.gpus_on_node().items()):
+        mark = "  (this task)" if own is not None and rank == own.rank else ""
+        lines.append(f"  rank {rank}: {_devices(gpus)} ({gpus.source}){mark}")
+    return "\n".join(lines)
 
 
-def title(cluster: Cluster) -> str:
-    """Returns which step it is."""
-    if cluster.job_id is None and cluster.task is None:
-        return "planned step"
-    return f"job step {cluster.job_id or '?'}.{cluster.step_id or '?'}"
-
-
-def describe_size(cluster: Cluster, nodes: int) -> str:
-    """Returns how many tasks there are on how many nodes, and how they were distributed."""
-    tasks = counted(len(cluster.tasks), "task")
-    return f"{tasks} on {counted(nodes, 'node')}, {cluster.distribution} distribution"
-
-
-def device_list(gpus: TaskGpus) -> str:
-    """Returns the devices as CUDA_VISIBLE_DEVICES names them, "none" or "unknown"."""
+def _devices(gpus: TaskGpus) -> str:
     if gpus.devices is None and gpus.source != JOB_WITHOUT_GPUS:
         return "unknown"
     return ",".join(gpus.devices or ()) or "none"
 
 
-def tasks_by_node(tasks: Iterable[Task]) -> Dict[str, List[Task]]:
-    """Returns the tasks of each node, the nodes in the order of their first task."""
-    by_node: Dict[str, List[Task]] = {}
-    for task in tasks:
-        by_node.setdefault(task.node, []).append(task)
-    return by_node
-
-
-def count_jobs(tasks: Iterable[Task]) -> List[Tuple[str, int]]:
-    """Returns each job and the number of its tasks, in alphabetical order."""
-    counts: Dict[str, int] = {}
-    for task in tasks:
-        counts[task.job] = counts.get(task.job, 0) + 1
-    return sorted(counts.items())
-
-
-def _lines(cluster: Cluster, most_tasks: Optional[int]) -> Iterator[str]:
-    by_node = tasks_by_node(cluster.tasks)
-    yield (
-        f"{title(cluster)}: {describe_size(cluster, len(by_node))} "
-        f"(from {cluster.layout_source}), ports from {cluster.ports_source}"
-    )
-    yield f"jobs: {', '.join(f'{job} {number}' for job, number in count_jobs(cluster.tasks))}"
-    yield from _table(cluster, by_node, most_tasks)
-    if cluster.task is None:
-        return
-    yield f"GPUs of the tasks on {cluster.task.node}:"
-    for rank, gpus in sorted(cluster.gpus_on_node().items()):
-        mark = "  (this task)" if rank == cluster.task.rank else ""
-        yield f"  rank {rank}: {device_list(gpus)} ({gpus.source}){mark}"
-
-
 def _table(
-    cluster: Cluster, by_node: Dict[str, List[Task]], most_tasks: Optional[int]
-) -> Iterator[str]:
-    table = [_HEADINGS]
+    by_node: Dict[str, List[Task]], own: Optional[Task], most_tasks: Optional[int]
+) -> List[str]:
+    rows = [("node", "rank", "local", "task", "address")]
     left_out = 0
     for node, tasks in by_node.items():
-        own = cluster.task is not None and node == cluster.task.node
-        if most_tasks is not None and len(table) + len(tasks) > most_tasks + 1 and not own:
+        is_own = own is not None and node == own.node
+        if most_tasks is not None and len(rows) + len(tasks) > most_tasks + 1 and not is_own:
             left_out += len(tasks)
             continue
         for task in tasks:
-            mark = "  (this task)" if task == cluster.task else ""
             name = node if task is tasks[0] else ""
+            address = task.address + ("  (this task)" if task == own else "")
             job = f"{task.job} {task.index}"
-            table.append((name, str(task.rank), str(task.local_rank), job, task.address + mark))
-    widths = [max(map(len, column)) for column in zip(*table)]
-    for row in table:
-        cells = [
-            cell.rjust(width) if heading in _RIGHT_ALIGNED else cell.ljust(width)
-            for cell, heading, width in zip(row, _HEADINGS, widths)
-        ]
-        yield "  ".join(cells).rstrip()
+            rows.append((name, str(task.rank), str(task.local_rank), job, address))
+    widths = [max(map(len, column)) for column in zip(*rows)]
+    line = "{:{}}  {:>{}}  {:>{}}  {:{}}  {}"
+    lines = [
+        line.format(node, widths[0], rank, widths[1], local, widths[2], job, widths[3], address)
+        for node, rank, local, job, address in rows
+    ]
     if left_out:
-        yield f"… and {counted(left_out, 'more task')}: `slurm-resolver show` prints all"
+        lines.append(f"… and {counted(left_out, 'more task')}: `slurm-resolver show` prints all")
+    return lines

@@ -14,7 +14,6 @@ import socket
 from pathlib import Path
 from typing import Dict, List, Mapping, Optional, Sequence, Tuple
 
-from slurm_resolver import log
 from slurm_resolver.errors import GpuError
 from slurm_resolver.local import RunOptions
 from slurm_resolver.slurm.gpu_variables import (
@@ -45,7 +44,6 @@ def step_environment(
     """
     job_id = str(os.getpid())  # unique on this machine, as a job id is on a cluster
     tasks = str(options.num_tasks)
-    cpus = str(options.num_tasks * (options.cpus_per_task or 1))
     end = int(job_started) + (options.time_limit or _NO_LIMIT_SECONDS)
     variables = {
         **dict.fromkeys(("SLURM_JOB_ID", "SLURM_JOBID"), job_id),
@@ -56,12 +54,12 @@ def step_environment(
         **dict.fromkeys(("SLURM_NNODES", "SLURM_JOB_NUM_NODES", "SLURM_STEP_NUM_NODES"), "1"),
         **dict.fromkeys(("SLURM_NTASKS", "SLURM_NPROCS", "SLURM_STEP_NUM_TASKS"), tasks),
         **dict.fromkeys(("SLURM_TASKS_PER_NODE", "SLURM_STEP_TASKS_PER_NODE"), tasks),
-        **dict.fromkeys(("SLURM_CPUS_ON_NODE", "SLURM_JOB_CPUS_PER_NODE"), cpus),
+        **dict.fromkeys(("SLURM_CPUS_ON_NODE", "SLURM_JOB_CPUS_PER_NODE"), tasks),
         "SLURM_CLUSTER_NAME": "local",
         "SLURM_GTIDS": ",".join(map(str, range(options.num_tasks))),
         "SLURM_JOB_END_TIME": str(end),
         "SLURM_JOB_GID": str(os.getgid()),
-        "SLURM_JOB_NAME": options.job_name or Path(options.command[0]).name,
+        "SLURM_JOB_NAME": Path(options.command[0]).name,
         "SLURM_JOB_PARTITION": "local",
         "SLURM_JOB_START_TIME": str(int(job_started)),
         "SLURM_JOB_UID": str(os.getuid()),
@@ -72,8 +70,6 @@ def step_environment(
         "SLURM_SUBMIT_DIR": os.getcwd(),
         "SLURM_SUBMIT_HOST": socket.gethostname(),
     }
-    if options.cpus_per_task is not None:
-        variables["SLURM_CPUS_PER_TASK"] = str(options.cpus_per_task)
     if restarts:
         variables["SLURM_RESTART_COUNT"] = str(restarts)
     return variables
@@ -111,7 +107,6 @@ def gpu_variables(
     num_tasks: int,
     gpus: Optional[int],
     gpus_per_task: Optional[int],
-    bind: Optional[str],
     environ: Mapping[str, str],
 ) -> Optional[List[Dict[str, str]]]:
     """Returns the variables of each task; the step gets the first of the GPUs that `environ` shows.
@@ -121,8 +116,8 @@ def gpu_variables(
     and the launcher's own variables stay.
 
     Args:
-        gpus: those of all tasks together, as --gpus says; not with `gpus_per_task`.
-        bind: what --gpu-bind says.
+        gpus: those of all tasks together, each of which sees all; not with `gpus_per_task`.
+        gpus_per_task: those of each task, which sees no other.
 
     Raises:
         GpuError: where more GPUs are asked for than CUDA_VISIBLE_DEVICES names or, without it,
@@ -131,19 +126,21 @@ def gpu_variables(
     count = gpus if gpus_per_task is None else gpus_per_task * num_tasks
     if count is None:
         return None
-    if bind is None and gpus_per_task:
-        bind = f"per_task:{gpus_per_task}"
     common = {} if gpus is None else {"SLURM_GPUS": str(gpus)}
-    if bind is not None:
-        common.update(dict.fromkeys(("SLURM_TRES_BIND", "SLURMD_TRES_BIND"), f"gres/gpu:{bind}"))
+    if gpus_per_task:
+        bind = f"gres/gpu:per_task:{gpus_per_task}"
+        common.update(dict.fromkeys(("SLURM_TRES_BIND", "SLURMD_TRES_BIND"), bind))
     if count == 0:
         return [{**common, CUDA: ""}] * num_tasks
     names, devices = _step_devices(count, environ)
     common["SLURM_GPUS_ON_NODE"] = str(count)
     tasks = []
     for rank in range(num_tasks):
-        own = ",".join(_task_devices(bind or "none", rank, devices))
-        tasks.append({**common, **dict.fromkeys((*names, "SLURM_STEP_GPUS"), own)})
+        own = devices
+        if gpus_per_task:
+            own = devices[rank * gpus_per_task : (rank + 1) * gpus_per_task]
+        shown = dict.fromkeys((*names, "SLURM_STEP_GPUS"), ",".join(own))
+        tasks.append({**common, **shown})
     return tasks
 
 
@@ -168,17 +165,3 @@ def _step_devices(count: int, environ: Mapping[str, str]) -> Tuple[Sequence[str]
             f"devices in {CUDA} to simulate more."
         )
     return SET_BY_SLURM, tuple(map(str, range(count)))
-
-
-def _task_devices(bind: str, rank: int, devices: Devices) -> Devices:
-    kind, _, number = bind.partition(":")
-    if kind in ("none", "closest"):
-        return devices
-    if kind == "single":
-        slot = rank // int(number)
-        # those for whom no GPU has room left take them in turn, one task each
-        return (devices[slot if slot < len(devices) else rank % len(devices)],)
-    own = devices[rank * int(number) : (rank + 1) * int(number)]
-    if len(own) < int(number):
-        log.warn("--gpu-bind %s: too few GPUs for task %s; ask for more of them", bind, rank)
-    return own or devices[:1]

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import functools
 import os
 import signal
 import subprocess
@@ -18,13 +17,14 @@ import threading
 import time
 from typing import Any, Callable, Dict, Iterable, List, Mapping, Optional, Tuple
 
-from slurm_resolver.child_process import end_with_parent
 from slurm_resolver.errors import LaunchError
 from slurm_resolver.local import RunOptions
+from slurm_resolver.local.child_process import end_with_this
 from slurm_resolver.local.environment import inherited_environment, step_environment
 from slurm_resolver.local.output import Listen, Output
 from slurm_resolver.training_reports import READY, SAVED, VARIABLE
 
+MAX_REQUEUES = 5  # as Slurm's MaxBatchRequeue by default
 GRACE_SECONDS = 5.0  # from the signal that asks tasks to end until SIGKILL, as Slurm's KillWait
 
 _SIGNALS = [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT]
@@ -68,7 +68,7 @@ class LocalJob:
     async def _run(self, inherited: Mapping[str, str]) -> int:
         options = self._options
         if not options.requeue:
-            options = options._replace(requeue_statuses=())
+            options = options._replace(requeue_status=None)
         started, restarts, steps = time.time(), 0, 0
         for number in _SIGNALS:
             asyncio.get_running_loop().add_signal_handler(number, self._on_signal, number)
@@ -91,13 +91,12 @@ class LocalJob:
         self._step.on_signal(number)  # the one that runs now
 
     def _may_requeue(self, reason: str, restarts: int) -> bool:
-        most = self._options.max_restarts
         if not self._options.requeue:
             self._print_line("not started again: --requeue is not given")
-        elif restarts == most:
-            self._print_line(f"not started again: {reason}, but --max-restarts is {most}")
+        elif restarts == MAX_REQUEUES:
+            self._print_line(f"not started again after {restarts} restarts: {reason}")
         else:
-            self._print_line(f"restart {restarts + 1} of at most {most}: {reason}")
+            self._print_line(f"restart {restarts + 1} of at most {MAX_REQUEUES}: {reason}")
             return True
         return False
 
@@ -105,7 +104,7 @@ class LocalJob:
         """Decides whether the job goes on with a new step after one that failed."""
         most = self._options.restarts
         # a task that asks for a requeue has not failed, even if --requeue is not given
-        if not most or step.failure is None or step.status in self._options.requeue_statuses:
+        if not most or step.failure is None or step.status == self._options.requeue_status:
             return False
         failure = _describe_end(*step.failure)
         self._first_failure = self._first_failure or f"{failure} in step {steps}"
@@ -182,13 +181,12 @@ class _Step:
         errors = output.prepare(rank, environ)
         try:
             process = subprocess.Popen(
-                [*_SET_TASK_PID, *self._options.command],
+                end_with_this([*_SET_TASK_PID, *self._options.command], environ),
                 env=environ,
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=errors,
                 start_new_session=True,  # a process group with all that the task starts
-                preexec_fn=functools.partial(end_with_parent, os.getpid()),
             )
         except OSError as error:
             raise LaunchError(
@@ -216,9 +214,7 @@ class _Step:
                 self._call_later(left - options.limit_signal.seconds, self._send_limit_signal)
         if options.fail_after is not None:
             self._call_later(options.fail_after[0], self._fail_as_planned, options.fail_after[1])
-        if options.preempt_after is not None and options.preempt_from_start:
-            self._call_later(options.preempt_after, self._preempt)
-        elif options.preempt_after is not None:
+        if options.preempt_after is not None:
             self._preempt_in_training(options.preempt_after)
 
     def _call_later(self, seconds: float, action: Callable[..., None], *arguments: Any) -> None:
@@ -260,16 +256,16 @@ class _Step:
             self._print_line("nothing was saved after the preemption")
         elif self._options.preempt_after is not None and not self._ending:
             why = "the tasks ended before --preempt-after"
-            if not self._options.preempt_from_start and not self._told(READY):
+            if not self._told(READY):
                 why = "--preempt-after has heard of no step (BackupAndResume, ResumableLoop and "
-                why += "termination_config tell of it; S:start counts from any program's start)"
+                why += "termination_config tell of it; kill -USR2 preempts any program)"
             self._print_line(f"not preempted: {why}")
 
     def _on_task_end(self, rank: int, status: int) -> None:
         self._running.discard(rank)
         if not self._running:
             self._ended.set()
-        asks_for_requeue = status in self._options.requeue_statuses
+        asks_for_requeue = status == self._options.requeue_status
         if self._ignore_statuses or (self._ending and not asks_for_requeue):
             return
         self.status = max(self.status, status)

@@ -1,4 +1,4 @@
-"""Where the output of a local step's tasks goes (srun's --output, --error and --label).
+"""Where the output of a local step's tasks goes (srun's --output and --label).
 
 All output comes through pipes, and threads copy it, so that lines of several tasks do not mix.
 """
@@ -42,33 +42,31 @@ class Output:
         """Prepares it; no file is opened yet."""
         self._options = options
         self._listen = listen
-        self._names: Dict[int, List[Optional[str]]] = {}  # by rank; None for the screen
+        self._names: Dict[int, Optional[str]] = {}  # by rank; None for the screen
         self._files: Dict[str, BinaryIO] = {}
         self._threads: List[threading.Thread] = []
         self._lock = threading.Lock()
 
     def prepare(self, rank: int, variables: Mapping[str, str]) -> int:
-        """Opens a task's files, and returns what Popen takes as its stderr: a pipe, or stdout's.
+        """Opens a task's file, and returns what Popen takes as its stderr: a pipe, or stdout's.
 
         Raises:
             LaunchError: for a file that cannot be written.
         """
-        patterns = [self._options.output, self._options.error or self._options.output]
-        output, error = names = [self._name(pattern, rank, variables) for pattern in patterns]
-        self._names[rank] = names
-        for name in names:
-            if name is not None and name not in self._files:
-                self._files[name] = self._open(name)
-        # With one pipe for both, what goes into one file keeps its order.
-        return subprocess.STDOUT if output is not None and output == error else subprocess.PIPE
+        self._names[rank] = name = self._name(rank, variables)
+        if name is None:
+            return subprocess.PIPE
+        if name not in self._files:
+            self._files[name] = _open(name)
+        return subprocess.STDOUT  # with one pipe for both, their lines keep their order
 
     def copy_from(self, rank: int, process: subprocess.Popen[bytes]) -> None:
         """Starts to copy what comes from a task's pipes."""
-        output, error = self._names[rank]
-        both = process.stderr is None  # through one pipe
-        self._start_copying(rank, process.stdout, output, "stderr" if both else "stdout")
-        if not both:
-            self._start_copying(rank, process.stderr, error, "stderr")
+        if process.stderr is None:  # both come through one pipe
+            self._start_copying(rank, process.stdout, "stderr")
+        else:
+            self._start_copying(rank, process.stdout, "stdout")
+            self._start_copying(rank, process.stderr, "stderr")
 
     def close(self) -> None:
         """Waits until all is written, and closes the files.
@@ -80,7 +78,8 @@ class Output:
         for file in self._files.values():
             file.close()
 
-    def _name(self, pattern: str, rank: int, variables: Mapping[str, str]) -> Optional[str]:
+    def _name(self, rank: int, variables: Mapping[str, str]) -> Optional[str]:
+        pattern = self._options.output
         only_rank = pattern.isdecimal() and int(pattern) < self._options.num_tasks
         if pattern.lower() == "all" or (only_rank and int(pattern) == rank):
             return None
@@ -88,21 +87,8 @@ class Output:
             return os.devnull
         return file_name(pattern, variables)
 
-    def _open(self, name: str) -> BinaryIO:
-        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND
-        try:
-            descriptor = os.open(name, flags | (0 if self._options.append else os.O_TRUNC), 0o666)
-        except OSError as error:
-            raise LaunchError(
-                f"cannot write to {name!r} ({error.strerror}): expected a file name, in a folder "
-                "that exists"
-            ) from None
-        return os.fdopen(descriptor, "wb")
-
-    def _start_copying(
-        self, rank: int, source: Optional[IO[bytes]], name: Optional[str], stream: str
-    ) -> None:
-        label = b""
+    def _start_copying(self, rank: int, source: Optional[IO[bytes]], stream: str) -> None:
+        name, label = self._names[rank], b""
         if name is None if self._options.label is None else self._options.label:
             label = f"{rank:{len(str(self._options.num_tasks - 1))}d}: ".encode()
         arguments = (source, name, label, rank, stream)
@@ -141,3 +127,13 @@ class Output:
         if self._listen is not None:
             for line in lines:
                 self._listen(rank, stream, line)
+
+
+def _open(name: str) -> BinaryIO:
+    try:
+        return open(name, "wb")
+    except OSError as error:
+        raise LaunchError(
+            f"cannot write to {name!r} ({error.strerror}): expected a file name, in a folder that "
+            "exists"
+        ) from None

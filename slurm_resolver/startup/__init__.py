@@ -7,10 +7,13 @@ this folder's. It imports no TensorFlow: it waits for the program to do so.
 from __future__ import annotations
 
 import os
+import sys
 
 TYPE_CHECKING = False  # not typing's: every Python program of the step imports this
 if TYPE_CHECKING:
-    from typing import Dict, Mapping, Sequence
+    from importlib.machinery import ModuleSpec
+    from types import ModuleType
+    from typing import Any, Callable, Dict, Mapping, Optional, Sequence
 
 VARIABLE = "SLURM_RESOLVER_REPLACE"
 
@@ -23,3 +26,50 @@ def variables(names: Sequence[str], environ: Mapping[str, str]) -> Dict[str, str
         "PYTHONPATH": os.pathsep.join([folder, *filter(None, [before])]),
         VARIABLE: ",".join(names),
     }
+
+
+def when_imported(name: str, action: Callable[[ModuleType], object]) -> None:
+    """Calls `action` with a top-level module: at once if it has been imported, else when it is.
+
+    What `action` raises, the import raises.
+    """
+    if name in sys.modules:
+        action(sys.modules[name])
+    else:
+        sys.meta_path.insert(0, _Finder(name, action))
+
+
+class _Finder:
+    """Finds the module as the other finders do, and has its loader call the action."""
+
+    def __init__(self, name: str, action: Callable[[ModuleType], object]) -> None:
+        self._name = name
+        self._action = action
+        self._asking = False  # the other finders, of which this is one
+
+    def find_spec(
+        self, name: str, path: Optional[Sequence[str]] = None, target: Optional[ModuleType] = None
+    ) -> Optional[ModuleSpec]:
+        if name != self._name or self._asking:
+            return None
+        self._asking = True
+        try:
+            found = (finder.find_spec(name, path, target) for finder in list(sys.meta_path))
+            spec = next(filter(None, found), None)
+        finally:
+            self._asking = False
+        if spec is not None and spec.loader is not None:
+            self._act_after(spec.loader)
+        return spec
+
+    def _act_after(self, loader: Any) -> None:
+        execute = loader.exec_module
+
+        def exec_module(module: ModuleType) -> None:
+            execute(module)
+            # It waits until now: who only looks for the module finds it, and does not import it.
+            if self in sys.meta_path:
+                sys.meta_path.remove(self)
+                self._action(module)
+
+        loader.exec_module = exec_module

@@ -42,8 +42,7 @@ def run_next() -> None:
 
 load_package()
 
-from slurm_resolver.import_hook import when_imported  # noqa: E402 (it may come from load_package)
-from slurm_resolver.startup import VARIABLE  # noqa: E402
+from slurm_resolver.startup import VARIABLE, when_imported  # noqa: E402 (see load_package)
 
 if os.environ.get(VARIABLE):
     when_imported("tensorflow", replace)

@@ -9,7 +9,6 @@ import sys
 from typing import List
 
 import pytest
-import shtab
 
 from slurm_resolver.cli import COMMANDS, main
 
@@ -37,12 +36,8 @@ def test_bash(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["completion", "bash"]) == 0
     script = capsys.readouterr().out
     assert set(offered(script, "")) >= set(COMMANDS)
-    assert offered(script, "expl") == ["explain"]
     assert offered(script, "show", "--plac") == ["--placement"]
     assert offered(script, "show", "--placement", "") == ["spread", "rank"]
-    assert offered(script, "run", "--preempt") == ["--preempt-after"]
-    assert offered(script, "run", "--open-mode", "") == ["append", "truncate"]
-    assert offered(script, "completion", "") == ["bash", "zsh", "fish", "tcsh"]
     assert "README.md" in offered(script, "explain", "READ")
 
 
@@ -68,36 +63,3 @@ def test_without_shtab_it_says_what_to_install(
         "slurm-resolver completion: shtab, which writes the script, is not installed: "
         "pip install 'shtab>=1.10'\n"
     )
-
-
-def test_with_an_old_shtab_it_says_what_to_install(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(shtab, "SUPPORTED_SHELLS", ["bash", "zsh", "tcsh"])
-    assert main(["completion", "fish"]) == 2
-    output, error = capsys.readouterr()
-    assert output == ""
-    assert "knows no fish: pip install 'shtab>=1.10'" in error
-
-
-def test_fish(capsys: pytest.CaptureFixture[str]) -> None:
-    fish = shutil.which("fish")
-    if fish is None:
-        pytest.skip("fish is not installed")
-    assert main(["completion", "fish"]) == 0
-    script = capsys.readouterr().out
-    for line, expected in [
-        ("expl", ["explain"]),
-        ("show --plac", ["--placement"]),
-        ("completion b", ["bash"]),
-    ]:
-        asked = f"{script}\ncomplete --do-complete 'slurm-resolver {line}'"
-        done = subprocess.run([fish, "-N"], input=asked, capture_output=True, text=True, check=True)
-        assert [offer.partition("\t")[0] for offer in done.stdout.splitlines()] == expected
-
-
-def test_an_unknown_shell(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as caught:
-        main(["completion", "cmd"])
-    assert caught.value.code == 2
-    assert "invalid choice: 'cmd'" in capsys.readouterr().err

@@ -7,15 +7,32 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
-from typing import List
+from typing import List, Tuple
 
 import pytest
 from local_run import COMMAND, run
 
 
+def run_and_signal(
+    number: signal.Signals, lines: List[str], *arguments: str
+) -> Tuple[int, str, str]:
+    """Sends a signal once the tasks have printed these lines; returns how the launcher ends."""
+    with subprocess.Popen(
+        [*COMMAND, "run", *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None
+        assert sorted(process.stdout.readline().rstrip() for _ in lines) == lines
+        process.send_signal(number)
+        output, errors = process.communicate(timeout=180)
+    return process.returncode, output, errors.replace("slurm-resolver run: ", "")
+
+
 @pytest.mark.parametrize("option", ["-K0", "--kill-on-bad-exit=0", "--no-kill-on-bad-exit"])
-def test_other_tasks_may_go_on(option: str) -> None:
-    script = "[ $SLURM_PROCID = 0 ] && exit 3; sleep 0.5; echo done; exit 1"
+def test_other_tasks_may_go_on(option: str, tmp_path: Path) -> None:
+    script = f"""
+[ $SLURM_PROCID = 0 ] && exit 3
+while kill -0 $(cat {tmp_path}/0) 2>/dev/null; do sleep 0.1; done; echo done; exit 1"""
+    script = f"echo $$ > {tmp_path}/$SLURM_PROCID; until [ -s {tmp_path}/0 ]; do :; done; {script}"
     done = run("run", "-n2", option, "--", "sh", "-c", script)
     assert (done.returncode, done.stdout) == (3, "1: done\n")
     assert done.stderr == (
@@ -43,32 +60,15 @@ def test_a_signal_is_sent_before_the_time_limit() -> None:
     assert (
         done.stderr == "slurm-resolver run: 58 s to the time limit: sending SIGUSR1 to all tasks\n"
     )
+    done = run("run", "--signal", "USR1", "--", "true")
+    assert done.returncode == 0
+    assert "--signal without a time limit (--time) sends nothing" in done.stderr
 
 
 def test_sigusr1_goes_to_the_tasks() -> None:
     script = "trap 'echo got; exit 0' USR1; echo up; sleep 60 & wait"
-    with subprocess.Popen(
-        [*COMMAND, "run", "--", "sh", "-c", script],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    ) as process:
-        assert process.stdout is not None
-        assert process.stdout.readline() == "0: up\n"
-        process.send_signal(signal.SIGUSR1)
-        output, errors = process.communicate(timeout=180)
-    assert (process.returncode, output, errors) == (0, "0: got\n", "")
-
-
-def test_a_task_ends_with_its_first_process() -> None:
-    done = run("run", "--no-label", "--", "bash", "-c", "(sleep 60; echo late) & exit 0")
-    assert (done.returncode, done.stdout) == (0, "")
-
-
-def test_a_signal_without_a_limit_says_that_nothing_is_sent() -> None:
-    done = run("run", "--signal", "USR1", "--", "true")
-    assert done.returncode == 0
-    assert "--signal without a time limit (--time) sends nothing" in done.stderr
+    ended = run_and_signal(signal.SIGUSR1, ["0: up"], "--", "sh", "-c", script)
+    assert ended == (0, "0: got\n", "")
 
 
 COUNT = "echo ${SLURM_RESTART_COUNT-first};"
@@ -86,72 +86,49 @@ def test_a_task_asks_for_a_restart_by_its_exit_status() -> None:
     )
 
 
-def test_max_restarts() -> None:
-    options = ["--requeue", "--max-restarts", "1", "--requeue-exit", "3,4"]
-    done = run("run", *options, "--", "sh", "-c", COUNT + "exit 4")
-    assert (done.returncode, done.stdout) == (4, "0: first\n0: 1\n")
-    assert done.stderr.endswith(
-        "not started again: task 0 asked for it with exit status 4, but --max-restarts is 1\n"
-    )
+@pytest.mark.parametrize(
+    ("options", "status", "starts"), [(["--requeue"], 75, 6), (["--requeue"], 74, 1), ([], 75, 1)]
+)
+def test_how_often_it_starts(options: List[str], status: int, starts: int) -> None:
+    done = run("run", *options, "--", "sh", "-c", f"{COUNT} exit {status}")
+    assert (done.returncode, len(done.stdout.splitlines())) == (status, starts)
+    assert ("not started again after 5 restarts" in done.stderr) == (starts == 6)
 
 
-def test_without_requeue_or_with_another_status_nothing_is_restarted() -> None:
-    assert run("run", "--", "sh", "-c", COUNT + "exit 75").stdout == "0: first\n"
-    assert run("run", "--requeue", "--", "sh", "-c", COUNT + "exit 74").stdout == "0: first\n"
-
-
-def test_a_request_for_a_restart_lets_the_others_finish() -> None:
+def test_a_request_for_a_restart_lets_the_others_finish(tmp_path: Path) -> None:
     """They are about to end as well, and may be saving: SIGTERM comes only after a while."""
-    wait = '[ -n "$SLURM_RESTART_COUNT" ] && exit 0; [ $SLURM_PROCID = 0 ] && exit 75;'
+    wait = '[ -n "$SLURM_RESTART_COUNT" ] && exit 0; [ $SLURM_PROCID = 0 ] && { echo $$ > '
+    wait += f"{tmp_path}/0; exit 75; }}; until [ -s {tmp_path}/0 ]; do sleep 0.1; done; "
     script = wait + "trap 'echo cut off' TERM; sleep 1; echo saved"
     done = run("run", "-n2", "--requeue", "--", "sh", "-c", script)
     assert (done.returncode, done.stdout) == (0, "1: saved\n")
 
 
-def preempted(*options: str) -> subprocess.Popen[str]:
-    """Starts two tasks, and preempts them once both are up."""
+@pytest.mark.parametrize(
+    ("options", "status", "output", "said"),
+    [
+        (
+            ["--requeue"],
+            0,
+            ["0: 1", "0: told", "1: 1", "1: told"],
+            "restart 1 of at most 5: the step was preempted",
+        ),
+        ([], 143, ["0: told", "1: told"], "not started again: --requeue is not given"),
+    ],
+)
+def test_a_preemption(options: List[str], status: int, output: List[str], said: str) -> None:
     script = COUNT + "[ $SLURM_RESTART_COUNT ] && exit 0; trap 'echo told; exit 1' TERM; echo up;"
-    process = subprocess.Popen(
-        [*COMMAND, "run", "-n2", *options, "--", "sh", "-c", script + "sleep 60 & wait"],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    assert process.stdout is not None
-    lines = sorted(process.stdout.readline() for _ in range(4))
-    assert lines == ["0: first\n", "0: up\n", "1: first\n", "1: up\n"]
-    process.send_signal(signal.SIGUSR2)
-    return process
-
-
-def test_a_preemption_ends_the_tasks_and_starts_them_again() -> None:
-    with preempted("--requeue") as process:
-        output, errors = process.communicate(timeout=180)
-    assert process.returncode == 0
-    assert sorted(output.splitlines()) == ["0: 1", "0: told", "1: 1", "1: told"]
-    assert errors == (
-        "slurm-resolver run: preempted: ending all tasks\n"
-        "slurm-resolver run: restart 1 of at most 5: the step was preempted\n"
-    )
-
-
-def test_a_preemption_without_requeue_ends_the_tasks() -> None:
-    with preempted() as process:
-        errors = process.communicate(timeout=180)[1]
-    assert process.returncode == 143
-    assert errors.endswith("not started again: --requeue is not given\n")
-
-
-def test_preempt_after_concerns_the_first_start_alone() -> None:
-    script = COUNT + "[ $SLURM_RESTART_COUNT ] || exec sleep 60"
-    done = run("run", "--requeue", "--preempt-after", "0.3:start", "--", "sh", "-c", script)
-    assert (done.returncode, done.stdout) == (0, "0: first\n0: 1\n")
+    words = ["-n2", *options, "--", "sh", "-c", script + "sleep 60 & wait"]
+    up = ["0: first", "0: up", "1: first", "1: up"]
+    ended, printed, errors = run_and_signal(signal.SIGUSR2, up, *words)
+    assert (ended, sorted(printed.splitlines())) == (status, output)
+    assert errors == f"preempted: ending all tasks\n{said}\n"
 
 
 TRAINING = """
-import signal, sys
+import os, signal, sys
 from slurm_resolver.training_reports import READY, SAVED, report
-if "SLURM_RESTART_COUNT" in __import__("os").environ:
+if "SLURM_RESTART_COUNT" in os.environ:
     sys.exit(print("goes on"))
 def save(*_):
     {save}
@@ -189,24 +166,6 @@ def test_a_planned_preemption_counts_from_the_first_step(
     assert len(told) == len(said) + bool(output)  # and that it is started again
     for line, wanted in zip(told, said):
         assert line.startswith(wanted)
-
-
-def test_a_restart_finds_no_files_open() -> None:
-    """Those of one start of 20 tasks are fewer than 64, and those of two are more."""
-    words = [
-        *COMMAND,
-        "run",
-        "-n20",
-        "--requeue",
-        "--",
-        "sh",
-        "-c",
-        "[ $SLURM_RESTART_COUNT ] || exit 75",
-    ]
-    done = subprocess.run(
-        ["bash", "-c", 'ulimit -n 64; exec "$@"', "bash", *words], capture_output=True, text=True
-    )
-    assert (done.returncode, "could be started" in done.stderr) == (0, False), done.stderr
 
 
 STEP = "echo $SLURM_JOB_ID.$SLURM_STEP_ID $SLURM_RESTART_COUNT;"
@@ -248,7 +207,6 @@ def test_a_new_step_of_the_same_job_after_a_failure() -> None:
             "but --restarts is 2.",
         ),
         (["--restarts=2", "-K0"], "[ $SLURM_STEP_ID = 1 ] || exit 3", 0, 2, "restart 1 of"),
-        ([], "exit 3", 3, 1, "task 0 ended with exit status 3"),
         # asks for a requeue, which is not given
         (["--restarts=2"], "exit 75", 75, 1, "task 0 ended with exit status 75"),
         (
@@ -259,9 +217,7 @@ def test_a_new_step_of_the_same_job_after_a_failure() -> None:
             "restart 1 of at most 1 (--restarts): task 0 ended with exit status 3",
         ),
         # the time limit is that of the job
-        (["--restarts=9", "-t0:04"], "sleep 2.5; exit 3", 143, 2, "the time limit of 4 s is"),
         (["--restarts=9", "-t0:01"], "exec sleep 9", 143, 1, "the time limit of 1 s is"),
-        (["--restarts=9", "--preempt-after=1:start"], "sleep 9", 143, 1, "--requeue is not given"),
     ],
 )
 def test_restarts(options: List[str], script: str, status: int, starts: int, said: str) -> None:
@@ -271,38 +227,15 @@ def test_restarts(options: List[str], script: str, status: int, starts: int, sai
     assert said in [line for line in done.stderr.splitlines() if "slurm-resolver run:" in line][-1]
 
 
-SAME = "echo no step 7 >&2; exit 3"
-OTHER = "echo no step $SLURM_STEP_ID >&2; exit 3"
-
-
-@pytest.mark.parametrize(
-    ("options", "script", "starts"),
-    [
-        ("-n2 -o out-%t", SAME, 2),
-        ("-n2 -o out-%t", OTHER, 3),
-        ("-n2 -o out", SAME, 2),
-        ("-n2 -o out", OTHER, 3),
-        ("-n2 -o out --open-mode=append", SAME, 2),
-        ("-n2 -o out-%s --label", SAME, 2),
-        ("-n2 -e errors", SAME, 2),
-        ("-n2 -e errors", OTHER, 3),
-        ("-n2 -o out -e errors", f"echo $RANDOM; {SAME}", 2),
-        ("-n2 -o out -e errors", "echo training goes on from step $SLURM_STEP_ID; exit 3", 3),
-        ("-n1 --no-label", SAME, 2),
-        ("-n1 --no-label", OTHER, 3),
-        ("-n2 -o none", SAME, 2),
-        ("-n2 -o none", OTHER, 3),
-    ],
-)
+@pytest.mark.parametrize("options", ["-o out-%t", "-o out", "-o none"])
+@pytest.mark.parametrize(("step", "starts"), [("7", 2), ("$SLURM_STEP_ID", 3)])
 def test_failures_are_compared_wherever_the_output_goes(
-    options: str, script: str, starts: int, tmp_path: Path
+    options: str, step: str, starts: int, tmp_path: Path
 ) -> None:
-    words = ["run", "--restarts=2", *options.split()]
     (tmp_path / "out").write_text("no step of another job\n")
-    script = f"touch start-$SLURM_STEP_ID; [ $SLURM_PROCID = 0 ] || exec sleep 60; {script}"
-    done = subprocess.run(
-        [*COMMAND, *words, "--", "bash", "-c", script], capture_output=True, text=True, cwd=tmp_path
-    )
+    script = "touch start-$SLURM_STEP_ID; [ $SLURM_PROCID = 0 ] || exec sleep 60; "
+    words = ["run", "-n2", "--restarts=2", *options.split(), "--", "bash", "-c"]
+    done = run(*words, f"{script} echo no step {step} >&2; exit 3", cwd=tmp_path)
     assert done.returncode == 3
     assert len(list(tmp_path.glob("start-*"))) == starts, done.stderr
     assert ("it was the same each time" in done.stderr) == (starts == 2), done.stderr
@@ -311,16 +244,6 @@ def test_failures_are_compared_wherever_the_output_goes(
 @pytest.mark.parametrize("restart", ["--requeue", "--restarts=3"])
 def test_nothing_is_restarted_after_ctrl_c(restart: str) -> None:
     script = "trap 'exit 75' INT; echo up; sleep 60 & wait"
-    with subprocess.Popen(
-        [*COMMAND, "run", "-n2", restart, "--", "sh", "-c", script],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    ) as process:
-        assert process.stdout is not None
-        for _ in range(2):
-            process.stdout.readline()
-        process.send_signal(signal.SIGINT)
-        output, errors = process.communicate(timeout=180)
-    assert (process.returncode, output) == (130, "")
-    assert errors == "slurm-resolver run: SIGINT: ending all tasks\n"
+    words = ["-n2", restart, "--", "sh", "-c", script]
+    ended = run_and_signal(signal.SIGINT, ["0: up", "1: up"], *words)
+    assert ended == (130, "", "SIGINT: ending all tasks\n")

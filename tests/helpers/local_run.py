@@ -41,8 +41,3 @@ def files(folder: Path) -> Dict[str, List[str]]:
         path.name: sorted(path.read_text().replace("tail", "tail\n").split("\n"))
         for path in folder.iterdir()
     }
-
-
-# The variables that the fields of an output file's name stand for, in rank 3 of a step.
-OF_A_TASK = {"SLURM_JOB_ID": "42", "SLURM_STEP_ID": "7", "SLURM_PROCID": "3", "SLURM_NODEID": "0"}
-OF_A_TASK.update(SLURMD_NODENAME="n9", SLURM_JOB_NAME="na me", SLURM_JOB_USER="ada")

@@ -151,8 +151,6 @@ class SlurmCluster:
         # Every command's standard input, a pipe that nobody writes to and that does not end: srun
         # passes an end on to its tasks, and loses output where they end before they read it.
         self._silence: tuple[int, ...] = ()
-        if not 0 < len(set(self._names)) == len(self._names) < 254 or "login" in self._names:
-            raise ValueError(f"1 to 253 nodes of different names, none 'login', not {self._names}")
         # Slurm's sockets must fit in a Unix address, and slurm.conf has no way to quote a path.
         name = max(self._names, key=len)
         socket = f"{self.directory}/spool/{name}/{name}_1000000.4294967292"
@@ -174,8 +172,6 @@ class SlurmCluster:
         Raises SlurmUnavailable where this machine cannot run it, and RuntimeError with the ends
         of the daemons' logs where the cluster does not come up.
         """
-        if self._supervisor is not None:
-            raise RuntimeError("this cluster has been started already")
         path = self._environment["PATH"]
         missing = [name for name in PROGRAMS if shutil.which(name, path=path) is None]
         if missing:
@@ -212,6 +208,7 @@ class SlurmCluster:
         self,
         command: Command,
         *,
+        node: str | None = None,
         env: Mapping[str, str] | None = None,
         cwd: Path | None = None,
         timeout: float = 180.0,
@@ -221,10 +218,22 @@ class SlurmCluster:
 
         It gets PATH, HOME, LANG, PYTHONPATH and TMPDIR of this process, SLURM_CONF, and `env`.
         Raises AssertionError for a status other than 0 unless `check` is false, and TimeoutError
-        with the output so far where it took longer than `timeout` seconds; it is then killed and
-        its jobs are cancelled.
+        with the output so far where it took longer than `timeout` seconds; it is then killed.
         """
-        return self._run(command, env=env, cwd=cwd, timeout=timeout, check=check)
+        process = self._start(command, env, cwd, node)
+        error: type[Exception] | None = None
+        try:
+            output = process.communicate(timeout=timeout)
+            ended = f"ended with status {process.returncode}"
+            if check and process.returncode != 0:
+                error = AssertionError
+        except subprocess.TimeoutExpired:
+            error, ended = TimeoutError, f"took longer than {timeout:g} s"
+            output = end_srun(process)  # which ends its job
+        if error is not None:
+            told = "{}\n{}\n--- stdout\n{}\n--- stderr\n{}"
+            raise error(told.format(process.shown, ended, *output))
+        return subprocess.CompletedProcess(process.shown, process.returncode, *output)
 
     def popen(
         self, command: Command, *, env: Mapping[str, str] | None = None, cwd: Path | None = None
@@ -237,32 +246,7 @@ class SlurmCluster:
 
     def run_on(self, node: str, command: Command, **as_run: Any) -> Completed:
         """Run a command as `run()` does, but on one node, and not as a task of Slurm."""
-        return self._run(command, node=node, **as_run)
-
-    def _run(
-        self,
-        command: Command,
-        *,
-        node: str | None = None,
-        env: Mapping[str, str] | None = None,
-        cwd: Path | None = None,
-        timeout: float = 180.0,
-        check: bool = True,
-    ) -> Completed:
-        process = self._start(command, env, cwd, node)
-        error: type[Exception] | None = None
-        try:
-            output = process.communicate(timeout=timeout)
-            ended = f"ended with status {process.returncode}"
-            if check and process.returncode != 0:
-                error = AssertionError
-        except subprocess.TimeoutExpired:
-            error, ended = TimeoutError, f"took longer than {timeout:g} s"
-            output = self._abandon(process)
-        if error is not None:
-            told = "{}\n{}\n--- stdout\n{}\n--- stderr\n{}"
-            raise error(told.format(process.shown, ended, *output))
-        return subprocess.CompletedProcess(process.shown, process.returncode, *output)
+        return self.run(command, node=node, **as_run)
 
     def _start(
         self,
@@ -295,7 +279,6 @@ class SlurmCluster:
     def _environment_with(self, env: Mapping[str, str]) -> dict[str, str]:
         """Return the environment of a command; a PATH of its own leads to this Slurm as well."""
         path = self.installation.before(env.get("PATH", PATH))
-        # PYTHONPATH is the test's own, which another test of this cluster need not have
         return {**self._environment, **_inherited("PYTHONPATH"), **env, "PATH": path}
 
     def _holder(self, node: str) -> int:
@@ -306,20 +289,6 @@ class SlurmCluster:
                 if Path(f"/proc/{pid}/cmdline").read_text().endswith(wanted):
                     return pid
         raise RuntimeError(f"node {node} is gone")
-
-    def _abandon(self, process: _Command) -> tuple[str, str]:
-        """End a command and its jobs; return what it printed."""
-        output = ("", "")
-        for sign in (signal.SIGTERM, signal.SIGKILL):  # srun and salloc end their job on the first
-            process.signal_group(sign)
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                output = process.communicate(timeout=4)
-                break
-        # A job that sbatch submitted, or whose srun had to be killed, knows whence it came.
-        jobs = self.run("scontrol --oneliner show job", check=False, timeout=10).stdout
-        for job in re.findall(rf"^JobId=(\d+) .* AllocNode:Sid=\S+:{process.session} ", jobs, re.M):
-            self.run(["scancel", job], check=False, timeout=10)
-        return output
 
     def _write_files(self) -> None:
         here = self.directory
@@ -423,27 +392,19 @@ class _Command(subprocess.Popen[str]):
 
     shown = ""
     group = 0
-    session = ""  # as the processes in the cluster number it
 
     def find_group(self) -> None:
-        """Wait for the command to start: setsid makes it the leader of a group and a session."""
+        """Wait for the command to start: setsid makes it the leader of a group."""
         while not self.group and self.poll() is None:
             for pid in _children(self.pid):
                 with contextlib.suppress(OSError):
                     if os.getpgid(pid) == pid:
-                        status = Path(f"/proc/{pid}/status").read_text()
-                        self.session = status.partition("NSsid:")[2].split("\n")[0].split()[-1]
                         self.group = pid
             time.sleep(0.001)
 
     def send_signal(self, sig: int) -> None:
         """Send a signal to the command and its children, unless the command has ended."""
-        if self.poll() is None:
-            self.signal_group(sig)
-
-    def signal_group(self, sig: int) -> None:
-        """Send a signal to whatever is left of the command and its children."""
-        if self.group:
+        if self.poll() is None and self.group:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self.group, sig)
 

@@ -25,7 +25,6 @@ HET = "--jobs ps=2,worker=-1 --het-groups ps=0,worker=1 --wait 30"
 
 # What is run in a folder of the test's own, and the lines that come out, sorted.
 STEPS = {
-    "one task": (f"srun -w n9 -n1 {EXEC} --wait 30 -- {TOLD}", ["0 worker 0"]),
     "a path with spaces": (
         (
             "mkdir 'a b'; printf '#!/bin/sh\necho \"$# $1\"' > 'a b/c d'; chmod +x 'a b/c d'; "
@@ -33,7 +32,6 @@ STEPS = {
         ),
         ["1 e  0", "1 e  1"],
     ),
-    "in a shell": (f"srun {FOUR} bash -c '{EXEC} {JOBS} -- {TOLD}'", PS_FIRST),
     "multi-prog": (
         (
             f"printf '0 {EXEC} {JOBS} -- {TOLD}\n1-3 {EXEC} {JOBS} -- {TOLD} %%o\n' > programs; "
@@ -46,10 +44,6 @@ STEPS = {
         ["0 ps 0 a", "1 ps 1 a", "2 worker 0 b", "3 worker 1 b"],
     ),
     "exec under exec": (f"srun {FOUR} {EXEC} {JOBS} -- {EXEC} {JOBS} -- {TOLD}", PS_FIRST),
-    "GPUs under exec": (
-        f"srun -w n9 -n3 --gpus-per-node=4 {EXEC} -- {EXEC} -- printenv CUDA_VISIBLE_DEVICES",
-        ["0,1", "2", "3"],
-    ),
     "the variables of torch": (
         (
             "srun -w n9,n10 -N2 --ntasks-per-node=2 --gpus-per-node=2 -m cyclic "
@@ -69,21 +63,6 @@ STEPS = {
         f"seq 3 | srun -w n9 -n2 {EXEC} --wait 30 -- cat",
         ["1", "1", "2", "2", "3", "3"],
     ),
-    "the evaluator": (
-        (
-            f"srun -w n9 -n3 {EXEC} --jobs chief=1,evaluator=1,worker=-1 -- {sys.executable} -c '"
-            'import json, os; config = json.loads(os.environ["TF_CONFIG"]); '
-            'print(config["task"]["type"], *config["cluster"])\''
-        ),
-        ["chief chief worker", "evaluator chief worker", "worker chief worker"],
-    ),
-    "for eval": (
-        (
-            f"""srun -w n9 -n2 bash -c 'config=$({EXEC} --format env) && eval "$config" && """
-            """echo "${TF_CONFIG##*, }"'"""
-        ),
-        ['"index": 0}}', '"index": 1}}'],
-    ),
 }
 
 
@@ -95,12 +74,11 @@ def test_ways_to_start_it(real_slurm: SlurmCluster, tmp_path: Path, name: str) -
 
 
 def test_a_batch_script_is_no_task(real_slurm: SlurmCluster, tmp_path: Path) -> None:
-    script = f'config=$({EXEC} --format env) && eval "$config"; echo "$? ${{TF_CONFIG-unset}}"'
-    (tmp_path / "script").write_text(f"#!/bin/bash\n{script}\n")
+    (tmp_path / "script").write_text(f"#!/bin/bash\n{EXEC} -- true; echo $?\n")
     real_slurm.run(f"sbatch --wait -w n9 -n2 -o {tmp_path}/out {tmp_path}/script")
     output = (tmp_path / "out").read_text()
     assert "srun did not start it" in output
-    assert output.endswith("\n2 unset\n")
+    assert output.endswith("\n2\n")
 
 
 @pytest.mark.parametrize("missing", [False, True])

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import re
 import shlex
 import sys
-import time
 from pathlib import Path
 from typing import Iterator
 
@@ -13,7 +11,7 @@ import pytest
 from by_version import expected
 from slurm_cluster import Node, SlurmCluster, started
 from slurm_installation import Installation
-from task_accounts import TASK, accounts, assert_right, run, run_at_once
+from task_accounts import TASK, assert_right, run, run_at_once
 
 pytestmark = pytest.mark.slurm
 
@@ -72,36 +70,29 @@ def newer(
         yield slurm
 
 
-def folder(parent: Path, name: str = "output") -> Path:
-    path = parent / name
-    path.mkdir()
-    return path
-
-
 def test_every_task_knows_the_true_cluster(
     newer: SlurmCluster, installation: Installation, tmp_path: Path
 ) -> None:
     for number, (command, tasks, source) in enumerate(expected(STEPS, installation).values()):
-        lines = run(newer, command, folder(folder(tmp_path, str(number))), timeout=45)
+        output = tmp_path / str(number) / "output"
+        output.mkdir(parents=True)
+        lines = run(newer, command, output, timeout=45)
         assert_right(lines)
         assert len(lines) == tasks
         assert {line["cluster"]["ports_source"] for line in lines} == {source}, command
 
 
 SHELLS = {
-    "for four tasks": ("-w n8 -n4", "srun -n 4 python your_script.py"),
-    "for tasks on two nodes": (
-        "-w n8,n9 -N2 --ntasks-per-node=1",
-        "srun -n 2 python your_script.py",
-    ),
-    "for one task": ("-w n8 -n1", "this process trains alone"),
+    "-w n8 -n4": "srun -n 4 python your_script.py",
+    "-w n8,n9 -N2 --ntasks-per-node=1": "srun -n 2 python your_script.py",
+    "-w n8 -n1": "this process trains alone",
 }
 
 
 def test_the_shell_of_salloc_is_no_task_where_it_runs_as_a_step(newer: SlurmCluster) -> None:
     """It has the variables of a task, and the step id -6, or the same as an unsigned number."""
     show = shlex.join([sys.executable, "-m", "slurm_resolver", "show"])
-    for options, told in SHELLS.values():
+    for options, told in SHELLS.items():
         done = newer.run(f"salloc -Q {options} <<< 'hostname; {show}'", check=False)
         assert done.stdout == "n8\n"
         assert told in done.stderr
@@ -114,59 +105,8 @@ def test_two_jobs_with_step_managers_on_the_same_nodes_do_not_share_ports(
     newer: SlurmCluster, installation: Installation, tmp_path: Path
 ) -> None:
     """Each manager reserves ports by itself: all tasks of both jobs listen at the same time."""
-    output = folder(tmp_path)
+    output = tmp_path / "output"
+    output.mkdir()
     option = expected(MANAGED, installation)
     step = f"salloc {option} -w n8,n9 -N2 -n4 srun -m cyclic {TASK} --meet {tmp_path} 8"
     assert len(run_at_once(newer, [step] * 2, output)) == 2
-
-
-def test_the_jobs_end_is_known_in_every_task(newer: SlurmCluster) -> None:
-    """From SLURM_JOB_END_TIME, where Slurm sets it, and else from scontrol."""
-    ask = (
-        "from slurm_resolver.preemption.requeue import job_end\n"
-        "from slurm_resolver.slurm.step import SlurmStep\n"
-        "print(job_end(SlurmStep.read()))"
-    )
-    show = "scontrol show job $SLURM_JOB_ID; date +%s"
-    steps = f"srun {sys.executable} -c {shlex.quote(ask)}; {show}"
-    told = newer.run(f"salloc -Q -t 7 bash -c {shlex.quote(steps)}").stdout
-    end, *_, now = told.splitlines()
-    assert f"EndTime={time.strftime('%Y-%m-%dT%H:%M:%S', time.localtime(float(end)))}" in told
-    assert 0 < float(end) - float(now) <= 7 * 60
-
-
-# What sbatch is asked for, and the SLURM_RESTART_COUNT of each start of a job whose batch script
-# and epilog fail the first time.
-REQUEUE = {"22.05": ("--requeue", [""]), "25.11": ("--requeue=expedite", ["", "1"])}
-EXPEDITED = {"22.05": [], "25.11": ["SlurmctldParameters=enable_expedited_requeue"]}
-
-
-def test_a_job_that_slurm_requeues_by_itself_knows_its_next_cluster(
-    installation: Installation, tmp_path: Path
-) -> None:
-    failure = tmp_path / "failure"
-    failure.touch()
-    (tmp_path / "epilog").write_text(f"#!/bin/sh\nrm {failure} 2>/dev/null && exit 1\nexit 0\n")
-    (tmp_path / "epilog").chmod(0o755)
-    (tmp_path / "job").write_text(
-        f"#!/bin/sh\necho start: $SLURM_RESTART_COUNT\nsrun -N2 {TASK}\ntest ! -e {failure}\n"
-    )
-    option, starts = expected(REQUEUE, installation)
-    conf = [f"Epilog={tmp_path}/epilog", *expected(EXPEDITED, installation)]
-    nodes = [Node(name) for name in ("n8", "n9", "n10", "n11")]
-    slurm = SlurmCluster(
-        nodes, folder(tmp_path, "slurm"), extra_conf=conf, installation=installation
-    )
-    output = folder(tmp_path)
-    sbatch = f"sbatch --parsable {option} -N2 -n4 --open-mode=append -o log job"
-    with started(slurm):
-        job_id = slurm.run(sbatch, cwd=tmp_path, env={"TASK_OUTPUT": str(output)}).stdout.strip()
-        state, deadline = "", time.monotonic() + 40
-        while state not in ("COMPLETED", "FAILED") and time.monotonic() < deadline:
-            time.sleep(0.1)
-            show = slurm.run(f"scontrol show job {job_id}").stdout
-            (state,) = re.findall(r"JobState=(\w+)", show)
-        log = (tmp_path / "log").read_text()
-    assert re.findall("start: ?(.*)", log) == starts, log
-    assert_right(accounts(output))
-    assert int("0" + starts[-1]) == int(re.findall(r"Restarts=(\d+)", show)[0])

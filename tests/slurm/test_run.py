@@ -1,28 +1,36 @@
-"""The local launcher beside the real srun: its options, output and exit status."""
+"""The local launcher beside the srun that it imitates: variables, output, exit status, limits."""
 
 from __future__ import annotations
 
+import re
 import shlex
 import subprocess
 from pathlib import Path
 from typing import Dict, List, Tuple
 
 import pytest
-from by_version import expected
 from local_run import SPEAK, files, run
 from side_by_side import run_side_by_side
 from slurm_cluster import SlurmCluster
+from slurm_installation import Installation
 from time_limits import NO_SIGNALS, NO_TIMES, SIGNALS, TIMES
 
+import slurm_resolver as sr
+from slurm_resolver.local import IMITATED_SLURM
 from slurm_resolver.slurm.time_limit import parse_time
 
-pytestmark = pytest.mark.slurm
+pytestmark = [pytest.mark.slurm, pytest.mark.newest]
+
+
+@pytest.fixture(autouse=True)
+def _is_imitated(installation: Installation) -> None:
+    if installation.number < Installation(IMITATED_SLURM).number:
+        pytest.skip(f"the launcher imitates Slurm {IMITATED_SLURM}")
 
 
 @pytest.mark.parametrize(
     "script",
     [
-        "exit $SLURM_PROCID",
         "exit $((3 + SLURM_PROCID))",
         "kill -SEGV $$",
         "[ $SLURM_PROCID = 1 ] && exit 255",
@@ -53,41 +61,19 @@ done"""
         assert seconds == (None if own is None else -(-own // 60) * 60), text
 
 
-# What older versions refuse.
-OLD_SIGNALS: Dict[str, List[str]] = {"22.05": ["CHLD", "PIPE"], "24.11": []}
-
-
 def test_signals_are_the_real_slurms(real_slurm: SlurmCluster) -> None:
     script = 'for one; do srun --test-only --signal="$one" true 2>&1 | grep -c Invalid; done; true'
     words = [*SIGNALS, *NO_SIGNALS]
     shown = real_slurm.run(["bash", "-c", script, "signals", *words]).stdout.split()
-    refused = [*NO_SIGNALS, *expected(OLD_SIGNALS, real_slurm.installation)]
-    assert shown == ["1" if word in refused else "0" for word in words]
+    assert shown == ["1" if word in NO_SIGNALS else "0" for word in words]
 
 
-OUTPUTS = """\
--o o-%t.log
--o one.log
--l -o o-%t.log
--l -o one.log
--o both -e both
--o none
--o %N-%n-%s-%u-%x
--o 5
--o all -e none
--o None -e ALL
--o 1 -e none
--o o-%t -e e-%t
--l -e e-%t.log
--o one.log -e e-%t
--o one.log -e none""".splitlines()
+OUTPUTS = ["-o o-%t.log", "-o one.log", "-l -o o-%t.log", "-o none", "-o %N-%n-%s-%u-%x", "-o 1"]
 
 Written = Tuple[Dict[str, List[str]], List[str], List[str]]  # files, standard output, errors
 
 
-def written(
-    folder: Path, done: subprocess.CompletedProcess[str], node: str = "localhost"
-) -> Written:
+def written(folder: Path, done: subprocess.CompletedProcess[str], node: str) -> Written:
     def lines(text: str) -> List[str]:
         return sorted(line for line in text.replace("tail", "tail\n").split("\n") if line)
 
@@ -95,27 +81,72 @@ def written(
     return found, lines(done.stdout), lines(done.stderr)
 
 
-@pytest.fixture(scope="session")
-def written_by_us(tmp_path_factory: pytest.TempPathFactory) -> Dict[str, Written]:
-    """By options, where this launcher's tasks write to: once for all versions."""
-    found = {}
-    for text in OUTPUTS:
-        folder = tmp_path_factory.mktemp("ours")
-        label = [] if "-l" in text.split() else ["--no-label"]
-        done = run("run", "-n2", *label, *shlex.split(text), "--", "sh", "-c", SPEAK, cwd=folder)
-        found[text] = written(folder, done)
-    return found
-
-
 def test_output_goes_where_the_real_srun_writes_it(
-    real_slurm: SlurmCluster, written_by_us: Dict[str, Written], tmp_path: Path
+    real_slurm: SlurmCluster, tmp_path: Path
 ) -> None:
-    folders = [tmp_path / str(number) for number in range(len(OUTPUTS))]
     steps = []
-    for text, folder in zip(OUTPUTS, folders):
-        folder.mkdir()
-        steps.append((["-Qn2", *shlex.split(text), "sh", "-c", SPEAK], folder))
-    ran = run_side_by_side(real_slurm, steps)
-    for text, folder, (node, done) in zip(OUTPUTS, folders, ran):
-        theirs = written(folder, done, node)
-        assert theirs == written_by_us[text], text
+    for number, text in enumerate(OUTPUTS):
+        for who in ("ours", "theirs"):
+            (tmp_path / f"{who}-{number}").mkdir()
+        words = ["-Qn2", *text.split(), "sh", "-c", SPEAK]
+        steps.append((words, tmp_path / f"theirs-{number}"))
+    for number, (node, done) in enumerate(run_side_by_side(real_slurm, steps)):
+        folder, text = tmp_path / f"ours-{number}", OUTPUTS[number]
+        label = [] if "-l" in text.split() else ["--no-label"]
+        own = run("run", "-n2", *label, *text.split(), "--", "sh", "-c", SPEAK, cwd=folder)
+        theirs = written(tmp_path / f"theirs-{number}", done, node)
+        assert written(folder, own, "localhost") == theirs, text
+
+
+# Steps of two tasks, unless they say otherwise.
+STEPS = ["-n3", "-n1 -t UNLIMITED", "--gpus=2", "-G3", "--gpus=0", "--gpus-per-task=2"]
+STEPS += ["--gpus-per-task=0", "-n1 --gpus=4", "-n1 --gpus-per-task=4"]
+
+# Differ from step to step, or name the machine.
+PLACES = {
+    *(f"SLURM_{name}" for name in ("CLUSTER_NAME", "JOBID", "JOB_ID", "JOB_NODELIST", "NODELIST")),
+    *(f"SLURM_{name}" for name in ("JOB_PARTITION", "LAUNCH_NODE_IPADDR", "SUBMIT_HOST")),
+    *("SLURM_STEP_NODELIST", "SLURM_JOB_START_TIME", "SLURMD_NODENAME", "SLURM_TASK_PID"),
+}
+# Are srun's alone: how its daemons are reached, the site, limits, and what no option here says.
+LEFT_OUT = {
+    *(f"SLURM_{name}" for name in ("CONF", "WORKING_CLUSTER", "SRUN_COMM_HOST", "SRUN_COMM_PORT")),
+    *(f"SLURM_{name}" for name in ("STEP_LAUNCHER_PORT", "TOPOLOGY_ADDR", "TOPOLOGY_ADDR_PATTERN")),
+    *(f"SLURM_{name}" for name in ("JOB_GROUP", "JOB_SLUID", "PRIO_PROCESS", "UMASK")),
+    *("SLURM_OOM_KILL_STEP", "SLURM_TRES_PER_TASK", "SLURMD_DEBUG"),
+}
+OF_GPUS = {"CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "ZE_AFFINITY_MASK", "GPU_DEVICE_ORDINAL"}
+
+Variables = Dict[str, str]
+
+
+def variables(folder: Path) -> List[Variables]:
+    """Each task's variables, from files by rank; those that cannot be equal in a form that can."""
+    tasks = []
+    for path in sorted(folder.iterdir()):
+        entries = dict(entry.split("=", 1) for entry in path.read_text().split("\0") if entry)
+        assert entries["SLURM_PROCID"] == path.name
+        # On this Slurm nothing binds to CPUs, and where no GPU is granted a cgroup hides all.
+        told = {k: v for k, v in entries.items() if re.match("SLURM(?!.*CPU_BIND|_RESOLVER)", k)}
+        told.update((name, entries[name]) for name in OF_GPUS & set(entries) if entries[name])
+        ports = sr.expand_hostlist(f"[{told['SLURM_STEP_RESV_PORTS']}]")
+        told["SLURM_STEP_RESV_PORTS"] = f"{len(ports)} ports"
+        seconds = int(told["SLURM_JOB_END_TIME"]) - int(told["SLURM_JOB_START_TIME"])
+        told["SLURM_JOB_END_TIME"] = f"{seconds} s after the start"
+        tasks.append({k: v for k, v in told.items() if k not in PLACES | LEFT_OUT})
+    return tasks
+
+
+def test_variables_are_the_real_sruns(real_slurm: SlurmCluster, tmp_path: Path) -> None:
+    steps = []
+    for number, text in enumerate(STEPS):
+        for who in ("ours", "theirs"):
+            (tmp_path / f"{who}-{number}").mkdir()
+        words = ["-n2", "-t5", *shlex.split(text), "-o", f"{tmp_path}/theirs-{number}/%t"]
+        steps.append(([*words, "env", "-0"], tmp_path))
+    for number, (_, done) in enumerate(run_side_by_side(real_slurm, steps)):
+        assert done.returncode == 0, done.stderr
+        words = ["-n2", "-t5", *shlex.split(STEPS[number]), "-o", f"{tmp_path}/ours-{number}/%t"]
+        assert run("run", *words, "--", "env", "-0", cwd=tmp_path).returncode == 0
+        ours = variables(tmp_path / f"ours-{number}")
+        assert ours == variables(tmp_path / f"theirs-{number}"), STEPS[number]

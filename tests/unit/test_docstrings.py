@@ -9,10 +9,8 @@ import typing
 from pathlib import Path
 from typing import Any, Dict, List
 
-import pytest
-
 import slurm_resolver
-from slurm_resolver.cluster import contracts, options, roles
+from slurm_resolver.cluster import options, roles
 from slurm_resolver.cluster.options import ClusterOptions
 from slurm_resolver.cluster.resolve import resolve
 
@@ -64,41 +62,12 @@ def test_the_options_are_those_of_the_resolver() -> None:
     assert set(ClusterOptions._fields) - INSIDE == set(arguments(RESOLVER)) - of_tensorflow
 
 
-@pytest.mark.parametrize(
-    ("choice", "values"),
-    [
-        (roles.Placement, roles.PLACEMENTS),
-        (roles.WorkerOrder, roles.WORKER_ORDERS),
-        (options.LayoutChoice, options.LAYOUTS),
-        (contracts.Contract, tuple(contracts.CONTRACTS)),
-    ],
-    ids=["placement", "worker_order", "layout", "contract"],
-)
-def test_types_name_every_choice(choice: Any, values: Any) -> None:
-    assert typing.get_args(choice) == values
-
-
 def test_choices_are_typed_and_explained() -> None:
     """A type checker and `help` know the same choices."""
     texts = explained(inspect.getdoc(resolve) or "")
     hints = typing.get_type_hints(resolve)
-    chosen = [name for name, hint in hints.items() if typing.get_origin(hint) is typing.Literal]
-    assert chosen == ["placement", "worker_order", "layout"]
-    for name in chosen:
-        for value in typing.get_args(hints[name]):
+    choices = {"placement": roles.PLACEMENTS, "worker_order": roles.WORKER_ORDERS}
+    for name, values in {**choices, "layout": options.LAYOUTS}.items():
+        assert typing.get_args(hints[name]) == values
+        for value in values:
             assert f'"{value}"' in texts[name], (name, value)
-
-
-DOCUMENTED = [
-    ("tf/backup.py", "__init__"),
-    ("tf/resumable_loop.py", "__init__"),
-    ("tf/termination.py", "termination_config"),
-    ("legacy.py", "tf_config_from_slurm"),
-]
-
-
-@pytest.mark.parametrize(("path", "name"), DOCUMENTED, ids=lambda value: str(value))
-def test_what_else_users_call_explains_its_arguments(path: str, name: str) -> None:
-    function = parsed(path, name)
-    named = {one.arg for one in (*function.args.args, *function.args.kwonlyargs)} - {"self"}
-    assert named <= set(explained(ast.get_docstring(function) or ""))

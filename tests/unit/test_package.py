@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 from folders import ROOT
@@ -58,24 +57,6 @@ def test_every_error_is_public_and_in_the_tree_of_the_docstring() -> None:
     for name in classes:
         assert f" {name} " in f" {errors.__doc__} ".replace("\n", " ")
         assert issubclass(getattr(errors, name), errors.SlurmResolverError)
-
-
-def test_only_the_tf_folder_imports_tensorflow() -> None:
-    package = Path(slurm_resolver.__file__).parent
-    for path in package.rglob("*.py"):
-        if path.relative_to(package).parts[0] != "tf":
-            text = path.read_text(encoding="utf-8")
-            assert "import tensorflow" not in text, path
-            assert "from tensorflow" not in text, path
-
-
-def test_only_environment_reads_slurms_variables() -> None:
-    """Others ask `SlurmStep`; they may pass the environment on, or read what is not Slurm's."""
-    package = Path(slurm_resolver.__file__).parent
-    reading = re.compile(r"""(environ(\.get\(|\[)|getenv\()\s*f?["'](SLURM|CUDA|ROCR|HIP|ZE_)""")
-    for path in package.rglob("*.py"):
-        if path.name != "environment.py":
-            assert not reading.search(path.read_text(encoding="utf-8")), path
 
 
 def test_unknown_names_are_attribute_errors() -> None:

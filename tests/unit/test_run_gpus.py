@@ -12,39 +12,30 @@ from slurm_resolver.slurm.gpu_variables import CUDA
 
 
 @pytest.mark.parametrize(
-    ("tasks", "gpus", "per_task", "bind", "visible", "expected"),
+    ("tasks", "gpus", "per_task", "visible", "expected"),
     [
-        (2, 2, None, None, "4,5,6", ["4,5", "4,5"]),
-        (2, None, 1, None, "7,3", ["7", "3"]),
-        (2, None, 1, None, "GPU-aa,MIG-bb", ["GPU-aa", "MIG-bb"]),
-        (2, 2, None, "none", "4,5", ["4,5", "4,5"]),
-        (2, 2, None, "closest", "4,5", ["4,5", "4,5"]),
-        (1, 4, None, "single:1", "4,5,6,7", ["4"]),
-        (6, 2, None, "single:2", "4,5", ["4", "4", "5", "5", "4", "5"]),
-        (2, 4, None, "per_task:2", "4,5,6,7", ["4,5", "6,7"]),
-        (2, 0, None, None, "4,5", ["", ""]),
+        (2, 2, None, "4,5,6", ["4,5", "4,5"]),
+        (2, None, 1, "7,3", ["7", "3"]),
+        (2, None, 2, "4,5,6,7", ["4,5", "6,7"]),
+        (2, None, 1, "GPU-aa,MIG-bb", ["GPU-aa", "MIG-bb"]),
+        (2, 0, None, "4,5", ["", ""]),
     ],
 )
 def test_tasks_get_the_first_of_the_launchers_gpus(
-    tasks: int,
-    gpus: Optional[int],
-    per_task: Optional[int],
-    bind: Optional[str],
-    visible: str,
-    expected: List[str],
+    tasks: int, gpus: Optional[int], per_task: Optional[int], visible: str, expected: List[str]
 ) -> None:
-    found = gpu_variables(tasks, gpus, per_task, bind, {CUDA: visible})
+    found = gpu_variables(tasks, gpus, per_task, {CUDA: visible})
     assert found is not None
     assert [task[CUDA] for task in found] == expected
     assert [task.get("SLURM_STEP_GPUS", "") for task in found] == expected
 
 
 def test_without_gpus_the_launchers_variables_stay() -> None:
-    assert gpu_variables(2, None, None, None, {CUDA: "4,5"}) is None
+    assert gpu_variables(2, None, None, {CUDA: "4,5"}) is None
 
 
 def test_uuids_go_only_into_the_variable_of_their_maker() -> None:
-    assert gpu_variables(1, 1, None, None, {CUDA: "GPU-aa"}) == [
+    assert gpu_variables(1, 1, None, {CUDA: "GPU-aa"}) == [
         {CUDA: "GPU-aa", "SLURM_STEP_GPUS": "GPU-aa", "SLURM_GPUS_ON_NODE": "1", "SLURM_GPUS": "1"}
     ]
 
@@ -67,7 +58,7 @@ def test_more_gpus_than_there_are(
 ) -> None:
     monkeypatch.setattr("slurm_resolver.local.environment.count_driver_gpus", lambda: 4)
     with pytest.raises(GpuError) as caught:
-        gpu_variables(2, gpus, per_task, None, environ)
+        gpu_variables(2, gpus, per_task, environ)
     assert message in str(caught.value)
 
 
@@ -75,17 +66,6 @@ def test_where_the_driver_cannot_be_asked_the_variables_are_set_all_the_same(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("slurm_resolver.local.environment.count_driver_gpus", lambda: None)
-    found = gpu_variables(1, 2, None, None, {})
+    found = gpu_variables(1, 2, None, {})
     assert found is not None
     assert found[0][CUDA] == "0,1"
-
-
-def test_a_binding_that_leaves_a_task_without_gpu_is_a_warning(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    found = gpu_variables(3, 2, None, "per_task:1", {CUDA: "4,5"})
-    assert found is not None
-    assert [task[CUDA] for task in found] == ["4", "5", "4"]  # the first one again, as on Slurm
-    assert caplog.messages == [
-        "--gpu-bind per_task:1: too few GPUs for task 2; ask for more of them"
-    ]

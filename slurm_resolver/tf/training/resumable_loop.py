@@ -1,4 +1,4 @@
-"""`ResumableLoop`: a training loop that is saved on a signal and resumed at the very step."""
+"""`ResumableLoop`: a training loop that is saved on a signal and resumed at the next step."""
 
 from __future__ import annotations
 
@@ -8,15 +8,13 @@ import tensorflow as tf
 
 from slurm_resolver.coordination.progress import DATA, FIRST, IDLE, STEP, TRAINING
 from slurm_resolver.tf import progress
-from slurm_resolver.tf.checkpoint import Backup
-from slurm_resolver.tf.dealt_data import batches_of
 from slurm_resolver.tf.reporter import reporter
-from slurm_resolver.tf.resume_position import KeptBatchSize
-from slurm_resolver.tf.termination import TerminationConfig
+from slurm_resolver.tf.training.checkpoint import Backup, batch_size_of
+from slurm_resolver.tf.training.termination import TerminationConfig
 
 
 class ResumableLoop:
-    """A training loop that is saved on a signal, and goes on at the very step after it.
+    """A training loop that is saved on a signal, and continues at the next step.
 
     ::
 
@@ -27,9 +25,10 @@ class ResumableLoop:
 
     A run that was preempted ends with the weights of one that was not, if the batches of an epoch
     come in the same order each time: seed whatever shuffles. The batches of the epoch that were
-    trained on already are read once more and skipped; to leave that out, begin the data at `step`
-    and pass `skip=False`. Keras' dropout draws new masks after a restart, unless its random
-    generator is in the state too.
+    trained on are read once more and skipped; to avoid that, begin the data at `step` and pass
+    `skip=False`. If the batches have another size than before, as with another number of workers,
+    the position is converted by the count of samples, rounded down to a batch. Keras' dropout draws
+    new masks after a restart, unless its random generator is in the state too.
 
     Every rank makes the same calls.
     """
@@ -42,7 +41,6 @@ class ResumableLoop:
         termination: Optional[TerminationConfig] = None,
         save_every: Optional[int] = None,
         max_to_keep: int = 2,
-        keep_batch_size: Optional[KeptBatchSize] = "global",
         **state: Any,
     ) -> None:
         """Restores the latest checkpoint of the directory, if there is one.
@@ -51,23 +49,15 @@ class ResumableLoop:
             directory: for this training's checkpoints; one that all nodes share.
             strategy: the training's; None is the one in whose scope this is.
             termination: what `termination_config` returned; None makes one with its defaults.
-            save_every: also save after so many steps: what a crash can lose.
+            save_every: also save after so many steps, which a crash can lose at most.
             max_to_keep: how many checkpoints to keep.
-            keep_batch_size: what stays the same when the training goes on with another number of
-                workers: the "global" batch size, so that steps stay what they were; or that
-                "per_replica", so that the global one grows and shrinks with the workers, and the
-                position in the epoch is counted in samples. The data has to be batched so, or it is
-                a ResumeError; None takes it as it is.
             state: whatever a `tf.train.Checkpoint` holds; at least the model and the optimizer.
         """
         strategy = strategy or tf.distribute.get_strategy()
-        self._strategy = strategy
         progress.start(strategy.cluster_resolver)
-        self._backup = Backup(
-            directory, strategy, termination, state, save_every, max_to_keep, keep_batch_size
-        )
+        self._backup = Backup(directory, strategy, termination, state, save_every, max_to_keep)
         self._endless: Optional[Iterator[Any]] = None
-        self.restored = self._backup.restore()
+        self.restored = self._backup.restored is not None
 
     @property
     def epoch(self) -> int:
@@ -85,9 +75,9 @@ class ResumableLoop:
         trained = self.epoch < count
         while self.epoch < count:
             yield self.epoch
-            self._backup.next_epoch()
+            self._backup.epoch, self._backup.step = self.epoch + 1, 0
             if self._endless is None:
-                self._backup.at_first_batch()
+                self._backup.drawn = 0
         if trained:
             self._backup.save()
 
@@ -108,10 +98,8 @@ class ResumableLoop:
         if not goes_on:
             backup.drawn = backup.step
         if not goes_on or data is not self._endless:
-            start = backup.begin_data(batches_of(data), skip)
-            done = start.drawn if skip else 0
-            if start.rest is not None:
-                data, done = self._dealt_like(data, start.rest), 0
+            backup.begin_data(batch_size_of(data), skip)
+            done = backup.drawn if skip else 0
         iterator = iter(data)
         self._endless = iterator if goes_on else None
         for _ in range(done):
@@ -134,9 +122,3 @@ class ResumableLoop:
                 backup.after_steps()
         finally:
             reporter.enter(IDLE, "")
-
-    def _dealt_like(self, data: Any, rest: tf.data.Dataset) -> Any:
-        """Returns the rest of a dataset, distributed if that was."""
-        if isinstance(data, tf.data.Dataset):
-            return rest
-        return self._strategy.experimental_distribute_dataset(rest)
