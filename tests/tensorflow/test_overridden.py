@@ -43,6 +43,7 @@ def test_all_are_ready_as_what_they_resolved_to(
 MPIRUN = "export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1; mpirun.openmpi -np 4"
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     "command",
     [
@@ -66,6 +67,7 @@ def test_hosts_from_a_set_are_in_one_order_under_mpirun(
     assert [outcome["hostname"] for outcome in outcomes] == ["n9", "n9", "n10", "n10"]
 
 
+@pytest.mark.nightly
 def test_ranks_that_are_not_counted_host_by_host_are_an_error(
     real_slurm: SlurmCluster, tmp_path: Path
 ) -> None:
