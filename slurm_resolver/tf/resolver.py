@@ -57,6 +57,7 @@ class SlurmClusterResolver(
       processes in SLURM_RESOLVER_LAYOUT.
     - With a ps job or a tf.data service, in all tasks but evaluators: it starts a thread that
       holds a connection to the step's coordination service, and registers a function with `atexit`.
+      So it does in an evaluator where that service listens.
       With a ps job it sets GRPC_FAIL_FAST unless it is set, and in a chief it changes TensorFlow's
       ClusterCoordinator, which would wait for lost workers for ever.
     """
@@ -151,6 +152,11 @@ class SlurmClusterResolver(
             from slurm_resolver.tf.server import take_part
 
             take_part(self._cluster)
+        service = self._cluster.service
+        if service and service.serves and self.task_type == "evaluator" and step.is_live:
+            from slurm_resolver.coordination.client import connect
+
+            connect(service)  # the workers meet there, and an evaluator's program never does
 
     def __repr__(self) -> str:
         """Returns one line: this task's rank, job, node, port and GPUs."""
