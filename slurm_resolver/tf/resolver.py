@@ -153,7 +153,7 @@ class SlurmClusterResolver(
 
             take_part(self._cluster)
         service = self._cluster.service
-        if service and service.serves and self.task_type == "evaluator" and step.is_live:
+        if service and service.serves and self.task_type == "evaluator" and self._step.is_live:
             from slurm_resolver.coordination.client import connect
 
             connect(service)  # the workers meet there, and an evaluator's program never does
