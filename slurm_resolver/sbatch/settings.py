@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from typing import Mapping, NamedTuple, Optional, Sequence
 
-from slurm_resolver.cluster.job_counts import job_counts
+from slurm_resolver.cluster.jobs import job_counts
 from slurm_resolver.errors import LaunchError
 from slurm_resolver.slurm.time_limit import parse_time
 from slurm_resolver.wording import counted

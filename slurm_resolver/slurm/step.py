@@ -73,9 +73,6 @@ class SlurmStep:
     distribution = variable.distribution("SLURM_DISTRIBUTION")
     plane_size = variable.count("SLURM_DIST_PLANESIZE", empty_is_unset=True)
     reserved_ports = variable.ports("SLURM_STEP_RESV_PORTS")
-    # where the host list of an arbitrary distribution may be found
-    hostfile = variable.text("SLURM_HOSTFILE", "a path")
-    arbitrary_nodelist = variable.hosts("SLURM_ARBITRARY_NODELIST", empty_is_unset=True)
     # heterogeneous jobs
     het_size = variable.number("SLURM_HET_SIZE", 0, _MAX_HET_SIZE)
     # set from Slurm 26.05 on; and this node's place in the topology
@@ -105,6 +102,13 @@ class SlurmStep:
         24 * 60 * 60,
         "whole seconds from 1 to 86400",
         remedy="Set it to how long the network between the nodes may fail, or unset it for 30 s",
+    )
+    start_timeout = variable.number(
+        "SLURM_RESOLVER_START_TIMEOUT",
+        1,
+        7 * 24 * 60 * 60,
+        "whole seconds from 1 to 604800",
+        remedy="Set it to how long the tasks may take to start, or unset it for 600 s",
     )
     stall_seconds = variable.number(
         "SLURM_RESOLVER_STALL_SECONDS",

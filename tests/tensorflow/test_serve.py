@@ -86,6 +86,7 @@ def test_a_worker_that_is_started_again_is_taken_back(start: Start, options: str
     ) in errors
 
 
+@pytest.mark.nightly
 @pytest.mark.slurm
 @pytest.mark.newest
 def test_no_worker_is_started_again_for_a_chief_that_is_lost(start: Start) -> None:
@@ -147,6 +148,7 @@ def test_a_node_that_vanishes(start: Start) -> None:
     assert "is lost, and its variables with it: its node has not answered for 6 s" in errors
 
 
+@pytest.mark.nightly
 @pytest.mark.slurm
 @pytest.mark.newest
 def test_a_gap_of_the_network_ends_nothing(start: Start) -> None:
