@@ -50,8 +50,11 @@ def variables_of(
     addresses = ",".join(task.address for task in tasks)
     if contract == "tensorflow":
         return {"TF_CONFIG": json.dumps(tf_config)}
+    # Without it JAX takes the one with the number SLURM_LOCALID of the GPUs that the task sees.
+    numbers = {"JAX_LOCAL_DEVICE_IDS": ",".join(map(str, range(len(gpus))))} if gpus else {}
     if contract == "keras-distribution":
         return {
+            **numbers,
             "KERAS_DISTRIBUTION_JOB_ADDRESSES": addresses,
             "KERAS_DISTRIBUTION_NUM_PROCESSES": number,
             "KERAS_DISTRIBUTION_PROCESS_ID": str(own.rank),
@@ -59,10 +62,7 @@ def variables_of(
     if contract == "torch":
         return _torch(tasks, own)
     if contract == "jax":
-        variables = {"JAX_COORDINATOR_ADDRESS": main}
-        if gpus:  # else it takes the one with the number SLURM_LOCALID of those it sees
-            variables["JAX_LOCAL_DEVICE_IDS"] = ",".join(map(str, range(len(gpus))))
-        return variables
+        return {**numbers, "JAX_COORDINATOR_ADDRESS": main}
     if len(tasks) == 1:  # either would wait for a server that nobody starts
         return {}
     if contract == "keras-tuner":

@@ -20,9 +20,9 @@ def test_two_processes_train_together(tmp_path: Path) -> None:
     (program,) = re.findall(r"^```python\n(import jax\n.*?)^```$", page, re.M | re.S)
     (tmp_path / "train.py").write_text(program)
     resolver = [sys.executable, "-m", "slurm_resolver"]
+    program_of_keras = ["exec", "--env", "keras-distribution", "--", sys.executable, "train.py"]
     done = subprocess.run(
-        [*resolver, "run", "-n", "2", "--"]
-        + [*resolver, "exec", "--env", "keras-distribution", "--", sys.executable, "train.py"],
+        [*resolver, "run", "-n", "2", "--", *resolver, *program_of_keras],
         cwd=tmp_path,
         env={**os.environ, "PYTHONPATH": str(ROOT), "KERAS_BACKEND": "jax"},
         capture_output=True,

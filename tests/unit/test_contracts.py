@@ -28,6 +28,7 @@ BOTH: Dict[str, List[Dict[str, str]]] = {
             "KERAS_DISTRIBUTION_JOB_ADDRESSES": ADDRESSES,
             "KERAS_DISTRIBUTION_NUM_PROCESSES": "4",
             "KERAS_DISTRIBUTION_PROCESS_ID": rank,
+            "JAX_LOCAL_DEVICE_IDS": "0",
         }
         for rank in "12"
     ],
