@@ -1,20 +1,31 @@
-"""What a new process does between fork and exec, so that it does not outlive the one above it."""
+"""Starts a program so that it does not outlive the process above it, however that ends."""
 
 from __future__ import annotations
 
-import ctypes
+import errno
 import os
-import signal
+import shutil
+import sys
+from typing import List, Mapping, Sequence
 
-_PR_SET_PDEATHSIG = 1
-_libc = ctypes.CDLL(None)  # loaded here: between fork and exec it is too late
+# It runs in the place of a function between fork and exec (`preexec_fn`), which is not safe in a
+# process that has threads. 1 is PR_SET_PDEATHSIG. Python ignores two signals: they are restored.
+_START = """\
+import ctypes, os, signal, sys
+ctypes.CDLL(None).prctl(1, signal.SIGKILL)
+for number in (signal.SIGPIPE, signal.SIGXFSZ):
+    signal.signal(number, signal.SIG_DFL)
+if os.getppid() == int(sys.argv[1]):
+    os.execvp(sys.argv[2], sys.argv[2:])
+"""
 
 
-def end_with_parent(parent: int) -> None:
-    """Has the kernel kill this process when the one with this id ends, however that ends.
+def end_with_this(command: Sequence[str], environ: Mapping[str, str]) -> List[str]:
+    """Returns the command for a program that the kernel kills when this process ends.
 
-    Only what has been there before the fork is used: see subprocess's `preexec_fn`.
+    Raises:
+        OSError: where the PATH of `environ` has no such program.
     """
-    _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:  # it has ended already
-        os._exit(1)
+    if shutil.which(command[0], path=environ.get("PATH")) is None:
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), command[0])
+    return [sys.executable, "-I", "-S", "-c", _START, str(os.getpid()), *command]

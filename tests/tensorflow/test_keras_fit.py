@@ -90,7 +90,7 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> Outcomes:
     return outcomes(folder, ["alone"])[0]
 
 
-@pytest.fixture(scope="module", params=STEPS)
+@pytest.fixture(scope="module", params=[2, pytest.param(3, marks=pytest.mark.nightly)])
 def workers(
     request: pytest.FixtureRequest,
     real_slurm: SlurmCluster,
@@ -157,6 +157,7 @@ def test_whole_batches_are_computed_only_where_losses_are_no_means(workers: List
             assert came["whole"] == any(map(Path(name).match, WHOLE)), name
 
 
+@pytest.mark.nightly
 def test_one_worker_of_a_parameter_server_gives_what_one_process_gives(
     alone: Outcomes, real_slurm: SlurmCluster, tmp_path: Path
 ) -> None:
@@ -248,6 +249,7 @@ def told(slurm: SlurmCluster, script: str) -> List[str]:
     return sorted(line for line in done.stdout.splitlines() if line.startswith("told"))
 
 
+@pytest.mark.nightly
 def test_under_tensorflows_own_class_none_of_it_trains(
     real_slurm: SlurmCluster, tmp_path: Path
 ) -> None:

@@ -13,7 +13,7 @@ from typing import Any, Literal, Optional
 
 import tensorflow as tf
 
-from slurm_resolver.cluster.data_service import DATA_JOBS
+from slurm_resolver.cluster.jobs import DATA_JOBS
 from slurm_resolver.errors import JobsError
 from slurm_resolver.tf import progress, start
 from slurm_resolver.tf.exchange import Workers
@@ -78,8 +78,7 @@ class MultiWorkerMirroredStrategy(
         if cluster_resolver is None:
             cluster_resolver = SlurmClusterResolver()
         _check_job(cluster_resolver)
-        seconds = start.start_timeout(start_timeout)
-        with start.starting_together(cluster_resolver, seconds, _JOBS) as client:
+        with start.starting_together(cluster_resolver, start_timeout, _JOBS) as client:
             super().__init__(cluster_resolver, communication_options)
         peers = None
         if client is not None:

@@ -8,7 +8,7 @@ from typing import Any, Callable, Iterator, Optional
 import tensorflow as tf
 from tensorflow.python.distribute import input_lib
 
-from slurm_resolver.cluster.data_service import DATA_JOBS
+from slurm_resolver.cluster.jobs import DATA_JOBS
 from slurm_resolver.errors import JobsError, KerasError
 from slurm_resolver.tf import start
 from slurm_resolver.tf.keras.coordinated_steps import PredictFunction, StepFunction
@@ -81,8 +81,7 @@ class ParameterServerStrategy(
                 "is for the chief. Before it write: if resolver.task_type != 'chief': "
                 "sys.exit(resolver.serve())"
             )
-        seconds = start.start_timeout(start_timeout)
-        with start.starting_together(cluster_resolver, seconds, _JOBS):
+        with start.starting_together(cluster_resolver, start_timeout, _JOBS):
             super().__init__(cluster_resolver, variable_partitioner)
         self.num_workers = len(cluster_resolver.cluster_spec().job_tasks("worker"))
         prepare(self)
