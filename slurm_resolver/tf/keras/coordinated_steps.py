@@ -38,7 +38,10 @@ class _Scheduler:
         self._workers = self._strategy.num_workers
         self._coordinator = self._strategy.coordinator()
         self._step = getattr(model, f"{kind}_step")
-        self._on_batch = compiled(model, self._run)
+        self._on_batch = compiled(model, self._run_on_batch)
+
+    def _run_on_batch(self, batch: Any) -> Any:
+        return self._run(tf.nest.map_structure(_with_unknown_rows, batch))
 
     def _run(self, batch: Any) -> Any:
         return tf.nest.map_structure(as_tensor, self._strategy.run(self._step, args=(batch,)))
@@ -141,6 +144,16 @@ class PredictFunction(_Scheduler):
                 if attempt == _ATTEMPTS - 1:
                     raise
         return tf.nest.map_structure(lambda *parts: tf.concat(parts, axis=0), *outputs)
+
+
+def _with_unknown_rows(value: Any) -> Any:
+    """Hides how many rows a tensor has while a step is traced, as a dataset does.
+
+    Where Keras knows the number, it weighs the loss of each of several outputs by it.
+    """
+    if not isinstance(value, tf.Tensor) or not value.shape.rank:
+        return value
+    return tf.compat.v1.placeholder_with_default(value, [None, *value.shape[1:]])
 
 
 @contextlib.contextmanager
