@@ -151,6 +151,9 @@ class ResolverHooks:
             given = dict(tasks_per_node)
         else:
             given = dict.fromkeys(self._resolve_hostlist(), tasks_per_node)
+        if not given:
+            source = "tasks_per_node" if tasks_per_node is not None else _HOOKS[-1]
+            raise LayoutError(f"{source} names no node; expected the number of tasks on each node.")
         for host, count in given.items():
             if isinstance(count, bool) or not isinstance(count, Integral):
                 raise LayoutError(f"{count!r} tasks on node {host!r}; expected a whole number.")

@@ -271,7 +271,7 @@ def test_a_bad_variable_is_a_value_error_and_a_runtime_error(
         ("1", "'1' tasks on node 't02n13'"),
         (2, "SLURM_STEP_NUM_TASKS=3, but tasks_per_node make 6"),
         ({"t02n13": 3.0}, "3.0 tasks on node 't02n13'"),
-        ({}, "tasks_per_node gives node"),
+        ({}, "tasks_per_node names no node"),
     ],
 )
 def test_tasks_per_node_that_makes_no_sense(slurm: Any, tasks_per_node: Any, message: str) -> None:
