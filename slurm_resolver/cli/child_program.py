@@ -15,7 +15,6 @@ SIGKILL.
 from __future__ import annotations
 
 import contextlib
-import functools
 import os
 import resource
 import signal
@@ -26,7 +25,7 @@ from typing import Collection, Dict, List, NoReturn, Optional
 from slurm_resolver.cluster.cluster import Cluster
 from slurm_resolver.coordination.client import connect
 from slurm_resolver.coordination.job import START_SECONDS, JobResult, Member, announcement
-from slurm_resolver.local.child_process import end_with_parent
+from slurm_resolver.local import end_with_this_process
 from slurm_resolver.log import print_line
 from slurm_resolver.slurm.step import SlurmStep
 
@@ -113,10 +112,9 @@ class ChildProgram:
         self._popen = None  # until it is known, signals are kept for it
         if restarts:
             self._environ[SlurmStep.task_restart.name] = f"{self._identity} {restarts}"
-        end_with_this = functools.partial(end_with_parent, os.getpid())
         # What this process has inherited, as a pipe of Slurm's, is the program's.
         self._popen = subprocess.Popen(
-            self._command, env=self._environ, close_fds=False, preexec_fn=end_with_this
+            self._command, env=self._environ, close_fds=False, preexec_fn=end_with_this_process()
         )
         while self._unsent:
             self._popen.send_signal(self._unsent.pop(0))

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import functools
 import os
 import signal
 import subprocess
@@ -19,8 +18,7 @@ import time
 from typing import Any, Callable, Dict, Iterable, List, Mapping, Optional, Tuple
 
 from slurm_resolver.errors import LaunchError
-from slurm_resolver.local import RunOptions
-from slurm_resolver.local.child_process import end_with_parent
+from slurm_resolver.local import RunOptions, end_with_this_process
 from slurm_resolver.local.environment import inherited_environment, step_environment
 from slurm_resolver.local.output import Listen, Output
 from slurm_resolver.training_reports import READY, SAVED, VARIABLE
@@ -188,7 +186,7 @@ class _Step:
                 stdout=subprocess.PIPE,
                 stderr=errors,
                 start_new_session=True,  # a process group with all that the task starts
-                preexec_fn=functools.partial(end_with_parent, os.getpid()),
+                preexec_fn=end_with_this_process(),
             )
         except OSError as error:
             raise LaunchError(
