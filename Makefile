@@ -1,4 +1,4 @@
-# Everything a fresh machine needs: make demo, quick, test, slurm, matrix, bench.
+# Everything a fresh machine needs: make demo, quick, test, nightly, slurm, bench.
 
 PYTHON ?= python3
 VENV ?= .venv
@@ -14,21 +14,24 @@ TENSORFLOW = $(if $(or $(GPU),$(THERE),$(filter-out x86_64,$(shell uname -m))),t
 
 # On two cores, for those who want to know before they wait.
 QUICK_TIME = two minutes
-TEST_TIME = an hour on two cores with three versions of Slurm; less where one is here
+TEST_TIME = 20 minutes on two cores
+NIGHTLY_TIME = two hours on two cores
 
-.PHONY: help demo quick docs pages coverage test say-how-long test-slurm test-slurm-older test-tensorflow test-training test-training-oldest test-recipes lint types slurm slurms matrix bench clean
+.PHONY: help demo quick docs pages coverage test test-oldest say-how-long test-slurm test-tensorflow test-training slurm-if-possible nightly lint sizes types slurm newest-slurm slurms matrix bench clean
 
 help:
 	@echo "make demo      install TensorFlow into $(VENV), and train two workers (a few minutes)"
 	@echo "make quick     the tests that need neither Slurm nor TensorFlow ($(QUICK_TIME))"
-	@echo "make coverage  the same, and whether they run enough of the code (twice as long)"
-	@echo "make test      lint, types and all tests; those on a real Slurm on each that is here"
+	@echo "make test      lint, types and the tests, on the newest Slurm that is here"
 	@echo "               ($(TEST_TIME))"
+	@echo "make nightly   all tests, examples and commands of the guides, on every version of Slurm,"
+	@echo "               Python, TensorFlow and Keras ($(NIGHTLY_TIME))"
+	@echo "make coverage  the tests of make quick, and whether they run enough of the code"
 	@echo "make docs      the guides and the reference as pages, in docs/_build"
 	@echo "make slurm     install Slurm, munge, Open MPI and MPICH for the tests (Debian and Ubuntu)"
-	@echo "make slurms    the same, and two other versions of Slurm beside it, in .slurms"
+	@echo "make slurms    the same, and two newer versions of Slurm beside it, in .slurms"
 	@echo "make bench     measure against every peer, and write benchmarks/README.md's figures"
-	@echo "make matrix    every Python from 3.9 on, the oldest and newest TensorFlow, the wheel"
+	@echo "make matrix    every Python from 3.9 on, old and new TensorFlow and Keras, the wheel"
 
 # The demo is to be read, so TensorFlow keeps its own log to errors there.
 demo: $(VENV)/demo
@@ -52,44 +55,61 @@ pages:
 coverage: $(VENV)/tools
 	$(RUN) python -m pytest -m "not slurm and not tensorflow" --cov
 
-# Much of the tests is waiting, so four parts at a time run side by side. Those on a real Slurm are
-# parts by its versions: what depends on none runs on the newest alone, and what trains and depends on
-# them on the oldest and the newest. Training gives way to tests of deadlines and of lost tasks.
-OLDER = $(if $(wildcard .slurms/*),test-slurm-older test-training-oldest)
-PARTS = test-recipes test-training test-slurm test-tensorflow coverage
-# With AGAIN=1, as CI says, these run what has failed once more; both runs stay in the output.
-PYTEST = $(if $(AGAIN),sh tests/try_again.sh) python -m pytest -o cache_dir=.pytest_cache/$@
-test: say-how-long lint types
-	$(MAKE) --jobs=4 --keep-going --output-sync=target $(OLDER) $(PARTS)
+# Most tests wait for processes, so four parts run side by side. Training gives way to tests of
+# deadlines and of lost tasks.
+PYTEST = python -m pytest -o cache_dir=.pytest_cache/$@
+SELECTED = and not nightly
+PARTS = test-training test-slurm test-tensorflow coverage
+PARALLEL = $(MAKE) --jobs=4 --keep-going --output-sync=target
+
+test: say-how-long slurm-if-possible lint types
+	$(PARALLEL) $(PARTS)
 
 say-how-long:
-	@echo "make test takes $(TEST_TIME). make quick takes $(QUICK_TIME)."
+	@echo "make test takes $(TEST_TIME), and make quick $(QUICK_TIME)."
 
 test-slurm: $(VENV)/installed
-	$(RUN) $(PYTEST) -m "slurm and not tensorflow" --slurm newest
-
-test-slurm-older: $(VENV)/installed
-	$(RUN) $(PYTEST) -m "slurm and not tensorflow and not newest" --slurm older
+	$(RUN) $(PYTEST) -m "slurm and not tensorflow $(SELECTED)" --slurm newest
 
 test-tensorflow: $(VENV)/installed
-	$(RUN) nice $(PYTEST) -m "tensorflow and not slurm"
+	$(RUN) nice $(PYTEST) -m "tensorflow and not slurm $(SELECTED)"
 
 test-training: $(VENV)/installed
-	$(RUN) nice $(PYTEST) -m "tensorflow and slurm" --slurm newest --ignore tests/recipes
+	$(RUN) nice $(PYTEST) -m "tensorflow and slurm $(SELECTED)" --slurm newest
 
-test-recipes: $(VENV)/installed
-	$(RUN) nice $(PYTEST) -m "tensorflow and slurm" --slurm newest tests/recipes
+# What differs by version of Slurm, above all the layouts.
+test-oldest: $(VENV)/installed
+	$(RUN) $(PYTEST) -m "slurm and not tensorflow and not newest $(SELECTED)" --slurm oldest
 
-test-training-oldest: $(VENV)/installed
-	$(RUN) nice $(PYTEST) -m "tensorflow and slurm and not newest" --slurm oldest
+# Whatever `make test` leaves out, and all of it on the older versions of Slurm.
+NIGHTLY_PARTS = $(PARTS) nightly-slurm nightly-training
+nightly: slurms lint types
+	@echo "make nightly takes $(NIGHTLY_TIME)."
+	$(PARALLEL) SELECTED= $(NIGHTLY_PARTS)
+	$(MAKE) matrix
+
+.PHONY: nightly-slurm nightly-training
+nightly-slurm: $(VENV)/installed
+	$(RUN) $(PYTEST) -m "slurm and not tensorflow and not newest" --slurm older
+
+nightly-training: $(VENV)/installed
+	$(RUN) nice $(PYTEST) -m "slurm and tensorflow and not newest" --slurm oldest
 
 # At last: ruff's version stands in two files, and another version formats otherwise.
-lint: $(VENV)/tools
+lint: sizes $(VENV)/tools
 	$(RUN) ruff check .
 	$(RUN) ruff format --check .
 	$(RUN) lint-imports --no-cache --no-logo
 	@wanted=$$(grep -o 'ruff==[0-9.]*' setup.cfg); ! grep 'ruff[=<>~]' .pre-commit-config.yaml \
 		| grep -vF "\"$$wanted\"" || { echo "setup.cfg's test extra has $$wanted" >&2; exit 1; }
+
+# Every line is read by all who come after: one that adds more deletes something, or says here why.
+sizes:
+	@$(call at_most,slurm_resolver,21200,160)
+	@$(call at_most,tests,27100,185)
+
+at_most = find $(1) -name '*.py' | xargs wc -l | awk 'END { if ($$1 > $(2) || NR - 1 > $(3)) { \
+	print "$(1): " $$1 " lines of Python in " NR - 1 " files, expected at most $(2) in $(3)"; exit 1 } }'
 
 types: $(VENV)/installed
 	$(RUN) mypy
@@ -97,24 +117,27 @@ types: $(VENV)/installed
 slurm:
 	sh tests/install_slurm.sh
 
+# Tests on a real Slurm are skipped without one: installing it may take a password.
+slurm-if-possible:
+	@sh tests/install_slurm.sh --if-possible
+
+newest-slurm: slurm
+	sh tests/install_slurms.sh .slurms forky
+
 slurms: slurm
 	sh tests/install_slurms.sh .slurms
 
-# Four at a time: much of the tests is waiting for processes and sockets.
-# A Python that `make test` has just had can be left out: make matrix TESTED=3.11.
-PYTHONS = $(filter-out $(TESTED),3.9 3.10 3.11 3.12 3.13)
-SESSIONS = tensorflow-oldest tensorflow-newest $(PYTHONS:%=tests-%) package docs keras-versions
-# the ends of the range that is supported; `nox -s keras-versions` takes all of Keras 3
-nox-keras-versions: ENDS = -- 3.10 3.15
+# `nox --list` names what each does.
+SESSIONS = tensorflow keras-versions $(patsubst %,tests-%,3.9 3.10 3.11 3.12 3.13) package docs
 
 matrix: $(VENV)/tools
-	$(MAKE) --jobs=4 --keep-going --output-sync=target $(SESSIONS:%=nox-%)
+	$(PARALLEL) $(SESSIONS:%=nox-%)
 
 .PHONY: $(SESSIONS:%=nox-%)
 $(SESSIONS:%=nox-%): nox-%:
-	$(RUN) nox --session $* $(ENDS)
+	$(RUN) nox --session $*
 
-BENCHMARKS = resolution hostlists startup meeting meeting_live first_step restart keras_fit streams collectives parameter_servers
+BENCHMARKS = resolution hostlists startup meeting meeting_live first_step keras_fit collectives parameter_servers
 
 bench: $(VENV)/installed
 	$(PIP) install $(EDITABLE) '.[bench]'

@@ -13,7 +13,7 @@ import shutil
 import tarfile
 import zipfile
 from pathlib import Path
-from typing import Callable, Iterator
+from typing import Callable, Dict, Iterator, Optional
 
 import nox
 
@@ -24,9 +24,10 @@ TOOLS = ["hypothesis", "pytest>=7.4", "pytest-mock", "shtab>=1.10"]
 QUICK = ["-m", "not slurm and not tensorflow"]
 # what TensorFlow promises of its resolvers, what is missing without it, the order of its ring
 CONTRACT = ["-m", "not slurm", "-k", "test_contract or test_package or test_tensorflow_visits"]
-
-# every minor version of Keras 3 that TensorFlow 2.16 and later accept
-KERAS = [f"3.{minor}" for minor in range(16)]
+# one example for each strategy, of which those with TensorFlow's own need no Keras 3
+THEIRS, OURS = "custom_loop or legacy_server", "quick_start or parameter_server"
+# the oldest that is supported, and the newest
+KERAS = ["3.10", "3.15"]
 
 nox.options.reuse_venv = "yes"
 nox.options.default_venv_backend = "virtualenv"
@@ -64,48 +65,56 @@ def install(session: nox.Session, *packages: str) -> None:
     session.install(*TOOLS, *packages)
 
 
-def test(session: nox.Session, *arguments: str) -> None:
+def run_tests(session: nox.Session, *arguments: str, env: Optional[Dict[str, str]] = None) -> None:
     """Runs pytest, which leaves nothing behind that two sessions would both write."""
-    session.run("python", "-m", "pytest", "-q", "-p", "no:cacheprovider", *arguments)
+    session.run("python", "-m", "pytest", "-q", "-p", "no:cacheprovider", *arguments, env=env)
 
 
 @nox.session(python=VERSIONS)
 def tests(session: nox.Session) -> None:
     """The tests that need neither Slurm nor TensorFlow."""
     install(session)
-    test(session, *QUICK, *session.posargs)
+    run_tests(session, *QUICK, *session.posargs)
 
 
-@nox.session(name="tensorflow-oldest", python=FOUND[0])
-def tensorflow_oldest(session: nox.Session) -> None:
-    """The resolver's contract on the oldest TensorFlow that is claimed."""
-    install(session, "tensorflow-cpu==2.15.*")
-    test(session, *CONTRACT)
+@nox.session
+@nox.parametrize(
+    "python,tensorflow",
+    [(FOUND[0], "2.15"), ("3.12", "2.16"), ("3.12", "2.18"), (FOUND[-1], "newest")],
+)
+def tensorflow(session: nox.Session, tensorflow: str) -> None:
+    """The resolver's contract and trainings of two workers, on old and new TensorFlow."""
+    version = "" if tensorflow == "newest" else f"=={tensorflow}.*"
+    install(session, f"tensorflow-cpu{version}", "scikit-learn")
+    run_tests(session, *CONTRACT)
+    names = THEIRS if tensorflow == "2.15" else f"{THEIRS} or {OURS}"  # 2.15 has Keras 2
+    examples = f"test_commands_of_one_machine and ({names})"
+    run_tests(session, "tests/recipes/test_examples.py", "-k", examples)
+    if tensorflow != "2.15":
+        two_workers_with_keras(session, {})
 
 
-@nox.session(name="tensorflow-newest", python=FOUND[-1])
-def tensorflow_newest(session: nox.Session) -> None:
-    """The resolver's contract on the newest TensorFlow that there is."""
-    install(session, "tensorflow-cpu")
-    test(session, *CONTRACT)
+def two_workers_with_keras(session: nox.Session, env: Dict[str, str]) -> None:
+    """Two workers against one process, with the Keras that the environment finds first."""
+    ask = "from importlib.metadata import version as v; print('.'.join(v('keras').split('.')[:2]))"
+    found = session.run("python", "-c", ask, env=env, silent=True)
+    run_tests(
+        session,
+        "tests/tensorflow/test_keras_versions.py",
+        env={**env, "KERAS_VERSION": str(found).strip()},
+    )
 
 
 @nox.session(name="keras-versions", python=FOUND[-1])
 def keras_versions(session: nox.Session) -> None:
-    """Two workers against one process with each Keras: all, or those named, as in -- 3.10 3.15."""
-    # dm-tree is what Keras 3.0 needs, and TensorFlow does not bring.
-    install(session, "tensorflow-cpu", "dm-tree")
+    """The same with the oldest and the newest Keras, or those named, as in -- 3.11 3.12."""
+    install(session, "tensorflow-cpu")
     for version in session.posargs or KERAS:
         folder = Path(session.create_tmp()) / f"keras-{version}"
         if not folder.exists():
             target = ["--no-deps", "--target", str(folder), f"keras=={version}.*"]
             session.run("python", "-m", "pip", "install", "--quiet", *target)
-        env = {"KERAS_VERSION": version, "PYTHONPATH": str(folder)}
-        session.run(
-            *("python", "-m", "pytest", "-q", "-p", "no:cacheprovider"),
-            "tests/tensorflow/test_keras_versions.py",
-            env=env,
-        )
+        two_workers_with_keras(session, {"PYTHONPATH": str(folder)})
 
 
 KNOWN_CLASSIFIERS = """

@@ -19,8 +19,7 @@ from typing import List, NamedTuple
 
 import report
 
-from slurm_resolver.coordination import wire
-from slurm_resolver.coordination.address import ServiceAddress
+from slurm_resolver.coordination import ServiceAddress, wire
 from slurm_resolver.coordination.client import connect
 from slurm_resolver.coordination.secret import VARIABLE
 
@@ -64,7 +63,7 @@ async def play(rank: int, port: int, gate: asyncio.Semaphore) -> None:
         answer = wire.decode(await reader.readuntil())
         assert wire.is_proof(answer["proof"], key, "service", *parts), answer
     value = json.dumps({"rank": rank})
-    gather = {"gather": "the start 1", "value": value, "seconds": _SECONDS}
+    gather = {"gather": "the start 1", "value": value, "seconds": _SECONDS, "timeout": _SECONDS}
     writer.write(wire.encode({**gather, "without": [], "patient": False}))
     while "gathered" not in wire.decode(await reader.readuntil()):
         pass

@@ -27,7 +27,7 @@ COLUMNS = 100
 _STEP = "srun -N4 --ntasks-per-node=2 -m cyclic --gpus-per-node=2"
 COMMANDS = {
     "show": f"{_STEP} slurm-resolver show --jobs chief=1,ps=2,worker=-1",
-    "check": f"{_STEP} slurm-resolver check",
+    "check": f"{_STEP} slurm-resolver check --verbose",
     "explain": "slurm-resolver explain tests/data/logs/port-taken.log",
 }
 # A secret of the step's own, as where munge runs: without it `check` tells how to make one.

@@ -40,13 +40,13 @@ if TYPE_CHECKING:
         expand_tasks_per_node,
     )
     from slurm_resolver.slurm.hostlist_compress import compress_hostlist
-    from slurm_resolver.tf.backup import BackupAndResume
     from slurm_resolver.tf.keras.mirrored import MultiWorkerMirroredStrategy
     from slurm_resolver.tf.keras.parameter_server import ParameterServerStrategy
     from slurm_resolver.tf.replace import install
     from slurm_resolver.tf.resolver import SlurmClusterResolver
-    from slurm_resolver.tf.resumable_loop import ResumableLoop
-    from slurm_resolver.tf.termination import termination_config
+    from slurm_resolver.tf.training.backup import BackupAndResume
+    from slurm_resolver.tf.training.resumable_loop import ResumableLoop
+    from slurm_resolver.tf.training.termination import termination_config
 
 __all__ = [
     "AddressError",
@@ -89,13 +89,13 @@ _NAMES_BY_MODULE = {  # the names of `errors` are left out
     "legacy": ("tf_config_from_slurm",),
     "slurm.hostlist": ("count_hostlist", "expand_hostlist", "expand_tasks_per_node"),
     "slurm.hostlist_compress": ("compress_hostlist",),
-    "tf.backup": ("BackupAndResume",),
+    "tf.training.backup": ("BackupAndResume",),
     "tf.keras.parameter_server": ("ParameterServerStrategy",),
     "tf.replace": ("install",),
     "tf.resolver": ("SlurmClusterResolver",),
-    "tf.resumable_loop": ("ResumableLoop",),
+    "tf.training.resumable_loop": ("ResumableLoop",),
     "tf.keras.mirrored": ("MultiWorkerMirroredStrategy",),
-    "tf.termination": ("termination_config",),
+    "tf.training.termination": ("termination_config",),
 }
 _MODULE_OF = {name: module for module, names in _NAMES_BY_MODULE.items() for name in names}
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.util
 import os
-from pathlib import Path
 from typing import Iterator, List
 
 import pytest
@@ -27,12 +26,12 @@ HAS_TENSORFLOW = importlib.util.find_spec("tensorflow") is not None
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Adds --slurm."""
-    help_ = "what Slurm to test on: one such as 24.11, oldest, newest, or older: all but the newest"
+    help_ = "Slurm to test on (newest): one such as 24.11, oldest, or older: all but the newest"
     parser.addoption("--slurm", action="append", metavar="VERSION", help=help_)
 
 
 def chosen(asked: List[str]) -> List[Installation]:
-    """Returns the versions that are asked for, by default all that are here."""
+    """Returns the versions that are asked for."""
     versions = installations()
     found = {"oldest": versions[:1], "newest": versions[-1:], "older": versions[:-1]}
     found.update((one.version, [one]) for one in versions)
@@ -42,22 +41,13 @@ def chosen(asked: List[str]) -> List[Installation]:
         raise pytest.UsageError(
             f"--slurm: no {missing} here, but {here}; `make slurms` gets others"
         )
-    return [one for version in asked for one in found[version]] or versions
+    return [one for version in asked for one in found[version]]
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """A test on the real Slurm runs on each version; one that trains on the oldest and newest.
-
-    One that is marked so runs on the newest alone: what it asks depends on no version, or a test
-    without TensorFlow asks it of each.
-    """
+    """Runs a test on the real Slurm once on each version that is asked for."""
     if "installation" in metafunc.fixturenames:
-        asked = metafunc.config.getoption("--slurm")
-        versions = chosen(asked or [])
-        if not asked and metafunc.definition.get_closest_marker("tensorflow"):
-            versions = versions[:: max(1, len(versions) - 1)]
-        if not asked and metafunc.definition.get_closest_marker("newest"):
-            versions = versions[-1:]
+        versions = chosen(metafunc.config.getoption("--slurm") or ["newest"])
         ids = [one.version or "no Slurm" for one in versions]
         metafunc.parametrize("installation", versions, ids=ids, scope="session")
 
@@ -100,19 +90,3 @@ def real_slurm(
     directory = tmp_path_factory.mktemp("slurm")
     with started(SlurmCluster(nodes, directory, installation=installation)) as cluster:
         yield cluster
-
-
-@pytest.fixture(scope="session")
-def mnist_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The digits in MNIST's shape and types, in a file with MNIST's names."""
-    np = pytest.importorskip("numpy")
-    digits, labels = pytest.importorskip("sklearn.datasets").load_digits(return_X_y=True)
-    images = np.kron(digits.reshape(-1, 8, 8), np.ones((3, 3))) * 255 / 16
-    images = np.pad(images, ((0, 0), (2, 2), (2, 2))).astype("uint8")
-    labels = labels.astype("uint8")
-    assert images.shape[1:] == (28, 28)
-    path: Path = tmp_path_factory.mktemp("mnist") / "mnist.npz"
-    train, test = slice(0, 1437), slice(1437, None)
-    parts = {"x_train": images[train], "x_test": images[test]}
-    np.savez(path, **parts, y_train=labels[train], y_test=labels[test])
-    return path

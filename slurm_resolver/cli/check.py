@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 import time
-from typing import Any, Dict, List
+from collections import Counter
 
 from slurm_resolver.cli.options import add_cluster_options, cluster_options
 from slurm_resolver.cluster.job_counts import job_counts
@@ -18,13 +17,13 @@ from slurm_resolver.slurm.step import SlurmStep
 DESCRIPTION = """\
 Checks, before TensorFlow starts, what would keep it from starting: whether all tasks of the step
 are there and agree, every name resolves, every port is free and can be reached, no GPU is shared,
-and the versions are the same. One task prints the results. Without srun it looks at what can be
-seen on this machine, says that no step was checked, and has an exit status of its own."""
+and the versions are the same. One task prints a line for each check that is not ok, and a summary.
+Without srun it looks at what can be seen on this machine, says that no step was checked, and has an
+exit status of its own."""
 
 EPILOG = """\
-checks: presence, layout, agreement, names, ports, reach, secret, cpus, gpus, tensorflow, keras,
-proxies, clocks, and those about a job that is interrupted and continued: requeue, preemption,
-signal, log; outside a step names, tensorflow, keras, proxies, gpus, requeue, preemption, step.
+checks: presence, agreement, layout, names, ports, reach, secret, tensorflow, keras, proxies, cpus,
+gpus, and in a job requeue and signal; outside a step names, tensorflow, keras, proxies, gpus, step.
 
 exit status: 0 when no check failed (warnings do not count), 1 when one did, 2 when usage or
 environment are wrong; the same in every task. Without srun it is 3 instead of 0: what can be seen
@@ -48,6 +47,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="SECONDS",
         help="wait so long in all until every task is there (60)",
     )
+    parser.add_argument("--verbose", action="store_true", help="print every check")
     parser.add_argument("--json", action="store_true", help="print JSON")
 
 
@@ -82,26 +82,12 @@ def main(args: argparse.Namespace) -> int:
     failed = any(result.status == FAILED for result in results)
     status = 1 if failed else good
     if printing and args.json:
-        checks: List[Dict[str, str]] = [result._asdict() for result in results]
-        print(json.dumps({"ok": status == 0, "checks": checks}))
+        print(json.dumps({"ok": status == 0, "checks": [result._asdict() for result in results]}))
     elif printing:
-        _print_grid(results)
-    return status
-
-
-def _print_grid(results: Any) -> None:
-    if not sys.stdout.isatty():
-        width = max(len(result.id) for result in results)
         for result in results:
-            print(f"{result.id:{width}}  {result.status:7}  {result.detail}")
-        return
-    from rich.box import SIMPLE_HEAD
-    from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
-
-    colours = {"ok": "green", "warning": "yellow", "failed": "bold red", "skipped": "dim"}
-    table = Table("check", "", "", box=SIMPLE_HEAD, pad_edge=False)
-    for result in results:
-        table.add_row(result.id, Text(result.status, colours[result.status]), result.detail)
-    Console(highlight=False, markup=False).print(table)
+            if args.verbose or result.is_bad:
+                print(f"{result.id:10}  {result.status:7}  {result.detail}")
+        counts = Counter(result.status for result in results)
+        told = ", ".join(f"{number} {how}" for how, number in counts.items())
+        print(f"check: {told}" + ("" if args.verbose else " (--verbose prints all)"))
+    return status

@@ -8,7 +8,8 @@ import shutil
 import sys
 import textwrap
 import time
-from typing import TYPE_CHECKING, Any, Dict, List, NamedTuple, Optional
+from contextlib import nullcontext
+from typing import TYPE_CHECKING, List, Optional
 
 if TYPE_CHECKING:
     from slurm_resolver.diagnostics.first_failure import Failure
@@ -28,27 +29,6 @@ examples:
   srun --label python train.py 2>&1 | slurm-resolver explain"""
 
 
-class _Log(NamedTuple):
-    """What was found in a log, and which of its tasks failed first."""
-
-    name: str
-    findings: List[Finding]
-    failure: Optional[Failure]
-
-    def first_before_others(self) -> List[Finding]:
-        """Returns the findings, and before them what has failed first, where that is known."""
-        failure = self.failure
-        if failure is None or failure.follows:
-            return self.findings
-        from slurm_resolver.diagnostics.log_messages import explain
-
-        ids = {one.id for one in explain([failure.line])}
-        known = [
-            one for one in self.findings if one.line_number == failure.line_number or one.id in ids
-        ]
-        return [*(known or [_first(failure)]), *(one for one in self.findings if one not in known)]
-
-
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds this subcommand's arguments."""
     parser.add_argument(
@@ -59,59 +39,56 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def main(args: argparse.Namespace) -> int:
     """Prints the findings; returns 0 for none, 1 for some, 2 if a file cannot be read."""
-    from slurm_resolver.diagnostics.first_failure import first_of
-    from slurm_resolver.diagnostics.log_messages import printable
+    # imported here, as --help does not need it: its table takes longer than all the rest
+    from slurm_resolver.diagnostics.first_failure import FailureReader, first_of
+    from slurm_resolver.diagnostics.log_messages import explain_file, printable
 
-    logs: List[_Log] = []
+    names, findings, failures = [], [], []
     unreadable = False
     for name in args.logs or ["-"]:
+        reader = FailureReader()
         try:
-            logs.append(_read(name))
+            with nullcontext(sys.stdin.buffer) if name == "-" else open(name, "rb") as stream:
+                findings.append(explain_file(stream, reader.read))
         except OSError as error:
             unreadable = True
             shown = printable(name)
             print(f"slurm-resolver explain: {shown}: {error.strerror or error}", file=sys.stderr)
-    found: List[Dict[str, Any]] = []
-    for place, number in enumerate(first_of([log.failure for log in logs])):
-        log = logs[number]
-        findings = log.first_before_others() if place == 0 else log.findings
-        found += [{"file": log.name, **finding._asdict()} for finding in findings]
-        for finding in () if args.json else findings:
-            _print(printable(log.name), finding)
+            continue
+        names.append(name)
+        failures.append(reader.first())
+    order = first_of(failures)
+    if order:
+        findings[order[0]] = _first_before_others(failures[order[0]], findings[order[0]])
+    found = [(names[number], finding) for number in order for finding in findings[number]]
     if args.json:
-        print(json.dumps(found))
+        print(json.dumps([{"file": name, **finding._asdict()} for name, finding in found]))
+    else:
+        for name, finding in found:
+            _print(printable(name), finding)
     if not found and not unreadable:
         print("slurm-resolver explain: no known message found", file=sys.stderr)
     return 2 if unreadable else int(bool(found))
 
 
-def _read(name: str) -> _Log:
-    # imported here, as --help does not need it: its table takes longer than all the rest
-    from slurm_resolver.diagnostics.first_failure import FailureReader
-    from slurm_resolver.diagnostics.log_messages import explain_file
+def _first_before_others(failure: Optional[Failure], findings: List[Finding]) -> List[Finding]:
+    """Returns the findings of a log, those of what has failed first before the others."""
+    from slurm_resolver.diagnostics.log_messages import Finding, explain, printable
 
-    reader = FailureReader()
-    if name == "-":
-        return _Log(name, explain_file(sys.stdin.buffer, reader.read), reader.first())
-    with open(name, "rb") as stream:
-        return _Log(name, explain_file(stream, reader.read), reader.first())
-
-
-def _first(failure: Failure) -> Finding:
-    from slurm_resolver.diagnostics.log_messages import Finding, printable
-
-    when = ""
-    if failure.time is not None:
-        when = time.strftime(", after %Y-%m-%d %H:%M:%S", time.localtime(failure.time))
-    return Finding(
-        "first-failure",
-        failure.line_number,
-        printable(failure.line),
-        f"This has failed first{when}. What other tasks say may be an effect of it.",
-        "Mend this; the lines before it say more.",
-        failure.task or None,
-        1,
-    )
+    if failure is None or failure.follows:
+        return findings
+    ids = {one.id for one in explain([failure.line])}
+    first = [one for one in findings if one.line_number == failure.line_number or one.id in ids]
+    others = [one for one in findings if one not in first]
+    if not first:
+        when = ""
+        if failure.time is not None:
+            when = time.strftime(", after %Y-%m-%d %H:%M:%S", time.localtime(failure.time))
+        cause = f"This has failed first{when}. What other tasks say may be an effect of it."
+        remedy = "Mend this; the lines before it say more."
+        number, line, task = failure.line_number, printable(failure.line), failure.task or None
+        first = [Finding("first-failure", number, line, cause, remedy, task, 1)]
+    return [*first, *others]
 
 
 def _print(name: str, finding: Finding) -> None:

@@ -39,12 +39,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def main(args: argparse.Namespace) -> int:
     """Requeues the job if need be, and returns the batch file's exit status."""
-    from slurm_resolver.preemption.preempted import is_preempted
-    from slurm_resolver.preemption.requeue import (
-        REQUEUE_STATUS,
-        job_id_for_scontrol,
-        requeue_job,
-    )
+    from slurm_resolver.preemption.requeue import REQUEUE_STATUS, job_id_for_scontrol, requeue_job
     from slurm_resolver.slurm.step import SlurmStep
 
     if not (args.status.isdecimal() and int(args.status) <= 255):
@@ -60,10 +55,10 @@ def main(args: argparse.Namespace) -> int:
         preempted = False
         with contextlib.suppress(OSError):
             job = scontrol.show_job(job_id)
-            preempted = is_preempted(job)
+            preempted = scontrol.is_preempted(job)
             if scontrol.requeues_failures(job) and not preempted:
                 # Slurm would requeue the job that failed, and hold it.
-                scontrol.allow_requeue(job_id, False)
+                scontrol.forbid_requeue(job_id)
         if not preempted:
             return status
     plan = requeue_job(step, "scontrol", args.max_restarts)

@@ -107,12 +107,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="have the batch file requeue the job at most so often (10; 100 with a ps)",
     )
     add = parser.add_argument_group("the script").add_argument
-    add("--module", dest="modules", action="append", metavar="NAME", help="module to load")
     add(
         "--env-setup",
         action="append",
         metavar="LINE",
-        help="shell line that sets up the environment, such as 'source ~/venv/bin/activate'",
+        help="shell line that sets up the environment, such as 'source ~/venv/bin/activate' or "
+        "'module load TensorFlow'",
     )
     add("--no-check", dest="check", action="store_false", help="no checks before the training")
     add(
@@ -138,7 +138,6 @@ def main(args: argparse.Namespace) -> int:
         if args.ps < 1:
             raise LaunchError(f"--ps {args.ps}: expected a whole number from 1 on")
         values["jobs"] = {"chief": 1, "ps": args.ps, "worker": -1}
-    values["modules"] = args.modules or ()
     values["env_setup"] = args.env_setup or ()
     # UTF-8 whatever the locale is: the words of the command must arrive as they are
     try:

@@ -11,7 +11,7 @@ from typing import Any, Dict, Iterator, List, Optional
 
 from slurm_resolver.cluster.ports import choose_ports, derive_meeting_port
 from slurm_resolver.cluster.service_address import identity_of
-from slurm_resolver.coordination.address import ServiceAddress
+from slurm_resolver.coordination import ServiceAddress
 from slurm_resolver.coordination.connection import observe
 from slurm_resolver.coordination.progress import IDLE
 from slurm_resolver.coordination.wire import WireError

@@ -10,7 +10,7 @@ from slurm_resolver.cluster.gpu_plan import NodeGpuPlan
 from slurm_resolver.cluster.service_address import was_restarted
 from slurm_resolver.cluster.task_gpus import TaskGpus
 from slurm_resolver.cluster.tasks import Task, addresses_by_job
-from slurm_resolver.coordination.address import ServiceAddress
+from slurm_resolver.coordination import ServiceAddress
 from slurm_resolver.slurm.step import SlurmStep
 
 # TensorFlow would wait for the tf.distribute.Server of each task in the spec, and these have none.

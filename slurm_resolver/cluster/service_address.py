@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Callable
 
 from slurm_resolver.cluster.layout import Layout
-from slurm_resolver.coordination.address import NETWORK_GRACE, ServiceAddress
+from slurm_resolver.coordination import NETWORK_GRACE, ServiceAddress
 from slurm_resolver.slurm.step import SlurmStep
 
 HostOf = Callable[[str], str]  # from a node's name to the host to connect to

@@ -14,10 +14,9 @@ import socket
 import sys
 import threading
 import time
-from typing import TYPE_CHECKING, Any, Callable, Collection, Dict, List, Optional, Tuple
+from typing import TYPE_CHECKING, Any, BinaryIO, Callable, Collection, Dict, List, Optional, Tuple
 
-from slurm_resolver.coordination import wire
-from slurm_resolver.coordination.address import ServiceAddress
+from slurm_resolver.coordination import NameOf, ServiceAddress, wire
 from slurm_resolver.coordination.connection import open_connection
 from slurm_resolver.coordination.wire import Message
 from slurm_resolver.errors import RendezvousError
@@ -26,7 +25,6 @@ from slurm_resolver.log import warn
 if TYPE_CHECKING:
     from slurm_resolver.coordination.service import Service  # asyncio takes long to import
 
-NameOf = Callable[[int], str]
 Listener = Callable[[Message], None]
 
 _PORT_SECONDS = 10.0  # for a process that ends to free the port
@@ -36,12 +34,7 @@ _LONGEST_SECONDS = 1e6
 _GOODBYE_SECONDS = 5.0  # for the service to read the goodbye
 _LEAVE_SECONDS = 30.0  # at the end of this process, for the service to start
 _NOTICE_SECONDS = 30.0  # until one task reports that the service cannot be reached
-_MOST_NAMES = 10  # tasks that a message names
 _MOST_VALUE_BYTES = wire.MOST_BYTES - 4096
-
-
-def _rank_name(rank: int) -> str:
-    return f"rank {rank}"
 
 
 class Client:
@@ -60,10 +53,12 @@ class Client:
             RendezvousError: where the service cannot be started here.
         """
         self.address = address
-        self.name_of: NameOf = _rank_name
+        self.name_of: NameOf = "rank {}".format
         self.service: Optional[Service] = None
-        self._hello = {"rank": address.rank, "role": role, "pid": os.getpid()}
-        self._number = secrets.token_hex(8)
+        self.problem = "it has not started, or has failed: look at the output of its task"
+        self.refusal = ""
+        number = secrets.token_hex(8)
+        self._hello = {"rank": address.rank, "role": role, "pid": os.getpid(), "number": number}
         self._socket: Optional[socket.socket] = None
         self._changed = threading.Condition()
         self._gathers: Dict[str, int] = {}  # how many of each purpose
@@ -71,13 +66,17 @@ class Client:
         self._answers: Dict[str, Message] = {}
         self._told: Dict[str, Dict[int, str]] = {}  # by topic and rank
         self._standing: Dict[str, Message] = {}  # what a new connection is told first
-        self._listeners: Dict[str, List[Listener]] = {}
-        self.problem = "it has not started, or has failed: look at the output of its task"
-        self.refusal = ""
+        self._listeners: Dict[str, List[Listener]] = {
+            "gathered": [self._take_answer],
+            "told": [self._take_told],
+            "notice": [lambda message: warn("%s", message["notice"])],
+        }
         self._closed = False
         self._service_rank: Optional[int] = None
+        self._lost_at: Optional[float] = None  # when the connection failed
         self._has_ended = False  # whether the service was there, and is not any more
-        if address.serves and role in wire.ROLES:
+        self._notice_at = time.monotonic() + _NOTICE_SECONDS
+        if address.serves:
             self._start_service()
         self._thread = threading.Thread(target=self._run, name="slurm_resolver client", daemon=True)
         self._thread.start()
@@ -98,9 +97,11 @@ class Client:
         Raises:
             RendezvousError: in every task, naming those that are missing or lost.
         """
-        until = time.monotonic() + (_LONGEST_SECONDS if timeout is None else timeout)
+        seconds = _LONGEST_SECONDS if timeout is None else timeout
+        until = time.monotonic() + seconds
+        options = {"timeout": seconds, "without": sorted(without), "patient": timeout is None}
         with self._changed:
-            name = self._offer(purpose, value, until, without, timeout is None)
+            name = self._give(purpose, value, until, **options)
             while name not in self._answers and not self.refusal:
                 left = until - time.monotonic() + (_ANSWER_SECONDS if self._socket else 0.0)
                 if left <= 0:
@@ -114,29 +115,22 @@ class Client:
             self.service.flush()
         if answer is None:
             raise RendezvousError(
-                f"{self.address.name} did not answer within {timeout or 0:.3g} s: {self.problem}.",
+                f"{self.address.name} did not answer within {seconds:.3g} s: {self.problem}.",
                 unreached=True,
             )
-        if "values" not in answer:
-            raise RendezvousError(self._explain(purpose, answer, timeout or 0.0))
+        if "error" in answer:
+            raise RendezvousError(answer["error"])
         return wire.unpack(answer["values"])
 
     def offer(self, purpose: str, value: Any) -> None:
         """Gives this task's value for a gather, without waiting for the others."""
         with self._changed:
-            self._offer(purpose, value, None, (), False)
+            self._give(purpose, value, None)
 
-    def _offer(
-        self,
-        purpose: str,
-        value: Any,
-        until: Optional[float],
-        without: Collection[int],
-        patient: bool,
-    ) -> str:
+    def _give(self, purpose: str, value: Any, until: Optional[float], **options: Any) -> str:
         self._gathers[purpose] = self._gathers.get(purpose, 0) + 1
         name = f"{purpose} {self._gathers[purpose]}"
-        message = {"value": json.dumps(value), "without": sorted(without), "patient": patient}
+        message = {"gather": name, "value": json.dumps(value), **options}
         if len(wire.encode(message)) > _MOST_VALUE_BYTES:
             raise ValueError(f"{purpose}: a value of more than {_MOST_VALUE_BYTES} bytes")
         self._pending[name] = (message, until)
@@ -146,7 +140,7 @@ class Client:
 
     def tell(self, topic: str, value: str) -> None:
         """Tells all tasks something, also those that connect later."""
-        self.say(**{f"tell {topic}": value})
+        self._say(f"tell {topic}", {"tell": topic, "value": value})
 
     def told(self, topic: str, ranks: Collection[int], timeout: float) -> Dict[int, str]:
         """Returns what these tasks have told, once all have, or else after `timeout` seconds."""
@@ -163,8 +157,11 @@ class Client:
 
         What is said later with the same first key replaces it.
         """
+        self._say(next(iter(message)), message)
+
+    def _say(self, key: str, message: Message) -> None:
         with self._changed:
-            self._standing[next(iter(message))] = message
+            self._standing[key] = message
             self._send(message)
             self._changed.notify_all()
 
@@ -177,7 +174,7 @@ class Client:
         with self._changed:
             if self._closed:
                 return
-            if (self._standing or self._pending) and not self._has_ended:
+            if self._standing or self._pending:
                 # The service may be about to start, and the other tasks learn from it who has left.
                 self._changed.wait_for(
                     lambda: self._socket or self.refusal or self._has_ended, _LEAVE_SECONDS
@@ -207,17 +204,17 @@ class Client:
             self.service.close_in_child()
 
     def _start_service(self) -> None:
+        from slurm_resolver.coordination.job import Job
         from slurm_resolver.coordination.service import Service
 
         until = time.monotonic() + _PORT_SECONDS
         while self.service is None:
             try:
-                self.service = Service(self.address, lambda rank: self.name_of(rank))
+                service = Service(self.address, lambda rank: self.name_of(rank))
             except OSError as error:
                 # The task's launcher may serve, or another process, beside which this is refused.
                 with contextlib.suppress(OSError, wire.WireError):
-                    self._connect().close()
-                    self._socket = None
+                    open_connection(self.address, self._hello)[0].close()
                     return
                 if time.monotonic() > until:
                     raise RendezvousError(
@@ -226,108 +223,87 @@ class Client:
                         "step again, which gives it another port."
                     ) from error
                 time.sleep(_LONGEST_PAUSE / 10)
+            else:
+                service.start([Job(service)])
+                self.service = service
 
     def _run(self) -> None:
-        pause, lost_at = _FIRST_PAUSE, 0.0
-        begun = time.monotonic()
+        pause = _FIRST_PAUSE
         while not (self._closed or self.refusal):
             try:
-                sock = self._connect()
+                sock, lines = self._connect()
             except (OSError, wire.WireError, RendezvousError) as error:
-                self.problem = str(error) or type(error).__name__
-                now, needed = time.monotonic(), self._pending or not self._has_ended
-                refused = isinstance(error, ConnectionRefusedError)
-                if lost_at and (refused or now - lost_at > self.address.grace):
-                    why = (
-                        "its process has ended"
-                        if refused
-                        else f"its node has not answered for {self.address.grace:g} s"
-                    )
-                    gone = {"gone": None, "rank": self._service_rank, "why": why, "where": ""}
-                    self._dispatch(gone)
-                    lost: Message = {"lost": None, "why": why}
-                    with self._changed:
-                        lost_at, self._has_ended = 0.0, True
-                        self._answers.update((name, lost) for name in self._pending)
-                        self._changed.notify_all()
-                elif needed and not lost_at and now - begun > _NOTICE_SECONDS:
-                    begun = now + _NOTICE_SECONDS
-                    self._notice_unreachable()
-                self._wait(pause)
+                self._take_failure(error)
+                self._wait(lambda: self._closed, pause)
                 pause = min(2 * pause, _LONGEST_PAUSE)
                 continue
-            if self.refusal:
-                break
-            pause = _FIRST_PAUSE
-            closing = self._receive(sock)
-            lost_at = 0.0 if closing else time.monotonic()
-            with self._changed:
-                self._socket = None
-                if closing:  # there may never be another service, and no need of one
-                    self._changed.wait_for(self._needs_service)
-            begun, self._has_ended = time.monotonic(), closing
+            with contextlib.closing(sock), contextlib.closing(lines):
+                if self.refusal:
+                    break
+                pause = _FIRST_PAUSE
+                self._has_ended = self._receive(lines)
+            self._lost_at = None if self._has_ended else time.monotonic()
+            self._notice_at = time.monotonic() + _NOTICE_SECONDS
+            self._socket = None
+            if self._has_ended:  # there may never be another service, and no need of one
+                self._wait(lambda: bool(self._pending or self._standing or self._closed))
         with self._changed:
             self._changed.notify_all()
 
-    def _needs_service(self) -> bool:
-        return bool(self._pending or self._standing or self._closed)
-
-    def _wait(self, seconds: float) -> None:
+    def _wait(self, predicate: Callable[[], bool], seconds: Optional[float] = None) -> None:
         with self._changed:
-            self._changed.wait_for(lambda: self._closed, seconds)
+            self._changed.wait_for(predicate, seconds)
 
-    def _connect(self) -> socket.socket:
-        """Returns a connection that the service has admitted; sets `_refusal` if it refuses."""
-        hello = {**self._hello, "number": self._number}
-        sock, lines, answer = open_connection(self.address, hello)
+    def _connect(self) -> Tuple[socket.socket, BinaryIO]:
+        """Returns a connection that the service has admitted; sets `refusal` if it refuses."""
+        sock, lines, answer = open_connection(self.address, self._hello)
         if "refused" in answer:
             self.refusal = f"{self.address.name} refuses this process: {answer['refused']}."
-            lines.close()
-            sock.close()
-            return sock
-        try:
-            wire.detect_dead_peers(sock, max(1.0, float(answer["grace"]) / 2))
-            self._service_rank = answer["rank"]
-            sock.settimeout(None)
-            self._lines = lines
-            self.problem = "it was reached, but its process is stopped, or its node is silent"
-            with self._changed:
-                self._socket = sock
-                for message in self._standing.values():
-                    self._send(message)
-                for name in self._pending:
-                    self._send_gather(name)
-                self._changed.notify_all()
-            return sock
-        except BaseException:
-            sock.close()
-            raise
+            return sock, lines
+        wire.detect_dead_peers(sock, max(1.0, float(answer["grace"]) / 2))
+        sock.settimeout(None)
+        self._service_rank = answer["rank"]
+        self.problem = "it was reached, but its process is stopped, or its node is silent"
+        with self._changed:
+            self._socket = sock
+            for message in self._standing.values():
+                self._send(message)
+            for name in self._pending:
+                self._send_gather(name)
+            self._changed.notify_all()
+        return sock, lines
 
-    def _receive(self, sock: socket.socket) -> bool:
+    def _take_failure(self, error: Exception) -> None:
+        """Notes that the service cannot be reached; after the grace it is gone."""
+        self.problem, now = str(error) or type(error).__name__, time.monotonic()
+        if self._lost_at is None:
+            if (self._pending or not self._has_ended) and now > self._notice_at:
+                self._notice_at = now + 2 * _NOTICE_SECONDS
+                if self.address.rank <= 1:  # one task reports it
+                    warn("waiting for %s: %s", self.address.name, self.problem)
+            return
+        refused = isinstance(error, ConnectionRefusedError)
+        if not refused and now - self._lost_at <= self.address.grace:
+            return
+        why = f"its node has not answered for {self.address.grace:g} s"
+        why = "its process has ended" if refused else why
+        self._dispatch({"gone": None, "rank": self._service_rank, "why": why, "where": ""})
+        self._lost_at = None
+        with self._changed:
+            self._has_ended = True
+            for name in self._pending:
+                part = f"takes no part in {name.rpartition(' ')[0]}: {why}"
+                self._answers[name] = {"error": f"{self.address.name} is gone, and {part}."}
+            self._changed.notify_all()
+
+    def _receive(self, lines: BinaryIO) -> bool:
         """Passes on what the service says; returns whether it has announced its end."""
-        try:
+        with contextlib.suppress(OSError, ValueError, wire.WireError):
             while True:
-                message = wire.read(self._lines, wire.MOST_ANSWER_BYTES)
+                message = wire.read(lines, wire.MOST_ANSWER_BYTES)
                 if "closing" in message:
                     return True
-                if "gathered" in message:
-                    with self._changed:
-                        self._send({"received": message["gathered"]})
-                        self._answers[message["gathered"]] = message
-                        self._changed.notify_all()
-                elif "told" in message:
-                    with self._changed:
-                        told = self._told.setdefault(message["told"], {})
-                        told[message["rank"]] = message["value"]
-                        self._changed.notify_all()
-                elif "waiting" in message:
-                    self._notice_missing(message)
                 self._dispatch(message)
-        except (OSError, ValueError, wire.WireError):
-            pass
-        finally:
-            self._lines.close()
-            sock.close()
         return False
 
     def _dispatch(self, message: Message) -> None:
@@ -335,51 +311,26 @@ class Client:
             for listener in self._listeners.get(key, ()):
                 listener(message)
 
+    def _take_answer(self, message: Message) -> None:
+        with self._changed:
+            self._send({"received": message["gathered"]})
+            self._answers[message["gathered"]] = message
+            self._changed.notify_all()
+
+    def _take_told(self, message: Message) -> None:
+        with self._changed:
+            self._told.setdefault(message["told"], {})[message["rank"]] = message["value"]
+            self._changed.notify_all()
+
     def _send_gather(self, name: str) -> None:
         message, until = self._pending[name]
         seconds = None if until is None else max(0.0, until - time.monotonic())
-        self._send({"gather": name, **message, "seconds": seconds})
+        self._send({**message, "seconds": seconds})
 
     def _send(self, message: Message) -> None:
         if self._socket is not None:
             with contextlib.suppress(OSError):  # the thread notices, and connects again
                 self._socket.sendall(wire.encode(message))
-
-    def _notice_missing(self, message: Message) -> None:
-        missing = message["missing"]
-        tasks = f"{len(missing)} of {self.address.num_tasks} tasks"
-        warn(
-            "waiting for %s since %.0f s: %s",
-            tasks,
-            message["waited"],
-            self._names(missing, message["endings"]),
-        )
-
-    def _notice_unreachable(self) -> None:
-        if self.address.rank <= 1:  # one task reports it
-            warn("waiting for %s: %s", self.address.name, self.problem)
-
-    def _explain(self, purpose: str, answer: Message, timeout: float) -> str:
-        if "lost" in answer:
-            name = self.address.name if answer["lost"] is None else self.name_of(answer["lost"])
-            return f"{name} is gone, and takes no part in {purpose}: {answer['why']}."
-        missing = answer["missing"]
-        count = f"{len(missing)} of {self.address.num_tasks} tasks"
-        names = self._names(missing, answer["endings"])
-        if self.address.rank in missing:
-            return f"the other tasks had stopped waiting for {count} when this one came: {names}."
-        return (
-            f"{count} did not come to {purpose} within {timeout:.3g} s: {names}. Look at their "
-            "output, and check that all tasks run the same program."
-        )
-
-    def _names(self, ranks: List[int], endings: Dict[str, str]) -> str:
-        shown = []
-        for rank in ranks[:_MOST_NAMES]:
-            ending = endings.get(str(rank))
-            shown.append(f"{self.name_of(rank)}{f' ({ending})' if ending else ''}")
-        more = len(ranks) - len(shown)
-        return ", ".join(shown) + (f" and {more} more" if more else "")
 
 
 default_role = "program"

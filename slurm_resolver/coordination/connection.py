@@ -6,8 +6,7 @@ import secrets
 import socket
 from typing import BinaryIO, Callable, Tuple
 
-from slurm_resolver.coordination import wire
-from slurm_resolver.coordination.address import ServiceAddress
+from slurm_resolver.coordination import ServiceAddress, wire
 from slurm_resolver.coordination.secret import accept_offer
 from slurm_resolver.coordination.wire import Message
 
@@ -29,12 +28,10 @@ def open_connection(
                 "another program or another version of slurm_resolver answers there"
             )
         key = accept_offer(offer, address.name)
-        challenge = secrets.token_hex(16)
-        parts = [greeting.get("challenge"), challenge, address.identity]
-        parts += [hello["rank"], hello["number"], hello["role"]]
+        hello = {**hello, "identity": address.identity, "challenge": secrets.token_hex(16)}
+        parts = [greeting.get("challenge"), *(hello[name] for name in wire.PROVEN)]
         proof = wire.prove(key, "task", *parts)
-        hello = {**hello, "identity": address.identity, "challenge": challenge, "proof": proof}
-        sock.sendall(wire.encode(hello))
+        sock.sendall(wire.encode({**hello, "proof": proof}))
         answer = wire.read(lines, wire.MOST_BYTES)
         if "other" in answer:
             raise wire.WireError(f"a service answers there, but {answer['other']}")

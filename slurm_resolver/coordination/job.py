@@ -19,63 +19,24 @@ A launcher decides for its task: its program may leave, be lost, and be started 
 
 from __future__ import annotations
 
-import hashlib
-import json
 import math
-import threading
 import time
-from typing import (
-    TYPE_CHECKING,
-    Callable,
-    Dict,
-    Iterable,
-    NamedTuple,
-    Optional,
-    Sequence,
-    Set,
-    Tuple,
-)
+from typing import TYPE_CHECKING, Dict, Iterable, Optional, Sequence, Set, Tuple
 
 from slurm_resolver.coordination import wire
 from slurm_resolver.coordination.wire import Message, Process
 from slurm_resolver.log import print_line
 
 if TYPE_CHECKING:
-    from slurm_resolver.coordination.client import Client
     from slurm_resolver.coordination.service import Service
 
-START_SECONDS = 300.0  # for the leader and the servers to come
 # By the job of servers: what is lost with one. TensorFlow waits for it without end; without a data
 # worker it goes on without its data, or waits for it for ten minutes.
 SERVERS = {"ps": "its variables", "dispatcher": "the data service", "data_worker": "data"}
-_TRAIN = ("chief", "worker")
+TRAIN = ("chief", "worker")
 _MOST_NAMES = 5
 # A leader that fails may do so because a server is lost: so long until that is known.
 _REASON_SECONDS = 3.0
-
-
-class JobResult(NamedTuple):
-    """How the job has ended: the exit status of the tasks that serve, and a message."""
-
-    status: int
-    message: str
-
-
-def announcement(tasks: Sequence[Tuple[str, int, str]], rank: int) -> Optional[Message]:
-    """Returns what a task says to take part in the job; None where no task waits for it.
-
-    That is in a step without servers or without tasks that train, and in tasks such as the
-    evaluator. `tasks` are job, index and address by rank.
-    """
-    jobs = [job for job, _, _ in tasks]
-    trainers = [rank for rank, job in enumerate(jobs) if job in _TRAIN]
-    if jobs[rank] not in (*_TRAIN, *SERVERS) or not trainers or not {"ps", "dispatcher"} & {*jobs}:
-        return None
-    leader = min(trainers, key=lambda rank: tasks[rank][:2])
-    digest = hashlib.sha256(json.dumps(tasks).encode()).hexdigest()[:16]
-    # All jobs take some 100 bytes, however many tasks there are.
-    packed = wire.pack([json.dumps(job) for job in jobs])
-    return {"job": packed, "leader": leader, "cluster": digest, "serves": jobs[rank] in SERVERS}
 
 
 class Job:
@@ -92,7 +53,7 @@ class Job:
         self._training: Set[int] = set()  # who is present, and does not only serve
         self._ended: Dict[int, str] = {}  # by rank of a task that trained: why it failed, or ''
         self._deadline = self._keep_until = math.inf
-        self._timeout = START_SECONDS
+        self._timeout = 0.0
         self._failed: Optional[Tuple[float, str]] = None  # the leader: why, and when that counts
         self._result: Optional[Message] = None
 
@@ -113,7 +74,7 @@ class Job:
         if not self._jobs:
             self._jobs, self._first = wire.unpack(message["job"]), rank
             self._leader, self._cluster = message["leader"], message["cluster"]
-            self._size = sum(job in _TRAIN or job in SERVERS for job in self._jobs)
+            self._size = sum(job in TRAIN or job in SERVERS for job in self._jobs)
             needed = set(SERVERS) if self._jobs[self._leader] == "chief" else {"worker", *SERVERS}
             self._awaited = {r for r, job in enumerate(self._jobs) if job in needed}
             self._awaited.add(self._leader)
@@ -132,18 +93,22 @@ class Job:
             names = self._names([self._first, rank])
             self._end(1, f"{names} make different clusters: all tasks need the same arguments")
         self._look()
-        self._service.answer(process, self._result or {"over": None})
+        self._service.send([rank], self._result or {"over": None})
 
-    def left(self, process: Process, failure: str) -> str:
-        """Takes a goodbye; only a launcher knows that a server has ended well before the others."""
-        is_server = bool(self._jobs) and self._jobs[process.rank] in SERVERS
-        if is_server and process.role == "program" and not failure:
-            failure = "its process ended before those that it serves"
-        return self._leave(process, failure, _REASON_SECONDS)
-
-    def lost(self, process: Process, reason: str) -> str:
-        """Takes a loss."""
-        return self._leave(process, reason, 0.0)
+    def ended(self, process: Process, failure: str, said_goodbye: bool) -> str:
+        """Takes the end of a process."""
+        rank, roles = process.rank, self._roles.get(process.rank, set())
+        if process.role == "program" and "launcher" in roles:
+            roles.discard("program")
+        elif process.role in roles:
+            # Only a launcher knows that a server has ended well before the others.
+            if process.role == "program" and self._jobs[rank] in SERVERS:
+                failure = failure or "its process ended before those that it serves"
+            del self._roles[rank]
+            if self._result is None:
+                self._note_end(rank, failure, _REASON_SECONDS if said_goodbye else 0.0)
+                self._look()
+        return ""
 
     def tick(self, now: float) -> None:
         """Notices who has not come in time, and that the leader has failed."""
@@ -157,17 +122,6 @@ class Job:
             self._ended.update(dict.fromkeys(self._awaited, f"it {why}"))
             self._awaited.clear()
             self._look()
-
-    def _leave(self, process: Process, failure: str, seconds: float) -> str:
-        rank, roles = process.rank, self._roles.get(process.rank, set())
-        if process.role == "program" and "launcher" in roles:
-            roles.discard("program")
-        elif process.role in roles:
-            del self._roles[rank]
-            if self._result is None:
-                self._note_end(rank, failure, seconds)
-                self._look()
-        return ""
 
     def _is_of_next_job(self, process: Process) -> bool:
         """Whether the task runs its next program already, whose service is still to come."""
@@ -210,58 +164,3 @@ class Job:
         names = [self._service.name_of(rank) for rank in sorted(ranks)]
         more = [f"{len(names) - _MOST_NAMES} more"] if len(names) > _MOST_NAMES else []
         return " and ".join([*names[:_MOST_NAMES], *more])
-
-
-class Member:
-    """The part of this process in the job: it announces the task, and learns how the job ends.
-
-    Attributes:
-        client: the connection to the service.
-        result: how the job has ended; None before.
-    """
-
-    def __init__(
-        self, client: Client, announced: Message, on_over: Callable[[JobResult], None]
-    ) -> None:
-        """Announces the task; `on_over` is called in a thread when the job is over."""
-        self.client = client
-        self.result: Optional[JobResult] = None
-        self._announced, self._on_over = announced, on_over
-        self._joined, self._over = threading.Event(), threading.Event()
-        client.listen("over", self._hear)
-        client.listen("gone", self._hear_of_loss)
-        client.say(**announced)
-
-    def serve(self, timeout: float) -> None:
-        """Says that this task only serves, and that the others must come within `timeout`."""
-        self.client.say(**{**self._announced, "serves": True, "seconds": timeout})
-
-    def await_joined(self, timeout: float) -> bool:
-        """Returns whether the service knows of this task, after at most so many seconds."""
-        until = time.monotonic() + timeout
-        while not self._joined.wait(min(0.1, max(0.0, until - time.monotonic()))):
-            if time.monotonic() >= until or self.client.refusal:
-                return False
-        return True
-
-    def await_over(self) -> JobResult:
-        """Waits until the job is over, and returns how it has ended."""
-        self._over.wait()
-        assert self.result is not None
-        return self.result
-
-    def end(self, status: int, message: str) -> None:
-        """Notes that the job is over."""
-        if self.result is None:
-            self.result = JobResult(status, message)
-            self._over.set()
-            threading.Thread(target=self._on_over, args=(self.result,), daemon=True).start()
-
-    def _hear(self, message: Message) -> None:
-        self._joined.set()
-        if message["over"] is not None:
-            self.end(message["over"], message["message"])
-
-    def _hear_of_loss(self, message: Message) -> None:
-        if message["gone"] is None:
-            self.end(1, f"{self.client.name_of(message['rank'])} is lost: {message['why']}")

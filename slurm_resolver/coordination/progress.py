@@ -10,11 +10,11 @@ import re
 import time
 from typing import TYPE_CHECKING, Dict, List, Mapping, NamedTuple, Sequence, Tuple
 
+from slurm_resolver.coordination import NameOf
 from slurm_resolver.coordination.wire import Message, Process
 from slurm_resolver.wording import ranges_of
 
 if TYPE_CHECKING:
-    from slurm_resolver.coordination.client import NameOf
     from slurm_resolver.coordination.service import Service
 
 # Phases. Those in _PATIENT may take _PATIENCE times as long, as they do on a good run.
@@ -26,9 +26,9 @@ _PATIENT, _PATIENCE = (PREPARING, COMPILING, FIRST, SAVING), 12
 TRAINING, VALIDATION = "training", "validation"  # stages; others are "evaluate" and "predict"
 
 _REPORT_SECONDS = 5.0
-_TASKS_AT_ONCE = 1000  # more of them report less often
-REPEAT_SECONDS = 300.0
+_REPEAT_SECONDS = 300.0
 _MOST_NAMES, _MOST_TRACEBACKS = 5, 8
+_PLURALS = {"is": "are", "has": "have", "waits": "wait"}
 
 
 class Report(NamedTuple):
@@ -42,6 +42,7 @@ class Report(NamedTuple):
         age: seconds since it last began or ended something.
         ms: the median duration of a step; 0 if unknown.
         waiting, outside: the shares of time spent waiting for data, and between steps.
+        silent: seconds since the report came; `age` includes them.
     """
 
     stage: str = ""
@@ -53,6 +54,7 @@ class Report(NamedTuple):
     ms: float = 0.0
     waiting: float = 0.0
     outside: float = 0.0
+    silent: float = 0.0
 
     def where(self, with_epoch: bool = True) -> str:
         """Returns the step it is in, such as "in step 812 of epoch 3"."""
@@ -63,25 +65,12 @@ class Report(NamedTuple):
         return f"{text} of epoch {self.epoch}" if with_epoch and fits else text
 
 
-class Worker(NamedTuple):
-    """A worker's last report, and how many seconds ago it came."""
-
-    report: Report
-    silent: float = 0.0
-
-    @property
-    def age(self) -> float:
-        """The seconds since the worker last did something, as far as is known."""
-        return self.report.age + self.silent
+Workers = Mapping[int, Report]  # by rank
 
 
-Workers = Mapping[int, Worker]  # by rank
-
-
-def report_seconds(limit: float, num_tasks: int) -> float:
+def report_seconds(limit: float) -> float:
     """Returns the seconds between two reports of a worker."""
-    seconds = min(_REPORT_SECONDS, limit / 4) if limit else _REPORT_SECONDS
-    return seconds * max(1.0, num_tasks / _TASKS_AT_ONCE)
+    return min(_REPORT_SECONDS, limit / 4) if limit else _REPORT_SECONDS
 
 
 def find_behind(workers: Workers, silence: float) -> List[int]:
@@ -91,60 +80,59 @@ def find_behind(workers: Workers, silence: float) -> List[int]:
         workers: all workers.
         silence: the seconds without a report from which on a worker does not answer.
     """
-    silent = [rank for rank, worker in workers.items() if worker.silent > silence]
+    silent = [rank for rank, report in workers.items() if report.silent > silence]
     if silent:
         return silent
-    least = min(worker.report.begun for worker in workers.values())
-    late = {rank: w.report.phase for rank, w in workers.items() if w.report.begun == least}
-    waits = (STEP, MEETING)
+    least = min(report.begun for report in workers.values())
+    late = {rank: report.phase for rank, report in workers.items() if report.begun == least}
+    waits = {STEP, MEETING}
     if len(late) == len(workers) and set(late.values()) - {IDLE, *waits}:
-        return [rank for rank, phase in late.items() if phase not in (IDLE, *waits)]
+        waits.add(IDLE)
     return [rank for rank, phase in late.items() if phase not in waits] or list(late)
 
 
 def find_stall(workers: Workers, limit: float, silence: float) -> List[int]:
     """Returns the ranks that are behind if no worker has done anything for too long; else []."""
-    reports = [worker.report for worker in workers.values()]
+    reports = workers.values()
     if all(report.phase == IDLE for report in reports):
         return []
     behind = find_behind(workers, silence)
     # Who is idle may prepare its data for long before a fit, but not while the others train.
     meets = any(report.phase == MEETING for report in reports)
-    if meets or any(workers[rank].report.phase in _PATIENT for rank in behind):
+    if meets or any(workers[rank].phase in _PATIENT for rank in behind):
         limit *= _PATIENCE
     limit = max(limit, *(report.ms / 100 for report in reports))  # 10 steps
-    return behind if min(worker.age for worker in workers.values()) > limit else []
+    return behind if min(report.age for report in reports) > limit else []
 
 
 def describe_stall(workers: Workers, behind: Sequence[int], silence: float, name_of: NameOf) -> str:
     """Returns the line that every task logs."""
-    with_epoch = len({worker.report.epoch for worker in workers.values()}) > 1
-    others: Dict[Tuple[str, str], List[int]] = {}  # by verbs, for one and for several
-    late: Dict[Tuple[str, str], List[int]] = {}
-    for rank, (report, silent) in workers.items():
+    with_epoch = len({report.epoch for report in workers.values()}) > 1
+    groups: Dict[Tuple[bool, str, str], List[int]] = {}  # whether behind; the verb, what follows it
+    for rank, report in workers.items():
         where = report.where(with_epoch)
-        what = where if report.phase == STEP else f"{where}, {report.phase}"
-        if report.phase in (IDLE, PREPARING):
-            what = report.phase
-        verbs = (f"is {what}", f"are {what}")
-        if silent > silence:
-            told = f"not reported for {silent:.0f} s; the last report was {where}"
-            verbs = (f"has {told}", f"have {told}")
+        verb, rest = "is", where if report.phase == STEP else f"{where}, {report.phase}"
+        if report.silent > silence:
+            verb = "has"
+            rest = f"not reported for {report.silent:.0f} s; the last report was {where}"
         elif report.phase == STEP and rank not in behind:
-            verbs = (f"waits {where}", f"wait {where}")
-        (late if rank in behind else others).setdefault(verbs, []).append(rank)
-    begin = f"no step for {min(worker.age for worker in workers.values()):.0f} s: "
+            verb = "waits"
+        elif report.phase in (IDLE, PREPARING):
+            rest = report.phase
+        groups.setdefault((rank in behind, verb, rest), []).append(rank)
+    begin = f"no step for {min(report.age for report in workers.values()):.0f} s: "
     first = workers[behind[0]]
-    if not others and len(late) == 1 and first.report.phase == STEP and first.silent <= silence:
+    if len(groups) == 1 and first.phase == STEP and next(iter(groups))[:2] == (True, "is"):
         nodes = list(dict.fromkeys(_split(name_of(rank))[2] for rank in behind))
         return (
-            f"{begin}{_group(behind, name_of)} wait for each other {first.report.where()}, in its "
+            f"{begin}{_group(behind, name_of)} wait for each other {first.where()}, in its "
             f"collective operations, on {_some(nodes)}. Look at the network between these nodes, "
             "and at their GPUs (nvidia-smi, dmesg)"
         )
-    parts = [f"{_group(ranks, name_of)} {v[len(ranks) > 1]}" for v, ranks in others.items()]
-    for verbs, ranks in late.items():
-        parts.append(f"{_some([name_of(rank) for rank in ranks])} {verbs[len(ranks) > 1]}")
+    parts = []
+    for (is_behind, verb, rest), ranks in sorted(groups.items(), key=lambda group: group[0][0]):
+        names = _some([name_of(rank) for rank in ranks]) if is_behind else _group(ranks, name_of)
+        parts.append(f"{names} {verb if len(ranks) == 1 else _PLURALS[verb]} {rest}")
     return begin + "; ".join(parts)
 
 
@@ -165,11 +153,9 @@ def _group(ranks: Sequence[int], name_of: NameOf) -> str:
     for rank in ranks:
         job, index, _ = _split(name_of(rank))
         jobs.setdefault(job, []).append(index)
-    texts = []
-    for job, indices in jobs.items():
-        runs = " and ".join(run.replace("-", " to ") for run in ranges_of(indices))
-        texts.append(f"{job}{'s' if len(indices) > 1 else ''} {runs}")
-    return ", ".join(texts)
+    runs = {job: " and ".join(ranges_of(numbers)) for job, numbers in jobs.items()}
+    texts = [f"{job}{'s' * (len(jobs[job]) > 1)} {text}" for job, text in runs.items()]
+    return ", ".join(texts).replace("-", " to ")
 
 
 class Monitor:
@@ -179,7 +165,7 @@ class Monitor:
         """Takes the seconds without a step from which on it is reported; 0 for never."""
         self._service, self._limit = service, limit
         self._reports: Dict[int, Tuple[float, Report]] = {}  # by rank; with when each came
-        self._seconds = report_seconds(limit, service.address.num_tasks)
+        self._seconds = report_seconds(limit)
         self._silence = 3 * self._seconds
         self._ticked_at = self._awake_at = time.monotonic()
         self._told_at, self._is_stalled = float("-inf"), False
@@ -187,21 +173,14 @@ class Monitor:
     def message(self, process: Process, message: Message) -> None:
         """Takes a worker's report."""
         if process.role == "program" and "progress" in message:
-            report = Report(*message["progress"])
-            self._reports[process.rank] = (time.monotonic(), report)
-            if self._limit and report.age > self._limit:
-                self._service.send([process.rank], {"heard": True})
+            self._reports[process.rank] = (time.monotonic(), Report(*message["progress"]))
 
-    def left(self, process: Process, failure: str) -> str:
+    def ended(self, process: Process, failure: str, said_goodbye: bool) -> str:
         """Forgets a worker, and returns where it was."""
         if process.role != "program" or process.rank not in self._reports:
             return ""
         _, report = self._reports.pop(process.rank)
         return report.where() if report.stage else ""
-
-    def lost(self, process: Process, reason: str) -> str:
-        """As `left`."""
-        return self.left(process, reason)
 
     def tick(self, now: float) -> None:
         """Reports a stall, and its end."""
@@ -212,7 +191,7 @@ class Monitor:
             return
         workers = self._workers(now)
         behind = find_stall(workers, self._limit, self._silence)
-        if behind and now - self._told_at > REPEAT_SECONDS:
+        if behind and now - self._told_at > _REPEAT_SECONDS:
             text = describe_stall(workers, behind, self._silence, self._service.name_of)
             # A stopped process cannot end itself.
             stopped = any(workers[rank].silent > self._silence for rank in behind)
@@ -232,11 +211,14 @@ class Monitor:
     def status(self) -> Message:
         """Returns what `slurm-resolver status` shows."""
         found = []
-        for rank, worker in sorted(self._workers(time.monotonic()).items()):
+        for rank, report in sorted(self._workers(time.monotonic()).items()):
             names = {"rank": rank, "name": self._service.name_of(rank)}
-            told = worker.report._replace(age=round(worker.age, 1))._asdict()
-            found.append({**names, **told, "silent": round(worker.silent, 1)})
+            times = {"age": round(report.age, 1), "silent": round(report.silent, 1)}
+            found.append({**names, **report._asdict(), **times})
         return {"workers": found}
 
-    def _workers(self, now: float) -> Dict[int, Worker]:
-        return {rank: Worker(report, now - at) for rank, (at, report) in self._reports.items()}
+    def _workers(self, now: float) -> Workers:
+        return {
+            rank: report._replace(age=report.age + now - at, silent=now - at)
+            for rank, (at, report) in self._reports.items()
+        }

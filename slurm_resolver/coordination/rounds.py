@@ -7,87 +7,80 @@ ends. Its answer goes to every task, also to one that comes later or asks again.
 from __future__ import annotations
 
 import time
-from typing import Callable, Container, Dict, List, Optional, Set
+from typing import Callable, Container, Dict, List, Optional, Set, Tuple
 
+from slurm_resolver.coordination import NameOf
 from slurm_resolver.coordination.wire import Message, Process, pack
 
 _FIRST_NOTICE, _NEXT_NOTICES = 30.0, 60.0  # seconds until the missing tasks are reported
-_LONGEST = 1e6  # seconds
+_MOST_NAMES = 10  # tasks that a message names
 
 
 class Round:
-    """One round: who has come, and what came of it."""
+    """One round: which tasks have come, and its answer."""
 
-    def __init__(self) -> None:
+    def __init__(self, purpose: str) -> None:
+        self.purpose = purpose
         self.values: Dict[int, str] = {}
         self.numbers: Dict[int, str] = {}  # of the processes, by rank
         self.waiting: Set[int] = set()  # the ranks that wait for the answer
         self.without: Set[int] = set()  # the ranks that do not take part
         self.patient = False  # whether it has no deadline, and ends when a task leaves
         self.began = time.monotonic()
-        self.deadline = float("inf")
+        self.deadline = self.seconds = float("inf")
         self.next_notice = self.began + _FIRST_NOTICE
         self.answer: Optional[Message] = None
-        self.informed: Set[int] = set()  # the ranks that have the answer
+        self.late_answer: Optional[Message] = None  # for those that the others waited for in vain
 
 
 class Rounds:
     """All rounds of a step, by their names."""
 
-    def __init__(self, num_tasks: int, send: Callable[[Container[int], Message], None]) -> None:
-        """Takes the number of tasks, and how to send some of them a message."""
-        self._num_tasks, self._send = num_tasks, send
+    def __init__(
+        self, num_tasks: int, send: Callable[[Container[int], Message], None], name_of: NameOf
+    ) -> None:
+        """Takes the number of tasks, how to send some of them a message, and their names."""
+        self._num_tasks, self._send, self._name_of = num_tasks, send, name_of
         self._rounds: Dict[str, Round] = {}
         self._endings: Dict[int, str] = {}  # how the last process of a task ended, by rank
 
     def add(self, process: Process, message: Message) -> None:
-        """Takes the value of a task: ``{"gather": name, "value": JSON, "seconds": 60}``."""
+        """Takes the value of a task: ``{"gather": name, "value": JSON, "seconds": 60, …}``."""
         rank, number = process.rank, process.number
-        name, value = str(message["gather"]), str(message["value"])
-        waits = message["seconds"] is not None
+        name = str(message["gather"])
         current = self._rounds.get(name)
-        if current is None or (current.answer is not None and self._is_next(current, rank, number)):
-            current = self._rounds[name] = Round()
-        if current.answer is None:
-            current.values[rank], current.numbers[rank] = value, number
-            self._endings.pop(rank, None)
-            if waits:
-                seconds = min(float(message["seconds"]), _LONGEST)
-                current.deadline = min(current.deadline, time.monotonic() + seconds)
-                current.waiting.add(rank)
-                current.without = set(message["without"])
-                current.patient = current.patient or bool(message["patient"])
-            if current.waiting and self._is_complete(current):
-                values = [current.values.get(each, "null") for each in range(self._num_tasks)]
-                self._end(name, {"values": pack(values)})
-        else:
-            self._send([rank], {**current.answer, "gathered": name})
-
-    @staticmethod
-    def _is_next(current: Round, rank: int, number: str) -> bool:
-        """Whether a process begins the next round, as another took its task's part in this one."""
-        return current.numbers.get(rank, number) != number
+        is_over = current is not None and current.answer is not None
+        # Another process of this task took part in that round: this one begins the next.
+        if current is None or (is_over and current.numbers.get(rank, number) != number):
+            current = self._rounds[name] = Round(name.rpartition(" ")[0])
+        if current.answer is not None:
+            late = current.late_answer if rank in self._missing(current) else None
+            self._send([rank], {**(late or current.answer), "gathered": name})
+            return
+        current.values[rank], current.numbers[rank] = str(message["value"]), number
+        self._endings.pop(rank, None)
+        if message["seconds"] is not None:
+            now, seconds = time.monotonic(), float(message["seconds"])
+            if now + seconds < current.deadline:
+                current.deadline, current.seconds = now + seconds, float(message["timeout"])
+            current.waiting.add(rank)
+            current.without = set(message["without"])
+            current.patient = current.patient or bool(message["patient"])
+        # Counted first, as this is asked for every task.
+        enough = len(current.values) + len(current.without) >= self._num_tasks
+        if current.waiting and enough and not self._missing(current):
+            values = [current.values.get(each, "null") for each in range(self._num_tasks)]
+            self._end(name, {"values": pack(values)})
 
     def received(self, rank: int, name: str) -> None:
         """Notes that a task has received the answer of a round."""
         if name in self._rounds:
             self._rounds[name].waiting.discard(rank)
-            self._rounds[name].informed.add(rank)
 
     @property
     def owes(self) -> bool:
         """Whether there are tasks that have not received an answer yet."""
         return any(one.answer is not None and one.waiting for one in self._rounds.values())
-
-    @property
-    def has_failed_without_some(self) -> bool:
-        """Whether a round has failed that some tasks may still come to."""
-        return any(
-            one.answer is not None
-            and "values" not in one.answer
-            and len(one.informed | one.without | self._endings.keys()) < self._num_tasks
-            for one in self._rounds.values()
-        )
 
     def disconnected(self, process: Process) -> None:
         """Waits once more for a process: it gives its values again if it returns."""
@@ -105,9 +98,10 @@ class Rounds:
                 continue
             awaited = current.patient and rank in self._missing(current)
             if current.numbers.get(rank) == process.number or awaited:
-                self._end(name, {"lost": rank, "why": ending})
+                part = f"takes no part in {current.purpose}: {ending}"
+                self._end(name, {"error": f"{self._name_of(rank)} is gone, and {part}."})
             elif failed and current.waiting:
-                self._notify(name, current)
+                self._notify(current)
 
     def tick(self, now: float) -> None:
         """Ends the rounds whose time is up, and has one task report who is missing."""
@@ -115,20 +109,33 @@ class Rounds:
             if current.answer is not None:
                 continue
             if now >= current.deadline:
-                self._end(name, {"missing": self._missing(current), "endings": self._endings})
+                count, names = self._describe_missing(current)
+                error = (
+                    f"{count} did not come to {current.purpose} within {current.seconds:.3g} s: "
+                    f"{names}. Look at their output, and check that all tasks run the same program."
+                )
+                late = f"the other tasks had stopped waiting for {count} when this one came"
+                current.late_answer = {"error": f"{late}: {names}."}
+                self._end(name, {"error": error})
             elif now >= current.next_notice and current.waiting and not current.patient:
                 current.next_notice += _NEXT_NOTICES
-                self._notify(name, current)
+                self._notify(current)
 
-    def _notify(self, name: str, current: Round) -> None:
+    def _notify(self, current: Round) -> None:
+        count, names = self._describe_missing(current)
         waited = time.monotonic() - current.began
-        notice = {"waiting": name, "missing": self._missing(current), "waited": waited}
-        self._send([min(current.waiting)], {**notice, "endings": self._endings})
+        text = f"waiting for {count} since {waited:.0f} s: {names}"
+        self._send([min(current.waiting)], {"notice": text})
 
-    def _is_complete(self, current: Round) -> bool:
-        # Counted, as it is asked for every task.
-        enough = len(current.values) + len(current.without) >= self._num_tasks
-        return enough and not self._missing(current)
+    def _describe_missing(self, current: Round) -> Tuple[str, str]:
+        """Returns how many tasks are missing, and which."""
+        missing, names = self._missing(current), []
+        for rank in missing[:_MOST_NAMES]:
+            ending = f" ({self._endings[rank]})" if rank in self._endings else ""
+            names.append(f"{self._name_of(rank)}{ending}")
+        more = len(missing) - len(names)
+        shown = ", ".join(names) + (f" and {more} more" if more else "")
+        return f"{len(missing)} of {self._num_tasks} tasks", shown
 
     def _missing(self, current: Round) -> List[int]:
         known = current.values.keys() | current.without

@@ -25,7 +25,6 @@ from typing import Dict, List, Mapping, Tuple
 from slurm_resolver.errors import RendezvousError
 
 VARIABLE = "SLURM_RESOLVER_SECRET"
-MEANS_VARIABLE = "SLURM_RESOLVER_SECRET_MEANS"
 MUNGE_SOCKET_VARIABLE = "SLURM_RESOLVER_MUNGE_SOCKET"
 
 _SHORTEST = 16  # characters
@@ -35,8 +34,7 @@ _RENEW_SECONDS = 120.0  # munged refuses credentials older than 5 minutes by def
 # unmunge(1): the credential is valid, but another task of this node has decrypted it before.
 _REPLAYED = 17
 _REMEDY = f"Set the same {VARIABLE} in all tasks: export {VARIABLE}=$(openssl rand -hex 32)"
-
-Offer = Mapping[str, object]
+_MEANS = {"variable": VARIABLE, "munge": "munge", "none": "no secret"}  # as messages name them
 
 _keys: Dict[str, bytes] = {}  # that munge has decrypted for this process, by the service's number
 
@@ -52,10 +50,10 @@ class Secret:
         """Makes it.
 
         Raises:
-            RendezvousError: where a variable has an unusable value, or munge fails.
+            RendezvousError: where the variable has an unusable value, or munge fails.
         """
-        self._means, key = find_means()
-        self.key = key or (secrets.token_bytes(32) if self._means == "munge" else b"")
+        self._means = find_means()
+        self.key = secrets.token_bytes(32) if self._means == "munge" else _key_of_variable()
         self._credential, self._made_at = "", 0.0
         self._number = secrets.token_hex(8)
         self.offer()
@@ -76,45 +74,37 @@ class Secret:
         return {"means": "munge", "credential": self._credential, "key": self._number}
 
 
-def accept_offer(offer: Offer, name: str) -> bytes:
+def accept_offer(offer: Mapping[str, object], name: str) -> bytes:
     """Returns the secret that the service `name` offers.
 
     Raises:
         RendezvousError: where this task would offer something else, or munge fails.
     """
-    means, key = find_means()
-    offered = offer.get("means")
+    means, offered = find_means(), str(offer.get("means"))
     if offered != means:
         raise RendezvousError(
-            f"{name} uses {_describe(offered)} as its secret, but this task has {_describe(means)}."
-            f" {_REMEDY}, and see that srun passes it on (--export). To use none in all tasks: "
-            f"export {MEANS_VARIABLE}=none."
+            f"{name} uses {_MEANS.get(offered, f'{offered!r:.40}')} as its secret, but this task "
+            f"has {_MEANS[means]}. {_REMEDY}, and see that srun passes it on (--export)."
         )
     if means != "munge":
-        return key
+        return _key_of_variable()
     credential, number = offer.get("credential"), str(offer.get("key"))
-    if number in _keys:
-        return _keys[number]
-    if not isinstance(credential, str):
-        raise RendezvousError(f"{name} offers no munge credential. {_REMEDY}.")
-    # Anybody can encrypt a key for this user: it counts only if this user has encrypted it.
-    text = _run_munge("unmunge", ["--numeric", "--keys=UID"], credential)
-    found = re.fullmatch(r"UID:\s*(\d+)\s+([0-9a-f]{64})\s*", text)
-    if found is None or int(found[1]) != os.geteuid():
-        raise RendezvousError(f"{name} offers a munge credential of another user. {_REMEDY}.")
-    _keys[number] = bytes.fromhex(found[2])
+    if number not in _keys:
+        # Anybody can encrypt a key for this user: it counts only if this user has encrypted it.
+        text = _run_munge("unmunge", ["--numeric", "--keys=UID"], str(credential))
+        found = re.fullmatch(r"UID:\s*(\d+)\s+([0-9a-f]{64})\s*", text)
+        if found is None or int(found[1]) != os.geteuid():
+            raise RendezvousError(f"{name} offers a munge credential of another user. {_REMEDY}.")
+        _keys[number] = bytes.fromhex(found[2])
     return _keys[number]
 
 
-def find_means() -> Tuple[str, bytes]:
-    """Returns "variable", "munge" or "none", and the key that the variable gives.
+def find_means() -> str:
+    """Returns "variable", "munge" or "none".
 
     Raises:
-        RendezvousError: where a variable has an unusable value.
+        RendezvousError: where the variable has an unusable value.
     """
-    wanted = os.environ.get(MEANS_VARIABLE)
-    if wanted not in (None, "munge", "none"):
-        raise RendezvousError(f"{MEANS_VARIABLE}={wanted!r}: expected munge or none, or unset it.")
     value = os.environ.get(VARIABLE)
     if value is not None:
         if len(value) < _SHORTEST:
@@ -122,31 +112,25 @@ def find_means() -> Tuple[str, bytes]:
                 f"{VARIABLE} has {len(value)} characters; expected at least {_SHORTEST} that "
                 f"nobody can guess. {_REMEDY}."
             )
-        return "variable", value.encode(errors="surrogateescape")
-    available = shutil.which("unmunge") is not None and Path(_munge_socket()).is_socket()
-    if wanted == "munge" and not available:
-        raise RendezvousError(
-            f"{MEANS_VARIABLE}=munge, but munge is not available here: expected its commands on "
-            f"PATH and munged's socket at {_munge_socket()}. {_REMEDY}."
-        )
-    return ("munge" if available and wanted != "none" else "none"), b""
+        return "variable"
+    has_munge = shutil.which("unmunge") is not None and Path(_munge_socket()).is_socket()
+    return "munge" if has_munge else "none"
 
 
 def describe_means() -> Tuple[str, str]:
     """Returns the means, and a sentence for `check` that says how the tasks are protected.
 
     Raises:
-        RendezvousError: where a variable has an unusable value.
+        RendezvousError: where the variable has an unusable value.
     """
-    means, _ = find_means()
+    means = find_means()
     if means == "none":
         return means, "any user of these nodes can connect to the tasks while they start"
-    return means, f"the tasks recognize each other by {_describe(means)}"
+    return means, f"the tasks recognize each other by {_MEANS[means]}"
 
 
-def _describe(means: object) -> str:
-    known = {"variable": VARIABLE, "munge": "munge", "none": "no secret"}
-    return known.get(str(means), f"an unknown secret ({means!r:.40})")
+def _key_of_variable() -> bytes:
+    return os.environ.get(VARIABLE, "").encode(errors="surrogateescape")
 
 
 def _munge_socket() -> str:
@@ -168,6 +152,6 @@ def _run_munge(program: str, options: List[str], text: str) -> str:
     if failed:
         raise RendezvousError(
             f"`{program}` failed on this node: {reason}. Start munged on all nodes of the job, or: "
-            f"{_REMEDY}. To use no secret in all tasks: export {MEANS_VARIABLE}=none."
+            f"{_REMEDY}."
         )
     return done.stdout

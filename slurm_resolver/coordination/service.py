@@ -19,17 +19,16 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
+import math
 import os
 import resource
 import secrets
 import socket
 import threading
 import time
-from typing import Callable, Container, Dict, List, Optional, Protocol, Set, Tuple
+from typing import Callable, Container, Dict, List, Optional, Protocol, Sequence, Set, Tuple
 
-from slurm_resolver.coordination import wire
-from slurm_resolver.coordination.address import ServiceAddress
-from slurm_resolver.coordination.job import Job
+from slurm_resolver.coordination import NameOf, ServiceAddress, wire
 from slurm_resolver.coordination.rounds import Rounds
 from slurm_resolver.coordination.secret import Secret
 from slurm_resolver.coordination.wire import ROLES, Message, Process
@@ -37,7 +36,6 @@ from slurm_resolver.coordination.wire import ROLES, Message, Process
 RETURN_SECONDS = 2.0  # for a process that closed its connection to return
 _ANOTHER_SECONDS = 1.0  # for the end of a process to arrive when its successor connects
 _FLUSH_SECONDS = 3.0  # to send the last messages when this process ends
-_LATE_SECONDS = 10.0  # for late tasks to learn that the others could not meet
 _TICK_SECONDS = 0.25
 _STRANGERS = 64  # connections beyond those of the tasks
 _OTHER_FILES = 32  # that this process has open
@@ -49,14 +47,11 @@ class Watcher(Protocol):
     def message(self, process: Process, message: Message) -> None:
         """Takes what a process says of itself."""
 
-    def left(self, process: Process, failure: str) -> str:
-        """Takes a goodbye; `failure` is the exception that ended the process, or ''.
+    def ended(self, process: Process, failure: str, said_goodbye: bool) -> str:
+        """Takes the end of a process; `failure` is what ended it, or ''.
 
         Returns where the process was, such as "in step 812 of epoch 3", or ''.
         """
-
-    def lost(self, process: Process, reason: str) -> str:
-        """Takes a loss; returns where the process was, as `left`."""
 
     def tick(self, now: float) -> None:
         """Does what is due; called several times a second."""
@@ -66,15 +61,24 @@ class Watcher(Protocol):
         """Whether tasks still rely on the service, so that its process must not end yet."""
 
 
+class _Link:
+    """A process that represents a task, and its connection."""
+
+    def __init__(self, process: Process) -> None:
+        self.process = process
+        self.writer: Optional[asyncio.StreamWriter] = None  # None while the connection has failed
+        self.lost_at, self.reason = math.inf, ""  # when the process will be lost, and why
+
+
 class Service:
     """The service. Other threads may call `close` and `close_in_child` only."""
 
-    def __init__(self, address: ServiceAddress, name_of: Callable[[int], str]) -> None:
-        """Listens from now on.
+    def __init__(self, address: ServiceAddress, name_of: NameOf) -> None:
+        """Takes the port; `start` begins to serve.
 
         Args:
             address: where, and for which step.
-            name_of: returns how messages name a rank; may be replaced by a better one.
+            name_of: returns how messages name a rank.
 
         Raises:
             OSError: where the port cannot be used.
@@ -88,38 +92,33 @@ class Service:
         self._socket = socket.create_server(
             ("", address.port), family=family, backlog=4096, dualstack_ipv6=dual
         )
-        self.rounds = Rounds(address.num_tasks, self.send)
-        self.watchers: List[Watcher] = [Job(self)]
+        self.rounds = Rounds(address.num_tasks, self.send, name_of)
+        self.watchers: List[Watcher] = []
         self.status: Callable[[], Message] = dict  # what an observer is told
         self.leaves = False  # whether its process is about to end
-        self._writers: Dict[Process, Optional[asyncio.StreamWriter]] = {}
-        self._processes: Dict[Tuple[int, str], Process] = {}  # by rank and role
+        self._links: Dict[Tuple[int, str], _Link] = {}  # by rank and role
         self._departed: List[int] = []  # whose goodbyes the others are not told yet
-        self._losses: Dict[Process, Tuple[float, str]] = {}  # when, and why, one will be lost
-        self._told: Dict[Tuple[str, int], object] = {}  # what tasks tell all others
+        self._told: Dict[Tuple[str, int], Message] = {}  # what tasks tell all others
         self._connections: Set[asyncio.StreamWriter] = set()
         self._came: Set[int] = set()  # the ranks that have connected
         self._closing = False
         self._thread = threading.Thread(
             target=lambda: asyncio.run(self._serve()), name="slurm_resolver service", daemon=True
         )
+
+    def start(self, watchers: Sequence[Watcher]) -> None:
+        """Serves from now on; more watchers may be added later."""
+        self.watchers.extend(watchers)
         self._thread.start()
 
     def send(self, ranks: Optional[Container[int]], message: Message) -> None:
         """Sends a message to the processes of these tasks; None for all tasks."""
         line = wire.encode(message)
-        receivers = [p for p in self._writers if ranks is None or p.rank in ranks]
+        links = [one for one in self._links.values() if ranks is None or one.process.rank in ranks]
         # This task comes last: it may go on to hold the interpreter, and with it this thread.
-        for process in sorted(receivers, key=lambda p: p.rank == self.address.rank):
-            writer = self._writers[process]
-            if writer is not None and not writer.transport.is_closing():
-                writer.write(line)
-
-    def answer(self, process: Process, message: Message) -> None:
-        """Sends a message to one process."""
-        writer = self._writers.get(process)
-        if writer is not None and not writer.transport.is_closing():
-            writer.write(wire.encode(message))
+        for link in sorted(links, key=lambda link: link.process.rank == self.address.rank):
+            if link.writer is not None and not link.writer.transport.is_closing():
+                link.writer.write(line)
 
     def flush(self) -> None:
         """Returns when the messages of the service have left this process, or after some time."""
@@ -131,21 +130,18 @@ class Service:
 
     def close(self) -> None:
         """Ends the service once no task relies on it; the last messages are sent."""
-        self.leaves, began = True, time.monotonic()
+        self.leaves, until = True, time.monotonic() + self.address.grace
         while self._thread.is_alive() and (
             any(watcher.keeps_open for watcher in self.watchers)
-            or time.monotonic() < began + self._still_needed()
+            or (self._owes_answers and time.monotonic() < until)
         ):
             time.sleep(_TICK_SECONDS / 5)
         self._closing = True
         self._thread.join(2 * _FLUSH_SECONDS)
 
-    def _still_needed(self) -> float:
-        """Returns the seconds that other tasks may need to come for an answer."""
-        refuses = self._refusal and len(self._came) < self.address.num_tasks
-        if refuses or self.rounds.owes:
-            return self.address.grace
-        return _LATE_SECONDS if self.rounds.has_failed_without_some else 0.0
+    @property
+    def _owes_answers(self) -> bool:
+        return self.rounds.owes or bool(self._refusal and len(self._came) < self.address.num_tasks)
 
     def close_in_child(self) -> None:
         """Closes a forked process's copies of the sockets, which would keep the port in use."""
@@ -161,8 +157,8 @@ class Service:
         while not self._closing:
             await asyncio.sleep(_TICK_SECONDS)
             now = time.monotonic()
-            for process in [p for p, (when, _) in self._losses.items() if when <= now]:
-                self._lose(process)
+            for link in [link for link in self._links.values() if link.lost_at <= now]:
+                self._end(link, link.reason, said_goodbye=False)
             if self._departed:  # one message, as large steps end at once
                 self.send(None, {"left": self._departed})
                 self._departed = []
@@ -197,70 +193,60 @@ class Service:
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> Optional[Message]:
         """Returns what the other end says of itself, once it has proved it; None if refused."""
-        challenge, identity = secrets.token_hex(16), self.address.identity
-        offer = self._secret.offer()
-        writer.write(
-            wire.encode({"protocol": wire.PROTOCOL, "challenge": challenge, "offer": offer})
-        )
+        challenge, key = secrets.token_hex(16), self._secret.key
+        greeting = {"protocol": wire.PROTOCOL, "challenge": challenge}
+        writer.write(wire.encode({**greeting, "offer": self._secret.offer()}))
         hello = wire.decode(await reader.readuntil())
-        rank, role = hello.get("rank"), hello.get("role")
-        if hello.get("identity") != identity:
+        if hello.get("identity") != self.address.identity:
             writer.write(wire.encode({"other": "it belongs to another step, or another start"}))
             return None
-        parts = (challenge, hello.get("challenge"), identity, rank, hello.get("number"), role)
-        is_task = type(rank) is int and 0 <= rank < self.address.num_tasks and role in ROLES
-        is_task = is_task and type(hello.get("pid")) is int
-        if not wire.is_proof(hello.get("proof"), self._secret.key, "task", *parts):
+        parts = [challenge, *(hello.get(name) for name in wire.PROVEN)]
+        if not wire.is_proof(hello.get("proof"), key, "task", *parts):
             return None
-        if not (is_task or role == "observer"):
-            return None
-        if is_task:
-            self._came.add(int(rank or 0))
-        answer: Message = {"proof": wire.prove(self._secret.key, "service", *parts)}
         refusal = self._refusal
-        if is_task and not refusal:
-            refusal = await self._find_other(_process(hello))
-        admitted = {"grace": self.address.grace, "rank": self.address.rank}
-        answer.update({"refused": refusal} if refusal else admitted)
-        writer.write(wire.encode(answer))
+        if hello["role"] != "observer":
+            rank, pid = hello["rank"], hello.get("pid")
+            if hello["role"] not in ROLES or type(rank) is not int or type(pid) is not int:
+                return None
+            if not 0 <= rank < self.address.num_tasks:
+                return None
+            self._came.add(rank)
+            refusal = refusal or await self._find_other(_process(hello))
+        answer = {"proof": wire.prove(key, "service", *parts), "grace": self.address.grace}
+        more = {"refused": refusal} if refusal else {"rank": self.address.rank}
+        writer.write(wire.encode({**answer, **more}))
         return None if refusal else hello
 
     async def _find_other(self, process: Process) -> str:
         """Returns why a process cannot represent its task; '' if it can."""
         until = time.monotonic() + _ANOTHER_SECONDS
         while True:
-            other = self._find_former(process)
-            if other is None or self._writers[other] is None:
+            link = self._links.get(process[:2])
+            if link is None or link.writer is None or link.process.number == process.number:
                 return ""
             if time.monotonic() > until:
                 return (
-                    f"rank {process.rank} is represented by process {other.pid}, which still "
-                    f"runs; process {process.pid} is its child, or a second program in the task"
+                    f"rank {process.rank} is represented by process {link.process.pid}, which "
+                    f"still runs; process {process.pid} is its child, or a second program in the "
+                    "task"
                 )
             await asyncio.sleep(_TICK_SECONDS / 5)
-
-    def _find_former(self, process: Process) -> Optional[Process]:
-        """Returns the other process that represents the same task in the same role, if any."""
-        former = self._processes.get(process[:2])
-        return None if former is None or former.number == process.number else former
 
     async def _attend(
         self, process: Process, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> None:
-        before = self._find_former(process)
-        if before is not None:  # it has ended, and this process follows it
-            _, reason = self._losses.get(before, (0.0, ""))
-            self._forget(before)
-            for watcher in self.watchers:
-                watcher.left(before, reason)
-        former = self._writers.get(process)
-        self._writers[process] = writer
-        self._processes[process[:2]] = process
-        self._losses.pop(process, None)
-        if former is not None:
-            former.close()
-        for (topic, rank), value in self._told.items():
-            writer.write(wire.encode({"told": topic, "rank": rank, "value": value}))
+        link = self._links.get(process[:2])
+        if link is not None and link.process.number != process.number:
+            for watcher in self.watchers:  # it has ended, and this process follows it
+                watcher.ended(link.process, link.reason, said_goodbye=True)
+            link = None
+        if link is None:
+            link = self._links[process[:2]] = _Link(process)
+        elif link.writer is not None:
+            link.writer.close()
+        link.writer, link.lost_at = writer, math.inf
+        for told in self._told.values():
+            writer.write(wire.encode(told))
         grace = self.address.grace
         seconds, reason = grace, f"its connection has failed for {grace:g} s"
         wire.detect_dead_peers(writer.get_extra_info("socket"), grace)
@@ -268,58 +254,44 @@ class Service:
             while True:
                 message = wire.decode(await reader.readuntil())
                 if "goodbye" in message:
-                    self._leave(process, str(message["goodbye"]))
+                    self._end(link, str(message["goodbye"]), said_goodbye=True)
                     return
-                if "gather" in message:
-                    self.rounds.add(process, message)
-                elif "received" in message:
-                    self.rounds.received(process.rank, str(message["received"]))
-                self._relay(process, message)
-                for watcher in self.watchers:
-                    watcher.message(process, message)
+                self._take(process, message)
         except EOFError:
             seconds, reason = RETURN_SECONDS, "its process has ended"
         except OSError as error:
             if error.errno == errno.ETIMEDOUT:
                 seconds, reason = 0.0, f"its node has not answered for {grace:g} s"
         finally:
-            if self._writers.get(process) is writer:
-                self._writers[process] = None
-                self._losses[process] = (time.monotonic() + seconds, reason)
+            if link.writer is writer and self._links.get(process[:2]) is link:
+                link.writer, link.reason = None, reason
+                link.lost_at = time.monotonic() + seconds
                 self.rounds.disconnected(process)
 
-    def _relay(self, process: Process, message: Message) -> None:
-        for key, value in message.items():
-            verb, _, topic = key.partition(" ")
-            if verb == "tell":
-                self._told[topic, process.rank] = value
-                self.send(None, {"told": topic, "rank": process.rank, "value": value})
+    def _take(self, process: Process, message: Message) -> None:
+        if "gather" in message:
+            self.rounds.add(process, message)
+        elif "received" in message:
+            self.rounds.received(process.rank, str(message["received"]))
+        elif "tell" in message:
+            told = {"told": message["tell"], "rank": process.rank, "value": message["value"]}
+            self._told[str(message["tell"]), process.rank] = told
+            self.send(None, told)
+        for watcher in self.watchers:
+            watcher.message(process, message)
 
-    def _forget(self, process: Process) -> None:
-        self._writers.pop(process, None)
-        self._losses.pop(process, None)
-        self._processes.pop(process[:2], None)
-
-    def _leave(self, process: Process, failure: str) -> None:
-        self._forget(process)
-        ending = f"its process ended: {failure}" if failure else "it has ended"
-        self.rounds.ended(process, ending, bool(failure))
-        places = [watcher.left(process, failure) for watcher in self.watchers]
+    def _end(self, link: _Link, failure: str, said_goodbye: bool) -> None:
+        """Takes the end of a process, and tells the others."""
+        process = link.process
+        self._links.pop(process[:2], None)
+        left = f"its process ended: {failure}" if failure else "it has ended"
+        self.rounds.ended(process, left if said_goodbye else failure, bool(failure))
+        places = [watcher.ended(process, failure, said_goodbye) for watcher in self.watchers]
         if failure:
-            self._tell_gone(process, failure, places)
+            rank, role, where = process.rank, process.role, " ".join(filter(None, places))
+            self.send(None, {"gone": rank, "role": role, "why": failure, "where": where})
         elif process.role == "program":
             self._departed.append(process.rank)
-
-    def _lose(self, process: Process) -> None:
-        _, reason = self._losses[process]
-        self._forget(process)
-        self.rounds.ended(process, reason, True)
-        places = [watcher.lost(process, reason) for watcher in self.watchers]
-        self._tell_gone(process, reason, places)
-
-    def _tell_gone(self, process: Process, why: str, places: List[str]) -> None:
-        where = " ".join(filter(None, places))
-        self.send(None, {"gone": process.rank, "role": process.role, "why": why, "where": where})
 
 
 def _process(hello: Message) -> Process:

@@ -3,7 +3,7 @@ r"""What a task and the coordination service send each other: JSON objects, one 
 A connection begins with a mutual handshake, in which the secret itself is never sent::
 
     service: {"protocol": 1, "challenge": N, "offer": {"means": "munge", "credential": …}}
-    task:    {"identity": I, "rank": 3, "process": X, "role": "program", "pid": 71,
+    task:    {"identity": I, "rank": 3, "number": X, "role": "program", "pid": 71,
               "challenge": M, "proof": HMAC(secret, "task" N M I 3 X "program")}
     service: {"proof": HMAC(secret, "service" N M I 3 X "program"), "grace": 30, "rank": 0}
              or {"refused": "why"}
@@ -28,6 +28,8 @@ MOST_BYTES = 64 * 1024
 MOST_ANSWER_BYTES = 64 * 1024 * 1024  # the longest line that the service sends
 HANDSHAKE_SECONDS = 5.0
 
+# What the proofs of a handshake cover, beside the service's challenge.
+PROVEN = ("challenge", "identity", "rank", "number", "role")
 
 # How a process represents its task: as its program, or as `slurm-resolver exec` that waits for it.
 ROLES = ("program", "launcher")

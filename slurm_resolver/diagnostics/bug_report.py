@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import getpass
 import importlib.metadata
-import json
 import os
 import platform
 import re
@@ -17,46 +16,32 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any, Dict, Mapping
+from typing import Dict, Mapping
 
 from slurm_resolver.cluster.resolve import resolve
 from slurm_resolver.errors import SlurmResolverError
 from slurm_resolver.slurm.gpu_variables import count_driver_gpus
 from slurm_resolver.slurm.step import VARIABLES, SlurmStep
 from slurm_resolver.version import __version__
-from slurm_resolver.wording import counted
 
 Report = Dict[str, Dict[str, str]]
 
 _PACKAGES = (
-    "tensorflow",
-    "tensorflow-cpu",
-    "tf-nightly",
-    "tensorflow-rocm",
-    "keras",
-    "tf_keras",
-    "numpy",
-    "grpcio",
-    "protobuf",
-    "nvidia-ml-py",
-    "nvidia-nccl-cu12",
-    "rich",
+    *("tensorflow", "tensorflow-cpu", "tensorflow-rocm", "tf-nightly", "keras", "tf_keras"),
+    *("numpy", "grpcio", "protobuf", "nvidia-ml-py", "nvidia-nccl-cu12", "rich"),
 )
 _PROGRAMS = ("srun", "nvidia-smi")
 _PROGRAM_SECONDS = 5.0
 
 # Beside those that this package reads: variables that place tasks, or change TensorFlow's network.
 _SHOWN_WITH_VALUE = re.compile(
-    r"SLURM_(NTASKS|NPROCS|NNODES|NODELIST|TASKS_PER_NODE|NTASKS_PER_NODE|CPUS_PER_TASK"
-    r"|CPUS_ON_NODE|JOB_CPUS_PER_NODE|JOB_NUM_NODES|JOB_NODELIST|STEP_[A-Z_]+|DIST[A-Z_]*"
-    r"|GPUS?[A-Z_]*|CPU_BIND[A-Z_]*|MEM_[A-Z_]+|HET_SIZE|RESTART_COUNT|MPI_TYPE|KILL_BAD_EXIT"
-    r"|[A-Z_]+_(HET|PACK)_GROUP_\d+)"
-    r"|OMPI_COMM_WORLD_[A-Z_]+|PMI_(RANK|SIZE)|MPI_LOCALN?RANK(S|ID)|PMIX_(RANK|NAMESPACE)"
+    r"SLURM_((JOB_)?(CPU|DIST|GPU|HET|MEM|NNODES|NODELIST|NPROCS|NTASKS|NUM|STEP|TASKS)|KILL)[A-Z_]*"
     r"|SLURMD_(NODENAME|TRES_BIND)|GRPC_(?!XDS_)[A-Z_]+|NCCL_[A-Z_]+|OMP_[A-Z_]+|PYTHONUNBUFFERED"
     r"|TF_(CPP|USE|ENABLE|DISABLE|XLA|NUM|FORCE|GPU|DETERMINISTIC|LEGACY)_[A-Z0-9_]+"
 )
-_SHOWN_BY_NAME = re.compile(r"SLURM|SPANK|TF_|GRPC_|NCCL_|CUDA_|ROCR_|HIP_|ZE_|OMP_|XLA_|KERAS")
-_PROXY = re.compile(r"(https?|grpc|all|no)_proxy", re.I)
+_SHOWN_BY_NAME = re.compile(
+    r"SLURM|SPANK|TF_|GRPC_|NCCL_|CUDA_|ROCR_|HIP_|ZE_|OMP_|XLA_|KERAS|(?i:(https?|grpc|all|no)_proxy$)"
+)
 _SECRET = re.compile(r"TOKEN|SECRET|PASSW|JWT|CREDENTIAL|API_?KEY|AUTH|COMMENT|COOKIE", re.I)
 
 
@@ -89,19 +74,12 @@ def _versions() -> Dict[str, str]:
 def _first_line(*command: str) -> str:
     try:
         done = subprocess.run(
-            command,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            errors="replace",
-            timeout=_PROGRAM_SECONDS,
+            command, capture_output=True, text=True, errors="replace", timeout=_PROGRAM_SECONDS
         )
     except (OSError, subprocess.TimeoutExpired) as error:
         return f"no answer ({type(error).__name__})"
-    lines = [line.strip() for line in (done.stdout + done.stderr).splitlines() if line.strip()]
-    if done.returncode or not lines:
-        return f"exit status {done.returncode}: {lines[0] if lines else 'no output'}"
-    return lines[0]
+    first = (done.stdout + done.stderr).strip().partition("\n")[0] or "no output"
+    return f"exit status {done.returncode}: {first}" if done.returncode else first
 
 
 def _machine() -> Dict[str, str]:
@@ -121,32 +99,12 @@ def _variables(environ: Mapping[str, str]) -> Dict[str, str]:
     known = {variable.name for variable in VARIABLES}
     shown: Dict[str, str] = {}
     for name, value in sorted(environ.items()):
-        if _PROXY.fullmatch(name):
-            shown[name] = "set (left out)" if value else "empty"
-        elif name == "TF_CONFIG":
-            shown[name] = _without_user(_known_of_tf_config(value))
-        elif name in known or _SHOWN_WITH_VALUE.fullmatch(name):
-            secret = _SECRET.search(name) and name not in known
-            shown[name] = "set (left out)" if secret else _without_user(value)
+        harmless = _SHOWN_WITH_VALUE.fullmatch(name) and not _SECRET.search(name)
+        if name in known or harmless:
+            shown[name] = _without_user(value)
         elif _SHOWN_BY_NAME.match(name):
             shown[name] = "set (left out)"
     return shown
-
-
-def _known_of_tf_config(text: str) -> str:
-    """Returns the part of TF_CONFIG that TensorFlow reads; others put more into it."""
-    try:
-        config = json.loads(text)
-        jobs = config["cluster"].items()
-        known: Dict[str, Any] = {"cluster": {str(job): list(map(str, at)) for job, at in jobs}}
-        if "task" in config:
-            known["task"] = {key: config["task"].get(key) for key in ("type", "index")}
-        if "rpc_layer" in config:
-            known["rpc_layer"] = str(config["rpc_layer"])
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        return f"set (left out, as it cannot be read: {type(error).__name__})"
-    others = len(set(config) - set(known))
-    return json.dumps(known) + (f" and {counted(others, 'other')} (left out)" if others else "")
 
 
 def _without_user(text: str) -> str:

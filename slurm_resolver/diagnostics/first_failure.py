@@ -4,13 +4,14 @@ A task fails by a Python error, whose traceback ends its output, or srun tells h
 others then fail because of it: with errors of calls to it, or as srun ends them.
 
 In one log the order of the lines is that of time. Several logs are compared by the last time that
-stands in a line before; clocks of nodes agree as far as `slurm-resolver check` says.
+stands in a line before, as far as the clocks of the nodes agree.
 """
 
 from __future__ import annotations
 
 import re
 import time
+from dataclasses import dataclass
 from typing import Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 # What is seen in a task because another one, or a connection to it, has failed.
@@ -18,25 +19,23 @@ _FOLLOWS = {
     *("task-unhealthy", "leader-lost", "barrier-failed", "peer-refused", "peer-unreachable"),
     *("peer-closed", "parameter-server-lost", "worker-lost", "peer-call-failed", "session-waits"),
     *("tasks-missing", "deadline-exceeded", "collective-aborted", "fit-failed", "cancelled"),
-    *("rendezvous-error", "startup-deadline", "task-restarted"),
+    *("rendezvous-error", "task-restarted"),
 }
 # TensorFlow's errors of calls to another task.
 _CALL_ERRORS = re.compile(r"errors_impl\.(?:Unavailable|Aborted|Cancelled|DeadlineExceeded)Error:")
-_MOST_TASKS = 10_000
 _MOST_LINES_AFTER = 200  # of a task, after the error that has ended it; TensorFlow's may be long
 _LONGEST = 2000  # characters of a line that are looked at
 _LABEL = re.compile(r" *(\d{1,7}): ?")  # of srun --label
 # The node is None where tasks of several have ended alike: "n[8-9]: tasks 0-1".
-TASK_END = re.compile(r"srun: error: (?:([\w.-]+)|[\w.,\[\]-]+): tasks? ((\d+)[\d,-]*): (.+)")
+_TASK_END = re.compile(r"srun: error: (?:([\w.-]+)|[\w.,\[\]-]+): tasks? ((\d+)[\d,-]*): (.+)")
 _NODE = re.compile(r"srun: error: Node failure on ([\w.-]+)")
 _ENDS_ALL = re.compile(
     r"srun: (?:Terminating |Job step aborted)|.{0,80}\*\*\* (?:STEP|JOB) \S+ ON \S+ CANCELLED AT "
 )
-TRACEBACK = "Traceback (most recent call last)"
+_TRACEBACK = "Traceback (most recent call last)"
 _TIME = re.compile(
     r"\[?(\d{4}-\d\d-\d\d)[T ](\d\d:\d\d:\d\d)"  # TensorFlow, and most loggers of Python
     r"|[IWEF]\d{4} \d\d:\d\d:(\d{9,10})\.\d"  # absl before it is initialized: since 1970
-    r"|[IWEF](\d\d)(\d\d) (\d\d:\d\d:\d\d)\."  # absl: no year
 )
 
 
@@ -58,23 +57,23 @@ class Failure(NamedTuple):
     follows: bool = False
 
 
+@dataclass
 class _Task:
-    """What was read of one task."""
+    """What was read of one task: its last time, and the error that its last traceback ends with."""
 
-    def __init__(self) -> None:
-        self.time: Optional[float] = None
-        self.in_traceback = False
-        self.error: Optional[Tuple[int, str, Optional[float]]] = None
-        self.lines_after = 0
+    time: Optional[float] = None
+    in_traceback: bool = False
+    error: Optional[Failure] = None
+    lines_after: int = 0
 
     def read(self, number: int, text: str) -> None:
         self.time = _read_time(text) or self.time
         self.lines_after += 1
-        if text.startswith(TRACEBACK):
+        if text.startswith(_TRACEBACK):
             self.in_traceback = True
         elif self.in_traceback and text and not text[0].isspace():
             self.in_traceback = False
-            self.error, self.lines_after = (number, text.rstrip(), self.time), 0
+            self.error, self.lines_after = Failure("", number, text.rstrip(), self.time), 0
 
 
 class FailureReader:
@@ -82,7 +81,7 @@ class FailureReader:
 
     def __init__(self) -> None:
         self._tasks: Dict[str, _Task] = {}  # by rank; '' without a label
-        self._ends: Dict[str, Tuple[int, Optional[str], str]] = {}  # by rank: line, node, and how
+        self._ends: Dict[str, Failure] = {}  # by rank, as srun tells them
         self._node: Optional[Failure] = None  # the first that failed
         self._all_end = False  # srun, or somebody else, ends all tasks
         self._last_number = 0
@@ -95,51 +94,41 @@ class FailureReader:
         text = text[:_LONGEST]
         if _ENDS_ALL.match(text):
             self._all_end = True
-        elif text.startswith("srun: ") and not self._all_end:
-            self._read_end(number, text.rstrip())
         if text.startswith("srun: "):
+            if not self._all_end:
+                self._read_end(number, text.rstrip())
             return
         label = _LABEL.match(text)
-        name = label[1] if label else ""
-        if name not in self._tasks and len(self._tasks) >= _MOST_TASKS:
-            return
-        self._tasks.setdefault(name, _Task()).read(number, text[label.end() :] if label else text)
+        task = self._tasks.setdefault(label[1] if label else "", _Task())
+        task.read(number, text[label.end() :] if label else text)
 
     def _read_end(self, number: int, text: str) -> None:
-        end, node = TASK_END.match(text), _NODE.match(text)
+        end, node = _TASK_END.match(text), _NODE.match(text)
         if node and self._node is None:
             self._node = Failure(f"node {node[1]}", number, "Node failure")
-        if end and end[3] not in self._ends and len(self._ends) < _MOST_TASKS:
-            self._ends[end[3]] = (number, end[1], end[4])
+        if end:
+            rank = end[3]
+            where = f"rank {rank} on {end[1]}" if end[1] else f"rank {rank}"
+            task = self._tasks.get(rank)
+            failure = Failure(where, number, end[4], task.time if task else None)
+            self._ends.setdefault(rank, failure)
 
     def first(self) -> Optional[Failure]:
         """Returns the failure of the task that failed first; None where none did."""
-        failures = [self._with_error(name, task) for name, task in self._tasks.items()]
-        told = [failure for failure in (*failures, self._node) if failure is not None]
-        told += [self._as_srun_tells(rank) for rank in self._ends if not self._has_error(rank)]
+        told = [self._node] if self._node else []
+        for rank, task in self._tasks.items():
+            if task.error is not None and task.lines_after <= _MOST_LINES_AFTER:
+                told.append(self._with_task(rank, task.error))
+        with_error = {rank for rank, task in self._tasks.items() if task.error is not None}
+        if "" not in with_error:
+            told += [end for rank, end in self._ends.items() if rank not in with_error]
         return min(told, key=lambda failure: (failure.follows, failure.line_number), default=None)
 
-    def _has_error(self, rank: str) -> bool:
-        return any(
-            name in self._tasks and self._tasks[name].error is not None for name in (rank, "")
-        )
-
-    def _with_error(self, name: str, task: _Task) -> Optional[Failure]:
-        if task.error is None or task.lines_after > _MOST_LINES_AFTER:
-            return None
-        number, line, when = task.error
-        rank = name if name or len(self._ends) != 1 else next(iter(self._ends))
-        where = self._where(rank) if rank in self._ends else f"rank {rank}"
-        return Failure(where if rank else "", number, line, when, follows_another(line))
-
-    def _where(self, rank: str) -> str:
-        node = self._ends[rank][1]
-        return f"rank {rank} on {node}" if node else f"rank {rank}"
-
-    def _as_srun_tells(self, rank: str) -> Failure:
-        number, _, how = self._ends[rank]
-        task = self._tasks.get(rank)
-        return Failure(self._where(rank), number, how, task.time if task else None)
+    def _with_task(self, rank: str, error: Failure) -> Failure:
+        if not rank and len(self._ends) == 1:
+            (rank,) = self._ends
+        where = self._ends[rank].task if rank in self._ends else f"rank {rank}" if rank else ""
+        return error._replace(task=where, follows=follows_another(error.line))
 
 
 def first_of(failures: Sequence[Optional[Failure]]) -> List[int]:
@@ -149,11 +138,9 @@ def first_of(failures: Sequence[Optional[Failure]]) -> List[int]:
         failures: the first failure in each log.
     """
 
-    def order(number: int) -> Tuple[bool, bool, bool, float]:
-        failure = failures[number]
-        if failure is None:
-            return True, True, True, 0.0
-        return False, failure.follows, failure.time is None, failure.time or 0.0
+    def order(number: int) -> Tuple[bool, bool, float]:
+        failure = failures[number] or Failure("", 0, "", follows=True)
+        return failure.follows, failure.time is None, failure.time or 0.0
 
     return sorted(range(len(failures)), key=order)
 
@@ -170,19 +157,10 @@ def _read_time(text: str) -> Optional[float]:
     match = _TIME.match(text)
     if match is None:
         return None
-    date, clock, epoch, month, day, of_day = match.groups()
+    date, clock, epoch = match.groups()
     if epoch is not None:
         return float(epoch)
     try:
-        if date is None:
-            year = time.localtime().tm_year
-            when = time.mktime(time.strptime(f"{year}-{month}-{day} {of_day}", _FORMAT))
-            if when <= time.time() + 24 * 60 * 60:
-                return when
-            date, clock = f"{year - 1}-{month}-{day}", of_day
-        return time.mktime(time.strptime(f"{date} {clock}", _FORMAT))
-    except (ValueError, OverflowError):  # no such day
+        return time.mktime(time.strptime(f"{date} {clock}", "%Y-%m-%d %H:%M:%S"))
+    except (ValueError, OverflowError):  # not a day of the calendar
         return None
-
-
-_FORMAT = "%Y-%m-%d %H:%M:%S"

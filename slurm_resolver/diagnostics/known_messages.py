@@ -167,29 +167,16 @@ KNOWN_MESSAGES: Tuple[KnownMessage, ...] = (
         "Make all tasks workers (no jobs, or worker=-1); or, where parameter servers are meant, "
         "ParameterServerStrategy in the chief and sys.exit(resolver.serve()) in ps and worker.",
         r"There is no id for task_type '?(?P<address>\w{1,80})"),
-    _known("no-worker", "There must be at least one worker",
-        "ParameterServerStrategy has no worker: the jobs leave no task for one.",
-        "Start more tasks, or ask for fewer others: --jobs chief=1,ps=1,worker=-1 needs three."),
     _known("tf-keras-missing",
         "No module named 'tf_keras'|do not have the tf_keras package installed"
         "|Keras cannot be imported. Check",
         "The program uses Keras 2, or TF_USE_LEGACY_KERAS asks for it, and tf_keras is missing.",
         "pip install 'tf_keras==2.21.*', of the same 2.x as TensorFlow; or unset "
         "TF_USE_LEGACY_KERAS, and use Keras 3."),
-    _known("tensorflow-slurm-resolver",
-        "range() arg 3 must not be zero|No such file or directory: 'nvidia-smi'"
-        "|tasks but only",
-        "tf.distribute.cluster_resolver.SlurmClusterResolver fails without GPUs, or miscounts.",
-        "Use this package's: from slurm_resolver import SlurmClusterResolver",
-        r"range\(\) arg 3 must|directory: 'nvidia-smi'|Requested \d+ tasks but only \d+ were"),
     _known("no-gpu", "CUDA_ERROR_NO_DEVICE|no CUDA-capable device",
         "The task sees no GPU: none was granted, or CUDA_VISIBLE_DEVICES is empty, as it should be "
         "for parameter servers.",
         "Ask Slurm for them (srun --gpus-per-node=N), and look: srun slurm-resolver show"),
-    _known("gpu-ordinal",
-        "nvalid device ordinal|CUDA_ERROR_INVALID_DEVICE|listed an invalid Device id",
-        "The task has no GPU of this number: numbers count CUDA_VISIBLE_DEVICES, from 0.",
-        "Set neither numbers nor CUDA_VISIBLE_DEVICES by hand; look: srun slurm-resolver show"),
     _known("gpu-out-of-memory",
         "CUDA_ERROR_OUT_OF_MEMORY|failed to allocate |OOM when allocating|ran out of memory trying",
         "The GPU's memory is full: the batch is too large, or several tasks share the GPU and "
@@ -213,9 +200,6 @@ KNOWN_MESSAGES: Tuple[KnownMessage, ...] = (
     _known("node-failed", " DUE TO NODE FAILURE", "A node went down.",
         "sinfo -R names it; restart from a checkpoint without it: --exclude=NODE",
         _slurmstepd(" DUE TO NODE FAILURE.{0,60}")),
-    _known("requeued", " DUE TO JOB REQUEUE",
-        "The job was put back into the queue, and will start again.", "scontrol show job JOBID",
-        _slurmstepd(" DUE TO JOB REQUEUE")),
     _known("ended-after-failure", " DUE TO TASK FAILURE",
         "A task had failed, and srun --kill-on-bad-exit ended the others.", _FIRST,
         _slurmstepd(" DUE TO TASK FAILURE")),
@@ -236,40 +220,10 @@ KNOWN_MESSAGES: Tuple[KnownMessage, ...] = (
         "The program, or what its first line (#!) names, does not exist on that node.",
         "Use a path that all nodes share, and activate the virtual environment before srun.",
         r"execve\(\): (?:bad interpreter\()?(?P<address>[^\s()]{1,200})\)?: No such file"),
-    _known("program-not-allowed", "execve(): ",
-        "The file is no program that may be run: a script without the right to be executed.",
-        "srun python FILE.py; or chmod +x FILE.",
-        r"execve\(\): (?P<address>\S{1,200}): (?:Permission denied|Exec format error)"),
     _known("command-not-found", ": command not found|: not found",
         "The shell finds no such program on this node: the environment is not the one in which it "
         "is installed.",
         "Activate it in the batch file, before srun: source ~/venv/bin/activate, or module load …",
         r"(?:^|[ /])(?:\w{0,10}sh|slurm_script): (?:line )?\d+: (?P<address>\S{1,200}): "
         r"(?:command )?not found"),
-    _known("folder-not-found", "couldn't chdir to ",
-        "The job's working directory does not exist on that node: the task runs in /tmp instead.",
-        "Submit from a folder that all nodes share, or name one: --chdir=FOLDER",
-        r"couldn't chdir to `(?P<address>[^']{1,200})'"),
-    _known("no-allocation", "Unable to confirm allocation for job",
-        "The job that SLURM_JOB_ID or --jobid names has ended, or never existed.",
-        "squeue --me; in a shell of a job that has ended: unset SLURM_JOB_ID"),
-    _known("step-waits", "step creation temporarily disabled|step creation still disabled"
-        "|Step created for",
-        "Another step of the job uses the CPUs, memory or GPUs; srun waits for its end.",
-        "To run both at once: srun --overlap, or divide the resources with --exact.",
-        "step creation (?:temporarily|still) disabled", resolved="Step created for"),
-    _known("wrong-request",
-        "invalid partition specified|Invalid partition name|Invalid node name specified"
-        "|Invalid account or|Invalid qos specification",
-        "There is no such partition, node, account or quality of service, or it is not for you.",
-        "sinfo -s names partitions and nodes; sacctmgr show assoc user=$USER the rest."),
-    _known("not-granted",
-        "Unable to create step for job|node configuration is not available"
-        "|Invalid generic resource|Memory specification can not be satisfied|srun: error: Only "
-        "allocated |configuration not available now",
-        "More tasks, CPUs, memory or GPUs than the job or any node has.",
-        "scontrol show job JOBID; sinfo -o '%N %c %m %G'"),
-    _known("slurm-silent", "Socket timed out on send/recv|Unable to contact slurm controller",
-        "Slurm's controller is overloaded or down; the job itself may still run.",
-        "scontrol ping; then start the command again, and not in a loop (squeue, srun)."),
 )  # fmt: skip

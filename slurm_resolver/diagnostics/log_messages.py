@@ -1,26 +1,16 @@
 """The search for known messages in a log, in one pass.
 
-A log may be long, and have lines of many megabytes, progress bars and bytes that are not text. The
-time grows linearly with its size, and the memory with the number of findings, which is bounded.
+A log may be long, and hold progress bars and bytes that are not text. The time grows linearly with
+its size, and the memory with the number of findings, which is bounded.
 """
 
 from __future__ import annotations
 
+import io
 import itertools
 import re
-from typing import (
-    BinaryIO,
-    Callable,
-    Dict,
-    Iterable,
-    Iterator,
-    List,
-    NamedTuple,
-    Optional,
-    Pattern,
-    Set,
-    Tuple,
-)
+from collections import Counter
+from typing import BinaryIO, Callable, Dict, Iterable, List, NamedTuple, Optional, Set, Tuple
 
 from slurm_resolver.diagnostics.known_messages import KNOWN_MESSAGES, KnownMessage
 
@@ -43,9 +33,11 @@ class Finding(NamedTuple):
     count: int  # type: ignore[assignment]  # a tuple's method has this name
 
 
+_Key = Tuple[str, Optional[str]]  # the id and the address of a finding
+
 _CUES = [(cue, known) for known in KNOWN_MESSAGES for cue in known.cues]
-_PIECE = 64 * 1024  # characters or bytes of a line that are searched at once
-_OVERLAP = 1024  # a message may lie across two pieces
+_GROUP = 64 * 1024  # bytes of lines that are searched for cues at once, as most have none
+_LONGEST = 1024 * 1024  # bytes of a line that are looked at together
 _MOST_ADDRESSES = 100  # of one id; further ones share a finding without an address
 _SHOWN_LENGTH = 200
 _ADDRESS = re.compile(
@@ -67,99 +59,79 @@ def explain(lines: Iterable[str]) -> List[Finding]:
 
     None where all of them are what TensorFlow prints at the good end of a task that ends last.
     """
-    return _find_messages(
-        (number, line[max(0, start - _OVERLAP) : start + _PIECE])
-        for number, line in enumerate(lines, 1)
-        for start in range(0, len(line), _PIECE)
-    )
+    return explain_file(io.BytesIO("\n".join(lines).encode("utf-8", "replace")))
 
 
 def explain_file(
     stream: BinaryIO, reader: Callable[[int, str], None] = lambda number, text: None
 ) -> List[Finding]:
-    """Does the same for an open file of any bytes, and never holds more than a piece of it.
+    """Does the same for an open file of any bytes.
 
-    `reader` gets the number and the text of each line, or piece of a long one, as well.
+    `reader` gets the number and the text of each line as well, or of each piece of a long one.
     """
-    return _find_messages(_read_with(reader, _read_pieces(stream)))
-
-
-def _read_with(
-    reader: Callable[[int, str], None], pieces: Iterable[Tuple[int, str]]
-) -> Iterator[Tuple[int, str]]:
-    for piece in pieces:
-        reader(*piece)
-        yield piece
-
-
-def _read_pieces(stream: BinaryIO) -> Iterator[Tuple[int, str]]:
-    """Yields the number of a line and a piece of it; pieces of one line overlap."""
-    number, tail = 1, b""
-    while True:
-        piece = stream.readline(_PIECE)
-        if not piece:
-            return
-        yield number, (tail + piece).decode("utf-8", "replace")
-        ended = piece.endswith(b"\n")
-        number, tail = number + ended, b"" if ended else piece[-_OVERLAP:]
-
-
-def _pieces_with_cues(
-    pieces: Iterable[Tuple[int, str]],
-) -> Iterator[Tuple[int, str, List[KnownMessage]]]:
-    """Yields the pieces with a cue, and the messages whose cue they have.
-
-    Most lines of a log have none: many of them are searched at once.
-    """
+    findings = _Findings()
     group: List[Tuple[int, str]] = []
-    size = 0
-    for number, text in itertools.chain(pieces, [(0, "")]):
-        if size >= _PIECE or not number:
-            joined = "".join([part for _, part in group])
-            cues = [(cue, known) for cue, known in _CUES if cue in joined]
-            for line_number, part in group if cues else ():
-                candidates = [known for cue, known in cues if cue in part]
-                if candidates:
-                    yield line_number, part, candidates
-            group, size = [], 0
+    number, size = 1, 0
+    for piece in iter(lambda: stream.readline(_LONGEST), b""):
+        text = piece.decode("utf-8", "replace")
+        reader(number, text)
         # a carriage return, as of a progress bar, separates texts like the end of a line
         group += [(number, part) for part in text.split("\r")]
-        size += len(text) + 100  # an empty line takes memory too
+        size += len(piece) + 100  # an empty line takes memory too
+        number += piece.endswith(b"\n")
+        if size >= _GROUP:
+            findings.read(group)
+            group, size = [], 0
+    findings.read(group)
+    return findings.told()
 
 
-def _find_messages(pieces: Iterable[Tuple[int, str]]) -> List[Finding]:
-    found: Dict[Tuple[str, Optional[str]], Finding] = {}
-    last_line: Dict[Tuple[str, Optional[str]], int] = {}  # the last one that was counted
-    unresolved: Dict[Tuple[str, Optional[str]], Pattern[str]] = {}
-    num_addresses: Dict[str, int] = {}
-    telling: Set[Tuple[str, Optional[str]]] = set()  # with a line that is no noise
-    for number, text, candidates in _pieces_with_cues(pieces):
-        for key in [key for key in unresolved if unresolved[key].search(text)]:
-            del found[key], unresolved[key]
-        for known in candidates:
-            match = known.pattern.search(text)
-            if match is None:
-                continue
-            address = _named_task(match)
-            key = (known.id, address)
-            if key not in found:
-                if address and num_addresses.setdefault(known.id, 0) >= _MOST_ADDRESSES:
-                    key = (known.id, None)
-                elif address:
-                    num_addresses[known.id] += 1
-            before = found.get(key)
-            if before is None:
-                shown = _shorten(text, match.start())
-                found[key] = Finding(known.id, number, shown, known.cause, known.remedy, key[1], 1)
-                if known.resolved:
-                    unresolved[key] = known.resolved
-            elif last_line[key] != number:
-                found[key] = before._replace(count=before.count + 1)
-            last_line[key] = number
-            if _END_NOISE.search(text) is None:
-                telling.add(key)
-            break
-    return list(found.values()) if telling & found.keys() else []
+class _Findings:
+    """The findings by id and address, while a log is read."""
+
+    def __init__(self) -> None:
+        self._found: Dict[_Key, Finding] = {}
+        self._num_addresses: Counter[str] = Counter()
+        self._last_line: Dict[_Key, int] = {}  # the last one that was counted
+        self._unresolved: Dict[_Key, re.Pattern[str]] = {}
+        self._telling: Set[_Key] = set()  # with a line that is no noise
+
+    def told(self) -> List[Finding]:
+        return list(self._found.values()) if self._telling & self._found.keys() else []
+
+    def read(self, group: List[Tuple[int, str]]) -> None:
+        joined = "\n".join([text for _, text in group])
+        cues = [(cue, known) for cue, known in _CUES if cue in joined]
+        for number, text in group if cues else ():
+            candidates = [known for cue, known in cues if cue in text]
+            if candidates:
+                for key in [key for key, end in self._unresolved.items() if end.search(text)]:
+                    del self._found[key], self._unresolved[key]
+            for known in candidates:
+                match = known.pattern.search(text)
+                if match is not None:
+                    self._add(known, number, match)
+                    break
+
+    def _add(self, known: KnownMessage, number: int, match: re.Match[str]) -> None:
+        text = match.string
+        key: _Key = (known.id, _named_task(match))
+        if key not in self._found and self._num_addresses[known.id] >= _MOST_ADDRESSES:
+            key = (known.id, None)
+        before = self._found.get(key)
+        if before is None:
+            self._num_addresses[known.id] += 1
+            shown = _shorten(text, match.start())
+            self._found[key] = Finding(
+                known.id, number, shown, known.cause, known.remedy, key[1], 1
+            )
+            if known.resolved:
+                self._unresolved[key] = known.resolved
+        elif self._last_line[key] != number:
+            self._found[key] = before._replace(count=before.count + 1)
+        self._last_line[key] = number
+        if _END_NOISE.search(text) is None:
+            self._telling.add(key)
 
 
 def _named_task(match: re.Match[str]) -> Optional[str]:

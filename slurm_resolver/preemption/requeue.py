@@ -1,39 +1,45 @@
 """Requeues a job whose training was saved because its end is near, if that is asked for.
 
 `scontrol requeue` ends a running job and puts it back into the queue, with the same id. It would
-requeue a cancelled job as well, so that the job's state is asked for first. These are the states
-of `scontrol show job`, measured on live clusters; SIGNALING is RUNNING while a signal is under way:
+requeue a cancelled job as well, so the job's state is asked for first. These are the states of
+`scontrol show job`, measured on live clusters; SIGNALING is RUNNING while a signal is under way:
 
     JobState=RUNNING                         somebody has sent a signal: requeue
-    JobState=RUNNING, PreemptTime is set     preempted: requeue, unless Slurm does (preempted.py)
+    JobState=RUNNING, PreemptTime is set     preempted: requeue, unless Slurm does (below)
     JobState=COMPLETING, Reason=TimeLimit    at its time limit: requeue
     JobState=COMPLETING, Restarts has grown  requeued already, by preemption or by a user
     JobState=COMPLETING otherwise            cancelled: do not requeue
 
-SIGTERM alone, to a job that Slurm neither preempts nor ends, may mean that another task of the
-step has failed: srun --kill-on-bad-exit ends the others by it, and so does Slurm 26.05 where a task
-fails that uses PMIx. Tasks that train together have all answered before they save, which one that
-has failed would not have. Of the step's other tasks nothing is known: such a job would fail and
-start again for ever, and is not requeued.
+Where the state cannot be read, the job may have been cancelled. Then the tasks' exit status asks
+the batch file for the requeue; a cancelled job has no batch file any more.
 
-Where the state cannot be read, the job may have been cancelled: the tasks' exit status asks the
-batch file for the requeue, which a cancelled job has no more.
+A job that is preempted with a GraceTime gets SIGTERM (or the signal of --signal) and has that long
+to end by itself. With PreemptMode=CANCEL no version of Slurm requeues it. What happens with
+PreemptMode=REQUEUE when its batch file ends in that time depends on the version of slurmctld (live
+on 22.05, 24.11 and 26.05, and from the source of slurmctld):
+
+    up to 23.11    the job has FAILED; after `scontrol requeue` it starts once more, as it should
+    from 24.05 on  it starts once more; `scontrol requeue` does the same, but up to 25.11 Slurm then
+                   still takes the job for preempted when it ends again, even with status 0, and
+                   starts it once too often
 """
 
 from __future__ import annotations
 
 import contextlib
+import re
+import shutil
 import time
-from typing import NamedTuple, Optional
+from typing import Callable, Dict, NamedTuple, Optional
 
 from slurm_resolver.errors import ResumeError
-from slurm_resolver.preemption.preempted import is_preempted, slurm_requeues
 from slurm_resolver.slurm import scontrol
 from slurm_resolver.slurm.step import SlurmStep
 
 REQUEUE_STATUS = 75  # EX_TEMPFAIL of sysexits.h: try again later
 TERMINATED_STATUS = 143  # as a shell reports a process that SIGTERM has ended
 MAX_RESTARTS_STATUS = 1
+_FIRST_THAT_REQUEUES = [24, 5]  # the version of slurmctld
 
 # A busy controller answers late, and scontrol would wait 60 s for each answer. Slurm's KillWait is
 # 30 s by default, and a signal before the time limit may leave less.
@@ -78,6 +84,11 @@ def requeue_job(
 
     One task of the step calls it, after the training was saved.
 
+    SIGTERM alone, to a job that Slurm neither preempts nor ends, may mean that another task of the
+    step has failed: `srun --kill-on-bad-exit` and, from 26.05 on, Slurm's PMIx end the others by
+    it. The tasks that have saved together have not failed. Nothing is known of the step's other
+    tasks: a job with such tasks is not requeued, as it could fail and start again for ever.
+
     Args:
         step: the task's variables.
         requeue: "scontrol", "exit-code" (exit with `REQUEUE_STATUS`, for the batch file) or None.
@@ -90,12 +101,9 @@ def requeue_job(
         return ExitPlan(TERMINATED_STATUS, 0, "ending, without a requeue (requeue=None)")
     if max_restarts is not None and restarts >= max_restarts:
         _forbid_requeue(step)
-        return ExitPlan(
-            MAX_RESTARTS_STATUS,
-            0,
-            f"not requeued: SLURM_RESTART_COUNT={restarts} has reached max_restarts={max_restarts}."
-            " The checkpoint is kept: submit the job again to go on",
-        )
+        message = f"SLURM_RESTART_COUNT={restarts} has reached max_restarts={max_restarts}"
+        kept = "The checkpoint is kept: submit the job again to go on"
+        return ExitPlan(MAX_RESTARTS_STATUS, 0, f"not requeued: {message}. {kept}")
     job_id = job_id_for_scontrol(step)
     if job_id is None:
         message = f"exit status {REQUEUE_STATUS}: start the program again to go on"
@@ -106,12 +114,12 @@ def requeue_job(
     ask_batch_file = f"exit status {REQUEUE_STATUS} asks the batch file to requeue job {job_id}"
     if requeue == "exit-code":
         return ExitPlan(REQUEUE_STATUS, 0, ask_batch_file)
-    if not scontrol.is_available():
+    if shutil.which("scontrol") is None:
         message = f"scontrol is not on this task's PATH; {ask_batch_file}"
         return ExitPlan(REQUEUE_STATUS, 0, message)
-    budget = _budget(step)
+    seconds_left = _start_clock(step)
     try:
-        job = scontrol.show_job(job_id, budget.left())
+        job = scontrol.show_job(job_id, seconds_left())
         if "JobState" not in job:
             raise OSError("scontrol show job tells no JobState")
     except OSError as error:
@@ -120,11 +128,11 @@ def requeue_job(
     seen = job.get("Restarts", "")
     if seen.isdecimal() and int(seen) > restarts:
         return ExitPlan(REQUEUE_STATUS, 0, f"job {job_id} has been requeued already")
-    if job["JobState"] not in scontrol.RUNNING_STATES and job.get("Reason") != "TimeLimit":
+    is_running = job["JobState"] in scontrol.RUNNING_STATES
+    if not is_running and job.get("Reason") != "TimeLimit":
         return ExitPlan(TERMINATED_STATUS, 0, f"job {job_id} is being cancelled: not requeued")
     others = (step.num_tasks or 1) - saved
-    by_itself = job["JobState"] in scontrol.RUNNING_STATES and not is_preempted(job)
-    if not announced and others > 0 and by_itself:
+    if not announced and others > 0 and is_running and not scontrol.is_preempted(job):
         return ExitPlan(
             TERMINATED_STATUS,
             0,
@@ -134,31 +142,56 @@ def requeue_job(
             "--signal=USR1@120)",
         )
     try:
-        if slurm_requeues(job, budget):
-            return _leave_to_slurm(job_id, restarts + 1, budget)
-        scontrol.scontrol("requeue", job_id, timeout=budget.left())
+        if _slurm_requeues(job, seconds_left):
+            return _leave_to_slurm(job_id, restarts + 1, seconds_left)
+        scontrol.run("scontrol", "requeue", job_id, timeout=seconds_left())
     except OSError as error:
         return ExitPlan(REQUEUE_STATUS, 0, f"not requeued ({error}); {ask_batch_file}")
     message = f"job {job_id} requeued, restart {restarts + 1}"
     return ExitPlan(REQUEUE_STATUS, _JOB_END_SECONDS, message)
 
 
-def _budget(step: SlurmStep) -> scontrol.Budget:
-    """Returns how long Slurm's commands may take: a quarter of what is left until the job's end."""
+def _start_clock(step: SlurmStep) -> Callable[[], float]:
+    """Returns a function that tells how many seconds Slurm's next command may take.
+
+    Together the commands may take a quarter of the time that is left until the job's end.
+    """
     seconds = _MOST_SECONDS
     if step.job_end_time is not None:
         seconds = min(seconds, max(_LEAST_SECONDS, (step.job_end_time - time.time()) / 4))
-    return scontrol.Budget(seconds)
+    until = time.monotonic() + seconds
+    return lambda: max(0.0, until - time.monotonic())
 
 
-def _leave_to_slurm(job_id: str, restart: int, budget: scontrol.Budget) -> ExitPlan:
-    """Ends the batch file of a job that Slurm requeues then, with what may follow the step in it.
+def _slurm_requeues(job: Dict[str, str], seconds_left: Callable[[], float]) -> bool:
+    """Whether Slurm itself requeues this job (`show_job`) because it preempts it."""
+    may_be = job.get("Requeue") == job.get("BatchFlag") == "1"
+    if not may_be or not scontrol.is_preempted(job):
+        return False
+    config = scontrol.show_config(seconds_left())
+    # the controller's version; the commands may be those of another one
+    version = [int(part) for part in re.findall(r"\d+", config.get("SLURM_VERSION", ""))[:2]]
+    if version < _FIRST_THAT_REQUEUES:
+        return False
+    mode = cluster_mode = config.get("PreemptMode", "OFF")
+    if config.get("PreemptType") == "preempt/qos":
+        qos = scontrol.show_qos(job.get("QOS", ""), seconds_left())
+        mode = qos.get("PreemptMode", "OFF")
+        mode = cluster_mode if mode == "OFF" else mode  # OFF: the QOS sets none
+    else:
+        partition = scontrol.show_partition(job.get("Partition", ""), seconds_left())
+        mode = partition.get("PreemptMode", cluster_mode)
+    return "REQUEUE" in mode.split(",")
+
+
+def _leave_to_slurm(job_id: str, restart: int, seconds_left: Callable[[], float]) -> ExitPlan:
+    """Ends the shell that runs the batch file of a job: then Slurm requeues the job.
 
     The status is not the one that asks the batch file for a requeue.
     """
     message = f"job {job_id} is preempted, and Slurm requeues it, restart {restart}"
     try:
-        scontrol.end_batch_script(job_id, budget.left())
+        scontrol.run("scancel", "--batch", "--signal=TERM", job_id, timeout=seconds_left())
     except OSError as error:
         message = f"{message}, when its batch file ends, which has to be now ({error})"
         return ExitPlan(TERMINATED_STATUS, 0, message)
@@ -168,13 +201,13 @@ def _leave_to_slurm(job_id: str, restart: int, budget: scontrol.Budget) -> ExitP
 def _forbid_requeue(step: SlurmStep) -> None:
     """Keeps Slurm from requeueing this job by itself, where it would."""
     job_id = job_id_for_scontrol(step)
-    if job_id is None or step.simulated or not scontrol.is_available():
+    if job_id is None or step.simulated:
         return
-    budget = _budget(step)
+    seconds_left = _start_clock(step)
     with contextlib.suppress(OSError):
-        job = scontrol.show_job(job_id, budget.left())
-        if scontrol.requeues_failures(job) or slurm_requeues(job, budget):
-            scontrol.allow_requeue(job_id, False, budget.left())
+        job = scontrol.show_job(job_id, seconds_left())
+        if scontrol.requeues_failures(job) or _slurm_requeues(job, seconds_left):
+            scontrol.forbid_requeue(job_id, seconds_left())
 
 
 def job_id_for_scontrol(step: SlurmStep) -> Optional[str]:
@@ -189,10 +222,9 @@ def job_end(step: SlurmStep) -> Optional[float]:
     if step.job_end_time is not None:
         return float(step.job_end_time)
     job_id = job_id_for_scontrol(step)
-    if job_id is None or step.simulated or not scontrol.is_available():
+    if job_id is None or step.simulated:
         return None
     try:
-        end = scontrol.show_job(job_id, _MOST_SECONDS).get("EndTime", "")
-        return time.mktime(time.strptime(end, "%Y-%m-%dT%H:%M:%S"))
-    except (OSError, ValueError):  # "Unknown", for a job without a limit
+        return scontrol.end_time(scontrol.show_job(job_id, _MOST_SECONDS))
+    except OSError:
         return None

@@ -19,14 +19,15 @@ class SignalWatch:
         names: the names of the signals.
         received: the name of the first one that has come; None before.
         terminated: whether SIGTERM has come, as the first or a later signal.
+        ended: whether SIGTERM has come since `leave_on_sigterm`.
     """
 
     def __init__(self, names: Collection[str]) -> None:
         self.names: Tuple[str, ...] = (names,) if isinstance(names, str) else tuple(names)
         self.received: Optional[str] = None
         self.terminated = False
+        self.ended = False
         self._leaving = False
-        self._ended = False
         self._armed = False
         for name in self.names:
             if not (name.startswith("SIG") and hasattr(signal, name)):
@@ -60,11 +61,6 @@ class SignalWatch:
         self._leaving = True
         signal.signal(signal.SIGTERM, self._record)
 
-    @property
-    def ended(self) -> bool:
-        """Whether a SIGTERM has come since `leave_on_sigterm`."""
-        return self._ended
-
     def _ignore_signals(self) -> None:
         for name in self.names:
             signal.signal(getattr(signal, name), signal.SIG_IGN)
@@ -85,7 +81,7 @@ class SignalWatch:
         # No lock: the code that the signal has interrupted may hold it.
         self.terminated = self.terminated or number == signal.SIGTERM
         if self._leaving:
-            self._ended = self._ended or number == signal.SIGTERM
+            self.ended = self.ended or number == signal.SIGTERM
         elif self.received is None:
             self.received = signal.Signals(number).name
 

@@ -1,4 +1,4 @@
-"""Which versions of Keras train rightly on several workers.
+"""Which versions of TensorFlow and Keras are installed, and whether this Keras trains correctly.
 
 Measured with tests/helpers/keras_programs, two workers against one process: up to 3.9 the metrics
 are wrong, up to 3.7 the weights as well.
@@ -6,11 +6,14 @@ are wrong, up to 3.7 the weights as well.
 
 from __future__ import annotations
 
+import importlib.metadata
+import os
 import sys
-from typing import Tuple
+from typing import List, Tuple
 
 from slurm_resolver.errors import KerasError
 from slurm_resolver.log import warn_once
+from slurm_resolver.preflight.result import WARNING, Result, result_of
 
 _FIRST_RIGHT = (3, 10)
 _NEWEST_TRIED = (3, 16)
@@ -51,3 +54,51 @@ def check_keras() -> None:
 
 def _minor(version: str) -> Tuple[int, ...]:
     return tuple(int(part) for part in version.split(".")[:2])
+
+
+def find_tensorflow_version() -> str:
+    """Returns the version of the installed TensorFlow, without importing it; '' without one."""
+    loaded = getattr(sys.modules.get("tensorflow"), "__version__", "")
+    names = ("tensorflow", "tensorflow-cpu", "tensorflow-rocm", "tensorflow-intel")
+    return str(loaded or next(filter(None, map(_installed, names)), ""))
+
+
+def _installed(package: str) -> str:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return ""
+
+
+def check_versions() -> List[Result]:
+    """Returns the results of the checks `tensorflow` and `keras` for this task.
+
+    Which Keras a program takes only a variable says, TF_USE_LEGACY_KERAS; a program may still
+    import tf_keras without it. So an old Keras 3 beside tf_keras is no warning.
+    """
+    tensorflow, keras, tf_keras = (
+        find_tensorflow_version(),
+        _installed("keras"),
+        _installed("tf_keras"),
+    )
+    missing = problem = ""
+    if not tensorflow:
+        missing = (
+            "not installed: load your site's module, or pip install 'tensorflow>=2.15' (without "
+            "GPUs tensorflow-cpu)"
+        )
+    elif os.environ.get("TF_USE_LEGACY_KERAS", "").lower() in ("1", "true"):
+        keras = ""
+        if not tf_keras:
+            problem = (
+                "TF_USE_LEGACY_KERAS asks for tf_keras, which is not installed: pip install "
+                f"'tf_keras=={'.'.join(tensorflow.split('.')[:2])}.*', or unset the variable to "
+                "use Keras 3"
+            )
+    elif keras and not tf_keras:
+        problem = keras_problem(keras)
+    found = [f"{name} {n}" for name, n in (("Keras", keras), ("tf_keras", tf_keras)) if n]
+    return [
+        result_of("tensorflow", [missing], tensorflow),
+        result_of("keras", [problem], ", ".join(found), WARNING),
+    ]

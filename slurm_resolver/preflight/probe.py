@@ -1,131 +1,88 @@
 """Whether a task can listen at its port, and whether the others reach it there.
 
-A task that listens sends each connection one line: its rank and its clock.
+A task that listens sends its rank to each connection, in a line.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
+import re
 import socket
+import subprocess
 import threading
 import time
-from pathlib import Path
-from typing import Dict, List, NamedTuple, Optional
-
-from slurm_resolver.coordination.wire import MOST_BYTES, WireError, encode, read
+from typing import Dict, Iterator, List, Optional
 
 _CONNECT_SECONDS = 5.0
+_NAMES_SECONDS = 20.0
 
 
-class RankReply(NamedTuple):
-    """What an address answered when it was asked for its rank.
-
-    Attributes:
-        problem: why the expected rank did not answer; None where it did.
-        clock_ahead: by how many seconds the clock there is ahead of the clock here.
-    """
-
-    problem: Optional[str]
-    clock_ahead: float = 0.0
-
-
-class Listener:
-    """Listens at a task's own port; `problem` says why it cannot, or is None."""
-
-    def __init__(self, rank: int, port: int) -> None:
-        """Listens from now on."""
-        self.problem: Optional[str] = None
-        self._rank = rank
-        self._socket: Optional[socket.socket] = None
-        dual = socket.has_dualstack_ipv6()
-        family = socket.AF_INET6 if dual else socket.AF_INET
-        try:
-            self._socket = socket.create_server(
-                ("", port), family=family, backlog=512, dualstack_ipv6=dual
-            )
-        except OSError as error:
-            process = process_listening_at(port)
-            reason = os.strerror(error.errno or 0) + (f", by {process}" if process else "")
-            self.problem = f"port {port}: {reason}"
-            return
-        threading.Thread(target=self._answer, args=(self._socket,), daemon=True).start()
-
-    def close(self) -> None:
-        """Stops listening, which frees the port."""
-        if self._socket is not None:
+@contextlib.contextmanager
+def listening(rank: int, address: str) -> Iterator[Optional[str]]:
+    """Listens at a task's own address; yields why it cannot, or None."""
+    port = int(address.rpartition(":")[2])
+    dual = socket.has_dualstack_ipv6()
+    family = socket.AF_INET6 if dual else socket.AF_INET
+    server, problem = None, None
+    try:
+        server = socket.create_server(("", port), family=family, backlog=512, dualstack_ipv6=dual)
+    except OSError as error:
+        problem = f"port {port}: {os.strerror(error.errno or 0)}{_find_listener(port)}"
+    else:
+        threading.Thread(target=_answer, args=(server, rank), daemon=True).start()
+    try:
+        yield problem
+    finally:
+        if server is not None:
             # close() alone would not wake the thread that waits in accept()
             with contextlib.suppress(OSError):
-                self._socket.shutdown(socket.SHUT_RDWR)
-            self._socket.close()
-
-    def _answer(self, listener: socket.socket) -> None:
-        with contextlib.suppress(OSError):
-            while True:
-                connection, _ = listener.accept()
-                with connection, contextlib.suppress(OSError):
-                    connection.sendall(encode({"rank": self._rank, "clock": time.time()}))
+                server.shutdown(socket.SHUT_RDWR)
+            server.close()
 
 
-def ask_rank(address: str, rank: int) -> RankReply:
-    """Asks the task at an address for its rank, which is expected to be `rank`."""
+def _find_listener(port: int) -> str:
+    """Returns which process listens at a port; '' if ss(8) is missing or cannot tell this user."""
+    command = ["ss", "-Hltnp", f"sport = :{port}"]
+    try:
+        shown = subprocess.run(command, capture_output=True, text=True, timeout=5).stdout
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    match = re.search(r'"([^"]*)",pid=(\d+)', shown)
+    return f", by process {match[2]} ({match[1]})" if match else ""
+
+
+def _answer(server: socket.socket, rank: int) -> None:
+    with contextlib.suppress(OSError):
+        while True:
+            connection, _ = server.accept()
+            with connection, contextlib.suppress(OSError):
+                connection.sendall(b"%d\n" % rank)
+
+
+def ask_rank(address: str, rank: int) -> Optional[str]:
+    """Returns why the task of this rank does not answer at this address; None where it does."""
     host, _, port = address.rpartition(":")
-    sent_at, started = time.time(), time.perf_counter()
     try:
         with socket.create_connection((host.strip("[]"), int(port)), _CONNECT_SECONDS) as sock:
-            answer = read(sock.makefile("rb"), MOST_BYTES)
-        seconds = time.perf_counter() - started
-        answered_rank, clock = answer["rank"], float(answer["clock"])
-    except (OSError, WireError, KeyError, TypeError) as error:
-        return RankReply(str(error) or type(error).__name__)
-    if answered_rank != rank:
-        return RankReply(f"rank {answered_rank} answers there")
-    return RankReply(None, clock - (sent_at + seconds / 2))
+            answer = sock.makefile("rb").readline(100).strip()
+    except OSError as error:
+        return str(error)
+    return None if answer == b"%d" % rank else f"another process answers there: {answer!r}"
 
 
-def unresolved_hosts(hosts: List[str], seconds: float = 20.0) -> Dict[str, str]:
+def unresolved_hosts(hosts: List[str]) -> Dict[str, str]:
     """Returns the hosts whose names do not resolve on this node, with the reason.
 
-    After `seconds` it stops, and the remaining hosts count as resolved.
+    It gives up after 20 s: each name takes seconds where the name server does not answer.
     """
     failed = {}
-    deadline = time.monotonic() + seconds
+    deadline = time.monotonic() + _NAMES_SECONDS
     for host in hosts:
         if time.monotonic() > deadline:
-            break  # each name takes seconds where the name server does not answer
+            break
         try:
             socket.getaddrinfo(host.strip("[]"), None, type=socket.SOCK_STREAM)
         except OSError as error:
             failed[host] = str(error)
     return failed
-
-
-def process_listening_at(port: int) -> Optional[str]:
-    """Returns which process listens at a port of this node; None if this user cannot see it."""
-    inodes = set()
-    for table in ("/proc/net/tcp", "/proc/net/tcp6"):
-        with contextlib.suppress(OSError):
-            for line in Path(table).read_text().splitlines()[1:]:
-                fields = line.split()
-                listening = fields[3] == "0A"
-                if listening and int(fields[1].rpartition(":")[2], 16) == port:
-                    inodes.add(f"socket:[{fields[9]}]")
-    for process in Path("/proc").glob("[0-9]*"):
-        with contextlib.suppress(OSError):
-            for descriptor in (process / "fd").iterdir():
-                if str(descriptor.readlink()) in inodes:
-                    name = (process / "comm").read_text().strip()
-                    return f"process {process.name} ({name})"
-    return None
-
-
-def ranks_to_ask(rank: int, tasks: int, max_tasks: int = 64) -> List[int]:
-    """Returns the other ranks that this one asks: all up to `max_tasks` tasks, else a sample.
-
-    The sample is the ranks at the distances 1, 2, 4, …: few such distances lead from any task to
-    any other.
-    """
-    if tasks <= max_tasks:
-        return [other for other in range(tasks) if other != rank]
-    distances = [1 << power for power in range((tasks - 1).bit_length())]
-    return [(rank + distance) % tasks for distance in distances]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import List, NamedTuple, Sequence
+from typing import Callable, Dict, Iterable, List, Mapping, NamedTuple
 
 OK, WARNING, FAILED, SKIPPED = "ok", "warning", "failed", "skipped"
 
@@ -16,12 +16,34 @@ class Result(NamedTuple):
     status: str
     detail: str
 
+    @property
+    def is_bad(self) -> bool:
+        """Whether there is something to do about it."""
+        return self.status in (WARNING, FAILED)
 
-def result_of(id: str, problems: Sequence[str], ok_detail: str, status: str = FAILED) -> Result:
-    """Returns OK with `ok_detail` if there are no problems, else `status` with the first four."""
-    if not problems:
+
+def result_of(id: str, problems: Iterable[str], ok_detail: str, status: str = FAILED) -> Result:
+    """Returns `status` with the first four problems, or OK where all of them are ''."""
+    found = [problem for problem in problems if problem]
+    if not found:
         return Result(id, OK, ok_detail)
-    more: List[str] = []
-    if len(problems) > _MAX_SHOWN:
-        more = [f"and {len(problems) - _MAX_SHOWN} more"]
-    return Result(id, status, "; ".join([*problems[:_MAX_SHOWN], *more]))
+    more = [f"and {len(found) - _MAX_SHOWN} more"] if len(found) > _MAX_SHOWN else []
+    return Result(id, status, "; ".join([*found[:_MAX_SHOWN], *more]))
+
+
+def merge(bad: Mapping[int, Result], name_of: Callable[[int], str]) -> Result:
+    """Returns one result for the bad ones of a check, by rank; equal problems are told once."""
+    ranks_by_problem: Dict[str, List[int]] = {}
+    for rank, one in bad.items():
+        ranks_by_problem.setdefault(one.detail, []).append(rank)
+    problems = [
+        f"{first_names(ranks, name_of)}: {text}" for text, ranks in ranks_by_problem.items()
+    ]
+    status = FAILED if any(one.status == FAILED for one in bad.values()) else WARNING
+    return result_of(next(iter(bad.values())).id, problems, "", status)
+
+
+def first_names(ranks: List[int], name_of: Callable[[int], str]) -> str:
+    """Returns the names of the first three tasks, and how many more there are."""
+    more = f" and {len(ranks) - 3} more" if len(ranks) > 3 else ""
+    return ", ".join(map(name_of, ranks[:3])) + more

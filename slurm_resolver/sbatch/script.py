@@ -102,12 +102,12 @@ def _all_directives(settings: BatchSettings) -> List[str]:
     return lines
 
 
+_SHELLCHECK_SOURCE = "# shellcheck source=/dev/null"
 _WHY_GPUS = "# All tasks of a node see all its GPUs; slurm_resolver gives each its share."
 _BLOCK_DISTRIBUTION = "#SBATCH --distribution=block  # no variable shows a step what the default is"
 
 
 def _resources(settings: BatchSettings) -> List[str]:
-    """Returns what every component has to ask for."""
     lines = _directives("cpus-per-task", settings.cpus_per_task)
     lines += _directives("mem", settings.mem)
     lines += ["#SBATCH --exclusive"] if settings.exclusive else []
@@ -140,17 +140,13 @@ def _default_job_name(command: Sequence[str]) -> str:
 
 
 def _environment(settings: BatchSettings) -> List[str]:
-    # one line for each module, so that an error names it
-    lines = [f"module load {shlex.quote(module)}" for module in settings.modules]
-    for line in settings.env_setup:
-        lines += ["# shellcheck source=/dev/null", line]
-    if lines:
-        lines = ["set +u  # for scripts that use variables which are not set", *lines, "set -u"]
-    else:
-        lines = [
-            "# Replace this by what puts the right python and slurm-resolver first in PATH:",
-            "# source ~/venv/bin/activate  # or: module load TensorFlow",
-        ]
+    lines = [
+        "# Replace this by what puts the right python and slurm-resolver first in PATH:",
+        "# source ~/venv/bin/activate  # or: module load TensorFlow",
+    ]
+    if settings.env_setup:
+        given = [line for one in settings.env_setup for line in (_SHELLCHECK_SOURCE, one)]
+        lines = ["set +u  # for scripts that use variables which are not set", *given, "set -u"]
     python = "export PYTHONUNBUFFERED=1  # what Python prints appears in the output at once"
     return ["set -euo pipefail", "", *lines, "", python]
 
@@ -161,6 +157,9 @@ def _step_options(settings: BatchSettings) -> List[str]:
     if settings.ps_nodes is not None:
         words.append('"--het-group=0,1"')
         lines.append("# --het-group: one step over both components.")
+    elif settings.nodes > 1:
+        words.append(f"--distribution=plane={settings.tasks_per_node}")
+        lines.append("# --distribution: ranks in the order of the nodes, whatever the topology is.")
     if settings.cpus_per_task is not None:
         words.append(f"--cpus-per-task={settings.cpus_per_task}")
         lines.append("# --cpus-per-task: srun does not get it from the batch job.")

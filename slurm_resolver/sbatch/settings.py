@@ -64,7 +64,6 @@ class BatchSettings(NamedTuple):
     exec: bool = False
     check: bool = True
     wait: int = 120
-    modules: Sequence[str] = ()
     env_setup: Sequence[str] = ()
 
 
@@ -106,9 +105,6 @@ def check_settings(settings: BatchSettings) -> None:
     for line in settings.env_setup:
         if not (line.strip() and line.isprintable()):
             raise _refused("env_setup", line, "one line; give the option again for another line")
-    for module in settings.modules:
-        if not (module and module.isprintable()) or module.startswith("-"):
-            raise _refused("module", module, "the name of a module")
     _check_times(settings)
     _check_command(settings.command)
     _check_jobs(settings, settings.nodes)

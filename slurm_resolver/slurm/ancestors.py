@@ -1,19 +1,28 @@
-"""What started this process, as /proc shows it: a task's slurmstepd, a launcher such as mpirun.
+"""What started this process: a task's slurmstepd, or another launcher, such as mpirun.
 
-An environment can be cleaned, copied or inherited from elsewhere; the chain of parents cannot. In a
-container that numbers its processes anew it ends at the container, and tells nothing.
+An environment can be cleaned, copied or inherited from elsewhere; the chain of parents that /proc
+shows cannot. In a container that numbers its processes anew the chain ends at the container.
 """
 
 from __future__ import annotations
 
 import os
 import re
-from typing import NamedTuple, Optional, Tuple
+from typing import TYPE_CHECKING, Mapping, NamedTuple, Optional, Tuple
 
-# The commands of launchers, of which there is one for all ranks; and what they run on each node.
-# proc(5): the names of processes are cut after 15 bytes.
-_COMMANDS = re.compile(r"orterun|prterun|(mpirun|mpiexec)(\.(openmpi|mpich|hydra))?")
-_DAEMONS = re.compile(r"orted|prted|hydra_pmi_proxy|hydra_bstrap_pr|pmi_proxy|mpispawn")
+if TYPE_CHECKING:
+    from slurm_resolver.slurm.step import SlurmStep
+
+# mpirun and what it runs on each node. proc(5): names of processes are cut after 15 bytes.
+_LAUNCHERS = re.compile(
+    r"orterun|prterun|(mpirun|mpiexec)(\.(openmpi|mpich|hydra))?"
+    r"|orted|prted|hydra_pmi_proxy|hydra_bstrap_pr|pmi_proxy|mpispawn"
+)
+# Variables that only the ranks of an mpirun have: mpirun(1) of Open MPI, and live runs of MPICH.
+_MARKS = {
+    "OMPI_COMM_WORLD_LOCAL_RANK": "Open MPI's mpirun",
+    "MPI_LOCALRANKID": "the mpirun of MPICH (Hydra)",
+}
 _MAX_PARENTS = 64  # a chain of parents is short; one that changes meanwhile may not end
 # slurmstepd writes its step into its command line: "slurmstepd: [42.0]", "[42.batch]"; Slurm 22.05
 # also the component of a step, "[42.0+1]".
@@ -29,7 +38,6 @@ class Ancestors(NamedTuple):
         complete: whether nothing can be hidden between this process and what Slurm started: then
             there is no launcher unless `launcher` names one.
         job_id, step_id: of that slurmstepd, such as ``42`` and ``0``; None where they are unknown.
-        mpirun: the name of the command, such as ``mpirun.mpich``, where it runs on this node.
     """
 
     launcher: Optional[str] = None
@@ -37,7 +45,6 @@ class Ancestors(NamedTuple):
     complete: bool = False
     job_id: Optional[str] = None
     step_id: Optional[str] = None
-    mpirun: Optional[str] = None
 
     @property
     def is_in_step(self) -> bool:
@@ -53,28 +60,32 @@ def find_ancestors(task_pid: Optional[str]) -> Ancestors:
             start this process as a rank.
     """
     launcher: Optional[str] = None
-    complete, mpirun = False, None
+    complete = False
     own = pid = os.getpid()
     for _ in range(_MAX_PARENTS):
         name, parent = _name_and_parent(pid)
-        if name is None:
-            break
         if name == "slurmstepd":
             title = _TITLE.match(read_proc(f"/proc/{pid}/cmdline"))
-            if title is None:
-                return Ancestors(launcher, True, True, mpirun=mpirun)
-            known = (title["job"], title["step"], mpirun)
-            return Ancestors(launcher, True, True, *known)
-        if pid != own and not complete:
-            is_command = _COMMANDS.fullmatch(name)
-            mpirun = name if is_command else mpirun
-            if launcher is None and (is_command or _DAEMONS.fullmatch(name)):
-                launcher = name
+            return Ancestors(launcher, True, True, *(title.groups() if title else ()))
+        is_launcher = pid != own and not complete and _LAUNCHERS.fullmatch(name)
+        launcher = launcher or (name if is_launcher else None)
         complete = complete or str(pid) == task_pid
         if parent < 1:
             break
         pid = parent
-    return Ancestors(launcher, complete=complete, mpirun=mpirun)
+    return Ancestors(launcher, complete=complete)
+
+
+def find_launcher(step: SlurmStep, environ: Mapping[str, str]) -> Optional[str]:
+    """Returns what started this process if that was not srun; None if it was, or nobody knows.
+
+    mpirun starts a daemon on each node, inside Slurm by srun, and the daemon starts the ranks.
+    Slurm's variables of a rank are the daemon's, or the batch script's, and say nothing about it.
+    """
+    ancestors = step.ancestors
+    if ancestors.launcher is not None or ancestors.complete or step.simulated:
+        return ancestors.launcher  # variables of an mpirun are inherited from elsewhere
+    return next((launcher for name, launcher in _MARKS.items() if environ.get(name)), None)
 
 
 def is_component(node: str, job_id: str, step_id: str) -> bool:
@@ -87,10 +98,10 @@ def is_component(node: str, job_id: str, step_id: str) -> bool:
     return f"/{node}_{job_id}.{step_id}." in read_proc("/proc/net/unix")
 
 
-def _name_and_parent(pid: int) -> Tuple[Optional[str], int]:
+def _name_and_parent(pid: int) -> Tuple[str, int]:
     # The name may hold spaces and brackets: what follows its last bracket is "state, parent, …".
     head, bracket, tail = read_proc(f"/proc/{pid}/stat").rpartition(")")
-    return (head.partition("(")[2], int(tail.split()[1])) if bracket else (None, 0)
+    return (head.partition("(")[2], int(tail.split()[1])) if bracket else ("", 0)
 
 
 def read_proc(path: str) -> str:

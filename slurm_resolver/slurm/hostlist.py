@@ -7,8 +7,9 @@ The reference is what ``scontrol show hostnames`` prints. A suffix after a brack
 from __future__ import annotations
 
 import itertools
+import math
 import re
-from typing import Iterable, Iterator, List, NamedTuple, Sequence, Tuple, Union
+from typing import Iterable, List, NamedTuple, Tuple, Union
 
 from slurm_resolver.errors import HostlistError
 
@@ -17,43 +18,33 @@ MAX_DIGITS = 18  # of a number in a host name
 MAX_HOSTS = 2**24  # Slurm has no total limit; a longer list is a mistake or an attack
 SEPARATORS = " \t\n"  # beside the comma
 
-_BRACKETS = re.compile(r"(\[[^\[\]]*\])")
+_BRACKETS = re.compile(r"\[([^\[\]]*)\]")
+_NAME = re.compile(rf"(?:[^\[\],{SEPARATORS}]+|\[[^\[\]]*\])+")
+_RANGE = re.compile(rf"([0-9]{{1,{MAX_DIGITS}}})(?:-([0-9]{{1,{MAX_DIGITS}}}))?")
 _COUNT = re.compile(r"([0-9]{1,18})(?:\(x([0-9]{1,18})\))?")
-_DIGITS = "0123456789"
-_TWO_DIGITS = [ten + one for ten in _DIGITS for one in _DIGITS]
-
-_SHORT = 20  # hosts; for longer ranges `_expand_range` is faster than Python's `range`
 
 
-class _Range(NamedTuple):
-    """A range that is long, or whose numbers have leading zeros; Python's `range` is any other."""
+class _Bracket(NamedTuple):
+    """One bracket of a name, ``[07,9-11]``: for each range its first and last number and its width.
 
-    first: int
-    last: int
-    width: int  # digits of the first number as it is written
+    The width is 0 where the first number has no leading zeros.
+    """
 
+    ranges: List[Tuple[int, int, int]]
 
-class _Group(NamedTuple):
-    """One bracket of a name, ``[7,9-11]``; or several plain names, as if in a bracket."""
-
-    items: Sequence[Union[_Range, Sequence[str], range]]
-    size: int
+    @property
+    def size(self) -> int:
+        return sum(last - first + 1 for first, last, _ in self.ranges)
 
     def expand(self, prefix: str = "") -> List[str]:
-        texts: List[str] = []
-        plain: List[Iterable[Union[str, int]]] = []  # written by one loop, as most are short
-        for item in self.items:
-            if type(item) is _Range:
-                texts += [f"{prefix}{part}" for part in itertools.chain.from_iterable(plain)]
-                plain.clear()
-                texts += _expand_range(prefix, *item)
-            else:
-                plain.append(item)
-        texts += [f"{prefix}{part}" for part in itertools.chain.from_iterable(plain)]
-        return texts
+        return [
+            prefix + str(number).zfill(width) if width else f"{prefix}{number}"
+            for first, last, width in self.ranges
+            for number in range(first, last + 1)
+        ]
 
 
-_Name = List[Union[str, _Group]]  # plain text and brackets, in the order of the name
+_Name = List[Union[str, _Bracket]]  # plain text and brackets, in the order of the name
 
 
 def expand_hostlist(hostlist: str, limit: int = MAX_HOSTS) -> List[str]:
@@ -101,12 +92,9 @@ def expand_tasks_per_node(tasks_per_node: str) -> List[int]:
     total = 0
     for part in tasks_per_node.split(","):
         match = _COUNT.fullmatch(part)
-        if match is None:
+        repetitions = int(match[2] or 1) if match else 0
+        if match is None or repetitions == 0:
             raise HostlistError("expected a count such as 2 or 2(x3)", tasks_per_node, part)
-        repetitions = int(match[2] or 1)
-        if repetitions == 0:
-            reason = "repeats a count 0 times; expected at least one time"
-            raise HostlistError(reason, tasks_per_node, part)
         total += repetitions
         if total > MAX_HOSTS:
             reason = f"makes more than {MAX_HOSTS:,} counts, the most that are read"
@@ -116,9 +104,13 @@ def expand_tasks_per_node(tasks_per_node: str) -> List[int]:
 
 
 def _parse(hostlist: str, limit: int = MAX_HOSTS) -> List[_Name]:
+    for bracket in re.findall(r"[\[\]]", _BRACKETS.sub("", hostlist)):
+        reason = "a '[' that is not closed" if bracket == "[" else "a ']' without a '[' before"
+        raise HostlistError(reason, hostlist, bracket)
     names: List[_Name] = []
     total = 0
-    for name in _split_names(hostlist):
+    for text in _NAME.findall(hostlist):
+        name = _parse_name(text, hostlist) if "[" in text else [text]
         total += _count_hosts(name)
         if total > limit:
             reason = f"stands for more than {limit:,} hosts, the most that are read"
@@ -127,69 +119,33 @@ def _parse(hostlist: str, limit: int = MAX_HOSTS) -> List[_Name]:
     return names
 
 
-def _split_names(hostlist: str) -> Iterator[_Name]:
-    """Yields each name that has brackets; the plain names between two of these as one group."""
+def _parse_name(text: str, hostlist: str) -> _Name:
     name: _Name = []
-    for i, text in enumerate(_BRACKETS.split(hostlist)):
+    for i, part in enumerate(_BRACKETS.split(text)):
         if i % 2:
-            name.append(_parse_bracket(text, hostlist))
-            continue
-        if "[" in text or "]" in text:
-            bracket = next(character for character in text if character in "[]")
-            reason = "a '[' that is not closed" if bracket == "[" else "a ']' without a '[' before"
-            raise HostlistError(reason, hostlist, bracket)
-        for separator in SEPARATORS:
-            text = text.replace(separator, ",")
-        parts = text.split(",")
-        if parts[0]:
-            name.append(parts[0])
-        if len(parts) > 1:
-            if name:
-                yield name
-            plain = list(filter(None, parts[1:-1]))
-            if plain:
-                yield [_Group([plain], len(plain))]
-            name = [parts[-1]] if parts[-1] else []
-    if name:
-        yield name
+            name.append(_Bracket([_parse_range(item, part, hostlist) for item in part.split(",")]))
+        elif part:
+            name.append(part)
+    return name
 
 
-def _parse_bracket(text: str, hostlist: str) -> _Group:
-    items: List[Union[_Range, Sequence[str], range]] = []
-    item_texts = text[1:-1].split(",")
-    size = len(item_texts)
-    if not text.isascii():
-        raise HostlistError("expected numbers or ranges such as [1,3-5]", hostlist, text)
-    for item in item_texts:
-        first_text, dash, last_text = item.partition("-")
-        if not dash and item.isdigit() and len(item) <= MAX_DIGITS:
-            items.append((item,))
-            continue
-        digits = first_text.isdigit() and last_text.isdigit()
-        if not digits or max(len(first_text), len(last_text)) > MAX_DIGITS:
-            reason = f"expected numbers or ranges such as [1,3-5], not {item[:40]!r}"
-            raise HostlistError(reason, hostlist, text)
-        first, last = int(first_text), int(last_text)
-        if last < first:
-            reason = f"the range {item} runs backwards; expected its lower number first"
-            raise HostlistError(reason, hostlist, text)
-        if last - first >= MAX_HOSTS_PER_RANGE:
-            reason = f"the range {item} has more than {MAX_HOSTS_PER_RANGE:,} hosts, the limit"
-            raise HostlistError(reason, hostlist, text)
-        if last - first < _SHORT and (first_text[0] != "0" or len(first_text) == 1):
-            items.append(range(first, last + 1))
-        else:
-            items.append(_Range(first, last, len(first_text)))
-        size += last - first
-    return _Group(items, size)
+def _parse_range(item: str, bracket: str, hostlist: str) -> Tuple[int, int, int]:
+    match = _RANGE.fullmatch(item)
+    if match is None:
+        reason = f"expected numbers or ranges such as [1,3-5], not {item[:40]!r}"
+        raise HostlistError(reason, hostlist, f"[{bracket}]")
+    first, last = int(match[1]), int(match[2] or match[1])
+    if last < first:
+        reason = f"the range {item} runs backwards; expected its lower number first"
+        raise HostlistError(reason, hostlist, f"[{bracket}]")
+    if last - first >= MAX_HOSTS_PER_RANGE:
+        reason = f"the range {item} has more than {MAX_HOSTS_PER_RANGE:,} hosts, the limit"
+        raise HostlistError(reason, hostlist, f"[{bracket}]")
+    return first, last, len(match[1]) if match[1][0] == "0" else 0
 
 
 def _count_hosts(name: _Name) -> int:
-    hosts = 1
-    for part in name:
-        if not isinstance(part, str):
-            hosts *= part.size
-    return hosts
+    return math.prod(part.size for part in name if not isinstance(part, str))
 
 
 def _expand_name(name: _Name) -> Iterable[str]:
@@ -207,18 +163,3 @@ def _expand_name(name: _Name) -> Iterable[str]:
         "".join(combination[loop] for loop in loop_of_part)
         for combination in itertools.product(*(texts[i] for i in loops))
     )
-
-
-def _expand_range(prefix: str, first: int, last: int, width: int) -> List[str]:
-    """Returns the names of a range.
-
-    A long one is written a hundred numbers at a time, in a third of the time that one by one takes.
-    """
-    if last - first < _SHORT:
-        return [prefix + str(number).zfill(width) for number in range(first, last + 1)]
-    if first < 10 and width == 1:
-        return _expand_range(prefix, first, 9, 1) + _expand_range(prefix, 10, last, 1)
-    hundreds = range(first // 100, last // 100 + 1)
-    heads = [prefix + str(hundred or "").zfill(width - 2) for hundred in hundreds]
-    names = [head + tail for head in heads for tail in _TWO_DIGITS]
-    return names[first % 100 : len(names) - 99 + last % 100]

@@ -11,9 +11,13 @@ from typing import Any, Dict, Mapping, NamedTuple, Optional, Sequence, Tuple, Ty
 
 from slurm_resolver.errors import EnvironmentValueError, NotInStepError
 from slurm_resolver.slurm import variable
-from slurm_resolver.slurm.ancestors import Ancestors, find_ancestors, is_component
-from slurm_resolver.slurm.launcher import find_launcher
-from slurm_resolver.slurm.variable import AnyVariable, Environ, Variable, hosts
+from slurm_resolver.slurm.ancestors import (
+    Ancestors,
+    find_ancestors,
+    find_launcher,
+    is_component,
+)
+from slurm_resolver.slurm.variable import AnyVariable, Environ, Variable
 
 Value = TypeVar("Value")
 
@@ -29,9 +33,6 @@ _STEP_IDS_WITHOUT_SRUN = frozenset({"-5", "-6", "4294967291", "4294967290", "bat
 
 _MAX_HET_SIZE = 128  # MAX_HET_JOB_COMPS in Slurm
 _MAX_GPUS = 4096
-
-# A longer list of nodes is read only where the other variables tell that the step is so large.
-_LONG_NODELIST = 65_536
 
 
 class Component(NamedTuple):
@@ -63,8 +64,8 @@ class SlurmStep:
     node_ranks = variable.ranks("SLURM_GTIDS")
     task_pid = variable.text("SLURM_TASK_PID", "a process id")
     # its step
-    job_id = variable.identifier("SLURM_JOB_ID", "a job id")
-    step_id = variable.identifier("SLURM_STEP_ID", "a step id")
+    job_id = variable.text("SLURM_JOB_ID", "a job id")
+    step_id = variable.text("SLURM_STEP_ID", "a step id")
     num_tasks = variable.count("SLURM_STEP_NUM_TASKS")
     num_nodes = variable.count("SLURM_STEP_NUM_NODES")
     nodes = variable.hosts("SLURM_STEP_NODELIST")
@@ -78,7 +79,7 @@ class SlurmStep:
     # heterogeneous jobs
     het_size = variable.number("SLURM_HET_SIZE", 0, _MAX_HET_SIZE)
     # set from Slurm 26.05 on; and this node's place in the topology
-    sluid = variable.identifier("SLURM_JOB_SLUID", "a job's unique id")
+    sluid = variable.text("SLURM_JOB_SLUID", "a job's unique id")
     topology_pattern = variable.text("SLURM_TOPOLOGY_ADDR_PATTERN", "levels such as switch.node")
     # the allocation, which a process inside one has without srun as well
     job_nodelist = variable.text("SLURM_JOB_NODELIST", "a host list such as n[1-4]")
@@ -93,7 +94,7 @@ class SlurmStep:
     restart_count = variable.number(
         "SLURM_RESTART_COUNT", 0, 2**31 - 1, "how often it was requeued"
     )
-    array_job_id = variable.identifier("SLURM_ARRAY_JOB_ID", "a job id")
+    array_job_id = variable.text("SLURM_ARRAY_JOB_ID", "a job id")
     array_task_id = variable.text("SLURM_ARRAY_TASK_ID", "a whole number")
     # set by the user, who wants to train alone wherever that is
     switch = variable.switch("SLURM_RESOLVER")
@@ -172,9 +173,6 @@ class SlurmStep:
         """Whether the other step has the same values."""
         return self.__dict__ == other.__dict__ if isinstance(other, SlurmStep) else NotImplemented
 
-    def __hash__(self) -> int:
-        return hash(frozenset(self.__dict__.items()))
-
     def __repr__(self) -> str:
         return f"SlurmStep({', '.join(f'{f}={v!r}' for f, v in self.__dict__.items())})"
 
@@ -188,8 +186,7 @@ class SlurmStep:
         """
         if environ is None:
             environ = os.environ
-        values: Dict[str, Any] = {v.field: v.read(environ) for v in VARIABLES if v is not cls.nodes}
-        values["nodes"] = _nodes_variable(values).read(environ)
+        values: Dict[str, Any] = {v.field: v.read(environ) for v in VARIABLES}
         is_this_process = environ is os.environ
         ancestors = find_ancestors(values["task_pid"]) if is_this_process else Ancestors()
         components = _components(environ, values["het_size"])
@@ -261,11 +258,6 @@ class SlurmStep:
         return self.task_pid is not None
 
     @property
-    def srun_step_id(self) -> Optional[str]:
-        """The step id if srun started the step; None in a batch script or salloc's shell."""
-        return None if self.step_id in _STEP_IDS_WITHOUT_SRUN else self.step_id
-
-    @property
     def simulated(self) -> bool:
         """Whether `slurm-resolver run` started this step, whose job is unknown to Slurm.
 
@@ -298,22 +290,6 @@ VARIABLES: Sequence[AnyVariable] = [
     field for field in vars(SlurmStep).values() if isinstance(field, Variable)
 ]
 _FIELDS = frozenset(variable.field for variable in VARIABLES)
-
-
-def _nodes_variable(values: Mapping[str, Any]) -> Variable[Tuple[str, ...]]:
-    """Returns the variable of the step's nodes, which refuses far more nodes than the step has.
-
-    A short text may stand for millions of nodes: it is refused before they cost time and memory.
-    """
-    for known, number in (
-        (SlurmStep.num_nodes, values["num_nodes"]),
-        (SlurmStep.tasks_per_node, len(values["tasks_per_node"] or ())),
-    ):
-        if number:
-            expected = f"a host list of {number:,} nodes, as {known.name} tells"
-            limit = max(number, _LONG_NODELIST)
-            return hosts(SlurmStep.nodes.name, expected=expected, limit=limit)
-    return SlurmStep.nodes
 
 
 # Each component has one of each of these, with its number from 0 on at the end. A direct

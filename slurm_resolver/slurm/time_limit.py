@@ -17,9 +17,11 @@ _EXPECTED = (
 )
 
 # The signal names that Slurm accepts here; it accepts numbers as well.
-_SIGNALS = ["HUP", "INT", "QUIT", "ABRT", "KILL", "USR1", "USR2", "ALRM", "TERM", "CONT", "STOP"]
-_SIGNALS += ["TSTP", "TTIN", "TTOU", "URG", "XCPU", "CHLD", "PIPE"]  # the last two since 24.11
-_SIGNAL = re.compile(r"(?:([A-Z]+):)?(\w+)(?:@(\d*))?", re.IGNORECASE)
+_SIGNALS = (
+    *("HUP", "INT", "QUIT", "ABRT", "KILL", "USR1", "USR2", "ALRM", "TERM", "CONT", "STOP"),
+    *("TSTP", "TTIN", "TTOU", "URG", "XCPU", "CHLD", "PIPE"),  # the last two since 24.11
+)
+_SIGNAL = re.compile(r"(\w+)(?:@(\d*))?")
 _DEFAULT_SECONDS, _MAX_SECONDS = 60, 65_535
 
 
@@ -41,37 +43,32 @@ def parse_time(text: str) -> Optional[int]:
     if text.lower() in _UNLIMITED:
         return None
     days = _DAYS.fullmatch(text)
-    if days is not None:
-        parts = [int(part or 0) for part in days.groups()]
-        return (((parts[0] * 24 + parts[1]) * 60 + parts[2]) * 60 + parts[3]) or None
     clock = _CLOCK.fullmatch(text)
-    if clock is None:
+    if days is not None:
+        day, hours, minutes, seconds = (int(part or 0) for part in days.groups())
+        hours += 24 * day
+    elif clock is not None:
+        hours, minutes, seconds, only_minutes = (int(part or 0) for part in clock.groups())
+        minutes += only_minutes
+    else:
         raise LaunchError(f"--time {text!r}: {_EXPECTED}")
-    hours, minutes, seconds, only_minutes = (int(part or 0) for part in clock.groups())
-    return ((hours * 60 + minutes + only_minutes) * 60 + seconds) or None
+    return ((hours * 60 + minutes) * 60 + seconds) or None
 
 
 def parse_signal(text: str) -> LimitSignal:
     """Reads ``USR1@10``: a signal by name or number, and the seconds before the limit (60).
 
     Raises:
-        LaunchError: for any other text, and for the prefixes R: and B:.
+        LaunchError: for any other text. The prefixes R: and B: are for sbatch.
     """
     match = _SIGNAL.fullmatch(text)
-    if match is None:
-        raise LaunchError(f"--signal {text!r}: expected SIGNAL[@SECONDS], such as USR1@120")
-    prefix, name, seconds = match.groups()
-    if prefix is not None:
-        missing = {"R": "there are no reservations", "B": "there is no batch shell"}
-        reason = "".join(f", as {missing[c]} here" for c in prefix.upper() if c in missing)
+    if match is None or int(match[2] or 0) > _MAX_SECONDS:
         raise LaunchError(
-            f"--signal {text!r}: the prefix {prefix}: cannot be simulated{reason}. Leave it out; "
-            "on Slurm give it to sbatch."
+            f"--signal {text!r}: expected SIGNAL[@SECONDS], such as USR1@120, with at most "
+            f"{_MAX_SECONDS} seconds"
         )
-    seconds_before = int(seconds) if seconds else _DEFAULT_SECONDS
-    if seconds_before > _MAX_SECONDS:
-        raise LaunchError(f"--signal {text!r}: expected at most {_MAX_SECONDS} seconds")
-    return LimitSignal(find_signal(name, f"--signal {text!r}"), seconds_before)
+    seconds = int(match[2]) if match[2] else _DEFAULT_SECONDS
+    return LimitSignal(find_signal(match[1], f"--signal {text!r}"), seconds)
 
 
 def parse_time_and_signal(
@@ -99,16 +96,12 @@ def find_signal(name: str, option: str) -> signal.Signals:
     Raises:
         LaunchError: for any other name; `option` is what the user wrote.
     """
-    if name.isdigit():
-        try:
-            return signal.Signals(int(name))
-        except ValueError:
-            raise LaunchError(f"{option}: no signal has the number {name}") from None
-    short_name = name.upper()
-    short_name = short_name[3:] if short_name.startswith("SIG") else short_name
-    if short_name not in _SIGNALS:
+    short_name = re.sub("^SIG", "", name.upper())
+    known = {str(int(number)): number for number in signal.Signals}
+    known.update({accepted: signal.Signals[f"SIG{accepted}"] for accepted in _SIGNALS})
+    if short_name not in known:
         raise LaunchError(
             f"{option}: Slurm does not accept the signal {name}; expected a number or one of "
             f"{', '.join(_SIGNALS)}"
         )
-    return signal.Signals[f"SIG{short_name}"]
+    return known[short_name]

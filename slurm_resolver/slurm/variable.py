@@ -2,20 +2,8 @@
 
 from __future__ import annotations
 
-import functools
 import re
-from typing import (
-    Any,
-    Callable,
-    Generic,
-    Mapping,
-    Optional,
-    Sequence,
-    Tuple,
-    TypeVar,
-    Union,
-    overload,
-)
+from typing import Any, Callable, Generic, Mapping, Optional, Tuple, TypeVar, Union, overload
 
 from slurm_resolver.errors import HostlistError, UnreadableValueError
 from slurm_resolver.slurm.hostlist import MAX_HOSTS, expand_hostlist, expand_tasks_per_node
@@ -104,11 +92,6 @@ def text(name: str, expected: str) -> Variable[str]:
     return Variable(name, str, expected, empty_is_unset=True)
 
 
-def identifier(name: str, expected: str) -> Variable[str]:
-    """Returns a variable that holds an id: visible ASCII characters; an empty one is unset."""
-    return Variable(name, _parse_identifier, expected, empty_is_unset=True)
-
-
 def number(
     name: str,
     minimum: int,
@@ -122,14 +105,14 @@ def number(
     return Variable(name, _number_parser(minimum, maximum), expected, empty_is_unset, remedy)
 
 
-def rank(name: str, remedy: str = _REMEDY) -> Variable[int]:
+def rank(name: str) -> Variable[int]:
     """Returns a variable that holds the number of a task or node, from 0 on."""
-    return number(name, 0, MAX_HOSTS - 1, empty_is_unset=False, remedy=remedy)
+    return number(name, 0, MAX_HOSTS - 1, empty_is_unset=False)
 
 
-def count(name: str, empty_is_unset: bool = False, remedy: str = _REMEDY) -> Variable[int]:
+def count(name: str, empty_is_unset: bool = False) -> Variable[int]:
     """Returns a variable that holds how many tasks or nodes there are, at least one."""
-    return number(name, 1, MAX_HOSTS, empty_is_unset=empty_is_unset, remedy=remedy)
+    return number(name, 1, MAX_HOSTS, empty_is_unset=empty_is_unset)
 
 
 def ranks(name: str) -> Variable[Tuple[int, ...]]:
@@ -140,14 +123,9 @@ def ranks(name: str) -> Variable[Tuple[int, ...]]:
     )
 
 
-def hosts(
-    name: str,
-    empty_is_unset: bool = False,
-    expected: str = "a host list such as n[1-4]",
-    limit: int = MAX_HOSTS,
-) -> Variable[Tuple[str, ...]]:
-    """Returns a variable that holds a host list: ``n[1-4]``, of at most `limit` hosts."""
-    return Variable(name, functools.partial(_parse_hosts, limit), expected, empty_is_unset)
+def hosts(name: str, empty_is_unset: bool = False) -> Variable[Tuple[str, ...]]:
+    """Returns a variable that holds a host list: ``n[1-4]``."""
+    return Variable(name, _parse_hosts, "a host list such as n[1-4]", empty_is_unset)
 
 
 def counts(name: str) -> Variable[Tuple[int, ...]]:
@@ -178,24 +156,6 @@ def switch(name: str) -> Variable[str]:
     return Variable(name, _parse_switch, "on or off", empty_is_unset=True, remedy=remedy)
 
 
-def choice(name: str, choices: Sequence[str], remedy: str) -> Variable[str]:
-    """Returns a variable by which a user chooses one of some words."""
-    expected = f"{', '.join(choices[:-1])} or {choices[-1]}"
-
-    def parse(text: str) -> str:
-        if text.lower() not in choices:
-            raise ValueError(text)
-        return text.lower()
-
-    return Variable(name, parse, expected, empty_is_unset=True, remedy=remedy)
-
-
-def _parse_identifier(text: str) -> str:
-    if not text.isascii() or not text.isprintable() or " " in text:
-        raise ValueError(text)
-    return text
-
-
 def _number_parser(minimum: int, maximum: int) -> Callable[[str], int]:
     def parse(text: str) -> int:
         number = int(text) if re.fullmatch(r"-?[0-9]{1,19}", text) else minimum - 1
@@ -206,12 +166,12 @@ def _number_parser(minimum: int, maximum: int) -> Callable[[str], int]:
     return parse
 
 
-def _parse_hosts(limit: int, text: str) -> Tuple[str, ...]:
+def _parse_hosts(text: str) -> Tuple[str, ...]:
     text.encode()  # raises ValueError for bytes that are no text: TensorFlow takes no such name
-    hosts = tuple(expand_hostlist(text, limit))
-    if not hosts:
+    nodes = tuple(expand_hostlist(text))
+    if not nodes:
         raise ValueError(text)
-    return hosts
+    return nodes
 
 
 def _parse_ports(text: str) -> Tuple[int, ...]:

@@ -2,7 +2,7 @@
 
 With --no-kill Slurm lets such a job run on, without a batch file and up to its time limit, even one
 that may be requeued (22.05 and 26.05, live: JobState=RUNNING, and BatchHost is no longer in
-NodeList). So a small step on another node watches, and requeues or cancels such a job.
+NodeList). A small step on another node notices that, and requeues or cancels such a job.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import os
 import subprocess
 import sys
 import time
-from typing import Callable, Optional, Sequence
+from typing import Callable, Mapping, Optional, Sequence
 
 from slurm_resolver.slurm import scontrol
 from slurm_resolver.supervision.policy import is_lost
@@ -84,17 +84,18 @@ def main(
                 continue
             if not reported:
                 reported = True
-                done = "requeued" if action == "requeue" else "cancelled"
-                # the lost node wrote this file before
-                with contextlib.suppress(OSError), open(job.get("StdOut", ""), "a") as stream:
-                    stream.write(
-                        f"slurm-resolver supervise: {job['BatchHost']} has failed, the node of "
-                        f"the batch file: the job is {done}\n"
-                    )
-            if action == "requeue":
-                scontrol.scontrol("requeue", job_id, timeout=60.0)
-            else:
-                scontrol.cancel_job(job_id, timeout=60.0)
+                _report(job, "requeued" if action == "requeue" else "cancelled")
+            command = ("scontrol", "requeue") if action == "requeue" else ("scancel",)
+            scontrol.run(*command, job_id, timeout=60.0)
+
+
+def _report(job: Mapping[str, str], done: str) -> None:
+    """Writes to the job's output file, as the lost node did before."""
+    with contextlib.suppress(OSError), open(job.get("StdOut", ""), "a") as stream:
+        stream.write(
+            f"slurm-resolver supervise: {job['BatchHost']} has failed, the node of the batch file: "
+            f"the job is {done}\n"
+        )
 
 
 if __name__ == "__main__":

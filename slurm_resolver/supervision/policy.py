@@ -11,15 +11,15 @@ import threading
 import time
 from typing import Collection, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
-from slurm_resolver.preemption.preempted import is_preempted
 from slurm_resolver.preemption.requeue import REQUEUE_STATUS, TERMINATED_STATUS
 from slurm_resolver.slurm import scontrol
 from slurm_resolver.slurm.hostlist import expand_hostlist
-from slurm_resolver.supervision.step_output import Failure, TaskOutput
+from slurm_resolver.supervision.step_output import StepFailure, TaskOutput
 
 # A step that ran for longer has made progress, even if its output does not say so.
 PROGRESS_SECONDS = 600.0
-# MAINT, RESERVED and REBOOT_REQUESTED let a job that runs there continue.
+# MAINT, RESERVED and REBOOT_REQUESTED let a job that runs there continue. The star of older
+# versions: the node does not respond.
 _UNHEALTHY = re.compile(
     "(DOWN|DRAIN|FAIL|ERROR|UNKNOWN|FUTURE|NOT_RESPONDING|INVALID_REG|REBOOT_ISSUED|POWER).*|.*[*]"
 )
@@ -35,7 +35,7 @@ class Stop(NamedTuple):
 class Attempt(NamedTuple):
     """A start of the step that has failed: why, after how many seconds, and on which nodes."""
 
-    failure: Failure
+    failure: StepFailure
     seconds: float
     nodes: Sequence[str] = ()
 
@@ -61,7 +61,7 @@ def same_again(attempts: Sequence[Attempt]) -> bool:
     return last.seconds <= PROGRESS_SECONDS
 
 
-def give_up_reason(failure: Failure) -> Optional[Stop]:
+def give_up_reason(failure: StepFailure) -> Optional[Stop]:
     """Returns why no start could help after this failure; None where one could."""
     if failure.kind == "cancelled":
         by_slurm = f"Slurm has ended the step: {failure.line}"
@@ -85,27 +85,22 @@ def job_is_ending(
         return Stop(f"the job is {state or 'gone'}")
     if job.get("Restarts", "0") not in ("0", str(restarts)):
         return Stop("the job has been requeued")
-    if is_preempted(dict(job)):
+    if scontrol.is_preempted(job):
         return Stop("Slurm preempts the job", requeue=True)
     if is_lost(job):
         return Stop(f"the job has lost {job['BatchHost']}, this node", requeue=True)
-    try:
-        end = time.mktime(time.strptime(job.get("EndTime", ""), "%Y-%m-%dT%H:%M:%S"))
-    except ValueError:  # "Unknown", for a job without a limit
-        return None
-    if end - now < least_time:
+    end = scontrol.end_time(job)
+    if end is not None and end - now < least_time:
         return Stop(f"the time limit comes in {max(0, end - now):.0f} s", requeue=True)
     return None
 
 
-def is_healthy(state: str) -> bool:
-    """Whether a node in this state, as `scontrol show node` writes it, can start tasks."""
-    # the star of older versions: the node does not respond
-    return bool(state) and not any(map(_UNHEALTHY.fullmatch, state.upper().split("+")))
-
-
 def healthy_nodes(states: Mapping[str, str]) -> List[str]:
-    """Returns the nodes that can start tasks, by `scontrol.node_states`."""
+    """Returns the nodes that can start tasks, by their states (`scontrol.node_states`)."""
+
+    def is_healthy(state: str) -> bool:
+        return bool(state) and not any(map(_UNHEALTHY.fullmatch, state.upper().split("+")))
+
     return [name for name, state in states.items() if is_healthy(state)]
 
 
@@ -151,7 +146,7 @@ class LocalFailures:
     def same_again(self, rank: int, status: int) -> bool:
         """Whether the step that this task ends failed as the one before it."""
         name = f"signal {status - 128}" if status > 128 else None
-        failure = Failure("task", status, time.time(), rank, "localhost", name)
+        failure = StepFailure("task", status, time.time(), rank, "localhost", name)
         with self._lock:
             line, progress = self._output.error(failure), self._output.progress
             failure = failure._replace(line=line, progress=progress)

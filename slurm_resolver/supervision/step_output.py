@@ -26,15 +26,12 @@ _PROGRESS = "training goes on from "  # printed by BackupAndResume and Resumable
 
 _ENDED_BY = re.compile(r"\*\*\* STEP \S+ ON \S+ CANCELLED AT \S+ DUE TO (TIME LIMIT|PREEMPTION) ")
 _LABEL = re.compile(r" *(\d{1,7}): ?(.*)", re.S)  # of srun --label
-_EXIT_STATUS = re.compile(r"Exited with exit code (\d+)")
 # The node is missing where tasks of several ended alike: "n[8-9]: tasks 0-1".
 _TASK = re.compile(r"srun: error: (?:([\w.-]+)|[\w.,\[\]-]+): tasks? (\d+)[\d,-]*: (.+)")
 _NODE = re.compile(
     r"srun: error: (?:Node failure on |Task launch for \S+ failed on node )([\w.-]+)(?:: (.*))?"
 )
-_SIGNALS: Dict[str, signal.Signals] = {
-    str(signal.strsignal(number)): number for number in signal.Signals
-}
+_SIGNALS = {str(signal.strsignal(number)): number for number in signal.Signals}
 
 # addresses, times, ports, process and step ids: they differ between failures of the same cause
 _NOT_COMPARED = re.compile(
@@ -43,7 +40,7 @@ _NOT_COMPARED = re.compile(
 )
 
 
-class Failure(NamedTuple):
+class StepFailure(NamedTuple):
     """Why a step has ended.
 
     Attributes:
@@ -79,7 +76,7 @@ class Failure(NamedTuple):
         why = f": {self.line.rstrip(' :')}" if self.line else ""
         return f"{who} at {when}, {how}{why}"
 
-    def is_same(self, other: Failure) -> bool:
+    def is_same(self, other: StepFailure) -> bool:
         """Whether both are the same error, as far as their output shows."""
         return self._compared() == other._compared()
 
@@ -116,7 +113,7 @@ class TaskOutput:
         elif stream == "stderr" and text.strip() and "CANCELLED AT" not in text:
             self._last[rank] = text.strip()
 
-    def error(self, failure: Failure) -> Optional[str]:
+    def error(self, failure: StepFailure) -> Optional[str]:
         """Returns the error of the task that failed so.
 
         Without a traceback it is the last line on stderr, except after a signal.
@@ -137,8 +134,8 @@ class StepOutput:
 
     def __init__(self) -> None:
         self.ending = False
-        self.failed: Optional[Failure] = None
-        self.lost: Optional[Failure] = None
+        self.failed: Optional[StepFailure] = None
+        self.lost: Optional[StepFailure] = None
         self._parts = {"stdout": b"", "stderr": b""}
         self._tasks = TaskOutput()
         self._cancelled: Optional[float] = None
@@ -170,12 +167,12 @@ class StepOutput:
         if line.startswith("srun: error: "):
             self._last_error = line[len("srun: error: ") :]
         if node is not None:
-            self.lost = self.lost or Failure("node", 1, now, node=node[1], line=node[2])
+            self.lost = self.lost or StepFailure("node", 1, now, node=node[1], line=node[2])
         elif task is not None and self.failed is None:
-            status, name = _end(task[3])
-            self.failed = Failure("task", status, now, int(task[2]), task[1], name)
+            status, name = _read_end(task[3])
+            self.failed = StepFailure("task", status, now, int(task[2]), task[1], name)
 
-    def failure(self, status: int) -> Failure:
+    def failure(self, status: int) -> StepFailure:
         """Returns why the step has ended with this status of srun, which is not 0."""
         for stream in self._parts:
             self.feed(stream, b"\n")
@@ -183,17 +180,17 @@ class StepOutput:
         if self.lost is not None:
             failure = self.lost
         elif self._cancelled is not None:
-            failure = Failure("cancelled", status, self._cancelled, line=self._ended_by)
+            failure = StepFailure("cancelled", status, self._cancelled, line=self._ended_by)
         elif self.failed is not None:
             failure = self.failed._replace(line=self._tasks.error(self.failed))
         else:
-            failure = Failure("srun", status, time.time(), line=self._last_error)
+            failure = StepFailure("srun", status, time.time(), line=self._last_error)
         return failure._replace(progress=self._tasks.progress)
 
 
-def _end(text: str) -> Tuple[int, Optional[str]]:
+def _read_end(text: str) -> Tuple[int, Optional[str]]:
     """Returns the status and the signal of a task, as srun reports how it ended."""
-    exited = _EXIT_STATUS.match(text)
+    exited = re.match(r"Exited with exit code (\d+)", text)
     if exited:
         return int(exited[1]), None
     if text.startswith("Out Of Memory"):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import threading
-from typing import Any, Iterator, List, Optional
+from typing import Any, Dict, Iterator, List, Optional
 
 import tensorflow as tf
 
@@ -43,7 +43,7 @@ class Workers:
         self._calls = 0
         self._failure = ""  # of another worker, in the current call
         signature = [tf.TensorSpec([None], tf.int32)]
-        self._gather = tf.function(self._gather_ints, input_signature=signature, autograph=False)
+        self._gather = tf.function(self._gather_line, input_signature=signature, autograph=False)
         if client is not None:
             cluster = resolver.cluster
             by_name = {f"{task.job} {task.index}": task.rank for task in cluster.tasks}
@@ -59,27 +59,21 @@ class Workers:
         """
         if self._client is not None:
             try:
-                told = self._client.gather(
-                    "this call of fit, evaluate or predict", value, None, self._others
-                )
+                told = self._client.gather(_CALL, value, None, self._others)
             except RendezvousError as error:
                 raise FitError(str(error)) from error
             return [told[rank] for rank in self._ranks]
-        encoded = list(json.dumps(value).encode())
-        sizes = self._all(tf.constant([len(encoded)], tf.int32))
-        longest = max(size[0] for size in sizes)
-        texts = self._all(tf.constant(encoded + [0] * (longest - len(encoded)), tf.int32))
-        return [json.loads(bytes(text[: size[0]])) for text, size in zip(texts, sizes)]
-
-    def _all(self, values: tf.Tensor) -> List[List[int]]:
-        gathered = self._strategy.experimental_local_results(self._gather(values))[0]
+        line = tf.constant(list(json.dumps(value).encode() + b"\n"), tf.int32)
+        gathered = self._strategy.experimental_local_results(self._gather(line))[0]
         replicas = self._strategy.num_replicas_in_sync // len(self.names)
-        rows: List[List[int]] = gathered.numpy().reshape(-1, values.shape[0]).tolist()
-        return rows[::replicas]
+        lines = bytes(gathered.numpy().tolist()).splitlines()
+        return [json.loads(line) for line in lines[::replicas]]
 
-    def _gather_ints(self, values: tf.Tensor) -> Any:
+    def _gather_line(self, line: tf.Tensor) -> Any:
+        """Returns all workers' lines, by TensorFlow: there is no service under TF_CONFIG."""
+
         def gather() -> Any:
-            return tf.distribute.get_replica_context().all_gather(tf.identity(values), axis=0)
+            return tf.distribute.get_replica_context().all_gather(tf.identity(line), axis=0)
 
         return self._strategy.run(gather)
 
@@ -118,24 +112,21 @@ class Workers:
             self._peers.is_gone.wait(_GONE_SECONDS)
         return self._failure or self._peers.reason
 
-    def _hear(self, message: Any) -> None:
-        """Ends this worker's collectives some time after another has failed in the same call."""
-        if message["told"] == f"failed {self._calls}" and self.together:
-            if message["rank"] == self._ranks[self.index]:
-                return
-            calls = self._calls
-            rank = message["rank"]
-            reason = f"{self.names[self._ranks.index(rank)]} has failed in fit: {message['value']}"
-
-            self._failure = reason
-
-            def end() -> None:
-                if self.together and self._calls == calls:
-                    abort_collectives(reason)
-
-            timer = threading.Timer(_SECONDS, end)
+    def _hear(self, message: Dict[str, Any]) -> None:
+        """Notes that another worker has failed in the same call, which has no end without it."""
+        rank = message["rank"]
+        if message["told"] != f"failed {self._calls}" or rank == self._ranks[self.index]:
+            return
+        if self.together:
+            name = self.names[self._ranks.index(rank)]
+            self._failure = f"{name} has failed in fit: {message['value']}"
+            timer = threading.Timer(_SECONDS, self._abort, [self._calls])
             timer.daemon = True
             timer.start()
+
+    def _abort(self, calls: int) -> None:
+        if self.together and self._calls == calls:
+            abort_collectives(self._failure)
 
 
 def _reason(error: Exception) -> str:

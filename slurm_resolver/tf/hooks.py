@@ -15,7 +15,6 @@ from slurm_resolver.cluster.layout import Layout, layout_from_environment, verif
 from slurm_resolver.cluster.options import ClusterOptions
 from slurm_resolver.cluster.resolve import find_layout
 from slurm_resolver.errors import LayoutError, UnknownLayoutError
-from slurm_resolver.slurm.hostlist import expand_hostlist
 from slurm_resolver.slurm.hostlist_compress import short_hostlist
 from slurm_resolver.slurm.machine import short_name
 from slurm_resolver.slurm.step import SlurmStep
@@ -111,7 +110,8 @@ class ResolverHooks:
             if step.nodes is not None and set(configuration) == set(step.nodes):
                 configuration = {host: configuration[host] for host in step.nodes}
             elif hooks:
-                configuration = _in_one_order(configuration, step.job_nodelist)
+                # The order of a dict may be that of a set, which differs from process to process.
+                configuration = dict(sorted(configuration.items(), key=_by_numbers))
                 step = step.replace(components=())
             step = step.replace(
                 nodes=tuple(configuration),
@@ -153,21 +153,10 @@ def _rename(layout: Layout, nodes: Sequence[str], names: Sequence[str]) -> Layou
     return layout._replace(nodes=tuple(name_of[node] for node in layout.nodes))
 
 
-def _in_one_order(configuration: Dict[str, int], job_nodelist: Optional[str]) -> Dict[str, int]:
-    """Returns the counts in an order that is the same in every task.
-
-    The order of a dict may be that of a set, which is another one in each process. mpirun follows
-    Slurm's list of the job's nodes; other names follow each other as numbers, n9 before n10.
-    """
-    order = {short_name(node): i for i, node in enumerate(expand_hostlist(job_nodelist or ""))}
-    hosts = sorted(configuration, key=_by_numbers)
-    if all(short_name(host) in order for host in hosts):
-        hosts.sort(key=lambda host: order[short_name(host)])
-    return {host: configuration[host] for host in hosts}
-
-
-def _by_numbers(name: str) -> List[Tuple[int, str]]:
-    return [(int(part) if part.isdecimal() else -1, part) for part in re.split("([0-9]+)", name)]
+def _by_numbers(item: Tuple[str, int]) -> List[Tuple[int, str]]:
+    """Sorts names as Slurm does: n9 before n10."""
+    parts = re.split("([0-9]+)", item[0])
+    return [(int(part) if part.isdecimal() else -1, part) for part in parts]
 
 
 def _check_host(layout: Layout, rank: int) -> None:
@@ -177,6 +166,5 @@ def _check_host(layout: Layout, rank: int) -> None:
         raise UnknownLayoutError(
             f"rank {rank} runs on {host}, but the overridden methods ({layout.source}) give it "
             f"{node}: ranks are counted host by host, in the order {short_hostlist(layout.nodes)}. "
-            "Start them in that order (mpirun without --map-by), or override none of the methods: "
-            "SlurmClusterResolver knows mpirun's layouts."
+            "Start them in that order, or override none of the methods."
         )

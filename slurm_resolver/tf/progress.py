@@ -129,7 +129,7 @@ def _hooks() -> Any:
     class SlurmResolverProgress(sys.modules["keras"].callbacks.Callback):  # type: ignore[misc]
         def __init__(self, name: str) -> None:
             super().__init__()
-            self._name = name
+            self._stage = TRAINING if name == "fit" else name
 
         def on_train_begin(self, logs: Any = None) -> None:
             reporter.enter(PREPARING, TRAINING)
@@ -138,22 +138,21 @@ def _hooks() -> Any:
             reporter.epoch, reporter.step = epoch + 1, 0
             reporter.enter(START)
 
-        def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
-            reporter.step = batch + 1
-
         def on_test_begin(self, logs: Any = None) -> None:
             reporter.step = 0
-            reporter.enter(START, VALIDATION if self._name == "fit" else self._name)
-
-        def on_test_batch_begin(self, batch: int, logs: Any = None) -> None:
-            reporter.step = batch + 1
+            reporter.enter(START, VALIDATION if self._stage == TRAINING else self._stage)
 
         def on_test_end(self, logs: Any = None) -> None:
-            reporter.enter(CALLBACK, TRAINING if self._name == "fit" else self._name)
+            reporter.enter(CALLBACK, self._stage)
 
         def on_predict_begin(self, logs: Any = None) -> None:
             reporter.step = 0
-            reporter.enter(START, self._name)
+            reporter.enter(START, self._stage)
+
+        def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
+            reporter.step = batch + 1
+
+        on_test_batch_begin = on_train_batch_begin
 
         def on_predict_batch_begin(self, batch: int, logs: Any = None) -> None:
             reporter.step = batch + 1

@@ -11,7 +11,7 @@ import sys
 import threading
 import time
 from collections import deque
-from typing import Callable, Deque, Iterator, List, Optional, Tuple
+from typing import Callable, Deque, Iterator, Optional, Tuple
 
 from slurm_resolver.coordination.client import Client
 from slurm_resolver.coordination.progress import (
@@ -19,7 +19,6 @@ from slurm_resolver.coordination.progress import (
     COMPILING,
     DATA,
     IDLE,
-    REPEAT_SECONDS,
     SAVING,
     STEP,
     Monitor,
@@ -52,7 +51,6 @@ class Reporter:
         self._durations: Deque[float] = deque(maxlen=101)
         self._samples: Deque[Tuple[float, float, float]] = deque(maxlen=_WINDOW)
         self._client: Optional[Client] = None
-        self._heard_at = float("-inf")  # when the service last answered
 
     def enter(self, phase: str, stage: Optional[str] = None) -> None:
         """Begins a phase; and a stage, unless that is None."""
@@ -122,12 +120,9 @@ class Reporter:
             monitor = Monitor(client.service, limit)
             client.service.watchers.append(monitor)
             client.service.status = monitor.status
-        client.listen("stall", self._take)
-        client.listen("heard", self._hear)
+        client.listen("stall", self._take_stall)
         stop = threading.Event()
-        thread = threading.Thread(
-            target=self._run, args=[client, stop], name="slurm_resolver progress", daemon=True
-        )
+        thread = threading.Thread(target=self._run, args=[client, stop], daemon=True)
         thread.start()
 
         def end() -> None:  # the thread calls TensorFlow, which fails once Python has ended
@@ -137,36 +132,17 @@ class Reporter:
         atexit.register(end)
 
     def _run(self, client: Client, stop: threading.Event) -> None:
-        seconds = report_seconds(self._limit, client.address.num_tasks)
-        late, said_at, ran_at = self._limit + 3 * seconds, float("-inf"), time.monotonic()
-        while True:
-            report, now = self.report(), time.monotonic()
-            client.say(progress=list(report))
-            if now - ran_at > 2 * seconds:  # this process was stopped, not the service's
-                self._heard_at = now
-            ran_at = now
-            stuck = self._limit and report.age > late and report.phase in (DATA, STEP, CALLBACK)
-            if stuck and now > max(self._heard_at + 3 * seconds, said_at + REPEAT_SECONDS):
-                said_at = now
-                text = f"no step for {report.age:.0f} s: this task is {report.where()}"
-                text = f"{text}, {report.phase}, and {client.address.name} does not answer"
-                self._tell(text, [], [client.address.rank])
-            if stop.wait(seconds):
-                return
+        seconds = report_seconds(self._limit)
+        client.say(progress=list(self.report()))
+        while not stop.wait(seconds):
+            client.say(progress=list(self.report()))
 
-    def _hear(self, message: Message) -> None:
-        self._heard_at = time.monotonic()
-
-    def _take(self, message: Message) -> None:
-        self._hear(message)
-        self._tell(message["stall"], message["behind"], message["end"])
-
-    def _tell(self, text: str, behind: List[int], end: List[int]) -> None:
+    def _take_stall(self, message: Message) -> None:
         assert self._client is not None
-        warn("%s", text)
-        if self._client.address.rank in behind:
+        warn("%s", message["stall"])
+        if self._client.address.rank in message["behind"]:
             faulthandler.dump_traceback(2, all_threads=True)
-        if self._exits and self._client.address.rank in end:
+        if self._exits and self._client.address.rank in message["end"]:
             flush = threading.Thread(target=sys.stdout.flush, daemon=True)
             flush.start()
             flush.join(1.0)  # a stuck thread may hold its lock

@@ -17,9 +17,10 @@ import tensorflow as tf
 
 from slurm_resolver.cluster.cluster import Cluster
 from slurm_resolver.cluster.data_service import DATA_JOBS, DISPATCHER
-from slurm_resolver.coordination.address import ServiceAddress
+from slurm_resolver.coordination import ServiceAddress
 from slurm_resolver.coordination.client import connect
-from slurm_resolver.coordination.job import SERVERS, START_SECONDS, JobResult, Member, announcement
+from slurm_resolver.coordination.job import SERVERS
+from slurm_resolver.coordination.member import START_SECONDS, JobResult, Member, announcement
 from slurm_resolver.errors import JobsError
 from slurm_resolver.log import print_line
 from slurm_resolver.preflight.ready import offer_readiness

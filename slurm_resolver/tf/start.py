@@ -56,11 +56,9 @@ def starting_together(
     Raises:
         RendezvousError: in every task, as `wait_until_ready`.
     """
-    cluster = getattr(resolver, "cluster", None)
-    if not isinstance(cluster, Cluster) or not cluster.step.is_live:
-        yield None
-        return
-    client = wait_until_ready(cluster, timeout, jobs)
+    cluster, client = getattr(resolver, "cluster", None), None
+    if isinstance(cluster, Cluster) and cluster.step.is_live:
+        client = wait_until_ready(cluster, timeout, jobs)
     if client is None:
         yield None
         return

@@ -16,42 +16,14 @@ from hypothesis import strategies as st
 
 from slurm_resolver.cli import build_parser, main
 
-VALUES = [
-    *("", "-1", "0", "1", "2", "4097", "1e9", "9" * 30, "½", "²", "nan", "inf", "-inf", "1:2:3:4"),
-    *("n1", "n[1-2", "n[1-2]", "n[2-1]", "a[0-65535]b[0-65535]", ",", "[", "]", "\udc80"),
-    *("ps=1", "ps=1,worker=-1", "pss=1", "ps=", "=1", "ps=-2", "worker=99999999999", "evaluator=2"),
-    *("block", "cyclic:fcyclic", "plane=2", "plane=0", "arbitrary", "gpu:single:0", "single:x"),
-    *("gres/gpu=1", "cpu=2,gres/gpu=x", "gpu:a100:2", "none", "verbose,cores", "USR1@60", "B:X@-1"),
-    *(
-        "%t-%N.log",
-        "%9999999t",
-        "%",
-        "a/b",
-        "/",
-        "\n",
-        "\x1b[31m",
-        "0-15%4",
-        "75,x",
-        "30:1",
-        "1:30",
-    ),
-    *(
-        "--",
-        "-",
-        ":",
-        "é",
-        "{",
-        "{job}",
-        "{ps_hosts",
-        "{}{0}",
-        "true",
-        "a b",
-        "'",
-        '"',
-        "$(x)",
-        "~",
-    ),
-]
+WORDS = """
+-1 0 1 2 4097 1e9 nan -inf 1:2:3:4 30:1 0-15%4 75,x -- - : { {job} {ps_hosts {}{0}
+n1 n[1-2 n[1-2] n[2-1] a[0-65535]b[0-65535] , [ ] ~ ' $(x) true a/b / % %t-%N.log
+ps=1 ps=1,worker=-1 pss=1 ps= =1 ps=-2 worker=99999999999 evaluator=2
+block cyclic:fcyclic plane=2 plane=0 arbitrary gpu:single:0 cpu=2,gres/gpu=x
+gpu:a100:2 none verbose,cores USR1@60 B:X@-1
+"""
+VALUES = ["", "\n", "a b", "\x1b[31m", "\udc80", "9" * 30, "\u00bd", *WORDS.split()]
 
 
 def options_of_commands() -> Dict[str, List[str]]:

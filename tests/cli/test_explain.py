@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 import os
 import resource
@@ -15,7 +14,6 @@ import pytest
 from folders import DATA
 
 from slurm_resolver.cli import main
-from slurm_resolver.diagnostics.log_messages import explain_file
 
 LOGS = DATA / "logs"
 
@@ -62,13 +60,6 @@ def test_what_a_log_holds_does_nothing_to_the_terminal(
     assert "\x1b" not in capsys.readouterr().err
 
 
-def test_json(log: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["explain", "--json", log.name, log.name]) == 1
-    (finding,) = explain_file(io.BytesIO(log.read_bytes()))
-    expected = {"file": log.name, **finding._asdict()}
-    assert json.loads(capsys.readouterr().out) == [expected, expected]
-
-
 def test_nothing_known(log: Path, capsys: pytest.CaptureFixture[str]) -> None:
     log.write_bytes(b"epoch 1\n")
     for options, output in (([], ""), (["--json"], "[]\n")):
@@ -76,12 +67,6 @@ def test_nothing_known(log: Path, capsys: pytest.CaptureFixture[str]) -> None:
         captured = capsys.readouterr()
         assert captured.out == output
         assert captured.err == "slurm-resolver explain: no known message found\n"
-
-
-def test_good_logs_are_nothing_known(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["explain", *map(str, (LOGS / "good").iterdir())]) == 0
-    captured = capsys.readouterr()
-    assert (captured.out, "no known message found" in captured.err) == ("", True)
 
 
 def test_the_error_that_ended_the_task_comes_first(capsys: pytest.CaptureFixture[str]) -> None:
@@ -118,15 +103,6 @@ def test_standard_input(arguments: List[str]) -> None:
         b"-:1: collective-aborted (x1)",
         rb"    \ufffd caf\xe9 Collective ops is aborted by: x",
     ]
-
-
-def test_help_tells_status_and_has_an_example(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as caught:
-        main(["explain", "--help"])
-    assert caught.value.code == 0
-    shown = capsys.readouterr().out
-    assert "exit status: 0 when no known message was found" in shown
-    assert "slurm-resolver explain slurm-1234.out" in shown
 
 
 def test_a_log_of_a_million_lines() -> None:

@@ -23,8 +23,8 @@ STAND_INS = {
     "scontrol": """\
 case "$*" in
 "show config") echo "SLURM_VERSION = $VERSION" ;;
-*"show partition p") echo "PreemptMode=REQUEUE" ;;
-*"show job"*) echo "   Partition=p Requeue=1 BatchFlag=1 Restarts=0 $JOB"; exit "${ANSWERS:-0}" ;;
+"show partition p") echo "PreemptMode=REQUEUE" ;;
+"show job"*) echo "   Partition=p Requeue=1 BatchFlag=1 Restarts=0 $JOB"; exit "${ANSWERS:-0}" ;;
 *) echo "$*" >>calls ;;
 esac
 [ "$1" != requeue ] || kill "$PPID"  # Slurm ends the batch file

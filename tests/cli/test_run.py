@@ -139,7 +139,7 @@ def test_reserved_ports_are_free_ones() -> None:
         ("--gpus-per-task 9999 -- true", "--gpus-per-task 9999: expected a number"),
         ("-- no-such-program", "'no-such-program' is not a program"),
         ("-t soon -- true", "--time 'soon': expected minutes, minutes:seconds"),
-        ("--signal B:USR1@5 -- true", "the prefix B: cannot be simulated, as there is no batch"),
+        ("--signal B:USR1@5 -- true", "expected SIGNAL[@SECONDS]"),
         ("--signal WINCH -- true", "Slurm does not accept the signal WINCH; expected a number"),
         ("--signal @5 -- true", "--signal '@5': expected SIGNAL[@SECONDS]"),
         ("-t 1 --signal USR1 -- true", "Give fewer seconds (SIGUSR1@30), or a longer time."),

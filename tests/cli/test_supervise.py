@@ -13,7 +13,15 @@ import pytest
 
 from slurm_resolver.supervision import batch_host
 
-JOB = "JobId=7 JobState=RUNNING Restarts=0 NodeList=n[1-3] BatchHost=n1 StdOut=FOLDER/out"
+JOB = """\
+JobId=7 JobName=x
+   JobState=RUNNING
+   Restarts=0
+   NodeList=n[1-3]
+   BatchHost=n1
+   SubmitLine=sbatch job JobState=FAILED
+   StdOut=FOLDER/my out
+"""
 # Each of them does what the file of its name with .do says, in the test's folder.
 PROGRAM = """\
 #!/bin/bash
@@ -44,9 +52,9 @@ def folder(tmp_path: Path) -> Path:
         (tmp_path / "bin" / name).chmod(0o755)
         (tmp_path / f"{name}.do").write_text("")
     (tmp_path / "scontrol.do").write_text(SCONTROL)
-    (tmp_path / "job").write_text(JOB.replace("FOLDER", str(tmp_path)) + "\n")
-    nodes = [f"NodeName=n{i} Arch=x State=MIXED Weight=1\n" for i in (1, 2, 3)]
-    (tmp_path / "node").write_text("".join(nodes))
+    (tmp_path / "job").write_text(JOB.replace("FOLDER", str(tmp_path)))
+    nodes = [f"NodeName=n{i} Arch=x\n   State=MIXED Weight=1\n" for i in (1, 2, 3)]
+    (tmp_path / "node").write_text("\n".join(nodes))
     return tmp_path
 
 
@@ -176,14 +184,14 @@ def test_a_job_that_has_lost_its_batch_file(
     monkeypatch.setenv("PATH", environment(folder)["PATH"])
 
     def lose(seconds: float) -> None:
-        if (folder / "out").exists():
+        if (folder / "my out").exists():
             raise KeyboardInterrupt
         job = (folder / "job").read_text()
         (folder / "job").write_text(job.replace("n[1-3]", "n[2-3]"))
 
     with pytest.raises(KeyboardInterrupt):
         batch_host.main("7", 1, action, lose)
-    assert (folder / "out").read_text() == (
+    assert (folder / "my out").read_text() == (
         f"slurm-resolver supervise: n1 has failed, the node of the batch file: the job is {done}\n"
     )
     assert calls(folder, program[0])[-1] == program[1]

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import os
+import pwd
 import re
 import shutil
 import subprocess
 import sys
 from pathlib import Path
-from typing import Dict, List, Optional
+from typing import Dict, List, NamedTuple, Optional, Sequence
 
 from folders import ROOT
-from other_user import PATH, OtherUser
+
+# of another user, whose Python is not one in a developer's home
+PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 # what developers' tools and builds leave in a checkout, which a fresh clone does not have
 _NOT_IN_A_CLONE = shutil.ignore_patterns(
@@ -25,6 +28,29 @@ def shell_commands(page: Path) -> List[str]:
     """Returns the commands of a page's sh blocks, from its first line on."""
     blocks = re.findall(r"^```sh\n(.*?)^```$", page.read_text(encoding="utf-8"), re.M | re.S)
     return [line for block in blocks for line in block.replace("\\\n", " ").splitlines() if line]
+
+
+class OtherUser(NamedTuple):
+    """A user without rights, who owns nothing."""
+
+    uid: int
+    gid: int
+
+    def words(self, command: Sequence[str]) -> List[str]:
+        """Returns the command as root types it to run it as this user."""
+        ids = [f"--reuid={self.uid}", f"--regid={self.gid}", "--clear-groups"]
+        return ["setpriv", *ids, "--", *command]
+
+
+def other_user(programs: Sequence[str]) -> Optional[OtherUser]:
+    """Returns nobody; None where this is not root, or nobody lacks Python or these programs."""
+    if os.geteuid():
+        return None
+    found = pwd.getpwnam("nobody")
+    user = OtherUser(found.pw_uid, found.pw_gid)
+    asked = " && ".join(["python3 -c 'import ensurepip'", *(f"test -x {one}" for one in programs)])
+    done = subprocess.run(user.words(["sh", "-c", asked]), env={"PATH": PATH}, capture_output=True)
+    return user if done.returncode == 0 else None
 
 
 class BareState:
@@ -49,7 +75,7 @@ class BareState:
             if "PIP_CONFIG_FILE" in self.environ:
                 own = shutil.copy(self.environ["PIP_CONFIG_FILE"], home / "pip.conf")
                 self.environ["PIP_CONFIG_FILE"] = str(own)
-            user.give(folder)
+            subprocess.run(["chown", "-R", f"{user.uid}:{user.gid}", str(folder)], check=True)
 
     def words(self, command: str) -> List[str]:
         """Returns what runs a command of bash as the user whose checkout this is."""

@@ -10,7 +10,6 @@ import tempfile
 from pathlib import Path
 from typing import List
 
-from folders import EXAMPLES
 from slurm_cluster import SlurmCluster
 
 # The tasks find this environment's Python, and TensorFlow keeps to itself what it is built for.
@@ -19,13 +18,6 @@ ENVIRONMENT = {
     "TF_CPP_MIN_LOG_LEVEL": "2",
     "TF_ENABLE_ONEDNN_OPTS": "0",
 }
-
-
-def srun(slurm: SlurmCluster, options: str, name: str, arguments: str = "") -> str:
-    """What the tasks printed; srun's status is the highest of theirs, and must be 0."""
-    script = EXAMPLES / name / "train.py"
-    command = f"srun {options} --kill-on-bad-exit=1 python -u {script} {arguments}"
-    return slurm.run(command, env=ENVIRONMENT, timeout=240).stdout
 
 
 def accuracies(output: str) -> List[float]:

@@ -1,19 +1,29 @@
-"""What resume_cases.py has to tell."""
+"""How trainings have ended, and where they were saved."""
 
 from __future__ import annotations
 
 import json
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any, Dict
 
 from folders import HELPERS
 
 
 def outcomes(*arguments: str) -> Dict[str, Dict[str, Any]]:
-    """Returns for each case how the training ended as a whole, and how resumed."""
+    """Returns for each case of resume_cases.py how it ended as a whole, and how resumed."""
     program = [sys.executable, "-W", "ignore", str(HELPERS / "resume_cases.py")]
     done = subprocess.run([*program, *arguments], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     found: Dict[str, Dict[str, Any]] = json.loads(done.stdout.splitlines()[-1])
     return found
+
+
+def saved_position(folder: Path) -> Dict[str, int]:
+    """Returns the epoch and the step of a folder's newest checkpoint."""
+    import tensorflow as tf
+
+    reader = tf.train.load_checkpoint(str(folder))
+    key = "slurm_resolver/{}/.ATTRIBUTES/VARIABLE_VALUE"
+    return {name: int(reader.get_tensor(key.format(name))) for name in ("epoch", "step")}

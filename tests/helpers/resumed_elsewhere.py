@@ -1,9 +1,9 @@
 """Trains in many ways on as many workers as there are, and breaks off, until the last start.
 
 Each rank appends to OUT/CASE/rank.N.jsonl the samples that it took in each step, once that is done.
-A start ends after `--steps` steps, the last one with the training; that also trains what keeps the
-global batch size once more as a whole, in OUT/whole. What is logged of a case goes to
-OUT/CASE/log.N, how it failed to OUT/CASE/error.N, and its weights and history to OUT/CASE/result.N.
+A start ends after `--steps` steps, the last one with the training; that also trains each case with
+a global batch size that stays once more as a whole, in OUT/whole. What is logged of a case goes to
+OUT/CASE/log.N, and its weights and history to OUT/CASE/result.N.
 """
 
 from __future__ import annotations
@@ -21,7 +21,6 @@ import numpy as np
 import tensorflow as tf
 
 import slurm_resolver as sr
-from slurm_resolver.tf.resume_position import KeptBatchSize
 
 SAMPLES = 100
 EPOCHS = 2
@@ -32,17 +31,13 @@ class Case(NamedTuple):
 
     Attributes:
         kind: "loop" or "keras".
-        keep: the option `keep_batch_size`.
         size: a global batch's size on so many replicas.
         data: makes the batches of that size.
-        steps: of an epoch, by the size; None where the data ends.
     """
 
     kind: str
-    keep: Optional[KeptBatchSize]
     size: Callable[[int], int]
     data: Callable[[int], Any]
-    steps: Optional[Callable[[int], int]] = None
 
 
 def numbers() -> tf.data.Dataset:
@@ -60,10 +55,6 @@ def shuffled(size: int) -> tf.data.Dataset:
     return numbers().shuffle(SAMPLES, seed=1).batch(size)
 
 
-def endless(size: int) -> tf.data.Dataset:
-    return numbers().repeat().batch(size)
-
-
 def arrays(size: int) -> Any:
     """Keras makes batches of them, in an order that it draws anew for each epoch."""
     values = np.arange(SAMPLES, dtype="float32")[:, np.newaxis]
@@ -79,16 +70,12 @@ def grows(replicas: int) -> int:
 
 
 CASES: Dict[str, Case] = {
-    "loop, global": Case("loop", "global", same, shuffled),
-    "loop, per replica": Case("loop", "per_replica", grows, shuffled),
-    "loop, endless": Case("loop", "global", same, endless, lambda size: 8),
-    "keras, global": Case("keras", "global", same, shuffled),
-    "keras, per replica": Case("keras", "per_replica", grows, shuffled),
-    "keras, endless, per replica": Case(
-        "keras", "per_replica", grows, endless, lambda size: SAMPLES // size
-    ),
-    "keras, arrays, per replica": Case("keras", "per_replica", grows, arrays),
-}  # fmt: skip
+    "loop, same": Case("loop", same, shuffled),
+    "loop, grows": Case("loop", grows, shuffled),
+    "keras, same": Case("keras", same, shuffled),
+    "keras, grows": Case("keras", grows, shuffled),
+    "keras, arrays, grows": Case("keras", grows, arrays),
+}
 
 
 class BrokenOffError(Exception):
@@ -139,16 +126,11 @@ def train_loop(case: Case, folder: Path, story: Story, strategy: Any, config: An
         strategy,
         termination=config,
         save_every=story.left,
-        keep_batch_size=case.keep,
         weight=weight,
     )
-    data = strategy.experimental_distribute_dataset(case.data(size))
-    steps = case.steps(size) if case.steps else None
-    batches = iter(data) if steps else None
     for epoch in loop.epochs(EPOCHS):
-        if not steps:  # each epoch in the same order
-            data = strategy.experimental_distribute_dataset(case.data(size))
-        for batch in loop.batches(batches or data, steps):
+        data = strategy.experimental_distribute_dataset(case.data(size))
+        for batch in loop.batches(data):
             story.begin_step()
             step(batch)
             for values in strategy.experimental_local_results(batch[0]):
@@ -183,13 +165,10 @@ def train_keras(case: Case, folder: Path, story: Story, strategy: Any, config: A
         model = keras.Model(inputs, keras.layers.Dense(1)(Taking()(inputs)))
         model.compile(keras.optimizers.SGD(1e-5), "mse")
     size = case.size(strategy.num_replicas_in_sync)
-    backup = sr.BackupAndResume(
-        str(folder / "checkpoints"), config, save_every=story.left, keep_batch_size=case.keep
-    )
+    backup = sr.BackupAndResume(str(folder / "checkpoints"), config, save_every=story.left)
     given = case.data(size)
     history = model.fit(
         **(given if isinstance(given, dict) else {"x": given}),
-        steps_per_epoch=case.steps(size) if case.steps else None,
         epochs=EPOCHS,
         callbacks=[Tell(), backup],
         verbose=0,
@@ -209,7 +188,7 @@ def main() -> None:
     ours = sr.MultiWorkerMirroredStrategy(cluster_resolver=resolver)
     for name in args.cases or CASES:
         train(CASES[name], args.out / name, rank, args.steps, ours, config)
-        if args.steps is None and CASES[name].keep == "global":
+        if args.steps is None and CASES[name].size is same:
             train(CASES[name], args.out / "whole" / name, rank, None, ours, config)
 
 
@@ -226,8 +205,6 @@ def train(
         (folder / f"result.{rank}").write_text(json.dumps([np.ravel(v).tolist() for v in result]))
     except BrokenOffError:
         pass
-    except Exception as error:
-        (folder / f"error.{rank}").write_text(f"{type(error).__name__}: {error}")
     log.removeHandler(handler)
 
 

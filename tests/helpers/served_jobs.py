@@ -15,8 +15,13 @@ import pytest
 from folders import HELPERS
 from slurm_cluster import SlurmCluster, end_srun
 
-# Each task writes down its exit status, and when it ended.
-EACH = '$BEFORE $PROGRAM "$@"; echo "$? $(date +%s.%N)" > "$TASK_OUTPUT/$SLURM_PROCID"'
+# Each task leaves its errors and its exit status. An old srun may need minutes to
+# end after a node was cut off, and loses what that node's task has printed.
+EACH = (
+    'ends="$TASK_OUTPUT/$SLURM_PROCID"; $BEFORE $PROGRAM "$@" 2> "$ends.errors"; echo $? > "$ends"'
+)
+_NAME = "served"
+_SRUN_SECONDS = 5.0
 NODES = ["n8", "n9", "n10", "n11", "n12"]
 
 
@@ -37,7 +42,7 @@ class Job:
         self.tasks = tasks
         where = f"-w {','.join(NODES[:tasks])} -N{tasks} -n{tasks}"
         self.process = slurm.popen(
-            f"srun {where} bash -c {shlex.quote(EACH)} - {options}",
+            f"srun -J {_NAME} {where} bash -c {shlex.quote(EACH)} - {options}",
             env={
                 "PROGRAM": shlex.join([sys.executable, str(HELPERS / program)]),
                 "TASK_OUTPUT": str(output),
@@ -60,37 +65,41 @@ class Job:
     def until(self, what: Callable[[], bool], seconds: float) -> None:
         deadline = time.monotonic() + seconds
         while not what():
-            if self.process.poll() is not None or time.monotonic() > deadline:
-                pytest.fail("\n".join(self.end()))
+            if time.monotonic() > deadline or (self.process.poll() is not None and not what()):
+                pytest.fail("\n".join([f"ended: {self.ends()}", *self.end(), self.errors()]))
             time.sleep(0.05)
 
     def kill(self, task: str, rank: int, number: int = signal.SIGKILL) -> None:
         pid = (self.output / f"{task}.pid").read_text()
         self.slurm.run_on(NODES[rank], f"kill -{number:d} {pid}")
 
-    def ends(self) -> Dict[int, Tuple[int, float]]:
-        """By rank of those who have ended: the exit status, and when that was."""
+    def ends(self) -> Dict[int, int]:
+        """Returns the exit statuses of the tasks that have ended, by rank."""
         found = {}
         for rank in range(self.tasks):
             with contextlib.suppress(OSError, ValueError):
-                status, when = (self.output / str(rank)).read_text().split()
-                found[rank] = (int(status), float(when))
+                found[rank] = int((self.output / str(rank)).read_text())
         return found
 
     def await_end(self, seconds: float) -> Tuple[str, str]:
-        """Returns what the tasks wrote; all have ended within these seconds and a few of srun's."""
+        """Returns what srun and what the tasks printed, once all tasks have ended."""
+        self.until(lambda: len(self.ends()) == self.tasks, seconds)
         try:
-            return self.process.communicate(timeout=seconds + 5)
+            output, _ = self.process.communicate(timeout=_SRUN_SECONDS)
         except subprocess.TimeoutExpired:
-            pytest.fail("\n".join([f"still running; ended: {self.ends()}", *self.end()]))
+            output, _ = self.end()
+        return output, self.errors()
+
+    def errors(self) -> str:
+        """Returns what the tasks have written to standard error."""
+        files = (self.output / f"{rank}.errors" for rank in range(self.tasks))
+        return "".join(file.read_text() for file in files if file.exists())
 
     def end(self) -> Tuple[str, str]:
+        """Ends the step and its srun."""
+        self.slurm.run(["scancel", f"--name={_NAME}"], check=False)
         return end_srun(self.process)
 
 
 def statuses(job: Job) -> Dict[int, int]:
-    return {rank: status for rank, (status, _) in job.ends().items()}
-
-
-def last_end(job: Job) -> float:
-    return max(when for _, when in job.ends().values())
+    return job.ends()

@@ -3,7 +3,7 @@
 With ``--legacy`` all workers train, in sessions of `tf.compat.v1`; otherwise a coordinator in the
 chief hands out steps, with ``--keras`` those of Keras 3's `fit`. All stop after ``--steps`` of
 them, or when the file STOP lies in the folder TASK_OUTPUT. There each task leaves its process id,
-and who leads the number of steps done; with ``--raise`` it raises an error after some.
+and who leads the number of steps done.
 """
 
 from __future__ import annotations
@@ -35,8 +35,6 @@ def repeat(step: Callable[[], object], args: argparse.Namespace, leads: bool) ->
         done += 1
         if leads:
             tell("steps", done)
-            if getattr(args, "raise") and done == 3:
-                raise ValueError("three steps are enough")
         time.sleep(0.01)
 
 
@@ -103,7 +101,6 @@ def main() -> int:
     parser.add_argument("--legacy", action="store_true")
     parser.add_argument("--keras", action="store_true")
     parser.add_argument("--steps", type=int, default=0)
-    parser.add_argument("--raise", action="store_true")
     parser.add_argument("--ps", type=int, default=1)
     args = parser.parse_args()
     jobs = {"ps": args.ps, "worker": -1}

@@ -28,10 +28,6 @@ EPOCHS, STEPS, SAVE_EVERY = 4, 20, 10
 LOST_AT = {0: ("ps", 25), 1: ("chief", 45)}  # by start, and after how many steps
 
 
-def lose() -> None:
-    os.kill(os.getpid(), signal.SIGKILL)
-
-
 def await_file(name: str) -> None:
     while not (FOLDER / name).exists():
         time.sleep(0.02)
@@ -64,27 +60,24 @@ class Loses(keras.callbacks.Callback):  # type: ignore[misc]
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         self.done += 1
         if self.done == self.at and self.job == "chief":
-            lose()
+            os.kill(os.getpid(), signal.SIGKILL)
         elif self.done == self.at:
             (FOLDER / "lose").touch()
             await_file("lost")
 
 
-def serve(resolver: sr.SlurmClusterResolver) -> None:
-    def wait() -> None:
-        await_file("lose")
-        (FOLDER / "lost").touch()
-        lose()
-
-    if resolver.task_type == "ps" and not (FOLDER / "lost").exists():
-        threading.Thread(target=wait, daemon=True).start()
-    sys.exit(resolver.serve())
+def end_when_asked() -> None:
+    await_file("lose")
+    (FOLDER / "lost").touch()
+    os.kill(os.getpid(), signal.SIGKILL)
 
 
 def main() -> None:
     resolver = sr.SlurmClusterResolver({"chief": 1, "ps": 1, "worker": -1})
+    if resolver.task_type == "ps" and not (FOLDER / "lost").exists():
+        threading.Thread(target=end_when_asked, daemon=True).start()
     if resolver.task_type != "chief":
-        serve(resolver)
+        sys.exit(resolver.serve())
     start = len(list(FOLDER.glob("start.*")))
     (FOLDER / f"start.{start}").touch()
     strategy = sr.ParameterServerStrategy(resolver)

@@ -5,9 +5,7 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
-from pathlib import Path
 
-import pytest
 from folders import ROOT
 
 BENCHMARKS = ROOT / "benchmarks"
@@ -38,24 +36,6 @@ def test_make_bench_runs_every_benchmark_and_the_readme_shows_what_came_of_it() 
         assert f"`python benchmarks/{name}.py`" in readme
     for plot in re.findall(r"\]\((plots/\w+\.png)\)", readme):
         assert (BENCHMARKS / plot).read_bytes().startswith(b"\x89PNG"), plot
-
-
-def test_results_find_their_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(str(BENCHMARKS))
-    import report
-
-    readme = tmp_path / "README.md"
-    readme.write_text("a\n<!-- x -->\nold\n<!-- /x -->\nb\n<!-- y -->\n<!-- /y -->\n")
-    monkeypatch.setattr(report, "README", readme)
-    report.publish("x", "new \\1", write=True)
-    report.publish("y", report.table(["n", "ratio"], [("a", 1.5)]), write=True)
-    report.publish("x", "unseen", write=False)
-    assert readme.read_text() == (
-        "a\n<!-- x -->\n\nnew \\1\n\n<!-- /x -->\nb\n"
-        "<!-- y -->\n\n| n | ratio |\n| --- | ---: |\n| a | 1.5 |\n\n<!-- /y -->\n"
-    )
-    with pytest.raises(SystemExit, match="has no marks <!-- z -->"):
-        report.publish("z", "", write=True)
 
 
 def test_ratios_are_those_of_one_run() -> None:

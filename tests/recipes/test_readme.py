@@ -1,14 +1,13 @@
-"""README from its first line on a machine that has nothing, and the documentation's links.
+"""README's commands as a newcomer types them, on a machine that has nothing.
 
-Where root tests, another user types it: nothing is his but the checkout and his home.
-
-Each command is typed after those before it, in the environment that README has made by then: what
-a newcomer lacks, these lack as well.
+Each is typed after those before it, in the environment that README has made by then. Where root
+tests, another user types them, who owns nothing but the checkout and a home.
 """
 
 from __future__ import annotations
 
 import configparser
+import math
 import os
 import re
 import shlex
@@ -16,12 +15,11 @@ import shutil
 import tempfile
 import warnings
 from pathlib import Path
-from typing import Callable, Iterator, List
+from typing import Iterator, List
 
 import pytest
-from bare_state import BareState, shell_commands, with_those_before
+from bare_state import BareState, other_user, shell_commands, with_those_before
 from folders import ROOT
-from other_user import other_user
 from slurm_cluster import Node, SlurmCluster, started
 from slurm_installation import PATH, Installation
 
@@ -29,9 +27,8 @@ from slurm_resolver.diagnostics.log_messages import explain
 
 COMMANDS = shell_commands(ROOT / "README.md")
 KINDS = ("make", ".", "export", "pip", "slurm-resolver", "python", "srun", "sbatch")
-# the sentence that the quick start ends with, of so many workers
+# how the quick start ends
 TRAINED = r"^(?:\d: )?(.*); accuracy (?:0\.[5-9]\d|1\.00)$"
-SENTENCES = {1: "trained alone", 2: "both workers hold the same weights"}
 
 
 def of_kind(*words: str) -> List[str]:
@@ -75,20 +72,16 @@ def bare_state(installation: Installation, folder: Path) -> BareState:
 @pytest.fixture(scope="module")
 def after_the_first_command(bare_state: BareState) -> str:
     """What README's first command prints."""
-    assert COMMANDS[0] == "make demo"
+    assert COMMANDS[:2] == ["make demo", "make test"]
     done = bare_state.run(COMMANDS[0], timeout=1200)
     assert done.returncode == 0, done.stdout
     return done.stdout
 
 
-# In one of the processes that `make test` starts side by side: each would install TensorFlow.
-def once(test: Callable[..., None]) -> Callable[..., None]:
-    for mark in (pytest.mark.tensorflow, pytest.mark.slurm, pytest.mark.newest):
-        test = mark(test)
-    return test
-
-
-@once
+@pytest.mark.nightly  # TensorFlow is installed once more
+@pytest.mark.tensorflow
+@pytest.mark.slurm
+@pytest.mark.newest
 def test_the_first_command_trains(bare_state: BareState, after_the_first_command: str) -> None:
     installing, told, training = after_the_first_command.partition("Two workers train")
     assert told
@@ -103,11 +96,14 @@ def test_the_first_command_trains(bare_state: BareState, after_the_first_command
     shown = training.splitlines()[1:]
     progress = r"0: (Epoch \d/\d|\d+/\d+ - .* - accuracy: [\d.e-]+ - loss: [\d.e-]+)"
     assert [line for line in shown[:-2] if not re.fullmatch(progress, line)] == []
-    assert re.findall(TRAINED, shown[-2]) == [SENTENCES[2]]
-    assert COMMANDS[1] in shown[-1]
+    assert re.findall(TRAINED, shown[-2]) == ["both workers hold the same weights"]
+    assert ". .venv/bin/activate" in shown[-1]
 
 
-@once
+@pytest.mark.nightly  # TensorFlow is installed once more
+@pytest.mark.tensorflow
+@pytest.mark.slurm
+@pytest.mark.newest
 @pytest.mark.parametrize(
     "command", [command for command in COMMANDS[1:] if command not in of_kind("pip")]
 )
@@ -127,19 +123,14 @@ def test_each_command_runs_as_it_stands(
         output = here.stdout
         assert here.returncode == int(" explain" in command), output
     if "quick_start/train.py" in command and ">" not in command:
-        assert re.findall(TRAINED, output, re.M) == [sentence(number_of_tasks(command))]
+        assert re.findall(TRAINED, output, re.M) == [sentence(command)]
 
 
-def number_of_tasks(command: str) -> int:
-    numbers = re.findall(r"(?:-n|--nodes|--ntasks-per-node|--ntasks)[ =]?(\d+)", command)
-    tasks = 1
-    for number in numbers:
-        tasks *= int(number)
-    return tasks
-
-
-def sentence(tasks: int) -> str:
-    return SENTENCES.get(tasks, f"all {tasks} workers hold the same weights")
+def sentence(command: str) -> str:
+    """Returns what the quick start says in the end of as many tasks as the command starts."""
+    tasks = math.prod(map(int, re.findall(r"(?:-n|--nodes|--\w*tasks\S*?)[ =](\d+)", command)))
+    alone_or_two = {1: "trained alone", 2: "both workers hold the same weights"}
+    return alone_or_two.get(tasks, f"all {tasks} workers hold the same weights")
 
 
 def run_batch_file(slurm: SlurmCluster, bare_state: BareState, script: str) -> str:
@@ -174,29 +165,11 @@ def test_what_pip_is_asked_for_can_be_installed(command: str, tmp_path: Path) ->
     assert done.returncode == 0, done.stdout
 
 
-@pytest.mark.parametrize(
-    "name", ["tensorflow", "tensorflow-cpu", "nvidia", "completion", "examples"]
-)
-def test_the_extras_that_messages_name_are_there(name: str) -> None:
-    metadata = configparser.ConfigParser()
-    metadata.read(ROOT / "setup.cfg")
-    assert name in metadata["options.extras_require"]
-
-
-@pytest.mark.parametrize("target", ["demo", "quick", "coverage", "test", "lint", "matrix"])
+@pytest.mark.parametrize("target", ["demo", "quick", "test", "nightly"])
 def test_make_knows_its_targets(target: str, tmp_path: Path) -> None:
     state = BareState(tmp_path)
     done = state.run(f"make {target} --dry-run")
     assert done.returncode == 0, done.stdout
     first = done.stdout.splitlines()[0]
-    assert target != "test" or "make test takes an hour" in first
+    assert target != "test" or "make test takes 20 minutes" in first
     assert target != "demo" or "Installing tensorflow" in first
-
-
-@pytest.mark.parametrize(
-    "page", sorted([ROOT / "README.md", *ROOT.glob("examples/**/README.md")]), ids=str
-)
-def test_links_lead_somewhere(page: Path) -> None:
-    for target in re.findall(r"\]\(([^)#]+)", page.read_text(encoding="utf-8")):
-        if not target.startswith("https:"):
-            assert (page.parent / target).exists(), target

@@ -33,7 +33,7 @@ OPTION_SETS = {
     "heterogeneous": "--nodes 2 -c 2 --gpus-per-node 2 --ps 2 --ps-nodes 1 --requeue --signal USR1",
     "restarted": "--nodes 3 --restarts 2 --spare-nodes 1 --min-nodes 2 --gpus-per-node 2",
     "restarted and requeued": "-N 2 --tasks-per-node 2 --restarts 2 --requeue --ps 1 --exec",
-    "an environment": "--module a/b --module 'c d' --env-setup 'source ~/v/activate' --no-check",
+    "an environment": "--env-setup 'module load a/b' --env-setup 'source ~/v/activate' --no-check",
 }
 ODD_WORDS = ["$x", "`x`", "~/x", "a\\", "it's", "*", "x\ny", "{index}"]
 

@@ -13,8 +13,7 @@ tf = pytest.importorskip("tensorflow", reason="TensorFlow is not installed")
 
 import numpy as np  # noqa: E402 (it comes with TensorFlow)
 
-from slurm_resolver.errors import ResumeError  # noqa: E402
-from slurm_resolver.tf.callback_state import CallbackStates, pack, unpack  # noqa: E402
+from slurm_resolver.tf.training.callback_state import CallbackStates, pack, unpack  # noqa: E402
 
 pytestmark = pytest.mark.tensorflow
 
@@ -34,9 +33,8 @@ BFLOAT16 = np.arange(3).astype(tf.bfloat16.as_numpy_dtype)
         np.float32(0.1),
         np.arange(6, dtype="int16").reshape(2, 3),
         np.zeros([0, 4]),
-        np.asarray(2.0),
         BFLOAT16,
-        [np.ones(3), np.ones([2, 2], dtype=bool), np.asarray("word")],
+        [np.ones(3), np.ones([2, 2], dtype=bool)],
     ],
 )
 def test_plain_values_come_back_the_same_and_of_the_same_type(value: Any) -> None:
@@ -49,7 +47,7 @@ def test_plain_values_come_back_the_same_and_of_the_same_type(value: Any) -> Non
 
 
 @pytest.mark.parametrize(
-    "value", [Path("a"), open, object(), [object()], np.array([object()]), lambda: 0]
+    "value", [Path("a"), b"a", object(), [object()], np.array([object()]), lambda: 0]
 )
 def test_other_values_are_not_plain(value: Any) -> None:
     with pytest.raises(TypeError):
@@ -60,14 +58,7 @@ def callback(**attributes: Any) -> Any:
     return types.SimpleNamespace(**attributes)
 
 
-def states(before: Any, after: Any) -> Any:
-    one = callback(**before)
-    kept = CallbackStates([one])
-    vars(one).update(after)
-    return unpack(pack(kept.collect()))
-
-
-HANDLE, GROWN = object(), [1]
+HANDLE = object()
 
 
 @pytest.mark.parametrize(
@@ -76,14 +67,18 @@ HANDLE, GROWN = object(), [1]
         ({"wait": 0, "patience": 3}, {"wait": 1}, {"wait": 1}),
         ({"best": None}, {"best": 0.5, "new": [1]}, {"best": 0.5, "new": [1]}),
         ({"handle": HANDLE, "count": 0}, {"count": 1}, {"count": 1}),
-        ({"model": 1, "params": 2}, {"model": 3, "params": 4}, None),
+        ({"model": 1, "monitor_op": None}, {"model": 3, "monitor_op": open}, None),  # of Keras
         ({"file": None, "count": 0}, {"file": HANDLE, "count": 1}, None),
-        ({"lines": []}, {"lines": [HANDLE]}, None),
+        ({"lines": b""}, {"lines": b"a"}, None),
         ({"wait": 1}, {"wait": 1}, None),
     ],
 )
 def test_what_has_changed_is_kept_if_all_of_it_is_plain(before: Any, after: Any, kept: Any) -> None:
-    assert states(before, after) == ({} if kept is None else {"SimpleNamespace 1": kept})
+    one = callback(**before)
+    states = CallbackStates([one])
+    vars(one).update(after)
+    found = states.collect().get("SimpleNamespace 1")
+    assert (found and {key: unpack(value) for key, value in found.items()}) == kept
 
 
 def test_what_was_changed_in_its_place_has_changed() -> None:
@@ -98,14 +93,6 @@ def test_what_was_changed_in_its_place_has_changed() -> None:
 def test_each_callback_gets_its_own_and_those_that_are_gone_are_left_out() -> None:
     first, second = callback(a=0), callback(a=0)
     CallbackStates([first, second]).apply(
-        {"SimpleNamespace 2": {"a": 2}, "SimpleNamespace 3": {"a": 3}, "Other 1": {"a": 4}}
+        {"SimpleNamespace 2": {"a": "2"}, "SimpleNamespace 3": {"a": "3"}, "Other 1": {"a": "4"}}
     )
     assert (first.a, second.a) == (0, 2)
-
-
-def test_keras_functions_are_kept_by_name() -> None:
-    keras = pytest.importorskip("keras", minversion="3", reason="this TensorFlow has Keras 2")
-    packed = pack(keras.ops.less)
-    assert unpack(packed) is keras.ops.less
-    with pytest.raises(ResumeError, match=r"another Keras, whose keras\.src\.ops\.numpy\.lexx is"):
-        unpack(packed.replace(b'"less"', b'"lexx"'))

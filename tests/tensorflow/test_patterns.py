@@ -6,10 +6,9 @@ import copy
 import os
 import pickle
 import shlex
-import subprocess
 import sys
 from pathlib import Path
-from typing import Any, Callable, Dict, List
+from typing import Any, Callable, Dict
 
 import pytest
 from folders import HELPERS
@@ -22,49 +21,6 @@ from slurm_resolver import SlurmClusterResolver  # noqa: E402
 pytestmark = pytest.mark.tensorflow
 
 MESH = shlex.join([sys.executable, str(HELPERS / "slurm_mesh.py")])
-
-
-class Padded(SlurmClusterResolver):
-    """A site whose hosts have other names in the network: n-7 is n-007 there."""
-
-    def _resolve_hostlist(self) -> List[str]:
-        names = [host.partition("-") for host in super()._resolve_hostlist()]
-        return [f"{group}-{int(number):03}" for group, _, number in names]
-
-
-def test_hosts_are_renamed(slurm: Any) -> None:
-    slurm(2, "2,1,1", 4, SLURM_STEP_NODELIST="n-[7,10],m-1")
-    resolver = Padded()
-    addresses = ["n-007:8888", "n-007:8889", "n-010:8888", "m-001:8888"]
-    assert resolver.cluster_spec().as_dict() == {"worker": addresses}
-    assert resolver.master() == "grpc://n-010:8888"
-
-
-def test_the_hook_of_older_versions_is_not_asked(slurm: Any) -> None:
-    """`_resolve_hostnames`, of 2019, read a file where a container lacks scontrol."""
-
-    class FromFile(SlurmClusterResolver):
-        def _resolve_hostnames(self) -> List[str]:
-            raise FileNotFoundError("nodes")
-
-    slurm(0, "1(x3)", 3)
-    resolver = FromFile({"ps": 1, "worker": 2}, 8888, 1, 1, 1)
-    assert resolver.master("worker", 1) == "grpc://t02n43:8888"
-    assert resolver.num_accelerators() == {"GPU": 1}
-
-
-def test_a_job_without_tasks(slurm: Any) -> None:
-    slurm(1, "1(x3)", 3)
-    resolver = SlurmClusterResolver({"chief": 1, "ps": 1, "worker": 1, "evaluator": 0})
-    assert sorted(resolver.cluster_spec().as_dict()) == ["chief", "ps", "worker"]
-
-
-def test_the_first_reserved_port_as_port_base(slurm: Any) -> None:
-    slurm(1, "2,1,2", 5, SLURM_STEP_RESV_PORTS="23001-23003", SLURM_JOB_ID="42")
-    first = int(os.environ["SLURM_STEP_RESV_PORTS"].split("-")[0])
-    ours = SlurmClusterResolver(port_base=first).cluster_spec().as_dict()
-    assert ours == SlurmClusterResolver().cluster_spec().as_dict()
-    assert ours["worker"][:2] == ["t02n13:23001", "t02n13:23002"]
 
 
 def test_a_union_of_resolvers(slurm: Any) -> None:
@@ -140,19 +96,3 @@ def test_programs_of_dtensor(real_slurm: SlurmCluster) -> None:
         f"srun -w n8,n9 -N2 -n2 {command}", env={"TF_CPP_MIN_LOG_LEVEL": "2"}, timeout=200
     )
     assert sorted(done.stdout.splitlines()) == ["0 4 8", "1 4 8"]
-
-
-def test_a_strategy_tells_the_task(slurm: Any) -> None:
-    """In a process of its own: one has one cluster of collectives."""
-    code = """
-import tensorflow as tf
-from slurm_resolver import SlurmClusterResolver
-strategy = tf.distribute.MultiWorkerMirroredStrategy(cluster_resolver=SlurmClusterResolver())
-own = strategy.cluster_resolver
-print(own.task_type, own.task_id, own.cluster_spec().num_tasks("worker"))
-"""
-    slurm(0, "1", 1, SLURM_STEP_NODELIST="localhost", SLURM_JOB_ID=str(os.getpid() + 2))
-    done = subprocess.run(
-        [sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, check=True
-    )
-    assert done.stdout.split() == ["worker", "0", "1"]

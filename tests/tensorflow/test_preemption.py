@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 import time
@@ -11,10 +12,9 @@ from typing import Any, List, NamedTuple
 
 import pytest
 from folders import HELPERS
-from resumed import outcomes
+from resumed import outcomes, saved_position
 
 pytest.importorskip("keras", minversion="3", reason="this TensorFlow has Keras 2")
-from slurm_resolver.tf.checkpoint import counters
 
 pytestmark = pytest.mark.tensorflow
 
@@ -55,7 +55,7 @@ def training(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
         faults = f"--faults=[{'null, ' * len(starts)}{fault}]"
         starts.append(train(kind, resumed, "--sleep=0.4", faults))
     assert [start.returncode for start in starts] == [75] * 3, starts[-1].stderr
-    assert counters(str(resumed / "checkpoints")) == {"epoch": 1, "step": 10}
+    assert saved_position(resumed / "checkpoints") == {"epoch": 1, "step": 10}
     starts += [train(kind, resumed), train(kind, resumed)]
     assert [start.returncode for start in starts[3:]] == [0, 0], starts[-1].stderr
     return Training(whole, resumed, [start.stderr for start in starts])
@@ -74,13 +74,12 @@ def test_the_history_and_the_other_callbacks_go_on_as_well(training: Training) -
         assert told(training.resumed, what) == [expected] * 2
 
 
-def test_it_says_where_it_goes_on_and_what_it_saves(training: Training) -> None:
+def test_it_says_where_it_goes_on(training: Training) -> None:
     folder = training.resumed / "checkpoints"
     assert "goes on" not in training.said[0]
     assert "after SIGTERM: exit status 75: start the program again" in training.said[1]
     going_on = f"training goes on from {folder}/ckpt-3, saved at epoch 1, step 10"
     assert training.said[3].count(going_on) == 1
-    assert training.said[3].count(f"training saved at epoch 8, step 0: {folder}/ckpt-4") == 1
     assert f"nothing is left to train: {folder}/ckpt-4 is the end of epoch 8" in training.said[4]
 
 
@@ -108,33 +107,7 @@ def test_ranks_that_find_different_checkpoints_say_so(tmp_path: Path, training: 
     done = subprocess.run([*launcher, "bash", *PROGRAM, "keras"], capture_output=True, text=True)
     assert done.returncode == 1
     assert "ResumeError: the ranks find different checkpoints in" in done.stderr
-    assert ": worker_0: ckpt-4 and ckpt-3; worker_1: none" in done.stderr
-
-
-WITHOUT_STORE = """
-import runpy, sys
-from slurm_resolver.tf import saving_ranks
-saving_ranks._find_store = lambda: None
-sys.argv = sys.argv[1:]
-sys.path[0] = sys.argv[0].rpartition("/")[0]
-runpy.run_path(sys.argv[0], run_name="__main__")
-"""
-
-
-def test_with_a_tensorflow_without_a_store_the_ranks_meet(tmp_path: Path) -> None:
-    """To compare what they restore, and to be told how to exit: the second rank gets the signal."""
-    launcher = [sys.executable, "-m", "slurm_resolver", "run", "-n2", "--"]
-    program = [sys.executable, "-c", WITHOUT_STORE, PROGRAM[-1], "loop", str(tmp_path)]
-    options = ["--epochs=1", "--sleep=0.3", '--faults=[[1, 4, "SIGUSR1"]]']
-    starts = [
-        subprocess.run([*launcher, *program, *options], capture_output=True, text=True)
-        for _ in range(2)
-    ]
-    assert [start.returncode for start in starts] == [75, 0], starts[-1].stderr
-    assert "cannot be told" not in starts[0].stderr
-    assert told(tmp_path, "done") == list(range(1, 11))
-    weights = [line for line in starts[1].stderr.splitlines() if line[3:].startswith("rank ")]
-    assert len({line.rpartition(" ")[2] for line in weights}) == 1 < len(weights)
+    assert re.search(r": worker 0 \(.*\): ckpt-4 and ckpt-3; worker 1 \(.*\): none", done.stderr)
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,6 @@ pytestmark = pytest.mark.tensorflow
 PROGRAM = HELPERS / "stuck_training.py"
 LIMIT = 3
 TRAINED = ["0: trained", "1: trained"]
-BEHIND = r"worker 1 \(rank 1 on localhost\)"
 
 
 def start(folder: Path, kind: str, seconds: float = 0, **env: str) -> subprocess.Popen[str]:
@@ -50,7 +49,7 @@ def finish(job: subprocess.Popen[str]) -> List[str]:
 
 def stalls(lines: List[str]) -> List[str]:
     """Returns what the tasks say of a stall, without the seconds."""
-    said = [line for line in lines if re.search(r"no step for|steps advance|does not answer", line)]
+    said = [line for line in lines if re.search(r"no step for|steps advance", line)]
     return [re.sub(r"\d+ s", "N s", line) for line in said]
 
 
@@ -79,11 +78,9 @@ def test_long_compilations_and_validations_are_no_fault(tmp_path: Path) -> None:
     assert sorted(line for line in lines if line.endswith("trained")) == TRAINED
 
 
-@pytest.mark.parametrize("rank", [0, 1])
-def test_a_stopped_process_is_named(rank: int, tmp_path: Path) -> None:
-    """Rank 0 runs the service: then the other task says that this does not answer."""
+def test_a_stopped_process_is_named(tmp_path: Path) -> None:
     job = start(tmp_path, "stopped")
-    pid, until = tmp_path / f"pid.{rank}", time.monotonic() + 120
+    pid, until = tmp_path / "pid.1", time.monotonic() + 120
     while not (pid.is_file() and pid.read_text()) and time.monotonic() < until:
         time.sleep(0.1)
     process = int(pid.read_text())
@@ -91,11 +88,8 @@ def test_a_stopped_process_is_named(rank: int, tmp_path: Path) -> None:
     time.sleep(LIMIT + 4)  # TensorFlow ends the training after 10 s
     os.kill(process, signal.SIGCONT)
     lines = finish(job)
-    said = "\n".join(stalls(lines))
-    if rank == 1:
-        assert re.search(f"0: no step for N s: .*{BEHIND} has not reported for N s", said), lines
-    else:
-        assert re.search(r"1: .*coordination service at \S+ \(local rank 0 .* not answer", said)
+    told = "worker 1 (rank 1 on localhost) has not reported for N s"
+    assert any(line.startswith("0: no step for N s:") and told in line for line in stalls(lines))
     assert "0: trained" in lines
 
 

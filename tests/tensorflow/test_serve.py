@@ -13,11 +13,11 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Any, Callable, Dict, Iterator, Mapping, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, Iterator, Mapping, Tuple
 
 import pytest
 from network_faults import packets_dropped
-from served_jobs import NODES, Job, last_end, statuses
+from served_jobs import NODES, Job, statuses
 from slurm_cluster import SlurmCluster
 from task_variables import TASK
 
@@ -25,8 +25,8 @@ import slurm_resolver as sr
 
 pytestmark = pytest.mark.tensorflow
 
-# Seconds until all have ended, after those who train have, and after a fault. It takes some 5 where
-# nothing else runs; here other tests do, and a task that hangs does so for ever.
+# Seconds until all have ended, after those who train have, and after a fault. It takes some 5 if
+# nothing else runs; a task that hangs does so for ever.
 FINISHED = 30.0
 FAILED = 45.0
 
@@ -61,7 +61,6 @@ def test_a_strategy_goes_on_without_a_worker_and_all_end_with_it(
     (job.output / "STOP").touch()
     _, errors = job.await_end(FINISHED)
     assert statuses(job) == {0: 0, 1: 0, 2: 0, 3: 128 + signal.SIGKILL}
-    assert last_end(job) - job.ends()[0][1] < FINISHED
     assert "worker 1 (rank 3 on n11) is lost, the others go on" in errors
 
 
@@ -99,61 +98,35 @@ def test_no_worker_is_started_again_for_a_chief_that_is_lost(start: Start) -> No
     assert "restart" not in errors
 
 
-# what happens to whom; how many tasks with which options; who must say what
-FAULTS: Dict[str, Tuple[Optional[Tuple[str, int]], int, str, str]] = {
-    "the coordinator is killed": (
-        ("chief-0", 0),
-        3,
-        "",
-        "{} (rank {} on {}): chief 0 (rank 0 on n8) is lost: its process has ended",
-    ),
-    "the second ps is killed": (
-        ("ps-1", 2),
-        4,
-        "--ps 2",
-        "{} (rank {} on {}): ps 1 (rank 2 on n10) is lost, and its variables with it: its process",
-    ),
-    "the second ps of Keras' fit is killed": (
-        ("ps-1", 2),
-        4,
-        "--ps 2 --keras",
-        "{} (rank {} on {}): ps 1 (rank 2 on n10) is lost, and its variables with it: its process",
-    ),
-    "the first legacy worker is killed": (
-        ("worker-0", 1),
-        3,
-        "--legacy",
-        "{} (rank {} on {}): worker 0 (rank 1 on n9) has failed: its process has ended",
-    ),
-}
+LOST = "is lost, and its variables with it: its process has ended"
+# who is killed, and its rank; how many tasks with which options; what all others say
+FAULTS: Dict[str, Tuple[str, int, int, str, str]] = {
+    "the coordinator": (
+        "chief-0", 0, 3, "", "chief 0 (rank 0 on n8) is lost: its process has ended"),
+    "the second ps of Keras' fit": (
+        "ps-1", 2, 4, "--ps 2 --keras", f"ps 1 (rank 2 on n10) {LOST}"),
+    "the first legacy worker": (
+        "worker-0", 1, 3, "--legacy", "worker 0 (rank 1 on n9) has failed: its process has ended"),
+}  # fmt: skip
 
 
 @pytest.mark.newest
 @pytest.mark.slurm
 @pytest.mark.parametrize("fault", FAULTS)
-def test_a_fault_ends_all_and_all_say_which(start: Start, fault: str) -> None:
-    victim, tasks, options, told = FAULTS[fault]
+def test_a_killed_task_ends_all_and_all_say_which(start: Start, fault: str) -> None:
+    victim, killed, tasks, options, told = FAULTS[fault]
     job = start(tasks, options)
     if "--legacy" in options:  # one that starts later would wait for who is gone by then
         job.until(lambda: len(list(job.output.glob("worker-*.trains"))) == tasks - 1, 90)
-    # and so would one whose server answers already, and whose monitor does not yet
-    job.await_steps(50 if victim is not None else 3)
-    began = time.time()
-    if victim is not None:
-        job.kill(*victim)
+    job.await_steps(50)  # a server may answer before its monitor does
+    job.kill(victim, killed)
     _, errors = job.await_end(FAILED)
-    assert len(job.ends()) == tasks
-    assert 0 not in statuses(job).values()
-    assert last_end(job) - began < FAILED
-    killed = [rank for rank, status in statuses(job).items() if status == 128 + signal.SIGKILL]
-    assert killed == ([victim[1]] if victim is not None else [])
-    names = {
-        False: ["chief 0", *(["ps 0", "ps 1"] if "--ps" in options else ["ps 0"]), "worker 0"],
-        True: ["ps 0", "worker 0", "worker 1"],
-    }["--legacy" in options]
-    for rank, name in enumerate(names):
-        if rank not in killed and name != "chief 0":  # its own error may be first
-            assert told.format(name, rank, NODES[rank]) in errors, errors
+    ends = statuses(job)
+    assert ends.pop(killed) == 128 + signal.SIGKILL
+    assert 0 not in ends.values()
+    for rank in ends:
+        if rank > 0 or "--legacy" in options:  # the chief's own error may be first
+            assert f"(rank {rank} on {NODES[rank]}): {told}" in errors, errors
 
 
 @pytest.mark.slurm
@@ -161,42 +134,31 @@ def test_a_node_that_vanishes(start: Start) -> None:
     """The chief's node is cut off: nobody gets a word from it, nor it from them."""
     job = start(3, "", SLURM_RESOLVER_NETWORK_GRACE="6")
     job.await_steps()
-    began = time.time()
     job.slurm.run_on("n8", "ip link set eth0 down")
     try:
         job.until(lambda: len(job.ends()) == 3, FAILED + 10)
     finally:
         job.slurm.run_on("n8", "ip link set eth0 up")
-    _, errors = job.await_end(30)
+        job.end()
+    errors = job.errors()
     assert set(statuses(job).values()) == {1}
-    assert max(job.ends()[rank][1] for rank in (1, 2)) - began < FAILED
     told = "chief 0 (rank 0 on n8) is lost: its node has not answered for 6 s"
     assert f"ps 0 (rank 1 on n9): {told}" in errors
     assert f"worker 0 (rank 2 on n10): {told}" in errors
     assert "is lost, and its variables with it: its node has not answered for 6 s" in errors
 
 
-@contextlib.contextmanager
-def cut_off(job: Job, node: str, others: Sequence[str]) -> Iterator[None]:
-    """Lets no packet pass between a node and others."""
-    with contextlib.ExitStack() as stack:
-        for other in others:
-            stack.enter_context(packets_dropped(job.slurm, node, other))
-            stack.enter_context(packets_dropped(job.slurm, other, node))
-        yield
-
-
 @pytest.mark.slurm
 @pytest.mark.newest
-def test_gaps_of_the_network_end_nothing(start: Start) -> None:
-    """First a short one, then one in which the service's connections are destroyed as well."""
+def test_a_gap_of_the_network_ends_nothing(start: Start) -> None:
+    """The service's connections are destroyed as well."""
     job = start(4, "--ps 2")
     job.await_steps()
-    with cut_off(job, "n11", ["n8"]):
-        time.sleep(5)
-    job.await_steps(20)
     port = (job.output / "service.port").read_text()
-    with cut_off(job, "n8", ["n9", "n10", "n11"]):
+    with contextlib.ExitStack() as cut_off:
+        for other in ("n9", "n10", "n11"):
+            cut_off.enter_context(packets_dropped(job.slurm, "n8", other))
+            cut_off.enter_context(packets_dropped(job.slurm, other, "n8"))
         destroyed = job.slurm.run_on("n8", f"ss -Kn state established sport = :{port}").stdout
         time.sleep(12)
     assert destroyed.count(f":{port}") == 4, destroyed
@@ -212,8 +174,6 @@ def test_legacy_servers_end_with_the_last_worker(start: Start) -> None:
     job = start(4, "--legacy --ps 2 --steps 20")
     job.await_end(90)
     assert statuses(job) == dict.fromkeys(range(4), 0)
-    trained = max(job.ends()[rank][1] for rank in (2, 3))
-    assert last_end(job) - trained < FINISHED
 
 
 CANNOT_SERVE: Dict[str, Tuple[Any, Mapping[str, str], str]] = {

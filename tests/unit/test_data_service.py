@@ -13,7 +13,7 @@ import slurm_resolver as sr
 from slurm_resolver.cluster.het_groups import ComponentRanks
 from slurm_resolver.cluster.layout import Layout, layout_from_environment
 from slurm_resolver.cluster.roles import assign_roles
-from slurm_resolver.coordination.job import announcement
+from slurm_resolver.coordination.member import announcement
 from slurm_resolver.slurm.step import SlurmStep
 
 SERVICE = {"dispatcher": 1, "data_worker": 2}

@@ -1,10 +1,12 @@
-"""Which versions of Keras are refused, and which are warned of."""
+"""Which versions of TensorFlow and Keras are refused, and which are warned of."""
 
 from __future__ import annotations
 
 import logging
 import sys
+from importlib import metadata
 from types import SimpleNamespace
+from typing import Dict, Tuple
 
 import pytest
 
@@ -33,3 +35,33 @@ def test_a_version_that_trains_wrongly_is_an_error(monkeypatch: pytest.MonkeyPat
     monkeypatch.setitem(sys.modules, "keras", SimpleNamespace(__version__="3.9.2"))
     with pytest.raises(KerasError, match=r"Keras 3\.9\.2 trains wrongly .* pip install 'keras>=3"):
         keras_version.check_keras()
+
+
+OLD = "Keras 3.9.2 trains wrongly on several workers"
+# By what is installed, and with TF_USE_LEGACY_KERAS: what `check` says of TensorFlow and Keras.
+INSTALLED: Dict[str, Tuple[str, str]] = {
+    "tensorflow 2.21.0, keras 3.15.1": ("ok 2.21.0", "ok Keras 3.15.1"),
+    "tensorflow-cpu 2.21.0, keras 3.9.2": ("ok 2.21.0", f"warning {OLD}"),
+    "tensorflow 2.21.0, keras 3.9.2, tf_keras 2.21.0": ("ok 2.21.0", "ok Keras 3.9.2, tf_keras"),
+    "tensorflow 2.21.0, keras 3.9.2, tf_keras 2.21.0, legacy": ("ok 2.21.0", "ok tf_keras 2.21.0"),
+    "tensorflow 2.21.0, keras 3.15.1, legacy": ("ok", "warning TF_USE_LEGACY_KERAS asks for tf_k"),
+    "tensorflow 2.15.0, keras 2.15.0": ("ok 2.15.0", "ok Keras 2.15.0"),
+    "keras 3.15.1": ("failed not installed: load your site's module", "ok"),
+}
+
+
+@pytest.mark.parametrize("installed", INSTALLED)
+def test_what_check_says(installed: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    versions = dict(part.split(" ") for part in installed.split(", ") if part != "legacy")
+
+    def version(name: str) -> str:
+        if name not in versions:
+            raise metadata.PackageNotFoundError
+        return versions[name]
+
+    monkeypatch.setattr(metadata, "version", version)
+    monkeypatch.delitem(sys.modules, "tensorflow", raising=False)
+    monkeypatch.setenv("TF_USE_LEGACY_KERAS", str("legacy" in installed).lower())
+    results = keras_version.check_versions()
+    for result, told in zip(results, INSTALLED[installed]):
+        assert f"{result.status} {result.detail}".startswith(told)

@@ -18,27 +18,32 @@ from slurm_resolver.preemption.signal_watch import SignalWatch
 from slurm_resolver.slurm.step import SlurmStep
 
 JOB = {"SLURM_JOB_ID": "42", "SLURM_RESTART_COUNT": "2"}
-RUNNING = "JobId=42 JobName=a b JobState=RUNNING Reason=None Restarts=2 EndTime=1970-01-02T00:00:00"
+RUNNING = """\
+JobId=42 JobName=a JobState=FAILED
+   JobState=RUNNING Reason=None
+   Requeue=1 Restarts=2 BatchFlag=1
+   StartTime=1970-01-01T00:00:00 EndTime=1970-01-02T00:00:00
+   SubmitLine=sbatch job JobState=FAILED Restarts=9
+   StdOut=/home/u/my runs/x.out JobState=FAILED
+"""
 
 
 @pytest.fixture
 def scontrol(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A scontrol that shows what is in `state` and in the files `config`, `partition`, `assoc_mgr`.
+    """A scontrol that shows what is in the files `job`, `config`, `partition` and `assoc_mgr`.
 
     It notes its other commands in `calls`, as scancel does, and refuses those that `refuses` names.
     """
     for name in ("scontrol", "scancel"):
         program = tmp_path / name
         program.write_text(
-            f'#!/bin/sh\ncase "$*" in *"show job 4"*) exec cat {tmp_path}/state; esac\n'
-            f'[ "$1" != show ] || exec cat "{tmp_path}/$2"\n'
-            f'[ "$2" != show ] || exec cat "{tmp_path}/$3"\n'
-            f'echo "$@" >> {tmp_path}/calls\n[ ! -e {tmp_path}/refuses-$1 ] || '
-            "{ echo no; exit 1; }\n"
+            f'#!/bin/sh\n[ "$1" != show ] || exec cat "{tmp_path}/$2"\n'
+            f'echo "$@" >> {tmp_path}/calls\n'
+            f'[ ! -e "{tmp_path}/refuses-$1" ] || {{ echo no; exit 1; }}\n'
         )
         program.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-    (tmp_path / "state").write_text(RUNNING)
+    (tmp_path / "job").write_text(RUNNING)
     return tmp_path
 
 
@@ -51,38 +56,27 @@ def step(**more: str) -> SlurmStep:
     return SlurmStep.read({**JOB, **more})
 
 
-# what scontrol shows; status and wait; what is said; whether the job is requeued
-STATES: Dict[str, Tuple[str, int, bool, str, bool]] = {
-    "running": (RUNNING, 75, True, "job 42 requeued, restart 3", True),
-    "a signal is under way": (
-        "JobState=SIGNALING Reason=None Restarts=2", 75, True, "job 42 requeued, restart 3", True,
-    ),
-    "at its limit": (
-        "JobState=COMPLETING Reason=TimeLimit Restarts=2", 75, True, "requeued, restart 3", True,
-    ),
-    "requeued already": (
-        "JobState=COMPLETING Reason=None Restarts=3", 75, False, "has been requeued already", False,
-    ),
-    "cancelled": (
-        "JobState=COMPLETING Reason=None Restarts=2", 143, False, "is being cancelled", False,
-    ),
-    "its restarts unknown": (
-        "JobState=RUNNING Reason=None Restarts=N/A", 75, True, "requeued, restart 3", True,
-    ),
-    "not told": (
-        "slurm_load_jobs error: Unable to contact", 75, False,
-        "may have been cancelled (scontrol show job tells no JobState); exit status 75 asks the",
-        False,
-    ),
-}  # fmt: skip
+# by job state, reason and restarts: status and wait; what is said; whether the job is requeued
+STATES: Dict[Tuple[str, str, str], Tuple[int, bool, str, bool]] = {
+    ("RUNNING", "None", "2"): (75, True, "job 42 requeued, restart 3", True),
+    ("SIGNALING", "None", "2"): (75, True, "job 42 requeued, restart 3", True),
+    ("COMPLETING", "TimeLimit", "2"): (75, True, "job 42 requeued, restart 3", True),
+    ("COMPLETING", "None", "3"): (75, False, "job 42 has been requeued already", False),
+    ("COMPLETING", "None", "2"): (143, False, "job 42 is being cancelled", False),
+    ("RUNNING", "None", "N/A"): (75, True, "job 42 requeued, restart 3", True),
+}
 
 
-@pytest.mark.parametrize("case", STATES)
+@pytest.mark.parametrize("state", STATES)
 def test_only_a_job_that_is_neither_cancelled_nor_requeued_is_requeued(
-    scontrol: Path, case: str
+    scontrol: Path, state: Tuple[str, str, str]
 ) -> None:
-    shown, status, wait, message, requeued = STATES[case]
-    (scontrol / "state").write_text(shown)
+    status, wait, message, requeued = STATES[state]
+    job_state, reason, restarts = state
+    shown = RUNNING.replace(
+        "   JobState=RUNNING Reason=None", f"   JobState={job_state} Reason={reason}"
+    )
+    (scontrol / "job").write_text(shown.replace(" Restarts=2 ", f" Restarts={restarts} "))
     plan = requeue_job(step(), "scontrol", 100)
     assert (plan.status, bool(plan.wait)) == (status, wait)
     assert message in plan.message
@@ -90,18 +84,14 @@ def test_only_a_job_that_is_neither_cancelled_nor_requeued_is_requeued(
 
 
 PREEMPTED = (
-    "JobId=42 JobState=RUNNING Requeue=1 Restarts=2 BatchFlag=1 Partition=p QOS=low"
-    " PreemptEligibleTime=2026-11-22T03:22:51 PreemptTime=2026-11-22T03:22:53 "
+    "JobId=42\n   QOS=low\n   JobState=RUNNING\n   Requeue=1 Restarts=2 BatchFlag=1\n"
+    "   PreemptEligibleTime=2026-11-22T03:22:51 PreemptTime=2026-11-22T03:22:53\n   Partition=p\n"
 )
 # what scontrol shows: the job, the controller's version, PreemptType, PreemptMode of the cluster,
 # and of the job's partition or QOS; whether Slurm requeues the job by itself
 REQUEUES: Dict[str, Tuple[str, str, str, str, str, bool]] = {
-    "22.05": (PREEMPTED, "22.05.8", "partition_prio", "REQUEUE", "REQUEUE", False),
     "23.11": (PREEMPTED, "23.11.10", "partition_prio", "REQUEUE", "REQUEUE", False),
     "24.05": (PREEMPTED, "24.05.0-0rc1", "partition_prio", "REQUEUE", "REQUEUE", True),
-    "24.11": (PREEMPTED, "24.11.5", "partition_prio", "REQUEUE", "REQUEUE", True),
-    "26.05": (PREEMPTED, "26.05.5", "partition_prio", "REQUEUE", "REQUEUE", True),
-    "not preempted": (RUNNING, "24.11.5", "partition_prio", "REQUEUE", "REQUEUE", False),
     "not yet preempted": (
         PREEMPTED.replace("PreemptTime=2026-11-22T03:22:53", "PreemptTime=None"),
         "24.11.5", "partition_prio", "REQUEUE", "REQUEUE", False,
@@ -117,10 +107,9 @@ REQUEUES: Dict[str, Tuple[str, str, str, str, str, bool]] = {
     "a partition that cancels": (
         PREEMPTED, "24.11.5", "partition_prio", "REQUEUE", "CANCEL", False,
     ),
-    "a partition that requeues": (
-        PREEMPTED, "24.11.5", "partition_prio", "CANCEL", "REQUEUE", True,
+    "a partition that requeues and shares": (
+        PREEMPTED, "24.11.5", "partition_prio", "CANCEL", "GANG,REQUEUE", True,
     ),
-    "and shares": (PREEMPTED, "24.11.5", "partition_prio", "CANCEL", "GANG,REQUEUE", True),
     "a QOS that requeues": (PREEMPTED, "24.11.5", "qos", "CANCEL", "REQUEUE", True),
     "a QOS that cancels": (PREEMPTED, "24.11.5", "qos", "REQUEUE", "CANCEL", False),
     "a QOS that sets nothing": (PREEMPTED, "24.11.5", "qos", "REQUEUE", "OFF", True),
@@ -131,7 +120,7 @@ REQUEUES: Dict[str, Tuple[str, str, str, str, str, bool]] = {
 def show(folder: Path, case: str) -> None:
     """Makes scontrol show what the table has for a case."""
     job, version, preempt_type, cluster, own, _ = REQUEUES[case]
-    (folder / "state").write_text(job)
+    (folder / "job").write_text(job)
     (folder / "config").write_text(
         f"PreemptMode             = {cluster}\nPreemptType             = preempt/{preempt_type}\n"
         f"SLURM_VERSION           = {version}\n"
@@ -151,7 +140,8 @@ def show(folder: Path, case: str) -> None:
 def test_a_job_that_slurm_requeues_by_itself_is_left_to_it(scontrol: Path, case: str) -> None:
     show(scontrol, case)
     plan = requeue_job(step(), "scontrol", 100)
-    if REQUEUES[case][-1]:
+    by_slurm = REQUEUES[case][-1]
+    if by_slurm:
         assert (plan.status, bool(plan.wait)) == (143, True)
         assert plan.message == "job 42 is preempted, and Slurm requeues it, restart 3"
         assert calls(scontrol) == ["--batch --signal=TERM 42"]
@@ -160,18 +150,22 @@ def test_a_job_that_slurm_requeues_by_itself_is_left_to_it(scontrol: Path, case:
         assert calls(scontrol) == ["requeue 42"]
 
 
-@pytest.mark.parametrize("case", REQUEUES)
+@pytest.mark.parametrize(
+    ("shown", "forbidden"),
+    [(PREEMPTED, True), (RUNNING, False), (f"{RUNNING}   ExpeditedRequeue=Yes\n", True)],
+)
 @pytest.mark.parametrize("requeue", ["scontrol", "exit-code"])
-def test_beyond_the_cap_slurm_does_not_requeue_it_either(
-    scontrol: Path, case: str, requeue: str
+def test_beyond_the_cap_slurm_neither_requeues_nor_holds_the_job(
+    scontrol: Path, shown: str, forbidden: bool, requeue: str
 ) -> None:
-    show(scontrol, case)
+    show(scontrol, "24.05")
+    (scontrol / "job").write_text(shown)
     assert requeue_job(step(), requeue, 2)[:2] == (1, 0)
-    assert calls(scontrol) == ["update JobId=42 Requeue=0"] * REQUEUES[case][-1]
+    assert calls(scontrol) == ["update JobId=42 Requeue=0"] * forbidden
 
 
 def test_where_the_batch_file_cannot_be_ended_the_tasks_end_at_once(scontrol: Path) -> None:
-    show(scontrol, "24.11")
+    show(scontrol, "24.05")
     (scontrol / "refuses---batch").touch()
     plan = requeue_job(step(), "scontrol", 100)
     assert (plan.status, plan.wait) == (143, 0)
@@ -179,7 +173,7 @@ def test_where_the_batch_file_cannot_be_ended_the_tasks_end_at_once(scontrol: Pa
 
 
 def test_where_it_cannot_be_told_who_requeues_the_batch_file_finds_out(scontrol: Path) -> None:
-    show(scontrol, "24.11")
+    show(scontrol, "24.05")
     (scontrol / "partition").unlink()
     plan = requeue_job(step(), "scontrol", 100)
     assert (plan.status, plan.wait) == (75, 0)
@@ -195,7 +189,7 @@ FAILED_PEER: Dict[str, Tuple[str, bool, int, int, bool]] = {
     "is there none": (RUNNING, False, 1, 1, True),
     "announced": (RUNNING, True, 3, 1, True),
     "preempted": (PREEMPTED, False, 3, 1, True),
-    "at its limit": ("JobState=COMPLETING Reason=TimeLimit Restarts=2", False, 3, 1, True),
+    "at its limit": ("JobState=COMPLETING Reason=TimeLimit", False, 3, 1, True),
 }
 
 
@@ -204,8 +198,8 @@ def test_a_sigterm_because_of_another_task_does_not_requeue_the_job(
     scontrol: Path, case: str
 ) -> None:
     shown, announced, tasks, saved, requeued = FAILED_PEER[case]
-    show(scontrol, "22.05")
-    (scontrol / "state").write_text(shown)
+    show(scontrol, "23.11")
+    (scontrol / "job").write_text(shown)
     own = step(SLURM_STEP_NUM_TASKS=str(tasks), SLURM_PROCID="0")
     plan = requeue_job(own, "scontrol", 100, announced=announced, saved=saved)
     assert (plan.status, bool(plan.wait)) == ((75, True) if requeued else (143, False))
@@ -214,11 +208,20 @@ def test_a_sigterm_because_of_another_task_does_not_requeue_the_job(
         assert "of its step's 3 tasks 1 did not take part, one of which may have" in plan.message
 
 
-def test_a_job_whose_state_cannot_be_read_is_not_requeued(scontrol: Path) -> None:
-    (scontrol / "state").unlink()
+@pytest.mark.parametrize(
+    ("shown", "reason"), [(None, "scontrol show job 42: cat: "), ("nothing", "tells no JobState")]
+)
+def test_a_job_whose_state_cannot_be_read_is_not_requeued(
+    scontrol: Path, shown: Optional[str], reason: str
+) -> None:
+    (scontrol / "job").unlink()
+    if shown is not None:
+        (scontrol / "job").write_text(shown)
     plan = requeue_job(step(), "scontrol", 100)
     assert (plan.status, plan.wait) == (75, 0)
-    assert "not requeued, as it may have been cancelled (scontrol --oneliner" in plan.message
+    assert "not requeued, as it may have been cancelled (scontrol show job" in plan.message
+    assert reason in plan.message
+    assert plan.message.endswith("exit status 75 asks the batch file to requeue job 42")
     assert calls(scontrol) == []
 
 
@@ -227,25 +230,25 @@ BUDGETS = {None: 20, 3600: 20, 40: 10, 4: 2, -5: 2}
 
 
 @pytest.mark.parametrize("left", BUDGETS)
-@pytest.mark.parametrize("hanging", ["show job", "show config", "show partition", "requeue"])
+@pytest.mark.parametrize("hanging", ["show job", "show partition", "requeue"])
 def test_a_controller_that_hangs_takes_no_longer_than_it_may(
     scontrol: Path, monkeypatch: pytest.MonkeyPatch, left: Optional[int], hanging: str
 ) -> None:
     """The commands before the one that hangs have taken three quarters of the time."""
     now, timeouts = [1000.0], []
-    preempted = hanging in ("show config", "show partition")
-    show(scontrol, "24.11" if preempted else "not preempted")
+    show(scontrol, "24.05")
+    if hanging == "requeue":
+        (scontrol / "job").write_text(RUNNING)
 
     def command(program: str, *arguments: str, timeout: float) -> str:
         timeouts.append(timeout)
-        words = " ".join(arguments).replace("--oneliner ", "")
+        words = " ".join(arguments)
         now[0] += timeout if words.startswith(hanging) else 0.75 * timeout
         if words.startswith(hanging):
             raise OSError(f"{program} did not answer within {timeout:g} s")
-        name = {"show job 42": "state", "show partition p": "partition"}.get(words, "config")
-        return (scontrol / name).read_text()
+        return (scontrol / arguments[1]).read_text()
 
-    monkeypatch.setattr("slurm_resolver.slurm.scontrol._run", command)
+    monkeypatch.setattr("slurm_resolver.slurm.scontrol.run", command)
     monkeypatch.setattr(time, "monotonic", lambda: now[0])
     end = {} if left is None else {"SLURM_JOB_END_TIME": str(int(time.time()) + left)}
     plan = requeue_job(step(**end), "scontrol", 100)
@@ -271,13 +274,6 @@ def test_where_the_requeue_is_refused_the_exit_status_asks_for_it(scontrol: Path
     )
 
 
-def test_beyond_the_cap_slurm_does_not_hold_an_expedited_job(scontrol: Path) -> None:
-    show(scontrol, "24.11")
-    (scontrol / "state").write_text(f"{RUNNING} Requeue=1 ExpeditedRequeue=Yes")
-    assert requeue_job(step(), "scontrol", 2).status == 1
-    assert calls(scontrol) == ["update JobId=42 Requeue=0"]
-
-
 # requeue, max_restarts, restarts so far, status
 WITHOUT_SCONTROL: List[Tuple[Optional[str], Optional[int], str, int]] = [
     ("exit-code", 100, "2", 75),
@@ -301,7 +297,6 @@ def test_the_exit_status_where_scontrol_is_not_asked(
 
 def test_the_job_of_a_local_launcher_is_not_looked_for_in_slurm(scontrol: Path) -> None:
     """Its number may be that of somebody's real job."""
-    (scontrol / "state").write_text("JobState=RUNNING EndTime=2026-11-21T04:38:05")
     plan = requeue_job(step(SLURM_RESOLVER_JOB="42"), "scontrol", 100)
     assert (plan.status, plan.wait) == (75, False)
     assert plan.message.endswith("asks slurm-resolver run to start the tasks again")
@@ -321,7 +316,7 @@ def test_the_jobs_end_is_what_slurm_set_or_what_scontrol_tells(scontrol: Path) -
     end = job_end(step())
     assert end is not None
     assert abs(end - 86400) <= 14 * 3600  # midnight in this machine's time zone
-    (scontrol / "state").write_text("JobState=RUNNING EndTime=Unknown")
+    (scontrol / "job").write_text("JobId=42\n   EndTime=Unknown")
     assert job_end(step()) is None
 
 

@@ -14,12 +14,12 @@ from slurm_resolver.supervision.policy import (
     Attempt,
     choose,
     give_up_reason,
-    is_healthy,
+    healthy_nodes,
     is_lost,
     job_is_ending,
     same_again,
 )
-from slurm_resolver.supervision.step_output import Failure, StepOutput
+from slurm_resolver.supervision.step_output import StepFailure, StepOutput
 
 HEALTHY = ["IDLE", "MIXED", "ALLOCATED", "MIXED+CLOUD", "ALLOCATED+MAINT", "MIXED+REBOOT_REQUESTED"]
 UNHEALTHY = [
@@ -38,8 +38,7 @@ UNHEALTHY = [
 
 
 def test_the_states_of_a_node() -> None:
-    assert [state for state in HEALTHY if not is_healthy(state)] == []
-    assert [state for state in UNHEALTHY if is_healthy(state)] == []
+    assert healthy_nodes({state: state for state in (*HEALTHY, *UNHEALTHY)}) == HEALTHY
 
 
 @pytest.mark.parametrize(
@@ -61,7 +60,7 @@ def test_the_choice_of_nodes(
     assert choose(list(healthy), set(suspects), wanted, least) == tuple(chosen)
 
 
-def failure(text: str, status: int = 1) -> Failure:
+def failure(text: str, status: int = 1) -> StepFailure:
     """What a step's output tells; lines of srun and those with `!` are on stderr."""
     output = StepOutput()
     for line in text.strip("\n").split("\n"):

@@ -1,4 +1,4 @@
-"""What ranks that save together tell each other: what each restored, and how all are to exit."""
+"""The ranks that save together: they compare what each restored, and agree how all exit."""
 
 from __future__ import annotations
 
@@ -25,8 +25,7 @@ class SavingRanks:
     Attributes:
         step: the task's variables.
         leads: whether this rank's checkpoint is the one that counts.
-        name: of this rank; "" where it trains alone.
-        count: how many they are.
+        count: how many ranks there are.
     """
 
     def __init__(self, resolver: Optional[Any]) -> None:
@@ -40,44 +39,33 @@ class SavingRanks:
                 "PreemptionCheckpointHandler, which this is for, knows only strategies whose ranks "
                 "take every step together, such as MultiWorkerMirroredStrategy."
             )
-        first = "chief" if spec.get("chief") else "worker"
-        own = (resolver.task_type, resolver.task_id) if resolver is not None and spec else None
-        self.leads = own is None or own == (first, 0)
-        self.name = f"{own[0]}_{own[1]}" if own else ""
-        tasks = [(job, index) for job in spec for index in range(len(spec[job]))]
-        self.count = max(1, len(tasks))
-        others = [f"{job}_{index}" for job, index in tasks if (job, index) != (first, 0)]
-        self._names = [f"{first}_0", *others] if others else [self.name]
+        first = ("chief" if spec.get("chief") else "worker", 0)
+        self.leads = resolver is None or not spec or (resolver.task_type, resolver.task_id) == first
+        self.count = max(1, sum(map(len, spec.values())))
 
-    @property
-    def _client(self) -> Client:
-        if self._cluster is None or self._cluster.service is None:
-            raise ResumeError(
-                "the strategy's resolver is not a SlurmClusterResolver, by which the ranks that "
-                "save together find each other: use one."
-            )
-        client = connect(self._cluster.service)
-        client.name_of = self._cluster.name_of
-        return client
+    def compare(self, own: Any) -> Dict[str, Any]:
+        """Returns what every rank gave, by its name, the leader first.
 
-    def compare(self, own: str) -> Dict[str, str]:
-        """Returns what every rank gave, by its name: all ranks call it, in the same order.
+        All ranks call it, in the same order.
 
         Raises:
-            ResumeError: where not all do.
+            ResumeError: if not all ranks call it.
         """
         if self.count == 1:
             return {"": own}
-        ranks = self._ranks()
-        others = [t.rank for t in self._tasks() if t.rank not in ranks]
+        cluster, client, ranks = self._live, self._client, self._ranks()
+        others = [task.rank for task in cluster.tasks if task.rank not in ranks]
         try:
-            told = self._client.gather("restored", own, _SAVE_WAIT, others)
+            told = client.gather("restored", own, _SAVE_WAIT, others)
         except RendezvousError as error:
             raise ResumeError(f"the ranks could not compare what they restore: {error}") from error
-        return {name: told[rank] for name, rank in zip(self._names, ranks)}
+        return {cluster.name_of(rank): told[rank] for rank in ranks}
 
     def tell(self, plan: ExitPlan) -> None:
-        """Tells the others, and returns when they have read it: the leader's end ends the rest."""
+        """Tells the others the plan, and returns when they have read it.
+
+        The leader's end ends them too.
+        """
         if self.count == 1:
             return
         self._client.tell("exit plan", f"{plan.status} {plan.wait}")
@@ -86,7 +74,7 @@ class SavingRanks:
             _log.warning("not all ranks have confirmed how they end")
 
     def receive(self) -> ExitPlan:
-        """Returns the leader's plan; where it has ended, the status that asks for a requeue."""
+        """Returns the leader's plan; if it has ended, the status that asks for a requeue."""
         leader = self._ranks()[0]
         told = self._client.told("exit plan", [leader], _SAVE_WAIT)
         if not told:
@@ -96,9 +84,24 @@ class SavingRanks:
         return ExitPlan(int(status), float(wait), "")
 
     def _ranks(self) -> List[int]:
-        """The ranks of these tasks, the leader first."""
-        by_name = {f"{task.job}_{task.index}": task.rank for task in self._tasks()}
-        return [by_name[name] for name in self._names]
+        """Returns the ranks that save together: the chief first if there is one, then workers."""
+        tasks = [task for task in self._live.tasks if task.job in ("chief", "worker")]
+        return [task.rank for task in sorted(tasks, key=lambda task: (task.job, task.index))]
 
-    def _tasks(self) -> Any:
-        return self._cluster.tasks if self._cluster is not None else ()
+    @property
+    def _live(self) -> Cluster:
+        """The cluster of a step."""
+        if self._cluster is None or self._cluster.service is None:
+            raise ResumeError(
+                "the strategy's resolver is not a SlurmClusterResolver, by which the ranks that "
+                "save together find each other: use one."
+            )
+        return self._cluster
+
+    @property
+    def _client(self) -> Client:
+        cluster = self._live
+        assert cluster.service is not None
+        client = connect(cluster.service)
+        client.name_of = cluster.name_of
+        return client

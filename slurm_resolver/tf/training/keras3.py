@@ -9,8 +9,8 @@ import tensorflow as tf
 
 from slurm_resolver.errors import ResumeError
 from slurm_resolver.preflight.keras_version import check_keras
-from slurm_resolver.tf.dealt_data import Batches, batches_of
 from slurm_resolver.tf.keras.sharing import Share
+from slurm_resolver.tf.training.checkpoint import batch_size_of
 
 _GENERATED = ("GeneratorDataAdapter", "PyDatasetAdapter")
 
@@ -20,16 +20,12 @@ class Keras3:
 
     Attributes:
         iterators: how many iterators over the data `fit` has made.
-        can_cut: whether an iterator can begin within a batch.
     """
-
-    can_cut = True
 
     def __init__(self, model: Any) -> None:
         check_keras()
         self._model = model
         self._data: Any = None
-        self._rest: Any = None  # what the next iterator is over, if not over the data
         self.iterators = 0
 
     @staticmethod
@@ -53,8 +49,7 @@ class Keras3:
 
         def count() -> Any:
             self.iterators += 1
-            rest, self._rest = self._rest, None
-            return make() if rest is None else rest
+            return make()
 
         data._get_iterator = count
         model = self._model
@@ -89,20 +84,15 @@ class Keras3:
             if not {id(variable), id(variable.value)} & (tracked | metrics)
         ]
 
-    def batches(self) -> Batches:
-        """Returns what is known of the data."""
-        found, adapter = batches_of(self._data._distributed_dataset), self._data.data_adapter
-        if type(adapter).__name__ != "ArrayDataAdapter":
-            return found
-        in_order = adapter._shuffle != "batch"
-        return found._replace(
-            size=adapter.batch_size, samples=adapter._num_samples, in_order=in_order
-        )
+    def batch_size(self) -> int:
+        """Returns how many samples a global batch has; 0 if that is not known."""
+        adapter = self._data.data_adapter
+        if type(adapter).__name__ == "ArrayDataAdapter":
+            return int(adapter.batch_size)
+        return batch_size_of(self._data._distributed_dataset)
 
-    def begin_at(self, epoch: int, iterators: int, steps: Optional[int], rest: Any) -> None:
+    def begin_at(self, epoch: int, iterators: int, steps: Optional[int]) -> None:
         """Lets `fit` begin with this epoch, for which it makes the iterator of this number.
-
-        That one is over the `rest` of the data, where it is given.
 
         A dataset that is shuffled anew for each iterator draws the next order whenever one is made.
         Not so Python's generators, which must not be begun for nothing.
@@ -114,7 +104,6 @@ class Keras3:
             return
         while self.iterators < iterators - 1:
             iter(self._data._get_iterator())
-        self._rest = rest
 
     def steps(self) -> Optional[int]:
         """Returns how many steps the data has, once that is known: it may have to end first."""

@@ -6,14 +6,13 @@ from typing import Any, Callable, Dict, List, Optional, Tuple
 
 import tensorflow as tf
 
-from slurm_resolver.tf.dealt_data import Batches, batches_of
+from slurm_resolver.tf.training.checkpoint import batch_size_of
 
 
 class Keras2:
     """A model of Keras 2 in its `fit`; the methods are those of `Keras3`."""
 
     iterators = 0
-    can_cut = False
 
     def __init__(self, model: Any) -> None:
         self._model = model
@@ -38,11 +37,11 @@ class Keras2:
         """Returns the variables that a `tf.train.Checkpoint` of the model leaves out: none."""
         return []
 
-    def batches(self) -> Batches:
-        """Returns what is known of the data."""
-        return batches_of(self._data._dataset)
+    def batch_size(self) -> int:
+        """Returns how many samples a global batch has; 0 if that is not known."""
+        return batch_size_of(self._data._dataset)
 
-    def begin_at(self, epoch: int, iterators: int, steps: Optional[int], rest: Any) -> None:
+    def begin_at(self, epoch: int, iterators: int, steps: Optional[int]) -> None:
         """Lets `fit` begin with this epoch.
 
         Where it does not know how many steps the data has, it tries one more, which counts in the

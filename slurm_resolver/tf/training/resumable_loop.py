@@ -8,11 +8,9 @@ import tensorflow as tf
 
 from slurm_resolver.coordination.progress import DATA, FIRST, IDLE, STEP, TRAINING
 from slurm_resolver.tf import progress
-from slurm_resolver.tf.checkpoint import Backup
-from slurm_resolver.tf.dealt_data import batches_of
 from slurm_resolver.tf.reporter import reporter
-from slurm_resolver.tf.resume_position import KeptBatchSize
-from slurm_resolver.tf.termination import TerminationConfig
+from slurm_resolver.tf.training.checkpoint import Backup, batch_size_of
+from slurm_resolver.tf.training.termination import TerminationConfig
 
 
 class ResumableLoop:
@@ -42,7 +40,6 @@ class ResumableLoop:
         termination: Optional[TerminationConfig] = None,
         save_every: Optional[int] = None,
         max_to_keep: int = 2,
-        keep_batch_size: Optional[KeptBatchSize] = "global",
         **state: Any,
     ) -> None:
         """Restores the latest checkpoint of the directory, if there is one.
@@ -53,19 +50,11 @@ class ResumableLoop:
             termination: what `termination_config` returned; None makes one with its defaults.
             save_every: also save after so many steps: what a crash can lose.
             max_to_keep: how many checkpoints to keep.
-            keep_batch_size: what stays the same when the training goes on with another number of
-                workers: the "global" batch size, so that steps stay what they were; or that
-                "per_replica", so that the global one grows and shrinks with the workers, and the
-                position in the epoch is counted in samples. The data has to be batched so, or it is
-                a ResumeError; None takes it as it is.
             state: whatever a `tf.train.Checkpoint` holds; at least the model and the optimizer.
         """
         strategy = strategy or tf.distribute.get_strategy()
-        self._strategy = strategy
         progress.start(strategy.cluster_resolver)
-        self._backup = Backup(
-            directory, strategy, termination, state, save_every, max_to_keep, keep_batch_size
-        )
+        self._backup = Backup(directory, strategy, termination, state, save_every, max_to_keep)
         self._endless: Optional[Iterator[Any]] = None
         self.restored = self._backup.restore()
 
@@ -85,9 +74,9 @@ class ResumableLoop:
         trained = self.epoch < count
         while self.epoch < count:
             yield self.epoch
-            self._backup.next_epoch()
+            self._backup.epoch, self._backup.step = self.epoch + 1, 0
             if self._endless is None:
-                self._backup.at_first_batch()
+                self._backup.drawn = 0
         if trained:
             self._backup.save()
 
@@ -108,10 +97,8 @@ class ResumableLoop:
         if not goes_on:
             backup.drawn = backup.step
         if not goes_on or data is not self._endless:
-            start = backup.begin_data(batches_of(data), skip)
-            done = start.drawn if skip else 0
-            if start.rest is not None:
-                data, done = self._dealt_like(data, start.rest), 0
+            backup.begin_data(batch_size_of(data), skip)
+            done = backup.drawn if skip else 0
         iterator = iter(data)
         self._endless = iterator if goes_on else None
         for _ in range(done):
@@ -134,9 +121,3 @@ class ResumableLoop:
                 backup.after_steps()
         finally:
             reporter.enter(IDLE, "")
-
-    def _dealt_like(self, data: Any, rest: tf.data.Dataset) -> Any:
-        """Returns the rest of a dataset, distributed if that was."""
-        if isinstance(data, tf.data.Dataset):
-            return rest
-        return self._strategy.experimental_distribute_dataset(rest)

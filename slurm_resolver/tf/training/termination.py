@@ -14,14 +14,14 @@ import logging
 import os
 import sys
 import time
-from typing import Any, Callable, Collection, Dict, Optional
+from typing import Any, Callable, Collection, Optional
 
 import tensorflow as tf
 
 from slurm_resolver import training_reports
 from slurm_resolver.preemption.requeue import check_options, job_end, requeue_job
 from slurm_resolver.preemption.signal_watch import SignalWatch
-from slurm_resolver.tf.saving_ranks import SavingRanks
+from slurm_resolver.tf.training.saving_ranks import SavingRanks
 
 _log = logging.getLogger("slurm_resolver")
 
@@ -45,31 +45,27 @@ def termination_config(
             resolver, checkpoint, "checkpoints", config)
 
     Call it in the main thread of every task, before the strategy: SIGUSR1 ends a process that has
-    no handler. TensorFlow replaces the handler of SIGTERM in the strategy's constructor; the
-    PreemptionCheckpointHandler installs it again. Calling it after the strategy works as well.
+    no handler. TensorFlow replaces the handler of SIGTERM in the strategy's constructor, and the
+    PreemptionCheckpointHandler installs it again. A child process of the task installs none.
+    SIGTERM ends a child that the task forks later, and it ignores the other signals: if children
+    read the data, let one of those come first (``#SBATCH --signal=USR1@120``).
 
-    In a child process of the task it installs none: signals end that as ever. So does SIGTERM a
-    child that the task forks later; of the other signals such a child takes no notice. Where
-    children read the data, let one of those come first (``#SBATCH --signal=USR1@120``).
-
-    Training stops with the save (TensorFlow's `grace_period` is 0), as Slurm leaves a task little
-    time after SIGTERM: KillWait, or the partition's GraceTime.
+    Training stops with the save, as Slurm leaves a task little time after SIGTERM: KillWait, or the
+    partition's GraceTime.
 
     Args:
         resolver: the strategy's; None, or one without a cluster, for a process that trains alone.
         signals: any of these, to any rank, makes all ranks save the same step.
-        requeue: after the save, "scontrol" requeues the job; where that fails, or no scontrol is
-            there, and with "exit-code", all ranks exit with status 75 (`REQUEUE_STATUS`), which
-            the batch file turns into a requeue. None: the ranks end with status 143. A job that is
-            being cancelled is not requeued. One that Slurm preempts, and requeues by itself (with
-            GraceTime and PreemptMode=REQUEUE, from Slurm 24.05 on), is left to it: the batch file
-            gets SIGTERM, and the ranks exit with status 143. So they do, without a requeue, where
-            SIGTERM came to a job that Slurm neither preempts nor ends, and the step has tasks that
-            do not train with these: one of them may have failed.
-        max_restarts: where SLURM_RESTART_COUNT has reached it, the ranks save, do not requeue,
-            and exit with status 1. None is no limit.
+        requeue: "scontrol" requeues the job after the save. If that fails or there is no scontrol,
+            and with "exit-code", all ranks exit with status 75 (`REQUEUE_STATUS`), which the batch
+            file turns into a requeue. None: the ranks end with status 143. So they do if the job is
+            being cancelled, if Slurm preempts it and requeues it by itself (with GraceTime and
+            PreemptMode=REQUEUE, from Slurm 24.05 on), and if SIGTERM came to a job that Slurm
+            neither preempts nor ends and other tasks of the step do not train: one may have failed.
+        max_restarts: if SLURM_RESTART_COUNT has reached it, the ranks save, do not requeue and exit
+            with status 1. None is no limit.
         save_before_end: also save this many seconds before the job's time limit (from
-            SLURM_JOB_END_TIME, or scontrol), whether a signal comes or not. None waits for one.
+            SLURM_JOB_END_TIME, or scontrol). None waits for a signal.
 
     Raises:
         ResumeError: for an unknown signal or option, or outside the main thread.
@@ -82,7 +78,13 @@ def termination_config(
 
 
 class TerminationConfig(tf.distribute.experimental.TerminationConfig):  # type: ignore[misc]
-    """What `termination_config` returns. Made by it only."""
+    """What `termination_config` returns. Made by it only.
+
+    Attributes:
+        ranks: the ranks that save together.
+        saved_at: the step, as messages name it, if it is known.
+        tells_of_steps: whether the code that makes TensorFlow's handler reports the first step.
+    """
 
     def __init__(
         self,
@@ -92,23 +94,19 @@ class TerminationConfig(tf.distribute.experimental.TerminationConfig):  # type: 
         max_restarts: Optional[int],
         save_before_end: Optional[float],
     ) -> None:
-        self.watch = watch
         self.exit_fn: Callable[[], None] = self._exit
         self.grace_period = 0
         self.save_fn: Optional[Callable[..., Any]] = None
-        self.leads = ranks.leads  # whether this rank's checkpoint is the one that counts
-        self.name = ranks.name
-        self.saved_at = ""  # the step, as messages name it, where it is known
-        self.tells_of_steps = False  # whether who makes TensorFlow's handler tells of the first one
-        self.ranks = ranks.count
-        self.step = ranks.step
-        self._ranks = ranks
+        self.watch = watch
+        self.ranks = ranks
+        self.saved_at = ""
+        self.tells_of_steps = False
         self._requeue = requeue
         self._max_restarts = max_restarts
         self._deadline: Optional[float] = None
         # It is enough that one rank looks at the clock.
         if save_before_end is not None and ranks.leads:
-            end = job_end(self.step)
+            end = job_end(ranks.step)
             if end is None:
                 _log.warning(
                     "save_before_end=%g: the job's end is not known (no SLURM_JOB_END_TIME, and "
@@ -120,19 +118,14 @@ class TerminationConfig(tf.distribute.experimental.TerminationConfig):  # type: 
 
     @property
     def termination_watcher_fn(self) -> Callable[[], bool]:
-        """Tells whether to save and end. TensorFlow's handler asks for it when it is made.
+        """Returns whether to save and end, for TensorFlow's handler, which asks when it is made.
 
-        By then the strategy has been made, and has replaced the handler of SIGTERM: it is installed
-        again here.
+        By then the strategy has replaced the handler of SIGTERM: it is installed again here.
         """
         self.watch.arm()
         if not self.tells_of_steps:
             training_reports.report(training_reports.READY)
         return self._due
-
-    def compare(self, own: str) -> Dict[str, str]:
-        """Returns what every rank gave, by its name: all ranks call it, in the same order."""
-        return self._ranks.compare(own)
 
     def _due(self) -> bool:
         if self._deadline is not None and time.time() >= self._deadline:
@@ -143,25 +136,26 @@ class TerminationConfig(tf.distribute.experimental.TerminationConfig):  # type: 
         """Ends this process after the save, in agreement with the others."""
         self.watch.leave_on_sigterm()
         training_reports.report(training_reports.SAVED)
-        if self.leads:
+        ranks = self.ranks
+        if ranks.leads:
             sigterm = self.watch.terminated and self.watch.received in (None, "SIGTERM")
             plan = requeue_job(
-                self.step,
+                ranks.step,
                 self._requeue,
                 self._max_restarts,
                 announced=not sigterm,
-                saved=self.ranks,
+                saved=ranks.count,
             )
             where = f" at {self.saved_at}" if self.saved_at else ""
             cause = self.watch.received or "a signal to another rank"
             _log.warning("training saved%s, after %s: %s", where, cause, plan.message)
-            self._ranks.tell(plan)
+            ranks.tell(plan)
         else:
-            plan = self._ranks.receive()
+            plan = ranks.receive()
         until = time.monotonic() + plan.wait
         while not self.watch.ended and time.monotonic() < until:
             # Slurm's SIGTERM may have come while this rank was still saving.
-            if self.watch.terminated and not self.leads:
+            if self.watch.terminated and not ranks.leads:
                 break
             time.sleep(0.1)
         _exit_with(plan.status)
@@ -170,7 +164,7 @@ class TerminationConfig(tf.distribute.experimental.TerminationConfig):  # type: 
 def _exit_with(status: int) -> None:
     """Exits as `sys.exit` does, but without TensorFlow's own clean-up.
 
-    That waits for peers that have ended, and may abort, which would change the status.
+    The clean-up waits for peers that have ended, and may abort, which would change the status.
     """
     global _exit_status
     _exit_status = status

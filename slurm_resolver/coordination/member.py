@@ -1,0 +1,95 @@
+"""How a process takes part in a job in which some tasks serve others: see `job`."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import threading
+import time
+from typing import Callable, NamedTuple, Optional, Sequence, Tuple
+
+from slurm_resolver.coordination import wire
+from slurm_resolver.coordination.client import Client
+from slurm_resolver.coordination.job import SERVERS, TRAIN
+from slurm_resolver.coordination.wire import Message
+
+START_SECONDS = 300.0  # for the leader and the servers to come
+
+
+class JobResult(NamedTuple):
+    """How the job has ended: the exit status of the tasks that serve, and a message."""
+
+    status: int
+    message: str
+
+
+def announcement(tasks: Sequence[Tuple[str, int, str]], rank: int) -> Optional[Message]:
+    """Returns what a task says to take part in the job; None where no task waits for it.
+
+    That is in a step without servers or without tasks that train, and in tasks such as the
+    evaluator. `tasks` are job, index and address by rank.
+    """
+    jobs = [job for job, _, _ in tasks]
+    trainers = [rank for rank, job in enumerate(jobs) if job in TRAIN]
+    if jobs[rank] not in (*TRAIN, *SERVERS) or not trainers or not {"ps", "dispatcher"} & {*jobs}:
+        return None
+    leader = min(trainers, key=lambda rank: tasks[rank][:2])
+    digest = hashlib.sha256(json.dumps(tasks).encode()).hexdigest()[:16]
+    # All jobs take some 100 bytes, however many tasks there are.
+    packed = wire.pack([json.dumps(job) for job in jobs])
+    return {"job": packed, "leader": leader, "cluster": digest, "serves": jobs[rank] in SERVERS}
+
+
+class Member:
+    """The part of this process in the job: it announces the task, and learns how the job ends.
+
+    Attributes:
+        client: the connection to the service.
+        result: how the job has ended; None before.
+    """
+
+    def __init__(
+        self, client: Client, announced: Message, on_over: Callable[[JobResult], None]
+    ) -> None:
+        """Announces the task; `on_over` is called in a thread when the job is over."""
+        self.client = client
+        self.result: Optional[JobResult] = None
+        self._announced, self._on_over = announced, on_over
+        self._joined, self._over = threading.Event(), threading.Event()
+        client.listen("over", self._hear)
+        client.listen("gone", self._hear_of_loss)
+        client.say(**announced)
+
+    def serve(self, timeout: float) -> None:
+        """Says that this task only serves, and that the others must come within `timeout`."""
+        self.client.say(**{**self._announced, "serves": True, "seconds": timeout})
+
+    def await_joined(self, timeout: float) -> bool:
+        """Returns whether the service knows of this task, after at most so many seconds."""
+        until = time.monotonic() + timeout
+        while not self._joined.wait(min(0.1, max(0.0, until - time.monotonic()))):
+            if time.monotonic() >= until or self.client.refusal:
+                return False
+        return True
+
+    def await_over(self) -> JobResult:
+        """Waits until the job is over, and returns how it has ended."""
+        self._over.wait()
+        assert self.result is not None
+        return self.result
+
+    def end(self, status: int, message: str) -> None:
+        """Notes that the job is over."""
+        if self.result is None:
+            self.result = JobResult(status, message)
+            self._over.set()
+            threading.Thread(target=self._on_over, args=(self.result,), daemon=True).start()
+
+    def _hear(self, message: Message) -> None:
+        self._joined.set()
+        if message["over"] is not None:
+            self.end(message["over"], message["message"])
+
+    def _hear_of_loss(self, message: Message) -> None:
+        if message["gone"] is None:
+            self.end(1, f"{self.client.name_of(message['rank'])} is lost: {message['why']}")

@@ -1,0 +1,350 @@
+"""`BackupAndResume`: Keras' fit, saved on a signal and resumed at the next step.
+
+`fit` cannot begin in the middle of an epoch. So it begins the epoch as usual, and up to the step
+where it was saved neither the callbacks are called nor the model is trained.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+from typing import Any, Callable, Dict, Mapping, Optional, Union
+
+import tensorflow as tf
+
+from slurm_resolver.errors import ResumeError
+from slurm_resolver.log import warn
+from slurm_resolver.tf.training.callback_state import CallbackStates, pack, unpack
+from slurm_resolver.tf.training.checkpoint import Backup
+from slurm_resolver.tf.training.keras2 import Keras2
+from slurm_resolver.tf.training.keras3 import Keras3
+from slurm_resolver.tf.training.metric_state import MetricState
+from slurm_resolver.tf.training.termination import TerminationConfig
+
+Call = Callable[..., Any]
+
+
+def _nothing(*args: Any, **kwargs: Any) -> None:
+    """Keras calls this in every callback."""
+
+
+class BackupAndResume:
+    """Saves the training on a signal, and lets the next `fit` continue at the next step.
+
+    ::
+
+        backup = BackupAndResume("checkpoints", termination_config(resolver), save_every=500)
+        model.fit(data, epochs=10, steps_per_epoch=200, callbacks=[backup, early_stopping])
+
+    A callback for models of Keras 3, from 3.10 on, and of Keras 2 (tf_keras, or the one inside
+    TensorFlow 2.15). A run that was preempted ends with the weights and the history of an
+    uninterrupted one. The checkpoint holds
+
+    - the model, its optimizer, the state of dropout (Keras 3), the epoch and the step;
+    - the metrics of the epoch that was interrupted. If a signal comes during the validation, only
+      the validation is repeated;
+    - the state of the other callbacks, History among them: the attributes that `fit` has changed
+      and that are numbers, strings, NumPy arrays, or lists, tuples, sets and dicts of these. A
+      callback that has changed anything else is left as it is, such as TensorBoard and CSVLogger,
+      which write to files. Each worker gets the state of the first one.
+
+    The batches must come in the same order each time: seed whatever shuffles. The batches that
+    were trained on are read once more and skipped. Keras 3 also reproduces the order of a
+    `tf.data.Dataset` that is shuffled anew in each epoch; for Keras 2, or a PyDataset that is
+    shuffled, use ``shuffle(n, seed=1).repeat()`` with `steps_per_epoch`. The state of a Python
+    generator and of random generators outside the model is not kept.
+
+    If the batches have another size than before, as with another number of workers, the position in
+    the epoch is converted by the count of samples, rounded down to a batch.
+    """
+
+    async_safe = True  # Keras 3: it lets other callbacks run beside the training
+    _supports_tf_logs = True  # Keras 2: it does not read them, so that no step waits for the device
+
+    def __init__(
+        self,
+        directory: str,
+        termination: Optional[TerminationConfig] = None,
+        *,
+        save_every: Optional[int] = None,
+        max_to_keep: int = 2,
+        **state: Any,
+    ) -> None:
+        """Prepares; `fit` restores when it begins.
+
+        Args:
+            directory: for this training's checkpoints; one that all nodes share.
+            termination: what `termination_config` returned; None makes one with its defaults.
+            save_every: also save after so many steps, which a crash can lose at most.
+            max_to_keep: how many checkpoints to keep.
+            state: more that a `tf.train.Checkpoint` can hold.
+        """
+        self.model: Any = None
+        self.params: Any = None
+        self._state = state
+        self._options = {
+            "directory": directory,
+            "termination": termination,
+            "save_every": save_every,
+            "max_to_keep": max_to_keep,
+        }
+
+    def set_model(self, model: Any) -> None:
+        """Takes the model, of either Keras."""
+        self.model = model
+
+    def set_params(self, params: Any) -> None:
+        """Takes the counts of epochs and steps."""
+        self.params = params
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        """Restores, and sets the epoch and step at which `fit` begins.
+
+        Raises:
+            ResumeError: for a model of another Keras, or outside of its `fit`.
+            KerasError: for a Keras 3 that is too old.
+        """
+        model = self.model
+        for kind in (Keras3, Keras2):
+            if kind.made(model):
+                fit = _Fit(kind(model), model, self.params["epochs"])
+                fit.begin(self, self._state, **self._options)
+                return
+        raise ResumeError(
+            f"{type(model).__module__}.{type(model).__name__}: expected a model of Keras 3 or of "
+            "Keras 2. For another training use ResumableLoop."
+        )
+
+    on_train_end = on_epoch_begin = on_epoch_end = on_batch_begin = on_batch_end = _nothing
+    on_train_batch_begin = on_train_batch_end = on_test_begin = on_test_end = _nothing
+    on_test_batch_begin = on_test_batch_end = on_predict_begin = on_predict_end = _nothing
+    on_predict_batch_begin = on_predict_batch_end = _nothing
+    # Keras 2 asks whether to call a callback for each batch.
+    _implements_train_batch_hooks = _implements_test_batch_hooks = _nothing
+    _implements_predict_batch_hooks = _nothing
+
+
+class _Fit:
+    """One run of `fit`: it stands before the train function and the list of callbacks."""
+
+    def __init__(self, keras: Union[Keras2, Keras3], model: Any, epochs: int) -> None:
+        self._keras = keras
+        self._model = model
+        self._epochs = epochs
+        self._strategy = model.distribute_strategy
+        self._within = False  # whether it begins within an epoch
+        self._until = 0  # in that epoch, the step to begin with
+        self._muted = False  # whether this step comes before it
+        self._first = 0  # the first step of what the train function does now
+        self._iterator: Any = None
+        self._iterators = 0  # how many there had been made with the one that is in use
+        self._logs: Any = None  # of the steps that are not trained again
+        self._metric_state: Optional[MetricState] = None
+        self._trained_metrics: Any = None  # the training's, while a validation uses its metrics
+        self._states: Optional[CallbackStates] = None
+
+    def begin(self, callback: BackupAndResume, state: Mapping[str, Any], **options: Any) -> None:
+        """Restores, and takes its place; Keras is calling `on_train_begin` of the callbacks."""
+        model, local = self._model, _variables_of_fit(self._model)
+        self._callbacks = local["callbacks"]
+        self._others = [other for other in self._callbacks.callbacks if other is not callback]
+        self._keras.look(local)
+        self._rest = _Rest()
+        untracked = {str(at): variable for at, variable in enumerate(self._keras.untracked())}
+        random = tf.train.Checkpoint(**untracked)
+        held = {"model": model, "fit": tf.train.Checkpoint(rest=self._rest, random=random)}
+        self._backup = backup = Backup(
+            strategy=self._strategy,
+            state={**held, **state},
+            complete=isinstance(self._keras, Keras3),
+            prepare=self._prepare,
+            **options,
+        )
+        restored = backup.restore()
+        self._restored = unpack(self._rest.packed) if restored else {}
+        backup.say_start(self._epochs)
+        steps = self._restored.get("steps")
+        if backup.epoch < self._epochs and backup.begin_data(self._keras.batch_size()):
+            steps = None  # an epoch has other ones now
+        self._within = backup.step > 0
+        if restored:
+            self._keras.begin_at(backup.epoch, self._restored["iterators"], steps)
+            # The train function makes so many steps at once.
+            self._until = backup.step - backup.step % self._keras.executed()
+        self._hooks: Dict[str, Call] = {
+            "on_epoch_begin": self._epoch_begin,
+            "on_train_batch_begin": self._batch_begin,
+            "on_train_batch_end": self._batch_end,
+            "on_test_begin": self._test_begin,
+            "on_test_batch_end": self._test_batch_end,
+            "on_train_end": self._train_end,
+        }
+        for name, hook in self._hooks.items():
+            setattr(self._callbacks, name, functools.partial(hook, getattr(self._callbacks, name)))
+        # If a `fit` has failed, its own is still there.
+        self._train = getattr(model.train_function, "trains", model.train_function)
+        model.train_function = _TrainFunction(self._draw_and_train, self._train)
+
+    def _epoch_begin(self, call: Call, epoch: int, logs: Any = None) -> None:
+        """Restores the callbacks: those that were saved within an epoch have seen its beginning."""
+        self._backup.epoch = epoch
+        self._trained_metrics = None
+        if self._states is not None:
+            self._backup.step = self._until = 0
+            call(epoch, logs)
+        elif self._within:
+            self._states = CallbackStates(self._others)
+            call(epoch, logs)
+            self._states.apply(self._restored["callbacks"])
+            self._model.stop_training = self._restored["stop"]
+        else:
+            self._restore_callbacks()
+            call(epoch, logs)
+
+    def _restore_callbacks(self) -> None:
+        self._states = CallbackStates(self._others)
+        self._states.apply(self._restored.get("callbacks", {}))
+
+    def _batch_begin(self, call: Call, batch: int, logs: Any = None) -> None:
+        self._first = batch
+        self._muted = batch < self._until
+        if not self._muted:
+            call(batch, logs)
+
+    def _batch_end(self, call: Call, batch: int, logs: Any = None) -> None:
+        if self._muted:
+            return
+        call(batch, logs)
+        # In Keras 3.10 `batch` is the first of the steps that were done, later the last.
+        done = max(batch + 1, self._first + self._keras.executed())
+        self._backup.after_steps(done - self._first)
+        self._backup.save_if_due()
+
+    def _test_begin(self, call: Call, logs: Any = None) -> None:
+        """Keeps the metrics of the training: the validation begins with a reset of them."""
+        self._trained_metrics = self._metrics().read()
+        call(logs)
+
+    def _test_batch_end(self, call: Call, batch: int, logs: Any = None) -> None:
+        """Saves here as well: a validation may take longer than Slurm waits."""
+        call(batch, logs)
+        self._backup.save_if_due()
+
+    def _train_end(self, call: Call, logs: Any = None) -> None:
+        """Saves the end, so that a restart of the finished training trains no more.
+
+        The other callbacks come first, as they may put back the best weights.
+        """
+        trained = self._states is not None
+        if not trained:
+            self._restore_callbacks()
+        call(logs)
+        for name in self._hooks:
+            delattr(self._callbacks, name)
+        self._model.train_function = self._train
+        if trained:
+            backup = self._backup
+            backup.epoch, backup.step = self._epochs, 0
+            if not self._keras.goes_on(self._iterator):
+                backup.drawn = 0
+                self._iterators = self._keras.iterators + 1
+            self._trained_metrics = self._iterator = None
+            backup.save()
+        self._keras.end()
+
+    def _draw_and_train(self, iterator: Any) -> Any:
+        """Takes the place of the model's train function, as only that gets the iterator.
+
+        Keras makes a new one for each epoch, or one for all if `steps_per_epoch` is given.
+        """
+        if self._iterator is None:
+            self._catch_up(iterator)
+        elif iterator is not self._iterator:
+            self._backup.drawn = 0
+        if iterator is not self._iterator:
+            self._iterator, self._iterators = iterator, self._keras.iterators
+        return self._logs if self._muted else self._train(iterator)
+
+    def _catch_up(self, iterator: Any) -> None:
+        """Restores the metrics, and skips the batches that were trained on."""
+        backup = self._backup
+        if self._within:
+            self._keras.trace(self._train, iterator)
+            if not self._metrics().assign(self._restored["metrics"]):
+                warn("the metrics of this epoch begin anew: the model has other ones than before")
+            self._logs = dict(self._model.get_metrics_result())
+        for _ in range(backup.drawn):
+            next(iterator, None)
+        self._keras.count(backup.drawn - self._until)
+
+    def _metrics(self) -> MetricState:
+        variables, state = self._keras.metrics(), self._metric_state
+        if state is None or list(map(id, variables)) != list(map(id, state.variables)):
+            self._metric_state = state = MetricState(self._strategy, variables)
+        return state
+
+    def _prepare(self) -> None:
+        """Puts together what is saved besides variables; all ranks call it."""
+        function = self._model.train_function
+        if isinstance(function, _TrainFunction):  # else `fit` has ended
+            function.join()
+        self._keras.flush(self._callbacks)
+        metrics = self._trained_metrics
+        if metrics is None:
+            metrics = self._metrics().read()
+        assert self._states is not None
+        rest = {
+            "callbacks": self._states.collect(),
+            "iterators": self._iterators,
+            "metrics": self._metrics().gather(metrics),
+            "steps": self._keras.steps(),
+            "stop": bool(self._model.stop_training),
+        }
+        self._rest.packed = pack(rest)
+
+
+class _TrainFunction:
+    """A train function in the place of another one."""
+
+    def __init__(self, function: Call, trains: Call) -> None:
+        self._function = function
+        self.trains = trains
+
+    def __call__(self, iterator: Any) -> Any:
+        return self._function(iterator)
+
+    def join(self) -> None:
+        """Waits for the steps that are under way, under a strategy that only schedules them."""
+        join = getattr(self.trains, "join", None)
+        if join is not None:
+            join()
+
+
+class _Rest(tf.train.experimental.PythonState):  # type: ignore[misc]
+    """What is in the checkpoint besides variables."""
+
+    packed: Union[str, bytes] = ""
+
+    def serialize(self) -> Union[str, bytes]:
+        return self.packed
+
+    def deserialize(self, string_value: bytes) -> None:
+        self.packed = string_value
+
+
+def _variables_of_fit(model: Any) -> Dict[str, Any]:
+    """Returns the variables of Keras' `fit`, which is calling.
+
+    It hands its callbacks neither the other callbacks nor the data.
+    """
+    frame: Any = sys._getframe(1)
+    while frame is not None:
+        local: Dict[str, Any] = frame.f_locals
+        is_fit = frame.f_code.co_name == "fit" and local.get("self") is model
+        if is_fit and hasattr(local.get("callbacks"), "callbacks"):
+            return local
+        frame = frame.f_back
+    raise ResumeError(
+        f"BackupAndResume was called outside of Keras' fit of {type(model).__name__}. "
+        "For a training loop of your own use ResumableLoop."
+    )

@@ -1,0 +1,118 @@
+"""What the callbacks of a training have changed in themselves, for a checkpoint.
+
+Only plain values are kept, as JSON, so that reading a checkpoint runs no code: None, numbers,
+strings, NumPy arrays, and lists, tuples, sets and dicts of these.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+from typing import Any, Dict, Iterable, Iterator, Tuple, Union
+
+import numpy as np
+import tensorflow as tf
+from tensorflow.core.framework.tensor_pb2 import TensorProto
+
+_SEQUENCES = {kind.__name__: kind for kind in (list, tuple, set, frozenset)}
+_ALONE = (bool, int, float, str, type(None))
+# Keras sets the first three in every callback. It derives the others, which belong together, from
+# a callback's arguments when the callback first compares; EarlyStopping negates `min_delta` then.
+_OF_KERAS = ("model", "_model", "params", "monitor_op", "min_delta")
+
+
+class CallbackStates:
+    """The attributes that callbacks have changed since this was made."""
+
+    def __init__(self, callbacks: Iterable[Any]) -> None:
+        self._callbacks = dict(_named(callbacks))
+        self._before = {name: _packed(callback) for name, callback in self._callbacks.items()}
+
+    def collect(self) -> Dict[str, Dict[str, str]]:
+        """Returns by callback the attributes that have changed, with their values packed.
+
+        A callback is left out if one of them is not plain: half of a state may be worse than none.
+        """
+        states = {}
+        for name, callback in self._callbacks.items():
+            before = self._before[name]
+            changed = {
+                key: value
+                for key, value in _packed(callback).items()
+                if key not in before or not _same(before[key], value)
+            }
+            if changed and all(plain for plain, _ in changed.values()):
+                states[name] = {key: value for key, (_, value) in changed.items()}
+        return states
+
+    def apply(self, states: Dict[str, Dict[str, str]]) -> None:
+        """Sets the attributes of those callbacks that exist."""
+        for name, state in states.items():
+            if name in self._callbacks:
+                changed = {key: unpack(value) for key, value in state.items()}
+                vars(self._callbacks[name]).update(changed)
+
+
+def pack(value: Any) -> str:
+    """Returns a plain value as text.
+
+    Raises:
+        TypeError: if the value is not plain.
+    """
+    return json.dumps(_encode(value))
+
+
+def unpack(packed: Union[str, bytes]) -> Any:
+    """Returns the value that `pack` was given."""
+    return _decode(json.loads(packed))
+
+
+def _named(callbacks: Iterable[Any]) -> Iterator[Tuple[str, Any]]:
+    """Yields each callback with the name of its class and its number among those of that name."""
+    seen: Dict[str, int] = {}
+    for callback in callbacks:
+        name = type(callback).__name__
+        seen[name] = seen.get(name, 0) + 1
+        yield f"{name} {seen[name]}", callback
+
+
+def _packed(callback: Any) -> Dict[str, Tuple[bool, Any]]:
+    """Returns for each attribute whether it is plain, and its packed value or the object itself."""
+    found: Dict[str, Tuple[bool, Any]] = {}
+    for key, value in getattr(callback, "__dict__", {}).items():
+        if key not in _OF_KERAS:
+            try:
+                found[key] = True, pack(value)
+            except (TypeError, RecursionError):
+                found[key] = False, value
+    return found
+
+
+def _same(before: Tuple[bool, Any], now: Tuple[bool, Any]) -> bool:
+    return before == now if before[0] and now[0] else before[1] is now[1]
+
+
+def _encode(value: Any) -> Any:
+    """Returns what JSON can hold."""
+    if type(value) in _ALONE:
+        return value
+    if isinstance(value, (np.ndarray, np.generic)) and value.dtype.kind in "biufcV":
+        return {"array": base64.b64encode(tf.make_tensor_proto(value).SerializeToString()).decode()}
+    name = type(value).__name__
+    if type(value) is dict:
+        return {"dict": [[_encode(key), _encode(item)] for key, item in value.items()]}
+    if _SEQUENCES.get(name) is type(value):
+        return {name: [_encode(item) for item in value]}
+    raise TypeError(type(value))
+
+
+def _decode(code: Any) -> Any:
+    if not isinstance(code, dict):
+        return code
+    ((kind, held),) = code.items()
+    if kind == "array":
+        proto = TensorProto.FromString(base64.b64decode(held))
+        return tf.make_ndarray(proto)[()]  # of an array without dimensions the scalar
+    if kind == "dict":
+        return {_decode(key): _decode(item) for key, item in held}
+    return _SEQUENCES[kind](_decode(item) for item in held)

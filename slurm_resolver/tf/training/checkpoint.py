@@ -1,0 +1,272 @@
+"""A training's state and counters in one checkpoint, saved by all ranks at the same step.
+
+It is saved when a signal arrives, every `save_every` steps, and at the end. `ResumableLoop` and the
+callback `BackupAndResume` are its two forms for users.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+from typing import Any, Callable, Mapping, Optional
+
+import tensorflow as tf
+
+from slurm_resolver import training_reports
+from slurm_resolver.errors import ResumeError
+from slurm_resolver.log import warn
+from slurm_resolver.tf.reporter import reporter
+from slurm_resolver.tf.training.checkpoint_owner import check_still_owner, claim, owner_of
+from slurm_resolver.tf.training.checkpoint_writer import CheckpointWriter
+from slurm_resolver.tf.training.kept_checkpoints import Restored, restore_newest
+from slurm_resolver.tf.training.termination import TerminationConfig, termination_config
+
+_log = logging.getLogger("slurm_resolver")
+
+# These datasets make of each batch one batch.
+_BATCH_BY_BATCH = ("OptionsDataset", "MapDataset", "ParallelMapDataset", "PrefetchDataset")
+
+# TensorFlow's handler agrees on a step through keys that a process can set only once: there is one
+# handler for all trainings of a process, and it saves the one that runs now.
+_handler: Any = None
+_running: Optional[Backup] = None
+
+
+class Backup:
+    """A training's state and counters in one directory; every rank makes the same calls.
+
+    Attributes:
+        epoch: the epoch, from 0.
+        step: how many of its steps are done.
+        drawn: how many batches were taken from the iterator that is in use.
+        batch_size: how many samples a global batch has; 0 if that is not known.
+    """
+
+    def __init__(
+        self,
+        directory: str,
+        strategy: tf.distribute.Strategy,
+        termination: Optional[TerminationConfig],
+        state: Mapping[str, Any],
+        save_every: Optional[int],
+        max_to_keep: int,
+        *,
+        complete: bool = False,
+        prepare: Callable[[], None] = lambda: None,
+    ) -> None:
+        """Takes the arguments of `ResumableLoop`.
+
+        Args:
+            complete: whether the state has all its variables already.
+            prepare: called in every rank before it saves.
+        """
+        if save_every is not None and save_every < 1:
+            raise ResumeError(f"save_every={save_every!r}: expected a count of steps, or None.")
+        self.epoch = self.step = self.drawn = self.batch_size = 0
+        self._strategy = strategy
+        self._every = save_every
+        self._since = 0  # steps since the last save
+        self._complete = complete
+        self._prepare = prepare
+        self._termination = termination or termination_config(strategy.cluster_resolver)
+        self._counters = {
+            name: tf.Variable(0, dtype=tf.int64, trainable=False, name=name)
+            for name in ("epoch", "step", "drawn", "batch_size")
+        }
+        counters = tf.train.Checkpoint(**self._counters)
+        self._checkpoint = tf.train.Checkpoint(**state, slurm_resolver=counters)
+        self._checkpoint.save_counter  # noqa: B018 (which creates it, in all ranks)
+        self._directory = os.fspath(directory)
+        self._max_to_keep = max_to_keep
+        self._ranks = self._termination.ranks
+        self._owner = owner_of(self._ranks.step)
+        self._restored: Optional[Restored] = None
+        self._reported = False
+
+    def restore(self) -> bool:
+        """Restores the newest checkpoint, and returns whether there was one.
+
+        From now on a signal makes all ranks save.
+
+        Raises:
+            ResumeError: if the ranks find different checkpoints or none that can be read, and if
+                the folder belongs to another task of a job array or to another model.
+        """
+        global _running
+        leads, directory = self._ranks.leads, self._directory
+        self._restored = restore_newest(
+            self._checkpoint, directory, self._ranks.compare, leads, self._complete
+        )
+        self._claim()
+        if self._restored is not None:
+            # The next save must not overwrite a checkpoint that could not be read.
+            self._checkpoint.save_counter.assign(self._restored.last)
+            for name, variable in self._counters.items():
+                setattr(self, name, int(variable.numpy()))
+        self._writer = CheckpointWriter(self._checkpoint, directory, self._max_to_keep, leads)
+        _running = self
+        if _handler is None:
+            _make_handler(self._strategy, self._termination)
+        return self._restored is not None
+
+    def begin_data(self, batch_size: int, skip: bool = True) -> bool:
+        """Converts the position if the batches have another size now, and returns whether they do.
+
+        The count of samples stays the same; it is rounded down to a batch.
+
+        Args:
+            batch_size: how many samples a global batch of the data has; 0 if not known.
+            skip: whether the batches that were drawn before will be skipped.
+
+        Raises:
+            ResumeError: if the batches have another size, and are not to be skipped.
+        """
+        before, self.batch_size = self.batch_size, batch_size
+        if before == batch_size or not before or not batch_size:
+            return False
+        if not self.step and not self.drawn:
+            return True
+        sizes = f"a global batch has {batch_size} samples, and {before} when it was saved"
+        if not skip:
+            raise ResumeError(f"skip=False, and {sizes}: leave out skip=False.")
+        again = self.drawn * before % batch_size
+        self.step, self.drawn = (count * before // batch_size for count in (self.step, self.drawn))
+        if self._ranks.leads:
+            warn(
+                "%s: the epoch goes on at step %d; %s",
+                sizes,
+                self.step,
+                f"{again} samples are trained on again" if again else "no sample is repeated",
+            )
+        return True
+
+    def say_start(self, epochs: int) -> None:
+        """Logs where the training goes on, if it does."""
+        if not self._ranks.leads:
+            return
+        step, restored = self._ranks.step, self._restored
+        restarts = (step.restart_count or 0) + (step.step_restart or 0)
+        if restored is None and restarts:
+            warn(
+                "training begins anew: %r holds no checkpoint, though this job was started again "
+                "(restart %d). Nothing had been saved before, or in another folder",
+                self._directory,
+                restarts,
+            )
+        elif restored is not None and self.epoch < epochs:
+            warn("training goes on from %s, saved at %s", restored.path, self._at)
+        elif restored is not None:
+            warn(
+                "nothing is left to train: %s is the end of epoch %d. Remove the folder to begin "
+                "anew.",
+                restored.path,
+                self.epoch,
+            )
+
+    def save_if_due(self) -> None:
+        """Saves if a signal has come to any rank (and does not return), or if it is time."""
+        _handler.save_checkpoint_if_preempted()
+        if self._every is not None and self._since >= self._every:
+            self.save()
+
+    def after_steps(self, count: int = 1) -> None:
+        """Counts steps that are done."""
+        if not self._reported:
+            self._reported = True
+            training_reports.report(training_reports.READY)
+        self.step += count
+        self.drawn += count
+        self._since += count
+
+    def save(self) -> None:
+        """Saves; all ranks call it at the same step."""
+        path = self.write()
+        if path:
+            _log.info("training saved at %s: %s", self._at, path)
+
+    def write(self) -> str:
+        """Saves, and returns the path in the rank that writes."""
+        self._prepare()
+        for name, variable in self._counters.items():
+            variable.assign(getattr(self, name))
+        if self._ranks.leads:
+            check_still_owner(self._directory, self._owner)
+        with reporter.saving():
+            path = self._writer.save()
+        self._termination.saved_at = self._at
+        self._since = 0
+        return path
+
+    @property
+    def _at(self) -> str:
+        return f"epoch {self.epoch}, step {self.step}"
+
+    def _claim(self) -> None:
+        """Claims the folder in the leader, and raises its error in all ranks."""
+        problem = ""
+        try:
+            if self._ranks.leads:
+                claim(self._directory, self._owner)
+        except ResumeError as error:
+            problem = str(error)
+        except OSError as error:
+            problem = f"{self._directory!r}: {error}; expected a folder to write checkpoints to."
+        for told in self._ranks.compare(problem).values():
+            if told:
+                raise ResumeError(told)
+
+
+def batch_size_of(data: Any) -> int:
+    """Returns how many samples a global batch of a dataset has; 0 if that is not known.
+
+    TensorFlow does not say. It is read from the dataset's chain of inputs, as TensorFlow's own
+    sharding does.
+    """
+    # A strategy's dataset holds the one that it distributes.
+    inner = getattr(data, "whole_batches", getattr(data, "_original_dataset", data))
+    while type(inner).__name__.lstrip("_") in _BATCH_BY_BATCH:
+        (inner,) = inner._inputs()
+    try:
+        return int(inner._batch_size) if "BatchDataset" in type(inner).__name__ else 0
+    except (AttributeError, TypeError, ValueError):  # another TensorFlow
+        return 0
+
+
+class _QuietHandler(
+    tf.distribute.experimental.PreemptionCheckpointHandler  # type: ignore[misc]
+):
+    """TensorFlow's, without its thread's traceback if another rank has ended first."""
+
+    def _watch_step_to_save_key(self) -> None:
+        with contextlib.suppress(tf.errors.OpError):
+            super()._watch_step_to_save_key()
+
+
+def _make_handler(strategy: tf.distribute.Strategy, termination: TerminationConfig) -> None:
+    global _handler
+    termination.save_fn = _save_running
+    termination.tells_of_steps = True
+    # TensorFlow's handler restores as well. This manager holds nothing, in a folder that is none.
+    manager = tf.train.CheckpointManager(tf.train.Checkpoint(), os.devnull + "/none", 1)
+    resolver = strategy.cluster_resolver
+    if resolver is None:  # one process; TensorFlow's handler asks all the same
+        nobody = tf.train.ClusterSpec({})
+        resolver = tf.distribute.cluster_resolver.SimpleClusterResolver(nobody)
+    # Keeps TensorFlow from asking whether this machine is in Google's cloud. The look-up takes 5 s
+    # elsewhere; there the handler would wait for the cloud's own notices, and without GPUs do
+    # nothing at all (tensorflow/python/distribute/failure_handling/gce_util.py).
+    name = "GCE_METADATA_IP"
+    before = os.environ.get(name)
+    os.environ[name] = "127.0.0.1:9"
+    try:
+        _handler = _QuietHandler(resolver, manager, termination_config=termination)
+    finally:
+        del os.environ[name]
+        if before is not None:
+            os.environ[name] = before
+
+
+def _save_running(*args: Any, **kwargs: Any) -> None:
+    assert _running is not None
+    _running.write()

@@ -1,0 +1,43 @@
+"""What is read of the output of Slurm's commands."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from slurm_cluster import SlurmCluster
+
+pytestmark = pytest.mark.slurm
+
+SHOW = """\
+import json, sys; from slurm_resolver.slurm import scontrol
+job = scontrol.show_job(sys.argv[1]); print(json.dumps([job, scontrol.end_time(job)]))"""
+NAME = "a JobState=FAILED"
+WORDS = ["b JobState=FAILED\n   JobState=FAILED\n\nc", "StdOut=/x"]
+
+
+def test_free_text_and_the_users_settings_change_no_field(
+    real_slurm: SlurmCluster, tmp_path: Path
+) -> None:
+    folder = tmp_path / "my runs"
+    folder.mkdir()
+    (folder / "job file").write_text("#!/bin/bash\nsleep 600\n")
+    options = ["--parsable", "-J", NAME, "--comment", "x Restarts=9", "-t", "30", "-o", "x.out"]
+    command = shlex.join(["sbatch", *options, str(folder / "job file"), *WORDS])
+    job_id = real_slurm.run(command, cwd=folder).stdout.strip()
+    try:
+        real_slurm.run(f"until squeue -h -t R -j {job_id} | grep -q .; do sleep 0.1; done")
+        show = shlex.join([sys.executable, "-c", SHOW, job_id])
+        done = real_slurm.run(show, env={"SLURM_TIME_FORMAT": "relative"})
+    finally:
+        real_slurm.run(["scancel", job_id])
+    job, end = json.loads(done.stdout)
+    assert job["JobName"] == NAME
+    assert (job["JobState"], job["Restarts"], job["Requeue"]) == ("RUNNING", "0", "1")
+    assert job["StdOut"] == f"{folder}/x.out"
+    assert job["NodeList"] == job["BatchHost"]
+    assert 1000 < end - time.time() <= 1800
