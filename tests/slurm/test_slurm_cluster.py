@@ -76,6 +76,7 @@ def test_the_environment_is_clean(
 ) -> None:
     for name in ("SLURM_JOB_ID", "CUDA_VISIBLE_DEVICES", "TF_CONFIG"):
         monkeypatch.setenv(name, "7")
+    monkeypatch.delenv("PYTHONPATH", raising=False)  # which tests may pass on
     output = cluster.run("env; pwd; ls -d ~", env={"MINE": "1"}, cwd=tmp_path).stdout
     names = {line.split("=")[0] for line in output.splitlines() if "=" in line}
     assert names <= {"PATH", "HOME", "LANG", "TMPDIR", "SLURM_CONF", "MINE", "PWD", "SHLVL", "_"}
