@@ -7,7 +7,7 @@ from typing import Any, Callable
 from teams import obey
 
 import slurm_resolver as sr
-from slurm_resolver.cluster.roles import WorkerOrder
+from slurm_resolver.cluster.options import WorkerOrder
 
 
 def prepare(port_base: int, size: int, worker_order: WorkerOrder) -> Callable[[int], object]:

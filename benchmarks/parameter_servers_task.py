@@ -12,7 +12,7 @@ from typing import Callable
 from teams import obey
 
 import slurm_resolver as sr
-from slurm_resolver.cluster.roles import Placement
+from slurm_resolver.cluster.options import Placement
 
 
 def prepare(

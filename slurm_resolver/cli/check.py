@@ -8,8 +8,7 @@ import time
 from collections import Counter
 
 from slurm_resolver.cli.options import add_cluster_options, cluster_options
-from slurm_resolver.cluster.job_counts import job_counts
-from slurm_resolver.cluster.job_names import refuse_misspelt_jobs
+from slurm_resolver.cluster.jobs import job_counts, refuse_misspelt_jobs
 from slurm_resolver.cluster.resolve import resolve_step
 from slurm_resolver.errors import SlurmResolverError, find_rendezvous_error
 from slurm_resolver.slurm.step import SlurmStep

@@ -25,7 +25,7 @@ from typing import Collection, Dict, List, NoReturn, Optional
 from slurm_resolver.cluster.cluster import Cluster
 from slurm_resolver.coordination.client import connect
 from slurm_resolver.coordination.member import START_SECONDS, JobResult, Member, announcement
-from slurm_resolver.local import end_with_this_process
+from slurm_resolver.local.child_process import end_with_this
 from slurm_resolver.log import print_line
 from slurm_resolver.slurm.step import SlurmStep
 
@@ -112,10 +112,9 @@ class ChildProgram:
         self._popen = None  # until it is known, signals are kept for it
         if restarts:
             self._environ[SlurmStep.task_restart.name] = f"{self._identity} {restarts}"
+        command = end_with_this(self._command, self._environ)
         # What this process has inherited, as a pipe of Slurm's, is the program's.
-        self._popen = subprocess.Popen(
-            self._command, env=self._environ, close_fds=False, preexec_fn=end_with_this_process()
-        )
+        self._popen = subprocess.Popen(command, env=self._environ, close_fds=False)
         while self._unsent:
             self._popen.send_signal(self._unsent.pop(0))
         return self._popen.wait()

@@ -5,8 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import Dict
 
-from slurm_resolver.cluster.options import LAYOUTS, ClusterOptions
-from slurm_resolver.cluster.roles import PLACEMENTS, WORKER_ORDERS
+from slurm_resolver.cluster.options import LAYOUTS, PLACEMENTS, WORKER_ORDERS, ClusterOptions
 
 
 def add_cluster_options(parser: argparse.ArgumentParser) -> None:

@@ -8,8 +8,8 @@ import re
 import sys
 
 from slurm_resolver.cli.options import add_cluster_options, cluster_options
-from slurm_resolver.cluster.as_text import describe_cluster
-from slurm_resolver.cluster.job_counts import job_counts
+from slurm_resolver.cluster.cluster import describe_cluster
+from slurm_resolver.cluster.jobs import job_counts
 from slurm_resolver.cluster.layout import layout_from_environment
 from slurm_resolver.cluster.resolve import build_cluster, resolve_step
 from slurm_resolver.errors import LaunchError, NotInStepError
@@ -58,8 +58,9 @@ def main(args: argparse.Namespace) -> int:
     if args.nodelist is not None:
         step = _planned_step(args)
         told_by = "--nodelist and --tasks-per-node make {tasks}"
-        job_counts(args.jobs, sum(step.tasks_per_node or ()), told_by, "describe {needed}")
-        cluster = build_cluster(step, layout_from_environment(step, "options"), options)
+        tasks = sum(step.tasks_per_node or ())
+        counts = job_counts(args.jobs, tasks, told_by, "describe {needed}")
+        cluster = build_cluster(step, layout_from_environment(step, "options"), counts, options)
     elif step.place == "none" and not step.is_launched:
         raise NotInStepError(
             "there is no Slurm here. Start this command with srun or with `slurm-resolver run`, or "

@@ -9,8 +9,8 @@ import sys
 from pathlib import Path
 from typing import Any, Dict, Iterator, List, Optional
 
+from slurm_resolver.cluster.addresses import identity_of
 from slurm_resolver.cluster.ports import choose_ports, derive_meeting_port
-from slurm_resolver.cluster.service_address import identity_of
 from slurm_resolver.coordination import ServiceAddress
 from slurm_resolver.coordination.connection import observe
 from slurm_resolver.coordination.progress import IDLE

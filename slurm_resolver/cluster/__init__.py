@@ -1,6 +1,7 @@
 """From one task's variables to the cluster: node, job, index, address and GPUs of every task.
 
-Read the modules in this order: `layout` (with `distribution`, `arbitrary`, `het_groups`, and
-`layout_exchange` for layouts that no variable tells), `roles` (with `ring_order`), `ports`,
-`node_address`, `tasks`, `gpus`, `cluster`, `resolve`.
+`resolve` shows the way; read it first. Its steps are `alone` (does this process train alone?),
+`layout` with `components` (where every rank runs) or `layout_exchange` (the tasks tell each other),
+`jobs`, `roles` and `ring_order` (which job it has), `ports` and `addresses`, `gpus` and
+`task_gpus`. The result is in `cluster`, and what other programs read in `contracts`.
 """

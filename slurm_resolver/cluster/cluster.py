@@ -2,75 +2,95 @@
 
 from __future__ import annotations
 
-from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
+import functools
+from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
+from slurm_resolver.cluster.addresses import identity_of
 from slurm_resolver.cluster.contracts import Contract, variables_of
-from slurm_resolver.cluster.data_service import DATA_JOBS, address_of_dispatcher
-from slurm_resolver.cluster.gpu_plan import NodeGpuPlan
-from slurm_resolver.cluster.service_address import was_restarted
+from slurm_resolver.cluster.gpus import JOB_WITHOUT_GPUS, NodeGpus
+from slurm_resolver.cluster.jobs import DISPATCHER, JOBS_OUTSIDE_SPEC
+from slurm_resolver.cluster.layout import Layout
 from slurm_resolver.cluster.task_gpus import TaskGpus
-from slurm_resolver.cluster.tasks import Task, addresses_by_job
+from slurm_resolver.cluster.tasks import Task
 from slurm_resolver.coordination import ServiceAddress
 from slurm_resolver.slurm.step import SlurmStep
+from slurm_resolver.wording import counted
 
-# TensorFlow would wait for the tf.distribute.Server of each task in the spec, and these have none.
-JOBS_OUTSIDE_SPEC = ("evaluator", *DATA_JOBS)
+NO_CLUSTER = "no cluster: this process trains alone"
+MOST_TASKS = 100  # that `print` shows
 
 
-class Cluster(NamedTuple):
-    """All tasks of a step with their jobs, indices and addresses, and which of them this one is.
-
-    Outside Slurm it is empty: no tasks, and `task` is None.
+class ClusterValues(NamedTuple):
+    """What a `Cluster` is made of.
 
     Attributes:
-        tasks: every task of the step, ``tasks[rank]``.
         task: the task of this process; None where it has none, as for a step that is only planned.
+        layout: where every rank runs; None for an empty cluster.
+        roles: the ranks of each job, ``roles[job][index]``.
+        addresses: the addresses of each job, ``addresses[job][index]``.
         gpu_decision: the GPUs of this task, and the reason; None without `task`.
-        node_gpus: the GPUs of all tasks on the node of this task; None without `task`.
-        distribution: Slurm's distribution, which placed the tasks on the nodes.
-        layout_source: what the layout was taken from.
+        node_gpus: from what the GPUs of the tasks on this task's node follow; None without `task`.
         ports_source: what the ports were taken from.
         step: the variables that the cluster was made from; arguments and overridden methods of the
             resolver have changed them.
         service: the address of the step's coordination service; None without `task`.
     """
 
-    tasks: Sequence[Task] = ()
     task: Optional[Task] = None
+    layout: Optional[Layout] = None
+    roles: Mapping[str, Sequence[int]] = {}
+    addresses: Mapping[str, Sequence[str]] = {}
     gpu_decision: Optional[TaskGpus] = None
-    node_gpus: Optional[NodeGpuPlan] = None
-    distribution: Optional[str] = None
-    layout_source: Optional[str] = None
+    node_gpus: Optional[NodeGpus] = None
     ports_source: Optional[str] = None
     step: SlurmStep = SlurmStep()
     service: Optional[ServiceAddress] = None
 
-    def __repr__(self) -> str:
-        """Returns a short text for logs: it counts the tasks, which may be many."""
-        return (
-            f"Cluster(step {self.job_id}.{self.step_id}: {self.tasks!r}, task={self.task!r}, "
-            f"gpus={self.gpus!r})"
-        )
 
-    def __str__(self) -> str:
-        """Returns the cluster as `print` shows it: a line a task, of 100 tasks at most."""
-        from slurm_resolver.cluster.as_text import MOST_TASKS, describe_cluster
+class Cluster(ClusterValues):
+    """All tasks of a step with their jobs, indices and addresses, and which of them this one is.
 
-        return describe_cluster(self, MOST_TASKS)
+    Outside Slurm it is empty: no tasks, and `task` is None.
+    """
 
-    def gpus_on_node(self) -> Dict[int, TaskGpus]:
-        """Returns by rank the GPUs of all tasks on this task's node; {} without a task."""
-        return self.node_gpus.by_rank() if self.node_gpus else {}
+    @functools.cached_property
+    def tasks(self) -> Tuple[Task, ...]:
+        """Every task of the step, ``tasks[rank]``.
+
+        It is made when it is first asked for: TensorFlow needs the addresses only, and a step may
+        have 100,000 tasks.
+        """
+        layout = self.layout
+        if layout is None:
+            return ()
+        tasks = [
+            Task(
+                rank,
+                layout.nodes[layout.node_of[rank]],
+                layout.local_rank_of[rank],
+                job,
+                index,
+                self.addresses[job][index],
+            )
+            for job, ranks in self.roles.items()
+            for index, rank in enumerate(ranks)
+        ]
+        return tuple(sorted(tasks))
 
     @property
-    def was_restarted(self) -> bool:
-        """Whether this task's program was started again in its step; the others do not wait."""
-        return was_restarted(self.step)
+    def num_tasks(self) -> int:
+        """The number of tasks."""
+        return self.layout.num_tasks if self.layout else 0
 
-    def name_of(self, rank: int) -> str:
-        """Returns how messages name a task: ``worker 3 (rank 3 on n9)``."""
-        task = self.tasks[rank]
-        return f"{task.job} {task.index} (rank {rank} on {task.node})"
+    @property
+    def distribution(self) -> Optional[str]:
+        """Slurm's distribution, which placed the tasks on the nodes."""
+        return self.layout.distribution if self.layout else None
+
+    @property
+    def layout_source(self) -> Optional[str]:
+        """What the layout was taken from."""
+        return self.layout.source if self.layout else None
 
     @property
     def job_id(self) -> Optional[str]:
@@ -90,6 +110,31 @@ class Cluster(NamedTuple):
         """
         return self.gpu_decision.devices if self.gpu_decision else None
 
+    @property
+    def data_service(self) -> Optional[str]:
+        """What ``tf.data.experimental.service.distribute`` takes as `service`; None without one.
+
+        Such as ``grpc://n8:23002``, the address of the dispatcher.
+        """
+        address = next(iter(self.addresses.get(DISPATCHER, ())), None)
+        return None if address is None else f"grpc://{address}"
+
+    @property
+    def was_restarted(self) -> bool:
+        """Whether this task's program was started again in its step; the others do not wait."""
+        return (self.step.task_restart or "").rpartition(" ")[0] == identity_of(self.step)
+
+    def gpus_on_node(self) -> Dict[int, TaskGpus]:
+        """Returns by rank the GPUs of all tasks on this task's node; {} without a task."""
+        if self.node_gpus is None or self.gpu_decision is None:
+            return {}
+        return self.node_gpus.by_rank(self.gpu_decision)
+
+    def name_of(self, rank: int) -> str:
+        """Returns how messages name a task: ``worker 3 (rank 3 on n9)``."""
+        task = self.tasks[rank]
+        return f"{task.job} {task.index} (rank {rank} on {task.node})"
+
     def jobs(self) -> Dict[str, List[str]]:
         """Returns the addresses of each job by index, in alphabetical order of the job names.
 
@@ -97,23 +142,14 @@ class Cluster(NamedTuple):
         dispatcher and the data workers of a tf.data service.
         """
         return {
-            job: addresses
-            for job, addresses in addresses_by_job(self.tasks).items()
+            job: list(addresses)
+            for job, addresses in sorted(self.addresses.items())
             if job not in JOBS_OUTSIDE_SPEC
         }
 
-    @property
-    def data_service(self) -> Optional[str]:
-        """What ``tf.data.experimental.service.distribute`` takes as `service`; None without one.
-
-        Such as ``grpc://n8:23002``, the address of the dispatcher.
-        """
-        address = address_of_dispatcher(self)
-        return None if address is None else f"grpc://{address}"
-
     def tf_config(self) -> Dict[str, Any]:
         """Returns the content of TF_CONFIG for this task; {} for an empty cluster."""
-        if not self.tasks:
+        if self.layout is None:
             return {}
         config: Dict[str, Any] = {"cluster": self.jobs()}
         if self.task is not None:
@@ -134,7 +170,7 @@ class Cluster(NamedTuple):
         Raises:
             ValueError: for another contract.
         """
-        return variables_of(self, contract)
+        return variables_of(contract, self.tasks, self.task, self.gpus, self.tf_config())
 
     def to_dict(self) -> Dict[str, Any]:
         """Returns the cluster as plain values, as ``slurm-resolver show --json`` prints them."""
@@ -156,3 +192,91 @@ class Cluster(NamedTuple):
             "self": this_task,
             "tasks": [task._asdict() for task in self.tasks],
         }
+
+    def __repr__(self) -> str:
+        """Returns a short text for logs: it counts the tasks, which may be many."""
+        step = f"{self.job_id}.{self.step_id}"
+        return f"Cluster(step {step}: {self.num_tasks} tasks, task={self.task!r}, gpus={self.gpus})"
+
+    def __str__(self) -> str:
+        """Returns the cluster as `print` shows it: a line a task, of 100 tasks at most."""
+        return describe_cluster(self, MOST_TASKS)
+
+
+def describe_own_task(cluster: Cluster) -> str:
+    """Returns one line: ``rank 1 of 4 is worker 0 on n9, port 23001, GPUs 0,1``."""
+    own, gpus = cluster.task, cluster.gpus
+    if own is None:
+        return describe_cluster(cluster, 0).partition("\n")[0]
+    port = own.address.rpartition(":")[2]
+    text = f"rank {own.rank} of {cluster.num_tasks} is {own.job} {own.index} on {own.node}"
+    if gpus is None:
+        return f"{text}, port {port}"
+    number = "GPU" if len(gpus) == 1 else "GPUs"
+    devices = f"{number} {','.join(gpus)}" if gpus else "no GPUs"
+    return f"{text}, port {port}, {devices}"
+
+
+def describe_cluster(cluster: Cluster, most_tasks: Optional[int] = None) -> str:
+    """Returns the whole cluster, a line a task, and the GPUs of this task's node.
+
+    Args:
+        cluster: any; for an empty one the text says that this process trains alone.
+        most_tasks: of larger clusters the tasks of the first nodes and this task's node; None
+            takes all.
+    """
+    own = cluster.task
+    if not cluster.num_tasks:
+        return NO_CLUSTER
+    step = f"job step {cluster.job_id or '?'}.{cluster.step_id or '?'}"
+    if cluster.job_id is None and own is None:
+        step = "planned step"
+    by_node: Dict[str, List[Task]] = {}
+    for task in cluster.tasks:
+        by_node.setdefault(task.node, []).append(task)
+    size = f"{counted(cluster.num_tasks, 'task')} on {counted(len(by_node), 'node')}"
+    layout = f"{cluster.distribution} distribution (from {cluster.layout_source})"
+    jobs = ", ".join(f"{job} {len(ranks)}" for job, ranks in sorted(cluster.roles.items()))
+    lines = [
+        f"{step}: {size}, {layout}, ports from {cluster.ports_source}",
+        f"jobs: {jobs}",
+        *_table(by_node, own, most_tasks),
+    ]
+    if own is not None:
+        lines.append(f"GPUs of the tasks on {own.node}:")
+    for rank, gpus in sorted(cluster.gpus_on_node().items()):
+        mark = "  (this task)" if own is not None and rank == own.rank else ""
+        lines.append(f"  rank {rank}: {_devices(gpus)} ({gpus.source}){mark}")
+    return "\n".join(lines)
+
+
+def _devices(gpus: TaskGpus) -> str:
+    if gpus.devices is None and gpus.source != JOB_WITHOUT_GPUS:
+        return "unknown"
+    return ",".join(gpus.devices or ()) or "none"
+
+
+def _table(
+    by_node: Dict[str, List[Task]], own: Optional[Task], most_tasks: Optional[int]
+) -> List[str]:
+    rows = [("node", "rank", "local", "task", "address")]
+    left_out = 0
+    for node, tasks in by_node.items():
+        is_own = own is not None and node == own.node
+        if most_tasks is not None and len(rows) + len(tasks) > most_tasks + 1 and not is_own:
+            left_out += len(tasks)
+            continue
+        for task in tasks:
+            name = node if task is tasks[0] else ""
+            address = task.address + ("  (this task)" if task == own else "")
+            job = f"{task.job} {task.index}"
+            rows.append((name, str(task.rank), str(task.local_rank), job, address))
+    widths = [max(map(len, column)) for column in zip(*rows)]
+    line = "{:{}}  {:>{}}  {:>{}}  {:{}}  {}"
+    lines = [
+        line.format(node, widths[0], rank, widths[1], local, widths[2], job, widths[3], address)
+        for node, rank, local, job, address in rows
+    ]
+    if left_out:
+        lines.append(f"… and {counted(left_out, 'more task')}: `slurm-resolver show` prints all")
+    return lines

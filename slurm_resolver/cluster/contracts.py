@@ -13,93 +13,72 @@ Each name is a contract that a framework reads when its program starts:
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Callable, Dict, List, Literal, Mapping, Tuple
+from typing import Any, Dict, List, Literal, Optional, Sequence, Tuple
 
 from slurm_resolver.cluster.tasks import Task
-
-if TYPE_CHECKING:
-    from slurm_resolver.cluster.cluster import Cluster
 
 Contract = Literal["tensorflow", "dtensor", "keras-distribution", "keras-tuner", "torch", "jax"]
 
 
-def variables_of(cluster: Cluster, contract: Contract) -> Dict[str, str]:
-    """Returns what a contract sets in this task; {} where its program trains alone without it.
+CONTRACTS: Tuple[Contract, ...] = (
+    "tensorflow",
+    "dtensor",
+    "keras-distribution",
+    "keras-tuner",
+    "torch",
+    "jax",
+)
+
+
+def variables_of(
+    contract: Contract,
+    tasks: Sequence[Task],
+    own: Optional[Task],
+    gpus: Optional[Sequence[str]],
+    tf_config: Dict[str, Any],
+) -> Dict[str, str]:
+    """Returns what a contract sets in the task `own`; {} where its program trains alone without it.
 
     Raises:
         ValueError: for a name that is none of `CONTRACTS`.
     """
     if contract not in CONTRACTS:
         raise ValueError(f"{contract!r}: expected one of {', '.join(CONTRACTS)}")
-    if cluster.task is None:
+    if own is None:
         return {}
-    return CONTRACTS[contract](cluster, cluster.task)
-
-
-def placeholders(cluster: Cluster) -> Dict[str, str]:
-    """Returns by name what stands for {name} in a program's arguments and variables.
-
-    Lists are separated by commas, in the order of index or rank; all are "" where there is no task.
-    """
-    jobs, own = cluster.jobs(), cluster.task
-    host, port = _split(own.address) if own else ("", "")
-    main_host, main_port = _split(cluster.tasks[0].address) if own else ("", "")
-    return {
-        "job": own.job if own else "",
-        "index": str(own.index) if own else "",
-        "rank": str(own.rank) if own else "",
-        "local_rank": str(own.local_rank) if own else "",
-        "num_tasks": str(len(cluster.tasks)) if own else "",
-        "node": own.node if own else "",
-        "address": own.address if own else "",
-        "host": host,
-        "port": port,
-        "main_address": cluster.tasks[0].address if own else "",
-        "main_host": main_host,
-        "main_port": main_port,
-        "hosts": ",".join(task.address for task in cluster.tasks),
-        "ps_hosts": ",".join(jobs.get("ps", [])),
-        "worker_hosts": ",".join(jobs.get("worker", [])),
-        "chief_host": ",".join(jobs.get("chief", [])),
-        "data_service": cluster.data_service or "",
-    }
-
-
-def _split(address: str) -> Tuple[str, str]:
-    """Returns the host, an IPv6 address without its brackets, and the port."""
-    host, _, port = address.rpartition(":")
-    return host.strip("[]"), port
-
-
-def _tensorflow(cluster: Cluster, own: Task) -> Dict[str, str]:
-    return {"TF_CONFIG": json.dumps(cluster.tf_config())}
-
-
-def _dtensor(cluster: Cluster, own: Task) -> Dict[str, str]:
-    if len(cluster.tasks) == 1:  # a list of one would make it ask a server that nobody starts
+    main, number = tasks[0].address, str(len(tasks))
+    addresses = ",".join(task.address for task in tasks)
+    if contract == "tensorflow":
+        return {"TF_CONFIG": json.dumps(tf_config)}
+    if contract == "keras-distribution":
+        return {
+            "KERAS_DISTRIBUTION_JOB_ADDRESSES": addresses,
+            "KERAS_DISTRIBUTION_NUM_PROCESSES": number,
+            "KERAS_DISTRIBUTION_PROCESS_ID": str(own.rank),
+        }
+    if contract == "torch":
+        return _torch(tasks, own)
+    if contract == "jax":
+        variables = {"JAX_COORDINATOR_ADDRESS": main}
+        if gpus:  # else it takes the one with the number SLURM_LOCALID of those it sees
+            variables["JAX_LOCAL_DEVICE_IDS"] = ",".join(map(str, range(len(gpus))))
+        return variables
+    if len(tasks) == 1:  # either would wait for a server that nobody starts
         return {}
+    if contract == "keras-tuner":
+        return _keras_tuner(tasks, own)
     return {
-        "DTENSOR_JOBS": ",".join(task.address for task in cluster.tasks),
-        "DTENSOR_NUM_CLIENTS": str(len(cluster.tasks)),
+        "DTENSOR_JOBS": addresses,
+        "DTENSOR_NUM_CLIENTS": number,
         "DTENSOR_CLIENT_ID": str(own.rank),
         "DTENSOR_JOB_NAME": "worker",
     }
 
 
-def _keras_distribution(cluster: Cluster, own: Task) -> Dict[str, str]:
-    return {
-        "KERAS_DISTRIBUTION_JOB_ADDRESSES": ",".join(task.address for task in cluster.tasks),
-        "KERAS_DISTRIBUTION_NUM_PROCESSES": str(len(cluster.tasks)),
-        "KERAS_DISTRIBUTION_PROCESS_ID": str(own.rank),
-    }
-
-
-def _keras_tuner(cluster: Cluster, own: Task) -> Dict[str, str]:
+def _keras_tuner(tasks: Sequence[Task], own: Task) -> Dict[str, str]:
     """The chief only hands out trials; each of the others is a tuner, and trains by itself."""
-    if len(cluster.tasks) == 1:
-        return {}
-    chief = next((task for task in cluster.tasks if task.job == "chief"), cluster.tasks[0])
-    tuners = [task.rank for task in cluster.tasks if task.rank != chief.rank]
+    chief = next((task for task in tasks if task.job == "chief"), tasks[0])
+    tuners = [task.rank for task in tasks if task.rank != chief.rank]
     host, _, port = chief.address.rpartition(":")
     is_chief = own.rank == chief.rank
     return {
@@ -110,34 +89,57 @@ def _keras_tuner(cluster: Cluster, own: Task) -> Dict[str, str]:
     }
 
 
-def _torch(cluster: Cluster, own: Task) -> Dict[str, str]:
-    nodes: List[str] = list(dict.fromkeys(task.node for task in cluster.tasks))
-    host, port = _split(cluster.tasks[0].address)
+def _torch(tasks: Sequence[Task], own: Task) -> Dict[str, str]:
+    nodes: List[str] = list(dict.fromkeys(task.node for task in tasks))
+    host, port = _split(tasks[0].address)
     node_rank = str(nodes.index(own.node))
     return {
         "MASTER_ADDR": host,
         "MASTER_PORT": port,
         "RANK": str(own.rank),
-        "WORLD_SIZE": str(len(cluster.tasks)),
+        "WORLD_SIZE": str(len(tasks)),
         "LOCAL_RANK": str(own.local_rank),
-        "LOCAL_WORLD_SIZE": str(sum(task.node == own.node for task in cluster.tasks)),
+        "LOCAL_WORLD_SIZE": str(sum(task.node == own.node for task in tasks)),
         "GROUP_RANK": node_rank,
         "NODE_RANK": node_rank,
     }
 
 
-def _jax(cluster: Cluster, own: Task) -> Dict[str, str]:
-    variables = {"JAX_COORDINATOR_ADDRESS": cluster.tasks[0].address}
-    if cluster.gpus:  # else it takes the one with the number SLURM_LOCALID of those it sees
-        variables["JAX_LOCAL_DEVICE_IDS"] = ",".join(map(str, range(len(cluster.gpus))))
-    return variables
+def placeholders(
+    tasks: Sequence[Task], own: Optional[Task], data_service: Optional[str]
+) -> Dict[str, str]:
+    """Returns by name what stands for {name} in a program's arguments and variables.
+
+    Lists are separated by commas, in the order of index or rank; all are "" where there is no task.
+    """
+    hosts_of: Dict[str, List[str]] = {}
+    for task in sorted(tasks, key=lambda task: (task.job, task.index)):
+        hosts_of.setdefault(task.job, []).append(task.address)
+    main = tasks[0].address if own else ""
+    host, port = _split(own.address if own else "")
+    main_host, main_port = _split(main)
+    return {
+        "job": own.job if own else "",
+        "index": str(own.index) if own else "",
+        "rank": str(own.rank) if own else "",
+        "local_rank": str(own.local_rank) if own else "",
+        "num_tasks": str(len(tasks)) if own else "",
+        "node": own.node if own else "",
+        "address": own.address if own else "",
+        "host": host,
+        "port": port,
+        "main_address": main,
+        "main_host": main_host,
+        "main_port": main_port,
+        "hosts": ",".join(task.address for task in tasks),
+        "ps_hosts": ",".join(hosts_of.get("ps", [])),
+        "worker_hosts": ",".join(hosts_of.get("worker", [])),
+        "chief_host": ",".join(hosts_of.get("chief", [])),
+        "data_service": data_service or "",
+    }
 
 
-CONTRACTS: Mapping[Contract, Callable[[Cluster, Task], Dict[str, str]]] = {
-    "tensorflow": _tensorflow,
-    "dtensor": _dtensor,
-    "keras-distribution": _keras_distribution,
-    "keras-tuner": _keras_tuner,
-    "torch": _torch,
-    "jax": _jax,
-}
+def _split(address: str) -> Tuple[str, str]:
+    """Returns the host, an IPv6 address without its brackets, and the port."""
+    host, _, port = address.rpartition(":")
+    return host.strip("[]"), port

@@ -3,24 +3,19 @@
 The layout is computed from variables that have the same value in every task, so that all tasks get
 the same layout. Only `verify_layout` looks at the variables that tell where one task runs, and
 refuses a layout that contradicts them.
+
 Rules: srun(1), option ``--distribution``, and the layout functions of Slurm's source
-(step_layout.c, dist_tasks.c), compared with live clusters.
+(step_layout.c, dist_tasks.c), compared with live clusters. A step may have 100,000 tasks and more,
+and so no Python loop here has one turn for each task.
 """
 
 from __future__ import annotations
 
-import contextlib
+import itertools
 from collections import Counter
-from typing import Dict, List, NamedTuple, Optional, Sequence, Tuple
+from typing import List, Mapping, NamedTuple, Sequence, Tuple
 
-from slurm_resolver.cluster.arbitrary import arbitrary_hosts
-from slurm_resolver.cluster.distribution import (
-    NodesAndLocalRanks,
-    distribute_block,
-    distribute_plane,
-    local_ranks,
-)
-from slurm_resolver.cluster.het_groups import ComponentRanks, components_of_step
+from slurm_resolver.cluster.components import components_of_step, ranks_of_components
 from slurm_resolver.errors import LayoutError, UnknownLayoutError
 from slurm_resolver.slurm.hostlist import MAX_HOSTS
 from slurm_resolver.slurm.hostlist_compress import short_hostlist
@@ -28,6 +23,10 @@ from slurm_resolver.slurm.step import RESTART_HINT, Component, SlurmStep
 
 MAX_TASKS = MAX_HOSTS
 
+# by rank: the index of its node, and its local rank
+NodesAndLocalRanks = Tuple[List[int], List[int]]
+
+_chain = itertools.chain.from_iterable
 _HET_IN_PLAIN = (
     "this is a heterogeneous step (srun … : …) inside a plain allocation, which no variable tells: "
     "allocate the components with `salloc … : …` or `sbatch`"
@@ -55,7 +54,7 @@ class Layout(NamedTuple):
     local_rank_of: Sequence[int]
     distribution: str
     source: str = "environment"
-    components: Tuple[ComponentRanks, ...] = ()
+    components: Mapping[int, range] = {}
     unambiguous: bool = True
 
     @property
@@ -63,22 +62,18 @@ class Layout(NamedTuple):
         """The number of tasks in the step."""
         return len(self.node_of)
 
-    def counts(self) -> List[int]:
-        """The number of tasks on each of `nodes`."""
-        counts = Counter(self.node_of)
-        return [counts[node] for node in range(len(self.nodes))]
-
     def ranks_on(self, node: int) -> Tuple[int, ...]:
         """The ranks on the node with this SLURM_NODEID, ascending: its tasks' SLURM_GTIDS."""
         ranks: List[int] = []
-        with contextlib.suppress(ValueError):  # index() is much faster than a loop over all ranks
-            while True:
-                ranks.append(self.node_of.index(node, ranks[-1] + 1 if ranks else 0))
+        for _ in range(self.node_of.count(node)):  # much faster than a loop over all ranks
+            ranks.append(self.node_of.index(node, ranks[-1] + 1 if ranks else 0))
         return tuple(ranks)
 
 
 def layout_from_environment(step: SlurmStep, source: str = "environment") -> Layout:
     """Returns the layout of the step, computed from its variables alone.
+
+    `source` names what took the place of a variable in every task, such as an argument.
 
     Raises:
         UnknownLayoutError: where the variables do not tell the layout.
@@ -90,15 +85,34 @@ def layout_from_environment(step: SlurmStep, source: str = "environment") -> Lay
         raise UnknownLayoutError(
             f"where the ranks of job step {step.name} run cannot be known: {_HET_IN_PLAIN}."
         )
-    nodes, counts = nodes_and_counts(step, source)
-    components = components_of_step(step, nodes)
-    if components:
-        return _heterogeneous_layout(step, dict(zip(nodes, counts)), components, source)
-    distribution = step.distribution or "block"
-    placed = _distribute(
-        step, nodes, counts, distribution, step.plane_size, f"job step {step.name}"
+    names, tasks_on = nodes_and_counts(step, source)
+    count_of = dict(zip(names, tasks_on))
+    components = components_of_step(step, names)
+    # In a heterogeneous step the step's own SLURM_DISTRIBUTION is not used: it differs by task.
+    plain = Component(0, names, step.distribution, step.plane_size)
+    nodes: List[str] = []
+    node_of: List[int] = []
+    local_rank_of: List[int] = []  # no two components share a node
+    unambiguous = True
+    for component in components or [plain]:
+        counts = [count_of[host] for host in component.nodes]
+        subject = f"component {component.group} of " if components else ""
+        placed = _distribute(step, counts, component, f"{subject}job step {step.name}")
+        if components and component.distribution is None:
+            unambiguous = unambiguous and placed == distribute_plane(counts, 1)
+        # ranks and node ids count on through all components
+        node_of += [len(nodes) + node for node in placed[0]] if nodes else placed[0]
+        local_rank_of += placed[1]
+        nodes += component.nodes
+    return Layout(
+        tuple(nodes),
+        node_of,
+        local_rank_of,
+        " : ".join(component.distribution or "block" for component in components or [plain]),
+        source,
+        ranks_of_components(components, count_of),
+        unambiguous,
     )
-    return Layout(nodes, *placed, distribution, source)
 
 
 def verify_layout(layout: Layout, step: SlurmStep) -> None:
@@ -120,14 +134,11 @@ def verify_layout(layout: Layout, step: SlurmStep) -> None:
         ("SLURM_NODEID", step.node_id, node),
         ("SLURM_LOCALID", step.local_rank, layout.local_rank_of[rank]),
     ]
+    if step.node_ranks is not None:
+        facts.append(("SLURM_GTIDS", tuple(sorted(step.node_ranks)), layout.ranks_on(node)))
     for name, value, computed in facts:
         if value is not None and value != computed:
-            raise _contradiction(layout, step, name, value, computed)
-    if step.node_ranks is not None:
-        ranks = layout.ranks_on(node)
-        if tuple(sorted(step.node_ranks)) != ranks:
-            value_text, computed_text = _ranks_text(step.node_ranks), _ranks_text(ranks)
-            raise _contradiction(layout, step, "SLURM_GTIDS", value_text, computed_text)
+            raise _contradiction(layout, step, f"{name}={_shown(value)}", _shown(computed))
 
 
 def nodes_and_counts(
@@ -147,63 +158,100 @@ def nodes_and_counts(
         if source == "environment"
         else (source, source, f"Correct {source}, or leave it to Slurm.")
     )
-    if len(nodes) != len(counts):
-        raise LayoutError(
-            f"{node_list} names {len(nodes)} nodes ({short_hostlist(nodes)}), but {count_list} has "
-            f"{len(counts)} counts; expected one for each node. {remedy}"
-        )
-    if len(set(nodes)) != len(nodes):
-        repeated = next(name for name, count in Counter(nodes).items() if count > 1)
-        raise LayoutError(
-            f"{node_list}={short_hostlist(nodes)} names {repeated!r} more than once; expected each "
-            f"node once. {remedy}"
-        )
-    if min(counts, default=0) < 1:
-        idle = nodes[counts.index(min(counts))] if counts else "(none)"
-        raise LayoutError(
-            f"{count_list} gives node {idle} no task; expected at least one on every node. {remedy}"
-        )
     total = sum(counts)
-    if total > MAX_TASKS:
-        raise LayoutError(
-            f"{count_list} sums to {total:,} tasks; expected at most {MAX_TASKS:,}. {remedy}"
+    problem = ""
+    if len(nodes) != len(counts):
+        problem = (
+            f"{node_list} names {len(nodes)} nodes ({short_hostlist(nodes)}), but {count_list} has "
+            f"{len(counts)} counts; expected one for each node"
         )
-    for name, value, counted in (
+    elif len(set(nodes)) != len(nodes):
+        repeated = next(name for name, count in Counter(nodes).items() if count > 1)
+        problem = (
+            f"{node_list}={short_hostlist(nodes)} names {repeated!r} more than once; expected each "
+            "node once"
+        )
+    elif min(counts, default=0) < 1:
+        idle = nodes[counts.index(min(counts))] if counts else "(none)"
+        problem = f"{count_list} gives node {idle} no task; expected at least one on every node"
+    elif total > MAX_TASKS:
+        problem = f"{count_list} sums to {total:,} tasks; expected at most {MAX_TASKS:,}"
+    for name, value, computed in (
         ("SLURM_STEP_NUM_TASKS", step.num_tasks, total),
         ("SLURM_STEP_NUM_NODES", step.num_nodes, len(nodes)),
     ):
-        if value is not None and value != counted:
+        if not problem and value is not None and value != computed:
             lists = node_list if node_list == count_list else f"{node_list} and {count_list}"
-            raise LayoutError(
-                f"{name}={value}, but {lists} make {counted}; expected the same number. {remedy}"
-            )
+            problem = f"{name}={value}, but {lists} make {computed}; expected the same number"
+    if problem:
+        raise LayoutError(f"{problem}. {remedy}")
     return nodes, counts
 
 
+def distribute_block(counts: Sequence[int]) -> NodesAndLocalRanks:
+    """Puts contiguous ranks on each node: ``counts[i]`` ranks on node i.
+
+    >>> distribute_block([2, 1])
+    ([0, 0, 1], [0, 1, 0])
+    """
+    node_of = list(_chain(map(itertools.repeat, range(len(counts)), counts)))
+    return node_of, list(_chain(map(range, counts)))
+
+
+def distribute_plane(counts: Sequence[int], plane_size: int) -> NodesAndLocalRanks:
+    """Puts `plane_size` ranks on each node in turn, until node i has ``counts[i]`` ranks.
+
+    With a plane size of 1 this is the cyclic distribution.
+
+    >>> distribute_plane([3, 1], plane_size=1)
+    ([0, 1, 0, 0], [0, 0, 1, 2])
+    """
+    node_of: List[int] = []
+    local_rank_of: List[int] = []
+    nodes = list(range(len(counts)))
+    placed = 0  # ranks on every node of `nodes` so far
+    while nodes:
+        planes = [min(plane_size, counts[node] - placed) for node in nodes]
+        node_of += _chain(map(itertools.repeat, nodes, planes))
+        local_rank_of += _chain(range(placed, placed + plane) for plane in planes)
+        placed += plane_size
+        nodes = [node for node in nodes if counts[node] > placed]
+    return node_of, local_rank_of
+
+
+def local_ranks(node_of: Sequence[int], num_nodes: int) -> List[int]:
+    """Returns by rank its local rank: the ranks on each node are numbered from 0."""
+    next_local_rank = [itertools.count() for _ in range(num_nodes)]
+    return list(map(next, map(next_local_rank.__getitem__, node_of)))
+
+
 def _distribute(
-    step: SlurmStep,
-    nodes: Sequence[str],
-    counts: Sequence[int],
-    distribution: str,
-    plane_size: Optional[int],
-    subject: str,
+    step: SlurmStep, counts: Sequence[int], component: Component, subject: str
 ) -> NodesAndLocalRanks:
-    """Returns by rank the index into `nodes` and the local rank; `subject` is for messages."""
-    if len(nodes) == 1:
-        return [0] * counts[0], list(range(counts[0]))
+    """Returns by rank the index of its node and its local rank; `subject` is for messages."""
+    distribution, plane_size = component.distribution or "block", component.plane_size
+    if len(counts) == 1:
+        return distribute_block(counts)
     if distribution == "arbitrary":
-        index = {name: i for i, name in enumerate(nodes)}
-        node_of = [index[host] for host in arbitrary_hosts(step, nodes, counts)]
-        return node_of, local_ranks(node_of, len(nodes))
+        raise UnknownLayoutError(
+            f"the layout of {subject} cannot be known: SLURM_DISTRIBUTION=arbitrary, and Slurm "
+            "does not tell the tasks the list of hosts. Start with another distribution, such as "
+            "`srun --distribution=plane=N`."
+        )
     if distribution == "block":
         if step.sluid is not None:
             # Also where SLURM_TOPOLOGY_ADDR_PATTERN is "node": it is the cluster's default, and a
             # partition may have another topology, or topology/flat the option alpha_step_rank.
+            if len(set(counts)) == 1:
+                remedy = (
+                    f"`srun -m plane={counts[0]}`, which is block in a known order of the nodes"
+                )
+            else:
+                remedy = "`srun -m plane=N` or `srun -m cyclic`, whose order is known"
             raise UnknownLayoutError(
                 f"the layout of {subject} cannot be known: this is Slurm 26.05 or later (SLURM_JOB_"
                 "SLUID is set), where topology may order the nodes for block distribution in a way "
-                "that no variable tells. Start with `srun --distribution=cyclic` or "
-                "`srun --distribution=plane=N`, whose order is known."
+                f"that no variable tells. Start with {remedy}."
             )
         return distribute_block(counts)
     if distribution == "cyclic":
@@ -216,60 +264,15 @@ def _distribute(
     return distribute_plane(counts, plane_size)
 
 
-def _heterogeneous_layout(
-    step: SlurmStep, counts: Dict[str, int], components: Sequence[Component], source: str
-) -> Layout:
-    """Puts the layouts of the components together: ranks and node ids count on through all.
-
-    The step's own SLURM_DISTRIBUTION is not used: the tasks of one heterogeneous step have
-    different values of it.
-    """
-    nodes: List[str] = []
-    node_of: List[int] = []
-    local_rank_of: List[int] = []  # no two components share a node
-    component_ranks = []
-    distributions = []
-    unambiguous = True
-    for component in components:
-        distribution = component.distribution or "block"
-        component_node_of, component_local_ranks = _distribute(
-            step,
-            component.nodes,
-            [counts[host] for host in component.nodes],
-            distribution,
-            component.plane_size,
-            f"component {component.group} of job step {step.name}",
-        )
-        if component.distribution is None:
-            cyclic = distribute_plane([counts[host] for host in component.nodes], 1)
-            computed = (component_node_of, component_local_ranks)
-            unambiguous = unambiguous and computed == cyclic
-        start = len(node_of)
-        node_of += [len(nodes) + node for node in component_node_of]
-        local_rank_of += component_local_ranks
-        component_ranks.append(ComponentRanks(component.group, start, len(node_of)))
-        nodes += component.nodes
-        distributions.append(distribution)
-    return Layout(
-        tuple(nodes),
-        node_of,
-        local_rank_of,
-        " : ".join(distributions),
-        source,
-        tuple(component_ranks),
-        unambiguous,
-    )
+def _shown(value: object) -> str:
+    """Returns a value as text; of more than 32 ranks the first, and how many there are."""
+    if not isinstance(value, tuple):
+        return str(value)
+    shown = ",".join(map(str, value[:32]))
+    return shown if len(value) <= 32 else f"{shown},… ({len(value)} ranks)"
 
 
-def _ranks_text(ranks: Sequence[int]) -> str:
-    """Returns the ranks as text; of more than 32 the first, and how many there are."""
-    shown = ",".join(map(str, ranks[:32]))
-    return shown if len(ranks) <= 32 else f"{shown},… ({len(ranks)} ranks)"
-
-
-def _contradiction(
-    layout: Layout, step: SlurmStep, name: str, value: object, computed: object
-) -> UnknownLayoutError:
+def _contradiction(layout: Layout, step: SlurmStep, fact: str, computed: str) -> UnknownLayoutError:
     placement = f"{layout.distribution} distribution over {short_hostlist(layout.nodes)}"
     if layout.components:
         hint = (
@@ -284,6 +287,6 @@ def _contradiction(
             "clean shell."
         )
     return UnknownLayoutError(
-        f"rank {step.rank} of job step {step.name} has {name}={value}, but {placement} gives it "
+        f"rank {step.rank} of job step {step.name} has {fact}, but {placement} gives it "
         f"{computed}: where the ranks run cannot be known. {hint}"
     )

@@ -5,43 +5,35 @@ Every task knows its own rank, node and local rank for sure. Together these are 
 
 from __future__ import annotations
 
+import contextlib
+import json
 import os
-import sys
 import zlib
-from array import array
 from base64 import b64decode, b64encode
-from typing import Any, Dict, Iterable, List, Optional, Sequence, Tuple
+from collections import Counter
+from typing import List, Optional, Sequence, Tuple
 
-from slurm_resolver.cluster.distribution import local_ranks
-from slurm_resolver.cluster.het_groups import ranks_of_components
-from slurm_resolver.cluster.layout import Layout, nodes_and_counts
-from slurm_resolver.cluster.options import MEETING_SECONDS
+from slurm_resolver.cluster.addresses import Hosts, find_service, identity_of
+from slurm_resolver.cluster.components import components_of_step, ranks_of_components
+from slurm_resolver.cluster.layout import Layout, local_ranks, nodes_and_counts
+from slurm_resolver.cluster.options import ClusterOptions
 from slurm_resolver.cluster.ports import choose_ports
-from slurm_resolver.cluster.service_address import HostOf, identity_of, service_before_layout
+from slurm_resolver.coordination.client import connect
 from slurm_resolver.errors import LayoutError, RendezvousError
-from slurm_resolver.slurm.step import SlurmStep
+from slurm_resolver.slurm.step import Component, SlurmStep
 
 _LONGEST_VALUE = 100_000  # characters; Linux takes 131,072 bytes for a variable
 
 # What a task says of itself: its node's name, local rank and node id.
 Place = Tuple[str, int, Optional[int]]
+# The order of the step's nodes by SLURM_NODEID, and by rank the node id.
+Known = Tuple[List[int], List[int]]
 
 
-def exchange_layout(
-    step: SlurmStep,
-    port_base: Optional[int] = None,
-    host_of: HostOf = str,
-    timeout: float = MEETING_SECONDS,
-) -> Layout:
+def exchange_layout(step: SlurmStep, options: ClusterOptions, hosts: Hosts) -> Layout:
     """Returns the layout that the tasks report to each other. All tasks must call it.
 
     The answer stays in SLURM_RESOLVER_LAYOUT, where later calls and child processes find it.
-
-    Args:
-        step: the task's variables.
-        port_base: as in `slurm_resolver.resolve`.
-        host_of: from a node's name to the host to connect to.
-        timeout: seconds in which all tasks have to call it.
 
     Raises:
         LayoutError: where not all tasks call it in time, or their reports do not fit
@@ -50,14 +42,13 @@ def exchange_layout(
     nodes, counts = nodes_and_counts(step)
     known = _left_by_earlier_call(step)
     if known is None:
-        port = choose_ports(step, max(counts), port_base).meeting_port
-        service = service_before_layout(step, sum(counts), port, host_of)
-        # few steps need it
-        from slurm_resolver.coordination.client import connect
-
+        port = choose_ports(step, max(counts), options.port_base).meeting_port
+        service = find_service(step, sum(counts), port, hosts)
         place = (step.node_name, step.local_rank, step.node_id)
         try:
-            places = connect(service).gather("the exchange of the layout", place, timeout)
+            places = connect(service).gather(
+                "the exchange of the layout", place, options.meeting_seconds
+            )
             known = _layout_from_places(places, nodes, counts)
         except RendezvousError as error:
             raise LayoutError(
@@ -66,34 +57,36 @@ def exchange_layout(
             ) from error
         _leave_for_children(step, known)
     order, node_of = known
-    names_by_id = tuple(nodes[index] for index in order)
-    components = ranks_of_components(step, names_by_id, node_of)
+    names = tuple(nodes[index] for index in order)
+    components: Sequence[Component] = ()
+    with contextlib.suppress(LayoutError):  # where they cannot be told apart
+        components = components_of_step(step, nodes)
     # The tasks of a heterogeneous step have different values of SLURM_DISTRIBUTION.
-    by_group = {c.group: c.distribution for c in step.components} if components else {}
-    distribution = " : ".join(by_group[c.group] or "block" for c in components)
+    distribution = " : ".join(component.distribution or "block" for component in components)
     return Layout(
-        names_by_id,
+        names,
         node_of,
-        local_ranks(node_of, len(names_by_id)),
+        local_ranks(node_of, len(names)),
         distribution or step.distribution or "block",
         "rendezvous",
-        components,
+        ranks_of_components(components, dict(zip(nodes, counts))),
     )
 
 
-def _leave_for_children(step: SlurmStep, known: Tuple[List[int], List[int]]) -> None:
-    text = " ".join((identity_of(step).replace(" ", "-"), *map(_encode_numbers, known)))
+def _leave_for_children(step: SlurmStep, known: Known) -> None:
+    packed = b64encode(zlib.compress(json.dumps(known).encode())).decode()
+    text = f"{_name(step)} {packed}"
     if len(text) <= _LONGEST_VALUE:
         os.environ[SlurmStep.exchanged_layout.name] = text
 
 
-def _left_by_earlier_call(step: SlurmStep) -> Optional[Tuple[List[int], List[int]]]:
+def _left_by_earlier_call(step: SlurmStep) -> Optional[Known]:
     """Returns the answer of an earlier call in this task; None where there is none."""
-    identity, _, answer = (step.exchanged_layout or "").partition(" ")
-    if identity != identity_of(step).replace(" ", "-"):
+    name, _, packed = (step.exchanged_layout or "").partition(" ")
+    if name != _name(step):
         return None
     try:
-        order, node_of = map(_decode_numbers, answer.split(" "))
+        order, node_of = json.loads(zlib.decompress(b64decode(packed)))
     except (ValueError, TypeError, zlib.error) as error:
         raise LayoutError(
             f"{SlurmStep.exchanged_layout.name}={step.exchanged_layout!r:.80}: expected what an "
@@ -102,58 +95,37 @@ def _left_by_earlier_call(step: SlurmStep) -> Optional[Tuple[List[int], List[int
     return order, node_of
 
 
-def _encode_numbers(numbers: Iterable[int]) -> str:
-    packed = array("I", numbers)
-    if sys.byteorder == "big":
-        packed.byteswap()
-    return b64encode(zlib.compress(packed.tobytes(), 1)).decode()
-
-
-def _decode_numbers(text: str) -> List[int]:
-    packed = array("I")
-    packed.frombytes(zlib.decompress(b64decode(text)))
-    if sys.byteorder == "big":
-        packed.byteswap()
-    return packed.tolist()
+def _name(step: SlurmStep) -> str:
+    return identity_of(step).replace(" ", "-")
 
 
 def _layout_from_places(
     places: Sequence[Place], nodes: Sequence[str], counts: Sequence[int]
-) -> Tuple[List[int], List[int]]:
+) -> Known:
     """Returns the order of `nodes` by SLURM_NODEID, and by rank the node id.
 
     Raises:
-        LayoutError: where the places contradict each other or the step's variables.
+        LayoutError: where the places contradict the step's variables, or each other.
     """
-    index = {name: i for i, name in enumerate(nodes)}
-    ranks_on: Dict[int, List[int]] = {}
-    node_id_of: Dict[int, Any] = {}
-    for rank, (name, local_rank, node_id) in enumerate(places):
-        node = index.get(name)
-        if node is None:
+    count_of = Counter(name for name, _, _ in places)
+    for name in {*count_of, *nodes}:
+        expected = dict(zip(nodes, counts)).get(name, 0)
+        if count_of[name] != expected:
             raise LayoutError(
-                f"rank {rank} runs on {name!r}, which SLURM_STEP_NODELIST does not name"
+                f"{count_of[name]} tasks run on node {name}, but SLURM_STEP_NODELIST and "
+                f"SLURM_STEP_TASKS_PER_NODE give it {expected}"
             )
-        ranks = ranks_on.setdefault(node, [])
-        if local_rank != len(ranks):
-            raise LayoutError(
-                f"rank {rank} has local rank {local_rank} on node {name}, but {len(ranks)} lower "
-                "ranks are there"
-            )
-        ranks.append(rank)
-        if node_id_of.setdefault(node, node_id) != node_id:
-            raise LayoutError(
-                f"rank {rank} has SLURM_NODEID={node_id}, but rank {ranks[0]} on the same node "
-                f"{name} has {node_id_of[node]}"
-            )
-    for node, count in enumerate(counts):
-        if len(ranks_on.get(node, ())) != count:
-            raise LayoutError(
-                f"{len(ranks_on.get(node, ()))} tasks run on node {nodes[node]}, but "
-                f"SLURM_STEP_TASKS_PER_NODE gives it {count}"
-            )
+    node_id_of = {name: node_id for name, _, node_id in places}
     order = list(range(len(nodes)))
-    if sorted(node_id_of.values(), key=str) == sorted(order, key=str):
-        order.sort(key=lambda node: node_id_of[node])
-    position = {node: i for i, node in enumerate(order)}
-    return order, [position[index[name]] for name, _, _ in places]
+    if set(node_id_of.values()) == set(order):
+        order.sort(key=lambda node: node_id_of[nodes[node]] or 0)
+    position_of = {nodes[node]: position for position, node in enumerate(order)}
+    node_of = [position_of[name] for name, _, _ in places]
+    for rank, local_rank in enumerate(local_ranks(node_of, len(nodes))):
+        name, told, node_id = places[rank]
+        if (told, node_id) != (local_rank, node_id_of[name]):
+            raise LayoutError(
+                f"rank {rank} has SLURM_LOCALID={told} and SLURM_NODEID={node_id} on node {name}; "
+                f"expected {local_rank} and {node_id_of[name]}, by the other tasks there"
+            )
+    return order, node_of

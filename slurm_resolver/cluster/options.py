@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
-import functools
 import time
-from typing import Callable, Collection, Literal, Mapping, NamedTuple, Optional, Tuple
+from typing import Callable, Collection, Literal, Mapping, NamedTuple, Optional, Tuple, Union
 
-from slurm_resolver.cluster.node_address import NodeAddress, host_for
-from slurm_resolver.cluster.roles import Placement, WorkerOrder
+from slurm_resolver.errors import JobsError, LayoutError
 
+Placement = Literal["spread", "rank"]
+WorkerOrder = Literal["ring", "rank"]
 LayoutChoice = Literal["auto", "environment", "rendezvous"]
+PLACEMENTS: Tuple[Placement, ...] = ("spread", "rank")
+WORKER_ORDERS: Tuple[WorkerOrder, ...] = ("ring", "rank")
 LAYOUTS: Tuple[LayoutChoice, ...] = ("auto", "environment", "rendezvous")
+
+NodeAddress = Union[str, Mapping[str, str], Callable[[str], str]]
+
 MEETING_SECONDS = 60.0
 
 
@@ -40,7 +45,14 @@ class ClusterOptions(NamedTuple):
         """The seconds in which all tasks have to come to a meeting that begins now."""
         return MEETING_SECONDS if self.until is None else max(0.0, self.until - time.monotonic())
 
-    @property
-    def host_of(self) -> Callable[[str], str]:
-        """A function from a node's name to the host that others connect to."""
-        return functools.partial(host_for, node_address=self.node_address)
+    def check_choices(self) -> None:
+        """Raises JobsError or LayoutError for a word that is none of an option's choices."""
+        for name, choices, error in (
+            ("placement", PLACEMENTS, JobsError),
+            ("worker_order", WORKER_ORDERS, JobsError),
+            ("layout", LAYOUTS, LayoutError),
+        ):
+            value = getattr(self, name)
+            if value not in choices:
+                expected = " or ".join(map(repr, choices))
+                raise error(f"{name}={value!r}: expected {expected}.")

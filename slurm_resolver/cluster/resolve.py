@@ -4,30 +4,36 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from typing import Collection, Mapping, Optional, Sequence
+from typing import Callable, Collection, Dict, List, Mapping, Optional, Tuple
 
-from slurm_resolver.cluster.alone import find_alone
+from slurm_resolver.cluster.addresses import Hosts, find_hosts, find_service
+from slurm_resolver.cluster.alone import why_alone
 from slurm_resolver.cluster.cluster import Cluster
-from slurm_resolver.cluster.data_service import DATA_JOBS
-from slurm_resolver.cluster.gpu_plan import NodeGpuPlan, jobs_with_gpus
-from slurm_resolver.cluster.gpus import choose_gpus
-from slurm_resolver.cluster.job_counts import job_counts
+from slurm_resolver.cluster.gpus import NodeGpus, choose_gpus
+from slurm_resolver.cluster.jobs import job_counts, jobs_with_gpus
 from slurm_resolver.cluster.layout import (
     Layout,
     layout_from_environment,
     nodes_and_counts,
     verify_layout,
 )
-from slurm_resolver.cluster.node_address import NodeAddress, check_addresses
-from slurm_resolver.cluster.options import LAYOUTS, ClusterOptions, LayoutChoice
-from slurm_resolver.cluster.ports import choose_ports
-from slurm_resolver.cluster.roles import Placement, WorkerOrder, assign_roles
-from slurm_resolver.cluster.service_address import service_of_layout
-from slurm_resolver.cluster.slurm_addresses import with_addresses
-from slurm_resolver.cluster.tasks import Tasks
-from slurm_resolver.errors import LayoutError, UnknownLayoutError
+from slurm_resolver.cluster.options import (
+    ClusterOptions,
+    LayoutChoice,
+    NodeAddress,
+    Placement,
+    WorkerOrder,
+)
+from slurm_resolver.cluster.ports import Ports, choose_ports
+from slurm_resolver.cluster.roles import Roles, assign_roles
+from slurm_resolver.cluster.tasks import Task
+from slurm_resolver.errors import AddressError, LayoutError, UnknownLayoutError
+from slurm_resolver.log import warn_once
 from slurm_resolver.slurm.step import SlurmStep
 from slurm_resolver.slurm.variable import Environ
+
+# Returns the layout, and the step with what has taken the place of variables.
+LayoutOf = Callable[[SlurmStep, ClusterOptions], Tuple[SlurmStep, Layout]]
 
 
 def resolve(
@@ -49,34 +55,8 @@ def resolve(
     connects to the step's coordination service, and leaves the answer in SLURM_RESOLVER_LAYOUT.
 
     Args:
-        jobs: number of tasks by job name: chief, worker, ps, evaluator; dispatcher and data_worker,
-            a tf.data service; or a name of your own, with which TensorFlow's strategies do not
-            work, but its servers do. They sum to the tasks of the step; one may be -1, the rest.
-            None makes every task a worker.
-        port_base: the first port on each node; the task with local rank i gets ``port_base + i``.
-            None takes the ports that Slurm reserved for the step, or derives them from its ids;
-            8888 where it has none.
-        placement: "spread" puts parameter servers on different nodes, evenly and away from the
-            chief's, and the tasks of a tf.data service where they leave as many others on each
-            node; "rank" assigns ranks to jobs exactly as TensorFlow's own resolver does.
-        worker_order: "ring" numbers the workers such that TensorFlow's ring of collectives leaves
-            every node once; "rank" numbers them by rank, as TensorFlow's own resolver does. The two
-            are the same with up to 10 workers in block placement, and with one task on each node.
-            See `slurm_resolver.cluster.ring_order`.
-        het_groups: by job name, the component of a heterogeneous step to take its tasks from. None
-            gives jobs their ranks as in any other step.
-        node_address: from a node's name to the host that others connect to: a mapping, a callable,
-            or a suffix such as "-ib0". With "slurm" each task asks Slurm once for the addresses of
-            the nodes, which works where their names do not resolve. None takes the names.
-        gpu_jobs: the jobs whose tasks use GPUs. None: all but the parameter servers, the tasks of a
-            tf.data service, and the chief where there are parameter servers, as it then only
-            coordinates.
-        layout: where to learn which rank runs on which node. "environment" computes it from the
-            variables alone. With "rendezvous" the tasks tell each other over TCP where they run;
-            all tasks of the step must choose it. "auto" does that where the variables do not
-            describe the layout.
-        local: True trains alone, without a cluster, wherever this process runs; so does the
-            variable SLURM_RESOLVER=off.
+        jobs, port_base, placement, worker_order, het_groups, node_address, gpu_jobs, layout, local:
+            the options of `SlurmClusterResolver`, which explains them.
         environ: the variables to read, by default `os.environ`. With any other mapping, as with the
             variables of another task, "auto" is "environment".
 
@@ -102,14 +82,29 @@ def resolve(
     return resolve_step(SlurmStep.read(environ), options)
 
 
-def resolve_step(step: SlurmStep, options: ClusterOptions) -> Cluster:
-    """Returns the cluster of a step, as `resolve` does."""
-    alone = find_alone(step, options)
-    if alone is not None:
-        return alone
-    if step.num_tasks is not None:
-        job_counts(options.jobs, step.num_tasks)  # what does not fit is known before any meeting
-    return build_cluster(step, find_layout(step, options), options)
+def resolve_step(
+    step: SlurmStep,
+    options: ClusterOptions,
+    layout_of: Optional[LayoutOf] = None,
+    is_told: bool = False,
+) -> Cluster:
+    """Returns the cluster of a step that was read, as `resolve` does.
+
+    `layout_of` takes the place of Slurm's layout; `is_told` is whether it says this process's rank
+    as well.
+    """
+    options.check_choices()
+    reason = why_alone(step, options, is_told)
+    if reason is not None:
+        warn_once(reason)
+        return Cluster(step=step)
+    if layout_of is not None:
+        step, layout = layout_of(step, options)
+        counts = job_counts(options.jobs, layout.num_tasks)
+    else:
+        counts = job_counts(options.jobs, sum(nodes_and_counts(step)[1]))  # before any meeting
+        layout = find_layout(step, options)
+    return build_cluster(step, layout, counts, options)
 
 
 def find_layout(step: SlurmStep, options: ClusterOptions, source: str = "environment") -> Layout:
@@ -117,9 +112,6 @@ def find_layout(step: SlurmStep, options: ClusterOptions, source: str = "environ
 
     `source` names what took the place of a variable in every task, such as an argument.
     """
-    if options.layout not in LAYOUTS:
-        expected = ", ".join(map(repr, LAYOUTS))
-        raise LayoutError(f"layout={options.layout!r}: expected one of {expected}.")
     reason = ""
     if options.layout != "rendezvous":
         may_meet = options.layout == "auto" and step.is_live
@@ -135,69 +127,96 @@ def find_layout(step: SlurmStep, options: ClusterOptions, source: str = "environ
     from slurm_resolver.cluster.layout_exchange import exchange_layout  # few steps need it
 
     nodes, counts = nodes_and_counts(step)
-    options = with_addresses(step, nodes, sum(counts), options)
+    hosts = find_hosts(step, nodes, sum(counts), options)
     try:
-        layout = exchange_layout(step, options.port_base, options.host_of, options.meeting_seconds)
+        layout = exchange_layout(step, options, hosts)
     except LayoutError as error:
         raise LayoutError(f"{reason}{error}") from error
     verify_layout(layout, step)
     return layout
 
 
-def build_cluster(step: SlurmStep, layout: Layout, options: ClusterOptions) -> Cluster:
-    """Returns the cluster for a layout: with jobs, ports, addresses, and this task's GPUs."""
-    options = with_addresses(step, layout.nodes, layout.num_tasks, options)
-    roles = assign_roles(
-        layout, options.jobs, options.placement, options.worker_order, options.het_groups
-    )
-    max_tasks_per_node = max(layout.local_rank_of) + 1
-    by_component = [max(layout.local_rank_of[c.start : c.stop]) + 1 for c in layout.components]
-    ports = choose_ports(step, max_tasks_per_node, options.port_base, by_component)
-    hosts: Sequence[str] = layout.nodes
-    if options.node_address is not None:
-        hosts = list(map(options.host_of, layout.nodes))
-    tasks = Tasks(layout, roles, hosts, ports)
-    check_addresses(tasks, hosts)
+def build_cluster(
+    step: SlurmStep, layout: Layout, counts: Mapping[str, int], options: ClusterOptions
+) -> Cluster:
+    """Returns the cluster for a layout: with roles, ports, addresses, and this task's GPUs."""
+    roles = assign_roles(layout, counts, options)
+    most_tasks = max(layout.local_rank_of) + 1
+    ports = choose_ports(step, most_tasks, options.port_base, bool(layout.components))
+    hosts = find_hosts(step, layout.nodes, layout.num_tasks, options)
     cluster = Cluster(
-        tasks=tasks,
-        distribution=layout.distribution,
-        layout_source=layout.source,
+        layout=layout,
+        roles=roles,
+        addresses=_addresses(layout, roles, hosts, ports),
         ports_source=ports.source,
         step=step,
     )
+    if len(set(hosts.values())) < len(hosts):
+        _check_addresses(cluster)
     if step.rank is None:
         return cluster
-    gpu_jobs = jobs_with_gpus(roles.ranks, options.gpu_jobs, options.jobs or ())
-    counts_given = options.gpus_per_node is not None or options.gpus_per_task is not None
-    if options.gpu_jobs is None and counts_given:
-        # as in TensorFlow's resolver, the counts are for every task, which knows no others
-        gpu_jobs = set(roles.ranks) - set(DATA_JOBS)
-    uncounted = {
-        rank for job in DATA_JOBS if job not in gpu_jobs for rank in roles.ranks.get(job, ())
-    }
-    most_counted = _max_tasks_per_node(layout, uncounted) if uncounted else max_tasks_per_node
-    task = tasks.find_one(step.rank)
-    ranks_on_node = layout.ranks_on(layout.node_of[task.rank])
-    gpu_local_ranks = [
-        layout.local_rank_of[rank] for rank in ranks_on_node if roles.find_job(rank) in gpu_jobs
-    ]
-    not_counted = [layout.local_rank_of[rank] for rank in ranks_on_node if rank in uncounted]
-    counts = (most_counted, options.gpus_per_node, options.gpus_per_task)
-    gpus = choose_gpus(
-        step,
-        task.local_rank,
-        gpu_local_ranks,
-        *counts,
-        not_counted=not_counted,
-    )
+    node_gpus = _gpus_of_node(step, layout, roles, options)
     return cluster._replace(
-        task=task,
-        gpu_decision=gpus,
-        node_gpus=NodeGpuPlan(step, gpus, ranks_on_node, gpu_local_ranks, counts, not_counted),
-        service=service_of_layout(step, layout, ports.meeting_port, options.host_of),
+        task=_own_task(cluster, step.rank),
+        gpu_decision=choose_gpus(node_gpus, layout.local_rank_of[step.rank]),
+        node_gpus=node_gpus,
+        service=find_service(step, layout.num_tasks, ports.meeting_port, hosts, layout),
     )
 
 
-def _max_tasks_per_node(layout: Layout, without: Collection[int]) -> int:
-    nodes = (node for rank, node in enumerate(layout.node_of) if rank not in without)
-    return max(Counter(nodes).values())
+def _addresses(layout: Layout, roles: Roles, hosts: Hosts, ports: Ports) -> Dict[str, List[str]]:
+    """Returns the addresses of each job by index."""
+    host_of = [hosts[node] for node in layout.nodes]
+    port_of = [f":{port}" for port in ports.by_local_rank]
+    node_of, local_rank_of = layout.node_of, layout.local_rank_of
+    return {
+        job: [host_of[node_of[rank]] + port_of[local_rank_of[rank]] for rank in ranks]
+        for job, ranks in roles.items()
+    }
+
+
+def _check_addresses(cluster: Cluster) -> None:
+    """Raises AddressError for two tasks with the same address.
+
+    Several nodes may have the same host if their tasks have different ports.
+    """
+    task_at: Dict[str, Task] = {}
+    for task in cluster.tasks:
+        other = task_at.setdefault(task.address, task)
+        if other is not task:
+            raise AddressError(
+                f"node_address gives ranks {other.rank} and {task.rank} on the nodes {other.node} "
+                f"and {task.node} the same address, {task.address}; expected a different host for "
+                "every node."
+            )
+
+
+def _own_task(cluster: Cluster, rank: int) -> Task:
+    """Returns ``cluster.tasks[rank]`` without making the others."""
+    layout = cluster.layout
+    assert layout is not None
+    job, ranks = next((job, ranks) for job, ranks in cluster.roles.items() if rank in ranks)
+    index = ranks.index(rank)
+    node, local_rank = layout.nodes[layout.node_of[rank]], layout.local_rank_of[rank]
+    return Task(rank, node, local_rank, job, index, cluster.addresses[job][index])
+
+
+def _gpus_of_node(
+    step: SlurmStep, layout: Layout, roles: Roles, options: ClusterOptions
+) -> NodeGpus:
+    counts_given = options.gpus_per_node is not None or options.gpus_per_task is not None
+    jobs = jobs_with_gpus(roles, options.gpu_jobs, options.jobs or (), counts_given)
+    ranks = layout.ranks_on(layout.node_of[step.require(SlurmStep.rank)])
+    without = {rank for job in roles if job not in jobs for rank in roles[job]}
+    most_users = 1
+    if counts_given:
+        nodes = (node for rank, node in enumerate(layout.node_of) if rank not in without)
+        most_users = max(Counter(nodes).values(), default=1)
+    return NodeGpus(
+        step,
+        [local_rank for local_rank, rank in enumerate(ranks) if rank not in without],
+        ranks,
+        most_users,
+        options.gpus_per_node,
+        options.gpus_per_task,
+    )

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
-import signal
-from typing import Callable, Dict, NamedTuple, Optional, Sequence, Tuple
+from typing import Dict, NamedTuple, Optional, Sequence, Tuple
 
 from slurm_resolver.slurm.time_limit import LimitSignal
 
@@ -39,18 +37,3 @@ class RunOptions(NamedTuple):
     requeue: bool = False
     requeue_status: Optional[int] = None
     restarts: int = 0
-
-
-def end_with_this_process() -> Callable[[], None]:
-    """Returns a `preexec_fn` of subprocess: the kernel kills the child when this process ends."""
-    import ctypes  # before the fork: between fork and exec it is too late
-
-    libc, this = ctypes.CDLL(None), os.getpid()
-    set_death_signal = 1  # PR_SET_PDEATHSIG
-
-    def in_child() -> None:
-        libc.prctl(set_death_signal, signal.SIGKILL)
-        if os.getppid() != this:  # it has ended already
-            os._exit(1)
-
-    return in_child

@@ -18,7 +18,8 @@ import time
 from typing import Any, Callable, Dict, Iterable, List, Mapping, Optional, Tuple
 
 from slurm_resolver.errors import LaunchError
-from slurm_resolver.local import RunOptions, end_with_this_process
+from slurm_resolver.local import RunOptions
+from slurm_resolver.local.child_process import end_with_this
 from slurm_resolver.local.environment import inherited_environment, step_environment
 from slurm_resolver.local.output import Output
 from slurm_resolver.training_reports import READY, SAVED, VARIABLE
@@ -162,13 +163,12 @@ class _Step:
         errors = output.prepare(rank, environ)
         try:
             process = subprocess.Popen(
-                [*_SET_TASK_PID, *self._options.command],
+                end_with_this([*_SET_TASK_PID, *self._options.command], environ),
                 env=environ,
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=errors,
                 start_new_session=True,  # a process group with all that the task starts
-                preexec_fn=end_with_this_process(),
             )
         except OSError as error:
             raise LaunchError(

@@ -1,14 +1,14 @@
-"""The settings of a batch file, and whether sbatch, srun and TensorFlow accept them.
+"""The settings of a batch file, and whether srun and TensorFlow accept them.
 
-Wrong values are refused here, and not by sbatch or in a job that has waited for hours.
+What sbatch does not refuse is refused here, and not in a job that has waited for hours.
 """
 
 from __future__ import annotations
 
 import re
-from typing import Dict, Mapping, NamedTuple, Optional, Sequence, Tuple
+from typing import Mapping, NamedTuple, Optional, Sequence
 
-from slurm_resolver.cluster.job_counts import job_counts
+from slurm_resolver.cluster.jobs import job_counts
 from slurm_resolver.errors import LaunchError
 from slurm_resolver.slurm.time_limit import parse_time
 from slurm_resolver.wording import counted
@@ -71,21 +71,10 @@ _COUNTS = (
     *("nodes", "tasks_per_node", "cpus_per_task", "ps_nodes", "max_restarts", "wait"),
     *("segment", "restarts", "spare_nodes", "min_nodes"),
 )
-_TEXTS = ("job_name", "partition", "ps_partition", "account", "qos", "constraint")
-# by field: the pattern of a valid value, and what a message expects instead
-_GRAMMARS: Dict[str, Tuple[str, str]] = {
-    "gpus_per_node": (r"([A-Za-z]\w*([.-]\w+)*:)?0*[1-9]\d*", "NUMBER or TYPE:NUMBER"),
-    "mem": (r"\d+[KMGT]?", "a number with K, M, G or T, for each node"),
-    "array": (
-        r"\d+(-\d+(:[1-9]\d*)?)?(,\d+(-\d+(:[1-9]\d*)?)?)*(%[1-9]\d*)?",
-        "task numbers such as 0-15, 1,3,5-7 or 0-31%4",
-    ),
-    "signal": (
-        rf"(SIG)?({_SIGNALS})(@\d{{1,5}})?",
-        f"one of {_SIGNALS.replace('|', ', ')}, with the seconds before the end: USR1@120",
-    ),
-    "job_name": (r"[^/]+", "a name without a slash, as the output file is named after it"),
-}
+_TEXTS = (
+    *("job_name", "partition", "ps_partition", "account", "qos", "constraint"),
+    *("gpus_per_node", "mem", "array"),
+)
 
 
 def check_settings(settings: BatchSettings) -> None:
@@ -98,10 +87,15 @@ def check_settings(settings: BatchSettings) -> None:
         value = getattr(settings, name)
         if value is not None and not (value and value.isprintable()):
             raise _refused(name, value, "text of printable characters")
-    for name, (pattern, expected) in _GRAMMARS.items():
-        value = getattr(settings, name)
-        if value is not None and re.fullmatch(pattern, value, re.ASCII) is None:
-            raise _refused(name, value, expected)
+    if "/" in (settings.job_name or ""):
+        raise _refused("job_name", settings.job_name, "no slash, as the output file is named so")
+    if (
+        re.fullmatch(rf"(SIG)?({_SIGNALS})(@\d{{1,5}})?", settings.signal or "USR1", re.ASCII)
+        is None
+    ):
+        names = _SIGNALS.replace("|", ", ")
+        expected = f"one of {names}, with the seconds before the end: USR1@120"
+        raise _refused("signal", settings.signal, expected)
     for line in settings.env_setup:
         if not (line.strip() and line.isprintable()):
             raise _refused("env_setup", line, "one line; give the option again for another line")

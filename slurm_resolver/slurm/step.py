@@ -73,9 +73,6 @@ class SlurmStep:
     distribution = variable.distribution("SLURM_DISTRIBUTION")
     plane_size = variable.count("SLURM_DIST_PLANESIZE", empty_is_unset=True)
     reserved_ports = variable.ports("SLURM_STEP_RESV_PORTS")
-    # where the host list of an arbitrary distribution may be found
-    hostfile = variable.text("SLURM_HOSTFILE", "a path")
-    arbitrary_nodelist = variable.hosts("SLURM_ARBITRARY_NODELIST", empty_is_unset=True)
     # heterogeneous jobs
     het_size = variable.number("SLURM_HET_SIZE", 0, _MAX_HET_SIZE)
     # set from Slurm 26.05 on; and this node's place in the topology
@@ -106,6 +103,13 @@ class SlurmStep:
         "whole seconds from 1 to 86400",
         remedy="Set it to how long the network between the nodes may fail, or unset it for 30 s",
     )
+    start_timeout = variable.number(
+        "SLURM_RESOLVER_START_TIMEOUT",
+        1,
+        7 * 24 * 60 * 60,
+        "whole seconds from 1 to 604800",
+        remedy="Set it to how long the tasks may take to start, or unset it for 600 s",
+    )
     stall_seconds = variable.number(
         "SLURM_RESOLVER_STALL_SECONDS",
         0,
@@ -118,8 +122,6 @@ class SlurmStep:
     simulated_job = variable.text("SLURM_RESOLVER_JOB", "a job id")
     # set by this package for the child processes of a task that had to ask the others
     exchanged_layout = variable.text("SLURM_RESOLVER_LAYOUT", "what the tasks told each other")
-    # set by some sites, not by Slurm
-    temporary_folder = variable.text("SLURM_TMPDIR", "a folder on this node")
     # set by `exec --restart-workers` for a program that it has started again
     task_restart = variable.text("SLURM_RESOLVER_TASK_RESTART", "the step, and how often it was")
     # set by `supervise` for a step that it has started again
@@ -142,32 +144,17 @@ class SlurmStep:
     allow_growth = variable.text("TF_FORCE_GPU_ALLOW_GROWTH", "true or false")
     gpu_allocator = variable.text("TF_GPU_ALLOCATOR", "the name of an allocator")
 
-    components: Tuple[Component, ...]
-    ancestors: Ancestors
-    is_component: bool
-    launcher: Optional[str]
+    components: Tuple[Component, ...] = ()
+    ancestors: Ancestors = Ancestors()
+    is_component: bool = False
+    launcher: Optional[str] = None
 
-    def __init__(
-        self,
-        components: Sequence[Component] = (),
-        ancestors: Ancestors = Ancestors(),  # noqa: B008 (it cannot be changed)
-        is_component: bool = False,
-        launcher: Optional[str] = None,
-        **values: Any,
-    ) -> None:
+    def __init__(self, **values: Any) -> None:
         """Takes the values by field name; a field that is left out, or None, is not set."""
         unknown = set(values) - _FIELDS
         if unknown:
             raise TypeError(f"SlurmStep has no field {', '.join(sorted(unknown))}")
-        known = {field: value for field, value in values.items() if value is not None}
-        known.update(ancestors=ancestors, is_component=is_component)
-        known.update(launcher=launcher, components=tuple(components))
-        self.__dict__.update(known)
-
-    def __setattr__(self, field: str, value: object) -> None:
-        raise AttributeError(
-            f"a SlurmStep cannot be changed: replace({field}=…) returns a changed copy"
-        )
+        self.__dict__.update({f: value for f, value in values.items() if value not in _NOT_SET})
 
     def __eq__(self, other: object) -> bool:
         """Whether the other step has the same values."""
@@ -192,7 +179,7 @@ class SlurmStep:
         components = _components(environ, values["het_size"])
         step = cls(components=components, ancestors=ancestors, **values)
         if is_this_process:
-            step = step.replace(is_component=step._find_is_component())
+            step = step.replace(is_component=step._find_is_component() or None)
         return step.replace(launcher=find_launcher(step, environ))
 
     def _find_is_component(self) -> bool:
@@ -289,7 +276,9 @@ class SlurmStep:
 VARIABLES: Sequence[AnyVariable] = [
     field for field in vars(SlurmStep).values() if isinstance(field, Variable)
 ]
-_FIELDS = frozenset(variable.field for variable in VARIABLES)
+_FIELDS = {variable.field for variable in VARIABLES}
+_FIELDS |= {"components", "ancestors", "is_component", "launcher"}
+_NOT_SET = (None, (), Ancestors())
 
 
 # Each component has one of each of these, with its number from 0 on at the end. A direct

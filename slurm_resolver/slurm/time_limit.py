@@ -67,8 +67,15 @@ def parse_signal(text: str) -> LimitSignal:
             f"--signal {text!r}: expected SIGNAL[@SECONDS], such as USR1@120, with at most "
             f"{_MAX_SECONDS} seconds"
         )
-    seconds = int(match[2]) if match[2] else _DEFAULT_SECONDS
-    return LimitSignal(find_signal(match[1], f"--signal {text!r}"), seconds)
+    short_name = re.sub("^SIG", "", match[1].upper())  # USR1, SIGUSR1, usr1 and 10 are the same
+    known = {str(int(number)): number for number in signal.Signals}
+    known.update({name: signal.Signals[f"SIG{name}"] for name in _SIGNALS})
+    if short_name not in known:
+        raise LaunchError(
+            f"--signal {text!r}: Slurm does not accept the signal {match[1]}; expected a number or "
+            f"one of {', '.join(_SIGNALS)}"
+        )
+    return LimitSignal(known[short_name], int(match[2]) if match[2] else _DEFAULT_SECONDS)
 
 
 def parse_time_and_signal(
@@ -88,20 +95,3 @@ def parse_time_and_signal(
             f"({limit_signal.number.name}@{limit // 2}), or a longer time."
         )
     return limit, limit_signal
-
-
-def find_signal(name: str, option: str) -> signal.Signals:
-    """Returns the signal of this name or number, as Slurm reads it: USR1, SIGUSR1, usr1, 10.
-
-    Raises:
-        LaunchError: for any other name; `option` is what the user wrote.
-    """
-    short_name = re.sub("^SIG", "", name.upper())
-    known = {str(int(number)): number for number in signal.Signals}
-    known.update({accepted: signal.Signals[f"SIG{accepted}"] for accepted in _SIGNALS})
-    if short_name not in known:
-        raise LaunchError(
-            f"{option}: Slurm does not accept the signal {name}; expected a number or one of "
-            f"{', '.join(_SIGNALS)}"
-        )
-    return known[short_name]

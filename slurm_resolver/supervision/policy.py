@@ -62,8 +62,7 @@ def same_again(attempts: Sequence[Attempt]) -> bool:
 def give_up_reason(failure: StepFailure) -> Optional[Stop]:
     """Returns why no start could help after this failure; None where one could."""
     if failure.kind == "cancelled":
-        by_slurm = f"Slurm has ended the step: {failure.line}"
-        return Stop(by_slurm if failure.line else "somebody has cancelled the step")
+        return Stop("the step was cancelled, by Slurm or by a user")
     if failure.kind == "task" and failure.signal is None and not is_error(failure.status):
         saved = "the training was ended by a signal, or has saved and asks for a requeue"
         return Stop(f"exit status {failure.status}: {saved}")

@@ -8,7 +8,7 @@ and 26.05), in the order in which it comes:
                       0: … error: *** STEP 1.0 ON n2 CANCELLED AT … DUE TO TASK FAILURE ***
     a node fails      srun: error: Node failure on n3
     scancel           srun: Job step aborted: Waiting up to 4 seconds for job step to finish.
-    the time limit    as scancel, and *** STEP 1.0 ON n2 CANCELLED AT … DUE TO TIME LIMIT ***
+    the time limit    as scancel
 
 Only these lines decide who failed first. What the tasks print only describes their failure.
 """
@@ -24,7 +24,6 @@ _LONGEST_LINE = 64 * 1024  # bytes of a line that are kept
 _SHOWN_LENGTH = 300
 _PROGRESS = "training goes on from "  # printed by BackupAndResume and ResumableLoop
 
-_ENDED_BY = re.compile(r"\*\*\* STEP \S+ ON \S+ CANCELLED AT \S+ DUE TO (TIME LIMIT|PREEMPTION) ")
 _LABEL = re.compile(r" *(\d{1,7}): ?(.*)", re.S)  # of srun --label
 # The node is missing where tasks of several ended alike: "n[8-9]: tasks 0-1".
 _TASK = re.compile(r"srun: error: (?:([\w.-]+)|[\w.,\[\]-]+): tasks? (\d+)[\d,-]*: (.+)")
@@ -49,8 +48,7 @@ class StepFailure(NamedTuple):
         status: the exit status of the task, or 128 and the number of its signal; else srun's own.
         at: when srun reported it, in seconds since 1970.
         signal: what ended the task, such as "SIGKILL".
-        line: the error that the task printed; of a cancelled step "time limit" or "preemption" if
-            Slurm says so; otherwise srun's own words.
+        line: the error that the task printed; for a node or srun itself, srun's words.
         progress: the line in which the training said which checkpoint it continues from.
     """
 
@@ -139,7 +137,6 @@ class StepOutput:
         self._parts = {"stdout": b"", "stderr": b""}
         self._tasks = TaskOutput()
         self._cancelled: Optional[float] = None
-        self._ended_by: Optional[str] = None  # why Slurm ended the step
         self._last_error: Optional[str] = None  # of srun
 
     def feed(self, stream: str, data: bytes) -> None:
@@ -151,9 +148,6 @@ class StepOutput:
             if stream == "stderr" and text.startswith("srun: "):
                 self._read_srun(text.strip())
                 continue
-            ended_by = _ENDED_BY.search(text)
-            if ended_by is not None:
-                self._ended_by = ended_by[1].lower()
             label = _LABEL.match(text)
             rank, text = (int(label[1]), label[2]) if label else (None, text)
             self._tasks.read(rank, stream, text)
@@ -180,7 +174,7 @@ class StepOutput:
         if self.lost is not None:
             failure = self.lost
         elif self._cancelled is not None:
-            failure = StepFailure("cancelled", status, self._cancelled, line=self._ended_by)
+            failure = StepFailure("cancelled", status, self._cancelled)
         elif self.failed is not None:
             failure = self.failed._replace(line=self._tasks.error(self.failed))
         else:

@@ -28,10 +28,7 @@ _CONTROLLER_SECONDS = 600.0  # how long the controller may be down, as while it 
 
 
 class SupervisorOptions(NamedTuple):
-    """What the user asks for, by option of `slurm-resolver supervise`; times are in seconds.
-
-    `command` is srun, its options, and the program.
-    """
+    """The options of `slurm-resolver supervise`; `command` is srun, its options, the program."""
 
     command: Sequence[str]
     restarts: int = 3
@@ -178,9 +175,9 @@ class Supervisor:
 
     def _left_out(self, names: Sequence[str], nodes: Mapping[str, str]) -> str:
         """Returns these nodes, each with the reason."""
-        reasons = {name: self._suspects.get(name, "not needed") for name in healthy_nodes(nodes)}
-        for name in names:
-            reasons.setdefault(name, nodes.get(name, "no longer the job's"))
+        reasons = {name: nodes.get(name, "no longer the job's") for name in names}
+        for name in healthy_nodes(nodes):
+            reasons[name] = self._suspects.get(name, "not needed")
         return ", ".join(f"{name} ({reasons[name]})" for name in names)
 
     def _too_few(self, nodes: Mapping[str, str], least: int) -> Stop:
@@ -205,7 +202,7 @@ class Supervisor:
             status = REQUEUE_STATUS
             why += f"; exit status {status} asks the batch file to requeue the job"
         restarts = len(self._attempts) - 1
-        again = " again" if restarts >= 0 else ""
+        again = " again" if self._attempts else ""
         again += f" after {counted(restarts, 'restart')}" if restarts > 0 else ""
         say([f"not started{again}: {why}", *lines])
         return status

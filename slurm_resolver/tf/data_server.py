@@ -14,7 +14,7 @@ from typing import Any, Callable, Iterator, Optional
 import tensorflow as tf
 
 from slurm_resolver.cluster.cluster import Cluster
-from slurm_resolver.cluster.data_service import DATA_WORKER, DISPATCHER, address_of_dispatcher
+from slurm_resolver.cluster.jobs import DATA_WORKER, DISPATCHER
 
 _PAUSE = 0.05  # seconds between two looks for the dispatcher
 _CONNECT_SECONDS = 3.0
@@ -35,8 +35,7 @@ def start_data_server(cluster: Cluster, has_ended: Callable[[], bool]) -> Option
         workers = [task.address for task in cluster.tasks if task.job == DATA_WORKER]
         config = service.DispatcherConfig(port, worker_addresses=workers)
         return service.DispatchServer(config)
-    dispatcher = address_of_dispatcher(cluster)
-    assert dispatcher is not None
+    dispatcher = cluster.addresses[DISPATCHER][0]
     # A WorkerServer whose dispatcher is not there waits for it, and holds the interpreter: nothing
     # could tell this process meanwhile that the job has ended.
     while not _listens(dispatcher):

@@ -11,9 +11,10 @@ import socket
 from numbers import Integral
 from typing import Dict, List, Mapping, Optional, Sequence, Tuple, Union
 
+from slurm_resolver.cluster.jobs import job_counts
 from slurm_resolver.cluster.layout import Layout, layout_from_environment, verify_layout
 from slurm_resolver.cluster.options import ClusterOptions
-from slurm_resolver.cluster.resolve import find_layout
+from slurm_resolver.cluster.resolve import LayoutOf, find_layout
 from slurm_resolver.errors import LayoutError, UnknownLayoutError
 from slurm_resolver.slurm.hostlist_compress import short_hostlist
 from slurm_resolver.slurm.machine import short_name
@@ -65,14 +66,30 @@ class ResolverHooks:
         own = type(self)
         return [name for name in _HOOKS if getattr(own, name) is not getattr(ResolverHooks, name)]
 
+    def _given_layout(
+        self, tasks_per_node: Optional[TasksPerNode]
+    ) -> Tuple[Optional[LayoutOf], bool]:
+        """Returns what takes the place of Slurm's layout, and whether it says the rank as well."""
+        hooks = self._overridden()
+        if not hooks and tasks_per_node is None:
+            return None, False
+
+        def layout_of(step: SlurmStep, options: ClusterOptions) -> Tuple[SlurmStep, Layout]:
+            step, layout = self._layout_by_hooks(hooks, tasks_per_node, step, options)
+            if hooks and options.jobs is None:
+                job_counts({"worker": self._resolve_num_tasks()}, layout.num_tasks)
+            return step, layout
+
+        return layout_of, bool(hooks)
+
     def _layout_by_hooks(
         self,
         hooks: Sequence[str],
         tasks_per_node: Optional[TasksPerNode],
+        step: SlurmStep,
         options: ClusterOptions,
     ) -> Tuple[SlurmStep, Layout]:
         """Returns the layout, and the step as corrected by argument and overridden methods."""
-        step = self._step
         if tasks_per_node is None and set(hooks) == {"_resolve_hostlist"} and step.place == "step":
             layout = find_layout(step, options)
             renamed = _rename(layout, step.nodes or layout.nodes, self._resolve_hostlist())

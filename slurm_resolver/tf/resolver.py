@@ -7,17 +7,20 @@ from typing import Any, Collection, Dict, List, Mapping, Optional, Tuple
 
 import tensorflow as tf
 
-from slurm_resolver.cluster.alone import find_alone
-from slurm_resolver.cluster.as_text import describe_own_task
-from slurm_resolver.cluster.cluster import JOBS_OUTSIDE_SPEC, Cluster
-from slurm_resolver.cluster.node_address import NodeAddress
-from slurm_resolver.cluster.options import ClusterOptions, LayoutChoice
-from slurm_resolver.cluster.resolve import build_cluster, find_layout
-from slurm_resolver.cluster.roles import Placement, WorkerOrder
-from slurm_resolver.cluster.task_gpus import apply_gpus
-from slurm_resolver.log import tell_once, warn
+from slurm_resolver.cluster.cluster import Cluster, describe_own_task
+from slurm_resolver.cluster.jobs import JOBS_OUTSIDE_SPEC
+from slurm_resolver.cluster.options import (
+    ClusterOptions,
+    LayoutChoice,
+    NodeAddress,
+    Placement,
+    WorkerOrder,
+)
+from slurm_resolver.cluster.resolve import resolve_step
+from slurm_resolver.log import tell_once
 from slurm_resolver.slurm.hostlist import expand_hostlist, expand_tasks_per_node
 from slurm_resolver.slurm.step import SlurmStep
+from slurm_resolver.tf.gpus import count_gpus, show_gpus
 from slurm_resolver.tf.hooks import ResolverHooks, TasksPerNode
 from slurm_resolver.tf.private_names import PrivateNames
 
@@ -38,28 +41,23 @@ class SlurmClusterResolver(
         resolver = SlurmClusterResolver()
         strategy = tf.distribute.MultiWorkerMirroredStrategy(cluster_resolver=resolver)
 
-    ``print(resolver)`` shows the cluster. The package's logger is ``slurm_resolver``: at the level
-    INFO each task says in one line what it is, and is quiet otherwise, but for warnings::
-
-        logging.basicConfig(level=logging.INFO)
-        resolver = SlurmClusterResolver()
-        # INFO:slurm_resolver:rank 1 of 4 is worker 0 on n9, port 23001, GPUs 0,1
-
-    Everything is resolved in the constructor, once. Without Slurm, in an allocation of one task
-    without srun, with ``local=True`` and with SLURM_RESOLVER=off the cluster is empty, and
-    TensorFlow trains locally.
+    ``print(resolver)`` shows the cluster. At the level INFO the logger ``slurm_resolver`` says in
+    one line what each task is. Everything is resolved in the constructor, once. Without Slurm, in
+    an allocation of one task without srun, with ``local=True`` and with SLURM_RESOLVER=off the
+    cluster is empty, and TensorFlow trains locally.
 
     The constructor changes the process in these ways, and all else changes nothing:
 
     - It sets CUDA_VISIBLE_DEVICES (ROCR_VISIBLE_DEVICES, ZE_AFFINITY_MASK) where Slurm left open
-      which GPUs are this task's, and SLURM_RESOLVER_GPUS to know that; not with `auto_set_gpu`
-      False. So make the resolver before TensorFlow looks at the devices.
-    - It sets TF_FORCE_GPU_ALLOW_GROWTH, unless it is set, where several tasks share a GPU: the
-      first would take all of its memory. Not with `auto_set_gpu` False either.
+      which GPUs are this task's, and SLURM_RESOLVER_GPUS to know that. So make the resolver before
+      TensorFlow looks at the devices. Where several tasks share a GPU it sets
+      TF_FORCE_GPU_ALLOW_GROWTH, unless it is set: the first would take all of the memory. With
+      `auto_set_gpu` False it sets none of them.
     - Where the tasks have to tell each other where they run, it leaves the answer for child
       processes in SLURM_RESOLVER_LAYOUT.
     - With a ps job or a tf.data service, in all tasks but evaluators: it starts a thread that
       holds a connection to the step's coordination service, and registers a function with `atexit`.
+      So it does in an evaluator where that service listens.
       With a ps job it sets GRPC_FAIL_FAST unless it is set, and in a chief it changes TensorFlow's
       ClusterCoordinator, which would wait for lost workers for ever.
     """
@@ -86,41 +84,34 @@ class SlurmClusterResolver(
 
         Args:
             jobs: number of tasks by job name: chief, worker, ps, evaluator; dispatcher and
-                data_worker, a tf.data service; or a name of your own, with which TensorFlow's
-                strategies do not work, but its servers do. They sum to the tasks of the step; one
-                may be -1, the rest. None makes every task a worker.
+                data_worker, a tf.data service; or names of your own, for TensorFlow's servers. They
+                sum to the tasks of the step; one may be -1, the rest. None makes all workers.
             port_base: the first port on each node; the task with local rank i gets
                 ``port_base + i``. None takes the ports that Slurm reserved for the step, or derives
                 them from its ids; 8888 where it has none.
             gpus_per_node: GPUs on each node; None takes what Slurm says.
             gpus_per_task: GPUs of each task; None shares a node's GPUs among its tasks. With either
-                number every task uses GPUs, as in TensorFlow's resolver, unless `gpu_jobs` says
-                which.
+                number all tasks but those of a tf.data service use GPUs, as in TensorFlow's
+                resolver, unless `gpu_jobs` says which.
             tasks_per_node: tasks on every node, or by node name; None takes what Slurm says.
-            auto_set_gpu: whether to set CUDA_VISIBLE_DEVICES (ROCR_VISIBLE_DEVICES,
-                ZE_AFFINITY_MASK); False changes nothing, and `gpus` tells what it would have been.
-            rpc_layer: TensorFlow's protocol between the tasks; it stands before addresses, as in
-                ``grpc://n1:8888``.
+            auto_set_gpu: whether to set the variables that show this process its GPUs.
+            rpc_layer: TensorFlow's protocol, which stands before addresses: ``grpc://n1:8888``.
             placement: "spread" puts parameter servers on different nodes, evenly and away from the
                 chief's, and the tasks of a tf.data service where they leave as many others on each
                 node; "rank" assigns ranks to jobs exactly as TensorFlow's own resolver does.
             worker_order: "ring" numbers the workers such that TensorFlow's ring of collectives
-                leaves every node once; "rank" numbers them by rank, as TensorFlow's own resolver
-                does. The two are the same with up to 10 workers in block placement, and with one
-                task on each node. See `slurm_resolver.cluster.ring_order`.
+                leaves every node once (`slurm_resolver.cluster.ring_order`); "rank" numbers them by
+                rank, as TensorFlow's own resolver does.
             het_groups: by job name, the component of a heterogeneous step to take its tasks from.
-                None gives jobs their ranks as in any other step.
             node_address: from a node's name to the host that others connect to: a mapping, a
                 callable, or a suffix such as "-ib0". With "slurm" each task asks Slurm once for
-                the addresses of the nodes, which works where their names do not resolve. None
-                takes the names.
+                the addresses, which works where names do not resolve. None takes the names.
             gpu_jobs: the jobs whose tasks use GPUs. None: all but the parameter servers, the tasks
                 of a tf.data service, and the chief where there are parameter servers, as it then
                 only coordinates.
-            layout: where to learn which rank runs on which node. "environment" computes it from the
-                variables alone. With "rendezvous" the tasks tell each other over TCP where they
-                run; all tasks of the step must choose it. "auto" does that where the variables do
-                not describe the layout.
+            layout: "environment" computes from the variables alone which rank runs on which node.
+                With "rendezvous" the tasks tell each other over TCP; all tasks of the step must
+                choose it. "auto" does that where the variables do not describe the layout.
             local: True trains alone, without a cluster, wherever this process runs; so does the
                 variable SLURM_RESOLVER=off.
 
@@ -131,8 +122,8 @@ class SlurmClusterResolver(
                 RuntimeError as well. All of them are `slurm_resolver.SlurmResolverError`.
         """
         super().__init__()
-        step = self._step = SlurmStep.read(os.environ)
-        options = ClusterOptions(
+        self._step = SlurmStep.read(os.environ)
+        self._options = ClusterOptions(
             jobs,
             port_base,
             placement,
@@ -145,21 +136,10 @@ class SlurmClusterResolver(
             gpus_per_task,
             local,
         )
-        hooks = self._overridden()
-        outside = tasks_per_node is not None and step.place == "none"
-        alone = find_alone(step, options, is_told=bool(hooks) or outside)
-        if alone is not None:
-            self._cluster = alone
-        elif hooks or tasks_per_node is not None:
-            step, placed = self._layout_by_hooks(hooks, tasks_per_node, options)
-            if hooks and jobs is None:
-                options = options._replace(jobs={"worker": self._resolve_num_tasks()})
-            self._cluster = build_cluster(step, placed, options)
-        else:
-            self._cluster = build_cluster(step, find_layout(step, options), options)
-        self._options = options
+        layout_of, is_told = self._given_layout(tasks_per_node)
+        self._cluster = resolve_step(self._step, self._options, layout_of, is_told)
         self._auto_set_gpu = auto_set_gpu
-        self._devices = self._apply(auto_set_gpu)
+        self._devices = show_gpus(self._cluster, auto_set_gpu)
         self._spec = _cluster_spec(self._cluster.jobs())
         own = self._cluster.task
         self.task_type = own.job if own else None
@@ -168,10 +148,15 @@ class SlurmClusterResolver(
         if own:
             tell_once(describe_own_task(self._cluster))
         served = "ps" in self._spec.jobs or self.data_service is not None
-        if served and step.is_live:
+        if served and self._step.is_live:
             from slurm_resolver.tf.server import take_part
 
             take_part(self._cluster)
+        service = self._cluster.service
+        if service and service.serves and self.task_type == "evaluator" and self._step.is_live:
+            from slurm_resolver.coordination.client import connect
+
+            connect(service)  # the workers meet there, and an evaluator's program never does
 
     def __repr__(self) -> str:
         """Returns one line: this task's rank, job, node, port and GPUs."""
@@ -195,12 +180,11 @@ class SlurmClusterResolver(
     def data_service(self) -> Optional[str]:
         """The tf.data service of the step, such as ``grpc://n8:23002``; None without one.
 
-        For those who train::
+        For the tasks that train::
 
             service = tf.data.experimental.service
-            if resolver.data_service:
-                mode = service.ShardingPolicy.DYNAMIC
-                dataset = dataset.apply(service.distribute(mode, resolver.data_service))
+            mode = service.ShardingPolicy.DYNAMIC
+            dataset = dataset.apply(service.distribute(mode, resolver.data_service))
         """
         return self._cluster.data_service
 
@@ -246,12 +230,7 @@ class SlurmClusterResolver(
         GPUs that the program has hidden with `tf.config.set_visible_devices` do not count. The
         arguments are TensorFlow's and not used: no task knows another's devices.
         """
-        number = _gpus_left_visible()
-        if number is None:
-            devices = self._devices
-            if devices is None:  # nothing in the environment tells: TensorFlow takes what it finds
-                devices = tf.config.list_physical_devices("GPU")
-            number = len(devices)
+        number = count_gpus(self._devices)
         return {"GPU": number} if number else {}
 
     def wait_until_ready(self, timeout: float = 300.0) -> None:
@@ -270,7 +249,7 @@ class SlurmClusterResolver(
         wait_until_ready(self._cluster, timeout)
 
     def serve(self, server: Optional[Any] = None, start_timeout: float = 300.0) -> int:
-        """Serves until those who train have ended, and returns this process's exit status.
+        """Serves until the tasks that train have ended, and returns this process's exit status.
 
         For the parameter servers, under ParameterServerStrategy the workers, and the dispatcher and
         the data workers of a tf.data service::
@@ -280,27 +259,19 @@ class SlurmClusterResolver(
 
         The chief, or without a chief every worker, needs no call: its resolver holds a connection
         to the step's coordination service, which notices when it ends. The service runs in the
-        task with local rank 0 on the first node. That task waits at its exit until the others have
+        task with local rank 0 on the first node, which waits at its exit until the others have
         left; where it is lost, all end with status 1.
 
-        The status is 0 where they have ended well. It is 1, with a message on the standard error,
-        where the chief, a parameter server, the dispatcher or a data worker is lost, or any other
-        task that trains has failed; a lost worker that serves ends nothing. Where one of these
-        servers is lost, tasks that train are ended with status 1 as well, after 5 s: TensorFlow may
-        wait for it for ever, or go on without its data.
+        The status is 0 where the training has ended well. It is 1, with a message on the standard
+        error, where the chief, a parameter server, the dispatcher or a data worker is lost, or any
+        other task that trains has failed: by an exception, a signal or `os._exit`. A lost worker
+        that serves ends nothing. Where a server is lost, the tasks that train end with status 1
+        after 5 s: TensorFlow may wait for it for ever. A process that ends is noticed after 2 s, a
+        node after 30 s without an answer, or the seconds in SLURM_RESOLVER_NETWORK_GRACE.
 
-        A dispatcher or data worker that gets SIGUSR1, SIGUSR2 or SIGTERM goes on, so that those who
-        train can save: see `slurm_resolver.termination_config`.
-
-        A process that ends is noticed after 2 s. A node counts as lost when it has not answered for
-        30 s, or for the seconds in SLURM_RESOLVER_NETWORK_GRACE, which should be the same in all
-        tasks. A shorter gap of the network ends nothing, whatever it resets.
-
-        A task has failed if an exception, a signal or `os._exit` ends it. `sys.exit(2)` does not
-        count: srun reports that status.
-
-        At its end it sets GRPC_FAIL_FAST to what it was. A server of a tf.data service listens
-        until the process ends.
+        A dispatcher or data worker ignores SIGUSR1, SIGUSR2 and SIGTERM, so that the tasks that
+        train can save: see `slurm_resolver.termination_config`. A server of a tf.data service
+        listens until the process ends. At its end `serve` sets GRPC_FAIL_FAST to what it was.
 
         Args:
             server: a tf.distribute.Server or tf.compat.v1.train.Server of this task, or a
@@ -316,26 +287,6 @@ class SlurmClusterResolver(
 
         return serve(self._cluster, self.cluster_spec(), self.rpc_layer, server, start_timeout)
 
-    def _apply(self, auto_set_gpu: bool) -> Optional[Tuple[str, ...]]:
-        """Sets the GPUs; returns those that this process will see, None where nothing tells."""
-        gpus = self._cluster.gpu_decision
-        if gpus is None:
-            return None
-        if not auto_set_gpu:
-            return gpus.visible_devices(applied=False)
-        known = _known_gpus() if gpus.settings else 0
-        apply_gpus(gpus, self._cluster.step, os.environ)
-        if not known or _gpus_left_visible() is not None:  # or the program has chosen by itself
-            return gpus.visible_devices(applied=True)
-        warn(
-            "%s comes too late: TensorFlow has already looked at the devices, and this process "
-            "keeps the %d GPUs that it saw then; make the resolver before anything lists or uses "
-            "devices",
-            ", ".join(f"{name}={value}" for name, value in gpus.settings.items()),
-            known,
-        )
-        return None
-
 
 def _cluster_spec(jobs: Dict[str, List[str]]) -> Any:
     """Returns `tf.train.ClusterSpec(jobs)`, in less time and memory; empties `jobs`."""
@@ -343,21 +294,3 @@ def _cluster_spec(jobs: Dict[str, List[str]]) -> Any:
     for job in list(jobs):
         cluster.job.add(name=job, tasks=dict(enumerate(jobs.pop(job))))
     return tf.train.ClusterSpec(cluster)
-
-
-def _known_gpus() -> int:
-    """Returns how many GPUs TensorFlow has found, if it has looked already: then it keeps them."""
-    from tensorflow.python.eager import context
-
-    # No public name tells without looking; a TensorFlow without this one costs the warning, and
-    # the GPUs that a program has hidden count.
-    if getattr(context.context(), "_physical_devices", None) is None:
-        return 0
-    return len(tf.config.list_physical_devices("GPU"))
-
-
-def _gpus_left_visible() -> Optional[int]:
-    """Returns how many GPUs the program has left visible; None where it has hidden none."""
-    known = _known_gpus()
-    visible = len(tf.config.get_visible_devices("GPU")) if known else 0
-    return visible if visible < known else None

@@ -16,7 +16,7 @@ from typing import Any, Dict, Optional, Tuple
 import tensorflow as tf
 
 from slurm_resolver.cluster.cluster import Cluster
-from slurm_resolver.cluster.data_service import DATA_JOBS, DISPATCHER
+from slurm_resolver.cluster.jobs import DATA_JOBS, DISPATCHER
 from slurm_resolver.coordination import ServiceAddress
 from slurm_resolver.coordination.client import connect
 from slurm_resolver.coordination.job import SERVERS
@@ -82,10 +82,10 @@ def take_part(cluster: Cluster) -> Optional[Member]:
     if announced is None:
         return None
     # A call to a server that has ended fails at once, instead of waiting for it.
-    for name, value in _FAIL_FAST.items() if _has_ps(cluster) else ():
+    for name, value in _FAIL_FAST.items() if "ps" in cluster.roles else ():
         if name not in os.environ:
             os.environ[name] = _set_variables[name] = value
-    if cluster.task.job == "chief" and _has_ps(cluster):
+    if cluster.task.job == "chief" and "ps" in cluster.roles:
         _let_coordinators_end()
     key = (cluster.service, announced["cluster"], os.getpid())
     if key not in _members:
@@ -148,7 +148,7 @@ def _undo() -> None:
 def _check(cluster: Cluster) -> None:
     """Raises JobsError in a task that should not serve."""
     own = cluster.task
-    jobs = sorted({task.job for task in cluster.tasks})
+    jobs = sorted(cluster.roles)
     if own is None:
         raise JobsError(
             "serve() in a process without a cluster: it is for the tasks of a Slurm step that "
@@ -174,10 +174,6 @@ def _flush_output() -> None:
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(OSError, ValueError, AttributeError):
             stream.flush()
-
-
-def _has_ps(cluster: Cluster) -> bool:
-    return any(task.job == "ps" for task in cluster.tasks)
 
 
 def _let_coordinators_end() -> None:

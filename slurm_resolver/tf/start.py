@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import faulthandler
-import os
 import threading
 from typing import Any, Callable, Collection, Dict, Iterator, Optional
 
@@ -12,39 +11,21 @@ import tensorflow as tf
 
 from slurm_resolver.cluster.cluster import Cluster
 from slurm_resolver.coordination.client import Client
-from slurm_resolver.errors import EnvironmentValueError
 from slurm_resolver.log import warn
 from slurm_resolver.preflight.ready import wait_until_ready
 
-START_TIMEOUT = 600.0  # seconds
-_VARIABLE = "SLURM_RESOLVER_START_TIMEOUT"
+_START_TIMEOUT = 600.0  # seconds
 # How errors of TensorFlow's collectives are recognized that this module has caused.
 GONE = "slurm_resolver: "
 
 
-def start_timeout(given: Optional[float]) -> float:
-    """Returns the seconds that the tasks have to come: the argument, the variable, or 600.
-
-    Raises:
-        EnvironmentValueError: where the variable is not a number above 0.
-    """
-    if given is not None:
-        return given
-    text = os.environ.get(_VARIABLE, str(START_TIMEOUT))
-    with contextlib.suppress(ValueError):
-        if float(text) > 0:
-            return float(text)
-    raise EnvironmentValueError(
-        f"{_VARIABLE}={text!r}: expected seconds, a number above 0. Set it to how long the tasks "
-        f"may take to start, or unset it for {START_TIMEOUT:g} s."
-    )
-
-
 @contextlib.contextmanager
 def starting_together(
-    resolver: Any, timeout: float, jobs: Collection[str]
+    resolver: Any, timeout: Optional[float], jobs: Collection[str]
 ) -> Iterator[Optional[Client]]:
     """Waits until the tasks of these jobs have come, and limits the time that the block takes.
+
+    Without `timeout`, SLURM_RESOLVER_START_TIMEOUT counts, else 600 s.
 
     TensorFlow starts in the block. If that takes longer than `timeout`, which only a network that
     drops packets can cause, the tracebacks are printed and the process ends with status 1: nothing
@@ -58,10 +39,13 @@ def starting_together(
     """
     cluster, client = getattr(resolver, "cluster", None), None
     if isinstance(cluster, Cluster) and cluster.step.is_live:
+        if timeout is None:
+            timeout = cluster.step.start_timeout or _START_TIMEOUT
         client = wait_until_ready(cluster, timeout, jobs)
     if client is None:
         yield None
         return
+    assert timeout is not None
     faulthandler.dump_traceback_later(timeout, exit=True)
     try:
         yield client

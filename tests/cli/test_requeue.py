@@ -29,16 +29,13 @@ case "$*" in
 esac
 [ "$1" != requeue ] || kill "$PPID"  # Slurm ends the batch file
 """,
-    "scancel": 'echo "$*" >>calls\nkill -9 "$PPID"\n',
     "slurm-resolver": f'exec {sys.executable} -m slurm_resolver "$@"\n',
 }
 RUNNING = "JobState=RUNNING "
 PREEMPTED = f"{RUNNING} PreemptTime=2026-01-01T00:00:00 "
-CANCELLED = "JobState=COMPLETING Reason=None "
 # It trains until the batch file has ended.
 SIGNAL = "kill -USR1 $PPID; exec tail -f /dev/null --pid=$PPID >/dev/null 2>&1"
 ENDED = 143  # by SIGTERM
-LEFT = 137  # by the stand-in of scancel
 SERVERS = "-N 3 --ps 1"
 
 
@@ -66,9 +63,6 @@ class Case(NamedTuple):
     variables: Tuple[str, ...] = ()
 
 
-ARRAY = ("SLURM_ARRAY_JOB_ID=5", "SLURM_ARRAY_TASK_ID=7")
-TWICE = ("SLURM_RESTART_COUNT=2",)
-BY_SLURM = ("--batch --signal=TERM 5",)
 CASES = {
     "it trains to its end": Case("exit 0", RUNNING, 0),
     "it fails": Case("exit 143", RUNNING, 143),
@@ -76,27 +70,12 @@ CASES = {
     "it fails after the saves": Case("exit 5", RUNNING, 5, options="-N 2"),
     "preempted before it saved": Case("exit 1", PREEMPTED, ENDED, ("requeue 5",), options="-N 2"),
     "the signal": Case(SIGNAL, RUNNING, ENDED, ("requeue 5",)),
-    "the signal, to a task of an array": Case(
-        SIGNAL, RUNNING, ENDED, ("requeue 5_7",), variables=ARRAY
-    ),
     "the signal, in the checks": Case(
         "echo >trained", RUNNING, ENDED, ("requeue 5",), "kill -USR1 $PPID"
     ),
-    "SIGTERM as the signal": Case(
-        SIGNAL.replace("USR1", "TERM"),
-        *(RUNNING, ENDED, ("requeue 5",)),
-        options=f"{SERVERS} --signal TERM@90",
-    ),
-    "the signal, to a cancelled job": Case(SIGNAL, CANCELLED, 143),
     "the signal, and Slurm does not answer": Case(SIGNAL, "", 75, variables=("ANSWERS=1",)),
-    "often enough": Case(
-        SIGNAL, RUNNING, 1, options=f"{SERVERS} --max-restarts 2", variables=TWICE
-    ),
     "preempted": Case("exit 143", PREEMPTED, ENDED, ("requeue 5",)),
     "preempted in the checks": Case("echo >trained", PREEMPTED, ENDED, ("requeue 5",), "exit 143"),
-    "preempted, and requeued by Slurm": Case(
-        "exit 143", PREEMPTED, LEFT, BY_SLURM, version="24.11.5"
-    ),
     "the checks fail": Case("echo >trained", RUNNING, 1, (), "exit 1"),
     "it fails, and Slurm would hold it": Case(
         *("exit 5", f"{RUNNING} ExpeditedRequeue=Yes ", 5, ("update JobId=5 Requeue=0",)),

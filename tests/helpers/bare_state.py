@@ -21,7 +21,6 @@ _NOT_IN_A_CLONE = shutil.ignore_patterns(
     *(".git", ".venv*", ".nox", ".slurms", ".*_cache", ".hypothesis", ".coverage*"),
     *("build", "_build", "dist", "*.egg-info", "__pycache__", "*.sbatch.out", "checkpoints*"),
 )
-_OF_THE_SHELL = (".", "source", "export", "cd")  # what they do is there for the next command
 
 
 def shell_commands(page: Path) -> List[str]:
@@ -93,13 +92,6 @@ class BareState:
             text=True,
             timeout=timeout,
         )
-
-
-def with_those_before(commands: List[str], command: str) -> str:
-    """Returns a script: the command, in a shell in which those before it have been typed."""
-    before = commands[: commands.index(command)]
-    kept = [one for one in before if one.split()[0] in _OF_THE_SHELL]
-    return "\n".join(["set -e", *kept, command])
 
 
 def _settings_of_pip() -> Dict[str, str]:

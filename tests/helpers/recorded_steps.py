@@ -11,8 +11,7 @@ from typing import Dict, List, NamedTuple, Optional, Tuple
 
 from folders import DATA
 
-from slurm_resolver.cluster.distribution import local_ranks
-from slurm_resolver.cluster.layout import Layout
+from slurm_resolver.cluster.layout import Layout, local_ranks
 
 STEPS = DATA / "steps.jsonl"
 
@@ -23,13 +22,7 @@ class Recording(NamedTuple):
     name: str
     slurm: str
     command: str
-    files: Dict[str, str]
     tasks: List[Dict[str, str]]
-
-    def write_files(self, folder: Path) -> None:
-        """Puts the host files that it read, by the names in its variables, into a folder."""
-        for name, content in self.files.items():
-            (folder / name).write_text(content)
 
     @property
     def is_step(self) -> bool:
@@ -71,8 +64,7 @@ def recordings(path: Path = STEPS) -> List[Recording]:
                 name = f"{scenario['slurm']}-{scenario['topology']}-{scenario['scenario']}"
                 if len(steps) > 1:
                     name += f"-{number}"
-                command, files = scenario["command"], scenario["files"]
-                found.append(Recording(name, scenario["slurm"], command, files, tasks))
+                found.append(Recording(name, scenario["slurm"], scenario["command"], tasks))
     return found
 
 
@@ -88,11 +80,11 @@ def unknowable(recording: Recording) -> Optional[str]:
     """Why no variable tells the layout of a step; None where every task must know it."""
     told = recording.tasks[0]
     how = told.get("SLURM_DISTRIBUTION", "")
-    if how == "arbitrary" and not {"SLURM_HOSTFILE", "SLURM_ARBITRARY_NODELIST"} & set(told):
-        return "neither SLURM_HOSTFILE nor SLURM_ARBITRARY_NODELIST is set"
-    # From 26.05 on topology may order the nodes of block, also with the pattern of none: "node".
-    in_list_order = "SLURM_HET_SIZE" not in told and how.startswith(("cyclic", "plane", "arbi"))
     several_nodes = len({node for node, _ in recording.truth().values()}) > 1
+    if how == "arbitrary" and several_nodes:
+        return "SLURM_DISTRIBUTION=arbitrary"
+    # From 26.05 on topology may order the nodes of block, also with the pattern of none: "node".
+    in_list_order = "SLURM_HET_SIZE" not in told and how.startswith(("cyclic", "plane"))
     if recording.number >= (26, 5) and several_nodes and not in_list_order:
         return "26.05 or later .* topology may order the nodes"
     return NEVER_TOLD.get(recording.name)

@@ -70,20 +70,12 @@ def main() -> None:
     try:
         wait_until_ready(cluster, args.timeout)
         if fault == "forks":
-            fork_and_wait()
+            os.fork() or os._exit(0)  # the child's end is not the task's
+            time.sleep(3)
     except sr.RendezvousError as error:
         told = str(error)
     os.write(file, json.dumps(told).encode())
     Path(new).rename(Path(os.environ["TASK_OUTPUT"], str(rank)))
-
-
-def fork_and_wait() -> None:
-    """The child's end is not the task's."""
-    child = os.fork()
-    if not child:
-        os._exit(0)
-    os.waitpid(child, 0)
-    time.sleep(3)
 
 
 if __name__ == "__main__":

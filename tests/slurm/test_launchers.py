@@ -84,12 +84,10 @@ def test_inside_an_allocation(real_slurm: SlurmCluster, tmp_path: Path, place: s
     cells = {
         "srun TASK": RIGHT,
         f"{OPEN_MPI} TASK": MPIRUN,
-        f"{OPEN_MPI} --mca plm rsh TASK": MPIRUN,
         f"{HYDRA} TASK": MPIRUN,
         f"{HYDRA} {HYDRA_SSH} TASK": MPIRUN,
         f"{OPEN_MPI} unshare --pid --fork --mount-proc TASK": MPIRUN,  # as in a container
         f"{OPEN_MPI} env -i TASK": "not by srun",
-        f"{HYDRA} env -i TASK": "not by srun",
         "TASK": NO_STEP,
     }
     script = write_script(cells, tmp_path)
@@ -101,7 +99,6 @@ def test_on_a_login_node(real_slurm: SlurmCluster, tmp_path: Path) -> None:
     cells = {
         f"srun {OPTIONS} TASK": RIGHT,
         f"{OPEN_MPI} --host n8:2,n9:2 TASK": MPIRUN,
-        f"{OPEN_MPI} --oversubscribe TASK": MPIRUN,
         f"{HYDRA} {HYDRA_SSH} -hosts n8:2,n9:2 TASK": MPIRUN,
         "TASK": ALONE,
     }

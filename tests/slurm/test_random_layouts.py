@@ -123,6 +123,7 @@ def assert_gpus_right(shown: List[List[str]], taken: List[List[str]], bound: boo
         assert max(times.values()) - min(times.values()) <= 1  # shared evenly
 
 
+@pytest.mark.nightly
 def test_random_layouts_are_right(real_slurm: SlurmCluster, tmp_path: Path) -> None:
     installation = real_slurm.installation
     dice = random.Random(20_26)

@@ -6,24 +6,21 @@ All jobs have a GraceTime, and are preempted together by one job that wants all 
 from __future__ import annotations
 
 import json
-import os
 import re
 import shlex
 import sys
-import time
 from pathlib import Path
-from typing import Callable, Dict, Iterator, Mapping, NamedTuple, Optional
+from typing import Dict, Iterator, Mapping, NamedTuple, Optional
 
 import pytest
 from by_version import expected
 from folders import HELPERS
 from slurm_cluster import Node, SlurmCluster, started
 from slurm_installation import Installation
+from slurm_jobs import ENDS, ENVIRONMENT, read, shown_jobs, wait_for
 
 pytestmark = pytest.mark.slurm
 
-# The tasks find the commands of this environment.
-ENVIRONMENT = {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
 ALWAYS_COMPLETED = {"22.05": "COMPLETED"}
 
 
@@ -54,7 +51,6 @@ CASES = {
     "scontrol": Case(),
     "array": Case(options="--array=7"),
     "exit-code": Case("exit-code", printed="--requeue"),
-    "array, exit-code": Case("exit-code", printed="--requeue --array 7"),
     "cap": Case(max_restarts=0, restarts=0, state=ENDS_PREEMPTED),
     "none": Case("scontrol", options="--no-requeue", restarts=0, state=ENDS_PREEMPTED),
     # Slurm does not requeue it; from 24.05 to 25.11 it never forgets that it has preempted it.
@@ -73,19 +69,6 @@ CONF = [
     f"PartitionName=cancel {PARTITION} PriorityTier=1 GraceTime=60 PreemptMode=CANCEL",
     f"PartitionName=urgent {PARTITION} PriorityTier=9 PreemptMode=OFF",
 ]
-
-
-def read(path: Path) -> str:
-    """What a file holds; '' before there is one."""
-    return path.read_text() if path.exists() else ""
-
-
-def wait_for(condition: Callable[[], bool], seconds: float = 90.0) -> None:
-    """Returns once the condition holds."""
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.1)
 
 
 class Ended(NamedTuple):
@@ -110,18 +93,12 @@ def jobs(
         fields: Dict[str, Dict[str, str]] = {}
 
         def ended() -> bool:
-            shown = slurm.run("scontrol --oneliner show job").stdout.splitlines()
-            found = {
-                one["JobId"]: one for one in (dict(re.findall(r"(\w+)=(\S*)", s)) for s in shown)
-            }
-            fields.update({name: found[id] for name, id in ids.items()})
+            found = shown_jobs(slurm)
+            fields.update({name: found[id][0] for name, id in ids.items()})
             return all(field["JobState"] in ENDS for field in fields.values())
 
         wait_for(ended)
         yield {name: Ended(fields[name], read(path)) for name, path in outputs.items()}
-
-
-ENDS = ("COMPLETED", "FAILED", "PREEMPTED", "CANCELLED")
 
 
 def submit(slurm: SlurmCluster, folder: Path, case: Case) -> str:
@@ -172,8 +149,7 @@ def test_where_a_task_has_failed_the_others_do_not_requeue_the_job(
         fields: Dict[str, str] = {}
 
         def ended() -> bool:
-            shown = slurm.run(f"scontrol --oneliner show job {job}").stdout
-            fields.update(re.findall(r"(\w+)=(\S*)", shown))
+            fields.update(shown_jobs(slurm)[job][0])
             return fields["JobState"] in ENDS
 
         wait_for(ended)

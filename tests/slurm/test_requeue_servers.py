@@ -5,10 +5,6 @@ All run at once, each on nodes of its own: a job that is requeued gets them agai
 
 from __future__ import annotations
 
-import os
-import re
-import sys
-import time
 from pathlib import Path
 from typing import Dict, Iterator, List, Mapping, NamedTuple
 
@@ -16,10 +12,10 @@ import pytest
 from by_version import expected
 from slurm_cluster import Node, SlurmCluster, started
 from slurm_installation import Installation
+from slurm_jobs import ENDS, ENVIRONMENT, read, shown_jobs, wait_for
 
 pytestmark = pytest.mark.slurm
 
-ENVIRONMENT = {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
 # Ends well at the second start; a signal ends it at the first.
 TASK = """\
 echo "start ${SLURM_RESTART_COUNT:-0}"
@@ -55,15 +51,10 @@ HETEROGENEOUS = "--ps 1 --ps-nodes 1 --tasks-per-node 1"
 CANCELLED = {"22.05": "CANCELLED"}
 CASES = {
     "the time limit": Case(SERVERS, LIMIT),
-    "the time limit, in graphs of each worker": Case(
-        "-N 2 --tasks-per-node 2 --jobs ps=1,worker=-1 --exec", LIMIT
-    ),
     "the time limit, in two components": Case(HETEROGENEOUS, LIMIT),
     "the time limit, in an array": Case(f"{SERVERS} --array 7", LIMIT),
-    "SIGTERM at the time limit": Case(f"{SERVERS} --signal TERM@120", LIMIT),
     "the time limit, with restarts": Case(f"{SERVERS} --restarts 2", LIMIT),
     "preempted": Case(f"{SERVERS} -p low", URGENT),
-    "preempted, with restarts": Case(f"{SERVERS} --restarts 2 -p low", URGENT),
     "preempted, in two components": Case(f"{HETEROGENEOUS} -p low", URGENT),
     # from 24.05 to 25.11 Slurm never forgets that it has preempted it
     "preempted, not requeued by Slurm": Case(
@@ -72,7 +63,6 @@ CASES = {
         state={"22.05": "COMPLETED", "24.05": "PREEMPTED", "26.05": "COMPLETED"},
     ),
     "cancelled": Case(SERVERS, "scancel JOB", restarts=0, state=CANCELLED),
-    "cancelled, in two components": Case(HETEROGENEOUS, "scancel JOB", restarts=0, state=CANCELLED),
     "cancelled, with SIGTERM as the signal": Case(
         f"{SERVERS} --signal TERM@120", "scancel JOB", restarts=0, state=CANCELLED
     ),
@@ -88,7 +78,6 @@ CONF = [
     "PartitionName=cancel Nodes=ALL PriorityTier=1 GraceTime=600 PreemptMode=CANCEL",
     "PartitionName=urgent Nodes=ALL PriorityTier=9 PreemptMode=OFF",
 ]
-ENDS = ("COMPLETED", "FAILED", "PREEMPTED", "CANCELLED", "TIMEOUT", "NODE_FAIL")
 
 
 class Ended(NamedTuple):
@@ -96,11 +85,6 @@ class Ended(NamedTuple):
 
     components: List[Dict[str, str]]
     output: str
-
-
-def read(path: Path) -> str:
-    """What a file holds; '' before there is one."""
-    return path.read_text() if path.exists() else ""
 
 
 def submit(slurm: SlurmCluster, folder: Path, name: str) -> str:
@@ -133,23 +117,19 @@ def jobs(
         ids = {name: submit(slurm, folders[name], name) for name in CASES}
         pending = dict(CASES)
         found: Dict[str, List[Dict[str, str]]] = {}
-        deadline = time.monotonic() + 400
-        while pending or any(
-            job["JobState"] not in ENDS for id in ids.values() for job in found[id]
-        ):
-            assert time.monotonic() < deadline, [read(one / "out") for one in folders.values()]
-            tasks = {name: 3 if "components" in name else 4 for name in pending}
-            for name, count in tasks.items():
+
+        def ended() -> bool:
+            for name in list(pending):
+                count = 3 if "components" in name else 4
                 if read(folders[name] / "out").count("start 0\n") == count:
                     action = pending.pop(name).action.replace("JOB", ids[name])
                     nodes = f"n[{FIRST[name]}-{FIRST[name] + 1}]"
                     slurm.run(action.replace("NODES", nodes), cwd=folders[name])
-            found.clear()
-            for line in slurm.run("scontrol --oneliner show job").stdout.splitlines():
-                job = dict(re.findall(r"(\w+)=(\S*)", line))
-                id = job.get("ArrayJobId") or job.get("HetJobId") or job["JobId"]
-                found.setdefault(id, []).append(job)
-            time.sleep(0.2)
+            found.update(shown_jobs(slurm))
+            left = [one for id in ids.values() for one in found[id] if one["JobState"] not in ENDS]
+            return not pending and not left
+
+        wait_for(ended, 400)
         yield {name: Ended(found[id], read(folders[name] / "out")) for name, id in ids.items()}
 
 

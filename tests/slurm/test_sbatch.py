@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import shlex
 import sys
@@ -14,20 +13,16 @@ import pytest
 from batch_files import printed
 from slurm_cluster import Node, SlurmCluster, started
 from slurm_installation import Installation
+from slurm_jobs import ENVIRONMENT
 
 from slurm_resolver.sbatch.script import directive_word
 
 pytestmark = pytest.mark.slurm
 
-# The tasks find the commands of this environment.
-ENVIRONMENT = {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
-
 
 OPTION_SETS = {
-    "plain": "--nodes 2 --tasks-per-node 2 --gpus-per-node 2",
     "parameter servers": "--nodes 2 --tasks-per-node 2 --ps 2 -t 30 -p p --mem 1M",
     "parameter servers, requeued": "-N 3 --ps 1 --requeue --array 0-3 --exec --signal SIGHUP@70",
-    "requeued": "--nodes 2 -c 2 --requeue --time 1:00:00 --exclusive",
     "an array": "--nodes 2 --array 0-3%2 --requeue --signal TERM@60 --job-name 'a # \"b\" \\\\c'",
     "exec": "--nodes 2 --exec --ps 1 --tasks-per-node 2 --time 0-1 --max-restarts 2",
     "heterogeneous": "--nodes 2 -c 2 --gpus-per-node 2 --ps 2 --ps-nodes 1 --requeue --signal USR1",
@@ -105,6 +100,25 @@ def test_it_runs_the_preflight_and_then_the_program(
     assert output.index("presence") < output.index("cluster")
 
 
+RESOLVE = """\
+import os, slurm_resolver
+if os.environ["SLURM_PROCID"] == "0":
+    print("nodes", *[f"{task.node}.{task.local_rank}" for task in slurm_resolver.resolve().tasks])
+print("here", os.environ["SLURMD_NODENAME"] + "." + os.environ["SLURM_LOCALID"])"""
+
+
+def test_one_task_alone_knows_the_layout_which_is_that_of_block(
+    real_slurm: SlurmCluster, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Block over several nodes follows the topology from 26.05 on: there all tasks have to meet."""
+    command = shlex.join([sys.executable, "-c", RESOLVE])
+    text = printed("-N 3 --tasks-per-node 2 --no-check", command, capsys)
+    output = submitted(real_slurm, tmp_path, text, "-w n8,n9,n10")
+    places = [f"{node}.{local_rank}" for node in ("n8", "n9", "n10") for local_rank in (0, 1)]
+    assert dict(re.findall(r"^(\d+): here (\S+)$", output, re.M)) == dict(zip("012345", places))
+    assert re.findall(r"^0: nodes (.*)$", output, re.M) == [" ".join(places)]
+
+
 def test_a_heterogeneous_job(
     real_slurm: SlurmCluster, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -113,13 +127,10 @@ def test_a_heterogeneous_job(
     output = submitted(real_slurm, tmp_path, text)
     assert re.search(r"^\d: presence +ok ", output, re.M)
     found = configs(output)
-    assert sorted(found) == list(range(7))
-    assert [found[rank]["task"]["type"] for rank in range(7)].count("worker") == 4
-    assert {found[rank]["task"]["type"] for rank in range(4)} == {"worker"}
-    nodes = {
-        name: {host.partition(":")[0] for host in hosts}
-        for name, hosts in found[0]["cluster"].items()
-    }
+    assert [found[rank]["task"]["type"] for rank in range(4)] == ["worker"] * 4
+    assert [found[rank]["task"]["type"] for rank in range(4, 7)].count("ps") == 2
+    hosts = found[0]["cluster"]
+    nodes = {name: {host.partition(":")[0] for host in hosts[name]} for name in hosts}
     assert nodes["worker"].isdisjoint(nodes["ps"] | nodes["chief"])
     assert len(nodes["ps"]) == 2
 

@@ -17,7 +17,7 @@ SHOW = """\
 import json, sys; from slurm_resolver.slurm import scontrol
 job = scontrol.show_job(sys.argv[1]); print(json.dumps([job, scontrol.end_time(job)]))"""
 NAME = "a JobState=FAILED"
-WORDS = ["b JobState=FAILED\n   JobState=FAILED\n\nc", "StdOut=/x"]
+WORDS = ["b JobState=FAILED\n   JobState=FAILED\n\nc", "Restarts=7"]
 
 
 def test_free_text_and_the_users_settings_change_no_field(

@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
-import os
 import re
 import shlex
-import sys
-import time
 from pathlib import Path
-from typing import Callable, Dict, Iterator, List, NamedTuple, Tuple
+from typing import Dict, Iterator, List, NamedTuple, Tuple
 
 import pytest
-from by_version import expected
 from slurm_cluster import Node, SlurmCluster, started
 from slurm_installation import Installation
+from slurm_jobs import ENDS, ENVIRONMENT, read, shown_jobs, wait_for
 
 pytestmark = pytest.mark.slurm
 
-# The tasks find the commands of this environment.
-ENVIRONMENT = {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
 
 # Every task leaves a file for each of its starts, and ends well where nothing else is said. A rank
 # that `fail N COMMAND` is for fails once: all other tasks wait until that has been.
@@ -124,17 +119,6 @@ CASES = {
         ("AB", "AC"),
         DOWN,
     ),
-    "drained": Case(
-        3,
-        "--nodes 2",
-        KILLED,
-        (
-            r"restart 1 of 3; now on A,C; left out: B \(\S*DRAIN\S*\); came in: C; .*, SIGKILL",
-            "ended with status 0, after 1 restart",
-        ),
-        ("AB", "AC"),
-        DOWN.replace("DOWN", "DRAIN"),
-    ),
     "fewer nodes": Case(
         2,
         "--nodes 2 --min-nodes 1",
@@ -153,18 +137,6 @@ CASES = {
         ),
         ("AB",),
         state="FAILED 75:0",
-    ),
-    "the same each time": Case(
-        2,
-        "--nodes 2",
-        'await go-1; [ "$SLURM_PROCID" != 2 ] || { echo no step 7 >&2; exit 3; }; exec sleep 600\n',
-        (
-            r"restart 1 of 3; .* rank 2 on B at \S+, exit status 3: no step 7",
-            "not started again after 1 restart: it was the same each time, .*",
-            r"first failure: rank 2 on B at \S+, exit status 3: no step 7",
-        ),
-        ("AB", "AB"),
-        state="FAILED 3:0",
     ),
     "scancel while it restarts": Case(
         2,
@@ -236,14 +208,6 @@ def in_nodes(name: str, text: str) -> str:
     return re.sub(r"\b[ABC]\b", lambda match: f"n{FIRST[name] + 'ABC'.index(match[0])}", text)
 
 
-def wait_for(condition: Callable[[], bool], seconds: float = 90.0) -> None:
-    """Returns once the condition holds."""
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.1)
-
-
 SUBMIT = "sbatch --parsable --ntasks-per-node=2 --no-kill --requeue --open-mode=append -o out"
 SUPERVISE = "slurm-resolver supervise --ntasks-per-node 2 --pause 0.1"
 
@@ -282,9 +246,7 @@ def jobs(
                 slurm.popen(
                     f"{{ {in_nodes(name, action)}\n}} && touch go-1 go-2", cwd=folders[name]
                 )
-            shown = slurm.run("scontrol --oneliner show job").stdout.splitlines()
-            found = [dict(re.findall(r"(\w+)=(\S*)", line)) for line in shown]
-            fields.update({one.get("ArrayJobId") or one["JobId"]: one for one in found})
+            fields.update({id: found[0] for id, found in shown_jobs(slurm).items()})
             return not pending and all(fields[id]["JobState"] in ENDS for id in ids.values())
 
         try:
@@ -303,14 +265,6 @@ def jobs(
             )
             for name in CASES
         }
-
-
-ENDS = ("COMPLETED", "FAILED", "CANCELLED", "NODE_FAIL", "TIMEOUT")
-
-
-def read(path: Path) -> str:
-    """What a file holds; '' before there is one."""
-    return path.read_text() if path.exists() else ""
 
 
 def nodes_by_start(starts: List[str]) -> List[str]:
@@ -374,14 +328,10 @@ def test_nodes_that_vanish(installation: Installation, tmp_path: Path) -> None:
         for name in ("n2", "n4"):
             slurm.run_on(name, "ip link set eth0 down")
 
-        def fields(job: str) -> Dict[str, str]:
-            shown = slurm.run(f"scontrol --oneliner show job {job}").stdout
-            return dict(re.findall(r"(\w+)=(\S*)", shown))
-
-        wait_for(lambda: fields(ids[1])["Restarts"] == "1")
-        wait_for(lambda: fields(ids[0])["JobState"] in ENDS)
+        wait_for(lambda: shown_jobs(slurm)[ids[1]][0]["Restarts"] == "1")
+        wait_for(lambda: shown_jobs(slurm)[ids[0]][0]["JobState"] in ENDS)
         said = [read(tmp_path / name / "out") for name in ("spare", "batch")]
-        assert fields(ids[0])["JobState"] == "COMPLETED", said
+        assert shown_jobs(slurm)[ids[0]][0]["JobState"] == "COMPLETED", said
     assert re.search(
         r"restart 1 of 3; now on n\[1,3\]; left out: n2 \(no longer the job's\); came in: n3; "
         r"first failure: node n2 at \S+, node failure\n",
@@ -391,80 +341,3 @@ def test_nodes_that_vanish(installation: Installation, tmp_path: Path) -> None:
         "slurm-resolver supervise: n4 has failed, the node of the batch file: the job is requeued"
     )
     assert said[1].count(lost) == 1, said[1]
-
-
-# Fails once, and then runs until the time limit ends it.
-LIMITED = """\
-#!/bin/bash
-SUPERVISE --watch 0 -- srun --label bash -c '
-    [ -e failed ] || { touch failed; kill -9 $$; }; touch again; exec sleep 600'
-"""
-
-
-@pytest.mark.newest
-def test_the_time_limit_passes_after_a_restart(installation: Installation, tmp_path: Path) -> None:
-    """Slurm looks for such jobs every 30 s."""
-    cluster = SlurmCluster([Node("n1")], tmp_path / "slurm", installation=installation)
-    with started(cluster) as slurm:
-        (tmp_path / "job").write_text(
-            LIMITED.replace("SUPERVISE", SUPERVISE.replace("2 ", "1 ", 1))
-        )
-        submitted = slurm.run("sbatch --parsable -o out job", cwd=tmp_path, env=ENVIRONMENT)
-        job = submitted.stdout.strip()
-        wait_for((tmp_path / "again").exists)
-        slurm.run(f"scontrol update JobId={job} EndTime=now")
-
-        def state() -> str:
-            shown = slurm.run(f"scontrol --oneliner show job {job}").stdout
-            return str(re.findall(r" JobState=(\w+)", shown)[0])
-
-        wait_for(lambda: state() in ENDS)
-        output = read(tmp_path / "out")
-        assert state() == "TIMEOUT", output
-        # its last line may come after the state
-        wait_for(lambda: read(tmp_path / "out").count("of all starts the first failure") == 1)
-    said = re.findall(r"^slurm-resolver supervise: (.*)$", read(tmp_path / "out"), re.M)
-    assert said[0].startswith("restart 1 of 3; "), output
-    # whichever this command gets to know first
-    why = "(SIGTERM has come|Slurm has ended the step: time limit)"
-    assert re.fullmatch(f"not started again after 1 restart: {why}", said[1]), output
-
-
-# By batch file: the state, the exit status, and how often it was requeued. The last is asked for.
-EXPEDITED = {
-    "slurm-resolver sbatch --requeue --no-check -- bash -c 'exit 3'": "FAILED 3:0 0",
-    "slurm-resolver sbatch --requeue --no-check -- bash -c '[ $SLURM_RESTART_COUNT ] || exit 75'": (
-        "COMPLETED 0:0 1"
-    ),
-}
-
-
-@pytest.mark.newest
-def test_an_expedited_requeue_is_for_what_asks_for_it(
-    installation: Installation, tmp_path: Path
-) -> None:
-    """Slurm by itself requeues such a job whatever its status is, and holds it then."""
-    requeue = expected({"22.05": "--requeue", "25.11": "--requeue=expedite"}, installation)
-    cluster = SlurmCluster(
-        [Node("n1", cpus=8)],
-        tmp_path / "slurm",
-        extra_conf=["SlurmctldParameters=enable_expedited_requeue"],
-        installation=installation,
-    )
-    with started(cluster) as slurm:
-        ids = []
-        for number, command in enumerate(EXPEDITED):
-            path = tmp_path / f"job{number}"
-            slurm.run(f"{command} >{path}", env=ENVIRONMENT)
-            options = f"--parsable {requeue} -o {path}.out"
-            ids.append(slurm.run(f"sbatch {options} {path}", env=ENVIRONMENT).stdout.strip())
-
-        def told(job: str) -> str:
-            shown = slurm.run(f"scontrol --oneliner show job {job}").stdout
-            fields = dict(re.findall(r"(\w+)=(\S*)", shown))
-            return f"{fields['JobState']} {fields['ExitCode']} {fields['Restarts']}"
-
-        states = (*ENDS, "REQUEUE_HOLD")
-        wait_for(lambda: all(told(job).split()[0] in states for job in ids))
-        outputs = [read(path) for path in tmp_path.glob("*.out")]
-        assert [told(job) for job in ids] == list(EXPEDITED.values()), outputs

@@ -108,14 +108,11 @@ STEPS = {
     "heterogeneous": "srun -N2 -n2 -w {4},{5} TASK : WIDE -n6 TASK",
     "cyclic": "srun WIDE -n6 -m cyclic TASK",
     "plane": "srun WIDE -n6 -O -m plane=2 TASK",
-    # Alone it waits for ever for a node that is named twice (24.11, tree), or is refused (blocks).
-    "arbitrary": "printf '{2}\\n{0}\\n{2}\\n{1}\\n' > hosts; salloc WIDE -n8"
-    " env SLURM_HOSTFILE=$PWD/hosts srun -n4 -m arbitrary TASK",
 }
 # How tasks know the layout, and whether block follows the list of the nodes. A component may have
 # another distribution, which no variable tells. 24.11 has segments, but none on nodes by name.
 BY_LIST = {
-    **dict.fromkeys(("default", "block", "part", "cyclic", "plane", "arbitrary"), "environment"),
+    **dict.fromkeys(("default", "block", "part", "cyclic", "plane"), "environment"),
     "heterogeneous": "rendezvous",
 }
 BY_TOPOLOGY = {

@@ -34,6 +34,7 @@ def assert_served(ps: Dict[str, Any], worker: Dict[str, Any]) -> None:
     assert worker["ends"] <= ps["ends"]  # the server has served as long as the worker trained
 
 
+@pytest.mark.nightly
 def test_a_pool_whose_children_make_the_resolver_too(
     real_slurm: SlurmCluster, tmp_path: Path
 ) -> None:
@@ -47,6 +48,7 @@ def test_a_pool_whose_children_make_the_resolver_too(
     assert not child["joins"]
 
 
+@pytest.mark.nightly
 def test_programs_that_run_one_after_another(real_slurm: SlurmCluster, tmp_path: Path) -> None:
     told = run(real_slurm, tmp_path, f"{PROGRAM} a && exec {PROGRAM} b")
     for name in "ab":

@@ -61,6 +61,7 @@ def test_copies_are_alike(slurm: Any, how: str) -> None:
     assert resolver.task_id != 7
 
 
+@pytest.mark.nightly
 @pytest.mark.slurm
 def test_servers_of_a_job_with_a_name_of_its_own(real_slurm: SlurmCluster, tmp_path: Path) -> None:
     """Mesh TensorFlow's way: one task computes on all, and the others call `join()` for ever."""
@@ -87,6 +88,7 @@ print(dtensor.client_id(), len(dtensor.unpack(ones)[0]), int(tf.reduce_sum(ones)
 """
 
 
+@pytest.mark.nightly
 @pytest.mark.slurm
 @pytest.mark.newest  # DTensor asks for no Slurm
 def test_programs_of_dtensor(real_slurm: SlurmCluster) -> None:

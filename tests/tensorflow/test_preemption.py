@@ -83,6 +83,7 @@ def test_it_says_where_it_goes_on(training: Training) -> None:
     assert f"nothing is left to train: {folder}/ckpt-4 is the end of epoch 8" in training.said[4]
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("strategy", "cases"),
     [

@@ -93,6 +93,7 @@ def test_a_stopped_process_is_named(tmp_path: Path) -> None:
     assert "0: trained" in lines
 
 
+@pytest.mark.nightly
 def test_the_stuck_worker_ends_if_asked_to(tmp_path: Path) -> None:
     job = start(tmp_path, "callback", 60, ON_STALL="exit")
     lines = finish(job)

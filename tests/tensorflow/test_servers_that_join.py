@@ -34,6 +34,7 @@ def test_workers_that_only_join_end_with_the_chief(
     assert errors.count(told) == (2 if status == "7" else 0), errors
 
 
+@pytest.mark.nightly
 def test_a_ps_that_comes_late_is_waited_for(real_slurm: SlurmCluster, tmp_path: Path) -> None:
     late = tmp_path / "late"
     late.write_text(LATE)

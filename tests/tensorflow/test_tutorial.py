@@ -49,6 +49,7 @@ def test_unchanged(real_slurm: SlurmCluster, tmp_path: Path) -> None:
     ended(run(real_slurm, PROGRAM, tmp_path, "--replace-strategy"), tmp_path)
 
 
+@pytest.mark.nightly
 def test_with_one_import_changed(real_slurm: SlurmCluster, tmp_path: Path) -> None:
     folder = tmp_path / "saved"
     folder.mkdir()
@@ -60,6 +61,7 @@ def test_with_one_import_changed(real_slurm: SlurmCluster, tmp_path: Path) -> No
     ended(run(real_slurm, changed, folder), folder)
 
 
+@pytest.mark.nightly
 def test_without_either_the_log_is_explained(real_slurm: SlurmCluster, tmp_path: Path) -> None:
     done = run(real_slurm, PROGRAM, tmp_path)
     assert done.returncode != 0

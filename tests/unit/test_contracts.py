@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from typing import Dict, List
 
 import pytest
@@ -62,11 +61,6 @@ def test_each_task_gets_its_own(contract: Contract) -> None:
     for rank, expected in zip((1, 2), BOTH[contract]):
         cluster = sr.resolve(environ={**TASK, "SLURM_PROCID": str(rank)})
         assert cluster.variables(contract) == expected
-
-
-def test_tf_config_is_one_of_them() -> None:
-    cluster = sr.resolve({"ps": 1, "worker": -1}, environ=TASK)
-    assert json.loads(cluster.variables("tensorflow")["TF_CONFIG"]) == cluster.tf_config()
 
 
 def test_the_chief_hands_out_the_trials() -> None:

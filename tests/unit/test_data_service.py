@@ -2,36 +2,19 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from typing import Any, Dict, List, Mapping, Sequence, Tuple
+from typing import Any, Dict, List, Mapping, Tuple
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from assigned_roles import layout_of, play
 
 import slurm_resolver as sr
-from slurm_resolver.cluster.het_groups import ComponentRanks
-from slurm_resolver.cluster.layout import Layout, layout_from_environment
-from slurm_resolver.cluster.roles import assign_roles
+from slurm_resolver.cluster.layout import Layout
+from slurm_resolver.cluster.options import ClusterOptions
+from slurm_resolver.cluster.resolve import resolve_step
 from slurm_resolver.coordination.member import announcement
 from slurm_resolver.slurm.step import SlurmStep
 
 SERVICE = {"dispatcher": 1, "data_worker": 2}
-LETTERS = {"dispatcher": "D", "data_worker": "d", "worker": "w", "chief": "c", "ps": "p"}
-
-
-def layout_of(counts: Sequence[int], distribution: str = "block") -> Layout:
-    nodes = tuple(f"n{i}" for i in range(len(counts)))
-    return layout_from_environment(
-        SlurmStep(nodes=nodes, tasks_per_node=tuple(counts), distribution=distribution)
-    )
-
-
-def play(layout: Layout, *args: Any, **keywords: Any) -> str:
-    """By rank the letter of its job, and its index."""
-    roles = assign_roles(layout, *args, **keywords)
-    names = zip(roles.job_of, roles.index_of)
-    return " ".join(f"{LETTERS.get(job, job[0])}{index}" for job, index in names)
 
 
 @pytest.mark.parametrize(
@@ -71,58 +54,12 @@ def test_they_run_in_a_component_of_their_own() -> None:
         [0, 0, 0, 1, 2],
         "block",
         "environment",
-        components=(ComponentRanks(0, 0, 2), ComponentRanks(1, 2, 5)),
+        components={0: range(2), 1: range(2, 5)},
     )
     groups = {"worker": 0, "dispatcher": 1, "data_worker": 1}
     for het_groups in (groups, {"worker": 0}, dict.fromkeys(SERVICE, 1)):
         roles = play(layout, {"worker": 2, **SERVICE}, het_groups=het_groups)
         assert roles == "w0 w1 d0 d1 D0"
-
-
-@given(
-    st.lists(st.integers(1, 5), min_size=1, max_size=6),
-    st.sampled_from(["block", "cyclic"]),
-    st.data(),
-)
-def test_those_who_train_are_spread_as_evenly_as_can_be(
-    counts: List[int], distribution: str, data: st.DataObject
-) -> None:
-    counts = [*counts, 2]
-    layout = layout_of(counts, distribution)
-    workers = data.draw(st.integers(1, sum(counts) - 2), label="workers")
-    jobs = {"worker": workers, "dispatcher": 1, "data_worker": -1}
-    roles = assign_roles(layout, jobs)
-    trains = Counter(n for n, job in zip(layout.node_of, roles.job_of) if job == "worker")
-    assert sum(trains.values()) == workers
-    for node, tasks in enumerate(counts):
-        if trains[node] < tasks:  # no other node has two more
-            assert max(trains.values()) - trains[node] <= 1
-
-
-@pytest.mark.parametrize(
-    ("jobs", "told"),
-    [
-        ({"worker": -1, "data_worker": 1}, "there is none; expected 'dispatcher': 1 as well"),
-        ({"worker": -1, "dispatcher": 1}, "has no data_worker, and those who train would wait"),
-        ({"worker": -1, "dispatcher": 2, "data_worker": 1}, "2 tasks of job dispatcher"),
-        ({"dispatcher": 1, "data_worker": -1}, "no task is left to train with the data"),
-        ({"ps": 1, "dispatcher": 1, "data_worker": -1}, "no task is left to train with the data"),
-    ],
-)
-def test_a_service_that_lacks_a_part(jobs: Dict[str, int], told: str) -> None:
-    with pytest.raises(sr.JobsError) as caught:
-        assign_roles(layout_of([4]), jobs)
-    assert told in str(caught.value)
-    assert f"jobs={jobs!r}" in str(caught.value)
-
-
-@pytest.mark.parametrize(
-    ("misspelt", "meant"),
-    [("dispacher", "dispatcher"), ("data_workers", "data_worker"), ("dataworker", "data_worker")],
-)
-def test_their_names_misspelt(misspelt: str, meant: str, caplog: pytest.LogCaptureFixture) -> None:
-    assign_roles(layout_of([3]), {"worker": -1, misspelt: 1})
-    assert f"job {misspelt!r} is not {meant!r}" in caplog.text
 
 
 def task(rank: int, **more: str) -> Mapping[str, str]:
@@ -165,9 +102,6 @@ def test_what_all_tasks_compute_alike() -> None:
 
 @pytest.mark.parametrize("counts", [(None, None), (None, 1), (2, None)])
 def test_they_take_no_gpu_from_those_who_train(counts: Tuple[Any, Any]) -> None:
-    from slurm_resolver.cluster.options import ClusterOptions
-    from slurm_resolver.cluster.resolve import resolve_step
-
     options = ClusterOptions(
         JOBS, layout="environment", gpus_per_node=counts[0], gpus_per_task=counts[1]
     )
@@ -181,11 +115,6 @@ def test_they_take_no_gpu_from_those_who_train(counts: Tuple[Any, Any]) -> None:
         hidden = cluster.gpu_decision.settings.get("CUDA_VISIBLE_DEVICES") == ""
         assert hidden == (rank in (2, 5))
     assert shares == [("4",), ("5",), ()] * 2
-
-
-def test_without_them_there_is_no_service() -> None:
-    assert sr.resolve(environ=task(0)).data_service is None
-    assert sr.resolve(environ={}).data_service is None
 
 
 def test_which_tasks_take_part_in_the_job() -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Dict, List
 
 import slurm_resolver
-from slurm_resolver.cluster import options, roles
+from slurm_resolver.cluster import options
 from slurm_resolver.cluster.options import ClusterOptions
 from slurm_resolver.cluster.resolve import resolve
 
@@ -47,14 +47,11 @@ def test_every_option_of_the_resolver_is_explained_where_it_is_asked_for() -> No
     assert "as in" not in explained(docstring)["placement"]
 
 
-def test_resolve_explains_the_same_options_in_the_same_words() -> None:
-    here = explained(inspect.getdoc(resolve) or "")
-    assert list(here) == list(inspect.signature(resolve).parameters)
-    there = explained(ast.get_docstring(RESOLVER) or "")
-    assert set(here) - set(there) == {"environ"}
-    assert {name: here[name] for name in here if name in there} == {
-        name: there[name] for name in here if name in there
-    }
+def test_resolve_takes_the_same_options() -> None:
+    taken = set(inspect.signature(resolve).parameters)
+    assert taken - {"environ"} <= set(arguments(RESOLVER))
+    for name in taken:
+        assert re.search(rf"\b{name}\b", inspect.getdoc(resolve) or "")
 
 
 def test_the_options_are_those_of_the_resolver() -> None:
@@ -64,9 +61,9 @@ def test_the_options_are_those_of_the_resolver() -> None:
 
 def test_choices_are_typed_and_explained() -> None:
     """A type checker and `help` know the same choices."""
-    texts = explained(inspect.getdoc(resolve) or "")
+    texts = explained(ast.get_docstring(RESOLVER) or "")
     hints = typing.get_type_hints(resolve)
-    choices = {"placement": roles.PLACEMENTS, "worker_order": roles.WORKER_ORDERS}
+    choices = {"placement": options.PLACEMENTS, "worker_order": options.WORKER_ORDERS}
     for name, values in {**choices, "layout": options.LAYOUTS}.items():
         assert typing.get_args(hints[name]) == values
         for value in values:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Dict, List, Optional, Sequence
+from typing import Any, Dict, Optional
 
 import pytest
 from hypothesis import given
@@ -30,7 +30,6 @@ def step(job_id: Optional[str] = "42", step_id: Optional[str] = "0", **more: Any
         (step(reserved_ports=(23001, 23002), is_component=True), 1, None, [12624],
          "SLURM_JOB_ID and SLURM_STEP_ID"),
         (step(None, None), 3, None, [8888, 8889, 8890], "default"),
-        (step(None, "0"), 1, None, [8888], "default"),
     ],
 )  # fmt: skip
 def test_the_first_source_that_there_is(
@@ -55,14 +54,6 @@ def test_the_meeting_has_a_port_of_its_own(
     assert choose_ports(step, tasks, port_base).meeting_port == meeting_port
 
 
-@given(st.integers(1, 40), st.integers(0, 2), st.sampled_from([None, 1, 60_000]))
-def test_the_meeting_is_on_no_tasks_port(tasks: int, spare: int, port_base: Optional[int]) -> None:
-    for ports in (None, tuple(range(23000, 23000 + tasks + spare))):
-        chosen = choose_ports(step(reserved_ports=ports), tasks, port_base)
-        assert chosen.meeting_port not in chosen.by_local_rank
-        assert 1 <= chosen.meeting_port <= 65535
-
-
 def test_reserved_ports_that_do_not_suffice_are_left_alone_and_named(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
@@ -78,45 +69,16 @@ def test_a_port_base_that_leaves_a_task_without_a_port(port_base: Any) -> None:
         choose_ports(step(), 2, port_base)
 
 
+def test_the_ports_that_slurm_reserved_for_components_are_not_used() -> None:
+    """They are on the nodes of one component each."""
+    chosen = choose_ports(step(reserved_ports=(23001, 23002)), 1, is_heterogeneous=True)
+    assert chosen.source == "SLURM_JOB_ID and SLURM_STEP_ID"
+
+
 @pytest.mark.parametrize("port_base", [1, None])
 def test_more_tasks_than_ports(port_base: Optional[int]) -> None:
     with pytest.raises(AddressError, match="at most 65535"):
         choose_ports(step(), 65536, port_base)
-
-
-DERIVED = list(choose_ports(step(), 3).by_local_rank)
-
-
-@pytest.mark.parametrize(
-    ("reserved", "most_tasks", "ports_of_components"),
-    [
-        (range(23001, 23008), (2, 3), [[23001, 23002], [23004, 23005, 23006]]),
-        (range(23001, 23008), (3, 2), [[23001, 23002, 23003], [23005, 23006]]),
-        (range(23001, 23009), (1, 3, 1), [[23001], [23003, 23004, 23005], [23007]]),
-        # which are whose cannot be told: another number of ports, or a gap
-        (range(23001, 23009), (2, 3), [DERIVED[:2], DERIVED]),
-        (range(23001, 23007), (2, 3), [DERIVED[:2], DERIVED]),
-        ((*range(23001, 23005), *range(23006, 23009)), (2, 3), [DERIVED[:2], DERIVED]),
-        ((*range(23000, 23003), *range(23996, 24000)), (2, 3), [DERIVED[:2], DERIVED]),
-        (None, (2, 3), [DERIVED[:2], DERIVED]),
-    ],
-)
-def test_each_component_has_the_ports_that_are_reserved_on_its_nodes(
-    reserved: Any, most_tasks: Sequence[int], ports_of_components: List[List[int]]
-) -> None:
-    ports = choose_ports(step(reserved_ports=reserved and tuple(reserved)), 3, None, most_tasks)
-    offsets = ports.offsets or [0] * len(most_tasks)
-    by_component = [
-        list(ports.by_local_rank[offset : offset + most])
-        for offset, most in zip(offsets, most_tasks)
-    ]
-    assert by_component == ports_of_components
-    assert ports.meeting_port == choose_ports(step(), 3).meeting_port  # reserved for nobody
-
-
-def test_a_port_base_is_for_all_components() -> None:
-    ports = choose_ports(step(reserved_ports=tuple(range(23001, 23008))), 3, 2222, (2, 3))
-    assert (list(ports.by_local_rank), ports.offsets) == ([2222, 2223, 2224], ())
 
 
 IDS = st.one_of(st.integers(0, 2**32).map(str), st.sampled_from(["", "batch", "é", "9" * 40]))

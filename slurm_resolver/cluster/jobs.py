@@ -1,0 +1,176 @@
+"""The jobs of a cluster: their names, and how many tasks each has.
+
+TensorFlow's strategies know the jobs chief, worker, ps and evaluator only, with at most one chief
+and one evaluator (``tf.distribute``, multi_worker_util). Its servers take any other name as well.
+
+A tf.data service runs in the jobs dispatcher and data_worker, beside the tasks that train. They are
+named after TensorFlow's `DispatchServer` and `WorkerServer`; ``worker`` is a job that trains. Their
+tasks have addresses but stand outside ``cluster_spec()``: TensorFlow's strategies refuse these
+names, and would wait for their servers.
+"""
+
+from __future__ import annotations
+
+import re
+from numbers import Integral
+from typing import Collection, Dict, Mapping, Optional
+
+from slurm_resolver.errors import JobsError
+from slurm_resolver.log import warn_once
+from slurm_resolver.wording import counted
+
+DISPATCHER, DATA_WORKER = "dispatcher", "data_worker"
+DATA_JOBS = (DISPATCHER, DATA_WORKER)  # in the order in which they get their ranks
+JOB_NAMES = ("chief", "worker", "ps", "evaluator", *DATA_JOBS)
+# TensorFlow would wait for the tf.distribute.Server of each task in the spec, and these have none.
+JOBS_OUTSIDE_SPEC = ("evaluator", *DATA_JOBS)
+
+_SINGLE_JOBS = ("chief", "evaluator", DISPATCHER)
+# With any other name TensorFlow's server aborts the process (tensorflow/core/util, IsJobName).
+_JOB_NAME = re.compile(r"[A-Za-z][A-Za-z0-9_]*")
+_ALIKE = 0.78  # difflib's ratio: "wroker" has 0.83 and is meant, "gpu_worker" has 0.75 and is not
+_STEP_HAS = "the job step has {tasks} (SLURM_STEP_NUM_TASKS)"
+_START_MORE = "start with srun -n {needed}"
+
+
+def job_counts(
+    jobs: Optional[Mapping[str, int]],
+    num_tasks: int,
+    told_by: str = _STEP_HAS,
+    remedy: str = _START_MORE,
+) -> Dict[str, int]:
+    """Returns the number of tasks of each job that has any, with -1 replaced by the rest.
+
+    Args:
+        jobs: tasks by job, or -1; None makes all workers.
+        num_tasks: the tasks of the step.
+        told_by: for messages, what says how many there are, with ``{tasks}``.
+        remedy: for messages, how to have as many as the jobs need, ``{needed}``.
+
+    Raises:
+        JobsError: for a name that TensorFlow does not take, a count that is not a number, counts
+            that do not sum to the tasks of the step, a second chief, evaluator or dispatcher, and a
+            tf.data service that lacks a part.
+    """
+    if jobs is None:
+        return {"worker": num_tasks}
+    if not isinstance(jobs, Mapping):
+        raise JobsError(
+            f"jobs={jobs!r}: expected counts by job name, such as {{'ps': 1, 'worker': -1}}."
+        )
+    given = f"jobs={dict(jobs)!r}"
+    for name, count in jobs.items():
+        if not isinstance(name, str) or _JOB_NAME.fullmatch(name) is None:
+            raise JobsError(
+                f"{given}: TensorFlow takes no job {name!r}; expected a letter, and then letters, "
+                "digits and underscores."
+            )
+        if isinstance(count, bool) or not isinstance(count, Integral) or count < -1:
+            raise JobsError(
+                f"{given}: {name} has {count!r} tasks; expected a whole number, 0 or more, or -1 "
+                "for the rest of the step."
+            )
+    rest = [name for name, count in jobs.items() if count == -1]
+    if len(rest) > 1:
+        raise JobsError(
+            f"{given}: {' and '.join(rest)} both have -1, the rest; expected at most one -1."
+        )
+    counts = {name: int(count) for name, count in jobs.items()}
+    total = sum(count for count in counts.values() if count != -1)
+    if rest:
+        counts[rest[0]] = num_tasks - total
+    if total > num_tasks or (not rest and total != num_tasks):
+        needed = counted(total, "task") + (" or more" if rest else "")
+        raise JobsError(
+            f"{given} need {needed}, but {told_by.format(tasks=num_tasks)}. Change jobs, let one "
+            f"job take the rest with -1, or {remedy.format(needed=total)}."
+        )
+    for name in _SINGLE_JOBS:
+        if counts.get(name, 0) > 1:
+            raise JobsError(
+                f"{given}: {counts[name]} tasks of job {name}; TensorFlow takes at most one. Make "
+                "the others workers."
+            )
+    _check_data_jobs(counts, given)
+    for name in counts:
+        misspelt = _misspelt(name)
+        if misspelt:
+            warn_once(misspelt)
+    return {name: count for name, count in counts.items() if count}
+
+
+def _check_data_jobs(counts: Mapping[str, int], given: str) -> None:
+    """Raises JobsError where a part of a tf.data service is missing: the others would wait."""
+    dispatchers, workers = (counts.get(job, 0) for job in DATA_JOBS)
+    if not dispatchers and not workers:
+        return
+    if not dispatchers:
+        problem = (
+            "a data_worker serves the dispatcher of a tf.data service, and there is none; expected "
+            "'dispatcher': 1 as well"
+        )
+    elif not workers:
+        problem = (
+            "the dispatcher of a tf.data service has no data_worker, and the tasks that train "
+            "would wait for data for ever; expected one or more"
+        )
+    elif not counts.get("chief") and not counts.get("worker"):
+        problem = (
+            "no task is left to train with the data of the dispatcher; expected a chief or worker"
+        )
+    else:
+        return
+    raise JobsError(
+        f"{given}: {problem}, as in {{'worker': -1, 'dispatcher': 1, 'data_worker': 2}}."
+    )
+
+
+def refuse_misspelt_jobs(jobs: Mapping[str, int]) -> None:
+    """Raises JobsError where a name looks misspelt, for a check before the training."""
+    for name in jobs:
+        misspelt = _misspelt(name)
+        if misspelt:
+            raise JobsError(f"jobs={dict(jobs)!r}: {misspelt}.")
+
+
+def _misspelt(name: str) -> str:
+    """Returns what to say of a name that looks misspelt; '' for one that does not."""
+    if name in JOB_NAMES:
+        return ""
+    from difflib import get_close_matches  # few programs have a job with a name of their own
+
+    meant = next(iter(get_close_matches(name.lower(), JOB_NAMES, 1, _ALIKE)), "")
+    return meant and (
+        f"job {name!r} is not {meant!r}: this resolver and TensorFlow's strategies do not know it. "
+        f"Write {meant!r} if that is meant"
+    )
+
+
+def jobs_with_gpus(
+    roles: Collection[str],
+    gpu_jobs: Optional[Collection[str]],
+    jobs: Collection[str] = (),
+    counts_given: bool = False,
+) -> Collection[str]:
+    """Returns which of the cluster's jobs use GPUs.
+
+    By default a ParameterServerStrategy's parameter servers and coordinator (the chief) do not, as
+    they compute nothing, nor do the tasks of a tf.data service, whose pipelines run on CPUs.
+
+    Where the caller gave numbers of GPUs (`counts_given`), parameter servers and chief get theirs
+    as well, as in TensorFlow's own resolver. `jobs` are known although they may have no tasks.
+
+    Raises:
+        JobsError: for a name in `gpu_jobs` that is not the name of a job.
+    """
+    if gpu_jobs is None:
+        without = {*DATA_JOBS}
+        if not counts_given and "ps" in roles:
+            without |= {"ps", "chief"}
+        return set(roles) - without
+    known = dict.fromkeys([*JOB_NAMES, *roles, *jobs])
+    if not set(gpu_jobs) <= set(known) or isinstance(gpu_jobs, str):
+        raise JobsError(
+            f"gpu_jobs={gpu_jobs!r}: expected a collection of these names: {', '.join(known)}."
+        )
+    return set(gpu_jobs)

@@ -1,0 +1,58 @@
+"""The GPUs that TensorFlow sees in this process: set before it looks, and counted."""
+
+from __future__ import annotations
+
+import os
+from typing import Optional, Tuple
+
+import tensorflow as tf
+
+from slurm_resolver.cluster.cluster import Cluster
+from slurm_resolver.cluster.task_gpus import apply_gpus
+from slurm_resolver.log import warn
+
+
+def show_gpus(cluster: Cluster, auto_set_gpu: bool) -> Optional[Tuple[str, ...]]:
+    """Sets the GPUs; returns those that this process will see, None where nothing tells."""
+    gpus = cluster.gpu_decision
+    if gpus is None or not auto_set_gpu:
+        return gpus and gpus.visible_devices(applied=False)
+    known = _known_gpus() if gpus.settings else 0
+    apply_gpus(gpus, cluster.step, os.environ)
+    if not known or _gpus_left_visible() is not None:  # or the program has chosen by itself
+        return gpus.visible_devices(applied=True)
+    warn(
+        "%s comes too late: TensorFlow has already looked at the devices, and this process keeps "
+        "the %d GPUs that it saw then; make the resolver before anything lists or uses devices",
+        ", ".join(f"{name}={value}" for name, value in gpus.settings.items()),
+        known,
+    )
+    return None
+
+
+def count_gpus(devices: Optional[Tuple[str, ...]]) -> int:
+    """Returns how many GPUs this process will use; `devices` are what `show_gpus` returned."""
+    number = _gpus_left_visible()
+    if number is not None:
+        return number
+    if devices is None:  # nothing in the environment tells: TensorFlow takes what it finds
+        return len(tf.config.list_physical_devices("GPU"))
+    return len(devices)
+
+
+def _known_gpus() -> int:
+    """Returns how many GPUs TensorFlow has found, if it has looked already: then it keeps them."""
+    from tensorflow.python.eager import context
+
+    # No public name tells without looking; a TensorFlow without this one costs the warning, and
+    # the GPUs that a program has hidden count.
+    if getattr(context.context(), "_physical_devices", None) is None:
+        return 0
+    return len(tf.config.list_physical_devices("GPU"))
+
+
+def _gpus_left_visible() -> Optional[int]:
+    """Returns how many GPUs the program has left visible; None where it has hidden none."""
+    known = _known_gpus()
+    visible = len(tf.config.get_visible_devices("GPU")) if known else 0
+    return visible if visible < known else None

@@ -1,0 +1,44 @@
+"""Roles for layouts that a test makes up."""
+
+from __future__ import annotations
+
+from typing import Any, List, Mapping, Optional, Sequence
+
+from slurm_resolver.cluster.jobs import job_counts
+from slurm_resolver.cluster.layout import Layout, layout_from_environment
+from slurm_resolver.cluster.options import ClusterOptions
+from slurm_resolver.cluster.roles import Roles, assign_roles
+from slurm_resolver.slurm.step import SlurmStep
+
+
+def layout_of(counts: Sequence[int], distribution: str = "block", plane: int = 1) -> Layout:
+    """The layout of a step with these tasks on nodes n0, n1, …"""
+    step = SlurmStep(
+        nodes=tuple(f"n{i}" for i in range(len(counts))),
+        tasks_per_node=tuple(counts),
+        distribution=distribution,
+        plane_size=plane,
+    )
+    return layout_from_environment(step)
+
+
+def assign(layout: Layout, jobs: Optional[Mapping[str, int]] = None, **options: Any) -> Roles:
+    """The ranks of each job, with the options of `resolve`."""
+    options_given = ClusterOptions(jobs, **options)
+    return assign_roles(layout, job_counts(jobs, layout.num_tasks), options_given)
+
+
+def job_of(roles: Roles) -> List[str]:
+    """By rank, the name of its job."""
+    jobs = {rank: job for job, ranks in roles.items() for rank in ranks}
+    return [jobs[rank] for rank in sorted(jobs)]
+
+
+def play(layout: Layout, jobs: Optional[Mapping[str, int]] = None, **options: Any) -> str:
+    """By rank the first letter of its job, D for a dispatcher, and its index: ``w0 p0 w1``."""
+    names = {
+        rank: f"{'D' if job == 'dispatcher' else job[0]}{index}"
+        for job, ranks in assign(layout, jobs, **options).items()
+        for index, rank in enumerate(ranks)
+    }
+    return " ".join(names[rank] for rank in sorted(names))

@@ -1,0 +1,39 @@
+"""Jobs that tests submit to a real Slurm, and what becomes of them."""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+import time
+from pathlib import Path
+from typing import Callable, Dict, List
+
+from slurm_cluster import SlurmCluster
+
+# The tasks find the commands of this environment.
+ENVIRONMENT = {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
+ENDS = ("COMPLETED", "FAILED", "PREEMPTED", "CANCELLED", "TIMEOUT", "NODE_FAIL")
+
+
+def read(path: Path) -> str:
+    """What a file holds; '' before there is one."""
+    return path.read_text() if path.exists() else ""
+
+
+def wait_for(condition: Callable[[], bool], seconds: float = 90.0) -> None:
+    """Returns once the condition holds."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+
+
+def shown_jobs(slurm: SlurmCluster) -> Dict[str, List[Dict[str, str]]]:
+    """By job id (of an array that of the array) the fields of each of the job's components."""
+    found: Dict[str, List[Dict[str, str]]] = {}
+    for line in slurm.run("scontrol --oneliner show job").stdout.splitlines():
+        fields = dict(re.findall(r"(\w+)=(\S*)", line))
+        id = fields.get("ArrayJobId") or fields.get("HetJobId") or fields["JobId"]
+        found.setdefault(id, []).append(fields)
+    return found
