@@ -84,8 +84,8 @@ def test_other_variables_are_not_named() -> None:
 
 def test_the_users_name_and_home_are_replaced() -> None:
     value = f"{Path.home()}/lists/{getpass.getuser()}/hosts"
-    report = make_report({**TASK, "SLURM_HOSTFILE": value, "SLURM_DISTRIBUTION": "arbitrary"})
-    assert report["variables"]["SLURM_HOSTFILE"] == "~/lists/USER/hosts"
+    report = make_report({**TASK, "NCCL_DEBUG_FILE": value})
+    assert report["variables"]["NCCL_DEBUG_FILE"] == "~/lists/USER/hosts"
     assert f"{Path.home()}/" not in json.dumps(report)
 
 

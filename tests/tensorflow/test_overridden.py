@@ -41,6 +41,7 @@ def test_all_are_ready_as_what_they_resolved_to(
 MPIRUN = "export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1; mpirun.openmpi -np 4"
 
 
+@pytest.mark.nightly
 def test_hosts_from_a_set_are_in_one_order_under_mpirun(
     real_slurm: SlurmCluster, tmp_path: Path
 ) -> None:
