@@ -1,4 +1,4 @@
-"""Folds host names into Slurm's host lists, and sorts them with their numbers in numeric order."""
+"""Folds host names into Slurm's host lists."""
 
 from __future__ import annotations
 
@@ -41,24 +41,6 @@ def short_hostlist(hosts: Sequence[str]) -> str:
     """Returns the hosts as messages show them: folded, and cut after 200 characters."""
     text = compress_hostlist(hosts)
     return text if len(text) <= _MAX_SHOWN else f"{text[:_MAX_SHOWN]} …"
-
-
-def sort_hosts(hosts: Iterable[str]) -> List[str]:
-    """Returns the names sorted, with their numbers in numeric order wherever they are in the name.
-
-    >>> sort_hosts(["n10", "n9", "rack10-n1", "rack2-n3", "n09"])
-    ['n09', 'n9', 'n10', 'rack2-n3', 'rack10-n1']
-
-    Names that differ in nothing but the number at their end follow each other, so that they fold.
-    """
-
-    def order(name: str) -> Tuple[List[Tuple[int, str]], str, int, str]:
-        prefix, digits = _split(name)
-        parts = re.findall(r"([0-9]*)([^0-9]*)", prefix)
-        numbers = [(int(number or -1), text) for number, text in parts]
-        return numbers, prefix, int(digits or -1), name
-
-    return sorted(hosts, key=order)
 
 
 def _split(name: str) -> Tuple[str, str]:

@@ -68,7 +68,7 @@ def test_signals_are_the_real_slurms(real_slurm: SlurmCluster) -> None:
     assert shown == ["1" if word in NO_SIGNALS else "0" for word in words]
 
 
-OUTPUTS = ["-o o-%t.log", "-o one.log", "-l -o o-%t.log", "-o none", "-o %N-%n-%s-%u-%x", "-o 1"]
+OUTPUTS = ["-o o-%t.log", "-o one.log", "-l -o o-%t.log", "-o none", "-o %N-%n-%s-%u-%x"]
 
 Written = Tuple[Dict[str, List[str]], List[str], List[str]]  # files, standard output, errors
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import random
 import tracemalloc
 from typing import List, Optional
 
@@ -19,7 +18,6 @@ from slurm_resolver import (
     expand_hostlist,
     expand_tasks_per_node,
 )
-from slurm_resolver.slurm.hostlist_compress import sort_hosts
 
 with open(DATA / "hostlists.jsonl", encoding="utf-8") as lines:
     FROM_SLURM = [json.loads(line) for line in lines]
@@ -174,28 +172,6 @@ def test_expand_reads_back_what_compress_writes(hosts: List[str]) -> None:
     folded = compress_hostlist(hosts)
     assert expand_hostlist(folded) == hosts
     assert count_hostlist(folded) == len(hosts)
-
-
-@given(st.lists(NAMES), st.randoms(use_true_random=False))
-def test_sorting(hosts: List[str], chance: random.Random) -> None:
-    ordered = sort_hosts(hosts)
-    assert sorted(ordered) == sorted(hosts)
-    chance.shuffle(hosts)
-    assert sort_hosts(hosts) == ordered
-
-
-@pytest.mark.parametrize(
-    "hosts",
-    [
-        [],
-        ["n09", "n9", "n10"],
-        ["b1", "n", "n0", "n1"],
-        ["9", "10", "a9b9", "a9b10", "a10b2", "b"],
-        ["rack2-n3", "rack2-n20", "rack10-n1"],
-    ],
-)
-def test_numbers_are_sorted_as_numbers(hosts: List[str]) -> None:
-    assert sort_hosts(reversed(hosts)) == hosts
 
 
 @given(st.text(alphabet="n12[]-, x0"))
