@@ -177,7 +177,7 @@ def write_conda_recipe(session: nox.Session, archive: Path) -> None:
     to_folder = ("--output", str(folder), "--no-use-v1-format")
     session.run("grayskull", "pypi", str(archive), *to_folder, silent=True)
     recipe = (folder / "slurm_resolver" / "meta.yaml").read_text()
-    needed = ["noarch: python", "- slurm-resolver = slurm_resolver.cli:main", "- rich >=13"]
+    needed = ["noarch: python", "- slurm-resolver = slurm_resolver.cli:main"]
     if not all(f"{line}\n" in recipe for line in needed) or "tensorflow" in recipe:
         session.error(f"the recipe for conda: expected {needed} and no tensorflow:\n{recipe}")
 

@@ -5,16 +5,17 @@ from __future__ import annotations
 import argparse
 import errno
 import os
+import re
 import sys
 import time
-from typing import Collection, Dict, List, NoReturn, Optional, Tuple
+from typing import Collection, Dict, List, NoReturn, Optional, Sequence, Tuple
 
 from slurm_resolver import startup
-from slurm_resolver.cli.exec_variables import fill_in, framework_variables
 from slurm_resolver.cli.options import add_cluster_options, cluster_options
 from slurm_resolver.cluster.cluster import Cluster
-from slurm_resolver.cluster.contracts import CONTRACTS
+from slurm_resolver.cluster.contracts import CONTRACTS, Contract, placeholders
 from slurm_resolver.cluster.resolve import resolve_step
+from slurm_resolver.cluster.task_gpus import apply_gpus
 from slurm_resolver.coordination import client
 from slurm_resolver.errors import LaunchError, SlurmResolverError, find_rendezvous_error
 from slurm_resolver.slurm.step import SlurmStep
@@ -48,6 +49,7 @@ argument: enough for some thousands of tasks. SlurmClusterResolver has no such l
 
 _SERVERS = ("ps", "dispatcher", "data_worker")  # whose programs only serve
 _MAY_SERVE = (*_SERVERS, "worker")
+_PLACEHOLDER = re.compile(r"\{\{[a-z_]+\}\}|\{[a-z_]+\}")
 _TOGETHER_SECONDS = 5.0  # by how much tasks that have just met may come apart
 
 
@@ -154,7 +156,7 @@ def main(args: argparse.Namespace) -> int:
             raise
         print(f"slurm-resolver exec: {error}", file=sys.stderr)
         return 1
-    environ = {**os.environ, **framework_variables(cluster, args.env or ["tensorflow"])}
+    environ = {**os.environ, **_framework_variables(cluster, args.env or ["tensorflow"])}
     values = fill_in([value for _, value in args.set], cluster)
     environ.update(zip((name for name, _ in args.set), values))
     if args.replace:
@@ -190,6 +192,49 @@ def _resolve(args: argparse.Namespace, program: str) -> Cluster:
         least = _TOGETHER_SECONDS if cluster.layout_source == "rendezvous" else 0.0
         wait_until_ready(cluster, max(options.meeting_seconds, least))
     return cluster
+
+
+def _framework_variables(cluster: Cluster, contracts: Sequence[Contract]) -> Dict[str, str]:
+    """Returns what the frameworks' programs read, and the variables that show the task its GPUs.
+
+    Args:
+        cluster: the step's.
+        contracts: the frameworks, see `slurm_resolver.cluster.contracts`.
+    """
+    variables: Dict[str, str] = {}
+    for contract in contracts:
+        variables.update(cluster.variables(contract))
+    gpus, own = cluster.gpu_decision, cluster.task
+    if gpus is None or own is None:
+        return variables
+    if "torch" in contracts:
+        if gpus.same_for_all:
+            return variables  # its programs take the GPU with the number LOCAL_RANK of all
+        shown = gpus.visible_before or ()
+        if shown and own.local_rank >= len(shown):
+            print(
+                f"slurm-resolver exec: LOCAL_RANK is {own.local_rank}, but Slurm shows this task "
+                f"{len(shown)} of the node's GPUs: a program that takes the GPU of that number "
+                "fails. Ask for the GPUs by --gpus-per-node instead of --gpus-per-task or "
+                "--gpu-bind.",
+                file=sys.stderr,
+            )
+    apply_gpus(gpus, cluster.step, variables)
+    return variables
+
+
+def fill_in(words: Sequence[str], cluster: Cluster) -> List[str]:
+    """Returns the words with {job}, {index} and so on filled in.
+
+    ``{{rank}}`` stands for ``{rank}`` itself. Braces with anything else in them stay as they are.
+    """
+    if not any("{" in word for word in words):
+        return list(words)  # the lists of hosts are long
+    values = {}
+    for name, value in placeholders(cluster).items():
+        values[f"{{{name}}}"] = value
+        values[f"{{{{{name}}}}}"] = f"{{{name}}}"
+    return [_PLACEHOLDER.sub(lambda found: values.get(found[0], found[0]), word) for word in words]
 
 
 def _check_restarts(cluster: Cluster, args: argparse.Namespace) -> None:

@@ -40,8 +40,7 @@ nothing is started again, here as on Slurm. A restart empties the output files.
 
 restarts: with --restarts N, when a task has failed (its exit status is neither 0 nor 75), the
 others end as well, and the job goes on with a new step, which has its own SLURM_STEP_ID and ports.
-The time limit is the job's. An error that came twice without progress in between ends the job, as
-with slurm-resolver supervise.
+The time limit is the job's.
 
 exit status: the highest of the tasks'; a task that a signal ended, and all tasks ended by a signal
 to this command, count as 128 and the signal's number (Ctrl-C: 130, time limit: 143); 2 when usage
@@ -162,7 +161,6 @@ def _run(args: argparse.Namespace, command: List[str]) -> int:
     from slurm_resolver.preflight.lonely_step import advise_on_nested_run
     from slurm_resolver.slurm.step import SlurmStep
     from slurm_resolver.slurm.time_limit import parse_time_and_signal
-    from slurm_resolver.supervision.policy import LocalFailures
 
     limit, limit_signal = parse_time_and_signal(args.time, args.signal)
     if args.signal is not None and limit is None:
@@ -194,10 +192,7 @@ def _run(args: argparse.Namespace, command: List[str]) -> int:
         advice = advise_on_nested_run(SlurmStep.read(), args.ntasks)
         if advice:
             _print_line(advice)
-    if not args.restarts:
-        return LocalJob(options, _print_line).run(os.environ)
-    failures = LocalFailures()
-    return LocalJob(options, _print_line, failures.listen, failures.same_again).run(os.environ)
+    return LocalJob(options, _print_line).run(os.environ)
 
 
 def _print_line(message: str) -> None:

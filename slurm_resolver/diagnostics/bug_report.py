@@ -28,7 +28,7 @@ Report = Dict[str, Dict[str, str]]
 
 _PACKAGES = (
     *("tensorflow", "tensorflow-cpu", "tensorflow-rocm", "tf-nightly", "keras", "tf_keras"),
-    *("numpy", "grpcio", "protobuf", "nvidia-ml-py", "nvidia-nccl-cu12", "rich"),
+    *("numpy", "grpcio", "protobuf", "nvidia-ml-py", "nvidia-nccl-cu12"),
 )
 _PROGRAMS = ("srun", "nvidia-smi")
 _PROGRAM_SECONDS = 5.0

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Dict, NamedTuple, Optional, Sequence, Tuple
+import errno
+import os
+import shutil
+import sys
+from typing import Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 from slurm_resolver.slurm.time_limit import LimitSignal
 
@@ -37,3 +41,26 @@ class RunOptions(NamedTuple):
     requeue: bool = False
     requeue_status: Optional[int] = None
     restarts: int = 0
+
+
+# It runs in the place of a function between fork and exec (`preexec_fn`), which is not safe in a
+# process that has threads. 1 is PR_SET_PDEATHSIG. Python ignores two signals: they are restored.
+_START = """\
+import ctypes, os, signal, sys
+ctypes.CDLL(None).prctl(1, signal.SIGKILL)
+for number in (signal.SIGPIPE, signal.SIGXFSZ):
+    signal.signal(number, signal.SIG_DFL)
+if os.getppid() == int(sys.argv[1]):
+    os.execvp(sys.argv[2], sys.argv[2:])
+"""
+
+
+def end_with_this(command: Sequence[str], environ: Mapping[str, str]) -> List[str]:
+    """Returns the command for a program that the kernel kills when this process ends.
+
+    Raises:
+        OSError: where the PATH of `environ` has no such program.
+    """
+    if shutil.which(command[0], path=environ.get("PATH")) is None:
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), command[0])
+    return [sys.executable, "-I", "-S", "-c", _START, str(os.getpid()), *command]

@@ -18,10 +18,9 @@ import time
 from typing import Any, Callable, Dict, Iterable, List, Mapping, Optional, Tuple
 
 from slurm_resolver.errors import LaunchError
-from slurm_resolver.local import RunOptions
-from slurm_resolver.local.child_process import end_with_this
+from slurm_resolver.local import RunOptions, end_with_this
 from slurm_resolver.local.environment import inherited_environment, step_environment
-from slurm_resolver.local.output import Listen, Output
+from slurm_resolver.local.output import Output
 from slurm_resolver.training_reports import READY, SAVED, VARIABLE
 
 MAX_REQUEUES = 5  # as Slurm's MaxBatchRequeue by default
@@ -36,25 +35,10 @@ _SET_TASK_PID = ("/bin/sh", "-c", 'export SLURM_TASK_PID=$$; exec "$0" "$@"')
 class LocalJob:
     """Runs a step to its end, and starts it again as long as it has to be."""
 
-    def __init__(
-        self,
-        options: RunOptions,
-        print_line: Callable[[str], None],
-        listen: Optional[Listen] = None,
-        same_again: Callable[[int, int], bool] = lambda rank, status: False,
-    ) -> None:
-        """Prepares the job; nothing is started yet.
-
-        Args:
-            print_line: prints a line for the user.
-            listen: gets each line that the tasks print.
-            same_again: gets the rank and the exit status of the task that has failed, and returns
-                whether the last step failed in the same way, so that none is started after it.
-        """
+    def __init__(self, options: RunOptions, print_line: Callable[[str], None]) -> None:
+        """Prepares the job, whose messages `print_line` prints; nothing is started yet."""
         self._options = options
         self._print_line = print_line
-        self._listen = listen
-        self._same_again = same_again
         self._first_failure = ""
 
     def run(self, environ: Mapping[str, str]) -> int:
@@ -75,7 +59,7 @@ class LocalJob:
         while True:
             self._step = step = _Step(options, self._print_line)
             variables = step_environment(options, started, restarts, steps)
-            output = Output(options, self._listen)
+            output = Output(options)
             await step.run({**inherited, **variables}, time.time() - started, output)
             if step.requeue_reason is not None:
                 if not self._may_requeue(step.requeue_reason, restarts):
@@ -108,15 +92,12 @@ class LocalJob:
             return False
         failure = _describe_end(*step.failure)
         self._first_failure = self._first_failure or f"{failure} in step {steps}"
-        same = self._same_again(*step.failure)
-        if steps < most and not same:
+        if steps < most:
             self._print_line(f"restart {steps + 1} of at most {most} (--restarts): {failure}")
             return True
-        reason = f"but --restarts is {most}"
-        if steps < most:
-            reason = "and it was the same each time, without any progress in between"
         self._print_line(
-            f"not started again: {failure}, {reason}. The first failure: {self._first_failure}"
+            f"not started again: {failure}, but --restarts is {most}. The first failure: "
+            f"{self._first_failure}"
         )
         return False
 

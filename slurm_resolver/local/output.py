@@ -11,7 +11,7 @@ import re
 import subprocess
 import sys
 import threading
-from typing import IO, BinaryIO, Callable, Dict, List, Mapping, Optional, Sequence
+from typing import IO, BinaryIO, Dict, List, Mapping, Optional
 
 from slurm_resolver.errors import LaunchError
 from slurm_resolver.local import RunOptions
@@ -24,9 +24,6 @@ _VARIABLES = {
     **{"N": "SLURMD_NODENAME", "x": "SLURM_JOB_NAME", "u": "SLURM_JOB_USER"},
 }
 
-# Gets the rank, "stdout" or "stderr", and each line that a task prints; called in any thread.
-Listen = Callable[[int, str, bytes], None]
-
 
 def file_name(pattern: str, variables: Mapping[str, str]) -> str:
     """Returns the pattern with srun's fields, such as %t, filled in; unknown ones stay."""
@@ -38,10 +35,9 @@ def file_name(pattern: str, variables: Mapping[str, str]) -> str:
 class Output:
     """The output of one step; every step opens its files again."""
 
-    def __init__(self, options: RunOptions, listen: Optional[Listen]) -> None:
+    def __init__(self, options: RunOptions) -> None:
         """Prepares it; no file is opened yet."""
         self._options = options
-        self._listen = listen
         self._names: Dict[int, Optional[str]] = {}  # by rank; None for the screen
         self._files: Dict[str, BinaryIO] = {}
         self._threads: List[threading.Thread] = []
@@ -91,14 +87,12 @@ class Output:
         name, label = self._names[rank], b""
         if name is None if self._options.label is None else self._options.label:
             label = f"{rank:{len(str(self._options.num_tasks - 1))}d}: ".encode()
-        arguments = (source, name, label, rank, stream)
+        arguments = (source, name, label, stream)
         thread = threading.Thread(target=self._copy, args=arguments, daemon=True)
         thread.start()
         self._threads.append(thread)
 
-    def _copy(
-        self, source: IO[bytes], name: Optional[str], label: bytes, rank: int, stream: str
-    ) -> None:
+    def _copy(self, source: IO[bytes], name: Optional[str], label: bytes, stream: str) -> None:
         """Copies whole lines; without labels the output of the only task as it comes."""
         screen = sys.stdout.buffer if stream == "stdout" else sys.stderr.buffer
         target = screen if name is None else self._files[name]
@@ -113,20 +107,14 @@ class Output:
                     lines.append(rest)
                     rest = b""
                 labelled = b"".join(label + line + b"\n" for line in lines)
-                self._pass_on(target, piece if at_once else labelled, rank, stream, lines)
-            if rest:
-                text = b"" if at_once else label + rest + last_end
-                self._pass_on(target, text, rank, stream, [rest])
+                self._write(target, piece if at_once else labelled)
+            if rest and not at_once:
+                self._write(target, label + rest + last_end)
 
-    def _pass_on(
-        self, target: BinaryIO, text: bytes, rank: int, stream: str, lines: Sequence[bytes]
-    ) -> None:
+    def _write(self, target: BinaryIO, text: bytes) -> None:
         with self._lock:
             target.write(text)
             target.flush()
-        if self._listen is not None:
-            for line in lines:
-                self._listen(rank, stream, line)
 
 
 def _open(name: str) -> BinaryIO:

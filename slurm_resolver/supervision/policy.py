@@ -7,14 +7,12 @@ is drained, or does not answer, stays in it, and only its own state shows it.
 from __future__ import annotations
 
 import re
-import threading
-import time
 from typing import Collection, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 from slurm_resolver.preemption.requeue import REQUEUE_STATUS, TERMINATED_STATUS
 from slurm_resolver.slurm import scontrol
 from slurm_resolver.slurm.hostlist import expand_hostlist
-from slurm_resolver.supervision.step_output import StepFailure, TaskOutput
+from slurm_resolver.supervision.step_output import StepFailure
 
 # A step that ran for longer has made progress, even if its output does not say so.
 PROGRESS_SECONDS = 600.0
@@ -122,33 +120,3 @@ def choose(
     trusted = [name for name in healthy if name not in suspects]
     pool = trusted if len(trusted) >= least else list(healthy)
     return tuple(pool[:wanted]) if len(pool) >= least else ()
-
-
-class LocalFailures:
-    """The failures of a local job's steps; it listens to what the tasks print."""
-
-    def __init__(self) -> None:
-        self._attempts: List[Attempt] = []
-        self._lock = threading.Lock()
-        self._begin_step()
-
-    def _begin_step(self) -> None:
-        self._output, self._begun = TaskOutput(), time.monotonic()
-
-    def listen(self, rank: Optional[int], stream: str, line: bytes) -> None:
-        """Takes a line that a task has printed, as `Output` passes it. Safe in any thread."""
-        with self._lock:
-            if stream == "unknown":  # what cannot be read is never the same
-                self._attempts.clear()
-            self._output.read(rank, stream, line.decode(errors="replace"))
-
-    def same_again(self, rank: int, status: int) -> bool:
-        """Whether the step that this task ends failed as the one before it."""
-        name = f"signal {status - 128}" if status > 128 else None
-        failure = StepFailure("task", status, time.time(), rank, "localhost", name)
-        with self._lock:
-            line, progress = self._output.error(failure), self._output.progress
-            failure = failure._replace(line=line, progress=progress)
-            self._attempts.append(Attempt(failure, time.monotonic() - self._begun))
-            self._begin_step()
-        return same_again(self._attempts)

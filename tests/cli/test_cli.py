@@ -103,7 +103,7 @@ def test_no_command_imports_tensorflow(tmp_path: Path) -> None:
         assert (done.returncode, done.stderr) == (0, "")
 
 
-SLOW_MODULES = "asyncio ctypes dataclasses inspect logging rich subprocess"
+SLOW_MODULES = "asyncio ctypes dataclasses inspect logging subprocess"
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from task_variables import TASK
 
 import slurm_resolver as sr
 from slurm_resolver.cli import main
-from slurm_resolver.cli.exec_variables import fill_in
+from slurm_resolver.cli.exec import fill_in
 
 COMMAND = [sys.executable, "-m", "slurm_resolver", "exec"]
 TELL = [sys.executable, "-c", "import json, os; print(json.dumps(dict(os.environ)))"]

@@ -45,8 +45,3 @@ def test_a_task_that_does_not_come_to_check(tmp_path: Path) -> None:
     assert presence["status"] == "failed"
     assert "1 of 3 tasks did not come to " in presence["detail"]
     assert "worker 1 (rank 1 on localhost)" in presence["detail"]
-
-
-def test_exec_waits_for_all_tasks(tmp_path: Path) -> None:
-    done = run(tmp_path, 2, *COMMAND, "exec", "--wait", "30", "--", "echo", "rank {rank}")
-    assert sorted(done.stdout.splitlines()) == ["rank 0", "rank 1"]

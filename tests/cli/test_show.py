@@ -54,11 +54,6 @@ GPUs of the tasks on n10:
 
 # By what is set and asked for, how the lines about the node's GPUs begin.
 GPUS = {
-    "nothing shows any": (
-        {"SLURM_PROCID": "0", "CUDA_VISIBLE_DEVICES": ""},
-        JOBS,
-        ["rank 0: none (this job uses no GPU"],
-    ),
     "a job without GPUs": (
         {"SLURM_PROCID": "0"},
         JOBS,

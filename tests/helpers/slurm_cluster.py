@@ -220,7 +220,7 @@ class SlurmCluster:
         Raises AssertionError for a status other than 0 unless `check` is false, and TimeoutError
         with the output so far where it took longer than `timeout` seconds; it is then killed.
         """
-        process = self._start(command, env, cwd, node)
+        process = self.popen(command, node=node, env=env, cwd=cwd)
         error: type[Exception] | None = None
         try:
             output = process.communicate(timeout=timeout)
@@ -235,26 +235,22 @@ class SlurmCluster:
             raise error(told.format(process.shown, ended, *output))
         return subprocess.CompletedProcess(process.shown, process.returncode, *output)
 
-    def popen(
-        self, command: Command, *, env: Mapping[str, str] | None = None, cwd: Path | None = None
-    ) -> subprocess.Popen[str]:
-        """Start a command on the login host as `run()` does, and return without waiting.
-
-        Its signals (`terminate()`, `send_signal()`, ...) go to the command and its children.
-        """
-        return self._start(command, env, cwd)
-
     def run_on(self, node: str, command: Command, **as_run: Any) -> Completed:
         """Run a command as `run()` does, but on one node, and not as a task of Slurm."""
         return self.run(command, node=node, **as_run)
 
-    def _start(
+    def popen(
         self,
         command: Command,
-        env: Mapping[str, str] | None,
-        cwd: Path | None,
+        *,
         node: str | None = None,
+        env: Mapping[str, str] | None = None,
+        cwd: Path | None = None,
     ) -> _Command:
+        """Start a command as `run()` does, and return without waiting.
+
+        Its signals (`terminate()`, `send_signal()`, ...) go to the command and its children.
+        """
         if self._supervisor is None:
             raise RuntimeError("the cluster is not running")
         target = self._login if node is None else self._holder(node)

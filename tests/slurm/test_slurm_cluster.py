@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shlex
 import signal
 import subprocess
 import sys
@@ -20,22 +19,6 @@ from slurm_installation import Installation
 pytestmark = pytest.mark.slurm
 
 NODES = [Node("n8", gpus=4), Node("n9", gpus=4), Node("n10")]
-
-LISTEN = """
-import socket, sys
-server = socket.create_server(("", int(sys.argv[1])))
-print("listening", flush=True)
-connection, peer = server.accept()
-print("from", peer[0], connection.recv(100).decode(), flush=True)
-"""
-CONNECT = """
-import socket, sys
-socket.create_connection((sys.argv[1], int(sys.argv[2])), timeout=10).sendall(sys.argv[2].encode())
-"""
-
-
-def python(script: str, *arguments: object) -> str:
-    return shlex.join([sys.executable, "-c", script, *map(str, arguments)])
 
 
 def traces() -> tuple[list[str], str]:
@@ -88,17 +71,6 @@ def test_slurm_places_tasks_and_grants_gpus(
     assert sorted(cluster.run(command).stdout.split()) == printed.split()
 
 
-def test_every_node_has_its_own_ports_and_two_jobs_share_nodes(cluster: SlurmCluster) -> None:
-    listeners = [cluster.popen(f"srun -w n9,n10 {python(LISTEN, port)}") for port in (5001, 5002)]
-    for port, listener in zip((5001, 5002), listeners):
-        assert listener.stdout is not None
-        assert [listener.stdout.readline() for _ in range(2)] == ["listening\n"] * 2
-        for node in ("n9", "n10"):
-            cluster.run_on("n8", python(CONNECT, node, port))
-        output, _ = listener.communicate(timeout=10)
-        assert output == f"from 10.77.0.1 {port}\n" * 2
-
-
 def test_the_environment_is_clean(
     cluster: SlurmCluster, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -128,19 +100,6 @@ def test_a_time_out_ends_the_command_and_its_job(cluster: SlurmCluster) -> None:
         cluster.run("echo so far; srun -J late sleep 300", timeout=0.5)
     await_true(lambda: cluster.run("squeue -h -n late").stdout == "")
     assert "sleep 300" not in cluster.run("ps -e -o args").stdout
-
-
-def test_extra_lines_replace_ours_and_two_clusters_do_not_meet(
-    tmp_path: Path, cluster: SlurmCluster
-) -> None:
-    ports = "srun bash -c 'echo $SLURM_STEP_RESV_PORTS'"
-    assert cluster.run(ports).stdout.startswith("23")
-    lines = ["mpiparams=", "KillWait=9", "PartitionName=q Nodes=b"]
-    with SlurmCluster([Node("a"), Node("b")], tmp_path, extra_conf=lines) as other:
-        assert other.run(ports).stdout == "\n"
-        assert "KillWait                = 9 sec" in other.run("scontrol show config").stdout
-        assert other.run("srun -p q hostname").stdout == "b\n"
-        assert cluster.run("srun -w n9 hostname").stdout == "n9\n"
 
 
 def test_a_killed_test_process_leaves_nothing(tmp_path: Path, cluster: SlurmCluster) -> None:

@@ -30,16 +30,6 @@ def test_tasks_get_the_first_of_the_launchers_gpus(
     assert [task.get("SLURM_STEP_GPUS", "") for task in found] == expected
 
 
-def test_without_gpus_the_launchers_variables_stay() -> None:
-    assert gpu_variables(2, None, None, {CUDA: "4,5"}) is None
-
-
-def test_uuids_go_only_into_the_variable_of_their_maker() -> None:
-    assert gpu_variables(1, 1, None, {CUDA: "GPU-aa"}) == [
-        {CUDA: "GPU-aa", "SLURM_STEP_GPUS": "GPU-aa", "SLURM_GPUS_ON_NODE": "1", "SLURM_GPUS": "1"}
-    ]
-
-
 @pytest.mark.parametrize(
     ("gpus", "per_task", "environ", "message"),
     [
@@ -60,12 +50,3 @@ def test_more_gpus_than_there_are(
     with pytest.raises(GpuError) as caught:
         gpu_variables(2, gpus, per_task, environ)
     assert message in str(caught.value)
-
-
-def test_where_the_driver_cannot_be_asked_the_variables_are_set_all_the_same(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr("slurm_resolver.local.environment.count_driver_gpus", lambda: None)
-    found = gpu_variables(1, 2, None, {})
-    assert found is not None
-    assert found[0][CUDA] == "0,1"
