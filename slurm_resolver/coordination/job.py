@@ -30,12 +30,12 @@ from slurm_resolver.log import print_line
 if TYPE_CHECKING:
     from slurm_resolver.coordination.service import Service
 
-# By the job of servers: what is lost with one. TensorFlow waits for it without end; without a data
-# worker it goes on without its data, or waits for it for ten minutes.
+# What is lost with a server, by its job. TensorFlow waits for a lost server without end; without a
+# data worker it continues without its data, or waits for ten minutes.
 SERVERS = {"ps": "its variables", "dispatcher": "the data service", "data_worker": "data"}
 TRAIN = ("chief", "worker")
 _MOST_NAMES = 5
-# A leader that fails may do so because a server is lost: so long until that is known.
+# The loss of a server may become known this long after the failure that it causes in the leader.
 _REASON_SECONDS = 3.0
 
 
@@ -45,21 +45,21 @@ class Job:
     def __init__(self, service: Service) -> None:
         """Does nothing until a task takes part."""
         self._service = service
+        service.is_needed = self._has_to_tell
         self._jobs: Sequence[str] = ()  # by rank
         self._leader, self._cluster, self._first, self._size = 0, "", 0, 0
         self._numbers: Dict[int, str] = {}  # of the last process, by rank of a task that came
         self._roles: Dict[int, Set[str]] = {}  # of the processes of the tasks that are present
-        self._awaited: Set[int] = set()  # who has to come, and has not
-        self._training: Set[int] = set()  # who is present, and does not only serve
+        self._awaited: Set[int] = set()  # the ranks that have not come yet
+        self._training: Set[int] = set()  # the ranks that are present and do not only serve
         self._ended: Dict[int, str] = {}  # by rank of a task that trained: why it failed, or ''
         self._deadline = self._keep_until = math.inf
         self._timeout = 0.0
         self._failed: Optional[Tuple[float, str]] = None  # the leader: why, and when that counts
         self._result: Optional[Message] = None
 
-    @property
-    def keeps_open(self) -> bool:
-        """Whether there are tasks that have to be told how the job ends."""
+    def _has_to_tell(self) -> bool:
+        """Returns whether there are tasks that have to be told how the job ends."""
         if self._result is None:
             waits = self._failed is not None or (self._awaited and self._deadline < math.inf)
         else:  # those that come late to a job that has failed are told
@@ -124,7 +124,7 @@ class Job:
             self._look()
 
     def _is_of_next_job(self, process: Process) -> bool:
-        """Whether the task runs its next program already, whose service is still to come."""
+        """Returns whether the task already runs its next program, whose service has not started."""
         if not self._jobs:
             return self._service.leaves
         is_next = self._numbers.get(process.rank, process.number) != process.number
@@ -156,7 +156,7 @@ class Job:
     def _end(self, status: int, message: str) -> None:
         if self._result is None:
             self._result = {"over": status, "message": message}
-            # Who is stopped, or away in a gap of the network, is not waited for without end.
+            # The service does not wait for ever for a stopped or disconnected task.
             self._keep_until = time.monotonic() + self._service.address.grace
             self._service.send(self._roles, self._result)
 

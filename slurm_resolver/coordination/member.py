@@ -24,10 +24,10 @@ class JobResult(NamedTuple):
 
 
 def announcement(tasks: Sequence[Tuple[str, int, str]], rank: int) -> Optional[Message]:
-    """Returns what a task says to take part in the job; None where no task waits for it.
+    """Returns the message by which a task takes part in the job; None if no task waits for it.
 
-    That is in a step without servers or without tasks that train, and in tasks such as the
-    evaluator. `tasks` are job, index and address by rank.
+    No task waits in a step without servers or without tasks that train, or for the evaluator.
+    `tasks` are job, index and address by rank.
     """
     jobs = [job for job, _, _ in tasks]
     trainers = [rank for rank, job in enumerate(jobs) if job in TRAIN]

@@ -97,7 +97,7 @@ def find_stall(workers: Workers, limit: float, silence: float) -> List[int]:
     if all(report.phase == IDLE for report in reports):
         return []
     behind = find_behind(workers, silence)
-    # Who is idle may prepare its data for long before a fit, but not while the others train.
+    # An idle worker may prepare its data for long before a fit, but not while the others train.
     meets = any(report.phase == MEETING for report in reports)
     if meets or any(workers[rank].phase in _PATIENT for rank in behind):
         limit *= _PATIENCE
@@ -202,11 +202,6 @@ class Monitor:
         elif not behind and self._is_stalled:
             self._is_stalled = False
             self._service.send(None, {"stall": "steps advance again", "behind": [], "end": []})
-
-    @property
-    def keeps_open(self) -> bool:
-        """Never: no task relies on it."""
-        return False
 
     def status(self) -> Message:
         """Returns what `slurm-resolver status` shows."""

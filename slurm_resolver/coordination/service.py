@@ -56,10 +56,6 @@ class Watcher(Protocol):
     def tick(self, now: float) -> None:
         """Does what is due; called several times a second."""
 
-    @property
-    def keeps_open(self) -> bool:
-        """Whether tasks still rely on the service, so that its process must not end yet."""
-
 
 class _Link:
     """A process that represents a task, and its connection."""
@@ -95,6 +91,7 @@ class Service:
         self.rounds = Rounds(address.num_tasks, self.send, name_of)
         self.watchers: List[Watcher] = []
         self.status: Callable[[], Message] = dict  # what an observer is told
+        self.is_needed: Callable[[], object] = bool  # whether tasks still rely on this process
         self.leaves = False  # whether its process is about to end
         self._links: Dict[Tuple[int, str], _Link] = {}  # by rank and role
         self._departed: List[int] = []  # whose goodbyes the others are not told yet
@@ -132,8 +129,7 @@ class Service:
         """Ends the service once no task relies on it; the last messages are sent."""
         self.leaves, until = True, time.monotonic() + self.address.grace
         while self._thread.is_alive() and (
-            any(watcher.keeps_open for watcher in self.watchers)
-            or (self._owes_answers and time.monotonic() < until)
+            self.is_needed() or (self._owes_answers and time.monotonic() < until)
         ):
             time.sleep(_TICK_SECONDS / 5)
         self._closing = True

@@ -8,7 +8,8 @@ slurm_cluster_resolver.py.
 from __future__ import annotations
 
 from collections import Counter
-from typing import Any, Callable, Dict, List, Mapping, Optional
+from functools import cached_property
+from typing import Any, Dict, List
 
 from slurm_resolver.cluster.cluster import Cluster
 from slurm_resolver.cluster.options import ClusterOptions
@@ -21,62 +22,40 @@ class PrivateNames:
     _cluster: Cluster
     _options: ClusterOptions
 
-    def __getattr__(self, name: str) -> Any:
-        """Returns one of TensorFlow's values; Python asks here for names that are not set."""
-        make = _MAKERS.get(name)
-        if make is None or "_cluster" not in self.__dict__:  # not there while it is being copied
-            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
-        value = self.__dict__[name] = make(self._cluster, self._options)
-        return value
+    @cached_property
+    def _rank(self) -> Any:  # None outside of a step; TensorFlow's is a number
+        return self._cluster.task.rank if self._cluster.task else None
 
+    @cached_property
+    def _jobs(self) -> Dict[str, int]:
+        given = dict.fromkeys(self._options.jobs or {}, 0)
+        return {**given, **Counter(task.job for task in self._cluster.tasks)}
 
-def _rank(cluster: Cluster, options: ClusterOptions) -> Optional[int]:
-    return cluster.task.rank if cluster.task else None
+    @cached_property
+    def _task_configuration(self) -> Dict[str, int]:
+        """The number of tasks by node."""
+        return dict(Counter(task.node for task in self._cluster.tasks))
 
+    @cached_property
+    def _port_base(self) -> int:
+        """The port of the first task on each node."""
+        tasks = self._cluster.tasks
+        return int(tasks[0].address.rpartition(":")[2]) if tasks else DEFAULT_PORT
 
-def _jobs(cluster: Cluster, options: ClusterOptions) -> Dict[str, int]:
-    given: Mapping[str, int] = options.jobs or {}
-    return {**dict.fromkeys(given, 0), **Counter(task.job for task in cluster.tasks)}
+    @cached_property
+    def _gpus_per_node(self) -> int:
+        if self._options.gpus_per_node is not None:
+            return self._options.gpus_per_node
+        gpus = self._cluster.gpu_decision
+        shown = gpus.visible_before if gpus is not None else None
+        return max(len(shown or ()), self._cluster.step.gpus_on_node or 0)
 
+    @cached_property
+    def _gpus_per_task(self) -> int:
+        if self._options.gpus_per_task is not None:
+            return self._options.gpus_per_task
+        return self._gpus_per_node // max(self._task_configuration.values(), default=1)
 
-def _task_configuration(cluster: Cluster, options: ClusterOptions) -> Dict[str, int]:
-    """Returns the number of tasks by node."""
-    return dict(Counter(task.node for task in cluster.tasks))
-
-
-def _port_base(cluster: Cluster, options: ClusterOptions) -> int:
-    """Returns the port of the first task on each node."""
-    return int(cluster.tasks[0].address.rpartition(":")[2]) if cluster.tasks else DEFAULT_PORT
-
-
-def _gpus_per_node(cluster: Cluster, options: ClusterOptions) -> int:
-    if options.gpus_per_node is not None:
-        return options.gpus_per_node
-    gpus = cluster.gpu_decision
-    shown = gpus.visible_before if gpus is not None else None
-    return max(len(shown or ()), cluster.step.gpus_on_node or 0)
-
-
-def _gpus_per_task(cluster: Cluster, options: ClusterOptions) -> int:
-    if options.gpus_per_task is not None:
-        return options.gpus_per_task
-    most_tasks = max(_task_configuration(cluster, options).values(), default=1)
-    return _gpus_per_node(cluster, options) // most_tasks
-
-
-def _cluster_allocation(cluster: Cluster, options: ClusterOptions) -> Dict[str, List[str]]:
-    return cluster.jobs()
-
-
-_MAKERS: Mapping[str, Callable[[Cluster, ClusterOptions], Any]] = {
-    maker.__name__: maker
-    for maker in (
-        _rank,
-        _jobs,
-        _port_base,
-        _task_configuration,
-        _gpus_per_node,
-        _gpus_per_task,
-        _cluster_allocation,
-    )
-}
+    @cached_property
+    def _cluster_allocation(self) -> Dict[str, List[str]]:
+        return self._cluster.jobs()

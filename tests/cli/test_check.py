@@ -40,18 +40,23 @@ def test_a_good_step_is_one_line(tmp_path: Path) -> None:
     assert checks[0] == "presence    ok       all 2 tasks have come"
 
 
+PROXY = "proxies     warning  {}: https_proxy set, which gRPC would use between the tasks"
+ONE, BOTH = "worker 1 (rank 1 on localhost)", "worker 0 (rank 0 on localhost), "
+
+
 @pytest.mark.parametrize(
-    ("variables", "told"),
+    ("ranks", "variables", "told"),
     [
-        ("HTTPS_PROXY=x", "proxies     warning  worker 1 (rank 1 on localhost): https_proxy set, "),
-        ("HTTPS_PROXY=x NO_PROXY=n1", "check: 10 ok, 4 skipped"),
+        ("1", "HTTPS_PROXY=x", PROXY.format(ONE)),
+        ("[01]", "HTTPS_PROXY=x", PROXY.format(BOTH + ONE)),
+        ("1", "HTTPS_PROXY=x NO_PROXY=n1", "check: 10 ok, 4 skipped"),
     ],
 )
-def test_what_one_task_finds_is_told_with_its_name(
-    tmp_path: Path, variables: str, told: str
+def test_what_tasks_find_alone_is_told_once_with_their_names(
+    tmp_path: Path, ranks: str, variables: str, told: str
 ) -> None:
     pytest.importorskip("tensorflow")
-    script = f'[ "$SLURM_PROCID" = 0 ] || export {variables}; exec {" ".join(COMMAND)} check'
+    script = f"case $SLURM_PROCID in {ranks}) export {variables};; esac; {' '.join(COMMAND)} check"
     assert run(tmp_path, "bash", "-c", script).startswith(told)
 
 

@@ -70,12 +70,6 @@ def optimizer_outside(strategy: Any, worker: int) -> None:
     built.fit(data(), verbose=0)
 
 
-@way
-def tensorflows_optimizer(strategy: Any, worker: int) -> None:
-    with strategy.scope():
-        model(tf.compat.v1.train.GradientDescentOptimizer(0.1))
-
-
 def fit(strategy: Any, metrics: int = 1, **how: Any) -> None:
     with strategy.scope():
         built = model(metrics=["mae", "mape"][:metrics])
@@ -93,17 +87,6 @@ def other_data(strategy: Any, worker: int) -> None:
 
 
 @way
-def other_arrays(strategy: Any, worker: int) -> None:
-    rows = 96 - 48 * worker
-    fit(strategy, x=X[:rows], y=Y[:rows], batch_size=24)
-
-
-@way
-def other_validation(strategy: Any, worker: int) -> None:
-    fit(strategy, validation_data=data(96 - 48 * worker))
-
-
-@way
 def own_data(strategy: Any, worker: int) -> None:
     own = tf.data.Options()
     own.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.OFF
@@ -113,11 +96,6 @@ def own_data(strategy: Any, worker: int) -> None:
 @way
 def other_steps(strategy: Any, worker: int) -> None:
     fit(strategy, x=data().repeat(), steps_per_epoch=2 + worker)
-
-
-@way
-def other_epochs(strategy: Any, worker: int) -> None:
-    fit(strategy, epochs=2 + worker)
 
 
 @way

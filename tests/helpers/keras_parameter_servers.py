@@ -86,18 +86,12 @@ def evaluation_and_prediction(strategy: sr.ParameterServerStrategy) -> Any:
     copy = build()
     copy.set_weights(model.get_weights())
     return [
-        [each.evaluate(cases.data(batch=7), verbose=0), each.predict(cases.X, 7, 0).tolist()]
+        [
+            each.evaluate(cases.data(rows=cases.ROWS, batch=7), verbose=0),
+            each.predict(cases.X, 7, 0).tolist(),
+        ]
         for each in (model, copy)
     ]
-
-
-@trial
-def batches_one_at_a_time(strategy: sr.ParameterServerStrategy) -> Any:
-    with strategy.scope():
-        model = build()
-    trained = model.train_on_batch(cases.X, cases.Y)
-    tested = model.test_on_batch(cases.X, cases.Y)
-    return [len(trained), tested, len(model.predict_on_batch(cases.X))]
 
 
 @trial
@@ -106,7 +100,7 @@ def datasets_of_the_workers(strategy: sr.ParameterServerStrategy) -> Any:
     with strategy.scope():
         model = build()
     data = strategy.distribute_datasets_from_function(
-        lambda context: cases.data().shuffle(cases.ROWS)
+        lambda context: cases.data(rows=cases.ROWS, batch=24).shuffle(9)
     )
     history = model.fit(data, epochs=20, class_weight={0: 1.0, 1: 2.0, 2: 1.0}, verbose=0).history
     steps = int(model.optimizer.iterations)
@@ -125,7 +119,7 @@ def several_steps_an_execution(strategy: sr.ParameterServerStrategy) -> Any:
             seen.append([batch, int(self.model.optimizer.iterations), sorted(logs)])
 
     data = strategy.distribute_datasets_from_function(
-        lambda context: cases.data().shuffle(cases.ROWS).repeat()
+        lambda context: cases.data(rows=cases.ROWS, batch=24).shuffle(9).repeat()
     )
     model.fit(data, epochs=1, steps_per_epoch=EPOCH, callbacks=[Sees()], verbose=0)
     return seen
@@ -194,13 +188,6 @@ def a_step_that_fails(strategy: sr.ParameterServerStrategy) -> Any:
     with strategy.scope():
         model = build()
     model.fit(cases.X, np.full(cases.ROWS, 7), verbose=0)
-
-
-@trial
-def run_eagerly(strategy: sr.ParameterServerStrategy) -> Any:
-    with strategy.scope():
-        model = build(run_eagerly=True)
-    model.fit(cases.data(), verbose=0)
 
 
 @trial

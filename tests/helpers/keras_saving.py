@@ -1,8 +1,7 @@
 """Saves a Keras 3 model in every way, in all workers at once, and reads what was saved.
 
 What each way gave goes as JSON to the file named by the worker's index in the folder TASK_OUTPUT.
-With --load only what an earlier run has saved there is read, by as many workers as there are now;
-with --alone by this process.
+With --load only what an earlier run has saved there is read, by as many workers as there are now.
 """
 
 from __future__ import annotations
@@ -126,15 +125,11 @@ def callbacks(model: Any, index: int) -> Dict[str, Any]:
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--load", action="store_true")
-    parser.add_argument("--alone", action="store_true")
     args = parser.parse_args()
-    if args.alone:
-        name, strategy = "alone", tf.distribute.OneDeviceStrategy("/cpu:0")
-    else:
-        strategy = sr.MultiWorkerMirroredStrategy()
-        name = str(strategy.cluster_resolver.task_id)
+    strategy = sr.MultiWorkerMirroredStrategy()
+    name = str(strategy.cluster_resolver.task_id)
     found: Dict[str, Any] = {}
-    if args.alone or args.load:
+    if args.load:
         with strategy.scope():
             model = keras.models.load_model(FOLDER / "last.keras")
         found["predicted"] = predicted(model)

@@ -1,8 +1,7 @@
 """Trains with a chief, a parameter server and a worker, of which two are lost on the way.
 
-The server is lost in the first start, the chief in the second. The chief tells with how many steps
-behind it each start begins, and at the end how many there are, and how far its weights are from
-those of a training in one process that nothing happens to.
+The server is lost in the first start, the chief in the second. The chief prints after how many
+steps each start begins, and how many there are at the end.
 """
 
 from __future__ import annotations
@@ -18,7 +17,6 @@ from typing import Any
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
 import keras
-import numpy as np
 import tensorflow as tf
 
 import slurm_resolver as sr
@@ -31,21 +29,6 @@ LOST_AT = {0: ("ps", 25), 1: ("chief", 45)}  # by start, and after how many step
 def await_file(name: str) -> None:
     while not (FOLDER / name).exists():
         time.sleep(0.02)
-
-
-def build() -> Any:
-    keras.utils.set_random_seed(3)
-    model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(8, "relu")])
-    model.add(keras.layers.Dense(1))
-    model.compile(keras.optimizers.Adam(0.01), "mse")
-    return model
-
-
-def fit(model: Any, *callbacks: Any) -> None:
-    numbers = tf.random.stateless_normal([8 * STEPS, 4], seed=[1, 2])
-    wanted = tf.reduce_sum(numbers, axis=1, keepdims=True)
-    data = tf.data.Dataset.from_tensor_slices((numbers, wanted)).batch(8)
-    model.fit(data, epochs=EPOCHS, verbose=0, callbacks=list(callbacks))
 
 
 class Loses(keras.callbacks.Callback):  # type: ignore[misc]
@@ -82,15 +65,13 @@ def main() -> None:
     (FOLDER / f"start.{start}").touch()
     strategy = sr.ParameterServerStrategy(resolver)
     with strategy.scope():
-        model = build()
+        model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
+        model.compile(keras.optimizers.Adam(0.01), "mse")
+    numbers = tf.ones([8 * STEPS, 4])
+    data = tf.data.Dataset.from_tensor_slices((numbers, numbers[:, 0])).batch(8)
     backup = sr.BackupAndResume(str(FOLDER / "checkpoints"), save_every=SAVE_EVERY)
-    fit(model, backup, Loses(start))
-    with tf.distribute.OneDeviceStrategy("/cpu:0").scope():
-        alone = build()
-    fit(alone)
-    pairs = zip(model.get_weights(), alone.get_weights())
-    far = max(float(np.max(np.abs(one - other))) for one, other in pairs)
-    print(f"ends after {int(model.optimizer.iterations)}, off by {far:g}", flush=True)
+    model.fit(data, epochs=EPOCHS, verbose=0, callbacks=[backup, Loses(start)])
+    print("ends after", int(model.optimizer.iterations), flush=True)
 
 
 if __name__ == "__main__":

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import hashlib
+import importlib
 import json
 import os
 import signal
@@ -17,7 +18,7 @@ import sys
 import threading
 import time
 from pathlib import Path
-from typing import Any, Dict, Optional, Tuple
+from typing import Any, Optional, Tuple
 
 import tensorflow as tf
 
@@ -25,6 +26,7 @@ import slurm_resolver as sr
 
 STEPS = 10  # in an epoch
 EXAMPLES, BATCH = 8 * STEPS, 8
+KERAS_2 = "keras" if tf.__version__.startswith("2.15.") else "tf_keras"
 
 
 class Story:
@@ -52,9 +54,10 @@ class Story:
             time.sleep(self.sleep)
 
     def in_validation(self, batch: int) -> None:
-        if self.signal_in_validation is not None and batch == 1:
-            os.kill(os.getpid(), self.signal_in_validation)
-        time.sleep(self.sleep if self.signal_in_validation is not None else 0.0)
+        if self.signal_in_validation is not None:
+            if batch == 1:
+                os.kill(os.getpid(), self.signal_in_validation)
+            time.sleep(self.sleep)
 
     def happen(self, what: str) -> None:
         if what == "SLOW":
@@ -89,22 +92,9 @@ def shuffled(epoch: int = 0) -> tf.data.Dataset:
     return data.with_options(options)
 
 
-def train_keras2(args: argparse.Namespace, story: Story, strategy: Any, config: Any) -> Any:
-    try:
-        import tf_keras as keras
-    except ImportError:
-        from tensorflow import keras
-    return fit(keras, args, story, strategy, config)
-
-
 def train_keras(args: argparse.Namespace, story: Story, strategy: Any, config: Any) -> Any:
-    import keras
-
-    return fit(keras, args, story, strategy, config)
-
-
-def fit(keras: Any, args: argparse.Namespace, story: Story, strategy: Any, config: Any) -> Any:
     """Trains until EarlyStopping has seen four epochs, in none of which anything improves."""
+    keras: Any = importlib.import_module("keras" if args.kind == "keras" else KERAS_2)
 
     class Tell(keras.callbacks.Callback):  # type: ignore[misc]
         epoch = 0
@@ -213,12 +203,8 @@ def main() -> None:
     strategy = kind.MultiWorkerMirroredStrategy(cluster_resolver=resolver)
     if config is None:
         config = sr.termination_config(resolver, **args.options)
-    train: Dict[str, Any] = {
-        "keras": train_keras,
-        "keras2": train_keras2,
-        "loop": train_loop,
-    }
-    weights = train[args.kind](args, story, strategy, config)
+    train = train_loop if args.kind == "loop" else train_keras
+    weights = train(args, story, strategy, config)
     digest = hashlib.sha256(b"".join(array.tobytes() for array in weights)).hexdigest()
     story.tell(weights=digest)
     print(f"rank {rank}: {digest}", file=sys.stderr)

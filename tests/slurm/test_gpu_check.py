@@ -31,7 +31,7 @@ CASES: Dict[str, Tuple[str, str]] = {
     f"srun -w n8 -N1 -n3 --gpus=1{PS}": ("ok", "1, 1 of them shared by tasks"),
     f"srun -w n8 -N1 -n3 --gpus=2 --gpu-bind=mask_gpu:0x1,0x2,0x2{PS}": (
         "ok",
-        "2, 1 of them shared",
+        "1, 1 of them shared",
     ),
 }
 

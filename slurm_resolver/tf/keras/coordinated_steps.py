@@ -14,10 +14,9 @@ from typing import Any, Callable, Deque, Dict, Iterator, List
 
 import tensorflow as tf
 
-from slurm_resolver.tf.keras.calls import strategies, without_optionals
-from slurm_resolver.tf.keras.sharing import count_rows, part_of_batch
-
-Step = Callable[..., Any]
+from slurm_resolver.tf.keras.functions import as_tensor, compiled
+from slurm_resolver.tf.keras.patches import patch_metrics
+from slurm_resolver.tf.keras.sharing import without_optionals
 
 # How many batches of the chief may be under way for each worker: enough that none of them waits.
 _AHEAD = 4
@@ -27,62 +26,38 @@ _PARTS = 4
 _ATTEMPTS = 3
 
 
-class ScheduledStep:
-    """A step of a model, to be run on workers by a coordinator."""
+class _Scheduler:
+    """Schedules a model's step on the workers."""
 
-    def __init__(self, model: Any, step: Step, combine: Step) -> None:
-        self.strategy = model.distribute_strategy
-        self.workers = self.strategy.num_workers
-        self._coordinator = self.strategy.coordinator()
-        self._step = step
-        self._combine = combine
-        self.batch_function = self._compile(self._on_batch)
+    def __init__(self, model: Any, kind: str) -> None:
+        import keras
 
-    def _compile(self, function: Step) -> Any:
-        function = tf.autograph.experimental.do_not_convert(function)
-        return tf.function(function, reduce_retracing=True)
+        patch_metrics(keras)
+        self._model = model
+        self._strategy = model.distribute_strategy
+        self._workers = self._strategy.num_workers
+        self._coordinator = self._strategy.coordinator()
+        self._step = getattr(model, f"{kind}_step")
+        self._on_batch = compiled(model, self._run)
 
-    def schedule(self, function: Any, *args: Any) -> Any:
+    def _run(self, batch: Any) -> Any:
+        return tf.nest.map_structure(as_tensor, self._strategy.run(self._step, args=(batch,)))
+
+    def _schedule(self, function: Callable[..., Any], *args: Any) -> Any:
         """Has a worker run a function, and returns what stands for its result."""
         with _told_where_data_ends():
             return self._coordinator.schedule(function, args)
 
-    def _on_batch(self, batch: Any) -> Any:
-        """Runs the step on a batch that has come from the chief."""
-        replicas = self.strategy.num_replicas_in_sync
-        if replicas == 1:
-            return self._on_replicas(self._step, batch)
 
-        def on_part(batch: Any) -> Any:
-            index = tf.distribute.get_replica_context().replica_id_in_sync_group
-            rows = count_rows(batch)
-            ends = rows * index // replicas, rows * (index + 1) // replicas
-            return self._step(part_of_batch(batch, *ends))
-
-        return self._on_replicas(on_part, batch)
-
-    def _on_replicas(self, step: Step, batch: Any) -> Any:
-        outputs = self.strategy.run(step, args=(batch,))
-        return tf.nest.map_structure(self._of_all_replicas, outputs)
-
-    def _of_all_replicas(self, value: Any) -> Any:
-        if self.strategy.num_replicas_in_sync > 1:
-            value = self._combine(self.strategy, value)
-        return tf.convert_to_tensor(value) if isinstance(value, (int, float)) else value
-
-
-class StepFunction(ScheduledStep):
+class StepFunction(_Scheduler):
     """A model's `train_function` or `test_function`."""
 
-    def __init__(self, model: Any, step: Step, *, trains: bool) -> None:
-        super().__init__(model, step, lambda strategy, value: strategy.reduce("MEAN", value, None))
-        self._model = model
-        self._trains = trains
-        self._shares_function = self._compile(self._on_iterator)
+    def __init__(self, model: Any, kind: str) -> None:
+        super().__init__(model, kind)
+        self._trains = kind == "train"
+        self._on_iterator = compiled(model, self._run_several)
         self._under_way: Deque[Any] = deque()
         self._logs: Dict[str, Any] = {}
-        for metric in model.metrics:
-            _let_updates_be_atomic(metric)
 
     def __call__(self, iterator: Any) -> Dict[str, Any]:
         """Schedules `steps_per_execution` steps, and returns the newest logs that are known.
@@ -114,32 +89,28 @@ class StepFunction(ScheduledStep):
             self._take_logs(remote)
 
     def _schedule_batches(self, iterator: Iterator[Any], count: int) -> None:
-        for done in range(count):
-            try:
-                batch = next(iterator)
-            except StopIteration:
-                if done:
-                    return
-                raise
-            if len(self._under_way) >= _AHEAD * self.workers:
+        begun = False
+        for _, batch in zip(range(count), iterator):
+            begun = True
+            if len(self._under_way) >= _AHEAD * self._workers:
                 self._take_logs(self._under_way.popleft())
-            self._under_way.append(self.schedule(self.batch_function, without_optionals(batch)))
+            self._under_way.append(self._schedule(self._on_batch, without_optionals(batch)))
+        if not begun:
+            raise StopIteration
 
     def _schedule_shares(self, iterator: Any, count: int) -> None:
-        parts = min(count, _PARTS * self.workers)
+        parts = min(count, _PARTS * self._workers)
         for part in range(parts):
             steps = count * (part + 1) // parts - count * part // parts
             self._under_way.clear()
-            self._under_way.append(
-                self.schedule(self._shares_function, iterator, tf.constant(steps))
-            )
+            self._under_way.append(self._schedule(self._on_iterator, iterator, tf.constant(steps)))
 
-    def _on_iterator(self, iterator: Any, count: Any) -> Any:
+    def _run_several(self, iterator: Any, count: Any) -> Any:
         """Runs several steps on batches that the worker reads itself."""
-        outputs = self._on_replicas(self._step, next(iterator))
+        outputs = self._run(next(iterator))
 
         def again(done: Any, _: Any) -> Any:
-            return done + 1, self._on_replicas(self._step, next(iterator))
+            return done + 1, self._run(next(iterator))
 
         return tf.while_loop(lambda done, _: done < count, again, (1, outputs))[1]
 
@@ -153,17 +124,16 @@ class StepFunction(ScheduledStep):
                 self._coordinator.join()
 
 
-class PredictFunction(ScheduledStep):
-    """A model's `predict_function`: takes a list of batches, and returns their outputs."""
+class PredictFunction(_Scheduler):
+    """A model's `predict_function`: takes a list of batches, and returns their outputs.
 
-    def __init__(self, model: Any) -> None:
-        super().__init__(model, model.predict_step, _concatenated)
+    The workers predict as many batches at once as `steps_per_execution` says.
+    """
 
     def __call__(self, batches: List[Any]) -> Any:
-        """Has the workers predict as many batches at once as `steps_per_execution` says."""
-        batches = [without_optionals(batch) for batch in batches]
+        """Returns the outputs for all rows of some batches, in their order."""
         for attempt in range(_ATTEMPTS):
-            remotes = [self.schedule(self.batch_function, batch) for batch in batches]
+            remotes = [self._schedule(self._on_batch, without_optionals(one)) for one in batches]
             try:
                 outputs = [remote.get() for remote in remotes]
                 break
@@ -171,10 +141,6 @@ class PredictFunction(ScheduledStep):
                 if attempt == _ATTEMPTS - 1:
                     raise
         return tf.nest.map_structure(lambda *parts: tf.concat(parts, axis=0), *outputs)
-
-
-def _concatenated(strategy: Any, value: Any) -> Any:
-    return tf.concat(strategy.experimental_local_results(value), axis=0)
 
 
 @contextlib.contextmanager
@@ -186,50 +152,3 @@ def _told_where_data_ends() -> Iterator[None]:
             "a worker's dataset has ended before the steps of fit; expected one without an end: "
             "let dataset_fn return dataset.repeat()"
         ) from error
-
-
-def let_additions_be_atomic(variable_type: Any) -> None:
-    """Lets the `assign_add` of Keras' variables be TensorFlow's, in a coordinator's steps.
-
-    Keras counts by `assign(variable + value)`: what another worker writes between the reading and
-    the writing is lost. A parameter server does TensorFlow's `assign_add` as one.
-    """
-    original = variable_type.assign_add
-
-    def assign_add(self: Any, value: Any) -> Any:
-        target = self.value
-        strategy = tf.distribute.get_strategy()
-        if strategy in strategies and hasattr(strategy, "coordinator") and _is_shared(target):
-            return target.assign_add(tf.cast(value, target.dtype))
-        return original(self, value)
-
-    variable_type.assign_add = assign_add
-
-
-def _let_updates_be_atomic(metric: Any) -> None:
-    """Lets a metric's updates be added to its variables."""
-    import keras
-
-    if "update_state" in vars(metric):
-        return
-    original = metric.update_state
-
-    def update_state(*args: Any, **kwargs: Any) -> None:
-        variables = metric.variables
-        if not all(_is_shared(variable.value) for variable in variables):
-            original(*args, **kwargs)
-            return
-        before = [tf.convert_to_tensor(variable.value) for variable in variables]
-        with keras.StatelessScope(state_mapping=list(zip(variables, before))) as scope:
-            original(*args, **kwargs)
-        for variable, old in zip(variables, before):
-            new = scope.get_current_value(variable)
-            if new is not None and new is not old:
-                variable.value.assign_add(tf.cast(new, old.dtype) - old)
-
-    metric.update_state = update_state
-
-
-def _is_shared(value: Any) -> bool:
-    """Whether this is a variable, not the tensor that Keras has in its place to learn shapes."""
-    return isinstance(value, tf.Variable)

@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
-from typing import Any, Callable, List, Optional, Tuple
+from typing import Any, Callable, List, Tuple
 
 import tensorflow as tf
 
 from slurm_resolver.coordination.progress import COMPILING
 from slurm_resolver.errors import FitError
 from slurm_resolver.log import warn_once
-from slurm_resolver.tf.keras.calls import without_optionals
+from slurm_resolver.tf.keras.losses import UnknownLossError
 from slurm_resolver.tf.keras.metrics import keep_sum
 from slurm_resolver.tf.keras.patches import patch_metrics
 from slurm_resolver.tf.keras.row_means import may_be_no_mean, why_no_mean
 from slurm_resolver.tf.keras.seeds import draw_by_replica
-from slurm_resolver.tf.keras.sharing import Share, count_rows, part_of_batch, share
+from slurm_resolver.tf.keras.sharing import (
+    Share,
+    count_rows,
+    part_of_batch,
+    share,
+    without_optionals,
+)
 from slurm_resolver.tf.keras.step import (
     Step,
     all_reduce,
@@ -32,18 +38,16 @@ Method = Callable[..., Any]
 def run_step(
     model: Any, batch: Any, function: Callable[[Step, Any], Any], *, whole: bool = False
 ) -> Any:
-    """Returns what a function of each replica's step and part gives, of this worker's first one.
+    """Returns what a function of a replica's step and part gives, which is the same in all.
 
-    Args:
-        model: whose step it is.
-        batch: a `Share`, or what TensorFlow's distributed datasets give.
-        function: must give the same in all replicas.
-        whole: whether every replica computes all rows of a `Share`.
+    The batch is a `Share`, of which every replica computes the `whole` or its part, or what
+    TensorFlow's distributed datasets give.
     """
     import keras
 
     patch_metrics(keras)
-    strategy = model.distribute_strategy
+    if not tf.executing_eagerly():
+        reporter.enter(COMPILING)
 
     def in_replica(batch: Any) -> Any:
         replica = replica_number()
@@ -57,7 +61,7 @@ def run_step(
         step.own_rows = rows if isinstance(rows, int) else None
         return run_in(step, lambda: function(step, part))
 
-    return run_in_replicas(strategy, in_replica, batch)
+    return run_in_replicas(model.distribute_strategy, in_replica, batch)
 
 
 def _part(model: Any, replica: int, share: Share, whole: bool) -> Tuple[Any, Step]:
@@ -72,7 +76,7 @@ def _part(model: Any, replica: int, share: Share, whole: bool) -> Tuple[Any, Ste
             part = part_of_batch(share.batch, start, stop)
     repeated = tf.logical_or(whole, rows < sharing.replicas)
     weight = tf.cast(stop - start, tf.float32) / tf.cast(rows, tf.float32)
-    step = Step(
+    return part, Step(
         model,
         replica,
         tf.cast(rows, tf.int32),
@@ -81,9 +85,8 @@ def _part(model: Any, replica: int, share: Share, whole: bool) -> Tuple[Any, Ste
         weight=tf.where(repeated, 1.0 / sharing.replicas, weight),
         repeats=tf.where(repeated, float(sharing.replicas), 1.0),
         digest=share.digest,
+        draw=0 if whole else replica,
     )
-    step.draw = 0 if whole else replica
-    return part, step
 
 
 def _step_of_own_data(model: Any, replica: int, part: Any) -> Step:
@@ -96,10 +99,12 @@ def _step_of_own_data(model: Any, replica: int, part: Any) -> Step:
     counts = all_reduce(tf.one_hot(replica, replicas, on_value=own, off_value=0, dtype=tf.int32))
     rows = tf.reduce_sum(counts)
     weight = tf.cast(own, tf.float32) / tf.cast(rows, tf.float32)
-    return Step(model, replica, rows, tf.reduce_sum(counts[:replica]), own, weight)
+    first = tf.reduce_sum(counts[:replica])
+    return Step(model, replica, rows, first, own, weight, draw=replica)
 
 
-def _compiled(model: Any, function: Method) -> Any:
+def compiled(model: Any, function: Method) -> Any:
+    """Returns what runs a function in a graph, or eagerly where the model asks for that."""
     if model.run_eagerly:
         return function
     function = tf.autograph.experimental.do_not_convert(function)
@@ -114,14 +119,15 @@ class StepFunction:
         self._kind = kind
         self._step = getattr(model, f"{kind}_step")
         self._summed: List[Any] = []  # the variables of metrics whose sums a step returns
-        self._trusted: Optional[bool] = None  # whether nothing but Keras computes losses
         self._examined = model.distribute_strategy.sharing.replicas == 1
-        self._whole = False  # whether every replica computes all rows
-        self._make_functions()
+        self._doubted = may_be_no_mean(model, kind)  # whether a loss may be no mean over rows
+        self._own = not self._step.__module__.startswith("keras.")
+        self._make_functions(whole=False)
 
-    def _make_functions(self) -> None:
-        self._on_batch = _compiled(self._model, self._run)
-        self._on_iterator = _compiled(self._model, self._run_several)
+    def _make_functions(self, whole: bool) -> None:
+        self._whole = whole  # whether every replica computes all rows
+        self._on_batch = compiled(self._model, self._run)
+        self._on_iterator = compiled(self._model, self._run_several)
 
     def __call__(self, iterator: Any) -> Any:
         """Returns the logs of the next step, or of the last of `steps_per_execution`.
@@ -131,7 +137,12 @@ class StepFunction:
         """
         reporter.begin_step(self._model.steps_per_execution)
         try:
-            logs, sums = self._execute(iterator)
+            try:
+                logs, sums = self._execute(iterator)
+            except UnknownLossError:
+                self._doubted = True
+                self._make_functions(whole=False)
+                logs, sums = self._execute(iterator)
             for variable, total in zip(self._summed, sums):
                 keep_sum(variable, total)
         finally:
@@ -140,24 +151,22 @@ class StepFunction:
 
     def _execute(self, iterator: Any) -> Any:
         of_data = isinstance(iterator, (tf.data.Iterator, tf.distribute.DistributedIterator))
-        begun = self._trusted is not None
-        if not begun:
-            self._trusted = not may_be_no_mean(self._model, self._kind)
-        doubted = not self._trusted and not self._examined
-        if of_data and not doubted and not self._model.run_eagerly:
+        examines = self._doubted and not self._examined
+        if of_data and not examines and not self._model.run_eagerly:
             return self._on_iterator(iterator)
         # Keras makes a generator of `train_on_batch`'s one batch, which all workers are given.
         results = None
         for _, batch in zip(range(self._model.steps_per_execution), noting(iterator)):
-            batch = batch if of_data else share(tf.nest.map_structure(_as_tensor, batch))
-            if doubted and not self._examined:
-                self._examine(batch, begun)
+            batch = batch if of_data else share(tf.nest.map_structure(as_tensor, batch))
+            if examines:
+                self._examine(batch)
+                examines = False
             results = self._on_batch(batch)
         if results is None:
             raise StopIteration
         return results
 
-    def _examine(self, batch: Any, begun: bool) -> None:
+    def _examine(self, batch: Any) -> None:
         """Lets every worker compute whole batches if the step's losses are no means over rows."""
         self._examined = True
         strategy = self._model.distribute_strategy
@@ -167,11 +176,10 @@ class StepFunction:
             found = next(filter(None, strategy.workers.exchange(found)), None)
         if found is None:
             return
-        if begun or not isinstance(batch, Share):
+        if not isinstance(batch, Share):
             raise FitError(f"{found} With AutoShardPolicy.AUTO, workers can compute whole batches.")
         warn_once(f"{found} Until then every worker computes whole batches, as one process does.")
-        self._whole = True
-        self._make_functions()
+        self._make_functions(whole=True)
 
     def _run_several(self, iterator: Any) -> Any:
         results = self._run(timed(iterator.get_next))
@@ -188,22 +196,16 @@ class StepFunction:
         return tf.while_loop(lambda done, _: done < count, again, (1, results))[1]
 
     def _run(self, batch: Any) -> Any:
-        if not tf.executing_eagerly():
-            reporter.enter(COMPILING)
         # Nothing may be counted where the data has ended.
         with tf.control_dependencies([batch.digest] if isinstance(batch, Share) else []):
             return run_step(self._model, batch, self._in_replica, whole=self._whole)
 
     def _in_replica(self, step: Step, part: Any) -> Any:
-        if self._kind == "train":
-            step.statistics = _statistics(self._model)
-        statistics = step.statistics
-        logs = tf.nest.map_structure(_as_tensor, self._step(part))
-        if step.added_scalar:
-            self._trusted = False
-        own = type(self._model).train_step if self._kind == "train" else None
-        if own is not None and not own.__module__.startswith("keras."):
-            step.statistics = statistics  # a step of one's own may have called layers since
+        statistics = _statistics(self._model) if self._kind == "train" else []
+        step.statistics, step.trusted = statistics, self._examined
+        logs = tf.nest.map_structure(as_tensor, self._step(part))
+        if self._own:
+            step.statistics = statistics  # such a step may have called layers since
         step.sum_variables([])
         logs = _average(step, logs)
         self._summed, sums = step.sums()
@@ -225,7 +227,7 @@ def _statistics(model: Any) -> List[Any]:
     ]
 
 
-def _as_tensor(value: Any) -> Any:
+def as_tensor(value: Any) -> Any:
     """Converts a number, array or variable."""
     kept = (tf.Tensor, tf.RaggedTensor, tf.SparseTensor)
     return value if value is None or isinstance(value, kept) else tf.convert_to_tensor(value)
@@ -267,32 +269,27 @@ class PredictFunction:
 
     def __init__(self, model: Any) -> None:
         self._model = model
-        self._on_batch = _compiled(model, self._run)
+        self._on_batch = compiled(model, self._run)
 
     def __call__(self, batches: List[Any]) -> Any:
         """Returns the outputs for all rows of some batches, in their order."""
         reporter.begin_step(len(batches))
         try:
-            return self._execute(batches)
+            outputs = [self._on_batch(_as_given_to_workers(batch)) for batch in batches]
         finally:
             reporter.end_step()
-
-    def _execute(self, batches: List[Any]) -> Any:
-        outputs = []
-        for batch in batches:
-            values = (Share, tf.distribute.DistributedValues)
-            if not any(isinstance(value, values) for value in (batch, *tf.nest.flatten(batch))):
-                batch = share(tf.nest.map_structure(_as_tensor, batch))
-            outputs.append(self._on_batch(batch))
         if len(outputs) == 1:
             return outputs[0]
         return tf.nest.map_structure(lambda *parts: tf.concat(parts, axis=0), *outputs)
 
     def _run(self, batch: Any) -> Any:
-        if not tf.executing_eagerly():
-            reporter.enter(COMPILING)
-        return run_step(
-            self._model,
-            batch,
-            lambda step, part: step.gather_structure(self._model.predict_step(part)),
-        )
+        predict = self._model.predict_step
+        return run_step(self._model, batch, lambda step, part: step.gather_structure(predict(part)))
+
+
+def _as_given_to_workers(batch: Any) -> Any:
+    """Returns a batch as of a dataset: that of `predict_on_batch` is the same in all workers."""
+    values = (Share, tf.distribute.DistributedValues)
+    if any(isinstance(value, values) for value in (batch, *tf.nest.flatten(batch))):
+        return batch
+    return share(tf.nest.map_structure(as_tensor, batch))

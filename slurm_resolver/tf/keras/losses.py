@@ -112,11 +112,15 @@ def additional_loss(step: Step, original: Method, model: Any, loss: Any) -> Any:
     return original(model, loss)
 
 
-def note_added(step: Step, original: Method, layer: Any, loss: Any) -> None:
-    """Notes that a layer adds a number; those of Keras add means over rows."""
+class UnknownLossError(Exception):
+    """Ends a step before it computes anything, as it must be examined first."""
+
+
+def add_loss(step: Step, original: Method, layer: Any, loss: Any) -> None:
+    """Raises UnknownLossError where a layer adds a number; those of Keras add means over rows."""
     scalar = any(tf.convert_to_tensor(one).shape.rank == 0 for one in tf.nest.flatten(loss))
-    if scalar and not type(layer).__module__.startswith("keras."):
-        step.added_scalar = True
+    if scalar and not step.trusted and not type(layer).__module__.startswith("keras."):
+        raise UnknownLossError("add_loss of a number")
     original(layer, loss)
 
 
@@ -129,11 +133,8 @@ def loss(
     if step.examined is not None:
         return tf.zeros_like(original(loss, y_true, y_pred, sample_weight))
     whole = [step.gather_structure(part) for part in (y_true, y_pred, sample_weight)]
-    step.nested = True
-    try:
+    with step.seeing_whole_batch():
         value = original(loss, *whole)
-    finally:
-        step.nested = False
     return step.own_gradient(value)
 
 

@@ -7,11 +7,11 @@ replica alike: its variables may be anything.
 
 from __future__ import annotations
 
-from typing import Any, Callable, Dict, Tuple
+from typing import Any, Callable, Dict, Sequence, Tuple
 
 import tensorflow as tf
 
-from slurm_resolver.tf.keras.calls import strategies
+from slurm_resolver.tf.keras import is_coordinated, strategies
 from slurm_resolver.tf.keras.losses import sees_whole_batch
 from slurm_resolver.tf.keras.step import Step, run_in_replicas
 
@@ -34,19 +34,22 @@ def _update_state(step: Step, original: Method, metric: Any, *args: Any, **kwarg
         original(metric, *args, **kwargs)
         return
     step.forget(metric.variables)
-    if sees_whole_batch(metric, "update_state"):
+    whole = sees_whole_batch(metric, "update_state")
+    if whole:
         args, kwargs = step.gather_structure((args, kwargs))
-        update = True
         for variable in metric.variables:
             variable._same_in_replicas = True
     else:
         args, kwargs = _weigh_scalar(step, metric, args, kwargs)
-        update = step.counts
-    step.nested = True
-    try:
-        _update_if(update, original, metric, *args, **kwargs)
-    finally:
-        step.nested = False
+    before = {id(one): tf.convert_to_tensor(one.value) for one in metric.variables}
+    with step.seeing_whole_batch():
+        original(metric, *args, **kwargs)
+    if whole or step.counts is True:
+        return
+    for variable in metric.variables:  # some metrics make them in their first update
+        new = tf.convert_to_tensor(variable.value)
+        old = before.get(id(variable), tf.zeros_like(new))
+        variable.value.assign(tf.where(step.counts, new, old))
 
 
 def _weigh_scalar(step: Step, metric: Any, args: Any, kwargs: Any) -> Any:
@@ -68,19 +71,6 @@ def _values(metric: Any, args: Any, kwargs: Any) -> Tuple[Any, ...]:
     return (values,)
 
 
-def _update_if(condition: Any, update: Method, metric: Any, *args: Any, **kwargs: Any) -> None:
-    if condition is False:
-        return
-    before = {id(one): tf.convert_to_tensor(one.value) for one in metric.variables}
-    update(metric, *args, **kwargs)
-    if condition is True:
-        return
-    for variable in metric.variables:  # some metrics make them in their first update
-        new = tf.convert_to_tensor(variable.value)
-        old = before.get(id(variable), tf.zeros_like(new))
-        variable.value.assign(tf.where(condition, new, old))
-
-
 def _result(step: Step, original: Method, metric: Any) -> Any:
     """Returns a metric's result on the rows of all replicas."""
     if step.examined is not None:
@@ -89,19 +79,20 @@ def _result(step: Step, original: Method, metric: Any) -> Any:
         return result
     if step.nested:
         return original(metric)
-    import keras
-
     own = metric.variables
     sums = step.sum_variables({id(v): v for v in [*step.model.metrics_variables, *own]}.values())
-    step.nested = True
-    try:
-        mapping = [(variable, sums[id(variable)]) for variable in own]
-        with keras.StatelessScope(state_mapping=mapping):
-            result = tf.nest.map_structure(tf.convert_to_tensor, original(metric))
-    finally:
-        step.nested = False
+    with step.seeing_whole_batch():
+        result = _result_of(original, metric, [sums[id(variable)] for variable in own])
     step.remember_alike(result)
     return result
+
+
+def _result_of(original: Method, metric: Any, state: Sequence[Any]) -> Any:
+    """Returns the result that a metric has with other values of its variables."""
+    import keras
+
+    with keras.StatelessScope(state_mapping=list(zip(metric.variables, state))):
+        return tf.nest.map_structure(tf.convert_to_tensor, original(metric))
 
 
 def _change(original: Method, metric: Any, *args: Any, **kwargs: Any) -> Any:
@@ -133,14 +124,44 @@ def _read_result(original: Method, metric: Any) -> Any:
     sums = [vars(variable).get("_sum_of_replicas") for variable in metric.variables]
     if not sums or any(total is None for total in sums):
         return original(metric)
+    return _result_of(original, metric, sums)
+
+
+def _update(original: Method, metric: Any, *args: Any, **kwargs: Any) -> None:
+    """Updates a metric outside of a `Step`.
+
+    In a coordinator's steps the change is added at once: what another worker adds between reading
+    and writing would be lost.
+    """
     import keras
 
-    with keras.StatelessScope(state_mapping=list(zip(metric.variables, sums))):
-        return tf.nest.map_structure(tf.convert_to_tensor, original(metric))
+    variables = metric.variables
+    if not is_coordinated() or not all(map(_is_stored, variables)):
+        _change(original, metric, *args, **kwargs)
+        return
+    before = [tf.convert_to_tensor(variable.value) for variable in variables]
+    with keras.StatelessScope(state_mapping=list(zip(variables, before))) as scope:
+        original(metric, *args, **kwargs)
+    for variable, old in zip(variables, before):
+        new = scope.get_current_value(variable)
+        if new is not None and new is not old:
+            variable.value.assign_add(tf.cast(new, old.dtype) - old)
+
+
+def add_at_once(original: Method, variable: Any, value: Any) -> Any:
+    """Has the parameter server add to a Keras variable, which Keras reads and assigns."""
+    if is_coordinated() and _is_stored(variable):
+        return variable.value.assign_add(tf.cast(value, variable.dtype))
+    return original(variable, value)
+
+
+def _is_stored(variable: Any) -> bool:
+    """Whether a Keras variable is one of TensorFlow's now, not a tensor to learn shapes from."""
+    return isinstance(variable.value, tf.Variable)
 
 
 REPLACEMENTS: Dict[str, Tuple[Method, Method]] = {
-    "update_state": (_update_state, _change),
+    "update_state": (_update_state, _update),
     "reset_state": (_change_in_step, _reset),
     "result": (_result, _read_result),
 }

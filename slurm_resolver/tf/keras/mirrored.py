@@ -15,10 +15,8 @@ import tensorflow as tf
 
 from slurm_resolver.cluster.data_service import DATA_JOBS
 from slurm_resolver.errors import JobsError
-from slurm_resolver.preflight import keras_version
 from slurm_resolver.tf import progress, start
 from slurm_resolver.tf.exchange import Workers
-from slurm_resolver.tf.keras.calls import called_by_keras, keras_is_patched
 from slurm_resolver.tf.keras.functions import PredictFunction, StepFunction
 from slurm_resolver.tf.keras.patches import prepare
 from slurm_resolver.tf.keras.seeds import agree_on_seeds
@@ -97,21 +95,19 @@ class MultiWorkerMirroredStrategy(
         prepare(self)
         progress.start(cluster_resolver, on_stall)
 
-    def experimental_distribute_dataset(self, dataset: Any, options: Optional[Any] = None) -> Any:
-        """Shares a dataset out among the workers, as TensorFlow's does.
+    def share_out(self, dataset: Any) -> Any:
+        """Returns what Keras 3 reads in this worker: each batch, of which it takes its rows.
 
-        For Keras 3 it splits each batch by rows, whatever the dataset's source, unless the
-        dataset's AutoShardPolicy says that workers read files or data of their own.
+        Where the dataset's AutoShardPolicy says that workers read files or data of their own, it is
+        what TensorFlow gives.
         """
         policy = tf.data.experimental.AutoShardPolicy
         of_dataset = dataset.options().experimental_distribute.auto_shard_policy
-        if of_dataset in (policy.AUTO, policy.DATA) and called_by_keras():
-            if self.of_several:
-                keras_version.check_keras()
-            shares = share_dataset(dataset) if keras_is_patched() else None
+        if of_dataset in (policy.AUTO, policy.DATA):
+            shares = share_dataset(dataset)
             if shares is not None:
                 return shares
-        return super().experimental_distribute_dataset(dataset, options)
+        return self.experimental_distribute_dataset(dataset)
 
     def make_function(self, model: Any, kind: str) -> Any:
         """Returns a Keras model's function for a "train", "test" or "predict" step."""
@@ -137,9 +133,9 @@ def _let_children_end() -> None:
     TensorFlow handles SIGTERM from the strategy's start on, and a child would inherit that: the
     program would wait at its end for children that `terminate()` does not end.
     """
-    os.register_at_fork(after_in_child=_end_by_sigterm)
 
+    def end_by_sigterm() -> None:
+        if signal.getsignal(signal.SIGTERM) in (signal.SIG_DFL, None):  # the program has no handler
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
-def _end_by_sigterm() -> None:
-    if signal.getsignal(signal.SIGTERM) in (signal.SIG_DFL, None):  # the program has no handler
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    os.register_at_fork(after_in_child=end_by_sigterm)

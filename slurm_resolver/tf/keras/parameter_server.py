@@ -10,9 +10,7 @@ from tensorflow.python.distribute import input_lib
 
 from slurm_resolver.cluster.data_service import DATA_JOBS
 from slurm_resolver.errors import JobsError, KerasError
-from slurm_resolver.preflight import keras_version
 from slurm_resolver.tf import start
-from slurm_resolver.tf.keras.calls import called_by_keras
 from slurm_resolver.tf.keras.coordinated_steps import PredictFunction, StepFunction
 from slurm_resolver.tf.keras.patches import prepare
 
@@ -95,16 +93,12 @@ class ParameterServerStrategy(
 
     def make_function(self, model: Any, kind: str) -> Any:
         """Returns a Keras model's function for a "train", "test" or "predict" step."""
-        check_model(model)
-        if kind == "predict":
-            return PredictFunction(model)
-        return StepFunction(model, getattr(model, f"{kind}_step"), trains=kind == "train")
+        check_model(self, model)
+        return (PredictFunction if kind == "predict" else StepFunction)(model, kind)
 
-    def experimental_distribute_dataset(self, dataset: Any, options: Optional[Any] = None) -> Any:
-        """Returns what Keras 3 reads on the chief; for others as TensorFlow's does."""
-        if called_by_keras():
-            return dataset
-        return super().experimental_distribute_dataset(dataset, options)
+    def share_out(self, dataset: Any) -> Any:
+        """Returns what Keras 3 reads on the chief: the dataset."""
+        return dataset
 
     def distribute_datasets_from_function(
         self, dataset_fn: DatasetFunction, options: Optional[Any] = None
@@ -123,13 +117,17 @@ class ParameterServerStrategy(
         return WorkerData(self, dataset_fn, options)
 
 
-def check_model(model: Any) -> None:
+def check_model(strategy: Any, model: Any) -> None:
     """Raises KerasError for a model that cannot be trained in this way."""
-    keras_version.check_keras()
     if model.run_eagerly:
         raise KerasError(
             "run_eagerly=True under ParameterServerStrategy: only compiled functions can be sent "
             "to workers. Leave it out; to look into a step, train in one process."
+        )
+    if strategy.num_replicas_in_sync > 1:
+        raise KerasError(
+            f"ParameterServerStrategy with {strategy.num_replicas_in_sync} GPUs in each worker, on "
+            "which Keras 3 cannot train; expected one: start a task for each GPU."
         )
     for variable in model.variables:
         if not hasattr(variable.value, "handle"):
@@ -169,8 +167,13 @@ class WorkerData(input_lib.DistributedDatasetsFromFunction):  # type: ignore[mis
         return self._strategy.distribute_datasets_from_function(self._dataset_fn, self._options)
 
     def __iter__(self) -> Iterator[Any]:
-        """Returns the chief's batches: Keras learns the shapes from them, and tests with them."""
-        return WorkerDataIterator(self)
+        """Returns the chief's batches: Keras learns the shapes from them, and tests with them.
+
+        The iterator's `workers_iterator` gives the workers'.
+        """
+        iterator: Any = iter(self.chiefs)
+        iterator.workers_iterator = self.workers_iterator
+        return iterator  # type: ignore[no-any-return]
 
     @property
     def element_spec(self) -> Any:
@@ -190,10 +193,6 @@ class WorkerData(input_lib.DistributedDatasetsFromFunction):  # type: ignore[mis
         """Returns the same, read ahead by each worker."""
         return self._changed(lambda dataset: dataset.prefetch(buffer_size))
 
-    def reduce(self, initial_state: Any, reduce_func: Any) -> Any:
-        """Returns what `tf.data.Dataset.reduce` does of the chief's batches."""
-        return self.chiefs.reduce(initial_state, reduce_func)
-
     def workers_iterator(self) -> Any:
         """Returns the iterator of all workers, which goes on from one epoch to the next."""
         if self._workers_iterator is None:
@@ -205,21 +204,3 @@ class WorkerData(input_lib.DistributedDatasetsFromFunction):  # type: ignore[mis
     def _changed(self, change: Callable[[tf.data.Dataset], tf.data.Dataset]) -> WorkerData:
         function = self._dataset_fn
         return WorkerData(self._strategy, lambda context: change(function(context)), self._options)
-
-
-class WorkerDataIterator:
-    """The batches of an epoch: the chief's, or, asked for as `workers_iterator`, the workers'."""
-
-    def __init__(self, data: WorkerData) -> None:
-        self.workers_iterator = data.workers_iterator
-        self._data = data
-
-    @functools.cached_property
-    def _batches(self) -> Iterator[Any]:
-        return iter(self._data.chiefs)
-
-    def __iter__(self) -> WorkerDataIterator:
-        return self
-
-    def __next__(self) -> Any:
-        return next(self._batches)

@@ -9,7 +9,6 @@ a sum or a contrastive loss, every worker computes whole batches.
 from __future__ import annotations
 
 import contextlib
-from types import FunctionType
 from typing import Any, Iterator, List, NamedTuple, Optional, Tuple
 
 import numpy as np
@@ -45,28 +44,15 @@ class Examined(NamedTuple):
 
 
 def may_be_no_mean(model: Any, kind: str) -> bool:
-    """Whether a model computes losses by code that is not Keras'."""
+    """Whether a model's step or loss is not Keras'. What its layers add is seen in the step."""
     methods = [getattr(model, name) for name in (f"{kind}_step", "compute_loss")]
-    own = not all(method.__module__.startswith("keras.") for method in methods)
-    return own or any(map(_calls_add_loss, {type(layer) for layer in model._flatten_layers()}))
-
-
-def _calls_add_loss(layer_type: Any) -> bool:
-    classes = (part for part in layer_type.__mro__ if not part.__module__.startswith("keras."))
-    methods = (method for part in classes for method in vars(part).values())
-    return any(
-        isinstance(method, FunctionType) and "add_loss" in method.__code__.co_names
-        for method in methods
-    )
+    return not all(method.__module__.startswith("keras.") for method in methods)
 
 
 def why_no_mean(model: Any, kind: str, batch: Any) -> Optional[str]:
     """Returns which loss of a step is no mean over rows, and what to write instead; else None.
 
-    Args:
-        model: whose weights and other variables stay as they are.
-        kind: "train" or "test".
-        batch: what the step would get in one process.
+    The batch is what the step would get in one process. The model's variables stay as they are.
     """
     sharing, count = model.distribute_strategy.sharing, count_rows(batch)
     rows = min(count, max(_FEWEST, min(_MOST, count // sharing.replicas)))
@@ -115,17 +101,13 @@ def _differ(whole: Any, of_parts: Any, exact: float) -> Any:
 
 
 def _losses(model: Any, kind: str, part: Any, draw: int) -> Any:
-    """Returns the losses that a step computes of some rows, and whether each is a sum of values.
-
-    Args:
-        draw: gives other random numbers.
-    """
+    """Returns the losses that a step computes of some rows, and whether each is a sum of values."""
     strategy = model.distribute_strategy
     replica = tf.distribute.ReplicaContext(strategy, strategy.sharing.first)
     with strategy.scope(), replica, tf.device(strategy.extended.worker_devices[0]):
         rows = count_rows(part)
-        step = Step(model, strategy.sharing.first, rows, first=0, count=rows, weight=1.0)
-        step.draw, step.own_rows, step.examined = draw, rows, Examined([], [])
+        whole = {"rows": rows, "first": 0, "count": rows, "weight": 1.0, "own_rows": rows}
+        step = Step(model, strategy.sharing.first, **whole, draw=draw, examined=Examined([], []))
         logs = run_in(step, lambda: getattr(model, f"{kind}_step")(part))
         losses = step.examined.targets
         if kind == "test":

@@ -15,8 +15,7 @@ from slurm_resolver.log import tell_once
 
 # Two batches with different rows have the same digest in one of so many cases. Workers add their
 # digests up as float32, which is exact up to 2**24.
-DIGESTS = 4093
-
+_DIGESTS = 4093
 
 _AUTO = tf.data.experimental.AutoShardPolicy.AUTO
 _READERS = (b"TFRecordDataset", b"TextLineDataset", b"FixedLengthRecord")
@@ -66,33 +65,15 @@ class Sharing(NamedTuple):
 
 
 def share(batch: Any, compared: Optional[Sequence[Any]] = None) -> Share:
-    """Returns a batch with its digest.
-
-    Args:
-        batch: a structure of tensors with rows along axis 0.
-        compared: the tensors that must be the same in all workers; None for all of them.
-    """
-    return Share(_digest(tf.nest.flatten(batch) if compared is None else compared), batch)
-
-
-def count_rows(batch: Any) -> Any:
-    """Returns the number of a batch's rows: an int where it is known, else an int32 tensor."""
-    for value in tf.nest.flatten(batch):
-        if _has_rows(value):
-            static = value.shape[0] if value.shape.rank else None
-            if static is not None:
-                return int(static)
-            if isinstance(value, tf.RaggedTensor):
-                return tf.cast(value.nrows(), tf.int32)
-            if isinstance(value, tf.SparseTensor):
-                return tf.cast(value.dense_shape[0], tf.int32)
-            return tf.shape(value)[0]
-    return 1
-
-
-def part_of_batch(batch: Any, start: Any, stop: Any) -> Any:
-    """Returns some rows of each of a batch's tensors."""
-    return tf.nest.map_structure(lambda value: _slice(value, start, stop), batch)
+    """Returns a batch with the digest of `compared`, by default of all its tensors."""
+    ends = [
+        tf.io.serialize_tensor(end)
+        for value in (tf.nest.flatten(batch) if compared is None else compared)
+        if isinstance(value, tf.Tensor) and _has_rows(value)
+        for end in (value[:1], value[-1:])
+    ]
+    text = tf.strings.join(ends) if ends else tf.constant("")
+    return Share(tf.cast(tf.strings.to_hash_bucket_fast(text, _DIGESTS), tf.float32), batch)
 
 
 def share_dataset(dataset: tf.data.Dataset) -> Optional[tf.data.Dataset]:
@@ -141,43 +122,52 @@ def _labels(batch: Any) -> List[Any]:
 
 
 def _graph(dataset: tf.data.Dataset) -> bytes:
-    serialize = getattr(dataset, "_as_serialized_graph", None)
-    if serialize is None:
-        return b""
     try:
         ignore = tf.data.experimental.ExternalStatePolicy.IGNORE
-        graph: bytes = serialize(external_state_policy=ignore).numpy()
-    except (tf.errors.OpError, ValueError):  # such as a graph of more than 2 GiB
+        graph: bytes = dataset._as_serialized_graph(external_state_policy=ignore).numpy()
+    except (AttributeError, tf.errors.OpError, ValueError):  # such as a graph of more than 2 GiB
         return b""
     return graph
 
 
-def _has_rows(value: Any) -> bool:
-    if not isinstance(value, (tf.Tensor, tf.RaggedTensor, tf.SparseTensor)):
-        return False
-    return value.shape.rank is None or value.shape.rank > 0
+def count_rows(batch: Any) -> Any:
+    """Returns the number of a batch's rows: an int where it is known, else an int32 tensor."""
+    for value in filter(_has_rows, tf.nest.flatten(batch)):
+        static = value.shape[0] if value.shape.rank else None
+        if static is not None:
+            return int(static)
+        if isinstance(value, tf.RaggedTensor):
+            return tf.cast(value.nrows(), tf.int32)
+        if isinstance(value, tf.SparseTensor):
+            return tf.cast(value.dense_shape[0], tf.int32)
+        return tf.shape(value)[0]
+    return 1
 
 
-def _slice(value: Any, start: Any, stop: Any) -> Any:
-    if not _has_rows(value):
-        return value
-    if isinstance(value, tf.SparseTensor):
+def part_of_batch(batch: Any, start: Any, stop: Any) -> Any:
+    """Returns some rows of each of a batch's tensors."""
+
+    def part(value: Any) -> Any:
+        if not _has_rows(value):
+            return value
+        if not isinstance(value, tf.SparseTensor):
+            return value[start:stop]
         begin = tf.concat([[start], tf.zeros_like(value.dense_shape[1:], tf.int32)], axis=0)
         size = tf.concat([[stop - start], tf.cast(value.dense_shape[1:], tf.int32)], axis=0)
-        part = tf.sparse.slice(value, tf.cast(begin, tf.int64), tf.cast(size, tf.int64))
-        part.set_shape([None, *value.shape[1:]])
-        return part
-    return value[start:stop]
+        rows = tf.sparse.slice(value, tf.cast(begin, tf.int64), tf.cast(size, tf.int64))
+        rows.set_shape([None, *value.shape[1:]])
+        return rows
+
+    return tf.nest.map_structure(part, batch)
 
 
-def _digest(values: Sequence[Any]) -> Any:
-    """Stands for the first and the last row of a batch."""
-    ends = [
-        tf.io.serialize_tensor(value[place : place + 1] if place == 0 else value[-1:])
-        for value in values
-        if isinstance(value, tf.Tensor) and _has_rows(value)
-        for place in (0, -1)
-    ]
-    if not ends:
-        return tf.constant(0.0)
-    return tf.cast(tf.strings.to_hash_bucket_fast(tf.strings.join(ends), DIGESTS), tf.float32)
+def without_optionals(batch: Any) -> Any:
+    """Returns a batch in which what Keras has left out, such as sample weights, is None."""
+    return tf.nest.map_structure(
+        lambda value: None if isinstance(value, tf.experimental.Optional) else value, batch
+    )
+
+
+def _has_rows(value: Any) -> bool:
+    tensors = (tf.Tensor, tf.RaggedTensor, tf.SparseTensor)
+    return isinstance(value, tensors) and value.shape.rank != 0

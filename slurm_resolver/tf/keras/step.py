@@ -7,7 +7,9 @@ replicas add up and gather what they have computed.
 
 from __future__ import annotations
 
-from typing import Any, Callable, Dict, Iterable, List, Optional, Sequence, Tuple
+import contextlib
+import dataclasses
+from typing import Any, Callable, Dict, Iterable, Iterator, List, Optional, Sequence, Tuple
 
 import tensorflow as tf
 
@@ -17,6 +19,7 @@ from slurm_resolver.errors import FitError
 _current: Dict[int, Step] = {}
 
 
+@dataclasses.dataclass(eq=False)
 class Step:
     """A step as one replica sees it.
 
@@ -28,47 +31,53 @@ class Step:
         weight: its share in every mean, float32; those of all replicas add up to 1.
         repeats: how many replicas compute the same rows, float32.
         digest: stands for the global batch; None where each worker reads data of its own.
-        shared: whether all workers have read the same global batch.
+        draw: which random numbers it draws.
+        own_rows: the number of rows of this replica's tensors, where it is known.
+        statistics: the variables of which all replicas' mean is to be taken.
+        examined: its losses, where it is run for them alone (see `row_means`).
+        trusted: whether all its losses are known to be means over rows, or need not be.
+        compiled_loss: whether the loss given to `compile` is being computed.
+        nested: whether a metric or loss is already seeing the whole batch.
+        alike: results that are the same in all replicas, by their id.
     """
 
-    def __init__(
-        self,
-        model: Any,
-        replica: int,
-        rows: Any,
-        first: Any,
-        count: Any,
-        weight: Any,
-        repeats: Any = 1.0,
-        digest: Any = None,
-    ) -> None:
-        self.model = model
-        self.replica = replica
-        self.rows = rows
-        self.first = first
-        self.count = count
-        self.weight = weight
-        self.repeats = repeats
-        self.digest = digest
-        self.shared = digest is not None
-        self.own_rows: Optional[int] = None  # of this replica's tensors, where it is known
-        self.statistics: List[Any] = []
+    model: Any
+    replica: int
+    rows: Any
+    first: Any
+    count: Any
+    weight: Any
+    repeats: Any = 1.0
+    digest: Any = None
+    draw: int = 0
+    own_rows: Optional[int] = None
+    statistics: List[Any] = dataclasses.field(default_factory=list)
+    examined: Any = None
+    trusted: bool = True
+    compiled_loss: bool = False
+    nested: bool = False
+    alike: Dict[int, Any] = dataclasses.field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self._shared = self.digest is not None  # whether all workers have read the same batch
         # By the id of a tensor or variable; what has an id must live as long as the step.
-        self._gathered: Dict[int, Any] = {}
+        self._gathered: Dict[int, Tuple[Any, Any]] = {}
         self._sums: Dict[int, Tuple[Any, Any]] = {}
-        self._kept: List[Any] = []
-        self.alike: Dict[int, Any] = {}
-        self.draw: Any = replica  # which random numbers it draws
-        self.added_scalar = False  # whether a layer that is not Keras' has added a scalar loss
-        self.examined: Any = None  # its losses, where it is run for them alone (see `row_means`)
-        self.compiled_loss = False  # whether the loss given to `compile` is being computed
-        self.nested = False  # whether a metric or loss is already seeing the whole batch
 
     @property
     def counts(self) -> Any:
         """Whether this replica's rows count in metrics: a Python bool where that is known."""
         static = tf.get_static_value(self.count)
         return self.count > 0 if static is None else bool(static > 0)
+
+    @contextlib.contextmanager
+    def seeing_whole_batch(self) -> Iterator[None]:
+        """Lets Keras compute as in one process: what it is given is of all rows."""
+        self.nested = True
+        try:
+            yield
+        finally:
+            self.nested = False
 
     def is_by_row(self, value: Any) -> bool:
         """Whether a tensor has a value for each of this replica's rows."""
@@ -103,7 +112,7 @@ class Step:
                 "tensor: convert it with to_tensor() or tf.sparse.to_dense()."
             )
         if id(value) in self._gathered:
-            return self._gathered[id(value)]
+            return self._gathered[id(value)][1]
         sent = value
         if value.dtype == tf.bool or (value.dtype.is_integer and value.dtype.size < 4):
             sent = tf.cast(value, tf.int32)
@@ -124,8 +133,7 @@ class Step:
         mask = getattr(value, "_keras_mask", None)
         if mask is not None:
             whole._keras_mask = self.gather(mask)
-        self._gathered[id(value)] = whole
-        self._kept.append(value)
+        self._gathered[id(value)] = value, whole
         return whole
 
     def gather_structure(self, values: Any) -> Any:
@@ -213,7 +221,7 @@ class Step:
 
         That happens only where workers read data of their own, and that of one has ended.
         """
-        if self.shared:
+        if self._shared:
             return value
         if isinstance(value, tf.IndexedSlices):
             values = self._unless_empty(value.values)

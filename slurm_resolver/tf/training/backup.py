@@ -70,7 +70,7 @@ class BackupAndResume:
         max_to_keep: int = 2,
         **state: Any,
     ) -> None:
-        """Prepares; `fit` restores when it begins.
+        """Stores the arguments; `fit` restores when it begins.
 
         Args:
             directory: for this training's checkpoints; one that all nodes share.
@@ -125,7 +125,7 @@ class BackupAndResume:
 
 
 class _Fit:
-    """One run of `fit`: it stands before the train function and the list of callbacks."""
+    """One run of `fit`, whose train function and list of callbacks it wraps."""
 
     def __init__(self, keras: Union[Keras2, Keras3], model: Any, epochs: int) -> None:
         self._keras = keras
@@ -144,7 +144,7 @@ class _Fit:
         self._states: Optional[CallbackStates] = None
 
     def begin(self, callback: BackupAndResume, state: Mapping[str, Any], **options: Any) -> None:
-        """Restores, and takes its place; Keras is calling `on_train_begin` of the callbacks."""
+        """Restores, and wraps; Keras is calling `on_train_begin` of the callbacks."""
         model, local = self._model, _variables_of_fit(self._model)
         self._callbacks = local["callbacks"]
         self._others = [other for other in self._callbacks.callbacks if other is not callback]
@@ -160,14 +160,13 @@ class _Fit:
             prepare=self._prepare,
             **options,
         )
-        restored = backup.restore()
-        self._restored = unpack(self._rest.packed) if restored else {}
+        self._restored = unpack(self._rest.packed) if backup.restored else {}
         backup.say_start(self._epochs)
         steps = self._restored.get("steps")
         if backup.epoch < self._epochs and backup.begin_data(self._keras.batch_size()):
-            steps = None  # an epoch has other ones now
+            steps = None  # an epoch has another count of steps now
         self._within = backup.step > 0
-        if restored:
+        if backup.restored:
             self._keras.begin_at(backup.epoch, self._restored["iterators"], steps)
             # The train function makes so many steps at once.
             self._until = backup.step - backup.step % self._keras.executed()
@@ -181,7 +180,7 @@ class _Fit:
         }
         for name, hook in self._hooks.items():
             setattr(self._callbacks, name, functools.partial(hook, getattr(self._callbacks, name)))
-        # If a `fit` has failed, its own is still there.
+        # After a `fit` that has failed the model still has the replaced function.
         self._train = getattr(model.train_function, "trains", model.train_function)
         model.train_function = _TrainFunction(self._draw_and_train, self._train)
 
@@ -253,7 +252,7 @@ class _Fit:
         self._keras.end()
 
     def _draw_and_train(self, iterator: Any) -> Any:
-        """Takes the place of the model's train function, as only that gets the iterator.
+        """Replaces the model's train function, which alone gets the iterator.
 
         Keras makes a new one for each epoch, or one for all if `steps_per_epoch` is given.
         """
@@ -304,7 +303,7 @@ class _Fit:
 
 
 class _TrainFunction:
-    """A train function in the place of another one."""
+    """A function that replaces a model's train function."""
 
     def __init__(self, function: Call, trains: Call) -> None:
         self._function = function
@@ -335,7 +334,7 @@ class _Rest(tf.train.experimental.PythonState):  # type: ignore[misc]
 def _variables_of_fit(model: Any) -> Dict[str, Any]:
     """Returns the variables of Keras' `fit`, which is calling.
 
-    It hands its callbacks neither the other callbacks nor the data.
+    Keras gives a callback neither the other callbacks nor the data.
     """
     frame: Any = sys._getframe(1)
     while frame is not None:

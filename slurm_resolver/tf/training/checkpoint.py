@@ -17,9 +17,9 @@ from slurm_resolver import training_reports
 from slurm_resolver.errors import ResumeError
 from slurm_resolver.log import warn
 from slurm_resolver.tf.reporter import reporter
-from slurm_resolver.tf.training.checkpoint_owner import check_still_owner, claim, owner_of
+from slurm_resolver.tf.training.checkpoint_owner import check_still_owner, claim
 from slurm_resolver.tf.training.checkpoint_writer import CheckpointWriter
-from slurm_resolver.tf.training.kept_checkpoints import Restored, restore_newest
+from slurm_resolver.tf.training.kept_checkpoints import restore_newest
 from slurm_resolver.tf.training.termination import TerminationConfig, termination_config
 
 _log = logging.getLogger("slurm_resolver")
@@ -41,6 +41,7 @@ class Backup:
         step: how many of its steps are done.
         drawn: how many batches were taken from the iterator that is in use.
         batch_size: how many samples a global batch has; 0 if that is not known.
+        restored: the checkpoint that was restored; None if there was none.
     """
 
     def __init__(
@@ -55,60 +56,49 @@ class Backup:
         complete: bool = False,
         prepare: Callable[[], None] = lambda: None,
     ) -> None:
-        """Takes the arguments of `ResumableLoop`.
+        """Restores the newest checkpoint, if there is one; then a signal makes all ranks save.
+
+        The arguments are those of `ResumableLoop`, and:
 
         Args:
             complete: whether the state has all its variables already.
             prepare: called in every rank before it saves.
-        """
-        if save_every is not None and save_every < 1:
-            raise ResumeError(f"save_every={save_every!r}: expected a count of steps, or None.")
-        self.epoch = self.step = self.drawn = self.batch_size = 0
-        self._strategy = strategy
-        self._every = save_every
-        self._since = 0  # steps since the last save
-        self._complete = complete
-        self._prepare = prepare
-        self._termination = termination or termination_config(strategy.cluster_resolver)
-        self._counters = {
-            name: tf.Variable(0, dtype=tf.int64, trainable=False, name=name)
-            for name in ("epoch", "step", "drawn", "batch_size")
-        }
-        counters = tf.train.Checkpoint(**self._counters)
-        self._checkpoint = tf.train.Checkpoint(**state, slurm_resolver=counters)
-        self._checkpoint.save_counter  # noqa: B018 (which creates it, in all ranks)
-        self._directory = os.fspath(directory)
-        self._max_to_keep = max_to_keep
-        self._ranks = self._termination.ranks
-        self._owner = owner_of(self._ranks.step)
-        self._restored: Optional[Restored] = None
-        self._reported = False
-
-    def restore(self) -> bool:
-        """Restores the newest checkpoint, and returns whether there was one.
-
-        From now on a signal makes all ranks save.
 
         Raises:
             ResumeError: if the ranks find different checkpoints or none that can be read, and if
                 the folder belongs to another task of a job array or to another model.
         """
         global _running
-        leads, directory = self._ranks.leads, self._directory
-        self._restored = restore_newest(
-            self._checkpoint, directory, self._ranks.compare, leads, self._complete
+        if save_every is not None and save_every < 1:
+            raise ResumeError(f"save_every={save_every!r}: expected a count of steps, or None.")
+        self.epoch = self.step = self.drawn = self.batch_size = 0
+        self._every = save_every
+        self._since = 0  # steps since the last save
+        self._reported = False
+        self._prepare = prepare
+        self._directory = os.fspath(directory)
+        self._termination = termination or termination_config(strategy.cluster_resolver)
+        self._ranks = ranks = self._termination.ranks
+        self._counters = {
+            name: tf.Variable(0, dtype=tf.int64, trainable=False, name=name)
+            for name in ("epoch", "step", "drawn", "batch_size")
+        }
+        counters = tf.train.Checkpoint(**self._counters)
+        checkpoint = tf.train.Checkpoint(**state, slurm_resolver=counters)
+        checkpoint.save_counter  # noqa: B018 (which creates it, in all ranks)
+        self.restored = restore_newest(
+            checkpoint, self._directory, ranks.compare, ranks.leads, complete
         )
-        self._claim()
-        if self._restored is not None:
+        self._owner = self._claim()
+        if self.restored is not None:
             # The next save must not overwrite a checkpoint that could not be read.
-            self._checkpoint.save_counter.assign(self._restored.last)
+            checkpoint.save_counter.assign(self.restored.last)
             for name, variable in self._counters.items():
                 setattr(self, name, int(variable.numpy()))
-        self._writer = CheckpointWriter(self._checkpoint, directory, self._max_to_keep, leads)
+        self._writer = CheckpointWriter(checkpoint, self._directory, max_to_keep, ranks.leads)
         _running = self
         if _handler is None:
-            _make_handler(self._strategy, self._termination)
-        return self._restored is not None
+            _make_handler(strategy, self._termination)
 
     def begin_data(self, batch_size: int, skip: bool = True) -> bool:
         """Converts the position if the batches have another size now, and returns whether they do.
@@ -145,7 +135,7 @@ class Backup:
         """Logs where the training goes on, if it does."""
         if not self._ranks.leads:
             return
-        step, restored = self._ranks.step, self._restored
+        step, restored = self._ranks.step, self.restored
         restarts = (step.restart_count or 0) + (step.step_restart or 0)
         if restored is None and restarts:
             warn(
@@ -202,19 +192,19 @@ class Backup:
     def _at(self) -> str:
         return f"epoch {self.epoch}, step {self.step}"
 
-    def _claim(self) -> None:
+    def _claim(self) -> str:
         """Claims the folder in the leader, and raises its error in all ranks."""
-        problem = ""
+        owner = problem = ""
         try:
             if self._ranks.leads:
-                claim(self._directory, self._owner)
+                owner = claim(self._directory, self._ranks.step)
         except ResumeError as error:
             problem = str(error)
         except OSError as error:
             problem = f"{self._directory!r}: {error}; expected a folder to write checkpoints to."
-        for told in self._ranks.compare(problem).values():
-            if told:
-                raise ResumeError(told)
+        for told in filter(None, self._ranks.compare(problem).values()):
+            raise ResumeError(told)
+        return owner
 
 
 def batch_size_of(data: Any) -> int:

@@ -6,10 +6,10 @@ from weights that are not its own, and two jobs that train at once would mix the
 
 from __future__ import annotations
 
-import json
+import contextlib
 import os
+import re
 import socket
-from typing import NamedTuple, Optional
 
 from slurm_resolver.errors import ResumeError
 from slurm_resolver.slurm.step import SlurmStep
@@ -17,42 +17,29 @@ from slurm_resolver.slurm.step import SlurmStep
 FILE = "slurm_resolver.owner"
 
 
-class Owner(NamedTuple):
-    """A process that writes checkpoints, and its job: of a task of a job array the array's."""
+def claim(directory: str, step: SlurmStep) -> str:
+    """Writes this process into the file of the folder, and returns what it wrote.
 
-    process: str
-    job: Optional[str] = None
-    array_task: Optional[str] = None
-
-    def __str__(self) -> str:
-        job = f"job {self.job}" if self.job else "a training without Slurm"
-        return f"task {self.array_task} of job array {self.job}" if self.array_task else job
-
-
-def owner_of(step: SlurmStep) -> Owner:
-    """Returns the owner that this process is."""
-    process = f"{os.getpid()} on {socket.gethostname()}"
-    return Owner(process, step.array_job_id or step.job_id, step.array_task_id)
-
-
-def claim(directory: str, owner: Owner) -> None:
-    """Writes the owner into the folder.
-
-    Two tasks of an array that begin together both find no owner: one of them creates the file.
+    Two tasks of an array that begin together both find no file: one of them creates it.
 
     Raises:
         ResumeError: if the folder belongs to another task of a job array.
     """
+    job = f"job {step.job_id}" if step.job_id else "a training without Slurm"
+    if step.array_task_id:
+        job = f"task {step.array_task_id} of job array {step.array_job_id}"
+    owner = f"{job}, process {os.getpid()} on {socket.gethostname()}"
     if "://" in directory:  # there a file cannot be created by one of two
-        return
+        return owner
     os.makedirs(directory, exist_ok=True)
-    path, text = os.path.join(directory, FILE), json.dumps(owner._asdict())
+    path = os.path.join(directory, FILE)
     try:
         with open(path, "x", encoding="utf-8") as file:
-            file.write(text)
+            file.write(owner)
     except FileExistsError:
         found = _read(directory)
-        if found and found.array_task and owner.array_task not in (None, found.array_task):
+        task = re.match(r"task (\S+) of", found)
+        if task and step.array_task_id not in (None, task[1]):
             raise ResumeError(
                 f"the checkpoints in {directory!r} are those of {found}, and this is {owner}: one "
                 "would end with the other's weights. Give each task a folder of its own, such as "
@@ -61,24 +48,23 @@ def claim(directory: str, owner: Owner) -> None:
             ) from None
         scratch = f"{path}.{os.getpid()}"
         with open(scratch, "w", encoding="utf-8") as file:
-            file.write(text)
+            file.write(owner)
         os.replace(scratch, path)
+    return owner
 
 
-def check_still_owner(directory: str, owner: Owner) -> None:
+def check_still_owner(directory: str, owner: str) -> None:
     """Raises ResumeError if another process has claimed the folder since `claim`."""
     found = _read(directory)
-    if found is not None and found.process != owner.process:
+    if found not in ("", owner):
         raise ResumeError(
-            f"{directory!r} has been taken over by {found} (process {found.process}), while "
-            f"{owner} is still training: this one stops, so that they do not mix. "
-            "Give each training a folder of its own."
+            f"{directory!r} has been taken over by {found}, while {owner} is still training: it "
+            "stops, so that the two do not mix. Give each training a folder of its own."
         )
 
 
-def _read(directory: str) -> Optional[Owner]:
-    try:
-        with open(os.path.join(directory, FILE), "rb") as file:
-            return Owner(**json.loads(file.read()))
-    except (OSError, ValueError, TypeError):  # such as a file that was cut off
-        return None
+def _read(directory: str) -> str:
+    path = os.path.join(directory, FILE)
+    with contextlib.suppress(OSError), open(path, encoding="utf-8", errors="replace") as file:
+        return file.read()
+    return ""

@@ -1,4 +1,4 @@
-"""`ResumableLoop`: a training loop that is saved on a signal and resumed at the very step."""
+"""`ResumableLoop`: a training loop that is saved on a signal and resumed at the next step."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from slurm_resolver.tf.training.termination import TerminationConfig
 
 
 class ResumableLoop:
-    """A training loop that is saved on a signal, and goes on at the very step after it.
+    """A training loop that is saved on a signal, and continues at the next step.
 
     ::
 
@@ -25,9 +25,10 @@ class ResumableLoop:
 
     A run that was preempted ends with the weights of one that was not, if the batches of an epoch
     come in the same order each time: seed whatever shuffles. The batches of the epoch that were
-    trained on already are read once more and skipped; to leave that out, begin the data at `step`
-    and pass `skip=False`. Keras' dropout draws new masks after a restart, unless its random
-    generator is in the state too.
+    trained on are read once more and skipped; to avoid that, begin the data at `step` and pass
+    `skip=False`. If the batches have another size than before, as with another number of workers,
+    the position is converted by the count of samples, rounded down to a batch. Keras' dropout draws
+    new masks after a restart, unless its random generator is in the state too.
 
     Every rank makes the same calls.
     """
@@ -48,7 +49,7 @@ class ResumableLoop:
             directory: for this training's checkpoints; one that all nodes share.
             strategy: the training's; None is the one in whose scope this is.
             termination: what `termination_config` returned; None makes one with its defaults.
-            save_every: also save after so many steps: what a crash can lose.
+            save_every: also save after so many steps, which a crash can lose at most.
             max_to_keep: how many checkpoints to keep.
             state: whatever a `tf.train.Checkpoint` holds; at least the model and the optimizer.
         """
@@ -56,7 +57,7 @@ class ResumableLoop:
         progress.start(strategy.cluster_resolver)
         self._backup = Backup(directory, strategy, termination, state, save_every, max_to_keep)
         self._endless: Optional[Iterator[Any]] = None
-        self.restored = self._backup.restore()
+        self.restored = self._backup.restored is not None
 
     @property
     def epoch(self) -> int:

@@ -158,17 +158,11 @@ class TerminationConfig(tf.distribute.experimental.TerminationConfig):  # type: 
             if self.watch.terminated and not ranks.leads:
                 break
             time.sleep(0.1)
-        _exit_with(plan.status)
-
-
-def _exit_with(status: int) -> None:
-    """Exits as `sys.exit` does, but without TensorFlow's own clean-up.
-
-    The clean-up waits for peers that have ended, and may abort, which would change the status.
-    """
-    global _exit_status
-    _exit_status = status
-    sys.exit(status)
+        # TensorFlow's own clean-up waits for peers that have ended, and may abort, which would
+        # change the status: `_leave` exits without it.
+        global _exit_status
+        _exit_status = plan.status
+        sys.exit(plan.status)
 
 
 def _leave() -> None:

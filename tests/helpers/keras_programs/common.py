@@ -21,9 +21,7 @@ DIFFERS_BY_DESIGN: Dict[str, str] = {}
 # By how much the others may differ, where it is not the usual 1e-4.
 TOLERANCES: Dict[str, float] = {}
 
-ROWS, COLUMNS, BATCH = 120, 6, 24
-EVEN: Dict[str, int] = {"rows": ROWS, "batch": BATCH}
-UNEVEN: Dict[str, int] = {"rows": 33, "batch": 8}  # the last batch is a single row
+ROWS, COLUMNS = 120, 6
 
 _random = np.random.default_rng(7)
 X = _random.normal(size=(ROWS, COLUMNS)).astype("float32")
@@ -32,7 +30,6 @@ ONE_HOT = np.eye(3, dtype="float32")[Y]
 BINARY = (X[:, :1] + X[:, 1:2] > 0).astype("float32")
 NUMBER = np.abs(X[:, :1] * 2 + X[:, 1:2]).astype("float32")
 WEIGHT = np.linspace(0.1, 2.0, ROWS).astype("float32")
-IMAGES = _random.random(size=(ROWS, 8, 8, 1)).astype("float32")
 TOKENS = _random.integers(1, 9, size=(ROWS, COLUMNS)).astype("int32")
 LENGTHS = _random.integers(1, COLUMNS + 1, size=ROWS)
 PADDED = np.where(np.arange(COLUMNS) < LENGTHS[:, None], TOKENS, 0).astype("int32")
@@ -66,7 +63,8 @@ def made(value: Any) -> Any:
     return value() if callable(value) else value
 
 
-def data(x: Any = X, y: Any = Y, *rest: Any, rows: int = ROWS, batch: int = BATCH) -> Any:
+def data(x: Any = X, y: Any = Y, *rest: Any, rows: int = 33, batch: int = 8) -> Any:
+    """The first rows in batches, of which the last is a single row."""
     columns = tf.nest.map_structure(lambda column: column[:rows], (x, y, *rest))
     return tf.data.Dataset.from_tensor_slices(columns).batch(batch)
 

@@ -1,10 +1,9 @@
-"""Ways to hand data to fit, evaluate and predict."""
+"""Ways to hand data to fit, evaluate and predict; inputs of several kinds; single batches."""
 
 # mypy: allow-subclassing-any
 
 from __future__ import annotations
 
-import csv
 import os
 import tempfile
 from functools import partial
@@ -16,6 +15,7 @@ import numpy as np
 import tensorflow as tf
 from keras import layers
 from keras_programs.common import (
+    BINARY,
     COLUMNS,
     WEIGHT,
     Outcome,
@@ -23,9 +23,11 @@ from keras_programs.common import (
     Y,
     add,
     build,
+    crossentropy,
     data,
     fitted,
     numbers,
+    ready,
     seen,
 )
 from keras_programs.common import program as registered
@@ -35,46 +37,36 @@ NUMBERS = np.arange(120, dtype="float32")[:, None]
 
 
 class Ids(keras.metrics.Metric):
-    """The sum of the rows' numbers, or of their squares: has each row been seen just once?"""
+    """The sum of the squares of the rows' numbers: has each row been seen just once?"""
 
-    def __init__(self, power: int) -> None:
-        super().__init__(name=f"ids{power}")
-        self.power = power
+    def __init__(self) -> None:
+        super().__init__(name="ids")
         self.total = self.add_weight(shape=(), initializer="zeros", name="total")
 
     def update_state(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> None:
-        self.total.assign_add(keras.ops.sum(keras.ops.cast(y_true, "float32") ** self.power))
+        self.total.assign_add(keras.ops.sum(keras.ops.cast(y_true, "float32") ** 2))
 
     def result(self) -> Any:
         return self.total.value
 
 
-def batches(rows: int = 33, batch: int = 8, weights: bool = False) -> Iterator[Any]:
-    for start in range(0, rows, batch):
-        end = min(rows, start + batch)
+def batches(weights: bool = False) -> Iterator[Any]:
+    for start in range(0, 33, 8):
+        end = min(33, start + 8)
         yield (X[start:end], Y[start:end], *([WEIGHT[start:end]] if weights else []))
 
 
-def endless(rows: int = 120, batch: int = 24, weights: bool = False) -> Iterator[Any]:
+def endless(weights: bool = False) -> Iterator[Any]:
     while True:
-        yield from batches(rows, batch, weights)
+        yield from batches(weights)
 
 
 class Batches(keras.utils.PyDataset):
     """The first rows in batches of 8; with a hook, the next epoch's begin one row later."""
 
-    def __init__(
-        self,
-        rows: int = 33,
-        weights: bool = False,
-        moves: bool = False,
-        numbered: bool = False,
-        **how: Any,
-    ) -> None:
+    def __init__(self, weights: bool = False, moves: bool = False, **how: Any) -> None:
         super().__init__(**how)
-        self.all = list(batches(rows, weights=weights))
-        if numbered:
-            self.all = [(X[i:rows][:8], NUMBERS[i:rows][:8]) for i in range(0, rows, 8)]
+        self.all = list(batches(weights))
         self.moves = moves
 
     def __len__(self) -> int:
@@ -92,99 +84,37 @@ def arrays(**how: Any) -> Callable[[Any], Outcome]:
     """fit(x, y) in the order of the rows."""
 
     def program(strategy: Any) -> Outcome:
-        given = dict(how)
-        rows = given.pop("rows", 120)
-        options = {"shuffle": False, "batch_size": 24, **given}
-        if options.pop("weighted", False):
-            options["sample_weight"] = WEIGHT[:rows]
+        rows = how.get("rows", 33)
+        options = {"shuffle": False, "batch_size": 8, **how}
+        options.pop("rows", None)
         model = build(strategy, weighted_metrics=["accuracy"])
         return fitted(model, X[:rows], y=Y[:rows], **options, test=data(rows=rows), predict=True)
 
     return program
 
 
-SHORT = (X[:33], Y[:33], WEIGHT[:33])
 ARRAYS: Dict[str, Dict[str, Any]] = {
     "plain": {},
-    "last_of_1": {"rows": 33, "batch_size": 8},
     "batches_of_1": {"rows": 7, "batch_size": 1},
-    "weighted_last_of_1": {"rows": 33, "batch_size": 8, "weighted": True},
-    "validation_split": {"validation_split": 0.2},
-    "validation_data_of_33": {
-        "validation_data": SHORT,
-        "validation_batch_size": 8,
-        "weighted": True,
-    },
-    "validation_freq": {"validation_data": SHORT[:2], "validation_freq": 2, "epochs": 3},
+    "weighted_validation_split": {"sample_weight": WEIGHT[:33], "validation_split": 0.2},
+    "validation_data": {"validation_data": (X[:33], Y[:33], WEIGHT[:33]), "validation_freq": 2},
     "class_weight": {"class_weight": {0: 1.0, 1: 0.2, 2: 3.0}},
 }
 for name, how in ARRAYS.items():
     add(f"data_arrays_{name}", arrays(**how))
 
 
-def written(write: Callable[[Path], None]) -> str:
-    """A folder with files that every process has written for itself."""
+def records() -> Any:
+    """A file that every process has written for itself."""
     folder = tempfile.mkdtemp(dir=os.environ.get("TASK_OUTPUT"), prefix=f"data{os.getpid()}_")
-    write(Path(folder))
-    return folder
-
-
-def records(files: int) -> Any:
-    def write(folder: Path) -> None:
-        for file in range(files):
-            with tf.io.TFRecordWriter(str(folder / f"{file}.tfrecord")) as writer:
-                for row in range(file * 48 // files, (file + 1) * 48 // files):
-                    floats = tf.train.Feature(float_list=tf.train.FloatList(value=X[row]))
-                    label = tf.train.Feature(int64_list=tf.train.Int64List(value=[Y[row]]))
-                    features = tf.train.Features(feature={"x": floats, "y": label})
-                    example = tf.train.Example(features=features)
-                    writer.write(example.SerializeToString())
-
-    def parsed(example: Any) -> Any:
-        shape = {
-            "x": tf.io.FixedLenFeature([COLUMNS], tf.float32),
-            "y": tf.io.FixedLenFeature([], tf.int64),
-        }
-        row = tf.io.parse_single_example(example, shape)
-        return row["x"], row["y"]
-
-    names = sorted(str(file) for file in Path(written(write)).iterdir())
-    return tf.data.TFRecordDataset(names).map(parsed).batch(8)
-
-
-def csv_rows() -> Any:
-    names = [f"c{column}" for column in range(COLUMNS)]
-
-    def write(folder: Path) -> None:
-        with open(folder / "rows.csv", "w", newline="") as file:
-            csv.writer(file).writerows([[*names, "label"], *([*x, y] for x, y in zip(X[:48], Y))])
-
-    rows = tf.data.experimental.make_csv_dataset(
-        str(Path(written(write), "rows.csv")), 8, label_name="label", num_epochs=1, shuffle=False
+    file = str(Path(folder, "rows.tfrecord"))
+    with tf.io.TFRecordWriter(file) as writer:
+        for row in range(33):
+            writer.write(tf.io.serialize_tensor(X[row]).numpy())
+    rows = tf.data.TFRecordDataset([file]).map(
+        lambda row: tf.ensure_shape(tf.io.parse_tensor(row, tf.float32), [COLUMNS])
     )
-    return rows.map(lambda row, y: (tf.stack([row[name] for name in names], axis=1), y))
-
-
-# Programs that fit and evaluate what these make, two epochs.
-DATASETS: Dict[str, Source] = {
-    "plain": data,
-    "last_dropped": lambda: data(rows=33).unbatch().batch(8, drop_remainder=True),
-    "filtered": lambda: data().unbatch().filter(lambda x, y: y != 1).batch(8),
-    "from_generator": lambda: tf.data.Dataset.from_generator(
-        batches,
-        output_signature=(
-            tf.TensorSpec((None, COLUMNS), tf.float32),
-            tf.TensorSpec((None,), tf.int32),
-        ),
-    ),
-    "records_in_1_file": lambda: records(1),
-    "records_in_4_files": lambda: records(4),
-    "csv": csv_rows,
-    "batches_of_unequal_size": lambda: data(rows=10, batch=4).concatenate(data(rows=33)),
-    "timeseries": lambda: keras.utils.timeseries_dataset_from_array(
-        X[:, 0], Y[COLUMNS:], COLUMNS, batch_size=24
-    ),
-}
+    return rows.map(lambda x: (x, tf.cast(x[0] > 0, tf.int32))).batch(8)
 
 
 @registered("data", differs="each worker has data of its own, here as much as one process")
@@ -194,68 +124,148 @@ def auto_shard_off(strategy: Any) -> Outcome:
     return fitted(build(strategy), data().with_options(options), predict=True)
 
 
-# Programs that fit what these make, and evaluate the plain dataset.
-SOURCES: Dict[str, Source] = {
-    "generator": batches,
-    "generator_weighted": lambda: batches(weights=True),
-    "py_dataset": Batches,
-    "py_dataset_weighted": lambda: Batches(weights=True),
-    "py_dataset_two_threads": lambda: Batches(workers=2),
-    "py_dataset_two_processes": lambda: Batches(workers=2, use_multiprocessing=True),
-    "py_dataset_moving": lambda: Batches(moves=True),
+# Programs that fit what these make, and evaluate plain data.
+SOURCES: Dict[str, Tuple[Source, Dict[str, Any]]] = {
+    "dataset_filtered": (lambda: data().unbatch().filter(lambda x, y: y != 1).batch(8), {}),
+    "dataset_records": (records, {}),
+    "dataset_endless": (lambda: data().repeat(), {"steps_per_epoch": 7}),
+    "dataset_of_unequal_batches": (lambda: data(rows=10, batch=4).concatenate(data()), {}),
+    "generator": (lambda: batches(weights=True), {"epochs": 1}),
+    "generator_endless": (lambda: endless(weights=True), {"steps_per_epoch": 7}),
+    "py_dataset": (lambda: Batches(weights=True), {"shuffle": False}),
+    "py_dataset_threads": (lambda: Batches(workers=2), {"shuffle": False}),
+    "py_dataset_processes": (
+        lambda: Batches(workers=2, use_multiprocessing=True),
+        {"shuffle": False},
+    ),
+    "py_dataset_moving": (lambda: Batches(moves=True), {"shuffle": False}),
 }
 
 
-def _of(source: Source, **how: Any) -> Callable[[Any], Outcome]:
-    """The dataset is made after the model, once."""
-    how.setdefault("epochs", 2)
-    return lambda strategy: fitted(
-        build(strategy, weighted_metrics=["accuracy"]), source(), test=how.get("test"), **how
-    )
-
-
-def _on(source: Source, **how: Any) -> Callable[[Any], Outcome]:
+def _on(source: Source, how: Dict[str, Any]) -> Callable[[Any], Outcome]:
     def program(strategy: Any) -> Outcome:
         model = build(strategy, weighted_metrics=["accuracy"])
-        return fitted(model, source(), test=data(rows=33), predict=True, **how)
+        return fitted(model, source(), test=data(), predict=True, **how)
 
     return program
 
 
-for name, source in DATASETS.items():
-    add(f"data_dataset_{name}", _of(source, predict=True))
-for name, source in SOURCES.items():
-    add(f"data_{name}", _on(source, epochs=1 if "generator" in name else 2, shuffle=False))
-for name, source, steps in [
-    ("dataset_steps_per_epoch", lambda: data().repeat(), 4),
-    ("dataset_endless", lambda: data(rows=33, batch=8).repeat(), 7),
-    ("dataset_too_short", lambda: data(batch=24), 2),
-    ("generator_endless", endless, 4),
-    ("generator_endless_weighted", lambda: endless(rows=33, batch=8, weights=True), 7),
-    ("generator_endless_one_step", endless, 1),
-]:
-    add(f"data_{name}", _on(source, steps_per_epoch=steps, epochs=2))
+for name, (source, how) in SOURCES.items():
+    add(f"data_{name}", _on(source, how))
 
 
-def unseeded(strategy: Any, sums: bool, source: Source, **how: Any) -> Outcome:
+def unseeded(strategy: Any, source: Source, sums: bool = True, **how: Any) -> Outcome:
     """Nothing is seeded here: rows are shuffled, but each is to be seen just once."""
     with strategy.scope():
         model = keras.Sequential([keras.Input((COLUMNS,)), layers.Dense(1)])
-        model.compile("adam", "mse", metrics=[Ids(1), Ids(2)])
+        model.compile("adam", "mse", metrics=[Ids()])
     history = model.fit(source(), epochs=2, verbose=0, **how)
-    if not sums:
-        return seen(model, history)
-    kept = {name: values for name, values in history.history.items() if "ids" in name}
-    return {"history": numbers(kept)}
+    return {"ids": numbers(history.history["ids"])} if sums else seen(model, history)
 
 
-OTHERS = "starts from other weights and takes the rows in another order"
-SHUFFLED: Dict[str, Tuple[Source, Dict[str, Any]]] = {
-    "fit": (lambda: X, {"y": NUMBERS, "batch_size": 24}),
-    "py_dataset": (lambda: Batches(numbered=True), {"shuffle": True}),
-    "dataset": (lambda: data(X, NUMBERS).unbatch().shuffle(50).batch(24), {}),
-}
-for name, (source, how) in SHUFFLED.items():
-    sums, weights = (partial(unseeded, sums=sums, source=source, **how) for sums in (True, False))
-    add(f"data_shuffled_{name}", sums)
-    add(f"data_shuffled_{name}_weights", weights, differs=OTHERS)
+ROWS_OF_IDS: Dict[str, Any] = {"source": lambda: X, "y": NUMBERS, "batch_size": 24}
+add("data_shuffled_fit", partial(unseeded, **ROWS_OF_IDS))
+add(
+    "data_shuffled_fit_weights",
+    partial(unseeded, sums=False, **ROWS_OF_IDS),
+    differs="starts from other weights and takes the rows in another order",
+)
+
+
+@registered("data")
+def shuffled_dataset(strategy: Any) -> Outcome:
+    rows = data(X, NUMBERS, rows=120).unbatch()
+    return unseeded(strategy, lambda: rows.shuffle(50).batch(24))
+
+
+def joined(names: Dict[str, str], sparse: bool = False) -> Any:
+    """Two inputs, by their names, and an output each."""
+    left, right = (
+        keras.Input((3,), name=name, sparse=sparse and name == names["left"])
+        for name in names.values()
+    )
+    hidden = layers.Concatenate()([layers.Dense(4)(left), layers.Dense(2)(right)])
+    label, yes = layers.Dense(3, name="label")(hidden), layers.Dense(1, name="yes")(hidden)
+    return keras.Model([left, right], [label, yes])
+
+
+@registered("data")
+def dict_inputs(strategy: Any) -> Outcome:
+    model = _joined(strategy)
+    return fitted(model, data({"left": X[:, :3], "right": X[:, 3:]}, (Y, BINARY)), predict=True)
+
+
+def _joined(strategy: Any, **how: Any) -> Any:
+    losses = [crossentropy, "mse"]
+    names = {"left": "left", "right": "right"}
+    return ready(strategy, lambda: joined(names, **how), loss=losses, metrics=[["accuracy"], []])
+
+
+@registered("data")
+def sparse_inputs(strategy: Any) -> Outcome:
+    model = _joined(strategy, sparse=True)
+    sparse = data((X[:, :3], X[:, 3:]), (Y, BINARY)).map(
+        lambda x, y: ((tf.sparse.from_dense(tf.nn.relu(x[0])), x[1]), y)
+    )
+    return fitted(model, sparse)
+
+
+class SumOfRow(keras.Model):
+    def __init__(self) -> None:
+        super().__init__()
+        self.dense = layers.Dense(3)
+
+    def call(self, rows: Any) -> Any:
+        return self.dense(tf.reshape(tf.reduce_sum(rows, axis=1), (-1, 1)))
+
+
+@registered("data")
+def ragged(strategy: Any) -> Outcome:
+    rows = tf.RaggedTensor.from_row_lengths(X.flatten()[:300], [1 + row % 4 for row in range(120)])
+    model = ready(strategy, SumOfRow, metrics=["accuracy"])
+    return fitted(model, data(rows, Y), predict=True)
+
+
+@registered("data")
+def on_batch(strategy: Any) -> Outcome:
+    """One call for one batch, and rows that three workers cannot share equally."""
+    model = build(strategy, weighted_metrics=["accuracy"])
+    logs = [model.train_on_batch(X[:24], Y[:24])]
+    logs += [model.train_on_batch(X[:7], Y[:7], sample_weight=WEIGHT[:7], return_dict=True)]
+    logs += [model.train_on_batch(X[:24], Y[:24], class_weight={0: 1.0, 1: 2.0, 2: 0.5})]
+    logs += [model.test_on_batch(X[:24], Y[:24]), model.test_on_batch(X[:1], Y[:1], WEIGHT[:1])]
+    predicted = [model.predict_on_batch(X[:24]), model.predict_on_batch(X[:1])]
+    return {"logs": numbers(logs), "predict": numbers(predicted), **seen(model)}
+
+
+@registered("data")
+def predictions(strategy: Any) -> Outcome:
+    """Of arrays, datasets and generators, and by many steps at once."""
+    model = build(strategy)
+    many = build(strategy, steps_per_execution=50)
+    inputs = tf.data.Dataset.from_tensor_slices(X[:33])
+    found = {
+        "33": model.predict(X[:33], batch_size=8, verbose=0),
+        "1": model.predict(X[:1], verbose=0),
+        "dataset": model.predict(inputs.batch(8), verbose=0),
+        "steps": model.predict(inputs.repeat().batch(8), steps=3, verbose=0),
+        "50_steps": many.predict(X[:33], batch_size=8, verbose=0),
+        "50_steps_exactly": many.predict(X[:100], batch_size=2, verbose=0),
+        "generator": model.predict(((x,) for x, y in batches()), verbose=0),
+        "called": model(X[:5]),
+    }
+    return {"shapes": {name: list(value.shape) for name, value in found.items()}, **numbers(found)}
+
+
+@registered("data")
+def evaluations(strategy: Any) -> Outcome:
+    model = build(strategy, weighted_metrics=["accuracy"])
+    many = build(strategy, steps_per_execution=4)
+    found = {
+        "weighted": model.evaluate(X[:33], Y[:33], 8, 0, sample_weight=WEIGHT[:33]),
+        "steps": model.evaluate(data(batch=8).repeat(), steps=5, verbose=0),
+        "generator_steps": model.evaluate(endless(), steps=3, verbose=0),
+        "one_row": model.evaluate(X[:1], Y[:1], verbose=0, return_dict=True),
+        "many_steps": many.evaluate(data(), verbose=0),
+    }
+    return dict(numbers(found))

@@ -1,4 +1,4 @@
-"""train_step() and test_step() of one's own, as the guides and examples of Keras write them."""
+"""Steps of one's own, as the guides and examples of Keras write them, and models of networks."""
 
 # mypy: allow-subclassing-any
 
@@ -9,10 +9,9 @@ from typing import Any, Callable, Dict, List
 
 import keras
 import tensorflow as tf
-from keras import ops
+from keras import layers, ops
 from keras_programs.common import (
-    EVEN,
-    UNEVEN,
+    COLUMNS,
     WEIGHT,
     Outcome,
     Program,
@@ -64,12 +63,6 @@ class OwnStep(keras.Model):
         return self.told(loss, x, y, predicted, weight)
 
 
-class ComputeMetrics(OwnStep):
-    def told(self, loss: Any, x: Any, y: Any, predicted: Any, weight: Any) -> Logs:
-        self._loss_tracker.update_state(loss)
-        return dict(self.compute_metrics(x, y, predicted, sample_weight=weight))
-
-
 class Clipped(OwnStep):
     """Clips by hand, and tells the norm of the gradients."""
 
@@ -79,16 +72,8 @@ class Clipped(OwnStep):
         return {"gradient_norm": norm, "learning_rate": self.optimizer.learning_rate}
 
 
-class NormOnly(OwnStep):
-    def stepped(self, gradients: List[Any], loss: Any) -> Logs:
-        self.optimizer.apply_gradients(zip(gradients, self.trainable_variables))
-        return {"norms": {"first": tf.norm(gradients[0]), "all": tf.linalg.global_norm(gradients)}}
-
-
 class Lower(keras.Model):
     """As the guide's lower-level form: loss and metrics of its own, by hand."""
-
-    how = "mean"
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -100,21 +85,18 @@ class Lower(keras.Model):
         return self.loss_function(y, predicted)
 
     def train_step(self, batch: Any) -> Logs:
-        x, y = batch[:2]
-        y = tf.one_hot(y, 3)
+        x, y = batch[0], tf.one_hot(batch[1], 3)
         with tf.GradientTape() as tape:
             predicted = self(x, training=True)
             loss = self.loss_of(y, predicted)
         gradients = tape.gradient(loss, self.trainable_variables)
         self.optimizer.apply(gradients, self.trainable_variables)
-        self.own_loss.update_state(loss)
-        self.own_mae.update_state(y, predicted)
-        return {"loss": self.own_loss.result(), "mae": self.own_mae.result()}
+        return self.told(y, predicted)
 
     def test_step(self, batch: Any) -> Logs:
-        x, y = batch[:2]
-        y = tf.one_hot(y, 3)
-        predicted = self(x, training=False)
+        return self.told(tf.one_hot(batch[1], 3), self(batch[0], training=False))
+
+    def told(self, y: Any, predicted: Any) -> Logs:
         self.own_loss.update_state(self.loss_of(y, predicted))
         self.own_mae.update_state(y, predicted)
         return {"loss": self.own_loss.result(), "mae": self.own_mae.result()}
@@ -122,11 +104,6 @@ class Lower(keras.Model):
     @property
     def metrics(self) -> List[Any]:
         return [self.own_loss, self.own_mae]
-
-
-class LowerReduceMean(Lower):
-    def loss_of(self, y: Any, predicted: Any) -> Any:
-        return tf.reduce_mean(tf.reduce_sum(tf.square(y - predicted), axis=-1))
 
 
 class LowerSum(Lower):
@@ -139,11 +116,6 @@ class LowerMasked(Lower):
 
     def loss_of(self, y: Any, predicted: Any) -> Any:
         return tf.reduce_sum(y[:, :1] * tf.square(y - predicted)) / tf.reduce_sum(y[:, :1])
-
-
-class LowerAdded(Lower):
-    def loss_of(self, y: Any, predicted: Any) -> Any:
-        return ops.mean(ops.square(y - predicted)) + sum(self.losses)
 
 
 class OwnTest(keras.Model):
@@ -173,58 +145,45 @@ def _returns(logs: Callable[[Any], Any]) -> Any:
 
 MODELS: Dict[str, Callable[[], Any]] = {
     "own": lambda: perceptron(kind=OwnStep),
-    "compute_metrics": lambda: perceptron(kind=ComputeMetrics),
     "clipped": lambda: perceptron(kind=Clipped),
-    "norms_in_logs": lambda: perceptron(kind=NormOnly),
     "lower": lambda: perceptron(kind=Lower),
-    "lower_reduce_mean": lambda: perceptron(kind=LowerReduceMean),
     "lower_sum": lambda: perceptron(kind=LowerSum),
     "lower_masked": lambda: perceptron(kind=LowerMasked),
-    "lower_with_losses": lambda: perceptron(kind=LowerAdded, kernel_regularizer="l2"),
     "own_test": lambda: perceptron(kind=OwnTest),
     "own_predict": lambda: perceptron(kind=OwnPredict),
-    "returns_int": lambda: perceptron(kind=_returns(lambda model: {"whole": 2})),
-    "returns_float": lambda: perceptron(kind=_returns(lambda model: {"half": 0.5})),
     "returns_nested": lambda: perceptron(
-        kind=_returns(lambda model: {"outer": {"inner": tf.constant(1.5), "other": 4}})
+        kind=_returns(lambda model: {"outer": {"float": 1.5, "tensor": tf.constant(4)}})
     ),
     "returns_vector": lambda: perceptron(kind=_returns(lambda model: {"bias": model.weights[1]})),
 }
 
 
-def _of(make: Callable[[], Any], size: Dict[str, int], *weight: Any) -> Program:
+def _of(make: Callable[[], Any], *weight: Any) -> Program:
     return lambda strategy: fitted(
-        ready(strategy, make, metrics=["accuracy"]), data(X, Y, *weight, **size), predict=True
+        ready(strategy, make, metrics=["accuracy"]), data(X, Y, *weight), predict=True
     )
 
 
 for name, make in MODELS.items():
-    add(f"step_{name}", _of(make, EVEN))
-    if not name.startswith("returns"):
-        add(f"step_{name}_33", _of(make, UNEVEN))
-for name in ("own", "compute_metrics", "clipped"):
-    add(f"step_{name}_weighted", _of(MODELS[name], EVEN, WEIGHT))
+    add(f"step_{name}", _of(make))
+add("step_own_weighted", _of(MODELS["own"], WEIGHT))
 
 
-def _run(
-    strategy: Any, kind: Any = OwnStep, rows: int = 120, batch: int = 24, **how: Any
-) -> Outcome:
-    return fitted(build(strategy, kind=kind, **how), data(rows=rows, batch=batch), predict=True)
+def _run(strategy: Any, kind: Any = OwnStep, rows: int = 33, **how: Any) -> Outcome:
+    return fitted(build(strategy, kind=kind, **how), data(rows=rows), predict=True)
 
 
 for name, how in {
     "eagerly": {"run_eagerly": True},
     "jit_compile": {"jit_compile": True, "kind": keras.Model},
-    "five_per_execution": {"steps_per_execution": 5, "rows": 112, "batch": 16},
-    "many_per_execution": {"steps_per_execution": 50, "kind": keras.Model, **UNEVEN},
-    "five_per_execution_sum": {"steps_per_execution": 5, "kind": LowerSum, **UNEVEN},
-    "eagerly_sum": {"run_eagerly": True, "kind": LowerSum, **UNEVEN},
+    "five_per_execution": {"steps_per_execution": 5, "rows": 56},
+    "many_per_execution": {"steps_per_execution": 50, "kind": keras.Model},
 }.items():
     add(f"step_{name}", partial(_run, **how))
 
 
 def _layers(strategy: Any, layer: Callable[[], Any]) -> Outcome:
-    return fitted(build(strategy, layer, kind=LowerReduceMean), data(**UNEVEN))
+    return fitted(build(strategy, layer, kind=Lower), data())
 
 
 add("step_lower_dropout", partial(_layers, layer=lambda: keras.layers.Dropout(0.5)), RANDOM)
@@ -238,7 +197,129 @@ def loop_of_ones_own(strategy: Any) -> Outcome:
     logs = []
     for _epoch in range(2):
         model.reset_metrics()
-        for start in range(0, 120, 24):
-            rows = slice(start, start + 24)
+        for start in range(0, 33, 8):
+            rows = slice(start, min(33, start + 8))
             logs.append(model.train_on_batch(X[rows], Y[rows], return_dict=True))
     return {"logs": numbers(logs), "weights": numbers(model.get_weights())}
+
+
+def small(inputs: int, outputs: int) -> Any:
+    steps = [layers.Dense(6, activation="tanh"), layers.Dense(outputs)]
+    return keras.Sequential([keras.Input((inputs,)), *steps])
+
+
+class Networks(keras.Model):
+    """Several networks with no call() between them, and optimizers and a mean of their own.
+
+    It leaves it to Keras to find out that there is nothing to build, as most examples do.
+    """
+
+    def __init__(self, **networks: Any) -> None:
+        super().__init__()
+        self.mean = keras.metrics.Mean(name="loss")
+        for name, network in networks.items():
+            setattr(self, name, network)
+
+    def compile(self) -> None:
+        super().compile()
+        self.own_optimizer = keras.optimizers.SGD(0.005)
+        self.other_optimizer = keras.optimizers.Adam(0.01)
+
+    def descend(self, loss: Callable[[], Any], network: Any, optimizer: Any) -> Logs:
+        with tf.GradientTape() as tape:
+            value = loss()
+        gradients = tape.gradient(value, network.trainable_weights)
+        optimizer.apply_gradients(zip(gradients, network.trainable_weights))
+        self.mean.update_state(value)
+        return {"loss": self.mean.result()}
+
+    @property
+    def metrics(self) -> List[Any]:
+        return [self.mean]
+
+
+class Gan(Networks):
+    """The noise is made of the rows, so that it is the same in every number of workers."""
+
+    def __init__(self) -> None:
+        super().__init__(generator=small(3, COLUMNS), critic=small(COLUMNS, 1))
+        self.entropy = keras.losses.BinaryCrossentropy(from_logits=True)
+
+    def train_step(self, batch: Any) -> Logs:
+        real, noise = batch[0], batch[0][:, :3] * 2.0
+        self.descend(
+            lambda: self.critic_loss(real, self.generator(noise)), self.critic, self.own_optimizer
+        )
+        return self.descend(
+            lambda: self.generator_loss(self.generator(noise)), self.generator, self.other_optimizer
+        )
+
+    def critic_loss(self, real: Any, fake: Any) -> Any:
+        labels = [ops.ones_like(real[:, :1]), ops.zeros_like(real[:, :1])]
+        found = self.critic(ops.concatenate([fake, real], axis=0))
+        return self.entropy(ops.concatenate(labels, axis=0), found)
+
+    def generator_loss(self, fake: Any) -> Any:
+        return self.entropy(ops.zeros_like(fake[:, :1]), self.critic(fake))
+
+
+class Wgan(Gan):
+    """With a gradient penalty, between real and generated rows by fixed shares."""
+
+    def critic_loss(self, real: Any, fake: Any) -> Any:
+        share = ops.sigmoid(real[:, :1])
+        between = share * real + (1 - share) * fake
+        with tf.GradientTape() as tape:
+            tape.watch(between)
+            found = self.critic(between, training=True)
+        norm = tf.sqrt(tf.reduce_sum(tf.square(tape.gradient(found, between)), axis=1) + 1e-8)
+        cost = tf.reduce_mean(self.critic(fake)) - tf.reduce_mean(self.critic(real))
+        return cost + 10.0 * tf.reduce_mean((norm - 1.0) ** 2)
+
+    def generator_loss(self, fake: Any) -> Any:
+        return -tf.reduce_mean(self.critic(fake))
+
+
+class Vae(Networks):
+    def __init__(self, noisy: bool = False) -> None:
+        super().__init__(encoder=small(COLUMNS, 4), decoder=small(2, COLUMNS))
+        self.seed = keras.random.SeedGenerator(5) if noisy else None
+
+    def train_step(self, batch: Any) -> Logs:
+        return self.descend(lambda: self.loss_of(batch[0]), self, self.own_optimizer)
+
+    def loss_of(self, x: Any) -> Any:
+        mean, log_var = ops.split(self.encoder(x), 2, axis=-1)
+        noise = keras.random.normal(ops.shape(mean), seed=self.seed) if self.seed else 0.3
+        decoded = self.decoder(mean + ops.exp(0.5 * log_var) * noise)
+        divergence = -0.5 * (1 + log_var - ops.square(mean) - ops.exp(log_var))
+        by_row = ops.sum(ops.square(x - decoded), axis=-1) + ops.sum(divergence, axis=1)
+        return ops.mean(by_row)
+
+
+class Triplet(Networks):
+    """A siamese network that is trained by distances; the parts of a row are its three inputs."""
+
+    def __init__(self) -> None:
+        super().__init__(embedding=small(2, 3))
+
+    def train_step(self, batch: Any) -> Logs:
+        return self.descend(lambda: self.loss_of(batch[0]), self.embedding, self.own_optimizer)
+
+    def loss_of(self, x: Any) -> Any:
+        anchor, like, unlike = (self.embedding(part) for part in ops.split(x, 3, axis=1))
+        near, far = (ops.sum(ops.square(anchor - other), -1) for other in (like, unlike))
+        return ops.maximum(near - far + 0.5, 0.0)  # one value for every row
+
+
+def _networks(strategy: Any, kind: Callable[[], Any]) -> Outcome:
+    keras.utils.set_random_seed(3)
+    with strategy.scope():
+        model = kind()
+        model.compile()
+    return fitted(model, data(), evaluate=False)
+
+
+for name, kind in {"gan": Gan, "wgan_gp": Wgan, "triplet_per_row": Triplet, "vae": Vae}.items():
+    add(f"step_{name}", partial(_networks, kind=kind))
+add("step_vae_with_noise", partial(_networks, kind=lambda: Vae(noisy=True)), RANDOM)

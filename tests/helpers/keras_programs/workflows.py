@@ -1,26 +1,22 @@
-"""Whole programs: small models of Keras' guides, transfer, saving and loading, checkpoints."""
+"""Whole programs: Keras' guides, callbacks, transfer, saving and loading, checkpoints."""
 
 # mypy: allow-subclassing-any
 
 from __future__ import annotations
 
+import os
+import tempfile
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any, Callable, Dict, List, Tuple
 
 import keras
-import numpy as np
-from keras import layers, ops
-from keras_programs.callbacks import folder
+from keras import callbacks as kc
+from keras import layers
 from keras_programs.common import (
-    BINARY,
-    COLUMNS,
-    PADDED,
-    TOKENS,
-    UNEVEN,
     Outcome,
     X,
-    Y,
     add,
     build,
     crossentropy,
@@ -36,117 +32,62 @@ from keras_programs.common import (
 Make = Callable[[], Any]
 
 
-def chain(shape: Tuple[Any, ...], *steps: Any, dtype: Any = None) -> Any:
-    """A functional model: what each step makes of what the one before has made."""
-    inputs = keras.Input(shape, dtype=dtype)
-    hidden = inputs
-    for step in steps:
-        hidden = step(hidden)
-    return keras.Model(inputs, hidden)
+class Reading(kc.Callback):
+    """Reads the metrics, the variables and the learning rate after every batch."""
 
-
-def bidirectional() -> Any:
-    first = layers.Bidirectional(layers.LSTM(3, return_sequences=True))
-    last = layers.Bidirectional(layers.LSTM(3))
-    head = layers.Dense(1, activation="sigmoid")
-    return chain((None,), layers.Embedding(9, 4), first, last, head, dtype="int32")
-
-
-class TokenAndPosition(layers.Layer):
-    def __init__(self, size: int = 6) -> None:
+    def __init__(self) -> None:
         super().__init__()
-        self.tokens, self.positions = layers.Embedding(9, size), layers.Embedding(COLUMNS, size)
+        self.read: List[Any] = []
 
-    def call(self, tokens: Any) -> Any:
-        return self.tokens(tokens) + self.positions(ops.arange(ops.shape(tokens)[-1]))
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        results = [metric.result() for metric in self.model.metrics]
+        iterations = self.model.optimizer.iterations
+        self.read += [numbers([results, iterations, self.model.trainable_variables[0]])]
 
-
-class TransformerBlock(layers.Layer):
-    def __init__(self, causal: bool = False) -> None:
-        super().__init__()
-        self.attention = layers.MultiHeadAttention(2, 3)
-        self.dense = keras.Sequential([layers.Dense(4, activation="relu"), layers.Dense(6)])
-        self.first, self.second = layers.LayerNormalization(), layers.LayerNormalization()
-        self.causal = causal
-
-    def call(self, hidden: Any) -> Any:
-        hidden = self.first(hidden + self.attention(hidden, hidden, use_causal_mask=self.causal))
-        return self.second(hidden + self.dense(hidden))
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        self.read += [numbers(self.model.get_metrics_result())]
+        self.read += [numbers(self.model.predict(X[:3], verbose=0))]
 
 
-def transformer() -> Any:
-    head = [layers.GlobalAveragePooling1D(), layers.Dense(3)]
-    return chain((COLUMNS,), TokenAndPosition(), TransformerBlock(), *head, dtype="int32")
+@program("callback")
+def early_stopping_restores(strategy: Any) -> Outcome:
+    stop = kc.EarlyStopping("val_loss", patience=1, restore_best_weights=True, mode="max")
+    model = build(strategy, optimizer=lambda: keras.optimizers.SGD(0.1, use_ema=True))
+    return fitted(model, data(), epochs=5, validation_data=data(), callbacks=[stop])
 
 
-class Quantizer(layers.Layer):
-    """As in VQ-VAE: the nearest of the vectors learnt, whose gradient goes straight through."""
-
-    def build(self, shape: Any) -> None:
-        self.vectors = self.add_weight(shape=(shape[-1], 5), initializer="uniform", name="vectors")
-
-    def call(self, x: Any) -> Any:
-        distances = ops.sum(self.vectors**2, axis=0) - 2 * ops.matmul(x, self.vectors)
-        nearest = ops.one_hot(ops.argmin(distances, axis=1), 5)
-        found = ops.matmul(nearest, ops.transpose(self.vectors))
-        self.add_loss(0.25 * ops.mean((ops.stop_gradient(found) - x) ** 2))
-        self.add_loss(ops.mean((found - ops.stop_gradient(x)) ** 2))
-        return x + ops.stop_gradient(found - x)
+@program("callback")
+def reading_metrics(strategy: Any) -> Outcome:
+    reading = Reading()
+    return {**fitted(build(strategy), data(), callbacks=[reading]), "read": reading.read}
 
 
-class ComputeSum(layers.Layer):
-    """As the guide's layer: a sum that is no weight to be trained."""
-
-    def build(self, shape: Any) -> None:
-        self.total = self.add_weight(shape=(), initializer="zeros", trainable=False, name="total")
-
-    def call(self, inputs: Any) -> Any:
-        self.total.assign_add(ops.sum(inputs))
-        return inputs
+def folder() -> Path:
+    """One for every process: who writes what into a common one is not asked here."""
+    return Path(tempfile.mkdtemp(dir=os.environ.get("TASK_OUTPUT"), prefix=f"saved{os.getpid()}_"))
 
 
-# By task: the inputs, the targets, and how a model is compiled for it.
-ACCURACY: Dict[str, Any] = {"metrics": ["accuracy"]}
-TASKS: Dict[str, Tuple[Any, Any, Dict[str, Any]]] = {
-    "rows": (X, Y, ACCURACY),
-    "back": (X, X, {"loss": "mse"}),
-    "tokens": (TOKENS, Y, ACCURACY),
-    "sentiment": (PADDED, BINARY, {"loss": "binary_crossentropy", **ACCURACY}),
-}
+@program("callback")
+def backup_and_restore(strategy: Any) -> Outcome:
+    model = build(strategy, optimizer=lambda: keras.optimizers.Adam(0.01))
+    backup = kc.BackupAndRestore(str(folder() / "backup"))
+    return fitted(model, data(), epochs=3, callbacks=[backup])
 
 
-# By name: the task and the model.
-GUIDES: Dict[str, Tuple[str, Make]] = {
-    "bidirectional_lstm": ("sentiment", bidirectional),
-    "transformer": ("tokens", transformer),
-    "vector_quantized": (
-        "back",
-        lambda: perceptron(lambda: layers.Dense(3), Quantizer, outputs=COLUMNS),
-    ),
-    "unbuilt_sequential": (
-        "rows",
-        lambda: keras.Sequential([layers.Dense(4, "relu"), layers.Dense(3)]),
-    ),
-    "synchronized_batch_normalization": (
-        "rows",
-        lambda: perceptron(lambda: layers.BatchNormalization(momentum=0.9, synchronized=True)),
-    ),
-    "frozen_batch_normalization": (
-        "rows",
-        lambda: perceptron(lambda: layers.BatchNormalization(trainable=False)),
+GUIDES: Dict[str, Make] = {
+    "unbuilt_sequential": lambda: keras.Sequential([layers.Dense(4, "relu"), layers.Dense(3)]),
+    "synchronized_batch_normalization": lambda: perceptron(
+        lambda: layers.BatchNormalization(momentum=0.9, synchronized=True)
     ),
 }
 
 
-def _of(name: str, **size: int) -> Callable[[Any], Outcome]:
-    task, make = GUIDES[name]
-    x, y, how = TASKS[task]
-    return lambda strategy: fitted(ready(strategy, make, **how), data(x, y, **size), predict=True)
+def _of(make: Make) -> Callable[[Any], Outcome]:
+    return lambda strategy: fitted(ready(strategy, make), data(), predict=True)
 
 
-for name in GUIDES:
-    add(f"guide_{name}", _of(name))
-    add(f"guide_{name}_33", _of(name, **UNEVEN))
+for name, make in GUIDES.items():
+    add(f"guide_{name}", _of(make))
 
 
 def _with(strategy: Any, layer: Make) -> Outcome:
@@ -160,45 +101,9 @@ LAYERS: Dict[str, Tuple[Make, str]] = {
         "normalizes the rows of a batch by one another, of which a worker sees its part",
     ),
     "dropout": (lambda: layers.Dropout(0.3), RANDOM),
-    "compute_sum": (ComputeSum, "keeps a state of its own of the rows that a worker sees"),
 }
 for name, (layer, reason) in LAYERS.items():
     add(f"guide_{name}", partial(_with, layer=layer), differs=reason)
-
-
-WORDS = np.array([" ".join("abcdefghij"[token] for token in row) for row in TOKENS])
-
-
-def _texts(strategy: Any, inside: bool) -> Outcome:
-    """Text in the model or, as usual, in the dataset."""
-    vectorize = layers.TextVectorization(max_tokens=8, output_sequence_length=5)
-    vectorize.adapt(WORDS)
-
-    def make() -> Any:
-        first = [keras.Input((), dtype="string"), vectorize] if inside else []
-        embedding = layers.Embedding(8, 3)
-        return keras.Sequential([*first, embedding, layers.GlobalMaxPooling1D(), layers.Dense(3)])
-
-    model = ready(strategy, make, metrics=["accuracy"])
-    rows = data(WORDS, Y)
-    return fitted(model, rows if inside else rows.map(lambda x, y: (vectorize(x), y)), predict=True)
-
-
-add("guide_text_vectorized_in_model", lambda strategy: _texts(strategy, True))
-
-
-@program("guide")
-def transfer_learning(strategy: Any) -> Outcome:
-    """The base is frozen, then fine-tuned after compiling again."""
-    model = ready(strategy, lambda: keras.Sequential([perceptron(), layers.Dense(3)]))
-    base = model.layers[0]
-    found = {}
-    for name, trainable, rate in [("frozen", False, 0.1), ("tuned", True, 0.001)]:
-        base.trainable = trainable
-        with strategy.scope():
-            model.compile(keras.optimizers.Adam(rate), crossentropy(), metrics=["accuracy"])
-        found[name] = fitted(model, data())
-    return found
 
 
 @program("guide")
@@ -218,24 +123,18 @@ def quantized(strategy: Any) -> Outcome:
     return {"predict": numbers(model.predict(X[:33], batch_size=8, verbose=0))}
 
 
-def _saved(strategy: Any, inside: bool, ending: str) -> Outcome:
+def _saved(strategy: Any, scope: Callable[[Any], Any]) -> Outcome:
     model = build(strategy, optimizer=lambda: keras.optimizers.Adam(0.01))
     model.fit(data(), verbose=0)
-    file = str(folder() / f"model.{ending}")
+    file = str(folder() / "model.keras")
     model.save(file)
-    if inside:
-        with strategy.scope():
-            model = keras.models.load_model(file)
-    else:
+    with scope(strategy):
         model = keras.models.load_model(file)
-    if ending == "h5":  # Keras itself cannot go on with this optimizer
-        return seen(model, test=data(), predict=data())
     return fitted(model, data(), predict=True)
 
 
-add("guide_saved_and_loaded_inside", lambda strategy: _saved(strategy, True, "keras"))
-add("guide_saved_and_loaded_outside", lambda strategy: _saved(strategy, False, "keras"))
-add("guide_saved_and_loaded_h5", lambda strategy: _saved(strategy, True, "h5"))
+add("guide_saved_and_loaded_inside", lambda strategy: _saved(strategy, lambda s: s.scope()))
+add("guide_saved_and_loaded_outside", lambda strategy: _saved(strategy, lambda s: nullcontext()))
 
 
 @program("guide")
@@ -247,7 +146,8 @@ def made_outside_the_scope(strategy: Any) -> Outcome:
     return fitted(model, data(), predict=True)
 
 
-def _distributed_training(strategy: Any, inside: bool) -> Outcome:
+@program("guide")
+def distributed_training(strategy: Any) -> Outcome:
     """As Keras' guide to distributed training: make or restore, with checkpoints, twice."""
     place = folder()
 
@@ -266,14 +166,7 @@ def _distributed_training(strategy: Any, inside: bool) -> Outcome:
     for _ in range(2):
         with strategy.scope():
             model = restored()
-            if inside:
-                model.fit(data(), epochs=1, callbacks=[save], verbose=0)
-        if not inside:
-            model.fit(data(), epochs=1, callbacks=[save], verbose=0)
+        model.fit(data(), epochs=1, callbacks=[save], verbose=0)
         with strategy.scope():
-            found.append(seen(model, test=data(rows=33, batch=8)))
+            found.append(seen(model, test=data()))
     return {"fits": found, "files": len(list(place.iterdir()))}
-
-
-add("guide_distributed_training", lambda strategy: _distributed_training(strategy, False))
-add("guide_distributed_fit_in_scope", lambda strategy: _distributed_training(strategy, True))
