@@ -173,7 +173,7 @@ def _slurm_requeues(job: Dict[str, str], seconds_left: Callable[[], float]) -> b
     version = [int(part) for part in re.findall(r"\d+", config.get("SLURM_VERSION", ""))[:2]]
     if version < _FIRST_THAT_REQUEUES:
         return False
-    mode = cluster_mode = config.get("PreemptMode", "OFF")
+    cluster_mode = config.get("PreemptMode", "OFF")
     if config.get("PreemptType") == "preempt/qos":
         qos = scontrol.show_qos(job.get("QOS", ""), seconds_left())
         mode = qos.get("PreemptMode", "OFF")

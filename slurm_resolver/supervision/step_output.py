@@ -85,42 +85,6 @@ class StepFailure(NamedTuple):
         return self.kind, self.status, rank, line, self.node if self.kind == "node" else None
 
 
-class TaskOutput:
-    """What tasks print about themselves.
-
-    Attributes:
-        progress: the line in which the training said which checkpoint it continues from.
-    """
-
-    def __init__(self) -> None:
-        self.progress: Optional[str] = None
-        # by rank, None without a label: the line after its last traceback, its last on stderr
-        self._errors: Dict[Optional[int], str] = {}
-        self._last: Dict[Optional[int], str] = {}
-        self._in_traceback: Dict[Optional[int], bool] = {}
-
-    def read(self, rank: Optional[int], stream: str, text: str) -> None:
-        """Reads a line of a task."""
-        text = text.rstrip().rpartition("\r")[2]  # of a progress bar what it ends with
-        if _PROGRESS in text:
-            self.progress = text[text.index(_PROGRESS) :]
-        if text.startswith("Traceback (most recent call last)"):
-            self._in_traceback[rank] = True
-        elif self._in_traceback.get(rank) and text and not text[0].isspace():
-            self._errors[rank], self._in_traceback[rank] = text, False
-        elif stream == "stderr" and text.strip() and "CANCELLED AT" not in text:
-            self._last[rank] = text.strip()
-
-    def error(self, failure: StepFailure) -> Optional[str]:
-        """Returns the error of the task that failed so.
-
-        Without a traceback it is the last line on stderr, except after a signal.
-        """
-        found = {**self._last, **self._errors} if failure.signal is None else self._errors
-        line = found.get(failure.rank, found.get(None))
-        return line if line is None or len(line) <= _SHOWN_LENGTH else f"{line[:_SHOWN_LENGTH]} …"
-
-
 class StepOutput:
     """Reads what srun and its tasks print while it is passed on.
 
@@ -135,7 +99,11 @@ class StepOutput:
         self.failed: Optional[StepFailure] = None
         self.lost: Optional[StepFailure] = None
         self._parts = {"stdout": b"", "stderr": b""}
-        self._tasks = TaskOutput()
+        self._progress: Optional[str] = None
+        # by rank, None without a label: the line after its last traceback, its last on stderr
+        self._errors: Dict[Optional[int], str] = {}
+        self._last: Dict[Optional[int], str] = {}
+        self._in_traceback: Dict[Optional[int], bool] = {}
         self._cancelled: Optional[float] = None
         self._last_error: Optional[str] = None  # of srun
 
@@ -150,7 +118,18 @@ class StepOutput:
                 continue
             label = _LABEL.match(text)
             rank, text = (int(label[1]), label[2]) if label else (None, text)
-            self._tasks.read(rank, stream, text)
+            self._read_task(rank, stream, text)
+
+    def _read_task(self, rank: Optional[int], stream: str, text: str) -> None:
+        text = text.rstrip().rpartition("\r")[2]  # of a progress bar what it ends with
+        if _PROGRESS in text:
+            self._progress = text[text.index(_PROGRESS) :]
+        if text.startswith("Traceback (most recent call last)"):
+            self._in_traceback[rank] = True
+        elif self._in_traceback.get(rank) and text and not text[0].isspace():
+            self._errors[rank], self._in_traceback[rank] = text, False
+        elif stream == "stderr" and text.strip() and "CANCELLED AT" not in text:
+            self._last[rank] = text.strip()
 
     def _read_srun(self, line: str) -> None:
         now = time.time()
@@ -176,10 +155,16 @@ class StepOutput:
         elif self._cancelled is not None:
             failure = StepFailure("cancelled", status, self._cancelled)
         elif self.failed is not None:
-            failure = self.failed._replace(line=self._tasks.error(self.failed))
+            failure = self.failed._replace(line=self._find_error(self.failed))
         else:
             failure = StepFailure("srun", status, time.time(), line=self._last_error)
-        return failure._replace(progress=self._tasks.progress)
+        return failure._replace(progress=self._progress)
+
+    def _find_error(self, failure: StepFailure) -> Optional[str]:
+        # Without a traceback it is the last line on stderr, except after a signal.
+        found = {**self._last, **self._errors} if failure.signal is None else self._errors
+        line = found.get(failure.rank, found.get(None))
+        return line if line is None or len(line) <= _SHOWN_LENGTH else f"{line[:_SHOWN_LENGTH]} …"
 
 
 def _read_end(text: str) -> Tuple[int, Optional[str]]:

@@ -85,7 +85,7 @@ def test_it_runs_the_preflight_and_then_the_program(
     options = "-N 2 --tasks-per-node 2 -c 2 --gpus-per-node 2 --ps 2 --exec"
     text = printed(options, shlex.join(["python", "-c", SHOW]), capsys)
     output = submitted(real_slurm, tmp_path, text, "-w n9,n10")
-    assert re.search(r"^0: presence +ok ", output, re.M)
+    assert re.search(r"^0: check: \d+ ok", output, re.M)
     assert " failed " not in output
     found = configs(output)
     assert sorted(found) == [0, 1, 2, 3]
@@ -97,7 +97,7 @@ def test_it_runs_the_preflight_and_then_the_program(
     }
     assert {host.partition(":")[0] for host in cluster["ps"]} == {"n9", "n10"}
     assert all(config["cluster"] == cluster for config in found.values())
-    assert output.index("presence") < output.index("cluster")
+    assert output.index("check: ") < output.index("cluster")
 
 
 RESOLVE = """\
@@ -125,7 +125,7 @@ def test_a_heterogeneous_job(
     options = "-N 2 --tasks-per-node 2 -c 2 --gpus-per-node 2 --ps 2 --ps-nodes 2 --exec"
     text = printed(options, shlex.join(["python", "-c", SHOW]), capsys)
     output = submitted(real_slurm, tmp_path, text)
-    assert re.search(r"^\d: presence +ok ", output, re.M)
+    assert re.search(r"^\d: check: \d+ ok", output, re.M)
     found = configs(output)
     assert [found[rank]["task"]["type"] for rank in range(4)] == ["worker"] * 4
     assert [found[rank]["task"]["type"] for rank in range(4, 7)].count("ps") == 2

@@ -115,14 +115,6 @@ def test_compress_makes_no_range_that_cannot_be_read() -> None:
     assert expand_hostlist(compress_hostlist(hosts)) == hosts
 
 
-@pytest.mark.parametrize(("width", "first"), [(1, 0), (1, 7), (2, 0), (2, 85), (3, 95)])
-def test_a_range_is_written_out_as_it_is_read(width: int, first: int) -> None:
-    last = first + 119
-    hostlist = f"n[{first:0{width}d}-{last:0{width}d}]-ib,n[{first:0{width}d}-{last}]"
-    names = [f"n{i:0{width}d}" for i in range(first, last + 1)]
-    assert expand_hostlist(hostlist) == [f"{name}-ib" for name in names] + names
-
-
 @pytest.mark.parametrize("host", ["", "n 1", "n,1", "n[1]", "n\t", "n]"])
 def test_compress_refuses_what_no_list_can_hold(host: str) -> None:
     with pytest.raises(HostlistError, match="not a host name"):
