@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Dict, Optional, Sequence
 
@@ -113,6 +114,7 @@ def test_a_tensorflow_without_cuda(
     (package / "python" / "platform" / "build_info.py").write_text(f"build_info = [{built}]")
     (tmp_path / "tensorflow-2.21.0.dist-info").mkdir()
     (tmp_path / "tensorflow-2.21.0.dist-info" / "METADATA").write_text("Version: 2.21.0")
+    monkeypatch.delitem(sys.modules, "tensorflow", raising=False)
     monkeypatch.syspath_prepend(str(tmp_path))
     tensorflow, _ = check_versions(uses_gpus)
     assert tensorflow.status == status
