@@ -78,6 +78,14 @@ def test_the_next_job_goes_on(
     assert ended.startswith(f"nothing is left to train: {trainings.folder}/ckpt-2 is the end of")
 
 
+def test_a_restart_that_finds_no_checkpoint_says_so(
+    trainings: Trainings, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("SLURM_RESTART_COUNT", "1")
+    trainings.train(JOB, 1)
+    assert f"training begins anew: '{trainings.folder}' holds no checkpoint" in caplog.text
+
+
 @pytest.mark.parametrize("saved", [True, False])
 def test_another_task_of_an_array_is_refused(trainings: Trainings, saved: bool) -> None:
     """Also if the first one has not saved yet."""

@@ -111,21 +111,13 @@ def test_ranks_that_find_different_checkpoints_say_so(tmp_path: Path, training: 
     assert re.search(r": worker 0 \(.*\): ckpt-4 and ckpt-3; worker 1 \(.*\): none", done.stderr)
 
 
-@pytest.mark.parametrize(
-    ("after", "said", "not_said"),
-    [
-        ("0", "training goes on from", "nothing was saved"),  # however long the start takes
-        ("0:start", "training begins anew: ", "training goes on from"),
-    ],
-)
-def test_a_planned_preemption_finds_something_to_save_or_says_so(
-    tmp_path: Path, after: str, said: str, not_said: str
-) -> None:
-    launcher = [sys.executable, "-m", "slurm_resolver", "run", "--requeue", "--preempt-after"]
+def test_a_planned_preemption_finds_something_to_save(tmp_path: Path) -> None:
+    """It comes after the first step, however long the start takes."""
+    launcher = [sys.executable, "-m", "slurm_resolver", "run", "--requeue", "--preempt-after", "0"]
     program = [*PROGRAM, "loop", str(tmp_path), "--epochs=1", "--sleep=0.3"]
-    done = subprocess.run([*launcher, after, "--", *program], capture_output=True, text=True)
+    done = subprocess.run([*launcher, "--", *program], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert told(tmp_path, "done") == list(range(1, 11))
     assert "restart 1 of at most 5: the step was preempted" in done.stderr
-    assert said in done.stderr
-    assert not_said not in done.stderr
+    assert "training goes on from" in done.stderr
+    assert "nothing was saved" not in done.stderr
