@@ -13,7 +13,7 @@ from typing import NoReturn
 from slurm_resolver.cli.options import add_cluster_options, cluster_options
 from slurm_resolver.cluster.jobs import job_counts, refuse_misspelt_jobs
 from slurm_resolver.cluster.resolve import resolve_step
-from slurm_resolver.errors import SlurmResolverError, find_rendezvous_error
+from slurm_resolver.errors import JobsError, SlurmResolverError, find_rendezvous_error
 from slurm_resolver.slurm.step import SlurmStep
 
 DESCRIPTION = """\
@@ -69,6 +69,11 @@ def main(args: argparse.Namespace) -> int:
     until = time.monotonic() + args.timeout
     step = SlurmStep.read()
     refuse_misspelt_jobs(args.jobs or {})
+    if args.collective and "ps" in (args.jobs or {}):
+        raise JobsError(
+            "--collective with ps in --jobs; it measures MultiWorkerMirroredStrategy, which does "
+            "not start in a cluster with parameter servers: leave ps out"
+        )
     printing = True
     cluster = None
     good = 0

@@ -58,11 +58,8 @@ def main() -> int:
 
     resolver = SlurmClusterResolver(**options["resolver"])
     cluster = resolver.cluster
-    if cluster.task is not None and cluster.task.job not in _JOBS:
-        return 0  # it does not train
-    strategy = MultiWorkerMirroredStrategy(resolver)
-    others = [task.rank for task in cluster.tasks if task.job not in _JOBS]
     client = connect(cluster.service) if cluster.service and len(cluster.tasks) > 1 else None
+    others = [task.rank for task in cluster.tasks if task.job not in _JOBS]
 
     def gather(purpose: str, value: Any) -> List[Any]:
         if client is None:
@@ -70,16 +67,21 @@ def main() -> int:
         told = client.gather(purpose, value, _MEET_SECONDS, without=others)
         return [one for one in told if one is not None]
 
-    measured = _measure(strategy, gather, log)
+    warnings = []
+    if cluster.task is None or cluster.task.job in _JOBS:
+        measured = _measure(MultiWorkerMirroredStrategy(resolver), gather, log)
+        ranks = [task.rank for task in cluster.tasks if task.job in _JOBS] or [0]
+        told = gather("what was measured", measured)
+        by_rank = {rank: Measured(*one) for rank, one in zip(ranks, told)}
+        warnings = find_warnings(by_rank, cluster.name_of)
+        if cluster.task is None or cluster.task.rank == ranks[0]:
+            print(as_json(by_rank, warnings) if options["json"] else as_table(by_rank, warnings))
     for name in glob.glob(f"{log}*"):
         os.remove(name)
     os.rmdir(folder)
-    ranks = [task.rank for task in cluster.tasks if task.job in _JOBS] or [0]
-    told = gather("what was measured", measured)
-    by_rank = {rank: Measured(*one) for rank, one in zip(ranks, told)}
-    warnings = find_warnings(by_rank, cluster.name_of)
-    if cluster.task is None or cluster.task.rank == ranks[0]:
-        print(as_json(by_rank, warnings) if options["json"] else as_table(by_rank, warnings))
+    if client is not None:
+        # The service may run in a task that does not train, and must not end before the others.
+        client.gather("the end of the measurement", None, None)
     return 1 if warnings else 0
 
 

@@ -58,10 +58,15 @@ def test_the_network_that_nccl_names(tmp_path: Path, log: str, network: str) -> 
     assert nccl_network(str(tmp_path / "nccl")) == network
 
 
-def test_every_task_measures(tmp_path: Path) -> None:
-    launcher = ["-m", "slurm_resolver", "run", "-n", "2", "-o", "%t.out", "--"]
+@pytest.mark.parametrize(
+    ("jobs", "workers"), [("worker=-1", [0, 1]), ("evaluator=1,worker=-1", [1, 2])]
+)
+def test_every_worker_measures(tmp_path: Path, jobs: str, workers: Sequence[int]) -> None:
+    number = str(workers[-1] + 1)
+    launcher = ["-m", "slurm_resolver", "run", "-n", number, "-o", "%t.out", "--"]
+    check = ["slurm-resolver", "check", "--jobs", jobs, "--collective", "--json"]
     done = subprocess.run(
-        [sys.executable, *launcher, "slurm-resolver", "check", "--collective", "--json"],
+        [sys.executable, *launcher, *check],
         cwd=tmp_path,
         env={**os.environ, "PYTHONPATH": str(ROOT)},
         capture_output=True,
@@ -69,10 +74,10 @@ def test_every_task_measures(tmp_path: Path) -> None:
         timeout=300,
     )
     assert done.returncode in (0, 1), done.stderr  # a busy machine may slow one of them down
-    told = json.loads((tmp_path / "0.out").read_text().splitlines()[-1])
-    assert [task["rank"] for task in told["tasks"]] == [0, 1]
+    told = json.loads((tmp_path / f"{workers[0]}.out").read_text().splitlines()[-1])
+    assert [task["rank"] for task in told["tasks"]] == workers
     for task in told["tasks"]:
         assert task["device"] == "CPU"
         assert task["step_ms"] > 0
         assert task["gb_per_s"] > 0
-    assert (tmp_path / "1.out").read_text() == ""
+    assert '"step_ms"' not in (tmp_path / f"{workers[-1]}.out").read_text()

@@ -90,6 +90,5 @@ def test_a_parameter_server_has_no_such_strategy(real_slurm: SlurmCluster) -> No
         f"srun --kill-on-bad-exit=1 -w n9,n10 -N2 -n2 {command}", timeout=SECONDS, check=False
     )
     assert done.returncode != 0
-    expected = "JobsError: MultiWorkerMirroredStrategy in ps 0; expected a chief or a worker"
+    expected = "JobsError: MultiWorkerMirroredStrategy in a cluster with the job ps"
     assert expected in done.stderr
-    assert "Call sys.exit(resolver.serve())" in done.stderr

@@ -74,8 +74,8 @@ class MultiWorkerMirroredStrategy(
         Raises:
             RendezvousError: in every worker that came, where others did not, naming them; where
                 they disagree on the cluster, or a port is taken.
-            JobsError: in a task that does not train: a parameter server, an evaluator, one of a
-                tf.data service.
+            JobsError: in a task that does not train: an evaluator, one of a tf.data service. In a
+                cluster with parameter servers, in every task.
         """
         if cluster_resolver is None:
             cluster_resolver = SlurmClusterResolver()
@@ -118,13 +118,19 @@ class MultiWorkerMirroredStrategy(
 
 def _check_job(resolver: Any) -> None:
     job = resolver.task_type
-    if job in ("ps", "evaluator", *DATA_JOBS):
-        serve = "Call sys.exit(resolver.serve()) there, before the strategy is made"
-        instead = dict.fromkeys(("ps", *DATA_JOBS), serve)
-        instead["evaluator"] = "Evaluate there alone, without a strategy"
+    if "ps" in resolver.cluster_spec().jobs:
+        raise JobsError(
+            "MultiWorkerMirroredStrategy in a cluster with the job ps; expected chief and worker "
+            "alone. TensorFlow would wait without end: leave ps out of jobs, or use "
+            "ParameterServerStrategy"
+        )
+    if job in ("evaluator", *DATA_JOBS):
+        instead = "Call sys.exit(resolver.serve()) there, before the strategy is made"
+        if job == "evaluator":
+            instead = "Evaluate there alone, without a strategy"
         raise JobsError(
             f"MultiWorkerMirroredStrategy in {job} {resolver.task_id}; expected a chief or a "
-            f"worker, which train. {instead[job]}: if resolver.task_type == {job!r}: …"
+            f"worker, which train. {instead}: if resolver.task_type == {job!r}: …"
         )
 
 
