@@ -12,9 +12,8 @@ TYPE_CHECKING = False  # not typing's: importing typing takes as long as startin
 if TYPE_CHECKING:
     from typing import Any, List
 
-    from slurm_resolver.cluster.cluster import Cluster
+    from slurm_resolver.cluster.cluster import Cluster, Task
     from slurm_resolver.cluster.resolve import resolve
-    from slurm_resolver.cluster.tasks import Task
     from slurm_resolver.errors import (
         AddressError,
         EnvironmentValueError,
@@ -83,9 +82,8 @@ __all__ = [
 ]
 
 _NAMES_BY_MODULE = {  # the names of `errors` are left out
-    "cluster.cluster": ("Cluster",),
+    "cluster.cluster": ("Cluster", "Task"),
     "cluster.resolve": ("resolve",),
-    "cluster.tasks": ("Task",),
     "legacy": ("tf_config_from_slurm",),
     "slurm.hostlist": ("count_hostlist", "expand_hostlist", "expand_tasks_per_node"),
     "slurm.hostlist_compress": ("compress_hostlist",),

@@ -1,4 +1,4 @@
-"""Whether this process is a task of a step, or trains alone, or neither can be said."""
+"""Whether this process is a task of a step or trains alone."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ _OFF_HINT = "Or train alone, without a cluster: SLURM_RESOLVER=off."
 def why_alone(step: SlurmStep, options: ClusterOptions, is_told: bool = False) -> Optional[str]:
     """Returns why this process trains alone, for the log; None for a task of a step.
 
-    Where a subclass of the resolver says rank and layout (`is_told`), Slurm need not.
+    With `is_told` a subclass of the resolver gives rank and layout in place of Slurm.
 
     Raises:
         NotInStepError: for a process that may be one of several, and has no rank.
-        EnvironmentValueError: for variables that are another process's.
+        EnvironmentValueError: for variables of another process.
     """
     if options.local or step.switch == "off":
         switch = "local=True" if options.local else "SLURM_RESOLVER=off"
@@ -54,8 +54,8 @@ def _check_outside(step: SlurmStep, options: ClusterOptions) -> None:
         raise NotInStepError(
             f"Slurm started this process as a task of {name}, but none of its variables is set any "
             "more: whether there are other tasks is not known. Keep the variables SLURM_… and "
-            "SLURMD_NODENAME: leave out what cleans the environment (env -i, sudo, apptainer "
-            f"--cleanenv), or let it pass them on. {_OFF_HINT}"
+            "SLURMD_NODENAME: remove the command that cleans the environment (env -i, sudo, "
+            f"apptainer --cleanenv), or make it pass them on. {_OFF_HINT}"
         )
     if jobs is not None:
         tasks = sum(abs(count) for count in jobs.values() if isinstance(count, int))

@@ -14,11 +14,10 @@ from recorded_steps import Recording, recordings
 
 import slurm_resolver as sr
 from slurm_resolver.cluster import gpus as gpus_module
-from slurm_resolver.cluster.gpus import NodeGpus, choose_gpus
+from slurm_resolver.cluster.gpus import NodeGpus, TaskGpus, apply_gpus, choose_gpus
 from slurm_resolver.cluster.jobs import jobs_with_gpus
 from slurm_resolver.cluster.options import ClusterOptions
 from slurm_resolver.cluster.resolve import build_cluster
-from slurm_resolver.cluster.task_gpus import TaskGpus, apply_gpus
 from slurm_resolver.slurm.step import SlurmStep
 
 Devices = Optional[Tuple[str, ...]]
