@@ -85,12 +85,12 @@ def _planned_step(args: argparse.Namespace) -> SlurmStep:
     Raises:
         LaunchError, UnreadableValueError: for an option that cannot be used, which they name.
     """
-    nodes = SlurmStep.nodes.as_option(
+    nodes = SlurmStep.nodes.renamed(
         "--nodelist", "Quote it, as the shell would expand its brackets"
     ).read({"--nodelist": args.nodelist})
     assert nodes is not None
     each: str = args.tasks_per_node
-    counts = SlurmStep.tasks_per_node.as_option(
+    counts = SlurmStep.tasks_per_node.renamed(
         "--tasks-per-node", "Give one number for all nodes, or one for each"
     ).read({"--tasks-per-node": f"{each}(x{len(nodes)})" if re.fullmatch("[0-9]+", each) else each})
     if counts is None or len(counts) != len(nodes):
@@ -107,7 +107,7 @@ def _planned_step(args: argparse.Namespace) -> SlurmStep:
         )
     plane_size = None
     if size:
-        plane_size = SlurmStep.plane_size.as_option(
+        plane_size = SlurmStep.plane_size.renamed(
             "--distribution plane", "Write plane=N, with N tasks at a time on a node"
         ).read({"--distribution plane": size})
     return SlurmStep(nodes=nodes, tasks_per_node=counts, distribution=name, plane_size=plane_size)
