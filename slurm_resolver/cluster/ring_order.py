@@ -14,9 +14,8 @@ each node.
 from __future__ import annotations
 
 import itertools
-import operator
 from collections import defaultdict
-from typing import Dict, List, Optional, Sequence
+from typing import Dict, Iterable, List, Optional, Sequence
 
 
 def order_by_ring(
@@ -34,7 +33,7 @@ def order_by_ring(
     worker_nodes = list(map(node_of.__getitem__, workers))
     chief_node = [] if chief is None else [node_of[chief]]
     indices = index_order(len(workers))  # as the ring visits them
-    if is_contiguous([*chief_node, *map(worker_nodes.__getitem__, indices)]):
+    if is_contiguous(itertools.chain(chief_node, map(worker_nodes.__getitem__, indices))):
         return workers
     workers_on: Dict[int, List[int]] = defaultdict(list, {node: [] for node in chief_node})
     for rank, node in zip(workers, worker_nodes):
@@ -51,9 +50,9 @@ def index_order(count: int) -> List[int]:
     >>> index_order(12)
     [0, 1, 10, 11, 2, 3, 4, 5, 6, 7, 8, 9]
     """
-    if count <= 100:
-        return sorted(range(count), key=str)
-    # Five times as fast for large jobs: each index is followed by its ten longer ones, 12 by 120 to
+    if count <= 10:
+        return list(range(count))
+    # Five times as fast as sorting: each index is followed by its ten longer ones, 12 by 120 to
     # 129. As `shorter` is a multiple of ten, it has all ten of them already, or none.
     shorter = -(-count // 100) * 10
     order: List[int] = []
@@ -64,7 +63,13 @@ def index_order(count: int) -> List[int]:
     return order
 
 
-def is_contiguous(nodes: Sequence[int]) -> bool:
+def is_contiguous(nodes: Iterable[int]) -> bool:
     """Whether a ring that visits the nodes in this order leaves none of them more than once."""
-    leaves: int = sum(map(operator.ne, nodes, [*nodes[1:], nodes[0]]))
-    return leaves <= len(set(nodes))
+    runs = (node for node, _ in itertools.groupby(nodes))
+    first = next(runs)
+    visited = {first}
+    for node in runs:
+        if node in visited:  # only the last one may be the first again, as the ring is closed
+            return node == first and next(runs, None) is None
+        visited.add(node)
+    return True

@@ -16,6 +16,9 @@ _REMEDY = (
     "again with srun"
 )
 
+_NUMBER = re.compile(r"-?[0-9]{1,19}")
+_RANKS = re.compile(r"[0-9]{1,8}(,[0-9]{1,8})*")
+
 
 class Variable(Generic[Value]):
     """A variable, and the field of `SlurmStep` that holds its value.
@@ -101,7 +104,7 @@ def number(
     """Returns a variable that holds a whole number from `minimum` to `maximum`."""
 
     def parse(text: str) -> int:
-        number = int(text) if re.fullmatch(r"-?[0-9]{1,19}", text) else minimum - 1
+        number = int(text) if _NUMBER.fullmatch(text) else minimum - 1
         if not minimum <= number <= maximum:
             raise ValueError(text)
         return number
@@ -127,7 +130,7 @@ def devices(name: str) -> Variable[str]:
 
 def parse_ranks(text: str) -> Tuple[int, ...]:
     """Reads ``0,2,4``."""
-    if re.fullmatch(r"[0-9]{1,8}(,[0-9]{1,8})*", text) is None:
+    if _RANKS.fullmatch(text) is None:
         raise ValueError(text)
     return tuple(map(int, text.split(",")))
 
