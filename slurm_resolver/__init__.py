@@ -34,11 +34,11 @@ if TYPE_CHECKING:
     )
     from slurm_resolver.legacy import tf_config_from_slurm
     from slurm_resolver.slurm.hostlist import (
+        compress_hostlist,
         count_hostlist,
         expand_hostlist,
         expand_tasks_per_node,
     )
-    from slurm_resolver.slurm.hostlist_compress import compress_hostlist
     from slurm_resolver.tf.keras.mirrored import MultiWorkerMirroredStrategy
     from slurm_resolver.tf.keras.parameter_server import ParameterServerStrategy
     from slurm_resolver.tf.replace import install
@@ -85,8 +85,12 @@ _NAMES_BY_MODULE = {  # the names of `errors` are left out
     "cluster.cluster": ("Cluster", "Task"),
     "cluster.resolve": ("resolve",),
     "legacy": ("tf_config_from_slurm",),
-    "slurm.hostlist": ("count_hostlist", "expand_hostlist", "expand_tasks_per_node"),
-    "slurm.hostlist_compress": ("compress_hostlist",),
+    "slurm.hostlist": (
+        "compress_hostlist",
+        "count_hostlist",
+        "expand_hostlist",
+        "expand_tasks_per_node",
+    ),
     "tf.training.backup": ("BackupAndResume",),
     "tf.keras.parameter_server": ("ParameterServerStrategy",),
     "tf.replace": ("install",),

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import socket
 from typing import Optional
 
 from slurm_resolver.cluster.options import ClusterOptions
 from slurm_resolver.errors import EnvironmentValueError, NotInStepError
-from slurm_resolver.slurm.hostlist_compress import short_hostlist
-from slurm_resolver.slurm.machine import is_this_machine, short_name
+from slurm_resolver.slurm.hostlist import short_hostlist
 from slurm_resolver.slurm.step import RESTART_HINT, SlurmStep
 
 _OFF_HINT = "Or train alone, without a cluster: SLURM_RESOLVER=off."
@@ -89,3 +89,30 @@ def _check_origin(step: SlurmStep) -> None:
             f"is its own: the variables are those of a task on another node{nodes}, copied by ssh "
             f"or from a file. Start each task with srun. {_OFF_HINT}"
         )
+
+
+def is_this_machine(node: str) -> Optional[bool]:
+    """Returns whether this machine is the node; None if its name does not resolve.
+
+    A node's name in Slurm may differ from its host name; then its addresses are compared.
+    """
+    if short_name(node) == short_name(socket.gethostname()):
+        return True
+    try:
+        found = socket.getaddrinfo(node, None, type=socket.SOCK_DGRAM)
+    except (OSError, UnicodeError):
+        return None
+    return any(_is_local(family, address) for family, _, _, _, address in found)
+
+
+def short_name(host: str) -> str:
+    """Returns a host's name without its domain, in small letters."""
+    return host.partition(".")[0].lower()
+
+
+def _is_local(family: int, address: object) -> bool:
+    # The kernel binds a socket to this machine's own addresses only.
+    with contextlib.suppress(OSError), socket.socket(family, socket.SOCK_DGRAM) as sock:
+        sock.bind(address)  # type: ignore[arg-type]  # as getaddrinfo() gives it, with port 0
+        return True
+    return False

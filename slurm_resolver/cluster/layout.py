@@ -14,8 +14,7 @@ from collections import Counter
 from typing import Dict, List, Mapping, NamedTuple, Sequence, Tuple
 
 from slurm_resolver.errors import LayoutError, UnknownLayoutError
-from slurm_resolver.slurm.hostlist import MAX_HOSTS
-from slurm_resolver.slurm.hostlist_compress import short_hostlist
+from slurm_resolver.slurm.hostlist import MAX_HOSTS, short_hostlist
 from slurm_resolver.slurm.step import RESTART_HINT, Component, SlurmStep
 
 _chain = itertools.chain.from_iterable

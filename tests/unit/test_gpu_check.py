@@ -20,9 +20,6 @@ def tasks(*devices: str, jobs: str = "worker", **fields: Any) -> List[GpuFacts]:
 
 HIDDEN = "the tasks on n1 have GPUs that are numbered from 0 in each (gres/gpu:per_task:1): NCCL"
 TWICE = "GPU 0 of n1 is used by the ranks 0, 1, but NCCL takes no GPU twice: start a task for each"
-MEMORY = (
-    "GPU 0 of n1 is used by the ranks 0, 1, but TensorFlow in the first takes all of its memory"
-)
 EACH_FROM_ZERO: Dict[str, Any] = {"from_zero": True, "bind": "gres/gpu:per_task:1"}
 # By what the tasks of a node tell, the status and what is said.
 CASES: Dict[str, Tuple[List[GpuFacts], str, str]] = {

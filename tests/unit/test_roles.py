@@ -129,7 +129,10 @@ def test_worker_orders() -> None:
         ({"chief": -1, "worker": 2}, "2 tasks of job chief"),
         ({}, "need 0 tasks"),
         (["worker"], "expected counts by job name"),
-        ({"worker": -1, "data_worker": 1}, "there is none; expected 'dispatcher': 1 as well"),
+        (
+            {"worker": -1, "data_worker": 1},
+            "data_worker without a dispatcher; expected 'disp",
+        ),
         ({"worker": -1, "dispatcher": 1}, "has no data_worker, and the tasks that train would"),
         ({"worker": -1, "dispatcher": 2, "data_worker": 1}, "2 tasks of job dispatcher"),
         ({"dispatcher": 1, "data_worker": -1}, "no task is left to train with the data"),
