@@ -198,7 +198,7 @@ def short_hostlist(hosts: Sequence[str]) -> str:
 
 
 def _split_number(name: str) -> Tuple[str, str]:
-    """Returns the text before the number at the end of the name, and the digits of this number."""
+    """Returns the name without the number at its end, and the digits of this number."""
     match = _HOST.fullmatch(name)
     if match is None or not name:
         reason = "not a host name; expected text without commas, white space and brackets"
