@@ -20,11 +20,8 @@ from slurm_resolver.slurm.gpu_variables import (
 )
 from slurm_resolver.slurm.step import SlurmStep
 
-# The values of --gpu-bind that give each task its own devices; others (none, closest) do not.
-_BOUND = re.compile(r"gpu:(verbose,)?(per_task|single|map|mask)")
-_CLOSEST = re.compile(r"gpu:(verbose,)?closest")
-_UNBOUND = re.compile(r"gpu:(verbose,)?none")
-_TASKS_PER_GPU = re.compile(r"gpu:(?:verbose,)?single:(\d{1,5})")
+# How srun binds tasks to GPUs (SLURMD_TRES_BIND), and with "single" how many tasks to each.
+_BIND = re.compile(r"gpu:(?:verbose,)?(none|closest|per_task|map|mask|single)(?::(\d{1,5}))?")
 
 JOB_WITHOUT_GPUS = "this job uses no GPU (gpu_jobs)"  # a TaskGpus.source
 _SLICE = "MIG-"  # the UUID of a slice of a GPU begins so
@@ -156,19 +153,17 @@ def _belong_to_batch_script(step: SlurmStep) -> bool:
 
 def _is_bound(step: SlurmStep, shown: Devices) -> bool:
     """Whether Slurm shows these devices to this task only, not to all tasks of the node."""
-    if step.tres_bind is not None and _BOUND.search(step.tres_bind):
-        return True
-    if step.tres_bind is not None and _UNBOUND.search(step.tres_bind):
-        return False  # all tasks see the same devices, fewer than the step has
+    bind = _BIND.search(step.tres_bind or "")
+    if bind is not None and bind[1] != "closest":
+        return bind[1] != "none"
     return step.gpus_on_node is not None and len(shown) < step.gpus_on_node
 
 
 def _bound(node: NodeGpus, visible: VisibleDevices, local_rank: int) -> TaskGpus:
-    bind = node.step.tres_bind or ""
-    match = _TASKS_PER_GPU.search(bind)  # Slurm may bind several tasks to a GPU (single:N)
-    tasks = max(1, int(match[1])) if match else 1
+    bind = _BIND.search(node.step.tres_bind or "")
+    tasks = max(1, int(bind[2] or 1)) if bind is not None and bind[1] == "single" else 1
     shares = sum(other // tasks == local_rank // tasks for other in node.users) > 1
-    if _CLOSEST.search(bind) and len(node.users) > 1:
+    if bind is not None and bind[1] == "closest" and len(node.users) > 1:
         # No variable shows which tasks see the same GPUs.
         warn_once(
             "srun --gpu-bind=closest shows tasks of one socket the same GPUs, which they then "

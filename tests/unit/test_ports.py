@@ -91,7 +91,7 @@ def test_derived_ports_are_stable_distinct_and_below_the_ephemeral_range(
     assert choose_ports(step(job_id, step_id), tasks) == chosen
 
 
-@pytest.mark.parametrize("tasks", [1, 4, 8, 16])
+@pytest.mark.parametrize("tasks", [1, 8, 16])
 def test_jobs_and_steps_that_run_together_have_different_ports(tasks: int) -> None:
     """The last 100 jobs of a cluster, with up to 8 steps each: no two may meet."""
     taken: Dict[int, str] = {}
