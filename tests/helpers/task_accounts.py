@@ -85,7 +85,7 @@ def accounts(output: Path, job_id: str = "*", step_id: str = "*") -> List[Line]:
 def use_nccl(lines: List[Line]) -> bool:
     """Whether the tasks of a step choose NCCL."""
     devices = {line["rank"]: TaskDevices(*line["devices"]) for line in lines}
-    return find_transport(devices, str)[0]
+    return find_transport(devices, str).nccl
 
 
 def truth(hosts: List[str]) -> List[Tuple[str, int]]:

@@ -150,13 +150,13 @@ def test_the_closest_gpus_have_the_same_numbers_on_both_sockets(
 
 
 HIDDEN = "the tasks on gpu.* have GPUs that are numbered from 0 .*gpu:{}\\): NCCL .*per-node={},"
-ALONE = ", each used by one task$"
+ALONE = ", each used by one task"
 # By the step, what `check` says of the GPUs.
 CHECKED = {
     "srun -n2 --gpus-per-task=1": ("warning", HIDDEN.format("(per_task|single):1", 2)),
     "srun -n2 --gpus-per-node=4 --gpu-bind=map_gpu:3,1": ("warning", HIDDEN.format("map.*", 4)),
-    "srun -n2 --gpus-per-node=4": ("ok", f"^4{ALONE}"),
-    "srun -n2 --gpus-per-task=2 --gpus=4 CHECK --jobs ps=1,worker=1": ("ok", f"^2{ALONE}"),
+    "srun -n2 --gpus-per-node=4": ("ok", f"^4{ALONE}; gradients go by NCCL$"),
+    "srun -n2 --gpus-per-task=2 --gpus=4 CHECK --jobs ps=1,worker=1": ("ok", f"^2{ALONE}$"),
 }
 
 
