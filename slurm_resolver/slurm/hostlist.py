@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import math
 import re
-from typing import Iterable, List, NamedTuple, Sequence, Tuple, Union
+from typing import Iterable, List, Sequence, Tuple, Union
 
 from slurm_resolver.errors import HostlistError
 
@@ -26,26 +26,8 @@ _MAX_SHOWN = 200  # characters
 _COUNT = re.compile(r"([0-9]{1,18})(?:\(x([0-9]{1,18})\))?")
 
 
-class _Bracket(NamedTuple):
-    """One bracket of a name, ``[07,9-11]``: for each range its first and last number and its width.
-
-    The width is 0 where the first number has no leading zeros.
-    """
-
-    ranges: List[Tuple[int, int, int]]
-
-    @property
-    def size(self) -> int:
-        return sum(last - first + 1 for first, last, _ in self.ranges)
-
-    def expand(self, prefix: str = "") -> List[str]:
-        return [
-            prefix + str(number).zfill(width) if width else f"{prefix}{number}"
-            for first, last, width in self.ranges
-            for number in range(first, last + 1)
-        ]
-
-
+# Each range of a bracket, ``[07,9-11]``: its numbers, and their width; 0 without leading zeros.
+_Bracket = List[Tuple[range, int]]
 _Name = List[Union[str, _Bracket]]  # plain text and brackets, in the order of the name
 
 
@@ -125,13 +107,13 @@ def _parse_name(text: str, hostlist: str) -> _Name:
     name: _Name = []
     for i, part in enumerate(_BRACKETS.split(text)):
         if i % 2:
-            name.append(_Bracket([_parse_range(item, part, hostlist) for item in part.split(",")]))
+            name.append([_parse_range(item, part, hostlist) for item in part.split(",")])
         elif part:
             name.append(part)
     return name
 
 
-def _parse_range(item: str, bracket: str, hostlist: str) -> Tuple[int, int, int]:
+def _parse_range(item: str, bracket: str, hostlist: str) -> Tuple[range, int]:
     match = _RANGE.fullmatch(item)
     if match is None:
         reason = f"expected numbers or ranges such as [1,3-5], not {item[:40]!r}"
@@ -143,17 +125,26 @@ def _parse_range(item: str, bracket: str, hostlist: str) -> Tuple[int, int, int]
     if last - first >= MAX_HOSTS_PER_RANGE:
         reason = f"the range {item} has more than {MAX_HOSTS_PER_RANGE:,} hosts, the limit"
         raise HostlistError(reason, hostlist, f"[{bracket}]")
-    return first, last, len(match[1]) if match[1][0] == "0" else 0
+    return range(first, last + 1), len(match[1]) if match[1][0] == "0" else 0
 
 
 def _count_hosts(name: _Name) -> int:
-    return math.prod(part.size for part in name if not isinstance(part, str))
+    brackets = (part for part in name if not isinstance(part, str))
+    return math.prod(sum(len(numbers) for numbers, _ in bracket) for bracket in brackets)
+
+
+def _expand_bracket(bracket: _Bracket, prefix: str = "") -> List[str]:
+    return [
+        prefix + str(number).zfill(width) if width else f"{prefix}{number}"
+        for numbers, width in bracket
+        for number in numbers
+    ]
 
 
 def _expand_name(name: _Name) -> Iterable[str]:
     if len(name) == 2 and isinstance(name[0], str) and not isinstance(name[1], str):
-        return name[1].expand(name[0])  # n[1-3], the form of almost all lists
-    texts = [[part] if isinstance(part, str) else part.expand() for part in name]
+        return _expand_bracket(name[1], name[0])  # n[1-3], the form of almost all lists
+    texts = [[part] if isinstance(part, str) else _expand_bracket(part) for part in name]
     if len(texts) == 1:
         return texts[0]
     # Slurm's order: the last bracket is the innermost loop; of the brackets before it the rightmost
