@@ -148,7 +148,8 @@ def _environment(settings: BatchSettings) -> List[str]:
         given = [line for one in settings.env_setup for line in (_SHELLCHECK_SOURCE, one)]
         lines = ["set +u  # for scripts that use variables which are not set", *given, "set -u"]
     python = "export PYTHONUNBUFFERED=1  # what Python prints appears in the output at once"
-    return ["set -euo pipefail", "", *lines, "", python]
+    quiet = "export TF_CPP_MIN_LOG_LEVEL=${TF_CPP_MIN_LOG_LEVEL:-1}  # 0 shows all notes"
+    return ["set -euo pipefail", "", *lines, "", python, quiet]
 
 
 def _step_options(settings: BatchSettings) -> List[str]:

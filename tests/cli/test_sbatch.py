@@ -41,6 +41,7 @@ set -euo pipefail
 # source ~/venv/bin/activate  # or: module load TensorFlow
 
 export PYTHONUNBUFFERED=1  # what Python prints appears in the output at once
+export TF_CPP_MIN_LOG_LEVEL=${{TF_CPP_MIN_LOG_LEVEL:-1}}  # 0 shows all notes
 
 # The options of all steps. --label: the rank before each line of output.
 # --distribution: ranks in the order of the nodes, whatever the topology is.
@@ -90,6 +91,7 @@ source ~/venv/bin/activate
 set -u
 
 export PYTHONUNBUFFERED=1  # what Python prints appears in the output at once
+export TF_CPP_MIN_LOG_LEVEL=${{TF_CPP_MIN_LOG_LEVEL:-1}}  # 0 shows all notes
 
 # The options of all steps. --label: the rank before each line of output.
 # --distribution: ranks in the order of the nodes, whatever the topology is.
