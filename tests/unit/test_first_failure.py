@@ -24,7 +24,23 @@ def traceback_of(error: str, label: str = "") -> str:
 
 CALL = "tensorflow.python.framework.errors_impl.UnavailableError: Socket closed"
 EXIT = "srun: error: n{}: task {}: {}"
+GONE = "0: worker 1 (rank 1 on n2) is gone: its process has ended"
 RULES = {
+    "a task that this package reports, and how the launcher says it ended": (
+        [GONE, traceback_of("FitError: " + GONE[3:], "0: "), EXIT.format(2, 1, "Killed")],
+        ("rank 1 on n2", "Killed", False),
+    ),
+    "a task that this package reports in the log of another": (
+        [GONE[3:], traceback_of("FitError: " + GONE[3:])],
+        ("rank 1 on n2", "its process has ended", False),
+    ),
+    "a task of slurm-resolver run": (
+        [
+            "slurm-resolver run: task 1 was ended by SIGKILL; ending the other tasks",
+            traceback_of(CALL, "0: "),
+        ],
+        ("rank 1", "SIGKILL", False),
+    ),
     "a task that prints errors and goes on": (
         [traceback_of("ValueError: one try"), *["step"] * 300],
         None,
