@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import re
 import sys
 
@@ -62,10 +63,7 @@ def main(args: argparse.Namespace) -> int:
         counts = job_counts(args.jobs, tasks, told_by, "describe {needed}")
         cluster = build_cluster(step, layout_from_environment(step, "options"), counts, options)
     elif step.place == "none" and not step.is_launched:
-        raise NotInStepError(
-            "there is no Slurm here. Start this command with srun or with `slurm-resolver run`, or "
-            "describe a step: slurm-resolver show --nodelist 'n[1-4]' --tasks-per-node 2"
-        )
+        raise NotInStepError(_how_to_start())
     else:
         cluster = resolve_step(step, options)
         if not cluster.tasks:
@@ -77,6 +75,21 @@ def main(args: argparse.Namespace) -> int:
         print(f"slurm-resolver show: {advice}", file=sys.stderr)
     print(json.dumps(cluster.to_dict()) if args.json else describe_cluster(cluster))
     return 0
+
+
+def _how_to_start() -> str:
+    import shutil
+
+    conf = os.environ.get("SLURM_CONF", "/etc/slurm/slurm.conf")
+    launcher = "with srun: srun -N 2 slurm-resolver show"
+    if not (shutil.which("srun") or os.path.exists(conf)):
+        launcher = (
+            f"with slurm-resolver run, as this machine has no Slurm (no srun in PATH, no {conf})"
+        )
+    return (
+        f"this process is not in a Slurm step. Start it {launcher}; or describe a step: "
+        "slurm-resolver show --nodelist 'n[1-4]' --tasks-per-node 2"
+    )
 
 
 def _planned_step(args: argparse.Namespace) -> SlurmStep:

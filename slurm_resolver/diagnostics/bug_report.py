@@ -122,7 +122,7 @@ def _cluster(environ: Mapping[str, str]) -> Dict[str, str]:
     """Returns what the variables alone tell, as a report must not wait for other tasks."""
     try:
         if SlurmStep.read(environ).place == "none":
-            return {"tasks": "none: there is no Slurm here"}
+            return {"tasks": "none: not in a Slurm step"}
         cluster = resolve(layout="environment", environ=environ)
     except SlurmResolverError as error:
         return {"error": _without_user(f"{type(error).__name__}: {error}")}

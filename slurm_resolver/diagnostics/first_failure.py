@@ -31,9 +31,11 @@ _MOST_LINES_AFTER = 200  # a task may write after its last error; TensorFlow's o
 _LONGEST = 2000  # characters of a line that are read
 _LABEL = re.compile(r" *(\d{1,7}): ?")  # of --label
 # The node is None if tasks of several nodes ended alike: "n[8-9]: tasks 0-1".
-_TASK_END = re.compile(r"srun: error: (?:([\w.-]+)|[\w.,\[\]-]+): tasks? ((\d+)[\d,-]*): (.+)")
+_TASK_END = re.compile(
+    r"srun: error: (?:(?P<node>[\w.-]+)|[\w.,\[\]-]+): tasks? (?P<rank>\d+)[\d,-]*: (?P<how>.+)"
+)
 _RUN_END = re.compile(
-    r"slurm-resolver run: task (\d+) (?:ended with |was ended by )(.+?)(?:; ending the other tasks)?$"
+    r"slurm-resolver run: task (?P<rank>\d+) (?:ended with|was ended by) (?P<how>.+?)(?:; ending|$)"
 )
 # A task that this package reports to the others.
 _GONE = re.compile(r".*\(rank (\d+) on (\S+)\) (?:is gone|is lost|has failed)[^:]*: (.+)")
@@ -118,13 +120,15 @@ class FailureReader:
             self._gone.setdefault(gone[1], failure._replace(follows=follows_another(why)))
 
     def _read_end(self, number: int, text: str) -> None:
-        end, local, node = _TASK_END.match(text), _RUN_END.match(text), _NODE.match(text)
+        node = _NODE.match(text)
         if node and self._node is None:
             self._node = Failure(f"node {node[1]}", number, "Node failure")
-        if end or local:
-            rank, node_name, how = (end[3], end[1], end[4]) if end else (local[1], None, local[2])
+        end = _TASK_END.match(text) or _RUN_END.match(text)
+        if end:
+            rank = end["rank"]
             task = self._tasks.get(rank)
-            failure = Failure(_place(rank, node_name), number, how, task.time if task else None)
+            where = _place(rank, end.groupdict().get("node"))
+            failure = Failure(where, number, end["how"], task.time if task else None)
             self._ends.setdefault(rank, failure)
 
     def first(self) -> Optional[Failure]:

@@ -82,8 +82,8 @@ KNOWN_MESSAGES: Tuple[KnownMessage, ...] = (
         "The first task (worker 0 or chief) has ended. It ran TensorFlow's coordination service.",
         "Read the last lines of the first task's output: srun --label …"),
     _known("barrier-failed", "Barrier timed out|Shutdown barrier|Barrier failed",
-        "Some tasks reached a barrier and others did not: they have ended, hang, or have more steps "
-        "to do (unequal data).",
+        "Some tasks reached a barrier and others did not: they ended, hang, or have more steps to "
+        "do (unequal data).",
         "Give all tasks the same number of steps (repeat the data, set steps_per_epoch). "
         + _FIRST,
         "Barrier timed out|Shutdown barrier .{0,60}failed|Barrier failed"),
@@ -91,8 +91,8 @@ KNOWN_MESSAGES: Tuple[KnownMessage, ...] = (
         "errors resolving |Address lookup failed for |DNS resolution failed"
         "|Name or service not known|Temporary failure in name resolution",
         "A host name of the cluster has no address on this node.",
-        "Compare `scontrol show hostnames` and `getent hosts NAME` on the node; node_address selects "
-        "another interface. " + _CHECK,
+        "Compare `scontrol show hostnames` and `getent hosts NAME` on the node. node_address "
+        "selects another interface. " + _CHECK,
         r"(?:errors resolving|Address lookup failed for|DNS resolution failed for) "
         r"(?P<address>[\w.-]{1,255}:\d{1,5})\b"
         r"|DNS resolution failed|Name or service not known|Temporary failure in name resolution"),
@@ -234,5 +234,6 @@ PEER_ENDED = _known("peer-ended", "",
     "All tasks had started. The one at this address has ended, or listens at another address.",
     _FIRST)  # fmt: skip
 TASKS_MET = re.compile(
-    "StartAbort|Collective ops is aborted by|CoordinationService/Heartbeat|Remote function on worker"
+    "StartAbort|Collective ops is aborted by|CoordinationService/Heartbeat"
+    "|Remote function on worker"
 )

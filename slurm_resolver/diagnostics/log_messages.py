@@ -105,9 +105,11 @@ class _Findings:
     def all(self) -> List[Finding]:
         if not self._significant & self._found.keys():
             return []
-        ended = {"id": PEER_ENDED.id, "cause": PEER_ENDED.cause, "remedy": PEER_ENDED.remedy}
+        id, cause, remedy = PEER_ENDED.id, PEER_ENDED.cause, PEER_ENDED.remedy
         return [
-            one._replace(**ended) if self._tasks_met and one.id == "peer-refused" else one
+            one._replace(id=id, cause=cause, remedy=remedy)
+            if self._tasks_met and one.id == "peer-refused"
+            else one
             for one in self._found.values()
         ]
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from pathlib import Path
 from typing import Dict, List
 
 import pytest
@@ -144,7 +145,6 @@ def test_how_a_planned_step_is_headed(
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ("", "there is no Slurm here"),
         ("--nodelist n[3-1]", "--nodelist='n[3-1]'"),
         ("--nodelist n[1-2", "--nodelist='n[1-2': expected a host list such as n[1-4]"),
         ("--nodelist=", "--nodelist='': expected a host list"),
@@ -170,6 +170,26 @@ def test_errors(arguments: str, message: str, capsys: pytest.CaptureFixture[str]
     assert captured.err.startswith("slurm-resolver show: ")
     assert "SLURM_" not in captured.err  # nobody has set a variable
     assert message in captured.err
+
+
+@pytest.mark.parametrize("has_slurm", [False, True])
+def test_outside_a_step_it_says_how_to_start_it(
+    has_slurm: bool,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setenv("SLURM_CONF", str(tmp_path / "slurm.conf"))
+    if has_slurm:
+        (tmp_path / "srun").touch(0o755)
+    assert main(["show"]) == 2
+    told = capsys.readouterr().err
+    assert told.startswith(
+        "slurm-resolver show: this process is not in a Slurm step. Start it with "
+    )
+    assert ("srun -N 2 slurm-resolver show" in told) == has_slurm
+    assert ("this machine has no Slurm (no srun in PATH, no " in told) != has_slurm
 
 
 @pytest.mark.parametrize("jobs", ["ps", "ps=", "=1", "ps=1,ps=2", "ps=one", ""])
