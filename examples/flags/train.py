@@ -72,7 +72,7 @@ def train(server: Any, cluster: Any, args: argparse.Namespace) -> None:
         optimizer = v1.train.AdagradOptimizer(args.learning_rate)
         train_op = optimizer.minimize(loss, global_step=global_step)
 
-    # Without it a session waits for all tasks, also for workers that have ended already.
+    # Without it a session also waits for workers that have ended, and the program hangs.
     config = v1.ConfigProto(device_filters=["/job:ps", own])
     random = np.random.default_rng(args.task_index)
     if not chief:
