@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from typing import Dict, List, Optional
+from typing import Callable, Dict, List, Optional
 
 from slurm_resolver.cluster.options import LAYOUTS, PLACEMENTS, WORKER_ORDERS, ClusterOptions
 from slurm_resolver.errors import LaunchError
@@ -49,6 +49,13 @@ def add_command(parser: argparse.ArgumentParser, metavar: str = "COMMAND [ARGUME
     parser.add_argument("command_line", nargs=argparse.REMAINDER, metavar=f"-- {metavar}")
 
 
+def add_tasks_per_node(add: Callable[..., object]) -> None:
+    """Adds an option with both of Slurm's spellings."""
+    names = ("--tasks-per-node", "--ntasks-per-node")
+    help_ = "tasks on each node (1)"
+    add(*names, dest="tasks_per_node", type=int, default=1, metavar="N", help=help_)
+
+
 def command_of(args: argparse.Namespace) -> List[str]:
     """Returns the words of the command line to start."""
     words: List[str] = args.command_line
@@ -81,7 +88,8 @@ def seconds(text: str) -> float:
     return number
 
 
-def check_range(option: str, value: Optional[int], least: int, most: int = 1_000_000) -> None:
-    """Raises LaunchError for a number that is out of range; None is not given."""
-    if value is not None and not least <= value <= most:
-        raise LaunchError(f"{option} {value}: expected a number from {least} to {most}")
+def check_range(option: str, value: Optional[int], least: int, most: Optional[int] = None) -> None:
+    """Raises LaunchError for a value that is out of range; None means not given."""
+    if value is not None and not least <= value <= (most or 1_000_000):
+        end = f"to {most}" if most else "on"
+        raise LaunchError(f"{option} {value}: expected a number from {least} {end}")

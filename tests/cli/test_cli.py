@@ -63,6 +63,7 @@ def test_a_terminal_that_knows_ascii_only_is_no_error(words: List[str]) -> None:
         ("show --nodelst=n1", "unrecognized arguments: --nodelst=n1"),
         ("show n1", "unrecognized arguments: n1"),
         ("sbatch --nodes two -- a", "argument -N/--nodes: invalid int value: 'two'"),
+        ("supervise --pause=-1 -- srun true", "argument --pause: '-1': expected seconds"),
         ("hosts expnd n1", "argument action: invalid choice: 'expnd'"),
         ("show --placement sprad", "argument --placement: invalid choice: 'sprad'"),
     ],

@@ -160,7 +160,7 @@ def test_how_a_planned_step_is_headed(
             "--nodelist n1 --jobs ps=2",
             "need 2 tasks, but --nodelist and --tasks-per-node make 1",
         ),
-        ("--nodelist n[1-2] --distribution arbitrary", "only its own step can show"),
+        ("--nodelist n[1-2] --distribution arbitrary", "run it in the step"),
     ],
 )
 def test_errors(arguments: str, message: str, capsys: pytest.CaptureFixture[str]) -> None:
