@@ -40,12 +40,6 @@ def test_version_and_help(capsys: pytest.CaptureFixture[str]) -> None:
     assert printed.count("show the cluster of this Slurm step") == 1
 
 
-def test_the_bare_command_shows_its_help() -> None:
-    bare = run()
-    assert bare.stdout == run("--help").stdout
-    assert (bare.returncode, bare.stderr) == (2, "")  # as nothing was done
-
-
 @pytest.mark.parametrize("words", [["env"], *([command, "--help"] for command in COMMANDS)])
 def test_a_terminal_that_knows_ascii_only_is_no_error(words: List[str]) -> None:
     ascii_only = {"PYTHONIOENCODING": "ascii", "PYTHONUTF8": "0", "LC_ALL": "C"}
@@ -132,3 +126,9 @@ def test_commands_that_start_in_every_task_import_little(arguments: List[str]) -
         timeout=180,
     )
     assert done.stdout.splitlines()[-1] == "[]"
+
+
+def test_the_bare_command_shows_its_help() -> None:
+    bare = run()
+    assert bare.stdout == run("--help").stdout
+    assert (bare.returncode, bare.stderr) == (2, "")  # as nothing was done

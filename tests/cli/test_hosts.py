@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 import io
-import subprocess
-import sys
 from typing import List
 
 import pytest
 
 from slurm_resolver.cli import main
-
-COMMAND = [sys.executable, "-m", "slurm_resolver", "hosts"]
 
 
 @pytest.mark.parametrize(
@@ -58,18 +54,3 @@ def test_a_list_that_cannot_be_read(
 ) -> None:
     assert main(["hosts", action, "n1", hostlist]) == 2
     assert capsys.readouterr() == ("", f"slurm-resolver hosts: {message}\n")
-
-
-def test_a_million_names_through_pipes() -> None:
-    names = "".join(f"n{i}\n" for i in range(1_000_000))
-    folded = run("fold", names)
-    assert folded.startswith("n[0-65535,65536-131071,")
-    assert run("count", folded) == "1000000\n"
-    assert run("expand", folded) == names
-
-
-def run(action: str, given: str) -> str:
-    done = subprocess.run(
-        [*COMMAND, action], input=given, stdout=subprocess.PIPE, text=True, check=True, timeout=180
-    )
-    return done.stdout

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import re
 from pathlib import Path
-from types import ModuleType
-from typing import Any, Dict, List, Optional
+from typing import List
 
 import pytest
 from example_runs import ENVIRONMENT, accuracies
@@ -16,51 +14,11 @@ from slurm_cluster import SlurmCluster
 
 PS_RATIO = EXAMPLES / "async_master" / "ps_ratio.py"
 
-Speeds = Dict[int, List[Optional[float]]]  # of the runs with so many ps
-
 
 def table_of(text: str) -> List[List[str]]:
     """The rows of a Markdown table, without its headings."""
     lines = [line for line in text.splitlines() if line.startswith("|")]
     return [line.strip("| ").split(" | ") for line in lines[2:]]
-
-
-@pytest.fixture(scope="module")
-def ps_ratio() -> ModuleType:
-    """The example's ps_ratio.py, as a module."""
-    spec = importlib.util.spec_from_file_location("ps_ratio", PS_RATIO)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-def result(speed: float) -> Dict[str, Any]:
-    return {"steps_per_second": speed, "images_per_second": 64 * speed, "test_accuracy": 0.9}
-
-
-FASTER = "Each of its runs was faster than all runs of the others."
-OVERLAP = "Not told apart, as the runs overlap: 3 ps : 5 workers."
-FAILED = "One run does not tell a difference from noise: --repeats 3. Failed: 2 ps : 6 workers."
-
-
-@pytest.mark.parametrize(
-    ("speeds", "best", "sure"),
-    [
-        ({1: [100, 110, 90], 2: [200, 205, 150], 3: [120, 130, 125]}, "2 ps : 6", FASTER),
-        ({1: [80, 90], 2: [100, 110], 3: [95, 101]}, "2 ps : 6", OVERLAP),
-        ({1: [100, 90], 2: [130, None]}, "2 ps : 6", FAILED),
-    ],
-)
-def test_the_best_ratio_has_the_highest_median(
-    ps_ratio: ModuleType, speeds: Speeds, best: str, sure: str
-) -> None:
-    results = {ps: [run and result(run) for run in runs] for ps, runs in speeds.items()}
-    rows = [ps_ratio.summarise(ps, 8, runs) for ps, runs in results.items()]
-    told, _, why = ps_ratio.verdict(rows).partition(". ")
-    assert re.sub(r" workers, \d+\.\d steps/s$", "", told) == f"Best ratio: {best}"
-    assert why == sure
 
 
 def in_allocation(slurm: SlurmCluster, command: str) -> str:

@@ -100,6 +100,12 @@ def test_rules(rule: str) -> None:
     assert found == expected
 
 
+def test_the_log_of_the_first_comes_first() -> None:
+    late, early = Failure("", 9, "E", 30.0), Failure("", 99, "E", 20.0)
+    unknown, effect = Failure("", 1, "E", None), Failure("", 5, "U", 10.0, follows=True)
+    assert first_of([None, late, unknown, early, effect]) == [3, 1, 2, 4, 0]
+
+
 NOON = time.mktime((2026, 3, 4, 12, 0, 0, 0, 0, -1))
 
 
@@ -119,9 +125,3 @@ def test_times(line: str, when: Optional[float]) -> None:
     failure = first_in([line, *traceback_of("E: x").split("\n")])
     assert failure is not None
     assert failure.time == when
-
-
-def test_the_log_of_the_first_comes_first() -> None:
-    late, early = Failure("", 9, "E", 30.0), Failure("", 99, "E", 20.0)
-    unknown, effect = Failure("", 1, "E", None), Failure("", 5, "U", 10.0, follows=True)
-    assert first_of([None, late, unknown, early, effect]) == [3, 1, 2, 4, 0]
