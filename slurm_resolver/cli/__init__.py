@@ -85,7 +85,11 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
         return 2  # a script should notice that nothing was done
     # The parser's own options end the program, so the subcommand is the first other word.
     command = [word for word in words if not word.startswith("-")][:1]
-    args = build_parser(command).parse_args(words)
+    parser = build_parser(command)
+    args, unknown = parser.parse_known_args(words)
+    if unknown:
+        parser.prog += f" {args.command}"
+        parser.error(f"unrecognized arguments: {' '.join(unknown)}")
     try:
         status = int(args.function(args))
         sys.stdout.flush()

@@ -63,10 +63,10 @@ class ChildProgram:
         tasks = [(task.job, task.index, task.address) for task in cluster.tasks]
         announced = announcement(tasks, cluster.task.rank)
         assert announced is not None
-        announced["serves"] = announced["serves"] or self._only_serves
+        announced.update(serves=announced["serves"] or self._only_serves, seconds=START_SECONDS)
         client = connect(cluster.service)
         client.name_of = cluster.name_of
-        self._member = Member(client, {**announced, "seconds": START_SECONDS}, self._end_in_job)
+        self._member = Member(client, announced, self._end_in_job)
 
     def run(self) -> NoReturn:
         """Runs the program until it or the job has ended, and ends this process with its status.
@@ -79,8 +79,7 @@ class ChildProgram:
         threading.Thread(target=self._await_service, daemon=True).start()
         status = self._run_and_restart()
         self._has_ended.set()
-        if self._result is not None:
-            status = self._result.status
+        status = status if self._result is None else self._result.status
         self._member.client.leave(_describe(status) if status else "")
         end_process(status)
 
@@ -94,8 +93,8 @@ class ChildProgram:
                 print_line(f"{lost}; not restarted: --restart-workers is {self._restarts}")
                 break
             pause = min(_FIRST_PAUSE * 2**restarts, _LONGEST_PAUSE)
-            most = f"restart {restarts + 1} of at most {self._restarts}"
-            print_line(f"{lost}; {most} in {pause:g} s")
+            number = f"restart {restarts + 1} of at most {self._restarts}"
+            print_line(f"{lost}; {number} in {pause:g} s")
             if self._stops.wait(pause):
                 break
         return status
