@@ -195,7 +195,6 @@ def test_words_reach_the_program_as_they_are() -> None:
     [
         (2000, ["{worker_hosts}"], None, False),
         (10_000, [], None, True),  # TF_CONFIG
-        (5000, ["{worker_hosts},{worker_hosts},{worker_hosts}"], None, True),
         (5000, 8 * ["{worker_hosts}"], 1024, True),  # all together
     ],
 )

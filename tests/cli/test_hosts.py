@@ -38,19 +38,7 @@ def test_output(
     assert capsys.readouterr() == (printed, "")
 
 
-@pytest.mark.parametrize("action", ["expand", "fold", "count"])
-@pytest.mark.parametrize(
-    ("hostlist", "message"),
-    [
-        (
-            "a,n[3-1]",
-            "'[3-1]' in 'a,n[3-1]': the range 3-1 runs backwards; expected its lower number first",
-        ),
-        ("n[1-2", "'[' in 'n[1-2': a '[' that is not closed"),
-    ],
-)
-def test_a_list_that_cannot_be_read(
-    action: str, hostlist: str, message: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["hosts", action, "n1", hostlist]) == 2
+def test_a_list_that_is_not_valid(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["hosts", "count", "n1", "n[1-2"]) == 2
+    message = "'[' in 'n[1-2': a '[' that is not closed"
     assert capsys.readouterr() == ("", f"slurm-resolver hosts: {message}\n")
