@@ -29,7 +29,6 @@ _PACKAGES = (
     *("tensorflow", "tensorflow-cpu", "tensorflow-rocm", "tf-nightly", "keras", "tf_keras"),
     *("numpy", "grpcio", "protobuf", "nvidia-ml-py", "nvidia-nccl-cu12"),
 )
-_PROGRAMS = ("srun", "nvidia-smi")
 _PROGRAM_SECONDS = 5.0
 
 # In addition to those that this package reads: they place tasks, or change TensorFlow's network.
@@ -61,7 +60,7 @@ def _versions() -> Dict[str, str]:
             versions[name] = importlib.metadata.version(name)
         except importlib.metadata.PackageNotFoundError:
             continue
-    for program in _PROGRAMS:
+    for program in ("srun", "nvidia-smi"):
         if shutil.which(program):
             versions[program] = _first_line(program, "--version")
     return versions
