@@ -65,7 +65,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     help_ = "wait until all tasks have started and agree; after SECONDS, name the missing ones"
     add("--wait", type=seconds, metavar="SECONDS", help=help_)
-    help_ = f"set the variables of this framework instead of TF_CONFIG: {', '.join(CONTRACTS)}"
+    names = ", ".join(CONTRACTS)
+    help_ = f"set the variables of this framework instead of TF_CONFIG: {names}; can be repeated"
     add("--env", action="append", choices=tuple(CONTRACTS), metavar="NAME", help=help_)
     help_ = "also set this variable, with placeholders filled in; can be repeated"
     add("--set", action="append", default=[], type=_setting, metavar="NAME=VALUE", help=help_)
