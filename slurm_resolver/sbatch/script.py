@@ -138,7 +138,8 @@ def _environment(settings: BatchSettings) -> List[str]:
         given = [f"# shellcheck source=/dev/null\n{line}" for line in settings.env_setup]
         lines = ["set +u  # for scripts that use variables which are not set", *given, "set -u"]
     python = "export PYTHONUNBUFFERED=1  # what Python prints appears in the output at once"
-    return ["set -euo pipefail", "", *lines, "", python]
+    quiet = "export TF_CPP_MIN_LOG_LEVEL=${TF_CPP_MIN_LOG_LEVEL:-1}  # 0 shows all notes"
+    return ["set -euo pipefail", "", *lines, "", python, quiet]
 
 
 def _step_options(settings: BatchSettings) -> List[str]:
@@ -214,6 +215,8 @@ def _training(settings: BatchSettings) -> List[str]:
         lines = ["status=0", _WHY_WAIT.format(status=REQUEUE_STATUS, seconds=seconds)]
         why = f"# Requeues the job after exit status {REQUEUE_STATUS}."
         end, after = " || status=$?", ["", why, f'{_requeue(settings)} "$status"']
+    elif settings.restarts is None:
+        lines, end = [_QUIET, *lines], " 2>&1 | quiet"
     step = f'"${{step[@]}}" {srun} \\'
     if settings.restarts is not None:
         step = _supervised(settings, step)
@@ -253,6 +256,14 @@ def _supervised(settings: BatchSettings, step: str) -> str:
         f"slurm-resolver supervise {options} -- \\\n    {step}"
     )
 
+
+_QUIET = r"""# TensorFlow 2.21 writes these notes before it reads TF_CPP_MIN_LOG_LEVEL.
+quiet() {
+    [ "$TF_CPP_MIN_LOG_LEVEL" != 0 ] || exec cat
+    trap '' TERM  # srun ends first
+    exec sed -uE '/absl::InitializeLog\(\)|\] (oneDNN custom|Could not find cuda)/d'
+}
+"""
 
 _WHY_WAIT = """\
 # A task that gets the signal saves, and requeues the job with scontrol. Where there is none
