@@ -63,10 +63,10 @@ def _own_error(error: type) -> KnownMessage:
 
 # The first message that matches a line explains it: special ones stand before general ones.
 KNOWN_MESSAGES: Tuple[KnownMessage, ...] = (
-    _known("fit-failed", " has failed in fit: ",
+    _known("fit-failed", " has failed in ",
         "The fit of this worker raised the error that follows, and ended that of all others.",
         "Mend that error; its traceback is in that task's own log: srun --label …",
-        r"(?P<address>(?:chief|worker) \d{1,6}) has failed in fit: "),
+        r"(?P<address>(?:chief|worker) \d{1,6}) has failed in (?:fit|evaluate|predict): "),
     *map(_own_error, filter(inspect.isclass, vars(errors).values())),
     _known("task-gone", " is gone",
         "The named task ended without saying goodbye, or with an exception; the others stopped.",

@@ -60,7 +60,10 @@ def call_together(
         return method(*args, **kwargs)
     check_keras()
     workers = getattr(strategy, "workers", None)  # a coordinator has none
-    if workers is None or workers.together:
+    if workers is None:
+        return method(*args, **kwargs)
+    if workers.call:
+        workers.exchange(f"calls {name} within {workers.call}", None)
         return method(*args, **kwargs)
     try:
         bound = inspect.signature(method).bind(*args, **kwargs)
@@ -76,10 +79,13 @@ def call_together(
     callbacks = arguments.get("callbacks")
     own = {"task": _task(name, model, arguments), "paths": written_paths(callbacks)}
     with meeting(name):
-        told = workers.exchange(own)
-    _check_agreement(workers.names, [each["task"] for each in told])
+        told = workers.exchange(f"calls {name}", own)
+    _check_agreement(name, workers.names, [each["task"] for each in told])
     writing = one_writer(callbacks, workers, [each["paths"] for each in told])
-    with workers.failing_together(), writing, _naming_other_batches(), reporting(name, arguments):
+    with contextlib.ExitStack() as stack:
+        reports = reporting(name, arguments)
+        for each in (workers.failing_together(name), writing, _naming_other_batches(), reports):
+            stack.enter_context(each)
         return method(*bound.args, **bound.kwargs)
 
 
@@ -126,7 +132,7 @@ def _check_optimizer(strategy: Any, model: Any) -> None:
 def _task(name: str, model: Any, arguments: Dict[str, Any]) -> Told:
     """Describes what is to be done, by the name for it; None for what cannot be known."""
     steps = arguments.get("steps_per_epoch" if name == "fit" else "steps")
-    task: Told = {"the call": name, "the data": _size(arguments.get("x"), steps)}
+    task: Told = {"the data": _size(arguments.get("x"), steps)}
     validation = arguments.get("validation_data")
     held_out = validation[0] if isinstance(validation, tuple) else validation
     task["validation_data"] = "none"
@@ -165,21 +171,14 @@ def _kind(value: Any) -> str:
     return type(value).__name__  # other than its text, it has no address
 
 
-def _check_agreement(names: Sequence[str], tasks: Sequence[Told]) -> None:
+def _check_agreement(call: str, names: Sequence[str], tasks: Sequence[Told]) -> None:
     """Raises FitError, the same in every worker, where two of them differ."""
-    for name, task in zip(names, tasks):
-        if task["the call"] != tasks[0]["the call"]:
-            raise FitError(
-                f"{names[0]} calls {tasks[0]['the call']}, and {name} {task['the call']}; expected "
-                "the same call in all workers, as each of them computes its rows. Leave out what "
-                "lets one worker alone make the call, such as `if task_id == 0:`."
-            )
     for what, value in tasks[0].items():
         for name, task in zip(names, tasks):
             other = task.get(what)
             if None not in (value, other) and other != value:
                 raise FitError(
-                    f"{tasks[0]['the call']} differs from worker to worker, in {what}: {value} in "
+                    f"{call} differs from worker to worker, in {what}: {value} in "
                     f"{names[0]}, {other} "
                     f"in {name}. Expected the same program in every worker, with the same data, of "
                     "which each takes its share. Data that each worker has of its own "

@@ -64,7 +64,7 @@ def _ending_together(callback: Any, workers: Workers) -> Iterator[None]:
     before = callback.on_train_end
 
     def on_train_end(logs: Any = None) -> None:
-        workers.exchange(None)
+        workers.exchange("ends fit", None)
         before(logs)
 
     callback.on_train_end = on_train_end

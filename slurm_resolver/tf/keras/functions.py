@@ -136,6 +136,7 @@ class StepFunction:
             StopIteration, tensorflow.errors.OutOfRangeError: where there are no more data.
         """
         reporter.begin_step(self._model.steps_per_execution)
+        self._model.distribute_strategy.workers.begin_step()
         try:
             try:
                 logs, sums = self._execute(iterator)
@@ -173,7 +174,9 @@ class StepFunction:
         part = batch.batch if isinstance(batch, Share) else first_local(strategy, batch)
         found = why_no_mean(self._model, self._kind, without_optionals(part))
         if strategy.of_several:
-            found = next(filter(None, strategy.workers.exchange(found)), None)
+            found = next(
+                filter(None, strategy.workers.exchange("examines its losses", found)), None
+            )
         if found is None:
             return
         if not isinstance(batch, Share):
@@ -274,6 +277,7 @@ class PredictFunction:
     def __call__(self, batches: List[Any]) -> Any:
         """Returns the outputs for all rows of some batches, in their order."""
         reporter.begin_step(len(batches))
+        self._model.distribute_strategy.workers.begin_step()
         try:
             outputs = [self._on_batch(_as_given_to_workers(batch)) for batch in batches]
         finally:

@@ -11,7 +11,7 @@ from typing import Any, Callable, Dict, Sequence, Tuple
 
 import tensorflow as tf
 
-from slurm_resolver.tf.keras import is_coordinated, strategies
+from slurm_resolver.tf.keras import is_coordinated
 from slurm_resolver.tf.keras.losses import sees_whole_batch
 from slurm_resolver.tf.keras.step import Step, run_in_replicas
 
@@ -103,13 +103,10 @@ def _change(original: Method, metric: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 def _reset(original: Method, metric: Any) -> None:
-    """Resets each replica's variables, where they are no parts of a sum.
-
-    TensorFlow would assign to each replica its part of the value.
-    """
+    """Resets each replica's variables; elsewhere TensorFlow would add them up over all workers."""
     variables = metric.variables
     strategy = getattr(variables[0].value, "distribute_strategy", None) if variables else None
-    if strategy in strategies and sees_whole_batch(metric, "update_state"):
+    if hasattr(strategy, "sharing"):
         run_in_replicas(strategy, lambda: _change(original, metric))
     else:
         _change(original, metric)

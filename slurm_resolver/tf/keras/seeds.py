@@ -36,7 +36,7 @@ def agree_on_seeds(workers: Any) -> None:
     """
     seed = zlib.crc32((SlurmStep.read().job_id or "").encode()) % _MODULO
     own = [_digest(random.getstate()), _digest(np.random.get_state()), global_seed()]
-    states = list(zip(*workers.exchange(own)))
+    states = list(zip(*workers.exchange("makes the strategy", own)))
     if len(set(states[0])) > 1:
         random.seed(seed)
     if len(set(states[1])) > 1:
