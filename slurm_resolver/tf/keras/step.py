@@ -84,17 +84,14 @@ class Step:
         return bool(value.shape.rank != 0 and value.shape[0] == self.own_rows)
 
     def add(self, values: Sequence[Any]) -> List[Any]:
-        """Returns the sums over all replicas of tensors whose shapes are known.
-
-        One collective for each type takes them all.
-        """
+        """Returns the sums over all replicas; one collective for each type takes them all."""
         sums = list(values)
         for dtype in dict.fromkeys(value.dtype for value in values):
             places = [place for place, value in enumerate(values) if value.dtype == dtype]
-            flat = tf.concat([tf.reshape(values[place], [-1]) for place in places], axis=0)
-            sizes = [values[place].shape.num_elements() for place in places]
-            for place, part in zip(places, tf.split(all_reduce(flat), sizes)):
-                sums[place] = tf.reshape(part, values[place].shape)
+            # TensorFlow needs tensors that are made on this replica's device.
+            parts = [tf.identity(values[place]) for place in places]
+            for place, total in zip(places, all_reduce(parts)):
+                sums[place] = total
         return sums
 
     def means(self, values: Sequence[Any]) -> List[Any]:
@@ -106,28 +103,22 @@ class Step:
 
         Gradients flow into this replica's own rows.
         """
-        if not isinstance(value, tf.Tensor):
+        if not isinstance(value, tf.Tensor) or value.dtype == tf.string:
+            kind = "string" if isinstance(value, tf.Tensor) else type(value).__name__
             raise FitError(
-                f"a {type(value).__name__} cannot be gathered from all workers; expected a dense "
-                "tensor: convert it with to_tensor() or tf.sparse.to_dense()."
+                f"a {kind} cannot be gathered from all workers; expected "
+                "dense numbers: convert it, such as with to_tensor() or tf.sparse.to_dense()."
             )
         if id(value) in self._gathered:
             return self._gathered[id(value)][1]
         sent = value
         if value.dtype == tf.bool or (value.dtype.is_integer and value.dtype.size < 4):
             sent = tf.cast(value, tf.int32)
-        elif value.dtype == tf.string:
-            raise FitError("strings cannot be gathered from all workers; expected numbers.")
-        rest = tf.shape(sent)[1:]
-
-        def zeros(count: Any) -> Any:
-            return tf.zeros(tf.concat([[count], rest], axis=0), sent.dtype)
-
-        own = sent[: self.count]
-        after = self.rows - self.first - self.count
-        placed = tf.concat([zeros(self.first), tf.stop_gradient(own), zeros(after)], axis=0)
-        others = all_reduce(placed)
-        whole = tf.concat([others[: self.first], own, others[self.first + self.count :]], axis=0)
+        own, end = sent[: self.count], self.first + self.count
+        padding = tf.zeros([tf.rank(sent) - 1, 2], tf.int32)
+        padding = tf.concat([[[self.first, self.rows - end]], padding], axis=0)
+        others = all_reduce(tf.pad(tf.stop_gradient(own), padding))
+        whole = tf.concat([others[: self.first], own, others[end:]], axis=0)
         whole.set_shape([tf.get_static_value(self.rows), *sent.shape[1:]])
         whole = whole if sent is value else tf.cast(whole, value.dtype)
         mask = getattr(value, "_keras_mask", None)
@@ -162,15 +153,14 @@ class Step:
     def gradients(self, gradients: Sequence[Optional[Any]]) -> List[Optional[Any]]:
         """Returns the sums of gradients over all replicas; some may be None."""
         found = [self._unless_empty(gradient) for gradient in gradients if gradient is not None]
-        sums = iter(all_reduce(found) if found else [])
+        sums = iter(self.add(found))
         return [None if gradient is None else next(sums) for gradient in gradients]
 
     def sum_variables(self, variables: Iterable[Any]) -> Dict[int, Any]:
         """Returns the sums of metrics' variables, by the id of each.
 
-        Variables that are the same in all replicas stay as they are. The first call in a step also
-        averages the statistics of BatchNormalization, and checks that all workers have read the
-        same batch.
+        The first call in a step also averages the statistics of BatchNormalization, and checks that
+        all workers have read the same batch.
         """
         missing = []
         for variable in variables:
@@ -178,20 +168,18 @@ class Step:
                 self._sums[id(variable)] = variable, tf.convert_to_tensor(variable.value)
             elif id(variable) not in self._sums:
                 missing.append(variable)
-        if missing or self.statistics or self.digest is not None:
-            values = [tf.convert_to_tensor(variable.value) for variable in missing]
-            statistics, self.statistics = self.statistics, []
-            values += [self._weighted(tf.convert_to_tensor(one.value)) for one in statistics]
-            digest, self.digest = self.digest, None
-            if digest is not None:
-                values.append(digest)
-            sums = self.add(values)
-            if digest is not None:
-                self._check_digest(digest, sums.pop())
-            for variable, mean in zip(statistics, sums[len(missing) :]):
-                variable.assign(mean)
-            for variable, total in zip(missing, sums):
-                self._sums[id(variable)] = variable, total
+        statistics, self.statistics = self.statistics, []
+        digests, self.digest = [] if self.digest is None else [self.digest], None
+        values = [tf.convert_to_tensor(variable.value) for variable in missing]
+        values += [self._weighted(tf.convert_to_tensor(one.value)) for one in statistics]
+        sums = self.add([*values, *digests])
+        for digest in digests:
+            replicas = tf.distribute.get_strategy().num_replicas_in_sync
+            tf.debugging.Assert(tf.equal(sums.pop(), digest * replicas), [OTHER_BATCH])
+        for variable, mean in zip(statistics, sums[len(missing) :]):
+            variable.assign(mean)
+        for variable, total in zip(missing, sums):
+            self._sums[id(variable)] = variable, total
         return {key: total for key, (_, total) in self._sums.items()}
 
     def sums(self) -> Tuple[List[Any], List[Any]]:
@@ -208,10 +196,6 @@ class Step:
         """Notes a result that is the same in all replicas."""
         for leaf in tf.nest.flatten(value):
             self.alike[id(leaf)] = leaf
-
-    def _check_digest(self, own: Any, total: Any) -> None:
-        replicas = tf.distribute.get_strategy().num_replicas_in_sync
-        tf.debugging.Assert(tf.equal(total, own * replicas), [OTHER_BATCH])
 
     def _weighted(self, value: Any) -> Any:
         return self._unless_empty(value) * tf.cast(self.weight, value.dtype)
