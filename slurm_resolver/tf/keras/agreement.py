@@ -1,7 +1,6 @@
-"""The `fit`, `evaluate` and `predict` of Keras 3, called in every worker, as one of all workers.
+"""All workers call Keras 3's `fit`, `evaluate` and `predict` alike.
 
-Before it begins the workers tell each other what they are about to do, and all of them refuse what
-cannot be one training.
+Before it begins, the workers compare what they are about to do.
 """
 
 from __future__ import annotations
@@ -18,17 +17,14 @@ from slurm_resolver.errors import FitError
 from slurm_resolver.log import warn_once
 from slurm_resolver.preflight.keras_version import check_keras
 from slurm_resolver.tf.keras import are_several, strategies
-from slurm_resolver.tf.keras.callback_files import one_writer, written_paths
+from slurm_resolver.tf.keras.saving import one_writer, written_paths
 from slurm_resolver.tf.keras.step import OTHER_BATCH
 from slurm_resolver.tf.progress import meeting, reporting
-
-Told = Dict[str, Any]
 
 _SCOPE = (
     "Build and compile the model in `with strategy.scope():`, and make its optimizer there as well."
 )
-
-# What `fit` and `compile` are given, and all workers have to be given alike.
+# What `fit` and `compile` are given alike in all workers.
 _ARGUMENTS = (
     *("batch_size", "epochs", "initial_epoch", "steps_per_epoch", "steps"),
     *("validation_split", "validation_steps", "validation_batch_size", "validation_freq"),
@@ -129,10 +125,10 @@ def _check_optimizer(strategy: Any, model: Any) -> None:
             )
 
 
-def _task(name: str, model: Any, arguments: Dict[str, Any]) -> Told:
+def _task(name: str, model: Any, arguments: Dict[str, Any]) -> Dict[str, Any]:
     """Describes what is to be done, by the name for it; None for what cannot be known."""
     steps = arguments.get("steps_per_epoch" if name == "fit" else "steps")
-    task: Told = {"the data": _size(arguments.get("x"), steps)}
+    task: Dict[str, Any] = {"the data": _size(arguments.get("x"), steps)}
     validation = arguments.get("validation_data")
     held_out = validation[0] if isinstance(validation, tuple) else validation
     task["validation_data"] = "none"
@@ -171,7 +167,7 @@ def _kind(value: Any) -> str:
     return type(value).__name__  # other than its text, it has no address
 
 
-def _check_agreement(call: str, names: Sequence[str], tasks: Sequence[Told]) -> None:
+def _check_agreement(call: str, names: Sequence[str], tasks: Sequence[Dict[str, Any]]) -> None:
     """Raises FitError, the same in every worker, where two of them differ."""
     for what, value in tasks[0].items():
         for name, task in zip(names, tasks):

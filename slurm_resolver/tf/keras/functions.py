@@ -13,7 +13,6 @@ from slurm_resolver.tf.keras.losses import UnknownLossError
 from slurm_resolver.tf.keras.metrics import keep_sum
 from slurm_resolver.tf.keras.patches import patch_metrics
 from slurm_resolver.tf.keras.row_means import may_be_no_mean, why_no_mean
-from slurm_resolver.tf.keras.seeds import draw_by_replica
 from slurm_resolver.tf.keras.sharing import (
     Share,
     count_rows,
@@ -33,6 +32,7 @@ from slurm_resolver.tf.progress import noting, timed
 from slurm_resolver.tf.reporter import reporter
 
 Method = Callable[..., Any]
+_SEEDS = 2**31 - 1
 
 
 def run_step(
@@ -40,8 +40,8 @@ def run_step(
 ) -> Any:
     """Returns what a function of a replica's step and part gives, which is the same in all.
 
-    The batch is a `Share`, of which every replica computes the `whole` or its part, or what
-    TensorFlow's distributed datasets give.
+    Each replica computes its part of a `Share`, or the `whole`. Anything else is what TensorFlow's
+    distributed datasets give: this replica's part.
     """
     import keras
 
@@ -51,11 +51,12 @@ def run_step(
 
     def in_replica(batch: Any) -> Any:
         replica = replica_number()
-        if isinstance(batch, Share):
-            part, step = _part(model, replica, batch, whole)
-        else:
-            part, step = batch, _step_of_own_data(model, replica, batch)
-        draw_by_replica(step.draw)
+        shared = isinstance(batch, Share)
+        part, step = _part(model, replica, batch, whole) if shared else _own(model, replica, batch)
+        graph = tf.compat.v1.get_default_graph()
+        if step.draw and not tf.executing_eagerly() and graph.seed is not None:
+            # Its rows are other ones than replica 0's, and draw other random numbers.
+            graph.seed = (graph.seed + 1_000_003 * step.draw) % _SEEDS
         part = without_optionals(part)
         rows = count_rows(part)
         step.own_rows = rows if isinstance(rows, int) else None
@@ -68,12 +69,9 @@ def _part(model: Any, replica: int, share: Share, whole: bool) -> Tuple[Any, Ste
     """Returns a replica's part of a batch, and its step."""
     sharing = model.distribute_strategy.sharing
     rows = count_rows(share.batch)
-    if whole:
-        part, start, stop = share.batch, 0, rows
-    else:
-        start, stop = sharing.bounds(replica, rows)
-        with tf.device("/cpu:0"):  # a GPU needs no other rows
-            part = part_of_batch(share.batch, start, stop)
+    start, stop = (0, rows) if whole else sharing.bounds(replica, rows)
+    with tf.device("/cpu:0"):  # a GPU needs no other rows
+        part = share.batch if whole else part_of_batch(share.batch, start, stop)
     repeated = tf.logical_or(whole, rows < sharing.replicas)
     weight = tf.cast(stop - start, tf.float32) / tf.cast(rows, tf.float32)
     return part, Step(
@@ -89,18 +87,14 @@ def _part(model: Any, replica: int, share: Share, whole: bool) -> Tuple[Any, Ste
     )
 
 
-def _step_of_own_data(model: Any, replica: int, part: Any) -> Step:
-    """Returns a step on data that each worker has of its own.
-
-    Only together do they know how many rows there are.
-    """
+def _own(model: Any, replica: int, part: Any) -> Tuple[Any, Step]:
+    """Returns data of this worker's own, and its step: all workers count the rows together."""
     replicas = model.distribute_strategy.sharing.replicas
     own = tf.cast(count_rows(part), tf.int32)
     counts = all_reduce(tf.one_hot(replica, replicas, on_value=own, off_value=0, dtype=tf.int32))
-    rows = tf.reduce_sum(counts)
+    rows, first = tf.reduce_sum(counts), tf.reduce_sum(counts[:replica])
     weight = tf.cast(own, tf.float32) / tf.cast(rows, tf.float32)
-    first = tf.reduce_sum(counts[:replica])
-    return Step(model, replica, rows, first, own, weight, draw=replica)
+    return part, Step(model, replica, rows, first, own, weight, draw=replica)
 
 
 def compiled(model: Any, function: Method) -> Any:
@@ -130,11 +124,7 @@ class StepFunction:
         self._on_iterator = compiled(self._model, self._run_several)
 
     def __call__(self, iterator: Any) -> Any:
-        """Returns the logs of the next step, or of the last of `steps_per_execution`.
-
-        Raises:
-            StopIteration, tensorflow.errors.OutOfRangeError: where there are no more data.
-        """
+        """Returns the logs of the next step, or of the last of `steps_per_execution`."""
         reporter.begin_step(self._model.steps_per_execution)
         self._model.distribute_strategy.workers.begin_step()
         try:
@@ -211,15 +201,16 @@ class StepFunction:
             step.statistics = statistics  # such a step may have called layers since
         step.sum_variables([])
         logs = _average(step, logs)
-        self._summed, sums = step.sums()
-        return logs, sums
+        sums = step.sums()
+        self._summed = [variable for variable, _ in sums]
+        return logs, [total for _, total in sums]
 
 
 def _statistics(model: Any) -> List[Any]:
     """Returns the variables that each worker updates from its own part of the batch.
 
-    These are the floating-point variables that are made for no optimizer to train, such as the
-    moving averages of BatchNormalization. Weights that are frozen have been made to be trained.
+    These are floating-point variables that were made not to be trained, such as the moving averages
+    of BatchNormalization; frozen weights are not among them.
     """
     return [
         variable
@@ -262,9 +253,8 @@ def _is_alike(value: Any) -> bool:
     """Whether a graph's tensor is a constant, or an integer that is read from a variable."""
     if tf.executing_eagerly():
         return not value.dtype.is_floating
-    if not value.dtype.is_floating and value.op.type == "ReadVariableOp":
-        return True
-    return tf.get_static_value(value) is not None
+    is_read = not value.dtype.is_floating and value.op.type == "ReadVariableOp"
+    return is_read or tf.get_static_value(value) is not None
 
 
 class PredictFunction:

@@ -28,8 +28,9 @@ def keep_sum(variable: Any, total: Any) -> None:
 
 def _update_state(step: Step, original: Method, metric: Any, *args: Any, **kwargs: Any) -> None:
     """Updates a metric with this replica's rows, or with those of all replicas."""
+    values = _values(metric, args, kwargs)
     if step.examined is not None:
-        step.examined.means.extend(map(tf.convert_to_tensor, _values(metric, args, kwargs)))
+        step.examined.means.extend(map(tf.convert_to_tensor, values))
     if step.nested or step.examined is not None:
         original(metric, *args, **kwargs)
         return
@@ -39,8 +40,9 @@ def _update_state(step: Step, original: Method, metric: Any, *args: Any, **kwarg
         args, kwargs = step.gather_structure((args, kwargs))
         for variable in metric.variables:
             variable._same_in_replicas = True
-    else:
-        args, kwargs = _weigh_scalar(step, metric, args, kwargs)
+    elif values and len(args) < 2 and kwargs.get("sample_weight") is None:
+        # A scalar, such as a mean loss, counts by this replica's rows.
+        args, kwargs = values, {"sample_weight": step.count / step.rows}
     before = {id(one): tf.convert_to_tensor(one.value) for one in metric.variables}
     with step.seeing_whole_batch():
         original(metric, *args, **kwargs)
@@ -50,14 +52,6 @@ def _update_state(step: Step, original: Method, metric: Any, *args: Any, **kwarg
         new = tf.convert_to_tensor(variable.value)
         old = before.get(id(variable), tf.zeros_like(new))
         variable.value.assign(tf.where(step.counts, new, old))
-
-
-def _weigh_scalar(step: Step, metric: Any, args: Any, kwargs: Any) -> Any:
-    """Lets a scalar without a weight, such as a mean loss, count by this replica's rows."""
-    values = _values(metric, args, kwargs)
-    if not values or len(args) > 1 or kwargs.get("sample_weight") is not None:
-        return args, kwargs
-    return values, {"sample_weight": step.count / step.rows}
 
 
 def _values(metric: Any, args: Any, kwargs: Any) -> Tuple[Any, ...]:

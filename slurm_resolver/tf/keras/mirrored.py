@@ -1,30 +1,32 @@
-"""TensorFlow's MultiWorkerMirroredStrategy, under which Keras 3's `fit` trains as in one process.
-
-The strategy shares each batch out by rows, and makes the functions that run a model's steps.
-`patches` lists what else is changed for it.
-"""
+"""A MultiWorkerMirroredStrategy under which Keras 3 trains as in one process."""
 
 from __future__ import annotations
 
 import functools
 import os
+import pickle
+import random
 import signal
+import zlib
 from typing import Any, Literal, Optional
 
+import numpy as np
 import tensorflow as tf
 
 from slurm_resolver.cluster.jobs import DATA_JOBS
 from slurm_resolver.errors import JobsError
+from slurm_resolver.slurm.step import SlurmStep
 from slurm_resolver.tf import progress, start
 from slurm_resolver.tf.communication import choose_communication
 from slurm_resolver.tf.exchange import Workers
 from slurm_resolver.tf.keras.functions import PredictFunction, StepFunction
 from slurm_resolver.tf.keras.patches import prepare
-from slurm_resolver.tf.keras.seeds import agree_on_seeds
 from slurm_resolver.tf.keras.sharing import Sharing, share_dataset
 from slurm_resolver.tf.resolver import SlurmClusterResolver
 
 _JOBS = ("chief", "worker")  # whose tasks train together
+# What TensorFlow takes for the global seed where an operation has a seed and the program set none.
+_NO_SEED = 87654321
 
 
 class MultiWorkerMirroredStrategy(
@@ -40,11 +42,9 @@ class MultiWorkerMirroredStrategy(
             model.compile(…)
         model.fit(dataset, epochs=10)
 
-    The batch size of the dataset is the global one, as in TensorFlow: each worker takes its share.
-    Weights, history, evaluation and prediction are those of one process that trains on the same
-    batches. The statistics of BatchNormalization are the mean of all workers' after each step, so
-    that every worker may save the model. Loops of one's own and tf_keras work as under
-    TensorFlow's class.
+    The batch size of the dataset is the global one: each worker takes its share. Weights, history,
+    evaluation and prediction are those of one process that trains on the same batches. Every worker
+    may save the model. Custom loops and tf_keras work as under TensorFlow's class.
     """
 
     def __init__(
@@ -93,7 +93,7 @@ class MultiWorkerMirroredStrategy(
         self.sharing = Sharing(first, local, self.num_replicas_in_sync)
         self.of_several = len(self.workers.names) > 1
         if self.of_several:
-            agree_on_seeds(self.workers)
+            _agree_on_seeds(self.workers)
         prepare(self)
         progress.start(cluster_resolver, on_stall)
 
@@ -132,6 +132,26 @@ def _check_job(resolver: Any) -> None:
             f"MultiWorkerMirroredStrategy in {job} {resolver.task_id}; expected a chief or a "
             f"worker, which train. {instead}: if resolver.task_type == {job!r}: …"
         )
+
+
+def _agree_on_seeds(workers: Workers) -> None:
+    """Gives all workers the same random numbers, unless the program has seeded them alike.
+
+    Keras draws its seeds from Python's generator. The seed is the job's, and stays the same when
+    the job is requeued. TensorFlow's is `_NO_SEED`, which keeps what operations with a seed of
+    their own draw, such as ``shuffle(n, seed=1)``.
+    """
+    seed = zlib.crc32((SlurmStep.read().job_id or "").encode())
+    global_seed = int(tf.compat.v1.get_seed(1)[0])  # with another argument than None: draws nothing
+    states = (random.getstate(), np.random.get_state())
+    own = [zlib.crc32(pickle.dumps(state)) for state in states]
+    python, numpy, tensorflow = zip(*workers.exchange("makes the strategy", [*own, global_seed]))
+    if len(set(python)) > 1:
+        random.seed(seed)
+    if len(set(numpy)) > 1:
+        np.random.seed(seed)
+    if set(tensorflow) == {_NO_SEED}:
+        tf.random.set_seed(_NO_SEED)
 
 
 @functools.cache  # once

@@ -2,8 +2,7 @@
 
 Only then is the mean of the workers' gradients that of the whole batch. Losses and layers of Keras
 are means, or see the rows of all replicas (see `losses`). Other code is examined before its first
-step: a loss of some rows must be the mean of those of two parts of them. Where it is not, as with
-a sum or a contrastive loss, every worker computes whole batches.
+step: a loss of some rows must be the mean of the losses of two parts of them.
 """
 
 from __future__ import annotations
@@ -32,12 +31,7 @@ _INSTEAD = (
 
 
 class Examined(NamedTuple):
-    """The losses that a step has met, where it is run for them alone.
-
-    Attributes:
-        targets: what gradients were taken of.
-        means: the numbers that metrics were updated with.
-    """
+    """What gradients were taken of, and metrics updated with, in a step that is only examined."""
 
     targets: List[Any]
     means: List[Any]
@@ -91,7 +85,7 @@ def _equal(one: Any, other: Any) -> Any:
 
 
 def _differ(whole: Any, of_parts: Any, exact: float) -> Any:
-    """Tells of each loss whether it differs from its parts'; each has a line for each draw."""
+    """Returns for each loss whether it differs from its parts'; each has a line for each draw."""
     difference = whole - of_parts
     scale = np.maximum(np.abs(whole), np.abs(of_parts)).mean(axis=0)
     error = difference.std(axis=0, ddof=1) / np.sqrt(len(difference))
@@ -122,14 +116,11 @@ def _is_number(value: Any) -> bool:
 
 @contextlib.contextmanager
 def _undone(model: Any) -> Iterator[None]:
-    """Undoes what is done to variables and to TensorFlow's random numbers meanwhile."""
+    """Undoes what is done to variables and to TensorFlow's random numbers in the block."""
     random = context.context()._rng.getstate()
     variables = [variable.value for variable in (*model.variables, *model.metrics_variables)]
-    variables += [
-        part
-        for part in tf.train.TrackableView(model).descendants()
-        if isinstance(part, tf.Variable)
-    ]
+    tracked = tf.train.TrackableView(model).descendants()
+    variables += [part for part in tracked if isinstance(part, tf.Variable)]
     copies = {id(copy): copy for each in variables for copy in _copies(model, each)}
     before = [(copy, tf.identity(copy)) for copy in copies.values()]
     try:
@@ -138,9 +129,8 @@ def _undone(model: Any) -> Iterator[None]:
         for copy, value in before:
             copy.assign(value)
         for metric in model.metrics:
-            if not all(
-                id(copy) in copies for one in metric.variables for copy in _copies(model, one.value)
-            ):
+            own = [copy for one in metric.variables for copy in _copies(model, one.value)]
+            if any(id(copy) not in copies for copy in own):
                 metric.reset_state()  # it is new
         context.context()._rng.setstate(random)
 

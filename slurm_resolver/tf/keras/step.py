@@ -1,8 +1,7 @@
 """One step of all replicas on one global batch, as one replica sees it.
 
 A step on R replicas is one process's step on the whole batch: its gradient is the mean of the
-replicas' gradients weighted by their rows. A `Step` knows this replica's rows, and lets the
-replicas add up and gather what they have computed.
+replicas' gradients, weighted by their rows.
 """
 
 from __future__ import annotations
@@ -131,11 +130,10 @@ class Step:
         """Gathers tensors with rows; of scalars, it takes the mean."""
 
         def gather(value: Any) -> Any:
-            if not isinstance(value, tf.Tensor):
-                return value
-            if value.shape.rank != 0:
+            if isinstance(value, tf.Tensor) and value.shape.rank != 0:
                 return self.gather(value)
-            return self.means([value])[0] if value.dtype.is_floating else value
+            scalar = isinstance(value, tf.Tensor) and value.dtype.is_floating
+            return self.means([value])[0] if scalar else value
 
         return tf.nest.map_structure(gather, values)
 
@@ -144,11 +142,8 @@ class Step:
 
         Each replica's gradient is that of its own rows, and is weighted as all gradients are.
         """
-        if loss.shape.rank == 0:
-            factor = tf.math.divide_no_nan(1.0, tf.cast(self.weight, loss.dtype))
-        else:
-            factor = tf.cast(self.repeats, loss.dtype)
-        return loss + (factor - 1) * (loss - tf.stop_gradient(loss))
+        factor = tf.math.divide_no_nan(1.0, self.weight) if loss.shape.rank == 0 else self.repeats
+        return loss + tf.cast(factor - 1, loss.dtype) * (loss - tf.stop_gradient(loss))
 
     def gradients(self, gradients: Sequence[Optional[Any]]) -> List[Optional[Any]]:
         """Returns the sums of gradients over all replicas; some may be None."""
@@ -182,10 +177,9 @@ class Step:
             self._sums[id(variable)] = variable, total
         return {key: total for key, (_, total) in self._sums.items()}
 
-    def sums(self) -> Tuple[List[Any], List[Any]]:
+    def sums(self) -> List[Tuple[Any, Any]]:
         """Returns the variables that have not changed since they were summed up, and the sums."""
-        known = list(self._sums.values())
-        return [variable for variable, _ in known], [total for _, total in known]
+        return list(self._sums.values())
 
     def forget(self, variables: Iterable[Any]) -> None:
         """Forgets the sums of variables that have changed."""
