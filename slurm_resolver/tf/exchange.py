@@ -202,10 +202,10 @@ class Workers:
 
 
 def _reason(error: Exception) -> str:
-    """Returns why this process has ended its own collectives, if that is what the error is."""
+    """Returns what stands behind `GONE` in an error of TensorFlow that this package caused."""
     if not isinstance(error, tf.errors.OpError) or GONE not in str(error):
         return ""
-    return str(error).partition(GONE)[2].splitlines()[0]
+    return str(error).partition(GONE)[2].splitlines()[0].rstrip("]'")
 
 
 def _describe_calls(name: str, call: str, other: str, others_call: str) -> str:

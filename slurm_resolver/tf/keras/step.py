@@ -13,6 +13,7 @@ from typing import Any, Callable, Dict, Iterable, Iterator, List, Optional, Sequ
 import tensorflow as tf
 
 from slurm_resolver.errors import FitError
+from slurm_resolver.tf.start import GONE
 
 # The steps that are being traced, or run eagerly, in this process, by the replica's number.
 _current: Dict[int, Step] = {}
@@ -170,7 +171,7 @@ class Step:
         sums = self.add([*values, *digests])
         for digest in digests:
             replicas = tf.distribute.get_strategy().num_replicas_in_sync
-            tf.debugging.Assert(tf.equal(sums.pop(), digest * replicas), [OTHER_BATCH])
+            tf.debugging.Assert(tf.equal(sums.pop(), digest * replicas), [_OTHER_BATCH])
         for variable, mean in zip(statistics, sums[len(missing) :]):
             variable.assign(mean)
         for variable, total in zip(missing, sums):
@@ -212,7 +213,13 @@ def all_reduce(value: Any) -> Any:
     return tf.distribute.get_replica_context().all_reduce(tf.distribute.ReduceOp.SUM, value)
 
 
-OTHER_BATCH = "this worker has read another batch than the others"
+# Workers.failing_together raises a FitError with what stands behind `GONE`.
+_OTHER_BATCH = (
+    f"{GONE}this worker has read another batch than the others. Expected the same global batches "
+    "in the same order in every worker, of which each takes its rows. Seed whatever shuffles or "
+    "generates the data alike in all workers, such as keras.utils.set_random_seed(1) and "
+    "numpy.random.default_rng(1). Data that each worker has of its own needs AutoShardPolicy.OFF."
+)
 
 
 def current_step() -> Optional[Step]:
