@@ -75,6 +75,8 @@ class Workers:
         Raises:
             FitError: where another worker does something else, has ended, or is lost.
         """
+        if len(self.names) < 2:
+            return [value]
         self._exchanges += 1
         given = [call, value]
         told = self._gather_by_tensorflow(given) if self._client is None else self._gather(given)

@@ -10,7 +10,6 @@ from slurm_resolver.coordination.progress import COMPILING
 from slurm_resolver.errors import FitError
 from slurm_resolver.log import warn_once
 from slurm_resolver.tf.keras.losses import UnknownLossError
-from slurm_resolver.tf.keras.metrics import keep_sum
 from slurm_resolver.tf.keras.patches import patch_metrics
 from slurm_resolver.tf.keras.row_means import may_be_no_mean, why_no_mean
 from slurm_resolver.tf.keras.sharing import (
@@ -135,7 +134,7 @@ class StepFunction:
                 self._make_functions(whole=False)
                 logs, sums = self._execute(iterator)
             for variable, total in zip(self._summed, sums):
-                keep_sum(variable, total)
+                variable._sum_of_replicas = total  # can be read without the other workers
         finally:
             reporter.end_step()
         return logs
@@ -163,10 +162,7 @@ class StepFunction:
         strategy = self._model.distribute_strategy
         part = batch.batch if isinstance(batch, Share) else first_local(strategy, batch)
         found = why_no_mean(self._model, self._kind, without_optionals(part))
-        if strategy.of_several:
-            found = next(
-                filter(None, strategy.workers.exchange("examines its losses", found)), None
-            )
+        found = next(filter(None, strategy.workers.exchange("examines its losses", found)), None)
         if found is None:
             return
         if not isinstance(batch, Share):

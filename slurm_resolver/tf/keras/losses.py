@@ -36,7 +36,7 @@ def gradient(
         return original(tape, target, sources, output_gradients, *args, **kwargs)
     targets = tf.nest.flatten(target)
     if step.examined is not None:
-        step.examined.targets.extend(map(tf.convert_to_tensor, targets))
+        step.examined[0].extend(map(tf.convert_to_tensor, targets))
         # What the step continues with does not matter.
         return tf.nest.map_structure(
             lambda one: 1e-3 * tf.ones_like(tf.convert_to_tensor(one)), sources

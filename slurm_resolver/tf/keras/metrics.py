@@ -1,8 +1,7 @@
 """Metrics in a step, whose results are those of the whole batch.
 
-A metric's variables hold the sums of this replica's rows, and results are computed from the sums
-over all replicas. Any metric that Keras does not define itself is updated with all rows, in each
-replica alike: its variables may be anything.
+A metric's variables hold the sums of this replica's rows; results are computed from the sums over
+all replicas. A metric that Keras does not define is updated with all rows in each replica.
 """
 
 from __future__ import annotations
@@ -18,19 +17,11 @@ from slurm_resolver.tf.keras.step import Step, run_in_replicas
 Method = Callable[..., Any]
 
 
-def keep_sum(variable: Any, total: Any) -> None:
-    """Keeps the sum over all replicas of a metric's variable, as of the end of the last step.
-
-    To read it needs no other worker.
-    """
-    variable._sum_of_replicas = total
-
-
 def _update_state(step: Step, original: Method, metric: Any, *args: Any, **kwargs: Any) -> None:
     """Updates a metric with this replica's rows, or with those of all replicas."""
     values = _values(metric, args, kwargs)
     if step.examined is not None:
-        step.examined.means.extend(map(tf.convert_to_tensor, values))
+        step.examined[1].extend(map(tf.convert_to_tensor, values))
     if step.nested or step.examined is not None:
         original(metric, *args, **kwargs)
         return
@@ -119,10 +110,9 @@ def _read_result(original: Method, metric: Any) -> Any:
 
 
 def _update(original: Method, metric: Any, *args: Any, **kwargs: Any) -> None:
-    """Updates a metric outside of a `Step`.
+    """Updates a metric outside of a `Step`; in a coordinator's steps, it adds the change at once.
 
-    In a coordinator's steps the change is added at once: what another worker adds between reading
-    and writing would be lost.
+    What another worker adds between reading and writing would be lost.
     """
     import keras
 

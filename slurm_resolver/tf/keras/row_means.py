@@ -8,7 +8,7 @@ step: a loss of some rows must be the mean of the losses of two parts of them.
 from __future__ import annotations
 
 import contextlib
-from typing import Any, Iterator, List, NamedTuple, Optional, Tuple
+from typing import Any, Iterator, List, Optional, Tuple
 
 import numpy as np
 import tensorflow as tf
@@ -28,13 +28,6 @@ _INSTEAD = (
     "What relates rows to each other belongs in a subclass of keras.losses.Loss, which sees the "
     "rows of all workers."
 )
-
-
-class Examined(NamedTuple):
-    """What gradients were taken of, and metrics updated with, in a step that is only examined."""
-
-    targets: List[Any]
-    means: List[Any]
 
 
 def may_be_no_mean(model: Any, kind: str) -> bool:
@@ -101,12 +94,12 @@ def _losses(model: Any, kind: str, part: Any, draw: int) -> Any:
     with strategy.scope(), replica, tf.device(strategy.extended.worker_devices[0]):
         rows = count_rows(part)
         whole = {"rows": rows, "first": 0, "count": rows, "weight": 1.0, "own_rows": rows}
-        step = Step(model, strategy.sharing.first, **whole, draw=draw, examined=Examined([], []))
+        step = Step(model, strategy.sharing.first, **whole, draw=draw, examined=([], []))
         logs = run_in(step, lambda: getattr(model, f"{kind}_step")(part))
-        losses = step.examined.targets
+        losses, numbers = step.examined
         if kind == "test":
             own = [value for value in tf.nest.flatten(logs) if id(value) not in step.alike]
-            losses = step.examined.means + [value for value in own if _is_number(value)]
+            losses = numbers + [value for value in own if _is_number(value)]
         return [(float(tf.reduce_sum(loss)), loss.shape.rank != 0) for loss in losses]
 
 

@@ -1,8 +1,7 @@
 """Each worker's share of a global batch.
 
-Every worker reads the same batches and keeps its own rows. TensorFlow's own sharding splits by
-elements: a last batch that is shorter goes to some workers only, and data of a generator is not
-split at all. Here each batch is split by rows, so that every step is one process's step.
+Every worker reads the same batches and keeps its own rows. TensorFlow splits by elements: a shorter
+last batch goes to some workers only, and data of a generator is not split at all.
 """
 
 from __future__ import annotations
@@ -27,13 +26,7 @@ class Share(NamedTuple):
 
 
 class Sharing(NamedTuple):
-    """How batches are split.
-
-    Attributes:
-        first: the number of this worker's first replica among all.
-        local: how many replicas this worker has.
-        replicas: how many there are in all workers.
-    """
+    """How batches are split: this worker's first replica, and how many it has, of all replicas."""
 
     first: int
     local: int

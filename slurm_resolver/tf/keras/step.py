@@ -21,42 +21,27 @@ _current: Dict[int, Step] = {}
 
 @dataclasses.dataclass(eq=False)
 class Step:
-    """A step as one replica sees it.
-
-    Attributes:
-        replica: this replica's number among all.
-        rows: the number of rows of the global batch, int32.
-        first: the first row of this replica's part.
-        count: how many rows it adds to the global batch; 0 where another replica has the same rows.
-        weight: its share in every mean, float32; those of all replicas add up to 1.
-        repeats: how many replicas compute the same rows, float32.
-        digest: stands for the global batch; None where each worker reads data of its own.
-        draw: which random numbers it draws.
-        own_rows: the number of rows of this replica's tensors, where it is known.
-        statistics: the variables of which all replicas' mean is to be taken.
-        examined: its losses, where it is run for them alone (see `row_means`).
-        trusted: whether all its losses are known to be means over rows, or need not be.
-        compiled_loss: whether the loss given to `compile` is being computed.
-        nested: whether a metric or loss is already seeing the whole batch.
-        alike: results that are the same in all replicas, by their id.
-    """
+    """A step as one replica sees it."""
 
     model: Any
-    replica: int
-    rows: Any
-    first: Any
-    count: Any
-    weight: Any
-    repeats: Any = 1.0
-    digest: Any = None
-    draw: int = 0
-    own_rows: Optional[int] = None
+    replica: int  # this replica's number among all
+    rows: Any  # of the global batch, int32
+    first: Any  # row of this replica's part
+    count: Any  # of rows that it adds to the global batch; 0 where another replica has the same
+    weight: Any  # its share in every mean, float32; those of all replicas add up to 1
+    repeats: Any = 1.0  # how many replicas compute the same rows, float32
+    digest: Any = None  # of the global batch; None where each worker reads data of its own
+    draw: int = 0  # which random numbers it draws
+    own_rows: Optional[int] = None  # of this replica's tensors, where their number is known
+    # Variables of which all replicas' mean is to be taken.
     statistics: List[Any] = dataclasses.field(default_factory=list)
+    # What gradients are taken of, and metrics updated with, where it is run for its losses alone
+    # (see `row_means`).
     examined: Any = None
-    trusted: bool = True
-    compiled_loss: bool = False
-    nested: bool = False
-    alike: Dict[int, Any] = dataclasses.field(default_factory=dict)
+    trusted: bool = True  # whether all its losses are known to be means, or need not be
+    compiled_loss: bool = False  # whether the loss given to `compile` is being computed
+    nested: bool = False  # whether a metric or loss is already seeing the whole batch
+    alike: Dict[int, Any] = dataclasses.field(default_factory=dict)  # in all replicas, by id
 
     def __post_init__(self) -> None:
         self._shared = self.digest is not None  # whether all workers have read the same batch
@@ -66,7 +51,7 @@ class Step:
 
     @property
     def counts(self) -> Any:
-        """Whether this replica's rows count in metrics: a Python bool where that is known."""
+        """Whether this replica's rows count in metrics: a bool where that is known."""
         static = tf.get_static_value(self.count)
         return self.count > 0 if static is None else bool(static > 0)
 
