@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any, Callable, List, Tuple
+import contextlib
+from typing import Any, Callable, Iterator, List, Tuple
 
 import tensorflow as tf
 
@@ -104,6 +105,16 @@ def compiled(model: Any, function: Method) -> Any:
     return tf.function(function, reduce_retracing=True)
 
 
+@contextlib.contextmanager
+def _steps(model: Any, count: int) -> Iterator[None]:
+    reporter.begin_step(count)
+    try:
+        model.distribute_strategy.workers.begin_step()
+        yield
+    finally:
+        reporter.end_step()
+
+
 class StepFunction:
     """A model's `train_function` or `test_function`."""
 
@@ -124,9 +135,7 @@ class StepFunction:
 
     def __call__(self, iterator: Any) -> Any:
         """Returns the logs of the next step, or of the last of `steps_per_execution`."""
-        reporter.begin_step(self._model.steps_per_execution)
-        self._model.distribute_strategy.workers.begin_step()
-        try:
+        with _steps(self._model, self._model.steps_per_execution):
             try:
                 logs, sums = self._execute(iterator)
             except UnknownLossError:
@@ -135,8 +144,6 @@ class StepFunction:
                 logs, sums = self._execute(iterator)
             for variable, total in zip(self._summed, sums):
                 variable._sum_of_replicas = total  # can be read without the other workers
-        finally:
-            reporter.end_step()
         return logs
 
     def _execute(self, iterator: Any) -> Any:
@@ -262,12 +269,8 @@ class PredictFunction:
 
     def __call__(self, batches: List[Any]) -> Any:
         """Returns the outputs for all rows of some batches, in their order."""
-        reporter.begin_step(len(batches))
-        self._model.distribute_strategy.workers.begin_step()
-        try:
+        with _steps(self._model, len(batches)):
             outputs = [self._on_batch(_as_given_to_workers(batch)) for batch in batches]
-        finally:
-            reporter.end_step()
         if len(outputs) == 1:
             return outputs[0]
         return tf.nest.map_structure(lambda *parts: tf.concat(parts, axis=0), *outputs)

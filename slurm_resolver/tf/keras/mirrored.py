@@ -57,23 +57,23 @@ class MultiWorkerMirroredStrategy(
     ) -> None:
         """Waits until all workers have come, and starts this worker's server.
 
-        Make it before TensorFlow does anything else, such as making a dataset: afterwards
+        Make it before TensorFlow does anything else, such as making a dataset; afterwards
         TensorFlow raises RuntimeError ("Collective ops must be configured at program startup").
 
         Args:
             cluster_resolver: None makes a `SlurmClusterResolver()`.
             communication_options: a `tf.distribute.experimental.CommunicationOptions`. None
                 requests NCCL if every task has GPUs that no other task uses, else gRPC.
-            start_timeout: seconds in which all workers have to come. One task names those that are
-                missing after 30 s, and then every minute. None is SLURM_RESOLVER_START_TIMEOUT, or
-                600.
+            start_timeout: seconds in which all workers have to come; None is
+                SLURM_RESOLVER_START_TIMEOUT, or 600. Missing workers are named after 30 s, and then
+                every minute.
             on_stall: what to do when no worker has ended a step for SLURM_RESOLVER_STALL_SECONDS
-                (300): "report" it, or "exit" as well from the tasks that the others wait for,
-                with status 1, so that `slurm-resolver supervise` starts the step again.
+                (300): "report" it, or also "exit" with status 1 from the tasks that the others wait
+                for, so that `slurm-resolver supervise` starts the step again.
 
         Raises:
-            RendezvousError: in every worker that came, where others did not, naming them; where
-                they disagree on the cluster, or a port is taken.
+            RendezvousError: in every worker that came, if others did not, naming them; if they
+                disagree on the cluster, or a port is taken.
             JobsError: in a task that does not train: an evaluator, one of a tf.data service. In a
                 cluster with parameter servers, in every task.
         """
@@ -98,18 +98,9 @@ class MultiWorkerMirroredStrategy(
         progress.start(cluster_resolver, on_stall)
 
     def share_out(self, dataset: Any) -> Any:
-        """Returns what Keras 3 reads in this worker: each batch, of which it takes its rows.
-
-        Where the dataset's AutoShardPolicy says that workers read files or data of their own, it is
-        what TensorFlow gives.
-        """
-        policy = tf.data.experimental.AutoShardPolicy
-        of_dataset = dataset.options().experimental_distribute.auto_shard_policy
-        if of_dataset in (policy.AUTO, policy.DATA):
-            shares = share_dataset(dataset)
-            if shares is not None:
-                return shares
-        return self.experimental_distribute_dataset(dataset)
+        """Returns what Keras 3 reads in this worker: each batch, of which it takes its rows."""
+        shares = share_dataset(dataset)
+        return self.experimental_distribute_dataset(dataset) if shares is None else shares
 
     def make_function(self, model: Any, kind: str) -> Any:
         """Returns a Keras model's function for a "train", "test" or "predict" step."""

@@ -58,12 +58,14 @@ def share(batch: Any, compared: Optional[Sequence[Any]] = None) -> Share:
 
 
 def share_dataset(dataset: tf.data.Dataset) -> Optional[tf.data.Dataset]:
-    """Returns the dataset of shares; None if a tf.data service distributes the batches.
+    """Returns the dataset of shares, with the given one as its attribute `whole_batches`.
 
-    Its attribute `whole_batches` is the dataset that was given.
+    None stands for a dataset of which each worker reads its own files, data or, from a tf.data
+    service, batches.
     """
-    graph = _graph(dataset)
-    if b"DataServiceDataset" in graph:
+    graph, policy = _graph(dataset), tf.data.experimental.AutoShardPolicy
+    of_dataset = dataset.options().experimental_distribute.auto_shard_policy
+    if of_dataset not in (policy.AUTO, policy.DATA) or b"DataServiceDataset" in graph:
         return None
     generated = b"GeneratorDataset" in graph
     while generated and type(dataset).__name__.lstrip("_") == "PrefetchDataset":
@@ -108,13 +110,7 @@ def count_rows(batch: Any) -> Any:
     """Returns the number of a batch's rows: an int where it is known, else an int32 tensor."""
     for value in filter(_has_rows, tf.nest.flatten(batch)):
         static = value.shape[0] if value.shape.rank else None
-        if static is not None:
-            return int(static)
-        if isinstance(value, tf.RaggedTensor):
-            return tf.cast(value.nrows(), tf.int32)
-        if isinstance(value, tf.SparseTensor):
-            return tf.cast(value.dense_shape[0], tf.int32)
-        return tf.shape(value)[0]
+        return tf.cast(tf.shape(value)[0], tf.int32) if static is None else int(static)
     return 1
 
 
