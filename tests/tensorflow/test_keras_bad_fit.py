@@ -85,23 +85,25 @@ def test_an_exception_in_one_worker_ends_all_with_its_reason(
 
 
 @pytest.mark.parametrize(
-    ("when", "errors"),
+    ("when", "failing", "message"),
     [
-        ("after", ["FitError: this worker calls evaluate: worker 1 (rank 1 on n10) is gone, and"]),
-        ("within", 2 * ["FitError: worker 0 calls evaluate within fit, and worker 1 begins the n"]),
+        ("after", 1, "this worker calls evaluate: worker 1 (rank 1 on n10) is gone, and takes no"),
+        (
+            "within",
+            2,
+            "worker 0 calls evaluate within fit, and worker 1 begins the next step. Make",
+        ),
     ],
 )
 def test_what_one_worker_calls_alone_is_an_error(
-    real_slurm: SlurmCluster, tmp_path: Path, when: str, errors: List[str]
+    real_slurm: SlurmCluster, tmp_path: Path, when: str, failing: int, message: str
 ) -> None:
     """At once: TensorFlow's heartbeats would end it after ten seconds."""
     done = start(real_slurm, tmp_path, "alone", when)
-    assert done.returncode == 1
-    found = [line for line in done.stderr.splitlines() if "errors.FitError: " in line]
-    assert [line[: len("slurm_resolver.errors.") + len(errors[0])] for line in found] == [
-        f"slurm_resolver.errors.{error}" for error in errors
-    ]
-    assert "have crashed" not in done.stderr
+    assert done.returncode != 0
+    errors = [line for line in done.stderr.splitlines() if "errors.FitError: " in line]
+    assert len(errors) == failing, done.stderr[-4000:]
+    assert any(f"FitError: {message}" in error for error in errors)
 
 
 def test_a_parameter_server_has_no_such_strategy(real_slurm: SlurmCluster) -> None:
