@@ -91,7 +91,7 @@ def test_an_exception_in_one_worker_ends_all_with_its_reason(
         (
             "within",
             2,
-            "worker 0 calls evaluate within fit, and worker 1 begins the next step. Make",
+            "worker 0 calls evaluate within fit, and worker 1 begins the next step.",
         ),
     ],
 )
