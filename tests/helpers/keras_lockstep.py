@@ -1,0 +1,111 @@
+"""Runs Keras' own tests, which its wheel holds: in this process, or in step in each of two workers.
+
+The workers run what has passed alone, each test in the strategy's scope. OUTPUT.alone, OUTPUT.0 and
+OUTPUT.1 get the errors as JSON, by test, "" for none.
+"""
+
+from __future__ import annotations
+
+import argparse
+import faulthandler
+import importlib.metadata
+import importlib.util
+import json
+import os
+import shutil
+import sys
+import tempfile
+import zlib
+from pathlib import Path
+from typing import Any, Dict, Generator, List
+from unittest.mock import MagicMock
+
+import pytest
+
+ABSENT = ("jax.experimental.sparse", "jax.experimental", "jax", "torch", "grain", "pandas")
+SECONDS = 60  # until a test hangs
+
+
+class Outcomes:
+    """A pytest plugin that notes what each test ends with."""
+
+    def __init__(self, passed: List[str], mocked: List[str]) -> None:
+        self.passed, self.mocked = passed, mocked
+        self.errors: Dict[str, str] = {}
+
+    def pytest_collection_modifyitems(self, items: List[pytest.Item]) -> None:
+        items[:] = [item for item in items if not self.passed or item.nodeid in self.passed]
+        for name in self.mocked:
+            del sys.modules[name]
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_protocol(self, item: pytest.Item) -> Generator[None, Any, Any]:
+        self.errors[item.nodeid] = ""
+        faulthandler.dump_traceback_later(SECONDS, exit=True)
+        sys.modules["keras"].utils.set_random_seed(zlib.crc32(item.nodeid.encode()) % 2**31)
+        result = yield
+        faulthandler.cancel_dump_traceback_later()
+        return result
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_makereport(self, item: pytest.Item, call: Any) -> Generator[None, Any, Any]:
+        report = yield
+        if report.outcome != "passed":
+            self.errors[item.nodeid] = self.errors[item.nodeid] or str(call.excinfo)[:300]
+        return report
+
+
+def run_in_scope() -> None:
+    """Enters the scope once setUp has cleared the default graph, and keeps XLA away from CPUs."""
+    import slurm_resolver
+
+    strategy = slurm_resolver.MultiWorkerMirroredStrategy()
+    from keras.src import testing
+    from keras.src.trainers.trainer import Trainer
+
+    set_up, compiles = testing.TestCase.setUp, Trainer.compile
+
+    def entered(test: Any) -> None:
+        test.doCleanups()  # some tests call setUp again
+        set_up(test)
+        test.enterContext(strategy.scope())
+
+    def compiled(model: Any, *args: Any, **how: Any) -> None:
+        jit = how.pop("jit_compile", "auto")  # XLA has no collectives on CPUs
+        compiles(model, *args, jit_compile=False if jit is True else jit, **how)
+
+    testing.TestCase.setUp, Trainer.compile = entered, compiled
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("output", type=Path)
+    parser.add_argument("files", nargs="+", help="trainers/trainer_test.py, callbacks/…")
+    args = parser.parse_args()
+    rank = os.environ.get("SLURM_PROCID", "alone")
+    passed: List[str] = []
+    if rank != "alone":
+        alone = json.loads(Path(f"{args.output}.alone").read_text())
+        passed = [test for test, error in alone.items() if not error]
+        run_in_scope()
+    mocked = [name for name in ABSENT if not importlib.util.find_spec(name.partition(".")[0])]
+    import keras  # noqa: F401 (before what only other backends import is a mock)
+
+    sys.modules.update((name, MagicMock()) for name in mocked)
+    sys.modules["conftest"] = MagicMock(skip_if_backend=lambda *_: lambda test: test)
+    source = Path(str(importlib.metadata.distribution("keras").locate_file("")), "keras", "src")
+    plugin = Outcomes(passed, mocked)
+    options = ["-q", "--rootdir=.", "-c", os.devnull, "--import-mode=importlib", "--tb=short"]
+    options += ["-pno:cacheprovider", "-pno:faulthandler"]
+    with tempfile.TemporaryDirectory() as folder:
+        for name in args.files:
+            Path(folder, name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(source / name, Path(folder, name))
+        os.chdir(folder)
+        pytest.main([*options, *args.files], plugins=[plugin])
+        os.chdir("/")
+    Path(f"{args.output}.{rank}").write_text(json.dumps(plugin.errors))
+
+
+if __name__ == "__main__":
+    main()
