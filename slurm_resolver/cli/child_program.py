@@ -72,8 +72,7 @@ class ChildProgram:
         announced = announcement(tasks, cluster.task.rank)
         assert announced is not None
         announced["serves"] = announced["serves"] or self._only_serves
-        client = connect(cluster.service)
-        client.name_of = cluster.name_of
+        client = connect(cluster.service, cluster.name_of)
         self._member = Member(client, {**announced, "seconds": START_SECONDS}, self._end_in_job)
 
     def run(self) -> NoReturn:

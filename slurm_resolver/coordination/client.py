@@ -1,6 +1,7 @@
-"""A task's connection to the coordination service, from the first need of it to the task's end.
+"""A task's connection to the coordination service, from its first use to the task's end.
 
-A thread holds it, connects again where the network failed, and passes on what the service says.
+A thread holds the connection, reconnects after a failure of the network, and passes on what the
+service says.
 """
 
 from __future__ import annotations
@@ -8,12 +9,14 @@ from __future__ import annotations
 import atexit
 import contextlib
 import json
+import math
 import os
 import secrets
 import socket
 import sys
 import threading
 import time
+from collections import Counter, defaultdict
 from typing import TYPE_CHECKING, Any, BinaryIO, Callable, Collection, Dict, List, Optional, Tuple
 
 from slurm_resolver.coordination import NameOf, ServiceAddress, wire
@@ -30,10 +33,9 @@ Listener = Callable[[Message], None]
 _PORT_SECONDS = 10.0  # for a process that ends to free the port
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.05, 1.0  # between two attempts to connect
 _ANSWER_SECONDS = 5.0  # for the service to say that the time is up
-_LONGEST_SECONDS = 1e6
 _GOODBYE_SECONDS = 5.0  # for the service to read the goodbye
 _LEAVE_SECONDS = 30.0  # at the end of this process, for the service to start
-_NOTICE_SECONDS = 30.0  # until one task reports that the service cannot be reached
+_NOTICE_SECONDS = 30.0  # until a task reports that the service cannot be reached; later twice that
 _MOST_VALUE_BYTES = wire.MOST_BYTES - 4096
 
 
@@ -47,10 +49,10 @@ class Client:
     """
 
     def __init__(self, address: ServiceAddress, role: str = "program") -> None:
-        """Connects; the service is started here if the address says so.
+        """Connects; starts the service first if the address says so.
 
         Raises:
-            RendezvousError: where the service cannot be started here.
+            RendezvousError: if the service cannot be started.
         """
         self.address = address
         self.name_of: NameOf = "rank {}".format
@@ -61,20 +63,19 @@ class Client:
         self._hello = {"rank": address.rank, "role": role, "pid": os.getpid(), "number": number}
         self._socket: Optional[socket.socket] = None
         self._changed = threading.Condition()
-        self._gathers: Dict[str, int] = {}  # how many of each purpose
+        self._gathers = Counter[str]()  # by purpose
         self._pending: Dict[str, Tuple[Message, Optional[float]]] = {}  # and until when
         self._answers: Dict[str, Message] = {}
-        self._told: Dict[str, Dict[int, str]] = {}  # by topic and rank
-        self._standing: Dict[str, Message] = {}  # what a new connection is told first
-        self._listeners: Dict[str, List[Listener]] = {
-            "gathered": [self._take_answer],
-            "told": [self._take_told],
-            "notice": [lambda message: warn("%s", message["notice"])],
-        }
+        self._told: Dict[str, Dict[int, str]] = defaultdict(dict)  # by topic and rank
+        self._standing: Dict[str, Message] = {}  # sent again after a reconnection
+        self._listeners: Dict[str, List[Listener]] = defaultdict(list)
+        self.listen("gathered", self._take_answer)
+        self.listen("told", self._take_told)
+        self.listen("notice", lambda message: warn("%s", message["notice"]))
         self._closed = False
         self._service_rank: Optional[int] = None
         self._lost_at: Optional[float] = None  # when the connection failed
-        self._has_ended = False  # whether the service was there, and is not any more
+        self._has_ended = False  # whether the service has run and ended
         self._notice_at = time.monotonic() + _NOTICE_SECONDS
         if address.serves:
             self._start_service()
@@ -89,24 +90,22 @@ class Client:
         Args:
             purpose: what it is for, as messages name it, such as "the start"; calls with the same
                 purpose are counted.
-            value: what this task gives: at most 60 KiB as JSON in a JSON string.
-            timeout: seconds until this task's time is up; the first one's ends the wait of all.
-                None waits until all have come, or one of them has ended, and reports nobody.
+            value: this task's value: at most 60 KiB as JSON in a JSON string.
+            timeout: seconds to wait; the first task whose time is up ends the wait of all. None
+                waits until all have come or one of them has ended, and reports no missing tasks.
             without: the ranks that do not call it, whose values are None.
 
         Raises:
-            RendezvousError: in every task, naming those that are missing or lost.
+            RendezvousError: in every task, with the names of the missing or lost tasks.
         """
-        seconds = _LONGEST_SECONDS if timeout is None else timeout
-        until = time.monotonic() + seconds
-        options = {"timeout": seconds, "without": sorted(without), "patient": timeout is None}
+        until = math.inf if timeout is None else time.monotonic() + timeout
         with self._changed:
-            name = self._give(purpose, value, until, **options)
+            name = self._give(purpose, value, until, timeout=timeout, without=sorted(without))
             while name not in self._answers and not self.refusal:
                 left = until - time.monotonic() + (_ANSWER_SECONDS if self._socket else 0.0)
                 if left <= 0:
                     break
-                self._changed.wait(left)
+                self._changed.wait(min(left, threading.TIMEOUT_MAX))
             self._pending.pop(name, None)
             answer = self._answers.pop(name, None)
             if self.refusal:
@@ -115,7 +114,7 @@ class Client:
             self.service.flush()
         if answer is None:
             raise RendezvousError(
-                f"{self.address.name} did not answer within {seconds:.3g} s: {self.problem}.",
+                f"{self.address.name} did not answer within {timeout:.3g} s: {self.problem}.",
                 unreached=True,
             )
         if "error" in answer:
@@ -128,7 +127,7 @@ class Client:
             self._give(purpose, value, None)
 
     def _give(self, purpose: str, value: Any, until: Optional[float], **options: Any) -> str:
-        self._gathers[purpose] = self._gathers.get(purpose, 0) + 1
+        self._gathers[purpose] += 1
         name = f"{purpose} {self._gathers[purpose]}"
         message = {"gather": name, "value": json.dumps(value), **options}
         if len(wire.encode(message)) > _MOST_VALUE_BYTES:
@@ -140,26 +139,23 @@ class Client:
 
     def tell(self, topic: str, value: str) -> None:
         """Tells all tasks something, also those that connect later."""
-        self._say(f"tell {topic}", {"tell": topic, "value": value})
+        self.say(f"tell {topic}", tell=topic, value=value)
 
     def told(self, topic: str, ranks: Collection[int], timeout: float) -> Dict[int, str]:
-        """Returns what these tasks have told, once all have, or else after `timeout` seconds."""
+        """Returns what these tasks have told, by rank, once all have or after `timeout` seconds."""
         until = time.monotonic() + timeout
         with self._changed:
-            told = self._told.setdefault(topic, {})
+            told = self._told[topic]
             while not told.keys() >= set(ranks) and time.monotonic() < until:
                 # Python's handlers of signals run between two waits.
                 self._changed.wait(min(_LONGEST_PAUSE, until - time.monotonic()))
             return {rank: told[rank] for rank in ranks if rank in told}
 
-    def say(self, **message: Any) -> None:
-        """Tells the service something, now and after each time that the connection was lost.
+    def say(self, key: str, **message: Any) -> None:
+        """Tells the service something, now and after each reconnection.
 
-        What is said later with the same first key replaces it.
+        A later message with the same key replaces it.
         """
-        self._say(next(iter(message)), message)
-
-    def _say(self, key: str, message: Message) -> None:
         with self._changed:
             self._standing[key] = message
             self._send(message)
@@ -167,10 +163,10 @@ class Client:
 
     def listen(self, key: str, listener: Listener) -> None:
         """Has a function called, in the connection's thread, for each message with this key."""
-        self._listeners.setdefault(key, []).append(listener)
+        self._listeners[key].append(listener)
 
     def leave(self, failure: str = "") -> None:
-        """Says goodbye, and ends the connection; the service ends once nobody relies on it."""
+        """Says goodbye, and ends the connection; the service ends once no task relies on it."""
         with self._changed:
             if self._closed:
                 return
@@ -187,11 +183,9 @@ class Client:
             # A message that arrives after a close resets the connection, and the goodbye is lost.
             with contextlib.suppress(OSError):
                 sock.shutdown(socket.SHUT_WR)
-            if self._thread is not threading.current_thread():
-                self._thread.join(_GOODBYE_SECONDS)
+            self._thread.join(_GOODBYE_SECONDS)
             with contextlib.suppress(OSError):
                 sock.shutdown(socket.SHUT_RDWR)
-            sock.close()
         if self.service is not None:
             self.service.close()
 
@@ -204,13 +198,12 @@ class Client:
             self.service.close_in_child()
 
     def _start_service(self) -> None:
-        from slurm_resolver.coordination.job import Job
         from slurm_resolver.coordination.service import Service
 
         until = time.monotonic() + _PORT_SECONDS
         while self.service is None:
             try:
-                service = Service(self.address, lambda rank: self.name_of(rank))
+                self.service = Service(self.address, lambda rank: self.name_of(rank))
             except OSError as error:
                 # The task's launcher may serve, or another process, beside which this is refused.
                 with contextlib.suppress(OSError, wire.WireError):
@@ -223,9 +216,6 @@ class Client:
                         "step again, which gives it another port."
                     ) from error
                 time.sleep(_LONGEST_PAUSE / 10)
-            else:
-                service.start([Job(service)])
-                self.service = service
 
     def _run(self) -> None:
         pause = _FIRST_PAUSE
@@ -245,7 +235,7 @@ class Client:
             self._lost_at = None if self._has_ended else time.monotonic()
             self._notice_at = time.monotonic() + _NOTICE_SECONDS
             self._socket = None
-            if self._has_ended:  # there may never be another service, and no need of one
+            if self._has_ended:  # there may never be another service, nor a need for one
                 self._wait(lambda: bool(self._pending or self._standing or self._closed))
         with self._changed:
             self._changed.notify_all()
@@ -308,7 +298,7 @@ class Client:
 
     def _dispatch(self, message: Message) -> None:
         for key in () if self._closed else message:
-            for listener in self._listeners.get(key, ()):
+            for listener in self._listeners[key]:
                 listener(message)
 
     def _take_answer(self, message: Message) -> None:
@@ -319,7 +309,7 @@ class Client:
 
     def _take_told(self, message: Message) -> None:
         with self._changed:
-            self._told.setdefault(message["told"], {})[message["rank"]] = message["value"]
+            self._told[message["told"]][message["rank"]] = message["value"]
             self._changed.notify_all()
 
     def _send_gather(self, name: str) -> None:
@@ -333,27 +323,28 @@ class Client:
                 self._socket.sendall(wire.encode(message))
 
 
-default_role = "program"
-_clients: Dict[Tuple[ServiceAddress, str], Client] = {}
-_of_parents: List[Client] = []  # kept, as garbage collection would close reused file descriptors
+default_role = "program"  # how this process represents its task: one of `wire.ROLES`
+_clients: Dict[ServiceAddress, Client] = {}
+_of_parents: List[Client] = []  # garbage collection would close reused file descriptors
 _lock = threading.Lock()
 
 
-def connect(address: ServiceAddress, role: Optional[str] = None) -> Client:
+def connect(address: ServiceAddress, name_of: Optional[NameOf] = None) -> Client:
     """Returns this process's connection, which is opened at the first call.
 
     Args:
         address: of the service.
-        role: one of `wire.ROLES`; None for that of this process, `default_role`.
+        name_of: returns how messages name a rank; None leaves it as it is.
 
     Raises:
-        RendezvousError: where the service cannot be started in this process.
+        RendezvousError: if the service cannot be started in this process.
     """
     with _lock:
-        key = (address, role or default_role)
-        if key not in _clients:
-            _clients[key] = Client(*key)
-        return _clients[key]
+        client = _clients.get(address)
+        if client is None:
+            client = _clients[address] = Client(address, default_role)
+        client.name_of = name_of or client.name_of
+        return client
 
 
 def leave_all(failure: str = "") -> None:

@@ -40,12 +40,11 @@ _REASON_SECONDS = 3.0
 
 
 class Job:
-    """What the service knows of the job; it is a `Watcher`."""
+    """What the service knows of the job; it runs in the service's thread."""
 
     def __init__(self, service: Service) -> None:
         """Does nothing until a task takes part."""
         self._service = service
-        service.is_needed = self._has_to_tell
         self._jobs: Sequence[str] = ()  # by rank
         self._leader, self._cluster, self._first, self._size = 0, "", 0, 0
         self._numbers: Dict[int, str] = {}  # of the last process, by rank of a task that came
@@ -58,7 +57,7 @@ class Job:
         self._failed: Optional[Tuple[float, str]] = None  # the leader: why, and when that counts
         self._result: Optional[Message] = None
 
-    def _has_to_tell(self) -> bool:
+    def has_to_tell(self) -> bool:
         """Returns whether there are tasks that have to be told how the job ends."""
         if self._result is None:
             waits = self._failed is not None or (self._awaited and self._deadline < math.inf)
@@ -69,7 +68,7 @@ class Job:
     def message(self, process: Process, message: Message) -> None:
         """Takes the announcement of a task."""
         rank = process.rank
-        if "job" not in message or self._is_of_next_job(process):
+        if self._is_of_next_job(process):
             return
         if not self._jobs:
             self._jobs, self._first = wire.unpack(message["job"]), rank
@@ -95,7 +94,7 @@ class Job:
         self._look()
         self._service.send([rank], self._result or {"over": None})
 
-    def ended(self, process: Process, failure: str, said_goodbye: bool) -> str:
+    def ended(self, process: Process, failure: str, said_goodbye: bool) -> None:
         """Takes the end of a process."""
         rank, roles = process.rank, self._roles.get(process.rank, set())
         if process.role == "program" and "launcher" in roles:
@@ -108,7 +107,6 @@ class Job:
             if self._result is None:
                 self._note_end(rank, failure, _REASON_SECONDS if said_goodbye else 0.0)
                 self._look()
-        return ""
 
     def tick(self, now: float) -> None:
         """Notices who has not come in time, and that the leader has failed."""

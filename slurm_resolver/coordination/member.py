@@ -58,11 +58,11 @@ class Member:
         self._joined, self._over = threading.Event(), threading.Event()
         client.listen("over", self._hear)
         client.listen("gone", self._hear_of_loss)
-        client.say(**announced)
+        client.say("job", **announced)
 
     def serve(self, timeout: float) -> None:
         """Says that this task only serves, and that the others must come within `timeout`."""
-        self.client.say(**{**self._announced, "serves": True, "seconds": timeout})
+        self.client.say("job", **{**self._announced, "serves": True, "seconds": timeout})
 
     def await_joined(self, timeout: float) -> bool:
         """Returns whether the service knows of this task, after at most so many seconds."""

@@ -159,42 +159,42 @@ def _group(ranks: Sequence[int], name_of: NameOf) -> str:
 
 
 class Monitor:
-    """What the service knows of the workers; one of its `watchers`."""
+    """What the service knows of the workers; it runs in the service's thread."""
 
-    def __init__(self, service: Service, limit: float) -> None:
-        """Takes the seconds without a step from which on it is reported; 0 for never."""
-        self._service, self._limit = service, limit
+    def __init__(self, service: Service) -> None:
+        self._service = service
+        self._limit = 0.0  # seconds without a step from which on it is reported; 0 for never
         self._reports: Dict[int, Tuple[float, Report]] = {}  # by rank; with when each came
-        self._seconds = report_seconds(limit)
-        self._silence = 3 * self._seconds
         self._ticked_at = self._awake_at = time.monotonic()
         self._told_at, self._is_stalled = float("-inf"), False
 
     def message(self, process: Process, message: Message) -> None:
         """Takes a worker's report."""
-        if process.role == "program" and "progress" in message:
-            self._reports[process.rank] = (time.monotonic(), Report(*message["progress"]))
+        self._limit = float(message["limit"])
+        self._reports[process.rank] = (time.monotonic(), Report(*message["progress"]))
 
-    def ended(self, process: Process, failure: str, said_goodbye: bool) -> str:
-        """Forgets a worker, and returns where it was."""
+    def ended(self, process: Process) -> str:
+        """Forgets a worker, and returns where it was, such as "in step 812 of epoch 3", or ''."""
         if process.role != "program" or process.rank not in self._reports:
             return ""
         _, report = self._reports.pop(process.rank)
         return report.where() if report.stage else ""
 
     def tick(self, now: float) -> None:
-        """Reports a stall, and its end."""
-        if now - self._ticked_at > self._seconds:  # this process was stopped, not the others
+        """Reports a stall, and its end; called several times a second."""
+        seconds = report_seconds(self._limit)
+        silence = 3 * seconds
+        if now - self._ticked_at > seconds:  # this process was stopped, not the others
             self._awake_at = now
         self._ticked_at = now
-        if not (self._limit and self._reports) or now - self._awake_at < 2 * self._seconds:
+        if not (self._limit and self._reports) or now - self._awake_at < 2 * seconds:
             return
         workers = self._workers(now)
-        behind = find_stall(workers, self._limit, self._silence)
+        behind = find_stall(workers, self._limit, silence)
         if behind and now - self._told_at > _REPEAT_SECONDS:
-            text = describe_stall(workers, behind, self._silence, self._service.name_of)
+            text = describe_stall(workers, behind, silence, self._service.name_of)
             # A stopped process cannot end itself.
-            stopped = any(workers[rank].silent > self._silence for rank in behind)
+            stopped = any(workers[rank].silent > silence for rank in behind)
             tracing = [] if self._is_stalled else behind[:_MOST_TRACEBACKS]
             end = list(workers) if stopped else behind
             self._told_at, self._is_stalled = now, True

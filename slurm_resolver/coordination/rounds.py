@@ -65,7 +65,7 @@ class Rounds:
                 current.deadline, current.seconds = now + seconds, float(message["timeout"])
             current.waiting.add(rank)
             current.without = set(message["without"])
-            current.patient = current.patient or bool(message["patient"])
+            current.patient = current.patient or message["timeout"] is None
         # Counted first, as this is asked for every task.
         enough = len(current.values) + len(current.without) >= self._num_tasks
         if current.waiting and enough and not self._missing(current):

@@ -1,7 +1,7 @@
 """The coordination service of a step: a thread of one task, to which every task connects.
 
-It admits processes (see `wire`), answers their gathers (`rounds`), and tells the watchers what they
-say and how they end: `job` for tasks that serve others, `progress` for training.
+It admits processes (see `wire`), answers their gathers (`rounds`), and passes what they say and how
+they end to `job`, for tasks that serve others, and to `progress`, for training.
 
 | a connection ends | the process |
 |---|---|
@@ -26,9 +26,11 @@ import secrets
 import socket
 import threading
 import time
-from typing import Callable, Container, Dict, List, Optional, Protocol, Sequence, Set, Tuple
+from typing import Container, Dict, List, Optional, Set, Tuple
 
 from slurm_resolver.coordination import NameOf, ServiceAddress, wire
+from slurm_resolver.coordination.job import Job
+from slurm_resolver.coordination.progress import Monitor
 from slurm_resolver.coordination.rounds import Rounds
 from slurm_resolver.coordination.secret import Secret
 from slurm_resolver.coordination.wire import ROLES, Message, Process
@@ -41,22 +43,6 @@ _STRANGERS = 64  # connections beyond those of the tasks
 _OTHER_FILES = 32  # that this process has open
 
 
-class Watcher(Protocol):
-    """What the service tells `job` and `progress`, in its own thread."""
-
-    def message(self, process: Process, message: Message) -> None:
-        """Takes what a process says of itself."""
-
-    def ended(self, process: Process, failure: str, said_goodbye: bool) -> str:
-        """Takes the end of a process; `failure` is what ended it, or ''.
-
-        Returns where the process was, such as "in step 812 of epoch 3", or ''.
-        """
-
-    def tick(self, now: float) -> None:
-        """Does what is due; called several times a second."""
-
-
 class _Link:
     """A process that represents a task, and its connection."""
 
@@ -67,10 +53,10 @@ class _Link:
 
 
 class Service:
-    """The service. Other threads may call `close` and `close_in_child` only."""
+    """The service. Other threads may call `flush`, `close` and `close_in_child` only."""
 
     def __init__(self, address: ServiceAddress, name_of: NameOf) -> None:
-        """Takes the port; `start` begins to serve.
+        """Takes the port, and serves in a thread.
 
         Args:
             address: where, and for which step.
@@ -89,9 +75,7 @@ class Service:
             ("", address.port), family=family, backlog=4096, dualstack_ipv6=dual
         )
         self.rounds = Rounds(address.num_tasks, self.send, name_of)
-        self.watchers: List[Watcher] = []
-        self.status: Callable[[], Message] = dict  # what an observer is told
-        self.is_needed: Callable[[], object] = bool  # whether tasks still rely on this process
+        self._job, self._monitor = Job(self), Monitor(self)
         self.leaves = False  # whether its process is about to end
         self._links: Dict[Tuple[int, str], _Link] = {}  # by rank and role
         self._departed: List[int] = []  # whose goodbyes the others are not told yet
@@ -102,10 +86,6 @@ class Service:
         self._thread = threading.Thread(
             target=lambda: asyncio.run(self._serve()), name="slurm_resolver service", daemon=True
         )
-
-    def start(self, watchers: Sequence[Watcher]) -> None:
-        """Serves from now on; more watchers may be added later."""
-        self.watchers.extend(watchers)
         self._thread.start()
 
     def send(self, ranks: Optional[Container[int]], message: Message) -> None:
@@ -129,7 +109,7 @@ class Service:
         """Ends the service once no task relies on it; the last messages are sent."""
         self.leaves, until = True, time.monotonic() + self.address.grace
         while self._thread.is_alive() and (
-            self.is_needed() or (self._owes_answers and time.monotonic() < until)
+            self._job.has_to_tell() or (self._owes_answers and time.monotonic() < until)
         ):
             time.sleep(_TICK_SECONDS / 5)
         self._closing = True
@@ -159,8 +139,8 @@ class Service:
                 self.send(None, {"left": self._departed})
                 self._departed = []
             self.rounds.tick(now)
-            for watcher in self.watchers:
-                watcher.tick(now)
+            self._job.tick(now)
+            self._monitor.tick(now)
         server.close()
         self.send(None, {"closing": True})
         closed = [asyncio.ensure_future(_close(writer)) for writer in self._connections]
@@ -176,7 +156,7 @@ class Service:
             hello = await asyncio.wait_for(self._shake(reader, writer), wire.HANDSHAKE_SECONDS)
             if hello is not None and hello["role"] == "observer":
                 while await reader.readuntil():
-                    writer.write(wire.encode(self.status()))
+                    writer.write(wire.encode(self._monitor.status()))
             elif hello is not None:
                 await self._attend(_process(hello), reader, writer)
         except (OSError, EOFError, wire.WireError, asyncio.LimitOverrunError, asyncio.TimeoutError):
@@ -233,8 +213,9 @@ class Service:
     ) -> None:
         link = self._links.get(process[:2])
         if link is not None and link.process.number != process.number:
-            for watcher in self.watchers:  # it has ended, and this process follows it
-                watcher.ended(link.process, link.reason, said_goodbye=True)
+            # it has ended, and this process follows it
+            self._job.ended(link.process, link.reason, said_goodbye=True)
+            self._monitor.ended(link.process)
             link = None
         if link is None:
             link = self._links[process[:2]] = _Link(process)
@@ -273,8 +254,10 @@ class Service:
             told = {"told": message["tell"], "rank": process.rank, "value": message["value"]}
             self._told[str(message["tell"]), process.rank] = told
             self.send(None, told)
-        for watcher in self.watchers:
-            watcher.message(process, message)
+        if "job" in message:
+            self._job.message(process, message)
+        if "progress" in message:
+            self._monitor.message(process, message)
 
     def _end(self, link: _Link, failure: str, said_goodbye: bool) -> None:
         """Takes the end of a process, and tells the others."""
@@ -282,10 +265,10 @@ class Service:
         self._links.pop(process[:2], None)
         left = f"its process ended: {failure}" if failure else "it has ended"
         self.rounds.ended(process, left if said_goodbye else failure, bool(failure))
-        places = [watcher.ended(process, failure, said_goodbye) for watcher in self.watchers]
+        self._job.ended(process, failure, said_goodbye)
+        where = self._monitor.ended(process)
         if failure:
-            rank, role, where = process.rank, process.role, " ".join(filter(None, places))
-            self.send(None, {"gone": rank, "role": role, "why": failure, "where": where})
+            self.send(None, {"gone": process.rank, "why": failure, "where": where})
         elif process.role == "program":
             self._departed.append(process.rank)
 

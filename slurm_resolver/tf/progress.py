@@ -50,8 +50,7 @@ def start(resolver: Any, on_stall: str = "report") -> None:
         reporter.look = _look
     seconds = cluster.step.stall_seconds
     limit = STALL_SECONDS if seconds is None else float(seconds)
-    client = connect(cluster.service)
-    client.name_of = cluster.name_of
+    client = connect(cluster.service, cluster.name_of)
     reporter.start(client, limit, on_stall == "exit")
 
 

@@ -21,7 +21,6 @@ from slurm_resolver.coordination.progress import (
     IDLE,
     SAVING,
     STEP,
-    Monitor,
     Report,
     report_seconds,
 )
@@ -116,10 +115,6 @@ class Reporter:
         if self._client is not None:
             return
         self._client = client
-        if client.service is not None:
-            monitor = Monitor(client.service, limit)
-            client.service.watchers.append(monitor)
-            client.service.status = monitor.status
         client.listen("stall", self._take_stall)
         stop = threading.Event()
         thread = threading.Thread(target=self._run, args=[client, stop], daemon=True)
@@ -133,9 +128,10 @@ class Reporter:
 
     def _run(self, client: Client, stop: threading.Event) -> None:
         seconds = report_seconds(self._limit)
-        client.say(progress=list(self.report()))
-        while not stop.wait(seconds):
-            client.say(progress=list(self.report()))
+        while True:
+            client.say("progress", progress=list(self.report()), limit=self._limit)
+            if stop.wait(seconds):
+                return
 
     def _take_stall(self, message: Message) -> None:
         assert self._client is not None

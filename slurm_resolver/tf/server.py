@@ -46,8 +46,7 @@ class _Member(Member):
         self._name = cluster.name_of(cluster.service.rank)
         self._serves = announced["serves"]
         self._ends = threading.Event()  # once this process ends by itself, without an error
-        client = connect(cluster.service)
-        client.name_of = cluster.name_of
+        client = connect(cluster.service, cluster.name_of)
         atexit.register(self._note_end)
         super().__init__(client, announced, self._end_process)
 
