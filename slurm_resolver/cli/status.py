@@ -13,9 +13,8 @@ from typing import Any, Dict, Iterator, List, Optional
 from slurm_resolver.cluster.addresses import identity_of
 from slurm_resolver.cluster.ports import choose_ports, derive_meeting_port
 from slurm_resolver.coordination import ServiceAddress
-from slurm_resolver.coordination.connection import observe
 from slurm_resolver.coordination.progress import IDLE
-from slurm_resolver.coordination.wire import WireError
+from slurm_resolver.coordination.wire import WireError, ask_status
 from slurm_resolver.errors import LaunchError, RendezvousError, SlurmResolverError
 from slurm_resolver.slurm.hostlist import expand_hostlist
 from slurm_resolver.slurm.scontrol import UNSET, node_addresses, show_job, show_steps
@@ -62,7 +61,7 @@ def main(args: argparse.Namespace) -> int:
     reasons: List[str] = []
     for address in addresses:
         try:
-            workers = observe(address)().get("workers", [])
+            workers = ask_status(address)["workers"]
             break
         except RendezvousError as error:  # the service is there, but not the secret
             reasons.insert(0, str(error))

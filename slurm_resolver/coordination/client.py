@@ -20,8 +20,7 @@ from collections import Counter, defaultdict
 from typing import TYPE_CHECKING, Any, BinaryIO, Callable, Collection, Dict, List, Optional, Tuple
 
 from slurm_resolver.coordination import NameOf, ServiceAddress, wire
-from slurm_resolver.coordination.connection import open_connection
-from slurm_resolver.coordination.wire import Message
+from slurm_resolver.coordination.wire import Message, open_connection
 from slurm_resolver.errors import RendezvousError
 from slurm_resolver.log import warn
 
@@ -64,8 +63,7 @@ class Client:
         self._socket: Optional[socket.socket] = None
         self._changed = threading.Condition()
         self._gathers = Counter[str]()  # by purpose
-        self._pending: Dict[str, Tuple[Message, Optional[float]]] = {}  # and until when
-        self._answers: Dict[str, Message] = {}
+        self._answers: Dict[str, Message] = {}  # by gather
         self._told: Dict[str, Dict[int, str]] = defaultdict(dict)  # by topic and rank
         self._standing: Dict[str, Message] = {}  # sent again after a reconnection
         self._listeners: Dict[str, List[Listener]] = defaultdict(list)
@@ -100,13 +98,13 @@ class Client:
         """
         until = math.inf if timeout is None else time.monotonic() + timeout
         with self._changed:
-            name = self._give(purpose, value, until, timeout=timeout, without=sorted(without))
+            name = self.offer(purpose, value, until, timeout=timeout, without=sorted(without))
             while name not in self._answers and not self.refusal:
                 left = until - time.monotonic() + (_ANSWER_SECONDS if self._socket else 0.0)
                 if left <= 0:
                     break
                 self._changed.wait(min(left, threading.TIMEOUT_MAX))
-            self._pending.pop(name, None)
+            del self._standing[name]
             answer = self._answers.pop(name, None)
             if self.refusal:
                 raise RendezvousError(self.refusal, unreached=True)
@@ -121,20 +119,14 @@ class Client:
             raise RendezvousError(answer["error"])
         return wire.unpack(answer["values"])
 
-    def offer(self, purpose: str, value: Any) -> None:
-        """Gives this task's value for a gather, without waiting for the others."""
-        with self._changed:
-            self._give(purpose, value, None)
-
-    def _give(self, purpose: str, value: Any, until: Optional[float], **options: Any) -> str:
+    def offer(self, purpose: str, value: Any, until: Optional[float] = None, **options: Any) -> str:
+        """Gives this task's value for a gather, and returns the gather's name without waiting."""
         self._gathers[purpose] += 1
         name = f"{purpose} {self._gathers[purpose]}"
-        message = {"gather": name, "value": json.dumps(value), **options}
+        message = {"gather": name, "value": json.dumps(value), "until": until, **options}
         if len(wire.encode(message)) > _MOST_VALUE_BYTES:
             raise ValueError(f"{purpose}: a value of more than {_MOST_VALUE_BYTES} bytes")
-        self._pending[name] = (message, until)
-        self._send_gather(name)
-        self._changed.notify_all()
+        self.say(name, **message)
         return name
 
     def tell(self, topic: str, value: str) -> None:
@@ -170,7 +162,7 @@ class Client:
         with self._changed:
             if self._closed:
                 return
-            if self._standing or self._pending:
+            if self._standing:
                 # The service may be about to start, and the other tasks learn from it who has left.
                 self._changed.wait_for(
                     lambda: self._socket or self.refusal or self._has_ended, _LEAVE_SECONDS
@@ -236,7 +228,7 @@ class Client:
             self._notice_at = time.monotonic() + _NOTICE_SECONDS
             self._socket = None
             if self._has_ended:  # there may never be another service, nor a need for one
-                self._wait(lambda: bool(self._pending or self._standing or self._closed))
+                self._wait(lambda: bool(self._standing or self._closed))
         with self._changed:
             self._changed.notify_all()
 
@@ -258,16 +250,15 @@ class Client:
             self._socket = sock
             for message in self._standing.values():
                 self._send(message)
-            for name in self._pending:
-                self._send_gather(name)
             self._changed.notify_all()
         return sock, lines
 
     def _take_failure(self, error: Exception) -> None:
         """Notes that the service cannot be reached; after the grace it is gone."""
         self.problem, now = str(error) or type(error).__name__, time.monotonic()
+        pending = [key for key, message in [*self._standing.items()] if "gather" in message]
         if self._lost_at is None:
-            if (self._pending or not self._has_ended) and now > self._notice_at:
+            if (pending or not self._has_ended) and now > self._notice_at:
                 self._notice_at = now + 2 * _NOTICE_SECONDS
                 if self.address.rank <= 1:  # one task reports it
                     warn("waiting for %s: %s", self.address.name, self.problem)
@@ -275,13 +266,13 @@ class Client:
         refused = isinstance(error, ConnectionRefusedError)
         if not refused and now - self._lost_at <= self.address.grace:
             return
-        why = f"its node has not answered for {self.address.grace:g} s"
-        why = "its process has ended" if refused else why
+        silent = f"its node has not answered for {self.address.grace:g} s"
+        why = "its process has ended" if refused else silent
         self._dispatch({"gone": None, "rank": self._service_rank, "why": why, "where": ""})
         self._lost_at = None
         with self._changed:
             self._has_ended = True
-            for name in self._pending:
+            for name in pending:
                 part = f"takes no part in {name.rpartition(' ')[0]}: {why}"
                 self._answers[name] = {"error": f"{self.address.name} is gone, and {part}."}
             self._changed.notify_all()
@@ -312,12 +303,9 @@ class Client:
             self._told[message["told"]][message["rank"]] = message["value"]
             self._changed.notify_all()
 
-    def _send_gather(self, name: str) -> None:
-        message, until = self._pending[name]
-        seconds = None if until is None else max(0.0, until - time.monotonic())
-        self._send({**message, "seconds": seconds})
-
     def _send(self, message: Message) -> None:
+        if message.get("until") is not None:  # another task has another clock
+            message = {**message, "seconds": max(0.0, message["until"] - time.monotonic())}
         if self._socket is not None:
             with contextlib.suppress(OSError):  # the thread notices, and connects again
                 self._socket.sendall(wire.encode(message))

@@ -1,7 +1,7 @@
-"""When the tasks end that only serve others: as soon as those that they serve have ended.
+"""When tasks that only serve others end: as soon as the tasks that they serve have ended.
 
 Servers are parameter servers, the dispatcher and the data workers of a tf.data service. The leader
-is the chief, or worker 0 where there is no chief.
+is the chief, or worker 0 without a chief.
 
 | event | consequence |
 |---|---|
@@ -21,11 +21,12 @@ from __future__ import annotations
 
 import math
 import time
-from typing import TYPE_CHECKING, Dict, Iterable, Optional, Sequence, Set, Tuple
+from typing import TYPE_CHECKING, Dict, Iterable, NamedTuple, Optional, Sequence, Set, Tuple
 
 from slurm_resolver.coordination import wire
 from slurm_resolver.coordination.wire import Message, Process
 from slurm_resolver.log import print_line
+from slurm_resolver.wording import shorten
 
 if TYPE_CHECKING:
     from slurm_resolver.coordination.service import Service
@@ -39,6 +40,13 @@ _MOST_NAMES = 5
 _REASON_SECONDS = 3.0
 
 
+class JobResult(NamedTuple):
+    """How the job has ended: the exit status of the tasks that serve, and a message."""
+
+    status: int
+    message: str
+
+
 class Job:
     """What the service knows of the job; it runs in the service's thread."""
 
@@ -48,25 +56,25 @@ class Job:
         self._jobs: Sequence[str] = ()  # by rank
         self._leader, self._cluster, self._first, self._size = 0, "", 0, 0
         self._numbers: Dict[int, str] = {}  # of the last process, by rank of a task that came
-        self._roles: Dict[int, Set[str]] = {}  # of the processes of the tasks that are present
+        self._roles: Dict[int, Set[str]] = {}  # of the processes of the present tasks, by rank
         self._awaited: Set[int] = set()  # the ranks that have not come yet
-        self._training: Set[int] = set()  # the ranks that are present and do not only serve
+        self._training: Set[int] = set()  # the present ranks that do not only serve
         self._ended: Dict[int, str] = {}  # by rank of a task that trained: why it failed, or ''
         self._deadline = self._keep_until = math.inf
         self._timeout = 0.0
-        self._failed: Optional[Tuple[float, str]] = None  # the leader: why, and when that counts
-        self._result: Optional[Message] = None
+        self._failed: Optional[Tuple[float, str]] = None  # the leader: when that counts, and why
+        self._result: Optional[JobResult] = None
 
     def has_to_tell(self) -> bool:
-        """Returns whether there are tasks that have to be told how the job ends."""
+        """Returns whether some tasks have to be told how the job ends."""
         if self._result is None:
-            waits = self._failed is not None or (self._awaited and self._deadline < math.inf)
-        else:  # those that come late to a job that has failed are told
-            waits = self._result["over"] and len(self._numbers) < self._size
-        return bool(self._roles or waits) and time.monotonic() < self._keep_until
+            waits = bool(self._failed or (self._awaited and self._deadline < math.inf))
+        else:  # tasks that come late to a failed job are told
+            waits = self._result.status != 0 and len(self._numbers) < self._size
+        return (bool(self._roles) or waits) and time.monotonic() < self._keep_until
 
     def message(self, process: Process, message: Message) -> None:
-        """Takes the announcement of a task."""
+        """Takes the announcement of a task, and answers with the job's state."""
         rank = process.rank
         if self._is_of_next_job(process):
             return
@@ -92,7 +100,7 @@ class Job:
             names = self._names([self._first, rank])
             self._end(1, f"{names} make different clusters: all tasks need the same arguments")
         self._look()
-        self._service.send([rank], self._result or {"over": None})
+        self._service.send([rank], {"over": self._result})
 
     def ended(self, process: Process, failure: str, said_goodbye: bool) -> None:
         """Takes the end of a process."""
@@ -109,7 +117,7 @@ class Job:
                 self._look()
 
     def tick(self, now: float) -> None:
-        """Notices who has not come in time, and that the leader has failed."""
+        """Ends the job if the leader has failed, or if tasks have not come in time."""
         if self._failed is not None and now >= self._failed[0]:
             self._end(1, self._failed[1])
         if self._result is None and self._awaited and now >= self._deadline:
@@ -122,7 +130,7 @@ class Job:
             self._look()
 
     def _is_of_next_job(self, process: Process) -> bool:
-        """Returns whether the task already runs its next program, whose service has not started."""
+        """Returns whether the task runs its next program, whose service has not started yet."""
         if not self._jobs:
             return self._service.leaves
         is_next = self._numbers.get(process.rank, process.number) != process.number
@@ -144,7 +152,7 @@ class Job:
                 print_line(f"{name} has failed, the others go on: {failure}")
 
     def _look(self) -> None:
-        """Notices that all who train have ended; a server that comes later could not be told."""
+        """Ends the job if all who train have ended; a server that comes later cannot be told."""
         if self._training or self._awaited or self._failed or self._leader not in self._ended:
             return
         failed = {rank: why for rank, why in sorted(self._ended.items()) if why}
@@ -153,12 +161,10 @@ class Job:
 
     def _end(self, status: int, message: str) -> None:
         if self._result is None:
-            self._result = {"over": status, "message": message}
+            self._result = JobResult(status, message)
             # The service does not wait for ever for a stopped or disconnected task.
             self._keep_until = time.monotonic() + self._service.address.grace
-            self._service.send(self._roles, self._result)
+            self._service.send(self._roles, {"over": self._result})
 
     def _names(self, ranks: Iterable[int]) -> str:
-        names = [self._service.name_of(rank) for rank in sorted(ranks)]
-        more = [f"{len(names) - _MOST_NAMES} more"] if len(names) > _MOST_NAMES else []
-        return " and ".join([*names[:_MOST_NAMES], *more])
+        return shorten([*map(self._service.name_of, sorted(ranks))], _MOST_NAMES)

@@ -1,4 +1,4 @@
-"""How a process takes part in a job in which some tasks serve others: see `job`."""
+"""A process's part in a job in which some tasks serve others: see `job`."""
 
 from __future__ import annotations
 
@@ -6,28 +6,21 @@ import hashlib
 import json
 import threading
 import time
-from typing import Callable, NamedTuple, Optional, Sequence, Tuple
+from typing import Callable, Optional, Sequence, Tuple
 
 from slurm_resolver.coordination import wire
 from slurm_resolver.coordination.client import Client
-from slurm_resolver.coordination.job import SERVERS, TRAIN
+from slurm_resolver.coordination.job import SERVERS, TRAIN, JobResult
 from slurm_resolver.coordination.wire import Message
 
 START_SECONDS = 300.0  # for the leader and the servers to come
 
 
-class JobResult(NamedTuple):
-    """How the job has ended: the exit status of the tasks that serve, and a message."""
-
-    status: int
-    message: str
-
-
 def announcement(tasks: Sequence[Tuple[str, int, str]], rank: int) -> Optional[Message]:
-    """Returns the message by which a task takes part in the job; None if no task waits for it.
+    """Returns the message by which a task takes part in the job; None if it takes no part.
 
-    No task waits in a step without servers or without tasks that train, or for the evaluator.
-    `tasks` are job, index and address by rank.
+    That is so for an evaluator, and in a step without servers or without tasks that train. `tasks`
+    are job, index and address by rank.
     """
     jobs = [job for job, _, _ in tasks]
     trainers = [rank for rank, job in enumerate(jobs) if job in TRAIN]
@@ -56,21 +49,25 @@ class Member:
         self.result: Optional[JobResult] = None
         self._announced, self._on_over = announced, on_over
         self._joined, self._over = threading.Event(), threading.Event()
-        client.listen("over", self._hear)
-        client.listen("gone", self._hear_of_loss)
+        client.listen("over", self._take_state)
+        client.listen("gone", self._take_loss)
         client.say("job", **announced)
 
     def serve(self, timeout: float) -> None:
-        """Says that this task only serves, and that the others must come within `timeout`."""
+        """Announces that this task only serves, and that the others must come within `timeout`."""
         self.client.say("job", **{**self._announced, "serves": True, "seconds": timeout})
 
-    def await_joined(self, timeout: float) -> bool:
-        """Returns whether the service knows of this task, after at most so many seconds."""
+    def await_joined(self, timeout: float) -> None:
+        """Waits until the service knows of this task; after `timeout` seconds, the job is over.
+
+        Returns as well if the service refuses this process: see `Client.refusal`.
+        """
         until = time.monotonic() + timeout
-        while not self._joined.wait(min(0.1, max(0.0, until - time.monotonic()))):
-            if time.monotonic() >= until or self.client.refusal:
-                return False
-        return True
+        while not (self._joined.wait(0.1) or self.client.refusal):
+            if time.monotonic() >= until:
+                name, problem = self.client.address.name, self.client.problem
+                self._end(1, f"{name} did not answer within {timeout:g} s: {problem}")
+                return
 
     def await_over(self) -> JobResult:
         """Waits until the job is over, and returns how it has ended."""
@@ -78,18 +75,17 @@ class Member:
         assert self.result is not None
         return self.result
 
-    def end(self, status: int, message: str) -> None:
-        """Notes that the job is over."""
+    def _end(self, status: int, message: str) -> None:
         if self.result is None:
             self.result = JobResult(status, message)
             self._over.set()
             threading.Thread(target=self._on_over, args=(self.result,), daemon=True).start()
 
-    def _hear(self, message: Message) -> None:
+    def _take_state(self, message: Message) -> None:
         self._joined.set()
         if message["over"] is not None:
-            self.end(message["over"], message["message"])
+            self._end(*message["over"])
 
-    def _hear_of_loss(self, message: Message) -> None:
-        if message["gone"] is None:
-            self.end(1, f"{self.client.name_of(message['rank'])} is lost: {message['why']}")
+    def _take_loss(self, message: Message) -> None:
+        if message["gone"] is None:  # the process of the service
+            self._end(1, f"{self.client.name_of(message['rank'])} is lost: {message['why']}")

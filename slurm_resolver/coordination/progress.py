@@ -1,18 +1,17 @@
-"""What each worker is doing: how a stuck one is found, and what `slurm-resolver status` shows.
+"""What each worker is doing: finds stuck workers, and answers `slurm-resolver status`.
 
-Every worker reports at most every 5 s. The `Monitor` in the service says in every task's log which
-workers are behind when no step ends.
+Every worker reports every 5 s. When no step ends, the service's `Monitor` names the workers that
+are behind in every task's log.
 """
 
 from __future__ import annotations
 
-import re
 import time
 from typing import TYPE_CHECKING, Dict, List, Mapping, NamedTuple, Sequence, Tuple
 
 from slurm_resolver.coordination import NameOf
 from slurm_resolver.coordination.wire import Message, Process
-from slurm_resolver.wording import ranges_of
+from slurm_resolver.wording import ranges_of, shorten
 
 if TYPE_CHECKING:
     from slurm_resolver.coordination.service import Service
@@ -32,14 +31,14 @@ _PLURALS = {"is": "are", "has": "have", "waits": "wait"}
 
 
 class Report(NamedTuple):
-    """What a worker says of itself.
+    """The progress of a worker, as it reports it.
 
     Attributes:
-        stage: what it does; "" outside of `fit`, `evaluate` and `predict`.
+        stage: "training", "validation", "evaluate", "predict", or "" outside of them.
         epoch, step: counted from 1; the step is 0 before the first one.
-        begun: how many steps of all stages it has begun.
-        phase: one of those above.
-        age: seconds since it last began or ended something.
+        begun: the number of steps of all stages that it has begun.
+        phase: one of the phases above.
+        age: seconds since the phase began.
         ms: the median duration of a step; 0 if unknown.
         waiting, outside: the shares of time spent waiting for data, and between steps.
         silent: seconds since the report came; `age` includes them.
@@ -123,37 +122,27 @@ def describe_stall(workers: Workers, behind: Sequence[int], silence: float, name
     begin = f"no step for {min(report.age for report in workers.values()):.0f} s: "
     first = workers[behind[0]]
     if len(groups) == 1 and first.phase == STEP and next(iter(groups))[:2] == (True, "is"):
-        nodes = list(dict.fromkeys(_split(name_of(rank))[2] for rank in behind))
+        nodes = dict.fromkeys(name_of(rank).rpartition(" on ")[2].rstrip(")") for rank in behind)
         return (
             f"{begin}{_group(behind, name_of)} wait for each other {first.where()}, in its "
-            f"collective operations, on {_some(nodes)}. Look at the network between these nodes, "
-            "and at their GPUs (nvidia-smi, dmesg)"
+            f"collective operations, on {shorten([*nodes], _MOST_NAMES)}. Look at the network "
+            "between these nodes, and at their GPUs (nvidia-smi, dmesg)"
         )
     parts = []
     for (is_behind, verb, rest), ranks in sorted(groups.items(), key=lambda group: group[0][0]):
-        names = _some([name_of(rank) for rank in ranks]) if is_behind else _group(ranks, name_of)
-        parts.append(f"{names} {verb if len(ranks) == 1 else _PLURALS[verb]} {rest}")
+        names = shorten([*map(name_of, ranks)], _MOST_NAMES)
+        verb = verb if len(ranks) == 1 else _PLURALS[verb]
+        parts.append(f"{names if is_behind else _group(ranks, name_of)} {verb} {rest}")
     return begin + "; ".join(parts)
 
 
-def _some(names: Sequence[str]) -> str:
-    more = len(names) - _MOST_NAMES
-    return ", ".join(names[:_MOST_NAMES]) + (f" and {more} more" if more > 0 else "")
-
-
-def _split(name: str) -> Tuple[str, int, str]:
-    """Returns job, index and node of a task's name, such as "worker 3 (rank 3 on n9)"."""
-    found = re.fullmatch(r"(\w+) (\d+)(?: \(rank \d+ on (.+)\))?", name)
-    return (found[1], int(found[2]), found[3] or "") if found else (name, 0, "")
-
-
 def _group(ranks: Sequence[int], name_of: NameOf) -> str:
-    """Returns tasks by their jobs and numbers, such as "chief 0, workers 0 to 6"."""
+    """Returns tasks by their jobs and indices, such as "chief 0, workers 0 to 6"."""
     jobs: Dict[str, List[int]] = {}
     for rank in ranks:
-        job, index, _ = _split(name_of(rank))
-        jobs.setdefault(job, []).append(index)
-    runs = {job: " and ".join(ranges_of(numbers)) for job, numbers in jobs.items()}
+        job, index = name_of(rank).split()[:2]
+        jobs.setdefault(job, []).append(int(index))
+    runs = {job: " and ".join(ranges_of(indices)) for job, indices in jobs.items()}
     texts = [f"{job}{'s' * (len(jobs[job]) > 1)} {text}" for job, text in runs.items()]
     return ", ".join(texts).replace("-", " to ")
 
@@ -181,7 +170,7 @@ class Monitor:
         return report.where() if report.stage else ""
 
     def tick(self, now: float) -> None:
-        """Reports a stall, and its end; called several times a second."""
+        """Reports a stall, and its end. The service calls it several times a second."""
         seconds = report_seconds(self._limit)
         silence = 3 * seconds
         if now - self._ticked_at > seconds:  # this process was stopped, not the others

@@ -1,7 +1,7 @@
 """The coordination service of a step: a thread of one task, to which every task connects.
 
-It admits processes (see `wire`), answers their gathers (`rounds`), and passes what they say and how
-they end to `job`, for tasks that serve others, and to `progress`, for training.
+It admits processes (`wire`), answers their gathers (`rounds`), and passes on what they report and
+how they end to `job`, for tasks that serve others, and to `progress`, for training.
 
 | a connection ends | the process |
 |---|---|
@@ -40,7 +40,7 @@ _ANOTHER_SECONDS = 1.0  # for the end of a process to arrive when its successor 
 _FLUSH_SECONDS = 3.0  # to send the last messages when this process ends
 _TICK_SECONDS = 0.25
 _STRANGERS = 64  # connections beyond those of the tasks
-_OTHER_FILES = 32  # that this process has open
+_OTHER_FILES = 32  # open in this process
 
 
 class _Link:
@@ -56,15 +56,11 @@ class Service:
     """The service. Other threads may call `flush`, `close` and `close_in_child` only."""
 
     def __init__(self, address: ServiceAddress, name_of: NameOf) -> None:
-        """Takes the port, and serves in a thread.
-
-        Args:
-            address: where, and for which step.
-            name_of: returns how messages name a rank.
+        """Takes the port, and serves in a thread; `name_of` returns how messages name a rank.
 
         Raises:
-            OSError: where the port cannot be used.
-            RendezvousError: where the secret cannot be obtained.
+            OSError: if the port cannot be used.
+            RendezvousError: if the secret cannot be obtained.
         """
         self.address, self.name_of = address, name_of
         self._secret = Secret()
@@ -92,13 +88,13 @@ class Service:
         """Sends a message to the processes of these tasks; None for all tasks."""
         line = wire.encode(message)
         links = [one for one in self._links.values() if ranks is None or one.process.rank in ranks]
-        # This task comes last: it may go on to hold the interpreter, and with it this thread.
+        # This task comes last: it may then hold the interpreter, and block this thread.
         for link in sorted(links, key=lambda link: link.process.rank == self.address.rank):
             if link.writer is not None and not link.writer.transport.is_closing():
                 link.writer.write(line)
 
     def flush(self) -> None:
-        """Returns when the messages of the service have left this process, or after some time."""
+        """Waits until the messages of the service have left this process, for 3 s at most."""
         until = time.monotonic() + _FLUSH_SECONDS
         while time.monotonic() < until and self._thread.is_alive():
             if not any(w.transport.get_write_buffer_size() for w in list(self._connections)):
@@ -109,13 +105,12 @@ class Service:
         """Ends the service once no task relies on it; the last messages are sent."""
         self.leaves, until = True, time.monotonic() + self.address.grace
         while self._thread.is_alive() and (
-            self._job.has_to_tell() or (self._owes_answers and time.monotonic() < until)
+            self._job.has_to_tell() or (self._owes_answers() and time.monotonic() < until)
         ):
             time.sleep(_TICK_SECONDS / 5)
         self._closing = True
         self._thread.join(2 * _FLUSH_SECONDS)
 
-    @property
     def _owes_answers(self) -> bool:
         return self.rounds.owes or bool(self._refusal and len(self._came) < self.address.num_tasks)
 
@@ -143,9 +138,11 @@ class Service:
             self._monitor.tick(now)
         server.close()
         self.send(None, {"closing": True})
-        closed = [asyncio.ensure_future(_close(writer)) for writer in self._connections]
-        if closed:
-            await asyncio.wait(closed, timeout=_FLUSH_SECONDS)
+        for writer in self._connections:
+            writer.close()  # sends what is left
+        until = time.monotonic() + _FLUSH_SECONDS
+        while self._connections and time.monotonic() < until:
+            await asyncio.sleep(_TICK_SECONDS / 25)
 
     async def _admit(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         if len(self._connections) >= 2 * self.address.num_tasks + _STRANGERS:
@@ -153,12 +150,12 @@ class Service:
             return
         self._connections.add(writer)
         try:
-            hello = await asyncio.wait_for(self._shake(reader, writer), wire.HANDSHAKE_SECONDS)
-            if hello is not None and hello["role"] == "observer":
+            process = await asyncio.wait_for(self._shake(reader, writer), wire.HANDSHAKE_SECONDS)
+            if process is not None and process.role == "observer":
                 while await reader.readuntil():
                     writer.write(wire.encode(self._monitor.status()))
-            elif hello is not None:
-                await self._attend(_process(hello), reader, writer)
+            elif process is not None:
+                await self._attend(process, reader, writer)
         except (OSError, EOFError, wire.WireError, asyncio.LimitOverrunError, asyncio.TimeoutError):
             pass  # a stranger, or a task that will connect again
         finally:
@@ -167,8 +164,8 @@ class Service:
 
     async def _shake(
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
-    ) -> Optional[Message]:
-        """Returns what the other end says of itself, once it has proved it; None if refused."""
+    ) -> Optional[Process]:
+        """Returns the process that connects, once it has proved the secret; None if refused."""
         challenge, key = secrets.token_hex(16), self._secret.key
         greeting = {"protocol": wire.PROTOCOL, "challenge": challenge}
         writer.write(wire.encode({**greeting, "offer": self._secret.offer()}))
@@ -179,19 +176,19 @@ class Service:
         parts = [challenge, *(hello.get(name) for name in wire.PROVEN)]
         if not wire.is_proof(hello.get("proof"), key, "task", *parts):
             return None
+        process = Process(*map(hello.get, Process._fields))  # type: ignore[arg-type]
         refusal = self._refusal
-        if hello["role"] != "observer":
-            rank, pid = hello["rank"], hello.get("pid")
-            if hello["role"] not in ROLES or type(rank) is not int or type(pid) is not int:
+        if process.role != "observer":
+            if process.role not in ROLES or {type(process.rank), type(process.pid)} != {int}:
                 return None
-            if not 0 <= rank < self.address.num_tasks:
+            if not 0 <= process.rank < self.address.num_tasks:
                 return None
-            self._came.add(rank)
-            refusal = refusal or await self._find_other(_process(hello))
+            self._came.add(process.rank)
+            refusal = refusal or await self._find_other(process)
         answer = {"proof": wire.prove(key, "service", *parts), "grace": self.address.grace}
         more = {"refused": refusal} if refusal else {"rank": self.address.rank}
         writer.write(wire.encode({**answer, **more}))
-        return None if refusal else hello
+        return None if refusal else process
 
     async def _find_other(self, process: Process) -> str:
         """Returns why a process cannot represent its task; '' if it can."""
@@ -212,12 +209,10 @@ class Service:
         self, process: Process, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> None:
         link = self._links.get(process[:2])
-        if link is not None and link.process.number != process.number:
-            # it has ended, and this process follows it
-            self._job.ended(link.process, link.reason, said_goodbye=True)
-            self._monitor.ended(link.process)
-            link = None
-        if link is None:
+        if link is None or link.process.number != process.number:
+            if link is not None:  # it has ended, and this process follows it
+                self._job.ended(link.process, link.reason, said_goodbye=True)
+                self._monitor.ended(link.process)
             link = self._links[process[:2]] = _Link(process)
         elif link.writer is not None:
             link.writer.close()
@@ -260,7 +255,7 @@ class Service:
             self._monitor.message(process, message)
 
     def _end(self, link: _Link, failure: str, said_goodbye: bool) -> None:
-        """Takes the end of a process, and tells the others."""
+        """Notes the end of a process, and tells the others."""
         process = link.process
         self._links.pop(process[:2], None)
         left = f"its process ended: {failure}" if failure else "it has ended"
@@ -273,32 +268,20 @@ class Service:
             self._departed.append(process.rank)
 
 
-def _process(hello: Message) -> Process:
-    return Process(hello["rank"], hello["role"], str(hello.get("number")), hello.get("pid"))
-
-
 def _report(loop: asyncio.AbstractEventLoop, context: Dict[str, object]) -> None:
-    # While there are no file descriptors left, asyncio accepts again each second.
+    # Without free file descriptors, asyncio reports an OSError each second.
     if not isinstance(context.get("exception"), OSError):
         loop.default_exception_handler(context)
 
 
-async def _close(writer: asyncio.StreamWriter) -> None:
-    with contextlib.suppress(OSError):
-        await writer.drain()
-        writer.close()
-        await writer.wait_closed()
-
-
 def _allow_connections(address: ServiceAddress) -> str:
-    """Raises this process's limit on open files; returns what is wrong where that is too low."""
+    """Raises this process's limit on open files; returns an error if it stays too low, else ''."""
     needed = address.num_tasks + _STRANGERS + _OTHER_FILES
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft == resource.RLIM_INFINITY or soft >= needed:
-        return ""
-    allowed = needed if hard == resource.RLIM_INFINITY else min(needed, hard)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (allowed, hard))
-    if allowed >= address.num_tasks + _OTHER_FILES:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)  # never unlimited on Linux
+    if soft < needed:
+        soft = min(needed, hard)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    if soft >= address.num_tasks + _OTHER_FILES:
         return ""
     return (
         f"`ulimit -n` is {hard} on {address.node}: expected at least {needed} open files, one for "

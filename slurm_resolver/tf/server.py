@@ -19,8 +19,8 @@ from slurm_resolver.cluster.cluster import Cluster
 from slurm_resolver.cluster.jobs import DATA_JOBS, DISPATCHER
 from slurm_resolver.coordination import ServiceAddress
 from slurm_resolver.coordination.client import connect
-from slurm_resolver.coordination.job import SERVERS
-from slurm_resolver.coordination.member import START_SECONDS, JobResult, Member, announcement
+from slurm_resolver.coordination.job import SERVERS, JobResult
+from slurm_resolver.coordination.member import START_SECONDS, Member, announcement
 from slurm_resolver.errors import JobsError
 from slurm_resolver.log import print_line
 from slurm_resolver.preflight.ready import offer_readiness
@@ -113,7 +113,10 @@ def serve(
             stack.enter_context(signals_left_to_those_who_train())
         member.serve(start_timeout)
         offer_readiness(cluster)
-        _await_service(member, cluster, start_timeout)
+        member.await_joined(start_timeout)
+        refusal = member.client.refusal
+        if refusal:
+            raise JobsError(f"serve() in process {os.getpid()}: {refusal} Call it there.")
         if own.job in DATA_JOBS:
             keep_until_exit(server or start_data_server(cluster, lambda: member.result is not None))
         elif server is None and member.result is None:
@@ -123,17 +126,6 @@ def serve(
     if result.status:
         print_line(f"{cluster.name_of(own.rank)}: {result.message}")
     return result.status
-
-
-def _await_service(member: Member, cluster: Cluster, timeout: float) -> None:
-    """Waits until the coordination service knows of this task, or the time is up."""
-    client = member.client
-    if member.await_joined(timeout):
-        return
-    if client.refusal:
-        raise JobsError(f"serve() in process {os.getpid()}: {client.refusal} Call it there.")
-    why = f"{client.address.name} did not answer within {timeout:g} s: {client.problem}"
-    member.end(1, why)
 
 
 def _undo() -> None:

@@ -40,7 +40,9 @@ def await_file(name: str) -> None:
 
 def join() -> bool:
     """Returns whether the coordination service admits this process as its task."""
-    return any(member.await_joined(JOIN_SECONDS) for member in server._members.values())
+    (member,) = server._members.values()
+    member.await_joined(JOIN_SECONDS)
+    return not member.client.refusal
 
 
 def in_child(_: int) -> Dict[str, Any]:

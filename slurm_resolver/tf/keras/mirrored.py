@@ -83,11 +83,8 @@ class MultiWorkerMirroredStrategy(
         with start.starting_together(cluster_resolver, start_timeout, _JOBS) as client:
             options = choose_communication(communication_options, client, cluster_resolver, _JOBS)
             super().__init__(cluster_resolver, options)
-        peers = None
-        if client is not None:
-            peers = start.Peers(client, cluster_resolver.cluster, _JOBS)
         _let_children_end()
-        self.workers = Workers(self, client, peers)
+        self.workers = Workers(self, client)
         local = len(self.extended.worker_devices)
         first = self.workers.index * local
         self.sharing = Sharing(first, local, self.num_replicas_in_sync)
