@@ -16,7 +16,7 @@ from typing import Any, Callable, Optional, Tuple
 from slurm_resolver.errors import SavingError
 from slurm_resolver.slurm.step import SlurmStep
 from slurm_resolver.tf.keras import are_several
-from slurm_resolver.tf.reporter import reporter
+from slurm_resolver.tf.progress import reporter
 
 # As long the one that writes may add nothing to its files before the others give up.
 STALLED_SECONDS = 300.0
