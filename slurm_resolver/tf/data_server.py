@@ -1,4 +1,4 @@
-"""The servers of a tf.data service: the dispatcher's and the data workers'."""
+"""The servers of a tf.data service: of the dispatcher and of the data workers."""
 
 from __future__ import annotations
 
@@ -22,11 +22,7 @@ _START_SECONDS = 120.0  # to register with a dispatcher that has listened a mome
 
 
 def start_data_server(cluster: Cluster, has_ended: Callable[[], bool]) -> Optional[Any]:
-    """Starts the server of this task, a `DispatchServer` or a `WorkerServer`, and returns it.
-
-    It listens at the task's address, and data workers have registered with the dispatcher. None
-    where the job has ended before.
-    """
+    """Starts this task's `DispatchServer` or `WorkerServer`; None if the job has ended before."""
     service, own = tf.data.experimental.service, cluster.task
     assert own is not None
     port = int(own.address.rpartition(":")[2])
@@ -36,13 +32,12 @@ def start_data_server(cluster: Cluster, has_ended: Callable[[], bool]) -> Option
         config = service.DispatcherConfig(port, worker_addresses=workers)
         return service.DispatchServer(config)
     dispatcher = cluster.addresses[DISPATCHER][0]
-    # A WorkerServer whose dispatcher is not there waits for it, and holds the interpreter: nothing
-    # could tell this process meanwhile that the job has ended.
+    # A WorkerServer waits for its dispatcher and holds the interpreter: this process would not learn
+    # meanwhile that the job has ended.
     while not _listens(dispatcher):
         if has_ended():
             return None
         time.sleep(_PAUSE)
-    # Nothing else works while TensorFlow waits for the dispatcher and holds the interpreter.
     faulthandler.dump_traceback_later(_START_SECONDS, exit=True)
     try:
         return service.WorkerServer(service.WorkerConfig(dispatcher, own.address, port))
@@ -53,18 +48,16 @@ def start_data_server(cluster: Cluster, has_ended: Callable[[], bool]) -> Option
 def keep_until_exit(server: Any) -> None:
     """Keeps a server of a tf.data service from being stopped before the process ends.
 
-    To stop one is to wait until it has answered all requests, and a data worker's own: for an hour
-    where the dispatcher is lost.
+    A server that stops waits until all requests are answered: an hour if the dispatcher is lost.
     """
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(server))
 
 
 @contextlib.contextmanager
-def signals_left_to_those_who_train() -> Iterator[None]:
-    """Lets no signal that tells the step of its end, or of the job's, end this task first.
+def ignoring_signals() -> Iterator[None]:
+    """Ignores the signals by which Slurm announces the end of the step or job to all tasks.
 
-    Slurm sends it to all tasks. Those who train may save then, which the loss of their data would
-    cut short; this task ends when they have ended.
+    The tasks that train may save then, and need their data. This task ends when they have ended.
     """
     before = {}
     if threading.current_thread() is threading.main_thread():  # Python sets handlers only there

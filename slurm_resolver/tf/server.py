@@ -1,7 +1,7 @@
 """Tasks that serve others: parameter servers, workers beside a coordinator, a tf.data service.
 
-`tf.distribute.Server.join()` never returns, nor does that of a tf.data service's servers. A task
-that serves ends when the coordination service says that the job is over: see `coordination.job`.
+The `join()` of TensorFlow's servers never returns. A task that serves ends when the coordination
+service says that the job is over: see `coordination.job`.
 """
 
 from __future__ import annotations
@@ -25,27 +25,28 @@ from slurm_resolver.errors import JobsError
 from slurm_resolver.log import print_line
 from slurm_resolver.preflight.ready import offer_readiness
 from slurm_resolver.tf.data_server import (
+    ignoring_signals,
     keep_until_exit,
-    signals_left_to_those_who_train,
     start_data_server,
 )
 
 _END_SECONDS = 5.0  # for a task that trains to end by itself, when the job has failed
-_FAIL_FAST = {"GRPC_FAIL_FAST": "use_caller"}
+# With this value, a call to a server that has ended fails at once, instead of waiting for it.
+_VARIABLE, _FAIL_FAST = "GRPC_FAIL_FAST", "use_caller"
 
 # One for all resolvers of the same cluster in a process; a forked child has none.
 _members: Dict[Tuple[ServiceAddress, str, int], _Member] = {}
-_set_variables: Dict[str, str] = {}  # those that this module has set
+_has_set_variable = False
 
 
 class _Member(Member):
-    """This process's part in the job, by which a task that trains ends where the job has failed."""
+    """This process's part in the job; it ends a task that trains if the job has failed."""
 
     def __init__(self, cluster: Cluster, announced: Dict[str, Any]) -> None:
         assert cluster.service is not None
         self._name = cluster.name_of(cluster.service.rank)
         self._serves = announced["serves"]
-        self._ends = threading.Event()  # once this process ends by itself, without an error
+        self._ends = threading.Event()  # set when this process ends without an error
         client = connect(cluster.service, cluster.name_of)
         atexit.register(self._note_end)
         super().__init__(client, announced, self._end_process)
@@ -80,10 +81,10 @@ def take_part(cluster: Cluster) -> Optional[Member]:
     announced = announcement(tasks, cluster.task.rank)
     if announced is None:
         return None
-    # A call to a server that has ended fails at once, instead of waiting for it.
-    for name, value in _FAIL_FAST.items() if "ps" in cluster.roles else ():
-        if name not in os.environ:
-            os.environ[name] = _set_variables[name] = value
+    global _has_set_variable
+    if "ps" in cluster.roles and _VARIABLE not in os.environ:
+        os.environ[_VARIABLE] = _FAIL_FAST
+        _has_set_variable = True
     if cluster.task.job == "chief" and "ps" in cluster.roles:
         _let_coordinators_end()
     key = (cluster.service, announced["cluster"], os.getpid())
@@ -110,7 +111,7 @@ def serve(
     assert member is not None
     with contextlib.ExitStack() as stack:
         if own.job in DATA_JOBS:
-            stack.enter_context(signals_left_to_those_who_train())
+            stack.enter_context(ignoring_signals())
         member.serve(start_timeout)
         offer_readiness(cluster)
         member.await_joined(start_timeout)
@@ -122,18 +123,11 @@ def serve(
         elif server is None and member.result is None:
             server = tf.distribute.Server(spec, own.job, own.index, protocol=protocol)
         result = member.await_over()
-    _undo()
+    if _has_set_variable:
+        os.environ.pop(_VARIABLE, None)
     if result.status:
         print_line(f"{cluster.name_of(own.rank)}: {result.message}")
     return result.status
-
-
-def _undo() -> None:
-    """Takes back what `take_part` has changed in this process: the job has ended."""
-    for name, value in _set_variables.items():
-        if os.environ.get(name) == value:
-            del os.environ[name]
-    _set_variables.clear()
 
 
 def _check(cluster: Cluster) -> None:
@@ -142,9 +136,8 @@ def _check(cluster: Cluster) -> None:
     jobs = sorted(cluster.roles)
     if own is None:
         raise JobsError(
-            "serve() in a process without a cluster: it is for the tasks of a Slurm step that "
-            "serve others. Start the program with srun; or on this machine alone with "
-            "`slurm-resolver run`."
+            "serve() in a process without a cluster; expected a task of a Slurm step that serves "
+            "others. Start the program with srun, or without Slurm with `slurm-resolver run`."
         )
     if not {"ps", DISPATCHER} & set(jobs) or not {"chief", "worker"} & set(jobs):
         raise JobsError(
@@ -172,8 +165,7 @@ def _let_coordinators_end() -> None:
 
     A thread of TensorFlow's ClusterCoordinator waits for the worker to come back, and holds the
     lock that `stop`, called by `ClusterCoordinator.__del__`, needs (tensorflow/python/distribute/
-    coordinator/cluster_coordinator.py). Tasks of a Slurm step do not come back. Without the lock,
-    all that may happen is that this daemon thread goes on waiting.
+    coordinator/cluster_coordinator.py). Without that lock, this daemon thread may wait on.
     """
     from tensorflow.python.distribute.coordinator import cluster_coordinator
 
