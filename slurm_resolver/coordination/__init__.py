@@ -14,25 +14,16 @@ NameOf = Callable[[int], str]  # from a rank to how messages name its task
 
 
 class ServiceAddress(NamedTuple):
-    """The address of a step's coordination service; only `rank` and `serves` differ by task.
-
-    Attributes:
-        host, port, node: where it listens; `node` is for messages.
-        identity: identifies the start of the step; a service admits no other.
-        num_tasks: the number of tasks in the step.
-        rank: the rank of this task.
-        serves: whether the service runs in this task.
-        grace: seconds for which the network may fail before a task is lost.
-    """
+    """The address of a step's coordination service; only `rank` and `serves` differ by task."""
 
     host: str
     port: int
-    node: str
-    identity: str
+    node: str  # for messages
+    identity: str  # of the start of the step; a service admits no other
     num_tasks: int
-    rank: int
-    serves: bool
-    grace: float = NETWORK_GRACE
+    rank: int  # of this task
+    serves: bool  # whether the service runs in this task
+    grace: float = NETWORK_GRACE  # seconds for which the network may fail before a task is lost
 
     @property
     def name(self) -> str:

@@ -31,29 +31,18 @@ _PLURALS = {"is": "are", "has": "have", "waits": "wait"}
 
 
 class Report(NamedTuple):
-    """The progress of a worker, as it reports it.
+    """The progress of a worker, as it reports it."""
 
-    Attributes:
-        stage: "training", "validation", "evaluate", "predict", or "" outside of them.
-        epoch, step: counted from 1; the step is 0 before the first one.
-        begun: the number of steps of all stages that it has begun.
-        phase: one of the phases above.
-        age: seconds since the phase began.
-        ms: the median duration of a step; 0 if unknown.
-        waiting, outside: the shares of time spent waiting for data, and between steps.
-        silent: seconds since the report came; `age` includes them.
-    """
-
-    stage: str = ""
-    epoch: int = 0
-    step: int = 0
-    begun: int = 0
+    stage: str = ""  # "" outside of `fit`, `evaluate` and `predict`
+    epoch: int = 0  # counted from 1
+    step: int = 0  # counted from 1; 0 before the first one
+    begun: int = 0  # the number of steps of all stages
     phase: str = IDLE
-    age: float = 0.0
-    ms: float = 0.0
-    waiting: float = 0.0
-    outside: float = 0.0
-    silent: float = 0.0
+    age: float = 0.0  # seconds since the phase began
+    ms: float = 0.0  # the median duration of a step; 0 if unknown
+    waiting: float = 0.0  # the share of time spent waiting for data
+    outside: float = 0.0  # the share of time spent between steps
+    silent: float = 0.0  # seconds since the report came; `age` includes them
 
     def where(self, with_epoch: bool = True) -> str:
         """Returns the step it is in, such as "in step 812 of epoch 3"."""

@@ -32,8 +32,8 @@ def start_data_server(cluster: Cluster, has_ended: Callable[[], bool]) -> Option
         config = service.DispatcherConfig(port, worker_addresses=workers)
         return service.DispatchServer(config)
     dispatcher = cluster.addresses[DISPATCHER][0]
-    # A WorkerServer waits for its dispatcher and holds the interpreter: this process would not learn
-    # meanwhile that the job has ended.
+    # A WorkerServer that waits for its dispatcher holds the interpreter, and this process could not
+    # learn that the job has ended.
     while not _listens(dispatcher):
         if has_ended():
             return None

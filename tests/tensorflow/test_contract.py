@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import signal
 import subprocess
 import sys
 from typing import Any, Dict, List
@@ -298,15 +297,6 @@ class TestPrivateNames:
         assert visible == "0,1,2,3"
         assert ours._auto_set_gpu is False
 
-    def test_they_can_be_set_and_others_are_not_there(self, slurm: Any) -> None:
-        slurm(0, "1(x3)", 3)
-        resolver = SlurmClusterResolver(port_base=2222)
-        assert resolver._port_base == 2222
-        resolver._task_configuration = {"a": 1}
-        assert resolver._task_configuration == {"a": 1}
-        with pytest.raises(AttributeError, match="no attribute '_tasks_per_node'"):
-            _ = resolver._tasks_per_node
-
     def test_without_slurm_they_are_empty(self) -> None:
         resolver = SlurmClusterResolver()
         assert (resolver._rank, resolver._jobs, resolver._task_configuration) == (None, {}, {})
@@ -427,18 +417,6 @@ def test_a_server_of_a_job_with_a_name_of_its_own(slurm: Any) -> None:
     assert "/job:mesh/replica:0/task:0/device:CPU:0" in devices
     with pytest.raises(ValueError, match="mesh"):  # the strategy's to say
         tf.distribute.MultiWorkerMirroredStrategy(cluster_resolver=resolver)
-
-
-def test_a_name_that_is_refused_would_abort_the_process() -> None:
-    name = "my-mesh"
-    code = (
-        "import tensorflow as tf; "
-        f"spec = tf.train.ClusterSpec({{{name!r}: ['localhost:29999']}}); "
-        f"tf.distribute.Server(spec, {name!r}, 0)"
-    )
-    ended = subprocess.run([sys.executable, "-c", code], stderr=subprocess.PIPE, check=False)
-    assert ended.returncode == -signal.SIGABRT
-    assert b"Invalid device name" in ended.stderr
 
 
 def test_a_training_of_keras_2_goes_on_where_it_was_saved() -> None:

@@ -11,7 +11,6 @@ import socket
 import subprocess
 import sys
 import time
-from pathlib import Path
 from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple
 
 import pytest
@@ -113,11 +112,11 @@ LATE = "sys.stdin.readline(); gather()"
 
 
 class Case(NamedTuple):
-    """What each task does, and what each says; rank 2 gets a signal once the others wait."""
+    """What each task does, and what each says; `stops`: rank 2 is stopped while the others wait."""
 
     bodies: Sequence[Optional[str]]
     said: Dict[int, str]
-    sign: Optional[signal.Signals] = None
+    stops: bool = False
 
 
 def missing(seconds: str = "3 s", ending: str = "") -> str:
@@ -147,13 +146,8 @@ CASES = {
         ["gather(3); time.sleep(6)", BRIEF, "time.sleep(5); gather()"],
         {0: missing(), 1: missing(), 2: TOO_LATE},
     ),
-    "one is interrupted while it waits": Case(
-        [GATHER, "time.sleep(9)", GATHER],
-        {0: gone("its process ended: KeyboardInterrupt")},
-        signal.SIGINT,
-    ),
     "one is stopped while it waits": Case(
-        [GATHER, LATE, GATHER], dict.fromkeys(range(2), ALL), signal.SIGSTOP
+        [GATHER, LATE, GATHER], dict.fromkeys(range(2), ALL), stops=True
     ),
     "one fails while others wait for it without a deadline": Case(
         [PATIENT, PATIENT, "time.sleep(1); raise ValueError('no data')"],
@@ -191,10 +185,10 @@ def test_what_a_gather_comes_to(step: Step, name: str) -> None:
     tasks = [None if body is None else step.start(rank, body) for rank, body in enumerate(bodies)]
     for started in filter(None, tasks):  # they begin together, however long each took to start
         started.go()
-    if case.sign is not None:
+    if case.stops:
         time.sleep(1.5)
         assert tasks[2] is not None
-        tasks[2].process.send_signal(case.sign)
+        tasks[2].process.send_signal(signal.SIGSTOP)
         time.sleep(0.5)
     with contextlib.suppress(BrokenPipeError):
         for task in tasks:
@@ -376,20 +370,12 @@ def many(port: int) -> None:
 STRANGERS = [garbage, replay, odd_values, many]
 
 
-def memory(pid: int) -> int:
-    """Returns the resident memory of a process in MiB."""
-    status = Path(f"/proc/{pid}/status").read_text()
-    return int(status.partition("VmRSS:")[2].split()[0]) // 1024
-
-
 @pytest.mark.parametrize("stranger", STRANGERS)
 def test_strangers_change_nothing(step: Step, stranger: Callable[[int], None]) -> None:
     step.num_tasks = 2
     serving = step.start(0, "gather()")
     shake(step.port, identity="another")
-    before = memory(serving.process.pid)
     stranger(step.port)
-    assert memory(serving.process.pid) - before < 16
     assert step.start(1, "gather()").end() == ["[0, 1]"]
     assert serving.finish() == (["[0, 1]"], [])
     assert serving.process.returncode == 0
