@@ -9,7 +9,6 @@ import atexit
 import contextlib
 import faulthandler
 import functools
-import os
 import statistics
 import sys
 import threading
@@ -37,7 +36,7 @@ from slurm_resolver.coordination.progress import (
     report_seconds,
 )
 from slurm_resolver.coordination.wire import Message
-from slurm_resolver.log import warn
+from slurm_resolver.log import exit_at_once, warn
 
 _STALL_SECONDS = 300.0
 _WINDOW = 12  # reports over which the shares of time are taken
@@ -145,11 +144,8 @@ class Reporter:
         if self._client.address.rank in message["behind"]:
             faulthandler.dump_traceback(2, all_threads=True)
         if self._exits and self._client.address.rank in message["end"]:
-            flush = threading.Thread(target=sys.stdout.flush, daemon=True)
-            flush.start()
-            flush.join(1.0)  # a stuck thread may hold its lock
             warn("this task ends with status 1 (on_stall='exit')")
-            os._exit(1)
+            exit_at_once(1)
 
 
 reporter = Reporter()

@@ -8,28 +8,31 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import ctypes
+import faulthandler
 import os
+import signal
+import socket
 import sys
 import threading
-from typing import Any, Dict, Optional, Tuple
+import time
+from typing import Any, Dict, Iterator, Optional, Tuple
 
 import tensorflow as tf
 
 from slurm_resolver.cluster.cluster import Cluster
-from slurm_resolver.cluster.jobs import DATA_JOBS, DISPATCHER
+from slurm_resolver.cluster.jobs import DATA_JOBS, DATA_WORKER, DISPATCHER
 from slurm_resolver.coordination import ServiceAddress
 from slurm_resolver.coordination.client import connect
 from slurm_resolver.coordination.job import SERVERS, JobResult
 from slurm_resolver.coordination.member import START_SECONDS, Member, announcement
 from slurm_resolver.errors import JobsError
-from slurm_resolver.log import print_line
+from slurm_resolver.log import exit_at_once, print_line
 from slurm_resolver.preflight.ready import offer_readiness
-from slurm_resolver.tf.data_server import (
-    ignoring_signals,
-    keep_until_exit,
-    start_data_server,
-)
 
+_PAUSE = 0.05  # seconds between two looks for the dispatcher
+_CONNECT_SECONDS = 3.0
+_REGISTER_SECONDS = 120.0  # with a dispatcher that has listened a moment ago
 _END_SECONDS = 5.0  # for a task that trains to end by itself, when the job has failed
 # With this value, a call to a server that has ended fails at once, instead of waiting for it.
 _VARIABLE, _FAIL_FAST = "GRPC_FAIL_FAST", "use_caller"
@@ -66,11 +69,7 @@ class _Member(Member):
         print_line(f"{self._name}: {result.message}. This process ends")
         if self._ends.wait(_END_SECONDS):
             return
-        # Flushing may hang, as everything in this process may: a thread does it, for 1 s at most.
-        flushing = threading.Thread(target=_flush_output, daemon=True)
-        flushing.start()
-        flushing.join(1.0)
-        os._exit(1)
+        exit_at_once(1)
 
 
 def take_part(cluster: Cluster) -> Optional[Member]:
@@ -111,7 +110,7 @@ def serve(
     assert member is not None
     with contextlib.ExitStack() as stack:
         if own.job in DATA_JOBS:
-            stack.enter_context(ignoring_signals())
+            stack.enter_context(_ignoring_signals())
         member.serve(start_timeout)
         offer_readiness(cluster)
         member.await_joined(start_timeout)
@@ -119,7 +118,10 @@ def serve(
         if refusal:
             raise JobsError(f"serve() in process {os.getpid()}: {refusal} Call it there.")
         if own.job in DATA_JOBS:
-            keep_until_exit(server or start_data_server(cluster, lambda: member.result is not None))
+            server = server or _start_data_server(cluster, member)
+            # One that is stopped before the process ends waits until all requests are answered: an
+            # hour if the dispatcher is lost.
+            ctypes.pythonapi.Py_IncRef(ctypes.py_object(server))
         elif server is None and member.result is None:
             server = tf.distribute.Server(spec, own.job, own.index, protocol=protocol)
         result = member.await_over()
@@ -154,10 +156,55 @@ def _check(cluster: Cluster) -> None:
         )
 
 
-def _flush_output() -> None:
-    for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(OSError, ValueError, AttributeError):
-            stream.flush()
+def _start_data_server(cluster: Cluster, member: Member) -> Optional[Any]:
+    """Starts this task's `DispatchServer` or `WorkerServer`; None if the job has ended before."""
+    service, own = tf.data.experimental.service, cluster.task
+    assert own is not None
+    port = int(own.address.rpartition(":")[2])
+    if own.job == DISPATCHER:
+        # All data workers, in the order of their indices: ShardingPolicy.DATA and FILE need it.
+        workers = [task.address for task in cluster.tasks if task.job == DATA_WORKER]
+        config = service.DispatcherConfig(port, worker_addresses=workers)
+        return service.DispatchServer(config)
+    dispatcher = cluster.addresses[DISPATCHER][0]
+    # A WorkerServer that waits for its dispatcher holds the interpreter, and this process could not
+    # learn that the job has ended.
+    while not _listens(dispatcher):
+        if member.result is not None:
+            return None
+        time.sleep(_PAUSE)
+    faulthandler.dump_traceback_later(_REGISTER_SECONDS, exit=True)
+    try:
+        return service.WorkerServer(service.WorkerConfig(dispatcher, own.address, port))
+    finally:
+        faulthandler.cancel_dump_traceback_later()
+
+
+@contextlib.contextmanager
+def _ignoring_signals() -> Iterator[None]:
+    """Ignores the signals by which Slurm announces the end of the step or job to all tasks.
+
+    The tasks that train may save then, and need their data. This task ends when they have ended.
+    """
+    before = {}
+    if threading.current_thread() is threading.main_thread():  # Python sets handlers only there
+        for number in (signal.SIGUSR1, signal.SIGUSR2, signal.SIGTERM):
+            if signal.getsignal(number) == signal.SIG_DFL:
+                before[number] = signal.signal(number, lambda *_: None)
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _listens(address: str) -> bool:
+    host, _, port = address.rpartition(":")
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), _CONNECT_SECONDS).close()
+    except OSError:
+        return False
+    return True
 
 
 def _let_coordinators_end() -> None:

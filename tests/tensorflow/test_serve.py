@@ -165,5 +165,5 @@ def test_who_cannot_serve_is_told_who_can(case: str, monkeypatch: pytest.MonkeyP
 
 def test_without_slurm_there_is_nobody_to_serve() -> None:
     assert not any(name.startswith("SLURM_P") for name in os.environ)
-    with pytest.raises(sr.JobsError, match=r"without a cluster: .* Start the program with srun"):
+    with pytest.raises(sr.JobsError, match=r"without a cluster; .* Start the program with srun"):
         sr.SlurmClusterResolver().serve()

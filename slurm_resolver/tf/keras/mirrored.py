@@ -15,14 +15,14 @@ import tensorflow as tf
 
 from slurm_resolver.cluster.jobs import DATA_JOBS
 from slurm_resolver.errors import JobsError
-from slurm_resolver.tf import progress, start
-from slurm_resolver.tf.communication import choose_communication
+from slurm_resolver.tf import progress
 from slurm_resolver.tf.exchange import Workers
 from slurm_resolver.tf.keras.functions import PredictFunction, StepFunction
 from slurm_resolver.tf.keras.patches import prepare
 from slurm_resolver.tf.keras.seeds import agree_on_seeds
 from slurm_resolver.tf.keras.sharing import Sharing, share_dataset
 from slurm_resolver.tf.resolver import SlurmClusterResolver
+from slurm_resolver.tf.start import choose_communication, starting_together
 
 _JOBS = ("chief", "worker")  # whose tasks train together
 
@@ -80,7 +80,7 @@ class MultiWorkerMirroredStrategy(
         if cluster_resolver is None:
             cluster_resolver = SlurmClusterResolver()
         _check_job(cluster_resolver)
-        with start.starting_together(cluster_resolver, start_timeout, _JOBS) as client:
+        with starting_together(cluster_resolver, start_timeout, _JOBS) as client:
             options = choose_communication(communication_options, client, cluster_resolver, _JOBS)
             super().__init__(cluster_resolver, options)
         _let_children_end()
