@@ -1,9 +1,8 @@
 """What each task of a test step runs to meet the others through a resolver that is told more.
 
 "tasks_per_node": the count is an argument, and Slurm's variable is not set. "hooks": a subclass
-that counts ranks node by node, as another launcher might, whatever Slurm's distribution. "mpi": a
-subclass that asks MPI, as published ones do: its hosts come from a set, in another order in each
-process. What came of it goes to a file of its own in the folder TASK_OUTPUT.
+that counts ranks node by node, as another launcher might, whatever Slurm's distribution. What
+came of it goes to a file of its own in the folder TASK_OUTPUT.
 """
 
 from __future__ import annotations
@@ -37,30 +36,12 @@ class NodeByNode(SlurmClusterResolver):
         return dict.fromkeys(NODES, PER_NODE)
 
 
-class FromMpi(SlurmClusterResolver):
-    """Hosts and counts as if gathered by MPI: four ranks, two on each of the nodes."""
-
-    def _resolve_own_rank(self) -> int:
-        return int(os.environ["OMPI_COMM_WORLD_RANK"])
-
-    def _resolve_num_tasks(self) -> int:
-        return int(os.environ["OMPI_COMM_WORLD_SIZE"])
-
-    def _resolve_hostlist(self) -> List[str]:
-        return list(set(NODES))
-
-    def _resolve_task_configuration(self) -> Dict[str, int]:
-        return {host: PER_NODE for host in set(NODES)}  # noqa: C420 (a dict from a set)
-
-
 def main() -> None:
-    # of a rank of mpirun, and not of the daemon that started it
-    slurm_rank = os.environ.get("OMPI_COMM_WORLD_RANK") or os.environ["SLURM_PROCID"]
     if sys.argv[1] == "tasks_per_node":
         del os.environ["SLURM_STEP_TASKS_PER_NODE"]
         resolver = SlurmClusterResolver(tasks_per_node=PER_NODE)
     else:
-        resolver = NodeByNode() if sys.argv[1] == "hooks" else FromMpi()
+        resolver = NodeByNode()
     resolver.wait_until_ready(timeout=20)
     own = resolver.cluster.task
     assert own is not None
@@ -74,7 +55,7 @@ def main() -> None:
         "meets_as": service.rank,
         "is_host": service.serves,
     }
-    Path(os.environ["TASK_OUTPUT"], slurm_rank).write_text(json.dumps(outcome))
+    Path(os.environ["TASK_OUTPUT"], os.environ["SLURM_PROCID"]).write_text(json.dumps(outcome))
 
 
 if __name__ == "__main__":

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import json
 import shlex
-import shutil
 import sys
 from pathlib import Path
 from typing import Any, Dict, List
 
 import pytest
 from folders import HELPERS
-from slurm_cluster import SlurmCluster, SlurmUnavailable, slurm_or_skip
+from slurm_cluster import SlurmCluster
 
 pytestmark = [pytest.mark.tensorflow, pytest.mark.slurm, pytest.mark.newest]
 
@@ -38,29 +37,8 @@ def test_all_are_ready_as_what_they_resolved_to(
     assert [outcome["rank"] for outcome in outcomes] == ranks
 
 
-MPIRUN = "export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1; mpirun.openmpi -np 4"
-
-
-@pytest.mark.nightly
-def test_hosts_from_a_set_are_in_one_order_under_mpirun(
-    real_slurm: SlurmCluster, tmp_path: Path
-) -> None:
-    """Ranks that mpirun does not count host by host are an error."""
-    if not shutil.which("mpirun.openmpi"):
-        slurm_or_skip(SlurmUnavailable("mpirun.openmpi is not here; `make slurm` gets it"))
-    allocation, env = "salloc -w n9,n10 -N2 --ntasks-per-node=2", {"TASK_OUTPUT": str(tmp_path)}
-    real_slurm.run(f"{allocation} bash -c '{MPIRUN} {PROGRAM} mpi'", env=env)
-    outcomes = read_outcomes(tmp_path)
-    assert [outcome["rank"] for outcome in outcomes] == [0, 1, 2, 3]
-    assert [outcome["hostname"] for outcome in outcomes] == ["n9", "n9", "n10", "n10"]
-    by_node = f"{allocation} bash -c '{MPIRUN} --map-by node {PROGRAM} mpi'"
-    done = real_slurm.run(by_node, env=env, check=False)
-    assert done.returncode != 0
-    assert "ranks are counted host by host, in the order n[9-10]" in done.stderr + done.stdout
-
-
 def read_outcomes(folder: Path) -> List[Dict[str, Any]]:
-    """What each task made of it, by Slurm's or mpirun's rank."""
+    """What each task made of it, by SLURM_PROCID."""
     outcomes = [json.loads((folder / str(number)).read_text()) for number in range(4)]
     for outcome in outcomes:
         assert outcome["node"] == outcome["hostname"]
