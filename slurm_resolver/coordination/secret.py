@@ -14,6 +14,7 @@ itself, so that a stranger cannot make it connect without a secret.
 
 from __future__ import annotations
 
+import math
 import os
 import re
 import secrets
@@ -42,25 +43,23 @@ class Secret:
 
     def __init__(self) -> None:
         """Raises RendezvousError if the variable has an unusable value, or munge fails."""
-        self._means = find_means()
-        self.key = secrets.token_bytes(32) if self._means == "munge" else _key_of_variable()
-        self._credential, self._made_at = "", 0.0
+        means = find_means()
+        self.key = secrets.token_bytes(32) if means == "munge" else _key_of_variable()
+        self._offer, self._made_at = {"means": means}, -math.inf
         self.offer()
 
-    def offer(self) -> Dict[str, object]:
+    def offer(self) -> Dict[str, str]:
         """Returns the message from which a task of the same user obtains the secret."""
-        if self._means != "munge":
-            return {"means": self._means}
-        if not self._credential or time.monotonic() - self._made_at > _RENEW_SECONDS:
+        if self._offer["means"] == "munge" and time.monotonic() > self._made_at + _RENEW_SECONDS:
             self._made_at = time.monotonic()
             # Sites can choose a default cipher that does not encrypt.
             options = ["--restrict-uid", str(os.geteuid()), "--cipher=aes128"]
             try:
-                self._credential = _run_munge("munge", options, self.key.hex()).strip()
+                self._offer["credential"] = _run_munge("munge", options, self.key.hex()).strip()
             except RendezvousError:
-                if not self._credential:
+                if "credential" not in self._offer:
                     raise
-        return {"means": "munge", "credential": self._credential}
+        return self._offer
 
 
 def accept_offer(offer: Mapping[str, object], name: str) -> bytes:
