@@ -17,7 +17,7 @@ import sys
 import threading
 import time
 from collections import Counter, defaultdict
-from typing import TYPE_CHECKING, Any, BinaryIO, Callable, Collection, Dict, List, Optional, Tuple
+from typing import TYPE_CHECKING, Any, BinaryIO, Callable, Collection, Dict, List, Optional
 
 from slurm_resolver.coordination import NameOf, ServiceAddress, wire
 from slurm_resolver.coordination.wire import Message, open_connection
@@ -213,17 +213,15 @@ class Client:
         pause = _FIRST_PAUSE
         while not (self._closed or self.refusal):
             try:
-                sock, lines = self._connect()
+                sock, lines, answer = open_connection(self.address, self._hello)
             except (OSError, wire.WireError, RendezvousError) as error:
                 self._take_failure(error)
                 self._wait(lambda: self._closed, pause)
                 pause = min(2 * pause, _LONGEST_PAUSE)
                 continue
-            with contextlib.closing(sock), contextlib.closing(lines):
-                if self.refusal:
-                    break
-                pause = _FIRST_PAUSE
-                self._has_ended = self._receive(lines)
+            pause = _FIRST_PAUSE
+            with sock, lines, contextlib.suppress(OSError, ValueError, wire.WireError):
+                self._attend(sock, lines, answer)
             self._lost_at = None if self._has_ended else time.monotonic()
             self._notice_at = time.monotonic() + _NOTICE_SECONDS
             self._socket = None
@@ -236,22 +234,24 @@ class Client:
         with self._changed:
             self._changed.wait_for(predicate, seconds)
 
-    def _connect(self) -> Tuple[socket.socket, BinaryIO]:
-        """Returns a connection that the service has admitted; sets `refusal` if it refuses."""
-        sock, lines, answer = open_connection(self.address, self._hello)
+    def _attend(self, sock: socket.socket, lines: BinaryIO, answer: Message) -> None:
+        """Passes on what the service says, until it announces its end or refuses this process."""
         if "refused" in answer:
             self.refusal = f"{self.address.name} refuses this process: {answer['refused']}."
-            return sock, lines
+            return
         wire.detect_dead_peers(sock, max(1.0, float(answer["grace"]) / 2))
         sock.settimeout(None)
         self._service_rank = answer["rank"]
         self.problem = "it was reached, but its process is stopped, or its node is silent"
         with self._changed:
-            self._socket = sock
+            self._socket, self._has_ended = sock, False
             for message in self._standing.values():
                 self._send(message)
             self._changed.notify_all()
-        return sock, lines
+        while not self._has_ended:
+            message = wire.read(lines, wire.MOST_ANSWER_BYTES)
+            self._has_ended = "closing" in message
+            self._dispatch(message)
 
     def _take_failure(self, error: Exception) -> None:
         """Notes that the service cannot be reached; after the grace it is gone."""
@@ -276,16 +276,6 @@ class Client:
                 part = f"takes no part in {name.rpartition(' ')[0]}: {why}"
                 self._answers[name] = {"error": f"{self.address.name} is gone, and {part}."}
             self._changed.notify_all()
-
-    def _receive(self, lines: BinaryIO) -> bool:
-        """Passes on what the service says; returns whether it has announced its end."""
-        with contextlib.suppress(OSError, ValueError, wire.WireError):
-            while True:
-                message = wire.read(lines, wire.MOST_ANSWER_BYTES)
-                if "closing" in message:
-                    return True
-                self._dispatch(message)
-        return False
 
     def _dispatch(self, message: Message) -> None:
         for key in () if self._closed else message:

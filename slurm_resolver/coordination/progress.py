@@ -64,9 +64,7 @@ def report_seconds(limit: float) -> float:
 def find_behind(workers: Workers, silence: float) -> List[int]:
     """Returns the ranks that the others wait for; all ranks if that is unknown.
 
-    Args:
-        workers: all workers.
-        silence: the seconds without a report from which on a worker does not answer.
+    A worker that has not reported for `silence` seconds does not answer.
     """
     silent = [rank for rank, report in workers.items() if report.silent > silence]
     if silent:
@@ -137,7 +135,7 @@ def _group(ranks: Sequence[int], name_of: NameOf) -> str:
 
 
 class Monitor:
-    """What the service knows of the workers; it runs in the service's thread."""
+    """The service's knowledge of the workers; it runs in the service's thread."""
 
     def __init__(self, service: Service) -> None:
         self._service = service

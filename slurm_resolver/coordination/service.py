@@ -70,8 +70,7 @@ class Service:
         self._socket = socket.create_server(
             ("", address.port), family=family, backlog=4096, dualstack_ipv6=dual
         )
-        self.rounds = Rounds(address.num_tasks, self.send, name_of)
-        self._job, self._monitor = Job(self), Monitor(self)
+        self._rounds, self._job, self._monitor = Rounds(self), Job(self), Monitor(self)
         self.leaves = False  # whether its process is about to end
         self._links: Dict[Tuple[int, str], _Link] = {}  # by rank and role
         self._departed: List[int] = []  # whose goodbyes the others are not told yet
@@ -104,15 +103,14 @@ class Service:
     def close(self) -> None:
         """Ends the service once no task relies on it; the last messages are sent."""
         self.leaves, until = True, time.monotonic() + self.address.grace
-        while self._thread.is_alive() and (
-            self._job.has_to_tell() or (self._owes_answers() and time.monotonic() < until)
-        ):
+        while self._thread.is_alive():
+            refuses = self._refusal and len(self._came) < self.address.num_tasks
+            owes = (self._rounds.owes or refuses) and time.monotonic() < until
+            if not (owes or self._job.has_to_tell()):
+                break
             time.sleep(_TICK_SECONDS / 5)
         self._closing = True
         self._thread.join(2 * _FLUSH_SECONDS)
-
-    def _owes_answers(self) -> bool:
-        return self.rounds.owes or bool(self._refusal and len(self._came) < self.address.num_tasks)
 
     def close_in_child(self) -> None:
         """Closes a forked process's copies of the sockets, which would keep the port in use."""
@@ -133,7 +131,7 @@ class Service:
             if self._departed:  # one message, as large steps end at once
                 self.send(None, {"left": self._departed})
                 self._departed = []
-            self.rounds.tick(now)
+            self._rounds.tick(now)
             self._job.tick(now)
             self._monitor.tick(now)
         server.close()
@@ -238,13 +236,13 @@ class Service:
             if link.writer is writer and self._links.get(process[:2]) is link:
                 link.writer, link.reason = None, reason
                 link.lost_at = time.monotonic() + seconds
-                self.rounds.disconnected(process)
+                self._rounds.disconnected(process)
 
     def _take(self, process: Process, message: Message) -> None:
         if "gather" in message:
-            self.rounds.add(process, message)
+            self._rounds.add(process, message)
         elif "received" in message:
-            self.rounds.received(process.rank, str(message["received"]))
+            self._rounds.received(process.rank, str(message["received"]))
         elif "tell" in message:
             told = {"told": message["tell"], "rank": process.rank, "value": message["value"]}
             self._told[str(message["tell"]), process.rank] = told
@@ -259,7 +257,7 @@ class Service:
         process = link.process
         self._links.pop(process[:2], None)
         left = f"its process ended: {failure}" if failure else "it has ended"
-        self.rounds.ended(process, left if said_goodbye else failure, bool(failure))
+        self._rounds.ended(process, left if said_goodbye else failure, bool(failure))
         self._job.ended(process, failure, said_goodbye)
         where = self._monitor.ended(process)
         if failure:

@@ -24,8 +24,7 @@ from slurm_resolver.cluster.cluster import Cluster
 from slurm_resolver.cluster.jobs import DATA_JOBS, DATA_WORKER, DISPATCHER
 from slurm_resolver.coordination import ServiceAddress
 from slurm_resolver.coordination.client import connect
-from slurm_resolver.coordination.job import SERVERS, JobResult
-from slurm_resolver.coordination.member import START_SECONDS, Member, announcement
+from slurm_resolver.coordination.job import SERVERS, START_SECONDS, JobResult, Member, announcement
 from slurm_resolver.errors import JobsError
 from slurm_resolver.log import exit_at_once, print_line
 from slurm_resolver.preflight.ready import offer_readiness

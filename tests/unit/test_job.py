@@ -11,8 +11,7 @@ import pytest
 
 from slurm_resolver.coordination import ServiceAddress
 from slurm_resolver.coordination.client import Client
-from slurm_resolver.coordination.job import JobResult
-from slurm_resolver.coordination.member import Member, announcement
+from slurm_resolver.coordination.job import JobResult, Member, announcement
 
 
 class Job:
