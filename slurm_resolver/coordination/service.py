@@ -267,8 +267,9 @@ class Service:
 
 
 def _report(loop: asyncio.AbstractEventLoop, context: Dict[str, object]) -> None:
-    # Without free file descriptors, asyncio reports an OSError each second.
-    if not isinstance(context.get("exception"), OSError):
+    # Without free file descriptors, asyncio reports an OSError each second, and a ValueError once
+    # the socket is closed.
+    if not isinstance(context.get("exception"), (OSError, ValueError)):
         loop.default_exception_handler(context)
 
 
