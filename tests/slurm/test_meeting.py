@@ -167,13 +167,6 @@ def test_on_every_slurm(real_slurm: SlurmCluster, tmp_path: Path, name: str) -> 
 
 
 @pytest.mark.newest
-def test_two_jobs_on_the_same_nodes_at_once(real_slurm: SlurmCluster, tmp_path: Path) -> None:
-    with ThreadPoolExecutor(2) as pool:
-        both = [pool.submit(run, real_slurm, tmp_path / str(n), Case(ALL_READY)) for n in range(2)]
-        assert [one.result() for one in both] == [ALL_READY] * 2
-
-
-@pytest.mark.newest
 def test_tasks_of_another_start_do_not_meet(real_slurm: SlurmCluster, tmp_path: Path) -> None:
     """As stragglers of a job that was requeued, which has the same ids and ports."""
     script = f"[ $SLURM_PROCID != 1 ] || export SLURM_RESTART_COUNT=1; exec {TASK} --timeout 6"

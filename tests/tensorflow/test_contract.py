@@ -309,6 +309,18 @@ class TestHooks:
             "worker": ["t02n13-ib0:8888", "t02n41-ib0:8888", "t02n43-ib0:8888", "t02n13-ib0:8889"]
         }
 
+    def test_tasks_meet_as_the_rank_that_they_resolved_to(self, slurm: Any) -> None:
+        class NodeByNode(SlurmClusterResolver):
+            def _resolve_own_rank(self) -> int:
+                return 2
+
+        slurm(1, "2,2", 4, SLURM_STEP_NODELIST="t02n[13,41]", SLURM_DISTRIBUTION="cyclic")
+        cluster = NodeByNode(layout="environment").cluster
+        assert cluster.task is not None
+        assert cluster.service is not None
+        assert (cluster.task.node, cluster.task.local_rank) == ("t02n41", 0)
+        assert (cluster.service.rank, cluster.service.serves) == (2, False)
+
     def test_ranks_counted_in_another_order_are_an_error(
         self, slurm: Any, monkeypatch: pytest.MonkeyPatch
     ) -> None:
