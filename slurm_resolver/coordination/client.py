@@ -135,12 +135,9 @@ class Client:
 
     def told(self, topic: str, ranks: Collection[int], timeout: float) -> Dict[int, str]:
         """Returns what these tasks have told, by rank, once all have or after `timeout` seconds."""
-        until = time.monotonic() + timeout
         with self._changed:
             told = self._told[topic]
-            while not told.keys() >= set(ranks) and time.monotonic() < until:
-                # Python's handlers of signals run between two waits.
-                self._changed.wait(min(_LONGEST_PAUSE, until - time.monotonic()))
+            self._changed.wait_for(lambda: told.keys() >= set(ranks), timeout)
             return {rank: told[rank] for rank in ranks if rank in told}
 
     def say(self, key: str, **message: Any) -> None:
