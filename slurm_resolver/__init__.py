@@ -1,7 +1,7 @@
 """TensorFlow clusters on Slurm: `SlurmClusterResolver`, and its parts that need no TensorFlow.
 
-Importing this package imports none of its modules. Each name is loaded when it is first used, so
-that commands start quickly, and only the names that need TensorFlow import it.
+Importing this package imports none of its modules. Each name is loaded when it is first used:
+commands start quickly, and only the names that need TensorFlow import it.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ __all__ = [
     "tf_config_from_slurm",
 ]
 
-_NAMES_BY_MODULE = {  # the names of `errors` are left out
+_NAMES_BY_MODULE = {  # without the names of `errors`
     "cluster.cluster": ("Cluster",),
     "cluster.resolve": ("resolve",),
     "cluster.tasks": ("Task",),

@@ -1,7 +1,6 @@
-"""How far a training is, told to the `slurm-resolver run` that has started it, where that asks.
+"""Reports of a training to the `slurm-resolver run` that started it, in a file.
 
-It asks by a variable, with the path of a file. Where nobody asks, or the file is gone, nothing
-happens.
+A variable contains the path of the file. Without it, or without the file, nothing is reported.
 """
 
 from __future__ import annotations
@@ -11,16 +10,16 @@ import os
 
 VARIABLE = "SLURM_RESOLVER_TRAINING_REPORTS"
 
-READY = "ready"  # a first step is done, and a signal would be answered by a save
-SAVED = "saved"  # the training is saved, after a signal
+READY = "ready"  # the first step is done: the training would save on a signal
+SAVED = "saved"  # the training was saved after a signal
 
 
 def report(event: str) -> None:
-    """Tells it, if somebody wants to know."""
+    """Writes an event to the file."""
     path = os.environ.get(VARIABLE)
     if not path:
         return
-    with contextlib.suppress(OSError):  # the reader has ended, or a container hides the file
+    with contextlib.suppress(OSError):  # run has ended, or a container hides the file
         file = os.open(path, os.O_WRONLY | os.O_APPEND)
         try:
             os.write(file, f"{event}\n".encode())

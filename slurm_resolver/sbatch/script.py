@@ -148,7 +148,8 @@ def _environment(settings: BatchSettings) -> List[str]:
         given = [line for one in settings.env_setup for line in (_SHELLCHECK_SOURCE, one)]
         lines = ["set +u  # for scripts that use variables which are not set", *given, "set -u"]
     python = "export PYTHONUNBUFFERED=1  # what Python prints appears in the output at once"
-    return ["set -euo pipefail", "", *lines, "", python]
+    quiet = "export TF_CPP_MIN_LOG_LEVEL=${TF_CPP_MIN_LOG_LEVEL:-1}  # 0 shows all notes"
+    return ["set -euo pipefail", "", *lines, "", python, quiet]
 
 
 def _step_options(settings: BatchSettings) -> List[str]:
@@ -225,6 +226,8 @@ def _training(settings: BatchSettings) -> List[str]:
         lines = ["status=0", *why_wait]
         why = f"# Requeues the job after exit status {REQUEUE_STATUS}."
         end, after = " || status=$?", ["", why, f'{_requeue(settings)} "$status"']
+    elif settings.restarts is None:
+        lines, end = [*_QUIET, *lines], " 2>&1 | quiet"
     step = f'"${{step[@]}}" {srun} \\'
     if settings.restarts is not None:
         step = _supervised(settings, step)
@@ -264,6 +267,16 @@ def _supervised(settings: BatchSettings, step: str) -> str:
         f"slurm-resolver supervise {options} -- \\\n    {step}"
     )
 
+
+_QUIET = (
+    "# TensorFlow 2.21 writes these notes before it reads TF_CPP_MIN_LOG_LEVEL.",
+    "quiet() {",
+    '    [ "$TF_CPP_MIN_LOG_LEVEL" != 0 ] || exec cat',
+    "    trap '' TERM  # srun ends first",
+    r"    exec sed -uE '/absl::InitializeLog\(\)|\] (oneDNN custom|Could not find cuda)/d'",
+    "}",
+    "",
+)
 
 _WHY_WAIT = (
     "# A task that gets the signal saves, and requeues the job with scontrol. Where there is none",

@@ -78,13 +78,13 @@ def test_the_service_is_found(real_slurm: SlurmCluster, name: str) -> None:
     finally:
         real_slurm.run("scancel --me")
         job.communicate(timeout=60)
-    assert found == "no worker has made its strategy yet\n"
+    assert found == "no worker has created its strategy yet\n"
 
 
 def test_a_job_without_workers_says_so(real_slurm: SlurmCluster) -> None:
     done = real_slurm.run(f"salloc -n1 srun -n1 {STATUS}", check=False)
     assert done.returncode == 1
-    assert "the program has not made its strategy yet, trains alone, or has ended" in done.stderr
+    assert "the program has not created its strategy, trains alone, or has ended" in done.stderr
     assert "If it sets port_base, add --port" in done.stderr
 
 
