@@ -21,8 +21,8 @@ from slurm_resolver.cli.options import (
 )
 from slurm_resolver.cluster.cluster import Cluster
 from slurm_resolver.cluster.contracts import CONTRACTS, Contract, placeholders
+from slurm_resolver.cluster.gpus import apply_gpus
 from slurm_resolver.cluster.resolve import resolve_step
-from slurm_resolver.cluster.task_gpus import apply_gpus
 from slurm_resolver.coordination import client
 from slurm_resolver.errors import LaunchError, SlurmResolverError, find_rendezvous_error
 from slurm_resolver.slurm.step import SlurmStep
@@ -191,7 +191,7 @@ def fill_in(words: Sequence[str], cluster: Cluster) -> List[str]:
     if not any("{" in word for word in words):
         return list(words)  # the lists of hosts are long
     values = {}
-    for name, value in placeholders(cluster.tasks, cluster.task, cluster.data_service).items():
+    for name, value in placeholders(cluster).items():
         values[f"{{{name}}}"] = value
         values[f"{{{{{name}}}}}"] = f"{{{name}}}"
     return [_PLACEHOLDER.sub(lambda found: values.get(found[0], found[0]), word) for word in words]

@@ -5,8 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 
-from slurm_resolver.slurm.hostlist import count_hostlist, expand_hostlist
-from slurm_resolver.slurm.hostlist_compress import compress_hostlist
+from slurm_resolver.slurm.hostlist import compress_hostlist, count_hostlist, expand_hostlist
 
 DESCRIPTION = """\
 Expands, folds and counts host lists as Slurm writes them, without Slurm."""
