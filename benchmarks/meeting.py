@@ -64,7 +64,7 @@ async def play(rank: int, port: int, gate: asyncio.Semaphore) -> None:
         assert wire.is_proof(answer["proof"], key, "service", *parts), answer
     value = json.dumps({"rank": rank})
     gather = {"gather": "the start 1", "value": value, "seconds": _SECONDS, "timeout": _SECONDS}
-    writer.write(wire.encode({**gather, "without": [], "patient": False}))
+    writer.write(wire.encode({**gather, "without": []}))
     while "gathered" not in wire.decode(await reader.readuntil()):
         pass
     writer.write(wire.encode({"goodbye": ""}))

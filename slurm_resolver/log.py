@@ -7,8 +7,9 @@ imported when it is needed: the import takes a third of the start of one of this
 from __future__ import annotations
 
 import contextlib
+import os
 import sys
-from typing import Set
+from typing import NoReturn, Set
 
 warned: Set[str] = set()  # messages that this process has logged
 
@@ -42,3 +43,18 @@ def print_line(text: str) -> None:
     with contextlib.suppress(OSError, ValueError, AttributeError):  # closed, or None
         sys.stderr.write(f"slurm_resolver: {text}\n")
         sys.stderr.flush()
+
+
+def exit_at_once(status: int) -> NoReturn:
+    """Ends a process in which threads may be stuck, and may hold the locks of its output."""
+    import threading
+
+    def flush() -> None:
+        for stream in (sys.stdout, sys.stderr):
+            with contextlib.suppress(OSError, ValueError, AttributeError):
+                stream.flush()
+
+    flushing = threading.Thread(target=flush, daemon=True)
+    flushing.start()
+    flushing.join(1.0)
+    os._exit(status)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Iterable, List
+from typing import Iterable, List, Sequence
 
 
 def counted(number: int, noun: str) -> str:
@@ -27,3 +27,13 @@ def ranges_of(numbers: Iterable[int]) -> List[str]:
         else:
             ranges.append([number, number])
     return [str(first) if first == last else f"{first}-{last}" for first, last in ranges]
+
+
+def shorten(names: Sequence[str], most: int) -> str:
+    """Returns the first names, and how many more there are.
+
+    >>> shorten(["n1", "n2", "n3"], 2)
+    'n1, n2 and 1 more'
+    """
+    more = len(names) - most
+    return ", ".join(names[:most]) + (f" and {more} more" if more > 0 else "")

@@ -24,7 +24,7 @@ from typing import Collection, Dict, List, NoReturn, Optional
 
 from slurm_resolver.cluster.cluster import Cluster
 from slurm_resolver.coordination.client import connect
-from slurm_resolver.coordination.member import START_SECONDS, JobResult, Member, announcement
+from slurm_resolver.coordination.job import START_SECONDS, JobResult, Member, announcement
 from slurm_resolver.local.child_process import end_with_this
 from slurm_resolver.log import print_line
 from slurm_resolver.slurm.step import SlurmStep
@@ -64,8 +64,7 @@ class ChildProgram:
         announced = announcement(tasks, cluster.task.rank)
         assert announced is not None
         announced.update(serves=announced["serves"] or self._only_serves, seconds=START_SECONDS)
-        client = connect(cluster.service)
-        client.name_of = cluster.name_of
+        client = connect(cluster.service, cluster.name_of)
         self._member = Member(client, announced, self._end_in_job)
 
     def run(self) -> NoReturn:
@@ -76,7 +75,9 @@ class ChildProgram:
         """
         for number in _FORWARDED:
             signal.signal(number, self._forward)
-        threading.Thread(target=self._await_service, daemon=True).start()
+        threading.Thread(
+            target=self._member.await_joined, args=[START_SECONDS], daemon=True
+        ).start()
         status = self._run_and_restart()
         self._has_ended.set()
         status = status if self._result is None else self._result.status
@@ -118,12 +119,6 @@ class ChildProgram:
                 os.kill(self._popen.pid, number)
         elif self._popen is None or number in _ENDS_TASK:
             self._unsent.append(number)
-
-    def _await_service(self) -> None:
-        client = self._member.client
-        if not self._member.await_joined(START_SECONDS) and not client.refusal:
-            why = f"{client.address.name} did not answer within {START_SECONDS:g} s"
-            self._member.end(1, f"{why}: {client.problem}")
 
     def _end_in_job(self, result: JobResult) -> None:
         """Ends the program because the job is over."""

@@ -6,15 +6,15 @@ import argparse
 import json
 import statistics
 import sys
+from itertools import chain, product
 from pathlib import Path
 from typing import Any, Dict, Iterator, List, Optional
 
 from slurm_resolver.cluster.addresses import identity_of
 from slurm_resolver.cluster.ports import choose_ports, derive_meeting_port
 from slurm_resolver.coordination import ServiceAddress
-from slurm_resolver.coordination.connection import observe
 from slurm_resolver.coordination.progress import IDLE
-from slurm_resolver.coordination.wire import WireError
+from slurm_resolver.coordination.wire import WireError, ask_status
 from slurm_resolver.errors import LaunchError, RendezvousError, SlurmResolverError
 from slurm_resolver.slurm.hostlist import expand_hostlist
 from slurm_resolver.slurm.scontrol import UNSET, node_addresses, show_job, show_steps
@@ -31,7 +31,8 @@ exit status: 0; 1 if no coordination service answers; 2 if usage or environment 
 examples:
   srun --jobid 42 --overlap -n 1 slurm-resolver status 42
   srun --jobid 42 --overlap -n 1 --pty watch -n 5 slurm-resolver status 42.0
-  srun --jobid 42 --overlap -n 1 slurm-resolver status 42 --json"""
+  srun --jobid 42 --overlap -n 1 slurm-resolver status 42 --json
+  srun --jobid 42 --overlap -n 1 --het-group 0 slurm-resolver status 42  # a heterogeneous job"""
 
 _SILENT_SECONDS = 20.0  # a worker without a report for this long is marked
 _SLOWER = 0.05  # the slowest worker spends this much more of its time outside of steps
@@ -43,6 +44,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     help_ = "default: this job, and its newest step that answers; for slurm-resolver run, its pid"
     parser.add_argument("step", nargs="?", metavar="JOBID[.STEP]", help=help_)
     parser.add_argument("--json", action="store_true", help="print JSON")
+    what = "where the program sets port_base: that number plus the most tasks on one node"
+    parser.add_argument("--port", type=int, help=what)
 
 
 def main(args: argparse.Namespace) -> int:
@@ -52,13 +55,13 @@ def main(args: argparse.Namespace) -> int:
     if not job_id:
         raise LaunchError("no job: give its id, as in slurm-resolver status 42")
     try:
-        addresses = list(_addresses(job_id, step_id, own))
+        addresses = list(_addresses(job_id, step_id, own, args.port))
     except OSError as error:
         raise LaunchError(f"job {job_id}: {error}") from None
     reasons: List[str] = []
     for address in addresses:
         try:
-            workers = observe(address)().get("workers", [])
+            workers = ask_status(address)["workers"]
             break
         except RendezvousError as error:  # the service answers, but the secret is missing
             reasons.insert(0, str(error))
@@ -68,7 +71,8 @@ def main(args: argparse.Namespace) -> int:
         reason = f" ({reasons[0]})" if reasons else ""
         print(
             f"slurm-resolver status: no coordination service answers in a step of job {job_id}"
-            f"{reason}: the program has not created its strategy, trains alone, or has ended.",
+            f"{reason}: the program has not created its strategy, trains alone, or has ended. If "
+            "it sets port_base, add --port with that number plus the most tasks on one node.",
             file=sys.stderr,
         )
         return 1
@@ -83,7 +87,9 @@ def main(args: argparse.Namespace) -> int:
     return 0
 
 
-def _addresses(job_id: str, step_id: str, own: SlurmStep) -> Iterator[ServiceAddress]:
+def _addresses(
+    job_id: str, step_id: str, own: SlurmStep, given_port: Optional[int]
+) -> Iterator[ServiceAddress]:
     """Yields the addresses where the service of a step may listen, newest step first.
 
     Raises:
@@ -91,27 +97,34 @@ def _addresses(job_id: str, step_id: str, own: SlurmStep) -> Iterator[ServiceAdd
     """
     simulated = _simulated_step(job_id)
     if simulated is not None:
-        port = choose_ports(simulated, simulated.num_tasks or 1).meeting_port
+        port = given_port or choose_ports(simulated, simulated.num_tasks or 1).meeting_port
         yield ServiceAddress("localhost", port, "localhost", identity_of(simulated), 0, 0, False)
         return
     job = show_job(job_id)
     job_id, restarts = job.get("JobId", job_id), int(job.get("Restarts") or 0)
-    numbered = {}
-    for fields in show_steps(job_id):
+    components = expand_hostlist(f"[{job.get('HetJobIdSet', job_id)}]")
+    numbered: Dict[int, List[Dict[str, str]]] = {}
+    for fields in chain.from_iterable(map(show_steps, components)):
         name = fields.get("StepId", "").rpartition(".")[2]
         if name.isdigit() and step_id in ("", name):
-            numbered[int(name)] = fields
-    for number, fields in sorted(numbered.items(), reverse=True):
+            numbered.setdefault(int(name), []).append(fields)
+    for number, records in sorted(numbered.items(), reverse=True):
         if (own.job_id, own.step_id, step_id) == (job_id, str(number), ""):
             continue  # the step that this command runs in
         step = SlurmStep(job_id=job_id, step_id=str(number), restart_count=restarts)
-        node = expand_hostlist(fields["NodeList"])[0]
-        host = node_addresses(node).get(node, node)
-        reserved = fields.get("ResvPorts", "")
-        variable = SlurmStep.reserved_ports
-        ports = None if reserved in UNSET else variable.read({variable.name: reserved})
-        # By default it is the last reserved port; only the layout, unknown here, tells.
-        for port in (*reversed((ports or ())[1:]), derive_meeting_port(step)):
+        nodes = [node for fields in records for node in expand_hostlist(fields["NodeList"])]
+        ports = [given_port or derive_meeting_port(step)]
+        if len(components) == 1:
+            nodes = nodes[:1]  # else the first of all components' nodes, in an order of Slurm's own
+            # By default the last reserved port is left over; the layout, which decides, is not
+            # known here. Heterogeneous steps do not use reserved ports.
+            reserved, variable = records[0].get("ResvPorts", ""), SlurmStep.reserved_ports
+            if not given_port and reserved not in UNSET:
+                listed = variable.read({variable.name: reserved}) or ()
+                ports = [*reversed(listed[1:]), *ports]
+        hosts = node_addresses(",".join(nodes))
+        for node, port in product(nodes, ports):
+            host = hosts.get(node, node)
             yield ServiceAddress(host, port, node, identity_of(step), 0, 0, False)
 
 

@@ -1,7 +1,7 @@
 """The tasks of a step meet once, and stay in touch until the last one leaves.
 
-One task serves (see `service`); every task, that one too, holds one connection to it (`client`).
-The room knows ranks and names, but no cluster.
+One task serves (`service`); every task, including that one, holds one connection to it (`client`).
+This package knows ranks and names, but no cluster.
 """
 
 from __future__ import annotations
@@ -14,28 +14,16 @@ NameOf = Callable[[int], str]  # from a rank to how messages name its task
 
 
 class ServiceAddress(NamedTuple):
-    """The address of a step's coordination service, and what this task tells it about itself.
-
-    Every field but `rank` and `serves` is the same in all tasks.
-
-    Attributes:
-        host, port: what to connect to.
-        node: the name of the node at this address, for messages.
-        identity: identifies the start of the step; a service admits no other.
-        num_tasks: the number of tasks in the step.
-        rank: the rank of this task.
-        serves: whether the service runs in this task.
-        grace: seconds that the network may fail without a task being given up.
-    """
+    """The address of a step's coordination service; only `rank` and `serves` differ by task."""
 
     host: str
     port: int
-    node: str
-    identity: str
+    node: str  # for messages
+    identity: str  # of the start of the step; a service admits no other
     num_tasks: int
-    rank: int
-    serves: bool
-    grace: float = NETWORK_GRACE
+    rank: int  # of this task
+    serves: bool  # whether the service runs in this task
+    grace: float = NETWORK_GRACE  # seconds for which the network may fail before a task is lost
 
     @property
     def name(self) -> str:

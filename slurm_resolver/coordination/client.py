@@ -1,6 +1,7 @@
-"""A task's connection to the coordination service, from the first need of it to the task's end.
+"""A task's connection to the coordination service, from its first use to the task's end.
 
-A thread holds it, connects again where the network failed, and passes on what the service says.
+A thread holds the connection, reconnects after a failure of the network, and passes on what the
+service says.
 """
 
 from __future__ import annotations
@@ -8,17 +9,18 @@ from __future__ import annotations
 import atexit
 import contextlib
 import json
+import math
 import os
 import secrets
 import socket
 import sys
 import threading
 import time
-from typing import TYPE_CHECKING, Any, BinaryIO, Callable, Collection, Dict, List, Optional, Tuple
+from collections import Counter, defaultdict
+from typing import TYPE_CHECKING, Any, BinaryIO, Callable, Collection, Dict, List, Optional
 
 from slurm_resolver.coordination import NameOf, ServiceAddress, wire
-from slurm_resolver.coordination.connection import open_connection
-from slurm_resolver.coordination.wire import Message
+from slurm_resolver.coordination.wire import Message, open_connection
 from slurm_resolver.errors import RendezvousError
 from slurm_resolver.log import warn
 
@@ -30,10 +32,9 @@ Listener = Callable[[Message], None]
 _PORT_SECONDS = 10.0  # for a process that ends to free the port
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.05, 1.0  # between two attempts to connect
 _ANSWER_SECONDS = 5.0  # for the service to say that the time is up
-_LONGEST_SECONDS = 1e6
 _GOODBYE_SECONDS = 5.0  # for the service to read the goodbye
 _LEAVE_SECONDS = 30.0  # at the end of this process, for the service to start
-_NOTICE_SECONDS = 30.0  # until one task reports that the service cannot be reached
+_NOTICE_SECONDS = 30.0  # until a task reports that the service cannot be reached; later twice that
 _MOST_VALUE_BYTES = wire.MOST_BYTES - 4096
 
 
@@ -47,10 +48,10 @@ class Client:
     """
 
     def __init__(self, address: ServiceAddress, role: str = "program") -> None:
-        """Connects; the service is started here if the address says so.
+        """Connects; starts the service first if the address says so.
 
         Raises:
-            RendezvousError: where the service cannot be started here.
+            RendezvousError: if the service cannot be started.
         """
         self.address = address
         self.name_of: NameOf = "rank {}".format
@@ -61,20 +62,18 @@ class Client:
         self._hello = {"rank": address.rank, "role": role, "pid": os.getpid(), "number": number}
         self._socket: Optional[socket.socket] = None
         self._changed = threading.Condition()
-        self._gathers: Dict[str, int] = {}  # how many of each purpose
-        self._pending: Dict[str, Tuple[Message, Optional[float]]] = {}  # and until when
-        self._answers: Dict[str, Message] = {}
-        self._told: Dict[str, Dict[int, str]] = {}  # by topic and rank
-        self._standing: Dict[str, Message] = {}  # what a new connection is told first
-        self._listeners: Dict[str, List[Listener]] = {
-            "gathered": [self._take_answer],
-            "told": [self._take_told],
-            "notice": [lambda message: warn("%s", message["notice"])],
-        }
+        self._gathers = Counter[str]()  # by purpose
+        self._answers: Dict[str, Message] = {}  # by gather
+        self._told: Dict[str, Dict[int, str]] = defaultdict(dict)  # by topic and rank
+        self._standing: Dict[str, Message] = {}  # sent again after a reconnection
+        self._listeners: Dict[str, List[Listener]] = defaultdict(list)
+        self.listen("gathered", self._take_answer)
+        self.listen("told", self._take_told)
+        self.listen("notice", lambda message: warn("%s", message["notice"]))
         self._closed = False
         self._service_rank: Optional[int] = None
         self._lost_at: Optional[float] = None  # when the connection failed
-        self._has_ended = False  # whether the service was there, and is not any more
+        self._has_ended = False  # whether the service has run and ended
         self._notice_at = time.monotonic() + _NOTICE_SECONDS
         if address.serves:
             self._start_service()
@@ -89,25 +88,23 @@ class Client:
         Args:
             purpose: what it is for, as messages name it, such as "the start"; calls with the same
                 purpose are counted.
-            value: what this task gives: at most 60 KiB as JSON in a JSON string.
-            timeout: seconds until this task's time is up; the first one's ends the wait of all.
-                None waits until all have come, or one of them has ended, and reports nobody.
+            value: this task's value: at most 60 KiB as JSON in a JSON string.
+            timeout: seconds to wait; the first task whose time is up ends the wait of all. None
+                waits until all have come or one of them has ended, and reports no missing tasks.
             without: the ranks that do not call it, whose values are None.
 
         Raises:
-            RendezvousError: in every task, naming those that are missing or lost.
+            RendezvousError: in every task, with the names of the missing or lost tasks.
         """
-        seconds = _LONGEST_SECONDS if timeout is None else timeout
-        until = time.monotonic() + seconds
-        options = {"timeout": seconds, "without": sorted(without), "patient": timeout is None}
+        until = math.inf if timeout is None else time.monotonic() + timeout
         with self._changed:
-            name = self._give(purpose, value, until, **options)
+            name = self.offer(purpose, value, until, timeout=timeout, without=sorted(without))
             while name not in self._answers and not self.refusal:
                 left = until - time.monotonic() + (_ANSWER_SECONDS if self._socket else 0.0)
                 if left <= 0:
                     break
-                self._changed.wait(left)
-            self._pending.pop(name, None)
+                self._changed.wait(min(left, threading.TIMEOUT_MAX))
+            del self._standing[name]
             answer = self._answers.pop(name, None)
             if self.refusal:
                 raise RendezvousError(self.refusal, unreached=True)
@@ -115,51 +112,39 @@ class Client:
             self.service.flush()
         if answer is None:
             raise RendezvousError(
-                f"{self.address.name} did not answer within {seconds:.3g} s: {self.problem}.",
+                f"{self.address.name} did not answer within {timeout:.3g} s: {self.problem}.",
                 unreached=True,
             )
         if "error" in answer:
             raise RendezvousError(answer["error"])
         return wire.unpack(answer["values"])
 
-    def offer(self, purpose: str, value: Any) -> None:
-        """Gives this task's value for a gather, without waiting for the others."""
-        with self._changed:
-            self._give(purpose, value, None)
-
-    def _give(self, purpose: str, value: Any, until: Optional[float], **options: Any) -> str:
-        self._gathers[purpose] = self._gathers.get(purpose, 0) + 1
+    def offer(self, purpose: str, value: Any, until: Optional[float] = None, **options: Any) -> str:
+        """Gives this task's value for a gather, and returns the gather's name without waiting."""
+        self._gathers[purpose] += 1
         name = f"{purpose} {self._gathers[purpose]}"
-        message = {"gather": name, "value": json.dumps(value), **options}
+        message = {"gather": name, "value": json.dumps(value), "until": until, **options}
         if len(wire.encode(message)) > _MOST_VALUE_BYTES:
             raise ValueError(f"{purpose}: a value of more than {_MOST_VALUE_BYTES} bytes")
-        self._pending[name] = (message, until)
-        self._send_gather(name)
-        self._changed.notify_all()
+        self.say(name, **message)
         return name
 
     def tell(self, topic: str, value: str) -> None:
         """Tells all tasks something, also those that connect later."""
-        self._say(f"tell {topic}", {"tell": topic, "value": value})
+        self.say(f"tell {topic}", tell=topic, value=value)
 
     def told(self, topic: str, ranks: Collection[int], timeout: float) -> Dict[int, str]:
-        """Returns what these tasks have told, once all have, or else after `timeout` seconds."""
-        until = time.monotonic() + timeout
+        """Returns what these tasks have told, by rank, once all have or after `timeout` seconds."""
         with self._changed:
-            told = self._told.setdefault(topic, {})
-            while not told.keys() >= set(ranks) and time.monotonic() < until:
-                # Python's handlers of signals run between two waits.
-                self._changed.wait(min(_LONGEST_PAUSE, until - time.monotonic()))
+            told = self._told[topic]
+            self._changed.wait_for(lambda: told.keys() >= set(ranks), timeout)
             return {rank: told[rank] for rank in ranks if rank in told}
 
-    def say(self, **message: Any) -> None:
-        """Tells the service something, now and after each time that the connection was lost.
+    def say(self, key: str, **message: Any) -> None:
+        """Tells the service something, now and after each reconnection.
 
-        What is said later with the same first key replaces it.
+        A later message with the same key replaces it.
         """
-        self._say(next(iter(message)), message)
-
-    def _say(self, key: str, message: Message) -> None:
         with self._changed:
             self._standing[key] = message
             self._send(message)
@@ -167,14 +152,14 @@ class Client:
 
     def listen(self, key: str, listener: Listener) -> None:
         """Has a function called, in the connection's thread, for each message with this key."""
-        self._listeners.setdefault(key, []).append(listener)
+        self._listeners[key].append(listener)
 
     def leave(self, failure: str = "") -> None:
-        """Says goodbye, and ends the connection; the service ends once nobody relies on it."""
+        """Says goodbye, and ends the connection; the service ends once no task relies on it."""
         with self._changed:
             if self._closed:
                 return
-            if self._standing or self._pending:
+            if self._standing:
                 # The service may be about to start, and the other tasks learn from it who has left.
                 self._changed.wait_for(
                     lambda: self._socket or self.refusal or self._has_ended, _LEAVE_SECONDS
@@ -187,11 +172,9 @@ class Client:
             # A message that arrives after a close resets the connection, and the goodbye is lost.
             with contextlib.suppress(OSError):
                 sock.shutdown(socket.SHUT_WR)
-            if self._thread is not threading.current_thread():
-                self._thread.join(_GOODBYE_SECONDS)
+            self._thread.join(_GOODBYE_SECONDS)
             with contextlib.suppress(OSError):
                 sock.shutdown(socket.SHUT_RDWR)
-            sock.close()
         if self.service is not None:
             self.service.close()
 
@@ -204,13 +187,12 @@ class Client:
             self.service.close_in_child()
 
     def _start_service(self) -> None:
-        from slurm_resolver.coordination.job import Job
         from slurm_resolver.coordination.service import Service
 
         until = time.monotonic() + _PORT_SECONDS
         while self.service is None:
             try:
-                service = Service(self.address, lambda rank: self.name_of(rank))
+                self.service = Service(self.address, lambda rank: self.name_of(rank))
             except OSError as error:
                 # The task's launcher may serve, or another process, beside which this is refused.
                 with contextlib.suppress(OSError, wire.WireError):
@@ -223,30 +205,25 @@ class Client:
                         "step again, which gives it another port."
                     ) from error
                 time.sleep(_LONGEST_PAUSE / 10)
-            else:
-                service.start([Job(service)])
-                self.service = service
 
     def _run(self) -> None:
         pause = _FIRST_PAUSE
         while not (self._closed or self.refusal):
             try:
-                sock, lines = self._connect()
+                sock, lines, answer = open_connection(self.address, self._hello)
             except (OSError, wire.WireError, RendezvousError) as error:
                 self._take_failure(error)
                 self._wait(lambda: self._closed, pause)
                 pause = min(2 * pause, _LONGEST_PAUSE)
                 continue
-            with contextlib.closing(sock), contextlib.closing(lines):
-                if self.refusal:
-                    break
-                pause = _FIRST_PAUSE
-                self._has_ended = self._receive(lines)
+            pause = _FIRST_PAUSE
+            with sock, lines, contextlib.suppress(OSError, ValueError, wire.WireError):
+                self._attend(sock, lines, answer)
             self._lost_at = None if self._has_ended else time.monotonic()
             self._notice_at = time.monotonic() + _NOTICE_SECONDS
             self._socket = None
-            if self._has_ended:  # there may never be another service, and no need of one
-                self._wait(lambda: bool(self._pending or self._standing or self._closed))
+            if self._has_ended:  # there may never be another service, nor a need for one
+                self._wait(lambda: bool(self._standing or self._closed))
         with self._changed:
             self._changed.notify_all()
 
@@ -254,30 +231,31 @@ class Client:
         with self._changed:
             self._changed.wait_for(predicate, seconds)
 
-    def _connect(self) -> Tuple[socket.socket, BinaryIO]:
-        """Returns a connection that the service has admitted; sets `refusal` if it refuses."""
-        sock, lines, answer = open_connection(self.address, self._hello)
+    def _attend(self, sock: socket.socket, lines: BinaryIO, answer: Message) -> None:
+        """Passes on what the service says, until it announces its end or refuses this process."""
         if "refused" in answer:
             self.refusal = f"{self.address.name} refuses this process: {answer['refused']}."
-            return sock, lines
+            return
         wire.detect_dead_peers(sock, max(1.0, float(answer["grace"]) / 2))
         sock.settimeout(None)
         self._service_rank = answer["rank"]
         self.problem = "it was reached, but its process is stopped, or its node is silent"
         with self._changed:
-            self._socket = sock
+            self._socket, self._has_ended = sock, False
             for message in self._standing.values():
                 self._send(message)
-            for name in self._pending:
-                self._send_gather(name)
             self._changed.notify_all()
-        return sock, lines
+        while not self._has_ended:
+            message = wire.read(lines, wire.MOST_ANSWER_BYTES)
+            self._has_ended = "closing" in message
+            self._dispatch(message)
 
     def _take_failure(self, error: Exception) -> None:
         """Notes that the service cannot be reached; after the grace it is gone."""
         self.problem, now = str(error) or type(error).__name__, time.monotonic()
+        pending = [key for key, message in [*self._standing.items()] if "gather" in message]
         if self._lost_at is None:
-            if (self._pending or not self._has_ended) and now > self._notice_at:
+            if (pending or not self._has_ended) and now > self._notice_at:
                 self._notice_at = now + 2 * _NOTICE_SECONDS
                 if self.address.rank <= 1:  # one task reports it
                     warn("waiting for %s: %s", self.address.name, self.problem)
@@ -285,30 +263,20 @@ class Client:
         refused = isinstance(error, ConnectionRefusedError)
         if not refused and now - self._lost_at <= self.address.grace:
             return
-        why = f"its node has not answered for {self.address.grace:g} s"
-        why = "its process has ended" if refused else why
+        silent = f"its node has not answered for {self.address.grace:g} s"
+        why = "its process has ended" if refused else silent
         self._dispatch({"gone": None, "rank": self._service_rank, "why": why, "where": ""})
         self._lost_at = None
         with self._changed:
             self._has_ended = True
-            for name in self._pending:
+            for name in pending:
                 part = f"takes no part in {name.rpartition(' ')[0]}: {why}"
                 self._answers[name] = {"error": f"{self.address.name} is gone, and {part}."}
             self._changed.notify_all()
 
-    def _receive(self, lines: BinaryIO) -> bool:
-        """Passes on what the service says; returns whether it has announced its end."""
-        with contextlib.suppress(OSError, ValueError, wire.WireError):
-            while True:
-                message = wire.read(lines, wire.MOST_ANSWER_BYTES)
-                if "closing" in message:
-                    return True
-                self._dispatch(message)
-        return False
-
     def _dispatch(self, message: Message) -> None:
         for key in () if self._closed else message:
-            for listener in self._listeners.get(key, ()):
+            for listener in self._listeners[key]:
                 listener(message)
 
     def _take_answer(self, message: Message) -> None:
@@ -319,41 +287,39 @@ class Client:
 
     def _take_told(self, message: Message) -> None:
         with self._changed:
-            self._told.setdefault(message["told"], {})[message["rank"]] = message["value"]
+            self._told[message["told"]][message["rank"]] = message["value"]
             self._changed.notify_all()
 
-    def _send_gather(self, name: str) -> None:
-        message, until = self._pending[name]
-        seconds = None if until is None else max(0.0, until - time.monotonic())
-        self._send({**message, "seconds": seconds})
-
     def _send(self, message: Message) -> None:
+        if message.get("until") is not None:  # another task has another clock
+            message = {**message, "seconds": max(0.0, message["until"] - time.monotonic())}
         if self._socket is not None:
             with contextlib.suppress(OSError):  # the thread notices, and connects again
                 self._socket.sendall(wire.encode(message))
 
 
-default_role = "program"
-_clients: Dict[Tuple[ServiceAddress, str], Client] = {}
-_of_parents: List[Client] = []  # kept, as garbage collection would close reused file descriptors
+default_role = "program"  # how this process represents its task: one of `wire.ROLES`
+_clients: Dict[ServiceAddress, Client] = {}
+_of_parents: List[Client] = []  # garbage collection would close reused file descriptors
 _lock = threading.Lock()
 
 
-def connect(address: ServiceAddress, role: Optional[str] = None) -> Client:
+def connect(address: ServiceAddress, name_of: Optional[NameOf] = None) -> Client:
     """Returns this process's connection, which is opened at the first call.
 
     Args:
         address: of the service.
-        role: one of `wire.ROLES`; None for that of this process, `default_role`.
+        name_of: returns how messages name a rank; None leaves it as it is.
 
     Raises:
-        RendezvousError: where the service cannot be started in this process.
+        RendezvousError: if the service cannot be started in this process.
     """
     with _lock:
-        key = (address, role or default_role)
-        if key not in _clients:
-            _clients[key] = Client(*key)
-        return _clients[key]
+        client = _clients.get(address)
+        if client is None:
+            client = _clients[address] = Client(address, default_role)
+        client.name_of = name_of or client.name_of
+        return client
 
 
 def leave_all(failure: str = "") -> None:

@@ -1,7 +1,7 @@
-"""When the tasks end that only serve others: as soon as those that they serve have ended.
+"""When tasks that only serve others end: as soon as the tasks that they serve have ended.
 
 Servers are parameter servers, the dispatcher and the data workers of a tf.data service. The leader
-is the chief, or worker 0 where there is no chief.
+is the chief, or worker 0 without a chief.
 
 | event | consequence |
 |---|---|
@@ -15,64 +15,94 @@ is the chief, or worker 0 where there is no chief.
 | tasks make different clusters | the job is over, status 1 |
 | the process of the coordination service is gone | the job is over, status 1 |
 
-A launcher decides for its task: its program may leave, be lost, and be started again.
+A launcher decides for its task: its program may leave, be lost, and be started again. `Job` is the
+service's part, and `Member` the part of a task's process.
 """
 
 from __future__ import annotations
 
+import hashlib
+import json
 import math
+import threading
 import time
-from typing import TYPE_CHECKING, Dict, Iterable, Optional, Sequence, Set, Tuple
+from typing import TYPE_CHECKING, Callable, Dict, NamedTuple, Optional, Sequence, Set, Tuple
 
 from slurm_resolver.coordination import wire
 from slurm_resolver.coordination.wire import Message, Process
 from slurm_resolver.log import print_line
+from slurm_resolver.wording import shorten
 
 if TYPE_CHECKING:
+    from slurm_resolver.coordination.client import Client
     from slurm_resolver.coordination.service import Service
 
 # What is lost with a server, by its job. TensorFlow waits for a lost server without end; without a
 # data worker it continues without its data, or waits for ten minutes.
 SERVERS = {"ps": "its variables", "dispatcher": "the data service", "data_worker": "data"}
 TRAIN = ("chief", "worker")
+START_SECONDS = 300.0  # for the leader and the servers to come
 _MOST_NAMES = 5
 # The loss of a server may become known this long after the failure that it causes in the leader.
 _REASON_SECONDS = 3.0
 _WAIT_NOTICE_SECONDS = 30.0  # after the leader's end, until workers that still run are named
 
 
+class JobResult(NamedTuple):
+    """How the job has ended: the exit status of the tasks that serve, and a message."""
+
+    status: int
+    message: str
+
+
+def announcement(tasks: Sequence[Tuple[str, int, str]], rank: int) -> Optional[Message]:
+    """Returns the message by which a task takes part in the job; None if it takes no part.
+
+    That is so for an evaluator, and in a step without servers or without tasks that train. `tasks`
+    are job, index and address by rank.
+    """
+    jobs = [job for job, _, _ in tasks]
+    trainers = [rank for rank, job in enumerate(jobs) if job in TRAIN]
+    if jobs[rank] not in (*TRAIN, *SERVERS) or not trainers or not {"ps", "dispatcher"} & {*jobs}:
+        return None
+    leader = min(trainers, key=lambda rank: tasks[rank][:2])
+    digest = hashlib.sha256(json.dumps(tasks).encode()).hexdigest()[:16]
+    # All jobs take some 100 bytes, however many tasks there are.
+    packed = wire.pack([json.dumps(job) for job in jobs])
+    return {"job": packed, "leader": leader, "cluster": digest, "serves": jobs[rank] in SERVERS}
+
+
 class Job:
-    """What the service knows of the job; it is a `Watcher`."""
+    """What the service knows of the job; it runs in the service's thread."""
 
     def __init__(self, service: Service) -> None:
         """Does nothing until a task takes part."""
         self._service = service
-        service.is_needed = self._has_to_tell
         self._jobs: Sequence[str] = ()  # by rank
         self._leader, self._cluster, self._first, self._size = 0, "", 0, 0
         self._numbers: Dict[int, str] = {}  # of the last process, by rank of a task that came
-        self._roles: Dict[int, Set[str]] = {}  # of the processes of the tasks that are present
+        self._roles: Dict[int, Set[str]] = {}  # of the processes of the present tasks, by rank
         self._awaited: Set[int] = set()  # the ranks that have not come yet
-        self._training: Set[int] = set()  # the ranks that are present and do not only serve
+        self._training: Set[int] = set()  # the present ranks that do not only serve
         self._ended: Dict[int, str] = {}  # by rank of a task that trained: why it failed, or ''
         self._deadline = self._keep_until = math.inf
         self._timeout = 0.0
-        self._failed: Optional[Tuple[float, str]] = None  # the leader: why, and when that counts
+        self._failed: Optional[Tuple[float, str]] = None  # the leader: when that counts, and why
         self._leader_ended = math.inf
-        self._result: Optional[Message] = None
+        self._result: Optional[JobResult] = None
 
-    def _has_to_tell(self) -> bool:
-        """Returns whether there are tasks that have to be told how the job ends."""
+    def has_to_tell(self) -> bool:
+        """Returns whether some tasks have to be told how the job ends."""
         if self._result is None:
-            waits = self._failed is not None or (self._awaited and self._deadline < math.inf)
-        else:  # those that come late to a job that has failed are told
-            waits = self._result["over"] and len(self._numbers) < self._size
-        return bool(self._roles or waits) and time.monotonic() < self._keep_until
+            waits = bool(self._failed or (self._awaited and self._deadline < math.inf))
+        else:  # tasks that come late to a failed job are told
+            waits = self._result.status != 0 and len(self._numbers) < self._size
+        return (bool(self._roles) or waits) and time.monotonic() < self._keep_until
 
     def message(self, process: Process, message: Message) -> None:
-        """Takes the announcement of a task."""
+        """Takes the announcement of a task, and answers with the job's state."""
         rank = process.rank
-        if "job" not in message or self._is_of_next_job(process):
+        if self._is_of_next_job(process):
             return
         if not self._jobs:
             self._jobs, self._first = wire.unpack(message["job"]), rank
@@ -96,9 +126,9 @@ class Job:
             names = self._names([self._first, rank])
             self._end(1, f"{names} make different clusters: all tasks need the same arguments")
         self._look()
-        self._service.send([rank], self._result or {"over": None})
+        self._service.send([rank], {"over": self._result})
 
-    def ended(self, process: Process, failure: str, said_goodbye: bool) -> str:
+    def ended(self, process: Process, failure: str, said_goodbye: bool) -> None:
         """Takes the end of a process."""
         rank, roles = process.rank, self._roles.get(process.rank, set())
         if process.role == "program" and "launcher" in roles:
@@ -111,10 +141,9 @@ class Job:
             if self._result is None:
                 self._note_end(rank, failure, _REASON_SECONDS if said_goodbye else 0.0)
                 self._look()
-        return ""
 
     def tick(self, now: float) -> None:
-        """Notices who has not come in time, and that the leader has failed."""
+        """Ends the job if the leader has failed, or if tasks have not come in time."""
         if self._failed is not None and now >= self._failed[0]:
             self._end(1, self._failed[1])
         if self._result is None and self._awaited and now >= self._deadline:
@@ -128,13 +157,13 @@ class Job:
         if self._training and "ps" in self._jobs and now >= self._leader_ended:
             self._leader_ended = math.inf
             print_line(
-                f"{self._names([self._leader])} has ended; {self._names(self._training)} still "
+                f"{self._names([self._leader])} has ended; {self._names([*self._training])} still "
                 "runs. A TensorFlow 1 session also waits for ended workers, unless it has "
                 'ConfigProto(device_filters=["/job:ps", "/job:worker/task:INDEX"]).'
             )
 
     def _is_of_next_job(self, process: Process) -> bool:
-        """Returns whether the task already runs its next program, whose service has not started."""
+        """Returns whether the task runs its next program, whose service has not started yet."""
         if not self._jobs:
             return self._service.leaves
         is_next = self._numbers.get(process.rank, process.number) != process.number
@@ -158,7 +187,7 @@ class Job:
                 self._leader_ended = time.monotonic() + _WAIT_NOTICE_SECONDS
 
     def _look(self) -> None:
-        """Notices that all who train have ended; a server that comes later could not be told."""
+        """Ends the job if all who train have ended; a server that comes later cannot be told."""
         if self._training or self._awaited or self._failed or self._leader not in self._ended:
             return
         failed = {rank: why for rank, why in sorted(self._ended.items()) if why}
@@ -167,12 +196,68 @@ class Job:
 
     def _end(self, status: int, message: str) -> None:
         if self._result is None:
-            self._result = {"over": status, "message": message}
+            self._result = JobResult(status, message)
             # The service does not wait for ever for a stopped or disconnected task.
             self._keep_until = time.monotonic() + self._service.address.grace
-            self._service.send(self._roles, self._result)
+            self._service.send(self._roles, {"over": self._result})
 
-    def _names(self, ranks: Iterable[int]) -> str:
-        names = [self._service.name_of(rank) for rank in sorted(ranks)]
-        more = [f"{len(names) - _MOST_NAMES} more"] if len(names) > _MOST_NAMES else []
-        return " and ".join([*names[:_MOST_NAMES], *more])
+    def _names(self, ranks: Sequence[int]) -> str:
+        return shorten([*map(self._service.name_of, sorted(ranks))], _MOST_NAMES)
+
+
+class Member:
+    """The part of this process in the job: it announces the task, and learns how the job ends.
+
+    Attributes:
+        client: the connection to the service.
+        result: how the job has ended; None before.
+    """
+
+    def __init__(
+        self, client: Client, announced: Message, on_over: Callable[[JobResult], None]
+    ) -> None:
+        """Announces the task; `on_over` is called in a thread when the job is over."""
+        self.client = client
+        self.result: Optional[JobResult] = None
+        self._announced, self._on_over = announced, on_over
+        self._joined, self._over = threading.Event(), threading.Event()
+        client.listen("over", self._take_state)
+        client.listen("gone", self._take_loss)
+        client.say("job", **announced)
+
+    def serve(self, timeout: float) -> None:
+        """Announces that this task only serves, and that the others must come within `timeout`."""
+        self.client.say("job", **{**self._announced, "serves": True, "seconds": timeout})
+
+    def await_joined(self, timeout: float) -> None:
+        """Waits until the service knows of this task; after `timeout` seconds, the job is over.
+
+        Returns as well if the service refuses this process: see `Client.refusal`.
+        """
+        until = time.monotonic() + timeout
+        while not (self._joined.wait(0.1) or self.client.refusal):
+            if time.monotonic() >= until:
+                name, problem = self.client.address.name, self.client.problem
+                self._end(1, f"{name} did not answer within {timeout:g} s: {problem}")
+                return
+
+    def await_over(self) -> JobResult:
+        """Waits until the job is over, and returns how it has ended."""
+        self._over.wait()
+        assert self.result is not None
+        return self.result
+
+    def _end(self, status: int, message: str) -> None:
+        if self.result is None:
+            self.result = JobResult(status, message)
+            self._over.set()
+            threading.Thread(target=self._on_over, args=(self.result,), daemon=True).start()
+
+    def _take_state(self, message: Message) -> None:
+        self._joined.set()
+        if message["over"] is not None:
+            self._end(*message["over"])
+
+    def _take_loss(self, message: Message) -> None:
+        if message["gone"] is None:  # the process of the service
+            self._end(1, f"{self.client.name_of(message['rank'])} is lost: {message['why']}")

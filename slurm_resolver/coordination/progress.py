@@ -1,18 +1,17 @@
-"""What each worker is doing: how a stuck one is found, and what `slurm-resolver status` shows.
+"""What each worker is doing: finds stuck workers, and answers `slurm-resolver status`.
 
-Every worker reports at most every 5 s. The `Monitor` in the service says in every task's log which
-workers are behind when no step ends.
+Every worker reports every 5 s. When no step ends, the service's `Monitor` names the workers that
+are behind in every task's log.
 """
 
 from __future__ import annotations
 
-import re
 import time
 from typing import TYPE_CHECKING, Dict, List, Mapping, NamedTuple, Sequence, Tuple
 
 from slurm_resolver.coordination import NameOf
 from slurm_resolver.coordination.wire import Message, Process
-from slurm_resolver.wording import ranges_of
+from slurm_resolver.wording import ranges_of, shorten
 
 if TYPE_CHECKING:
     from slurm_resolver.coordination.service import Service
@@ -32,29 +31,18 @@ _PLURALS = {"is": "are", "has": "have", "waits": "wait"}
 
 
 class Report(NamedTuple):
-    """What a worker says of itself.
+    """The progress of a worker, as it reports it."""
 
-    Attributes:
-        stage: what it does; "" outside of `fit`, `evaluate` and `predict`.
-        epoch, step: counted from 1; the step is 0 before the first one.
-        begun: how many steps of all stages it has begun.
-        phase: one of those above.
-        age: seconds since it last began or ended something.
-        ms: the median duration of a step; 0 if unknown.
-        waiting, outside: the shares of time spent waiting for data, and between steps.
-        silent: seconds since the report came; `age` includes them.
-    """
-
-    stage: str = ""
-    epoch: int = 0
-    step: int = 0
-    begun: int = 0
+    stage: str = ""  # "" outside of `fit`, `evaluate` and `predict`
+    epoch: int = 0  # counted from 1
+    step: int = 0  # counted from 1; 0 before the first one
+    begun: int = 0  # the number of steps of all stages
     phase: str = IDLE
-    age: float = 0.0
-    ms: float = 0.0
-    waiting: float = 0.0
-    outside: float = 0.0
-    silent: float = 0.0
+    age: float = 0.0  # seconds since the phase began
+    ms: float = 0.0  # the median duration of a step; 0 if unknown
+    waiting: float = 0.0  # the share of time spent waiting for data
+    outside: float = 0.0  # the share of time spent between steps
+    silent: float = 0.0  # seconds since the report came; `age` includes them
 
     def where(self, with_epoch: bool = True) -> str:
         """Returns the step it is in, such as "in step 812 of epoch 3"."""
@@ -76,9 +64,7 @@ def report_seconds(limit: float) -> float:
 def find_behind(workers: Workers, silence: float) -> List[int]:
     """Returns the ranks that the others wait for; all ranks if that is unknown.
 
-    Args:
-        workers: all workers.
-        silence: the seconds without a report from which on a worker does not answer.
+    A worker that has not reported for `silence` seconds does not answer.
     """
     silent = [rank for rank, report in workers.items() if report.silent > silence]
     if silent:
@@ -123,78 +109,68 @@ def describe_stall(workers: Workers, behind: Sequence[int], silence: float, name
     begin = f"no step for {min(report.age for report in workers.values()):.0f} s: "
     first = workers[behind[0]]
     if len(groups) == 1 and first.phase == STEP and next(iter(groups))[:2] == (True, "is"):
-        nodes = list(dict.fromkeys(_split(name_of(rank))[2] for rank in behind))
+        nodes = dict.fromkeys(name_of(rank).rpartition(" on ")[2].rstrip(")") for rank in behind)
         return (
             f"{begin}{_group(behind, name_of)} wait for each other {first.where()}, in its "
-            f"collective operations, on {_some(nodes)}. Look at the network between these nodes, "
-            "and at their GPUs (nvidia-smi, dmesg)"
+            f"collective operations, on {shorten([*nodes], _MOST_NAMES)}. Look at the network "
+            "between these nodes, and at their GPUs (nvidia-smi, dmesg)"
         )
     parts = []
     for (is_behind, verb, rest), ranks in sorted(groups.items(), key=lambda group: group[0][0]):
-        names = _some([name_of(rank) for rank in ranks]) if is_behind else _group(ranks, name_of)
-        parts.append(f"{names} {verb if len(ranks) == 1 else _PLURALS[verb]} {rest}")
+        names = shorten([*map(name_of, ranks)], _MOST_NAMES)
+        verb = verb if len(ranks) == 1 else _PLURALS[verb]
+        parts.append(f"{names if is_behind else _group(ranks, name_of)} {verb} {rest}")
     return begin + "; ".join(parts)
 
 
-def _some(names: Sequence[str]) -> str:
-    more = len(names) - _MOST_NAMES
-    return ", ".join(names[:_MOST_NAMES]) + (f" and {more} more" if more > 0 else "")
-
-
-def _split(name: str) -> Tuple[str, int, str]:
-    """Returns job, index and node of a task's name, such as "worker 3 (rank 3 on n9)"."""
-    found = re.fullmatch(r"(\w+) (\d+)(?: \(rank \d+ on (.+)\))?", name)
-    return (found[1], int(found[2]), found[3] or "") if found else (name, 0, "")
-
-
 def _group(ranks: Sequence[int], name_of: NameOf) -> str:
-    """Returns tasks by their jobs and numbers, such as "chief 0, workers 0 to 6"."""
+    """Returns tasks by their jobs and indices, such as "chief 0, workers 0 to 6"."""
     jobs: Dict[str, List[int]] = {}
     for rank in ranks:
-        job, index, _ = _split(name_of(rank))
-        jobs.setdefault(job, []).append(index)
-    runs = {job: " and ".join(ranges_of(numbers)) for job, numbers in jobs.items()}
+        job, index = name_of(rank).split()[:2]
+        jobs.setdefault(job, []).append(int(index))
+    runs = {job: " and ".join(ranges_of(indices)) for job, indices in jobs.items()}
     texts = [f"{job}{'s' * (len(jobs[job]) > 1)} {text}" for job, text in runs.items()]
     return ", ".join(texts).replace("-", " to ")
 
 
 class Monitor:
-    """What the service knows of the workers; one of its `watchers`."""
+    """The service's knowledge of the workers; it runs in the service's thread."""
 
-    def __init__(self, service: Service, limit: float) -> None:
-        """Takes the seconds without a step from which on it is reported; 0 for never."""
-        self._service, self._limit = service, limit
+    def __init__(self, service: Service) -> None:
+        self._service = service
+        self._limit = 0.0  # seconds without a step from which on it is reported; 0 for never
         self._reports: Dict[int, Tuple[float, Report]] = {}  # by rank; with when each came
-        self._seconds = report_seconds(limit)
-        self._silence = 3 * self._seconds
         self._ticked_at = self._awake_at = time.monotonic()
         self._told_at, self._is_stalled = float("-inf"), False
 
     def message(self, process: Process, message: Message) -> None:
         """Takes a worker's report."""
-        if process.role == "program" and "progress" in message:
-            self._reports[process.rank] = (time.monotonic(), Report(*message["progress"]))
+        self._limit = float(message["limit"])
+        self._reports[process.rank] = (time.monotonic(), Report(*message["progress"]))
 
-    def ended(self, process: Process, failure: str, said_goodbye: bool) -> str:
-        """Forgets a worker, and returns where it was."""
+    def ended(self, process: Process) -> str:
+        """Forgets a worker, and returns where it was, such as "in step 812 of epoch 3", or ''."""
         if process.role != "program" or process.rank not in self._reports:
             return ""
         _, report = self._reports.pop(process.rank)
         return report.where() if report.stage else ""
 
     def tick(self, now: float) -> None:
-        """Reports a stall, and its end."""
-        if now - self._ticked_at > self._seconds:  # this process was stopped, not the others
+        """Reports a stall, and its end. The service calls it several times a second."""
+        seconds = report_seconds(self._limit)
+        silence = 3 * seconds
+        if now - self._ticked_at > seconds:  # this process was stopped, not the others
             self._awake_at = now
         self._ticked_at = now
-        if not (self._limit and self._reports) or now - self._awake_at < 2 * self._seconds:
+        if not (self._limit and self._reports) or now - self._awake_at < 2 * seconds:
             return
         workers = self._workers(now)
-        behind = find_stall(workers, self._limit, self._silence)
+        behind = find_stall(workers, self._limit, silence)
         if behind and now - self._told_at > _REPEAT_SECONDS:
-            text = describe_stall(workers, behind, self._silence, self._service.name_of)
+            text = describe_stall(workers, behind, silence, self._service.name_of)
             # A stopped process cannot end itself.
-            stopped = any(workers[rank].silent > self._silence for rank in behind)
+            stopped = any(workers[rank].silent > silence for rank in behind)
             tracing = [] if self._is_stalled else behind[:_MOST_TRACEBACKS]
             end = list(workers) if stopped else behind
             self._told_at, self._is_stalled = now, True

@@ -1,16 +1,19 @@
-"""The gathers of the tasks: in a round every task gives one value, and gets those of all.
+"""The gathers of the tasks: in a round, every task gives one value and gets the values of all.
 
-A round ends when all have come, when the time of the first task is up, or when one that had come
-ends. Its answer goes to every task, also to one that comes later or asks again.
+A round ends when all have come, when the time of the first task is up, or when a task that has come
+ends. Every task gets the answer, including those that come later or ask again.
 """
 
 from __future__ import annotations
 
 import time
-from typing import Callable, Container, Dict, List, Optional, Set, Tuple
+from typing import TYPE_CHECKING, Dict, List, Optional, Set, Tuple
 
-from slurm_resolver.coordination import NameOf
 from slurm_resolver.coordination.wire import Message, Process, pack
+from slurm_resolver.wording import shorten
+
+if TYPE_CHECKING:
+    from slurm_resolver.coordination.service import Service
 
 _FIRST_NOTICE, _NEXT_NOTICES = 30.0, 60.0  # seconds until the missing tasks are reported
 _MOST_NAMES = 10  # tasks that a message names
@@ -30,17 +33,14 @@ class Round:
         self.deadline = self.seconds = float("inf")
         self.next_notice = self.began + _FIRST_NOTICE
         self.answer: Optional[Message] = None
-        self.late_answer: Optional[Message] = None  # for those that the others waited for in vain
 
 
 class Rounds:
-    """All rounds of a step, by their names."""
+    """All rounds of a step; it runs in the service's thread."""
 
-    def __init__(
-        self, num_tasks: int, send: Callable[[Container[int], Message], None], name_of: NameOf
-    ) -> None:
-        """Takes the number of tasks, how to send some of them a message, and their names."""
-        self._num_tasks, self._send, self._name_of = num_tasks, send, name_of
+    def __init__(self, service: Service) -> None:
+        self._num_tasks = service.address.num_tasks
+        self._send, self._name_of = service.send, service.name_of
         self._rounds: Dict[str, Round] = {}
         self._endings: Dict[int, str] = {}  # how the last process of a task ended, by rank
         self._left: Set[int] = set()  # the ranks whose program has ended
@@ -55,19 +55,21 @@ class Rounds:
         if current is None or (is_over and current.numbers.get(rank, number) != number):
             current = self._rounds[name] = Round(name.rpartition(" ")[0])
         if current.answer is not None:
-            late = current.late_answer if rank in self._missing(current) else None
-            self._send([rank], {**(late or current.answer), "gathered": name})
+            answer = {**current.answer, "gathered": name}
+            if "error" in answer and rank not in current.values:
+                answer["error"] = f"this task came too late: {answer['error']}"
+            self._send([rank], answer)
             return
         current.values[rank], current.numbers[rank] = str(message["value"]), number
         self._endings.pop(rank, None)
         self._left.discard(rank)
-        if message["seconds"] is not None:
+        if "seconds" in message:  # else it does not wait
             now, seconds = time.monotonic(), float(message["seconds"])
             if now + seconds < current.deadline:
                 current.deadline, current.seconds = now + seconds, float(message["timeout"])
             current.waiting.add(rank)
             current.without = set(message["without"])
-            current.patient = current.patient or bool(message["patient"])
+            current.patient = current.patient or message["timeout"] is None
         left = self._left - current.values.keys() - current.without
         if current.patient and left:
             self._end_without(name, min(left))
@@ -85,17 +87,17 @@ class Rounds:
 
     @property
     def owes(self) -> bool:
-        """Whether there are tasks that have not received an answer yet."""
+        """Whether some tasks have not received an answer yet."""
         return any(one.answer is not None and one.waiting for one in self._rounds.values())
 
     def disconnected(self, process: Process) -> None:
-        """Waits once more for a process: it gives its values again if it returns."""
+        """Forgets the values of a process, which gives them again if it returns."""
         for current in self._rounds.values():
             if current.answer is None and current.numbers.get(process.rank) == process.number:
                 current.values.pop(process.rank, None)
 
     def ended(self, process: Process, ending: str, failed: bool) -> None:
-        """Ends the rounds in which an ended process takes part, and those that wait for it only."""
+        """Ends the rounds in which an ended process takes part, or that wait for it patiently."""
         rank = process.rank
         self._endings[rank] = ending
         if process.role == "program":
@@ -111,7 +113,7 @@ class Rounds:
                 self._notify(current)
 
     def tick(self, now: float) -> None:
-        """Ends the rounds whose time is up, and has one task report who is missing."""
+        """Ends the rounds whose time is up, and lets one task report which are missing."""
         for name, current in self._rounds.items():
             if current.answer is not None:
                 continue
@@ -121,8 +123,6 @@ class Rounds:
                     f"{count} did not come to {current.purpose} within {current.seconds:.3g} s: "
                     f"{names}. Look at their output, and check that all tasks run the same program."
                 )
-                late = f"the other tasks had stopped waiting for {count} when this one came"
-                current.late_answer = {"error": f"{late}: {names}."}
                 self._end(name, {"error": error})
             elif now >= current.next_notice and current.waiting and not current.patient:
                 current.next_notice += _NEXT_NOTICES
@@ -136,13 +136,10 @@ class Rounds:
 
     def _describe_missing(self, current: Round) -> Tuple[str, str]:
         """Returns how many tasks are missing, and which."""
-        missing, names = self._missing(current), []
-        for rank in missing[:_MOST_NAMES]:
-            ending = f" ({self._endings[rank]})" if rank in self._endings else ""
-            names.append(f"{self._name_of(rank)}{ending}")
-        more = len(missing) - len(names)
-        shown = ", ".join(names) + (f" and {more} more" if more else "")
-        return f"{len(missing)} of {self._num_tasks} tasks", shown
+        missing = self._missing(current)
+        endings = {rank: f" ({ending})" for rank, ending in self._endings.items()}
+        names = [f"{self._name_of(rank)}{endings.get(rank, '')}" for rank in missing]
+        return f"{len(missing)} of {self._num_tasks} tasks", shorten(names, _MOST_NAMES)
 
     def _missing(self, current: Round) -> List[int]:
         known = current.values.keys() | current.without

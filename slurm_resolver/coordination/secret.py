@@ -8,12 +8,13 @@ It comes from the first of these that is available:
    the same user can decrypt it, with ``unmunge``.
 3. None. TensorFlow's own ports are not protected either.
 
-The service offers what it uses before anybody has proved anything. A task accepts an offer only if
-it would offer the same itself, so that nobody can make it go without a secret.
+The service names its kind of secret first. A task accepts it only if it would choose the same kind
+itself, so that a stranger cannot make it connect without a secret.
 """
 
 from __future__ import annotations
 
+import math
 import os
 import re
 import secrets
@@ -36,49 +37,36 @@ _REPLAYED = 17
 _REMEDY = f"Set the same {VARIABLE} in all tasks: export {VARIABLE}=$(openssl rand -hex 32)"
 _MEANS = {"variable": VARIABLE, "munge": "munge", "none": "no secret"}  # as messages name them
 
-_keys: Dict[str, bytes] = {}  # that munge has decrypted for this process, by the service's number
-
 
 class Secret:
-    """The secret of one service, and how it offers it.
-
-    Attributes:
-        key: the secret itself; b"" without one.
-    """
+    """The secret of a service; `key` is b"" without one."""
 
     def __init__(self) -> None:
-        """Makes it.
-
-        Raises:
-            RendezvousError: where the variable has an unusable value, or munge fails.
-        """
-        self._means = find_means()
-        self.key = secrets.token_bytes(32) if self._means == "munge" else _key_of_variable()
-        self._credential, self._made_at = "", 0.0
-        self._number = secrets.token_hex(8)
+        """Raises RendezvousError if the variable has an unusable value, or munge fails."""
+        means = find_means()
+        self.key = secrets.token_bytes(32) if means == "munge" else _key_of_variable()
+        self._offer, self._made_at = {"means": means}, -math.inf
         self.offer()
 
-    def offer(self) -> Dict[str, object]:
-        """Returns what tells a task of the same user how to obtain the secret."""
-        if self._means != "munge":
-            return {"means": self._means}
-        if not self._credential or time.monotonic() - self._made_at > _RENEW_SECONDS:
+    def offer(self) -> Dict[str, str]:
+        """Returns the message from which a task of the same user obtains the secret."""
+        if self._offer["means"] == "munge" and time.monotonic() > self._made_at + _RENEW_SECONDS:
             self._made_at = time.monotonic()
             # Sites can choose a default cipher that does not encrypt.
             options = ["--restrict-uid", str(os.geteuid()), "--cipher=aes128"]
             try:
-                self._credential = _run_munge("munge", options, self.key.hex()).strip()
+                self._offer["credential"] = _run_munge("munge", options, self.key.hex()).strip()
             except RendezvousError:
-                if not self._credential:
-                    raise  # later munged is needed only by tasks that have not connected before
-        return {"means": "munge", "credential": self._credential, "key": self._number}
+                if "credential" not in self._offer:
+                    raise
+        return self._offer
 
 
 def accept_offer(offer: Mapping[str, object], name: str) -> bytes:
     """Returns the secret that the service `name` offers.
 
     Raises:
-        RendezvousError: where this task would offer something else, or munge fails.
+        RendezvousError: if this task has another kind of secret, or munge fails.
     """
     means, offered = find_means(), str(offer.get("means"))
     if offered != means:
@@ -88,22 +76,19 @@ def accept_offer(offer: Mapping[str, object], name: str) -> bytes:
         )
     if means != "munge":
         return _key_of_variable()
-    credential, number = offer.get("credential"), str(offer.get("key"))
-    if number not in _keys:
-        # Anybody can encrypt a key for this user: it counts only if this user has encrypted it.
-        text = _run_munge("unmunge", ["--numeric", "--keys=UID"], str(credential))
-        found = re.fullmatch(r"UID:\s*(\d+)\s+([0-9a-f]{64})\s*", text)
-        if found is None or int(found[1]) != os.geteuid():
-            raise RendezvousError(f"{name} offers a munge credential of another user. {_REMEDY}.")
-        _keys[number] = bytes.fromhex(found[2])
-    return _keys[number]
+    # Any user can encrypt a key for this user; only this user's own is accepted.
+    text = _run_munge("unmunge", ["--numeric", "--keys=UID"], str(offer.get("credential")))
+    found = re.fullmatch(r"UID:\s*(\d+)\s+([0-9a-f]{64})\s*", text)
+    if found is None or int(found[1]) != os.geteuid():
+        raise RendezvousError(f"{name} offers a munge credential of another user. {_REMEDY}.")
+    return bytes.fromhex(found[2])
 
 
 def find_means() -> str:
     """Returns "variable", "munge" or "none".
 
     Raises:
-        RendezvousError: where the variable has an unusable value.
+        RendezvousError: if the variable has an unusable value.
     """
     value = os.environ.get(VARIABLE)
     if value is not None:
@@ -113,16 +98,11 @@ def find_means() -> str:
                 f"nobody can guess. {_REMEDY}."
             )
         return "variable"
-    has_munge = shutil.which("unmunge") is not None and Path(_munge_socket()).is_socket()
-    return "munge" if has_munge else "none"
+    return "munge" if shutil.which("unmunge") and Path(_munge_socket()).is_socket() else "none"
 
 
 def describe_means() -> Tuple[str, str]:
-    """Returns the means, and a sentence for `check` that says how the tasks are protected.
-
-    Raises:
-        RendezvousError: where the variable has an unusable value.
-    """
+    """Returns the means, and for `check` how the tasks are protected; raises as `find_means`."""
     means = find_means()
     if means == "none":
         return means, "any user of these nodes can connect to the tasks while they start"
@@ -145,13 +125,12 @@ def _run_munge(program: str, options: List[str], text: str) -> str:
         done = subprocess.run(
             command, input=text, capture_output=True, text=True, timeout=_MUNGE_SECONDS
         )
-        failed = done.returncode not in ((0, _REPLAYED) if program == "unmunge" else (0,))
+        if done.returncode in ((0, _REPLAYED) if program == "unmunge" else (0,)):
+            return done.stdout
         reason = done.stderr.strip() or f"exit status {done.returncode}"
     except (OSError, subprocess.TimeoutExpired) as error:
-        failed, reason = True, str(error)
-    if failed:
-        raise RendezvousError(
-            f"`{program}` failed on this node: {reason}. Start munged on all nodes of the job, or: "
-            f"{_REMEDY}."
-        )
-    return done.stdout
+        reason = str(error)
+    raise RendezvousError(
+        f"`{program}` failed on this node: {reason}. Start munged on all nodes of the job, or: "
+        f"{_REMEDY}."
+    )

@@ -1,7 +1,7 @@
 """The coordination service of a step: a thread of one task, to which every task connects.
 
-It admits processes (see `wire`), answers their gathers (`rounds`), and tells the watchers what they
-say and how they end: `job` for tasks that serve others, `progress` for training.
+It admits processes (`wire`), answers their gathers (`rounds`), and passes on what they report and
+how they end to `job`, for tasks that serve others, and to `progress`, for training.
 
 | a connection ends | the process |
 |---|---|
@@ -26,9 +26,11 @@ import secrets
 import socket
 import threading
 import time
-from typing import Callable, Container, Dict, List, Optional, Protocol, Sequence, Set, Tuple
+from typing import Container, Dict, List, Optional, Set, Tuple
 
 from slurm_resolver.coordination import NameOf, ServiceAddress, wire
+from slurm_resolver.coordination.job import Job
+from slurm_resolver.coordination.progress import Monitor
 from slurm_resolver.coordination.rounds import Rounds
 from slurm_resolver.coordination.secret import Secret
 from slurm_resolver.coordination.wire import ROLES, Message, Process
@@ -38,23 +40,7 @@ _ANOTHER_SECONDS = 1.0  # for the end of a process to arrive when its successor 
 _FLUSH_SECONDS = 3.0  # to send the last messages when this process ends
 _TICK_SECONDS = 0.25
 _STRANGERS = 64  # connections beyond those of the tasks
-_OTHER_FILES = 32  # that this process has open
-
-
-class Watcher(Protocol):
-    """What the service tells `job` and `progress`, in its own thread."""
-
-    def message(self, process: Process, message: Message) -> None:
-        """Takes what a process says of itself."""
-
-    def ended(self, process: Process, failure: str, said_goodbye: bool) -> str:
-        """Takes the end of a process; `failure` is what ended it, or ''.
-
-        Returns where the process was, such as "in step 812 of epoch 3", or ''.
-        """
-
-    def tick(self, now: float) -> None:
-        """Does what is due; called several times a second."""
+_OTHER_FILES = 32  # open in this process
 
 
 class _Link:
@@ -67,18 +53,14 @@ class _Link:
 
 
 class Service:
-    """The service. Other threads may call `close` and `close_in_child` only."""
+    """The service. Other threads may call `flush`, `close` and `close_in_child` only."""
 
     def __init__(self, address: ServiceAddress, name_of: NameOf) -> None:
-        """Takes the port; `start` begins to serve.
-
-        Args:
-            address: where, and for which step.
-            name_of: returns how messages name a rank.
+        """Takes the port, and serves in a thread; `name_of` returns how messages name a rank.
 
         Raises:
-            OSError: where the port cannot be used.
-            RendezvousError: where the secret cannot be obtained.
+            OSError: if the port cannot be used.
+            RendezvousError: if the secret cannot be obtained.
         """
         self.address, self.name_of = address, name_of
         self._secret = Secret()
@@ -88,10 +70,7 @@ class Service:
         self._socket = socket.create_server(
             ("", address.port), family=family, backlog=4096, dualstack_ipv6=dual
         )
-        self.rounds = Rounds(address.num_tasks, self.send, name_of)
-        self.watchers: List[Watcher] = []
-        self.status: Callable[[], Message] = dict  # what an observer is told
-        self.is_needed: Callable[[], object] = bool  # whether tasks still rely on this process
+        self._rounds, self._job, self._monitor = Rounds(self), Job(self), Monitor(self)
         self.leaves = False  # whether its process is about to end
         self._links: Dict[Tuple[int, str], _Link] = {}  # by rank and role
         self._departed: List[int] = []  # whose goodbyes the others are not told yet
@@ -102,23 +81,19 @@ class Service:
         self._thread = threading.Thread(
             target=lambda: asyncio.run(self._serve()), name="slurm_resolver service", daemon=True
         )
-
-    def start(self, watchers: Sequence[Watcher]) -> None:
-        """Serves from now on; more watchers may be added later."""
-        self.watchers.extend(watchers)
         self._thread.start()
 
     def send(self, ranks: Optional[Container[int]], message: Message) -> None:
         """Sends a message to the processes of these tasks; None for all tasks."""
         line = wire.encode(message)
         links = [one for one in self._links.values() if ranks is None or one.process.rank in ranks]
-        # This task comes last: it may go on to hold the interpreter, and with it this thread.
+        # This task comes last: it may then hold the interpreter, and block this thread.
         for link in sorted(links, key=lambda link: link.process.rank == self.address.rank):
             if link.writer is not None and not link.writer.transport.is_closing():
                 link.writer.write(line)
 
     def flush(self) -> None:
-        """Returns when the messages of the service have left this process, or after some time."""
+        """Waits until the messages of the service have left this process, for 3 s at most."""
         until = time.monotonic() + _FLUSH_SECONDS
         while time.monotonic() < until and self._thread.is_alive():
             if not any(w.transport.get_write_buffer_size() for w in list(self._connections)):
@@ -128,16 +103,14 @@ class Service:
     def close(self) -> None:
         """Ends the service once no task relies on it; the last messages are sent."""
         self.leaves, until = True, time.monotonic() + self.address.grace
-        while self._thread.is_alive() and (
-            self.is_needed() or (self._owes_answers and time.monotonic() < until)
-        ):
+        while self._thread.is_alive():
+            refuses = self._refusal and len(self._came) < self.address.num_tasks
+            owes = (self._rounds.owes or refuses) and time.monotonic() < until
+            if not (owes or self._job.has_to_tell()):
+                break
             time.sleep(_TICK_SECONDS / 5)
         self._closing = True
         self._thread.join(2 * _FLUSH_SECONDS)
-
-    @property
-    def _owes_answers(self) -> bool:
-        return self.rounds.owes or bool(self._refusal and len(self._came) < self.address.num_tasks)
 
     def close_in_child(self) -> None:
         """Closes a forked process's copies of the sockets, which would keep the port in use."""
@@ -158,14 +131,16 @@ class Service:
             if self._departed:  # one message, as large steps end at once
                 self.send(None, {"left": self._departed})
                 self._departed = []
-            self.rounds.tick(now)
-            for watcher in self.watchers:
-                watcher.tick(now)
+            self._rounds.tick(now)
+            self._job.tick(now)
+            self._monitor.tick(now)
         server.close()
         self.send(None, {"closing": True})
-        closed = [asyncio.ensure_future(_close(writer)) for writer in self._connections]
-        if closed:
-            await asyncio.wait(closed, timeout=_FLUSH_SECONDS)
+        for writer in self._connections:
+            writer.close()  # sends what is left
+        until = time.monotonic() + _FLUSH_SECONDS
+        while self._connections and time.monotonic() < until:
+            await asyncio.sleep(_TICK_SECONDS / 25)
 
     async def _admit(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         if len(self._connections) >= 2 * self.address.num_tasks + _STRANGERS:
@@ -173,12 +148,12 @@ class Service:
             return
         self._connections.add(writer)
         try:
-            hello = await asyncio.wait_for(self._shake(reader, writer), wire.HANDSHAKE_SECONDS)
-            if hello is not None and hello["role"] == "observer":
+            process = await asyncio.wait_for(self._shake(reader, writer), wire.HANDSHAKE_SECONDS)
+            if process is not None and process.role == "observer":
                 while await reader.readuntil():
-                    writer.write(wire.encode(self.status()))
-            elif hello is not None:
-                await self._attend(_process(hello), reader, writer)
+                    writer.write(wire.encode(self._monitor.status()))
+            elif process is not None:
+                await self._attend(process, reader, writer)
         except (OSError, EOFError, wire.WireError, asyncio.LimitOverrunError, asyncio.TimeoutError):
             pass  # a stranger, or a task that will connect again
         finally:
@@ -187,8 +162,8 @@ class Service:
 
     async def _shake(
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
-    ) -> Optional[Message]:
-        """Returns what the other end says of itself, once it has proved it; None if refused."""
+    ) -> Optional[Process]:
+        """Returns the process that connects, once it has proved the secret; None if refused."""
         challenge, key = secrets.token_hex(16), self._secret.key
         greeting = {"protocol": wire.PROTOCOL, "challenge": challenge}
         writer.write(wire.encode({**greeting, "offer": self._secret.offer()}))
@@ -199,19 +174,19 @@ class Service:
         parts = [challenge, *(hello.get(name) for name in wire.PROVEN)]
         if not wire.is_proof(hello.get("proof"), key, "task", *parts):
             return None
+        process = Process(*map(hello.get, Process._fields))  # type: ignore[arg-type]
         refusal = self._refusal
-        if hello["role"] != "observer":
-            rank, pid = hello["rank"], hello.get("pid")
-            if hello["role"] not in ROLES or type(rank) is not int or type(pid) is not int:
+        if process.role != "observer":
+            if process.role not in ROLES or {type(process.rank), type(process.pid)} != {int}:
                 return None
-            if not 0 <= rank < self.address.num_tasks:
+            if not 0 <= process.rank < self.address.num_tasks:
                 return None
-            self._came.add(rank)
-            refusal = refusal or await self._find_other(_process(hello))
+            self._came.add(process.rank)
+            refusal = refusal or await self._find_other(process)
         answer = {"proof": wire.prove(key, "service", *parts), "grace": self.address.grace}
         more = {"refused": refusal} if refusal else {"rank": self.address.rank}
         writer.write(wire.encode({**answer, **more}))
-        return None if refusal else hello
+        return None if refusal else process
 
     async def _find_other(self, process: Process) -> str:
         """Returns why a process cannot represent its task; '' if it can."""
@@ -232,11 +207,10 @@ class Service:
         self, process: Process, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> None:
         link = self._links.get(process[:2])
-        if link is not None and link.process.number != process.number:
-            for watcher in self.watchers:  # it has ended, and this process follows it
-                watcher.ended(link.process, link.reason, said_goodbye=True)
-            link = None
-        if link is None:
+        if link is None or link.process.number != process.number:
+            if link is not None:  # it has ended, and this process follows it
+                self._job.ended(link.process, link.reason, said_goodbye=True)
+                self._monitor.ended(link.process)
             link = self._links[process[:2]] = _Link(process)
         elif link.writer is not None:
             link.writer.close()
@@ -262,60 +236,51 @@ class Service:
             if link.writer is writer and self._links.get(process[:2]) is link:
                 link.writer, link.reason = None, reason
                 link.lost_at = time.monotonic() + seconds
-                self.rounds.disconnected(process)
+                self._rounds.disconnected(process)
 
     def _take(self, process: Process, message: Message) -> None:
         if "gather" in message:
-            self.rounds.add(process, message)
+            self._rounds.add(process, message)
         elif "received" in message:
-            self.rounds.received(process.rank, str(message["received"]))
+            self._rounds.received(process.rank, str(message["received"]))
         elif "tell" in message:
             told = {"told": message["tell"], "rank": process.rank, "value": message["value"]}
             self._told[str(message["tell"]), process.rank] = told
             self.send(None, told)
-        for watcher in self.watchers:
-            watcher.message(process, message)
+        if "job" in message:
+            self._job.message(process, message)
+        if "progress" in message:
+            self._monitor.message(process, message)
 
     def _end(self, link: _Link, failure: str, said_goodbye: bool) -> None:
-        """Takes the end of a process, and tells the others."""
+        """Notes the end of a process, and tells the others."""
         process = link.process
         self._links.pop(process[:2], None)
         left = f"its process ended: {failure}" if failure else "it has ended"
-        self.rounds.ended(process, left if said_goodbye else failure, bool(failure))
-        places = [watcher.ended(process, failure, said_goodbye) for watcher in self.watchers]
+        self._rounds.ended(process, left if said_goodbye else failure, bool(failure))
+        self._job.ended(process, failure, said_goodbye)
+        where = self._monitor.ended(process)
         if failure:
-            rank, role, where = process.rank, process.role, " ".join(filter(None, places))
-            self.send(None, {"gone": rank, "role": role, "why": failure, "where": where})
+            self.send(None, {"gone": process.rank, "why": failure, "where": where})
         elif process.role == "program":
             self._departed.append(process.rank)
 
 
-def _process(hello: Message) -> Process:
-    return Process(hello["rank"], hello["role"], str(hello.get("number")), hello.get("pid"))
-
-
 def _report(loop: asyncio.AbstractEventLoop, context: Dict[str, object]) -> None:
-    # While there are no file descriptors left, asyncio accepts again each second.
-    if not isinstance(context.get("exception"), OSError):
+    # Without free file descriptors, asyncio reports an OSError each second, and a ValueError once
+    # the socket is closed.
+    if not isinstance(context.get("exception"), (OSError, ValueError)):
         loop.default_exception_handler(context)
 
 
-async def _close(writer: asyncio.StreamWriter) -> None:
-    with contextlib.suppress(OSError):
-        await writer.drain()
-        writer.close()
-        await writer.wait_closed()
-
-
 def _allow_connections(address: ServiceAddress) -> str:
-    """Raises this process's limit on open files; returns what is wrong where that is too low."""
+    """Raises this process's limit on open files; returns an error if it stays too low, else ''."""
     needed = address.num_tasks + _STRANGERS + _OTHER_FILES
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft == resource.RLIM_INFINITY or soft >= needed:
-        return ""
-    allowed = needed if hard == resource.RLIM_INFINITY else min(needed, hard)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (allowed, hard))
-    if allowed >= address.num_tasks + _OTHER_FILES:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)  # never unlimited on Linux
+    if soft < needed:
+        soft = min(needed, hard)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    if soft >= address.num_tasks + _OTHER_FILES:
         return ""
     return (
         f"`ulimit -n` is {hard} on {address.node}: expected at least {needed} open files, one for "

@@ -16,9 +16,13 @@ from __future__ import annotations
 import base64
 import hmac
 import json
+import secrets
 import socket
 import zlib
-from typing import Any, BinaryIO, Dict, List, NamedTuple, Sequence
+from typing import Any, BinaryIO, Dict, List, NamedTuple, Sequence, Tuple
+
+from slurm_resolver.coordination import ServiceAddress
+from slurm_resolver.coordination.secret import accept_offer
 
 Message = Dict[str, Any]
 
@@ -27,10 +31,8 @@ PROTOCOL = 1
 MOST_BYTES = 64 * 1024
 MOST_ANSWER_BYTES = 64 * 1024 * 1024  # the longest line that the service sends
 HANDSHAKE_SECONDS = 5.0
-
 # What the proofs of a handshake cover, beside the service's challenge.
 PROVEN = ("challenge", "identity", "rank", "number", "role")
-
 # How a process represents its task: as its program, or as `slurm-resolver exec` that waits for it.
 ROLES = ("program", "launcher")
 
@@ -41,11 +43,11 @@ class Process(NamedTuple):
     rank: int
     role: str
     number: str
-    pid: object
+    pid: int
 
 
 class WireError(Exception):
-    """What answered is not this package, or not the same version of it."""
+    """What answers is not this package, or another version of it, or belongs to another step."""
 
 
 def encode(message: Message) -> bytes:
@@ -54,15 +56,11 @@ def encode(message: Message) -> bytes:
 
 
 def decode(line: bytes) -> Message:
-    """Returns the message on a line.
-
-    Raises:
-        WireError: where the line is not a JSON object.
-    """
+    """Returns the message on a line; raises WireError if that is not a JSON object."""
     try:
         message = json.loads(line)
-    except (ValueError, RecursionError) as error:
-        raise WireError("another program answers there") from error
+    except (ValueError, RecursionError):
+        message = None
     if not isinstance(message, dict):
         raise WireError("another program answers there")
     return message
@@ -77,7 +75,7 @@ def prove(key: bytes, role: str, *parts: object) -> str:
 def is_proof(given: object, key: bytes, role: str, *parts: object) -> bool:
     """Returns whether `given` is the proof for these parts."""
     expected = prove(key, role, *parts).encode()
-    return isinstance(given, str) and hmac.compare_digest(given.encode(errors="replace"), expected)
+    return hmac.compare_digest(str(given).encode(errors="replace"), expected)
 
 
 def pack(values: Sequence[str]) -> str:
@@ -95,28 +93,65 @@ def unpack(packed: str) -> List[Any]:
 
 
 def detect_dead_peers(sock: socket.socket, seconds: float) -> None:
-    """Has the kernel end a TCP connection whose other node is silent for `seconds`: tcp(7)."""
-    idle, probes = max(1, int(seconds / 3)), 5
-    interval = max(1, int((seconds - idle) / probes))
+    """Lets the kernel end a TCP connection whose other node is silent for `seconds`: tcp(7)."""
+    interval = max(1, int(seconds / 6))
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, idle)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, interval)
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, interval)
-    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, probes)
-    # The kernel sends no probes while sent data is unacknowledged; this limit holds then.
+    # It limits the wait for answers to these probes, and to data.
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(seconds * 1000))
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
 
 def read(lines: BinaryIO, most: int) -> Message:
-    """Returns the next message of a connection.
-
-    Raises:
-        WireError: where the line is too long or not a message.
-        OSError: where the connection has ended.
-    """
+    """Returns the next message; raises WireError if it is too long, OSError at the end."""
     line = lines.readline(most)
     if not line:
         raise ConnectionError("it closed the connection")
-    if not line.endswith(b"\n"):
-        raise WireError("another program answers there")
-    return decode(line)
+    return decode(line if line.endswith(b"\n") else b"")
+
+
+def open_connection(
+    address: ServiceAddress, hello: Message
+) -> Tuple[socket.socket, BinaryIO, Message]:
+    """Returns a connection, its lines, and the service's answer to the handshake.
+
+    Raises:
+        OSError, WireError, RendezvousError: if the service does not answer, or refuses the proof.
+    """
+    host = "127.0.0.1" if address.serves else address.host.strip("[]")
+    sock = socket.create_connection((host, address.port), HANDSHAKE_SECONDS)
+    try:
+        lines = sock.makefile("rb")
+        greeting = read(lines, MOST_BYTES)
+        offer = greeting.get("offer")
+        if greeting.get("protocol") != PROTOCOL or not isinstance(offer, dict):
+            raise WireError("another program or another version of slurm_resolver answers there")
+        key = accept_offer(offer, address.name)
+        hello = {**hello, "identity": address.identity, "challenge": secrets.token_hex(16)}
+        parts = [greeting.get("challenge"), *(hello[name] for name in PROVEN)]
+        sock.sendall(encode({**hello, "proof": prove(key, "task", *parts)}))
+        answer = read(lines, MOST_BYTES)
+        if "other" in answer:
+            raise WireError(f"a service answers there, but {answer['other']}")
+        if not is_proof(answer.get("proof"), key, "service", *parts):
+            raise WireError("what answers there does not know the step's secret")
+        return sock, lines, answer
+    except BaseException:
+        sock.close()
+        raise
+
+
+def ask_status(address: ServiceAddress) -> Message:
+    """Returns what the service of another step answers to `slurm-resolver status`.
+
+    Raises:
+        OSError, WireError, RendezvousError: as `open_connection`.
+    """
+    hello = {"rank": None, "role": "observer", "number": secrets.token_hex(8)}
+    sock, lines, answer = open_connection(address, hello)
+    with sock, lines:
+        if "refused" in answer:
+            raise WireError(str(answer["refused"]))
+        sock.sendall(encode({}))
+        return read(lines, MOST_ANSWER_BYTES)

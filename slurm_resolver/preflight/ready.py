@@ -63,9 +63,7 @@ def offer_readiness(cluster: Cluster) -> None:
 def _connect(cluster: Cluster) -> Optional[Client]:
     if cluster.service is None or len(cluster.tasks) < 2 or cluster.was_restarted:
         return None
-    client = connect(cluster.service)
-    client.name_of = cluster.name_of
-    return client
+    return connect(cluster.service, cluster.name_of)
 
 
 def _note(cluster: Cluster) -> Note:

@@ -52,8 +52,7 @@ def check_step(cluster: Cluster, timeout: float) -> List[Result]:
     assert service is not None
     client = None
     if len(cluster.tasks) > 1:
-        client = connect(service)
-        client.name_of = cluster.name_of
+        client = connect(service, cluster.name_of)
     with listening(task.rank, task.address) as port_taken:
         if client is not None:
             client.gather("check: presence", None, timeout)

@@ -17,6 +17,7 @@ import statistics
 import sys
 import tempfile
 import time
+from pathlib import Path
 from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Sequence
 
 _MEGABYTES = 64
@@ -24,8 +25,7 @@ _SECONDS = 0.7  # of a measurement
 _MEASUREMENTS = 5  # of a step, of which the fastest counts: another program may disturb the others
 _MEET_SECONDS = 120.0  # a first step on a GPU compiles its kernels
 _JOBS = ("chief", "worker")
-# How many times slower than the median of all tasks is far slower.
-_FAR_SLOWER = 2.0
+_FAR_SLOWER = 2.0  # times the median of all tasks
 _FAST_INTERFACES = ("/sys/class/net/hsn*", "/sys/class/infiniband/*")
 
 
@@ -50,8 +50,8 @@ class Measured(NamedTuple):
 def main() -> int:
     """Measures, and prints the table in one task; returns 1 if there is a warning, else 0."""
     options = json.loads(sys.argv[1])
-    folder = tempfile.mkdtemp(prefix="slurm_resolver-nccl-")
-    log = os.path.join(folder, "nccl")
+    folder = tempfile.TemporaryDirectory(prefix="slurm_resolver-nccl-")
+    log = os.path.join(folder.name, "nccl")
     os.environ.update(NCCL_DEBUG="INFO", NCCL_DEBUG_FILE=log)
     from slurm_resolver.coordination.client import connect
     from slurm_resolver.tf.keras.mirrored import MultiWorkerMirroredStrategy
@@ -77,9 +77,7 @@ def main() -> int:
         warnings = find_warnings(by_rank, cluster.name_of)
         if cluster.task is None or cluster.task.rank == ranks[0]:
             print(as_json(by_rank, warnings) if options["json"] else as_table(by_rank, warnings))
-    for name in glob.glob(f"{log}*"):
-        os.remove(name)
-    os.rmdir(folder)
+    folder.cleanup()
     if client is not None:
         # The service may run in a task that does not train, and must not end before the others.
         client.gather("the end of the measurement", None, None)
@@ -89,23 +87,18 @@ def main() -> int:
 def _measure(strategy: Any, gather: Callable[[str, Any], List[Any]], log: str) -> Measured:
     import tensorflow as tf
 
-    gpus = tf.config.get_visible_devices("GPU")
-    device = "GPU" if gpus else "CPU"
+    device = "GPU" if tf.config.get_visible_devices("GPU") else "CPU"
     step = _make_step(tf, device)
     steps = []
     for _ in range(_MEASUREMENTS):
         gather("a step", None)
-        steps.append(_mean_time(step, _SECONDS))
+        steps.append(_mean_time(step, None))
     reduce = _make_reduction(tf, strategy)
-    once = max(gather("the time of an all-reduce", _time(reduce)))
+    once = max(gather("the time of an all-reduce", _mean_time(reduce, 1)))
     # Every task has to take part in each of them.
-    times = max(2, min(50, int(_SECONDS / once)))
-    began = time.perf_counter()
-    for _ in range(times):
-        reduce()
-    seconds = (time.perf_counter() - began) / times
+    mean = _mean_time(reduce, max(2, min(50, int(1000 * _SECONDS / once))))
     fast = [os.path.basename(path) for pattern in _FAST_INTERFACES for path in glob.glob(pattern)]
-    return Measured(device, steps, 1000 * seconds, nccl_network(log), fast)
+    return Measured(device, steps, mean, nccl_network(log), fast)
 
 
 def _make_step(tf: Any, device: str) -> Callable[[], Any]:
@@ -123,13 +116,7 @@ def _make_step(tf: Any, device: str) -> Callable[[], Any]:
             loss = tf.reduce_mean(outputs**2)
         return tf.add_n([tf.reduce_sum(one) for one in tape.gradient(loss, weights)])
 
-    compiled = tf.function(gradients)
-
-    def step() -> Any:
-        return compiled().numpy()
-
-    step()
-    return step
+    return _compiled(tf, gradients)
 
 
 def _make_reduction(tf: Any, strategy: Any) -> Callable[[], Any]:
@@ -143,25 +130,26 @@ def _make_reduction(tf: Any, strategy: Any) -> Callable[[], Any]:
     def reduction() -> Any:
         return strategy.experimental_local_results(strategy.run(replica))[0]
 
-    compiled = tf.function(reduction)
-
-    def reduce() -> Any:
-        return compiled().numpy()
-
-    reduce()
-    return reduce
+    return _compiled(tf, reduction)
 
 
-def _time(action: Callable[[], Any]) -> float:
-    began = time.perf_counter()
-    action()
-    return time.perf_counter() - began
+def _compiled(tf: Any, action: Callable[[], Any]) -> Callable[[], Any]:
+    function = tf.function(action)
+
+    def run() -> Any:
+        return function().numpy()
+
+    run()
+    return run
 
 
-def _mean_time(action: Callable[[], Any], seconds: float) -> float:
-    """Returns the mean milliseconds of an action, which a limit on the CPU time lengthens."""
+def _mean_time(action: Callable[[], Any], times: Optional[int]) -> float:
+    """Returns the mean milliseconds of an action; `times` None repeats it for some time.
+
+    A limit on the CPU time lengthens the mean, but not the median.
+    """
     began, number = time.perf_counter(), 0
-    while time.perf_counter() < began + seconds:
+    while time.perf_counter() < began + _SECONDS if times is None else number < times:
         action()
         number += 1
     return 1000 * (time.perf_counter() - began) / number
@@ -169,10 +157,8 @@ def _mean_time(action: Callable[[], Any], seconds: float) -> float:
 
 def nccl_network(log: str) -> str:
     """Returns the network that NCCL names in its log; '' where it names none."""
-    text = ""
-    for name in glob.glob(f"{log}*"):
-        with open(name, encoding="utf-8", errors="replace") as file:
-            text += file.read()
+    files = [Path(name) for name in glob.glob(f"{log}*")]
+    text = "".join(file.read_text(encoding="utf-8", errors="replace") for file in files)
     found = re.findall(r"Using network (.+)", text) or re.findall(r"via NET/(\w+)", text)
     return found[-1].strip() if found else ""
 
@@ -206,16 +192,17 @@ def as_json(by_rank: Mapping[int, Measured], warnings: Sequence[str]) -> str:
 
 def as_table(by_rank: Mapping[int, Measured], warnings: Sequence[str]) -> str:
     """Returns a table by rank, the medians, and the warnings."""
-    rows: List[Dict[str, Any]] = [_row(one, len(by_rank)) for one in by_rank.values()]
-    lines = ["rank  device  step ms  all-reduce ms   GB/s  by"]
-    median: Optional[Dict[str, Any]] = None
+    rows = {str(rank): _row(one, len(by_rank)) for rank, one in by_rank.items()}
     if len(rows) > 1:
-        numbers = ("step_ms", "all_reduce_ms", "gb_per_s")
-        median = {name: statistics.median(row[name] for row in rows) for name in numbers}
-    for name, row in [*zip(map(str, by_rank), rows), *([("all", median)] if median else [])]:
+        median: Dict[str, Any] = {"device": "median", "transport": ""}
+        for name in ("step_ms", "all_reduce_ms", "gb_per_s"):
+            median[name] = statistics.median(row[name] for row in rows.values())
+        rows["all"] = median
+    lines = ["rank  device  step ms  all-reduce ms   GB/s  by"]
+    for name, row in rows.items():
         lines.append(
-            f"{name:<4}  {row.get('device', 'median'):6}  {row['step_ms']:7.2f}  "
-            f"{row['all_reduce_ms']:13.1f}  {row['gb_per_s']:5.2f}  {row.get('transport', '')}"
+            f"{name:<4}  {row['device']:6}  {row['step_ms']:7.2f}  "
+            f"{row['all_reduce_ms']:13.1f}  {row['gb_per_s']:5.2f}  {row['transport']}"
         )
     return "\n".join([*(line.rstrip() for line in lines), *(f"warning: {w}" for w in warnings)])
 

@@ -1,6 +1,6 @@
 """The four methods of TensorFlow's resolver that subclasses override, and `tasks_per_node`.
 
-What they say takes the place of what Slurm says: tensorflow/python/distribute/cluster_resolver/
+They replace what Slurm says: tensorflow/python/distribute/cluster_resolver/
 slurm_cluster_resolver.py.
 """
 
@@ -31,7 +31,7 @@ _HOOKS = (
 
 
 class ResolverHooks:
-    """The four methods as the variables of the step answer them, and what overriding them does."""
+    """The four methods, which read the variables of the step, and what overriding them does."""
 
     _step: SlurmStep
 
@@ -61,16 +61,12 @@ class ResolverHooks:
             )
         return dict(zip(hosts, counts))
 
-    def _overridden(self) -> List[str]:
-        """Returns the names of those methods that a subclass has overridden."""
-        own = type(self)
-        return [name for name in _HOOKS if getattr(own, name) is not getattr(ResolverHooks, name)]
-
     def _given_layout(
         self, tasks_per_node: Optional[TasksPerNode]
     ) -> Tuple[Optional[LayoutOf], bool]:
-        """Returns what takes the place of Slurm's layout, and whether it says the rank as well."""
-        hooks = self._overridden()
+        """Returns what replaces Slurm's layout, and whether methods are overridden."""
+        own = type(self)
+        hooks = [name for name in _HOOKS if getattr(own, name) is not getattr(ResolverHooks, name)]
         if not hooks and tasks_per_node is None:
             return None, False
 
@@ -96,23 +92,14 @@ class ResolverHooks:
             return step.replace(node_name=None), renamed  # Slurm's names may lead nowhere
         rank = self._resolve_own_rank()
         if hooks:
-            # What Slurm says of this task is about its own idea of it, not the subclass's.
-            step = step.replace(
-                rank=rank,
-                num_tasks=None,
-                node_id=None,
-                local_rank=None,
-                node_name=None,
-                node_ranks=None,
-            )
+            # Slurm's variables describe its own task of that rank, not the subclass's.
+            own = ("num_tasks", "node_id", "local_rank", "node_name", "node_ranks")
+            step = step.replace(rank=rank, **dict.fromkeys(own))
         if "_resolve_own_rank" in hooks:
-            # These ranks are not Slurm's, so that its distribution says nothing about them:
-            # TensorFlow counts them node by node.
-            step = step.replace(
-                **dict.fromkeys(("distribution", "plane_size", "sluid", "topology_pattern")),
-                is_component=False,
-                components=(),
-            )
+            # Slurm's distribution does not apply to ranks that are not Slurm's: TensorFlow counts
+            # them node by node.
+            order = ("distribution", "plane_size", "sluid", "topology_pattern")
+            step = step.replace(**dict.fromkeys(order), is_component=False, components=())
         if tasks_per_node is None and "_resolve_task_configuration" not in hooks:
             hosts = self._resolve_hostlist()
             if step.nodes is None:

@@ -1,38 +1,158 @@
-"""Tells the coordination service what this worker's training does: the epoch, the step, the phase.
+"""Reports to the coordination service what this worker's training does: epoch, step, phase.
 
-The hooks cost microseconds a step: they only write attributes, and a thread reads them.
+Training code only writes attributes, which costs microseconds a step; a thread reads them.
 """
 
 from __future__ import annotations
 
+import atexit
 import contextlib
+import faulthandler
 import functools
+import statistics
 import sys
-from typing import Any, Callable, Dict, Iterator, List, Tuple
+import threading
+import time
+from collections import deque
+from typing import Any, Callable, Deque, Dict, Iterator, List, Optional, Tuple
 
 import tensorflow as tf
 
 from slurm_resolver.cluster.cluster import Cluster
-from slurm_resolver.coordination.client import connect
+from slurm_resolver.coordination.client import Client, connect
 from slurm_resolver.coordination.progress import (
     CALLBACK,
+    COMPILING,
     DATA,
     IDLE,
     MEETING,
     PREPARING,
+    SAVING,
     START,
     STEP,
     TRAINING,
     VALIDATION,
+    Report,
+    report_seconds,
 )
-from slurm_resolver.tf.reporter import STALL_SECONDS, reporter
+from slurm_resolver.coordination.wire import Message
+from slurm_resolver.log import exit_at_once, warn
+
+_STALL_SECONDS = 300.0
+_WINDOW = 12  # reports over which the shares of time are taken
 
 # When the running step asked for data, negative when it got them; and the seconds waited in all.
 _variables: List[tf.Variable] = []
 
 
+class Reporter:
+    """What this process is doing; stage, phase, epoch, step and begun are as in `Report`."""
+
+    def __init__(self) -> None:
+        self.stage, self.phase = "", IDLE
+        self.epoch = self.step = self.begun = 0
+        self._since = time.monotonic()
+        self._began = self._ended = 0.0  # the last step of this stage
+        self._waited = self._outside = 0.0
+        self._durations: Deque[float] = deque(maxlen=101)
+        self._samples: Deque[Tuple[float, float, float]] = deque(maxlen=_WINDOW)
+        self._client: Optional[Client] = None
+
+    def enter(self, phase: str, stage: Optional[str] = None) -> None:
+        """Begins a phase; and a stage, unless that is None."""
+        now = time.monotonic()
+        if self.phase == DATA:
+            self._waited += now - self._since
+        if stage is not None:
+            self.stage, self._began, self._ended = stage, 0.0, 0.0
+        self.phase, self._since = phase, now
+
+    def begin_step(self, steps: int = 1, phase: str = STEP) -> None:
+        """Begins a step, or several that are done at once."""
+        self.begun += steps
+        ended, began = self._ended, self._began
+        self.enter(phase)
+        if ended:
+            self._outside += self._since - ended
+        if began:
+            self._durations.append((self._since - began) / steps)
+        self._began = self._since
+
+    def end_step(self) -> None:
+        """Ends the step: what follows is outside of it."""
+        self.phase = CALLBACK if self.stage else IDLE
+        self._since = self._ended = time.monotonic()
+
+    @contextlib.contextmanager
+    def saving(self) -> Iterator[None]:
+        """Saves in the block."""
+        phase = self.phase
+        self.enter(SAVING)
+        try:
+            yield
+        finally:
+            self.enter(phase)
+
+    def report(self) -> Report:
+        """Returns what this process is doing."""
+        phase, since, now = self.phase, self._since, time.monotonic()
+        mark, waited = (float(variable.numpy()) for variable in _variables)
+        marked = now - time.time() + abs(mark)
+        if phase in (STEP, COMPILING) and marked > since - 0.001:
+            phase, since = DATA if mark > 0 else STEP, max(since, marked)
+        waited += self._waited + (now - since if phase == DATA else 0.0)
+        self._samples.append((now, waited, self._outside))
+        first = self._samples[0]
+        seconds = max(now - first[0], 0.001)
+        shares = [(waited - first[1]) / seconds, (self._outside - first[2]) / seconds]
+        ms = 1000 * statistics.median([*self._durations] or [0.0])
+        place = (self.stage, self.epoch, self.step, self.begun, phase)
+        return Report(*place, now - since, round(ms, 3), *(round(min(s, 1.0), 3) for s in shares))
+
+    def start(self, client: Client, limit: float, exits: bool) -> None:
+        """Reports in a thread from now on.
+
+        Args:
+            client: this process's connection.
+            limit: the seconds without a step after which the service reports a stall; 0 for never.
+            exits: whether this process then ends if it is behind.
+        """
+        self._limit, self._exits = limit, exits
+        if self._client is not None:
+            return
+        self._client = client
+        client.listen("stall", self._take_stall)
+        stop = threading.Event()
+        thread = threading.Thread(target=self._run, args=[client, stop], daemon=True)
+        thread.start()
+
+        def end() -> None:  # the thread calls TensorFlow, which fails once Python has ended
+            stop.set()
+            thread.join(1.0)
+
+        atexit.register(end)
+
+    def _run(self, client: Client, stop: threading.Event) -> None:
+        while True:
+            client.say("progress", progress=list(self.report()), limit=self._limit)
+            if stop.wait(report_seconds(self._limit)):
+                return
+
+    def _take_stall(self, message: Message) -> None:
+        assert self._client is not None
+        warn("%s", message["stall"])
+        if self._client.address.rank in message["behind"]:
+            faulthandler.dump_traceback(2, all_threads=True)
+        if self._exits and self._client.address.rank in message["end"]:
+            warn("this task ends with status 1 (on_stall='exit')")
+            exit_at_once(1)
+
+
+reporter = Reporter()
+
+
 def start(resolver: Any, on_stall: str = "report") -> None:
-    """Begins to tell the service, where this process is one of several workers of a live step.
+    """Begins to report, if this process is one of several workers of a live step.
 
     Raises:
         ValueError: for another `on_stall` than "report" and "exit".
@@ -47,21 +167,13 @@ def start(resolver: Any, on_stall: str = "report") -> None:
     if not _variables:
         with tf.init_scope(), tf.device("/cpu:0"):
             _variables.extend(tf.Variable(0.0, dtype=tf.float64) for _ in range(2))
-        reporter.look = _look
     seconds = cluster.step.stall_seconds
-    limit = STALL_SECONDS if seconds is None else float(seconds)
-    client = connect(cluster.service)
-    client.name_of = cluster.name_of
-    reporter.start(client, limit, on_stall == "exit")
-
-
-def _look() -> Tuple[float, float]:
-    mark, waited = _variables
-    return float(mark.numpy()), float(waited.numpy())
+    limit = _STALL_SECONDS if seconds is None else float(seconds)
+    reporter.start(connect(cluster.service, cluster.name_of), limit, on_stall == "exit")
 
 
 def timed(get: Callable[[], Any]) -> Any:
-    """Returns what `get` takes from an iterator in a graph, and notes how long it waits."""
+    """Returns what `get` takes from an iterator in a graph, and measures how long it waits."""
     if not _variables:
         return get()
     mark, waited = _variables
@@ -79,7 +191,7 @@ def timed(get: Callable[[], Any]) -> Any:
 
 
 def noting(iterator: Iterator[Any]) -> Iterator[Any]:
-    """Yields what an iterator has, and notes that this process waits for data meanwhile."""
+    """Yields the items of an iterator; while it waits for one, the phase is DATA."""
     while True:
         reporter.enter(DATA)
         try:
@@ -107,7 +219,7 @@ def reporting(name: str, arguments: Dict[str, Any]) -> Iterator[None]:
 
     Args:
         name: of the method.
-        arguments: the method's; the callback is put among them.
+        arguments: the method's; the callback is added to them.
     """
     hook, given = _hooks()(name), arguments.get("callbacks")
     shared = getattr(given, "callbacks", None)  # a CallbackList, which may be used again
@@ -145,9 +257,7 @@ def _hooks() -> Any:
         def on_test_end(self, logs: Any = None) -> None:
             reporter.enter(CALLBACK, self._stage)
 
-        def on_predict_begin(self, logs: Any = None) -> None:
-            reporter.step = 0
-            reporter.enter(START, self._stage)
+        on_predict_begin = on_test_begin
 
         def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
             reporter.step = batch + 1

@@ -1,4 +1,4 @@
-"""Puts this package's classes into the place of TensorFlow's, for programs left as they are."""
+"""Replaces TensorFlow's classes by this package's in unmodified programs."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _THEIRS = "tensorflow.python.distribute.cluster_resolver"
 
 
 class _FromTfConfig(MultiWorkerMirroredStrategy):
-    """What a program gets that asks for TensorFlow's class: its cluster is TF_CONFIG's."""
+    """Takes its cluster from TF_CONFIG by default, as TensorFlow's class does."""
 
     def __init__(
         self, cluster_resolver: Optional[Any] = None, communication_options: Optional[Any] = None
@@ -33,12 +33,11 @@ def replace_strategy() -> None:
 
 
 def install() -> None:
-    """Puts this package's resolver into the place of TensorFlow's, for the rest of the process.
+    """Replaces TensorFlow's resolver by this package's for the rest of the process.
 
-    For code that makes TensorFlow's class itself, such as a library. Call it before that code makes
-    its resolver; ``srun slurm-resolver exec --replace-resolver -- python …`` does it from outside.
-    Resolvers then pass `isinstance` against TensorFlow's class, also where code has imported that
-    by name before. Such code still makes TensorFlow's own.
+    For libraries that make TensorFlow's resolver themselves: call it before they import the class.
+    ``srun slurm-resolver exec --replace-resolver -- python …`` does it without a change of the
+    program. This package's resolvers then pass `isinstance` against TensorFlow's class.
     """
     api = tf.distribute.cluster_resolver
     theirs = api.SlurmClusterResolver
@@ -52,10 +51,7 @@ def install() -> None:
     theirs.register(SlurmClusterResolver)
 
 
-_BY_NAME = {"strategy": replace_strategy, "resolver": install}
-
-
 def replace(names: Iterable[str]) -> None:
-    """Replaces what the names stand for; `slurm_resolver.startup` has them from a variable."""
+    """Replaces the "strategy", the "resolver" or both; called by `slurm_resolver.startup`."""
     for name in names:
-        _BY_NAME[name]()
+        {"strategy": replace_strategy, "resolver": install}[name]()

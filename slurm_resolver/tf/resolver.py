@@ -34,32 +34,29 @@ class SlurmClusterResolver(
 ):
     """Resolves the cluster of a Slurm step for tf.distribute and tf.compat.v1.train.Server.
 
-    A drop-in replacement for ``tf.distribute.cluster_resolver.SlurmClusterResolver``: same
-    constructor, attributes and methods, and the same four methods to override. Start the script
-    with srun and pass the resolver on::
+    A drop-in replacement for ``tf.distribute.cluster_resolver.SlurmClusterResolver``: it has the
+    same constructor, attributes and methods, and the same four methods to override. Start the
+    script with srun, and pass the resolver to a strategy::
 
         resolver = SlurmClusterResolver()
         strategy = tf.distribute.MultiWorkerMirroredStrategy(cluster_resolver=resolver)
 
-    ``print(resolver)`` shows the cluster. At the level INFO the logger ``slurm_resolver`` says in
-    one line what each task is. Everything is resolved in the constructor, once. Without Slurm, in
-    an allocation of one task without srun, with ``local=True`` and with SLURM_RESOLVER=off the
-    cluster is empty, and TensorFlow trains locally.
+    ``print(resolver)`` shows the cluster. The constructor computes it once. The cluster is empty,
+    and TensorFlow trains locally, without Slurm, in an allocation of one task without srun, with
+    ``local=True`` and with SLURM_RESOLVER=off.
 
-    The constructor changes the process in these ways, and all else changes nothing:
+    The constructor changes the process in these ways; nothing else changes it:
 
-    - It sets CUDA_VISIBLE_DEVICES (ROCR_VISIBLE_DEVICES, ZE_AFFINITY_MASK) where Slurm left open
-      which GPUs are this task's, and SLURM_RESOLVER_GPUS to know that. So make the resolver before
-      TensorFlow looks at the devices. Where several tasks share a GPU it sets
-      TF_FORCE_GPU_ALLOW_GROWTH, unless it is set: the first would take all of the memory. With
-      `auto_set_gpu` False it sets none of them.
-    - Where the tasks have to tell each other where they run, it leaves the answer for child
-      processes in SLURM_RESOLVER_LAYOUT.
-    - With a ps job or a tf.data service, in all tasks but evaluators: it starts a thread that
-      holds a connection to the step's coordination service, and registers a function with `atexit`.
-      So it does in an evaluator where that service listens.
-      With a ps job it sets GRPC_FAIL_FAST unless it is set, and in a chief it changes TensorFlow's
-      ClusterCoordinator, which would wait for lost workers for ever.
+    - It sets CUDA_VISIBLE_DEVICES (ROCR_VISIBLE_DEVICES, ZE_AFFINITY_MASK) and SLURM_RESOLVER_GPUS
+      where Slurm left open which GPUs belong to this task. Make the resolver before TensorFlow
+      looks at the devices. Where tasks share a GPU, it sets TF_FORCE_GPU_ALLOW_GROWTH unless that
+      is set. With ``auto_set_gpu=False`` it sets none of them.
+    - If the tasks have to exchange the layout, it leaves the result for child processes in
+      SLURM_RESOLVER_LAYOUT.
+    - With a ps job or a tf.data service, it starts a thread that holds a connection to the step's
+      coordination service, and registers a function with `atexit`; in an evaluator only where that
+      service listens. With a ps job it sets GRPC_FAIL_FAST unless that is set, and in a chief it
+      changes TensorFlow's ClusterCoordinator, which would wait for lost workers without end.
     """
 
     def __init__(
@@ -88,14 +85,14 @@ class SlurmClusterResolver(
                 sum to the tasks of the step; one may be -1, the rest. None makes all workers.
             port_base: the first port on each node; the task with local rank i gets
                 ``port_base + i``. None takes the ports that Slurm reserved for the step, or derives
-                them from its ids; 8888 where it has none.
+                them from its ids; 8888 without either.
             gpus_per_node: GPUs on each node; None takes what Slurm says.
             gpus_per_task: GPUs of each task; None shares a node's GPUs among its tasks. With either
-                number all tasks but those of a tf.data service use GPUs, as in TensorFlow's
-                resolver, unless `gpu_jobs` says which.
+                number, all tasks but those of a tf.data service use GPUs, as in TensorFlow's
+                resolver, unless `gpu_jobs` is given.
             tasks_per_node: tasks on every node, or by node name; None takes what Slurm says.
             auto_set_gpu: whether to set the variables that show this process its GPUs.
-            rpc_layer: TensorFlow's protocol, which stands before addresses: ``grpc://n1:8888``.
+            rpc_layer: TensorFlow's protocol, the prefix of addresses: ``grpc://n1:8888``.
             placement: "spread" puts parameter servers on different nodes, evenly and away from the
                 chief's, and the tasks of a tf.data service where they leave as many others on each
                 node; "rank" assigns ranks to jobs exactly as TensorFlow's own resolver does.
@@ -103,16 +100,15 @@ class SlurmClusterResolver(
                 leaves every node once (`slurm_resolver.cluster.ring_order`); "rank" numbers them by
                 rank, as TensorFlow's own resolver does.
             het_groups: by job name, the component of a heterogeneous step to take its tasks from.
-            node_address: from a node's name to the host that others connect to: a mapping, a
-                callable, or a suffix such as "-ib0". With "slurm" each task asks Slurm once for
-                the addresses, which works where names do not resolve. None takes the names.
+            node_address: the host to connect to, by node name: a mapping, a callable, or a suffix
+                such as "-ib0". With "slurm" each task asks Slurm once for the addresses, which
+                works where names do not resolve. None takes the names.
             gpu_jobs: the jobs whose tasks use GPUs. None: all but the parameter servers, the tasks
-                of a tf.data service, and the chief where there are parameter servers, as it then
-                only coordinates.
+                of a tf.data service, and a chief beside parameter servers, which only coordinates.
             layout: "environment" computes from the variables alone which rank runs on which node.
                 With "rendezvous" the tasks tell each other over TCP; all tasks of the step must
                 choose it. "auto" does that where the variables do not describe the layout.
-            local: True trains alone, without a cluster, wherever this process runs; so does the
+            local: True trains alone, without a cluster, wherever this process runs, as does the
                 variable SLURM_RESOLVER=off.
 
         Raises:
@@ -124,18 +120,8 @@ class SlurmClusterResolver(
         super().__init__()
         self._step = SlurmStep.read(os.environ)
         self._options = ClusterOptions(
-            jobs,
-            port_base,
-            placement,
-            worker_order,
-            het_groups,
-            node_address,
-            gpu_jobs,
-            layout,
-            gpus_per_node,
-            gpus_per_task,
-            local,
-        )
+            jobs, port_base, placement, worker_order, het_groups, node_address, gpu_jobs, layout
+        )._replace(gpus_per_node=gpus_per_node, gpus_per_task=gpus_per_task, local=local)
         layout_of, is_told = self._given_layout(tasks_per_node)
         self._cluster = resolve_step(self._step, self._options, layout_of, is_told)
         self._auto_set_gpu = auto_set_gpu
@@ -178,18 +164,11 @@ class SlurmClusterResolver(
 
     @property
     def data_service(self) -> Optional[str]:
-        """The tf.data service of the step, such as ``grpc://n8:23002``; None without one.
-
-        For the tasks that train::
-
-            service = tf.data.experimental.service
-            mode = service.ShardingPolicy.DYNAMIC
-            dataset = dataset.apply(service.distribute(mode, resolver.data_service))
-        """
+        """The tf.data service of the step, such as ``grpc://n8:23002``; None without one."""
         return self._cluster.data_service
 
     def cluster_spec(self) -> Any:
-        """Returns the `tf.train.ClusterSpec`, of those who train, and ps; empty without Slurm."""
+        """Returns the `tf.train.ClusterSpec` of the tasks that train and ps; {} without Slurm."""
         return self._spec
 
     def get_task_info(self) -> Tuple[Optional[str], Optional[int]]:
@@ -202,20 +181,19 @@ class SlurmClusterResolver(
         task_id: Optional[int] = None,
         rpc_layer: Optional[str] = None,
     ) -> str:
-        """Returns the URL of a task, such as ``grpc://n1:8888``; by default of this one.
+        """Returns the URL of a task in `cluster_spec()`, such as ``grpc://n1:8888``, or ''.
 
-        It is '' where there is no cluster. Where a subclass overrides `cluster_spec`, that counts.
+        Without arguments it is that of this task.
         """
         task_type = self.task_type if task_type is None else task_type
         task_id = self.task_id if task_id is None else task_id
         if task_type is None or task_id is None:
             return ""
-        own, spec = self._cluster.task, self.cluster_spec()
-        this_task = own is not None and (task_type, task_id) == (own.job, own.index)
-        if own is not None and this_task and own.job in JOBS_OUTSIDE_SPEC:
-            address = own.address  # it has one, though it is not in the spec
+        own = self._cluster.task
+        if own and (task_type, task_id) == (own.job, own.index) and own.job in JOBS_OUTSIDE_SPEC:
+            address = own.address
         else:
-            address = spec.task_address(task_type, task_id)
+            address = self.cluster_spec().task_address(task_type, task_id)
         layer = rpc_layer or self.rpc_layer
         return f"{layer}://{address}" if layer else address
 
@@ -227,22 +205,22 @@ class SlurmClusterResolver(
     ) -> Dict[str, int]:
         """Returns the GPUs that this process will use, as ``{"GPU": 2}``; {} for none.
 
-        GPUs that the program has hidden with `tf.config.set_visible_devices` do not count. The
-        arguments are TensorFlow's and not used: no task knows another's devices.
+        It leaves out GPUs that `tf.config.set_visible_devices` has hidden. The arguments are
+        TensorFlow's, and not used: no task knows another's devices.
         """
         number = count_gpus(self._devices)
         return {"GPU": number} if number else {}
 
     def wait_until_ready(self, timeout: float = 300.0) -> None:
-        """Returns when all tasks of the step are here, agree on the cluster, and have free ports.
+        """Returns when all tasks of the step have called it, agree, and have free ports.
 
-        Call it in every task, before the strategy or server is made: where TensorFlow would wait
-        without a message, this raises within `timeout` seconds and a few more. The strategies of
-        this package do so by themselves. Without Slurm it returns at once.
+        Call it in every task before the strategy or server is made, where TensorFlow would wait
+        without a message. The strategies of this package do so themselves. Without Slurm it returns
+        at once.
 
         Raises:
-            RendezvousError: in every task, naming the ranks and nodes that are missing, what two
-                tasks disagree on, or the port that is taken.
+            RendezvousError: in every task, within `timeout` seconds and a few more. It names the
+                ranks and nodes that are missing, the difference, or the port that is taken.
         """
         from slurm_resolver.preflight.ready import wait_until_ready
 
@@ -257,21 +235,14 @@ class SlurmClusterResolver(
             if resolver.task_type in ("ps", "worker", "dispatcher", "data_worker"):
                 sys.exit(resolver.serve())
 
-        The chief, or without a chief every worker, needs no call: its resolver holds a connection
-        to the step's coordination service, which notices when it ends. The service runs in the
-        task with local rank 0 on the first node, which waits at its exit until the others have
-        left; where it is lost, all end with status 1.
-
-        The status is 0 where the training has ended well. It is 1, with a message on the standard
-        error, where the chief, a parameter server, the dispatcher or a data worker is lost, or any
-        other task that trains has failed: by an exception, a signal or `os._exit`. A lost worker
-        that serves ends nothing. Where a server is lost, the tasks that train end with status 1
-        after 5 s: TensorFlow may wait for it for ever. A process that ends is noticed after 2 s, a
-        node after 30 s without an answer, or the seconds in SLURM_RESOLVER_NETWORK_GRACE.
+        The status is 0 if the training has ended well. It is 1, with a message on standard error,
+        if the chief, a parameter server, the dispatcher or a data worker is lost, or another task
+        that trains has failed. If a server is lost, the tasks that train end with status 1 after
+        5 s: TensorFlow may wait for it without end. The guide to parameter servers has the details.
 
         A dispatcher or data worker ignores SIGUSR1, SIGUSR2 and SIGTERM, so that the tasks that
-        train can save: see `slurm_resolver.termination_config`. A server of a tf.data service
-        listens until the process ends. At its end `serve` sets GRPC_FAIL_FAST to what it was.
+        train can save: see `slurm_resolver.termination_config`. Its server listens until the
+        process ends.
 
         Args:
             server: a tf.distribute.Server or tf.compat.v1.train.Server of this task, or a

@@ -1,53 +1,55 @@
 """Tasks that serve others: parameter servers, workers beside a coordinator, a tf.data service.
 
-`tf.distribute.Server.join()` never returns, nor does that of a tf.data service's servers. A task
-that serves ends when the coordination service says that the job is over: see `coordination.job`.
+The `join()` of TensorFlow's servers never returns. A task that serves ends when the coordination
+service says that the job is over: see `coordination.job`.
 """
 
 from __future__ import annotations
 
 import atexit
 import contextlib
+import ctypes
+import faulthandler
 import os
+import signal
+import socket
 import sys
 import threading
-from typing import Any, Dict, Optional, Tuple
+import time
+from typing import Any, Dict, Iterator, Optional, Tuple
 
 import tensorflow as tf
 
 from slurm_resolver.cluster.cluster import Cluster
-from slurm_resolver.cluster.jobs import DATA_JOBS, DISPATCHER
+from slurm_resolver.cluster.jobs import DATA_JOBS, DATA_WORKER, DISPATCHER
 from slurm_resolver.coordination import ServiceAddress
 from slurm_resolver.coordination.client import connect
-from slurm_resolver.coordination.job import SERVERS
-from slurm_resolver.coordination.member import START_SECONDS, JobResult, Member, announcement
+from slurm_resolver.coordination.job import SERVERS, START_SECONDS, JobResult, Member, announcement
 from slurm_resolver.errors import JobsError
-from slurm_resolver.log import print_line
+from slurm_resolver.log import exit_at_once, print_line
 from slurm_resolver.preflight.ready import offer_readiness
-from slurm_resolver.tf.data_server import (
-    keep_until_exit,
-    signals_left_to_those_who_train,
-    start_data_server,
-)
 
+_PAUSE = 0.05  # seconds between two looks for the dispatcher
+_CONNECT_SECONDS = 3.0
+_REGISTER_SECONDS = 120.0  # with a dispatcher that has listened a moment ago
 _END_SECONDS = 5.0  # for a task that trains to end by itself, when the job has failed
-_FAIL_FAST = {"GRPC_FAIL_FAST": "use_caller"}
+# With this value, a call to a server that has ended fails at once, instead of waiting for it.
+_VARIABLE, _FAIL_FAST = "GRPC_FAIL_FAST", "use_caller"
 
 # One for all resolvers of the same cluster in a process; a forked child has none.
 _members: Dict[Tuple[ServiceAddress, str, int], _Member] = {}
-_set_variables: Dict[str, str] = {}  # those that this module has set
+_has_set_variable = False
 
 
 class _Member(Member):
-    """This process's part in the job, by which a task that trains ends where the job has failed."""
+    """This process's part in the job; it ends a task that trains if the job has failed."""
 
     def __init__(self, cluster: Cluster, announced: Dict[str, Any]) -> None:
         assert cluster.service is not None
         self._name = cluster.name_of(cluster.service.rank)
         self._serves = announced["serves"]
-        self._ends = threading.Event()  # once this process ends by itself, without an error
-        client = connect(cluster.service)
-        client.name_of = cluster.name_of
+        self._ends = threading.Event()  # set when this process ends without an error
+        client = connect(cluster.service, cluster.name_of)
         atexit.register(self._note_end)
         super().__init__(client, announced, self._end_process)
 
@@ -66,11 +68,7 @@ class _Member(Member):
         print_line(f"{self._name}: {result.message}. This process ends")
         if self._ends.wait(_END_SECONDS):
             return
-        # Flushing may hang, as everything in this process may: a thread does it, for 1 s at most.
-        flushing = threading.Thread(target=_flush_output, daemon=True)
-        flushing.start()
-        flushing.join(1.0)
-        os._exit(1)
+        exit_at_once(1)
 
 
 def take_part(cluster: Cluster) -> Optional[Member]:
@@ -81,10 +79,10 @@ def take_part(cluster: Cluster) -> Optional[Member]:
     announced = announcement(tasks, cluster.task.rank)
     if announced is None:
         return None
-    # A call to a server that has ended fails at once, instead of waiting for it.
-    for name, value in _FAIL_FAST.items() if "ps" in cluster.roles else ():
-        if name not in os.environ:
-            os.environ[name] = _set_variables[name] = value
+    global _has_set_variable
+    if "ps" in cluster.roles and _VARIABLE not in os.environ:
+        os.environ[_VARIABLE] = _FAIL_FAST
+        _has_set_variable = True
     if cluster.task.job == "chief" and "ps" in cluster.roles:
         _let_coordinators_end()
     key = (cluster.service, announced["cluster"], os.getpid())
@@ -111,38 +109,26 @@ def serve(
     assert member is not None
     with contextlib.ExitStack() as stack:
         if own.job in DATA_JOBS:
-            stack.enter_context(signals_left_to_those_who_train())
+            stack.enter_context(_ignoring_signals())
         member.serve(start_timeout)
         offer_readiness(cluster)
-        _await_service(member, cluster, start_timeout)
+        member.await_joined(start_timeout)
+        refusal = member.client.refusal
+        if refusal:
+            raise JobsError(f"serve() in process {os.getpid()}: {refusal} Call it there.")
         if own.job in DATA_JOBS:
-            keep_until_exit(server or start_data_server(cluster, lambda: member.result is not None))
+            server = server or _start_data_server(cluster, member)
+            # One that is stopped before the process ends waits until all requests are answered: an
+            # hour if the dispatcher is lost.
+            ctypes.pythonapi.Py_IncRef(ctypes.py_object(server))
         elif server is None and member.result is None:
             server = tf.distribute.Server(spec, own.job, own.index, protocol=protocol)
         result = member.await_over()
-    _undo()
+    if _has_set_variable:
+        os.environ.pop(_VARIABLE, None)
     if result.status:
         print_line(f"{cluster.name_of(own.rank)}: {result.message}")
     return result.status
-
-
-def _await_service(member: Member, cluster: Cluster, timeout: float) -> None:
-    """Waits until the coordination service knows of this task, or the time is up."""
-    client = member.client
-    if member.await_joined(timeout):
-        return
-    if client.refusal:
-        raise JobsError(f"serve() in process {os.getpid()}: {client.refusal} Call it there.")
-    why = f"{client.address.name} did not answer within {timeout:g} s: {client.problem}"
-    member.end(1, why)
-
-
-def _undo() -> None:
-    """Takes back what `take_part` has changed in this process: the job has ended."""
-    for name, value in _set_variables.items():
-        if os.environ.get(name) == value:
-            del os.environ[name]
-    _set_variables.clear()
 
 
 def _check(cluster: Cluster) -> None:
@@ -151,9 +137,8 @@ def _check(cluster: Cluster) -> None:
     jobs = sorted(cluster.roles)
     if own is None:
         raise JobsError(
-            "serve() in a process without a cluster: it is for the tasks of a Slurm step that "
-            "serve others. Start the program with srun; or on this machine alone with "
-            "`slurm-resolver run`."
+            "serve() in a process without a cluster; expected a task of a Slurm step that serves "
+            "others. Start the program with srun, or without Slurm with `slurm-resolver run`."
         )
     if not {"ps", DISPATCHER} & set(jobs) or not {"chief", "worker"} & set(jobs):
         raise JobsError(
@@ -170,10 +155,55 @@ def _check(cluster: Cluster) -> None:
         )
 
 
-def _flush_output() -> None:
-    for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(OSError, ValueError, AttributeError):
-            stream.flush()
+def _start_data_server(cluster: Cluster, member: Member) -> Optional[Any]:
+    """Starts this task's `DispatchServer` or `WorkerServer`; None if the job has ended before."""
+    service, own = tf.data.experimental.service, cluster.task
+    assert own is not None
+    port = int(own.address.rpartition(":")[2])
+    if own.job == DISPATCHER:
+        # All data workers, in the order of their indices: ShardingPolicy.DATA and FILE need it.
+        workers = [task.address for task in cluster.tasks if task.job == DATA_WORKER]
+        config = service.DispatcherConfig(port, worker_addresses=workers)
+        return service.DispatchServer(config)
+    dispatcher = cluster.addresses[DISPATCHER][0]
+    # A WorkerServer that waits for its dispatcher holds the interpreter, and this process could not
+    # learn that the job has ended.
+    while not _listens(dispatcher):
+        if member.result is not None:
+            return None
+        time.sleep(_PAUSE)
+    faulthandler.dump_traceback_later(_REGISTER_SECONDS, exit=True)
+    try:
+        return service.WorkerServer(service.WorkerConfig(dispatcher, own.address, port))
+    finally:
+        faulthandler.cancel_dump_traceback_later()
+
+
+@contextlib.contextmanager
+def _ignoring_signals() -> Iterator[None]:
+    """Ignores the signals by which Slurm announces the end of the step or job to all tasks.
+
+    The tasks that train may save then, and need their data. This task ends when they have ended.
+    """
+    before = {}
+    if threading.current_thread() is threading.main_thread():  # Python sets handlers only there
+        for number in (signal.SIGUSR1, signal.SIGUSR2, signal.SIGTERM):
+            if signal.getsignal(number) == signal.SIG_DFL:
+                before[number] = signal.signal(number, lambda *_: None)
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _listens(address: str) -> bool:
+    host, _, port = address.rpartition(":")
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), _CONNECT_SECONDS).close()
+    except OSError:
+        return False
+    return True
 
 
 def _let_coordinators_end() -> None:
@@ -181,8 +211,7 @@ def _let_coordinators_end() -> None:
 
     A thread of TensorFlow's ClusterCoordinator waits for the worker to come back, and holds the
     lock that `stop`, called by `ClusterCoordinator.__del__`, needs (tensorflow/python/distribute/
-    coordinator/cluster_coordinator.py). Tasks of a Slurm step do not come back. Without the lock,
-    all that may happen is that this daemon thread goes on waiting.
+    coordinator/cluster_coordinator.py). Without that lock, this daemon thread may wait on.
     """
     from tensorflow.python.distribute.coordinator import cluster_coordinator
 

@@ -1,8 +1,8 @@
 """What each task of a test step runs whose workers open a pool of processes.
 
 The resolver is made at module level, as in many programs: a child that is spawned imports this
-module, and makes one too. With ``--pool`` each worker has such a child, and the parameter server
-does not serve before that one is there. What came of it goes to the folder TASK_OUTPUT.
+module, and makes one too. The worker has such a child, and the parameter server does not serve
+before that one is there. What came of it goes to the folder TASK_OUTPUT.
 """
 
 from __future__ import annotations
@@ -19,7 +19,6 @@ import slurm_resolver as sr
 from slurm_resolver.tf import server
 
 OUTPUT = Path(os.environ["TASK_OUTPUT"])
-NAME = f"{os.environ['SLURM_PROCID']}-{sys.argv[1]}"
 JOIN_SECONDS = 30
 
 resolver = sr.SlurmClusterResolver({"ps": 1, "worker": -1})
@@ -40,12 +39,14 @@ def await_file(name: str) -> None:
 
 def join() -> bool:
     """Returns whether the coordination service admits this process as its task."""
-    return any(member.await_joined(JOIN_SECONDS) for member in server._members.values())
+    (member,) = server._members.values()
+    member.await_joined(JOIN_SECONDS)
+    return not member.client.refusal
 
 
 def in_child(_: int) -> Dict[str, Any]:
-    tell(f"child-{NAME}")
-    await_file(f"serving-{sys.argv[1]}")
+    tell("child")
+    await_file("serving")
     return {
         "task": resolver.get_task_info(),
         "cluster": resolver.cluster_spec().as_dict(),
@@ -58,19 +59,16 @@ def main() -> int:
     resolver.wait_until_ready(60)
     told: Dict[str, Any] = {"cluster": resolver.cluster_spec().as_dict(), "pid": os.getpid()}
     if resolver.task_type == "ps":
-        if "--pool" in sys.argv:
-            for rank in range(1, len(resolver.cluster.tasks)):
-                await_file(f"child-{rank}-{sys.argv[1]}")
-        tell(f"serving-{sys.argv[1]}")
+        await_file("child")
+        tell("serving")
         told["status"] = resolver.serve()
         told["undone"] = "GRPC_FAIL_FAST" not in os.environ
     else:
-        if "--pool" in sys.argv:
-            with multiprocessing.get_context("spawn").Pool(1) as pool:
-                told["child"] = pool.map(in_child, [0])[0]
+        with multiprocessing.get_context("spawn").Pool(1) as pool:
+            told["child"] = pool.map(in_child, [0])[0]
         told["joins"] = join()
     told["ends"] = time.time()
-    tell(NAME, told)
+    tell(os.environ["SLURM_PROCID"], told)
     return int(told.get("status", 0))
 
 

@@ -10,7 +10,7 @@ import argparse
 import os
 import sys
 from pathlib import Path
-from typing import Any, Iterator, List
+from typing import Iterator, List
 
 import tensorflow as tf
 
@@ -46,43 +46,26 @@ def mirrored(resolver: SlurmClusterResolver, numbers: int) -> Iterator[List[int]
         yield [int(number) for part in parts for number in part.numpy()]
 
 
-def coordinated(resolver: SlurmClusterResolver, numbers: int) -> Iterator[List[int]]:
-    strategy = tf.distribute.ParameterServerStrategy(resolver)
-    coordinator = tf.distribute.coordinator.ClusterCoordinator(strategy)
-    data = iter(coordinator.create_per_worker_dataset(lambda: dataset(resolver, numbers)))
-
-    @tf.function  # type: ignore[untyped-decorator]
-    def step(iterator: Any) -> Any:
-        return next(iterator)
-
-    for _ in range(numbers // BATCH if numbers else 10**9):
-        yield coordinator.schedule(step, args=(data,)).fetch().tolist()
-
-
 def main() -> int:
     parser = argparse.ArgumentParser()
-    parser.add_argument("--strategy", choices=["local", "mirrored", "coordinated"])
+    parser.add_argument("--strategy", choices=["local", "mirrored"])
     parser.add_argument("--data-workers", type=int, default=1)
     parser.add_argument("--numbers", type=int, default=0)
     parser.add_argument("--raise", action="store_true")
     args = parser.parse_args()
     jobs = {"worker": -1, "dispatcher": 1, "data_worker": args.data_workers}
-    if args.strategy == "coordinated":
-        jobs.update({"chief": 1, "ps": 1})
     resolver = SlurmClusterResolver(jobs)
     resolver.wait_until_ready(90)
     own = resolver.cluster.task
     assert own is not None
     tell(f"{own.job}-{own.index}.pid", os.getpid())
     tell(f"{own.job}-{own.index}.rank", own.rank)
-    assert set(resolver.cluster_spec().jobs) <= {"chief", "ps", "worker"}
-    if own.job in ("dispatcher", "data_worker") or (
-        args.strategy == "coordinated" and own.job != "chief"
-    ):
+    assert resolver.cluster_spec().jobs == ["worker"]
+    if own.job in ("dispatcher", "data_worker"):
         assert resolver.master() == f"grpc://{own.address}"
         return resolver.serve()
     read: List[int] = []
-    reads = {"local": local, "mirrored": mirrored, "coordinated": coordinated}[args.strategy]
+    reads = {"local": local, "mirrored": mirrored}[args.strategy]
     for steps, batch in enumerate(reads(resolver, args.numbers), 1):
         if args.numbers:
             read += batch

@@ -41,7 +41,7 @@ def start_together(folder: Path, rank: int, late: Dict[str, Optional[float]]) ->
 def tell_when_come(folder: Path, rank: int, cluster: sr.Cluster) -> None:
     assert cluster.service is not None
     client = connect(cluster.service)
-    while client._socket is None or not client._pending:
+    while client._socket is None or not client._standing:
         time.sleep(0.02)
     (folder / f"came {rank}").touch()
 
@@ -49,8 +49,7 @@ def tell_when_come(folder: Path, rank: int, cluster: sr.Cluster) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--timeout", type=float, default=30.0)
-    parser.add_argument("--fault", default="")
-    parser.add_argument("--in-rank", type=int, default=-1)
+    parser.add_argument("--other-jobs-in", type=int, default=-1)
     parser.add_argument("--node-address")
     parser.add_argument("--late", type=json.loads, default={})
     args = parser.parse_args()
@@ -58,8 +57,7 @@ def main() -> None:
     # A service with too few files may have taken all of them by the end.
     new = f"{os.environ['TASK_OUTPUT']}.{rank}"
     file = os.open(new, os.O_WRONLY | os.O_CREAT)
-    fault = args.fault if rank == args.in_rank else ""
-    jobs = {"ps": 1, "worker": -1} if fault == "other jobs" else None
+    jobs = {"ps": 1, "worker": -1} if rank == args.other_jobs_in else None
     cluster = sr.resolve(jobs, node_address=args.node_address)
     if "TASK_EVENTS" in os.environ:
         events = Path(os.environ["TASK_EVENTS"])
@@ -69,9 +67,6 @@ def main() -> None:
     told = None
     try:
         wait_until_ready(cluster, args.timeout)
-        if fault == "forks":
-            os.fork() or os._exit(0)  # the child's end is not the task's
-            time.sleep(3)
     except sr.RendezvousError as error:
         told = str(error)
     os.write(file, json.dumps(told).encode())

@@ -108,8 +108,6 @@ def main() -> int:
     task = resolver.cluster.task
     assert task is not None
     tell(f"{task.job}-{task.index}.pid", os.getpid())
-    if resolver.cluster.service is not None and resolver.cluster.service.serves:
-        tell("service.port", resolver.cluster.service.port)
     if args.legacy:
         v1.disable_eager_execution()
         server = v1.train.Server(resolver.cluster_spec(), task.job, task.index)

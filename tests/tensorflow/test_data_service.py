@@ -48,16 +48,6 @@ def test_workers_that_mirror_each_other_share_the_data(start: Start) -> None:
 
 @pytest.mark.nightly
 @pytest.mark.newest
-def test_the_workers_of_a_coordinator_read_it(start: Start) -> None:
-    job = start(5, "--strategy coordinated --numbers 64")
-    _, errors = job.await_end(120)
-    assert statuses(job) == dict.fromkeys(range(5), 0), errors
-    assert numbers_read(job) == list(range(64))
-    assert "slurm_resolver:" not in errors
-
-
-@pytest.mark.nightly
-@pytest.mark.newest
 def test_a_signal_to_the_step_ends_no_data_and_a_training_that_fails_does(start: Start) -> None:
     """As Slurm announces the end of the job: those who train then save, for as long as it takes."""
     job = start(3, "--strategy local --raise")

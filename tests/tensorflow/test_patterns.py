@@ -7,11 +7,9 @@ import os
 import pickle
 import shlex
 import sys
-from pathlib import Path
 from typing import Any, Callable, Dict
 
 import pytest
-from folders import HELPERS
 from slurm_cluster import SlurmCluster
 
 tf = pytest.importorskip("tensorflow", reason="TensorFlow is not installed")
@@ -19,8 +17,6 @@ tf = pytest.importorskip("tensorflow", reason="TensorFlow is not installed")
 from slurm_resolver import SlurmClusterResolver  # noqa: E402
 
 pytestmark = pytest.mark.tensorflow
-
-MESH = shlex.join([sys.executable, str(HELPERS / "slurm_mesh.py")])
 
 
 def test_a_union_of_resolvers(slurm: Any) -> None:
@@ -59,22 +55,6 @@ def test_copies_are_alike(slurm: Any, how: str) -> None:
     assert other._task_configuration == resolver._task_configuration
     other.task_id = 7
     assert resolver.task_id != 7
-
-
-@pytest.mark.nightly
-@pytest.mark.slurm
-def test_servers_of_a_job_with_a_name_of_its_own(real_slurm: SlurmCluster, tmp_path: Path) -> None:
-    """Mesh TensorFlow's way: one task computes on all, and the others call `join()` for ever."""
-    real_slurm.run(
-        f"srun -w n8,n9 -N2 -n2 --wait=2 {MESH}",
-        env={"TASK_OUTPUT": str(tmp_path), "TF_CPP_MIN_LOG_LEVEL": "2"},
-        timeout=300,
-        check=False,  # srun kills those that wait in join() when the first task has ended
-    )
-    assert (tmp_path / "0").read_text().splitlines() == [
-        "/job:mesh/replica:0/task:0/device:CPU:0 1.0",
-        "/job:mesh/replica:0/task:1/device:CPU:0 2.0",
-    ]
 
 
 DTENSOR = """

@@ -18,7 +18,6 @@ pytestmark = [pytest.mark.slurm, pytest.mark.tensorflow, pytest.mark.newest]
 
 EXEC = shlex.join([sys.executable, "-m", "slurm_resolver", "exec"])
 BEFORE = f"{EXEC} --jobs chief=1,ps=1,worker=-1 --servers ps,worker --"
-LATE = '#!/bin/sh\ntest $1 = ps && sleep 10\nshift\nexec "$@"\n'
 
 
 @pytest.mark.parametrize(
@@ -32,15 +31,3 @@ def test_workers_that_only_join_end_with_the_chief(
     assert statuses(job) == expected, errors
     told = "chief 0 (rank 0 on n8) has failed: exit status 7"
     assert errors.count(told) == (2 if status == "7" else 0), errors
-
-
-@pytest.mark.nightly
-def test_a_ps_that_comes_late_is_waited_for(real_slurm: SlurmCluster, tmp_path: Path) -> None:
-    late = tmp_path / "late"
-    late.write_text(LATE)
-    late.chmod(0o755)
-    before = f"{BEFORE} {late} {{job}}"
-    job = Job(real_slurm, tmp_path, "joined_strategy.py", 3, "0", BEFORE=before)
-    _, errors = job.await_end(120)
-    assert statuses(job) == {0: 0, 1: 0, 2: 0}, errors
-    assert "slurm_resolver" not in errors

@@ -11,7 +11,6 @@ import socket
 import subprocess
 import sys
 import time
-from pathlib import Path
 from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple
 
 import pytest
@@ -113,11 +112,11 @@ LATE = "sys.stdin.readline(); gather()"
 
 
 class Case(NamedTuple):
-    """What each task does, and what each says; rank 2 gets a signal once the others wait."""
+    """What each task does, and what each says; `stops`: rank 2 is stopped while the others wait."""
 
     bodies: Sequence[Optional[str]]
     said: Dict[int, str]
-    sign: Optional[signal.Signals] = None
+    stops: bool = False
 
 
 def missing(seconds: str = "3 s", ending: str = "") -> str:
@@ -132,7 +131,7 @@ def gone(why: str, purpose: str = "the start") -> str:
 
 
 ALL = "[0, 1, 2]"
-TOO_LATE = "the other tasks had stopped waiting for 1 of 3 tasks when this one came: rank 2."
+TOO_LATE = f"this task came too late: {missing()}"
 BRIEF = "gather(3)"
 PATIENT = "gather(None)"
 CHILD = "os.close(0), os.close(1), os.close(2), time.sleep(20), os._exit(0)"
@@ -147,13 +146,8 @@ CASES = {
         ["gather(3); time.sleep(6)", BRIEF, "time.sleep(5); gather()"],
         {0: missing(), 1: missing(), 2: TOO_LATE},
     ),
-    "one is interrupted while it waits": Case(
-        [GATHER, "time.sleep(9)", GATHER],
-        {0: gone("its process ended: KeyboardInterrupt")},
-        signal.SIGINT,
-    ),
     "one is stopped while it waits": Case(
-        [GATHER, LATE, GATHER], dict.fromkeys(range(2), ALL), signal.SIGSTOP
+        [GATHER, LATE, GATHER], dict.fromkeys(range(2), ALL), stops=True
     ),
     "one fails while others wait for it without a deadline": Case(
         [PATIENT, PATIENT, "time.sleep(1); raise ValueError('no data')"],
@@ -195,10 +189,10 @@ def test_what_a_gather_comes_to(step: Step, name: str) -> None:
     tasks = [None if body is None else step.start(rank, body) for rank, body in enumerate(bodies)]
     for started in filter(None, tasks):  # they begin together, however long each took to start
         started.go()
-    if case.sign is not None:
+    if case.stops:
         time.sleep(1.5)
         assert tasks[2] is not None
-        tasks[2].process.send_signal(case.sign)
+        tasks[2].process.send_signal(signal.SIGSTOP)
         time.sleep(0.5)
     with contextlib.suppress(BrokenPipeError):
         for task in tasks:
@@ -273,14 +267,13 @@ def munged(environ: pytest.MonkeyPatch) -> Iterator[Munged]:
         yield running
 
 
-def test_munge_is_needed_once(environ: pytest.MonkeyPatch, munged: Munged) -> None:
+def test_munge(environ: pytest.MonkeyPatch, munged: Munged) -> None:
     service = secret.Secret()
-    assert secret.accept_offer(service.offer(), "S") == service.key
-    secret._keys.clear()  # as in another process; munged calls it replayed
-    assert secret.accept_offer(service.offer(), "S") == service.key
+    for _ in range(2):  # munged calls the second one replayed
+        assert secret.accept_offer(service.offer(), "S") == service.key
     munged.process.send_signal(signal.SIGSTOP)
     environ.setattr(secret, "_RENEW_SECONDS", 0.0)
-    assert secret.accept_offer(service.offer(), "S") == service.key
+    assert "credential" in service.offer()
     with pytest.raises(RendezvousError, match=r"`munge` failed on this node: .*timed out"):
         secret.Secret()
 
@@ -302,7 +295,7 @@ def test_what_munge_says_of_another_user_is_not_the_secret(munged: Munged) -> No
         pytest.skip("needs to act as another user: run as root")
     theirs = munged.munge(b"0" * 64, uid=65534)
     with pytest.raises(RendezvousError, match="offers a munge credential of another user"):
-        secret.accept_offer({"means": "munge", "credential": theirs, "key": "1"}, "S")
+        secret.accept_offer({"means": "munge", "credential": theirs}, "S")
 
 
 # Strangers
@@ -381,20 +374,12 @@ def many(port: int) -> None:
 STRANGERS = [garbage, replay, odd_values, many]
 
 
-def memory(pid: int) -> int:
-    """Returns the resident memory of a process in MiB."""
-    status = Path(f"/proc/{pid}/status").read_text()
-    return int(status.partition("VmRSS:")[2].split()[0]) // 1024
-
-
 @pytest.mark.parametrize("stranger", STRANGERS)
 def test_strangers_change_nothing(step: Step, stranger: Callable[[int], None]) -> None:
     step.num_tasks = 2
     serving = step.start(0, "gather()")
     shake(step.port, identity="another")
-    before = memory(serving.process.pid)
     stranger(step.port)
-    assert memory(serving.process.pid) - before < 16
     assert step.start(1, "gather()").end() == ["[0, 1]"]
     assert serving.finish() == (["[0, 1]"], [])
     assert serving.process.returncode == 0

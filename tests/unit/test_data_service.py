@@ -11,7 +11,7 @@ import slurm_resolver as sr
 from slurm_resolver.cluster.layout import Layout
 from slurm_resolver.cluster.options import ClusterOptions
 from slurm_resolver.cluster.resolve import resolve_step
-from slurm_resolver.coordination.member import announcement
+from slurm_resolver.coordination.job import announcement
 from slurm_resolver.slurm.step import SlurmStep
 
 SERVICE = {"dispatcher": 1, "data_worker": 2}

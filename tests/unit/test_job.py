@@ -11,7 +11,7 @@ import pytest
 
 from slurm_resolver.coordination import ServiceAddress
 from slurm_resolver.coordination.client import Client
-from slurm_resolver.coordination.member import JobResult, Member, announcement
+from slurm_resolver.coordination.job import JobResult, Member, announcement
 
 
 class Job:
@@ -38,7 +38,7 @@ class Job:
         assert announced is not None
         announced.update(more)
         member = Member(self.connect(rank, role), announced, lambda result: None)
-        assert member.await_joined(10)
+        member.await_joined(10)
         self.members[name if role == "program" else f"{name}'s launcher"] = member
         return member
 
@@ -167,7 +167,7 @@ def test_tasks_with_different_clusters_are_told(job: Job) -> None:
     first = job.come("worker 0")
     other = job.come("ps 0", cluster="another")
     told = (
-        "worker 0 (rank 1 on n1) and ps 0 (rank 2 on n2) make different clusters: all tasks need "
+        "worker 0 (rank 1 on n1), ps 0 (rank 2 on n2) make different clusters: all tasks need "
         "the same arguments"
     )
     assert first.await_over() == other.await_over() == JobResult(1, told)

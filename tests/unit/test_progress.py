@@ -153,9 +153,9 @@ def test_a_service_that_was_stopped_itself_blames_nobody() -> None:
         def send(self, ranks: object, message: object) -> None:
             self.sent.append(message)
 
-    monitor = progress.Monitor(Service(), LIMIT)  # type: ignore[arg-type]
+    monitor = progress.Monitor(Service())  # type: ignore[arg-type]
     process = wire.Process(0, "program", "", 1)
-    monitor.message(process, {"progress": list(at(5, age=1))})
+    monitor.message(process, {"progress": list(at(5, age=1)), "limit": LIMIT})
     now = monitor._reports[0][0]
     monitor.tick(now + 0.2)
     monitor.tick(now + 900)

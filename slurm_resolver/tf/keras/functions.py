@@ -28,8 +28,7 @@ from slurm_resolver.tf.keras.step import (
     run_in,
     run_in_replicas,
 )
-from slurm_resolver.tf.progress import noting, timed
-from slurm_resolver.tf.reporter import reporter
+from slurm_resolver.tf.progress import noting, reporter, timed
 
 Method = Callable[..., Any]
 _SEEDS = 2**31 - 1

@@ -19,7 +19,7 @@ from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence, Tupl
 from slurm_resolver.errors import SavingError
 from slurm_resolver.slurm.step import SlurmStep
 from slurm_resolver.tf.keras import are_several
-from slurm_resolver.tf.reporter import reporter
+from slurm_resolver.tf.progress import reporter
 
 STALLED_SECONDS = 300.0  # after which others give up if the worker that writes adds nothing
 _PAUSE_SECONDS = 0.02

@@ -16,7 +16,7 @@ import tensorflow as tf
 from slurm_resolver import training_reports
 from slurm_resolver.errors import ResumeError
 from slurm_resolver.log import warn
-from slurm_resolver.tf.reporter import reporter
+from slurm_resolver.tf.progress import reporter
 from slurm_resolver.tf.training.checkpoint_owner import check_still_owner, claim
 from slurm_resolver.tf.training.checkpoint_writer import CheckpointWriter
 from slurm_resolver.tf.training.kept_checkpoints import restore_newest

@@ -102,6 +102,4 @@ class SavingRanks:
     def _client(self) -> Client:
         cluster = self._live
         assert cluster.service is not None
-        client = connect(cluster.service)
-        client.name_of = cluster.name_of
-        return client
+        return connect(cluster.service, cluster.name_of)
