@@ -73,9 +73,9 @@ def test_the_next_job_goes_on(
         trainings.train(after, 2)
         trainings.train(after, 2)
     going_on, ended = caplog.messages
-    expected = f"training goes on from {trainings.folder}/ckpt-1, saved at epoch 1, step 0"
+    expected = f"training resumes from {trainings.folder}/ckpt-1, saved after epoch 1"
     assert going_on == expected
-    assert ended.startswith(f"nothing is left to train: {trainings.folder}/ckpt-2 is the end of")
+    assert ended.startswith(f"nothing is left to train: {trainings.folder}/ckpt-2 was saved after")
 
 
 def test_a_restart_that_finds_no_checkpoint_says_so(
@@ -83,7 +83,10 @@ def test_a_restart_that_finds_no_checkpoint_says_so(
 ) -> None:
     monkeypatch.setenv("SLURM_RESTART_COUNT", "1")
     trainings.train(JOB, 1)
-    assert f"training begins anew: '{trainings.folder}' holds no checkpoint" in caplog.text
+    assert (
+        f"training starts from the beginning: '{trainings.folder}' holds no checkpoint"
+        in caplog.text
+    )
 
 
 @pytest.mark.parametrize("saved", [True, False])

@@ -202,7 +202,7 @@ def test_the_time_limit_is_announced_and_the_job_requeued(
     assert job.ended() == whole.loop
     # A slow machine's second start comes near its own limit as well.
     assert (state["Restarts"], state["ExitCode"]) == (str(len(lost)), "0:0")
-    assert "after SIGUSR1: job" in job.output()
+    assert "because of SIGUSR1: job" in job.output()
     job.assert_nothing_left()
 
 
@@ -282,6 +282,6 @@ def test_the_examples_batch_file_resumes_as_it_stands(slurm: SlurmCluster, tmp_p
 
     await_output("Epoch 1/3")
     slurm.run(f"scancel --signal=USR1 {job}.0")
-    await_output(f"after SIGUSR1: job {job} requeued, restart 1")
+    await_output(f"because of SIGUSR1: job {job} requeued, restart 1")
     await_output(r": trained, weights (\w+)$.*: trained, weights \1$")
     slurm.run("shellcheck train.sbatch", cwd=folder)

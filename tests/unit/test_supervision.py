@@ -164,7 +164,7 @@ def test_output_in_pieces_and_endless_lines() -> None:
 
 
 STEP_7 = RAISED.replace("no luck", "no luck at step 7, 0x7f10, n1:23001, pid 77")
-RESUMED = "0: slurm_resolver: training goes on from checkpoints/ckpt-7, saved at {}\n"
+RESUMED = "0: slurm_resolver: training resumes from checkpoints/ckpt-7, saved at {}\n"
 
 
 @pytest.mark.parametrize(

@@ -14,11 +14,11 @@ import tensorflow as tf
 
 from slurm_resolver.errors import ResumeError
 from slurm_resolver.log import warn
+from slurm_resolver.tf.training import metric_state
 from slurm_resolver.tf.training.callback_state import CallbackStates, pack, unpack
 from slurm_resolver.tf.training.checkpoint import Backup
 from slurm_resolver.tf.training.keras2 import Keras2
 from slurm_resolver.tf.training.keras3 import Keras3
-from slurm_resolver.tf.training.metric_state import MetricState
 from slurm_resolver.tf.training.termination import TerminationConfig
 
 Call = Callable[..., Any]
@@ -139,7 +139,6 @@ class _Fit:
         self._iterator: Any = None
         self._iterators = 0  # how many there had been made with the one that is in use
         self._logs: Any = None  # of the steps that are not trained again
-        self._metric_state: Optional[MetricState] = None
         self._trained_metrics: Any = None  # the training's, while a validation uses its metrics
         self._states: Optional[CallbackStates] = None
 
@@ -221,7 +220,7 @@ class _Fit:
 
     def _test_begin(self, call: Call, logs: Any = None) -> None:
         """Keeps the metrics of the training: the validation begins with a reset of them."""
-        self._trained_metrics = self._metrics().read()
+        self._trained_metrics = self._read_metrics()
         call(logs)
 
     def _test_batch_end(self, call: Call, batch: int, logs: Any = None) -> None:
@@ -269,18 +268,16 @@ class _Fit:
         backup = self._backup
         if self._within:
             self._keras.trace(self._train, iterator)
-            if not self._metrics().assign(self._restored["metrics"]):
-                warn("the metrics of this epoch begin anew: the model has other ones than before")
+            metrics = self._restored["metrics"]
+            if not metric_state.assign(self._strategy, self._keras.metrics(), metrics):
+                warn("the metrics of this epoch start from zero: the model has other metrics now")
             self._logs = dict(self._model.get_metrics_result())
         for _ in range(backup.drawn):
             next(iterator, None)
         self._keras.count(backup.drawn - self._until)
 
-    def _metrics(self) -> MetricState:
-        variables, state = self._keras.metrics(), self._metric_state
-        if state is None or list(map(id, variables)) != list(map(id, state.variables)):
-            self._metric_state = state = MetricState(self._strategy, variables)
-        return state
+    def _read_metrics(self) -> metric_state.Rows:
+        return metric_state.read(self._strategy, self._keras.metrics())
 
     def _prepare(self) -> None:
         """Puts together what is saved besides variables; all ranks call it."""
@@ -290,12 +287,12 @@ class _Fit:
         self._keras.flush(self._callbacks)
         metrics = self._trained_metrics
         if metrics is None:
-            metrics = self._metrics().read()
+            metrics = self._read_metrics()
         assert self._states is not None
         rest = {
             "callbacks": self._states.collect(),
             "iterators": self._iterators,
-            "metrics": self._metrics().gather(metrics),
+            "metrics": metric_state.gather(self._strategy, metrics),
             "steps": self._keras.steps(),
             "stop": bool(self._model.stop_training),
         }

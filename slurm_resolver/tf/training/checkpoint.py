@@ -117,39 +117,40 @@ class Backup:
             return False
         if not self.step and not self.drawn:
             return True
-        sizes = f"a global batch has {batch_size} samples, and {before} when it was saved"
+        sizes = f"a global batch has {batch_size} samples now, and had {before} in the checkpoint"
         if not skip:
             raise ResumeError(f"skip=False, and {sizes}: leave out skip=False.")
         again = self.drawn * before % batch_size
         self.step, self.drawn = (count * before // batch_size for count in (self.step, self.drawn))
         if self._ranks.leads:
             warn(
-                "%s: the epoch goes on at step %d; %s",
+                "%s: training resumes after step %d of epoch %d; %s",
                 sizes,
                 self.step,
+                self.epoch + 1,
                 f"{again} samples are trained on again" if again else "no sample is repeated",
             )
         return True
 
     def say_start(self, epochs: int) -> None:
-        """Logs where the training goes on, if it does."""
+        """Logs where the training resumes; as a warning, which Python shows without settings."""
         if not self._ranks.leads:
             return
         step, restored = self._ranks.step, self.restored
         restarts = (step.restart_count or 0) + (step.step_restart or 0)
         if restored is None and restarts:
             warn(
-                "training begins anew: %r holds no checkpoint, though this job was started again "
-                "(restart %d). Nothing had been saved before, or in another folder",
+                "training starts from the beginning: %r holds no checkpoint, but this is restart "
+                "%d of the job. Check that the job saves before it ends, and into this folder",
                 self._directory,
                 restarts,
             )
         elif restored is not None and self.epoch < epochs:
-            warn("training goes on from %s, saved at %s", restored.path, self._at)
+            warn("training resumes from %s, saved %s", restored.path, self._at)
         elif restored is not None:
             warn(
-                "nothing is left to train: %s is the end of epoch %d. Remove the folder to begin "
-                "anew.",
+                "nothing is left to train: %s was saved after epoch %d. To train again, remove the "
+                "folder or raise the number of epochs",
                 restored.path,
                 self.epoch,
             )
@@ -173,7 +174,7 @@ class Backup:
         """Saves; all ranks call it at the same step."""
         path = self.write()
         if path:
-            _log.info("training saved at %s: %s", self._at, path)
+            _log.info("training saved %s: %s", self._at, path)
 
     def write(self) -> str:
         """Saves, and returns the path in the rank that writes."""
@@ -190,7 +191,10 @@ class Backup:
 
     @property
     def _at(self) -> str:
-        return f"epoch {self.epoch}, step {self.step}"
+        """The position in Keras' terms, with epochs counted from 1: after epoch 10."""
+        if self.step or not self.epoch:
+            return f"at step {self.step} of epoch {self.epoch + 1}"
+        return f"after epoch {self.epoch}"
 
     def _claim(self) -> str:
         """Claims the folder in the leader, and raises its error in all ranks."""
@@ -227,6 +231,8 @@ class _QuietHandler(
     tf.distribute.experimental.PreemptionCheckpointHandler  # type: ignore[misc]
 ):
     """TensorFlow's, without its thread's traceback if another rank has ended first."""
+
+    total_run_calls = 0  # TensorFlow's handler reads its own property and warns: it is deprecated
 
     def _watch_step_to_save_key(self) -> None:
         with contextlib.suppress(tf.errors.OpError):

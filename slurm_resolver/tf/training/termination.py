@@ -82,7 +82,7 @@ class TerminationConfig(tf.distribute.experimental.TerminationConfig):  # type: 
 
     Attributes:
         ranks: the ranks that save together.
-        saved_at: the step, as messages name it, if it is known.
+        saved_at: the epoch and the step, as in messages; "" if unknown.
         tells_of_steps: whether the code that makes TensorFlow's handler reports the first step.
     """
 
@@ -146,9 +146,9 @@ class TerminationConfig(tf.distribute.experimental.TerminationConfig):  # type: 
                 announced=not sigterm,
                 saved=ranks.count,
             )
-            where = f" at {self.saved_at}" if self.saved_at else ""
+            where = f" {self.saved_at}" if self.saved_at else ""
             cause = self.watch.received or "a signal to another rank"
-            _log.warning("training saved%s, after %s: %s", where, cause, plan.message)
+            _log.warning("training saved%s because of %s: %s", where, cause, plan.message)
             ranks.tell(plan)
         else:
             plan = ranks.receive()
