@@ -1,7 +1,7 @@
 """A training's state and counters in one checkpoint, saved by all ranks at the same step.
 
-It is saved when a signal arrives, every `save_every` steps, and at the end. `ResumableLoop` and the
-callback `BackupAndResume` are its two forms for users.
+All ranks save when a signal arrives, every `save_every` steps, and at the end. `BackupAndResume`
+and `ResumableLoop` offer this to users.
 """
 
 from __future__ import annotations
@@ -17,12 +17,8 @@ from slurm_resolver import training_reports
 from slurm_resolver.errors import ResumeError
 from slurm_resolver.log import warn
 from slurm_resolver.tf.reporter import reporter
-from slurm_resolver.tf.training.checkpoint_owner import check_still_owner, claim
-from slurm_resolver.tf.training.checkpoint_writer import CheckpointWriter
-from slurm_resolver.tf.training.kept_checkpoints import restore_newest
+from slurm_resolver.tf.training import checkpoint_folder
 from slurm_resolver.tf.training.termination import TerminationConfig, termination_config
-
-_log = logging.getLogger("slurm_resolver")
 
 # These datasets make of each batch one batch.
 _BATCH_BY_BATCH = ("OptionsDataset", "MapDataset", "ParallelMapDataset", "PrefetchDataset")
@@ -41,15 +37,15 @@ class Backup:
         step: how many of its steps are done.
         drawn: how many batches were taken from the iterator that is in use.
         batch_size: how many samples a global batch has; 0 if that is not known.
-        restored: the checkpoint that was restored; None if there was none.
+        restored: the path of the checkpoint that was restored; None if there was none.
     """
 
     def __init__(
         self,
-        directory: str,
         strategy: tf.distribute.Strategy,
-        termination: Optional[TerminationConfig],
         state: Mapping[str, Any],
+        directory: str,
+        termination: Optional[TerminationConfig],
         save_every: Optional[int],
         max_to_keep: int,
         *,
@@ -84,18 +80,19 @@ class Backup:
             for name in ("epoch", "step", "drawn", "batch_size")
         }
         counters = tf.train.Checkpoint(**self._counters)
-        checkpoint = tf.train.Checkpoint(**state, slurm_resolver=counters)
+        self._checkpoint = checkpoint = tf.train.Checkpoint(**state, slurm_resolver=counters)
         checkpoint.save_counter  # noqa: B018 (which creates it, in all ranks)
-        self.restored = restore_newest(
-            checkpoint, self._directory, ranks.compare, ranks.leads, complete
+        self.restored = checkpoint_folder.restore_newest(
+            checkpoint, self._directory, ranks, complete
         )
         self._owner = self._claim()
-        if self.restored is not None:
-            # The next save must not overwrite a checkpoint that could not be read.
-            checkpoint.save_counter.assign(self.restored.last)
+        if self.restored:
             for name, variable in self._counters.items():
                 setattr(self, name, int(variable.numpy()))
-        self._writer = CheckpointWriter(checkpoint, self._directory, max_to_keep, ranks.leads)
+        self._manager: Optional[tf.train.CheckpointManager] = None
+        if ranks.leads:
+            checkpoint_folder.remove_unfinished(self._directory)
+            self._manager = tf.train.CheckpointManager(checkpoint, self._directory, max_to_keep)
         _running = self
         if _handler is None:
             _make_handler(strategy, self._termination)
@@ -146,12 +143,12 @@ class Backup:
                 restarts,
             )
         elif restored is not None and self.epoch < epochs:
-            warn("training resumes from %s, saved %s", restored.path, self._at)
+            warn("training resumes from %s, saved %s", restored, self._at)
         elif restored is not None:
             warn(
                 "nothing is left to train: %s was saved after epoch %d. To train again, remove the "
                 "folder or raise the number of epochs",
-                restored.path,
+                restored,
                 self.epoch,
             )
 
@@ -174,7 +171,7 @@ class Backup:
         """Saves; all ranks call it at the same step."""
         path = self.write()
         if path:
-            _log.info("training saved %s: %s", self._at, path)
+            logging.getLogger("slurm_resolver").info("training saved %s: %s", self._at, path)
 
     def write(self) -> str:
         """Saves, and returns the path in the rank that writes."""
@@ -182,9 +179,9 @@ class Backup:
         for name, variable in self._counters.items():
             variable.assign(getattr(self, name))
         if self._ranks.leads:
-            check_still_owner(self._directory, self._owner)
+            checkpoint_folder.check_still_owner(self._directory, self._owner)
         with reporter.saving():
-            path = self._writer.save()
+            path = checkpoint_folder.save(self._checkpoint, self._manager)
         self._termination.saved_at = self._at
         self._since = 0
         return path
@@ -201,11 +198,9 @@ class Backup:
         owner = problem = ""
         try:
             if self._ranks.leads:
-                owner = claim(self._directory, self._ranks.step)
+                owner = checkpoint_folder.claim(self._directory, self._ranks.step)
         except ResumeError as error:
             problem = str(error)
-        except OSError as error:
-            problem = f"{self._directory!r}: {error}; expected a folder to write checkpoints to."
         for told in filter(None, self._ranks.compare(problem).values()):
             raise ResumeError(told)
         return owner
@@ -243,15 +238,15 @@ def _make_handler(strategy: tf.distribute.Strategy, termination: TerminationConf
     global _handler
     termination.save_fn = _save_running
     termination.tells_of_steps = True
-    # TensorFlow's handler restores as well. This manager holds nothing, in a folder that is none.
+    # TensorFlow's handler would restore from this manager's folder, which does not exist.
     manager = tf.train.CheckpointManager(tf.train.Checkpoint(), os.devnull + "/none", 1)
     resolver = strategy.cluster_resolver
-    if resolver is None:  # one process; TensorFlow's handler asks all the same
-        nobody = tf.train.ClusterSpec({})
-        resolver = tf.distribute.cluster_resolver.SimpleClusterResolver(nobody)
-    # Keeps TensorFlow from asking whether this machine is in Google's cloud. The look-up takes 5 s
-    # elsewhere; there the handler would wait for the cloud's own notices, and without GPUs do
-    # nothing at all (tensorflow/python/distribute/failure_handling/gce_util.py).
+    if resolver is None:  # one process; TensorFlow's handler needs a resolver nevertheless
+        spec = tf.train.ClusterSpec({})
+        resolver = tf.distribute.cluster_resolver.SimpleClusterResolver(spec)
+    # Keeps TensorFlow from asking whether this machine is in Google's cloud. Elsewhere that takes
+    # 5 s; there the handler would wait for the cloud's own notices, and without GPUs do nothing at
+    # all (tensorflow/python/distribute/failure_handling/gce_util.py).
     name = "GCE_METADATA_IP"
     before = os.environ.get(name)
     os.environ[name] = "127.0.0.1:9"

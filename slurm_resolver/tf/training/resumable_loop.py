@@ -55,7 +55,7 @@ class ResumableLoop:
         """
         strategy = strategy or tf.distribute.get_strategy()
         progress.start(strategy.cluster_resolver)
-        self._backup = Backup(directory, strategy, termination, state, save_every, max_to_keep)
+        self._backup = Backup(strategy, state, directory, termination, save_every, max_to_keep)
         self._endless: Optional[Iterator[Any]] = None
         self.restored = self._backup.restored is not None
 

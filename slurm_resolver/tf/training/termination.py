@@ -2,7 +2,7 @@
 
 What happens after a signal, to whichever ranks it came:
 
-    every rank      TensorFlow's handler agrees on a step, and all save after it
+    every rank      TensorFlow's handler agrees on a step, after which all save
     the leader      requeues the job once its own save is written, and tells the others
     the others      wait for the leader's message, then for Slurm to end them, or exit by themselves
 """
@@ -19,11 +19,10 @@ from typing import Any, Callable, Collection, Optional
 import tensorflow as tf
 
 from slurm_resolver import training_reports
+from slurm_resolver.log import warn
 from slurm_resolver.preemption.requeue import check_options, job_end, requeue_job
 from slurm_resolver.preemption.signal_watch import SignalWatch
 from slurm_resolver.tf.training.saving_ranks import SavingRanks
-
-_log = logging.getLogger("slurm_resolver")
 
 
 def termination_config(
@@ -78,7 +77,7 @@ def termination_config(
 
 
 class TerminationConfig(tf.distribute.experimental.TerminationConfig):  # type: ignore[misc]
-    """What `termination_config` returns. Made by it only.
+    """What `termination_config` returns; only that function makes one.
 
     Attributes:
         ranks: the ranks that save together.
@@ -101,15 +100,14 @@ class TerminationConfig(tf.distribute.experimental.TerminationConfig):  # type: 
         self.ranks = ranks
         self.saved_at = ""
         self.tells_of_steps = False
-        self._requeue = requeue
-        self._max_restarts = max_restarts
+        self._requeue = requeue, max_restarts
         self._deadline: Optional[float] = None
         # It is enough that one rank looks at the clock.
         if save_before_end is not None and ranks.leads:
             end = job_end(ranks.step)
             if end is None:
-                _log.warning(
-                    "save_before_end=%g: the job's end is not known (no SLURM_JOB_END_TIME, and "
+                warn(
+                    "save_before_end=%g: the job's end is unknown (no SLURM_JOB_END_TIME, and "
                     "nothing from scontrol); only a signal will save",
                     save_before_end,
                 )
@@ -139,16 +137,10 @@ class TerminationConfig(tf.distribute.experimental.TerminationConfig):  # type: 
         ranks = self.ranks
         if ranks.leads:
             sigterm = self.watch.terminated and self.watch.received in (None, "SIGTERM")
-            plan = requeue_job(
-                ranks.step,
-                self._requeue,
-                self._max_restarts,
-                announced=not sigterm,
-                saved=ranks.count,
-            )
+            plan = requeue_job(ranks.step, *self._requeue, announced=not sigterm, saved=ranks.count)
             where = f" {self.saved_at}" if self.saved_at else ""
             cause = self.watch.received or "a signal to another rank"
-            _log.warning("training saved%s because of %s: %s", where, cause, plan.message)
+            warn("training saved%s because of %s: %s", where, cause, plan.message)
             ranks.tell(plan)
         else:
             plan = ranks.receive()
