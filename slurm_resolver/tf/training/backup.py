@@ -102,7 +102,8 @@ class BackupAndResume:
         model = self.model
         for kind in (Keras3, Keras2):
             if kind.made(model):
-                _Fit(kind(model), self)
+                variables = _variables_of_fit(model)
+                _Fit(kind(model, variables), self, variables["callbacks"])
                 return
         raise ResumeError(
             f"{type(model).__module__}.{type(model).__name__}: expected a model of Keras 3 or of "
@@ -126,7 +127,9 @@ class _Fit:
         *("on_test_begin", "on_test_batch_end", "on_train_end"),
     )
 
-    def __init__(self, keras: Union[Keras2, Keras3], callback: BackupAndResume) -> None:
+    def __init__(
+        self, keras: Union[Keras2, Keras3], callback: BackupAndResume, callbacks: Any
+    ) -> None:
         """Restores, and wraps; Keras is calling `on_train_begin` of the callbacks."""
         self._keras = keras
         self._model = model = callback.model
@@ -139,10 +142,8 @@ class _Fit:
         self._logs: Any = None  # of the steps that are not trained again
         self._trained_metrics: Any = None  # the training's, while a validation uses its metrics
         self._states: Optional[CallbackStates] = None
-        local = _variables_of_fit(model)
-        self._callbacks = local["callbacks"]
-        self._others = [other for other in self._callbacks.callbacks if other is not callback]
-        keras.look(local)
+        self._callbacks = callbacks
+        self._others = [other for other in callbacks.callbacks if other is not callback]
         self._rest = _Rest()
         untracked = {str(at): variable for at, variable in enumerate(keras.untracked())}
         fit = tf.train.Checkpoint(rest=self._rest, random=tf.train.Checkpoint(**untracked))
@@ -165,8 +166,8 @@ class _Fit:
             # A call of the train function executes several steps.
             self._until = backup.step - backup.step % keras.executed()
         for name in self.HOOKS:
-            hook = functools.partial(getattr(self, name), getattr(self._callbacks, name))
-            setattr(self._callbacks, name, hook)
+            hook = functools.partial(getattr(self, name), getattr(callbacks, name))
+            setattr(callbacks, name, hook)
         # After a `fit` that has failed, the model still has the replaced function.
         self._train = getattr(model.train_function, "trains", model.train_function)
         # ParameterServerStrategy only schedules the steps; this waits until they have ended.
@@ -236,7 +237,7 @@ class _Fit:
         if trained:
             backup = self._backup
             backup.epoch, backup.step = self._epochs, 0
-            if not self._keras.goes_on(self._iterator):
+            if not self._keras.keeps(self._iterator):
                 backup.drawn = 0
                 self._iterators = self._keras.iterators + 1
             self._trained_metrics = self._iterator = None

@@ -54,11 +54,8 @@ class Backup:
     ) -> None:
         """Restores the newest checkpoint, if there is one; then a signal makes all ranks save.
 
-        The arguments are those of `ResumableLoop`, and:
-
-        Args:
-            complete: whether the state has all its variables already.
-            prepare: called in every rank before it saves.
+        The arguments are those of `ResumableLoop`, and `complete`: whether the state has all its
+        variables already; `prepare`: called in every rank before it saves.
 
         Raises:
             ResumeError: if the ranks find different checkpoints or none that can be read, and if
@@ -102,12 +99,8 @@ class Backup:
 
         The count of samples stays the same; it is rounded down to a batch.
 
-        Args:
-            batch_size: how many samples a global batch of the data has; 0 if not known.
-            skip: whether the batches that were drawn before will be skipped.
-
         Raises:
-            ResumeError: if the batches have another size, and are not to be skipped.
+            ResumeError: if the batches have another size, and are not skipped.
         """
         before, self.batch_size = self.batch_size, batch_size
         if before == batch_size or not before or not batch_size:
@@ -209,8 +202,7 @@ class Backup:
 def batch_size_of(data: Any) -> int:
     """Returns how many samples a global batch of a dataset has; 0 if that is not known.
 
-    TensorFlow does not say. It is read from the dataset's chain of inputs, as TensorFlow's own
-    sharding does.
+    It is read from the dataset's chain of inputs, as TensorFlow's own sharding does.
     """
     # A strategy's dataset holds the one that it distributes.
     inner = getattr(data, "whole_batches", getattr(data, "_original_dataset", data))

@@ -14,7 +14,7 @@ from slurm_resolver.tf.training.termination import TerminationConfig
 
 
 class ResumableLoop:
-    """A training loop that is saved on a signal, and continues at the next step.
+    """A training loop that is saved on a signal, and resumes at the next step.
 
     ::
 
@@ -93,17 +93,14 @@ class ResumableLoop:
             skip: whether to skip the batches that were trained on before; False if `data` begins
                 after them.
         """
-        backup, done = self._backup, 0
-        goes_on = isinstance(data, Iterator)  # over the batches of other epochs as well
-        if not goes_on:
+        backup, iterator = self._backup, iter(data)
+        if iterator is not data:
             backup.drawn = backup.step
-        if not goes_on or data is not self._endless:
+        if iterator is not data or data is not self._endless:
             backup.begin_data(batch_size_of(data), skip)
-            done = backup.drawn if skip else 0
-        iterator = iter(data)
-        self._endless = iterator if goes_on else None
-        for _ in range(done):
-            next(iterator, None)
+            for _ in range(backup.drawn if skip else 0):
+                next(iterator, None)
+        self._endless = iterator if iterator is data else None
         reporter.enter(STEP, TRAINING)
         phase = FIRST
         try:

@@ -44,10 +44,7 @@ class SavingRanks:
     def compare(self, own: Any) -> Dict[str, Any]:
         """Returns the value of every rank, by the rank's name, the leader's first.
 
-        All ranks call it, in the same order.
-
-        Raises:
-            ResumeError: if not all ranks call it.
+        All ranks call it, in the same order; otherwise it raises ResumeError.
         """
         if self.count == 1:
             return {"": own}
