@@ -154,4 +154,4 @@ def test_where_a_task_has_failed_the_others_do_not_requeue_the_job(
 
         wait_for(ended)
     assert (fields["JobState"], fields["Restarts"]) == ("FAILED", "0"), read(output)
-    assert f"because of SIGTERM: job {job} not requeued: SIGTERM has come" in read(output)
+    assert f"after SIGTERM: job {job} not requeued: SIGTERM has come" in read(output)

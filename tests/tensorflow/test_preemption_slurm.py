@@ -12,7 +12,7 @@ import shlex
 import sys
 import time
 from pathlib import Path
-from typing import Any, Dict, Iterator, List, NamedTuple, Sequence
+from typing import Any, Dict, Iterator, List, Sequence
 
 import pytest
 from folders import EXAMPLES, HELPERS
@@ -30,7 +30,6 @@ ENVIRONMENT = {
     "TF_ENABLE_ONEDNN_OPTS": "0",
 }
 ENDS = ("weights", "history", "epochs")
-TOTAL = 40  # steps of slurm_train.py's training
 NODES = "Nodes=n8,n9 DefaultTime=10 MaxTime=UNLIMITED"
 CONF = [
     "PreemptType=preempt/partition_prio",
@@ -142,30 +141,22 @@ class Job:
         assert str(PROGRAM) not in left
 
 
-class Reference(NamedTuple):
-    """How a training ends that nothing happened to, by kind."""
-
-    keras: Dict[str, Any]
-    keras2: Dict[str, Any]
-    loop: Dict[str, Any]
+Whole = Dict[str, Dict[str, Any]]  # how an uninterrupted training ends, by kind
 
 
 @pytest.fixture(scope="module")
-def whole(slurm: SlurmCluster, tmp_path_factory: pytest.TempPathFactory) -> Reference:
+def whole(slurm: SlurmCluster, tmp_path_factory: pytest.TempPathFactory) -> Whole:
     found = {}
-    for kind in Reference._fields:
+    for kind in ("keras", "loop"):
         job = Job(slurm, tmp_path_factory.mktemp(kind), kind)
         job.await_state("COMPLETED")
         found[kind] = job.ended()
-        assert [line["done"] for line in job.lines(1) if "done" in line] == list(
-            range(1, TOTAL + 1)
-        )
-    return Reference(**found)
+        assert [line["done"] for line in job.lines(1) if "done" in line] == list(range(1, 41))
+    return found
 
 
-@pytest.mark.parametrize("kind", ["keras", "keras2"])
 def test_preempted_three_times_an_array_task_ends_with_the_same_weights(
-    slurm: SlurmCluster, tmp_path: Path, whole: Reference, kind: str
+    slurm: SlurmCluster, tmp_path: Path, whole: Whole
 ) -> None:
     """By a signal to one task, by one to the step, and by a job of higher priority."""
     urgent = f"sbatch -p urgent -N2 --exclusive -o /dev/null --wrap 'sleep 1' > {tmp_path}/urgent"
@@ -174,19 +165,18 @@ def test_preempted_three_times_an_array_task_ends_with_the_same_weights(
         [0, 13, "scancel --signal=USR1 $SLURM_JOB_ID.$SLURM_STEP_ID"],
         [0, 23, urgent],
     ]
-    job = Job(slurm, tmp_path, kind, options="--array=7", faults=faults, sleep=0.5)
+    job = Job(slurm, tmp_path, "keras", options="--array=7", faults=faults, sleep=0.5)
     state = job.await_state("COMPLETED", timeout=480)
     assert job.lost() == [0, 0, 0]
-    assert job.ended() == getattr(whole, kind)
-    if kind == "keras":
-        assert job.ended()["epochs"] == [0, 1, 2, 3]  # where EarlyStopping ends it, of 8
+    assert job.ended() == whole["keras"]
+    assert job.ended()["epochs"] == [0, 1, 2, 3]  # where EarlyStopping ends it, of 8
     assert (state["Restarts"], state["ExitCode"]) == ("3", "0:0")
     assert f"job {job.id}_7 requeued, restart 2" in job.output()
     job.assert_nothing_left()
 
 
 def test_the_time_limit_is_announced_and_the_job_requeued(
-    slurm: SlurmCluster, tmp_path: Path, whole: Reference
+    slurm: SlurmCluster, tmp_path: Path, whole: Whole
 ) -> None:
     """Slurm looks every 30 s, and sends what is due by the next time: here 20 to 50 s in."""
     job = Job(
@@ -199,7 +189,7 @@ def test_the_time_limit_is_announced_and_the_job_requeued(
     state = job.await_state("COMPLETED", timeout=300)
     lost = job.lost()
     assert set(lost) == {0}
-    assert job.ended() == whole.loop
+    assert job.ended() == whole["loop"]
     # A slow machine's second start comes near its own limit as well.
     assert (state["Restarts"], state["ExitCode"]) == (str(len(lost)), "0:0")
     assert "because of SIGUSR1: job" in job.output()
@@ -207,7 +197,7 @@ def test_the_time_limit_is_announced_and_the_job_requeued(
 
 
 def test_a_requeue_from_outside_loses_nothing(
-    slurm: SlurmCluster, tmp_path: Path, whole: Reference
+    slurm: SlurmCluster, tmp_path: Path, whole: Whole
 ) -> None:
     """Slurm sends SIGTERM, which TensorFlow took over when the strategy was made, and waits."""
     job = Job(slurm, tmp_path, "loop", sleep=0.5, config_after_strategy=1)
@@ -215,7 +205,7 @@ def test_a_requeue_from_outside_loses_nothing(
     slurm.run(f"scontrol requeue {job.id}")
     state = job.await_state("COMPLETED")
     assert job.lost() == [0]
-    assert job.ended() == whole.loop
+    assert job.ended() == whole["loop"]
     assert (state["Restarts"], state["ExitCode"]) == ("1", "0:0")
     assert f"job {job.id} has been requeued already" in job.output()
     job.assert_nothing_left()
@@ -223,7 +213,7 @@ def test_a_requeue_from_outside_loses_nothing(
 
 @pytest.mark.newest
 def test_killed_twice_under_supervise_it_ends_with_the_same_weights(
-    slurm: SlurmCluster, tmp_path: Path, whole: Reference
+    slurm: SlurmCluster, tmp_path: Path, whole: Whole
 ) -> None:
     """A worker between two saves, and the first one in the middle of a save."""
     job = Job(
@@ -237,7 +227,7 @@ def test_killed_twice_under_supervise_it_ends_with_the_same_weights(
     )
     state = job.await_state("COMPLETED", timeout=300)
     assert job.lost() == [3, 10]
-    assert job.ended() == whole.loop
+    assert job.ended() == whole["loop"]
     assert (state["Restarts"], state["ExitCode"]) == ("0", "0:0")
     left = {path.name.partition(".")[0] for path in (tmp_path / "checkpoints").iterdir()}
     assert left == {"checkpoint", "slurm_resolver", "ckpt-4", "ckpt-5"}
