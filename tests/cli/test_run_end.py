@@ -151,7 +151,7 @@ HANDLER = "signal.signal(signal.SIGTERM, save); report(READY)"
             *("99", "report(SAVED)", HANDLER, False, ""),
             ["not preempted: the tasks ended before --preempt-after"],
         ),
-        ("99", "pass", "", False, "", ["not preempted: --preempt-after has heard of no step"]),
+        ("99", "pass", "", False, "", ["not preempted: no task has reported a first step"]),
     ],
     ids=["saved", "not saved", "too late", "no step"],
 )
