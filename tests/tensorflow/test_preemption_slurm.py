@@ -10,7 +10,6 @@ import os
 import re
 import shlex
 import sys
-import time
 from pathlib import Path
 from typing import Any, Dict, Iterator, List, Sequence
 
@@ -19,6 +18,7 @@ from folders import EXAMPLES, HELPERS
 from resumed import saved_position
 from slurm_cluster import Node, SlurmCluster, started
 from slurm_installation import Installation
+from slurm_jobs import read, wait_for
 
 pytest.importorskip("tensorflow", reason="TensorFlow is not installed")
 pytestmark = [pytest.mark.slurm, pytest.mark.tensorflow]
@@ -29,7 +29,8 @@ ENVIRONMENT = {
     "TF_CPP_MIN_LOG_LEVEL": "2",
     "TF_ENABLE_ONEDNN_OPTS": "0",
 }
-ENDS = ("weights", "history", "epochs")
+FINAL = ("COMPLETED", "FAILED", "CANCELLED")
+OUTCOME = ("weights", "history", "epochs")
 NODES = "Nodes=n8,n9 DefaultTime=10 MaxTime=UNLIMITED"
 CONF = [
     "PreemptType=preempt/partition_prio",
@@ -84,31 +85,27 @@ class Job:
         shown = self.slurm.run(f"scontrol --oneliner show job {self.id}").stdout
         return dict(re.findall(r"(\w+)=(\S*)", shown.splitlines()[0]))
 
-    def await_state(self, *wanted: str, timeout: float = 300.0) -> Dict[str, str]:
-        deadline = time.monotonic() + timeout
-        state = self.state()
-        while state["JobState"] not in wanted:
-            assert time.monotonic() < deadline, self.output()
-            assert state["JobState"] not in ("COMPLETED", "FAILED", "CANCELLED"), self.output()
-            time.sleep(0.1)
-            state = self.state()
-        return state
+    def await_state(self, wanted: str, timeout: float = 300.0) -> Dict[str, str]:
+        def reached() -> bool:
+            state = self.state()["JobState"]
+            assert state == wanted or state not in FINAL, self.output()
+            return state == wanted
 
-    def await_step(self, done: int, timeout: float = 200.0) -> None:
-        deadline = time.monotonic() + timeout
-        while not any(line.get("done") == done for line in self.lines(0)):
-            assert time.monotonic() < deadline, self.output()
-            time.sleep(0.05)
+        wait_for(reached, timeout, self.output)
+        return self.state()
+
+    def await_step(self, done: int) -> None:
+        def reached() -> bool:
+            return any(line.get("done") == done for line in self.lines(0))
+
+        wait_for(reached, 200, self.output)
 
     def output(self) -> str:
-        path = self.folder / "out"
-        return path.read_text() if path.exists() else ""
+        return read(self.folder / "out")
 
     def lines(self, rank: int) -> List[Dict[str, Any]]:
-        path = self.folder / f"rank.{rank}.jsonl"
-        if not path.exists():
-            return []
-        return [json.loads(line) for line in path.read_text().splitlines() if line.endswith("}")]
+        text = read(self.folder / f"rank.{rank}.jsonl")
+        return [json.loads(line) for line in text.splitlines() if line.endswith("}")]
 
     def lost(self) -> List[int]:
         """For each restart, the steps that had been done and were done once more.
@@ -131,7 +128,7 @@ class Job:
         ends: List[Dict[str, Any]] = [{}, {}]
         for rank, end in enumerate(ends):
             for line in self.lines(rank):
-                end.update({what: line[what] for what in ENDS if what in line})
+                end.update({what: line[what] for what in OUTCOME if what in line})
         assert "weights" in ends[0], self.output()
         assert ends[0] == ends[1]
         return ends[0]
@@ -260,15 +257,11 @@ def test_the_examples_batch_file_resumes_as_it_stands(slurm: SlurmCluster, tmp_p
     answer = slurm.run(f"{submit} train.sbatch {arguments}", cwd=folder, env=environment)
     job = answer.stdout.strip()
 
-    def await_output(pattern: str) -> List[str]:
-        deadline = time.monotonic() + 400
-        while True:
-            output = path.read_text() if path.exists() else ""
-            found = re.findall(pattern, output, re.M | re.S)
-            if found:
-                return found
-            assert time.monotonic() < deadline, output
-            time.sleep(0.1)
+    def await_output(pattern: str) -> None:
+        def found() -> bool:
+            return re.search(pattern, read(path), re.M | re.S) is not None
+
+        wait_for(found, 400, lambda: read(path))
 
     await_output("Epoch 1/3")
     slurm.run(f"scancel --signal=USR1 {job}.0")

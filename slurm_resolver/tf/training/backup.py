@@ -1,7 +1,7 @@
 """`BackupAndResume`: Keras' fit, saved on a signal and resumed at the next step.
 
-`fit` cannot begin in the middle of an epoch. So it begins the epoch as usual, and up to the step
-where it was saved neither the callbacks are called nor the model is trained.
+`fit` cannot begin in the middle of an epoch. It begins the epoch as usual; until the step where it
+was saved, no callback is called, and the model is not trained.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ class BackupAndResume:
         Args:
             directory: for this training's checkpoints; one that all nodes share.
             termination: what `termination_config` returned; None makes one with its defaults.
-            save_every: also save after so many steps, which a crash can lose at most.
+            save_every: also save after this many steps, the most that a crash can lose.
             max_to_keep: how many checkpoints to keep.
             state: more that a `tf.train.Checkpoint` can hold.
         """
@@ -177,26 +177,24 @@ class _Fit:
         model.train_function = replaced
 
     def on_epoch_begin(self, call: Call, epoch: int, logs: Any = None) -> None:
-        """Restores the callbacks.
+        """Restores the callbacks before the first epoch.
 
-        Within an epoch they have seen its beginning already, so this comes first.
+        If training resumes within that epoch, they were saved after its beginning: once more.
         """
         self._backup.epoch = epoch
         self._trained_metrics = None
-        if self._states is not None:
-            self._backup.step = self._until = 0
-            call(epoch, logs)
-        elif self._within:
-            self._states = CallbackStates(self._others)
-            call(epoch, logs)
-            self._states.apply(self._restored["callbacks"])
-            self._model.stop_training = self._restored["stop"]
-        else:
+        resumes = self._states is None and self._within
+        if self._states is None:
             self._restore_callbacks()
-            call(epoch, logs)
+        else:
+            self._backup.step = self._until = 0
+        call(epoch, logs)
+        if resumes:
+            self._restore_callbacks()
+            self._model.stop_training = self._restored["stop"]
 
     def _restore_callbacks(self) -> None:
-        self._states = CallbackStates(self._others)
+        self._states = self._states or CallbackStates(self._others)
         self._states.apply(self._restored.get("callbacks", {}))
 
     def on_train_batch_begin(self, call: Call, batch: int, logs: Any = None) -> None:

@@ -23,9 +23,9 @@ class ResumableLoop:
             for batch in loop.batches(strategy.experimental_distribute_dataset(data(epoch))):
                 train_step(batch)
 
-    A run that was preempted ends with the weights of one that was not, if the batches of an epoch
-    come in the same order each time: seed whatever shuffles. The batches of the epoch that were
-    trained on are read once more and skipped; to avoid that, begin the data at `step` and pass
+    A run that was preempted ends with the weights of an uninterrupted one, if the batches of an
+    epoch come in the same order each time: seed whatever shuffles. The batches of the epoch that
+    were trained on are read once more and skipped; to avoid that, begin the data at `step` and pass
     `skip=False`. If the batches have another size than before, as with another number of workers,
     the position is converted by the count of samples, rounded down to a batch. Keras' dropout draws
     new masks after a restart, unless its random generator is in the state too.
@@ -49,7 +49,7 @@ class ResumableLoop:
             directory: for this training's checkpoints; one that all nodes share.
             strategy: the training's; None is the one in whose scope this is.
             termination: what `termination_config` returned; None makes one with its defaults.
-            save_every: also save after so many steps, which a crash can lose at most.
+            save_every: also save after this many steps, the most that a crash can lose.
             max_to_keep: how many checkpoints to keep.
             state: whatever a `tf.train.Checkpoint` holds; at least the model and the optimizer.
         """

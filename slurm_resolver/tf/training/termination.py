@@ -49,7 +49,7 @@ def termination_config(
     SIGTERM ends a child that the task forks later, and it ignores the other signals: if children
     read the data, let one of those come first (``#SBATCH --signal=USR1@120``).
 
-    Training stops with the save, as Slurm leaves a task little time after SIGTERM: KillWait, or the
+    Training ends with the save, as Slurm gives a task little time after SIGTERM: KillWait, or the
     partition's GraceTime.
 
     Args:
@@ -57,10 +57,11 @@ def termination_config(
         signals: any of these, to any rank, makes all ranks save the same step.
         requeue: "scontrol" requeues the job after the save. If that fails or there is no scontrol,
             and with "exit-code", all ranks exit with status 75 (`REQUEUE_STATUS`), which the batch
-            file turns into a requeue. None: the ranks end with status 143. So they do if the job is
-            being cancelled, if Slurm preempts it and requeues it by itself (with GraceTime and
+            file turns into a requeue. None: the ranks exit with status 143. They also do if the job
+            is being cancelled, if Slurm requeues a job that it preempts (with GraceTime and
             PreemptMode=REQUEUE, from Slurm 24.05 on), and if SIGTERM came to a job that Slurm
-            neither preempts nor ends and other tasks of the step do not train: one may have failed.
+            neither preempts nor ends and whose step has tasks that do not train: one may have
+            failed.
         max_restarts: if SLURM_RESTART_COUNT has reached it, the ranks save, do not requeue and exit
             with status 1. None is no limit.
         save_before_end: also save this many seconds before the job's time limit (from
