@@ -7,7 +7,7 @@ reads the metric; another split of the sum would have other last digits, so the 
 from __future__ import annotations
 
 import functools
-from typing import Any, Callable, List
+from typing import Any, Callable, List, Tuple
 
 import numpy as np
 import tensorflow as tf
@@ -17,9 +17,20 @@ Rows = np.ndarray  # of float64: a row for each replica, with all values of its 
 
 def read(strategy: tf.distribute.Strategy, variables: List[tf.Variable]) -> Rows:
     """Returns the values in this worker's replicas, without communication."""
-    parts = zip(*map(strategy.experimental_local_results, variables))
-    flat = [np.concatenate([np.ravel(part.numpy()) for part in replica]) for replica in parts]
+    flat = [
+        np.concatenate([np.ravel(part.numpy()) for part in replica])
+        for replica in _replicas(strategy, variables)
+    ]
     return np.array(flat, "float64")
+
+
+def _replicas(
+    strategy: tf.distribute.Strategy, variables: List[tf.Variable]
+) -> List[Tuple[tf.Variable, ...]]:
+    """Returns the variables of each of this worker's replicas."""
+    found = [strategy.experimental_local_results(variable) for variable in variables]
+    count = max(map(len, found), default=0)
+    return list(zip(*(parts * (count // len(parts)) for parts in found)))  # one may be for all
 
 
 def gather(strategy: tf.distribute.Strategy, rows: Rows) -> Rows:
@@ -46,7 +57,7 @@ def assign(strategy: tf.distribute.Strategy, variables: List[tf.Variable], rows:
 
     With another number of replicas the first one gets the sum.
     """
-    parts = list(zip(*map(strategy.experimental_local_results, variables)))
+    replicas = _replicas(strategy, variables)
     sizes = [variable.shape.num_elements() for variable in variables]
     if rows.shape[1:] != (sum(sizes),):
         return not variables and not rows.size
@@ -54,12 +65,12 @@ def assign(strategy: tf.distribute.Strategy, variables: List[tf.Variable], rows:
     if len(rows) != count:
         rows = np.concatenate([rows.sum(axis=0, keepdims=True), np.zeros([count - 1, sum(sizes)])])
     first = 0
-    if len(parts) < count:
+    if len(replicas) < count:
         numbers = strategy.experimental_distribute_values_from_function(
             lambda context: tf.constant(context.replica_id_in_sync_group)
         )
         first = int(strategy.experimental_local_results(numbers)[0])
-    for replica, row in zip(parts, rows[first:]):
+    for replica, row in zip(replicas, rows[first:]):
         for part, values in zip(replica, np.split(row, np.cumsum(sizes))):
             part.assign(values.reshape(part.shape))
     return True
