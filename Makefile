@@ -126,7 +126,7 @@ slurms: slurm
 	sh tests/install_slurms.sh .slurms
 
 # `nox --list` names what each does.
-SESSIONS = tensorflow keras-versions $(patsubst %,tests-%,3.9 3.10 3.11 3.12 3.13) package docs
+SESSIONS = tensorflow keras-versions jax $(patsubst %,tests-%,3.9 3.10 3.11 3.12 3.13) package docs
 
 matrix: $(VENV)/tools
 	$(PARALLEL) $(SESSIONS:%=nox-%)

@@ -117,6 +117,13 @@ def keras_versions(session: nox.Session) -> None:
         two_workers_with_keras(session, {"PYTHONPATH": str(folder)})
 
 
+@nox.session(python=FOUND[-1])
+def jax(session: nox.Session) -> None:
+    """Two processes of Keras with JAX, as docs/unchanged_programs.md shows it."""
+    install(session, "jax", "keras")
+    run_tests(session, "tests/recipes/test_jax.py")
+
+
 KNOWN_CLASSIFIERS = """
 import configparser, trove_classifiers
 metadata = configparser.ConfigParser()

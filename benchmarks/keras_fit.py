@@ -19,19 +19,20 @@ import report
 
 sys.path.insert(0, str(report.HERE.parent / "tests" / "helpers"))
 
-# by library, and steps of an execution of `fit`
+# by library, and what the task calls the way
 WAYS = {
-    ("keras", 1): "fit of Keras 3",
-    ("keras", 10): "fit of Keras 3, steps_per_execution=10",
-    ("tf_keras", 1): "fit of tf_keras",
-    ("tf_keras", 10): "fit of tf_keras, steps_per_execution=10",
+    ("keras", "1"): "fit of Keras 3",
+    ("keras", "10"): "fit of Keras 3, steps_per_execution=10",
+    ("keras", "uneven"): "fit of Keras 3, a row less in each batch",
+    ("tf_keras", "1"): "fit of tf_keras",
+    ("tf_keras", "10"): "fit of tf_keras, steps_per_execution=10",
 }
 LIBRARIES = dict.fromkeys(library for library, _ in WAYS)
 TASK = [sys.executable, "-W", "ignore", str(report.HERE / "keras_fit_task.py")]
 # by name, the width of the layers, the steps of a block, and the blocks of each way in a round
 MODELS = {"small steps": (16, 20, 30), "larger steps": (1024, 8, 8)}
 
-Way = Tuple[str, int]
+Way = Tuple[str, str]
 
 
 class Pair(NamedTuple):
@@ -61,14 +62,14 @@ def main() -> None:
             found[workers] = {model: {way: [] for way in WAYS} for model in MODELS}
             for _ in range(args.rounds):
                 for library in LIBRARIES:
-                    for model, per_execution, pair in run(slurm, workers, library):
-                        found[workers][model][library, per_execution].append(pair)
+                    for model, kind, pair in run(slurm, workers, library):
+                        found[workers][model][library, kind].append(pair)
     parts = [table(workers, taken) for workers, taken in found.items()]
     report.publish("keras_fit", "\n\n".join([*parts, plot(found, args.write)]), write=args.write)
 
 
-def run(slurm: Any, workers: int, library: str) -> Iterator[Tuple[str, int, Pair]]:
-    """Yields model, steps of an execution, and what was measured, for each pair of blocks."""
+def run(slurm: Any, workers: int, library: str) -> Iterator[Tuple[str, str, Pair]]:
+    """Yields the model, the way, and what was measured, for each pair of blocks."""
     environment = {
         "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
         "TF_CPP_MIN_LOG_LEVEL": "3",
@@ -79,8 +80,8 @@ def run(slurm: Any, workers: int, library: str) -> Iterator[Tuple[str, int, Pair
     names = {str(width): name for name, (width, _, _) in MODELS.items()}
     for line in done.stdout.splitlines():
         if line.startswith("ms: "):
-            width, per_execution, *times = line.split()[1:]
-            yield names[width], int(per_execution), Pair(*map(float, times))
+            width, kind, *times = line.split()[1:]
+            yield names[width], kind, Pair(*map(float, times))
 
 
 def ratios(pairs: List[Pair]) -> List[float]:
@@ -92,7 +93,7 @@ def table(workers: int, taken: Taken) -> str:
     """Returns the table of one number of workers."""
     headings = [f"{workers} workers on two nodes"]
     for model, ways in taken.items():
-        pairs = len(ways["keras", 1])
+        pairs = len(ways["keras", "1"])
         headings += [f"{model}: ratio", f"quartiles of {pairs}", "ms a step", "by hand"]
         headings += ["CPU ms a step", "by hand"]
     rows = []

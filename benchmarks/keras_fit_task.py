@@ -131,18 +131,21 @@ def main() -> None:
     batch = BATCH * strategy.num_replicas_in_sync
     rows = tf.random.stateless_uniform((batch * 20, FEATURES), seed=(1, 2))
     labels = tf.range(batch * 20) % CLASSES
-    data = tf.data.Dataset.from_tensor_slices((rows, labels)).repeat().batch(batch)
     options = tf.data.Options()
     options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.DATA
-    data = data.with_options(options)
+    endless = tf.data.Dataset.from_tensor_slices((rows, labels)).repeat().with_options(options)
+    data = endless.batch(batch)
+    ways = {"1": (1, data), "10": (10, data)}
+    if LIBRARY == "keras":
+        ways["uneven"] = (1, endless.batch(batch - 1))
     for task in sys.argv[2:]:
         width, steps, blocks = map(int, task.split(","))
         loop = by_hand(keras, strategy, data, width, steps)
-        for per_execution in (1, 10):
+        for kind, (per_execution, of_fit) in ways.items():
             model = by_fit(keras, strategy, width, per_execution)
             turns = in_turn(keras, loop)
             model.fit(
-                data,
+                of_fit,
                 epochs=1 + blocks,  # the first traces the graphs
                 steps_per_epoch=steps if per_execution == 1 else 2 * per_execution,
                 callbacks=[turns],
@@ -151,7 +154,7 @@ def main() -> None:
             if strategy.cluster_resolver.task_id == 0:
                 for one, other in list(zip(turns.by_hand, turns.by_fit))[1:]:
                     times = *one.medians(1), *other.medians(per_execution)
-                    print("ms:", width, per_execution, *times, flush=True)
+                    print("ms:", width, kind, *times, flush=True)
 
 
 if __name__ == "__main__":

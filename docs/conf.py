@@ -24,6 +24,7 @@ extensions = [
     "myst_parser",
     "sphinx.ext.autodoc",
     "sphinx.ext.napoleon",
+    "sphinx_copybutton",
     "command_help",
     "folder_links",
 ]
@@ -47,14 +48,14 @@ myst_enable_extensions = ["colon_fence"]
 autodoc_mock_imports = ["keras", "numpy", "pynvml", "tensorflow", "tf_keras"]
 _mock = importlib.import_module("sphinx.ext.autodoc.mock")
 sys.meta_path.insert(0, _mock.MockFinder(autodoc_mock_imports))
-autodoc_typehints = "description"
-autodoc_typehints_description_target = "documented"
+autodoc_typehints = "signature"
 autodoc_typehints_format = "short"
 autodoc_member_order = "bysource"
 napoleon_use_ivar = True
 autodoc_class_signature = "separated"
 python_use_unqualified_type_names = True
 python_maximum_signature_line_length = 88
+copybutton_exclude = ".linenos, .gp, .go"  # prompts and output
 default_role = "literal"  # single backticks in docstrings are names
 
 # Classes of others, and names for types that are no classes.

@@ -12,6 +12,7 @@ from typing import Dict, List, Mapping, NamedTuple, Optional, Sequence
 
 from slurm_resolver.cluster.cluster import Cluster
 from slurm_resolver.preflight.result import SKIPPED, WARNING, Result, result_of
+from slurm_resolver.preflight.transport import TaskDevices, find_transport, task_devices
 from slurm_resolver.slurm.gpu_variables import count_driver_gpus, read_visible_devices
 
 
@@ -25,6 +26,7 @@ class GpuFacts(NamedTuple):
         granted: the number of GPUs that the step has on the node; 0 where it is unknown.
         bind: SLURMD_TRES_BIND.
         missing: how many of the GPUs that Slurm shows the driver does not know.
+        names: as `TaskDevices.gpus`.
     """
 
     rank: int
@@ -34,6 +36,7 @@ class GpuFacts(NamedTuple):
     granted: int = 0
     bind: str = ""
     missing: int = 0
+    names: Optional[Sequence[str]] = None
 
 
 def gpu_facts(cluster: Cluster) -> Optional[GpuFacts]:
@@ -47,7 +50,8 @@ def gpu_facts(cluster: Cluster) -> Optional[GpuFacts]:
     driver = None if decision.devices[0].startswith("MIG-") else count_driver_gpus()
     missing = 0 if driver is None else max(0, len(shown) - driver)
     bind = step.tres_bind or ""
-    return GpuFacts(task.rank, task.job, decision.devices, from_zero, granted, bind, missing)
+    names = task_devices(cluster, len(decision.devices)).gpus
+    return GpuFacts(task.rank, task.job, decision.devices, from_zero, granted, bind, missing, names)
 
 
 def check_gpus(by_node: Mapping[str, Sequence[GpuFacts]], asynchronous: bool) -> Result:
@@ -61,6 +65,7 @@ def check_gpus(by_node: Mapping[str, Sequence[GpuFacts]], asynchronous: bool) ->
         return Result("gpus", SKIPPED, "no task has any, as far as the environment tells")
     problems: List[str] = []
     number, shared = 0, 0
+    training: Dict[int, TaskDevices] = {}
     for node, tasks in by_node.items():
         problems += [
             f"the driver on {node} does not know {task.missing} of the GPUs that Slurm shows rank "
@@ -70,7 +75,8 @@ def check_gpus(by_node: Mapping[str, Sequence[GpuFacts]], asynchronous: bool) ->
             if task.missing
         ][:1]
         from_zero = len(tasks) > 1 and all(task.from_zero for task in tasks)
-        use_nccl = [t.rank for t in tasks if not asynchronous and t.job != "evaluator"]
+        use_nccl = [t for t in tasks if not asynchronous and t.job != "evaluator"]
+        training.update({t.rank: TaskDevices(node, t.names, len(t.devices)) for t in use_nccl})
         users: Dict[str, List[int]] = {}
         for task in tasks:
             for device in task.devices:
@@ -86,13 +92,9 @@ def check_gpus(by_node: Mapping[str, Sequence[GpuFacts]], asynchronous: bool) ->
                 f"--gpus-per-node={tasks[0].granted}, without --gpus-per-task and --gpu-bind; "
                 "each task then takes its share"
             )
-        problems += [
-            f"GPU {device} of {node} is used by the ranks {', '.join(map(str, ranks))}, but NCCL "
-            "takes no GPU twice: start a task for each GPU "
-            f"(--ntasks-per-node={tasks[0].granted or len(users)}), without --gpu-bind and "
-            "--ntasks-per-gpu"
-            for device, ranks in users.items()
-            if len(set(ranks).intersection(use_nccl)) > 1
-        ]
+    transport = find_transport(training, "rank {}".format)
+    if transport.remedy and not any("numbered from 0" in problem for problem in problems):
+        problems.append(f"{transport.sentence}: {transport.remedy}")
     use = f"{shared} of them shared by tasks" if shared else "each used by one task"
-    return result_of("gpus", problems, f"{number}, {use}", WARNING)
+    way = f"; {transport.sentence}" if len(training) > 1 else ""
+    return result_of("gpus", problems, f"{number}, {use}{way}", WARNING)

@@ -11,7 +11,7 @@ import importlib.util
 import itertools
 import re
 from pathlib import Path
-from typing import Callable, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
+from typing import Callable, Dict, List, Mapping, NamedTuple, Optional, Sequence
 
 from slurm_resolver.cluster.cluster import Cluster
 from slurm_resolver.slurm.gpu_variables import driver_gpu_uuids
@@ -35,6 +35,20 @@ class TaskDevices(NamedTuple):
     usable: int
 
 
+class Transport(NamedTuple):
+    """Which way the gradients go.
+
+    Attributes:
+        nccl: whether that is NCCL.
+        sentence: says which way, and why.
+        remedy: what to do for NCCL; "" if nothing can be done.
+    """
+
+    nccl: bool
+    sentence: str
+    remedy: str = ""
+
+
 def task_devices(cluster: Cluster, usable: int) -> TaskDevices:
     """Returns what this task tells the others; `usable` is what TensorFlow has found."""
     task, step, decision = cluster.task, cluster.step, cluster.gpu_decision
@@ -55,44 +69,42 @@ def task_devices(cluster: Cluster, usable: int) -> TaskDevices:
     return TaskDevices(task.node, gpus, usable)
 
 
-def find_transport(
-    tasks: Mapping[int, TaskDevices], name_of: Callable[[int], str]
-) -> Tuple[bool, str]:
-    """Returns whether the gradients go by NCCL, and a sentence that says which way they go.
-
-    Every task computes the same result, because `tasks` holds what all of them have told.
+def find_transport(tasks: Mapping[int, TaskDevices], name_of: Callable[[int], str]) -> Transport:
+    """Returns which way the gradients go. Every task computes the same from what all have told.
 
     Args:
         tasks: those that train together, by rank.
         name_of: from a rank to what messages call it.
     """
     if not any(task.usable for task in tasks.values()):
-        return False, "gradients go by gRPC: no task computes on a GPU"
-    for rank, task in tasks.items():
-        if not task.usable:
-            return False, f"gradients go by gRPC, slow: TensorFlow finds no GPU in {name_of(rank)}"
-        if any(gpu.startswith("MIG-") for gpu in task.gpus or ()):
-            return False, f"gradients go by gRPC, slow: {name_of(rank)} has a MIG slice"
+        return Transport(False, "gradients go by gRPC: no task computes on a GPU")
+    slow = "gradients go by gRPC, slow: "
     on_node: Dict[str, List[int]] = {}
     for rank, task in tasks.items():
+        if not task.usable:
+            return Transport(False, f"{slow}TensorFlow finds no GPU in {name_of(rank)}")
+        if any(gpu.startswith("MIG-") for gpu in task.gpus or ()):
+            return Transport(False, f"{slow}{name_of(rank)} has a MIG slice")
         on_node.setdefault(task.node, []).append(rank)
     for one, other in itertools.chain.from_iterable(
         itertools.combinations(ranks, 2) for ranks in on_node.values()
     ):
         devices, others = tasks[one].gpus, tasks[other].gpus
         if devices is None or others is None:
-            return False, (
-                f"gradients go by gRPC, slow: {name_of(one)} and {name_of(other)} may share a GPU. "
-                "Start with srun --gpus-per-node and without --gpu-bind, or install "
-                "'slurm_resolver[nvidia]', which asks the driver"
+            return Transport(
+                False,
+                f"{slow}{name_of(one)} and {name_of(other)} may share a GPU",
+                "start with srun --gpus-per-node and without --gpu-bind, or install "
+                "'slurm_resolver[nvidia]', which asks the driver",
             )
         shared = [device for device in devices if device in others]
         if shared:
-            return False, (
-                f"gradients go by gRPC, slow: {name_of(one)} shares GPU {shared[0]} with "
-                f"{name_of(other)}"
+            return Transport(
+                False,
+                f"{slow}{name_of(one)} shares GPU {shared[0]} with {name_of(other)}",
+                "start one task for each GPU, without --gpu-bind and --ntasks-per-gpu",
             )
-    return True, "gradients go by NCCL"
+    return Transport(True, "gradients go by NCCL")
 
 
 def without_cuda() -> str:

@@ -20,10 +20,11 @@ import time
 from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Sequence
 
 _MEGABYTES = 64
-_SECONDS = 1.5  # of a measurement
+_SECONDS = 0.7  # of a measurement
+_MEASUREMENTS = 5  # of a step, of which the fastest counts: another program may disturb the others
 _MEET_SECONDS = 120.0  # a first step on a GPU compiles its kernels
 _JOBS = ("chief", "worker")
-# How many times slower than the median of all tasks is far slower, in both of two measurements.
+# How many times slower than the median of all tasks is far slower.
 _FAR_SLOWER = 2.0
 _FAST_INTERFACES = ("/sys/class/net/hsn*", "/sys/class/infiniband/*")
 
@@ -33,7 +34,7 @@ class Measured(NamedTuple):
 
     Attributes:
         device: "GPU" or "CPU".
-        steps: milliseconds of the step that it computes alone, of two measurements.
+        steps: milliseconds of the step that it computes alone, of each measurement.
         reduce: milliseconds of the all-reduce.
         transport: NCCL's network, such as "IB"; "" without NCCL or within a node.
         fast: interfaces of the node that are faster than its sockets.
@@ -92,7 +93,7 @@ def _measure(strategy: Any, gather: Callable[[str, Any], List[Any]], log: str) -
     device = "GPU" if gpus else "CPU"
     step = _make_step(tf, device)
     steps = []
-    for _ in range(2):
+    for _ in range(_MEASUREMENTS):
         gather("a step", None)
         steps.append(_mean_time(step, _SECONDS))
     reduce = _make_reduction(tf, strategy)
@@ -179,12 +180,12 @@ def nccl_network(log: str) -> str:
 def find_warnings(by_rank: Mapping[int, Measured], name_of: Callable[[int], str]) -> List[str]:
     """Returns the tasks that are far slower than the others, and slow networks."""
     warnings = []
-    medians = [statistics.median(one.steps[n] for one in by_rank.values()) for n in range(2)]
+    median = statistics.median(min(one.steps) for one in by_rank.values())
     for rank, one in by_rank.items():
-        ratios = [step / median for step, median in zip(one.steps, medians)]
-        if min(ratios) > _FAR_SLOWER:
+        ratio = min(one.steps) / median
+        if ratio > _FAR_SLOWER:
             warnings.append(
-                f"{name_of(rank)} computes {min(ratios):.1f} times as slowly as the median task; "
+                f"{name_of(rank)} computes {ratio:.1f} times as slowly as the median task; "
                 "look at what else runs on its node, and at the CPUs that it was given"
             )
     slow = [rank for rank, one in by_rank.items() if one.transport == "Socket" and one.fast]

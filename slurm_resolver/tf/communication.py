@@ -49,9 +49,10 @@ def choose_communication(
         tasks: Dict[int, TaskDevices] = {
             rank: TaskDevices(*devices) for rank, devices in enumerate(told) if devices is not None
         }
-        nccl, sentence = find_transport(tasks, cluster.name_of)
+        transport = find_transport(tasks, cluster.name_of)
+        nccl = transport.nccl
         if given is None:
-            tell_once(sentence)
+            tell_once(": ".join(filter(None, (transport.sentence, transport.remedy))))
     if given is not None or not nccl:
         return given
     return tf.distribute.experimental.CommunicationOptions(

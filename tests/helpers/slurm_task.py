@@ -22,6 +22,7 @@ from typing import Any, Dict, List, Optional
 
 import slurm_resolver as sr
 from slurm_resolver.cluster.options import LayoutChoice
+from slurm_resolver.preflight.transport import task_devices
 
 
 def account(jobs: Any, layout: LayoutChoice, node_address: Optional[str]) -> Dict[str, Any]:
@@ -33,7 +34,10 @@ def account(jobs: Any, layout: LayoutChoice, node_address: Optional[str]) -> Dic
         "error": None,
     }
     try:
-        line["cluster"] = sr.resolve(jobs, layout=layout, node_address=node_address).to_dict()
+        cluster = sr.resolve(jobs, layout=layout, node_address=node_address)
+        line["cluster"] = cluster.to_dict()
+        # as if TensorFlow could use all of them
+        line["devices"] = task_devices(cluster, len(cluster.gpus or ()))
     except sr.SlurmResolverError as error:
         line["error"] = f"{type(error).__name__}: {error}"
     return line

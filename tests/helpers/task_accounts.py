@@ -16,6 +16,7 @@ from folders import HELPERS
 from slurm_cluster import SlurmCluster
 
 import slurm_resolver as sr
+from slurm_resolver.preflight.transport import TaskDevices, find_transport
 
 TASK = shlex.join([sys.executable, str(HELPERS / "slurm_task.py")])
 
@@ -79,6 +80,12 @@ def accounts(output: Path, job_id: str = "*", step_id: str = "*") -> List[Line]:
     lines = [json.loads(path.read_text()) for path in output.glob(f"{job_id}.{step_id}.*")]
     assert lines, "no task left an account"
     return sorted(lines, key=lambda line: int(line["rank"]))
+
+
+def use_nccl(lines: List[Line]) -> bool:
+    """Whether the tasks of a step choose NCCL."""
+    devices = {line["rank"]: TaskDevices(*line["devices"]) for line in lines}
+    return find_transport(devices, str).nccl
 
 
 def truth(hosts: List[str]) -> List[Tuple[str, int]]:

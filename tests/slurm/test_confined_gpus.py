@@ -19,7 +19,7 @@ import pytest
 from by_version import expected
 from slurm_cluster import Node, SlurmCluster, SlurmUnavailable, slurm_or_skip, started
 from slurm_installation import Installation
-from task_accounts import TASK, Line, accounts
+from task_accounts import TASK, Line, accounts, use_nccl
 from two_sockets import GPUS, SOCKETS, TwoSockets
 
 pytestmark = [
@@ -104,6 +104,8 @@ CASES = {
     "beside another job": (f"{OTHER_JOB} -n2 -O --gpus-per-node=2", [1, 1]),
     "beside another job, bound": (f"{OTHER_JOB} -n1 --gpus-per-task=2", [2]),
 }
+# Each task sees numbers from 0, and nothing says whether they are other GPUs than its neighbor's.
+UNKNOWN_OWNERS = ["a map"]
 # Without a binding 22.05 sets no variable, and no task knows which GPUs it may use. Newer versions
 # show both tasks the first of the two that they may use.
 UNBOUND = {"22.05": [None, None], "23.11": [["0"], ["0"]]}
@@ -123,6 +125,7 @@ def test_every_task_gets_its_own_gpus_and_none_anothers(
     taken = [number for numbers in own for number in numbers]
     assert len(set(taken)) == len(taken)
     assert set(taken) == {number for numbers in may_open.values() for number in numbers}
+    assert use_nccl(lines) == (case not in UNKNOWN_OWNERS)
 
 
 def test_without_a_binding_tasks_share_what_is_shown(
@@ -132,6 +135,7 @@ def test_without_a_binding_tasks_share_what_is_shown(
     lines, _ = account_of_gpus(confined, step, output)
     found = [line["cluster"]["self"]["gpus"] for line in lines]
     assert found == expected(UNBOUND, installation)
+    assert not use_nccl(lines)
 
 
 def test_the_closest_gpus_have_the_same_numbers_on_both_sockets(
@@ -142,16 +146,17 @@ def test_the_closest_gpus_have_the_same_numbers_on_both_sockets(
     lines, may_open = account_of_gpus(confined, step, output)
     assert may_open == {0: [0, 1], 1: [2, 3]}
     assert [line["cluster"]["self"]["gpus"] for line in lines] == [["0", "1"]] * 2
+    assert not use_nccl(lines)  # only the driver would tell that they have their own
 
 
 HIDDEN = "the tasks on gpu.* have GPUs that are numbered from 0 .*gpu:{}\\): NCCL .*per-node={},"
-ALONE = ", each used by one task$"
+ALONE = ", each used by one task"
 # By the step, what `check` says of the GPUs.
 CHECKED = {
     "srun -n2 --gpus-per-task=1": ("warning", HIDDEN.format("(per_task|single):1", 2)),
     "srun -n2 --gpus-per-node=4 --gpu-bind=map_gpu:3,1": ("warning", HIDDEN.format("map.*", 4)),
-    "srun -n2 --gpus-per-node=4": ("ok", f"^4{ALONE}"),
-    "srun -n2 --gpus-per-task=2 --gpus=4 CHECK --jobs ps=1,worker=1": ("ok", f"^2{ALONE}"),
+    "srun -n2 --gpus-per-node=4": ("ok", f"^4{ALONE}; gradients go by NCCL$"),
+    "srun -n2 --gpus-per-task=2 --gpus=4 CHECK --jobs ps=1,worker=1": ("ok", f"^2{ALONE}$"),
 }
 
 

@@ -18,8 +18,8 @@ from slurm_cluster import SlurmCluster
 pytestmark = pytest.mark.slurm
 
 CHECK = shlex.join([sys.executable, "-m", "slurm_resolver", "check", "--json"])
-ALONE = "each used by one task"
-TWICE = "GPU 0 of n8 is used by the ranks 0, 1, but NCCL takes no GPU twice: start a task for"
+ALONE = "each used by one task; gradients go by NCCL"
+TWICE = "gradients go by gRPC, slow: rank 0 shares GPU 0 with rank 1: start one task for each GPU"
 PS = " CHECK --jobs ps=1,worker=-1"
 
 # By step: the status, and the words of it.

@@ -9,7 +9,7 @@ from typing import Dict, List, Optional, Tuple
 import pytest
 from by_version import expected
 from slurm_cluster import SlurmCluster
-from task_accounts import assert_right, run
+from task_accounts import assert_right, run, use_nccl
 
 pytestmark = pytest.mark.slurm
 
@@ -58,13 +58,22 @@ UNBOUND: Dict[str, List[List[Optional[str]]]] = {"22.05": [[None, None]], "23.11
 
 
 def taken(slurm: SlurmCluster, command: str, output: Path) -> List[List[Optional[str]]]:
-    """By node, the devices of each task."""
+    """By node, the devices of each task, which use NCCL if each has its own."""
     lines = run(slurm, command, output)
     assert_right(lines)
     by_host: Dict[str, List[Optional[str]]] = {}
     for line in lines:
         gpus = line["cluster"]["self"]["gpus"]
         by_host.setdefault(line["host"], []).append(None if gpus is None else ",".join(gpus))
+    owned = [
+        (host, gpu)
+        for host, tasks in by_host.items()
+        for own in tasks
+        if own
+        for gpu in own.split(",")
+    ]
+    has_own = len(set(owned)) == len(owned) and all(map(all, by_host.values()))
+    assert use_nccl(lines) == has_own
     return [by_host[host] for host in sorted(by_host)]
 
 

@@ -14,20 +14,25 @@ def tasks(*devices: str, jobs: str = "worker", **fields: Any) -> List[GpuFacts]:
     names = [*jobs.split(), *[jobs.split()[-1]] * len(devices)]
     every = {"granted": len(devices), **fields}
     return [
-        GpuFacts(rank, names[rank], own.split(","), **every) for rank, own in enumerate(devices)
-    ]
+        GpuFacts(
+            rank, names[rank], own.split(","), **every,
+            names=None if fields.get("from_zero") else own.split(","),
+        )
+        for rank, own in enumerate(devices)
+    ]  # fmt: skip
 
 
 HIDDEN = "the tasks on n1 have GPUs that are numbered from 0 in each (gres/gpu:per_task:1): NCCL"
-TWICE = "GPU 0 of n1 is used by the ranks 0, 1, but NCCL takes no GPU twice: start a task for each"
-MEMORY = (
-    "GPU 0 of n1 is used by the ranks 0, 1, but TensorFlow in the first takes all of its memory"
-)
+TWICE = "gradients go by gRPC, slow: rank 0 shares GPU 0 with rank 1: start one task for each GPU"
 EACH_FROM_ZERO: Dict[str, Any] = {"from_zero": True, "bind": "gres/gpu:per_task:1"}
 # By what the tasks of a node tell, the status and what is said.
 CASES: Dict[str, Tuple[List[GpuFacts], str, str]] = {
     "none": ([], "skipped", "no task has any"),
-    "one each": (tasks("0", "1"), "ok", "2, each used by one task"),
+    "one each": (
+        tasks("0", "1"),
+        "ok",
+        "2, each used by one task; gradients go by NCCL",
+    ),
     "numbered from 0 in each": (tasks("0", "0", **EACH_FROM_ZERO), "warning", HIDDEN),
     "only one of them from 0": (
         [*tasks("0", **EACH_FROM_ZERO), *tasks("1")],
