@@ -86,15 +86,6 @@ def test_a_task_asks_for_a_restart_by_its_exit_status() -> None:
     )
 
 
-@pytest.mark.parametrize(
-    ("options", "status", "starts"), [(["--requeue"], 75, 6), (["--requeue"], 74, 1), ([], 75, 1)]
-)
-def test_how_often_it_starts(options: List[str], status: int, starts: int) -> None:
-    done = run("run", *options, "--", "sh", "-c", f"{COUNT} exit {status}")
-    assert (done.returncode, len(done.stdout.splitlines())) == (status, starts)
-    assert ("not started again after 5 restarts" in done.stderr) == (starts == 6)
-
-
 def test_a_request_for_a_restart_lets_the_others_finish(tmp_path: Path) -> None:
     """They are about to end as well, and may be saving: SIGTERM comes only after a while."""
     wait = '[ -n "$SLURM_RESTART_COUNT" ] && exit 0; [ $SLURM_PROCID = 0 ] && { echo $$ > '
@@ -189,6 +180,9 @@ def test_a_new_step_of_the_same_job_after_a_failure() -> None:
 @pytest.mark.parametrize(
     ("options", "script", "status", "starts", "said"),
     [
+        (["--requeue"], "exit 75", 75, 6, "not started again after 5 restarts: task 0 asked for"),
+        (["--requeue"], "exit 74", 74, 1, "task 0 ended with exit status 74"),
+        ([], "exit 75", 75, 1, "task 0 ended with exit status 75"),
         # the status of the last start, and the failure of the first
         (
             ["--restarts=2"],

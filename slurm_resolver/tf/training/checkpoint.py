@@ -26,7 +26,7 @@ _BATCH_BY_BATCH = ("OptionsDataset", "MapDataset", "ParallelMapDataset", "Prefet
 # TensorFlow's handler agrees on a step through keys that a process can set only once: there is one
 # handler for all trainings of a process, and it saves the one that runs now.
 _handler: Any = None
-_running: Optional[Backup] = None
+_running: Any = None
 
 
 class Backup:
@@ -228,7 +228,7 @@ class _QuietHandler(
 
 def _make_handler(strategy: tf.distribute.Strategy, termination: TerminationConfig) -> None:
     global _handler
-    termination.save_fn = _save_running
+    termination.save_fn = lambda *args, **kwargs: _running.write()
     termination.tells_of_steps = True
     # TensorFlow's handler would restore from this manager's folder, which does not exist.
     manager = tf.train.CheckpointManager(tf.train.Checkpoint(), os.devnull + "/none", 1)
@@ -248,8 +248,3 @@ def _make_handler(strategy: tf.distribute.Strategy, termination: TerminationConf
         del os.environ[name]
         if before is not None:
             os.environ[name] = before
-
-
-def _save_running(*args: Any, **kwargs: Any) -> None:
-    assert _running is not None
-    _running.write()
