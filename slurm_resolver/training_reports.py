@@ -1,7 +1,7 @@
-"""How far a training is, told to the `slurm-resolver run` that has started it, where that asks.
+"""Reports a training's first step and its save to the `slurm-resolver run` that has started it.
 
-It asks by a variable, with the path of a file. Where nobody asks, or the file is gone, nothing
-happens.
+`run --preempt-after` sets a variable to the path of a file. Without the variable or the file,
+nothing happens.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ SAVED = "saved"  # the training is saved, after a signal
 
 
 def report(event: str) -> None:
-    """Tells it, if somebody wants to know."""
+    """Reports the event, if the variable is set."""
     path = os.environ.get(VARIABLE)
     if not path:
         return

@@ -221,7 +221,7 @@ class _Step:
             self.requeue_reason = "the step was preempted"
 
     def _preempt_in_training(self, seconds: float) -> None:
-        """Preempts the tasks so many seconds after their training's first step."""
+        """Preempts the tasks this long after their training's first step."""
         if self._reported(READY):
             self._call_later(seconds, self._preempt)
         else:
@@ -272,7 +272,7 @@ class _Step:
         self.status = max(self.status, 128 + number)
         self.requeue_reason = self.failure = None
         self._ignore_statuses = True
-        # After a second signal nobody wants to wait.
+        # A second signal ends them at once.
         self._end_tasks(signal.SIGKILL if self._ending else number)
 
     def _end_tasks(self, number: int) -> None:

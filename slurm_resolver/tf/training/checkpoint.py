@@ -194,8 +194,8 @@ class Backup:
                 owner = checkpoint_folder.claim(self._directory, self._ranks.step)
         except ResumeError as error:
             problem = str(error)
-        for told in filter(None, self._ranks.compare(problem).values()):
-            raise ResumeError(told)
+        for message in filter(None, self._ranks.compare(problem).values()):
+            raise ResumeError(message)
         return owner
 
 
@@ -229,7 +229,7 @@ class _QuietHandler(
 def _make_handler(strategy: tf.distribute.Strategy, termination: TerminationConfig) -> None:
     global _handler
     termination.save_fn = lambda *args, **kwargs: _running.write()
-    termination.tells_of_steps = True
+    termination.reports_first_step = True
     # TensorFlow's handler would restore from this manager's folder, which does not exist.
     manager = tf.train.CheckpointManager(tf.train.Checkpoint(), os.devnull + "/none", 1)
     resolver = strategy.cluster_resolver

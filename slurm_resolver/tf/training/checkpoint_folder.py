@@ -71,9 +71,10 @@ def restore_newest(
     for name in candidates:
         path = os.path.join(directory, name)
         seen = ranks.compare(_restore(checkpoint, path, complete))
-        for refused in (told["refused"] for told in seen.values() if "refused" in told):
-            raise ResumeError(f"{path} {refused}. Give each training a folder of its own.")
-        damaged = {rank: told["damage"] for rank, told in seen.items() if "damage" in told}
+        for result in seen.values():
+            if "refused" in result:
+                raise ResumeError(f"{path} {result['refused']}. Give each training its own folder.")
+        damaged = {rank: result["damage"] for rank, result in seen.items() if "damage" in result}
         if not damaged:
             if damages and ranks.leads:
                 warn(
@@ -100,7 +101,7 @@ def _restore(checkpoint: tf.train.Checkpoint, path: str, complete: bool) -> Dict
     try:
         if not tf.train.load_checkpoint(path).has_tensor(_OURS):
             return {"refused": "was saved by another program than BackupAndResume or ResumableLoop"}
-    except Exception as error:  # not all that TensorFlow raises are errors of its own
+    except Exception as error:  # TensorFlow raises other errors than its own
         return {"damage": _first_line(error)}
     try:
         status = checkpoint.restore(path).expect_partial()
@@ -187,7 +188,7 @@ def claim(directory: str, step: SlurmStep) -> str:
         if task and step.array_task_id not in (None, task[1]):
             raise ResumeError(
                 f"the checkpoints in {directory!r} are those of {found}, and this is {owner}: one "
-                "would end with the other's weights. Give each task a folder of its own, such as "
+                "would end with the other's weights. Give each task its own folder, such as "
                 f"{os.path.join(directory, '$SLURM_ARRAY_TASK_ID')}, or remove this one to start "
                 "from the beginning."
             )
@@ -204,8 +205,8 @@ def check_still_owner(directory: str, owner: str) -> None:
     found = _read_owner(directory)
     if found not in ("", owner):
         raise ResumeError(
-            f"{directory!r} has been taken over by {found}, while {owner} is still training: it "
-            "stops, so that the two do not mix. Give each training a folder of its own."
+            f"{directory!r} has been taken over by {found}, while {owner} is still training. This "
+            "one stops, so that the two do not mix. Give each training its own folder."
         )
 
 

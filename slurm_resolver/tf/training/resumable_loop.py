@@ -89,7 +89,7 @@ class ResumableLoop:
         Args:
             data: all batches of the epoch, in the same order each time; or one iterator over the
                 batches of all epochs.
-            steps: ends the epoch after so many; None at the end of the data.
+            steps: how many steps an epoch has; None: it ends with the data.
             skip: whether to skip the batches that were trained on before; False if `data` begins
                 after them.
         """

@@ -83,7 +83,7 @@ class TerminationConfig(tf.distribute.experimental.TerminationConfig):  # type: 
     Attributes:
         ranks: the ranks that save together.
         saved_at: the epoch and the step, as in messages; "" if unknown.
-        tells_of_steps: whether the code that makes TensorFlow's handler reports the first step.
+        reports_first_step: whether the code that makes TensorFlow's handler reports the first step.
     """
 
     def __init__(
@@ -100,7 +100,7 @@ class TerminationConfig(tf.distribute.experimental.TerminationConfig):  # type: 
         self.watch = watch
         self.ranks = ranks
         self.saved_at = ""
-        self.tells_of_steps = False
+        self.reports_first_step = False
         self._requeue = requeue, max_restarts
         self._deadline: Optional[float] = None
         # It is enough that one rank looks at the clock.
@@ -122,7 +122,7 @@ class TerminationConfig(tf.distribute.experimental.TerminationConfig):  # type: 
         By then the strategy has replaced the handler of SIGTERM: it is installed again here.
         """
         self.watch.arm()
-        if not self.tells_of_steps:
+        if not self.reports_first_step:
             training_reports.report(training_reports.READY)
         return self._due
 
