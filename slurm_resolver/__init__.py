@@ -1,7 +1,7 @@
 """TensorFlow clusters on Slurm: `SlurmClusterResolver`, and its parts that need no TensorFlow.
 
-Importing this package imports none of its modules. Each name is loaded when it is first used, so
-that commands start quickly, and only the names that need TensorFlow import it.
+Importing this package imports none of its modules. Each name is loaded when it is first used:
+commands start quickly, and only the names that need TensorFlow import it.
 """
 
 from __future__ import annotations
@@ -12,9 +12,8 @@ TYPE_CHECKING = False  # not typing's: importing typing takes as long as startin
 if TYPE_CHECKING:
     from typing import Any, List
 
-    from slurm_resolver.cluster.cluster import Cluster
+    from slurm_resolver.cluster.cluster import Cluster, Task
     from slurm_resolver.cluster.resolve import resolve
-    from slurm_resolver.cluster.tasks import Task
     from slurm_resolver.errors import (
         AddressError,
         EnvironmentValueError,
@@ -35,11 +34,11 @@ if TYPE_CHECKING:
     )
     from slurm_resolver.legacy import tf_config_from_slurm
     from slurm_resolver.slurm.hostlist import (
+        compress_hostlist,
         count_hostlist,
         expand_hostlist,
         expand_tasks_per_node,
     )
-    from slurm_resolver.slurm.hostlist_compress import compress_hostlist
     from slurm_resolver.tf.keras.mirrored import MultiWorkerMirroredStrategy
     from slurm_resolver.tf.keras.parameter_server import ParameterServerStrategy
     from slurm_resolver.tf.replace import install
@@ -82,13 +81,16 @@ __all__ = [
     "tf_config_from_slurm",
 ]
 
-_NAMES_BY_MODULE = {  # the names of `errors` are left out
-    "cluster.cluster": ("Cluster",),
+_NAMES_BY_MODULE = {  # without the names of `errors`
+    "cluster.cluster": ("Cluster", "Task"),
     "cluster.resolve": ("resolve",),
-    "cluster.tasks": ("Task",),
     "legacy": ("tf_config_from_slurm",),
-    "slurm.hostlist": ("count_hostlist", "expand_hostlist", "expand_tasks_per_node"),
-    "slurm.hostlist_compress": ("compress_hostlist",),
+    "slurm.hostlist": (
+        "compress_hostlist",
+        "count_hostlist",
+        "expand_hostlist",
+        "expand_tasks_per_node",
+    ),
     "tf.training.backup": ("BackupAndResume",),
     "tf.keras.parameter_server": ("ParameterServerStrategy",),
     "tf.replace": ("install",),

@@ -3,27 +3,26 @@
 ::
 
     SlurmResolverError
-    ├── HostlistError          ValueError    a host list or a list of counts that cannot be read
+    ├── HostlistError          ValueError    a host list or a list of counts is not valid
     ├── EnvironmentValueError  RuntimeError  a variable is missing, or its value cannot be used
-    │   ├── UnreadableValueError  ValueError  … its value cannot be read: a host list, a number
-    │   └── NotInStepError                   this process was not started by srun
-    ├── LayoutError            RuntimeError  where the ranks run is unknown or contradictory
-    │   └── UnknownLayoutError               … but all tasks together know it
+    │   ├── UnreadableValueError  ValueError  … its value is not a host list, a number or an id
+    │   └── NotInStepError                   srun did not start this process
+    ├── LayoutError            RuntimeError  the nodes of the ranks are unknown or contradictory
+    │   └── UnknownLayoutError               … but all tasks together know them
     ├── RendezvousError        RuntimeError  the tasks did not meet, or do not agree
     ├── JobsError              RuntimeError  the jobs do not fit the tasks of the step
-    ├── AddressError           RuntimeError  an invalid port or host, or two equal addresses
-    ├── GpuError               RuntimeError  GPU variables or counts that do not fit
-    ├── LaunchError            RuntimeError  a command that cannot be started on this machine
-    ├── KerasError             RuntimeError  a Keras that would train wrongly on several workers
-    ├── FitError               RuntimeError  a fit of Keras 3 that cannot be one training
-    ├── SavingError            RuntimeError  a model that another task does not finish saving
-    └── ResumeError            RuntimeError  a training that cannot be saved or resumed
+    ├── AddressError           RuntimeError  a port or host is not valid, or two addresses are equal
+    ├── GpuError               RuntimeError  GPU variables or counts do not fit
+    ├── LaunchError            RuntimeError  a command cannot be started on this machine
+    ├── KerasError             RuntimeError  Keras would train wrongly on several workers
+    ├── FitError               RuntimeError  the workers' fit is not one training, or one failed
+    ├── SavingError            RuntimeError  another task does not finish saving a model
+    └── ResumeError            RuntimeError  a training cannot be saved or resumed
 
-The built-in base beside each name is what TensorFlow's own resolver raises in that case, so that
-``except`` clauses written for it keep working. An UnreadableValueError is a RuntimeError as well.
+The built-in base beside each name is what TensorFlow's own resolver raises in that case: ``except``
+clauses for it keep working. An UnreadableValueError is also a RuntimeError.
 
-Messages follow one pattern: which variable or argument, the value it has, what was expected, and
-what to do about it.
+Each message states the variable or argument, its value, what was expected, and what to do.
 """
 
 from __future__ import annotations
@@ -36,11 +35,11 @@ class SlurmResolverError(Exception):
 
 
 class HostlistError(SlurmResolverError, ValueError):
-    """A host list (``n[1-3]``) or a list of counts (``2(x3),1``) that cannot be read.
+    """A host list (``n[1-3]``) or a list of counts (``2(x3),1``) is not valid.
 
     Attributes:
         expression: the whole text.
-        part: the piece of it that is wrong.
+        part: the part that is wrong.
     """
 
     def __init__(self, reason: str, expression: str, part: str) -> None:
@@ -53,31 +52,31 @@ class HostlistError(SlurmResolverError, ValueError):
 
 
 class EnvironmentValueError(SlurmResolverError, RuntimeError):
-    """A variable that Slurm should have set is missing, or its value cannot be used."""
+    """A variable that Slurm should set is missing, or its value cannot be used."""
 
 
 class UnreadableValueError(EnvironmentValueError, ValueError):
-    """The value of one of Slurm's variables cannot be read: a host list, a number, an id."""
+    """A variable of Slurm's is not a host list, a number or an id, as expected."""
 
 
 class NotInStepError(EnvironmentValueError):
-    """This process was not started by srun, and so it has no rank."""
+    """srun did not start this process, so it has no rank."""
 
 
 class LayoutError(SlurmResolverError, RuntimeError):
-    """Where the ranks run cannot be known, or the variables contradict each other."""
+    """The nodes of the ranks are unknown, or the variables contradict each other."""
 
 
 class UnknownLayoutError(LayoutError):
-    """The variables of one task do not tell where the ranks run, but all tasks together know it."""
+    """One task's variables do not contain the nodes of the ranks; all tasks together know them."""
 
 
 class RendezvousError(SlurmResolverError, RuntimeError):
-    """The tasks did not meet in time, or what they told each other does not agree.
+    """The tasks did not meet in time, or do not agree.
 
     Attributes:
-        unreached: whether this task has not reached the coordination service, so that the others
-            may not raise the same error.
+        unreached: whether this task did not reach the coordination service; the others may then
+            not raise the same error.
     """
 
     def __init__(self, message: str, unreached: bool = False) -> None:
@@ -86,7 +85,7 @@ class RendezvousError(SlurmResolverError, RuntimeError):
 
 
 def find_rendezvous_error(error: BaseException) -> Optional[RendezvousError]:
-    """Returns the RendezvousError that caused another error, or that it is; None without one."""
+    """Returns the RendezvousError in an error and its causes; None without one."""
     cause: Optional[BaseException] = error
     while cause is not None and not isinstance(cause, RendezvousError):
         cause = cause.__cause__
@@ -94,19 +93,19 @@ def find_rendezvous_error(error: BaseException) -> Optional[RendezvousError]:
 
 
 class JobsError(SlurmResolverError, RuntimeError):
-    """The jobs that were asked for do not fit the tasks of the step."""
+    """The jobs do not fit the tasks of the step."""
 
 
 class AddressError(SlurmResolverError, RuntimeError):
-    """A port outside 1..65535, an unusable host, or two tasks with the same address."""
+    """A port or host is not valid, or two tasks have the same address."""
 
 
 class GpuError(SlurmResolverError, RuntimeError):
-    """A GPU variable that cannot be read, or counts of GPUs that do not fit what Slurm granted."""
+    """A GPU variable is not valid, or counts of GPUs do not fit what Slurm granted."""
 
 
 class LaunchError(SlurmResolverError, RuntimeError):
-    """A command that cannot be started on this machine."""
+    """A command cannot be started on this machine."""
 
 
 class KerasError(SlurmResolverError, RuntimeError):
@@ -114,19 +113,19 @@ class KerasError(SlurmResolverError, RuntimeError):
 
 
 class FitError(SlurmResolverError, RuntimeError):
-    """The `fit` of the workers cannot be one training, or one of them has failed."""
+    """The workers' `fit` is not one training, or one worker has failed."""
 
 
 class SavingError(SlurmResolverError, RuntimeError):
-    """A model that another task has begun to save, and does not finish."""
+    """Another task does not finish saving a model."""
 
 
 class ResumeError(SlurmResolverError, RuntimeError):
-    """A training that cannot be saved on a signal, or cannot go on where it was saved."""
+    """A training cannot be saved on a signal, or cannot be resumed."""
 
 
 def _shorten(text: str, limit: int = 200) -> str:
-    """Keeps the ends of a long value, which must not fill the log."""
+    """Returns the two ends of a long value."""
     if len(text) <= limit:
         return text
     return f"{text[: limit // 2]} … {text[-limit // 2 :]}"

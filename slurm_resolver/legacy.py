@@ -1,4 +1,4 @@
-"""`tf_config_from_slurm`, a helper function from 2017 that many training scripts still contain."""
+"""`tf_config_from_slurm`, a function of 2017 that many training scripts still contain."""
 
 from __future__ import annotations
 
@@ -14,25 +14,24 @@ def tf_config_from_slurm(
 ) -> Tuple[Dict[str, List[str]], str, int]:
     """Returns ``(cluster, job name, task index)`` for ``tf.train.ClusterSpec`` and ``Server``.
 
-    Where nodes have several tasks, only the first task of each such node is a parameter server. The
-    cluster is a dict from job name to addresses ``node:port``.
+    If a node has several tasks, only its first task can be a parameter server. The cluster is a
+    dict from job name to addresses ``node:port``.
 
     Args:
-        ps_number: how many nodes are parameter servers, the first ones; the others are workers.
-        port_number: the port of all of them; a node's task with local rank i has
-            `port_number` + i.
+        ps_number: the number of parameter servers, on the first nodes; the rest are workers.
+        port_number: the first port on each node; the task with local rank i uses `port_number` + i.
         environ: the variables to read, by default `os.environ`.
 
     Raises:
-        JobsError: where `ps_number` is not a number of tasks that this step has.
-        SlurmResolverError: all others, as in `slurm_resolver.resolve`.
+        JobsError: if the step does not have `ps_number` tasks.
+        SlurmResolverError: as in `slurm_resolver.resolve`.
     """
     if isinstance(ps_number, bool) or not isinstance(ps_number, int) or ps_number < 0:
         raise JobsError(f"ps_number={ps_number!r}: expected a whole number of nodes, 0 or more.")
     cluster = resolve({"ps": ps_number, "worker": -1}, port_base=port_number, environ=environ)
     if cluster.task is None:
         raise NotInStepError(
-            "SLURM_RESOLVER=off: this process has no cluster, and so no job; expected a task of "
-            "one. Unset the variable, and start the program with srun."
+            "SLURM_RESOLVER=off: this process has no cluster. Unset the variable, and start the "
+            "program with srun."
         )
     return cluster.jobs(), cluster.task.job, cluster.task.index

@@ -1,8 +1,7 @@
 """The package's log, the logger ``slurm_resolver`` of Python's `logging`.
 
-It is quiet but for warnings; at the level INFO each task says what it is. `logging` is imported
-only when there is something to log: importing it takes a third of the time in which a command of
-this package starts.
+It logs warnings; at the level INFO each task also logs its part in the cluster. `logging` is
+imported when it is needed: the import takes a third of the start of one of this package's commands.
 """
 
 from __future__ import annotations
@@ -11,7 +10,7 @@ import contextlib
 import sys
 from typing import Set
 
-warned: Set[str] = set()  # the messages that were logged once in this process
+warned: Set[str] = set()  # messages that this process has logged
 
 
 def warn(message: str, *arguments: object) -> None:
@@ -30,7 +29,7 @@ def warn_once(message: str) -> None:
 
 def tell_once(message: str) -> None:
     """Logs at the level INFO, unless this process has logged the same message before."""
-    # as long as nobody has imported logging, nobody has asked for that level
+    # A program that has not imported logging has not set that level.
     if "logging" in sys.modules and message not in warned:
         import logging
 
@@ -39,7 +38,7 @@ def tell_once(message: str) -> None:
 
 
 def print_line(text: str) -> None:
-    """Writes a line to standard error by one call, and flushes it: the process may end next."""
+    """Writes a line to standard error in one call, and flushes it: the process may end next."""
     with contextlib.suppress(OSError, ValueError, AttributeError):  # closed, or None
         sys.stderr.write(f"slurm_resolver: {text}\n")
         sys.stderr.flush()

@@ -1,7 +1,6 @@
-"""Reports a training's first step and its save to the `slurm-resolver run` that has started it.
+"""Reports of a training to the `slurm-resolver run` that started it, in a file.
 
-`run --preempt-after` sets a variable to the path of a file. Without the variable or the file,
-nothing happens.
+A variable contains the path of the file. Without it, or without the file, nothing is reported.
 """
 
 from __future__ import annotations
@@ -11,16 +10,16 @@ import os
 
 VARIABLE = "SLURM_RESOLVER_TRAINING_REPORTS"
 
-READY = "ready"  # a first step is done, and a signal would be answered by a save
-SAVED = "saved"  # the training is saved, after a signal
+READY = "ready"  # the first step is done: the training would save on a signal
+SAVED = "saved"  # the training was saved after a signal
 
 
 def report(event: str) -> None:
-    """Reports the event, if the variable is set."""
+    """Writes an event to the file."""
     path = os.environ.get(VARIABLE)
     if not path:
         return
-    with contextlib.suppress(OSError):  # the reader has ended, or a container hides the file
+    with contextlib.suppress(OSError):  # run has ended, or a container hides the file
         file = os.open(path, os.O_WRONLY | os.O_APPEND)
         try:
             os.write(file, f"{event}\n".encode())

@@ -1,4 +1,4 @@
-"""How messages put numbers into words."""
+"""Numbers in messages."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Iterable, List
 
 
 def counted(number: int, noun: str) -> str:
-    """Returns a number and what it counts, in the singular or the plural.
+    """Returns a number and its noun, in the singular or the plural.
 
     >>> counted(1, "task"), counted(2, "task")
     ('1 task', '2 tasks')

@@ -1,8 +1,7 @@
-"""Runs train.py with one number of ps after another, and writes which trains the fastest.
+"""Runs train.py with several numbers of ps, and reports which trains the fastest.
 
 Start it in a batch job or salloc's shell, without srun: it starts every run with srun itself, on
-all tasks of the allocation. Tasks that are not ps train. Options that it does not know go on to
-train.py.
+all tasks of the allocation. Tasks that are not ps train. It passes unknown options on to train.py.
 """
 
 from __future__ import annotations
@@ -29,14 +28,14 @@ COLUMNS = {  # heading: how a row shows it
     "test accuracy": "{test_accuracy:.4f}",
     "runs": "{runs}",
 }
-ALWAYS = ("ps", "workers", "ratio", "runs")  # known also where all runs have failed
+ALWAYS = ("ps", "workers", "ratio", "runs")  # known even if all runs failed
 Result = Dict[str, Any]
 
 
 def measure(ps: int, tasks: int, options: List[str]) -> Optional[Result]:
-    """Returns the result that the chief of a training printed as JSON; None where it failed."""
+    """Returns the result that the chief printed as JSON; None if the training failed."""
     step = [f"--ntasks={tasks}"]
-    if "SLURM_CPUS_PER_TASK" in os.environ:  # srun does not take it over from the batch job
+    if "SLURM_CPUS_PER_TASK" in os.environ:  # srun does not inherit it from the batch job
         step.append(f"--cpus-per-task={os.environ['SLURM_CPUS_PER_TASK']}")
     program = [sys.executable, "-u", str(TRAIN), "--ps", str(ps), *options]
     command = ["srun", *step, "--kill-on-bad-exit=1", *program]
@@ -77,12 +76,12 @@ def ranking(rows: List[Result]) -> List[Result]:
 
 
 def name(row: Result) -> str:
-    """Returns how messages name a ratio."""
+    """Returns the name of a ratio in messages."""
     return f"{row['ps']} ps : {row['workers']} workers"
 
 
 def verdict(rows: List[Result]) -> str:
-    """Returns which ratio is the best, and how far the runs tell it from the others."""
+    """Returns the best ratio, and whether the runs show that it is the best."""
     broken = [name(row) for row in rows if row["failed"]]
     failed = f" Failed: {', '.join(broken)}." if broken else ""
     if not ranking(rows):
@@ -113,7 +112,7 @@ def plot(rows: List[Result], path: Path) -> None:
     """Writes every run's steps per second, and each ratio's median and spread."""
     import matplotlib
 
-    matplotlib.use("Agg")  # no screen on a node
+    matplotlib.use("Agg")  # nodes have no display
     from matplotlib import pyplot
 
     figure, panel = pyplot.subplots(figsize=(8, 4.5), layout="constrained")
@@ -137,13 +136,13 @@ def plot(rows: List[Result], path: Path) -> None:
 
 def tasks_of_the_allocation() -> int:
     """Returns how many tasks a plain srun would start; 0 outside an allocation."""
-    # Not SLURM_TASKS_PER_NODE: with --exclusive it counts CPUs, where no tasks were asked for.
+    # Not SLURM_TASKS_PER_NODE: with --exclusive it counts CPUs, if no number of tasks was given.
     variables = ("SLURM_NTASKS", "SLURM_JOB_NUM_NODES")
     return next((int(os.environ[key]) for key in variables if key in os.environ), 0)
 
 
 def main() -> None:
-    """Measures the ratios in turn, several times; the table is there after each round."""
+    """Measures the ratios in turn, several times, and writes the table after each round."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument(
         "--ps", type=int, nargs="+", metavar="N", help="(1, 2, 3, 4, 6, 8 … half of the tasks)"
@@ -164,11 +163,11 @@ def main() -> None:
     args.output.mkdir(parents=True, exist_ok=True)
     results: Dict[int, List[Optional[Result]]] = {count: [] for count in counts}
     rows: List[Result] = []
-    # Round after round, so that a machine that slows down does so for every ratio.
+    # In rounds, so that a machine that slows down affects all ratios.
     for repeat in range(args.repeats):
         for count in results:
             if None in results[count]:
-                continue  # it would fail again
+                continue  # the next run would fail again
             print(f"--- ps: {count} of {tasks} tasks, run {repeat + 1}", flush=True)
             results[count].append(measure(count, tasks, options))
             rows = [summarise(ps, tasks, runs) for ps, runs in results.items() if runs]

@@ -1,9 +1,9 @@
 """Trains a dense net asynchronously: a master, workers, and the variables on several ps.
 
-TensorFlow 1's between-graph replication, as the recipe has it. The recipe's "master" is the job
-that TensorFlow calls chief: a worker that also initialises, counts steps, saves checkpoints and
-writes summaries. The digits are scikit-learn's, of 8x8 pixels; `--data mnist.npz` takes MNIST
-instead, the file that Keras downloads. At the end the chief prints a line of JSON, for ps_ratio.py.
+TensorFlow 1's between-graph replication, as in the recipe. The recipe's "master" is TensorFlow's
+chief: a worker that also initialises, counts steps, saves checkpoints and writes summaries. The
+digits are scikit-learn's, of 8x8 pixels; `--data mnist.npz` reads MNIST instead, the file that
+Keras downloads. At the end the chief prints a line of JSON, for ps_ratio.py.
 """
 
 from __future__ import annotations
@@ -53,19 +53,19 @@ def build_net(images: Any, labels: Any, width: int) -> Tuple[Any, Any]:
 
 
 def saved(folder: Optional[str], name: str) -> int:
-    """Returns a number in the newest checkpoint; 0 where there is none."""
+    """Returns a number in the newest checkpoint; 0 without a checkpoint."""
     if folder is None or tf.train.latest_checkpoint(folder) is None:
         return 0
     return int(tf.train.load_variable(folder, name))
 
 
 def train(resolver: SlurmClusterResolver, server: Any, args: argparse.Namespace) -> None:
-    """Trains as the chief or a worker; the chief initialises, saves, and tells how it went."""
+    """Trains as the chief or a worker; the chief initialises, saves, and prints the result."""
     spec, task, tasks = resolver.cluster_spec(), resolver.cluster.task, resolver.cluster.tasks
     assert task is not None
     own, chief = f"/job:{task.job}/task:{task.index}", task.job == "chief"
     train_images, test_images, train_labels, test_labels = load_data(args.data)
-    # Variables go to the ps in turn. The large ones are cut, so that every ps holds a piece.
+    # Variables go to the ps in turn. Large ones are divided, so that every ps holds a part.
     cut = v1.min_max_variable_partitioner(args.ps, min_slice_size=16 << 10)
     with v1.device(v1.train.replica_device_setter(cluster=spec, worker_device=own)):
         images = v1.placeholder(tf.float32, [None, train_images.shape[1]])
@@ -74,11 +74,11 @@ def train(resolver: SlurmClusterResolver, server: Any, args: argparse.Namespace)
             loss, accuracy = build_net(images, labels, args.width)
         global_step = v1.train.get_or_create_global_step()
         step_once = v1.train.AdamOptimizer(1e-3).minimize(loss, global_step)
-        # How many have made a step, since the first run ever: the speed counts when all take part.
+        # Counts workers that have made a step, over all runs: the speed counts once all take part.
         zero = v1.zeros_initializer()
         present = v1.get_variable("present", [], tf.int64, zero, trainable=False)
         arrive = v1.assign_add(present, 1)
-        # In no collection, so that nothing initialises it before the chief does, at its first step.
+        # In no collection: only the chief initialises it, at its first step.
         begun = v1.get_variable("begun", [], tf.int64, zero, trainable=False, collections=[])
         is_begun = v1.is_variable_initialized(begun)
         # MonitoredTrainingSession's own saver has each ps write a part, on the node where it runs.
@@ -86,17 +86,17 @@ def train(resolver: SlurmClusterResolver, server: Any, args: argparse.Namespace)
     v1.summary.scalar("loss", loss)
     v1.summary.scalar("accuracy", accuracy)
 
-    # Otherwise a session waits for all tasks, also for those that are done and gone.
+    # Without it a session also waits for workers that have ended, and the program hangs.
     config = v1.ConfigProto(device_filters=["/job:ps", own])
     if not chief:
-        # MonitoredTrainingSession would look only every 30 s whether the chief has initialised.
+        # MonitoredTrainingSession would check only every 30 s whether the chief has initialised.
         missing = v1.report_uninitialized_variables()
         with v1.Session(server.target, config=config) as session:
             while session.run(missing).size:
                 time.sleep(0.1)
     first, before = saved(args.checkpoints, "global_step"), saved(args.checkpoints, "present")
     if chief and first:
-        print(f"chief: going on from step {first}", flush=True)
+        print(f"chief: continues from step {first}", flush=True)
     trainers = len(tasks) - args.ps
     steps, here, since = 0, 0, None
     with v1.train.MonitoredTrainingSession(
@@ -105,22 +105,22 @@ def train(resolver: SlurmClusterResolver, server: Any, args: argparse.Namespace)
         checkpoint_dir=args.checkpoints,
         save_checkpoint_steps=args.save_checkpoint_steps,
         save_summaries_steps=args.save_summaries_steps,
-        log_step_count_steps=args.save_summaries_steps,  # steps per second, a summary as well
+        log_step_count_steps=args.save_summaries_steps,  # steps per second, also as a summary
         scaffold=v1.train.Scaffold(saver=saver),
         hooks=[v1.train.StopAtStepHook(last_step=args.steps)],  # of all workers together
         config=config,
     ) as session:
 
         def run(fetches: Any) -> Any:
-            """Without the hooks, which would want to be fed."""
+            """Runs without the hooks, which would need a feed."""
             return session.run_step_fn(lambda step_context: step_context.session.run(fetches))
 
-        # A short training may otherwise be over before the chief, which tells of it, takes part.
+        # A short training may otherwise end before the chief, which reports it, takes part.
         now, chief_trains = run([global_step, is_begun])
         while not chief and not chief_trains and now < args.steps:
             time.sleep(0.1)
             now, chief_trains = run([global_step, is_begun])
-        # Each sees the images in an order of its own, and another one when it goes on.
+        # Each sees the images in its own order, and in another order after a restart.
         random = np.random.default_rng([task.rank, now])
         begin, shown = time.perf_counter(), now
         while now < args.steps and not session.should_stop():
@@ -141,7 +141,7 @@ def train(resolver: SlurmClusterResolver, server: Any, args: argparse.Namespace)
     print(f"{task.job} {task.index} on {task.node}: {steps} steps", flush=True)
     if not chief:
         return
-    # The variables live on, in the ps; a plain session finds them there.
+    # The ps keep the variables; a plain session finds them there.
     with v1.Session(server.target, config=config) as session:
         feed = {images: test_images, labels: test_labels}
         test_loss, test_accuracy, last = session.run([loss, accuracy, global_step], feed)
@@ -167,7 +167,7 @@ def train(resolver: SlurmClusterResolver, server: Any, args: argparse.Namespace)
 
 
 def main() -> None:
-    """Plays this task's part."""
+    """Trains or serves, depending on the task's job."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--data", help="an mnist.npz (scikit-learn's digits)")
     parser.add_argument("--ps", type=int, default=2, help="parameter servers (2)")
@@ -180,7 +180,7 @@ def main() -> None:
     args = parser.parse_args()
 
     v1.disable_eager_execution()  # graphs and sessions, as in TensorFlow 1
-    # Beside ps a chief gets no GPU, unless told so: mostly it only coordinates, here it trains.
+    # By default a chief beside ps gets no GPU, as it often only coordinates; here it trains.
     resolver = SlurmClusterResolver(
         {"chief": 1, "ps": args.ps, "worker": -1}, gpu_jobs=["chief", "worker"]
     )

@@ -1,6 +1,6 @@
-"""Between-graph replication: every worker builds a graph of its own, for the same variables.
+"""Between-graph replication: every worker builds its own graph of the same variables.
 
-The flags are all that it knows of its cluster. Asynchronous by default; with `--sync` the workers'
+It knows its cluster only from the flags. Asynchronous by default; with `--sync` the workers'
 gradients are averaged by a SyncReplicasOptimizer.
 """
 
@@ -46,7 +46,7 @@ def build_net(images: Any, labels: Any) -> Tuple[Any, Any]:
 def await_chief(target: str, config: Any) -> None:
     """Waits until the chief has initialised the variables.
 
-    So does MonitoredTrainingSession, but it looks only every 30 s.
+    MonitoredTrainingSession also waits, but checks only every 30 s.
     """
     missing = v1.report_uninitialized_variables(v1.global_variables())
     with v1.Session(target, config=config) as session:
@@ -55,7 +55,7 @@ def await_chief(target: str, config: Any) -> None:
 
 
 def end_averaging_quietly() -> None:
-    """Leaves out the traceback of the chief's averaging thread, which the session's end stops."""
+    """Hides the traceback of the chief's averaging thread, which the end of the session stops."""
     shown = threading.excepthook
 
     def show(failure: Any) -> None:
@@ -80,15 +80,15 @@ def train(server: Any, cluster: Any, args: argparse.Namespace) -> None:
         if args.sync:
             workers = cluster.num_tasks("worker")
             optimizer = v1.train.SyncReplicasOptimizer(optimizer, workers, workers)
-            # The others end with the chief, which closes the queue that they wait for. One that
-            # left before it could leave the chief waiting for its gradients for ever.
+            # The others end with the chief, which closes the queue that they wait for. If one of
+            # them left first, the chief could wait for its gradients without end.
             hooks = hooks if chief else []
-            # Without spare tokens nobody runs ahead, and no gradient comes too late to count.
+            # Without spare tokens no worker runs ahead, and no gradient arrives too late.
             hooks.append(optimizer.make_session_run_hook(chief, num_tokens=0))
             end_averaging_quietly()
         train_op = optimizer.minimize(loss, global_step=global_step)
 
-    # Without it a session waits for all tasks, also for workers that have ended already.
+    # Without it a session also waits for workers that have ended, and the program hangs.
     config = v1.ConfigProto(device_filters=["/job:ps", own])
     random = np.random.default_rng(index)
     if not chief:
@@ -99,7 +99,7 @@ def train(server: Any, cluster: Any, args: argparse.Namespace) -> None:
         is_chief=chief,
         hooks=hooks,
         config=config,
-        stop_grace_period_secs=1,  # for the averaging thread, which then still waits for gradients
+        stop_grace_period_secs=1,  # the averaging thread still waits for gradients
     ) as session:
         start = now = time.perf_counter()
         while not session.should_stop():
@@ -121,7 +121,7 @@ def train(server: Any, cluster: Any, args: argparse.Namespace) -> None:
 
 
 def main() -> None:
-    """Serves variables or trains, as the flags say."""
+    """Serves variables or trains, depending on the flags."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--ps_hosts", required=True, help="host:port,…")
     parser.add_argument("--worker_hosts", required=True, help="host:port,…")

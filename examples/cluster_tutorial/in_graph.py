@@ -1,4 +1,4 @@
-"""In-graph replication: one client builds the graph for all workers, the other tasks only serve.
+"""In-graph replication: one client builds the graph for all workers; the other tasks only serve.
 
 The variables are pinned to the parameter servers, and each worker has a copy of the layers, its
 tower. Asynchronous by default; with `--sync` the towers' gradients are averaged.
@@ -35,7 +35,7 @@ def load_data(path: Optional[str]) -> Tuple[Any, Any, Any, Any]:
 
 
 class Tower(NamedTuple):
-    """One worker's copy of the layers."""
+    """A worker's copy of the layers."""
 
     images: Any
     labels: Any
@@ -44,7 +44,7 @@ class Tower(NamedTuple):
 
 
 def build_variables(pixels: int, ps: int) -> List[Any]:
-    """Returns weights and biases of a net with one hidden layer, dealt to the ps tasks."""
+    """Returns weights and biases of a net with one hidden layer, distributed over the ps tasks."""
     devices = itertools.cycle(f"/job:ps/task:{index}" for index in range(ps))
     variables = []
     for name, shape in (("hidden", [pixels, 100]), ("output", [100, 10])):
@@ -68,15 +68,15 @@ def build_tower(index: int, variables: List[Any]) -> Tower:
 
 
 def build_step(group: List[Tower], optimizer: Any, variables: List[Any], global_step: Any) -> Any:
-    """Returns an update by the average of the towers' gradients; running it gives its number."""
+    """Returns an update by the average of the towers' gradients; running it returns its number."""
     gradients = []
     for tower in group:
-        # Where the tower is, and not where the variables are.
+        # On the tower's task, not on the variables'.
         pairs = optimizer.compute_gradients(tower.loss, variables, colocate_gradients_with_ops=True)
         gradients.append([gradient for gradient, _ in pairs])
     average = []
     for variable, *same in zip(variables, *gradients):
-        with tf.device(variable.device):  # past the client
+        with tf.device(variable.device):  # not through the client
             average.append(tf.add_n(same) / len(group))
     update = optimizer.apply_gradients(list(zip(average, variables)), global_step)
     with tf.control_dependencies([update]):
@@ -84,13 +84,13 @@ def build_step(group: List[Tower], optimizer: Any, variables: List[Any], global_
 
 
 def train(target: str, ps: int, workers: int, args: argparse.Namespace) -> None:
-    """Trains as the client of all the others."""
+    """Trains as the client of all other tasks."""
     train_images, test_images, train_labels, test_labels = load_data(args.data)
     with tf.device("/job:ps/task:0"):
         global_step = v1.train.get_or_create_global_step()
     variables = build_variables(train_images.shape[1], ps)
     towers = [build_tower(index, variables) for index in range(workers)]
-    # In step, all towers together make an update; asynchronously each makes its own.
+    # Synchronously, all towers together make an update; asynchronously each makes its own.
     groups = [towers] if args.sync else [[tower] for tower in towers]
     optimizer = v1.train.AdamOptimizer(3e-3)
     updates = [build_step(group, optimizer, variables, global_step) for group in groups]
@@ -98,7 +98,7 @@ def train(target: str, ps: int, workers: int, args: argparse.Namespace) -> None:
     coordinator = v1.train.Coordinator()
 
     def run(number: int, session: Any) -> None:
-        """Makes updates with one group, until all groups together have made enough."""
+        """Makes updates with one group until all groups together have made enough."""
         random = np.random.default_rng(number)
         with coordinator.stop_on_exception():
             while not coordinator.should_stop():
@@ -114,7 +114,7 @@ def train(target: str, ps: int, workers: int, args: argparse.Namespace) -> None:
                 if step >= args.steps:
                     coordinator.request_stop()
 
-    # One session for all threads, which a MonitoredTrainingSession is not made for.
+    # One session for all threads, which a MonitoredTrainingSession does not support.
     with v1.Session(target) as session:
         session.run(v1.global_variables_initializer())
         start = time.perf_counter()
@@ -124,7 +124,7 @@ def train(target: str, ps: int, workers: int, args: argparse.Namespace) -> None:
         ]
         for thread in threads:
             thread.start()
-        coordinator.join(threads)  # raises what a thread has raised
+        coordinator.join(threads)  # raises a thread's exception
         seconds = time.perf_counter() - start
         test = {towers[0].images: test_images, towers[0].labels: test_labels}
         result = session.run(towers[0].accuracy, test)
@@ -138,7 +138,7 @@ def train(target: str, ps: int, workers: int, args: argparse.Namespace) -> None:
 
 
 def main() -> None:
-    """Plays this task's part."""
+    """Trains or serves, depending on the task's job."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--sync", action="store_true", help="average the towers' gradients")
     parser.add_argument("--ps", type=int, default=1, help="parameter servers (1)")
@@ -148,7 +148,7 @@ def main() -> None:
     args = parser.parse_args()
 
     v1.disable_eager_execution()
-    # Before TensorFlow looks for GPUs: this tells the task which are its own.
+    # Before TensorFlow looks for GPUs: the resolver selects the task's own.
     resolver = SlurmClusterResolver({"chief": 1, "ps": args.ps, "worker": -1})
     if resolver.task_type != "chief":
         sys.exit(resolver.serve())  # returns when the client has ended

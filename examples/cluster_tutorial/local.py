@@ -1,6 +1,6 @@
-"""A cluster of two tasks in one process: variables on one of them, layers on the other.
+"""A cluster of two tasks in one process: variables on one, layers on the other.
 
-The beginning of the tutorial, to try things out on one machine. Nothing here needs Slurm.
+The first part of the tutorial, on one machine, without Slurm.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ def load_data(path: Optional[str]) -> Tuple[Any, Any, Any, Any]:
 
 
 def hello() -> None:
-    """Runs a graph in a server that is a cluster of its own, on a port that the kernel chooses."""
+    """Runs a graph in a server that is its own cluster, on a port that the kernel chooses."""
     server = v1.train.Server.create_local_server()
     with v1.Session(server.target) as session:
         print(session.run(tf.constant("Hello, distributed TensorFlow!")).decode(), flush=True)
 
 
 def train(target: str, args: argparse.Namespace) -> None:
-    """Trains a net with one hidden layer on both tasks, and tells what ran on which."""
+    """Trains a net with one hidden layer on both tasks, and prints what ran on which."""
     train_images, test_images, train_labels, test_labels = load_data(args.data)
     pixels = train_images.shape[1]
     with tf.device("/job:local/task:0"):
@@ -52,7 +52,7 @@ def train(target: str, args: argparse.Namespace) -> None:
         loss = v1.losses.sparse_softmax_cross_entropy(labels, logits)
         right = tf.equal(tf.argmax(logits, axis=1), labels)
         accuracy = tf.reduce_mean(tf.cast(right, tf.float32))
-    # What updates a variable runs where the variable is.
+    # The operations that update a variable run on its task.
     train_op = v1.train.AdamOptimizer(3e-3).minimize(loss)
 
     random = np.random.default_rng(0)
@@ -96,7 +96,7 @@ def main() -> None:
     v1.disable_eager_execution()
     hello()
     cluster = tf.train.ClusterSpec({"local": args.hosts.split(",")})
-    # The tutorial starts each in a shell of its own. They are as separate in one process.
+    # The tutorial starts each in its own shell. In one process they are as separate.
     servers = [v1.train.Server(cluster, job_name="local", task_index=task) for task in range(2)]
     train(servers[0].target, args)
 

@@ -1,6 +1,6 @@
 """Splits a 4x3 matrix over two GPUs of one task, or two CPU devices, and multiplies it there.
 
-One process, one graph: each device has its rows, and the CPU puts the products together.
+One process, one graph: each device multiplies its rows, and the CPU joins the products.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ FACTOR = np.arange(1, 7, dtype="float32").reshape(3, 2)
 
 
 def find_devices(kind: str, resolver: SlurmClusterResolver) -> List[str]:
-    """Returns two devices; exits with a message where there are fewer."""
+    """Returns two devices; exits with a message if there are fewer."""
     if kind == "gpu":
-        # After the resolver TensorFlow sees this task's own GPUs, numbered from 0.
+        # After the resolver, TensorFlow sees this task's own GPUs, numbered from 0.
         seen = len(tf.config.list_physical_devices("GPU"))
         if seen < 2:
             given = ",".join(resolver.gpus or ()) or "none"
@@ -41,7 +41,7 @@ def main() -> None:
     args = parser.parse_args()
 
     v1.disable_eager_execution()
-    resolver = SlurmClusterResolver()  # takes this task's GPUs, before TensorFlow looks for any
+    resolver = SlurmClusterResolver()  # selects this task's GPUs, before TensorFlow looks for any
     devices = find_devices(args.device, resolver)
 
     matrix = v1.placeholder(tf.float32, MATRIX.shape)
@@ -55,7 +55,7 @@ def main() -> None:
     with tf.device("/device:CPU:0"):
         result = tf.concat(products, axis=0, name="result")
 
-    # Two devices on the CPU, as if they were two; GPUs are there or not.
+    # Two logical devices on the CPU.
     config = v1.ConfigProto(device_count={"CPU": 2}, allow_soft_placement=False)
     options = v1.RunOptions(trace_level=v1.RunOptions.FULL_TRACE)
     trace = v1.RunMetadata()

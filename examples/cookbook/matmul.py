@@ -1,6 +1,6 @@
-"""Times a matrix product on the CPU, or on the GPU that the task was given.
+"""Times a matrix product on the CPU, or on the task's GPU.
 
-Every task of the step does the same on a device of its own, and says where that was.
+Every task of the step does the same on its own device, and prints which one.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ v1 = tf.compat.v1
 
 
 def find_device(kind: str, name: str, resolver: SlurmClusterResolver) -> str:
-    """Returns the device's name in TensorFlow; exits with a message where there is none."""
-    # After the resolver TensorFlow sees this task's own GPUs, numbered from 0.
+    """Returns the device's name in TensorFlow; exits with a message without one."""
+    # After the resolver, TensorFlow sees this task's own GPUs, numbered from 0.
     if kind == "gpu" and not tf.config.list_physical_devices("GPU"):
         given = ",".join(resolver.gpus or ())
         if not given:
@@ -43,7 +43,7 @@ def main() -> None:
     rows, columns = args.shape[0], args.shape[-1]
 
     v1.disable_eager_execution()
-    resolver = SlurmClusterResolver()  # takes this task's GPUs, before TensorFlow looks for any
+    resolver = SlurmClusterResolver()  # selects this task's GPUs, before TensorFlow looks for any
     task = resolver.cluster.task
     name = f"rank {task.rank} on {task.node}" if task else "this process"
     device = find_device(args.device, name, resolver)
@@ -53,10 +53,10 @@ def main() -> None:
             "matrix", [rows, columns], initializer=v1.random_uniform_initializer()
         )
         total = tf.reduce_sum(tf.matmul(matrix, matrix, transpose_b=True))
-    # Without soft placement: another device than this one is an error.
+    # Without soft placement, another device is an error.
     with v1.Session(config=v1.ConfigProto(allow_soft_placement=False)) as session:
         session.run(matrix.initializer)
-        session.run(total)  # the first is slow: libraries are loaded, memory is taken
+        session.run(total)  # the first is slow: it loads libraries and allocates memory
         start = time.perf_counter()
         for _ in range(args.repeat):
             result = session.run(total)

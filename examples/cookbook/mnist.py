@@ -1,7 +1,7 @@
 """Trains the cookbook's perceptron asynchronously: parameter servers, workers, a Supervisor.
 
-The digits are scikit-learn's, of 8x8 pixels; `--data mnist.npz` takes MNIST instead, the file that
-Keras downloads. Every worker goes through all epochs, at its own pace.
+The digits are scikit-learn's, of 8x8 pixels; `--data mnist.npz` reads MNIST instead, the file that
+Keras downloads. Every worker trains all epochs, at its own pace.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def build_net(images: Any, labels: Any) -> Tuple[Any, Any]:
     bias1 = v1.get_variable("bias1", [100], initializer=zeros)
     bias2 = v1.get_variable("bias2", [10], initializer=zeros)
     logits = tf.sigmoid(images @ weights1 + bias1) @ weights2 + bias2
-    # The softmax is within: written out, the logarithm of a 0 would make the cost NaN.
+    # The function includes the softmax: an explicit logarithm of 0 would make the cost NaN.
     cost = v1.losses.sparse_softmax_cross_entropy(labels, logits)
     right = tf.equal(tf.argmax(logits, axis=1), labels)
     return cost, tf.reduce_mean(tf.cast(right, tf.float32))
@@ -62,14 +62,14 @@ def train(server: Any, index: int, args: argparse.Namespace) -> None:
         summary_op = v1.summary.merge_all()
     supervisor = v1.train.Supervisor(
         is_chief=chief,
-        recovery_wait_secs=0.2,  # how often to look whether the chief has initialised; else 30 s
+        recovery_wait_secs=0.2,  # how often to check for the chief; default 30 s
         global_step=global_step,
         saver=None,  # no checkpoints,
         summary_op=None,  # and the summaries are written below
     )
-    # Otherwise a session waits for all tasks, also for those that are done and gone.
+    # Without it a session also waits for workers that have ended, and the program hangs.
     config = v1.ConfigProto(device_filters=["/job:ps", own])
-    random = np.random.default_rng(index)  # each worker sees the images in an order of its own
+    random = np.random.default_rng(index)  # each worker sees the images in its own order
     batches, batch_size = len(train_images) // args.batch_size, args.batch_size
     writer = v1.summary.FileWriter(args.logs, v1.get_default_graph()) if chief else None
     with supervisor.prepare_or_wait_for_session(
@@ -111,7 +111,7 @@ def train(server: Any, index: int, args: argparse.Namespace) -> None:
 
 
 def main() -> None:
-    """Plays this task's part."""
+    """Trains or serves, depending on the task's job."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--data", help="an mnist.npz (scikit-learn's digits)")
     parser.add_argument("--ps", type=int, default=1, help="parameter servers (1)")
@@ -125,10 +125,10 @@ def main() -> None:
     args = parser.parse_args()
 
     v1.disable_eager_execution()  # graphs and sessions, as in TensorFlow 1
-    # Before TensorFlow looks for GPUs: this tells the task which are its own.
+    # Before TensorFlow looks for GPUs: the resolver selects the task's own.
     resolver = SlurmClusterResolver({"ps": args.ps, "worker": -1})
     spec, task = resolver.cluster_spec(), resolver.cluster.task
-    assert task is not None  # without Slurm the resolver has refused the jobs
+    assert task is not None  # without Slurm the resolver refuses the jobs
     server = v1.train.Server(spec, job_name=task.job, task_index=task.index, protocol="grpc")
     if task.job == "ps":
         sys.exit(resolver.serve(server))  # returns when all workers have ended

@@ -1,7 +1,7 @@
-"""Trains Keras 3 layers on every node in a loop of our own, with checkpoints to go on from.
+"""Trains Keras 3 layers on every node in a custom loop, and resumes from checkpoints.
 
-Keras 3 cannot `fit` under MultiWorkerMirroredStrategy, but its layers, losses and optimizers work
-there. Started again with the same `--checkpoints`, the training goes on where it stopped.
+Keras 3's `fit` fails under TensorFlow's own MultiWorkerMirroredStrategy, but its layers, losses and
+optimizers work. With the same `--checkpoints`, the next run continues where this one stopped.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def build_model(shape: Tuple[int, ...]) -> Any:
 
 
 def main() -> None:
-    """Trains, and prints what this task ended up with."""
+    """Trains, and prints this task's result."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--data", help="an mnist.npz (scikit-learn's digits)")
     parser.add_argument("--epochs", type=int, default=8, help="in all, those before included")
@@ -59,10 +59,10 @@ def main() -> None:
     args = parser.parse_args()
 
     resolver = SlurmClusterResolver()
-    resolver.wait_until_ready(timeout=120)  # TensorFlow's own class would wait in silence
+    resolver.wait_until_ready(timeout=120)  # TensorFlow's own class would wait silently
     strategy = tf.distribute.MultiWorkerMirroredStrategy(cluster_resolver=resolver)
     rank = resolver.cluster.task.rank if resolver.cluster.task else 0
-    chief = (resolver.task_id or 0) == 0  # worker 0, where there is no job of that name
+    chief = (resolver.task_id or 0) == 0  # worker 0, if no job has that name
 
     train_images, test_images, train_labels, test_labels = load_data(args.data)
     batch_size = args.batch_size * strategy.num_replicas_in_sync
@@ -72,20 +72,20 @@ def main() -> None:
     dataset = tf.data.Dataset.from_tensor_slices((train_images, train_labels))
     options = tf.data.Options()
     options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.DATA
-    # The seed: only if every worker shuffles alike do their shards not overlap.
+    # The seed: the shards overlap unless every worker shuffles alike.
     dataset = dataset.shuffle(len(train_images), seed=1).repeat().batch(batch_size)
     batches = iter(strategy.experimental_distribute_dataset(dataset.with_options(options)))
 
     with strategy.scope():
         model = build_model(train_images.shape[1:])
         optimizer = keras.optimizers.Adam(1e-3)
-        optimizer.build(model.trainable_variables)  # restoring wants the variables to be there
+        optimizer.build(model.trainable_variables)  # restoring needs the variables
 
     def replica_step(images: Any, labels: Any) -> Any:
         with tf.GradientTape() as tape:
             logits = model(images, training=True)
             losses = keras.losses.sparse_categorical_crossentropy(labels, logits, from_logits=True)
-            # The optimizer adds the replicas' gradients up: each counts by the global batch.
+            # The optimizer adds up the replicas' gradients: divide by the global batch size.
             loss = tf.nn.compute_average_loss(losses, global_batch_size=batch_size)
         gradients = tape.gradient(loss, model.trainable_variables)
         optimizer.apply_gradients(zip(gradients, model.trainable_variables))
@@ -97,17 +97,17 @@ def main() -> None:
 
     train_step = tf.function(all_replicas_step)
 
-    epoch = tf.Variable(0, trainable=False, dtype=tf.int64)  # each task counts for itself
+    epoch = tf.Variable(0, trainable=False, dtype=tf.int64)  # each task counts its own
     checkpoint = tf.train.Checkpoint(model=model, optimizer=optimizer, epoch=epoch)
     latest = tf.train.latest_checkpoint(args.checkpoints)
     if latest:
         checkpoint.restore(latest).assert_existing_objects_matched()
-        print(f"rank {rank}: going on from epoch {int(epoch)}", flush=True)
-    # All workers must save together, but only the chief's files are wanted.
+        print(f"rank {rank}: continues from epoch {int(epoch)}", flush=True)
+    # All workers must save together; only the chief's files are kept.
     with tempfile.TemporaryDirectory() as scratch:
         folder = args.checkpoints if chief else os.path.join(scratch, "unwanted")
         manager = tf.train.CheckpointManager(checkpoint, folder, max_to_keep=3)
-        speed = 0.0  # where there is nothing left to train
+        speed = 0.0  # if nothing is left to train
         while int(epoch) < args.epochs:
             start, total = time.perf_counter(), 0.0
             for _ in range(steps):
@@ -117,7 +117,7 @@ def main() -> None:
             manager.save(checkpoint_number=int(epoch))
             if chief:
                 print(f"epoch {int(epoch)} of {args.epochs}: loss {total / steps:.4f}", flush=True)
-    # The variables are the same everywhere: every task can test by itself.
+    # All tasks hold the same variables, so each can test alone.
     guesses = np.argmax(model(test_images, training=False), axis=1)
     weights = hashlib.sha256(b"".join(array.tobytes() for array in model.get_weights()))
     print(

@@ -1,8 +1,8 @@
-"""Trains on images that cost more to prepare than to learn from, without and with helpers.
+"""Trains on images that are expensive to prepare, without and with a tf.data service.
 
-Every image is turned, moved and compressed anew each time it is used. First each worker does that
-itself, on the CPUs that its training needs as well; then data workers, tasks of their own, do it on
-theirs. Both trainings are the same otherwise, and the script prints how fast each was.
+Every image is turned, moved and compressed each time it is used. First each worker prepares its
+images on the CPUs that it trains on; then data workers, which are separate tasks, prepare them on
+their own. Otherwise both trainings are the same. The script prints the speed of each.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ SIZE = 160  # pixels of an image's side
 
 
 def prepare(image: Any, label: Any) -> Tuple[Any, Any]:
-    """Returns an image of 8x8 pixels enlarged, turned, moved, and with the traces of a JPEG."""
+    """Returns an image of 8x8 pixels enlarged, turned, moved, and with JPEG artefacts."""
     side = SIZE + 16
     image = tf.image.resize(image, (side, side), method="bicubic")
     angle = tf.random.uniform([], -0.3, 0.3)
@@ -43,13 +43,13 @@ def prepare(image: Any, label: Any) -> Tuple[Any, Any]:
 
 
 def batches(images: Any, labels: Any, batch_size: int, service: Optional[str]) -> tf.data.Dataset:
-    """Returns the batches of all workers together, prepared here or by the service's workers."""
+    """Returns the batches of all workers together, prepared here or by the data service."""
     data = tf.data.Dataset.from_tensor_slices((images, labels)).shuffle(len(images)).repeat()
     data = data.map(prepare, num_parallel_calls=tf.data.AUTOTUNE).batch(batch_size)
     if service is not None:
         distribute = tf.data.experimental.service.distribute
-        # All that is above runs in the data workers: each goes through all images, in an order of
-        # its own. By the name of the job the workers share these batches, first come, first served.
+        # Everything above runs in the data workers: each reads all images, in its own order. All
+        # workers with this job name share the batches, first come, first served.
         off = tf.data.experimental.service.ShardingPolicy.OFF
         data = data.apply(distribute(off, service, job_name="training"))
     return data.prefetch(tf.data.AUTOTUNE)
@@ -73,7 +73,7 @@ def build_model() -> Any:
 
 
 class Speed(keras.callbacks.Callback):  # type: ignore[misc]
-    """Measures from the second epoch on, as the first one builds graphs."""
+    """Measures from the second epoch on: the first one builds graphs."""
 
     def __init__(self, images_per_epoch: int, workers: int) -> None:
         super().__init__()
@@ -81,7 +81,7 @@ class Speed(keras.callbacks.Callback):  # type: ignore[misc]
         self.text = "too few epochs to measure"
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        """Notes how fast it was until now, and what that has cost this process."""
+        """Records the speed until now, and the CPU time of this process."""
         now = (time.perf_counter(), time.process_time())
         if epoch == 0:
             self.start = now
@@ -130,7 +130,7 @@ def main() -> None:
             epochs=args.epochs,
             steps_per_epoch=steps,
             callbacks=[speed],
-            shuffle=False,  # the dataset does that
+            shuffle=False,  # the dataset shuffles
             verbose=0,
         )
         _, accuracy = model.evaluate(test.batch(batch_size), verbose=0)

@@ -1,8 +1,8 @@
-"""Trains a digit classifier on all tasks but one, which evaluates the checkpoints meanwhile.
+"""Trains a digit classifier on all tasks but one, which evaluates the checkpoints.
 
-The workers write a checkpoint after each epoch. The evaluator stands outside their cluster: it
-watches the folder, tests what appears there, and ends with the last epoch's checkpoint, or with an
-error when none comes any more. Started again, the training goes on from the newest checkpoint.
+The workers write a checkpoint after each epoch. The evaluator is outside their cluster: it watches
+the folder, tests each checkpoint, and ends after that of the last epoch, or with an error if no
+further one appears. After a restart, the training continues from the newest checkpoint.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ def train(resolver: SlurmClusterResolver, args: argparse.Namespace) -> None:
     )
     latest = manager.restore_or_initialize()
     done = epoch_of(latest) if latest else 0
-    # All workers hold the same, and one of them writes it.
+    # All workers hold the same weights, and one of them writes them.
     saving = keras.callbacks.LambdaCallback(on_epoch_end=lambda epoch, _: manager.save(epoch + 1))
     summaries = keras.callbacks.TensorBoard(args.checkpoints, write_graph=False)
     first = resolver.task_id == 0
@@ -82,7 +82,7 @@ def train(resolver: SlurmClusterResolver, args: argparse.Namespace) -> None:
         initial_epoch=done,
         steps_per_epoch=steps,
         callbacks=[saving, summaries] if first else [],
-        shuffle=False,  # the dataset does that
+        shuffle=False,  # the dataset shuffles
         verbose=2 if first else 0,
     )
     if first:
@@ -96,9 +96,9 @@ def evaluate(args: argparse.Namespace) -> None:
     model = build_model(images.shape[1:])
     checkpoint = tf.train.Checkpoint(model=model)
     writer = tf.summary.create_file_writer(str(Path(args.checkpoints, "evaluation")))
-    # Always the newest: an evaluation that takes longer than an epoch leaves some out.
+    # Always the newest: an evaluation that takes longer than an epoch skips some.
     for path in tf.train.checkpoints_iterator(args.checkpoints, timeout=args.timeout):
-        checkpoint.restore(path).expect_partial()  # the optimizer's state stays unused
+        checkpoint.restore(path).expect_partial()  # the optimizer's state is not used
         loss, accuracy = model.evaluate(images, labels, verbose=0)
         epoch = epoch_of(path)
         with writer.as_default(step=epoch):
@@ -116,7 +116,7 @@ def evaluate(args: argparse.Namespace) -> None:
 
 
 def main() -> None:
-    """Plays this task's part."""
+    """Trains or serves, depending on the task's job."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--data", help="an mnist.npz (scikit-learn's digits)")
     parser.add_argument("--epochs", type=int, default=8, help="in all, those before included")

@@ -1,7 +1,7 @@
-"""Trains a digit classifier with parameter servers, which its flags name.
+"""Trains a digit classifier with the parameter servers in its flags.
 
-The between-graph program of TensorFlow 1: every task is started with the same lists of hosts, and
-with the job and the index that are its own. The flags are all that it knows of its cluster.
+A between-graph program of TensorFlow 1: every task is started with the same lists of hosts, and
+with its own job and index. It knows its cluster only from the flags.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def build_net(images: Any, labels: Any, pixels: int) -> Tuple[Any, Any]:
 def await_chief(target: str, config: Any) -> None:
     """Waits until the chief has initialised the variables.
 
-    So does MonitoredTrainingSession, but it looks only every 30 s.
+    MonitoredTrainingSession also waits, but checks only every 30 s.
     """
     missing = v1.report_uninitialized_variables()
     with v1.Session(target, config=config) as session:
@@ -72,7 +72,7 @@ def train(server: Any, cluster: Any, args: argparse.Namespace) -> None:
         optimizer = v1.train.AdagradOptimizer(args.learning_rate)
         train_op = optimizer.minimize(loss, global_step=global_step)
 
-    # Without it a session waits for all tasks, also for workers that have ended already.
+    # Without it a session also waits for workers that have ended, and the program hangs.
     config = v1.ConfigProto(device_filters=["/job:ps", own])
     random = np.random.default_rng(args.task_index)
     if not chief:
@@ -96,7 +96,7 @@ def train(server: Any, cluster: Any, args: argparse.Namespace) -> None:
 
 
 def main() -> None:
-    """Serves variables or trains, as the flags say."""
+    """Serves variables or trains, depending on the flags."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--ps_hosts", required=True, help="host:port,…")
     parser.add_argument("--worker_hosts", required=True, help="host:port,…")

@@ -1,9 +1,9 @@
 """Trains on the GPUs of some nodes, with the variables on parameter servers on other nodes.
 
-The chief (the coordinator) schedules the steps of Keras' `fit`; a worker that is free takes the
-next one, reads the variables from the parameter servers and sends its gradients there. In a
-heterogeneous step the workers are the tasks of component 0, the nodes with GPUs, and chief and
-parameter servers those of component 1. The same script runs in a plain step.
+The chief (the coordinator) schedules the steps of Keras' `fit`; a free worker takes the next one,
+reads the variables from the parameter servers and sends its gradients there. In a heterogeneous
+step, the tasks of component 0, on the nodes with GPUs, are workers; those of component 1 are the
+chief and the parameter servers. The same script runs in a plain step.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from sklearn.model_selection import train_test_split
 
 from slurm_resolver import ParameterServerStrategy, SlurmClusterResolver
 
-# By job, the component of train.sbatch. The chief only schedules: a GPU would be of no use to it.
+# By job, the component of train.sbatch. The chief only schedules, and needs no GPU.
 HET_GROUPS = {"worker": 0, "chief": 1, "ps": 1}
 
 
@@ -66,7 +66,7 @@ def report_placement(model: Any) -> None:
 
 
 class Speed(keras.callbacks.Callback):  # type: ignore[misc]
-    """Prints after each epoch how many images the workers have trained on in a second."""
+    """Prints the trained images per second after each epoch."""
 
     def __init__(self, images: int) -> None:
         super().__init__()
@@ -78,7 +78,7 @@ class Speed(keras.callbacks.Callback):  # type: ignore[misc]
         self.start = time.perf_counter()
 
     def on_epoch_end(self, epoch: int, logs: Optional[Dict[str, float]] = None) -> None:
-        """Stops it: the workers have done all steps of the epoch."""
+        """Stops the clock after all steps of the epoch."""
         self.speed = self.images / (time.perf_counter() - self.start)
         name, loss = f"epoch {epoch + 1} of {self.params['epochs']}", (logs or {})["loss"]
         print(f"{name}: loss {loss:.4f}, {self.speed:.0f} images/s", flush=True)
@@ -93,12 +93,12 @@ def coordinate(resolver: SlurmClusterResolver, args: argparse.Namespace) -> None
     report_placement(model)
 
     def worker_batches(context: tf.distribute.InputContext) -> tf.data.Dataset:
-        # Each worker has a dataset of its own; without a seed each shuffles it another way. As
+        # Each worker has its own dataset; without a seed each shuffles it differently. As
         # bytes the images are small enough to travel there, in the dataset's graph.
         dataset = tf.data.Dataset.from_tensor_slices((train_images, train_labels))
         return dataset.shuffle(len(train_images)).batch(args.batch_size, drop_remainder=True)
 
-    # An epoch has as many steps, of all workers together, as the dataset has batches.
+    # In an epoch, all workers together make as many steps as the dataset has batches.
     data = strategy.distribute_datasets_from_function(worker_batches)
     speed = Speed(len(train_images) // args.batch_size * args.batch_size)
     model.fit(data, epochs=args.epochs, callbacks=[speed], shuffle=False, verbose=0)
@@ -107,7 +107,7 @@ def coordinate(resolver: SlurmClusterResolver, args: argparse.Namespace) -> None
 
 
 def main() -> None:
-    """Plays this task's part."""
+    """Trains or serves, depending on the task's job."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--data", help="an mnist.npz (scikit-learn's digits)")
     parser.add_argument("--ps", type=int, default=1, help="parameter servers (1)")
@@ -115,10 +115,10 @@ def main() -> None:
     parser.add_argument("--batch-size", type=int, default=32, help="of a worker's step (32)")
     args = parser.parse_args()
 
-    # Before TensorFlow looks for GPUs: this tells the task which are its own.
+    # Before TensorFlow looks for GPUs: the resolver selects the task's own.
     resolver = SlurmClusterResolver(
         {"chief": 1, "ps": args.ps, "worker": -1},
-        # Without components het_groups would be an error.
+        # Without components, het_groups is an error.
         het_groups=HET_GROUPS if "SLURM_HET_SIZE" in os.environ else None,
     )
     task = resolver.cluster.task

@@ -1,7 +1,7 @@
-"""Runs train.py on 1, 2, … N nodes of an allocation, and writes the recipe's table and its plot.
+"""Runs train.py on 1, 2, … N nodes of an allocation, and writes the recipe's table and plot.
 
-Start it in a batch job or salloc's shell, without srun: it starts every run with srun itself.
-Options that it does not know go on to train.py.
+Start it in a batch job or salloc's shell, without srun: it starts every run with srun itself. It
+passes unknown options on to train.py.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ COLUMNS = {  # heading: how a row shows it
 
 
 def measure(nodes: int, tasks_per_node: int, options: List[str]) -> Dict[str, Any]:
-    """Returns the result that rank 0 of a training on so many nodes printed as JSON."""
+    """Returns the result that rank 0 of a training on this many nodes printed as JSON."""
     tasks = nodes * tasks_per_node
     step = [f"--nodes={nodes}", f"--ntasks={tasks}", f"--ntasks-per-node={tasks_per_node}"]
-    if "SLURM_CPUS_PER_TASK" in os.environ:  # srun does not take it over from the batch job
+    if "SLURM_CPUS_PER_TASK" in os.environ:  # srun does not inherit it from the batch job
         step.append(f"--cpus-per-task={os.environ['SLURM_CPUS_PER_TASK']}")
     command = ["srun", *step, "--kill-on-bad-exit=1", sys.executable, "-u", str(TRAIN), *options]
     result: Dict[str, Any] = {}
@@ -51,16 +51,16 @@ def measure(nodes: int, tasks_per_node: int, options: List[str]) -> Dict[str, An
 
 
 def shared_machines(nodes: int, tasks_per_node: int) -> str:
-    """Says so where nodes are one machine that has too few CPUs for their tasks; "" where not.
+    """Returns a note if all nodes are one machine with too few CPUs for their tasks, else "".
 
-    Simulated nodes are such, and containers may be: their tasks take the CPUs from each other, and
-    the times say nothing about nodes that are machines.
+    Tasks of simulated nodes, and of some containers, share CPUs: their times say nothing about real
+    nodes.
     """
     script = "echo $(cat /proc/sys/kernel/random/boot_id) $(getconf _NPROCESSORS_ONLN)"
     step = [f"--nodes={nodes}", f"--ntasks={nodes}", "--ntasks-per-node=1", "sh", "-c", script]
     done = subprocess.run(["srun", *step], stdout=subprocess.PIPE, text=True)
     asked = tasks_per_node * int(os.environ.get("SLURM_CPUS_PER_TASK", "1"))
-    # a machine's boot_id is its own, and the same in all of its containers
+    # the boot_id differs between machines, not between containers of one machine
     machines = Counter(tuple(line.split()) for line in done.stdout.splitlines())
     for machine, together in machines.items():
         if len(machine) == 2 and together > 1 and together * asked > int(machine[1]):
@@ -83,7 +83,7 @@ def plot(rows: List[Dict[str, Any]], path: Path, note: str = "") -> None:
     """Writes time, speed-up, loss and accuracy over the number of nodes, and the note below."""
     import matplotlib
 
-    matplotlib.use("Agg")  # no screen on a node
+    matplotlib.use("Agg")  # nodes have no display
     from matplotlib import pyplot
 
     nodes = [row["nodes"] for row in rows]
@@ -97,7 +97,7 @@ def plot(rows: List[Dict[str, Any]], path: Path, note: str = "") -> None:
     panels[1, 1].plot(nodes, [row["test_accuracy"] for row in rows], "s--", label="test")
     for panel in panels[:, 1]:
         panel.legend()
-    for panel in panels.flat[:3]:  # after all lines: it fixes the axis at what is drawn
+    for panel in panels.flat[:3]:  # after all lines, as it fixes the axis
         panel.set_ylim(bottom=0)
     if note:
         figure.supxlabel(note, fontsize="medium", color="firebrick")
@@ -105,7 +105,7 @@ def plot(rows: List[Dict[str, Any]], path: Path, note: str = "") -> None:
 
 
 def main() -> None:
-    """Measures one number of nodes after another; the table is there after each."""
+    """Measures each number of nodes, and writes the table after each."""
     parser = argparse.ArgumentParser(description=__doc__)
     available = int(os.environ.get("SLURM_JOB_NUM_NODES", "0"))
     every = list(range(1, available + 1))

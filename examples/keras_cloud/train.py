@@ -1,8 +1,8 @@
-"""Trains the recipe's convolutional net on every node, and tells time, loss and accuracy.
+"""Trains the recipe's convolutional net on every node, and prints time, loss and accuracy.
 
-The digits are scikit-learn's, of 8x8 pixels; `--data mnist.npz` takes MNIST instead, the file that
-Keras downloads. Each task prints what it ended up with, which is the same everywhere; rank 0 prints
-it as a line of JSON as well, for scaling.py.
+The digits are scikit-learn's, of 8x8 pixels; `--data mnist.npz` reads MNIST instead, the file that
+Keras downloads. Each task prints its result, which is the same everywhere; rank 0 also prints it as
+a line of JSON, for scaling.py.
 """
 
 from __future__ import annotations
@@ -38,7 +38,9 @@ def batches(images: Any, labels: Any, batch_size: int, *, training: bool) -> tf.
     """Returns the batches of all workers together; TensorFlow gives each worker its shard."""
     dataset = tf.data.Dataset.from_tensor_slices((images, labels))
     if training:
-        dataset = dataset.shuffle(len(images), seed=1).repeat()  # the seed: alike on every node
+        dataset = dataset.shuffle(
+            len(images), seed=1
+        ).repeat()  # the seed: the same order on every node
     options = tf.data.Options()
     options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.DATA
     return dataset.batch(batch_size).with_options(options)
@@ -64,21 +66,21 @@ def build_model(shape: Tuple[int, ...]) -> Any:
 
 
 def main() -> None:
-    """Trains, and prints what this task ended up with."""
+    """Trains, and prints this task's result."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--data", help="an mnist.npz (scikit-learn's digits)")
     parser.add_argument("--epochs", type=int, default=8)
     parser.add_argument("--batch-size", type=int, default=64, help="of each replica (64)")
     args = parser.parse_args()
 
-    resolver = SlurmClusterResolver()  # TF_CONFIG, by hand in the recipe
+    resolver = SlurmClusterResolver()  # the recipe writes TF_CONFIG by hand
     strategy = MultiWorkerMirroredStrategy(cluster_resolver=resolver)
     task, tasks = resolver.cluster.task, resolver.cluster.tasks
     rank, node = (task.rank, task.node) if task else (0, "this machine")
 
     train_images, test_images, train_labels, test_labels = load_data(args.data)
     batch_size = args.batch_size * strategy.num_replicas_in_sync
-    steps = len(train_images) // batch_size  # fewer with more nodes: the same images an epoch
+    steps = len(train_images) // batch_size  # fewer on more nodes: an epoch has the same images
     if not steps:
         parser.error(f"a batch of {batch_size} images, but there are only {len(train_images)}")
     with strategy.scope():
@@ -92,7 +94,7 @@ def main() -> None:
         epochs=args.epochs,
         steps_per_epoch=steps,
         callbacks=[clock],
-        shuffle=False,  # the dataset does that
+        shuffle=False,  # the dataset shuffles
         verbose=2 if rank == 0 else 0,
     ).history
     test = batches(test_images, test_labels, batch_size, training=False)
@@ -109,7 +111,7 @@ def main() -> None:
             "nodes": len({one.node for one in tasks}) or 1,
             "tasks": len(tasks) or 1,
             "seconds": times[-1] - times[0],
-            # Of the last epoch: the first also traces the graph.
+            # The last epoch: the first also traces the graph.
             "images_per_second": steps * batch_size / (times[-1] - times[-2]),
             "loss": history["loss"][-1],
             "accuracy": history["accuracy"][-1],

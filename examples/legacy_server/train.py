@@ -1,8 +1,8 @@
 """Trains a digit classifier the TensorFlow 1 way: a graph in each worker, variables on the ps.
 
 Between-graph replication: every worker builds the same graph, `replica_device_setter` puts its
-variables on the parameter servers, and so all workers train the same ones, asynchronously. No
-Keras, no strategy: the resolver's ClusterSpec is all that is needed.
+variables on the parameter servers, and all workers train them asynchronously. It needs no Keras and
+no strategy, only the resolver's ClusterSpec.
 """
 
 from __future__ import annotations
@@ -48,12 +48,12 @@ def train(server: Any, index: int, args: Any) -> None:
         global_step = v1.train.get_or_create_global_step()
         step = v1.train.AdamOptimizer(3e-3).minimize(loss, global_step)
 
-    random = np.random.default_rng(index)  # each worker sees the images in an order of its own
-    # Otherwise a session waits for all tasks, also for those that are done and gone.
+    random = np.random.default_rng(index)  # each worker sees the images in its own order
+    # Without it a session also waits for workers that have ended, and the program hangs.
     config = v1.ConfigProto(device_filters=["/job:ps", own])
     steps = 0
     if index > 0:
-        # MonitoredTrainingSession would look only every 30 s whether the chief has initialised.
+        # MonitoredTrainingSession would check only every 30 s whether the chief has initialised.
         missing = v1.report_uninitialized_variables()
         with v1.Session(server.target, config=config) as session:
             while session.run(missing).size:
@@ -70,14 +70,14 @@ def train(server: Any, index: int, args: Any) -> None:
             steps += 1
     print(f"worker {index}: {steps} of {args.steps} steps", flush=True)
     if index == 0:
-        # The variables live on, in the parameter servers; a plain session finds them there.
+        # The parameter servers keep the variables; a plain session finds them there.
         with v1.Session(server.target, config=config) as session:
             result = session.run(accuracy, {images: test_images, labels: test_labels})
         print(f"worker 0: test accuracy {result:.3f}", flush=True)
 
 
 def main() -> None:
-    """Plays this task's part."""
+    """Trains or serves, depending on the task's job."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--ps", type=int, default=1, help="parameter servers (1)")
     parser.add_argument("--steps", type=int, default=1500, help="of all workers together (1500)")
@@ -85,10 +85,10 @@ def main() -> None:
     args = parser.parse_args()
 
     v1.disable_eager_execution()  # graphs and sessions, as in TensorFlow 1
-    # Before TensorFlow looks for GPUs: this tells the task which are its own.
+    # Before TensorFlow looks for GPUs: the resolver selects the task's own.
     resolver = SlurmClusterResolver({"ps": args.ps, "worker": -1})
     spec, task = resolver.cluster_spec(), resolver.cluster.task
-    assert task is not None  # without Slurm the resolver has refused the jobs
+    assert task is not None  # without Slurm the resolver refuses the jobs
     server = v1.train.Server(spec, job_name=task.job, task_index=task.index, protocol="grpc")
     if task.job == "ps":
         sys.exit(resolver.serve(server))  # returns when all workers have ended

@@ -1,8 +1,8 @@
-"""Trains a digit classifier on every task of a Slurm step, all of them in lockstep.
+"""Trains a digit classifier synchronously on every task of a Slurm step.
 
-Each task is a worker with a copy of the model. In every step each takes its share of the batch,
-and the gradients are averaged over all of them, so that the copies stay equal to the last bit.
-Without Slurm the same script trains alone.
+Each task is a worker with a copy of the model. In every step each trains on its share of the batch,
+and the gradients are averaged over all workers: the copies stay equal to the last bit. Without
+Slurm the same script trains alone.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def load_data() -> Any:
     """Returns train images, test images, train labels, test labels; 8x8 pixels from 0 to 1."""
     images, labels = load_digits(return_X_y=True)
     images = images.reshape(-1, 8, 8, 1).astype("float32") / 16
-    # The fixed seed: all tasks must agree which images are for testing.
+    # The fixed seed: all tasks must use the same test images.
     return train_test_split(images, labels, test_size=0.2, random_state=0, stratify=labels)
 
 
@@ -31,10 +31,10 @@ def batches(images: Any, labels: Any, batch_size: int, *, training: bool) -> tf.
     """Returns the batches of all workers together; TensorFlow gives each worker its shard."""
     dataset = tf.data.Dataset.from_tensor_slices((images, labels))
     if training:
-        # Every worker shuffles alike, by the seed: only then do the shards not overlap.
+        # The seed: the shards overlap unless every worker shuffles alike.
         dataset = dataset.shuffle(len(images), seed=1).repeat()
     options = tf.data.Options()
-    # By element: the other policy that TensorFlow may choose is by file, and there are no files.
+    # By element: TensorFlow may choose to shard by file, but there are no files.
     options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.DATA
     return dataset.batch(batch_size).with_options(options)
 
@@ -60,22 +60,22 @@ def build_model() -> Any:
 
 
 def main() -> None:
-    """Trains, and prints what this task ended up with."""
+    """Trains, and prints this task's result."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--epochs", type=int, default=10)
     parser.add_argument("--batch-size", type=int, default=32, help="of each worker (32)")
     args = parser.parse_args()
 
-    # First of all: this tells the task its GPUs, before TensorFlow looks for any.
+    # First: the resolver selects the task's GPUs, before TensorFlow looks for any.
     resolver = SlurmClusterResolver()
-    # Without Slurm the resolver's cluster is empty, and the strategy needs no network.
+    # Without Slurm the cluster is empty, and the strategy needs no network.
     strategy = MultiWorkerMirroredStrategy(cluster_resolver=resolver)
     task = resolver.cluster.task
     rank = task.rank if task else 0
     index = task.index if task else 0
 
     train_images, test_images, train_labels, test_labels = load_data()
-    # A replica is a GPU, or a worker without any. Larger batches, fewer steps to an epoch.
+    # A replica is a GPU, or a worker without one. Larger batches mean fewer steps in an epoch.
     batch_size = args.batch_size * strategy.num_replicas_in_sync
     if batch_size > len(train_images):
         parser.error(f"a batch of {batch_size} images, but there are only {len(train_images)}")
@@ -84,12 +84,12 @@ def main() -> None:
     model.fit(
         batches(train_images, train_labels, batch_size, training=True),
         epochs=args.epochs,
-        # Needed as the batches never end; thus no worker can run out of them before another.
+        # Needed because the batches never end: no worker runs out of them before another.
         steps_per_epoch=len(train_images) // batch_size,
-        shuffle=False,  # the dataset does that
-        verbose=2 if rank == 0 else 0,  # one task is enough to tell
+        shuffle=False,  # the dataset shuffles
+        verbose=2 if rank == 0 else 0,  # one task prints for all
     )
-    # All workers take part in this too, each with its share of the test images.
+    # All workers take part here as well, each with its share of the test images.
     test = batches(test_images, test_labels, batch_size, training=False)
     _, accuracy = model.evaluate(test, verbose=0)
     weights = hashlib.sha256(b"".join(array.tobytes() for array in model.get_weights()))

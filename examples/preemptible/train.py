@@ -1,8 +1,8 @@
-"""Trains as examples/mirrored does, and survives that the job is preempted, as often as it is.
+"""Trains as examples/mirrored does, and survives every preemption of the job.
 
-On a signal to any task, all tasks save the same step and the job is requeued; its next start goes
-on at the very step after it. The weights at the end are those of a run that was left alone.
-Without Slurm the same script trains alone: end it with `kill -USR1`, and start it again.
+On a signal to any task, all tasks save the same step and the job is requeued. The next start
+continues with the next step. The final weights are those of an uninterrupted run. Without Slurm the
+same script trains alone: end it with `kill -USR1`, and start it again.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def batches(batch_size: int) -> tf.data.Dataset:
     images, labels = load_digits(return_X_y=True)
     images = images.reshape(-1, 64).astype("float32") / 16
     dataset = tf.data.Dataset.from_tensor_slices((images, labels))
-    # The seed is what a resumed run needs: it draws the batches once more that it has seen.
+    # The seed: a resumed run must draw the same batches again.
     dataset = dataset.shuffle(len(images), seed=1).repeat().batch(batch_size)
     options = tf.data.Options()
     options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.DATA
@@ -37,7 +37,7 @@ def batches(batch_size: int) -> tf.data.Dataset:
 
 
 def build_model() -> Any:
-    """Returns a small net, ready to train, and always with the same weights to begin with."""
+    """Returns a small net, ready to train, always with the same initial weights."""
     keras.utils.set_random_seed(1)
     model = keras.Sequential(
         [
@@ -55,7 +55,7 @@ def build_model() -> Any:
 
 
 def main() -> None:
-    """Trains, and prints what this task ended up with."""
+    """Trains, and prints this task's result."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--epochs", type=int, default=10)
     parser.add_argument("--steps", type=int, default=20, help="steps of an epoch (20)")
@@ -67,7 +67,7 @@ def main() -> None:
     args = parser.parse_args()
 
     resolver = SlurmClusterResolver()
-    # Early: until this is called, SIGUSR1 just ends the process.
+    # Early: until this call, SIGUSR1 ends the process.
     termination = termination_config(resolver)
     strategy = MultiWorkerMirroredStrategy(cluster_resolver=resolver)
     task = resolver.cluster.task
@@ -75,7 +75,7 @@ def main() -> None:
 
     with strategy.scope():
         model = build_model()
-    # The periodic save is for crashes, which send no signal: they lose at most so many steps.
+    # The periodic save is for crashes, which send no signal: they lose at most this many steps.
     backup = BackupAndResume(args.checkpoints, termination, save_every=50)
     pause = keras.callbacks.LambdaCallback(
         on_train_batch_end=lambda batch, logs: time.sleep(args.pause)

@@ -1,8 +1,8 @@
-"""Trains two or more workers with the `fit` of Keras 3, on pictures that it draws by itself.
+"""Trains two or more workers with the `fit` of Keras 3, on pictures that it draws.
 
-Nothing is downloaded, and nothing but TensorFlow has to be installed. Each picture shows a ring, a
-square or a cross, somewhere in noise, and the net learns to tell which. Without Slurm, and without
-`slurm-resolver run`, the same script trains alone.
+It needs no download, and no package but TensorFlow. Each picture shows a ring, a square or a cross
+in noise, and the net learns which. Without Slurm and `slurm-resolver run`, the same script trains
+alone.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ SHAPES = 3  # a ring, a square, a cross
 
 
 def draw(pictures: int, seed: int) -> Any:
-    """Returns that many pictures and what each shows; the same in every worker, by the seed."""
+    """Returns pictures and their shapes; the seed makes them the same in every worker."""
     random = np.random.default_rng(seed)
     shapes = random.integers(SHAPES, size=pictures)
     radius, y, x = (
@@ -31,7 +31,7 @@ def draw(pictures: int, seed: int) -> Any:
     )
     rows, columns = np.mgrid[:SIZE, :SIZE]
     down, right = np.abs(rows - y), np.abs(columns - x)
-    # how far each pixel is from the middle, as each of the shapes measures it
+    # the distance of each pixel from the centre, as each shape defines it
     ring, square = np.hypot(down, right), np.maximum(down, right)
     cross = np.where(square <= radius, radius + np.minimum(down, right), SIZE)
     distance = np.choose(shapes[:, None, None], [ring, square, cross])
@@ -67,12 +67,12 @@ def checksums(strategy: Any, model: Any) -> Any:
 
 
 def main() -> None:
-    """Trains, and says in a sentence how it went."""
+    """Trains, and prints the result."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--epochs", type=int, default=5)
     args = parser.parse_args()
 
-    # First of all: this tells the task its GPUs, before TensorFlow looks for any.
+    # First: the resolver selects the task's GPUs, before TensorFlow looks for any.
     resolver = SlurmClusterResolver()
     strategy = MultiWorkerMirroredStrategy(cluster_resolver=resolver)
 
@@ -81,9 +81,9 @@ def main() -> None:
     keras.utils.set_random_seed(1)  # every run starts from the same weights
     with strategy.scope():
         model = build_model()
-    # The batches of all workers together: each takes its share of every batch.
+    # The global batch size: each worker trains on its share of every batch.
     batch_size = 32 * strategy.num_replicas_in_sync
-    # One worker is enough to tell how it goes.
+    # One worker prints for all.
     model.fit(*draw(3200, 1), batch_size, args.epochs, verbose=2 if first else 0)
     _, accuracy = model.evaluate(*draw(800, 2), batch_size, verbose=0)
 

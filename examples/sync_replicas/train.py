@@ -2,7 +2,7 @@
 
 Between-graph replication: every worker builds the same graph, its variables are on the parameter
 server, and SyncReplicasOptimizer averages the gradients of all workers for each step. The images
-are scikit-learn's digits, blown up to 32x32x3; `--data` takes CIFAR-10 as Keras downloads it.
+are scikit-learn's digits, enlarged to 32x32x3; `--data` reads CIFAR-10 as Keras downloads it.
 """
 
 from __future__ import annotations
@@ -76,9 +76,9 @@ def build_net(images: Any, labels: Any, dropout: Any) -> Tuple[Any, Any]:
 
 
 class Ending(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
-    """Ends the chief's thread that takes the averages, and would wait for ever for the next one.
+    """Ends the chief's averaging thread, which would wait without end for the next gradients.
 
-    By itself the session waits two minutes for that thread, and then leaves a traceback of it.
+    Otherwise the session waits two minutes for that thread, and then prints its traceback.
     """
 
     def after_create_session(self, session: Any, coord: Any) -> None:
@@ -86,7 +86,7 @@ class Ending(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
         self.coordinator = coord
 
     def end(self, session: Any) -> None:
-        """Cancels what the thread waits for, once it knows that this is the end."""
+        """Cancels the operation that the thread waits for, at the end of the session."""
         self.coordinator.request_stop()
         session.close()
 
@@ -97,7 +97,9 @@ def train(server: Any, workers: int, index: Any, args: Any) -> None:
     train_images, test_images, train_labels, test_labels = load_data(args.data)
     size, steps = args.batch_size, args.iterations // workers
     own = f"/job:worker/task:{index}"
-    v1.set_random_seed(index)  # the chief initialises the variables; each worker drops its own
+    v1.set_random_seed(
+        index
+    )  # the chief initialises the variables; each worker initialises its local ones
     with v1.device(own):
         images = v1.placeholder(tf.float32, [None, 32, 32, 3])
         labels = v1.placeholder(tf.int64, [None])
@@ -110,13 +112,13 @@ def train(server: Any, workers: int, index: Any, args: Any) -> None:
         )
         step = optimizer.minimize(cross_entropy, global_step)
 
-    # A worker waits for a token after each gradient. With the default, one token for each worker
-    # to begin with, fast workers stay ahead of the others, and are counted in their place.
+    # A worker waits for a token after each gradient. By default, with one token for each worker
+    # at the start, fast workers run ahead, and their gradients replace those of the others.
     sync = optimizer.make_session_run_hook(chief, num_tokens=0)
-    # Otherwise a session waits for all tasks, also for those that are done and gone.
+    # Without it a session also waits for workers that have ended, and the program hangs.
     config = v1.ConfigProto(device_filters=["/job:ps", own])
     if not chief:
-        # MonitoredTrainingSession would look only every 30 s whether the chief has initialised.
+        # MonitoredTrainingSession would check only every 30 s whether the chief has initialised.
         with v1.Session(server.target, config=config) as session:
             while session.run(optimizer.ready_for_local_init_op).size:
                 time.sleep(0.1)
@@ -138,7 +140,7 @@ def train(server: Any, workers: int, index: Any, args: Any) -> None:
                 print(f"step {taken}: accuracy {right:.3f}, cross-entropy {loss:.4f}", flush=True)
         seconds = time.perf_counter() - started
 
-    # The variables live on, in the parameter server; a plain session finds them there.
+    # The parameter server keeps the variables; a plain session finds them there.
     with v1.Session(server.target, config=config) as session:
         total, arrays = session.run([global_step, v1.trainable_variables()])
         weights = hashlib.sha256(b"".join(array.tobytes() for array in arrays)).hexdigest()[:12]
@@ -154,7 +156,7 @@ def train(server: Any, workers: int, index: Any, args: Any) -> None:
 
 
 def main() -> None:
-    """Plays this task's part."""
+    """Trains or serves, depending on the task's job."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--data", help="cifar-10-batches-py, or its tar.gz (digits)")
     parser.add_argument("--iterations", type=int, default=300, help="of all workers together (300)")

@@ -1,7 +1,7 @@
-"""Trains a digit classifier on several workers, which it finds in TF_CONFIG.
+"""Trains a digit classifier on the workers in TF_CONFIG.
 
-Written as TensorFlow's guide "Multi-worker training with Keras" has it: the variable is all that
-this program knows of its cluster, and it does not matter who has set it.
+It follows TensorFlow's guide "Multi-worker training with Keras": the program knows its cluster only
+from this variable, and any launcher may set it.
 """
 
 from __future__ import annotations
@@ -61,14 +61,14 @@ def build_model(shape: Tuple[int, ...]) -> Any:
 
 
 def is_chief(cluster: Any, task: Any) -> bool:
-    """Whether this worker is the one whose files count."""
+    """Returns whether this worker writes the files that are kept."""
     if task["type"] == "chief":
         return True
     return bool(task["type"] == "worker" and task["index"] == 0 and "chief" not in cluster)
 
 
 def own_path(path: str, chief: bool, index: int) -> str:
-    """Returns the path itself for the chief, for another worker one that is thrown away."""
+    """Returns the path for the chief, and a temporary one for another worker."""
     if chief:
         return path
     folder, name = os.path.split(path)
@@ -76,7 +76,7 @@ def own_path(path: str, chief: bool, index: int) -> str:
 
 
 def save(model: Any, output: str, chief: bool, index: int) -> None:
-    """Saves the model and a checkpoint; all workers have to write, and only the chief's remain."""
+    """Saves the model and a checkpoint; all workers must write, and only the chief's files stay."""
     model_path = own_path(os.path.join(output, "model"), chief, index)
     model.save(model_path)
     checkpoint_path = own_path(os.path.join(output, "checkpoints"), chief, index)
@@ -87,7 +87,7 @@ def save(model: Any, output: str, chief: bool, index: int) -> None:
 
 
 def main() -> None:
-    """Trains, and prints what this worker ended up with."""
+    """Trains, and prints this worker's result."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--data", metavar="PATH", help="mnist.npz; default: scikit-learn's digits")
     parser.add_argument("--epochs", type=int, default=8)

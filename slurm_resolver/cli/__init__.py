@@ -1,8 +1,8 @@
-"""The command `slurm-resolver`: one module for each subcommand, and none imports TensorFlow.
+"""The command `slurm-resolver`: one module for each subcommand; none imports TensorFlow.
 
-Only the module of the subcommand that is asked for is imported, as a command that every task runs
-has to start quickly. Each module has `DESCRIPTION`, `EPILOG`, `add_arguments(parser)` and
-`main(args)`, which returns the exit status.
+Only the module of the given subcommand is imported: every task may run it, so it must start
+quickly. Each module has `DESCRIPTION`, `EPILOG`, `add_arguments(parser)` and `main(args)`, which
+returns the exit status.
 """
 
 from __future__ import annotations
@@ -12,36 +12,43 @@ import importlib
 import io
 import os
 import sys
-from typing import Collection, Optional, Sequence
+from typing import Collection, NoReturn, Optional, Sequence
 
 from slurm_resolver.errors import SlurmResolverError
 from slurm_resolver.version import __version__
 
 COMMANDS = {
     "run": "start N tasks on this machine, as srun would in a step of one node",
-    "exec": "run an unchanged program that reads TF_CONFIG, or takes hosts as arguments",
+    "exec": "run an unmodified program that reads TF_CONFIG or takes hosts as arguments",
     "show": "show the cluster of this Slurm step, or of a step described by options",
-    "check": "find out whether TensorFlow could start on this step, before it hangs",
+    "check": "check whether TensorFlow can start on this step, before it hangs",
     "sbatch": "print a batch file for a training on several nodes",
-    "supervise": "run a step in a batch file, and start it again when a task or a node fails",
+    "supervise": "run a step in a batch file, and restart it when a task or a node fails",
     "requeue": "requeue the job of a batch file if its training asks for it",
-    "status": "show what each worker of a training does: epoch, step, what it waits for",
+    "status": "show the epoch, step, phase and speed of each worker of a training",
     "explain": "explain the errors in the log of a run",
     "hosts": "expand, fold or count a host list such as n[9-11]",
-    "env": "print what belongs in a bug report, without secrets",
-    "completion": "print the script that completes this command's words in your shell",
+    "env": "print what a bug report needs, without secrets",
+    "completion": "print the completion script for your shell",
 }
 
 _EPILOG = """\
-exit status: 0 when all went well, 1 for a finding, 2 when usage or environment are wrong; exec, run
-and supervise return the program's own. COMMAND --help has more, with examples."""
+exit status: 0 for success, 1 for a finding, 2 if usage or environment are wrong; exec, run and
+supervise return the program's own. COMMAND --help has details and examples."""
+
+
+class _Parser(argparse.ArgumentParser):
+    """A parser whose errors are one line."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"{self.prog}: {message} (see {self.prog} --help)\n")
 
 
 def build_parser(complete: Collection[str] = COMMANDS) -> argparse.ArgumentParser:
-    """Returns the parser; only the subcommands in `complete` know their arguments."""
-    parser = argparse.ArgumentParser(
+    """Returns the parser; only the subcommands in `complete` have their arguments."""
+    parser = _Parser(
         prog="slurm-resolver",
-        description="TensorFlow on Slurm: clusters, launching, and finding faults.",
+        description="TensorFlow on Slurm: clusters, launching and diagnosis.",
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -70,15 +77,19 @@ def build_parser(complete: Collection[str] = COMMANDS) -> argparse.ArgumentParse
 def main(argv: Optional[Sequence[str]] = None) -> int:
     """Runs the command line, and returns the exit status."""
     words = sys.argv[1:] if argv is None else list(argv)
-    for stream in (sys.stdout, sys.stderr):  # a terminal that knows ASCII only must not stop it
+    for stream in (sys.stdout, sys.stderr):  # a terminal may only know ASCII
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
     if not words:
         build_parser(()).print_help()
-        return 2  # nothing was done, which a script should notice
-    # The parser's own options end the program, so that the subcommand is the first other word.
+        return 2  # a script should notice that nothing was done
+    # The parser's own options end the program, so the subcommand is the first other word.
     command = [word for word in words if not word.startswith("-")][:1]
-    args = build_parser(command).parse_args(words)
+    parser = build_parser(command)
+    args, unknown = parser.parse_known_args(words)
+    if unknown:
+        parser.prog += f" {args.command}"
+        parser.error(f"unrecognized arguments: {' '.join(unknown)}")
     try:
         status = int(args.function(args))
         sys.stdout.flush()
@@ -87,6 +98,6 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
         print(f"slurm-resolver {args.command}: {error}", file=sys.stderr)
         return 2
     except BrokenPipeError:  # `slurm-resolver show | head`
-        # else Python would write the rest of the buffer when it ends, and fail again
+        # Python would write the rest of the buffer at its end, and fail again.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0

@@ -10,26 +10,24 @@ import time
 from collections import Counter
 from typing import NoReturn
 
-from slurm_resolver.cli.options import add_cluster_options, cluster_options
+from slurm_resolver.cli.options import add_cluster_options, cluster_options, seconds
 from slurm_resolver.cluster.jobs import job_counts, refuse_misspelt_jobs
 from slurm_resolver.cluster.resolve import resolve_step
 from slurm_resolver.errors import JobsError, SlurmResolverError, find_rendezvous_error
 from slurm_resolver.slurm.step import SlurmStep
 
 DESCRIPTION = """\
-Checks, before TensorFlow starts, what would keep it from starting: whether all tasks of the step
-are there and agree, every name resolves, every port is free and can be reached, no GPU is shared,
-and the versions are the same. One task prints a line for each check that is not ok, and a summary.
-Without srun it looks at what can be seen on this machine, says that no step was checked, and has an
-exit status of its own."""
+Checks, before TensorFlow starts, whether it can start: all tasks of the step are present and agree,
+names resolve, ports are free and can be reached, no GPU is shared, and versions are equal. One task
+prints a line for each check that is not ok, and a summary. Without srun it checks this machine
+only, says that no step was checked, and has an exit status of its own."""
 
 EPILOG = """\
 checks: presence, agreement, layout, names, ports, reach, secret, tensorflow, keras, proxies, cpus,
 gpus, and in a job requeue and signal; outside a step names, tensorflow, keras, proxies, gpus, step.
 
-exit status: 0 when no check failed (warnings do not count), 1 when one did, 2 when usage or
-environment are wrong; the same in every task. Without srun it is 3 instead of 0: what can be seen
-here is well, but no step was checked.
+exit status, the same in every task: 0 if no check failed (warnings do not count), 1 if one failed,
+2 if usage or environment are wrong. Without srun 3 instead of 0: no step was checked.
 
 examples:
   srun slurm-resolver check --jobs ps=1,worker=-1
@@ -43,36 +41,31 @@ NOTHING_CHECKED = 3
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds this subcommand's arguments."""
     add_cluster_options(parser)
-    parser.add_argument(
-        "--timeout",
-        type=float,
-        default=60.0,
-        metavar="SECONDS",
-        help="wait so long in all until every task is there (60)",
-    )
+    help_ = "wait at most this long, in total, for all tasks (60)"
+    parser.add_argument("--timeout", type=seconds, default=60.0, metavar="SECONDS", help=help_)
     parser.add_argument("--verbose", action="store_true", help="print every check")
-    parser.add_argument(
-        "--collective",
-        action="store_true",
-        help="if no check fails, let TensorFlow in every task make the strategy, and measure a "
-        "small step and an all-reduce of 64 MB: a table by rank, or with --json a line of JSON",
+    help_ = (
+        "if no check fails, create the strategy in every task, and measure a small step and an "
+        "all-reduce of 64 MB: a table by rank, or a line of JSON with --json"
     )
+    parser.add_argument("--collective", action="store_true", help=help_)
     parser.add_argument("--json", action="store_true", help="print JSON")
 
 
 def main(args: argparse.Namespace) -> int:
     """Runs the checks, prints them in one task, and returns 0, 1 or 3."""
-    # imported here, as --help does not need them: they take longer than all the rest
+    # Imported here: --help does not need them, and they take long.
     from slurm_resolver.preflight.result import FAILED, Result
     from slurm_resolver.preflight.step_checks import check_here, check_step
 
     until = time.monotonic() + args.timeout
     step = SlurmStep.read()
-    refuse_misspelt_jobs(args.jobs or {})
-    if args.collective and "ps" in (args.jobs or {}):
+    jobs = args.jobs or {}
+    refuse_misspelt_jobs(jobs)
+    if args.collective and "ps" in jobs:
         raise JobsError(
-            "--collective with ps in --jobs; it measures MultiWorkerMirroredStrategy, which does "
-            "not start in a cluster with parameter servers: leave ps out"
+            "--collective with ps in --jobs: it measures MultiWorkerMirroredStrategy, which does "
+            "not start in a cluster with parameter servers. Remove ps."
         )
     printing = True
     cluster = None
@@ -85,7 +78,7 @@ def main(args: argparse.Namespace) -> int:
             results = check_step(cluster, until - time.monotonic())
         else:
             good = NOTHING_CHECKED
-            job_counts(args.jobs, sum(abs(count) for count in (args.jobs or {}).values()))
+            job_counts(args.jobs, sum(map(abs, jobs.values())))
             results = check_here()
     except SlurmResolverError as error:
         cause = find_rendezvous_error(error)
@@ -102,15 +95,15 @@ def main(args: argparse.Namespace) -> int:
             if args.verbose or result.is_bad:
                 print(f"{result.id:10}  {result.status:7}  {result.detail}")
         counts = Counter(result.status for result in results)
-        told = ", ".join(f"{number} {how}" for how, number in counts.items())
-        print(f"check: {told}" + ("" if args.verbose else " (--verbose prints all)"))
+        summary = ", ".join(f"{number} {status}" for status, number in counts.items())
+        print(f"check: {summary}" + ("" if args.verbose else " (--verbose prints all)"))
     if args.collective and status == 0:
         _become_collective_check(args)
     return status
 
 
 def _become_collective_check(args: argparse.Namespace) -> NoReturn:
-    """Replaces this process: no command imports TensorFlow, and this one has left the step."""
+    """Replaces this process by one that imports TensorFlow, which no command does."""
     from slurm_resolver.coordination.client import leave_all
 
     leave_all()

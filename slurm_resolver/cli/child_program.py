@@ -1,14 +1,14 @@
 """A program that `slurm-resolver exec` runs as its child, and for which it takes part in the job.
 
-| event | what follows |
+| event | consequence |
 |---|---|
-| the program ends | this process ends alike, and says how |
-| `restarts` is above 0, and the program is killed, crashes or fails | it is started again |
+| the program ends | this process ends with the same status, and reports it |
+| the program of a worker is killed, crashes or fails, and `restarts` is above 0 | a restart |
 | the job is over, status 0, and the task only serves | the program is ended, status 0 |
 | the job is over, status 1 | the program is ended, status 1 |
-| a signal asks the task to end | the program gets it, and is not started again |
+| a signal asks the task to end | the program receives it, and is not restarted |
 
-A program that is to be ended has some seconds to do so by itself. Then it gets SIGTERM, and later
+A program that must end has some seconds to end by itself. Then it receives SIGTERM, and later
 SIGKILL.
 """
 
@@ -29,9 +29,9 @@ from slurm_resolver.local.child_process import end_with_this
 from slurm_resolver.log import print_line
 from slurm_resolver.slurm.step import SlurmStep
 
-_FIRST_PAUSE, _LONGEST_PAUSE = 1.0, 30.0  # seconds before a restart; twice the last one each time
-_END_SECONDS = {0: 3.0, 1: 7.0}  # by the job's status: for the program to end by itself
-_TERM_SECONDS = 10.0  # from SIGTERM to SIGKILL; TensorFlow's servers need none of it
+_FIRST_PAUSE, _LONGEST_PAUSE = 1.0, 30.0  # seconds before a restart; each is twice the last
+_END_SECONDS = {0: 3.0, 1: 7.0}  # by the job's status: time for the program to end by itself
+_TERM_SECONDS = 10.0  # from SIGTERM to SIGKILL
 _ENDS_TASK = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 _FORWARDED = (*_ENDS_TASK, signal.SIGUSR1, signal.SIGUSR2)
 
@@ -47,50 +47,41 @@ class ChildProgram:
         servers: Collection[str],
         restarts: int,
     ) -> None:
-        """Prepares it.
-
-        Args:
-            command: the program and its arguments.
-            environ: its variables.
-            cluster: the step's.
-            servers: the jobs whose programs only serve.
-            restarts: how often at most it is started again.
-        """
+        """Joins the job; `servers` are the jobs whose programs only serve."""
         assert cluster.task is not None
         assert cluster.service is not None
         self._command, self._environ = command, environ
         self._name = cluster.name_of(cluster.task.rank)
         self._identity = cluster.service.identity
         self._only_serves = cluster.task.job in servers
-        self._restarts = restarts
-        self._stops = threading.Event()  # once it is not started again
+        self._restarts = restarts if cluster.task.job == "worker" else 0
+        self._stops = threading.Event()  # set once the program must not be restarted
         self._has_ended = threading.Event()
-        self._result: Optional[JobResult] = None  # for which it was ended
-        self._unsent: List[int] = []  # signals that came while the program was being started
+        self._result: Optional[JobResult] = None  # why the program was ended
+        self._unsent: List[int] = []  # signals that arrived while the program was being started
         self._popen: Optional[subprocess.Popen[bytes]] = None
         tasks = [(task.job, task.index, task.address) for task in cluster.tasks]
         announced = announcement(tasks, cluster.task.rank)
         assert announced is not None
-        announced["serves"] = announced["serves"] or self._only_serves
+        announced.update(serves=announced["serves"] or self._only_serves, seconds=START_SECONDS)
         client = connect(cluster.service)
         client.name_of = cluster.name_of
-        self._member = Member(client, {**announced, "seconds": START_SECONDS}, self._end_in_job)
+        self._member = Member(client, announced, self._end_in_job)
 
     def run(self) -> NoReturn:
-        """Runs the program until it or the job has ended, and ends this process alike.
+        """Runs the program until it or the job has ended, and ends this process with its status.
 
         Raises:
-            OSError: where the program cannot be started.
+            OSError: if the program cannot be started.
         """
         for number in _FORWARDED:
             signal.signal(number, self._forward)
         threading.Thread(target=self._await_service, daemon=True).start()
         status = self._run_and_restart()
         self._has_ended.set()
-        if self._result is not None:
-            status = self._result.status
+        status = status if self._result is None else self._result.status
         self._member.client.leave(_describe(status) if status else "")
-        end_alike(status)
+        end_process(status)
 
     def _run_and_restart(self) -> int:
         for restarts in range(self._restarts + 1):
@@ -99,21 +90,21 @@ class ChildProgram:
                 break
             lost = f"{self._name} ended with {_describe(status)}"
             if restarts == self._restarts:
-                print_line(f"{lost}; not started again: --restart-workers is {self._restarts}")
+                print_line(f"{lost}; not restarted: --restart-workers is {self._restarts}")
                 break
             pause = min(_FIRST_PAUSE * 2**restarts, _LONGEST_PAUSE)
-            most = f"restart {restarts + 1} of at most {self._restarts}"
-            print_line(f"{lost}; {most} in {pause:g} s")
+            number = f"restart {restarts + 1} of at most {self._restarts}"
+            print_line(f"{lost}; {number} in {pause:g} s")
             if self._stops.wait(pause):
                 break
         return status
 
     def _run_once(self, restarts: int) -> int:
-        self._popen = None  # until it is known, signals are kept for it
+        self._popen = None  # signals are kept until the program has started
         if restarts:
             self._environ[SlurmStep.task_restart.name] = f"{self._identity} {restarts}"
         command = end_with_this(self._command, self._environ)
-        # What this process has inherited, as a pipe of Slurm's, is the program's.
+        # The program inherits this process's open files, such as pipes of Slurm.
         self._popen = subprocess.Popen(command, env=self._environ, close_fds=False)
         while self._unsent:
             self._popen.send_signal(self._unsent.pop(0))
@@ -135,7 +126,7 @@ class ChildProgram:
             self._member.end(1, f"{why}: {client.problem}")
 
     def _end_in_job(self, result: JobResult) -> None:
-        """Ends the program, as the job is over."""
+        """Ends the program because the job is over."""
         self._stops.set()
         program = self._popen
         if result.status == 0 and not self._only_serves:
@@ -150,10 +141,10 @@ class ChildProgram:
             program.kill()
 
 
-def end_alike(status: int) -> NoReturn:
-    """Ends this process with an exit status, or by the signal of that number below 0."""
+def end_process(status: int) -> NoReturn:
+    """Ends this process with an exit status; -N stands for signal N."""
     if status < 0:
-        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # the program has left its own
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # the program has written its own
         with contextlib.suppress(OSError):  # SIGKILL has no handler
             signal.signal(-status, signal.SIG_DFL)
         os.kill(os.getpid(), -status)

@@ -1,4 +1,4 @@
-"""`slurm-resolver completion`: what a shell needs to complete this command's words."""
+"""`slurm-resolver completion`: prints a completion script for a shell."""
 
 from __future__ import annotations
 
@@ -10,8 +10,7 @@ DESCRIPTION = """\
 Prints a script for SHELL that completes subcommands, options and their values."""
 
 EPILOG = """\
-exit status: 0, and 2 for an unknown shell or without shtab, which writes the script
-(pip install 'shtab>=1.10').
+exit status: 0; 2 for an unknown shell, or without shtab (pip install 'shtab>=1.10').
 
 examples:
   eval "$(slurm-resolver completion bash)"       # in ~/.bashrc
@@ -30,7 +29,7 @@ def main(args: argparse.Namespace) -> int:
         import shtab
     except ImportError:
         raise LaunchError(
-            "shtab, which writes the script, is not installed: pip install 'shtab>=1.10'"
+            "shtab writes the script, and is not installed: pip install 'shtab>=1.10'"
         ) from None
     from slurm_resolver.cli import COMMANDS, build_parser
 
@@ -39,6 +38,6 @@ def main(args: argparse.Namespace) -> int:
     for command in parser._subparsers._group_actions[0].choices.values():  # type: ignore[union-attr]
         for action in command._actions:
             if action.dest in ("logs", "command_line", "output"):
-                action.complete = shtab.FILE  # which is what shtab reads
+                action.complete = shtab.FILE
     print(shtab.complete(parser, args.shell))
     return 0

@@ -1,4 +1,4 @@
-"""`slurm-resolver env`: what belongs in a bug report, and no secrets."""
+"""`slurm-resolver env`: prints what a bug report needs, without secrets."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ import json
 import os
 
 DESCRIPTION = """\
-Prints what belongs in a bug report: versions, the machine, the variables that decide the cluster,
-and the cluster that the resolver makes of them. Values of other variables, credentials, the user's
-name and home are left out. Under srun every task prints its own report."""
+Prints what a bug report needs: versions, the machine, the variables that determine the cluster, and
+the cluster. It omits values of other variables, credentials, and the user's name and home. Under
+srun every task prints its own report."""
 
 EPILOG = """\
-exit status: 0, even if the cluster cannot be resolved: the report then says why.
+exit status: 0, even if the cluster cannot be resolved; the report says why.
 
 examples:
   slurm-resolver env

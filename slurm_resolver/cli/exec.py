@@ -1,4 +1,4 @@
-"""`slurm-resolver exec`: starts a program that gets its cluster from TF_CONFIG or arguments."""
+"""`slurm-resolver exec`: starts a program that reads its cluster from TF_CONFIG or arguments."""
 
 from __future__ import annotations
 
@@ -11,27 +11,33 @@ import time
 from typing import Collection, Dict, List, NoReturn, Optional, Sequence, Tuple
 
 from slurm_resolver import startup
-from slurm_resolver.cli.options import add_cluster_options, cluster_options
+from slurm_resolver.cli.options import (
+    add_cluster_options,
+    add_command,
+    check_range,
+    cluster_options,
+    command_of,
+    seconds,
+)
 from slurm_resolver.cluster.cluster import Cluster
 from slurm_resolver.cluster.contracts import CONTRACTS, Contract, placeholders
+from slurm_resolver.cluster.gpus import apply_gpus
 from slurm_resolver.cluster.resolve import resolve_step
-from slurm_resolver.cluster.task_gpus import apply_gpus
 from slurm_resolver.coordination import client
 from slurm_resolver.errors import LaunchError, SlurmResolverError, find_rendezvous_error
 from slurm_resolver.slurm.step import SlurmStep
 
 DESCRIPTION = """\
-Starts COMMAND with TF_CONFIG set to this task's part of the cluster, or with the variables that
-another framework reads (--env), and with the task's GPUs. In its arguments, and in --set, {job},
-{index}, {rank}, {local_rank}, {num_tasks}, {node}, {address} (or {host} and {port}), {main_address}
-(or {main_host}, {main_port}: rank 0's), {hosts} (all, by rank), {ps_hosts}, {worker_hosts},
-{chief_host} and {data_service} (grpc://host:port) are filled in; {{rank}} is {rank} itself. COMMAND
-replaces this process: it keeps the process id and gets the signals, and its exit status is the
-task's. In a step with a ps or dispatcher it is a child process that gets the signals, and is ended
-with its job: see --servers."""
+Starts COMMAND with TF_CONFIG, or with the variables of another framework (--env), and with the
+task's GPUs. These placeholders are filled in, in its arguments and in --set: {job}, {index},
+{rank}, {local_rank}, {num_tasks}, {node}, {address} (or {host} and {port}), {main_address} (or
+{main_host} and {main_port}; rank 0's), {hosts} (all, by rank), {ps_hosts}, {worker_hosts},
+{chief_host} and {data_service} (grpc://host:port). {{rank}} becomes {rank}. COMMAND replaces this
+process: process id, signals and exit status are its own. In a step with a ps or dispatcher, COMMAND
+is a child process that receives the signals, and it is ended with its job: see --servers."""
 
 EPILOG = """\
-exit status: COMMAND's; 1 when the tasks do not meet or are not ready in time, 2 when usage or
+exit status: COMMAND's; 1 if the tasks do not meet or are not ready in time, 2 if usage or
 environment are wrong.
 
 examples:
@@ -44,93 +50,55 @@ examples:
   srun slurm-resolver exec --replace-strategy -- python tutorial.py
   srun slurm-resolver exec --replace-resolver -- python train.py
 
-TF_CONFIG has the address of every task, and Linux passes at most 128 KiB in one variable or
+TF_CONFIG contains the address of every task, and Linux passes at most 128 KiB in one variable or
 argument: enough for some thousands of tasks. SlurmClusterResolver has no such limit."""
 
 _SERVERS = ("ps", "dispatcher", "data_worker")  # whose programs only serve
 _MAY_SERVE = (*_SERVERS, "worker")
 _PLACEHOLDER = re.compile(r"\{\{[a-z_]+\}\}|\{[a-z_]+\}")
-_TOGETHER_SECONDS = 5.0  # by how much tasks that have just met may come apart
+_TOGETHER_SECONDS = 5.0  # tasks that have just met may differ by this much
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds this subcommand's arguments."""
     add_cluster_options(parser)
     add = parser.add_argument
-    add(
-        "--wait",
-        type=_seconds,
-        metavar="SECONDS",
-        help="wait until all tasks are there and agree; after that time, say which are missing",
+    help_ = "wait until all tasks have started and agree; after SECONDS, name the missing ones"
+    add("--wait", type=seconds, metavar="SECONDS", help=help_)
+    names = ", ".join(CONTRACTS)
+    help_ = f"set the variables of this framework instead of TF_CONFIG: {names}; can be repeated"
+    add("--env", action="append", choices=tuple(CONTRACTS), metavar="NAME", help=help_)
+    help_ = "also set this variable, with placeholders filled in; can be repeated"
+    add("--set", action="append", default=[], type=_setting, metavar="NAME=VALUE", help=help_)
+    for name, what in _REPLACED.items():
+        help_ = f"replace tf.distribute.{what}"
+        option = f"--replace-{name}"
+        add(option, dest="replace", action="append_const", const=name, help=help_)
+    help_ = "restart a lost worker beside a chief and ps, at most N times (0)"
+    add("--restart-workers", type=int, default=0, metavar="N", help=help_)
+    help_ = (
+        f"the jobs whose programs only serve, of {', '.join(_MAY_SERVE)}. They are ended when all "
+        "other programs have ended; all programs are ended when a ps, dispatcher, data_worker or "
+        f"the leader is lost. Default: {','.join(_SERVERS)}. Under TensorFlow's "
+        "ParameterServerStrategy: ps,worker. none: end no program"
     )
-    add(
-        "--env",
-        action="append",
-        choices=tuple(CONTRACTS),
-        metavar="NAME",
-        help="set the variables that programs of this framework read, in place of TF_CONFIG: "
-        f"{', '.join(CONTRACTS)}; may be given several times",
-    )
-    add(
-        "--set",
-        action="append",
-        default=[],
-        type=_setting,
-        metavar="NAME=VALUE",
-        help="set this variable as well, with placeholders filled in; may be given several times",
-    )
-    add(
-        "--replace-strategy",
-        dest="replace",
-        action="append_const",
-        const="strategy",
-        help="make the program's tf.distribute.MultiWorkerMirroredStrategy this package's, under "
-        "which Keras 3 can fit",
-    )
-    add(
-        "--replace-resolver",
-        dest="replace",
-        action="append_const",
-        const="resolver",
-        help="make the program's tf.distribute.cluster_resolver.SlurmClusterResolver this "
-        "package's, under which the cluster is right",
-    )
-    add(
-        "--restart-workers",
-        type=int,
-        default=0,
-        metavar="N",
-        help="start a worker beside a chief and ps again when it is lost, N times at most (0)",
-    )
-    add(
-        "--servers",
-        type=_servers,
-        metavar="JOB,…",
-        help=f"the jobs whose programs only serve, of {', '.join(_MAY_SERVE)}; exec ends them when "
-        "all others have ended, and all when a ps, dispatcher, data_worker or the leader is lost; "
-        f"default: {','.join(_SERVERS)}; under TensorFlow's ParameterServerStrategy ps,worker; "
-        "none ends nothing",
-    )
-    add("command_line", nargs=argparse.REMAINDER, metavar="-- COMMAND [ARGUMENT …]")
+    add("--servers", type=_servers, metavar="JOB,…", help=help_)
+    add_command(parser)
+
+
+_REPLACED = {
+    "strategy": "MultiWorkerMirroredStrategy of the program by this package's, for Keras 3's fit",
+    "resolver": "cluster_resolver.SlurmClusterResolver of the program by this package's",
+}
 
 
 def _servers(text: str) -> Tuple[str, ...]:
     jobs = () if text == "none" else tuple(text.split(","))
     unknown = [job for job in jobs if job not in _MAY_SERVE]
     if unknown:
-        expected = f"expected some of {', '.join(_MAY_SERVE)}, with commas; or none"
+        expected = f"expected some of {', '.join(_MAY_SERVE)}, separated by commas; or none"
         raise argparse.ArgumentTypeError(f"{', '.join(unknown)!r}: {expected}")
     return jobs
-
-
-def _seconds(text: str) -> float:
-    try:
-        seconds = float(text)
-    except ValueError:
-        seconds = -1.0
-    if not 0 < seconds < float("inf"):
-        raise argparse.ArgumentTypeError(f"{text!r}: expected a number of seconds above 0")
-    return seconds
 
 
 def _setting(text: str) -> Tuple[str, str]:
@@ -141,13 +109,12 @@ def _setting(text: str) -> Tuple[str, str]:
 
 
 def main(args: argparse.Namespace) -> int:
-    """Replaces this process by the program, or runs it; returns 1 where the tasks do not meet."""
-    command = args.command_line[1:] if args.command_line[:1] == ["--"] else args.command_line
+    """Replaces this process by the program, or runs it; returns 1 if the tasks do not meet."""
+    command = command_of(args)
     if not command:
         raise LaunchError("no command: srun slurm-resolver exec -- python train.py")
-    if args.restart_workers < 0:
-        raise LaunchError(f"--restart-workers {args.restart_workers}: expected 0 or more")
-    # What connects to the other tasks here is the launcher of the program, which may connect too.
+    check_range("--restart-workers", args.restart_workers, 0)
+    # The program may connect to the other tasks as well.
     client.default_role = "launcher"
     try:
         cluster = _resolve(args, command[0])
@@ -162,11 +129,13 @@ def main(args: argparse.Namespace) -> int:
     if args.replace:
         environ.update(startup.variables(args.replace, os.environ))
     command = fill_in(command, cluster)
-    _check_restarts(cluster, args)
     sys.stdout.flush()
     try:
-        if _is_in_job(cluster, args.servers):
-            _run_in_job(command, environ, cluster, args)
+        if _is_in_job(cluster, args):
+            from slurm_resolver.cli.child_program import ChildProgram
+
+            servers = _SERVERS if args.servers is None else args.servers
+            ChildProgram(command, environ, cluster, servers, args.restart_workers).run()
         _replace_process(command, environ)
     except OSError as error:
         client.leave_all(f"its program cannot be started: {error.strerror}")
@@ -174,7 +143,7 @@ def main(args: argparse.Namespace) -> int:
 
 
 def _resolve(args: argparse.Namespace, program: str) -> Cluster:
-    """Returns the cluster, with --wait once all tasks are ready."""
+    """Returns the cluster; with --wait, once all tasks are ready."""
     options = cluster_options(args)
     if args.wait is None:
         return resolve_step(SlurmStep.read(), options)
@@ -185,22 +154,17 @@ def _resolve(args: argparse.Namespace, program: str) -> Cluster:
 
         from slurm_resolver.preflight.ready import wait_until_ready
 
-        # Found out now, as the other tasks would start and wait for this one in vain.
+        # Checked now: the other tasks would start and wait for this one in vain.
         if shutil.which(program) is None:
             raise _not_startable(program, OSError(errno.ENOENT, os.strerror(errno.ENOENT)))
-        # Tasks that have told each other where they run are there already.
+        # Tasks that have told each other where they run have already met.
         least = _TOGETHER_SECONDS if cluster.layout_source == "rendezvous" else 0.0
         wait_until_ready(cluster, max(options.meeting_seconds, least))
     return cluster
 
 
 def _framework_variables(cluster: Cluster, contracts: Sequence[Contract]) -> Dict[str, str]:
-    """Returns what the frameworks' programs read, and the variables that show the task its GPUs.
-
-    Args:
-        cluster: the step's.
-        contracts: the frameworks, see `slurm_resolver.cluster.contracts`.
-    """
+    """Returns the variables of the frameworks, and those that select the task's GPUs."""
     variables: Dict[str, str] = {}
     for contract in contracts:
         variables.update(cluster.variables(contract))
@@ -209,14 +173,13 @@ def _framework_variables(cluster: Cluster, contracts: Sequence[Contract]) -> Dic
         return variables
     if "torch" in contracts:
         if gpus.same_for_all:
-            return variables  # its programs take the GPU with the number LOCAL_RANK of all
+            return variables  # a program of PyTorch uses the GPU with the number LOCAL_RANK
         shown = gpus.visible_before or ()
         if shown and own.local_rank >= len(shown):
             print(
                 f"slurm-resolver exec: LOCAL_RANK is {own.local_rank}, but Slurm shows this task "
-                f"{len(shown)} of the node's GPUs: a program that takes the GPU of that number "
-                "fails. Ask for the GPUs by --gpus-per-node instead of --gpus-per-task or "
-                "--gpu-bind.",
+                f"{len(shown)} of the node's GPUs: a program that uses the GPU with that number "
+                "fails. Ask for GPUs with --gpus-per-node, not --gpus-per-task or --gpu-bind.",
                 file=sys.stderr,
             )
     apply_gpus(gpus, cluster.step, variables)
@@ -224,79 +187,54 @@ def _framework_variables(cluster: Cluster, contracts: Sequence[Contract]) -> Dic
 
 
 def fill_in(words: Sequence[str], cluster: Cluster) -> List[str]:
-    """Returns the words with {job}, {index} and so on filled in.
-
-    ``{{rank}}`` stands for ``{rank}`` itself. Braces with anything else in them stay as they are.
-    """
+    """Returns the words with the placeholders filled in; other braces stay."""
     if not any("{" in word for word in words):
         return list(words)  # the lists of hosts are long
     values = {}
-    for name, value in placeholders(cluster.tasks, cluster.task, cluster.data_service).items():
+    for name, value in placeholders(cluster).items():
         values[f"{{{name}}}"] = value
         values[f"{{{{{name}}}}}"] = f"{{{name}}}"
     return [_PLACEHOLDER.sub(lambda found: values.get(found[0], found[0]), word) for word in words]
 
 
-def _check_restarts(cluster: Cluster, args: argparse.Namespace) -> None:
-    """Checks that a worker of this step that is lost can come back.
+def _is_in_job(cluster: Cluster, args: argparse.Namespace) -> bool:
+    """Returns whether this task's program serves others that train, or is served by them.
 
     Raises:
-        LaunchError: where no worker of the step can, or its program would replace this process.
+        LaunchError: if --restart-workers or --servers does not fit the step's jobs.
     """
-    if not args.restart_workers or cluster.task is None:
-        return
+    if cluster.task is None:
+        return False
     jobs = cluster.jobs()
-    if args.servers == () or not {"chief", "ps", "worker"} <= set(jobs):
+    servers: Optional[Collection[str]] = args.servers
+    if args.restart_workers and (servers == () or not {"chief", "ps", "worker"} <= set(jobs)):
         raise LaunchError(
             f"--restart-workers {args.restart_workers}: this step has the jobs {', '.join(jobs)}; "
             "expected chief, ps and worker, as in --jobs chief=1,ps=1,worker=-1, and not --servers "
             "none. Only the chief's coordinator of a ParameterServerStrategy takes a lost worker "
-            "back; start all others again together."
+            "back; restart all other programs together."
         )
-
-
-def _is_in_job(cluster: Cluster, servers: Optional[Collection[str]]) -> bool:
-    """Returns whether this task's program serves others that train, or is served by them.
-
-    Args:
-        cluster: the step's.
-        servers: `--servers`; None where it was not given.
-
-    Raises:
-        LaunchError: where it was given, and the step has no such tasks, or nobody trains.
-    """
-    if cluster.task is None or servers == ():
+    if servers == ():
         return False
-    jobs = {task.job for task in cluster.tasks}
-    serve = jobs.intersection(_SERVERS if servers is None else servers)
-    train = {"chief", "worker"} & jobs - serve
-    if serve and train and {"ps", "dispatcher"} & jobs:
+    present = {task.job for task in cluster.tasks}
+    serve = present.intersection(_SERVERS if servers is None else servers)
+    train = {"chief", "worker"} & present - serve
+    if serve and train and {"ps", "dispatcher"} & present:
         return cluster.task.job in ("chief", *_MAY_SERVE)
     if servers is None:
         return False
     raise LaunchError(
-        f"--servers {','.join(servers)}: this step has the jobs {', '.join(sorted(jobs))}; "
+        f"--servers {','.join(servers)}: this step has the jobs {', '.join(sorted(present))}; "
         "expected a ps or dispatcher, and a chief or worker that does not only serve, as in "
         "--jobs chief=1,ps=1,worker=-1"
     )
-
-
-def _run_in_job(
-    command: List[str], environ: Dict[str, str], cluster: Cluster, args: argparse.Namespace
-) -> NoReturn:
-    from slurm_resolver.cli.child_program import ChildProgram
-
-    assert cluster.task is not None
-    restarts = args.restart_workers if cluster.task.job == "worker" else 0
-    servers = _SERVERS if args.servers is None else args.servers
-    ChildProgram(command, environ, cluster, servers, restarts).run()
 
 
 def _replace_process(command: List[str], environ: Dict[str, str]) -> NoReturn:
     import signal
 
     client.leave_all()  # the program represents the task
-    # Python ignores these signals, and the program would inherit that.
+    # Python ignores these signals, and the program would inherit it.
     numbers = (signal.SIGPIPE, signal.SIGXFSZ)
     handlers = {number: signal.signal(number, signal.SIG_DFL) for number in numbers}
     try:
@@ -310,8 +248,7 @@ def _not_startable(name: str, error: OSError) -> LaunchError:
     if error.errno == errno.E2BIG:
         return LaunchError(
             "the arguments and variables, with this step's tasks filled in, are longer than Linux "
-            "passes to a program: 128 KiB in each of them, and in all a quarter of `ulimit -s`. "
-            "Start fewer tasks, or have the program use SlurmClusterResolver or "
-            "slurm_resolver.resolve(), which need neither TF_CONFIG nor arguments."
+            "passes to a program: 128 KiB each, and a quarter of `ulimit -s` together. Start fewer "
+            "tasks, or use SlurmClusterResolver or slurm_resolver.resolve() in the program."
         )
     return LaunchError(f"{name!r} is not a program that can be started here ({error.strerror})")

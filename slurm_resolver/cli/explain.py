@@ -7,41 +7,41 @@ import json
 import shutil
 import sys
 import textwrap
-import time
 from contextlib import nullcontext
-from typing import TYPE_CHECKING, List, Optional
+from typing import TYPE_CHECKING, List, Sequence, Tuple
 
 if TYPE_CHECKING:
-    from slurm_resolver.diagnostics.first_failure import Failure
     from slurm_resolver.diagnostics.log_messages import Finding
 
 DESCRIPTION = """\
-Reads logs and explains the messages of TensorFlow, gRPC, CUDA and Slurm that it knows: what each
-means, which task it names, and what to do. Of tasks that failed it tells which was the first: of
-several logs, as one a rank, its own comes first."""
+Reads logs and explains the messages of TensorFlow, gRPC, CUDA and Slurm that it knows: the cause,
+the task that the message names, and the remedy. The first line names the task that failed first."""
 
 EPILOG = """\
-exit status: 0 when no known message was found, 1 when one was, 2 when a file cannot be read.
+exit status: 0 if no known message and no failure was found, 1 if one was found, 2 if a file cannot
+be read.
 
 examples:
   slurm-resolver explain slurm-1234.out
   slurm-resolver explain rank-*.log
   srun --label python train.py 2>&1 | slurm-resolver explain"""
 
+_MOST_ADDRESSES = 5  # that are printed for one message
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds this subcommand's arguments."""
     parser.add_argument(
-        "logs", nargs="*", metavar="LOGFILE", help="without any, or for -: the standard input"
+        "logs", nargs="*", metavar="LOGFILE", help="a log, or - for standard input (default)"
     )
     parser.add_argument("--json", action="store_true", help="print JSON")
 
 
 def main(args: argparse.Namespace) -> int:
     """Prints the findings; returns 0 for none, 1 for some, 2 if a file cannot be read."""
-    # imported here, as --help does not need it: its table takes longer than all the rest
+    # Imported here: --help does not need the table of messages, which takes long to compile.
     from slurm_resolver.diagnostics.first_failure import FailureReader, first_of
-    from slurm_resolver.diagnostics.log_messages import explain_file, printable
+    from slurm_resolver.diagnostics.log_messages import Finding, explain, explain_file, printable
 
     names, findings, failures = [], [], []
     unreadable = False
@@ -55,52 +55,60 @@ def main(args: argparse.Namespace) -> int:
             shown = printable(name)
             print(f"slurm-resolver explain: {shown}: {error.strerror or error}", file=sys.stderr)
             continue
-        names.append(name)
+        names.append(printable(name))
         failures.append(reader.first())
     order = first_of(failures)
-    if order:
-        findings[order[0]] = _first_before_others(failures[order[0]], findings[order[0]])
+    first = failures[order[0]] if order else None
+    if first is not None and not first.follows:
+        own = {one.id for one in explain([first.line])}
+        known = findings[order[0]]
+        known.sort(key=lambda one: one.line_number != first.line_number and one.id not in own)
+        cause = "This task failed first. Errors of other tasks may be effects of its failure."
+        remedy = "Correct this error. The lines before it in the log tell more."
+        line, task = printable(first.line), first.task or None
+        number = first.line_number
+        known.insert(0, Finding("first-failure", number, line, cause, remedy, task, 1))
     found = [(names[number], finding) for number in order for finding in findings[number]]
     if args.json:
         print(json.dumps([{"file": name, **finding._asdict()} for name, finding in found]))
     else:
-        for name, finding in found:
-            _print(printable(name), finding)
+        _print(found)
     if not found and not unreadable:
         print("slurm-resolver explain: no known message found", file=sys.stderr)
     return 2 if unreadable else int(bool(found))
 
 
-def _first_before_others(failure: Optional[Failure], findings: List[Finding]) -> List[Finding]:
-    """Returns the findings of a log, those of what has failed first before the others."""
-    from slurm_resolver.diagnostics.log_messages import Finding, explain, printable
+def _print(found: Sequence[Tuple[str, Finding]]) -> None:
+    """Prints the first failure in one line, then each message with its cause and remedy once."""
+    lines: List[str] = []
+    explained = set()
+    for id in dict.fromkeys(finding.id for _, finding in found):
+        findings = [(name, finding) for name, finding in found if finding.id == id]
+        name, first = findings[0]
+        if id == "first-failure":
+            who = f"{first.address} failed" if first.address else "failed"
+            lines.append(f"{who} first: {first.line} ({name}:{first.line_number})")
+            continue
+        count = sum(finding.count for _, finding in findings)
+        addresses = list(dict.fromkeys(one.address for _, one in findings if one.address))
+        more = ["…"] if len(addresses) > _MOST_ADDRESSES else []
+        places = ", ".join(addresses[:_MOST_ADDRESSES] + more)
+        at = f" at {places}" if places else ""
+        lines.append(f"{name}:{first.line_number}: {id} (x{count}){at}")
+        paragraphs = [f"Cause: {first.cause}", f"Remedy: {first.remedy}"]
+        for text in (first.line, *(text for text in paragraphs if text not in explained)):
+            lines += _indented(text)
+        explained.update(paragraphs)
+    if lines:
+        print("\n".join(lines))
 
-    if failure is None or failure.follows:
-        return findings
-    ids = {one.id for one in explain([failure.line])}
-    first = [one for one in findings if one.line_number == failure.line_number or one.id in ids]
-    others = [one for one in findings if one not in first]
-    if not first:
-        when = ""
-        if failure.time is not None:
-            when = time.strftime(", after %Y-%m-%d %H:%M:%S", time.localtime(failure.time))
-        cause = f"This has failed first{when}. What other tasks say may be an effect of it."
-        remedy = "Mend this; the lines before it say more."
-        number, line, task = failure.line_number, printable(failure.line), failure.task or None
-        first = [Finding("first-failure", number, line, cause, remedy, task, 1)]
-    return [*first, *others]
 
-
-def _print(name: str, finding: Finding) -> None:
+def _indented(text: str) -> List[str]:
     width = max(40, shutil.get_terminal_size().columns)
-    address = f" at {finding.address}" if finding.address else ""
-    paragraphs = [f"{name}:{finding.line_number}: {finding.id} (x{finding.count}){address}"]
-    for text in (finding.line, f"Cause: {finding.cause}", f"Remedy: {finding.remedy}"):
-        paragraphs += textwrap.wrap(
-            text,
-            width,
-            initial_indent="    ",
-            subsequent_indent="      ",
-            break_on_hyphens=False,  # as in a command's options
-        )
-    print("\n".join(paragraphs))
+    return textwrap.wrap(
+        text,
+        width,
+        initial_indent="    ",
+        subsequent_indent="      ",
+        break_on_hyphens=False,  # as in a command's options
+    )

@@ -1,18 +1,17 @@
-"""`slurm-resolver hosts`: Slurm's host lists, expanded, folded and counted."""
+"""`slurm-resolver hosts`: expands, folds and counts Slurm's host lists."""
 
 from __future__ import annotations
 
 import argparse
 import sys
 
-from slurm_resolver.slurm.hostlist import count_hostlist, expand_hostlist
-from slurm_resolver.slurm.hostlist_compress import compress_hostlist
+from slurm_resolver.slurm.hostlist import compress_hostlist, count_hostlist, expand_hostlist
 
 DESCRIPTION = """\
 Expands, folds and counts host lists as Slurm writes them, without Slurm."""
 
 EPILOG = """\
-exit status: 0; 2 for a list that cannot be read.
+exit status: 0; 2 for a list that is not valid.
 
 examples:
   slurm-resolver hosts expand 'n[9-11],login'
@@ -23,21 +22,14 @@ examples:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds this subcommand's arguments."""
-    parser.add_argument(
-        "action",
-        choices=("expand", "fold", "count"),
-        help="print a line a name, one host list for all names, or how many names there are",
-    )
-    parser.add_argument(
-        "lists",
-        nargs="*",
-        metavar="LIST",
-        help="a host list; without any, those on the standard input, separated by white space",
-    )
+    help_ = "print one name in each line, one host list of all names, or the number of names"
+    parser.add_argument("action", choices=("expand", "fold", "count"), help=help_)
+    help_ = "a host list; default: those on standard input, separated by white space"
+    parser.add_argument("lists", nargs="*", metavar="LIST", help=help_)
 
 
 def main(args: argparse.Namespace) -> int:
-    """Prints what was asked for; always returns 0."""
+    """Prints the result; always returns 0."""
     lists = args.lists or [sys.stdin.read()]
     if args.action == "count":
         print(sum(map(count_hostlist, lists)))

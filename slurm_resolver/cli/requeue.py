@@ -1,4 +1,4 @@
-"""`slurm-resolver requeue`: what a batch file does after its training."""
+"""`slurm-resolver requeue`: requeues the job of a batch file after its training."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from slurm_resolver.errors import LaunchError
 from slurm_resolver.slurm import scontrol
 
 DESCRIPTION = """\
-For a batch file, after the training: requeues the job where the training's exit status asks for it,
-and ends with an exit status for the batch file. `slurm-resolver sbatch --requeue` prints such a
+For a batch file, after the training: requeues the job if the training's exit status asks for it,
+and returns the exit status for the batch file. `slurm-resolver sbatch --requeue` prints such a
 file."""
 
 EPILOG = """\
-STATUS 75 asks for a requeue; so does any other failure of a job that Slurm preempts. A job that was
-cancelled is not requeued, nor one that Slurm requeues by itself.
+STATUS 75 asks for a requeue; so does any failure of a job that Slurm preempts. A job that was
+cancelled, or that Slurm itself requeues, is not requeued.
 
-exit status: STATUS; 1 where the job was restarted --max-restarts times already; 143 where it is
-cancelled; 75 where Slurm does not answer.
+exit status: STATUS; 1 if the job was restarted --max-restarts times already; 143 if it was
+cancelled; 75 if Slurm does not answer.
 
 examples:
   srun python train.py || slurm-resolver requeue --max-restarts 10 "$?\""""
@@ -28,17 +28,13 @@ examples:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds this subcommand's arguments."""
-    parser.add_argument(
-        "--max-restarts",
-        type=int,
-        metavar="N",
-        help="requeue the job at most so often (no limit)",
-    )
+    help_ = "requeue the job at most N times (no limit)"
+    parser.add_argument("--max-restarts", type=int, metavar="N", help=help_)
     parser.add_argument("status", metavar="STATUS", help="the training's exit status")
 
 
 def main(args: argparse.Namespace) -> int:
-    """Requeues the job if need be, and returns the batch file's exit status."""
+    """Requeues the job if necessary, and returns the batch file's exit status."""
     from slurm_resolver.preemption.requeue import REQUEUE_STATUS, job_id_for_scontrol, requeue_job
     from slurm_resolver.slurm.step import SlurmStep
 
@@ -48,7 +44,7 @@ def main(args: argparse.Namespace) -> int:
     step = SlurmStep.read()
     job_id = job_id_for_scontrol(step)
     if job_id is None:
-        raise LaunchError("SLURM_JOB_ID is not set: expected to be called by a batch file")
+        raise LaunchError("SLURM_JOB_ID is not set: run this command in a batch file")
     if status == 0:
         return 0
     if status != REQUEUE_STATUS:
@@ -57,11 +53,11 @@ def main(args: argparse.Namespace) -> int:
             job = scontrol.show_job(job_id)
             preempted = scontrol.is_preempted(job)
             if scontrol.requeues_failures(job) and not preempted:
-                # Slurm would requeue the job that failed, and hold it.
+                # Slurm would requeue the failed job, and hold it.
                 scontrol.forbid_requeue(job_id)
         if not preempted:
             return status
     plan = requeue_job(step, "scontrol", args.max_restarts)
     print(f"slurm-resolver requeue: {plan.message}", file=sys.stderr, flush=True)
-    time.sleep(plan.wait)  # Slurm ends the batch file meanwhile
+    time.sleep(plan.wait)  # Slurm ends the batch file in this time
     return plan.status

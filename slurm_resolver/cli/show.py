@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import re
 import sys
 
@@ -18,12 +19,12 @@ from slurm_resolver.slurm.step import SlurmStep
 from slurm_resolver.wording import counted
 
 DESCRIPTION = """\
-Shows the cluster that SlurmClusterResolver makes of the Slurm step in which this command runs: each
-task's rank, node, job, index and address. The task of rank 0 prints the text; with --json every
-task prints its own view. Outside a step, options describe one."""
+Shows the cluster of the Slurm step in which this command runs, as SlurmClusterResolver computes it:
+rank, node, job, index and address of each task. Rank 0 prints the text; with --json every task
+prints its own view. Outside a step, options describe one."""
 
 EPILOG = """\
-exit status: 0; 2 when usage or environment are wrong.
+exit status: 0; 2 if usage or environment are wrong.
 
 examples:
   srun -N2 --ntasks-per-node=2 slurm-resolver show --jobs ps=1,worker=-1
@@ -35,20 +36,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds this subcommand's arguments."""
     add_cluster_options(parser)
     parser.add_argument("--json", action="store_true", help="print JSON, in every task")
-    parser.add_argument(
-        "--each", action="store_true", help="print the text in every task, with its node's GPUs"
-    )
-    step = parser.add_argument_group("a step to plan, outside Slurm")
-    step.add_argument("--nodelist", metavar="LIST", help="a host list, such as n[1-4]")
-    step.add_argument(
-        "--tasks-per-node",
-        default="1",
-        metavar="COUNTS",
-        help="one number for all nodes, or one for each: 2(x3),1 (1)",
-    )
-    step.add_argument(
-        "--distribution", default="block", metavar="NAME", help="block, cyclic or plane=N (block)"
-    )
+    help_ = "print the text in every task, with the GPUs of its node"
+    parser.add_argument("--each", action="store_true", help=help_)
+    add = parser.add_argument_group("a planned step, outside Slurm").add_argument
+    add("--nodelist", metavar="LIST", help="a host list, such as n[1-4]")
+    help_ = "one number for all nodes, or one for each: 2(x3),1 (1)"
+    add("--tasks-per-node", default="1", metavar="COUNTS", help=help_)
+    help_ = "block, cyclic or plane=N (block)"
+    add("--distribution", default="block", metavar="NAME", help=help_)
 
 
 def main(args: argparse.Namespace) -> int:
@@ -57,15 +52,12 @@ def main(args: argparse.Namespace) -> int:
     step = SlurmStep.read()
     if args.nodelist is not None:
         step = _planned_step(args)
-        told_by = "--nodelist and --tasks-per-node make {tasks}"
+        described = "--nodelist and --tasks-per-node make {tasks}"
         tasks = sum(step.tasks_per_node or ())
-        counts = job_counts(args.jobs, tasks, told_by, "describe {needed}")
+        counts = job_counts(args.jobs, tasks, described, "describe {needed}")
         cluster = build_cluster(step, layout_from_environment(step, "options"), counts, options)
     elif step.place == "none" and not step.is_launched:
-        raise NotInStepError(
-            "there is no Slurm here. Start this command with srun or with `slurm-resolver run`, or "
-            "describe a step: slurm-resolver show --nodelist 'n[1-4]' --tasks-per-node 2"
-        )
+        raise NotInStepError(_how_to_start())
     else:
         cluster = resolve_step(step, options)
         if not cluster.tasks:
@@ -79,20 +71,31 @@ def main(args: argparse.Namespace) -> int:
     return 0
 
 
-def _planned_step(args: argparse.Namespace) -> SlurmStep:
-    """Returns the step that the options describe.
+def _how_to_start() -> str:
+    import shutil
 
-    Raises:
-        LaunchError, UnreadableValueError: for an option that cannot be used, which they name.
-    """
-    nodes = SlurmStep.nodes.as_option(
-        "--nodelist", "Quote it, as the shell would expand its brackets"
-    ).read({"--nodelist": args.nodelist})
+    conf = os.environ.get("SLURM_CONF", "/etc/slurm/slurm.conf")
+    launcher = "with srun: srun -N 2 slurm-resolver show"
+    if not (shutil.which("srun") or os.path.exists(conf)):
+        launcher = (
+            f"with slurm-resolver run, as this machine has no Slurm (no srun in PATH, no {conf})"
+        )
+    return (
+        f"this process is not in a Slurm step. Start it {launcher}; or describe a step: "
+        "slurm-resolver show --nodelist 'n[1-4]' --tasks-per-node 2"
+    )
+
+
+def _planned_step(args: argparse.Namespace) -> SlurmStep:
+    """Returns the step that the options describe."""
+    variable = SlurmStep.nodes.renamed("--nodelist", "Quote it: the shell expands brackets")
+    nodes = variable.read({"--nodelist": args.nodelist})
     assert nodes is not None
     each: str = args.tasks_per_node
-    counts = SlurmStep.tasks_per_node.as_option(
-        "--tasks-per-node", "Give one number for all nodes, or one for each"
-    ).read({"--tasks-per-node": f"{each}(x{len(nodes)})" if re.fullmatch("[0-9]+", each) else each})
+    expected = "Give one number for all nodes, or one for each"
+    text = f"{each}(x{len(nodes)})" if re.fullmatch("[0-9]+", each) else each
+    tasks_per_node = SlurmStep.tasks_per_node.renamed("--tasks-per-node", expected)
+    counts = tasks_per_node.read({"--tasks-per-node": text})
     if counts is None or len(counts) != len(nodes):
         raise LaunchError(
             f"--tasks-per-node {each!r}: expected one number, or one for each of the "
@@ -102,12 +105,12 @@ def _planned_step(args: argparse.Namespace) -> SlurmStep:
     name, _, size = re.split("[:,]", args.distribution)[0].partition("=")
     if name not in ("block", "cyclic", "plane") or (name == "plane") != bool(size):
         raise LaunchError(
-            f"--distribution {args.distribution!r}: expected block, cyclic or plane=N; an "
-            "arbitrary one only its own step can show: srun … slurm-resolver show"
+            f"--distribution {args.distribution!r}: expected block, cyclic or plane=N. For an "
+            "arbitrary one, run it in the step: srun … slurm-resolver show"
         )
     plane_size = None
     if size:
-        plane_size = SlurmStep.plane_size.as_option(
-            "--distribution plane", "Write plane=N, with N tasks at a time on a node"
-        ).read({"--distribution plane": size})
+        option = "--distribution plane"
+        expected = "Write plane=N, with N tasks at a time on a node"
+        plane_size = SlurmStep.plane_size.renamed(option, expected).read({option: size})
     return SlurmStep(nodes=nodes, tasks_per_node=counts, distribution=name, plane_size=plane_size)

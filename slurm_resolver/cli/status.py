@@ -21,36 +21,36 @@ from slurm_resolver.slurm.scontrol import UNSET, node_addresses, show_job, show_
 from slurm_resolver.slurm.step import SlurmStep
 
 DESCRIPTION = """\
-Shows what each worker of a running step does: epoch, step, whether it waits for data or is in the
-step, ms a step, and the shares of time spent waiting for data and between steps. Run it on a node
-of the job, which trains under MultiWorkerMirroredStrategy with Keras 3 or a ResumableLoop."""
+Shows for each worker of a running step: epoch, step, whether it waits for data or computes,
+milliseconds for each step, and the shares of time spent waiting for data and between steps. Run it
+on a node of a job that trains under MultiWorkerMirroredStrategy with Keras 3 or a ResumableLoop."""
 
 EPILOG = """\
-exit status: 0; 1 where no coordination service answers; 2 when usage or environment are wrong.
+exit status: 0; 1 if no coordination service answers; 2 if usage or environment are wrong.
 
 examples:
   srun --jobid 42 --overlap -n 1 slurm-resolver status 42
   srun --jobid 42 --overlap -n 1 --pty watch -n 5 slurm-resolver status 42.0
   srun --jobid 42 --overlap -n 1 slurm-resolver status 42 --json"""
 
-_SILENT_SECONDS = 20.0  # from which on a worker is shown not to report
-_SLOWER = 0.05  # by how much of its time a worker must be slower than most others
+_SILENT_SECONDS = 20.0  # a worker without a report for this long is marked
+_SLOWER = 0.05  # the slowest worker spends this much more of its time outside of steps
 _HEADINGS = ("worker", "epoch", "step", "doing", "ms a step", "data", "between")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds this subcommand's arguments."""
-    what = "default: this job, and its newest step that answers; of `slurm-resolver run` its pid"
-    parser.add_argument("step", nargs="?", metavar="JOBID[.STEP]", help=what)
+    help_ = "default: this job, and its newest step that answers; for slurm-resolver run, its pid"
+    parser.add_argument("step", nargs="?", metavar="JOBID[.STEP]", help=help_)
     parser.add_argument("--json", action="store_true", help="print JSON")
 
 
 def main(args: argparse.Namespace) -> int:
-    """Prints the status; returns 1 where no service answers."""
+    """Prints the status; returns 1 if no service answers."""
     own = SlurmStep.read()
     job_id, _, step_id = (args.step or own.job_id or "").partition(".")
     if not job_id:
-        raise LaunchError("which job? Give its id, such as slurm-resolver status 42")
+        raise LaunchError("no job: give its id, as in slurm-resolver status 42")
     try:
         addresses = list(_addresses(job_id, step_id, own))
     except OSError as error:
@@ -60,7 +60,7 @@ def main(args: argparse.Namespace) -> int:
         try:
             workers = observe(address)().get("workers", [])
             break
-        except RendezvousError as error:  # the service is there, but not the secret
+        except RendezvousError as error:  # the service answers, but the secret is missing
             reasons.insert(0, str(error))
         except (OSError, WireError) as error:
             reasons.append(f"{address.host}:{address.port}: {error}")
@@ -68,7 +68,7 @@ def main(args: argparse.Namespace) -> int:
         reason = f" ({reasons[0]})" if reasons else ""
         print(
             f"slurm-resolver status: no coordination service answers in a step of job {job_id}"
-            f"{reason}: the program has not made its strategy yet, trains alone, or has ended.",
+            f"{reason}: the program has not created its strategy, trains alone, or has ended.",
             file=sys.stderr,
         )
         return 1
@@ -76,18 +76,18 @@ def main(args: argparse.Namespace) -> int:
     if args.json:
         print(json.dumps({"workers": workers, "slowest": slow and slow["rank"]}))
         return 0
-    print(table(workers) if workers else "no worker has made its strategy yet")
+    print(table(workers) if workers else "no worker has created its strategy yet")
     if slow is not None:
         share = min(1.0, slow["waiting"] + slow["outside"])
-        print(f"\nslowest: {slow['name']}, {share:.0%} of whose time is spent outside of steps")
+        print(f"\nslowest: {slow['name']}, which spends {share:.0%} of its time outside of steps")
     return 0
 
 
 def _addresses(job_id: str, step_id: str, own: SlurmStep) -> Iterator[ServiceAddress]:
-    """Yields where the service of a job's step may listen, that of the newest step first.
+    """Yields the addresses where the service of a step may listen, newest step first.
 
     Raises:
-        OSError: where Slurm does not answer.
+        OSError: if Slurm does not answer.
     """
     simulated = _simulated_step(job_id)
     if simulated is not None:
@@ -110,7 +110,7 @@ def _addresses(job_id: str, step_id: str, own: SlurmStep) -> Iterator[ServiceAdd
         reserved = fields.get("ResvPorts", "")
         variable = SlurmStep.reserved_ports
         ports = None if reserved in UNSET else variable.read({variable.name: reserved})
-        # By default the last one is left over; the layout, which decides, is not known here.
+        # By default it is the last reserved port; only the layout, unknown here, tells.
         for port in (*reversed((ports or ())[1:]), derive_meeting_port(step)):
             yield ServiceAddress(host, port, node, identity_of(step), 0, 0, False)
 
@@ -130,10 +130,10 @@ def _simulated_step(job_id: str) -> Optional[SlurmStep]:
 
 
 def slowest(workers: List[Dict[str, Any]]) -> Optional[Dict[str, Any]]:
-    """Returns the worker that the others wait for; None where none stands out.
+    """Returns the worker that the others wait for; None if no worker is clearly slower.
 
-    The workers wait for each other in a step. The slow one comes late to it: it spends more time
-    than the others waiting for data, or between steps.
+    The workers wait for each other in a step. The slowest spends more time than the others waiting
+    for data, or between steps.
     """
     if len(workers) < 2:
         return None

@@ -1,4 +1,4 @@
-"""Which host the tasks connect to for each node, and where the step's service listens."""
+"""The host to connect to for each node, and the address of the step's coordination service."""
 
 from __future__ import annotations
 
@@ -11,14 +11,10 @@ from slurm_resolver.cluster.layout import Layout
 from slurm_resolver.cluster.options import ClusterOptions, NodeAddress
 from slurm_resolver.coordination import NETWORK_GRACE, ServiceAddress
 from slurm_resolver.errors import AddressError
-from slurm_resolver.slurm.hostlist_compress import compress_hostlist
+from slurm_resolver.slurm.hostlist import compress_hostlist
 from slurm_resolver.slurm.step import SlurmStep
 
 _BY_SLURM = "slurm"  # as node_address: the addresses that Slurm itself uses
-_LOOPBACK = "127.0.0.1"
-_MOST_SECONDS = 10.0  # over which the tasks of a large step spread their questions
-_QUESTIONS_PER_SECOND = 100
-
 Hosts = Mapping[str, str]  # from a node's name to the host to connect to
 
 
@@ -30,12 +26,12 @@ def find_hosts(
     With ``node_address="slurm"`` every task asks Slurm once for the addresses (NodeAddr).
 
     Raises:
-        AddressError: where Slurm does not answer; where `node_address` gives no usable host; where
-            the names do not resolve and no `node_address` is given.
+        AddressError: if Slurm does not answer, `node_address` gives no usable host, or the names do
+            not resolve and no `node_address` is given.
     """
     node_address, rank = options.node_address, step.rank or 0
     if node_address == _BY_SLURM and not step.simulated:
-        spread = min(_MOST_SECONDS, num_tasks / _QUESTIONS_PER_SECOND)
+        spread = min(10.0, num_tasks / 100)  # seconds over which all tasks spread their questions
         node_address = _ask_slurm(compress_hostlist(sorted(nodes)), spread * rank / num_tasks)
     if node_address is not None and node_address != _BY_SLURM:
         return {node: _host_for(node, node_address) for node in nodes}
@@ -49,11 +45,11 @@ def find_hosts(
         socket.getaddrinfo(asked, None, type=socket.SOCK_STREAM)
     except OSError as error:
         if len(nodes) == 1:
-            return {asked: _LOOPBACK}
+            return {asked: "127.0.0.1"}
         raise AddressError(
             f"the name of node {asked} does not resolve here ({error}). Pass node_address='slurm' "
-            "to use the addresses that Slurm knows, or a function or suffix that gives the name of "
-            "another interface."
+            "to use Slurm's addresses, or a function or suffix that gives the name of another "
+            "interface."
         ) from error
     return hosts
 
@@ -91,12 +87,12 @@ def find_service(
 ) -> ServiceAddress:
     """Returns the address of the step's coordination service.
 
-    It listens in the task with local rank 0 on the step's first node. Where Slurm's variables say
-    on which node this task runs, they count and not the layout: tasks that disagree on the layout
-    have to find each other too. Without a layout they are needed.
+    It listens in the task with local rank 0 on the step's first node. Slurm's variables decide
+    which task that is, as tasks that disagree on the layout have to find each other too. `layout`
+    is used if they are missing.
 
     Raises:
-        EnvironmentValueError: where a variable that says where this task runs is missing.
+        EnvironmentValueError: if both are missing.
     """
     rank = step.require(SlurmStep.rank)
     if layout is None or (step.node_name is not None and step.nodes is not None):
@@ -120,5 +116,5 @@ def find_service(
 
 
 def identity_of(step: SlurmStep) -> str:
-    """Returns what identifies this start of the step: a requeued job keeps its job and step id."""
+    """Returns a name for this start of the step, as a requeued job keeps its job and step id."""
     return f"{step.name} start {step.restart_count or 0}"

@@ -1,14 +1,14 @@
-"""Whether this process is a task of a step, or trains alone, or neither can be said."""
+"""Whether this process is a task of a step or trains alone."""
 
 from __future__ import annotations
 
+import contextlib
 import socket
 from typing import Optional
 
 from slurm_resolver.cluster.options import ClusterOptions
 from slurm_resolver.errors import EnvironmentValueError, NotInStepError
-from slurm_resolver.slurm.hostlist_compress import short_hostlist
-from slurm_resolver.slurm.machine import is_this_machine, short_name
+from slurm_resolver.slurm.hostlist import short_hostlist
 from slurm_resolver.slurm.step import RESTART_HINT, SlurmStep
 
 _OFF_HINT = "Or train alone, without a cluster: SLURM_RESOLVER=off."
@@ -17,11 +17,11 @@ _OFF_HINT = "Or train alone, without a cluster: SLURM_RESOLVER=off."
 def why_alone(step: SlurmStep, options: ClusterOptions, is_told: bool = False) -> Optional[str]:
     """Returns why this process trains alone, for the log; None for a task of a step.
 
-    Where a subclass of the resolver says rank and layout (`is_told`), Slurm need not.
+    With `is_told` a subclass of the resolver gives rank and layout in place of Slurm.
 
     Raises:
         NotInStepError: for a process that may be one of several, and has no rank.
-        EnvironmentValueError: for variables that are another process's.
+        EnvironmentValueError: for variables of another process.
     """
     if options.local or step.switch == "off":
         switch = "local=True" if options.local else "SLURM_RESOLVER=off"
@@ -54,8 +54,8 @@ def _check_outside(step: SlurmStep, options: ClusterOptions) -> None:
         raise NotInStepError(
             f"Slurm started this process as a task of {name}, but none of its variables is set any "
             "more: whether there are other tasks is not known. Keep the variables SLURM_… and "
-            "SLURMD_NODENAME: leave out what cleans the environment (env -i, sudo, apptainer "
-            f"--cleanenv), or let it pass them on. {_OFF_HINT}"
+            "SLURMD_NODENAME: remove the command that cleans the environment (env -i, sudo, "
+            f"apptainer --cleanenv), or make it pass them on. {_OFF_HINT}"
         )
     if jobs is not None:
         tasks = sum(abs(count) for count in jobs.values() if isinstance(count, int))
@@ -89,3 +89,30 @@ def _check_origin(step: SlurmStep) -> None:
             f"is its own: the variables are those of a task on another node{nodes}, copied by ssh "
             f"or from a file. Start each task with srun. {_OFF_HINT}"
         )
+
+
+def is_this_machine(node: str) -> Optional[bool]:
+    """Returns whether this machine is the node; None if its name does not resolve.
+
+    A node's name in Slurm may differ from its host name; then its addresses are compared.
+    """
+    if short_name(node) == short_name(socket.gethostname()):
+        return True
+    try:
+        found = socket.getaddrinfo(node, None, type=socket.SOCK_DGRAM)
+    except (OSError, UnicodeError):
+        return None
+    return any(_is_local(family, address) for family, _, _, _, address in found)
+
+
+def short_name(host: str) -> str:
+    """Returns a host's name without its domain, in small letters."""
+    return host.partition(".")[0].lower()
+
+
+def _is_local(family: int, address: object) -> bool:
+    # The kernel binds a socket to this machine's own addresses only.
+    with contextlib.suppress(OSError), socket.socket(family, socket.SOCK_DGRAM) as sock:
+        sock.bind(address)  # type: ignore[arg-type]  # as getaddrinfo() gives it, with port 0
+        return True
+    return False

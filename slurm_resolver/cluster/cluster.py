@@ -1,4 +1,4 @@
-"""The resolved cluster: one value with everything that a task knows about its step."""
+"""The resolved cluster: everything that a task knows about its step."""
 
 from __future__ import annotations
 
@@ -7,32 +7,39 @@ from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tup
 
 from slurm_resolver.cluster.addresses import identity_of
 from slurm_resolver.cluster.contracts import Contract, variables_of
-from slurm_resolver.cluster.gpus import JOB_WITHOUT_GPUS, NodeGpus
+from slurm_resolver.cluster.gpus import JOB_WITHOUT_GPUS, NodeGpus, TaskGpus
 from slurm_resolver.cluster.jobs import DISPATCHER, JOBS_OUTSIDE_SPEC
 from slurm_resolver.cluster.layout import Layout
-from slurm_resolver.cluster.task_gpus import TaskGpus
-from slurm_resolver.cluster.tasks import Task
 from slurm_resolver.coordination import ServiceAddress
 from slurm_resolver.slurm.step import SlurmStep
 from slurm_resolver.wording import counted
 
-NO_CLUSTER = "no cluster: this process trains alone"
 MOST_TASKS = 100  # that `print` shows
+
+
+class Task(NamedTuple):
+    """One task: its rank, its node and local rank there, its job and index, and its address."""
+
+    rank: int
+    node: str
+    local_rank: int
+    job: str
+    index: int  # type: ignore[assignment]  # TensorFlow's word; hides tuple.index()
+    address: str
 
 
 class ClusterValues(NamedTuple):
     """What a `Cluster` is made of.
 
     Attributes:
-        task: the task of this process; None where it has none, as for a step that is only planned.
+        task: the task of this process; None for a step that is only planned.
         layout: where every rank runs; None for an empty cluster.
         roles: the ranks of each job, ``roles[job][index]``.
         addresses: the addresses of each job, ``addresses[job][index]``.
         gpu_decision: the GPUs of this task, and the reason; None without `task`.
-        node_gpus: from what the GPUs of the tasks on this task's node follow; None without `task`.
-        ports_source: what the ports were taken from.
-        step: the variables that the cluster was made from; arguments and overridden methods of the
-            resolver have changed them.
+        node_gpus: determines the GPUs of all tasks on this task's node; None without `task`.
+        ports_source: where the ports come from.
+        step: the variables, as changed by arguments and overridden methods of the resolver.
         service: the address of the step's coordination service; None without `task`.
     """
 
@@ -57,25 +64,18 @@ class Cluster(ClusterValues):
     def tasks(self) -> Tuple[Task, ...]:
         """Every task of the step, ``tasks[rank]``.
 
-        It is made when it is first asked for: TensorFlow needs the addresses only, and a step may
-        have 100,000 tasks.
+        It is made at the first use: TensorFlow needs the addresses only, and a step may have
+        100,000 tasks.
         """
-        layout = self.layout
-        if layout is None:
-            return ()
-        tasks = [
-            Task(
-                rank,
-                layout.nodes[layout.node_of[rank]],
-                layout.local_rank_of[rank],
-                job,
-                index,
-                self.addresses[job][index],
-            )
-            for job, ranks in self.roles.items()
-            for index, rank in enumerate(ranks)
-        ]
-        return tuple(sorted(tasks))
+        names = [(job, i) for job, ranks in self.roles.items() for i in range(len(ranks))]
+        return tuple(sorted(self.make_task(job, index) for job, index in names))
+
+    def make_task(self, job: str, index: int) -> Task:
+        """Returns the task of this job and index, without making the others."""
+        assert self.layout is not None
+        rank, address = self.roles[job][index], self.addresses[job][index]
+        node = self.layout.nodes[self.layout.node_of[rank]]
+        return Task(rank, node, self.layout.local_rank_of[rank], job, index, address)
 
     @property
     def num_tasks(self) -> int:
@@ -112,16 +112,16 @@ class Cluster(ClusterValues):
 
     @property
     def data_service(self) -> Optional[str]:
-        """What ``tf.data.experimental.service.distribute`` takes as `service`; None without one.
+        """The `service` argument of ``tf.data.experimental.service.distribute``; None without one.
 
-        Such as ``grpc://n8:23002``, the address of the dispatcher.
+        It is the dispatcher's address, such as ``grpc://n8:23002``.
         """
         address = next(iter(self.addresses.get(DISPATCHER, ())), None)
         return None if address is None else f"grpc://{address}"
 
     @property
     def was_restarted(self) -> bool:
-        """Whether this task's program was started again in its step; the others do not wait."""
+        """Whether this task's program was restarted within its step; the others do not wait."""
         return (self.step.task_restart or "").rpartition(" ")[0] == identity_of(self.step)
 
     def gpus_on_node(self) -> Dict[int, TaskGpus]:
@@ -131,7 +131,7 @@ class Cluster(ClusterValues):
         return self.node_gpus.by_rank(self.gpu_decision)
 
     def name_of(self, rank: int) -> str:
-        """Returns how messages name a task: ``worker 3 (rank 3 on n9)``."""
+        """Returns a task's name in messages: ``worker 3 (rank 3 on n9)``."""
         task = self.tasks[rank]
         return f"{task.job} {task.index} (rank {rank} on {task.node})"
 
@@ -157,20 +157,20 @@ class Cluster(ClusterValues):
         return config
 
     def variables(self, contract: Contract) -> Dict[str, str]:
-        """Returns the variables by which a framework's programs learn of their cluster.
+        """Returns the variables that describe the cluster to a framework's programs.
 
         Args:
             contract: "tensorflow" (TF_CONFIG), "dtensor", "keras-distribution", "keras-tuner",
                 "torch" or "jax".
 
         Returns:
-            by name what to set in this task before its program starts; {} for an empty cluster, and
+            the variables to set before this task's program starts; {} for an empty cluster, and
             where the program of a single task needs none.
 
         Raises:
             ValueError: for another contract.
         """
-        return variables_of(contract, self.tasks, self.task, self.gpus, self.tf_config())
+        return variables_of(contract, self)
 
     def to_dict(self) -> Dict[str, Any]:
         """Returns the cluster as plain values, as ``slurm-resolver show --json`` prints them."""
@@ -194,7 +194,7 @@ class Cluster(ClusterValues):
         }
 
     def __repr__(self) -> str:
-        """Returns a short text for logs: it counts the tasks, which may be many."""
+        """Returns a short text for logs."""
         step = f"{self.job_id}.{self.step_id}"
         return f"Cluster(step {step}: {self.num_tasks} tasks, task={self.task!r}, gpus={self.gpus})"
 
@@ -222,12 +222,11 @@ def describe_cluster(cluster: Cluster, most_tasks: Optional[int] = None) -> str:
 
     Args:
         cluster: any; for an empty one the text says that this process trains alone.
-        most_tasks: of larger clusters the tasks of the first nodes and this task's node; None
-            takes all.
+        most_tasks: a larger cluster shows the first nodes and this task's node; None shows all.
     """
     own = cluster.task
     if not cluster.num_tasks:
-        return NO_CLUSTER
+        return "no cluster: this process trains alone"
     step = f"job step {cluster.job_id or '?'}.{cluster.step_id or '?'}"
     if cluster.job_id is None and own is None:
         step = "planned step"

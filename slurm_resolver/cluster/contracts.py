@@ -13,77 +13,63 @@ Each name is a contract that a framework reads when its program starts:
 from __future__ import annotations
 
 import json
-from typing import Any, Dict, List, Literal, Optional, Sequence, Tuple
+from typing import TYPE_CHECKING, Dict, List, Literal, Sequence, Tuple, get_args
 
-from slurm_resolver.cluster.tasks import Task
+if TYPE_CHECKING:
+    from slurm_resolver.cluster.cluster import Cluster, Task
 
 Contract = Literal["tensorflow", "dtensor", "keras-distribution", "keras-tuner", "torch", "jax"]
+CONTRACTS: Tuple[Contract, ...] = get_args(Contract)
 
 
-CONTRACTS: Tuple[Contract, ...] = (
-    "tensorflow",
-    "dtensor",
-    "keras-distribution",
-    "keras-tuner",
-    "torch",
-    "jax",
-)
-
-
-def variables_of(
-    contract: Contract,
-    tasks: Sequence[Task],
-    own: Optional[Task],
-    gpus: Optional[Sequence[str]],
-    tf_config: Dict[str, Any],
-) -> Dict[str, str]:
-    """Returns what a contract sets in the task `own`; {} where its program trains alone without it.
+def variables_of(contract: Contract, cluster: Cluster) -> Dict[str, str]:
+    """Returns the variables that a contract sets in this task; {} where it needs none.
 
     Raises:
-        ValueError: for a name that is none of `CONTRACTS`.
+        ValueError: for a name that is not in `CONTRACTS`.
     """
     if contract not in CONTRACTS:
         raise ValueError(f"{contract!r}: expected one of {', '.join(CONTRACTS)}")
+    tasks, own, gpus = cluster.tasks, cluster.task, cluster.gpus
     if own is None:
         return {}
-    main, number = tasks[0].address, str(len(tasks))
-    addresses = ",".join(task.address for task in tasks)
     if contract == "tensorflow":
-        return {"TF_CONFIG": json.dumps(tf_config)}
-    # Without it JAX takes the one with the number SLURM_LOCALID of the GPUs that the task sees.
-    numbers = {"JAX_LOCAL_DEVICE_IDS": ",".join(map(str, range(len(gpus))))} if gpus else {}
-    if contract == "keras-distribution":
-        return {
-            **numbers,
-            "KERAS_DISTRIBUTION_JOB_ADDRESSES": addresses,
-            "KERAS_DISTRIBUTION_NUM_PROCESSES": number,
-            "KERAS_DISTRIBUTION_PROCESS_ID": str(own.rank),
-        }
+        return {"TF_CONFIG": json.dumps(cluster.tf_config())}
     if contract == "torch":
         return _torch(tasks, own)
-    if contract == "jax":
-        return {**numbers, "JAX_COORDINATOR_ADDRESS": main}
-    if len(tasks) == 1:  # either would wait for a server that nobody starts
-        return {}
+    if contract in ("dtensor", "keras-tuner") and len(tasks) == 1:
+        return {}  # either would wait for a server that nobody starts
     if contract == "keras-tuner":
         return _keras_tuner(tasks, own)
+    addresses, number = ",".join(task.address for task in tasks), str(len(tasks))
+    if contract == "dtensor":
+        return {
+            "DTENSOR_JOBS": addresses,
+            "DTENSOR_NUM_CLIENTS": number,
+            "DTENSOR_CLIENT_ID": str(own.rank),
+            "DTENSOR_JOB_NAME": "worker",
+        }
+    # Without this variable JAX takes only the GPU with the number SLURM_LOCALID.
+    numbers = {"JAX_LOCAL_DEVICE_IDS": ",".join(map(str, range(len(gpus))))} if gpus else {}
+    if contract == "jax":
+        return {**numbers, "JAX_COORDINATOR_ADDRESS": tasks[0].address}
     return {
-        "DTENSOR_JOBS": addresses,
-        "DTENSOR_NUM_CLIENTS": number,
-        "DTENSOR_CLIENT_ID": str(own.rank),
-        "DTENSOR_JOB_NAME": "worker",
+        **numbers,
+        "KERAS_DISTRIBUTION_JOB_ADDRESSES": addresses,
+        "KERAS_DISTRIBUTION_NUM_PROCESSES": number,
+        "KERAS_DISTRIBUTION_PROCESS_ID": str(own.rank),
     }
 
 
 def _keras_tuner(tasks: Sequence[Task], own: Task) -> Dict[str, str]:
-    """The chief only hands out trials; each of the others is a tuner, and trains by itself."""
+    """The chief only hands out trials; each other task is a tuner, and trains by itself."""
     chief = next((task for task in tasks if task.job == "chief"), tasks[0])
     tuners = [task.rank for task in tasks if task.rank != chief.rank]
     host, _, port = chief.address.rpartition(":")
     is_chief = own.rank == chief.rank
     return {
         "KERASTUNER_TUNER_ID": "chief" if is_chief else f"tuner{tuners.index(own.rank)}",
-        # The chief listens at this address: on some nodes the own name is 127.0.1.1.
+        # The chief listens at this address: on some nodes their own name resolves to 127.0.1.1.
         "KERASTUNER_ORACLE_IP": "[::]" if is_chief else host,
         "KERASTUNER_ORACLE_PORT": port,
     }
@@ -105,38 +91,28 @@ def _torch(tasks: Sequence[Task], own: Task) -> Dict[str, str]:
     }
 
 
-def placeholders(
-    tasks: Sequence[Task], own: Optional[Task], data_service: Optional[str]
-) -> Dict[str, str]:
-    """Returns by name what stands for {name} in a program's arguments and variables.
+def placeholders(cluster: Cluster) -> Dict[str, str]:
+    """Returns the value of each {name} in a program's arguments and variables.
 
-    Lists are separated by commas, in the order of index or rank; all are "" where there is no task.
+    Lists are separated by commas, in the order of index or rank. All are "" without a task.
     """
-    hosts_of: Dict[str, List[str]] = {}
-    for task in sorted(tasks, key=lambda task: (task.job, task.index)):
-        hosts_of.setdefault(task.job, []).append(task.address)
-    main = tasks[0].address if own else ""
-    host, port = _split(own.address if own else "")
-    main_host, main_port = _split(main)
-    return {
-        "job": own.job if own else "",
-        "index": str(own.index) if own else "",
-        "rank": str(own.rank) if own else "",
-        "local_rank": str(own.local_rank) if own else "",
-        "num_tasks": str(len(tasks)) if own else "",
-        "node": own.node if own else "",
-        "address": own.address if own else "",
-        "host": host,
-        "port": port,
-        "main_address": main,
-        "main_host": main_host,
-        "main_port": main_port,
-        "hosts": ",".join(task.address for task in tasks),
-        "ps_hosts": ",".join(hosts_of.get("ps", [])),
-        "worker_hosts": ",".join(hosts_of.get("worker", [])),
-        "chief_host": ",".join(hosts_of.get("chief", [])),
-        "data_service": data_service or "",
+    tasks, own = cluster.tasks, cluster.task
+    by_index = sorted(tasks, key=lambda task: task.index)
+    values = {
+        f"{job}_host{'' if job == 'chief' else 's'}": ",".join(
+            task.address for task in by_index if task.job == job
+        )
+        for job in ("ps", "worker", "chief")
     }
+    for name in ("job", "index", "rank", "local_rank", "node", "address"):
+        values[name] = str(getattr(own, name)) if own else ""
+    values["host"], values["port"] = _split(values["address"])
+    values["main_address"] = tasks[0].address if own else ""
+    values["main_host"], values["main_port"] = _split(values["main_address"])
+    values["num_tasks"] = str(len(tasks)) if own else ""
+    values["hosts"] = ",".join(task.address for task in tasks)
+    values["data_service"] = cluster.data_service or ""
+    return values
 
 
 def _split(address: str) -> Tuple[str, str]:

@@ -1,16 +1,15 @@
-"""Which GPUs a task uses, and why.
+"""Which GPUs a task uses, and the variables that show its process these and no others.
 
-Where Slurm has bound devices to the task, it uses these. Where all tasks of the node see the same
-devices, those that use GPUs divide them by SLURM_LOCALID. Devices keep the names that Slurm gave
-them. What Slurm sets with which option of srun(1) was measured on live clusters.
+A task uses the devices that Slurm has bound to it. If all tasks of the node see the same devices,
+the tasks that use GPUs divide them by SLURM_LOCALID. The effect of each option of srun(1) was
+measured on live clusters.
 """
 
 from __future__ import annotations
 
 import re
-from typing import Dict, NamedTuple, Optional, Sequence, Tuple
+from typing import Dict, Mapping, MutableMapping, NamedTuple, Optional, Sequence, Tuple
 
-from slurm_resolver.cluster.task_gpus import TaskGpus, keep_usable, mark_of, memory_settings
 from slurm_resolver.errors import GpuError
 from slurm_resolver.log import warn_once
 from slurm_resolver.slurm.gpu_variables import (
@@ -21,26 +20,54 @@ from slurm_resolver.slurm.gpu_variables import (
 )
 from slurm_resolver.slurm.step import SlurmStep
 
-# The values of --gpu-bind that give each task its own devices; others (none, closest) do not.
-_BOUND = re.compile(r"gpu:(verbose,)?(per_task|single|map|mask)")
-_CLOSEST = re.compile(r"gpu:(verbose,)?closest")
-_UNBOUND = re.compile(r"gpu:(verbose,)?none")
-_TASKS_PER_GPU = re.compile(r"gpu:(?:verbose,)?single:(\d{1,5})")
+# How srun binds tasks to GPUs (SLURMD_TRES_BIND), and with "single" how many tasks to each.
+_BIND = re.compile(r"gpu:(?:verbose,)?(none|closest|per_task|map|mask|single)(?::(\d{1,5}))?")
 
-JOB_WITHOUT_GPUS = "this job uses no GPU (gpu_jobs)"  # the source of their choice
+JOB_WITHOUT_GPUS = "this job uses no GPU (gpu_jobs)"  # a TaskGpus.source
+_SLICE = "MIG-"  # the UUID of a slice of a GPU begins so
+
+
+class TaskGpus(NamedTuple):
+    """The GPUs of one task.
+
+    Attributes:
+        devices: named as in the variable that shows them; () for none; None if unknown.
+        source: the reason, as `slurm-resolver show` prints it.
+        settings: the variables to set so that the process sees only these; {} to change nothing.
+        visible_before: the devices that the process sees without the settings; None if unknown.
+        counts_given: whether the caller gave gpus_per_node or gpus_per_task.
+        same_for_all: whether all tasks of the node see the same devices, so that each can compute
+            the GPUs of the others.
+        memory: the variables to set because another task uses one of the devices as well; {} if
+            none is known to do so, or the user has set them.
+    """
+
+    devices: Optional[Devices]
+    source: str
+    settings: Mapping[str, str] = {}
+    visible_before: Optional[Devices] = None
+    counts_given: bool = False
+    same_for_all: bool = False
+    memory: Mapping[str, str] = {}
+
+    def visible_devices(self, applied: bool) -> Optional[Devices]:
+        """Returns the devices that this process sees with or without the settings.
+
+        None if unknown. A caller who gives counts ensures that the process sees that many.
+        """
+        return self.devices if applied or self.counts_given else self.visible_before
 
 
 class NodeGpus(NamedTuple):
-    """What one task knows of its node, from which the GPUs of the tasks there follow.
+    """Everything that determines the GPUs of the tasks on one task's node.
 
     Attributes:
         step: the variables of this task.
         users: the local ranks, ascending, of the tasks on this node that use GPUs.
         ranks: the ranks on the node, ``ranks[local_rank]``.
-        most_users: the most tasks that use GPUs on any node of the step.
-        gpus_per_node: GPUs on each node, as in TensorFlow's resolver.
-        gpus_per_task: GPUs of each task, as in TensorFlow's resolver; the i-th task that uses GPUs
-            gets the i-th slice of this size.
+        most_users: the largest number of tasks that use GPUs on any node of the step.
+        gpus_per_node, gpus_per_task: as in TensorFlow's resolver; the i-th task that uses GPUs gets
+            the i-th slice of `gpus_per_task` devices.
     """
 
     step: SlurmStep
@@ -115,31 +142,29 @@ def _choose(node: NodeGpus, visible: VisibleDevices, local_rank: int) -> TaskGpu
 
 
 def _belong_to_batch_script(step: SlurmStep) -> bool:
-    """Whether the devices are those of the batch script, on another node.
+    """Whether the variables show the devices of the batch script, on another node.
 
-    srun passes its own variables on, and Slurm sets or unsets them only on nodes with GPUs. A
-    component of a heterogeneous job may run on nodes without.
+    Slurm changes these variables only on nodes with GPUs, and a component of a heterogeneous job
+    may run on nodes without.
     """
     granted = step.step_gpus is not None or step.gpus_on_node is not None
     return step.het_size is not None and step.job_gpus is not None and not granted
 
 
 def _is_bound(step: SlurmStep, shown: Devices) -> bool:
-    """Whether Slurm gave these devices to this task alone, and not to all tasks of the node."""
-    if step.tres_bind is not None and _BOUND.search(step.tres_bind):
-        return True
-    if step.tres_bind is not None and _UNBOUND.search(step.tres_bind):
-        return False  # and confined to more than it shows: all tasks are shown the same
+    """Whether Slurm shows these devices to this task only, not to all tasks of the node."""
+    bind = _BIND.search(step.tres_bind or "")
+    if bind is not None and bind[1] != "closest":
+        return bind[1] != "none"
     return step.gpus_on_node is not None and len(shown) < step.gpus_on_node
 
 
 def _bound(node: NodeGpus, visible: VisibleDevices, local_rank: int) -> TaskGpus:
-    bind = node.step.tres_bind or ""
-    match = _TASKS_PER_GPU.search(bind)  # Slurm may bind several tasks to a GPU (single:N)
-    tasks = max(1, int(match[1])) if match else 1
+    bind = _BIND.search(node.step.tres_bind or "")
+    tasks = max(1, int(bind[2] or 1)) if bind is not None and bind[1] == "single" else 1
     shares = sum(other // tasks == local_rank // tasks for other in node.users) > 1
-    if _CLOSEST.search(bind) and len(node.users) > 1:
-        # No variable says which tasks see the same GPUs.
+    if bind is not None and bind[1] == "closest" and len(node.users) > 1:
+        # No variable shows which tasks see the same GPUs.
         warn_once(
             "srun --gpu-bind=closest shows tasks of one socket the same GPUs, which they then "
             "share. To give each task its own, start with srun --gpu-bind=per_task:N, or "
@@ -157,10 +182,9 @@ def _bound(node: NodeGpus, visible: VisibleDevices, local_rank: int) -> TaskGpus
 def _share(
     node: NodeGpus, visible: VisibleDevices, devices: Devices, local_rank: int, source: str
 ) -> TaskGpus:
-    """Divides devices that all tasks of the node see among those that use GPUs.
+    """Divides all devices of the node among the tasks that use GPUs.
 
-    All are used: three tasks get 3, 2 and 2 of 7 devices. Where there are more tasks than devices,
-    each task gets one.
+    Three tasks get 3, 2 and 2 of 7 devices. If there are more tasks than devices, each gets one.
     """
     position, tasks, number = node.users.index(local_rank), len(node.users), len(devices)
     shares = False
@@ -191,7 +215,7 @@ def _settings(visible: VisibleDevices, devices: Devices) -> Dict[str, str]:
 
 
 def _without_variable(node: NodeGpus, visible: VisibleDevices, local_rank: int) -> TaskGpus:
-    """Chooses where no variable shows devices: Slurm manages no GPUs here, or srun bound none."""
+    """Chooses where no variable is set: Slurm manages no GPUs here, or srun bound none."""
     number = count_driver_gpus()
     granted = node.step.gpus_on_node
     if granted is not None and granted != number:
@@ -252,4 +276,61 @@ def _by_given_counts(node: NodeGpus, visible: VisibleDevices, local_rank: int) -
         visible.devices,
         counts_given=True,
         same_for_all=True,
+    )
+
+
+def apply_gpus(gpus: TaskGpus, step: SlurmStep, environ: MutableMapping[str, str]) -> None:
+    """Writes the settings into `environ`, and a mark that this task has applied them."""
+    if gpus.memory:
+        environ.update(gpus.memory)
+        settings = " ".join(f"{name}={value}" for name, value in gpus.memory.items())
+        warn_once(
+            f"{settings} is set, as this task shares its GPU: TensorFlow would take all of the "
+            "memory at once, and the next task would find none; set it yourself to choose"
+        )
+    if gpus.settings:
+        environ.update(gpus.settings)
+        mark = mark_of(step, gpus.devices or ())
+        if mark is not None:
+            environ[SlurmStep.gpus_applied.name] = mark
+
+
+def mark_of(step: SlurmStep, devices: Devices) -> Optional[str]:
+    """Returns the mark: the devices, and the task, as steps started from this one inherit it."""
+    if step.rank is None:
+        return None
+    return f"{step.job_id}.{step.step_id}.{step.rank}:{','.join(devices)}"
+
+
+def memory_settings(step: SlurmStep) -> Dict[str, str]:
+    """Returns the variables to set if a task shares its GPU; {} if the user has set them.
+
+    TensorFlow's first process on a GPU takes all of its memory, and the second one fails. So each
+    takes only what it needs (``GPUBFCAllocator::GetAllowGrowthValue``).
+    """
+    chosen = step.allow_growth is not None or step.gpu_allocator == "cuda_malloc_async"
+    return {} if chosen else {SlurmStep.allow_growth.name: "true"}
+
+
+def keep_usable(gpus: TaskGpus, visible: VisibleDevices) -> TaskGpus:
+    """Leaves out the MIG slices that the process cannot use.
+
+    CUDA shows a process either whole GPUs or one slice ("CUDA Device Enumeration" in NVIDIA's
+    Multi-Instance GPU User Guide). So a task takes its whole GPUs, or its first slice.
+    """
+    before, devices = gpus.visible_before, gpus.devices or ()
+    slices = [device for device in before or () if device.startswith(_SLICE)]
+    gpus = gpus._replace(visible_before=tuple(slices[:1]) or before)
+    whole = tuple(device for device in devices if not device.startswith(_SLICE))
+    usable = devices if len(whole) == len(devices) else whole or devices[:1]
+    if usable == devices:
+        return gpus
+    warn_once(
+        "tasks of this node have several MIG slices each, and CUDA shows a process only one: start "
+        "as many tasks on each node as it has slices"
+    )
+    return gpus._replace(
+        devices=usable,
+        source=f"{gpus.source}, and CUDA shows a process only one MIG slice",
+        settings=visible.settings_for(usable),
     )

@@ -3,10 +3,8 @@
 TensorFlow's strategies know the jobs chief, worker, ps and evaluator only, with at most one chief
 and one evaluator (``tf.distribute``, multi_worker_util). Its servers take any other name as well.
 
-A tf.data service runs in the jobs dispatcher and data_worker, beside the tasks that train. They are
-named after TensorFlow's `DispatchServer` and `WorkerServer`; ``worker`` is a job that trains. Their
-tasks have addresses but stand outside ``cluster_spec()``: TensorFlow's strategies refuse these
-names, and would wait for their servers.
+A tf.data service runs in the jobs dispatcher and data_worker, beside the tasks that train. Their
+tasks have addresses but are not in ``cluster_spec()``: TensorFlow's strategies refuse these names.
 """
 
 from __future__ import annotations
@@ -44,13 +42,11 @@ def job_counts(
     Args:
         jobs: tasks by job, or -1; None makes all workers.
         num_tasks: the tasks of the step.
-        told_by: for messages, what says how many there are, with ``{tasks}``.
-        remedy: for messages, how to have as many as the jobs need, ``{needed}``.
+        told_by: for messages, where the number ``{tasks}`` comes from.
+        remedy: for messages, how to get the ``{needed}`` tasks.
 
     Raises:
-        JobsError: for a name that TensorFlow does not take, a count that is not a number, counts
-            that do not sum to the tasks of the step, a second chief, evaluator or dispatcher, and a
-            tf.data service that lacks a part.
+        JobsError: for a name or count that is not valid, or counts that do not fit the step.
     """
     if jobs is None:
         return {"worker": num_tasks}
@@ -100,21 +96,18 @@ def job_counts(
 
 
 def _check_data_jobs(counts: Mapping[str, int], given: str) -> None:
-    """Raises JobsError where a part of a tf.data service is missing: the others would wait."""
-    dispatchers, workers = (counts.get(job, 0) for job in DATA_JOBS)
-    if not dispatchers and not workers:
+    """Raises JobsError if a tf.data service lacks a part, for which the others would wait."""
+    present = {job for job, count in counts.items() if count}
+    if not present.intersection(DATA_JOBS):
         return
-    if not dispatchers:
-        problem = (
-            "a data_worker serves the dispatcher of a tf.data service, and there is none; expected "
-            "'dispatcher': 1 as well"
-        )
-    elif not workers:
+    if DISPATCHER not in present:
+        problem = "data_worker without a dispatcher; expected 'dispatcher': 1 as well"
+    elif DATA_WORKER not in present:
         problem = (
             "the dispatcher of a tf.data service has no data_worker, and the tasks that train "
             "would wait for data for ever; expected one or more"
         )
-    elif not counts.get("chief") and not counts.get("worker"):
+    elif not present.intersection(("chief", "worker")):
         problem = (
             "no task is left to train with the data of the dispatcher; expected a chief or worker"
         )
@@ -126,7 +119,7 @@ def _check_data_jobs(counts: Mapping[str, int], given: str) -> None:
 
 
 def refuse_misspelt_jobs(jobs: Mapping[str, int]) -> None:
-    """Raises JobsError where a name looks misspelt, for a check before the training."""
+    """Raises JobsError for a name that looks misspelt, in a check before the training."""
     for name in jobs:
         misspelt = _misspelt(name)
         if misspelt:
@@ -134,7 +127,7 @@ def refuse_misspelt_jobs(jobs: Mapping[str, int]) -> None:
 
 
 def _misspelt(name: str) -> str:
-    """Returns what to say of a name that looks misspelt; '' for one that does not."""
+    """Returns a message about a name that looks misspelt; '' for any other."""
     if name in JOB_NAMES:
         return ""
     from difflib import get_close_matches  # few programs have a job with a name of their own
@@ -154,11 +147,10 @@ def jobs_with_gpus(
 ) -> Collection[str]:
     """Returns which of the cluster's jobs use GPUs.
 
-    By default a ParameterServerStrategy's parameter servers and coordinator (the chief) do not, as
-    they compute nothing, nor do the tasks of a tf.data service, whose pipelines run on CPUs.
-
-    Where the caller gave numbers of GPUs (`counts_given`), parameter servers and chief get theirs
-    as well, as in TensorFlow's own resolver. `jobs` are known although they may have no tasks.
+    By default a ParameterServerStrategy's parameter servers and coordinator (the chief) do not, nor
+    do the tasks of a tf.data service, whose pipelines run on CPUs. If the caller gave numbers of
+    GPUs (`counts_given`), parameter servers and chief use GPUs as in TensorFlow's own resolver.
+    `jobs` are valid names even if they have no tasks.
 
     Raises:
         JobsError: for a name in `gpu_jobs` that is not the name of a job.

@@ -1,34 +1,25 @@
 """Where every rank of the step runs: its node, and its local rank there.
 
-The layout is computed from variables that have the same value in every task, so that all tasks get
-the same layout. Only `verify_layout` looks at the variables that tell where one task runs, and
-refuses a layout that contradicts them.
+All tasks compute the same layout, from variables that have the same value in every task. Only
+`verify_layout` reads the variables that say where this task runs.
 
-Rules: srun(1), option ``--distribution``, and the layout functions of Slurm's source
-(step_layout.c, dist_tasks.c), compared with live clusters. A step may have 100,000 tasks and more,
-and so no Python loop here has one turn for each task.
+Rules: srun(1), option ``--distribution``, and Slurm's step_layout.c and dist_tasks.c, compared with
+live clusters. A step may have 100,000 tasks, so no Python loop here has one turn for each task.
 """
 
 from __future__ import annotations
 
 import itertools
 from collections import Counter
-from typing import List, Mapping, NamedTuple, Sequence, Tuple
+from typing import Dict, List, Mapping, NamedTuple, Sequence, Tuple
 
-from slurm_resolver.cluster.components import components_of_step, ranks_of_components
 from slurm_resolver.errors import LayoutError, UnknownLayoutError
-from slurm_resolver.slurm.hostlist import MAX_HOSTS
-from slurm_resolver.slurm.hostlist_compress import short_hostlist
+from slurm_resolver.slurm.hostlist import MAX_HOSTS, short_hostlist
 from slurm_resolver.slurm.step import RESTART_HINT, Component, SlurmStep
-
-MAX_TASKS = MAX_HOSTS
-
-# by rank: the index of its node, and its local rank
-NodesAndLocalRanks = Tuple[List[int], List[int]]
 
 _chain = itertools.chain.from_iterable
 _HET_IN_PLAIN = (
-    "this is a heterogeneous step (srun … : …) inside a plain allocation, which no variable tells: "
+    "this is a heterogeneous step (srun … : …) inside a plain allocation, which no variable shows: "
     "allocate the components with `salloc … : …` or `sbatch`"
 )
 
@@ -40,13 +31,13 @@ class Layout(NamedTuple):
         nodes: the node names, in the order of SLURM_NODEID.
         node_of: by rank, the index into `nodes`.
         local_rank_of: by rank, its SLURM_LOCALID: 0 for the lowest rank on a node, then 1, ….
-        distribution: Slurm's distribution, which placed the tasks; of a heterogeneous step that of
-            each component, separated by " : " as srun separates components.
-        source: what the layout was computed from: "environment", "rendezvous" where the tasks told
-            each other, or the argument or method of the resolver that gave it.
+        distribution: Slurm's distribution; in a heterogeneous step the components' distributions,
+            separated by " : ".
+        source: where the layout comes from: "environment", "rendezvous" if the tasks told each
+            other, or the argument or method of the resolver that gave it.
         components: the ranks of each component; empty unless the step is heterogeneous.
-        unambiguous: False where the variables fit another layout as well, and only some tasks can
-            notice it: the distribution of a component may have been given to srun alone.
+        unambiguous: False if the variables fit another layout as well, which only some tasks can
+            notice: a component's distribution may have been given to srun alone.
     """
 
     nodes: Tuple[str, ...]
@@ -73,15 +64,14 @@ class Layout(NamedTuple):
 def layout_from_environment(step: SlurmStep, source: str = "environment") -> Layout:
     """Returns the layout of the step, computed from its variables alone.
 
-    `source` names what took the place of a variable in every task, such as an argument.
+    `source` names what replaced a variable in every task, such as an argument.
 
     Raises:
-        UnknownLayoutError: where the variables do not tell the layout.
-        LayoutError: where they contradict each other.
-        EnvironmentValueError: where a variable that is needed is missing.
+        UnknownLayoutError: if the variables do not describe the layout.
+        LayoutError: if they contradict each other.
+        EnvironmentValueError: if a necessary variable is missing.
     """
-    if step.is_component:
-        # All tasks see this alike, whether or not the layout below would fit their own place.
+    if step.is_component:  # in every task, whether or not its own place would fit the layout
         raise UnknownLayoutError(
             f"where the ranks of job step {step.name} run cannot be known: {_HET_IN_PLAIN}."
         )
@@ -99,7 +89,7 @@ def layout_from_environment(step: SlurmStep, source: str = "environment") -> Lay
         subject = f"component {component.group} of " if components else ""
         placed = _distribute(step, counts, component, f"{subject}job step {step.name}")
         if components and component.distribution is None:
-            unambiguous = unambiguous and placed == distribute_plane(counts, 1)
+            unambiguous = unambiguous and placed == _distribute_plane(counts, 1)
         # ranks and node ids count on through all components
         node_of += [len(nodes) + node for node in placed[0]] if nodes else placed[0]
         local_rank_of += placed[1]
@@ -119,8 +109,8 @@ def verify_layout(layout: Layout, step: SlurmStep) -> None:
     """Compares the layout with the variables that tell where this task runs.
 
     Raises:
-        LayoutError: where SLURM_PROCID is not a rank of the layout.
-        UnknownLayoutError: where another variable of this task contradicts the layout.
+        LayoutError: if SLURM_PROCID is not a rank of the layout.
+        UnknownLayoutError: if another variable of this task contradicts the layout.
     """
     rank = step.require(SlurmStep.rank)
     if not 0 <= rank < layout.num_tasks:
@@ -147,8 +137,8 @@ def nodes_and_counts(
     """Returns the names of the step's nodes, and the number of tasks on each.
 
     Raises:
-        LayoutError: where the variables contradict each other.
-        EnvironmentValueError: where one of them is missing.
+        LayoutError: if the variables contradict each other.
+        EnvironmentValueError: if one of them is missing.
     """
     nodes: Tuple[str, ...] = step.require(SlurmStep.nodes)
     counts: Tuple[int, ...] = step.require(SlurmStep.tasks_per_node)
@@ -174,8 +164,8 @@ def nodes_and_counts(
     elif min(counts, default=0) < 1:
         idle = nodes[counts.index(min(counts))] if counts else "(none)"
         problem = f"{count_list} gives node {idle} no task; expected at least one on every node"
-    elif total > MAX_TASKS:
-        problem = f"{count_list} sums to {total:,} tasks; expected at most {MAX_TASKS:,}"
+    elif total > MAX_HOSTS:
+        problem = f"{count_list} sums to {total:,} tasks; expected at most {MAX_HOSTS:,}"
     for name, value, computed in (
         ("SLURM_STEP_NUM_TASKS", step.num_tasks, total),
         ("SLURM_STEP_NUM_NODES", step.num_nodes, len(nodes)),
@@ -188,24 +178,100 @@ def nodes_and_counts(
     return nodes, counts
 
 
-def distribute_block(counts: Sequence[int]) -> NodesAndLocalRanks:
-    """Puts contiguous ranks on each node: ``counts[i]`` ranks on node i.
+def components_of_step(step: SlurmStep, nodes: Sequence[str]) -> List[Component]:
+    """Returns the components that have nodes in this step, each with these nodes.
 
-    >>> distribute_block([2, 1])
-    ([0, 0, 1], [0, 1, 0])
+    The result is [] if the step is not heterogeneous. ``srun --het-group=0,2`` starts a step on
+    some of the job's components. A step on one component has the variables of a plain step.
+
+    Raises:
+        LayoutError: for a node that belongs to two components, or to none.
     """
-    node_of = list(_chain(map(itertools.repeat, range(len(counts)), counts)))
-    return node_of, list(_chain(map(range, counts)))
+    nodes_of_step = set(nodes)
+    components = []
+    for component in step.components:
+        hosts = tuple(host for host in component.nodes if host in nodes_of_step)
+        if hosts:
+            components.append(component._replace(nodes=hosts))
+    if len(components) < 2:
+        return []
+    group_of: Dict[str, int] = {}
+    for component in components:
+        for host in component.nodes:
+            if group_of.setdefault(host, component.group) != component.group:
+                raise LayoutError(
+                    f"the layout of job step {step.name} cannot be known: node {host} belongs "
+                    f"to the components {group_of[host]} and {component.group} of the "
+                    "heterogeneous job, and no variable shows how many tasks each has there. Give "
+                    "each component its own nodes (for example with --exclusive)."
+                )
+    unknown = [host for host in nodes if host not in group_of]
+    if unknown:
+        raise LayoutError(
+            f"SLURM_STEP_NODELIST has {short_hostlist(unknown)}, which is in no component of the "
+            "heterogeneous job (SLURM_JOB_NODELIST_HET_GROUP_…); expected each node in one. "
+            f"{RESTART_HINT}"
+        )
+    return components
 
 
-def distribute_plane(counts: Sequence[int], plane_size: int) -> NodesAndLocalRanks:
-    """Puts `plane_size` ranks on each node in turn, until node i has ``counts[i]`` ranks.
+def ranks_of_components(
+    components: Sequence[Component], count_of: Mapping[str, int]
+) -> Dict[int, range]:
+    """Returns the ranks of each component; `count_of` is the number of tasks on each node."""
+    ranks_of: Dict[int, range] = {}
+    start = 0  # ranks count on through all components, in their order
+    for component in components:
+        stop = start + sum(count_of[host] for host in component.nodes)
+        ranks_of[component.group] = range(start, stop)
+        start = stop
+    return ranks_of
 
-    With a plane size of 1 this is the cyclic distribution.
 
-    >>> distribute_plane([3, 1], plane_size=1)
-    ([0, 1, 0, 0], [0, 0, 1, 2])
-    """
+def local_ranks(node_of: Sequence[int], num_nodes: int) -> List[int]:
+    """Returns by rank its local rank: the ranks on each node are numbered from 0."""
+    next_local_rank = [itertools.count() for _ in range(num_nodes)]
+    return list(map(next, map(next_local_rank.__getitem__, node_of)))
+
+
+def _distribute(
+    step: SlurmStep, counts: Sequence[int], component: Component, subject: str
+) -> Tuple[List[int], List[int]]:
+    """Returns by rank the index of its node and its local rank; `subject` is for messages."""
+    distribution, plane_size = component.distribution or "block", component.plane_size
+    if len(counts) == 1:
+        distribution = "block"
+    elif distribution == "arbitrary":
+        raise UnknownLayoutError(
+            f"the layout of {subject} cannot be known: SLURM_DISTRIBUTION=arbitrary, and Slurm "
+            "does not pass the list of hosts to the tasks. Start with another distribution, such "
+            "as `srun --distribution=plane=N`."
+        )
+    elif distribution == "block" and step.sluid is not None:
+        # Also where SLURM_TOPOLOGY_ADDR_PATTERN is "node": it is the cluster's default, and a
+        # partition may have another topology, or topology/flat the option alpha_step_rank.
+        remedy = "`srun -m plane=N` or `srun -m cyclic`, whose order is known"
+        if len(set(counts)) == 1:
+            remedy = f"`srun -m plane={counts[0]}`, which is block in a known order of the nodes"
+        raise UnknownLayoutError(
+            f"the layout of {subject} cannot be known: this is Slurm 26.05 or later (SLURM_JOB_"
+            "SLUID is set), where topology may order the nodes for block distribution in a way "
+            f"that no variable shows. Start with {remedy}."
+        )
+    if distribution == "block":
+        plane_size = max(counts)
+    elif distribution == "cyclic":
+        plane_size = 1
+    elif plane_size is None:
+        raise LayoutError(
+            f"SLURM_DISTRIBUTION=plane, but SLURM_DIST_PLANESIZE is not set; expected the size of "
+            f"the planes of {subject}. Start with `srun --distribution=plane=N`."
+        )
+    return _distribute_plane(counts, plane_size)
+
+
+def _distribute_plane(counts: Sequence[int], plane_size: int) -> Tuple[List[int], List[int]]:
+    """Puts `plane_size` ranks on each node in turn, until node i has ``counts[i]`` ranks."""
     node_of: List[int] = []
     local_rank_of: List[int] = []
     nodes = list(range(len(counts)))
@@ -219,51 +285,6 @@ def distribute_plane(counts: Sequence[int], plane_size: int) -> NodesAndLocalRan
     return node_of, local_rank_of
 
 
-def local_ranks(node_of: Sequence[int], num_nodes: int) -> List[int]:
-    """Returns by rank its local rank: the ranks on each node are numbered from 0."""
-    next_local_rank = [itertools.count() for _ in range(num_nodes)]
-    return list(map(next, map(next_local_rank.__getitem__, node_of)))
-
-
-def _distribute(
-    step: SlurmStep, counts: Sequence[int], component: Component, subject: str
-) -> NodesAndLocalRanks:
-    """Returns by rank the index of its node and its local rank; `subject` is for messages."""
-    distribution, plane_size = component.distribution or "block", component.plane_size
-    if len(counts) == 1:
-        return distribute_block(counts)
-    if distribution == "arbitrary":
-        raise UnknownLayoutError(
-            f"the layout of {subject} cannot be known: SLURM_DISTRIBUTION=arbitrary, and Slurm "
-            "does not tell the tasks the list of hosts. Start with another distribution, such as "
-            "`srun --distribution=plane=N`."
-        )
-    if distribution == "block":
-        if step.sluid is not None:
-            # Also where SLURM_TOPOLOGY_ADDR_PATTERN is "node": it is the cluster's default, and a
-            # partition may have another topology, or topology/flat the option alpha_step_rank.
-            if len(set(counts)) == 1:
-                remedy = (
-                    f"`srun -m plane={counts[0]}`, which is block in a known order of the nodes"
-                )
-            else:
-                remedy = "`srun -m plane=N` or `srun -m cyclic`, whose order is known"
-            raise UnknownLayoutError(
-                f"the layout of {subject} cannot be known: this is Slurm 26.05 or later (SLURM_JOB_"
-                "SLUID is set), where topology may order the nodes for block distribution in a way "
-                f"that no variable tells. Start with {remedy}."
-            )
-        return distribute_block(counts)
-    if distribution == "cyclic":
-        plane_size = 1
-    elif plane_size is None:
-        raise LayoutError(
-            f"SLURM_DISTRIBUTION=plane, but SLURM_DIST_PLANESIZE is not set; expected the size of "
-            f"the planes of {subject}. Start with `srun --distribution=plane=N`."
-        )
-    return distribute_plane(counts, plane_size)
-
-
 def _shown(value: object) -> str:
     """Returns a value as text; of more than 32 ranks the first, and how many there are."""
     if not isinstance(value, tuple):
@@ -273,10 +294,9 @@ def _shown(value: object) -> str:
 
 
 def _contradiction(layout: Layout, step: SlurmStep, fact: str, computed: str) -> UnknownLayoutError:
-    placement = f"{layout.distribution} distribution over {short_hostlist(layout.nodes)}"
     if layout.components:
         hint = (
-            "A component may have got its own --distribution from srun, which no variable tells: "
+            "A component may have got its own --distribution from srun, which no variable shows: "
             "give it to salloc or sbatch as well (salloc -N2 -m cyclic : …), or leave it out."
         )
     elif layout.source != "environment":
@@ -287,6 +307,7 @@ def _contradiction(layout: Layout, step: SlurmStep, fact: str, computed: str) ->
             "clean shell."
         )
     return UnknownLayoutError(
-        f"rank {step.rank} of job step {step.name} has {fact}, but {placement} gives it "
-        f"{computed}: where the ranks run cannot be known. {hint}"
+        f"rank {step.rank} of job step {step.name} has {fact}, but {layout.distribution} "
+        f"distribution over {short_hostlist(layout.nodes)} gives it {computed}: where the ranks "
+        f"run cannot be known. {hint}"
     )

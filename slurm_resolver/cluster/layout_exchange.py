@@ -1,7 +1,4 @@
-"""The layout of a step whose variables do not describe it: the tasks tell each other.
-
-Every task knows its own rank, node and local rank for sure. Together these are the layout.
-"""
+"""The layout of a step whose variables do not describe it: each task tells the others its place."""
 
 from __future__ import annotations
 
@@ -14,8 +11,13 @@ from collections import Counter
 from typing import List, Optional, Sequence, Tuple
 
 from slurm_resolver.cluster.addresses import Hosts, find_service, identity_of
-from slurm_resolver.cluster.components import components_of_step, ranks_of_components
-from slurm_resolver.cluster.layout import Layout, local_ranks, nodes_and_counts
+from slurm_resolver.cluster.layout import (
+    Layout,
+    components_of_step,
+    local_ranks,
+    nodes_and_counts,
+    ranks_of_components,
+)
 from slurm_resolver.cluster.options import ClusterOptions
 from slurm_resolver.cluster.ports import choose_ports
 from slurm_resolver.coordination.client import connect
@@ -24,10 +26,8 @@ from slurm_resolver.slurm.step import Component, SlurmStep
 
 _LONGEST_VALUE = 100_000  # characters; Linux takes 131,072 bytes for a variable
 
-# What a task says of itself: its node's name, local rank and node id.
-Place = Tuple[str, int, Optional[int]]
-# The order of the step's nodes by SLURM_NODEID, and by rank the node id.
-Known = Tuple[List[int], List[int]]
+Place = Tuple[str, int, Optional[int]]  # a task's node, local rank and node id
+Known = Tuple[List[int], List[int]]  # the order of the nodes by SLURM_NODEID; by rank its node id
 
 
 def exchange_layout(step: SlurmStep, options: ClusterOptions, hosts: Hosts) -> Layout:
@@ -36,11 +36,12 @@ def exchange_layout(step: SlurmStep, options: ClusterOptions, hosts: Hosts) -> L
     The answer stays in SLURM_RESOLVER_LAYOUT, where later calls and child processes find it.
 
     Raises:
-        LayoutError: where not all tasks call it in time, or their reports do not fit
+        LayoutError: if not all tasks call it in time, or their reports do not fit
             SLURM_STEP_NODELIST and SLURM_STEP_TASKS_PER_NODE.
     """
     nodes, counts = nodes_and_counts(step)
-    known = _left_by_earlier_call(step)
+    name = identity_of(step).replace(" ", "-")
+    known = _left_by_earlier_call(step, name)
     if known is None:
         port = choose_ports(step, max(counts), options.port_base).meeting_port
         service = find_service(step, sum(counts), port, hosts)
@@ -55,11 +56,13 @@ def exchange_layout(step: SlurmStep, options: ClusterOptions, hosts: Hosts) -> L
                 "the variables do not say where the ranks of this step run, and the tasks could "
                 f"not tell each other: {error}"
             ) from error
-        _leave_for_children(step, known)
+        packed = b64encode(zlib.compress(json.dumps(known).encode())).decode()
+        if len(packed) <= _LONGEST_VALUE:
+            os.environ[SlurmStep.exchanged_layout.name] = f"{name} {packed}"
     order, node_of = known
     names = tuple(nodes[index] for index in order)
     components: Sequence[Component] = ()
-    with contextlib.suppress(LayoutError):  # where they cannot be told apart
+    with contextlib.suppress(LayoutError):  # if two components share a node
         components = components_of_step(step, nodes)
     # The tasks of a heterogeneous step have different values of SLURM_DISTRIBUTION.
     distribution = " : ".join(component.distribution or "block" for component in components)
@@ -73,30 +76,19 @@ def exchange_layout(step: SlurmStep, options: ClusterOptions, hosts: Hosts) -> L
     )
 
 
-def _leave_for_children(step: SlurmStep, known: Known) -> None:
-    packed = b64encode(zlib.compress(json.dumps(known).encode())).decode()
-    text = f"{_name(step)} {packed}"
-    if len(text) <= _LONGEST_VALUE:
-        os.environ[SlurmStep.exchanged_layout.name] = text
-
-
-def _left_by_earlier_call(step: SlurmStep) -> Optional[Known]:
-    """Returns the answer of an earlier call in this task; None where there is none."""
-    name, _, packed = (step.exchanged_layout or "").partition(" ")
-    if name != _name(step):
+def _left_by_earlier_call(step: SlurmStep, name: str) -> Optional[Known]:
+    """Returns the answer of an earlier call in this start of the step; None if there is none."""
+    found, _, packed = (step.exchanged_layout or "").partition(" ")
+    if found != name:
         return None
     try:
         order, node_of = json.loads(zlib.decompress(b64decode(packed)))
     except (ValueError, TypeError, zlib.error) as error:
         raise LayoutError(
-            f"{SlurmStep.exchanged_layout.name}={step.exchanged_layout!r:.80}: expected what an "
-            f"earlier call in this task has left there ({error}). Unset it, or start again."
+            f"{SlurmStep.exchanged_layout.name}={step.exchanged_layout!r:.80}: expected the layout "
+            f"that an earlier call in this task left there ({error}). Unset it, or start again."
         ) from error
     return order, node_of
-
-
-def _name(step: SlurmStep) -> str:
-    return identity_of(step).replace(" ", "-")
 
 
 def _layout_from_places(
@@ -105,7 +97,7 @@ def _layout_from_places(
     """Returns the order of `nodes` by SLURM_NODEID, and by rank the node id.
 
     Raises:
-        LayoutError: where the places contradict the step's variables, or each other.
+        LayoutError: if the places contradict the step's variables, or each other.
     """
     count_of = Counter(name for name, _, _ in places)
     for name in {*count_of, *nodes}:

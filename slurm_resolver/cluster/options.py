@@ -1,4 +1,4 @@
-"""What a caller may choose about the cluster."""
+"""The options of a cluster."""
 
 from __future__ import annotations
 
@@ -20,11 +20,10 @@ MEETING_SECONDS = 60.0
 
 
 class ClusterOptions(NamedTuple):
-    """Everything that a caller may choose about the cluster; `resolve` explains each option.
+    """The options of a cluster, which `SlurmClusterResolver` explains.
 
-    `gpus_per_node` and `gpus_per_task` are arguments of TensorFlow's resolver, and so of
-    `SlurmClusterResolver`. Until `until`, a time of `time.monotonic`, the tasks may tell each other
-    where they run; None is `MEETING_SECONDS` from then on.
+    `until` is the time of `time.monotonic` by which the tasks must have told each other where they
+    run; None allows `MEETING_SECONDS`.
     """
 
     jobs: Optional[Mapping[str, int]] = None
@@ -42,11 +41,11 @@ class ClusterOptions(NamedTuple):
 
     @property
     def meeting_seconds(self) -> float:
-        """The seconds in which all tasks have to come to a meeting that begins now."""
+        """The seconds that all tasks have to come to a meeting that begins now."""
         return MEETING_SECONDS if self.until is None else max(0.0, self.until - time.monotonic())
 
     def check_choices(self) -> None:
-        """Raises JobsError or LayoutError for a word that is none of an option's choices."""
+        """Raises JobsError or LayoutError for a value that is not one of an option's choices."""
         for name, choices, error in (
             ("placement", PLACEMENTS, JobsError),
             ("worker_order", WORKER_ORDERS, JobsError),

@@ -1,7 +1,7 @@
 """Which port every task listens at.
 
-The port of a task depends on its local rank, so that no two tasks of a node have the same, and on
-variables that are the same in all tasks, so that every task can compute all ports.
+A task's port follows from its local rank, and from variables that are the same in all tasks, so
+that every task can compute all ports.
 """
 
 from __future__ import annotations
@@ -16,11 +16,10 @@ from slurm_resolver.slurm.step import SlurmStep
 
 DEFAULT_PORT = 8888  # the first port in TensorFlow's own resolver
 
-# The range of derived ports lies between the ports of well-known services and the ephemeral ports,
-# which begin at 32768 on Linux: the kernel may give one of those to any process at any time.
+# Derived ports lie between the ports of well-known services and Linux's ephemeral ports, which the
+# kernel may give to any process.
 _FIRST_PORT, _LAST_PORT = 12_288, 32_767
-# A step gets a block of at least this many ports, so that most steps have blocks of the same size,
-# and two such blocks are either the same or do not overlap.
+# Most steps have blocks of this size. Two such blocks are either the same or do not overlap.
 _SMALLEST_BLOCK = 8
 _NUM_MEETING_PORTS = 2048
 
@@ -29,7 +28,7 @@ class Ports(NamedTuple):
     """The ports of a step.
 
     Attributes:
-        by_local_rank: on every node the port of the task with local rank i is number i.
+        by_local_rank: on every node, the port of the task with this local rank.
         source: where the ports come from, as `slurm-resolver show` prints it.
         meeting_port: the port of the step's coordination service.
     """
@@ -45,12 +44,11 @@ def choose_ports(
     port_base: Optional[int] = None,
     is_heterogeneous: bool = False,
 ) -> Ports:
-    """Returns one port for each local rank.
+    """Returns one port for each local rank, from the first of these sources:
 
-    They come from the first of these that is set: `port_base` and the ports after it; the ports
-    that Slurm reserved for the step, which no other step on these nodes gets; a block of ports
-    derived from job id and step id; 8888 and the ports after it. Reserved ports are not used in a
-    heterogeneous step, as Slurm reserves some for each component, on its own nodes only.
+    `port_base` and the ports after it; the ports that Slurm reserved for the step; a block derived
+    from job id and step id; 8888 and the ports after it. Slurm reserves the ports of a
+    heterogeneous step for each component, on its own nodes only, so they are not used.
 
     Raises:
         AddressError: for a `port_base` that is not a port, or too high for the number of tasks.
@@ -75,26 +73,24 @@ def choose_ports(
         )
     if step.job_id is not None:
         first = _derive_first_port(step.job_id, step.step_id or "", max_tasks_per_node)
-        derived = range(first, first + max_tasks_per_node)
+        derived = _ports_from(first, max_tasks_per_node, "the port derived from SLURM_JOB_ID")
         return Ports(derived, "SLURM_JOB_ID and SLURM_STEP_ID", derive_meeting_port(step))
     default = _ports_from(DEFAULT_PORT, max_tasks_per_node, "the default port")
     return Ports(default, "default", _port_beside(default))
 
 
 def _port_beside(ports: Sequence[int]) -> int:
-    """Returns the port after the last one, or before the first one if that is the highest."""
+    """Returns the port after the last one; the one before the first if there is none after."""
     return ports[-1] + 1 if ports[-1] < 65535 else ports[0] - 1
 
 
 def _ports_from(base: int, count: int, source: str) -> range:
     if isinstance(base, bool) or not isinstance(base, Integral) or not 1 <= base <= 65535:
         raise AddressError(f"{source}: expected a port, a whole number from 1 to 65535.")
-    if count > 65535:
-        raise AddressError(f"{count} tasks on one node; expected at most 65535: each needs a port.")
     if base + count - 1 > 65535:
         raise AddressError(
             f"{source} and {count} tasks on a node need the ports up to {base + count - 1}; "
-            f"expected none above 65535. Use a port_base of at most {65536 - count}."
+            "expected none above 65535. Use a lower port_base, or start fewer tasks on each node."
         )
     return range(int(base), int(base) + count)
 
@@ -102,16 +98,14 @@ def _ports_from(base: int, count: int, source: str) -> range:
 def _derive_first_port(job_id: str, step_id: str, count: int) -> int:
     """Returns the first port of the block of this job and step.
 
-    Jobs and steps that run on a node at the same time mostly have ids that follow each other. Such
-    jobs get neighbouring blocks, and such steps of a job blocks that are the golden section of the
-    range apart: never the same block. The blocks repeat after as many jobs as there are blocks.
+    Jobs that run on a node at the same time mostly have consecutive ids, and so have their steps.
+    Consecutive jobs get neighbouring blocks. Consecutive steps of a job get blocks that are the
+    golden section of the range apart.
     """
     block = _SMALLEST_BLOCK
     while block < count:
         block *= 2
-    blocks = (_LAST_PORT - _FIRST_PORT + 1) // block
-    if not blocks:
-        return _ports_from(_FIRST_PORT, count, "ports derived from SLURM_JOB_ID")[0]
+    blocks = max(1, (_LAST_PORT - _FIRST_PORT + 1) // block)
     return _FIRST_PORT + _number_of_step(job_id, step_id, blocks) * block
 
 

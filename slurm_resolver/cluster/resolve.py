@@ -8,7 +8,7 @@ from typing import Callable, Collection, Dict, List, Mapping, Optional, Tuple
 
 from slurm_resolver.cluster.addresses import Hosts, find_hosts, find_service
 from slurm_resolver.cluster.alone import why_alone
-from slurm_resolver.cluster.cluster import Cluster
+from slurm_resolver.cluster.cluster import Cluster, Task
 from slurm_resolver.cluster.gpus import NodeGpus, choose_gpus
 from slurm_resolver.cluster.jobs import job_counts, jobs_with_gpus
 from slurm_resolver.cluster.layout import (
@@ -26,13 +26,12 @@ from slurm_resolver.cluster.options import (
 )
 from slurm_resolver.cluster.ports import Ports, choose_ports
 from slurm_resolver.cluster.roles import Roles, assign_roles
-from slurm_resolver.cluster.tasks import Task
 from slurm_resolver.errors import AddressError, LayoutError, UnknownLayoutError
 from slurm_resolver.log import warn_once
 from slurm_resolver.slurm.step import SlurmStep
 from slurm_resolver.slurm.variable import Environ
 
-# Returns the layout, and the step with what has taken the place of variables.
+# Returns the layout, and the step with the values that replaced variables.
 LayoutOf = Callable[[SlurmStep, ClusterOptions], Tuple[SlurmStep, Layout]]
 
 
@@ -51,13 +50,13 @@ def resolve(
 ) -> Cluster:
     """Returns the cluster of the Slurm step that this process belongs to.
 
-    It changes nothing, except where the tasks have to tell each other where they run: then it
-    connects to the step's coordination service, and leaves the answer in SLURM_RESOLVER_LAYOUT.
+    It changes nothing, unless the tasks have to tell each other where they run: then it connects
+    to the step's coordination service, and leaves the answer in SLURM_RESOLVER_LAYOUT.
 
     Args:
         jobs, port_base, placement, worker_order, het_groups, node_address, gpu_jobs, layout, local:
             the options of `SlurmClusterResolver`, which explains them.
-        environ: the variables to read, by default `os.environ`. With any other mapping, as with the
+        environ: the variables to read, by default `os.environ`. With any other mapping, such as the
             variables of another task, "auto" is "environment".
 
     Returns:
@@ -69,8 +68,8 @@ def resolve(
         NotInStepError: for one of several tasks that has no rank: inside an allocation without
             srun, under another launcher, in a cleaned environment; with `jobs` outside Slurm.
         EnvironmentValueError: for a variable that is missing; an UnreadableValueError, which is a
-            ValueError too, for one whose value cannot be used.
-        LayoutError: where it cannot be known where the ranks run.
+            ValueError too, for a value that cannot be used.
+        LayoutError: if it cannot be known where the ranks run.
         JobsError, AddressError: for arguments that do not fit the step.
         GpuError: for GPU variables that are not a list of devices, or show more than was granted.
     """
@@ -90,8 +89,7 @@ def resolve_step(
 ) -> Cluster:
     """Returns the cluster of a step that was read, as `resolve` does.
 
-    `layout_of` takes the place of Slurm's layout; `is_told` is whether it says this process's rank
-    as well.
+    `layout_of` replaces Slurm's layout; with `is_told` it also gives this process's rank.
     """
     options.check_choices()
     reason = why_alone(step, options, is_told)
@@ -110,7 +108,7 @@ def resolve_step(
 def find_layout(step: SlurmStep, options: ClusterOptions, source: str = "environment") -> Layout:
     """Returns the layout: from the variables, or from what the tasks tell each other.
 
-    `source` names what took the place of a variable in every task, such as an argument.
+    `source` names what replaced a variable in every task, such as an argument.
     """
     reason = ""
     if options.layout != "rendezvous":
@@ -144,20 +142,16 @@ def build_cluster(
     most_tasks = max(layout.local_rank_of) + 1
     ports = choose_ports(step, most_tasks, options.port_base, bool(layout.components))
     hosts = find_hosts(step, layout.nodes, layout.num_tasks, options)
-    cluster = Cluster(
-        layout=layout,
-        roles=roles,
-        addresses=_addresses(layout, roles, hosts, ports),
-        ports_source=ports.source,
-        step=step,
-    )
+    addresses = _addresses(layout, roles, hosts, ports)
+    cluster = Cluster(None, layout, roles, addresses, ports_source=ports.source, step=step)
     if len(set(hosts.values())) < len(hosts):
         _check_addresses(cluster)
     if step.rank is None:
         return cluster
     node_gpus = _gpus_of_node(step, layout, roles, options)
+    job, ranks = next((job, ranks) for job, ranks in roles.items() if step.rank in ranks)
     return cluster._replace(
-        task=_own_task(cluster, step.rank),
+        task=cluster.make_task(job, ranks.index(step.rank)),
         gpu_decision=choose_gpus(node_gpus, layout.local_rank_of[step.rank]),
         node_gpus=node_gpus,
         service=find_service(step, layout.num_tasks, ports.meeting_port, hosts, layout),
@@ -189,16 +183,6 @@ def _check_addresses(cluster: Cluster) -> None:
                 f"and {task.node} the same address, {task.address}; expected a different host for "
                 "every node."
             )
-
-
-def _own_task(cluster: Cluster, rank: int) -> Task:
-    """Returns ``cluster.tasks[rank]`` without making the others."""
-    layout = cluster.layout
-    assert layout is not None
-    job, ranks = next((job, ranks) for job, ranks in cluster.roles.items() if rank in ranks)
-    index = ranks.index(rank)
-    node, local_rank = layout.nodes[layout.node_of[rank]], layout.local_rank_of[rank]
-    return Task(rank, node, local_rank, job, index, cluster.addresses[job][index])
 
 
 def _gpus_of_node(

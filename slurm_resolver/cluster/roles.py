@@ -22,18 +22,15 @@ def assign_roles(
 ) -> Roles:
     """Assigns a job and an index to every rank of the layout.
 
-    The placement "rank" assigns ranks to jobs in alphabetical order of the job names, exactly as
-    TensorFlow's own resolver. "spread" does the same if that spreads the parameter servers over the
-    nodes as evenly as possible, and puts no more of them on the chief's node than necessary.
-    Otherwise the chief gets the first rank, and the parameter servers the first free ranks of one
-    node after the other, the chief's node last in every round. The other jobs get the remaining
-    ranks in alphabetical order. The tasks of a tf.data service are taken off before, always from
-    the node that has most tasks then.
+    The placement "rank" assigns ranks to jobs in alphabetical order of the job names, as
+    TensorFlow's own resolver does. "spread" does the same if that spreads the parameter servers
+    over the nodes as evenly as possible, and puts no more of them on the chief's node than
+    necessary. Otherwise the chief gets the first rank, and the parameter servers the first free
+    ranks of one node after the other, the chief's node last in every round. The other jobs get the
+    remaining ranks in alphabetical order. Before all of them, each task of a tf.data service gets a
+    rank of the node that has the most free ranks.
 
-    Args:
-        layout: where the ranks run.
-        counts: the number of tasks of each job that has any; they sum to the tasks of the step.
-        options: `placement`, `worker_order` and `het_groups`.
+    `counts` is the number of tasks of each job that has any. They sum to the tasks of the step.
 
     Raises:
         JobsError: for `het_groups` that do not fit.
@@ -98,9 +95,9 @@ def _assign(
 ) -> Roles:
     """Returns the ranks of each job, ascending.
 
-    The jobs get their ranks in `order`, but those in `allowed`, which may get these ranks only,
-    before the others. The ranks of the jobs in `apart` depend on the nodes; others get the lowest
-    free ranks.
+    The jobs get their ranks in `order`; the jobs in `allowed` come first and get only the ranks
+    given there. The ranks of the jobs in `apart` depend on the nodes; others get the lowest free
+    ranks.
     """
     roles: Roles = {}
     free: Sequence[int] = range(layout.num_tasks)
@@ -127,10 +124,7 @@ def _assign(
 
 
 def _is_as_even(layout: Layout, roles: Roles, spread: Roles) -> bool:
-    """Whether these roles spread the parameter servers as evenly as those made for that.
-
-    The chief's node must have no more of them either.
-    """
+    """Whether `roles` put as few parameter servers on each node, and the chief's, as `spread`."""
     on_nodes, evenly = (
         Counter(map(layout.node_of.__getitem__, each["ps"])) for each in (roles, spread)
     )
@@ -147,19 +141,21 @@ def _spread_ranks(
 ) -> List[int]:
     """Returns `count` of the free ranks, spread over the nodes: the lowest ranks of each node.
 
-    In every round each node gives one, as long as it has any. The chief's node is last in every
-    round, so that it is the first to give none.
+    In every round each node gives one, as long as it has any; the chief's node comes last.
     """
     tasks_on = Counter(map(node_of.__getitem__, free))
     nodes = sorted(tasks_on, key=lambda node: (node == chief_node, node))
     wanted = dict.fromkeys(nodes, 0)
-    while count:
-        nodes = [node for node in nodes if wanted[node] < tasks_on[node]][:count]
+    left = count
+    while left:
+        nodes = [node for node in nodes if wanted[node] < tasks_on[node]][:left]
         for node in nodes:
             wanted[node] += 1
-        count -= len(nodes)
-    found = []
+        left -= len(nodes)
+    found: List[int] = []
     for rank in free:
+        if len(found) == count:
+            break
         if wanted[node_of[rank]]:
             wanted[node_of[rank]] -= 1
             found.append(rank)
@@ -169,9 +165,8 @@ def _spread_ranks(
 def _ranks_of_fullest_nodes(node_of: Sequence[int], free: Sequence[int], count: int) -> List[int]:
     """Returns `count` of the free ranks such that the others are spread evenly over the nodes.
 
-    Each is the last free rank of the node that has most of them then, and of such nodes of that
-    with the highest first rank: the lowest rank of all is the last to be taken. So each node has as
-    many of those who train, and share its GPUs, as can be.
+    Each is the last free rank of the node that has the most of them. Of several such nodes it is
+    the one with the highest first rank, so that the lowest rank of all is taken last.
     """
     ranks_on: Dict[int, List[int]] = defaultdict(list)
     for rank in free:

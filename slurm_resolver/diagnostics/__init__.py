@@ -1,1 +1,1 @@
-"""What went wrong: known messages in logs, and what belongs in a bug report."""
+"""Known messages in logs, and bug reports."""

@@ -1,8 +1,7 @@
-"""What belongs in a bug report: versions, the machine, the variables, and the cluster they give.
+"""A bug report: versions, the machine, the variables, and the cluster.
 
-Secrets stay out by two rules: only variables that are known to hold none are shown with their
-values, and in these the user's name and home are replaced. Of the others that Slurm or TensorFlow
-may have set the report has only the names.
+Two rules keep secrets out: the report contains the values of variables that are known to hold none,
+with the user's name and home replaced; of others that concern Slurm or TensorFlow, only the names.
 """
 
 from __future__ import annotations
@@ -30,10 +29,9 @@ _PACKAGES = (
     *("tensorflow", "tensorflow-cpu", "tensorflow-rocm", "tf-nightly", "keras", "tf_keras"),
     *("numpy", "grpcio", "protobuf", "nvidia-ml-py", "nvidia-nccl-cu12"),
 )
-_PROGRAMS = ("srun", "nvidia-smi")
 _PROGRAM_SECONDS = 5.0
 
-# Beside those that this package reads: variables that place tasks, or change TensorFlow's network.
+# In addition to those that this package reads: they place tasks, or change TensorFlow's network.
 _SHOWN_WITH_VALUE = re.compile(
     r"SLURM_((JOB_)?(CPU|DIST|GPU|HET|MEM|NNODES|NODELIST|NPROCS|NTASKS|NUM|STEP|TASKS)|KILL)[A-Z_]*"
     r"|SLURMD_(NODENAME|TRES_BIND)|GRPC_(?!XDS_)[A-Z_]+|NCCL_[A-Z_]+|OMP_[A-Z_]+|PYTHONUNBUFFERED"
@@ -46,10 +44,7 @@ _SECRET = re.compile(r"TOKEN|SECRET|PASSW|JWT|CREDENTIAL|API_?KEY|AUTH|COMMENT|C
 
 
 def make_report(environ: Mapping[str, str]) -> Report:
-    """Returns the report: by section, the facts by name.
-
-    It neither asks Slurm's controller nor imports TensorFlow.
-    """
+    """Returns the facts by section and name, without Slurm's controller or TensorFlow."""
     return {
         "versions": _versions(),
         "machine": _machine(),
@@ -65,7 +60,7 @@ def _versions() -> Dict[str, str]:
             versions[name] = importlib.metadata.version(name)
         except importlib.metadata.PackageNotFoundError:
             continue
-    for program in _PROGRAMS:
+    for program in ("srun", "nvidia-smi"):
         if shutil.which(program):
             versions[program] = _first_line(program, "--version")
     return versions
@@ -90,7 +85,7 @@ def _machine() -> Dict[str, str]:
         "libc": " ".join(platform.libc_ver()).strip() or "unknown",
         "cpus": f"{len(os.sched_getaffinity(0))} of {os.cpu_count()}",
         "memory": f"{memory / 2**30:.1f} GiB",
-        "gpus": "unknown (nvidia-ml-py is missing, or a driver)" if gpus is None else str(gpus),
+        "gpus": "unknown (no nvidia-ml-py, or no driver)" if gpus is None else str(gpus),
         "terminal": str(sys.stdout.isatty()),
     }
 
@@ -119,10 +114,10 @@ def _without_user(text: str) -> str:
 
 
 def _cluster(environ: Mapping[str, str]) -> Dict[str, str]:
-    """Returns what the variables alone tell, as a report must not wait for other tasks."""
+    """Returns the cluster by the variables alone: a report must not wait for other tasks."""
     try:
         if SlurmStep.read(environ).place == "none":
-            return {"tasks": "none: there is no Slurm here"}
+            return {"tasks": "none: not in a Slurm step"}
         cluster = resolve(layout="environment", environ=environ)
     except SlurmResolverError as error:
         return {"error": _without_user(f"{type(error).__name__}: {error}")}

@@ -1,10 +1,11 @@
-"""Which task of a run failed first, by the logs that its tasks have left.
+"""Finds the task of a run that failed first, in the logs of its tasks.
 
-A task fails by a Python error, whose traceback ends its output, or srun tells how it ended. The
-others then fail because of it: with errors of calls to it, or as srun ends them.
+A task fails with a Python error, whose traceback ends its output, or srun, `slurm-resolver run` or
+another task reports how it ended. The other tasks then fail because of it: their calls to it fail,
+or srun ends them.
 
-In one log the order of the lines is that of time. Several logs are compared by the last time that
-stands in a line before, as far as the clocks of the nodes agree.
+Lines of one log are in the order of time. Several logs are compared by the last time stamp before
+the failure, as precisely as the clocks of the nodes agree.
 """
 
 from __future__ import annotations
@@ -14,40 +15,50 @@ import time
 from dataclasses import dataclass
 from typing import Dict, List, NamedTuple, Optional, Sequence, Tuple
 
-# What is seen in a task because another one, or a connection to it, has failed.
+from slurm_resolver.diagnostics.log_messages import explain
+
+# Messages in a task about the failure of another task, or of a connection to it.
 _FOLLOWS = {
-    *("task-unhealthy", "leader-lost", "barrier-failed", "peer-refused", "peer-unreachable"),
-    *("peer-closed", "parameter-server-lost", "worker-lost", "peer-call-failed", "session-waits"),
-    *("tasks-missing", "deadline-exceeded", "collective-aborted", "fit-failed", "cancelled"),
-    *("rendezvous-error", "task-restarted"),
+    *("task-unhealthy", "leader-lost", "leader-not-started", "barrier-failed", "peer-refused"),
+    *("peer-ended", "peer-unreachable", "peer-closed", "parameter-server-lost", "worker-lost"),
+    *("peer-call-failed", "session-waits", "tasks-missing", "deadline-exceeded", "task-gone"),
+    *("collective-aborted", "fit-failed", "cancelled", "rendezvous-error", "task-restarted"),
+    "task-not-started",
 }
 # TensorFlow's errors of calls to another task.
 _CALL_ERRORS = re.compile(r"errors_impl\.(?:Unavailable|Aborted|Cancelled|DeadlineExceeded)Error:")
-_MOST_LINES_AFTER = 200  # of a task, after the error that has ended it; TensorFlow's may be long
-_LONGEST = 2000  # characters of a line that are looked at
-_LABEL = re.compile(r" *(\d{1,7}): ?")  # of srun --label
-# The node is None where tasks of several have ended alike: "n[8-9]: tasks 0-1".
-_TASK_END = re.compile(r"srun: error: (?:([\w.-]+)|[\w.,\[\]-]+): tasks? ((\d+)[\d,-]*): (.+)")
+_MOST_LINES_AFTER = 200  # a task may write after its last error; TensorFlow's own may be long
+_LONGEST = 2000  # characters of a line that are read
+_LABEL = re.compile(r" *(\d{1,7}): ?")  # of --label
+# The node is None if tasks of several nodes ended alike: "n[8-9]: tasks 0-1".
+_TASK_END = re.compile(
+    r"srun: error: (?:(?P<node>[\w.-]+)|[\w.,\[\]-]+): tasks? (?P<rank>\d+)[\d,-]*: (?P<how>.+)"
+)
+_RUN_END = re.compile(
+    r"slurm-resolver run: task (?P<rank>\d+) (?:ended with|was ended by) (?P<how>.+?)(?:; ending|$)"
+)
+# A task that this package reports to the others.
+_GONE = re.compile(r".*\(rank (\d+) on (\S+)\) (?:is gone|is lost|has failed)[^:]*: (.+)")
 _NODE = re.compile(r"srun: error: Node failure on ([\w.-]+)")
 _ENDS_ALL = re.compile(
     r"srun: (?:Terminating |Job step aborted)|.{0,80}\*\*\* (?:STEP|JOB) \S+ ON \S+ CANCELLED AT "
 )
 _TRACEBACK = "Traceback (most recent call last)"
 _TIME = re.compile(
-    r"\[?(\d{4}-\d\d-\d\d)[T ](\d\d:\d\d:\d\d)"  # TensorFlow, and most loggers of Python
+    r"\[?(\d{4}-\d\d-\d\d)[T ](\d\d:\d\d:\d\d)"  # TensorFlow, and most of Python's loggers
     r"|[IWEF]\d{4} \d\d:\d\d:(\d{9,10})\.\d"  # absl before it is initialized: since 1970
 )
 
 
 class Failure(NamedTuple):
-    """How a task has failed.
+    """How a task failed.
 
     Attributes:
-        task: its rank, and its node where srun has told it; '' where nothing tells.
+        task: its rank, with its node if known; '' if the log does not say.
         line_number: of `line`, from 1.
         line: the error.
-        time: the last time that the task's log tells before, in seconds since 1970.
-        follows: whether it is an effect of another task's failure, as far as is known.
+        time: the last time stamp before it in the task's log, in seconds since 1970.
+        follows: whether another task's failure caused it, as far as is known.
     """
 
     task: str
@@ -59,7 +70,7 @@ class Failure(NamedTuple):
 
 @dataclass
 class _Task:
-    """What was read of one task: its last time, and the error that its last traceback ends with."""
+    """A task's last time stamp, and the error at the end of its last traceback."""
 
     time: Optional[float] = None
     in_traceback: bool = False
@@ -77,62 +88,78 @@ class _Task:
 
 
 class FailureReader:
-    """Reads a log, line by line, to tell which of its tasks failed first."""
+    """Reads a log, line by line, and finds the first failure of its tasks."""
 
     def __init__(self) -> None:
         self._tasks: Dict[str, _Task] = {}  # by rank; '' without a label
-        self._ends: Dict[str, Failure] = {}  # by rank, as srun tells them
+        self._ends: Dict[str, Failure] = {}  # by rank, as the launcher reports them
+        self._gone: Dict[str, Failure] = {}  # by rank, as this package reports them
         self._node: Optional[Failure] = None  # the first that failed
-        self._all_end = False  # srun, or somebody else, ends all tasks
+        self._all_end = False  # srun, or a user, ends all tasks
         self._last_number = 0
 
     def read(self, number: int, text: str) -> None:
-        """Takes a line, or the first piece of a long one; further pieces are not looked at."""
+        """Reads a line, or the first piece of a long line; it ignores further pieces."""
         if number == self._last_number:
             return
         self._last_number = number
         text = text[:_LONGEST]
-        if _ENDS_ALL.match(text):
-            self._all_end = True
-        if text.startswith("srun: "):
+        self._all_end = self._all_end or _ENDS_ALL.match(text) is not None
+        if text.startswith(("srun: ", "slurm-resolver run: ")):
             if not self._all_end:
                 self._read_end(number, text.rstrip())
             return
         label = _LABEL.match(text)
-        task = self._tasks.setdefault(label[1] if label else "", _Task())
+        rank = label[1] if label else ""
+        task = self._tasks.setdefault(rank, _Task())
         task.read(number, text[label.end() :] if label else text)
+        gone = _GONE.match(text)
+        if gone:
+            why = gone[3].rstrip()
+            failure = Failure(_place(*gone.groups()[:2]), number, why, task.time)
+            self._gone.setdefault(gone[1], failure._replace(follows=follows_another(why)))
 
     def _read_end(self, number: int, text: str) -> None:
-        end, node = _TASK_END.match(text), _NODE.match(text)
+        node = _NODE.match(text)
         if node and self._node is None:
             self._node = Failure(f"node {node[1]}", number, "Node failure")
+        end = _TASK_END.match(text) or _RUN_END.match(text)
         if end:
-            rank = end[3]
-            where = f"rank {rank} on {end[1]}" if end[1] else f"rank {rank}"
+            rank = end["rank"]
             task = self._tasks.get(rank)
-            failure = Failure(where, number, end[4], task.time if task else None)
+            where = _place(rank, end.groupdict().get("node"))
+            failure = Failure(where, number, end["how"], task.time if task else None)
             self._ends.setdefault(rank, failure)
 
     def first(self) -> Optional[Failure]:
-        """Returns the failure of the task that failed first; None where none did."""
-        told = [self._node] if self._node else []
+        """Returns the failure of the task that failed first; None if no task failed."""
+        failures = [self._node] if self._node else []
         for rank, task in self._tasks.items():
             if task.error is not None and task.lines_after <= _MOST_LINES_AFTER:
-                told.append(self._with_task(rank, task.error))
+                failures.append(self._with_task(rank, task.error))
         with_error = {rank for rank, task in self._tasks.items() if task.error is not None}
-        if "" not in with_error:
-            told += [end for rank, end in self._ends.items() if rank not in with_error]
-        return min(told, key=lambda failure: (failure.follows, failure.line_number), default=None)
+        reports = dict(self._gone)
+        for rank, end in self._ends.items() if "" not in with_error else ():
+            gone = reports.setdefault(rank, end)  # the launcher knows how, but may report later
+            line_number = min(gone.line_number, end.line_number)
+            reports[rank] = end._replace(task=gone.task, line_number=line_number)
+        failures += [report for rank, report in reports.items() if rank not in with_error]
+        return min(failures, key=lambda one: (one.follows, one.line_number), default=None)
 
     def _with_task(self, rank: str, error: Failure) -> Failure:
         if not rank and len(self._ends) == 1:
             (rank,) = self._ends
-        where = self._ends[rank].task if rank in self._ends else f"rank {rank}" if rank else ""
+        report = self._gone.get(rank) or self._ends.get(rank)
+        where = report.task if report else _place(rank)
         return error._replace(task=where, follows=follows_another(error.line))
 
 
+def _place(rank: str, node: Optional[str] = None) -> str:
+    return f"rank {rank}" + (f" on {node}" if node else "") if rank else ""
+
+
 def first_of(failures: Sequence[Optional[Failure]]) -> List[int]:
-    """Returns the numbers of logs, that of the task that failed first before the others.
+    """Returns the numbers of the logs; the log of the task that failed first is the first.
 
     Args:
         failures: the first failure in each log.
@@ -146,9 +173,7 @@ def first_of(failures: Sequence[Optional[Failure]]) -> List[int]:
 
 
 def follows_another(line: str) -> bool:
-    """Whether an error is the effect of another task's failure, as far as is known."""
-    from slurm_resolver.diagnostics.log_messages import explain
-
+    """Returns whether another task's failure caused an error, as far as is known."""
     found = {finding.id for finding in explain([line])}
     return bool(found & _FOLLOWS or (not found and _CALL_ERRORS.search(line)))
 

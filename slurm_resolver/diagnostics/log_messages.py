@@ -1,7 +1,7 @@
-"""The search for known messages in a log, in one pass.
+"""Searches a log for known messages, in one pass.
 
-A log may be long, and hold progress bars and bytes that are not text. The time grows linearly with
-its size, and the memory with the number of findings, which is bounded.
+A log may be long, and contain progress bars and bytes that are not text. The time grows linearly
+with its size. The memory grows with the number of findings, which is bounded.
 """
 
 from __future__ import annotations
@@ -12,14 +12,19 @@ import re
 from collections import Counter
 from typing import BinaryIO, Callable, Dict, Iterable, List, NamedTuple, Optional, Set, Tuple
 
-from slurm_resolver.diagnostics.known_messages import KNOWN_MESSAGES, KnownMessage
+from slurm_resolver.diagnostics.known_messages import (
+    KNOWN_MESSAGES,
+    PEER_ENDED,
+    TASKS_MET,
+    KnownMessage,
+)
 
 
 class Finding(NamedTuple):
-    """A known message in a log: where it first appears, what it means and what to do.
+    """A known message in a log: its first line, its cause and its remedy.
 
     Attributes:
-        address: the task that it names: `host:port`, `/job:worker/replica:0/task:3`, or srun's
+        address: the task in the message: `host:port`, `/job:worker/replica:0/task:3`, or srun's
             `n10: task 1`.
         count: the number of lines with this message and address.
     """
@@ -45,8 +50,8 @@ _ADDRESS = re.compile(
     r"|ipv[46]:((?:[\d.]{7,15}|(?:%5B|\[)[\w:.%]{2,60}?(?:%5D|\])):\d{1,5})"
     r'|"target_address":"([\w.:\[\]-]{3,255})"'
 )
-# What TensorFlow prints in a task that ends some time after the first one, which runs the
-# coordination service: nothing was under way that it could abort, else lines about that follow.
+# TensorFlow prints this in a task that ends some time after the first task, which runs the
+# coordination service. If that aborted an operation, further lines say so.
 _END_NOISE = re.compile(
     r"BaseCollectiveExecutor::StartAbort UNAVAILABLE: (?!Error reported from)"
     r"|^ *(?:\d{1,7}: ?)?(?:Additional GRPC error information|:UNKNOWN:Error received) from "
@@ -57,7 +62,7 @@ _CONTROL_CHARACTERS = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]+")
 def explain(lines: Iterable[str]) -> List[Finding]:
     """Returns a finding for each known message and address in `lines`, in order of appearance.
 
-    None where all of them are what TensorFlow prints at the good end of a task that ends last.
+    The list is empty if all of them are messages that TensorFlow prints at the end of a good run.
     """
     return explain_file(io.BytesIO("\n".join(lines).encode("utf-8", "replace")))
 
@@ -67,7 +72,7 @@ def explain_file(
 ) -> List[Finding]:
     """Does the same for an open file of any bytes.
 
-    `reader` gets the number and the text of each line as well, or of each piece of a long one.
+    `reader` also gets the number and the text of each line, or of each piece of a long line.
     """
     findings = _Findings()
     group: List[Tuple[int, str]] = []
@@ -75,7 +80,7 @@ def explain_file(
     for piece in iter(lambda: stream.readline(_LONGEST), b""):
         text = piece.decode("utf-8", "replace")
         reader(number, text)
-        # a carriage return, as of a progress bar, separates texts like the end of a line
+        # a carriage return, as in a progress bar, separates texts like the end of a line
         group += [(number, part) for part in text.split("\r")]
         size += len(piece) + 100  # an empty line takes memory too
         number += piece.endswith(b"\n")
@@ -83,21 +88,30 @@ def explain_file(
             findings.read(group)
             group, size = [], 0
     findings.read(group)
-    return findings.told()
+    return findings.all()
 
 
 class _Findings:
-    """The findings by id and address, while a log is read."""
+    """Collects the findings of a log by id and address."""
 
     def __init__(self) -> None:
         self._found: Dict[_Key, Finding] = {}
         self._num_addresses: Counter[str] = Counter()
         self._last_line: Dict[_Key, int] = {}  # the last one that was counted
         self._unresolved: Dict[_Key, re.Pattern[str]] = {}
-        self._telling: Set[_Key] = set()  # with a line that is no noise
+        self._significant: Set[_Key] = set()  # with a line that is not _END_NOISE
+        self._tasks_met = False
 
-    def told(self) -> List[Finding]:
-        return list(self._found.values()) if self._telling & self._found.keys() else []
+    def all(self) -> List[Finding]:
+        if not self._significant & self._found.keys():
+            return []
+        id, cause, remedy = PEER_ENDED.id, PEER_ENDED.cause, PEER_ENDED.remedy
+        return [
+            one._replace(id=id, cause=cause, remedy=remedy)
+            if self._tasks_met and one.id == "peer-refused"
+            else one
+            for one in self._found.values()
+        ]
 
     def read(self, group: List[Tuple[int, str]]) -> None:
         joined = "\n".join([text for _, text in group])
@@ -115,6 +129,7 @@ class _Findings:
 
     def _add(self, known: KnownMessage, number: int, match: re.Match[str]) -> None:
         text = match.string
+        self._tasks_met = self._tasks_met or TASKS_MET.search(text) is not None
         key: _Key = (known.id, _named_task(match))
         if key not in self._found and self._num_addresses[known.id] >= _MOST_ADDRESSES:
             key = (known.id, None)
@@ -131,11 +146,11 @@ class _Findings:
             self._found[key] = before._replace(count=before.count + 1)
         self._last_line[key] = number
         if _END_NOISE.search(text) is None:
-            self._telling.add(key)
+            self._significant.add(key)
 
 
 def _named_task(match: re.Match[str]) -> Optional[str]:
-    """Returns the task that the pattern found, or the next one in the line, or the last before."""
+    """Returns the task in the match, or the next one in the line, or the last one before it."""
     named = match.groupdict().get("address")
     if named:
         return printable(named)
@@ -150,12 +165,12 @@ def _named_task(match: re.Match[str]) -> Optional[str]:
 
 
 def _shorten(text: str, start: int) -> str:
-    """Returns the part of the line around the message, printable and short."""
+    """Returns the part of the line around the message, without control characters."""
     first = start - 40 if start > _SHOWN_LENGTH // 2 else 0
     part = printable(text[first : first + _SHOWN_LENGTH])
     return ("… " if first else "") + part + (" …" if len(text) > first + _SHOWN_LENGTH else "")
 
 
 def printable(text: str) -> str:
-    """Returns the text without what would do something to a terminal."""
+    """Returns the text without control characters, which could change the terminal."""
     return _CONTROL_CHARACTERS.sub(" ", text).strip()

@@ -87,6 +87,8 @@ def inherited_environment(environ: Mapping[str, str], options: RunOptions) -> Di
     }
     # Python would keep back what a task prints into a pipe until the task ends.
     kept.setdefault("PYTHONUNBUFFERED", "1")
+    # TensorFlow's warnings and errors stay visible.
+    kept.setdefault("TF_CPP_MIN_LOG_LEVEL", "1")
     return kept
 
 

@@ -18,6 +18,12 @@ from slurm_resolver.local import RunOptions
 
 _LONGEST_LINE = 1024 * 1024
 
+# TensorFlow 2.21 logs these while it is loaded, before it reads TF_CPP_MIN_LOG_LEVEL.
+_EARLY_NOTES = re.compile(
+    rb"WARNING: All log messages before absl::InitializeLog\(\) is called"
+    rb"|I0000 \S+ +\d+ (port\.cc:\d+\] oneDNN custom|cudart_stub\.cc:\d+\] Could not find cuda)"
+)
+
 # The fields of a file name, and the variables of the task that they stand for.
 _VARIABLES = {
     **{"t": "SLURM_PROCID", "j": "SLURM_JOB_ID", "s": "SLURM_STEP_ID", "n": "SLURM_NODEID"},
@@ -42,6 +48,7 @@ class Output:
         self._files: Dict[str, BinaryIO] = {}
         self._threads: List[threading.Thread] = []
         self._lock = threading.Lock()
+        self._shows_notes = os.environ.get("TF_CPP_MIN_LOG_LEVEL") == "0"
 
     def prepare(self, rank: int, variables: Mapping[str, str]) -> int:
         """Opens a task's file, and returns what Popen takes as its stderr: a pipe, or stdout's.
@@ -101,6 +108,8 @@ class Output:
                 if len(rest) > _LONGEST_LINE:
                     lines.append(rest)
                     rest = b""
+                if not self._shows_notes:
+                    lines = [line for line in lines if not _EARLY_NOTES.match(line)]
                 labelled = b"".join(label + line + b"\n" for line in lines)
                 self._write(target, piece if at_once else labelled)
             if rest and not at_once:

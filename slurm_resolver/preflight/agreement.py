@@ -13,7 +13,7 @@ from slurm_resolver.version import __version__
 
 Note = Dict[str, Any]
 
-# The keys of `agreement_facts` that are compared, causes before effects, as messages name them.
+# The keys of `agreement_facts` and their names in messages, causes before effects.
 _COMPARED = {
     "version": "the version of slurm_resolver",
     "tensorflow": "the version of TensorFlow",
@@ -25,14 +25,11 @@ _COMPARED = {
 
 
 def agreement_facts(cluster: Cluster) -> Note:
-    """Returns what a task tells the others about itself and the cluster that it resolved."""
-    counts: Dict[str, int] = {}
-    for task in cluster.tasks:
-        counts[task.job] = counts.get(task.job, 0) + 1
+    """Returns what a task tells the others about its versions and the cluster that it resolved."""
     return {
         "version": __version__,
         "tensorflow": find_tensorflow_version(),
-        "jobs": counts,
+        "jobs": {job: len(ranks) for job, ranks in cluster.roles.items()},
         "layout": _digest([(task.node, task.local_rank) for task in cluster.tasks]),
         "roles": _digest([(task.job, task.index) for task in cluster.tasks]),
         "addresses": _digest([task.address for task in cluster.tasks]),
@@ -44,10 +41,9 @@ def _digest(value: Any) -> str:
 
 
 def find_disagreement(notes: Mapping[int, Note], cluster: Cluster) -> List[str]:
-    """Returns the first thing that tasks disagree on, with its values; [] where all agree.
+    """Returns the first difference between the tasks, with its values; [] if all agree.
 
-    Further differences are effects of this one. The value of the fewest tasks comes first, as it
-    is most likely the wrong one.
+    The value of the fewest tasks comes first, as it is most likely the wrong one.
     """
     for key, what in _COMPARED.items():
         ranks_by_value: Dict[str, List[int]] = {}

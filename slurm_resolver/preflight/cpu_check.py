@@ -1,7 +1,7 @@
-"""Which CPUs the tasks of a step may use, and whether a node's tasks get in each other's way.
+"""Whether the CPUs that each task may use suffice.
 
-TensorFlow starts as many threads as the process may use CPUs (sched_getaffinity). A task that is
-bound to one CPU of many, or to those of another, trains slowly, and no message says so.
+TensorFlow starts a thread for each CPU that the process may use (sched_getaffinity). A task that is
+bound to one CPU of many, or to another task's, trains slowly without a message.
 """
 
 from __future__ import annotations
@@ -16,22 +16,13 @@ from slurm_resolver.wording import counted, ranges_of
 
 
 class CpuFacts(NamedTuple):
-    """What a task tells the others.
-
-    Attributes:
-        rank: of the task.
-        mask: the CPUs that it may use, bit N for CPU N.
-        machine: the number of CPUs of the node.
-        granted: those of the step on the node by SLURM_CPUS_ON_NODE; 0 where it is not set.
-        per_task: SLURM_CPUS_PER_TASK; 0 where it is not set.
-        uses_gpus: whether the task uses GPUs.
-    """
+    """What a task tells the others."""
 
     rank: int
-    mask: int
-    machine: int
-    granted: int = 0
-    per_task: int = 0
+    mask: int  # the CPUs that it may use, bit N for CPU N
+    machine: int  # the number of CPUs of the node
+    granted: int = 0  # SLURM_CPUS_ON_NODE; 0 if it is not set
+    per_task: int = 0  # SLURM_CPUS_PER_TASK; 0 if it is not set
     uses_gpus: bool = False
 
 
@@ -55,7 +46,7 @@ def check_cpus(by_node: Mapping[str, Sequence[CpuFacts]]) -> Result:
 
 
 def find_problem(node: str, tasks: Sequence[CpuFacts]) -> str:
-    """Returns what slows down the tasks of a node and can be changed by their user; '' for none."""
+    """Returns what slows down the tasks of a node, and what to do about it; or ''."""
     together = 0
     for task in tasks:
         together |= task.mask

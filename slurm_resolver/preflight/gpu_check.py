@@ -17,26 +17,16 @@ from slurm_resolver.slurm.gpu_variables import count_driver_gpus, read_visible_d
 
 
 class GpuFacts(NamedTuple):
-    """What a task that uses GPUs tells the others.
-
-    Attributes:
-        rank, job: of the task.
-        devices: the GPUs that it uses.
-        from_zero: whether it is shown fewer than the step has on the node, numbered from 0.
-        granted: the number of GPUs that the step has on the node; 0 where it is unknown.
-        bind: SLURMD_TRES_BIND.
-        missing: how many of the GPUs that Slurm shows the driver does not know.
-        names: as `TaskDevices.gpus`.
-    """
+    """What a task that uses GPUs tells the others."""
 
     rank: int
     job: str
-    devices: Sequence[str]
-    from_zero: bool = False
-    granted: int = 0
-    bind: str = ""
-    missing: int = 0
-    names: Optional[Sequence[str]] = None
+    devices: Sequence[str]  # that it uses
+    from_zero: bool = False  # whether it sees only some of the step's on the node, numbered from 0
+    granted: int = 0  # the step's on the node; 0 if unknown
+    bind: str = ""  # SLURMD_TRES_BIND
+    missing: int = 0  # how many of those that Slurm shows the driver does not know
+    names: Optional[Sequence[str]] = None  # as `TaskDevices.gpus`
 
 
 def gpu_facts(cluster: Cluster) -> Optional[GpuFacts]:
@@ -55,11 +45,9 @@ def gpu_facts(cluster: Cluster) -> Optional[GpuFacts]:
 
 
 def check_gpus(by_node: Mapping[str, Sequence[GpuFacts]], asynchronous: bool) -> Result:
-    """Returns the result for the tasks of all nodes that use GPUs.
+    """Returns the result for the tasks that use GPUs, by node.
 
-    Args:
-        by_node: the tasks that use GPUs, by node.
-        asynchronous: whether there are parameter servers: then the tasks do not use NCCL.
+    `asynchronous` is whether there are parameter servers: then the tasks do not use NCCL.
     """
     if not by_node:
         return Result("gpus", SKIPPED, "no task has any, as far as the environment tells")

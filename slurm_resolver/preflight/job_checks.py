@@ -34,7 +34,7 @@ def _check_batch_job(batch_file: str, may_requeue: bool, append: bool) -> List[R
     options = _sbatch_options(batch_file)
     asked = re.search(r"--signal[= ]\s*(B:)?(?:SIG)?(\w+)", options)
     requeue = signal = ""
-    # A job that asks for neither lacks nothing that it needs: there is nothing to warn about.
+    # Nothing is wrong with a job that asks for neither.
     if asked or "--requeue" in options:
         if may_requeue and not append:
             requeue = "a requeued job overwrites its output: #SBATCH --open-mode=append keeps it"

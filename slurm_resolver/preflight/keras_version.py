@@ -21,7 +21,7 @@ _NEWEST_TRIED = (3, 16)
 
 
 def keras_problem(version: str) -> str:
-    """Returns what is wrong with the `fit` of this Keras on several workers; '' for nothing."""
+    """Returns what is wrong with the `fit` of this Keras on several workers; '' if nothing is."""
     if not (3, 0) <= _minor(version) < _FIRST_RIGHT:
         return ""
     needed = ".".join(map(str, _FIRST_RIGHT))
@@ -33,13 +33,7 @@ def keras_problem(version: str) -> str:
 
 
 def check_keras() -> None:
-    """Raises KerasError where the Keras of this process would train wrongly.
-
-    It warns, once, of one that is newer than those that were tried.
-
-    Raises:
-        KerasError: naming the version, what is wrong with it, and what to install.
-    """
+    """Raises KerasError if the Keras of this process would train wrongly; warns of a newer one."""
     version = getattr(sys.modules.get("keras"), "__version__", None)
     problem = "" if version is None else keras_problem(version)
     if problem:
@@ -74,15 +68,10 @@ def _installed(package: str) -> str:
 def check_versions(uses_gpus: bool = False) -> List[Result]:
     """Returns the results of the checks `tensorflow` and `keras` for this task.
 
-    A TensorFlow that was built without CUDA is a warning for a task that `uses_gpus`.
-    Which Keras a program takes only a variable says, TF_USE_LEGACY_KERAS; a program may still
-    import tf_keras without it. So an old Keras 3 beside tf_keras is no warning.
+    An old Keras 3 beside tf_keras is no warning: the program may import tf_keras.
     """
-    tensorflow, keras, tf_keras = (
-        find_tensorflow_version(),
-        _installed("keras"),
-        _installed("tf_keras"),
-    )
+    tensorflow = find_tensorflow_version()
+    keras, tf_keras = _installed("keras"), _installed("tf_keras")
     missing = problem = ""
     if not tensorflow:
         missing = (

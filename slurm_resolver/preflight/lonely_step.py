@@ -1,8 +1,4 @@
-"""Steps in which a task is alone although it seems meant to be one of several.
-
-Who starts srun once a task, or `slurm-resolver run` in each task, gets as many trainings as tasks,
-each of which is worker 0 of one.
-"""
+"""Separate trainings that were probably meant to be one: srun or `run` started once a task."""
 
 from __future__ import annotations
 
@@ -10,11 +6,7 @@ from slurm_resolver.slurm.step import SlurmStep
 
 
 def advise_on_lonely_step(step: SlurmStep) -> str:
-    """Returns what to write instead where a step has one task, and its job place for several.
-
-    '' for any other step. Only what was asked for the job itself is known here: its nodes, and its
-    tasks on each.
-    """
+    """Returns what to write instead if a step has one task, and its job place for more; or ''."""
     if step.place != "step" or step.num_tasks != 1 or step.simulated:
         return ""
     nodes, each = (text or "1" for text in (step.job_num_nodes, step.job_tasks_per_node))
@@ -29,10 +21,7 @@ def advise_on_lonely_step(step: SlurmStep) -> str:
 
 
 def advise_on_nested_run(step: SlurmStep, num_tasks: int) -> str:
-    """Returns what to write instead of `slurm-resolver run` in each of several tasks of srun.
-
-    '' elsewhere, and in all tasks but the first, which speaks for them.
-    """
+    """Returns, in the first of several tasks of srun, what to write instead of `run`; or ''."""
     if step.place != "step" or (step.num_tasks or 1) < 2 or step.rank != 0:
         return ""
     steps = step.num_tasks or 1

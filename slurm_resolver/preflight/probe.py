@@ -1,7 +1,4 @@
-"""Whether a task can listen at its port, and whether the others reach it there.
-
-A task that listens sends its rank to each connection, in a line.
-"""
+"""Whether a task can listen at its port, and whether the others reach it there."""
 
 from __future__ import annotations
 
@@ -20,7 +17,7 @@ _NAMES_SECONDS = 20.0
 
 @contextlib.contextmanager
 def listening(rank: int, address: str) -> Iterator[Optional[str]]:
-    """Listens at a task's own address; yields why it cannot, or None."""
+    """Sends the rank to each connection to the address; yields why it cannot listen, or None."""
     port = int(address.rpartition(":")[2])
     dual = socket.has_dualstack_ipv6()
     family = socket.AF_INET6 if dual else socket.AF_INET
@@ -61,7 +58,7 @@ def _answer(server: socket.socket, rank: int) -> None:
 
 
 def ask_rank(address: str, rank: int) -> Optional[str]:
-    """Returns why the task of this rank does not answer at this address; None where it does."""
+    """Returns why the task of this rank does not answer at this address; None if it does."""
     host, _, port = address.rpartition(":")
     try:
         with socket.create_connection((host.strip("[]"), int(port)), _CONNECT_SECONDS) as sock:
@@ -74,7 +71,7 @@ def ask_rank(address: str, rank: int) -> Optional[str]:
 def unresolved_hosts(hosts: List[str]) -> Dict[str, str]:
     """Returns the hosts whose names do not resolve on this node, with the reason.
 
-    It gives up after 20 s: each name takes seconds where the name server does not answer.
+    It stops after 20 s: without an answer of the name server each name takes seconds.
     """
     failed = {}
     deadline = time.monotonic() + _NAMES_SECONDS

@@ -32,7 +32,7 @@ def result_of(id: str, problems: Iterable[str], ok_detail: str, status: str = FA
 
 
 def merge(bad: Mapping[int, Result], name_of: Callable[[int], str]) -> Result:
-    """Returns one result for the bad ones of a check, by rank; equal problems are told once."""
+    """Returns one result for the bad ones of a check, by rank; equal problems appear once."""
     ranks_by_problem: Dict[str, List[int]] = {}
     for rank, one in bad.items():
         ranks_by_problem.setdefault(one.detail, []).append(rank)

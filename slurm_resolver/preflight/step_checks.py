@@ -1,4 +1,4 @@
-"""The checks of a step: everything that the tasks can find out before TensorFlow starts.
+"""The checks of a step, before TensorFlow starts.
 
 The tasks gather twice: when they listen at their ports, and when they have asked each other. Then
 each task has the notes of all, and computes the same results.
@@ -21,25 +21,31 @@ from slurm_resolver.preflight.job_checks import check_job
 from slurm_resolver.preflight.keras_version import check_versions
 from slurm_resolver.preflight.lonely_step import advise_on_lonely_step
 from slurm_resolver.preflight.probe import ask_rank, listening, unresolved_hosts
-from slurm_resolver.preflight.result import OK, SKIPPED, WARNING, Result, merge, result_of
+from slurm_resolver.preflight.result import (
+    OK,
+    SKIPPED,
+    WARNING,
+    Result,
+    merge,
+    result_of,
+)
 from slurm_resolver.slurm.gpu_variables import count_driver_gpus
 from slurm_resolver.slurm.step import SlurmStep
 from slurm_resolver.wording import counted
 
 _MAX_NAMES = 256  # host names that each node resolves
 _MAX_ASKED = 64  # tasks of which each asks all others
-# How long tasks that have met may take until they meet again: names that do not resolve, dropped
-# packets and a busy controller take time.
+# Names that do not resolve, dropped packets and a busy controller take time.
 _PROBING_SECONDS = 40.0
 
 
 def check_step(cluster: Cluster, timeout: float) -> List[Result]:
     """Runs all checks of a step. Every task must call it, and gets the same results.
 
-    All tasks have to call it within `timeout` seconds. What they then find out may take longer.
+    All tasks have to call it within `timeout` seconds. The checks may then take longer.
 
     Raises:
-        RendezvousError: where the tasks do not meet at all.
+        RendezvousError: if the tasks do not meet.
     """
     task, service = cluster.task, cluster.service
     assert task is not None
@@ -58,7 +64,7 @@ def check_step(cluster: Cluster, timeout: float) -> List[Result]:
             "own": [result for result in own if result.is_bad],
             "cpus": cpu_facts(cluster.step, task.rank, gpus is not None),
             "gpus": gpus,
-            # Only one task asks: a thousand questions would be a burden to Slurm's controller.
+            # One task asks: a thousand would burden Slurm's controller.
             "job": check_job(cluster.step) if task.rank == 0 else [],
         }
         notes = [note]
@@ -68,7 +74,7 @@ def check_step(cluster: Cluster, timeout: float) -> List[Result]:
 
 
 def check_here() -> List[Result]:
-    """Runs the checks that this machine can do alone, outside a step."""
+    """Runs the checks that need no step."""
     gpus = count_driver_gpus()
     driver = "no NVIDIA driver can be asked" if gpus is None else f"the driver shows {gpus}"
     advice = (
@@ -86,16 +92,16 @@ def check_here() -> List[Result]:
 
 
 def _check_alone(cluster: Cluster, port_taken: Optional[str]) -> List[Result]:
-    """Returns what this task finds out alone."""
+    """Returns the results of the checks that this task makes alone."""
     task, tasks = cluster.task, cluster.tasks
     assert task is not None
     hosts = list(dict.fromkeys(other.address.rpartition(":")[0] for other in tasks))
     stride = -(-len(hosts) // _MAX_NAMES)
-    # In a large step the ranks at the distances 1, 2, 4, …, which lead from any task to any other
+    # In a large step each asks the ranks at the distances 1, 2, 4, …
     far = [1 << power for power in range((len(tasks) - 1).bit_length())]
     distances = far if len(tasks) > _MAX_ASKED else range(1, len(tasks))
     asked = [(task.rank + distance) % len(tasks) for distance in distances]
-    # All at the same time: where packets are dropped, each question takes its full timeout.
+    # All at the same time: each question whose packets are dropped takes its full timeout.
     with ThreadPoolExecutor(max(1, len(asked))) as pool:
         problems = list(pool.map(lambda rank: ask_rank(tasks[rank].address, rank), asked))
     unreached = [
@@ -109,7 +115,7 @@ def _check_alone(cluster: Cluster, port_taken: Optional[str]) -> List[Result]:
         _check_names(hosts[::stride] if task.local_rank == 0 else []),
         result_of("ports", [port_taken or ""], "all are free"),
         result_of("reach", unreached, f"each task reaches {counted(len(asked), 'other')}"),
-        # That nothing keeps others from the tasks' meetings is no fault.
+        # A step without a secret is no fault.
         Result("secret", SKIPPED if means == "none" else OK, protection),
         *check_versions(uses_gpus=bool(cluster.gpus)),
         _check_proxies(),
@@ -117,7 +123,7 @@ def _check_alone(cluster: Cluster, port_taken: Optional[str]) -> List[Result]:
 
 
 def check_layout(cluster: Cluster) -> Result:
-    """Compares the cluster with where Slurm's variables say that this task runs."""
+    """Compares the cluster with this task's place in Slurm's variables."""
     task, step = cluster.task, cluster.step
     assert task is not None
     node = step.node_name or task.node

@@ -22,35 +22,23 @@ _DRIVER = Path("/proc/driver/nvidia/version")
 
 
 class TaskDevices(NamedTuple):
-    """What a task that trains tells the others about its GPUs.
-
-    Attributes:
-        node: the node that it runs on.
-        gpus: names of its GPUs that mean the same in all tasks of the node; None if unknown.
-        usable: the number of GPUs that TensorFlow can use.
-    """
+    """What a task that trains tells the others about its GPUs."""
 
     node: str
-    gpus: Optional[Sequence[str]]
-    usable: int
+    gpus: Optional[Sequence[str]]  # names that mean the same in all tasks of the node
+    usable: int  # the number of GPUs that TensorFlow can use
 
 
 class Transport(NamedTuple):
-    """Which way the gradients go.
-
-    Attributes:
-        nccl: whether that is NCCL.
-        sentence: says which way, and why.
-        remedy: what to do for NCCL; "" if nothing can be done.
-    """
+    """Which way the gradients go."""
 
     nccl: bool
-    sentence: str
-    remedy: str = ""
+    sentence: str  # which way, and why
+    remedy: str = ""  # what to do to get NCCL; "" if nothing can be done
 
 
 def task_devices(cluster: Cluster, usable: int) -> TaskDevices:
-    """Returns what this task tells the others; `usable` is what TensorFlow has found."""
+    """Returns what this task tells the others; TensorFlow has found `usable` GPUs."""
     task, step, decision = cluster.task, cluster.step, cluster.gpu_decision
     assert task is not None
     if decision is None or decision.devices is None:
@@ -70,11 +58,9 @@ def task_devices(cluster: Cluster, usable: int) -> TaskDevices:
 
 
 def find_transport(tasks: Mapping[int, TaskDevices], name_of: Callable[[int], str]) -> Transport:
-    """Returns which way the gradients go. Every task computes the same from what all have told.
+    """Returns which way the gradients go.
 
-    Args:
-        tasks: those that train together, by rank.
-        name_of: from a rank to what messages call it.
+    `tasks` are all that train together, by rank, so that all compute the same result.
     """
     if not any(task.usable for task in tasks.values()):
         return Transport(False, "gradients go by gRPC: no task computes on a GPU")
@@ -108,7 +94,7 @@ def find_transport(tasks: Mapping[int, TaskDevices], name_of: Callable[[int], st
 
 
 def without_cuda() -> str:
-    """Returns that TensorFlow was built without CUDA and ROCm, and what to do; else ''."""
+    """Returns what to do if TensorFlow was built without CUDA and ROCm; else ''."""
     if _is_built_for("cuda") is False and not _is_built_for("rocm"):
         return (
             "this task has GPUs, but TensorFlow was built without CUDA: pip uninstall "

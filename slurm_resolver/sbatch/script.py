@@ -1,8 +1,4 @@
-"""The text of a batch file for a training, as this project recommends it, with the reasons.
-
-The file has up to six parts, and one function makes each: the directives for sbatch, the
-environment, the options of every step, what requeues the job, the checks, and the training.
-"""
+"""The text of a batch file for a training, with comments: one function for each part."""
 
 from __future__ import annotations
 
@@ -68,8 +64,7 @@ def _all_directives(settings: BatchSettings) -> List[str]:
             *_directives("signal", prefix + signal),
         ]
     if settings.ps_nodes is not None:
-        tasks = settings.nodes * settings.tasks_per_node
-        lines += [f"# Component 0: the workers ({tasks})."]
+        lines += [f"# Component 0: the workers ({settings.nodes * settings.tasks_per_node})."]
     if settings.restarts is not None:
         spare = settings.spare_nodes or 0
         lines += [
@@ -81,10 +76,10 @@ def _all_directives(settings: BatchSettings) -> List[str]:
         *_directives("nodes", settings.nodes + (settings.spare_nodes or 0)),
         *_directives("segment", settings.segment),
         *_directives("ntasks-per-node", settings.tasks_per_node),
-        *([_WHY_GPUS] if settings.gpus_per_node else []),
-        *_directives("gpus-per-node", settings.gpus_per_node),
-        *_resources(settings),
     ]
+    if settings.gpus_per_node:
+        lines += ["# All tasks of a node see all its GPUs; slurm_resolver gives each its share."]
+    lines += [*_directives("gpus-per-node", settings.gpus_per_node), *_resources(settings)]
     if settings.ps_nodes is not None:
         servers = (settings.jobs or {})["ps"]
         servers_on = settings.ps_partition or settings.partition
@@ -102,8 +97,6 @@ def _all_directives(settings: BatchSettings) -> List[str]:
     return lines
 
 
-_SHELLCHECK_SOURCE = "# shellcheck source=/dev/null"
-_WHY_GPUS = "# All tasks of a node see all its GPUs; slurm_resolver gives each its share."
 _BLOCK_DISTRIBUTION = "#SBATCH --distribution=block  # no variable shows a step what the default is"
 
 
@@ -122,10 +115,7 @@ def _directives(option: str, value: object) -> List[str]:
 
 
 def directive_word(text: str) -> str:
-    """Returns the text as sbatch reads it back from an #SBATCH line.
-
-    There a backslash escapes in either kind of quotes, and nothing is expanded.
-    """
+    """Returns the text as sbatch reads it from an #SBATCH line, where only backslashes escape."""
     if re.fullmatch(r"[\w./+:@%,=&|*()\[\]-]+", text):
         return text
     return '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'
@@ -145,10 +135,11 @@ def _environment(settings: BatchSettings) -> List[str]:
         "# source ~/venv/bin/activate  # or: module load TensorFlow",
     ]
     if settings.env_setup:
-        given = [line for one in settings.env_setup for line in (_SHELLCHECK_SOURCE, one)]
+        given = [f"# shellcheck source=/dev/null\n{line}" for line in settings.env_setup]
         lines = ["set +u  # for scripts that use variables which are not set", *given, "set -u"]
     python = "export PYTHONUNBUFFERED=1  # what Python prints appears in the output at once"
-    return ["set -euo pipefail", "", *lines, "", python]
+    quiet = "export TF_CPP_MIN_LOG_LEVEL=${TF_CPP_MIN_LOG_LEVEL:-1}  # 0 shows all notes"
+    return ["set -euo pipefail", "", *lines, "", python, quiet]
 
 
 def _step_options(settings: BatchSettings) -> List[str]:
@@ -221,10 +212,11 @@ def _training(settings: BatchSettings) -> List[str]:
     elif settings.requeue:
         seconds = seconds_after_signal(settings)
         srun = f"--kill-on-bad-exit=0 --wait={seconds}"
-        why_wait = [line.format(status=REQUEUE_STATUS, seconds=seconds) for line in _WHY_WAIT]
-        lines = ["status=0", *why_wait]
+        lines = ["status=0", _WHY_WAIT.format(status=REQUEUE_STATUS, seconds=seconds)]
         why = f"# Requeues the job after exit status {REQUEUE_STATUS}."
         end, after = " || status=$?", ["", why, f'{_requeue(settings)} "$status"']
+    elif settings.restarts is None:
+        lines, end = [_QUIET, *lines], " 2>&1 | quiet"
     step = f'"${{step[@]}}" {srun} \\'
     if settings.restarts is not None:
         step = _supervised(settings, step)
@@ -265,9 +257,16 @@ def _supervised(settings: BatchSettings, step: str) -> str:
     )
 
 
-_WHY_WAIT = (
-    "# A task that gets the signal saves, and requeues the job with scontrol. Where there is none",
-    "# (in a container) it ends with exit status {status}, and the lines below requeue the job.",
-    "# --kill-on-bad-exit=1 would end the other tasks while they save, and turn the status into",
-    "# 143. --wait ends them {seconds} s after the first task has ended, whatever its status is.",
-)
+_QUIET = r"""# TensorFlow 2.21 writes these notes before it reads TF_CPP_MIN_LOG_LEVEL.
+quiet() {
+    [ "$TF_CPP_MIN_LOG_LEVEL" != 0 ] || exec cat
+    trap '' TERM  # srun ends first
+    exec sed -uE '/absl::InitializeLog\(\)|\] (oneDNN custom|Could not find cuda)/d'
+}
+"""
+
+_WHY_WAIT = """\
+# A task that gets the signal saves, and requeues the job with scontrol. Where there is none
+# (in a container) it ends with exit status {status}, and the lines below requeue the job.
+# --kill-on-bad-exit=1 would end the other tasks while they save, and turn the status into
+# 143. --wait ends them {seconds} s after the first task has ended, whatever its status is."""

@@ -1,7 +1,4 @@
-"""The settings of a batch file, and whether srun and TensorFlow accept them.
-
-What sbatch does not refuse is refused here, and not in a job that has waited for hours.
-"""
+"""The settings of a batch file, checked before the job waits in the queue for hours."""
 
 from __future__ import annotations
 
@@ -16,9 +13,8 @@ from slurm_resolver.wording import counted
 DEFAULT_SIGNAL = "USR1@120"
 DEFAULT_TIME = "01:00:00"
 
-# Slurm sends the signal up to this much earlier than asked.
-SIGNAL_EARLY_SECONDS = 60
-# those that a batch file can catch, and that have no other meaning
+SIGNAL_EARLY_SECONDS = 60  # Slurm may send the signal this much earlier than asked
+# that a batch file can catch, and that have no other meaning
 _SIGNALS = "USR1|USR2|TERM|INT|HUP|QUIT|ALRM|URG"
 
 
@@ -89,10 +85,8 @@ def check_settings(settings: BatchSettings) -> None:
             raise _refused(name, value, "text of printable characters")
     if "/" in (settings.job_name or ""):
         raise _refused("job_name", settings.job_name, "no slash, as the output file is named so")
-    if (
-        re.fullmatch(rf"(SIG)?({_SIGNALS})(@\d{{1,5}})?", settings.signal or "USR1", re.ASCII)
-        is None
-    ):
+    pattern = rf"(SIG)?({_SIGNALS})(@\d{{1,5}})?"
+    if not re.fullmatch(pattern, settings.signal or "USR1", re.ASCII):
         names = _SIGNALS.replace("|", ", ")
         expected = f"one of {names}, with the seconds before the end: USR1@120"
         raise _refused("signal", settings.signal, expected)
@@ -187,25 +181,22 @@ def _refused(name: str, value: object, expected: str) -> LaunchError:
 
 
 def job_signal(settings: BatchSettings) -> Optional[str]:
-    """Returns the signal with its seconds, as --signal takes them; None where there is none."""
+    """Returns the value of --signal; None without a signal."""
     return settings.signal or (DEFAULT_SIGNAL if settings.requeue else None)
 
 
 def signal_name(settings: BatchSettings) -> str:
-    """Returns the signal alone, as `trap` takes it: USR1."""
+    """Returns the signal for `trap`, such as USR1."""
     return (job_signal(settings) or "").partition("@")[0].replace("SIG", "")
 
 
 def script_requeues(settings: BatchSettings) -> bool:
-    """Whether the signal is for the batch file, which requeues the job.
-
-    With parameter servers no task saves at a signal, which would only end the tasks.
-    """
+    """Whether the batch file gets the signal and requeues the job, as parameter servers do not."""
     return settings.requeue and (settings.jobs or {}).get("ps", 0) > 0
 
 
 def max_requeues(settings: BatchSettings) -> int:
-    """Returns how often the batch file requeues the job: with a ps, at every time limit."""
+    """Returns how often the batch file requeues the job; with a ps it does at every time limit."""
     return settings.max_restarts or (100 if script_requeues(settings) else 10)
 
 

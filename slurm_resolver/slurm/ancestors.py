@@ -1,7 +1,7 @@
-"""What started this process: a task's slurmstepd, or another launcher, such as mpirun.
+"""The process that started this one: a task's slurmstepd, or another launcher, such as mpirun.
 
-An environment can be cleaned, copied or inherited from elsewhere; the chain of parents that /proc
-shows cannot. In a container that numbers its processes anew the chain ends at the container.
+An environment can be cleaned, copied or inherited; the chain of parents in /proc cannot. In a
+container with its own process ids the chain ends at the container.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Mapping, NamedTuple, Optional, Tuple
 if TYPE_CHECKING:
     from slurm_resolver.slurm.step import SlurmStep
 
-# mpirun and what it runs on each node. proc(5): names of processes are cut after 15 bytes.
+# mpirun and its daemons. proc(5): the names of processes are cut after 15 bytes.
 _LAUNCHERS = re.compile(
     r"orterun|prterun|(mpirun|mpiexec)(\.(openmpi|mpich|hydra))?"
     r"|orted|prted|hydra_pmi_proxy|hydra_bstrap_pr|pmi_proxy|mpispawn"
@@ -23,21 +23,21 @@ _MARKS = {
     "OMPI_COMM_WORLD_LOCAL_RANK": "Open MPI's mpirun",
     "MPI_LOCALRANKID": "the mpirun of MPICH (Hydra)",
 }
-_MAX_PARENTS = 64  # a chain of parents is short; one that changes meanwhile may not end
-# slurmstepd writes its step into its command line: "slurmstepd: [42.0]", "[42.batch]"; Slurm 22.05
-# also the component of a step, "[42.0+1]".
+_MAX_PARENTS = 64  # a chain that changes meanwhile may not end
+# slurmstepd's command line is "slurmstepd: [42.0]" or "[42.batch]", and "[42.0+1]" for a component
+# in Slurm 22.05.
 _TITLE = re.compile(r"slurmstepd: \[(?P<job>[^\].]+)\.(?P<step>\w+)[^\]]*\]")
 
 
 class Ancestors(NamedTuple):
-    """What is known of the processes above this one.
+    """The processes above this one.
 
     Attributes:
         launcher: the launcher's process that started this one, such as ``orted``.
-        under_slurmstepd: whether Slurm started this process, or one that started it.
-        complete: whether nothing can be hidden between this process and what Slurm started: then
-            there is no launcher unless `launcher` names one.
-        job_id, step_id: of that slurmstepd, such as ``42`` and ``0``; None where they are unknown.
+        under_slurmstepd: whether Slurm started this process or one of its ancestors.
+        complete: whether all processes up to the one that Slurm started are known, so that no
+            launcher is hidden.
+        job_id, step_id: of that slurmstepd, such as ``42`` and ``0``; None if unknown.
     """
 
     launcher: Optional[str] = None
@@ -53,11 +53,10 @@ class Ancestors(NamedTuple):
 
 
 def find_ancestors(task_pid: Optional[str]) -> Ancestors:
-    """Returns what started this process.
+    """Returns the processes above this one.
 
-    Args:
-        task_pid: SLURM_TASK_PID, the process that Slurm started itself. What is above it did not
-            start this process as a rank.
+    `task_pid` is SLURM_TASK_PID, the process that Slurm started. A launcher above it did not start
+    this process as a rank.
     """
     launcher: Optional[str] = None
     complete = False
@@ -77,37 +76,37 @@ def find_ancestors(task_pid: Optional[str]) -> Ancestors:
 
 
 def find_launcher(step: SlurmStep, environ: Mapping[str, str]) -> Optional[str]:
-    """Returns what started this process if that was not srun; None if it was, or nobody knows.
+    """Returns the launcher other than srun that started this process; None if none is known.
 
-    mpirun starts a daemon on each node, inside Slurm by srun, and the daemon starts the ranks.
-    Slurm's variables of a rank are the daemon's, or the batch script's, and say nothing about it.
+    mpirun starts a daemon on each node, inside Slurm by srun, and the daemon starts the ranks. A
+    rank inherits Slurm's variables from the daemon or the batch script.
     """
     ancestors = step.ancestors
     if ancestors.launcher is not None or ancestors.complete or step.simulated:
-        return ancestors.launcher  # variables of an mpirun are inherited from elsewhere
+        return ancestors.launcher  # an mpirun's variables are inherited from elsewhere
     return next((launcher for name, launcher in _MARKS.items() if environ.get(name)), None)
 
 
 def is_component(node: str, job_id: str, step_id: str) -> bool:
     """Returns whether this step is one component of a heterogeneous step in a plain allocation.
 
-    No variable tells. slurmstepd listens at a socket on each node that is called after the step:
-    ``…/n9_42.0``, and of component 1 ``…/n9_42.0.1``, as on live clusters from 22.05 to 26.05.
-    False where the sockets cannot be seen, as in a container with a network of its own.
+    No variable shows it. On each node slurmstepd listens at a socket that is named after the step,
+    ``…/n9_42.0``, or the component, ``…/n9_42.0.1``, on live clusters from 22.05 to 26.05. The
+    result is False if the sockets cannot be seen, as in a container with its own network.
     """
     return f"/{node}_{job_id}.{step_id}." in read_proc("/proc/net/unix")
 
 
 def _name_and_parent(pid: int) -> Tuple[str, int]:
-    # The name may hold spaces and brackets: what follows its last bracket is "state, parent, …".
+    # The name may hold spaces and brackets. After its last bracket come the state and the parent.
     head, bracket, tail = read_proc(f"/proc/{pid}/stat").rpartition(")")
     return (head.partition("(")[2], int(tail.split()[1])) if bracket else ("", 0)
 
 
 def read_proc(path: str) -> str:
-    """Returns the text of a file of /proc; "" where it may not be read."""
+    """Returns the text of a file of /proc; "" if it cannot be read."""
     try:
-        with open(path, encoding="utf-8", errors="replace") as file:
-            return file.read()
-    except OSError:  # not Linux, or a process of another user that may not be seen
+        with open(path, "rb", buffering=0) as file:
+            return file.read().decode(errors="replace")
+    except OSError:  # not Linux, or a process of another user
         return ""

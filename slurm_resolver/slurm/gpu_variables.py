@@ -1,8 +1,7 @@
 """Reads the variables that show a process its GPUs, and computes values that show fewer.
 
-CUDA_VISIBLE_DEVICES is NVIDIA's; ROCR_VISIBLE_DEVICES, HIP_VISIBLE_DEVICES and
-GPU_DEVICE_ORDINAL are AMD's, ZE_AFFINITY_MASK is Intel's. Slurm gives those that the site's
-gres.conf names the same value.
+CUDA_VISIBLE_DEVICES is NVIDIA's; ROCR_VISIBLE_DEVICES, HIP_VISIBLE_DEVICES and GPU_DEVICE_ORDINAL
+are AMD's; ZE_AFFINITY_MASK is Intel's. Slurm sets all that the site's gres.conf names alike.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ GPU_VARIABLES = (*SET_BY_SLURM, _HIP)
 # Their numbers count the devices that ROCR_VISIBLE_DEVICES leaves.
 _WITHIN_ROCR = (_HIP, CUDA, SlurmStep.ordinal_devices.name)
 _AMD_DRIVER = Path("/dev/kfd")
-# The first of these that is set tells which devices the process sees.
+# The first of these that is set shows the process its devices.
 _BY_PRECEDENCE = (
     SlurmStep.cuda_devices,
     SlurmStep.rocr_devices,
@@ -39,8 +38,7 @@ _BY_PRECEDENCE = (
 # An index, Intel's index of a tile (0.1), or a UUID, which may be shortened.
 _DEVICE = re.compile(r"[0-9]{1,5}(\.[0-9]{1,5})?|(GPU|MIG)-[0-9A-Za-z/-]+")
 _NO_DEVICE = re.compile(r"-[0-9]+|NoDevFiles")
-# The value that shows no device, where that is not the empty one: Level Zero takes an empty mask
-# for "all devices", and skips a device that does not exist.
+# Level Zero reads an empty mask as "all devices", and skips a device that does not exist.
 _NO_DEVICES = {_ZE: "65535"}
 
 
@@ -49,11 +47,11 @@ class VisibleDevices(NamedTuple):
 
     Attributes:
         name: the variable that shows them.
-        devices: as the variable names them; None where no variable is set.
+        devices: as the variable names them; None if no variable is set.
         others: the devices of every other variable that is set, by its name.
-        rocm: whether `name` is ROCR_VISIBLE_DEVICES and AMD's ROCm reads it. ROCm then counts the
-            devices of CUDA_VISIBLE_DEVICES, HIP_VISIBLE_DEVICES and GPU_DEVICE_ORDINAL among those
-            that ROCR_VISIBLE_DEVICES leaves ("GPU Isolation Techniques" of ROCm's documentation).
+        rocm: whether `name` is ROCR_VISIBLE_DEVICES and AMD's ROCm reads it. ROCm then numbers the
+            devices of the other variables among those that ROCR_VISIBLE_DEVICES leaves ("GPU
+            Isolation Techniques" in ROCm's documentation).
     """
 
     name: str
@@ -68,7 +66,7 @@ class VisibleDevices(NamedTuple):
 
     @property
     def is_misread(self) -> bool:
-        """Whether ROCm would find other devices, or none: Slurm sets all variables alike."""
+        """Whether ROCm would find other devices, or none, as Slurm sets all variables alike."""
         devices = self.devices or ()
         return self.rocm and any(
             shown == devices != _numbered(devices)
@@ -123,8 +121,8 @@ def read_visible_devices(step: SlurmStep) -> VisibleDevices:
 
 
 def _select(devices: Devices, name: str, shown: Devices) -> Devices:
-    """Returns those of ROCR's devices that another variable of AMD's leaves."""
-    if shown == devices:  # by Slurm, which sets all of them alike
+    """Returns the devices of ROCR_VISIBLE_DEVICES that another variable of AMD's leaves."""
+    if shown == devices:  # Slurm sets all of them alike
         return devices
     if all(number in _numbered(devices) for number in shown):
         return tuple(devices[int(number)] for number in shown)
@@ -135,7 +133,7 @@ def _select(devices: Devices, name: str, shown: Devices) -> Devices:
 
 
 def _parse(name: str, text: str) -> Devices:
-    """As CUDA does, ends the list at the first entry that hides devices (-1)."""
+    """Reads a list of devices, which ends at the first entry that hides devices (-1)."""
     devices = []
     for device in text.split(",") if text.strip() else ():
         device = device.strip()
@@ -160,8 +158,8 @@ def _join(name: str, devices: Sequence[str]) -> str:
 def count_driver_gpus() -> Optional[int]:
     """Returns how many NVIDIA GPUs the driver shows this process; None if it cannot be asked.
 
-    A cgroup hides GPUs from the driver; CUDA_VISIBLE_DEVICES does not. This function needs
-    nvidia-ml-py (``pip install nvidia-ml-py``, the extra ``nvidia``), and does not initialise CUDA.
+    It needs nvidia-ml-py (the extra ``nvidia``), and does not initialise CUDA. A cgroup hides GPUs
+    from the driver; CUDA_VISIBLE_DEVICES does not.
     """
     return ask_driver(lambda nvml: int(nvml.nvmlDeviceGetCount()))
 

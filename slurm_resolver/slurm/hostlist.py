@@ -1,4 +1,4 @@
-"""Expands Slurm's host lists (``n[9-11]``) and lists of counts (``2(x3),1``).
+"""Expands and folds Slurm's host lists (``n[9-11]``), and expands lists of counts (``2(x3),1``).
 
 The reference is what ``scontrol show hostnames`` prints. A suffix after a bracket
 (``n[1-2]-ib0``), which Slurm accepts from 23.11 on, is always accepted here.
@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import math
 import re
-from typing import Iterable, List, NamedTuple, Tuple, Union
+from typing import Iterable, List, Sequence, Tuple, Union
 
 from slurm_resolver.errors import HostlistError
 
@@ -21,29 +21,13 @@ SEPARATORS = " \t\n"  # beside the comma
 _BRACKETS = re.compile(r"\[([^\[\]]*)\]")
 _NAME = re.compile(rf"(?:[^\[\],{SEPARATORS}]+|\[[^\[\]]*\])+")
 _RANGE = re.compile(rf"([0-9]{{1,{MAX_DIGITS}}})(?:-([0-9]{{1,{MAX_DIGITS}}}))?")
+_HOST = re.compile(rf"([^,{SEPARATORS}\[\]]*?)([0-9]{{0,{MAX_DIGITS}}})")
+_MAX_SHOWN = 200  # characters
 _COUNT = re.compile(r"([0-9]{1,18})(?:\(x([0-9]{1,18})\))?")
 
 
-class _Bracket(NamedTuple):
-    """One bracket of a name, ``[07,9-11]``: for each range its first and last number and its width.
-
-    The width is 0 where the first number has no leading zeros.
-    """
-
-    ranges: List[Tuple[int, int, int]]
-
-    @property
-    def size(self) -> int:
-        return sum(last - first + 1 for first, last, _ in self.ranges)
-
-    def expand(self, prefix: str = "") -> List[str]:
-        return [
-            prefix + str(number).zfill(width) if width else f"{prefix}{number}"
-            for first, last, width in self.ranges
-            for number in range(first, last + 1)
-        ]
-
-
+# Each range of a bracket, ``[07,9-11]``: its numbers, and their width; 0 without leading zeros.
+_Bracket = List[Tuple[range, int]]
 _Name = List[Union[str, _Bracket]]  # plain text and brackets, in the order of the name
 
 
@@ -123,13 +107,13 @@ def _parse_name(text: str, hostlist: str) -> _Name:
     name: _Name = []
     for i, part in enumerate(_BRACKETS.split(text)):
         if i % 2:
-            name.append(_Bracket([_parse_range(item, part, hostlist) for item in part.split(",")]))
+            name.append([_parse_range(item, part, hostlist) for item in part.split(",")])
         elif part:
             name.append(part)
     return name
 
 
-def _parse_range(item: str, bracket: str, hostlist: str) -> Tuple[int, int, int]:
+def _parse_range(item: str, bracket: str, hostlist: str) -> Tuple[range, int]:
     match = _RANGE.fullmatch(item)
     if match is None:
         reason = f"expected numbers or ranges such as [1,3-5], not {item[:40]!r}"
@@ -141,17 +125,26 @@ def _parse_range(item: str, bracket: str, hostlist: str) -> Tuple[int, int, int]
     if last - first >= MAX_HOSTS_PER_RANGE:
         reason = f"the range {item} has more than {MAX_HOSTS_PER_RANGE:,} hosts, the limit"
         raise HostlistError(reason, hostlist, f"[{bracket}]")
-    return first, last, len(match[1]) if match[1][0] == "0" else 0
+    return range(first, last + 1), len(match[1]) if match[1][0] == "0" else 0
 
 
 def _count_hosts(name: _Name) -> int:
-    return math.prod(part.size for part in name if not isinstance(part, str))
+    brackets = (part for part in name if not isinstance(part, str))
+    return math.prod(sum(len(numbers) for numbers, _ in bracket) for bracket in brackets)
+
+
+def _expand_bracket(bracket: _Bracket, prefix: str = "") -> List[str]:
+    return [
+        prefix + str(number).zfill(width) if width else f"{prefix}{number}"
+        for numbers, width in bracket
+        for number in numbers
+    ]
 
 
 def _expand_name(name: _Name) -> Iterable[str]:
     if len(name) == 2 and isinstance(name[0], str) and not isinstance(name[1], str):
-        return name[1].expand(name[0])  # n[1-3], the form of almost all lists
-    texts = [[part] if isinstance(part, str) else part.expand() for part in name]
+        return _expand_bracket(name[1], name[0])  # n[1-3], the form of almost all lists
+    texts = [[part] if isinstance(part, str) else _expand_bracket(part) for part in name]
     if len(texts) == 1:
         return texts[0]
     # Slurm's order: the last bracket is the innermost loop; of the brackets before it the rightmost
@@ -163,3 +156,58 @@ def _expand_name(name: _Name) -> Iterable[str]:
         "".join(combination[loop] for loop in loop_of_part)
         for combination in itertools.product(*(texts[i] for i in loops))
     )
+
+
+def compress_hostlist(hosts: Iterable[str]) -> str:
+    """Returns a host list in Slurm's folded form that expands to exactly these names.
+
+    >>> compress_hostlist(["n9", "n10", "n11", "m1", "n12"])
+    'n[9-11],m1,n12'
+
+    As in Slurm, order and duplicates are kept, only neighbours are folded, and only the number at
+    the end of a name is: ``a1.b`` and ``a2.b`` stay as they are.
+
+    Raises:
+        HostlistError: (a ValueError) for a name that is empty, or contains a comma, white space or
+            a bracket.
+    """
+    parts: List[str] = []
+    by_prefix = itertools.groupby(map(_split_number, hosts), lambda name: (name[0], name[1] != ""))
+    for (prefix, has_number), names in by_prefix:
+        ranges = _fold([digits for _, digits in names]) if has_number else []
+        if len(ranges) > 1 or any("-" in text for text in ranges):
+            parts.append(f"{prefix}[{','.join(ranges)}]")
+        else:
+            parts += [prefix + text for text in ranges] or [prefix for _ in names]
+    return ",".join(parts)
+
+
+def short_hostlist(hosts: Sequence[str]) -> str:
+    """Returns the hosts as messages show them: folded, and cut after 200 characters."""
+    text = compress_hostlist(hosts)
+    return text if len(text) <= _MAX_SHOWN else f"{text[:_MAX_SHOWN]} …"
+
+
+def _split_number(name: str) -> Tuple[str, str]:
+    """Returns the name without the number at its end, and the digits of this number."""
+    match = _HOST.fullmatch(name)
+    if match is None or not name:
+        reason = "not a host name; expected text without commas, white space and brackets"
+        raise HostlistError(reason, name, name)
+    return match[1], match[2]
+
+
+def _fold(numbers: Sequence[str]) -> List[str]:
+    """Returns the numbers and ranges that stand between brackets: ``09``, ``3-5``."""
+    ranges: List[List[str]] = []
+    for digits in numbers:
+        # All numbers of a range have at least as many digits as its first.
+        if (
+            ranges
+            and len(ranges[-1]) < MAX_HOSTS_PER_RANGE
+            and digits == str(int(ranges[-1][-1]) + 1).zfill(len(ranges[-1][0]))
+        ):
+            ranges[-1].append(digits)
+        else:
+            ranges.append([digits])
+    return [one[0] if len(one) == 1 else f"{one[0]}-{one[-1]}" for one in ranges]

@@ -14,8 +14,8 @@ UNSET = ("", "(null)", "None", "N/A")  # how Slurm writes that something is not 
 # the states of a job that has its nodes and is not being ended
 RUNNING_STATES = ("RUNNING", "SIGNALING", "CONFIGURING", "RESIZING", "STOPPED", "SUSPENDED")
 
-# scontrol quotes no value. These fields may hold spaces and text that looks like other fields. In
-# the output of several lines each of them is the last one of its line.
+# scontrol quotes no value. These fields may hold spaces and text that looks like other fields, and
+# each is the last one of its line.
 _FREE_TEXT = (
     "JobName|Comment|AdminComment|SystemComment|Command|SubmitLine|WorkDir|Std(?:Err|In|Out)"
 )
@@ -24,20 +24,16 @@ _NEXT_RECORD = re.compile(r"\n\n(?=(?:JobId|StepId|NodeName)=)")
 
 # The user's settings must not change what this module reads.
 _VARIABLES = {"SLURM_TIME_FORMAT": "standard", "LC_ALL": "C"}
-# Slurm signals all processes of a step, this scontrol as well. A signal that the shell ignores is
-# still ignored after the shell has replaced itself with scontrol (exec).
+# Slurm signals all processes of a step, this scontrol as well. After exec a program ignores the
+# signals that the shell ignored.
 _IGNORE_SIGNALS = ("/bin/sh", "-c", 'trap "" TERM USR1 USR2; exec "$0" "$@"')
 
 
 def run(*command: str, timeout: float = TIMEOUT_SECONDS) -> str:
     """Runs a command of Slurm, such as ``"scontrol", "requeue", "42"``, and returns its output.
 
-    Args:
-        command: the program and its arguments.
-        timeout: seconds to wait for the answer of a busy controller.
-
     Raises:
-        OSError: where the program is missing, fails, or does not answer; the message says which.
+        OSError: if the program is missing, fails, or does not answer within `timeout` seconds.
     """
     program = command[0]
     if shutil.which(program) is None:
@@ -71,19 +67,12 @@ def show_config(timeout: float = TIMEOUT_SECONDS) -> Dict[str, str]:
 
 
 def show_job(job_id: str, timeout: float = TIMEOUT_SECONDS) -> Dict[str, str]:
-    """Returns the fields of a Slurm job by name; of a heterogeneous job those of component 0.
-
-    Raises:
-        OSError: where the controller does not answer.
-    """
+    """Returns the fields of a Slurm job by name; of a heterogeneous job those of component 0."""
     return _show("job", job_id, timeout=timeout)[0]
 
 
 def end_time(job: Mapping[str, str]) -> Optional[float]:
-    """Returns when a job (`show_job`) reaches its time limit, in seconds since 1970.
-
-    None for a job without a limit, of which Slurm writes "Unknown".
-    """
+    """Returns when a job (`show_job`) reaches its time limit, in seconds since 1970; or None."""
     try:
         return time.mktime(time.strptime(job.get("EndTime", ""), "%Y-%m-%dT%H:%M:%S"))
     except ValueError:
@@ -96,12 +85,11 @@ def is_preempted(job: Mapping[str, str]) -> bool:
 
 
 def requeues_failures(job: Mapping[str, str]) -> bool:
-    """Whether Slurm requeues this job (`show_job`) when its batch file fails, and holds it then.
+    """Whether Slurm requeues this job (`show_job`) when its batch file fails, and then holds it.
 
-    ``sbatch --requeue=expedite`` asks for it, in 25.11 and later where SlurmctldParameters has
-    enable_expedited_requeue. A job whose batch file ends with a status other than 0 starts again
-    only if an Epilog has failed as well. Otherwise it waits, held, until somebody releases or
-    cancels it (26.05, live). A requeue by scontrol starts it at once.
+    ``sbatch --requeue=expedite`` asks for it, from 25.11 on with enable_expedited_requeue. Such a
+    job starts again by itself only if an Epilog has failed as well (26.05, live). A requeue by
+    scontrol starts it at once.
     """
     return job.get("ExpeditedRequeue") == "Yes" and job.get("Requeue") == "1"
 
@@ -117,17 +105,14 @@ def show_qos(name: str, timeout: float = TIMEOUT_SECONDS) -> Dict[str, str]:
 
 
 def node_addresses(nodes: str, timeout: float = TIMEOUT_SECONDS) -> Dict[str, str]:
-    """Returns by node where Slurm itself reaches it, of a host list: its NodeAddr.
-
-    ``scontrol getaddrs``, of Slurm 23.11 and later, would tell it too, but needs credentials.
-    """
+    """Returns the NodeAddr of each node of a host list; ``scontrol getaddrs`` needs credentials."""
     nodes_fields = _show("node", nodes, timeout=timeout)
     found = {node["NodeName"]: node["NodeAddr"] for node in nodes_fields if "NodeAddr" in node}
     return {name: address for name, address in found.items() if address not in UNSET}
 
 
 def node_states(nodes: str, timeout: float = TIMEOUT_SECONDS) -> Dict[str, str]:
-    """Returns by node its state, of a host list, such as ``MIXED+DRAIN``."""
+    """Returns the state of each node of a host list, such as ``MIXED+DRAIN``."""
     nodes_fields = _show("node", nodes, timeout=timeout)
     return {node["NodeName"]: node["State"] for node in nodes_fields if "State" in node}
 
@@ -143,7 +128,7 @@ def show_steps(job_id: str, timeout: float = TIMEOUT_SECONDS) -> List[Dict[str, 
 
 
 def forbid_requeue(job_id: str, timeout: float = TIMEOUT_SECONDS) -> None:
-    """Keeps a job from being requeued, by Slurm itself as well as by a command."""
+    """Forbids that Slurm or a command requeues a job."""
     run("scontrol", "update", f"JobId={job_id}", "Requeue=0", timeout=timeout)
 
 
@@ -153,9 +138,9 @@ def batch_script(job_id: str, timeout: float = TIMEOUT_SECONDS) -> str:
 
 
 def _show(*what: str, timeout: float) -> List[Dict[str, str]]:
-    """Returns the fields by name of each record that ``scontrol show`` prints.
+    """Returns the fields of each record that ``scontrol show`` prints.
 
-    Of fields with the same name the first one counts: free text comes after the others.
+    Of fields with the same name the first one counts, as free text comes last.
     """
     records = []
     for record in _NEXT_RECORD.split(run("scontrol", "show", *what, timeout=timeout)):

@@ -1,7 +1,7 @@
-"""What Slurm tells one task: its variables, read and checked once.
+"""The variables of one task, read and checked once.
 
-`SlurmStep` lists every variable of Slurm that this package reads; no other module reads them.
-srun(1), section OUTPUT ENVIRONMENT VARIABLES, and sbatch(1) tell what each means.
+`SlurmStep` lists every variable of Slurm that this package reads; no other module reads them. Their
+meaning is in srun(1), section OUTPUT ENVIRONMENT VARIABLES, and sbatch(1).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from slurm_resolver.slurm.ancestors import (
     find_launcher,
     is_component,
 )
-from slurm_resolver.slurm.variable import AnyVariable, Environ, Variable
+from slurm_resolver.slurm.variable import Environ, Variable
 
 Value = TypeVar("Value")
 
@@ -31,9 +31,6 @@ RESTART_HINT = (
 # versions of Slurm print them as unsigned numbers.
 _STEP_IDS_WITHOUT_SRUN = frozenset({"-5", "-6", "4294967291", "4294967290", "batch", "interactive"})
 
-_MAX_HET_SIZE = 128  # MAX_HET_JOB_COMPS in Slurm
-_MAX_GPUS = 4096
-
 
 class Component(NamedTuple):
     """One component of a heterogeneous job: its nodes, and how its ranks are placed on them."""
@@ -45,15 +42,14 @@ class Component(NamedTuple):
 
 
 class SlurmStep:
-    """The Slurm variables of one task: a field for each variable, None where it is not set.
+    """The Slurm variables of one task: a field for each variable, None if it is not set.
 
     ``tasks_per_node[i]`` is the number of tasks on ``nodes[i]``. `components` is empty outside a
-    heterogeneous job; in one, `slurm_resolver.cluster.layout` finds out whether the step is
-    heterogeneous as well. A step cannot be changed; `replace` returns a changed copy.
+    heterogeneous job. A step cannot be changed; `replace` returns a changed copy.
 
     Three fields are not Slurm's variables: `ancestors` is what started this process; `is_component`
-    whether this is a component of a heterogeneous step, which no variable tells; `launcher` names a
-    launcher other than srun that started this process, such as mpirun.
+    is whether this is a component of a heterogeneous step, which no variable shows; `launcher` is
+    the launcher other than srun that started this process, such as mpirun.
     """
 
     # the task
@@ -61,24 +57,36 @@ class SlurmStep:
     local_rank = variable.rank("SLURM_LOCALID")
     node_id = variable.rank("SLURM_NODEID")
     node_name = variable.text("SLURMD_NODENAME", "a node name")
-    node_ranks = variable.ranks("SLURM_GTIDS")
+    node_ranks = Variable("SLURM_GTIDS", variable.parse_ranks, "ranks separated by commas")
     task_pid = variable.text("SLURM_TASK_PID", "a process id")
     # its step
     job_id = variable.text("SLURM_JOB_ID", "a job id")
     step_id = variable.text("SLURM_STEP_ID", "a step id")
     num_tasks = variable.count("SLURM_STEP_NUM_TASKS")
     num_nodes = variable.count("SLURM_STEP_NUM_NODES")
-    nodes = variable.hosts("SLURM_STEP_NODELIST")
-    tasks_per_node = variable.counts("SLURM_STEP_TASKS_PER_NODE")
-    distribution = variable.distribution("SLURM_DISTRIBUTION")
+    nodes = Variable("SLURM_STEP_NODELIST", variable.parse_hosts, "a host list such as n[1-4]")
+    tasks_per_node = Variable(
+        "SLURM_STEP_TASKS_PER_NODE", variable.parse_counts, "counts such as 2(x3),1"
+    )
+    distribution = Variable(
+        "SLURM_DISTRIBUTION",
+        variable.parse_distribution,
+        "block, cyclic, plane or arbitrary",
+        empty_is_unset=True,
+    )
     plane_size = variable.count("SLURM_DIST_PLANESIZE", empty_is_unset=True)
-    reserved_ports = variable.ports("SLURM_STEP_RESV_PORTS")
-    # heterogeneous jobs
-    het_size = variable.number("SLURM_HET_SIZE", 0, _MAX_HET_SIZE)
+    reserved_ports = Variable(
+        "SLURM_STEP_RESV_PORTS",
+        variable.parse_ports,
+        "ports such as 23001-23008",
+        empty_is_unset=True,
+    )
+    # heterogeneous jobs, of at most 128 components (MAX_HET_JOB_COMPS in Slurm)
+    het_size = variable.number("SLURM_HET_SIZE", 0, 128)
     # set from Slurm 26.05 on; and this node's place in the topology
     sluid = variable.text("SLURM_JOB_SLUID", "a job's unique id")
     topology_pattern = variable.text("SLURM_TOPOLOGY_ADDR_PATTERN", "levels such as switch.node")
-    # the allocation, which a process inside one has without srun as well
+    # the allocation; set without srun as well
     job_nodelist = variable.text("SLURM_JOB_NODELIST", "a host list such as n[1-4]")
     job_num_tasks = variable.text("SLURM_NTASKS", "a number of tasks")
     job_tasks_per_node = variable.text("SLURM_NTASKS_PER_NODE", "a number of tasks")
@@ -93,8 +101,14 @@ class SlurmStep:
     )
     array_job_id = variable.text("SLURM_ARRAY_JOB_ID", "a job id")
     array_task_id = variable.text("SLURM_ARRAY_TASK_ID", "a whole number")
-    # set by the user, who wants to train alone wherever that is
-    switch = variable.switch("SLURM_RESOLVER")
+    # set by the user, to train alone
+    switch = Variable(
+        "SLURM_RESOLVER",
+        variable.parse_switch,
+        "on or off",
+        empty_is_unset=True,
+        remedy="Set SLURM_RESOLVER=off to train alone, without a cluster, or unset it",
+    )
     # set by the user, for the job's parameter servers
     network_grace = variable.number(
         "SLURM_RESOLVER_NETWORK_GRACE",
@@ -135,7 +149,7 @@ class SlurmStep:
     ze_devices = variable.devices("ZE_AFFINITY_MASK")
     ordinal_devices = variable.devices("GPU_DEVICE_ORDINAL")
     tres_bind = variable.text("SLURMD_TRES_BIND", "a binding such as gpu:single:1")
-    gpus_on_node = variable.number("SLURM_GPUS_ON_NODE", 0, _MAX_GPUS)
+    gpus_on_node = variable.number("SLURM_GPUS_ON_NODE", 0, 4096)
     job_gpus = variable.text("SLURM_JOB_GPUS", "devices of the batch script's node")
     step_gpus = variable.text("SLURM_STEP_GPUS", "devices of the node, separated by commas")
     gpus_applied = variable.text("SLURM_RESOLVER_GPUS", "a value that this package sets")
@@ -150,7 +164,7 @@ class SlurmStep:
     launcher: Optional[str] = None
 
     def __init__(self, **values: Any) -> None:
-        """Takes the values by field name; a field that is left out, or None, is not set."""
+        """Takes the values by field name; None means that a field is not set."""
         unknown = set(values) - _FIELDS
         if unknown:
             raise TypeError(f"SlurmStep has no field {', '.join(sorted(unknown))}")
@@ -173,14 +187,15 @@ class SlurmStep:
         """
         if environ is None:
             environ = os.environ
-        values: Dict[str, Any] = {v.field: v.read(environ) for v in VARIABLES}
-        is_this_process = environ is os.environ
-        ancestors = find_ancestors(values["task_pid"]) if is_this_process else Ancestors()
-        components = _components(environ, values["het_size"])
-        step = cls(components=components, ancestors=ancestors, **values)
-        if is_this_process:
-            step = step.replace(is_component=step._find_is_component() or None)
-        return step.replace(launcher=find_launcher(step, environ))
+        names = set(environ)  # most variables are not set, and os.environ is slow to say so
+        values: Dict[str, Any] = {v.field: v.read(environ) for v in VARIABLES if v.name in names}
+        step = cls(components=_components(environ, values.get("het_size")), **values)
+        # Without SLURM_TASK_PID the variables of a step were copied from another process.
+        if environ is os.environ and (step.is_live or step.place != "step"):
+            ancestors = find_ancestors(step.task_pid)
+            step = step.replace(ancestors=ancestors, is_component=step._find_is_component() or None)
+        launcher = find_launcher(step, environ)
+        return step.replace(launcher=launcher) if launcher else step
 
     def _find_is_component(self) -> bool:
         names = (self.node_name, self.job_id, self.step_id)
@@ -196,7 +211,7 @@ class SlurmStep:
         """Returns the value of a variable: ``step.require(SlurmStep.rank)``.
 
         Raises:
-            EnvironmentValueError: where the variable is not set.
+            EnvironmentValueError: if the variable is not set.
         """
         value: Optional[Value] = getattr(self, variable.field)
         if value is None:
@@ -214,11 +229,7 @@ class SlurmStep:
 
     @property
     def place(self) -> str:
-        """Where this process runs: in a "step", in an "allocation" without srun, or "none".
-
-        "step" is a task that srun started, "allocation" a batch script or the shell of
-        salloc, and "none" a process outside Slurm.
-        """
+        """Where this process runs: in a "step", in an "allocation" without srun, or "none"."""
         if self.step_id in _STEP_IDS_WITHOUT_SRUN:
             return "allocation"
         if self.nodes is not None or self.num_tasks is not None:
@@ -229,18 +240,15 @@ class SlurmStep:
 
     @property
     def is_launched(self) -> bool:
-        """Whether srun or another launcher has started this process, known to this package or not.
-
-        Also where a cleaned environment has none of their variables.
-        """
+        """Whether srun or another launcher started this process, even in a cleaned environment."""
         return self.place == "step" or self.ancestors.is_in_step or self.launcher is not None
 
     @property
     def is_live(self) -> bool:
         """Whether this process is the task itself, and can meet the other tasks.
 
-        Variables that a test or a tool has copied from a task lack SLURM_TASK_PID, which srun sets
-        in every task.
+        srun sets SLURM_TASK_PID in every task. A test or tool that copies a task's variables leaves
+        it out.
         """
         return self.task_pid is not None
 
@@ -248,17 +256,13 @@ class SlurmStep:
     def simulated(self) -> bool:
         """Whether `slurm-resolver run` started this step, whose job is unknown to Slurm.
 
-        A real step that is started from inside inherits the variable, but has another job id.
+        A real step that is started from it inherits the variable, but has another job id.
         """
         return self.simulated_job is not None and self.simulated_job == self.job_id
 
     @property
     def is_for_one_task(self) -> bool:
-        """Whether the allocation was asked for for one task, or this may be said of what is set.
-
-        Without a number of tasks one was asked for on each node; a variable alone, without an
-        allocation, is left from another shell.
-        """
+        """Whether the allocation is for one task; Slurm's default is one task on each node."""
         tasks = self.job_num_tasks or self.job_tasks_per_node or "1"
         return tasks == "1" == (self.job_num_nodes or "1") and (self.het_size or 1) == 1
 
@@ -273,7 +277,7 @@ class SlurmStep:
         )
 
 
-VARIABLES: Sequence[AnyVariable] = [
+VARIABLES: Sequence[Variable[Any]] = [
     field for field in vars(SlurmStep).values() if isinstance(field, Variable)
 ]
 _FIELDS = {variable.field for variable in VARIABLES}
@@ -290,7 +294,8 @@ _HET_PLANE_SIZE = ("SLURM_DIST_PLANESIZE_HET_GROUP_", "SLURM_DIST_PLANESIZE_PACK
 
 def _components(environ: Mapping[str, str], het_size: Optional[int]) -> Tuple[Component, ...]:
     def read_first(prefixes: Sequence[str], variable: Variable[Value]) -> Optional[Value]:
-        values = (variable.with_name(f"{prefix}{group}").read(environ) for prefix in prefixes)
+        names = (f"{prefix}{group}" for prefix in prefixes)
+        values = (variable.renamed(name, empty_is_unset=True).read(environ) for name in names)
         return next((value for value in values if value is not None), None)
 
     components = []

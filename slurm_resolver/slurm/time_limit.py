@@ -16,7 +16,7 @@ _EXPECTED = (
     "days-hours:minutes:seconds"
 )
 
-# The signal names that Slurm accepts here; it accepts numbers as well.
+# The names that Slurm accepts; it accepts numbers as well.
 _SIGNALS = (
     *("HUP", "INT", "QUIT", "ABRT", "KILL", "USR1", "USR2", "ALRM", "TERM", "CONT", "STOP"),
     *("TSTP", "TTIN", "TTOU", "URG", "XCPU", "CHLD", "PIPE"),  # the last two since 24.11

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from typing import Any, Callable, Generic, Mapping, Optional, Tuple, TypeVar, Union, overload
+from typing import Callable, Generic, Mapping, Optional, Tuple, TypeVar, Union, overload
 
 from slurm_resolver.errors import HostlistError, UnreadableValueError
 from slurm_resolver.slurm.hostlist import MAX_HOSTS, expand_hostlist, expand_tasks_per_node
@@ -16,12 +16,15 @@ _REMEDY = (
     "again with srun"
 )
 
+_NUMBER = re.compile(r"-?[0-9]{1,19}")
+_RANKS = re.compile(r"[0-9]{1,8}(,[0-9]{1,8})*")
+
 
 class Variable(Generic[Value]):
-    """A variable that a step may have, and the field of `SlurmStep` that holds its value.
+    """A variable, and the field of `SlurmStep` that holds its value.
 
-    ``SlurmStep.rank`` is the variable. ``step.rank`` is its value in one step; None where it is
-    not set.
+    ``SlurmStep.rank`` is the variable. ``step.rank`` is its value in one step; None if it is not
+    set.
 
     Attributes:
         name: the name of the variable, such as ``SLURM_PROCID``.
@@ -58,16 +61,14 @@ class Variable(Generic[Value]):
         # Python calls this only where the step itself has no value for the field.
         return self if step is None else None
 
-    def with_name(self, name: str) -> Variable[Value]:
-        """Returns the same variable under another name; an empty value of it counts as unset."""
-        return Variable(name, self._parse, self.expected, empty_is_unset=True)
-
-    def as_option(self, option: str, remedy: str) -> Variable[Value]:
-        """Returns the same value as one that a command's option gives, which messages name."""
-        return Variable(option, self._parse, self.expected, remedy=remedy)
+    def renamed(
+        self, name: str, remedy: str = _REMEDY, empty_is_unset: bool = False
+    ) -> Variable[Value]:
+        """Returns the same variable under another name, such as an option of a command."""
+        return Variable(name, self._parse, self.expected, empty_is_unset, remedy)
 
     def read(self, environ: Environ) -> Optional[Value]:
-        """Returns its value; None where it is not set.
+        """Returns its value; None if it is not set.
 
         Raises:
             UnreadableValueError: for a value that cannot be used.
@@ -101,8 +102,15 @@ def number(
     remedy: str = _REMEDY,
 ) -> Variable[int]:
     """Returns a variable that holds a whole number from `minimum` to `maximum`."""
+
+    def parse(text: str) -> int:
+        number = int(text) if _NUMBER.fullmatch(text) else minimum - 1
+        if not minimum <= number <= maximum:
+            raise ValueError(text)
+        return number
+
     expected = expected or f"a whole number from {minimum} to {maximum}"
-    return Variable(name, _number_parser(minimum, maximum), expected, empty_is_unset, remedy)
+    return Variable(name, parse, expected, empty_is_unset, remedy)
 
 
 def rank(name: str) -> Variable[int]:
@@ -111,38 +119,8 @@ def rank(name: str) -> Variable[int]:
 
 
 def count(name: str, empty_is_unset: bool = False) -> Variable[int]:
-    """Returns a variable that holds how many tasks or nodes there are, at least one."""
+    """Returns a variable that holds a number of tasks or nodes, at least one."""
     return number(name, 1, MAX_HOSTS, empty_is_unset=empty_is_unset)
-
-
-def ranks(name: str) -> Variable[Tuple[int, ...]]:
-    """Returns a variable that holds ranks: ``0,2,4``."""
-    parse = _number_parser(0, MAX_HOSTS - 1)
-    return Variable(
-        name, lambda text: tuple(map(parse, text.split(","))), "ranks separated by commas"
-    )
-
-
-def hosts(name: str, empty_is_unset: bool = False) -> Variable[Tuple[str, ...]]:
-    """Returns a variable that holds a host list: ``n[1-4]``."""
-    return Variable(name, _parse_hosts, "a host list such as n[1-4]", empty_is_unset)
-
-
-def counts(name: str) -> Variable[Tuple[int, ...]]:
-    """Returns a variable that holds a count for each node: ``2(x3),1``."""
-    return Variable(name, lambda text: tuple(expand_tasks_per_node(text)), "counts such as 2(x3),1")
-
-
-def ports(name: str) -> Variable[Tuple[int, ...]]:
-    """Returns a variable that holds ports: ``23001-23008,23010``."""
-    return Variable(name, _parse_ports, "ports such as 23001-23008", empty_is_unset=True)
-
-
-def distribution(name: str) -> Variable[str]:
-    """Returns a variable that holds how ranks are placed on nodes: ``cyclic:block``."""
-    return Variable(
-        name, _parse_distribution, "block, cyclic, plane or arbitrary", empty_is_unset=True
-    )
 
 
 def devices(name: str) -> Variable[str]:
@@ -150,23 +128,15 @@ def devices(name: str) -> Variable[str]:
     return Variable(name, str, "devices separated by commas")
 
 
-def switch(name: str) -> Variable[str]:
-    """Returns a variable by which a user turns something on or off."""
-    remedy = f"Set {name}=off to train alone, without a cluster, or unset it"
-    return Variable(name, _parse_switch, "on or off", empty_is_unset=True, remedy=remedy)
+def parse_ranks(text: str) -> Tuple[int, ...]:
+    """Reads ``0,2,4``."""
+    if _RANKS.fullmatch(text) is None:
+        raise ValueError(text)
+    return tuple(map(int, text.split(",")))
 
 
-def _number_parser(minimum: int, maximum: int) -> Callable[[str], int]:
-    def parse(text: str) -> int:
-        number = int(text) if re.fullmatch(r"-?[0-9]{1,19}", text) else minimum - 1
-        if not minimum <= number <= maximum:
-            raise ValueError(text)
-        return number
-
-    return parse
-
-
-def _parse_hosts(text: str) -> Tuple[str, ...]:
+def parse_hosts(text: str) -> Tuple[str, ...]:
+    """Reads a host list of one or more nodes: ``n[1-4]``."""
     text.encode()  # raises ValueError for bytes that are no text: TensorFlow takes no such name
     nodes = tuple(expand_hostlist(text))
     if not nodes:
@@ -174,15 +144,20 @@ def _parse_hosts(text: str) -> Tuple[str, ...]:
     return nodes
 
 
-def _parse_ports(text: str) -> Tuple[int, ...]:
-    # Ports are written like the numbers inside a bracket of a host list.
+def parse_counts(text: str) -> Tuple[int, ...]:
+    """Reads a count for each node: ``2(x3),1``."""
+    return tuple(expand_tasks_per_node(text))
+
+
+def parse_ports(text: str) -> Tuple[int, ...]:
+    """Reads ``23001-23008,23010``, which is written as inside a bracket of a host list."""
     ports = tuple(map(int, expand_hostlist(f"[{text}]")))
     if not all(1 <= port <= 65535 for port in ports):
         raise ValueError(text)
     return ports
 
 
-def _parse_distribution(text: str) -> str:
+def parse_distribution(text: str) -> str:
     """Reads the first field, which alone places tasks on nodes; ``pack`` alone is the default."""
     first = re.split("[:,]", text)[0].strip().lower()
     if first in ("pack", "nopack", "*", "unknown"):
@@ -193,10 +168,8 @@ def _parse_distribution(text: str) -> str:
     return name
 
 
-def _parse_switch(text: str) -> str:
+def parse_switch(text: str) -> str:
+    """Reads ``on`` or ``off``."""
     if text.lower() not in ("on", "off"):
         raise ValueError(text)
     return text.lower()
-
-
-AnyVariable = Variable[Any]

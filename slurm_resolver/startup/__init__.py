@@ -1,7 +1,7 @@
 """The folder that `slurm-resolver exec` puts on PYTHONPATH to replace TensorFlow's classes.
 
-Python imports the module `sitecustomize` when it starts, if it finds one on its path; here it finds
-this folder's. It imports no TensorFlow: it waits for the program to do so.
+Python imports the module `sitecustomize` at its start. The one in this folder does not import
+TensorFlow; it acts after the program has imported it.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ def variables(names: Sequence[str], environ: Mapping[str, str]) -> Dict[str, str
 
 
 def when_imported(name: str, action: Callable[[ModuleType], object]) -> None:
-    """Calls `action` with a top-level module: at once if it has been imported, else when it is.
+    """Calls `action` with a top-level module, at once or when it is imported.
 
-    What `action` raises, the import raises.
+    The import raises the exceptions of `action`.
     """
     if name in sys.modules:
         action(sys.modules[name])
@@ -40,12 +40,12 @@ def when_imported(name: str, action: Callable[[ModuleType], object]) -> None:
 
 
 class _Finder:
-    """Finds the module as the other finders do, and has its loader call the action."""
+    """Finds the module with the other finders, and makes its loader call the action."""
 
     def __init__(self, name: str, action: Callable[[ModuleType], object]) -> None:
         self._name = name
         self._action = action
-        self._asking = False  # the other finders, of which this is one
+        self._asking = False  # whether it asks all finders, itself included
 
     def find_spec(
         self, name: str, path: Optional[Sequence[str]] = None, target: Optional[ModuleType] = None
@@ -67,7 +67,7 @@ class _Finder:
 
         def exec_module(module: ModuleType) -> None:
             execute(module)
-            # It waits until now: who only looks for the module finds it, and does not import it.
+            # Removed only now: a program may find the module without importing it.
             if self in sys.meta_path:
                 sys.meta_path.remove(self)
                 self._action(module)

@@ -1,4 +1,4 @@
-"""Run by Python at its start: puts this package's classes into TensorFlow once it is imported."""
+"""Python runs this at its start: it replaces TensorFlow's classes once TensorFlow is imported."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ FOLDER = os.path.dirname(os.path.abspath(__file__))
 
 
 def load_package() -> None:
-    """Loads slurm_resolver from around this folder, where the program's Python has none."""
+    """Loads slurm_resolver from the folder above if the program's Python does not have it."""
     if importlib.util.find_spec("slurm_resolver") is None:
         package = os.path.dirname(FOLDER)
         spec = importlib.util.spec_from_file_location(
@@ -27,12 +27,12 @@ def load_package() -> None:
 
 
 def replace(tensorflow: object) -> None:
-    """Replaces what the variable names."""
+    """Replaces the classes that the variable names."""
     importlib.import_module("slurm_resolver.tf.replace").replace(os.environ[VARIABLE].split(","))
 
 
 def run_next() -> None:
-    """Runs the module of this name that Python would have run without this folder."""
+    """Runs the sitecustomize that Python would have run without this folder."""
     sys.path[:] = [path for path in sys.path if os.path.abspath(path) != FOLDER]
     spec = PathFinder.find_spec("sitecustomize")
     if spec is not None and spec.loader is not None:

@@ -8,7 +8,7 @@ from typing import Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 from slurm_resolver.preemption.requeue import REQUEUE_STATUS, job_id_for_scontrol
 from slurm_resolver.slurm import scontrol
-from slurm_resolver.slurm.hostlist_compress import compress_hostlist
+from slurm_resolver.slurm.hostlist import compress_hostlist
 from slurm_resolver.slurm.step import SlurmStep
 from slurm_resolver.supervision.batch_host import Watch
 from slurm_resolver.supervision.policy import (

@@ -8,7 +8,7 @@ from typing import Optional, Tuple
 import tensorflow as tf
 
 from slurm_resolver.cluster.cluster import Cluster
-from slurm_resolver.cluster.task_gpus import apply_gpus
+from slurm_resolver.cluster.gpus import apply_gpus
 from slurm_resolver.log import warn
 
 

@@ -11,13 +11,13 @@ import socket
 from numbers import Integral
 from typing import Dict, List, Mapping, Optional, Sequence, Tuple, Union
 
+from slurm_resolver.cluster.alone import short_name
 from slurm_resolver.cluster.jobs import job_counts
 from slurm_resolver.cluster.layout import Layout, layout_from_environment, verify_layout
 from slurm_resolver.cluster.options import ClusterOptions
 from slurm_resolver.cluster.resolve import LayoutOf, find_layout
 from slurm_resolver.errors import LayoutError, UnknownLayoutError
-from slurm_resolver.slurm.hostlist_compress import short_hostlist
-from slurm_resolver.slurm.machine import short_name
+from slurm_resolver.slurm.hostlist import short_hostlist
 from slurm_resolver.slurm.step import SlurmStep
 
 TasksPerNode = Union[int, Mapping[str, int]]

@@ -60,6 +60,6 @@ def test_without_shtab_it_says_what_to_install(
     output, error = capsys.readouterr()
     assert output == ""
     assert error == (
-        "slurm-resolver completion: shtab, which writes the script, is not installed: "
+        "slurm-resolver completion: shtab writes the script, and is not installed: "
         "pip install 'shtab>=1.10'\n"
     )

@@ -44,7 +44,7 @@ def test_json(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["env", "--json"]) == 0
     report = json.loads(capsys.readouterr().out)
     assert list(report) == ["versions", "machine", "variables", "cluster"]
-    assert report["cluster"] == {"tasks": "none: there is no Slurm here"}
+    assert report["cluster"] == {"tasks": "none: not in a Slurm step"}
 
 
 def test_a_cluster_that_cannot_be_resolved_says_why() -> None:

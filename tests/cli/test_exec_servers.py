@@ -89,7 +89,7 @@ CASES = {
         f"{CHIEF} --restart-workers 1",
         {"ps 0": JOINS, "worker 0": "exit 4", "chief 0": TRAINS},
         4,
-        ("ended with exit status 4; not started again: --restart-workers is 1",),
+        ("ended with exit status 4; not restarted: --restart-workers is 1",),
         ("chief 0",),
     ),
     "nothing is to be ended": Case(f"{WORKERS} --servers none", {"ps 0": TRAINS}, 0, (), ("ps 0",)),

@@ -41,6 +41,7 @@ set -euo pipefail
 # source ~/venv/bin/activate  # or: module load TensorFlow
 
 export PYTHONUNBUFFERED=1  # what Python prints appears in the output at once
+export TF_CPP_MIN_LOG_LEVEL=${{TF_CPP_MIN_LOG_LEVEL:-1}}  # 0 shows all notes
 
 # The options of all steps. --label: the rank before each line of output.
 # --distribution: ranks in the order of the nodes, whatever the topology is.
@@ -51,9 +52,16 @@ step=(srun --label --distribution=plane=4)
 "${{step[@]}}" --kill-on-bad-exit=1 \\
     slurm-resolver check --timeout 120
 
+# TensorFlow 2.21 writes these notes before it reads TF_CPP_MIN_LOG_LEVEL.
+quiet() {{
+    [ "$TF_CPP_MIN_LOG_LEVEL" != 0 ] || exec cat
+    trap '' TERM  # srun ends first
+    exec sed -uE '/absl::InitializeLog\\(\\)|\\] (oneDNN custom|Could not find cuda)/d'
+}}
+
 # --kill-on-bad-exit: else the other tasks wait for one that has failed.
 "${{step[@]}}" --kill-on-bad-exit=1 \\
-    python train.py "$@"
+    python train.py "$@" 2>&1 | quiet
 """
 
 REQUEUED = f"""\
@@ -90,6 +98,7 @@ source ~/venv/bin/activate
 set -u
 
 export PYTHONUNBUFFERED=1  # what Python prints appears in the output at once
+export TF_CPP_MIN_LOG_LEVEL=${{TF_CPP_MIN_LOG_LEVEL:-1}}  # 0 shows all notes
 
 # The options of all steps. --label: the rank before each line of output.
 # --distribution: ranks in the order of the nodes, whatever the topology is.
@@ -212,7 +221,7 @@ def test_exec_starts_both_steps_with_the_same_jobs(capsys: pytest.CaptureFixture
     text = printed("-N 4 --jobs ps=2,worker=-1 --exec --wait 9", "./train {index}", capsys)
     assert "    slurm-resolver check --timeout 9 --jobs ps=2,worker=-1\n" in text
     assert "    slurm-resolver exec --wait 9 --jobs ps=2,worker=-1 -- \\\n" in text
-    assert "    ./train '{index}' \"$@\"\n" in text
+    assert "    ./train '{index}' \"$@\" 2>&1 | quiet\n" in text
     assert "#SBATCH --job-name=train\n" in text
 
 

@@ -1,16 +1,14 @@
 """A real Slurm of several nodes on one machine, for tests.
 
-Every node has its own network, hostname and mount namespace: the nodes differ in address, port
-space and hostname as on a real cluster.  All stand inside one outer set of namespaces, whose
-first process is a small supervisor:
+Every node has its own network, hostname and mount namespace, inside one outer set of namespaces
+whose first process is a small supervisor:
 
     the machine ─ unshare ─┬─ login   10.77.0.254   slurmctld, srun, salloc, sbatch
                            ├─ n8      10.77.0.1     slurmd and its tasks
                            └─ n9      10.77.0.2     slurmd and its tasks
 
-The supervisor ends when its standard input closes, which the kernel does even where the test
-process is killed, and with it go all processes, interfaces and mounts.  The machine's own network
-and /etc stay as they are, and every file is in the cluster's directory.
+The supervisor ends when its standard input closes, even if the test process is killed, and with it
+all processes, interfaces and mounts.  Every file is in the cluster's directory.
 """
 
 from __future__ import annotations
@@ -100,8 +98,8 @@ class SlurmUnavailable(Exception):  # noqa: N818 (a state of the machine, not a 
 class Node:
     """One node: its name (its hostname too), and the CPUs and GPUs that Slurm is told it has.
 
-    One that is `dynamic` stands in no file: it reports itself, with the machine's own CPUs, and
-    comes into the partition of a cluster whose `extra_conf` has such a one with `Nodes=ALL`.
+    A `dynamic` node is not in slurm.conf: it reports itself, with the machine's own CPUs. The
+    cluster's `extra_conf` needs a partition with `Nodes=ALL`.
     """
 
     name: str
@@ -113,17 +111,13 @@ class Node:
 class SlurmCluster:
     """A real Slurm of several nodes on this machine.
 
-    Nodes find each other by name and keep the given order in Slurm's node table.  The partition
-    `p` lets several jobs share a node.  Two clusters never meet, not even in their ports.
+    Nodes keep the given order in Slurm's node table.  The partition `p` lets several jobs share a
+    node.  `extra_conf` are lines of slurm.conf, which replace this class's own; one with an empty
+    value (`MpiParams=`) removes it.  `installation` is the version of Slurm.  Other files, such as
+    topology.conf, may be put into `directory` before `start()`; stop() leaves the logs.
 
-    `extra_conf` are lines of slurm.conf: one that sets what this class sets takes its place, and
-    one with an empty value (`MpiParams=`) removes it. `installation` is the version of Slurm: by
-    default the machine's own.  Other files that Slurm reads beside
-    slurm.conf, such as topology.conf, may be put into `directory` before `start()`, which empties
-    only the folders log, run, spool, state and gpu there; stop() leaves the logs.
-
-    Which free nodes a job gets may change from run to run while earlier jobs are still ending:
-    a test that expects certain nodes names them (`srun -w n8,n9`).
+    Which free nodes a job gets may change while earlier jobs are still ending: a test that expects
+    certain nodes names them (`srun -w n8,n9`).
     """
 
     def __init__(
@@ -134,7 +128,6 @@ class SlurmCluster:
         extra_conf: Sequence[str] = (),
         installation: Installation | None = None,
     ) -> None:
-        """Plan a cluster with its files in `directory`; `start()` makes it."""
         self.installation = own() if installation is None else installation
         self.nodes = tuple(nodes)
         self.directory = Path(directory).resolve()
@@ -158,19 +151,17 @@ class SlurmCluster:
             raise ValueError(f"Slurm needs a directory with a plain, short path, not {directory}")
 
     def __enter__(self) -> SlurmCluster:
-        """Start the cluster."""
         self.start()
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Stop the cluster."""
         self.stop()
 
     def start(self) -> None:
         """Start the daemons and return once every node is idle.
 
-        Raises SlurmUnavailable where this machine cannot run it, and RuntimeError with the ends
-        of the daemons' logs where the cluster does not come up.
+        Raises SlurmUnavailable if this machine cannot run it, and RuntimeError with the ends of the
+        daemons' logs if the cluster does not come up.
         """
         path = self._environment["PATH"]
         missing = [name for name in PROGRAMS if shutil.which(name, path=path) is None]
@@ -189,7 +180,7 @@ class SlurmCluster:
             raise
 
     def stop(self) -> None:
-        """End every process of the cluster, and with them its namespaces; safe to call again."""
+        """End every process of the cluster, and its namespaces; safe to call again."""
         if self._supervisor is not None:
             try:  # closes its standard input; unshare ends when the last process inside is gone
                 self._supervisor.communicate(timeout=10)
@@ -217,8 +208,8 @@ class SlurmCluster:
         """Run a command on the login host, a string with `bash -c`, and return what it printed.
 
         It gets PATH, HOME, LANG, PYTHONPATH and TMPDIR of this process, SLURM_CONF, and `env`.
-        Raises AssertionError for a status other than 0 unless `check` is false, and TimeoutError
-        with the output so far where it took longer than `timeout` seconds; it is then killed.
+        Raises AssertionError for a status other than 0 if `check`, and TimeoutError, with the
+        output so far, after `timeout` seconds; the command is then killed.
         """
         process = self.popen(command, node=node, env=env, cwd=cwd)
         error: type[Exception] | None = None
@@ -247,10 +238,7 @@ class SlurmCluster:
         env: Mapping[str, str] | None = None,
         cwd: Path | None = None,
     ) -> _Command:
-        """Start a command as `run()` does, and return without waiting.
-
-        Its signals (`terminate()`, `send_signal()`, ...) go to the command and its children.
-        """
+        """Start a command as `run()` does, and return without waiting."""
         if self._supervisor is None:
             raise RuntimeError("the cluster is not running")
         target = self._login if node is None else self._holder(node)
@@ -273,7 +261,6 @@ class SlurmCluster:
         return process
 
     def _environment_with(self, env: Mapping[str, str]) -> dict[str, str]:
-        """Return the environment of a command; a PATH of its own leads to this Slurm as well."""
         path = self.installation.before(env.get("PATH", PATH))
         return {**self._environment, **_inherited("PYTHONPATH"), **env, "PATH": path}
 

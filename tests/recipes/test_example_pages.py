@@ -22,16 +22,6 @@ FOLDERS = sorted(path for path in EXAMPLES.iterdir() if path.is_dir() and path.n
 PAGES = [EXAMPLES / "README.md", *(folder / "README.md" for folder in FOLDERS)]
 COMMANDS = list(dict.fromkeys(command for page in PAGES for command in shell_commands(page)))
 BATCH_FILES = sorted(EXAMPLES.glob("*/*.sbatch"))
-RECIPES = {  # where the recipe that an example follows has a public address
-    "cluster_tutorial": "github.com/tensorflow/examples/",
-    "cookbook": "github.com/ischlag/distributed-tensorflow-example",
-    "custom_loop": "www.tensorflow.org/tutorials/distribute/multi_worker_with_ctl",
-    "flags": "github.com/tensorflow/examples/",
-    "legacy_server": "github.com/tensorflow/examples/",
-    "parameter_server": "www.tensorflow.org/tutorials/distribute/parameter_server_training",
-    "sync_replicas": "deepsense.ai/tensorflow-on-slurm-clusters/",
-    "tf_config": "www.tensorflow.org/tutorials/distribute/multi_worker_with_keras",
-}
 
 
 def name_of(path: Path) -> str:
@@ -96,14 +86,3 @@ def test_the_index_names_every_example() -> None:
     assert sorted(listed) == [(folder.name, folder.name) for folder in FOLDERS]
     for folder in FOLDERS:
         assert (folder / "train.sbatch").exists()
-
-
-@pytest.mark.parametrize("folder", FOLDERS, ids=name_of)
-def test_pages_say_where_to_start_and_how_long_it_takes(folder: Path) -> None:
-    page = (folder / "README.md").read_text(encoding="utf-8")
-    # only what is marked as commands is tried
-    assert {"sh", "text"} <= set(re.findall(r"^```(.+)$", page, re.M)) <= {"sh", "text", "diff"}
-    text = " ".join(page.split())
-    assert "rom the repository's folder" in text
-    assert re.search(r"about [\w ]*(seconds|minutes?|half a minute)\b", text, re.I)
-    assert RECIPES.get(folder.name, "") in text

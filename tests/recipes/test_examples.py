@@ -91,9 +91,9 @@ def test_commands_of_one_machine(folder: str, checkout: Path) -> None:
         assert_learned(folder, command, done.stdout)
         outputs.append(done.stdout + done.stderr)
     if folder == "async_master":
-        assert "chief: going on from step" in outputs[1]
+        assert "chief: continues from step" in outputs[1]
     if folder == "custom_loop":
-        assert "going on from epoch 4" in outputs[1]
+        assert "continues from epoch 4" in outputs[1]
     if folder == "preemptible":
         assert "restart 1 of at most" in outputs[0]
 

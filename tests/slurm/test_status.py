@@ -56,7 +56,7 @@ def test_what_each_worker_does_is_shown(real_slurm: SlurmCluster, tmp_path: Path
 def test_a_job_without_workers_says_so(real_slurm: SlurmCluster) -> None:
     done = real_slurm.run(f"salloc -n1 srun -n1 {STATUS}", check=False)
     assert done.returncode == 1
-    assert "the program has not made its strategy yet, trains alone, or has ended" in done.stderr
+    assert "the program has not created its strategy, trains alone, or has ended" in done.stderr
 
 
 def test_a_stuck_step_is_started_again(real_slurm: SlurmCluster, tmp_path: Path) -> None:

@@ -8,11 +8,10 @@ from typing import Any, Dict, Optional
 import pytest
 
 from slurm_resolver.cluster import alone
-from slurm_resolver.cluster.alone import why_alone
+from slurm_resolver.cluster.alone import is_this_machine, why_alone
 from slurm_resolver.cluster.options import ClusterOptions
 from slurm_resolver.errors import EnvironmentValueError, NotInStepError
 from slurm_resolver.slurm.ancestors import Ancestors
-from slurm_resolver.slurm.machine import is_this_machine
 from slurm_resolver.slurm.step import SlurmStep
 
 TASK: Dict[str, Any] = {

@@ -71,12 +71,7 @@ def test_the_title_of_slurmstepd_tells_the_step(
 
 @pytest.mark.parametrize(
     ("sockets", "expected"),
-    [
-        ("/var/spool/slurmd/n9_42.0.1", True),
-        ("/var/spool/slurmd/n9_42.0", False),
-        ("/var/spool/slurmd/n19_42.0.1", False),
-        ("", False),
-    ],
+    [("/run/n9_42.0.1", True), ("/run/n9_42.0", False), ("/run/n19_42.0.1", False), ("", False)],
 )
 def test_the_socket_of_slurmstepd_tells_a_component(
     monkeypatch: pytest.MonkeyPatch, sockets: str, expected: bool

@@ -47,13 +47,6 @@ def test_every_option_of_the_resolver_is_explained_where_it_is_asked_for() -> No
     assert "as in" not in explained(docstring)["placement"]
 
 
-def test_resolve_takes_the_same_options() -> None:
-    taken = set(inspect.signature(resolve).parameters)
-    assert taken - {"environ"} <= set(arguments(RESOLVER))
-    for name in taken:
-        assert re.search(rf"\b{name}\b", inspect.getdoc(resolve) or "")
-
-
 def test_the_options_are_those_of_the_resolver() -> None:
     of_tensorflow = {"tasks_per_node", "auto_set_gpu", "rpc_layer"}  # what the cluster is not of
     assert set(ClusterOptions._fields) - INSIDE == set(arguments(RESOLVER)) - of_tensorflow

@@ -24,7 +24,23 @@ def traceback_of(error: str, label: str = "") -> str:
 
 CALL = "tensorflow.python.framework.errors_impl.UnavailableError: Socket closed"
 EXIT = "srun: error: n{}: task {}: {}"
+GONE = "0: worker 1 (rank 1 on n2) is gone: its process has ended"
 RULES = {
+    "a task that this package reports, and how the launcher says it ended": (
+        [GONE, traceback_of("FitError: " + GONE[3:], "0: "), EXIT.format(2, 1, "Killed")],
+        ("rank 1 on n2", "Killed", False),
+    ),
+    "a task that this package reports in the log of another": (
+        [GONE[3:], traceback_of("FitError: " + GONE[3:])],
+        ("rank 1 on n2", "its process has ended", False),
+    ),
+    "a task of slurm-resolver run": (
+        [
+            "slurm-resolver run: task 1 was ended by SIGKILL; ending the other tasks",
+            traceback_of(CALL, "0: "),
+        ],
+        ("rank 1", "SIGKILL", False),
+    ),
     "a task that prints errors and goes on": (
         [traceback_of("ValueError: one try"), *["step"] * 300],
         None,
@@ -84,6 +100,12 @@ def test_rules(rule: str) -> None:
     assert found == expected
 
 
+def test_the_log_of_the_first_comes_first() -> None:
+    late, early = Failure("", 9, "E", 30.0), Failure("", 99, "E", 20.0)
+    unknown, effect = Failure("", 1, "E", None), Failure("", 5, "U", 10.0, follows=True)
+    assert first_of([None, late, unknown, early, effect]) == [3, 1, 2, 4, 0]
+
+
 NOON = time.mktime((2026, 3, 4, 12, 0, 0, 0, 0, -1))
 
 
@@ -103,9 +125,3 @@ def test_times(line: str, when: Optional[float]) -> None:
     failure = first_in([line, *traceback_of("E: x").split("\n")])
     assert failure is not None
     assert failure.time == when
-
-
-def test_the_log_of_the_first_comes_first() -> None:
-    late, early = Failure("", 9, "E", 30.0), Failure("", 99, "E", 20.0)
-    unknown, effect = Failure("", 1, "E", None), Failure("", 5, "U", 10.0, follows=True)
-    assert first_of([None, late, unknown, early, effect]) == [3, 1, 2, 4, 0]

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 import sys
-import types
 from typing import Any, Dict, List, Optional, Sequence, Tuple
+from unittest import mock
 
 import pytest
 from hypothesis import given
@@ -14,11 +14,11 @@ from recorded_steps import Recording, recordings
 
 import slurm_resolver as sr
 from slurm_resolver.cluster import gpus as gpus_module
-from slurm_resolver.cluster.gpus import NodeGpus, choose_gpus
+from slurm_resolver.cluster.gpus import NodeGpus, TaskGpus, apply_gpus, choose_gpus
 from slurm_resolver.cluster.jobs import jobs_with_gpus
 from slurm_resolver.cluster.options import ClusterOptions
 from slurm_resolver.cluster.resolve import build_cluster
-from slurm_resolver.cluster.task_gpus import TaskGpus, apply_gpus
+from slurm_resolver.slurm.gpu_variables import count_driver_gpus
 from slurm_resolver.slurm.step import SlurmStep
 
 Devices = Optional[Tuple[str, ...]]
@@ -175,45 +175,37 @@ def test_a_split_uses_every_device_evenly_among_those_who_use_any(
         assert [device for part in taken for device in part] == granted  # disjoint, in order
 
 
-class TestOtherMakers:
-    """Every variable that Slurm sets is narrowed alike; which ones, the site's gres.conf says."""
+CUDA, ROCR, ZE = "CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "ZE_AFFINITY_MASK"
 
-    @pytest.mark.parametrize(
-        "names",
-        [
-            ["CUDA_VISIBLE_DEVICES"],
-            ["ROCR_VISIBLE_DEVICES"],
-            ["ZE_AFFINITY_MASK"],
-            ["CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "ZE_AFFINITY_MASK"],
-        ],
-    )
-    @pytest.mark.parametrize(("local_rank", "own"), [(0, "4,5"), (1, "6")])
-    def test_all_are_narrowed_alike(self, names: List[str], local_rank: int, own: str) -> None:
-        environ = {"SLURM_PROCID": str(local_rank), **dict.fromkeys(names, "4,5,6")}
-        for _ in range(2):
-            step = SlurmStep.read(environ)
-            gpus = on_node(step, local_rank, 2)
-            apply_gpus(gpus, step, environ)
-            assert gpus.devices == tuple(own.split(","))
-            assert {environ[name] for name in names} == {own}
-        assert gpus.source.startswith(names[0])
 
-    def test_hiding_all_of_them(self) -> None:
-        """Level Zero takes an empty mask for all devices."""
-        step = SlurmStep(rank=0, cuda_devices="0", rocr_devices="0", ze_devices="0")
-        gpus = on_node(step, 0, 2, users=[1])
-        assert gpus.settings == {
-            "CUDA_VISIBLE_DEVICES": "",
-            "ROCR_VISIBLE_DEVICES": "",
-            "ZE_AFFINITY_MASK": "65535",
-        }
-        environ: Dict[str, str] = {"SLURM_PROCID": "0", **gpus.settings}
-        assert on_node(SlurmStep.read(environ), 0, 1).devices == ()
+@pytest.mark.parametrize("names", [[CUDA], [ROCR], [ZE], [CUDA, ROCR, ZE]])
+@pytest.mark.parametrize(("local_rank", "own"), [(0, "4,5"), (1, "6")])
+def test_every_variable_that_slurm_sets_is_narrowed_alike(
+    names: List[str], local_rank: int, own: str
+) -> None:
+    environ = {"SLURM_PROCID": str(local_rank), **dict.fromkeys(names, "4,5,6")}
+    for _ in range(2):
+        step = SlurmStep.read(environ)
+        gpus = on_node(step, local_rank, 2)
+        apply_gpus(gpus, step, environ)
+        assert gpus.devices == tuple(own.split(","))
+        assert {environ[name] for name in names} == {own}
+    assert gpus.source.startswith(names[0])
 
-    def test_variables_that_contradict_each_other(self) -> None:
-        step = SlurmStep(cuda_devices="0,1", rocr_devices="2,3")
-        with pytest.raises(sr.GpuError, match=r"CUDA_\w+=0,1, but ROCR_\w+=2,3"):
-            on_node(step, 0, 2)
+
+def test_hiding_the_gpus_of_every_maker() -> None:
+    """Level Zero takes an empty mask for all devices."""
+    step = SlurmStep(rank=0, cuda_devices="0", rocr_devices="0", ze_devices="0")
+    gpus = on_node(step, 0, 2, users=[1])
+    assert gpus.settings == {CUDA: "", ROCR: "", ZE: "65535"}
+    environ: Dict[str, str] = {"SLURM_PROCID": "0", **gpus.settings}
+    assert on_node(SlurmStep.read(environ), 0, 1).devices == ()
+
+
+def test_variables_that_contradict_each_other() -> None:
+    step = SlurmStep(cuda_devices="0,1", rocr_devices="2,3")
+    with pytest.raises(sr.GpuError, match=r"CUDA_\w+=0,1, but ROCR_\w+=2,3"):
+        on_node(step, 0, 2)
 
 
 @pytest.mark.parametrize("explicit", [(), (4, 2)])
@@ -235,35 +227,24 @@ def test_the_mark_of_another_task_counts_for_nothing() -> None:
     assert on_node(SlurmStep.read(environ), 1, 2).devices == ("5",)
 
 
-class TestWithoutVariables:
-    """Where no variable shows a device, only the driver can be asked."""
+def test_without_variables_the_driver_is_asked(driver: List[Optional[int]]) -> None:
+    driver[0] = 4
+    assert [choose(None, i, 2) for i in range(2)] == [("0", "1"), ("2", "3")]
+    assert decide(None, 1, 2).settings == {"CUDA_VISIBLE_DEVICES": "2,3"}
+    alone = decide(None, 0, 1)
+    assert (alone.devices, alone.settings) == (("0", "1", "2", "3"), {})
+    # 22.05 with --gpu-bind=none, and all of the GPUs that the driver shows
+    assert choose(None, 1, 2, gpus_on_node=4) == ("2", "3")
 
-    def test_a_driver_without_gres_shares_what_it_shows(self, driver: List[Optional[int]]) -> None:
-        driver[0] = 4
-        assert [choose(None, i, 2) for i in range(2)] == [("0", "1"), ("2", "3")]
-        assert decide(None, 1, 2).settings == {"CUDA_VISIBLE_DEVICES": "2,3"}
-        assert decide(None, 0, 1) == TaskGpus(
-            ("0", "1", "2", "3"), "all that the driver shows", {}, ("0", "1", "2", "3")
-        )
 
-    def test_a_grant_that_is_all_the_driver_shows_is_known(
-        self, driver: List[Optional[int]]
-    ) -> None:
-        """22.05 with --gpu-bind=none, in a cgroup or with all of the node's GPUs."""
-        driver[0] = 2
-        assert choose(None, 1, 2, gpus_on_node=2) == ("1",)
-
-    @pytest.mark.parametrize("shown", [None, 8])
-    def test_a_grant_without_names_is_left_alone_and_told(
-        self,
-        driver: List[Optional[int]],
-        shown: Optional[int],
-        caplog: pytest.LogCaptureFixture,
-    ) -> None:
-        driver[0] = shown
-        gpus = decide(None, 1, 2, gpus_on_node=2)
-        assert (gpus.devices, gpus.settings) == (None, {})
-        assert "SLURM_GPUS_ON_NODE=2, but CUDA_VISIBLE_DEVICES is not set" in caplog.text
+@pytest.mark.parametrize("shown", [None, 8])
+def test_a_grant_without_names_is_left_alone_and_told(
+    driver: List[Optional[int]], shown: Optional[int], caplog: pytest.LogCaptureFixture
+) -> None:
+    driver[0] = shown
+    gpus = decide(None, 1, 2, gpus_on_node=2)
+    assert (gpus.devices, gpus.settings) == (None, {})
+    assert "SLURM_GPUS_ON_NODE=2, but CUDA_VISIBLE_DEVICES is not set" in caplog.text
 
 
 @pytest.mark.parametrize(
@@ -273,32 +254,13 @@ def test_the_driver_is_asked_through_its_library(
     monkeypatch: pytest.MonkeyPatch, init: str, number: Optional[int]
 ) -> None:
     """A stand-in for nvidia-ml-py: this machine need not have a GPU."""
-    from slurm_resolver.slurm.gpu_variables import count_driver_gpus
-
-    class NVMLError(Exception):
-        pass
-
-    calls: List[str] = []
-
-    def initialise() -> None:
-        calls.append("init")
-        if init == "no driver":
-            raise NVMLError
-
-    def count() -> int:
-        if init == "lost":
-            raise NVMLError
-        return 3
-
-    library = types.SimpleNamespace(
-        NVMLError=NVMLError,
-        nvmlInit=initialise,
-        nvmlDeviceGetCount=count,
-        nvmlShutdown=lambda: calls.append("shutdown"),
-    )
+    library = mock.Mock(NVMLError=KeyError)
+    library.nvmlDeviceGetCount.return_value = 3
+    library.nvmlInit.side_effect = KeyError if init == "no driver" else None
+    library.nvmlDeviceGetCount.side_effect = KeyError if init == "lost" else None
     monkeypatch.setitem(sys.modules, "pynvml", None if init == "no library" else library)
     assert count_driver_gpus() == number
-    assert ("shutdown" in calls) == (init in ("works", "lost"))
+    assert library.nvmlShutdown.called == (init in ("works", "lost"))
 
 
 @pytest.mark.parametrize(
@@ -328,10 +290,6 @@ def test_gpu_jobs_that_are_none(gpu_jobs: Any) -> None:
         sr.JobsError, match=r"gpu_jobs=.*of these names: chief.*data_worker, mesh\."
     ):
         jobs_with_gpus(["worker", "mesh"], gpu_jobs)
-
-
-# Made up from gres.conf(5) and cgroup.conf(5), not recorded: ConstrainDevices=yes numbers the
-# devices that a task sees from 0. tests/slurm/test_confined_gpus.py has them live.
 
 
 WITH_GPUS = [
@@ -403,6 +361,11 @@ MEMORY: Dict[str, Tuple[str, Sequence[bool], Dict[str, Any]]] = {
     "two on one": ("0", [True, True], {}),
     "three on two": ("0,1", [True, True, False], {}),
     "one of two uses it": ("0", [False, False], {"users": [1]}),
+    "closest, which may be another task's too": (
+        "0,1",
+        [True, True],
+        {"tres_bind": "gpu:closest", "gpus_on_node": 4},
+    ),
     "two a GPU, bound": ("1", [True, True, True, True], {"tres_bind": "gpu:single:2"}),
     "the user wants all of the memory": ("0", [False, False], {"allow_growth": "false"}),
     "an allocator that grows": ("0", [False, False], {"gpu_allocator": "cuda_malloc_async"}),

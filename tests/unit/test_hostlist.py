@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import tracemalloc
 from typing import List, Optional
@@ -102,17 +103,12 @@ def test_a_list_that_is_too_long_costs_no_memory(expression: str) -> None:
         (["n999999999999999999", "n1000000000000000000"], "n999999999999999999,n1" + "0" * 18),
         ([f"n1{i:018d}" for i in range(3)], "n1[000000000000000000-000000000000000002]"),
         (["n1", "n-2", "n+3", "n4e5", "n6.7", "n8"], "n1,n-2,n+3,n4e5,n6.7,n8"),
+        ([f"n{i}" for i in range(65_537)], "n[0-65535,65536]"),  # Slurm's limit of a range
     ],
 )
 def test_compress_folds_neighbours(hosts: List[str], folded: str) -> None:
     assert compress_hostlist(hosts) == folded
     assert expand_hostlist(folded) == hosts
-
-
-def test_compress_makes_no_range_that_cannot_be_read() -> None:
-    hosts = [f"n{i}" for i in range(65_537)]
-    assert compress_hostlist(hosts) == "n[0-65535,65536]"
-    assert expand_hostlist(compress_hostlist(hosts)) == hosts
 
 
 @pytest.mark.parametrize("host", ["", "n 1", "n,1", "n[1]", "n\t", "n]"])
@@ -122,32 +118,16 @@ def test_compress_refuses_what_no_list_can_hold(host: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("counts", "expanded"),
-    [
-        ("2", [2]),
-        ("2(x3),1", [2, 2, 2, 1]),
-        ("0", [0]),
-    ],
+    ("counts", "expanded"), [("2", [2]), ("2(x3),1", [2, 2, 2, 1]), ("0", [0])]
 )
 def test_counts(counts: str, expanded: List[int]) -> None:
     assert expand_tasks_per_node(counts) == expanded
 
 
-@pytest.mark.parametrize(
-    ("counts", "part"),
-    [
-        ("", ""),
-        ("2,", ""),
-        ("-1", "-1"),
-        ("2(x0)", "2(x0)"),
-        ("1,2(3)", "2(3)"),
-        ("1(x99999999999999999999)", "1(x99999999999999999999)"),
-        ("two", "two"),
-    ],
-)
-def test_counts_that_cannot_be_read(counts: str, part: str) -> None:
+@pytest.mark.parametrize("part", ["", "-1", "2(x0)", "2(3)", f"1(x{'9' * 20})", "two"])
+def test_counts_that_cannot_be_read(part: str) -> None:
     with pytest.raises(HostlistError) as caught:
-        expand_tasks_per_node(counts)
+        expand_tasks_per_node(f"1,{part}")
     assert caught.value.part == part
 
 
@@ -166,21 +146,9 @@ def test_expand_reads_back_what_compress_writes(hosts: List[str]) -> None:
     assert count_hostlist(folded) == len(hosts)
 
 
-@given(st.text(alphabet="n12[]-, x0"))
-def test_any_text_is_a_list_or_an_error_of_its_own(text: str) -> None:
-    try:
-        hosts = expand_hostlist(text)
-    except HostlistError:
-        return
-    assert all(host and not set(host) & set("[], \t\n") for host in hosts)
-    assert count_hostlist(text) == len(hosts)
-
-
-@given(st.text(alphabet="12(x),0 -"))
-def test_any_text_is_counts_or_an_error_of_its_own(text: str) -> None:
-    try:
-        counts = expand_tasks_per_node(text)
-    except HostlistError:
-        return
-    assert counts
-    assert all(count >= 0 for count in counts)
+@given(st.text(alphabet="n12[]-, x0"), st.text(alphabet="12(x),0 -"))
+def test_any_text_is_a_list_or_an_error_of_its_own(text: str, counts: str) -> None:
+    with contextlib.suppress(HostlistError):
+        assert count_hostlist(text) == len(expand_hostlist(text))
+    with contextlib.suppress(HostlistError):
+        assert expand_tasks_per_node(counts)

@@ -11,7 +11,6 @@ from typing import Dict
 import pytest
 
 from slurm_resolver import startup
-from slurm_resolver.startup import when_imported
 
 # Its strategy's class lies in slurm_resolver.tf, which a stand-in takes the place of as well.
 TENSORFLOW = "print('tensorflow is imported')\n"
@@ -90,17 +89,3 @@ def test_a_python_without_this_package_finds_it(tmp_path: Path) -> None:
         timeout=60,
     )
     assert done.stdout == "slurm_resolver.errors\n", done.stderr
-
-
-def test_two_actions_wait_for_one_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "awaited_by_two.py").write_text("")
-    monkeypatch.syspath_prepend(str(tmp_path))
-    found = []
-    when_imported("awaited_by_two", lambda module: found.append(("first", module.__name__)))
-    when_imported("awaited_by_two", lambda module: found.append(("second", module.__name__)))
-    finders = len(sys.meta_path)
-    __import__("awaited_by_two")
-    assert sorted(found) == [("first", "awaited_by_two"), ("second", "awaited_by_two")]
-    assert len(sys.meta_path) == finders - 2
-    when_imported("awaited_by_two", lambda module: found.append(("at once", module.__name__)))
-    assert found[-1] == ("at once", "awaited_by_two")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Dict, List
+from typing import Any, Dict, List
 
 import pytest
 
@@ -49,19 +49,12 @@ def test_every_variable_of_a_task_is_read_once_and_typed() -> None:
 @pytest.mark.parametrize(
     ("text", "distribution"),
     [
-        ("block", "block"),
-        ("cyclic", "cyclic"),
-        ("block:cyclic", "block"),
-        ("block,pack", "block"),
-        ("pack", "block"),
-        ("*:cyclic", "block"),
-        ("plane=4", "plane"),
-        ("arbitrary", "arbitrary"),
-        ("", None),
-        ("(null)", None),
+        *((text, "block") for text in ("block", "block:cyclic", "block,pack", "pack", "*:cyclic")),
+        *(("cyclic", "cyclic"), ("plane=4", "plane"), ("arbitrary", "arbitrary")),
+        *(("", None), ("(null)", None)),
     ],
 )
-def test_only_the_first_field_of_a_distribution_places_tasks(text: str, distribution: str) -> None:
+def test_only_the_first_field_of_a_distribution_places_tasks(text: str, distribution: Any) -> None:
     assert SlurmStep.read({"SLURM_DISTRIBUTION": text}).distribution == distribution
 
 

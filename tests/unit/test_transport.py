@@ -57,15 +57,9 @@ STEP = {
     "SLURM_JOB_ID": "42",
     "SLURM_STEP_ID": "0",
     "SLURM_STEP_NODELIST": "n9",
-    "SLURM_STEP_NUM_NODES": "1",
     "SLURM_STEP_NUM_TASKS": "2",
     "SLURM_STEP_TASKS_PER_NODE": "2",
-    "SLURM_NTASKS": "2",
-    "SLURM_DISTRIBUTION": "block",
     "SLURM_PROCID": "1",
-    "SLURM_LOCALID": "1",
-    "SLURM_NODEID": "0",
-    "SLURMD_NODENAME": "n9",
 }
 
 
