@@ -16,6 +16,13 @@ from slurm_resolver.tf.start import GONE, Peers, abort_collectives
 # How long a worker that fails waits for the others to fail as well, which then needs no telling.
 _SECONDS = 5.0
 _CALL = "this call of fit, evaluate or predict"  # what workers tell each other about
+_STEP = "begins the next step"
+# Seconds after which a worker tells the others that it waits, unless an earlier one has told it.
+_PATIENCE, _PATIENCE_BY_INDEX = 0.5, 0.01
+_IN_ALL = (
+    "Make each call in all workers, as each of them computes its rows: leave out what lets one "
+    "worker alone make it, such as `if task_id == 0:`."
+)
 # The errors of collectives whose peer is gone, and how long the news of that may take.
 _OF_PEERS = (tf.errors.UnavailableError, tf.errors.AbortedError, tf.errors.CancelledError)
 _GONE_SECONDS = 4.0
@@ -27,7 +34,7 @@ class Workers:
     Attributes:
         index: this worker's number, from 0.
         names: every worker's name, such as "worker 0"; none where the strategy trains alone.
-        together: whether they are within a block that fails together.
+        call: the method in which they fail together, such as "fit"; "" outside of it.
     """
 
     def __init__(self, strategy: Any, client: Optional[Client], peers: Optional[Peers]) -> None:
@@ -37,34 +44,100 @@ class Workers:
         self.names = [f"{job} {jobs[:place].count(job)}" for place, job in enumerate(jobs)]
         own = f"{resolver.task_type} {resolver.task_id}"
         self.index = self.names.index(own) if self.names else 0
-        self.together = False
+        self.call = ""
         self._strategy = strategy
         self._client, self._peers = client, peers
         self._calls = 0
         self._failure = ""  # of another worker, in the current call
+        # How many exchanges and steps this worker has begun, and those of one that waits.
+        self._exchanges = self._steps = 0
+        self._awaited: List[Any] = [0, 0, ""]
+        self._lock = threading.Lock()
         signature = [tf.TensorSpec([None], tf.int32)]
-        self._gather = tf.function(self._gather_line, input_signature=signature, autograph=False)
+        self._gather_lines = tf.function(
+            self._gather_line, input_signature=signature, autograph=False
+        )
         if client is not None:
             cluster = resolver.cluster
             by_name = {f"{task.job} {task.index}": task.rank for task in cluster.tasks}
             self._ranks = [by_name[name] for name in self.names]
             self._others = sorted({task.rank for task in cluster.tasks}.difference(self._ranks))
             client.listen("told", self._hear)
+            client.listen("told", self._hear_waiting)
 
-    def exchange(self, value: Any) -> List[Any]:
-        """Returns what each worker has called this with, by its index; it must fit into JSON.
+    def exchange(self, call: str, value: Any) -> List[Any]:
+        """Returns the values that all workers give, by index; they must fit into JSON.
+
+        Args:
+            call: what this worker does, such as "calls fit"; all workers have to do the same.
+            value: what this worker gives.
 
         Raises:
-            FitError: where another worker has ended, or is lost.
+            FitError: where another worker does something else, has ended, or is lost.
         """
-        if self._client is not None:
-            try:
-                told = self._client.gather(_CALL, value, None, self._others)
-            except RendezvousError as error:
-                raise FitError(str(error)) from error
-            return [told[rank] for rank in self._ranks]
-        line = tf.constant(list(json.dumps(value).encode() + b"\n"), tf.int32)
-        gathered = self._strategy.experimental_local_results(self._gather(line))[0]
+        if len(self.names) < 2:
+            return [value]
+        self._exchanges += 1
+        given = [call, value]
+        told = self._gather_by_tensorflow(given) if self._client is None else self._gather(given)
+        for name, (other, _) in zip(self.names, told):
+            if other != told[0][0]:
+                raise FitError(_describe_calls(self.names[0], told[0][0], name, other))
+        return [value for _, value in told]
+
+    def begin_step(self) -> None:
+        """Notes that a step of all workers begins.
+
+        Raises:
+            FitError: where another worker waits in a call that this one has left out.
+        """
+        self._steps += 1
+        if self._has_left_out_call():
+            self.exchange(_STEP, None)
+
+    def _gather(self, given: List[Any]) -> List[Any]:
+        assert self._client is not None
+        place = [self._exchanges, self._steps, given[0]]
+        seconds = _PATIENCE + _PATIENCE_BY_INDEX * self.index
+        timer = threading.Timer(seconds, self._tell_waiting, [place])
+        timer.daemon = True
+        timer.start()
+        try:
+            told = self._client.gather(_CALL, given, None, self._others)
+        except RendezvousError as error:
+            raise FitError(f"this worker {given[0]}: {error} {_IN_ALL}") from error
+        finally:
+            timer.cancel()
+        return [told[rank] for rank in self._ranks]
+
+    def _tell_waiting(self, place: List[Any]) -> None:
+        if self._client is not None and self._awaited[0] < place[0]:
+            self._client.tell("waiting", json.dumps(place))
+
+    def _hear_waiting(self, message: Dict[str, Any]) -> None:
+        """Ends the step that this worker has begun instead of the call that another waits in."""
+        if message["told"] != "waiting":
+            return
+        self._awaited = json.loads(message["value"])
+        call = self._awaited[2]
+        if self._client is not None and self._has_left_out_call():
+            other = self.names[self._ranks.index(message["rank"])]
+            self._client.offer(_CALL, [_STEP, None])
+            own = self.names[self.index]
+            abort_collectives(_describe_calls(other, call, own, _STEP))
+
+    def _has_left_out_call(self) -> bool:
+        """Whether another worker waits in a call before this worker's step; True once."""
+        with self._lock:
+            exchanges, steps, _ = self._awaited
+            left_out = exchanges > self._exchanges and steps < self._steps
+            if left_out:
+                self._exchanges = exchanges
+            return bool(left_out)
+
+    def _gather_by_tensorflow(self, given: List[Any]) -> List[Any]:
+        line = tf.constant(list(json.dumps(given).encode() + b"\n"), tf.int32)
+        gathered = self._strategy.experimental_local_results(self._gather_lines(line))[0]
         replicas = self._strategy.num_replicas_in_sync // len(self.names)
         lines = bytes(gathered.numpy().tolist()).splitlines()
         return [json.loads(line) for line in lines[::replicas]]
@@ -78,8 +151,8 @@ class Workers:
         return self._strategy.run(gather)
 
     @contextlib.contextmanager
-    def failing_together(self) -> Iterator[None]:
-        """Ends the block in all workers when it fails in one of them, with that one's error.
+    def failing_together(self, call: str) -> Iterator[None]:
+        """Ends the call in all workers when it fails in one of them, with that one's error.
 
         Where it fails in all of them, each raises its own error, and all may continue.
 
@@ -88,21 +161,22 @@ class Workers:
         """
         self._calls += 1
         self._failure = ""
-        self.together = True
+        self.call = call
         try:
             yield
         except Exception as error:
             reason = _reason(error) or self._find_gone(error)
             if reason:
                 raise FitError(self._failure or reason) from error
-            if self._client is not None:
+            # Where workers have made different calls, all of them raise that.
+            if self._client is not None and not str(error).endswith(_IN_ALL):
                 first = f"{type(error).__name__}: {error}".partition("\n")[0][:500]
                 topic = f"failed {self._calls}"
                 self._client.tell(topic, first)
                 self._client.told(topic, self._ranks, _SECONDS)
             raise
         finally:
-            self.together = False
+            self.call = ""
 
     def _find_gone(self, error: Exception) -> str:
         """Returns which peer is gone, where TensorFlow has noticed it first; else ''."""
@@ -117,20 +191,24 @@ class Workers:
         rank = message["rank"]
         if message["told"] != f"failed {self._calls}" or rank == self._ranks[self.index]:
             return
-        if self.together:
+        if self.call:
             name = self.names[self._ranks.index(rank)]
-            self._failure = f"{name} has failed in fit: {message['value']}"
+            self._failure = f"{name} has failed in {self.call}: {message['value']}"
             timer = threading.Timer(_SECONDS, self._abort, [self._calls])
             timer.daemon = True
             timer.start()
 
     def _abort(self, calls: int) -> None:
-        if self.together and self._calls == calls:
+        if self.call and self._calls == calls:
             abort_collectives(self._failure)
 
 
 def _reason(error: Exception) -> str:
-    """Returns why this process has ended its own collectives, if that is what the error is."""
+    """Returns what stands behind `GONE` in an error of TensorFlow that this package caused."""
     if not isinstance(error, tf.errors.OpError) or GONE not in str(error):
         return ""
-    return str(error).partition(GONE)[2].splitlines()[0]
+    return str(error).partition(GONE)[2].splitlines()[0].rstrip("]'")
+
+
+def _describe_calls(name: str, call: str, other: str, others_call: str) -> str:
+    return f"{name} {call}, and {other} {others_call}. {_IN_ALL}"
