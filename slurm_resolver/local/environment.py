@@ -1,4 +1,4 @@
-"""What each task of a step on this machine finds in its environment.
+"""The environment of each task of a step on this machine.
 
 The variables are those that srun sets on a cluster of one node, without those about Slurm's daemons
 and the site; the tests compare them with srun of the version `slurm_resolver.local.IMITATED_SLURM`.
@@ -99,9 +99,10 @@ def free_ports(count: int) -> List[int]:
     for offset in range(number):
         # by the process id, so that two steps that start at the same time find different ones
         port = _FIRST_PORT + (os.getpid() * 64 + offset) % number
-        if len(ports) < count:
-            with contextlib.suppress(OSError), socket.create_server(("", port)):
-                ports.append(port)
+        with contextlib.suppress(OSError), socket.create_server(("", port)):
+            ports.append(port)
+        if len(ports) == count:
+            break
     return sorted(ports)
 
 
@@ -111,19 +112,18 @@ def gpu_variables(
     gpus_per_task: Optional[int],
     environ: Mapping[str, str],
 ) -> Optional[List[Dict[str, str]]]:
-    """Returns the variables of each task; the step gets the first of the GPUs that `environ` shows.
+    """Returns the GPU variables of each task; None if no GPUs were asked for.
 
-    As Slurm does where it finds the GPUs in gres.conf, the variables of all makers get the same
-    value. Here no cgroup hides the other devices. Where no GPUs were asked for, the result is None,
-    and the launcher's own variables stay.
+    The step gets the first of the GPUs that `environ` shows. All makers' variables get the same
+    value, as from a Slurm that finds the GPUs in gres.conf.
 
     Args:
-        gpus: those of all tasks together, each of which sees all; not with `gpus_per_task`.
-        gpus_per_task: those of each task, which sees no other.
+        gpus: the GPUs of the step, all of which each task sees; not with `gpus_per_task`.
+        gpus_per_task: the GPUs of each task, which sees no others.
 
     Raises:
-        GpuError: where more GPUs are asked for than CUDA_VISIBLE_DEVICES names or, without it,
-            than the driver shows.
+        GpuError: if more GPUs are asked for than CUDA_VISIBLE_DEVICES names or, without it, than
+            the driver shows.
     """
     count = gpus if gpus_per_task is None else gpus_per_task * num_tasks
     if count is None:

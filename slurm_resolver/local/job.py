@@ -1,8 +1,8 @@
-"""A job on this machine: a step of several tasks, and others after it.
+"""A job on this machine: a step of several tasks, and the steps after it.
 
 A step ends by itself, or because a task failed, a signal came, the time limit was reached, the step
-was preempted, or a task asked for a requeue: the first of these decides. The job starts anew where
-Slurm would requeue it; where a step failed it starts a new step, if asked for.
+was preempted, or a task asked for a requeue: the first of these decides. The job starts again if
+Slurm would requeue it. After a failed step it starts another one, if `--restarts` allows it.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _SET_TASK_PID = ("/bin/sh", "-c", 'export SLURM_TASK_PID=$$; exec "$0" "$@"')
 
 
 class LocalJob:
-    """Runs a step to its end, and starts it again as long as it has to be."""
+    """Runs a step, and starts it again after a requeue or a failure."""
 
     def __init__(self, options: RunOptions, print_line: Callable[[str], None]) -> None:
         """Prepares the job, whose messages `print_line` prints; nothing is started yet."""
@@ -86,7 +86,7 @@ class LocalJob:
         return False
 
     def _may_restart(self, step: _Step, steps: int) -> bool:
-        """Decides whether the job goes on with a new step after one that failed."""
+        """Decides whether the job starts a new step after this one."""
         most = self._options.restarts
         # a task that asks for a requeue has not failed, even if --requeue is not given
         if not most or step.failure is None or step.status == self._options.requeue_status:
@@ -108,9 +108,9 @@ class _Step:
 
     Attributes:
         status: the highest exit status of the tasks; 128 and the number for a signal.
-        requeue_reason: why the job has to be requeued; None where it has not.
-        failure: the rank and the exit status of the task that failed first; None where none did, or
-            all were told to end.
+        requeue_reason: why the job has to be requeued; None if it is not.
+        failure: the rank and the exit status of the task that failed first; None if none failed, or
+            all were asked to end.
     """
 
     def __init__(self, options: RunOptions, print_line: Callable[[str], None]) -> None:
@@ -221,26 +221,25 @@ class _Step:
             self.requeue_reason = "the step was preempted"
 
     def _preempt_in_training(self, seconds: float) -> None:
-        """Preempts the tasks so many seconds after they have told of a first step."""
-        if self._told(READY):
+        """Preempts the tasks this long after their training's first step."""
+        if self._reported(READY):
             self._call_later(seconds, self._preempt)
         else:
             self._call_later(0.1, self._preempt_in_training, seconds)
 
-    def _told(self, event: str) -> bool:
-        """Returns whether a task has told this of its training."""
+    def _reported(self, event: str) -> bool:
         self._reports.seek(0)
         return event.encode() in self._reports.read().split()
 
     def _say_how_the_preemption_went(self) -> None:
-        """Says so where a planned preemption did not come, or saved nothing."""
-        if self._preempted and self._told(READY) and not self._told(SAVED):
+        """Reports a planned preemption that did not come, or that saved nothing."""
+        if self._preempted and self._reported(READY) and not self._reported(SAVED):
             self._print_line("nothing was saved after the preemption")
         elif self._options.preempt_after is not None and not self._ending:
             why = "the tasks ended before --preempt-after"
-            if not self._told(READY):
-                why = "--preempt-after has heard of no step (BackupAndResume, ResumableLoop and "
-                why += "termination_config tell of it; kill -USR2 preempts any program)"
+            if not self._reported(READY):
+                why = "no task has reported a first step (BackupAndResume, ResumableLoop and "
+                why += "termination_config do; kill -USR2 preempts any program)"
             self._print_line(f"not preempted: {why}")
 
     def _on_task_end(self, rank: int, status: int) -> None:
@@ -273,7 +272,7 @@ class _Step:
         self.status = max(self.status, 128 + number)
         self.requeue_reason = self.failure = None
         self._ignore_statuses = True
-        # After a second signal nobody wants to wait.
+        # A second signal ends them at once.
         self._end_tasks(signal.SIGKILL if self._ending else number)
 
     def _end_tasks(self, number: int) -> None:

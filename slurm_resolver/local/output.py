@@ -65,19 +65,14 @@ class Output:
 
     def copy_from(self, rank: int, process: subprocess.Popen[bytes]) -> None:
         """Starts to copy what comes from a task's pipes."""
-        if process.stderr is None:  # both come through one pipe
-            self._start_copying(rank, process.stdout, "stderr")
-        else:
-            self._start_copying(rank, process.stdout, "stdout")
+        self._start_copying(rank, process.stdout, "stdout")
+        if process.stderr is not None:  # else both streams go to a file, through one pipe
             self._start_copying(rank, process.stderr, "stderr")
 
     def close(self) -> None:
-        """Waits until all is written, and closes the files.
-
-        It does not wait for ever: a process that has left its task's group may keep a pipe open.
-        """
+        """Waits until all is written, and closes the files."""
         for thread in self._threads:
-            thread.join(timeout=1.0)
+            thread.join(timeout=1.0)  # a process that has left its task's group may keep a pipe
         for file in self._files.values():
             file.close()
 

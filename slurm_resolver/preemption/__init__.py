@@ -1,1 +1,1 @@
-"""A job whose end is near: the signal that tells so, and the requeue."""
+"""What a job does before its end: it watches for the signal, and is requeued."""

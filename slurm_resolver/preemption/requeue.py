@@ -10,18 +10,16 @@ requeue a cancelled job as well, so the job's state is asked for first. These ar
     JobState=COMPLETING, Restarts has grown  requeued already, by preemption or by a user
     JobState=COMPLETING otherwise            cancelled: do not requeue
 
-Where the state cannot be read, the job may have been cancelled. Then the tasks' exit status asks
-the batch file for the requeue; a cancelled job has no batch file any more.
+If the state cannot be read, the job may have been cancelled. Then the tasks' exit status asks the
+batch file for the requeue; a cancelled job has no batch file any more.
 
-A job that is preempted with a GraceTime gets SIGTERM (or the signal of --signal) and has that long
-to end by itself. With PreemptMode=CANCEL no version of Slurm requeues it. What happens with
-PreemptMode=REQUEUE when its batch file ends in that time depends on the version of slurmctld (live
-on 22.05, 24.11 and 26.05, and from the source of slurmctld):
+A job that is preempted with a GraceTime gets SIGTERM (or the signal of --signal), and has that time
+to end by itself. If its batch file ends then, this follows with PreemptMode=REQUEUE (live on 22.05,
+24.11 and 26.05, and from the source of slurmctld); with CANCEL, Slurm never requeues it:
 
-    up to 23.11    the job has FAILED; after `scontrol requeue` it starts once more, as it should
-    from 24.05 on  it starts once more; `scontrol requeue` does the same, but up to 25.11 Slurm then
-                   still takes the job for preempted when it ends again, even with status 0, and
-                   starts it once too often
+    up to 23.11    the job has FAILED; `scontrol requeue` starts it again, as it should
+    from 24.05 on  Slurm starts it again. After `scontrol requeue`, up to 25.11, Slurm would take
+                   the job for preempted at its next end too, and start it once too often
 """
 
 from __future__ import annotations
@@ -85,15 +83,15 @@ def requeue_job(
     One task of the step calls it, after the training was saved.
 
     SIGTERM alone, to a job that Slurm neither preempts nor ends, may mean that another task of the
-    step has failed: `srun --kill-on-bad-exit` and, from 26.05 on, Slurm's PMIx end the others by
-    it. The tasks that have saved together have not failed. Nothing is known of the step's other
-    tasks: a job with such tasks is not requeued, as it could fail and start again for ever.
+    step has failed: `srun --kill-on-bad-exit` and, from 26.05 on, Slurm's PMIx then end the others
+    by SIGTERM. If not all tasks have saved together, the job is not requeued: it could fail and
+    start again for ever.
 
     Args:
         step: the task's variables.
         requeue: "scontrol", "exit-code" (exit with `REQUEUE_STATUS`, for the batch file) or None.
         max_restarts: after how many restarts the job is no longer requeued; None for no limit.
-        announced: False where no other signal than SIGTERM has told that the end is near.
+        announced: whether another signal than SIGTERM has announced the end.
         saved: how many tasks have saved together.
     """
     restarts = step.restart_count or 0
@@ -102,11 +100,11 @@ def requeue_job(
     if max_restarts is not None and restarts >= max_restarts:
         _forbid_requeue(step)
         message = f"SLURM_RESTART_COUNT={restarts} has reached max_restarts={max_restarts}"
-        kept = "The checkpoint is kept: submit the job again to go on"
+        kept = "The checkpoint is kept: submit the job again to resume"
         return ExitPlan(MAX_RESTARTS_STATUS, 0, f"not requeued: {message}. {kept}")
     job_id = job_id_for_scontrol(step)
     if job_id is None:
-        message = f"exit status {REQUEUE_STATUS}: start the program again to go on"
+        message = f"exit status {REQUEUE_STATUS}: start the program again to resume"
         return ExitPlan(REQUEUE_STATUS, 0, message)
     if step.simulated:  # scontrol might requeue a real job with the same id
         message = f"exit status {REQUEUE_STATUS} asks slurm-resolver run to start the tasks again"
@@ -121,7 +119,7 @@ def requeue_job(
     try:
         job = scontrol.show_job(job_id, seconds_left())
         if "JobState" not in job:
-            raise OSError("scontrol show job tells no JobState")
+            raise OSError("scontrol show job prints no JobState")
     except OSError as error:
         unknown = f"not requeued, as it may have been cancelled ({error})"
         return ExitPlan(REQUEUE_STATUS, 0, f"{unknown}; {ask_batch_file}")
@@ -136,9 +134,9 @@ def requeue_job(
         return ExitPlan(
             TERMINATED_STATUS,
             0,
-            f"job {job_id} not requeued: SIGTERM has come, Slurm neither preempts nor ends the "
-            f"job, and of its step's {step.num_tasks} tasks {others} did not take part, one of "
-            "which may have failed. Have a job's end announced by SIGUSR1 (#SBATCH "
+            f"job {job_id} not requeued: SIGTERM has come, but Slurm neither preempts nor ends the "
+            f"job, and {others} of its step's {step.num_tasks} tasks did not save, one of which "
+            "may have failed. Let Slurm announce the job's end by SIGUSR1 (#SBATCH "
             "--signal=USR1@120)",
         )
     try:
@@ -152,9 +150,9 @@ def requeue_job(
 
 
 def _start_clock(step: SlurmStep) -> Callable[[], float]:
-    """Returns a function that tells how many seconds Slurm's next command may take.
+    """Returns a function that returns how many seconds Slurm's next command may take.
 
-    Together the commands may take a quarter of the time that is left until the job's end.
+    All commands together may take a quarter of the time until the job's end.
     """
     seconds = _MOST_SECONDS
     if step.job_end_time is not None:

@@ -13,7 +13,7 @@ from slurm_resolver.errors import ResumeError
 
 
 class SignalWatch:
-    """Records which of the given signals this process gets first; it does nothing else.
+    """Records which of the given signals this process gets first.
 
     Attributes:
         names: the names of the signals.
@@ -66,10 +66,10 @@ class SignalWatch:
             signal.signal(getattr(signal, name), signal.SIG_IGN)
 
     def _leave_child_alone(self) -> None:
-        """Lets SIGTERM end a child that was forked, by which its parent may want to end it.
+        """Lets SIGTERM end a forked child, as its parent expects.
 
-        The others only announce something, to all processes of the step: a child that reads data
-        must live on until the training is saved.
+        The other signals reach all processes of the step: a child that reads data must live until
+        the training is saved.
         """
         atexit.unregister(self._ignore_signals)
         for name in self.names:

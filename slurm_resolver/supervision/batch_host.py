@@ -1,8 +1,7 @@
-"""What becomes of the job when the node of its batch file fails.
+"""Watches the node of the batch file from another node, and ends the job when it fails.
 
-With --no-kill Slurm lets such a job run on, without a batch file and up to its time limit, even one
-that may be requeued (22.05 and 26.05, live: JobState=RUNNING, and BatchHost is no longer in
-NodeList). A small step on another node notices that, and requeues or cancels such a job.
+With --no-kill, Slurm lets such a job run without a batch file until its time limit, even if it may
+be requeued (22.05 and 26.05, live: JobState=RUNNING, and BatchHost is no longer in NodeList).
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ class Watch:
     """The step that watches the batch file's node."""
 
     def __init__(self, job_id: str, batch_host: Optional[str], requeue: bool, every: float) -> None:
-        """Prepares it; it looks every so many seconds, and never with 0."""
+        """Prepares it; it looks every `every` seconds, and never with 0."""
         action = "requeue" if requeue else "cancel"
         self._module = [sys.executable, "-m", __name__, job_id, f"{every:g}", action]
         self._batch_host = batch_host if every else None
@@ -58,7 +57,7 @@ class Watch:
         )
 
     def stop(self) -> None:
-        """Ends it; if it has ended by itself, nobody watched this node, and this says so."""
+        """Ends it, and reports if it had ended by itself: then this node was not watched."""
         process, self._process = self._process, None
         if process is None:
             return

@@ -1,7 +1,7 @@
-"""Whether a step that has failed is started again, if not, why, and on which nodes.
+"""Whether, why and on which nodes a failed step is started again.
 
-A node that fails leaves a job with --no-kill: Slurm removes it from the job's node list. One that
-is drained, or does not answer, stays in it, and only its own state shows it.
+Slurm removes a node that fails from the node list of a job with --no-kill. A node that is drained
+or does not answer stays in the list, and only its state shows it.
 """
 
 from __future__ import annotations
@@ -72,10 +72,10 @@ def give_up_reason(failure: StepFailure) -> Optional[Stop]:
 def job_is_ending(
     job: Mapping[str, str], restarts: int, least_time: float, now: float
 ) -> Optional[Stop]:
-    """Returns why Slurm is about to end the job (`scontrol.show_job`); None where it is not.
+    """Returns why Slurm is about to end the job (`scontrol.show_job`); None if it is not.
 
     `restarts`: how often it had been requeued when its batch file started; `least_time`: how many
-    seconds before the time limit a start is still worth it; `now`: seconds since 1970.
+    seconds must be left until the time limit; `now`: seconds since 1970.
     """
     state = job.get("JobState", "")
     if state not in scontrol.RUNNING_STATES:
@@ -114,8 +114,8 @@ def choose(
 ) -> Tuple[str, ...]:
     """Returns the nodes for a step: `wanted` of the healthy ones, at least `least`, or none.
 
-    Suspects are nodes on which a step has failed, although Slurm calls them healthy: they are used
-    only where too few nodes would be left without them.
+    Suspects are healthy nodes on which a step has failed. They are used only if there would be too
+    few nodes without them.
     """
     trusted = [name for name in healthy if name not in suspects]
     pool = trusted if len(trusted) >= least else list(healthy)

@@ -40,7 +40,7 @@ def say(lines: Sequence[str]) -> None:
 
 
 class Signals:
-    """The signals that this process gets: remembered, passed on, and an end to all waiting."""
+    """Records the signals to this process, passes them on, and ends waits."""
 
     def __init__(self) -> None:
         self.received: Optional[signal.Signals] = None  # the first of them
@@ -68,12 +68,12 @@ class Signals:
 
 
 def run_step(command: Sequence[str], signals: Signals) -> Tuple[int, StepOutput]:
-    """Runs srun to its end, and returns its exit status and what was printed.
+    """Runs srun to its end, and returns its exit status and its output.
 
-    When a task or a node has failed, and srun does not end the other tasks, this does.
+    If a task or a node has failed, and srun does not end the other tasks, this does.
 
     Raises:
-        LaunchError: where srun cannot be started.
+        LaunchError: if srun cannot be started.
     """
     try:
         process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)

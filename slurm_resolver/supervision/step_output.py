@@ -22,7 +22,7 @@ from typing import Dict, NamedTuple, Optional, Tuple
 
 _LONGEST_LINE = 64 * 1024  # bytes of a line that are kept
 _SHOWN_LENGTH = 300
-_PROGRESS = "training goes on from "  # printed by BackupAndResume and ResumableLoop
+_PROGRESS = "training resumes from "  # printed by BackupAndResume and ResumableLoop
 
 _LABEL = re.compile(r" *(\d{1,7}): ?(.*)", re.S)  # of srun --label
 # The node is missing where tasks of several ended alike: "n[8-9]: tasks 0-1".

@@ -1,4 +1,4 @@
-"""The loop: a step on healthy nodes, and one more after it has failed, where that is worth it."""
+"""Runs a step on healthy nodes, and starts it again after a failure."""
 
 from __future__ import annotations
 
@@ -42,10 +42,7 @@ class SupervisorOptions(NamedTuple):
 
 
 class Supervisor:
-    """Runs the step, again and again where that is worth it.
-
-    It takes the variables of the batch file, whose `job_id` is set.
-    """
+    """Runs the step, and starts it again; `step` has the variables of the batch file."""
 
     def __init__(self, options: SupervisorOptions, step: SlurmStep, signals: Signals) -> None:
         self._options = options
@@ -111,7 +108,7 @@ class Supervisor:
         ]
 
     def _give_up_reason(self) -> Optional[Stop]:
-        """Returns why no step is started after the last failure; None where a restart may help."""
+        """Returns why no step is started after the last failure; None if a restart may help."""
         failure, _, nodes = self._attempts[-1]
         if self._signals.received is not None:
             return Stop(f"{self._signals.received.name} has come")
@@ -144,7 +141,7 @@ class Supervisor:
                 job = scontrol.show_job(self._job_id, _ANSWER_SECONDS)
                 restarts, least_time = self._step.restart_count or 0, self._options.least_time
                 stop = job_is_ending(job, restarts, least_time, time.time())
-                # whether the first start is worth it is the batch file's decision
+                # the batch file decides about the first start
                 if stop is not None and (self._attempts or "JobState" not in job):
                     return {}, stop
                 nodes = job.get("NodeList", "")
@@ -189,7 +186,7 @@ class Supervisor:
         return Stop(f"{left} left{without}: expected {least} or more{hint}", requeue=True)
 
     def _end(self, stop: Stop) -> int:
-        """Says why nothing is started again, and what failed first; returns the exit status."""
+        """Prints why the step is not started again; returns the exit status."""
         status, why = 1, stop.why
         lines = []
         if self._attempts:

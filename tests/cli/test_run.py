@@ -25,11 +25,6 @@ def test_output_is_labelled_by_rank() -> None:
     assert sorted(done.stderr.splitlines()) == ["0: oops", "1: oops"]
 
 
-def test_labels_are_as_wide_as_the_last_rank() -> None:
-    done = run("run", "-n", "11", "--", "sh", "-c", "echo x")
-    assert sorted(done.stdout.splitlines())[:2] == [" 0: x", " 1: x"]
-
-
 def test_each_task_sees_one_cluster() -> None:
     script = "import slurm_resolver as sr; print(sr.resolve({'ps': 1, 'worker': -1}).tf_config())"
     done = run("run", "-n", "3", "--", sys.executable, "-c", script)
@@ -155,12 +150,3 @@ def test_errors(words: str, message: str, capsys: pytest.CaptureFixture[str]) ->
     output, errors = capsys.readouterr()
     assert (status, output) == (2, "")
     assert message in errors
-
-
-def test_the_name_and_times_of_the_step() -> None:
-    show = "echo $SLURM_JOB_NAME ${SLURM_RESTART_COUNT-none};"
-    show += "echo $((SLURM_JOB_END_TIME - SLURM_JOB_START_TIME))"
-    # without a limit Slurm sets the end of a job of one year
-    for time, seconds in (("1-2:3:4", 93784), ("0", 365 * 24 * 60 * 60)):
-        done = run("run", "-t", time, "--no-label", "--", "sh", "-c", show)
-        assert done.stdout == f"sh none\n{seconds}\n"

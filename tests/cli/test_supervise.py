@@ -121,22 +121,15 @@ def test_restarts_are_used_up(folder: Path) -> None:
     ]
 
 
-@pytest.mark.parametrize(
-    ("state", "told"),
-    [
-        ("MIXED+DRAIN", "not started: 1 healthy node left, without n2 (MIXED+DRAIN), n3 (MIXED+D"),
-        (
-            "DOWN+NOT_RESPONDING",
-            "expected 2 or more; --min-nodes lets it continue with fewer; ",
-        ),
-    ],
-)
-def test_too_few_healthy_nodes(folder: Path, state: str, told: str) -> None:
-    nodes = (folder / "node").read_text().replace("MIXED", state).replace(state, "MIXED", 1)
+def test_too_few_healthy_nodes(folder: Path) -> None:
+    nodes = (folder / "node").read_text().replace("MIXED", "DOWN").replace("DOWN", "MIXED", 1)
     (folder / "node").write_text(nodes)
     status, _, said = ended(supervise(folder, "--requeue"))
     assert (status, calls(folder)) == (75, [])
-    assert told in said[0]
+    assert said[0].startswith(
+        "not started: 1 healthy node left, without n2 (DOWN), n3 (DOWN): expected 2 or more; "
+        "--min-nodes lets it continue with fewer; "
+    )
 
 
 def test_a_job_that_slurm_does_not_know(folder: Path) -> None:

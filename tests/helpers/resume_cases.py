@@ -236,8 +236,6 @@ def main() -> None:
     )
     if args.strategy == "get_strategy":
         strategy = tf.distribute.get_strategy()
-    elif args.strategy == "OneDeviceStrategy":
-        strategy = tf.distribute.OneDeviceStrategy("/cpu:0")
     else:
         strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
     print(json.dumps({name: outcomes(name) for name in args.cases}, default=float))

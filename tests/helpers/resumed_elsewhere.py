@@ -93,7 +93,7 @@ def train_loop(
         strategy.run(replica, args=batch)
 
     loop = sr.ResumableLoop(
-        folder, strategy, termination=config, save_every=story.left, weight=weight
+        folder, strategy, termination=config, save_every=story.left or 3, weight=weight
     )
     for epoch in loop.epochs(EPOCHS):
         data = strategy.experimental_distribute_dataset(make(size))
@@ -132,7 +132,7 @@ def train_keras(
         inputs = keras.Input((1,))
         model = keras.Model(inputs, keras.layers.Dense(1)(Taking()(inputs)))
         model.compile(keras.optimizers.SGD(1e-5), "mse")
-    backup = sr.BackupAndResume(folder, config, save_every=story.left)
+    backup = sr.BackupAndResume(folder, config, save_every=story.left or 3)
     given = make(size)
     model.fit(
         **(given if isinstance(given, dict) else {"x": given}),

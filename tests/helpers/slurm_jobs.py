@@ -21,11 +21,13 @@ def read(path: Path) -> str:
     return path.read_text() if path.exists() else ""
 
 
-def wait_for(condition: Callable[[], bool], seconds: float = 90.0) -> None:
-    """Returns once the condition holds."""
+def wait_for(
+    condition: Callable[[], bool], seconds: float = 90.0, explain: Callable[[], str] = str
+) -> None:
+    """Returns once the condition holds; `explain` returns what an error prints."""
     deadline = time.monotonic() + seconds
     while not condition():
-        assert time.monotonic() < deadline
+        assert time.monotonic() < deadline, explain()
         time.sleep(0.1)
 
 

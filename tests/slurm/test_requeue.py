@@ -1,16 +1,15 @@
-"""How often a preempted job starts, and how it ends, on a real Slurm.
+"""How often a job starts that Slurm preempts, limits or cancels, and how it ends, on a real Slurm.
 
-All jobs have a GraceTime, and are preempted together by one job that wants all nodes.
+All jobs run at once, each on nodes of its own: a job that is requeued gets them again.
 """
 
 from __future__ import annotations
 
-import json
 import re
 import shlex
 import sys
 from pathlib import Path
-from typing import Dict, Iterator, Mapping, NamedTuple, Optional
+from typing import Dict, Iterator, List, Mapping, NamedTuple, Optional, Tuple
 
 import pytest
 from by_version import expected
@@ -21,114 +20,159 @@ from slurm_jobs import ENDS, ENVIRONMENT, read, shown_jobs, wait_for
 
 pytestmark = pytest.mark.slurm
 
-ALWAYS_COMPLETED = {"22.05": "COMPLETED"}
+# A task that saves at a signal, and then requeues the job; its argument says how, up to which cap.
+SAVES = [sys.executable, str(HELPERS / "slurm_preempted.py")]
+# One that no signal saves: it ends well at the second start.
+TASK = """\
+echo "start ${SLURM_RESTART_COUNT:-0}"
+[ -z "${SLURM_RESTART_COUNT-}" ] || exit 0
+"""
+TRAINS = "exec sleep 600"
+FAILS = '[ "$SLURM_PROCID" = 1 ] || exec sleep 600; until [ -e go ]; do sleep 0.1; done; exit 5'
+# Slurm looks every 30 s whether a signal is due, 120 s before the limit. JOB is the job's id.
+LIMIT = "scontrol update JobId=JOB EndTime=now+100"
+URGENT = "sbatch -p urgent -N COUNT -w NODES --exclusive -o /dev/null --wrap true"
+# Slurm does not requeue it; from 24.05 to 25.11 it never forgets that it has preempted it.
+NOT_BY_SLURM = {"22.05": "COMPLETED", "24.05": "PREEMPTED", "26.05": "COMPLETED"}
+# From 24.05 on what ends in its GraceTime is PREEMPTED, whatever its exit status is.
+ENDS_PREEMPTED = {"22.05": "FAILED", "24.05": "PREEMPTED"}
 
 
 class Case(NamedTuple):
-    """A job: its batch file, and what becomes of it.
+    """A job on nodes of its own.
 
     Attributes:
-        requeue: how the task requeues the job.
-        max_restarts: the task's cap.
-        printed: options of `slurm-resolver sbatch`, which makes the batch file; None is one of two
-            lines, the second of which must not run before the training has ended.
+        printed: options of `slurm-resolver sbatch --requeue`, which makes the batch file; None: one
+            of two lines, the second of which must not run before the training has ended.
+        action: what happens once all tasks have started.
+        saves: the argument of SAVES; None: the tasks do not save, and run `train`.
+        train: what a task does at the first start.
         options: those of sbatch.
         restarts: how often the job starts again.
-        state: the job's last state, by version.
+        state: its last state, by version.
+        tasks: how many it has, on half as many nodes, or on one.
     """
 
-    requeue: str = "scontrol"
-    max_restarts: Optional[int] = None
-    printed: Optional[str] = None
+    printed: Optional[str]
+    action: str = URGENT
+    saves: Optional[str] = None
+    train: str = TRAINS
     options: str = ""
     restarts: int = 1
-    state: Mapping[str, str] = ALWAYS_COMPLETED
+    state: Mapping[str, str] = {"22.05": "COMPLETED"}
+    tasks: int = 4
 
 
-# From 24.05 on what ends in its GraceTime is PREEMPTED, whatever its exit status is.
-ENDS_PREEMPTED = {"22.05": "FAILED", "24.05": "PREEMPTED"}
+def saving(saves: str, printed: Optional[str] = None, **more: object) -> Case:
+    """A job of one task, which saves and is preempted."""
+    return Case(printed, saves=saves, tasks=1, **more)  # type: ignore[arg-type]
+
+
+SERVERS = "-N 2 --tasks-per-node 2 --ps 1"
+HETEROGENEOUS = "--ps 1 --ps-nodes 1 --tasks-per-node 1"
+CANCELLED = {"22.05": "CANCELLED"}
 CASES = {
-    "scontrol": Case(),
-    "array": Case(options="--array=7"),
-    "exit-code": Case("exit-code", printed="--requeue"),
-    "cap": Case(max_restarts=0, restarts=0, state=ENDS_PREEMPTED),
-    "none": Case("scontrol", options="--no-requeue", restarts=0, state=ENDS_PREEMPTED),
-    # Slurm does not requeue it; from 24.05 to 25.11 it never forgets that it has preempted it.
-    "cancelled": Case(
-        options="-p cancel",
-        state={"22.05": "COMPLETED", "24.05": "PREEMPTED", "26.05": "COMPLETED"},
+    "saved": saving('["scontrol", null]'),
+    "saved, in an array": saving('["scontrol", null]', options="--array=7"),
+    "saved, with an exit status": saving('["exit-code", null]', ""),
+    "saved, at the cap": saving('["scontrol", 0]', restarts=0, state=ENDS_PREEMPTED),
+    "saved, and may not be requeued": saving(
+        '["scontrol", null]', options="--no-requeue", restarts=0, state=ENDS_PREEMPTED
     ),
+    "saved, not requeued by Slurm": saving(
+        '["scontrol", null]', options="-p cancel", state=NOT_BY_SLURM
+    ),
+    "the time limit": Case(SERVERS, LIMIT),
+    "the time limit, in two components": Case(HETEROGENEOUS, LIMIT, tasks=3),
+    "the time limit, in an array": Case(f"{SERVERS} --array 7", LIMIT),
+    "preempted": Case(SERVERS),
+    "preempted, in two components": Case(HETEROGENEOUS, tasks=3),
+    "cancelled": Case(SERVERS, "scancel JOB", restarts=0, state=CANCELLED),
+    "cancelled, with SIGTERM as the signal": Case(
+        f"{SERVERS} --signal TERM@120", "scancel JOB", restarts=0, state=CANCELLED
+    ),
+    "it fails": Case(SERVERS, "touch go", train=FAILS, restarts=0, state={"22.05": "FAILED"}),
 }
-NODES = [Node(f"n{number}", cpus=2) for number in range(1, len(CASES) + 1)]
-NAMES = ",".join(node.name for node in NODES)
-PARTITION = f"Nodes={NAMES} DefaultTime=10 MaxTime=UNLIMITED"
+COUNTS = {name: 1 if case.tasks == 1 else 2 for name, case in CASES.items()}  # of nodes
+FIRST = {name: 1 + sum(list(COUNTS.values())[:i]) for i, name in enumerate(CASES)}
+NODES = [Node(f"n{i + 1}", cpus=2) for i in range(sum(COUNTS.values()))]
 CONF = [
     "PreemptType=preempt/partition_prio",
     "PreemptMode=REQUEUE",
-    f"PartitionName=p {PARTITION} Default=YES PriorityTier=1 GraceTime=60",
-    f"PartitionName=cancel {PARTITION} PriorityTier=1 GraceTime=60 PreemptMode=CANCEL",
-    f"PartitionName=urgent {PARTITION} PriorityTier=9 PreemptMode=OFF",
+    "PartitionName=low Nodes=ALL Default=YES PriorityTier=1 GraceTime=600",
+    "PartitionName=cancel Nodes=ALL PriorityTier=1 GraceTime=600 PreemptMode=CANCEL",
+    "PartitionName=urgent Nodes=ALL PriorityTier=9 PreemptMode=OFF",
 ]
+# A job that has ended: its components' fields of scontrol, and what it has printed.
+Ended = Tuple[List[Dict[str, str]], str]
 
 
-class Ended(NamedTuple):
-    """A job that has ended: the fields of scontrol, and what it has printed."""
-
-    fields: Dict[str, str]
-    output: str
+def submit(slurm: SlurmCluster, folder: Path, name: str) -> str:
+    """Submits the job of a case, and returns its id."""
+    case, first, count = CASES[name], FIRST[name], COUNTS[name]
+    folder.mkdir()
+    (folder / "task").write_text(TASK + case.train)
+    words = "bash task" if case.saves is None else shlex.join([*SAVES, case.saves])
+    text = f"#!/bin/bash\nsrun {words}\nstatus=$?\necho rest\nexit $status\n"
+    if case.printed is not None:
+        command = f"slurm-resolver sbatch --no-check --requeue {case.printed} -- {words}"
+        text = slurm.run(command, env=ENVIRONMENT).stdout
+    nodes = [f"n[{first}-{first + count - 1}]"]
+    if "hetjob" in text:  # each component on one of them
+        nodes = [f"n{first}", f"n{first + 1}"]
+        text = text.replace("#SBATCH hetjob\n", f"#SBATCH hetjob\n#SBATCH --nodelist={nodes[1]}\n")
+    text = text.replace("#!/bin/bash\n", f"#!/bin/bash\n#SBATCH --nodelist={nodes[0]}\n", 1)
+    (folder / "job").write_text(text)
+    if case.printed:
+        slurm.run("shellcheck job", cwd=folder)
+    size = "-N1 -n1 --exclusive" if case.tasks == 1 else ""
+    command = f"sbatch --parsable --open-mode=append -o {folder}/out {size} {case.options} job"
+    return slurm.run(command, cwd=folder, env=ENVIRONMENT).stdout.strip()
 
 
 @pytest.fixture(scope="module")
 def jobs(
     installation: Installation, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Dict[str, Ended]]:
-    """The jobs of all cases, once they have been preempted and have ended."""
-    folder = tmp_path_factory.mktemp("requeue")
-    cluster = SlurmCluster(NODES, folder / "slurm", extra_conf=CONF, installation=installation)
+    """The jobs of all cases, once they have ended."""
+    top = tmp_path_factory.mktemp("requeue")
+    folders = {name: top / str(i) for i, name in enumerate(CASES)}
+    cluster = SlurmCluster(NODES, top / "slurm", extra_conf=CONF, installation=installation)
     with started(cluster) as slurm:
-        ids = {name: submit(slurm, folder / str(i), CASES[name]) for i, name in enumerate(CASES)}
-        outputs = {name: folder / str(i) / "out" for i, name in enumerate(CASES)}
-        wait_for(lambda: all("start 0" in read(path) for path in outputs.values()))
-        slurm.run(f"sbatch -p urgent -N{len(NODES)} --exclusive -o /dev/null --wrap true")
-        fields: Dict[str, Dict[str, str]] = {}
+        ids = {name: submit(slurm, folders[name], name) for name in CASES}
+        pending = dict(CASES)
+        found: Dict[str, List[Dict[str, str]]] = {}
 
         def ended() -> bool:
-            found = shown_jobs(slurm)
-            fields.update({name: found[id][0] for name, id in ids.items()})
-            return all(field["JobState"] in ENDS for field in fields.values())
+            for name, case in list(pending.items()):
+                if read(folders[name] / "out").count("start 0\n") == case.tasks:
+                    first, count = FIRST[name], COUNTS[name]
+                    action = pending.pop(name).action.replace("JOB", ids[name])
+                    action = action.replace("NODES", f"n[{first}-{first + count - 1}]")
+                    slurm.run(action.replace("COUNT", str(count)), cwd=folders[name])
+            found.update(shown_jobs(slurm))
+            left = [one for id in ids.values() for one in found[id] if one["JobState"] not in ENDS]
+            return not pending and not left
 
-        wait_for(ended)
-        yield {name: Ended(fields[name], read(path)) for name, path in outputs.items()}
-
-
-def submit(slurm: SlurmCluster, folder: Path, case: Case) -> str:
-    """Submits the job of a case, and returns its id."""
-    folder.mkdir()
-    arguments = json.dumps([case.requeue, case.max_restarts])
-    words = [sys.executable, str(HELPERS / "slurm_preempted.py"), arguments]
-    if case.printed is None:
-        text = f"#!/bin/bash\nsrun {shlex.join(words)}\nstatus=$?\necho rest\nexit $status\n"
-    else:
-        text = slurm.run(
-            f"slurm-resolver sbatch --no-check {case.printed} -- {shlex.join(words)}",
-            env=ENVIRONMENT,
-        ).stdout
-    (folder / "job.sbatch").write_text(text)
-    options = f"--parsable -N1 -n1 --exclusive --open-mode=append -o {folder}/out {case.options}"
-    return slurm.run(f"sbatch {options} job.sbatch", cwd=folder, env=ENVIRONMENT).stdout.strip()
+        wait_for(ended, 400)
+        yield {name: (found[id], read(folders[name] / "out")) for name, id in ids.items()}
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_a_preempted_job_starts_as_often_as_it_should(
+def test_a_job_starts_as_often_as_it_should(
     jobs: Dict[str, Ended], installation: Installation, name: str
 ) -> None:
-    case, (fields, output) = CASES[name], jobs[name]
-    starts = [f"start {restart}" for restart in range(case.restarts + 1)]
-    assert re.findall(r"(?:^|: )(start \d+)$", output, re.M) == starts, output
-    assert fields["Restarts"] == str(case.restarts)
-    assert fields["JobState"] == expected(case.state, installation), output
+    case, (components, output) = CASES[name], jobs[name]
+    starts = re.findall(r"(?:^|: )start (\d+)$", output, re.M)
+    numbers = [str(number) for number in range(case.restarts + 1)]
+    assert sorted(starts) == sorted(numbers * case.tasks), output
+    assert {job["JobState"] for job in components} == {expected(case.state, installation)}, output
+    assert {job["Restarts"] for job in components} == {str(case.restarts)}, output
+    assert len(components) == (2 if "components" in name else 1)
     if case.printed is None and case.restarts:
         assert output.count("rest\n") == 1, output
+    # Only the batch file gets the signal: the tasks train until the requeue ends them.
+    assert "User defined signal" not in output
 
 
 def test_where_a_task_has_failed_the_others_do_not_requeue_the_job(
@@ -136,9 +180,9 @@ def test_where_a_task_has_failed_the_others_do_not_requeue_the_job(
 ) -> None:
     """Each trains alone; srun ends the first by SIGTERM, as by the site's PMIx from 26.05 on."""
     failing = tmp_path / "failing"
-    words = [sys.executable, str(HELPERS / "slurm_preempted.py"), '["scontrol", 3]', str(failing)]
+    words = shlex.join([*SAVES, '["scontrol", 3]', str(failing)])
     batch = tmp_path / "job.sbatch"
-    batch.write_text(f"#!/bin/bash\nsrun --kill-on-bad-exit=1 {shlex.join(words)}\nexit $?\n")
+    batch.write_text(f"#!/bin/bash\nsrun --kill-on-bad-exit=1 {words}\nexit $?\n")
     nodes = [Node("n1", cpus=2)]
     with started(SlurmCluster(nodes, tmp_path / "slurm", installation=installation)) as slurm:
         output = tmp_path / "out"
@@ -146,12 +190,7 @@ def test_where_a_task_has_failed_the_others_do_not_requeue_the_job(
         job = slurm.run(submitted, env=ENVIRONMENT).stdout.strip()
         wait_for(lambda: read(output).count("start 0") == 2)
         failing.touch()
-        fields: Dict[str, str] = {}
-
-        def ended() -> bool:
-            fields.update(shown_jobs(slurm)[job][0])
-            return fields["JobState"] in ENDS
-
-        wait_for(ended)
+        wait_for(lambda: shown_jobs(slurm)[job][0]["JobState"] in ENDS)
+        fields = shown_jobs(slurm)[job][0]
     assert (fields["JobState"], fields["Restarts"]) == ("FAILED", "0"), read(output)
     assert f"after SIGTERM: job {job} not requeued: SIGTERM has come" in read(output)

@@ -119,25 +119,6 @@ CASES = {
         ("AB", "AC"),
         DOWN,
     ),
-    "fewer nodes": Case(
-        2,
-        "--nodes 2 --min-nodes 1",
-        WAITS,
-        (r"restart 1 of 3; now on A; left out: B .*", "ended with status 0, after 1 restart"),
-        ("AB", "A"),
-        DOWN,
-    ),
-    "the time limit is near": Case(
-        2,
-        "--nodes 2 --requeue --least-time 100000",
-        KILLED,
-        (
-            r"not started again: the time limit comes in \d+ s; exit status 75 .*",
-            ".* rank 3 on B .*",
-        ),
-        ("AB",),
-        state="FAILED 75:0",
-    ),
     "scancel while it restarts": Case(
         2,
         "--nodes 2 --pause 600",

@@ -17,23 +17,15 @@ from slurm_resolver.tf.training.callback_state import CallbackStates, pack, unpa
 
 pytestmark = pytest.mark.tensorflow
 
-BFLOAT16 = np.arange(3).astype(tf.bfloat16.as_numpy_dtype)
-
 
 @pytest.mark.parametrize(
     "value",
     [
-        None,
-        True,
-        3,
-        0.1,
-        math.inf,
-        "ü",
+        *(None, True, 3, 0.1, math.inf, "ü", np.float32(0.1)),
         (1, [2.5, {"a": {1, 2}, 3: frozenset()}]),
-        np.float32(0.1),
         np.arange(6, dtype="int16").reshape(2, 3),
         np.zeros([0, 4]),
-        BFLOAT16,
+        np.arange(3).astype(tf.bfloat16.as_numpy_dtype),
         [np.ones(3), np.ones([2, 2], dtype=bool)],
     ],
 )
@@ -47,17 +39,14 @@ def test_plain_values_come_back_the_same_and_of_the_same_type(value: Any) -> Non
 
 
 @pytest.mark.parametrize(
-    "value", [Path("a"), b"a", object(), [object()], np.array([object()]), lambda: 0]
+    "value", [Path("a"), b"a", object(), [object()], np.array([object()]), np.array(["a"])]
 )
 def test_other_values_are_not_plain(value: Any) -> None:
     with pytest.raises(TypeError):
         pack(value)
 
 
-def callback(**attributes: Any) -> Any:
-    return types.SimpleNamespace(**attributes)
-
-
+callback = types.SimpleNamespace
 HANDLE = object()
 
 
@@ -71,6 +60,7 @@ HANDLE = object()
         ({"file": None, "count": 0}, {"file": HANDLE, "count": 1}, None),
         ({"lines": b""}, {"lines": b"a"}, None),
         ({"wait": 1}, {"wait": 1}, None),
+        ({"array": np.zeros(3)}, {"array": np.ones(3)}, {"array": np.ones(3)}),
     ],
 )
 def test_what_has_changed_is_kept_if_all_of_it_is_plain(before: Any, after: Any, kept: Any) -> None:
@@ -78,16 +68,7 @@ def test_what_has_changed_is_kept_if_all_of_it_is_plain(before: Any, after: Any,
     states = CallbackStates([one])
     vars(one).update(after)
     found = states.collect().get("SimpleNamespace 1")
-    assert (found and {key: unpack(value) for key, value in found.items()}) == kept
-
-
-def test_what_was_changed_in_its_place_has_changed() -> None:
-    one = callback(array=np.zeros(3), counts={"a": 1})
-    kept = CallbackStates([one])
-    one.array[1] = 1
-    one.counts["a"] = 2
-    state = kept.collect()["SimpleNamespace 1"]
-    assert sorted(state) == ["array", "counts"]
+    np.testing.assert_equal(found and {key: unpack(value) for key, value in found.items()}, kept)
 
 
 def test_each_callback_gets_its_own_and_those_that_are_gone_are_left_out() -> None:

@@ -76,11 +76,11 @@ def test_the_history_and_the_other_callbacks_go_on_as_well(training: Training) -
 
 def test_it_says_where_it_goes_on(training: Training) -> None:
     folder = training.resumed / "checkpoints"
-    assert "goes on" not in training.said[0]
-    assert "after SIGTERM: exit status 75: start the program again" in training.said[1]
-    going_on = f"training goes on from {folder}/ckpt-3, saved at epoch 1, step 10"
+    assert "resumes" not in training.said[0]
+    assert "because of SIGTERM: exit status 75: start the program again" in training.said[1]
+    going_on = f"training resumes from {folder}/ckpt-3, saved at step 10 of epoch 2"
     assert training.said[3].count(going_on) == 1
-    assert f"nothing is left to train: {folder}/ckpt-4 is the end of epoch 8" in training.said[4]
+    assert f"nothing is left to train: {folder}/ckpt-4 was saved after epoch 8" in training.said[4]
 
 
 @pytest.mark.nightly
@@ -119,5 +119,5 @@ def test_a_planned_preemption_finds_something_to_save(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert told(tmp_path, "done") == list(range(1, 11))
     assert "restart 1 of at most 5: the step was preempted" in done.stderr
-    assert "training goes on from" in done.stderr
+    assert "training resumes from" in done.stderr
     assert "nothing was saved" not in done.stderr

@@ -10,15 +10,15 @@ import os
 import re
 import shlex
 import sys
-import time
 from pathlib import Path
-from typing import Any, Dict, Iterator, List, NamedTuple, Sequence
+from typing import Any, Dict, Iterator, List, Sequence
 
 import pytest
 from folders import EXAMPLES, HELPERS
 from resumed import saved_position
 from slurm_cluster import Node, SlurmCluster, started
 from slurm_installation import Installation
+from slurm_jobs import read, wait_for
 
 pytest.importorskip("tensorflow", reason="TensorFlow is not installed")
 pytestmark = [pytest.mark.slurm, pytest.mark.tensorflow]
@@ -29,8 +29,8 @@ ENVIRONMENT = {
     "TF_CPP_MIN_LOG_LEVEL": "2",
     "TF_ENABLE_ONEDNN_OPTS": "0",
 }
-ENDS = ("weights", "history", "epochs")
-TOTAL = 40  # steps of slurm_train.py's training
+FINAL = ("COMPLETED", "FAILED", "CANCELLED")
+OUTCOME = ("weights", "history", "epochs")
 NODES = "Nodes=n8,n9 DefaultTime=10 MaxTime=UNLIMITED"
 CONF = [
     "PreemptType=preempt/partition_prio",
@@ -85,31 +85,27 @@ class Job:
         shown = self.slurm.run(f"scontrol --oneliner show job {self.id}").stdout
         return dict(re.findall(r"(\w+)=(\S*)", shown.splitlines()[0]))
 
-    def await_state(self, *wanted: str, timeout: float = 300.0) -> Dict[str, str]:
-        deadline = time.monotonic() + timeout
-        state = self.state()
-        while state["JobState"] not in wanted:
-            assert time.monotonic() < deadline, self.output()
-            assert state["JobState"] not in ("COMPLETED", "FAILED", "CANCELLED"), self.output()
-            time.sleep(0.1)
-            state = self.state()
-        return state
+    def await_state(self, wanted: str, timeout: float = 300.0) -> Dict[str, str]:
+        def reached() -> bool:
+            state = self.state()["JobState"]
+            assert state == wanted or state not in FINAL, self.output()
+            return state == wanted
 
-    def await_step(self, done: int, timeout: float = 200.0) -> None:
-        deadline = time.monotonic() + timeout
-        while not any(line.get("done") == done for line in self.lines(0)):
-            assert time.monotonic() < deadline, self.output()
-            time.sleep(0.05)
+        wait_for(reached, timeout, self.output)
+        return self.state()
+
+    def await_step(self, done: int) -> None:
+        def reached() -> bool:
+            return any(line.get("done") == done for line in self.lines(0))
+
+        wait_for(reached, 200, self.output)
 
     def output(self) -> str:
-        path = self.folder / "out"
-        return path.read_text() if path.exists() else ""
+        return read(self.folder / "out")
 
     def lines(self, rank: int) -> List[Dict[str, Any]]:
-        path = self.folder / f"rank.{rank}.jsonl"
-        if not path.exists():
-            return []
-        return [json.loads(line) for line in path.read_text().splitlines() if line.endswith("}")]
+        text = read(self.folder / f"rank.{rank}.jsonl")
+        return [json.loads(line) for line in text.splitlines() if line.endswith("}")]
 
     def lost(self) -> List[int]:
         """For each restart, the steps that had been done and were done once more.
@@ -132,7 +128,7 @@ class Job:
         ends: List[Dict[str, Any]] = [{}, {}]
         for rank, end in enumerate(ends):
             for line in self.lines(rank):
-                end.update({what: line[what] for what in ENDS if what in line})
+                end.update({what: line[what] for what in OUTCOME if what in line})
         assert "weights" in ends[0], self.output()
         assert ends[0] == ends[1]
         return ends[0]
@@ -142,30 +138,22 @@ class Job:
         assert str(PROGRAM) not in left
 
 
-class Reference(NamedTuple):
-    """How a training ends that nothing happened to, by kind."""
-
-    keras: Dict[str, Any]
-    keras2: Dict[str, Any]
-    loop: Dict[str, Any]
+Whole = Dict[str, Dict[str, Any]]  # how an uninterrupted training ends, by kind
 
 
 @pytest.fixture(scope="module")
-def whole(slurm: SlurmCluster, tmp_path_factory: pytest.TempPathFactory) -> Reference:
+def whole(slurm: SlurmCluster, tmp_path_factory: pytest.TempPathFactory) -> Whole:
     found = {}
-    for kind in Reference._fields:
+    for kind in ("keras", "loop"):
         job = Job(slurm, tmp_path_factory.mktemp(kind), kind)
         job.await_state("COMPLETED")
         found[kind] = job.ended()
-        assert [line["done"] for line in job.lines(1) if "done" in line] == list(
-            range(1, TOTAL + 1)
-        )
-    return Reference(**found)
+        assert [line["done"] for line in job.lines(1) if "done" in line] == list(range(1, 41))
+    return found
 
 
-@pytest.mark.parametrize("kind", ["keras", "keras2"])
 def test_preempted_three_times_an_array_task_ends_with_the_same_weights(
-    slurm: SlurmCluster, tmp_path: Path, whole: Reference, kind: str
+    slurm: SlurmCluster, tmp_path: Path, whole: Whole
 ) -> None:
     """By a signal to one task, by one to the step, and by a job of higher priority."""
     urgent = f"sbatch -p urgent -N2 --exclusive -o /dev/null --wrap 'sleep 1' > {tmp_path}/urgent"
@@ -174,19 +162,18 @@ def test_preempted_three_times_an_array_task_ends_with_the_same_weights(
         [0, 13, "scancel --signal=USR1 $SLURM_JOB_ID.$SLURM_STEP_ID"],
         [0, 23, urgent],
     ]
-    job = Job(slurm, tmp_path, kind, options="--array=7", faults=faults, sleep=0.5)
+    job = Job(slurm, tmp_path, "keras", options="--array=7", faults=faults, sleep=0.5)
     state = job.await_state("COMPLETED", timeout=480)
     assert job.lost() == [0, 0, 0]
-    assert job.ended() == getattr(whole, kind)
-    if kind == "keras":
-        assert job.ended()["epochs"] == [0, 1, 2, 3]  # where EarlyStopping ends it, of 8
+    assert job.ended() == whole["keras"]
+    assert job.ended()["epochs"] == [0, 1, 2, 3]  # where EarlyStopping ends it, of 8
     assert (state["Restarts"], state["ExitCode"]) == ("3", "0:0")
     assert f"job {job.id}_7 requeued, restart 2" in job.output()
     job.assert_nothing_left()
 
 
 def test_the_time_limit_is_announced_and_the_job_requeued(
-    slurm: SlurmCluster, tmp_path: Path, whole: Reference
+    slurm: SlurmCluster, tmp_path: Path, whole: Whole
 ) -> None:
     """Slurm looks every 30 s, and sends what is due by the next time: here 20 to 50 s in."""
     job = Job(
@@ -199,15 +186,15 @@ def test_the_time_limit_is_announced_and_the_job_requeued(
     state = job.await_state("COMPLETED", timeout=300)
     lost = job.lost()
     assert set(lost) == {0}
-    assert job.ended() == whole.loop
+    assert job.ended() == whole["loop"]
     # A slow machine's second start comes near its own limit as well.
     assert (state["Restarts"], state["ExitCode"]) == (str(len(lost)), "0:0")
-    assert "after SIGUSR1: job" in job.output()
+    assert "because of SIGUSR1: job" in job.output()
     job.assert_nothing_left()
 
 
 def test_a_requeue_from_outside_loses_nothing(
-    slurm: SlurmCluster, tmp_path: Path, whole: Reference
+    slurm: SlurmCluster, tmp_path: Path, whole: Whole
 ) -> None:
     """Slurm sends SIGTERM, which TensorFlow took over when the strategy was made, and waits."""
     job = Job(slurm, tmp_path, "loop", sleep=0.5, config_after_strategy=1)
@@ -215,7 +202,7 @@ def test_a_requeue_from_outside_loses_nothing(
     slurm.run(f"scontrol requeue {job.id}")
     state = job.await_state("COMPLETED")
     assert job.lost() == [0]
-    assert job.ended() == whole.loop
+    assert job.ended() == whole["loop"]
     assert (state["Restarts"], state["ExitCode"]) == ("1", "0:0")
     assert f"job {job.id} has been requeued already" in job.output()
     job.assert_nothing_left()
@@ -223,7 +210,7 @@ def test_a_requeue_from_outside_loses_nothing(
 
 @pytest.mark.newest
 def test_killed_twice_under_supervise_it_ends_with_the_same_weights(
-    slurm: SlurmCluster, tmp_path: Path, whole: Reference
+    slurm: SlurmCluster, tmp_path: Path, whole: Whole
 ) -> None:
     """A worker between two saves, and the first one in the middle of a save."""
     job = Job(
@@ -237,7 +224,7 @@ def test_killed_twice_under_supervise_it_ends_with_the_same_weights(
     )
     state = job.await_state("COMPLETED", timeout=300)
     assert job.lost() == [3, 10]
-    assert job.ended() == whole.loop
+    assert job.ended() == whole["loop"]
     assert (state["Restarts"], state["ExitCode"]) == ("0", "0:0")
     left = {path.name.partition(".")[0] for path in (tmp_path / "checkpoints").iterdir()}
     assert left == {"checkpoint", "slurm_resolver", "ckpt-4", "ckpt-5"}
@@ -270,18 +257,14 @@ def test_the_examples_batch_file_resumes_as_it_stands(slurm: SlurmCluster, tmp_p
     answer = slurm.run(f"{submit} train.sbatch {arguments}", cwd=folder, env=environment)
     job = answer.stdout.strip()
 
-    def await_output(pattern: str) -> List[str]:
-        deadline = time.monotonic() + 400
-        while True:
-            output = path.read_text() if path.exists() else ""
-            found = re.findall(pattern, output, re.M | re.S)
-            if found:
-                return found
-            assert time.monotonic() < deadline, output
-            time.sleep(0.1)
+    def await_output(pattern: str) -> None:
+        def found() -> bool:
+            return re.search(pattern, read(path), re.M | re.S) is not None
+
+        wait_for(found, 400, lambda: read(path))
 
     await_output("Epoch 1/3")
     slurm.run(f"scancel --signal=USR1 {job}.0")
-    await_output(f"after SIGUSR1: job {job} requeued, restart 1")
+    await_output(f"because of SIGUSR1: job {job} requeued, restart 1")
     await_output(r": trained, weights (\w+)$.*: trained, weights \1$")
     slurm.run("shellcheck train.sbatch", cwd=folder)

@@ -150,7 +150,7 @@ def test_how_a_failure_is_described() -> None:
     ]
 
 
-def test_output_in_pieces_and_endless_lines() -> None:
+def test_output_in_pieces() -> None:
     output = StepOutput()
     for piece in (b"srun: err", b"or: n1: task 4: Kil", b"led\nsrun: Termina"):
         output.feed("stderr", piece)
@@ -158,13 +158,10 @@ def test_output_in_pieces_and_endless_lines() -> None:
     assert (output.failed.rank, output.ending) == (4, False)
     output.feed("stderr", b"ting StepId=1.0\n")
     assert output.ending
-    for _ in range(30):
-        output.feed("stdout", b"x" * 100_000)
-    assert sum(map(len, output._parts.values())) <= 64 * 1024
 
 
 STEP_7 = RAISED.replace("no luck", "no luck at step 7, 0x7f10, n1:23001, pid 77")
-RESUMED = "0: slurm_resolver: training goes on from checkpoints/ckpt-7, saved at {}\n"
+RESUMED = "0: slurm_resolver: training resumes from checkpoints/ckpt-7, saved at {}\n"
 
 
 @pytest.mark.parametrize(

@@ -1,24 +1,24 @@
 """`BackupAndResume`: Keras' fit, saved on a signal and resumed at the next step.
 
-`fit` cannot begin in the middle of an epoch. So it begins the epoch as usual, and up to the step
-where it was saved neither the callbacks are called nor the model is trained.
+`fit` cannot begin in the middle of an epoch. It begins the epoch as usual; until the step where it
+was saved, no callback is called, and the model is not trained.
 """
 
 from __future__ import annotations
 
 import functools
 import sys
-from typing import Any, Callable, Dict, Mapping, Optional, Union
+from typing import Any, Callable, Dict, Optional, Union
 
 import tensorflow as tf
 
 from slurm_resolver.errors import ResumeError
 from slurm_resolver.log import warn
+from slurm_resolver.tf.training import metric_state
 from slurm_resolver.tf.training.callback_state import CallbackStates, pack, unpack
 from slurm_resolver.tf.training.checkpoint import Backup
 from slurm_resolver.tf.training.keras2 import Keras2
 from slurm_resolver.tf.training.keras3 import Keras3
-from slurm_resolver.tf.training.metric_state import MetricState
 from slurm_resolver.tf.training.termination import TerminationConfig
 
 Call = Callable[..., Any]
@@ -75,26 +75,21 @@ class BackupAndResume:
         Args:
             directory: for this training's checkpoints; one that all nodes share.
             termination: what `termination_config` returned; None makes one with its defaults.
-            save_every: also save after so many steps, which a crash can lose at most.
+            save_every: also save after this many steps, the most that a crash can lose.
             max_to_keep: how many checkpoints to keep.
             state: more that a `tf.train.Checkpoint` can hold.
         """
         self.model: Any = None
         self.params: Any = None
-        self._state = state
-        self._options = {
-            "directory": directory,
-            "termination": termination,
-            "save_every": save_every,
-            "max_to_keep": max_to_keep,
-        }
+        self.state = state
+        self.options = directory, termination, save_every, max_to_keep
 
     def set_model(self, model: Any) -> None:
-        """Takes the model, of either Keras."""
+        """Stores the model, of either Keras."""
         self.model = model
 
     def set_params(self, params: Any) -> None:
-        """Takes the counts of epochs and steps."""
+        """Stores the number of epochs, as `fit` passes it."""
         self.params = params
 
     def on_train_begin(self, logs: Any = None) -> None:
@@ -107,8 +102,8 @@ class BackupAndResume:
         model = self.model
         for kind in (Keras3, Keras2):
             if kind.made(model):
-                fit = _Fit(kind(model), model, self.params["epochs"])
-                fit.begin(self, self._state, **self._options)
+                variables = _variables_of_fit(model)
+                _Fit(kind(model, variables), self, variables["callbacks"])
                 return
         raise ResumeError(
             f"{type(model).__module__}.{type(model).__name__}: expected a model of Keras 3 or of "
@@ -125,112 +120,108 @@ class BackupAndResume:
 
 
 class _Fit:
-    """One run of `fit`, whose train function and list of callbacks it wraps."""
+    """One run of `fit`: wraps its train function and these calls of its list of callbacks."""
 
-    def __init__(self, keras: Union[Keras2, Keras3], model: Any, epochs: int) -> None:
+    HOOKS = (
+        *("on_epoch_begin", "on_train_batch_begin", "on_train_batch_end"),
+        *("on_test_begin", "on_test_batch_end", "on_train_end"),
+    )
+
+    def __init__(
+        self, keras: Union[Keras2, Keras3], callback: BackupAndResume, callbacks: Any
+    ) -> None:
+        """Restores, and wraps; Keras is calling `on_train_begin` of the callbacks."""
         self._keras = keras
-        self._model = model
-        self._epochs = epochs
+        self._model = model = callback.model
+        self._epochs = callback.params["epochs"]
         self._strategy = model.distribute_strategy
-        self._within = False  # whether it begins within an epoch
-        self._until = 0  # in that epoch, the step to begin with
-        self._muted = False  # whether this step comes before it
-        self._first = 0  # the first step of what the train function does now
+        self._muted = False  # whether the current step was trained before
+        self._first = 0  # the first step of the current call of the train function
         self._iterator: Any = None
-        self._iterators = 0  # how many there had been made with the one that is in use
+        self._iterators = 0  # how many were made, including the current one
         self._logs: Any = None  # of the steps that are not trained again
-        self._metric_state: Optional[MetricState] = None
         self._trained_metrics: Any = None  # the training's, while a validation uses its metrics
         self._states: Optional[CallbackStates] = None
-
-    def begin(self, callback: BackupAndResume, state: Mapping[str, Any], **options: Any) -> None:
-        """Restores, and wraps; Keras is calling `on_train_begin` of the callbacks."""
-        model, local = self._model, _variables_of_fit(self._model)
-        self._callbacks = local["callbacks"]
-        self._others = [other for other in self._callbacks.callbacks if other is not callback]
-        self._keras.look(local)
+        self._callbacks = callbacks
+        self._others = [other for other in callbacks.callbacks if other is not callback]
         self._rest = _Rest()
-        untracked = {str(at): variable for at, variable in enumerate(self._keras.untracked())}
-        random = tf.train.Checkpoint(**untracked)
-        held = {"model": model, "fit": tf.train.Checkpoint(rest=self._rest, random=random)}
+        untracked = {str(at): variable for at, variable in enumerate(keras.untracked())}
+        fit = tf.train.Checkpoint(rest=self._rest, random=tf.train.Checkpoint(**untracked))
         self._backup = backup = Backup(
-            strategy=self._strategy,
-            state={**held, **state},
-            complete=isinstance(self._keras, Keras3),
+            self._strategy,
+            {"model": model, "fit": fit, **callback.state},
+            *callback.options,
+            complete=isinstance(keras, Keras3),
             prepare=self._prepare,
-            **options,
         )
         self._restored = unpack(self._rest.packed) if backup.restored else {}
         backup.say_start(self._epochs)
         steps = self._restored.get("steps")
-        if backup.epoch < self._epochs and backup.begin_data(self._keras.batch_size()):
-            steps = None  # an epoch has another count of steps now
-        self._within = backup.step > 0
+        if backup.epoch < self._epochs and backup.begin_data(keras.batch_size()):
+            steps = None  # an epoch has another number of steps now
+        self._within = backup.step > 0  # whether training resumes within an epoch
+        self._until = 0  # in that epoch, the step at which it resumes
         if backup.restored:
-            self._keras.begin_at(backup.epoch, self._restored["iterators"], steps)
-            # The train function makes so many steps at once.
-            self._until = backup.step - backup.step % self._keras.executed()
-        self._hooks: Dict[str, Call] = {
-            "on_epoch_begin": self._epoch_begin,
-            "on_train_batch_begin": self._batch_begin,
-            "on_train_batch_end": self._batch_end,
-            "on_test_begin": self._test_begin,
-            "on_test_batch_end": self._test_batch_end,
-            "on_train_end": self._train_end,
-        }
-        for name, hook in self._hooks.items():
-            setattr(self._callbacks, name, functools.partial(hook, getattr(self._callbacks, name)))
-        # After a `fit` that has failed the model still has the replaced function.
+            keras.begin_at(backup.epoch, self._restored["iterators"], steps)
+            # A call of the train function executes several steps.
+            self._until = backup.step - backup.step % keras.executed()
+        for name in self.HOOKS:
+            hook = functools.partial(getattr(self, name), getattr(callbacks, name))
+            setattr(callbacks, name, hook)
+        # After a `fit` that has failed, the model still has the replaced function.
         self._train = getattr(model.train_function, "trains", model.train_function)
-        model.train_function = _TrainFunction(self._draw_and_train, self._train)
+        # ParameterServerStrategy only schedules the steps; this waits until they have ended.
+        self._join = getattr(self._train, "join", lambda: None)
+        replaced: Any = functools.partial(self._draw_and_train)
+        replaced.trains, replaced.join = self._train, self._join
+        model.train_function = replaced
 
-    def _epoch_begin(self, call: Call, epoch: int, logs: Any = None) -> None:
-        """Restores the callbacks: those that were saved within an epoch have seen its beginning."""
+    def on_epoch_begin(self, call: Call, epoch: int, logs: Any = None) -> None:
+        """Restores the callbacks before the first epoch.
+
+        If training resumes within that epoch, they were saved after its beginning: once more.
+        """
         self._backup.epoch = epoch
         self._trained_metrics = None
-        if self._states is not None:
-            self._backup.step = self._until = 0
-            call(epoch, logs)
-        elif self._within:
-            self._states = CallbackStates(self._others)
-            call(epoch, logs)
-            self._states.apply(self._restored["callbacks"])
-            self._model.stop_training = self._restored["stop"]
-        else:
+        resumes = self._states is None and self._within
+        if self._states is None:
             self._restore_callbacks()
-            call(epoch, logs)
+        else:
+            self._backup.step = self._until = 0
+        call(epoch, logs)
+        if resumes:
+            self._restore_callbacks()
+            self._model.stop_training = self._restored["stop"]
 
     def _restore_callbacks(self) -> None:
-        self._states = CallbackStates(self._others)
+        self._states = self._states or CallbackStates(self._others)
         self._states.apply(self._restored.get("callbacks", {}))
 
-    def _batch_begin(self, call: Call, batch: int, logs: Any = None) -> None:
+    def on_train_batch_begin(self, call: Call, batch: int, logs: Any = None) -> None:
         self._first = batch
         self._muted = batch < self._until
         if not self._muted:
             call(batch, logs)
 
-    def _batch_end(self, call: Call, batch: int, logs: Any = None) -> None:
+    def on_train_batch_end(self, call: Call, batch: int, logs: Any = None) -> None:
         if self._muted:
             return
         call(batch, logs)
-        # In Keras 3.10 `batch` is the first of the steps that were done, later the last.
+        # In Keras 3.10, `batch` is the first of the executed steps; in later versions, the last.
         done = max(batch + 1, self._first + self._keras.executed())
         self._backup.after_steps(done - self._first)
         self._backup.save_if_due()
 
-    def _test_begin(self, call: Call, logs: Any = None) -> None:
-        """Keeps the metrics of the training: the validation begins with a reset of them."""
-        self._trained_metrics = self._metrics().read()
+    def on_test_begin(self, call: Call, logs: Any = None) -> None:
+        self._trained_metrics = self._read_metrics()  # which the validation resets
         call(logs)
 
-    def _test_batch_end(self, call: Call, batch: int, logs: Any = None) -> None:
-        """Saves here as well: a validation may take longer than Slurm waits."""
+    def on_test_batch_end(self, call: Call, batch: int, logs: Any = None) -> None:
         call(batch, logs)
-        self._backup.save_if_due()
+        self._backup.save_if_due()  # a validation may take longer than Slurm waits
 
-    def _train_end(self, call: Call, logs: Any = None) -> None:
-        """Saves the end, so that a restart of the finished training trains no more.
+    def on_train_end(self, call: Call, logs: Any = None) -> None:
+        """Saves the end, so that a restart of the finished training does not train again.
 
         The other callbacks come first, as they may put back the best weights.
         """
@@ -238,13 +229,13 @@ class _Fit:
         if not trained:
             self._restore_callbacks()
         call(logs)
-        for name in self._hooks:
+        for name in self.HOOKS:
             delattr(self._callbacks, name)
         self._model.train_function = self._train
         if trained:
             backup = self._backup
             backup.epoch, backup.step = self._epochs, 0
-            if not self._keras.goes_on(self._iterator):
+            if not self._keras.keeps(self._iterator):
                 backup.drawn = 0
                 self._iterators = self._keras.iterators + 1
             self._trained_metrics = self._iterator = None
@@ -252,9 +243,9 @@ class _Fit:
         self._keras.end()
 
     def _draw_and_train(self, iterator: Any) -> Any:
-        """Replaces the model's train function, which alone gets the iterator.
+        """Replaces the model's train function, the only one that gets the iterator.
 
-        Keras makes a new one for each epoch, or one for all if `steps_per_epoch` is given.
+        Keras makes a new iterator for each epoch, or one for all if `steps_per_epoch` is given.
         """
         if self._iterator is None:
             self._catch_up(iterator)
@@ -266,57 +257,35 @@ class _Fit:
 
     def _catch_up(self, iterator: Any) -> None:
         """Restores the metrics, and skips the batches that were trained on."""
-        backup = self._backup
         if self._within:
             self._keras.trace(self._train, iterator)
-            if not self._metrics().assign(self._restored["metrics"]):
-                warn("the metrics of this epoch begin anew: the model has other ones than before")
+            metrics = self._restored["metrics"]
+            if not metric_state.assign(self._strategy, self._keras.metrics(), metrics):
+                warn("the metrics of this epoch start from zero: the model has other metrics now")
             self._logs = dict(self._model.get_metrics_result())
-        for _ in range(backup.drawn):
+        for _ in range(self._backup.drawn):
             next(iterator, None)
-        self._keras.count(backup.drawn - self._until)
+        self._keras.count(self._backup.drawn - self._until)
 
-    def _metrics(self) -> MetricState:
-        variables, state = self._keras.metrics(), self._metric_state
-        if state is None or list(map(id, variables)) != list(map(id, state.variables)):
-            self._metric_state = state = MetricState(self._strategy, variables)
-        return state
+    def _read_metrics(self) -> metric_state.Rows:
+        return metric_state.read(self._strategy, self._keras.metrics())
 
     def _prepare(self) -> None:
-        """Puts together what is saved besides variables; all ranks call it."""
-        function = self._model.train_function
-        if isinstance(function, _TrainFunction):  # else `fit` has ended
-            function.join()
+        """Collects what is saved besides variables; all ranks call it."""
+        self._join()
         self._keras.flush(self._callbacks)
         metrics = self._trained_metrics
         if metrics is None:
-            metrics = self._metrics().read()
+            metrics = self._read_metrics()
         assert self._states is not None
         rest = {
             "callbacks": self._states.collect(),
             "iterators": self._iterators,
-            "metrics": self._metrics().gather(metrics),
+            "metrics": metric_state.gather(self._strategy, metrics),
             "steps": self._keras.steps(),
             "stop": bool(self._model.stop_training),
         }
         self._rest.packed = pack(rest)
-
-
-class _TrainFunction:
-    """A function that replaces a model's train function."""
-
-    def __init__(self, function: Call, trains: Call) -> None:
-        self._function = function
-        self.trains = trains
-
-    def __call__(self, iterator: Any) -> Any:
-        return self._function(iterator)
-
-    def join(self) -> None:
-        """Waits for the steps that are under way, under a strategy that only schedules them."""
-        join = getattr(self.trains, "join", None)
-        if join is not None:
-            join()
 
 
 class _Rest(tf.train.experimental.PythonState):  # type: ignore[misc]

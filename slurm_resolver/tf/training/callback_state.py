@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import base64
 import json
-from typing import Any, Dict, Iterable, Iterator, Tuple, Union
+from typing import Any, Dict, Iterable, Union
 
 import numpy as np
 import tensorflow as tf
@@ -25,8 +25,13 @@ class CallbackStates:
     """The attributes that callbacks have changed since this was made."""
 
     def __init__(self, callbacks: Iterable[Any]) -> None:
-        self._callbacks = dict(_named(callbacks))
-        self._before = {name: _packed(callback) for name, callback in self._callbacks.items()}
+        self._callbacks: Dict[str, Any] = {}
+        seen: Dict[str, int] = {}
+        for callback in callbacks:
+            name = type(callback).__name__
+            seen[name] = seen.get(name, 0) + 1
+            self._callbacks[f"{name} {seen[name]}"] = callback
+        self._before = {name: _snapshot(callback) for name, callback in self._callbacks.items()}
 
     def collect(self) -> Dict[str, Dict[str, str]]:
         """Returns by callback the attributes that have changed, with their values packed.
@@ -38,11 +43,11 @@ class CallbackStates:
             before = self._before[name]
             changed = {
                 key: value
-                for key, value in _packed(callback).items()
+                for key, value in _snapshot(callback).items()
                 if key not in before or not _same(before[key], value)
             }
-            if changed and all(plain for plain, _ in changed.values()):
-                states[name] = {key: value for key, (_, value) in changed.items()}
+            if changed and all(isinstance(value, str) for value in changed.values()):
+                states[name] = changed
         return states
 
     def apply(self, states: Dict[str, Dict[str, str]]) -> None:
@@ -67,29 +72,21 @@ def unpack(packed: Union[str, bytes]) -> Any:
     return _decode(json.loads(packed))
 
 
-def _named(callbacks: Iterable[Any]) -> Iterator[Tuple[str, Any]]:
-    """Yields each callback with the name of its class and its number among those of that name."""
-    seen: Dict[str, int] = {}
-    for callback in callbacks:
-        name = type(callback).__name__
-        seen[name] = seen.get(name, 0) + 1
-        yield f"{name} {seen[name]}", callback
-
-
-def _packed(callback: Any) -> Dict[str, Tuple[bool, Any]]:
-    """Returns for each attribute whether it is plain, and its packed value or the object itself."""
-    found: Dict[str, Tuple[bool, Any]] = {}
+def _snapshot(callback: Any) -> Dict[str, Any]:
+    """Returns for each attribute the packed value, or the object itself if it is not plain."""
+    found: Dict[str, Any] = {}
     for key, value in getattr(callback, "__dict__", {}).items():
         if key not in _OF_KERAS:
             try:
-                found[key] = True, pack(value)
+                found[key] = pack(value)
             except (TypeError, RecursionError):
-                found[key] = False, value
+                found[key] = value
     return found
 
 
-def _same(before: Tuple[bool, Any], now: Tuple[bool, Any]) -> bool:
-    return before == now if before[0] and now[0] else before[1] is now[1]
+def _same(before: Any, now: Any) -> bool:
+    plain = isinstance(before, str) and isinstance(now, str)
+    return bool(before == now) if plain else before is now
 
 
 def _encode(value: Any) -> Any:

@@ -1,4 +1,4 @@
-"""What `BackupAndResume` has to know of Keras 2, which is tf_keras today."""
+"""The parts of Keras 2 (tf_keras) that `BackupAndResume` reads and sets."""
 
 from __future__ import annotations
 
@@ -14,24 +14,20 @@ class Keras2:
 
     iterators = 0
 
-    def __init__(self, model: Any) -> None:
+    def __init__(self, model: Any, fit: Dict[str, Any]) -> None:
+        """Takes the variables of Keras' `fit`, and builds the optimizer.
+
+        A variable is saved and restored only if it exists.
+        """
         self._model = model
-        self._data: Any = None
+        self._data: Any = fit["data_handler"]
+        if model.built and not getattr(model.optimizer, "_built", False):
+            model.optimizer.build(model.trainable_variables)
 
     @staticmethod
     def made(model: Any) -> bool:
         """Whether the model is one of Keras 2."""
         return hasattr(model, "_maybe_load_initial_counters_from_ckpt")
-
-    def look(self, fit: Dict[str, Any]) -> None:
-        """Takes what it needs of the variables of Keras' `fit`, and builds the optimizer.
-
-        Its variables must exist to be saved, and to be restored.
-        """
-        self._data = fit["data_handler"]
-        model = self._model
-        if model.built and not getattr(model.optimizer, "_built", False):
-            model.optimizer.build(model.trainable_variables)
 
     def untracked(self) -> List[tf.Variable]:
         """Returns the variables that a `tf.train.Checkpoint` of the model leaves out: none."""
@@ -42,9 +38,9 @@ class Keras2:
         return batch_size_of(self._data._dataset)
 
     def begin_at(self, epoch: int, iterators: int, steps: Optional[int]) -> None:
-        """Lets `fit` begin with this epoch.
+        """Makes `fit` begin with this epoch.
 
-        Where it does not know how many steps the data has, it tries one more, which counts in the
+        If Keras does not know how many steps the data has, it tries one more, which counts in the
         optimizer.
         """
         self._model._training_state = _Start(epoch)
@@ -52,41 +48,40 @@ class Keras2:
             self._data._inferred_steps = steps
 
     def steps(self) -> Optional[int]:
-        """Returns how many steps an epoch has, once that is known: the data may have to end."""
+        """Returns how many steps an epoch has; None until the data has ended once."""
         steps: Optional[int] = self._data._inferred_steps
         return steps
 
     def end(self) -> None:
-        """Lets the next `fit` begin where it is told to, and lets go of the data."""
-        self._model._training_state = None
-        self._data = None
+        """Restores what `fit` reads of the model, and releases the data."""
+        self._model._training_state = self._data = None
 
     def trace(self, function: Callable[[Any], Any], iterator: Any) -> None:
-        """Makes the variables of the metrics, for which Keras 2 needs to see its first step."""
+        """Makes the variables of the metrics, for which Keras 2 needs to trace its first step."""
         if isinstance(function, tf.types.experimental.PolymorphicFunction):
             function.get_concrete_function(iterator)
 
     def metrics(self) -> List[tf.Variable]:
-        """Returns the variables that the metrics of this epoch are made of."""
+        """Returns the variables of the metrics of this epoch."""
         return [variable for metric in self._model.metrics for variable in metric.variables]
 
     def count(self, steps: int) -> None:
-        """Counts steps of an iterator that other epochs have begun: Keras 2 does not."""
+        """Counts steps of an iterator of all epochs: Keras 2 does not."""
 
-    def goes_on(self, iterator: Any) -> bool:
-        """Whether the next epoch goes on with this iterator, rather than with a new one."""
+    def keeps(self, iterator: Any) -> bool:
+        """Whether the next epoch uses this iterator too."""
         return not self._data._adapter.should_recreate_iterator()
 
     def executed(self) -> int:
-        """Returns how many steps a call of the train function takes at least."""
+        """Returns how many steps a call of the train function executes at least."""
         return 1
 
     def flush(self, callbacks: Any) -> None:
-        """Waits for callbacks that run beside the training: there are none in Keras 2."""
+        """Waits for callbacks that run beside the training: Keras 2 has none."""
 
 
 class _Start:
-    """Tells `fit` the epoch to begin with, as Keras' own backup would."""
+    """Takes the place of Keras' own backup, which `fit` asks for the epoch to begin with."""
 
     def __init__(self, epoch: int) -> None:
         self._epoch = epoch

@@ -1,4 +1,4 @@
-"""What `BackupAndResume` has to know of Keras 3."""
+"""The parts of Keras 3 that `BackupAndResume` reads and sets."""
 
 from __future__ import annotations
 
@@ -22,29 +22,21 @@ class Keras3:
         iterators: how many iterators over the data `fit` has made.
     """
 
-    def __init__(self, model: Any) -> None:
+    def __init__(self, model: Any, fit: Dict[str, Any]) -> None:
+        """Takes the variables of Keras' `fit`, and builds what is not yet built.
+
+        Without a strategy, Keras builds in the first step, too late for a restore.
+        """
         check_keras()
         self._model = model
-        self._data: Any = None
-        self.iterators = 0
-
-    @staticmethod
-    def made(model: Any) -> bool:
-        """Whether the model is one of Keras 3."""
-        return hasattr(model, "_initial_epoch") and hasattr(model, "metrics_variables")
-
-    def look(self, fit: Dict[str, Any]) -> None:
-        """Takes what it needs of the variables of Keras' `fit`, and builds what is not yet built.
-
-        Without a strategy Keras builds in the first step, and what is not there is not restored.
-        """
         data: Any = fit.get("epoch_iterator")
+        self._data = data
+        self.iterators = 0
         if not hasattr(data, "_get_iterator"):
             raise ResumeError(
                 "the fit of this Keras has no epoch_iterator, where BackupAndResume expects the "
                 "data: it knows Keras 3.10 to 3.15. Install one of these, or use ResumableLoop."
             )
-        self._data = data
         make = data._get_iterator
 
         def count() -> Any:
@@ -52,22 +44,25 @@ class Keras3:
             return make()
 
         data._get_iterator = count
-        model = self._model
-        problem: Any = "Keras could not tell its inputs' shapes"
+        problem: Any = "Keras could not infer its inputs' shapes"
         spec = data._distributed_dataset.element_spec
-        try:
-            with model.distribute_strategy.scope():
+        with model.distribute_strategy.scope():
+            try:
                 model._symbolic_build(data_batch=spec.batch if isinstance(spec, Share) else spec)
-        except Exception as error:  # whatever the model's own code raises
-            problem = error
-        if not model.built:
-            raise ResumeError(
-                f"the model {model.name!r} is not built, so that nothing can be restored into it "
-                f"({problem}): begin it with keras.Input, or call it on a batch before fit."
-            )
-        if model.optimizer is not None and not model.optimizer.built:
-            with model.distribute_strategy.scope():
+            except Exception as error:  # whatever the model's own code raises
+                problem = error
+            if not model.built:
+                raise ResumeError(
+                    f"the model {model.name!r} is not built, so that nothing can be restored into "
+                    f"it ({problem}): start it with keras.Input, or call it on a batch before fit."
+                )
+            if model.optimizer is not None and not model.optimizer.built:
                 model.optimizer.build(model.trainable_variables)
+
+    @staticmethod
+    def made(model: Any) -> bool:
+        """Whether the model is one of Keras 3."""
+        return hasattr(model, "_initial_epoch") and hasattr(model, "metrics_variables")
 
     def untracked(self) -> List[tf.Variable]:
         """Returns the variables that a `tf.train.Checkpoint` of the model leaves out.
@@ -77,11 +72,11 @@ class Keras3:
         model = self._model
         variables = [*model.variables, *(model.optimizer.variables if model.optimizer else [])]
         tracked = {id(part) for part in tf.train.TrackableView(model).descendants()}
-        metrics = {id(variable) for variable in model.metrics_variables}
+        tracked.update(map(id, model.metrics_variables))
         return [
             variable.value
             for variable in variables
-            if not {id(variable), id(variable.value)} & (tracked | metrics)
+            if tracked.isdisjoint((id(variable), id(variable.value)))
         ]
 
     def batch_size(self) -> int:
@@ -92,48 +87,47 @@ class Keras3:
         return batch_size_of(self._data._distributed_dataset)
 
     def begin_at(self, epoch: int, iterators: int, steps: Optional[int]) -> None:
-        """Lets `fit` begin with this epoch, for which it makes the iterator of this number.
+        """Makes `fit` begin with this epoch, and with the iterator of this number.
 
-        A dataset that is shuffled anew for each iterator draws the next order whenever one is made.
-        Not so Python's generators, which must not be begun for nothing.
+        A dataset that is shuffled anew draws the next order for each iterator. A Python generator
+        has no such orders, and must not be started for nothing.
         """
         self._model._initial_epoch = epoch
         if self._data._num_batches is None:
             self._data._num_batches = steps
-        if type(self._data.data_adapter).__name__ in _GENERATED:
-            return
-        while self.iterators < iterators - 1:
-            iter(self._data._get_iterator())
+        if type(self._data.data_adapter).__name__ not in _GENERATED:
+            while self.iterators < iterators - 1:
+                iter(self._data._get_iterator())
 
     def steps(self) -> Optional[int]:
-        """Returns how many steps the data has, once that is known: it may have to end first."""
+        """Returns how many steps an epoch has; None until the data has ended once."""
         steps: Optional[int] = self._data._num_batches
         return steps
 
     def end(self) -> None:
-        """Lets the next `fit` begin where it is told to, and lets go of the data."""
+        """Restores what `fit` reads of the model, and releases the data."""
         self._model._initial_epoch = None
         del self._data._get_iterator
         self._data = None
 
     def trace(self, function: Callable[[Any], Any], iterator: Any) -> None:
-        """Makes the variables of the metrics; they have been made before."""
+        """Makes the variables of the metrics; in Keras 3 they exist already."""
 
     def metrics(self) -> List[tf.Variable]:
-        """Returns the variables that the metrics of this epoch are made of."""
+        """Returns the variables of the metrics of this epoch."""
         return [variable.value for variable in self._model.metrics_variables]
 
     def count(self, steps: int) -> None:
-        """Counts steps of an iterator that other epochs have begun: it is renewed after its end."""
+        """Counts steps of an iterator of all epochs, which Keras renews after its end."""
         self._data._steps_seen += steps
 
-    def goes_on(self, iterator: Any) -> bool:
-        """Whether the next epoch goes on with this iterator, rather than with a new one."""
+    def keeps(self, iterator: Any) -> bool:
+        """Whether the next epoch uses this iterator too."""
         data = self._data
         return data.steps_per_epoch is not None and data._current_iterator is iterator
 
     def executed(self) -> int:
-        """Returns how many steps a call of the train function takes."""
+        """Returns how many steps a call of the train function executes."""
         return int(self._model.steps_per_execution)
 
     def flush(self, callbacks: Any) -> None:

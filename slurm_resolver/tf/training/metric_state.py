@@ -1,64 +1,76 @@
-"""The values of metrics in the middle of an epoch: each replica has its own."""
+"""The values of metrics in the middle of an epoch: each replica has its own.
+
+A metric's value is the sum of its parts in the replicas. A strategy adds the parts when a program
+reads the metric; another split of the sum would have other last digits, so the parts are kept.
+"""
 
 from __future__ import annotations
 
-from typing import Any, Callable, List
+import functools
+from typing import Any, Callable, List, Tuple
 
 import numpy as np
 import tensorflow as tf
 
+Rows = np.ndarray  # of float64: a row for each replica, with all values of its metrics
 
-class MetricState:
-    """The metrics of a model, whose variables are sums of parts that lie in the replicas.
 
-    Read together the parts would be added up, and another split of the sum has other last digits.
+def read(strategy: tf.distribute.Strategy, variables: List[tf.Variable]) -> Rows:
+    """Returns the values in this worker's replicas, without communication."""
+    flat = [
+        np.concatenate([np.ravel(part.numpy()) for part in replica])
+        for replica in _replicas(strategy, variables)
+    ]
+    return np.array(flat, "float64")
 
-    Attributes:
-        variables: of the metrics.
-    """
 
-    def __init__(self, strategy: tf.distribute.Strategy, variables: List[tf.Variable]) -> None:
-        self._strategy = strategy
-        self.variables = variables
-        self._read = self._on_replicas(self._own_values)
+def _replicas(
+    strategy: tf.distribute.Strategy, variables: List[tf.Variable]
+) -> List[Tuple[tf.Variable, ...]]:
+    """Returns the variables of each of this worker's replicas."""
+    found = [strategy.experimental_local_results(variable) for variable in variables]
+    count = max(map(len, found), default=0)
+    return list(zip(*(parts * (count // len(parts)) for parts in found)))  # one may be for all
 
-    def read(self) -> Any:
-        """Returns each replica's values, one after the other as float64, without communication."""
-        return self._read()
 
-    def gather(self, values: Any) -> np.ndarray:
-        """Returns what `read` returned, of all replicas in all workers: [replicas, numbers]."""
-        rows: np.ndarray = self._strategy.gather(values, axis=0).numpy()
+def gather(strategy: tf.distribute.Strategy, rows: Rows) -> Rows:
+    """Returns what `read` returned in all workers; all workers call it."""
+    if len(rows) in (0, strategy.num_replicas_in_sync):
         return rows
+    own = iter(rows[:, np.newaxis])
+    values = strategy.experimental_distribute_values_from_function(lambda _: tf.constant(next(own)))
+    gathered: Rows = _gather_function(strategy)(values).numpy()
+    return gathered
 
-    def assign(self, rows: np.ndarray) -> bool:
-        """Gives each replica its values again; returns False if the model has other metrics.
 
-        With another number of replicas the first one gets the sum.
-        """
-        sizes = [variable.shape.num_elements() for variable in self.variables]
-        if sum(sizes) != rows.shape[1]:
-            return False
-        count = self._strategy.num_replicas_in_sync
-        if len(rows) != count:
-            total = rows.sum(axis=0)
-            rows = np.zeros([count, len(total)])
-            rows[0] = total
+@functools.lru_cache(maxsize=1)
+def _gather_function(strategy: tf.distribute.Strategy) -> Callable[[Any], tf.Tensor]:
+    """Outside of a graph, TensorFlow would trace a new function in each call, and warn."""
+    function: Callable[[Any], tf.Tensor] = tf.function(
+        lambda values: strategy.gather(values, axis=0), autograph=False, reduce_retracing=True
+    )
+    return function
 
-        def own() -> None:
-            replica = tf.distribute.get_replica_context().replica_id_in_sync_group
-            parts = tf.split(tf.gather(rows, replica), sizes)
-            for variable, part in zip(self.variables, parts):
-                variable.assign(tf.cast(tf.reshape(part, variable.shape), variable.dtype))
 
-        self._on_replicas(own)()
-        return True
+def assign(strategy: tf.distribute.Strategy, variables: List[tf.Variable], rows: Rows) -> bool:
+    """Assigns each replica its row; returns False if the model has other metrics.
 
-    def _own_values(self) -> tf.Tensor:
-        flat = [tf.reshape(tf.cast(variable, tf.float64), [-1]) for variable in self.variables]
-        return tf.concat([tf.zeros([0], tf.float64), *flat], axis=0)[tf.newaxis]
-
-    def _on_replicas(self, own: Callable[[], Any]) -> Callable[[], Any]:
-        """Returns a graph that runs a function on all replicas: TensorFlow warns without one."""
-        function: Callable[[], Any] = tf.function(lambda: self._strategy.run(own), autograph=False)
-        return function
+    With another number of replicas the first one gets the sum.
+    """
+    replicas = _replicas(strategy, variables)
+    sizes = [variable.shape.num_elements() for variable in variables]
+    if rows.shape[1:] != (sum(sizes),):
+        return not variables and not rows.size
+    count = strategy.num_replicas_in_sync
+    if len(rows) != count:
+        rows = np.concatenate([rows.sum(axis=0, keepdims=True), np.zeros([count - 1, sum(sizes)])])
+    first = 0
+    if len(replicas) < count:
+        numbers = strategy.experimental_distribute_values_from_function(
+            lambda context: tf.constant(context.replica_id_in_sync_group)
+        )
+        first = int(strategy.experimental_local_results(numbers)[0])
+    for replica, row in zip(replicas, rows[first:]):
+        for part, values in zip(replica, np.split(row, np.cumsum(sizes))):
+            part.assign(values.reshape(part.shape))
+    return True

@@ -14,7 +14,7 @@ from slurm_resolver.tf.training.termination import TerminationConfig
 
 
 class ResumableLoop:
-    """A training loop that is saved on a signal, and continues at the next step.
+    """A training loop that is saved on a signal, and resumes at the next step.
 
     ::
 
@@ -23,9 +23,9 @@ class ResumableLoop:
             for batch in loop.batches(strategy.experimental_distribute_dataset(data(epoch))):
                 train_step(batch)
 
-    A run that was preempted ends with the weights of one that was not, if the batches of an epoch
-    come in the same order each time: seed whatever shuffles. The batches of the epoch that were
-    trained on are read once more and skipped; to avoid that, begin the data at `step` and pass
+    A run that was preempted ends with the weights of an uninterrupted one, if the batches of an
+    epoch come in the same order each time: seed whatever shuffles. The batches of the epoch that
+    were trained on are read once more and skipped; to avoid that, begin the data at `step` and pass
     `skip=False`. If the batches have another size than before, as with another number of workers,
     the position is converted by the count of samples, rounded down to a batch. Keras' dropout draws
     new masks after a restart, unless its random generator is in the state too.
@@ -49,13 +49,13 @@ class ResumableLoop:
             directory: for this training's checkpoints; one that all nodes share.
             strategy: the training's; None is the one in whose scope this is.
             termination: what `termination_config` returned; None makes one with its defaults.
-            save_every: also save after so many steps, which a crash can lose at most.
+            save_every: also save after this many steps, the most that a crash can lose.
             max_to_keep: how many checkpoints to keep.
             state: whatever a `tf.train.Checkpoint` holds; at least the model and the optimizer.
         """
         strategy = strategy or tf.distribute.get_strategy()
         progress.start(strategy.cluster_resolver)
-        self._backup = Backup(directory, strategy, termination, state, save_every, max_to_keep)
+        self._backup = Backup(strategy, state, directory, termination, save_every, max_to_keep)
         self._endless: Optional[Iterator[Any]] = None
         self.restored = self._backup.restored is not None
 
@@ -89,21 +89,18 @@ class ResumableLoop:
         Args:
             data: all batches of the epoch, in the same order each time; or one iterator over the
                 batches of all epochs.
-            steps: ends the epoch after so many; None at the end of the data.
+            steps: how many steps an epoch has; None: it ends with the data.
             skip: whether to skip the batches that were trained on before; False if `data` begins
                 after them.
         """
-        backup, done = self._backup, 0
-        goes_on = isinstance(data, Iterator)  # over the batches of other epochs as well
-        if not goes_on:
+        backup, iterator = self._backup, iter(data)
+        if iterator is not data:
             backup.drawn = backup.step
-        if not goes_on or data is not self._endless:
+        if iterator is not data or data is not self._endless:
             backup.begin_data(batch_size_of(data), skip)
-            done = backup.drawn if skip else 0
-        iterator = iter(data)
-        self._endless = iterator if goes_on else None
-        for _ in range(done):
-            next(iterator, None)
+            for _ in range(backup.drawn if skip else 0):
+                next(iterator, None)
+        self._endless = iterator if iterator is data else None
         reporter.enter(STEP, TRAINING)
         phase = FIRST
         try:

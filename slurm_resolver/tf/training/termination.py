@@ -2,7 +2,7 @@
 
 What happens after a signal, to whichever ranks it came:
 
-    every rank      TensorFlow's handler agrees on a step, and all save after it
+    every rank      TensorFlow's handler agrees on a step, after which all save
     the leader      requeues the job once its own save is written, and tells the others
     the others      wait for the leader's message, then for Slurm to end them, or exit by themselves
 """
@@ -19,11 +19,10 @@ from typing import Any, Callable, Collection, Optional
 import tensorflow as tf
 
 from slurm_resolver import training_reports
+from slurm_resolver.log import warn
 from slurm_resolver.preemption.requeue import check_options, job_end, requeue_job
 from slurm_resolver.preemption.signal_watch import SignalWatch
 from slurm_resolver.tf.training.saving_ranks import SavingRanks
-
-_log = logging.getLogger("slurm_resolver")
 
 
 def termination_config(
@@ -50,7 +49,7 @@ def termination_config(
     SIGTERM ends a child that the task forks later, and it ignores the other signals: if children
     read the data, let one of those come first (``#SBATCH --signal=USR1@120``).
 
-    Training stops with the save, as Slurm leaves a task little time after SIGTERM: KillWait, or the
+    Training ends with the save, as Slurm gives a task little time after SIGTERM: KillWait, or the
     partition's GraceTime.
 
     Args:
@@ -58,10 +57,11 @@ def termination_config(
         signals: any of these, to any rank, makes all ranks save the same step.
         requeue: "scontrol" requeues the job after the save. If that fails or there is no scontrol,
             and with "exit-code", all ranks exit with status 75 (`REQUEUE_STATUS`), which the batch
-            file turns into a requeue. None: the ranks end with status 143. So they do if the job is
-            being cancelled, if Slurm preempts it and requeues it by itself (with GraceTime and
+            file turns into a requeue. None: the ranks exit with status 143. They also do if the job
+            is being cancelled, if Slurm requeues a job that it preempts (with GraceTime and
             PreemptMode=REQUEUE, from Slurm 24.05 on), and if SIGTERM came to a job that Slurm
-            neither preempts nor ends and other tasks of the step do not train: one may have failed.
+            neither preempts nor ends and whose step has tasks that do not train: one may have
+            failed.
         max_restarts: if SLURM_RESTART_COUNT has reached it, the ranks save, do not requeue and exit
             with status 1. None is no limit.
         save_before_end: also save this many seconds before the job's time limit (from
@@ -78,12 +78,12 @@ def termination_config(
 
 
 class TerminationConfig(tf.distribute.experimental.TerminationConfig):  # type: ignore[misc]
-    """What `termination_config` returns. Made by it only.
+    """What `termination_config` returns; only that function makes one.
 
     Attributes:
         ranks: the ranks that save together.
-        saved_at: the step, as messages name it, if it is known.
-        tells_of_steps: whether the code that makes TensorFlow's handler reports the first step.
+        saved_at: the epoch and the step, as in messages; "" if unknown.
+        reports_first_step: whether the code that makes TensorFlow's handler reports the first step.
     """
 
     def __init__(
@@ -100,16 +100,15 @@ class TerminationConfig(tf.distribute.experimental.TerminationConfig):  # type: 
         self.watch = watch
         self.ranks = ranks
         self.saved_at = ""
-        self.tells_of_steps = False
-        self._requeue = requeue
-        self._max_restarts = max_restarts
+        self.reports_first_step = False
+        self._requeue = requeue, max_restarts
         self._deadline: Optional[float] = None
         # It is enough that one rank looks at the clock.
         if save_before_end is not None and ranks.leads:
             end = job_end(ranks.step)
             if end is None:
-                _log.warning(
-                    "save_before_end=%g: the job's end is not known (no SLURM_JOB_END_TIME, and "
+                warn(
+                    "save_before_end=%g: the job's end is unknown (no SLURM_JOB_END_TIME, and "
                     "nothing from scontrol); only a signal will save",
                     save_before_end,
                 )
@@ -123,7 +122,7 @@ class TerminationConfig(tf.distribute.experimental.TerminationConfig):  # type: 
         By then the strategy has replaced the handler of SIGTERM: it is installed again here.
         """
         self.watch.arm()
-        if not self.tells_of_steps:
+        if not self.reports_first_step:
             training_reports.report(training_reports.READY)
         return self._due
 
@@ -139,16 +138,10 @@ class TerminationConfig(tf.distribute.experimental.TerminationConfig):  # type: 
         ranks = self.ranks
         if ranks.leads:
             sigterm = self.watch.terminated and self.watch.received in (None, "SIGTERM")
-            plan = requeue_job(
-                ranks.step,
-                self._requeue,
-                self._max_restarts,
-                announced=not sigterm,
-                saved=ranks.count,
-            )
-            where = f" at {self.saved_at}" if self.saved_at else ""
+            plan = requeue_job(ranks.step, *self._requeue, announced=not sigterm, saved=ranks.count)
+            where = f" {self.saved_at}" if self.saved_at else ""
             cause = self.watch.received or "a signal to another rank"
-            _log.warning("training saved%s, after %s: %s", where, cause, plan.message)
+            warn("training saved%s because of %s: %s", where, cause, plan.message)
             ranks.tell(plan)
         else:
             plan = ranks.receive()

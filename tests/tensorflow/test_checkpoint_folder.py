@@ -1,0 +1,358 @@
+"""A folder of checkpoints: whose it is, what a training resumes from, what a save leaves."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import re
+import resource
+import shutil
+import tempfile
+import threading
+import types
+from pathlib import Path
+from typing import Any, Callable, Dict, Iterator, List, Tuple
+
+import pytest
+
+tf = pytest.importorskip("tensorflow", reason="TensorFlow is not installed")
+keras = pytest.importorskip("keras", minversion="3.10", reason="this TensorFlow has Keras 2")
+
+import slurm_resolver as sr  # noqa: E402
+from slurm_resolver.errors import ResumeError  # noqa: E402
+from slurm_resolver.tf.training import checkpoint_folder  # noqa: E402
+
+pytestmark = pytest.mark.tensorflow
+
+State = Dict[str, Any]
+JOB = {"SLURM_JOB_ID": "41"}
+NEXT_JOB = {"SLURM_JOB_ID": "52"}
+VARIABLES = ("SLURM_JOB_ID", "SLURM_ARRAY_JOB_ID", "SLURM_ARRAY_TASK_ID")
+
+
+def task(array: str, number: str) -> Dict[str, str]:
+    own = str(int(array) + int(number))
+    return {"SLURM_JOB_ID": own, "SLURM_ARRAY_JOB_ID": array, "SLURM_ARRAY_TASK_ID": number}
+
+
+class Trainings:
+    """Trainings in one folder, each in another job."""
+
+    def __init__(self, folder: Path, patch: pytest.MonkeyPatch) -> None:
+        self.folder = folder
+        self.patch = patch
+
+    def begin(self, job: Dict[str, str], **state: Any) -> Any:
+        for name in VARIABLES:
+            self.patch.delenv(name, raising=False)
+        for name, value in job.items():
+            self.patch.setenv(name, value)
+        termination = sr.termination_config(None, requeue=None, signals=())
+        state = state or {"x": tf.Variable(0.0)}
+        return sr.ResumableLoop(str(self.folder), termination=termination, **state)
+
+    def train(self, job: Dict[str, str], epochs: int, **state: Any) -> None:
+        for _ in self.begin(job, **state).epochs(epochs):
+            pass
+
+
+@pytest.fixture
+def trainings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Trainings:
+    return Trainings(tmp_path / "checkpoints", monkeypatch)
+
+
+# which job has saved, and which one comes next
+RESUMING: Dict[str, Tuple[Dict[str, str], Dict[str, str]]] = {
+    "the next job": (JOB, NEXT_JOB),
+    "the same task of the next array": (task("60", "3"), task("70", "3")),
+    "a job after a task": (task("60", "3"), NEXT_JOB),
+    "a task after a job": (JOB, task("60", "3")),
+    "without Slurm": ({}, {}),
+}
+
+
+@pytest.mark.parametrize("case", RESUMING)
+def test_the_next_job_resumes(
+    trainings: Trainings, case: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    before, after = RESUMING[case]
+    with caplog.at_level(logging.INFO, logger="slurm_resolver"):
+        trainings.train(before, 1)
+        trainings.train(after, 2)
+        trainings.train(after, 2)
+    saved, resumed, saved_again, ended = caplog.messages
+    assert saved == f"training saved after epoch 1: {trainings.folder}/ckpt-1"
+    assert resumed == f"training resumes from {trainings.folder}/ckpt-1, saved after epoch 1"
+    assert saved_again == f"training saved after epoch 2: {trainings.folder}/ckpt-2"
+    assert ended.startswith(f"nothing is left to train: {trainings.folder}/ckpt-2 was saved after")
+
+
+def test_a_restart_that_finds_no_checkpoint_says_so(
+    trainings: Trainings, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("SLURM_RESTART_COUNT", "1")
+    trainings.train(JOB, 1)
+    expected = f"training starts from the beginning: '{trainings.folder}' holds no checkpoint"
+    assert expected in caplog.text
+
+
+@pytest.mark.parametrize("saved", [True, False])
+def test_another_task_of_an_array_is_refused(trainings: Trainings, saved: bool) -> None:
+    """Also if the first one has not saved yet."""
+    first = trainings.begin(task("60", "3"))
+    if saved:
+        list(first.epochs(1))
+    expected = (
+        "are those of task 3 of job array 60, .* and this is task 4 of job array 60, "
+        rf".* such as {trainings.folder}/\$SLURM_ARRAY_TASK_ID, or remove"
+    )
+    with pytest.raises(ResumeError, match=expected):
+        trainings.begin(task("60", "4"))
+
+
+def test_a_training_whose_folder_was_taken_over_saves_no_more(
+    trainings: Trainings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = trainings.begin(JOB)
+    monkeypatch.setattr("os.getpid", lambda: 1)
+    trainings.train(NEXT_JOB, 1)
+    with pytest.raises(ResumeError, match=r"taken over by job 52, .*, while job 41, .* is still"):
+        list(first.epochs(1))
+
+
+def test_a_folder_that_cannot_be_made_is_named(trainings: Trainings) -> None:
+    trainings.folder.touch()
+    with pytest.raises(ResumeError, match=r"checkpoints'.*; expected a folder to write"):
+        trainings.begin(JOB)
+
+
+def model(*units: int, built: bool = True) -> State:
+    layers = [keras.layers.Dense(count) for count in units]
+    made = keras.Sequential([keras.Input((4,)), *layers] if built else layers)
+    optimizer = keras.optimizers.Adam(0.01)
+    if built:
+        optimizer.build(made.trainable_variables)
+    return {"model": made, "optimizer": optimizer}
+
+
+Make = Callable[[], State]
+# what was saved, what comes next, and the error; nothing if the training resumes
+MODELS: Dict[str, Tuple[Make, Make, str]] = {
+    "the same": (lambda: model(4, 4), lambda: model(4, 4), ""),
+    "not yet built": (lambda: model(4, 4), lambda: model(4, 4, built=False), ""),
+    "a wider layer": (lambda: model(8, 1), lambda: model(16, 1), r"\(4, 8\) .* shape \(4, 16\)"),
+    "one layer more": (lambda: model(4), lambda: model(4, 4), "not bound to checkpointed values"),
+    "another type": (
+        lambda: {"x": tf.Variable(tf.zeros([2], "float32"))},
+        lambda: {"x": tf.Variable(tf.zeros([2], "float64"))},
+        "expected dtype double does not equal original dtype float",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", MODELS)
+def test_another_model_is_refused(trainings: Trainings, case: str) -> None:
+    first, second, error = MODELS[case]
+    trainings.train(JOB, 1, **first())
+    if not error:
+        assert trainings.begin(NEXT_JOB, **second()).epoch == 1
+        return
+    expected = rf"ckpt-1 is that of another model: .*{error}.*Give each training"
+    with pytest.raises(ResumeError, match=expected):
+        trainings.train(NEXT_JOB, 2, **second())
+    trainings.train(JOB, 2, **first())  # the folder still belongs to it
+
+
+@pytest.mark.parametrize("change", [{"units": (4,)}, {"optimizer": "sgd"}])
+def test_fit_refuses_a_checkpoint_that_holds_more(tmp_path: Path, change: State) -> None:
+    """Such as that of a model with another layer, or with another optimizer."""
+
+    def fit(units: Tuple[int, ...] = (4, 4), optimizer: str = "adam") -> None:
+        made = model(*units)["model"]
+        made.compile(optimizer, "mse")
+        termination = sr.termination_config(None, requeue=None, signals=())
+        backup = sr.BackupAndResume(str(tmp_path), termination)
+        made.fit(tf.zeros([4, 4]), tf.zeros([4, 4]), verbose=0, callbacks=[backup])
+
+    fit()
+    fit()
+    with pytest.raises(ResumeError, match="ckpt-1 is that of another model: Unresolved object"):
+        fit(**change)
+
+
+def train(folder: Path) -> Tuple[int, int, float]:
+    """Returns where it begins: the epoch, the step, and the sum of the steps' numbers so far.
+
+    It has one epoch of three steps, and saves each of them and the end.
+    """
+    total = tf.Variable(0.0)
+    termination = sr.termination_config(None, requeue=None, signals=())
+    loop = sr.ResumableLoop(str(folder), termination=termination, save_every=1, total=total)
+    begin = loop.epoch, loop.step, float(total.numpy())
+    for _ in loop.epochs(1):
+        for number in loop.batches(range(1, 4)):
+            total.assign_add(number)
+    assert total.numpy() == 6
+    return begin
+
+
+END = (1, 0, 6.0)
+DATA, INDEX = "ckpt-4.data-00000-of-00001", "ckpt-4.index"
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder whose newest checkpoints are of step 3, and of the end after it."""
+    folder = tmp_path_factory.mktemp("made")
+    train(folder)
+    assert checkpoint_folder.names(str(folder)) == ["ckpt-4", "ckpt-3"]
+    return folder
+
+
+@pytest.fixture
+def folder(made: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(made, tmp_path / "checkpoints"))
+
+
+def cut(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+
+
+def flip(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+
+
+@pytest.mark.parametrize("name", [DATA, INDEX])
+@pytest.mark.parametrize("damage", [cut, flip, Path.unlink])
+def test_a_damaged_checkpoint_is_left_and_the_one_before_is_used(
+    folder: Path, name: str, damage: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    damage(folder / name)
+    left = {path.name: path.read_bytes() for path in folder.glob("ckpt-4*")}
+    assert train(folder) == (0, 3, 6.0)
+    if (name, damage) != (INDEX, Path.unlink):  # without an index it is no checkpoint
+        (text,) = [text for text in caplog.messages if "cannot be read" in text]
+        assert re.search(rf"\({folder}/ckpt-4: .*; it is left as it is, and ckpt-3 is used", text)
+        # the next save gets another number, and the next start resumes from that
+        assert {path.name: path.read_bytes() for path in folder.glob("ckpt-4*")} == left
+        assert checkpoint_folder.names(str(folder))[0] == "ckpt-5"
+    assert train(folder) == END
+
+
+@pytest.mark.parametrize("damage", [Path.unlink, cut])
+def test_checkpoints_are_found_without_the_file_that_lists_them(folder: Path, damage: Any) -> None:
+    damage(folder / "checkpoint")
+    assert train(folder) == END
+
+
+def test_if_none_can_be_read_the_error_says_what_is_wrong_with_each(folder: Path) -> None:
+    flip(folder / DATA)
+    cut(folder / "ckpt-3.index")
+    expected = r"none of the checkpoints in .*/ckpt-4: .*hecksum.*; .*/ckpt-3: .*sstable"
+    with pytest.raises(ResumeError, match=expected):
+        train(folder)
+
+
+def test_a_checkpoint_of_another_program_is_refused(tmp_path: Path) -> None:
+    tf.train.Checkpoint(x=tf.Variable(1)).save(str(tmp_path / "ckpt"))
+    with pytest.raises(ResumeError, match=r"ckpt-1 was saved by another program .*its own"):
+        train(tmp_path)
+
+
+def together(folders: List[Path]) -> List[Any]:
+    """Returns what ranks restore, each from a folder of its own."""
+    barrier, values = threading.Barrier(len(folders)), {}
+    results: List[Any] = [None] * len(folders)
+
+    def rank(index: int) -> None:
+        def compare(own: Any) -> Dict[str, Any]:
+            barrier.wait(60)
+            values[f"worker_{index}"] = own
+            barrier.wait(60)
+            return {f"worker_{other}": values[f"worker_{other}"] for other in range(len(folders))}
+
+        ranks: Any = types.SimpleNamespace(compare=compare, leads=index == 0)
+        checkpoint = tf.train.Checkpoint(total=tf.Variable(0.0))
+        path = checkpoint_folder.restore_newest(checkpoint, str(folders[index]), ranks)
+        results[index] = path and Path(path).name
+
+    threads = [threading.Thread(target=rank, args=(index,)) for index in range(len(folders))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    return results
+
+
+def test_what_one_rank_cannot_read_no_rank_uses(
+    made: Path, folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    flip(folder / DATA)
+    assert together([made, folder, made]) == ["ckpt-3"] * 3
+    (text,) = caplog.messages
+    assert "as worker_1 sees it" in text
+
+
+def files(folder: Path) -> List[str]:
+    return sorted(path.name for path in folder.rglob("*"))
+
+
+def saved(*numbers: int) -> List[str]:
+    ends = ("data-00000-of-00001", "index")
+    return ["checkpoint", *(f"ckpt-{number}.{end}" for number in numbers for end in ends)]
+
+
+@pytest.mark.parametrize("kind", [tf.Variable, keras.Variable])
+@pytest.mark.parametrize("together", [True, False])
+def test_a_rank_that_does_not_write_saves_only_what_all_read_together(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: Any, together: bool
+) -> None:
+    """To a temporary folder, which is removed."""
+    how = {"synchronization": "on_read" if together else "auto", "aggregation": "sum"}
+    if kind is tf.Variable:
+        how["synchronization"] = getattr(tf.VariableSynchronization, how["synchronization"].upper())
+        how["aggregation"] = tf.VariableAggregation.SUM
+    checkpoint, written = tf.train.Checkpoint(variable=kind(1.0, trainable=False, **how)), []
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(checkpoint, "write", lambda path: written.append(Path(path)))
+    assert checkpoint_folder.save(checkpoint, None) == ""
+    assert [path.parents[1] for path in written] == [tmp_path] * together
+    assert files(tmp_path) == []
+    assert int(checkpoint.save_counter) == 1
+
+
+@contextlib.contextmanager
+def largest_file(size: int) -> Iterator[None]:
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+def test_a_checkpoint_that_cannot_be_written_leaves_nothing(tmp_path: Path) -> None:
+    checkpoint = tf.train.Checkpoint(x=tf.Variable(tf.zeros([100_000])))
+    manager = tf.train.CheckpointManager(checkpoint, str(tmp_path), 2)
+    assert checkpoint_folder.save(checkpoint, manager) == f"{tmp_path}/ckpt-1"
+    expected = r"ckpt-2 cannot be written to .*File too large\. Expected .* is kept \(ckpt-1\)"
+    with largest_file(10_000), pytest.raises(ResumeError, match=expected):
+        checkpoint_folder.save(checkpoint, manager)
+    assert files(tmp_path) == saved(1)
+    assert checkpoint_folder.save(checkpoint, manager) == f"{tmp_path}/ckpt-3"
+    assert files(tmp_path) == saved(1, 3)
+
+
+def test_the_next_start_removes_what_was_cut_off(trainings: Trainings) -> None:
+    trainings.train(JOB, 1)
+    before = files(trainings.folder)
+    (trainings.folder / "ckpt-2_temp").mkdir()
+    (
+        trainings.folder / "ckpt-2_temp" / "part-00000-of-00001.data-00000-of-00001.tempstate7"
+    ).touch()
+    (trainings.folder / "checkpoint.tmp5f").touch()
+    (trainings.folder / "mine_temp").touch()
+    trainings.begin(JOB)
+    assert files(trainings.folder) == [*before[:-1], "mine_temp", before[-1]]
