@@ -43,6 +43,7 @@ class Rounds:
         self._send, self._name_of = service.send, service.name_of
         self._rounds: Dict[str, Round] = {}
         self._endings: Dict[int, str] = {}  # how the last process of a task ended, by rank
+        self._left: Set[int] = set()  # the ranks whose program has ended
 
     def add(self, process: Process, message: Message) -> None:
         """Takes the value of a task: ``{"gather": name, "value": JSON, "seconds": 60, …}``."""
@@ -61,6 +62,7 @@ class Rounds:
             return
         current.values[rank], current.numbers[rank] = str(message["value"]), number
         self._endings.pop(rank, None)
+        self._left.discard(rank)
         if "seconds" in message:  # else it does not wait
             now, seconds = time.monotonic(), float(message["seconds"])
             if now + seconds < current.deadline:
@@ -68,6 +70,10 @@ class Rounds:
             current.waiting.add(rank)
             current.without = set(message["without"])
             current.patient = current.patient or message["timeout"] is None
+        left = self._left - current.values.keys() - current.without
+        if current.patient and left:
+            self._end_without(name, min(left))
+            return
         # Counted first, as this is asked for every task.
         enough = len(current.values) + len(current.without) >= self._num_tasks
         if current.waiting and enough and not self._missing(current):
@@ -94,14 +100,15 @@ class Rounds:
         """Ends the rounds in which an ended process takes part, or that wait for it patiently."""
         rank = process.rank
         self._endings[rank] = ending
+        if process.role == "program":
+            self._left.add(rank)
         for name, current in self._rounds.items():
             if current.answer is not None or process.role != "program":
                 current.waiting.discard(rank)
                 continue
             awaited = current.patient and rank in self._missing(current)
             if current.numbers.get(rank) == process.number or awaited:
-                part = f"takes no part in {current.purpose}: {ending}"
-                self._end(name, {"error": f"{self._name_of(rank)} is gone, and {part}."})
+                self._end_without(name, rank)
             elif failed and current.waiting:
                 self._notify(current)
 
@@ -137,6 +144,10 @@ class Rounds:
     def _missing(self, current: Round) -> List[int]:
         known = current.values.keys() | current.without
         return [rank for rank in range(self._num_tasks) if rank not in known]
+
+    def _end_without(self, name: str, rank: int) -> None:
+        part = f"takes no part in {self._rounds[name].purpose}: {self._endings[rank]}"
+        self._end(name, {"error": f"{self._name_of(rank)} is gone, and {part}."})
 
     def _end(self, name: str, answer: Message) -> None:
         current = self._rounds[name]

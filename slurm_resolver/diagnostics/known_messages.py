@@ -55,10 +55,10 @@ def _own_error(error: type) -> KnownMessage:
 
 # The first message that matches a line explains it: special messages precede general ones.
 KNOWN_MESSAGES: Tuple[KnownMessage, ...] = (
-    _known("fit-failed", " has failed in fit: ",
+    _known("fit-failed", " has failed in ",
         "The fit of this worker raised the error; the others stopped because of it.",
         "Correct that error. Its traceback is in that task's output: srun --label …",
-        r"(?P<address>(?:chief|worker) \d{1,6}) has failed in fit: "),
+        r"(?P<address>(?:chief|worker) \d{1,6}) has failed in (?:fit|evaluate|predict): "),
     _known("task-gone", " is gone",
         "The task ended before the training was over, or with an exception. The others stopped.",
         "Read the last lines of that task's output: srun --label …",

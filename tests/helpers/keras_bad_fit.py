@@ -1,7 +1,8 @@
 """Calls Keras 3's `fit` in two workers in ways that cannot be one training.
 
 Each way's error goes as JSON to the file named by the worker's index in the folder TASK_OUTPUT.
-With "failing N" worker N raises in a callback; with "job NAME" the first task is no worker.
+With "failing N" worker N raises in a callback; with "job NAME" the first task is no worker. With
+"alone after" worker 0 evaluates alone after fit, with "alone within" in a callback.
 """
 
 from __future__ import annotations
@@ -164,6 +165,18 @@ def main() -> None:
 
         callback = keras.callbacks.LambdaCallback(on_epoch_end=fails)
         fit(strategy, epochs=2, callbacks=[callback])
+    if kind == "alone":
+        with strategy.scope():
+            built = model()
+
+        def evaluates(*_: Any) -> None:
+            if worker == 0:
+                built.evaluate(X, Y, verbose=0)
+
+        callback = keras.callbacks.LambdaCallback(on_epoch_end=evaluates)
+        built.fit(data(), epochs=2, verbose=0, callbacks=[callback] if name == "within" else [])
+        evaluates()
+        return
     found: Dict[str, object] = {}
     for name, function in WAYS.items():
         try:

@@ -33,7 +33,7 @@ IN_BOTH = {
     "own_data": "in the data: 4 batches in worker 0, 2 batches in worker 1",
     "other_steps": "in steps_per_epoch: 2 in worker 0, 3 in worker 1",
     "own_data_summed": "a loss of train_step of 'summed' is no mean over rows: it is",
-    "other_calls": "worker 0 calls evaluate, and worker 1 predict; expected the same call in all",
+    "other_calls": "worker 0 calls evaluate, and worker 1 calls predict. Make each call in all",
 }
 
 
@@ -82,6 +82,28 @@ def test_an_exception_in_one_worker_ends_all_with_its_reason(
     reason = f"worker {failing} has failed in fit: RuntimeError: of the callback"
     assert f"slurm_resolver.errors.FitError: {reason}" in done.stderr
     assert "RuntimeError: of the callback\n" in done.stderr.replace(reason, "")
+
+
+@pytest.mark.parametrize(
+    ("when", "failing", "message"),
+    [
+        ("after", 1, "this worker calls evaluate: worker 1 (rank 1 on n10) is gone, and takes no"),
+        (
+            "within",
+            2,
+            "worker 0 calls evaluate within fit, and worker 1 begins the next step.",
+        ),
+    ],
+)
+def test_what_one_worker_calls_alone_is_an_error(
+    real_slurm: SlurmCluster, tmp_path: Path, when: str, failing: int, message: str
+) -> None:
+    """At once: TensorFlow's heartbeats would end it after ten seconds."""
+    done = start(real_slurm, tmp_path, "alone", when)
+    assert done.returncode != 0
+    errors = [line for line in done.stderr.splitlines() if "errors.FitError: " in line]
+    assert len(errors) == failing, done.stderr[-4000:]
+    assert any(f"FitError: {message}" in error for error in errors)
 
 
 def test_a_parameter_server_has_no_such_strategy(real_slurm: SlurmCluster) -> None:

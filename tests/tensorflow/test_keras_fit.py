@@ -53,10 +53,7 @@ NAMES = {2: ["*"], 3: THREE}
 # What one process tells otherwise: its logs hold a metric's variable, which the validation changes.
 ONE_PROCESS = ("metric_own_assign", "metric_own_largest", "metric_weighted_own_assign")
 # What several workers refuse.
-REFUSED = {
-    "guide_saved_and_loaded_outside": "FitError: fit of ",
-    "guide_made_outside_the_scope": "FitError: fit of ",
-}
+REFUSED = {"guide_saved_and_loaded_outside": "FitError: fit of "}
 # Whose losses are no means over rows, so that every worker computes whole batches.
 WHOLE = ["loss_added_sum", "step_lower_sum", "step_lower_masked"]
 

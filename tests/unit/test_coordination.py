@@ -153,6 +153,10 @@ CASES = {
         [PATIENT, PATIENT, "time.sleep(1); raise ValueError('no data')"],
         dict.fromkeys(range(2), gone("its process ended: ValueError: no data")),
     ),
+    "one has ended before others wait for it without a deadline": Case(
+        [f"time.sleep(2); {PATIENT}"] * 2 + ["pass"],
+        dict.fromkeys(range(2), gone("it has ended")),
+    ),
     "a part of the tasks": Case(
         ["gather(without=[2]); time.sleep(2)"] * 2 + ["time.sleep(1)"],
         dict.fromkeys(range(2), "[0, 1, None]"),

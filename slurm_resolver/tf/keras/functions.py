@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any, Callable, List, Tuple
+import contextlib
+from typing import Any, Callable, Iterator, List, Tuple
 
 import tensorflow as tf
 
@@ -10,10 +11,8 @@ from slurm_resolver.coordination.progress import COMPILING
 from slurm_resolver.errors import FitError
 from slurm_resolver.log import warn_once
 from slurm_resolver.tf.keras.losses import UnknownLossError
-from slurm_resolver.tf.keras.metrics import keep_sum
 from slurm_resolver.tf.keras.patches import patch_metrics
 from slurm_resolver.tf.keras.row_means import may_be_no_mean, why_no_mean
-from slurm_resolver.tf.keras.seeds import draw_by_replica
 from slurm_resolver.tf.keras.sharing import (
     Share,
     count_rows,
@@ -32,6 +31,7 @@ from slurm_resolver.tf.keras.step import (
 from slurm_resolver.tf.progress import noting, reporter, timed
 
 Method = Callable[..., Any]
+_SEEDS = 2**31 - 1
 
 
 def run_step(
@@ -39,8 +39,8 @@ def run_step(
 ) -> Any:
     """Returns what a function of a replica's step and part gives, which is the same in all.
 
-    The batch is a `Share`, of which every replica computes the `whole` or its part, or what
-    TensorFlow's distributed datasets give.
+    Each replica computes its part of a `Share`, or the `whole`. Anything else is what TensorFlow's
+    distributed datasets give: this replica's part.
     """
     import keras
 
@@ -50,11 +50,12 @@ def run_step(
 
     def in_replica(batch: Any) -> Any:
         replica = replica_number()
-        if isinstance(batch, Share):
-            part, step = _part(model, replica, batch, whole)
-        else:
-            part, step = batch, _step_of_own_data(model, replica, batch)
-        draw_by_replica(step.draw)
+        shared = isinstance(batch, Share)
+        part, step = _part(model, replica, batch, whole) if shared else _own(model, replica, batch)
+        graph = tf.compat.v1.get_default_graph()
+        if step.draw and not tf.executing_eagerly() and graph.seed is not None:
+            # Its rows are other ones than replica 0's, and draw other random numbers.
+            graph.seed = (graph.seed + 1_000_003 * step.draw) % _SEEDS
         part = without_optionals(part)
         rows = count_rows(part)
         step.own_rows = rows if isinstance(rows, int) else None
@@ -67,12 +68,9 @@ def _part(model: Any, replica: int, share: Share, whole: bool) -> Tuple[Any, Ste
     """Returns a replica's part of a batch, and its step."""
     sharing = model.distribute_strategy.sharing
     rows = count_rows(share.batch)
-    if whole:
-        part, start, stop = share.batch, 0, rows
-    else:
-        start, stop = sharing.bounds(replica, rows)
-        with tf.device("/cpu:0"):  # a GPU needs no other rows
-            part = part_of_batch(share.batch, start, stop)
+    start, stop = (0, rows) if whole else sharing.bounds(replica, rows)
+    with tf.device("/cpu:0"):  # a GPU needs no other rows
+        part = share.batch if whole else part_of_batch(share.batch, start, stop)
     repeated = tf.logical_or(whole, rows < sharing.replicas)
     weight = tf.cast(stop - start, tf.float32) / tf.cast(rows, tf.float32)
     return part, Step(
@@ -88,18 +86,14 @@ def _part(model: Any, replica: int, share: Share, whole: bool) -> Tuple[Any, Ste
     )
 
 
-def _step_of_own_data(model: Any, replica: int, part: Any) -> Step:
-    """Returns a step on data that each worker has of its own.
-
-    Only together do they know how many rows there are.
-    """
+def _own(model: Any, replica: int, part: Any) -> Tuple[Any, Step]:
+    """Returns data of this worker's own, and its step: all workers count the rows together."""
     replicas = model.distribute_strategy.sharing.replicas
     own = tf.cast(count_rows(part), tf.int32)
     counts = all_reduce(tf.one_hot(replica, replicas, on_value=own, off_value=0, dtype=tf.int32))
-    rows = tf.reduce_sum(counts)
+    rows, first = tf.reduce_sum(counts), tf.reduce_sum(counts[:replica])
     weight = tf.cast(own, tf.float32) / tf.cast(rows, tf.float32)
-    first = tf.reduce_sum(counts[:replica])
-    return Step(model, replica, rows, first, own, weight, draw=replica)
+    return part, Step(model, replica, rows, first, own, weight, draw=replica)
 
 
 def compiled(model: Any, function: Method) -> Any:
@@ -108,6 +102,16 @@ def compiled(model: Any, function: Method) -> Any:
         return function
     function = tf.autograph.experimental.do_not_convert(function)
     return tf.function(function, reduce_retracing=True)
+
+
+@contextlib.contextmanager
+def _steps(model: Any, count: int) -> Iterator[None]:
+    reporter.begin_step(count)
+    try:
+        model.distribute_strategy.workers.begin_step()
+        yield
+    finally:
+        reporter.end_step()
 
 
 class StepFunction:
@@ -129,13 +133,8 @@ class StepFunction:
         self._on_iterator = compiled(self._model, self._run_several)
 
     def __call__(self, iterator: Any) -> Any:
-        """Returns the logs of the next step, or of the last of `steps_per_execution`.
-
-        Raises:
-            StopIteration, tensorflow.errors.OutOfRangeError: where there are no more data.
-        """
-        reporter.begin_step(self._model.steps_per_execution)
-        try:
+        """Returns the logs of the next step, or of the last of `steps_per_execution`."""
+        with _steps(self._model, self._model.steps_per_execution):
             try:
                 logs, sums = self._execute(iterator)
             except UnknownLossError:
@@ -143,9 +142,7 @@ class StepFunction:
                 self._make_functions(whole=False)
                 logs, sums = self._execute(iterator)
             for variable, total in zip(self._summed, sums):
-                keep_sum(variable, total)
-        finally:
-            reporter.end_step()
+                variable._sum_of_replicas = total  # can be read without the other workers
         return logs
 
     def _execute(self, iterator: Any) -> Any:
@@ -171,8 +168,7 @@ class StepFunction:
         strategy = self._model.distribute_strategy
         part = batch.batch if isinstance(batch, Share) else first_local(strategy, batch)
         found = why_no_mean(self._model, self._kind, without_optionals(part))
-        if strategy.of_several:
-            found = next(filter(None, strategy.workers.exchange(found)), None)
+        found = next(filter(None, strategy.workers.exchange("examines its losses", found)), None)
         if found is None:
             return
         if not isinstance(batch, Share):
@@ -207,15 +203,16 @@ class StepFunction:
             step.statistics = statistics  # such a step may have called layers since
         step.sum_variables([])
         logs = _average(step, logs)
-        self._summed, sums = step.sums()
-        return logs, sums
+        sums = step.sums()
+        self._summed = [variable for variable, _ in sums]
+        return logs, [total for _, total in sums]
 
 
 def _statistics(model: Any) -> List[Any]:
     """Returns the variables that each worker updates from its own part of the batch.
 
-    These are the floating-point variables that are made for no optimizer to train, such as the
-    moving averages of BatchNormalization. Weights that are frozen have been made to be trained.
+    These are floating-point variables that were made not to be trained, such as the moving averages
+    of BatchNormalization; frozen weights are not among them.
     """
     return [
         variable
@@ -258,9 +255,8 @@ def _is_alike(value: Any) -> bool:
     """Whether a graph's tensor is a constant, or an integer that is read from a variable."""
     if tf.executing_eagerly():
         return not value.dtype.is_floating
-    if not value.dtype.is_floating and value.op.type == "ReadVariableOp":
-        return True
-    return tf.get_static_value(value) is not None
+    is_read = not value.dtype.is_floating and value.op.type == "ReadVariableOp"
+    return is_read or tf.get_static_value(value) is not None
 
 
 class PredictFunction:
@@ -272,11 +268,8 @@ class PredictFunction:
 
     def __call__(self, batches: List[Any]) -> Any:
         """Returns the outputs for all rows of some batches, in their order."""
-        reporter.begin_step(len(batches))
-        try:
+        with _steps(self._model, len(batches)):
             outputs = [self._on_batch(_as_given_to_workers(batch)) for batch in batches]
-        finally:
-            reporter.end_step()
         if len(outputs) == 1:
             return outputs[0]
         return tf.nest.map_structure(lambda *parts: tf.concat(parts, axis=0), *outputs)

@@ -1,7 +1,7 @@
 """Gradients and losses in a step: each is that of the whole batch.
 
-A gradient is the mean of the replicas' gradients weighted by their rows, which is right for every
-loss that is a mean over rows. Any other loss is computed from the rows of all replicas.
+The mean of the replicas' gradients, weighted by their rows, is right for every loss that is a mean
+over rows. Any other loss is computed from the rows of all replicas.
 """
 
 from __future__ import annotations
@@ -36,8 +36,11 @@ def gradient(
         return original(tape, target, sources, output_gradients, *args, **kwargs)
     targets = tf.nest.flatten(target)
     if step.examined is not None:
-        step.examined.targets.extend(map(tf.convert_to_tensor, targets))
-        return tf.nest.map_structure(_some_gradient, sources)
+        step.examined[0].extend(map(tf.convert_to_tensor, targets))
+        # What the step continues with does not matter.
+        return tf.nest.map_structure(
+            lambda one: 1e-3 * tf.ones_like(tf.convert_to_tensor(one)), sources
+        )
     seeds = [None] * len(targets) if output_gradients is None else tf.nest.flatten(output_gradients)
     seeds = [_seed(step, one, seed) for one, seed in zip(targets, seeds)]
     found = original(tape, targets, flat, seeds, *args, **kwargs)
@@ -58,15 +61,8 @@ def _seed(step: Step, target: Any, seed: Any) -> Any:
     return ones * tf.cast(weight, value.dtype)
 
 
-def _some_gradient(source: Any) -> Any:
-    """Returns what a step goes on with where its gradients do not matter."""
-    return 1e-3 * tf.ones_like(tf.convert_to_tensor(source))
-
-
 def _is_variable(source: Any) -> bool:
-    return isinstance(source, tf.Variable) or isinstance(
-        getattr(source, "value", None), tf.Variable
-    )
+    return any(isinstance(one, tf.Variable) for one in (source, getattr(source, "value", None)))
 
 
 def reduce_weighted_values(
@@ -80,10 +76,9 @@ def reduce_weighted_values(
 ) -> Any:
     """Reduces the losses of all rows, unless it is the plain mean that every replica can take."""
     plain = mask is None and reduction in _PLAIN_MEANS
+    kept = reduction in (None, "none") and not step.compiled_loss  # a value for each row
     values = tf.convert_to_tensor(values)
-    if plain or step.nested or values.shape.rank == 0:
-        return original(values, sample_weight, mask, reduction, dtype)
-    if reduction in (None, "none") and not step.compiled_loss:
+    if plain or kept or step.nested or values.shape.rank == 0:
         return original(values, sample_weight, mask, reduction, dtype)
     if step.examined is not None:
         return tf.zeros_like(original(values, sample_weight, mask, reduction, dtype))
@@ -105,11 +100,11 @@ def compiled_loss(step: Step, original: Method, loss: Any, *args: Any, **kwargs:
 
 def additional_loss(step: Step, original: Method, model: Any, loss: Any) -> Any:
     """Adds up what `add_loss` was given for each row, of all rows."""
-    if step.is_by_row(loss):
-        if step.examined is not None:
-            return tf.zeros([], loss.dtype)
-        return step.own_gradient(original(model, step.gather(loss)))
-    return original(model, loss)
+    if not step.is_by_row(loss):
+        return original(model, loss)
+    if step.examined is not None:
+        return tf.zeros([], loss.dtype)
+    return step.own_gradient(original(model, step.gather(loss)))
 
 
 class UnknownLossError(Exception):

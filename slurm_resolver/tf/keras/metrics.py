@@ -1,8 +1,7 @@
 """Metrics in a step, whose results are those of the whole batch.
 
-A metric's variables hold the sums of this replica's rows, and results are computed from the sums
-over all replicas. Any metric that Keras does not define itself is updated with all rows, in each
-replica alike: its variables may be anything.
+A metric's variables hold the sums of this replica's rows; results are computed from the sums over
+all replicas. A metric that Keras does not define is updated with all rows in each replica.
 """
 
 from __future__ import annotations
@@ -11,25 +10,18 @@ from typing import Any, Callable, Dict, Sequence, Tuple
 
 import tensorflow as tf
 
-from slurm_resolver.tf.keras import is_coordinated, strategies
+from slurm_resolver.tf.keras import is_coordinated
 from slurm_resolver.tf.keras.losses import sees_whole_batch
 from slurm_resolver.tf.keras.step import Step, run_in_replicas
 
 Method = Callable[..., Any]
 
 
-def keep_sum(variable: Any, total: Any) -> None:
-    """Keeps the sum over all replicas of a metric's variable, as of the end of the last step.
-
-    To read it needs no other worker.
-    """
-    variable._sum_of_replicas = total
-
-
 def _update_state(step: Step, original: Method, metric: Any, *args: Any, **kwargs: Any) -> None:
     """Updates a metric with this replica's rows, or with those of all replicas."""
+    values = _values(metric, args, kwargs)
     if step.examined is not None:
-        step.examined.means.extend(map(tf.convert_to_tensor, _values(metric, args, kwargs)))
+        step.examined[1].extend(map(tf.convert_to_tensor, values))
     if step.nested or step.examined is not None:
         original(metric, *args, **kwargs)
         return
@@ -39,8 +31,9 @@ def _update_state(step: Step, original: Method, metric: Any, *args: Any, **kwarg
         args, kwargs = step.gather_structure((args, kwargs))
         for variable in metric.variables:
             variable._same_in_replicas = True
-    else:
-        args, kwargs = _weigh_scalar(step, metric, args, kwargs)
+    elif values and len(args) < 2 and kwargs.get("sample_weight") is None:
+        # A scalar, such as a mean loss, counts by this replica's rows.
+        args, kwargs = values, {"sample_weight": step.count / step.rows}
     before = {id(one): tf.convert_to_tensor(one.value) for one in metric.variables}
     with step.seeing_whole_batch():
         original(metric, *args, **kwargs)
@@ -50,14 +43,6 @@ def _update_state(step: Step, original: Method, metric: Any, *args: Any, **kwarg
         new = tf.convert_to_tensor(variable.value)
         old = before.get(id(variable), tf.zeros_like(new))
         variable.value.assign(tf.where(step.counts, new, old))
-
-
-def _weigh_scalar(step: Step, metric: Any, args: Any, kwargs: Any) -> Any:
-    """Lets a scalar without a weight, such as a mean loss, count by this replica's rows."""
-    values = _values(metric, args, kwargs)
-    if not values or len(args) > 1 or kwargs.get("sample_weight") is not None:
-        return args, kwargs
-    return values, {"sample_weight": step.count / step.rows}
 
 
 def _values(metric: Any, args: Any, kwargs: Any) -> Tuple[Any, ...]:
@@ -103,13 +88,10 @@ def _change(original: Method, metric: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 def _reset(original: Method, metric: Any) -> None:
-    """Resets each replica's variables, where they are no parts of a sum.
-
-    TensorFlow would assign to each replica its part of the value.
-    """
+    """Resets each replica's variables; elsewhere TensorFlow would add them up over all workers."""
     variables = metric.variables
     strategy = getattr(variables[0].value, "distribute_strategy", None) if variables else None
-    if strategy in strategies and sees_whole_batch(metric, "update_state"):
+    if hasattr(strategy, "sharing"):
         run_in_replicas(strategy, lambda: _change(original, metric))
     else:
         _change(original, metric)
@@ -128,10 +110,9 @@ def _read_result(original: Method, metric: Any) -> Any:
 
 
 def _update(original: Method, metric: Any, *args: Any, **kwargs: Any) -> None:
-    """Updates a metric outside of a `Step`.
+    """Updates a metric outside of a `Step`; in a coordinator's steps, it adds the change at once.
 
-    In a coordinator's steps the change is added at once: what another worker adds between reading
-    and writing would be lost.
+    What another worker adds between reading and writing would be lost.
     """
     import keras
 

@@ -1,30 +1,32 @@
-"""TensorFlow's MultiWorkerMirroredStrategy, under which Keras 3's `fit` trains as in one process.
-
-The strategy shares each batch out by rows, and makes the functions that run a model's steps.
-`patches` lists what else is changed for it.
-"""
+"""A MultiWorkerMirroredStrategy under which Keras 3 trains as in one process."""
 
 from __future__ import annotations
 
 import functools
 import os
+import pickle
+import random
 import signal
+import zlib
 from typing import Any, Literal, Optional
 
+import numpy as np
 import tensorflow as tf
 
 from slurm_resolver.cluster.jobs import DATA_JOBS
 from slurm_resolver.errors import JobsError
-from slurm_resolver.tf import progress
+from slurm_resolver.slurm.step import SlurmStep
+from slurm_resolver.tf import progress, start
 from slurm_resolver.tf.exchange import Workers
 from slurm_resolver.tf.keras.functions import PredictFunction, StepFunction
 from slurm_resolver.tf.keras.patches import prepare
-from slurm_resolver.tf.keras.seeds import agree_on_seeds
 from slurm_resolver.tf.keras.sharing import Sharing, share_dataset
 from slurm_resolver.tf.resolver import SlurmClusterResolver
-from slurm_resolver.tf.start import choose_communication, starting_together
+from slurm_resolver.tf.start import choose_communication
 
 _JOBS = ("chief", "worker")  # whose tasks train together
+# What TensorFlow takes for the global seed where an operation has a seed and the program set none.
+_NO_SEED = 87654321
 
 
 class MultiWorkerMirroredStrategy(
@@ -40,11 +42,9 @@ class MultiWorkerMirroredStrategy(
             model.compile(…)
         model.fit(dataset, epochs=10)
 
-    The batch size of the dataset is the global one, as in TensorFlow: each worker takes its share.
-    Weights, history, evaluation and prediction are those of one process that trains on the same
-    batches. The statistics of BatchNormalization are the mean of all workers' after each step, so
-    that every worker may save the model. Loops of one's own and tf_keras work as under
-    TensorFlow's class.
+    The batch size of the dataset is the global one: each worker takes its share. Weights, history,
+    evaluation and prediction are those of one process that trains on the same batches. Every worker
+    may save the model. Custom loops and tf_keras work as under TensorFlow's class.
     """
 
     def __init__(
@@ -57,56 +57,50 @@ class MultiWorkerMirroredStrategy(
     ) -> None:
         """Waits until all workers have come, and starts this worker's server.
 
-        Make it before TensorFlow does anything else, such as making a dataset: afterwards
+        Make it before TensorFlow does anything else, such as making a dataset; afterwards
         TensorFlow raises RuntimeError ("Collective ops must be configured at program startup").
 
         Args:
             cluster_resolver: None makes a `SlurmClusterResolver()`.
             communication_options: a `tf.distribute.experimental.CommunicationOptions`. None
                 requests NCCL if every task has GPUs that no other task uses, else gRPC.
-            start_timeout: seconds in which all workers have to come. One task names those that are
-                missing after 30 s, and then every minute. None is SLURM_RESOLVER_START_TIMEOUT, or
-                600.
+            start_timeout: seconds in which all workers have to come; None is
+                SLURM_RESOLVER_START_TIMEOUT, or 600. Missing workers are named after 30 s, and then
+                every minute.
             on_stall: what to do when no worker has ended a step for SLURM_RESOLVER_STALL_SECONDS
-                (300): "report" it, or "exit" as well from the tasks that the others wait for,
-                with status 1, so that `slurm-resolver supervise` starts the step again.
+                (300): "report" it, or also "exit" with status 1 from the tasks that the others wait
+                for, so that `slurm-resolver supervise` starts the step again.
 
         Raises:
-            RendezvousError: in every worker that came, where others did not, naming them; where
-                they disagree on the cluster, or a port is taken.
+            RendezvousError: in every worker that came, if others did not, naming them; if they
+                disagree on the cluster, or a port is taken.
             JobsError: in a task that does not train: an evaluator, one of a tf.data service. In a
                 cluster with parameter servers, in every task.
         """
         if cluster_resolver is None:
             cluster_resolver = SlurmClusterResolver()
         _check_job(cluster_resolver)
-        with starting_together(cluster_resolver, start_timeout, _JOBS) as client:
+        with start.starting_together(cluster_resolver, start_timeout, _JOBS) as client:
             options = choose_communication(communication_options, client, cluster_resolver, _JOBS)
             super().__init__(cluster_resolver, options)
+        peers = None
+        if client is not None:
+            peers = start.Peers(client, cluster_resolver.cluster, _JOBS)
         _let_children_end()
-        self.workers = Workers(self, client)
+        self.workers = Workers(self, client, peers)
         local = len(self.extended.worker_devices)
         first = self.workers.index * local
         self.sharing = Sharing(first, local, self.num_replicas_in_sync)
         self.of_several = len(self.workers.names) > 1
         if self.of_several:
-            agree_on_seeds(self.workers)
+            _agree_on_seeds(self.workers)
         prepare(self)
         progress.start(cluster_resolver, on_stall)
 
     def share_out(self, dataset: Any) -> Any:
-        """Returns what Keras 3 reads in this worker: each batch, of which it takes its rows.
-
-        Where the dataset's AutoShardPolicy says that workers read files or data of their own, it is
-        what TensorFlow gives.
-        """
-        policy = tf.data.experimental.AutoShardPolicy
-        of_dataset = dataset.options().experimental_distribute.auto_shard_policy
-        if of_dataset in (policy.AUTO, policy.DATA):
-            shares = share_dataset(dataset)
-            if shares is not None:
-                return shares
-        return self.experimental_distribute_dataset(dataset)
+        """Returns what Keras 3 reads in this worker: each batch, of which it takes its rows."""
+        shares = share_dataset(dataset)
+        return self.experimental_distribute_dataset(dataset) if shares is None else shares
 
     def make_function(self, model: Any, kind: str) -> Any:
         """Returns a Keras model's function for a "train", "test" or "predict" step."""
@@ -129,6 +123,26 @@ def _check_job(resolver: Any) -> None:
             f"MultiWorkerMirroredStrategy in {job} {resolver.task_id}; expected a chief or a "
             f"worker, which train. {instead}: if resolver.task_type == {job!r}: …"
         )
+
+
+def _agree_on_seeds(workers: Workers) -> None:
+    """Gives all workers the same random numbers, unless the program has seeded them alike.
+
+    Keras draws its seeds from Python's generator. The seed is the job's, and stays the same when
+    the job is requeued. TensorFlow's is `_NO_SEED`, which keeps what operations with a seed of
+    their own draw, such as ``shuffle(n, seed=1)``.
+    """
+    seed = zlib.crc32((SlurmStep.read().job_id or "").encode())
+    global_seed = int(tf.compat.v1.get_seed(1)[0])  # with another argument than None: draws nothing
+    states = (random.getstate(), np.random.get_state())
+    own = [zlib.crc32(pickle.dumps(state)) for state in states]
+    python, numpy, tensorflow = zip(*workers.exchange("makes the strategy", [*own, global_seed]))
+    if len(set(python)) > 1:
+        random.seed(seed)
+    if len(set(numpy)) > 1:
+        np.random.seed(seed)
+    if set(tensorflow) == {_NO_SEED}:
+        tf.random.set_seed(_NO_SEED)
 
 
 @functools.cache  # once

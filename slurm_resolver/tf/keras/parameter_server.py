@@ -1,9 +1,17 @@
-"""TensorFlow's ParameterServerStrategy, under which Keras 3's `fit` trains on all workers."""
+"""TensorFlow's ParameterServerStrategy, under which Keras 3's `fit` trains on all workers.
+
+Keras calls a function with an iterator for each step, and takes what it returns for that step's
+logs. Here a step is only scheduled. At the end of an epoch Keras asks the model for its metrics;
+then all steps are waited for.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import functools
-from typing import Any, Callable, Iterator, Optional
+import types
+from collections import deque
+from typing import Any, Callable, Deque, Dict, Iterator, List, Optional
 
 import tensorflow as tf
 from tensorflow.python.distribute import input_lib
@@ -11,10 +19,15 @@ from tensorflow.python.distribute import input_lib
 from slurm_resolver.cluster.jobs import DATA_JOBS
 from slurm_resolver.errors import JobsError, KerasError
 from slurm_resolver.tf import start
-from slurm_resolver.tf.keras.coordinated_steps import PredictFunction, StepFunction
-from slurm_resolver.tf.keras.patches import prepare
+from slurm_resolver.tf.keras.functions import as_tensor, compiled
+from slurm_resolver.tf.keras.patches import patch_metrics, prepare
+from slurm_resolver.tf.keras.sharing import without_optionals
 
 _JOBS = ("chief", "ps", "worker")  # whose tasks the strategy connects
+
+_AHEAD = 4  # batches of the chief that may be under way for each worker, so that none waits
+_PARTS = 4  # parts for each worker into which an execution of several steps is divided
+_ATTEMPTS = 3  # to predict where workers are lost
 
 DatasetFunction = Callable[[tf.distribute.InputContext], tf.data.Dataset]
 
@@ -36,20 +49,19 @@ class ParameterServerStrategy(
         model.fit(dataset, epochs=10)
 
     Each batch is a step of the worker that is free next; its gradients are applied as they come.
-    An epoch takes every batch once, as in one process. Evaluation and prediction are exact.
+    An epoch takes every batch once. Evaluation and prediction are exact.
 
-    A dataset, array or generator is read by the chief, which sends each batch to its worker. Where
-    that is too slow, let each worker read for itself::
+    The chief reads a dataset, array or generator, and sends each batch to its worker. If that is
+    too slow, let each worker read its own::
 
         data = strategy.distribute_datasets_from_function(dataset_fn)
         model.fit(data, epochs=10, steps_per_epoch=1000)
 
-    The workers predict as many batches at once as ``compile(steps_per_execution=n)`` says, else 1.
+    ``compile(steps_per_execution=n)`` lets the workers predict n batches at once.
 
-    Callbacks run on the chief. At the end of an epoch all its steps are done; at the end of a batch
-    only with ``compile(steps_per_execution=n)``, n steps of all workers together, and only then
-    are its logs those of that batch. Loops of one's own and tf_keras work as under TensorFlow's
-    class.
+    Callbacks run on the chief. All steps of an epoch are done at its end; the steps and logs of a
+    batch are complete at its end only with ``steps_per_execution``. Custom loops and tf_keras work
+    as under TensorFlow's class.
     """
 
     of_several = True
@@ -65,8 +77,8 @@ class ParameterServerStrategy(
 
         Args:
             cluster_resolver: with a chief, which this process is, workers and parameter servers.
-            variable_partitioner: how to share out large variables among the parameter servers, as
-                in TensorFlow; for loops of one's own and tf_keras, not for Keras 3.
+            variable_partitioner: how to partition large variables, as in TensorFlow; for custom
+                loops and tf_keras, not for Keras 3.
             start_timeout: seconds in which all others have to call ``resolver.serve()``; see
                 `MultiWorkerMirroredStrategy`.
 
@@ -105,10 +117,10 @@ class ParameterServerStrategy(
         """Returns a dataset of which each worker makes and reads one of its own.
 
         Args:
-            dataset_fn: takes a `tf.distribute.InputContext`, and returns a `tf.data.Dataset`,
-                batched. Each worker shuffles it in another way where it has no seed. A finite one
-                is repeated, and an epoch has as many steps, of all workers together, as it has
-                batches; else give `steps_per_epoch`.
+            dataset_fn: takes a `tf.distribute.InputContext`, and returns a batched dataset. Each
+                worker shuffles it differently if it has no seed. A finite dataset is repeated; an
+                epoch has as many steps, of all workers together, as it has batches. Otherwise give
+                `steps_per_epoch`.
             options: a `tf.distribute.InputOptions`.
         """
         if tf.inside_function():
@@ -137,27 +149,19 @@ def check_model(strategy: Any, model: Any) -> None:
 
 
 class WorkerData(input_lib.DistributedDatasetsFromFunction):  # type: ignore[misc]
-    """A dataset of each worker's own.
+    """A dataset of each worker's own, for Keras 3's `fit` and for the `ClusterCoordinator`.
 
-    It may be given to Keras 3's `fit`, and, as what TensorFlow's class returns, to
-    `ClusterCoordinator.create_per_worker_dataset`, which calls it in a function. Keras knows
-    datasets by the names of their classes.
+    Keras knows datasets by the names of their classes.
     """
 
-    def __init__(
-        self,
-        strategy: ParameterServerStrategy,
-        dataset_fn: DatasetFunction,
-        options: Optional[Any],
-    ) -> None:
+    def __init__(self, strategy: Any, dataset_fn: DatasetFunction, options: Any) -> None:
         self._strategy = strategy
         self._dataset_fn = dataset_fn
         self._options = options
-        self._workers_iterator: Optional[Any] = None
 
     @functools.cached_property
     def chiefs(self) -> tf.data.Dataset:
-        """The chief's own dataset, made when it is needed: a changed copy may be for workers."""
+        """The chief's own dataset."""
         replicas = self._strategy.num_replicas_in_sync
         return self._dataset_fn(tf.distribute.InputContext(num_replicas_in_sync=replicas))
 
@@ -166,12 +170,9 @@ class WorkerData(input_lib.DistributedDatasetsFromFunction):  # type: ignore[mis
         return self._strategy.distribute_datasets_from_function(self._dataset_fn, self._options)
 
     def __iter__(self) -> Iterator[Any]:
-        """Returns the chief's batches: Keras learns the shapes from them, and tests with them.
-
-        The iterator's `workers_iterator` gives the workers'.
-        """
+        """Returns the chief's batches: Keras learns the shapes from them, and tests with them."""
         iterator: Any = iter(self.chiefs)
-        iterator.workers_iterator = self.workers_iterator
+        iterator.of_workers = lambda: self.of_workers
         return iterator  # type: ignore[no-any-return]
 
     @property
@@ -192,14 +193,138 @@ class WorkerData(input_lib.DistributedDatasetsFromFunction):  # type: ignore[mis
         """Returns the same, read ahead by each worker."""
         return self._changed(lambda dataset: dataset.prefetch(buffer_size))
 
-    def workers_iterator(self) -> Any:
-        """Returns the iterator of all workers, which goes on from one epoch to the next."""
-        if self._workers_iterator is None:
-            endless = self._changed(tf.data.Dataset.repeat) if self.cardinality >= 0 else self
-            coordinator = self._strategy.coordinator()
-            self._workers_iterator = iter(coordinator.create_per_worker_dataset(endless))
-        return self._workers_iterator
+    @functools.cached_property
+    def of_workers(self) -> Any:
+        """The iterator of all workers, which continues from one epoch to the next."""
+        endless = self._changed(tf.data.Dataset.repeat) if self.cardinality >= 0 else self
+        return iter(self._strategy.coordinator().create_per_worker_dataset(endless))
 
     def _changed(self, change: Callable[[tf.data.Dataset], tf.data.Dataset]) -> WorkerData:
         function = self._dataset_fn
         return WorkerData(self._strategy, lambda context: change(function(context)), self._options)
+
+
+class _Scheduler:
+    """Schedules a model's step on the workers."""
+
+    def __init__(self, model: Any, kind: str) -> None:
+        import keras
+
+        patch_metrics(keras)
+        self._model = model
+        self._strategy = model.distribute_strategy
+        self._workers = self._strategy.num_workers
+        self._coordinator = self._strategy.coordinator()
+        self._step = getattr(model, f"{kind}_step")
+        self._on_batch = compiled(model, self._run_on_batch)
+
+    def _run_on_batch(self, batch: Any) -> Any:
+        return self._run(tf.nest.map_structure(_with_unknown_rows, batch))
+
+    def _run(self, batch: Any) -> Any:
+        return tf.nest.map_structure(as_tensor, self._strategy.run(self._step, args=(batch,)))
+
+    def _schedule(self, function: Callable[..., Any], *args: Any) -> Any:
+        with _told_where_data_ends():
+            return self._coordinator.schedule(function, args)
+
+
+class StepFunction(_Scheduler):
+    """A model's `train_function` or `test_function`."""
+
+    def __init__(self, model: Any, kind: str) -> None:
+        super().__init__(model, kind)
+        self._trains = kind == "train"
+        self._on_iterator = compiled(model, self._run_several)
+        self._under_way: Deque[Any] = deque()
+        self._logs: Dict[str, Any] = {}
+
+    def __call__(self, iterator: Any) -> Dict[str, Any]:
+        """Schedules `steps_per_execution` steps, and returns logs that `join` completes."""
+        count = self._model.steps_per_execution
+        if self._trains and hasattr(iterator, "of_workers"):
+            self._schedule_shares(iterator.of_workers(), count)
+        else:
+            self._schedule_batches(iterator, count)
+        # Keras makes a generator for `train_on_batch`, whose logs it needs at once.
+        if count > 1 or isinstance(iterator, types.GeneratorType):
+            self.join()
+        return self._logs
+
+    def join(self) -> None:
+        """Waits for all steps, and takes the last one's logs; raises the error of a step."""
+        last = list(self._under_way)[-1:]
+        self._under_way.clear()
+        with _told_where_data_ends():
+            self._coordinator.join()
+        for remote in last:
+            self._take_logs(remote)
+
+    def _schedule_batches(self, iterator: Iterator[Any], count: int) -> None:
+        begun = False
+        for _, batch in zip(range(count), iterator):
+            begun = True
+            if len(self._under_way) >= _AHEAD * self._workers:
+                self._take_logs(self._under_way.popleft())
+            self._under_way.append(self._schedule(self._on_batch, without_optionals(batch)))
+        if not begun:
+            raise StopIteration
+
+    def _schedule_shares(self, iterator: Any, count: int) -> None:
+        parts = min(count, _PARTS * self._workers)
+        for part in range(parts):
+            steps = count * (part + 1) // parts - count * part // parts
+            self._under_way.clear()
+            self._under_way.append(self._schedule(self._on_iterator, iterator, tf.constant(steps)))
+
+    def _run_several(self, iterator: Any, count: Any) -> Any:
+        def again(done: Any, _: Any) -> Any:
+            return done + 1, self._run(next(iterator))
+
+        return tf.while_loop(lambda done, _: done < count, again, again(0, None))[1]
+
+    def _take_logs(self, remote: Any) -> None:
+        try:
+            self._logs.update(remote.fetch())
+        except tf.errors.OpError:
+            # Raises the error of a step that failed. A lost worker had done the step, and the logs
+            # of another one will do.
+            with _told_where_data_ends():
+                self._coordinator.join()
+
+
+class PredictFunction(_Scheduler):
+    """A model's `predict_function`: takes a list of batches, and returns their outputs."""
+
+    def __call__(self, batches: List[Any]) -> Any:
+        """Returns the outputs for all rows of some batches, in their order."""
+        for attempt in range(1, _ATTEMPTS + 1):
+            remotes = [self._schedule(self._on_batch, without_optionals(one)) for one in batches]
+            try:
+                outputs = [remote.get() for remote in remotes]
+                break
+            except tf.errors.UnavailableError:  # a worker is lost with what it has predicted
+                if attempt == _ATTEMPTS:
+                    raise
+        return tf.nest.map_structure(lambda *parts: tf.concat(parts, axis=0), *outputs)
+
+
+def _with_unknown_rows(value: Any) -> Any:
+    """Hides how many rows a tensor has while a step is traced, as a dataset does.
+
+    Where Keras knows the number, it weighs the loss of each of several outputs by it.
+    """
+    if not isinstance(value, tf.Tensor) or not value.shape.rank:
+        return value
+    return tf.compat.v1.placeholder_with_default(value, [None, *value.shape[1:]])
+
+
+@contextlib.contextmanager
+def _told_where_data_ends() -> Iterator[None]:
+    try:
+        yield
+    except tf.errors.OutOfRangeError as error:
+        raise ValueError(
+            "a worker's dataset has ended before the steps of fit; expected one without an end: "
+            "let dataset_fn return dataset.repeat()"
+        ) from error

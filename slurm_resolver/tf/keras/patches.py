@@ -1,6 +1,6 @@
 """The one place that changes Keras and TensorFlow for this package's strategies.
 
-`_patch_steps` and `_patch_models` are the table of what is changed, why, and which change of Keras'
+`_patch_models` and `_patch_steps` list what is changed, why, and until when: which change of Keras'
 or TensorFlow's would make it unnecessary.
 """
 
@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import functools
 import sys
-from typing import Any, Callable, Iterator, NamedTuple, Optional
+import types
+from typing import Any, Callable, Iterator, Optional, Tuple
 
 import tensorflow as tf
 from tensorflow.python.distribute import values
@@ -20,8 +21,7 @@ from slurm_resolver.preflight.keras_version import keras_problem
 from slurm_resolver.startup import when_imported
 from slurm_resolver.tf.keras import losses, metrics, strategies
 from slurm_resolver.tf.keras.agreement import call_together
-from slurm_resolver.tf.keras.callback_files import make_folder
-from slurm_resolver.tf.keras.saving import save_once
+from slurm_resolver.tf.keras.saving import make_folder, save_once
 from slurm_resolver.tf.keras.step import Step, current_step
 
 Method = Callable[..., Any]
@@ -53,9 +53,7 @@ def _patch(keras: Any) -> None:
 
 
 def _refuse_backend(original: Method, model: Any, *args: Any, **kwargs: Any) -> Any:
-    import keras
-
-    backend = keras.backend.backend()
+    backend = sys.modules["keras"].backend.backend()
     env = {"jax": "keras-distribution"}.get(backend, backend)
     raise KerasError(
         f"Keras computes with {backend} (KERAS_BACKEND, or keras.json), and a strategy of "
@@ -85,11 +83,9 @@ def _patch_models(keras: Any) -> None:
     # One worker writes. Never unnecessary.
     for name in ("save", "save_weights", "export"):
         _wrap_where_defined(keras.Model, name, functools.partial(save_once, name))
-    save_model: Any = keras.saving.save_model  # by which Keras 2's programs save
     for name in ("keras.saving", "keras.models", "keras._tf_keras.keras.saving"):
-        module = sys.modules.get(name)
-        if module is not None and vars(module).get("save_model") is save_model:
-            _wrap(module, "save_model", functools.partial(save_once, "save"))
+        if hasattr(sys.modules.get(name), "save_model"):
+            _wrap(sys.modules[name], "save_model", functools.partial(save_once, "save"))
     _wrap(file_utils, "makedirs", make_folder)
     # `float(learning_rate)` works. Until TensorFlow converts distributed variables.
     values.DistributedVariable.__float__ = lambda self: float(self.numpy())
@@ -105,7 +101,8 @@ def _patch_steps(keras: Any) -> None:
     from keras.src.trainers import compile_utils
 
     layers, scaling = keras.layers, loss_scale_optimizer.LossScaleOptimizer
-    for owner, name, replacement in (
+    dropouts = layers.Dropout, layers.AlphaDropout, layers.GaussianDropout, layers.GaussianNoise
+    changes: Tuple[Tuple[Any, str, Method], ...] = (
         # Gradients are means over all replicas' rows, and what is done to them is done to the mean.
         # Until Keras averages gradients where they are computed.
         (tf.GradientTape, "gradient", losses.gradient),
@@ -122,21 +119,18 @@ def _patch_steps(keras: Any) -> None:
         (keras.random.SeedGenerator, "next", _next_seed),
         # `row_means` can examine a step. Until every loss counts as a mean over rows.
         (layers.Layer, "add_loss", losses.add_loss),
-        (layers.BatchNormalization, "call", _call_in_training),
-        (layers.Dropout, "call", _call_in_training),
-        (layers.AlphaDropout, "call", _call_in_training),
-        (layers.GaussianDropout, "call", _call_in_training),
-        (layers.GaussianNoise, "call", _call_in_training),
+        *((layer, "call", _call_in_training) for layer in (layers.BatchNormalization, *dropouts)),
         (base_optimizer.BaseOptimizer, "apply", _apply),
         (scaling, "apply", _apply),
-    ):
+    )
+    for owner, name, replacement in changes:
         _wrap(owner, name, _in_steps(replacement))
     # Steps run in the loop of `steps_per_execution`. Until TensorFlow numbers collectives there.
     _let_collectives_run_in_loops()
 
 
 def patch_metrics(keras: Any) -> None:
-    """Changes what the classes of metrics do, those made meanwhile too.
+    """Changes the classes of metrics, also those made meanwhile.
 
     Results are those of all rows. Until Keras adds metrics up over all replicas.
     """
@@ -172,10 +166,7 @@ def _wrap_where_defined(model: Any, name: str, replacement: Method) -> None:
 
 
 def _in_steps(replacement: Method, outside: Optional[Method] = None) -> Method:
-    """Lets `replacement(step, original, …)` be called in steps, `outside(original, …)` elsewhere.
-
-    Where `outside` is None, the original is.
-    """
+    """Lets `replacement(step, original, …)` be called in steps, `outside(original, …)` else."""
 
     def call(original: Method, *args: Any, **kwargs: Any) -> Any:
         step = current_step()
@@ -199,17 +190,12 @@ def _make_function(kind: str) -> Method:
     return make_function
 
 
-class _Distributes(NamedTuple):
-    """What Keras asks its strategy for."""
-
-    experimental_distribute_dataset: Method
-
-
 def _share_out(
     original: Method, iterator: Any, distribute_strategy: Any = None, *args: Any, **kwargs: Any
 ) -> None:
     if distribute_strategy in strategies:
-        distribute_strategy = _Distributes(distribute_strategy.share_out)
+        share_out = distribute_strategy.share_out
+        distribute_strategy = types.SimpleNamespace(experimental_distribute_dataset=share_out)
     original(iterator, distribute_strategy, *args, **kwargs)
 
 
@@ -271,9 +257,8 @@ def _apply(step: Step, original: Method, optimizer: Any, *args: Any, **kwargs: A
 def _let_collectives_run_in_loops() -> None:
     """Lets a collective run in a condition within a loop.
 
-    TensorFlow numbers every collective when the outermost function is called, through a placeholder
-    in the graph of the caller. In the graph of a condition or of a loop's body, nobody feeds it
-    (tensorflow/python/framework/func_graph.py, `capture_call_time_value`).
+    TensorFlow numbers every collective through a placeholder in the graph of the caller, which
+    nobody feeds in the graph of a condition (`capture_call_time_value` in func_graph.py).
     """
     name = "capture_call_time_value"
     graph_type = getattr(control_flow_v2_func_graphs, "ControlFlowFuncGraph", None)

@@ -2,14 +2,13 @@
 
 Only then is the mean of the workers' gradients that of the whole batch. Losses and layers of Keras
 are means, or see the rows of all replicas (see `losses`). Other code is examined before its first
-step: a loss of some rows must be the mean of those of two parts of them. Where it is not, as with
-a sum or a contrastive loss, every worker computes whole batches.
+step: a loss of some rows must be the mean of the losses of two parts of them.
 """
 
 from __future__ import annotations
 
 import contextlib
-from typing import Any, Iterator, List, NamedTuple, Optional, Tuple
+from typing import Any, Iterator, List, Optional, Tuple
 
 import numpy as np
 import tensorflow as tf
@@ -29,18 +28,6 @@ _INSTEAD = (
     "What relates rows to each other belongs in a subclass of keras.losses.Loss, which sees the "
     "rows of all workers."
 )
-
-
-class Examined(NamedTuple):
-    """The losses that a step has met, where it is run for them alone.
-
-    Attributes:
-        targets: what gradients were taken of.
-        means: the numbers that metrics were updated with.
-    """
-
-    targets: List[Any]
-    means: List[Any]
 
 
 def may_be_no_mean(model: Any, kind: str) -> bool:
@@ -91,7 +78,7 @@ def _equal(one: Any, other: Any) -> Any:
 
 
 def _differ(whole: Any, of_parts: Any, exact: float) -> Any:
-    """Tells of each loss whether it differs from its parts'; each has a line for each draw."""
+    """Returns for each loss whether it differs from its parts'; each has a line for each draw."""
     difference = whole - of_parts
     scale = np.maximum(np.abs(whole), np.abs(of_parts)).mean(axis=0)
     error = difference.std(axis=0, ddof=1) / np.sqrt(len(difference))
@@ -107,12 +94,12 @@ def _losses(model: Any, kind: str, part: Any, draw: int) -> Any:
     with strategy.scope(), replica, tf.device(strategy.extended.worker_devices[0]):
         rows = count_rows(part)
         whole = {"rows": rows, "first": 0, "count": rows, "weight": 1.0, "own_rows": rows}
-        step = Step(model, strategy.sharing.first, **whole, draw=draw, examined=Examined([], []))
+        step = Step(model, strategy.sharing.first, **whole, draw=draw, examined=([], []))
         logs = run_in(step, lambda: getattr(model, f"{kind}_step")(part))
-        losses = step.examined.targets
+        losses, numbers = step.examined
         if kind == "test":
             own = [value for value in tf.nest.flatten(logs) if id(value) not in step.alike]
-            losses = step.examined.means + [value for value in own if _is_number(value)]
+            losses = numbers + [value for value in own if _is_number(value)]
         return [(float(tf.reduce_sum(loss)), loss.shape.rank != 0) for loss in losses]
 
 
@@ -122,14 +109,11 @@ def _is_number(value: Any) -> bool:
 
 @contextlib.contextmanager
 def _undone(model: Any) -> Iterator[None]:
-    """Undoes what is done to variables and to TensorFlow's random numbers meanwhile."""
+    """Undoes what is done to variables and to TensorFlow's random numbers in the block."""
     random = context.context()._rng.getstate()
     variables = [variable.value for variable in (*model.variables, *model.metrics_variables)]
-    variables += [
-        part
-        for part in tf.train.TrackableView(model).descendants()
-        if isinstance(part, tf.Variable)
-    ]
+    tracked = tf.train.TrackableView(model).descendants()
+    variables += [part for part in tracked if isinstance(part, tf.Variable)]
     copies = {id(copy): copy for each in variables for copy in _copies(model, each)}
     before = [(copy, tf.identity(copy)) for copy in copies.values()]
     try:
@@ -138,9 +122,8 @@ def _undone(model: Any) -> Iterator[None]:
         for copy, value in before:
             copy.assign(value)
         for metric in model.metrics:
-            if not all(
-                id(copy) in copies for one in metric.variables for copy in _copies(model, one.value)
-            ):
+            own = [copy for one in metric.variables for copy in _copies(model, one.value)]
+            if any(id(copy) not in copies for copy in own):
                 metric.reset_state()  # it is new
         context.context()._rng.setstate(random)
 

@@ -1,26 +1,31 @@
-"""Keras 3's `save`, `save_weights` and `export`, of which one worker writes the files.
+"""Of the files that several workers save or write in callbacks, one worker writes each.
 
 All workers hold the same model, and may save it all, or one of them alone. They meet in the file
-system alone, so that where the path is on a disk of each node, every node gets the file.
+system, so that every node gets the file where the path is on a disk of each node.
 """
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import shutil
+import sys
+import tempfile
 import time
 import zlib
-from typing import Any, Callable, Optional, Tuple
+from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence, Tuple
 
 from slurm_resolver.errors import SavingError
 from slurm_resolver.slurm.step import SlurmStep
 from slurm_resolver.tf.keras import are_several
 from slurm_resolver.tf.progress import reporter
 
-# As long the one that writes may add nothing to its files before the others give up.
-STALLED_SECONDS = 300.0
+STALLED_SECONDS = 300.0  # after which others give up if the worker that writes adds nothing
 _PAUSE_SECONDS = 0.02
+# The callbacks that write files themselves, and the attribute with the path. ModelCheckpoint saves
+# with the model's own methods.
+_PATHS = {"CSVLogger": "filename", "TensorBoard": "log_dir", "BackupAndRestore": "backup_dir"}
 
 
 def save_once(
@@ -46,9 +51,8 @@ def save_once(
 def write_once(path: str, identity: str, write: Callable[[str], object]) -> None:
     """Calls `write` in one of the processes that call this with the same path and identity.
 
-    `write` gets another path, of the same name in a folder beside. What it has made there is then
-    put into its place: a file, or a folder that is new, in one step, so that nobody sees a half of
-    it. All of it is there when this returns, in every process.
+    `write` gets a path of the same name in another folder. A file or new folder is then moved in
+    one step, so that nobody reads half of it. It is there in every process when this returns.
 
     Raises:
         SavingError: if the process that writes has stopped doing so.
@@ -65,7 +69,7 @@ def write_once(path: str, identity: str, write: Callable[[str], object]) -> None
             return
     try:
         write(os.path.join(scratch, name))
-        # What stands beside belongs to it, such as the parts of a file in several: these first.
+        # Other files, such as the parts of a file in several, come first.
         for made in sorted(os.listdir(scratch), key=lambda made: made == name):
             _move(os.path.join(scratch, made), os.path.join(folder, made))
     finally:
@@ -73,7 +77,7 @@ def write_once(path: str, identity: str, write: Callable[[str], object]) -> None
 
 
 def _make(folder: str) -> bool:
-    """Makes a folder, in one process of all that try; whether this is the one."""
+    """Makes a folder in one of the processes that try, and returns whether this is the one."""
     try:
         os.mkdir(folder)
     except FileExistsError:
@@ -82,18 +86,14 @@ def _make(folder: str) -> bool:
 
 
 def _wait_until_gone(scratch: str, path: str) -> None:
-    """Returns when the folder of the process that writes was gone, and is now this process' own.
+    """Waits until the folder of the process that writes is gone, and makes it for this process.
 
-    To make it asks the file server itself, where a look might be answered from what was seen last.
+    mkdir asks the file server itself; stat may be answered from a cache.
     """
     seen, since = -1, time.monotonic()
     while not _make(scratch):
-        size = sum(
-            state[2] + 1
-            for parent, _, names in os.walk(scratch)
-            for state in (_state(os.path.join(parent, name)) for name in names)
-            if state
-        )
+        files = [os.path.join(parent, name) for parent, _, own in os.walk(scratch) for name in own]
+        size = sum(state[2] + 1 for state in map(_state, files) if state)
         if size != seen:
             seen, since = size, time.monotonic()
         elif time.monotonic() - since > STALLED_SECONDS:
@@ -121,3 +121,59 @@ def _move(new: str, old: str) -> None:
             _move(os.path.join(new, name), os.path.join(old, name))
     else:
         os.replace(new, old)
+
+
+def written_paths(callbacks: Any) -> List[List[str]]:
+    """Returns the kind and path of each callback of `fit` that writes files itself."""
+    return [[kind, path] for kind, path, _ in _writing(callbacks)]
+
+
+def _writing(callbacks: Any) -> Iterator[Tuple[str, str, Any]]:
+    known = sys.modules["keras"].callbacks
+    listed = getattr(callbacks, "callbacks", callbacks)  # a list, one, None, or a CallbackList
+    for callback in listed if isinstance(listed, list) else [listed]:
+        for kind, attribute in _PATHS.items():
+            if isinstance(callback, getattr(known, kind)):
+                yield kind, os.path.abspath(getattr(callback, attribute)), callback
+
+
+@contextlib.contextmanager
+def one_writer(callbacks: Any, workers: Any, paths: Sequence[List[List[str]]]) -> Iterator[None]:
+    """Lets one worker write each path in the block; `paths` are the `written_paths` of each worker.
+
+    The other workers' callbacks write to a temporary folder, so that whatever else a callback does,
+    it does in every worker.
+    """
+    earlier = [path for told in paths[: workers.index] for path in told]
+    with contextlib.ExitStack() as undo:
+        for kind, path, callback in list(_writing(callbacks)):
+            key = [kind, path]
+            changed: Dict[str, Any] = {}
+            if kind == "BackupAndRestore" and all(key in told for told in paths):
+                os.makedirs(path, exist_ok=True)
+                changed["on_train_end"] = _after_all(callback.on_train_end, workers)
+            if key in earlier and kind == "BackupAndRestore":  # all read it; the first removes it
+                changed["delete_checkpoint"] = False
+            elif key in earlier:
+                scratch = undo.enter_context(tempfile.TemporaryDirectory())
+                changed[_PATHS[kind]] = os.path.join(scratch, os.path.basename(path))
+            for attribute, value in changed.items():
+                undo.callback(setattr, callback, attribute, getattr(callback, attribute))
+                setattr(callback, attribute, value)
+        yield
+
+
+def _after_all(on_train_end: Callable[[Any], None], workers: Any) -> Callable[[Any], None]:
+    """Lets a callback remove its files once all workers have written them."""
+
+    def end(logs: Any = None) -> None:
+        workers.exchange("ends fit", None)
+        on_train_end(logs)
+
+    return end
+
+
+def make_folder(original: Any, path: Any) -> Any:
+    """Makes a folder for a callback, unless another worker was faster."""
+    with contextlib.suppress(FileExistsError):
+        return original(path)

@@ -1,8 +1,7 @@
 """Each worker's share of a global batch.
 
-Every worker reads the same batches and keeps its own rows. TensorFlow's own sharding splits by
-elements: a last batch that is shorter goes to some workers only, and data of a generator is not
-split at all. Here each batch is split by rows, so that every step is one process's step.
+Every worker reads the same batches and keeps its own rows. TensorFlow splits by elements: a shorter
+last batch goes to some workers only, and data of a generator is not split at all.
 """
 
 from __future__ import annotations
@@ -11,14 +10,7 @@ from typing import Any, List, NamedTuple, Optional, Sequence, Tuple
 
 import tensorflow as tf
 
-from slurm_resolver.log import tell_once
-
-# Two batches with different rows have the same digest in one of so many cases. Workers add their
-# digests up as float32, which is exact up to 2**24.
-_DIGESTS = 4093
-
-_AUTO = tf.data.experimental.AutoShardPolicy.AUTO
-_READERS = (b"TFRecordDataset", b"TextLineDataset", b"FixedLengthRecord")
+_DIGESTS = 4093  # of a batch; workers add theirs up as float32, which is exact up to 2**24
 # Operations whose results may differ from worker to worker; Python's functions may be among them.
 _VARYING = (
     *(b"PyFunc", b"RandomUniform", b"RandomStandardNormal", b"TruncatedNormal", b"RandomGamma"),
@@ -27,25 +19,14 @@ _VARYING = (
 
 
 class Share(NamedTuple):
-    """A global batch as every worker reads it.
-
-    Attributes:
-        digest: stands for the batch's first and last row; float32, the same in all workers.
-        batch: a structure of tensors with rows along axis 0.
-    """
+    """A global batch as every worker reads it, and a digest of its first and last row, float32."""
 
     digest: Any
     batch: Any
 
 
 class Sharing(NamedTuple):
-    """How batches are split.
-
-    Attributes:
-        first: the number of this worker's first replica among all.
-        local: how many replicas this worker has.
-        replicas: how many there are in all workers.
-    """
+    """How batches are split: this worker's first replica, and how many it has, of all replicas."""
 
     first: int
     local: int
@@ -54,8 +35,8 @@ class Sharing(NamedTuple):
     def bounds(self, replica: int, rows: Any) -> Tuple[Any, Any]:
         """Returns the first row of a replica's part, and the one behind its last.
 
-        Each replica computes on the whole of a batch with fewer rows than replicas: no part may be
-        empty, as many a layer and loss makes NaN of no rows.
+        Each replica computes the whole of a batch with fewer rows than replicas: many a layer and
+        loss makes NaN of no rows.
         """
         start, stop = rows * replica // self.replicas, rows * (replica + 1) // self.replicas
         if isinstance(rows, int):
@@ -77,21 +58,16 @@ def share(batch: Any, compared: Optional[Sequence[Any]] = None) -> Share:
 
 
 def share_dataset(dataset: tf.data.Dataset) -> Optional[tf.data.Dataset]:
-    """Returns the dataset of shares; None where a tf.data service deals out the batches.
+    """Returns the dataset of shares, with the given one as its attribute `whole_batches`.
 
-    Its attribute `whole_batches` is the dataset that was given.
+    None stands for a dataset of which each worker reads its own files, data or, from a tf.data
+    service, batches.
     """
-    graph = _graph(dataset)
-    if b"DataServiceDataset" in graph:
+    graph, policy = _graph(dataset), tf.data.experimental.AutoShardPolicy
+    of_dataset = dataset.options().experimental_distribute.auto_shard_policy
+    if of_dataset not in (policy.AUTO, policy.DATA) or b"DataServiceDataset" in graph:
         return None
     generated = b"GeneratorDataset" in graph
-    if dataset.options().experimental_distribute.auto_shard_policy == _AUTO and any(
-        reader in graph for reader in _READERS
-    ):
-        tell_once(
-            "each worker reads all files of the dataset and keeps its rows of each batch "
-            "(AutoShardPolicy.AUTO); with AutoShardPolicy.FILE each would read its own files"
-        )
     while generated and type(dataset).__name__.lstrip("_") == "PrefetchDataset":
         (dataset,) = dataset._inputs()
     single = not isinstance(dataset.element_spec, tuple)
@@ -103,8 +79,8 @@ def share_dataset(dataset: tf.data.Dataset) -> Optional[tf.data.Dataset]:
         return share(batch, _labels(batch) if may_vary else None)
 
     shares = dataset.map(shared)
-    # Batches that are read ahead are lost to whoever reads a generator next, and how many there are
-    # depends on chance: afterwards, the workers would be at different batches.
+    # Batches of a generator that are read ahead are lost to whoever reads it next; their number
+    # depends on chance, so that the workers would be at different batches.
     if not generated:
         shares = shares.prefetch(tf.data.AUTOTUNE)
     shares.whole_batches = dataset
@@ -134,13 +110,7 @@ def count_rows(batch: Any) -> Any:
     """Returns the number of a batch's rows: an int where it is known, else an int32 tensor."""
     for value in filter(_has_rows, tf.nest.flatten(batch)):
         static = value.shape[0] if value.shape.rank else None
-        if static is not None:
-            return int(static)
-        if isinstance(value, tf.RaggedTensor):
-            return tf.cast(value.nrows(), tf.int32)
-        if isinstance(value, tf.SparseTensor):
-            return tf.cast(value.dense_shape[0], tf.int32)
-        return tf.shape(value)[0]
+        return tf.cast(tf.shape(value)[0], tf.int32) if static is None else int(static)
     return 1
 
 

@@ -1,8 +1,7 @@
 """One step of all replicas on one global batch, as one replica sees it.
 
 A step on R replicas is one process's step on the whole batch: its gradient is the mean of the
-replicas' gradients weighted by their rows. A `Step` knows this replica's rows, and lets the
-replicas add up and gather what they have computed.
+replicas' gradients, weighted by their rows.
 """
 
 from __future__ import annotations
@@ -14,6 +13,7 @@ from typing import Any, Callable, Dict, Iterable, Iterator, List, Optional, Sequ
 import tensorflow as tf
 
 from slurm_resolver.errors import FitError
+from slurm_resolver.tf.start import GONE
 
 # The steps that are being traced, or run eagerly, in this process, by the replica's number.
 _current: Dict[int, Step] = {}
@@ -21,42 +21,27 @@ _current: Dict[int, Step] = {}
 
 @dataclasses.dataclass(eq=False)
 class Step:
-    """A step as one replica sees it.
-
-    Attributes:
-        replica: this replica's number among all.
-        rows: the number of rows of the global batch, int32.
-        first: the first row of this replica's part.
-        count: how many rows it adds to the global batch; 0 where another replica has the same rows.
-        weight: its share in every mean, float32; those of all replicas add up to 1.
-        repeats: how many replicas compute the same rows, float32.
-        digest: stands for the global batch; None where each worker reads data of its own.
-        draw: which random numbers it draws.
-        own_rows: the number of rows of this replica's tensors, where it is known.
-        statistics: the variables of which all replicas' mean is to be taken.
-        examined: its losses, where it is run for them alone (see `row_means`).
-        trusted: whether all its losses are known to be means over rows, or need not be.
-        compiled_loss: whether the loss given to `compile` is being computed.
-        nested: whether a metric or loss is already seeing the whole batch.
-        alike: results that are the same in all replicas, by their id.
-    """
+    """A step as one replica sees it."""
 
     model: Any
-    replica: int
-    rows: Any
-    first: Any
-    count: Any
-    weight: Any
-    repeats: Any = 1.0
-    digest: Any = None
-    draw: int = 0
-    own_rows: Optional[int] = None
+    replica: int  # this replica's number among all
+    rows: Any  # of the global batch, int32
+    first: Any  # row of this replica's part
+    count: Any  # of rows that it adds to the global batch; 0 where another replica has the same
+    weight: Any  # its share in every mean, float32; those of all replicas add up to 1
+    repeats: Any = 1.0  # how many replicas compute the same rows, float32
+    digest: Any = None  # of the global batch; None where each worker reads data of its own
+    draw: int = 0  # which random numbers it draws
+    own_rows: Optional[int] = None  # of this replica's tensors, where their number is known
+    # Variables of which all replicas' mean is to be taken.
     statistics: List[Any] = dataclasses.field(default_factory=list)
+    # What gradients are taken of, and metrics updated with, where it is run for its losses alone
+    # (see `row_means`).
     examined: Any = None
-    trusted: bool = True
-    compiled_loss: bool = False
-    nested: bool = False
-    alike: Dict[int, Any] = dataclasses.field(default_factory=dict)
+    trusted: bool = True  # whether all its losses are known to be means, or need not be
+    compiled_loss: bool = False  # whether the loss given to `compile` is being computed
+    nested: bool = False  # whether a metric or loss is already seeing the whole batch
+    alike: Dict[int, Any] = dataclasses.field(default_factory=dict)  # in all replicas, by id
 
     def __post_init__(self) -> None:
         self._shared = self.digest is not None  # whether all workers have read the same batch
@@ -66,7 +51,7 @@ class Step:
 
     @property
     def counts(self) -> Any:
-        """Whether this replica's rows count in metrics: a Python bool where that is known."""
+        """Whether this replica's rows count in metrics: a bool where that is known."""
         static = tf.get_static_value(self.count)
         return self.count > 0 if static is None else bool(static > 0)
 
@@ -84,17 +69,14 @@ class Step:
         return bool(value.shape.rank != 0 and value.shape[0] == self.own_rows)
 
     def add(self, values: Sequence[Any]) -> List[Any]:
-        """Returns the sums over all replicas of tensors whose shapes are known.
-
-        One collective for each type takes them all.
-        """
+        """Returns the sums over all replicas; one collective for each type takes them all."""
         sums = list(values)
         for dtype in dict.fromkeys(value.dtype for value in values):
             places = [place for place, value in enumerate(values) if value.dtype == dtype]
-            flat = tf.concat([tf.reshape(values[place], [-1]) for place in places], axis=0)
-            sizes = [values[place].shape.num_elements() for place in places]
-            for place, part in zip(places, tf.split(all_reduce(flat), sizes)):
-                sums[place] = tf.reshape(part, values[place].shape)
+            # TensorFlow needs tensors that are made on this replica's device.
+            parts = [tf.identity(values[place]) for place in places]
+            for place, total in zip(places, all_reduce(parts)):
+                sums[place] = total
         return sums
 
     def means(self, values: Sequence[Any]) -> List[Any]:
@@ -106,28 +88,22 @@ class Step:
 
         Gradients flow into this replica's own rows.
         """
-        if not isinstance(value, tf.Tensor):
+        if not isinstance(value, tf.Tensor) or value.dtype == tf.string:
+            kind = "string" if isinstance(value, tf.Tensor) else type(value).__name__
             raise FitError(
-                f"a {type(value).__name__} cannot be gathered from all workers; expected a dense "
-                "tensor: convert it with to_tensor() or tf.sparse.to_dense()."
+                f"a {kind} cannot be gathered from all workers; expected "
+                "dense numbers: convert it, such as with to_tensor() or tf.sparse.to_dense()."
             )
         if id(value) in self._gathered:
             return self._gathered[id(value)][1]
         sent = value
         if value.dtype == tf.bool or (value.dtype.is_integer and value.dtype.size < 4):
             sent = tf.cast(value, tf.int32)
-        elif value.dtype == tf.string:
-            raise FitError("strings cannot be gathered from all workers; expected numbers.")
-        rest = tf.shape(sent)[1:]
-
-        def zeros(count: Any) -> Any:
-            return tf.zeros(tf.concat([[count], rest], axis=0), sent.dtype)
-
-        own = sent[: self.count]
-        after = self.rows - self.first - self.count
-        placed = tf.concat([zeros(self.first), tf.stop_gradient(own), zeros(after)], axis=0)
-        others = all_reduce(placed)
-        whole = tf.concat([others[: self.first], own, others[self.first + self.count :]], axis=0)
+        own, end = sent[: self.count], self.first + self.count
+        padding = tf.zeros([tf.rank(sent) - 1, 2], tf.int32)
+        padding = tf.concat([[[self.first, self.rows - end]], padding], axis=0)
+        others = all_reduce(tf.pad(tf.stop_gradient(own), padding))
+        whole = tf.concat([others[: self.first], own, others[end:]], axis=0)
         whole.set_shape([tf.get_static_value(self.rows), *sent.shape[1:]])
         whole = whole if sent is value else tf.cast(whole, value.dtype)
         mask = getattr(value, "_keras_mask", None)
@@ -140,11 +116,10 @@ class Step:
         """Gathers tensors with rows; of scalars, it takes the mean."""
 
         def gather(value: Any) -> Any:
-            if not isinstance(value, tf.Tensor):
-                return value
-            if value.shape.rank != 0:
+            if isinstance(value, tf.Tensor) and value.shape.rank != 0:
                 return self.gather(value)
-            return self.means([value])[0] if value.dtype.is_floating else value
+            scalar = isinstance(value, tf.Tensor) and value.dtype.is_floating
+            return self.means([value])[0] if scalar else value
 
         return tf.nest.map_structure(gather, values)
 
@@ -153,24 +128,20 @@ class Step:
 
         Each replica's gradient is that of its own rows, and is weighted as all gradients are.
         """
-        if loss.shape.rank == 0:
-            factor = tf.math.divide_no_nan(1.0, tf.cast(self.weight, loss.dtype))
-        else:
-            factor = tf.cast(self.repeats, loss.dtype)
-        return loss + (factor - 1) * (loss - tf.stop_gradient(loss))
+        factor = tf.math.divide_no_nan(1.0, self.weight) if loss.shape.rank == 0 else self.repeats
+        return loss + tf.cast(factor - 1, loss.dtype) * (loss - tf.stop_gradient(loss))
 
     def gradients(self, gradients: Sequence[Optional[Any]]) -> List[Optional[Any]]:
         """Returns the sums of gradients over all replicas; some may be None."""
         found = [self._unless_empty(gradient) for gradient in gradients if gradient is not None]
-        sums = iter(all_reduce(found) if found else [])
+        sums = iter(self.add(found))
         return [None if gradient is None else next(sums) for gradient in gradients]
 
     def sum_variables(self, variables: Iterable[Any]) -> Dict[int, Any]:
         """Returns the sums of metrics' variables, by the id of each.
 
-        Variables that are the same in all replicas stay as they are. The first call in a step also
-        averages the statistics of BatchNormalization, and checks that all workers have read the
-        same batch.
+        The first call in a step also averages the statistics of BatchNormalization, and checks that
+        all workers have read the same batch.
         """
         missing = []
         for variable in variables:
@@ -178,26 +149,23 @@ class Step:
                 self._sums[id(variable)] = variable, tf.convert_to_tensor(variable.value)
             elif id(variable) not in self._sums:
                 missing.append(variable)
-        if missing or self.statistics or self.digest is not None:
-            values = [tf.convert_to_tensor(variable.value) for variable in missing]
-            statistics, self.statistics = self.statistics, []
-            values += [self._weighted(tf.convert_to_tensor(one.value)) for one in statistics]
-            digest, self.digest = self.digest, None
-            if digest is not None:
-                values.append(digest)
-            sums = self.add(values)
-            if digest is not None:
-                self._check_digest(digest, sums.pop())
-            for variable, mean in zip(statistics, sums[len(missing) :]):
-                variable.assign(mean)
-            for variable, total in zip(missing, sums):
-                self._sums[id(variable)] = variable, total
+        statistics, self.statistics = self.statistics, []
+        digests, self.digest = [] if self.digest is None else [self.digest], None
+        values = [tf.convert_to_tensor(variable.value) for variable in missing]
+        values += [self._weighted(tf.convert_to_tensor(one.value)) for one in statistics]
+        sums = self.add([*values, *digests])
+        for digest in digests:
+            replicas = tf.distribute.get_strategy().num_replicas_in_sync
+            tf.debugging.Assert(tf.equal(sums.pop(), digest * replicas), [_OTHER_BATCH])
+        for variable, mean in zip(statistics, sums[len(missing) :]):
+            variable.assign(mean)
+        for variable, total in zip(missing, sums):
+            self._sums[id(variable)] = variable, total
         return {key: total for key, (_, total) in self._sums.items()}
 
-    def sums(self) -> Tuple[List[Any], List[Any]]:
+    def sums(self) -> List[Tuple[Any, Any]]:
         """Returns the variables that have not changed since they were summed up, and the sums."""
-        known = list(self._sums.values())
-        return [variable for variable, _ in known], [total for _, total in known]
+        return list(self._sums.values())
 
     def forget(self, variables: Iterable[Any]) -> None:
         """Forgets the sums of variables that have changed."""
@@ -208,10 +176,6 @@ class Step:
         """Notes a result that is the same in all replicas."""
         for leaf in tf.nest.flatten(value):
             self.alike[id(leaf)] = leaf
-
-    def _check_digest(self, own: Any, total: Any) -> None:
-        replicas = tf.distribute.get_strategy().num_replicas_in_sync
-        tf.debugging.Assert(tf.equal(total, own * replicas), [OTHER_BATCH])
 
     def _weighted(self, value: Any) -> Any:
         return self._unless_empty(value) * tf.cast(self.weight, value.dtype)
@@ -234,7 +198,13 @@ def all_reduce(value: Any) -> Any:
     return tf.distribute.get_replica_context().all_reduce(tf.distribute.ReduceOp.SUM, value)
 
 
-OTHER_BATCH = "this worker has read another batch than the others"
+# Workers.failing_together raises a FitError with what stands behind `GONE`.
+_OTHER_BATCH = (
+    f"{GONE}this worker has read another batch than the others. Expected the same global batches "
+    "in the same order in every worker, of which each takes its rows. Seed whatever shuffles or "
+    "generates the data alike in all workers, such as keras.utils.set_random_seed(1) and "
+    "numpy.random.default_rng(1). Data that each worker has of its own needs AutoShardPolicy.OFF."
+)
 
 
 def current_step() -> Optional[Step]:

@@ -21,9 +21,7 @@ from keras_programs.common import (
     build,
     data,
     fitted,
-    numbers,
     perceptron,
-    program,
     ready,
 )
 
@@ -188,19 +186,6 @@ def _layers(strategy: Any, layer: Callable[[], Any]) -> Outcome:
 
 add("step_lower_dropout", partial(_layers, layer=lambda: keras.layers.Dropout(0.5)), RANDOM)
 add("step_lower_batch_normalization", partial(_layers, layer=keras.layers.BatchNormalization), OWN)
-
-
-@program("step")
-def loop_of_ones_own(strategy: Any) -> Outcome:
-    """train_on_batch() in a loop, with metrics kept and reset."""
-    model = build(strategy)
-    logs = []
-    for _epoch in range(2):
-        model.reset_metrics()
-        for start in range(0, 33, 8):
-            rows = slice(start, min(33, start + 8))
-            logs.append(model.train_on_batch(X[rows], Y[rows], return_dict=True))
-    return {"logs": numbers(logs), "weights": numbers(model.get_weights())}
 
 
 def small(inputs: int, outputs: int) -> Any:

@@ -138,15 +138,6 @@ add("guide_saved_and_loaded_outside", lambda strategy: _saved(strategy, lambda s
 
 
 @program("guide")
-def made_outside_the_scope(strategy: Any) -> Outcome:
-    """A plain program around which nobody has put the scope."""
-    keras.utils.set_random_seed(3)
-    model = perceptron()
-    model.compile("adam", crossentropy(), metrics=["accuracy"])
-    return fitted(model, data(), predict=True)
-
-
-@program("guide")
 def distributed_training(strategy: Any) -> Outcome:
     """As Keras' guide to distributed training: make or restore, with checkpoints, twice."""
     place = folder()
