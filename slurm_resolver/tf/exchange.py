@@ -1,4 +1,4 @@
-"""What the workers of a strategy tell each other: what each is about to do, and that it failed."""
+"""What the workers of a strategy tell each other: what each is about to do, and that one failed."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ import tensorflow as tf
 
 from slurm_resolver.coordination.client import Client
 from slurm_resolver.errors import FitError, RendezvousError
-from slurm_resolver.tf.start import GONE, Peers, abort_collectives
+from slurm_resolver.log import warn
 
-# How long a worker that fails waits for the others to fail as well, which then needs no telling.
+# How long a failed worker waits for the others to fail as well; then none has to be told.
 _SECONDS = 5.0
 _CALL = "this call of fit, evaluate or predict"  # what workers tell each other about
 _STEP = "begins the next step"
@@ -23,13 +23,17 @@ _IN_ALL = (
     "Make each call in all workers, as each of them computes its rows: leave out what lets one "
     "worker alone make it, such as `if task_id == 0:`."
 )
-# The errors of collectives whose peer is gone, and how long the news of that may take.
+# TensorFlow's errors where a peer is gone, and how long the service may take to name it.
 _OF_PEERS = (tf.errors.UnavailableError, tf.errors.AbortedError, tf.errors.CancelledError)
 _GONE_SECONDS = 4.0
+MARK = "slurm_resolver: "  # in the errors of collectives that this module ends
 
 
 class Workers:
     """The workers of a strategy, as one of them sees them; all make it at the same point.
+
+    Once another worker is gone, TensorFlow's collectives fail here with an error that names it.
+    TensorFlow notices only after its heartbeats have failed, and names the worker that notices.
 
     Attributes:
         index: this worker's number, from 0.
@@ -37,7 +41,7 @@ class Workers:
         call: the method in which they fail together, such as "fit"; "" outside of it.
     """
 
-    def __init__(self, strategy: Any, client: Optional[Client], peers: Optional[Peers]) -> None:
+    def __init__(self, strategy: Any, client: Optional[Client]) -> None:
         resolver = strategy.cluster_resolver
         counts = resolver.cluster_spec().as_dict()
         jobs = [job for job in ("chief", "worker") for _ in counts.get(job, ())]
@@ -45,10 +49,10 @@ class Workers:
         own = f"{resolver.task_type} {resolver.task_id}"
         self.index = self.names.index(own) if self.names else 0
         self.call = ""
-        self._strategy = strategy
-        self._client, self._peers = client, peers
+        self._strategy, self._client = strategy, client
         self._calls = 0
         self._failure = ""  # of another worker, in the current call
+        self._loss, self._is_lost = "", threading.Event()  # which worker is gone or has ended
         # How many exchanges and steps this worker has begun, and those of one that waits.
         self._exchanges = self._steps = 0
         self._awaited: List[Any] = [0, 0, ""]
@@ -62,8 +66,10 @@ class Workers:
             by_name = {f"{task.job} {task.index}": task.rank for task in cluster.tasks}
             self._ranks = [by_name[name] for name in self.names]
             self._others = sorted({task.rank for task in cluster.tasks}.difference(self._ranks))
-            client.listen("told", self._hear)
-            client.listen("told", self._hear_waiting)
+            client.listen("told", self._take_failure)
+            client.listen("told", self._take_waiting)
+            client.listen("gone", self._take_loss)
+            client.listen("left", self._take_goodbyes)
 
     def exchange(self, call: str, value: Any) -> List[Any]:
         """Returns the values that all workers give, by index; they must fit into JSON.
@@ -114,7 +120,7 @@ class Workers:
         if self._client is not None and self._awaited[0] < place[0]:
             self._client.tell("waiting", json.dumps(place))
 
-    def _hear_waiting(self, message: Dict[str, Any]) -> None:
+    def _take_waiting(self, message: Dict[str, Any]) -> None:
         """Ends the step that this worker has begun instead of the call that another waits in."""
         if message["told"] != "waiting":
             return
@@ -124,7 +130,7 @@ class Workers:
             other = self.names[self._ranks.index(message["rank"])]
             self._client.offer(_CALL, [_STEP, None])
             own = self.names[self.index]
-            abort_collectives(_describe_calls(other, call, own, _STEP))
+            _abort_collectives(_describe_calls(other, call, own, _STEP))
 
     def _has_left_out_call(self) -> bool:
         """Whether another worker waits in a call before this worker's step; True once."""
@@ -152,7 +158,7 @@ class Workers:
 
     @contextlib.contextmanager
     def failing_together(self, call: str) -> Iterator[None]:
-        """Ends the call in all workers when it fails in one of them, with that one's error.
+        """Ends the call in all workers when it fails in one of them, with that worker's error.
 
         Where it fails in all of them, each raises its own error, and all may continue.
 
@@ -165,29 +171,25 @@ class Workers:
         try:
             yield
         except Exception as error:
-            reason = _reason(error) or self._find_gone(error)
-            if reason:
+            text = str(error)
+            reason = text.partition(MARK)[2].partition("\n")[0].rstrip("]'")
+            if not reason and self._client is not None and isinstance(error, _OF_PEERS):
+                if not self._failure:
+                    self._is_lost.wait(_GONE_SECONDS)
+                reason = self._failure or self._loss
+            if reason and isinstance(error, tf.errors.OpError):
                 raise FitError(self._failure or reason) from error
             # Where workers have made different calls, all of them raise that.
-            if self._client is not None and not str(error).endswith(_IN_ALL):
-                first = f"{type(error).__name__}: {error}".partition("\n")[0][:500]
+            if self._client is not None and not text.endswith(_IN_ALL):
                 topic = f"failed {self._calls}"
-                self._client.tell(topic, first)
+                self._client.tell(topic, f"{type(error).__name__}: {text}".partition("\n")[0][:500])
                 self._client.told(topic, self._ranks, _SECONDS)
             raise
         finally:
             self.call = ""
 
-    def _find_gone(self, error: Exception) -> str:
-        """Returns which peer is gone, where TensorFlow has noticed it first; else ''."""
-        if self._peers is None or not isinstance(error, _OF_PEERS):
-            return ""
-        if not self._failure:
-            self._peers.is_gone.wait(_GONE_SECONDS)
-        return self._failure or self._peers.reason
-
-    def _hear(self, message: Dict[str, Any]) -> None:
-        """Notes that another worker has failed in the same call, which has no end without it."""
+    def _take_failure(self, message: Dict[str, Any]) -> None:
+        """Notes that another worker has failed in the same call, which cannot end without it."""
         rank = message["rank"]
         if message["told"] != f"failed {self._calls}" or rank == self._ranks[self.index]:
             return
@@ -200,15 +202,35 @@ class Workers:
 
     def _abort(self, calls: int) -> None:
         if self.call and self._calls == calls:
-            abort_collectives(self._failure)
+            _abort_collectives(self._failure)
 
+    def _take_loss(self, message: Dict[str, Any]) -> None:
+        rank = message["gone"]
+        if self._client is None or (rank is not None and rank not in self._ranks):
+            return
+        name = self._client.address.name if rank is None else self._client.name_of(rank)
+        where = f" {message['where']}" if message["where"] else ""
+        reason = f"{name} is gone{where}: {message['why']}"
+        warn("%s", reason)
+        self._loss = self._loss or reason
+        self._is_lost.set()
+        _abort_collectives(reason)
 
-def _reason(error: Exception) -> str:
-    """Returns what stands behind `GONE` in an error of TensorFlow that this package caused."""
-    if not isinstance(error, tf.errors.OpError) or GONE not in str(error):
-        return ""
-    return str(error).partition(GONE)[2].splitlines()[0].rstrip("]'")
+    def _take_goodbyes(self, message: Dict[str, Any]) -> None:
+        # These workers may have ended well, as this one is about to do: nothing fails by that.
+        ended = sorted(set(self._ranks).intersection(message["left"]))
+        if ended and self._client is not None:
+            self._loss = self._loss or f"{self._client.name_of(ended[0])} has ended"
+            self._is_lost.set()
 
 
 def _describe_calls(name: str, call: str, other: str, others_call: str) -> str:
     return f"{name} {call}, and {other} {others_call}. {_IN_ALL}"
+
+
+def _abort_collectives(reason: str) -> None:
+    """Ends this process's collectives, and all later ones, with an AbortedError that says why."""
+    from tensorflow.python.eager import context
+
+    # TensorFlow's strategies do the same when their own check finds a peer gone.
+    context.context().abort_collective_ops(tf.errors.ABORTED, MARK + reason)

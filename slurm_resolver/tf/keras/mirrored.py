@@ -16,13 +16,13 @@ import tensorflow as tf
 from slurm_resolver.cluster.jobs import DATA_JOBS
 from slurm_resolver.errors import JobsError
 from slurm_resolver.slurm.step import SlurmStep
-from slurm_resolver.tf import progress, start
+from slurm_resolver.tf import progress
 from slurm_resolver.tf.exchange import Workers
 from slurm_resolver.tf.keras.functions import PredictFunction, StepFunction
 from slurm_resolver.tf.keras.patches import prepare
 from slurm_resolver.tf.keras.sharing import Sharing, share_dataset
 from slurm_resolver.tf.resolver import SlurmClusterResolver
-from slurm_resolver.tf.start import choose_communication
+from slurm_resolver.tf.start import choose_communication, starting_together
 
 _JOBS = ("chief", "worker")  # whose tasks train together
 # What TensorFlow takes for the global seed where an operation has a seed and the program set none.
@@ -80,14 +80,11 @@ class MultiWorkerMirroredStrategy(
         if cluster_resolver is None:
             cluster_resolver = SlurmClusterResolver()
         _check_job(cluster_resolver)
-        with start.starting_together(cluster_resolver, start_timeout, _JOBS) as client:
+        with starting_together(cluster_resolver, start_timeout, _JOBS) as client:
             options = choose_communication(communication_options, client, cluster_resolver, _JOBS)
             super().__init__(cluster_resolver, options)
-        peers = None
-        if client is not None:
-            peers = start.Peers(client, cluster_resolver.cluster, _JOBS)
         _let_children_end()
-        self.workers = Workers(self, client, peers)
+        self.workers = Workers(self, client)
         local = len(self.extended.worker_devices)
         first = self.workers.index * local
         self.sharing = Sharing(first, local, self.num_replicas_in_sync)

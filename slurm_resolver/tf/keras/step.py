@@ -13,7 +13,7 @@ from typing import Any, Callable, Dict, Iterable, Iterator, List, Optional, Sequ
 import tensorflow as tf
 
 from slurm_resolver.errors import FitError
-from slurm_resolver.tf.start import GONE
+from slurm_resolver.tf.exchange import MARK
 
 # The steps that are being traced, or run eagerly, in this process, by the replica's number.
 _current: Dict[int, Step] = {}
@@ -198,9 +198,9 @@ def all_reduce(value: Any) -> Any:
     return tf.distribute.get_replica_context().all_reduce(tf.distribute.ReduceOp.SUM, value)
 
 
-# Workers.failing_together raises a FitError with what stands behind `GONE`.
+# Workers.failing_together raises a FitError with what stands behind `MARK`.
 _OTHER_BATCH = (
-    f"{GONE}this worker has read another batch than the others. Expected the same global batches "
+    f"{MARK}this worker has read another batch than the others. Expected the same global batches "
     "in the same order in every worker, of which each takes its rows. Seed whatever shuffles or "
     "generates the data alike in all workers, such as keras.utils.set_random_seed(1) and "
     "numpy.random.default_rng(1). Data that each worker has of its own needs AutoShardPolicy.OFF."
