@@ -56,7 +56,8 @@ class Rounds:
             current = self._rounds[name] = Round(name.rpartition(" ")[0])
         if current.answer is not None:
             answer = {**current.answer, "gathered": name}
-            if "error" in answer and rank not in current.values:
+            is_late = time.monotonic() >= current.deadline and rank not in current.values
+            if "error" in answer and is_late:
                 answer["error"] = f"this task came too late: {answer['error']}"
             self._send([rank], answer)
             return
