@@ -8,10 +8,7 @@ from __future__ import annotations
 
 import os
 import re
-from typing import TYPE_CHECKING, Mapping, NamedTuple, Optional, Tuple
-
-if TYPE_CHECKING:
-    from slurm_resolver.slurm.step import SlurmStep
+from typing import Mapping, NamedTuple, Optional, Tuple
 
 # mpirun and its daemons. proc(5): the names of processes are cut after 15 bytes.
 _LAUNCHERS = re.compile(
@@ -75,14 +72,15 @@ def find_ancestors(task_pid: Optional[str]) -> Ancestors:
     return Ancestors(launcher, complete=complete)
 
 
-def find_launcher(step: SlurmStep, environ: Mapping[str, str]) -> Optional[str]:
+def find_launcher(
+    ancestors: Ancestors, environ: Mapping[str, str], simulated: bool
+) -> Optional[str]:
     """Returns the launcher other than srun that started this process; None if none is known.
 
     mpirun starts a daemon on each node, inside Slurm by srun, and the daemon starts the ranks. A
     rank inherits Slurm's variables from the daemon or the batch script.
     """
-    ancestors = step.ancestors
-    if ancestors.launcher is not None or ancestors.complete or step.simulated:
+    if ancestors.launcher is not None or ancestors.complete or simulated:
         return ancestors.launcher  # an mpirun's variables are inherited from elsewhere
     return next((launcher for name, launcher in _MARKS.items() if environ.get(name)), None)
 

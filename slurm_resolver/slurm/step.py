@@ -194,7 +194,7 @@ class SlurmStep:
         if environ is os.environ and (step.is_live or step.place != "step"):
             ancestors = find_ancestors(step.task_pid)
             step = step.replace(ancestors=ancestors, is_component=step._find_is_component() or None)
-        launcher = find_launcher(step, environ)
+        launcher = find_launcher(step.ancestors, environ, step.simulated)
         return step.replace(launcher=launcher) if launcher else step
 
     def _find_is_component(self) -> bool:
