@@ -7,28 +7,31 @@ import json
 import os
 import re
 import sys
+from typing import List
 
 from slurm_resolver.cli.options import add_cluster_options, cluster_options
-from slurm_resolver.cluster.cluster import describe_cluster
+from slurm_resolver.cluster.cluster import Cluster, describe_cluster, describe_gpus
 from slurm_resolver.cluster.jobs import job_counts
 from slurm_resolver.cluster.layout import layout_from_environment
 from slurm_resolver.cluster.resolve import build_cluster, resolve_step
-from slurm_resolver.errors import LaunchError, NotInStepError
+from slurm_resolver.coordination.client import connect
+from slurm_resolver.errors import LaunchError, NotInStepError, RendezvousError
 from slurm_resolver.preflight.lonely_step import advise_on_lonely_step
 from slurm_resolver.slurm.step import SlurmStep
 from slurm_resolver.wording import counted
 
+_SECONDS = 10.0  # for all tasks to come
+
 DESCRIPTION = """\
 Shows the cluster of the Slurm step in which this command runs, as SlurmClusterResolver computes it:
-rank, node, job, index and address of each task. Rank 0 prints the text; with --json every task
-prints its own view. Outside a step, options describe one."""
+rank, node, job, index, GPUs and address of each task. Rank 0 prints the text; with --json every
+task prints its own view. Outside a step, options describe one."""
 
 EPILOG = """\
 exit status: 0; 2 if usage or environment are wrong.
 
 examples:
   srun -N2 --ntasks-per-node=2 slurm-resolver show --jobs ps=1,worker=-1
-  srun --label --ntasks-per-node=2 --gpus-per-node=2 slurm-resolver show --each
   slurm-resolver show --nodelist 'n[1-4]' --tasks-per-node 2 --distribution cyclic --json"""
 
 
@@ -36,8 +39,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds this subcommand's arguments."""
     add_cluster_options(parser)
     parser.add_argument("--json", action="store_true", help="print JSON, in every task")
-    help_ = "print the text in every task, with the GPUs of its node"
-    parser.add_argument("--each", action="store_true", help=help_)
     add = parser.add_argument_group("a planned step, outside Slurm").add_argument
     add("--nodelist", metavar="LIST", help="a host list, such as n[1-4]")
     help_ = "one number for all nodes, or one for each: 2(x3),1 (1)"
@@ -62,13 +63,29 @@ def main(args: argparse.Namespace) -> int:
         cluster = resolve_step(step, options)
         if not cluster.tasks:
             raise NotInStepError("this process trains alone: there is no cluster to show")
-    if not (args.json or args.each) and cluster.task is not None and cluster.task.rank != 0:
+    if args.json:
+        print(json.dumps(cluster.to_dict()))
         return 0
-    advice = advise_on_lonely_step(step)
-    if advice:
-        print(f"slurm-resolver show: {advice}", file=sys.stderr)
-    print(json.dumps(cluster.to_dict()) if args.json else describe_cluster(cluster))
+    gpus = _gather_gpus(cluster)
+    if cluster.task is None or cluster.task.rank == 0:
+        advice = advise_on_lonely_step(step)
+        if advice:
+            print(f"slurm-resolver show: {advice}", file=sys.stderr)
+        print(describe_cluster(cluster, gpus=gpus))
     return 0
+
+
+def _gather_gpus(cluster: Cluster) -> List[str]:
+    """Returns the GPUs of all tasks by rank, which only the tasks know; [] if there are none."""
+    if cluster.service is None or not cluster.step.is_live:
+        return []
+    client = connect(cluster.service, cluster.name_of)
+    try:
+        told = client.gather("slurm-resolver show", describe_gpus(cluster), _SECONDS)
+    except RendezvousError as error:  # the cluster is known all the same
+        print(f"slurm-resolver show: the GPUs of other tasks are unknown: {error}", file=sys.stderr)
+        return []
+    return told if {*told} - {"unknown", "none"} else []
 
 
 def _how_to_start() -> str:

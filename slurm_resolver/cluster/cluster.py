@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import functools
+import itertools
 from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 from slurm_resolver.cluster.addresses import identity_of
 from slurm_resolver.cluster.contracts import Contract, variables_of
-from slurm_resolver.cluster.gpus import JOB_WITHOUT_GPUS, NodeGpus, TaskGpus
+from slurm_resolver.cluster.gpus import JOB_WITHOUT_GPUS, TaskGpus
 from slurm_resolver.cluster.jobs import DISPATCHER, JOBS_OUTSIDE_SPEC
 from slurm_resolver.cluster.layout import Layout
 from slurm_resolver.coordination import ServiceAddress
@@ -37,7 +38,6 @@ class ClusterValues(NamedTuple):
         roles: the ranks of each job, ``roles[job][index]``.
         addresses: the addresses of each job, ``addresses[job][index]``.
         gpu_decision: the GPUs of this task, and the reason; None without `task`.
-        node_gpus: determines the GPUs of all tasks on this task's node; None without `task`.
         ports_source: where the ports come from.
         step: the variables, as changed by arguments and overridden methods of the resolver.
         service: the address of the step's coordination service; None without `task`.
@@ -48,7 +48,6 @@ class ClusterValues(NamedTuple):
     roles: Mapping[str, Sequence[int]] = {}
     addresses: Mapping[str, Sequence[str]] = {}
     gpu_decision: Optional[TaskGpus] = None
-    node_gpus: Optional[NodeGpus] = None
     ports_source: Optional[str] = None
     step: SlurmStep = SlurmStep()
     service: Optional[ServiceAddress] = None
@@ -123,12 +122,6 @@ class Cluster(ClusterValues):
     def was_restarted(self) -> bool:
         """Whether this task's program was restarted within its step; the others do not wait."""
         return (self.step.task_restart or "").rpartition(" ")[0] == identity_of(self.step)
-
-    def gpus_on_node(self) -> Dict[int, TaskGpus]:
-        """Returns by rank the GPUs of all tasks on this task's node; {} without a task."""
-        if self.node_gpus is None or self.gpu_decision is None:
-            return {}
-        return self.node_gpus.by_rank(self.gpu_decision)
 
     def name_of(self, rank: int) -> str:
         """Returns a task's name in messages: ``worker 3 (rank 3 on n9)``."""
@@ -217,12 +210,15 @@ def describe_own_task(cluster: Cluster) -> str:
     return f"{text}, port {port}, {devices}"
 
 
-def describe_cluster(cluster: Cluster, most_tasks: Optional[int] = None) -> str:
-    """Returns the whole cluster, a line a task, and the GPUs of this task's node.
+def describe_cluster(
+    cluster: Cluster, most_tasks: Optional[int] = None, gpus: Sequence[str] = ()
+) -> str:
+    """Returns the whole cluster, a line a task, and the reason for this task's GPUs.
 
     Args:
         cluster: any; for an empty one the text says that this process trains alone.
         most_tasks: a larger cluster shows the first nodes and this task's node; None shows all.
+        gpus: the GPUs of all tasks by rank, as `describe_gpus`; () if only its own are known.
     """
     own = cluster.task
     if not cluster.num_tasks:
@@ -239,26 +235,29 @@ def describe_cluster(cluster: Cluster, most_tasks: Optional[int] = None) -> str:
     lines = [
         f"{step}: {size}, {layout}, ports from {cluster.ports_source}",
         f"jobs: {jobs}",
-        *_table(by_node, own, most_tasks),
+        *_table(by_node, own, most_tasks, gpus),
     ]
-    if own is not None:
-        lines.append(f"GPUs of the tasks on {own.node}:")
-    for rank, gpus in sorted(cluster.gpus_on_node().items()):
-        mark = "  (this task)" if own is not None and rank == own.rank else ""
-        lines.append(f"  rank {rank}: {_devices(gpus)} ({gpus.source}){mark}")
+    if cluster.gpu_decision is not None:
+        source = cluster.gpu_decision.source
+        lines.append(f"GPUs of this task: {describe_gpus(cluster)} ({source})")
     return "\n".join(lines)
 
 
-def _devices(gpus: TaskGpus) -> str:
-    if gpus.devices is None and gpus.source != JOB_WITHOUT_GPUS:
+def describe_gpus(cluster: Cluster) -> str:
+    """Returns the GPUs of this task, such as "0,1", "none" or "unknown"."""
+    gpus = cluster.gpu_decision
+    if gpus is None or (gpus.devices is None and gpus.source != JOB_WITHOUT_GPUS):
         return "unknown"
     return ",".join(gpus.devices or ()) or "none"
 
 
 def _table(
-    by_node: Dict[str, List[Task]], own: Optional[Task], most_tasks: Optional[int]
+    by_node: Dict[str, List[Task]],
+    own: Optional[Task],
+    most_tasks: Optional[int],
+    gpus: Sequence[str],
 ) -> List[str]:
-    rows = [("node", "rank", "local", "task", "address")]
+    rows = [["node", "rank", "local", "task", *(["GPUs"] if gpus else []), "address"]]
     left_out = 0
     for node, tasks in by_node.items():
         is_own = own is not None and node == own.node
@@ -268,14 +267,12 @@ def _table(
         for task in tasks:
             name = node if task is tasks[0] else ""
             address = task.address + ("  (this task)" if task == own else "")
+            numbers = [str(task.rank), str(task.local_rank)]
             job = f"{task.job} {task.index}"
-            rows.append((name, str(task.rank), str(task.local_rank), job, address))
+            rows.append([name, *numbers, job, *gpus[task.rank : task.rank + 1], address])
     widths = [max(map(len, column)) for column in zip(*rows)]
-    line = "{:{}}  {:>{}}  {:>{}}  {:{}}  {}"
-    lines = [
-        line.format(node, widths[0], rank, widths[1], local, widths[2], job, widths[3], address)
-        for node, rank, local, job, address in rows
-    ]
+    aligned = "{:{}}  {:>{}}  {:>{}}" + "  {:{}}" * (len(widths) - 3)
+    lines = [aligned.format(*itertools.chain(*zip(row, widths))).rstrip() for row in rows]
     if left_out:
         lines.append(f"… and {counted(left_out, 'more task')}: `slurm-resolver show` prints all")
     return lines

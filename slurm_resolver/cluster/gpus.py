@@ -36,8 +36,7 @@ class TaskGpus(NamedTuple):
         settings: the variables to set so that the process sees only these; {} to change nothing.
         visible_before: the devices that the process sees without the settings; None if unknown.
         counts_given: whether the caller gave gpus_per_node or gpus_per_task.
-        same_for_all: whether all tasks of the node see the same devices, so that each can compute
-            the GPUs of the others.
+        same_for_all: whether all tasks of the node see the same devices.
         memory: the variables to set because another task uses one of the devices as well; {} if
             none is known to do so, or the user has set them.
     """
@@ -64,7 +63,6 @@ class NodeGpus(NamedTuple):
     Attributes:
         step: the variables of this task.
         users: the local ranks, ascending, of the tasks on this node that use GPUs.
-        ranks: the ranks on the node, ``ranks[local_rank]``.
         most_users: the largest number of tasks that use GPUs on any node of the step.
         gpus_per_node, gpus_per_task: as in TensorFlow's resolver; the i-th task that uses GPUs gets
             the i-th slice of `gpus_per_task` devices.
@@ -72,23 +70,9 @@ class NodeGpus(NamedTuple):
 
     step: SlurmStep
     users: Sequence[int]
-    ranks: Sequence[int] = ()
     most_users: int = 1
     gpus_per_node: Optional[int] = None
     gpus_per_task: Optional[int] = None
-
-    def by_rank(self, own: TaskGpus) -> Dict[int, TaskGpus]:
-        """Returns the GPUs of every task on the node; those of this task are `own`."""
-        gpus = {}
-        for local_rank, rank in enumerate(self.ranks):
-            if rank == self.step.rank:
-                gpus[rank] = own
-            elif local_rank in self.users and not own.same_for_all:
-                gpus[rank] = TaskGpus(None, "known to the task alone")
-            else:
-                other = self._replace(step=self.step.replace(rank=rank, gpus_applied=None))
-                gpus[rank] = choose_gpus(other, local_rank)
-        return gpus
 
 
 def choose_gpus(node: NodeGpus, local_rank: int) -> TaskGpus:

@@ -153,7 +153,6 @@ def build_cluster(
     return cluster._replace(
         task=cluster.make_task(job, ranks.index(step.rank)),
         gpu_decision=choose_gpus(node_gpus, layout.local_rank_of[step.rank]),
-        node_gpus=node_gpus,
         service=find_service(step, layout.num_tasks, ports.meeting_port, hosts, layout),
     )
 
@@ -199,7 +198,6 @@ def _gpus_of_node(
     return NodeGpus(
         step,
         [local_rank for local_rank, rank in enumerate(ranks) if rank not in without],
-        ranks,
         most_users,
         options.gpus_per_node,
         options.gpus_per_task,

@@ -21,7 +21,7 @@ def run(folder: Path, tasks: int, *words: str) -> subprocess.CompletedProcess[st
 
 
 def test_tasks_tell_each_other_where_they_run(tmp_path: Path) -> None:
-    show = [*COMMAND, "show", "--each", "--json", "--layout", "rendezvous"]
+    show = [*COMMAND, "show", "--json", "--layout", "rendezvous"]
     done = run(tmp_path, 3, *show, "--jobs", "ps=1,worker=-1")
     assert done.returncode == 0, done.stderr
     told: List[Any] = [json.loads(line) for line in done.stdout.splitlines()]

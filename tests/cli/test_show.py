@@ -13,6 +13,7 @@ import task_variables
 
 import slurm_resolver
 from slurm_resolver.cli import main
+from slurm_resolver.cluster.cluster import describe_cluster
 
 TASK = {**task_variables.TASK, "SLURM_DISTRIBUTION": "cyclic"}
 JOBS = ["--jobs", "ps=1,worker=-1"]
@@ -33,23 +34,21 @@ def test_json(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 @pytest.mark.usefixtures("task")
-def test_text(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["show", "--each", *JOBS]) == 0
+def test_text() -> None:
+    cluster = slurm_resolver.resolve({"ps": 1, "worker": -1})
+    told = describe_cluster(cluster, gpus=["none", "4", "4", "5"])
     assert (
-        capsys.readouterr().out
+        told
         == """\
 job step 42.0: 4 tasks on 2 nodes, cyclic distribution (from environment), ports from \
 SLURM_STEP_RESV_PORTS
 jobs: ps 1, worker 3
-node  rank  local  task      address
-n9       0      0  ps 0      n9:23001
-         2      1  worker 1  n9:23002
-n10      1      0  worker 0  n10:23001  (this task)
-         3      1  worker 2  n10:23002
-GPUs of the tasks on n10:
-  rank 1: 4 (CUDA_VISIBLE_DEVICES split by SLURM_LOCALID)  (this task)
-  rank 3: 5 (CUDA_VISIBLE_DEVICES split by SLURM_LOCALID)
-"""
+node  rank  local  task      GPUs  address
+n9       0      0  ps 0      none  n9:23001
+         2      1  worker 1  4     n9:23002
+n10      1      0  worker 0  4     n10:23001  (this task)
+         3      1  worker 2  5     n10:23002
+GPUs of this task: 4 (CUDA_VISIBLE_DEVICES split by SLURM_LOCALID)"""
     )
 
 
@@ -57,16 +56,12 @@ GPUs of the tasks on n10:
 @pytest.mark.parametrize(
     ("variables", "options", "line"),
     [
-        ({"SLURM_PROCID": "0"}, JOBS, "rank 0: none (this job uses no GPU (gpu_jobs))"),
-        ({"SLURM_PROCID": "0"}, [*JOBS, "--gpu-jobs=ps,worker"], "rank 0: 4 (CUDA_VISIBLE"),
-        (
-            {"CUDA_VISIBLE_DEVICES": "4", "SLURM_GPUS_ON_NODE": "2"},
-            [],
-            "rank 3: unknown (known to the task alone)",
-        ),
+        ({"SLURM_PROCID": "0"}, JOBS, "none (this job uses no GPU (gpu_jobs))"),
+        ({"SLURM_PROCID": "0"}, [*JOBS, "--gpu-jobs=ps,worker"], "4 (CUDA_VISIBLE"),
+        ({"SLURM_PROCID": "0", "CUDA_VISIBLE_DEVICES": ""}, [], "none (CUDA_VISIBLE_DEVICES"),
     ],
 )
-def test_gpus_of_the_node(
+def test_the_gpus_of_rank_0(
     variables: Dict[str, str],
     options: List[str],
     line: str,
@@ -75,14 +70,14 @@ def test_gpus_of_the_node(
 ) -> None:
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
-    assert main(["show", "--each", *options]) == 0
-    assert f"\n  {line}" in capsys.readouterr().out
+    assert main(["show", *options]) == 0
+    assert f"\nGPUs of this task: {line}" in capsys.readouterr().out
 
 
 @pytest.mark.usefixtures("task")
 @pytest.mark.parametrize(
     ("rank", "options", "printed"),
-    [("0", [], 1), ("1", [], 0), ("1", ["--each"], 1), ("1", ["--json"], 1)],
+    [("0", [], 1), ("1", [], 0), ("1", ["--json"], 1)],
 )
 def test_which_tasks_print(
     rank: str,

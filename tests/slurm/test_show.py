@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 import sys
 
@@ -13,9 +14,11 @@ pytestmark = pytest.mark.slurm
 
 def test_one_task_prints_for_all(real_slurm: SlurmCluster) -> None:
     command = f"{sys.executable} -m slurm_resolver show"
-    shown = real_slurm.run(f"srun -w n9,n10 -N2 --ntasks-per-node=2 {command}").stdout
+    step = "srun -w n9,n10 -N2 --ntasks-per-node=2 -m cyclic --gpus-per-node=4"
+    shown = real_slurm.run(f"{step} {command}").stdout
     assert shown.count("4 tasks on 2 nodes") == 1
     assert "(this task)" in shown.splitlines()[3]
+    assert re.findall(r"worker \d+ +(\S+) ", shown) == ["0,1", "2,3", "0,1", "2,3"]
 
 
 def test_what_was_started_once_a_task_is_told_how_to_start_it(real_slurm: SlurmCluster) -> None:

@@ -109,8 +109,6 @@ def test_they_take_no_gpu_from_those_who_train(counts: Tuple[Any, Any]) -> None:
     for rank in range(6):
         cluster = resolve_step(SlurmStep.read(task(rank)), options)
         shares.append(cluster.gpus)
-        on_node = [gpus.devices for _, gpus in sorted(cluster.gpus_on_node().items())]
-        assert on_node == [("4",), ("5",), ()]
         assert cluster.gpu_decision is not None
         hidden = cluster.gpu_decision.settings.get("CUDA_VISIBLE_DEVICES") == ""
         assert hidden == (rank in (2, 5))

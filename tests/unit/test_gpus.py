@@ -32,8 +32,7 @@ def on_node(
     users: Optional[Sequence[int]] = None,
 ) -> TaskGpus:
     """The GPUs of a task on a node with so many tasks, of which `users` use GPUs."""
-    ranks = range(tasks)
-    return choose_gpus(NodeGpus(step, users or ranks, ranks, tasks, *explicit), local_rank)
+    return choose_gpus(NodeGpus(step, users or range(tasks), tasks, *explicit), local_rank)
 
 
 def decide(
