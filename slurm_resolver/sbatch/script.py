@@ -205,7 +205,7 @@ def _preflight(settings: BatchSettings) -> List[str]:
 def _training(settings: BatchSettings) -> List[str]:
     srun = "--kill-on-bad-exit=1"
     lines = ["# --kill-on-bad-exit: else the other tasks wait for one that has failed."]
-    end, after = "", []
+    end, after = " 2>&1 | quiet", []
     if script_requeues(settings):
         lines += ["# In the background, as bash heeds a signal at once only while it waits."]
         end, after = " &", ["status=0", "wait $! || status=$?", 'end_job "$status"']
@@ -214,9 +214,10 @@ def _training(settings: BatchSettings) -> List[str]:
         srun = f"--kill-on-bad-exit=0 --wait={seconds}"
         lines = ["status=0", _WHY_WAIT.format(status=REQUEUE_STATUS, seconds=seconds)]
         why = f"# Requeues the job after exit status {REQUEUE_STATUS}."
-        end, after = " || status=$?", ["", why, f'{_requeue(settings)} "$status"']
-    elif settings.restarts is None:
-        lines, end = [_QUIET, *lines], " 2>&1 | quiet"
+        end += " || status=$?"
+        after = ["", why, f'{_requeue(settings)} "$status"']
+    if end != " &":
+        lines = [_QUIET, *lines]
     step = f'"${{step[@]}}" {srun} \\'
     if settings.restarts is not None:
         step = _supervised(settings, step)

@@ -105,6 +105,13 @@ export TF_CPP_MIN_LOG_LEVEL=${{TF_CPP_MIN_LOG_LEVEL:-1}}  # 0 shows all notes
 # --cpus-per-task: srun does not get it from the batch job.
 step=(srun --label --distribution=plane=2 --cpus-per-task=4)
 
+# TensorFlow 2.21 writes these notes before it reads TF_CPP_MIN_LOG_LEVEL.
+quiet() {{
+    [ "$TF_CPP_MIN_LOG_LEVEL" != 0 ] || exec cat
+    trap '' TERM  # srun ends first
+    exec sed -uE '/absl::InitializeLog\\(\\)|\\] (oneDNN custom|Could not find cuda)/d'
+}}
+
 status=0
 # A task that gets the signal saves, and requeues the job with scontrol. Where there is none
 # (in a container) it ends with exit status 75, and the lines below requeue the job.
@@ -114,7 +121,7 @@ status=0
 #   SlurmClusterResolver({{"chief": 1, "worker": -1}})
 # shellcheck disable=SC1003,SC2016,SC2088  # these quotes keep the words as is
 "${{step[@]}}" --kill-on-bad-exit=0 --wait=90 \\
-    python train.py --name '$x' "$@" || status=$?
+    python train.py --name '$x' "$@" 2>&1 | quiet || status=$?
 
 # Requeues the job after exit status 75.
 slurm-resolver requeue --max-restarts 3 "$status"
@@ -183,7 +190,7 @@ PARTS = {
         "slurm-resolver supervise --restarts 9 --requeue --least-time 360 \\\n"
         "    --nodes 2 --ntasks-per-node 1 -- \\\n"
         '    "${step[@]}" --kill-on-bad-exit=0 --wait=300 \\\n'
-        '    python train.py "$@" || status=$?\n'
+        '    python train.py "$@" 2>&1 | quiet || status=$?\n'
     ),
     "-N 3 --restarts 9 --ps 1 --requeue": (
         "slurm-resolver supervise --restarts 9 --requeue --least-time 180 \\\n"
@@ -206,7 +213,7 @@ slurm-resolver supervise --restarts 3 \\
     --nodes 4 --min-nodes 3 --ntasks-per-node 2 -- \\
     "${step[@]}" --kill-on-bad-exit=1 \\
     slurm-resolver exec --wait 120 -- \\
-    python train.py "$@"
+    python train.py "$@" 2>&1 | quiet
 """
 
 
