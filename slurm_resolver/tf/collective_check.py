@@ -53,6 +53,10 @@ def main() -> int:
     folder = tempfile.TemporaryDirectory(prefix="slurm_resolver-nccl-")
     log = os.path.join(folder.name, "nccl")
     os.environ.update(NCCL_DEBUG="INFO", NCCL_DEBUG_FILE=log)
+    import tensorflow as tf
+
+    # Threads that wait for each other take the CPUs from tasks of the same node.
+    tf.config.threading.set_intra_op_parallelism_threads(1)
     from slurm_resolver.coordination.client import connect
     from slurm_resolver.tf.keras.mirrored import MultiWorkerMirroredStrategy
     from slurm_resolver.tf.resolver import SlurmClusterResolver
@@ -70,7 +74,8 @@ def main() -> int:
 
     warnings = []
     if cluster.task is None or cluster.task.job in _JOBS:
-        measured = _measure(MultiWorkerMirroredStrategy(resolver), gather, log)
+        local_rank = cluster.task.local_rank if cluster.task else 0
+        measured = _measure(MultiWorkerMirroredStrategy(resolver), gather, log, local_rank)
         ranks = [task.rank for task in cluster.tasks if task.job in _JOBS] or [0]
         told = gather("what was measured", measured)
         by_rank = {rank: Measured(*one) for rank, one in zip(ranks, told)}
@@ -84,15 +89,18 @@ def main() -> int:
     return 1 if warnings else 0
 
 
-def _measure(strategy: Any, gather: Callable[[str, Any], List[Any]], log: str) -> Measured:
+def _measure(
+    strategy: Any, gather: Callable[[str, Any], List[Any]], log: str, local_rank: int
+) -> Measured:
     import tensorflow as tf
 
     device = "GPU" if tf.config.get_visible_devices("GPU") else "CPU"
     step = _make_step(tf, device)
     steps = []
-    for _ in range(_MEASUREMENTS):
+    for turn in range(2 * _MEASUREMENTS):  # half of the tasks at a time, as they may share CPUs
         gather("a step", None)
-        steps.append(_mean_time(step, None))
+        if turn % 2 == local_rank % 2:
+            steps.append(_mean_time(step, None))
     reduce = _make_reduction(tf, strategy)
     once = max(gather("the time of an all-reduce", _mean_time(reduce, 1)))
     # Every task has to take part in each of them.
