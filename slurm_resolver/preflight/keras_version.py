@@ -54,8 +54,12 @@ def _minor(version: str) -> Tuple[int, ...]:
 def find_tensorflow_version() -> str:
     """Returns the version of the installed TensorFlow, without importing it; '' without one."""
     loaded = getattr(sys.modules.get("tensorflow"), "__version__", "")
-    names = ("tensorflow", "tensorflow-cpu", "tensorflow-rocm", "rocm_tensorflow")
-    return str(loaded or next(filter(None, map(_installed, names)), ""))
+    names = ["tensorflow", "tensorflow-cpu", "tensorflow-rocm", "rocm_tensorflow"]
+    found = loaded or next(filter(None, map(_installed, names)), "")
+    if not found and sys.version_info >= (3, 10):  # other builds, such as Intel's
+        names = importlib.metadata.packages_distributions().get("tensorflow", [])
+        found = next(filter(None, map(_installed, names)), "")
+    return str(found)
 
 
 def _installed(package: str) -> str:
