@@ -174,7 +174,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=2000, help="of all workers together (2000)")
     parser.add_argument("--batch-size", type=int, default=64, help="of a worker's step (64)")
     parser.add_argument("--width", type=int, default=256, help="units of a hidden layer (256)")
-    parser.add_argument("--checkpoints", help="folder to save to and to go on from (none)")
+    parser.add_argument("--checkpoints", help="folder to save to and to resume from (none)")
     parser.add_argument("--save-checkpoint-steps", type=int, default=500, help="(500)")
     parser.add_argument("--save-summaries-steps", type=int, default=100, help="(100)")
     args = parser.parse_args()

@@ -154,7 +154,7 @@ def _resolve(args: argparse.Namespace, program: str) -> Cluster:
 
         from slurm_resolver.preflight.ready import wait_until_ready
 
-        # Checked now: the other tasks would start and wait for this one in vain.
+        # Checked before the others start, because they would wait for this task.
         if shutil.which(program) is None:
             raise _not_startable(program, OSError(errno.ENOENT, os.strerror(errno.ENOENT)))
         # Tasks that have told each other where they run have already met.

@@ -8,8 +8,8 @@ is the chief, or worker 0 without a chief.
 | the leader, and all others that train, have said goodbye | the job is over, status 0 |
 | the leader is lost, or says goodbye with a failure | the job is over, status 1 |
 | the leader has left, and workers beside a ps still run after 30 s | one line names them |
-| another task that trains is lost, or fails | the others go on; the status will be 1 |
-| a worker that only serves is lost | the others go on |
+| another task that trains is lost, or fails | the others continue; the status will be 1 |
+| a worker that only serves is lost | the others continue |
 | a server is lost, or fails | the job is over, status 1 |
 | the leader or a server does not come in time | the job is over, status 1 |
 | tasks make different clusters | the job is over, status 1 |
@@ -175,14 +175,14 @@ class Job:
             if failure:
                 self._end(1, f"{name} is lost, and {SERVERS[job]} with it: {failure}")
         elif rank not in self._training:
-            print_line(f"{name} is lost, the others go on: {failure or 'its process ended'}")
+            print_line(f"{name} is lost, the others continue: {failure or 'its process ended'}")
         else:
             self._training.discard(rank)
             self._ended[rank] = failure
             if failure and rank == self._leader:
                 self._failed = (time.monotonic() + seconds, f"{name} has failed: {failure}")
             elif failure:
-                print_line(f"{name} has failed, the others go on: {failure}")
+                print_line(f"{name} has failed, the others continue: {failure}")
             elif rank == self._leader:
                 self._leader_ended = time.monotonic() + _WAIT_NOTICE_SECONDS
 

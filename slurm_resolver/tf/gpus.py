@@ -13,7 +13,7 @@ from slurm_resolver.log import warn
 
 
 def show_gpus(cluster: Cluster, auto_set_gpu: bool) -> Optional[Tuple[str, ...]]:
-    """Sets the GPUs; returns those that this process will see, None where nothing tells."""
+    """Sets the GPUs; returns those that this process will see, None if they are unknown."""
     gpus = cluster.gpu_decision
     if gpus is None or not auto_set_gpu:
         return gpus and gpus.visible_devices(applied=False)

@@ -52,7 +52,7 @@ CASES = {
         WORKERS,
         {**PS, "worker 0": TRAINS, "worker 1": "exit 3"},
         3,
-        ("worker 1 (rank 3 on localhost) has failed, the others go on: exit status 3",),
+        ("worker 1 (rank 3 on localhost) has failed, the others continue: exit status 3",),
         ("worker 0",),
     ),
     "a server fails": Case(
@@ -71,7 +71,7 @@ CASES = {
         f"{CHIEF} --servers ps,worker",
         {"chief 0": TRAINS, "ps 0": JOINS, "worker 0": "sleep 1; kill -9 $$", "worker 1": JOINS},
         137,
-        ("worker 0 (rank 2 on localhost) is lost, the others go on: SIGKILL",),
+        ("worker 0 (rank 2 on localhost) is lost, the others continue: SIGKILL",),
         ("chief 0",),
     ),
     "a worker that is started again": Case(

@@ -215,7 +215,7 @@ def test_other_batches_in_other_workers_are_an_error(real_slurm: SlurmCluster) -
     assert told(real_slurm, OTHERWISE) == [expected] * 2
 
 
-# What one worker may do alone; the others go on.
+# What one worker may do alone; the others continue.
 READING = """
 import keras, numpy as np, slurm_resolver as sr
 strategy = sr.MultiWorkerMirroredStrategy()

@@ -58,7 +58,7 @@ def test_a_strategy_goes_on_without_a_worker_and_all_end_with_it(
     (job.output / "STOP").touch()
     _, errors = job.await_end(FINISHED)
     assert statuses(job) == {0: 0, 1: 0, 2: 0, 3: 128 + signal.SIGKILL}
-    assert "worker 1 (rank 3 on n11) is lost, the others go on" in errors
+    assert "worker 1 (rank 3 on n11) is lost, the others continue" in errors
 
 
 EXEC = shlex.join([sys.executable, "-m", "slurm_resolver", "exec", "--wait=90"])

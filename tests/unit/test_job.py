@@ -97,10 +97,10 @@ CASES: Dict[str, Tuple[List[str], str, Optional[JobResult], str]] = {
         P, "all come, ps 1 dies, worker 0 fails", JobResult(1, PS_LOST + ENDED), ""),
     "another that trains is lost": (W, "all come, worker 1 dies, worker 0 leaves",
         JobResult(1, f"worker 1 (rank 3 on n3) has failed: {ENDED}"),
-        f"worker 1 (rank 3 on n3) has failed, the others go on: {ENDED}"),
+        f"worker 1 (rank 3 on n3) has failed, the others continue: {ENDED}"),
     "one that only serves is lost": (
         C, "all come, worker 0 serves, worker 1 serves, worker 1 dies", None,
-        f"worker 1 (rank 4 on n4) is lost, the others go on: {ENDED}"),
+        f"worker 1 (rank 4 on n4) is lost, the others continue: {ENDED}"),
     "a server is lost": (P, "all come, ps 1 dies", JobResult(1, PS_LOST + ENDED), ""),
     "a server ends too early": (P, "all come, ps 1 leaves",
         JobResult(1, PS_LOST + "its process ended before those that it serves"), ""),

@@ -19,7 +19,7 @@ _VARYING = (
 
 
 class Share(NamedTuple):
-    """A global batch as every worker reads it, and a digest of its first and last row, float32."""
+    """A global batch as every worker reads it, with a digest of its first and last row, float32."""
 
     digest: Any
     batch: Any
