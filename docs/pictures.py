@@ -47,7 +47,8 @@ def draw(name: str, printed: str) -> str:
     """Returns the SVG of what the command of that name has printed, colours included."""
     console = Console(record=True, width=COLUMNS, file=io.StringIO(), force_terminal=True)
     lines = [line.rstrip() for line in printed.replace("\r", "").strip("\n").split("\n")]
-    console.print(Text.from_ansi("\n".join(lines)))
+    # The picture would clip the last line at the bottom.
+    console.print(Text.from_ansi("\n".join([*lines, ""])))
     svg = console.export_svg(title=f"$ {COMMANDS[name]}", theme=MONOKAI, unique_id=name)
     # without the fonts that a browser would fetch: the pictures are read offline as well
     svg = re.sub(r"@font-face \{.*?\}\s*", "", svg, flags=re.S)
