@@ -20,7 +20,7 @@ import nox
 ROOT = Path(__file__).parent
 VERSIONS = ["3.9", "3.10", "3.11", "3.12", "3.13"]
 # what the tests that need neither Slurm nor TensorFlow import, of the extra `test`
-TOOLS = ["hypothesis", "pytest>=7.4", "pytest-mock", "shtab>=1.10"]
+TOOLS = ["hypothesis", "pytest>=7.4", "pytest-mock", "rich", "shtab>=1.10"]
 QUICK = ["-m", "not slurm and not tensorflow"]
 # what TensorFlow promises of its resolvers, what is missing without it, the order of its ring
 CONTRACT = ["-m", "not slurm", "-k", "test_contract or test_package or test_tensorflow_visits"]

@@ -12,6 +12,7 @@ from typing import Sequence
 import pytest
 from folders import ROOT
 
+pytest.importorskip("tensorflow")
 from slurm_resolver.tf.collective_check import Measured, find_warnings, nccl_network
 
 pytestmark = pytest.mark.tensorflow
