@@ -75,7 +75,7 @@ RULES = {
     ),
     "a node": (
         ["srun: error: Node failure on n7", traceback_of("ConnectionError: x", "0: ")],
-        ("node n7", "Node failure", False),
+        ("node n7", "node failure", False),
     ),
     "one task, whose log has no labels": (
         [traceback_of("ValueError: x"), EXIT.format(2, 1, "Exited with exit code 1")],
