@@ -11,14 +11,13 @@ or srun ends them. What Slurm 22.05, 24.11 and 26.05 print, in this order:
     scancel           srun: Job step aborted: Waiting up to 4 seconds for job step to finish.
     the time limit    as scancel
 
-Lines of one log are in the order of time. Several logs are compared by the last time stamp before
-the failure, as precisely as the clocks of the nodes agree.
+Lines of one log are in the order of time. Of several logs, that of the first failure was written
+last at an earlier time, as the other tasks end after it.
 """
 
 from __future__ import annotations
 
 import re
-import time
 from dataclasses import dataclass
 from typing import Dict, List, NamedTuple, Optional, Sequence, Tuple
 
@@ -53,10 +52,6 @@ _ENDS_ALL = re.compile(
     r"srun: (?:Terminating |Job step aborted)|.{0,80}\*\*\* (?:STEP|JOB) \S+ ON \S+ CANCELLED AT "
 )
 _TRACEBACK = "Traceback (most recent call last)"
-_TIME = re.compile(
-    r"\[?(\d{4}-\d\d-\d\d)[T ](\d\d:\d\d:\d\d)"  # TensorFlow, and most of Python's loggers
-    r"|[IWEF]\d{4} \d\d:\d\d:(\d{9,10})\.\d"  # absl before it is initialized: since 1970
-)
 
 
 class Failure(NamedTuple):
@@ -66,7 +61,6 @@ class Failure(NamedTuple):
         task: its rank, with its node if known; a node; '' if the log does not say.
         line_number: the number of `line`, from 1.
         line: the error.
-        time: the last time stamp before it in the task's log, in seconds since 1970.
         follows: whether another task's failure caused it, as far as is known.
         node: the node, where srun names it.
     """
@@ -74,28 +68,25 @@ class Failure(NamedTuple):
     task: str
     line_number: int
     line: str
-    time: Optional[float] = None
     follows: bool = False
     node: Optional[str] = None
 
 
 @dataclass
 class _Task:
-    """A task's last time stamp, and the error at the end of its last traceback."""
+    """The error at the end of a task's last traceback."""
 
-    time: Optional[float] = None
     in_traceback: bool = False
     error: Optional[Failure] = None
     lines_after: int = 0
 
     def read(self, number: int, text: str) -> None:
-        self.time = _read_time(text) or self.time
         self.lines_after += 1
         if text.startswith(_TRACEBACK):
             self.in_traceback = True
         elif self.in_traceback and text and not text[0].isspace():
             self.in_traceback = False
-            self.error, self.lines_after = Failure("", number, text, self.time), 0
+            self.error, self.lines_after = Failure("", number, text), 0
 
 
 class FailureReader:
@@ -131,8 +122,8 @@ class FailureReader:
         task.read(number, text[label.end() :] if label else text)
         gone = _GONE.match(text)
         if gone:
-            task_name = _place(gone[1], gone[2])
-            failure = Failure(task_name, number, gone[3], task.time, follows_another(gone[3]))
+            place, follows = _place(gone[1], gone[2]), follows_another(gone[3])
+            failure = Failure(place, number, gone[3], follows)
             self._gone.setdefault(gone[1], failure)
 
     def _read_launcher(self, number: int, text: str) -> None:
@@ -142,8 +133,7 @@ class FailureReader:
             self.node = Failure(f"node {node[1]}", number, line, node=node[1])
         elif end and not self.all_end:
             rank, name = end["rank"], end.groupdict().get("node")
-            task = self._tasks.get(rank, _Task())
-            failure = Failure(_place(rank, name), number, end["how"], task.time, node=name)
+            failure = Failure(_place(rank, name), number, end["how"], node=name)
             self.ends.setdefault(rank, failure)
 
     def error_of(self, rank: str) -> Optional[Failure]:
@@ -178,16 +168,17 @@ def _place(rank: str, node: Optional[str] = None) -> str:
     return f"rank {rank}" + (f" on {node}" if node else "") if rank else ""
 
 
-def first_of(failures: Sequence[Optional[Failure]]) -> List[int]:
+def first_of(failures: Sequence[Optional[Failure]], times: Sequence[float]) -> List[int]:
     """Returns the numbers of the logs; the log of the task that failed first is the first.
 
     Args:
         failures: the first failure in each log.
+        times: when each log was last written.
     """
 
-    def order(number: int) -> Tuple[bool, bool, float]:
-        failure = failures[number] or Failure("", 0, "", follows=True)
-        return failure.follows, failure.time is None, failure.time or 0.0
+    def order(number: int) -> Tuple[bool, float]:
+        failure = failures[number]
+        return failure is None or failure.follows, times[number]
 
     return sorted(range(len(failures)), key=order)
 
@@ -196,16 +187,3 @@ def follows_another(line: str) -> bool:
     """Returns whether another task's failure caused an error, as far as is known."""
     found = {finding.id for finding in explain([line])}
     return bool(found & _FOLLOWS or (not found and _CALL_ERRORS.search(line)))
-
-
-def _read_time(text: str) -> Optional[float]:
-    match = _TIME.match(text)
-    if match is None:
-        return None
-    date, clock, epoch = match.groups()
-    if epoch is not None:
-        return float(epoch)
-    try:
-        return time.mktime(time.strptime(f"{date} {clock}", "%Y-%m-%d %H:%M:%S"))
-    except (ValueError, OverflowError):  # not a day of the calendar
-        return None
