@@ -24,7 +24,7 @@ only, says that no step was checked, and has an exit status of its own."""
 
 EPILOG = """\
 checks: presence, agreement, layout, names, ports, reach, secret, tensorflow, keras, proxies, cpus,
-gpus, and in a job requeue and signal; outside a step names, tensorflow, keras, proxies, gpus, step.
+gpus, and in a job requeue and signal; outside a step tensorflow, keras, proxies, gpus, step.
 
 exit status, the same in every task: 0 if no check failed (warnings do not count), 1 if one failed,
 2 if usage or environment are wrong. Without srun 3 instead of 0: no step was checked.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import shutil
 import sys
 import textwrap
@@ -43,13 +44,14 @@ def main(args: argparse.Namespace) -> int:
     from slurm_resolver.diagnostics.first_failure import FailureReader, first_of
     from slurm_resolver.diagnostics.log_messages import Finding, explain, explain_file, printable
 
-    names, findings, failures = [], [], []
+    names, findings, failures, times = [], [], [], []
     unreadable = False
     for name in args.logs or ["-"]:
         reader = FailureReader()
         try:
             with nullcontext(sys.stdin.buffer) if name == "-" else open(name, "rb") as stream:
                 findings.append(explain_file(stream, reader.read))
+                times.append(os.fstat(stream.fileno()).st_mtime)
         except OSError as error:
             unreadable = True
             shown = printable(name)
@@ -57,7 +59,7 @@ def main(args: argparse.Namespace) -> int:
             continue
         names.append(printable(name))
         failures.append(reader.first())
-    order = first_of(failures)
+    order = first_of(failures, times)
     first = failures[order[0]] if order else None
     if first is not None and not first.follows:
         own = {one.id for one in explain([first.line])}

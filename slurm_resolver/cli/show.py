@@ -16,7 +16,7 @@ from slurm_resolver.cluster.layout import layout_from_environment
 from slurm_resolver.cluster.resolve import build_cluster, resolve_step
 from slurm_resolver.coordination.client import connect
 from slurm_resolver.errors import LaunchError, NotInStepError, RendezvousError
-from slurm_resolver.preflight.lonely_step import advise_on_lonely_step
+from slurm_resolver.preflight.job_checks import advise_on_lonely_step
 from slurm_resolver.slurm.step import SlurmStep
 from slurm_resolver.wording import counted
 
