@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from slurm_resolver.coordination.service import Service
 
 _FIRST_NOTICE, _NEXT_NOTICES = 30.0, 60.0  # seconds until the missing tasks are reported
+_PATIENT_NOTICE = 0.5  # seconds until the missing tasks learn that others wait patiently
 _MOST_NAMES = 10  # tasks that a message names
 
 
@@ -70,7 +71,8 @@ class Rounds:
                 current.deadline, current.seconds = now + seconds, float(message["timeout"])
             current.waiting.add(rank)
             current.without = set(message["without"])
-            current.patient = current.patient or message["timeout"] is None
+            if message["timeout"] is None and not current.patient:
+                current.patient, current.next_notice = True, now + _PATIENT_NOTICE
         left = self._left - current.values.keys() - current.without
         if current.patient and left:
             self._end_without(name, min(left))
@@ -114,10 +116,15 @@ class Rounds:
                 self._notify(current)
 
     def tick(self, now: float) -> None:
-        """Ends the rounds whose time is up, and lets one task report which are missing."""
+        """Ends the rounds whose time is up, and reports those that wait for missing tasks.
+
+        One of the tasks that wait logs which are missing. In a patient round, the missing tasks
+        are told instead: they may have left the gather out.
+        """
         for name, current in self._rounds.items():
             if current.answer is not None:
                 continue
+            waiting = min(current.waiting & current.values.keys(), default=None)
             if now >= current.deadline:
                 count, names = self._describe_missing(current)
                 error = (
@@ -125,9 +132,13 @@ class Rounds:
                     f"{names}. Look at their output, and check that all tasks run the same program."
                 )
                 self._end(name, {"error": error})
-            elif now >= current.next_notice and current.waiting and not current.patient:
+            elif now >= current.next_notice and waiting is not None:
                 current.next_notice += _NEXT_NOTICES
-                self._notify(current)
+                if current.patient:
+                    given = {"rank": waiting, "value": current.values[waiting]}
+                    self._send(self._missing(current), {"awaited": name, **given})
+                else:
+                    self._notify(current)
 
     def _notify(self, current: Round) -> None:
         count, names = self._describe_missing(current)
