@@ -96,14 +96,11 @@ class Client:
         Raises:
             RendezvousError: in every task, with the names of the missing or lost tasks.
         """
-        until = math.inf if timeout is None else time.monotonic() + timeout
+        seconds = math.inf if timeout is None else timeout
+        options = {"until": time.monotonic() + seconds, "timeout": timeout}
         with self._changed:
-            name = self.offer(purpose, value, until, timeout=timeout, without=sorted(without))
-            while name not in self._answers and not self.refusal:
-                left = until - time.monotonic() + (_ANSWER_SECONDS if self._socket else 0.0)
-                if left <= 0:
-                    break
-                self._changed.wait(min(left, threading.TIMEOUT_MAX))
+            name = self.offer(purpose, value, without=sorted(without), **options)
+            self.wait_for(lambda: name in self._answers or self.refusal, seconds + _ANSWER_SECONDS)
             del self._standing[name]
             answer = self._answers.pop(name, None)
             if self.refusal:
@@ -119,11 +116,11 @@ class Client:
             raise RendezvousError(answer["error"])
         return wire.unpack(answer["values"])
 
-    def offer(self, purpose: str, value: Any, until: Optional[float] = None, **options: Any) -> str:
+    def offer(self, purpose: str, value: Any, **options: Any) -> str:
         """Gives this task's value for a gather, and returns the gather's name without waiting."""
         self._gathers[purpose] += 1
         name = f"{purpose} {self._gathers[purpose]}"
-        message = {"gather": name, "value": json.dumps(value), "until": until, **options}
+        message = {"gather": name, "value": json.dumps(value), **options}
         if len(wire.encode(message)) > _MOST_VALUE_BYTES:
             raise ValueError(f"{purpose}: a value of more than {_MOST_VALUE_BYTES} bytes")
         self.say(name, **message)
@@ -135,10 +132,9 @@ class Client:
 
     def told(self, topic: str, ranks: Collection[int], timeout: float) -> Dict[int, str]:
         """Returns what these tasks have told, by rank, once all have or after `timeout` seconds."""
-        with self._changed:
-            told = self._told[topic]
-            self._changed.wait_for(lambda: told.keys() >= set(ranks), timeout)
-            return {rank: told[rank] for rank in ranks if rank in told}
+        told = self._told[topic]
+        self.wait_for(lambda: told.keys() >= set(ranks), timeout)
+        return {rank: told[rank] for rank in ranks if rank in told}
 
     def say(self, key: str, **message: Any) -> None:
         """Tells the service something, now and after each reconnection.
@@ -149,6 +145,11 @@ class Client:
             self._standing[key] = message
             self._send(message)
             self._changed.notify_all()
+
+    def wait_for(self, predicate: Callable[[], object], seconds: float = math.inf) -> bool:
+        """Waits for what a listener or `refusal` makes true; returns whether it came true."""
+        with self._changed:
+            return bool(self._changed.wait_for(predicate, min(seconds, threading.TIMEOUT_MAX)))
 
     def listen(self, key: str, listener: Listener) -> None:
         """Has a function called, in the connection's thread, for each message with this key."""
@@ -161,7 +162,7 @@ class Client:
                 return
             if self._standing:
                 # The service may be about to start, and the other tasks learn from it who has left.
-                self._changed.wait_for(
+                self.wait_for(
                     lambda: self._socket or self.refusal or self._has_ended, _LEAVE_SECONDS
                 )
             self._closed = True
@@ -173,8 +174,6 @@ class Client:
             with contextlib.suppress(OSError):
                 sock.shutdown(socket.SHUT_WR)
             self._thread.join(_GOODBYE_SECONDS)
-            with contextlib.suppress(OSError):
-                sock.shutdown(socket.SHUT_RDWR)
         if self.service is not None:
             self.service.close()
 
@@ -213,7 +212,7 @@ class Client:
                 sock, lines, answer = open_connection(self.address, self._hello)
             except (OSError, wire.WireError, RendezvousError) as error:
                 self._take_failure(error)
-                self._wait(lambda: self._closed, pause)
+                self.wait_for(lambda: self._closed, pause)
                 pause = min(2 * pause, _LONGEST_PAUSE)
                 continue
             pause = _FIRST_PAUSE
@@ -223,13 +222,9 @@ class Client:
             self._notice_at = time.monotonic() + _NOTICE_SECONDS
             self._socket = None
             if self._has_ended:  # there may never be another service, nor a need for one
-                self._wait(lambda: bool(self._standing or self._closed))
+                self.wait_for(lambda: self._standing or self._closed)
         with self._changed:
             self._changed.notify_all()
-
-    def _wait(self, predicate: Callable[[], bool], seconds: Optional[float] = None) -> None:
-        with self._changed:
-            self._changed.wait_for(predicate, seconds)
 
     def _attend(self, sock: socket.socket, lines: BinaryIO, answer: Message) -> None:
         """Passes on what the service says, until it announces its end or refuses this process."""
@@ -260,41 +255,37 @@ class Client:
                 if self.address.rank <= 1:  # one task reports it
                     warn("waiting for %s: %s", self.address.name, self.problem)
             return
-        refused = isinstance(error, ConnectionRefusedError)
-        if not refused and now - self._lost_at <= self.address.grace:
-            return
-        silent = f"its node has not answered for {self.address.grace:g} s"
-        why = "its process has ended" if refused else silent
+        why = "its process has ended"
+        if not isinstance(error, ConnectionRefusedError):
+            if now - self._lost_at <= self.address.grace:
+                return
+            why = f"its node has not answered for {self.address.grace:g} s"
+        self._lost_at, self._has_ended = None, True
+        for name in pending:
+            part = f"takes no part in {name.rpartition(' ')[0]}: {why}"
+            self._answers[name] = {"error": f"{self.address.name} is gone, and {part}."}
         self._dispatch({"gone": None, "rank": self._service_rank, "why": why, "where": ""})
-        self._lost_at = None
-        with self._changed:
-            self._has_ended = True
-            for name in pending:
-                part = f"takes no part in {name.rpartition(' ')[0]}: {why}"
-                self._answers[name] = {"error": f"{self.address.name} is gone, and {part}."}
-            self._changed.notify_all()
 
     def _dispatch(self, message: Message) -> None:
         for key in () if self._closed else message:
             for listener in self._listeners[key]:
                 listener(message)
+        with self._changed:
+            self._changed.notify_all()
 
     def _take_answer(self, message: Message) -> None:
-        with self._changed:
-            self._send({"received": message["gathered"]})
-            self._answers[message["gathered"]] = message
-            self._changed.notify_all()
+        self._send({"received": message["gathered"]})
+        self._answers[message["gathered"]] = message
 
     def _take_told(self, message: Message) -> None:
-        with self._changed:
-            self._told[message["told"]][message["rank"]] = message["value"]
-            self._changed.notify_all()
+        self._told[message["told"]][message["rank"]] = message["value"]
 
     def _send(self, message: Message) -> None:
-        if message.get("until") is not None:  # another task has another clock
+        if "until" in message:  # another task has another clock
             message = {**message, "seconds": max(0.0, message["until"] - time.monotonic())}
-        if self._socket is not None:
-            with contextlib.suppress(OSError):  # the thread notices, and connects again
+        # The thread notices a failure, and connects again.
+        with self._changed, contextlib.suppress(OSError):
+            if self._socket is not None:
                 self._socket.sendall(wire.encode(message))
 
 

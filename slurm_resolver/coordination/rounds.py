@@ -6,6 +6,7 @@ ends. Every task gets the answer, including those that come later or ask again.
 
 from __future__ import annotations
 
+import math
 import time
 from typing import TYPE_CHECKING, Dict, List, Optional, Set, Tuple
 
@@ -31,7 +32,7 @@ class Round:
         self.without: Set[int] = set()  # the ranks that do not take part
         self.patient = False  # whether it has no deadline, and ends when a task leaves
         self.began = time.monotonic()
-        self.deadline = self.seconds = float("inf")
+        self.deadline = self.seconds = math.inf
         self.next_notice = self.began + _FIRST_NOTICE
         self.answer: Optional[Message] = None
 
@@ -46,8 +47,14 @@ class Rounds:
         self._endings: Dict[int, str] = {}  # how the last process of a task ended, by rank
         self._left: Set[int] = set()  # the ranks whose program has ended
 
-    def add(self, process: Process, message: Message) -> None:
-        """Takes the value of a task: ``{"gather": name, "value": JSON, "seconds": 60, …}``."""
+    def message(self, process: Process, message: Message) -> None:
+        """Takes the value of a task, or that it has received an answer."""
+        if "gather" in message:
+            self._add(process, message)
+        elif message.get("received") in self._rounds:
+            self._rounds[message["received"]].waiting.discard(process.rank)
+
+    def _add(self, process: Process, message: Message) -> None:
         rank, number = process.rank, process.number
         name = str(message["gather"])
         current = self._rounds.get(name)
@@ -83,11 +90,6 @@ class Rounds:
             values = [current.values.get(each, "null") for each in range(self._num_tasks)]
             self._end(name, {"values": pack(values)})
 
-    def received(self, rank: int, name: str) -> None:
-        """Notes that a task has received the answer of a round."""
-        if name in self._rounds:
-            self._rounds[name].waiting.discard(rank)
-
     @property
     def owes(self) -> bool:
         """Whether some tasks have not received an answer yet."""
@@ -99,20 +101,23 @@ class Rounds:
             if current.answer is None and current.numbers.get(process.rank) == process.number:
                 current.values.pop(process.rank, None)
 
-    def ended(self, process: Process, ending: str, failed: bool) -> None:
+    def ended(self, process: Process, failure: str, said_goodbye: bool) -> None:
         """Ends the rounds in which an ended process takes part, or that wait for it patiently."""
-        rank = process.rank
-        self._endings[rank] = ending
-        if process.role == "program":
+        rank, ending = process.rank, failure or "it has ended"
+        is_program = process.role == "program"
+        self._endings[rank] = (
+            f"its process ended: {failure}" if failure and said_goodbye else ending
+        )
+        if is_program:
             self._left.add(rank)
         for name, current in self._rounds.items():
-            if current.answer is not None or process.role != "program":
+            if current.answer is not None or not is_program:
                 current.waiting.discard(rank)
                 continue
             awaited = current.patient and rank in self._missing(current)
             if current.numbers.get(rank) == process.number or awaited:
                 self._end_without(name, rank)
-            elif failed and current.waiting:
+            elif failure and current.waiting:
                 self._notify(current)
 
     def tick(self, now: float) -> None:
