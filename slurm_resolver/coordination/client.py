@@ -31,8 +31,7 @@ Listener = Callable[[Message], None]
 
 _PORT_SECONDS = 10.0  # for a process that ends to free the port
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.05, 1.0  # between two attempts to connect
-_ANSWER_SECONDS = 5.0  # for the service to say that the time is up
-_GOODBYE_SECONDS = 5.0  # for the service to read the goodbye
+_ANSWER_SECONDS = 5.0  # for the service to say that the time is up, or to read the goodbye
 _LEAVE_SECONDS = 30.0  # at the end of this process, for the service to start
 _NOTICE_SECONDS = 30.0  # until a task reports that the service cannot be reached; later twice that
 _MOST_VALUE_BYTES = wire.MOST_BYTES - 4096
@@ -48,11 +47,7 @@ class Client:
     """
 
     def __init__(self, address: ServiceAddress, role: str = "program") -> None:
-        """Connects; starts the service first if the address says so.
-
-        Raises:
-            RendezvousError: if the service cannot be started.
-        """
+        """Connects. Starts the service first if the address says so, or raises RendezvousError."""
         self.address = address
         self.name_of: NameOf = "rank {}".format
         self.service: Optional[Service] = None
@@ -173,17 +168,14 @@ class Client:
             # A message that arrives after a close resets the connection, and the goodbye is lost.
             with contextlib.suppress(OSError):
                 sock.shutdown(socket.SHUT_WR)
-            self._thread.join(_GOODBYE_SECONDS)
+            self._thread.join(_ANSWER_SECONDS)
         if self.service is not None:
             self.service.close()
 
-    def close_in_child(self) -> None:
-        """Closes a forked process's copies of the sockets; the parent's stay as they are."""
-        if self._socket is not None:
-            with contextlib.suppress(OSError):
-                os.close(self._socket.fileno())
-        if self.service is not None:
-            self.service.close_in_child()
+    def sockets(self) -> List[socket.socket]:
+        """Returns the sockets of the connection, and of the service if it runs here."""
+        own = [] if self._socket is None else [self._socket]
+        return own + (self.service.sockets() if self.service else [])
 
     def _start_service(self) -> None:
         from slurm_resolver.coordination.service import Service
@@ -298,12 +290,8 @@ _lock = threading.Lock()
 def connect(address: ServiceAddress, name_of: Optional[NameOf] = None) -> Client:
     """Returns this process's connection, which is opened at the first call.
 
-    Args:
-        address: of the service.
-        name_of: returns how messages name a rank; None leaves it as it is.
-
-    Raises:
-        RendezvousError: if the service cannot be started in this process.
+    `name_of` returns how messages name a rank; None leaves it as it is. Raises RendezvousError if
+    the service cannot be started in this process.
     """
     with _lock:
         client = _clients.get(address)
@@ -331,8 +319,9 @@ def _leave_at_exit() -> None:
 def _close_in_child() -> None:
     global _lock
     _lock = threading.Lock()  # another thread may have held it
-    for client in _clients.values():
-        client.close_in_child()
+    for sock in (one for client in _clients.values() for one in client.sockets()):
+        with contextlib.suppress(OSError):  # the parent's stay open
+            os.close(sock.fileno())
     _of_parents.extend(_clients.values())
     _clients.clear()
 

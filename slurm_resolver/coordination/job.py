@@ -9,10 +9,9 @@ is the chief, or worker 0 without a chief.
 | the leader is lost, or says goodbye with a failure | the job is over, status 1 |
 | another task that trains is lost, or fails | the others continue; the status will be 1 |
 | a worker that only serves is lost | the others continue |
-| a server is lost, or fails | the job is over, status 1 |
+| a server, or the process of the coordination service, is lost | the job is over, status 1 |
 | the leader or a server does not come in time | the job is over, status 1 |
 | tasks make different clusters | the job is over, status 1 |
-| the process of the coordination service is gone | the job is over, status 1 |
 
 A launcher decides for its task: its program may leave, be lost, and be started again. `Job` is the
 service's part, and `Member` the part of a task's process.

@@ -89,6 +89,8 @@ class Rounds:
         if current.waiting and enough and not self._missing(current):
             values = [current.values.get(each, "null") for each in range(self._num_tasks)]
             self._end(name, {"values": pack(values)})
+            # All tasks are beyond the round before, which nobody will ask for again.
+            self._rounds.pop(f"{current.purpose} {int(name.rpartition(' ')[2]) - 1}", None)
 
     @property
     def owes(self) -> bool:
@@ -103,11 +105,9 @@ class Rounds:
 
     def ended(self, process: Process, failure: str, said_goodbye: bool) -> None:
         """Ends the rounds in which an ended process takes part, or that wait for it patiently."""
-        rank, ending = process.rank, failure or "it has ended"
-        is_program = process.role == "program"
-        self._endings[rank] = (
-            f"its process ended: {failure}" if failure and said_goodbye else ending
-        )
+        rank, is_program = process.rank, process.role == "program"
+        raised = f"its process ended: {failure}" if said_goodbye else failure
+        self._endings[rank] = raised if failure else "it has ended"
         if is_program:
             self._left.add(rank)
         for name, current in self._rounds.items():
@@ -121,10 +121,9 @@ class Rounds:
                 self._notify(current)
 
     def tick(self, now: float) -> None:
-        """Ends the rounds whose time is up, and reports those that wait for missing tasks.
+        """Ends the rounds whose time is up, and lets one task report which are missing.
 
-        One of the tasks that wait logs which are missing. In a patient round, the missing tasks
-        are told instead: they may have left the gather out.
+        In a patient round, the missing tasks are told instead: they may have left it out.
         """
         for name, current in self._rounds.items():
             if current.answer is not None:

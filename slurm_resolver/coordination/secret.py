@@ -62,8 +62,7 @@ class Secret:
 def accept_offer(offer: Mapping[str, object], name: str) -> bytes:
     """Returns the secret that the service `name` offers.
 
-    Raises:
-        RendezvousError: if this task has another kind of secret, or munge fails.
+    Raises RendezvousError if this task has another kind of secret, or munge fails.
     """
     means, offered = find_means(), str(offer.get("means"))
     if offered != means:

@@ -17,10 +17,8 @@ waits for the program.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import errno
 import math
-import os
 import resource
 import secrets
 import socket
@@ -52,14 +50,12 @@ class _Link:
 
 
 class Service:
-    """The service. Other threads may call `flush`, `close` and `close_in_child` only."""
+    """The service. Other threads may call `flush`, `close` and `sockets` only."""
 
     def __init__(self, address: ServiceAddress, name_of: NameOf) -> None:
         """Takes the port, and serves in a thread; `name_of` returns how messages name a rank.
 
-        Raises:
-            OSError: if the port cannot be used.
-            RendezvousError: if the secret cannot be obtained.
+        Raises OSError if the port cannot be used, RendezvousError if the secret cannot be obtained.
         """
         self.address, self.name_of = address, name_of
         self._secret = Secret()
@@ -111,11 +107,9 @@ class Service:
         self._closing = True
         self._thread.join(2 * _FLUSH_SECONDS)
 
-    def close_in_child(self) -> None:
-        """Closes a forked process's copies of the sockets, which would keep the port in use."""
-        for sock in (self._socket, *(w.get_extra_info("socket") for w in self._connections)):
-            with contextlib.suppress(OSError):
-                os.close(sock.fileno())
+    def sockets(self) -> List[socket.socket]:
+        """Returns the open sockets: a forked process closes its copies, to free the port."""
+        return [self._socket, *(w.get_extra_info("socket") for w in self._connections)]
 
     async def _serve(self) -> None:
         asyncio.get_running_loop().set_exception_handler(_report)

@@ -116,8 +116,7 @@ def open_connection(
 ) -> Tuple[socket.socket, BinaryIO, Message]:
     """Returns a connection, its lines, and the service's answer to the handshake.
 
-    Raises:
-        OSError, WireError, RendezvousError: if the service does not answer, or refuses the proof.
+    Raises OSError, WireError or RendezvousError if the service does not answer as expected.
     """
     host = "127.0.0.1" if address.serves else address.host.strip("[]")
     sock = socket.create_connection((host, address.port), HANDSHAKE_SECONDS)
