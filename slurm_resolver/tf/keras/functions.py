@@ -108,8 +108,8 @@ def compiled(model: Any, function: Method) -> Any:
 def _steps(model: Any, count: int) -> Iterator[None]:
     reporter.begin_step(count)
     try:
-        model.distribute_strategy.workers.begin_step()
-        yield
+        with model.distribute_strategy.workers.step():
+            yield
     finally:
         reporter.end_step()
 
