@@ -57,8 +57,7 @@ def run_step(
             # Its rows are other ones than replica 0's, and draw other random numbers.
             graph.seed = (graph.seed + 1_000_003 * step.draw) % _SEEDS
         part = without_optionals(part)
-        rows = count_rows(part)
-        step.own_rows = rows if isinstance(rows, int) else None
+        step.own = count_rows(part)
         return run_in(step, lambda: function(step, part))
 
     return run_in_replicas(model.distribute_strategy, in_replica, batch)
@@ -80,7 +79,6 @@ def _part(model: Any, replica: int, share: Share, whole: bool) -> Tuple[Any, Ste
         tf.cast(start, tf.int32),
         count=tf.where(repeated, rows if replica == 0 else 0, stop - start),
         weight=tf.where(repeated, 1.0 / sharing.replicas, weight),
-        repeats=tf.where(repeated, float(sharing.replicas), 1.0),
         digest=share.digest,
         draw=0 if whole else replica,
     )

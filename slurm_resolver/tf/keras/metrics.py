@@ -19,9 +19,9 @@ Method = Callable[..., Any]
 
 def _update_state(step: Step, original: Method, metric: Any, *args: Any, **kwargs: Any) -> None:
     """Updates a metric with this replica's rows, or with those of all replicas."""
-    values = _values(metric, args, kwargs)
-    if step.examined is not None:
-        step.examined[1].extend(map(tf.convert_to_tensor, values))
+    value = _value(metric, args, kwargs)
+    if step.examined is not None and value is not None and value.shape.rank == 0:
+        step.examined[1].append(value)
     if step.nested or step.examined is not None:
         original(metric, *args, **kwargs)
         return
@@ -31,9 +31,11 @@ def _update_state(step: Step, original: Method, metric: Any, *args: Any, **kwarg
         args, kwargs = step.gather_structure((args, kwargs))
         for variable in metric.variables:
             variable._same_in_replicas = True
-    elif values and len(args) < 2 and kwargs.get("sample_weight") is None:
-        # A scalar, such as a mean loss, counts by this replica's rows.
-        args, kwargs = values, {"sample_weight": step.count / step.rows}
+    elif value is not None and len(args) < 2 and kwargs.get("sample_weight") is None:
+        # A number, such as a mean loss, counts by this replica's rows.
+        share = tf.cast(step.count / step.rows, tf.float32)
+        share = tf.where(step.is_of_own_rows(value), 1.0, share)
+        args, kwargs = (value,), {"sample_weight": tf.fill(tf.shape(value)[:1], share)}
     before = {id(one): tf.convert_to_tensor(one.value) for one in metric.variables}
     with step.seeing_whole_batch():
         original(metric, *args, **kwargs)
@@ -45,15 +47,15 @@ def _update_state(step: Step, original: Method, metric: Any, *args: Any, **kwarg
         variable.value.assign(tf.where(step.counts, new, old))
 
 
-def _values(metric: Any, args: Any, kwargs: Any) -> Tuple[Any, ...]:
-    """Returns the number that one of Keras' means or sums is updated with, if it is one."""
+def _value(metric: Any, args: Any, kwargs: Any) -> Any:
+    """Returns the tensor that one of Keras' means or sums is updated with; None for other ones."""
     import keras
 
-    values = args[0] if args else kwargs.get("values")
     plain = isinstance(metric, (keras.metrics.Mean, keras.metrics.Sum))
-    if not plain or values is None or tf.convert_to_tensor(values).shape.rank != 0:
-        return ()
-    return (values,)
+    if not plain or isinstance(metric, keras.metrics.MeanMetricWrapper):
+        return None
+    value = args[0] if args else kwargs.get("values")
+    return None if value is None else tf.identity(value)
 
 
 def _result(step: Step, original: Method, metric: Any) -> Any:

@@ -29,10 +29,9 @@ class Step:
     first: Any  # row of this replica's part
     count: Any  # of rows that it adds to the global batch; 0 where another replica has the same
     weight: Any  # its share in every mean, float32; those of all replicas add up to 1
-    repeats: Any = 1.0  # how many replicas compute the same rows, float32
     digest: Any = None  # of the global batch; None where each worker reads data of its own
     draw: int = 0  # which random numbers it draws
-    own_rows: Optional[int] = None  # of this replica's tensors, where their number is known
+    own: Any = None  # the number of rows of this replica's tensors: an int, or an int32 tensor
     # Variables of which all replicas' mean is to be taken.
     statistics: List[Any] = dataclasses.field(default_factory=list)
     # What gradients are taken of, and metrics updated with, where it is run for its losses alone
@@ -66,7 +65,14 @@ class Step:
 
     def is_by_row(self, value: Any) -> bool:
         """Whether a tensor has a value for each of this replica's rows."""
-        return bool(value.shape.rank != 0 and value.shape[0] == self.own_rows)
+        own = self.own if isinstance(self.own, int) else None
+        return bool(value.shape.rank != 0 and value.shape[0] == own)
+
+    def is_of_own_rows(self, value: Any) -> Any:
+        """Whether a tensor has a value for each of this replica's rows, and not for all rows."""
+        if value.shape.rank == 0:
+            return False
+        return tf.logical_and(tf.shape(value)[0] == self.own, self.own != self.rows)
 
     def add(self, values: Sequence[Any]) -> List[Any]:
         """Returns the sums over all replicas; one collective for each type takes them all."""
@@ -128,7 +134,7 @@ class Step:
 
         Each replica's gradient is that of its own rows, and is weighted as all gradients are.
         """
-        factor = tf.math.divide_no_nan(1.0, self.weight) if loss.shape.rank == 0 else self.repeats
+        factor = tf.math.divide_no_nan(1.0, self.weight)
         return loss + tf.cast(factor - 1, loss.dtype) * (loss - tf.stop_gradient(loss))
 
     def gradients(self, gradients: Sequence[Optional[Any]]) -> List[Optional[Any]]:
