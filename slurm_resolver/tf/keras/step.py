@@ -46,13 +46,9 @@ class Step:
         self._shared = self.digest is not None  # whether all workers have read the same batch
         # By the id of a tensor or variable; what has an id must live as long as the step.
         self._gathered: Dict[int, Tuple[Any, Any]] = {}
-        self._sums: Dict[int, Tuple[Any, Any]] = {}
-
-    @property
-    def counts(self) -> Any:
-        """Whether this replica's rows count in metrics: a bool where that is known."""
-        static = tf.get_static_value(self.count)
-        return self.count > 0 if static is None else bool(static > 0)
+        self._before: Dict[int, Any] = {}  # values of metrics' variables, the same in all replicas
+        self._changed: Dict[int, Any] = {}  # variables to which this replica's rows have been added
+        self.keep(self.model.metrics_variables)
 
     @contextlib.contextmanager
     def seeing_whole_batch(self) -> Iterator[None]:
@@ -143,40 +139,40 @@ class Step:
         sums = iter(self.add(found))
         return [None if gradient is None else next(sums) for gradient in gradients]
 
-    def sum_variables(self, variables: Iterable[Any]) -> Dict[int, Any]:
-        """Returns the sums of metrics' variables, by the id of each.
+    def change(self, variables: Iterable[Any]) -> None:
+        """Notes that metrics' variables get what this replica's rows add."""
+        for variable in variables:
+            if id(variable) not in self._before:
+                self.keep([variable])
+            self._changed[id(variable)] = variable
+
+    def keep(self, variables: Iterable[Any]) -> None:
+        """Notes that metrics' variables are the same in all replicas as they are."""
+        for variable in variables:
+            self._before[id(variable)] = tf.convert_to_tensor(variable.value)
+            self._changed.pop(id(variable), None)
+
+    def add_changes(self) -> None:
+        """Changes metrics' variables by what all replicas have added to them.
 
         The first call in a step also averages the statistics of BatchNormalization, and checks that
         all workers have read the same batch.
         """
-        missing = []
-        for variable in variables:
-            if getattr(variable, "_same_in_replicas", False):
-                self._sums[id(variable)] = variable, tf.convert_to_tensor(variable.value)
-            elif id(variable) not in self._sums:
-                missing.append(variable)
-        statistics, self.statistics = self.statistics, []
-        digests, self.digest = [] if self.digest is None else [self.digest], None
-        values = [tf.convert_to_tensor(variable.value) for variable in missing]
-        values += [self._weighted(tf.convert_to_tensor(one.value)) for one in statistics]
-        sums = self.add([*values, *digests])
+        changed, statistics = list(self._changed.values()), self.statistics
+        digests = [] if self.digest is None else [self.digest]
+        self._changed, self.statistics, self.digest = {}, [], None
+        own = [variable.value - self._before[id(variable)] for variable in changed]
+        own = [tf.where(self.count > 0, value, tf.zeros_like(value)) for value in own]
+        own += [self._weighted(tf.convert_to_tensor(one.value)) for one in statistics]
+        sums = self.add([*own, *digests])
         for digest in digests:
             replicas = tf.distribute.get_strategy().num_replicas_in_sync
             tf.debugging.Assert(tf.equal(sums.pop(), digest * replicas), [_OTHER_BATCH])
-        for variable, mean in zip(statistics, sums[len(missing) :]):
+        for variable, mean in zip(statistics, sums[len(changed) :]):
             variable.assign(mean)
-        for variable, total in zip(missing, sums):
-            self._sums[id(variable)] = variable, total
-        return {key: total for key, (_, total) in self._sums.items()}
-
-    def sums(self) -> List[Tuple[Any, Any]]:
-        """Returns the variables that have not changed since they were summed up, and the sums."""
-        return list(self._sums.values())
-
-    def forget(self, variables: Iterable[Any]) -> None:
-        """Forgets the sums of variables that have changed."""
-        for variable in variables:
-            self._sums.pop(id(variable), None)
+        for variable, total in zip(changed, sums):
+            variable.value.assign(self._before[id(variable)] + total)
+        self.keep(changed)
 
     def remember_alike(self, value: Any) -> None:
         """Notes a result that is the same in all replicas."""
