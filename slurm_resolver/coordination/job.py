@@ -7,6 +7,7 @@ is the chief, or worker 0 without a chief.
 |---|---|
 | the leader, and all others that train, have said goodbye | the job is over, status 0 |
 | the leader is lost, or says goodbye with a failure | the job is over, status 1 |
+| the leader has left, and workers beside a ps still run after 30 s | one line names them |
 | another task that trains is lost, or fails | the others continue; the status will be 1 |
 | a worker that only serves is lost | the others continue |
 | a server, or the process of the coordination service, is lost | the job is over, status 1 |
@@ -43,6 +44,7 @@ START_SECONDS = 300.0  # for the leader and the servers to come
 _MOST_NAMES = 5
 # The loss of a server may become known this long after the failure that it causes in the leader.
 _REASON_SECONDS = 3.0
+_WAIT_NOTICE_SECONDS = 30.0  # from the leader's end until workers that still run are named
 
 
 class JobResult(NamedTuple):
@@ -85,6 +87,7 @@ class Job:
         self._deadline = self._keep_until = math.inf
         self._timeout = 0.0
         self._failed: Optional[Tuple[float, str]] = None  # the leader: when that counts, and why
+        self._leader_ended = math.inf
         self._result: Optional[JobResult] = None
 
     def has_to_tell(self) -> bool:
@@ -150,6 +153,13 @@ class Job:
             self._ended.update(dict.fromkeys(self._awaited, f"it {why}"))
             self._awaited.clear()
             self._look()
+        if self._training and "ps" in self._jobs and now >= self._leader_ended:
+            self._leader_ended = math.inf
+            print_line(
+                f"{self._names([self._leader])} has ended; {self._names([*self._training])} still "
+                "runs. A TensorFlow 1 session also waits for ended workers, unless it has "
+                'ConfigProto(device_filters=["/job:ps", "/job:worker/task:INDEX"]).'
+            )
 
     def _is_of_next_job(self, process: Process) -> bool:
         """Returns whether the task runs its next program, whose service has not started yet."""
@@ -172,6 +182,8 @@ class Job:
                 self._failed = (time.monotonic() + seconds, f"{name} has failed: {failure}")
             elif failure:
                 print_line(f"{name} has failed, the others continue: {failure}")
+            elif rank == self._leader:
+                self._leader_ended = time.monotonic() + _WAIT_NOTICE_SECONDS
 
     def _look(self) -> None:
         """Ends the job if all who train have ended; a server that comes later cannot be told."""

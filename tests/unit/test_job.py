@@ -148,6 +148,21 @@ def test_when_it_is_over(
 
 
 @pytest.mark.parametrize("job", [W], indirect=True)
+def test_a_worker_that_still_runs_after_the_leader_is_told_of_device_filters(
+    job: Job, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("slurm_resolver.coordination.job._WAIT_NOTICE_SECONDS", 0.0)
+    job.do("all come, worker 0 leaves")
+    told = ""
+    until = time.monotonic() + 10.0
+    while "device_filters" not in told and time.monotonic() < until:
+        told += capfd.readouterr().err
+        time.sleep(0.05)
+    ended = "worker 0 (rank 1 on n1) has ended; worker 1 (rank 3 on n3) still runs."
+    assert told.startswith(f"slurm_resolver: {ended}")
+
+
+@pytest.mark.parametrize("job", [W], indirect=True)
 def test_tasks_with_different_clusters_are_told(job: Job) -> None:
     first = job.come("worker 0")
     other = job.come("ps 0", cluster="another")
