@@ -18,7 +18,7 @@ from typing import Dict, List
 
 import report
 
-sys.path.insert(0, str(report.HERE.parent / "tests" / "helpers"))
+sys.path.insert(0, str(report.FOLDER.parent / "tests" / "helpers"))
 
 HOSTS = ["n1", "n2"]
 WITH_EXEC = "slurm-resolver exec --wait"
@@ -80,7 +80,7 @@ def main() -> None:
         return
     from slurm_cluster import Node, SlurmCluster
 
-    parser = report.parser(__doc__)
+    parser = report.make_parser(__doc__)
     parser.add_argument("--rounds", type=int, default=9)
     args = parser.parse_args()
     environment = {

@@ -116,7 +116,7 @@ def compare(own: Work, peers: Dict[str, Work], names: List[str], slow: Dict[str,
 
 def main() -> None:
     """Publishes a table for each direction and size."""
-    parser = report.parser(__doc__)
+    parser = report.make_parser(__doc__)
     parser.add_argument("sizes", type=int, nargs="*", default=[100_000], metavar="NAMES")
     args = parser.parse_args()
     parts = []

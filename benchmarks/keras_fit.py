@@ -17,7 +17,7 @@ from typing import Any, Dict, Iterator, List, NamedTuple, Tuple
 
 import report
 
-sys.path.insert(0, str(report.HERE.parent / "tests" / "helpers"))
+sys.path.insert(0, str(report.FOLDER.parent / "tests" / "helpers"))
 
 # by library, and what the task calls the way
 WAYS = {
@@ -28,7 +28,7 @@ WAYS = {
     ("tf_keras", "10"): "fit of tf_keras, steps_per_execution=10",
 }
 LIBRARIES = dict.fromkeys(library for library, _ in WAYS)
-TASK = [sys.executable, "-W", "ignore", str(report.HERE / "keras_fit_task.py")]
+TASK = [sys.executable, "-W", "ignore", str(report.FOLDER / "keras_fit_task.py")]
 # by name, the width of the layers, the steps of a block, and the blocks of each way in a round
 MODELS = {"small steps": (16, 20, 30), "larger steps": (1024, 8, 8)}
 
@@ -51,7 +51,7 @@ def main() -> None:
     """Publishes a table for each number of workers, and a plot."""
     from slurm_cluster import Node, SlurmCluster
 
-    parser = report.parser(__doc__)
+    parser = report.make_parser(__doc__)
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("workers", type=int, nargs="*", default=[2, 4])
     args = parser.parse_args()

@@ -97,7 +97,7 @@ def simulate(tasks: int) -> Cost:
 
 def main() -> None:
     """Publishes the table."""
-    parser = report.parser(__doc__)
+    parser = report.make_parser(__doc__)
     sizes = [1000, 2000, 5000, 10_000]
     parser.add_argument("sizes", type=int, nargs="*", default=sizes, metavar="TASKS")
     parser.add_argument("--serve", type=int, metavar="PORT", help="be the service")

@@ -17,10 +17,10 @@ from typing import Any, Dict, List, NamedTuple, Tuple
 
 import report
 
-sys.path.insert(0, str(report.HERE.parent / "tests" / "helpers"))
+sys.path.insert(0, str(report.FOLDER.parent / "tests" / "helpers"))
 
 NODES = 4
-TASK = [sys.executable, "-W", "ignore", str(report.HERE / "meeting_live_task.py")]
+TASK = [sys.executable, "-W", "ignore", str(report.FOLDER / "meeting_live_task.py")]
 
 
 class Way(NamedTuple):
@@ -69,7 +69,7 @@ def main() -> None:
     """Publishes a table."""
     from slurm_cluster import Node, SlurmCluster
 
-    parser = report.parser(__doc__)
+    parser = report.make_parser(__doc__)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--tasks", type=int, nargs="*", default=[16, 64, 128])
     parser.add_argument("--tensorflow", type=int, nargs="*", default=[4, 8, 16])

@@ -134,7 +134,7 @@ def works(size: int) -> Dict[str, Callable[[], Any]]:
 
 def main() -> None:
     """Publishes a table a size, and a plot of all sizes."""
-    parser = report.parser(__doc__)
+    parser = report.make_parser(__doc__)
     parser.add_argument("sizes", type=int, nargs="*", default=SIZES, metavar="TASKS")
     args = parser.parse_args()
     sizes = [size // PER_NODE * PER_NODE for size in args.sizes]

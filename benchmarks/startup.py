@@ -43,7 +43,7 @@ TASK = {
 
 def main() -> None:
     """Runs every command once a round, so that what else the machine does meets all alike."""
-    parser = report.parser(__doc__)
+    parser = report.make_parser(__doc__)
     parser.add_argument("--rounds", type=int, default=20)
     args = parser.parse_args()
     taken: Dict[str, List[float]] = {name: [] for name in COMMANDS}

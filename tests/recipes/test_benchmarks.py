@@ -9,7 +9,7 @@ import sys
 from folders import ROOT
 
 BENCHMARKS = ROOT / "benchmarks"
-SHARED = {"report", "hosts", "comparison", "teams"}  # by the others
+SHARED = {"report", "real_slurm", "hosts", "comparison", "variants"}
 
 
 def run(name: str, *arguments: str) -> str:
