@@ -1,4 +1,4 @@
-"""Compares the bytes and the time of an all-reduce with workers in ring order and in rank order.
+"""Compares two orders of the workers by the bytes and the time of an all-reduce.
 
 On four hosts, the workers of `MultiWorkerMirroredStrategy` reduce a tensor. The resolver numbers
 them for the ring or by rank; both orders are measured in turn. A step is one all-reduce.
@@ -94,7 +94,7 @@ def measure(
 
 def main() -> None:
     """Measures every layout, and publishes the results."""
-    parser = report.make_parser(__doc__)
+    parser = report.make_parser(__doc__, rounds=3)
     parser.add_argument(
         "--workers", default="8,16,24", help="numbers of workers, multiples of 4 [%(default)s]"
     )
@@ -107,7 +107,6 @@ def main() -> None:
     parser.add_argument(
         "--bytes", type=int, default=8_000_000, help="size of the tensor [%(default)s]"
     )
-    parser.add_argument("--rounds", type=int, default=3, help="rounds at each rate [%(default)s]")
     args = parser.parse_args()
     workers = [int(each) for each in args.workers.split(",")]
     distributions = args.distributions.split(",")

@@ -1,4 +1,4 @@
-"""Compares the bytes and the time of a step with parameter servers spread over hosts or not.
+"""Compares two placements of parameter servers by the bytes and the time of a step.
 
 Workers on four hosts train variables that are divided evenly among 1, 2 or 4 parameter servers.
 Each host has four tasks in block distribution. The parameter servers are spread over the hosts
@@ -96,7 +96,7 @@ def measure(servers: Sequence[int], size: int, rates: List[int], rounds: int) ->
 
 def main() -> None:
     """Measures each number of parameter servers, and publishes the results."""
-    parser = report.make_parser(__doc__)
+    parser = report.make_parser(__doc__, rounds=3)
     parser.add_argument(
         "--servers", default="1,2,4", help="numbers of servers: 1, 2, 4 or 8 [%(default)s]"
     )
@@ -104,7 +104,6 @@ def main() -> None:
     parser.add_argument(
         "--bytes", type=int, default=4_000_000, help="size of all variables [%(default)s]"
     )
-    parser.add_argument("--rounds", type=int, default=3, help="rounds at each rate [%(default)s]")
     args = parser.parse_args()
     servers = [int(count) for count in args.servers.split(",")]
     rates = [int(rate) for rate in args.mbit.split(",") if rate]

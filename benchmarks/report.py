@@ -70,12 +70,16 @@ def publish(name: str, text: str, *, write: bool) -> None:
     README.write_text(filled, encoding="utf-8")
 
 
-def make_parser(description: Optional[str]) -> argparse.ArgumentParser:
-    """Returns a parser with the option that all benchmarks have."""
+def make_parser(description: Optional[str], rounds: int = 0) -> argparse.ArgumentParser:
+    """Returns a parser with `--write`, and with `--rounds` if it has a default."""
     parser = argparse.ArgumentParser(
         description=description, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument(
         "--write", action="store_true", help="write the results to benchmarks/README.md"
     )
+    if rounds:
+        parser.add_argument(
+            "--rounds", type=int, default=rounds, help="number of rounds [%(default)s]"
+        )
     return parser
