@@ -12,11 +12,11 @@ It needs the package, TensorFlow and a real Slurm.
 from __future__ import annotations
 
 import random
-from typing import Dict, List, Sequence, Tuple
+from typing import Dict, List, Tuple
 
 import report
-from comparison import Comparison, compare, seconds_tables
-from hosts import HOSTS, memory_shortage, start_hosts
+from comparison import Comparison, add_options, compare, seconds_tables
+from hosts import HOSTS, start_hosts
 
 DISTRIBUTIONS = ["block", "cyclic", "plane", "arbitrary"]
 ORDERS = ["ring", "rank"]
@@ -24,9 +24,8 @@ TASK = report.FOLDER / "collectives_task.py"
 Comparisons = Dict[Tuple[int, str], Comparison]  # by the number of workers and the distribution
 
 
-def srun_options(workers: int, distribution: str) -> List[str]:
-    """Returns the options that put the same number of workers on every host."""
-    per_host = workers // len(HOSTS)
+def srun_options(per_host: int, distribution: str) -> List[str]:
+    """Returns the options that put this many workers on every host."""
     if distribution == "arbitrary":
         names = HOSTS * per_host
         random.Random(1).shuffle(names)
@@ -41,19 +40,19 @@ def optimum(workers: int) -> float:
     return 2 * (workers - 1) / workers
 
 
-def bytes_table(comparisons: Comparisons, size: int) -> str:
+def bytes_table(comparisons: Comparisons) -> str:
     """Returns a table of what the busiest host sends in each order, and of the optimum."""
     rows = []
     for (workers, _), one in comparisons.items():
         best = optimum(workers)
-        sent = [one.busiest(order) / size for order in ORDERS]
+        sent = [one.busiest(order) for order in ORDERS]
         ratios = [f"{each / best:.3f}" for each in sent]
         rows.append([one.label, *ratios, *(f"{each:.2f}" for each in sent), f"{best:.2f}"])
     headings = ["workers", *(f"{order} ÷ optimum" for order in ORDERS), *ORDERS, "optimum"]
     return report.table(headings, rows)
 
 
-def draw(comparisons: Comparisons, size: int, *, write: bool) -> str:
+def draw(comparisons: Comparisons, *, write: bool) -> str:
     """Plots what the busiest host sends by the number of workers.
 
     Rank order has a line for each distribution; ring order has one for the worst distribution.
@@ -63,69 +62,39 @@ def draw(comparisons: Comparisons, size: int, *, write: bool) -> str:
     for (workers, distribution), one in comparisons.items():
         xs, ys = lines.setdefault(f"{distribution}, by rank", ([], []))
         xs.append(workers)
-        ys.append(one.busiest("rank") / size / optimum(workers))
-        ring = one.busiest("ring") / size / optimum(workers)
-        worst[workers] = max(ring, worst.get(workers, 0))
+        ys.append(one.busiest("rank") / optimum(workers))
+        worst[workers] = max(one.busiest("ring") / optimum(workers), worst.get(workers, 0))
     lines["ring order, the worst of all"] = (list(worst), list(worst.values()))
     labels = ("workers on 4 hosts", "sent by the busiest host ÷ optimum")
     return report.plot("collectives", lines, labels, write=write)
 
 
-def measure(
-    workers: Sequence[int], distributions: Sequence[str], size: int, rates: List[int], rounds: int
-) -> Tuple[Comparisons, List[str]]:
-    """Returns the comparisons, and a sentence for each number of workers that was left out."""
-    comparisons, notes = {}, []
-    variants = {order: {"size": size, "worker_order": order} for order in ORDERS}
-    with start_hosts() as hosts:
-        for count in workers:
-            shortage = memory_shortage(count)
-            if shortage is not None:
-                notes.append(f"Not measured: {shortage}")
-                continue
-            for distribution in distributions:
-                label = f"{count}, {distribution}"
-                print(f"{label} …", flush=True)
-                options = srun_options(count, distribution)
-                with hosts.step(options, TASK, count, variants) as step:
-                    comparisons[count, distribution] = compare(label, step, rates, rounds)
-    return comparisons, notes
-
-
 def main() -> None:
     """Measures every layout, and publishes the results."""
-    parser = report.make_parser(__doc__, rounds=3)
+    parser = report.make_parser(__doc__, counts=[2, 4, 6], of="workers on each host", rounds=3)
     parser.add_argument(
-        "--workers", default="8,16,24", help="numbers of workers, multiples of 4 [%(default)s]"
+        "--distributions", nargs="*", default=DISTRIBUTIONS, choices=DISTRIBUTIONS, help="[all]"
     )
-    parser.add_argument(
-        "--distributions",
-        default=",".join(DISTRIBUTIONS),
-        help="distributions of Slurm [%(default)s]",
-    )
-    parser.add_argument("--mbit", default="1000,100", help="rates of the links [%(default)s]")
-    parser.add_argument(
-        "--bytes", type=int, default=8_000_000, help="size of the tensor [%(default)s]"
-    )
+    add_options(parser, size=8_000_000)
     args = parser.parse_args()
-    workers = [int(each) for each in args.workers.split(",")]
-    distributions = args.distributions.split(",")
-    rates = [int(rate) for rate in args.mbit.split(",") if rate]
-    if any(each < 4 or each % len(HOSTS) for each in workers):
-        parser.error(f"--workers {args.workers}: expected multiples of {len(HOSTS)}")
-    if not set(distributions) <= set(DISTRIBUTIONS):
-        parser.error(f"--distributions {args.distributions}: expected {', '.join(DISTRIBUTIONS)}")
-    comparisons, notes = measure(workers, distributions, args.bytes, rates, args.rounds)
-    if not comparisons:
-        raise SystemExit("\n".join(notes))
+    comparisons: Comparisons = {}
+    variants = {order: {"size": args.bytes, "worker_order": order} for order in ORDERS}
+    with start_hosts(max(args.counts) * len(HOSTS)) as hosts:
+        for per_host in args.counts:
+            workers = per_host * len(HOSTS)
+            for distribution in args.distributions:
+                label = f"{workers}, {distribution}"
+                print(f"{label} …", flush=True)
+                options = srun_options(per_host, distribution)
+                with hosts.step(options, TASK, workers, variants) as step:
+                    comparisons[workers, distribution] = compare(label, step, args)
     tensor = f"All-reduces of {args.bytes / 1e6:g} MB"
     text = [
         f"{tensor}, equal numbers of workers on 4 hosts; plane is plane=2.",
         "Bytes that the busiest host sends in an all-reduce, in units of the tensor's size:",
-        bytes_table(comparisons, args.bytes),
-        draw(comparisons, args.bytes, write=args.write),
-        *seconds_tables("workers", list(comparisons.values()), rates, args.rounds),
-        *notes,
+        bytes_table(comparisons),
+        draw(comparisons, write=args.write),
+        *seconds_tables("workers", list(comparisons.values()), args),
     ]
     report.publish("collectives", "\n\n".join(text), write=args.write)
 

@@ -127,20 +127,12 @@ def compare(works: Dict[str, Work], names: List[str], slow: Dict[str, str]) -> L
 
 def main() -> None:
     """Publishes a table for each direction and size."""
-    parser = report.make_parser(__doc__)
-    parser.add_argument(
-        "sizes",
-        type=int,
-        nargs="*",
-        default=[100_000],
-        metavar="NAMES",
-        help="lengths of the lists [100000]",
-    )
+    parser = report.make_parser(__doc__, counts=[100_000], of="names")
     args = parser.parse_args()
     parts = []
     for direction, works_of in (("expand", expansions), ("fold", foldings)):
         slow: Dict[str, Dict[str, str]] = defaultdict(dict)  # by kind of list, then by package
-        for size in args.sizes:
+        for size in args.counts:
             rows = [
                 (kind, *compare(works_of(names), names, slow[kind]))
                 for kind, names in host_lists(size).items()

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
 import shlex
 import socket
 import subprocess
 import sys
 import time
-from functools import partial
 from pathlib import Path
 from typing import (
     Any,
@@ -43,8 +43,9 @@ class Measured(NamedTuple):
 
 
 @contextlib.contextmanager
-def start_hosts() -> Iterator[Hosts]:
-    """Starts Slurm on the four hosts, and stops it at the end."""
+def start_hosts(tasks: int) -> Iterator[Hosts]:
+    """Starts Slurm on the four hosts for steps of up to that many tasks."""
+    _check_memory(tasks)
     with start_slurm(len(HOSTS), cpus=16) as slurm:
         yield Hosts(slurm)
 
@@ -61,23 +62,19 @@ class Hosts:
         The queues are long enough that no packet is dropped.
         """
         for number, name in enumerate(HOSTS, 1):
-            sending = partial(self._slurm.run_on, name), "eth0"
-            receiving = self._slurm.run, f"port{number}"
-            for run, device in (sending, receiving):
+            # A host sends through its eth0, and receives from a port of the login host.
+            for node, device in ((name, "eth0"), (None, f"port{number}")):
                 if mbit is None:
-                    run(f"tc qdisc del dev {device} root", check=False)
+                    self._slurm.run(f"tc qdisc del dev {device} root", node=node, check=False)
                 else:
                     queue = f"tbf rate {mbit}mbit burst 128kb limit 32mb"
-                    run(f"tc qdisc replace dev {device} root {queue}")
+                    self._slurm.run(f"tc qdisc replace dev {device} root {queue}", node=node)
 
     def bytes_sent(self) -> Dict[str, int]:
-        """Returns the bytes that each host has sent to the others so far."""
-        return {name: self._bytes_sent(name) for name in HOSTS}
-
-    def _bytes_sent(self, name: str) -> int:
-        lines = self._slurm.run_on(name, ["cat", "/proc/net/dev"]).stdout.splitlines()
-        counters = next(line for line in lines if line.strip().startswith("eth0:"))
-        return int(counters.partition(":")[2].split()[8])
+        """Returns the bytes that each host has sent so far: those that its port has received."""
+        devices = self._slurm.run(["cat", "/proc/net/dev"]).stdout
+        received = dict(re.findall(r"^ *port(\d): *(\d+)", devices, re.M))
+        return {name: int(received[str(number)]) for number, name in enumerate(HOSTS, 1)}
 
     @contextlib.contextmanager
     def step(
@@ -192,16 +189,14 @@ def _cpu_ticks() -> Tuple[int, int]:
 
 def _tail(log: Path) -> str:
     """Returns the last lines of a step's output."""
-    noise = ("WARNING: All log messages", "I0000 ")  # TensorFlow always logs these
     lines = log.read_text(errors="replace").splitlines() if log.exists() else []
-    return "\n".join([line for line in lines if not line.startswith(noise)][-40:])
+    return "\n".join(lines[-40:])
 
 
-def memory_shortage(tasks: int) -> Optional[str]:
-    """Returns a sentence if this machine lacks the memory for that many tasks, otherwise None."""
+def _check_memory(tasks: int) -> None:
+    """Exits if this machine lacks the memory for that many tasks."""
     lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
     line = next(line for line in lines if line.startswith("MemAvailable"))
-    available = int(line.split()[1]) // 1000
-    if available >= tasks * MB_PER_TASK:
-        return None
-    return f"{tasks} tasks need about {tasks * MB_PER_TASK:,} MB, and {available:,} MB are free."
+    available, needed = int(line.split()[1]) // 1000, tasks * MB_PER_TASK
+    if available < needed:
+        raise SystemExit(f"{tasks} tasks need about {needed:,} MB, and {available:,} MB are free.")

@@ -44,14 +44,11 @@ Results = Dict[str, Dict[Way, List[Pair]]]  # by model and way
 
 def main() -> None:
     """Publishes a table for each number of workers, and a plot."""
-    parser = report.make_parser(__doc__, rounds=2)
-    parser.add_argument(
-        "workers", type=int, nargs="*", default=[2, 4], help="numbers of workers [2 4]"
-    )
+    parser = report.make_parser(__doc__, counts=[2, 4], of="workers", rounds=2)
     args = parser.parse_args()
     results: Dict[int, Results] = {}
     with start_slurm(2) as slurm:
-        for workers in args.workers:
+        for workers in args.counts:
             results[workers] = {model: {way: [] for way in WAYS} for model in MODELS}
             for _ in range(args.rounds):
                 for library in LIBRARIES:

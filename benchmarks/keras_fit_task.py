@@ -42,12 +42,11 @@ class Times:
         Args:
             steps: the number of steps in an execution.
         """
-        return [
-            1000
-            * statistics.median(after - before for before, after in zip(times, times[1:]))
-            / steps
+        medians = [
+            statistics.median(after - before for before, after in zip(times, times[1:]))
             for times in zip(*self._times)
         ]
+        return [1000 * median / steps for median in medians]
 
 
 def build(keras: Any, width: int) -> Any:

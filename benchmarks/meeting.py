@@ -94,37 +94,26 @@ def measure(tasks: int) -> Cost:
 
 def main() -> None:
     """Publishes a table."""
-    parser = report.make_parser(__doc__)
-    sizes = [1000, 2000, 5000, 10_000]
-    parser.add_argument(
-        "sizes",
-        type=int,
-        nargs="*",
-        default=sizes,
-        metavar="TASKS",
-        help=f"numbers of tasks [{' '.join(map(str, sizes))}]",
-    )
-    parser.add_argument(
-        "--serve", type=int, metavar="PORT", help="run only the service of TASKS tasks"
-    )
+    parser = report.make_parser(__doc__, counts=[1000, 2000, 5000, 10_000])
+    parser.add_argument("--serve", type=int, metavar="PORT", help="run only the service of N tasks")
     args = parser.parse_args()
     open_files = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (open_files, open_files))
     if args.serve:
-        serve(args.sizes[0], args.serve)
+        serve(args.counts[0], args.serve)
         return
-    costs = [measure(tasks) for tasks in args.sizes]
+    costs = [measure(tasks) for tasks in args.counts]
     rows = [
         (
             tasks,
-            f"{tasks / args.sizes[0]:.1f}",
+            f"{tasks / args.counts[0]:.1f}",
             f"{cost.cpu / costs[0].cpu:.1f}",
             f"{cost.cpu:.2f}",
             f"{cost.cpu / tasks * 1e6:.0f}",
             f"{cost.seconds:.2f}",
             f"{cost.memory:.0f}",
         )
-        for tasks, cost in zip(args.sizes, costs)
+        for tasks, cost in zip(args.counts, costs)
     ]
     headings = ["tasks", "tasks: ratio", "CPU: ratio", "CPU seconds", "CPU µs per task"]
     headings += ["seconds", "peak MiB"]

@@ -11,7 +11,7 @@ import shlex
 import statistics
 import sys
 import time
-from typing import Any, Dict, List, NamedTuple, Tuple
+from typing import Any, List, Tuple
 
 import report
 from real_slurm import ENVIRONMENT, start_slurm
@@ -20,36 +20,23 @@ NODES = 4
 TASK = [sys.executable, "-W", "ignore", str(report.FOLDER / "meeting_live_task.py")]
 
 
-class Way(NamedTuple):
-    """What the tasks do.
-
-    Attributes:
-        argument: the argument of meeting_live_task.py.
-        uses_tensorflow: whether the tasks import TensorFlow, so that fewer fit.
-        knows_layout: whether Slurm's variables describe the layout.
-    """
-
-    argument: str
-    uses_tensorflow: bool = False
-    knows_layout: bool = True
-
-
-WAYS: Dict[str, Way] = {
-    "find the layout": Way("layout", knows_layout=False),
-    "wait_until_ready()": Way("ready"),
-    "do not meet": Way("alone"),
-    "TensorFlow makes the strategy": Way("tensorflow", uses_tensorflow=True),
+# The argument of meeting_live_task.py, by what the tasks do.
+WAYS = {
+    "find the layout": "layout",
+    "wait_until_ready()": "ready",
+    "do not meet": "alone",
+    "TensorFlow makes the strategy": "tensorflow",
 }
 
 
-def srun_command(way: Way, tasks: int) -> str:
+def srun_command(way: str, tasks: int) -> str:
     """Returns the command of a step with that many tasks."""
-    if way.knows_layout:
-        options = f"-N{NODES} -n{tasks} -m cyclic"
-    else:  # no variable describes the arbitrary distribution
+    if way == "layout":  # no variable of Slurm describes the arbitrary distribution
         hosts = ",".join(f"n{rank % NODES + 1}" for rank in range(tasks))
         options = f"-n{tasks} -m arbitrary -w {hosts}"
-    return f"srun {options} -O {shlex.join([*TASK, way.argument])}"
+    else:
+        options = f"-N{NODES} -n{tasks} -m cyclic"
+    return f"srun {options} -O {shlex.join([*TASK, way])}"
 
 
 def run(slurm: Any, command: str) -> Tuple[float, float]:
@@ -66,28 +53,16 @@ def run(slurm: Any, command: str) -> Tuple[float, float]:
 
 def main() -> None:
     """Publishes a table."""
-    parser = report.make_parser(__doc__, rounds=3)
+    parser = report.make_parser(__doc__, counts=[16, 64, 128], rounds=3)
+    text = "numbers of tasks with TensorFlow [4 8 16]"
     parser.add_argument(
-        "--tasks",
-        metavar="N",
-        type=int,
-        nargs="*",
-        default=[16, 64, 128],
-        help="numbers of tasks [16 64 128]",
-    )
-    parser.add_argument(
-        "--tensorflow",
-        type=int,
-        nargs="*",
-        default=[4, 8, 16],
-        metavar="N",
-        help="numbers of tasks with TensorFlow [4 8 16]",
+        "--tensorflow", type=int, nargs="*", default=[4, 8, 16], metavar="N", help=text
     )
     args = parser.parse_args()
     rows: List[Tuple[object, ...]] = []
     with start_slurm(NODES, cpus=64) as slurm:
         for name, way in WAYS.items():
-            for tasks in args.tensorflow if way.uses_tensorflow else args.tasks:
+            for tasks in args.tensorflow if way == "tensorflow" else args.counts:
                 bare_command = f"srun -N{NODES} -n{tasks} -O true"
                 results = [
                     (*run(slurm, srun_command(way, tasks)), run(slurm, bare_command)[1])

@@ -19,11 +19,11 @@ It needs the package, TensorFlow and a real Slurm.
 from __future__ import annotations
 
 import itertools
-from typing import Dict, List, Sequence
+from typing import Dict, Sequence
 
 import report
-from comparison import Comparison, compare, seconds_tables
-from hosts import HOSTS, memory_shortage, start_hosts
+from comparison import Comparison, add_options, compare, seconds_tables
+from hosts import HOSTS, start_hosts
 
 PLACEMENTS = {"spread": "spread", "filling": "rank"}  # the value of `placement`, by variant
 TASK = report.FOLDER / "parameter_servers_task.py"
@@ -54,25 +54,23 @@ def even_share(servers: int) -> float:
     return min(busiest_host_load(one) for one in placements if sum(one) == servers)
 
 
-def bytes_table(comparisons: Comparisons, size: int) -> str:
+def bytes_table(comparisons: Comparisons) -> str:
     """Returns a table of what the busiest host sends, and of the even share."""
     rows = []
     for servers, one in comparisons.items():
         share = even_share(servers)
-        sent = [one.busiest(variant) / size for variant in PLACEMENTS]
-        ratios = [f"{each / share:.3f}" for each in sent]
-        means = [f"{one.mean(variant) / size:.2f}" for variant in PLACEMENTS]
-        pairs = [f"{each:.2f} ({mean})" for each, mean in zip(sent, means)]
-        rows.append([one.label, *ratios, *pairs, f"{share:.2f}"])
+        ratios = [f"{one.busiest(variant) / share:.3f}" for variant in PLACEMENTS]
+        sent = [f"{one.busiest(variant):.2f} ({one.mean(variant):.2f})" for variant in PLACEMENTS]
+        rows.append([one.label, *ratios, *sent, f"{share:.2f}"])
     ratios = [f"{variant} ÷ even share" for variant in PLACEMENTS]
     return report.table(["ps", *ratios, *PLACEMENTS, "even share"], rows)
 
 
-def draw(comparisons: Comparisons, size: int, *, write: bool) -> str:
+def draw(comparisons: Comparisons, *, write: bool) -> str:
     """Plots what the busiest host sends by the number of servers."""
     servers = list(comparisons)
     lines = {
-        variant: (servers, [one.busiest(variant) / size for one in comparisons.values()])
+        variant: (servers, [one.busiest(variant) for one in comparisons.values()])
         for variant in PLACEMENTS
     }
     lines["even share"] = (servers, [even_share(count) for count in servers])
@@ -80,46 +78,30 @@ def draw(comparisons: Comparisons, size: int, *, write: bool) -> str:
     return report.plot("parameter_servers", lines, labels, write=write)
 
 
-def measure(servers: Sequence[int], size: int, rates: List[int], rounds: int) -> Comparisons:
-    """Measures both placements with each number of servers."""
-    comparisons = {}
-    options = [f"--nodes={len(HOSTS)}", f"--ntasks-per-node={PER_HOST}", "--distribution=block"]
-    with start_hosts() as hosts:
-        for count in servers:
-            print(f"{count} ps …", flush=True)
-            common = {"servers": count, "variables": VARIABLES, "size": size}
-            variants = {name: {**common, "placement": value} for name, value in PLACEMENTS.items()}
-            with hosts.step(options, TASK, PER_HOST * len(HOSTS), variants) as step:
-                comparisons[count] = compare(str(count), step, rates, rounds)
-    return comparisons
-
-
 def main() -> None:
     """Measures each number of parameter servers, and publishes the results."""
-    parser = report.make_parser(__doc__, rounds=3)
-    parser.add_argument(
-        "--servers", default="1,2,4", help="numbers of servers: 1, 2, 4 or 8 [%(default)s]"
-    )
-    parser.add_argument("--mbit", default="1000,100", help="rates of the links [%(default)s]")
-    parser.add_argument(
-        "--bytes", type=int, default=4_000_000, help="size of all variables [%(default)s]"
-    )
+    parser = report.make_parser(__doc__, counts=[1, 2, 4], of="parameter servers", rounds=3)
+    add_options(parser, size=4_000_000)
     args = parser.parse_args()
-    servers = [int(count) for count in args.servers.split(",")]
-    rates = [int(rate) for rate in args.mbit.split(",") if rate]
-    if any(count < 1 or VARIABLES % count for count in servers):
-        parser.error(f"--servers {args.servers}: expected divisors of {VARIABLES}, the variables")
-    shortage = memory_shortage(PER_HOST * len(HOSTS))
-    if shortage is not None:
-        raise SystemExit(shortage)
-    comparisons = measure(servers, args.bytes, rates, args.rounds)
+    if not {*args.counts} <= {1, 2, 4, 8}:
+        parser.error(f"numbers of parameter servers {args.counts}: expected 1, 2, 4 or 8")
+    comparisons: Comparisons = {}
+    options = [f"--nodes={len(HOSTS)}", f"--ntasks-per-node={PER_HOST}", "--distribution=block"]
+    tasks = PER_HOST * len(HOSTS)
+    with start_hosts(tasks) as hosts:
+        for count in args.counts:
+            print(f"{count} ps …", flush=True)
+            common = {"servers": count, "variables": VARIABLES, "size": args.bytes}
+            variants = {name: {**common, "placement": value} for name, value in PLACEMENTS.items()}
+            with hosts.step(options, TASK, tasks, variants) as step:
+                comparisons[count] = compare(str(count), step, args)
     variables = f"{VARIABLES} variables of {args.bytes / VARIABLES / 1e6:g} MB"
     text = [
         f"4 tasks on each of 4 hosts, {variables}.",
         "Bytes that the busiest host sends in a step (mean of all), in units of all variables:",
-        bytes_table(comparisons, args.bytes),
-        draw(comparisons, args.bytes, write=args.write),
-        *seconds_tables("ps", list(comparisons.values()), rates, args.rounds),
+        bytes_table(comparisons),
+        draw(comparisons, write=args.write),
+        *seconds_tables("ps", list(comparisons.values()), args),
     ]
     report.publish("parameter_servers", "\n\n".join(text), write=args.write)
 

@@ -70,16 +70,24 @@ def publish(name: str, text: str, *, write: bool) -> None:
     README.write_text(filled, encoding="utf-8")
 
 
-def make_parser(description: Optional[str], rounds: int = 0) -> argparse.ArgumentParser:
-    """Returns a parser with `--write`, and with `--rounds` if it has a default."""
+def make_parser(
+    description: Optional[str], *, counts: Sequence[int] = (), of: str = "tasks", rounds: int = 0
+) -> argparse.ArgumentParser:
+    """Returns a parser with `--write`.
+
+    With defaults for them, the parser also has the argument `counts`, which are numbers `of`
+    something, and `--rounds`.
+    """
     parser = argparse.ArgumentParser(
         description=description, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument(
         "--write", action="store_true", help="write the results to benchmarks/README.md"
     )
+    if counts:
+        text = f"numbers of {of} [{' '.join(map(str, counts))}]"
+        parser.add_argument("counts", type=int, nargs="*", default=counts, metavar="N", help=text)
     if rounds:
-        parser.add_argument(
-            "--rounds", type=int, default=rounds, help="number of rounds [%(default)s]"
-        )
+        text = "number of rounds [%(default)s]"
+        parser.add_argument("--rounds", type=int, default=rounds, help=text)
     return parser

@@ -25,7 +25,6 @@ import tensorflow as tf
 import slurm_resolver as sr
 
 PER_NODE = 8
-SIZES = [10**power for power in range(2, 7)]
 MAX_RANGE = 65_536  # Slurm refuses a range of more hosts
 
 
@@ -140,17 +139,9 @@ def subjects(size: int) -> Dict[str, Callable[[], Any]]:
 
 def main() -> None:
     """Publishes a table for each size, and a plot of all sizes."""
-    parser = report.make_parser(__doc__)
-    parser.add_argument(
-        "sizes",
-        type=int,
-        nargs="*",
-        default=SIZES,
-        metavar="TASKS",
-        help="numbers of tasks [100 1000 … 1000000]",
-    )
+    parser = report.make_parser(__doc__, counts=[10**power for power in range(2, 7)])
     args = parser.parse_args()
-    sizes = [size // PER_NODE * PER_NODE for size in args.sizes]
+    sizes = [size // PER_NODE * PER_NODE for size in args.counts]
     # Measured first: the children must not inherit memory that this process has used and freed.
     resident = {(size, name): resident_mb(size, name) for size in sizes for name in subjects(size)}
     parts = []
