@@ -1,4 +1,4 @@
-"""The programs in the guides train."""
+"""Runs the programs in the guides."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ TWO_TASKS = [*RESOLVER, "run", "-n", "2", "--"]
 
 
 def blocks_of(page: str, pattern: str) -> str:
-    """Returns the Python of a guide's blocks that begin with this pattern."""
+    """Returns the Python blocks of a guide that begin with this pattern, joined."""
     text = (ROOT / "docs" / page).read_text(encoding="utf-8")
     return "".join(re.findall(rf"^```python\n({pattern}.*?)^```$", text, re.M | re.S))
 
@@ -32,7 +32,7 @@ def run(folder: Path, *command: str, **variables: str) -> str:
 
 @pytest.mark.tensorflow
 def test_many_nodes(tmp_path: Path) -> None:
-    """The first block of the page is a program of its own, the others are one program."""
+    """The first block of the page is one program; the other blocks form a second one."""
     blocks = blocks_of("many_nodes.md", "")
     alone, first_change, others = blocks.partition(
         "import keras\nimport numpy as np\nimport tensorflow"
