@@ -166,6 +166,7 @@ for name, make in ADDED.items():
 @program("loss")
 def two_outputs(strategy: Any) -> Outcome:
     """A mean is added to the value of each row."""
+
     def make() -> Any:
         inputs = keras.Input((COLUMNS,))
         hidden = layers.Dense(6, activation="relu")(inputs)
