@@ -58,13 +58,8 @@ def _check_batch_job(batch_file: str, may_requeue: bool, append: bool) -> List[R
 
 def _sbatch_options(batch_file: str) -> str:
     """Returns the options of the #SBATCH lines, which Slurm reads up to the first command."""
-    lines = []
-    for line in batch_file.splitlines():
-        if line.startswith("#SBATCH"):
-            lines.append(line[len("#SBATCH") :].partition(" #")[0])
-        elif line.strip() and not line.startswith("#"):
-            break
-    return "\n".join(lines)
+    head = re.match(r"(?:#.*(?:\n|$)|[ \t]*\n)*", batch_file)
+    return "\n".join(re.findall(r"^#SBATCH(.*?)(?: #.*)?$", head[0] if head else "", re.M))
 
 
 def advise_on_lonely_step(step: SlurmStep) -> str:

@@ -14,7 +14,7 @@ from typing import List, Tuple
 from slurm_resolver.errors import KerasError
 from slurm_resolver.log import warn_once
 from slurm_resolver.preflight.result import FAILED, WARNING, Result, result_of
-from slurm_resolver.preflight.transport import without_cuda
+from slurm_resolver.preflight.transport import CUDA_REMEDY
 
 _PACKAGES = (
     *("tensorflow", "tensorflow-cpu", "tensorflow-rocm", "rocm_tensorflow", "tf-nightly"),
@@ -92,8 +92,11 @@ def check_versions(uses_gpus: bool = False) -> List[Result]:
     elif keras and not tf_keras:
         problem = keras_problem(keras)
     found = [f"{name} {n}" for name, n in (("Keras", keras), ("tf_keras", tf_keras)) if n]
-    unusable = without_cuda() if uses_gpus and not missing else ""
+    without_cuda = ""
+    if uses_gpus and _installed("tensorflow-cpu") and not _installed("tensorflow"):
+        without_cuda = f"this task has GPUs, but tensorflow-cpu uses none: {CUDA_REMEDY}"
+    status = FAILED if missing else WARNING
     return [
-        result_of("tensorflow", [missing or unusable], tensorflow, FAILED if missing else WARNING),
+        result_of("tensorflow", [missing or without_cuda], tensorflow, status),
         result_of("keras", [problem], ", ".join(found), WARNING),
     ]

@@ -132,20 +132,6 @@ def test_a_job_that_slurm_requeues_by_itself_is_left_to_it(scontrol: Path, case:
         assert calls(scontrol) == ["requeue 42"]
 
 
-@pytest.mark.parametrize(
-    ("shown", "forbidden"),
-    [(PREEMPTED, True), (RUNNING, False), (f"{RUNNING}   ExpeditedRequeue=Yes\n", True)],
-)
-@pytest.mark.parametrize("requeue", ["scontrol", "exit-code"])
-def test_beyond_the_cap_slurm_neither_requeues_nor_holds_the_job(
-    scontrol: Path, shown: str, forbidden: bool, requeue: str
-) -> None:
-    show(scontrol, "24.05")
-    (scontrol / "job").write_text(shown)
-    assert requeue_job(step(), requeue, 2)[:2] == (1, 0)
-    assert calls(scontrol) == ["update JobId=42 Requeue=0"] * forbidden
-
-
 # what scontrol shows; whether another signal than SIGTERM came; tasks, and how many have saved;
 # whether the job is requeued
 FAILED_PEER: Dict[str, Tuple[str, bool, int, int, bool]] = {
@@ -210,9 +196,8 @@ def test_a_controller_that_hangs_takes_no_longer_than_it_may(
 
 
 def test_an_array_task_is_requeued_by_its_arrays_id(scontrol: Path) -> None:
-    assert requeue_job(
-        step(SLURM_ARRAY_JOB_ID="40", SLURM_ARRAY_TASK_ID="3"), "scontrol", None
-    ).wait
+    task = step(SLURM_ARRAY_JOB_ID="40", SLURM_ARRAY_TASK_ID="3")
+    assert requeue_job(task, "scontrol", None).wait
     assert calls(scontrol) == ["requeue 40_3"]
 
 
@@ -233,23 +218,29 @@ def test_if_slurm_refuses_the_tasks_exit_at_once(scontrol: Path, refused: str) -
     assert message in plan.message
 
 
-# requeue, max_restarts, restarts so far, status
-WITHOUT_SCONTROL: List[Tuple[Optional[str], Optional[int], str, int]] = [
-    ("exit-code", 100, "2", 75),
-    ("exit-code", None, "2000", 75),
-    ("exit-code", 2, "2", 1),
-    ("scontrol", 0, "", 1),
-    (None, 2, "2", 143),
+# requeue, max_restarts, restarts so far: the status, and what Slurm is told
+WITHOUT_REQUEUE: List[Tuple[Optional[str], Optional[int], str, int, List[str]]] = [
+    ("exit-code", 100, "2", 75, []),
+    ("exit-code", None, "2000", 75, []),
+    # Slurm might requeue the job by itself
+    ("exit-code", 2, "2", 1, ["update JobId=42 Requeue=0"]),
+    ("scontrol", 0, "", 1, ["update JobId=42 Requeue=0"]),
+    (None, 2, "2", 143, []),
 ]
 
 
-@pytest.mark.parametrize(("requeue", "cap", "restarts", "status"), WITHOUT_SCONTROL)
-def test_the_exit_status_where_scontrol_is_not_asked(
-    scontrol: Path, requeue: Optional[str], cap: Optional[int], restarts: str, status: int
+@pytest.mark.parametrize(("requeue", "cap", "restarts", "status", "told"), WITHOUT_REQUEUE)
+def test_the_exit_status_without_a_requeue(
+    scontrol: Path,
+    requeue: Optional[str],
+    cap: Optional[int],
+    restarts: str,
+    status: int,
+    told: List[str],
 ) -> None:
     plan = requeue_job(step(SLURM_RESTART_COUNT=restarts), requeue, cap)
     assert (plan.status, plan.wait) == (status, False)
-    assert calls(scontrol) == []
+    assert calls(scontrol) == told
 
 
 def test_the_job_of_a_local_launcher_is_not_looked_for_in_slurm(scontrol: Path) -> None:

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Dict, Optional, Sequence
 
 import pytest
 
 from slurm_resolver import resolve
-from slurm_resolver.preflight.keras_version import check_versions
-from slurm_resolver.preflight.transport import TaskDevices, find_transport, task_devices
+from slurm_resolver.preflight import transport
+from slurm_resolver.preflight.transport import (
+    TaskDevices,
+    find_transport,
+    task_devices,
+    why_no_gpu,
+)
 
 
 def name_of(rank: int) -> str:
@@ -90,26 +94,15 @@ def test_what_a_task_tells(variables: Dict[str, str], gpus: Optional[Sequence[st
 
 
 @pytest.mark.parametrize(
-    ("built", "uses_gpus", "status"),
+    ("cuda", "rocm", "told"),
     [
-        ("('is_cuda_build', False), ('is_rocm_build', False)", True, "warning"),
-        ("('is_cuda_build', False), ('is_rocm_build', False)", False, "ok"),
-        ("('is_cuda_build', True), ('is_rocm_build', False)", True, "ok"),
-        ("('is_cuda_build', False), ('is_rocm_build', True)", True, "ok"),
-        ("", True, "ok"),
+        (False, False, "TensorFlow was built without CUDA: pip uninstall tensorflow-cpu"),
+        (True, False, "NVIDIA's driver is not loaded on this node"),
+        (False, True, "a library is missing, which TensorFlow names"),
     ],
 )
-def test_a_tensorflow_without_cuda(
-    built: str, uses_gpus: bool, status: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_why_tensorflow_finds_no_gpu(
+    cuda: bool, rocm: bool, told: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    package = tmp_path / "tensorflow"
-    (package / "python" / "platform").mkdir(parents=True)
-    (package / "__init__.py").write_text("")
-    (package / "python" / "platform" / "build_info.py").write_text(f"build_info = [{built}]")
-    (tmp_path / "tensorflow-2.21.0.dist-info").mkdir()
-    (tmp_path / "tensorflow-2.21.0.dist-info" / "METADATA").write_text("Version: 2.21.0")
-    monkeypatch.delitem(sys.modules, "tensorflow", raising=False)
-    monkeypatch.syspath_prepend(str(tmp_path))
-    tensorflow, _ = check_versions(uses_gpus)
-    assert tensorflow.status == status
-    assert ("pip install 'tensorflow[and-cuda]'" in tensorflow.detail) == (status == "warning")
+    monkeypatch.setattr(transport, "_DRIVER", tmp_path / "none")
+    assert why_no_gpu(cuda, rocm).startswith(told)
