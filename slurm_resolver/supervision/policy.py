@@ -38,7 +38,7 @@ def same_again(failures: Sequence[StepFailure]) -> bool:
     if len(failures) < 2:
         return False
     before, last = failures[-2:]
-    if last.kind == "node" or not last.is_same(before):
+    if last.kind == "node" or (last.kind, last.error) != (before.kind, before.error):
         return False
     if last.progress is not None or before.progress is not None:
         return last.progress == before.progress
@@ -51,7 +51,7 @@ def give_up_reason(failure: StepFailure) -> Optional[Stop]:
         return Stop("the step was cancelled, by Slurm or by a user")
     if failure.kind == "saved":
         saved = "the training was ended by a signal, or has saved and asks for a requeue"
-        return Stop(f"{failure.how}: {saved}")
+        return Stop(f"exit status {failure.status}: {saved}")
     return None
 
 

@@ -152,7 +152,7 @@ class Supervisor:
         out = self._left_out(nodes, chosen)
         without = f", without {out}" if out else ""
         where = f"now on {compress_hostlist(chosen)}{without}"
-        return f"{restart}; {where}; first failure: {self._failures[-1].describe()}"
+        return f"{restart}; {where}; first failure: {self._failures[-1].text}"
 
     def _left_out(self, nodes: Mapping[str, str], chosen: Sequence[str]) -> str:
         """Returns the nodes that cannot be used, each with the reason."""
@@ -181,5 +181,5 @@ class Supervisor:
         again += f" after {counted(len(failures) - 1, 'restart')}" if len(failures) > 1 else ""
         say(f"not started{again}: {why}")
         if failures:
-            say(f"first failure: {failures[-1].describe()}")
+            say(f"first failure: {failures[-1].text}")
         return status

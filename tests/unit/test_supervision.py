@@ -132,7 +132,7 @@ def test_who_failed_first(text: str) -> None:
     kind, told, status = ENDS[text]
     found = failure(text, 9)
     assert (found.kind, found.status) == (kind, status)
-    assert re.sub(r"\d{4}-\d\d-\d\dT[\d:]{8}", "TIME", found.describe()) == told
+    assert re.sub(r"\d{4}-\d\d-\d\dT[\d:]{8}", "TIME", found.text) == told
     assert (give_up_reason(found) is None) == (kind in ("task", "node", "srun"))
 
 
