@@ -112,15 +112,16 @@ class StepOutput:
 
     def feed(self, data: bytes) -> None:
         """Takes the next bytes."""
-        *lines, self._rest = (self._rest + data).split(b"\n")
+        *lines, rest = (self._rest + data).split(b"\n")
+        self._rest = rest[-_PIECE:]
         for line in lines:
-            text = line.decode(errors="replace").rstrip().rpartition("\r")[2]
+            text = line.decode(errors="replace")
             self._number += 1
             self._reader.read(self._number, text)
             if _PROGRESS in text:
-                self._progress = text[text.index(_PROGRESS) :]
+                self._progress = text[text.index(_PROGRESS) :].rstrip()
             if text.startswith(_SRUN_ERROR):
-                self._srun_error = text[len(_SRUN_ERROR) :]
+                self._srun_error = text[len(_SRUN_ERROR) :].rstrip()
 
     @property
     def leaves_tasks(self) -> bool:

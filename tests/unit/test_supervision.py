@@ -114,8 +114,8 @@ ENDS: Dict[str, Tuple[str, str, int]] = {
     NOT_STARTED: ("srun", f"srun at TIME, exit status 9: {NOT_STARTED[len('srun: error: ') :]}", 9),
     "": ("srun", "srun at TIME, exit status 9", 9),
     f"{NO_LABEL}{EXITED}1": ("task", "rank 1 on n2 at TIME, exit status 1: ValueError: x", 1),
-    f"bar 1/2\r{NO_LABEL}{EXITED}1": (
-        *("task", "rank 1 on n2 at TIME, exit status 1: ValueError: x", 1),
+    f"1: step\n1: bar 1/2\r{RAISED[3:]}": (
+        *("task", "rank 1 on n2 at TIME, exit status 1: my.Failed: no luck", 1),
     ),
     "srun: error: n[2-3]: tasks 4-7: Exited with exit code 7": (
         *("task", "rank 4 at TIME, exit status 7", 7),
