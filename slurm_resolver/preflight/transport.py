@@ -29,7 +29,7 @@ _DRIVER = Path("/proc/driver/nvidia/version")
 
 
 class TaskDevices(NamedTuple):
-    """What a task that trains tells the others about its GPUs."""
+    """What a task that trains sends to the others about its GPUs."""
 
     node: str
     gpus: Optional[Sequence[str]]  # names that mean the same in all tasks of the node
@@ -46,7 +46,7 @@ class Transport(NamedTuple):
 
 
 def task_devices(cluster: Cluster, usable: int) -> TaskDevices:
-    """Returns what this task tells the others; TensorFlow has found `usable` GPUs."""
+    """Returns what this task sends to the others; TensorFlow has found `usable` GPUs."""
     task, step, decision = cluster.task, cluster.step, cluster.gpu_decision
     assert task is not None
     if decision is None or decision.devices is None:
@@ -111,8 +111,8 @@ def check_driver(cluster: Cluster) -> Result:
     problem = ""
     if cluster.task is not None and driver is not None and driver < len(shown):
         problem = (
-            f"the driver does not know {len(shown) - driver} of the GPUs that Slurm shows: do "
-            f"without the node (sbatch --exclude={cluster.task.node}), and tell its administrators"
+            f"the driver does not know {len(shown) - driver} of the GPUs that Slurm shows: leave "
+            f"out the node (sbatch --exclude={cluster.task.node}), and tell its administrators"
         )
     return result_of("gpus", [problem], "the driver knows all", WARNING)
 
@@ -123,7 +123,7 @@ def check_gpus(devices: Mapping[int, TaskDevices], tasks: Sequence[Task]) -> Res
     In a cluster with parameter servers, no task uses NCCL; nor does the evaluator.
     """
     if not devices:
-        return Result("gpus", SKIPPED, "no task has any, as far as the environment tells")
+        return Result("gpus", SKIPPED, "no task has any, according to its variables")
     users: Counter[Tuple[str, str]] = Counter()
     for rank, (node, gpus, number, _) in devices.items():
         # GPUs without common names are taken to be the task's own.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import sys
-from importlib import metadata
+from importlib import metadata, util
 from types import SimpleNamespace
 from typing import Dict, Tuple
 
@@ -64,6 +64,7 @@ def test_what_check_says(installed: str, monkeypatch: pytest.MonkeyPatch) -> Non
         return versions[name]
 
     monkeypatch.setattr(metadata, "version", version)
+    monkeypatch.setattr(util, "find_spec", lambda name: None)
     monkeypatch.delitem(sys.modules, "tensorflow", raising=False)
     monkeypatch.setenv("TF_USE_LEGACY_KERAS", str("legacy" in installed).lower())
     results = keras_version.check_versions("GPUs" in installed)
