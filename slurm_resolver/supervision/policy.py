@@ -58,13 +58,10 @@ def give_up_reason(failure: StepFailure) -> Optional[Stop]:
 def job_is_ending(
     job: Mapping[str, str], restarts: int, least_time: float, now: float
 ) -> Optional[Stop]:
-    """Returns why Slurm is about to end a job; None if it is not.
+    """Returns why Slurm is about to end a job (`scontrol.show_job`); None if it is not.
 
-    Args:
-        job: its fields, from `scontrol.show_job`.
-        restarts: how often it had been requeued when its batch file started.
-        least_time: how many seconds must be left until the time limit.
-        now: the time, in seconds since 1970.
+    The job had been requeued `restarts` times when its batch file started. From `now` on,
+    `least_time` seconds must be left until its time limit.
     """
     state = job.get("JobState", "")
     if state not in scontrol.RUNNING_STATES:

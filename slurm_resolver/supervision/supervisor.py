@@ -23,7 +23,7 @@ from slurm_resolver.supervision.step import Signals, StepFailure, run_step, say
 from slurm_resolver.wording import counted
 
 _ANSWER_SECONDS = 60.0  # scontrol itself waits as long for a busy controller
-_CONTROLLER_SECONDS = 600.0  # how long the controller may be down, as while it is restarted
+_CONTROLLER_SECONDS = 600.0  # how long the controller may be down, such as during a restart
 
 
 class SupervisorOptions(NamedTuple):
@@ -122,10 +122,7 @@ class Supervisor:
         return None
 
     def _look(self) -> Tuple[Dict[str, str], Optional[Stop]]:
-        """Returns the states of the job's nodes, and why the job ends, if it does.
-
-        It asks again if the controller does not answer, which may be restarting.
-        """
+        """Returns the states of the job's nodes, and why the job ends, if it does."""
         until = time.monotonic() + _CONTROLLER_SECONDS
         while self._signals.received is None:
             try:
