@@ -119,7 +119,8 @@ class FailureReader:
         label = _LABEL.match(text)
         rank = label[1] if label else ""
         task = self._tasks.setdefault(rank, _Task())
-        task.read(number, text[label.end() :] if label else text)
+        # A progress bar may end without a line's end.
+        task.read(number, (text[label.end() :] if label else text).rpartition("\r")[2])
         gone = _GONE.match(text)
         if gone:
             place, follows = _place(gone[1], gone[2]), follows_another(gone[3])

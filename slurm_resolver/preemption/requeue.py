@@ -1,8 +1,8 @@
 """Requeues a job whose training was saved because its end is near, if that is asked for.
 
 `scontrol requeue` ends a running job and puts it back into the queue, with the same id. It would
-requeue a cancelled job as well, so the job's state is asked for first. These are the states of
-`scontrol show job`, measured on live clusters; SIGNALING is RUNNING while a signal is under way:
+requeue a cancelled job as well, so this looks first at what `scontrol show job` prints (measured on
+live clusters; SIGNALING is RUNNING while a signal is under way):
 
     JobState=RUNNING                         somebody has sent a signal: requeue
     JobState=RUNNING, PreemptTime is set     preempted: requeue, unless Slurm does (below)
@@ -11,11 +11,11 @@ requeue a cancelled job as well, so the job's state is asked for first. These ar
     JobState=COMPLETING otherwise            cancelled: do not requeue
 
 If the state cannot be read, the job may have been cancelled. Then the tasks' exit status asks the
-batch file for the requeue; a cancelled job has no batch file any more.
+batch file for the requeue; a cancelled job no longer has one.
 
 A job that is preempted with a GraceTime gets SIGTERM (or the signal of --signal), and has that time
-to end by itself. If its batch file ends then, this follows with PreemptMode=REQUEUE (live on 22.05,
-24.11 and 26.05, and from the source of slurmctld); with CANCEL, Slurm never requeues it:
+to end by itself. With PreemptMode=CANCEL, Slurm never requeues it. With PreemptMode=REQUEUE, this
+happens if its batch file ends then (live on 22.05, 24.11 and 26.05, and from slurmctld's source):
 
     up to 23.11    the job has FAILED; `scontrol requeue` starts it again, as it should
     from 24.05 on  Slurm starts it again. After `scontrol requeue`, up to 25.11, Slurm would take
@@ -39,13 +39,11 @@ TERMINATED_STATUS = 143  # as a shell reports a process that SIGTERM has ended
 MAX_RESTARTS_STATUS = 1
 _FIRST_THAT_REQUEUES = [24, 5]  # the version of slurmctld
 
-# A busy controller answers late, and scontrol would wait 60 s for each answer. Slurm's KillWait is
-# 30 s by default, and a signal before the time limit may leave less.
+# For all commands together: scontrol would wait 60 s for each answer of a busy controller. Slurm's
+# KillWait is 30 s by default, and a signal before the time limit may leave less.
 _MOST_SECONDS, _LEAST_SECONDS = 20.0, 2.0
-# How long tasks wait for Slurm to end them: where it ends the job, and where it ends the batch
-# file, which may first have something to do once srun has ended.
-_JOB_END_SECONDS = 60.0
-_BATCH_END_SECONDS = 5.0
+# How long tasks wait for Slurm to end them, with the job or with the batch file.
+_JOB_END_SECONDS, _BATCH_END_SECONDS = 60.0, 5.0
 
 
 class ExitPlan(NamedTuple):
@@ -82,10 +80,10 @@ def requeue_job(
 
     One task of the step calls it, after the training was saved.
 
-    SIGTERM alone, to a job that Slurm neither preempts nor ends, may mean that another task of the
-    step has failed: `srun --kill-on-bad-exit` and, from 26.05 on, Slurm's PMIx then end the others
+    If SIGTERM alone comes to a job that Slurm neither preempts nor ends, another task of the step
+    may have failed: `srun --kill-on-bad-exit`, and Slurm's PMIx from 26.05 on, then end the others
     by SIGTERM. If not all tasks have saved together, the job is not requeued: it could fail and
-    start again for ever.
+    start again without end.
 
     Args:
         step: the task's variables.
@@ -94,15 +92,16 @@ def requeue_job(
         announced: whether another signal than SIGTERM has announced the end.
         saved: how many tasks have saved together.
     """
-    restarts = step.restart_count or 0
+    restarts, job_id = step.restart_count or 0, job_id_for_scontrol(step)
     if requeue is None:
         return ExitPlan(TERMINATED_STATUS, 0, "ending, without a requeue (requeue=None)")
     if max_restarts is not None and restarts >= max_restarts:
-        _forbid_requeue(step)
+        if job_id is not None and not step.simulated:
+            with contextlib.suppress(OSError):  # Slurm itself may requeue it
+                scontrol.forbid_requeue(job_id, _start_clock(step)())
         message = f"SLURM_RESTART_COUNT={restarts} has reached max_restarts={max_restarts}"
         kept = "The checkpoint is kept: submit the job again to resume"
         return ExitPlan(MAX_RESTARTS_STATUS, 0, f"not requeued: {message}. {kept}")
-    job_id = job_id_for_scontrol(step)
     if job_id is None:
         message = f"exit status {REQUEUE_STATUS}: start the program again to resume"
         return ExitPlan(REQUEUE_STATUS, 0, message)
@@ -131,14 +130,13 @@ def requeue_job(
         return ExitPlan(TERMINATED_STATUS, 0, f"job {job_id} is being cancelled: not requeued")
     others = (step.num_tasks or 1) - saved
     if not announced and others > 0 and is_running and not scontrol.is_preempted(job):
-        return ExitPlan(
-            TERMINATED_STATUS,
-            0,
+        message = (
             f"job {job_id} not requeued: SIGTERM has come, but Slurm neither preempts nor ends the "
             f"job, and {others} of its step's {step.num_tasks} tasks did not save, one of which "
             "may have failed. Let Slurm announce the job's end by SIGUSR1 (#SBATCH "
-            "--signal=USR1@120)",
+            "--signal=USR1@120)"
         )
+        return ExitPlan(TERMINATED_STATUS, 0, message)
     try:
         if _slurm_requeues(job, seconds_left):
             return _leave_to_slurm(job_id, restarts + 1, seconds_left)
@@ -194,18 +192,6 @@ def _leave_to_slurm(job_id: str, restart: int, seconds_left: Callable[[], float]
         message = f"{message}, when its batch file ends, which has to be now ({error})"
         return ExitPlan(TERMINATED_STATUS, 0, message)
     return ExitPlan(TERMINATED_STATUS, _BATCH_END_SECONDS, message)
-
-
-def _forbid_requeue(step: SlurmStep) -> None:
-    """Keeps Slurm from requeueing this job by itself, where it would."""
-    job_id = job_id_for_scontrol(step)
-    if job_id is None or step.simulated:
-        return
-    seconds_left = _start_clock(step)
-    with contextlib.suppress(OSError):
-        job = scontrol.show_job(job_id, seconds_left())
-        if scontrol.requeues_failures(job) or _slurm_requeues(job, seconds_left):
-            scontrol.forbid_requeue(job_id, seconds_left())
 
 
 def job_id_for_scontrol(step: SlurmStep) -> Optional[str]:

@@ -16,7 +16,7 @@ from slurm_resolver.wording import counted, ranges_of
 
 
 class CpuFacts(NamedTuple):
-    """What a task tells the others."""
+    """What a task sends to the others."""
 
     rank: int
     mask: int  # the CPUs that it may use, bit N for CPU N
@@ -27,7 +27,7 @@ class CpuFacts(NamedTuple):
 
 
 def cpu_facts(step: SlurmStep, rank: int, uses_gpus: bool) -> CpuFacts:
-    """Returns what this task tells the others about its CPUs."""
+    """Returns what this task sends to the others about its CPUs."""
     own = os.sched_getaffinity(0)
     granted, per_task = (
         int(text) if text and text.isdecimal() else 0

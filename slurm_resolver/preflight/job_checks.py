@@ -58,13 +58,8 @@ def _check_batch_job(batch_file: str, may_requeue: bool, append: bool) -> List[R
 
 def _sbatch_options(batch_file: str) -> str:
     """Returns the options of the #SBATCH lines, which Slurm reads up to the first command."""
-    lines = []
-    for line in batch_file.splitlines():
-        if line.startswith("#SBATCH"):
-            lines.append(line[len("#SBATCH") :].partition(" #")[0])
-        elif line.strip() and not line.startswith("#"):
-            break
-    return "\n".join(lines)
+    head = re.match(r"(?:#.*(?:\n|$)|[ \t]*\n)*", batch_file)
+    return "\n".join(re.findall(r"^#SBATCH(.*?)(?: #.*)?$", head[0] if head else "", re.M))
 
 
 def advise_on_lonely_step(step: SlurmStep) -> str:
@@ -76,9 +71,8 @@ def advise_on_lonely_step(step: SlurmStep) -> str:
     if tasks < 2 or step.step_id is None:
         return ""
     return (
-        f"step {step.name} has one task, worker 0 of a training of its own, and its job place for "
-        f"{tasks}. If it was started once a task, start one step of all tasks instead: srun "
-        f"-n {tasks} …"
+        f"step {step.name} has one task, which trains alone, and its job has place for {tasks}. "
+        f"For one training, start one step of all tasks: srun -n {tasks} …"
     )
 
 
@@ -88,7 +82,7 @@ def advise_on_nested_run(step: SlurmStep, num_tasks: int) -> str:
         return ""
     steps = step.num_tasks or 1
     return (
-        f"each of the {steps} tasks of step {step.name} runs this command, and starts {num_tasks} "
-        f"tasks of its own: {steps} separate trainings. For one training of all, start the program "
-        f"itself with srun: srun -n {steps * num_tasks} …"
+        f"each of the {steps} tasks of step {step.name} runs this command and starts {num_tasks} "
+        f"tasks, which are {steps} separate trainings. For one training, start the program itself "
+        f"with srun: srun -n {steps * num_tasks} …"
     )

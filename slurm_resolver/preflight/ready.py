@@ -41,8 +41,8 @@ def wait_until_ready(
         jobs: the jobs whose tasks call it; None for all.
 
     Returns:
-        This task's connection to the coordination service; None where it is alone, and where its
-        program was started again.
+        This task's connection to the coordination service; None if it is alone, or if its program
+        was started again.
 
     Raises:
         RendezvousError: in every task, at most a few seconds after `timeout` seconds. It names the
@@ -83,14 +83,14 @@ def _connect(cluster: Cluster) -> Optional[Client]:
 
 
 def _note(cluster: Cluster) -> Note:
-    """Returns what this task tells the others: the cluster, and why it cannot listen, or None."""
+    """Returns what this task sends to the others: its cluster, and why it cannot listen."""
     assert cluster.task is not None
     with listening(cluster.task.rank, cluster.task.address) as problem:
         return {**agreement_facts(cluster), "port_taken": problem}
 
 
 def agreement_facts(cluster: Cluster) -> Note:
-    """Returns what a task tells the others about its versions and the cluster that it resolved."""
+    """Returns what a task sends to the others: its versions, and the cluster that it resolved."""
     return {
         "version": __version__,
         "tensorflow": find_tensorflow_version(),

@@ -1,7 +1,7 @@
 """The checks of a step, before TensorFlow starts.
 
-The tasks gather twice: when they listen at their ports, and when they have asked each other. Then
-each task has the notes of all, and computes the same results.
+The tasks meet twice: when they listen at their ports, and when they have asked each other. Then
+each task has the notes of all tasks, and computes the same results.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ _PROBING_SECONDS = 40.0
 
 
 def check_step(cluster: Cluster, timeout: float) -> List[Result]:
-    """Runs all checks of a step. Every task must call it, and gets the same results.
+    """Runs all checks of a step. Every task must call this, and gets the same results.
 
-    All tasks have to call it within `timeout` seconds. The checks may then take longer.
+    All tasks have to call this within `timeout` seconds. The checks may then take longer.
 
     Raises:
         RendezvousError: if the tasks do not meet.
@@ -68,8 +68,8 @@ def check_here() -> List[Result]:
     gpus = count_driver_gpus()
     driver = "no NVIDIA driver can be asked" if gpus is None else f"the driver shows {gpus}"
     advice = (
-        "no step was checked, as this process is none of several tasks: start this command as the "
-        "training is started, with srun, and all its tasks are checked together"
+        "no step was checked: start this command with srun, like the training, to check all of its "
+        "tasks together"
     )
     return [
         *check_versions(),

@@ -12,7 +12,6 @@ host's memory. Slurm then numbers the GPUs of each task from 0.
 
 from __future__ import annotations
 
-import importlib.util
 import itertools
 import re
 from collections import Counter
@@ -25,11 +24,12 @@ from slurm_resolver.slurm.gpu_variables import count_driver_gpus
 
 # The values of SLURMD_TRES_BIND with which Slurm gives no GPU to two tasks.
 _BOUND_APART = re.compile(r"gpu:(?:verbose,)?(?:per_task|single:1\b)")
+CUDA_REMEDY = "pip uninstall tensorflow-cpu, then pip install 'tensorflow[and-cuda]'"
 _DRIVER = Path("/proc/driver/nvidia/version")
 
 
 class TaskDevices(NamedTuple):
-    """What a task that trains tells the others about its GPUs."""
+    """What a task that trains sends to the others about its GPUs."""
 
     node: str
     gpus: Optional[Sequence[str]]  # names that mean the same in all tasks of the node
@@ -46,7 +46,7 @@ class Transport(NamedTuple):
 
 
 def task_devices(cluster: Cluster, usable: int) -> TaskDevices:
-    """Returns what this task tells the others; TensorFlow has found `usable` GPUs."""
+    """Returns what this task sends to the others; TensorFlow has found `usable` GPUs."""
     task, step, decision = cluster.task, cluster.step, cluster.gpu_decision
     assert task is not None
     if decision is None or decision.devices is None:
@@ -111,8 +111,8 @@ def check_driver(cluster: Cluster) -> Result:
     problem = ""
     if cluster.task is not None and driver is not None and driver < len(shown):
         problem = (
-            f"the driver does not know {len(shown) - driver} of the GPUs that Slurm shows: do "
-            f"without the node (sbatch --exclude={cluster.task.node}), and tell its administrators"
+            f"the driver does not know {len(shown) - driver} of the GPUs that Slurm shows: leave "
+            f"out the node (sbatch --exclude={cluster.task.node}), and tell its administrators"
         )
     return result_of("gpus", [problem], "the driver knows all", WARNING)
 
@@ -123,7 +123,7 @@ def check_gpus(devices: Mapping[int, TaskDevices], tasks: Sequence[Task]) -> Res
     In a cluster with parameter servers, no task uses NCCL; nor does the evaluator.
     """
     if not devices:
-        return Result("gpus", SKIPPED, "no task has any, as far as the environment tells")
+        return Result("gpus", SKIPPED, "no task has any, according to its variables")
     users: Counter[Tuple[str, str]] = Counter()
     for rank, (node, gpus, number, _) in devices.items():
         # GPUs without common names are taken to be the task's own.
@@ -139,32 +139,13 @@ def check_gpus(devices: Mapping[int, TaskDevices], tasks: Sequence[Task]) -> Res
     return result_of("gpus", [problem], f"{len(users)}, {use}; {transport.sentence}", WARNING)
 
 
-def without_cuda() -> str:
-    """Returns what to do if TensorFlow was built without CUDA and ROCm; else ''."""
-    if _is_built_for("cuda") is False and not _is_built_for("rocm"):
-        return (
-            "this task has GPUs, but TensorFlow was built without CUDA: pip uninstall "
-            "tensorflow-cpu, then pip install 'tensorflow[and-cuda]'"
-        )
-    return ""
-
-
-def why_no_gpu() -> str:
-    """Returns why TensorFlow finds no GPU in a task that has some, and what to do."""
-    if _is_built_for("cuda") and not _DRIVER.exists():
+def why_no_gpu(cuda: bool, rocm: bool) -> str:
+    """Returns why TensorFlow, built for `cuda` or `rocm`, finds no GPU, and what to do."""
+    if not cuda and not rocm:
+        return f"TensorFlow was built without CUDA: {CUDA_REMEDY}"
+    if cuda and not _DRIVER.exists():
         return "NVIDIA's driver is not loaded on this node: tell its administrators"
-    return without_cuda() or (
+    return (
         "a library is missing, which TensorFlow names at its start (Cannot dlopen some GPU "
         "libraries): pip install 'tensorflow[and-cuda]'"
     )
-
-
-def _is_built_for(name: str) -> Optional[bool]:
-    """Reads how TensorFlow was built, without importing it; None if that is unknown."""
-    spec = importlib.util.find_spec("tensorflow")
-    if spec is None or spec.origin is None:
-        return None
-    file = Path(spec.origin).parent / "python" / "platform" / "build_info.py"
-    text = file.read_text(encoding="utf-8") if file.exists() else ""
-    found = re.search(rf"'is_{name}_build', (True|False)", text)
-    return found and found[1] == "True"

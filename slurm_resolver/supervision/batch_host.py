@@ -11,7 +11,7 @@ import os
 import subprocess
 import sys
 import time
-from typing import Callable, Optional, Sequence
+from typing import Callable, Iterator, Optional, Sequence
 
 from slurm_resolver.slurm import scontrol
 from slurm_resolver.supervision.policy import is_lost
@@ -25,40 +25,34 @@ _STEP = (  # --overlap: shares all that the node has with the training
 _KEPT_VARIABLES = ("SLURM_JOB_ID", "SLURM_CONF", "SLURM_JWT", "SLURM_CLUSTERS")
 
 
-class Watch:
-    """The step that watches the batch file's node; it looks every `every` seconds, 0 for never."""
+@contextlib.contextmanager
+def watched(
+    job_id: str, host: Optional[str], nodes: Sequence[str], requeue: bool, every: float
+) -> Iterator[None]:
+    """Has one of the nodes watch the node of the batch file, every `every` seconds, 0 for never.
 
-    def __init__(self, job_id: str, batch_host: Optional[str], requeue: bool, every: float) -> None:
-        action = "requeue" if requeue else "cancel"
-        self._program = [sys.executable, "-m", __name__, job_id, f"{every:g}", action]
-        self._batch_host = batch_host if every else None
-        self._process: Optional[subprocess.Popen[bytes]] = None
-
-    def start(self, healthy: Sequence[str]) -> None:
-        """Starts it on the last healthy node, which may be a spare one, unless it already runs."""
-        others = [name for name in healthy if name != self._batch_host]
-        runs = self._process is not None and self._process.poll() is None
-        if runs or self._batch_host is None or not others:
-            return
-        self.stop()
-        environ = {
-            name: value
-            for name, value in os.environ.items()
-            if not name.startswith("SLURM") or name in _KEPT_VARIABLES
-        }
-        self._process = subprocess.Popen(
-            [*_STEP, f"--nodelist={others[-1]}", *self._program],
-            env=environ,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,  # srun reports each end, also the one that `stop` asks for
-        )
-
-    def stop(self) -> None:
-        """Ends it; if it has ended by itself, a line says that this node was not watched."""
-        process = self._process
-        if process is None:
-            return
+    The last of the nodes does it, as it may be a spare one.
+    """
+    others = [name for name in nodes if name != host]
+    if host is None or not others or not every:
+        yield
+        return
+    environ = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith("SLURM") or name in _KEPT_VARIABLES
+    }
+    program = [sys.executable, "-m", __name__, job_id, f"{every:g}"]
+    process = subprocess.Popen(
+        [*_STEP, f"--nodelist={others[-1]}", *program, "requeue" if requeue else "cancel"],
+        env=environ,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,  # srun reports each end, also the one below
+    )
+    try:
+        yield
+    finally:
         ended = process.poll() is not None
         process.terminate()
         with contextlib.suppress(subprocess.TimeoutExpired):

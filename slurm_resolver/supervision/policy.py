@@ -38,7 +38,7 @@ def same_again(failures: Sequence[StepFailure]) -> bool:
     if len(failures) < 2:
         return False
     before, last = failures[-2:]
-    if last.kind == "node" or not last.is_same(before):
+    if last.kind == "node" or (last.kind, last.error) != (before.kind, before.error):
         return False
     if last.progress is not None or before.progress is not None:
         return last.progress == before.progress
@@ -51,20 +51,17 @@ def give_up_reason(failure: StepFailure) -> Optional[Stop]:
         return Stop("the step was cancelled, by Slurm or by a user")
     if failure.kind == "saved":
         saved = "the training was ended by a signal, or has saved and asks for a requeue"
-        return Stop(f"{failure.how}: {saved}")
+        return Stop(f"exit status {failure.status}: {saved}")
     return None
 
 
 def job_is_ending(
     job: Mapping[str, str], restarts: int, least_time: float, now: float
 ) -> Optional[Stop]:
-    """Returns why Slurm is about to end a job; None if it is not.
+    """Returns why Slurm is about to end a job (`scontrol.show_job`); None if it is not.
 
-    Args:
-        job: its fields, from `scontrol.show_job`.
-        restarts: how often it had been requeued when its batch file started.
-        least_time: how many seconds must be left until the time limit.
-        now: the time, in seconds since 1970.
+    The job had been requeued `restarts` times when its batch file started. From `now` on,
+    `least_time` seconds must be left until its time limit.
     """
     state = job.get("JobState", "")
     if state not in scontrol.RUNNING_STATES:

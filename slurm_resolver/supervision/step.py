@@ -82,42 +82,21 @@ class StepFailure(NamedTuple):
         kind: "task"; "saved" (a task ended after a signal, or asks for a requeue); "node" (it
             failed, or could not start its tasks); "cancelled" (somebody ended the step); "srun" (it
             could not start the step).
-        who: the task, node or program that failed first.
-        how: its exit status, or what ended it.
         status: the exit status of the task, or 128 and the number of its signal; else srun's own.
-        at: when srun reported it, in seconds since 1970.
+        text: who failed first, when and why, for messages.
+        error: what is the same if the step fails again in the same way.
         seconds: how long the step has run.
         node: the node, if it is known.
-        line: the error that the task printed; for a node or srun itself, srun's words.
         progress: the line in which the training said from which checkpoint it resumes.
     """
 
     kind: str
-    who: str
-    how: str
     status: int
-    at: float
+    text: str
+    error: str
     seconds: float
     node: Optional[str] = None
-    line: Optional[str] = None
     progress: Optional[str] = None
-
-    def describe(self) -> str:
-        """Returns who failed first, when and why: rank 3 on n2 at 2026-02-03T04:05:06, SIGKILL."""
-        when = time.strftime("%Y-%m-%dT%H:%M:%S", time.localtime(self.at))
-        why = f": {self.line.rstrip(' :')[:_SHOWN_LENGTH]}" if self.line else ""
-        return f"{self.who} at {when}, {self.how}{why}"
-
-    def is_same(self, other: StepFailure) -> bool:
-        """Whether both are the same error, as far as the output shows.
-
-        All ranks may have one error, and any may be the first. Without an error in the output, only
-        the same task has failed in the same way.
-        """
-        one, another = (
-            (it.kind, it.how, it.line, None if it.line else it.who) for it in (self, other)
-        )
-        return one == another
 
 
 class StepOutput:
@@ -125,27 +104,24 @@ class StepOutput:
 
     def __init__(self) -> None:
         self._reader = FailureReader()
+        self._begun = time.monotonic()
         self._rest = b""
         self._number = 0  # of lines
-        self._begun = time.monotonic()
-        self._at: Optional[float] = None  # when the first failure was reported
         self._progress: Optional[str] = None
-        self._srun_error: Optional[str] = None  # the last one
+        self._srun_error = ""  # the last one
 
     def feed(self, data: bytes) -> None:
         """Takes the next bytes."""
-        *lines, self._rest = (self._rest + data).split(b"\n")
+        *lines, rest = (self._rest + data).split(b"\n")
+        self._rest = rest[-_PIECE:]
         for line in lines:
-            text = line.decode(errors="replace").rstrip().rpartition("\r")[2]
+            text = line.decode(errors="replace")
             self._number += 1
             self._reader.read(self._number, text)
             if _PROGRESS in text:
-                self._progress = text[text.index(_PROGRESS) :]
+                self._progress = text[text.index(_PROGRESS) :].rstrip()
             if text.startswith(_SRUN_ERROR):
-                self._srun_error = text[len(_SRUN_ERROR) :]
-        reader = self._reader
-        if self._at is None and (reader.node or reader.ends or reader.all_end):
-            self._at = time.time()
+                self._srun_error = text[len(_SRUN_ERROR) :].rstrip()
 
     @property
     def leaves_tasks(self) -> bool:
@@ -158,23 +134,28 @@ class StepOutput:
     def failure(self, status: int) -> StepFailure:
         """Returns why the step has ended with this status of srun, which is not 0."""
         self.feed(b"\n")
-        reader = self._reader
-        kind, who, how = "srun", "srun", f"exit status {status}"
-        node, line = None, self._srun_error
+        reader, when = self._reader, time.strftime("%Y-%m-%dT%H:%M:%S")
+        kind, who, how, line = "srun", "srun", f"exit status {status}", self._srun_error
+        node = None
         # Tasks often fail because of a node of which Slurm learns later: it is the cause then.
         if reader.node is not None:
-            kind, who, how, status = "node", reader.node.task, reader.node.line, 1
-            node, line = reader.node.node, None
+            kind, who, how, line, status = "node", reader.node.task, reader.node.line, "", 1
+            node = reader.node.node
         elif reader.ends:
             rank, end = next(iter(reader.ends.items()))
             kind, how, status = _read_end(end.line)
             error = reader.error_of(rank)
-            who, node, line = end.task, end.node, error.line if error else None
+            who, node, line = end.task, end.node, error.line if error else ""
         elif reader.all_end:
-            kind, who, how, line = "cancelled", "the step", "cancelled", None
+            kind, who, how, line = "cancelled", "the step", "cancelled", ""
+        why = f"{how}: {line.rstrip(' :')[:_SHOWN_LENGTH]}" if line else how
+        # All ranks may have one error, and any may be the first. Without an error in the output,
+        # only the same task has failed in the same way.
+        same = why if line else f"{who}: {how}"
         seconds = time.monotonic() - self._begun
-        at = self._at or time.time()
-        return StepFailure(kind, who, how, status, at, seconds, node, line, self._progress)
+        return StepFailure(
+            kind, status, f"{who} at {when}, {why}", same, seconds, node, self._progress
+        )
 
 
 def _read_end(text: str) -> Tuple[str, str, int]:

@@ -10,7 +10,7 @@ from slurm_resolver.preemption.requeue import REQUEUE_STATUS, job_id_for_scontro
 from slurm_resolver.slurm import scontrol
 from slurm_resolver.slurm.hostlist import compress_hostlist
 from slurm_resolver.slurm.step import SlurmStep
-from slurm_resolver.supervision.batch_host import Watch
+from slurm_resolver.supervision.batch_host import watched
 from slurm_resolver.supervision.policy import (
     Stop,
     choose,
@@ -23,7 +23,7 @@ from slurm_resolver.supervision.step import Signals, StepFailure, run_step, say
 from slurm_resolver.wording import counted
 
 _ANSWER_SECONDS = 60.0  # scontrol itself waits as long for a busy controller
-_CONTROLLER_SECONDS = 600.0  # how long the controller may be down, as while it is restarted
+_CONTROLLER_SECONDS = 600.0  # how long the controller may be down, such as during a restart
 
 
 class SupervisorOptions(NamedTuple):
@@ -51,8 +51,6 @@ class Supervisor:
         self._failures: List[StepFailure] = []  # one for each start
         self._suspects: Dict[str, str] = {}  # the reason, by node
         self._all: List[str] = []  # the nodes of the job when this began
-        # Of a task of an array, too, it needs the id of the job itself.
-        self._watch = Watch(step.job_id or "", step.node_name, options.requeue, options.watch)
 
     def run(self) -> int:
         """Returns the exit status: 0, that of the first failure, or REQUEUE_STATUS."""
@@ -61,12 +59,6 @@ class Supervisor:
             if status:
                 say(f"exit status {status}; not started again: the job is heterogeneous")
             return status
-        try:
-            return self._run()
-        finally:
-            self._watch.stop()
-
-    def _run(self) -> int:
         nodes, stop = self._look()
         self._all = list(nodes)
         wanted = self._options.nodes or len(nodes)
@@ -79,8 +71,10 @@ class Supervisor:
             if self._failures:
                 os.environ[SlurmStep.step_restart.name] = str(len(self._failures))
                 say(self._restart_line(nodes, chosen))
-            self._watch.start(healthy)
-            status, output = run_step(self._command(chosen), self._signals)
+            # Of a task of an array, too, the id of the job itself is needed.
+            job_id, host = self._step.job_id or "", self._step.node_name
+            with watched(job_id, host, healthy, self._options.requeue, self._options.watch):
+                status, output = run_step(self._command(chosen), self._signals)
             if status == 0:
                 if self._failures:
                     say(f"ended with status 0, after {counted(len(self._failures), 'restart')}")
@@ -128,10 +122,7 @@ class Supervisor:
         return None
 
     def _look(self) -> Tuple[Dict[str, str], Optional[Stop]]:
-        """Returns the states of the job's nodes, and why the job ends, if it does.
-
-        It asks again if the controller does not answer, which may be restarting.
-        """
+        """Returns the states of the job's nodes, and why the job ends, if it does."""
         until = time.monotonic() + _CONTROLLER_SECONDS
         while self._signals.received is None:
             try:
@@ -158,7 +149,7 @@ class Supervisor:
         out = self._left_out(nodes, chosen)
         without = f", without {out}" if out else ""
         where = f"now on {compress_hostlist(chosen)}{without}"
-        return f"{restart}; {where}; first failure: {self._failures[-1].describe()}"
+        return f"{restart}; {where}; first failure: {self._failures[-1].text}"
 
     def _left_out(self, nodes: Mapping[str, str], chosen: Sequence[str]) -> str:
         """Returns the nodes that cannot be used, each with the reason."""
@@ -187,5 +178,5 @@ class Supervisor:
         again += f" after {counted(len(failures) - 1, 'restart')}" if len(failures) > 1 else ""
         say(f"not started{again}: {why}")
         if failures:
-            say(f"first failure: {failures[-1].describe()}")
+            say(f"first failure: {failures[-1].text}")
         return status

@@ -75,9 +75,10 @@ def choose_communication(
     if not isinstance(cluster, Cluster):
         return given
     if cluster.gpus and not usable:
+        why = why_no_gpu(tf.test.is_built_with_cuda(), tf.test.is_built_with_rocm())
         warn_once(
             f"Slurm grants this task the GPUs {','.join(cluster.gpus)}, but TensorFlow finds none "
-            f"and computes on CPUs: {why_no_gpu()}"
+            f"and computes on CPUs: {why}"
         )
     if client is None or cluster.task is None:
         nccl = usable > 1

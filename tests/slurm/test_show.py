@@ -30,7 +30,7 @@ def test_what_was_started_once_a_task_is_told_how_to_start_it(real_slurm: SlurmC
     lonely = f"for node in n8 n9; do srun -w $node -N1 -n1 {resolver} show & done; wait"
     done = real_slurm.run(f"salloc -Q -w n8,n9 -N2 -n2 bash -c {shlex.quote(lonely)}")
     assert done.stdout.count("worker 0") == 2
-    assert done.stderr.count("has one task, worker 0 of a training of its own") == 2
+    assert done.stderr.count("has one task, which trains alone") == 2
     one = real_slurm.run(f"srun -n1 {resolver} show")
     assert "worker 0" in one.stdout
     assert "slurm-resolver show: " not in one.stderr

@@ -95,19 +95,6 @@ CASES = {
         restarts=1,
         batch=f"{PRINTED} --partition low",
     ),
-    "the time limit comes in the pause": Case(
-        2,
-        "--pause 10",
-        KILLED,
-        (
-            r"not started again: the time limit comes in \d+ s; exit status 75 .*",
-            "first failure: rank 3 on B .*, SIGKILL",
-        ),
-        ("AB",),
-        f"touch go-1; {PAUSED}; scontrol update JobId=JOB EndTime=now+100",
-        restarts=1,
-        batch=PRINTED,
-    ),
     "down, a spare one comes in": Case(
         3,
         "--nodes 2 --watch 5",

@@ -31,7 +31,6 @@ def measured(
         ([measured(10, 10), measured(31, 30), measured(10, 10)], ["worker 1 computes 3.0 times"]),
         # once slow is no fault of the task
         ([measured(10, 10), measured(31, 12), measured(10, 10)], []),
-        ([measured(10, 10, transport="Socket")] * 2, []),
         ([measured(10, 10, transport="IB", fast=["mlx5_0"])] * 2, []),
         (
             [measured(10, 10, transport="Socket", fast=["mlx5_0"])] * 2,

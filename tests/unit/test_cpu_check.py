@@ -6,8 +6,7 @@ from typing import Any, Dict, List, Tuple
 
 import pytest
 
-from slurm_resolver.preflight.cpu_check import CpuFacts, check_cpus, cpu_facts, find_problem
-from slurm_resolver.slurm.step import SlurmStep
+from slurm_resolver.preflight.cpu_check import CpuFacts, check_cpus
 
 
 def tasks(*own: int, machine: int = 64, **fields: Any) -> List[CpuFacts]:
@@ -42,14 +41,6 @@ CASES: Dict[str, Tuple[List[CpuFacts], str]] = {
 
 @pytest.mark.parametrize(("given", "told"), CASES.values(), ids=CASES)
 def test_what_slows_tasks_down(given: List[CpuFacts], told: str) -> None:
-    found = find_problem("n1", given)
-    assert bool(found) == bool(told), found
-    assert found.startswith(told)
-    assert check_cpus({"n1": given}).status == ("warning" if told else "ok")
-
-
-def test_what_a_task_tells(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("os.sched_getaffinity", lambda pid: {3, 0, 1})
-    monkeypatch.setattr("os.cpu_count", lambda: 64)
-    step = SlurmStep.read({"SLURM_CPUS_PER_TASK": "2", "SLURM_CPUS_ON_NODE": "4"})
-    assert cpu_facts(step, 5, True) == (5, 0b1011, 64, 4, 2, True)
+    result = check_cpus({"n1": given})
+    assert result.status == ("warning" if told else "ok")
+    assert result.detail.startswith(told)

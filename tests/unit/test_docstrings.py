@@ -1,18 +1,15 @@
-"""What `help` says of the options: all of them, and of the same option the same."""
+"""What `help` says of the resolver's options: all of them."""
 
 from __future__ import annotations
 
 import ast
 import inspect
 import re
-import typing
 from pathlib import Path
 from typing import Any, Dict, List
 
 import slurm_resolver
-from slurm_resolver.cluster import options
 from slurm_resolver.cluster.options import ClusterOptions
-from slurm_resolver.cluster.resolve import resolve
 
 PACKAGE = Path(slurm_resolver.__file__).parent
 INSIDE = {"until", "starts_program"}  # what no caller of the package chooses
@@ -50,14 +47,3 @@ def test_every_option_of_the_resolver_is_explained_where_it_is_asked_for() -> No
 def test_the_options_are_those_of_the_resolver() -> None:
     of_tensorflow = {"tasks_per_node", "auto_set_gpu", "rpc_layer"}  # what the cluster is not of
     assert set(ClusterOptions._fields) - INSIDE == set(arguments(RESOLVER)) - of_tensorflow
-
-
-def test_choices_are_typed_and_explained() -> None:
-    """A type checker and `help` know the same choices."""
-    texts = explained(ast.get_docstring(RESOLVER) or "")
-    hints = typing.get_type_hints(resolve)
-    choices = {"placement": options.PLACEMENTS, "worker_order": options.WORKER_ORDERS}
-    for name, values in {**choices, "layout": options.LAYOUTS}.items():
-        assert typing.get_args(hints[name]) == values
-        for value in values:
-            assert f'"{value}"' in texts[name], (name, value)

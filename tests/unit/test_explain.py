@@ -59,12 +59,8 @@ def test_logs_of_real_runs(name: str) -> None:
         assert len(finding.line) <= 204
 
 
-def test_every_log_is_in_the_folders_readme_and_every_message_has_a_log() -> None:
+def test_every_message_has_a_log() -> None:
     assert sorted(EXPECTED) == NAMES
-    readme = (LOGS / "README.md").read_text(encoding="utf-8")
-    told = set(re.findall(r"[a-z0-9-]{5,}", readme))
-    families = ("-2.15", "-26.05")
-    assert [name for name in NAMES if name not in told and not name.endswith(families)] == []
     found = {line.split(" ")[0] for lines in EXPECTED.values() for line in lines}
     own = {known.id for known in KNOWN_MESSAGES if known.id.endswith("-error")}
     without = {"leader-not-started", "peer-refused", "task-gone", "task-not-started"}
@@ -142,15 +138,8 @@ def test_numbers_count_lines_not_carriage_returns() -> None:
 
 
 PIECES = [cue.encode() for known in KNOWN_MESSAGES for cue in known.cues]
-PIECES += [
-    b"\n",
-    b"\r",
-    b"\xff",
-    b"/job:ps/task:1",
-    b"0: ",
-    b"srun: error: n2: tasks 4-7: Killed\n",
-]
-PIECES += [b"Traceback (most recent call last):\n  x\nE: 2\n", b"2026-02-31 12:00:00 ", b"srun: "]
+PIECES += [b"\n", b"\r", b"\xff", b"/job:ps/task:1", b"0: ", b"Traceback (most recent call last)"]
+PIECES += [b"\n  x\nE: 2\n", b"srun: error: n2: tasks 4-7: Killed\n", b"srun: "]
 
 
 @given(st.lists(st.sampled_from(PIECES) | st.binary(max_size=50)))

@@ -76,10 +76,6 @@ RULES = {
         ["srun: error: Node failure on n7", traceback_of("ConnectionError: x", "0: ")],
         ("node n7", "node failure", False),
     ),
-    "one task, whose log has no labels": (
-        [traceback_of("ValueError: x"), EXIT.format(2, 1, "Exited with exit code 1")],
-        ("rank 1 on n2", "ValueError: x", False),
-    ),
     "a range of tasks": (
         ["srun: error: n2: tasks 4-7: Exited with exit code 1"],
         ("rank 4 on n2", "Exited with exit code 1", False),

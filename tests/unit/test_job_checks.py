@@ -29,7 +29,6 @@ def statuses(
 @pytest.mark.parametrize(
     ("lines", "expected"),
     [
-        ("srun true", "ok: the batch file asks for none"),
         ("srun true\n#SBATCH --signal=USR1", "ok: the batch file asks for none"),
         ("#SBATCH --signal USR1", "ok: the batch file asks for USR1"),
         ("#SBATCH --requeue", "warning: the batch file has no --signal"),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import sys
-from importlib import metadata
+from importlib import metadata, util
 from types import SimpleNamespace
 from typing import Dict, Tuple
 
@@ -38,21 +38,25 @@ def test_a_version_that_trains_wrongly_is_an_error(monkeypatch: pytest.MonkeyPat
 
 
 OLD = "Keras 3.9.2 trains wrongly on several workers"
-# By what is installed, and with TF_USE_LEGACY_KERAS: what `check` says of TensorFlow and Keras.
-INSTALLED: Dict[str, Tuple[str, str]] = {
+# By what is installed, and TF_USE_LEGACY_KERAS or GPUs: what `check` says of TensorFlow and Keras.
+INSTALLED: Dict[str, Tuple[str, ...]] = {
     "tensorflow 2.21.0, keras 3.15.1": ("ok 2.21.0", "ok Keras 3.15.1"),
     "tensorflow-cpu 2.21.0, keras 3.9.2": ("ok 2.21.0", f"warning {OLD}"),
     "tensorflow 2.21.0, keras 3.9.2, tf_keras 2.21.0": ("ok 2.21.0", "ok Keras 3.9.2, tf_keras"),
     "tensorflow 2.21.0, keras 3.9.2, tf_keras 2.21.0, legacy": ("ok 2.21.0", "ok tf_keras 2.21.0"),
     "tensorflow 2.21.0, keras 3.15.1, legacy": ("ok", "warning TF_USE_LEGACY_KERAS asks for tf_k"),
     "tensorflow 2.15.0, keras 2.15.0": ("ok 2.15.0", "ok Keras 2.15.0"),
+    "tensorflow-cpu 2.21.0, keras 3.15.1, GPUs": (
+        "warning this task has GPUs, but tensorflow-cpu",
+    ),
+    "tensorflow 2.21.0, keras 3.15.1, GPUs": ("ok 2.21.0",),
     "keras 3.15.1": ("failed not installed: load your site's module", "ok"),
 }
 
 
 @pytest.mark.parametrize("installed", INSTALLED)
 def test_what_check_says(installed: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    versions = dict(part.split(" ") for part in installed.split(", ") if part != "legacy")
+    versions = dict(part.split(" ") for part in installed.split(", ") if " " in part)
 
     def version(name: str) -> str:
         if name not in versions:
@@ -60,8 +64,9 @@ def test_what_check_says(installed: str, monkeypatch: pytest.MonkeyPatch) -> Non
         return versions[name]
 
     monkeypatch.setattr(metadata, "version", version)
+    monkeypatch.setattr(util, "find_spec", lambda name: None)
     monkeypatch.delitem(sys.modules, "tensorflow", raising=False)
     monkeypatch.setenv("TF_USE_LEGACY_KERAS", str("legacy" in installed).lower())
-    results = keras_version.check_versions()
+    results = keras_version.check_versions("GPUs" in installed)
     for result, told in zip(results, INSTALLED[installed]):
         assert f"{result.status} {result.detail}".startswith(told)

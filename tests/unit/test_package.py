@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import re
 import subprocess
 import sys
 
 import pytest
-from folders import ROOT
 
 import slurm_resolver
 from slurm_resolver import errors
@@ -62,15 +60,3 @@ def test_every_error_is_public_and_in_the_tree_of_the_docstring() -> None:
 def test_unknown_names_are_attribute_errors() -> None:
     with pytest.raises(AttributeError, match="SlurmClusterResolvr"):
         _ = slurm_resolver.SlurmClusterResolvr
-
-
-def test_the_changelog_ends_its_work_with_this_version_once_that_is_released() -> None:
-    """Until then all stands under Unreleased."""
-    text = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
-    unreleased, *released = re.findall(r"^## \[(.*?)\]", text, re.M)
-    assert unreleased == "Unreleased"
-    version = slurm_resolver.__version__
-    assert released[:1] == [version] or version.endswith(".dev0") or not released
-    assert re.findall(r"^## \[\d.*", text, re.M) == re.findall(
-        r"^## \[\d+\.\d+\.\d+\] - \d{4}-\d\d-\d\d$", text, re.M
-    )

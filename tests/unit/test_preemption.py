@@ -5,10 +5,9 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
-import threading
 import time
 from pathlib import Path
-from typing import Dict, Iterator, List, Optional, Tuple
+from typing import Iterator, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 import pytest
 
@@ -56,150 +55,151 @@ def step(**more: str) -> SlurmStep:
     return SlurmStep.read({**JOB, **more})
 
 
-# by job state, reason and restarts: status and wait; what is said; whether the job is requeued
-STATES: Dict[Tuple[str, str, str], Tuple[int, bool, str, bool]] = {
-    ("RUNNING", "None", "2"): (75, True, "job 42 requeued, restart 3", True),
-    ("SIGNALING", "None", "2"): (75, True, "job 42 requeued, restart 3", True),
-    ("COMPLETING", "TimeLimit", "2"): (75, True, "job 42 requeued, restart 3", True),
-    ("COMPLETING", "None", "3"): (75, False, "job 42 has been requeued already", False),
-    ("COMPLETING", "None", "2"): (143, False, "job 42 is being cancelled", False),
-    ("RUNNING", "None", "N/A"): (75, True, "job 42 requeued, restart 3", True),
-}
-
-
-@pytest.mark.parametrize("state", STATES)
-def test_only_a_job_that_is_neither_cancelled_nor_requeued_is_requeued(
-    scontrol: Path, state: Tuple[str, str, str]
-) -> None:
-    status, wait, message, requeued = STATES[state]
-    job_state, reason, restarts = state
-    shown = RUNNING.replace(
-        "   JobState=RUNNING Reason=None", f"   JobState={job_state} Reason={reason}"
-    )
-    (scontrol / "job").write_text(shown.replace(" Restarts=2 ", f" Restarts={restarts} "))
-    plan = requeue_job(step(), "scontrol", 100)
-    assert (plan.status, bool(plan.wait)) == (status, wait)
-    assert message in plan.message
-    assert calls(scontrol) == ["requeue 42"] * requeued
-
-
 PREEMPTED = (
     "JobId=42\n   QOS=low\n   JobState=RUNNING\n   Requeue=1 Restarts=2 BatchFlag=1\n"
     "   PreemptEligibleTime=2026-11-22T03:22:51 PreemptTime=2026-11-22T03:22:53\n   Partition=p\n"
 )
-REQUEUE = "24.11.5 partition_prio REQUEUE REQUEUE"
-# the job; the controller's version, PreemptType, PreemptMode of the cluster, and of the job's
-# partition or QOS; whether Slurm requeues the job by itself
-REQUEUES: Dict[str, Tuple[str, str, bool]] = {
-    "23.11": (PREEMPTED, "23.11.10 partition_prio REQUEUE REQUEUE", False),
-    "24.05": (PREEMPTED, "24.05.0-0rc1 partition_prio REQUEUE REQUEUE", True),
-    "not yet preempted": (PREEMPTED.replace("2026-11-22T03:22:53", "None"), REQUEUE, False),
-    "may not be requeued": (PREEMPTED.replace("Requeue=1", "Requeue=0"), REQUEUE, False),
-    "of no batch file": (PREEMPTED.replace("BatchFlag=1", "BatchFlag=0"), REQUEUE, False),
-    "a partition that cancels": (PREEMPTED, "24.11.5 partition_prio REQUEUE CANCEL", False),
-    "a partition that requeues": (PREEMPTED, "24.11.5 partition_prio CANCEL GANG,REQUEUE", True),
-    "a QOS that requeues": (PREEMPTED, "24.11.5 qos CANCEL REQUEUE", True),
-    "a QOS that cancels": (PREEMPTED, "24.11.5 qos REQUEUE CANCEL", False),
-    "a QOS that sets nothing": (PREEMPTED, "24.11.5 qos REQUEUE OFF", True),
-    "an unknown version": (PREEMPTED, "? partition_prio REQUEUE REQUEUE", False),
-}
 
 
-def show(folder: Path, case: str) -> None:
-    """Makes scontrol show what the table has for a case."""
-    version, preempt_type, cluster, own = REQUEUES[case][1].split()
-    (folder / "job").write_text(REQUEUES[case][0])
-    (folder / "config").write_text(
-        f"PreemptMode             = {cluster}\nPreemptType             = preempt/{preempt_type}\n"
-        f"SLURM_VERSION           = {version}\n"
-    )
+def running(state: str) -> str:
+    return RUNNING.replace("   JobState=RUNNING", f"   {state}", 1)
+
+
+class Case(NamedTuple):
+    """A job that has saved.
+
+    Attributes:
+        job: what scontrol shows of it; None if Slurm does not answer.
+        status: with which the tasks exit.
+        message: a part of the message.
+        calls: what Slurm is told.
+        config: the controller's version, PreemptType, PreemptMode of the cluster, and of the job's
+            partition or QOS.
+        options: requeue, max_restarts.
+        tasks: of the step, and how many have saved.
+        announced: whether another signal than SIGTERM came.
+        variables: of the step.
+        refuses: the command that Slurm refuses.
+    """
+
+    job: Optional[str]
+    status: int
+    message: str
+    calls: Sequence[str] = ()
+    config: str = "24.11.5 partition_prio REQUEUE REQUEUE"
+    options: Tuple[Optional[str], Optional[int]] = ("scontrol", 100)
+    tasks: Tuple[int, int] = (1, 1)
+    announced: bool = True
+    variables: Mapping[str, str] = {}
+    refuses: str = ""
+
+
+REQUEUED = (75, "job 42 requeued, restart 3", ["requeue 42"])
+BY_SLURM = (143, "job 42 is preempted, and Slurm requeues it", ["--batch --signal=TERM 42"])
+ASKS = "exit status 75 asks the batch file to requeue job 42"
+BEYOND = (1, "has reached max_restarts", ["update JobId=42 Requeue=0"])
+OLD = "23.11.10 partition_prio REQUEUE REQUEUE"
+LOCAL = "asks slurm-resolver run to start the tasks again"
+CASES = {
+    "running": Case(RUNNING, *REQUEUED),
+    "running, with other restarts": Case(running("JobState=RUNNING Restarts=N/A"), *REQUEUED),
+    "signalled": Case(running("JobState=SIGNALING"), *REQUEUED),
+    "at its limit": Case(running("JobState=COMPLETING Reason=TimeLimit"), *REQUEUED),
+    "requeued": Case(running("JobState=COMPLETING Restarts=3"), 75, "has been requeued already"),
+    "cancelled": Case(running("JobState=COMPLETING"), 143, "job 42 is being cancelled"),
+    # preempted: does Slurm requeue it by itself?
+    "23.11": Case(PREEMPTED, *REQUEUED, OLD),
+    "24.05": Case(PREEMPTED, *BY_SLURM, "24.05.0-0rc1 partition_prio REQUEUE REQUEUE"),
+    "may not be requeued": Case(PREEMPTED.replace("Requeue=1", "Requeue=0"), *REQUEUED),
+    "of no batch file": Case(PREEMPTED.replace("BatchFlag=1", "BatchFlag=0"), *REQUEUED),
+    "a partition that cancels": Case(PREEMPTED, *REQUEUED, "24.11.5 partition_prio REQUEUE CANCEL"),
+    "a partition that requeues": Case(
+        PREEMPTED, *BY_SLURM, "24.11.5 partition_prio CANCEL GANG,REQUEUE"
+    ),
+    "a QOS that requeues": Case(PREEMPTED, *BY_SLURM, "24.11.5 qos CANCEL REQUEUE"),
+    "a QOS that cancels": Case(PREEMPTED, *REQUEUED, "24.11.5 qos REQUEUE CANCEL"),
+    "a QOS that sets nothing": Case(PREEMPTED, *BY_SLURM, "24.11.5 qos REQUEUE OFF"),
+    # SIGTERM alone: has another task failed?
+    "a task may have failed": Case(
+        *(RUNNING, 143, "1 of its step's 3 tasks did not save, one of which may have failed"),
+        tasks=(3, 2), announced=False,
+    ),
+    "all have saved": Case(RUNNING, *REQUEUED, tasks=(3, 3), announced=False),
+    "SIGTERM to the only task": Case(RUNNING, *REQUEUED, announced=False),
+    "announced": Case(RUNNING, *REQUEUED, tasks=(3, 1)),
+    "preempted by SIGTERM": Case(PREEMPTED, *REQUEUED, OLD, tasks=(3, 1), announced=False),
+    # Slurm does not answer, or refuses
+    "no answer": Case(None, 75, ASKS),
+    "no requeue": Case(
+        RUNNING, 75, f"not requeued (scontrol requeue 42: no); {ASKS}", ["requeue 42"],
+        refuses="requeue",
+    ),
+    "no end of the batch file": Case(
+        *(PREEMPTED, 143, "when its batch file ends, which has to be now (scancel --batch"),
+        BY_SLURM[2], refuses="--batch",
+    ),
+    # options and variables
+    "exit-code": Case(RUNNING, 75, ASKS, options=("exit-code", None)),
+    "no requeue wanted": Case(RUNNING, 143, "without a requeue", options=(None, 2)),
+    "beyond the restarts": Case(RUNNING, *BEYOND, options=("exit-code", 2)),
+    "beyond no restarts": Case(
+        RUNNING, *BEYOND, options=("scontrol", 0), variables={"SLURM_RESTART_COUNT": ""}
+    ),
+    "a task of an array": Case(
+        *(RUNNING, 75, "job 40_3 requeued", ["requeue 40_3"]),
+        variables={"SLURM_ARRAY_JOB_ID": "40", "SLURM_ARRAY_TASK_ID": "3"},
+    ),
+    # Its number may be that of somebody's real job.
+    "a job of slurm-resolver run": Case(
+        RUNNING, 75, LOCAL, variables={"SLURM_RESOLVER_JOB": "42"}
+    ),
+    "a real step within such a task": Case(
+        RUNNING, *REQUEUED, variables={"SLURM_RESOLVER_JOB": "7"}
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_how_tasks_that_have_saved_exit(scontrol: Path, name: str) -> None:
+    case = CASES[name]
+    version, preempt_type, mode, own = case.config.split()
     of_qos, of_partition = (own, "SUSPEND") if preempt_type == "qos" else ("SUSPEND", own)
-    (folder / "assoc_mgr").write_text(f"QOS Records\n\nQOS=low(3)\n    PreemptMode={of_qos}\n")
-    (folder / "partition").write_text(f"PartitionName=p\n   PreemptMode={of_partition} State=UP\n")
-
-
-@pytest.mark.parametrize("case", REQUEUES)
-def test_a_job_that_slurm_requeues_by_itself_is_left_to_it(scontrol: Path, case: str) -> None:
-    show(scontrol, case)
-    plan = requeue_job(step(), "scontrol", 100)
-    by_slurm = REQUEUES[case][-1]
-    if by_slurm:
-        assert (plan.status, bool(plan.wait)) == (143, True)
-        assert plan.message == "job 42 is preempted, and Slurm requeues it, restart 3"
-        assert calls(scontrol) == ["--batch --signal=TERM 42"]
-    else:
-        assert (plan.status, bool(plan.wait)) == (75, True)
-        assert calls(scontrol) == ["requeue 42"]
-
-
-@pytest.mark.parametrize(
-    ("shown", "forbidden"),
-    [(PREEMPTED, True), (RUNNING, False), (f"{RUNNING}   ExpeditedRequeue=Yes\n", True)],
-)
-@pytest.mark.parametrize("requeue", ["scontrol", "exit-code"])
-def test_beyond_the_cap_slurm_neither_requeues_nor_holds_the_job(
-    scontrol: Path, shown: str, forbidden: bool, requeue: str
-) -> None:
-    show(scontrol, "24.05")
-    (scontrol / "job").write_text(shown)
-    assert requeue_job(step(), requeue, 2)[:2] == (1, 0)
-    assert calls(scontrol) == ["update JobId=42 Requeue=0"] * forbidden
-
-
-# what scontrol shows; whether another signal than SIGTERM came; tasks, and how many have saved;
-# whether the job is requeued
-FAILED_PEER: Dict[str, Tuple[str, bool, int, int, bool]] = {
-    "may have failed": (RUNNING, False, 3, 2, False),
-    "has saved as well": (RUNNING, False, 3, 3, True),
-    "is there none": (RUNNING, False, 1, 1, True),
-    "announced": (RUNNING, True, 3, 1, True),
-    "preempted": (PREEMPTED, False, 3, 1, True),
-    "at its limit": ("JobState=COMPLETING Reason=TimeLimit", False, 3, 1, True),
-}
-
-
-@pytest.mark.parametrize("case", FAILED_PEER)
-def test_a_sigterm_because_of_another_task_does_not_requeue_the_job(
-    scontrol: Path, case: str
-) -> None:
-    shown, announced, tasks, saved, requeued = FAILED_PEER[case]
-    show(scontrol, "23.11")
-    (scontrol / "job").write_text(shown)
-    own = step(SLURM_STEP_NUM_TASKS=str(tasks), SLURM_PROCID="0")
-    plan = requeue_job(own, "scontrol", 100, announced=announced, saved=saved)
-    assert (plan.status, bool(plan.wait)) == ((75, True) if requeued else (143, False))
-    assert calls(scontrol) == ["requeue 42"] * requeued
-    if not requeued:
-        assert "1 of its step's 3 tasks did not save, one of which may have" in plan.message
-
-
-@pytest.mark.parametrize("unreadable", ["job", "partition"])
-def test_where_the_state_cannot_be_read_the_exit_status_asks_for_the_requeue(
-    scontrol: Path, unreadable: str
-) -> None:
-    show(scontrol, "24.05")
-    (scontrol / unreadable).unlink()
-    plan = requeue_job(step(), "scontrol", 100)
-    assert (plan.status, plan.wait) == (75, 0)
-    assert f"(scontrol show {unreadable} " in plan.message
-    assert plan.message.endswith("exit status 75 asks the batch file to requeue job 42")
-    assert calls(scontrol) == []
+    shown = {
+        "job": case.job,
+        "config": f"PreemptMode = {mode}\nPreemptType = preempt/{preempt_type}\n"
+        f"SLURM_VERSION = {version}\n",
+        "assoc_mgr": f"QOS Records\n\nQOS=low(3)\n    PreemptMode={of_qos}\n",
+        "partition": f"PartitionName=p\n   PreemptMode={of_partition} State=UP\n",
+    }
+    (scontrol / "job").unlink()
+    for what, text in shown.items():
+        if text is not None:
+            (scontrol / what).write_text(text)
+    (scontrol / f"refuses-{case.refuses}").touch()
+    tasks, saved = case.tasks
+    variables = {"SLURM_STEP_NUM_TASKS": str(tasks), "SLURM_PROCID": "0", **case.variables}
+    plan = requeue_job(step(**variables), *case.options, announced=case.announced, saved=saved)
+    assert plan.status == case.status
+    assert case.message in plan.message
+    assert calls(scontrol) == list(case.calls)
+    waits = not case.refuses and any("requeue" in call or "TERM" in call for call in case.calls)
+    assert bool(plan.wait) == waits
 
 
 @pytest.mark.parametrize(("left", "seconds"), [(None, 20), (40, 10), (-5, 2)])
-def test_a_controller_that_hangs_takes_no_longer_than_it_may(
-    scontrol: Path, monkeypatch: pytest.MonkeyPatch, left: Optional[int], seconds: int
+def test_all_commands_together_take_no_longer_than_they_may(
+    monkeypatch: pytest.MonkeyPatch, left: Optional[int], seconds: int
 ) -> None:
-    """All commands together; the first takes three quarters of the time."""
     now = [1000.0]
 
     def command(program: str, *arguments: str, timeout: float) -> str:
-        if arguments[0] == "show":
-            now[0] += 0.75 * timeout
+        shows = arguments[0] == "show"
+        now[0] += 0.75 * timeout if shows else timeout
+        if shows:
             return RUNNING
-        now[0] += timeout
         raise OSError(f"{program} did not answer within {timeout:g} s")
 
+    monkeypatch.setattr("shutil.which", lambda program: program)
     monkeypatch.setattr("slurm_resolver.slurm.scontrol.run", command)
     monkeypatch.setattr(time, "monotonic", lambda: now[0])
     end = {} if left is None else {"SLURM_JOB_END_TIME": str(int(time.time()) + left)}
@@ -209,61 +209,6 @@ def test_a_controller_that_hangs_takes_no_longer_than_it_may(
     assert now[0] - 1000 == pytest.approx(seconds, abs=0.5)
 
 
-def test_an_array_task_is_requeued_by_its_arrays_id(scontrol: Path) -> None:
-    assert requeue_job(
-        step(SLURM_ARRAY_JOB_ID="40", SLURM_ARRAY_TASK_ID="3"), "scontrol", None
-    ).wait
-    assert calls(scontrol) == ["requeue 40_3"]
-
-
-# what Slurm refuses, with which controller; exit status, and the message
-REFUSED = {
-    "requeue": ("23.11", 75, "not requeued (scontrol requeue 42: no); exit status 75 asks the"),
-    "--batch": ("24.05", 143, "when its batch file ends, which has to be now (scancel --batch"),
-}
-
-
-@pytest.mark.parametrize("refused", REFUSED)
-def test_if_slurm_refuses_the_tasks_exit_at_once(scontrol: Path, refused: str) -> None:
-    version, status, message = REFUSED[refused]
-    show(scontrol, version)
-    (scontrol / f"refuses-{refused}").touch()
-    plan = requeue_job(step(), "scontrol", 100)
-    assert (plan.status, plan.wait) == (status, 0)
-    assert message in plan.message
-
-
-# requeue, max_restarts, restarts so far, status
-WITHOUT_SCONTROL: List[Tuple[Optional[str], Optional[int], str, int]] = [
-    ("exit-code", 100, "2", 75),
-    ("exit-code", None, "2000", 75),
-    ("exit-code", 2, "2", 1),
-    ("scontrol", 0, "", 1),
-    (None, 2, "2", 143),
-]
-
-
-@pytest.mark.parametrize(("requeue", "cap", "restarts", "status"), WITHOUT_SCONTROL)
-def test_the_exit_status_where_scontrol_is_not_asked(
-    scontrol: Path, requeue: Optional[str], cap: Optional[int], restarts: str, status: int
-) -> None:
-    plan = requeue_job(step(SLURM_RESTART_COUNT=restarts), requeue, cap)
-    assert (plan.status, plan.wait) == (status, False)
-    assert calls(scontrol) == []
-
-
-def test_the_job_of_a_local_launcher_is_not_looked_for_in_slurm(scontrol: Path) -> None:
-    """Its number may be that of somebody's real job."""
-    plan = requeue_job(step(SLURM_RESOLVER_JOB="42"), "scontrol", 100)
-    assert (plan.status, plan.wait) == (75, False)
-    assert plan.message.endswith("asks slurm-resolver run to start the tasks again")
-    assert job_end(step(SLURM_RESOLVER_JOB="42")) is None
-    assert calls(scontrol) == []
-    # a real step started from within such a task
-    assert requeue_job(step(SLURM_RESOLVER_JOB="7"), "scontrol", 100).wait
-    assert requeue_job(SlurmStep(), "scontrol", 100).status == 75  # without Slurm
-
-
 def test_the_jobs_end_is_what_slurm_set_or_what_scontrol_tells(scontrol: Path) -> None:
     assert job_end(step(SLURM_JOB_END_TIME="1700000000")) == 1700000000.0
     end = job_end(step())
@@ -271,6 +216,7 @@ def test_the_jobs_end_is_what_slurm_set_or_what_scontrol_tells(scontrol: Path) -
     assert abs(end - 86400) <= 14 * 3600  # midnight in this machine's time zone
     (scontrol / "job").write_text("JobId=42\n   EndTime=Unknown")
     assert job_end(step()) is None
+    assert job_end(step(SLURM_RESOLVER_JOB="42")) is None
 
 
 @pytest.mark.parametrize("names", [("USR1",), ("SIGNONE",), ("SIGKILL",), ("SIGUSR1", "SIGSTOP")])
@@ -327,18 +273,3 @@ def test_a_child_that_is_forked_can_be_ended_and_hears_no_announcement(handlers:
     assert watch.received is None
     signal.signal(signal.SIGTERM, signal.SIG_IGN)  # what others have installed stays
     assert forked_child(signal.SIGTERM) == 0
-
-
-def test_outside_the_main_thread_it_says_so() -> None:
-    errors: List[str] = []
-
-    def arm() -> None:
-        try:
-            SignalWatch(["SIGUSR2"]).arm()
-        except ResumeError as error:
-            errors.append(str(error))
-
-    thread = threading.Thread(target=arm, name="other")
-    thread.start()
-    thread.join()
-    assert "in the thread 'other'; expected the main thread" in errors[0]

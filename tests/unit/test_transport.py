@@ -1,56 +1,78 @@
-"""Which library reduces the gradients of which tasks."""
+"""Which library reduces the gradients of which tasks, and what `check` says of their GPUs."""
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
-from typing import Dict, Optional, Sequence
+from typing import Dict, List, Optional, Sequence, Tuple
 
 import pytest
 
 from slurm_resolver import resolve
-from slurm_resolver.preflight.keras_version import check_versions
-from slurm_resolver.preflight.transport import TaskDevices, find_transport, task_devices
+from slurm_resolver.cluster.cluster import Task
+from slurm_resolver.preflight import transport
+from slurm_resolver.preflight.transport import (
+    TaskDevices,
+    check_gpus,
+    find_transport,
+    task_devices,
+    why_no_gpu,
+)
 
 
-def name_of(rank: int) -> str:
-    return f"worker {rank}"
+def devices(
+    node: str, *gpus: str, usable: Optional[int] = None, confined: bool = False
+) -> TaskDevices:
+    """What a task tells; "?" is a GPU without a name that all tasks know."""
+    names = None if gpus == ("?",) else list(gpus)
+    return TaskDevices(node, names, len(gpus) if usable is None else usable, confined)
 
 
-def devices(node: str, gpus: Optional[Sequence[str]], usable: int = 1) -> TaskDevices:
-    return TaskDevices(node, gpus, usable)
-
-
+NCCL = "gradients go by NCCL"
 SLOW = "gradients go by gRPC, slow: "
+OWN = [devices("n1", f"0 of local rank {rank}", confined=True) for rank in (0, 1)]
+SHARE = [devices("n1", "3")] * 2
+TRANSPORTS: List[Tuple[List[TaskDevices], str]] = [
+    ([devices("n1", "0"), devices("n2", "0")], NCCL),
+    ([devices("n1", "0", "1"), devices("n1", "2", "3")], NCCL),
+    ([devices("n1", "?"), devices("n2", "?")], NCCL),  # one task on each node
+    (OWN, f"{NCCL}, through the host's memory: worker 0 and worker 1 cannot open each"),
+    ([devices("n1", usable=0)] * 2, "gradients go by gRPC: no task computes on a GPU"),
+    ([devices("n1", "0"), devices("n2", "0", usable=0)], f"{SLOW}TensorFlow finds no GPU in wor"),
+    (SHARE, f"{SLOW}worker 0 shares GPU 3 with worker 1"),
+    ([devices("n1", "0"), devices("n1", "?")], f"{SLOW}worker 0 and worker 1 may share a GPU"),
+    ([devices("n1", "MIG-1"), devices("n2", "0")], f"{SLOW}worker 0 has a MIG slice"),
+]
+
+
+@pytest.mark.parametrize(("tasks", "told"), TRANSPORTS)
+def test_nccl_needs_gpus_of_its_own(tasks: List[TaskDevices], told: str) -> None:
+    nccl, sentence, _ = find_transport(dict(enumerate(tasks)), "worker {}".format)
+    assert nccl == told.startswith(NCCL)
+    assert sentence.startswith(told)
+
+
+ALONE = "2, each used by one task"
+TWO = "worker worker"
 
 
 @pytest.mark.parametrize(
-    ("tasks", "sentence"),
+    ("gpus", "jobs", "status", "told"),
     [
-        ([devices("n1", ["0"]), devices("n2", ["0"])], ""),
-        ([devices("n1", ["0"]), devices("n1", ["1"])], ""),
-        ([devices("n1", ["0", "1"], 2), devices("n1", ["2", "3"], 2)], ""),
-        ([devices("n1", None, 4), devices("n2", None, 4)], ""),  # one task on each node
-        ([devices("n1", ["0"], 0)] * 2, "gradients go by gRPC: no task computes on a GPU"),
-        (
-            [devices("n1", ["0"]), devices("n2", ["0"], 0)],
-            f"{SLOW}TensorFlow finds no GPU in worker 1",
-        ),
-        (
-            [devices("n1", ["0"]), devices("n2", ["3"]), devices("n2", ["3"])],
-            f"{SLOW}worker 1 shares GPU 3 with worker 2",
-        ),
-        (
-            [devices("n1", ["0"]), devices("n1", None)],
-            f"{SLOW}worker 0 and worker 1 may share a GPU",
-        ),
-        ([devices("n1", ["MIG-1"]), devices("n2", ["0"])], f"{SLOW}worker 0 has a MIG slice"),
+        ([], "", "skipped", "no task has any"),
+        ([devices("n1", "0"), devices("n1", "1")], TWO, "ok", f"{ALONE}; {NCCL}"),
+        (SHARE, TWO, "warning", f"{SLOW}rank 0 shares GPU 3 with rank 1: start one task for each"),
+        (OWN, TWO, "warning", f"{NCCL}, through the host's memory: rank 0 and rank 1 cannot open"),
+        (SHARE, "worker evaluator", "ok", "1, 1 of them shared by tasks"),
+        (SHARE, "worker ps", "ok", "1, 1 of them shared by tasks"),
+        (OWN, "worker evaluator", "ok", ALONE),
+        (OWN, "worker ps", "ok", ALONE),
+        (OWN[:1], "worker", "ok", "1, each used by one task"),
     ],
 )
-def test_nccl_needs_gpus_of_its_own(tasks: Sequence[TaskDevices], sentence: str) -> None:
-    nccl, told, _ = find_transport(dict(enumerate(tasks)), name_of)
-    assert nccl == (not sentence)
-    assert told == (sentence or "gradients go by NCCL")
+def test_what_check_says(gpus: List[TaskDevices], jobs: str, status: str, told: str) -> None:
+    tasks = [Task(rank, "n1", rank, job, 0, f"n1:{rank}") for rank, job in enumerate(jobs.split())]
+    result = check_gpus(dict(enumerate(gpus)), tasks)
+    assert (result.status, result.detail[: len(told)]) == (status, told)
 
 
 STEP = {
@@ -60,27 +82,22 @@ STEP = {
     "SLURM_STEP_NUM_TASKS": "2",
     "SLURM_STEP_TASKS_PER_NODE": "2",
     "SLURM_PROCID": "1",
+    "SLURM_GPUS_ON_NODE": "2",
 }
+BIND = "SLURMD_TRES_BIND"
 
 
 @pytest.mark.parametrize(
     ("variables", "gpus"),
     [
         # all tasks see the same, and each takes its share
-        ({"CUDA_VISIBLE_DEVICES": "0,1", "SLURM_GPUS_ON_NODE": "2"}, ["1"]),
+        ({"CUDA_VISIBLE_DEVICES": "0,1"}, ["1"]),
+        ({"ROCR_VISIBLE_DEVICES": "2,3"}, ["3"]),
         # bound by Slurm, with the numbers of the node
-        ({"CUDA_VISIBLE_DEVICES": "1", "SLURM_GPUS_ON_NODE": "2"}, ["1"]),
+        ({"CUDA_VISIBLE_DEVICES": "1"}, ["1"]),
         # confined to its own, which are numbered from 0: the other task's may be others
-        ({"CUDA_VISIBLE_DEVICES": "0", "SLURM_GPUS_ON_NODE": "2"}, None),
-        (
-            {
-                "CUDA_VISIBLE_DEVICES": "0",
-                "SLURM_GPUS_ON_NODE": "2",
-                "SLURMD_TRES_BIND": "gres/gpu:per_task:1",
-            },
-            ["0 of local rank 1"],
-        ),
-        ({"ROCR_VISIBLE_DEVICES": "2,3", "SLURM_GPUS_ON_NODE": "2"}, ["3"]),
+        ({"CUDA_VISIBLE_DEVICES": "0"}, None),
+        ({"CUDA_VISIBLE_DEVICES": "0", BIND: "gres/gpu:per_task:1"}, ["0 of local rank 1"]),
     ],
 )
 def test_what_a_task_tells(variables: Dict[str, str], gpus: Optional[Sequence[str]]) -> None:
@@ -90,26 +107,15 @@ def test_what_a_task_tells(variables: Dict[str, str], gpus: Optional[Sequence[st
 
 
 @pytest.mark.parametrize(
-    ("built", "uses_gpus", "status"),
+    ("cuda", "rocm", "told"),
     [
-        ("('is_cuda_build', False), ('is_rocm_build', False)", True, "warning"),
-        ("('is_cuda_build', False), ('is_rocm_build', False)", False, "ok"),
-        ("('is_cuda_build', True), ('is_rocm_build', False)", True, "ok"),
-        ("('is_cuda_build', False), ('is_rocm_build', True)", True, "ok"),
-        ("", True, "ok"),
+        (False, False, "TensorFlow was built without CUDA: pip uninstall tensorflow-cpu"),
+        (True, False, "NVIDIA's driver is not loaded on this node"),
+        (False, True, "a library is missing, which TensorFlow names"),
     ],
 )
-def test_a_tensorflow_without_cuda(
-    built: str, uses_gpus: bool, status: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_why_tensorflow_finds_no_gpu(
+    cuda: bool, rocm: bool, told: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    package = tmp_path / "tensorflow"
-    (package / "python" / "platform").mkdir(parents=True)
-    (package / "__init__.py").write_text("")
-    (package / "python" / "platform" / "build_info.py").write_text(f"build_info = [{built}]")
-    (tmp_path / "tensorflow-2.21.0.dist-info").mkdir()
-    (tmp_path / "tensorflow-2.21.0.dist-info" / "METADATA").write_text("Version: 2.21.0")
-    monkeypatch.delitem(sys.modules, "tensorflow", raising=False)
-    monkeypatch.syspath_prepend(str(tmp_path))
-    tensorflow, _ = check_versions(uses_gpus)
-    assert tensorflow.status == status
-    assert ("pip install 'tensorflow[and-cuda]'" in tensorflow.detail) == (status == "warning")
+    monkeypatch.setattr(transport, "_DRIVER", tmp_path / "none")
+    assert why_no_gpu(cuda, rocm).startswith(told)
