@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Dict, List, Mapping
+from typing import Any, Dict, List, Mapping, Tuple
 
 import pytest
 from assigned_roles import layout_of, play
@@ -94,9 +94,11 @@ def test_what_all_tasks_compute_alike() -> None:
     ]
 
 
-@pytest.mark.parametrize("counts", [{}, {"gpus_per_task": 1}, {"gpus_per_node": 2}])
-def test_they_take_no_gpu_from_those_who_train(counts: Dict[str, int]) -> None:
-    options = ClusterOptions(JOBS, layout="environment")._replace(**counts)
+@pytest.mark.parametrize("counts", [(None, None), (None, 1), (2, None)])
+def test_they_take_no_gpu_from_those_who_train(counts: Tuple[Any, Any]) -> None:
+    options = ClusterOptions(
+        JOBS, layout="environment", gpus_per_node=counts[0], gpus_per_task=counts[1]
+    )
     clusters = [resolve_step(SlurmStep.read(task(rank)), options) for rank in range(6)]
     assert [cluster.gpus for cluster in clusters] == [("4",), ("5",), ()] * 2
     for cluster in clusters:
