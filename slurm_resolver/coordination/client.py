@@ -27,8 +27,6 @@ from slurm_resolver.log import warn
 if TYPE_CHECKING:
     from slurm_resolver.coordination.service import Service  # asyncio takes long to import
 
-Listener = Callable[[Message], None]
-
 _PORT_SECONDS = 10.0  # for a process that ends to free the port
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.05, 1.0  # between two attempts to connect
 _ANSWER_SECONDS = 5.0  # for the service to say that the time is up, or to read the goodbye
@@ -38,19 +36,14 @@ _MOST_VALUE_BYTES = wire.MOST_BYTES - 4096
 
 
 class Client:
-    """The connection of this process.
-
-    Attributes:
-        name_of: returns how messages name a rank.
-        problem: why the service could not be reached the last time.
-        refusal: why the service does not admit this process; "" as long as it does.
-    """
+    """The connection of this process."""
 
     def __init__(self, address: ServiceAddress, role: str = "program") -> None:
         """Connects. Starts the service first if the address says so, or raises RendezvousError."""
         self.address = address
-        self.name_of: NameOf = "rank {}".format
+        self.name_of: NameOf = "rank {}".format  # how messages name a rank
         self.service: Optional[Service] = None
+        # why the service could not be reached the last time, and why it does not admit this process
         self.problem = "it has not started, or has failed: look at the output of its task"
         self.refusal = ""
         number = secrets.token_hex(8)
@@ -61,7 +54,7 @@ class Client:
         self._answers: Dict[str, Message] = {}  # by gather
         self._told: Dict[str, Dict[int, str]] = defaultdict(dict)  # by topic and rank
         self._standing: Dict[str, Message] = {}  # sent again after a reconnection
-        self._listeners: Dict[str, List[Listener]] = defaultdict(list)
+        self._listeners: Dict[str, List[Callable[[Message], None]]] = defaultdict(list)
         self.listen("gathered", self._take_answer)
         self.listen("told", self._take_told)
         self.listen("notice", lambda message: warn("%s", message["notice"]))
@@ -81,8 +74,7 @@ class Client:
         """Returns the values that all tasks give, by rank. Every task must call it.
 
         Args:
-            purpose: what it is for, as messages name it, such as "the start"; calls with the same
-                purpose are counted.
+            purpose: what it is for, as messages name it, such as "the start".
             value: this task's value: at most 60 KiB as JSON in a JSON string.
             timeout: seconds to wait; the first task whose time is up ends the wait of all. None
                 waits until all have come or one of them has ended, and reports no missing tasks.
@@ -132,10 +124,7 @@ class Client:
         return {rank: told[rank] for rank in ranks if rank in told}
 
     def say(self, key: str, **message: Any) -> None:
-        """Tells the service something, now and after each reconnection.
-
-        A later message with the same key replaces it.
-        """
+        """Tells the service something, also after a reconnection unless `key` is said again."""
         with self._changed:
             self._standing[key] = message
             self._send(message)
@@ -146,7 +135,7 @@ class Client:
         with self._changed:
             return bool(self._changed.wait_for(predicate, min(seconds, threading.TIMEOUT_MAX)))
 
-    def listen(self, key: str, listener: Listener) -> None:
+    def listen(self, key: str, listener: Callable[[Message], None]) -> None:
         """Has a function called, in the connection's thread, for each message with this key."""
         self._listeners[key].append(listener)
 
@@ -256,7 +245,7 @@ class Client:
         for name in pending:
             part = f"takes no part in {name.rpartition(' ')[0]}: {why}"
             self._answers[name] = {"error": f"{self.address.name} is gone, and {part}."}
-        self._dispatch({"gone": None, "rank": self._service_rank, "why": why, "where": ""})
+        self._dispatch({"gone": None, "rank": self._service_rank, "why": why})
 
     def _dispatch(self, message: Message) -> None:
         for key in () if self._closed else message:

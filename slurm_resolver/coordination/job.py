@@ -55,9 +55,9 @@ class JobResult(NamedTuple):
 
 
 def announcement(tasks: Sequence[Tuple[str, int, str]], rank: int) -> Optional[Message]:
-    """Returns the message by which a task takes part in the job; None if it takes no part.
+    """Returns the message by which a task takes part in the job, which an evaluator does not.
 
-    That is so for an evaluator, and in a step without servers or without tasks that train. `tasks`
+    It is None for such a task, and in a step without servers or without tasks that train. `tasks`
     are job, index and address by rank.
     """
     jobs = [job for job, _, _ in tasks]
@@ -75,7 +75,6 @@ class Job:
     """What the service knows of the job; it runs in the service's thread."""
 
     def __init__(self, service: Service) -> None:
-        """Does nothing until a task takes part."""
         self._service = service
         self._jobs: Sequence[str] = ()  # by rank
         self._leader, self._cluster, self._first, self._size = 0, "", 0, 0
@@ -205,20 +204,15 @@ class Job:
 
 
 class Member:
-    """The part of this process in the job: it announces the task, and learns how the job ends.
-
-    Attributes:
-        client: the connection to the service.
-        serves: whether this task only serves others.
-        result: how the job has ended; None before.
-    """
+    """The part of this process in the job: it announces the task, and learns how the job ends."""
 
     def __init__(
         self, client: Client, announced: Message, on_over: Callable[[JobResult], None]
     ) -> None:
         """Announces the task; `on_over` is called in a thread when the job is over."""
-        self.client, self.serves = client, bool(announced["serves"])
-        self.result: Optional[JobResult] = None
+        self.client = client
+        self.serves = bool(announced["serves"])  # whether this task only serves others
+        self.result: Optional[JobResult] = None  # how the job has ended
         self._announced, self._on_over = announced, on_over
         self._has_joined = False
         client.listen("over", self._take_state)

@@ -149,12 +149,10 @@ class Monitor:
         self._limit = float(message["limit"])
         self._reports[process.rank] = (time.monotonic(), Report(*message["progress"]))
 
-    def ended(self, process: Process) -> str:
-        """Forgets a worker, and returns where it was, such as "in step 812 of epoch 3", or ''."""
-        if process.role != "program" or process.rank not in self._reports:
-            return ""
-        _, report = self._reports.pop(process.rank)
-        return report.where() if report.stage else ""
+    def ended(self, process: Process) -> None:
+        """Forgets a worker."""
+        if process.role == "program":
+            self._reports.pop(process.rank, None)
 
     def tick(self, now: float) -> None:
         """Reports a stall, and its end. The service calls it several times a second."""

@@ -90,8 +90,8 @@ class Service:
     def flush(self) -> None:
         """Waits until the messages of the service have left this process, for 3 s at most."""
         until = time.monotonic() + _FLUSH_SECONDS
-        while time.monotonic() < until and self._thread.is_alive():
-            if not any(w.transport.get_write_buffer_size() for w in list(self._connections)):
+        while any(w.transport.get_write_buffer_size() for w in list(self._connections)):
+            if time.monotonic() > until or not self._thread.is_alive():
                 break
             time.sleep(_TICK_SECONDS / 25)
 
@@ -243,9 +243,9 @@ class Service:
         self._links.pop(process[:2], None)
         self._rounds.ended(process, failure, said_goodbye)
         self._job.ended(process, failure, said_goodbye)
-        where = self._monitor.ended(process)
+        self._monitor.ended(process)
         if failure:
-            self.send(None, {"gone": process.rank, "why": failure, "where": where})
+            self.send(None, {"gone": process.rank, "why": failure})
         elif process.role == "program":
             self._departed.append(process.rank)
 

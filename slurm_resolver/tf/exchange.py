@@ -12,6 +12,7 @@ import tensorflow as tf
 from slurm_resolver.coordination.client import Client
 from slurm_resolver.errors import FitError, RendezvousError
 from slurm_resolver.log import warn
+from slurm_resolver.tf.progress import reporter
 
 # How long a failed worker waits for the others to fail as well; then none has to be told.
 _SECONDS = 5.0
@@ -33,21 +34,17 @@ class Workers:
     If another worker is gone, TensorFlow's collectives fail here with an error that names it.
     TensorFlow itself notices only after its heartbeats have failed, and blames the worker that
     notices first.
-
-    Attributes:
-        index: this worker's number, from 0.
-        names: every worker's name, such as "worker 0"; none if the strategy trains alone.
-        call: the method in which they fail together, such as "fit"; "" outside of it.
     """
 
     def __init__(self, strategy: Any, client: Optional[Client]) -> None:
         resolver = strategy.cluster_resolver
         counts = resolver.cluster_spec().as_dict()
         jobs = [job for job in ("chief", "worker") for _ in counts.get(job, ())]
+        # every worker's name, such as "worker 0"; none if the strategy trains alone
         self.names = [f"{job} {jobs[:place].count(job)}" for place, job in enumerate(jobs)]
         own = f"{resolver.task_type} {resolver.task_id}"
         self.index = self.names.index(own) if self.names else 0
-        self.call = ""
+        self.call = ""  # the method in which they fail together, such as "fit"
         self._strategy, self._client = strategy, client
         self._calls = 0
         self._failure = ""  # of another worker, in the current call
@@ -180,8 +177,9 @@ class Workers:
                 reason = self._failure or self._loss
             if reason and isinstance(error, tf.errors.OpError):
                 raise FitError(self._failure or reason) from error
-            # If workers have made different calls, all of them raise that.
-            if self._client is not None and not text.endswith(_IN_ALL):
+            # If workers have made different calls, or TensorFlow misses one, all raise that.
+            in_all = text.endswith(_IN_ALL) or isinstance(error, _OF_PEERS)
+            if self._client is not None and not in_all:
                 topic = f"failed {self._calls}"
                 self._client.tell(topic, f"{type(error).__name__}: {text}".partition("\n")[0][:500])
                 if len(self._client.told(topic, self._ranks, _SECONDS)) < len(self._ranks):
@@ -206,8 +204,8 @@ class Workers:
         if self._client is None or (rank is not None and rank not in self._ranks):
             return
         name = self._client.address.name if rank is None else self._client.name_of(rank)
-        where = f" {message['where']}" if message["where"] else ""
-        reason = f"{name} is gone{where}: {message['why']}"
+        # All workers take each step together: it was lost in the step that this one is in.
+        reason = f"{name} is gone {reporter.where()}".rstrip() + f": {message['why']}"
         warn("%s", reason)
         self._loss = self._loss or reason
         self._is_lost.set()

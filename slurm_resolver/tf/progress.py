@@ -19,22 +19,8 @@ from typing import Any, Callable, Deque, Dict, Iterator, List, Optional, Tuple
 import tensorflow as tf
 
 from slurm_resolver.cluster.cluster import Cluster
+from slurm_resolver.coordination import progress as phases
 from slurm_resolver.coordination.client import Client, connect
-from slurm_resolver.coordination.progress import (
-    CALLBACK,
-    COMPILING,
-    DATA,
-    IDLE,
-    MEETING,
-    PREPARING,
-    SAVING,
-    START,
-    STEP,
-    TRAINING,
-    VALIDATION,
-    Report,
-    report_seconds,
-)
 from slurm_resolver.coordination.wire import Message
 from slurm_resolver.log import exit_at_once, warn
 
@@ -49,7 +35,7 @@ class Reporter:
     """What this process is doing; stage, phase, epoch, step and begun are as in `Report`."""
 
     def __init__(self) -> None:
-        self.stage, self.phase = "", IDLE
+        self.stage, self.phase = "", phases.IDLE
         self.epoch = self.step = self.begun = 0
         self._since = time.monotonic()
         self._began = self._ended = 0.0  # the last step of this stage
@@ -61,13 +47,13 @@ class Reporter:
     def enter(self, phase: str, stage: Optional[str] = None) -> None:
         """Begins a phase; and a stage, unless that is None."""
         now = time.monotonic()
-        if self.phase == DATA:
+        if self.phase == phases.DATA:
             self._waited += now - self._since
         if stage is not None:
             self.stage, self._began, self._ended = stage, 0.0, 0.0
         self.phase, self._since = phase, now
 
-    def begin_step(self, steps: int = 1, phase: str = STEP) -> None:
+    def begin_step(self, steps: int = 1, phase: str = phases.STEP) -> None:
         """Begins a step, or several that are done at once."""
         self.begun += steps
         ended, began = self._ended, self._began
@@ -80,43 +66,43 @@ class Reporter:
 
     def end_step(self) -> None:
         """Ends the step: what follows is outside of it."""
-        self.phase = CALLBACK if self.stage else IDLE
+        self.phase = phases.CALLBACK if self.stage else phases.IDLE
         self._since = self._ended = time.monotonic()
 
     @contextlib.contextmanager
     def saving(self) -> Iterator[None]:
         """Saves in the block."""
         phase = self.phase
-        self.enter(SAVING)
+        self.enter(phases.SAVING)
         try:
             yield
         finally:
             self.enter(phase)
 
-    def report(self) -> Report:
+    def where(self) -> str:
+        """Returns the step that this process is in, such as "in step 812 of epoch 3", or ''."""
+        return phases.Report(self.stage, self.epoch, self.step).where() if self.stage else ""
+
+    def report(self) -> phases.Report:
         """Returns what this process is doing."""
         phase, since, now = self.phase, self._since, time.monotonic()
         mark, waited = (float(variable.numpy()) for variable in _variables)
         marked = now - time.time() + abs(mark)
-        if phase in (STEP, COMPILING) and marked > since - 0.001:
-            phase, since = DATA if mark > 0 else STEP, max(since, marked)
-        waited += self._waited + (now - since if phase == DATA else 0.0)
+        if phase in (phases.STEP, phases.COMPILING) and marked > since - 0.001:
+            phase, since = phases.DATA if mark > 0 else phases.STEP, max(since, marked)
+        waited += self._waited + (now - since if phase == phases.DATA else 0.0)
         self._samples.append((now, waited, self._outside))
         first = self._samples[0]
         seconds = max(now - first[0], 0.001)
         shares = [(waited - first[1]) / seconds, (self._outside - first[2]) / seconds]
         ms = 1000 * statistics.median([*self._durations] or [0.0])
         place = (self.stage, self.epoch, self.step, self.begun, phase)
-        return Report(*place, now - since, round(ms, 3), *(round(min(s, 1.0), 3) for s in shares))
+        return phases.Report(
+            *place, now - since, round(ms, 3), *(round(min(s, 1.0), 3) for s in shares)
+        )
 
     def start(self, client: Client, limit: float, exits: bool) -> None:
-        """Reports in a thread from now on.
-
-        Args:
-            client: this process's connection.
-            limit: the seconds without a step after which the service reports a stall; 0 for never.
-            exits: whether this process then ends if it is behind.
-        """
+        """Reports in a thread from now on; see `start` for the arguments."""
         self._limit, self._exits = limit, exits
         if self._client is not None:
             return
@@ -135,7 +121,7 @@ class Reporter:
     def _run(self, client: Client, stop: threading.Event) -> None:
         while True:
             client.say("progress", progress=list(self.report()), limit=self._limit)
-            if stop.wait(report_seconds(self._limit)):
+            if stop.wait(phases.report_seconds(self._limit)):
                 return
 
     def _take_stall(self, message: Message) -> None:
@@ -154,8 +140,7 @@ reporter = Reporter()
 def start(resolver: Any, on_stall: str = "report") -> None:
     """Begins to report, if this process is one of several workers of a live step.
 
-    Raises:
-        ValueError: for another `on_stall` than "report" and "exit".
+    With "exit", a process that is behind in a stall ends. Raises ValueError for another `on_stall`.
     """
     if on_stall not in ("report", "exit"):
         raise ValueError(f'on_stall={on_stall!r}: expected "report" or "exit".')
@@ -193,33 +178,31 @@ def timed(get: Callable[[], Any]) -> Any:
 def noting(iterator: Iterator[Any]) -> Iterator[Any]:
     """Yields the items of an iterator; while it waits for one, the phase is DATA."""
     while True:
-        reporter.enter(DATA)
+        reporter.enter(phases.DATA)
         try:
             batch = next(iterator)
         except StopIteration:
             return
         finally:
-            reporter.enter(STEP)
+            reporter.enter(phases.STEP)
         yield batch
 
 
 @contextlib.contextmanager
 def meeting(name: str) -> Iterator[None]:
     """Waits in the block until all workers call a method of this name."""
-    reporter.enter(MEETING, name)
+    reporter.enter(phases.MEETING, name)
     try:
         yield
     finally:
-        reporter.enter(IDLE, "")
+        reporter.enter(phases.IDLE, "")
 
 
 @contextlib.contextmanager
 def reporting(name: str, arguments: Dict[str, Any]) -> Iterator[None]:
     """Reports the steps of a `fit`, `evaluate` or `predict`, by a callback before all others.
 
-    Args:
-        name: of the method.
-        arguments: the method's; the callback is added to them.
+    The callback is added to the arguments of the method.
     """
     hook, given = _hooks()(name), arguments.get("callbacks")
     shared = getattr(given, "callbacks", None)  # a CallbackList, which may be used again
@@ -233,7 +216,7 @@ def reporting(name: str, arguments: Dict[str, Any]) -> Iterator[None]:
     finally:
         if isinstance(shared, list):
             shared.remove(hook)
-        reporter.enter(IDLE, "")
+        reporter.enter(phases.IDLE, "")
 
 
 @functools.cache  # once: Keras need not be imported
@@ -241,21 +224,23 @@ def _hooks() -> Any:
     class SlurmResolverProgress(sys.modules["keras"].callbacks.Callback):  # type: ignore[misc]
         def __init__(self, name: str) -> None:
             super().__init__()
-            self._stage = TRAINING if name == "fit" else name
+            self._stage = phases.TRAINING if name == "fit" else name
 
         def on_train_begin(self, logs: Any = None) -> None:
-            reporter.enter(PREPARING, TRAINING)
+            reporter.enter(phases.PREPARING, phases.TRAINING)
 
         def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
             reporter.epoch, reporter.step = epoch + 1, 0
-            reporter.enter(START)
+            reporter.enter(phases.START)
 
         def on_test_begin(self, logs: Any = None) -> None:
             reporter.step = 0
-            reporter.enter(START, VALIDATION if self._stage == TRAINING else self._stage)
+            reporter.enter(
+                phases.START, phases.VALIDATION if self._stage == phases.TRAINING else self._stage
+            )
 
         def on_test_end(self, logs: Any = None) -> None:
-            reporter.enter(CALLBACK, self._stage)
+            reporter.enter(phases.CALLBACK, self._stage)
 
         on_predict_begin = on_test_begin
 
@@ -266,6 +251,6 @@ def _hooks() -> Any:
 
         def on_predict_batch_begin(self, batch: int, logs: Any = None) -> None:
             reporter.step = batch + 1
-            reporter.enter(DATA)
+            reporter.enter(phases.DATA)
 
     return SlurmResolverProgress

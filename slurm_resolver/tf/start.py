@@ -34,12 +34,12 @@ def starting_together(
     else works while TensorFlow holds the interpreter.
 
     Args:
-        resolver: of this task, which may be another class's.
+        resolver: of this task; it may be of another class.
         timeout: seconds; None is SLURM_RESOLVER_START_TIMEOUT, or 600.
         jobs: the jobs of the tasks.
 
     Returns:
-        This task's connection to the coordination service; None where it is alone.
+        This task's connection to the coordination service; None if it is alone.
 
     Raises:
         RendezvousError: in every task, as `wait_until_ready`.
@@ -64,11 +64,8 @@ def choose_communication(
 ) -> Optional[Any]:
     """Returns CommunicationOptions for NCCL if each task has its own GPUs, else None, for gRPC.
 
-    Args:
-        given: the program's own CommunicationOptions, which count; None to choose.
-        client: this task's connection to the coordination service; None where it trains alone.
-        resolver: of this task, which may be another class's.
-        jobs: the jobs whose tasks call this; every one of them must.
+    All tasks of `jobs` call this with what `starting_together` gave. The program's own options,
+    `given`, are returned as they are.
     """
     usable = len(tf.config.get_visible_devices("GPU"))
     cluster = getattr(resolver, "cluster", None)

@@ -19,20 +19,6 @@ from slurm_resolver import SlurmClusterResolver  # noqa: E402
 pytestmark = pytest.mark.tensorflow
 
 
-def test_a_union_of_resolvers(slurm: Any) -> None:
-    slurm(1, "1(x3)", 3, CUDA_VISIBLE_DEVICES="0")
-    resolver = SlurmClusterResolver()
-    others = tf.train.ClusterSpec({"ps": ["login:2222"]})
-    union = tf.distribute.cluster_resolver.UnionResolver(
-        resolver, tf.distribute.cluster_resolver.SimpleClusterResolver(others)
-    )
-    spec = union.cluster_spec().as_dict()
-    assert spec == {**resolver.cluster_spec().as_dict(), **others.as_dict()}
-    assert (union.task_type, union.task_id, union.rpc_layer) == ("worker", 1, "grpc")
-    assert union.master("worker", 2) == "t02n43:8888"  # which leaves the protocol out
-    assert union.num_accelerators() == {"GPU": 1}
-
-
 COPIES: Dict[str, Callable[[Any], Any]] = {
     "pickle": lambda resolver: pickle.loads(pickle.dumps(resolver)),
     "deepcopy": copy.deepcopy,

@@ -94,12 +94,3 @@ def test_a_stopped_process_is_named(tmp_path: Path) -> None:
     with job:
         assert found
         assert "0: trained\n" in list(job.stdout)
-
-
-@pytest.mark.nightly
-def test_the_stuck_worker_ends_if_asked_to(tmp_path: Path) -> None:
-    job = start(tmp_path, "callback", 60, ON_STALL="exit")
-    lines = finish(job)
-    assert job.returncode == 1
-    assert any(line.startswith("1: this task ends with status 1") for line in lines)
-    assert "0: trained" not in lines

@@ -82,7 +82,9 @@ class Step:
         pipe = subprocess.PIPE
         process = subprocess.Popen(
             [*command, str(int(wait))],
-            **{"stdin": pipe, "stdout": pipe, "stderr": pipe},
+            stdin=pipe,
+            stdout=pipe,
+            stderr=pipe,
             bufsize=0,  # `communicate` does not return what a buffer holds
             env={**os.environ, "SLURM_RESOLVER_SECRET": KEY},
         )

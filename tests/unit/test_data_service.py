@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Dict, List, Mapping
+from typing import Any, Dict, List, Mapping, Tuple
 
 import pytest
 from assigned_roles import layout_of, play
 
 import slurm_resolver as sr
-from slurm_resolver.cluster.layout import Layout
 from slurm_resolver.cluster.options import ClusterOptions
 from slurm_resolver.cluster.resolve import resolve_step
-from slurm_resolver.coordination.job import announcement
 from slurm_resolver.slurm.step import SlurmStep
 
 SERVICE = {"dispatcher": 1, "data_worker": 2}
@@ -39,21 +37,6 @@ def test_where_they_run(
 def test_in_rank_order_they_come_by_their_names() -> None:
     roles = play(layout_of([3, 2]), {"worker": 2, **SERVICE}, placement="rank")
     assert roles == "d0 d1 D0 w0 w1"
-
-
-def test_they_run_in_a_component_of_their_own() -> None:
-    layout = Layout(
-        ("g1", "g2", "c1"),
-        [0, 1, 2, 2, 2],
-        [0, 0, 0, 1, 2],
-        "block",
-        "environment",
-        components={0: range(2), 1: range(2, 5)},
-    )
-    groups = {"worker": 0, "dispatcher": 1, "data_worker": 1}
-    for het_groups in (groups, {"worker": 0}, dict.fromkeys(SERVICE, 1)):
-        roles = play(layout, {"worker": 2, **SERVICE}, het_groups=het_groups)
-        assert roles == "w0 w1 d0 d1 D0"
 
 
 def task(rank: int, **more: str) -> Mapping[str, str]:
@@ -94,23 +77,14 @@ def test_what_all_tasks_compute_alike() -> None:
     ]
 
 
-@pytest.mark.parametrize("counts", [{}, {"gpus_per_task": 1}, {"gpus_per_node": 2}])
-def test_they_take_no_gpu_from_those_who_train(counts: Dict[str, int]) -> None:
-    options = ClusterOptions(JOBS, layout="environment")._replace(**counts)
+@pytest.mark.parametrize("counts", [(None, None), (None, 1), (2, None)])
+def test_they_take_no_gpu_from_those_who_train(counts: Tuple[Any, Any]) -> None:
+    options = ClusterOptions(
+        JOBS, layout="environment", gpus_per_node=counts[0], gpus_per_task=counts[1]
+    )
     clusters = [resolve_step(SlurmStep.read(task(rank)), options) for rank in range(6)]
     assert [cluster.gpus for cluster in clusters] == [("4",), ("5",), ()] * 2
     for cluster in clusters:
         assert cluster.gpu_decision is not None
         hidden = cluster.gpu_decision.settings.get("CUDA_VISIBLE_DEVICES") == ""
         assert hidden == (cluster.gpus == ())
-
-
-def test_which_tasks_take_part_in_the_job() -> None:
-    for rank in range(6):
-        cluster = sr.resolve({"evaluator": 1, **JOBS}, environ=task(rank))
-        announced = announcement([(t.job, t.index, t.address) for t in cluster.tasks], rank)
-        job = cluster.tasks[rank].job
-        assert (announced is None) == (job == "evaluator")
-        assert announced is None or announced["serves"] == (job != "worker")
-        alone = [("worker", t.index, t.address) for t in cluster.tasks]
-        assert announcement(alone, rank) is None
