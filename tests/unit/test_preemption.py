@@ -13,7 +13,7 @@ from typing import Dict, Iterator, List, Optional, Tuple
 import pytest
 
 from slurm_resolver.errors import ResumeError
-from slurm_resolver.preemption.requeue import job_end, requeue_job
+from slurm_resolver.preemption.requeue import requeue_job
 from slurm_resolver.preemption.signal_watch import SignalWatch
 from slurm_resolver.slurm.step import SlurmStep
 
@@ -257,20 +257,10 @@ def test_the_job_of_a_local_launcher_is_not_looked_for_in_slurm(scontrol: Path) 
     plan = requeue_job(step(SLURM_RESOLVER_JOB="42"), "scontrol", 100)
     assert (plan.status, plan.wait) == (75, False)
     assert plan.message.endswith("asks slurm-resolver run to start the tasks again")
-    assert job_end(step(SLURM_RESOLVER_JOB="42")) is None
     assert calls(scontrol) == []
     # a real step started from within such a task
     assert requeue_job(step(SLURM_RESOLVER_JOB="7"), "scontrol", 100).wait
     assert requeue_job(SlurmStep(), "scontrol", 100).status == 75  # without Slurm
-
-
-def test_the_jobs_end_is_what_slurm_set_or_what_scontrol_tells(scontrol: Path) -> None:
-    assert job_end(step(SLURM_JOB_END_TIME="1700000000")) == 1700000000.0
-    end = job_end(step())
-    assert end is not None
-    assert abs(end - 86400) <= 14 * 3600  # midnight in this machine's time zone
-    (scontrol / "job").write_text("JobId=42\n   EndTime=Unknown")
-    assert job_end(step()) is None
 
 
 @pytest.mark.parametrize("names", [("USR1",), ("SIGNONE",), ("SIGKILL",), ("SIGUSR1", "SIGSTOP")])
