@@ -164,6 +164,13 @@ def early_stopping() -> Dict[str, Any]:
 
 
 @case
+def learning_rate_scheduler() -> Dict[str, Any]:
+    """It multiplies the rate at the beginning of each epoch, also of one that is resumed."""
+    lower = keras.callbacks.LearningRateScheduler(lambda epoch, rate: rate * 0.5)
+    return {"model": perceptron(), "x": dataset(), "callbacks": [lower]}
+
+
+@case
 def not_built() -> Dict[str, Any]:
     set_seeds()
     with strategy.scope():

@@ -60,6 +60,7 @@ class Story:
     def __init__(self, folder: Path, rank: int, steps: Optional[int]) -> None:
         self.path = folder / f"rank.{rank}.jsonl"
         self.left = steps
+        self.options = {"save_every": steps or 3}
         self.taken: List[int] = []
 
     def begin_step(self) -> None:
@@ -77,9 +78,7 @@ class Story:
             self.left -= 1
 
 
-def train_loop(
-    size: int, make: Make, folder: str, story: Story, strategy: Any, config: Any
-) -> None:
+def train_loop(size: int, make: Make, folder: str, story: Story, strategy: Any) -> None:
     with strategy.scope():
         weight = tf.Variable(0.0)
 
@@ -92,12 +91,9 @@ def train_loop(
 
         strategy.run(replica, args=batch)
 
-    loop = sr.ResumableLoop(
-        folder, strategy, termination=config, save_every=story.left or 3, weight=weight
-    )
+    loop = sr.ResumableLoop(folder, strategy, weight=weight, **story.options)
     for epoch in loop.epochs(EPOCHS):
-        data = strategy.experimental_distribute_dataset(make(size))
-        for batch in loop.batches(data):
+        for batch in loop.batches(strategy.experimental_distribute_dataset(make(size))):
             story.begin_step()
             step(batch)
             for values in strategy.experimental_local_results(batch[0]):
@@ -105,9 +101,7 @@ def train_loop(
             story.end_step(epoch)
 
 
-def train_keras(
-    size: int, make: Make, folder: str, story: Story, strategy: Any, config: Any
-) -> None:
+def train_keras(size: int, make: Make, folder: str, story: Story, strategy: Any) -> None:
     import keras
 
     class Taking(keras.layers.Layer):  # type: ignore[misc]
@@ -132,14 +126,10 @@ def train_keras(
         inputs = keras.Input((1,))
         model = keras.Model(inputs, keras.layers.Dense(1)(Taking()(inputs)))
         model.compile(keras.optimizers.SGD(1e-5), "mse")
-    backup = sr.BackupAndResume(folder, config, save_every=story.left or 3)
     given = make(size)
-    model.fit(
-        **(given if isinstance(given, dict) else {"x": given}),
-        epochs=EPOCHS,
-        callbacks=[Tell(), backup],
-        verbose=0,
-    )
+    given = given if isinstance(given, dict) else {"x": given}
+    callbacks = [Tell(), sr.BackupAndResume(folder, **story.options)]
+    model.fit(**given, epochs=EPOCHS, callbacks=callbacks, verbose=0)
 
 
 def main() -> None:
@@ -149,7 +139,6 @@ def main() -> None:
     args = parser.parse_args()
     resolver = sr.SlurmClusterResolver()
     rank = resolver.cluster.task.rank if resolver.cluster.task else 0
-    config = sr.termination_config(resolver)
     strategy = sr.MultiWorkerMirroredStrategy(cluster_resolver=resolver)
     log = logging.getLogger("slurm_resolver")
     for name, (kind, size, make) in CASES.items():
@@ -161,7 +150,7 @@ def main() -> None:
         train = train_loop if kind == "loop" else train_keras
         batch = size(strategy.num_replicas_in_sync)
         with contextlib.suppress(BrokenOffError):
-            train(batch, make, str(folder / "checkpoints"), story, strategy, config)
+            train(batch, make, str(folder / "checkpoints"), story, strategy)
         log.removeHandler(handler)
 
 
