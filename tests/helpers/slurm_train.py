@@ -120,12 +120,13 @@ def train_keras(args: argparse.Namespace, story: Story, strategy: Any, config: A
         model.compile(keras.optimizers.Adam(0.01), "mse", metrics=["mae"])
     backup = sr.BackupAndResume(f"{args.out}/checkpoints", config, save_every=args.save_every)
     stop = keras.callbacks.EarlyStopping("val_loss", min_delta=10.0, patience=3)
-    data = shuffled().repeat().batch(BATCH)
+    batch = args.batch_of_each * strategy.num_replicas_in_sync or BATCH
+    data = shuffled().repeat().batch(batch)
     steps: Optional[int] = STEPS
     if args.per_epoch:
-        data, steps = shuffled().batch(BATCH), None
+        data, steps = shuffled().batch(batch), None
         if keras.__version__.startswith("2"):  # it does not keep the order either
-            data = tf.data.Dataset.from_tensor_slices(arrays()).batch(BATCH)
+            data = tf.data.Dataset.from_tensor_slices(arrays()).batch(batch)
     history = model.fit(
         data,
         epochs=args.epochs + 4,
@@ -183,6 +184,7 @@ def main() -> None:
     parser.add_argument("--epochs", type=int, default=4)
     parser.add_argument("--save-every", type=int)
     parser.add_argument("--per-epoch", type=int, default=0, help="keras: an iterator each epoch")
+    parser.add_argument("--batch-of-each", type=int, default=0, help="keras: worker's; 0: 8 of all")
     parser.add_argument("--sleep", type=float, default=0.0)
     parser.add_argument("--ballast", type=int, default=0, help="MiB that the checkpoint holds")
     parser.add_argument("--faults", default="[]")

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-from typing import Any, Callable, Dict, Mapping, Optional
+from typing import Any, Callable, Mapping, Optional
 
 import tensorflow as tf
 
@@ -31,8 +31,8 @@ _handler: Any = None
 _running: Any = None
 
 
-class Backup:
-    """A training's state and position in one directory; every rank makes the same calls.
+class Backup(tf.train.experimental.PythonState):  # type: ignore[misc]
+    """A training's position, in a checkpoint with its state; every rank makes the same calls.
 
     Attributes:
         epoch: the epoch, from 0.
@@ -42,6 +42,8 @@ class Backup:
         restored: the path of the checkpoint that was restored; None if there was none.
         more: what `collect` returned when that checkpoint was saved.
     """
+
+    _SAVED = ("epoch", "step", "drawn", "batch_size", "more")
 
     def __init__(
         self,
@@ -67,6 +69,8 @@ class Backup:
         global _running
         if save_every is not None and save_every < 1:
             raise ResumeError(f"save_every={save_every!r}: expected a count of steps, or None.")
+        self.epoch = self.step = self.drawn = self.batch_size = 0
+        self.more: Any = None
         self._state = state
         self._every = save_every
         self._since = 0  # steps since the last save
@@ -74,19 +78,21 @@ class Backup:
         self._collect = collect
         self._termination = termination or termination_config(strategy.cluster_resolver)
         self._ranks = self._termination.ranks
-        self._position = _PlainValues({"epoch": 0, "step": 0, "drawn": 0, "batch_size": 0})
-        checkpoint = tf.train.Checkpoint(**state, slurm_resolver=self._position)
+        checkpoint = tf.train.Checkpoint(**state, slurm_resolver=self)
         self._folder = CheckpointFolder(os.fspath(directory), checkpoint, self._ranks, max_to_keep)
         self.restored = self._folder.restore_newest(complete)
-        values = self._position.values
-        self.epoch: int = values["epoch"]
-        self.step: int = values["step"]
-        self.drawn: int = values["drawn"]
-        self.batch_size: int = values["batch_size"]
-        self.more = values.get("more")
         _running = self
         if _handler is None:
             _make_handler(strategy, self._termination)
+
+    def serialize(self) -> str:
+        """Returns what TensorFlow saves of this object."""
+        return pack({name: getattr(self, name) for name in self._SAVED})
+
+    def deserialize(self, string_value: bytes) -> None:
+        """Restores what TensorFlow has saved."""
+        for name, value in unpack(string_value).items():
+            setattr(self, name, value)
 
     def restore_again(self) -> None:
         """Gives the variables the values of the checkpoint again, if there is one."""
@@ -161,11 +167,7 @@ class Backup:
 
     def save(self) -> None:
         """Saves; all ranks call it at the same step."""
-        self._position.values = {
-            **{"epoch": self.epoch, "step": self.step},
-            **{"drawn": self.drawn, "batch_size": self.batch_size},
-            "more": self._collect(),
-        }
+        self.more = self._collect()
         with reporter.saving():
             path = self._folder.save()
         self._termination.saved_at = self._at
@@ -179,19 +181,6 @@ class Backup:
         if self.step or not self.epoch:
             return f"at step {self.step} of epoch {self.epoch + 1}"
         return f"after epoch {self.epoch}"
-
-
-class _PlainValues(tf.train.experimental.PythonState):  # type: ignore[misc]
-    """Plain values in a checkpoint, by name."""
-
-    def __init__(self, values: Dict[str, Any]) -> None:
-        self.values = values
-
-    def serialize(self) -> str:
-        return pack(self.values)
-
-    def deserialize(self, string_value: bytes) -> None:
-        self.values = unpack(string_value)
 
 
 def batch_size_of(data: Any) -> int:

@@ -25,6 +25,7 @@ from slurm_resolver.tf.training.saving_ranks import SavingRanks
 
 POSITION = "slurm_resolver/.ATTRIBUTES/py_state"  # in a checkpoint, what `Backup` adds to the state
 _OWNER = "slurm_resolver.owner"
+_CANNOT_WRITE = (tf.errors.OpError, OSError)
 
 
 class CheckpointFolder:
@@ -46,10 +47,10 @@ class CheckpointFolder:
         self._owner = f"{job}, process {os.getpid()} on {socket.gethostname()}"
 
     def restore_newest(self, complete: bool = False) -> Optional[str]:
-        """Restores the newest checkpoint that all ranks can read; returns its path, None without.
+        """Restores the newest checkpoint that all ranks can read, and claims the folder.
 
-        From then on the folder belongs to this training. `complete`: whether the program has all
-        variables of the checkpoint already.
+        `complete`: whether the program has all variables of the checkpoint already. Returns the
+        checkpoint's path; None if there is none.
 
         Raises:
             ResumeError: if the folder belongs to another task of a job array, if the ranks find
@@ -168,10 +169,7 @@ class CheckpointFolder:
             self._checkpoint.save_counter.assign_add(1)
             if self._is_read_together():
                 # All variables are read before the write can fail.
-                with (
-                    tempfile.TemporaryDirectory() as scratch,
-                    contextlib.suppress(tf.errors.OpError, OSError),
-                ):
+                with tempfile.TemporaryDirectory() as scratch, contextlib.suppress(*_CANNOT_WRITE):
                     self._checkpoint.write(os.path.join(scratch, "unused"))
             return ""
         found = self._read_owner()
