@@ -199,16 +199,3 @@ def job_id_for_scontrol(step: SlurmStep) -> Optional[str]:
     if step.array_job_id is not None and step.array_task_id is not None:
         return f"{step.array_job_id}_{step.array_task_id}"
     return step.job_id
-
-
-def job_end(step: SlurmStep) -> Optional[float]:
-    """Returns when the job reaches its time limit, in seconds since 1970; None if unknown."""
-    if step.job_end_time is not None:
-        return float(step.job_end_time)
-    job_id = job_id_for_scontrol(step)
-    if job_id is None or step.simulated:
-        return None
-    try:
-        return scontrol.end_time(scontrol.show_job(job_id, _MOST_SECONDS))
-    except OSError:
-        return None

@@ -24,6 +24,8 @@ def saved_position(folder: Path) -> Dict[str, int]:
     """Returns the epoch and the step of a folder's newest checkpoint."""
     import tensorflow as tf
 
-    reader = tf.train.load_checkpoint(str(folder))
-    key = "slurm_resolver/{}/.ATTRIBUTES/VARIABLE_VALUE"
-    return {name: int(reader.get_tensor(key.format(name))) for name in ("epoch", "step")}
+    from slurm_resolver.tf.training.checkpoint_folder import POSITION
+    from slurm_resolver.tf.training.fit_state import unpack
+
+    values = unpack(tf.train.load_checkpoint(str(folder)).get_tensor(POSITION))
+    return {name: values[name] for name in ("epoch", "step")}

@@ -39,7 +39,7 @@ class Story:
         # Slow only where something is to happen.
         self.sleep = args.sleep if start < max(1, len(faults)) else 0.0
         self.fault = faults[start] if start < len(faults) else None
-        self.signal_in_validation: Optional[int] = None
+        self.signals_in_validation = False
 
     def tell(self, **facts: Any) -> None:
         with self.path.open("a", encoding="utf-8") as file:
@@ -54,16 +54,16 @@ class Story:
             time.sleep(self.sleep)
 
     def in_validation(self, batch: int) -> None:
-        if self.signal_in_validation is not None:
+        if self.signals_in_validation:
             if batch == 1:
-                os.kill(os.getpid(), self.signal_in_validation)
+                os.kill(os.getpid(), signal.SIGTERM)
             time.sleep(self.sleep)
 
     def happen(self, what: str) -> None:
         if what == "SLOW":
             self.sleep = 2.0
-        elif what.endswith(" in validation"):
-            self.signal_in_validation = getattr(signal, what.split()[0])
+        elif what == "SIGTERM in validation":
+            self.signals_in_validation = True
         elif what == "kill in save":
             threading.Thread(target=self.kill_in_save, daemon=True).start()
         elif what.startswith("SIG"):
@@ -120,12 +120,13 @@ def train_keras(args: argparse.Namespace, story: Story, strategy: Any, config: A
         model.compile(keras.optimizers.Adam(0.01), "mse", metrics=["mae"])
     backup = sr.BackupAndResume(f"{args.out}/checkpoints", config, save_every=args.save_every)
     stop = keras.callbacks.EarlyStopping("val_loss", min_delta=10.0, patience=3)
-    data = shuffled().repeat().batch(BATCH)
+    batch = args.batch_of_each * strategy.num_replicas_in_sync or BATCH
+    data = shuffled().repeat().batch(batch)
     steps: Optional[int] = STEPS
     if args.per_epoch:
-        data, steps = shuffled().batch(BATCH), None
+        data, steps = shuffled().batch(batch), None
         if keras.__version__.startswith("2"):  # it does not keep the order either
-            data = tf.data.Dataset.from_tensor_slices(arrays()).batch(BATCH)
+            data = tf.data.Dataset.from_tensor_slices(arrays()).batch(batch)
     history = model.fit(
         data,
         epochs=args.epochs + 4,
@@ -183,11 +184,10 @@ def main() -> None:
     parser.add_argument("--epochs", type=int, default=4)
     parser.add_argument("--save-every", type=int)
     parser.add_argument("--per-epoch", type=int, default=0, help="keras: an iterator each epoch")
+    parser.add_argument("--batch-of-each", type=int, default=0, help="keras: worker's; 0: 8 of all")
     parser.add_argument("--sleep", type=float, default=0.0)
     parser.add_argument("--ballast", type=int, default=0, help="MiB that the checkpoint holds")
     parser.add_argument("--faults", default="[]")
-    parser.add_argument("--options", type=json.loads, default={})
-    parser.add_argument("--config-after-strategy", type=int, default=0)
     args = parser.parse_args()
 
     resolver = sr.SlurmClusterResolver()
@@ -196,13 +196,9 @@ def main() -> None:
     start = int(counter.read_text()) if counter.exists() else 0
     counter.write_text(str(start + 1))
     story = Story(args, rank, start)
-    config = None
-    if not args.config_after_strategy:
-        config = sr.termination_config(resolver, **args.options)
+    config = sr.termination_config(resolver)
     kind = tf.distribute if args.kind == "keras2" else sr
     strategy = kind.MultiWorkerMirroredStrategy(cluster_resolver=resolver)
-    if config is None:
-        config = sr.termination_config(resolver, **args.options)
     train = train_loop if args.kind == "loop" else train_keras
     weights = train(args, story, strategy, config)
     digest = hashlib.sha256(b"".join(array.tobytes() for array in weights)).hexdigest()

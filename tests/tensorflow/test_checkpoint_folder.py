@@ -8,7 +8,6 @@ import re
 import resource
 import shutil
 import tempfile
-import threading
 import types
 from pathlib import Path
 from typing import Any, Callable, Dict, Iterator, List, Tuple
@@ -20,7 +19,8 @@ keras = pytest.importorskip("keras", minversion="3.10", reason="this TensorFlow 
 
 import slurm_resolver as sr  # noqa: E402
 from slurm_resolver.errors import ResumeError  # noqa: E402
-from slurm_resolver.tf.training import checkpoint_folder  # noqa: E402
+from slurm_resolver.slurm.step import SlurmStep  # noqa: E402
+from slurm_resolver.tf.training.checkpoint_folder import CheckpointFolder  # noqa: E402
 
 pytestmark = pytest.mark.tensorflow
 
@@ -35,6 +35,10 @@ def task(array: str, number: str) -> Dict[str, str]:
     return {"SLURM_JOB_ID": own, "SLURM_ARRAY_JOB_ID": array, "SLURM_ARRAY_TASK_ID": number}
 
 
+def termination() -> Any:
+    return sr.termination_config(None, requeue=None, signals=())
+
+
 class Trainings:
     """Trainings in one folder, each in another job."""
 
@@ -47,9 +51,8 @@ class Trainings:
             self.patch.delenv(name, raising=False)
         for name, value in job.items():
             self.patch.setenv(name, value)
-        termination = sr.termination_config(None, requeue=None, signals=())
         state = state or {"x": tf.Variable(0.0)}
-        return sr.ResumableLoop(str(self.folder), termination=termination, **state)
+        return sr.ResumableLoop(str(self.folder), termination=termination(), **state)
 
     def train(self, job: Dict[str, str], epochs: int, **state: Any) -> None:
         for _ in self.begin(job, **state).epochs(epochs):
@@ -61,21 +64,19 @@ def trainings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Trainings:
     return Trainings(tmp_path / "checkpoints", monkeypatch)
 
 
-# which job has saved, and which one comes next
-RESUMING: Dict[str, Tuple[Dict[str, str], Dict[str, str]]] = {
-    "the next job": (JOB, NEXT_JOB),
-    "the same task of the next array": (task("60", "3"), task("70", "3")),
-    "a job after a task": (task("60", "3"), NEXT_JOB),
-    "a task after a job": (JOB, task("60", "3")),
-    "without Slurm": ({}, {}),
-}
-
-
-@pytest.mark.parametrize("case", RESUMING)
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        (JOB, NEXT_JOB),
+        (task("60", "3"), task("70", "3")),
+        (task("60", "3"), NEXT_JOB),
+        (JOB, task("60", "3")),
+        ({}, {}),
+    ],
+)
 def test_the_next_job_resumes(
-    trainings: Trainings, case: str, caplog: pytest.LogCaptureFixture
+    trainings: Trainings, before: Any, after: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
-    before, after = RESUMING[case]
     with caplog.at_level(logging.INFO, logger="slurm_resolver"):
         trainings.train(before, 1)
         trainings.train(after, 2)
@@ -96,12 +97,9 @@ def test_a_restart_that_finds_no_checkpoint_says_so(
     assert expected in caplog.text
 
 
-@pytest.mark.parametrize("saved", [True, False])
-def test_another_task_of_an_array_is_refused(trainings: Trainings, saved: bool) -> None:
+def test_another_task_of_an_array_is_refused(trainings: Trainings) -> None:
     """Also if the first one has not saved yet."""
-    first = trainings.begin(task("60", "3"))
-    if saved:
-        list(first.epochs(1))
+    trainings.begin(task("60", "3"))
     expected = (
         "are those of task 3 of job array 60, .* and this is task 4 of job array 60, "
         rf".* such as {trainings.folder}/\$SLURM_ARRAY_TASK_ID, or remove"
@@ -170,8 +168,7 @@ def test_fit_refuses_a_checkpoint_that_holds_more(tmp_path: Path, change: State)
     def fit(units: Tuple[int, ...] = (4, 4), optimizer: str = "adam") -> None:
         made = model(*units)["model"]
         made.compile(optimizer, "mse")
-        termination = sr.termination_config(None, requeue=None, signals=())
-        backup = sr.BackupAndResume(str(tmp_path), termination)
+        backup = sr.BackupAndResume(str(tmp_path), termination())
         made.fit(tf.zeros([4, 4]), tf.zeros([4, 4]), verbose=0, callbacks=[backup])
 
     fit()
@@ -186,8 +183,7 @@ def train(folder: Path) -> Tuple[int, int, float]:
     It has one epoch of three steps, and saves each of them and the end.
     """
     total = tf.Variable(0.0)
-    termination = sr.termination_config(None, requeue=None, signals=())
-    loop = sr.ResumableLoop(str(folder), termination=termination, save_every=1, total=total)
+    loop = sr.ResumableLoop(str(folder), termination=termination(), save_every=1, total=total)
     begin = loop.epoch, loop.step, float(total.numpy())
     for _ in loop.epochs(1):
         for number in loop.batches(range(1, 4)):
@@ -205,7 +201,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder whose newest checkpoints are of step 3, and of the end after it."""
     folder = tmp_path_factory.mktemp("made")
     train(folder)
-    assert checkpoint_folder.names(str(folder)) == ["ckpt-4", "ckpt-3"]
+    assert files(folder) == saved(3, 4)
     return folder
 
 
@@ -237,7 +233,7 @@ def test_a_damaged_checkpoint_is_left_and_the_one_before_is_used(
         assert re.search(rf"\({folder}/ckpt-4: .*; it is left as it is, and ckpt-3 is used", text)
         # the next save gets another number, and the next start resumes from that
         assert {path.name: path.read_bytes() for path in folder.glob("ckpt-4*")} == left
-        assert checkpoint_folder.names(str(folder))[0] == "ckpt-5"
+        assert (folder / "ckpt-5.index").exists()
     assert train(folder) == END
 
 
@@ -261,38 +257,24 @@ def test_a_checkpoint_of_another_program_is_refused(tmp_path: Path) -> None:
         train(tmp_path)
 
 
-def together(folders: List[Path]) -> List[Any]:
-    """Returns what ranks restore, each from a folder of its own."""
-    barrier, values = threading.Barrier(len(folders)), {}
-    results: List[Any] = [None] * len(folders)
-
-    def rank(index: int) -> None:
-        def compare(own: Any) -> Dict[str, Any]:
-            barrier.wait(60)
-            values[f"worker_{index}"] = own
-            barrier.wait(60)
-            return {f"worker_{other}": values[f"worker_{other}"] for other in range(len(folders))}
-
-        ranks: Any = types.SimpleNamespace(compare=compare, leads=index == 0)
-        checkpoint = tf.train.Checkpoint(total=tf.Variable(0.0))
-        path = checkpoint_folder.restore_newest(checkpoint, str(folders[index]), ranks)
-        results[index] = path and Path(path).name
-
-    threads = [threading.Thread(target=rank, args=(index,)) for index in range(len(folders))]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(60)
-    return results
+def open_folder(folder: Path, checkpoint: Any, **of_ranks: Any) -> CheckpointFolder:
+    """Opens a folder as one of several ranks."""
+    alone = {"compare": lambda own: {"": own}, "leads": True, "step": SlurmStep.read()}
+    ranks: Any = types.SimpleNamespace(**{**alone, **of_ranks})
+    return CheckpointFolder(str(folder), checkpoint, ranks, max_to_keep=2)
 
 
 def test_what_one_rank_cannot_read_no_rank_uses(
-    made: Path, folder: Path, caplog: pytest.LogCaptureFixture
+    folder: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    flip(folder / DATA)
-    assert together([made, folder, made]) == ["ckpt-3"] * 3
-    (text,) = caplog.messages
-    assert "as worker_1 sees it" in text
+    others = iter([["", ["ckpt-4", "ckpt-3"]], "its disk is broken", ""])
+
+    def compare(own: Any) -> Dict[str, Any]:
+        return {"worker 0": own, "worker 1": next(others)}
+
+    path = f"{folder}/ckpt-3"
+    assert open_folder(folder, tf.train.Checkpoint(), compare=compare).restore_newest() == path
+    assert f"({folder}/ckpt-4: its disk is broken, as worker 1 sees it)" in caplog.text
 
 
 def files(folder: Path) -> List[str]:
@@ -301,7 +283,8 @@ def files(folder: Path) -> List[str]:
 
 def saved(*numbers: int) -> List[str]:
     ends = ("data-00000-of-00001", "index")
-    return ["checkpoint", *(f"ckpt-{number}.{end}" for number in numbers for end in ends)]
+    found = [f"ckpt-{number}.{end}" for number in numbers for end in ends]
+    return ["checkpoint", *found, "slurm_resolver.owner"]
 
 
 @pytest.mark.parametrize("kind", [tf.Variable, keras.Variable])
@@ -317,10 +300,11 @@ def test_a_rank_that_does_not_write_saves_only_what_all_read_together(
     checkpoint, written = tf.train.Checkpoint(variable=kind(1.0, trainable=False, **how)), []
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     monkeypatch.setattr(checkpoint, "write", lambda path: written.append(Path(path)))
-    assert checkpoint_folder.save(checkpoint, None) == ""
+    folder = open_folder(tmp_path, checkpoint, leads=False)
+    assert folder.restore_newest() is None
+    assert folder.save() == ""
     assert [path.parents[1] for path in written] == [tmp_path] * together
     assert files(tmp_path) == []
-    assert int(checkpoint.save_counter) == 1
 
 
 @contextlib.contextmanager
@@ -335,24 +319,11 @@ def largest_file(size: int) -> Iterator[None]:
 
 def test_a_checkpoint_that_cannot_be_written_leaves_nothing(tmp_path: Path) -> None:
     checkpoint = tf.train.Checkpoint(x=tf.Variable(tf.zeros([100_000])))
-    manager = tf.train.CheckpointManager(checkpoint, str(tmp_path), 2)
-    assert checkpoint_folder.save(checkpoint, manager) == f"{tmp_path}/ckpt-1"
-    expected = r"ckpt-2 cannot be written to .*File too large\. Expected .* is kept \(ckpt-1\)"
-    with largest_file(10_000), pytest.raises(ResumeError, match=expected):
-        checkpoint_folder.save(checkpoint, manager)
+    folder = open_folder(tmp_path, checkpoint)
+    folder.restore_newest()
+    assert folder.save() == f"{tmp_path}/ckpt-1"
+    with largest_file(10_000), pytest.raises(tf.errors.OpError, match=r"ckpt-2.*File too large"):
+        folder.save()
     assert files(tmp_path) == saved(1)
-    assert checkpoint_folder.save(checkpoint, manager) == f"{tmp_path}/ckpt-3"
+    assert folder.save() == f"{tmp_path}/ckpt-3"
     assert files(tmp_path) == saved(1, 3)
-
-
-def test_the_next_start_removes_what_was_cut_off(trainings: Trainings) -> None:
-    trainings.train(JOB, 1)
-    before = files(trainings.folder)
-    (trainings.folder / "ckpt-2_temp").mkdir()
-    (
-        trainings.folder / "ckpt-2_temp" / "part-00000-of-00001.data-00000-of-00001.tempstate7"
-    ).touch()
-    (trainings.folder / "checkpoint.tmp5f").touch()
-    (trainings.folder / "mine_temp").touch()
-    trainings.begin(JOB)
-    assert files(trainings.folder) == [*before[:-1], "mine_temp", before[-1]]

@@ -378,7 +378,8 @@ def test_a_training_of_keras_2_goes_on_where_it_was_saved() -> None:
     """The Keras inside the oldest TensorFlow, and tf_keras."""
     name = "keras" if tf.__version__.startswith("2.15.") else "tf_keras"
     pytest.importorskip(name)
-    cases = ["one_iterator_for_all", "unknown_cardinality", "steps_per_execution", "early_stopping"]
+    cases = ["one_iterator_for_all", "unknown_cardinality", "steps_per_execution"]
+    cases += ["early_stopping", "learning_rate_scheduler"]
     for case, ended in outcomes("--keras", name, *cases).items():
         assert "error" not in ended["whole"], (case, ended)
         assert ended["resumed"] == ended["whole"], case

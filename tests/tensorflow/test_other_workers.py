@@ -1,73 +1,130 @@
-"""Trainings that go on with another number of workers, by the count of samples."""
+"""Trainings that resume with another number of workers, by the count of samples."""
 
 from __future__ import annotations
 
-import json
 import subprocess
 import sys
+from collections import defaultdict
 from pathlib import Path
-from typing import List
+from typing import Any, Dict, List
 
 import pytest
 from folders import HELPERS
 
-pytest.importorskip("keras", minversion="3.10", reason="this TensorFlow has Keras 2")
+tf = pytest.importorskip("tensorflow", reason="TensorFlow is not installed")
+keras: Any = pytest.importorskip("keras", minversion="3.10", reason="this TensorFlow has Keras 2")
+
+import slurm_resolver as sr  # noqa: E402
 
 pytestmark = pytest.mark.tensorflow
 
-STARTS = (3, 2, 1, 2)  # so many workers, one start after the other
-STEPS = 3  # of each but the last
-SAMPLES = 100
-# With 4 samples for each worker: 36 samples are 4 batches of 8, and 4 more; 3 steps later, 56 are
-# 14 batches of 4; 3 steps later, 68 are 8 of 8, and 4 more.
+SAMPLES, EPOCHS = 100, 2
+STEPS = 3  # of each start but the last
 SAY = (
     "a global batch has {} samples now, and had {} in the checkpoint: "
-    "training resumes after step {} of epoch 1; {}"
+    "training resumes after step {} of epoch {}; {}"
 )
-GROWS = [
-    SAY.format(8, 12, 4, "4 samples are trained on again"),
-    SAY.format(4, 8, 14, "no sample is repeated"),
-    SAY.format(8, 4, 8, "4 samples are trained on again"),
+# How many samples a global batch has in each start, and what the next ones say. 36 samples are 4
+# batches of 8, and 4 more; 3 steps later, 56 are 14 batches of 4; then 68 are 8 of 8, and 4 more.
+SIZES = (12, 8, 4, 8)
+SAID = [
+    SAY.format(8, 12, 4, 1, "4 samples are trained on again"),
+    SAY.format(4, 8, 14, 1, "no sample is repeated"),
+    SAY.format(8, 4, 8, 1, "4 samples are trained on again"),
 ]
 
 
-@pytest.fixture(scope="module")
-def out(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("out")
-    program = [sys.executable, "-W", "ignore", str(HELPERS / "resumed_elsewhere.py"), str(folder)]
-    for place, workers in enumerate(STARTS, 1):
-        launcher = [sys.executable, "-m", "slurm_resolver", "run", f"-n{workers}", "--", *program]
-        steps = [f"--steps={STEPS}"] if place < len(STARTS) else []
-        done = subprocess.run([*launcher, *steps], capture_output=True, text=True)
-        assert done.returncode == 0, done.stderr
-        assert "retracing" not in done.stderr  # a warning of TensorFlow's, once per save
-    return folder
+class BrokenOffError(Exception):
+    pass
 
 
-def seen(folder: Path, epoch: int) -> List[int]:
-    """The samples that all ranks trained on in an epoch."""
-    lines = [line for path in folder.glob("rank.*") for line in path.read_text().splitlines()]
-    return sorted(sample for at, took in map(json.loads, lines) if at == epoch for sample in took)
+class Story:
+    """What a training takes, by epoch, until it breaks off."""
+
+    def __init__(self) -> None:
+        self.seen: Dict[int, List[int]] = defaultdict(list)
+        self.epoch = self.left = 0
+        termination = sr.termination_config(None, signals=())
+        self.options: Dict[str, Any] = {"termination": termination, "save_every": STEPS}
+
+    def begin_step(self) -> None:
+        if self.left == 0:
+            raise BrokenOffError
+        self.left -= 1
+
+    def take(self, values: Any) -> None:
+        self.seen[self.epoch] += [int(value) for value in values]
 
 
-def said(folder: Path) -> List[str]:
-    lines = (folder / "log.0").read_text().splitlines()
-    return [line for line in lines if "global batch" in line]
+def train_loop(folder: str, size: int, story: Story) -> None:
+    loop = sr.ResumableLoop(folder, x=tf.Variable(0.0), **story.options)
+    data = tf.data.Dataset.range(SAMPLES).shuffle(SAMPLES, seed=1).batch(size)
+    for story.epoch in loop.epochs(EPOCHS):
+        for batch in loop.batches(data):
+            story.begin_step()
+            story.take(batch.numpy())
 
 
-@pytest.mark.parametrize("case", ["loop, same", "keras, same"])
-def test_with_the_same_global_batch_size_no_sample_is_lost_or_repeated(
-    out: Path, case: str
+def fit(folder: str, story: Story, **data: Any) -> None:
+    class Taking(keras.layers.Layer):  # type: ignore[misc]
+        def call(self, rows: Any) -> Any:
+            if tf.executing_eagerly():  # else it is being built
+                story.take(rows.numpy()[:, 0])
+            return rows
+
+    class Tell(keras.callbacks.Callback):  # type: ignore[misc]
+        def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+            story.epoch = epoch
+
+        def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
+            story.begin_step()
+
+    keras.utils.set_random_seed(3)
+    model = keras.Sequential([keras.Input((1,)), Taking(), keras.layers.Dense(1)])
+    model.compile(keras.optimizers.SGD(1e-5), "mse", run_eagerly=True)
+    callbacks = [Tell(), sr.BackupAndResume(folder, **story.options)]
+    model.fit(**data, epochs=EPOCHS, callbacks=callbacks, verbose=0)
+
+
+ROWS = tf.reshape(tf.range(SAMPLES, dtype="float32"), [-1, 1])
+
+
+def train_on_arrays(folder: str, size: int, story: Story) -> None:
+    fit(folder, story, x=ROWS.numpy(), y=ROWS.numpy(), batch_size=size)
+
+
+def train_on_dataset(folder: str, size: int, story: Story) -> None:
+    data = tf.data.Dataset.from_tensor_slices((ROWS, ROWS))
+    fit(folder, story, x=data.shuffle(SAMPLES, seed=1).batch(size), shuffle=False)
+
+
+@pytest.mark.parametrize("train", [train_loop, train_on_arrays, train_on_dataset])
+def test_with_batches_of_another_size_it_resumes_at_the_last_whole_batch(
+    tmp_path: Path, train: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
-    for epoch in (0, 1):
-        assert seen(out / case, epoch) == list(range(SAMPLES))
-    assert said(out / case) == []
+    story = Story()
+    for size in SIZES[:-1]:
+        story.left = STEPS
+        with pytest.raises(BrokenOffError):
+            train(str(tmp_path), size, story)
+    story.left = 99
+    train(str(tmp_path), SIZES[-1], story)
+    assert set(story.seen[0]) == set(range(SAMPLES))
+    assert len(story.seen[0]) == SAMPLES + 8
+    assert sorted(story.seen[1]) == list(range(SAMPLES))
+    assert [text for text in caplog.messages if "global batch" in text] == SAID
 
 
-@pytest.mark.parametrize("case", ["loop, grows", "keras, grows", "keras, arrays, grows"])
-def test_with_another_one_it_goes_on_at_the_last_whole_batch(out: Path, case: str) -> None:
-    first = seen(out / case, 0)
-    assert set(first) == set(range(SAMPLES))
-    assert len(first) == SAMPLES + 8
-    assert seen(out / case, 1) == list(range(SAMPLES))
-    assert said(out / case) == GROWS
+def test_two_workers_that_are_preempted_resume_as_three(tmp_path: Path) -> None:
+    """In a validation: 80 samples are 6 batches of 12, and 8 more."""
+    program = [sys.executable, str(HELPERS / "slurm_train.py"), "keras", str(tmp_path)]
+    program += ["--per-epoch=1", "--batch-of-each=4"]
+    fault = '--faults=[[0, 20, "SIGTERM in validation"]]'
+    for workers, status, more in ((2, 75, [fault, "--sleep=0.4"]), (3, 0, [])):
+        command = [sys.executable, "-m", "slurm_resolver", "run", f"-n{workers}", "--"]
+        done = subprocess.run([*command, *program, *more], capture_output=True, text=True)
+        assert done.returncode == status, done.stderr
+        assert "retracing" not in done.stderr  # a warning of TensorFlow's, once per save
+    saved = f"training resumes from {tmp_path}/checkpoints/ckpt-1, saved at step 10 of epoch 2"
+    assert done.stderr.count(saved) == 1
+    assert done.stderr.count(SAY.format(12, 8, 6, 2, "8 samples are trained on again")) == 1

@@ -6,7 +6,6 @@ import json
 import re
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any, List, NamedTuple
 
@@ -44,14 +43,12 @@ class Training(NamedTuple):
 
 @pytest.fixture(scope="module", params=KINDS)
 def training(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Training:
-    """It was saved before its time limit, on a signal, on one in a validation, and has ended."""
+    """It was saved twice on a signal, on one in a validation, and has ended."""
     kind: str = request.param
     whole, resumed = tmp_path_factory.mktemp("whole"), tmp_path_factory.mktemp("resumed")
     assert train(kind, whole).returncode == 0
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("SLURM_JOB_END_TIME", str(int(time.time()) + 50))
-        starts = [train(kind, resumed, "--sleep=0.1", '--options={"save_before_end": 50}')]
-    for fault in ('[0, 13, "SIGTERM"]', '[0, 20, "SIGTERM in validation"]'):
+    starts: List[subprocess.CompletedProcess[str]] = []
+    for fault in ('[0, 3, "SIGUSR1"]', '[0, 13, "SIGTERM"]', '[0, 20, "SIGTERM in validation"]'):
         faults = f"--faults=[{'null, ' * len(starts)}{fault}]"
         starts.append(train(kind, resumed, "--sleep=0.4", faults))
     assert [start.returncode for start in starts] == [75] * 3, starts[-1].stderr

@@ -64,19 +64,16 @@ class Job:
         *,
         options: str = "",
         before: str = "",
-        after: str = "exit $?",
-        environment: str = "",
         faults: Sequence[Any] = (),
         **arguments: Any,
     ) -> None:
         self.slurm, self.folder = slurm, folder
         words = [sys.executable, str(PROGRAM), kind, str(folder), "--faults", json.dumps(faults)]
         for name, value in arguments.items():
-            given = json.dumps(value) if isinstance(value, dict) else str(value)
-            words.append(f"--{name.strip('_').replace('_', '-')}={given}")
-        step = f"{before} srun -N2 -n2 --kill-on-bad-exit=1 {environment} {shlex.join(words)}"
+            words.append(f"--{name.replace('_', '-')}={value}")
+        step = f"{before} srun -N2 -n2 --kill-on-bad-exit=1 {shlex.join(words)}"
         batch = folder / "job.sbatch"
-        batch.write_text(f"#!/bin/bash\n{step}\n{after}\n")
+        batch.write_text(f"#!/bin/bash\n{step}\n")
         submit = f"sbatch --parsable -N2 -n2 --exclusive --open-mode=append -o {folder}/out"
         answer = slurm.run(f"{submit} {options} {batch}", env=ENVIRONMENT)
         self.id = answer.stdout.strip()
@@ -197,7 +194,7 @@ def test_a_requeue_from_outside_loses_nothing(
     slurm: SlurmCluster, tmp_path: Path, whole: Whole
 ) -> None:
     """Slurm sends SIGTERM, which TensorFlow took over when the strategy was made, and waits."""
-    job = Job(slurm, tmp_path, "loop", sleep=0.5, config_after_strategy=1)
+    job = Job(slurm, tmp_path, "loop", sleep=0.5)
     job.await_step(3)
     slurm.run(f"scontrol requeue {job.id}")
     state = job.await_state("COMPLETED")

@@ -12,7 +12,7 @@ from typing import Iterator, List, Mapping, NamedTuple, Optional, Sequence, Tupl
 import pytest
 
 from slurm_resolver.errors import ResumeError
-from slurm_resolver.preemption.requeue import job_end, requeue_job
+from slurm_resolver.preemption.requeue import requeue_job
 from slurm_resolver.preemption.signal_watch import SignalWatch
 from slurm_resolver.slurm.step import SlurmStep
 
@@ -207,16 +207,6 @@ def test_all_commands_together_take_no_longer_than_they_may(
     assert (plan.status, plan.wait) == (75, 0)
     assert "did not answer within" in plan.message
     assert now[0] - 1000 == pytest.approx(seconds, abs=0.5)
-
-
-def test_the_jobs_end_is_what_slurm_set_or_what_scontrol_tells(scontrol: Path) -> None:
-    assert job_end(step(SLURM_JOB_END_TIME="1700000000")) == 1700000000.0
-    end = job_end(step())
-    assert end is not None
-    assert abs(end - 86400) <= 14 * 3600  # midnight in this machine's time zone
-    (scontrol / "job").write_text("JobId=42\n   EndTime=Unknown")
-    assert job_end(step()) is None
-    assert job_end(step(SLURM_RESOLVER_JOB="42")) is None
 
 
 @pytest.mark.parametrize("names", [("USR1",), ("SIGNONE",), ("SIGKILL",), ("SIGUSR1", "SIGSTOP")])

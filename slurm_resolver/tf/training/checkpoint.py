@@ -1,4 +1,4 @@
-"""A training's state and counters in one checkpoint, saved by all ranks at the same step.
+"""A training's state and position in one checkpoint, saved by all ranks at the same step.
 
 All ranks save when a signal arrives, every `save_every` steps, and at the end. `BackupAndResume`
 and `ResumableLoop` offer this to users.
@@ -17,11 +17,13 @@ from slurm_resolver import training_reports
 from slurm_resolver.errors import ResumeError
 from slurm_resolver.log import warn
 from slurm_resolver.tf.progress import reporter
-from slurm_resolver.tf.training import checkpoint_folder
+from slurm_resolver.tf.training.checkpoint_folder import CheckpointFolder
+from slurm_resolver.tf.training.fit_state import pack, unpack
 from slurm_resolver.tf.training.termination import TerminationConfig, termination_config
 
 # These datasets make of each batch one batch.
 _BATCH_BY_BATCH = ("OptionsDataset", "MapDataset", "ParallelMapDataset", "PrefetchDataset")
+_CLOUD_ADDRESS = "GCE_METADATA_IP"
 
 # TensorFlow's handler agrees on a step through keys that a process can set only once: there is one
 # handler for all trainings of a process, and it saves the one that runs now.
@@ -29,8 +31,8 @@ _handler: Any = None
 _running: Any = None
 
 
-class Backup:
-    """A training's state and counters in one directory; every rank makes the same calls.
+class Backup(tf.train.experimental.PythonState):  # type: ignore[misc]
+    """A training's position, in a checkpoint with its state; every rank makes the same calls.
 
     Attributes:
         epoch: the epoch, from 0.
@@ -38,7 +40,10 @@ class Backup:
         drawn: how many batches were taken from the iterator that is in use.
         batch_size: how many samples a global batch has; 0 if that is not known.
         restored: the path of the checkpoint that was restored; None if there was none.
+        more: what `collect` returned when that checkpoint was saved.
     """
+
+    _SAVED = ("epoch", "step", "drawn", "batch_size", "more")
 
     def __init__(
         self,
@@ -50,49 +55,49 @@ class Backup:
         max_to_keep: int,
         *,
         complete: bool = False,
-        prepare: Callable[[], None] = lambda: None,
+        collect: Callable[[], Any] = lambda: None,
     ) -> None:
         """Restores the newest checkpoint, if there is one; then a signal makes all ranks save.
 
         The arguments are those of `ResumableLoop`, and `complete`: whether the state has all its
-        variables already; `prepare`: called in every rank before it saves.
+        variables already; `collect`: called in every rank before it saves, returns plain values to
+        save as well.
 
         Raises:
-            ResumeError: if the ranks find different checkpoints or none that can be read, and if
-                the folder belongs to another task of a job array or to another model.
+            ResumeError: for the reasons of `CheckpointFolder.restore_newest`.
         """
         global _running
         if save_every is not None and save_every < 1:
             raise ResumeError(f"save_every={save_every!r}: expected a count of steps, or None.")
         self.epoch = self.step = self.drawn = self.batch_size = 0
+        self.more: Any = None
+        self._state = state
         self._every = save_every
         self._since = 0  # steps since the last save
         self._reported = False
-        self._prepare = prepare
-        self._directory = os.fspath(directory)
+        self._collect = collect
         self._termination = termination or termination_config(strategy.cluster_resolver)
-        self._ranks = ranks = self._termination.ranks
-        self._counters = {
-            name: tf.Variable(0, dtype=tf.int64, trainable=False, name=name)
-            for name in ("epoch", "step", "drawn", "batch_size")
-        }
-        counters = tf.train.Checkpoint(**self._counters)
-        self._checkpoint = checkpoint = tf.train.Checkpoint(**state, slurm_resolver=counters)
-        checkpoint.save_counter  # noqa: B018 (which creates it, in all ranks)
-        self.restored = checkpoint_folder.restore_newest(
-            checkpoint, self._directory, ranks, complete
-        )
-        self._owner = self._claim()
-        if self.restored:
-            for name, variable in self._counters.items():
-                setattr(self, name, int(variable.numpy()))
-        self._manager: Optional[tf.train.CheckpointManager] = None
-        if ranks.leads:
-            checkpoint_folder.remove_unfinished(self._directory)
-            self._manager = tf.train.CheckpointManager(checkpoint, self._directory, max_to_keep)
+        self._ranks = self._termination.ranks
+        checkpoint = tf.train.Checkpoint(**state, slurm_resolver=self)
+        self._folder = CheckpointFolder(os.fspath(directory), checkpoint, self._ranks, max_to_keep)
+        self.restored = self._folder.restore_newest(complete)
         _running = self
         if _handler is None:
             _make_handler(strategy, self._termination)
+
+    def serialize(self) -> str:
+        """Returns what TensorFlow saves of this object."""
+        return pack({name: getattr(self, name) for name in self._SAVED})
+
+    def deserialize(self, string_value: bytes) -> None:
+        """Restores what TensorFlow has saved."""
+        for name, value in unpack(string_value).items():
+            setattr(self, name, value)
+
+    def restore_again(self) -> None:
+        """Gives the variables the values of the checkpoint again, if there is one."""
+        if self.restored:
+            tf.train.Checkpoint(**self._state).read(self.restored).expect_partial()
 
     def begin_data(self, batch_size: int, skip: bool = True) -> bool:
         """Converts the position if the batches have another size now, and returns whether they do.
@@ -132,7 +137,7 @@ class Backup:
             warn(
                 "training starts from the beginning: %r holds no checkpoint, but this is restart "
                 "%d of the job. Check that the job saves before it ends, and into this folder",
-                self._directory,
+                self._folder.directory,
                 restarts,
             )
         elif restored is not None and self.epoch < epochs:
@@ -162,22 +167,13 @@ class Backup:
 
     def save(self) -> None:
         """Saves; all ranks call it at the same step."""
-        path = self.write()
-        if path:
-            logging.getLogger("slurm_resolver").info("training saved %s: %s", self._at, path)
-
-    def write(self) -> str:
-        """Saves, and returns the path in the rank that writes."""
-        self._prepare()
-        for name, variable in self._counters.items():
-            variable.assign(getattr(self, name))
-        if self._ranks.leads:
-            checkpoint_folder.check_still_owner(self._directory, self._owner)
+        self.more = self._collect()
         with reporter.saving():
-            path = checkpoint_folder.save(self._checkpoint, self._manager)
+            path = self._folder.save()
         self._termination.saved_at = self._at
         self._since = 0
-        return path
+        if path:
+            logging.getLogger("slurm_resolver").info("training saved %s: %s", self._at, path)
 
     @property
     def _at(self) -> str:
@@ -185,18 +181,6 @@ class Backup:
         if self.step or not self.epoch:
             return f"at step {self.step} of epoch {self.epoch + 1}"
         return f"after epoch {self.epoch}"
-
-    def _claim(self) -> str:
-        """Claims the folder in the leader, and raises its error in all ranks."""
-        owner = problem = ""
-        try:
-            if self._ranks.leads:
-                owner = checkpoint_folder.claim(self._directory, self._ranks.step)
-        except ResumeError as error:
-            problem = str(error)
-        for message in filter(None, self._ranks.compare(problem).values()):
-            raise ResumeError(message)
-        return owner
 
 
 def batch_size_of(data: Any) -> int:
@@ -228,8 +212,7 @@ class _QuietHandler(
 
 def _make_handler(strategy: tf.distribute.Strategy, termination: TerminationConfig) -> None:
     global _handler
-    termination.save_fn = lambda *args, **kwargs: _running.write()
-    termination.reports_first_step = True
+    termination.save_fn = lambda *args, **kwargs: _running.save()
     # TensorFlow's handler would restore from this manager's folder, which does not exist.
     manager = tf.train.CheckpointManager(tf.train.Checkpoint(), os.devnull + "/none", 1)
     resolver = strategy.cluster_resolver
@@ -239,12 +222,10 @@ def _make_handler(strategy: tf.distribute.Strategy, termination: TerminationConf
     # Keeps TensorFlow from asking whether this machine is in Google's cloud. Elsewhere that takes
     # 5 s; there the handler would wait for the cloud's own notices, and without GPUs do nothing at
     # all (tensorflow/python/distribute/failure_handling/gce_util.py).
-    name = "GCE_METADATA_IP"
-    before = os.environ.get(name)
-    os.environ[name] = "127.0.0.1:9"
+    before = {name: os.environ[name] for name in [_CLOUD_ADDRESS] if name in os.environ}
+    os.environ[_CLOUD_ADDRESS] = "127.0.0.1:9"
     try:
         _handler = _QuietHandler(resolver, manager, termination_config=termination)
     finally:
-        del os.environ[name]
-        if before is not None:
-            os.environ[name] = before
+        del os.environ[_CLOUD_ADDRESS]
+        os.environ.update(before)

@@ -14,207 +14,209 @@ import os
 import re
 import socket
 import tempfile
-from typing import Dict, List, Optional
+from typing import List, Optional
 
 import tensorflow as tf
 
 from slurm_resolver.errors import ResumeError
 from slurm_resolver.log import warn
-from slurm_resolver.slurm.step import SlurmStep
+from slurm_resolver.tf.training.fit_state import quiet
 from slurm_resolver.tf.training.saving_ranks import SavingRanks
 
-OWNER = "slurm_resolver.owner"
-_PREFIX = "ckpt"
-_OURS = "slurm_resolver/step/.ATTRIBUTES/VARIABLE_VALUE"
-# TensorFlow raises these if a checkpoint does not fit the variables of the program.
-_OTHER_MODEL = (AssertionError, ValueError, tf.errors.InvalidArgumentError)
-# A disk that is full, a folder that is missing or belongs to another user, a limit on file sizes.
-_CANNOT_WRITE = (
-    tf.errors.ResourceExhaustedError,
-    tf.errors.NotFoundError,
-    tf.errors.PermissionDeniedError,
-    tf.errors.FailedPreconditionError,
-    tf.errors.OutOfRangeError,
-    OSError,
-)
+POSITION = "slurm_resolver/.ATTRIBUTES/py_state"  # in a checkpoint, what `Backup` adds to the state
+_OWNER = "slurm_resolver.owner"
+_CANNOT_WRITE = (tf.errors.OpError, OSError)
 
 
-def names(directory: str) -> List[str]:
-    """Returns the names of a folder's checkpoints, the newest first."""
-    there = tf.io.gfile.listdir(directory) if tf.io.gfile.isdir(directory) else []
-    found = [re.fullmatch(rf"({_PREFIX}-\d+)\.index", name) for name in there]
-    return sorted((match[1] for match in found if match), key=_number, reverse=True)
+class CheckpointFolder:
+    """The folder of one training; every rank makes the same calls."""
 
+    def __init__(
+        self, directory: str, checkpoint: tf.train.Checkpoint, ranks: SavingRanks, max_to_keep: int
+    ) -> None:
+        self.directory = directory
+        self._checkpoint = checkpoint
+        self._ranks = ranks
+        self._max_to_keep = max_to_keep
+        self._manager: Optional[tf.train.CheckpointManager] = None  # in the rank that writes
+        step = ranks.step
+        self._array_task = step.array_task_id
+        job = f"job {step.job_id}" if step.job_id else "a training without Slurm"
+        if step.array_task_id:
+            job = f"task {step.array_task_id} of job array {step.array_job_id}"
+        self._owner = f"{job}, process {os.getpid()} on {socket.gethostname()}"
 
-def restore_newest(
-    checkpoint: tf.train.Checkpoint, directory: str, ranks: SavingRanks, complete: bool = False
-) -> Optional[str]:
-    """Restores the newest checkpoint that all ranks can read; returns its path, None without one.
+    def restore_newest(self, complete: bool = False) -> Optional[str]:
+        """Restores the newest checkpoint that all ranks can read, and claims the folder.
 
-    All ranks call it. `complete`: whether the program has all variables of the checkpoint already.
+        `complete`: whether the program has all variables of the checkpoint already. Returns the
+        checkpoint's path; None if there is none.
 
-    Raises:
-        ResumeError: if the ranks find different checkpoints, if none can be read, or if the newest
-            is one of another program or of another model.
-    """
-    found = ranks.compare(names(directory))
-    if any(found.values()) and not set.intersection(*map(set, found.values())):
-        listed = "; ".join(
-            f"{rank}: {' and '.join(two[:2]) or 'none'}" for rank, two in found.items()
-        )
-        raise ResumeError(
-            f"the ranks find different checkpoints in {directory!r}: {listed}. Expected the same "
-            "for all: the folder must be on a file system that all nodes of the job share."
-        )
-    candidates: List[str] = next(iter(found.values()))
-    damages: List[str] = []
-    for name in candidates:
-        path = os.path.join(directory, name)
-        seen = ranks.compare(_restore(checkpoint, path, complete))
-        for result in seen.values():
-            if "refused" in result:
-                raise ResumeError(f"{path} {result['refused']}. Give each training its own folder.")
-        damaged = {rank: result["damage"] for rank, result in seen.items() if "damage" in result}
-        if not damaged:
-            if damages and ranks.leads:
-                warn(
-                    "a checkpoint cannot be read (%s); it is left as it is, and %s is used instead",
-                    "; ".join(damages),
-                    name,
-                )
-            # The next save must not overwrite a checkpoint that could not be read.
-            checkpoint.save_counter.assign(_number(candidates[0]))
-            return path
-        seen_by = "" if len(damaged) == len(seen) else f", as {', '.join(damaged)} sees it"
-        damages.append(f"{path}: {next(iter(damaged.values()))}{seen_by}")
-    if damages:
-        raise ResumeError(
-            f"none of the checkpoints in {directory!r} can be read: {'; '.join(damages)}. Expected "
-            "at least one. Restore one from a copy, or remove the folder to start from the "
-            "beginning."
-        )
-    return None
+        Raises:
+            ResumeError: if the folder belongs to another task of a job array, if the ranks find
+                different checkpoints, if none can be read, or if the newest is one of another
+                program or of another model.
+        """
+        path = self._restore_newest(complete)
+        self._checkpoint.save_counter  # noqa: B018 (which creates it, in all ranks)
+        if self._ranks.leads:
+            with tf.io.gfile.GFile(self._path(_OWNER), "w") as file:
+                file.write(self._owner)
+            self._remove_unfinished()
+            self._manager = tf.train.CheckpointManager(
+                self._checkpoint, self.directory, self._max_to_keep
+            )
+        return path
 
-
-def _restore(checkpoint: tf.train.Checkpoint, path: str, complete: bool) -> Dict[str, str]:
-    """Restores a checkpoint, and returns the reason if it cannot."""
-    try:
-        if not tf.train.load_checkpoint(path).has_tensor(_OURS):
-            return {"refused": "was saved by another program than BackupAndResume or ResumableLoop"}
-    except Exception as error:  # TensorFlow raises other errors than its own
-        return {"damage": _first_line(error)}
-    try:
-        status = checkpoint.restore(path).expect_partial()
-        status.assert_existing_objects_matched()
-        if complete:
-            status.assert_consumed()
-    except _OTHER_MODEL as error:
-        return {"refused": f"is that of another model: {_first_line(error)}"}
-    except Exception as error:
-        return {"damage": _first_line(error)}
-    return {}
-
-
-def save(checkpoint: tf.train.Checkpoint, manager: Optional[tf.train.CheckpointManager]) -> str:
-    """Saves; all ranks call it. Returns the checkpoint's path in the rank that has the manager.
-
-    Some variables have a part in each worker, such as the moving averages of a BatchNormalization
-    in Keras 2. TensorFlow reads them only within a save that all ranks take part in. With such a
-    model, the other ranks save to a temporary folder, and delete it at once.
-
-    Raises:
-        ResumeError: if the checkpoint cannot be written. Nothing of it is left then.
-    """
-    if manager is None:
-        checkpoint.save_counter.assign_add(1)
-        if read_together(checkpoint):
-            with tempfile.TemporaryDirectory() as scratch, contextlib.suppress(*_CANNOT_WRITE):
-                # All variables are read before the write can fail.
-                checkpoint.write(os.path.join(scratch, "unused"))
-        return ""
-    try:
-        return str(manager.save())
-    except _CANNOT_WRITE as error:
-        directory = manager.directory
-        remove_unfinished(directory)
-        name = f"{_PREFIX}-{int(checkpoint.save_counter)}"
-        found = ", ".join(names(directory)) or "none"
-        raise ResumeError(
-            f"{name} cannot be written to {directory!r}: {_first_line(error)}. Expected a folder "
-            f"with enough space. What was saved before is kept ({found}): make space, and start "
-            "the program again to continue from there."
-        ) from error
-
-
-def read_together(checkpoint: tf.train.Checkpoint) -> bool:
-    """Whether a checkpoint holds variables that all ranks must read together."""
-    for found in tf.train.TrackableView(checkpoint).descendants():
-        held = getattr(found, "value", None)  # Keras 3's variables hold TensorFlow's
-        variable = held if isinstance(held, tf.Variable) else found
-        if getattr(variable, "synchronization", None) == tf.VariableSynchronization.ON_READ:
-            return True
-    return False
-
-
-def remove_unfinished(directory: str) -> None:
-    """Removes what a save that was cut off has left."""
-    for pattern in (f"{_PREFIX}-*_temp", "checkpoint.tmp*"):
-        for path in tf.io.gfile.glob(os.path.join(directory, pattern)):
-            remove = tf.io.gfile.rmtree if tf.io.gfile.isdir(path) else tf.io.gfile.remove
-            remove(path)
-
-
-def claim(directory: str, step: SlurmStep) -> str:
-    """Writes this process into the folder's file, and returns what it wrote.
-
-    Raises:
-        ResumeError: if the folder belongs to another task of a job array, or cannot be written.
-    """
-    job = f"job {step.job_id}" if step.job_id else "a training without Slurm"
-    if step.array_task_id:
-        job = f"task {step.array_task_id} of job array {step.array_job_id}"
-    owner = f"{job}, process {os.getpid()} on {socket.gethostname()}"
-    if "://" in directory:  # no file can be created exclusively there
-        return owner
-    path = os.path.join(directory, OWNER)
-    try:
-        os.makedirs(directory, exist_ok=True)
-        # Of two tasks of an array that start together, one creates the file.
-        with contextlib.suppress(FileExistsError), open(path, "x", encoding="utf-8") as file:
-            file.write(owner)
-            return owner
-        found = _read_owner(directory)
-        task = re.match(r"task (\S+) of", found)
-        if task and step.array_task_id not in (None, task[1]):
+    def _restore_newest(self, complete: bool) -> Optional[str]:
+        problem = self._find_problem() if self._ranks.leads else ""
+        seen = self._ranks.compare([problem, self.names()])
+        for problem, _ in seen.values():
+            if problem:
+                raise ResumeError(problem)
+        found = {rank: names for rank, (_, names) in seen.items()}
+        if any(found.values()) and not set.intersection(*map(set, found.values())):
+            listed = "; ".join(
+                f"{rank}: {' and '.join(names[:2]) or 'none'}" for rank, names in found.items()
+            )
             raise ResumeError(
-                f"the checkpoints in {directory!r} are those of {found}, and this is {owner}: one "
-                "would end with the other's weights. Give each task its own folder, such as "
-                f"{os.path.join(directory, '$SLURM_ARRAY_TASK_ID')}, or remove this one to start "
+                f"the ranks find different checkpoints in {self.directory!r}: {listed}. Expected "
+                "the same for all: the folder must be on a file system that all nodes of the job "
+                "share."
+            )
+        candidates: List[str] = next(iter(found.values()))
+        damages: List[str] = []
+        for name in candidates:
+            results = self._ranks.compare(self._restore(self._path(name), complete))
+            damaged = {rank: damage for rank, damage in results.items() if damage}
+            if not damaged:
+                if damages and self._ranks.leads:
+                    warn(
+                        "a checkpoint cannot be read (%s); it is left as it is, and %s is used "
+                        "instead",
+                        "; ".join(damages),
+                        name,
+                    )
+                # The next save must not overwrite a checkpoint that could not be read.
+                self._checkpoint.save_counter.assign(_number(candidates[0]))
+                return self._path(name)
+            seen_by = "" if len(damaged) == len(results) else f", as {', '.join(damaged)} sees it"
+            damages.append(f"{self._path(name)}: {next(iter(damaged.values()))}{seen_by}")
+        if damages:
+            raise ResumeError(
+                f"none of the checkpoints in {self.directory!r} can be read: {'; '.join(damages)}. "
+                "Expected at least one. Restore one from a copy, or remove the folder to start "
                 "from the beginning."
             )
-        with open(path, "w", encoding="utf-8") as file:
-            file.write(owner)
-    except OSError as error:
-        expected = "expected a folder to write checkpoints to"
-        raise ResumeError(f"{directory!r}: {error}; {expected}.") from error
-    return owner
+        return None
 
-
-def check_still_owner(directory: str, owner: str) -> None:
-    """Raises ResumeError if another process has claimed the folder since `claim`."""
-    found = _read_owner(directory)
-    if found not in ("", owner):
-        raise ResumeError(
-            f"{directory!r} has been taken over by {found}, while {owner} is still training. This "
-            "one stops, so that the two do not mix. Give each training its own folder."
+    def _find_problem(self) -> str:
+        """Returns why this training cannot use the folder; "" if it can."""
+        try:
+            tf.io.gfile.makedirs(self.directory)
+            with tf.io.gfile.GFile(self._path(_OWNER), "a") as file:
+                file.write("")
+            found = self._read_owner()
+        except tf.errors.OpError as error:
+            expected = "expected a folder to write checkpoints to"
+            return f"{self.directory!r}: {_first_line(error)}; {expected}."
+        task = re.match(r"task (\S+) of", found)
+        if task is None or self._array_task in (None, task[1]):
+            return ""
+        return (
+            f"the checkpoints in {self.directory!r} are those of {found}, and this is "
+            f"{self._owner}: one would end with the other's weights. Give each task its own "
+            f"folder, such as {self._path('$SLURM_ARRAY_TASK_ID')}, or remove this one to start "
+            "from the beginning."
         )
 
+    def _restore(self, path: str, complete: bool) -> str:
+        """Restores a checkpoint; returns what is wrong with it if it cannot be read.
 
-def _read_owner(directory: str) -> str:
-    path = os.path.join(directory, OWNER)
-    with contextlib.suppress(OSError), open(path, encoding="utf-8", errors="replace") as file:
-        return file.read()
-    return ""
+        Raises:
+            ResumeError: if it is one of another program or of another model.
+        """
+        other = ""
+        try:
+            if not tf.train.load_checkpoint(path).has_tensor(POSITION):
+                other = "was saved by another program than BackupAndResume or ResumableLoop"
+        except Exception as error:  # TensorFlow raises other errors than its own
+            return _first_line(error)
+        try:
+            if not other:
+                status = self._checkpoint.restore(path).expect_partial()
+                (status.assert_consumed if complete else status.assert_existing_objects_matched)()
+        except (AssertionError, ValueError, tf.errors.InvalidArgumentError) as error:
+            other = f"is that of another model: {_first_line(error)}"
+        except Exception as error:
+            return _first_line(error)
+        if other:
+            raise ResumeError(f"{path} {other}. Give each training its own folder.")
+        return ""
+
+    def save(self) -> str:
+        """Saves; all ranks call it. Returns the checkpoint's path in the rank that writes.
+
+        Some variables have a part in each worker, such as the moving averages of a
+        BatchNormalization in Keras 2. TensorFlow reads them only within a save that all ranks take
+        part in. With such a model, the other ranks save to a temporary folder, and delete it at
+        once.
+
+        Raises:
+            ResumeError: if another process has claimed the folder since `restore_newest`.
+        """
+        if self._manager is None:
+            self._checkpoint.save_counter.assign_add(1)
+            if self._is_read_together():
+                # All variables are read before the write can fail.
+                with tempfile.TemporaryDirectory() as scratch, contextlib.suppress(*_CANNOT_WRITE):
+                    self._checkpoint.write(os.path.join(scratch, "unused"))
+            return ""
+        found = self._read_owner()
+        if found not in ("", self._owner):
+            raise ResumeError(
+                f"{self.directory!r} has been taken over by {found}, while {self._owner} is still "
+                "training. This one stops, so that the two do not mix. Give each training its own "
+                "folder."
+            )
+        try:
+            with quiet():  # TensorFlow traces a function in each save of several nodes' variables
+                return str(self._manager.save())
+        except Exception:
+            self._remove_unfinished()
+            raise
+
+    def names(self) -> List[str]:
+        """Returns the names of the checkpoints, the newest first."""
+        found = self._list(r"(ckpt-\d+)\.index")
+        return sorted((name[: -len(".index")] for name in found), key=_number, reverse=True)
+
+    def _is_read_together(self) -> bool:
+        """Whether the checkpoint holds variables that all ranks must read together."""
+        for found in tf.train.TrackableView(self._checkpoint).descendants():
+            held = getattr(found, "value", None)  # Keras 3's variables hold TensorFlow's
+            variable = held if isinstance(held, tf.Variable) else found
+            if getattr(variable, "synchronization", None) == tf.VariableSynchronization.ON_READ:
+                return True
+        return False
+
+    def _remove_unfinished(self) -> None:
+        """Removes what a save that was cut off has left."""
+        for path in map(self._path, self._list(r"ckpt-.*_temp|checkpoint\.tmp.*")):
+            (tf.io.gfile.rmtree if tf.io.gfile.isdir(path) else tf.io.gfile.remove)(path)
+
+    def _list(self, pattern: str) -> List[str]:
+        is_there = tf.io.gfile.isdir(self.directory)
+        names = tf.io.gfile.listdir(self.directory) if is_there else []
+        return [name for name in names if re.fullmatch(pattern, name.rstrip("/"))]
+
+    def _read_owner(self) -> str:
+        with contextlib.suppress(tf.errors.OpError), tf.io.gfile.GFile(self._path(_OWNER)) as file:
+            return str(file.read())
+        return ""
+
+    def _path(self, name: str) -> str:
+        return os.path.join(self.directory, name)
 
 
 def _first_line(error: Exception) -> str:

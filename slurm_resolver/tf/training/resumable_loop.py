@@ -24,11 +24,10 @@ class ResumableLoop:
                 train_step(batch)
 
     A run that was preempted ends with the weights of an uninterrupted one, if the batches of an
-    epoch come in the same order each time: seed whatever shuffles. The batches of the epoch that
-    were trained on are read once more and skipped; to avoid that, begin the data at `step` and pass
-    `skip=False`. If the batches have another size than before, as with another number of workers,
-    the position is converted by the count of samples, rounded down to a batch. Keras' dropout draws
-    new masks after a restart, unless its random generator is in the state too.
+    epoch come in the same order each time: seed whatever shuffles. If the batches have another size
+    than before, as with another number of workers, the position is converted by the count of
+    samples, rounded down to a batch. Keras' dropout draws new masks after a restart, unless its
+    random generator is in the state too.
 
     Every rank makes the same calls.
     """
@@ -90,8 +89,8 @@ class ResumableLoop:
             data: all batches of the epoch, in the same order each time; or one iterator over the
                 batches of all epochs.
             steps: how many steps an epoch has; None: it ends with the data.
-            skip: whether to skip the batches that were trained on before; False if `data` begins
-                after them.
+            skip: whether to read the batches that were trained on before, and skip them; False if
+                `data` begins at `step`.
         """
         backup, iterator = self._backup, iter(data)
         if iterator is not data:

@@ -51,10 +51,10 @@ class SavingRanks:
         client, names = self._connect()
         others = set(range(client.address.num_tasks)) - names.keys()
         try:
-            told = client.gather("restored", own, _SAVE_WAIT, others)
+            values = client.gather("restored", own, _SAVE_WAIT, others)
         except RendezvousError as error:
             raise ResumeError(f"the ranks could not compare what they restore: {error}") from error
-        return {name: told[rank] for rank, name in names.items()}
+        return {name: values[rank] for rank, name in names.items()}
 
     def tell(self, plan: ExitPlan) -> None:
         """Sends the leader's plan to the others, and waits until they have read it.
@@ -70,11 +70,11 @@ class SavingRanks:
     def receive(self) -> ExitPlan:
         """Returns the leader's plan; if it has ended, the status that asks for a requeue."""
         client, (leader, *_) = self._connect()
-        told = client.told("exit plan", [leader], _SAVE_WAIT)
-        if not told:
+        received = client.told("exit plan", [leader], _SAVE_WAIT)
+        if not received:
             return ExitPlan(REQUEUE_STATUS, 0, "")
         client.tell("confirmed", "")
-        status, wait = told[leader].split()
+        status, wait = received[leader].split()
         return ExitPlan(int(status), float(wait), "")
 
     def _connect(self) -> Tuple[Client, Dict[int, str]]:

@@ -20,7 +20,7 @@ import tensorflow as tf
 
 from slurm_resolver import training_reports
 from slurm_resolver.log import warn
-from slurm_resolver.preemption.requeue import check_options, job_end, requeue_job
+from slurm_resolver.preemption.requeue import check_options, requeue_job
 from slurm_resolver.preemption.signal_watch import SignalWatch
 from slurm_resolver.tf.training.saving_ranks import SavingRanks
 
@@ -31,7 +31,6 @@ def termination_config(
     signals: Collection[str] = ("SIGUSR1", "SIGTERM"),
     requeue: Optional[str] = "scontrol",
     max_restarts: Optional[int] = 100,
-    save_before_end: Optional[float] = None,
 ) -> TerminationConfig:
     """Returns a TerminationConfig for PreemptionCheckpointHandler, and installs its signals.
 
@@ -64,16 +63,14 @@ def termination_config(
             failed.
         max_restarts: if SLURM_RESTART_COUNT has reached it, the ranks save, do not requeue and exit
             with status 1. None is no limit.
-        save_before_end: also save this many seconds before the job's time limit (from
-            SLURM_JOB_END_TIME, or scontrol). None waits for a signal.
 
     Raises:
         ResumeError: for an unknown signal or option, or outside the main thread.
     """
     check_options(requeue, max_restarts)
     watch = SignalWatch(signals)
-    config = TerminationConfig(SavingRanks(resolver), watch, requeue, max_restarts, save_before_end)
-    config.watch.arm()
+    config = TerminationConfig(SavingRanks(resolver), watch, requeue, max_restarts)
+    watch.arm()
     return config
 
 
@@ -82,8 +79,8 @@ class TerminationConfig(tf.distribute.experimental.TerminationConfig):  # type: 
 
     Attributes:
         ranks: the ranks that save together.
+        save_fn: saves, in place of TensorFlow's handler.
         saved_at: the epoch and the step, as in messages; "" if unknown.
-        reports_first_step: whether the code that makes TensorFlow's handler reports the first step.
     """
 
     def __init__(
@@ -92,28 +89,14 @@ class TerminationConfig(tf.distribute.experimental.TerminationConfig):  # type: 
         watch: SignalWatch,
         requeue: Optional[str],
         max_restarts: Optional[int],
-        save_before_end: Optional[float],
     ) -> None:
         self.exit_fn: Callable[[], None] = self._exit
         self.grace_period = 0
         self.save_fn: Optional[Callable[..., Any]] = None
-        self.watch = watch
         self.ranks = ranks
         self.saved_at = ""
-        self.reports_first_step = False
+        self._watch = watch
         self._requeue = requeue, max_restarts
-        self._deadline: Optional[float] = None
-        # It is enough that one rank looks at the clock.
-        if save_before_end is not None and ranks.leads:
-            end = job_end(ranks.step)
-            if end is None:
-                warn(
-                    "save_before_end=%g: the job's end is unknown (no SLURM_JOB_END_TIME, and "
-                    "nothing from scontrol); only a signal will save",
-                    save_before_end,
-                )
-            else:
-                self._deadline = end - save_before_end
 
     @property
     def termination_watcher_fn(self) -> Callable[[], bool]:
@@ -121,34 +104,29 @@ class TerminationConfig(tf.distribute.experimental.TerminationConfig):  # type: 
 
         By then the strategy has replaced the handler of SIGTERM: it is installed again here.
         """
-        self.watch.arm()
-        if not self.reports_first_step:
+        self._watch.arm()
+        if self.save_fn is None:  # `Backup` reports it after the first step
             training_reports.report(training_reports.READY)
-        return self._due
-
-    def _due(self) -> bool:
-        if self._deadline is not None and time.time() >= self._deadline:
-            self.watch.received = self.watch.received or "the coming time limit"
-        return self.watch.received is not None
+        return lambda: self._watch.received is not None
 
     def _exit(self) -> None:
         """Ends this process after the save, in agreement with the others."""
-        self.watch.leave_on_sigterm()
+        watch, ranks = self._watch, self.ranks
+        watch.leave_on_sigterm()
         training_reports.report(training_reports.SAVED)
-        ranks = self.ranks
         if ranks.leads:
-            sigterm = self.watch.terminated and self.watch.received in (None, "SIGTERM")
+            sigterm = watch.terminated and watch.received in (None, "SIGTERM")
             plan = requeue_job(ranks.step, *self._requeue, announced=not sigterm, saved=ranks.count)
             where = f" {self.saved_at}" if self.saved_at else ""
-            cause = self.watch.received or "a signal to another rank"
+            cause = watch.received or "a signal to another rank"
             warn("training saved%s because of %s: %s", where, cause, plan.message)
             ranks.tell(plan)
         else:
             plan = ranks.receive()
         until = time.monotonic() + plan.wait
-        while not self.watch.ended and time.monotonic() < until:
+        while not watch.ended and time.monotonic() < until:
             # Slurm's SIGTERM may have come while this rank was still saving.
-            if self.watch.terminated and not ranks.leads:
+            if watch.terminated and not ranks.leads:
                 break
             time.sleep(0.1)
         # TensorFlow's own clean-up waits for peers that have ended, and may abort, which would

@@ -1,0 +1,182 @@
+"""What a checkpoint holds of Keras' `fit` besides variables: plain values, as JSON.
+
+Plain are None, numbers, strings, NumPy arrays, and lists, tuples, sets and dicts of these. Reading
+them runs no code.
+"""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import json
+from typing import Any, Callable, Dict, Iterable, Iterator, List, Union
+
+import numpy as np
+import tensorflow as tf
+from tensorflow.core.framework.tensor_pb2 import TensorProto
+
+_SEQUENCES = {kind.__name__: kind for kind in (list, tuple, set, frozenset)}
+_ALONE = (bool, int, float, str, type(None))
+# Keras sets the first three in every callback. It derives the others, which belong together, from
+# a callback's arguments when the callback first compares; EarlyStopping negates `min_delta` then.
+_OF_KERAS = ("model", "_model", "params", "monitor_op", "min_delta")
+
+
+def pack(value: Any) -> str:
+    """Returns a plain value as text; raises TypeError for another."""
+    return json.dumps(_encode(value))
+
+
+def unpack(packed: Union[str, bytes]) -> Any:
+    """Returns the value that `pack` was given."""
+    return _decode(json.loads(packed))
+
+
+def _encode(value: Any) -> Any:
+    """Returns what JSON can hold."""
+    if type(value) in _ALONE:
+        return value
+    if isinstance(value, (np.ndarray, np.generic)) and value.dtype.kind in "biufcV":
+        return {"array": base64.b64encode(tf.make_tensor_proto(value).SerializeToString()).decode()}
+    name = type(value).__name__
+    if type(value) is dict:
+        return {"dict": [[_encode(key), _encode(item)] for key, item in value.items()]}
+    if _SEQUENCES.get(name) is type(value):
+        return {name: [_encode(item) for item in value]}
+    raise TypeError(type(value))
+
+
+def _decode(code: Any) -> Any:
+    if not isinstance(code, dict):
+        return code
+    ((kind, held),) = code.items()
+    if kind == "array":
+        proto = TensorProto.FromString(base64.b64decode(held))
+        return tf.make_ndarray(proto)[()]  # of an array without dimensions the scalar
+    if kind == "dict":
+        return {_decode(key): _decode(item) for key, item in held}
+    return _SEQUENCES[kind](_decode(item) for item in held)
+
+
+class CallbackStates:
+    """The attributes that callbacks have changed since this was made."""
+
+    def __init__(self, callbacks: Iterable[Any]) -> None:
+        self._callbacks: Dict[str, Any] = {}
+        for callback in callbacks:
+            kind = type(callback).__name__
+            same = sum(type(other).__name__ == kind for other in self._callbacks.values())
+            self._callbacks[f"{kind} {same + 1}"] = callback
+        self._before = {name: _snapshot(callback) for name, callback in self._callbacks.items()}
+
+    def collect(self) -> Dict[str, Dict[str, str]]:
+        """Returns by callback the attributes that have changed, with their values packed.
+
+        A callback is left out if one of them is not plain: half of a state may be worse than none.
+        """
+        states = {}
+        for name, callback in self._callbacks.items():
+            before = self._before[name]
+            changed = {
+                key: value
+                for key, value in _snapshot(callback).items()
+                if key not in before or not _same(before[key], value)
+            }
+            if changed and all(isinstance(value, str) for value in changed.values()):
+                states[name] = changed
+        return states
+
+    def apply(self, states: Dict[str, Dict[str, str]]) -> None:
+        """Sets the attributes of those callbacks that exist."""
+        for name, state in states.items():
+            if name in self._callbacks:
+                changed = {key: unpack(value) for key, value in state.items()}
+                vars(self._callbacks[name]).update(changed)
+
+
+def _snapshot(callback: Any) -> Dict[str, Any]:
+    """Returns for each attribute the packed value, or the object itself if it is not plain."""
+    found: Dict[str, Any] = {}
+    for key, value in getattr(callback, "__dict__", {}).items():
+        if key not in _OF_KERAS:
+            try:
+                found[key] = pack(value)
+            except (TypeError, RecursionError):
+                found[key] = value
+    return found
+
+
+def _same(before: Any, now: Any) -> bool:
+    plain = isinstance(before, str) and isinstance(now, str)
+    return bool(before == now) if plain else before is now
+
+
+class ReplicaMetrics:
+    """The metrics in the middle of an epoch: a row of all their values for each replica.
+
+    A metric's value is the sum of the replicas' parts. Another split of the sum would have other
+    last digits, so the parts are kept. Under this package's strategy, the metrics of Keras 3 are the
+    same in all replicas: the first row is then the value, and the others are zero. All workers make
+    the same calls.
+    """
+
+    def __init__(
+        self, strategy: tf.distribute.Strategy, variables: Callable[[], List[tf.Variable]]
+    ) -> None:
+        self._strategy = strategy
+        self._variables = variables
+        # Outside of a graph, TensorFlow would trace a new function in each call.
+        self._gather = tf.function(self._gather_rows, autograph=False)
+
+    def read(self) -> np.ndarray:
+        """Returns the rows of all replicas, of float64."""
+        with quiet():
+            rows: np.ndarray = self._gather().numpy()
+        if self._are_alike():
+            rows[1:] = 0
+        return rows
+
+    def _are_alike(self) -> bool:
+        alike = tf.VariableAggregation.ONLY_FIRST_REPLICA
+        return any(variable.aggregation == alike for variable in self._variables())
+
+    def _gather_rows(self) -> tf.Tensor:
+        def row() -> tf.Tensor:
+            parts = [tf.reshape(tf.cast(part, tf.float64), [1, -1]) for part in self._variables()]
+            return tf.concat([tf.zeros([1, 0], tf.float64), *parts], axis=1)
+
+        return self._strategy.gather(self._strategy.run(row), axis=0)
+
+    def assign(self, rows: np.ndarray) -> bool:
+        """Gives each replica its row; returns False if the model has other metrics.
+
+        With another number of replicas the first one gets the sum.
+        """
+        variables, count = self._variables(), self._strategy.num_replicas_in_sync
+        sizes = [variable.shape.num_elements() for variable in variables]
+        if rows.shape[1:] != (sum(sizes),):
+            return False
+        if self._are_alike():
+            rows = rows.sum(axis=0, keepdims=True).repeat(count, axis=0)
+        elif len(rows) != count:
+            rows = np.pad(rows.sum(axis=0, keepdims=True), [(0, count - 1), (0, 0)])
+
+        def assign_row() -> None:
+            row = tf.constant(rows)[tf.distribute.get_replica_context().replica_id_in_sync_group]
+            for variable, values in zip(variables, tf.split(row, sizes)):
+                variable.assign(tf.cast(tf.reshape(values, variable.shape), variable.dtype))
+
+        with quiet():
+            self._strategy.run(assign_row)
+        return True
+
+
+@contextlib.contextmanager
+def quiet() -> Iterator[None]:
+    """Keeps TensorFlow from warning that what is called in the block may be slow."""
+    logger = tf.get_logger()
+    logger.disabled, before = True, logger.disabled
+    try:
+        yield
+    finally:
+        logger.disabled = before
