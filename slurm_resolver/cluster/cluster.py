@@ -6,11 +6,12 @@ import functools
 import itertools
 from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
-from slurm_resolver.cluster.addresses import identity_of
+from slurm_resolver.cluster.addresses import find_service, identity_of
 from slurm_resolver.cluster.contracts import Contract, variables_of
 from slurm_resolver.cluster.gpus import JOB_WITHOUT_GPUS, TaskGpus
 from slurm_resolver.cluster.jobs import DISPATCHER, JOBS_OUTSIDE_SPEC
 from slurm_resolver.cluster.layout import Layout
+from slurm_resolver.cluster.ports import Ports
 from slurm_resolver.coordination import ServiceAddress
 from slurm_resolver.slurm.step import SlurmStep
 from slurm_resolver.wording import counted
@@ -33,24 +34,22 @@ class ClusterValues(NamedTuple):
     """What a `Cluster` is made of.
 
     Attributes:
-        task: the task of this process; None for a step that is only planned.
+        step: the variables, as changed by arguments and overridden methods of the resolver.
         layout: where every rank runs; None for an empty cluster.
         roles: the ranks of each job, ``roles[job][index]``.
+        ports: the ports of the step's tasks; None for an empty cluster.
+        hosts: by node, the host to connect to.
         addresses: the addresses of each job, ``addresses[job][index]``.
-        gpu_decision: the GPUs of this task, and the reason; None without `task`.
-        ports_source: where the ports come from.
-        step: the variables, as changed by arguments and overridden methods of the resolver.
-        service: the address of the step's coordination service; None without `task`.
+        gpu_decision: the GPUs of this task, and the reason; None for a step that is only planned.
     """
 
-    task: Optional[Task] = None
+    step: SlurmStep = SlurmStep()
     layout: Optional[Layout] = None
     roles: Mapping[str, Sequence[int]] = {}
+    ports: Optional[Ports] = None
+    hosts: Mapping[str, str] = {}
     addresses: Mapping[str, Sequence[str]] = {}
     gpu_decision: Optional[TaskGpus] = None
-    ports_source: Optional[str] = None
-    step: SlurmStep = SlurmStep()
-    service: Optional[ServiceAddress] = None
 
 
 class Cluster(ClusterValues):
@@ -67,14 +66,31 @@ class Cluster(ClusterValues):
         100,000 tasks.
         """
         names = [(job, i) for job, ranks in self.roles.items() for i in range(len(ranks))]
-        return tuple(sorted(self.make_task(job, index) for job, index in names))
+        return tuple(sorted(self._make_task(job, index) for job, index in names))
 
-    def make_task(self, job: str, index: int) -> Task:
-        """Returns the task of this job and index, without making the others."""
+    @functools.cached_property
+    def task(self) -> Optional[Task]:
+        """The task of this process; None for an empty cluster, or a step that is only planned."""
+        rank = self.step.rank
+        for job, ranks in self.roles.items():
+            if rank is not None and rank in ranks:
+                return self._make_task(job, ranks.index(rank))
+        return None
+
+    def _make_task(self, job: str, index: int) -> Task:
         assert self.layout is not None
         rank, address = self.roles[job][index], self.addresses[job][index]
         node = self.layout.nodes[self.layout.node_of[rank]]
         return Task(rank, node, self.layout.local_rank_of[rank], job, index, address)
+
+    @functools.cached_property
+    def service(self) -> Optional[ServiceAddress]:
+        """The address of the step's coordination service; None without `task`."""
+        if self.task is None or self.ports is None:
+            return None
+        return find_service(
+            self.step, self.num_tasks, self.ports.meeting_port, self.hosts, self.layout
+        )
 
     @property
     def num_tasks(self) -> int:
@@ -90,6 +106,11 @@ class Cluster(ClusterValues):
     def layout_source(self) -> Optional[str]:
         """What the layout was taken from."""
         return self.layout.source if self.layout else None
+
+    @property
+    def ports_source(self) -> Optional[str]:
+        """Where the ports come from."""
+        return self.ports.source if self.ports else None
 
     @property
     def job_id(self) -> Optional[str]:

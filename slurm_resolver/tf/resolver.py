@@ -138,8 +138,8 @@ class SlurmClusterResolver(
             from slurm_resolver.tf.server import take_part
 
             take_part(self._cluster)
-        service = self._cluster.service
-        if service and service.serves and self.task_type == "evaluator" and self._step.is_live:
+        service = self._cluster.service if self.task_type == "evaluator" else None
+        if service and service.serves and self._step.is_live:
             from slurm_resolver.coordination.client import connect
 
             connect(service)  # the workers meet there, and an evaluator's program never does
