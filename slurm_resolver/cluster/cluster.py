@@ -62,8 +62,7 @@ class Cluster(ClusterValues):
     def tasks(self) -> Tuple[Task, ...]:
         """Every task of the step, ``tasks[rank]``.
 
-        It is made at the first use: TensorFlow needs the addresses only, and a step may have
-        100,000 tasks.
+        It is made at the first use: TensorFlow needs only the addresses, and a step may be large.
         """
         names = [(job, i) for job, ranks in self.roles.items() for i in range(len(ranks))]
         return tuple(sorted(self._make_task(job, index) for job, index in names))
@@ -106,21 +105,6 @@ class Cluster(ClusterValues):
     def layout_source(self) -> Optional[str]:
         """What the layout was taken from."""
         return self.layout.source if self.layout else None
-
-    @property
-    def ports_source(self) -> Optional[str]:
-        """Where the ports come from."""
-        return self.ports.source if self.ports else None
-
-    @property
-    def job_id(self) -> Optional[str]:
-        """The Slurm job's id; None where it is not set."""
-        return self.step.job_id
-
-    @property
-    def step_id(self) -> Optional[str]:
-        """The step's id within its job; None where it is not set."""
-        return self.step.step_id
 
     @property
     def gpus(self) -> Optional[Tuple[str, ...]]:
@@ -188,29 +172,27 @@ class Cluster(ClusterValues):
 
     def to_dict(self) -> Dict[str, Any]:
         """Returns the cluster as plain values, as ``slurm-resolver show --json`` prints them."""
-        this_task = None
-        if self.task is not None:
+        own, this_task = self.task, None
+        if own is not None:
             this_task = {
-                "rank": self.task.rank,
-                "job": self.task.job,
-                "index": self.task.index,
+                **{"rank": own.rank, "job": own.job, "index": own.index},
                 "gpus": None if self.gpus is None else list(self.gpus),
                 "gpus_source": self.gpu_decision.source if self.gpu_decision else None,
             }
         return {
-            "job_id": self.job_id,
-            "step_id": self.step_id,
+            "job_id": self.step.job_id,
+            "step_id": self.step.step_id,
             "distribution": self.distribution,
             "layout_source": self.layout_source,
-            "ports_source": self.ports_source,
+            "ports_source": self.ports.source if self.ports else None,
             "self": this_task,
             "tasks": [task._asdict() for task in self.tasks],
         }
 
     def __repr__(self) -> str:
         """Returns a short text for logs."""
-        step = f"{self.job_id}.{self.step_id}"
-        return f"Cluster(step {step}: {self.num_tasks} tasks, task={self.task!r}, gpus={self.gpus})"
+        tasks = f"{self.num_tasks} tasks, task={self.task!r}, gpus={self.gpus}"
+        return f"Cluster(step {self.step.name}: {tasks})"
 
     def __str__(self) -> str:
         """Returns the cluster as `print` shows it: a line a task, of 100 tasks at most."""
@@ -226,8 +208,7 @@ def describe_own_task(cluster: Cluster) -> str:
     text = f"rank {own.rank} of {cluster.num_tasks} is {own.job} {own.index} on {own.node}"
     if gpus is None:
         return f"{text}, port {port}"
-    number = "GPU" if len(gpus) == 1 else "GPUs"
-    devices = f"{number} {','.join(gpus)}" if gpus else "no GPUs"
+    devices = f"GPU{'s' if len(gpus) > 1 else ''} {','.join(gpus)}" if gpus else "no GPUs"
     return f"{text}, port {port}, {devices}"
 
 
@@ -241,12 +222,10 @@ def describe_cluster(
         most_tasks: a larger cluster shows the first nodes and this task's node; None shows all.
         gpus: the GPUs of all tasks by rank, as `describe_gpus`; () if only its own are known.
     """
-    own = cluster.task
-    if not cluster.num_tasks:
+    own, step = cluster.task, cluster.step
+    if cluster.layout is None or cluster.ports is None:
         return "no cluster: this process trains alone"
-    step = f"job step {cluster.job_id or '?'}.{cluster.step_id or '?'}"
-    if cluster.job_id is None and own is None:
-        step = "planned step"
+    title = "planned step" if step.job_id is None and own is None else f"job step {step.name}"
     by_node: Dict[str, List[Task]] = {}
     for task in cluster.tasks:
         by_node.setdefault(task.node, []).append(task)
@@ -254,7 +233,7 @@ def describe_cluster(
     layout = f"{cluster.distribution} distribution (from {cluster.layout_source})"
     jobs = ", ".join(f"{job} {len(ranks)}" for job, ranks in sorted(cluster.roles.items()))
     lines = [
-        f"{step}: {size}, {layout}, ports from {cluster.ports_source}",
+        f"{title}: {size}, {layout}, ports from {cluster.ports.source}",
         f"jobs: {jobs}",
         *_table(by_node, own, most_tasks, gpus),
     ]
@@ -273,24 +252,20 @@ def describe_gpus(cluster: Cluster) -> str:
 
 
 def _table(
-    by_node: Dict[str, List[Task]],
-    own: Optional[Task],
-    most_tasks: Optional[int],
-    gpus: Sequence[str],
+    by_node: Mapping[str, List[Task]], own: Optional[Task], most: Optional[int], gpus: Sequence[str]
 ) -> List[str]:
     rows = [["node", "rank", "local", "task", *(["GPUs"] if gpus else []), "address"]]
     left_out = 0
     for node, tasks in by_node.items():
         is_own = own is not None and node == own.node
-        if most_tasks is not None and len(rows) + len(tasks) > most_tasks + 1 and not is_own:
+        if most is not None and len(rows) + len(tasks) > most + 1 and not is_own:
             left_out += len(tasks)
             continue
         for task in tasks:
             name = node if task is tasks[0] else ""
             address = task.address + ("  (this task)" if task == own else "")
-            numbers = [str(task.rank), str(task.local_rank)]
-            job = f"{task.job} {task.index}"
-            rows.append([name, *numbers, job, *gpus[task.rank : task.rank + 1], address])
+            row = [name, str(task.rank), str(task.local_rank), f"{task.job} {task.index}"]
+            rows.append([*row, *gpus[task.rank : task.rank + 1], address])
     widths = [max(map(len, column)) for column in zip(*rows)]
     aligned = "{:{}}  {:>{}}  {:>{}}" + "  {:{}}" * (len(widths) - 3)
     lines = [aligned.format(*itertools.chain(*zip(row, widths))).rstrip() for row in rows]

@@ -302,10 +302,7 @@ def _contradiction(layout: Layout, step: SlurmStep, fact: str, computed: str) ->
     elif layout.source != "environment":
         hint = f"The layout was given by {layout.source}: correct that, or leave it to Slurm."
     else:
-        hint = (
-            f"Either {_HET_IN_PLAIN}. Or variables of another step are exported: start from a "
-            "clean shell."
-        )
+        hint = f"Either {_HET_IN_PLAIN}. Or {RESTART_HINT[0].lower()}{RESTART_HINT[1:]}"
     return UnknownLayoutError(
         f"rank {step.rank} of job step {step.name} has {fact}, but {layout.distribution} "
         f"distribution over {short_hostlist(layout.nodes)} gives it {computed}: where the ranks "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from typing import Any, Collection, Dict, List, Mapping, Optional, Tuple
 
@@ -131,7 +132,7 @@ class SlurmClusterResolver(
         self.task_type = own.job if own else None
         self.task_id = own.index if own else None
         self.rpc_layer = rpc_layer
-        if own:
+        if own and logging.getLogger("slurm_resolver").isEnabledFor(logging.INFO):
             tell_once(describe_own_task(self._cluster))
         served = "ps" in self._spec.jobs or self.data_service is not None
         if served and self._step.is_live:
