@@ -255,6 +255,7 @@ def test_the_driver_is_asked_through_its_library(
     """A stand-in for nvidia-ml-py: this machine need not have a GPU."""
     library = mock.Mock(NVMLError=KeyError)
     library.nvmlDeviceGetCount.return_value = 3
+    library.nvmlDeviceGetUUID.return_value = b"GPU-1"
     library.nvmlInit.side_effect = KeyError if init == "no driver" else None
     library.nvmlDeviceGetCount.side_effect = KeyError if init == "lost" else None
     monkeypatch.setitem(sys.modules, "pynvml", None if init == "no library" else library)
