@@ -49,8 +49,8 @@ def resolve(
 ) -> Cluster:
     """Returns the cluster of the Slurm step that this process belongs to.
 
-    It changes nothing, unless the tasks have to tell each other where they run: then it connects
-    to the step's coordination service, and leaves the answer in SLURM_RESOLVER_LAYOUT.
+    It changes nothing, unless the tasks have to exchange the layout: then it connects to the step's
+    coordination service, and leaves the answer in SLURM_RESOLVER_LAYOUT.
 
     Args:
         jobs, port_base, placement, worker_order, het_groups, node_address, gpu_jobs, layout, local:
@@ -84,14 +84,14 @@ def resolve_step(
     step: SlurmStep,
     options: ClusterOptions,
     layout_of: Optional[LayoutOf] = None,
-    is_told: bool = False,
+    overridden: bool = False,
 ) -> Cluster:
     """Returns the cluster of a step that was read, as `resolve` does.
 
-    `layout_of` replaces Slurm's layout; with `is_told` it also gives this process's rank.
+    `layout_of` replaces Slurm's layout; with `overridden` it also gives this process's rank.
     """
     options.check_choices()
-    reason = why_alone(step, options, is_told)
+    reason = why_alone(step, options, overridden)
     if reason is not None:
         warn_once(reason)
         return Cluster(step=step)
@@ -103,7 +103,7 @@ def resolve_step(
 
 
 def find_layout(step: SlurmStep, options: ClusterOptions, source: str = "environment") -> Layout:
-    """Returns the layout: from the variables, or from what the tasks tell each other.
+    """Returns the layout: from the variables, or exchanged by the tasks.
 
     `source` names what replaced a variable in every task, such as an argument.
     """
