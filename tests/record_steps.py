@@ -32,7 +32,8 @@ Task = Dict[str, str]
 
 # What belongs to one process or one moment, and says nothing about how the step was laid out.
 PASSING = {"SLURM_TASK_PID", "SLURM_JOB_END_TIME", "SLURM_RESOLVER_JOB", "SLURM_RESOLVER_GPUS"}
-KEPT = {variable.name for variable in VARIABLES} - PASSING
+# A site's own name is nobody else's business.
+KEPT = {variable.name for variable in VARIABLES} - PASSING - {"SLURM_CLUSTER_NAME"}
 KEPT |= {"SLURM_TOPOLOGY_ADDR", "SLURM_HOSTFILE"}
 OF_COMPONENTS = re.compile(
     r"SLURM_(JOB_NODELIST|DISTRIBUTION|DIST_PLANESIZE)_(HET|PACK)_GROUP_\d+", re.ASCII

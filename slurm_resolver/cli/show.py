@@ -105,15 +105,13 @@ def _how_to_start() -> str:
 
 def _planned_step(args: argparse.Namespace) -> SlurmStep:
     """Returns the step that the options describe."""
-    variable = SlurmStep.nodes.renamed("--nodelist", "Quote it: the shell expands brackets")
-    nodes = variable.read({"--nodelist": args.nodelist})
-    assert nodes is not None
+    quote = "Quote it: the shell expands brackets"
+    nodes = SlurmStep.nodes.parse(args.nodelist, "--nodelist", quote)
     each: str = args.tasks_per_node
     expected = "Give one number for all nodes, or one for each"
     text = f"{each}(x{len(nodes)})" if re.fullmatch("[0-9]+", each) else each
-    tasks_per_node = SlurmStep.tasks_per_node.renamed("--tasks-per-node", expected)
-    counts = tasks_per_node.read({"--tasks-per-node": text})
-    if counts is None or len(counts) != len(nodes):
+    counts = SlurmStep.tasks_per_node.parse(text, "--tasks-per-node", expected)
+    if len(counts) != len(nodes):
         raise LaunchError(
             f"--tasks-per-node {each!r}: expected one number, or one for each of the "
             f"{counted(len(nodes), 'node')} of --nodelist, as 2(x3),1"
@@ -127,7 +125,6 @@ def _planned_step(args: argparse.Namespace) -> SlurmStep:
         )
     plane_size = None
     if size:
-        option = "--distribution plane"
         expected = "Write plane=N, with N tasks at a time on a node"
-        plane_size = SlurmStep.plane_size.renamed(option, expected).read({option: size})
+        plane_size = SlurmStep.plane_size.parse(size, "--distribution plane", expected)
     return SlurmStep(nodes=nodes, tasks_per_node=counts, distribution=name, plane_size=plane_size)

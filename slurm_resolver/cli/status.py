@@ -17,7 +17,7 @@ from slurm_resolver.coordination.progress import IDLE
 from slurm_resolver.coordination.wire import WireError, ask_status
 from slurm_resolver.errors import LaunchError, RendezvousError, SlurmResolverError
 from slurm_resolver.slurm.hostlist import expand_hostlist
-from slurm_resolver.slurm.scontrol import UNSET, node_addresses, show_job, show_steps
+from slurm_resolver.slurm.scontrol import UNSET, node_addresses, show_config, show_job, show_steps
 from slurm_resolver.slurm.step import SlurmStep
 
 DESCRIPTION = """\
@@ -100,7 +100,7 @@ def _addresses(
         port = given_port or choose_ports(simulated, simulated.num_tasks or 1).meeting_port
         yield ServiceAddress("localhost", port, "localhost", identity_of(simulated), 0, 0, False)
         return
-    job = show_job(job_id)
+    job, cluster = show_job(job_id), own.cluster_name or show_config().get("ClusterName")
     job_id, restarts = job.get("JobId", job_id), int(job.get("Restarts") or 0)
     components = expand_hostlist(f"[{job.get('HetJobIdSet', job_id)}]")
     numbered: Dict[int, List[Dict[str, str]]] = {}
@@ -111,7 +111,9 @@ def _addresses(
     for number, records in sorted(numbered.items(), reverse=True):
         if (own.job_id, own.step_id, step_id) == (job_id, str(number), ""):
             continue  # the step that this command runs in
-        step = SlurmStep(job_id=job_id, step_id=str(number), restart_count=restarts)
+        step = SlurmStep(
+            cluster_name=cluster, job_id=job_id, step_id=str(number), restart_count=restarts
+        )
         nodes = [node for fields in records for node in expand_hostlist(fields["NodeList"])]
         ports = [given_port or derive_meeting_port(step)]
         if len(components) == 1:

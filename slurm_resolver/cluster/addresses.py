@@ -1,14 +1,16 @@
-"""The host to connect to for each node, and the address of the step's coordination service."""
+"""The addresses of the tasks, and that of the step's coordination service."""
 
 from __future__ import annotations
 
 import functools
 import socket
 import time
-from typing import Dict, Mapping, Optional, Sequence
+from typing import Dict, List, Mapping, Optional, Sequence
 
 from slurm_resolver.cluster.layout import Layout
 from slurm_resolver.cluster.options import ClusterOptions, NodeAddress
+from slurm_resolver.cluster.ports import Ports
+from slurm_resolver.cluster.roles import Roles
 from slurm_resolver.coordination import NETWORK_GRACE, ServiceAddress
 from slurm_resolver.errors import AddressError
 from slurm_resolver.slurm.hostlist import compress_hostlist
@@ -82,6 +84,36 @@ def _ask_slurm(nodes: str, delay: float) -> Dict[str, str]:
         ) from error
 
 
+def make_addresses(
+    layout: Layout, roles: Roles, hosts: Hosts, ports: Ports
+) -> Dict[str, List[str]]:
+    """Returns the addresses of each job by index.
+
+    Raises:
+        AddressError: for two tasks with the same address. Several nodes may have the same host if
+            their tasks have different ports.
+    """
+    host_of = [hosts[node] for node in layout.nodes]
+    port_of = [f":{port}" for port in ports.by_local_rank]
+    node_of, local_rank_of = layout.node_of, layout.local_rank_of
+    addresses = {
+        job: [host_of[node_of[rank]] + port_of[local_rank_of[rank]] for rank in ranks]
+        for job, ranks in roles.items()
+    }
+    if len(set(host_of)) < len(host_of):
+        rank_at: Dict[str, int] = {}
+        for job, ranks in roles.items():
+            for rank, address in zip(ranks, addresses[job]):
+                other = rank_at.setdefault(address, rank)
+                if other != rank:
+                    nodes = " and ".join(layout.nodes[node_of[each]] for each in (other, rank))
+                    raise AddressError(
+                        f"node_address gives ranks {other} and {rank} on the nodes {nodes} the "
+                        f"same address, {address}; expected a different host for every node."
+                    )
+    return addresses
+
+
 def find_service(
     step: SlurmStep, num_tasks: int, port: int, hosts: Hosts, layout: Optional[Layout] = None
 ) -> ServiceAddress:
@@ -117,4 +149,4 @@ def find_service(
 
 def identity_of(step: SlurmStep) -> str:
     """Returns a name for this start of the step, as a requeued job keeps its job and step id."""
-    return f"{step.name} start {step.restart_count or 0}"
+    return f"{step.cluster_name or ''} {step.name} start {step.restart_count or 0}".lstrip()

@@ -14,10 +14,10 @@ from slurm_resolver.slurm.step import RESTART_HINT, SlurmStep
 _OFF_HINT = "Or train alone, without a cluster: SLURM_RESOLVER=off."
 
 
-def why_alone(step: SlurmStep, options: ClusterOptions, is_told: bool = False) -> Optional[str]:
+def why_alone(step: SlurmStep, options: ClusterOptions, overridden: bool = False) -> Optional[str]:
     """Returns why this process trains alone, for the log; None for a task of a step.
 
-    With `is_told` a subclass of the resolver gives rank and layout in place of Slurm.
+    With `overridden` a subclass of the resolver gives rank and layout in place of Slurm.
 
     Raises:
         NotInStepError: for a process that may be one of several, and has no rank.
@@ -26,7 +26,7 @@ def why_alone(step: SlurmStep, options: ClusterOptions, is_told: bool = False) -
     if options.local or step.switch == "off":
         switch = "local=True" if options.local else "SLURM_RESOLVER=off"
         return f"{switch}: this process trains alone, without a cluster"
-    if is_told:
+    if overridden:
         return None
     if step.launcher is not None:
         raise NotInStepError(

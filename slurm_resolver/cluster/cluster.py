@@ -6,11 +6,12 @@ import functools
 import itertools
 from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
-from slurm_resolver.cluster.addresses import identity_of
+from slurm_resolver.cluster.addresses import find_service, identity_of
 from slurm_resolver.cluster.contracts import Contract, variables_of
 from slurm_resolver.cluster.gpus import JOB_WITHOUT_GPUS, TaskGpus
 from slurm_resolver.cluster.jobs import DISPATCHER, JOBS_OUTSIDE_SPEC
 from slurm_resolver.cluster.layout import Layout
+from slurm_resolver.cluster.ports import Ports
 from slurm_resolver.coordination import ServiceAddress
 from slurm_resolver.slurm.step import SlurmStep
 from slurm_resolver.wording import counted
@@ -33,24 +34,22 @@ class ClusterValues(NamedTuple):
     """What a `Cluster` is made of.
 
     Attributes:
-        task: the task of this process; None for a step that is only planned.
+        step: the variables, as changed by arguments and overridden methods of the resolver.
         layout: where every rank runs; None for an empty cluster.
         roles: the ranks of each job, ``roles[job][index]``.
+        ports: the ports of the step's tasks; None for an empty cluster.
+        hosts: by node, the host to connect to.
         addresses: the addresses of each job, ``addresses[job][index]``.
-        gpu_decision: the GPUs of this task, and the reason; None without `task`.
-        ports_source: where the ports come from.
-        step: the variables, as changed by arguments and overridden methods of the resolver.
-        service: the address of the step's coordination service; None without `task`.
+        gpu_decision: the GPUs of this task, and the reason; None for a step that is only planned.
     """
 
-    task: Optional[Task] = None
+    step: SlurmStep = SlurmStep()
     layout: Optional[Layout] = None
     roles: Mapping[str, Sequence[int]] = {}
+    ports: Optional[Ports] = None
+    hosts: Mapping[str, str] = {}
     addresses: Mapping[str, Sequence[str]] = {}
     gpu_decision: Optional[TaskGpus] = None
-    ports_source: Optional[str] = None
-    step: SlurmStep = SlurmStep()
-    service: Optional[ServiceAddress] = None
 
 
 class Cluster(ClusterValues):
@@ -63,18 +62,34 @@ class Cluster(ClusterValues):
     def tasks(self) -> Tuple[Task, ...]:
         """Every task of the step, ``tasks[rank]``.
 
-        It is made at the first use: TensorFlow needs the addresses only, and a step may have
-        100,000 tasks.
+        It is made at the first use: TensorFlow needs only the addresses, and a step may be large.
         """
         names = [(job, i) for job, ranks in self.roles.items() for i in range(len(ranks))]
-        return tuple(sorted(self.make_task(job, index) for job, index in names))
+        return tuple(sorted(self._make_task(job, index) for job, index in names))
 
-    def make_task(self, job: str, index: int) -> Task:
-        """Returns the task of this job and index, without making the others."""
+    @functools.cached_property
+    def task(self) -> Optional[Task]:
+        """The task of this process; None for an empty cluster, or a step that is only planned."""
+        rank = self.step.rank
+        for job, ranks in self.roles.items():
+            if rank is not None and rank in ranks:
+                return self._make_task(job, ranks.index(rank))
+        return None
+
+    def _make_task(self, job: str, index: int) -> Task:
         assert self.layout is not None
         rank, address = self.roles[job][index], self.addresses[job][index]
         node = self.layout.nodes[self.layout.node_of[rank]]
         return Task(rank, node, self.layout.local_rank_of[rank], job, index, address)
+
+    @functools.cached_property
+    def service(self) -> Optional[ServiceAddress]:
+        """The address of the step's coordination service; None without `task`."""
+        if self.task is None or self.ports is None:
+            return None
+        return find_service(
+            self.step, self.num_tasks, self.ports.meeting_port, self.hosts, self.layout
+        )
 
     @property
     def num_tasks(self) -> int:
@@ -90,16 +105,6 @@ class Cluster(ClusterValues):
     def layout_source(self) -> Optional[str]:
         """What the layout was taken from."""
         return self.layout.source if self.layout else None
-
-    @property
-    def job_id(self) -> Optional[str]:
-        """The Slurm job's id; None where it is not set."""
-        return self.step.job_id
-
-    @property
-    def step_id(self) -> Optional[str]:
-        """The step's id within its job; None where it is not set."""
-        return self.step.step_id
 
     @property
     def gpus(self) -> Optional[Tuple[str, ...]]:
@@ -167,29 +172,27 @@ class Cluster(ClusterValues):
 
     def to_dict(self) -> Dict[str, Any]:
         """Returns the cluster as plain values, as ``slurm-resolver show --json`` prints them."""
-        this_task = None
-        if self.task is not None:
+        own, this_task = self.task, None
+        if own is not None:
             this_task = {
-                "rank": self.task.rank,
-                "job": self.task.job,
-                "index": self.task.index,
+                **{"rank": own.rank, "job": own.job, "index": own.index},
                 "gpus": None if self.gpus is None else list(self.gpus),
                 "gpus_source": self.gpu_decision.source if self.gpu_decision else None,
             }
         return {
-            "job_id": self.job_id,
-            "step_id": self.step_id,
+            "job_id": self.step.job_id,
+            "step_id": self.step.step_id,
             "distribution": self.distribution,
             "layout_source": self.layout_source,
-            "ports_source": self.ports_source,
+            "ports_source": self.ports.source if self.ports else None,
             "self": this_task,
             "tasks": [task._asdict() for task in self.tasks],
         }
 
     def __repr__(self) -> str:
         """Returns a short text for logs."""
-        step = f"{self.job_id}.{self.step_id}"
-        return f"Cluster(step {step}: {self.num_tasks} tasks, task={self.task!r}, gpus={self.gpus})"
+        tasks = f"{self.num_tasks} tasks, task={self.task!r}, gpus={self.gpus}"
+        return f"Cluster(step {self.step.name}: {tasks})"
 
     def __str__(self) -> str:
         """Returns the cluster as `print` shows it: a line a task, of 100 tasks at most."""
@@ -205,8 +208,7 @@ def describe_own_task(cluster: Cluster) -> str:
     text = f"rank {own.rank} of {cluster.num_tasks} is {own.job} {own.index} on {own.node}"
     if gpus is None:
         return f"{text}, port {port}"
-    number = "GPU" if len(gpus) == 1 else "GPUs"
-    devices = f"{number} {','.join(gpus)}" if gpus else "no GPUs"
+    devices = f"GPU{'s' if len(gpus) > 1 else ''} {','.join(gpus)}" if gpus else "no GPUs"
     return f"{text}, port {port}, {devices}"
 
 
@@ -220,12 +222,10 @@ def describe_cluster(
         most_tasks: a larger cluster shows the first nodes and this task's node; None shows all.
         gpus: the GPUs of all tasks by rank, as `describe_gpus`; () if only its own are known.
     """
-    own = cluster.task
-    if not cluster.num_tasks:
+    own, step = cluster.task, cluster.step
+    if cluster.layout is None or cluster.ports is None:
         return "no cluster: this process trains alone"
-    step = f"job step {cluster.job_id or '?'}.{cluster.step_id or '?'}"
-    if cluster.job_id is None and own is None:
-        step = "planned step"
+    title = "planned step" if step.job_id is None and own is None else f"job step {step.name}"
     by_node: Dict[str, List[Task]] = {}
     for task in cluster.tasks:
         by_node.setdefault(task.node, []).append(task)
@@ -233,7 +233,7 @@ def describe_cluster(
     layout = f"{cluster.distribution} distribution (from {cluster.layout_source})"
     jobs = ", ".join(f"{job} {len(ranks)}" for job, ranks in sorted(cluster.roles.items()))
     lines = [
-        f"{step}: {size}, {layout}, ports from {cluster.ports_source}",
+        f"{title}: {size}, {layout}, ports from {cluster.ports.source}",
         f"jobs: {jobs}",
         *_table(by_node, own, most_tasks, gpus),
     ]
@@ -252,24 +252,20 @@ def describe_gpus(cluster: Cluster) -> str:
 
 
 def _table(
-    by_node: Dict[str, List[Task]],
-    own: Optional[Task],
-    most_tasks: Optional[int],
-    gpus: Sequence[str],
+    by_node: Mapping[str, List[Task]], own: Optional[Task], most: Optional[int], gpus: Sequence[str]
 ) -> List[str]:
     rows = [["node", "rank", "local", "task", *(["GPUs"] if gpus else []), "address"]]
     left_out = 0
     for node, tasks in by_node.items():
         is_own = own is not None and node == own.node
-        if most_tasks is not None and len(rows) + len(tasks) > most_tasks + 1 and not is_own:
+        if most is not None and len(rows) + len(tasks) > most + 1 and not is_own:
             left_out += len(tasks)
             continue
         for task in tasks:
             name = node if task is tasks[0] else ""
             address = task.address + ("  (this task)" if task == own else "")
-            numbers = [str(task.rank), str(task.local_rank)]
-            job = f"{task.job} {task.index}"
-            rows.append([name, *numbers, job, *gpus[task.rank : task.rank + 1], address])
+            row = [name, str(task.rank), str(task.local_rank), f"{task.job} {task.index}"]
+            rows.append([*row, *gpus[task.rank : task.rank + 1], address])
     widths = [max(map(len, column)) for column in zip(*rows)]
     aligned = "{:{}}  {:>{}}  {:>{}}" + "  {:{}}" * (len(widths) - 3)
     lines = [aligned.format(*itertools.chain(*zip(row, widths))).rstrip() for row in rows]

@@ -8,8 +8,13 @@ measured on live clusters.
 from __future__ import annotations
 
 import re
+from collections import Counter
 from typing import Dict, Mapping, MutableMapping, NamedTuple, Optional, Sequence, Tuple
 
+from slurm_resolver.cluster.jobs import jobs_with_gpus
+from slurm_resolver.cluster.layout import Layout
+from slurm_resolver.cluster.options import ClusterOptions
+from slurm_resolver.cluster.roles import Roles
 from slurm_resolver.errors import GpuError
 from slurm_resolver.log import warn_once
 from slurm_resolver.slurm.gpu_variables import (
@@ -37,8 +42,8 @@ class TaskGpus(NamedTuple):
         visible_before: the devices that the process sees without the settings; None if unknown.
         counts_given: whether the caller gave gpus_per_node or gpus_per_task.
         same_for_all: whether all tasks of the node see the same devices.
-        memory: the variables to set because another task uses one of the devices as well; {} if
-            none is known to do so, or the user has set them.
+        memory: the variables to set because other tasks use one of the devices as well; {} if none
+            is known to do so, or the user has set them.
     """
 
     devices: Optional[Devices]
@@ -58,10 +63,11 @@ class TaskGpus(NamedTuple):
 
 
 class NodeGpus(NamedTuple):
-    """Everything that determines the GPUs of the tasks on one task's node.
+    """Everything that determines the GPUs of a task.
 
     Attributes:
         step: the variables of this task.
+        local_rank: the task's local rank on its node.
         users: the local ranks, ascending, of the tasks on this node that use GPUs.
         most_users: the largest number of tasks that use GPUs on any node of the step.
         gpus_per_node, gpus_per_task: as in TensorFlow's resolver; the i-th task that uses GPUs gets
@@ -69,31 +75,49 @@ class NodeGpus(NamedTuple):
     """
 
     step: SlurmStep
+    local_rank: int
     users: Sequence[int]
     most_users: int = 1
     gpus_per_node: Optional[int] = None
     gpus_per_task: Optional[int] = None
 
 
-def choose_gpus(node: NodeGpus, local_rank: int) -> TaskGpus:
-    """Returns the GPUs of the task with this local rank on its node.
+def choose_gpus(step: SlurmStep, layout: Layout, roles: Roles, options: ClusterOptions) -> TaskGpus:
+    """Returns the GPUs of this task.
 
     Raises:
         GpuError: for a value that is not a list of devices, more devices than Slurm granted, or
             counts that do not fit.
+        JobsError: for a name in `gpu_jobs` that is not the name of a job.
     """
+    rank = step.require(SlurmStep.rank)
+    counts_given = options.gpus_per_node is not None or options.gpus_per_task is not None
+    jobs = jobs_with_gpus(roles, options.gpu_jobs, options.jobs or (), counts_given)
+    without = {rank for job in roles if job not in jobs for rank in roles[job]}
+    ranks = layout.ranks_on(layout.node_of[rank])
+    users = [local_rank for local_rank, rank in enumerate(ranks) if rank not in without]
+    most_users = 1
+    if counts_given:
+        nodes = (node for rank, node in enumerate(layout.node_of) if rank not in without)
+        most_users = max(Counter(nodes).values(), default=1)
+    counts = options.gpus_per_node, options.gpus_per_task
+    return gpus_on_node(NodeGpus(step, layout.local_rank_of[rank], users, most_users, *counts))
+
+
+def gpus_on_node(node: NodeGpus) -> TaskGpus:
+    """Returns the GPUs of one task on its node, as `choose_gpus`."""
     visible = read_visible_devices(node.step)
-    gpus = _choose(node, visible, local_rank)
+    gpus = _choose(node, visible)
     if gpus.devices and not gpus.settings and visible.is_misread:
         gpus = gpus._replace(settings=visible.settings_for(gpus.devices))
     if gpus.devices and node.step.shards_on_node is not None:  # other jobs use it as well
-        gpus = gpus._replace(memory=memory_settings(node.step))
-    return keep_usable(gpus, visible)
+        gpus = gpus._replace(memory=_memory_settings(node.step))
+    return _keep_usable(gpus, visible)
 
 
-def _choose(node: NodeGpus, visible: VisibleDevices, local_rank: int) -> TaskGpus:
+def _choose(node: NodeGpus, visible: VisibleDevices) -> TaskGpus:
     step, shown = node.step, visible.devices
-    if step.gpus_applied is not None and step.gpus_applied == mark_of(step, shown or ()):
+    if step.gpus_applied is not None and step.gpus_applied == _mark_of(step, shown or ()):
         source = f"{visible.name}, set by an earlier resolver of this task"
         return TaskGpus(shown, source, visible_before=shown)
     granted = step.gpus_on_node
@@ -106,23 +130,23 @@ def _choose(node: NodeGpus, visible: VisibleDevices, local_rank: int) -> TaskGpu
     if shown and _belong_to_batch_script(step):
         source = f"{visible.name} is the batch script's, and this component was granted none"
         return TaskGpus((), source, visible.settings_for(()), shown, same_for_all=True)
-    if local_rank not in node.users:
+    if node.local_rank not in node.users:
         devices = None if shown is None and granted is None else ()
         same = not (shown and _is_bound(step, shown))
         settings = visible.settings_for(())
         return TaskGpus(devices, JOB_WITHOUT_GPUS, settings, shown, same_for_all=same)
     if node.gpus_per_node is not None or node.gpus_per_task is not None:
-        return _by_given_counts(node, visible, local_rank)
+        return _by_given_counts(node, visible)
     if shown is None:
-        return _without_variable(node, visible, local_rank)
+        return _without_variable(node, visible)
     if not shown:
         return TaskGpus((), f"{visible.name} shows none", visible_before=(), same_for_all=True)
     if _is_bound(step, shown):
-        return _bound(node, visible, local_rank)
+        return _bound(node, visible, shown)
     if len(node.users) == 1:
         source = f"{visible.name}, the only task on the node that uses GPUs"
         return TaskGpus(shown, source, visible_before=shown)
-    return _share(node, visible, shown, local_rank, f"{visible.name} split by SLURM_LOCALID")
+    return _share(node, visible, shown, f"{visible.name} split by SLURM_LOCALID")
 
 
 def _belong_to_batch_script(step: SlurmStep) -> bool:
@@ -143,10 +167,10 @@ def _is_bound(step: SlurmStep, shown: Devices) -> bool:
     return step.gpus_on_node is not None and len(shown) < step.gpus_on_node
 
 
-def _bound(node: NodeGpus, visible: VisibleDevices, local_rank: int) -> TaskGpus:
+def _bound(node: NodeGpus, visible: VisibleDevices, shown: Devices) -> TaskGpus:
     bind = _BIND.search(node.step.tres_bind or "")
     tasks = max(1, int(bind[2] or 1)) if bind is not None and bind[1] == "single" else 1
-    shares = sum(other // tasks == local_rank // tasks for other in node.users) > 1
+    shares = sum(other // tasks == node.local_rank // tasks for other in node.users) > 1
     if bind is not None and bind[1] == "closest" and len(node.users) > 1:
         # No variable shows which tasks see the same GPUs.
         warn_once(
@@ -155,23 +179,18 @@ def _bound(node: NodeGpus, visible: VisibleDevices, local_rank: int) -> TaskGpus
             "without --gpu-bind"
         )
         shares = True
-    return TaskGpus(
-        visible.devices,
-        f"{visible.name}, bound to the task by Slurm",
-        visible_before=visible.devices,
-        memory=memory_settings(node.step) if shares else {},
-    )
+    source = f"{visible.name}, bound to the task by Slurm"
+    memory = _memory_settings(node.step) if shares else {}
+    return TaskGpus(shown, source, visible_before=shown, memory=memory)
 
 
-def _share(
-    node: NodeGpus, visible: VisibleDevices, devices: Devices, local_rank: int, source: str
-) -> TaskGpus:
+def _share(node: NodeGpus, visible: VisibleDevices, devices: Devices, source: str) -> TaskGpus:
     """Divides all devices of the node among the tasks that use GPUs.
 
     Three tasks get 3, 2 and 2 of 7 devices. If there are more tasks than devices, each gets one.
     """
-    position, tasks, number = node.users.index(local_rank), len(node.users), len(devices)
-    shares = False
+    position, tasks, number = node.users.index(node.local_rank), len(node.users), len(devices)
+    memory: Mapping[str, str] = {}
     if tasks > number:
         warn_once(
             f"{tasks} tasks share the node's {number} GPU{'s' if number > 1 else ''}; start fewer "
@@ -179,26 +198,21 @@ def _share(
         )
         device_of = [other * number // tasks for other in range(tasks)]
         own: Devices = (devices[device_of[position]],)
-        shares = device_of.count(device_of[position]) > 1
+        if device_of.count(device_of[position]) > 1:
+            memory = _memory_settings(node.step)
     else:
         each, remainder = divmod(number, tasks)
         first = position * each + min(position, remainder)
         own = devices[first : first + each + (position < remainder)]
-    return TaskGpus(
-        own,
-        source,
-        _settings(visible, own),
-        devices,
-        same_for_all=True,
-        memory=memory_settings(node.step) if shares else {},
-    )
+    settings = _settings(visible, own)
+    return TaskGpus(own, source, settings, devices, same_for_all=True, memory=memory)
 
 
 def _settings(visible: VisibleDevices, devices: Devices) -> Dict[str, str]:
     return {} if devices == visible.devices else visible.settings_for(devices)
 
 
-def _without_variable(node: NodeGpus, visible: VisibleDevices, local_rank: int) -> TaskGpus:
+def _without_variable(node: NodeGpus, visible: VisibleDevices) -> TaskGpus:
     """Chooses where no variable is set: Slurm manages no GPUs here, or srun bound none."""
     number = count_driver_gpus()
     granted = node.step.gpus_on_node
@@ -216,11 +230,10 @@ def _without_variable(node: NodeGpus, visible: VisibleDevices, local_rank: int) 
     devices = tuple(map(str, range(number)))
     if len(node.users) == 1:
         return TaskGpus(devices, "all that the driver shows", visible_before=devices)
-    source = "what the driver shows, split by SLURM_LOCALID"
-    return _share(node, visible, devices, local_rank, source)
+    return _share(node, visible, devices, "what the driver shows, split by SLURM_LOCALID")
 
 
-def _by_given_counts(node: NodeGpus, visible: VisibleDevices, local_rank: int) -> TaskGpus:
+def _by_given_counts(node: NodeGpus, visible: VisibleDevices) -> TaskGpus:
     per_node, per_task, most = node.gpus_per_node, node.gpus_per_task, node.most_users
     for name, value in (("gpus_per_node", per_node), ("gpus_per_task", per_task)):
         if value is not None and (not isinstance(value, int) or value < 0):
@@ -251,16 +264,10 @@ def _by_given_counts(node: NodeGpus, visible: VisibleDevices, local_rank: int) -
         return TaskGpus(shown, source, visible_before=shown, counts_given=True)
     # Counts index the visible devices where there are any: the second GPU of 4,5 is 5.
     names: Tuple[str, ...] = shown or tuple(map(str, range(per_node)))
-    position = node.users.index(local_rank)
+    position = node.users.index(node.local_rank)
     devices = names[position * per_task : (position + 1) * per_task]
-    return TaskGpus(
-        devices,
-        "gpus_per_node and gpus_per_task",
-        _settings(visible, devices),
-        visible.devices,
-        counts_given=True,
-        same_for_all=True,
-    )
+    source, settings = "gpus_per_node and gpus_per_task", _settings(visible, devices)
+    return TaskGpus(devices, source, settings, visible.devices, True, same_for_all=True)
 
 
 def apply_gpus(gpus: TaskGpus, step: SlurmStep, environ: MutableMapping[str, str]) -> None:
@@ -274,19 +281,19 @@ def apply_gpus(gpus: TaskGpus, step: SlurmStep, environ: MutableMapping[str, str
         )
     if gpus.settings:
         environ.update(gpus.settings)
-        mark = mark_of(step, gpus.devices or ())
+        mark = _mark_of(step, gpus.devices or ())
         if mark is not None:
             environ[SlurmStep.gpus_applied.name] = mark
 
 
-def mark_of(step: SlurmStep, devices: Devices) -> Optional[str]:
+def _mark_of(step: SlurmStep, devices: Devices) -> Optional[str]:
     """Returns the mark: the devices, and the task, as steps started from this one inherit it."""
     if step.rank is None:
         return None
     return f"{step.job_id}.{step.step_id}.{step.rank}:{','.join(devices)}"
 
 
-def memory_settings(step: SlurmStep) -> Dict[str, str]:
+def _memory_settings(step: SlurmStep) -> Dict[str, str]:
     """Returns the variables to set if a task shares its GPU; {} if the user has set them.
 
     TensorFlow's first process on a GPU takes all of its memory, and the second one fails. So each
@@ -296,25 +303,24 @@ def memory_settings(step: SlurmStep) -> Dict[str, str]:
     return {} if chosen else {SlurmStep.allow_growth.name: "true"}
 
 
-def keep_usable(gpus: TaskGpus, visible: VisibleDevices) -> TaskGpus:
+def _keep_usable(gpus: TaskGpus, visible: VisibleDevices) -> TaskGpus:
     """Leaves out the MIG slices that the process cannot use.
 
     CUDA shows a process either whole GPUs or one slice ("CUDA Device Enumeration" in NVIDIA's
     Multi-Instance GPU User Guide). So a task takes its whole GPUs, or its first slice.
     """
-    before, devices = gpus.visible_before, gpus.devices or ()
-    slices = [device for device in before or () if device.startswith(_SLICE)]
-    gpus = gpus._replace(visible_before=tuple(slices[:1]) or before)
+    slices = [device for device in gpus.visible_before or () if device.startswith(_SLICE)]
+    if not slices:
+        return gpus
+    gpus = gpus._replace(visible_before=(slices[0],))
+    devices = gpus.devices or ()
     whole = tuple(device for device in devices if not device.startswith(_SLICE))
-    usable = devices if len(whole) == len(devices) else whole or devices[:1]
+    usable = devices if whole == devices else whole or devices[:1]
     if usable == devices:
         return gpus
     warn_once(
         "tasks of this node have several MIG slices each, and CUDA shows a process only one: start "
         "as many tasks on each node as it has slices"
     )
-    return gpus._replace(
-        devices=usable,
-        source=f"{gpus.source}, and CUDA shows a process only one MIG slice",
-        settings=visible.settings_for(usable),
-    )
+    source = f"{gpus.source}, and CUDA shows a process only one MIG slice"
+    return gpus._replace(devices=usable, source=source, settings=visible.settings_for(usable))

@@ -51,26 +51,20 @@ def job_counts(
     if jobs is None:
         return {"worker": num_tasks}
     if not isinstance(jobs, Mapping):
-        raise JobsError(
-            f"jobs={jobs!r}: expected counts by job name, such as {{'ps': 1, 'worker': -1}}."
-        )
+        expected = "expected counts by job name, such as {'ps': 1, 'worker': -1}"
+        raise JobsError(f"jobs={jobs!r}: {expected}.")
     given = f"jobs={dict(jobs)!r}"
     for name, count in jobs.items():
         if not isinstance(name, str) or _JOB_NAME.fullmatch(name) is None:
-            raise JobsError(
-                f"{given}: TensorFlow takes no job {name!r}; expected a letter, and then letters, "
-                "digits and underscores."
-            )
+            expected = "expected a letter, and then letters, digits and underscores"
+            raise JobsError(f"{given}: TensorFlow takes no job {name!r}; {expected}.")
         if isinstance(count, bool) or not isinstance(count, Integral) or count < -1:
-            raise JobsError(
-                f"{given}: {name} has {count!r} tasks; expected a whole number, 0 or more, or -1 "
-                "for the rest of the step."
-            )
+            expected = "expected a whole number, 0 or more, or -1 for the rest of the step"
+            raise JobsError(f"{given}: {name} has {count!r} tasks; {expected}.")
     rest = [name for name, count in jobs.items() if count == -1]
     if len(rest) > 1:
-        raise JobsError(
-            f"{given}: {' and '.join(rest)} both have -1, the rest; expected at most one -1."
-        )
+        names = " and ".join(rest)
+        raise JobsError(f"{given}: {names} both have -1, the rest; expected at most one -1.")
     counts = {name: int(count) for name, count in jobs.items()}
     total = sum(count for count in counts.values() if count != -1)
     if rest:
@@ -101,20 +95,15 @@ def _check_data_jobs(counts: Mapping[str, int], given: str) -> None:
     if not present.intersection(DATA_JOBS):
         return
     if DISPATCHER not in present:
-        problem = "data_worker without a dispatcher; expected 'dispatcher': 1 as well"
+        problem = "data_worker without a dispatcher"
     elif DATA_WORKER not in present:
-        problem = (
-            "the dispatcher of a tf.data service has no data_worker, and the tasks that train "
-            "would wait for data for ever; expected one or more"
-        )
+        problem = "the dispatcher has no data_worker, and the tasks that train would wait for data"
     elif not present.intersection(("chief", "worker")):
-        problem = (
-            "no task is left to train with the data of the dispatcher; expected a chief or worker"
-        )
+        problem = "no task is left to train with the data of the dispatcher"
     else:
         return
     raise JobsError(
-        f"{given}: {problem}, as in {{'worker': -1, 'dispatcher': 1, 'data_worker': 2}}."
+        f"{given}: {problem}; expected all of {{'worker': -1, 'dispatcher': 1, 'data_worker': 2}}."
     )
 
 

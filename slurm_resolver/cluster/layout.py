@@ -33,8 +33,8 @@ class Layout(NamedTuple):
         local_rank_of: by rank, its SLURM_LOCALID: 0 for the lowest rank on a node, then 1, ….
         distribution: Slurm's distribution; in a heterogeneous step the components' distributions,
             separated by " : ".
-        source: where the layout comes from: "environment", "rendezvous" if the tasks told each
-            other, or the argument or method of the resolver that gave it.
+        source: where the layout comes from: "environment", "rendezvous" if the tasks exchanged it,
+            or the argument or method of the resolver that gave it.
         components: the ranks of each component; empty unless the step is heterogeneous.
         unambiguous: False if the variables fit another layout as well, which only some tasks can
             notice: a component's distribution may have been given to srun alone.
@@ -106,7 +106,7 @@ def layout_from_environment(step: SlurmStep, source: str = "environment") -> Lay
 
 
 def verify_layout(layout: Layout, step: SlurmStep) -> None:
-    """Compares the layout with the variables that tell where this task runs.
+    """Compares the layout with the variables that say where this task runs.
 
     Raises:
         LayoutError: if SLURM_PROCID is not a rank of the layout.
@@ -302,10 +302,7 @@ def _contradiction(layout: Layout, step: SlurmStep, fact: str, computed: str) ->
     elif layout.source != "environment":
         hint = f"The layout was given by {layout.source}: correct that, or leave it to Slurm."
     else:
-        hint = (
-            f"Either {_HET_IN_PLAIN}. Or variables of another step are exported: start from a "
-            "clean shell."
-        )
+        hint = f"Either {_HET_IN_PLAIN}. Or {RESTART_HINT[0].lower()}{RESTART_HINT[1:]}"
     return UnknownLayoutError(
         f"rank {step.rank} of job step {step.name} has {fact}, but {layout.distribution} "
         f"distribution over {short_hostlist(layout.nodes)} gives it {computed}: where the ranks "

@@ -1,4 +1,4 @@
-"""The layout of a step whose variables do not describe it: each task tells the others its place."""
+"""The layout of a step whose variables do not describe it: each task reports its place."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from slurm_resolver.slurm.step import Component, SlurmStep
 _LONGEST_VALUE = 100_000  # characters; Linux takes 131,072 bytes for a variable
 
 Place = Tuple[str, int, Optional[int]]  # a task's node, local rank and node id
-Known = Tuple[List[int], List[int]]  # the order of the nodes by SLURM_NODEID; by rank its node id
+Known = Tuple[List[str], List[int]]  # the nodes, in the order of SLURM_NODEID; by rank its node id
 
 
 def exchange_layout(step: SlurmStep, options: ClusterOptions, hosts: Hosts) -> Layout:
@@ -59,15 +59,14 @@ def exchange_layout(step: SlurmStep, options: ClusterOptions, hosts: Hosts) -> L
         packed = b64encode(zlib.compress(json.dumps(known).encode())).decode()
         if len(packed) <= _LONGEST_VALUE:
             os.environ[SlurmStep.exchanged_layout.name] = f"{name} {packed}"
-    order, node_of = known
-    names = tuple(nodes[index] for index in order)
+    names, node_of = known
     components: Sequence[Component] = ()
     with contextlib.suppress(LayoutError):  # if two components share a node
         components = components_of_step(step, nodes)
     # The tasks of a heterogeneous step have different values of SLURM_DISTRIBUTION.
     distribution = " : ".join(component.distribution or "block" for component in components)
     return Layout(
-        names,
+        tuple(names),
         node_of,
         local_ranks(node_of, len(names)),
         distribution or step.distribution or "block",
@@ -82,19 +81,19 @@ def _left_by_earlier_call(step: SlurmStep, name: str) -> Optional[Known]:
     if found != name:
         return None
     try:
-        order, node_of = json.loads(zlib.decompress(b64decode(packed)))
+        names, node_of = json.loads(zlib.decompress(b64decode(packed)))
     except (ValueError, TypeError, zlib.error) as error:
         raise LayoutError(
             f"{SlurmStep.exchanged_layout.name}={step.exchanged_layout!r:.80}: expected the layout "
             f"that an earlier call in this task left there ({error}). Unset it, or start again."
         ) from error
-    return order, node_of
+    return names, node_of
 
 
 def _layout_from_places(
     places: Sequence[Place], nodes: Sequence[str], counts: Sequence[int]
 ) -> Known:
-    """Returns the order of `nodes` by SLURM_NODEID, and by rank the node id.
+    """Returns the nodes in the order of SLURM_NODEID, and by rank the node id.
 
     Raises:
         LayoutError: if the places contradict the step's variables, or each other.
@@ -108,16 +107,16 @@ def _layout_from_places(
                 f"SLURM_STEP_TASKS_PER_NODE give it {expected}"
             )
     node_id_of = {name: node_id for name, _, node_id in places}
-    order = list(range(len(nodes)))
-    if set(node_id_of.values()) == set(order):
-        order.sort(key=lambda node: node_id_of[nodes[node]] or 0)
-    position_of = {nodes[node]: position for position, node in enumerate(order)}
+    names = list(nodes)
+    if set(node_id_of.values()) == set(range(len(nodes))):
+        names.sort(key=lambda name: node_id_of[name] or 0)
+    position_of = {name: position for position, name in enumerate(names)}
     node_of = [position_of[name] for name, _, _ in places]
     for rank, local_rank in enumerate(local_ranks(node_of, len(nodes))):
-        name, told, node_id = places[rank]
-        if (told, node_id) != (local_rank, node_id_of[name]):
+        name, own, node_id = places[rank]
+        if (own, node_id) != (local_rank, node_id_of[name]):
             raise LayoutError(
-                f"rank {rank} has SLURM_LOCALID={told} and SLURM_NODEID={node_id} on node {name}; "
+                f"rank {rank} has SLURM_LOCALID={own} and SLURM_NODEID={node_id} on node {name}; "
                 f"expected {local_rank} and {node_id_of[name]}, by the other tasks there"
             )
-    return order, node_of
+    return names, node_of

@@ -22,8 +22,8 @@ MEETING_SECONDS = 60.0
 class ClusterOptions(NamedTuple):
     """The options of a cluster, which `SlurmClusterResolver` explains.
 
-    `until` is the time of `time.monotonic` by which the tasks must have told each other where they
-    run; None allows `MEETING_SECONDS`.
+    `until` is the time of `time.monotonic` by which the tasks must have exchanged the layout; None
+    allows `MEETING_SECONDS`.
     """
 
     jobs: Optional[Mapping[str, int]] = None

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import os
-from collections import Counter
-from typing import Callable, Collection, Dict, List, Mapping, Optional, Tuple
+from typing import Callable, Collection, Mapping, Optional, Tuple
 
-from slurm_resolver.cluster.addresses import Hosts, find_hosts, find_service
+from slurm_resolver.cluster.addresses import find_hosts, make_addresses
 from slurm_resolver.cluster.alone import why_alone
-from slurm_resolver.cluster.cluster import Cluster, Task
-from slurm_resolver.cluster.gpus import NodeGpus, choose_gpus
-from slurm_resolver.cluster.jobs import job_counts, jobs_with_gpus
+from slurm_resolver.cluster.cluster import Cluster
+from slurm_resolver.cluster.gpus import choose_gpus
+from slurm_resolver.cluster.jobs import job_counts
 from slurm_resolver.cluster.layout import (
     Layout,
     layout_from_environment,
@@ -24,9 +23,9 @@ from slurm_resolver.cluster.options import (
     Placement,
     WorkerOrder,
 )
-from slurm_resolver.cluster.ports import Ports, choose_ports
-from slurm_resolver.cluster.roles import Roles, assign_roles
-from slurm_resolver.errors import AddressError, LayoutError, UnknownLayoutError
+from slurm_resolver.cluster.ports import choose_ports
+from slurm_resolver.cluster.roles import assign_roles
+from slurm_resolver.errors import LayoutError, UnknownLayoutError
 from slurm_resolver.log import warn_once
 from slurm_resolver.slurm.step import SlurmStep
 from slurm_resolver.slurm.variable import Environ
@@ -50,8 +49,8 @@ def resolve(
 ) -> Cluster:
     """Returns the cluster of the Slurm step that this process belongs to.
 
-    It changes nothing, unless the tasks have to tell each other where they run: then it connects
-    to the step's coordination service, and leaves the answer in SLURM_RESOLVER_LAYOUT.
+    It changes nothing, unless the tasks have to exchange the layout: then it connects to the step's
+    coordination service, and leaves the answer in SLURM_RESOLVER_LAYOUT.
 
     Args:
         jobs, port_base, placement, worker_order, het_groups, node_address, gpu_jobs, layout, local:
@@ -85,28 +84,26 @@ def resolve_step(
     step: SlurmStep,
     options: ClusterOptions,
     layout_of: Optional[LayoutOf] = None,
-    is_told: bool = False,
+    overridden: bool = False,
 ) -> Cluster:
     """Returns the cluster of a step that was read, as `resolve` does.
 
-    `layout_of` replaces Slurm's layout; with `is_told` it also gives this process's rank.
+    `layout_of` replaces Slurm's layout; with `overridden` it also gives this process's rank.
     """
     options.check_choices()
-    reason = why_alone(step, options, is_told)
+    reason = why_alone(step, options, overridden)
     if reason is not None:
         warn_once(reason)
         return Cluster(step=step)
     if layout_of is not None:
         step, layout = layout_of(step, options)
-        counts = job_counts(options.jobs, layout.num_tasks)
     else:
-        counts = job_counts(options.jobs, sum(nodes_and_counts(step)[1]))  # before any meeting
         layout = find_layout(step, options)
-    return build_cluster(step, layout, counts, options)
+    return build_cluster(step, layout, job_counts(options.jobs, layout.num_tasks), options)
 
 
 def find_layout(step: SlurmStep, options: ClusterOptions, source: str = "environment") -> Layout:
-    """Returns the layout: from the variables, or from what the tasks tell each other.
+    """Returns the layout: from the variables, or exchanged by the tasks.
 
     `source` names what replaced a variable in every task, such as an argument.
     """
@@ -142,63 +139,6 @@ def build_cluster(
     most_tasks = max(layout.local_rank_of) + 1
     ports = choose_ports(step, most_tasks, options.port_base, bool(layout.components))
     hosts = find_hosts(step, layout.nodes, layout.num_tasks, options)
-    addresses = _addresses(layout, roles, hosts, ports)
-    cluster = Cluster(None, layout, roles, addresses, ports_source=ports.source, step=step)
-    if len(set(hosts.values())) < len(hosts):
-        _check_addresses(cluster)
-    if step.rank is None:
-        return cluster
-    node_gpus = _gpus_of_node(step, layout, roles, options)
-    job, ranks = next((job, ranks) for job, ranks in roles.items() if step.rank in ranks)
-    return cluster._replace(
-        task=cluster.make_task(job, ranks.index(step.rank)),
-        gpu_decision=choose_gpus(node_gpus, layout.local_rank_of[step.rank]),
-        service=find_service(step, layout.num_tasks, ports.meeting_port, hosts, layout),
-    )
-
-
-def _addresses(layout: Layout, roles: Roles, hosts: Hosts, ports: Ports) -> Dict[str, List[str]]:
-    """Returns the addresses of each job by index."""
-    host_of = [hosts[node] for node in layout.nodes]
-    port_of = [f":{port}" for port in ports.by_local_rank]
-    node_of, local_rank_of = layout.node_of, layout.local_rank_of
-    return {
-        job: [host_of[node_of[rank]] + port_of[local_rank_of[rank]] for rank in ranks]
-        for job, ranks in roles.items()
-    }
-
-
-def _check_addresses(cluster: Cluster) -> None:
-    """Raises AddressError for two tasks with the same address.
-
-    Several nodes may have the same host if their tasks have different ports.
-    """
-    task_at: Dict[str, Task] = {}
-    for task in cluster.tasks:
-        other = task_at.setdefault(task.address, task)
-        if other is not task:
-            raise AddressError(
-                f"node_address gives ranks {other.rank} and {task.rank} on the nodes {other.node} "
-                f"and {task.node} the same address, {task.address}; expected a different host for "
-                "every node."
-            )
-
-
-def _gpus_of_node(
-    step: SlurmStep, layout: Layout, roles: Roles, options: ClusterOptions
-) -> NodeGpus:
-    counts_given = options.gpus_per_node is not None or options.gpus_per_task is not None
-    jobs = jobs_with_gpus(roles, options.gpu_jobs, options.jobs or (), counts_given)
-    ranks = layout.ranks_on(layout.node_of[step.require(SlurmStep.rank)])
-    without = {rank for job in roles if job not in jobs for rank in roles[job]}
-    most_users = 1
-    if counts_given:
-        nodes = (node for rank, node in enumerate(layout.node_of) if rank not in without)
-        most_users = max(Counter(nodes).values(), default=1)
-    return NodeGpus(
-        step,
-        [local_rank for local_rank, rank in enumerate(ranks) if rank not in without],
-        most_users,
-        options.gpus_per_node,
-        options.gpus_per_task,
-    )
+    addresses = make_addresses(layout, roles, hosts, ports)
+    gpus = None if step.rank is None else choose_gpus(step, layout, roles, options)
+    return Cluster(step, layout, roles, ports, hosts, addresses, gpus)

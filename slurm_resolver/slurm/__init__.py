@@ -1,1 +1,1 @@
-"""What Slurm tells a task: its variables, host lists, time limits and the output of scontrol."""
+"""What a task learns from Slurm: variables, host lists, time limits and what scontrol prints."""

@@ -8,18 +8,13 @@ from __future__ import annotations
 
 import os
 import re
-from typing import Mapping, NamedTuple, Optional, Tuple
+from typing import NamedTuple, Optional, Tuple
 
 # mpirun and its daemons. proc(5): the names of processes are cut after 15 bytes.
 _LAUNCHERS = re.compile(
     r"orterun|prterun|(mpirun|mpiexec)(\.(openmpi|mpich|hydra))?"
     r"|orted|prted|hydra_pmi_proxy|hydra_bstrap_pr|pmi_proxy|mpispawn"
 )
-# Variables that only the ranks of an mpirun have: mpirun(1) of Open MPI, and live runs of MPICH.
-_MARKS = {
-    "OMPI_COMM_WORLD_LOCAL_RANK": "Open MPI's mpirun",
-    "MPI_LOCALRANKID": "the mpirun of MPICH (Hydra)",
-}
 _MAX_PARENTS = 64  # a chain that changes meanwhile may not end
 # slurmstepd's command line is "slurmstepd: [42.0]" or "[42.batch]", and "[42.0+1]" for a component
 # in Slurm 22.05.
@@ -70,19 +65,6 @@ def find_ancestors(task_pid: Optional[str]) -> Ancestors:
             break
         pid = parent
     return Ancestors(launcher, complete=complete)
-
-
-def find_launcher(
-    ancestors: Ancestors, environ: Mapping[str, str], simulated: bool
-) -> Optional[str]:
-    """Returns the launcher other than srun that started this process; None if none is known.
-
-    mpirun starts a daemon on each node, inside Slurm by srun, and the daemon starts the ranks. A
-    rank inherits Slurm's variables from the daemon or the batch script.
-    """
-    if ancestors.launcher is not None or ancestors.complete or simulated:
-        return ancestors.launcher  # an mpirun's variables are inherited from elsewhere
-    return next((launcher for name, launcher in _MARKS.items() if environ.get(name)), None)
 
 
 def is_component(node: str, job_id: str, step_id: str) -> bool:

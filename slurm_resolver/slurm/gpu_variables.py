@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Any, Callable, Dict, Mapping, NamedTuple, Optional, Sequence, Tuple, TypeVar
+from typing import Dict, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 from slurm_resolver.errors import GpuError
 from slurm_resolver.slurm.step import SlurmStep
 
 Devices = Tuple[str, ...]
-Answer = TypeVar("Answer")
 
 CUDA = SlurmStep.cuda_devices.name
 _ROCR = SlurmStep.rocr_devices.name
@@ -156,16 +155,17 @@ def _join(name: str, devices: Sequence[str]) -> str:
 
 
 def count_driver_gpus() -> Optional[int]:
-    """Returns how many NVIDIA GPUs the driver shows this process; None if it cannot be asked.
+    """Returns how many NVIDIA GPUs the driver shows this process; None if it cannot be asked."""
+    uuids = driver_gpu_uuids()
+    return None if uuids is None else len(uuids)
 
-    It needs nvidia-ml-py (the extra ``nvidia``), and does not initialise CUDA. A cgroup hides GPUs
-    from the driver; CUDA_VISIBLE_DEVICES does not.
+
+def driver_gpu_uuids() -> Optional[Devices]:
+    """Returns the UUIDs of the NVIDIA GPUs that the driver shows this process; None if unknown.
+
+    It asks NVML, the driver's library, by nvidia-ml-py (the extra ``nvidia``), and does not
+    initialise CUDA. A cgroup hides GPUs from the driver; CUDA_VISIBLE_DEVICES does not.
     """
-    return ask_driver(lambda nvml: int(nvml.nvmlDeviceGetCount()))
-
-
-def ask_driver(question: Callable[[Any], Answer]) -> Optional[Answer]:
-    """Returns the answer to a question to NVML, the driver's library; None if it fails."""
     try:
         import pynvml
     except ImportError:
@@ -175,7 +175,9 @@ def ask_driver(question: Callable[[Any], Answer]) -> Optional[Answer]:
     except pynvml.NVMLError:
         return None
     try:
-        return question(pynvml)
+        handles = map(pynvml.nvmlDeviceGetHandleByIndex, range(pynvml.nvmlDeviceGetCount()))
+        uuids = map(pynvml.nvmlDeviceGetUUID, handles)
+        return tuple(uuid.decode() if isinstance(uuid, bytes) else uuid for uuid in uuids)
     except pynvml.NVMLError:
         return None
     finally:

@@ -9,26 +9,25 @@ from __future__ import annotations
 import itertools
 import math
 import re
-from typing import Iterable, List, Sequence, Tuple, Union
+from typing import Iterable, List, Sequence, Tuple
 
 from slurm_resolver.errors import HostlistError
 
 MAX_HOSTS_PER_RANGE = 65_536  # Slurm's own limit
 MAX_DIGITS = 18  # of a number in a host name
 MAX_HOSTS = 2**24  # Slurm has no total limit; a longer list is a mistake or an attack
-SEPARATORS = " \t\n"  # beside the comma
+SEPARATORS = " \t\n,"
 
 _BRACKETS = re.compile(r"\[([^\[\]]*)\]")
-_NAME = re.compile(rf"(?:[^\[\],{SEPARATORS}]+|\[[^\[\]]*\])+")
+_NAME = re.compile(rf"(?:[^\[\]{SEPARATORS}]+|\[[^\[\]]*\])+")
 _RANGE = re.compile(rf"([0-9]{{1,{MAX_DIGITS}}})(?:-([0-9]{{1,{MAX_DIGITS}}}))?")
-_HOST = re.compile(rf"([^,{SEPARATORS}\[\]]*?)([0-9]{{0,{MAX_DIGITS}}})")
+_HOST = re.compile(rf"([^\[\]{SEPARATORS}]*?)([0-9]{{0,{MAX_DIGITS}}})")
 _MAX_SHOWN = 200  # characters
 _COUNT = re.compile(r"([0-9]{1,18})(?:\(x([0-9]{1,18})\))?")
 
-
-# Each range of a bracket, ``[07,9-11]``: its numbers, and their width; 0 without leading zeros.
-_Bracket = List[Tuple[range, int]]
-_Name = List[Union[str, _Bracket]]  # plain text and brackets, in the order of the name
+# The ranges of a bracket, ``[07,9-11]``: the numbers of each, and the digits that it pads them to.
+Ranges = List[Tuple[range, int]]
+_Name = Tuple[List[str], List[Ranges]]  # the brackets of a name, and the texts around them
 
 
 def expand_hostlist(hostlist: str, limit: int = MAX_HOSTS) -> List[str]:
@@ -47,7 +46,7 @@ def expand_hostlist(hostlist: str, limit: int = MAX_HOSTS) -> List[str]:
             anything but digits in a range, more than 65,536 hosts in a range or `limit` in all. It
             is raised before the list is built, so that a hostile text costs no memory.
     """
-    return list(itertools.chain.from_iterable(map(_expand_name, _parse(hostlist, limit))))
+    return [host for name in _parse(hostlist, limit) for host in _expand_name(*name)]
 
 
 def count_hostlist(hostlist: str) -> int:
@@ -59,7 +58,7 @@ def count_hostlist(hostlist: str) -> int:
     Raises:
         HostlistError: as `expand_hostlist`.
     """
-    return sum(map(_count_hosts, _parse(hostlist)))
+    return sum(_count_hosts(brackets) for _, brackets in _parse(hostlist))
 
 
 def expand_tasks_per_node(tasks_per_node: str) -> List[int]:
@@ -88,73 +87,58 @@ def expand_tasks_per_node(tasks_per_node: str) -> List[int]:
 
 
 def _parse(hostlist: str, limit: int = MAX_HOSTS) -> List[_Name]:
-    for bracket in re.findall(r"[\[\]]", _BRACKETS.sub("", hostlist)):
-        reason = "a '[' that is not closed" if bracket == "[" else "a ']' without a '[' before"
-        raise HostlistError(reason, hostlist, bracket)
     names: List[_Name] = []
     total = 0
     for text in _NAME.findall(hostlist):
-        name = _parse_name(text, hostlist) if "[" in text else [text]
-        total += _count_hosts(name)
-        if total > limit:
-            reason = f"stands for more than {limit:,} hosts, the most that are read"
-            raise HostlistError(reason, hostlist, hostlist)
-        names.append(name)
+        parts = _BRACKETS.split(text)  # every second part was in brackets
+        brackets = [parse_ranges(part, hostlist, f"[{part}]") for part in parts[1::2]]
+        names.append((parts[::2], brackets))
+        total += _count_hosts(brackets)
+    for bracket in _NAME.sub("", hostlist).strip(SEPARATORS):
+        reason = "a '[' that is not closed" if bracket == "[" else "a ']' without a '[' before"
+        raise HostlistError(reason, hostlist, bracket)
+    if total > limit:
+        reason = f"stands for more than {limit:,} hosts, the most that are read"
+        raise HostlistError(reason, hostlist, hostlist)
     return names
 
 
-def _parse_name(text: str, hostlist: str) -> _Name:
-    name: _Name = []
-    for i, part in enumerate(_BRACKETS.split(text)):
-        if i % 2:
-            name.append([_parse_range(item, part, hostlist) for item in part.split(",")])
-        elif part:
-            name.append(part)
-    return name
+def parse_ranges(text: str, expression: str, part: str) -> Ranges:
+    """Reads what stands in a bracket: ``1,3-5``. `expression` and `part` are for messages."""
+    ranges = []
+    for item in text.split(","):
+        match = _RANGE.fullmatch(item)
+        if match is None:
+            reason = f"expected numbers or ranges such as [1,3-5], not {item[:40]!r}"
+            raise HostlistError(reason, expression, part)
+        first, last = int(match[1]), int(match[2] or match[1])
+        if last < first:
+            reason = f"the range {item} runs backwards; expected its lower number first"
+            raise HostlistError(reason, expression, part)
+        if last - first >= MAX_HOSTS_PER_RANGE:
+            reason = f"the range {item} has more than {MAX_HOSTS_PER_RANGE:,} hosts, the limit"
+            raise HostlistError(reason, expression, part)
+        ranges.append((range(first, last + 1), len(match[1])))
+    return ranges
 
 
-def _parse_range(item: str, bracket: str, hostlist: str) -> Tuple[range, int]:
-    match = _RANGE.fullmatch(item)
-    if match is None:
-        reason = f"expected numbers or ranges such as [1,3-5], not {item[:40]!r}"
-        raise HostlistError(reason, hostlist, f"[{bracket}]")
-    first, last = int(match[1]), int(match[2] or match[1])
-    if last < first:
-        reason = f"the range {item} runs backwards; expected its lower number first"
-        raise HostlistError(reason, hostlist, f"[{bracket}]")
-    if last - first >= MAX_HOSTS_PER_RANGE:
-        reason = f"the range {item} has more than {MAX_HOSTS_PER_RANGE:,} hosts, the limit"
-        raise HostlistError(reason, hostlist, f"[{bracket}]")
-    return range(first, last + 1), len(match[1]) if match[1][0] == "0" else 0
+def _count_hosts(brackets: Sequence[Ranges]) -> int:
+    return math.prod(sum(len(numbers) for numbers, _ in ranges) for ranges in brackets)
 
 
-def _count_hosts(name: _Name) -> int:
-    brackets = (part for part in name if not isinstance(part, str))
-    return math.prod(sum(len(numbers) for numbers, _ in bracket) for bracket in brackets)
-
-
-def _expand_bracket(bracket: _Bracket, prefix: str = "") -> List[str]:
-    return [
-        prefix + str(number).zfill(width) if width else f"{prefix}{number}"
-        for numbers, width in bracket
-        for number in numbers
+def _expand_name(texts: List[str], brackets: Sequence[Ranges]) -> Iterable[str]:
+    numbers = [
+        [str(number).zfill(width) for numbers, width in ranges for number in numbers]
+        for ranges in brackets
     ]
-
-
-def _expand_name(name: _Name) -> Iterable[str]:
-    if len(name) == 2 and isinstance(name[0], str) and not isinstance(name[1], str):
-        return _expand_bracket(name[1], name[0])  # n[1-3], the form of almost all lists
-    texts = [[part] if isinstance(part, str) else _expand_bracket(part) for part in name]
-    if len(texts) == 1:
-        return texts[0]
+    if len(numbers) < 2:
+        return [texts[0] + number + texts[1] for number in numbers[0]] if numbers else texts
     # Slurm's order: the last bracket is the innermost loop; of the brackets before it the rightmost
-    # is the outermost loop. Plain text is a list of one, so that its position does not matter.
-    last = max(i for i, part in enumerate(name) if not isinstance(part, str))
-    loops = [*(i for i in reversed(range(len(texts))) if i != last), last]  # outermost first
-    loop_of_part = [loops.index(i) for i in range(len(texts))]
+    # is the outermost loop.
+    *outer, inner = numbers
     return (
-        "".join(combination[loop] for loop in loop_of_part)
-        for combination in itertools.product(*(texts[i] for i in loops))
+        "".join(map("".join, zip(texts, [*reversed(combination), number, ""])))
+        for *combination, number in itertools.product(*reversed(outer), inner)
     )
 
 

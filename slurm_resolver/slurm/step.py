@@ -11,12 +11,7 @@ from typing import Any, Dict, Mapping, NamedTuple, Optional, Sequence, Tuple, Ty
 
 from slurm_resolver.errors import EnvironmentValueError, NotInStepError
 from slurm_resolver.slurm import variable
-from slurm_resolver.slurm.ancestors import (
-    Ancestors,
-    find_ancestors,
-    find_launcher,
-    is_component,
-)
+from slurm_resolver.slurm.ancestors import Ancestors, find_ancestors, is_component
 from slurm_resolver.slurm.variable import Environ, Variable
 
 Value = TypeVar("Value")
@@ -47,9 +42,8 @@ class SlurmStep:
     ``tasks_per_node[i]`` is the number of tasks on ``nodes[i]``. `components` is empty outside a
     heterogeneous job. A step cannot be changed; `replace` returns a changed copy.
 
-    Three fields are not Slurm's variables: `ancestors` is what started this process; `is_component`
-    is whether this is a component of a heterogeneous step, which no variable shows; `launcher` is
-    the launcher other than srun that started this process, such as mpirun.
+    Two fields are not variables: `ancestors` is what started this process; `is_component` is
+    whether this is a component of a heterogeneous step, which no variable shows.
     """
 
     # the task
@@ -60,6 +54,7 @@ class SlurmStep:
     node_ranks = Variable("SLURM_GTIDS", variable.parse_ranks, "ranks separated by commas")
     task_pid = variable.text("SLURM_TASK_PID", "a process id")
     # its step
+    cluster_name = variable.text("SLURM_CLUSTER_NAME", "the name of a cluster")
     job_id = variable.text("SLURM_JOB_ID", "a job id")
     step_id = variable.text("SLURM_STEP_ID", "a step id")
     num_tasks = variable.count("SLURM_STEP_NUM_TASKS")
@@ -101,6 +96,9 @@ class SlurmStep:
     )
     array_job_id = variable.text("SLURM_ARRAY_JOB_ID", "a job id")
     array_task_id = variable.text("SLURM_ARRAY_TASK_ID", "a whole number")
+    # only the ranks of an mpirun have them: mpirun(1) of Open MPI, and live runs of MPICH
+    openmpi_local_rank = variable.text("OMPI_COMM_WORLD_LOCAL_RANK", "a rank")
+    mpich_local_rank = variable.text("MPI_LOCALRANKID", "a rank")
     # set by the user, to train alone
     switch = Variable(
         "SLURM_RESOLVER",
@@ -135,7 +133,7 @@ class SlurmStep:
     # set by `slurm-resolver run`, whose jobs are unknown to Slurm
     simulated_job = variable.text("SLURM_RESOLVER_JOB", "a job id")
     # set by this package for the child processes of a task that had to ask the others
-    exchanged_layout = variable.text("SLURM_RESOLVER_LAYOUT", "what the tasks told each other")
+    exchanged_layout = variable.text("SLURM_RESOLVER_LAYOUT", "a layout that the tasks exchanged")
     # set by `exec --restart-workers` for a program that it has started again
     task_restart = variable.text("SLURM_RESOLVER_TASK_RESTART", "the step, and how often it was")
     # set by `supervise` for a step that it has started again
@@ -161,14 +159,14 @@ class SlurmStep:
     components: Tuple[Component, ...] = ()
     ancestors: Ancestors = Ancestors()
     is_component: bool = False
-    launcher: Optional[str] = None
 
     def __init__(self, **values: Any) -> None:
         """Takes the values by field name; None means that a field is not set."""
-        unknown = set(values) - _FIELDS
-        if unknown:
-            raise TypeError(f"SlurmStep has no field {', '.join(sorted(unknown))}")
-        self.__dict__.update({f: value for f, value in values.items() if value not in _NOT_SET})
+        for field, value in values.items():
+            if field not in _FIELDS:
+                raise TypeError(f"SlurmStep has no field {field}")
+            if value not in (None, ()):
+                self.__dict__[field] = value
 
     def __eq__(self, other: object) -> bool:
         """Whether the other step has the same values."""
@@ -191,17 +189,14 @@ class SlurmStep:
         values: Dict[str, Any] = {v.field: v.read(environ) for v in VARIABLES if v.name in names}
         step = cls(components=_components(environ, values.get("het_size")), **values)
         # Without SLURM_TASK_PID the variables of a step were copied from another process.
-        if environ is os.environ and (step.is_live or step.place != "step"):
-            ancestors = find_ancestors(step.task_pid)
-            step = step.replace(ancestors=ancestors, is_component=step._find_is_component() or None)
-        launcher = find_launcher(step.ancestors, environ, step.simulated)
-        return step.replace(launcher=launcher) if launcher else step
-
-    def _find_is_component(self) -> bool:
-        names = (self.node_name, self.job_id, self.step_id)
-        if None in names or not self.is_live or (self.num_nodes or 1) == 1 or self.het_size:
-            return False
-        return is_component(*map(str, names))
+        if environ is not os.environ or (step.place == "step" and not step.is_live):
+            return step
+        several = step.is_live and (step.num_nodes or 1) > 1 and not step.het_size
+        ids = (step.node_name or "", step.job_id or "", step.step_id or "")
+        return step.replace(
+            ancestors=find_ancestors(step.task_pid),
+            is_component=several and is_component(*ids),
+        )
 
     def replace(self, **values: Any) -> SlurmStep:
         """Returns a copy with other values in these fields; None unsets a field."""
@@ -237,6 +232,20 @@ class SlurmStep:
         if self.job_id is not None or self.job_nodelist is not None:
             return "allocation"
         return "none" if self.rank is None else "step"
+
+    @property
+    def launcher(self) -> Optional[str]:
+        """The launcher other than srun that started this process; None if none is known.
+
+        mpirun starts a daemon on each node, inside Slurm by srun, and the daemon starts the ranks.
+        A rank inherits Slurm's variables from the daemon or the batch script.
+        """
+        known = self.ancestors
+        if known.launcher is not None or known.complete or self.simulated:
+            return known.launcher  # an mpirun's variables are inherited from elsewhere
+        if self.openmpi_local_rank is not None:
+            return "Open MPI's mpirun"
+        return None if self.mpich_local_rank is None else "the mpirun of MPICH (Hydra)"
 
     @property
     def is_launched(self) -> bool:
@@ -280,10 +289,7 @@ class SlurmStep:
 VARIABLES: Sequence[Variable[Any]] = [
     field for field in vars(SlurmStep).values() if isinstance(field, Variable)
 ]
-_FIELDS = {variable.field for variable in VARIABLES}
-_FIELDS |= {"components", "ancestors", "is_component", "launcher"}
-_NOT_SET = (None, (), Ancestors())
-
+_FIELDS = {"components", "ancestors", "is_component", *(variable.field for variable in VARIABLES)}
 
 # Each component has one of each of these, with its number from 0 on at the end. A direct
 # `srun A : B` sets the PACK names.
@@ -293,21 +299,22 @@ _HET_PLANE_SIZE = ("SLURM_DIST_PLANESIZE_HET_GROUP_", "SLURM_DIST_PLANESIZE_PACK
 
 
 def _components(environ: Mapping[str, str], het_size: Optional[int]) -> Tuple[Component, ...]:
-    def read_first(prefixes: Sequence[str], variable: Variable[Value]) -> Optional[Value]:
-        names = (f"{prefix}{group}" for prefix in prefixes)
-        values = (variable.renamed(name, empty_is_unset=True).read(environ) for name in names)
-        return next((value for value in values if value is not None), None)
+    def read(prefixes: Sequence[str], variable: Variable[Value], group: int) -> Optional[Value]:
+        for name in (f"{prefix}{group}" for prefix in prefixes):
+            if environ.get(name) not in (None, "", "(null)"):
+                return variable.read(environ, name)
+        return None
 
     components = []
     for group in range(het_size or 0):
-        nodes = read_first(_HET_NODES, SlurmStep.nodes)
+        nodes = read(_HET_NODES, SlurmStep.nodes, group)
         if nodes is None:
             raise EnvironmentValueError(
                 f"SLURM_HET_SIZE={het_size}, but neither {_HET_NODES[0]}{group} nor "
                 f"{_HET_NODES[1]}{group} is set; expected one of them for every component. "
                 f"{RESTART_HINT}"
             )
-        distribution = read_first(_HET_DISTRIBUTION, SlurmStep.distribution)
-        plane_size = read_first(_HET_PLANE_SIZE, SlurmStep.plane_size)
+        distribution = read(_HET_DISTRIBUTION, SlurmStep.distribution, group)
+        plane_size = read(_HET_PLANE_SIZE, SlurmStep.plane_size, group)
         components.append(Component(group, nodes, distribution, plane_size))
     return tuple(components)

@@ -6,7 +6,12 @@ import re
 from typing import Callable, Generic, Mapping, Optional, Tuple, TypeVar, Union, overload
 
 from slurm_resolver.errors import HostlistError, UnreadableValueError
-from slurm_resolver.slurm.hostlist import MAX_HOSTS, expand_hostlist, expand_tasks_per_node
+from slurm_resolver.slurm.hostlist import (
+    MAX_HOSTS,
+    expand_hostlist,
+    expand_tasks_per_node,
+    parse_ranges,
+)
 
 Environ = Mapping[str, str]
 Value = TypeVar("Value")
@@ -61,21 +66,24 @@ class Variable(Generic[Value]):
         # Python calls this only where the step itself has no value for the field.
         return self if step is None else None
 
-    def renamed(
-        self, name: str, remedy: str = _REMEDY, empty_is_unset: bool = False
-    ) -> Variable[Value]:
-        """Returns the same variable under another name, such as an option of a command."""
-        return Variable(name, self._parse, self.expected, empty_is_unset, remedy)
-
-    def read(self, environ: Environ) -> Optional[Value]:
-        """Returns its value; None if it is not set.
+    def read(self, environ: Environ, name: str = "") -> Optional[Value]:
+        """Returns its value, or that of the variable `name` of the same kind; None if unset.
 
         Raises:
             UnreadableValueError: for a value that cannot be used.
         """
-        text = environ.get(self.name)
+        name = name or self.name
+        text = environ.get(name)
         if text is None or (self._empty_is_unset and text in ("", "(null)")):
             return None
+        return self.parse(text, name, self.remedy)
+
+    def parse(self, text: str, name: str, remedy: str) -> Value:
+        """Reads a value, such as that of an option of the same kind.
+
+        Raises:
+            UnreadableValueError: for one that cannot be used. It names `name` and `remedy`.
+        """
         try:
             return self._parse(text)
         except HostlistError as error:
@@ -83,9 +91,7 @@ class Variable(Generic[Value]):
         except ValueError:
             reason = ""
         shown = text if len(text) <= 200 else f"{text[:100]} … {text[-100:]}"
-        raise UnreadableValueError(
-            f"{self.name}={shown!r}: expected {self.expected}{reason}. {self.remedy}."
-        )
+        raise UnreadableValueError(f"{name}={shown!r}: expected {self.expected}{reason}. {remedy}.")
 
 
 def text(name: str, expected: str) -> Variable[str]:
@@ -151,7 +157,7 @@ def parse_counts(text: str) -> Tuple[int, ...]:
 
 def parse_ports(text: str) -> Tuple[int, ...]:
     """Reads ``23001-23008,23010``, which is written as inside a bracket of a host list."""
-    ports = tuple(map(int, expand_hostlist(f"[{text}]")))
+    ports = tuple(port for ranges, _ in parse_ranges(text, text, text) for port in ranges)
     if not all(1 <= port <= 65535 for port in ports):
         raise ValueError(text)
     return ports

@@ -6,6 +6,7 @@ shows this task its GPUs, and joins the tasks that serve others. The methods ret
 
 from __future__ import annotations
 
+import logging
 import os
 from typing import Any, Collection, Dict, List, Mapping, Optional, Tuple
 
@@ -119,8 +120,8 @@ class SlurmClusterResolver(
         self._options = ClusterOptions(
             jobs, port_base, placement, worker_order, het_groups, node_address, gpu_jobs, layout
         )._replace(gpus_per_node=gpus_per_node, gpus_per_task=gpus_per_task, local=local)
-        layout_of, is_told = self._given_layout(tasks_per_node)
-        self._cluster = resolve_step(self._step, self._options, layout_of, is_told)
+        layout_of, overridden = self._given_layout(tasks_per_node)
+        self._cluster = resolve_step(self._step, self._options, layout_of, overridden)
         self._auto_set_gpu = auto_set_gpu
         self._devices = show_gpus(self._cluster, auto_set_gpu)
         self._spec = _cluster_spec(self._cluster.jobs())
@@ -128,7 +129,7 @@ class SlurmClusterResolver(
         self.task_type = own.job if own else None
         self.task_id = own.index if own else None
         self.rpc_layer = rpc_layer
-        if own:
+        if own and logging.getLogger("slurm_resolver").isEnabledFor(logging.INFO):
             tell_once(describe_own_task(self._cluster))
         join(self._cluster)
 

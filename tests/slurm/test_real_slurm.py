@@ -48,9 +48,6 @@ def test_every_task_knows_where_all_tasks_run(
     assert_right(run(real_slurm, command, output))
 
 
-# Where the layout of a block step comes from: from 26.05 on topology may order it.
-BLOCK_SOURCE = {"22.05": "environment", "26.05": "rendezvous"}
-
 # By the version from which on it holds: why tasks cannot know, and how many of them see it.
 UNKNOWABLE: Dict[str, Tuple[str, Dict[str, Tuple[str, int]]]] = {
     "a list of hosts": (
@@ -123,14 +120,6 @@ def test_a_heterogeneous_step_in_a_plain_allocation_is_known_to_all_tasks_alike(
         assert {line["cluster"]["layout_source"] for line in lines} == {"rendezvous"}
         # Which of the reserved ports are whose is not known.
         assert {line["cluster"]["ports_source"] for line in lines} == {DERIVED}
-
-
-def test_a_plain_step_in_a_plain_allocation_need_not_meet(
-    real_slurm: SlurmCluster, output: Path
-) -> None:
-    lines = run(real_slurm, "salloc -N3 --ntasks-per-node=4 srun -N3 -n4 TASK", output)
-    source = by_version.expected(BLOCK_SOURCE, real_slurm.installation)
-    assert {line["cluster"]["layout_source"] for line in lines} == {source}
 
 
 @pytest.mark.parametrize(

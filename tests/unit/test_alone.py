@@ -43,7 +43,7 @@ def _on_n9(monkeypatch: pytest.MonkeyPatch) -> None:
         ({"job_id": "7"}, None, "it trains alone"),
         ({**TASK, "switch": "off"}, {"worker": 2}, "SLURM_RESOLVER=off"),
         ({"switch": "off", "ancestors": IN_STEP}, None, "SLURM_RESOLVER=off"),
-        ({**TASK, "switch": "off", "launcher": "orted"}, None, "SLURM_RESOLVER=off"),
+        ({**TASK, "switch": "off", "ancestors": Ancestors("orted")}, None, "SLURM_RESOLVER=off"),
     ],
 )
 def test_alone(values: Dict[str, Any], jobs: Optional[Dict[str, int]], says: str) -> None:
@@ -77,7 +77,12 @@ def test_a_task(values: Dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None
         ({**BATCH, "job_num_tasks": "4"}, None, NotInStepError, "srun -n 4 python"),
         ({**BATCH, "job_num_nodes": "2"}, None, NotInStepError, "srun python"),
         ({**BATCH, "het_size": 2}, None, NotInStepError, "SLURM_RESOLVER=off"),
-        ({**TASK, "launcher": "prted"}, None, NotInStepError, "started by prted, not by srun"),
+        (
+            {**TASK, "ancestors": Ancestors("prted")},
+            None,
+            NotInStepError,
+            "by prted, not by srun",
+        ),
         (
             {**TASK, "ancestors": IN_STEP._replace(step_id="3")},
             None,

@@ -10,12 +10,8 @@ from typing import Dict, Optional, Tuple
 import pytest
 
 from slurm_resolver.slurm import ancestors
-from slurm_resolver.slurm.ancestors import (
-    Ancestors,
-    find_ancestors,
-    find_launcher,
-    is_component,
-)
+from slurm_resolver.slurm.ancestors import Ancestors, find_ancestors, is_component
+from slurm_resolver.slurm.step import SlurmStep
 
 FIND = "from slurm_resolver.slurm.ancestors import find_ancestors as f; print(f({}))"
 
@@ -97,7 +93,7 @@ OPEN_MPI = {"OMPI_COMM_WORLD_LOCAL_RANK": "0"}
 def test_a_launcher_is_known_by_its_variables_where_it_cannot_be_seen(
     ancestors: Ancestors, environ: Dict[str, str], launcher: Optional[str]
 ) -> None:
-    assert find_launcher(ancestors, environ, simulated=False) == launcher
+    assert SlurmStep.read(environ).replace(ancestors=ancestors).launcher == launcher
 
 
 def test_where_nothing_can_be_read_nothing_is_known(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -172,7 +172,7 @@ def test_all_tasks_of_a_recorded_step_agree(recording: Recording) -> None:
             assert task.local_rank == int(environ["SLURM_LOCALID"])
             reserved = environ.get("SLURM_STEP_RESV_PORTS")
             if reserved and " : " in str(cluster.distribution):  # a part for each component
-                assert cluster.ports_source == "SLURM_JOB_ID and SLURM_STEP_ID"
+                assert cluster.to_dict()["ports_source"] == "SLURM_JOB_ID and SLURM_STEP_ID"
             elif reserved:
                 ports = sr.expand_hostlist(f"[{reserved}]")
                 assert task.address.endswith(f":{ports[task.local_rank]}")

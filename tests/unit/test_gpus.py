@@ -14,7 +14,7 @@ from recorded_steps import Recording, recordings
 
 import slurm_resolver as sr
 from slurm_resolver.cluster import gpus as gpus_module
-from slurm_resolver.cluster.gpus import NodeGpus, TaskGpus, apply_gpus, choose_gpus
+from slurm_resolver.cluster.gpus import NodeGpus, TaskGpus, apply_gpus, gpus_on_node
 from slurm_resolver.cluster.jobs import jobs_with_gpus
 from slurm_resolver.cluster.options import ClusterOptions
 from slurm_resolver.cluster.resolve import build_cluster
@@ -32,7 +32,7 @@ def on_node(
     users: Optional[Sequence[int]] = None,
 ) -> TaskGpus:
     """The GPUs of a task on a node with so many tasks, of which `users` use GPUs."""
-    return choose_gpus(NodeGpus(step, users or range(tasks), tasks, *explicit), local_rank)
+    return gpus_on_node(NodeGpus(step, local_rank, users or range(tasks), tasks, *explicit))
 
 
 def decide(
@@ -255,6 +255,7 @@ def test_the_driver_is_asked_through_its_library(
     """A stand-in for nvidia-ml-py: this machine need not have a GPU."""
     library = mock.Mock(NVMLError=KeyError)
     library.nvmlDeviceGetCount.return_value = 3
+    library.nvmlDeviceGetUUID.return_value = b"GPU-1"
     library.nvmlInit.side_effect = KeyError if init == "no driver" else None
     library.nvmlDeviceGetCount.side_effect = KeyError if init == "lost" else None
     monkeypatch.setitem(sys.modules, "pynvml", None if init == "no library" else library)

@@ -99,21 +99,6 @@ def test_distributions(
     assert counts_of(layout) == counts
 
 
-@given(
-    st.lists(st.integers(1, 9), min_size=1, max_size=8),
-    st.sampled_from(["block", "cyclic", "plane"]),
-    st.integers(1, 5),
-)
-def test_every_layout_gives_each_node_its_count_and_local_ids_from_0(
-    counts: List[int], distribution: str, plane_size: int
-) -> None:
-    layout = layout_from_environment(plain(counts, distribution, plane_size=plane_size))
-    assert counts_of(layout) == counts
-    for node, count in enumerate(counts):
-        ranks = layout.ranks_on(node)
-        assert [layout.local_rank_of[rank] for rank in ranks] == list(range(count))
-
-
 HET = {
     "SLURM_JOB_ID": "33",
     "SLURM_STEP_ID": "0",

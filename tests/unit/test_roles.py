@@ -126,7 +126,7 @@ def test_worker_orders() -> None:
         (["worker"], "expected counts by job name"),
         (
             {"worker": -1, "data_worker": 1},
-            "data_worker without a dispatcher; expected 'disp",
+            "data_worker without a dispatcher; expected all",
         ),
         ({"worker": -1, "dispatcher": 1}, "has no data_worker, and the tasks that train would"),
         ({"worker": -1, "dispatcher": 2, "data_worker": 1}, "2 tasks of job dispatcher"),

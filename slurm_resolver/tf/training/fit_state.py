@@ -115,9 +115,9 @@ class ReplicaMetrics:
     """The metrics in the middle of an epoch: a row of all their values for each replica.
 
     A metric's value is the sum of the replicas' parts. Another split of the sum would have other
-    last digits, so the parts are kept. Under this package's strategy, the metrics of Keras 3 are the
-    same in all replicas: the first row is then the value, and the others are zero. All workers make
-    the same calls.
+    last digits, so the parts are kept. Under this package's strategy, Keras 3's metrics are the same
+    in all replicas: the first row is then the value, and the others are zero. All workers make the
+    same calls.
     """
 
     def __init__(
