@@ -96,8 +96,6 @@ def _servers(text: str) -> Tuple[str, ...]:
 def main(args: argparse.Namespace) -> int:
     """Replaces this process by the program, or runs it; returns 1 if the tasks do not meet."""
     command = command_of(args)
-    if not command:
-        raise LaunchError("no command: srun slurm-resolver exec -- python train.py")
     # The program may connect to the other tasks as well.
     client.default_role = "launcher"
     try:

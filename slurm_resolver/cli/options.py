@@ -7,6 +7,7 @@ import re
 from typing import Callable, Dict, List
 
 from slurm_resolver.cluster.options import LAYOUTS, PLACEMENTS, WORKER_ORDERS, ClusterOptions
+from slurm_resolver.errors import LaunchError
 
 
 def add_cluster_options(parser: argparse.ArgumentParser) -> None:
@@ -59,7 +60,10 @@ def add_tasks_per_node(add: Callable[..., object]) -> None:
 def command_of(args: argparse.Namespace) -> List[str]:
     """Returns the words of the command line to start."""
     words: List[str] = args.command_line
-    return words[1:] if words[:1] == ["--"] else words
+    words = words[1:] if words[:1] == ["--"] else words
+    if not words:
+        raise LaunchError(f"no command: slurm-resolver {args.command} … -- python train.py")
+    return words
 
 
 def count(least: int, most: int = 1_000_000) -> Callable[[str], int]:

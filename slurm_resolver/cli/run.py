@@ -101,6 +101,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def main(args: argparse.Namespace) -> int:
     """Runs the tasks to their end, and returns the highest exit status."""
     # Imported here: --help does not need them, and they take long.
+    import asyncio
+
     from slurm_resolver.local import RunOptions
     from slurm_resolver.local.environment import gpu_variables
     from slurm_resolver.local.job import run_job
@@ -110,8 +112,6 @@ def main(args: argparse.Namespace) -> int:
 
     values = {name: value for name, value in vars(args).items() if name in RunOptions._fields}
     values["command"] = command = command_of(args)
-    if not command:
-        raise LaunchError("no command: slurm-resolver run -n 2 -- python train.py")
     if shutil.which(command[0]) is None:
         raise LaunchError(f"{command[0]!r} is not a program that can be started here")
     tasks: int = args.num_tasks
@@ -136,7 +136,7 @@ def main(args: argparse.Namespace) -> int:
         advice = advise_on_nested_run(SlurmStep.read(), tasks)
         if advice:
             _print_line(advice)
-    return run_job(options, os.environ, _print_line)
+    return asyncio.run(run_job(options, os.environ, _print_line))
 
 
 def _print_line(message: str) -> None:

@@ -75,7 +75,7 @@ def main(args: argparse.Namespace) -> int:
     command = command_of(args)
     if args.nodes is not None and (args.min_nodes or 0) > args.nodes:
         raise LaunchError(f"--min-nodes {args.min_nodes}: expected at most --nodes {args.nodes}")
-    if not command or os.path.basename(command[0]) != "srun" or len(command) < 2:
+    if os.path.basename(command[0]) != "srun" or len(command) < 2:
         raise LaunchError(
             f"{' '.join(command)!r}: expected srun with its options and a program, as in "
             "slurm-resolver supervise --nodes 4 -- srun --label python train.py"

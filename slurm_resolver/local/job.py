@@ -34,7 +34,7 @@ _SIGNALS += [signal.SIGUSR1, signal.SIGUSR2]
 _SET_TASK_PID = ("/bin/sh", "-c", 'export SLURM_TASK_PID=$$; exec "$0" "$@"')
 
 
-def run_job(
+async def run_job(
     options: RunOptions, environ: Mapping[str, str], print_line: Callable[[str], None]
 ) -> int:
     """Runs a step, and others after a requeue or a failure; returns the last one's exit status.
@@ -42,12 +42,7 @@ def run_job(
     Raises:
         LaunchError: if an output file cannot be written, or a task cannot be started.
     """
-    return asyncio.run(_run_job(options, inherited_environment(environ, options), print_line))
-
-
-async def _run_job(
-    options: RunOptions, inherited: Mapping[str, str], print_line: Callable[[str], None]
-) -> int:
+    inherited = inherited_environment(environ, options)
     started, requeues, steps = time.time(), 0, 0
     while True:
         step = _Step(options, print_line)

@@ -172,8 +172,7 @@ def _cluster_options(settings: BatchSettings) -> str:
     )
 
 
-# The workers first: Slurm chooses nodes for one component after the other, and might give the nodes
-# with GPUs to a component that needs none.
+# The workers first: else Slurm might give the nodes with GPUs to a component that needs none.
 _HET_GROUPS = {"chief": 1, "ps": 1, "worker": 0}
 
 

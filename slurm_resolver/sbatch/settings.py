@@ -71,8 +71,19 @@ def check_settings(settings: BatchSettings) -> None:
         raise _refused("job_name", settings.job_name, "no slash, as the output file is named so")
     _check_time(settings)
     _check_command(settings.command)
+    for name, other in (
+        ("ps_partition", "ps_nodes"),
+        ("spare_nodes", "restarts"),
+        ("min_nodes", "restarts"),
+    ):
+        if getattr(settings, name) is not None and getattr(settings, other) is None:
+            expected = f"--{other.replace('_', '-')} as well"
+            raise _refused(name, getattr(settings, name), expected)
     _check_jobs(settings, settings.nodes)
-    _check_restarts(settings)
+    if settings.min_nodes is not None:
+        if settings.min_nodes > settings.nodes:
+            raise _refused("min_nodes", settings.min_nodes, f"at most --nodes {settings.nodes}")
+        _check_jobs(settings, settings.min_nodes)
 
 
 def _check_time(settings: BatchSettings) -> None:
@@ -87,9 +98,7 @@ def _check_time(settings: BatchSettings) -> None:
 
 
 def _check_command(command: Sequence[str]) -> None:
-    if not command or not command[0]:
-        raise LaunchError("no command: slurm-resolver sbatch --nodes 2 -- python train.py")
-    if command[0].startswith("-"):
+    if not command[0] or command[0].startswith("-"):
         raise LaunchError(f"{command[0]!r}: expected a program; srun would read it as an option.")
     for word in command:
         if word == ":" or re.search("[\r\ud800-\udfff]", word):
@@ -103,8 +112,6 @@ def _check_command(command: Sequence[str]) -> None:
 def _check_jobs(settings: BatchSettings, nodes: int) -> None:
     jobs = settings.jobs or {}
     tasks = nodes * settings.tasks_per_node
-    if settings.ps_partition is not None and settings.ps_nodes is None:
-        raise LaunchError("--ps-partition is for the nodes of --ps-nodes: expected both.")
     if settings.ps_nodes is not None:
         if dict(jobs) != {"chief": 1, "ps": jobs.get("ps", 0), "worker": -1}:
             raise LaunchError("--ps-nodes: expected --ps as well, the number of parameter servers.")
@@ -132,17 +139,6 @@ def _check_jobs(settings: BatchSettings, nodes: int) -> None:
             f"jobs={dict(jobs)!r} leave none of the {counted(tasks, 'task')} ({place}) for a "
             "worker: expected fewer others, or more --nodes or --tasks-per-node."
         )
-
-
-def _check_restarts(settings: BatchSettings) -> None:
-    for name in ("spare_nodes", "min_nodes"):
-        if settings.restarts is None and getattr(settings, name) is not None:
-            raise _refused(name, getattr(settings, name), "--restarts N as well")
-    least = settings.min_nodes
-    if least is not None:
-        if least > settings.nodes:
-            raise _refused("min_nodes", least, f"at most --nodes {settings.nodes}")
-        _check_jobs(settings, least)
 
 
 def _refused(name: str, value: object, expected: str) -> LaunchError:

@@ -45,15 +45,6 @@ def test_the_program_finds_tf_config_and_its_gpus() -> None:
     cluster = sr.resolve({"ps": 1, "worker": -1}, environ=TASK)
     assert json.loads(told["TF_CONFIG"]) == cluster.tf_config()
     assert told["CUDA_VISIBLE_DEVICES"] == "4,5"  # its neighbour, the ps, uses none
-    assert "SLURM_RESOLVER_REPLACE" not in told
-
-
-def test_who_asks_for_it_gets_another_strategy() -> None:
-    replaced = variables("--replace-strategy", "--replace-resolver", PYTHONPATH="/of/mine")
-    assert replaced["SLURM_RESOLVER_REPLACE"] == "strategy,resolver"
-    first, _, rest = replaced["PYTHONPATH"].partition(":")
-    assert os.path.exists(os.path.join(first, "sitecustomize.py"))
-    assert rest == "/of/mine"
 
 
 def test_every_placeholder() -> None:
@@ -148,13 +139,6 @@ def test_the_program_does_not_get_what_python_sets() -> None:
         for before in ([], [*COMMAND, "--"])
     )
     assert direct == started
-
-
-def test_words_reach_the_program_as_they_are() -> None:
-    words = [b"a b", b"", b"--", b"--wait", b"it's", b"\xff", "ü".encode()]
-    command = [*COMMAND, "--", "printf", "%s|", *words]
-    told = subprocess.check_output(command, env={**os.environ, **TASK}, timeout=180)
-    assert told == b"".join(word + b"|" for word in words)
 
 
 @pytest.mark.parametrize(

@@ -281,8 +281,8 @@ REFUSED = {
     "--ps 1 --ps-nodes 3": "--ps-nodes 3: expected at most 2",
     "--ps 1 --ps-nodes 1 --array 0-1": "expected no --array",
     "--restarts 1 -N 2 --ps 1 --ps-nodes 1": "no --restarts, as slurm-resolver supervise does not",
-    "--ps-partition cpu": "expected both",
-    "--spare-nodes 1": "--spare-nodes 1: expected --restarts N as well",
+    "--ps-partition cpu": "expected --ps-nodes as well",
+    "--spare-nodes 1": "--spare-nodes 1: expected --restarts as well",
     "--restarts 1 --nodes 2 --min-nodes 3": "--min-nodes 3: expected at most --nodes 2",
     "--restarts 1 -N 3 --min-nodes 2 --jobs ps=1,worker=2": "need 3 tasks, but 2 nodes with 1 task",
 }

@@ -6,7 +6,6 @@ import json
 import subprocess
 import sys
 from pathlib import Path
-from typing import Dict, List
 
 import pytest
 import task_variables
@@ -52,28 +51,6 @@ n10      1      0  worker 0  4     n10:23001  (this task)
          3      1  worker 2  5     n10:23002
 GPUs of this task: 4 (CUDA_VISIBLE_DEVICES split by SLURM_LOCALID)"""
     )
-
-
-@pytest.mark.usefixtures("task")
-@pytest.mark.parametrize(
-    ("variables", "options", "line"),
-    [
-        ({}, JOBS, "none (this job uses no GPU (gpu_jobs))"),
-        ({}, [*JOBS, "--gpu-jobs=ps,worker"], "4 (CUDA_VISIBLE"),
-        ({"CUDA_VISIBLE_DEVICES": ""}, [], "none (CUDA_VISIBLE_DEVICES"),
-    ],
-)
-def test_the_gpus_of_rank_0(
-    variables: Dict[str, str],
-    options: List[str],
-    line: str,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    for name, value in {"SLURM_PROCID": "0", **variables}.items():
-        monkeypatch.setenv(name, value)
-    assert main(["show", *options]) == 0
-    assert f"\nGPUs of this task: {line}" in capsys.readouterr().out
 
 
 def test_a_step_from_options(capsys: pytest.CaptureFixture[str]) -> None:

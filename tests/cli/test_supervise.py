@@ -120,13 +120,6 @@ def test_too_few_healthy_nodes(folder: Path) -> None:
     )
 
 
-def test_a_job_that_slurm_does_not_know(folder: Path) -> None:
-    text = "echo 'slurm_load_jobs error: Invalid job id specified' >&2; exit 1\n"
-    (folder / "scontrol.do").write_text(text)
-    status, said = supervise(folder, "")
-    assert (status, said) == (1, ["not started: Slurm does not know job 7"])
-
-
 def test_the_other_tasks_are_ended_where_srun_leaves_them(folder: Path) -> None:
     fails = "echo 'srun: error: n1: task 0: Exited with exit code 5' >&2\n"
     (folder / "srun.do").write_text(f"{LOOKS}{fails}exec sleep 600\n")
