@@ -86,13 +86,6 @@ CASES = {
         "worker 0 (rank 2 on localhost) ended with SIGKILL; restart 1 of at most 2 in 1 s",
         ("worker 0",),
     ),
-    "a worker that is started too often": Case(
-        f"{CHIEF} --restart-workers 1",
-        {"ps 0": JOINS, "worker 0": "exit 4", "chief 0": TRAINS},
-        4,
-        "ended with exit status 4; not restarted: --restart-workers is 1",
-        ("chief 0",),
-    ),
     # The service is in rank 0, which comes later than the others.
     "a worker fails before the service starts": Case(
         WORKERS,

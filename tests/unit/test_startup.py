@@ -54,19 +54,6 @@ def test_the_class_is_replaced_when_tensorflow_has_been_imported(folder: Path) -
     assert said == "tensorflow\ntensorflow is imported\nreplaced strategy of True\non\n"
 
 
-def test_an_import_that_failed_may_be_tried_again(folder: Path) -> None:
-    (folder / "tensorflow.py").write_text("import os\nif 'READY' not in os.environ: raise OSError")
-    program = """
-import os
-try:
-    import tensorflow
-except OSError:
-    os.environ["READY"] = "1"
-    import tensorflow
-"""
-    assert run(folder, program) == "replaced strategy of True\n"
-
-
 def test_the_sites_own_sitecustomize_runs_as_ever(folder: Path) -> None:
     (folder / "sitecustomize.py").write_text("print('of the site', __name__, __file__)\n")
     program = "import sitecustomize, sys; print([name for name in sys.path if 'startup' in name])"
