@@ -9,7 +9,6 @@ import re
 import shlex
 import subprocess
 import sys
-from pathlib import Path
 from typing import Any, List
 
 import pytest
@@ -103,13 +102,6 @@ def test_shtab_completes_them() -> None:
     for name in COMMANDS:
         assert name in script
     subprocess.run(["bash", "-n"], input=script, text=True, check=True)
-
-
-def test_no_command_imports_tensorflow(tmp_path: Path) -> None:
-    (tmp_path / "tensorflow.py").write_text("raise SystemExit('TensorFlow was imported')")
-    for arguments in (["show", "--nodelist", "n1"], ["run", "--", "true"], ["--version"]):
-        done = run(*arguments, env={**os.environ, "PYTHONPATH": str(tmp_path)})
-        assert (done.returncode, done.stderr) == (0, "")
 
 
 SLOW_MODULES = "asyncio ctypes dataclasses inspect logging subprocess"

@@ -105,8 +105,6 @@ def test_reserved_ports_are_free_ones() -> None:
         ("-n 0 -- true", "'0': expected a number from 1 to 4096"),
         ("-- no-such-program", "'no-such-program' is not a program"),
         ("-t soon -- true", "--time 'soon': expected minutes, minutes:seconds"),
-        ("--signal B:USR1@5 -- true", "expected SIGNAL[@SECONDS]"),
-        ("--signal WINCH -- true", "Slurm does not accept the signal WINCH; expected a number"),
         ("-t 1 --signal USR1 -- true", "Give fewer seconds (SIGUSR1@30), or a longer time."),
         ("--fail-after 2:1 -- true", "--fail-after 2:1: expected a rank from 0 to 0"),
         ("-o no/such/folder/%t -- true", "cannot write to 'no/such/folder/0' (No such file"),

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import local_run
 import pytest
 import task_variables
 
@@ -51,6 +52,16 @@ n10      1      0  worker 0  4     n10:23001  (this task)
          3      1  worker 2  5     n10:23002
 GPUs of this task: 4 (CUDA_VISIBLE_DEVICES split by SLURM_LOCALID)"""
     )
+
+
+def test_tasks_tell_each_other_where_they_run() -> None:
+    show = [*local_run.COMMAND, "show", "--json", "--layout", "rendezvous", *JOBS]
+    done = local_run.run("run", "-n3", "--no-label", "--", *show)
+    assert done.returncode == 0, done.stderr
+    told = [json.loads(line) for line in done.stdout.splitlines()]
+    assert sorted(one["self"]["rank"] for one in told) == [0, 1, 2]
+    assert {one["layout_source"] for one in told} == {"rendezvous"}
+    assert told[0]["tasks"] == told[1]["tasks"] == told[2]["tasks"]
 
 
 def test_a_step_from_options(capsys: pytest.CaptureFixture[str]) -> None:
