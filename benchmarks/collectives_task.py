@@ -1,17 +1,17 @@
-"""A task of benchmarks/collectives.py: all-reduces of `MultiWorkerMirroredStrategy`."""
+"""A task of benchmarks/collectives.py: all-reduces with `MultiWorkerMirroredStrategy`."""
 
 from __future__ import annotations
 
 from typing import Any, Callable
 
-from teams import obey
+from variants import serve_variants
 
 import slurm_resolver as sr
 from slurm_resolver.cluster.options import WorkerOrder
 
 
 def prepare(port_base: int, size: int, worker_order: WorkerOrder) -> Callable[[int], object]:
-    """Connects the workers; returns what reduces a tensor of `size` bytes so many times."""
+    """Connects the workers; returns a function that reduces a tensor of `size` bytes repeatedly."""
     import tensorflow as tf
 
     resolver = sr.SlurmClusterResolver(port_base=port_base, worker_order=worker_order)
@@ -21,21 +21,21 @@ def prepare(port_base: int, size: int, worker_order: WorkerOrder) -> Callable[[i
     strategy = tf.distribute.MultiWorkerMirroredStrategy(resolver, options)
 
     @tf.function  # type: ignore[untyped-decorator]
-    def reduce() -> Any:
+    def all_reduce() -> Any:
         def replica() -> Any:
             ones = tf.ones([size // 4])
             return tf.distribute.get_replica_context().all_reduce("SUM", ones)[0]
 
         return strategy.run(replica)
 
-    def work(times: int) -> None:
+    def run_steps(times: int) -> None:
         for _ in range(times):
-            reduced = float(reduce())
-            assert reduced == len(resolver.cluster.tasks), reduced
+            total = float(all_reduce())
+            assert total == len(resolver.cluster.tasks), total
 
-    work(1)  # makes the connections
-    return work
+    run_steps(1)  # opens the connections
+    return run_steps
 
 
 if __name__ == "__main__":
-    obey(prepare)
+    serve_variants(prepare)

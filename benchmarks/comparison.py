@@ -1,7 +1,8 @@
-"""What two teams of one step took and sent, with links of several rates, and the table of it."""
+"""Compares two variants of a step at several link rates, and makes tables of the results."""
 
 from __future__ import annotations
 
+import argparse
 import statistics
 from typing import Dict, List, NamedTuple, Optional, Sequence
 
@@ -10,67 +11,81 @@ from hosts import Measured, Step
 
 
 class Comparison(NamedTuple):
-    """One layout.
+    """What was measured with one layout of the tasks.
 
-    `measured` is by rate in Mbit/s, None being no limit, and then by team: this resolver's choice,
-    and the peer's.
+    Attributes:
+        label: the layout.
+        size: the bytes that a step computes with, which are the unit of `busiest` and `mean`.
+        measured: the results by the rate in Mbit/s, or None for links without a limit, and then by
+            the variant: this resolver's choice first, and then the other one.
     """
 
     label: str
+    size: int
     measured: Dict[Optional[int], Dict[str, List[Measured]]]
 
-    @property
-    def teams(self) -> List[str]:
-        """Their names, the peer's last."""
-        return list(self.measured[None])
+    def busiest(self, variant: str) -> float:
+        """Returns what the busiest host sends in a step."""
+        return statistics.median(
+            max(one.sent.values()) / self.size for one in self.measured[None][variant]
+        )
 
-    def busiest(self, team: str) -> float:
-        """Bytes that the busiest host sends in a step."""
-        return statistics.median(max(one.sent.values()) for one in self.measured[None][team])
-
-    def mean(self, team: str) -> float:
-        """Bytes that a host sends in a step, the mean of all hosts."""
-        means = [statistics.mean(one.sent.values()) for one in self.measured[None][team]]
-        return statistics.median(means)
+    def mean(self, variant: str) -> float:
+        """Returns what a host sends in a step, as the mean of all hosts."""
+        return statistics.median(
+            statistics.mean(one.sent.values()) / self.size for one in self.measured[None][variant]
+        )
 
 
-def compare(label: str, step: Step, rates: Sequence[int], rounds: int) -> Comparison:
-    """Lets the teams of a step take turns: with no limit on the links, then with each."""
+def add_options(parser: argparse.ArgumentParser, size: int) -> None:
+    """Adds the options of `compare`."""
+    text = "rates of the links [1000 100]"
+    parser.add_argument("--mbit", type=int, nargs="*", default=[1000, 100], metavar="N", help=text)
+    text = "bytes that a step computes with [%(default)s]"
+    parser.add_argument("--bytes", type=int, default=size, metavar="N", help=text)
+
+
+def compare(label: str, step: Step, args: argparse.Namespace) -> Comparison:
+    """Measures the variants of a step without a limit on the links, and then at each rate."""
     measured = {}
-    for rate in [None, *rates]:
-        step.hosts.limit(rate)
-        measured[rate] = step.compare(times=2 if rate is None else 1, rounds=rounds)
-    step.hosts.limit(None)
-    return Comparison(label, measured)
+    for rate in [None, *args.mbit]:
+        step.hosts.limit_links(rate)
+        measured[rate] = step.measure_in_turn(2 if rate is None else 1, args.rounds)
+    step.hosts.limit_links(None)
+    return Comparison(label, args.bytes, measured)
 
 
 def seconds_tables(
-    heading: str, compared: Sequence[Comparison], rates: Sequence[int], rounds: int
+    heading: str, comparisons: Sequence[Comparison], args: argparse.Namespace
 ) -> List[str]:
-    """A line and a table for each rate, and for no limit."""
+    """Returns a caption and a table for each rate, and for links without a limit."""
     parts = []
-    for rate in [*rates, None]:
+    for rate in [*args.mbit, None]:
         links = "no limit on the links" if rate is None else f"links of {rate:,} Mbit/s"
-        parts.append(f"Seconds of a step with {links}, medians of {rounds} rounds:")
-        parts.append(_seconds_table(heading, compared, rate))
+        parts.append(f"Seconds of a step with {links}, medians of {args.rounds} rounds:")
+        parts.append(_seconds_table(heading, comparisons, rate))
     return parts
 
 
-def _seconds_table(heading: str, compared: Sequence[Comparison], rate: Optional[int]) -> str:
-    """Beside the seconds, those the busiest link needs for its bytes, and how busy the CPUs were.
+def _seconds_table(heading: str, comparisons: Sequence[Comparison], rate: Optional[int]) -> str:
+    """Returns a table of the seconds of a step, and of what limits it.
 
-    So it shows what limits a step: the links, or the CPUs that do the work of all hosts.
+    "Link alone" is the time that the busiest link needs for its bytes. If a step takes longer and
+    the CPUs are busy, they are the limit: they do the work of all hosts.
     """
     rows, headings = [], [heading]
-    for one in compared:
-        own, peer = (one.measured[rate][team] for team in one.teams)
-        ratio = statistics.median(b.seconds / a.seconds for a, b in zip(own, peer))
-        headings, cells = [heading, f"{one.teams[1]} ÷ {one.teams[0]}"], [f"{ratio:.2f}"]
-        for team, taken in zip(one.teams, (own, peer)):
-            headings += [f"{team}, s", "link alone, s", "CPUs busy"]
-            alone = "–" if rate is None else f"{one.busiest(team) * 8e-6 / rate:.3f}"
-            busy = statistics.median(each.busy for each in taken)
-            seconds = statistics.median(each.seconds for each in taken)
+    for comparison in comparisons:
+        measured = comparison.measured[rate]
+        (ours, own_results), (other, other_results) = measured.items()
+        pairs = zip(own_results, other_results)
+        ratio = statistics.median(theirs.seconds / own.seconds for own, theirs in pairs)
+        headings, cells = [heading, f"{other} ÷ {ours}"], [f"{ratio:.2f}"]
+        for variant, results in measured.items():
+            headings += [f"{variant}, s", "link alone, s", "CPUs busy"]
+            megabits = comparison.busiest(variant) * comparison.size * 8e-6
+            alone = "–" if rate is None else f"{megabits / rate:.3f}"
+            busy = statistics.median(one.busy for one in results)
+            seconds = statistics.median(one.seconds for one in results)
             cells += [f"{seconds:.3f}", alone, f"{busy:.0%}"]
-        rows.append([one.label, *cells])
+        rows.append([comparison.label, *cells])
     return report.table(headings, rows)

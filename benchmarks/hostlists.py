@@ -1,8 +1,9 @@
-"""Host lists expanded and folded, against TensorFlow's, python-hostlist and ClusterShell.
+"""Measures how long it takes to expand and to fold host lists, compared with other packages.
 
-CPU times, in turn in one run. A peer is compared only where its result is right: the same names in
-the same order, as `scontrol show hostnames` has them, and for a folded list one that expands to
-them. Where it is not, the table says what it does.
+The packages are TensorFlow, python-hostlist and ClusterShell. The times are CPU times, measured in
+turn. A package is compared only if its result is right: an expanded list must have the names in the
+order of `scontrol show hostnames`, and a folded list must expand to its names. Otherwise the table
+says what is wrong.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import os
 import random
 import statistics
 import time
+from collections import defaultdict
 from typing import Any, Callable, Dict, List, Tuple
 
 os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"
@@ -23,47 +25,53 @@ from tensorflow.python.distribute.cluster_resolver import slurm_cluster_resolver
 
 import slurm_resolver as sr
 
-PEERS = ["TensorFlow", "python-hostlist", "ClusterShell"]
-SLOW = 0.5  # seconds: what took as long runs only once, and not with more names
+OURS = "ours"
+OTHERS = ["TensorFlow", "python-hostlist", "ClusterShell"]
+SLOW = 0.5  # seconds: a slower package runs only once, and not with longer lists
 
 Work = Callable[[], Any]
 
 
-def shapes(size: int) -> Dict[str, List[str]]:
-    """Returns the host names that are compared, by what is special about them."""
+def host_lists(size: int) -> Dict[str, List[str]]:
+    """Returns lists of host names, by what is special about them."""
     shuffled = [f"n{i}" for i in range(size)]
     random.Random(1).shuffle(shuffled)
     return {
         "in one range": [f"n{i}" for i in range(size)],
-        "with zeros": [f"node{i:07d}" for i in range(size)],
+        "leading zeros": [f"node{i:07d}" for i in range(size)],
         "1 of 6 missing": [f"n{i}" for i in range(size * 2) if i % 6][:size],
         "racks of 100": [f"rack{i // 100}-n{i % 100:02d}" for i in range(size)],
-        "a name behind": [f"n{i}-ib0" for i in range(size)],
+        "with a suffix": [f"n{i}-ib0" for i in range(size)],
         "shuffled": shuffled,
-        "not a range": [f"{chr(97 + i % 26)}x{i:x}y" for i in range(size)],
+        "without ranges": [f"{chr(97 + i % 26)}x{i:x}y" for i in range(size)],
     }
 
 
-def expansions(names: List[str]) -> Tuple[Work, Dict[str, Work]]:
-    """Returns what expands the list that stands for these names: ours, and the peers'."""
+def expansions(names: List[str]) -> Dict[str, Work]:
+    """Returns the functions that expand these names' list, by package, ours first."""
     text = sr.compress_hostlist(names)
-    return lambda: sr.expand_hostlist(text), {
+    return {
+        OURS: lambda: sr.expand_hostlist(text),
         "TensorFlow": lambda: slurm_cluster_resolver.expand_hostlist(text),
         "python-hostlist": lambda: hostlist.expand_hostlist(text, allow_duplicates=True),
         "ClusterShell": lambda: ClusterShell.NodeSet.expand(text),
     }
 
 
-def foldings(names: List[str]) -> Tuple[Work, Dict[str, Work]]:
-    """Returns what folds the names into a list: ours, and the peers'; TensorFlow has none."""
-    return lambda: sr.compress_hostlist(names), {
+def foldings(names: List[str]) -> Dict[str, Work]:
+    """Returns the functions that fold these names, by package, ours first. TensorFlow has none."""
+    return {
+        OURS: lambda: sr.compress_hostlist(names),
         "python-hostlist": lambda: hostlist.collect_hostlist(names),
         "ClusterShell": lambda: ClusterShell.NodeSet.fold(",".join(names)),
     }
 
 
-def judge(result: Any, names: List[str]) -> str:
-    """Returns what is wrong with a result: a list of names, or a folded text. "" if nothing is."""
+def defect(result: Any, names: List[str]) -> str:
+    """Returns what is wrong with a result, or "".
+
+    The result is a list of names, a folded list, or an exception.
+    """
     if isinstance(result, Exception):
         return type(result).__name__
     try:
@@ -76,7 +84,7 @@ def judge(result: Any, names: List[str]) -> str:
 
 
 def run(work: Work) -> Tuple[float, Any]:
-    """Returns the CPU time that the work took, and its result or the error that it raised."""
+    """Returns the CPU time of the work, and its result or the exception that it raised."""
     gc.collect()
     start = time.process_time()
     try:
@@ -86,17 +94,21 @@ def run(work: Work) -> Tuple[float, Any]:
     return time.process_time() - start, result
 
 
-def compare(own: Work, peers: Dict[str, Work], names: List[str], slow: Dict[str, str]) -> List[str]:
-    """Returns the cells of a row: what each peer takes, as a multiple of ours, or why not."""
+def compare(works: Dict[str, Work], names: List[str], slow: Dict[str, str]) -> List[str]:
+    """Returns the cells of a row: for each package the ratio to our time, or why there is none.
+
+    Packages in `slow` are left out; those that are slow now are added to it.
+    """
     cells = dict(slow)
-    taken: Dict[str, List[float]] = {"own": [run(own)[0]]}
-    for name, peer in peers.items():
+    taken: Dict[str, List[float]] = {}
+    for name, work in works.items():
         if name in slow:
             continue
-        seconds, result = run(peer)
-        wrong = judge(result, names)
+        seconds, result = run(work)
+        wrong = defect(result, names)
         del result
-        if seconds > SLOW:
+        assert name != OURS or not wrong, wrong
+        if seconds > SLOW and name != OURS:
             slow[name] = f"took {seconds:.1f} s for {len(names):,}"
         if wrong:
             cells[name] = f"wrong: {wrong}"
@@ -105,31 +117,28 @@ def compare(own: Work, peers: Dict[str, Work], names: List[str], slow: Dict[str,
     for _ in range(4):
         for name in taken:
             if name not in slow:
-                taken[name].append(run(own if name == "own" else peers[name])[0])
-    assert judge(run(own)[1], names) == ""
-    for name in taken:
-        ratio = statistics.median(a / b for a, b in zip(taken[name], taken["own"]))
-        cells.setdefault(name, f"{ratio:.2f}" if ratio < 10 else f"{ratio:.0f}")
-    milliseconds = f"{1000 * statistics.median(taken['own']):.1f}"
-    return [*(cells.get(name, "has none") for name in PEERS), milliseconds]
+                taken[name].append(run(works[name])[0])
+    for name, times in taken.items():
+        ratio = statistics.median(other / own for other, own in zip(times, taken[OURS]))
+        cells[name] = f"{ratio:.2f}" if ratio < 10 else f"{ratio:.0f}"
+    milliseconds = f"{1000 * statistics.median(taken[OURS]):.1f}"
+    return [*(cells.get(name, "has none") for name in OTHERS), milliseconds]
 
 
 def main() -> None:
     """Publishes a table for each direction and size."""
-    parser = report.parser(__doc__)
-    parser.add_argument("sizes", type=int, nargs="*", default=[100_000], metavar="NAMES")
+    parser = report.make_parser(__doc__, counts=[100_000], of="names")
     args = parser.parse_args()
     parts = []
-    for direction, works in (("expand", expansions), ("fold", foldings)):
-        slow: Dict[Tuple[str, str], str] = {}
-        for size in args.sizes:
-            rows = []
-            for shape, names in shapes(size).items():
-                known = {peer: why for (where, peer), why in slow.items() if where == shape}
-                own, peers = works(names)
-                rows.append((shape, *compare(own, peers, names, known)))
-                slow.update({(shape, peer): why for peer, why in known.items()})
-            parts.append(report.table([f"{direction} {size:,} names", *PEERS, "ours (ms)"], rows))
+    for direction, works_of in (("expand", expansions), ("fold", foldings)):
+        slow: Dict[str, Dict[str, str]] = defaultdict(dict)  # by kind of list, then by package
+        for size in args.counts:
+            rows = [
+                (kind, *compare(works_of(names), names, slow[kind]))
+                for kind, names in host_lists(size).items()
+            ]
+            headings = [f"{direction} {size:,} names", *OTHERS, f"{OURS} (ms)"]
+            parts.append(report.table(headings, rows))
     report.publish("hostlists", "\n\n".join(parts), write=args.write)
 
 

@@ -1,87 +1,80 @@
-"""Four hosts of a real Slurm on this machine: what crosses their links, and how fast they are."""
+"""Four hosts of a real Slurm on this machine, whose links can be limited and measured."""
 
 from __future__ import annotations
 
 import contextlib
 import json
+import re
 import shlex
 import socket
 import subprocess
 import sys
-import tempfile
 import time
-from functools import partial
 from pathlib import Path
-from typing import Any, Dict, Iterator, List, Mapping, NamedTuple, Optional, Sequence, Tuple
+from typing import (
+    Any,
+    Dict,
+    Iterable,
+    Iterator,
+    List,
+    Mapping,
+    NamedTuple,
+    Optional,
+    Sequence,
+    Tuple,
+)
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests" / "helpers"))
-
-from slurm_cluster import Node, SlurmCluster, SlurmUnavailable
-from teams import VARIABLE, read, write
+from real_slurm import start_slurm
+from slurm_cluster import SlurmCluster
+from variants import VARIABLE, receive, send
 
 HOSTS = ["n1", "n2", "n3", "n4"]
-MB_PER_TASK = 500  # measured, with two teams
-_START = 420.0  # seconds in which the tasks have to import TensorFlow and to meet
-_ANSWER = 240.0
+MB_PER_TASK = 500  # measured with two variants
+_START_TIMEOUT = 420.0  # the tasks import TensorFlow and connect to each other
+_ANSWER_TIMEOUT = 240.0
 
 
 class Measured(NamedTuple):
-    """Bytes that each host sent to the others in a step, its seconds, the share of CPUs busy."""
+    """Bytes that each host sent in a step, the step's seconds, and the share of busy CPU time."""
 
     sent: Dict[str, float]
     seconds: float
     busy: float
 
 
+@contextlib.contextmanager
+def start_hosts(tasks: int) -> Iterator[Hosts]:
+    """Starts Slurm on the four hosts for steps of up to that many tasks."""
+    _check_memory(tasks)
+    with start_slurm(len(HOSTS), cpus=16) as slurm:
+        yield Hosts(slurm)
+
+
 class Hosts:
-    """The hosts, as a context manager."""
+    """The four hosts of a running Slurm."""
 
-    def __enter__(self) -> Hosts:
-        """Starts Slurm."""
-        with contextlib.ExitStack() as stack:
-            folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="hosts-"))
-            self._folder = Path(folder)
-            nodes = [Node(name, cpus=16) for name in HOSTS]
-            try:
-                self._slurm = stack.enter_context(SlurmCluster(nodes, self._folder / "slurm"))
-            except SlurmUnavailable as error:
-                raise SystemExit(f"no Slurm to measure on: {error}") from None
-            self._stack = stack.pop_all()
-        return self
+    def __init__(self, slurm: SlurmCluster) -> None:
+        self._slurm = slurm
 
-    def __exit__(self, *_: object) -> None:
-        """Stops Slurm, and all that still runs there."""
-        self._stack.close()
+    def limit_links(self, mbit: Optional[int]) -> None:
+        """Limits each host to sending and receiving `mbit` Mbit/s; None removes the limit.
 
-    def limit(self, mbit: Optional[int]) -> None:
-        """Limits what each host sends and what it gets to that many Mbit/s each; None: no limit.
-
-        The queues are long enough to lose nothing.
+        The queues are long enough that no packet is dropped.
         """
         for number, name in enumerate(HOSTS, 1):
-            sending = partial(self._slurm.run_on, name), "eth0"
-            getting = self._slurm.run, f"port{number}"
-            for run, device in (sending, getting):
+            # A host sends through its eth0, and receives from a port of the login host.
+            for node, device in ((name, "eth0"), (None, f"port{number}")):
                 if mbit is None:
-                    run(f"tc qdisc del dev {device} root", check=False)
+                    self._slurm.run(f"tc qdisc del dev {device} root", node=node, check=False)
                 else:
                     queue = f"tbf rate {mbit}mbit burst 128kb limit 32mb"
-                    run(f"tc qdisc replace dev {device} root {queue}")
+                    self._slurm.run(f"tc qdisc replace dev {device} root {queue}", node=node)
 
-    def sent(self) -> Dict[str, int]:
-        """By host the bytes that its interface to the others has sent."""
-        return {name: self._sent(name) for name in HOSTS}
-
-    def _sent(self, name: str) -> int:
-        lines = self._slurm.run_on(name, ["cat", "/proc/net/dev"]).stdout.splitlines()
-        own = next(line for line in lines if line.strip().startswith("eth0:"))
-        return int(own.partition(":")[2].split()[8])
-
-    def hostfile(self, names: Sequence[str]) -> Dict[str, str]:
-        """What srun has to find in its environment for the arbitrary distribution."""
-        path = self._folder / "hostfile"
-        path.write_text("".join(f"{name}\n" for name in names), encoding="ascii")
-        return {"SLURM_HOSTFILE": str(path)}
+    def bytes_sent(self) -> Dict[str, int]:
+        """Returns the bytes that each host has sent so far: those that its port has received."""
+        devices = self._slurm.run(["cat", "/proc/net/dev"]).stdout
+        received = dict(re.findall(r"^ *port(\d): *(\d+)", devices, re.M))
+        return {name: int(received[str(number)]) for number, name in enumerate(HOSTS, 1)}
 
     @contextlib.contextmanager
     def step(
@@ -89,128 +82,121 @@ class Hosts:
         options: Sequence[str],
         script: Path,
         tasks: int,
-        teams: Mapping[str, Mapping[str, Any]],
-        environment: Optional[Mapping[str, str]] = None,
+        variants: Mapping[str, Mapping[str, Any]],
     ) -> Iterator[Step]:
-        """A step of the script, whose tasks call `teams.obey`, once every process of it is ready.
+        """Runs a step, and yields it once all its processes are ready.
 
         Args:
-            options: srun's.
-            script: the path of the tasks' Python script.
-            tasks: how many there are.
-            teams: by name, what `obey` passes on to the processes of that team.
-            environment: variables for srun and the tasks.
+            options: srun's options.
+            script: the Python script of the tasks, which calls `variants.serve_variants`.
+            tasks: the number of tasks.
+            variants: the keywords of each variant, by its name.
         """
-        path = self._folder / "socket"
+        path = self._slurm.directory / "socket"
         path.unlink(missing_ok=True)
-        told = {"socket": str(path), "teams": teams}
+        log = self._slurm.directory / "step.log"
         words = ["srun", f"--ntasks={tasks}", "--kill-on-bad-exit=1", *options]
-        printed = self._folder / "printed"
-        command = f"exec {shlex.join([*words, sys.executable, str(script)])} >{printed} 2>&1"
+        command = f"exec {shlex.join([*words, sys.executable, str(script)])} >{log} 2>&1"
         variables = {
-            **(environment or {}),
-            VARIABLE: json.dumps(told),
+            VARIABLE: json.dumps({"socket": str(path), "variants": variants}),
             "TF_CPP_MIN_LOG_LEVEL": "3",
-            "OPENBLAS_NUM_THREADS": "1",  # and so no thread that a fork would lose
+            "OPENBLAS_NUM_THREADS": "1",  # a fork would lose OpenBLAS's threads
         }
         with socket.socket(socket.AF_UNIX) as server:
             server.bind(str(path))
-            server.listen(tasks * len(teams))
+            server.listen(tasks * len(variants))
             server.settimeout(1)
-            srun = self._slurm.popen(command, env=variables)
-            made = Step(self, srun, list(teams))
             try:
-                made.gather(server, tasks * len(teams))
-                yield made
-            except (OSError, EOFError) as error:  # time-outs too
-                made.close()
-                text = _end(srun, printed)
-                raise SystemExit(f"{shlex.join(words)}: {error}\n{text}") from None
-            finally:
-                made.close()
-                _end(srun, printed)
+                with Step(self, self._slurm.popen(command, env=variables), variants) as step:
+                    step.accept(server, tasks * len(variants))
+                    yield step
+            except (OSError, EOFError) as error:  # an OSError may be a timeout
+                raise SystemExit(f"{shlex.join(words)}: {error}\n{_tail(log)}") from None
 
 
 class Step:
-    """A running step, and the connections to its processes by team."""
+    """A running step, with a connection to each of its processes."""
 
-    def __init__(self, hosts: Hosts, srun: subprocess.Popen[str], teams: List[str]) -> None:
-        """A step that `gather` completes."""
+    def __init__(self, hosts: Hosts, srun: Any, variants: Iterable[str]) -> None:
         self.hosts = hosts
         self._srun = srun
-        self._teams: Dict[str, List[Any]] = {team: [] for team in teams}
+        self._files: Dict[str, List[Any]] = {variant: [] for variant in variants}
 
-    def gather(self, server: socket.socket, count: int) -> None:
-        """Returns when that many processes have come and are ready."""
-        deadline = time.monotonic() + _START
-        while count:
-            try:
-                connection = server.accept()[0]
-            except socket.timeout:  # a TimeoutError only from Python 3.10 on
-                if self._srun.poll() is not None:
-                    raise EOFError("the step has ended before it began") from None
-                if time.monotonic() > deadline:
-                    late = f"{count} processes were not ready in {_START:g} s"
-                    raise TimeoutError(late) from None
-                continue
-            connection.settimeout(_ANSWER)
-            file = connection.makefile("rw", encoding="ascii")
-            connection.close()  # the file keeps it
-            self._teams[read(file)].append(file)
-            count -= 1
+    def __enter__(self) -> Step:
+        return self
 
-    def run(self, team: str, times: int) -> Measured:
-        """Lets a team do that many steps, and returns what one of them took and sent."""
-        before = self.hosts.sent()
-        cpus = _cpus()
-        for file in self._teams[team]:
-            write(file, times)
-        seconds = max([read(file) for file in self._teams[team]])
-        idle, total = (after - early for after, early in zip(_cpus(), cpus))
-        sent = {name: (now - before[name]) / times for name, now in self.hosts.sent().items()}
-        return Measured(sent, seconds / times, 1 - idle / max(total, 1))
-
-    def compare(self, times: int, rounds: int) -> Dict[str, List[Measured]]:
-        """By team what `run` returned in each round, the teams taking turns."""
-        taken: Dict[str, List[Measured]] = {team: [] for team in self._teams}
-        for number in range(rounds):
-            for team in list(self._teams)[:: -1 if number % 2 else 1]:
-                taken[team].append(self.run(team, times))
-        return taken
-
-    def close(self) -> None:
-        """Lets all processes end."""
-        for files in self._teams.values():
+    def __exit__(self, *_: object) -> None:
+        """Disconnects, which ends the processes, and waits for the step's end."""
+        for files in self._files.values():
             for file in files:
                 with contextlib.suppress(OSError):
                     file.close()
+        for seconds in (20, 10):
+            try:
+                self._srun.wait(timeout=seconds)
+                break
+            except subprocess.TimeoutExpired:
+                self._srun.terminate()  # if this fails too, the step ends when Slurm is stopped
+
+    def accept(self, server: socket.socket, count: int) -> None:
+        """Waits until `count` processes have connected, which they do when they are ready."""
+        deadline = time.monotonic() + _START_TIMEOUT
+        while count:
+            try:
+                connection = server.accept()[0]
+            except socket.timeout:  # a TimeoutError only since Python 3.10
+                if self._srun.poll() is not None:
+                    raise EOFError("the step ended during its start") from None
+                if time.monotonic() > deadline:
+                    late = f"{count} processes were not ready after {_START_TIMEOUT:g} s"
+                    raise TimeoutError(late) from None
+                continue
+            connection.settimeout(_ANSWER_TIMEOUT)
+            file = connection.makefile("rw", encoding="ascii")
+            connection.close()  # the file keeps it open
+            self._files[receive(file)].append(file)
+            count -= 1
+
+    def measure(self, variant: str, times: int) -> Measured:
+        """Runs a number of training steps of a variant, and returns the mean of one."""
+        sent_before = self.hosts.bytes_sent()
+        idle_before, total_before = _cpu_ticks()
+        for file in self._files[variant]:
+            send(file, times)
+        seconds = max([receive(file) for file in self._files[variant]])
+        idle, total = _cpu_ticks()
+        busy = 1 - (idle - idle_before) / max(total - total_before, 1)
+        sent_after = self.hosts.bytes_sent()
+        sent = {name: (sent_after[name] - sent_before[name]) / times for name in HOSTS}
+        return Measured(sent, seconds / times, busy)
+
+    def measure_in_turn(self, times: int, rounds: int) -> Dict[str, List[Measured]]:
+        """Measures the variants in turn; returns the results of all rounds by variant."""
+        results: Dict[str, List[Measured]] = {variant: [] for variant in self._files}
+        for number in range(rounds):
+            # Every second round has the opposite order.
+            for variant in list(self._files)[:: -1 if number % 2 else 1]:
+                results[variant].append(self.measure(variant, times))
+        return results
 
 
-def _cpus() -> Tuple[int, int]:
-    """How long the machine's CPUs have been idle, and how long there were any, in ticks."""
+def _cpu_ticks() -> Tuple[int, int]:
+    """Returns the ticks that the machine's CPUs have been idle, and all their ticks."""
     with open("/proc/stat", encoding="ascii") as file:
-        ticks = [int(each) for each in file.readline().split()[1:9]]
+        ticks = [int(word) for word in file.readline().split()[1:9]]
     return ticks[3] + ticks[4], sum(ticks)
 
 
-def _end(srun: subprocess.Popen[str], printed: Path) -> str:
-    """Waits for the step, ends it if it has to, and returns the end of what it printed."""
-    for seconds in (20, 10):
-        try:
-            srun.wait(timeout=seconds)
-            break
-        except subprocess.TimeoutExpired:
-            srun.terminate()  # and where that does not help, it ends when Slurm is stopped
-    noise = ("WARNING: All log messages", "I0000 ")  # what TensorFlow says in any case
-    lines = printed.read_text(errors="replace").splitlines() if printed.exists() else []
-    return "\n".join([line for line in lines if not line.startswith(noise)][-40:])
+def _tail(log: Path) -> str:
+    """Returns the last lines of a step's output."""
+    lines = log.read_text(errors="replace").splitlines() if log.exists() else []
+    return "\n".join(lines[-40:])
 
 
-def lacking_memory(tasks: int) -> Optional[str]:
-    """Returns None, or a line that says why that many tasks are not started."""
+def _check_memory(tasks: int) -> None:
+    """Exits if this machine lacks the memory for that many tasks."""
     lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
     line = next(line for line in lines if line.startswith("MemAvailable"))
-    available = int(line.split()[1]) // 1000
-    if available >= tasks * MB_PER_TASK:
-        return None
-    return f"{tasks} tasks need about {tasks * MB_PER_TASK:,} MB, and {available:,} MB are free."
+    available, needed = int(line.split()[1]) // 1000, tasks * MB_PER_TASK
+    if available < needed:
+        raise SystemExit(f"{tasks} tasks need about {needed:,} MB, and {available:,} MB are free.")

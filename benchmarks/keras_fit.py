@@ -1,42 +1,37 @@
-"""How long a step of Keras 3's `fit` takes on several workers, against a loop written by hand.
+"""Measures a step of Keras 3's `fit` on several workers, compared with a loop written by hand.
 
-On a real Slurm of two nodes: the same perceptron, with small steps and with larger ones, with
-metrics. The same processes train in both ways in turn, a block of steps by hand before each epoch
-of `fit`, so that what else the machine does meets both alike.
+The workers run on a real Slurm of two nodes. They train the same perceptron, with metrics, in small
+steps and in larger ones. The same processes train in both ways: a block of steps by hand precedes
+each epoch of `fit`, so that other programs on the machine disturb both alike.
 """
 
 from __future__ import annotations
 
-import os
 import shlex
 import statistics
 import sys
-from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any, Dict, Iterator, List, NamedTuple, Tuple
 
 import report
+from real_slurm import ENVIRONMENT, start_slurm
 
-sys.path.insert(0, str(report.HERE.parent / "tests" / "helpers"))
-
-# by library, and what the task calls the way
-WAYS = {
+# What keras_fit_task.py calls the library and its way.
+Way = Tuple[str, str]
+WAYS: Dict[Way, str] = {
     ("keras", "1"): "fit of Keras 3",
     ("keras", "10"): "fit of Keras 3, steps_per_execution=10",
-    ("keras", "uneven"): "fit of Keras 3, a row less in each batch",
+    ("keras", "uneven"): "fit of Keras 3, uneven batches",
     ("tf_keras", "1"): "fit of tf_keras",
     ("tf_keras", "10"): "fit of tf_keras, steps_per_execution=10",
 }
-LIBRARIES = dict.fromkeys(library for library, _ in WAYS)
-TASK = [sys.executable, "-W", "ignore", str(report.HERE / "keras_fit_task.py")]
-# by name, the width of the layers, the steps of a block, and the blocks of each way in a round
+LIBRARIES = ["keras", "tf_keras"]
+TASK = [sys.executable, "-W", "ignore", str(report.FOLDER / "keras_fit_task.py")]
+# The width of the layers, the steps of a block, and the blocks of each way in a round.
 MODELS = {"small steps": (16, 20, 30), "larger steps": (1024, 8, 8)}
-
-Way = Tuple[str, str]
 
 
 class Pair(NamedTuple):
-    """The ms of a step in a block by hand, and in one by `fit` next to it; and those of CPU."""
+    """Time and CPU time of a step in ms: in a block by hand, and in the epoch of `fit` after it."""
 
     loop: float
     loop_cpu: float
@@ -44,39 +39,31 @@ class Pair(NamedTuple):
     fit_cpu: float
 
 
-Taken = Dict[str, Dict[Way, List[Pair]]]  # by model and way
+Results = Dict[str, Dict[Way, List[Pair]]]  # by model and way
 
 
 def main() -> None:
     """Publishes a table for each number of workers, and a plot."""
-    from slurm_cluster import Node, SlurmCluster
-
-    parser = report.parser(__doc__)
-    parser.add_argument("--rounds", type=int, default=2)
-    parser.add_argument("workers", type=int, nargs="*", default=[2, 4])
+    parser = report.make_parser(__doc__, counts=[2, 4], of="workers", rounds=2)
     args = parser.parse_args()
-    found: Dict[int, Taken] = {}
-    nodes = [Node("n1"), Node("n2")]
-    with TemporaryDirectory(dir="/tmp") as folder, SlurmCluster(nodes, Path(folder, "s")) as slurm:
-        for workers in args.workers:
-            found[workers] = {model: {way: [] for way in WAYS} for model in MODELS}
+    results: Dict[int, Results] = {}
+    with start_slurm(2) as slurm:
+        for workers in args.counts:
+            results[workers] = {model: {way: [] for way in WAYS} for model in MODELS}
             for _ in range(args.rounds):
                 for library in LIBRARIES:
-                    for model, kind, pair in run(slurm, workers, library):
-                        found[workers][model][library, kind].append(pair)
-    parts = [table(workers, taken) for workers, taken in found.items()]
-    report.publish("keras_fit", "\n\n".join([*parts, plot(found, args.write)]), write=args.write)
+                    for model, kind, pair in measure(slurm, workers, library):
+                        results[workers][model][library, kind].append(pair)
+    parts = [table(workers, of_workers) for workers, of_workers in results.items()]
+    parts.append(plot(results, args.write))
+    report.publish("keras_fit", "\n\n".join(parts), write=args.write)
 
 
-def run(slurm: Any, workers: int, library: str) -> Iterator[Tuple[str, str, Pair]]:
-    """Yields the model, the way, and what was measured, for each pair of blocks."""
-    environment = {
-        "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
-        "TF_CPP_MIN_LOG_LEVEL": "3",
-    }
+def measure(slurm: Any, workers: int, library: str) -> Iterator[Tuple[str, str, Pair]]:
+    """Yields the model, the way and the times of each pair of blocks."""
     models = [",".join(map(str, model)) for model in MODELS.values()]
     command = shlex.join([*TASK, library, *models])
-    done = slurm.run(f"srun -N2 -n{workers} {command}", env=environment, timeout=900)
+    done = slurm.run(f"srun -N2 -n{workers} {command}", env=ENVIRONMENT, timeout=900)
     names = {str(width): name for name, (width, _, _) in MODELS.items()}
     for line in done.stdout.splitlines():
         if line.startswith("ms: "):
@@ -84,23 +71,23 @@ def run(slurm: Any, workers: int, library: str) -> Iterator[Tuple[str, str, Pair
             yield names[width], kind, Pair(*map(float, times))
 
 
-def ratios(pairs: List[Pair]) -> List[float]:
-    """Returns the quartiles of how many steps `fit` did while the loop did one."""
+def ratio_quartiles(pairs: List[Pair]) -> List[float]:
+    """Returns the quartiles of the steps that `fit` does while the loop does one."""
     return statistics.quantiles((pair.loop / pair.fit for pair in pairs), method="inclusive")
 
 
-def table(workers: int, taken: Taken) -> str:
+def table(workers: int, results: Results) -> str:
     """Returns the table of one number of workers."""
     headings = [f"{workers} workers on two nodes"]
-    for model, ways in taken.items():
+    for model, ways in results.items():
         pairs = len(ways["keras", "1"])
-        headings += [f"{model}: ratio", f"quartiles of {pairs}", "ms a step", "by hand"]
-        headings += ["CPU ms a step", "by hand"]
+        headings += [f"{model}: ratio", f"quartiles of {pairs}", "ms per step", "loop by hand"]
+        headings += ["CPU ms per step", "loop by hand"]
     rows = []
     for way, name in WAYS.items():
         row = [name]
-        for ways in taken.values():
-            low, middle, high = ratios(ways[way])
+        for ways in results.values():
+            low, middle, high = ratio_quartiles(ways[way])
             loop, loop_cpu, fit, fit_cpu = map(statistics.median, zip(*ways[way]))
             row += [f"{middle:.2f}", f"{low:.2f} to {high:.2f}"]
             row += [f"{fit:.2f}", f"{loop:.2f}", f"{fit_cpu:.2f}", f"{loop_cpu:.2f}"]
@@ -108,11 +95,14 @@ def table(workers: int, taken: Taken) -> str:
     return report.table(headings, rows)
 
 
-def plot(found: Dict[int, Taken], write: bool) -> str:
-    """Draws the ratios by the number of workers."""
-    workers = list(found)
+def plot(results: Dict[int, Results], write: bool) -> str:
+    """Plots the median ratios by the number of workers."""
+    workers = list(results)
     lines = {
-        f"{model}: {name}": (workers, [ratios(found[count][model][way])[1] for count in workers])
+        f"{model}: {name}": (
+            workers,
+            [ratio_quartiles(results[count][model][way])[1] for count in workers],
+        )
         for model in MODELS
         for way, name in WAYS.items()
     }

@@ -1,7 +1,7 @@
-"""One worker of benchmarks/keras_fit.py: trains by `fit` and by hand in turn, and tells the times.
+"""A worker of benchmarks/keras_fit.py: trains by hand and by `fit` in turn, and prints the times.
 
-Its arguments are the library, keras or tf_keras, and for each model the width of its layers, the
-steps of a block, and the number of blocks, as in 16,20,30.
+The first argument is the library, keras or tf_keras. Each further argument is a model: the width of
+its layers, the steps of a block, and the number of blocks, such as 16,20,30.
 """
 
 from __future__ import annotations
@@ -25,26 +25,28 @@ FEATURES, CLASSES, BATCH = 64, 10, 32
 
 
 class Times:
-    """The time before and after each execution of a step or of several, of clock and CPU."""
+    """Times before and after the executions of a block, of the clock and of the CPU."""
 
     def __init__(self) -> None:
         self._times: List[Tuple[float, float]] = []
 
-    def note(self) -> None:
-        """Takes the time; the CPU's is that of the main thread."""
+    def record(self) -> None:
+        """Records the time, and the CPU time of this thread."""
         self._times.append((time.perf_counter(), time.thread_time()))
 
     def medians(self, steps: int) -> List[float]:
-        """Returns the ms of a step, and those of CPU, where `steps` make an execution.
+        """Returns the median time and CPU time of a step in ms.
 
-        Medians, as a machine stands still for a second now and then.
+        Medians leave out the moments in which the machine stalls.
+
+        Args:
+            steps: the number of steps in an execution.
         """
-        return [
-            1000
-            * statistics.median(after - before for before, after in zip(times, times[1:]))
-            / steps
+        medians = [
+            statistics.median(after - before for before, after in zip(times, times[1:]))
             for times in zip(*self._times)
         ]
+        return [1000 * median / steps for median in medians]
 
 
 def build(keras: Any, width: int) -> Any:
@@ -53,8 +55,8 @@ def build(keras: Any, width: int) -> Any:
     return keras.Sequential([keras.Input((FEATURES,)), *layers, keras.layers.Dense(CLASSES)])
 
 
-def by_fit(keras: Any, strategy: Any, width: int, per_execution: int) -> Any:
-    """Returns a model for `fit`."""
+def build_for_fit(keras: Any, strategy: Any, width: int, per_execution: int) -> Any:
+    """Returns a compiled model."""
     with strategy.scope():
         model = build(keras, width)
         loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
@@ -62,8 +64,8 @@ def by_fit(keras: Any, strategy: Any, width: int, per_execution: int) -> Any:
     return model
 
 
-def by_hand(keras: Any, strategy: Any, data: Any, width: int, steps: int) -> Callable[[], Times]:
-    """Returns what trains a block as TensorFlow's tutorial on custom training loops does."""
+def make_loop(keras: Any, strategy: Any, data: Any, width: int, steps: int) -> Callable[[], Times]:
+    """Returns a function that trains a block as TensorFlow's tutorial on custom loops does."""
     with strategy.scope():
         model = build(keras, width)
         optimizer = keras.optimizers.SGD()
@@ -87,23 +89,23 @@ def by_hand(keras: Any, strategy: Any, data: Any, width: int, steps: int) -> Cal
 
     iterator = iter(strategy.experimental_distribute_dataset(data))
 
-    def block() -> Times:
+    def train_block() -> Times:
         accuracy.reset_state()
         times = Times()
-        times.note()
+        times.record()
         for _ in range(steps):
             float(train_step(iterator))
-            times.note()
+            times.record()
         return times
 
-    return block
+    return train_block
 
 
-def in_turn(keras: Any, loop: Callable[[], Times]) -> Any:
-    """Returns a callback that notes the times of each epoch, and trains by hand before it."""
+def make_callback(keras: Any, train_block: Callable[[], Times]) -> Any:
+    """Returns a callback that trains a block by hand before each epoch, and records both."""
 
-    class InTurn(keras.callbacks.Callback):  # type: ignore[misc]
-        _supports_tf_logs = True  # it does not read them
+    class TrainInTurn(keras.callbacks.Callback):  # type: ignore[misc]
+        _supports_tf_logs = True  # the callback does not read the logs
 
         def __init__(self) -> None:
             super().__init__()
@@ -111,21 +113,21 @@ def in_turn(keras: Any, loop: Callable[[], Times]) -> Any:
             self.by_fit: List[Times] = []
 
         def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-            self.by_hand.append(loop())
+            self.by_hand.append(train_block())
             self.by_fit.append(Times())
 
         def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
             if not batch:
-                self.by_fit[-1].note()
+                self.by_fit[-1].record()
 
         def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-            self.by_fit[-1].note()
+            self.by_fit[-1].record()
 
-    return InTurn()
+    return TrainInTurn()
 
 
 def main() -> None:
-    """Trains, and prints in worker 0 the ms of a step in each two blocks, by hand and by `fit`."""
+    """Trains; worker 0 prints the times of a step for each pair of blocks."""
     strategy = sr.MultiWorkerMirroredStrategy()
     keras = importlib.import_module(LIBRARY)
     batch = BATCH * strategy.num_replicas_in_sync
@@ -138,23 +140,23 @@ def main() -> None:
     ways = {"1": (1, data), "10": (10, data)}
     if LIBRARY == "keras":
         ways["uneven"] = (1, endless.batch(batch - 1))
-    for task in sys.argv[2:]:
-        width, steps, blocks = map(int, task.split(","))
-        loop = by_hand(keras, strategy, data, width, steps)
-        for kind, (per_execution, of_fit) in ways.items():
-            model = by_fit(keras, strategy, width, per_execution)
-            turns = in_turn(keras, loop)
+    for argument in sys.argv[2:]:
+        width, steps, blocks = map(int, argument.split(","))
+        train_block = make_loop(keras, strategy, data, width, steps)
+        for way, (per_execution, data_for_fit) in ways.items():
+            model = build_for_fit(keras, strategy, width, per_execution)
+            callback = make_callback(keras, train_block)
             model.fit(
-                of_fit,
+                data_for_fit,
                 epochs=1 + blocks,  # the first traces the graphs
                 steps_per_epoch=steps if per_execution == 1 else 2 * per_execution,
-                callbacks=[turns],
+                callbacks=[callback],
                 verbose=0,
             )
             if strategy.cluster_resolver.task_id == 0:
-                for one, other in list(zip(turns.by_hand, turns.by_fit))[1:]:
-                    times = *one.medians(1), *other.medians(per_execution)
-                    print("ms:", width, kind, *times, flush=True)
+                for by_hand, by_fit in list(zip(callback.by_hand, callback.by_fit))[1:]:
+                    times = *by_hand.medians(1), *by_fit.medians(per_execution)
+                    print("ms:", width, way, *times, flush=True)
 
 
 if __name__ == "__main__":

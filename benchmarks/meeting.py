@@ -1,7 +1,8 @@
-"""What the coordination service costs the task that it runs in: every task connects and meets once.
+"""Measures what the coordination service costs its task when all tasks connect and meet once.
 
-The service is a process of its own. This process plays all other tasks, each with a connection of
-its own, the handshake and a gather. Memory is the peak of the service's whole process.
+The service runs in a process of its own. This process simulates all other tasks: each opens a
+connection, does the handshake, and takes part in a gather. The memory is the peak of the service's
+whole process.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import socket
 import subprocess
 import sys
 import time
-from typing import List, NamedTuple
+from typing import NamedTuple
 
 import report
 
@@ -23,35 +24,31 @@ from slurm_resolver.coordination import ServiceAddress, wire
 from slurm_resolver.coordination.client import connect
 from slurm_resolver.coordination.secret import VARIABLE
 
-_IDENTITY, _SECONDS = "1.0 start 0", 300.0
+_IDENTITY, _TIMEOUT = "1.0 start 0", 300.0
 
 
 class Cost(NamedTuple):
-    """The cost of one meeting: seconds, the service's seconds of CPU, and its peak in MiB."""
+    """The cost of one meeting: seconds, and the service's CPU seconds and peak memory in MiB."""
 
     seconds: float
     cpu: float
     memory: float
 
 
-def address(port: int, tasks: int) -> ServiceAddress:
-    """Returns the address of the service, as its own task computes it."""
-    return ServiceAddress("127.0.0.1", port, "here", _IDENTITY, tasks, 0, serves=True)
-
-
 def serve(tasks: int, port: int) -> None:
-    """Is the task that serves, and prints what the meeting has cost it."""
-    client = connect(address(port, tasks))
-    started, cpu = time.perf_counter(), time.process_time()
-    assert len(client.gather("the start", {"rank": 0}, _SECONDS)) == tasks
-    seconds, cpu = time.perf_counter() - started, time.process_time() - cpu
+    """Runs the service's task, and prints the cost of the meeting."""
+    address = ServiceAddress("127.0.0.1", port, "here", _IDENTITY, tasks, 0, serves=True)
+    client = connect(address)
+    start, start_cpu = time.perf_counter(), time.process_time()
+    assert len(client.gather("the start", {"rank": 0}, _TIMEOUT)) == tasks
+    seconds, cpu = time.perf_counter() - start, time.process_time() - start_cpu
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
     print(json.dumps(Cost(seconds, cpu, peak)))
 
 
-async def play(rank: int, port: int, gate: asyncio.Semaphore) -> None:
-    """Plays a task: comes, gets the values of all, and leaves."""
-    async with gate:  # a kernel drops connections beyond those that it queues
+async def simulate_task(rank: int, port: int, starting: asyncio.Semaphore) -> None:
+    """Connects as a task, waits for the values of all tasks, and disconnects."""
+    async with starting:
         reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=2**24)
         greeting = wire.decode(await reader.readuntil())
         hello = {"rank": rank, "role": "program", "pid": rank, "identity": _IDENTITY}
@@ -63,7 +60,7 @@ async def play(rank: int, port: int, gate: asyncio.Semaphore) -> None:
         answer = wire.decode(await reader.readuntil())
         assert wire.is_proof(answer["proof"], key, "service", *parts), answer
     value = json.dumps({"rank": rank})
-    gather = {"gather": "the start 1", "value": value, "seconds": _SECONDS, "timeout": _SECONDS}
+    gather = {"gather": "the start 1", "value": value, "seconds": _TIMEOUT, "timeout": _TIMEOUT}
     writer.write(wire.encode({**gather, "without": []}))
     while "gathered" not in wire.decode(await reader.readuntil()):
         pass
@@ -71,14 +68,14 @@ async def play(rank: int, port: int, gate: asyncio.Semaphore) -> None:
     writer.close()
 
 
-async def play_all(tasks: int, port: int) -> None:
-    """Plays all tasks but the first."""
-    gate = asyncio.Semaphore(500)
-    await asyncio.gather(*(play(rank, port, gate) for rank in range(1, tasks)))
+async def simulate_tasks(tasks: int, port: int) -> None:
+    """Simulates all tasks but the first."""
+    starting = asyncio.Semaphore(500)  # the kernel drops connections when its queue is full
+    await asyncio.gather(*(simulate_task(rank, port, starting) for rank in range(1, tasks)))
 
 
-def simulate(tasks: int) -> Cost:
-    """Returns what a meeting of so many tasks costs the service."""
+def measure(tasks: int) -> Cost:
+    """Returns what a meeting of that many tasks costs the service."""
     with socket.create_server(("", 0)) as probe:
         port = probe.getsockname()[1]
     os.environ[VARIABLE] = secrets.token_hex(16)
@@ -90,38 +87,36 @@ def simulate(tasks: int) -> Cost:
             break
         except ConnectionRefusedError:
             time.sleep(0.05)
-    asyncio.run(play_all(tasks, port))
+    asyncio.run(simulate_tasks(tasks, port))
     printed, _ = process.communicate()
     return Cost(*json.loads(printed))
 
 
 def main() -> None:
-    """Publishes the table."""
-    parser = report.parser(__doc__)
-    sizes = [1000, 2000, 5000, 10_000]
-    parser.add_argument("sizes", type=int, nargs="*", default=sizes, metavar="TASKS")
-    parser.add_argument("--serve", type=int, metavar="PORT", help="be the service")
+    """Publishes a table."""
+    parser = report.make_parser(__doc__, counts=[1000, 2000, 5000, 10_000])
+    parser.add_argument("--serve", type=int, metavar="PORT", help="run only the service of N tasks")
     args = parser.parse_args()
-    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
-    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    open_files = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (open_files, open_files))
     if args.serve:
-        serve(args.sizes[0], args.serve)
+        serve(args.counts[0], args.serve)
         return
-    costs: List[Cost] = [simulate(tasks) for tasks in args.sizes]
+    costs = [measure(tasks) for tasks in args.counts]
     rows = [
         (
             tasks,
-            f"{tasks / args.sizes[0]:.1f}",
+            f"{tasks / args.counts[0]:.1f}",
             f"{cost.cpu / costs[0].cpu:.1f}",
             f"{cost.cpu:.2f}",
             f"{cost.cpu / tasks * 1e6:.0f}",
             f"{cost.seconds:.2f}",
             f"{cost.memory:.0f}",
         )
-        for tasks, cost in zip(args.sizes, costs)
+        for tasks, cost in zip(args.counts, costs)
     ]
-    headings = ["tasks", "ratio of the tasks", "ratio of the CPU", "CPU seconds", "µs CPU a task"]
-    headings += ["seconds", "MiB"]
+    headings = ["tasks", "tasks: ratio", "CPU: ratio", "CPU seconds", "CPU µs per task"]
+    headings += ["seconds", "peak MiB"]
     report.publish("meeting", report.table(headings, rows), write=args.write)
 
 

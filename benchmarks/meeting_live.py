@@ -1,91 +1,75 @@
-"""How long the tasks of a real step meet, from the last one's coming to the last one's answer.
+"""Measures how long the tasks of a real step meet.
 
-On a real Slurm of four nodes on one machine, and TensorFlow's own bring-up for as many as fit;
-beside them the whole time of a plain step of as many tasks.
+A meeting lasts from the arrival of the last task until the last task has its answer. The Slurm has
+four nodes on this machine. TensorFlow's own start is measured as well, with fewer tasks. All times
+are compared with that of `srun true` with the same number of tasks.
 """
 
 from __future__ import annotations
 
-import os
 import shlex
 import statistics
 import sys
 import time
-from pathlib import Path
-from tempfile import TemporaryDirectory
-from typing import Any, Dict, List, NamedTuple, Tuple
+from typing import Any, List, Tuple
 
 import report
-
-sys.path.insert(0, str(report.HERE.parent / "tests" / "helpers"))
+from real_slurm import ENVIRONMENT, start_slurm
 
 NODES = 4
-TASK = [sys.executable, "-W", "ignore", str(report.HERE / "meeting_live_task.py")]
+TASK = [sys.executable, "-W", "ignore", str(report.FOLDER / "meeting_live_task.py")]
 
 
-class Way(NamedTuple):
-    """What the tasks do, whether each of them is a TensorFlow, and whether the layout is known."""
-
-    what: str
-    heavy: bool = False
-    knows_layout: bool = True
-
-
-WAYS: Dict[str, Way] = {
-    "find the layout": Way("layout", knows_layout=False),
-    "wait_until_ready()": Way("ready"),
-    "do not meet": Way("alone"),
-    "TensorFlow makes the strategy": Way("tensorflow", heavy=True),
+# The argument of meeting_live_task.py, by what the tasks do.
+WAYS = {
+    "find the layout": "layout",
+    "wait_until_ready()": "ready",
+    "do not meet": "alone",
+    "TensorFlow makes the strategy": "tensorflow",
 }
 
 
-def step(way: Way, tasks: int) -> str:
-    """Returns the srun command of a step of so many tasks."""
-    if way.knows_layout:
-        place = f"-N{NODES} -n{tasks} -m cyclic"
-    else:  # in an order that no variable tells
+def srun_command(way: str, tasks: int) -> str:
+    """Returns the command of a step with that many tasks."""
+    if way == "layout":  # no variable of Slurm describes the arbitrary distribution
         hosts = ",".join(f"n{rank % NODES + 1}" for rank in range(tasks))
-        place = f"-n{tasks} -m arbitrary -w {hosts}"
-    return f"srun {place} -O {shlex.join([*TASK, way.what])}"
+        options = f"-n{tasks} -m arbitrary -w {hosts}"
+    else:
+        options = f"-N{NODES} -n{tasks} -m cyclic"
+    return f"srun {options} -O {shlex.join([*TASK, way])}"
 
 
 def run(slurm: Any, command: str) -> Tuple[float, float]:
-    """Returns how long the tasks met, 0 if they did not, and the whole step's time, in seconds."""
-    environment = {
-        "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
-        "TF_CPP_MIN_LOG_LEVEL": "3",
-    }
-    started = time.monotonic()
-    done = slurm.run(command, env=environment, timeout=600)
-    seconds = time.monotonic() - started
+    """Returns the seconds of the meeting, or 0 without one, and the seconds of the whole step."""
+    start = time.monotonic()
+    done = slurm.run(command, env=ENVIRONMENT, timeout=600)
+    seconds = time.monotonic() - start
     met = [line.split()[1:] for line in done.stdout.splitlines() if line.startswith("met ")]
     if not met:
         return 0.0, seconds
-    came, left = zip(*[map(float, times) for times in met])
-    return max(left) - max(came), seconds
+    arrivals, ends = zip(*[map(float, times) for times in met])
+    return max(ends) - max(arrivals), seconds
 
 
 def main() -> None:
     """Publishes a table."""
-    from slurm_cluster import Node, SlurmCluster
-
-    parser = report.parser(__doc__)
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--tasks", type=int, nargs="*", default=[16, 64, 128])
-    parser.add_argument("--tensorflow", type=int, nargs="*", default=[4, 8, 16])
+    parser = report.make_parser(__doc__, counts=[16, 64, 128], rounds=3)
+    text = "numbers of tasks with TensorFlow [4 8 16]"
+    parser.add_argument(
+        "--tensorflow", type=int, nargs="*", default=[4, 8, 16], metavar="N", help=text
+    )
     args = parser.parse_args()
-    nodes = [Node(f"n{i + 1}", cpus=64) for i in range(NODES)]
     rows: List[Tuple[object, ...]] = []
-    with TemporaryDirectory(dir="/tmp") as folder, SlurmCluster(nodes, Path(folder, "s")) as slurm:
+    with start_slurm(NODES, cpus=64) as slurm:
         for name, way in WAYS.items():
-            for tasks in args.tensorflow if way.heavy else args.tasks:
-                plain = f"srun -N{NODES} -n{tasks} -O true"
-                pairs = [
-                    (*run(slurm, step(way, tasks)), run(slurm, plain)[1])
+            for tasks in args.tensorflow if way == "tensorflow" else args.counts:
+                bare_command = f"srun -N{NODES} -n{tasks} -O true"
+                results = [
+                    (*run(slurm, srun_command(way, tasks)), run(slurm, bare_command)[1])
                     for _ in range(args.rounds)
                 ]
-                met, whole, bare = map(statistics.median, zip(*pairs))
-                ratio = statistics.median(met / bare for met, _, bare in pairs)
+                met, whole, bare = map(statistics.median, zip(*results))
+                ratio = statistics.median(met / bare for met, _, bare in results)
                 rows.append(
                     (name, tasks, f"{ratio:.2f}", f"{met:.3f}", f"{whole:.2f}", f"{bare:.2f}")
                 )

@@ -1,6 +1,6 @@
-"""What each task of benchmarks/meeting_live.py runs: prints when it came to a meeting, and left it.
+"""A task of benchmarks/meeting_live.py: meets the others, and prints when it arrived and ended.
 
-All tasks are on one machine, whose clock is the same for all.
+All tasks run on one machine, so their clocks are the same.
 """
 
 from __future__ import annotations
@@ -16,29 +16,29 @@ def main() -> None:
     """Meets in the way of the argument."""
     way = sys.argv[1]
     if way == "layout":
-        # The first call imports what a meeting needs, and is not to be measured.
+        # A meeting imports these modules. Imports are not measured.
         from slurm_resolver.cluster import layout_exchange  # noqa: F401
         from slurm_resolver.coordination import client, service  # noqa: F401
 
-        came = time.monotonic()
+        arrived = time.monotonic()
         sr.resolve()
     elif way == "ready":
         cluster = sr.resolve()
         from slurm_resolver.coordination import service  # noqa: F401
 
-        came = time.monotonic()
+        arrived = time.monotonic()
         wait_until_ready(cluster, 100)
     elif way == "alone":
         sr.resolve()
-        came = time.monotonic()
+        arrived = time.monotonic()
     else:
         import tensorflow as tf
 
         resolver = sr.SlurmClusterResolver()
         resolver.wait_until_ready()
-        came = time.monotonic()
+        arrived = time.monotonic()
         tf.distribute.MultiWorkerMirroredStrategy(cluster_resolver=resolver)
-    print("met", came, time.monotonic(), flush=True)
+    print("met", arrived, time.monotonic(), flush=True)
 
 
 if __name__ == "__main__":

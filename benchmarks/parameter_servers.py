@@ -1,120 +1,107 @@
-"""What parameter servers cost the network, spread over the hosts and by TensorFlow's filling.
+"""Compares two placements of parameter servers by the bytes and the time of a step.
 
-Run it with the package, TensorFlow and a real Slurm installed. On four hosts with a network each
-and four tasks each, in block distribution, workers train variables that are dealt evenly to 1, 2
-or 4 parameter servers: spread (`placement="spread"`), and as TensorFlow's own resolver deals ranks
-to jobs, which fills the first host (`placement="rank"`). In a step each worker reads all
-variables, and sends an update to each.
+Workers on four hosts train variables that are divided evenly among 1, 2 or 4 parameter servers.
+Each host has four tasks in block distribution. The parameter servers are spread over the hosts
+(`placement="spread"`), or fill the first host (`placement="rank"`) as TensorFlow's own resolver
+does. In a step, each worker reads all variables and sends an update of each.
 
-The even share is what the busiest host sends where the servers stand as evenly as can be, the
-least of all ways to put them on the hosts. Of S bytes of variables and W workers in all, a host
-with p of P servers, and w workers, sends p/P S to each of the W - w workers elsewhere, and each of
-its own workers sends (1 - p/P) S to servers elsewhere; it gets as much.
+The even share is the least that the busiest host can send, wherever the servers are. A host with p
+of P servers and w of W workers sends p/P S bytes to each of the W - w workers elsewhere, where S is
+the size of all variables. Each of its own workers sends (1 - p/P) S bytes to servers elsewhere. The
+host receives as much.
 
-The bytes are all that the hosts' interfaces counted meanwhile. These pass on up to 64 kB at a time
-with one header; on a wire, and under the limits that tc sets here, headers are another 4 to 5 %.
+The bytes are those that the hosts' interfaces count. These interfaces send up to 64 kB with one
+header. On a real wire, and under the limits that tc sets here, headers add another 4 to 5 %.
+
+It needs the package, TensorFlow and a real Slurm.
 """
 
 from __future__ import annotations
 
 import itertools
-from pathlib import Path
-from typing import Dict, List, Sequence
+from typing import Dict, Sequence
 
 import report
-from comparison import Comparison, compare, seconds_tables
-from hosts import HOSTS, Hosts, lacking_memory
+from comparison import Comparison, add_options, compare, seconds_tables
+from hosts import HOSTS, start_hosts
 
-PLACEMENTS = {"spread": "spread", "filling": "rank"}  # by what the tables call them
-TASK = Path(__file__).resolve().parent / "parameter_servers_task.py"
+PLACEMENTS = {"spread": "spread", "filling": "rank"}  # the value of `placement`, by variant
+TASK = report.FOLDER / "parameter_servers_task.py"
 PER_HOST = 4
-VARIABLES = 8  # of one size: as many for each of 1, 2 and 4 servers
-Measurements = Dict[int, Comparison]
+VARIABLES = 8  # of equal size, so that 1, 2, 4 or 8 servers get the same number of them
+Comparisons = Dict[int, Comparison]  # by the number of servers
 
 
-def busiest_of(dealt: Sequence[int]) -> float:
-    """What the busiest host has to send with that many servers on each, in sizes of all variables.
+def busiest_host_load(servers: Sequence[int]) -> float:
+    """Returns what the busiest host sends in a step, in units of the size of all variables.
 
-    >>> busiest_of([1, 1, 1, 1]), busiest_of([4, 0, 0, 0])
+    `servers` contains the number of parameter servers on each host.
+
+    >>> busiest_host_load([1, 1, 1, 1]), busiest_host_load([4, 0, 0, 0])
     (4.5, 12.0)
     """
-    workers = sum(PER_HOST - own for own in dealt)
+    all_workers = sum(PER_HOST - count for count in servers)
     loads = []
-    for own in dealt:
-        share, here = own / sum(dealt), PER_HOST - own
-        loads.append(share * (workers - here) + here * (1 - share))
+    for count in servers:
+        share, workers = count / sum(servers), PER_HOST - count
+        loads.append(share * (all_workers - workers) + workers * (1 - share))
     return max(loads)
 
 
 def even_share(servers: int) -> float:
-    """The least that the busiest host can have to send, wherever the servers are."""
-    ways = itertools.product(range(PER_HOST + 1), repeat=len(HOSTS))
-    return min(busiest_of(dealt) for dealt in ways if sum(dealt) == servers)
+    """Returns the least that the busiest host can send, wherever the servers are."""
+    placements = itertools.product(range(PER_HOST + 1), repeat=len(HOSTS))
+    return min(busiest_host_load(one) for one in placements if sum(one) == servers)
 
 
-def bytes_table(measured: Measurements, size: int) -> str:
-    """The busiest host, against the even share."""
+def bytes_table(comparisons: Comparisons) -> str:
+    """Returns a table of what the busiest host sends, and of the even share."""
     rows = []
-    for servers, one in measured.items():
+    for servers, one in comparisons.items():
         share = even_share(servers)
-        sent = [one.busiest(team) / size for team in PLACEMENTS]
-        ratios = [f"{each / share:.3f}" for each in sent]
-        means = [f"{one.mean(team) / size:.2f}" for team in PLACEMENTS]
-        pairs = [f"{each:.2f} ({mean})" for each, mean in zip(sent, means)]
-        rows.append([one.label, *ratios, *pairs, f"{share:.2f}"])
-    ratios = [f"{team} ÷ even share" for team in PLACEMENTS]
+        ratios = [f"{one.busiest(variant) / share:.3f}" for variant in PLACEMENTS]
+        sent = [f"{one.busiest(variant):.2f} ({one.mean(variant):.2f})" for variant in PLACEMENTS]
+        rows.append([one.label, *ratios, *sent, f"{share:.2f}"])
+    ratios = [f"{variant} ÷ even share" for variant in PLACEMENTS]
     return report.table(["ps", *ratios, *PLACEMENTS, "even share"], rows)
 
 
-def draw(measured: Measurements, size: int, *, write: bool) -> str:
-    """The busiest host by the number of servers."""
-    servers = list(measured)
+def draw(comparisons: Comparisons, *, write: bool) -> str:
+    """Plots what the busiest host sends by the number of servers."""
+    servers = list(comparisons)
     lines = {
-        team: (servers, [one.busiest(team) / size for one in measured.values()])
-        for team in PLACEMENTS
+        variant: (servers, [one.busiest(variant) for one in comparisons.values()])
+        for variant in PLACEMENTS
     }
     lines["even share"] = (servers, [even_share(count) for count in servers])
     labels = ("parameter servers", "sent by the busiest host ÷ variables")
     return report.plot("parameter_servers", lines, labels, write=write)
 
 
-def measure(servers: Sequence[int], size: int, rates: List[int], rounds: int) -> Measurements:
-    """Returns what was measured, by the number of servers."""
-    measured = {}
-    words = [f"--nodes={len(HOSTS)}", f"--ntasks-per-node={PER_HOST}", "--distribution=block"]
-    with Hosts() as hosts:
-        for count in servers:
-            print(f"{count} ps …", flush=True)
-            common = {"servers": count, "variables": VARIABLES, "size": size}
-            teams = {team: {**common, "placement": how} for team, how in PLACEMENTS.items()}
-            with hosts.step(words, TASK, PER_HOST * len(HOSTS), teams) as step:
-                measured[count] = compare(str(count), step, rates, rounds)
-    return measured
-
-
 def main() -> None:
-    """Measures each number of parameter servers, and publishes."""
-    made = report.parser(__doc__)
-    made.add_argument("--servers", default="1,2,4", help="how many, of 1, 2, 4, 8 [%(default)s]")
-    made.add_argument("--mbit", default="1000,100", help="rates of the links [%(default)s]")
-    made.add_argument("--bytes", type=int, default=4_000_000, help="of variables [%(default)s]")
-    made.add_argument("--rounds", type=int, default=3, help="at each rate [%(default)s]")
-    args = made.parse_args()
-    servers = [int(count) for count in args.servers.split(",")]
-    rates = [int(rate) for rate in args.mbit.split(",") if rate]
-    if any(count < 1 or VARIABLES % count for count in servers):
-        made.error(f"--servers {args.servers}: expected divisors of {VARIABLES}, the variables")
-    lack = lacking_memory(PER_HOST * len(HOSTS))
-    if lack is not None:
-        raise SystemExit(lack)
-    measured = measure(servers, args.bytes, rates, args.rounds)
+    """Measures each number of parameter servers, and publishes the results."""
+    parser = report.make_parser(__doc__, counts=[1, 2, 4], of="parameter servers", rounds=3)
+    add_options(parser, size=4_000_000)
+    args = parser.parse_args()
+    if not {*args.counts} <= {1, 2, 4, 8}:
+        parser.error(f"numbers of parameter servers {args.counts}: expected 1, 2, 4 or 8")
+    comparisons: Comparisons = {}
+    options = [f"--nodes={len(HOSTS)}", f"--ntasks-per-node={PER_HOST}", "--distribution=block"]
+    tasks = PER_HOST * len(HOSTS)
+    with start_hosts(tasks) as hosts:
+        for count in args.counts:
+            print(f"{count} ps …", flush=True)
+            common = {"servers": count, "variables": VARIABLES, "size": args.bytes}
+            variants = {name: {**common, "placement": value} for name, value in PLACEMENTS.items()}
+            with hosts.step(options, TASK, tasks, variants) as step:
+                comparisons[count] = compare(str(count), step, args)
     variables = f"{VARIABLES} variables of {args.bytes / VARIABLES / 1e6:g} MB"
     text = [
         f"4 tasks on each of 4 hosts, {variables}.",
-        "Bytes that the busiest host sends in a step (mean of all), in sizes of all variables:",
-        bytes_table(measured, args.bytes),
-        draw(measured, args.bytes, write=args.write),
-        *seconds_tables("ps", list(measured.values()), rates, args.rounds),
+        "Bytes that the busiest host sends in a step (mean of all), in units of all variables:",
+        bytes_table(comparisons),
+        draw(comparisons, write=args.write),
+        *seconds_tables("ps", list(comparisons.values()), args),
     ]
     report.publish("parameter_servers", "\n\n".join(text), write=args.write)
 

@@ -1,4 +1,4 @@
-"""How a benchmark tells its results: tables, plots, and their place in benchmarks/README.md."""
+"""Makes tables and plots of a benchmark's results, and writes them to benchmarks/README.md."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ import re
 from pathlib import Path
 from typing import Any, Callable, Mapping, Optional, Sequence, Tuple
 
-HERE = Path(__file__).resolve().parent
-README = HERE / "README.md"
-PLOTS = HERE / "plots"
+FOLDER = Path(__file__).resolve().parent
+README = FOLDER / "README.md"
+PLOTS = FOLDER / "plots"
 
 
 def table(headings: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
-    """Returns a Markdown table; its first column to the left, the others to the right."""
+    """Returns a Markdown table whose first column is aligned left, and the others right."""
     lines = [headings, ["---", *["---:"] * (len(headings) - 1)], *rows]
     return "\n".join(f"| {' | '.join(map(str, line))} |" for line in lines)
 
@@ -22,14 +22,18 @@ def plot(
     name: str,
     lines: Mapping[str, Tuple[Sequence[float], Sequence[float]]],
     labels: Tuple[str, str],
-    draw: Optional[Callable[[Any], None]] = None,
+    adjust: Optional[Callable[[Any], None]] = None,
     *,
     write: bool,
 ) -> str:
-    """Draws a line for each name, the x and the y of its points; returns Markdown that shows it.
+    """Draws a plot, and returns the Markdown that shows it.
 
-    `draw` gets the axes at the end, for scales and what else a plot may want. Without `write`
-    nothing is drawn, as README.md shows the plot that is there.
+    Args:
+        name: the name of the plot's file, without its suffix.
+        lines: the x and the y values of each line, by its label in the legend.
+        labels: the labels of the two axes.
+        adjust: called with the finished axes, for example to change their scales.
+        write: whether to draw. Otherwise the result is "".
     """
     if not write:
         return ""
@@ -45,8 +49,8 @@ def plot(
     axes.set_ylabel(labels[1])
     axes.grid(alpha=0.3)
     axes.legend(fontsize="small")
-    if draw is not None:
-        draw(axes)
+    if adjust is not None:
+        adjust(axes)
     PLOTS.mkdir(exist_ok=True)
     figure.savefig(PLOTS / f"{name}.png", dpi=100, metadata={"Software": None})
     plt.close(figure)
@@ -54,22 +58,36 @@ def plot(
 
 
 def publish(name: str, text: str, *, write: bool) -> None:
-    """Prints the results; writes them between README.md's two marks of this name if asked to."""
+    """Prints the results; with `write`, also writes them between the marks of this name."""
     print(text.strip(), flush=True)
     if not write:
         return
     readme = README.read_text(encoding="utf-8")
     marks = re.compile(rf"(<!-- {name} -->\n).*?(<!-- /{name} -->)", re.S)
     if len(marks.findall(readme)) != 1:
-        raise SystemExit(f"{README} has no marks <!-- {name} --> and <!-- /{name} -->")
+        raise SystemExit(f"{README} needs the marks <!-- {name} --> and <!-- /{name} -->, once")
     filled = marks.sub(lambda found: f"{found[1]}\n{text}\n\n{found[2]}", readme)
     README.write_text(filled, encoding="utf-8")
 
 
-def parser(description: Optional[str]) -> argparse.ArgumentParser:
-    """Returns a parser with the option that all benchmarks have."""
-    made = argparse.ArgumentParser(
+def make_parser(
+    description: Optional[str], *, counts: Sequence[int] = (), of: str = "tasks", rounds: int = 0
+) -> argparse.ArgumentParser:
+    """Returns a parser with `--write`.
+
+    With defaults for them, the parser also has the argument `counts`, which are numbers `of`
+    something, and `--rounds`.
+    """
+    parser = argparse.ArgumentParser(
         description=description, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    made.add_argument("--write", action="store_true", help="put the results into README.md")
-    return made
+    parser.add_argument(
+        "--write", action="store_true", help="write the results to benchmarks/README.md"
+    )
+    if counts:
+        text = f"numbers of {of} [{' '.join(map(str, counts))}]"
+        parser.add_argument("counts", type=int, nargs="*", default=counts, metavar="N", help=text)
+    if rounds:
+        text = "number of rounds [%(default)s]"
+        parser.add_argument("--rounds", type=int, default=rounds, help=text)
+    return parser

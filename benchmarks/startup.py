@@ -1,7 +1,8 @@
-"""How long each command takes to start, against Python itself, measured in turn in one run.
+"""Measures how long each command takes to start, compared with Python itself.
 
-Told are the median of the rounds' ratios to bare Python, what the command takes over that, and
-what it takes in all.
+All commands run in turn in every round, so that other programs on the machine disturb all of them
+alike. The table shows the medians of the ratio to Python, of the time in addition to Python's, and
+of the whole time.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ COMMANDS = {
     "sbatch -- python": [*MODULE, "sbatch", "--", "python"],
     **{f"{name} --help": [*MODULE, name, "--help"] for name in ("run", "check", "explain", "env")},
 }
-TASK = {
+TASK_VARIABLES = {
     "SLURM_PROCID": "1",
     "SLURM_JOB_ID": "42",
     "SLURM_STEP_ID": "0",
@@ -37,28 +38,32 @@ TASK = {
 }
 
 
+def seconds(arguments: List[str]) -> float:
+    """Runs Python with these arguments as a task of a step, and returns the time."""
+    start = time.perf_counter()
+    subprocess.run(
+        [sys.executable, *arguments],
+        env={**os.environ, **TASK_VARIABLES},
+        stdout=subprocess.DEVNULL,
+        check=True,
+    )
+    return time.perf_counter() - start
+
+
 def main() -> None:
-    """Runs every command once a round, so that what else the machine does meets all alike."""
-    parser = report.parser(__doc__)
-    parser.add_argument("--rounds", type=int, default=20)
+    """Runs every command once in each round, and publishes a table."""
+    parser = report.make_parser(__doc__, rounds=20)
     args = parser.parse_args()
     taken: Dict[str, List[float]] = {name: [] for name in COMMANDS}
     for _ in range(args.rounds):
         for name, arguments in COMMANDS.items():
-            start = time.perf_counter()
-            subprocess.run(
-                [sys.executable, *arguments],
-                env={**os.environ, **TASK},
-                stdout=subprocess.DEVNULL,
-                check=True,
-            )
-            taken[name].append(time.perf_counter() - start)
+            taken[name].append(1000 * seconds(arguments))
     rows = []
     for name, times in taken.items():
         pairs = list(zip(times, taken["python"]))
         ratio = statistics.median(own / bare for own, bare in pairs)
-        over = 1000 * statistics.median(own - bare for own, bare in pairs)
-        rows.append((name, f"{ratio:.2f}", f"{over:.1f}", f"{1000 * statistics.median(times):.1f}"))
+        more = statistics.median(own - bare for own, bare in pairs)
+        rows.append((name, f"{ratio:.2f}", f"{more:.1f}", f"{statistics.median(times):.1f}"))
     headings = ["command", "ratio", "ms over Python", "ms"]
     report.publish("startup", report.table(headings, rows), write=args.write)
 

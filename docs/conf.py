@@ -1,7 +1,7 @@
 """Configures Sphinx for `make docs`, which writes docs/_build/docs/index.html.
 
-The source folder is the repository, so that links between the pages of docs/, examples/ and the top
-folder also work where the files are read on their own.
+The source folder is the repository, so that relative links between docs/, examples/ and the top
+folder work both in the built pages and in the plain files.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ python_maximum_signature_line_length = 88
 copybutton_exclude = ".linenos, .gp, .go"  # prompts and output
 default_role = "literal"  # single backticks in docstrings are names
 
-# Classes of other packages, and names of types that are not classes.
+# No page here describes the classes of other packages, or the names of types.
 nitpick_ignore_regex = [
     ("py:.*", r"(tf|tensorflow|keras|argparse|collections|numpy|typing)\..*"),
     ("py:.*", r"(slurm_resolver\.)?(slurm|cluster|coordination|tf|preemption)\..*"),

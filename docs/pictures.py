@@ -1,9 +1,10 @@
-"""Draws the pictures of README and the guides: what commands print on a live Slurm.
+"""Draws the pictures of README and the guides, which show the output of commands.
 
     python docs/pictures.py
 
-The commands run in a terminal of 100 columns on the cluster that the tests start, and rich makes
-SVG of what they print. tests/recipes/test_documentation.py sees whether they still print that.
+The commands run in a terminal of 100 columns, on a real Slurm that the tests' helpers start. Rich
+converts the output to SVG. tests/recipes/test_documentation.py compares the pictures with the
+current output.
 """
 
 from __future__ import annotations
@@ -30,12 +31,12 @@ COMMANDS = {
     "check": f"{_STEP} slurm-resolver check --verbose",
     "explain": "slurm-resolver explain tests/data/logs/port-taken.log",
 }
-# A secret of the step's own, as where munge runs: without it `check` tells how to make one.
+# Without a secret, and without munge, `check` would print how to create one.
 ENVIRONMENT = {"SLURM_RESOLVER_SECRET": "only-those-who-read-this-know-it"}
 
 
 def in_terminal(command: str) -> str:
-    """Returns the command as it runs in a terminal of `COLUMNS` columns."""
+    """Returns a command line that runs the command in a terminal of `COLUMNS` columns."""
     terminal = f"env COLUMNS={COLUMNS} TERM=xterm-256color"
     srun, found, program = command.partition(" slurm-resolver ")
     if not found:
@@ -44,31 +45,31 @@ def in_terminal(command: str) -> str:
 
 
 def draw(name: str, printed: str) -> str:
-    """Returns the SVG of what the command of that name has printed, colours included."""
+    """Returns the SVG of the output of the command with that name, including its colours."""
     console = Console(record=True, width=COLUMNS, file=io.StringIO(), force_terminal=True)
     lines = [line.rstrip() for line in printed.replace("\r", "").strip("\n").split("\n")]
-    # The picture would clip the last line at the bottom.
+    # An empty last line: the picture clips the last line at the bottom.
     console.print(Text.from_ansi("\n".join([*lines, ""])))
     svg = console.export_svg(title=f"$ {COMMANDS[name]}", theme=MONOKAI, unique_id=name)
-    # without the fonts that a browser would fetch: the pictures are read offline as well
+    # A browser would download these fonts; the pictures must also work offline.
     svg = re.sub(r"@font-face \{.*?\}\s*", "", svg, flags=re.S)
     return "\n".join(line.rstrip() for line in svg.splitlines()) + "\n"
 
 
 def text_of(svg: str) -> List[str]:
-    """Returns the text of a picture, line by line, the title first."""
+    """Returns the lines of text in a picture, the title first."""
     svg = svg.replace("&#160;", " ")
     title = re.findall(r"<text[^>]*-title\"[^>]*>(.*?)</text>", svg)
     piece = r"<text class=\"[^\"]*\" x=\"([\d.]+)\" y=\"([\d.]+)\"[^>]*>(.*?)</text>"
     lines: Dict[float, List[Tuple[float, str]]] = {}
     for x, y, text in re.findall(piece, svg):
         lines.setdefault(float(y), []).append((float(x), html.unescape(text)))
-    told = ["".join(text for _, text in sorted(line)) for _, line in sorted(lines.items())]
-    return [html.unescape(" ".join(title)), *told]
+    texts = ["".join(text for _, text in sorted(line)) for _, line in sorted(lines.items())]
+    return [html.unescape(" ".join(title)), *texts]
 
 
 def main() -> None:
-    """Draws all of them."""
+    """Runs all commands and writes their pictures."""
     sys.path.insert(0, str(ROOT / "tests" / "helpers"))
     from slurm_cluster import Node, SlurmCluster, started
     from slurm_installation import installations

@@ -81,25 +81,23 @@ __all__ = [
     "tf_config_from_slurm",
 ]
 
-_NAMES_BY_MODULE = {  # without the names of `errors`
-    "cluster.cluster": ("Cluster", "Task"),
-    "cluster.resolve": ("resolve",),
-    "legacy": ("tf_config_from_slurm",),
-    "slurm.hostlist": (
-        "compress_hostlist",
-        "count_hostlist",
-        "expand_hostlist",
-        "expand_tasks_per_node",
-    ),
-    "tf.training.backup": ("BackupAndResume",),
-    "tf.keras.parameter_server": ("ParameterServerStrategy",),
-    "tf.replace": ("install",),
-    "tf.resolver": ("SlurmClusterResolver",),
-    "tf.training.resumable_loop": ("ResumableLoop",),
-    "tf.keras.mirrored": ("MultiWorkerMirroredStrategy",),
-    "tf.training.termination": ("termination_config",),
+_MODULE_OF = {  # of each name; the errors are in `errors`
+    "BackupAndResume": "tf.training.backup",
+    "Cluster": "cluster.cluster",
+    "MultiWorkerMirroredStrategy": "tf.keras.mirrored",
+    "ParameterServerStrategy": "tf.keras.parameter_server",
+    "ResumableLoop": "tf.training.resumable_loop",
+    "SlurmClusterResolver": "tf.resolver",
+    "Task": "cluster.cluster",
+    "compress_hostlist": "slurm.hostlist",
+    "count_hostlist": "slurm.hostlist",
+    "expand_hostlist": "slurm.hostlist",
+    "expand_tasks_per_node": "slurm.hostlist",
+    "install": "tf.replace",
+    "resolve": "cluster.resolve",
+    "termination_config": "tf.training.termination",
+    "tf_config_from_slurm": "legacy",
 }
-_MODULE_OF = {name: module for module, names in _NAMES_BY_MODULE.items() for name in names}
 
 
 def __getattr__(name: str) -> Any:

@@ -1,4 +1,4 @@
-"""What many tests share: one real Slurm of each version for the whole session, and data."""
+"""Fixtures of many tests: one real Slurm of each version for the whole session."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from slurm_installation import Installation, installations
 from slurm_resolver import log
 from slurm_resolver.slurm.ancestors import Ancestors
 
-# A busy machine may take any time to make an example and to run it: that says nothing of the code.
+# A busy machine may take long to generate and run an example, which is no fault of the code.
 settings.register_profile(
     "without deadline", deadline=None, suppress_health_check=[HealthCheck.too_slow]
 )
@@ -31,7 +31,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def chosen(asked: List[str]) -> List[Installation]:
-    """Returns the versions that are asked for."""
+    """Returns the selected versions."""
     versions = installations()
     found = {"oldest": versions[:1], "newest": versions[-1:], "older": versions[:-1]}
     found.update((one.version, [one]) for one in versions)
@@ -45,7 +45,7 @@ def chosen(asked: List[str]) -> List[Installation]:
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """Runs a test on the real Slurm once on each version that is asked for."""
+    """Runs a test on the real Slurm once on each selected version."""
     if "installation" in metafunc.fixturenames:
         versions = chosen(metafunc.config.getoption("--slurm") or ["newest"])
         ids = [one.version or "no Slurm" for one in versions]
@@ -53,14 +53,14 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Skips what needs TensorFlow where there is none; slurm_cluster.py does so for Slurm."""
+    """Skips tests that need TensorFlow if it is missing; slurm_cluster.py does it for Slurm."""
     if item.get_closest_marker("tensorflow") and not HAS_TENSORFLOW:
         pytest.skip("TensorFlow is not installed")
 
 
 @pytest.fixture(autouse=True)
 def _no_slurm_around(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The tests may themselves run in a Slurm job: neither that nor its variables reach them."""
+    """Hides the Slurm job in which the tests themselves may run."""
     for name in list(os.environ):
         if name.startswith(("SLURM_", "SLURMD_")) and name != "SLURM_RESOLVER_REQUIRE_SLURM":
             monkeypatch.delenv(name)
@@ -71,7 +71,7 @@ def _no_slurm_around(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(autouse=True)
 def _warned_of_nothing() -> None:
-    """What is said once in a process is said once in a test."""
+    """Lets each test see the warnings that a process logs only once."""
     log.warned.clear()
 
 
@@ -85,7 +85,7 @@ def port() -> int:
 def real_slurm(
     installation: Installation, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[SlurmCluster]:
-    """A real Slurm of five nodes, n8 to n12: names whose order as strings is not theirs."""
+    """A real Slurm of five nodes, n8 to n12, whose names sort differently as strings."""
     nodes = [Node(f"n{number}", cpus=8, gpus=4) for number in range(8, 13)]
     directory = tmp_path_factory.mktemp("slurm")
     with started(SlurmCluster(nodes, directory, installation=installation)) as cluster:

@@ -1,19 +1,20 @@
 #!/bin/sh
-# Installs what the tests on a real Slurm need, where it is missing. Starts no daemon.
+# Installs what the tests on a real Slurm need and this machine lacks. It starts no daemon.
 #
 #     sh tests/install_slurm.sh [--if-possible]
 #
-# With --if-possible it asks for no password, and ends well without Slurm: the tests skip then.
+# With --if-possible it asks for no password, and ends with status 0 without Slurm, so that the tests
+# that need it are skipped.
 set -eu
 
-PATH=$PATH:/usr/local/sbin:/usr/sbin:/sbin # an ordinary user's may lack the daemons' folders
+PATH=$PATH:/usr/local/sbin:/usr/sbin:/sbin # an ordinary user's PATH may lack these folders
 missing=
 for program in slurmctld slurmd srun sbatch salloc scontrol ip nsenter unshare \
     shellcheck mpirun.openmpi mpirun.mpich patchelf munged munge unmunge; do
     command -v "$program" >/dev/null || missing="$missing $program"
 done
 if [ -z "$missing" ]; then
-    echo "Slurm for the tests is here: $(slurmctld -V)"
+    echo "Slurm for the tests is installed: $(slurmctld -V)"
     exit 0
 fi
 
@@ -26,7 +27,7 @@ if [ "${1:-}" = --if-possible ]; then
         exit 0
     fi
 elif ! command -v apt-get >/dev/null; then
-    echo "missing:$missing. This script knows Debian's packages only: install Slurm," >&2
+    echo "missing:$missing. This script installs Debian's packages only: install Slurm," >&2
     echo "iproute2, util-linux, shellcheck, munge, Open MPI and MPICH with this system's own" >&2
     echo "package manager." >&2
     exit 1

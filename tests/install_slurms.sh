@@ -1,11 +1,10 @@
 #!/bin/sh
-# Puts other versions of Slurm beside the installed one, for the tests: those of Debian's releases.
+# Adds the versions of Slurm of other Debian releases beside the installed one, for the tests.
 #
 #     sh tests/install_slurms.sh [FOLDER [RELEASE...]]
 #
-# Each is unpacked into a folder of its own, FOLDER/VERSION, with the libraries that it was built
-# for, so nothing on this machine changes and no rights are needed. A release that is still in the
-# making moves: its version is told, and not expected.
+# Each version is unpacked into FOLDER/VERSION with its libraries, so that nothing else on this machine
+# changes and no rights are needed. The version of an unreleased Debian changes: the script prints it.
 set -eu
 
 into=${1:-.slurms}
@@ -30,9 +29,9 @@ fi
 mkdir -p "$into"
 into=$(cd "$into" && pwd)
 
-download() { # a release's packages, with all that they need, into $work/archives
+download() { # a release's packages with their dependencies, into $work/archives
     mkdir -p "$work/lists/partial" "$work/archives/partial"
-    : >"$work/status" # as on a machine that has nothing
+    : >"$work/status" # no package counts as installed
     # Debian signs a release with the keys of the one before, too.
     echo "deb [signed-by=/usr/share/keyrings/debian-archive-keyring.gpg] $mirror $1 main" \
         >"$work/sources.list"
@@ -47,7 +46,7 @@ download() { # a release's packages, with all that they need, into $work/archive
     fi
 }
 
-unpack() { # into $work/tree: programs by the names that Slurm takes its part from
+unpack() { # into $work/tree, with the programs under Slurm's own names
     for package in "$work"/archives/slurm*.deb; do
         dpkg-deb --extract "$package" "$work/slurm"
     done
@@ -63,19 +62,19 @@ unpack() { # into $work/tree: programs by the names that Slurm takes its part fr
     done
     cp "$work"/slurm/usr/lib/*/slurm-wlm/*_*.so "$work/tree/plugins"
     cp "$work"/slurm/usr/lib/*/slurm-wlm/libslurm*.so "$work/tree/lib"
-    # links first: one may have the name of a library in another folder
+    # links first, because a link may have the name of a library in another folder
     for type in l f; do
         find "$work/libraries" -path '*-linux-gnu*' -name '*.so*' -type $type \
             -exec cp -P --remove-destination {} "$work/tree/lib" \;
     done
 }
 
-adapt() { # lets the programs of a folder find its libraries, and nobody else's
+adapt() { # lets the programs of a folder use only its libraries
     loader=$(cd "$1/lib" && ls ld-linux*.so.*)
     for program in "$1"/bin/* "$1"/sbin/*; do
         patchelf --set-interpreter "$1/lib/$loader" --force-rpath --set-rpath "$1/lib" "$program"
     done
-    # a path of their own would have them ignore that of the program
+    # a path of their own would override that of the program
     for library in "$1"/lib/libslurm*.so "$1"/plugins/*.so; do
         patchelf --remove-rpath "$library"
     done

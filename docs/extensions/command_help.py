@@ -1,4 +1,4 @@
-"""The directive `command-help`: what a command's own --help prints, when the page is built."""
+"""The directive `command-help`, which shows the --help of a command of `slurm-resolver`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ WIDTH = "100"
 
 
 class CommandHelp(SphinxDirective):
-    """``{command-help} show``; without a name it is the help of `slurm-resolver` itself."""
+    """Shows the help of the named command, or of `slurm-resolver` itself without a name."""
 
     optional_arguments = 1
 
@@ -27,7 +27,7 @@ class CommandHelp(SphinxDirective):
 
 
 def help_of(words: List[str]) -> str:
-    """Returns what `slurm-resolver` prints for these words."""
+    """Returns the output of `slurm-resolver` with these arguments."""
     import contextlib
     import io
 
@@ -41,6 +41,6 @@ def help_of(words: List[str]) -> str:
 
 
 def setup(app: Sphinx) -> Dict[str, Any]:
-    """Makes the directive known to Sphinx."""
+    """Registers the directive."""
     app.add_directive("command-help", CommandHelp)
     return {"parallel_read_safe": True}

@@ -1,4 +1,4 @@
-"""Links to a folder, as the examples' README has them, lead to the README of that folder."""
+"""Changes links to a folder, as in examples/README.md, to links to that folder's README."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _FOLDER = re.compile(r"(\]\()([^)#:]+)/\)")
 
 
 def to_readme(app: Sphinx, docname: str, source: List[str]) -> None:
-    """Replaces each such link in the page that is about to be read."""
+    """Changes the links of a page before Sphinx parses it."""
     page = Path(app.env.doc2path(docname))
 
     def replaced(link: re.Match[str]) -> str:
@@ -23,6 +23,6 @@ def to_readme(app: Sphinx, docname: str, source: List[str]) -> None:
 
 
 def setup(app: Sphinx) -> Dict[str, Any]:
-    """Makes Sphinx call it for every page."""
+    """Registers the function that changes the links."""
     app.connect("source-read", to_readme)
     return {"parallel_read_safe": True}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import shutil
 import sys
 import textwrap
@@ -43,11 +44,12 @@ def main(args: argparse.Namespace) -> int:
     from slurm_resolver.diagnostics.first_failure import FailureReader, first_of
     from slurm_resolver.diagnostics.log_messages import Finding, explain, explain_file, printable
 
-    names, findings, failures = [], [], []
+    names, findings, failures, times = [], [], [], []
     for name in args.logs or ["-"]:
         reader = FailureReader()
         try:
             with nullcontext(sys.stdin.buffer) if name == "-" else open(name, "rb") as stream:
+                times.append(os.fstat(stream.fileno()).st_mtime)
                 findings.append(explain_file(stream, reader.read))
         except OSError as error:
             shown = printable(name)
@@ -55,7 +57,7 @@ def main(args: argparse.Namespace) -> int:
             continue
         names.append(printable(name))
         failures.append(reader.first())
-    order = first_of(failures)
+    order = first_of(failures, times)
     first = failures[order[0]] if order else None
     if first is not None and not first.follows:
         own = {one.id for one in explain([first.line])}

@@ -106,7 +106,7 @@ def main(args: argparse.Namespace) -> int:
     from slurm_resolver.local import RunOptions
     from slurm_resolver.local.environment import gpu_variables
     from slurm_resolver.local.job import run_job
-    from slurm_resolver.preflight.lonely_step import advise_on_nested_run
+    from slurm_resolver.preflight.job_checks import advise_on_nested_run
     from slurm_resolver.slurm.step import SlurmStep
     from slurm_resolver.slurm.time_limit import parse_time_and_signal
 

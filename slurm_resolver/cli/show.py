@@ -16,7 +16,6 @@ from slurm_resolver.cluster.layout import layout_from_environment
 from slurm_resolver.cluster.resolve import build_cluster, resolve_step
 from slurm_resolver.coordination.client import connect
 from slurm_resolver.errors import LaunchError, NotInStepError, RendezvousError
-from slurm_resolver.preflight.lonely_step import advise_on_lonely_step
 from slurm_resolver.slurm.step import SlurmStep
 
 _SECONDS = 10.0  # for all tasks to come
@@ -66,6 +65,8 @@ def main(args: argparse.Namespace) -> int:
         return 0
     gpus = _gather_gpus(cluster)
     if cluster.task is None or cluster.task.rank == 0:
+        from slurm_resolver.preflight.job_checks import advise_on_lonely_step  # takes long
+
         advice = advise_on_lonely_step(step)
         if advice:
             print(f"slurm-resolver show: {advice}", file=sys.stderr)

@@ -31,8 +31,7 @@ Listener = Callable[[Message], None]
 
 _PORT_SECONDS = 10.0  # for a process that ends to free the port
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.05, 1.0  # between two attempts to connect
-_ANSWER_SECONDS = 5.0  # for the service to say that the time is up
-_GOODBYE_SECONDS = 5.0  # for the service to read the goodbye
+_ANSWER_SECONDS = 5.0  # for the service to say that the time is up, or to read the goodbye
 _LEAVE_SECONDS = 30.0  # at the end of this process, for the service to start
 _NOTICE_SECONDS = 30.0  # until a task reports that the service cannot be reached; later twice that
 _MOST_VALUE_BYTES = wire.MOST_BYTES - 4096
@@ -48,11 +47,7 @@ class Client:
     """
 
     def __init__(self, address: ServiceAddress, role: str = "program") -> None:
-        """Connects; starts the service first if the address says so.
-
-        Raises:
-            RendezvousError: if the service cannot be started.
-        """
+        """Connects. Starts the service first if the address says so, or raises RendezvousError."""
         self.address = address
         self.name_of: NameOf = "rank {}".format
         self.service: Optional[Service] = None
@@ -96,14 +91,11 @@ class Client:
         Raises:
             RendezvousError: in every task, with the names of the missing or lost tasks.
         """
-        until = math.inf if timeout is None else time.monotonic() + timeout
+        seconds = math.inf if timeout is None else timeout
+        options = {"until": time.monotonic() + seconds, "timeout": timeout}
         with self._changed:
-            name = self.offer(purpose, value, until, timeout=timeout, without=sorted(without))
-            while name not in self._answers and not self.refusal:
-                left = until - time.monotonic() + (_ANSWER_SECONDS if self._socket else 0.0)
-                if left <= 0:
-                    break
-                self._changed.wait(min(left, threading.TIMEOUT_MAX))
+            name = self.offer(purpose, value, without=sorted(without), **options)
+            self.wait_for(lambda: name in self._answers or self.refusal, seconds + _ANSWER_SECONDS)
             del self._standing[name]
             answer = self._answers.pop(name, None)
             if self.refusal:
@@ -119,11 +111,11 @@ class Client:
             raise RendezvousError(answer["error"])
         return wire.unpack(answer["values"])
 
-    def offer(self, purpose: str, value: Any, until: Optional[float] = None, **options: Any) -> str:
+    def offer(self, purpose: str, value: Any, **options: Any) -> str:
         """Gives this task's value for a gather, and returns the gather's name without waiting."""
         self._gathers[purpose] += 1
         name = f"{purpose} {self._gathers[purpose]}"
-        message = {"gather": name, "value": json.dumps(value), "until": until, **options}
+        message = {"gather": name, "value": json.dumps(value), **options}
         if len(wire.encode(message)) > _MOST_VALUE_BYTES:
             raise ValueError(f"{purpose}: a value of more than {_MOST_VALUE_BYTES} bytes")
         self.say(name, **message)
@@ -135,10 +127,9 @@ class Client:
 
     def told(self, topic: str, ranks: Collection[int], timeout: float) -> Dict[int, str]:
         """Returns what these tasks have told, by rank, once all have or after `timeout` seconds."""
-        with self._changed:
-            told = self._told[topic]
-            self._changed.wait_for(lambda: told.keys() >= set(ranks), timeout)
-            return {rank: told[rank] for rank in ranks if rank in told}
+        told = self._told[topic]
+        self.wait_for(lambda: told.keys() >= set(ranks), timeout)
+        return {rank: told[rank] for rank in ranks if rank in told}
 
     def say(self, key: str, **message: Any) -> None:
         """Tells the service something, now and after each reconnection.
@@ -149,6 +140,11 @@ class Client:
             self._standing[key] = message
             self._send(message)
             self._changed.notify_all()
+
+    def wait_for(self, predicate: Callable[[], object], seconds: float = math.inf) -> bool:
+        """Waits for what a listener or `refusal` makes true; returns whether it came true."""
+        with self._changed:
+            return bool(self._changed.wait_for(predicate, min(seconds, threading.TIMEOUT_MAX)))
 
     def listen(self, key: str, listener: Listener) -> None:
         """Has a function called, in the connection's thread, for each message with this key."""
@@ -161,7 +157,7 @@ class Client:
                 return
             if self._standing:
                 # The service may be about to start, and the other tasks learn from it who has left.
-                self._changed.wait_for(
+                self.wait_for(
                     lambda: self._socket or self.refusal or self._has_ended, _LEAVE_SECONDS
                 )
             self._closed = True
@@ -172,19 +168,14 @@ class Client:
             # A message that arrives after a close resets the connection, and the goodbye is lost.
             with contextlib.suppress(OSError):
                 sock.shutdown(socket.SHUT_WR)
-            self._thread.join(_GOODBYE_SECONDS)
-            with contextlib.suppress(OSError):
-                sock.shutdown(socket.SHUT_RDWR)
+            self._thread.join(_ANSWER_SECONDS)
         if self.service is not None:
             self.service.close()
 
-    def close_in_child(self) -> None:
-        """Closes a forked process's copies of the sockets; the parent's stay as they are."""
-        if self._socket is not None:
-            with contextlib.suppress(OSError):
-                os.close(self._socket.fileno())
-        if self.service is not None:
-            self.service.close_in_child()
+    def sockets(self) -> List[socket.socket]:
+        """Returns the sockets of the connection, and of the service if it runs here."""
+        own = [] if self._socket is None else [self._socket]
+        return own + (self.service.sockets() if self.service else [])
 
     def _start_service(self) -> None:
         from slurm_resolver.coordination.service import Service
@@ -213,7 +204,7 @@ class Client:
                 sock, lines, answer = open_connection(self.address, self._hello)
             except (OSError, wire.WireError, RendezvousError) as error:
                 self._take_failure(error)
-                self._wait(lambda: self._closed, pause)
+                self.wait_for(lambda: self._closed, pause)
                 pause = min(2 * pause, _LONGEST_PAUSE)
                 continue
             pause = _FIRST_PAUSE
@@ -223,13 +214,9 @@ class Client:
             self._notice_at = time.monotonic() + _NOTICE_SECONDS
             self._socket = None
             if self._has_ended:  # there may never be another service, nor a need for one
-                self._wait(lambda: bool(self._standing or self._closed))
+                self.wait_for(lambda: self._standing or self._closed)
         with self._changed:
             self._changed.notify_all()
-
-    def _wait(self, predicate: Callable[[], bool], seconds: Optional[float] = None) -> None:
-        with self._changed:
-            self._changed.wait_for(predicate, seconds)
 
     def _attend(self, sock: socket.socket, lines: BinaryIO, answer: Message) -> None:
         """Passes on what the service says, until it announces its end or refuses this process."""
@@ -260,41 +247,37 @@ class Client:
                 if self.address.rank <= 1:  # one task reports it
                     warn("waiting for %s: %s", self.address.name, self.problem)
             return
-        refused = isinstance(error, ConnectionRefusedError)
-        if not refused and now - self._lost_at <= self.address.grace:
-            return
-        silent = f"its node has not answered for {self.address.grace:g} s"
-        why = "its process has ended" if refused else silent
+        why = "its process has ended"
+        if not isinstance(error, ConnectionRefusedError):
+            if now - self._lost_at <= self.address.grace:
+                return
+            why = f"its node has not answered for {self.address.grace:g} s"
+        self._lost_at, self._has_ended = None, True
+        for name in pending:
+            part = f"takes no part in {name.rpartition(' ')[0]}: {why}"
+            self._answers[name] = {"error": f"{self.address.name} is gone, and {part}."}
         self._dispatch({"gone": None, "rank": self._service_rank, "why": why, "where": ""})
-        self._lost_at = None
-        with self._changed:
-            self._has_ended = True
-            for name in pending:
-                part = f"takes no part in {name.rpartition(' ')[0]}: {why}"
-                self._answers[name] = {"error": f"{self.address.name} is gone, and {part}."}
-            self._changed.notify_all()
 
     def _dispatch(self, message: Message) -> None:
         for key in () if self._closed else message:
             for listener in self._listeners[key]:
                 listener(message)
+        with self._changed:
+            self._changed.notify_all()
 
     def _take_answer(self, message: Message) -> None:
-        with self._changed:
-            self._send({"received": message["gathered"]})
-            self._answers[message["gathered"]] = message
-            self._changed.notify_all()
+        self._send({"received": message["gathered"]})
+        self._answers[message["gathered"]] = message
 
     def _take_told(self, message: Message) -> None:
-        with self._changed:
-            self._told[message["told"]][message["rank"]] = message["value"]
-            self._changed.notify_all()
+        self._told[message["told"]][message["rank"]] = message["value"]
 
     def _send(self, message: Message) -> None:
-        if message.get("until") is not None:  # another task has another clock
+        if "until" in message:  # another task has another clock
             message = {**message, "seconds": max(0.0, message["until"] - time.monotonic())}
-        if self._socket is not None:
-            with contextlib.suppress(OSError):  # the thread notices, and connects again
+        # The thread notices a failure, and connects again.
+        with self._changed, contextlib.suppress(OSError):
+            if self._socket is not None:
                 self._socket.sendall(wire.encode(message))
 
 
@@ -307,12 +290,8 @@ _lock = threading.Lock()
 def connect(address: ServiceAddress, name_of: Optional[NameOf] = None) -> Client:
     """Returns this process's connection, which is opened at the first call.
 
-    Args:
-        address: of the service.
-        name_of: returns how messages name a rank; None leaves it as it is.
-
-    Raises:
-        RendezvousError: if the service cannot be started in this process.
+    `name_of` returns how messages name a rank; None leaves it as it is. Raises RendezvousError if
+    the service cannot be started in this process.
     """
     with _lock:
         client = _clients.get(address)
@@ -340,8 +319,9 @@ def _leave_at_exit() -> None:
 def _close_in_child() -> None:
     global _lock
     _lock = threading.Lock()  # another thread may have held it
-    for client in _clients.values():
-        client.close_in_child()
+    for sock in (one for client in _clients.values() for one in client.sockets()):
+        with contextlib.suppress(OSError):  # the parent's stay open
+            os.close(sock.fileno())
     _of_parents.extend(_clients.values())
     _clients.clear()
 

@@ -10,10 +10,9 @@ is the chief, or worker 0 without a chief.
 | the leader has left, and workers beside a ps still run after 30 s | one line names them |
 | another task that trains is lost, or fails | the others continue; the status will be 1 |
 | a worker that only serves is lost | the others continue |
-| a server is lost, or fails | the job is over, status 1 |
+| a server, or the process of the coordination service, is lost | the job is over, status 1 |
 | the leader or a server does not come in time | the job is over, status 1 |
 | tasks make different clusters | the job is over, status 1 |
-| the process of the coordination service is gone | the job is over, status 1 |
 
 A launcher decides for its task: its program may leave, be lost, and be started again. `Job` is the
 service's part, and `Member` the part of a task's process.
@@ -45,7 +44,7 @@ START_SECONDS = 300.0  # for the leader and the servers to come
 _MOST_NAMES = 5
 # The loss of a server may become known this long after the failure that it causes in the leader.
 _REASON_SECONDS = 3.0
-_WAIT_NOTICE_SECONDS = 30.0  # after the leader's end, until workers that still run are named
+_WAIT_NOTICE_SECONDS = 30.0  # from the leader's end until workers that still run are named
 
 
 class JobResult(NamedTuple):
@@ -210,6 +209,7 @@ class Member:
 
     Attributes:
         client: the connection to the service.
+        serves: whether this task only serves others.
         result: how the job has ended; None before.
     """
 
@@ -217,16 +217,17 @@ class Member:
         self, client: Client, announced: Message, on_over: Callable[[JobResult], None]
     ) -> None:
         """Announces the task; `on_over` is called in a thread when the job is over."""
-        self.client = client
+        self.client, self.serves = client, bool(announced["serves"])
         self.result: Optional[JobResult] = None
         self._announced, self._on_over = announced, on_over
-        self._joined, self._over = threading.Event(), threading.Event()
+        self._has_joined = False
         client.listen("over", self._take_state)
         client.listen("gone", self._take_loss)
         client.say("job", **announced)
 
     def serve(self, timeout: float) -> None:
         """Announces that this task only serves, and that the others must come within `timeout`."""
+        self.serves = True
         self.client.say("job", **{**self._announced, "serves": True, "seconds": timeout})
 
     def await_joined(self, timeout: float) -> None:
@@ -234,27 +235,24 @@ class Member:
 
         Returns as well if the service refuses this process: see `Client.refusal`.
         """
-        until = time.monotonic() + timeout
-        while not (self._joined.wait(0.1) or self.client.refusal):
-            if time.monotonic() >= until:
-                name, problem = self.client.address.name, self.client.problem
-                self._end(1, f"{name} did not answer within {timeout:g} s: {problem}")
-                return
+        client = self.client
+        if not client.wait_for(lambda: self._has_joined or client.refusal, timeout):
+            name, problem = client.address.name, client.problem
+            self._end(1, f"{name} did not answer within {timeout:g} s: {problem}")
 
     def await_over(self) -> JobResult:
         """Waits until the job is over, and returns how it has ended."""
-        self._over.wait()
+        self.client.wait_for(lambda: self.result)
         assert self.result is not None
         return self.result
 
     def _end(self, status: int, message: str) -> None:
         if self.result is None:
             self.result = JobResult(status, message)
-            self._over.set()
             threading.Thread(target=self._on_over, args=(self.result,), daemon=True).start()
 
     def _take_state(self, message: Message) -> None:
-        self._joined.set()
+        self._has_joined = True
         if message["over"] is not None:
             self._end(*message["over"])
 

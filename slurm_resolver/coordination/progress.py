@@ -64,7 +64,7 @@ def report_seconds(limit: float) -> float:
 def find_behind(workers: Workers, silence: float) -> List[int]:
     """Returns the ranks that the others wait for; all ranks if that is unknown.
 
-    A worker that has not reported for `silence` seconds does not answer.
+    They are those that have not reported for `silence` seconds, or are in the earliest step.
     """
     silent = [rank for rank, report in workers.items() if report.silent > silence]
     if silent:
@@ -183,9 +183,8 @@ class Monitor:
         """Returns what `slurm-resolver status` shows."""
         found = []
         for rank, report in sorted(self._workers(time.monotonic()).items()):
-            names = {"rank": rank, "name": self._service.name_of(rank)}
-            times = {"age": round(report.age, 1), "silent": round(report.silent, 1)}
-            found.append({**names, **report._asdict(), **times})
+            report = report._replace(age=round(report.age, 1), silent=round(report.silent, 1))
+            found.append({"rank": rank, "name": self._service.name_of(rank), **report._asdict()})
         return {"workers": found}
 
     def _workers(self, now: float) -> Workers:

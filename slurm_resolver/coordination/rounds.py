@@ -6,6 +6,7 @@ ends. Every task gets the answer, including those that come later or ask again.
 
 from __future__ import annotations
 
+import math
 import time
 from typing import TYPE_CHECKING, Dict, List, Optional, Set, Tuple
 
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     from slurm_resolver.coordination.service import Service
 
 _FIRST_NOTICE, _NEXT_NOTICES = 30.0, 60.0  # seconds until the missing tasks are reported
+_PATIENT_NOTICE = 0.5  # seconds until the missing tasks learn that others wait patiently
 _MOST_NAMES = 10  # tasks that a message names
 
 
@@ -30,7 +32,7 @@ class Round:
         self.without: Set[int] = set()  # the ranks that do not take part
         self.patient = False  # whether it has no deadline, and ends when a task leaves
         self.began = time.monotonic()
-        self.deadline = self.seconds = float("inf")
+        self.deadline = self.seconds = math.inf
         self.next_notice = self.began + _FIRST_NOTICE
         self.answer: Optional[Message] = None
 
@@ -45,8 +47,14 @@ class Rounds:
         self._endings: Dict[int, str] = {}  # how the last process of a task ended, by rank
         self._left: Set[int] = set()  # the ranks whose program has ended
 
-    def add(self, process: Process, message: Message) -> None:
-        """Takes the value of a task: ``{"gather": name, "value": JSON, "seconds": 60, …}``."""
+    def message(self, process: Process, message: Message) -> None:
+        """Takes the value of a task, or that it has received an answer."""
+        if "gather" in message:
+            self._add(process, message)
+        elif message.get("received") in self._rounds:
+            self._rounds[message["received"]].waiting.discard(process.rank)
+
+    def _add(self, process: Process, message: Message) -> None:
         rank, number = process.rank, process.number
         name = str(message["gather"])
         current = self._rounds.get(name)
@@ -70,7 +78,8 @@ class Rounds:
                 current.deadline, current.seconds = now + seconds, float(message["timeout"])
             current.waiting.add(rank)
             current.without = set(message["without"])
-            current.patient = current.patient or message["timeout"] is None
+            if message["timeout"] is None and not current.patient:
+                current.patient, current.next_notice = True, now + _PATIENT_NOTICE
         left = self._left - current.values.keys() - current.without
         if current.patient and left:
             self._end_without(name, min(left))
@@ -80,11 +89,8 @@ class Rounds:
         if current.waiting and enough and not self._missing(current):
             values = [current.values.get(each, "null") for each in range(self._num_tasks)]
             self._end(name, {"values": pack(values)})
-
-    def received(self, rank: int, name: str) -> None:
-        """Notes that a task has received the answer of a round."""
-        if name in self._rounds:
-            self._rounds[name].waiting.discard(rank)
+            # All tasks are beyond the round before, which nobody will ask for again.
+            self._rounds.pop(f"{current.purpose} {int(name.rpartition(' ')[2]) - 1}", None)
 
     @property
     def owes(self) -> bool:
@@ -97,27 +103,32 @@ class Rounds:
             if current.answer is None and current.numbers.get(process.rank) == process.number:
                 current.values.pop(process.rank, None)
 
-    def ended(self, process: Process, ending: str, failed: bool) -> None:
+    def ended(self, process: Process, failure: str, said_goodbye: bool) -> None:
         """Ends the rounds in which an ended process takes part, or that wait for it patiently."""
-        rank = process.rank
-        self._endings[rank] = ending
-        if process.role == "program":
+        rank, is_program = process.rank, process.role == "program"
+        raised = f"its process ended: {failure}" if said_goodbye else failure
+        self._endings[rank] = raised if failure else "it has ended"
+        if is_program:
             self._left.add(rank)
         for name, current in self._rounds.items():
-            if current.answer is not None or process.role != "program":
+            if current.answer is not None or not is_program:
                 current.waiting.discard(rank)
                 continue
             awaited = current.patient and rank in self._missing(current)
             if current.numbers.get(rank) == process.number or awaited:
                 self._end_without(name, rank)
-            elif failed and current.waiting:
+            elif failure and current.waiting:
                 self._notify(current)
 
     def tick(self, now: float) -> None:
-        """Ends the rounds whose time is up, and lets one task report which are missing."""
+        """Ends the rounds whose time is up, and lets one task report which are missing.
+
+        In a patient round, the missing tasks are told instead: they may have left it out.
+        """
         for name, current in self._rounds.items():
             if current.answer is not None:
                 continue
+            waiting = min(current.waiting & current.values.keys(), default=None)
             if now >= current.deadline:
                 count, names = self._describe_missing(current)
                 error = (
@@ -125,9 +136,13 @@ class Rounds:
                     f"{names}. Look at their output, and check that all tasks run the same program."
                 )
                 self._end(name, {"error": error})
-            elif now >= current.next_notice and current.waiting and not current.patient:
+            elif now >= current.next_notice and waiting is not None:
                 current.next_notice += _NEXT_NOTICES
-                self._notify(current)
+                if current.patient:
+                    given = {"rank": waiting, "value": current.values[waiting]}
+                    self._send(self._missing(current), {"awaited": name, **given})
+                else:
+                    self._notify(current)
 
     def _notify(self, current: Round) -> None:
         count, names = self._describe_missing(current)

@@ -1,14 +1,12 @@
-"""The secret by which the tasks of a step recognize each other.
-
-It comes from the first of these that is available:
+"""The secret by which the tasks of a step recognize each other: the first of these.
 
 1. SLURM_RESOLVER_SECRET, which srun passes to all tasks. Only the user's own processes and root
-   can read a process's environment (proc(5), /proc/PID/environ).
-2. munge: the service encrypts a random key with the command ``munge``, so that only processes of
-   the same user can decrypt it, with ``unmunge``.
+   can read a process's environment.
+2. munge: the service encrypts a random key with the command ``munge``, and only processes of the
+   same user can decrypt it, with ``unmunge``.
 3. None. TensorFlow's own ports are not protected either.
 
-The service names its kind of secret first. A task accepts it only if it would choose the same kind
+The service names its kind of secret first. A task accepts only the kind that it would choose
 itself, so that a stranger cannot make it connect without a secret.
 """
 
@@ -32,8 +30,7 @@ _SHORTEST = 16  # characters
 _MUNGE_SOCKET = "/run/munge/munge.socket.2"
 _MUNGE_SECONDS = 10.0
 _RENEW_SECONDS = 120.0  # munged refuses credentials older than 5 minutes by default
-# unmunge(1): the credential is valid, but another task of this node has decrypted it before.
-_REPLAYED = 17
+_REPLAYED = 17  # unmunge(1): the credential is valid, but was decrypted on this node before
 _REMEDY = f"Set the same {VARIABLE} in all tasks: export {VARIABLE}=$(openssl rand -hex 32)"
 _MEANS = {"variable": VARIABLE, "munge": "munge", "none": "no secret"}  # as messages name them
 
@@ -65,8 +62,7 @@ class Secret:
 def accept_offer(offer: Mapping[str, object], name: str) -> bytes:
     """Returns the secret that the service `name` offers.
 
-    Raises:
-        RendezvousError: if this task has another kind of secret, or munge fails.
+    Raises RendezvousError if this task has another kind of secret, or munge fails.
     """
     means, offered = find_means(), str(offer.get("means"))
     if offered != means:
@@ -85,20 +81,17 @@ def accept_offer(offer: Mapping[str, object], name: str) -> bytes:
 
 
 def find_means() -> str:
-    """Returns "variable", "munge" or "none".
-
-    Raises:
-        RendezvousError: if the variable has an unusable value.
-    """
+    """Returns "variable", "munge" or "none"; RendezvousError if the variable is too short."""
     value = os.environ.get(VARIABLE)
-    if value is not None:
-        if len(value) < _SHORTEST:
-            raise RendezvousError(
-                f"{VARIABLE} has {len(value)} characters; expected at least {_SHORTEST} that "
-                f"nobody can guess. {_REMEDY}."
-            )
-        return "variable"
-    return "munge" if shutil.which("unmunge") and Path(_munge_socket()).is_socket() else "none"
+    if value is None:
+        has_munge = shutil.which("unmunge") and Path(_munge_socket()).is_socket()
+        return "munge" if has_munge else "none"
+    if len(value) < _SHORTEST:
+        raise RendezvousError(
+            f"{VARIABLE} has {len(value)} characters; expected at least {_SHORTEST} that nobody "
+            f"can guess. {_REMEDY}."
+        )
+    return "variable"
 
 
 def describe_means() -> Tuple[str, str]:

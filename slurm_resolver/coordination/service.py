@@ -17,10 +17,8 @@ waits for the program.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import errno
 import math
-import os
 import resource
 import secrets
 import socket
@@ -36,7 +34,6 @@ from slurm_resolver.coordination.secret import Secret
 from slurm_resolver.coordination.wire import ROLES, Message, Process
 
 RETURN_SECONDS = 2.0  # for a process that closed its connection to return
-_ANOTHER_SECONDS = 1.0  # for the end of a process to arrive when its successor connects
 _FLUSH_SECONDS = 3.0  # to send the last messages when this process ends
 _TICK_SECONDS = 0.25
 _STRANGERS = 64  # connections beyond those of the tasks
@@ -53,14 +50,12 @@ class _Link:
 
 
 class Service:
-    """The service. Other threads may call `flush`, `close` and `close_in_child` only."""
+    """The service. Other threads may call `flush`, `close` and `sockets` only."""
 
     def __init__(self, address: ServiceAddress, name_of: NameOf) -> None:
         """Takes the port, and serves in a thread; `name_of` returns how messages name a rank.
 
-        Raises:
-            OSError: if the port cannot be used.
-            RendezvousError: if the secret cannot be obtained.
+        Raises OSError if the port cannot be used, RendezvousError if the secret cannot be obtained.
         """
         self.address, self.name_of = address, name_of
         self._secret = Secret()
@@ -112,11 +107,9 @@ class Service:
         self._closing = True
         self._thread.join(2 * _FLUSH_SECONDS)
 
-    def close_in_child(self) -> None:
-        """Closes a forked process's copies of the sockets, which would keep the port in use."""
-        for sock in (self._socket, *(w.get_extra_info("socket") for w in self._connections)):
-            with contextlib.suppress(OSError):
-                os.close(sock.fileno())
+    def sockets(self) -> List[socket.socket]:
+        """Returns the open sockets: a forked process closes its copies, to free the port."""
+        return [self._socket, *(w.get_extra_info("socket") for w in self._connections)]
 
     async def _serve(self) -> None:
         asyncio.get_running_loop().set_exception_handler(_report)
@@ -131,9 +124,8 @@ class Service:
             if self._departed:  # one message, as large steps end at once
                 self.send(None, {"left": self._departed})
                 self._departed = []
-            self._rounds.tick(now)
-            self._job.tick(now)
-            self._monitor.tick(now)
+            for part in (self._rounds, self._job, self._monitor):
+                part.tick(now)
         server.close()
         self.send(None, {"closing": True})
         for writer in self._connections:
@@ -182,26 +174,21 @@ class Service:
             if not 0 <= process.rank < self.address.num_tasks:
                 return None
             self._came.add(process.rank)
-            refusal = refusal or await self._find_other(process)
+            refusal = refusal or self._find_other(process)
         answer = {"proof": wire.prove(key, "service", *parts), "grace": self.address.grace}
         more = {"refused": refusal} if refusal else {"rank": self.address.rank}
         writer.write(wire.encode({**answer, **more}))
         return None if refusal else process
 
-    async def _find_other(self, process: Process) -> str:
+    def _find_other(self, process: Process) -> str:
         """Returns why a process cannot represent its task; '' if it can."""
-        until = time.monotonic() + _ANOTHER_SECONDS
-        while True:
-            link = self._links.get(process[:2])
-            if link is None or link.writer is None or link.process.number == process.number:
-                return ""
-            if time.monotonic() > until:
-                return (
-                    f"rank {process.rank} is represented by process {link.process.pid}, which "
-                    f"still runs; process {process.pid} is its child, or a second program in the "
-                    "task"
-                )
-            await asyncio.sleep(_TICK_SECONDS / 5)
+        link = self._links.get(process[:2])
+        if link is None or link.writer is None or link.process.number == process.number:
+            return ""
+        return (
+            f"rank {process.rank} is represented by process {link.process.pid}, which still runs; "
+            f"process {process.pid} is its child, or a second program in the task"
+        )
 
     async def _attend(
         self, process: Process, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
@@ -239,25 +226,22 @@ class Service:
                 self._rounds.disconnected(process)
 
     def _take(self, process: Process, message: Message) -> None:
-        if "gather" in message:
-            self._rounds.add(process, message)
-        elif "received" in message:
-            self._rounds.received(process.rank, str(message["received"]))
-        elif "tell" in message:
+        if "tell" in message:
             told = {"told": message["tell"], "rank": process.rank, "value": message["value"]}
             self._told[str(message["tell"]), process.rank] = told
             self.send(None, told)
-        if "job" in message:
+        elif "job" in message:
             self._job.message(process, message)
-        if "progress" in message:
+        elif "progress" in message:
             self._monitor.message(process, message)
+        else:
+            self._rounds.message(process, message)
 
     def _end(self, link: _Link, failure: str, said_goodbye: bool) -> None:
         """Notes the end of a process, and tells the others."""
         process = link.process
         self._links.pop(process[:2], None)
-        left = f"its process ended: {failure}" if failure else "it has ended"
-        self._rounds.ended(process, left if said_goodbye else failure, bool(failure))
+        self._rounds.ended(process, failure, said_goodbye)
         self._job.ended(process, failure, said_goodbye)
         where = self._monitor.ended(process)
         if failure:

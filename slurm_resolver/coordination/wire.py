@@ -33,7 +33,7 @@ MOST_ANSWER_BYTES = 64 * 1024 * 1024  # the longest line that the service sends
 HANDSHAKE_SECONDS = 5.0
 # What the proofs of a handshake cover, beside the service's challenge.
 PROVEN = ("challenge", "identity", "rank", "number", "role")
-# How a process represents its task: as its program, or as `slurm-resolver exec` that waits for it.
+# How a process represents its task: as its program, or as the launcher that waits for that.
 ROLES = ("program", "launcher")
 
 
@@ -116,8 +116,7 @@ def open_connection(
 ) -> Tuple[socket.socket, BinaryIO, Message]:
     """Returns a connection, its lines, and the service's answer to the handshake.
 
-    Raises:
-        OSError, WireError, RendezvousError: if the service does not answer, or refuses the proof.
+    Raises OSError, WireError or RendezvousError if the service does not answer as expected.
     """
     host = "127.0.0.1" if address.serves else address.host.strip("[]")
     sock = socket.create_connection((host, address.port), HANDSHAKE_SECONDS)
@@ -143,11 +142,7 @@ def open_connection(
 
 
 def ask_status(address: ServiceAddress) -> Message:
-    """Returns what the service of another step answers to `slurm-resolver status`.
-
-    Raises:
-        OSError, WireError, RendezvousError: as `open_connection`.
-    """
+    """Returns what a service answers to `slurm-resolver status`; raises as `open_connection`."""
     hello = {"rank": None, "role": "observer", "number": secrets.token_hex(8)}
     sock, lines, answer = open_connection(address, hello)
     with sock, lines:

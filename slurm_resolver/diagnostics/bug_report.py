@@ -13,7 +13,6 @@ import platform
 import re
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 from typing import Dict, Mapping
 
@@ -86,7 +85,6 @@ def _machine() -> Dict[str, str]:
         "cpus": f"{len(os.sched_getaffinity(0))} of {os.cpu_count()}",
         "memory": f"{memory / 2**30:.1f} GiB",
         "gpus": "unknown (no nvidia-ml-py, or no driver)" if gpus is None else str(gpus),
-        "terminal": str(sys.stdout.isatty()),
     }
 
 
@@ -121,8 +119,7 @@ def _cluster(environ: Mapping[str, str]) -> Dict[str, str]:
         cluster = resolve(layout="environment", environ=environ)
     except SlurmResolverError as error:
         return {"error": _without_user(f"{type(error).__name__}: {error}")}
-    facts = cluster.to_dict()
-    own = cluster.task
+    facts, own = cluster.to_dict(), cluster.task
     described = {
         "tasks": str(len(cluster.tasks)),
         "nodes": str(len({task.node for task in cluster.tasks})),
@@ -131,7 +128,6 @@ def _cluster(environ: Mapping[str, str]) -> Dict[str, str]:
         "ports from": str(facts["ports_source"]),
     }
     if own is not None:
-        described["this task"] = f"rank {own.rank} on {own.node}, {own.job} {own.index}"
-        described["address"] = own.address
+        described["this task"] = f"{cluster.name_of(own.rank)} at {own.address}"
         described["gpus"] = f"{facts['self']['gpus']} ({facts['self']['gpus_source']})"
     return described

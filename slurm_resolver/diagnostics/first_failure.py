@@ -2,16 +2,22 @@
 
 A task fails with a Python error, whose traceback ends its output, or srun, `slurm-resolver run` or
 another task reports how it ended. The other tasks then fail because of it: their calls to it fail,
-or srun ends them.
+or srun ends them. What Slurm 22.05, 24.11 and 26.05 print, in this order:
 
-Lines of one log are in the order of time. Several logs are compared by the last time stamp before
-the failure, as precisely as the clocks of the nodes agree.
+    a task fails      srun: error: n3: task 3: Exited with exit code 5 (or the name of a signal)
+                      srun: Terminating StepId=1.0      (with --kill-on-bad-exit)
+                      0: … error: *** STEP 1.0 ON n2 CANCELLED AT … DUE TO TASK FAILURE ***
+    a node fails      srun: error: Node failure on n3
+    scancel           srun: Job step aborted: Waiting up to 4 seconds for job step to finish.
+    the time limit    as scancel
+
+Lines of one log are in the order of time. Of several logs, that of the first failure was written
+last at an earlier time, as the other tasks end after it.
 """
 
 from __future__ import annotations
 
 import re
-import time
 from dataclasses import dataclass
 from typing import Dict, List, NamedTuple, Optional, Sequence, Tuple
 
@@ -39,63 +45,65 @@ _RUN_END = re.compile(
 )
 # A task that this package reports to the others.
 _GONE = re.compile(r".*\(rank (\d+) on (\S+)\) (?:is gone|is lost|has failed)[^:]*: (.+)")
-_NODE = re.compile(r"srun: error: Node failure on ([\w.-]+)")
+_NODE = re.compile(
+    r"srun: error: (?:Node failure on |Task launch for \S+ failed on node )([\w.-]+)(?:: (.*))?"
+)
 _ENDS_ALL = re.compile(
     r"srun: (?:Terminating |Job step aborted)|.{0,80}\*\*\* (?:STEP|JOB) \S+ ON \S+ CANCELLED AT "
 )
 _TRACEBACK = "Traceback (most recent call last)"
-_TIME = re.compile(
-    r"\[?(\d{4}-\d\d-\d\d)[T ](\d\d:\d\d:\d\d)"  # TensorFlow, and most of Python's loggers
-    r"|[IWEF]\d{4} \d\d:\d\d:(\d{9,10})\.\d"  # absl before it is initialized: since 1970
-)
 
 
 class Failure(NamedTuple):
     """How a task failed.
 
     Attributes:
-        task: its rank, with its node if known; '' if the log does not say.
-        line_number: of `line`, from 1.
+        task: its rank, with its node if known; a node; '' if the log does not say.
+        line_number: the number of `line`, from 1.
         line: the error.
-        time: the last time stamp before it in the task's log, in seconds since 1970.
         follows: whether another task's failure caused it, as far as is known.
+        node: the node, where srun names it.
     """
 
     task: str
     line_number: int
     line: str
-    time: Optional[float] = None
     follows: bool = False
+    node: Optional[str] = None
 
 
 @dataclass
 class _Task:
-    """A task's last time stamp, and the error at the end of its last traceback."""
+    """The error at the end of a task's last traceback."""
 
-    time: Optional[float] = None
     in_traceback: bool = False
     error: Optional[Failure] = None
     lines_after: int = 0
 
     def read(self, number: int, text: str) -> None:
-        self.time = _read_time(text) or self.time
         self.lines_after += 1
         if text.startswith(_TRACEBACK):
             self.in_traceback = True
         elif self.in_traceback and text and not text[0].isspace():
             self.in_traceback = False
-            self.error, self.lines_after = Failure("", number, text.rstrip(), self.time), 0
+            self.error, self.lines_after = Failure("", number, text), 0
 
 
 class FailureReader:
-    """Reads a log, line by line, and finds the first failure of its tasks."""
+    """Reads a log, line by line, and finds the first failure of its tasks.
+
+    Attributes:
+        ends: how tasks ended, as the launcher reports it, by rank; the first to fail comes first.
+        node: the first node that failed.
+        all_end: whether srun, or somebody else, ends all tasks.
+    """
 
     def __init__(self) -> None:
+        self.ends: Dict[str, Failure] = {}
+        self.node: Optional[Failure] = None
+        self.all_end = False
         self._tasks: Dict[str, _Task] = {}  # by rank; '' without a label
-        self._ends: Dict[str, Failure] = {}  # by rank, as the launcher reports them
         self._gone: Dict[str, Failure] = {}  # by rank, as this package reports them
-        self._node: Optional[Failure] = None  # the first that failed
-        self._all_end = False  # srun, or a user, ends all tasks
         self._last_number = 0
 
     def read(self, number: int, text: str) -> None:
@@ -103,11 +111,10 @@ class FailureReader:
         if number == self._last_number:
             return
         self._last_number = number
-        text = text[:_LONGEST]
-        self._all_end = self._all_end or _ENDS_ALL.match(text) is not None
+        text = text[:_LONGEST].rstrip()
+        self.all_end = self.all_end or _ENDS_ALL.match(text) is not None
         if text.startswith(("srun: ", "slurm-resolver run: ")):
-            if not self._all_end:
-                self._read_end(number, text.rstrip())
+            self._read_launcher(number, text)
             return
         label = _LABEL.match(text)
         rank = label[1] if label else ""
@@ -115,31 +122,34 @@ class FailureReader:
         task.read(number, text[label.end() :] if label else text)
         gone = _GONE.match(text)
         if gone:
-            why = gone[3].rstrip()
-            failure = Failure(_place(*gone.groups()[:2]), number, why, task.time)
-            self._gone.setdefault(gone[1], failure._replace(follows=follows_another(why)))
+            place, follows = _place(gone[1], gone[2]), follows_another(gone[3])
+            failure = Failure(place, number, gone[3], follows)
+            self._gone.setdefault(gone[1], failure)
 
-    def _read_end(self, number: int, text: str) -> None:
-        node = _NODE.match(text)
-        if node and self._node is None:
-            self._node = Failure(f"node {node[1]}", number, "Node failure")
-        end = _TASK_END.match(text) or _RUN_END.match(text)
-        if end:
-            rank = end["rank"]
-            task = self._tasks.get(rank)
-            where = _place(rank, end.groupdict().get("node"))
-            failure = Failure(where, number, end["how"], task.time if task else None)
-            self._ends.setdefault(rank, failure)
+    def _read_launcher(self, number: int, text: str) -> None:
+        node, end = _NODE.match(text), _TASK_END.match(text) or _RUN_END.match(text)
+        if node and self.node is None:
+            line = node[2] or "node failure"
+            self.node = Failure(f"node {node[1]}", number, line, node=node[1])
+        elif end and not self.all_end:
+            rank, name = end["rank"], end.groupdict().get("node")
+            failure = Failure(_place(rank, name), number, end["how"], node=name)
+            self.ends.setdefault(rank, failure)
+
+    def error_of(self, rank: str) -> Optional[Failure]:
+        """Returns the error that this rank has printed, or any task in a log without labels."""
+        task = self._tasks.get(rank) or self._tasks.get("")
+        return task.error if task else None
 
     def first(self) -> Optional[Failure]:
         """Returns the failure of the task that failed first; None if no task failed."""
-        failures = [self._node] if self._node else []
+        failures = [self.node] if self.node else []
         for rank, task in self._tasks.items():
             if task.error is not None and task.lines_after <= _MOST_LINES_AFTER:
                 failures.append(self._with_task(rank, task.error))
         with_error = {rank for rank, task in self._tasks.items() if task.error is not None}
         reports = dict(self._gone)
-        for rank, end in self._ends.items() if "" not in with_error else ():
+        for rank, end in self.ends.items() if "" not in with_error else ():
             gone = reports.setdefault(rank, end)  # the launcher knows how, but may report later
             line_number = min(gone.line_number, end.line_number)
             reports[rank] = end._replace(task=gone.task, line_number=line_number)
@@ -147,9 +157,9 @@ class FailureReader:
         return min(failures, key=lambda one: (one.follows, one.line_number), default=None)
 
     def _with_task(self, rank: str, error: Failure) -> Failure:
-        if not rank and len(self._ends) == 1:
-            (rank,) = self._ends
-        report = self._gone.get(rank) or self._ends.get(rank)
+        if not rank and len(self.ends) == 1:
+            (rank,) = self.ends
+        report = self._gone.get(rank) or self.ends.get(rank)
         where = report.task if report else _place(rank)
         return error._replace(task=where, follows=follows_another(error.line))
 
@@ -158,16 +168,17 @@ def _place(rank: str, node: Optional[str] = None) -> str:
     return f"rank {rank}" + (f" on {node}" if node else "") if rank else ""
 
 
-def first_of(failures: Sequence[Optional[Failure]]) -> List[int]:
+def first_of(failures: Sequence[Optional[Failure]], times: Sequence[float]) -> List[int]:
     """Returns the numbers of the logs; the log of the task that failed first is the first.
 
     Args:
         failures: the first failure in each log.
+        times: when each log was last written.
     """
 
-    def order(number: int) -> Tuple[bool, bool, float]:
-        failure = failures[number] or Failure("", 0, "", follows=True)
-        return failure.follows, failure.time is None, failure.time or 0.0
+    def order(number: int) -> Tuple[bool, float]:
+        failure = failures[number]
+        return failure is None or failure.follows, times[number]
 
     return sorted(range(len(failures)), key=order)
 
@@ -176,16 +187,3 @@ def follows_another(line: str) -> bool:
     """Returns whether another task's failure caused an error, as far as is known."""
     found = {finding.id for finding in explain([line])}
     return bool(found & _FOLLOWS or (not found and _CALL_ERRORS.search(line)))
-
-
-def _read_time(text: str) -> Optional[float]:
-    match = _TIME.match(text)
-    if match is None:
-        return None
-    date, clock, epoch = match.groups()
-    if epoch is not None:
-        return float(epoch)
-    try:
-        return time.mktime(time.strptime(f"{date} {clock}", "%Y-%m-%d %H:%M:%S"))
-    except (ValueError, OverflowError):  # not a day of the calendar
-        return None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import re
-from typing import NamedTuple, Optional, Pattern, Tuple
+from typing import NamedTuple, Pattern, Tuple
 
 from slurm_resolver import errors
 
@@ -15,7 +15,6 @@ class KnownMessage(NamedTuple):
     Attributes:
         cues: texts that are quick to search for; every line with the message contains one.
         pattern: what such a line matches.
-        resolved: what a later line matches once the problem has passed; it contains a cue as well.
     """
 
     id: str
@@ -23,17 +22,13 @@ class KnownMessage(NamedTuple):
     pattern: Pattern[str]
     cause: str
     remedy: str
-    resolved: Optional[Pattern[str]]
 
 
-def _known(
-    id: str, cues: str, cause: str, remedy: str, pattern: str = "", resolved: Optional[str] = None
-) -> KnownMessage:
+def _known(id: str, cues: str, cause: str, remedy: str, pattern: str = "") -> KnownMessage:
     """Returns the message. `|` separates `cues`; without a `pattern`, a cue suffices."""
     texts = tuple(cues.split("|"))
     compiled = re.compile(pattern or "|".join(map(re.escape, texts)))
-    end = re.compile(resolved) if resolved else None
-    return KnownMessage(id, texts, compiled, cause, remedy, end)
+    return KnownMessage(id, texts, compiled, cause, remedy)
 
 
 _CHECK = "Check names, ports and connections from all tasks: srun slurm-resolver check"
@@ -130,8 +125,7 @@ KNOWN_MESSAGES: Tuple[KnownMessage, ...] = (
     _known("tasks-missing", " tasks to connect",
         "The first task waits without a time limit for tasks that have not started.",
         "The next lines name some of them. " + _CHECK,
-        r"Waiting for [1-9]\d*/\d+ tasks to connect",
-        resolved=r"Waiting for 0/\d+ tasks to connect"),
+        r"Waiting for [1-9]\d*/\d+ tasks to connect"),
     _known("deadline-exceeded", "DEADLINE_EXCEEDED|Deadline Exceeded|DeadlineExceededError",
         "A task did not answer in time: it hangs, is overloaded, or the network loses packets.",
         _FIRST),
@@ -229,11 +223,11 @@ KNOWN_MESSAGES: Tuple[KnownMessage, ...] = (
         r"(?:command )?not found"),
 )  # fmt: skip
 
-# It takes the place of peer-refused in a log in which TASKS_MET shows that the tasks had met.
+# It replaces peer-refused in a log in which a line with TASKS_MET shows that all tasks had met.
 PEER_ENDED = _known("peer-ended", "",
     "All tasks had started. The one at this address has ended, or listens at another address.",
     _FIRST)  # fmt: skip
 TASKS_MET = re.compile(
     "StartAbort|Collective ops is aborted by|CoordinationService/Heartbeat"
-    "|Remote function on worker"
+    r"|Remote function on worker|Waiting for 0/\d+ tasks"
 )

@@ -1,7 +1,7 @@
 """Searches a log for known messages, in one pass.
 
 A log may be long, and contain progress bars and bytes that are not text. The time grows linearly
-with its size. The memory grows with the number of findings, which is bounded.
+with its size, and the memory with the number of findings.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ from __future__ import annotations
 import io
 import itertools
 import re
-from collections import Counter
 from typing import BinaryIO, Callable, Dict, Iterable, List, NamedTuple, Optional, Set, Tuple
 
 from slurm_resolver.diagnostics.known_messages import (
@@ -38,12 +37,8 @@ class Finding(NamedTuple):
     count: int  # type: ignore[assignment]  # a tuple's method has this name
 
 
-_Key = Tuple[str, Optional[str]]  # the id and the address of a finding
-
 _CUES = [(cue, known) for known in KNOWN_MESSAGES for cue in known.cues]
-_GROUP = 64 * 1024  # bytes of lines that are searched for cues at once, as most have none
 _LONGEST = 1024 * 1024  # bytes of a line that are looked at together
-_MOST_ADDRESSES = 100  # of one id; further ones share a finding without an address
 _SHOWN_LENGTH = 200
 _ADDRESS = re.compile(
     r"/job:(\w{1,40})(?:/replica:\d{1,9})?/task:(\d{1,9})"
@@ -75,19 +70,14 @@ def explain_file(
     `reader` also gets the number and the text of each line, or of each piece of a long line.
     """
     findings = _Findings()
-    group: List[Tuple[int, str]] = []
-    number, size = 1, 0
+    number = 1
     for piece in iter(lambda: stream.readline(_LONGEST), b""):
         text = piece.decode("utf-8", "replace")
         reader(number, text)
-        # a carriage return, as in a progress bar, separates texts like the end of a line
-        group += [(number, part) for part in text.split("\r")]
-        size += len(piece) + 100  # an empty line takes memory too
+        # A carriage return, as in a progress bar, separates texts like the end of a line.
+        for part in text.split("\r"):
+            findings.read(number, part)
         number += piece.endswith(b"\n")
-        if size >= _GROUP:
-            findings.read(group)
-            group, size = [], 0
-    findings.read(group)
     return findings.all()
 
 
@@ -95,58 +85,43 @@ class _Findings:
     """Collects the findings of a log by id and address."""
 
     def __init__(self) -> None:
-        self._found: Dict[_Key, Finding] = {}
-        self._num_addresses: Counter[str] = Counter()
-        self._last_line: Dict[_Key, int] = {}  # the last one that was counted
-        self._unresolved: Dict[_Key, re.Pattern[str]] = {}
-        self._significant: Set[_Key] = set()  # with a line that is not _END_NOISE
+        self._found: Dict[Tuple[str, Optional[str]], Finding] = {}
+        self._significant: Set[str] = set()  # the ids with a line that is not _END_NOISE
         self._tasks_met = False
 
     def all(self) -> List[Finding]:
-        if not self._significant & self._found.keys():
-            return []
-        id, cause, remedy = PEER_ENDED.id, PEER_ENDED.cause, PEER_ENDED.remedy
-        return [
-            one._replace(id=id, cause=cause, remedy=remedy)
-            if self._tasks_met and one.id == "peer-refused"
-            else one
-            for one in self._found.values()
-        ]
+        found = list(self._found.values())
+        if self._tasks_met:
+            id, _, _, cause, remedy = PEER_ENDED
+            found = [
+                one._replace(id=id, cause=cause, remedy=remedy) if one.id == "peer-refused" else one
+                for one in found
+                if one.id != "tasks-missing"
+            ]
+            self._significant.discard("tasks-missing")
+        return found if self._significant else []
 
-    def read(self, group: List[Tuple[int, str]]) -> None:
-        joined = "\n".join([text for _, text in group])
-        cues = [(cue, known) for cue, known in _CUES if cue in joined]
-        for number, text in group if cues else ():
-            candidates = [known for cue, known in cues if cue in text]
-            if candidates:
-                for key in [key for key, end in self._unresolved.items() if end.search(text)]:
-                    del self._found[key], self._unresolved[key]
-            for known in candidates:
-                match = known.pattern.search(text)
-                if match is not None:
-                    self._add(known, number, match)
-                    break
+    def read(self, number: int, text: str) -> None:
+        candidates = [known for cue, known in _CUES if cue in text]
+        if candidates:
+            self._tasks_met = self._tasks_met or TASKS_MET.search(text) is not None
+        for known in candidates:
+            match = known.pattern.search(text)
+            if match is not None:
+                self._add(known, number, match)
+                break
 
     def _add(self, known: KnownMessage, number: int, match: re.Match[str]) -> None:
-        text = match.string
-        self._tasks_met = self._tasks_met or TASKS_MET.search(text) is not None
-        key: _Key = (known.id, _named_task(match))
-        if key not in self._found and self._num_addresses[known.id] >= _MOST_ADDRESSES:
-            key = (known.id, None)
-        before = self._found.get(key)
+        address = _named_task(match)
+        before = self._found.get((known.id, address))
         if before is None:
-            self._num_addresses[known.id] += 1
-            shown = _shorten(text, match.start())
-            self._found[key] = Finding(
-                known.id, number, shown, known.cause, known.remedy, key[1], 1
-            )
-            if known.resolved:
-                self._unresolved[key] = known.resolved
-        elif self._last_line[key] != number:
-            self._found[key] = before._replace(count=before.count + 1)
-        self._last_line[key] = number
-        if _END_NOISE.search(text) is None:
-            self._significant.add(key)
+            line = _shorten(match.string, match.start())
+            finding = Finding(known.id, number, line, known.cause, known.remedy, address, 1)
+        else:
+            finding = before._replace(count=before.count + 1)
+        self._found[known.id, address] = finding
+        if _END_NOISE.search(match.string) is None:
+            self._significant.add(known.id)
 
 
 def _named_task(match: re.Match[str]) -> Optional[str]:

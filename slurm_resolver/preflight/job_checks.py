@@ -1,7 +1,7 @@
-"""Whether a job that asks to be requeued or signalled will save, start again and keep its log.
+"""Whether a job will save, start again and keep its log, and whether its steps are one training.
 
-The facts come from ``scontrol show job`` and from the batch file as the controller keeps it.
-Containers often have no scontrol, and a controller may not answer: then the checks are skipped.
+The facts come from ``scontrol show job``, and from the batch file as the controller keeps it. The
+checks are skipped if there is no scontrol, as in many containers, or if Slurm does not answer.
 """
 
 from __future__ import annotations
@@ -65,3 +65,30 @@ def _sbatch_options(batch_file: str) -> str:
         elif line.strip() and not line.startswith("#"):
             break
     return "\n".join(lines)
+
+
+def advise_on_lonely_step(step: SlurmStep) -> str:
+    """Returns what to write instead if a step has one task, and its job place for more; or ''."""
+    if step.place != "step" or step.num_tasks != 1 or step.simulated:
+        return ""
+    nodes, each = (text or "1" for text in (step.job_num_nodes, step.job_tasks_per_node))
+    tasks = int(nodes) * int(each) if nodes.isdigit() and each.isdigit() else 1
+    if tasks < 2 or step.step_id is None:
+        return ""
+    return (
+        f"step {step.name} has one task, worker 0 of a training of its own, and its job place for "
+        f"{tasks}. If it was started once a task, start one step of all tasks instead: srun "
+        f"-n {tasks} …"
+    )
+
+
+def advise_on_nested_run(step: SlurmStep, num_tasks: int) -> str:
+    """Returns, in the first of several tasks of srun, what to write instead of `run`; or ''."""
+    if step.place != "step" or (step.num_tasks or 1) < 2 or step.rank != 0:
+        return ""
+    steps = step.num_tasks or 1
+    return (
+        f"each of the {steps} tasks of step {step.name} runs this command, and starts {num_tasks} "
+        f"tasks of its own: {steps} separate trainings. For one training of all, start the program "
+        f"itself with srun: srun -n {steps * num_tasks} …"
+    )

@@ -16,6 +16,10 @@ from slurm_resolver.log import warn_once
 from slurm_resolver.preflight.result import FAILED, WARNING, Result, result_of
 from slurm_resolver.preflight.transport import without_cuda
 
+_PACKAGES = (
+    *("tensorflow", "tensorflow-cpu", "tensorflow-rocm", "rocm_tensorflow", "tf-nightly"),
+    *("intel-tensorflow", "tf-nightly-cpu", "tensorflow-aarch64"),
+)
 _FIRST_RIGHT = (3, 10)
 _NEWEST_TRIED = (3, 16)
 
@@ -54,12 +58,7 @@ def _minor(version: str) -> Tuple[int, ...]:
 def find_tensorflow_version() -> str:
     """Returns the version of the installed TensorFlow, without importing it; '' without one."""
     loaded = getattr(sys.modules.get("tensorflow"), "__version__", "")
-    names = ["tensorflow", "tensorflow-cpu", "tensorflow-rocm", "rocm_tensorflow"]
-    found = loaded or next(filter(None, map(_installed, names)), "")
-    if not found and sys.version_info >= (3, 10):  # other builds, such as Intel's
-        names = importlib.metadata.packages_distributions().get("tensorflow", [])
-        found = next(filter(None, map(_installed, names)), "")
-    return str(found)
+    return str(loaded or next(filter(None, map(_installed, _PACKAGES)), ""))
 
 
 def _installed(package: str) -> str:

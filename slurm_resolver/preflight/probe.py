@@ -8,11 +8,9 @@ import re
 import socket
 import subprocess
 import threading
-import time
-from typing import Dict, Iterator, List, Optional
+from typing import Iterator, Optional
 
 _CONNECT_SECONDS = 5.0
-_NAMES_SECONDS = 20.0
 
 
 @contextlib.contextmanager
@@ -57,29 +55,10 @@ def _answer(server: socket.socket, rank: int) -> None:
                 connection.sendall(b"%d\n" % rank)
 
 
-def ask_rank(address: str, rank: int) -> Optional[str]:
-    """Returns why the task of this rank does not answer at this address; None if it does."""
+def ask_rank(address: str, rank: int) -> None:
+    """Raises OSError unless the task of this rank answers at this address."""
     host, _, port = address.rpartition(":")
-    try:
-        with socket.create_connection((host.strip("[]"), int(port)), _CONNECT_SECONDS) as sock:
-            answer = sock.makefile("rb").readline(100).strip()
-    except OSError as error:
-        return str(error)
-    return None if answer == b"%d" % rank else f"another process answers there: {answer!r}"
-
-
-def unresolved_hosts(hosts: List[str]) -> Dict[str, str]:
-    """Returns the hosts whose names do not resolve on this node, with the reason.
-
-    It stops after 20 s: without an answer of the name server each name takes seconds.
-    """
-    failed = {}
-    deadline = time.monotonic() + _NAMES_SECONDS
-    for host in hosts:
-        if time.monotonic() > deadline:
-            break
-        try:
-            socket.getaddrinfo(host.strip("[]"), None, type=socket.SOCK_STREAM)
-        except OSError as error:
-            failed[host] = str(error)
-    return failed
+    with socket.create_connection((host.strip("[]"), int(port)), _CONNECT_SECONDS) as sock:
+        answer = sock.makefile("rb").readline(100).strip()
+    if answer != b"%d" % rank:
+        raise OSError(f"another process answers there: {answer!r}")

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Callable, Dict, Iterable, List, Mapping, NamedTuple
+from typing import Dict, Iterable, List, Mapping, NamedTuple
+
+from slurm_resolver.cluster.cluster import Cluster
+from slurm_resolver.wording import shorten
 
 OK, WARNING, FAILED, SKIPPED = "ok", "warning", "failed", "skipped"
 
@@ -25,25 +28,21 @@ class Result(NamedTuple):
 def result_of(id: str, problems: Iterable[str], ok_detail: str, status: str = FAILED) -> Result:
     """Returns `status` with the first four problems, or OK where all of them are ''."""
     found = [problem for problem in problems if problem]
-    if not found:
-        return Result(id, OK, ok_detail)
     more = [f"and {len(found) - _MAX_SHOWN} more"] if len(found) > _MAX_SHOWN else []
-    return Result(id, status, "; ".join([*found[:_MAX_SHOWN], *more]))
+    detail = "; ".join([*found[:_MAX_SHOWN], *more])
+    return Result(id, status, detail) if found else Result(id, OK, ok_detail)
 
 
-def merge(bad: Mapping[int, Result], name_of: Callable[[int], str]) -> Result:
+def merge(bad: Mapping[int, Result], cluster: Cluster) -> Result:
     """Returns one result for the bad ones of a check, by rank; equal problems appear once."""
     ranks_by_problem: Dict[str, List[int]] = {}
     for rank, one in bad.items():
         ranks_by_problem.setdefault(one.detail, []).append(rank)
-    problems = [
-        f"{first_names(ranks, name_of)}: {text}" for text, ranks in ranks_by_problem.items()
-    ]
+    problems = [f"{names_of(ranks, cluster)}: {text}" for text, ranks in ranks_by_problem.items()]
     status = FAILED if any(one.status == FAILED for one in bad.values()) else WARNING
     return result_of(next(iter(bad.values())).id, problems, "", status)
 
 
-def first_names(ranks: List[int], name_of: Callable[[int], str]) -> str:
+def names_of(ranks: List[int], cluster: Cluster) -> str:
     """Returns the names of the first three tasks, and how many more there are."""
-    more = f" and {len(ranks) - 3} more" if len(ranks) > 3 else ""
-    return ", ".join(map(name_of, ranks[:3])) + more
+    return shorten([cluster.name_of(rank) for rank in ranks], 3)

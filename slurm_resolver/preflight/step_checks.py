@@ -14,26 +14,17 @@ from typing import Any, Dict, List, Mapping, Optional
 from slurm_resolver.cluster.cluster import Cluster
 from slurm_resolver.coordination.client import connect
 from slurm_resolver.coordination.secret import describe_means
-from slurm_resolver.preflight.agreement import Note, agreement_facts, find_disagreement
 from slurm_resolver.preflight.cpu_check import CpuFacts, check_cpus, cpu_facts
-from slurm_resolver.preflight.gpu_check import GpuFacts, check_gpus, gpu_facts
-from slurm_resolver.preflight.job_checks import check_job
+from slurm_resolver.preflight.job_checks import advise_on_lonely_step, check_job
 from slurm_resolver.preflight.keras_version import check_versions
-from slurm_resolver.preflight.lonely_step import advise_on_lonely_step
-from slurm_resolver.preflight.probe import ask_rank, listening, unresolved_hosts
-from slurm_resolver.preflight.result import (
-    OK,
-    SKIPPED,
-    WARNING,
-    Result,
-    merge,
-    result_of,
-)
+from slurm_resolver.preflight.probe import ask_rank, listening
+from slurm_resolver.preflight.ready import Note, agreement_facts, find_disagreement
+from slurm_resolver.preflight.result import OK, SKIPPED, WARNING, Result, merge, result_of
+from slurm_resolver.preflight.transport import TaskDevices, check_driver, check_gpus, task_devices
 from slurm_resolver.slurm.gpu_variables import count_driver_gpus
 from slurm_resolver.slurm.step import SlurmStep
 from slurm_resolver.wording import counted
 
-_MAX_NAMES = 256  # host names that each node resolves
 _MAX_ASKED = 64  # tasks of which each asks all others
 # Names that do not resolve, dropped packets and a busy controller take time.
 _PROBING_SECONDS = 40.0
@@ -57,7 +48,7 @@ def check_step(cluster: Cluster, timeout: float) -> List[Result]:
         if client is not None:
             client.gather("check: presence", None, timeout)
         own = _check_alone(cluster, port_taken)
-        gpus = gpu_facts(cluster)
+        gpus = task_devices(cluster, len(cluster.gpus)) if cluster.gpus else None
         note: Note = {
             **agreement_facts(cluster),
             "own": [result for result in own if result.is_bad],
@@ -81,7 +72,6 @@ def check_here() -> List[Result]:
         "training is started, with srun, and all its tasks are checked together"
     )
     return [
-        _check_names([socket.gethostname()]),
         *check_versions(),
         _check_proxies(),
         Result("gpus", SKIPPED if gpus is None else OK, driver),
@@ -94,30 +84,37 @@ def _check_alone(cluster: Cluster, port_taken: Optional[str]) -> List[Result]:
     """Returns the results of the checks that this task makes alone."""
     task, tasks = cluster.task, cluster.tasks
     assert task is not None
-    hosts = list(dict.fromkeys(other.address.rpartition(":")[0] for other in tasks))
-    stride = -(-len(hosts) // _MAX_NAMES)
-    # In a large step each asks the ranks at the distances 1, 2, 4, …
-    far = [1 << power for power in range((len(tasks) - 1).bit_length())]
-    distances = far if len(tasks) > _MAX_ASKED else range(1, len(tasks))
+    # In a large step each asks the ranks at the distances 0, 1, 2, 4, …
+    far = [0, *(1 << power for power in range((len(tasks) - 1).bit_length()))]
+    distances = far if len(tasks) > _MAX_ASKED else range(len(tasks))
     asked = [(task.rank + distance) % len(tasks) for distance in distances]
+    unresolved, unreached = [], []
+
+    def ask(rank: int) -> None:
+        address = tasks[rank].address
+        try:
+            ask_rank(address, rank)
+        except socket.gaierror as error:
+            unresolved.append(f"{address.rpartition(':')[0]}: {error}")
+        except OSError as error:
+            unreached.append(f"cannot reach {cluster.name_of(rank)} at {address}: {error}")
+
     # All at the same time: each question whose packets are dropped takes its full timeout.
-    with ThreadPoolExecutor(max(1, len(asked))) as pool:
-        problems = list(pool.map(lambda rank: ask_rank(tasks[rank].address, rank), asked))
-    unreached = [
-        f"cannot reach {cluster.name_of(rank)} at {tasks[rank].address}: {problem}"
-        for rank, problem in zip(asked, problems)
-        if problem is not None
-    ]
+    with ThreadPoolExecutor(len(asked)) as pool:
+        list(pool.map(ask, asked))
+    hosts = {tasks[rank].address.rpartition(":")[0] for rank in asked}
+    others = counted(len(asked) - 1, "other")
     means, protection = describe_means()
     return [
         check_layout(cluster),
-        _check_names(hosts[::stride] if task.local_rank == 0 else []),
+        result_of("names", set(unresolved), f"{counted(len(hosts), 'host name')} resolved"),
         result_of("ports", [port_taken or ""], "all are free"),
-        result_of("reach", unreached, f"each task reaches {counted(len(asked), 'other')}"),
+        result_of("reach", sorted(unreached), f"each task reaches {others}"),
         # A step without a secret is no fault.
         Result("secret", SKIPPED if means == "none" else OK, protection),
         *check_versions(uses_gpus=bool(cluster.gpus)),
         _check_proxies(),
+        check_driver(cluster),
     ]
 
 
@@ -131,11 +128,6 @@ def check_layout(cluster: Cluster) -> Result:
     if (node, local_rank) != (task.node, task.local_rank):
         wrong = f"really runs on {node}, local rank {local_rank}"
     return result_of("layout", [wrong], f"{cluster.distribution}, from {cluster.layout_source}")
-
-
-def _check_names(hosts: List[str]) -> Result:
-    unresolved = (f"{host}: {reason}" for host, reason in unresolved_hosts(hosts).items())
-    return result_of("names", unresolved, f"{counted(len(hosts), 'host name')} resolved")
 
 
 def _check_proxies() -> Result:
@@ -155,22 +147,21 @@ def _check_proxies() -> Result:
 def _results(notes: Mapping[int, Any], own: List[Result], cluster: Cluster) -> List[Result]:
     tasks = cluster.tasks
     cpus: Dict[str, List[CpuFacts]] = {}
-    gpus: Dict[str, List[GpuFacts]] = {}
     bad: Dict[str, Dict[int, Result]] = {}
     for rank, note in notes.items():
         cpus.setdefault(tasks[rank].node, []).append(CpuFacts(*note["cpus"]))
-        if note["gpus"] is not None:
-            gpus.setdefault(tasks[rank].node, []).append(GpuFacts(*note["gpus"]))
         for result in note["own"]:
             bad.setdefault(result[0], {})[rank] = Result(*result)
+    devices = {rank: TaskDevices(*note["gpus"]) for rank, note in notes.items() if note["gpus"]}
     come = f"all {len(tasks)} tasks have come" if len(tasks) > 1 else "the only task has come"
     advice = advise_on_lonely_step(cluster.step)
     disagreement = find_disagreement(notes, cluster)
+    merged = [merge(bad[one.id], cluster) if one.id in bad else one for one in own]
     return [
         Result("presence", WARNING if advice else OK, advice or come),
         result_of("agreement", disagreement, "same cluster, same versions in every task"),
-        *(merge(bad[one.id], cluster.name_of) if one.id in bad else one for one in own),
+        *merged[:-1],
         check_cpus(cpus),
-        check_gpus(gpus, any(task.job == "ps" for task in tasks)),
+        merged[-1] if merged[-1].is_bad else check_gpus(devices, tasks),
         *(Result(*result) for result in notes[0]["job"]),
     ]

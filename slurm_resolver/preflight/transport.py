@@ -3,6 +3,11 @@
 TensorFlow's strategy uses NCCL only if its CommunicationOptions ask for it; otherwise the gradients
 of GPUs go by gRPC (``AssignCollectiveType`` in collective_param_resolver_local.cc). NCCL needs GPUs
 that belong to one process only, and supports no MIG slices.
+
+NCCL copies directly between two GPUs of a node where a process may open both, even if
+CUDA_VISIBLE_DEVICES hides one of them (``p2pCanConnect`` in NCCL's src/transport/p2p.cc). Where the
+site confines each task to its own GPUs (cgroup.conf(5), ConstrainDevices), NCCL copies through the
+host's memory. Slurm then numbers the GPUs of each task from 0.
 """
 
 from __future__ import annotations
@@ -10,11 +15,13 @@ from __future__ import annotations
 import importlib.util
 import itertools
 import re
+from collections import Counter
 from pathlib import Path
-from typing import Callable, Dict, List, Mapping, NamedTuple, Optional, Sequence
+from typing import Callable, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
-from slurm_resolver.cluster.cluster import Cluster
-from slurm_resolver.slurm.gpu_variables import driver_gpu_uuids
+from slurm_resolver.cluster.cluster import Cluster, Task
+from slurm_resolver.preflight.result import OK, SKIPPED, WARNING, Result, result_of
+from slurm_resolver.slurm.gpu_variables import count_driver_gpus
 
 # The values of SLURMD_TRES_BIND with which Slurm gives no GPU to two tasks.
 _BOUND_APART = re.compile(r"gpu:(?:verbose,)?(?:per_task|single:1\b)")
@@ -27,6 +34,7 @@ class TaskDevices(NamedTuple):
     node: str
     gpus: Optional[Sequence[str]]  # names that mean the same in all tasks of the node
     usable: int  # the number of GPUs that TensorFlow can use
+    confined: bool = False  # whether the site hides the node's other GPUs from this task
 
 
 class Transport(NamedTuple):
@@ -34,7 +42,7 @@ class Transport(NamedTuple):
 
     nccl: bool
     sentence: str  # which way, and why
-    remedy: str = ""  # what to do to get NCCL; "" if nothing can be done
+    remedy: str = ""  # what to do for a faster way; "" if nothing can be done
 
 
 def task_devices(cluster: Cluster, usable: int) -> TaskDevices:
@@ -43,18 +51,14 @@ def task_devices(cluster: Cluster, usable: int) -> TaskDevices:
     assert task is not None
     if decision is None or decision.devices is None:
         return TaskDevices(task.node, None, usable)
-    gpus: Optional[Sequence[str]] = decision.devices
     shown = decision.visible_before or ()
-    if len(shown) < (step.gpus_on_node or 0) and shown == tuple(map(str, range(len(shown)))):
-        # Where the site confines tasks to their GPUs, Slurm numbers those of each task from 0.
-        uuids = driver_gpu_uuids()
-        if uuids is not None and len(uuids) == len(shown):
-            among = ",".join(sorted(uuids))
-        else:
-            apart = _BOUND_APART.search(step.tres_bind or "")
-            among = f"those of local rank {task.local_rank}" if apart else ""
-        gpus = [f"{number} of {among}" for number in decision.devices] if among else None
-    return TaskDevices(task.node, gpus, usable)
+    from_zero = shown == tuple(map(str, range(len(shown))))
+    if len(shown) >= (step.gpus_on_node or 0) or not from_zero:
+        return TaskDevices(task.node, decision.devices, usable)
+    # Where the site confines tasks to their GPUs, Slurm numbers those of each task from 0.
+    names = [f"{number} of local rank {task.local_rank}" for number in decision.devices]
+    apart = _BOUND_APART.search(step.tres_bind or "")
+    return TaskDevices(task.node, names if apart else None, usable, confined=True)
 
 
 def find_transport(tasks: Mapping[int, TaskDevices], name_of: Callable[[int], str]) -> Transport:
@@ -72,16 +76,14 @@ def find_transport(tasks: Mapping[int, TaskDevices], name_of: Callable[[int], st
         if any(gpu.startswith("MIG-") for gpu in task.gpus or ()):
             return Transport(False, f"{slow}{name_of(rank)} has a MIG slice")
         on_node.setdefault(task.node, []).append(rank)
-    for one, other in itertools.chain.from_iterable(
-        itertools.combinations(ranks, 2) for ranks in on_node.values()
-    ):
+    pairs = [pair for ranks in on_node.values() for pair in itertools.combinations(ranks, 2)]
+    for one, other in pairs:
         devices, others = tasks[one].gpus, tasks[other].gpus
         if devices is None or others is None:
             return Transport(
                 False,
                 f"{slow}{name_of(one)} and {name_of(other)} may share a GPU",
-                "start with srun --gpus-per-node and without --gpu-bind, or install "
-                "'slurm_resolver[nvidia]', which asks the driver",
+                "start with srun --gpus-per-node and without --gpu-bind",
             )
         shared = [device for device in devices if device in others]
         if shared:
@@ -90,7 +92,51 @@ def find_transport(tasks: Mapping[int, TaskDevices], name_of: Callable[[int], st
                 f"{slow}{name_of(one)} shares GPU {shared[0]} with {name_of(other)}",
                 "start one task for each GPU, without --gpu-bind and --ntasks-per-gpu",
             )
+    for one, other in pairs:
+        if tasks[one].confined and tasks[other].confined:
+            return Transport(
+                True,
+                "gradients go by NCCL, through the host's memory: "
+                f"{name_of(one)} and {name_of(other)} cannot open each other's GPUs",
+                "start with srun --gpus-per-node, without --gpus-per-task and --gpu-bind; each "
+                "task then takes its share",
+            )
     return Transport(True, "gradients go by NCCL")
+
+
+def check_driver(cluster: Cluster) -> Result:
+    """Checks that the driver knows all GPUs that Slurm shows this task."""
+    decision, driver = cluster.gpu_decision, count_driver_gpus()
+    shown = (decision.visible_before if decision and decision.devices else None) or ()
+    problem = ""
+    if cluster.task is not None and driver is not None and driver < len(shown):
+        problem = (
+            f"the driver does not know {len(shown) - driver} of the GPUs that Slurm shows: do "
+            f"without the node (sbatch --exclude={cluster.task.node}), and tell its administrators"
+        )
+    return result_of("gpus", [problem], "the driver knows all", WARNING)
+
+
+def check_gpus(devices: Mapping[int, TaskDevices], tasks: Sequence[Task]) -> Result:
+    """Returns the result for the tasks that use GPUs, by rank.
+
+    In a cluster with parameter servers, no task uses NCCL; nor does the evaluator.
+    """
+    if not devices:
+        return Result("gpus", SKIPPED, "no task has any, as far as the environment tells")
+    users: Counter[Tuple[str, str]] = Counter()
+    for rank, (node, gpus, number, _) in devices.items():
+        # GPUs without common names are taken to be the task's own.
+        names = gpus or [f"{index} of rank {rank}" for index in range(number)]
+        users.update((node, name) for name in names)
+    shared = sum(number > 1 for number in users.values())
+    use = f"{shared} of them shared by tasks" if shared else "each used by one task"
+    training = {rank: own for rank, own in devices.items() if tasks[rank].job != "evaluator"}
+    if len(training) < 2 or any(task.job == "ps" for task in tasks):
+        return Result("gpus", OK, f"{len(users)}, {use}")
+    transport = find_transport(training, lambda rank: f"rank {rank}")
+    problem = f"{transport.sentence}: {transport.remedy}" if transport.remedy else ""
+    return result_of("gpus", [problem], f"{len(users)}, {use}; {transport.sentence}", WARNING)
 
 
 def without_cuda() -> str:

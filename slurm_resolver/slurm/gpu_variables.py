@@ -164,17 +164,6 @@ def count_driver_gpus() -> Optional[int]:
     return ask_driver(lambda nvml: int(nvml.nvmlDeviceGetCount()))
 
 
-def driver_gpu_uuids() -> Optional[Devices]:
-    """Returns the UUIDs of the GPUs that `count_driver_gpus` counts."""
-
-    def ask(nvml: Any) -> Devices:
-        handles = map(nvml.nvmlDeviceGetHandleByIndex, range(nvml.nvmlDeviceGetCount()))
-        uuids = map(nvml.nvmlDeviceGetUUID, handles)
-        return tuple(uuid.decode() if isinstance(uuid, bytes) else uuid for uuid in uuids)
-
-    return ask_driver(ask)
-
-
 def ask_driver(question: Callable[[Any], Answer]) -> Optional[Answer]:
     """Returns the answer to a question to NVML, the driver's library; None if it fails."""
     try:

@@ -11,7 +11,7 @@ import os
 import subprocess
 import sys
 import time
-from typing import Callable, Mapping, Optional, Sequence
+from typing import Callable, Optional, Sequence
 
 from slurm_resolver.slurm import scontrol
 from slurm_resolver.supervision.policy import is_lost
@@ -21,26 +21,24 @@ _STEP = (  # --overlap: shares all that the node has with the training
     *("srun", "--overlap", "--nodes=1", "--ntasks=1", "--ntasks-per-node=1", "--cpus-per-task=1"),
     *("--mpi=none", "--job-name=batch-host"),
 )
-# The job's other variables are options to srun, as for GPUs that this step must not ask for.
+# srun takes the job's other variables for options, such as GPUs, which this step must not ask for.
 _KEPT_VARIABLES = ("SLURM_JOB_ID", "SLURM_CONF", "SLURM_JWT", "SLURM_CLUSTERS")
 
 
 class Watch:
-    """The step that watches the batch file's node."""
+    """The step that watches the batch file's node; it looks every `every` seconds, 0 for never."""
 
     def __init__(self, job_id: str, batch_host: Optional[str], requeue: bool, every: float) -> None:
-        """Prepares it; it looks every `every` seconds, and never with 0."""
         action = "requeue" if requeue else "cancel"
-        self._module = [sys.executable, "-m", __name__, job_id, f"{every:g}", action]
+        self._program = [sys.executable, "-m", __name__, job_id, f"{every:g}", action]
         self._batch_host = batch_host if every else None
         self._process: Optional[subprocess.Popen[bytes]] = None
 
     def start(self, healthy: Sequence[str]) -> None:
         """Starts it on the last healthy node, which may be a spare one, unless it already runs."""
         others = [name for name in healthy if name != self._batch_host]
-        if self._batch_host is None or not others:
-            return
-        if self._process is not None and self._process.poll() is None:
+        runs = self._process is not None and self._process.poll() is None
+        if runs or self._batch_host is None or not others:
             return
         self.stop()
         environ = {
@@ -49,16 +47,16 @@ class Watch:
             if not name.startswith("SLURM") or name in _KEPT_VARIABLES
         }
         self._process = subprocess.Popen(
-            [*_STEP, f"--nodelist={others[-1]}", *self._module],
+            [*_STEP, f"--nodelist={others[-1]}", *self._program],
             env=environ,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
+            stderr=subprocess.PIPE,  # srun reports each end, also the one that `stop` asks for
         )
 
     def stop(self) -> None:
-        """Ends it, and reports if it had ended by itself: then this node was not watched."""
-        process, self._process = self._process, None
+        """Ends it; if it has ended by itself, a line says that this node was not watched."""
+        process = self._process
         if process is None:
             return
         ended = process.poll() is not None
@@ -66,7 +64,7 @@ class Watch:
         with contextlib.suppress(subprocess.TimeoutExpired):
             words = process.communicate(timeout=10)[1].decode(errors="replace").strip()
             if ended:
-                say([f"the step that watches this node had ended: {words}"])
+                say(f"the step that watches this node had ended: {words}")
         process.kill()
 
 
@@ -81,20 +79,17 @@ def main(
             job = scontrol.show_job(job_id, timeout=60.0)
             if not is_lost(job):
                 continue
+            done = "requeued" if action == "requeue" else "cancelled"
             if not reported:
                 reported = True
-                _report(job, "requeued" if action == "requeue" else "cancelled")
+                # The job's output file, to which the lost node wrote before.
+                with contextlib.suppress(OSError), open(job.get("StdOut", ""), "a") as stream:
+                    stream.write(
+                        f"slurm-resolver supervise: {job['BatchHost']} has failed, the node of the "
+                        f"batch file: the job is {done}\n"
+                    )
             command = ("scontrol", "requeue") if action == "requeue" else ("scancel",)
             scontrol.run(*command, job_id, timeout=60.0)
-
-
-def _report(job: Mapping[str, str], done: str) -> None:
-    """Writes to the job's output file, as the lost node did before."""
-    with contextlib.suppress(OSError), open(job.get("StdOut", ""), "a") as stream:
-        stream.write(
-            f"slurm-resolver supervise: {job['BatchHost']} has failed, the node of the batch file: "
-            f"the job is {done}\n"
-        )
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Whether, why and on which nodes a failed step is started again.
+"""Whether and on which nodes a failed step is started again.
 
 Slurm removes a node that fails from the node list of a job with --no-kill. A node that is drained
 or does not answer stays in the list, and only its state shows it.
@@ -9,73 +9,62 @@ from __future__ import annotations
 import re
 from typing import Collection, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
-from slurm_resolver.preemption.requeue import REQUEUE_STATUS, TERMINATED_STATUS
 from slurm_resolver.slurm import scontrol
 from slurm_resolver.slurm.hostlist import expand_hostlist
-from slurm_resolver.supervision.step_output import StepFailure
+from slurm_resolver.supervision.step import StepFailure
 
 # A step that ran for longer has made progress, even if its output does not say so.
 PROGRESS_SECONDS = 600.0
-# MAINT, RESERVED and REBOOT_REQUESTED let a job that runs there continue. The star of older
-# versions: the node does not respond.
+# MAINT, RESERVED and REBOOT_REQUESTED let a job that runs there continue. In older versions, a star
+# means that the node does not respond.
 _UNHEALTHY = re.compile(
     "(DOWN|DRAIN|FAIL|ERROR|UNKNOWN|FUTURE|NOT_RESPONDING|INVALID_REG|REBOOT_ISSUED|POWER).*|.*[*]"
 )
 
 
 class Stop(NamedTuple):
-    """Why nothing is started again, and whether a requeue of the job would help."""
+    """Why the step is not started again, and whether a requeue of the job would help."""
 
     why: str
     requeue: bool = False
 
 
-class Attempt(NamedTuple):
-    """A start of the step that has failed: why, after how many seconds, and on which nodes."""
+def same_again(failures: Sequence[StepFailure]) -> bool:
+    """Whether the last two starts failed in the same way, without progress in between.
 
-    failure: StepFailure
-    seconds: float
-    nodes: Sequence[str] = ()
-
-
-def is_error(status: int) -> bool:
-    """Whether a task that exits so has failed, and was not just saved before its end."""
-    return status not in (0, REQUEUE_STATUS, TERMINATED_STATUS)
-
-
-def same_again(attempts: Sequence[Attempt]) -> bool:
-    """Whether the last two attempts failed in the same way, without progress in between.
-
-    The checkpoint from which the training continued shows progress; without one the time that the
-    last attempt took does.
+    The checkpoint from which the training resumed shows progress. If the output names none, a long
+    run counts as progress.
     """
-    if len(attempts) < 2:
+    if len(failures) < 2:
         return False
-    before, last = attempts[-2], attempts[-1]
-    if not last.failure.is_same(before.failure) or last.failure.kind == "node":
+    before, last = failures[-2:]
+    if last.kind == "node" or not last.is_same(before):
         return False
-    if last.failure.progress is not None or before.failure.progress is not None:
-        return last.failure.progress == before.failure.progress
+    if last.progress is not None or before.progress is not None:
+        return last.progress == before.progress
     return last.seconds <= PROGRESS_SECONDS
 
 
 def give_up_reason(failure: StepFailure) -> Optional[Stop]:
-    """Returns why no start could help after this failure; None where one could."""
+    """Returns why a restart cannot help after this failure; None if it may help."""
     if failure.kind == "cancelled":
         return Stop("the step was cancelled, by Slurm or by a user")
-    if failure.kind == "task" and failure.signal is None and not is_error(failure.status):
+    if failure.kind == "saved":
         saved = "the training was ended by a signal, or has saved and asks for a requeue"
-        return Stop(f"exit status {failure.status}: {saved}")
+        return Stop(f"{failure.how}: {saved}")
     return None
 
 
 def job_is_ending(
     job: Mapping[str, str], restarts: int, least_time: float, now: float
 ) -> Optional[Stop]:
-    """Returns why Slurm is about to end the job (`scontrol.show_job`); None if it is not.
+    """Returns why Slurm is about to end a job; None if it is not.
 
-    `restarts`: how often it had been requeued when its batch file started; `least_time`: how many
-    seconds must be left until the time limit; `now`: seconds since 1970.
+    Args:
+        job: its fields, from `scontrol.show_job`.
+        restarts: how often it had been requeued when its batch file started.
+        least_time: how many seconds must be left until the time limit.
+        now: the time, in seconds since 1970.
     """
     state = job.get("JobState", "")
     if state not in scontrol.RUNNING_STATES:
@@ -118,5 +107,5 @@ def choose(
     few nodes without them.
     """
     trusted = [name for name in healthy if name not in suspects]
-    pool = trusted if len(trusted) >= least else list(healthy)
+    pool = trusted if len(trusted) >= least else healthy
     return tuple(pool[:wanted]) if len(pool) >= least else ()

@@ -12,7 +12,6 @@ from slurm_resolver.slurm.hostlist import compress_hostlist
 from slurm_resolver.slurm.step import SlurmStep
 from slurm_resolver.supervision.batch_host import Watch
 from slurm_resolver.supervision.policy import (
-    Attempt,
     Stop,
     choose,
     give_up_reason,
@@ -20,7 +19,7 @@ from slurm_resolver.supervision.policy import (
     job_is_ending,
     same_again,
 )
-from slurm_resolver.supervision.step import Signals, run_step, say
+from slurm_resolver.supervision.step import Signals, StepFailure, run_step, say
 from slurm_resolver.wording import counted
 
 _ANSWER_SECONDS = 60.0  # scontrol itself waits as long for a busy controller
@@ -49,10 +48,10 @@ class Supervisor:
         self._step = step
         self._job_id = job_id_for_scontrol(step) or ""
         self._signals = signals
-        self._attempts: List[Attempt] = []
-        self._suspects: Dict[str, str] = {}  # by node why it is one
-        self._seen: List[str] = []  # the nodes of the job when this began
-        # of an array's task too the id of the job itself
+        self._failures: List[StepFailure] = []  # one for each start
+        self._suspects: Dict[str, str] = {}  # the reason, by node
+        self._all: List[str] = []  # the nodes of the job when this began
+        # Of a task of an array, too, it needs the id of the job itself.
         self._watch = Watch(step.job_id or "", step.node_name, options.requeue, options.watch)
 
     def run(self) -> int:
@@ -60,7 +59,7 @@ class Supervisor:
         if self._step.het_size:  # Slurm ends the components of such a job one by one
             status, _ = run_step(self._options.command, self._signals)
             if status:
-                say([f"exit status {status}; not started again: the job is heterogeneous"])
+                say(f"exit status {status}; not started again: the job is heterogeneous")
             return status
         try:
             return self._run()
@@ -69,27 +68,25 @@ class Supervisor:
 
     def _run(self) -> int:
         nodes, stop = self._look()
-        self._seen = list(nodes)
+        self._all = list(nodes)
         wanted = self._options.nodes or len(nodes)
         least = self._options.min_nodes or wanted or 1
-        chosen: Tuple[str, ...] = ()
         while True:
-            before, chosen = chosen, choose(healthy_nodes(nodes), self._suspects, wanted, least)
+            healthy = healthy_nodes(nodes)
+            chosen = choose(healthy, self._suspects, wanted, least)
             if stop is not None or not chosen:
                 return self._end(stop or self._too_few(nodes, least))
-            if self._attempts:
-                os.environ[SlurmStep.step_restart.name] = str(len(self._attempts))
-                say([self._restart_line(nodes, before, chosen)])
-            self._watch.start(healthy_nodes(nodes))
-            begun = time.monotonic()
+            if self._failures:
+                os.environ[SlurmStep.step_restart.name] = str(len(self._failures))
+                say(self._restart_line(nodes, chosen))
+            self._watch.start(healthy)
             status, output = run_step(self._command(chosen), self._signals)
             if status == 0:
-                if self._attempts:
-                    say([f"ended with status 0, after {counted(len(self._attempts), 'restart')}"])
+                if self._failures:
+                    say(f"ended with status 0, after {counted(len(self._failures), 'restart')}")
                 return 0
-            seconds = time.monotonic() - begun
-            self._attempts.append(Attempt(output.failure(status), seconds, chosen))
-            stop = self._give_up_reason()
+            self._failures.append(output.failure(status))
+            stop = self._give_up_reason(spare=len(self._all) > len(chosen))
             if stop is not None:
                 return self._end(stop)
             self._signals.wait(self._options.pause)
@@ -107,33 +104,33 @@ class Supervisor:
             *words,
         ]
 
-    def _give_up_reason(self) -> Optional[Stop]:
+    def _give_up_reason(self, spare: bool) -> Optional[Stop]:
         """Returns why no step is started after the last failure; None if a restart may help."""
-        failure, _, nodes = self._attempts[-1]
+        failure = self._failures[-1]
         if self._signals.received is not None:
             return Stop(f"{self._signals.received.name} has come")
         stop = give_up_reason(failure)
         if stop is not None:
             return stop
-        same = same_again(self._attempts)
-        if len(self._attempts) > self._options.restarts:
+        same = same_again(self._failures)
+        if len(self._failures) > self._options.restarts:
             again = ", and it was the same each time" if same else ""
             return Stop(f"--restarts {self._options.restarts} is used up{again}")
-        if failure.kind == "node" and failure.node is not None:
-            self._suspects[failure.node] = "failed"
+        node = failure.node
+        if failure.kind == "node" and node is not None:
+            self._suspects[node] = "failed"
         elif same:
-            node, before = failure.node, self._attempts[-2].failure.node
-            spare = len(self._seen) > len(nodes)
+            before = self._failures[-2].node
             if node is None or node in self._suspects or node != before or not spare:
                 return Stop("it was the same each time, without any progress in between")
-            # it may be the node: once more without it
+            # The node may be the cause: try once more without it.
             self._suspects[node] = "the same failure twice"
         return None
 
     def _look(self) -> Tuple[Dict[str, str], Optional[Stop]]:
         """Returns the states of the job's nodes, and why the job ends, if it does.
 
-        A controller that is restarted answers nothing for a while.
+        It asks again if the controller does not answer, which may be restarting.
         """
         until = time.monotonic() + _CONTROLLER_SECONDS
         while self._signals.received is None:
@@ -141,8 +138,8 @@ class Supervisor:
                 job = scontrol.show_job(self._job_id, _ANSWER_SECONDS)
                 restarts, least_time = self._step.restart_count or 0, self._options.least_time
                 stop = job_is_ending(job, restarts, least_time, time.time())
-                # the batch file decides about the first start
-                if stop is not None and (self._attempts or "JobState" not in job):
+                # The batch file decides about the first start.
+                if stop is not None and (self._failures or "JobState" not in job):
                     return {}, stop
                 nodes = job.get("NodeList", "")
                 if nodes in scontrol.UNSET:
@@ -156,30 +153,24 @@ class Supervisor:
             self._signals.wait(5.0)
         return {}, Stop(f"{self._signals.received.name} has come")
 
-    def _restart_line(
-        self, nodes: Mapping[str, str], before: Sequence[str], chosen: Sequence[str]
-    ) -> str:
-        out = self._left_out([name for name in before if name not in chosen], nodes)
-        came = [name for name in chosen if name not in before]
-        parts = [
-            f"restart {len(self._attempts)} of {self._options.restarts}",
-            f"now on {compress_hostlist(chosen)}",
-            *([f"left out: {out}"] if out else []),
-            *([f"came in: {', '.join(came)}"] if came else []),
-            f"first failure: {self._attempts[-1].failure.describe()}",
-        ]
-        return "; ".join(parts)
+    def _restart_line(self, nodes: Mapping[str, str], chosen: Sequence[str]) -> str:
+        restart = f"restart {len(self._failures)} of {self._options.restarts}"
+        out = self._left_out(nodes, chosen)
+        without = f", without {out}" if out else ""
+        where = f"now on {compress_hostlist(chosen)}{without}"
+        return f"{restart}; {where}; first failure: {self._failures[-1].describe()}"
 
-    def _left_out(self, names: Sequence[str], nodes: Mapping[str, str]) -> str:
-        """Returns these nodes, each with the reason."""
-        reasons = {name: nodes.get(name, "no longer the job's") for name in names}
+    def _left_out(self, nodes: Mapping[str, str], chosen: Sequence[str]) -> str:
+        """Returns the nodes that cannot be used, each with the reason."""
+        reasons = {name: nodes.get(name, "no longer the job's") for name in self._all}
         for name in healthy_nodes(nodes):
-            reasons[name] = self._suspects.get(name, "not needed")
-        return ", ".join(f"{name} ({reasons[name]})" for name in names)
+            reasons[name] = self._suspects.get(name, "")
+        out = [name for name in self._all if reasons[name] and name not in chosen]
+        return ", ".join(f"{name} ({reasons[name]})" for name in out)
 
     def _too_few(self, nodes: Mapping[str, str], least: int) -> Stop:
         healthy = healthy_nodes(nodes)
-        out = self._left_out([name for name in self._seen if name not in healthy], nodes)
+        out = self._left_out(nodes, healthy)
         without = f", without {out}" if out else ""
         hint = "" if self._options.min_nodes else "; --min-nodes lets it continue with fewer"
         left = counted(len(healthy), "healthy node")
@@ -187,19 +178,14 @@ class Supervisor:
 
     def _end(self, stop: Stop) -> int:
         """Prints why the step is not started again; returns the exit status."""
-        status, why = 1, stop.why
-        lines = []
-        if self._attempts:
-            last, first = self._attempts[-1].failure, self._attempts[0].failure
-            status = last.status
-            lines.append(f"first failure: {last.describe()}")
-            if not first.is_same(last):
-                lines.append(f"of all starts the first failure: {first.describe()}")
+        failures, why = self._failures, stop.why
+        status = failures[-1].status if failures else 1
         if self._options.requeue and stop.requeue:
             status = REQUEUE_STATUS
             why += f"; exit status {status} asks the batch file to requeue the job"
-        restarts = len(self._attempts) - 1
-        again = " again" if self._attempts else ""
-        again += f" after {counted(restarts, 'restart')}" if restarts > 0 else ""
-        say([f"not started{again}: {why}", *lines])
+        again = " again" if failures else ""
+        again += f" after {counted(len(failures) - 1, 'restart')}" if len(failures) > 1 else ""
+        say(f"not started{again}: {why}")
+        if failures:
+            say(f"first failure: {failures[-1].describe()}")
         return status

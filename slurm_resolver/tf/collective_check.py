@@ -30,21 +30,13 @@ _FAST_INTERFACES = ("/sys/class/net/hsn*", "/sys/class/infiniband/*")
 
 
 class Measured(NamedTuple):
-    """What a task has measured.
+    """What a task has measured."""
 
-    Attributes:
-        device: "GPU" or "CPU".
-        steps: milliseconds of the step that it computes alone, of each measurement.
-        reduce: milliseconds of the all-reduce.
-        transport: NCCL's network, such as "IB"; "" without NCCL or within a node.
-        fast: interfaces of the node that are faster than its sockets.
-    """
-
-    device: str
-    steps: Sequence[float]
-    reduce: float
-    transport: str
-    fast: Sequence[str]
+    device: str  # "GPU" or "CPU"
+    steps: Sequence[float]  # milliseconds of the step that it computes alone, by measurement
+    reduce: float  # milliseconds of the all-reduce
+    transport: str  # NCCL's network, such as "IB"; "" without NCCL or within a node
+    fast: Sequence[str]  # interfaces of the node that are faster than its sockets
 
 
 def main() -> int:
@@ -115,6 +107,7 @@ def _make_step(tf: Any, device: str) -> Callable[[], Any]:
         inputs = tf.random.stateless_normal((256, 512), (1, 2))
         weights = [tf.random.stateless_normal((512, 512), (3, n)) / 23 for n in range(4)]
 
+    @tf.function  # type: ignore[untyped-decorator]
     def gradients() -> Any:
         with tf.device(f"/{device}:0"), tf.GradientTape() as tape:
             tape.watch(weights)
@@ -124,31 +117,22 @@ def _make_step(tf: Any, device: str) -> Callable[[], Any]:
             loss = tf.reduce_mean(outputs**2)
         return tf.add_n([tf.reduce_sum(one) for one in tape.gradient(loss, weights)])
 
-    return _compiled(tf, gradients)
+    return lambda: gradients().numpy()
 
 
 def _make_reduction(tf: Any, strategy: Any) -> Callable[[], Any]:
     def replica() -> Any:
-        # Two tensors, as TensorFlow takes NCCL for several at once alone.
+        # Two tensors, as TensorFlow takes NCCL only for several at once.
         halves = [tf.ones((_MEGABYTES * 1024 * 1024 // 8,)) for _ in range(2)]
         context = tf.distribute.get_replica_context()
         reduced = context.all_reduce(tf.distribute.ReduceOp.SUM, halves)
         return reduced[0][0] + reduced[1][0]
 
+    @tf.function  # type: ignore[untyped-decorator]
     def reduction() -> Any:
         return strategy.experimental_local_results(strategy.run(replica))[0]
 
-    return _compiled(tf, reduction)
-
-
-def _compiled(tf: Any, action: Callable[[], Any]) -> Callable[[], Any]:
-    function = tf.function(action)
-
-    def run() -> Any:
-        return function().numpy()
-
-    run()
-    return run
+    return lambda: reduction().numpy()
 
 
 def _mean_time(action: Callable[[], Any], times: Optional[int]) -> float:
@@ -156,6 +140,7 @@ def _mean_time(action: Callable[[], Any], times: Optional[int]) -> float:
 
     A limit on the CPU time lengthens the mean, but not the median.
     """
+    action()  # compiles it
     began, number = time.perf_counter(), 0
     while time.perf_counter() < began + _SECONDS if times is None else number < times:
         action()
@@ -201,11 +186,11 @@ def as_json(by_rank: Mapping[int, Measured], warnings: Sequence[str]) -> str:
 def as_table(by_rank: Mapping[int, Measured], warnings: Sequence[str]) -> str:
     """Returns a table by rank, the medians, and the warnings."""
     rows = {str(rank): _row(one, len(by_rank)) for rank, one in by_rank.items()}
-    if len(rows) > 1:
-        median: Dict[str, Any] = {"device": "median", "transport": ""}
-        for name in ("step_ms", "all_reduce_ms", "gb_per_s"):
-            median[name] = statistics.median(row[name] for row in rows.values())
-        rows["all"] = median
+    medians = {
+        name: statistics.median(row[name] for row in rows.values())
+        for name in ("step_ms", "all_reduce_ms", "gb_per_s")
+    }
+    rows["all"] = {"device": "median", "transport": "", **medians}
     lines = ["rank  device  step ms  all-reduce ms   GB/s  by"]
     for name, row in rows.items():
         lines.append(

@@ -17,8 +17,6 @@ from slurm_resolver.log import warn
 _SECONDS = 5.0
 _CALL = "this call of fit, evaluate or predict"  # what workers tell each other about
 _STEP = "begins the next step"
-# Seconds after which a worker tells the others that it waits, unless an earlier one has told it.
-_PATIENCE, _PATIENCE_BY_INDEX = 0.5, 0.01
 _IN_ALL = (
     "Make each call in all workers, as each of them computes its rows: leave out what lets one "
     "worker alone make it, such as `if task_id == 0:`."
@@ -32,12 +30,13 @@ MARK = "slurm_resolver: "  # in the errors of collectives that this module ends
 class Workers:
     """The workers of a strategy, as one of them sees them; all make it at the same point.
 
-    Once another worker is gone, TensorFlow's collectives fail here with an error that names it.
-    TensorFlow notices only after its heartbeats have failed, and names the worker that notices.
+    If another worker is gone, TensorFlow's collectives fail here with an error that names it.
+    TensorFlow itself notices only after its heartbeats have failed, and blames the worker that
+    notices first.
 
     Attributes:
         index: this worker's number, from 0.
-        names: every worker's name, such as "worker 0"; none where the strategy trains alone.
+        names: every worker's name, such as "worker 0"; none if the strategy trains alone.
         call: the method in which they fail together, such as "fit"; "" outside of it.
     """
 
@@ -53,9 +52,10 @@ class Workers:
         self._calls = 0
         self._failure = ""  # of another worker, in the current call
         self._loss, self._is_lost = "", threading.Event()  # which worker is gone or has ended
-        # How many exchanges and steps this worker has begun, and those of one that waits.
+        self._is_in_step = False
+        # How many exchanges and steps this worker has begun, and those of one that waits for it.
         self._exchanges = self._steps = 0
-        self._awaited: List[Any] = [0, 0, ""]
+        self._awaited = (0, 0)
         self._lock = threading.Lock()
         signature = [tf.TensorSpec([None], tf.int32)]
         self._gather_lines = tf.function(
@@ -67,7 +67,7 @@ class Workers:
             self._ranks = [by_name[name] for name in self.names]
             self._others = sorted({task.rank for task in cluster.tasks}.difference(self._ranks))
             client.listen("told", self._take_failure)
-            client.listen("told", self._take_waiting)
+            client.listen("awaited", self._take_waiting)
             client.listen("gone", self._take_loss)
             client.listen("left", self._take_goodbyes)
 
@@ -79,67 +79,69 @@ class Workers:
             value: what this worker gives.
 
         Raises:
-            FitError: where another worker does something else, has ended, or is lost.
+            FitError: if another worker does something else, has ended, or is lost.
         """
         if len(self.names) < 2:
             return [value]
         self._exchanges += 1
-        given = [call, value]
+        given = [call, value, self._steps]
         told = self._gather_by_tensorflow(given) if self._client is None else self._gather(given)
-        for name, (other, _) in zip(self.names, told):
+        for name, (other, *_) in zip(self.names, told):
             if other != told[0][0]:
                 raise FitError(_describe_calls(self.names[0], told[0][0], name, other))
-        return [value for _, value in told]
+        return [value for _, value, _ in told]
 
-    def begin_step(self) -> None:
-        """Notes that a step of all workers begins.
+    @contextlib.contextmanager
+    def step(self) -> Iterator[None]:
+        """Takes a step of all workers in the block.
 
         Raises:
-            FitError: where another worker waits in a call that this one has left out.
+            FitError: if another worker waits in a call that this one has left out, or has ended.
         """
         self._steps += 1
         if self._has_left_out_call():
             self.exchange(_STEP, None)
+        self._is_in_step = True
+        try:
+            if self._loss:
+                raise FitError(self._loss)
+            yield
+        except tf.errors.OpError as error:
+            reason = _reason_of(error)
+            if reason and not self.call:  # as in `train_on_batch`
+                raise FitError(reason) from error
+            raise
+        finally:
+            self._is_in_step = False
 
     def _gather(self, given: List[Any]) -> List[Any]:
         assert self._client is not None
-        place = [self._exchanges, self._steps, given[0]]
-        seconds = _PATIENCE + _PATIENCE_BY_INDEX * self.index
-        timer = threading.Timer(seconds, self._tell_waiting, [place])
-        timer.daemon = True
-        timer.start()
         try:
             told = self._client.gather(_CALL, given, None, self._others)
         except RendezvousError as error:
             raise FitError(f"this worker {given[0]}: {error} {_IN_ALL}") from error
-        finally:
-            timer.cancel()
         return [told[rank] for rank in self._ranks]
-
-    def _tell_waiting(self, place: List[Any]) -> None:
-        if self._client is not None and self._awaited[0] < place[0]:
-            self._client.tell("waiting", json.dumps(place))
 
     def _take_waiting(self, message: Dict[str, Any]) -> None:
         """Ends the step that this worker has begun instead of the call that another waits in."""
-        if message["told"] != "waiting":
+        purpose, _, number = message["awaited"].rpartition(" ")
+        if purpose != _CALL or self._client is None:
             return
-        self._awaited = json.loads(message["value"])
-        call = self._awaited[2]
-        if self._client is not None and self._has_left_out_call():
+        call, _, steps = json.loads(message["value"])
+        self._awaited = (int(number), steps)
+        if self._has_left_out_call():
             other = self.names[self._ranks.index(message["rank"])]
-            self._client.offer(_CALL, [_STEP, None])
-            own = self.names[self.index]
-            _abort_collectives(_describe_calls(other, call, own, _STEP))
+            self._client.offer(_CALL, [_STEP, None, self._steps])
+            _abort_collectives(_describe_calls(other, call, self.names[self.index], _STEP))
 
     def _has_left_out_call(self) -> bool:
         """Whether another worker waits in a call before this worker's step; True once."""
         with self._lock:
-            exchanges, steps, _ = self._awaited
+            exchanges, steps = self._awaited
             left_out = exchanges > self._exchanges and steps < self._steps
             if left_out:
                 self._exchanges = exchanges
-            return bool(left_out)
+            return left_out
 
     def _gather_by_tensorflow(self, given: List[Any]) -> List[Any]:
         line = tf.constant(list(json.dumps(given).encode() + b"\n"), tf.int32)
@@ -160,7 +162,7 @@ class Workers:
     def failing_together(self, call: str) -> Iterator[None]:
         """Ends the call in all workers when it fails in one of them, with that worker's error.
 
-        Where it fails in all of them, each raises its own error, and all may continue.
+        If it fails in all of them, each raises its own error, and all may continue.
 
         Raises:
             FitError: when another worker has failed or is lost.
@@ -171,37 +173,32 @@ class Workers:
         try:
             yield
         except Exception as error:
-            text = str(error)
-            reason = text.partition(MARK)[2].partition("\n")[0].rstrip("]'")
+            text, reason = str(error), _reason_of(error)
             if not reason and self._client is not None and isinstance(error, _OF_PEERS):
                 if not self._failure:
                     self._is_lost.wait(_GONE_SECONDS)
                 reason = self._failure or self._loss
             if reason and isinstance(error, tf.errors.OpError):
                 raise FitError(self._failure or reason) from error
-            # Where workers have made different calls, all of them raise that.
+            # If workers have made different calls, all of them raise that.
             if self._client is not None and not text.endswith(_IN_ALL):
                 topic = f"failed {self._calls}"
                 self._client.tell(topic, f"{type(error).__name__}: {text}".partition("\n")[0][:500])
-                self._client.told(topic, self._ranks, _SECONDS)
+                if len(self._client.told(topic, self._ranks, _SECONDS)) < len(self._ranks):
+                    self._client.tell(f"ends {self._calls}", "")
             raise
         finally:
             self.call = ""
 
     def _take_failure(self, message: Dict[str, Any]) -> None:
-        """Notes that another worker has failed in the same call, which cannot end without it."""
-        rank = message["rank"]
-        if message["told"] != f"failed {self._calls}" or rank == self._ranks[self.index]:
+        """Notes that another worker has failed in the same call, and ends that when told to."""
+        rank, (topic, _, calls) = message["rank"], message["told"].partition(" ")
+        if not self.call or calls != str(self._calls) or rank == self._ranks[self.index]:
             return
-        if self.call:
+        if topic == "failed":
             name = self.names[self._ranks.index(rank)]
             self._failure = f"{name} has failed in {self.call}: {message['value']}"
-            timer = threading.Timer(_SECONDS, self._abort, [self._calls])
-            timer.daemon = True
-            timer.start()
-
-    def _abort(self, calls: int) -> None:
-        if self.call and self._calls == calls:
+        elif topic == "ends":
             _abort_collectives(self._failure)
 
     def _take_loss(self, message: Dict[str, Any]) -> None:
@@ -217,15 +214,23 @@ class Workers:
         _abort_collectives(reason)
 
     def _take_goodbyes(self, message: Dict[str, Any]) -> None:
-        # These workers may have ended well, as this one is about to do: nothing fails by that.
+        # These workers may have ended well, as this one is about to do: only a step fails by that.
         ended = sorted(set(self._ranks).intersection(message["left"]))
         if ended and self._client is not None:
-            self._loss = self._loss or f"{self._client.name_of(ended[0])} has ended"
+            name = self._client.name_of(ended[0])
+            self._loss = self._loss or f"{name} has ended, and takes no part in a step. {_IN_ALL}"
             self._is_lost.set()
+            if self._is_in_step:
+                _abort_collectives(self._loss)
 
 
 def _describe_calls(name: str, call: str, other: str, others_call: str) -> str:
     return f"{name} {call}, and {other} {others_call}. {_IN_ALL}"
+
+
+def _reason_of(error: Exception) -> str:
+    """Returns why this module has ended the collectives that failed with an error, or ''."""
+    return str(error).partition(MARK)[2].partition("\n")[0].rstrip("]'")
 
 
 def _abort_collectives(reason: str) -> None:

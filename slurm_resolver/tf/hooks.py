@@ -1,20 +1,23 @@
-"""The four methods of TensorFlow's resolver that subclasses override, and `tasks_per_node`.
+"""What subclasses of TensorFlow's resolver override and read, and the argument `tasks_per_node`.
 
-They replace what Slurm says: tensorflow/python/distribute/cluster_resolver/
-slurm_cluster_resolver.py.
+The reference is tensorflow/python/distribute/cluster_resolver/slurm_cluster_resolver.py.
 """
 
 from __future__ import annotations
 
 import re
 import socket
+from collections import Counter
+from functools import cached_property, partial
 from numbers import Integral
-from typing import Dict, List, Mapping, Optional, Sequence, Tuple, Union
+from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple, Union
 
 from slurm_resolver.cluster.alone import short_name
+from slurm_resolver.cluster.cluster import Cluster
 from slurm_resolver.cluster.jobs import job_counts
 from slurm_resolver.cluster.layout import Layout, layout_from_environment, verify_layout
 from slurm_resolver.cluster.options import ClusterOptions
+from slurm_resolver.cluster.ports import DEFAULT_PORT
 from slurm_resolver.cluster.resolve import LayoutOf, find_layout
 from slurm_resolver.errors import LayoutError, UnknownLayoutError
 from slurm_resolver.slurm.hostlist import short_hostlist
@@ -22,18 +25,16 @@ from slurm_resolver.slurm.step import SlurmStep
 
 TasksPerNode = Union[int, Mapping[str, int]]
 
-_HOOKS = (
-    "_resolve_own_rank",
-    "_resolve_num_tasks",
-    "_resolve_hostlist",
-    "_resolve_task_configuration",
-)
+_RANK, _NUMBER = "_resolve_own_rank", "_resolve_num_tasks"
+_HOSTS, _COUNTS = "_resolve_hostlist", "_resolve_task_configuration"
 
 
 class ResolverHooks:
-    """The four methods, which read the variables of the step, and what overriding them does."""
+    """The four methods that subclasses override, and the private names that they read."""
 
     _step: SlurmStep
+    _cluster: Cluster
+    _options: ClusterOptions
 
     def _resolve_own_rank(self) -> int:
         """Returns this task's rank. May be overridden."""
@@ -61,22 +62,54 @@ class ResolverHooks:
             )
         return dict(zip(hosts, counts))
 
+    # A subclass may override `cluster_spec` with a changed copy of TensorFlow's, which reads these.
+
+    @cached_property
+    def _rank(self) -> Any:  # None outside of a step; TensorFlow's is a number
+        return self._cluster.task.rank if self._cluster.task else None
+
+    @cached_property
+    def _jobs(self) -> Dict[str, int]:
+        given = dict.fromkeys(self._options.jobs or {}, 0)
+        return {**given, **Counter(task.job for task in self._cluster.tasks)}
+
+    @cached_property
+    def _task_configuration(self) -> Dict[str, int]:
+        return dict(Counter(task.node for task in self._cluster.tasks))
+
+    @cached_property
+    def _port_base(self) -> int:
+        tasks = self._cluster.tasks
+        return int(tasks[0].address.rpartition(":")[2]) if tasks else DEFAULT_PORT
+
+    @cached_property
+    def _gpus_per_node(self) -> int:
+        if self._options.gpus_per_node is not None:
+            return self._options.gpus_per_node
+        gpus = self._cluster.gpu_decision
+        shown = gpus.visible_before if gpus is not None else None
+        return max(len(shown or ()), self._cluster.step.gpus_on_node or 0)
+
+    @cached_property
+    def _gpus_per_task(self) -> int:
+        if self._options.gpus_per_task is not None:
+            return self._options.gpus_per_task
+        return self._gpus_per_node // max(self._task_configuration.values(), default=1)
+
+    @cached_property
+    def _cluster_allocation(self) -> Dict[str, List[str]]:
+        return self._cluster.jobs()
+
     def _given_layout(
         self, tasks_per_node: Optional[TasksPerNode]
     ) -> Tuple[Optional[LayoutOf], bool]:
         """Returns what replaces Slurm's layout, and whether methods are overridden."""
         own = type(self)
-        hooks = [name for name in _HOOKS if getattr(own, name) is not getattr(ResolverHooks, name)]
+        names = (_RANK, _NUMBER, _HOSTS, _COUNTS)
+        hooks = [name for name in names if getattr(own, name) is not getattr(ResolverHooks, name)]
         if not hooks and tasks_per_node is None:
             return None, False
-
-        def layout_of(step: SlurmStep, options: ClusterOptions) -> Tuple[SlurmStep, Layout]:
-            step, layout = self._layout_by_hooks(hooks, tasks_per_node, step, options)
-            if hooks and options.jobs is None:
-                job_counts({"worker": self._resolve_num_tasks()}, layout.num_tasks)
-            return step, layout
-
-        return layout_of, bool(hooks)
+        return partial(self._layout_by_hooks, hooks, tasks_per_node), bool(hooks)
 
     def _layout_by_hooks(
         self,
@@ -86,52 +119,53 @@ class ResolverHooks:
         options: ClusterOptions,
     ) -> Tuple[SlurmStep, Layout]:
         """Returns the layout, and the step as corrected by argument and overridden methods."""
-        if tasks_per_node is None and set(hooks) == {"_resolve_hostlist"} and step.place == "step":
+        if tasks_per_node is None and not {_RANK, _COUNTS} & {*hooks} and step.place == "step":
             layout = find_layout(step, options)
-            renamed = _rename(layout, step.nodes or layout.nodes, self._resolve_hostlist())
-            return step.replace(node_name=None), renamed  # Slurm's names may lead nowhere
+            layout = _rename(layout, step.nodes or layout.nodes, self._resolve_hostlist())
+            step = step.replace(node_name=None)  # Slurm's names may lead nowhere
+        else:
+            step, layout = self._layout_by_counts(hooks, tasks_per_node, step, options)
+        if hooks and options.jobs is None:
+            job_counts({"worker": self._resolve_num_tasks()}, layout.num_tasks)
+        return step, layout
+
+    def _layout_by_counts(
+        self,
+        hooks: Sequence[str],
+        tasks_per_node: Optional[TasksPerNode],
+        step: SlurmStep,
+        options: ClusterOptions,
+    ) -> Tuple[SlurmStep, Layout]:
         rank = self._resolve_own_rank()
         if hooks:
             # Slurm's variables describe its own task of that rank, not the subclass's.
             own = ("num_tasks", "node_id", "local_rank", "node_name", "node_ranks")
             step = step.replace(rank=rank, **dict.fromkeys(own))
-        if "_resolve_own_rank" in hooks:
+        if _RANK in hooks:
             # Slurm's distribution does not apply to ranks that are not Slurm's: TensorFlow counts
             # them node by node.
             order = ("distribution", "plane_size", "sluid", "topology_pattern")
             step = step.replace(**dict.fromkeys(order), is_component=False, components=())
-        if tasks_per_node is None and "_resolve_task_configuration" not in hooks:
-            hosts = self._resolve_hostlist()
-            if step.nodes is None:
-                step = step.replace(nodes=tuple(hosts), num_nodes=None)
-            nodes = step.require(SlurmStep.nodes)
-            layout = layout_from_environment(step, ", ".join(hooks) or "environment")
-            if "_resolve_hostlist" in hooks:
-                layout = _rename(layout, nodes, hosts)
-        else:
-            configuration = self._configuration(tasks_per_node)
-            # Ranks follow Slurm's order of the nodes, whatever order a dict was written in.
-            if step.nodes is not None and set(configuration) == set(step.nodes):
-                configuration = {host: configuration[host] for host in step.nodes}
-            elif hooks:
-                # The order of a dict may be that of a set, which differs from process to process.
-                configuration = dict(sorted(configuration.items(), key=_by_numbers))
-                step = step.replace(components=())
-            step = step.replace(
-                nodes=tuple(configuration),
-                num_nodes=len(configuration),
-                tasks_per_node=tuple(configuration.values()),
-            )
-            source = "tasks_per_node" if tasks_per_node is not None else ", ".join(hooks)
-            if not hooks:  # each task is where Slurm says, and may tell the others
-                return step, find_layout(step, options, source)
-            layout = layout_from_environment(step, source)
+        counts = self._counts_by_node(tasks_per_node)
+        # Ranks follow Slurm's order of the nodes, whatever order a dict or set has.
+        if step.nodes is not None and set(counts) == set(step.nodes):
+            counts = {host: counts[host] for host in step.nodes}
+        elif hooks:
+            if _COUNTS in hooks:  # a set's order differs from process to process
+                counts = dict(sorted(counts.items(), key=_by_numbers))
+            step = step.replace(components=())
+        step = step.replace(
+            nodes=tuple(counts), num_nodes=len(counts), tasks_per_node=tuple(counts.values())
+        )
+        source = "tasks_per_node" if tasks_per_node is not None else ", ".join(hooks)
+        if not hooks:  # each task is where Slurm says, and may tell the others
+            return step, find_layout(step, options, source)
+        layout = layout_from_environment(step, source)
         verify_layout(layout, step)
-        if hooks:
-            _check_host(layout, rank)
+        _check_host(layout, rank)
         return step, layout
 
-    def _configuration(self, tasks_per_node: Optional[TasksPerNode]) -> Dict[str, int]:
+    def _counts_by_node(self, tasks_per_node: Optional[TasksPerNode]) -> Dict[str, int]:
         if tasks_per_node is None:
             given = dict(self._resolve_task_configuration())
         elif isinstance(tasks_per_node, Mapping):
@@ -139,7 +173,7 @@ class ResolverHooks:
         else:
             given = dict.fromkeys(self._resolve_hostlist(), tasks_per_node)
         if not given:
-            source = "tasks_per_node" if tasks_per_node is not None else _HOOKS[-1]
+            source = "tasks_per_node" if tasks_per_node is not None else _COUNTS
             raise LayoutError(f"{source} names no node; expected the number of tasks on each node.")
         for host, count in given.items():
             if isinstance(count, bool) or not isinstance(count, Integral):
@@ -167,7 +201,7 @@ def _by_numbers(item: Tuple[str, int]) -> List[Tuple[int, str]]:
 
 
 def _check_host(layout: Layout, rank: int) -> None:
-    """Raises UnknownLayoutError where the layout puts this task on another machine."""
+    """Raises UnknownLayoutError if the layout puts this task on another machine."""
     host, node = short_name(socket.gethostname()), layout.nodes[layout.node_of[rank]]
     if host != short_name(node) and host in map(short_name, layout.nodes):
         raise UnknownLayoutError(

@@ -1,4 +1,8 @@
-"""`SlurmClusterResolver`: the resolved cluster, as TensorFlow's distribute API asks for it."""
+"""`SlurmClusterResolver`: the resolved cluster, as TensorFlow's distribute API asks for it.
+
+The constructor goes the whole way: it reads Slurm's variables, computes the cluster from them,
+shows this task its GPUs, and joins the tasks that serve others. The methods return what it found.
+"""
 
 from __future__ import annotations
 
@@ -18,18 +22,15 @@ from slurm_resolver.cluster.options import (
 )
 from slurm_resolver.cluster.resolve import resolve_step
 from slurm_resolver.log import tell_once
-from slurm_resolver.slurm.hostlist import expand_hostlist, expand_tasks_per_node
+from slurm_resolver.preflight.ready import wait_until_ready
 from slurm_resolver.slurm.step import SlurmStep
 from slurm_resolver.tf.gpus import count_gpus, show_gpus
 from slurm_resolver.tf.hooks import ResolverHooks, TasksPerNode
-from slurm_resolver.tf.private_names import PrivateNames
-
-__all__ = ["SlurmClusterResolver", "expand_hostlist", "expand_tasks_per_node"]
+from slurm_resolver.tf.server import join, serve
 
 
 class SlurmClusterResolver(
     ResolverHooks,
-    PrivateNames,
     tf.distribute.cluster_resolver.ClusterResolver,  # type: ignore[misc]
 ):
     """Resolves the cluster of a Slurm step for tf.distribute and tf.compat.v1.train.Server.
@@ -41,22 +42,20 @@ class SlurmClusterResolver(
         resolver = SlurmClusterResolver()
         strategy = tf.distribute.MultiWorkerMirroredStrategy(cluster_resolver=resolver)
 
-    ``print(resolver)`` shows the cluster. The constructor computes it once. The cluster is empty,
-    and TensorFlow trains locally, without Slurm, in an allocation of one task without srun, with
-    ``local=True`` and with SLURM_RESOLVER=off.
+    ``print(resolver)`` shows the cluster. It is empty, and TensorFlow trains locally, without
+    Slurm, in an allocation of one task without srun, with ``local=True`` and with
+    SLURM_RESOLVER=off.
 
-    The constructor changes the process in these ways; nothing else changes it:
+    Only the constructor changes the process:
 
-    - It sets CUDA_VISIBLE_DEVICES (ROCR_VISIBLE_DEVICES, ZE_AFFINITY_MASK) and SLURM_RESOLVER_GPUS
-      where Slurm left open which GPUs belong to this task. Make the resolver before TensorFlow
-      looks at the devices. Where tasks share a GPU, it sets TF_FORCE_GPU_ALLOW_GROWTH unless that
-      is set. With ``auto_set_gpu=False`` it sets none of them.
-    - If the tasks have to exchange the layout, it leaves the result for child processes in
-      SLURM_RESOLVER_LAYOUT.
-    - With a ps job or a tf.data service, it starts a thread that holds a connection to the step's
-      coordination service, and registers a function with `atexit`; in an evaluator only where that
-      service listens. With a ps job it sets GRPC_FAIL_FAST unless that is set, and in a chief it
-      changes TensorFlow's ClusterCoordinator, which would wait for lost workers without end.
+    - If Slurm left open which GPUs belong to this task, it sets CUDA_VISIBLE_DEVICES
+      (ROCR_VISIBLE_DEVICES, ZE_AFFINITY_MASK) and SLURM_RESOLVER_GPUS, and if tasks share a GPU,
+      TF_FORCE_GPU_ALLOW_GROWTH. Make the resolver before TensorFlow looks at the devices.
+    - If the tasks have to exchange the layout, it sets SLURM_RESOLVER_LAYOUT for child processes.
+    - With a ps job or a tf.data service, a thread holds a connection to the step's coordination
+      service until the process ends. With a ps job it sets GRPC_FAIL_FAST unless that is set, and
+      in a chief it changes TensorFlow's ClusterCoordinator, which would wait for lost workers
+      without end.
     """
 
     def __init__(
@@ -97,19 +96,17 @@ class SlurmClusterResolver(
                 chief's, and the tasks of a tf.data service where they leave as many others on each
                 node; "rank" assigns ranks to jobs exactly as TensorFlow's own resolver does.
             worker_order: "ring" numbers the workers such that TensorFlow's ring of collectives
-                leaves every node once (`slurm_resolver.cluster.ring_order`); "rank" numbers them by
-                rank, as TensorFlow's own resolver does.
+                leaves every node once; "rank" numbers them by rank, as TensorFlow's resolver does.
             het_groups: by job name, the component of a heterogeneous step to take its tasks from.
             node_address: the host to connect to, by node name: a mapping, a callable, or a suffix
-                such as "-ib0". With "slurm" each task asks Slurm once for the addresses, which
-                works where names do not resolve. None takes the names.
+                such as "-ib0". "slurm" asks Slurm for the addresses, once in each task: use it if
+                names do not resolve. None takes the names.
             gpu_jobs: the jobs whose tasks use GPUs. None: all but the parameter servers, the tasks
                 of a tf.data service, and a chief beside parameter servers, which only coordinates.
             layout: "environment" computes from the variables alone which rank runs on which node.
                 With "rendezvous" the tasks tell each other over TCP; all tasks of the step must
-                choose it. "auto" does that where the variables do not describe the layout.
-            local: True trains alone, without a cluster, wherever this process runs, as does the
-                variable SLURM_RESOLVER=off.
+                choose it. "auto" does that if the variables do not describe the layout.
+            local: True trains alone, without a cluster, as does the variable SLURM_RESOLVER=off.
 
         Raises:
             RuntimeError: for a missing variable, a layout that cannot be known, jobs that do not
@@ -133,16 +130,7 @@ class SlurmClusterResolver(
         self.rpc_layer = rpc_layer
         if own:
             tell_once(describe_own_task(self._cluster))
-        served = "ps" in self._spec.jobs or self.data_service is not None
-        if served and self._step.is_live:
-            from slurm_resolver.tf.server import take_part
-
-            take_part(self._cluster)
-        service = self._cluster.service
-        if service and service.serves and self.task_type == "evaluator" and self._step.is_live:
-            from slurm_resolver.coordination.client import connect
-
-            connect(service)  # the workers meet there, and an evaluator's program never does
+        join(self._cluster)
 
     def __repr__(self) -> str:
         """Returns one line: this task's rank, job, node, port and GPUs."""
@@ -205,8 +193,8 @@ class SlurmClusterResolver(
     ) -> Dict[str, int]:
         """Returns the GPUs that this process will use, as ``{"GPU": 2}``; {} for none.
 
-        It leaves out GPUs that `tf.config.set_visible_devices` has hidden. The arguments are
-        TensorFlow's, and not used: no task knows another's devices.
+        It leaves out GPUs that `tf.config.set_visible_devices` has hidden. It ignores its
+        arguments, which are TensorFlow's: no task knows another's devices.
         """
         number = count_gpus(self._devices)
         return {"GPU": number} if number else {}
@@ -214,16 +202,14 @@ class SlurmClusterResolver(
     def wait_until_ready(self, timeout: float = 300.0) -> None:
         """Returns when all tasks of the step have called it, agree, and have free ports.
 
-        Call it in every task before the strategy or server is made, where TensorFlow would wait
-        without a message. The strategies of this package do so themselves. Without Slurm it returns
-        at once.
+        Call it in every task before you make a strategy or server of TensorFlow's, which would wait
+        without a message. This package's strategies do so themselves. Without Slurm it returns at
+        once.
 
         Raises:
             RendezvousError: in every task, within `timeout` seconds and a few more. It names the
                 ranks and nodes that are missing, the difference, or the port that is taken.
         """
-        from slurm_resolver.preflight.ready import wait_until_ready
-
         wait_until_ready(self._cluster, timeout)
 
     def serve(self, server: Optional[Any] = None, start_timeout: float = 300.0) -> int:
@@ -236,26 +222,23 @@ class SlurmClusterResolver(
                 sys.exit(resolver.serve())
 
         The status is 0 if the training has ended well. It is 1, with a message on standard error,
-        if the chief, a parameter server, the dispatcher or a data worker is lost, or another task
-        that trains has failed. If a server is lost, the tasks that train end with status 1 after
-        5 s: TensorFlow may wait for it without end. The guide to parameter servers has the details.
+        if a task that trains has failed, or the chief, a parameter server, the dispatcher or a data
+        worker is lost. If a server is lost, the tasks that train end with status 1 after 5 s, as
+        TensorFlow may wait for it without end.
 
         A dispatcher or data worker ignores SIGUSR1, SIGUSR2 and SIGTERM, so that the tasks that
         train can save: see `slurm_resolver.termination_config`. Its server listens until the
         process ends.
 
         Args:
-            server: a tf.distribute.Server or tf.compat.v1.train.Server of this task, or a
-                tf.data.experimental.service.DispatchServer or WorkerServer; None makes one, with
-                TensorFlow's defaults.
-            start_timeout: seconds for the chief (without one worker 0), all parameter servers, the
-                dispatcher and all data workers to come.
+            server: this task's server: a tf.distribute.Server, tf.compat.v1.train.Server,
+                tf.data.experimental.service.DispatchServer or WorkerServer. None makes one.
+            start_timeout: seconds in which the chief (without one worker 0), all parameter servers,
+                the dispatcher and all data workers have to come.
 
         Raises:
             JobsError: in a task that trains, without a ps job, without Slurm, in a child process.
         """
-        from slurm_resolver.tf.server import serve
-
         return serve(self._cluster, self.cluster_spec(), self.rpc_layer, server, start_timeout)
 
 

@@ -7,7 +7,6 @@ service says that the job is over: see `coordination.job`.
 from __future__ import annotations
 
 import atexit
-import contextlib
 import ctypes
 import faulthandler
 import os
@@ -16,7 +15,7 @@ import socket
 import sys
 import threading
 import time
-from typing import Any, Dict, Iterator, Optional, Tuple
+from typing import Any, Dict, Optional, Tuple
 
 import tensorflow as tf
 
@@ -24,7 +23,14 @@ from slurm_resolver.cluster.cluster import Cluster
 from slurm_resolver.cluster.jobs import DATA_JOBS, DATA_WORKER, DISPATCHER
 from slurm_resolver.coordination import ServiceAddress
 from slurm_resolver.coordination.client import connect
-from slurm_resolver.coordination.job import SERVERS, START_SECONDS, JobResult, Member, announcement
+from slurm_resolver.coordination.job import (
+    SERVERS,
+    START_SECONDS,
+    TRAIN,
+    JobResult,
+    Member,
+    announcement,
+)
 from slurm_resolver.errors import JobsError
 from slurm_resolver.log import exit_at_once, print_line
 from slurm_resolver.preflight.ready import offer_readiness
@@ -33,12 +39,9 @@ _PAUSE = 0.05  # seconds between two looks for the dispatcher
 _CONNECT_SECONDS = 3.0
 _REGISTER_SECONDS = 120.0  # with a dispatcher that has listened a moment ago
 _END_SECONDS = 5.0  # for a task that trains to end by itself, when the job has failed
-# With this value, a call to a server that has ended fails at once, instead of waiting for it.
-_VARIABLE, _FAIL_FAST = "GRPC_FAIL_FAST", "use_caller"
 
 # One for all resolvers of the same cluster in a process; a forked child has none.
 _members: Dict[Tuple[ServiceAddress, str, int], _Member] = {}
-_has_set_variable = False
 
 
 class _Member(Member):
@@ -47,45 +50,52 @@ class _Member(Member):
     def __init__(self, cluster: Cluster, announced: Dict[str, Any]) -> None:
         assert cluster.service is not None
         self._name = cluster.name_of(cluster.service.rank)
-        self._serves = announced["serves"]
         self._ends = threading.Event()  # set when this process ends without an error
         client = connect(cluster.service, cluster.name_of)
         atexit.register(self._note_end)
         super().__init__(client, announced, self._end_process)
-
-    def serve(self, timeout: float) -> None:
-        self._serves = True
-        super().serve(timeout)
 
     def _note_end(self) -> None:
         if getattr(sys, "last_value", None) is None:
             self._ends.set()
 
     def _end_process(self, result: JobResult) -> None:
-        """Ends this process with status 1, which TensorFlow would let wait for ever."""
-        if not result.status or self._serves or self._ends.is_set():
+        """Ends a process that trains with status 1: TensorFlow would let it wait for ever."""
+        if not result.status or self.serves or self._ends.is_set():
             return
         print_line(f"{self._name}: {result.message}. This process ends")
-        if self._ends.wait(_END_SECONDS):
-            return
-        exit_at_once(1)
+        if not self._ends.wait(_END_SECONDS):
+            exit_at_once(1)
+
+
+def join(cluster: Cluster) -> None:
+    """Connects this process to the coordination service, if it has to from the start.
+
+    A task of a step with servers takes part in their job. An evaluator's program never needs the
+    service, but the others may meet in its process.
+    """
+    service, own = cluster.service, cluster.task
+    if service is None or own is None or not cluster.step.is_live:
+        return
+    if take_part(cluster) is None and service.serves and own.job == "evaluator":
+        connect(service)
 
 
 def take_part(cluster: Cluster) -> Optional[Member]:
-    """Announces this task to the others of its job; returns None where it has no part in one."""
-    if cluster.task is None or cluster.service is None:
+    """Announces this task to the others of its job; returns None if it has no part in one."""
+    service, own = cluster.service, cluster.task
+    if service is None or own is None or not {"ps", DISPATCHER} & {*cluster.roles}:
         return None
     tasks = [(task.job, task.index, task.address) for task in cluster.tasks]
-    announced = announcement(tasks, cluster.task.rank)
+    announced = announcement(tasks, own.rank)
     if announced is None:
         return None
-    global _has_set_variable
-    if "ps" in cluster.roles and _VARIABLE not in os.environ:
-        os.environ[_VARIABLE] = _FAIL_FAST
-        _has_set_variable = True
-    if cluster.task.job == "chief" and "ps" in cluster.roles:
-        _let_coordinators_end()
-    key = (cluster.service, announced["cluster"], os.getpid())
+    if "ps" in cluster.roles:
+        # A call to a server that has ended fails at once, instead of waiting for it.
+        os.environ.setdefault("GRPC_FAIL_FAST", "use_caller")
+        if own.job == "chief":
+            _let_coordinators_end()
+    key = (service, announced["cluster"], os.getpid())
     if key not in _members:
         _members[key] = _Member(cluster, announced)
     return _members[key]
@@ -107,25 +117,22 @@ def serve(
     member = take_part(cluster)
     assert own is not None
     assert member is not None
-    with contextlib.ExitStack() as stack:
-        if own.job in DATA_JOBS:
-            stack.enter_context(_ignoring_signals())
-        member.serve(start_timeout)
-        offer_readiness(cluster)
-        member.await_joined(start_timeout)
-        refusal = member.client.refusal
-        if refusal:
-            raise JobsError(f"serve() in process {os.getpid()}: {refusal} Call it there.")
-        if own.job in DATA_JOBS:
-            server = server or _start_data_server(cluster, member)
-            # One that is stopped before the process ends waits until all requests are answered: an
-            # hour if the dispatcher is lost.
-            ctypes.pythonapi.Py_IncRef(ctypes.py_object(server))
-        elif server is None and member.result is None:
-            server = tf.distribute.Server(spec, own.job, own.index, protocol=protocol)
-        result = member.await_over()
-    if _has_set_variable:
-        os.environ.pop(_VARIABLE, None)
+    if own.job in DATA_JOBS:
+        _ignore_signals()
+    member.serve(start_timeout)
+    offer_readiness(cluster)
+    member.await_joined(start_timeout)
+    refusal = member.client.refusal
+    if refusal:
+        raise JobsError(f"serve() in process {os.getpid()}: {refusal} Call it there.")
+    if own.job in DATA_JOBS:
+        server = server or _start_data_server(cluster, member)
+        # One that is stopped before the process ends waits until all requests are answered: an
+        # hour if the dispatcher is lost.
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(server))
+    elif server is None and member.result is None:
+        server = tf.distribute.Server(spec, own.job, own.index, protocol=protocol)
+    result = member.await_over()
     if result.status:
         print_line(f"{cluster.name_of(own.rank)}: {result.message}")
     return result.status
@@ -133,25 +140,23 @@ def serve(
 
 def _check(cluster: Cluster) -> None:
     """Raises JobsError in a task that should not serve."""
-    own = cluster.task
-    jobs = sorted(cluster.roles)
+    own, jobs = cluster.task, sorted(cluster.roles)
     if own is None:
         raise JobsError(
             "serve() in a process without a cluster; expected a task of a Slurm step that serves "
             "others. Start the program with srun, or without Slurm with `slurm-resolver run`."
         )
-    if not {"ps", DISPATCHER} & set(jobs) or not {"chief", "worker"} & set(jobs):
+    if not {"ps", DISPATCHER} & {*jobs} or not {*TRAIN} & {*jobs}:
         raise JobsError(
             f"serve() in {own.job} {own.index} of a cluster with the jobs {', '.join(jobs)}; "
             "expected a ps or dispatcher, and a chief or worker that trains. Give jobs such as "
             "{'ps': 1, 'worker': -1}, or do not call it."
         )
-    if own.job not in SERVERS and (own.job != "worker" or not {"chief", "ps"} <= set(jobs)):
+    if own.job not in SERVERS and (own.job != "worker" or not {"chief", "ps"} <= {*jobs}):
         raise JobsError(
             f"serve() in {own.job} {own.index}, which trains; expected a ps, a dispatcher, a "
             "data_worker, or a worker beside a chief and a ps. Call it as `if resolver.task_type "
-            "== 'ps': sys.exit(resolver.serve())`, under ParameterServerStrategy in the workers "
-            "too."
+            "== 'ps': sys.exit(resolver.serve())`."
         )
 
 
@@ -179,22 +184,15 @@ def _start_data_server(cluster: Cluster, member: Member) -> Optional[Any]:
         faulthandler.cancel_dump_traceback_later()
 
 
-@contextlib.contextmanager
-def _ignoring_signals() -> Iterator[None]:
+def _ignore_signals() -> None:
     """Ignores the signals by which Slurm announces the end of the step or job to all tasks.
 
     The tasks that train may save then, and need their data. This task ends when they have ended.
     """
-    before = {}
     if threading.current_thread() is threading.main_thread():  # Python sets handlers only there
         for number in (signal.SIGUSR1, signal.SIGUSR2, signal.SIGTERM):
             if signal.getsignal(number) == signal.SIG_DFL:
-                before[number] = signal.signal(number, lambda *_: None)
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+                signal.signal(number, lambda *_: None)
 
 
 def _listens(address: str) -> bool:

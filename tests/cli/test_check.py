@@ -77,7 +77,7 @@ def test_the_layout_is_compared_with_the_tasks_own_variables() -> None:
 def test_one_machine(capsys: pytest.CaptureFixture[str]) -> None:
     status = main(["check", "--json"])
     printed = json.loads(capsys.readouterr().out)
-    ids = ["names", "tensorflow", "keras", "proxies", "gpus", "step"]
+    ids = ["tensorflow", "keras", "proxies", "gpus", "step"]
     assert [check["id"] for check in printed["checks"]] == ids
     failed = any(check["status"] == "failed" for check in printed["checks"])
     assert status == (1 if failed else 3)

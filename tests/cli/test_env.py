@@ -35,8 +35,7 @@ def test_the_sections(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFix
   distribution  block
   layout from   environment
   ports from    SLURM_STEP_RESV_PORTS
-  this task     rank 1 on n9, worker 1
-  address       n9:23002
+  this task     worker 1 (rank 1 on n9) at n9:23002
   gpus          ['5'] (CUDA_VISIBLE_DEVICES split by SLURM_LOCALID)
 """
     )

@@ -119,7 +119,7 @@ def test_of_several_logs_that_of_the_first_to_fail_comes_first(
     refused = (LOGS / "peer-ended.log").read_text(encoding="utf-8")
     (log.parent / "rank-0.log").write_text(refused, encoding="utf-8")
     error = "Traceback (most recent call last):\n  File x\nValueError: \x1b[31mbad batch\n"
-    (log.parent / "rank-1.log").write_text(f"2026-11-21 02:00:00 step 1\n{error}")
+    (log.parent / "rank-1.log").write_text(f"step 1\n{error}")
     assert main(["explain", "rank-0.log", "rank-1.log"]) == 1
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == "failed first: ValueError:  [31mbad batch (rank-1.log:4)"

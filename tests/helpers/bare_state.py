@@ -1,4 +1,4 @@
-"""A checkout on what might be another machine: nothing of the developers' is there."""
+"""A copy of the checkout without a developer's tools, environments and settings."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from typing import Dict, List, NamedTuple, Optional, Sequence
 
 from folders import ROOT
 
-# of another user, whose Python is not one in a developer's home
+# for another user, who cannot use a Python in a developer's home
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
-# what developers' tools and builds leave in a checkout, which a fresh clone does not have
+# files of developers' tools and builds, which a fresh clone does not have
 _NOT_IN_A_CLONE = shutil.ignore_patterns(
     *(".git", ".venv*", ".nox", ".slurms", ".*_cache", ".hypothesis", ".coverage*"),
     *("build", "_build", "dist", "*.egg-info", "__pycache__", "*.sbatch.out", "checkpoints*"),
@@ -24,25 +24,28 @@ _NOT_IN_A_CLONE = shutil.ignore_patterns(
 
 
 def shell_commands(page: Path) -> List[str]:
-    """Returns the commands of a page's sh blocks, from its first line on."""
+    """Returns the commands in the sh blocks of a page, in order."""
     blocks = re.findall(r"^```sh\n(.*?)^```$", page.read_text(encoding="utf-8"), re.M | re.S)
     return [line for block in blocks for line in block.replace("\\\n", " ").splitlines() if line]
 
 
 class OtherUser(NamedTuple):
-    """A user without rights, who owns nothing."""
+    """An unprivileged user, who owns no files."""
 
     uid: int
     gid: int
 
     def words(self, command: Sequence[str]) -> List[str]:
-        """Returns the command as root types it to run it as this user."""
+        """Returns the command by which root runs a command as this user."""
         ids = [f"--reuid={self.uid}", f"--regid={self.gid}", "--clear-groups"]
         return ["setpriv", *ids, "--", *command]
 
 
 def other_user(programs: Sequence[str]) -> Optional[OtherUser]:
-    """Returns nobody; None where this is not root, or nobody lacks Python or these programs."""
+    """Returns the user nobody.
+
+    None if this process is not root, or if nobody cannot run Python and these programs.
+    """
     if os.geteuid():
         return None
     found = pwd.getpwnam("nobody")
@@ -55,8 +58,9 @@ def other_user(programs: Sequence[str]) -> Optional[OtherUser]:
 class BareState:
     """A copy of this checkout in a folder, and an environment of almost no variables.
 
-    Only pip's settings come from outside, as it may know packages by these alone, and, for the same
-    user, its cache. Another user gets the folder, which he must be able to reach.
+    Only the settings of pip come from this process, because pip may need them to find packages.
+    For the same user, its cache is taken too. `user` becomes the owner of the folder, and needs
+    access to the folders above it.
     """
 
     def __init__(self, folder: Path, user: Optional[OtherUser] = None) -> None:
@@ -65,7 +69,7 @@ class BareState:
         shutil.copytree(ROOT, self.checkout, ignore=_NOT_IN_A_CLONE)
         home = folder / "home"
         home.mkdir()
-        # Python itself stands first; of its packages a new environment sees none.
+        # Python itself comes first. A new environment contains none of its packages.
         found = [f"{sys.base_prefix}/bin", *os.environ["PATH"].split(os.pathsep)]
         path = [part for part in found if not Path(part).is_relative_to(sys.prefix)]
         self.environ = {"HOME": str(home), "PATH": os.pathsep.join(path), **_settings_of_pip()}
@@ -77,12 +81,12 @@ class BareState:
             subprocess.run(["chown", "-R", f"{user.uid}:{user.gid}", str(folder)], check=True)
 
     def words(self, command: str) -> List[str]:
-        """Returns what runs a command of bash as the user whose checkout this is."""
+        """Returns the words that run a command of bash as the owner of the checkout."""
         words = ["bash", "-c", command]
         return words if self.user is None else self.user.words(words)
 
     def run(self, command: str, timeout: float = 300) -> subprocess.CompletedProcess[str]:
-        """Runs a command in the checkout by bash; its errors are between its output's lines."""
+        """Runs a command of bash in the checkout; stderr is part of stdout."""
         return subprocess.run(
             self.words(command),
             cwd=self.checkout,

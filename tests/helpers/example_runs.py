@@ -1,4 +1,4 @@
-"""The examples, run as a user runs them on a real Slurm, and what they print."""
+"""Runs examples on a real Slurm, as a user does, and reads what they print."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import List
 
 from slurm_cluster import SlurmCluster
 
-# The tasks find this environment's Python, and TensorFlow keeps to itself what it is built for.
+# The tasks use this environment's Python. TensorFlow does not log what it was built for.
 ENVIRONMENT = {
     "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
     "TF_CPP_MIN_LOG_LEVEL": "2",
@@ -25,9 +25,10 @@ def accuracies(output: str) -> List[float]:
 
 
 def batch_file(slurm: SlurmCluster, allocation: str, command: str, example: Path) -> str:
-    """Runs a batch file in a copy of its example, in which it leaves nothing; what it wrote.
+    """Runs a batch file in a copy of its example, and returns its output.
 
-    Not by `sbatch --wait`, which may take half a minute to notice the end.
+    The batch file must leave no files there. `sbatch --wait` may notice the end half a minute late,
+    so salloc runs the file.
     """
     with tempfile.TemporaryDirectory() as folder:
         copy = shutil.copytree(example, Path(folder, example.name))

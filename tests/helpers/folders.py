@@ -1,4 +1,4 @@
-"""Where the checkout's folders are, for tests and benchmarks that read them or start from them."""
+"""The folders of the checkout."""
 
 from __future__ import annotations
 

@@ -2,7 +2,8 @@
 
 Each way's error goes as JSON to the file named by the worker's index in the folder TASK_OUTPUT.
 With "failing N" worker N raises in a callback; with "job NAME" the first task is no worker. With
-"alone after" worker 0 evaluates alone after fit, with "alone within" in a callback.
+"alone after" worker 0 evaluates alone after fit, with "alone within" in a callback; with "alone
+batch" it calls `train_on_batch` alone after fit.
 """
 
 from __future__ import annotations
@@ -175,7 +176,10 @@ def main() -> None:
 
         callback = keras.callbacks.LambdaCallback(on_epoch_end=evaluates)
         built.fit(data(), epochs=2, verbose=0, callbacks=[callback] if name == "within" else [])
-        evaluates()
+        if name == "batch" and worker == 0:
+            built.train_on_batch(X, Y)
+        elif name != "batch":
+            evaluates()
         return
     found: Dict[str, object] = {}
     for name, function in WAYS.items():

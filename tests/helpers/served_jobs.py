@@ -99,7 +99,3 @@ class Job:
         """Ends the step and its srun."""
         self.slurm.run(["scancel", f"--name={_NAME}"], check=False)
         return end_srun(self.process)
-
-
-def statuses(job: Job) -> Dict[int, int]:
-    return job.ends()

@@ -37,13 +37,13 @@ NAMESPACES = ("--net", "--uts", "--mount", "--pid")
 START_TIMEOUT = 20.0
 
 # Runs as `bash namespaces.sh login NODE...`, and for each node as `... node NUMBER NAME`;
-# SLURMD is the command of a node's daemon, DYNAMIC names those nodes that slurm.conf does not.
+# SLURMD is the command of a node's daemon. DYNAMIC contains the nodes that are not in slurm.conf.
 _SCRIPT = r"""
 set -eu
 cd "${0%/*}"
 export SLURM_CONF=$PWD/slurm.conf
 
-daemon() {  # one that ends is noted, so that start() need not wait any longer
+daemon() {  # notes a daemon that ends, so that start() stops waiting
     name=$1; shift
     "$@" </dev/null >>"log/$name.out" 2>&1 || echo "$name: exit status $?" >>run/ended
 }
@@ -62,24 +62,24 @@ if [ "$1" = node ]; then
 fi
 hostname login
 mount --bind hosts /etc/hosts
-# Newer daemons ask for names by DNS, and wait for an answer that none gives here.
+# Newer daemons query DNS, and wait for an answer that never comes here.
 [ ! -e /etc/resolv.conf ] || mount --bind /dev/null /etc/resolv.conf
 ip link set lo up
-# A bridge without an address of its own changes it with its ports, and breaks connections.
+# Without an address of its own, a bridge changes its address, which breaks connections.
 ip link add bridge0 address 02:00:00:00:00:fe type bridge
 ip addr add 10.77.0.254/24 dev bridge0
 ip link set bridge0 up
 shift
 echo ready
 daemon slurmctld slurmctld -D -c -f "$SLURM_CONF" &
-(   # Slurm retries a controller only in whole seconds, so await its port, 6817, before the rest.
+(   # Daemons retry after whole seconds, so wait for the controller's port, 6817, before they start.
     until grep -q ':1AA1 .* 0A ' /proc/net/tcp; do sleep 0.01; done
     touch run/listening
     number=0
     for name; do
         number=$((number + 1))
         daemon "node-$name" unshare --net --uts --mount bash "$0" node $number "$name" &
-        # The order in which dynamic nodes come is that of the node table.
+        # Dynamic nodes enter the node table in the order in which they register.
         case " $DYNAMIC " in *" $name "*)
             until scontrol show node "$name" >>log/dynamic.out 2>&1; do sleep 0.02; done ;;
         esac
@@ -91,14 +91,14 @@ read -r _ || true
 
 
 class SlurmUnavailable(Exception):  # noqa: N818 (a state of the machine, not a fault)
-    """Slurm cannot run on this machine; the message says what is missing and how to get it."""
+    """Slurm cannot run on this machine; the message says what is missing, and how to install it."""
 
 
 @dataclass(frozen=True)
 class Node:
-    """One node: its name (its hostname too), and the CPUs and GPUs that Slurm is told it has.
+    """One node: its name, which is also its hostname, and the CPUs and GPUs that Slurm assumes.
 
-    A `dynamic` node is not in slurm.conf: it reports itself, with the machine's own CPUs. The
+    A `dynamic` node is not in slurm.conf: it registers itself, with the machine's CPUs. The
     cluster's `extra_conf` needs a partition with `Nodes=ALL`.
     """
 
@@ -325,8 +325,8 @@ class SlurmCluster:
         return lines + [line for line in self._extra_conf if not line.strip().endswith("=")]
 
     def _start_supervisor(self) -> None:
-        # An ordinary user keeps his own number in a user namespace: as root without setgroups,
-        # which such a namespace forbids, slurmctld does not start.
+        # An ordinary user keeps the same user id in the user namespace. slurmctld does not start as
+        # root without setgroups, which a user namespace forbids.
         user = ["--map-current-user", "--keep-caps"] if os.geteuid() else []
         place = ["unshare", *user, *NAMESPACES, "--mount-proc", "--fork", "--kill-child"]
         log = self.directory / "log" / "supervisor.out"
@@ -368,9 +368,9 @@ class SlurmCluster:
 
 
 class _Command(subprocess.Popen[str]):
-    """A command inside the cluster; its signals reach the whole process group of the command.
+    """A command inside the cluster; signals go to the whole process group of the command.
 
-    This process is nsenter, which only waits: were it to end, the command would go on alone.
+    This process is nsenter, which only waits. If a signal ended it, the command would keep running.
     """
 
     shown = ""
@@ -394,7 +394,7 @@ class _Command(subprocess.Popen[str]):
 
 @contextlib.contextmanager
 def started(cluster: SlurmCluster) -> Iterator[SlurmCluster]:
-    """Start the cluster, for a fixture; skip or fail its tests where there is no Slurm."""
+    """Start the cluster, for a fixture; skip or fail its tests if Slurm cannot run."""
     try:
         cluster.start()
     except SlurmUnavailable as error:
@@ -406,7 +406,7 @@ def started(cluster: SlurmCluster) -> Iterator[SlurmCluster]:
 
 
 def slurm_or_skip(error: SlurmUnavailable) -> NoReturn:
-    """Skip the test that has no Slurm, or fail it where SLURM_RESOLVER_REQUIRE_SLURM=1."""
+    """Skip a test that needs Slurm, or fail it if SLURM_RESOLVER_REQUIRE_SLURM=1."""
     if os.environ.get("SLURM_RESOLVER_REQUIRE_SLURM") == "1":
         raise error
     pytest.skip(str(error))
@@ -442,5 +442,5 @@ def _setting(line: str) -> str:
 
 
 def _inherited(*names: str) -> dict[str, str]:
-    """Return these variables of this process, where it has them."""
+    """Return those of these variables that this process has."""
     return {name: os.environ[name] for name in names if name in os.environ}

@@ -1,4 +1,4 @@
-"""What each task of a test step runs to read from a tf.data service, under each strategy.
+"""What each task of a test step runs to read from a tf.data service.
 
 Those who train leave in the folder TASK_OUTPUT which numbers they have read, once those below
 ``--numbers``; or without end, until the file STOP lies there, and the number of steps done.
@@ -25,30 +25,21 @@ def tell(name: str, what: object) -> None:
     (OUTPUT / f"{name}.new").rename(OUTPUT / name)
 
 
-def dataset(resolver: SlurmClusterResolver, numbers: int) -> tf.data.Dataset:
+def batches(resolver: SlurmClusterResolver, numbers: int) -> Iterator[List[int]]:
     service = tf.data.experimental.service
     data = tf.data.Dataset.range(numbers or 10**9).batch(BATCH)
     mode = service.ShardingPolicy.DYNAMIC
-    return data.apply(service.distribute(mode, resolver.data_service, job_name="shared"))
-
-
-def local(resolver: SlurmClusterResolver, numbers: int) -> Iterator[List[int]]:
-    for batch in dataset(resolver, numbers):
-        yield batch.numpy().tolist()
-
-
-def mirrored(resolver: SlurmClusterResolver, numbers: int) -> Iterator[List[int]]:
+    data = data.apply(service.distribute(mode, resolver.data_service, job_name="shared"))
     strategy = MultiWorkerMirroredStrategy(resolver)
     workers = resolver.cluster_spec().num_tasks("worker")
     assert strategy.num_replicas_in_sync == workers, strategy.num_replicas_in_sync
-    for batch in strategy.experimental_distribute_dataset(dataset(resolver, numbers)):
+    for batch in strategy.experimental_distribute_dataset(data):
         parts = strategy.experimental_local_results(batch)
         yield [int(number) for part in parts for number in part.numpy()]
 
 
 def main() -> int:
     parser = argparse.ArgumentParser()
-    parser.add_argument("--strategy", choices=["local", "mirrored"])
     parser.add_argument("--data-workers", type=int, default=1)
     parser.add_argument("--numbers", type=int, default=0)
     parser.add_argument("--raise", action="store_true")
@@ -65,8 +56,7 @@ def main() -> int:
         assert resolver.master() == f"grpc://{own.address}"
         return resolver.serve()
     read: List[int] = []
-    reads = {"local": local, "mirrored": mirrored}[args.strategy]
-    for steps, batch in enumerate(reads(resolver, args.numbers), 1):
+    for steps, batch in enumerate(batches(resolver, args.numbers), 1):
         if args.numbers:
             read += batch
         elif own.index == 0:

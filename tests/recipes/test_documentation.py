@@ -1,4 +1,4 @@
-"""The guides in docs/: every command runs, every link leads somewhere, every picture is true."""
+"""The guides in docs/: commands run, links have targets, and pictures show current output."""
 
 from __future__ import annotations
 
@@ -32,10 +32,9 @@ ENVIRONMENT = {
     "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
     "TF_CPP_MIN_LOG_LEVEL": "2",
 }
-# test_readme.py runs these
-OF_README = shell_commands(ROOT / "README.md")
-OF_GUIDES = [command for page in GUIDES for command in shell_commands(page)]
-ONLY_OF_GUIDES = [one for one in dict.fromkeys(OF_GUIDES) if one not in OF_README]
+README_COMMANDS = shell_commands(ROOT / "README.md")  # test_readme.py runs these
+ALL_COMMANDS = dict.fromkeys(command for page in GUIDES for command in shell_commands(page))
+GUIDE_COMMANDS = [command for command in ALL_COMMANDS if command not in README_COMMANDS]
 
 
 def name_of(page: Path) -> str:
@@ -43,18 +42,19 @@ def name_of(page: Path) -> str:
 
 
 def of_kind(kind: str, trains: bool) -> List[str]:
-    found = [one for one in ONLY_OF_GUIDES if one.split()[0] == kind]
+    """Returns the commands that start with this word, and that train or not."""
+    found = [one for one in GUIDE_COMMANDS if one.split()[0] == kind]
     return [one for one in found if ("train.py" in one and ">" not in one) == trains]
 
 
 def test_every_command_is_of_a_kind_that_is_tested() -> None:
-    kinds = {command.split()[0] for command in ONLY_OF_GUIDES}
+    kinds = {command.split()[0] for command in GUIDE_COMMANDS}
     assert kinds <= {"export", "slurm-resolver", "srun"}
 
 
 @pytest.fixture(scope="module")
 def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A copy of what the commands use: some write into the folder that they run in."""
+    """A copy of the files that the commands use, because some write to the current folder."""
     folder = tmp_path_factory.mktemp("checkout")
     for name in ("examples", "tests/data"):
         shutil.copytree(ROOT / name, folder / name)
@@ -80,7 +80,7 @@ def test_commands_run_here(command: str, checkout: Path) -> None:
 @pytest.mark.parametrize("command", of_kind("slurm-resolver", True))
 def test_trainings_run_here(command: str, checkout: Path) -> None:
     (tasks,) = re.findall(r"-n (\d+)", command)
-    # every task has the same in the end, as all examples tell
+    # All tasks must report the same accuracy or weights.
     found = re.findall(r"(?:test accuracy|trained, weights) (\w+)", run(command, checkout))
     assert len(found) == int(tasks)
     assert len(set(found)) == 1
@@ -101,26 +101,23 @@ def test_commands_run_on_slurm(real_slurm: SlurmCluster, command: str, checkout:
     assert done.stdout
 
 
-# Links
-
-
 def without_code(text: str) -> str:
     return re.sub(r"`[^`\n]+`", "", re.sub(r"^```.*?^```$", "", text, flags=re.M | re.S))
 
 
 def anchors(page: Path) -> Set[str]:
-    """Returns what GitHub, and the guides' pages, call the page's headings."""
+    """Returns the anchors that GitHub and Sphinx make of the page's headings."""
     text = re.sub(r"^```.*?^```$", "", page.read_text(encoding="utf-8"), flags=re.M | re.S)
     headings = re.findall(r"^#+ (.*)$", text, re.M)
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
-def test_links_lead_somewhere(page: Path) -> None:
+def test_links_have_targets(page: Path) -> None:
     text = without_code(page.read_text(encoding="utf-8"))
     for picture, target in re.findall(r"(!?)\[[^\]]*\]\(([^)\s]+)\)", text):
         if target.startswith(("https:", "mailto:")):
-            assert not picture, f"{target}: a picture of another site is not there offline"
+            assert not picture, f"{target}: pictures must also work offline"
             continue
         name, _, anchor = target.partition("#")
         file = (page.parent / name) if name else page
@@ -137,9 +134,6 @@ def test_every_guide_is_in_the_table_of_contents() -> None:
     assert {page.stem for page in GUIDES} - {"index"} <= listed
     for page in GUIDES:
         assert page.stem == "index" or f"]({page.name})" in index, page.name
-
-
-# What they say
 
 
 def test_readme_is_short() -> None:
@@ -169,9 +163,6 @@ def test_the_architecture_names_every_folder(page: str) -> None:
     assert folders <= set(re.findall(r"[`>](\w+)/[`<]", text))
 
 
-# Pictures
-
-
 def pictures() -> Any:
     spec = importlib.util.spec_from_file_location("pictures", ROOT / "docs" / "pictures.py")
     assert spec is not None
@@ -185,9 +176,10 @@ PICTURES = pictures()
 
 
 def masked(lines: List[str]) -> Dict[int, str]:
-    """Numbers are those of one run, as ports, ids and times.
+    """Returns the words of these lines, with every number replaced by 0.
 
-    How long they are breaks lines, and makes a frame wider: step 10 where another run has step 9.
+    Numbers such as ports, ids and times differ between runs. Longer numbers also make frames wider
+    and break lines elsewhere, so widths and line breaks are dropped as well.
     """
     text = re.sub(r"\d+(\.\d+)*", "0", " ".join(lines))
     text = re.sub("─+", "─", text)
@@ -204,13 +196,13 @@ def test_pictures_are_what_commands_print(real_slurm: SlurmCluster, name: str) -
     command = PICTURES.in_terminal(PICTURES.COMMANDS[name])
     done = real_slurm.run(command, env=environ, cwd=ROOT, check=False)
     assert done.returncode == int(name == "explain"), done.stdout + done.stderr
-    today = PICTURES.text_of(PICTURES.draw(name, done.stdout))
+    current = PICTURES.text_of(PICTURES.draw(name, done.stdout))
     drawn = PICTURES.text_of((PICTURES.FOLDER / f"{name}.svg").read_text(encoding="utf-8"))
-    assert drawn[0] == today[0] == f"$ {PICTURES.COMMANDS[name]}"
-    assert masked(drawn) == masked(today)
+    assert drawn[0] == current[0] == f"$ {PICTURES.COMMANDS[name]}"
+    assert masked(drawn) == masked(current)
 
 
-def test_a_secret_is_made(tmp_path: Path) -> None:
+def test_the_command_that_exports_a_secret_works(tmp_path: Path) -> None:
     (command,) = of_kind("export", False)
-    asked = "from slurm_resolver.coordination.secret import describe_means as d; print(d()[0])"
-    assert run(f'{command}; python -c "{asked}"', tmp_path) == "variable\n"
+    program = "from slurm_resolver.coordination.secret import describe_means as d; print(d()[0])"
+    assert run(f'{command}; python -c "{program}"', tmp_path) == "variable\n"

@@ -1,9 +1,10 @@
-"""The examples learn, by the commands of their READMEs as they stand, and all their tasks agree."""
+"""The examples: the commands in their READMEs run, the models learn, and the tasks agree."""
 
 from __future__ import annotations
 
 import os
 import re
+import shlex
 import shutil
 import subprocess
 from pathlib import Path
@@ -12,17 +13,20 @@ from typing import Iterator, List
 import pytest
 from bare_state import shell_commands
 from example_runs import ENVIRONMENT, accuracies
-from folders import EXAMPLES
+from folders import EXAMPLES, ROOT
 from slurm_cluster import Node, SlurmCluster, started
 from slurm_installation import Installation
 
 FOLDERS = sorted(path.parent.name for path in EXAMPLES.glob("*/README.md"))
-# Need GPUs that work, more than this machine, hours, or files that are not here.
+PAGES = [EXAMPLES / "README.md", *(EXAMPLES / folder / "README.md" for folder in FOLDERS)]
+ALL_COMMANDS = list(dict.fromkeys(command for page in PAGES for command in shell_commands(page)))
+BATCH_FILES = sorted(EXAMPLES.glob("*/*.sbatch"))
+# These need real GPUs, a larger machine, hours, or files that a checkout lacks.
 NOT_RUN = re.compile(
     r"matmul.py gpu|matmul.sbatch gpu|cookbook/in_graph.sbatch|^sbatch --n|"
     r"ps_ratio|scaling|gpus.sbatch|cifar"
 )
-# What each run of an example shows, where it is not an accuracy alone.
+# What the output of each example contains. Examples that are not listed print a test accuracy.
 SHOWN = {
     "cluster_tutorial": r"updates \d+|for \d+ updates|weights on /job:local/.*/task:0",
     "cookbook": r"GFLOP/s|equal to numpy's|Final Cost",
@@ -33,20 +37,20 @@ SHOWN = {
     "legacy_server": r"worker 1: \d+ of \d+ steps",
     "preemptible": r"rank 1: trained, weights",
     "quick_start": r"; accuracy (0\.[89]|1\.)",
-    # Each worker takes part in every step; without synchronisation they would share them.
+    # Each worker takes part in every step. Without synchronisation, they would share the steps.
     "sync_replicas": r"worker 1: (\d+) of \1 steps, weights",
 }
 
 
 def commands(folder: str, *programs: str) -> List[str]:
-    """Returns those of an example's commands that start with these programs, and can run here."""
+    """Returns the example's commands that start with one of these programs and can run here."""
     all_commands = shell_commands(EXAMPLES / folder / "README.md")
     return [one for one in all_commands if one.split()[0] in programs and not NOT_RUN.search(one)]
 
 
 @pytest.fixture(scope="session")
 def mnist_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Scikit-learn's digits in the shape, types and names of MNIST's file."""
+    """The digits of scikit-learn, in a file with the shapes, types and names of MNIST's file."""
     np = pytest.importorskip("numpy")
     digits, labels = pytest.importorskip("sklearn.datasets").load_digits(return_X_y=True)
     images = np.kron(digits.reshape(-1, 8, 8), np.ones((3, 3))) * 255 / 16
@@ -61,7 +65,7 @@ def mnist_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def checkout(tmp_path: Path, mnist_file: Path) -> Path:
-    """A copy of the examples, beside which they may write, and the data that the READMEs name."""
+    """A copy of the examples, to which they may write, and the data that the READMEs name."""
     shutil.copytree(EXAMPLES, tmp_path / "examples")
     (tmp_path / ".keras" / "datasets").mkdir(parents=True)
     shutil.copy(mnist_file, tmp_path / ".keras" / "datasets" / "mnist.npz")
@@ -69,10 +73,10 @@ def checkout(tmp_path: Path, mnist_file: Path) -> Path:
 
 
 def assert_learned(folder: str, command: str, output: str) -> None:
-    """Fails where the tasks differ, have learned nothing, or lack what the example shows."""
+    """Fails if the tasks differ, have learned nothing, or do not print what the example shows."""
     context = f"{command}\n{output}"
     assert re.search(SHOWN.get(folder, "test accuracy"), output), context
-    # By chance one digit in ten is right; the file here has 1,437 images, and MNIST's 60,000.
+    # Guessing gives 0.1. The file here has only 1,437 images; MNIST has 60,000.
     assert all(accuracy > 0.5 for accuracy in accuracies(output)), context
     assert len(set(re.findall(r"\bweights ([0-9a-f]{12})\b", output))) <= 1, context
 
@@ -102,14 +106,14 @@ def test_commands_of_one_machine(folder: str, checkout: Path) -> None:
 def slurm(
     installation: Installation, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[SlurmCluster]:
-    """Six nodes, as many as the largest of the jobs takes."""
-    nodes = [Node(f"n{number}", cpus=16, gpus=4) for number in range(8, 14)]
+    """A Slurm with as many nodes as the largest command requests."""
+    nodes = [Node(f"n{number}", cpus=16, gpus=4) for number in range(8, 24)]
     directory = tmp_path_factory.mktemp("slurm")
     with started(SlurmCluster(nodes, directory, installation=installation)) as cluster:
         yield cluster
 
 
-# One example by every `make test`, on Slurm.
+# `make test` runs one example on Slurm.
 @pytest.mark.tensorflow
 @pytest.mark.slurm
 @pytest.mark.newest
@@ -129,3 +133,94 @@ def test_commands_of_slurm(slurm: SlurmCluster, folder: str, checkout: Path) -> 
         output = log.read_text(encoding="utf-8") if command.startswith("sbatch") else done.stdout
         assert done.returncode == 0, f"{command}\n{output}\n{done.stderr}"
         assert_learned(folder, command, output)
+
+
+@pytest.mark.slurm
+@pytest.mark.newest
+def test_slurm_accepts_the_requests_of_batch_jobs(slurm: SlurmCluster) -> None:
+    commands = [one for one in ALL_COMMANDS if one.split()[0] == "sbatch"]
+    tested = [one.replace("sbatch", "sbatch --test-only", 1) for one in commands]
+    slurm.run("\n".join(["set -e", *tested]), cwd=ROOT, timeout=120)
+
+
+@pytest.mark.nightly
+@pytest.mark.tensorflow
+@pytest.mark.slurm
+@pytest.mark.newest
+@pytest.mark.parametrize(
+    ("script", "options", "rows"),
+    [
+        (
+            "async_master/ps_ratio.py",
+            "--ps 1 2 --repeats 1 --steps 1500 --width 64",
+            [["1", "2", "1 : 2"], ["2", "1", "2 : 1"]],
+        ),
+        (
+            "keras_cloud/scaling.py",
+            "--epochs 1 --batch-size 8",
+            [["1", "1"], ["2", "2"], ["3", "3"]],
+        ),
+    ],
+)
+def test_scripts_that_measure_in_an_allocation(
+    slurm: SlurmCluster, tmp_path: Path, script: str, options: str, rows: List[List[str]]
+) -> None:
+    command = f"{EXAMPLES / script} --output {tmp_path} {options}"
+    allocation = "--quiet -w n9,n10,n11 -N3 --ntasks-per-node=1 --cpus-per-task=2"
+    done = slurm.run(f"salloc {allocation} python -u {command}", env=ENVIRONMENT, timeout=600)
+    name = Path(script).stem
+    text = (tmp_path / f"{name}.md").read_text(encoding="utf-8")
+    assert done.stdout.endswith(text)
+    lines = [line for line in text.splitlines() if line.startswith("|")][2:]
+    found = [line.strip("| ").split(" | ") for line in lines]
+    assert [row[: len(rows[number])] for number, row in enumerate(found)] == rows
+    assert (tmp_path / f"{name}.png").read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.nightly
+@pytest.mark.tensorflow
+@pytest.mark.slurm
+@pytest.mark.newest
+def test_gpus_that_do_not_work_are_named(slurm: SlurmCluster) -> None:
+    program = f"python {EXAMPLES / 'cookbook' / 'matmul.py'} gpu 100"
+    step = f"srun -w n9 -N1 -n2 --gpus-per-node=2 {program}"
+    done = slurm.run(step, env=ENVIRONMENT, check=False)
+    assert done.returncode == 1
+    named = re.findall(
+        r"^(rank \d on n9) has no GPU: it was given GPU (\d), but", done.stderr, re.M
+    )
+    assert sorted(named) == [("rank 0 on n9", "0"), ("rank 1 on n9", "1")]
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("command", [one for one in ALL_COMMANDS if "examples/" in one])
+def test_commands_name_existing_programs_and_options(command: str) -> None:
+    words = shlex.split(command, comments=True)
+    position = next(i for i, word in enumerate(words) if word.startswith("examples/"))
+    program = ROOT / words[position]
+    assert program.is_file()
+    known = "".join(path.read_text(encoding="utf-8") for path in program.parent.glob("*.py"))
+    for word in words[position + 1 :]:
+        if word.startswith("--"):
+            assert f'"{word.partition("=")[0]}"' in known, word
+
+
+@pytest.mark.parametrize("file", BATCH_FILES, ids=lambda file: file.parent.name)
+def test_batch_files_are_shown_and_forward_arguments(file: Path) -> None:
+    assert str(file.relative_to(ROOT)) in " ".join(shell_commands(file.parent / "README.md"))
+    assert '"$@"' in file.read_text(encoding="utf-8")
+
+
+@pytest.mark.skipif(shutil.which("shellcheck") is None, reason="shellcheck is not installed")
+def test_batch_files_are_clean() -> None:
+    files = [*BATCH_FILES, *EXAMPLES.glob("*/*.sh")]
+    done = subprocess.run(["shellcheck", *files], capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout
+
+
+def test_the_index_names_every_example() -> None:
+    index = (EXAMPLES / "README.md").read_text(encoding="utf-8")
+    listed = re.findall(r"^\| \[(\w+)\]\((\w+)/\) \|", index, re.M)
+    assert sorted(listed) == [(folder, folder) for folder in FOLDERS]
+    for folder in FOLDERS:
+        assert (EXAMPLES / folder / "train.sbatch").exists()

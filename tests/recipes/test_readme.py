@@ -1,7 +1,7 @@
-"""README's commands as a newcomer types them, on a machine that has nothing.
+"""Runs the commands of README as a newcomer does, on a machine without any of the packages.
 
-They run in the environment that `make demo` makes. Where root tests, another user types them, who
-owns nothing but the checkout and a home.
+They run in the environment that `make demo` creates. If root runs the tests, another user runs the
+commands, who owns only the checkout and a home folder.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from slurm_resolver.diagnostics.log_messages import explain
 
 COMMANDS = shell_commands(ROOT / "README.md")
 ACTIVATE = ". .venv/bin/activate"
-# how the quick start ends
+# The last line of the quick start's output.
 TRAINED = r"^(?:\d: )?(.*); accuracy (?:0\.[5-9]\d|1\.00)$"
 
 
@@ -36,22 +36,22 @@ def of_kind(*words: str) -> List[str]:
 
 
 def test_every_command_is_of_a_kind_that_is_tested_here() -> None:
-    # an environment of one's own is made and entered as for pip below
+    # The test of pip below also covers how to create and activate an environment.
     kinds = ("make", "python3", ".", "pip", "slurm-resolver", "python", "srun", "sbatch")
     assert sorted(COMMANDS) == sorted(of_kind(*kinds))
     assert {"make demo", ACTIVATE} <= set(COMMANDS)
 
 
-def test_readme_tells_how_long_the_tests_take() -> None:
+def test_readme_states_how_long_the_tests_take() -> None:
     readme = " ".join((ROOT / "README.md").read_text(encoding="utf-8").split())
-    (told,) = re.findall(r"^TEST_TIME = (.*)$", (ROOT / "Makefile").read_text(), re.M)
+    (time,) = re.findall(r"^TEST_TIME = (.*)$", (ROOT / "Makefile").read_text(), re.M)
     assert "make test" in readme
-    assert told in readme
+    assert time in readme
 
 
 @pytest.fixture(scope="module")
 def folder() -> Iterator[Path]:
-    """A folder that every user can reach, which those of pytest are not."""
+    """A folder that every user can reach, unlike pytest's temporary folders."""
     with tempfile.TemporaryDirectory(prefix="bare") as made:
         os.chmod(made, 0o755)
         yield Path(made)
@@ -59,7 +59,7 @@ def folder() -> Iterator[Path]:
 
 @pytest.fixture(scope="module")
 def slurm(installation: Installation, folder: Path) -> Iterator[SlurmCluster]:
-    """Two nodes, of which every user may read the settings."""
+    """A Slurm of two nodes whose configuration every user can read."""
     nodes = [Node("n8"), Node("n9")]
     with started(SlurmCluster(nodes, folder / "slurm", installation=installation)) as cluster:
         yield cluster
@@ -67,13 +67,13 @@ def slurm(installation: Installation, folder: Path) -> Iterator[SlurmCluster]:
 
 @pytest.fixture(scope="module")
 def bare_state(installation: Installation, folder: Path) -> BareState:
-    """A fresh clone, where it can be that of another user than the one who tests."""
+    """A fresh clone, which belongs to another user if possible."""
     (folder / "new").mkdir()
     srun = shutil.which("srun", path=installation.before(PATH))
     user = other_user([srun] if srun else [])
     if user is None and not os.geteuid():
         warnings.warn(
-            "README is typed by root: no other user has python3 with ensurepip, and srun",
+            "root runs the commands of README: no other user has python3 with ensurepip, and srun",
             stacklevel=1,
         )
     return BareState(folder / "new", user)
@@ -81,7 +81,7 @@ def bare_state(installation: Installation, folder: Path) -> BareState:
 
 @pytest.fixture(scope="module")
 def demo(bare_state: BareState) -> str:
-    """What `make demo` prints."""
+    """The output of `make demo`."""
     done = bare_state.run("make demo", timeout=1200)
     assert done.returncode == 0, done.stdout
     return done.stdout
@@ -92,16 +92,16 @@ def demo(bare_state: BareState) -> str:
 @pytest.mark.slurm
 @pytest.mark.newest
 def test_the_demo_trains(bare_state: BareState, demo: str) -> None:
-    installing, told, training = demo.partition("Two workers train")
-    assert told
-    # what will come stands before all that pip says
+    installing, announced, training = demo.partition("Two workers train")
+    assert announced
+    # The size of the download comes before pip's output.
     assert " to download, " in installing.partition("Obtaining")[0]
     environment = bare_state.checkout / ".venv"
     user = bare_state.user
     assert environment.stat().st_uid == (os.geteuid() if user is None else user.uid)
     tools = {"pytest", "mypy", "ruff", "nox"}
     assert {tool.name for tool in (environment / "bin").iterdir()}.isdisjoint(tools)
-    # nothing but what a person wants to read, though it is all that the two have printed
+    # The whole output of both workers, without noise from TensorFlow.
     shown = training.splitlines()[1:]
     progress = r"0: (Epoch \d/\d|\d+/\d+ - .* - accuracy: [\d.e-]+ - loss: [\d.e-]+)"
     assert [line for line in shown[:-2] if not re.fullmatch(progress, line)] == []
@@ -115,9 +115,7 @@ def test_the_demo_trains(bare_state: BareState, demo: str) -> None:
 @pytest.mark.newest
 @pytest.mark.parametrize("command", of_kind("slurm-resolver", "python", "srun", "sbatch"))
 @pytest.mark.usefixtures("demo")
-def test_each_command_runs_as_it_stands(
-    slurm: SlurmCluster, bare_state: BareState, command: str
-) -> None:
+def test_each_command_runs(slurm: SlurmCluster, bare_state: BareState, command: str) -> None:
     script = f"set -e\n{ACTIVATE}\n{command}"
     if command in of_kind("srun"):
         words = bare_state.words(script)
@@ -130,18 +128,18 @@ def test_each_command_runs_as_it_stands(
         output = here.stdout
         assert here.returncode == int(" explain" in command), output
     if "quick_start/train.py" in command and ">" not in command:
-        assert re.findall(TRAINED, output, re.M) == [sentence(command)]
+        assert re.findall(TRAINED, output, re.M) == [result_of(command)]
 
 
-def sentence(command: str) -> str:
-    """Returns what the quick start says in the end of as many tasks as the command starts."""
+def result_of(command: str) -> str:
+    """Returns the result that the quick start prints for the command's number of tasks."""
     tasks = math.prod(map(int, re.findall(r"(?:-n|--nodes|--\w*tasks\S*?)[ =](\d+)", command)))
-    alone_or_two = {1: "trained alone", 2: "both workers hold the same weights"}
-    return alone_or_two.get(tasks, f"all {tasks} workers hold the same weights")
+    few = {1: "trained alone", 2: "both workers hold the same weights"}
+    return few.get(tasks, f"all {tasks} workers hold the same weights")
 
 
 def run_batch_file(slurm: SlurmCluster, bare_state: BareState, script: str) -> str:
-    """Submits it, waits for its end, and returns what the job has printed."""
+    """Submits the batch file, waits until the job ends, and returns the job's output."""
     waiting = script.replace("sbatch ", "sbatch --wait --output=job.out ", 1)
     words = bare_state.words(waiting)
     done = slurm.run(
@@ -156,7 +154,7 @@ def run_batch_file(slurm: SlurmCluster, bare_state: BareState, script: str) -> s
 
 
 @pytest.mark.parametrize("command", of_kind("pip"))
-def test_what_pip_is_asked_for_can_be_installed(command: str, tmp_path: Path) -> None:
+def test_pip_can_install_the_package(command: str, tmp_path: Path) -> None:
     words = shlex.split(command)
     match = re.fullmatch(r"\.\[([\w,-]+)\]", words[-1])
     assert words[:2] == ["pip", "install"]
@@ -164,16 +162,16 @@ def test_what_pip_is_asked_for_can_be_installed(command: str, tmp_path: Path) ->
     metadata = configparser.ConfigParser()
     metadata.read(ROOT / "setup.cfg")
     assert set(match[1].split(",")) <= set(metadata["options.extras_require"])
-    # All but the extra itself: TensorFlow would be fetched once more, for nothing new.
+    # Without the dependencies: downloading TensorFlow once more would test nothing new.
     state = BareState(tmp_path)
     dry = shlex.join([*words[:-1], "--dry-run", "--no-deps", "--quiet", "."])
-    # Debian's own Python takes no packages but in an environment, as README says.
+    # Debian's Python allows packages only in a virtual environment, as README says.
     done = state.run(f"python3 -m venv own && . own/bin/activate && {dry}")
     assert done.returncode == 0, done.stdout
 
 
 @pytest.mark.parametrize("target", ["demo", "quick", "test", "nightly"])
-def test_make_knows_its_targets(target: str, tmp_path: Path) -> None:
+def test_make_has_the_documented_targets(target: str, tmp_path: Path) -> None:
     state = BareState(tmp_path)
     done = state.run(f"make {target} --dry-run")
     assert done.returncode == 0, done.stdout

@@ -1,4 +1,4 @@
-"""Programs that know nothing of Slurm train on it unchanged, under `slurm-resolver exec`."""
+"""Programs without any code for Slurm train on it under `slurm-resolver exec`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ FLAGS_PROGRAM = EXAMPLES / "flags" / "train.py"
 
 
 @pytest.mark.parametrize("program", [TF_CONFIG_PROGRAM, FLAGS_PROGRAM], ids=lambda p: p.parent.name)
-def test_the_programs_know_nothing_of_slurm(program: Path) -> None:
+def test_the_programs_do_not_mention_slurm(program: Path) -> None:
     assert "slurm" not in program.read_text(encoding="utf-8").lower()
 
 
@@ -36,7 +36,7 @@ def test_a_tf_config_program_trains_to_equal_weights(
     assert sorted(index for index, _ in reports) == list("012")
     assert len({weights for _, weights in reports}) == 1
     assert min(accuracies(output)) > 0.9
-    # The chief's files, and nothing that the others left.
+    # Only the chief's files; the other workers remove theirs.
     saved = sorted(path.name for path in (tmp_path / "trained").iterdir())
     assert saved == ["checkpoints", "model"]
     assert (tmp_path / "trained" / "model" / "saved_model.pb").exists()
@@ -46,7 +46,7 @@ def test_a_tf_config_program_trains_to_equal_weights(
 @pytest.mark.slurm
 @pytest.mark.tensorflow
 def test_a_program_with_flags_trains_and_its_step_ends(real_slurm: SlurmCluster) -> None:
-    """By the batch file: status 0, though the parameter server never ends by itself."""
+    """The batch file ends with status 0, although the parameter server never ends by itself."""
     allocation = "-w n9,n10 -N2 -n3 --cpus-per-task=2"
     output = batch_file(real_slurm, allocation, "train.sbatch", EXAMPLES / "flags")
     steps = re.findall(r"^\d: worker (\d): (\d+) of (\d+) steps$", output, re.M)
@@ -56,29 +56,29 @@ def test_a_program_with_flags_trains_and_its_step_ends(real_slurm: SlurmCluster)
     assert accuracy > 0.9
 
 
-# What a program does that is no parameter server, and the step's exit status.
-ENDS = {
+# What each worker does, and the exit status of the step.
+WORKERS = {
     "true": 0,
-    'sleep "$SLURM_PROCID"': 0,  # who is slow is waited for
-    '[ "$SLURM_PROCID" = 3 ] || exec sleep 300; exit 7': 143,  # Slurm ends those that wait for it
+    'sleep "$SLURM_PROCID"': 0,  # the step waits for the slower worker
+    '[ "$SLURM_PROCID" = 3 ] || exec sleep 300; exit 7': 143,  # Slurm ends the tasks that wait
 }
 
 
 @pytest.mark.slurm
-@pytest.mark.parametrize("ending", ENDS)
+@pytest.mark.parametrize("worker", WORKERS)
 def test_how_a_step_of_endless_servers_ends(
-    real_slurm: SlurmCluster, tmp_path: Path, ending: str
+    real_slurm: SlurmCluster, tmp_path: Path, worker: str
 ) -> None:
     program = f"""
         touch {tmp_path}/started-$0$1
         if [ "$0" = ps ]; then exec sleep 300; fi
-        {ending}
+        {worker}
         touch {tmp_path}/ended-$0$1"""
     command = ["slurm-resolver", "exec", "--jobs", "ps=2,worker=-1", "--"]
     command += ["bash", "-c", program, "{job}", "{index}"]
     step = "srun -w n9,n10 -N2 --ntasks-per-node=2 --kill-on-bad-exit=1"
     done = real_slurm.run(f"{step} {shlex.join(command)}", env=ENVIRONMENT, check=False)
-    assert done.returncode == ENDS[ending]
+    assert done.returncode == WORKERS[worker]
     ended = sorted(path.name for path in tmp_path.glob("ended-*"))
     assert ended == ([] if done.returncode else ["ended-worker0", "ended-worker1"])
 

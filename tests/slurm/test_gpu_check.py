@@ -55,5 +55,5 @@ def test_a_gpu_that_is_lost(real_slurm: SlurmCluster, on_n9: int) -> None:
     if on_n9 == 2:
         assert (status, detail) == ("ok", f"6, {ALONE}")
     else:
-        lost = "the driver on n9 does not know 1 of the GPUs that Slurm shows rank 1: do without"
+        lost = "worker 1 (rank 1 on n9): the driver does not know 1 of the GPUs that Slurm shows: "
         assert (status, detail[: len(lost)]) == ("warning", lost)

@@ -106,7 +106,6 @@ CASES = {
         "--other-jobs-in 1",
     ),
 }
-OLDEST = ("killed", "another never", "other jobs")  # what also runs on older Slurms
 
 
 def run(slurm: SlurmCluster, folder: Path, case: Case) -> Dict[int, Optional[str]]:
@@ -155,15 +154,9 @@ def running(
         }
 
 
-@pytest.mark.newest
 @pytest.mark.parametrize("name", CASES)
 def test_what_each_task_says(running: Dict[str, Any], name: str) -> None:
     check(running[name].result(), CASES[name])
-
-
-@pytest.mark.parametrize("name", OLDEST)
-def test_on_every_slurm(real_slurm: SlurmCluster, tmp_path: Path, name: str) -> None:
-    check(run(real_slurm, tmp_path, CASES[name]), CASES[name])
 
 
 @pytest.mark.newest
@@ -186,13 +179,6 @@ def test_too_few_open_files_are_named_in_every_task(
     command = f"srun {step} bash -c {shlex.quote(task)}"
     assert real_slurm.run(command, env=env, timeout=250).stderr == ""
     check(read(tmp_path), Case(dict_of(range(200), "`ulimit -n` is 64 on n8: expected at least")))
-
-
-@pytest.mark.newest
-def test_names_that_do_not_resolve(real_slurm: SlurmCluster, tmp_path: Path) -> None:
-    told = dict_of((2, 3), "the coordination service at n9-nowhere:.*[Errno -")
-    case = Case(told, "--timeout 6 --node-address=-nowhere")
-    check(run(real_slurm, tmp_path, case), case)
 
 
 @pytest.fixture

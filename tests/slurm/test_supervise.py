@@ -113,7 +113,7 @@ CASES = {
         "--nodes 2 --watch 5",
         f"[ ! -e go-1 ] || exec python -c {shlex.quote(RESOLVE)}; exec sleep 600\n",
         (
-            "restart 1 of 3; now on A,C; left out: B .no longer the job's.; came in: C; .*",
+            "restart 1 of 3; now on A,C, without B .no longer the job's.; .*",
             "ended with status 0, after 1 restart",
         ),
         ("AB", "AC"),
@@ -314,7 +314,7 @@ def test_nodes_that_vanish(installation: Installation, tmp_path: Path) -> None:
         said = [read(tmp_path / name / "out") for name in ("spare", "batch")]
         assert shown_jobs(slurm)[ids[0]][0]["JobState"] == "COMPLETED", said
     assert re.search(
-        r"restart 1 of 3; now on n\[1,3\]; left out: n2 \(no longer the job's\); came in: n3; "
+        r"restart 1 of 3; now on n\[1,3\], without n2 \(no longer the job's\); "
         r"first failure: node n2 at \S+, node failure\n",
         said[0],
     ), said[0]

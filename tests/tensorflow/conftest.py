@@ -1,4 +1,4 @@
-"""What tests of the resolver share: the variables of one task."""
+"""Fixtures of the tests with TensorFlow."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ NODES = "t02n13,t02n41,t02n43"
 
 @pytest.fixture(autouse=True, scope="module")
 def _without_what_keras_need_not_import() -> Iterator[None]:
-    """Programs that the tests start import TensorFlow in two thirds of the time."""
+    """Hides packages that Keras imports if it finds them: TensorFlow then starts a third faster."""
     with pytest.MonkeyPatch.context() as patched:
         patched.setenv("PYTHONPATH", str(HELPERS / "hidden"), prepend=os.pathsep)
         yield
@@ -21,7 +21,7 @@ def _without_what_keras_need_not_import() -> Iterator[None]:
 
 @pytest.fixture
 def slurm(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Sets what a task of a step needs at least, and whatever else a test names."""
+    """Sets the variables that a task of a step needs, and others that a test names."""
     monkeypatch.delenv("SLURM_RESOLVER_GPUS", raising=False)
 
     def set_variables(rank: int, counts: Optional[str], tasks: int, **more: str) -> None:
@@ -34,7 +34,7 @@ def slurm(monkeypatch: pytest.MonkeyPatch) -> Any:
         }
         for name, value in values.items():
             monkeypatch.setenv(name, value)
-        # what the constructor writes is taken back as well
+        # monkeypatch also restores what the constructor writes
         for name in ("CUDA_VISIBLE_DEVICES", "SLURM_RESOLVER_GPUS", "TF_FORCE_GPU_ALLOW_GROWTH"):
             if name not in values:
                 monkeypatch.setenv(name, "")

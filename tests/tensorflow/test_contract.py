@@ -53,30 +53,15 @@ def test_the_log_has_one_line_a_task_and_none_unless_asked(slurm: Any) -> None:
 
 
 @pytest.mark.parametrize("tasks_per_node", [1, {"t02n13": 1, "t02n41": 1, "t02n43": 1}])
-def test_tasks_per_node_as_number_or_dict(slurm: Any, tasks_per_node: Any) -> None:
-    slurm(0, None, 3)
-    resolver = SlurmClusterResolver(
-        jobs={"ps": 1, "worker": 2},
-        port_base=8888,
-        tasks_per_node=tasks_per_node,
-        gpus_per_node=1,
-        gpus_per_task=1,
-        auto_set_gpu=False,
-    )
-    assert as_dict(resolver) == {
-        "ps": ["t02n13:8888"],
-        "worker": ["t02n41:8888", "t02n43:8888"],
-    }
-    assert "CUDA_VISIBLE_DEVICES" not in os.environ
-    assert resolver.num_accelerators() == {"GPU": 1}
-
-
-def test_all_arguments_positionally(slurm: Any) -> None:
+def test_all_arguments_positionally(slurm: Any, tasks_per_node: Any) -> None:
     slurm(2, None, 3)
-    resolver = SlurmClusterResolver({"ps": 1, "worker": 2}, 2222, 4, 2, 1, True, "grpc+verbs")
-    assert as_dict(resolver)["worker"] == ["t02n41:2222", "t02n43:2222"]
+    jobs = {"ps": 1, "worker": 2}
+    resolver = SlurmClusterResolver(jobs, 2222, 4, 2, tasks_per_node, False, "grpc+verbs")
+    workers = ["t02n41:2222", "t02n43:2222"]
+    assert as_dict(resolver) == {"ps": ["t02n13:2222"], "worker": workers}
     assert resolver.master() == "grpc+verbs://t02n43:2222"
-    assert os.environ["CUDA_VISIBLE_DEVICES"] == "0,1"
+    assert "CUDA_VISIBLE_DEVICES" not in os.environ
+    assert resolver.num_accelerators() == {"GPU": 2}
 
 
 def test_master_follows_the_settable_attributes(slurm: Any) -> None:
@@ -163,16 +148,11 @@ def test_devices_that_tensorflow_has_seen_already_are_warned_of(
 
 
 @pytest.mark.parametrize("visible", [0, 3])
-@pytest.mark.parametrize("variables", [{"CUDA_VISIBLE_DEVICES": "0,1,2,3"}, {}])
 def test_gpus_that_the_program_has_hidden_do_not_count(
-    slurm: Any,
-    has_gpus: Any,
-    caplog: pytest.LogCaptureFixture,
-    visible: int,
-    variables: Dict[str, str],
+    slurm: Any, has_gpus: Any, caplog: pytest.LogCaptureFixture, visible: int
 ) -> None:
     """A program that chooses by SLURM_LOCALID needs no warning: before or after the resolver."""
-    slurm(1, "2(x2),1", 5, **variables)
+    slurm(1, "2(x2),1", 5, CUDA_VISIBLE_DEVICES="0,1,2,3")
     has_gpus(looked=True, visible=visible)
     resolver = SlurmClusterResolver()
     assert resolver.num_accelerators() == ({"GPU": visible} if visible else {})

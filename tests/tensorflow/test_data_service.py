@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Callable, Dict, Iterator, List, Tuple
 
 import pytest
-from served_jobs import NODES, Job, statuses
+from served_jobs import NODES, Job
 from slurm_cluster import SlurmCluster
 
 pytestmark = [pytest.mark.tensorflow, pytest.mark.slurm]
@@ -39,9 +39,9 @@ def numbers_read(job: Job) -> List[int]:
 
 @pytest.mark.newest
 def test_workers_that_mirror_each_other_share_the_data(start: Start) -> None:
-    job = start(5, "--strategy mirrored --numbers 64 --data-workers 2")
+    job = start(5, "--numbers 64 --data-workers 2")
     _, errors = job.await_end(120)
-    assert statuses(job) == dict.fromkeys(range(5), 0), errors
+    assert job.ends() == dict.fromkeys(range(5), 0), errors
     assert numbers_read(job) == list(range(64))
     assert "slurm_resolver:" not in errors
 
@@ -50,7 +50,7 @@ def test_workers_that_mirror_each_other_share_the_data(start: Start) -> None:
 @pytest.mark.newest
 def test_a_signal_to_the_step_ends_no_data_and_a_training_that_fails_does(start: Start) -> None:
     """As Slurm announces the end of the job: those who train then save, for as long as it takes."""
-    job = start(3, "--strategy local --raise")
+    job = start(3, "--raise")
     job.await_steps(3)
     for name in ("dispatcher-0", "data_worker-0"):
         for number in (signal.SIGUSR1, signal.SIGTERM):
@@ -58,7 +58,7 @@ def test_a_signal_to_the_step_ends_no_data_and_a_training_that_fails_does(start:
     job.await_steps(100)
     (job.output / "STOP").touch()
     _, errors = job.await_end(ENDED)
-    assert statuses(job) == dict.fromkeys(range(3), 1), errors
+    assert job.ends() == dict.fromkeys(range(3), 1), errors
     told = "worker 0 (rank 0 on n8) has failed: ValueError: these steps are enough"
     for name in ("data_worker 0 (rank 1 on n9)", "dispatcher 0 (rank 2 on n10)"):
         assert f"slurm_resolver: {name}: {told}" in errors, errors
@@ -81,12 +81,12 @@ FAULTS: Dict[str, Tuple[str, str]] = {
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_fault_ends_all_and_all_say_which(start: Start, fault: str) -> None:
     victim, told = FAULTS[fault]
-    job = start(3, "--strategy local")
+    job = start(3, "")
     job.await_steps(3)
     job.kill(victim, NAMES.index(victim))
     _, errors = job.await_end(ENDED)
     killed = 128 + signal.SIGKILL
-    assert statuses(job) == {rank: killed if NAMES[rank] == victim else 1 for rank in range(3)}
+    assert job.ends() == {rank: killed if NAMES[rank] == victim else 1 for rank in range(3)}
     for rank, name in enumerate(NAMES):
         if name != victim:
             task = f"{name.replace('-', ' ')} (rank {rank} on {NODES[rank]})"

@@ -88,6 +88,7 @@ def test_an_exception_in_one_worker_ends_all_with_its_reason(
     ("when", "failing", "message"),
     [
         ("after", 1, "this worker calls evaluate: worker 1 (rank 1 on n10) is gone, and takes no"),
+        ("batch", 1, "worker 1 (rank 1 on n10) has ended, and takes no part in a step."),
         (
             "within",
             2,

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Callable, Dict, Iterator, Mapping, Tuple
 
 import pytest
-from served_jobs import NODES, Job, statuses
+from served_jobs import NODES, Job
 from slurm_cluster import SlurmCluster
 from task_variables import TASK
 
@@ -57,7 +57,7 @@ def test_a_strategy_goes_on_without_a_worker_and_all_end_with_it(
     job.await_steps(20)
     (job.output / "STOP").touch()
     _, errors = job.await_end(FINISHED)
-    assert statuses(job) == {0: 0, 1: 0, 2: 0, 3: 128 + signal.SIGKILL}
+    assert job.ends() == {0: 0, 1: 0, 2: 0, 3: 128 + signal.SIGKILL}
     assert "worker 1 (rank 3 on n11) is lost, the others continue" in errors
 
 
@@ -78,7 +78,7 @@ def test_a_worker_that_is_started_again_is_taken_back(start: Start, options: str
     job.await_steps(20)
     (job.output / "STOP").touch()
     _, errors = job.await_end(FINISHED)
-    assert statuses(job) == dict.fromkeys(range(3), 0)
+    assert job.ends() == dict.fromkeys(range(3), 0)
     assert (
         "slurm_resolver: worker 0 (rank 2 on n10) ended with SIGKILL; restart 1 of at most 1 in "
     ) in errors
@@ -107,7 +107,7 @@ def test_a_killed_task_ends_all_and_all_say_which(start: Start, fault: str) -> N
     job.await_steps(50)  # a server may answer before its monitor does
     job.kill(victim, killed)
     _, errors = job.await_end(FAILED)
-    ends = statuses(job)
+    ends = job.ends()
     assert ends.pop(killed) == 128 + signal.SIGKILL
     assert 0 not in ends.values()
     for rank in ends:
@@ -127,7 +127,7 @@ def test_a_node_that_vanishes(start: Start) -> None:
         job.slurm.run_on("n8", "ip link set eth0 up")
         job.end()
     errors = job.errors()
-    assert set(statuses(job).values()) == {1}
+    assert set(job.ends().values()) == {1}
     told = "chief 0 (rank 0 on n8) is lost: its node has not answered for 6 s"
     assert f"ps 0 (rank 1 on n9): {told}" in errors
     assert f"worker 0 (rank 2 on n10): {told}" in errors
@@ -138,7 +138,7 @@ def test_a_node_that_vanishes(start: Start) -> None:
 def test_legacy_servers_end_with_the_last_worker(start: Start) -> None:
     job = start(4, "--legacy --ps 2 --steps 20")
     job.await_end(90)
-    assert statuses(job) == dict.fromkeys(range(4), 0)
+    assert job.ends() == dict.fromkeys(range(4), 0)
 
 
 CANNOT_SERVE: Dict[str, Tuple[Any, Mapping[str, str], str]] = {

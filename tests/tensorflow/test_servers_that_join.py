@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Dict
 
 import pytest
-from served_jobs import Job, statuses
+from served_jobs import Job
 from slurm_cluster import SlurmCluster
 
 pytestmark = [pytest.mark.slurm, pytest.mark.tensorflow, pytest.mark.newest]
@@ -28,6 +28,6 @@ def test_workers_that_only_join_end_with_the_chief(
 ) -> None:
     job = Job(real_slurm, tmp_path, "joined_strategy.py", 3, status, BEFORE=BEFORE)
     _, errors = job.await_end(120)
-    assert statuses(job) == expected, errors
+    assert job.ends() == expected, errors
     told = "chief 0 (rank 0 on n8) has failed: exit status 7"
     assert errors.count(told) == (2 if status == "7" else 0), errors

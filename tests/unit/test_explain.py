@@ -141,14 +141,6 @@ def test_numbers_count_lines_not_carriage_returns() -> None:
     assert finding.line == "srun: error: n9: task 0: Exited with exit code 1"
 
 
-def test_many_addresses_share_a_finding() -> None:
-    bad = "UNAVAILABLE: failed to connect to all addresses; ipv4:10.0.0.1:{}"
-    found = explain(bad.format(number % 500) for number in range(2500))
-    assert len(found) == 101
-    assert sum(finding.count for finding in found) == 2500
-    assert [finding.count for finding in found if finding.address is None] == [2000]
-
-
 PIECES = [cue.encode() for known in KNOWN_MESSAGES for cue in known.cues]
 PIECES += [
     b"\n",

@@ -2,69 +2,40 @@
 
 from __future__ import annotations
 
-from typing import Any, Dict, List, Tuple
+from typing import List, Optional, Tuple
 
 import pytest
 
-from slurm_resolver.preflight.gpu_check import GpuFacts, check_gpus
+from slurm_resolver.cluster.cluster import Task
+from slurm_resolver.preflight.transport import TaskDevices, check_gpus
 
-
-def tasks(*devices: str, jobs: str = "worker", **fields: Any) -> List[GpuFacts]:
-    """The tasks of a node by the GPUs that each uses; the last job is that of the others too."""
-    names = [*jobs.split(), *[jobs.split()[-1]] * len(devices)]
-    every = {"granted": len(devices), **fields}
-    return [
-        GpuFacts(
-            rank, names[rank], own.split(","), **every,
-            names=None if fields.get("from_zero") else own.split(","),
-        )
-        for rank, own in enumerate(devices)
-    ]  # fmt: skip
-
-
-HIDDEN = "the tasks on n1 have GPUs that are numbered from 0 in each (gres/gpu:per_task:1): NCCL"
 TWICE = "gradients go by gRPC, slow: rank 0 shares GPU 0 with rank 1: start one task for each GPU"
-EACH_FROM_ZERO: Dict[str, Any] = {"from_zero": True, "bind": "gres/gpu:per_task:1"}
-# By what the tasks of a node tell, the status and what is said.
-CASES: Dict[str, Tuple[List[GpuFacts], str, str]] = {
-    "none": ([], "skipped", "no task has any"),
-    "one each": (
-        tasks("0", "1"),
-        "ok",
-        "2, each used by one task; gradients go by NCCL",
-    ),
-    "numbered from 0 in each": (tasks("0", "0", **EACH_FROM_ZERO), "warning", HIDDEN),
-    "only one of them from 0": (
-        [*tasks("0", **EACH_FROM_ZERO), *tasks("1")],
-        "ok",
-        "2, each used by one task",
-    ),
-    "one task": (tasks("0", **EACH_FROM_ZERO), "ok", "1, each used by one task"),
-    "an evaluator beside a worker": (
-        tasks("0", "0", jobs="worker evaluator", **EACH_FROM_ZERO),
-        "ok",
-        "2, each used by one task",
-    ),
-    "one GPU for two": (tasks("0", "0"), "warning", TWICE),
-    "one GPU for a worker and an evaluator": (
-        tasks("0", "0", jobs="worker evaluator"),
-        "ok",
-        "1, 1 of them shared by tasks",
-    ),
-    "a GPU that is lost": (
-        tasks("0,1", missing=1),
-        "warning",
-        "the driver on n1 does not know 1 of the GPUs that Slurm shows rank 0: do without the node",
-    ),
-}
+HIDDEN = "gradients go by NCCL, through the host's memory: rank 0 and rank 1 cannot open each other"
+UNKNOWN = "gradients go by gRPC, slow: rank 0 and rank 1 may share a GPU: start with srun --gpus"
+OWN: List[Optional[str]] = ["0 of local rank 0", "0 of local rank 1"]
+# The GPUs of the tasks of a node, their jobs, whether they are confined; the status, and the words.
+CASES: List[Tuple[List[Optional[str]], str, bool, str, str]] = [
+    ([], "", False, "skipped", "no task has any"),
+    (["0", "1"], "worker worker", False, "ok", "2, each used by one task; gradients go by NCCL"),
+    (["0"], "worker", True, "ok", "1, each used by one task"),
+    (["0", "0"], "worker worker", False, "warning", TWICE),
+    (["0", "0"], "worker evaluator", False, "ok", "1, 1 of them shared by tasks"),
+    (["0", "0"], "worker ps", False, "ok", "1, 1 of them shared by tasks"),
+    (OWN, "worker worker", True, "warning", HIDDEN),
+    (OWN, "worker evaluator", True, "ok", "2, each used by one task"),
+    (OWN, "worker ps", True, "ok", "2, each used by one task"),
+    ([None, None], "worker worker", True, "warning", UNKNOWN),
+]
 
 
-@pytest.mark.parametrize(("given", "status", "told"), CASES.values(), ids=CASES)
-def test_what_is_said(given: List[GpuFacts], status: str, told: str) -> None:
-    result = check_gpus({"n1": given} if given else {}, asynchronous=False)
+@pytest.mark.parametrize(("gpus", "jobs", "confined", "status", "told"), CASES)
+def test_what_is_said(
+    gpus: List[Optional[str]], jobs: str, confined: bool, status: str, told: str
+) -> None:
+    tasks = [Task(rank, "n1", rank, job, 0, f"n1:{rank}") for rank, job in enumerate(jobs.split())]
+    devices = {
+        rank: TaskDevices("n1", None if gpu is None else [gpu], 1, confined)
+        for rank, gpu in enumerate(gpus)
+    }
+    result = check_gpus(devices, tasks)
     assert (result.status, result.detail[: len(told)]) == (status, told)
-
-
-def test_tasks_with_parameter_servers_need_no_nccl() -> None:
-    for given in (tasks("0", "0", **EACH_FROM_ZERO), tasks("0", "0")):
-        assert check_gpus({"n1": given}, asynchronous=True).status == "ok"

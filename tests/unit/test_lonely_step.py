@@ -7,7 +7,7 @@ from typing import Dict
 import pytest
 from task_variables import TASK
 
-from slurm_resolver.preflight.lonely_step import advise_on_lonely_step, advise_on_nested_run
+from slurm_resolver.preflight.job_checks import advise_on_lonely_step, advise_on_nested_run
 from slurm_resolver.slurm.step import SlurmStep
 
 ALONE = {**TASK, "SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "1", "SLURM_STEP_NODELIST": "n9"}

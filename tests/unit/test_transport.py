@@ -78,7 +78,7 @@ STEP = {
                 "SLURM_GPUS_ON_NODE": "2",
                 "SLURMD_TRES_BIND": "gres/gpu:per_task:1",
             },
-            ["0 of those of local rank 1"],
+            ["0 of local rank 1"],
         ),
         ({"ROCR_VISIBLE_DEVICES": "2,3", "SLURM_GPUS_ON_NODE": "2"}, ["3"]),
     ],

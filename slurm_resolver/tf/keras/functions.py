@@ -57,8 +57,7 @@ def run_step(
             # Its rows are other ones than replica 0's, and draw other random numbers.
             graph.seed = (graph.seed + 1_000_003 * step.draw) % _SEEDS
         part = without_optionals(part)
-        rows = count_rows(part)
-        step.own_rows = rows if isinstance(rows, int) else None
+        step.own = count_rows(part)
         return run_in(step, lambda: function(step, part))
 
     return run_in_replicas(model.distribute_strategy, in_replica, batch)
@@ -80,7 +79,6 @@ def _part(model: Any, replica: int, share: Share, whole: bool) -> Tuple[Any, Ste
         tf.cast(start, tf.int32),
         count=tf.where(repeated, rows if replica == 0 else 0, stop - start),
         weight=tf.where(repeated, 1.0 / sharing.replicas, weight),
-        repeats=tf.where(repeated, float(sharing.replicas), 1.0),
         digest=share.digest,
         draw=0 if whole else replica,
     )
@@ -108,8 +106,8 @@ def compiled(model: Any, function: Method) -> Any:
 def _steps(model: Any, count: int) -> Iterator[None]:
     reporter.begin_step(count)
     try:
-        model.distribute_strategy.workers.begin_step()
-        yield
+        with model.distribute_strategy.workers.step():
+            yield
     finally:
         reporter.end_step()
 
@@ -121,7 +119,6 @@ class StepFunction:
         self._model = model
         self._kind = kind
         self._step = getattr(model, f"{kind}_step")
-        self._summed: List[Any] = []  # the variables of metrics whose sums a step returns
         self._examined = model.distribute_strategy.sharing.replicas == 1
         self._doubted = may_be_no_mean(model, kind)  # whether a loss may be no mean over rows
         self._own = not self._step.__module__.startswith("keras.")
@@ -136,14 +133,11 @@ class StepFunction:
         """Returns the logs of the next step, or of the last of `steps_per_execution`."""
         with _steps(self._model, self._model.steps_per_execution):
             try:
-                logs, sums = self._execute(iterator)
+                return self._execute(iterator)
             except UnknownLossError:
                 self._doubted = True
                 self._make_functions(whole=False)
-                logs, sums = self._execute(iterator)
-            for variable, total in zip(self._summed, sums):
-                variable._sum_of_replicas = total  # can be read without the other workers
-        return logs
+                return self._execute(iterator)
 
     def _execute(self, iterator: Any) -> Any:
         of_data = isinstance(iterator, (tf.data.Iterator, tf.distribute.DistributedIterator))
@@ -201,11 +195,8 @@ class StepFunction:
         logs = tf.nest.map_structure(as_tensor, self._step(part))
         if self._own:
             step.statistics = statistics  # such a step may have called layers since
-        step.sum_variables([])
-        logs = _average(step, logs)
-        sums = step.sums()
-        self._summed = [variable for variable, _ in sums]
-        return logs, [total for _, total in sums]
+        step.add_changes()
+        return _average(step, logs)
 
 
 def _statistics(model: Any) -> List[Any]:

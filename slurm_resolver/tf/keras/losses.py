@@ -54,10 +54,13 @@ def gradient(
 
 
 def _seed(step: Step, target: Any, seed: Any) -> Any:
-    """Returns what backpropagation begins with: a scalar is a mean over rows, a vector a sum."""
+    """Returns what backpropagation begins with: a value for each own row is one process's.
+
+    Everything else is a mean over rows, or the same in all replicas.
+    """
     value = tf.convert_to_tensor(target)
     ones = tf.ones_like(value) if seed is None else seed
-    weight = step.weight if value.shape.rank == 0 else 1.0 / step.repeats
+    weight = tf.where(step.is_of_own_rows(value), 1.0, step.weight)
     return ones * tf.cast(weight, value.dtype)
 
 

@@ -125,6 +125,8 @@ def _patch_steps(keras: Any) -> None:
     )
     for owner, name, replacement in changes:
         _wrap(owner, name, _in_steps(replacement))
+    # A metric's variables are the same in all workers. Until Keras adds metrics up.
+    _wrap(keras.metrics.Metric, "add_variable", metrics.add_variable)
     # Steps run in the loop of `steps_per_execution`. Until TensorFlow numbers collectives there.
     _let_collectives_run_in_loops()
 

@@ -93,7 +93,7 @@ def _losses(model: Any, kind: str, part: Any, draw: int) -> Any:
     replica = tf.distribute.ReplicaContext(strategy, strategy.sharing.first)
     with strategy.scope(), replica, tf.device(strategy.extended.worker_devices[0]):
         rows = count_rows(part)
-        whole = {"rows": rows, "first": 0, "count": rows, "weight": 1.0, "own_rows": rows}
+        whole = {"rows": rows, "first": 0, "count": rows, "weight": 1.0, "own": rows}
         step = Step(model, strategy.sharing.first, **whole, draw=draw, examined=([], []))
         logs = run_in(step, lambda: getattr(model, f"{kind}_step")(part))
         losses, numbers = step.examined

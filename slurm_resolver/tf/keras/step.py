@@ -29,10 +29,9 @@ class Step:
     first: Any  # row of this replica's part
     count: Any  # of rows that it adds to the global batch; 0 where another replica has the same
     weight: Any  # its share in every mean, float32; those of all replicas add up to 1
-    repeats: Any = 1.0  # how many replicas compute the same rows, float32
     digest: Any = None  # of the global batch; None where each worker reads data of its own
     draw: int = 0  # which random numbers it draws
-    own_rows: Optional[int] = None  # of this replica's tensors, where their number is known
+    own: Any = None  # the number of rows of this replica's tensors: an int, or an int32 tensor
     # Variables of which all replicas' mean is to be taken.
     statistics: List[Any] = dataclasses.field(default_factory=list)
     # What gradients are taken of, and metrics updated with, where it is run for its losses alone
@@ -47,13 +46,9 @@ class Step:
         self._shared = self.digest is not None  # whether all workers have read the same batch
         # By the id of a tensor or variable; what has an id must live as long as the step.
         self._gathered: Dict[int, Tuple[Any, Any]] = {}
-        self._sums: Dict[int, Tuple[Any, Any]] = {}
-
-    @property
-    def counts(self) -> Any:
-        """Whether this replica's rows count in metrics: a bool where that is known."""
-        static = tf.get_static_value(self.count)
-        return self.count > 0 if static is None else bool(static > 0)
+        self._before: Dict[int, Any] = {}  # values of metrics' variables, the same in all replicas
+        self._changed: Dict[int, Any] = {}  # variables to which this replica's rows have been added
+        self.keep(self.model.metrics_variables)
 
     @contextlib.contextmanager
     def seeing_whole_batch(self) -> Iterator[None]:
@@ -66,7 +61,14 @@ class Step:
 
     def is_by_row(self, value: Any) -> bool:
         """Whether a tensor has a value for each of this replica's rows."""
-        return bool(value.shape.rank != 0 and value.shape[0] == self.own_rows)
+        own = self.own if isinstance(self.own, int) else None
+        return bool(value.shape.rank != 0 and value.shape[0] == own)
+
+    def is_of_own_rows(self, value: Any) -> Any:
+        """Whether a tensor has a value for each of this replica's rows, and not for all rows."""
+        if value.shape.rank == 0:
+            return False
+        return tf.logical_and(tf.shape(value)[0] == self.own, self.own != self.rows)
 
     def add(self, values: Sequence[Any]) -> List[Any]:
         """Returns the sums over all replicas; one collective for each type takes them all."""
@@ -128,7 +130,7 @@ class Step:
 
         Each replica's gradient is that of its own rows, and is weighted as all gradients are.
         """
-        factor = tf.math.divide_no_nan(1.0, self.weight) if loss.shape.rank == 0 else self.repeats
+        factor = tf.math.divide_no_nan(1.0, self.weight)
         return loss + tf.cast(factor - 1, loss.dtype) * (loss - tf.stop_gradient(loss))
 
     def gradients(self, gradients: Sequence[Optional[Any]]) -> List[Optional[Any]]:
@@ -137,40 +139,40 @@ class Step:
         sums = iter(self.add(found))
         return [None if gradient is None else next(sums) for gradient in gradients]
 
-    def sum_variables(self, variables: Iterable[Any]) -> Dict[int, Any]:
-        """Returns the sums of metrics' variables, by the id of each.
+    def change(self, variables: Iterable[Any]) -> None:
+        """Notes that metrics' variables get what this replica's rows add."""
+        for variable in variables:
+            if id(variable) not in self._before:
+                self.keep([variable])
+            self._changed[id(variable)] = variable
+
+    def keep(self, variables: Iterable[Any]) -> None:
+        """Notes that metrics' variables are the same in all replicas as they are."""
+        for variable in variables:
+            self._before[id(variable)] = tf.convert_to_tensor(variable.value)
+            self._changed.pop(id(variable), None)
+
+    def add_changes(self) -> None:
+        """Changes metrics' variables by what all replicas have added to them.
 
         The first call in a step also averages the statistics of BatchNormalization, and checks that
         all workers have read the same batch.
         """
-        missing = []
-        for variable in variables:
-            if getattr(variable, "_same_in_replicas", False):
-                self._sums[id(variable)] = variable, tf.convert_to_tensor(variable.value)
-            elif id(variable) not in self._sums:
-                missing.append(variable)
-        statistics, self.statistics = self.statistics, []
-        digests, self.digest = [] if self.digest is None else [self.digest], None
-        values = [tf.convert_to_tensor(variable.value) for variable in missing]
-        values += [self._weighted(tf.convert_to_tensor(one.value)) for one in statistics]
-        sums = self.add([*values, *digests])
+        changed, statistics = list(self._changed.values()), self.statistics
+        digests = [] if self.digest is None else [self.digest]
+        self._changed, self.statistics, self.digest = {}, [], None
+        own = [variable.value - self._before[id(variable)] for variable in changed]
+        own = [tf.where(self.count > 0, value, tf.zeros_like(value)) for value in own]
+        own += [self._weighted(tf.convert_to_tensor(one.value)) for one in statistics]
+        sums = self.add([*own, *digests])
         for digest in digests:
             replicas = tf.distribute.get_strategy().num_replicas_in_sync
             tf.debugging.Assert(tf.equal(sums.pop(), digest * replicas), [_OTHER_BATCH])
-        for variable, mean in zip(statistics, sums[len(missing) :]):
+        for variable, mean in zip(statistics, sums[len(changed) :]):
             variable.assign(mean)
-        for variable, total in zip(missing, sums):
-            self._sums[id(variable)] = variable, total
-        return {key: total for key, (_, total) in self._sums.items()}
-
-    def sums(self) -> List[Tuple[Any, Any]]:
-        """Returns the variables that have not changed since they were summed up, and the sums."""
-        return list(self._sums.values())
-
-    def forget(self, variables: Iterable[Any]) -> None:
-        """Forgets the sums of variables that have changed."""
-        for variable in variables:
-            self._sums.pop(id(variable), None)
+        for variable, total in zip(changed, sums):
+            variable.value.assign(self._before[id(variable)] + total)
+        self.keep(changed)
 
     def remember_alike(self, value: Any) -> None:
         """Notes a result that is the same in all replicas."""

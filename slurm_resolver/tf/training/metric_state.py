@@ -2,6 +2,8 @@
 
 A metric's value is the sum of its parts in the replicas. A strategy adds the parts when a program
 reads the metric; another split of the sum would have other last digits, so the parts are kept.
+Under this package's strategy, the metrics of Keras 3 are the same in all replicas; the first part
+is then the value, and the others are zero.
 """
 
 from __future__ import annotations
@@ -21,7 +23,24 @@ def read(strategy: tf.distribute.Strategy, variables: List[tf.Variable]) -> Rows
         np.concatenate([np.ravel(part.numpy()) for part in replica])
         for replica in _replicas(strategy, variables)
     ]
-    return np.array(flat, "float64")
+    rows = np.array(flat, "float64")
+    if _are_alike(variables):
+        rows[1 if _first_replica(strategy) == 0 else 0 :] = 0
+    return rows
+
+
+def _are_alike(variables: List[tf.Variable]) -> bool:
+    """Whether each replica has the value of all."""
+    alike = tf.VariableAggregation.ONLY_FIRST_REPLICA
+    return any(variable.aggregation == alike for variable in variables)
+
+
+def _first_replica(strategy: tf.distribute.Strategy) -> int:
+    """Returns the number of this worker's first replica."""
+    numbers = strategy.experimental_distribute_values_from_function(
+        lambda context: tf.constant(context.replica_id_in_sync_group)
+    )
+    return int(strategy.experimental_local_results(numbers)[0])
 
 
 def _replicas(
@@ -62,14 +81,11 @@ def assign(strategy: tf.distribute.Strategy, variables: List[tf.Variable], rows:
     if rows.shape[1:] != (sum(sizes),):
         return not variables and not rows.size
     count = strategy.num_replicas_in_sync
-    if len(rows) != count:
+    if _are_alike(variables):
+        rows = rows.sum(axis=0, keepdims=True).repeat(count, axis=0)
+    elif len(rows) != count:
         rows = np.concatenate([rows.sum(axis=0, keepdims=True), np.zeros([count - 1, sum(sizes)])])
-    first = 0
-    if len(replicas) < count:
-        numbers = strategy.experimental_distribute_values_from_function(
-            lambda context: tf.constant(context.replica_id_in_sync_group)
-        )
-        first = int(strategy.experimental_local_results(numbers)[0])
+    first = _first_replica(strategy) if len(replicas) < count else 0
     for replica, row in zip(replicas, rows[first:]):
         for part, values in zip(replica, np.split(row, np.cumsum(sizes))):
             part.assign(values.reshape(part.shape))

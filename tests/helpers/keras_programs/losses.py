@@ -165,12 +165,15 @@ for name, make in ADDED.items():
 
 @program("loss")
 def two_outputs(strategy: Any) -> Outcome:
+    """A mean is added to the value of each row."""
+
     def make() -> Any:
         inputs = keras.Input((COLUMNS,))
         hidden = layers.Dense(6, activation="relu")(inputs)
         label, number = layers.Dense(3, name="label"), layers.Dense(1, name="number")
         return keras.Model(inputs, {"label": label(hidden), "number": number(hidden)})
 
-    losses, weights = {"label": crossentropy, "number": "mse"}, {"label": 1.0, "number": 0.3}
+    losses = {"label": crossentropy, "number": lambda: kl.MeanSquaredError(reduction=None)}
+    weights = {"label": 1.0, "number": 0.3}
     how = {"loss": losses, "loss_weights": weights, "metrics": {"label": ["acc"]}}
     return fitted(ready(strategy, make, **how), data(X, {"label": Y, "number": NUMBER}))

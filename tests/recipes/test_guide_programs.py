@@ -1,0 +1,59 @@
+"""Runs the programs in the guides."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from folders import ROOT
+
+RESOLVER = [sys.executable, "-m", "slurm_resolver"]
+TWO_TASKS = [*RESOLVER, "run", "-n", "2", "--"]
+
+
+def blocks_of(page: str, pattern: str) -> str:
+    """Returns the Python blocks of a guide that begin with this pattern, joined."""
+    text = (ROOT / "docs" / page).read_text(encoding="utf-8")
+    return "".join(re.findall(rf"^```python\n({pattern}.*?)^```$", text, re.M | re.S))
+
+
+def run(folder: Path, *command: str, **variables: str) -> str:
+    environ = {**os.environ, "PYTHONPATH": str(ROOT), **variables}
+    done = subprocess.run(
+        command, cwd=folder, env=environ, capture_output=True, text=True, timeout=300
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.mark.tensorflow
+def test_many_nodes(tmp_path: Path) -> None:
+    """The first block of the page is one program; the other blocks form a second one."""
+    blocks = blocks_of("many_nodes.md", "")
+    alone, first_change, others = blocks.partition(
+        "import keras\nimport numpy as np\nimport tensorflow"
+    )
+    (tmp_path / "alone.py").write_text(alone)
+    (tmp_path / "train.py").write_text(first_change + others)
+    assert "fit(" in alone
+    run(tmp_path, sys.executable, "alone.py")
+    printed = run(tmp_path, *TWO_TASKS, "python", "train.py")
+    # Only the first worker prints, and one worker saves for all.
+    assert re.findall(r"^(\d): Epoch", printed, re.M) == ["0", "0"]
+    assert (tmp_path / "best.keras").exists()
+    assert (tmp_path / "trained.keras").exists()
+
+
+@pytest.mark.nightly
+def test_keras_with_jax(tmp_path: Path) -> None:
+    pytest.importorskip("jax")
+    (tmp_path / "train.py").write_text(blocks_of("unchanged_programs.md", "import jax\n"))
+    program = [*RESOLVER, "exec", "--env", "keras-distribution", "--", sys.executable, "train.py"]
+    printed = run(tmp_path, *TWO_TASKS, *program, KERAS_BACKEND="jax")
+    losses = dict(re.findall(r"^(\d): (\[.*\])$", printed, re.M))
+    assert set(losses) == {"0", "1"}
+    assert len(set(losses.values())) == 1
