@@ -164,12 +164,12 @@ def _step(settings: BatchSettings) -> List[str]:
 
 
 def _cluster_options(settings: BatchSettings) -> str:
-    given = {"--jobs": settings.jobs, "--het-groups": settings.ps_nodes and _HET_GROUPS}
-    return "".join(
-        f" {option} " + ",".join(f"{name}={number}" for name, number in numbers.items())
-        for option, numbers in given.items()
-        if numbers
-    )
+    options = ""
+    if settings.jobs:
+        options += " --jobs " + ",".join(f"{name}={n}" for name, n in settings.jobs.items())
+    if settings.ps_nodes is not None:
+        options += " --het-groups " + ",".join(f"{name}={n}" for name, n in _HET_GROUPS.items())
+    return options
 
 
 # The workers first: else Slurm might give the nodes with GPUs to a component that needs none.
@@ -225,7 +225,15 @@ def _training(settings: BatchSettings) -> List[str]:
             "# supervise: starts the step again, on nodes that are healthy, when a task or a node",
             "# has failed, and says why. It ends the other tasks of one that has failed.",
         ]
-        start += _supervise(settings)
+        options = f"--restarts {settings.restarts}"
+        if settings.requeue:  # no start that the signal before the time limit would interrupt
+            least_time = seconds_after_signal(settings) + SIGNAL_EARLY_SECONDS
+            options += f" --requeue --least-time {least_time}"
+        options += f" \\\n    --nodes {settings.nodes}"
+        if settings.min_nodes is not None:
+            options += f" --min-nodes {settings.min_nodes}"
+        options += f" --ntasks-per-node {settings.tasks_per_node}"
+        start += f"slurm-resolver supervise {options} -- \\\n    "
     if settings.exec:
         lines += [
             "# exec sets TF_CONFIG and the task's GPUs, waits for the other tasks, and becomes the",
@@ -244,18 +252,6 @@ def _training(settings: BatchSettings) -> List[str]:
         lines += ["# shellcheck disable=SC1003,SC2016,SC2088  # these quotes keep the words as is"]
     lines += [f'{start}"${{step[@]}}" {kill} \\{more}', f'    {run} "$@"{end}']
     return lines + after
-
-
-def _supervise(settings: BatchSettings) -> str:
-    options = f"--restarts {settings.restarts}"
-    if settings.requeue:  # no start that the signal before the time limit would interrupt
-        least_time = seconds_after_signal(settings) + SIGNAL_EARLY_SECONDS
-        options += f" --requeue --least-time {least_time}"
-    options += f" \\\n    --nodes {settings.nodes}"
-    if settings.min_nodes is not None:
-        options += f" --min-nodes {settings.min_nodes}"
-    options += f" --ntasks-per-node {settings.tasks_per_node}"
-    return f"slurm-resolver supervise {options} -- \\\n    "
 
 
 _WHY_WAIT = """\

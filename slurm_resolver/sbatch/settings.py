@@ -24,9 +24,8 @@ class BatchSettings(NamedTuple):
     Attributes:
         jobs: counts by job name, as for `resolve`; None for workers only.
         ps_nodes: the number of further nodes, without GPUs, for the chief and the parameter
-            servers: a heterogeneous job, in which `nodes` and `tasks_per_node` are the workers'.
-        restarts: how often `slurm-resolver supervise` starts the step again inside the allocation;
-            None for a plain srun.
+            servers, in a heterogeneous job; `nodes` and `tasks_per_node` are the workers' then.
+        restarts: how often `supervise` restarts the step in its allocation; None for a plain srun.
         spare_nodes: the number of nodes beside `nodes`, for restarts.
         min_nodes: with how many nodes a restart may continue; None for `nodes`.
         max_restarts: how often the batch file requeues the job; None for 10, or 100 with a ps.

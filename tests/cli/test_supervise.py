@@ -120,17 +120,6 @@ def test_too_few_healthy_nodes(folder: Path) -> None:
     )
 
 
-def test_the_other_tasks_are_ended_where_srun_leaves_them(folder: Path) -> None:
-    fails = "echo 'srun: error: n1: task 0: Exited with exit code 5' >&2\n"
-    (folder / "srun.do").write_text(f"{LOOKS}{fails}exec sleep 600\n")
-    status, said = supervise(folder, "--restarts 0")
-    assert status == 5
-    assert said == [
-        "not started again: --restarts 0 is used up",
-        "first failure: rank 0 on n1, exit status 5",
-    ]
-
-
 def test_a_step_of_a_heterogeneous_job_runs_once(folder: Path) -> None:
     (folder / "srun.do").write_text("exit 3\n")
     nodes = {f"SLURM_JOB_NODELIST_HET_GROUP_{group}": f"n{group + 1}" for group in (0, 1)}
