@@ -25,12 +25,8 @@ COMMANDS = {
     "--help": [*MODULE, "--help"],
     "exec -- true": [*MODULE, "exec", "--", "true"],
     "show --nodelist n[1-4]": [*MODULE, "show", "--nodelist", "n[1-4]"],
-    "hosts expand n[1-4]": [*MODULE, "hosts", "expand", "n[1-4]"],
     "sbatch -- python": [*MODULE, "sbatch", "--", "python"],
-    **{
-        f"{name} --help": [*MODULE, name, "--help"]
-        for name in ("run", "check", "explain", "env", "completion")
-    },
+    **{f"{name} --help": [*MODULE, name, "--help"] for name in ("run", "check", "explain", "env")},
 }
 TASK_VARIABLES = {
     "SLURM_PROCID": "1",

@@ -27,9 +27,7 @@ COMMANDS = {
     "requeue": "requeue the job of a batch file if its training asks for it",
     "status": "show the epoch, step, phase and speed of each worker of a training",
     "explain": "explain the errors in the log of a run",
-    "hosts": "expand, fold or count a host list such as n[9-11]",
     "env": "print what a bug report needs, without secrets",
-    "completion": "print the completion script for your shell",
 }
 
 _EPILOG = """\

@@ -11,6 +11,7 @@ from collections import Counter
 from typing import NoReturn
 
 from slurm_resolver.cli.options import add_cluster_options, cluster_options, seconds
+from slurm_resolver.cluster.cluster import Cluster
 from slurm_resolver.cluster.jobs import job_counts, refuse_misspelt_jobs
 from slurm_resolver.cluster.resolve import resolve_step
 from slurm_resolver.errors import JobsError, SlurmResolverError, find_rendezvous_error
@@ -23,9 +24,6 @@ prints a line for each check that is not ok, and a summary. Without srun it chec
 only, says that no step was checked, and has an exit status of its own."""
 
 EPILOG = """\
-checks: presence, agreement, layout, names, ports, reach, secret, tensorflow, keras, proxies, cpus,
-gpus, and in a job requeue and signal; outside a step tensorflow, keras, proxies, gpus, step.
-
 exit status, the same in every task: 0 if no check failed (warnings do not count), 1 if one failed,
 2 if usage or environment are wrong. Without srun 3 instead of 0: no step was checked.
 
@@ -33,7 +31,6 @@ examples:
   srun slurm-resolver check --jobs ps=1,worker=-1
   srun slurm-resolver check --collective
   slurm-resolver check"""
-
 
 NOTHING_CHECKED = 3
 
@@ -67,13 +64,12 @@ def main(args: argparse.Namespace) -> int:
             "--collective with ps in --jobs: it measures MultiWorkerMirroredStrategy, which does "
             "not start in a cluster with parameter servers. Remove ps."
         )
-    printing = True
-    cluster = None
-    good = 0
+    printing, good = True, 0
     try:
+        cluster = Cluster()
         if step.is_launched:
             cluster = resolve_step(step, cluster_options(args)._replace(until=until))
-        if cluster is not None and cluster.service is not None:
+        if cluster.service is not None:
             printing = cluster.service.serves
             results = check_step(cluster, until - time.monotonic())
         else:
@@ -86,8 +82,7 @@ def main(args: argparse.Namespace) -> int:
             raise
         results = [Result("presence", FAILED, str(error))]
         printing = cause.unreached or step.rank == 0
-    failed = any(result.status == FAILED for result in results)
-    status = 1 if failed else good
+    status = 1 if any(result.status == FAILED for result in results) else good
     if printing and args.json:
         print(json.dumps({"ok": status == 0, "checks": [result._asdict() for result in results]}))
     elif printing:

@@ -1,15 +1,10 @@
 """A program that `slurm-resolver exec` runs as its child, and for which it takes part in the job.
 
-| event | consequence |
-|---|---|
-| the program ends | this process ends with the same status, and reports it |
-| the program of a worker is killed, crashes or fails, and `restarts` is above 0 | a restart |
-| the job is over, status 0, and the task only serves | the program is ended, status 0 |
-| the job is over, status 1 | the program is ended, status 1 |
-| a signal asks the task to end | the program receives it, and is not restarted |
+When the program ends, this process ends with the same status. A worker's program that failed is
+started again if `restarts` allows it, unless a signal asked the task to end.
 
-A program that must end has some seconds to end by itself. Then it receives SIGTERM, and later
-SIGKILL.
+When the job is over, a program that only serves is ended, and after a failure every program. It
+first has some seconds to end by itself. Then it receives SIGTERM, and later SIGKILL.
 """
 
 from __future__ import annotations
@@ -33,7 +28,6 @@ _FIRST_PAUSE, _LONGEST_PAUSE = 1.0, 30.0  # seconds before a restart; each is tw
 _END_SECONDS = {0: 3.0, 1: 7.0}  # by the job's status: time for the program to end by itself
 _TERM_SECONDS = 10.0  # from SIGTERM to SIGKILL
 _ENDS_TASK = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
-_FORWARDED = (*_ENDS_TASK, signal.SIGUSR1, signal.SIGUSR2)
 
 
 class ChildProgram:
@@ -48,24 +42,24 @@ class ChildProgram:
         restarts: int,
     ) -> None:
         """Joins the job; `servers` are the jobs whose programs only serve."""
-        assert cluster.task is not None
-        assert cluster.service is not None
+        own, service = cluster.task, cluster.service
+        assert own is not None
+        assert service is not None
         self._command, self._environ = command, environ
-        self._name = cluster.name_of(cluster.task.rank)
-        self._identity = cluster.service.identity
-        self._only_serves = cluster.task.job in servers
-        self._restarts = restarts if cluster.task.job == "worker" else 0
+        self._name = cluster.name_of(own.rank)
+        self._identity = service.identity
+        self._only_serves = own.job in servers
+        self._restarts = restarts if own.job == "worker" else 0
         self._stops = threading.Event()  # set once the program must not be restarted
         self._has_ended = threading.Event()
         self._result: Optional[JobResult] = None  # why the program was ended
         self._unsent: List[int] = []  # signals that arrived while the program was being started
         self._popen: Optional[subprocess.Popen[bytes]] = None
         tasks = [(task.job, task.index, task.address) for task in cluster.tasks]
-        announced = announcement(tasks, cluster.task.rank)
+        announced = announcement(tasks, own.rank)
         assert announced is not None
         announced.update(serves=announced["serves"] or self._only_serves, seconds=START_SECONDS)
-        client = connect(cluster.service, cluster.name_of)
-        self._member = Member(client, announced, self._end_in_job)
+        self._member = Member(connect(service, cluster.name_of), announced, self._end_in_job)
 
     def run(self) -> NoReturn:
         """Runs the program until it or the job has ended, and ends this process with its status.
@@ -73,7 +67,7 @@ class ChildProgram:
         Raises:
             OSError: if the program cannot be started.
         """
-        for number in _FORWARDED:
+        for number in (*_ENDS_TASK, signal.SIGUSR1, signal.SIGUSR2):
             signal.signal(number, self._forward)
         threading.Thread(
             target=self._member.await_joined, args=[START_SECONDS], daemon=True
@@ -85,20 +79,20 @@ class ChildProgram:
         end_process(status)
 
     def _run_and_restart(self) -> int:
-        for restarts in range(self._restarts + 1):
+        pause, restarts = _FIRST_PAUSE, 0
+        while True:
             status = self._run_once(restarts)
             if self._stops.is_set() or status == 0 or not self._restarts:
-                break
+                return status
             lost = f"{self._name} ended with {_describe(status)}"
             if restarts == self._restarts:
                 print_line(f"{lost}; not restarted: --restart-workers is {self._restarts}")
-                break
-            pause = min(_FIRST_PAUSE * 2**restarts, _LONGEST_PAUSE)
-            number = f"restart {restarts + 1} of at most {self._restarts}"
-            print_line(f"{lost}; {number} in {pause:g} s")
+                return status
+            restarts += 1
+            print_line(f"{lost}; restart {restarts} of at most {self._restarts} in {pause:g} s")
             if self._stops.wait(pause):
-                break
-        return status
+                return status
+            pause = min(2 * pause, _LONGEST_PAUSE)
 
     def _run_once(self, restarts: int) -> int:
         self._popen = None  # signals are kept until the program has started
@@ -114,11 +108,11 @@ class ChildProgram:
     def _forward(self, number: int, frame: object) -> None:
         if number in _ENDS_TASK:
             self._stops.set()
-        if self._popen is not None and self._popen.returncode is None:
+        if self._popen is None:
+            self._unsent.append(number)
+        elif self._popen.returncode is None:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self._popen.pid, number)
-        elif self._popen is None or number in _ENDS_TASK:
-            self._unsent.append(number)
 
     def _end_in_job(self, result: JobResult) -> None:
         """Ends the program because the job is over."""

@@ -9,7 +9,7 @@ import shutil
 import sys
 import textwrap
 from contextlib import nullcontext
-from typing import TYPE_CHECKING, List, Sequence, Tuple
+from typing import TYPE_CHECKING, Sequence, Tuple
 
 if TYPE_CHECKING:
     from slurm_resolver.diagnostics.log_messages import Finding
@@ -45,15 +45,13 @@ def main(args: argparse.Namespace) -> int:
     from slurm_resolver.diagnostics.log_messages import Finding, explain, explain_file, printable
 
     names, findings, failures, times = [], [], [], []
-    unreadable = False
     for name in args.logs or ["-"]:
         reader = FailureReader()
         try:
             with nullcontext(sys.stdin.buffer) if name == "-" else open(name, "rb") as stream:
-                findings.append(explain_file(stream, reader.read))
                 times.append(os.fstat(stream.fileno()).st_mtime)
+                findings.append(explain_file(stream, reader.read))
         except OSError as error:
-            unreadable = True
             shown = printable(name)
             print(f"slurm-resolver explain: {shown}: {error.strerror or error}", file=sys.stderr)
             continue
@@ -67,50 +65,41 @@ def main(args: argparse.Namespace) -> int:
         known.sort(key=lambda one: one.line_number != first.line_number and one.id not in own)
         cause = "This task failed first. Errors of other tasks may be effects of its failure."
         remedy = "Correct this error. The lines before it in the log tell more."
-        line, task = printable(first.line), first.task or None
-        number = first.line_number
-        known.insert(0, Finding("first-failure", number, line, cause, remedy, task, 1))
+        line, number = printable(first.line), first.line_number
+        known.insert(
+            0, Finding("first-failure", number, line, cause, remedy, first.task or None, 1)
+        )
     found = [(names[number], finding) for number in order for finding in findings[number]]
     if args.json:
         print(json.dumps([{"file": name, **finding._asdict()} for name, finding in found]))
     else:
         _print(found)
-    if not found and not unreadable:
+    if len(names) < len(args.logs or ["-"]):
+        return 2
+    if not found:
         print("slurm-resolver explain: no known message found", file=sys.stderr)
-    return 2 if unreadable else int(bool(found))
+    return int(bool(found))
 
 
 def _print(found: Sequence[Tuple[str, Finding]]) -> None:
     """Prints the first failure in one line, then each message with its cause and remedy once."""
-    lines: List[str] = []
+    width = max(40, shutil.get_terminal_size().columns)
+    wrapper = textwrap.TextWrapper(width, "    ", "      ", break_on_hyphens=False)
     explained = set()
     for id in dict.fromkeys(finding.id for _, finding in found):
         findings = [(name, finding) for name, finding in found if finding.id == id]
         name, first = findings[0]
         if id == "first-failure":
             who = f"{first.address} failed" if first.address else "failed"
-            lines.append(f"{who} first: {first.line} ({name}:{first.line_number})")
+            print(f"{who} first: {first.line} ({name}:{first.line_number})")
             continue
         count = sum(finding.count for _, finding in findings)
         addresses = list(dict.fromkeys(one.address for _, one in findings if one.address))
         more = ["…"] if len(addresses) > _MOST_ADDRESSES else []
         places = ", ".join(addresses[:_MOST_ADDRESSES] + more)
         at = f" at {places}" if places else ""
-        lines.append(f"{name}:{first.line_number}: {id} (x{count}){at}")
+        print(f"{name}:{first.line_number}: {id} (x{count}){at}")
         paragraphs = [f"Cause: {first.cause}", f"Remedy: {first.remedy}"]
         for text in (first.line, *(text for text in paragraphs if text not in explained)):
-            lines += _indented(text)
+            print(wrapper.fill(text))
         explained.update(paragraphs)
-    if lines:
-        print("\n".join(lines))
-
-
-def _indented(text: str) -> List[str]:
-    width = max(40, shutil.get_terminal_size().columns)
-    return textwrap.wrap(
-        text,
-        width,
-        initial_indent="    ",
-        subsequent_indent="      ",
-        break_on_hyphens=False,  # as in a command's options
-    )

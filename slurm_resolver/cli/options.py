@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import argparse
-from typing import Callable, Dict, List, Optional
+import re
+from typing import Callable, Dict, List
 
 from slurm_resolver.cluster.options import LAYOUTS, PLACEMENTS, WORKER_ORDERS, ClusterOptions
 from slurm_resolver.errors import LaunchError
@@ -53,27 +54,39 @@ def add_tasks_per_node(add: Callable[..., object]) -> None:
     """Adds an option with both of Slurm's spellings."""
     names = ("--tasks-per-node", "--ntasks-per-node")
     help_ = "tasks on each node (1)"
-    add(*names, dest="tasks_per_node", type=int, default=1, metavar="N", help=help_)
+    add(*names, dest="tasks_per_node", type=count(1), default=1, metavar="N", help=help_)
 
 
 def command_of(args: argparse.Namespace) -> List[str]:
     """Returns the words of the command line to start."""
     words: List[str] = args.command_line
-    return words[1:] if words[:1] == ["--"] else words
+    words = words[1:] if words[:1] == ["--"] else words
+    if not words:
+        raise LaunchError(f"no command: slurm-resolver {args.command} … -- python train.py")
+    return words
+
+
+def count(least: int, most: int = 1_000_000) -> Callable[[str], int]:
+    """Returns a function that reads a number in this range."""
+
+    def read(text: str) -> int:
+        if not text.isdecimal() or not least <= int(text) <= most:
+            expected = f"expected a number from {least} to {most}"
+            raise argparse.ArgumentTypeError(f"{text!r}: {expected}")
+        return int(text)
+
+    return read
 
 
 def numbers_by_name(text: str) -> Dict[str, int]:
     """Reads ``ps=2,worker=-1``."""
-    found = {}
+    found: Dict[str, int] = {}
     for part in text.split(","):
-        name, equals, number = part.partition("=")
-        if not equals or not name.strip() or name.strip() in found:
-            raise argparse.ArgumentTypeError(f"{part!r} in {text!r}: expected NAME=NUMBER, once")
-        try:
-            found[name.strip()] = int(number)
-        except ValueError:
-            message = f"{part!r} in {text!r}: expected a whole number after '='"
-            raise argparse.ArgumentTypeError(message) from None
+        name, _, number = (word.strip() for word in part.partition("="))
+        if not name or name in found or not re.fullmatch("-?[0-9]{1,9}", number):
+            expected = "expected NAME=NUMBER, each name once"
+            raise argparse.ArgumentTypeError(f"{part!r} in {text!r}: {expected}")
+        found[name] = int(number)
     return found
 
 
@@ -86,10 +99,3 @@ def seconds(text: str) -> float:
     if not 0 <= number < float("inf"):
         raise argparse.ArgumentTypeError(f"{text!r}: expected seconds, a number from 0 on")
     return number
-
-
-def check_range(option: str, value: Optional[int], least: int, most: Optional[int] = None) -> None:
-    """Raises LaunchError for a value that is out of range; None means not given."""
-    if value is not None and not least <= value <= (most or 1_000_000):
-        end = f"to {most}" if most else "on"
-        raise LaunchError(f"{option} {value}: expected a number from {least} {end}")

@@ -7,6 +7,7 @@ import contextlib
 import sys
 import time
 
+from slurm_resolver.cli.options import count
 from slurm_resolver.errors import LaunchError
 from slurm_resolver.slurm import scontrol
 
@@ -29,8 +30,9 @@ examples:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds this subcommand's arguments."""
     help_ = "requeue the job at most N times (no limit)"
-    parser.add_argument("--max-restarts", type=int, metavar="N", help=help_)
-    parser.add_argument("status", metavar="STATUS", help="the training's exit status")
+    parser.add_argument("--max-restarts", type=count(0), metavar="N", help=help_)
+    help_ = "the training's exit status"
+    parser.add_argument("status", type=count(0, 255), metavar="STATUS", help=help_)
 
 
 def main(args: argparse.Namespace) -> int:
@@ -38,25 +40,21 @@ def main(args: argparse.Namespace) -> int:
     from slurm_resolver.preemption.requeue import REQUEUE_STATUS, job_id_for_scontrol, requeue_job
     from slurm_resolver.slurm.step import SlurmStep
 
-    if not (args.status.isdecimal() and int(args.status) <= 255):
-        raise LaunchError(f"STATUS {args.status!r}: expected an exit status from 0 to 255")
-    status = int(args.status)
+    status: int = args.status
     step = SlurmStep.read()
     job_id = job_id_for_scontrol(step)
     if job_id is None:
         raise LaunchError("SLURM_JOB_ID is not set: run this command in a batch file")
-    if status == 0:
-        return 0
-    if status != REQUEUE_STATUS:
-        preempted = False
+    preempted = False
+    if status not in (0, REQUEUE_STATUS):
         with contextlib.suppress(OSError):
             job = scontrol.show_job(job_id)
             preempted = scontrol.is_preempted(job)
             if scontrol.requeues_failures(job) and not preempted:
                 # Slurm would requeue the failed job, and hold it.
                 scontrol.forbid_requeue(job_id)
-        if not preempted:
-            return status
+    if status != REQUEUE_STATUS and not preempted:
+        return status
     plan = requeue_job(step, "scontrol", args.max_restarts)
     print(f"slurm-resolver requeue: {plan.message}", file=sys.stderr, flush=True)
     time.sleep(plan.wait)  # Slurm ends the batch file in this time

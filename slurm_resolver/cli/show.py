@@ -9,16 +9,14 @@ import re
 import sys
 from typing import List
 
-from slurm_resolver.cli.options import add_cluster_options, cluster_options
+from slurm_resolver.cli.options import add_cluster_options, cluster_options, count
 from slurm_resolver.cluster.cluster import Cluster, describe_cluster, describe_gpus
 from slurm_resolver.cluster.jobs import job_counts
 from slurm_resolver.cluster.layout import layout_from_environment
 from slurm_resolver.cluster.resolve import build_cluster, resolve_step
 from slurm_resolver.coordination.client import connect
 from slurm_resolver.errors import LaunchError, NotInStepError, RendezvousError
-from slurm_resolver.preflight.job_checks import advise_on_lonely_step
 from slurm_resolver.slurm.step import SlurmStep
-from slurm_resolver.wording import counted
 
 _SECONDS = 10.0  # for all tasks to come
 
@@ -41,8 +39,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print JSON, in every task")
     add = parser.add_argument_group("a planned step, outside Slurm").add_argument
     add("--nodelist", metavar="LIST", help="a host list, such as n[1-4]")
-    help_ = "one number for all nodes, or one for each: 2(x3),1 (1)"
-    add("--tasks-per-node", default="1", metavar="COUNTS", help=help_)
+    add("--tasks-per-node", type=count(1), default=1, metavar="N", help="tasks on each node (1)")
     help_ = "block, cyclic or plane=N (block)"
     add("--distribution", default="block", metavar="NAME", help=help_)
 
@@ -68,6 +65,8 @@ def main(args: argparse.Namespace) -> int:
         return 0
     gpus = _gather_gpus(cluster)
     if cluster.task is None or cluster.task.rank == 0:
+        from slurm_resolver.preflight.job_checks import advise_on_lonely_step  # takes long
+
         advice = advise_on_lonely_step(step)
         if advice:
             print(f"slurm-resolver show: {advice}", file=sys.stderr)
@@ -92,13 +91,13 @@ def _how_to_start() -> str:
     import shutil
 
     conf = os.environ.get("SLURM_CONF", "/etc/slurm/slurm.conf")
-    launcher = "with srun: srun -N 2 slurm-resolver show"
+    here = "this machine has Slurm, but this process is not in a step"
+    start = "srun -N 2 slurm-resolver show"
     if not (shutil.which("srun") or os.path.exists(conf)):
-        launcher = (
-            f"with slurm-resolver run, as this machine has no Slurm (no srun in PATH, no {conf})"
-        )
+        here = f"this machine has no Slurm (no srun in PATH, no {conf})"
+        start = "slurm-resolver run -n 2 -- slurm-resolver show"
     return (
-        f"this process is not in a Slurm step. Start it {launcher}; or describe a step: "
+        f"{here}. Start it with: {start}; or describe a step: "
         "slurm-resolver show --nodelist 'n[1-4]' --tasks-per-node 2"
     )
 
@@ -107,24 +106,15 @@ def _planned_step(args: argparse.Namespace) -> SlurmStep:
     """Returns the step that the options describe."""
     quote = "Quote it: the shell expands brackets"
     nodes = SlurmStep.nodes.parse(args.nodelist, "--nodelist", quote)
-    each: str = args.tasks_per_node
-    expected = "Give one number for all nodes, or one for each"
-    text = f"{each}(x{len(nodes)})" if re.fullmatch("[0-9]+", each) else each
-    counts = SlurmStep.tasks_per_node.parse(text, "--tasks-per-node", expected)
-    if len(counts) != len(nodes):
+    found = re.fullmatch(r"(block|cyclic)|plane=([1-9][0-9]{0,5})", args.distribution)
+    if found is None:
         raise LaunchError(
-            f"--tasks-per-node {each!r}: expected one number, or one for each of the "
-            f"{counted(len(nodes), 'node')} of --nodelist, as 2(x3),1"
+            f"--distribution {args.distribution!r}: expected block, cyclic or plane=N. For another "
+            "distribution, start the step: srun … slurm-resolver show"
         )
-    # further fields place tasks within a node
-    name, _, size = re.split("[:,]", args.distribution)[0].partition("=")
-    if name not in ("block", "cyclic", "plane") or (name == "plane") != bool(size):
-        raise LaunchError(
-            f"--distribution {args.distribution!r}: expected block, cyclic or plane=N. For an "
-            "arbitrary one, run it in the step: srun … slurm-resolver show"
-        )
-    plane_size = None
-    if size:
-        expected = "Write plane=N, with N tasks at a time on a node"
-        plane_size = SlurmStep.plane_size.parse(size, "--distribution plane", expected)
-    return SlurmStep(nodes=nodes, tasks_per_node=counts, distribution=name, plane_size=plane_size)
+    return SlurmStep(
+        nodes=nodes,
+        tasks_per_node=[args.tasks_per_node] * len(nodes),
+        distribution=found[1] or "plane",
+        plane_size=found[2] and int(found[2]),
+    )

@@ -7,15 +7,14 @@ import json
 import statistics
 import sys
 from itertools import chain, product
-from pathlib import Path
 from typing import Any, Dict, Iterator, List, Optional
 
 from slurm_resolver.cluster.addresses import identity_of
-from slurm_resolver.cluster.ports import choose_ports, derive_meeting_port
+from slurm_resolver.cluster.ports import derive_meeting_port
 from slurm_resolver.coordination import ServiceAddress
 from slurm_resolver.coordination.progress import IDLE
 from slurm_resolver.coordination.wire import WireError, ask_status
-from slurm_resolver.errors import LaunchError, RendezvousError, SlurmResolverError
+from slurm_resolver.errors import LaunchError, RendezvousError
 from slurm_resolver.slurm.hostlist import expand_hostlist
 from slurm_resolver.slurm.scontrol import UNSET, node_addresses, show_config, show_job, show_steps
 from slurm_resolver.slurm.step import SlurmStep
@@ -41,7 +40,7 @@ _HEADINGS = ("worker", "epoch", "step", "doing", "ms a step", "data", "between")
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds this subcommand's arguments."""
-    help_ = "default: this job, and its newest step that answers; for slurm-resolver run, its pid"
+    help_ = "default: this job, and its newest step that answers"
     parser.add_argument("step", nargs="?", metavar="JOBID[.STEP]", help=help_)
     parser.add_argument("--json", action="store_true", help="print JSON")
     what = "where the program sets port_base: that number plus the most tasks on one node"
@@ -95,11 +94,6 @@ def _addresses(
     Raises:
         OSError: if Slurm does not answer.
     """
-    simulated = _simulated_step(job_id)
-    if simulated is not None:
-        port = given_port or choose_ports(simulated, simulated.num_tasks or 1).meeting_port
-        yield ServiceAddress("localhost", port, "localhost", identity_of(simulated), 0, 0, False)
-        return
     job, cluster = show_job(job_id), own.cluster_name or show_config().get("ClusterName")
     job_id, restarts = job.get("JobId", job_id), int(job.get("Restarts") or 0)
     components = expand_hostlist(f"[{job.get('HetJobIdSet', job_id)}]")
@@ -128,20 +122,6 @@ def _addresses(
         for node, port in product(nodes, ports):
             host = hosts.get(node, node)
             yield ServiceAddress(host, port, node, identity_of(step), 0, 0, False)
-
-
-def _simulated_step(job_id: str) -> Optional[SlurmStep]:
-    """Returns the step of a `slurm-resolver run` on this machine, by its process id."""
-    try:
-        children = Path(f"/proc/{job_id}/task/{job_id}/children").read_text().split()
-        for child in children:
-            pairs = Path(f"/proc/{child}/environ").read_text(errors="surrogateescape").split("\0")
-            step = SlurmStep.read(dict(pair.split("=", 1) for pair in pairs if "=" in pair))
-            if step.simulated and step.job_id == job_id:
-                return step
-    except (OSError, SlurmResolverError):
-        pass
-    return None
 
 
 def slowest(workers: List[Dict[str, Any]]) -> Optional[Dict[str, Any]]:

@@ -5,19 +5,15 @@ from __future__ import annotations
 import argparse
 import os
 import shutil
-from typing import TYPE_CHECKING
 
 from slurm_resolver.cli.options import (
     add_command,
     add_tasks_per_node,
-    check_range,
     command_of,
+    count,
     seconds,
 )
 from slurm_resolver.errors import LaunchError
-
-if TYPE_CHECKING:
-    from slurm_resolver.supervision.supervisor import SupervisorOptions
 
 DESCRIPTION = """\
 For a batch file, instead of srun: runs a step on healthy nodes of this allocation, and restarts it
@@ -47,10 +43,10 @@ examples:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds this subcommand's arguments; each has the name of its field in `SupervisorOptions`."""
     add = parser.add_argument
-    add("--restarts", type=int, default=3, metavar="N", help="restart at most N times (3)")
-    add("-N", "--nodes", type=int, metavar="N", help="nodes of the step (all of the job's)")
+    add("--restarts", type=count(0), default=3, metavar="N", help="restart at most N times (3)")
+    add("-N", "--nodes", type=count(1), metavar="N", help="nodes of the step (all of the job's)")
     help_ = "continue with at least N nodes if fewer than --nodes are healthy"
-    add("--min-nodes", type=int, metavar="N", help=help_)
+    add("--min-nodes", type=count(1), metavar="N", help=help_)
     add_tasks_per_node(add)
     help_ = (
         "end with status 75 if too few nodes are left, the time limit is near, or the job is "
@@ -76,28 +72,20 @@ def main(args: argparse.Namespace) -> int:
     from slurm_resolver.supervision.supervisor import Supervisor, SupervisorOptions
 
     values = {key: value for key, value in vars(args).items() if key in SupervisorOptions._fields}
-    values["command"] = command_of(args)
-    options = SupervisorOptions(**values)
-    _check(options)
-    step = SlurmStep.read()
-    if step.job_id is None:
-        raise LaunchError(
-            "SLURM_JOB_ID is not set: run this command in a batch file, or in a shell of salloc. "
-            "slurm-resolver sbatch --restarts 3 -- python train.py prints such a file."
-        )
-    return Supervisor(options, step, Signals()).run()
-
-
-def _check(options: SupervisorOptions) -> None:
-    check_range("--restarts", options.restarts, 0)
-    check_range("--nodes", options.nodes, 1)
-    check_range("--min-nodes", options.min_nodes, 1, options.nodes)
-    check_range("--ntasks-per-node", options.tasks_per_node, 1)
-    command = options.command
-    if not command or os.path.basename(command[0]) != "srun" or len(command) < 2:
+    command = command_of(args)
+    if args.nodes is not None and (args.min_nodes or 0) > args.nodes:
+        raise LaunchError(f"--min-nodes {args.min_nodes}: expected at most --nodes {args.nodes}")
+    if os.path.basename(command[0]) != "srun" or len(command) < 2:
         raise LaunchError(
             f"{' '.join(command)!r}: expected srun with its options and a program, as in "
             "slurm-resolver supervise --nodes 4 -- srun --label python train.py"
         )
     if shutil.which(command[0]) is None:
         raise LaunchError(f"{command[0]!r} is not a program that can be started here")
+    step = SlurmStep.read()
+    if step.job_id is None:
+        raise LaunchError(
+            "SLURM_JOB_ID is not set: run this command in a batch file, or in a shell of salloc. "
+            "slurm-resolver sbatch --restarts 3 -- python train.py prints such a file."
+        )
+    return Supervisor(SupervisorOptions(**{**values, "command": command}), step, Signals()).run()

@@ -10,12 +10,12 @@ IMITATED_SLURM = "26.05"  # the Slurm whose srun is imitated
 
 
 class RunOptions(NamedTuple):
-    """What is asked of a job and of its steps; times are in seconds.
+    """The options of a job and of its steps; times are in seconds.
 
     Attributes:
-        gpu_variables: the GPU variables of each task; None where no GPUs were asked for.
+        gpu_variables: the GPU variables of each task; None if no GPUs were asked for.
         output: a file name pattern, "all" (the screen), "none", or the only rank that is shown.
-        label: whether lines begin with the rank; None: on the screen they do, in files not.
+        label: whether lines begin with the rank; None: on the screen, not in files.
         limit_signal: the signal that the tasks get before the time limit.
         fail_after: the time after the start of the first step, and the rank that is killed then.
         preempt_after: when the first step is preempted, after the first step of its training.

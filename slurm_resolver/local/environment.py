@@ -55,16 +55,12 @@ def step_environment(
         **dict.fromkeys(("SLURM_NTASKS", "SLURM_NPROCS", "SLURM_STEP_NUM_TASKS"), tasks),
         **dict.fromkeys(("SLURM_TASKS_PER_NODE", "SLURM_STEP_TASKS_PER_NODE"), tasks),
         **dict.fromkeys(("SLURM_CPUS_ON_NODE", "SLURM_JOB_CPUS_PER_NODE"), tasks),
-        "SLURM_CLUSTER_NAME": "local",
+        **dict.fromkeys(("SLURM_CLUSTER_NAME", "SLURM_JOB_PARTITION"), "local"),
         "SLURM_GTIDS": ",".join(map(str, range(options.num_tasks))),
         "SLURM_JOB_END_TIME": str(end),
-        "SLURM_JOB_GID": str(os.getgid()),
         "SLURM_JOB_NAME": Path(options.command[0]).name,
-        "SLURM_JOB_PARTITION": "local",
         "SLURM_JOB_START_TIME": str(int(job_started)),
-        "SLURM_JOB_UID": str(os.getuid()),
         "SLURM_JOB_USER": getpass.getuser(),
-        "SLURM_LAUNCH_NODE_IPADDR": "127.0.0.1",
         "SLURM_NODEID": "0",
         "SLURM_STEP_RESV_PORTS": ",".join(map(str, free_ports(options.num_tasks + 1))),
         "SLURM_SUBMIT_DIR": os.getcwd(),
@@ -78,17 +74,13 @@ def step_environment(
 def inherited_environment(environ: Mapping[str, str], options: RunOptions) -> Dict[str, str]:
     """Returns the launcher's variables that its tasks get, without those of a step around it."""
     removed = () if options.gpu_variables is None else GPU_VARIABLES  # each gets its own
-    kept = {
-        name: value
-        for name, value in environ.items()
-        if not name.startswith(("SLURM_", "SLURMD_"))
-        or (name.startswith("SLURM_RESOLVER") and _OF_A_STEP.fullmatch(name) is None)
-        if name not in removed
-    }
-    # Python would keep back what a task prints into a pipe until the task ends.
-    kept.setdefault("PYTHONUNBUFFERED", "1")
-    # TensorFlow's warnings and errors stay visible.
-    kept.setdefault("TF_CPP_MIN_LOG_LEVEL", "1")
+    # Python would keep back what a task prints into a pipe until the task ends. TensorFlow's
+    # warnings and errors stay visible.
+    kept = {"PYTHONUNBUFFERED": "1", "TF_CPP_MIN_LOG_LEVEL": "1"}
+    for name, value in environ.items():
+        is_setting = name.startswith("SLURM_RESOLVER") and not _OF_A_STEP.fullmatch(name)
+        if name not in removed and (is_setting or not name.startswith(("SLURM_", "SLURMD_"))):
+            kept[name] = value
     return kept
 
 
@@ -129,11 +121,11 @@ def gpu_variables(
     if count is None:
         return None
     common = {} if gpus is None else {"SLURM_GPUS": str(gpus)}
+    if count == 0:
+        return [{**common, CUDA: ""}] * num_tasks
     if gpus_per_task:
         bind = f"gres/gpu:per_task:{gpus_per_task}"
         common.update(dict.fromkeys(("SLURM_TRES_BIND", "SLURMD_TRES_BIND"), bind))
-    if count == 0:
-        return [{**common, CUDA: ""}] * num_tasks
     names, devices = _step_devices(count, environ)
     common["SLURM_GPUS_ON_NODE"] = str(count)
     tasks = []
@@ -141,8 +133,7 @@ def gpu_variables(
         own = devices
         if gpus_per_task:
             own = devices[rank * gpus_per_task : (rank + 1) * gpus_per_task]
-        shown = dict.fromkeys((*names, "SLURM_STEP_GPUS"), ",".join(own))
-        tasks.append({**common, **shown})
+        tasks.append({**common, **dict.fromkeys((*names, "SLURM_STEP_GPUS"), ",".join(own))})
     return tasks
 
 
@@ -150,20 +141,16 @@ def _step_devices(count: int, environ: Mapping[str, str]) -> Tuple[Sequence[str]
     """Returns the variables to set, and the step's GPUs."""
     shown = {name: value for name, value in environ.items() if name in GPU_VARIABLES}
     visible = read_visible_devices(SlurmStep.read(shown))
-    if visible.devices is not None:
-        if count > len(visible.devices):
-            raise GpuError(
-                f"{count} GPUs are asked for, but {visible.text} names {len(visible.devices)}. Ask "
-                "for fewer, or unset the variable."
-            )
-        devices = visible.devices[:count]
-        # The other makers' drivers do not know this one's UUIDs.
-        numbers_only = all(name.isdigit() for name in devices)
-        return (SET_BY_SLURM if numbers_only else [visible.name]), devices
-    found = count_driver_gpus()
-    if found is not None and found < count:
-        raise GpuError(
-            f"{count} GPUs are asked for, but the driver shows {found}. Ask for fewer, or name "
-            f"devices in {CUDA} to simulate more."
-        )
-    return SET_BY_SLURM, tuple(map(str, range(count)))
+    remedy = f"Ask for fewer, or name devices in {CUDA} to simulate more."
+    if visible.devices is None:
+        found = count_driver_gpus()
+        if found is not None and found < count:
+            raise GpuError(f"{count} GPUs are asked for, but the driver shows {found}. {remedy}")
+        return SET_BY_SLURM, tuple(map(str, range(count)))
+    if count > len(visible.devices):
+        given = f"{visible.text} names {len(visible.devices)}"
+        raise GpuError(f"{count} GPUs are asked for, but {given}. {remedy}")
+    devices = visible.devices[:count]
+    # The other makers' drivers do not know this one's UUIDs.
+    numbers_only = all(name.isdigit() for name in devices)
+    return (SET_BY_SLURM if numbers_only else [visible.name]), devices

@@ -15,7 +15,7 @@ import subprocess
 import tempfile
 import threading
 import time
-from typing import Any, Callable, Dict, Iterable, List, Mapping, Optional, Tuple
+from typing import Any, Callable, Dict, Iterable, List, Mapping
 
 from slurm_resolver.errors import LaunchError
 from slurm_resolver.local import RunOptions
@@ -23,6 +23,7 @@ from slurm_resolver.local.child_process import end_with_this
 from slurm_resolver.local.environment import inherited_environment, step_environment
 from slurm_resolver.local.output import Output
 from slurm_resolver.training_reports import READY, SAVED, VARIABLE
+from slurm_resolver.wording import counted
 
 MAX_REQUEUES = 5  # as Slurm's MaxBatchRequeue by default
 GRACE_SECONDS = 5.0  # from the signal that asks tasks to end until SIGKILL, as Slurm's KillWait
@@ -33,74 +34,40 @@ _SIGNALS += [signal.SIGUSR1, signal.SIGUSR2]
 _SET_TASK_PID = ("/bin/sh", "-c", 'export SLURM_TASK_PID=$$; exec "$0" "$@"')
 
 
-class LocalJob:
-    """Runs a step, and starts it again after a requeue or a failure."""
+async def run_job(
+    options: RunOptions, environ: Mapping[str, str], print_line: Callable[[str], None]
+) -> int:
+    """Runs a step, and others after a requeue or a failure; returns the last one's exit status.
 
-    def __init__(self, options: RunOptions, print_line: Callable[[str], None]) -> None:
-        """Prepares the job, whose messages `print_line` prints; nothing is started yet."""
-        self._options = options
-        self._print_line = print_line
-        self._first_failure = ""
-
-    def run(self, environ: Mapping[str, str]) -> int:
-        """Returns the exit status of the last step.
-
-        Raises:
-            LaunchError: if an output file cannot be written, or a task cannot be started.
-        """
-        return asyncio.run(self._run(inherited_environment(environ, self._options)))
-
-    async def _run(self, inherited: Mapping[str, str]) -> int:
-        options = self._options
-        if not options.requeue:
-            options = options._replace(requeue_status=None)
-        started, restarts, steps = time.time(), 0, 0
+    Raises:
+        LaunchError: if an output file cannot be written, or a task cannot be started.
+    """
+    inherited = inherited_environment(environ, options)
+    started, requeues, steps = time.time(), 0, 0
+    while True:
+        step = _Step(options, print_line)
         for number in _SIGNALS:
-            asyncio.get_running_loop().add_signal_handler(number, self._on_signal, number)
-        while True:
-            self._step = step = _Step(options, self._print_line)
-            variables = step_environment(options, started, restarts, steps)
-            output = Output(options)
-            await step.run({**inherited, **variables}, time.time() - started, output)
-            if step.requeue_reason is not None:
-                if not self._may_requeue(step.requeue_reason, restarts):
-                    return step.status
-                started, restarts, steps = time.time(), restarts + 1, 0
-            elif self._may_restart(step, steps):
-                steps += 1
-            else:
+            asyncio.get_running_loop().add_signal_handler(number, step.on_signal, number)
+        variables = step_environment(options, started, requeues, steps)
+        await step.run({**inherited, **variables}, time.time() - started)
+        reason, count, most = step.requeue_reason, requeues, MAX_REQUEUES
+        if reason and not options.requeue:
+            print_line("not started again: --requeue is not given")
+            return step.status
+        if not reason:
+            reason, count, most = step.failure, steps, options.restarts
+            # A task that asks for a requeue has not failed, even if --requeue is not given.
+            if not (reason and most) or step.status == options.requeue_status:
                 return step.status
-            options = options._replace(preempt_after=None, fail_after=None)
-
-    def _on_signal(self, number: signal.Signals) -> None:
-        self._step.on_signal(number)  # the one that runs now
-
-    def _may_requeue(self, reason: str, restarts: int) -> bool:
-        if not self._options.requeue:
-            self._print_line("not started again: --requeue is not given")
-        elif restarts == MAX_REQUEUES:
-            self._print_line(f"not started again after {restarts} restarts: {reason}")
+        if count == most:
+            print_line(f"not started again after {counted(count, 'restart')}: {reason}")
+            return step.status
+        print_line(f"restart {count + 1} of at most {most}: {reason}")
+        if step.requeue_reason:
+            started, requeues, steps = time.time(), requeues + 1, 0
         else:
-            self._print_line(f"restart {restarts + 1} of at most {MAX_REQUEUES}: {reason}")
-            return True
-        return False
-
-    def _may_restart(self, step: _Step, steps: int) -> bool:
-        """Decides whether the job starts a new step after this one."""
-        most = self._options.restarts
-        # a task that asks for a requeue has not failed, even if --requeue is not given
-        if not most or step.failure is None or step.status == self._options.requeue_status:
-            return False
-        failure = _describe_end(*step.failure)
-        self._first_failure = self._first_failure or f"{failure} in step {steps}"
-        if steps < most:
-            self._print_line(f"restart {steps + 1} of at most {most} (--restarts): {failure}")
-            return True
-        self._print_line(
-            f"not started again: {failure}, but --restarts is {most}. The first failure: "
-            f"{self._first_failure}"
-        )
-        return False
+            steps += 1
+        options = options._replace(preempt_after=None, fail_after=None)
 
 
 class _Step:
@@ -108,15 +75,13 @@ class _Step:
 
     Attributes:
         status: the highest exit status of the tasks; 128 and the number for a signal.
-        requeue_reason: why the job has to be requeued; None if it is not.
-        failure: the rank and the exit status of the task that failed first; None if none failed, or
-            all were asked to end.
+        requeue_reason: why the job is to start anew; "" if it is not.
+        failure: how the task that failed first ended; "" if none failed, or all were asked to end.
     """
 
     def __init__(self, options: RunOptions, print_line: Callable[[str], None]) -> None:
         self.status = 0
-        self.requeue_reason: Optional[str] = None
-        self.failure: Optional[Tuple[int, int]] = None
+        self.requeue_reason = self.failure = ""
         self._options = options
         self._print_line = print_line
         self._processes: List[subprocess.Popen[bytes]] = []
@@ -126,17 +91,18 @@ class _Step:
         self._ended = asyncio.Event()
         self._ending = False  # the tasks have been asked to end
         self._ignore_statuses = False  # what they exit with then is not their own failure
-        self._preempted = False
 
-    async def run(self, variables: Mapping[str, str], elapsed: float, output: Output) -> None:
+    async def run(self, variables: Mapping[str, str], elapsed: float) -> None:
         """Starts every task, and waits for all; the time limit counts from `elapsed` s before."""
+        output = Output(self._options)
         with contextlib.closing(output), tempfile.NamedTemporaryFile() as self._reports:
             try:
                 for rank in range(self._options.num_tasks):
                     self._start_task(rank, self._task_environment(rank, variables), output)
                 self._set_timers(elapsed)
                 await self._ended.wait()
-                self._say_how_the_preemption_went()
+                if self._options.preempt_after is not None:
+                    self._describe_preemption()
             finally:
                 self._cancel_timers()
                 # What the tasks left running ends as well, as at the end of a Slurm step.
@@ -193,7 +159,8 @@ class _Step:
             why = f"the time limit of {options.time_limit} s is reached"
             self._call_later(left, self._end_all, why)
             if options.limit_signal is not None and left > options.limit_signal.seconds:
-                self._call_later(left - options.limit_signal.seconds, self._send_limit_signal)
+                number, seconds = options.limit_signal
+                self._call_later(left - seconds, self._send_limit_signal, number, seconds)
         if options.fail_after is not None:
             self._call_later(options.fail_after[0], self._fail_as_planned, options.fail_after[1])
         if options.preempt_after is not None:
@@ -202,9 +169,7 @@ class _Step:
     def _call_later(self, seconds: float, action: Callable[..., None], *arguments: Any) -> None:
         self._timers.append(self._loop.call_later(seconds, action, *arguments))
 
-    def _send_limit_signal(self) -> None:
-        assert self._options.limit_signal is not None
-        number, seconds = self._options.limit_signal
+    def _send_limit_signal(self, number: signal.Signals, seconds: int) -> None:
         self._print_line(f"{seconds} s to the time limit: sending {number.name} to all tasks")
         # A stopped task could not handle it; Slurm sends both as well.
         self._send(self._running, number, signal.SIGCONT)
@@ -217,7 +182,6 @@ class _Step:
     def _preempt(self) -> None:
         if not self._ending:
             self._end_all("preempted")
-            self._preempted = True
             self.requeue_reason = "the step was preempted"
 
     def _preempt_in_training(self, seconds: float) -> None:
@@ -231,11 +195,12 @@ class _Step:
         self._reports.seek(0)
         return event.encode() in self._reports.read().split()
 
-    def _say_how_the_preemption_went(self) -> None:
+    def _describe_preemption(self) -> None:
         """Reports a planned preemption that did not come, or that saved nothing."""
-        if self._preempted and self._reported(READY) and not self._reported(SAVED):
+        was_preempted = self._ignore_statuses and self.requeue_reason
+        if was_preempted and not self._reported(SAVED):
             self._print_line("nothing was saved after the preemption")
-        elif self._options.preempt_after is not None and not self._ending:
+        elif not self._ending:
             why = "the tasks ended before --preempt-after"
             if not self._reported(READY):
                 why = "no task has reported a first step (BackupAndResume, ResumableLoop and "
@@ -246,11 +211,11 @@ class _Step:
         self._running.discard(rank)
         if not self._running:
             self._ended.set()
-        asks_for_requeue = status == self._options.requeue_status
+        asks_for_requeue = self._options.requeue and status == self._options.requeue_status
         if self._ignore_statuses or (self._ending and not asks_for_requeue):
             return
         self.status = max(self.status, status)
-        if asks_for_requeue and self.requeue_reason is None:
+        if asks_for_requeue and not self.requeue_reason:
             self.requeue_reason = f"task {rank} asked for it with exit status {status}"
             if not self._ending and self._options.kill_on_bad_exit:
                 # The others are about to end as well, and may be saving a checkpoint.
@@ -258,8 +223,8 @@ class _Step:
                 self._cancel_timers()
                 self._call_later(GRACE_SECONDS, self._end_tasks, signal.SIGTERM)
         elif status and not asks_for_requeue:
-            self.failure = self.failure or (rank, status)
             end = _describe_end(rank, status)
+            self.failure = self.failure or end
             if self._running and self._options.kill_on_bad_exit:
                 self._print_line(f"{end}; ending the other tasks")
                 self._end_tasks(signal.SIGTERM)
@@ -270,7 +235,7 @@ class _Step:
         """Ends all tasks, whatever they exit with."""
         self._print_line(f"{why}: ending all tasks")
         self.status = max(self.status, 128 + number)
-        self.requeue_reason = self.failure = None
+        self.requeue_reason = self.failure = ""
         self._ignore_statuses = True
         # A second signal ends them at once.
         self._end_tasks(signal.SIGKILL if self._ending else number)

@@ -6,6 +6,7 @@ All output comes through pipes, and threads copy it, so that lines of several ta
 from __future__ import annotations
 
 import contextlib
+import io
 import os
 import re
 import subprocess
@@ -16,9 +17,7 @@ from typing import IO, BinaryIO, Dict, List, Mapping, Optional
 from slurm_resolver.errors import LaunchError
 from slurm_resolver.local import RunOptions
 
-_LONGEST_LINE = 1024 * 1024
-
-# TensorFlow 2.21 logs these while it is loaded, before it reads TF_CPP_MIN_LOG_LEVEL.
+# TensorFlow 2.21 logs these when it is imported, before it reads TF_CPP_MIN_LOG_LEVEL.
 _EARLY_NOTES = re.compile(
     rb"WARNING: All log messages before absl::InitializeLog\(\) is called"
     rb"|I0000 \S+ +\d+ (port\.cc:\d+\] oneDNN custom|cudart_stub\.cc:\d+\] Could not find cuda)"
@@ -26,14 +25,14 @@ _EARLY_NOTES = re.compile(
 
 # The fields of a file name, and the variables of the task that they stand for.
 _VARIABLES = {
-    **{"t": "SLURM_PROCID", "j": "SLURM_JOB_ID", "s": "SLURM_STEP_ID", "n": "SLURM_NODEID"},
-    **{"N": "SLURMD_NODENAME", "x": "SLURM_JOB_NAME", "u": "SLURM_JOB_USER"},
+    **{"%t": "SLURM_PROCID", "%j": "SLURM_JOB_ID", "%s": "SLURM_STEP_ID", "%n": "SLURM_NODEID"},
+    **{"%N": "SLURMD_NODENAME", "%x": "SLURM_JOB_NAME", "%u": "SLURM_JOB_USER"},
 }
 
 
 def file_name(pattern: str, variables: Mapping[str, str]) -> str:
     """Returns the pattern with srun's fields, such as %t, filled in; unknown ones stay."""
-    fields = {f"%{letter}": variables[name] for letter, name in _VARIABLES.items()}
+    fields = {field: variables[name] for field, name in _VARIABLES.items()}
     fields["%%"] = "%"
     return re.sub("%.", lambda match: fields.get(match[0], match[0]), pattern)
 
@@ -60,14 +59,28 @@ class Output:
         if name is None:
             return subprocess.PIPE
         if name not in self._files:
-            self._files[name] = _open(name)
+            try:
+                self._files[name] = io.FileIO(name, "w")
+            except OSError as error:
+                raise LaunchError(
+                    f"cannot write to {name!r} ({error.strerror}): expected a file name, in a "
+                    "folder that exists"
+                ) from None
         return subprocess.STDOUT  # with one pipe for both, their lines keep their order
 
     def copy_from(self, rank: int, process: subprocess.Popen[bytes]) -> None:
         """Starts to copy what comes from a task's pipes."""
-        self._start_copying(rank, process.stdout, "stdout")
-        if process.stderr is not None:  # else both streams go to a file, through one pipe
-            self._start_copying(rank, process.stderr, "stderr")
+        name, tasks = self._names[rank], self._options.num_tasks
+        labelled = name is None if self._options.label is None else self._options.label
+        label = f"{rank:{len(str(tasks - 1))}d}: ".encode() if labelled else b""
+        end = b"\n" if labelled or (name is None and tasks > 1) else b""  # of the last line
+        screens = ((process.stdout, sys.stdout.buffer), (process.stderr, sys.stderr.buffer))
+        for source, screen in screens:
+            if source is not None:
+                arguments = (source, screen if name is None else self._files[name], label, end)
+                thread = threading.Thread(target=self._copy, args=arguments, daemon=True)
+                thread.start()
+                self._threads.append(thread)
 
     def close(self) -> None:
         """Waits until all is written, and closes the files."""
@@ -85,47 +98,11 @@ class Output:
             return os.devnull
         return file_name(pattern, variables)
 
-    def _start_copying(self, rank: int, source: Optional[IO[bytes]], stream: str) -> None:
-        name, label = self._names[rank], b""
-        if name is None if self._options.label is None else self._options.label:
-            label = f"{rank:{len(str(self._options.num_tasks - 1))}d}: ".encode()
-        arguments = (source, name, label, stream)
-        thread = threading.Thread(target=self._copy, args=arguments, daemon=True)
-        thread.start()
-        self._threads.append(thread)
-
-    def _copy(self, source: IO[bytes], name: Optional[str], label: bytes, stream: str) -> None:
-        """Copies whole lines; without labels the output of the only task as it comes."""
-        screen = sys.stdout.buffer if stream == "stdout" else sys.stderr.buffer
-        target = screen if name is None else self._files[name]
-        at_once = not label and self._options.num_tasks == 1
-        last_end = b"\n" if label or name is None else b""
-        rest = b""
+    def _copy(self, source: IO[bytes], target: BinaryIO, label: bytes, end: bytes) -> None:
         # BrokenPipeError: the reader of the screen has gone; ValueError: the file is closed
         with source, contextlib.suppress(BrokenPipeError, ValueError):
-            while piece := os.read(source.fileno(), 65_536):
-                *lines, rest = (rest + piece).split(b"\n")
-                if len(rest) > _LONGEST_LINE:
-                    lines.append(rest)
-                    rest = b""
-                if not self._shows_notes:
-                    lines = [line for line in lines if not _EARLY_NOTES.match(line)]
-                labelled = b"".join(label + line + b"\n" for line in lines)
-                self._write(target, piece if at_once else labelled)
-            if rest and not at_once:
-                self._write(target, label + rest + last_end)
-
-    def _write(self, target: BinaryIO, text: bytes) -> None:
-        with self._lock:
-            target.write(text)
-            target.flush()
-
-
-def _open(name: str) -> BinaryIO:
-    try:
-        return open(name, "wb")
-    except OSError as error:
-        raise LaunchError(
-            f"cannot write to {name!r} ({error.strerror}): expected a file name, in a folder that "
-            "exists"
-        ) from None
+            for line in source:
+                if self._shows_notes or not _EARLY_NOTES.match(line):
+                    with self._lock:
+                        target.write(label + line + (b"" if line.endswith(b"\n") else end))
+                        target.flush()

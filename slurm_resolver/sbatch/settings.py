@@ -15,22 +15,20 @@ DEFAULT_TIME = "01:00:00"
 
 SIGNAL_EARLY_SECONDS = 60  # Slurm may send the signal this much earlier than asked
 # that a batch file can catch, and that have no other meaning
-_SIGNALS = "USR1|USR2|TERM|INT|HUP|QUIT|ALRM|URG"
+SIGNALS = ("USR1", "USR2", "TERM", "INT", "HUP", "QUIT", "ALRM", "URG")
 
 
 class BatchSettings(NamedTuple):
     """The settings of a batch file; the names are those of sbatch's options.
 
     Attributes:
-        jobs: counts by job name as `resolve` takes them; None for workers only.
+        jobs: counts by job name, as for `resolve`; None for workers only.
         ps_nodes: the number of further nodes, without GPUs, for the chief and the parameter
-            servers: a heterogeneous job, in which `nodes` and `tasks_per_node` are the workers'.
-        restarts: how often `slurm-resolver supervise` starts the step again inside the allocation;
-            None for a plain srun.
+            servers, in a heterogeneous job; `nodes` and `tasks_per_node` are the workers' then.
+        restarts: how often `supervise` restarts the step in its allocation; None for a plain srun.
         spare_nodes: the number of nodes beside `nodes`, for restarts.
         min_nodes: with how many nodes a restart may continue; None for `nodes`.
-        max_restarts: how often the batch file requeues the job; None for `max_requeues`'s choice.
-        segment: how many of `nodes` at a time lie in one block (topology/block, from Slurm 24.11).
+        max_restarts: how often the batch file requeues the job; None for 10, or 100 with a ps.
     """
 
     command: Sequence[str]
@@ -48,7 +46,6 @@ class BatchSettings(NamedTuple):
     account: Optional[str] = None
     qos: Optional[str] = None
     constraint: Optional[str] = None
-    segment: Optional[int] = None
     restarts: Optional[int] = None
     spare_nodes: Optional[int] = None
     min_nodes: Optional[int] = None
@@ -63,43 +60,32 @@ class BatchSettings(NamedTuple):
     env_setup: Sequence[str] = ()
 
 
-_COUNTS = (
-    *("nodes", "tasks_per_node", "cpus_per_task", "ps_nodes", "max_restarts", "wait"),
-    *("segment", "restarts", "spare_nodes", "min_nodes"),
-)
-_TEXTS = (
-    *("job_name", "partition", "ps_partition", "account", "qos", "constraint"),
-    *("gpus_per_node", "mem", "array"),
-)
-
-
 def check_settings(settings: BatchSettings) -> None:
     """Raises LaunchError for a value that is not valid, JobsError for jobs that do not fit."""
-    for name in _COUNTS:
-        count = getattr(settings, name)
-        if count is not None and not 1 <= count <= 1_000_000:
-            raise _refused(name, count, "a whole number from 1 on")
-    for name in _TEXTS:
-        value = getattr(settings, name)
-        if value is not None and not (value and value.isprintable()):
-            raise _refused(name, value, "text of printable characters")
+    for name, value in settings._asdict().items():
+        for text in settings.env_setup if name == "env_setup" else [value]:
+            if isinstance(text, str) and not (text.strip() and text.isprintable()):
+                raise _refused(name, text, "one line of printable characters")
     if "/" in (settings.job_name or ""):
         raise _refused("job_name", settings.job_name, "no slash, as the output file is named so")
-    pattern = rf"(SIG)?({_SIGNALS})(@\d{{1,5}})?"
-    if not re.fullmatch(pattern, settings.signal or "USR1", re.ASCII):
-        names = _SIGNALS.replace("|", ", ")
-        expected = f"one of {names}, with the seconds before the end: USR1@120"
-        raise _refused("signal", settings.signal, expected)
-    for line in settings.env_setup:
-        if not (line.strip() and line.isprintable()):
-            raise _refused("env_setup", line, "one line; give the option again for another line")
-    _check_times(settings)
+    _check_time(settings)
     _check_command(settings.command)
+    for name, other in (
+        ("ps_partition", "ps_nodes"),
+        ("spare_nodes", "restarts"),
+        ("min_nodes", "restarts"),
+    ):
+        if getattr(settings, name) is not None and getattr(settings, other) is None:
+            expected = f"--{other.replace('_', '-')} as well"
+            raise _refused(name, getattr(settings, name), expected)
     _check_jobs(settings, settings.nodes)
-    _check_restarts(settings)
+    if settings.min_nodes is not None:
+        if settings.min_nodes > settings.nodes:
+            raise _refused("min_nodes", settings.min_nodes, f"at most --nodes {settings.nodes}")
+        _check_jobs(settings, settings.min_nodes)
 
 
-def _check_times(settings: BatchSettings) -> None:
+def _check_time(settings: BatchSettings) -> None:
     limit = parse_time(settings.time)
     earliest = seconds_after_signal(settings) + SIGNAL_EARLY_SECONDS  # before the time limit
     if job_signal(settings) and limit is not None and limit <= earliest:
@@ -111,9 +97,7 @@ def _check_times(settings: BatchSettings) -> None:
 
 
 def _check_command(command: Sequence[str]) -> None:
-    if not command or not command[0]:
-        raise LaunchError("no command: slurm-resolver sbatch --nodes 2 -- python train.py")
-    if command[0].startswith("-"):
+    if not command[0] or command[0].startswith("-"):
         raise LaunchError(f"{command[0]!r}: expected a program; srun would read it as an option.")
     for word in command:
         if word == ":" or re.search("[\r\ud800-\udfff]", word):
@@ -127,20 +111,17 @@ def _check_command(command: Sequence[str]) -> None:
 def _check_jobs(settings: BatchSettings, nodes: int) -> None:
     jobs = settings.jobs or {}
     tasks = nodes * settings.tasks_per_node
-    if settings.ps_partition is not None and settings.ps_nodes is None:
-        raise LaunchError("--ps-partition is for the nodes of --ps-nodes: expected both.")
     if settings.ps_nodes is not None:
         if dict(jobs) != {"chief": 1, "ps": jobs.get("ps", 0), "worker": -1}:
             raise LaunchError("--ps-nodes: expected --ps as well, the number of parameter servers.")
         if settings.ps_nodes > jobs["ps"] + 1:
             expected = f"at most {jobs['ps'] + 1}, the number of chief and parameter servers"
             raise _refused("ps_nodes", settings.ps_nodes, expected)
-        if settings.array is not None:
-            raise LaunchError("--array and --ps-nodes: Slurm has no array of heterogeneous jobs.")
-        if settings.restarts is not None:
+        if settings.restarts is not None or settings.array is not None:
             raise LaunchError(
-                "--restarts and --ps-nodes: slurm-resolver supervise does not restart a step of a "
-                "heterogeneous job; leave out --ps-nodes, or use --requeue instead of --restarts."
+                "--ps-nodes makes a heterogeneous job: expected no --array, which Slurm does not "
+                "have for one, and no --restarts, as slurm-resolver supervise does not restart its "
+                "step. Leave out --ps-nodes, or use --requeue instead of --restarts."
             )
         tasks += jobs["ps"] + 1
     if jobs.get("ps", 0) < 0:
@@ -159,23 +140,6 @@ def _check_jobs(settings: BatchSettings, nodes: int) -> None:
         )
 
 
-def _check_restarts(settings: BatchSettings) -> None:
-    jobs, least = settings.jobs or {}, settings.min_nodes
-    for name in ("spare_nodes", "min_nodes"):
-        if settings.restarts is None and getattr(settings, name) is not None:
-            raise _refused(name, getattr(settings, name), "--restarts N as well")
-    if least is None:
-        return
-    if least > settings.nodes:
-        raise _refused("min_nodes", least, f"at most --nodes {settings.nodes}")
-    if least < settings.nodes and jobs and -1 not in jobs.values():
-        raise LaunchError(
-            f"--min-nodes {least} and jobs={dict(jobs)!r}: with fewer nodes there are fewer tasks; "
-            "expected one job to be -1, the rest."
-        )
-    _check_jobs(settings, least)
-
-
 def _refused(name: str, value: object, expected: str) -> LaunchError:
     return LaunchError(f"--{name.replace('_', '-')} {value!r}: expected {expected}.")
 
@@ -185,19 +149,9 @@ def job_signal(settings: BatchSettings) -> Optional[str]:
     return settings.signal or (DEFAULT_SIGNAL if settings.requeue else None)
 
 
-def signal_name(settings: BatchSettings) -> str:
-    """Returns the signal for `trap`, such as USR1."""
-    return (job_signal(settings) or "").partition("@")[0].replace("SIG", "")
-
-
 def script_requeues(settings: BatchSettings) -> bool:
     """Whether the batch file gets the signal and requeues the job, as parameter servers do not."""
     return settings.requeue and (settings.jobs or {}).get("ps", 0) > 0
-
-
-def max_requeues(settings: BatchSettings) -> int:
-    """Returns how often the batch file requeues the job; with a ps it does at every time limit."""
-    return settings.max_restarts or (100 if script_requeues(settings) else 10)
 
 
 def seconds_after_signal(settings: BatchSettings) -> int:

@@ -1,7 +1,7 @@
 """The folder that `slurm-resolver exec` puts on PYTHONPATH to replace TensorFlow's classes.
 
-Python imports the module `sitecustomize` at its start. The one in this folder does not import
-TensorFlow; it acts after the program has imported it.
+Python imports `sitecustomize` when it starts. The one in this folder does not import TensorFlow: it
+replaces the classes after the program has imported TensorFlow.
 """
 
 from __future__ import annotations
@@ -13,19 +13,10 @@ TYPE_CHECKING = False  # not typing's: every Python program of the step imports 
 if TYPE_CHECKING:
     from importlib.machinery import ModuleSpec
     from types import ModuleType
-    from typing import Any, Callable, Dict, Mapping, Optional, Sequence
+    from typing import Any, Callable, Optional
 
-VARIABLE = "SLURM_RESOLVER_REPLACE"
-
-
-def variables(names: Sequence[str], environ: Mapping[str, str]) -> Dict[str, str]:
-    """Returns the variables with which Python replaces "strategy", "resolver" or both."""
-    folder = os.path.dirname(os.path.abspath(__file__))
-    before = environ.get("PYTHONPATH", "")
-    return {
-        "PYTHONPATH": os.pathsep.join([folder, *filter(None, [before])]),
-        VARIABLE: ",".join(names),
-    }
+VARIABLE = "SLURM_RESOLVER_REPLACE"  # "strategy", "resolver" or both, separated by a comma
+FOLDER = os.path.dirname(os.path.abspath(__file__))
 
 
 def when_imported(name: str, action: Callable[[ModuleType], object]) -> None:
@@ -40,7 +31,7 @@ def when_imported(name: str, action: Callable[[ModuleType], object]) -> None:
 
 
 class _Finder:
-    """Finds the module with the other finders, and makes its loader call the action."""
+    """Finds the module by the other finders, and makes its loader call the action."""
 
     def __init__(self, name: str, action: Callable[[ModuleType], object]) -> None:
         self._name = name
@@ -48,14 +39,15 @@ class _Finder:
         self._asking = False  # whether it asks all finders, itself included
 
     def find_spec(
-        self, name: str, path: Optional[Sequence[str]] = None, target: Optional[ModuleType] = None
+        self, name: str, path: object = None, target: object = None
     ) -> Optional[ModuleSpec]:
         if name != self._name or self._asking:
             return None
+        from importlib.util import find_spec
+
         self._asking = True
         try:
-            found = (finder.find_spec(name, path, target) for finder in list(sys.meta_path))
-            spec = next(filter(None, found), None)
+            spec = find_spec(name)
         finally:
             self._asking = False
         if spec is not None and spec.loader is not None:
@@ -67,9 +59,6 @@ class _Finder:
 
         def exec_module(module: ModuleType) -> None:
             execute(module)
-            # Removed only now: a program may find the module without importing it.
-            if self in sys.meta_path:
-                sys.meta_path.remove(self)
-                self._action(module)
+            self._action(module)
 
         loader.exec_module = exec_module

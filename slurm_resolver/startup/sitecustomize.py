@@ -1,4 +1,4 @@
-"""Python runs this at its start: it replaces TensorFlow's classes once TensorFlow is imported."""
+"""Python runs this when it starts: it replaces TensorFlow's classes once TensorFlow is imported."""
 
 from __future__ import annotations
 
@@ -6,23 +6,15 @@ import importlib
 import importlib.util
 import os
 import sys
-from importlib.machinery import PathFinder
+from importlib.machinery import ModuleSpec, PathFinder
 
 FOLDER = os.path.dirname(os.path.abspath(__file__))
 
 
-def load_package() -> None:
-    """Loads slurm_resolver from the folder above if the program's Python does not have it."""
-    if importlib.util.find_spec("slurm_resolver") is None:
-        package = os.path.dirname(FOLDER)
-        spec = importlib.util.spec_from_file_location(
-            "slurm_resolver",
-            os.path.join(package, "__init__.py"),
-            submodule_search_locations=[package],
-        )
-        assert spec is not None
-        assert spec.loader is not None
-        sys.modules["slurm_resolver"] = module = importlib.util.module_from_spec(spec)
+def load(spec: ModuleSpec | None) -> None:
+    """Imports a module from where it was found, if it was."""
+    if spec is not None and spec.loader is not None:
+        sys.modules[spec.name] = module = importlib.util.module_from_spec(spec)
         spec.loader.exec_module(module)
 
 
@@ -31,19 +23,16 @@ def replace(tensorflow: object) -> None:
     importlib.import_module("slurm_resolver.tf.replace").replace(os.environ[VARIABLE].split(","))
 
 
-def run_next() -> None:
-    """Runs the sitecustomize that Python would have run without this folder."""
-    sys.path[:] = [path for path in sys.path if os.path.abspath(path) != FOLDER]
-    spec = PathFinder.find_spec("sitecustomize")
-    if spec is not None and spec.loader is not None:
-        sys.modules["sitecustomize"] = module = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(module)
+package = os.path.dirname(FOLDER)
+name, file = "slurm_resolver", os.path.join(package, "__init__.py")
+if importlib.util.find_spec(name) is None:  # the program's Python does not have the package
+    folders = [package]
+    load(importlib.util.spec_from_file_location(name, file, submodule_search_locations=folders))
 
-
-load_package()
-
-from slurm_resolver.startup import VARIABLE, when_imported  # noqa: E402 (see load_package)
+from slurm_resolver.startup import VARIABLE, when_imported  # noqa: E402 (see above)
 
 if os.environ.get(VARIABLE):
     when_imported("tensorflow", replace)
-run_next()
+# The sitecustomize that Python would have run without this folder.
+sys.path[:] = [path for path in sys.path if os.path.abspath(path) != FOLDER]
+load(PathFinder.find_spec("sitecustomize"))

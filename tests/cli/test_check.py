@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
-from pathlib import Path
 
+import local_run
 import pytest
 from recorded_steps import recordings
 
@@ -19,23 +18,20 @@ COMMAND = (sys.executable, "-m", "slurm_resolver")
 PROXIES = ("grpc_proxy", "https_proxy", "http_proxy", "no_proxy", "no_grpc_proxy")
 
 
-def run(folder: Path, *words: str, status: int = 0) -> str:
+def run(*words: str, status: int = 0) -> str:
     """Returns what two tasks print, without their numbers before the lines."""
-    step = [*COMMAND, "run", "-n", "2", "--no-label", "--", *words]
     proxies = {*PROXIES, *map(str.upper, PROXIES)}
     env = {name: value for name, value in os.environ.items() if name not in proxies}
-    done = subprocess.run(
-        step, cwd=folder, env=env, capture_output=True, text=True, timeout=120, check=False
-    )
+    done = local_run.run("run", "-n", "2", "--no-label", "--", *words, env=env)
     assert done.returncode == status, done.stdout + done.stderr
     return done.stdout
 
 
-def test_a_good_step_is_one_line(tmp_path: Path) -> None:
+def test_a_good_step_is_one_line() -> None:
     pytest.importorskip("tensorflow")
     told = "check: 10 ok, 4 skipped"
-    assert run(tmp_path, *COMMAND, "check") == f"{told} (--verbose prints all)\n"
-    *checks, last = run(tmp_path, *COMMAND, "check", "--verbose").splitlines()
+    assert run(*COMMAND, "check") == f"{told} (--verbose prints all)\n"
+    *checks, last = run(*COMMAND, "check", "--verbose").splitlines()
     assert (len(checks), last) == (14, told)
     assert checks[0] == "presence    ok       all 2 tasks have come"
 
@@ -53,11 +49,20 @@ ONE, BOTH = "worker 1 (rank 1 on localhost)", "worker 0 (rank 0 on localhost), "
     ],
 )
 def test_what_tasks_find_alone_is_told_once_with_their_names(
-    tmp_path: Path, ranks: str, variables: str, told: str
+    ranks: str, variables: str, told: str
 ) -> None:
     pytest.importorskip("tensorflow")
     script = f"case $SLURM_PROCID in {ranks}) export {variables};; esac; {' '.join(COMMAND)} check"
-    assert run(tmp_path, "bash", "-c", script).startswith(told)
+    assert run("bash", "-c", script).startswith(told)
+
+
+def test_a_task_that_does_not_come_is_named() -> None:
+    script = f'[ "$SLURM_PROCID" = 1 ] || exec {" ".join(COMMAND)} check --json --timeout 2'
+    (line,) = run("bash", "-c", script, status=1).splitlines()
+    (presence,) = json.loads(line)["checks"]
+    assert presence["status"] == "failed"
+    assert "1 of 2 tasks did not come to " in presence["detail"]
+    assert ONE in presence["detail"]
 
 
 def test_the_layout_is_compared_with_the_tasks_own_variables() -> None:
@@ -79,24 +84,5 @@ def test_one_machine(capsys: pytest.CaptureFixture[str]) -> None:
     assert not printed["ok"]
     assert main(["check"]) == status
     assert "no step was checked" in capsys.readouterr().out
-
-
-@pytest.mark.parametrize(
-    ("jobs", "message"),
-    [
-        ("pss=1", "job 'pss' is not 'ps'"),
-        ("wroker=-1,ps=1", "job 'wroker' is not 'worker'"),
-        ("chief=2", "TensorFlow takes at most one"),
-        ("9p=1", "TensorFlow takes no job '9p'"),
-    ],
-)
-def test_jobs_are_looked_at_without_a_step(
-    jobs: str, message: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["check", "--jobs", jobs]) == 2
-    assert message in capsys.readouterr().err
-
-
-def test_errors_of_the_environment_are_exit_status_2(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("SLURM_STEP_NUM_TASKS", "none")
-    assert main(["check"]) == 2
+    assert main(["check", "--jobs", "pss=1"]) == 2
+    assert "job 'pss' is not 'ps'" in capsys.readouterr().err

@@ -1,4 +1,4 @@
-"""The commands' exact output and exit status."""
+"""What all commands share: help, usage errors, and what they import."""
 
 from __future__ import annotations
 
@@ -9,19 +9,16 @@ import re
 import shlex
 import subprocess
 import sys
-from pathlib import Path
-from typing import Any, Dict, List
+from typing import Any, List
 
 import pytest
-import task_variables
 from folders import ROOT
+from task_variables import TASK
 
 import slurm_resolver
 from slurm_resolver.cli import COMMANDS, build_parser, main
 
 COMMAND = [sys.executable, "-m", "slurm_resolver"]
-
-TASK = {**task_variables.TASK, "SLURM_DISTRIBUTION": "cyclic"}
 
 
 def run(*arguments: str, **keywords: Any) -> subprocess.CompletedProcess[str]:
@@ -38,6 +35,8 @@ def test_version_and_help(capsys: pytest.CaptureFixture[str]) -> None:
     printed = capsys.readouterr().out
     assert printed.startswith(f"slurm-resolver {slurm_resolver.__version__}\n" * 2)
     assert printed.count("show the cluster of this Slurm step") == 1
+    assert main([]) == 2  # as nothing was done
+    assert printed.endswith(capsys.readouterr().out)
 
 
 @pytest.mark.parametrize("words", [["env"], *([command, "--help"] for command in COMMANDS)])
@@ -56,16 +55,22 @@ def test_a_terminal_that_knows_ascii_only_is_no_error(words: List[str]) -> None:
         ("--jobs", "the following arguments are required: COMMAND"),
         ("show --nodelst=n1", "unrecognized arguments: --nodelst=n1"),
         ("show n1", "unrecognized arguments: n1"),
-        ("sbatch --nodes two -- a", "argument -N/--nodes: invalid int value: 'two'"),
+        ("sbatch --nodes two -- a", "argument -N/--nodes: 'two': expected a number from 1"),
         ("supervise --pause=-1 -- srun true", "argument --pause: '-1': expected seconds"),
-        ("hosts expnd n1", "argument action: invalid choice: 'expnd'"),
         ("show --placement sprad", "argument --placement: invalid choice: 'sprad'"),
+        ("show --jobs ps", "argument --jobs: 'ps' in 'ps': expected NAME=NUMBER"),
+        ("show --jobs ps=1,ps=2", "'ps=2' in 'ps=1,ps=2': expected NAME=NUMBER, each name once"),
+        ("show --tasks-per-node 0", "argument --tasks-per-node: '0': expected a number from 1"),
+        ("requeue 300", "argument STATUS: '300': expected a number from 0 to 255"),
     ],
 )
-def test_usage_errors(words: str, said: str) -> None:
-    done = run(*words.split())
-    assert (done.returncode, done.stdout) == (2, "")
-    (line,) = done.stderr.splitlines()
+def test_usage_errors(words: str, said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        main(words.split())
+    assert caught.value.code == 2
+    output, error = capsys.readouterr()
+    (line,) = error.splitlines()
+    assert output == ""
     assert said in line
     assert re.search(r" \(see slurm-resolver( \w+)? --help\)$", line)
 
@@ -75,12 +80,11 @@ def test_an_example_can_be_pasted() -> None:
     for command in COMMANDS:
         text = importlib.import_module(f"slurm_resolver.cli.{command}").EPILOG
         examples = text.partition("examples:\n")[2].partition("\n\n")[0]
-        assert examples
         lines = examples.replace("\\\n", "").splitlines()
-        assert [line for line in lines if not re.match(r"  \S", line)] == []
+        assert lines
         for line in lines:
-            assert f"slurm-resolver {command}" in line
-            words = words_of_command(line.partition("slurm-resolver ")[2])
+            assert re.match(rf"  (\S.* )?slurm-resolver {command}", line)
+            words = words_of_command(line.partition("slurm-resolver ")[2].replace("$?", "75"))
             assert build_parser().parse_args(words).command == command
 
 
@@ -91,12 +95,13 @@ def words_of_command(line: str) -> List[str]:
     return list(itertools.takewhile(lambda word: word[0] not in ">|&)", lexer))
 
 
-def test_no_command_imports_tensorflow(tmp_path: Path) -> None:
-    (tmp_path / "tensorflow.py").write_text("raise SystemExit('TensorFlow was imported')")
-    environ: Dict[str, str] = {**os.environ, "PYTHONPATH": str(tmp_path)}
-    for arguments in (["show", "--nodelist", "n1"], ["run", "--", "true"], ["--version"]):
-        done = run(*arguments, env=environ)
-        assert (done.returncode, done.stderr) == (0, "")
+def test_shtab_completes_them() -> None:
+    pytest.importorskip("shtab")
+    command = [sys.executable, "-m", "shtab", "--shell", "bash", "slurm_resolver.cli.build_parser"]
+    script = subprocess.check_output(command, text=True)
+    for name in COMMANDS:
+        assert name in script
+    subprocess.run(["bash", "-n"], input=script, text=True, check=True)
 
 
 SLOW_MODULES = "asyncio ctypes dataclasses inspect logging subprocess"
@@ -126,9 +131,3 @@ def test_commands_that_start_in_every_task_import_little(arguments: List[str]) -
         timeout=180,
     )
     assert done.stdout.splitlines()[-1] == "[]"
-
-
-def test_the_bare_command_shows_its_help() -> None:
-    bare = run()
-    assert bare.stdout == run("--help").stdout
-    assert (bare.returncode, bare.stderr) == (2, "")  # as nothing was done

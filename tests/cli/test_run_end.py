@@ -15,7 +15,7 @@ from local_run import COMMAND, run
 
 def run_and_signal(
     number: signal.Signals, lines: List[str], *arguments: str
-) -> Tuple[int, str, str]:
+) -> Tuple[int, List[str], str]:
     """Sends a signal once the tasks have printed these lines; returns how the launcher ends."""
     with subprocess.Popen(
         [*COMMAND, "run", *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
@@ -24,7 +24,8 @@ def run_and_signal(
         assert sorted(process.stdout.readline().rstrip() for _ in lines) == lines
         process.send_signal(number)
         output, errors = process.communicate(timeout=180)
-    return process.returncode, output, errors.replace("slurm-resolver run: ", "")
+    lines = sorted(output.splitlines())
+    return process.returncode, lines, errors.replace("slurm-resolver run: ", "")
 
 
 @pytest.mark.parametrize("option", ["-K0", "--kill-on-bad-exit=0"])
@@ -65,25 +66,36 @@ def test_a_signal_is_sent_before_the_time_limit() -> None:
     assert "--signal without a time limit (--time) sends nothing" in done.stderr
 
 
-def test_sigusr1_goes_to_the_tasks() -> None:
-    script = "trap 'echo got; exit 0' USR1; echo up; sleep 60 & wait"
-    ended = run_and_signal(signal.SIGUSR1, ["0: up"], "--", "sh", "-c", script)
-    assert ended == (0, "0: got\n", "")
-
-
 COUNT = "echo ${SLURM_RESTART_COUNT-first};"
+TOLD = ["0: told", "1: told"]
 
 
-def test_a_task_asks_for_a_restart_by_its_exit_status() -> None:
-    script = COUNT + "[ ${SLURM_RESTART_COUNT-0} = 2 ] && exit 0; [ $SLURM_PROCID = 0 ] && exit 75"
-    done = run("run", "-n2", "--requeue", "--", "sh", "-c", script + "; exit 0")
-    assert done.returncode == 0
-    expected = [f"{rank}: {count}" for rank in (0, 1) for count in ("1", "2", "first")]
-    assert sorted(done.stdout.splitlines()) == expected
-    asked = "task 0 asked for it with exit status 75"
-    assert done.stderr == "".join(
-        f"slurm-resolver run: restart {number} of at most 5: {asked}\n" for number in (1, 2)
-    )
+@pytest.mark.parametrize(
+    ("number", "options", "act", "status", "output", "said"),
+    [
+        ("USR1", [], "trap 'echo told; exit 0' USR1", 0, TOLD, ""),
+        ("INT", ["--requeue"], "trap 'exit 75' INT", 130, [], "SIGINT: ending all tasks\n"),
+        ("INT", ["--restarts=3"], "trap 'exit 75' INT", 130, [], "SIGINT: ending all tasks\n"),
+        (
+            *("USR2", ["--requeue"], "trap 'echo told; exit 1' TERM", 0),
+            ["0: 1", "0: told", "1: 1", "1: told"],
+            "preempted: ending all tasks\nrestart 1 of at most 5: the step was preempted\n",
+        ),
+        (
+            *("USR2", [], "trap 'echo told; exit 1' TERM", 143, TOLD),
+            "preempted: ending all tasks\nnot started again: --requeue is not given\n",
+        ),
+    ],
+)
+def test_signals_to_the_launcher(
+    number: str, options: List[str], act: str, status: int, output: List[str], said: str
+) -> None:
+    """SIGUSR1 goes to the tasks, SIGUSR2 is a preemption, and nothing starts again after Ctrl-C."""
+    script = f"{COUNT} [ $SLURM_RESTART_COUNT ] && exit 0; {act}; echo up; sleep 60 & wait"
+    up = ["0: first", "0: up", "1: first", "1: up"]
+    sent = signal.Signals[f"SIG{number}"]
+    found = run_and_signal(sent, up, "-n2", *options, "--", "sh", "-c", script)
+    assert found == (status, output, said)
 
 
 def test_a_request_for_a_restart_lets_the_others_finish(tmp_path: Path) -> None:
@@ -93,27 +105,6 @@ def test_a_request_for_a_restart_lets_the_others_finish(tmp_path: Path) -> None:
     script = wait + "trap 'echo cut off' TERM; sleep 1; echo saved"
     done = run("run", "-n2", "--requeue", "--", "sh", "-c", script)
     assert (done.returncode, done.stdout) == (0, "1: saved\n")
-
-
-@pytest.mark.parametrize(
-    ("options", "status", "output", "said"),
-    [
-        (
-            ["--requeue"],
-            0,
-            ["0: 1", "0: told", "1: 1", "1: told"],
-            "restart 1 of at most 5: the step was preempted",
-        ),
-        ([], 143, ["0: told", "1: told"], "not started again: --requeue is not given"),
-    ],
-)
-def test_a_preemption(options: List[str], status: int, output: List[str], said: str) -> None:
-    script = COUNT + "[ $SLURM_RESTART_COUNT ] && exit 0; trap 'echo told; exit 1' TERM; echo up;"
-    words = ["-n2", *options, "--", "sh", "-c", script + "sleep 60 & wait"]
-    up = ["0: first", "0: up", "1: first", "1: up"]
-    ended, printed, errors = run_and_signal(signal.SIGUSR2, up, *words)
-    assert (ended, sorted(printed.splitlines())) == (status, output)
-    assert errors == f"preempted: ending all tasks\n{said}\n"
 
 
 TRAINING = """
@@ -173,7 +164,7 @@ def test_a_new_step_of_the_same_job_after_a_failure() -> None:
     assert done.stderr.splitlines() == [
         "slurm-resolver run: killing task 0 (--fail-after)",
         "slurm-resolver run: task 0 was ended by SIGKILL; ending the other tasks",
-        "slurm-resolver run: restart 1 of at most 1 (--restarts): task 0 was ended by SIGKILL",
+        "slurm-resolver run: restart 1 of at most 1: task 0 was ended by SIGKILL",
     ]
 
 
@@ -183,13 +174,14 @@ def test_a_new_step_of_the_same_job_after_a_failure() -> None:
         (["--requeue"], "exit 75", 75, 6, "not started again after 5 restarts: task 0 asked for"),
         (["--requeue"], "exit 74", 74, 1, "task 0 ended with exit status 74"),
         ([], "exit 75", 75, 1, "task 0 ended with exit status 75"),
-        # the status of the last start, and the failure of the first
         (
-            ["--restarts=2"],
-            "exit $((SLURM_STEP_ID + 3))",
-            5,
-            3,
-            "but --restarts is 2. The first failure: task 0 ended with exit status 3 in step 0",
+            *(["--requeue"], "[ ${SLURM_RESTART_COUNT-0} = 2 ] || exit 75", 0, 3),
+            "restart 2 of at most 5: task 0 asked for it with exit status 75",
+        ),
+        # the status of the last start
+        (
+            *(["--restarts=2"], "exit $((SLURM_STEP_ID + 3))", 5, 3),
+            "not started again after 2 restarts: task 0 ended with exit status 5",
         ),
         (["--restarts=2", "-K0"], "[ $SLURM_STEP_ID = 1 ] || exit 3", 0, 2, "restart 1 of"),
         # asks for a requeue, which is not given
@@ -199,7 +191,7 @@ def test_a_new_step_of_the_same_job_after_a_failure() -> None:
             "[ $SLURM_RESTART_COUNT ] || exit 75; [ $SLURM_STEP_ID = 1 ] || exit 3",
             0,
             3,
-            "restart 1 of at most 1 (--restarts): task 0 ended with exit status 3",
+            "restart 1 of at most 1: task 0 ended with exit status 3",
         ),
         # the time limit is that of the job
         (["--restarts=9", "-t0:01"], "exec sleep 9", 143, 1, "the time limit of 1 s is"),
@@ -210,11 +202,3 @@ def test_restarts(options: List[str], script: str, status: int, starts: int, sai
     assert done.returncode == status
     assert len(re.findall(r"^(?:\d: )?\d+\.\d+\b", done.stdout, re.M)) == starts
     assert said in [line for line in done.stderr.splitlines() if "slurm-resolver run:" in line][-1]
-
-
-@pytest.mark.parametrize("restart", ["--requeue", "--restarts=3"])
-def test_nothing_is_restarted_after_ctrl_c(restart: str) -> None:
-    script = "trap 'exit 75' INT; echo up; sleep 60 & wait"
-    words = ["-n2", restart, "--", "sh", "-c", script]
-    ended = run_and_signal(signal.SIGINT, ["0: up", "1: up"], *words)
-    assert ended == (130, "", "SIGINT: ending all tasks\n")

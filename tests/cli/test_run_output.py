@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
-import sys
 from pathlib import Path
-from typing import Dict, List
+from typing import Dict, List, Optional
 
 import pytest
 from local_run import COMMAND, SPEAK, files, run
@@ -22,10 +22,7 @@ OF_A_TASK.update(SLURMD_NODENAME="n9", SLURM_JOB_NAME="na me", SLURM_JOB_USER="a
     [
         ("rank-%t.log", "rank-3.log"),
         ("%j.%s-%n-%N-%x-%u", "42.7-0-n9-na me-ada"),
-        ("100%%-%t", "100%-3"),
-        ("%%t", "%t"),
-        ("%q-%", "%q-%"),
-        ("plain", "plain"),
+        ("100%%-%%t-%q-%", "100%-%t-%q-%"),
     ],
 )
 def test_fields_of_file_names(pattern: str, name: str) -> None:
@@ -49,23 +46,16 @@ def test_output_in_files(tmp_path: Path) -> None:
     assert written("-o", "none") == {}
 
 
-def test_lines_without_labels_do_not_mix() -> None:
+def test_output_on_the_screen() -> None:
+    done = run("run", "-n", "2", "--", "sh", "-c", SPEAK)
+    assert sorted(done.stdout.splitlines()) == ["0: out 0", "0: tail", "1: out 1", "1: tail"]
+    assert sorted(done.stderr.splitlines()) == ["0: err 0", "1: err 1"]
+    # one line of several tasks does not mix with another
     loop = "i=0; while [ $i -lt 300 ]; do printf $SLURM_PROCID; printf '%020d' $i; echo;"
     script = loop + "i=$((i+1)); done; printf $SLURM_PROCID-end"
     done = run("run", "-n3", "--no-label", "--", "sh", "-c", script)
     expected = [f"{rank}{number:020d}" for rank in range(3) for number in range(300)]
     assert sorted(done.stdout.splitlines()) == sorted([*expected, "0-end", "1-end", "2-end"])
-
-
-def test_the_output_of_a_single_task_without_a_label_is_unchanged() -> None:
-    script = "import sys; sys.stdout.buffer.write(bytes(range(256)) + b'a\\rb')"
-    done = subprocess.run(
-        [*COMMAND, "run", "--no-label", "--", sys.executable, "-c", script],
-        capture_output=True,
-        check=True,
-        timeout=180,
-    )
-    assert done.stdout == bytes(range(256)) + b"a\rb"
 
 
 def test_a_task_whose_output_nobody_reads_ends() -> None:
@@ -77,3 +67,19 @@ def test_a_task_whose_output_nobody_reads_ends() -> None:
         process.stdout.close()
         assert b"was ended by SIGPIPE" in process.stderr.read()
         assert process.wait(timeout=180) == 128 + 13
+
+
+NOTES = """\
+WARNING: All log messages before absl::InitializeLog() is called are written to STDERR
+I0000 00:00:1795485468.023534    4090 port.cc:153] oneDNN custom operations are on. You may see
+I0000 00:00:1795485468.024039    4090 cudart_stub.cc:31] Could not find cuda drivers on your machine
+"""
+
+
+@pytest.mark.parametrize(("level", "shown"), [(None, "1\nE0000\n"), ("0", f"0\n{NOTES}E0000\n")])
+def test_tensorflows_notes_are_left_out_unless_asked_for(level: Optional[str], shown: str) -> None:
+    script = f"echo $TF_CPP_MIN_LOG_LEVEL >&2; echo '{NOTES}E0000' >&2"
+    environ = {name: value for name, value in os.environ.items() if not name.startswith("TF_CPP")}
+    environ.update({"TF_CPP_MIN_LOG_LEVEL": level} if level else {})
+    done = run("run", "--no-label", "-n", "2", "-o", "0", "--", "bash", "-c", script, env=environ)
+    assert (done.returncode, done.stderr) == (0, shown)

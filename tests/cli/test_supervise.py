@@ -65,31 +65,19 @@ def environment(folder: Path) -> Dict[str, str]:
     return {**os.environ, "PATH": path, "SLURM_JOB_ID": "7", "SLURMD_NODENAME": "n1"}
 
 
-HETEROGENEOUS = {
-    "SLURM_HET_SIZE": "2",
-    "SLURM_JOB_NODELIST_HET_GROUP_0": "n1",
-    "SLURM_JOB_NODELIST_HET_GROUP_1": "n2",
-}
-
-
 def supervise(
     folder: Path, options: str, variables: Mapping[str, str] = {}
-) -> subprocess.Popen[str]:
-    """Starts the command, with two nodes and the program `train`."""
+) -> Tuple[int, List[str]]:
+    """Returns the exit status and what supervise says, with two nodes and the program `train`."""
     words = f"supervise --nodes 2 --pause 0 {options} -- srun --label train".split()
-    return subprocess.Popen(
+    done = subprocess.run(
         [sys.executable, "-m", "slurm_resolver", *words],
         env={**environment(folder), **variables}, cwd=folder, text=True,
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        capture_output=True, timeout=180,
     )  # fmt: skip
-
-
-def ended(process: subprocess.Popen[str]) -> Tuple[int, str, List[str]]:
-    """The exit status, what the tasks have printed, and what supervise has."""
-    out, err = process.communicate(timeout=180)
-    said = re.findall(r"^slurm-resolver supervise: (.*)$", err, re.M)
-    assert "\nTraceback" not in f"\n{err}"
-    return process.returncode, out, [re.sub(r" at \d{4}\S+,", ",", line) for line in said]
+    assert "\nTraceback" not in f"\n{done.stderr}"
+    said = re.findall(r"^slurm-resolver supervise: (.*)$", done.stderr, re.M)
+    return done.returncode, [re.sub(r" at \d{4}\S+,", ",", line) for line in said]
 
 
 def calls(folder: Path, name: str = "srun") -> List[str]:
@@ -102,7 +90,7 @@ def calls(folder: Path, name: str = "srun") -> List[str]:
 def test_the_node_of_the_same_failure_is_left_out_once(folder: Path) -> None:
     fails = FAILS.replace("COUNT", "9").replace("$(grep -vc batch-host srun.calls)", "7")
     (folder / "srun.do").write_text(LOOKS + fails)
-    status, _, said = ended(supervise(folder, "--restarts 9"))
+    status, said = supervise(folder, "--restarts 9")
     assert status == 3
     assert [re.findall(r"nodelist=(\S+)", line)[0] for line in calls(folder)] == [
         *("n[1-2]", "n[1-2]", "n[1,3]"),
@@ -113,7 +101,7 @@ def test_the_node_of_the_same_failure_is_left_out_once(folder: Path) -> None:
 
 def test_restarts_are_used_up(folder: Path) -> None:
     (folder / "srun.do").write_text(LOOKS + FAILS.replace("COUNT", "9"))
-    status, _, said = ended(supervise(folder, "--restarts 1"))
+    status, said = supervise(folder, "--restarts 1")
     assert status == 3
     assert said[1:] == [
         "not started again after 1 restart: --restarts 1 is used up",
@@ -124,7 +112,7 @@ def test_restarts_are_used_up(folder: Path) -> None:
 def test_too_few_healthy_nodes(folder: Path) -> None:
     nodes = (folder / "node").read_text().replace("MIXED", "DOWN").replace("DOWN", "MIXED", 1)
     (folder / "node").write_text(nodes)
-    status, _, said = ended(supervise(folder, "--requeue"))
+    status, said = supervise(folder, "--requeue")
     assert (status, calls(folder)) == (75, [])
     assert said[0].startswith(
         "not started: 1 healthy node left, without n2 (DOWN), n3 (DOWN): expected 2 or more; "
@@ -132,27 +120,10 @@ def test_too_few_healthy_nodes(folder: Path) -> None:
     )
 
 
-def test_a_job_that_slurm_does_not_know(folder: Path) -> None:
-    text = "echo 'slurm_load_jobs error: Invalid job id specified' >&2; exit 1\n"
-    (folder / "scontrol.do").write_text(text)
-    status, _, said = ended(supervise(folder, ""))
-    assert (status, said) == (1, ["not started: Slurm does not know job 7"])
-
-
-def test_the_other_tasks_are_ended_where_srun_leaves_them(folder: Path) -> None:
-    fails = "echo 'srun: error: n1: task 0: Exited with exit code 5' >&2\n"
-    (folder / "srun.do").write_text(f"{LOOKS}{fails}exec sleep 600\n")
-    status, _, said = ended(supervise(folder, "--restarts 0"))
-    assert status == 5
-    assert said == [
-        "not started again: --restarts 0 is used up",
-        "first failure: rank 0 on n1, exit status 5",
-    ]
-
-
 def test_a_step_of_a_heterogeneous_job_runs_once(folder: Path) -> None:
     (folder / "srun.do").write_text("exit 3\n")
-    status, _, said = ended(supervise(folder, "--requeue", HETEROGENEOUS))
+    nodes = {f"SLURM_JOB_NODELIST_HET_GROUP_{group}": f"n{group + 1}" for group in (0, 1)}
+    status, said = supervise(folder, "--requeue", {"SLURM_HET_SIZE": "2", **nodes})
     assert (status, calls(folder)) == (3, ["--label train"])
     assert said == ["exit status 3; not started again: the job is heterogeneous"]
 

@@ -72,9 +72,6 @@ def run(command: str, folder: Path) -> str:
 
 @pytest.mark.parametrize("command", of_kind("slurm-resolver", False))
 def test_commands_run_here(command: str, checkout: Path) -> None:
-    # shtab is an optional dependency.
-    if "completion" in command:
-        pytest.importorskip("shtab")
     assert run(command, checkout)
 
 

@@ -43,11 +43,10 @@ STEPS = {
         f"srun -w n9 -n2 {EXEC} {HET} -- {TOLD} a : -w n10,n11 -N2 -n2 {EXEC} {HET} -- {TOLD} b",
         ["0 ps 0 a", "1 ps 1 a", "2 worker 0 b", "3 worker 1 b"],
     ),
-    "exec under exec": (f"srun {FOUR} {EXEC} {JOBS} -- {EXEC} {JOBS} -- {TOLD}", PS_FIRST),
     "the variables of torch": (
         (
             "srun -w n9,n10 -N2 --ntasks-per-node=2 --gpus-per-node=2 -m cyclic "
-            f"{EXEC} --env torch --set NODE={{node}} -- sh -c "
+            f"{EXEC} --env torch -- env NODE={{node}} sh -c "
             "'echo $RANK $LOCAL_RANK $GROUP_RANK $NODE $(hostname) $CUDA_VISIBLE_DEVICES'"
         ),
         ["0 0 0 n9 n9 0,1", "1 0 1 n10 n10 0,1", "2 1 0 n9 n9 0,1", "3 1 1 n10 n10 0,1"],

@@ -21,14 +21,13 @@ pytestmark = pytest.mark.slurm
 
 
 OPTION_SETS = {
-    "parameter servers": "--nodes 2 --tasks-per-node 2 --ps 2 -t 30 -p p --mem 1M",
+    "plain": "--env-setup 'module load a/b' --env-setup 'source ~/v/activate' --no-check",
+    "parameter servers": "--nodes 2 --tasks-per-node 2 --ps 2 --exec -t 0-1 -p p --mem 1M",
     "parameter servers, requeued": "-N 3 --ps 1 --requeue --array 0-3 --exec --signal SIGHUP@70",
     "an array": "--nodes 2 --array 0-3%2 --requeue --signal TERM@60 --job-name 'a # \"b\" \\\\c'",
-    "exec": "--nodes 2 --exec --ps 1 --tasks-per-node 2 --time 0-1 --max-restarts 2",
     "heterogeneous": "--nodes 2 -c 2 --gpus-per-node 2 --ps 2 --ps-nodes 1 --requeue --signal USR1",
     "restarted": "--nodes 3 --restarts 2 --spare-nodes 1 --min-nodes 2 --gpus-per-node 2",
     "restarted and requeued": "-N 2 --tasks-per-node 2 --restarts 2 --requeue --ps 1 --exec",
-    "an environment": "--env-setup 'module load a/b' --env-setup 'source ~/v/activate' --no-check",
 }
 ODD_WORDS = ["$x", "`x`", "~/x", "a\\", "it's", "*", "x\ny", "{index}"]
 

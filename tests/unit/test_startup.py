@@ -6,7 +6,6 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import Dict
 
 import pytest
 
@@ -21,6 +20,12 @@ module.replace = lambda names: print("replaced", *names, "of", "tensorflow" in s
 sys.modules["slurm_resolver.tf"] = types.ModuleType("slurm_resolver.tf")
 sys.modules["slurm_resolver.tf.replace"] = module
 """
+# as exec sets them
+VARIABLES = {
+    "PATH": os.environ["PATH"],
+    startup.VARIABLE: "strategy",
+    "PYTHONPATH": startup.FOLDER,
+}
 
 
 @pytest.fixture
@@ -31,11 +36,9 @@ def folder(tmp_path: Path) -> Path:
 
 def run(folder: Path, program: str) -> str:
     """Returns what Python prints, started with the variables of exec."""
-    before = {"PATH": os.environ["PATH"], "PYTHONPATH": str(folder)}
-    variables: Dict[str, str] = startup.variables(["strategy"], before)
     done = subprocess.run(
         [sys.executable, "-c", REPLACE + program],
-        env={**before, **variables},
+        env={**VARIABLES, "PYTHONPATH": f"{startup.FOLDER}:{folder}"},
         capture_output=True,
         text=True,
         check=False,
@@ -51,29 +54,11 @@ def test_the_class_is_replaced_when_tensorflow_has_been_imported(folder: Path) -
     assert said == "tensorflow\ntensorflow is imported\nreplaced strategy of True\non\n"
 
 
-def test_an_import_that_failed_may_be_tried_again(folder: Path) -> None:
-    (folder / "tensorflow.py").write_text("import os\nif 'READY' not in os.environ: raise OSError")
-    program = """
-import os
-try:
-    import tensorflow
-except OSError:
-    os.environ["READY"] = "1"
-    import tensorflow
-"""
-    assert run(folder, program) == "replaced strategy of True\n"
-
-
-def test_a_program_without_tensorflow_notices_nothing(folder: Path) -> None:
-    program = "import sys; print([name for name in sys.path if 'startup' in name])"
-    assert run(folder, program) == "[]\n"
-
-
 def test_the_sites_own_sitecustomize_runs_as_ever(folder: Path) -> None:
     (folder / "sitecustomize.py").write_text("print('of the site', __name__, __file__)\n")
-    said = run(folder, "import sitecustomize; print(sitecustomize.__file__)")
+    program = "import sitecustomize, sys; print([name for name in sys.path if 'startup' in name])"
     file = folder / "sitecustomize.py"
-    assert said == f"of the site sitecustomize {file}\n{file}\n"
+    assert run(folder, program) == f"of the site sitecustomize {file}\n[]\n"
 
 
 def test_a_python_without_this_package_finds_it(tmp_path: Path) -> None:
@@ -81,7 +66,7 @@ def test_a_python_without_this_package_finds_it(tmp_path: Path) -> None:
     program = "import sitecustomize, slurm_resolver.errors as found; print(found.__name__)"
     done = subprocess.run(
         [sys.executable, "-S", "-c", program],  # -S: without the folder of packages
-        env={**startup.variables(["strategy"], {}), "PATH": os.environ["PATH"]},
+        env=VARIABLES,
         capture_output=True,
         text=True,
         check=False,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import time
-from typing import Dict, List, Optional, Tuple
+from typing import Dict, List, Optional, Sequence, Tuple
 
 import pytest
 
@@ -196,14 +196,24 @@ def test_a_job_that_is_about_to_end(
         assert (told in stop.why, stop.requeue) == (True, requeue)
 
 
-REFUSED: List[Tuple[str, str]] = [
-    ("--restarts=-1 -- ls", "--restarts -1: expected a number from 0 on"),
-    ("--nodes=2 --min-nodes=3 -- ls", "--min-nodes 3: expected a number from 1 to 2"),
-    ("-- python train.py", "'python train.py': expected srun with its options"),
+SRUN = ["--", "srun", "true"]
+REFUSED: List[Tuple[Sequence[str], str]] = [
+    (["--nodes=2", "--min-nodes=3", *SRUN], "--min-nodes 3: expected at most --nodes 2"),
+    (["--", "python", "train.py"], "'python train.py': expected srun with its options"),
+    (["--", "srun"], "'srun': expected srun with its options"),
+    (SRUN, "SLURM_JOB_ID is not set"),
 ]
 
 
 @pytest.mark.parametrize(("words", "told"), REFUSED)
-def test_what_supervise_refuses(words: str, told: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["supervise", *words.split()]) == 2
+def test_what_supervise_refuses(
+    words: Sequence[str],
+    told: str,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    (tmp_path / "srun").touch(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert main(["supervise", *words]) == 2
     assert told in capsys.readouterr().err

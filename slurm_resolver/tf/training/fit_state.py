@@ -115,7 +115,7 @@ class ReplicaMetrics:
     """The metrics in the middle of an epoch: a row of all their values for each replica.
 
     A metric's value is the sum of the replicas' parts. Another split of the sum would have other
-    last digits, so the parts are kept. Under this package's strategy, Keras 3's metrics are the same
+    last digits, so the parts are kept. Under this package's strategy, Keras 3's metrics are alike
     in all replicas: the first row is then the value, and the others are zero. All workers make the
     same calls.
     """
