@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import time
+from pathlib import Path
 from typing import Dict, List, Optional, Sequence, Tuple
 
 import pytest
