@@ -49,12 +49,13 @@ def main(args: argparse.Namespace) -> int:
         reader = FailureReader()
         try:
             with nullcontext(sys.stdin.buffer) if name == "-" else open(name, "rb") as stream:
-                times.append(os.fstat(stream.fileno()).st_mtime)
+                written = os.fstat(stream.fileno()).st_mtime
                 findings.append(explain_file(stream, reader.read))
         except OSError as error:
             shown = printable(name)
             print(f"slurm-resolver explain: {shown}: {error.strerror or error}", file=sys.stderr)
             continue
+        times.append(written)
         names.append(printable(name))
         failures.append(reader.first())
     order = first_of(failures, times)

@@ -10,12 +10,14 @@ import re
 from typing import List
 
 from slurm_resolver.preflight.result import SKIPPED, WARNING, Result, result_of
-from slurm_resolver.slurm import scontrol
 from slurm_resolver.slurm.step import SlurmStep
 
 
 def check_job(step: SlurmStep) -> List[Result]:
     """Returns the results of the checks `requeue` and `signal`; [] outside a job."""
+    # Imported here: `show` needs only the advice below, and this takes long.
+    from slurm_resolver.slurm import scontrol
+
     if step.job_id is None:
         return []
     reason = f"job {step.job_id} has no batch file, and Slurm requeues only jobs with one"
