@@ -1,4 +1,4 @@
-"""A training without Slurm that is saved on a signal, and goes on at the same step."""
+"""A training without Slurm that is saved on a signal, and resumes at the same step."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any, List, NamedTuple
+from typing import Any, List
 
 import pytest
 from folders import HELPERS
@@ -17,9 +17,7 @@ pytest.importorskip("keras", minversion="3", reason="this TensorFlow has Keras 2
 
 pytestmark = pytest.mark.tensorflow
 
-
 PROGRAM = [sys.executable, str(HELPERS / "slurm_train.py")]
-KINDS = ["keras", "keras2"]
 
 
 def train(kind: str, folder: Path, *more: str) -> subprocess.CompletedProcess[str]:
@@ -33,51 +31,28 @@ def told(folder: Path, what: str) -> List[Any]:
     return [line[what] for line in lines if what in line]
 
 
-class Training(NamedTuple):
-    """One that nothing happened to, and one that was broken off again and again."""
-
-    whole: Path
-    resumed: Path
-    said: List[str]  # what each start of the second wrote
-
-
-@pytest.fixture(scope="module", params=KINDS)
-def training(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Training:
-    """It was saved twice on a signal, on one in a validation, and has ended."""
-    kind: str = request.param
-    whole, resumed = tmp_path_factory.mktemp("whole"), tmp_path_factory.mktemp("resumed")
+@pytest.mark.parametrize("kind", ["keras", "keras2"])
+def test_saved_on_signals_it_ends_as_one_that_was_left_alone(tmp_path: Path, kind: str) -> None:
+    """The third signal comes in a validation. EarlyStopping ends both after four epochs."""
+    whole, resumed = tmp_path / "whole", tmp_path / "resumed"
     assert train(kind, whole).returncode == 0
     starts: List[subprocess.CompletedProcess[str]] = []
     for fault in ('[0, 3, "SIGUSR1"]', '[0, 13, "SIGTERM"]', '[0, 20, "SIGTERM in validation"]'):
         faults = f"--faults=[{'null, ' * len(starts)}{fault}]"
         starts.append(train(kind, resumed, "--sleep=0.4", faults))
-    assert [start.returncode for start in starts] == [75] * 3, starts[-1].stderr
     assert saved_position(resumed / "checkpoints") == {"epoch": 1, "step": 10}
     starts += [train(kind, resumed), train(kind, resumed)]
-    assert [start.returncode for start in starts[3:]] == [0, 0], starts[-1].stderr
-    return Training(whole, resumed, [start.stderr for start in starts])
+    assert [start.returncode for start in starts] == [75, 75, 75, 0, 0], starts[-1].stderr
 
+    assert told(resumed, "done") == list(range(1, 41))
+    for what in ("weights", "history", "epochs"):
+        assert told(resumed, what) == told(whole, what) * 2
 
-def test_alone_it_goes_on_at_the_same_step(training: Training) -> None:
-    assert told(training.resumed, "done") == list(range(1, 41))
-    (weights,) = told(training.whole, "weights")
-    assert told(training.resumed, "weights") == [weights] * 2
-
-
-def test_the_history_and_the_other_callbacks_go_on_as_well(training: Training) -> None:
-    """EarlyStopping ends both after the fourth epoch, of eight."""
-    for what in ("history", "epochs"):
-        (expected,) = told(training.whole, what)
-        assert told(training.resumed, what) == [expected] * 2
-
-
-def test_it_says_where_it_goes_on(training: Training) -> None:
-    folder = training.resumed / "checkpoints"
-    assert "resumes" not in training.said[0]
-    assert "because of SIGTERM: exit status 75: start the program again" in training.said[1]
-    going_on = f"training resumes from {folder}/ckpt-3, saved at step 10 of epoch 2"
-    assert training.said[3].count(going_on) == 1
-    assert f"nothing is left to train: {folder}/ckpt-4 was saved after epoch 8" in training.said[4]
+    said, folder = [start.stderr for start in starts], resumed / "checkpoints"
+    assert "resumes" not in said[0]
+    assert "because of SIGTERM: exit status 75: start the program again" in said[1]
+    assert said[3].count(f"training resumes from {folder}/ckpt-3, saved at step 10 of epoch 2") == 1
+    assert f"nothing is left to train: {folder}/ckpt-4 was saved after epoch 8" in said[4]
 
 
 @pytest.mark.nightly
@@ -97,12 +72,17 @@ def test_broken_off_and_resumed_all_ways_of_training_end_the_same(
         assert ended["resumed"] == ended["whole"], name
 
 
-@pytest.mark.parametrize("training", ["keras"], indirect=True)
-def test_ranks_that_find_different_checkpoints_say_so(tmp_path: Path, training: Training) -> None:
+def test_ranks_that_find_different_checkpoints_say_so(tmp_path: Path) -> None:
     """As on folders that the nodes do not share."""
-    folders = f'[ $SLURM_PROCID = 0 ] && own={training.resumed} || own={tmp_path}; exec "$@" $own'
-    launcher = [sys.executable, "-m", "slurm_resolver", "run", "-n2", "--", "bash", "-c", folders]
-    done = subprocess.run([*launcher, "bash", *PROGRAM, "keras"], capture_output=True, text=True)
+    for rank, names in enumerate((["ckpt-4.index", "ckpt-3.index"], [])):
+        (tmp_path / str(rank) / "checkpoints").mkdir(parents=True)
+        for name in names:
+            (tmp_path / str(rank) / "checkpoints" / name).touch()
+    launcher = [sys.executable, "-m", "slurm_resolver", "run", "-n2", "--", "bash", "-c"]
+    own = f'exec "$@" {tmp_path}/$SLURM_PROCID'
+    done = subprocess.run(
+        [*launcher, own, "bash", *PROGRAM, "loop"], capture_output=True, text=True
+    )
     assert done.returncode == 1
     assert "ResumeError: the ranks find different checkpoints in" in done.stderr
     assert re.search(r": worker 0 \(.*\): ckpt-4 and ckpt-3; worker 1 \(.*\): none", done.stderr)

@@ -54,7 +54,7 @@ def slurm(
 
 
 class Job:
-    """A batch job that trains, and what its ranks told."""
+    """A batch job that trains, and what its ranks wrote down."""
 
     def __init__(
         self,
@@ -107,18 +107,17 @@ class Job:
     def lost(self) -> List[int]:
         """For each restart, the steps that had been done and were done once more.
 
-        One that is killed may not have told its last step: that of the other rank counts.
+        One that is killed may not have written down its last step; the other rank has.
         """
-        begins: List[Dict[int, int]] = [{}, {}]  # by rank and start, the step that it went on at
-        last: Dict[int, int] = {}
-        for rank in (0, 1):
-            for line in self.lines(rank):
-                if "done" in line or "begins" in line:
-                    start, done = line["start"], line["done" if "done" in line else "begins"]
-                    begins[rank].setdefault(start, done)
-                    last[start] = max(done, last.get(start, 0))
-        assert begins[0] == begins[1], "the ranks do not go on at the same step"
-        return [last[start - 1] - begins[0][start] for start in sorted(begins[0]) if start > 0]
+        ranks = [self.lines(rank) for rank in (0, 1)]
+        first, other = (
+            {line["start"]: line["begins"] for line in reversed(lines) if "begins" in line}
+            for lines in ranks
+        )
+        assert first == other, "the ranks do not resume at the same step"
+        done = [(line["start"], line["done"]) for line in [*ranks[0], *ranks[1]] if "done" in line]
+        last = {**first, **dict(sorted(done))}
+        return [last[start - 1] - first[start] for start in sorted(first) if start > 0]
 
     def ended(self) -> Dict[str, Any]:
         """How all ranks ended: the weights, and of Keras the history and its epochs."""
@@ -239,7 +238,7 @@ def test_a_cancelled_job_stays_cancelled(slurm: SlurmCluster, tmp_path: Path) ->
     assert state["Restarts"] == "0"
     assert "is being cancelled: not requeued" in job.output()
     done = [line["done"] for line in job.lines(1) if "done" in line]
-    epoch, step = divmod(done[-1], 10)  # after all of an epoch it goes on at the next one
+    epoch, step = divmod(done[-1], 10)  # after the last step of an epoch it is the next epoch
     assert saved_position(tmp_path / "checkpoints") == {"epoch": epoch, "step": step}
     job.assert_nothing_left()
 
