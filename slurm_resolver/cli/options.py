@@ -62,7 +62,7 @@ def command_of(args: argparse.Namespace) -> List[str]:
     words: List[str] = args.command_line
     words = words[1:] if words[:1] == ["--"] else words
     if not words:
-        raise LaunchError(f"no command: slurm-resolver {args.command} … -- python train.py")
+        raise LaunchError(f"no command after -- (see slurm-resolver {args.command} --help)")
     return words
 
 

@@ -69,7 +69,10 @@ def submitted(
     return output
 
 
-SHOW = 'import os; print(os.environ["SLURMD_NODENAME"], os.environ["TF_CONFIG"])'
+SHOW = """\
+import os, sys
+sys.stderr.write("x.cc:1] oneDNN custom operations are on\\nwarning\\n")
+print(os.environ["SLURMD_NODENAME"], os.environ["TF_CONFIG"])"""
 
 
 def configs(output: str) -> Dict[int, Dict[str, Any]]:
@@ -83,7 +86,9 @@ def test_it_runs_the_preflight_and_then_the_program(
 ) -> None:
     options = "-N 2 --tasks-per-node 2 -c 2 --gpus-per-node 2 --ps 2 --exec"
     text = printed(options, shlex.join(["python", "-c", SHOW]), capsys)
-    output = submitted(real_slurm, tmp_path, text, "-w n9,n10")
+    output = submitted(real_slurm, tmp_path, text, f"-w n9,n10 --error={tmp_path}/errors")
+    errors = (tmp_path / "errors").read_text().splitlines()
+    assert sorted(errors) == [f"{rank}: warning" for rank in range(4)]  # without the notes
     assert re.search(r"^0: check: \d+ ok", output, re.M)
     assert " failed " not in output
     found = configs(output)
