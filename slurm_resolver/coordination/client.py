@@ -87,7 +87,10 @@ class Client:
         options = {"until": time.monotonic() + seconds, "timeout": timeout}
         with self._changed:
             name = self.offer(purpose, value, without=sorted(without), **options)
-            self.wait_for(lambda: name in self._answers or self.refusal, seconds + _ANSWER_SECONDS)
+            for more in (seconds, _ANSWER_SECONDS):
+                self.wait_for(lambda: name in self._answers or self.refusal, more)
+                if self._socket is None:  # nobody will answer
+                    break
             del self._standing[name]
             answer = self._answers.pop(name, None)
             if self.refusal:
@@ -245,7 +248,7 @@ class Client:
         for name in pending:
             part = f"takes no part in {name.rpartition(' ')[0]}: {why}"
             self._answers[name] = {"error": f"{self.address.name} is gone, and {part}."}
-        self._dispatch({"gone": None, "rank": self._service_rank, "why": why})
+        self._dispatch({"gone": self._service_rank, "why": why, "service": True})
 
     def _dispatch(self, message: Message) -> None:
         for key in () if self._closed else message:

@@ -239,5 +239,5 @@ class Member:
             self._end(*message["over"])
 
     def _take_loss(self, message: Message) -> None:
-        if message["gone"] is None:  # the process of the service
-            self._end(1, f"{self.client.name_of(message['rank'])} is lost: {message['why']}")
+        if "service" in message:  # it was in that process
+            self._end(1, f"{self.client.name_of(message['gone'])} is lost: {message['why']}")
