@@ -273,7 +273,7 @@ class Client:
                 self._socket.sendall(wire.encode(message))
 
 
-default_role = "program"  # how this process represents its task: one of `wire.ROLES`
+default_role = "program"  # how this process represents its task: see `wire.Process`
 _clients: Dict[ServiceAddress, Client] = {}
 _of_parents: List[Client] = []  # garbage collection would close reused file descriptors
 _lock = threading.Lock()

@@ -81,8 +81,7 @@ class Job:
         self._awaited: Set[int] = set()  # the ranks that have not come yet
         self._training: Set[int] = set()  # the present ranks that do not only serve
         self._ended: Dict[int, str] = {}  # by rank of a task that trained: why it failed, or ''
-        self._deadline = self._keep_until = math.inf
-        self._timeout = 0.0
+        self._deadline, self._timeout, self._keep_until = math.inf, 0.0, math.inf
         self._failed: Optional[Tuple[float, str]] = None  # the leader: when that counts, and why
         self._result: Optional[JobResult] = None
 
