@@ -231,7 +231,7 @@ class Client:
 
     def _take_failure(self, error: Exception) -> None:
         """Notes that the service cannot be reached; after the grace it is gone."""
-        self.problem, now = str(error) or type(error).__name__, time.monotonic()
+        self.problem, now = str(error).rstrip(".") or type(error).__name__, time.monotonic()
         pending = [key for key, message in [*self._standing.items()] if "gather" in message]
         if self._lost_at is None:
             if (pending or not self._has_ended) and now > self._notice_at:
