@@ -87,7 +87,10 @@ class Client:
         options = {"until": time.monotonic() + seconds, "timeout": timeout}
         with self._changed:
             name = self.offer(purpose, value, without=sorted(without), **options)
-            self.wait_for(lambda: name in self._answers or self.refusal, seconds + _ANSWER_SECONDS)
+            for more in (seconds, _ANSWER_SECONDS):
+                self.wait_for(lambda: name in self._answers or self.refusal, more)
+                if self._socket is None:  # nobody will answer
+                    break
             del self._standing[name]
             answer = self._answers.pop(name, None)
             if self.refusal:
@@ -228,7 +231,7 @@ class Client:
 
     def _take_failure(self, error: Exception) -> None:
         """Notes that the service cannot be reached; after the grace it is gone."""
-        self.problem, now = str(error) or type(error).__name__, time.monotonic()
+        self.problem, now = str(error).rstrip(".") or type(error).__name__, time.monotonic()
         pending = [key for key, message in [*self._standing.items()] if "gather" in message]
         if self._lost_at is None:
             if (pending or not self._has_ended) and now > self._notice_at:
@@ -245,7 +248,7 @@ class Client:
         for name in pending:
             part = f"takes no part in {name.rpartition(' ')[0]}: {why}"
             self._answers[name] = {"error": f"{self.address.name} is gone, and {part}."}
-        self._dispatch({"gone": None, "rank": self._service_rank, "why": why})
+        self._dispatch({"gone": self._service_rank, "why": why, "service": True})
 
     def _dispatch(self, message: Message) -> None:
         for key in () if self._closed else message:
@@ -270,7 +273,7 @@ class Client:
                 self._socket.sendall(wire.encode(message))
 
 
-default_role = "program"  # how this process represents its task: one of `wire.ROLES`
+default_role = "program"  # how this process represents its task: see `wire.Process`
 _clients: Dict[ServiceAddress, Client] = {}
 _of_parents: List[Client] = []  # garbage collection would close reused file descriptors
 _lock = threading.Lock()

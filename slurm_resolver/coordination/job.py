@@ -83,8 +83,7 @@ class Job:
         self._awaited: Set[int] = set()  # the ranks that have not come yet
         self._training: Set[int] = set()  # the present ranks that do not only serve
         self._ended: Dict[int, str] = {}  # by rank of a task that trained: why it failed, or ''
-        self._deadline = self._keep_until = math.inf
-        self._timeout = 0.0
+        self._deadline, self._timeout, self._keep_until = math.inf, 0.0, math.inf
         self._failed: Optional[Tuple[float, str]] = None  # the leader: when that counts, and why
         self._leader_ended = math.inf
         self._result: Optional[JobResult] = None
@@ -251,5 +250,5 @@ class Member:
             self._end(*message["over"])
 
     def _take_loss(self, message: Message) -> None:
-        if message["gone"] is None:  # the process of the service
-            self._end(1, f"{self.client.name_of(message['rank'])} is lost: {message['why']}")
+        if "service" in message:  # it was in that process
+            self._end(1, f"{self.client.name_of(message['gone'])} is lost: {message['why']}")

@@ -24,9 +24,9 @@ MEETING = "waiting for all to call it"
 _PATIENT, _PATIENCE = (PREPARING, COMPILING, FIRST, SAVING), 12
 TRAINING, VALIDATION = "training", "validation"  # stages; others are "evaluate" and "predict"
 
-_REPORT_SECONDS = 5.0
-_REPEAT_SECONDS = 300.0
+_REPORT_SECONDS, _REPEAT_SECONDS = 5.0, 300.0
 _MOST_NAMES, _MOST_TRACEBACKS = 5, 8
+Workers = Mapping[int, "Report"]  # by rank
 _PLURALS = {"is": "are", "has": "have", "waits": "wait"}
 
 
@@ -51,9 +51,6 @@ class Report(NamedTuple):
             text += " of the validation" if self.stage == VALIDATION else f" of {self.stage}"
         fits = self.stage in (TRAINING, VALIDATION)
         return f"{text} of epoch {self.epoch}" if with_epoch and fits else text
-
-
-Workers = Mapping[int, Report]  # by rank
 
 
 def report_seconds(limit: float) -> float:

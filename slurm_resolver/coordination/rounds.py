@@ -6,7 +6,6 @@ ends. Every task gets the answer, including those that come later or ask again.
 
 from __future__ import annotations
 
-import math
 import time
 from typing import TYPE_CHECKING, Dict, List, Optional, Set, Tuple
 
@@ -32,7 +31,7 @@ class Round:
         self.without: Set[int] = set()  # the ranks that do not take part
         self.patient = False  # whether it has no deadline, and ends when a task leaves
         self.began = time.monotonic()
-        self.deadline = self.seconds = math.inf
+        self.deadline = self.seconds = float("inf")
         self.next_notice = self.began + _FIRST_NOTICE
         self.answer: Optional[Message] = None
 

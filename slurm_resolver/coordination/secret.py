@@ -12,7 +12,6 @@ itself, so that a stranger cannot make it connect without a secret.
 
 from __future__ import annotations
 
-import math
 import os
 import re
 import secrets
@@ -42,7 +41,7 @@ class Secret:
         """Raises RendezvousError if the variable has an unusable value, or munge fails."""
         means = find_means()
         self.key = secrets.token_bytes(32) if means == "munge" else _key_of_variable()
-        self._offer, self._made_at = {"means": means}, -math.inf
+        self._offer, self._made_at = {"means": means}, float("-inf")
         self.offer()
 
     def offer(self) -> Dict[str, str]:

@@ -9,9 +9,6 @@ how they end to `job`, for tasks that serve others, and to `progress`, for train
 | without one, as the process closed it | is lost, unless it returns within 2 s |
 | without one, as its node has been silent for the grace | is lost |
 | without one, for any other reason | is lost, unless it returns within the grace |
-
-A task may be represented by two processes: its program, and a launcher (`slurm-resolver exec`) that
-waits for the program.
 """
 
 from __future__ import annotations
@@ -31,7 +28,7 @@ from slurm_resolver.coordination.job import Job
 from slurm_resolver.coordination.progress import Monitor
 from slurm_resolver.coordination.rounds import Rounds
 from slurm_resolver.coordination.secret import Secret
-from slurm_resolver.coordination.wire import ROLES, Message, Process
+from slurm_resolver.coordination.wire import Message, Process
 
 RETURN_SECONDS = 2.0  # for a process that closed its connection to return
 _FLUSH_SECONDS = 3.0  # to send the last messages when this process ends
@@ -169,7 +166,8 @@ class Service:
         process = Process(*map(hello.get, Process._fields))  # type: ignore[arg-type]
         refusal = self._refusal
         if process.role != "observer":
-            if process.role not in ROLES or {type(process.rank), type(process.pid)} != {int}:
+            roles = ("program", "launcher")
+            if process.role not in roles or {type(process.rank), type(process.pid)} != {int}:
                 return None
             if not 0 <= process.rank < self.address.num_tasks:
                 return None
@@ -251,8 +249,7 @@ class Service:
 
 
 def _report(loop: asyncio.AbstractEventLoop, context: Dict[str, object]) -> None:
-    # Without free file descriptors, asyncio reports an OSError each second, and a ValueError once
-    # the socket is closed.
+    # Without free file descriptors, asyncio reports one of these each second.
     if not isinstance(context.get("exception"), (OSError, ValueError)):
         loop.default_exception_handler(context)
 

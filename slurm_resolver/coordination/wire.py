@@ -33,16 +33,14 @@ MOST_ANSWER_BYTES = 64 * 1024 * 1024  # the longest line that the service sends
 HANDSHAKE_SECONDS = 5.0
 # What the proofs of a handshake cover, beside the service's challenge.
 PROVEN = ("challenge", "identity", "rank", "number", "role")
-# How a process represents its task: as its program, or as the launcher that waits for that.
-ROLES = ("program", "launcher")
 
 
 class Process(NamedTuple):
-    """A process that represents a task; `role` is one of `ROLES`, and `number` random."""
+    """A process that represents a task: its "program", or `exec`, the "launcher" of that."""
 
     rank: int
     role: str
-    number: str
+    number: str  # random
     pid: int
 
 
@@ -98,7 +96,6 @@ def detect_dead_peers(sock: socket.socket, seconds: float) -> None:
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, interval)
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, interval)
-    # It limits the wait for answers to these probes, and to data.
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(seconds * 1000))
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 

@@ -200,12 +200,11 @@ class Workers:
             _abort_collectives(self._failure)
 
     def _take_loss(self, message: Dict[str, Any]) -> None:
-        rank = message["gone"]
-        if self._client is None or (rank is not None and rank not in self._ranks):
+        if self._client is None or not (message["gone"] in self._ranks or "service" in message):
             return
-        name = self._client.address.name if rank is None else self._client.name_of(rank)
         # All workers take each step together: it was lost in the step that this one is in.
-        reason = f"{name} is gone {reporter.where()}".rstrip() + f": {message['why']}"
+        place = f"{self._client.name_of(message['gone'])} is gone {reporter.where()}".rstrip()
+        reason = f"{place}: {message['why']}"
         warn("%s", reason)
         self._loss = self._loss or reason
         self._is_lost.set()

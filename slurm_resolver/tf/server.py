@@ -140,23 +140,19 @@ def serve(
 
 def _check(cluster: Cluster) -> None:
     """Raises JobsError in a task that should not serve."""
-    own, jobs = cluster.task, sorted(cluster.roles)
+    own, jobs = cluster.task, {*cluster.roles}
     if own is None:
         raise JobsError(
             "serve() in a process without a cluster; expected a task of a Slurm step that serves "
             "others. Start the program with srun, or without Slurm with `slurm-resolver run`."
         )
-    if not {"ps", DISPATCHER} & {*jobs} or not {*TRAIN} & {*jobs}:
+    serves = own.job in SERVERS or (own.job == "worker" and {"chief", "ps"} <= jobs)
+    if not (serves and {"ps", DISPATCHER} & jobs and {*TRAIN} & jobs):
         raise JobsError(
-            f"serve() in {own.job} {own.index} of a cluster with the jobs {', '.join(jobs)}; "
-            "expected a ps or dispatcher, and a chief or worker that trains. Give jobs such as "
-            "{'ps': 1, 'worker': -1}, or do not call it."
-        )
-    if own.job not in SERVERS and (own.job != "worker" or not {"chief", "ps"} <= {*jobs}):
-        raise JobsError(
-            f"serve() in {own.job} {own.index}, which trains; expected a ps, a dispatcher, a "
-            "data_worker, or a worker beside a chief and a ps. Call it as `if resolver.task_type "
-            "== 'ps': sys.exit(resolver.serve())`."
+            f"serve() in {own.job} {own.index} of a cluster with the jobs {', '.join(sorted(jobs))}"
+            "; expected a ps, a dispatcher, a data_worker, or a worker beside a chief and a ps, in "
+            "a cluster in which others train. Call it as `if resolver.task_type == 'ps': "
+            "sys.exit(resolver.serve())`."
         )
 
 

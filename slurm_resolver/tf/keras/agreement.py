@@ -76,7 +76,7 @@ def call_together(
         told = workers.exchange(f"calls {name}", own)
     _check_agreement(name, workers.names, [each["task"] for each in told])
     writing = one_writer(callbacks, workers, [each["paths"] for each in told])
-    with workers.failing_together(name), writing, reporting(name, arguments):
+    with reporting(name, arguments), workers.failing_together(name), writing:
         return method(*bound.args, **bound.kwargs)
 
 
