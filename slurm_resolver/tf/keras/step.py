@@ -118,18 +118,23 @@ class Step:
         """Gathers tensors with rows; of scalars, it takes the mean."""
 
         def gather(value: Any) -> Any:
-            if isinstance(value, tf.Tensor) and value.shape.rank != 0:
+            if not isinstance(value, (tf.Tensor, tf.RaggedTensor, tf.SparseTensor)):
+                return value
+            if value.shape.rank != 0:
                 return self.gather(value)
-            scalar = isinstance(value, tf.Tensor) and value.dtype.is_floating
-            return self.means([value])[0] if scalar else value
+            return self.means([value])[0] if value.dtype.is_floating else value
 
         return tf.nest.map_structure(gather, values)
 
-    def own_gradient(self, loss: Any) -> Any:
-        """Lets the gradient of a loss that was computed on the whole batch count once.
+    def loss_of_all_rows(self, compute: Callable[..., Any], *parts: Any) -> Any:
+        """Returns a loss of the whole batch, of which this replica has parts.
 
-        Each replica's gradient is that of its own rows, and is weighted as all gradients are.
+        Its gradient is that of this replica's rows, and is weighted as all gradients are.
         """
+        if self.examined is not None:
+            return tf.zeros_like(compute(*parts))
+        with self.seeing_whole_batch():
+            loss = compute(*self.gather_structure(parts))
         factor = tf.math.divide_no_nan(1.0, self.weight)
         return loss + tf.cast(factor - 1, loss.dtype) * (loss - tf.stop_gradient(loss))
 
@@ -229,12 +234,18 @@ def run_in_replicas(strategy: Any, function: Callable[..., Any], *args: Any) -> 
 
     A lone replica needs no thread of its own, in which no condition may update variables.
     """
-    devices = strategy.extended.worker_devices
-    if len(devices) > 1:
+    if strategy.sharing.local > 1:
         return first_local(strategy, strategy.run(function, args=args))
-    replica = tf.distribute.ReplicaContext(strategy, strategy.sharing.first)
-    with strategy.scope(), replica, tf.device(devices[0]):
+    with in_first_replica(strategy):
         return function(*first_local(strategy, args))
+
+
+@contextlib.contextmanager
+def in_first_replica(strategy: Any) -> Iterator[None]:
+    """Enters this worker's first replica."""
+    replica = tf.distribute.ReplicaContext(strategy, strategy.sharing.first)
+    with strategy.scope(), replica, tf.device(strategy.extended.worker_devices[0]):
+        yield
 
 
 def first_local(strategy: Any, values: Any) -> Any:
