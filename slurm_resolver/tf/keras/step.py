@@ -144,11 +144,16 @@ class Step:
         sums = iter(self.add(found))
         return [None if gradient is None else next(sums) for gradient in gradients]
 
-    def change(self, variables: Iterable[Any]) -> None:
-        """Notes that metrics' variables get what this replica's rows add."""
+    def change(self, variables: Iterable[Any], *, made: bool = False) -> None:
+        """Notes that metrics' variables get what this replica's rows add.
+
+        Variables that the update itself has made began as zeros. They exist in TensorFlow's next
+        trace of the step.
+        """
         for variable in variables:
             if id(variable) not in self._before:
-                self.keep([variable])
+                zeros = tf.zeros(variable.shape, variable.dtype)
+                self._before[id(variable)] = zeros if made else tf.convert_to_tensor(variable.value)
             self._changed[id(variable)] = variable
 
     def keep(self, variables: Iterable[Any]) -> None:

@@ -10,7 +10,7 @@ each replica.
 
 from __future__ import annotations
 
-from typing import Any, Callable, Dict, Optional, Tuple
+from typing import Any, Callable, Dict, List, Optional, Tuple
 
 import tensorflow as tf
 
@@ -89,7 +89,7 @@ def reduce_weighted_values(
 
     plain = mask is None and reduction in _PLAIN_MEANS
     kept = reduction in (None, "none") and not step.compiled_loss  # a value for each row
-    parts = [
+    parts: List[Any] = [
         None if part is None else tf.convert_to_tensor(part)
         for part in (values, sample_weight, mask)
     ]
@@ -170,13 +170,11 @@ def _update_state(step: Step, original: Method, metric: Any, *args: Any, **kwarg
     if step.nested or step.examined is not None:
         original(metric, *args, **kwargs)
         return
-    if sees_whole_batch(metric, "update_state"):
+    whole = sees_whole_batch(metric, "update_state")
+    if whole:
         args, kwargs = step.gather_structure((args, kwargs))
         step.keep(metric.variables)
     else:
-        if not getattr(metric, "_built", True):  # makes its variables, without updating them
-            update = tf.function(lambda: original(metric, *args, **kwargs), autograph=False)
-            update.get_concrete_function()
         step.change(metric.variables)
         if value is not None and len(args) < 2 and kwargs.get("sample_weight") is None:
             # A number, such as a mean loss, counts by this replica's rows.
@@ -185,6 +183,8 @@ def _update_state(step: Step, original: Method, metric: Any, *args: Any, **kwarg
             args, kwargs = (value,), {"sample_weight": tf.fill(tf.shape(value)[:1], share)}
     with step.seeing_whole_batch():
         original(metric, *args, **kwargs)
+    if not whole:
+        step.change(metric.variables, made=True)
 
 
 def _value(metric: Any, args: Any, kwargs: Any) -> Any:
