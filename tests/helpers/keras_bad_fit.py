@@ -49,13 +49,6 @@ def model_outside(strategy: Any, worker: int) -> None:
 
 
 @way
-def model_outside_fit_inside(strategy: Any, worker: int) -> None:
-    built = model()
-    with strategy.scope():
-        built.fit(data(), verbose=0)
-
-
-@way
 def compiled_outside(strategy: Any, worker: int) -> str:
     with strategy.scope():
         built = keras.Sequential([keras.Input((6,)), keras.layers.Dense(1)])
@@ -96,8 +89,12 @@ def own_data(strategy: Any, worker: int) -> None:
 
 
 @way
-def other_steps(strategy: Any, worker: int) -> None:
-    fit(strategy, x=data().repeat(), steps_per_epoch=2 + worker)
+def stateful(strategy: Any, worker: int) -> None:
+    with strategy.scope():
+        layers = [keras.Input(batch_shape=(24, 6, 1)), keras.layers.LSTM(1, stateful=True)]
+        built = keras.Sequential(layers)
+        built.compile("sgd", loss="mse")
+    built.fit(X[:24, :, None], Y[:24], verbose=0)
 
 
 @way

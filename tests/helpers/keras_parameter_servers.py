@@ -126,29 +126,6 @@ def several_steps_an_execution(strategy: sr.ParameterServerStrategy) -> Any:
 
 
 @trial
-def a_loop_of_ones_own(strategy: sr.ParameterServerStrategy) -> Any:
-    """Datasets of a function go to TensorFlow's coordinator as well, in both of its ways."""
-    coordinator = tf.distribute.coordinator.ClusterCoordinator(strategy)
-    with strategy.scope():
-        total = tf.Variable(0.0)
-
-    def dataset_fn(context: tf.distribute.InputContext) -> tf.data.Dataset:
-        return tf.data.Dataset.from_tensors(2.0).repeat()
-
-    def one_step(iterator: Any) -> None:
-        strategy.run(lambda value: total.assign_add(value), args=(next(iterator),))
-
-    step = tf.function(one_step)
-    given = strategy.distribute_datasets_from_function(dataset_fn)
-    for data in (given, lambda: strategy.distribute_datasets_from_function(dataset_fn)):
-        iterator = iter(coordinator.create_per_worker_dataset(data))
-        for _ in range(5):
-            coordinator.schedule(step, args=(iterator,))
-    coordinator.join()
-    return float(total.numpy())
-
-
-@trial
 def the_tutorial(strategy: sr.ParameterServerStrategy) -> Any:
     """What TensorFlow's tutorial on parameter servers does with `fit`, its callbacks included."""
     folder = Path(os.environ["TASK_OUTPUT"])
@@ -201,18 +178,6 @@ def after_errors(strategy: sr.ParameterServerStrategy) -> Any:
         model = build()
     model.fit(cases.data(), epochs=2, verbose=0)
     return int(model.optimizer.iterations)
-
-
-class Prints(keras.Model):  # type: ignore[misc]
-    def train_step(self, data: Any) -> Any:
-        tf.print("a step")
-        return super().train_step(data)
-
-
-@trial
-def where_steps_run(strategy: sr.ParameterServerStrategy) -> Any:
-    model = cases.build(strategy, kind=Prints)
-    model.fit(cases.data(), epochs=4, verbose=0)
 
 
 def main() -> None:

@@ -26,12 +26,11 @@ SECONDS = 240
 
 IN_BOTH = {
     "model_outside": "built outside strategy.scope(): this process would train it alone",
-    "model_outside_fit_inside": "kernel' of its model was made outside strategy.scope()",
     "optimizer_outside": "iteration' of its optimizer was made outside strategy.scope()",
     "other_metrics": 'in metrics: ["mae"] in worker 0, ["mae", "mape"] in worker 1',
     "other_data": "in the data: 4 batches in worker 0, 2 batches in worker 1",
     "own_data": "in the data: 4 batches in worker 0, 2 batches in worker 1",
-    "other_steps": "in steps_per_epoch: 2 in worker 0, 3 in worker 1",
+    "stateful": "is stateful: it has a state for each row of a batch, of which each worker",
     "own_data_summed": "a loss of train_step of 'summed' is no mean over rows: it is",
     "other_calls": "worker 0 calls evaluate, and worker 1 calls predict. Make each call in all",
 }

@@ -85,19 +85,6 @@ def test_tensorflows_tutorial(told: Told) -> None:
 
 
 @pytest.mark.slurm
-def test_loops_of_ones_own_work_as_under_tensorflows_class(told: Told) -> None:
-    assert told[0]["a_loop_of_ones_own"] == 20.0
-
-
-@pytest.mark.slurm
-def test_the_workers_take_the_steps(told: Told) -> None:
-    """Ranks 2 and 3; a worker that is slow to begin may find the first ones done."""
-    ranks = [line.partition(":")[0] for line in told[1].splitlines() if "a step" in line]
-    assert len(ranks) == 20
-    assert set(ranks) <= {"2", "3"}
-
-
-@pytest.mark.slurm
 def test_errors_say_what_to_do_and_the_next_fit_works(told: Told) -> None:
     found, output = told
     assert found["data_that_ends"] == (

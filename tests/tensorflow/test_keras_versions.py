@@ -30,7 +30,7 @@ LAUNCHER = [sys.executable, "-m", "slurm_resolver", "run", "-n"]
 WORKERS = [*LAUNCHER, "2", "--", *PROGRAM]
 OLDER = bool(keras_problem(f"{VERSION or '3.10'}.0"))
 NAMES = [
-    *("loss_dice", "loss_masked_sequences", "loss_function_sum", "optimizer_clipnorm"),
+    *("loss_dice", "loss_masked_sequences", "loss_function_sum", "loss_two_outputs"),
     *("optimizer_accumulated", "optimizer_loss_scale", "step_own", "step_gan"),
     *("step_five_per_execution", "data_arrays_weighted_validation_split", "data_py_dataset"),
     *("data_dict_inputs", "data_predictions", "metric_auc", "metric_own_vector"),

@@ -68,17 +68,6 @@ def test_one_writes_and_all_find_it(tmp_path: Path) -> None:
     assert sorted(found.name for found in tmp_path.iterdir()) == ["log", "model"]
 
 
-def test_what_differs_is_written_by_each_and_whole(tmp_path: Path) -> None:
-    path = tmp_path / "model"
-    texts = [str(index) * 100_000 for index in range(PROCESSES)]
-
-    def task(index: int) -> None:
-        saving.write_once(str(path), f"state {index}", file_with(texts[index]))
-
-    assert together(task) == [0] * PROCESSES
-    assert path.read_text() in texts
-
-
 def test_after_one_that_failed_the_next_writes(tmp_path: Path) -> None:
     path, marker = tmp_path / "model", tmp_path / "failed"
 

@@ -23,11 +23,8 @@ from slurm_resolver.tf.progress import meeting, reporting
 _SCOPE = (
     "Build and compile the model in `with strategy.scope():`, and make its optimizer there as well."
 )
-# What `fit` and `compile` are given alike in all workers.
-_ARGUMENTS = (
-    *("batch_size", "epochs", "initial_epoch", "steps_per_epoch", "steps"),
-    *("validation_split", "validation_steps", "validation_batch_size", "validation_freq"),
-)
+# Arguments in which workers may differ, and what they compile alike.
+_OWN = ("verbose", "callbacks", "kwargs")
 _COMPILED = ("loss", "metrics", "weighted_metrics", "steps_per_execution")
 
 
@@ -54,8 +51,8 @@ def call_together(
     if not strategy.of_several:
         return method(*args, **kwargs)
     check_keras()
-    workers = getattr(strategy, "workers", None)  # a coordinator has none
-    if workers is None:
+    workers = getattr(strategy, "workers", None)
+    if workers is None:  # the strategy coordinates them
         return method(*args, **kwargs)
     if workers.call:
         workers.exchange(f"calls {name} within {workers.call}", None)
@@ -64,14 +61,16 @@ def call_together(
         bound = inspect.signature(method).bind(*args, **kwargs)
     except TypeError:
         return method(*args, **kwargs)  # which says what is wrong with them
+    bound.apply_defaults()
     arguments = bound.arguments
+    _check_layers(strategy, model)
     if name == "fit":
         _check_model(strategy, model)
         if model.jit_compile:
             warn_once("jit_compile=True has no effect: XLA cannot compile steps of several workers")
             model.jit_compile = False
     callbacks = arguments.get("callbacks")
-    own = {"task": _task(name, model, arguments), "paths": written_paths(callbacks)}
+    own = {"task": _task(model, arguments), "paths": written_paths(callbacks)}
     with meeting(name):
         told = workers.exchange(f"calls {name}", own)
     _check_agreement(name, workers.names, [each["task"] for each in told])
@@ -99,18 +98,26 @@ def _check_model(strategy: Any, model: Any) -> None:
             )
 
 
-def _task(name: str, model: Any, arguments: Dict[str, Any]) -> Dict[str, Any]:
+def _check_layers(strategy: Any, model: Any) -> None:
+    """Raises FitError for a layer that has a state for each row of a batch."""
+    for layer in model._flatten_layers():
+        if getattr(layer, "stateful", False) is True and strategy.sharing.replicas > 1:
+            raise FitError(
+                f"the layer {layer.name!r} is stateful: it has a state for each row of a batch, of "
+                "which each worker computes a part. Leave stateful=True out, or train in one "
+                "process."
+            )
+
+
+def _task(model: Any, arguments: Dict[str, Any]) -> Dict[str, Any]:
     """Describes what is to be done; None stands for what cannot be known."""
-    validation = arguments.get("validation_data")
-    held_out = validation[0] if isinstance(validation, tuple) else validation
-    steps = arguments.get("steps_per_epoch" if name == "fit" else "steps")
-    task = {"the data": _size(arguments.get("x"), steps), "validation_data": "none"}
-    if validation is not None:
-        task["validation_data"] = _size(held_out, arguments.get("validation_steps"))
-    for argument in _ARGUMENTS:
-        value = arguments.get(argument)
-        if value is None or isinstance(value, (int, float, str)):
-            task[argument] = str(value)
+    data = {"x": "steps_per_epoch" if "epochs" in arguments else "steps"}
+    data["validation_data"] = "validation_steps"
+    task = {
+        name: _describe(value, arguments.get(data.get(name, "")))
+        for name, value in arguments.items()
+        if name not in _OWN
+    }
     task["optimizer"] = type(getattr(model, "optimizer", None)).__name__
     with contextlib.suppress(Exception):  # not everything that is compiled can be described
         compiled = model.get_compile_config()
@@ -118,17 +125,19 @@ def _task(name: str, model: Any, arguments: Dict[str, Any]) -> Dict[str, Any]:
     return task
 
 
-def _size(data: Any, steps: Any) -> Optional[str]:
-    """Describes how much data there is, which has to be the same in all workers."""
-    if isinstance(data, tf.data.Dataset):
-        sharding = data.options().experimental_distribute.auto_shard_policy
-        cardinality = int(data.cardinality())
+def _describe(value: Any, steps: Any) -> Optional[str]:
+    """Describes a number, or how much data there is, which has to be the same in all workers."""
+    if isinstance(value, tf.data.Dataset):
+        sharding = value.options().experimental_distribute.auto_shard_policy
+        cardinality = int(value.cardinality())
         if steps and sharding == tf.data.experimental.AutoShardPolicy.OFF:
             return None  # each worker has data of its own, and takes as many steps
         if cardinality == tf.data.INFINITE_CARDINALITY:
             return "endless"
         return None if cardinality == tf.data.UNKNOWN_CARDINALITY else f"{cardinality} batches"
-    part: Any = next(iter(tf.nest.flatten(data)), None)
+    part: Any = next(iter(tf.nest.flatten(value)), None)
+    if part is None or isinstance(part, (int, float, str)):
+        return str(part)
     if getattr(part, "shape", None):
         return f"{part.shape[0]} rows"
     return f"{part.num_batches} batches" if hasattr(part, "num_batches") else None
@@ -144,10 +153,10 @@ def _check_agreement(call: str, names: Sequence[str], tasks: Sequence[Dict[str, 
         for name, task in zip(names, tasks):
             other = task.get(what)
             if None not in (value, other) and other != value:
+                what = "the data" if what == "x" else what
                 raise FitError(
-                    f"{call} differs from worker to worker, in {what}: {value} in "
-                    f"{names[0]}, {other} "
-                    f"in {name}. Expected the same program in every worker, with the same data, of "
-                    "which each takes its share. Data that each worker has of its own "
+                    f"{call} differs from worker to worker, in {what}: {value} in {names[0]}, "
+                    f"{other} in {name}. Expected the same program in every worker, with the same "
+                    "data, of which each takes its share. Data that each worker has of its own "
                     "(AutoShardPolicy.OFF) needs steps_per_epoch."
                 )

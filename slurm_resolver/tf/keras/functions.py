@@ -10,7 +10,6 @@ import tensorflow as tf
 from slurm_resolver.coordination.progress import COMPILING
 from slurm_resolver.errors import FitError
 from slurm_resolver.log import warn_once
-from slurm_resolver.tf.keras.losses import UnknownLossError
 from slurm_resolver.tf.keras.patches import patch_metrics
 from slurm_resolver.tf.keras.row_means import may_be_no_mean, why_no_mean
 from slurm_resolver.tf.keras.sharing import (
@@ -28,6 +27,7 @@ from slurm_resolver.tf.keras.step import (
     run_in,
     run_in_replicas,
 )
+from slurm_resolver.tf.keras.whole_batch import UnknownLossError
 from slurm_resolver.tf.progress import noting, reporter, timed
 
 Method = Callable[..., Any]
@@ -141,20 +141,20 @@ class StepFunction:
 
     def _execute(self, iterator: Any) -> Any:
         of_data = isinstance(iterator, (tf.data.Iterator, tf.distribute.DistributedIterator))
-        examines = self._doubted and not self._examined
-        if of_data and not examines and not self._model.run_eagerly:
+        if of_data and not self._must_examine() and not self._model.run_eagerly:
             return self._on_iterator(iterator)
-        # Keras makes a generator of `train_on_batch`'s one batch, which all workers are given.
         results = None
         for _, batch in zip(range(self._model.steps_per_execution), noting(iterator)):
-            batch = batch if of_data else share(tf.nest.map_structure(as_tensor, batch))
-            if examines:
+            batch = _shared(batch)
+            if self._must_examine():
                 self._examine(batch)
-                examines = False
             results = self._on_batch(batch)
         if results is None:
             raise StopIteration
         return results
+
+    def _must_examine(self) -> bool:
+        return self._doubted and not self._examined
 
     def _examine(self, batch: Any) -> None:
         """Lets every worker compute whole batches if the step's losses are no means over rows."""
@@ -260,7 +260,7 @@ class PredictFunction:
     def __call__(self, batches: List[Any]) -> Any:
         """Returns the outputs for all rows of some batches, in their order."""
         with _steps(self._model, len(batches)):
-            outputs = [self._on_batch(_as_given_to_workers(batch)) for batch in batches]
+            outputs = [self._on_batch(_shared(batch)) for batch in batches]
         if len(outputs) == 1:
             return outputs[0]
         return tf.nest.map_structure(lambda *parts: tf.concat(parts, axis=0), *outputs)
@@ -270,8 +270,8 @@ class PredictFunction:
         return run_step(self._model, batch, lambda step, part: step.gather_structure(predict(part)))
 
 
-def _as_given_to_workers(batch: Any) -> Any:
-    """Returns a batch as of a dataset: that of `predict_on_batch` is the same in all workers."""
+def _shared(batch: Any) -> Any:
+    """Returns a batch as of a dataset: one of `train_on_batch` is the same in all workers."""
     values = (Share, tf.distribute.DistributedValues)
     if any(isinstance(value, values) for value in (batch, *tf.nest.flatten(batch))):
         return batch

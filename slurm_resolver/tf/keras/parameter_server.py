@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import itertools
 import types
 from collections import deque
 from typing import Any, Callable, Deque, Dict, Iterator, List, Optional
@@ -25,8 +26,7 @@ from slurm_resolver.tf.keras.sharing import without_optionals
 
 _JOBS = ("chief", "ps", "worker")  # whose tasks the strategy connects
 
-_AHEAD = 4  # batches of the chief that may be under way for each worker, so that none waits
-_PARTS = 4  # parts for each worker into which an execution of several steps is divided
+_AHEAD = 4  # steps that may be under way for each worker, so that none waits
 _ATTEMPTS = 3  # to predict where workers are lost
 
 DatasetFunction = Callable[[tf.distribute.InputContext], tf.data.Dataset]
@@ -130,6 +130,7 @@ class ParameterServerStrategy(
 
 def check_model(strategy: Any, model: Any) -> None:
     """Raises KerasError for a model that cannot be trained in this way."""
+    partitioned = [each.path for each in model.variables if not hasattr(each.value, "handle")]
     if model.run_eagerly:
         raise KerasError(
             "run_eagerly=True under ParameterServerStrategy: only compiled functions can be sent "
@@ -140,12 +141,11 @@ def check_model(strategy: Any, model: Any) -> None:
             f"ParameterServerStrategy with {strategy.num_replicas_in_sync} GPUs in each worker, on "
             "which Keras 3 cannot train; expected one: start a task for each GPU."
         )
-    for variable in model.variables:
-        if not hasattr(variable.value, "handle"):
-            raise KerasError(
-                f"the variable {variable.path} is partitioned, which Keras 3 cannot train. Leave "
-                "out variable_partitioner, or use tf_keras or a loop of your own."
-            )
+    if partitioned:
+        raise KerasError(
+            f"the variable {partitioned[0]} is partitioned, which Keras 3 cannot train. Leave out "
+            "variable_partitioner, or use tf_keras or your own loop."
+        )
 
 
 class WorkerData(input_lib.DistributedDatasetsFromFunction):  # type: ignore[misc]
@@ -212,11 +212,12 @@ class _Scheduler:
 
         patch_metrics(keras)
         self._model = model
+        self._trains = kind == "train"
         self._strategy = model.distribute_strategy
-        self._workers = self._strategy.num_workers
         self._coordinator = self._strategy.coordinator()
         self._step = getattr(model, f"{kind}_step")
         self._on_batch = compiled(model, self._run_on_batch)
+        self._on_iterator = compiled(model, lambda iterator: self._run(next(iterator)))
 
     def _run_on_batch(self, batch: Any) -> Any:
         return self._run(tf.nest.map_structure(_with_unknown_rows, batch))
@@ -224,9 +225,9 @@ class _Scheduler:
     def _run(self, batch: Any) -> Any:
         return tf.nest.map_structure(as_tensor, self._strategy.run(self._step, args=(batch,)))
 
-    def _schedule(self, function: Callable[..., Any], *args: Any) -> Any:
+    def _schedule(self, function: Callable[..., Any], data: Any) -> Any:
         with _told_where_data_ends():
-            return self._coordinator.schedule(function, args)
+            return self._coordinator.schedule(function, (data,))
 
 
 class StepFunction(_Scheduler):
@@ -234,18 +235,22 @@ class StepFunction(_Scheduler):
 
     def __init__(self, model: Any, kind: str) -> None:
         super().__init__(model, kind)
-        self._trains = kind == "train"
-        self._on_iterator = compiled(model, self._run_several)
         self._under_way: Deque[Any] = deque()
         self._logs: Dict[str, Any] = {}
 
     def __call__(self, iterator: Any) -> Dict[str, Any]:
         """Schedules `steps_per_execution` steps, and returns logs that `join` completes."""
-        count = self._model.steps_per_execution
+        count, function, data = self._model.steps_per_execution, self._on_batch, iterator
         if self._trains and hasattr(iterator, "of_workers"):
-            self._schedule_shares(iterator.of_workers(), count)
-        else:
-            self._schedule_batches(iterator, count)
+            function, data = self._on_iterator, itertools.repeat(iterator.of_workers())
+        begun = False
+        for each in itertools.islice(data, count):
+            begun = True
+            if len(self._under_way) >= _AHEAD * self._strategy.num_workers:
+                self._take_logs(self._under_way.popleft())
+            self._under_way.append(self._schedule(function, without_optionals(each)))
+        if not begun:
+            raise StopIteration
         # Keras makes a generator for `train_on_batch`, whose logs it needs at once.
         if count > 1 or isinstance(iterator, types.GeneratorType):
             self.join()
@@ -259,29 +264,6 @@ class StepFunction(_Scheduler):
             self._coordinator.join()
         for remote in last:
             self._take_logs(remote)
-
-    def _schedule_batches(self, iterator: Iterator[Any], count: int) -> None:
-        begun = False
-        for _, batch in zip(range(count), iterator):
-            begun = True
-            if len(self._under_way) >= _AHEAD * self._workers:
-                self._take_logs(self._under_way.popleft())
-            self._under_way.append(self._schedule(self._on_batch, without_optionals(batch)))
-        if not begun:
-            raise StopIteration
-
-    def _schedule_shares(self, iterator: Any, count: int) -> None:
-        parts = min(count, _PARTS * self._workers)
-        for part in range(parts):
-            steps = count * (part + 1) // parts - count * part // parts
-            self._under_way.clear()
-            self._under_way.append(self._schedule(self._on_iterator, iterator, tf.constant(steps)))
-
-    def _run_several(self, iterator: Any, count: Any) -> Any:
-        def again(done: Any, _: Any) -> Any:
-            return done + 1, self._run(next(iterator))
-
-        return tf.while_loop(lambda done, _: done < count, again, again(0, None))[1]
 
     def _take_logs(self, remote: Any) -> None:
         try:

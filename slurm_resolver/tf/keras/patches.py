@@ -19,7 +19,7 @@ from tensorflow.python.ops import control_flow_v2_func_graphs
 from slurm_resolver.errors import KerasError
 from slurm_resolver.preflight.keras_version import keras_problem
 from slurm_resolver.startup import when_imported
-from slurm_resolver.tf.keras import losses, metrics, strategies
+from slurm_resolver.tf.keras import strategies, whole_batch
 from slurm_resolver.tf.keras.agreement import call_together
 from slurm_resolver.tf.keras.saving import make_folder, save_once
 from slurm_resolver.tf.keras.step import Step, current_step
@@ -79,7 +79,7 @@ def _patch_models(keras: Any) -> None:
     _wrap_where_defined(keras.Model, "compile", _compile_in_scope)
     # A coordinator's workers lose no count, and all steps count in results. Never unnecessary.
     _wrap_where_defined(keras.Model, "get_metrics_result", _metrics_when_steps_are_done)
-    _wrap(keras.Variable, "assign_add", metrics.add_at_once)
+    _wrap(keras.Variable, "assign_add", whole_batch.add_at_once)
     # One worker writes. Never unnecessary.
     for name in ("save", "save_weights", "export"):
         _wrap_where_defined(keras.Model, name, functools.partial(save_once, name))
@@ -105,20 +105,20 @@ def _patch_steps(keras: Any) -> None:
     changes: Tuple[Tuple[Any, str, Method], ...] = (
         # Gradients are means over all replicas' rows, and what is done to them is done to the mean.
         # Until Keras averages gradients where they are computed.
-        (tf.GradientTape, "gradient", losses.gradient),
+        (tf.GradientTape, "gradient", whole_batch.gradient),
         (loss_module, "scale_loss_for_distribution", _as_given),
         (loss_module, "unscale_loss_for_distribution", _as_given),
         (tensorflow_optimizer.TFOptimizer, "_all_reduce_sum_gradients", _as_given),
         (scaling, "_tf_apply", _apply_scaled),
         # Losses that are no means see the rows of all replicas. Until Keras gathers them.
-        (loss_module, "reduce_weighted_values", losses.reduce_weighted_values),
-        (keras.losses.Loss, "__call__", losses.loss),
-        (compile_utils.CompileLoss, "call", losses.compiled_loss),
-        (trainer.TensorFlowTrainer, "_aggregate_additional_loss", losses.additional_loss),
+        (loss_module, "reduce_weighted_values", whole_batch.reduce_weighted_values),
+        (keras.losses.Loss, "__call__", whole_batch.loss),
+        (compile_utils.CompileLoss, "call", whole_batch.compiled_loss),
+        (trainer.TensorFlowTrainer, "_aggregate_additional_loss", whole_batch.additional_loss),
         # Replicas draw different masks from equal seeds. Until Keras' seeds know the replica.
         (keras.random.SeedGenerator, "next", _next_seed),
         # `row_means` can examine a step. Until every loss counts as a mean over rows.
-        (layers.Layer, "add_loss", losses.add_loss),
+        (layers.Layer, "add_loss", whole_batch.add_loss),
         *((layer, "call", _call_in_training) for layer in (layers.BatchNormalization, *dropouts)),
         (base_optimizer.BaseOptimizer, "apply", _apply),
         (scaling, "apply", _apply),
@@ -126,7 +126,7 @@ def _patch_steps(keras: Any) -> None:
     for owner, name, replacement in changes:
         _wrap(owner, name, _in_steps(replacement))
     # A metric's variables are the same in all workers. Until Keras adds metrics up.
-    _wrap(keras.metrics.Metric, "add_variable", metrics.add_variable)
+    _wrap(keras.metrics.Metric, "add_variable", whole_batch.add_variable)
     # Steps run in the loop of `steps_per_execution`. Until TensorFlow numbers collectives there.
     _let_collectives_run_in_loops()
 
@@ -139,7 +139,7 @@ def patch_metrics(keras: Any) -> None:
     for kind in _subclasses(keras.metrics.Metric):
         if kind.__name__ in _CONTAINERS and kind.__module__.startswith("keras."):
             continue
-        for name, (in_step, outside) in metrics.REPLACEMENTS.items():
+        for name, (in_step, outside) in whole_batch.REPLACEMENTS.items():
             if name in vars(kind) and not hasattr(vars(kind)[name], "_patched"):
                 _wrap(kind, name, _in_steps(in_step, outside))
 

@@ -1,8 +1,8 @@
 """Whether a step can be shared out by rows: its losses have to be means over the batch's rows.
 
 Only then is the mean of the workers' gradients that of the whole batch. Losses and layers of Keras
-are means, or see the rows of all replicas (see `losses`). Other code is examined before its first
-step: a loss of some rows must be the mean of the losses of two parts of them.
+are means, or see the rows of all replicas (see `whole_batch`). Other code is examined before its
+first step: a loss of some rows must be the mean of the losses of two parts of them.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import tensorflow as tf
 from tensorflow.python.eager import context
 
 from slurm_resolver.tf.keras.sharing import count_rows, part_of_batch
-from slurm_resolver.tf.keras.step import Step, run_in
+from slurm_resolver.tf.keras.step import Step, in_first_replica, run_in
 
 _FEWEST, _MOST = 8, 16  # how many rows are examined, where the batch has as many
 # How far a loss may be from its parts' mean, relative to the larger of the two.
@@ -89,12 +89,10 @@ def _differ(whole: Any, of_parts: Any, exact: float) -> Any:
 
 def _losses(model: Any, kind: str, part: Any, draw: int) -> Any:
     """Returns the losses that a step computes of some rows, and whether each is a sum of values."""
-    strategy = model.distribute_strategy
-    replica = tf.distribute.ReplicaContext(strategy, strategy.sharing.first)
-    with strategy.scope(), replica, tf.device(strategy.extended.worker_devices[0]):
-        rows = count_rows(part)
+    rows, first = count_rows(part), model.distribute_strategy.sharing.first
+    with in_first_replica(model.distribute_strategy):
         whole = {"rows": rows, "first": 0, "count": rows, "weight": 1.0, "own": rows}
-        step = Step(model, strategy.sharing.first, **whole, draw=draw, examined=([], []))
+        step = Step(model, first, **whole, draw=draw, examined=([], []))
         logs = run_in(step, lambda: getattr(model, f"{kind}_step")(part))
         losses, numbers = step.examined
         if kind == "test":

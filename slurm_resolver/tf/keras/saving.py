@@ -62,12 +62,10 @@ def write_once(path: str, identity: str, write: Callable[[str], object]) -> None
     digest = hashlib.sha256(f"{name} {identity}".encode()).hexdigest()[:16]
     scratch = os.path.join(folder, f".saving-{digest}")
     before = _state(path)
-    if not _make(scratch):
-        _wait_until_gone(scratch, path)
-        if _state(path) not in (None, before):
-            os.rmdir(scratch)
-            return
+    waited = _take(scratch, path)
     try:
+        if waited and _state(path) not in (None, before):
+            return
         write(os.path.join(scratch, name))
         # Other files, such as the parts of a file in several, come first.
         for made in sorted(os.listdir(scratch), key=lambda made: made == name):
@@ -85,8 +83,8 @@ def _make(folder: str) -> bool:
     return True
 
 
-def _wait_until_gone(scratch: str, path: str) -> None:
-    """Waits until the folder of the process that writes is gone, and makes it for this process.
+def _take(scratch: str, path: str) -> bool:
+    """Makes the folder once no other process has it, and returns whether another one had it.
 
     mkdir asks the file server itself; stat may be answered from a cache.
     """
@@ -103,6 +101,7 @@ def _wait_until_gone(scratch: str, path: str) -> None:
                 "been killed, remove that folder."
             )
         time.sleep(_PAUSE_SECONDS)
+    return seen >= 0
 
 
 def _state(path: str) -> Optional[Tuple[int, ...]]:

@@ -118,18 +118,23 @@ class Step:
         """Gathers tensors with rows; of scalars, it takes the mean."""
 
         def gather(value: Any) -> Any:
-            if isinstance(value, tf.Tensor) and value.shape.rank != 0:
+            if not isinstance(value, (tf.Tensor, tf.RaggedTensor, tf.SparseTensor)):
+                return value
+            if value.shape.rank != 0:
                 return self.gather(value)
-            scalar = isinstance(value, tf.Tensor) and value.dtype.is_floating
-            return self.means([value])[0] if scalar else value
+            return self.means([value])[0] if value.dtype.is_floating else value
 
         return tf.nest.map_structure(gather, values)
 
-    def own_gradient(self, loss: Any) -> Any:
-        """Lets the gradient of a loss that was computed on the whole batch count once.
+    def loss_of_all_rows(self, compute: Callable[..., Any], *parts: Any) -> Any:
+        """Returns a loss of the whole batch, of which this replica has parts.
 
-        Each replica's gradient is that of its own rows, and is weighted as all gradients are.
+        Its gradient is that of this replica's rows, and is weighted as all gradients are.
         """
+        if self.examined is not None:
+            return tf.zeros_like(compute(*parts))
+        with self.seeing_whole_batch():
+            loss = compute(*self.gather_structure(parts))
         factor = tf.math.divide_no_nan(1.0, self.weight)
         return loss + tf.cast(factor - 1, loss.dtype) * (loss - tf.stop_gradient(loss))
 
@@ -139,11 +144,16 @@ class Step:
         sums = iter(self.add(found))
         return [None if gradient is None else next(sums) for gradient in gradients]
 
-    def change(self, variables: Iterable[Any]) -> None:
-        """Notes that metrics' variables get what this replica's rows add."""
+    def change(self, variables: Iterable[Any], *, made: bool = False) -> None:
+        """Notes that metrics' variables get what this replica's rows add.
+
+        Variables that the update itself has made began as zeros. They exist in TensorFlow's next
+        trace of the step.
+        """
         for variable in variables:
             if id(variable) not in self._before:
-                self.keep([variable])
+                zeros = tf.zeros(variable.shape, variable.dtype)
+                self._before[id(variable)] = zeros if made else tf.convert_to_tensor(variable.value)
             self._changed[id(variable)] = variable
 
     def keep(self, variables: Iterable[Any]) -> None:
@@ -229,12 +239,18 @@ def run_in_replicas(strategy: Any, function: Callable[..., Any], *args: Any) -> 
 
     A lone replica needs no thread of its own, in which no condition may update variables.
     """
-    devices = strategy.extended.worker_devices
-    if len(devices) > 1:
+    if strategy.sharing.local > 1:
         return first_local(strategy, strategy.run(function, args=args))
-    replica = tf.distribute.ReplicaContext(strategy, strategy.sharing.first)
-    with strategy.scope(), replica, tf.device(devices[0]):
+    with in_first_replica(strategy):
         return function(*first_local(strategy, args))
+
+
+@contextlib.contextmanager
+def in_first_replica(strategy: Any) -> Iterator[None]:
+    """Enters this worker's first replica."""
+    replica = tf.distribute.ReplicaContext(strategy, strategy.sharing.first)
+    with strategy.scope(), replica, tf.device(strategy.extended.worker_devices[0]):
+        yield
 
 
 def first_local(strategy: Any, values: Any) -> Any:

@@ -27,7 +27,7 @@ import slurm_resolver as sr
 from slurm_resolver import log
 
 # Each adds its programs.
-for module in ("losses", "optimizers", "steps", "data", "metrics", "workflows"):
+for module in ("losses", "steps", "data", "workflows"):
     import_module(f"keras_programs.{module}")
 
 

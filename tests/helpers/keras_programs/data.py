@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import os
 import tempfile
-from functools import partial
 from pathlib import Path
 from typing import Any, Callable, Dict, Iterator, Tuple
 
@@ -62,12 +61,11 @@ def endless(weights: bool = False) -> Iterator[Any]:
 
 
 class Batches(keras.utils.PyDataset):
-    """The first rows in batches of 8; with a hook, the next epoch's begin one row later."""
+    """The first rows in batches of 8; each epoch begins one batch later."""
 
-    def __init__(self, weights: bool = False, moves: bool = False, **how: Any) -> None:
+    def __init__(self, **how: Any) -> None:
         super().__init__(**how)
-        self.all = list(batches(weights))
-        self.moves = moves
+        self.all = list(batches(weights=True))
 
     def __len__(self) -> int:
         return len(self.all)
@@ -76,8 +74,7 @@ class Batches(keras.utils.PyDataset):
         return self.all[index]
 
     def on_epoch_end(self) -> None:
-        if self.moves:
-            self.all = self.all[1:] + self.all[:1]
+        self.all = self.all[1:] + self.all[:1]
 
 
 def arrays(**how: Any) -> Callable[[Any], Outcome]:
@@ -94,11 +91,9 @@ def arrays(**how: Any) -> Callable[[Any], Outcome]:
 
 
 ARRAYS: Dict[str, Dict[str, Any]] = {
-    "plain": {},
     "batches_of_1": {"rows": 7, "batch_size": 1},
     "weighted_validation_split": {"sample_weight": WEIGHT[:33], "validation_split": 0.2},
     "validation_data": {"validation_data": (X[:33], Y[:33], WEIGHT[:33]), "validation_freq": 2},
-    "class_weight": {"class_weight": {0: 1.0, 1: 0.2, 2: 3.0}},
 }
 for name, how in ARRAYS.items():
     add(f"data_arrays_{name}", arrays(**how))
@@ -128,17 +123,13 @@ def auto_shard_off(strategy: Any) -> Outcome:
 SOURCES: Dict[str, Tuple[Source, Dict[str, Any]]] = {
     "dataset_filtered": (lambda: data().unbatch().filter(lambda x, y: y != 1).batch(8), {}),
     "dataset_records": (records, {}),
-    "dataset_endless": (lambda: data().repeat(), {"steps_per_epoch": 7}),
-    "dataset_of_unequal_batches": (lambda: data(rows=10, batch=4).concatenate(data()), {}),
     "generator": (lambda: batches(weights=True), {"epochs": 1}),
     "generator_endless": (lambda: endless(weights=True), {"steps_per_epoch": 7}),
-    "py_dataset": (lambda: Batches(weights=True), {"shuffle": False}),
-    "py_dataset_threads": (lambda: Batches(workers=2), {"shuffle": False}),
+    "py_dataset": (lambda: Batches(workers=2), {"shuffle": False}),
     "py_dataset_processes": (
         lambda: Batches(workers=2, use_multiprocessing=True),
         {"shuffle": False},
     ),
-    "py_dataset_moving": (lambda: Batches(moves=True), {"shuffle": False}),
 }
 
 
@@ -154,51 +145,36 @@ for name, (source, how) in SOURCES.items():
     add(f"data_{name}", _on(source, how))
 
 
-def unseeded(strategy: Any, source: Source, sums: bool = True, **how: Any) -> Outcome:
-    """Nothing is seeded here: rows are shuffled, but each is to be seen just once."""
-    with strategy.scope():
-        model = keras.Sequential([keras.Input((COLUMNS,)), layers.Dense(1)])
-        model.compile("adam", "mse", metrics=[Ids()])
-    history = model.fit(source(), epochs=2, verbose=0, **how)
-    return {"ids": numbers(history.history["ids"])} if sums else seen(model, history)
-
-
-ROWS_OF_IDS: Dict[str, Any] = {"source": lambda: X, "y": NUMBERS, "batch_size": 24}
-add("data_shuffled_fit", partial(unseeded, **ROWS_OF_IDS))
-add(
-    "data_shuffled_fit_weights",
-    partial(unseeded, sums=False, **ROWS_OF_IDS),
-    differs="starts from other weights and takes the rows in another order",
-)
-
-
 @registered("data")
-def shuffled_dataset(strategy: Any) -> Outcome:
+def shuffled_fit(strategy: Any) -> Outcome:
+    """Nothing is seeded here: rows are shuffled, but each is to be seen just once."""
+    found = []
     rows = data(X, NUMBERS, rows=120).unbatch()
-    return unseeded(strategy, lambda: rows.shuffle(50).batch(24))
+    for how in ({"x": X, "y": NUMBERS, "batch_size": 24}, {"x": rows.shuffle(50).batch(24)}):
+        with strategy.scope():
+            model = keras.Sequential([keras.Input((COLUMNS,)), layers.Dense(1)])
+            model.compile("adam", "mse", metrics=[Ids()])
+        found.append(model.fit(**how, epochs=2, verbose=0).history["ids"])
+    return {"ids": numbers(found)}
 
 
-def joined(names: Dict[str, str], sparse: bool = False) -> Any:
-    """Two inputs, by their names, and an output each."""
-    left, right = (
-        keras.Input((3,), name=name, sparse=sparse and name == names["left"])
-        for name in names.values()
-    )
+def joined(sparse: bool) -> Any:
+    """Two inputs, and two outputs."""
+    left, right = keras.Input((3,), name="left", sparse=sparse), keras.Input((3,), name="right")
     hidden = layers.Concatenate()([layers.Dense(4)(left), layers.Dense(2)(right)])
     label, yes = layers.Dense(3, name="label")(hidden), layers.Dense(1, name="yes")(hidden)
     return keras.Model([left, right], [label, yes])
 
 
+def _joined(strategy: Any, sparse: bool) -> Any:
+    losses = [crossentropy, "mse"]
+    return ready(strategy, lambda: joined(sparse), loss=losses, metrics=[["accuracy"], []])
+
+
 @registered("data")
 def dict_inputs(strategy: Any) -> Outcome:
-    model = _joined(strategy)
-    return fitted(model, data({"left": X[:, :3], "right": X[:, 3:]}, (Y, BINARY)), predict=True)
-
-
-def _joined(strategy: Any, **how: Any) -> Any:
-    losses = [crossentropy, "mse"]
-    names = {"left": "left", "right": "right"}
-    return ready(strategy, lambda: joined(names, **how), loss=losses, metrics=[["accuracy"], []])
+    inputs = {"left": X[:, :3], "right": X[:, 3:]}
+    return fitted(_joined(strategy, sparse=False), data(inputs, (Y, BINARY)), predict=True)
 
 
 @registered("data")

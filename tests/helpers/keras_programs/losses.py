@@ -1,15 +1,18 @@
-"""Losses: every class of Keras, functions and classes of one's own, add_loss, regularizers."""
+"""Losses and optimizers: those of Keras, one's own, added losses, precisions, frozen layers."""
 
 # mypy: allow-subclassing-any
 
 from __future__ import annotations
 
-from typing import Any, Callable, Dict, Optional, Tuple
+from contextlib import contextmanager
+from functools import partial
+from typing import Any, Callable, Dict, Iterator, Tuple
 
 import keras
 import numpy as np
 from keras import layers, ops
 from keras import losses as kl
+from keras import optimizers as ko
 from keras_programs.common import (
     COLUMNS,
     NUMBER,
@@ -20,6 +23,7 @@ from keras_programs.common import (
     X,
     Y,
     add,
+    build,
     crossentropy,
     data,
     fitted,
@@ -31,12 +35,12 @@ from keras_programs.common import (
 Make = Callable[[], Any]
 
 
-def tagger(mask_zero: bool = True, last: Optional[Make] = None) -> Any:
+def tagger() -> Any:
     """A label for every token."""
     tokens = keras.Input((COLUMNS,), dtype="int32")
-    hidden = layers.Embedding(9, 4, mask_zero=mask_zero)(tokens)
+    hidden = layers.Embedding(9, 4, mask_zero=True)(tokens)
     hidden = layers.LSTM(4, return_sequences=True)(hidden)
-    return keras.Model(tokens, layers.TimeDistributed(last() if last else layers.Dense(3))(hidden))
+    return keras.Model(tokens, layers.TimeDistributed(layers.Dense(3))(hidden))
 
 
 # By kind: the model, its inputs, its targets.
@@ -44,38 +48,19 @@ KINDS: Dict[str, Tuple[Make, Any, Any]] = {
     "label": (perceptron, X, Y),
     "number": (lambda: perceptron(outputs=1, activation="softplus"), X, NUMBER),
     "picture": (
-        lambda: keras.Sequential([perceptron(outputs=6, activation="sigmoid"), Reshape()]),
+        lambda: keras.Sequential(
+            [perceptron(outputs=6, activation="sigmoid"), layers.Reshape((2, 3))]
+        ),
         X,
         (X > 0).astype("float32").reshape(-1, 2, 3),
     ),
     "tokens": (tagger, PADDED, TOKENS % 3),
-    "unmasked": (lambda: tagger(mask_zero=False), PADDED, np.where(PADDED > 0, TOKENS % 3, -1)),
 }
-
-
-def Reshape() -> Any:  # noqa: N802
-    return layers.Reshape((2, 3))
-
-
-def per_row(y_true: Any, y_pred: Any) -> Any:
-    return ops.mean(ops.square(y_true - y_pred), axis=-1)
 
 
 class PerRow(kl.Loss):
     def call(self, y_true: Any, y_pred: Any) -> Any:
-        return per_row(y_true, y_pred)
-
-
-class Scalar(kl.Loss):
-    def call(self, y_true: Any, y_pred: Any) -> Any:
-        return ops.mean(per_row(y_true, y_pred))
-
-
-def masked_mean(y_true: Any, y_pred: Any) -> Any:
-    """The mean of the valid tokens, as tutorials on translation count them."""
-    valid = ops.cast(y_true >= 0, "float32")
-    loss = keras.ops.sparse_categorical_crossentropy(ops.maximum(y_true, 0), y_pred, True)
-    return ops.sum(loss * valid) / ops.sum(valid)
+        return ops.mean(ops.square(y_true - y_pred), axis=-1)
 
 
 LOSSES: Dict[str, Tuple[str, Make]] = {
@@ -83,28 +68,20 @@ LOSSES: Dict[str, Tuple[str, Make]] = {
     "dice": ("picture", kl.Dice),
     "reduction_sum": ("number", lambda: kl.MeanSquaredError(reduction="sum")),
     "reduction_none": ("number", lambda: kl.MeanSquaredError(reduction=None)),
-    "function_per_row": ("number", lambda: per_row),
     "function_sum": ("number", lambda: lambda y, p: 0.1 * ops.sum(ops.square(y - p))),
-    "class_scalar": ("number", Scalar),
     "masked_sequences": ("tokens", crossentropy),
-    "ignore_class": ("unmasked", lambda: crossentropy(ignore_class=-1)),
-    "own_count_of_tokens": ("unmasked", lambda: masked_mean),
 }
 WEIGHTED: Dict[str, Tuple[str, Make]] = {
-    "mse": ("number", kl.MeanSquaredError),
     "mse_by_weight": ("number", lambda: kl.MeanSquaredError(reduction="mean_with_sample_weight")),
     "class_per_row_sum": ("number", lambda: PerRow(reduction="sum")),
-    "masked_sequences": ("tokens", crossentropy),
 }
 
 
 def _of(kind: str, loss: Make, *weight: Any) -> Callable[[Any], Outcome]:
     def program(strategy: Any) -> Outcome:
         make, x, y = KINDS[kind]
-        tokens = kind == "tokens"  # every token has a weight, that of its row
-        weights = [given[:, None].repeat(COLUMNS, axis=1) if tokens else given for given in weight]
         metrics = ["mae"] if y.dtype == "float32" else None
-        return fitted(ready(strategy, make, loss=loss, metrics=metrics), data(x, y, *weights))
+        return fitted(ready(strategy, make, loss=loss, metrics=metrics), data(x, y, *weight))
 
     return program
 
@@ -147,7 +124,6 @@ def _penalized(penalty: Callable[[Any], Any]) -> Make:
 
 
 ADDED: Dict[str, Make] = {
-    "added_mean": _penalized(lambda x: 0.1 * ops.mean(ops.square(x))),
     "added_sum": _penalized(lambda x: 0.01 * ops.sum(ops.square(x))),
     "added_vector": _penalized(lambda x: 0.01 * ops.sum(ops.square(x), axis=-1)),
     "activity_regularizer": lambda: perceptron(activity_regularizer=keras.regularizers.L2(0.05)),
@@ -177,3 +153,81 @@ def two_outputs(strategy: Any) -> Outcome:
     weights = {"label": 1.0, "number": 0.3}
     how = {"loss": losses, "loss_weights": weights, "metrics": {"label": ["acc"]}}
     return fitted(ready(strategy, make, **how), data(X, {"label": Y, "number": NUMBER}))
+
+
+OPTIMIZERS: Dict[str, Make] = {
+    "loss_scale": lambda: ko.LossScaleOptimizer(ko.SGD(0.1), dynamic_growth_steps=3),
+    "global_clipnorm": lambda: ko.Adam(0.01, global_clipnorm=0.1),
+    "accumulated": lambda: ko.SGD(0.1, gradient_accumulation_steps=2),
+    "ema_overwritten": lambda: ko.SGD(
+        0.1, use_ema=True, ema_momentum=0.8, ema_overwrite_frequency=3
+    ),
+}
+
+
+def _optimized(strategy: Any, optimizer: Make) -> Outcome:
+    return fitted(build(strategy, optimizer=optimizer), data())
+
+
+for name, optimizer in OPTIMIZERS.items():
+    add(f"optimizer_{name}", partial(_optimized, optimizer=optimizer))
+
+
+@contextmanager
+def precision(policy: str) -> Iterator[None]:
+    """The global policy, or the type of all floating-point numbers, for a while."""
+    if not policy.startswith("mixed"):
+        keras.config.set_floatx(policy)
+    keras.mixed_precision.set_global_policy(policy)
+    try:
+        yield
+    finally:
+        keras.config.set_floatx("float32")
+        keras.mixed_precision.set_global_policy("float32")
+
+
+OVERFLOWING = X.copy()
+OVERFLOWING[:3] = 3e4  # infinite in float16 after a layer, in the first rows of one batch
+
+
+def _precise(policy: str, x: Any) -> Callable[[Any], Outcome]:
+    def program(strategy: Any) -> Outcome:
+        with precision(policy):
+            return fitted(build(strategy), data(x), test=data())
+
+    return program
+
+
+add("precision_float16_overflow", _precise("mixed_float16", OVERFLOWING), within=5e-3)
+add("precision_float64", _precise("float64", X.astype("float64")), within=1e-6)
+
+
+@program("optimizer")
+def frozen_then_compiled_again(strategy: Any) -> Outcome:
+    model = build(strategy, optimizer=lambda: ko.Adam(0.01))
+    model.layers[1].trainable = False
+    with strategy.scope():
+        model.compile("adam", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    first = fitted(model, data())
+    model.layers[1].trainable = True
+    with strategy.scope():
+        model.compile(ko.SGD(0.01), keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    return {"first": first, **fitted(model, data())}
+
+
+@program("optimizer")
+def sparse_gradients(strategy: Any) -> Outcome:
+    """Those of an embedding are slices."""
+    tokens = np.abs((X * 3).astype("int32")) % 9
+    model = ready(
+        strategy,
+        lambda: keras.Sequential(
+            [
+                keras.layers.Embedding(9, 4),
+                keras.layers.GlobalAveragePooling1D(),
+                keras.layers.Dense(3),
+            ]
+        ),
+        optimizer=lambda: ko.SGD(0.1, clipnorm=0.5),
+    )
+    return fitted(model, data(tokens, Y))

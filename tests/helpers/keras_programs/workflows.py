@@ -1,4 +1,4 @@
-"""Whole programs: Keras' guides, callbacks, transfer, saving and loading, checkpoints."""
+"""Metrics and callbacks, and whole programs: Keras' guides, transfer, saving and loading."""
 
 # mypy: allow-subclassing-any
 
@@ -13,9 +13,15 @@ from typing import Any, Callable, Dict, List, Tuple
 
 import keras
 from keras import callbacks as kc
-from keras import layers
+from keras import layers, ops
+from keras import metrics as km
 from keras_programs.common import (
+    BINARY,
+    NUMBER,
+    WEIGHT,
     Outcome,
+    Program,
+    Recorder,
     X,
     add,
     build,
@@ -30,6 +36,100 @@ from keras_programs.common import (
 )
 
 Make = Callable[[], Any]
+
+
+# By kind: the number of outputs, their activation, the targets and the loss.
+KINDS: Dict[str, Tuple[int, Any, Any, str]] = {
+    "binary": (1, "sigmoid", BINARY, "binary_crossentropy"),
+    "number": (1, "softplus", NUMBER, "mse"),
+}
+
+METRICS: Dict[str, Dict[str, List[Make]]] = {
+    "binary": {
+        "auc": [km.AUC, lambda: km.F1Score(threshold=0.5)],
+    },
+    "number": {
+        "r2": [km.R2Score],
+        "own_assign": [lambda: OwnSum()],
+        "own_vector": [lambda: Histogram()],
+    },
+}
+
+
+class OwnSum(km.Metric):
+    """As the guide's metric: a variable to which the new sum is assigned."""
+
+    def __init__(self, name: str = "own_sum") -> None:
+        super().__init__(name=name)
+        self.total = self.add_variable(shape=(), initializer="zeros", name="total")
+
+    def update_state(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> None:
+        values = ops.abs(y_true - y_pred)
+        if sample_weight is not None:
+            values = values[:, 0] * ops.cast(sample_weight, "float32")
+        self.total.assign(self.total + ops.sum(values))
+
+    def result(self) -> Any:
+        return self.total.value
+
+
+class Histogram(km.Metric):
+    """A vector as its result, of which Keras logs the largest."""
+
+    def __init__(self) -> None:
+        super().__init__(name="histogram")
+        self.counts = self.add_weight(shape=(4,), initializer="zeros", name="counts")
+
+    def update_state(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> None:
+        classes = ops.clip(ops.cast(y_true[:, 0], "int32"), 0, 3)
+        self.counts.assign_add(ops.sum(ops.one_hot(classes, 4), axis=0))
+
+    def result(self) -> Any:
+        return {"few": ops.min(self.counts), "many": ops.max(self.counts)}
+
+
+def _model(strategy: Any, kind: str, **how: Any) -> Tuple[Any, Any]:
+    outputs, activation, y, loss = KINDS[kind]
+    return build(strategy, outputs=outputs, activation=activation, loss=loss, **how), y
+
+
+def _of(kind: str, metrics: List[Make], *weight: Any) -> Program:
+    def program(strategy: Any) -> Outcome:
+        where = {"weighted_metrics" if weight else "metrics": metrics}
+        model, y = _model(strategy, kind, **{"metrics": None, **where})
+        recorder, data_ = Recorder(), data(X, y, *weight)
+        history = model.fit(
+            data_, epochs=2, verbose=0, callbacks=[recorder], validation_data=data_.take(2)
+        )
+        batches = {"train": recorder.train, "test": recorder.test}
+        return {"batches": batches, **seen(model, history, data_)}
+
+    return program
+
+
+for kind, by_name in METRICS.items():
+    for name, metrics in by_name.items():
+        add(f"metric_{name}", _of(kind, metrics))
+for kind, name in [("binary", "auc"), ("number", "own_assign")]:
+    add(f"metric_weighted_{name}", _of(kind, METRICS[kind][name], WEIGHT))
+
+
+class Watching(keras.layers.Layer):
+    """Tells a mean and a sum of what goes through it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.mean, self.sum = km.Mean(name="watched_mean"), km.Sum(name="watched_sum")
+
+    def call(self, inputs: Any) -> Any:
+        self.mean.update_state(inputs)
+        self.sum.update_state(inputs)
+        return inputs
+
+
+@program("metric")
+def in_call_of_a_layer(strategy: Any) -> Outcome:
+    return fitted(build(strategy, Watching), data())
 
 
 class Reading(kc.Callback):
@@ -50,13 +150,6 @@ class Reading(kc.Callback):
 
 
 @program("callback")
-def early_stopping_restores(strategy: Any) -> Outcome:
-    stop = kc.EarlyStopping("val_loss", patience=1, restore_best_weights=True, mode="max")
-    model = build(strategy, optimizer=lambda: keras.optimizers.SGD(0.1, use_ema=True))
-    return fitted(model, data(), epochs=5, validation_data=data(), callbacks=[stop])
-
-
-@program("callback")
 def reading_metrics(strategy: Any) -> Outcome:
     reading = Reading()
     return {**fitted(build(strategy), data(), callbacks=[reading]), "read": reading.read}
@@ -67,13 +160,6 @@ def folder() -> Path:
     return Path(tempfile.mkdtemp(dir=os.environ.get("TASK_OUTPUT"), prefix=f"saved{os.getpid()}_"))
 
 
-@program("callback")
-def backup_and_restore(strategy: Any) -> Outcome:
-    model = build(strategy, optimizer=lambda: keras.optimizers.Adam(0.01))
-    backup = kc.BackupAndRestore(str(folder() / "backup"))
-    return fitted(model, data(), epochs=3, callbacks=[backup])
-
-
 GUIDES: Dict[str, Make] = {
     "unbuilt_sequential": lambda: keras.Sequential([layers.Dense(4, "relu"), layers.Dense(3)]),
     "synchronized_batch_normalization": lambda: perceptron(
@@ -82,12 +168,12 @@ GUIDES: Dict[str, Make] = {
 }
 
 
-def _of(make: Make) -> Callable[[Any], Outcome]:
+def _guide(make: Make) -> Callable[[Any], Outcome]:
     return lambda strategy: fitted(ready(strategy, make), data(), predict=True)
 
 
 for name, make in GUIDES.items():
-    add(f"guide_{name}", _of(make))
+    add(f"guide_{name}", _guide(make))
 
 
 def _with(strategy: Any, layer: Make) -> Outcome:

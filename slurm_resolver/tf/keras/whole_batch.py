@@ -1,0 +1,252 @@
+"""Gradients, losses and metrics in a step: each is that of the whole batch.
+
+The mean of the replicas' gradients, weighted by their rows, is right for every loss that is a mean
+over rows. Any other loss is computed from the rows of all replicas.
+
+A metric is updated with this replica's rows, and then changed by what all replicas have added, so
+that it is the same in all of them. A metric that Keras does not define is updated with all rows in
+each replica.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Callable, Dict, List, Optional, Tuple
+
+import tensorflow as tf
+
+from slurm_resolver.tf.keras import is_coordinated
+from slurm_resolver.tf.keras.step import Step
+
+Method = Callable[..., Any]
+
+# Losses of Keras' own that relate a batch's rows to each other.
+_RELATING = ("Dice", "Tversky", "Circle")
+_PLAIN_MEANS = ("sum_over_batch_size", "mean")
+
+
+def gradient(
+    step: Step,
+    original: Method,
+    tape: Any,
+    target: Any,
+    sources: Any,
+    output_gradients: Any = None,
+    *args: Any,
+    **kwargs: Any,
+) -> Any:
+    """Returns gradients of variables as means over the rows of all replicas."""
+    flat = tf.nest.flatten(sources)
+    shared = [_is_variable(source) for source in flat]
+    if not any(shared):
+        return original(tape, target, sources, output_gradients, *args, **kwargs)
+    targets = tf.nest.flatten(target)
+    if step.examined is not None:
+        step.examined[0].extend(map(tf.convert_to_tensor, targets))
+        # What the step continues with does not matter.
+        return tf.nest.map_structure(
+            lambda one: 1e-3 * tf.ones_like(tf.convert_to_tensor(one)), sources
+        )
+    seeds = [None] * len(targets) if output_gradients is None else tf.nest.flatten(output_gradients)
+    seeds = [_seed(step, one, seed) for one, seed in zip(targets, seeds)]
+    found = original(tape, targets, flat, seeds, *args, **kwargs)
+    means = iter(step.gradients([value for value, of in zip(found, shared) if of]))
+    factor = tf.math.divide_no_nan(1.0, step.weight)
+    values = [
+        next(means) if of else None if value is None else value * tf.cast(factor, value.dtype)
+        for value, of in zip(found, shared)
+    ]
+    return tf.nest.pack_sequence_as(sources, values)
+
+
+def _seed(step: Step, target: Any, seed: Any) -> Any:
+    """Returns what backpropagation begins with: a value for each own row is one process's.
+
+    Everything else is a mean over rows, or the same in all replicas.
+    """
+    value = tf.convert_to_tensor(target)
+    ones = tf.ones_like(value) if seed is None else seed
+    weight = tf.where(step.is_of_own_rows(value), 1.0, step.weight)
+    return ones * tf.cast(weight, value.dtype)
+
+
+def _is_variable(source: Any) -> bool:
+    return any(isinstance(one, tf.Variable) for one in (source, getattr(source, "value", None)))
+
+
+def reduce_weighted_values(
+    step: Step,
+    original: Method,
+    values: Any,
+    sample_weight: Any = None,
+    mask: Any = None,
+    reduction: Any = "sum_over_batch_size",
+    dtype: Any = None,
+) -> Any:
+    """Reduces the losses of all rows, unless it is the plain mean that every replica can take."""
+
+    def reduce(values: Any, sample_weight: Any, mask: Any) -> Any:
+        return original(values, sample_weight, mask, reduction, dtype)
+
+    plain = mask is None and reduction in _PLAIN_MEANS
+    kept = reduction in (None, "none") and not step.compiled_loss  # a value for each row
+    parts: List[Any] = [
+        None if part is None else tf.convert_to_tensor(part)
+        for part in (values, sample_weight, mask)
+    ]
+    if plain or kept or step.nested or parts[0].shape.rank == 0:
+        return reduce(*parts)
+    return step.loss_of_all_rows(reduce, *parts)
+
+
+def compiled_loss(step: Step, original: Method, loss: Any, *args: Any, **kwargs: Any) -> Any:
+    """Notes that Keras computes what `compile` was given, and takes the gradient of a vector."""
+    step.compiled_loss = True
+    try:
+        return original(loss, *args, **kwargs)
+    finally:
+        step.compiled_loss = False
+
+
+def additional_loss(step: Step, original: Method, model: Any, loss: Any) -> Any:
+    """Adds up what `add_loss` was given for each row, of all rows."""
+    if not step.is_by_row(loss):
+        return original(model, loss)
+    return step.loss_of_all_rows(lambda values: original(model, values), loss)
+
+
+class UnknownLossError(Exception):
+    """Ends a step before it computes anything, as it must be examined first."""
+
+
+def add_loss(step: Step, original: Method, layer: Any, loss: Any) -> None:
+    """Raises UnknownLossError where a layer adds a number; those of Keras add means over rows."""
+    scalar = any(tf.convert_to_tensor(one).shape.rank == 0 for one in tf.nest.flatten(loss))
+    if scalar and not step.trusted and not type(layer).__module__.startswith("keras."):
+        raise UnknownLossError("add_loss of a number")
+    original(layer, loss)
+
+
+def loss(
+    step: Step, original: Method, loss: Any, y_true: Any, y_pred: Any, sample_weight: Any = None
+) -> Any:
+    """Computes a loss of one's own, or one that relates rows, on the whole batch."""
+    if step.nested or not sees_whole_batch(loss, "call"):
+        return original(loss, y_true, y_pred, sample_weight)
+    return step.loss_of_all_rows(
+        lambda *whole: original(loss, *whole), y_true, y_pred, sample_weight
+    )
+
+
+def sees_whole_batch(thing: Any, method: str) -> bool:
+    """Whether a loss or metric may be more than a mean of its values for each row."""
+    function = getattr(thing, "fn", None) or getattr(thing, "_fn", None)
+    for part in (getattr(type(thing), method), function):
+        module = getattr(part, "__module__", None) or type(part).__module__
+        if part is not None and not module.startswith("keras."):
+            return True
+    return type(thing).__name__ in _RELATING or type(function).__name__ in _RELATING
+
+
+def add_variable(
+    original: Method,
+    metric: Any,
+    shape: Any,
+    initializer: Any,
+    dtype: Any = None,
+    aggregation: str = "sum",
+    name: Optional[str] = None,
+) -> Any:
+    """Makes a variable that can be read without the other workers, where it is the same in all."""
+    if hasattr(tf.distribute.get_strategy(), "sharing"):
+        aggregation = "only_first_replica"
+    return original(metric, shape, initializer, dtype, aggregation, name)
+
+
+def _update_state(step: Step, original: Method, metric: Any, *args: Any, **kwargs: Any) -> None:
+    """Updates a metric with this replica's rows, or with those of all replicas."""
+    value = _value(metric, args, kwargs)
+    if step.examined is not None and value is not None and value.shape.rank == 0:
+        step.examined[1].append(value)
+    if step.nested or step.examined is not None:
+        original(metric, *args, **kwargs)
+        return
+    whole = sees_whole_batch(metric, "update_state")
+    if whole:
+        args, kwargs = step.gather_structure((args, kwargs))
+        step.keep(metric.variables)
+    else:
+        step.change(metric.variables)
+        if value is not None and len(args) < 2 and kwargs.get("sample_weight") is None:
+            # A number, such as a mean loss, counts by this replica's rows.
+            share = tf.cast(step.count / step.rows, tf.float32)
+            share = tf.where(step.is_of_own_rows(value), 1.0, share)
+            args, kwargs = (value,), {"sample_weight": tf.fill(tf.shape(value)[:1], share)}
+    with step.seeing_whole_batch():
+        original(metric, *args, **kwargs)
+    if not whole:
+        step.change(metric.variables, made=True)
+
+
+def _value(metric: Any, args: Any, kwargs: Any) -> Any:
+    """Returns the tensor that one of Keras' means or sums is updated with; None for other ones."""
+    import keras
+
+    plain = isinstance(metric, (keras.metrics.Mean, keras.metrics.Sum))
+    if not plain or isinstance(metric, keras.metrics.MeanMetricWrapper):
+        return None
+    value = args[0] if args else kwargs.get("values")
+    return None if value is None else tf.identity(value)
+
+
+def _result(step: Step, original: Method, metric: Any) -> Any:
+    """Returns a metric's result on the rows of all replicas."""
+    if not step.nested and step.examined is None:
+        step.add_changes()
+    result = tf.nest.map_structure(tf.convert_to_tensor, original(metric))
+    step.remember_alike(result)
+    return result
+
+
+def _reset_state(step: Step, original: Method, metric: Any) -> None:
+    original(metric)
+    step.keep(metric.variables)
+
+
+def _update(original: Method, metric: Any, *args: Any, **kwargs: Any) -> None:
+    """Updates a metric outside of a `Step`; in a coordinator's steps, it adds the change at once.
+
+    What another worker adds between reading and writing would be lost.
+    """
+    import keras
+
+    variables = metric.variables
+    if not is_coordinated() or not all(map(_is_stored, variables)):
+        original(metric, *args, **kwargs)
+        return
+    before = [tf.convert_to_tensor(variable.value) for variable in variables]
+    with keras.StatelessScope(state_mapping=list(zip(variables, before))) as scope:
+        original(metric, *args, **kwargs)
+    for variable, old in zip(variables, before):
+        new = scope.get_current_value(variable)
+        if new is not None and new is not old:
+            variable.value.assign_add(tf.cast(new, old.dtype) - old)
+
+
+def add_at_once(original: Method, variable: Any, value: Any) -> Any:
+    """Has the parameter server add to a Keras variable, which Keras reads and assigns."""
+    if is_coordinated() and _is_stored(variable):
+        return variable.value.assign_add(tf.cast(value, variable.dtype))
+    return original(variable, value)
+
+
+def _is_stored(variable: Any) -> bool:
+    """Whether a Keras variable is one of TensorFlow's now, not a tensor to learn shapes from."""
+    return isinstance(variable.value, tf.Variable)
+
+
+# By the method of a metric: what replaces it in a step, and elsewhere.
+REPLACEMENTS: Dict[str, Tuple[Method, Optional[Method]]] = {
+    "update_state": (_update_state, _update),
+    "reset_state": (_reset_state, None),
+    "result": (_result, None),
+}
