@@ -93,9 +93,9 @@ def choose_gpus(step: SlurmStep, layout: Layout, roles: Roles, options: ClusterO
     rank = step.require(SlurmStep.rank)
     counts_given = options.gpus_per_node is not None or options.gpus_per_task is not None
     jobs = jobs_with_gpus(roles, options.gpu_jobs, options.jobs or (), counts_given)
-    without = {rank for job in roles if job not in jobs for rank in roles[job]}
+    without = {other for job in roles if job not in jobs for other in roles[job]}
     ranks = layout.ranks_on(layout.node_of[rank])
-    users = [local_rank for local_rank, rank in enumerate(ranks) if rank not in without]
+    users = [local_rank for local_rank, other in enumerate(ranks) if other not in without]
     most_users = 1
     if counts_given:
         nodes = (node for rank, node in enumerate(layout.node_of) if rank not in without)
