@@ -38,7 +38,13 @@ SERVERS = [
     *("loss_dice", "loss_reduction_none", "loss_masked_sequences", "loss_added_sum", "step_own"),
     *("loss_two_outputs", "optimizer_global_clipnorm", "step_lower", "step_gan"),
     *("step_five_per_execution", "data_arrays_weighted_validation_split", "data_generator"),
-    *("data_dataset_filtered", "data_dict_inputs", "data_evaluations", "data_predictions"),
+    *(
+        "data_dataset_filtered",
+        "data_py_dataset",
+        "data_dict_inputs",
+        "data_evaluations",
+        "data_predictions",
+    ),
     "guide_lora",
 ]
 # What two workers do, three do where it matters how the rows are shared.

@@ -22,6 +22,7 @@ from slurm_resolver.startup import when_imported
 from slurm_resolver.tf.keras import strategies, whole_batch
 from slurm_resolver.tf.keras.agreement import call_together
 from slurm_resolver.tf.keras.saving import make_folder, save_once
+from slurm_resolver.tf.keras.sharing import without_optionals
 from slurm_resolver.tf.keras.step import Step, current_step
 
 Method = Callable[..., Any]
@@ -74,7 +75,7 @@ def _patch_models(keras: Any) -> None:
     # It shares the data out by rows, too. Until TensorFlow does.
     _wrap(trainer.TFEpochIterator, "__init__", _share_out)
     # Models without `call()` train, and no batch is lost. Until Keras does not draw one to build.
-    _wrap_where_defined(keras.Model, "_maybe_symbolic_build", _build_by_first_step)
+    _wrap_where_defined(keras.Model, "_maybe_symbolic_build", _build_without_data)
     # Variables are made in the model's scope. Until `compile` enters it.
     _wrap_where_defined(keras.Model, "compile", _compile_in_scope)
     # A coordinator's workers lose no count, and all steps count in results. Never unnecessary.
@@ -201,10 +202,21 @@ def _share_out(
     original(iterator, distribute_strategy, *args, **kwargs)
 
 
-def _build_by_first_step(original: Method, model: Any, *args: Any, **kwargs: Any) -> None:
-    """Builds nothing where each worker's first step does."""
-    if not hasattr(model.distribute_strategy, "sharing"):
-        original(model, *args, **kwargs)
+def _build_without_data(
+    original: Method, model: Any, iterator: Any = None, data_batch: Any = None
+) -> None:
+    """Builds a coordinator's model from the shapes of its data; a worker's first step builds.
+
+    Keras would draw a batch, after which the epoch hooks of a PyDataset run once more.
+    """
+    if hasattr(model.distribute_strategy, "sharing"):
+        return
+    if model.distribute_strategy in strategies and iterator is not None:
+        spec = without_optionals(iterator._distributed_dataset.element_spec)
+        shapes = [part.shape for part in tf.nest.flatten(spec) if part is not None]
+        if all(shape.rank and shape[1:].is_fully_defined() for shape in shapes):
+            iterator, data_batch = None, spec
+    original(model, iterator, data_batch)
 
 
 def _compile_in_scope(original: Method, model: Any, *args: Any, **kwargs: Any) -> Any:
