@@ -19,7 +19,8 @@ from typing import Collection, Dict, List, NoReturn, Optional
 
 from slurm_resolver.cluster.cluster import Cluster
 from slurm_resolver.coordination.client import connect
-from slurm_resolver.coordination.job import START_SECONDS, JobResult, Member, announcement
+from slurm_resolver.coordination.job import START_SECONDS, JobResult, announcement
+from slurm_resolver.coordination.member import Member
 from slurm_resolver.local.child_process import end_with_this
 from slurm_resolver.log import print_line
 from slurm_resolver.slurm.step import SlurmStep

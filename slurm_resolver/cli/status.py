@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import secrets
 import statistics
 import sys
 from itertools import chain, product
@@ -13,7 +14,14 @@ from slurm_resolver.cluster.addresses import identity_of
 from slurm_resolver.cluster.ports import derive_meeting_port
 from slurm_resolver.coordination import ServiceAddress
 from slurm_resolver.coordination.progress import IDLE
-from slurm_resolver.coordination.wire import WireError, ask_status
+from slurm_resolver.coordination.wire import (
+    MOST_ANSWER_BYTES,
+    Message,
+    WireError,
+    encode,
+    open_connection,
+    read,
+)
 from slurm_resolver.errors import LaunchError, RendezvousError
 from slurm_resolver.slurm.hostlist import expand_hostlist
 from slurm_resolver.slurm.scontrol import UNSET, node_addresses, show_config, show_job, show_steps
@@ -60,7 +68,7 @@ def main(args: argparse.Namespace) -> int:
     reasons: List[str] = []
     for address in addresses:
         try:
-            workers = ask_status(address)["workers"]
+            workers = _ask(address)["workers"]
             break
         except RendezvousError as error:  # the service answers, but the secret is missing
             reasons.insert(0, str(error))
@@ -122,6 +130,17 @@ def _addresses(
         for node, port in product(nodes, ports):
             host = hosts.get(node, node)
             yield ServiceAddress(host, port, node, identity_of(step), 0, 0, False)
+
+
+def _ask(address: ServiceAddress) -> Message:
+    """Returns what a service knows of the workers; raises as `open_connection`."""
+    hello = {"rank": None, "role": "observer", "number": secrets.token_hex(8)}
+    sock, lines, answer = open_connection(address, hello)
+    with sock, lines:
+        if "refused" in answer:
+            raise WireError(str(answer["refused"]))
+        sock.sendall(encode({}))
+        return read(lines, MOST_ANSWER_BYTES)
 
 
 def slowest(workers: List[Dict[str, Any]]) -> Optional[Dict[str, Any]]:

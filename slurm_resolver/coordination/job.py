@@ -23,18 +23,13 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-import threading
 import time
-from typing import TYPE_CHECKING, Callable, Dict, NamedTuple, Optional, Sequence, Set, Tuple
+from typing import Callable, Dict, NamedTuple, Optional, Sequence, Set, Tuple
 
-from slurm_resolver.coordination import wire
-from slurm_resolver.coordination.wire import Message, Process
+from slurm_resolver.coordination import NameOf, wire
+from slurm_resolver.coordination.wire import Message, Process, Send
 from slurm_resolver.log import print_line
 from slurm_resolver.wording import shorten
-
-if TYPE_CHECKING:
-    from slurm_resolver.coordination.client import Client
-    from slurm_resolver.coordination.service import Service
 
 # What is lost with a server, by its job. TensorFlow waits for a lost server without end; without a
 # data worker it continues without its data, or waits for ten minutes.
@@ -74,8 +69,11 @@ def announcement(tasks: Sequence[Tuple[str, int, str]], rank: int) -> Optional[M
 class Job:
     """What the service knows of the job; it runs in the service's thread."""
 
-    def __init__(self, service: Service) -> None:
-        self._service = service
+    def __init__(
+        self, grace: float, send: Send, name_of: NameOf, leaves: Callable[[], bool]
+    ) -> None:
+        """`leaves` returns whether the process of the service is about to end."""
+        self._grace, self._send, self._name_of, self._leaves = grace, send, name_of, leaves
         self._jobs: Sequence[str] = ()  # by rank
         self._leader, self._cluster, self._first, self._size = 0, "", 0, 0
         self._numbers: Dict[int, str] = {}  # of the last process, by rank of a task that came
@@ -123,7 +121,7 @@ class Job:
             names = self._names([self._first, rank])
             self._end(1, f"{names} make different clusters: all tasks need the same arguments")
         self._look()
-        self._service.send([rank], {"over": self._result})
+        self._send([rank], {"over": self._result})
 
     def ended(self, process: Process, failure: str, said_goodbye: bool) -> None:
         """Takes the end of a process."""
@@ -162,7 +160,7 @@ class Job:
     def _is_of_next_job(self, process: Process) -> bool:
         """Returns whether the task runs its next program, whose service has not started yet."""
         if not self._jobs:
-            return self._service.leaves
+            return self._leaves()
         is_next = self._numbers.get(process.rank, process.number) != process.number
         return self._result is not None and process.rank not in self._roles and is_next
 
@@ -195,60 +193,8 @@ class Job:
         if self._result is None:
             self._result = JobResult(status, message)
             # The service does not wait for ever for a stopped or disconnected task.
-            self._keep_until = time.monotonic() + self._service.address.grace
-            self._service.send(self._roles, {"over": self._result})
+            self._keep_until = time.monotonic() + self._grace
+            self._send(self._roles, {"over": self._result})
 
     def _names(self, ranks: Sequence[int]) -> str:
-        return shorten([*map(self._service.name_of, sorted(ranks))], _MOST_NAMES)
-
-
-class Member:
-    """The part of this process in the job: it announces the task, and learns how the job ends."""
-
-    def __init__(
-        self, client: Client, announced: Message, on_over: Callable[[JobResult], None]
-    ) -> None:
-        """Announces the task; `on_over` is called in a thread when the job is over."""
-        self.client = client
-        self.serves = bool(announced["serves"])  # whether this task only serves others
-        self.result: Optional[JobResult] = None  # how the job has ended
-        self._announced, self._on_over = announced, on_over
-        self._has_joined = False
-        client.listen("over", self._take_state)
-        client.listen("gone", self._take_loss)
-        client.say("job", **announced)
-
-    def serve(self, timeout: float) -> None:
-        """Announces that this task only serves, and that the others must come within `timeout`."""
-        self.serves = True
-        self.client.say("job", **{**self._announced, "serves": True, "seconds": timeout})
-
-    def await_joined(self, timeout: float) -> None:
-        """Waits until the service knows of this task; after `timeout` seconds, the job is over.
-
-        Returns as well if the service refuses this process: see `Client.refusal`.
-        """
-        client = self.client
-        if not client.wait_for(lambda: self._has_joined or client.refusal, timeout):
-            name, problem = client.address.name, client.problem
-            self._end(1, f"{name} did not answer within {timeout:g} s: {problem}")
-
-    def await_over(self) -> JobResult:
-        """Waits until the job is over, and returns how it has ended."""
-        self.client.wait_for(lambda: self.result)
-        assert self.result is not None
-        return self.result
-
-    def _end(self, status: int, message: str) -> None:
-        if self.result is None:
-            self.result = JobResult(status, message)
-            threading.Thread(target=self._on_over, args=(self.result,), daemon=True).start()
-
-    def _take_state(self, message: Message) -> None:
-        self._has_joined = True
-        if message["over"] is not None:
-            self._end(*message["over"])
-
-    def _take_loss(self, message: Message) -> None:
-        if "service" in message:  # it was in that process
-            self._end(1, f"{self.client.name_of(message['gone'])} is lost: {message['why']}")
+        return shorten([*map(self._name_of, sorted(ranks))], _MOST_NAMES)

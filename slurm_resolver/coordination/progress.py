@@ -7,14 +7,11 @@ are behind in every task's log.
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Dict, List, Mapping, NamedTuple, Sequence, Tuple
+from typing import Dict, List, Mapping, NamedTuple, Sequence, Tuple
 
 from slurm_resolver.coordination import NameOf
-from slurm_resolver.coordination.wire import Message, Process
+from slurm_resolver.coordination.wire import Message, Process, Send
 from slurm_resolver.wording import ranges_of, shorten
-
-if TYPE_CHECKING:
-    from slurm_resolver.coordination.service import Service
 
 # Phases. Those in _PATIENT may take _PATIENCE times as long, as they do on a good run.
 IDLE, PREPARING, COMPILING = "outside of fit, evaluate and predict", "preparing", "compiling"
@@ -134,8 +131,8 @@ def _group(ranks: Sequence[int], name_of: NameOf) -> str:
 class Monitor:
     """The service's knowledge of the workers; it runs in the service's thread."""
 
-    def __init__(self, service: Service) -> None:
-        self._service = service
+    def __init__(self, send: Send, name_of: NameOf) -> None:
+        self._send, self._name_of = send, name_of
         self._limit = 0.0  # seconds without a step from which on it is reported; 0 for never
         self._reports: Dict[int, Tuple[float, Report]] = {}  # by rank; with when each came
         self._ticked_at = self._awake_at = time.monotonic()
@@ -163,23 +160,23 @@ class Monitor:
         workers = self._workers(now)
         behind = find_stall(workers, self._limit, silence)
         if behind and now - self._told_at > _REPEAT_SECONDS:
-            text = describe_stall(workers, behind, silence, self._service.name_of)
+            text = describe_stall(workers, behind, silence, self._name_of)
             # A stopped process cannot end itself.
             stopped = any(workers[rank].silent > silence for rank in behind)
             tracing = [] if self._is_stalled else behind[:_MOST_TRACEBACKS]
             end = list(workers) if stopped else behind
             self._told_at, self._is_stalled = now, True
-            self._service.send(None, {"stall": text, "behind": tracing, "end": end})
+            self._send(None, {"stall": text, "behind": tracing, "end": end})
         elif not behind and self._is_stalled:
             self._is_stalled = False
-            self._service.send(None, {"stall": "steps advance again", "behind": [], "end": []})
+            self._send(None, {"stall": "steps advance again", "behind": [], "end": []})
 
     def status(self) -> Message:
         """Returns what `slurm-resolver status` shows."""
         found = []
         for rank, report in sorted(self._workers(time.monotonic()).items()):
             report = report._replace(age=round(report.age, 1), silent=round(report.silent, 1))
-            found.append({"rank": rank, "name": self._service.name_of(rank), **report._asdict()})
+            found.append({"rank": rank, "name": self._name_of(rank), **report._asdict()})
         return {"workers": found}
 
     def _workers(self, now: float) -> Workers:

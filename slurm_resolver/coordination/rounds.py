@@ -7,13 +7,11 @@ ends. Every task gets the answer, including those that come later or ask again.
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Dict, List, Optional, Set, Tuple
+from typing import Dict, List, Optional, Set, Tuple
 
-from slurm_resolver.coordination.wire import Message, Process, pack
+from slurm_resolver.coordination import NameOf
+from slurm_resolver.coordination.wire import Message, Process, Send, pack
 from slurm_resolver.wording import shorten
-
-if TYPE_CHECKING:
-    from slurm_resolver.coordination.service import Service
 
 _FIRST_NOTICE, _NEXT_NOTICES = 30.0, 60.0  # seconds until the missing tasks are reported
 _PATIENT_NOTICE = 0.5  # seconds until the missing tasks learn that others wait patiently
@@ -39,9 +37,8 @@ class Round:
 class Rounds:
     """All rounds of a step; it runs in the service's thread."""
 
-    def __init__(self, service: Service) -> None:
-        self._num_tasks = service.address.num_tasks
-        self._send, self._name_of = service.send, service.name_of
+    def __init__(self, num_tasks: int, send: Send, name_of: NameOf) -> None:
+        self._num_tasks, self._send, self._name_of = num_tasks, send, name_of
         self._rounds: Dict[str, Round] = {}
         self._endings: Dict[int, str] = {}  # how the last process of a task ended, by rank
         self._left: Set[int] = set()  # the ranks whose program has ended

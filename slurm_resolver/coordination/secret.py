@@ -18,7 +18,7 @@ import secrets
 import shutil
 import time
 from pathlib import Path
-from typing import Dict, List, Mapping, Tuple
+from typing import Dict, List, Mapping
 
 from slurm_resolver.errors import RendezvousError
 
@@ -31,7 +31,7 @@ _MUNGE_SECONDS = 10.0
 _RENEW_SECONDS = 120.0  # munged refuses credentials older than 5 minutes by default
 _REPLAYED = 17  # unmunge(1): the credential is valid, but was decrypted on this node before
 _REMEDY = f"Set the same {VARIABLE} in all tasks: export {VARIABLE}=$(openssl rand -hex 32)"
-_MEANS = {"variable": VARIABLE, "munge": "munge", "none": "no secret"}  # as messages name them
+MEANS = {"variable": VARIABLE, "munge": "munge", "none": "no secret"}  # as messages name them
 
 
 class Secret:
@@ -66,8 +66,8 @@ def accept_offer(offer: Mapping[str, object], name: str) -> bytes:
     means, offered = find_means(), str(offer.get("means"))
     if offered != means:
         raise RendezvousError(
-            f"{name} uses {_MEANS.get(offered, f'{offered!r:.40}')} as its secret, but this task "
-            f"has {_MEANS[means]}. {_REMEDY}, and see that srun passes it on (--export)."
+            f"{name} uses {MEANS.get(offered, f'{offered!r:.40}')} as its secret, but this task "
+            f"has {MEANS[means]}. {_REMEDY}, and see that srun passes it on (--export)."
         )
     if means != "munge":
         return _key_of_variable()
@@ -91,14 +91,6 @@ def find_means() -> str:
             f"can guess. {_REMEDY}."
         )
     return "variable"
-
-
-def describe_means() -> Tuple[str, str]:
-    """Returns the means, and for `check` how the tasks are protected; raises as `find_means`."""
-    means = find_means()
-    if means == "none":
-        return means, "any user of these nodes can connect to the tasks while they start"
-    return means, f"the tasks recognize each other by {_MEANS[means]}"
 
 
 def _key_of_variable() -> bytes:

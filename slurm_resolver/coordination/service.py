@@ -54,7 +54,7 @@ class Service:
 
         Raises OSError if the port cannot be used, RendezvousError if the secret cannot be obtained.
         """
-        self.address, self.name_of = address, name_of
+        self.address = address
         self._secret = Secret()
         self._refusal = _allow_connections(address)
         dual = socket.has_dualstack_ipv6()
@@ -62,8 +62,10 @@ class Service:
         self._socket = socket.create_server(
             ("", address.port), family=family, backlog=4096, dualstack_ipv6=dual
         )
-        self._rounds, self._job, self._monitor = Rounds(self), Job(self), Monitor(self)
-        self.leaves = False  # whether its process is about to end
+        self._leaves = False  # whether its process is about to end
+        self._rounds = Rounds(address.num_tasks, self.send, name_of)
+        self._job = Job(address.grace, self.send, name_of, lambda: self._leaves)
+        self._monitor = Monitor(self.send, name_of)
         self._links: Dict[Tuple[int, str], _Link] = {}  # by rank and role
         self._departed: List[int] = []  # whose goodbyes the others are not told yet
         self._told: Dict[Tuple[str, int], Message] = {}  # what tasks tell all others
@@ -94,7 +96,7 @@ class Service:
 
     def close(self) -> None:
         """Ends the service once no task relies on it; the last messages are sent."""
-        self.leaves, until = True, time.monotonic() + self.address.grace
+        self._leaves, until = True, time.monotonic() + self.address.grace
         while self._thread.is_alive():
             refuses = self._refusal and len(self._came) < self.address.num_tasks
             owes = (self._rounds.owes or refuses) and time.monotonic() < until

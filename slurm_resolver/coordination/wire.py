@@ -19,12 +19,14 @@ import json
 import secrets
 import socket
 import zlib
-from typing import Any, BinaryIO, Dict, List, NamedTuple, Sequence, Tuple
+from typing import Any, BinaryIO, Callable, Dict, List, NamedTuple, Sequence, Tuple
 
 from slurm_resolver.coordination import ServiceAddress
 from slurm_resolver.coordination.secret import accept_offer
 
 Message = Dict[str, Any]
+# Sends a message to the processes of some ranks, or of all ranks for None.
+Send = Callable[[Any, Message], None]
 
 PROTOCOL = 1
 # The longest line that a task may send; asyncio buffers at most twice as much for a connection.
@@ -136,14 +138,3 @@ def open_connection(
     except BaseException:
         sock.close()
         raise
-
-
-def ask_status(address: ServiceAddress) -> Message:
-    """Returns what a service answers to `slurm-resolver status`; raises as `open_connection`."""
-    hello = {"rank": None, "role": "observer", "number": secrets.token_hex(8)}
-    sock, lines, answer = open_connection(address, hello)
-    with sock, lines:
-        if "refused" in answer:
-            raise WireError(str(answer["refused"]))
-        sock.sendall(encode({}))
-        return read(lines, MOST_ANSWER_BYTES)

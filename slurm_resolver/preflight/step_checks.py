@@ -13,7 +13,7 @@ from typing import Any, Dict, List, Mapping, Optional
 
 from slurm_resolver.cluster.cluster import Cluster
 from slurm_resolver.coordination.client import connect
-from slurm_resolver.coordination.secret import describe_means
+from slurm_resolver.coordination.secret import MEANS, find_means
 from slurm_resolver.preflight.cpu_check import CpuFacts, check_cpus, cpu_facts
 from slurm_resolver.preflight.job_checks import advise_on_lonely_step, check_job
 from slurm_resolver.preflight.keras_version import check_versions
@@ -104,7 +104,10 @@ def _check_alone(cluster: Cluster, port_taken: Optional[str]) -> List[Result]:
         list(pool.map(ask, asked))
     hosts = {tasks[rank].address.rpartition(":")[0] for rank in asked}
     others = counted(len(asked) - 1, "other")
-    means, protection = describe_means()
+    means = find_means()
+    protection = f"the tasks recognize each other by {MEANS[means]}"
+    if means == "none":
+        protection = "any user of these nodes can connect to the tasks while they start"
     return [
         check_layout(cluster),
         result_of("names", set(unresolved), f"{counted(len(hosts), 'host name')} resolved"),

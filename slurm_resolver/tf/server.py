@@ -28,9 +28,9 @@ from slurm_resolver.coordination.job import (
     START_SECONDS,
     TRAIN,
     JobResult,
-    Member,
     announcement,
 )
+from slurm_resolver.coordination.member import Member
 from slurm_resolver.errors import JobsError
 from slurm_resolver.log import exit_at_once, print_line
 from slurm_resolver.preflight.ready import offer_readiness

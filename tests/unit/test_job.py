@@ -11,7 +11,8 @@ import pytest
 
 from slurm_resolver.coordination import ServiceAddress
 from slurm_resolver.coordination.client import Client
-from slurm_resolver.coordination.job import JobResult, Member, announcement
+from slurm_resolver.coordination.job import JobResult, announcement
+from slurm_resolver.coordination.member import Member
 
 
 class Job:

@@ -145,22 +145,15 @@ def test_the_table_of_status() -> None:
 
 def test_a_service_that_was_stopped_itself_blames_nobody() -> None:
     """Its clock has gone on, and the reports of the others are read after the first tick."""
-
-    class Service:
-        name_of = staticmethod(name_of)
-        sent: list[object] = []  # noqa: RUF012
-
-        def send(self, ranks: object, message: object) -> None:
-            self.sent.append(message)
-
-    monitor = progress.Monitor(Service())  # type: ignore[arg-type]
+    sent: list[wire.Message] = []
+    monitor = progress.Monitor(lambda ranks, message: sent.append(message), name_of)
     process = wire.Process(0, "program", "", 1)
     monitor.message(process, {"progress": list(at(5, age=1)), "limit": LIMIT})
     now = monitor._reports[0][0]
     monitor.tick(now + 0.2)
     monitor.tick(now + 900)
-    assert Service.sent == []
+    assert sent == []
     for passed in (903, 906, 909, 912):
         monitor.tick(now + passed)
-    (message,) = Service.sent
-    assert "has not reported" in message["stall"]  # type: ignore[index]
+    (message,) = sent
+    assert "has not reported" in message["stall"]
