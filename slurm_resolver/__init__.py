@@ -12,7 +12,8 @@ TYPE_CHECKING = False  # not typing's: importing typing takes as long as startin
 if TYPE_CHECKING:
     from typing import Any, List
 
-    from slurm_resolver.cluster.cluster import Cluster, Task
+    from slurm_resolver.cluster.addresses import Task
+    from slurm_resolver.cluster.cluster import Cluster
     from slurm_resolver.cluster.resolve import resolve
     from slurm_resolver.errors import (
         AddressError,
@@ -88,7 +89,7 @@ _MODULE_OF = {  # of each name; the errors are in `errors`
     "ParameterServerStrategy": "tf.keras.parameter_server",
     "ResumableLoop": "tf.training.resumable_loop",
     "SlurmClusterResolver": "tf.resolver",
-    "Task": "cluster.cluster",
+    "Task": "cluster.addresses",
     "compress_hostlist": "slurm.hostlist",
     "count_hostlist": "slurm.hostlist",
     "expand_hostlist": "slurm.hostlist",

@@ -160,7 +160,7 @@ def fill_in(words: Sequence[str], cluster: Cluster) -> List[str]:
     if not any("{" in word for word in words):
         return list(words)  # the lists of hosts are long
     values = {}
-    for name, value in placeholders(cluster).items():
+    for name, value in placeholders(cluster.tasks, cluster.task, cluster.data_service).items():
         values[f"{{{name}}}"] = value
         values[f"{{{{{name}}}}}"] = f"{{{name}}}"
     return [_PLACEHOLDER.sub(lambda found: values.get(found[0], found[0]), word) for word in words]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import socket
 import time
-from typing import Dict, List, Mapping, Optional, Sequence
+from typing import Dict, List, Mapping, NamedTuple, Optional, Sequence
 
 from slurm_resolver.cluster.layout import Layout
 from slurm_resolver.cluster.options import ClusterOptions, NodeAddress
@@ -18,6 +18,17 @@ from slurm_resolver.slurm.step import SlurmStep
 
 _BY_SLURM = "slurm"  # as node_address: the addresses that Slurm itself uses
 Hosts = Mapping[str, str]  # from a node's name to the host to connect to
+
+
+class Task(NamedTuple):
+    """One task: its rank, its node and local rank there, its job and index, and its address."""
+
+    rank: int
+    node: str
+    local_rank: int
+    job: str
+    index: int  # type: ignore[assignment]  # TensorFlow's word; hides tuple.index()
+    address: str
 
 
 def find_hosts(

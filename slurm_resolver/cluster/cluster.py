@@ -6,7 +6,7 @@ import functools
 import itertools
 from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
-from slurm_resolver.cluster.addresses import find_service, identity_of
+from slurm_resolver.cluster.addresses import Task, find_service, identity_of
 from slurm_resolver.cluster.contracts import Contract, variables_of
 from slurm_resolver.cluster.gpus import JOB_WITHOUT_GPUS, TaskGpus
 from slurm_resolver.cluster.jobs import DISPATCHER, JOBS_OUTSIDE_SPEC
@@ -17,17 +17,6 @@ from slurm_resolver.slurm.step import SlurmStep
 from slurm_resolver.wording import counted
 
 MOST_TASKS = 100  # that `print` shows
-
-
-class Task(NamedTuple):
-    """One task: its rank, its node and local rank there, its job and index, and its address."""
-
-    rank: int
-    node: str
-    local_rank: int
-    job: str
-    index: int  # type: ignore[assignment]  # TensorFlow's word; hides tuple.index()
-    address: str
 
 
 class ClusterValues(NamedTuple):
@@ -168,7 +157,7 @@ class Cluster(ClusterValues):
         Raises:
             ValueError: for another contract.
         """
-        return variables_of(contract, self)
+        return variables_of(contract, self.tasks, self.task, self.gpus, self.tf_config())
 
     def to_dict(self) -> Dict[str, Any]:
         """Returns the cluster as plain values, as ``slurm-resolver show --json`` prints them."""

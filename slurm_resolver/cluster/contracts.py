@@ -13,16 +13,21 @@ Each name is a contract that a framework reads when its program starts:
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Dict, List, Literal, Sequence, Tuple, get_args
+from typing import Any, Dict, List, Literal, Mapping, Optional, Sequence, Tuple, get_args
 
-if TYPE_CHECKING:
-    from slurm_resolver.cluster.cluster import Cluster, Task
+from slurm_resolver.cluster.addresses import Task
 
 Contract = Literal["tensorflow", "dtensor", "keras-distribution", "keras-tuner", "torch", "jax"]
 CONTRACTS: Tuple[Contract, ...] = get_args(Contract)
 
 
-def variables_of(contract: Contract, cluster: Cluster) -> Dict[str, str]:
+def variables_of(
+    contract: Contract,
+    tasks: Sequence[Task],
+    own: Optional[Task],
+    gpus: Optional[Sequence[str]],
+    tf_config: Mapping[str, Any],
+) -> Dict[str, str]:
     """Returns the variables that a contract sets in this task; {} where it needs none.
 
     Raises:
@@ -30,11 +35,10 @@ def variables_of(contract: Contract, cluster: Cluster) -> Dict[str, str]:
     """
     if contract not in CONTRACTS:
         raise ValueError(f"{contract!r}: expected one of {', '.join(CONTRACTS)}")
-    tasks, own, gpus = cluster.tasks, cluster.task, cluster.gpus
     if own is None:
         return {}
     if contract == "tensorflow":
-        return {"TF_CONFIG": json.dumps(cluster.tf_config())}
+        return {"TF_CONFIG": json.dumps(tf_config)}
     if contract == "torch":
         return _torch(tasks, own)
     if contract in ("dtensor", "keras-tuner") and len(tasks) == 1:
@@ -91,12 +95,13 @@ def _torch(tasks: Sequence[Task], own: Task) -> Dict[str, str]:
     }
 
 
-def placeholders(cluster: Cluster) -> Dict[str, str]:
+def placeholders(
+    tasks: Sequence[Task], own: Optional[Task], data_service: Optional[str]
+) -> Dict[str, str]:
     """Returns the value of each {name} in a program's arguments and variables.
 
     Lists are separated by commas, in the order of index or rank. All are "" without a task.
     """
-    tasks, own = cluster.tasks, cluster.task
     by_index = sorted(tasks, key=lambda task: task.index)
     values = {
         f"{job}_host{'' if job == 'chief' else 's'}": ",".join(
@@ -111,7 +116,7 @@ def placeholders(cluster: Cluster) -> Dict[str, str]:
     values["main_host"], values["main_port"] = _split(values["main_address"])
     values["num_tasks"] = str(len(tasks)) if own else ""
     values["hosts"] = ",".join(task.address for task in tasks)
-    values["data_service"] = cluster.data_service or ""
+    values["data_service"] = data_service or ""
     return values
 
 

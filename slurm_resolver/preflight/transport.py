@@ -18,7 +18,8 @@ from collections import Counter
 from pathlib import Path
 from typing import Callable, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
-from slurm_resolver.cluster.cluster import Cluster, Task
+from slurm_resolver.cluster.addresses import Task
+from slurm_resolver.cluster.cluster import Cluster
 from slurm_resolver.preflight.result import OK, SKIPPED, WARNING, Result, result_of
 from slurm_resolver.slurm.gpu_variables import count_driver_gpus
 

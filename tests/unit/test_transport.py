@@ -8,7 +8,7 @@ from typing import Dict, List, Optional, Sequence, Tuple
 import pytest
 
 from slurm_resolver import resolve
-from slurm_resolver.cluster.cluster import Task
+from slurm_resolver.cluster.addresses import Task
 from slurm_resolver.preflight import transport
 from slurm_resolver.preflight.transport import (
     TaskDevices,
