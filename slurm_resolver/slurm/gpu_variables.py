@@ -155,15 +155,9 @@ def _join(name: str, devices: Sequence[str]) -> str:
 
 
 def count_driver_gpus() -> Optional[int]:
-    """Returns how many NVIDIA GPUs the driver shows this process; None if it cannot be asked."""
-    uuids = driver_gpu_uuids()
-    return None if uuids is None else len(uuids)
+    """Returns how many NVIDIA GPUs the driver shows this process; None if it cannot be asked.
 
-
-def driver_gpu_uuids() -> Optional[Devices]:
-    """Returns the UUIDs of the NVIDIA GPUs that the driver shows this process; None if unknown.
-
-    It asks NVML, the driver's library, by nvidia-ml-py (the extra ``nvidia``), and does not
+    It asks NVML, the driver's library, through nvidia-ml-py (the extra ``nvidia``), and does not
     initialise CUDA. A cgroup hides GPUs from the driver; CUDA_VISIBLE_DEVICES does not.
     """
     try:
@@ -175,9 +169,7 @@ def driver_gpu_uuids() -> Optional[Devices]:
     except pynvml.NVMLError:
         return None
     try:
-        handles = map(pynvml.nvmlDeviceGetHandleByIndex, range(pynvml.nvmlDeviceGetCount()))
-        uuids = map(pynvml.nvmlDeviceGetUUID, handles)
-        return tuple(uuid.decode() if isinstance(uuid, bytes) else uuid for uuid in uuids)
+        return int(pynvml.nvmlDeviceGetCount())
     except pynvml.NVMLError:
         return None
     finally:
