@@ -1,26 +1,16 @@
-"""What `help` says of the resolver's options: all of them."""
+"""The options of the resolver and those of `resolve` are the same."""
 
 from __future__ import annotations
 
 import ast
-import inspect
-import re
 from pathlib import Path
-from typing import Any, Dict, List
+from typing import Any, List
 
 import slurm_resolver
 from slurm_resolver.cluster.options import ClusterOptions
 
 PACKAGE = Path(slurm_resolver.__file__).parent
 INSIDE = {"until", "starts_program"}  # what no caller of the package chooses
-
-
-def explained(docstring: str) -> Dict[str, str]:
-    """Returns by name what the section Args says of an argument, as one line."""
-    section = inspect.cleandoc(docstring).partition("\nArgs:\n")[2]
-    section = re.split(r"\n(?=\S)", section)[0]
-    entries = re.findall(r"^    (\w+): (.*(?:\n {8}.*)*)", section, re.M)
-    return {name: " ".join(text.split()) for name, text in entries}
 
 
 def parsed(path: str, name: str) -> Any:
@@ -36,12 +26,6 @@ def arguments(function: Any) -> List[str]:
 
 
 RESOLVER = parsed("tf/resolver.py", "__init__")
-
-
-def test_every_option_of_the_resolver_is_explained_where_it_is_asked_for() -> None:
-    docstring = ast.get_docstring(RESOLVER) or ""
-    assert list(explained(docstring)) == arguments(RESOLVER)
-    assert "as in" not in explained(docstring)["placement"]
 
 
 def test_the_options_are_those_of_the_resolver() -> None:
