@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import socket
 from concurrent.futures import ThreadPoolExecutor
-from typing import Dict, List, Optional
+from typing import List, Optional
 
 import pytest
 from free_ports import free_ports
@@ -22,7 +22,7 @@ def clusters() -> List[sr.Cluster]:
     return [cluster_of(rank, port) for rank in range(TASKS)]
 
 
-def cluster_of(rank: int, port: int, jobs: Optional[Dict[str, int]] = None) -> sr.Cluster:
+def cluster_of(rank: int, port: int) -> sr.Cluster:
     variables = {
         "SLURM_PROCID": str(rank),
         "SLURM_LOCALID": str(rank),
@@ -34,7 +34,7 @@ def cluster_of(rank: int, port: int, jobs: Optional[Dict[str, int]] = None) -> s
         "SLURM_STEP_NODELIST": "localhost",
         "SLURM_STEP_TASKS_PER_NODE": str(TASKS),
     }
-    return sr.resolve(jobs, port_base=port, environ=variables)
+    return sr.resolve(port_base=port, environ=variables)
 
 
 def errors(clusters: List[sr.Cluster]) -> List[Optional[str]]:
@@ -57,14 +57,6 @@ def port_of(cluster: sr.Cluster, rank: int) -> int:
 
 def test_tasks_that_agree_are_ready(clusters: List[sr.Cluster]) -> None:
     assert errors(clusters) == [None] * TASKS
-
-
-def test_a_task_with_other_jobs_is_named(clusters: List[sr.Cluster]) -> None:
-    clusters[1] = cluster_of(1, port_of(clusters[0], 0), {"ps": 1, "worker": 2})
-    for error in errors(clusters):
-        assert error is not None
-        assert "disagree on the jobs" in error
-        assert '{"ps": 1, "worker": 2}' in error
 
 
 def test_a_port_that_is_taken_is_named_with_the_task(clusters: List[sr.Cluster]) -> None:
