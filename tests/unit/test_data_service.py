@@ -31,11 +31,6 @@ def test_where_they_run(
     assert play(layout_of(counts, distribution), jobs, worker_order="rank") == spread
 
 
-def test_in_rank_order_they_come_by_their_names() -> None:
-    roles = play(layout_of([3, 2]), {"worker": 2, **SERVICE}, placement="rank")
-    assert roles == "d0 d1 D0 w0 w1"
-
-
 def task(rank: int, **more: str) -> Mapping[str, str]:
     """A task of a step on nodes n8 and n9 with three tasks each, and two GPUs each."""
     return {

@@ -26,26 +26,6 @@ TASK = {
 }
 
 
-def test_every_variable_of_a_task_is_read_once_and_typed() -> None:
-    step = SlurmStep.read(TASK)
-    assert step == SlurmStep(
-        rank=3,
-        local_rank=1,
-        node_id=1,
-        node_name="n10",
-        node_ranks=(2, 3),
-        job_id="42",
-        step_id="0",
-        num_tasks=4,
-        num_nodes=2,
-        nodes=("n9", "n10"),
-        tasks_per_node=(2, 2),
-        reserved_ports=(23001, 23002, 23003, 23007),
-        distribution="cyclic",
-    )
-    assert step.place == "step"
-
-
 @pytest.mark.parametrize(
     ("text", "distribution"),
     [
@@ -84,12 +64,6 @@ def test_a_senseless_value_is_named_with_what_was_expected(
     assert message.startswith(f"{name}=")
     assert expected in message
     assert "start again with srun" in message
-
-
-def test_a_missing_component_is_named() -> None:
-    components = {"SLURM_HET_SIZE": "2", "SLURM_JOB_NODELIST_HET_GROUP_0": "n1"}
-    with pytest.raises(EnvironmentValueError, match="SLURM_JOB_NODELIST_HET_GROUP_1"):
-        SlurmStep.read(components)
 
 
 @pytest.mark.parametrize("field", ["rank", "nodes", "tasks_per_node", "num_tasks"])
