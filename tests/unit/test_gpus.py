@@ -293,10 +293,16 @@ def test_a_process_uses_one_slice(name: str, caplog: pytest.LogCaptureFixture) -
         assert environ["CUDA_VISIBLE_DEVICES"] == ",".join(one.devices or ())
 
 
+def test_without_the_settings_cuda_shows_the_first_slice() -> None:
+    assert decide(FOUR, 1, 2).visible_devices(applied=False) == ("MIG-a",)
+    assert decide("GPU-1,GPU-2", 1, 2).visible_devices(applied=False) == ("GPU-1", "GPU-2")
+
+
 # By what the tasks of a node are shown: which of them share their GPU.
 MEMORY: Dict[str, Tuple[str, Sequence[bool], Dict[str, Any]]] = {
     "one each": ("0,1", [False, False], {}),
     "two on one": ("0", [True, True], {}),
+    "three on two": ("0,1", [True, True, False], {}),
     "one of two uses it": ("0", [False, False], {"users": [1]}),
     "closest, which may be another task's too": (
         "0,1",
