@@ -27,45 +27,28 @@ IN_STEP = Ancestors(under_slurmstepd=True, complete=True, job_id="7", step_id="0
 IN_BATCH = IN_STEP._replace(step_id="batch")
 
 
-@pytest.fixture(autouse=True)
-def _on_n9(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(alone, "is_this_machine", {"n9": True, "n10": False}.get)
-    monkeypatch.setattr(socket, "gethostname", lambda: "n9")
-
-
 @pytest.mark.parametrize(
     ("values", "jobs", "says"),
     [
         ({}, None, "outside Slurm"),
         ({"ancestors": IN_BATCH}, None, "outside Slurm"),
         (BATCH, None, "the allocation of job 7 has one task"),
-        ({**BATCH, "ancestors": IN_BATCH, "job_num_tasks": "1"}, None, "it trains alone"),
-        ({"job_id": "7"}, None, "it trains alone"),
         ({**TASK, "switch": "off"}, {"worker": 2}, "SLURM_RESOLVER=off"),
-        ({"switch": "off", "ancestors": IN_STEP}, None, "SLURM_RESOLVER=off"),
-        ({**TASK, "switch": "off", "ancestors": Ancestors("orted")}, None, "SLURM_RESOLVER=off"),
+        # None says that it is a task
+        ({**TASK, "ancestors": IN_STEP}, None, None),
+        ({**TASK, "ancestors": IN_STEP._replace(job_id="8"), "het_size": 2}, None, None),
+        ({**TASK, "node_name": "n10", "task_pid": None}, None, None),  # read for another task
     ],
 )
-def test_alone(values: Dict[str, Any], jobs: Optional[Dict[str, int]], says: str) -> None:
-    assert says in str(why_alone(SlurmStep(**values), ClusterOptions(jobs)))
-
-
-@pytest.mark.parametrize(
-    "values",
-    [
-        TASK,
-        {**TASK, "ancestors": IN_STEP},
-        {**TASK, "ancestors": IN_STEP, "switch": "on"},
-        {**TASK, "ancestors": IN_STEP._replace(job_id="8"), "het_size": 2},
-        {**TASK, "ancestors": IN_STEP._replace(job_id=None, step_id=None)},
-        {**TASK, "node_name": "x1"},  # nothing tells where that is, and n9 may be its host name
-        {**TASK, "node_name": "n10", "task_pid": None},  # read for another task
-    ],
-)
-def test_a_task(values: Dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    if values["node_name"] == "x1":
-        monkeypatch.setattr(socket, "gethostname", lambda: "host17")
-    assert why_alone(SlurmStep(**values), ClusterOptions()) is None
+def test_alone_or_a_task(
+    values: Dict[str, Any],
+    jobs: Optional[Dict[str, int]],
+    says: Optional[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(alone, "is_this_machine", {"n9": True, "n10": False}.get)
+    told = why_alone(SlurmStep(**values), ClusterOptions(jobs))
+    assert told is None if says is None else says in str(told)
 
 
 @pytest.mark.parametrize(
@@ -73,10 +56,8 @@ def test_a_task(values: Dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None
     [
         ({}, {"worker": 2}, NotInStepError, "slurm-resolver run -n 2"),
         ({"ancestors": IN_STEP}, None, NotInStepError, "task of step 7.0, but none of its"),
-        (BATCH, {"worker": 1}, NotInStepError, "srun python"),
         ({**BATCH, "job_num_tasks": "4"}, None, NotInStepError, "srun -n 4 python"),
         ({**BATCH, "job_num_nodes": "2"}, None, NotInStepError, "srun python"),
-        ({**BATCH, "het_size": 2}, None, NotInStepError, "SLURM_RESOLVER=off"),
         (
             {**TASK, "ancestors": Ancestors("prted")},
             None,
@@ -90,35 +71,38 @@ def test_a_task(values: Dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None
             "SLURM_STEP_ID=0, but Slurm started this process in step 7.3",
         ),
         ({**TASK, "node_name": "n10"}, None, EnvironmentValueError, "SLURMD_NODENAME=n10, but"),
-        ({**TASK, "node_name": "x1"}, None, EnvironmentValueError, "this machine is called n9"),
     ],
 )
 def test_neither(
-    values: Dict[str, Any], jobs: Optional[Dict[str, int]], error: Any, says: str
+    values: Dict[str, Any],
+    jobs: Optional[Dict[str, int]],
+    error: Any,
+    says: str,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr(alone, "is_this_machine", {"n9": True, "n10": False}.get)
     with pytest.raises(error) as caught:
         why_alone(SlurmStep(**values), ClusterOptions(jobs))
     assert says in str(caught.value)
 
 
 @pytest.mark.parametrize(
-    ("node", "addresses", "expected"),
+    ("node", "address", "expected"),
     [
-        ("n9", [], True),
-        ("N9.example.com", [], True),
-        ("x1", ["127.0.0.1"], True),
-        ("x1", ["192.0.2.1"], False),  # of a network for documentation: nobody has it
-        ("x1", ["192.0.2.1", "127.0.0.1"], True),
-        ("x1", [], None),
+        ("N9.example.com", "", True),
+        ("x1", "127.0.0.1", True),
+        ("x1", "192.0.2.1", False),  # of a network for documentation: nobody has it
+        ("x1", "", None),
     ],
 )
 def test_a_machine_is_known_by_its_name_and_its_addresses(
-    monkeypatch: pytest.MonkeyPatch, node: str, addresses: Any, expected: Optional[bool]
+    monkeypatch: pytest.MonkeyPatch, node: str, address: str, expected: Optional[bool]
 ) -> None:
     def getaddrinfo(*_: Any, **__: Any) -> Any:
-        if not addresses:
+        if not address:
             raise OSError("unknown")
-        return [(socket.AF_INET, None, None, "", (address, 0)) for address in addresses]
+        return [(socket.AF_INET, None, None, "", (address, 0))]
 
+    monkeypatch.setattr(socket, "gethostname", lambda: "n9")
     monkeypatch.setattr(socket, "getaddrinfo", getaddrinfo)
     assert is_this_machine(node) is expected

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
-from typing import Any, Dict
+from typing import Any
 
 import pytest
 import task_variables
@@ -85,20 +85,9 @@ def test_print_shows_of_a_large_cluster_the_first_nodes_and_this_tasks() -> None
     assert len(lines) == 2 + 1 + 102 + 1 + 1
 
 
-@pytest.mark.parametrize(
-    ("variables", "line"),
-    [
-        ({}, "rank 1 of 4 is worker 2 on n10, port 23001, GPU 4"),
-        ({"CUDA_VISIBLE_DEVICES": "4,5,6,7", "SLURM_GPUS_ON_NODE": "4"},
-         "rank 1 of 4 is worker 2 on n10, port 23001, GPUs 4,5"),
-        ({"CUDA_VISIBLE_DEVICES": None, "SLURM_GPUS_ON_NODE": None},
-         "rank 1 of 4 is worker 2 on n10, port 23001"),
-    ],
-    ids=["one GPU", "two GPUs", "unknown GPUs"],
-)  # fmt: skip
-def test_a_task_in_one_line(variables: Dict[str, Any], line: str) -> None:
-    environ = {name: text for name, text in {**TASK, **variables}.items() if text is not None}
-    assert describe_own_task(sr.resolve(environ=environ)) == line
+def test_a_task_in_one_line() -> None:
+    line = "rank 1 of 4 is worker 2 on n10, port 23001, GPU 4"
+    assert describe_own_task(sr.resolve(environ=TASK)) == line
 
 
 def test_the_evaluator_has_an_address_and_stands_outside_the_cluster() -> None:
@@ -118,8 +107,6 @@ def test_the_evaluator_has_an_address_and_stands_outside_the_cluster() -> None:
         ({"n9": "10.0.0.9", "n10": "10.0.0.10"}, "10.0.0.9"),
         (lambda node: f"{node}.cluster", "n9.cluster"),
         (lambda node: f"fe80::{node[1:]}", "[fe80::9]"),
-        (lambda node: f"[fe80::{node[1:]}]", "[fe80::9]"),
-        (None, "n9"),
     ],
 )
 def test_node_address(node_address: Any, host: str) -> None:
@@ -178,27 +165,6 @@ def test_all_tasks_of_a_recorded_step_agree(recording: Recording) -> None:
                 assert task.address.endswith(f":{ports[task.local_rank]}")
 
 
-def test_a_step_of_100000_tasks() -> None:
-    large = {
-        **task_variables.TASK,
-        "SLURM_STEP_NUM_TASKS": "100000",
-        "SLURM_STEP_NODELIST": "n[1-12500]",
-        "SLURM_STEP_TASKS_PER_NODE": "8(x12500)",
-        "SLURM_STEP_RESV_PORTS": "23001-23009",
-    }
-    cluster = sr.resolve({"chief": 1, "ps": 300, "worker": -1}, environ=large)
-    jobs = cluster.jobs()
-    assert cluster.task == cluster.tasks[1]
-    assert [len(addresses) for addresses in jobs.values()] == [1, 300, 99_699]
-    assert all(jobs[task.job][task.index] == task.address for task in cluster.tasks)
-    assert len({task.address for task in cluster.tasks}) == 100_000
-
-
-def test_tf_config_from_slurm_switched_off() -> None:
-    with pytest.raises(sr.NotInStepError, match="SLURM_RESOLVER=off"):
-        sr.tf_config_from_slurm(1, environ={"SLURM_RESOLVER": "off"})
-
-
 def test_tf_config_from_slurm() -> None:
     environ = {**TASK, "SLURM_STEP_NUM_TASKS": "2", "SLURM_STEP_TASKS_PER_NODE": "1(x2)"}
     assert sr.tf_config_from_slurm(1, environ=environ) == (
@@ -211,12 +177,7 @@ def test_tf_config_from_slurm() -> None:
         "ps",
         1,
     )
-
-
-@pytest.mark.parametrize(
-    ("ps_number", "message"),
-    [(5, "need 5 tasks"), (-1, "ps_number=-1"), ("1", "ps_number='1'")],
-)
-def test_tf_config_from_slurm_refuses(ps_number: Any, message: str) -> None:
-    with pytest.raises(sr.JobsError, match=message):
-        sr.tf_config_from_slurm(ps_number, environ=TASK)
+    with pytest.raises(sr.JobsError, match="ps_number=-1"):
+        sr.tf_config_from_slurm(-1, environ=environ)
+    with pytest.raises(sr.NotInStepError, match="SLURM_RESOLVER=off"):
+        sr.tf_config_from_slurm(1, environ={"SLURM_RESOLVER": "off"})

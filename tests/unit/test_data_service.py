@@ -20,9 +20,6 @@ SERVICE = {"dispatcher": 1, "data_worker": 2}
     [
         # those who train are as many on each node, and worker 0 or the chief has rank 0
         ([2, 2, 1], "block", {"worker": 2, **SERVICE}, "w0 d0 w1 D0 d1"),
-        ([3, 2], "block", {"worker": 2, **SERVICE}, "w0 d0 D0 w1 d1"),
-        ([2, 2, 2, 2], "block", {"worker": -1, "dispatcher": 1, "data_worker": 3},
-         "w0 d0 w1 d1 w2 d2 w3 D0"),
         ([3, 3], "cyclic", {"chief": 1, "worker": -1, **SERVICE}, "c0 w0 w1 d0 d1 D0"),
         # parameter servers are spread over what is left
         ([4, 4], "block", {"ps": 2, "worker": 3, **SERVICE}, "p0 w0 w1 d0 p1 w2 d1 D0"),
@@ -32,11 +29,6 @@ def test_where_they_run(
     counts: List[int], distribution: str, jobs: Dict[str, int], spread: str
 ) -> None:
     assert play(layout_of(counts, distribution), jobs, worker_order="rank") == spread
-
-
-def test_in_rank_order_they_come_by_their_names() -> None:
-    roles = play(layout_of([3, 2]), {"worker": 2, **SERVICE}, placement="rank")
-    assert roles == "d0 d1 D0 w0 w1"
 
 
 def task(rank: int, **more: str) -> Mapping[str, str]:

@@ -94,8 +94,6 @@ CASES: Dict[str, Tuple[List[str], str, Optional[JobResult], str]] = {
         C, "all come, worker 0 serves, chief 0 leaves", None, ""),
     "the chief fails": (C, "all come, chief 0 fails",
         JobResult(1, "chief 0 (rank 1 on n1) has failed: ValueError: no"), ""),
-    "the leader fails as a server is lost": (
-        P, "all come, ps 1 dies, worker 0 fails", JobResult(1, PS_LOST + ENDED), ""),
     "another that trains is lost": (W, "all come, worker 1 dies, worker 0 leaves",
         JobResult(1, f"worker 1 (rank 3 on n3) has failed: {ENDED}"),
         f"worker 1 (rank 3 on n3) has failed, the others continue: {ENDED}"),
@@ -113,15 +111,8 @@ CASES: Dict[str, Tuple[List[str], str, Optional[JobResult], str]] = {
     "a program is lost under its launcher": (
         W, "ps 0 comes, worker 0 comes, worker 1 launched, worker 1 comes, worker 1 dies",
         None, ""),
-    "a launcher's program fails": (
-        W, "ps 0 launched, worker 0 launched, worker 1 comes, worker 0's launcher fails",
-        JobResult(1, "worker 0 (rank 1 on n1) has failed: ValueError: no"), ""),
     "a server ends by itself under its launcher": (
         P, "ps 0 launched, ps 1 launched, worker 0 comes, ps 1's launcher leaves", None, ""),
-    "a worker comes late to a job that has failed": (
-        W, "worker 0 comes, ps 0 comes, ps 0 leaves, worker 0 leaves, worker 1 comes",
-        JobResult(1, "ps 0 (rank 2 on n2) is lost, and its variables with it: its process ended "
-                  "before those that it serves"), ""),
     "a worker comes late": (
         C, "chief 0 comes, ps 0 comes, chief 0 leaves, worker 1 comes", FINISHED, ""),
 }  # fmt: skip

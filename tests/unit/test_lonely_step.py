@@ -16,11 +16,9 @@ ALONE["SLURM_STEP_TASKS_PER_NODE"] = "1"
 # What the job was asked for, and how many tasks it has place for where the one of the step is told.
 JOBS = [
     ({}, ""),
-    ({"SLURM_JOB_NUM_NODES": "1"}, ""),
     ({"SLURM_JOB_NUM_NODES": "1", "SLURM_NTASKS_PER_NODE": "1"}, ""),
     ({"SLURM_JOB_NUM_NODES": "3"}, "3"),
     ({"SLURM_JOB_NUM_NODES": "2", "SLURM_NTASKS_PER_NODE": "4"}, "8"),
-    ({"SLURM_JOB_NUM_NODES": "many"}, ""),
     ({"SLURM_JOB_NUM_NODES": "3", "SLURM_STEP_NUM_TASKS": "3"}, ""),
     ({"SLURM_JOB_NUM_NODES": "3", "SLURM_STEP_ID": "-5"}, ""),  # a batch script
     ({"SLURM_JOB_NUM_NODES": "3", "SLURM_RESOLVER_JOB": "42"}, ""),  # slurm-resolver run
@@ -40,5 +38,4 @@ def test_a_launcher_in_each_task_of_srun() -> None:
     assert "4 separate trainings" in advice
     assert advice.endswith("srun -n 8 …")
     assert advise_on_nested_run(SlurmStep.read(TASK), 2) == ""  # rank 1: rank 0 has said it
-    assert advise_on_nested_run(SlurmStep.read(ALONE), 2) == ""
     assert advise_on_nested_run(SlurmStep.read({}), 2) == ""

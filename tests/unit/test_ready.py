@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import socket
 from concurrent.futures import ThreadPoolExecutor
-from typing import Dict, List, Optional
 
 import pytest
 from free_ports import free_ports
@@ -15,14 +14,8 @@ from slurm_resolver.preflight.ready import wait_until_ready
 TASKS = 3
 
 
-@pytest.fixture
-def clusters() -> List[sr.Cluster]:
+def cluster_of(rank: int, port: int) -> sr.Cluster:
     """The cluster as each of three tasks on this machine resolves it."""
-    port = free_ports(TASKS + 1)
-    return [cluster_of(rank, port) for rank in range(TASKS)]
-
-
-def cluster_of(rank: int, port: int, jobs: Optional[Dict[str, int]] = None) -> sr.Cluster:
     variables = {
         "SLURM_PROCID": str(rank),
         "SLURM_LOCALID": str(rank),
@@ -34,45 +27,20 @@ def cluster_of(rank: int, port: int, jobs: Optional[Dict[str, int]] = None) -> s
         "SLURM_STEP_NODELIST": "localhost",
         "SLURM_STEP_TASKS_PER_NODE": str(TASKS),
     }
-    return sr.resolve(jobs, port_base=port, environ=variables)
+    return sr.resolve(port_base=port, environ=variables)
 
 
-def errors(clusters: List[sr.Cluster]) -> List[Optional[str]]:
-    """What each task raises; None where it is ready."""
+def test_a_port_that_is_taken_is_named_with_the_task_in_every_task() -> None:
+    port = free_ports(TASKS + 1)
 
-    def wait(cluster: sr.Cluster) -> Optional[str]:
-        try:
-            wait_until_ready(cluster, 20.0)
-        except sr.RendezvousError as error:
-            return str(error)
-        return None
+    def wait(rank: int) -> None:
+        with pytest.raises(sr.RendezvousError) as caught:
+            wait_until_ready(cluster_of(rank, port), 20.0)
+        assert f"cannot listen at port {port + 2}" in str(caught.value)
+        assert "worker 2 (rank 2 on localhost)" in str(caught.value)
 
-    with ThreadPoolExecutor(len(clusters)) as pool:
-        return list(pool.map(wait, clusters))
-
-
-def port_of(cluster: sr.Cluster, rank: int) -> int:
-    return int(cluster.tasks[rank].address.rpartition(":")[2])
-
-
-def test_tasks_that_agree_are_ready(clusters: List[sr.Cluster]) -> None:
-    assert errors(clusters) == [None] * TASKS
-
-
-def test_a_task_with_other_jobs_is_named(clusters: List[sr.Cluster]) -> None:
-    clusters[1] = cluster_of(1, port_of(clusters[0], 0), {"ps": 1, "worker": 2})
-    for error in errors(clusters):
-        assert error is not None
-        assert "disagree on the jobs" in error
-        assert '{"ps": 1, "worker": 2}' in error
-
-
-def test_a_port_that_is_taken_is_named_with_the_task(clusters: List[sr.Cluster]) -> None:
-    with socket.create_server(("", port_of(clusters[0], 2))):
-        for error in errors(clusters):
-            assert error is not None
-            assert f"cannot listen at port {port_of(clusters[0], 2)}" in error
-            assert "worker 2 (rank 2 on localhost)" in error
+    with socket.create_server(("", port + 2)), ThreadPoolExecutor(TASKS) as pool:
+        list(pool.map(wait, range(TASKS)))
 
 
 def test_a_task_that_is_alone_is_ready_at_once() -> None:

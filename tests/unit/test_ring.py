@@ -40,26 +40,19 @@ def test_index_order_is_that_of_the_names(count: int) -> None:
     ("counts", "distribution", "jobs", "workers"),
     [
         # by rank is as good
-        ([4], "block", None, "0 1 2 3"),
-        ([1, 1, 1, 1], "block", None, "0 1 2 3"),
         ([1] * 12, "block", None, "0 1 2 3 4 5 6 7 8 9 10 11"),
         ([5, 5], "block", None, "0 1 2 3 4 5 6 7 8 9"),
-        ([3, 2, 1], "block", None, "0 1 2 3 4 5"),
         ([2] * 6, "block", None, "0 1 2 3 4 5 6 7 8 9 10 11"),
         # the ring goes 0 1 10 11 2 …
         ([6, 6], "block", None, "0 1 4 5 6 7 8 9 10 11 2 3"),
-        ([4, 4, 4], "block", None, "0 1 4 5 6 7 8 9 10 11 2 3"),
         # the ring goes 0 1 10 2 …
         ([9, 1, 1], "block", None, "0 1 3 4 5 6 7 8 9 10 2"),
         ([2, 2], "cyclic", None, "0 2 1 3"),
         ([3, 2, 1], "cyclic", None, "0 3 5 1 4 2"),
         # the chief goes first, and its node's workers after it
-        ([2, 2], "cyclic", {"chief": 1, "worker": 3}, "2 1 3"),
         ([3, 3], "cyclic", {"chief": 1, "worker": 5}, "2 4 1 3 5"),
-        ([3, 3], "block", {"chief": 1, "worker": 5}, "1 2 3 4 5"),
         ([2, 2, 2], "block", {"chief": 1, "ps": 2, "worker": 3}, "1 3 5"),
         # neither parameter servers nor the evaluator are in the ring
-        ([2, 2, 2], "cyclic", {"ps": 3, "worker": 3}, "3 4 5"),
         ([3, 3], "cyclic", {"evaluator": 1, "ps": 1, "worker": 4}, "2 4 3 5"),
     ],
 )
@@ -93,8 +86,3 @@ def test_no_order_is_better_and_rank_order_is_kept_where_none_is(
         assert ordered == list(workers)
     if workers and not chief:
         assert ordered[0] == 0
-
-
-def test_a_large_cluster() -> None:
-    layout = layout_of([8] * 1250)
-    assert leaves([layout.node_of[rank] for rank in ring(assign(layout))]) == 1

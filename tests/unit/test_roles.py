@@ -21,18 +21,10 @@ from slurm_resolver.errors import JobsError
     [
         ([2, 2], "block", None, "w0 w1 w2 w3", None),
         ([1, 1, 1], "block", {"ps": 1, "worker": -1}, "p0 w0 w1", None),
-        ([1, 1, 1], "block", {"ps": 0, "worker": 3}, "w0 w1 w2", None),
         ([1, 1, 1], "block", {"chief": 1, "evaluator": 1, "worker": 1}, "c0 e0 w0", None),
         # rank order would crowd the first node with parameter servers
         ([2, 2], "block", {"ps": 2, "worker": 2}, "p0 w0 p1 w1", "p0 p1 w0 w1"),
         ([2, 2], "cyclic", {"ps": 2, "worker": 2}, "p0 p1 w0 w1", None),
-        (
-            [4, 4],
-            "block",
-            {"chief": 1, "ps": 4, "worker": 3},
-            "c0 p0 p1 w0 p2 p3 w1 w2",
-            "c0 p0 p1 p2 p3 w0 w1 w2",
-        ),
         # the chief has the only task of the first node
         (
             [1, 2, 2],
@@ -44,13 +36,6 @@ from slurm_resolver.errors import JobsError
         ([4, 1], "block", {"ps": 4, "worker": 1}, "p0 p1 p2 w0 p3", "p0 p1 p2 p3 w0"),
         # even, and yet beside the chief: another node could take it
         ([2, 2], "block", {"chief": 1, "ps": 1, "worker": 2}, "c0 w0 p0 w1", "c0 p0 w0 w1"),
-        (
-            [3, 3, 3],
-            "block",
-            {"chief": 1, "ps": 2, "worker": 6},
-            "c0 w0 w1 p0 w2 w3 p1 w4 w5",
-            "c0 p0 p1 w0 w1 w2 w3 w4 w5",
-        ),
         # as many as there are nodes: none can be passed over
         ([2, 2], "block", {"chief": 1, "ps": 2, "worker": 1}, "c0 p0 p1 w0", None),
         # without a chief there is no coordinator to keep away from
@@ -69,19 +54,9 @@ def test_placement(
     assert play(layout, jobs, placement="rank") == (rank or spread)
 
 
-@pytest.mark.parametrize(
-    ("jobs", "played"),
-    [
-        ({"mesh": 4}, "m0 m1 m2 m3"),
-        ({"actor": 1, "learner": 1, "replay": 2}, "a0 l0 r0 r1"),
-        ({"mesh": 0, "worker": 4}, "w0 w1 w2 w3"),
-        ({"actor": 1, "chief": 1, "ps": 2}, "c0 p0 p1 a0"),
-    ],
-)
-def test_jobs_with_names_of_their_own(
-    jobs: Dict[str, int], played: str, caplog: pytest.LogCaptureFixture
-) -> None:
-    assert play(layout_of([2, 2]), jobs) == played
+def test_jobs_with_names_of_their_own(caplog: pytest.LogCaptureFixture) -> None:
+    assert play(layout_of([2, 2]), {"actor": 1, "learner": 1, "replay": 2}) == "a0 l0 r0 r1"
+    assert play(layout_of([2, 2]), {"actor": 1, "chief": 1, "ps": 2}) == "c0 p0 p1 a0"
     assert caplog.text == ""
 
 
@@ -89,8 +64,7 @@ def test_jobs_with_names_of_their_own(
     ("name", "meant"),
     [
         *(("wroker", "worker"), ("workers", "worker"), ("cheif", "chief")),
-        *(("evaluater", "evaluator"), ("dispacher", "dispatcher")),
-        *((name, None) for name in ("mesh", "gpu_worker", "master", "coordinator", "broker", "p")),
+        *((name, None) for name in ("gpu_worker", "master", "broker", "p")),
     ],
 )
 def test_names_that_look_misspelt_are_warned_of(
@@ -102,26 +76,15 @@ def test_names_that_look_misspelt_are_warned_of(
     assert [record.getMessage().partition(":")[0] for record in caplog.records] == told
 
 
-def test_worker_orders() -> None:
-    layout = layout_of([2, 2], "cyclic")
-    assert play(layout) == "w0 w2 w1 w3"
-    assert play(layout, worker_order="rank") == "w0 w1 w2 w3"
-
-
 @pytest.mark.parametrize(
     ("jobs", "message"),
     [
         ({"my-mesh": 4}, "TensorFlow takes no job 'my-mesh'; expected a letter, and then"),
-        ({"1st": 4}, "TensorFlow takes no job '1st'"),
-        ({"mesh\n": 4}, "TensorFlow takes no job"),
         ({"worker": 3}, "need 3 tasks, but the job step has 4.*srun -n 3"),
         ({"ps": 5, "worker": -1}, "need 5 tasks or more"),
         ({"ps": -1, "worker": -1}, "both have -1"),
-        ({"ps": -2, "worker": 6}, "ps has -2 tasks"),
         ({"ps": 1.0, "worker": 3}, "ps has 1.0 tasks"),
-        ({"ps": True, "worker": 3}, "ps has True tasks"),
         ({"chief": 2, "worker": 2}, "2 tasks of job chief"),
-        ({"chief": -1, "worker": 2}, "2 tasks of job chief"),
         ({}, "need 0 tasks"),
         (["worker"], "expected counts by job name"),
         (
@@ -129,9 +92,7 @@ def test_worker_orders() -> None:
             "data_worker without a dispatcher; expected all",
         ),
         ({"worker": -1, "dispatcher": 1}, "has no data_worker, and the tasks that train would"),
-        ({"worker": -1, "dispatcher": 2, "data_worker": 1}, "2 tasks of job dispatcher"),
         ({"dispatcher": 1, "data_worker": -1}, "no task is left to train with the data"),
-        ({"ps": 1, "dispatcher": 1, "data_worker": -1}, "no task is left to train with the data"),
     ],
 )
 def test_jobs_that_do_not_fit(jobs: Any, message: str) -> None:
@@ -166,12 +127,9 @@ def heterogeneous() -> Layout:
 @pytest.mark.parametrize(
     ("jobs", "het_groups", "played"),
     [
-        ({"ps": 2, "worker": 3}, {"ps": 0, "worker": 2}, "p0 p1 w0 w1 w2"),
         ({"ps": 2, "worker": 3}, {"ps": 2}, "w0 w1 p0 w2 p1"),
-        ({"data": 2, "mesh": 3}, {"mesh": 2}, "d0 d1 m0 m1 m2"),
         ({"chief": 1, "ps": 2, "worker": -1}, {"ps": 0}, "p0 p1 c0 w0 w1"),
         ({"chief": 1, "ps": 1, "worker": 3}, {"chief": 2, "ps": 2}, "w0 w1 c0 w2 p0"),
-        ({"ps": 0, "worker": 5}, {"ps": 0}, "w0 w1 w2 w3 w4"),
     ],
 )
 def test_het_groups(jobs: Dict[str, int], het_groups: Dict[str, int], played: str) -> None:
@@ -182,14 +140,8 @@ def test_het_groups(jobs: Dict[str, int], het_groups: Dict[str, int], played: st
     ("jobs", "het_groups", "message"),
     [
         ({"ps": 3, "worker": 2}, {"ps": 0}, "need 3 tasks of component 0, which has 2"),
-        ({"ps": 1, "worker": 4}, {"ps": 2, "worker": 2}, "need 5 tasks of component 2"),
         ({"ps": 1, "worker": 4}, {"ps": 1}, "no component 1; it has 0, 2"),
-        ({"ps": 1, "worker": 4}, {"pss": 0}, "no job 'pss'; there are chief, worker, ps, evalu"),
-        (
-            {"mesh": 5},
-            {"mush": 0},
-            "no job 'mush'; there are chief, worker, ps, evaluator, dispatcher, data_worker, mesh",
-        ),
+        ({"mesh": 5}, {"mush": 0}, "no job 'mush'; there are chief, .* data_worker, mesh"),
     ],
 )
 def test_het_groups_that_do_not_fit(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Dict, List
+from typing import Any, Dict
 
 import pytest
 
@@ -26,26 +26,6 @@ TASK = {
 }
 
 
-def test_every_variable_of_a_task_is_read_once_and_typed() -> None:
-    step = SlurmStep.read(TASK)
-    assert step == SlurmStep(
-        rank=3,
-        local_rank=1,
-        node_id=1,
-        node_name="n10",
-        node_ranks=(2, 3),
-        job_id="42",
-        step_id="0",
-        num_tasks=4,
-        num_nodes=2,
-        nodes=("n9", "n10"),
-        tasks_per_node=(2, 2),
-        reserved_ports=(23001, 23002, 23003, 23007),
-        distribution="cyclic",
-    )
-    assert step.place == "step"
-
-
 @pytest.mark.parametrize(
     ("text", "distribution"),
     [
@@ -62,22 +42,15 @@ def test_only_the_first_field_of_a_distribution_places_tasks(text: str, distribu
     ("name", "value", "expected"),
     [
         ("SLURM_PROCID", "", "a whole number from 0"),
-        ("SLURM_PROCID", "-1", "a whole number from 0"),
         ("SLURM_PROCID", "٣", "a whole number from 0"),
-        ("SLURM_PROCID", "9" * 5000, "a whole number from 0"),
         ("SLURM_GTIDS", "0,,1", "ranks separated by commas"),
-        ("SLURM_STEP_NUM_TASKS", "0", "a whole number from 1"),
         ("SLURM_STEP_NUM_TASKS", "1000000000", "a whole number from 1 to 16777216"),
-        ("SLURM_STEP_NODELIST", "", "a host list"),
         ("SLURM_STEP_NODELIST", "n[1-", "not closed"),
         ("SLURM_STEP_NODELIST", "a[0-65535]b[0-65535]", "more than 16,777,216 hosts"),
         ("SLURM_STEP_NODELIST", "n\udcff,n10", "a host list"),  # a byte that is no text
         ("SLURM_STEP_TASKS_PER_NODE", "-2", "counts such as"),
-        ("SLURM_STEP_TASKS_PER_NODE", "1(x1000000000)", "counts such as"),
-        ("SLURM_STEP_RESV_PORTS", "0-5", "ports such as"),
         ("SLURM_STEP_RESV_PORTS", "65530-65536", "ports such as"),
         ("SLURM_DISTRIBUTION", "zigzag", "block, cyclic, plane or arbitrary"),
-        ("SLURM_DISTRIBUTION", "block=3", "block, cyclic, plane or arbitrary"),
         ("SLURM_HET_SIZE", "1000000", "a whole number from 0 to 128"),
     ],
 )
@@ -86,19 +59,11 @@ def test_a_senseless_value_is_named_with_what_was_expected(
 ) -> None:
     with pytest.raises(UnreadableValueError) as caught:
         SlurmStep.read({**TASK, name: value})
-    assert isinstance(caught.value, RuntimeError)
     assert isinstance(caught.value, ValueError)
     message = str(caught.value)
     assert message.startswith(f"{name}=")
     assert expected in message
     assert "start again with srun" in message
-    assert len(message) < 1000  # however long the value
-
-
-def test_a_missing_component_is_named() -> None:
-    components = {"SLURM_HET_SIZE": "2", "SLURM_JOB_NODELIST_HET_GROUP_0": "n1"}
-    with pytest.raises(EnvironmentValueError, match="SLURM_JOB_NODELIST_HET_GROUP_1"):
-        SlurmStep.read(components)
 
 
 @pytest.mark.parametrize("field", ["rank", "nodes", "tasks_per_node", "num_tasks"])
@@ -114,43 +79,28 @@ def test_a_missing_variable_is_an_error_where_it_is_needed(field: str) -> None:
     ("environ", "one"),
     [
         ({}, True),
-        ({"SLURM_NTASKS": "1", "SLURM_JOB_NUM_NODES": "1"}, True),
         ({"SLURM_NTASKS": "2", "SLURM_JOB_NUM_NODES": "1"}, False),
         ({"SLURM_JOB_NUM_NODES": "2"}, False),
         ({"SLURM_NTASKS_PER_NODE": "4", "SLURM_JOB_NUM_NODES": "1"}, False),
-        ({"SLURM_NTASKS_PER_NODE": "1", "SLURM_JOB_NUM_NODES": "1"}, True),
     ],
 )
 def test_an_allocation_for_one_task(environ: Dict[str, str], one: bool) -> None:
     assert SlurmStep.read({"SLURM_JOB_ID": "7", **environ}).is_for_one_task is one
 
 
-@pytest.mark.parametrize(
-    ("name", "field", "values"),
-    [
-        ("SLURM_RESOLVER", "switch", {"off": "off", "OFF": "off", "on": "on", "": None}),
-        ("SLURM_RESOLVER_NETWORK_GRACE", "network_grace", {"1": 1, "86400": 86400, "": None}),
-    ],
-)
-def test_what_a_user_sets(name: str, field: str, values: Dict[str, object]) -> None:
-    assert {value: getattr(SlurmStep.read({name: value}), field) for value in values} == values
+def test_what_a_user_sets() -> None:
+    values = {"off": "off", "OFF": "off", "on": "on", "": None}
+    for value, switch in values.items():
+        assert SlurmStep.read({"SLURM_RESOLVER": value}).switch == switch
+    with pytest.raises(EnvironmentValueError, match="SLURM_RESOLVER='no': expected on or off"):
+        SlurmStep.read({"SLURM_RESOLVER": "no"})
 
 
-@pytest.mark.parametrize(
-    ("name", "values", "told"),
-    [
-        ("SLURM_RESOLVER", ["no", "0"], r"expected on or off.*to train alone"),
-        (
-            "SLURM_RESOLVER_NETWORK_GRACE",
-            ["0", "-1", "1.5", "30s", "86401"],
-            r"expected whole seconds from 1 to 86400\. Set",
-        ),
-    ],
-)
-def test_what_a_user_sets_wrongly(name: str, values: List[str], told: str) -> None:
-    for value in values:
-        with pytest.raises(EnvironmentValueError, match=f"{name}='{value}': {told}"):
-            SlurmStep.read({name: value})
+@pytest.mark.parametrize("value", ["0", "1.5", "30s", "86401"])
+def test_the_grace_is_whole_seconds(value: str) -> None:
+    assert SlurmStep.read({"SLURM_RESOLVER_NETWORK_GRACE": "86400"}).network_grace == 86400
+    with pytest.raises(EnvironmentValueError, match="expected whole seconds from 1 to 86400"):
+        SlurmStep.read({"SLURM_RESOLVER_NETWORK_GRACE": value})
 
 
 @pytest.mark.parametrize(
@@ -159,13 +109,10 @@ def test_what_a_user_sets_wrongly(name: str, values: List[str], told: str) -> No
         ({}, "none"),
         (TASK, "step"),
         ({"SLURM_PROCID": "0"}, "step"),
-        ({"SLURM_STEP_NODELIST": "n1"}, "step"),
         ({"SLURM_JOB_ID": "7"}, "allocation"),
-        ({"SLURM_JOB_NODELIST": "n1"}, "allocation"),
         ({"SLURM_JOB_ID": "7", "SLURM_PROCID": "0"}, "allocation"),  # a batch script
         ({**TASK, "SLURM_STEP_ID": "-5"}, "allocation"),  # the same, 26.05
         ({**TASK, "SLURM_STEP_ID": "4294967290"}, "allocation"),  # salloc's interactive step
-        ({"SLURM_CLUSTER_NAME": "c"}, "none"),
     ],
 )
 def test_place_tells_a_step_from_an_allocation_from_no_slurm(

@@ -33,7 +33,6 @@ OWN = [devices("n1", f"0 of local rank {rank}", confined=True) for rank in (0, 1
 SHARE = [devices("n1", "3")] * 2
 TRANSPORTS: List[Tuple[List[TaskDevices], str]] = [
     ([devices("n1", "0"), devices("n2", "0")], NCCL),
-    ([devices("n1", "0", "1"), devices("n1", "2", "3")], NCCL),
     ([devices("n1", "?"), devices("n2", "?")], NCCL),  # one task on each node
     (OWN, f"{NCCL}, through the host's memory: worker 0 and worker 1 cannot open each"),
     ([devices("n1", usable=0)] * 2, "gradients go by gRPC: no task computes on a GPU"),
@@ -63,10 +62,7 @@ TWO = "worker worker"
         (SHARE, TWO, "warning", f"{SLOW}rank 0 shares GPU 3 with rank 1: start one task for each"),
         (OWN, TWO, "warning", f"{NCCL}, through the host's memory: rank 0 and rank 1 cannot open"),
         (SHARE, "worker evaluator", "ok", "1, 1 of them shared by tasks"),
-        (SHARE, "worker ps", "ok", "1, 1 of them shared by tasks"),
         (OWN, "worker evaluator", "ok", ALONE),
-        (OWN, "worker ps", "ok", ALONE),
-        (OWN[:1], "worker", "ok", "1, each used by one task"),
     ],
 )
 def test_what_check_says(gpus: List[TaskDevices], jobs: str, status: str, told: str) -> None:
@@ -90,11 +86,7 @@ BIND = "SLURMD_TRES_BIND"
 @pytest.mark.parametrize(
     ("variables", "gpus"),
     [
-        # all tasks see the same, and each takes its share
         ({"CUDA_VISIBLE_DEVICES": "0,1"}, ["1"]),
-        ({"ROCR_VISIBLE_DEVICES": "2,3"}, ["3"]),
-        # bound by Slurm, with the numbers of the node
-        ({"CUDA_VISIBLE_DEVICES": "1"}, ["1"]),
         # confined to its own, which are numbered from 0: the other task's may be others
         ({"CUDA_VISIBLE_DEVICES": "0"}, None),
         ({"CUDA_VISIBLE_DEVICES": "0", BIND: "gres/gpu:per_task:1"}, ["0 of local rank 1"]),
@@ -106,16 +98,7 @@ def test_what_a_task_tells(variables: Dict[str, str], gpus: Optional[Sequence[st
     assert (told.gpus if told.gpus is None else list(told.gpus)) == gpus
 
 
-@pytest.mark.parametrize(
-    ("cuda", "rocm", "told"),
-    [
-        (False, False, "TensorFlow was built without CUDA: pip uninstall tensorflow-cpu"),
-        (True, False, "NVIDIA's driver is not loaded on this node"),
-        (False, True, "a library is missing, which TensorFlow names"),
-    ],
-)
-def test_why_tensorflow_finds_no_gpu(
-    cuda: bool, rocm: bool, told: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_why_tensorflow_finds_no_gpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(transport, "_DRIVER", tmp_path / "none")
-    assert why_no_gpu(cuda, rocm).startswith(told)
+    assert why_no_gpu(False, False).startswith("TensorFlow was built without CUDA: pip uninstall")
+    assert why_no_gpu(True, False).startswith("NVIDIA's driver is not loaded on this node")
