@@ -74,6 +74,7 @@ wait $! || status=$?
 end_job "$status"
 """,
     "-N 1": "step=(srun --label)\n",
+    "-N 4 --tasks-per-node 4": "step=(srun --label --distribution=plane=4)\n",
     # counts without a rest are those of the training, which has fewer tasks than the checks
     "-N 2 --restarts 1 --spare-nodes 1 --jobs ps=1,worker=-1": (
         "    slurm-resolver check --timeout 120 --jobs ps=1,worker=-1\n"
