@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import re
 import shlex
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 from slurm_cluster import SlurmCluster
@@ -25,13 +23,6 @@ HET = "--jobs ps=2,worker=-1 --het-groups ps=0,worker=1 --wait 30"
 
 # What is run in a folder of the test's own, and the lines that come out, sorted.
 STEPS = {
-    "a path with spaces": (
-        (
-            "mkdir 'a b'; printf '#!/bin/sh\necho \"$# $1\"' > 'a b/c d'; chmod +x 'a b/c d'; "
-            f"srun -w n9 -n2 {EXEC} -- './a b/c d' 'e  {{index}}'"
-        ),
-        ["1 e  0", "1 e  1"],
-    ),
     "multi-prog": (
         (
             f"printf '0 {EXEC} {JOBS} -- {TOLD}\n1-3 {EXEC} {JOBS} -- {TOLD} %%o\n' > programs; "
@@ -78,24 +69,6 @@ def test_a_batch_script_is_no_task(real_slurm: SlurmCluster, tmp_path: Path) -> 
     output = (tmp_path / "out").read_text()
     assert "srun did not start it" in output
     assert output.endswith("\n2\n")
-
-
-@pytest.mark.parametrize("missing", [False, True])
-@pytest.mark.parametrize("options", ["-w n9,n10 -N2 -m cyclic", "-m arbitrary -w n9,n10,n10,n9"])
-def test_the_tasks_wait_for_each_other(
-    real_slurm: SlurmCluster, tmp_path: Path, options: str, missing: bool
-) -> None:
-    """In an arbitrary step they have to meet to find out where they run, and wait no longer."""
-    start = f"{shlex.join(COMMAND)} --wait {12 if missing else 30} -- touch {tmp_path}/{{rank}}"
-    script = f'[ "$SLURM_PROCID" != 2 ] || exit 0; {start}' if missing else start
-    done = real_slurm.run(f"srun {options} -n4 bash -c {shlex.quote(script)}", check=False)
-    started: Any = sorted(path.name for path in tmp_path.iterdir())
-    if missing:
-        assert (done.returncode, started) == (1, [])
-        assert done.stderr.count("1 of 4 tasks did not come") == 3
-        assert re.search(r" within 1[0-2](\.\d)? s: .*rank 2\b", done.stderr)
-    else:
-        assert (done.returncode, started) == (0, list("0123"))
 
 
 def test_nobody_starts_where_one_has_no_program(real_slurm: SlurmCluster, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Who a process is: a task of a step, one that trains alone, or one that cannot be known."""
+"""Who a process is: a task of a step, one that trains alone, or what no launcher may start."""
 
 from __future__ import annotations
 
@@ -6,13 +6,14 @@ import functools
 import json
 import re
 import shlex
+import shutil
 import sys
 from pathlib import Path
 from typing import Optional
 
 import pytest
 from folders import HELPERS
-from slurm_cluster import SlurmCluster
+from slurm_cluster import SlurmCluster, SlurmUnavailable, slurm_or_skip
 
 pytestmark = pytest.mark.slurm
 
@@ -21,6 +22,10 @@ JOBS = shlex.quote('{"jobs": {"worker": 1}}')
 LOCAL = shlex.quote('{"local": true}')
 CLEAN = 'env -i PATH="$PATH"'
 CONTAINER = "unshare --pid --fork --mount-proc"  # its processes are numbered anew
+SSH = HELPERS / "slurm_ssh.sh"  # as ssh to a node of the tests' cluster: no variable goes along
+OPEN_MPI = f"mpirun.openmpi --allow-run-as-root --mca plm_rsh_agent {SSH} -np 4"
+HYDRA = f"mpirun.mpich -launcher ssh -launcher-exec {SSH} -np 4"
+ALLOCATED = "salloc -w n8,n9 -N2 --ntasks-per-node=2"
 
 ALONE = "alone"
 RIGHT = "right"
@@ -56,7 +61,12 @@ WITHOUT_SRUN = {
 }
 
 NESTED = {
-    "one mpirun in a step": ("srun -n1 mpirun.mpich -launcher fork -np 2 TASK", "without mpirun"),
+    "mpirun of Open MPI": (f"{ALLOCATED} {OPEN_MPI} TASK", "without mpirun"),
+    "mpirun of MPICH by srun": (f"{ALLOCATED} mpirun.mpich -np 4 TASK", "without mpirun"),
+    "mpirun of MPICH by ssh": (f"{ALLOCATED} {HYDRA} TASK", "without mpirun"),
+    "mpirun, in containers": (f"{ALLOCATED} {OPEN_MPI} {CONTAINER} TASK", "without mpirun"),
+    "mpirun, cleaned": (f"{ALLOCATED} {OPEN_MPI} {CLEAN} TASK", "not by srun"),
+    "mpirun on a login node": (f"{HYDRA} -hosts n8:2,n9:2 TASK", "without mpirun"),
     "mpirun in each task": ("srun -n2 mpirun.mpich -launcher fork -np 2 TASK", "without mpirun"),
     "srun below mpirun": ("salloc -n2 mpirun.mpich -launcher fork -np 1 srun -n2 TASK", RIGHT),
     "a launcher that is not known": (
@@ -76,6 +86,13 @@ COPIED = {  # where variables of a task on n8 are used, by what, and what comes 
         RIGHT,
     ),
 }
+
+
+@pytest.fixture(autouse=True)
+def _mpirun() -> None:
+    missing = [name for name in ("mpirun.openmpi", "mpirun.mpich") if not shutil.which(name)]
+    if missing:
+        slurm_or_skip(SlurmUnavailable(f"not here: {', '.join(missing)}; `make slurm` gets them"))
 
 
 def judge(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
-from typing import Dict, List, Tuple
+from typing import Dict, Tuple
 
 import by_version
 import pytest
@@ -97,42 +97,6 @@ def test_what_no_variable_tells_the_tasks_tell_each_other(
 
 DERIVED = "SLURM_JOB_ID and SLURM_STEP_ID"  # where ports come from
 
-# Inside a plain allocation of n8 to n10: the options of each component; and how many tasks are
-# where the variables would place them.
-COMPONENTS = {
-    "each task fits": ["-w n8 -N1 -n2", "-w n9,n10 -N2 -n3"],
-    "some fit": ["-w n8 -N1 -n1", "-w n9,n10 -N2 -n4 -m cyclic"],
-    "reversed": ["-w n9,n10 -N2 -n3", "-w n8 -N1 -n2"],
-}
-
-
-@pytest.mark.parametrize("layout", ["auto", "environment"])
-@pytest.mark.parametrize("components", COMPONENTS.values(), ids=COMPONENTS)
-def test_a_heterogeneous_step_in_a_plain_allocation_is_known_to_all_tasks_alike(
-    real_slurm: SlurmCluster, components: List[str], layout: str, output: Path
-) -> None:
-    step = " : ".join(f"{options} TASK --layout {layout}" for options in components)
-    lines = run(real_slurm, f"salloc -w n8,n9,n10 -N3 --ntasks-per-node=4 srun {step}", output)
-    if layout == "environment":
-        assert all("inside a plain allocation" in str(line["error"]) for line in lines)
-    else:
-        assert_right(lines)
-        assert {line["cluster"]["layout_source"] for line in lines} == {"rendezvous"}
-        # Which of the reserved ports are whose is not known.
-        assert {line["cluster"]["ports_source"] for line in lines} == {DERIVED}
-
-
-@pytest.mark.parametrize(
-    "name", ["cyclic", "plane=3", "heterogeneous, not in the order of the names"]
-)
-def test_a_meeting_that_is_asked_for_finds_what_the_variables_say(
-    real_slurm: SlurmCluster, name: str, output: Path
-) -> None:
-    command = LAYOUTS[name].replace("TASK", "TASK --layout rendezvous")
-    lines = run(real_slurm, command, output)
-    assert_right(lines)
-    assert {line["cluster"]["layout_source"] for line in lines} == {"rendezvous"}
-
 
 def test_jobs_are_taken_from_components_that_have_met(
     real_slurm: SlurmCluster, tmp_path: Path
@@ -170,23 +134,3 @@ def test_two_jobs_on_the_same_nodes_at_once(
     ]
     for lines in run_at_once(real_slurm, commands, output):
         assert {line["cluster"]["ports_source"] for line in lines} == {source}
-
-
-def test_a_step_of_jobs_and_its_addresses(
-    real_slurm: SlurmCluster, tmp_path: Path, output: Path
-) -> None:
-    jobs = json.dumps({"chief": 1, "ps": 2, "worker": -1, "evaluator": 1})
-    step = f"srun -w n8,n9,n10 -N3 --ntasks-per-node=2 TASK --jobs '{jobs}' --meet {tmp_path} 6"
-    lines = run(real_slurm, step, output)
-    assert_right(lines)
-    tasks = lines[0]["cluster"]["tasks"]
-    assert [f"{task['job']} {task['index']}" for task in tasks] == [
-        "chief 0",
-        "evaluator 0",
-        "ps 0",
-        "worker 0",
-        "ps 1",
-        "worker 1",
-    ]
-    for line in lines:
-        assert [answer.split(":")[1] for answer in line["answers"]] == list("012345")

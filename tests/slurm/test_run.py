@@ -1,23 +1,19 @@
-"""The local launcher beside the srun that it imitates: variables, output, exit status, limits."""
+"""The local launcher beside the srun that it imitates: variables and exit status."""
 
 from __future__ import annotations
 
 import re
 import shlex
-import subprocess
 from pathlib import Path
-from typing import Dict, List, Tuple
+from typing import Dict, List, Sequence
 
 import pytest
-from local_run import SPEAK, files, run
-from side_by_side import run_side_by_side
+from local_run import run
 from slurm_cluster import SlurmCluster
 from slurm_installation import Installation
-from time_limits import NO_SIGNALS, NO_TIMES, SIGNALS, TIMES
 
 import slurm_resolver as sr
 from slurm_resolver.local import IMITATED_SLURM
-from slurm_resolver.slurm.time_limit import parse_time
 
 pytestmark = [pytest.mark.slurm, pytest.mark.newest]
 
@@ -35,59 +31,6 @@ def _is_imitated(installation: Installation) -> None:
 def test_exit_status_is_the_real_sruns(real_slurm: SlurmCluster, script: str) -> None:
     srun = real_slurm.run(["srun", "-wn9", "-n2", "sh", "-c", script], check=False)
     assert run("run", "-n2", "-K0", "--", "sh", "-c", script).returncode == srun.returncode
-
-
-def test_time_limits_and_signals_are_the_real_slurms(real_slurm: SlurmCluster) -> None:
-    """Slurm rounds up to minutes."""
-    script = """
-for time; do
-    job=$(sbatch -H --parsable -t "$time" --wrap true 2>/dev/null) || { echo refused; continue; }
-    scontrol --oneliner show job $job | sed 's/.* TimeLimit=\\([^ ]*\\).*/\\1/'
-    scancel $job
-done"""
-    words = [*TIMES, *NO_TIMES]
-    shown = real_slurm.run(["bash", "-c", script, "times", *words]).stdout.split("\n")
-    for text, answer in zip(words, shown):
-        if text in NO_TIMES:
-            assert answer == "refused", text
-            continue
-        seconds = None if answer == "UNLIMITED" else parse_time(answer)
-        own = TIMES[text]
-        assert seconds == (None if own is None else -(-own // 60) * 60), text
-    script = 'for one; do srun --test-only --signal="$one" true 2>&1 | grep -c Invalid; done; true'
-    words = [*SIGNALS, *NO_SIGNALS]
-    refused = real_slurm.run(["bash", "-c", script, "signals", *words]).stdout.split()
-    assert refused == ["1" if word in NO_SIGNALS else "0" for word in words]
-
-
-OUTPUTS = ["-o o-%t.log", "-o one.log", "-l -o o-%t.log", "-o none", "-o %N-%n-%s-%u-%x"]
-
-Written = Tuple[Dict[str, List[str]], List[str], List[str]]  # files, standard output, errors
-
-
-def written(folder: Path, done: subprocess.CompletedProcess[str], node: str) -> Written:
-    def lines(text: str) -> List[str]:
-        return sorted(line for line in text.replace("tail", "tail\n").split("\n") if line)
-
-    found = {name.replace(node, "localhost"): text for name, text in files(folder).items()}
-    return found, lines(done.stdout), lines(done.stderr)
-
-
-def test_output_goes_where_the_real_srun_writes_it(
-    real_slurm: SlurmCluster, tmp_path: Path
-) -> None:
-    steps = []
-    for number, text in enumerate(OUTPUTS):
-        for who in ("ours", "theirs"):
-            (tmp_path / f"{who}-{number}").mkdir()
-        words = ["-Qn2", *text.split(), "sh", "-c", SPEAK]
-        steps.append((words, tmp_path / f"theirs-{number}"))
-    for number, (node, done) in enumerate(run_side_by_side(real_slurm, steps)):
-        folder, text = tmp_path / f"ours-{number}", OUTPUTS[number]
-        label = [] if "-l" in text.split() else ["--no-label"]
-        own = run("run", "-n2", *label, *text.split(), "--", "sh", "-c", SPEAK, cwd=folder)
-        theirs = written(tmp_path / f"theirs-{number}", done, node)
-        assert written(folder, own, "localhost") == theirs, text
 
 
 # Steps of two tasks, unless they say otherwise.
@@ -130,16 +73,28 @@ def variables(folder: Path) -> List[Variables]:
     return tasks
 
 
+def run_side_by_side(slurm: SlurmCluster, steps: Sequence[List[str]]) -> None:
+    """Runs steps of one node, one on each node at once: one after another would take far longer."""
+    nodes = [node.name for node in slurm.nodes]
+    for first in range(0, len(steps), len(nodes)):
+        running = [
+            slurm.popen(["srun", "-w", node, *words]) for node, words in zip(nodes, steps[first:])
+        ]
+        for process in running:
+            _, errors = process.communicate(timeout=180)
+            assert process.returncode == 0, errors
+
+
 def test_variables_are_the_real_sruns(real_slurm: SlurmCluster, tmp_path: Path) -> None:
     steps = []
     for number, text in enumerate(STEPS):
+        words = ["-n2", "-t5", *shlex.split(text)]
         for who in ("ours", "theirs"):
             (tmp_path / f"{who}-{number}").mkdir()
-        words = ["-n2", "-t5", *shlex.split(text), "-o", f"{tmp_path}/theirs-{number}/%t"]
-        steps.append(([*words, "env", "-0"], tmp_path))
-    for number, (_, done) in enumerate(run_side_by_side(real_slurm, steps)):
-        assert done.returncode == 0, done.stderr
-        words = ["-n2", "-t5", *shlex.split(STEPS[number]), "-o", f"{tmp_path}/ours-{number}/%t"]
-        assert run("run", *words, "--", "env", "-0", cwd=tmp_path).returncode == 0
-        ours = variables(tmp_path / f"ours-{number}")
-        assert ours == variables(tmp_path / f"theirs-{number}"), STEPS[number]
+        steps.append([*words, "-o", f"{tmp_path}/theirs-{number}/%t", "env", "-0"])
+        own = ["-o", f"{tmp_path}/ours-{number}/%t", "--", "env", "-0"]
+        assert run("run", *words, *own).returncode == 0
+    run_side_by_side(real_slurm, steps)
+    for number, text in enumerate(STEPS):
+        ours, theirs = (variables(tmp_path / f"{who}-{number}") for who in ("ours", "theirs"))
+        assert ours == theirs, text

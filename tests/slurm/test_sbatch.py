@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 import shlex
-import sys
 from pathlib import Path
 from typing import Any, Dict, Iterator
 
@@ -104,25 +103,6 @@ def test_it_runs_the_preflight_and_then_the_program(
     assert output.index("check: ") < output.index("cluster")
 
 
-RESOLVE = """\
-import os, slurm_resolver
-if os.environ["SLURM_PROCID"] == "0":
-    print("nodes", *[f"{task.node}.{task.local_rank}" for task in slurm_resolver.resolve().tasks])
-print("here", os.environ["SLURMD_NODENAME"] + "." + os.environ["SLURM_LOCALID"])"""
-
-
-def test_one_task_alone_knows_the_layout_which_is_that_of_block(
-    real_slurm: SlurmCluster, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Block over several nodes follows the topology from 26.05 on: there all tasks have to meet."""
-    command = shlex.join([sys.executable, "-c", RESOLVE])
-    text = printed("-N 3 --tasks-per-node 2 --no-check", command, capsys)
-    output = submitted(real_slurm, tmp_path, text, "-w n8,n9,n10")
-    places = [f"{node}.{local_rank}" for node in ("n8", "n9", "n10") for local_rank in (0, 1)]
-    assert dict(re.findall(r"^(\d+): here (\S+)$", output, re.M)) == dict(zip("012345", places))
-    assert re.findall(r"^0: nodes (.*)$", output, re.M) == [" ".join(places)]
-
-
 def test_a_heterogeneous_job(
     real_slurm: SlurmCluster, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -164,38 +144,3 @@ def test_status_75_is_a_requeue(
     text = printed("-N 2 --requeue --no-check", command, capsys)
     output = submitted(small_slurm, tmp_path, text)
     assert [output.count(line) for line in ("start  0", "start  1", "saved")] == [2, 2, 1]
-
-
-def test_only_the_array_task_itself_is_requeued_and_not_for_ever(
-    small_slurm: SlurmCluster, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """The last task's own job id would requeue its siblings, too."""
-    script = f'[ "$SLURM_ARRAY_TASK_ID" = 1 ] || {{ echo sibling; exit 0; }}\n{TASK}'
-    options = "--requeue --no-check --array 0-1 --max-restarts 1"
-    text = printed(options, shlex.join(["bash", "-c", script, "bash", "99"]), capsys)
-    output = submitted(small_slurm, tmp_path, text, state="FAILED")
-    assert output.count("sibling") == 1
-    assert [output.count(f"start 1 {count}") for count in range(3)] == [1, 1, 0]
-    assert output.count("not requeued: SLURM_RESTART_COUNT=1 has reached max_restarts=1") == 1
-
-
-# Rank 1 fails at the first start; at the second all ask for a requeue, and end at the third.
-FAILS = """\
-echo "start $SLURM_RESTART_COUNT $SLURM_STEP_NUM_NODES"
-[ -z "$SLURM_RESTART_COUNT" ] || exit 0
-[ ! -e failed ] || exit 75
-if [ "$SLURM_PROCID" = 0 ]; then touch begun; exec sleep 600; fi
-until [ -e begun ]; do sleep 0.1; done
-touch failed; exit 5"""
-
-
-@pytest.mark.newest
-def test_a_step_that_failed_starts_again_and_a_job_that_asks_for_it(
-    small_slurm: SlurmCluster, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    options = "-N 2 --restarts 2 --requeue --no-check"
-    text = printed(options, shlex.join(["bash", "-c", FAILS]), capsys)
-    output = submitted(small_slurm, tmp_path, text)
-    assert [output.count(f"start {count} 2\n") for count in ("", "1")] == [4, 2], output
-    assert re.search(r"restart 1 of 2; now on n\[1-2\]; first failure: rank 1 on n2", output)
-    assert "not started again after 1 restart: exit status 75: " in output

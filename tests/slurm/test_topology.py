@@ -44,14 +44,6 @@ YAML_TREE = f"""{YAML}
       - {{switch: s1, nodes: "n8,n10,n12"}}
       - {{switch: s2, nodes: "n9,n11,n13"}}
 """
-YAML_BLOCKS = f"""{YAML}
-  block:
-    block_sizes: [2]
-    blocks:
-      - {{block: b1, nodes: "n8,n10"}}
-      - {{block: b2, nodes: "n9,n11"}}
-      - {{block: b3, nodes: "n12,n13"}}
-"""
 YAML_ALPHA = f"""{YAML}
   flat:
     alpha_step_rank: true
@@ -94,7 +86,6 @@ TOPOLOGIES = {
         "tree": TREE_CONF,
         "block": BLOCK_CONF,
         "the partition's tree": Topology({"topology.yaml": YAML_TREE}, [OTHER], "node"),
-        "the partition's blocks": Topology({"topology.yaml": YAML_BLOCKS}, [OTHER], "node"),
         "flat, by name": BY_NAME,
     },
 }

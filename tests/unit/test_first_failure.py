@@ -44,10 +44,6 @@ RULES = {
         [traceback_of("ValueError: one try"), *["step"] * 300],
         None,
     ),
-    "the last error of a chain": (
-        [traceback_of("KeyError: 1"), "", "During handling of the above", traceback_of("E: 2")],
-        ("", "E: 2", False),
-    ),
     "an error of a call to another task": ([traceback_of(CALL)], ("", CALL, True)),
     "a killed task, of which the others hear": (
         [traceback_of(CALL, "0: "), EXIT.format(2, 1, "Killed"), traceback_of("E: x", "2: ")],
@@ -57,32 +53,9 @@ RULES = {
         [traceback_of(CALL, "0: "), traceback_of("ValueError: x", "1: ")],
         ("rank 1", "ValueError: x", False),
     ),
-    "tasks that srun ends after the first": (
-        [
-            EXIT.format(3, 2, "Exited with exit code 1"),
-            "srun: Terminating StepId=1.0",
-            EXIT.format(1, 0, "Killed"),
-        ],
-        ("rank 2 on n3", "Exited with exit code 1", False),
-    ),
-    "a step that is cancelled": (
-        [
-            "0: slurmstepd: error: *** STEP 1.0 ON n1 CANCELLED AT 2026-11-21T02:39:13 ***",
-            EXIT.format(1, 0, "Terminated"),
-        ],
-        None,
-    ),
     "a node": (
         ["srun: error: Node failure on n7", traceback_of("ConnectionError: x", "0: ")],
         ("node n7", "node failure", False),
-    ),
-    "a range of tasks": (
-        ["srun: error: n2: tasks 4-7: Exited with exit code 1"],
-        ("rank 4 on n2", "Exited with exit code 1", False),
-    ),
-    "tasks of several nodes that ended alike": (
-        ["srun: error: n[2-3,7]: tasks 4-7,9: Exited with exit code 1"],
-        ("rank 4", "Exited with exit code 1", False),
     ),
 }
 
