@@ -126,11 +126,6 @@ def steps_per_execution() -> Dict[str, Any]:
 
 
 @case
-def validation() -> Dict[str, Any]:
-    return {"model": perceptron(), "x": dataset(), "validation_data": dataset(rows=30)}
-
-
-@case
 def dropout_and_normalization() -> Dict[str, Any]:
     layers = (lambda: keras.layers.Dropout(0.5), keras.layers.BatchNormalization)
     return {"model": perceptron(*layers), "x": dataset()}
