@@ -78,18 +78,15 @@ LOSSES: Dict[str, Tuple[Any, ...]] = {
 }
 
 
-def _of(strategy: Any, kind: str, loss: Make, *weight: Any) -> Outcome:
+def _of(strategy: Any, how: Tuple[Any, ...]) -> Outcome:
+    kind, loss, *weight = how
     make, x, y = KINDS[kind]
     metrics = ["mae"] if y.dtype == "float32" else None
     return fitted(ready(strategy, make, loss=loss, metrics=metrics), data(x, y, *weight))
 
 
-def _with(how: Any) -> Callable[[Any], Outcome]:
-    return lambda strategy: _of(strategy, *how)
-
-
 for name, how in LOSSES.items():
-    add(f"loss_{name}", _with(how))
+    add(f"loss_{name}", partial(_of, how=how))
 
 
 class Penalty(layers.Layer):
