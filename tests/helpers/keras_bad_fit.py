@@ -1,9 +1,8 @@
 """Calls Keras 3's `fit` in two workers in ways that cannot be one training.
 
 Each way's error goes as JSON to the file named by the worker's index in the folder TASK_OUTPUT.
-With "failing N" worker N raises in a callback; with "job NAME" the first task is no worker. With
-"alone after" worker 0 evaluates alone after fit, with "alone within" in a callback; with "alone
-batch" it calls `train_on_batch` alone after fit.
+With "failing N" worker N raises in a callback. With "alone after" worker 0 evaluates alone after
+fit, with "alone within" in a callback; with "alone batch" it then calls `train_on_batch` alone.
 """
 
 from __future__ import annotations
@@ -82,10 +81,20 @@ def other_data(strategy: Any, worker: int) -> None:
 
 
 @way
+def other_rows(strategy: Any, worker: int) -> None:
+    rows = np.random.default_rng(worker).normal(size=(96, 6)).astype("float32")
+    fit(strategy, x=rows, y=Y, batch_size=24, shuffle=False)
+
+
+def own(rows: tf.data.Dataset) -> tf.data.Dataset:
+    options = tf.data.Options()
+    options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.OFF
+    return rows.with_options(options)
+
+
+@way
 def own_data(strategy: Any, worker: int) -> None:
-    own = tf.data.Options()
-    own.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.OFF
-    fit(strategy, x=data(96 - 48 * worker).with_options(own))
+    fit(strategy, x=own(data(96 - 48 * worker)))
 
 
 @way
@@ -124,9 +133,7 @@ def alone_on_purpose(strategy: Any, worker: int) -> str:
 
 @way
 def own_data_of_one_size(strategy: Any, worker: int) -> str:
-    own = tf.data.Options()
-    own.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.OFF
-    fit(strategy, x=data(96 - 48 * worker).repeat().with_options(own), steps_per_epoch=3)
+    fit(strategy, x=own(data(96 - 48 * worker).repeat()), steps_per_epoch=3)
     return "trained"
 
 
@@ -141,19 +148,16 @@ class Summed(keras.Model):  # type: ignore[misc]
 
 @way
 def own_data_summed(strategy: Any, worker: int) -> None:
-    own = tf.data.Options()
-    own.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.OFF
     with strategy.scope():
         inputs = keras.Input((6,))
         summed = Summed(inputs, keras.layers.Dense(1)(inputs))
         summed.compile("sgd")
-    summed.fit(data().with_options(own), verbose=0)
+    summed.fit(own(data()), verbose=0)
 
 
 def main() -> None:
     kind, name = (sys.argv[1:] or ["all", ""])[:2]
-    jobs = {name: 1, "worker": -1} if kind == "job" else None
-    strategy = sr.MultiWorkerMirroredStrategy(sr.SlurmClusterResolver(jobs))
+    strategy = sr.MultiWorkerMirroredStrategy()
     worker = strategy.cluster_resolver.task_id
     if kind == "failing":
 

@@ -31,13 +31,8 @@ def trial(function: Trial) -> Trial:
     return function
 
 
-def build(**how: Any) -> Any:
-    keras.utils.set_random_seed(3)
-    hidden = keras.layers.Dense(8, activation="relu")
-    model = keras.Sequential([keras.Input((cases.COLUMNS,)), hidden, keras.layers.Dense(3)])
-    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-    model.compile("adam", loss, metrics=["accuracy"], **how)
-    return model
+def build(strategy: tf.distribute.Strategy) -> Any:
+    return cases.build(strategy, optimizer="adam")
 
 
 @trial
@@ -46,44 +41,39 @@ def nothing_is_lost_between_workers(strategy: sr.ParameterServerStrategy) -> Any
     with strategy.scope():
         counts = [getattr(keras.metrics, name.title().replace("_", ""))() for name in METRICS]
         model = keras.Sequential([keras.layers.Dense(1, activation="sigmoid")])
-        model.compile("sgd", "binary_crossentropy", metrics=[cases.Rows(), *counts])
+        model.compile("sgd", "binary_crossentropy", metrics=counts)
     rows = np.arange(EPOCH * 3) % cases.ROWS
     x, y = cases.X[rows], (cases.Y[rows] > 0).astype("float32")
     history = model.fit(x, y, batch_size=3, epochs=2, verbose=0).history
     return {
         "iterations": int(model.optimizer.iterations),
-        "rows": history["rows"],
         "counted": [sum(history[name][epoch] for name in METRICS) for epoch in range(2)],
     }
 
 
 @trial
 def nothing_is_under_way_when_it_is_saved(strategy: sr.ParameterServerStrategy) -> Any:
-    """The steps that each checkpoint holds, and of two epochs the rows."""
+    """The steps that each checkpoint holds."""
     folder = Path(os.environ["TASK_OUTPUT"], "checkpoints")
-    with strategy.scope():
-        model = keras.Sequential([keras.layers.Dense(3)])
-        loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-        model.compile("sgd", loss, metrics=[cases.Rows()])
+    model = build(strategy)
     backup = sr.BackupAndResume(str(folder), save_every=150, max_to_keep=9)
     rows = np.arange(EPOCH * 3) % cases.ROWS
     data = tf.data.Dataset.from_tensor_slices((cases.X[rows], cases.Y[rows])).batch(3)
-    history = model.fit(data, epochs=2, verbose=0, callbacks=[backup]).history
+    model.fit(data, epochs=2, verbose=0, callbacks=[backup])
     steps = []
     for name in tf.train.get_checkpoint_state(folder).all_model_checkpoint_paths:
         reader = tf.train.load_checkpoint(name)
         (iterations,) = (n for n in reader.get_variable_to_shape_map() if "iterations" in n)
         steps.append(int(reader.get_tensor(iterations)))
-    return {"steps": steps, "rows": history["rows"]}
+    return steps
 
 
 @trial
 def evaluation_and_prediction(strategy: sr.ParameterServerStrategy) -> Any:
     """Both of the strategy, then of a copy in this process; the last batch is shorter."""
-    with strategy.scope():
-        model = build()
+    model = build(strategy)
     model.fit(cases.data(), epochs=2, verbose=0)
-    copy = build()
+    copy = build(tf.distribute.get_strategy())
     copy.set_weights(model.get_weights())
     return [
         [
@@ -97,32 +87,13 @@ def evaluation_and_prediction(strategy: sr.ParameterServerStrategy) -> Any:
 @trial
 def datasets_of_the_workers(strategy: sr.ParameterServerStrategy) -> Any:
     """A finite one is repeated; its length is that of an epoch."""
-    with strategy.scope():
-        model = build()
+    model = build(strategy)
     data = strategy.distribute_datasets_from_function(
         lambda context: cases.data(rows=cases.ROWS, batch=24).shuffle(9)
     )
     history = model.fit(data, epochs=20, class_weight={0: 1.0, 1: 2.0, 2: 1.0}, verbose=0).history
     steps = int(model.optimizer.iterations)
     return [steps, history["accuracy"], model.evaluate(data, verbose=0)]
-
-
-@trial
-def several_steps_an_execution(strategy: sr.ParameterServerStrategy) -> Any:
-    """At the end of each execution all its steps are done, and the logs are there."""
-    with strategy.scope():
-        model = build(steps_per_execution=EPOCH // 4)
-    seen = []
-
-    class Sees(keras.callbacks.Callback):  # type: ignore[misc]
-        def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-            seen.append([batch, int(self.model.optimizer.iterations), sorted(logs)])
-
-    data = strategy.distribute_datasets_from_function(
-        lambda context: cases.data(rows=cases.ROWS, batch=24).shuffle(9).repeat()
-    )
-    model.fit(data, epochs=1, steps_per_epoch=EPOCH, callbacks=[Sees()], verbose=0)
-    return seen
 
 
 @trial
@@ -152,8 +123,7 @@ def the_tutorial(strategy: sr.ParameterServerStrategy) -> Any:
 
 @trial
 def data_that_ends(strategy: sr.ParameterServerStrategy) -> Any:
-    with strategy.scope():
-        model = build()
+    model = build(strategy)
     data = strategy.distribute_datasets_from_function(
         lambda context: cases.data().filter(lambda x, y: True)
     )
@@ -162,20 +132,13 @@ def data_that_ends(strategy: sr.ParameterServerStrategy) -> Any:
 
 @trial
 def a_step_that_fails(strategy: sr.ParameterServerStrategy) -> Any:
-    with strategy.scope():
-        model = build()
+    model = build(strategy)
     model.fit(cases.X, np.full(cases.ROWS, 7), verbose=0)
 
 
 @trial
-def outside_the_scope(strategy: sr.ParameterServerStrategy) -> Any:
-    build().fit(cases.data(), verbose=0)
-
-
-@trial
 def after_errors(strategy: sr.ParameterServerStrategy) -> Any:
-    with strategy.scope():
-        model = build()
+    model = build(strategy)
     model.fit(cases.data(), epochs=2, verbose=0)
     return int(model.optimizer.iterations)
 

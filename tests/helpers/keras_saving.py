@@ -77,7 +77,6 @@ def all_ways(model: Any) -> Dict[str, List[str]]:
         "model.weights.h5": model.save_weights,
         "folder": lambda path: model.save(path, zipped=False),
         "parts.weights.json": lambda path: model.save_weights(path, max_shard_size=1e-5),
-        "function.keras": lambda path: keras.saving.save_model(model, path),
         "exported": lambda path: model.export(path, verbose=False),
         "old.h5": model.save,  # last, as Keras then forgets the optimizer of what it saves later
     }

@@ -126,11 +126,6 @@ def steps_per_execution() -> Dict[str, Any]:
 
 
 @case
-def validation() -> Dict[str, Any]:
-    return {"model": perceptron(), "x": dataset(), "validation_data": dataset(rows=30)}
-
-
-@case
 def dropout_and_normalization() -> Dict[str, Any]:
     layers = (lambda: keras.layers.Dropout(0.5), keras.layers.BatchNormalization)
     return {"model": perceptron(*layers), "x": dataset()}
@@ -201,14 +196,10 @@ def train(
             history = model.fit(**how)
         except BrokenOffError:
             continue
-    weights = [*model.get_weights(), *(np.asarray(v) for v in variables(model.optimizer))]
+    held = model.optimizer.variables
+    weights = [*model.get_weights(), *map(np.asarray, held() if callable(held) else held)]
     digest = hashlib.sha256(b"".join(value.tobytes() for value in weights)).hexdigest()
     return {"weights": digest, "history": history.history, "epochs": history.epoch}
-
-
-def variables(optimizer: Any) -> List[Any]:
-    held = optimizer.variables
-    return list(held() if callable(held) else held)
 
 
 def outcomes(name: str) -> Dict[str, Outcome]:

@@ -44,13 +44,13 @@ def told(real_slurm: SlurmCluster, tmp_path_factory: pytest.TempPathFactory) -> 
 @pytest.mark.slurm
 def test_no_count_is_lost_between_workers(told: Told) -> None:
     counted = told[0]["nothing_is_lost_between_workers"]
-    assert counted == {"iterations": 800, "rows": [1200.0] * 2, "counted": [1200.0] * 2}
+    assert counted == {"iterations": 800, "counted": [1200.0] * 2}
 
 
 @pytest.mark.slurm
 def test_nothing_is_under_way_when_it_is_saved(told: Told) -> None:
     saved = told[0]["nothing_is_under_way_when_it_is_saved"]
-    assert saved == {"steps": [150, 300, 450, 600, 750, 800], "rows": [1200.0] * 2}
+    assert saved == [150, 300, 450, 600, 750, 800]
 
 
 @pytest.mark.slurm
@@ -71,13 +71,6 @@ def test_workers_read_datasets_of_their_own(told: Told) -> None:
 
 
 @pytest.mark.slurm
-def test_an_execution_of_several_steps_is_done_at_its_end(told: Told) -> None:
-    assert told[0]["several_steps_an_execution"] == [
-        [end, end + 1, ["accuracy", "loss"]] for end in (99, 199, 299, 399)
-    ]
-
-
-@pytest.mark.slurm
 def test_tensorflows_tutorial(told: Told) -> None:
     epochs, learns, steps, difference, summaries = told[0]["the_tutorial"]
     assert (epochs, learns, steps, summaries) == (5, True, 100, 1)
@@ -93,11 +86,6 @@ def test_errors_say_what_to_do_and_the_next_fit_works(told: Told) -> None:
     )
     assert found["a_step_that_fails"].startswith("InvalidArgumentError: ")
     assert "Received a label value of 7" in found["a_step_that_fails"]
-    assert found["outside_the_scope"].startswith("FitError: fit of 'sequential")
-    assert (
-        "this process would train it alone, on all of the data. Build and compile"
-        in found["outside_the_scope"]
-    )
     assert found["after_errors"] == 10
     for worker in (0, 1):
         assert (

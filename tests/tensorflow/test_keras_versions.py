@@ -34,7 +34,7 @@ NAMES = [
     *("optimizer_accumulated", "optimizer_loss_scale", "step_own", "step_gan"),
     *("step_five_per_execution", "data_arrays_weighted_validation_split", "data_py_dataset"),
     *("data_dict_inputs", "data_predictions", "metric_auc", "metric_own_vector"),
-    *("guide_saved_and_loaded_inside", "guide_unbuilt_sequential"),
+    *("guide_saved_and_loaded", "guide_unbuilt_sequential"),
 ]
 
 

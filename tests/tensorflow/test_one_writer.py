@@ -5,7 +5,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 from pathlib import Path
-from typing import Any, Callable, List
+from typing import Any
 
 import pytest
 
@@ -17,61 +17,12 @@ pytestmark = pytest.mark.tensorflow
 PROCESSES = 4
 
 
-def file_with(text: str) -> Callable[[str], object]:
-    return lambda path: Path(path).write_text(text)
-
-
-def together(action: Callable[[int], None]) -> List[int]:
-    """Returns the exit statuses of processes that do this at the same time."""
+def test_after_one_that_failed_the_next_writes(tmp_path: Path) -> None:
+    path, marker = tmp_path / "model", tmp_path / "failed"
     context = multiprocessing.get_context("fork")
     barrier = context.Barrier(PROCESSES)
 
-    def task(index: int) -> None:
-        barrier.wait()
-        action(index)
-
-    processes = [context.Process(target=task, args=(index,)) for index in range(PROCESSES)]
-    for process in processes:
-        process.start()
-    for process in processes:
-        process.join(60)
-    return [process.exitcode or 0 for process in processes]
-
-
-def test_one_writes_and_all_find_it(tmp_path: Path) -> None:
-    path, log = tmp_path / "model", tmp_path / "log"
-    others = multiprocessing.get_context("fork").Semaphore(0)
-
-    def write(name: str) -> None:
-        with log.open("a") as lines:
-            lines.write("written\n")
-        for _ in range(PROCESSES - 1):  # by now all others wait
-            assert others.acquire(timeout=180)
-        Path(name).write_text("all of it")
-
-    def task(index: int) -> None:
-        made = saving._make
-
-        def make(folder: str) -> bool:
-            first = made(folder)
-            if not first:
-                others.release()
-                saving._make = made
-            return first
-
-        saving._make = make
-        saving.write_once(str(path), "state", write)
-        assert path.read_text() == "all of it"
-
-    assert together(task) == [0] * PROCESSES
-    assert log.read_text() == "written\n"
-    assert sorted(found.name for found in tmp_path.iterdir()) == ["log", "model"]
-
-
-def test_after_one_that_failed_the_next_writes(tmp_path: Path) -> None:
-    path, marker = tmp_path / "model", tmp_path / "failed"
-
-    def task(index: int) -> None:
+    def task() -> None:
         def write(name: str) -> None:
             Path(name).write_text("a part")
             try:
@@ -81,10 +32,16 @@ def test_after_one_that_failed_the_next_writes(tmp_path: Path) -> None:
             else:
                 raise OSError("no space left")
 
+        barrier.wait()
         saving.write_once(str(path), "state", write)
         assert path.read_text() == "all of it"
 
-    assert sorted(together(task)) == [0] * (PROCESSES - 1) + [1]
+    processes = [context.Process(target=task) for _ in range(PROCESSES)]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join(60)
+    assert sorted(process.exitcode or 0 for process in processes) == [0] * (PROCESSES - 1) + [1]
     assert path.read_text() == "all of it"
 
 
@@ -97,7 +54,7 @@ def test_one_that_has_stopped_is_not_waited_for_for_ever(
 
     def stops(name: str) -> None:
         with pytest.raises(SavingError, match=r"model: another task has begun .* remove that"):
-            saving.write_once(path, "state", file_with(""))
+            saving.write_once(path, "state", os.mkdir)
         Path(name).touch()
 
     saving.write_once(path, "state", stops)

@@ -1,4 +1,4 @@
-"""How published programs use TensorFlow's resolver, each pattern with this one in its place."""
+"""How published programs use a resolver: copies, DTensor, an evaluator, JAX."""
 
 from __future__ import annotations
 
@@ -6,10 +6,13 @@ import copy
 import os
 import pickle
 import shlex
+import subprocess
 import sys
-from typing import Any, Callable, Dict
+from pathlib import Path
+from typing import Any
 
 import pytest
+from folders import ROOT
 from slurm_cluster import SlurmCluster
 
 tf = pytest.importorskip("tensorflow", reason="TensorFlow is not installed")
@@ -19,19 +22,12 @@ from slurm_resolver import SlurmClusterResolver  # noqa: E402
 pytestmark = pytest.mark.tensorflow
 
 
-COPIES: Dict[str, Callable[[Any], Any]] = {
-    "pickle": lambda resolver: pickle.loads(pickle.dumps(resolver)),
-    "deepcopy": copy.deepcopy,
-    "copy": copy.copy,
-}
-
-
-@pytest.mark.parametrize("how", COPIES)
-def test_copies_are_alike(slurm: Any, how: str) -> None:
+@pytest.mark.parametrize("copied", [lambda one: pickle.loads(pickle.dumps(one)), copy.deepcopy])
+def test_copies_are_alike(slurm: Any, copied: Any) -> None:
     slurm(3, "2,1,2", 5, CUDA_VISIBLE_DEVICES="4,5", SLURM_JOB_ID="42", SLURM_STEP_ID="0")
     resolver = SlurmClusterResolver({"ps": 1, "worker": -1})
     before = dict(os.environ)
-    other = COPIES[how](resolver)
+    other = copied(resolver)
     assert dict(os.environ) == before
     assert type(other) is SlurmClusterResolver
     assert other.cluster_spec() == resolver.cluster_spec()
@@ -64,3 +60,53 @@ def test_programs_of_dtensor(real_slurm: SlurmCluster) -> None:
         f"srun -w n8,n9 -N2 -n2 {command}", env={"TF_CPP_MIN_LOG_LEVEL": "2"}, timeout=200
     )
     assert sorted(done.stdout.splitlines()) == ["0 4 8", "1 4 8"]
+
+
+# The first rank never waits for the workers, which meet there.
+EVALUATOR = """
+import glob, time
+from slurm_resolver import SlurmClusterResolver
+from slurm_resolver.preflight.ready import wait_until_ready
+resolver = SlurmClusterResolver({"evaluator": 1, "worker": -1})
+if resolver.task_type == "worker":
+    wait_until_ready(resolver.cluster, 60, ["worker"])  # as their strategy does
+    open(f"met.{resolver.task_id}", "w").close()
+while len(glob.glob("met.*")) < 2:
+    time.sleep(0.1)
+print(resolver.task_type, resolver.task_id)
+"""
+
+
+def test_workers_meet_where_the_evaluator_runs(tmp_path: Path) -> None:
+    launcher = [sys.executable, "-m", "slurm_resolver", "run", "-n", "3", "--no-label", "--"]
+    done = subprocess.run(
+        [*launcher, sys.executable, "-c", EVALUATOR],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=200,
+    )
+    assert done.returncode == 0, done.stderr
+    assert sorted(done.stdout.splitlines()) == ["evaluator 0", "worker 0", "worker 1"]
+
+
+# JAX is not needed for what the strategy says of it.
+JAX = """
+import keras
+import numpy as np
+from slurm_resolver import MultiWorkerMirroredStrategy
+keras.backend.backend = lambda: "jax"
+with MultiWorkerMirroredStrategy().scope():
+    model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+    model.compile("sgd", "mse")
+model.fit(np.ones((4, 2)), np.ones((4, 1)))
+"""
+
+
+def test_a_model_of_jax_is_refused() -> None:
+    done = subprocess.run([sys.executable, "-c", JAX], capture_output=True, text=True)
+    assert done.returncode == 1
+    error = done.stderr.strip().splitlines()[-1]
+    assert error.startswith("slurm_resolver.errors.KerasError: Keras computes with jax")
+    assert "srun slurm-resolver exec --env keras-distribution" in error

@@ -148,23 +148,28 @@ def whole(slurm: SlurmCluster, tmp_path_factory: pytest.TempPathFactory) -> Whol
     return found
 
 
-def test_preempted_three_times_an_array_task_ends_with_the_same_weights(
+def test_preempted_four_times_an_array_task_ends_with_the_same_weights(
     slurm: SlurmCluster, tmp_path: Path, whole: Whole
 ) -> None:
-    """By a signal to one task, by one to the step, and by a job of higher priority."""
+    """By a signal to one task, by one to the step, by a job of higher priority, and by a user.
+
+    Slurm sends SIGTERM for the last two, which TensorFlow took over when the strategy was made.
+    """
     urgent = f"sbatch -p urgent -N2 --exclusive -o /dev/null --wrap 'sleep 1' > {tmp_path}/urgent"
     faults = [
         [1, 3, "SIGUSR1"],
         [0, 13, "scancel --signal=USR1 $SLURM_JOB_ID.$SLURM_STEP_ID"],
         [0, 23, urgent],
+        [0, 33, "scontrol requeue $SLURM_JOB_ID"],
     ]
     job = Job(slurm, tmp_path, "keras", options="--array=7", faults=faults, sleep=0.5)
-    state = job.await_state("COMPLETED", timeout=480)
-    assert job.lost() == [0, 0, 0]
+    state = job.await_state("COMPLETED", timeout=600)
+    assert job.lost() == [0, 0, 0, 0]
     assert job.ended() == whole["keras"]
     assert job.ended()["epochs"] == [0, 1, 2, 3]  # where EarlyStopping ends it, of 8
-    assert (state["Restarts"], state["ExitCode"]) == ("3", "0:0")
+    assert (state["Restarts"], state["ExitCode"]) == ("4", "0:0")
     assert f"job {job.id}_7 requeued, restart 2" in job.output()
+    assert "has been requeued already" in job.output()
     job.assert_nothing_left()
 
 
@@ -186,21 +191,6 @@ def test_the_time_limit_is_announced_and_the_job_requeued(
     # A slow machine's second start comes near its own limit as well.
     assert (state["Restarts"], state["ExitCode"]) == (str(len(lost)), "0:0")
     assert "because of SIGUSR1: job" in job.output()
-    job.assert_nothing_left()
-
-
-def test_a_requeue_from_outside_loses_nothing(
-    slurm: SlurmCluster, tmp_path: Path, whole: Whole
-) -> None:
-    """Slurm sends SIGTERM, which TensorFlow took over when the strategy was made, and waits."""
-    job = Job(slurm, tmp_path, "loop", sleep=0.5)
-    job.await_step(3)
-    slurm.run(f"scontrol requeue {job.id}")
-    state = job.await_state("COMPLETED")
-    assert job.lost() == [0]
-    assert job.ended() == whole["loop"]
-    assert (state["Restarts"], state["ExitCode"]) == ("1", "0:0")
-    assert f"job {job.id} has been requeued already" in job.output()
     job.assert_nothing_left()
 
 

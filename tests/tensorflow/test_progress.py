@@ -87,9 +87,8 @@ def test_a_stopped_process_is_named(tmp_path: Path) -> None:
     os.kill(process, signal.SIGSTOP)
     assert job.stdout is not None
     told = re.compile(r"0: no step for \d+ s:.* worker 1 \(rank 1 on localhost\) has not reported")
-    found = next(
-        filter(told.match, job.stdout), ""
-    )  # before TensorFlow ends the training, after 10 s
+    # before TensorFlow ends the training, after 10 s
+    found = next(filter(told.match, job.stdout), "")
     os.kill(process, signal.SIGCONT)
     with job:
         assert found

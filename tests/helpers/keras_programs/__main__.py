@@ -10,7 +10,6 @@ import argparse
 import json
 import os
 import sys
-import time
 from fnmatch import fnmatch
 from importlib import import_module
 from pathlib import Path
@@ -43,20 +42,18 @@ def run(strategy: Any, names: List[str], file: Path) -> None:
     found: List[str] = []
     for name in names:
         print(name, end=" ", file=sys.stderr, flush=True)
-        start = time.monotonic()
         log.warned.clear()
         came = outcome(name, strategy)
         came["whole"] = any("computes whole batches" in message for message in log.warned)
         found.append(f"{json.dumps(name)}: {json.dumps(came)}")
         file.write_text("{" + ",\n".join(found) + "}\n")
-        print(f"{time.monotonic() - start:.1f}s", came.get("error", ""), file=sys.stderr)
+        print(came.get("error", ""), file=sys.stderr)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--alone", action="store_true")
     parser.add_argument("--ps", action="store_true", help="a chief and a parameter server")
-    parser.add_argument("--tensorflow", action="store_true", help="TensorFlow's own class")
     parser.add_argument("--list", action="store_true")
     parser.add_argument("names", nargs="*", default=["*"], metavar="NAME")
     args = parser.parse_args()
@@ -76,8 +73,7 @@ def main() -> None:
             sys.exit(resolver.serve())
         file, strategy = "chief", sr.ParameterServerStrategy(resolver)
     else:
-        kind = tf.distribute if args.tensorflow else sr
-        strategy = kind.MultiWorkerMirroredStrategy(sr.SlurmClusterResolver())
+        strategy = sr.MultiWorkerMirroredStrategy(sr.SlurmClusterResolver())
         file = str(strategy.cluster_resolver.task_id)
     run(strategy, names, Path(os.environ["TASK_OUTPUT"], file))
 

@@ -167,17 +167,3 @@ class Recorder(keras.callbacks.Callback):  # type: ignore[misc]
 
     def on_test_batch_end(self, batch: int, logs: Any = None) -> None:
         self.test.append(numbers(logs or {}))
-
-
-class Rows(keras.metrics.Metric):  # type: ignore[misc]
-    """How many rows an epoch has seen, in all workers together."""
-
-    def __init__(self) -> None:
-        super().__init__(name="rows")
-        self.rows = self.add_variable((), initializer="zeros", name="rows")
-
-    def update_state(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> None:
-        self.rows.assign_add(tf.cast(tf.shape(y_true)[0], self.rows.dtype))
-
-    def result(self) -> Any:
-        return tf.convert_to_tensor(self.rows)

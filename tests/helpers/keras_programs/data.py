@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 import os
-import tempfile
+from functools import partial
 from pathlib import Path
 from typing import Any, Callable, Dict, Iterator, Tuple
 
@@ -35,18 +35,11 @@ Source = Callable[[], Any]
 NUMBERS = np.arange(120, dtype="float32")[:, None]
 
 
-class Ids(keras.metrics.Metric):
+class Ids(keras.metrics.Sum):
     """The sum of the squares of the rows' numbers: has each row been seen just once?"""
 
-    def __init__(self) -> None:
-        super().__init__(name="ids")
-        self.total = self.add_weight(shape=(), initializer="zeros", name="total")
-
     def update_state(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> None:
-        self.total.assign_add(keras.ops.sum(keras.ops.cast(y_true, "float32") ** 2))
-
-    def result(self) -> Any:
-        return self.total.value
+        super().update_state(keras.ops.cast(y_true, "float32") ** 2)
 
 
 def batches(weights: bool = False) -> Iterator[Any]:
@@ -77,17 +70,11 @@ class Batches(keras.utils.PyDataset):
         self.all = self.all[1:] + self.all[:1]
 
 
-def arrays(**how: Any) -> Callable[[Any], Outcome]:
+def arrays(strategy: Any, rows: int = 33, **how: Any) -> Outcome:
     """fit(x, y) in the order of the rows."""
-
-    def program(strategy: Any) -> Outcome:
-        rows = how.get("rows", 33)
-        options = {"shuffle": False, "batch_size": 8, **how}
-        options.pop("rows", None)
-        model = build(strategy, weighted_metrics=["accuracy"])
-        return fitted(model, X[:rows], y=Y[:rows], **options, test=data(rows=rows), predict=True)
-
-    return program
+    options = {"shuffle": False, "batch_size": 8, **how}
+    model = build(strategy, weighted_metrics=["accuracy"])
+    return fitted(model, X[:rows], y=Y[:rows], **options, test=data(rows=rows), predict=True)
 
 
 ARRAYS: Dict[str, Dict[str, Any]] = {
@@ -96,13 +83,12 @@ ARRAYS: Dict[str, Dict[str, Any]] = {
     "validation_data": {"validation_data": (X[:33], Y[:33], WEIGHT[:33]), "validation_freq": 2},
 }
 for name, how in ARRAYS.items():
-    add(f"data_arrays_{name}", arrays(**how))
+    add(f"data_arrays_{name}", partial(arrays, **how))
 
 
 def records() -> Any:
     """A file that every process has written for itself."""
-    folder = tempfile.mkdtemp(dir=os.environ.get("TASK_OUTPUT"), prefix=f"data{os.getpid()}_")
-    file = str(Path(folder, "rows.tfrecord"))
+    file = str(Path(os.environ["TASK_OUTPUT"], f"rows{os.getpid()}.tfrecord"))
     with tf.io.TFRecordWriter(file) as writer:
         for row in range(33):
             writer.write(tf.io.serialize_tensor(X[row]).numpy())
@@ -110,13 +96,6 @@ def records() -> Any:
         lambda row: tf.ensure_shape(tf.io.parse_tensor(row, tf.float32), [COLUMNS])
     )
     return rows.map(lambda x: (x, tf.cast(x[0] > 0, tf.int32))).batch(8)
-
-
-@registered("data", differs="each worker has data of its own, here as much as one process")
-def auto_shard_off(strategy: Any) -> Outcome:
-    options = tf.data.Options()
-    options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.OFF
-    return fitted(build(strategy), data().with_options(options), predict=True)
 
 
 # Programs that fit what these make, and evaluate plain data.
@@ -133,16 +112,13 @@ SOURCES: Dict[str, Tuple[Source, Dict[str, Any]]] = {
 }
 
 
-def _on(source: Source, how: Dict[str, Any]) -> Callable[[Any], Outcome]:
-    def program(strategy: Any) -> Outcome:
-        model = build(strategy, weighted_metrics=["accuracy"])
-        return fitted(model, source(), test=data(), predict=True, **how)
-
-    return program
+def _on(strategy: Any, source: Source, **how: Any) -> Outcome:
+    model = build(strategy, weighted_metrics=["accuracy"])
+    return fitted(model, source(), test=data(), predict=True, **how)
 
 
 for name, (source, how) in SOURCES.items():
-    add(f"data_{name}", _on(source, how))
+    add(f"data_{name}", partial(_on, source=source, **how))
 
 
 @registered("data")
@@ -153,7 +129,7 @@ def shuffled_fit(strategy: Any) -> Outcome:
     for how in ({"x": X, "y": NUMBERS, "batch_size": 24}, {"x": rows.shuffle(50).batch(24)}):
         with strategy.scope():
             model = keras.Sequential([keras.Input((COLUMNS,)), layers.Dense(1)])
-            model.compile("adam", "mse", metrics=[Ids()])
+            model.compile("adam", "mse", metrics=[Ids(name="ids")])
         found.append(model.fit(**how, epochs=2, verbose=0).history["ids"])
     return {"ids": numbers(found)}
 

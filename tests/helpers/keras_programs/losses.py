@@ -9,7 +9,6 @@ from functools import partial
 from typing import Any, Callable, Dict, Iterator, Tuple
 
 import keras
-import numpy as np
 from keras import layers, ops
 from keras import losses as kl
 from keras import optimizers as ko
@@ -63,33 +62,31 @@ class PerRow(kl.Loss):
         return ops.mean(ops.square(y_true - y_pred), axis=-1)
 
 
-LOSSES: Dict[str, Tuple[str, Make]] = {
+LOSSES: Dict[str, Tuple[Any, ...]] = {
     "sparse_categorical": ("label", crossentropy),
     "dice": ("picture", kl.Dice),
     "reduction_sum": ("number", lambda: kl.MeanSquaredError(reduction="sum")),
     "reduction_none": ("number", lambda: kl.MeanSquaredError(reduction=None)),
     "function_sum": ("number", lambda: lambda y, p: 0.1 * ops.sum(ops.square(y - p))),
     "masked_sequences": ("tokens", crossentropy),
+    "weighted_mse_by_weight": (
+        "number",
+        lambda: kl.MeanSquaredError(reduction="mean_with_sample_weight"),
+        WEIGHT,
+    ),
+    "weighted_class_per_row_sum": ("number", lambda: PerRow(reduction="sum"), WEIGHT),
 }
-WEIGHTED: Dict[str, Tuple[str, Make]] = {
-    "mse_by_weight": ("number", lambda: kl.MeanSquaredError(reduction="mean_with_sample_weight")),
-    "class_per_row_sum": ("number", lambda: PerRow(reduction="sum")),
-}
 
 
-def _of(kind: str, loss: Make, *weight: Any) -> Callable[[Any], Outcome]:
-    def program(strategy: Any) -> Outcome:
-        make, x, y = KINDS[kind]
-        metrics = ["mae"] if y.dtype == "float32" else None
-        return fitted(ready(strategy, make, loss=loss, metrics=metrics), data(x, y, *weight))
-
-    return program
+def _of(strategy: Any, how: Tuple[Any, ...]) -> Outcome:
+    kind, loss, *weight = how
+    make, x, y = KINDS[kind]
+    metrics = ["mae"] if y.dtype == "float32" else None
+    return fitted(ready(strategy, make, loss=loss, metrics=metrics), data(x, y, *weight))
 
 
-for name, (kind, loss) in LOSSES.items():
-    add(f"loss_{name}", _of(kind, loss))
-for name, (kind, loss) in WEIGHTED.items():
-    add(f"loss_weighted_{name}", _of(kind, loss, WEIGHT))
+for name, how in LOSSES.items():
+    add(f"loss_{name}", partial(_of, how=how))
 
 
 class Penalty(layers.Layer):
@@ -131,12 +128,12 @@ ADDED: Dict[str, Make] = {
 }
 
 
-def _added(make: Make) -> Callable[[Any], Outcome]:
-    return lambda strategy: fitted(ready(strategy, make, metrics=["accuracy"]), data())
+def _added(strategy: Any, make: Make) -> Outcome:
+    return fitted(ready(strategy, make, metrics=["accuracy"]), data())
 
 
 for name, make in ADDED.items():
-    add(f"loss_{name}", _added(make))
+    add(f"loss_{name}", partial(_added, make=make))
 
 
 @program("loss")
@@ -190,16 +187,16 @@ OVERFLOWING = X.copy()
 OVERFLOWING[:3] = 3e4  # infinite in float16 after a layer, in the first rows of one batch
 
 
-def _precise(policy: str, x: Any) -> Callable[[Any], Outcome]:
-    def program(strategy: Any) -> Outcome:
-        with precision(policy):
-            return fitted(build(strategy), data(x), test=data())
-
-    return program
+@program("precision", within=5e-3)
+def float16_overflow(strategy: Any) -> Outcome:
+    with precision("mixed_float16"):
+        return fitted(build(strategy), data(OVERFLOWING), test=data())
 
 
-add("precision_float16_overflow", _precise("mixed_float16", OVERFLOWING), within=5e-3)
-add("precision_float64", _precise("float64", X.astype("float64")), within=1e-6)
+@program("precision", within=1e-6)
+def float64(strategy: Any) -> Outcome:
+    with precision("float64"):
+        return fitted(build(strategy), data(X.astype("float64")), test=data())
 
 
 @program("optimizer")
@@ -213,21 +210,3 @@ def frozen_then_compiled_again(strategy: Any) -> Outcome:
     with strategy.scope():
         model.compile(ko.SGD(0.01), keras.losses.SparseCategoricalCrossentropy(from_logits=True))
     return {"first": first, **fitted(model, data())}
-
-
-@program("optimizer")
-def sparse_gradients(strategy: Any) -> Outcome:
-    """Those of an embedding are slices."""
-    tokens = np.abs((X * 3).astype("int32")) % 9
-    model = ready(
-        strategy,
-        lambda: keras.Sequential(
-            [
-                keras.layers.Embedding(9, 4),
-                keras.layers.GlobalAveragePooling1D(),
-                keras.layers.Dense(3),
-            ]
-        ),
-        optimizer=lambda: ko.SGD(0.1, clipnorm=0.5),
-    )
-    return fitted(model, data(tokens, Y))

@@ -22,12 +22,11 @@ from keras_programs.common import (
     data,
     fitted,
     perceptron,
+    program,
     ready,
 )
 
 Logs = Dict[str, Any]
-RANDOM = "draws random numbers by row"
-OWN = "normalizes the rows of a batch by one another, of which a worker sees its part"
 
 
 class OwnStep(keras.Model):
@@ -39,12 +38,8 @@ class OwnStep(keras.Model):
             predicted = self(x, training=True)
             loss = self.compute_loss(x=x, y=y, y_pred=predicted, sample_weight=weight)
         gradients = tape.gradient(loss, self.trainable_variables)
-        logs = self.stepped(gradients, loss)
-        return {**self.told(loss, x, y, predicted, weight), **logs}
-
-    def stepped(self, gradients: List[Any], loss: Any) -> Logs:
         self.optimizer.apply(gradients, self.trainable_variables)
-        return {}
+        return self.told(loss, x, y, predicted, weight)
 
     def told(self, loss: Any, x: Any, y: Any, predicted: Any, weight: Any) -> Logs:
         for metric in self.metrics:
@@ -59,15 +54,6 @@ class OwnStep(keras.Model):
         predicted = self(x, training=False)
         loss = self.compute_loss(x=x, y=y, y_pred=predicted, sample_weight=weight)
         return self.told(loss, x, y, predicted, weight)
-
-
-class Clipped(OwnStep):
-    """Clips by hand, and tells the norm of the gradients."""
-
-    def stepped(self, gradients: List[Any], loss: Any) -> Logs:
-        clipped, norm = tf.clip_by_global_norm(gradients, 0.2)
-        self.optimizer.apply_gradients(zip(clipped, self.trainable_variables))
-        return {"gradient_norm": norm, "learning_rate": self.optimizer.learning_rate}
 
 
 class Lower(keras.Model):
@@ -109,35 +95,20 @@ class LowerSum(Lower):
         return 0.05 * tf.reduce_sum(tf.square(y - predicted))
 
 
-class OwnTest(keras.Model):
-    """Only test_step() is its own."""
+class Returns(keras.Model):
+    """Its logs are more than one level of scalar tensors."""
 
-    def test_step(self, batch: Any) -> Logs:
-        x, y = batch[:2]
-        predicted = self(x, training=False)
-        self._loss_tracker.update_state(self.compute_loss(y=y, y_pred=predicted))
-        return {**self.compute_metrics(x, y, predicted), "largest": 3.0}
-
-
-def _returns(logs: Callable[[Any], Any]) -> Any:
-    class Returns(keras.Model):
-        def train_step(self, batch: Any) -> Any:
-            super().train_step(batch)
-            return logs(self)
-
-    return Returns
+    def train_step(self, batch: Any) -> Any:
+        super().train_step(batch)
+        outer = {"float": 1.5, "tensor": tf.constant(4)}
+        return {"outer": outer, "bias": self.weights[1]}
 
 
 MODELS: Dict[str, Callable[[], Any]] = {
     "own": lambda: perceptron(kind=OwnStep),
-    "clipped": lambda: perceptron(kind=Clipped),
     "lower": lambda: perceptron(kind=Lower),
     "lower_sum": lambda: perceptron(kind=LowerSum),
-    "own_test": lambda: perceptron(kind=OwnTest),
-    "returns_nested": lambda: perceptron(
-        kind=_returns(lambda model: {"outer": {"float": 1.5, "tensor": tf.constant(4)}})
-    ),
-    "returns_vector": lambda: perceptron(kind=_returns(lambda model: {"bias": model.weights[1]})),
+    "returns_nested": lambda: perceptron(kind=Returns),
 }
 
 
@@ -163,12 +134,9 @@ for name, how in {
     add(f"step_{name}", partial(_run, **how))
 
 
-def _layers(strategy: Any, layer: Callable[[], Any]) -> Outcome:
-    return fitted(build(strategy, layer, kind=Lower), data())
-
-
-add("step_lower_dropout", partial(_layers, layer=lambda: keras.layers.Dropout(0.5)), RANDOM)
-add("step_lower_batch_normalization", partial(_layers, layer=keras.layers.BatchNormalization), OWN)
+@program("step", differs="normalizes the rows of a batch by one another")
+def lower_batch_normalization(strategy: Any) -> Outcome:
+    return fitted(build(strategy, layers.BatchNormalization, kind=Lower), data())
 
 
 def small(inputs: int, outputs: int) -> Any:
@@ -275,4 +243,4 @@ def _networks(strategy: Any, kind: Callable[[], Any]) -> Outcome:
 
 add("step_gan", partial(_networks, kind=Gan))
 add("step_triplet_per_row", partial(_networks, kind=Triplet))
-add("step_vae", partial(_networks, kind=Vae), RANDOM)
+add("step_vae", partial(_networks, kind=Vae), "draws random numbers by row")

@@ -5,11 +5,9 @@
 from __future__ import annotations
 
 import os
-import tempfile
-from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
-from typing import Any, Callable, Dict, List, Tuple
+from typing import Any, Callable, Dict, List
 
 import keras
 from keras import callbacks as kc
@@ -17,10 +15,8 @@ from keras import layers, ops
 from keras import metrics as km
 from keras_programs.common import (
     BINARY,
-    NUMBER,
     WEIGHT,
     Outcome,
-    Program,
     Recorder,
     X,
     add,
@@ -38,80 +34,46 @@ from keras_programs.common import (
 Make = Callable[[], Any]
 
 
-# By kind: the number of outputs, their activation, the targets and the loss.
-KINDS: Dict[str, Tuple[int, Any, Any, str]] = {
-    "binary": (1, "sigmoid", BINARY, "binary_crossentropy"),
-    "number": (1, "softplus", NUMBER, "mse"),
-}
-
-METRICS: Dict[str, Dict[str, List[Make]]] = {
-    "binary": {
-        "auc": [km.AUC, lambda: km.F1Score(threshold=0.5)],
-    },
-    "number": {
-        "r2": [km.R2Score],
-        "own_assign": [lambda: OwnSum()],
-        "own_vector": [lambda: Histogram()],
-    },
-}
-
-
-class OwnSum(km.Metric):
-    """As the guide's metric: a variable to which the new sum is assigned."""
-
-    def __init__(self, name: str = "own_sum") -> None:
-        super().__init__(name=name)
-        self.total = self.add_variable(shape=(), initializer="zeros", name="total")
-
-    def update_state(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> None:
-        values = ops.abs(y_true - y_pred)
-        if sample_weight is not None:
-            values = values[:, 0] * ops.cast(sample_weight, "float32")
-        self.total.assign(self.total + ops.sum(values))
-
-    def result(self) -> Any:
-        return self.total.value
-
-
 class Histogram(km.Metric):
-    """A vector as its result, of which Keras logs the largest."""
+    """Assigns a new sum to its variable, as the guide's metric, and has two results."""
 
     def __init__(self) -> None:
         super().__init__(name="histogram")
         self.counts = self.add_weight(shape=(4,), initializer="zeros", name="counts")
 
     def update_state(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> None:
-        classes = ops.clip(ops.cast(y_true[:, 0], "int32"), 0, 3)
-        self.counts.assign_add(ops.sum(ops.one_hot(classes, 4), axis=0))
+        rows = ops.one_hot(ops.cast(y_true[:, 0], "int32"), 4)
+        if sample_weight is not None:
+            rows = rows * ops.cast(sample_weight, "float32")[:, None]
+        self.counts.assign(self.counts + ops.sum(rows, axis=0))
 
     def result(self) -> Any:
         return {"few": ops.min(self.counts), "many": ops.max(self.counts)}
 
 
-def _model(strategy: Any, kind: str, **how: Any) -> Tuple[Any, Any]:
-    outputs, activation, y, loss = KINDS[kind]
-    return build(strategy, outputs=outputs, activation=activation, loss=loss, **how), y
+METRICS: Dict[str, List[Make]] = {
+    "auc": [km.AUC, lambda: km.F1Score(threshold=0.5)],
+    "r2": [km.R2Score],
+    "own_vector": [Histogram],
+}
 
 
-def _of(kind: str, metrics: List[Make], *weight: Any) -> Program:
-    def program(strategy: Any) -> Outcome:
-        where = {"weighted_metrics" if weight else "metrics": metrics}
-        model, y = _model(strategy, kind, **{"metrics": None, **where})
-        recorder, data_ = Recorder(), data(X, y, *weight)
-        history = model.fit(
-            data_, epochs=2, verbose=0, callbacks=[recorder], validation_data=data_.take(2)
-        )
-        batches = {"train": recorder.train, "test": recorder.test}
-        return {"batches": batches, **seen(model, history, data_)}
-
-    return program
+def _of(strategy: Any, where: str, metrics: List[Make], weight: List[Any]) -> Outcome:
+    how = {"outputs": 1, "activation": "sigmoid", "loss": "binary_crossentropy"}
+    model = build(strategy, **{**how, "metrics": None, where: metrics})
+    recorder, data_ = Recorder(), data(X, BINARY, *weight)
+    history = model.fit(
+        data_, epochs=2, verbose=0, callbacks=[recorder], validation_data=data_.take(2)
+    )
+    batches = {"train": recorder.train, "test": recorder.test}
+    return {"batches": batches, **seen(model, history, data_)}
 
 
-for kind, by_name in METRICS.items():
-    for name, metrics in by_name.items():
-        add(f"metric_{name}", _of(kind, metrics))
-for kind, name in [("binary", "auc"), ("number", "own_assign")]:
-    add(f"metric_weighted_{name}", _of(kind, METRICS[kind][name], WEIGHT))
+for name, metrics in METRICS.items():
+    add(f"metric_{name}", partial(_of, where="metrics", metrics=metrics, weight=[]))
+for name in ("auc", "own_vector"):
+    weighted = partial(_of, where="weighted_metrics", metrics=METRICS[name], weight=[WEIGHT])
+    add(f"metric_weighted_{name}", weighted)
 
 
 class Watching(keras.layers.Layer):
@@ -155,11 +117,6 @@ def reading_metrics(strategy: Any) -> Outcome:
     return {**fitted(build(strategy), data(), callbacks=[reading]), "read": reading.read}
 
 
-def folder() -> Path:
-    """One for every process: who writes what into a common one is not asked here."""
-    return Path(tempfile.mkdtemp(dir=os.environ.get("TASK_OUTPUT"), prefix=f"saved{os.getpid()}_"))
-
-
 GUIDES: Dict[str, Make] = {
     "unbuilt_sequential": lambda: keras.Sequential([layers.Dense(4, "relu"), layers.Dense(3)]),
     "synchronized_batch_normalization": lambda: perceptron(
@@ -168,28 +125,22 @@ GUIDES: Dict[str, Make] = {
 }
 
 
-def _guide(make: Make) -> Callable[[Any], Outcome]:
-    return lambda strategy: fitted(ready(strategy, make), data(), predict=True)
+def _guide(strategy: Any, make: Make) -> Outcome:
+    return fitted(ready(strategy, make), data(), predict=True)
 
 
 for name, make in GUIDES.items():
-    add(f"guide_{name}", _guide(make))
+    add(f"guide_{name}", partial(_guide, make=make))
 
 
-def _with(strategy: Any, layer: Make) -> Outcome:
-    return fitted(build(strategy, layer), data())
+@program("guide", differs="normalizes the rows of a batch by one another")
+def batch_normalization(strategy: Any) -> Outcome:
+    return fitted(build(strategy, layers.BatchNormalization), data())
 
 
-RANDOM = "draws random numbers by row"
-LAYERS: Dict[str, Tuple[Make, str]] = {
-    "batch_normalization": (
-        layers.BatchNormalization,
-        "normalizes the rows of a batch by one another, of which a worker sees its part",
-    ),
-    "dropout": (lambda: layers.Dropout(0.3), RANDOM),
-}
-for name, (layer, reason) in LAYERS.items():
-    add(f"guide_{name}", partial(_with, layer=layer), differs=reason)
+@program("guide", differs="draws random numbers by row")
+def dropout(strategy: Any) -> Outcome:
+    return fitted(build(strategy, lambda: layers.Dropout(0.3)), data())
 
 
 @program("guide")
@@ -209,41 +160,13 @@ def quantized(strategy: Any) -> Outcome:
     return {"predict": numbers(model.predict(X[:33], batch_size=8, verbose=0))}
 
 
-def _saved(strategy: Any, scope: Callable[[Any], Any]) -> Outcome:
+@program("guide")
+def saved_and_loaded(strategy: Any) -> Outcome:
+    """Each process has a file of its own: who writes into a common one is not asked here."""
     model = build(strategy, optimizer=lambda: keras.optimizers.Adam(0.01))
     model.fit(data(), verbose=0)
-    file = str(folder() / "model.keras")
+    file = Path(os.environ["TASK_OUTPUT"], f"saved{os.getpid()}.keras")
     model.save(file)
-    with scope(strategy):
+    with strategy.scope():
         model = keras.models.load_model(file)
     return fitted(model, data(), predict=True)
-
-
-add("guide_saved_and_loaded_inside", lambda strategy: _saved(strategy, lambda s: s.scope()))
-add("guide_saved_and_loaded_outside", lambda strategy: _saved(strategy, lambda s: nullcontext()))
-
-
-@program("guide")
-def distributed_training(strategy: Any) -> Outcome:
-    """As Keras' guide to distributed training: make or restore, with checkpoints, twice."""
-    place = folder()
-
-    def restored() -> Any:
-        saved = sorted(str(file) for file in Path(place).glob("*.keras"))
-        return keras.models.load_model(saved[-1]) if saved else started()
-
-    def started() -> Any:
-        model = perceptron()
-        model.compile(keras.optimizers.Adam(0.01), crossentropy(), metrics=["accuracy"])
-        return model
-
-    keras.utils.set_random_seed(3)
-    found: List[Outcome] = []
-    save = keras.callbacks.ModelCheckpoint(str(place / "ckpt-{epoch}.keras"), save_freq="epoch")
-    for _ in range(2):
-        with strategy.scope():
-            model = restored()
-        model.fit(data(), epochs=1, callbacks=[save], verbose=0)
-        with strategy.scope():
-            found.append(seen(model, test=data()))
-    return {"fits": found, "files": len(list(place.iterdir()))}
