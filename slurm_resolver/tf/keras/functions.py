@@ -222,24 +222,21 @@ def as_tensor(value: Any) -> Any:
 
 def _average(step: Step, logs: Any) -> Any:
     """Returns a step's logs as one process's: means of scalars, all rows of vectors."""
-    leaves = tf.nest.flatten(logs)
-    places = []
-    for place, value in enumerate(leaves):
+
+    def average(value: Any) -> Any:
         if value is None or id(value) in step.alike or _is_alike(value):
-            continue
+            return value
         if step.is_by_row(value):
-            leaves[place] = step.gather(value)
-        elif value.dtype.is_floating:
-            places.append(place)
-        else:
-            raise FitError(
-                f"the step of {step.model.name!r} returns {value.dtype.name} numbers that each "
-                "worker computes from its own rows; expected floats, of which the mean over all "
-                "rows is taken: cast them, or return the result of a metric."
-            )
-    for place, mean in zip(places, step.means([leaves[place] for place in places])):
-        leaves[place] = mean
-    return tf.nest.pack_sequence_as(logs, leaves)
+            return step.gather(value)
+        if value.dtype.is_floating:
+            return step.mean(value)
+        raise FitError(
+            f"the step of {step.model.name!r} returns {value.dtype.name} numbers that each "
+            "worker computes from its own rows; expected floats, of which the mean over all "
+            "rows is taken: cast them, or return the result of a metric."
+        )
+
+    return tf.nest.map_structure(average, logs)
 
 
 def _is_alike(value: Any) -> bool:
