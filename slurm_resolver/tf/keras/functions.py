@@ -131,27 +131,32 @@ class StepFunction:
 
     def __call__(self, iterator: Any) -> Any:
         """Returns the logs of the next step, or of the last of `steps_per_execution`."""
-        with _steps(self._model, self._model.steps_per_execution):
-            try:
-                return self._execute(iterator)
-            except UnknownLossError:
-                self._doubted = True
-                self._make_functions(whole=False)
-                return self._execute(iterator)
-
-    def _execute(self, iterator: Any) -> Any:
         of_data = isinstance(iterator, (tf.data.Iterator, tf.distribute.DistributedIterator))
-        if of_data and not self._must_examine() and not self._model.run_eagerly:
-            return self._on_iterator(iterator)
-        results = None
-        for _, batch in zip(range(self._model.steps_per_execution), noting(iterator)):
-            batch = _shared(batch)
-            if self._must_examine():
-                self._examine(batch)
-            results = self._on_batch(batch)
-        if results is None:
-            raise StopIteration
-        return results
+        count, logs = self._model.steps_per_execution, None
+        with _steps(self._model, count):
+            if of_data and not self._must_examine() and not self._model.run_eagerly:
+                try:
+                    return self._on_iterator(iterator)
+                except UnknownLossError:  # before it has taken a batch
+                    self._doubt()
+            for _, batch in zip(range(count), noting(iterator)):
+                logs = self._take(_shared(batch))
+            if logs is None:
+                raise StopIteration
+            return logs
+
+    def _take(self, batch: Any) -> Any:
+        if not self._must_examine():
+            try:
+                return self._on_batch(batch)
+            except UnknownLossError:
+                self._doubt()
+        self._examine(batch)
+        return self._on_batch(batch)
+
+    def _doubt(self) -> None:
+        self._doubted = True
+        self._make_functions(whole=False)
 
     def _must_examine(self) -> bool:
         return self._doubted and not self._examined

@@ -27,6 +27,7 @@ from keras_programs.common import (
     crossentropy,
     data,
     fitted,
+    numbers,
     perceptron,
     program,
     ready,
@@ -137,6 +138,14 @@ def _added(make: Make) -> Callable[[Any], Outcome]:
 
 for name, make in ADDED.items():
     add(f"loss_{name}", _added(make))
+
+
+@program("loss")
+def added_mean(strategy: Any) -> Outcome:
+    """Only the first step shows it, and that step is taken all the same."""
+    model = ready(strategy, _penalized(lambda x: ops.mean(ops.square(x))))
+    logs = model.train_on_batch(X[:24], Y[:24])
+    return {"logs": numbers(logs), **fitted(model, data())}
 
 
 @program("loss")
