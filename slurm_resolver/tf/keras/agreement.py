@@ -48,11 +48,10 @@ def call_together(
                 'purpose, build it in the scope of a tf.distribute.OneDeviceStrategy("/cpu:0").'
             )
         return method(*args, **kwargs)
-    if not strategy.of_several:
-        return method(*args, **kwargs)
-    check_keras()
-    workers = getattr(strategy, "workers", None)
-    if workers is None:  # the strategy coordinates them
+    workers = getattr(strategy, "workers", None)  # None where the strategy coordinates them
+    if strategy.of_several:
+        check_keras()
+    if workers is None or not strategy.of_several:
         return method(*args, **kwargs)
     if workers.call:
         workers.exchange(f"calls {name} within {workers.call}", None)

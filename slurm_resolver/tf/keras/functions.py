@@ -131,27 +131,32 @@ class StepFunction:
 
     def __call__(self, iterator: Any) -> Any:
         """Returns the logs of the next step, or of the last of `steps_per_execution`."""
-        with _steps(self._model, self._model.steps_per_execution):
-            try:
-                return self._execute(iterator)
-            except UnknownLossError:
-                self._doubted = True
-                self._make_functions(whole=False)
-                return self._execute(iterator)
-
-    def _execute(self, iterator: Any) -> Any:
         of_data = isinstance(iterator, (tf.data.Iterator, tf.distribute.DistributedIterator))
-        if of_data and not self._must_examine() and not self._model.run_eagerly:
-            return self._on_iterator(iterator)
-        results = None
-        for _, batch in zip(range(self._model.steps_per_execution), noting(iterator)):
-            batch = _shared(batch)
-            if self._must_examine():
-                self._examine(batch)
-            results = self._on_batch(batch)
-        if results is None:
-            raise StopIteration
-        return results
+        count, logs = self._model.steps_per_execution, None
+        with _steps(self._model, count):
+            if of_data and not self._must_examine() and not self._model.run_eagerly:
+                try:
+                    return self._on_iterator(iterator)
+                except UnknownLossError:  # before it has taken a batch
+                    self._doubt()
+            for _, batch in zip(range(count), noting(iterator)):
+                logs = self._take(_shared(batch))
+            if logs is None:
+                raise StopIteration
+            return logs
+
+    def _take(self, batch: Any) -> Any:
+        if not self._must_examine():
+            try:
+                return self._on_batch(batch)
+            except UnknownLossError:
+                self._doubt()
+        self._examine(batch)
+        return self._on_batch(batch)
+
+    def _doubt(self) -> None:
+        self._doubted = True
+        self._make_functions(whole=False)
 
     def _must_examine(self) -> bool:
         return self._doubted and not self._examined
@@ -222,24 +227,21 @@ def as_tensor(value: Any) -> Any:
 
 def _average(step: Step, logs: Any) -> Any:
     """Returns a step's logs as one process's: means of scalars, all rows of vectors."""
-    leaves = tf.nest.flatten(logs)
-    places = []
-    for place, value in enumerate(leaves):
+
+    def average(value: Any) -> Any:
         if value is None or id(value) in step.alike or _is_alike(value):
-            continue
+            return value
         if step.is_by_row(value):
-            leaves[place] = step.gather(value)
-        elif value.dtype.is_floating:
-            places.append(place)
-        else:
-            raise FitError(
-                f"the step of {step.model.name!r} returns {value.dtype.name} numbers that each "
-                "worker computes from its own rows; expected floats, of which the mean over all "
-                "rows is taken: cast them, or return the result of a metric."
-            )
-    for place, mean in zip(places, step.means([leaves[place] for place in places])):
-        leaves[place] = mean
-    return tf.nest.pack_sequence_as(logs, leaves)
+            return step.gather(value)
+        if value.dtype.is_floating:
+            return step.mean(value)
+        raise FitError(
+            f"the step of {step.model.name!r} returns {value.dtype.name} numbers that each "
+            "worker computes from its own rows; expected floats, of which the mean over all "
+            "rows is taken: cast them, or return the result of a metric."
+        )
+
+    return tf.nest.map_structure(average, logs)
 
 
 def _is_alike(value: Any) -> bool:

@@ -105,7 +105,7 @@ class ParameterServerStrategy(
     def make_function(self, model: Any, kind: str) -> Any:
         """Returns a Keras model's function for a "train", "test" or "predict" step."""
         check_model(self, model)
-        return (PredictFunction if kind == "predict" else StepFunction)(model, kind)
+        return ScheduledFunction(model, kind)
 
     def share_out(self, dataset: Any) -> Any:
         """Returns what Keras 3 reads on the chief: the dataset."""
@@ -204,8 +204,8 @@ class WorkerData(input_lib.DistributedDatasetsFromFunction):  # type: ignore[mis
         return WorkerData(self._strategy, lambda context: change(function(context)), self._options)
 
 
-class _Scheduler:
-    """Schedules a model's step on the workers."""
+class ScheduledFunction:
+    """A model's function for a "train", "test" or "predict" step, which the workers run."""
 
     def __init__(self, model: Any, kind: str) -> None:
         import keras
@@ -218,41 +218,29 @@ class _Scheduler:
         self._step = getattr(model, f"{kind}_step")
         self._on_batch = compiled(model, self._run_on_batch)
         self._on_iterator = compiled(model, lambda iterator: self._run(next(iterator)))
-
-    def _run_on_batch(self, batch: Any) -> Any:
-        return self._run(tf.nest.map_structure(_with_unknown_rows, batch))
-
-    def _run(self, batch: Any) -> Any:
-        return tf.nest.map_structure(as_tensor, self._strategy.run(self._step, args=(batch,)))
-
-    def _schedule(self, function: Callable[..., Any], data: Any) -> Any:
-        with _told_where_data_ends():
-            return self._coordinator.schedule(function, (data,))
-
-
-class StepFunction(_Scheduler):
-    """A model's `train_function` or `test_function`."""
-
-    def __init__(self, model: Any, kind: str) -> None:
-        super().__init__(model, kind)
         self._under_way: Deque[Any] = deque()
         self._logs: Dict[str, Any] = {}
 
-    def __call__(self, iterator: Any) -> Dict[str, Any]:
-        """Schedules `steps_per_execution` steps, and returns logs that `join` completes."""
-        count, function, data = self._model.steps_per_execution, self._on_batch, iterator
-        if self._trains and hasattr(iterator, "of_workers"):
-            function, data = self._on_iterator, itertools.repeat(iterator.of_workers())
+    def __call__(self, data: Any) -> Any:
+        """Returns the outputs of a list of batches; of an iterator, logs that `join` completes.
+
+        Of an iterator it schedules `steps_per_execution` steps.
+        """
+        if isinstance(data, list):
+            return self._predict(data)
+        count, function, batches = self._model.steps_per_execution, self._on_batch, data
+        if self._trains and hasattr(data, "of_workers"):
+            function, batches = self._on_iterator, itertools.repeat(data.of_workers())
         begun = False
-        for each in itertools.islice(data, count):
+        for batch in itertools.islice(batches, count):
             begun = True
             if len(self._under_way) >= _AHEAD * self._strategy.num_workers:
                 self._take_logs(self._under_way.popleft())
-            self._under_way.append(self._schedule(function, without_optionals(each)))
+            self._under_way.append(self._schedule(function, batch))
         if not begun:
             raise StopIteration
         # Keras makes a generator for `train_on_batch`, whose logs it needs at once.
-        if count > 1 or isinstance(iterator, types.GeneratorType):
+        if count > 1 or isinstance(data, types.GeneratorType):
             self.join()
         return self._logs
 
@@ -274,21 +262,25 @@ class StepFunction(_Scheduler):
             with _told_where_data_ends():
                 self._coordinator.join()
 
-
-class PredictFunction(_Scheduler):
-    """A model's `predict_function`: takes a list of batches, and returns their outputs."""
-
-    def __call__(self, batches: List[Any]) -> Any:
-        """Returns the outputs for all rows of some batches, in their order."""
-        for attempt in range(1, _ATTEMPTS + 1):
-            remotes = [self._schedule(self._on_batch, without_optionals(one)) for one in batches]
-            try:
-                outputs = [remote.get() for remote in remotes]
-                break
-            except tf.errors.UnavailableError:  # a worker is lost with what it has predicted
-                if attempt == _ATTEMPTS:
-                    raise
+    def _predict(self, batches: List[Any], attempt: int = 1) -> Any:
+        remotes = [self._schedule(self._on_batch, batch) for batch in batches]
+        try:
+            outputs = [remote.get() for remote in remotes]
+        except tf.errors.UnavailableError:  # a worker is lost with what it has predicted
+            if attempt == _ATTEMPTS:
+                raise
+            return self._predict(batches, attempt + 1)
         return tf.nest.map_structure(lambda *parts: tf.concat(parts, axis=0), *outputs)
+
+    def _schedule(self, function: Callable[..., Any], data: Any) -> Any:
+        with _told_where_data_ends():
+            return self._coordinator.schedule(function, (without_optionals(data),))
+
+    def _run_on_batch(self, batch: Any) -> Any:
+        return self._run(tf.nest.map_structure(_with_unknown_rows, batch))
+
+    def _run(self, batch: Any) -> Any:
+        return tf.nest.map_structure(as_tensor, self._strategy.run(self._step, args=(batch,)))
 
 
 def _with_unknown_rows(value: Any) -> Any:

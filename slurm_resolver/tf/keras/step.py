@@ -81,9 +81,9 @@ class Step:
                 sums[place] = total
         return sums
 
-    def means(self, values: Sequence[Any]) -> List[Any]:
-        """Returns the means of floating-point tensors, weighted by rows."""
-        return self.add([self._weighted(value) for value in values])
+    def mean(self, value: Any) -> Any:
+        """Returns the mean of a floating-point tensor over all replicas, weighted by their rows."""
+        return self.add([self._weighted(value)])[0]
 
     def gather(self, value: Any) -> Any:
         """Returns a tensor with all replicas' rows along axis 0, in their order.
@@ -122,7 +122,7 @@ class Step:
                 return value
             if value.shape.rank != 0:
                 return self.gather(value)
-            return self.means([value])[0] if value.dtype.is_floating else value
+            return self.mean(value) if value.dtype.is_floating else value
 
         return tf.nest.map_structure(gather, values)
 
@@ -137,12 +137,6 @@ class Step:
             loss = compute(*self.gather_structure(parts))
         factor = tf.math.divide_no_nan(1.0, self.weight)
         return loss + tf.cast(factor - 1, loss.dtype) * (loss - tf.stop_gradient(loss))
-
-    def gradients(self, gradients: Sequence[Optional[Any]]) -> List[Optional[Any]]:
-        """Returns the sums of gradients over all replicas; some may be None."""
-        found = [self._unless_empty(gradient) for gradient in gradients if gradient is not None]
-        sums = iter(self.add(found))
-        return [None if gradient is None else next(sums) for gradient in gradients]
 
     def change(self, variables: Iterable[Any], *, made: bool = False) -> None:
         """Notes that metrics' variables get what this replica's rows add.
@@ -184,15 +178,10 @@ class Step:
             variable.value.assign(self._before[id(variable)] + total)
         self.keep(changed)
 
-    def remember_alike(self, value: Any) -> None:
-        """Notes a result that is the same in all replicas."""
-        for leaf in tf.nest.flatten(value):
-            self.alike[id(leaf)] = leaf
-
     def _weighted(self, value: Any) -> Any:
-        return self._unless_empty(value) * tf.cast(self.weight, value.dtype)
+        return self.unless_empty(value) * tf.cast(self.weight, value.dtype)
 
-    def _unless_empty(self, value: Any) -> Any:
+    def unless_empty(self, value: Any) -> Any:
         """Returns zeros where this replica has no rows, of which many a layer and loss makes NaN.
 
         That happens only where workers read data of their own, and that of one has ended.
@@ -200,7 +189,7 @@ class Step:
         if self._shared:
             return value
         if isinstance(value, tf.IndexedSlices):
-            values = self._unless_empty(value.values)
+            values = self.unless_empty(value.values)
             return tf.IndexedSlices(values, value.indices, value.dense_shape)
         return tf.where(self.count > 0, value, tf.zeros_like(value))
 

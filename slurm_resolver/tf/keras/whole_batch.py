@@ -49,12 +49,15 @@ def gradient(
     seeds = [None] * len(targets) if output_gradients is None else tf.nest.flatten(output_gradients)
     seeds = [_seed(step, one, seed) for one, seed in zip(targets, seeds)]
     found = original(tape, targets, flat, seeds, *args, **kwargs)
-    means = iter(step.gradients([value for value, of in zip(found, shared) if of]))
     factor = tf.math.divide_no_nan(1.0, step.weight)
-    values = [
-        next(means) if of else None if value is None else value * tf.cast(factor, value.dtype)
+    values: List[Any] = [
+        value if value is None or of else value * tf.cast(factor, value.dtype)
         for value, of in zip(found, shared)
     ]
+    places = [place for place, of in enumerate(shared) if of and found[place] is not None]
+    sums = step.add([step.unless_empty(found[place]) for place in places])
+    for place, total in zip(places, sums):
+        values[place] = total
     return tf.nest.pack_sequence_as(sources, values)
 
 
@@ -203,7 +206,7 @@ def _result(step: Step, original: Method, metric: Any) -> Any:
     if not step.nested and step.examined is None:
         step.add_changes()
     result = tf.nest.map_structure(tf.convert_to_tensor, original(metric))
-    step.remember_alike(result)
+    step.alike.update((id(leaf), leaf) for leaf in tf.nest.flatten(result))
     return result
 
 

@@ -26,6 +26,7 @@ from keras_programs.common import (
     crossentropy,
     data,
     fitted,
+    numbers,
     perceptron,
     program,
     ready,
@@ -134,6 +135,14 @@ def _added(strategy: Any, make: Make) -> Outcome:
 
 for name, make in ADDED.items():
     add(f"loss_{name}", partial(_added, make=make))
+
+
+@program("loss")
+def added_mean(strategy: Any) -> Outcome:
+    """Only the first step shows it, and that step is taken all the same."""
+    model = ready(strategy, _penalized(lambda x: ops.mean(ops.square(x))))
+    logs = model.train_on_batch(X[:24], Y[:24])
+    return {"logs": numbers(logs), **fitted(model, data())}
 
 
 @program("loss")
