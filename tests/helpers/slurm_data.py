@@ -26,11 +26,11 @@ def tell(name: str, what: object) -> None:
 
 
 def batches(resolver: SlurmClusterResolver, numbers: int) -> Iterator[List[int]]:
+    strategy = MultiWorkerMirroredStrategy(resolver)  # before any dataset
     service = tf.data.experimental.service
     data = tf.data.Dataset.range(numbers or 10**9).batch(BATCH)
     mode = service.ShardingPolicy.DYNAMIC
     data = data.apply(service.distribute(mode, resolver.data_service, job_name="shared"))
-    strategy = MultiWorkerMirroredStrategy(resolver)
     workers = resolver.cluster_spec().num_tasks("worker")
     assert strategy.num_replicas_in_sync == workers, strategy.num_replicas_in_sync
     for batch in strategy.experimental_distribute_dataset(data):

@@ -323,7 +323,14 @@ def odd_values(port: int) -> None:
         assert b"grace" not in shake(port, **changes)["answer"]  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("stranger", [garbage, replay, odd_values])
+def many(port: int) -> None:
+    socks = [dial(port) for _ in range(500)]
+    for sock in socks[1:]:  # the first one is silent
+        with contextlib.suppress(OSError):
+            sock.sendall(b"x" * 60_000)
+
+
+@pytest.mark.parametrize("stranger", [garbage, replay, odd_values, many])
 def test_strangers_change_nothing(step: Step, stranger: Callable[[int], None]) -> None:
     step.num_tasks = 2
     serving = step.start(0, "gather()")
