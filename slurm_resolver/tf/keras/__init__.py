@@ -1,6 +1,6 @@
 """Keras 3's `fit`, `evaluate` and `predict` on several workers, and the two strategies for it.
 
-`patches` is the one place that changes Keras and TensorFlow, and lists what it changes and why.
+Only `patches` changes Keras and TensorFlow. It lists each change and its reason.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from typing import Any
 
 import tensorflow as tf
 
-# This package's strategies that have been made in this process.
+# The strategies of this package that this process has made.
 strategies: weakref.WeakSet[Any] = weakref.WeakSet()
 
 

@@ -1,6 +1,6 @@
-"""All workers call Keras 3's `fit`, `evaluate` and `predict` alike.
+"""Checks that all workers call Keras 3's `fit`, `evaluate` and `predict` with the same arguments.
 
-Before it begins, the workers compare what they are about to do.
+The workers compare their calls before they begin.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from slurm_resolver.tf.progress import meeting, reporting
 _SCOPE = (
     "Build and compile the model in `with strategy.scope():`, and make its optimizer there as well."
 )
-# Arguments in which workers may differ, and what they compile alike.
+# Arguments that may differ between workers, and parts of `compile` that must not.
 _OWN = ("verbose", "callbacks", "kwargs")
 _COMPILED = ("loss", "metrics", "weighted_metrics", "steps_per_execution")
 
@@ -31,11 +31,11 @@ _COMPILED = ("loss", "metrics", "weighted_metrics", "steps_per_execution")
 def call_together(
     name: str, original: Callable[..., Any], model: Any, /, *args: Any, **kwargs: Any
 ) -> Any:
-    """Calls a model's `fit`, `evaluate` or `predict`, which all workers have to call alike.
+    """Calls a model's `fit`, `evaluate` or `predict`, which all workers must call alike.
 
     Raises:
-        FitError: in every worker, for what cannot be one training, or when one worker fails.
-        KerasError: for a Keras that would train wrongly.
+        FitError: in every worker, if the calls differ, or if one worker fails.
+        KerasError: for a version of Keras that would train wrongly.
     """
     method = functools.partial(original, model)
     strategy = model.distribute_strategy
@@ -79,7 +79,7 @@ def call_together(
 
 
 def _check_model(strategy: Any, model: Any) -> None:
-    """Raises FitError for what TensorFlow refuses without saying which variable or option it is."""
+    """Raises FitError with the variable or option that TensorFlow refuses without naming it."""
     optimizer = getattr(model.optimizer, "variables", ())
     for owner, variables in (("model", model.weights), ("optimizer", optimizer)):
         for variable in variables:
@@ -109,7 +109,7 @@ def _check_layers(strategy: Any, model: Any) -> None:
 
 
 def _task(model: Any, arguments: Dict[str, Any]) -> Dict[str, Any]:
-    """Describes what is to be done; None stands for what cannot be known."""
+    """Describes the call, for the comparison; None stands for an unknown value."""
     data = {"x": "steps_per_epoch" if "epochs" in arguments else "steps"}
     data["validation_data"] = "validation_steps"
     task = {
@@ -130,7 +130,7 @@ def _describe(value: Any, steps: Any) -> Optional[str]:
         sharding = value.options().experimental_distribute.auto_shard_policy
         cardinality = int(value.cardinality())
         if steps and sharding == tf.data.experimental.AutoShardPolicy.OFF:
-            return None  # each worker has data of its own, and takes as many steps
+            return None  # each worker has its own data, and takes the same number of steps
         if cardinality == tf.data.INFINITE_CARDINALITY:
             return "endless"
         return None if cardinality == tf.data.UNKNOWN_CARDINALITY else f"{cardinality} batches"
@@ -143,11 +143,11 @@ def _describe(value: Any, steps: Any) -> Optional[str]:
 
 
 def _kind(value: Any) -> str:
-    return type(value).__name__  # other than its text, it has no address
+    return type(value).__name__  # unlike its text, its type's name contains no address
 
 
 def _check_agreement(call: str, names: Sequence[str], tasks: Sequence[Dict[str, Any]]) -> None:
-    """Raises FitError, the same in every worker, where two of them differ."""
+    """Raises the same FitError in every worker if the calls of two workers differ."""
     for what, value in tasks[0].items():
         for name, task in zip(names, tasks):
             other = task.get(what)

@@ -37,10 +37,10 @@ _SEEDS = 2**31 - 1
 def run_step(
     model: Any, batch: Any, function: Callable[[Step, Any], Any], *, whole: bool = False
 ) -> Any:
-    """Returns what a function of a replica's step and part gives, which is the same in all.
+    """Returns a function's result on a replica's step and part, which is the same in all replicas.
 
-    Each replica computes its part of a `Share`, or the `whole`. Anything else is what TensorFlow's
-    distributed datasets give: this replica's part.
+    Each replica computes its part of a `Share`, or the `whole` batch. Any other batch comes from a
+    distributed dataset of TensorFlow, and is this replica's part already.
     """
     import keras
 
@@ -54,7 +54,7 @@ def run_step(
         part, step = _part(model, replica, batch, whole) if shared else _own(model, replica, batch)
         graph = tf.compat.v1.get_default_graph()
         if step.draw and not tf.executing_eagerly() and graph.seed is not None:
-            # Its rows are other ones than replica 0's, and draw other random numbers.
+            # Each replica has other rows, which draw other random numbers.
             graph.seed = (graph.seed + 1_000_003 * step.draw) % _SEEDS
         part = without_optionals(part)
         step.own = count_rows(part)
@@ -68,7 +68,7 @@ def _part(model: Any, replica: int, share: Share, whole: bool) -> Tuple[Any, Ste
     sharing = model.distribute_strategy.sharing
     rows = count_rows(share.batch)
     start, stop = (0, rows) if whole else sharing.bounds(replica, rows)
-    with tf.device("/cpu:0"):  # a GPU needs no other rows
+    with tf.device("/cpu:0"):  # other rows need not be copied to a GPU
         part = share.batch if whole else part_of_batch(share.batch, start, stop)
     repeated = tf.logical_or(whole, rows < sharing.replicas)
     weight = tf.cast(stop - start, tf.float32) / tf.cast(rows, tf.float32)
@@ -85,7 +85,7 @@ def _part(model: Any, replica: int, share: Share, whole: bool) -> Tuple[Any, Ste
 
 
 def _own(model: Any, replica: int, part: Any) -> Tuple[Any, Step]:
-    """Returns data of this worker's own, and its step: all workers count the rows together."""
+    """Returns the data that this worker has read for itself, and its step."""
     replicas = model.distribute_strategy.sharing.replicas
     own = tf.cast(count_rows(part), tf.int32)
     counts = all_reduce(tf.one_hot(replica, replicas, on_value=own, off_value=0, dtype=tf.int32))
@@ -95,7 +95,7 @@ def _own(model: Any, replica: int, part: Any) -> Tuple[Any, Step]:
 
 
 def compiled(model: Any, function: Method) -> Any:
-    """Returns what runs a function in a graph, or eagerly where the model asks for that."""
+    """Compiles a function into a graph, unless the model runs eagerly."""
     if model.run_eagerly:
         return function
     function = tf.autograph.experimental.do_not_convert(function)
@@ -120,7 +120,7 @@ class StepFunction:
         self._kind = kind
         self._step = getattr(model, f"{kind}_step")
         self._examined = model.distribute_strategy.sharing.replicas == 1
-        self._doubted = may_be_no_mean(model, kind)  # whether a loss may be no mean over rows
+        self._doubted = may_be_no_mean(model, kind)  # whether a loss may not be a mean over rows
         self._own = not self._step.__module__.startswith("keras.")
         self._make_functions(whole=False)
 
@@ -162,7 +162,7 @@ class StepFunction:
         return self._doubted and not self._examined
 
     def _examine(self, batch: Any) -> None:
-        """Lets every worker compute whole batches if the step's losses are no means over rows."""
+        """Lets every worker compute whole batches if a loss of the step is not a mean over rows."""
         self._examined = True
         strategy = self._model.distribute_strategy
         part = batch.batch if isinstance(batch, Share) else first_local(strategy, batch)
@@ -190,7 +190,7 @@ class StepFunction:
         return tf.while_loop(lambda done, _: done < count, again, (1, results))[1]
 
     def _run(self, batch: Any) -> Any:
-        # Nothing may be counted where the data has ended.
+        # If the data has ended, no step may be counted.
         with tf.control_dependencies([batch.digest] if isinstance(batch, Share) else []):
             return run_step(self._model, batch, self._in_replica, whole=self._whole)
 
@@ -199,7 +199,7 @@ class StepFunction:
         step.statistics, step.trusted = statistics, self._examined
         logs = tf.nest.map_structure(as_tensor, self._step(part))
         if self._own:
-            step.statistics = statistics  # such a step may have called layers since
+            step.statistics = statistics  # the step may have called layers before
         step.add_changes()
         return _average(step, logs)
 
@@ -207,8 +207,8 @@ class StepFunction:
 def _statistics(model: Any) -> List[Any]:
     """Returns the variables that each worker updates from its own part of the batch.
 
-    These are floating-point variables that were made not to be trained, such as the moving averages
-    of BatchNormalization; frozen weights are not among them.
+    These are floating-point variables that are never trained, such as the moving averages of
+    BatchNormalization. Frozen weights do not belong to them.
     """
     return [
         variable
@@ -226,7 +226,7 @@ def as_tensor(value: Any) -> Any:
 
 
 def _average(step: Step, logs: Any) -> Any:
-    """Returns a step's logs as one process's: means of scalars, all rows of vectors."""
+    """Returns a step's logs as in one process: means of scalars, and vectors with all rows."""
 
     def average(value: Any) -> Any:
         if value is None or id(value) in step.alike or _is_alike(value):
@@ -245,7 +245,7 @@ def _average(step: Step, logs: Any) -> Any:
 
 
 def _is_alike(value: Any) -> bool:
-    """Whether a graph's tensor is a constant, or an integer that is read from a variable."""
+    """Returns whether a graph's tensor is a constant, or an integer read from a variable."""
     if tf.executing_eagerly():
         return not value.dtype.is_floating
     is_read = not value.dtype.is_floating and value.op.type == "ReadVariableOp"
@@ -273,7 +273,7 @@ class PredictFunction:
 
 
 def _shared(batch: Any) -> Any:
-    """Returns a batch as of a dataset: one of `train_on_batch` is the same in all workers."""
+    """Returns a batch of `train_on_batch`, which is the same in all workers, as a dataset does."""
     values = (Share, tf.distribute.DistributedValues)
     if any(isinstance(value, values) for value in (batch, *tf.nest.flatten(batch))):
         return batch

@@ -24,8 +24,8 @@ from slurm_resolver.tf.keras.sharing import Sharing, share_dataset
 from slurm_resolver.tf.resolver import SlurmClusterResolver
 from slurm_resolver.tf.start import choose_communication, starting_together
 
-_JOBS = ("chief", "worker")  # whose tasks train together
-# What TensorFlow takes for the global seed where an operation has a seed and the program set none.
+_JOBS = ("chief", "worker")  # the jobs whose tasks train together
+# TensorFlow's global seed for operations with a seed, if the program sets no global seed.
 _NO_SEED = 87654321
 
 
@@ -57,7 +57,7 @@ class MultiWorkerMirroredStrategy(
     ) -> None:
         """Waits until all workers have come, and starts this worker's server.
 
-        Make it before TensorFlow does anything else, such as making a dataset; afterwards
+        Make the strategy before TensorFlow does anything else, such as making a dataset. Otherwise
         TensorFlow raises RuntimeError ("Collective ops must be configured at program startup").
 
         Args:
@@ -130,7 +130,7 @@ def _agree_on_seeds(workers: Workers) -> None:
     their own draw, such as ``shuffle(n, seed=1)``.
     """
     seed = zlib.crc32((SlurmStep.read().job_id or "").encode())
-    global_seed = int(tf.compat.v1.get_seed(1)[0])  # with another argument than None: draws nothing
+    global_seed = int(tf.compat.v1.get_seed(1)[0])  # an argument avoids a random number
     states = (random.getstate(), np.random.get_state())
     own = [zlib.crc32(pickle.dumps(state)) for state in states]
     python, numpy, tensorflow = zip(*workers.exchange("makes the strategy", [*own, global_seed]))
@@ -146,8 +146,8 @@ def _agree_on_seeds(workers: Workers) -> None:
 def _let_children_end() -> None:
     """Lets SIGTERM end forked children, such as those of a PyDataset with `use_multiprocessing`.
 
-    TensorFlow handles SIGTERM from the strategy's start on, and a child would inherit that: the
-    program would wait at its end for children that `terminate()` does not end.
+    TensorFlow handles SIGTERM once the strategy has started, and a child inherits the handler.
+    `terminate()` would not end the child, and the program would wait for it at its end.
     """
 
     def end_by_sigterm() -> None:

@@ -1,8 +1,8 @@
 """TensorFlow's ParameterServerStrategy, under which Keras 3's `fit` trains on all workers.
 
-Keras calls a function with an iterator for each step, and takes what it returns for that step's
-logs. Here a step is only scheduled. At the end of an epoch Keras asks the model for its metrics;
-then all steps are waited for.
+Keras calls a function with an iterator for each step, and uses its result as the logs of the step.
+Here the function only schedules the step. At the end of an epoch, when Keras asks the model for its
+metrics, the chief waits for all steps.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from slurm_resolver.tf.keras.functions import as_tensor, compiled
 from slurm_resolver.tf.keras.patches import patch_metrics, prepare
 from slurm_resolver.tf.keras.sharing import without_optionals
 
-_JOBS = ("chief", "ps", "worker")  # whose tasks the strategy connects
+_JOBS = ("chief", "ps", "worker")  # the jobs whose tasks the strategy connects
 
-_AHEAD = 4  # steps that may be under way for each worker, so that none waits
-_ATTEMPTS = 3  # to predict where workers are lost
+_AHEAD = 4  # scheduled steps for each worker, so that no worker waits
+_ATTEMPTS = 3  # of a prediction, if workers are lost
 
 DatasetFunction = Callable[[tf.distribute.InputContext], tf.data.Dataset]
 
@@ -83,8 +83,8 @@ class ParameterServerStrategy(
                 `MultiWorkerMirroredStrategy`.
 
         Raises:
-            RendezvousError: where not all serve in time, naming them.
-            JobsError: in any task but the chief.
+            RendezvousError: if some do not serve in time, with their names.
+            JobsError: in any other task than the chief.
         """
         task = getattr(cluster_resolver, "task_type", None)
         if task in ("ps", "worker", *DATA_JOBS):
@@ -99,7 +99,7 @@ class ParameterServerStrategy(
         prepare(self)
 
     def coordinator(self) -> Any:
-        """Returns the `ClusterCoordinator`, of which a strategy has one."""
+        """Returns the strategy's only `ClusterCoordinator`."""
         return tf.distribute.coordinator.ClusterCoordinator(self)
 
     def make_function(self, model: Any, kind: str) -> Any:
@@ -114,7 +114,7 @@ class ParameterServerStrategy(
     def distribute_datasets_from_function(
         self, dataset_fn: DatasetFunction, options: Optional[Any] = None
     ) -> Any:
-        """Returns a dataset of which each worker makes and reads one of its own.
+        """Returns a dataset that each worker makes and reads for itself.
 
         Args:
             dataset_fn: takes a `tf.distribute.InputContext`, and returns a batched dataset. Each
@@ -149,9 +149,9 @@ def check_model(strategy: Any, model: Any) -> None:
 
 
 class WorkerData(input_lib.DistributedDatasetsFromFunction):  # type: ignore[misc]
-    """A dataset of each worker's own, for Keras 3's `fit` and for the `ClusterCoordinator`.
+    """A dataset that each worker makes for itself, for `fit` and for the `ClusterCoordinator`.
 
-    Keras knows datasets by the names of their classes.
+    Keras recognizes datasets by the names of their classes.
     """
 
     def __init__(self, strategy: Any, dataset_fn: DatasetFunction, options: Any) -> None:
@@ -177,20 +177,20 @@ class WorkerData(input_lib.DistributedDatasetsFromFunction):  # type: ignore[mis
 
     @property
     def element_spec(self) -> Any:
-        """What a batch is made of."""
+        """The shapes and types of a batch."""
         return self.chiefs.element_spec
 
     @property
     def cardinality(self) -> int:
-        """How many batches an epoch has; below 0 where that is not known or has no end."""
+        """The number of batches in an epoch; below 0 if it is unknown or infinite."""
         return int(self.chiefs.cardinality())
 
     def map(self, function: Callable[..., Any]) -> WorkerData:
-        """Returns the same with each batch changed, as Keras does for `class_weight`."""
+        """Returns the dataset with each batch changed, as Keras does for `class_weight`."""
         return self._changed(lambda dataset: dataset.map(function))
 
     def prefetch(self, buffer_size: int) -> WorkerData:
-        """Returns the same, read ahead by each worker."""
+        """Returns the dataset with batches that each worker reads ahead."""
         return self._changed(lambda dataset: dataset.prefetch(buffer_size))
 
     @functools.cached_property
@@ -222,9 +222,9 @@ class ScheduledFunction:
         self._logs: Dict[str, Any] = {}
 
     def __call__(self, data: Any) -> Any:
-        """Returns the outputs of a list of batches; of an iterator, logs that `join` completes.
+        """Returns the outputs for a list of batches, or for an iterator logs that `join` completes.
 
-        Of an iterator it schedules `steps_per_execution` steps.
+        For an iterator, it schedules `steps_per_execution` steps.
         """
         if isinstance(data, list):
             return self._predict(data)
@@ -257,8 +257,8 @@ class ScheduledFunction:
         try:
             self._logs.update(remote.fetch())
         except tf.errors.OpError:
-            # Raises the error of a step that failed. A lost worker had done the step, and the logs
-            # of another one will do.
+            # This raises the error of a step that failed. If a worker is lost, another one's logs
+            # are used.
             with _told_where_data_ends():
                 self._coordinator.join()
 
@@ -266,7 +266,7 @@ class ScheduledFunction:
         remotes = [self._schedule(self._on_batch, batch) for batch in batches]
         try:
             outputs = [remote.get() for remote in remotes]
-        except tf.errors.UnavailableError:  # a worker is lost with what it has predicted
+        except tf.errors.UnavailableError:  # a worker is lost, and its predictions with it
             if attempt == _ATTEMPTS:
                 raise
             return self._predict(batches, attempt + 1)
@@ -284,9 +284,9 @@ class ScheduledFunction:
 
 
 def _with_unknown_rows(value: Any) -> Any:
-    """Hides how many rows a tensor has while a step is traced, as a dataset does.
+    """Hides a tensor's number of rows while a step is traced, as a dataset does.
 
-    Where Keras knows the number, it weighs the loss of each of several outputs by it.
+    If Keras knows the number, it weights the losses of several outputs by it.
     """
     if not isinstance(value, tf.Tensor) or not value.shape.rank:
         return value

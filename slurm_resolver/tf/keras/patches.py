@@ -1,7 +1,7 @@
-"""The one place that changes Keras and TensorFlow for this package's strategies.
+"""All changes to Keras and TensorFlow for this package's strategies.
 
-`_patch_models` and `_patch_steps` list what is changed, why, and until when: which change of Keras'
-or TensorFlow's would make it unnecessary.
+`_patch_models` and `_patch_steps` list each change, its reason, and which change in Keras or
+TensorFlow would make it unnecessary ("Until …").
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def _patch(keras: Any) -> None:
         for name in _CALLS:
             _wrap(keras.Model, name, _refuse_backend)
         return
-    # All workers do the same, and fail together. Never unnecessary.
+    # All workers do the same, and fail together. Always necessary.
     for name in _CALLS:
         _wrap(keras.Model, name, functools.partial(call_together, name))
     if not keras_problem(keras.__version__):  # else only one worker trains, as Keras does
@@ -72,16 +72,16 @@ def _patch_models(keras: Any) -> None:
     # A strategy makes the functions that run steps. Until Keras' steps know their rows.
     for kind in ("train", "test", "predict"):
         _wrap_where_defined(keras.Model, f"make_{kind}_function", _make_function(kind))
-    # It shares the data out by rows, too. Until TensorFlow does.
+    # It also splits the data by rows. Until TensorFlow does.
     _wrap(trainer.TFEpochIterator, "__init__", _share_out)
     # Models without `call()` train, and no batch is lost. Until Keras does not draw one to build.
     _wrap_where_defined(keras.Model, "_maybe_symbolic_build", _build_without_data)
     # Variables are made in the model's scope. Until `compile` enters it.
     _wrap_where_defined(keras.Model, "compile", _compile_in_scope)
-    # A coordinator's workers lose no count, and all steps count in results. Never unnecessary.
+    # A coordinator's workers lose no count, and all steps count in results. Always necessary.
     _wrap_where_defined(keras.Model, "get_metrics_result", _metrics_when_steps_are_done)
     _wrap(keras.Variable, "assign_add", whole_batch.add_at_once)
-    # One worker writes. Never unnecessary.
+    # One worker writes. Always necessary.
     for name in ("save", "save_weights", "export"):
         _wrap_where_defined(keras.Model, name, functools.partial(save_once, name))
     for name in ("keras.saving", "keras.models", "keras._tf_keras.keras.saving"):
@@ -111,7 +111,7 @@ def _patch_steps(keras: Any) -> None:
         (loss_module, "unscale_loss_for_distribution", _as_given),
         (tensorflow_optimizer.TFOptimizer, "_all_reduce_sum_gradients", _as_given),
         (scaling, "_tf_apply", _apply_scaled),
-        # Losses that are no means see the rows of all replicas. Until Keras gathers them.
+        # Losses that are not means see the rows of all replicas. Until Keras gathers them.
         (loss_module, "reduce_weighted_values", whole_batch.reduce_weighted_values),
         (keras.losses.Loss, "__call__", whole_batch.loss),
         (compile_utils.CompileLoss, "call", whole_batch.compiled_loss),
@@ -133,7 +133,7 @@ def _patch_steps(keras: Any) -> None:
 
 
 def patch_metrics(keras: Any) -> None:
-    """Changes the classes of metrics, also those made meanwhile.
+    """Changes the classes of metrics, including those defined since the last call.
 
     Results are those of all rows. Until Keras adds metrics up over all replicas.
     """
@@ -152,7 +152,7 @@ def _subclasses(kind: Any) -> Iterator[Any]:
 
 
 def _wrap(owner: Any, name: str, replacement: Method) -> None:
-    """Lets `replacement(original, …)` be called instead."""
+    """Replaces a function by `replacement(original, …)`."""
     original = getattr(owner, name)
 
     @functools.wraps(original)
@@ -164,12 +164,12 @@ def _wrap(owner: Any, name: str, replacement: Method) -> None:
 
 
 def _wrap_where_defined(model: Any, name: str, replacement: Method) -> None:
-    """Wraps a method in the base that defines it: Keras asks whether a class overrides it."""
+    """Wraps a method in the base class that defines it, as Keras checks for overriding methods."""
     _wrap(next(base for base in model.__mro__ if name in vars(base)), name, replacement)
 
 
 def _in_steps(replacement: Method, outside: Optional[Method] = None) -> Method:
-    """Lets `replacement(step, original, …)` be called in steps, `outside(original, …)` else."""
+    """Calls `replacement(step, original, …)` in steps, and `outside(original, …)` elsewhere."""
 
     def call(original: Method, *args: Any, **kwargs: Any) -> Any:
         step = current_step()
@@ -243,7 +243,7 @@ def _as_given(step: Step, original: Method, *args: Any) -> Any:
 def _apply_scaled(
     step: Step, original: Method, optimizer: Any, grads: Any, trainable_variables: Any = None
 ) -> None:
-    """Applies in a condition, as everywhere but under TensorFlow's strategies."""
+    """Applies gradients in a condition, as Keras does without a strategy."""
     if len(step.model.distribute_strategy.extended.worker_devices) > 1:
         original(optimizer, grads, trainable_variables)  # a condition cannot merge replicas
     else:
@@ -258,13 +258,13 @@ def _next_seed(step: Step, original: Method, generator: Any, *args: Any, **kwarg
 def _call_in_training(
     step: Step, original: Method, layer: Any, inputs: Any, training: Any = None, **kwargs: Any
 ) -> Any:
-    """Gives each row what it has in inference where the step is only examined."""
+    """Computes a layer as in inference if the step is only examined."""
     training = training if step.examined is None else False
     return original(layer, inputs, training=training, **kwargs)
 
 
 def _apply(step: Step, original: Method, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
-    """Changes no weight where the step is only examined."""
+    """Applies no gradients if the step is only examined."""
     return original(optimizer, *args, **kwargs) if step.examined is None else None
 
 

@@ -1,8 +1,8 @@
-"""Whether a step can be shared out by rows: its losses have to be means over the batch's rows.
+"""Examines whether a step can be split by rows: its losses must be means over the batch's rows.
 
-Only then is the mean of the workers' gradients that of the whole batch. Losses and layers of Keras
+Only then the mean of the workers' gradients is that of the whole batch. Keras' losses and layers
 are means, or see the rows of all replicas (see `whole_batch`). Other code is examined before its
-first step: a loss of some rows must be the mean of the losses of two parts of them.
+first step: the loss of some rows must be the mean of the losses of two parts of these rows.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from tensorflow.python.eager import context
 from slurm_resolver.tf.keras.sharing import count_rows, part_of_batch
 from slurm_resolver.tf.keras.step import Step, in_first_replica, run_in
 
-_FEWEST, _MOST = 8, 16  # how many rows are examined, where the batch has as many
+_FEWEST, _MOST = 8, 16  # the number of examined rows, if the batch has that many
 # How far a loss may be from its parts' mean, relative to the larger of the two.
 _EXACT, _HALF_PRECISION, _NOISY = 1e-3, 2e-2, 5e-2
-# How often a loss with random numbers is computed, and how many standard errors are a difference.
+# The number of times a loss with random numbers is computed, and of standard errors that differ.
 _DRAWS, _ERRORS = 24, 5.5
 
 _INSTEAD = (
@@ -31,21 +31,21 @@ _INSTEAD = (
 
 
 def may_be_no_mean(model: Any, kind: str) -> bool:
-    """Whether a model's step or loss is not Keras'. What its layers add is seen in the step."""
+    """Returns whether a model's step or loss is custom code; the step shows its layers' losses."""
     methods = [getattr(model, name) for name in (f"{kind}_step", "compute_loss")]
     return not all(method.__module__.startswith("keras.") for method in methods)
 
 
 def why_no_mean(model: Any, kind: str, batch: Any) -> Optional[str]:
-    """Returns which loss of a step is no mean over rows, and what to write instead; else None.
+    """Returns which loss of a step is not a mean over rows, and what to write instead; else None.
 
-    The batch is what the step would get in one process. The model's variables stay as they are.
+    The batch is the one that the step would get in one process. The model does not change.
     """
     sharing, count = model.distribute_strategy.sharing, count_rows(batch)
     rows = min(count, max(_FEWEST, min(_MOST, count // sharing.replicas)))
     if rows < 2:
         return None
-    middle = max(1, rows * 3 // 8)  # of what is in a few rows only, no part has its share
+    middle = max(1, rows * 3 // 8)  # a part may have no share of what only a few rows contain
     start = min(count * sharing.first // sharing.replicas, count - rows)  # each worker others
     ends = (0, rows), (0, middle), (middle, rows)
     parts = [part_of_batch(batch, start + first, start + last) for first, last in ends]
@@ -78,7 +78,7 @@ def _equal(one: Any, other: Any) -> Any:
 
 
 def _differ(whole: Any, of_parts: Any, exact: float) -> Any:
-    """Returns for each loss whether it differs from its parts'; each has a line for each draw."""
+    """Returns for each loss whether it differs from its parts; each has a row for each draw."""
     difference = whole - of_parts
     scale = np.maximum(np.abs(whole), np.abs(of_parts)).mean(axis=0)
     error = difference.std(axis=0, ddof=1) / np.sqrt(len(difference))
@@ -88,7 +88,7 @@ def _differ(whole: Any, of_parts: Any, exact: float) -> Any:
 
 
 def _losses(model: Any, kind: str, part: Any, draw: int) -> Any:
-    """Returns the losses that a step computes of some rows, and whether each is a sum of values."""
+    """Returns the losses that a step computes for some rows, and whether each is a sum."""
     rows, first = count_rows(part), model.distribute_strategy.sharing.first
     with in_first_replica(model.distribute_strategy):
         whole = {"rows": rows, "first": 0, "count": rows, "weight": 1.0, "own": rows}
@@ -107,7 +107,7 @@ def _is_number(value: Any) -> bool:
 
 @contextlib.contextmanager
 def _undone(model: Any) -> Iterator[None]:
-    """Undoes what is done to variables and to TensorFlow's random numbers in the block."""
+    """Undoes the block's changes to variables and to TensorFlow's random numbers."""
     random = context.context()._rng.getstate()
     variables = [variable.value for variable in (*model.variables, *model.metrics_variables)]
     tracked = tf.train.TrackableView(model).descendants()
@@ -127,5 +127,5 @@ def _undone(model: Any) -> Iterator[None]:
 
 
 def _copies(model: Any, variable: Any) -> Tuple[Any, ...]:
-    """Returns what this worker's replicas have of a variable."""
+    """Returns the parts of a variable in this worker's replicas."""
     return tuple(model.distribute_strategy.experimental_local_results(variable))

@@ -1,7 +1,7 @@
-"""Of the files that several workers save or write in callbacks, one worker writes each.
+"""Lets one worker write each file that several workers save, or write in callbacks.
 
-All workers hold the same model, and may save it all, or one of them alone. They meet in the file
-system, so that every node gets the file where the path is on a disk of each node.
+All workers hold the same model. All of them may save it, or one alone. They agree through the file
+system, so that every node gets the file if the path is on a disk of its own.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from slurm_resolver.slurm.step import SlurmStep
 from slurm_resolver.tf.keras import are_several
 from slurm_resolver.tf.progress import reporter
 
-STALLED_SECONDS = 300.0  # after which others give up if the worker that writes adds nothing
+STALLED_SECONDS = 300.0  # until the others give up if the writing worker adds nothing
 _PAUSE_SECONDS = 0.02
 # The callbacks that write files themselves, and the attribute with the path. ModelCheckpoint saves
 # with the model's own methods.
@@ -40,7 +40,7 @@ def save_once(
     step, digest = SlurmStep.read(), 0
     for variable in [*model.weights, *getattr(model.optimizer, "variables", ())]:
         digest = zlib.crc32(memoryview(variable.numpy()).cast("B"), digest)
-    # What an earlier run has left half saved is not waited for.
+    # The workers do not wait for an incomplete save of an earlier run.
     run = f"{step.job_id}.{step.step_id}.{step.restart_count}"
     identity = f"{run} {kind} {args} {sorted(kwargs.items())} {digest}"
     with reporter.saving():
@@ -51,13 +51,13 @@ def save_once(
 def write_once(path: str, identity: str, write: Callable[[str], object]) -> None:
     """Calls `write` in one of the processes that call this with the same path and identity.
 
-    `write` gets a path of the same name in another folder. A file or new folder is then moved in
-    one step, so that nobody reads half of it. It is there in every process when this returns.
+    `write` gets a path of the same name in another folder. The file or new folder is then moved in
+    one step, so that no process reads half of it. It exists for every process when this returns.
 
     Raises:
-        SavingError: if the process that writes has stopped doing so.
+        SavingError: if the process that writes has stopped writing.
     """
-    path = os.path.realpath(path)  # the file that a link leads to is replaced, not the link
+    path = os.path.realpath(path)  # replaces the target of a link, not the link
     folder, name = os.path.split(path)
     digest = hashlib.sha256(f"{name} {identity}".encode()).hexdigest()[:16]
     scratch = os.path.join(folder, f".saving-{digest}")
@@ -67,7 +67,7 @@ def write_once(path: str, identity: str, write: Callable[[str], object]) -> None
         if waited and _state(path) not in (None, before):
             return
         write(os.path.join(scratch, name))
-        # Other files, such as the parts of a file in several, come first.
+        # Other files, such as the parts of a divided file, come first.
         for made in sorted(os.listdir(scratch), key=lambda made: made == name):
             _move(os.path.join(scratch, made), os.path.join(folder, made))
     finally:
@@ -75,7 +75,7 @@ def write_once(path: str, identity: str, write: Callable[[str], object]) -> None
 
 
 def _make(folder: str) -> bool:
-    """Makes a folder in one of the processes that try, and returns whether this is the one."""
+    """Makes a folder; returns False if another process has made it."""
     try:
         os.mkdir(folder)
     except FileExistsError:
@@ -84,7 +84,7 @@ def _make(folder: str) -> bool:
 
 
 def _take(scratch: str, path: str) -> bool:
-    """Makes the folder once no other process has it, and returns whether another one had it.
+    """Makes the folder once no other process has it; returns whether another process had it.
 
     mkdir asks the file server itself; stat may be answered from a cache.
     """
@@ -105,7 +105,7 @@ def _take(scratch: str, path: str) -> bool:
 
 
 def _state(path: str) -> Optional[Tuple[int, ...]]:
-    """What changes when a file or folder is replaced; None where there is none."""
+    """Returns values that change when a file or folder is replaced; None if it does not exist."""
     try:
         found = os.stat(path)
     except FileNotFoundError:
@@ -114,7 +114,7 @@ def _state(path: str) -> Optional[Tuple[int, ...]]:
 
 
 def _move(new: str, old: str) -> None:
-    """Puts a file into the place of another; a folder's files into those of the folder there."""
+    """Replaces a file, or the files of a folder, by new ones."""
     if os.path.isdir(new) and os.path.isdir(old):
         for name in sorted(os.listdir(new), key=lambda name: not os.path.isdir(f"{new}/{name}")):
             _move(os.path.join(new, name), os.path.join(old, name))
@@ -140,8 +140,8 @@ def _writing(callbacks: Any) -> Iterator[Tuple[str, str, Any]]:
 def one_writer(callbacks: Any, workers: Any, paths: Sequence[List[List[str]]]) -> Iterator[None]:
     """Lets one worker write each path in the block; `paths` are the `written_paths` of each worker.
 
-    The other workers' callbacks write to a temporary folder, so that whatever else a callback does,
-    it does in every worker.
+    The other workers' callbacks write to a temporary folder, so that a callback otherwise does the
+    same in every worker.
     """
     earlier = [path for told in paths[: workers.index] for path in told]
     with contextlib.ExitStack() as undo:

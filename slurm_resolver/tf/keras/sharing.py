@@ -1,7 +1,7 @@
 """Each worker's share of a global batch.
 
-Every worker reads the same batches and keeps its own rows. TensorFlow splits by elements: a shorter
-last batch goes to some workers only, and data of a generator is not split at all.
+Every worker reads the same batches and keeps its own rows. TensorFlow splits a dataset by elements:
+only some workers get a shorter last batch, and the data of a generator is not split at all.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ class Share(NamedTuple):
 
 
 class Sharing(NamedTuple):
-    """How batches are split: this worker's first replica, and how many it has, of all replicas."""
+    """How batches are split: this worker's first replica, its replicas, and all replicas."""
 
     first: int
     local: int
     replicas: int
 
     def bounds(self, replica: int, rows: Any) -> Tuple[Any, Any]:
-        """Returns the first row of a replica's part, and the one behind its last.
+        """Returns the first row of a replica's part, and the row after its last.
 
-        Each replica computes the whole of a batch with fewer rows than replicas: many a layer and
-        loss makes NaN of no rows.
+        If a batch has fewer rows than replicas, each replica computes all of it, because many
+        layers and losses return NaN for no rows.
         """
         start, stop = rows * replica // self.replicas, rows * (replica + 1) // self.replicas
         if isinstance(rows, int):
@@ -60,8 +60,8 @@ def share(batch: Any, compared: Optional[Sequence[Any]] = None) -> Share:
 def share_dataset(dataset: tf.data.Dataset) -> Optional[tf.data.Dataset]:
     """Returns the dataset of shares, with the given one as its attribute `whole_batches`.
 
-    None stands for a dataset of which each worker reads its own files, data or, from a tf.data
-    service, batches.
+    None stands for a dataset from which each worker reads its own files or data, or batches of a
+    tf.data service.
     """
     graph, policy = _graph(dataset), tf.data.experimental.AutoShardPolicy
     of_dataset = dataset.options().experimental_distribute.auto_shard_policy
@@ -71,7 +71,7 @@ def share_dataset(dataset: tf.data.Dataset) -> Optional[tf.data.Dataset]:
     while generated and type(dataset).__name__.lstrip("_") == "PrefetchDataset":
         (dataset,) = dataset._inputs()
     single = not isinstance(dataset.element_spec, tuple)
-    # Where rows are drawn at random, such as augmented images, they may differ in other workers.
+    # Random rows, such as augmented images, may differ between workers.
     may_vary = not graph or any(name in graph for name in _VARYING)
 
     def shared(*elements: Any) -> Share:
@@ -79,8 +79,8 @@ def share_dataset(dataset: tf.data.Dataset) -> Optional[tf.data.Dataset]:
         return share(batch, _labels(batch) if may_vary else None)
 
     shares = dataset.map(shared)
-    # Batches of a generator that are read ahead are lost to whoever reads it next; their number
-    # depends on chance, so that the workers would be at different batches.
+    # The next reader of a generator does not get the batches that were read ahead. Their number is
+    # random, so the workers would be at different batches.
     if not generated:
         shares = shares.prefetch(tf.data.AUTOTUNE)
     shares.whole_batches = dataset
@@ -88,7 +88,7 @@ def share_dataset(dataset: tf.data.Dataset) -> Optional[tf.data.Dataset]:
 
 
 def _labels(batch: Any) -> List[Any]:
-    """Returns what is no input of a batch, and is hardly ever augmented: integers by row."""
+    """Returns the integers by row that are not inputs of a batch: they are rarely augmented."""
     targets = tf.nest.flatten(batch[1:]) if isinstance(batch, tuple) else []
     return [
         value
@@ -132,7 +132,7 @@ def part_of_batch(batch: Any, start: Any, stop: Any) -> Any:
 
 
 def without_optionals(batch: Any) -> Any:
-    """Returns a batch in which what Keras has left out, such as sample weights, is None."""
+    """Returns a batch with None for what Keras has left out, such as sample weights."""
     return tf.nest.map_structure(
         lambda value: None if isinstance(value, tf.experimental.Optional) else value, batch
     )

@@ -28,14 +28,13 @@ class Step:
     rows: Any  # of the global batch, int32
     first: Any  # row of this replica's part
     count: Any  # of rows that it adds to the global batch; 0 where another replica has the same
-    weight: Any  # its share in every mean, float32; those of all replicas add up to 1
-    digest: Any = None  # of the global batch; None where each worker reads data of its own
+    weight: Any  # its share in every mean, float32; the shares of all replicas add up to 1
+    digest: Any = None  # of the global batch; None if each worker reads its own data
     draw: int = 0  # which random numbers it draws
     own: Any = None  # the number of rows of this replica's tensors: an int, or an int32 tensor
-    # Variables of which all replicas' mean is to be taken.
+    # Variables that become the mean of all replicas.
     statistics: List[Any] = dataclasses.field(default_factory=list)
-    # What gradients are taken of, and metrics updated with, where it is run for its losses alone
-    # (see `row_means`).
+    # The losses of gradients and metrics, if the step is only examined (`row_means`).
     examined: Any = None
     trusted: bool = True  # whether all its losses are known to be means, or need not be
     compiled_loss: bool = False  # whether the loss given to `compile` is being computed
@@ -44,7 +43,7 @@ class Step:
 
     def __post_init__(self) -> None:
         self._shared = self.digest is not None  # whether all workers have read the same batch
-        # By the id of a tensor or variable; what has an id must live as long as the step.
+        # By the id of a tensor or variable, which must live as long as the step.
         self._gathered: Dict[int, Tuple[Any, Any]] = {}
         self._before: Dict[int, Any] = {}  # values of metrics' variables, the same in all replicas
         self._changed: Dict[int, Any] = {}  # variables to which this replica's rows have been added
@@ -52,7 +51,7 @@ class Step:
 
     @contextlib.contextmanager
     def seeing_whole_batch(self) -> Iterator[None]:
-        """Lets Keras compute as in one process: what it is given is of all rows."""
+        """Lets Keras compute as in one process: its arguments contain all rows."""
         self.nested = True
         try:
             yield
@@ -139,10 +138,10 @@ class Step:
         return loss + tf.cast(factor - 1, loss.dtype) * (loss - tf.stop_gradient(loss))
 
     def change(self, variables: Iterable[Any], *, made: bool = False) -> None:
-        """Notes that metrics' variables get what this replica's rows add.
+        """Notes that this replica's rows will be added to metrics' variables.
 
-        Variables that the update itself has made began as zeros. They exist in TensorFlow's next
-        trace of the step.
+        Variables that the update itself makes begin as zeros. They exist in TensorFlow's next trace
+        of the step.
         """
         for variable in variables:
             if id(variable) not in self._before:
@@ -151,13 +150,13 @@ class Step:
             self._changed[id(variable)] = variable
 
     def keep(self, variables: Iterable[Any]) -> None:
-        """Notes that metrics' variables are the same in all replicas as they are."""
+        """Notes that metrics' variables are already the same in all replicas."""
         for variable in variables:
             self._before[id(variable)] = tf.convert_to_tensor(variable.value)
             self._changed.pop(id(variable), None)
 
     def add_changes(self) -> None:
-        """Changes metrics' variables by what all replicas have added to them.
+        """Adds what all replicas have added to metrics' variables.
 
         The first call in a step also averages the statistics of BatchNormalization, and checks that
         all workers have read the same batch.
@@ -182,9 +181,9 @@ class Step:
         return self.unless_empty(value) * tf.cast(self.weight, value.dtype)
 
     def unless_empty(self, value: Any) -> Any:
-        """Returns zeros where this replica has no rows, of which many a layer and loss makes NaN.
+        """Returns zeros if this replica has no rows, for which many layers and losses return NaN.
 
-        That happens only where workers read data of their own, and that of one has ended.
+        That happens only if workers read their own data, and the data of one has ended.
         """
         if self._shared:
             return value
@@ -199,7 +198,7 @@ def all_reduce(value: Any) -> Any:
     return tf.distribute.get_replica_context().all_reduce(tf.distribute.ReduceOp.SUM, value)
 
 
-# Workers.failing_together raises a FitError with what stands behind `MARK`.
+# Workers.failing_together raises a FitError with the text after `MARK`.
 _OTHER_BATCH = (
     f"{MARK}this worker has read another batch than the others. Expected the same global batches "
     "in the same order in every worker, of which each takes its rows. Seed whatever shuffles or "
@@ -209,7 +208,7 @@ _OTHER_BATCH = (
 
 
 def current_step() -> Optional[Step]:
-    """Returns the step that the caller is in; None outside of Keras' steps on several workers."""
+    """Returns the caller's step; None outside of Keras' steps on several workers."""
     if not _current:
         return None
     if tf.distribute.in_cross_replica_context() or not tf.distribute.has_strategy():
@@ -218,15 +217,16 @@ def current_step() -> Optional[Step]:
 
 
 def replica_number() -> int:
-    """Returns the number of the replica that the caller is in, among all workers'."""
+    """Returns the number of the caller's replica among the replicas of all workers."""
     context = tf.distribute.get_replica_context()
     return int(tf.get_static_value(context.replica_id_in_sync_group))
 
 
 def run_in_replicas(strategy: Any, function: Callable[..., Any], *args: Any) -> Any:
-    """Returns what a function gives in this worker's first replica; it is called in each of them.
+    """Calls a function in each replica of this worker, and returns the first one's result.
 
-    A lone replica needs no thread of its own, in which no condition may update variables.
+    A single replica runs without a thread, because conditions in TensorFlow's threads cannot update
+    variables.
     """
     if strategy.sharing.local > 1:
         return first_local(strategy, strategy.run(function, args=args))
@@ -250,7 +250,7 @@ def first_local(strategy: Any, values: Any) -> Any:
 
 
 def run_in(step: Step, function: Callable[[], Any]) -> Any:
-    """Returns what a function gives in a step."""
+    """Returns the result of a function in a step."""
     _current[step.replica] = step
     try:
         return function()

@@ -1,4 +1,4 @@
-"""Gradients, losses and metrics in a step: each is that of the whole batch.
+"""Gradients, losses and metrics in a step, which are those of the whole batch.
 
 The mean of the replicas' gradients, weighted by their rows, is right for every loss that is a mean
 over rows. Any other loss is computed from the rows of all replicas.
@@ -19,7 +19,7 @@ from slurm_resolver.tf.keras.step import Step
 
 Method = Callable[..., Any]
 
-# Losses of Keras' own that relate a batch's rows to each other.
+# Keras' losses that compare the rows of a batch.
 _RELATING = ("Dice", "Tversky", "Circle")
 _PLAIN_MEANS = ("sum_over_batch_size", "mean")
 
@@ -42,7 +42,7 @@ def gradient(
     targets = tf.nest.flatten(target)
     if step.examined is not None:
         step.examined[0].extend(map(tf.convert_to_tensor, targets))
-        # What the step continues with does not matter.
+        # The step's further computation does not matter.
         return tf.nest.map_structure(
             lambda one: 1e-3 * tf.ones_like(tf.convert_to_tensor(one)), sources
         )
@@ -62,7 +62,7 @@ def gradient(
 
 
 def _seed(step: Step, target: Any, seed: Any) -> Any:
-    """Returns what backpropagation begins with: a value for each own row is one process's.
+    """Returns the start of backpropagation: a value for each of this replica's rows is unchanged.
 
     Everything else is a mean over rows, or the same in all replicas.
     """
@@ -85,7 +85,7 @@ def reduce_weighted_values(
     reduction: Any = "sum_over_batch_size",
     dtype: Any = None,
 ) -> Any:
-    """Reduces the losses of all rows, unless it is the plain mean that every replica can take."""
+    """Reduces the losses of all rows, unless the reduction is a plain mean over rows."""
 
     def reduce(values: Any, sample_weight: Any, mask: Any) -> Any:
         return original(values, sample_weight, mask, reduction, dtype)
@@ -102,7 +102,7 @@ def reduce_weighted_values(
 
 
 def compiled_loss(step: Step, original: Method, loss: Any, *args: Any, **kwargs: Any) -> Any:
-    """Notes that Keras computes what `compile` was given, and takes the gradient of a vector."""
+    """Notes that Keras computes the loss of `compile`, and allows the gradient of a vector."""
     step.compiled_loss = True
     try:
         return original(loss, *args, **kwargs)
@@ -111,18 +111,18 @@ def compiled_loss(step: Step, original: Method, loss: Any, *args: Any, **kwargs:
 
 
 def additional_loss(step: Step, original: Method, model: Any, loss: Any) -> Any:
-    """Adds up what `add_loss` was given for each row, of all rows."""
+    """Adds up the values by row of `add_loss`, for all rows."""
     if not step.is_by_row(loss):
         return original(model, loss)
     return step.loss_of_all_rows(lambda values: original(model, values), loss)
 
 
 class UnknownLossError(Exception):
-    """Ends a step before it computes anything, as it must be examined first."""
+    """Ends a step before it computes anything, because it must be examined first."""
 
 
 def add_loss(step: Step, original: Method, layer: Any, loss: Any) -> None:
-    """Raises UnknownLossError where a layer adds a number; those of Keras add means over rows."""
+    """Raises UnknownLossError if a custom layer adds a number; Keras' layers add means."""
     scalar = any(tf.convert_to_tensor(one).shape.rank == 0 for one in tf.nest.flatten(loss))
     if scalar and not step.trusted and not type(layer).__module__.startswith("keras."):
         raise UnknownLossError("add_loss of a number")
@@ -132,7 +132,7 @@ def add_loss(step: Step, original: Method, layer: Any, loss: Any) -> None:
 def loss(
     step: Step, original: Method, loss: Any, y_true: Any, y_pred: Any, sample_weight: Any = None
 ) -> Any:
-    """Computes a loss of one's own, or one that relates rows, on the whole batch."""
+    """Computes a custom loss, or one that compares rows, on the whole batch."""
     if step.nested or not sees_whole_batch(loss, "call"):
         return original(loss, y_true, y_pred, sample_weight)
     return step.loss_of_all_rows(
@@ -159,7 +159,7 @@ def add_variable(
     aggregation: str = "sum",
     name: Optional[str] = None,
 ) -> Any:
-    """Makes a variable that can be read without the other workers, where it is the same in all."""
+    """Makes a variable that is the same in all workers, so that one worker alone can read it."""
     if hasattr(tf.distribute.get_strategy(), "sharing"):
         aggregation = "only_first_replica"
     return original(metric, shape, initializer, dtype, aggregation, name)
@@ -191,7 +191,7 @@ def _update_state(step: Step, original: Method, metric: Any, *args: Any, **kwarg
 
 
 def _value(metric: Any, args: Any, kwargs: Any) -> Any:
-    """Returns the tensor that one of Keras' means or sums is updated with; None for other ones."""
+    """Returns the tensor that updates one of Keras' means or sums; None for other metrics."""
     import keras
 
     plain = isinstance(metric, (keras.metrics.Mean, keras.metrics.Sum))
@@ -218,7 +218,7 @@ def _reset_state(step: Step, original: Method, metric: Any) -> None:
 def _update(original: Method, metric: Any, *args: Any, **kwargs: Any) -> None:
     """Updates a metric outside of a `Step`; in a coordinator's steps, it adds the change at once.
 
-    What another worker adds between reading and writing would be lost.
+    Otherwise, what another worker adds between reading and writing would be lost.
     """
     import keras
 
@@ -236,18 +236,18 @@ def _update(original: Method, metric: Any, *args: Any, **kwargs: Any) -> None:
 
 
 def add_at_once(original: Method, variable: Any, value: Any) -> Any:
-    """Has the parameter server add to a Keras variable, which Keras reads and assigns."""
+    """Lets the parameter server add to a variable, which Keras would read and assign."""
     if is_coordinated() and _is_stored(variable):
         return variable.value.assign_add(tf.cast(value, variable.dtype))
     return original(variable, value)
 
 
 def _is_stored(variable: Any) -> bool:
-    """Whether a Keras variable is one of TensorFlow's now, not a tensor to learn shapes from."""
+    """Returns whether a Keras variable is one of TensorFlow, not a tensor without a value."""
     return isinstance(variable.value, tf.Variable)
 
 
-# By the method of a metric: what replaces it in a step, and elsewhere.
+# By a metric's method: its replacement in a step, and elsewhere.
 REPLACEMENTS: Dict[str, Tuple[Method, Optional[Method]]] = {
     "update_state": (_update_state, _update),
     "reset_state": (_reset_state, None),

@@ -40,8 +40,8 @@ class BackupAndResume:
     the epoch is converted by the count of samples, rounded down to a batch.
     """
 
-    async_safe = True  # Keras 3: it lets other callbacks run beside the training
-    _supports_tf_logs = True  # Keras 2: it does not read them, so that no step waits for the device
+    async_safe = True  # Keras 3: lets other callbacks run in parallel
+    _supports_tf_logs = True  # Keras 2: no step waits for logs, which are not read
 
     def __init__(
         self,
@@ -59,7 +59,7 @@ class BackupAndResume:
             termination: what `termination_config` returned; None makes one with its defaults.
             save_every: also save after this many steps, the most that a crash can lose.
             max_to_keep: how many checkpoints to keep.
-            state: more that a `tf.train.Checkpoint` can hold.
+            state: further objects for the `tf.train.Checkpoint`.
         """
         self.model: Any = None
         self.params: Any = None
@@ -81,8 +81,8 @@ class BackupAndResume:
             ResumeError: outside of the `fit` of a model of Keras 3 or Keras 2.
             KerasError: for a Keras 3 that is too old.
         """
-        # Keras gives a callback neither the other callbacks nor the data: they are variables of
-        # `fit`, which is calling.
+        # Keras does not pass the other callbacks and the data to a callback. They are variables of
+        # `fit`, the caller.
         frame: Any = sys._getframe(1)
         while frame is not None:
             found = frame.f_locals

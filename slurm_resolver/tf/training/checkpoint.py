@@ -21,12 +21,12 @@ from slurm_resolver.tf.training.checkpoint_folder import CheckpointFolder
 from slurm_resolver.tf.training.fit_state import pack, unpack
 from slurm_resolver.tf.training.termination import TerminationConfig, termination_config
 
-# These datasets make of each batch one batch.
+# These datasets turn each batch into one batch.
 _BATCH_BY_BATCH = ("OptionsDataset", "MapDataset", "ParallelMapDataset", "PrefetchDataset")
 _CLOUD_ADDRESS = "GCE_METADATA_IP"
 
-# TensorFlow's handler agrees on a step through keys that a process can set only once: there is one
-# handler for all trainings of a process, and it saves the one that runs now.
+# TensorFlow's handler agrees on a step through keys that a process can set only once. One handler
+# therefore serves all trainings of a process, and saves the current one.
 _handler: Any = None
 _running: Any = None
 
@@ -37,7 +37,7 @@ class Backup(tf.train.experimental.PythonState):  # type: ignore[misc]
     Attributes:
         epoch: the epoch, from 0.
         step: how many of its steps are done.
-        drawn: how many batches were taken from the iterator that is in use.
+        drawn: how many batches were taken from the current iterator.
         batch_size: how many samples a global batch has; 0 if that is not known.
         restored: the path of the checkpoint that was restored; None if there was none.
         more: what `collect` returned when that checkpoint was saved.
@@ -151,7 +151,7 @@ class Backup(tf.train.experimental.PythonState):  # type: ignore[misc]
             )
 
     def save_if_due(self) -> None:
-        """Saves if a signal has come to any rank (and does not return), or if it is time."""
+        """Saves if a signal has come to any rank (and does not return), or if a save is due."""
         _handler.save_checkpoint_if_preempted()
         if self._every is not None and self._since >= self._every:
             self.save()
@@ -201,9 +201,9 @@ def batch_size_of(data: Any) -> int:
 class _QuietHandler(
     tf.distribute.experimental.PreemptionCheckpointHandler  # type: ignore[misc]
 ):
-    """TensorFlow's, without its thread's traceback if another rank has ended first."""
+    """TensorFlow's handler, without a traceback if another rank has ended first."""
 
-    total_run_calls = 0  # TensorFlow's handler reads its own property and warns: it is deprecated
+    total_run_calls = 0  # reads its own property, and warns that it is deprecated
 
     def _watch_step_to_save_key(self) -> None:
         with contextlib.suppress(tf.errors.OpError):
@@ -216,7 +216,7 @@ def _make_handler(strategy: tf.distribute.Strategy, termination: TerminationConf
     # TensorFlow's handler would restore from this manager's folder, which does not exist.
     manager = tf.train.CheckpointManager(tf.train.Checkpoint(), os.devnull + "/none", 1)
     resolver = strategy.cluster_resolver
-    if resolver is None:  # one process; TensorFlow's handler needs a resolver nevertheless
+    if resolver is None:  # one process, but TensorFlow's handler needs a resolver
         spec = tf.train.ClusterSpec({})
         resolver = tf.distribute.cluster_resolver.SimpleClusterResolver(spec)
     # Keeps TensorFlow from asking whether this machine is in Google's cloud. Elsewhere that takes

@@ -1,7 +1,7 @@
-"""A training's folder of checkpoints: whose it is, which one to restore, and the next one.
+"""The folder of a training's checkpoints: its owner, the checkpoint to restore, and the next save.
 
-A save that was cut off, a full disk or a broken file system may leave a checkpoint that cannot be
-read. It is left as it is, and the next older one is used.
+An interrupted save, a full disk or a broken file system may leave a checkpoint that cannot be read.
+It stays in the folder, and the next older one is used.
 
 A file in the folder names the training that it belongs to. A new job with the same model continues
 the training. Another task of a job array must not, and two jobs must not save at the same time.
@@ -201,7 +201,7 @@ class CheckpointFolder:
         return False
 
     def _remove_unfinished(self) -> None:
-        """Removes what a save that was cut off has left."""
+        """Removes the files of an interrupted save."""
         for path in map(self._path, self._list(r"ckpt-.*_temp|checkpoint\.tmp.*")):
             (tf.io.gfile.rmtree if tf.io.gfile.isdir(path) else tf.io.gfile.remove)(path)
 
@@ -220,7 +220,7 @@ class CheckpointFolder:
 
 
 def _first_line(error: Exception) -> str:
-    """Returns an error of TensorFlow's, without the names of its own functions."""
+    """Returns the text of an error of TensorFlow, without the names of TensorFlow's functions."""
     return re.sub(r"{{.*?}} | ?\[Op:\w+\]", "", str(error).partition("\n")[0])[:400]
 
 

@@ -1,7 +1,7 @@
-"""What a checkpoint holds of Keras' `fit` besides variables: plain values, as JSON.
+"""The state of Keras' `fit` in a checkpoint, besides variables: plain values, as JSON.
 
-Plain are None, numbers, strings, NumPy arrays, and lists, tuples, sets and dicts of these. Reading
-them runs no code.
+Plain values are None, numbers, strings, NumPy arrays, and lists, tuples, sets and dicts of them.
+Reading them runs no code.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _OF_KERAS = ("model", "_model", "params", "monitor_op", "min_delta")
 
 
 def pack(value: Any) -> str:
-    """Returns a plain value as text; raises TypeError for another."""
+    """Returns a plain value as text; raises TypeError for any other value."""
     return json.dumps(_encode(value))
 
 
@@ -33,7 +33,7 @@ def unpack(packed: Union[str, bytes]) -> Any:
 
 
 def _encode(value: Any) -> Any:
-    """Returns what JSON can hold."""
+    """Returns the value in a form that JSON supports."""
     if type(value) in _ALONE:
         return value
     if isinstance(value, (np.ndarray, np.generic)) and value.dtype.kind in "biufcV":
@@ -52,7 +52,7 @@ def _decode(code: Any) -> Any:
     ((kind, held),) = code.items()
     if kind == "array":
         proto = TensorProto.FromString(base64.b64decode(held))
-        return tf.make_ndarray(proto)[()]  # of an array without dimensions the scalar
+        return tf.make_ndarray(proto)[()]  # an array without dimensions becomes a scalar
     if kind == "dict":
         return {_decode(key): _decode(item) for key, item in held}
     return _SEQUENCES[kind](_decode(item) for item in held)
@@ -173,7 +173,7 @@ class ReplicaMetrics:
 
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
-    """Keeps TensorFlow from warning that what is called in the block may be slow."""
+    """Hides TensorFlow's warnings in the block that calls may be slow."""
     logger = tf.get_logger()
     logger.disabled, before = True, logger.disabled
     try:

@@ -1,7 +1,7 @@
 """One run of Keras' `fit` that `BackupAndResume` saves and resumes, for Keras 3 and for Keras 2.
 
-`fit` cannot begin in the middle of an epoch. It begins the epoch as usual; until the step where it
-was saved, no callback is called, and the model is not trained.
+`fit` cannot begin in the middle of an epoch. It begins the epoch as usual, but until the step that
+was saved, it calls no callback and does not train the model.
 """
 
 from __future__ import annotations
@@ -28,18 +28,18 @@ Call = Callable[..., Any]
 
 
 def do_nothing(*args: Any, **kwargs: Any) -> None:
-    """For what Keras calls in every callback."""
+    """Does nothing, for the methods that Keras calls in every callback."""
 
 
 class Fit:
-    """A run of Keras 3's `fit`: its model's train function, and a wrapper of its callbacks."""
+    """A run of Keras 3's `fit`: it replaces the model's train function and wraps the callbacks."""
 
     _complete = True  # `_build` makes all variables that a checkpoint may hold
 
     def __init__(self, callback: Any, callbacks: Any, data: Any) -> None:
-        """Restores, and wraps. Keras is calling `on_train_begin` of the callbacks.
+        """Restores the training, and wraps. Keras is calling `on_train_begin` of the callbacks.
 
-        `callbacks` is Keras' list of all callbacks, and `data` makes the iterators over the data.
+        `callbacks` is Keras' list of all callbacks. `data` makes the iterators over the data.
         """
         self._model = model = callback.model
         self._data = data
@@ -50,8 +50,8 @@ class Fit:
         self._muted = False  # whether the current step was trained before
         self._made = 0  # iterators over the data; Keras 2 does not count them
         self._iterator: Any = None
-        self._iterators = 0  # how many were made, including the current one
-        self._logs: Any = None  # of the steps that are not trained again
+        self._iterators = 0  # their number, including the current one
+        self._logs: Any = None  # of the steps that are skipped
         self._metrics = ReplicaMetrics(model.distribute_strategy, self._metric_variables)
         self._trained_metrics: Any = None  # the training's, while a validation uses its metrics
         self._build()
@@ -76,15 +76,15 @@ class Fit:
         for name in _HOOKS:
             hook = functools.partial(getattr(self, f"_{name}"), getattr(callbacks, name))
             setattr(callbacks, name, hook)
-        # After a `fit` that has failed, the model still has that one's function.
+        # After a failed `fit`, the model still has the function of that run.
         train: Any = model.train_function
         self._train: Call = train._train if isinstance(train, Fit) else train
         model.train_function = self
 
     def __call__(self, iterator: Any) -> Any:
-        """Trains: of what Keras calls, only its train function gets the iterator.
+        """Trains. Only the train function gets the iterator from Keras.
 
-        Keras makes a new iterator for each epoch, or one for all if `steps_per_epoch` is given.
+        Keras makes a new iterator for each epoch, or one for all epochs with `steps_per_epoch`.
         """
         if iterator is not self._iterator:
             if self._iterator is None:
@@ -116,7 +116,7 @@ class Fit:
     def _collect(self) -> Dict[str, Any]:
         """Returns what is saved besides variables; all ranks call it."""
         self.join()
-        # Callbacks that run beside the training have to see the last step.
+        # Callbacks that run in parallel must see the last step.
         getattr(self._callbacks, "_flush_futures", do_nothing)()
         metrics = self._trained_metrics
         assert self._states is not None
@@ -131,7 +131,8 @@ class Fit:
     def _on_epoch_begin(self, call: Call, epoch: int, logs: Any = None) -> None:
         """Restores the callbacks before the first epoch.
 
-        If training resumes within that epoch, all was saved after its beginning: once more.
+        If training resumes within that epoch, the callbacks were saved after its beginning, so they
+        are restored again afterwards.
         """
         self._backup.epoch = epoch
         self._trained_metrics = None
@@ -191,15 +192,15 @@ class Fit:
         self._end()
         self._data = None
 
-    # What follows is different in Keras 2.
+    # Keras 2 overrides the following methods.
 
     data_name = "epoch_iterator"  # in `fit`
     _steps_name = "_num_batches"  # how many steps an epoch has; None until the data has ended once
 
     def _build(self) -> None:
-        """Builds what is not yet built: a variable is restored and saved only if it exists.
+        """Builds the model and its optimizer: only variables that exist are restored and saved.
 
-        Without a strategy, Keras builds in the first step.
+        Without a strategy, Keras would build them in the first step.
         """
         check_keras()
         model, data = self._model, self._data
@@ -249,8 +250,8 @@ class Fit:
     def _begin_at(self, epoch: int, iterators: int) -> None:
         """Makes `fit` begin with this epoch, and with the iterator of this number.
 
-        A dataset that is shuffled anew draws the next order for each iterator. A Python generator
-        has no such orders, and must not be started for nothing.
+        A dataset that is reshuffled in each epoch draws the next order for each iterator. A Python
+        generator draws none, and must not be started unnecessarily.
         """
         self._model._initial_epoch = epoch
         if type(self._data.data_adapter).__name__ not in _GENERATED:
@@ -261,7 +262,7 @@ class Fit:
         pass
 
     def _count(self, steps: int) -> None:
-        """Counts steps of an iterator of all epochs, which Keras renews after its end."""
+        """Counts the steps of an iterator over all epochs, which Keras renews after its end."""
         self._data._steps_seen += steps
 
     def _executed(self) -> int:

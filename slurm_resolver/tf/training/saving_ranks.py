@@ -1,4 +1,4 @@
-"""The ranks that save together: they compare what each restored, and agree how all exit."""
+"""The ranks that save together: they compare what each has restored, and exit alike."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """`termination_config`: TensorFlow's PreemptionCheckpointHandler, on Slurm.
 
-What happens after a signal, to whichever ranks it came:
+After a signal to any rank:
 
     every rank      TensorFlow's handler agrees on a step, after which all save
     the leader      requeues the job once its own save is written, and tells the others
