@@ -1,4 +1,4 @@
-"""What the workers of a strategy tell each other: what each is about to do, and that one failed."""
+"""Lets the workers of a strategy compare their next call, and learn that another one has failed."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from slurm_resolver.errors import FitError, RendezvousError
 from slurm_resolver.log import warn
 from slurm_resolver.tf.progress import reporter
 
-# How long a failed worker waits for the others to fail as well; then none has to be told.
+# Seconds that a failed worker waits for the others to fail as well, so that it need not tell them.
 _SECONDS = 5.0
 _CALL = "this call of fit, evaluate or predict"  # what workers tell each other about
 _STEP = "begins the next step"
@@ -22,7 +22,7 @@ _IN_ALL = (
     "Make each call in all workers, as each of them computes its rows: leave out what lets one "
     "worker alone make it, such as `if task_id == 0:`."
 )
-# TensorFlow's errors where a peer is gone, and how long the service may take to name it.
+# TensorFlow's errors if a peer is gone, and the seconds in which the service names the peer.
 _OF_PEERS = (tf.errors.UnavailableError, tf.errors.AbortedError, tf.errors.CancelledError)
 _GONE_SECONDS = 4.0
 MARK = "slurm_resolver: "  # in the errors of collectives that this module ends
@@ -120,7 +120,7 @@ class Workers:
         return [told[rank] for rank in self._ranks]
 
     def _take_waiting(self, message: Dict[str, Any]) -> None:
-        """Ends the step that this worker has begun instead of the call that another waits in."""
+        """Ends this worker's step, because another worker waits for it in a call."""
         purpose, _, number = message["awaited"].rpartition(" ")
         if purpose != _CALL or self._client is None:
             return
@@ -189,7 +189,7 @@ class Workers:
             self.call = ""
 
     def _take_failure(self, message: Dict[str, Any]) -> None:
-        """Notes that another worker has failed in the same call, and ends that when told to."""
+        """Notes that another worker has failed in the same call, and ends the call if asked to."""
         rank, (topic, _, calls) = message["rank"], message["told"].partition(" ")
         if not self.call or calls != str(self._calls) or rank == self._ranks[self.index]:
             return
@@ -211,7 +211,7 @@ class Workers:
         _abort_collectives(reason)
 
     def _take_goodbyes(self, message: Dict[str, Any]) -> None:
-        # These workers may have ended well, as this one is about to do: only a step fails by that.
+        # These workers may have ended without an error, as this one may soon. Only a step fails.
         ended = sorted(set(self._ranks).intersection(message["left"]))
         if ended and self._client is not None:
             name = self._client.name_of(ended[0])

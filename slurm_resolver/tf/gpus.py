@@ -1,4 +1,4 @@
-"""The GPUs that TensorFlow sees in this process: set before it looks, and counted."""
+"""Sets the GPUs that TensorFlow sees in this process, before it looks for them, and counts them."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def count_gpus(devices: Optional[Tuple[str, ...]]) -> int:
     number = _gpus_left_visible()
     if number is not None:
         return number
-    if devices is None:  # nothing in the environment tells: TensorFlow takes what it finds
+    if devices is None:  # the environment does not say: TensorFlow uses what it finds
         return len(tf.config.list_physical_devices("GPU"))
     return len(devices)
 
@@ -52,7 +52,7 @@ def _known_gpus() -> int:
 
 
 def _gpus_left_visible() -> Optional[int]:
-    """Returns how many GPUs the program has left visible; None where it has hidden none."""
+    """Returns how many GPUs the program has left visible; None if it has hidden none."""
     known = _known_gpus()
     visible = len(tf.config.get_visible_devices("GPU")) if known else 0
     return visible if visible < known else None

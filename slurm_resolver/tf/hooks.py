@@ -1,4 +1,4 @@
-"""What subclasses of TensorFlow's resolver override and read, and the argument `tasks_per_node`.
+"""The methods that subclasses of TensorFlow's resolver override, and the argument `tasks_per_node`.
 
 The reference is tensorflow/python/distribute/cluster_resolver/slurm_cluster_resolver.py.
 """
@@ -122,7 +122,7 @@ class ResolverHooks:
         if tasks_per_node is None and not {_RANK, _COUNTS} & {*hooks} and step.place == "step":
             layout = find_layout(step, options)
             layout = _rename(layout, step.nodes or layout.nodes, self._resolve_hostlist())
-            step = step.replace(node_name=None)  # Slurm's names may lead nowhere
+            step = step.replace(node_name=None)  # Slurm's names may not resolve
         else:
             step, layout = self._layout_by_counts(hooks, tasks_per_node, step, options)
         if hooks and options.jobs is None:

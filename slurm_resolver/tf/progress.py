@@ -1,4 +1,4 @@
-"""Reports to the coordination service what this worker's training does: epoch, step, phase.
+"""Reports the epoch, step and phase of this worker's training to the coordination service.
 
 Training code only writes attributes, which costs microseconds a step; a thread reads them.
 """
@@ -65,7 +65,7 @@ class Reporter:
         self._began = self._since
 
     def end_step(self) -> None:
-        """Ends the step: what follows is outside of it."""
+        """Ends the step."""
         self.phase = phases.CALLBACK if self.stage else phases.IDLE
         self._since = self._ended = time.monotonic()
 
@@ -158,7 +158,7 @@ def start(resolver: Any, on_stall: str = "report") -> None:
 
 
 def timed(get: Callable[[], Any]) -> Any:
-    """Returns what `get` takes from an iterator in a graph, and measures how long it waits."""
+    """Returns the result of `get`, which reads an iterator in a graph, and measures its time."""
     if not _variables:
         return get()
     mark, waited = _variables

@@ -1,7 +1,7 @@
 """`SlurmClusterResolver`: the resolved cluster, as TensorFlow's distribute API asks for it.
 
-The constructor goes the whole way: it reads Slurm's variables, computes the cluster from them,
-shows this task its GPUs, and joins the tasks that serve others. The methods return what it found.
+The constructor reads Slurm's variables, computes the cluster from them, selects this task's GPUs,
+and joins the tasks that serve others. The methods return the results.
 """
 
 from __future__ import annotations
@@ -138,7 +138,7 @@ class SlurmClusterResolver(
         return f"<{type(self).__name__}: {describe_own_task(self._cluster)}>"
 
     def __str__(self) -> str:
-        """Returns the cluster as `print` shows it: a line a task, of 100 tasks at most."""
+        """Returns the cluster as `print` shows it: one line for each task, for up to 100 tasks."""
         return str(self._cluster)
 
     @property
@@ -148,7 +148,7 @@ class SlurmClusterResolver(
 
     @property
     def gpus(self) -> Optional[Tuple[str, ...]]:
-        """This task's GPUs as CUDA_VISIBLE_DEVICES names them; None where nothing tells."""
+        """This task's GPUs as CUDA_VISIBLE_DEVICES names them; None if they are unknown."""
         return self._cluster.gpus
 
     @property

@@ -60,7 +60,7 @@ class _Member(Member):
             self._ends.set()
 
     def _end_process(self, result: JobResult) -> None:
-        """Ends a process that trains with status 1: TensorFlow would let it wait for ever."""
+        """Ends a process that trains with status 1; in TensorFlow, it would wait without end."""
         if not result.status or self.serves or self._ends.is_set():
             return
         print_line(f"{self._name}: {result.message}. This process ends")
@@ -201,7 +201,7 @@ def _listens(address: str) -> bool:
 
 
 def _let_coordinators_end() -> None:
-    """Lets a coordinator end that has lost a worker; else it waits for that worker for ever.
+    """Lets a coordinator end that has lost a worker; otherwise it waits for the worker without end.
 
     A thread of TensorFlow's ClusterCoordinator waits for the worker to come back, and holds the
     lock that `stop`, called by `ClusterCoordinator.__del__`, needs (tensorflow/python/distribute/
