@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import secrets
 import statistics
 import sys
+import time
 from itertools import chain, product
 from typing import Any, Dict, Iterator, List, Optional
 
@@ -37,10 +39,12 @@ exit status: 0; 1 if no coordination service answers; 2 if usage or environment 
 
 examples:
   srun --jobid 42 --overlap -n 1 slurm-resolver status 42
-  srun --jobid 42 --overlap -n 1 --pty watch -n 5 slurm-resolver status 42.0
+  srun --jobid 42 --overlap -n 1 --pty slurm-resolver status 42 --watch
   srun --jobid 42 --overlap -n 1 slurm-resolver status 42 --json
   srun --jobid 42 --overlap -n 1 --het-group 0 slurm-resolver status 42  # a heterogeneous job"""
 
+_WATCH_SECONDS = 5.0  # the workers report as often
+_CLEAR = "\x1b[H\x1b[2J"  # clears a terminal
 _SILENT_SECONDS = 20.0  # a worker without a report for this long is marked
 _SLOWER = 0.05  # the slowest worker spends this much more of its time outside of steps
 _HEADINGS = ("worker", "epoch", "step", "doing", "ms a step", "data", "between")
@@ -51,6 +55,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     help_ = "default: this job, and its newest step that answers"
     parser.add_argument("step", nargs="?", metavar="JOBID[.STEP]", help=help_)
     parser.add_argument("--json", action="store_true", help="print JSON")
+    help_ = "print it again every 5 s until the step ends, in a terminal in place"
+    parser.add_argument("--watch", action="store_true", help=help_)
     what = "where the program sets port_base: that number plus the most tasks on one node"
     parser.add_argument("--port", type=int, help=what)
 
@@ -83,15 +89,28 @@ def main(args: argparse.Namespace) -> int:
             file=sys.stderr,
         )
         return 1
+    _print(workers, args.json)
+    with contextlib.suppress(OSError, WireError, KeyboardInterrupt):  # the step has ended
+        while args.watch:
+            time.sleep(_WATCH_SECONDS)
+            workers = _ask(address)["workers"]
+            print(_CLEAR if sys.stdout.isatty() and not args.json else "", end="")
+            _print(workers, args.json)
+    return 0
+
+
+def _print(workers: List[Dict[str, Any]], as_json: bool) -> None:
     slow = slowest(workers)
-    if args.json:
-        print(json.dumps({"workers": workers, "slowest": slow and slow["rank"]}))
-        return 0
-    print(table(workers) if workers else "no worker has created its strategy yet")
+    if as_json:
+        print(json.dumps({"workers": workers, "slowest": slow and slow["rank"]}), flush=True)
+        return
+    lines = [table(workers) if workers else "no worker has created its strategy yet"]
     if slow is not None:
         share = min(1.0, slow["waiting"] + slow["outside"])
-        print(f"\nslowest: {slow['name']}, which spends {share:.0%} of its time outside of steps")
-    return 0
+        lines.append(
+            f"\nslowest: {slow['name']}, which spends {share:.0%} of its time outside of steps"
+        )
+    print("\n".join(lines), flush=True)
 
 
 def _addresses(

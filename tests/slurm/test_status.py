@@ -33,10 +33,15 @@ def test_what_each_worker_does_is_shown(real_slurm: SlurmCluster, tmp_path: Path
             done = real_slurm.run(f"{inside} -w n10 {STATUS} --json", check=False)
             found = json.loads(done.stdout or '{"workers": []}')
         lines = real_slurm.run(f"{inside} {STATUS} {job_id}").stdout.splitlines()
+        watching = real_slurm.popen(f"{inside} {STATUS} {job_id} --watch --json")
+        assert watching.stdout is not None
+        watched = [json.loads(watching.stdout.readline()) for _ in range(2)]
         other = real_slurm.run(f"{inside} {STATUS} {job_id}.7", check=False)
     finally:
         real_slurm.run("scancel --me")
         job.communicate(timeout=60)
+    watching.communicate(timeout=60)
+    assert all(len(one["workers"]) == 3 for one in watched)
     words = [line.split() for line in lines]
     assert words[0] == ["worker", "epoch", "step", "doing", "ms", "a", "step", "data", "between"]
     assert [line[:5] for line in words[1:4]] == [
