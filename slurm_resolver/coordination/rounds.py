@@ -76,10 +76,11 @@ class Rounds:
             current.without = set(message["without"])
             if message["timeout"] is None and not current.patient:
                 current.patient, current.next_notice = True, now + _PATIENT_NOTICE
-        left = self._left - current.values.keys() - current.without
-        if current.patient and left:
-            self._end_without(name, min(left))
-            return
+        if current.patient and self._left:
+            left = self._left.difference(current.values, current.without)
+            if left:
+                self._end_without(name, min(left))
+                return
         # Counted first, as this is asked for every task.
         enough = len(current.values) + len(current.without) >= self._num_tasks
         if current.waiting and enough and not self._missing(current):
