@@ -32,13 +32,3 @@ def nvmlShutdown() -> None:
 def nvmlDeviceGetCount() -> int:
     """Returns the number of GPUs."""
     return int(_NUMBERS[socket.gethostname()])
-
-
-def nvmlDeviceGetHandleByIndex(index: int) -> int:
-    """Returns the number as the handle."""
-    return index
-
-
-def nvmlDeviceGetUUID(handle: int) -> str:
-    """Returns what tells the GPU from all others."""
-    return f"GPU-{socket.gethostname()}-{handle}"
