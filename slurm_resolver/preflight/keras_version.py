@@ -22,7 +22,7 @@ _PACKAGES = (
     *("intel-tensorflow", "tf-nightly-cpu", "tensorflow-aarch64"),
 )
 _FIRST_RIGHT = (3, 10)
-_NEWEST_TRIED = (3, 16)
+_NEWEST_TRIED = (3, 15)
 
 
 def keras_problem(version: str) -> str:
