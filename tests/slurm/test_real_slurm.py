@@ -1,4 +1,4 @@
-"""The resolved cluster on a real Slurm, against where the tasks really run."""
+"""Compares the resolved cluster with the real nodes of the tasks on a real Slurm."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_every_task_knows_where_all_tasks_run(
     assert_right(run(real_slurm, command, output))
 
 
-# By the version from which on it holds: why tasks cannot know, and how many of them see it.
+# The command; from each version on, why tasks cannot know the layout, and how many tasks notice.
 UNKNOWABLE: Dict[str, Tuple[str, Dict[str, Tuple[str, int]]]] = {
     "a list of hosts": (
         "srun -n4 -m arbitrary -w n10,n8,n10,n9 TASK!",
@@ -65,7 +65,7 @@ UNKNOWABLE: Dict[str, Tuple[str, Dict[str, Tuple[str, int]]]] = {
     "a component's own distribution, told to srun alone": (
         "salloc -wn8 : -N2 -n3 -wn9,n10 srun --het-group=0 TASK! : --het-group=1 -mcyclic TASK!",
         {
-            # rank 0, alone on its node, sees nothing of it
+            # rank 0 is alone on its node and does not notice
             "22.05": ("its own --distribution from srun, which no variable shows", 3),
             "26.05": ("where topology may order the nodes for block distribution", 4),
         },
@@ -95,18 +95,18 @@ def test_what_no_variable_tells_the_tasks_tell_each_other(
     assert {line["cluster"]["layout_source"] for line in lines} == {"rendezvous"}
 
 
-DERIVED = "SLURM_JOB_ID and SLURM_STEP_ID"  # where ports come from
+DERIVED = "SLURM_JOB_ID and SLURM_STEP_ID"  # a source of ports
 
 
 def test_jobs_are_taken_from_components_that_have_met(
     real_slurm: SlurmCluster, tmp_path: Path
 ) -> None:
-    """Without a distribution of its own, a batch job's component has no variable that tells it."""
+    """No variable shows the distribution of a batch job's component that sets none."""
     show = f"{sys.executable} -m slurm_resolver show --json --jobs ps=1,worker=-1"
     batch_file = tmp_path / "job.sbatch"
     batch_file.write_text(
         "#!/bin/bash\n#SBATCH -w n11,n12 --ntasks-per-node=2\n#SBATCH hetjob\n#SBATCH -w n10 -n2\n"
-        # from 25.11 on, %t counts in each component
+        # from 25.11 on, %t counts within each component
         f"srun --het-group=0,1 --output={tmp_path}/%N-%t {show} --het-groups ps=1\n"
     )
     real_slurm.run(f"sbatch --wait --output={tmp_path}/log {batch_file}", check=False)
@@ -125,7 +125,7 @@ def test_jobs_are_taken_from_components_that_have_met(
 def test_two_jobs_on_the_same_nodes_at_once(
     real_slurm: SlurmCluster, tmp_path: Path, output: Path, source: str
 ) -> None:
-    """All tasks of both listen at the same time, and every address answers with its own rank."""
+    """All tasks of both jobs listen at the same time, and every address answers with its rank."""
     option = "" if source == "SLURM_STEP_RESV_PORTS" else "--unset SLURM_STEP_RESV_PORTS"
     task = f"{TASK} {option} --meet {tmp_path} 8"
     commands = [
