@@ -1,6 +1,6 @@
-"""Each version of Keras 3 gives on two workers what one process gives, or is refused by both.
+"""Each version of Keras 3 gives the same results on two workers and one, or both workers refuse it.
 
-For `nox --session keras-versions`, which sets KERAS_VERSION to the version that is found first.
+For `nox --session keras-versions`, which sets KERAS_VERSION to the version under test.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def run(command: List[str], folder: Path, name: str) -> Dict[str, Dict[str, Any]
     return found
 
 
-# With one worker an old Keras trains, as it would without any strategy.
+# With one worker, an old Keras trains as it would without a strategy.
 OLD = """
 import keras, numpy as np, slurm_resolver as sr
 strategy = sr.MultiWorkerMirroredStrategy()
