@@ -39,7 +39,7 @@ def chosen(asked: List[str]) -> List[Installation]:
     if missing:
         here = ", ".join(one.version for one in versions)
         raise pytest.UsageError(
-            f"--slurm: no {missing} here, but {here}; `make slurms` gets others"
+            f"--slurm: {missing} not found, only {here}; `make slurms` adds versions"
         )
     return [one for version in asked for one in found[version]]
 

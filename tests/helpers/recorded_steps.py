@@ -17,7 +17,7 @@ STEPS = DATA / "steps.jsonl"
 
 
 class Recording(NamedTuple):
-    """One recorded step: Slurm's version, what was run, and each task's variables."""
+    """One recorded step: Slurm's version, the command, and each task's variables."""
 
     name: str
     slurm: str

@@ -346,8 +346,8 @@ class SlurmCluster:
         assert self._supervisor.stdout is not None
         if not self._supervisor.stdout.readline():
             raise SlurmUnavailable(
-                "this machine lets no network namespace be made: run as root with all rights, or "
-                f"allow unprivileged user namespaces; it says: {log.read_text().strip()}"
+                "this machine cannot create network namespaces: run as root with all rights, or "
+                f"allow unprivileged user namespaces; the error is: {log.read_text().strip()}"
             )
         self._login = _children(self._supervisor.pid)[0]
 

@@ -1,8 +1,8 @@
-"""Waits in each task of a test step for the other tasks, if requested with a fault in one rank.
+"""Resolves the cluster in each task of a test step, and meets the others, perhaps with a fault.
 
 Each task writes the outcome to TASK_OUTPUT/<rank>. In the folder TASK_EVENTS, it creates the file
 ``pid RANK`` when it starts, and ``came RANK`` when it has arrived. With ``--late '{"0": 6}'``,
-rank 0 arrives 6 s later; with null instead of 6, it waits for the file ``go``. A late rank exits if
+rank 0 arrives 6 s later. With null instead of 6, it waits for the file ``go``. A late rank exits if
 the file ``stop`` exists.
 """
 

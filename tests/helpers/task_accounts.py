@@ -46,7 +46,7 @@ def run_and_save(
         host, rank = path.name.split(".")
         pairs = path.read_text().rstrip("\0").split("\0")
         tasks[int(rank)] = (host, dict(pair.split("=", 1) for pair in pairs))
-    assert tasks, "no task left its variables"
+    assert tasks, "no task saved its variables"
     return dict(sorted(tasks.items()))
 
 
@@ -78,7 +78,7 @@ def run_at_once(slurm: SlurmCluster, commands: Sequence[str], output: Path) -> L
 
 def accounts(output: Path, job_id: str = "*", step_id: str = "*") -> List[Line]:
     lines = [json.loads(path.read_text()) for path in output.glob(f"{job_id}.{step_id}.*")]
-    assert lines, "no task left an account"
+    assert lines, "no task wrote a record"
     return sorted(lines, key=lambda line: int(line["rank"]))
 
 

@@ -54,7 +54,7 @@ WITHOUT_SRUN = {
     "switched off in a step": ("SLURM_RESOLVER=off srun -n2 TASK", ALONE),
     "switched off by argument": (f"srun -n2 TASK {LOCAL}", ALONE),
     "switched off under mpirun": ("SLURM_RESOLVER=off mpirun.mpich -np 2 TASK", ALONE),
-    "switched wrongly": (
+    "an invalid switch": (
         "SLURM_RESOLVER=no srun -n1 TASK",
         "SLURM_RESOLVER='no': expected on or off",
     ),
@@ -92,7 +92,7 @@ COPIED = {  # the node and the command that use the variables of a task on n8, a
 def _mpirun() -> None:
     missing = [name for name in ("mpirun.openmpi", "mpirun.mpich") if not shutil.which(name)]
     if missing:
-        slurm_or_skip(SlurmUnavailable(f"not here: {', '.join(missing)}; `make slurm` gets them"))
+        slurm_or_skip(SlurmUnavailable(f"missing: {', '.join(missing)}; run `make slurm`"))
 
 
 def judge(

@@ -20,7 +20,7 @@ LAYOUTS = {
     "block": "srun -N3 -n7 -m block TASK",
     "cyclic": "srun -N3 -n7 -m cyclic TASK",
     "plane=3": "srun -N3 -n8 -m plane=3 TASK",
-    "nodes that do not follow each other": "srun -w n8,n10,n12 -N3 -n5 TASK",
+    "nodes with gaps in their numbers": "srun -w n8,n10,n12 -N3 -n5 TASK",
     "overcommit, block": "srun -w n9,n10 -N2 -n20 -O -m block TASK",
     "a part of the allocation": "salloc -N3 --ntasks-per-node=2 srun -N2 -n3 -r1 TASK",
     "job variables kept": "salloc -N3 --ntasks-per-node=2 srun -E -N2 -n3 TASK",
@@ -29,7 +29,7 @@ LAYOUTS = {
     "multi-prog": "echo '* TASK' > multi.conf; srun -N2 -n4 -m cyclic --multi-prog multi.conf",
     "heterogeneous, not in the order of the names": "salloc -N1 -n2 -w n12 : -N2 -n3 -w n8,n9 srun"
     " --het-group=0,1 TASK",
-    "heterogeneous, a distribution each": "salloc -w n11,n12 -N2 -n4 -m cyclic : -w n8,n9 -N2 -n4"
+    "heterogeneous, two distributions": "salloc -w n11,n12 -N2 -n4 -m cyclic : -w n8,n9 -N2 -n4"
     " srun --het-group=0,1 TASK",
     "heterogeneous, without an allocation": "srun -N1 -n1 -w n11 TASK : -N2 -n3 -w n8,n9 TASK",
     "heterogeneous, components reversed": "salloc -n1 -w n12 : -N2 -n3 -w n8,n9 srun --het-group=1"
@@ -62,7 +62,7 @@ UNKNOWABLE: Dict[str, Tuple[str, Dict[str, Tuple[str, int]]]] = {
         "salloc -w n8,n9,n10 -N3 --ntasks-per-node=4 srun -N1 -n1 -w n10 TASK! : -N2 -n3 TASK!",
         {"22.05": ("heterogeneous step (srun … : …) inside a plain allocation", 4)},
     ),
-    "a component's own distribution, told to srun alone": (
+    "a component's distribution that only srun knows": (
         "salloc -wn8 : -N2 -n3 -wn9,n10 srun --het-group=0 TASK! : --het-group=1 -mcyclic TASK!",
         {
             # rank 0 is alone on its node and does not notice

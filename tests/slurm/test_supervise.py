@@ -275,7 +275,7 @@ SUPERVISE --nodes NODES --requeue --watch 1 -- srun --label bash -c '
 
 @pytest.mark.newest
 def test_nodes_that_vanish(installation: Installation, tmp_path: Path) -> None:
-    """A spare node replaces a lost node of the step; a lost node of the batch file is a requeue."""
+    """A spare node replaces a step's lost node. Losing the batch file's node requeues the job."""
     nodes = [Node(f"n{i}", cpus=2) for i in range(1, 6)]
     cluster = SlurmCluster(
         nodes, tmp_path / "slurm", extra_conf=["SlurmdTimeout=10"], installation=installation

@@ -1,4 +1,4 @@
-"""A folder of checkpoints: its owner, the checkpoint that a training resumes from, and saves."""
+"""A folder of checkpoints: its owner, the checkpoint to resume from, and the files of a save."""
 
 from __future__ import annotations
 

@@ -104,7 +104,7 @@ def outcomes(folder: Path, files: List[str]) -> List[Outcomes]:
 
 
 def difference(one: Any, other: Any) -> float:
-    """Returns the largest difference of two structures' numbers, relative to numbers above 1."""
+    """Returns the largest difference between two structures' numbers, relative if above 1."""
     left, right = flat(one), flat(other)
     if len(left) != len(right):
         return math.inf

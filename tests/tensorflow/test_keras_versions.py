@@ -63,7 +63,7 @@ except sr.KerasError as error:
 """
 
 
-@pytest.mark.skipif(not OLDER, reason="a version that trains rightly")
+@pytest.mark.skipif(not OLDER, reason="this version trains correctly")
 def test_two_workers_refuse_an_old_version_that_one_trains_with() -> None:
     found = []
     for count in ("1", "2"):
@@ -75,7 +75,7 @@ def test_two_workers_refuse_an_old_version_that_one_trains_with() -> None:
     assert all(f"told Keras {version('keras')} trains wrongly" in line for line in found[1:])
 
 
-@pytest.mark.skipif(OLDER, reason="a version that trains wrongly")
+@pytest.mark.skipif(OLDER, reason="this version trains wrongly")
 def test_two_workers_give_what_one_process_gives(tmp_path: Path) -> None:
     assert version("keras").startswith(f"{VERSION}.")
     alone = run([*PROGRAM, "--alone"], tmp_path / "alone", "alone")

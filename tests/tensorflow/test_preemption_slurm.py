@@ -153,7 +153,7 @@ def test_preempted_four_times_an_array_task_ends_with_the_same_weights(
 ) -> None:
     """The causes are a signal to a task, a signal to the step, an urgent job and a user's requeue.
 
-    For the last two, Slurm sends SIGTERM, whose handler TensorFlow set with the strategy.
+    For the last two, Slurm sends SIGTERM, which TensorFlow handles once a strategy exists.
     """
     urgent = f"sbatch -p urgent -N2 --exclusive -o /dev/null --wrap 'sleep 1' > {tmp_path}/urgent"
     faults = [

@@ -1,4 +1,4 @@
-"""The variables from which programs of each framework learn their cluster."""
+"""The variables that describe the cluster to programs of each framework."""
 
 from __future__ import annotations
 

@@ -304,12 +304,12 @@ MEMORY: Dict[str, Tuple[str, Sequence[bool], Dict[str, Any]]] = {
     "two on one": ("0", [True, True], {}),
     "three on two": ("0,1", [True, True, False], {}),
     "one of two uses it": ("0", [False, False], {"users": [1]}),
-    "closest, which may be another task's too": (
+    "closest, possibly shared with another task": (
         "0,1",
         [True, True],
         {"tres_bind": "gpu:closest", "gpus_on_node": 4},
     ),
-    "two a GPU, bound": ("1", [True, True, True, True], {"tres_bind": "gpu:single:2"}),
+    "two per GPU, bound": ("1", [True, True, True, True], {"tres_bind": "gpu:single:2"}),
     "the user wants all of the memory": ("0", [False, False], {"allow_growth": "false"}),
     "an allocator that grows": ("0", [False, False], {"gpu_allocator": "cuda_malloc_async"}),
     "shards, as Slurm shares a GPU among jobs": ("0", [True], {"shards_on_node": "2"}),

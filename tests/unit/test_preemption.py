@@ -111,7 +111,7 @@ CASES = {
     "23.11": Case(PREEMPTED, *REQUEUED, OLD),
     "24.05": Case(PREEMPTED, *BY_SLURM, "24.05.0-0rc1 partition_prio REQUEUE REQUEUE"),
     "may not be requeued": Case(PREEMPTED.replace("Requeue=1", "Requeue=0"), *REQUEUED),
-    "of no batch file": Case(PREEMPTED.replace("BatchFlag=1", "BatchFlag=0"), *REQUEUED),
+    "without a batch file": Case(PREEMPTED.replace("BatchFlag=1", "BatchFlag=0"), *REQUEUED),
     "a partition that cancels": Case(PREEMPTED, *REQUEUED, "24.11.5 partition_prio REQUEUE CANCEL"),
     "a partition that requeues": Case(
         PREEMPTED, *BY_SLURM, "24.11.5 partition_prio CANCEL GANG,REQUEUE"

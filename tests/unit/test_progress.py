@@ -90,7 +90,7 @@ GOOD = {
         0: at(0, IDLE, stage="", age=3500),
         1: at(0, MEETING, stage="fit", age=3500),
     },
-    "a step that has just begun in one": {**WAITING, 3: at(813, age=299)},
+    "one worker has just begun a step": {**WAITING, 3: at(813, age=299)},
     "compiling": dict.fromkeys(range(8), at(1, COMPILING, age=3500)),
     "one saves, the others wait": {**WAITING, 7: at(811, SAVING, age=3500)},
     "nobody trains": dict.fromkeys(range(8), at(0, IDLE, stage="", age=1e6)),

@@ -134,7 +134,7 @@ for name, how in {
     add(f"step_{name}", partial(_run, **how))
 
 
-@program("step", differs="normalizes the rows of a batch by one another")
+@program("step", differs="normalizes each row by the other rows of its batch")
 def lower_batch_normalization(strategy: Any) -> Outcome:
     return fitted(build(strategy, layers.BatchNormalization, kind=Lower), data())
 

@@ -133,7 +133,7 @@ for name, make in GUIDES.items():
     add(f"guide_{name}", partial(_guide, make=make))
 
 
-@program("guide", differs="normalizes the rows of a batch by one another")
+@program("guide", differs="normalizes each row by the other rows of its batch")
 def batch_normalization(strategy: Any) -> Outcome:
     return fitted(build(strategy, layers.BatchNormalization), data())
 
