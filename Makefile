@@ -77,7 +77,7 @@ test-tensorflow: $(VENV)/installed
 test-training: $(VENV)/installed
 	$(RUN) nice $(PYTEST) -m "tensorflow and slurm $(SELECTED)" --slurm newest
 
-# Whatever depends on the version of Slurm, most of all the layouts.
+# The tests that depend on the version of Slurm, mainly those of layouts.
 test-oldest: $(VENV)/installed
 	$(RUN) $(PYTEST) -m "slurm and not tensorflow and not newest $(SELECTED)" --slurm oldest
 
@@ -115,7 +115,7 @@ types: $(VENV)/installed
 slurm:
 	sh tests/install_slurm.sh
 
-# Installs Slurm where that needs no password. Without Slurm, the tests that need it are skipped.
+# Installs Slurm if that needs no password. Without Slurm, the tests that need it are skipped.
 slurm-if-possible:
 	@sh tests/install_slurm.sh --if-possible
 
@@ -145,7 +145,7 @@ clean:
 	rm -rf $(VENV) .nox .coverage* build dist docs/_build *.egg-info
 	rm -rf .mypy_cache .pytest_cache .ruff_cache .hypothesis
 
-# What the demo needs. pip is not quiet here, as the download takes minutes. Compiling all modules of
+# What the demo needs. pip is not quiet here, because the download takes minutes. Compiling all modules of
 # TensorFlow would take another minute; Python compiles the few that are imported.
 SIZE_tensorflow = 640 MB to download, 2 GB
 SIZE_tensorflow-cpu = 340 MB to download, 1.5 GB

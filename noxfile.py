@@ -1,4 +1,4 @@
-"""The tests on each Python from 3.9 on, and on old and new TensorFlow and Keras; and the wheel.
+"""Tests every Python from 3.9 on, old and new TensorFlow and Keras, and the wheel.
 
 `nox` runs all sessions, `nox --session tests-3.9` runs one, and `nox --list` lists them. nox skips
 sessions whose Python is not installed.
@@ -19,14 +19,14 @@ import nox
 
 ROOT = Path(__file__).parent
 VERSIONS = ["3.9", "3.10", "3.11", "3.12", "3.13"]
-# the packages of the extra `test` that tests without Slurm and TensorFlow import
+# the packages of the extra `test` that the tests without Slurm and TensorFlow import
 TOOLS = ["hypothesis", "pytest>=7.4", "pytest-mock", "rich", "shtab>=1.10"]
 QUICK = ["-m", "not slurm and not tensorflow"]
 # TensorFlow's contract for resolvers, the package without TensorFlow, the order of its ring
 CONTRACT = ["-m", "not slurm", "-k", "test_contract or test_package or test_tensorflow_visits"]
 # one example for each strategy; those with TensorFlow's own strategies need no Keras 3
 THEIRS, OURS = "custom_loop or legacy_server", "quick_start or parameter_server"
-# the oldest and the newest that are supported
+# the oldest and the newest supported versions
 KERAS = ["3.10", "3.15"]
 
 nox.options.reuse_venv = "yes"
@@ -145,9 +145,9 @@ else:
 
 @contextlib.contextmanager
 def bare_environment(session: nox.Session, requirement: str) -> Iterator[Callable[..., object]]:
-    """Makes an environment with this requirement alone, and yields what runs a command there.
+    """Creates an environment with only this requirement, and yields a function that runs commands.
 
-    They run outside the checkout and without the variables of this process.
+    The commands run outside the checkout and without the variables of this process.
     """
     folder = Path(session.create_tmp()).resolve() / "bare"
     session.run("python", "-m", "venv", "--clear", str(folder))
@@ -216,7 +216,7 @@ def package(session: nox.Session) -> None:
     with bare_environment(session, str(wheel)) as run:
         run("python", "-c", WITHOUT_TENSORFLOW)
         run("slurm-resolver", "show", "--nodelist", "n[1-2]", "--jobs", "ps=1,worker=-1")
-    # The build for GPUs, of twice the size, trains no better here: it is enough that there is one.
+    # The build for GPUs is twice as large and trains no better here, so it only needs to exist.
     session.run("python", "-m", "pip", "install", "--quiet", "--dry-run", f"{wheel}[tensorflow]")
     with bare_environment(session, f"{wheel}[tensorflow-cpu]") as run:
         example = ROOT / "examples" / "quick_start" / "train.py"

@@ -11,7 +11,7 @@ from hosts import Measured, Step
 
 
 class Comparison(NamedTuple):
-    """What was measured with one layout of the tasks.
+    """The measurements of one layout of the tasks.
 
     Attributes:
         label: the layout.

@@ -9,7 +9,7 @@ import time
 
 
 def main() -> None:
-    """Makes the strategy in the way of the argument, and trains."""
+    """Creates the strategy in the way that the argument names, and trains."""
     way = sys.argv[1]
     if way == "by-hand":
         cluster = {"worker": ["n1:23456", "n2:23456"]}

@@ -33,7 +33,7 @@ Work = Callable[[], Any]
 
 
 def host_lists(size: int) -> Dict[str, List[str]]:
-    """Returns lists of host names, by what is special about them."""
+    """Returns lists of host names, by their special feature."""
     shuffled = [f"n{i}" for i in range(size)]
     random.Random(1).shuffle(shuffled)
     return {

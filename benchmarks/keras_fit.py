@@ -15,7 +15,7 @@ from typing import Any, Dict, Iterator, List, NamedTuple, Tuple
 import report
 from real_slurm import ENVIRONMENT, start_slurm
 
-# What keras_fit_task.py calls the library and its way.
+# The names of a library and a way in keras_fit_task.py.
 Way = Tuple[str, str]
 WAYS: Dict[Way, str] = {
     ("keras", "1"): "fit of Keras 3",

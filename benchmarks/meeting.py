@@ -1,6 +1,6 @@
 """Measures what the coordination service costs its task when all tasks connect and meet once.
 
-The service runs in a process of its own. This process simulates all other tasks: each opens a
+The service runs in a separate process. This process simulates all other tasks: each opens a
 connection, does the handshake, and takes part in a gather. The memory is the peak of the service's
 whole process.
 """

@@ -13,7 +13,7 @@ from slurm_resolver.preflight.ready import wait_until_ready
 
 
 def main() -> None:
-    """Meets in the way of the argument."""
+    """Meets in the way that the argument names."""
     way = sys.argv[1]
     if way == "layout":
         # A meeting imports these modules. Imports are not measured.

@@ -59,7 +59,7 @@ def use_this_resolver(**keywords: Any) -> Any:
 
 
 def use_tensorflows_resolver() -> Any:
-    """Calls the same of TensorFlow's own resolver."""
+    """Calls the same methods of TensorFlow's own resolver."""
     resolver = tf.distribute.cluster_resolver.SlurmClusterResolver(
         gpus_per_node=PER_NODE, gpus_per_task=1, auto_set_gpu=False
     )

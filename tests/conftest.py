@@ -1,4 +1,4 @@
-"""Fixtures of many tests: one real Slurm of each version for the whole session."""
+"""Shared fixtures, such as one real Slurm of each version for the whole session."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from slurm_installation import Installation, installations
 from slurm_resolver import log
 from slurm_resolver.slurm.ancestors import Ancestors
 
-# A busy machine may take long to generate and run an example, which is no fault of the code.
+# A busy machine may take long to generate and run an example. That is no fault of the code.
 settings.register_profile(
     "without deadline", deadline=None, suppress_health_check=[HealthCheck.too_slow]
 )
@@ -39,7 +39,7 @@ def chosen(asked: List[str]) -> List[Installation]:
     if missing:
         here = ", ".join(one.version for one in versions)
         raise pytest.UsageError(
-            f"--slurm: no {missing} here, but {here}; `make slurms` gets others"
+            f"--slurm: {missing} not found, only {here}; `make slurms` adds versions"
         )
     return [one for version in asked for one in found[version]]
 

@@ -1,15 +1,15 @@
-"""Records what Slurm tells the tasks of steps at your site, in the form of data/steps.jsonl.
+"""Records the variables of the tasks of steps at your site, in the format of data/steps.jsonl.
 
-Name command lines, each with a name for it. `task` is the program that is recorded; it may stand
-wherever a shell, srun or a batch file finds a program:
+Give each command line a name. In a command line, `task` is the program that is recorded. You can
+use it wherever a shell, srun or a batch file finds a program:
 
     python tests/record_steps.py mine.jsonl 'cyclic=srun -N2 --ntasks-per-node=2 -m cyclic task' \\
         'het=srun -n1 task : -N2 -n4 task'
 
-The commands run in this folder, which all nodes must see. Only variables that tell where tasks run
-and which GPUs they got are kept, by a list of names: no tokens, users, paths, addresses or times.
-The names of nodes and switches stay, and the commands as you type them. A command that fails, or a
-step of which a task is missing, is an error, and leaves nothing.
+The commands run in the current folder, which all nodes must see. A list of names selects the
+variables: they describe where tasks run and which GPUs they have, but contain no tokens, users,
+paths, addresses or times. The file does contain your commands and the names of nodes and switches.
+If a command fails or a task of a step is missing, the script reports an error and writes nothing.
 """
 
 from __future__ import annotations
@@ -30,38 +30,38 @@ from slurm_resolver.slurm.step import VARIABLES
 
 Task = Dict[str, str]
 
-# What belongs to one process or one moment, and says nothing about how the step was laid out.
+# Variables of one process or one moment, which do not describe the layout of the step.
 PASSING = {"SLURM_TASK_PID", "SLURM_JOB_END_TIME", "SLURM_RESOLVER_JOB", "SLURM_RESOLVER_GPUS"}
-# A site's own name is nobody else's business.
+# The name of a site's cluster is private.
 KEPT = {variable.name for variable in VARIABLES} - PASSING - {"SLURM_CLUSTER_NAME"}
 KEPT |= {"SLURM_TOPOLOGY_ADDR", "SLURM_HOSTFILE"}
 OF_COMPONENTS = re.compile(
     r"SLURM_(JOB_NODELIST|DISTRIBUTION|DIST_PLANESIZE)_(HET|PACK)_GROUP_\d+", re.ASCII
 )
-# Renamed when it is whole, so that nobody reads a half.
+# The rename is atomic, so nobody reads an incomplete file.
 PROGRAM = """\
 #!/bin/sh
 file=$(mktemp {folder}/XXXXXXXX) && env -0 > "$file" && mv "$file" "$file.task"
 """
-LATE = 30.0  # seconds in which a shared file system shows what another node wrote
+LATE = 30.0  # seconds until a shared file system shows another node's files
 
 
 def topology() -> str:
-    """The topology plugin's name, such as tree; "default" where there is none."""
+    """Returns the topology plugin's name, such as tree, or "default" if there is none."""
     config = subprocess.check_output(["scontrol", "show", "config"], text=True)
     found = re.search(r"^TopologyPlugin\s*=\s*(?:topology/)?(\w+)", config, re.M)
-    plain = ("none", "default", "flat")  # by version
+    plain = ("none", "default", "flat")  # depends on the version
     return found[1] if found and found[1] not in plain else "default"
 
 
 def step_of(task: Task) -> Tuple[str, str, int]:
-    """The job and step of a task, and how many tasks there are: one in what srun did not start."""
+    """Returns a task's job, step and number of tasks: one task if srun did not start it."""
     number = int(task.get("SLURM_STEP_NUM_TASKS", "1"))
     return task.get("SLURM_JOB_ID", ""), task.get("SLURM_STEP_ID", ""), number
 
 
 def seen(folder: Path) -> List[Task]:
-    """The tasks that have written down their variables so far, by job, step and rank."""
+    """Returns the tasks that have saved their variables so far, by job, step and rank."""
     tasks = []
     for path in folder.glob("*.task"):
         text = path.read_bytes().decode(errors="replace")
@@ -79,7 +79,7 @@ def run(command: str) -> List[Task]:
         program = folder / "task"
         program.write_text(PROGRAM.format(folder=f"'{folder}'"))
         program.chmod(0o755)
-        path = f"{folder}:{os.environ['PATH']}"  # which srun and sbatch hand on to the tasks
+        path = f"{folder}:{os.environ['PATH']}"  # srun and sbatch pass it on to the tasks
         done = subprocess.run(command, shell=True, env={**os.environ, "PATH": path})
         if done.returncode:
             sys.exit(f"exit status {done.returncode}: {command}")
@@ -118,7 +118,7 @@ def record(scenario: str, command: str) -> Dict[str, Any]:
 
 
 def named(text: str) -> Tuple[str, str]:
-    """Takes NAME=COMMAND apart."""
+    """Splits NAME=COMMAND."""
     match = re.fullmatch(r"(\w+)=(.*)", text, re.S)
     if match is None or not re.search(r"\btask\b", match[2]):
         raise argparse.ArgumentTypeError(f"{text!r}: expected NAME=COMMAND with a `task` in it")
@@ -126,7 +126,7 @@ def named(text: str) -> Tuple[str, str]:
 
 
 def main() -> None:
-    """Records every command, and then appends their lines."""
+    """Records every command, and then appends all lines."""
     form = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=form)
     parser.add_argument("file", type=Path, help="what the lines are appended to")

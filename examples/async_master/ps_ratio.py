@@ -91,9 +91,9 @@ def verdict(rows: List[Result]) -> str:
     if not others:
         sure = "There is no other to compare it with."
     elif len(best["speeds"]) == 1:
-        sure = "One run does not tell a difference from noise: --repeats 3."
+        sure = "One run cannot tell a difference from noise: use --repeats 3."
     elif alike:
-        sure = f"Not told apart, as the runs overlap: {', '.join(alike)}."
+        sure = f"The runs overlap, so these may be as fast: {', '.join(alike)}."
     else:
         sure = "Each of its runs was faster than all runs of the others."
     return f"Best ratio: {name(best)}, {best['steps_per_second']:.1f} steps/s. {sure}{failed}"
@@ -163,7 +163,7 @@ def main() -> None:
     args.output.mkdir(parents=True, exist_ok=True)
     results: Dict[int, List[Optional[Result]]] = {count: [] for count in counts}
     rows: List[Result] = []
-    # In rounds, so that a machine that slows down affects all ratios.
+    # The runs are in rounds, so that a machine that slows down affects all ratios.
     for repeat in range(args.repeats):
         for count in results:
             if None in results[count]:

@@ -1,9 +1,9 @@
 """Trains a dense net asynchronously: a master, workers, and the variables on several ps.
 
-TensorFlow 1's between-graph replication, as in the recipe. The recipe's "master" is TensorFlow's
+This is TensorFlow 1's between-graph replication, as in the recipe. The recipe's "master" is the
 chief: a worker that also initialises, counts steps, saves checkpoints and writes summaries. The
-digits are scikit-learn's, of 8x8 pixels; `--data mnist.npz` reads MNIST instead, the file that
-Keras downloads. At the end the chief prints a line of JSON, for ps_ratio.py.
+digits are scikit-learn's, of 8x8 pixels. `--data mnist.npz` reads MNIST instead, the file that
+Keras downloads. At the end, the chief prints a line of JSON for ps_ratio.py.
 """
 
 from __future__ import annotations
@@ -74,19 +74,19 @@ def train(resolver: SlurmClusterResolver, server: Any, args: argparse.Namespace)
             loss, accuracy = build_net(images, labels, args.width)
         global_step = v1.train.get_or_create_global_step()
         step_once = v1.train.AdamOptimizer(1e-3).minimize(loss, global_step)
-        # Counts workers that have made a step, over all runs: the speed counts once all take part.
+        # Counts the workers that have made a step, in all runs. The clock starts once all have.
         zero = v1.zeros_initializer()
         present = v1.get_variable("present", [], tf.int64, zero, trainable=False)
         arrive = v1.assign_add(present, 1)
         # In no collection: only the chief initialises it, at its first step.
         begun = v1.get_variable("begun", [], tf.int64, zero, trainable=False, collections=[])
         is_begun = v1.is_variable_initialized(begun)
-        # MonitoredTrainingSession's own saver has each ps write a part, on the node where it runs.
+        # MonitoredTrainingSession's default saver lets each ps write a part on its own node.
         saver = v1.train.Saver()
     v1.summary.scalar("loss", loss)
     v1.summary.scalar("accuracy", accuracy)
 
-    # Without it a session also waits for workers that have ended, and the program hangs.
+    # Without device filters, a session also waits for ended workers, and the program hangs.
     config = v1.ConfigProto(device_filters=["/job:ps", own])
     if not chief:
         # MonitoredTrainingSession would check only every 30 s whether the chief has initialised.
@@ -120,7 +120,7 @@ def train(resolver: SlurmClusterResolver, server: Any, args: argparse.Namespace)
         while not chief and not chief_trains and now < args.steps:
             time.sleep(0.1)
             now, chief_trains = run([global_step, is_begun])
-        # Each sees the images in its own order, and in another order after a restart.
+        # Each worker sees the images in its own order, and in another order after a restart.
         random = np.random.default_rng([task.rank, now])
         begin, shown = time.perf_counter(), now
         while now < args.steps and not session.should_stop():
@@ -180,7 +180,7 @@ def main() -> None:
     args = parser.parse_args()
 
     v1.disable_eager_execution()  # graphs and sessions, as in TensorFlow 1
-    # By default a chief beside ps gets no GPU, as it often only coordinates; here it trains.
+    # By default, a chief beside ps gets no GPU, because it often only coordinates. Here it trains.
     resolver = SlurmClusterResolver(
         {"chief": 1, "ps": args.ps, "worker": -1}, gpu_jobs=["chief", "worker"]
     )

@@ -1,7 +1,7 @@
 """Between-graph replication: every worker builds its own graph of the same variables.
 
-It knows its cluster only from the flags. Asynchronous by default; with `--sync` the workers'
-gradients are averaged by a SyncReplicasOptimizer.
+The program knows its cluster only from the flags. It trains asynchronously by default. With
+`--sync`, a SyncReplicasOptimizer averages the workers' gradients.
 """
 
 from __future__ import annotations
@@ -81,14 +81,14 @@ def train(server: Any, cluster: Any, args: argparse.Namespace) -> None:
             workers = cluster.num_tasks("worker")
             optimizer = v1.train.SyncReplicasOptimizer(optimizer, workers, workers)
             # The others end with the chief, which closes the queue that they wait for. If one of
-            # them left first, the chief could wait for its gradients without end.
+            # them left first, the chief could wait forever for its gradients.
             hooks = hooks if chief else []
             # Without spare tokens no worker runs ahead, and no gradient arrives too late.
             hooks.append(optimizer.make_session_run_hook(chief, num_tokens=0))
             end_averaging_quietly()
         train_op = optimizer.minimize(loss, global_step=global_step)
 
-    # Without it a session also waits for workers that have ended, and the program hangs.
+    # Without device filters, a session also waits for ended workers, and the program hangs.
     config = v1.ConfigProto(device_filters=["/job:ps", own])
     random = np.random.default_rng(index)
     if not chief:

@@ -1,7 +1,7 @@
 """In-graph replication: one client builds the graph for all workers; the other tasks only serve.
 
 The variables are pinned to the parameter servers, and each worker has a copy of the layers, its
-tower. Asynchronous by default; with `--sync` the towers' gradients are averaged.
+tower. The client trains asynchronously by default. With `--sync`, it averages the gradients.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ def train(target: str, ps: int, workers: int, args: argparse.Namespace) -> None:
         global_step = v1.train.get_or_create_global_step()
     variables = build_variables(train_images.shape[1], ps)
     towers = [build_tower(index, variables) for index in range(workers)]
-    # Synchronously, all towers together make an update; asynchronously each makes its own.
+    # With --sync, all towers together make an update. Otherwise each tower makes its own.
     groups = [towers] if args.sync else [[tower] for tower in towers]
     optimizer = v1.train.AdamOptimizer(3e-3)
     updates = [build_step(group, optimizer, variables, global_step) for group in groups]
@@ -148,7 +148,7 @@ def main() -> None:
     args = parser.parse_args()
 
     v1.disable_eager_execution()
-    # Before TensorFlow looks for GPUs: the resolver selects the task's own.
+    # The resolver selects the task's GPUs, so it comes before TensorFlow looks for GPUs.
     resolver = SlurmClusterResolver({"chief": 1, "ps": args.ps, "worker": -1})
     if resolver.task_type != "chief":
         sys.exit(resolver.serve())  # returns when the client has ended

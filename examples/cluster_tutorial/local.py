@@ -1,6 +1,6 @@
 """A cluster of two tasks in one process: variables on one, layers on the other.
 
-The first part of the tutorial, on one machine, without Slurm.
+This is the first part of the tutorial. It runs on one machine without Slurm.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ def main() -> None:
     v1.disable_eager_execution()
     hello()
     cluster = tf.train.ClusterSpec({"local": args.hosts.split(",")})
-    # The tutorial starts each in its own shell. In one process they are as separate.
+    # The tutorial starts each server in its own shell. In one process, they are just as separate.
     servers = [v1.train.Server(cluster, job_name="local", task_index=task) for task in range(2)]
     train(servers[0].target, args)
 

@@ -1,6 +1,6 @@
 """Times a matrix product on the CPU, or on the task's GPU.
 
-Every task of the step does the same on its own device, and prints which one.
+Every task of the step computes the same product on its own device, and prints the device.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Trains the cookbook's perceptron asynchronously: parameter servers, workers, a Supervisor.
 
-The digits are scikit-learn's, of 8x8 pixels; `--data mnist.npz` reads MNIST instead, the file that
-Keras downloads. Every worker trains all epochs, at its own pace.
+The digits are scikit-learn's, of 8x8 pixels. `--data mnist.npz` reads MNIST instead, the file that
+Keras downloads. Every worker trains all epochs at its own pace.
 """
 
 from __future__ import annotations
@@ -64,10 +64,10 @@ def train(server: Any, index: int, args: argparse.Namespace) -> None:
         is_chief=chief,
         recovery_wait_secs=0.2,  # how often to check for the chief; default 30 s
         global_step=global_step,
-        saver=None,  # no checkpoints,
-        summary_op=None,  # and the summaries are written below
+        saver=None,  # no checkpoints
+        summary_op=None,  # the loop below writes the summaries
     )
-    # Without it a session also waits for workers that have ended, and the program hangs.
+    # Without device filters, a session also waits for ended workers, and the program hangs.
     config = v1.ConfigProto(device_filters=["/job:ps", own])
     random = np.random.default_rng(index)  # each worker sees the images in its own order
     batches, batch_size = len(train_images) // args.batch_size, args.batch_size
@@ -120,12 +120,12 @@ def main() -> None:
     parser.add_argument(
         "--learning-rate", type=float, default=0.5, help="(0.5; 0.0005 in the recipe)"
     )
-    parser.add_argument("--frequency", type=int, default=100, help="print every so many batches")
+    parser.add_argument("--frequency", type=int, default=100, help="batches between reports (100)")
     parser.add_argument("--logs", default="logs", help="the chief's folder for TensorBoard (logs)")
     args = parser.parse_args()
 
     v1.disable_eager_execution()  # graphs and sessions, as in TensorFlow 1
-    # Before TensorFlow looks for GPUs: the resolver selects the task's own.
+    # The resolver selects the task's GPUs, so it comes before TensorFlow looks for GPUs.
     resolver = SlurmClusterResolver({"ps": args.ps, "worker": -1})
     spec, task = resolver.cluster_spec(), resolver.cluster.task
     assert task is not None  # without Slurm the resolver refuses the jobs

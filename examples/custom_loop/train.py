@@ -72,7 +72,7 @@ def main() -> None:
     dataset = tf.data.Dataset.from_tensor_slices((train_images, train_labels))
     options = tf.data.Options()
     options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.DATA
-    # The seed: the shards overlap unless every worker shuffles alike.
+    # With a seed, every worker shuffles alike. Otherwise the shards would overlap.
     dataset = dataset.shuffle(len(train_images), seed=1).repeat().batch(batch_size)
     batches = iter(strategy.experimental_distribute_dataset(dataset.with_options(options)))
 

@@ -1,8 +1,8 @@
 """Trains a digit classifier on all tasks but one, which evaluates the checkpoints.
 
-The workers write a checkpoint after each epoch. The evaluator is outside their cluster: it watches
-the folder, tests each checkpoint, and ends after that of the last epoch, or with an error if no
-further one appears. After a restart, the training continues from the newest checkpoint.
+The workers write a checkpoint after each epoch. The evaluator is outside their cluster: it tests
+each new checkpoint, and ends after the last epoch's. If no new checkpoint appears, it ends with an
+error. After a restart, the training continues from the newest checkpoint.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ def evaluate(args: argparse.Namespace) -> None:
     model = build_model(images.shape[1:])
     checkpoint = tf.train.Checkpoint(model=model)
     writer = tf.summary.create_file_writer(str(Path(args.checkpoints, "evaluation")))
-    # Always the newest: an evaluation that takes longer than an epoch skips some.
+    # The iterator yields the newest checkpoint: a slow evaluation skips some.
     for path in tf.train.checkpoints_iterator(args.checkpoints, timeout=args.timeout):
         checkpoint.restore(path).expect_partial()  # the optimizer's state is not used
         loss, accuracy = model.evaluate(images, labels, verbose=0)

@@ -1,7 +1,7 @@
 """Trains a digit classifier with the parameter servers in its flags.
 
-A between-graph program of TensorFlow 1: every task is started with the same lists of hosts, and
-with its own job and index. It knows its cluster only from the flags.
+This is a between-graph program of TensorFlow 1. Every task gets the same lists of hosts, and its
+own job and index. The program knows its cluster only from the flags.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def train(server: Any, cluster: Any, args: argparse.Namespace) -> None:
         optimizer = v1.train.AdagradOptimizer(args.learning_rate)
         train_op = optimizer.minimize(loss, global_step=global_step)
 
-    # Without it a session also waits for workers that have ended, and the program hangs.
+    # Without device filters, a session also waits for ended workers, and the program hangs.
     config = v1.ConfigProto(device_filters=["/job:ps", own])
     random = np.random.default_rng(args.task_index)
     if not chief:

@@ -22,7 +22,7 @@ from sklearn.model_selection import train_test_split
 
 from slurm_resolver import ParameterServerStrategy, SlurmClusterResolver
 
-# By job, the component of train.sbatch. The chief only schedules, and needs no GPU.
+# The component of each job in train.sbatch. The chief only schedules, and needs no GPU.
 HET_GROUPS = {"worker": 0, "chief": 1, "ps": 1}
 
 
@@ -93,8 +93,8 @@ def coordinate(resolver: SlurmClusterResolver, args: argparse.Namespace) -> None
     report_placement(model)
 
     def worker_batches(context: tf.distribute.InputContext) -> tf.data.Dataset:
-        # Each worker has its own dataset; without a seed each shuffles it differently. As
-        # bytes the images are small enough to travel there, in the dataset's graph.
+        # Each worker has its own dataset; without a seed, each shuffles it differently. The
+        # images are sent in the dataset's graph, for which they are small enough as bytes.
         dataset = tf.data.Dataset.from_tensor_slices((train_images, train_labels))
         return dataset.shuffle(len(train_images)).batch(args.batch_size, drop_remainder=True)
 
@@ -115,7 +115,7 @@ def main() -> None:
     parser.add_argument("--batch-size", type=int, default=32, help="of a worker's step (32)")
     args = parser.parse_args()
 
-    # Before TensorFlow looks for GPUs: the resolver selects the task's own.
+    # The resolver selects the task's GPUs, so it comes before TensorFlow looks for GPUs.
     resolver = SlurmClusterResolver(
         {"chief": 1, "ps": args.ps, "worker": -1},
         # Without components, het_groups is an error.

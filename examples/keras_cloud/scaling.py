@@ -97,7 +97,7 @@ def plot(rows: List[Dict[str, Any]], path: Path, note: str = "") -> None:
     panels[1, 1].plot(nodes, [row["test_accuracy"] for row in rows], "s--", label="test")
     for panel in panels[:, 1]:
         panel.legend()
-    for panel in panels.flat[:3]:  # after all lines, as it fixes the axis
+    for panel in panels.flat[:3]:  # after all lines, because it fixes the axis
         panel.set_ylim(bottom=0)
     if note:
         figure.supxlabel(note, fontsize="medium", color="firebrick")

@@ -1,8 +1,8 @@
 """Trains the recipe's convolutional net on every node, and prints time, loss and accuracy.
 
-The digits are scikit-learn's, of 8x8 pixels; `--data mnist.npz` reads MNIST instead, the file that
-Keras downloads. Each task prints its result, which is the same everywhere; rank 0 also prints it as
-a line of JSON, for scaling.py.
+The digits are scikit-learn's, of 8x8 pixels. `--data mnist.npz` reads MNIST instead, the file that
+Keras downloads. Each task prints its result, which is the same everywhere. Rank 0 also prints it as
+a line of JSON for scaling.py.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def batches(images: Any, labels: Any, batch_size: int, *, training: bool) -> tf.
     if training:
         dataset = dataset.shuffle(
             len(images), seed=1
-        ).repeat()  # the seed: the same order on every node
+        ).repeat()  # the seed gives every node the same order
     options = tf.data.Options()
     options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.DATA
     return dataset.batch(batch_size).with_options(options)
@@ -111,7 +111,7 @@ def main() -> None:
             "nodes": len({one.node for one in tasks}) or 1,
             "tasks": len(tasks) or 1,
             "seconds": times[-1] - times[0],
-            # The last epoch: the first also traces the graph.
+            # This is the last epoch's speed, because the first epoch also traces the graph.
             "images_per_second": steps * batch_size / (times[-1] - times[-2]),
             "loss": history["loss"][-1],
             "accuracy": history["accuracy"][-1],

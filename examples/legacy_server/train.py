@@ -49,7 +49,7 @@ def train(server: Any, index: int, args: Any) -> None:
         step = v1.train.AdamOptimizer(3e-3).minimize(loss, global_step)
 
     random = np.random.default_rng(index)  # each worker sees the images in its own order
-    # Without it a session also waits for workers that have ended, and the program hangs.
+    # Without device filters, a session also waits for ended workers, and the program hangs.
     config = v1.ConfigProto(device_filters=["/job:ps", own])
     steps = 0
     if index > 0:
@@ -85,7 +85,7 @@ def main() -> None:
     args = parser.parse_args()
 
     v1.disable_eager_execution()  # graphs and sessions, as in TensorFlow 1
-    # Before TensorFlow looks for GPUs: the resolver selects the task's own.
+    # The resolver selects the task's GPUs, so it comes before TensorFlow looks for GPUs.
     resolver = SlurmClusterResolver({"ps": args.ps, "worker": -1})
     spec, task = resolver.cluster_spec(), resolver.cluster.task
     assert task is not None  # without Slurm the resolver refuses the jobs

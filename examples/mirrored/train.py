@@ -1,8 +1,8 @@
 """Trains a digit classifier synchronously on every task of a Slurm step.
 
-Each task is a worker with a copy of the model. In every step each trains on its share of the batch,
-and the gradients are averaged over all workers: the copies stay equal to the last bit. Without
-Slurm the same script trains alone.
+Each task is a worker with a copy of the model. In every step, each trains on its share of the
+batch, and the gradients are averaged over all workers. The copies therefore stay equal to the last
+bit. Without Slurm, the same script trains alone.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def load_data() -> Any:
     """Returns train images, test images, train labels, test labels; 8x8 pixels from 0 to 1."""
     images, labels = load_digits(return_X_y=True)
     images = images.reshape(-1, 8, 8, 1).astype("float32") / 16
-    # The fixed seed: all tasks must use the same test images.
+    # The seed is fixed, because all tasks must use the same test images.
     return train_test_split(images, labels, test_size=0.2, random_state=0, stratify=labels)
 
 
@@ -31,10 +31,10 @@ def batches(images: Any, labels: Any, batch_size: int, *, training: bool) -> tf.
     """Returns the batches of all workers together; TensorFlow gives each worker its shard."""
     dataset = tf.data.Dataset.from_tensor_slices((images, labels))
     if training:
-        # The seed: the shards overlap unless every worker shuffles alike.
+        # With a seed, every worker shuffles alike. Otherwise the shards would overlap.
         dataset = dataset.shuffle(len(images), seed=1).repeat()
     options = tf.data.Options()
-    # By element: TensorFlow may choose to shard by file, but there are no files.
+    # This shards by element. By default, TensorFlow may shard by file, but there are no files.
     options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.DATA
     return dataset.batch(batch_size).with_options(options)
 
@@ -66,7 +66,7 @@ def main() -> None:
     parser.add_argument("--batch-size", type=int, default=32, help="of each worker (32)")
     args = parser.parse_args()
 
-    # First: the resolver selects the task's GPUs, before TensorFlow looks for any.
+    # The resolver selects the task's GPUs, so it comes before TensorFlow looks for GPUs.
     resolver = SlurmClusterResolver()
     # Without Slurm the cluster is empty, and the strategy needs no network.
     strategy = MultiWorkerMirroredStrategy(cluster_resolver=resolver)
@@ -84,7 +84,7 @@ def main() -> None:
     model.fit(
         batches(train_images, train_labels, batch_size, training=True),
         epochs=args.epochs,
-        # Needed because the batches never end: no worker runs out of them before another.
+        # Needed because the batches never end, so that no worker runs out of batches early.
         steps_per_epoch=len(train_images) // batch_size,
         shuffle=False,  # the dataset shuffles
         verbose=2 if rank == 0 else 0,  # one task prints for all

@@ -25,7 +25,7 @@ def coordinate(resolver: SlurmClusterResolver, epochs: int, batch_size: int) -> 
     train_images, test_images, train_labels, test_labels = split
 
     def worker_batches(context: tf.distribute.InputContext) -> tf.data.Dataset:
-        # Each worker has its own dataset; without a seed each shuffles it differently.
+        # Each worker has its own dataset; without a seed, each shuffles it differently.
         dataset = tf.data.Dataset.from_tensor_slices((train_images, train_labels))
         return dataset.shuffle(len(train_images)).batch(batch_size)
 
@@ -51,7 +51,7 @@ def main() -> None:
     parser.add_argument("--batch-size", type=int, default=32, help="of a worker's step (32)")
     args = parser.parse_args()
 
-    # Before TensorFlow looks for GPUs: the resolver selects the task's own.
+    # The resolver selects the task's GPUs, so it comes before TensorFlow looks for GPUs.
     resolver = SlurmClusterResolver({"chief": 1, "ps": args.ps, "worker": -1})
     if resolver.task_type != "chief":
         sys.exit(resolver.serve())

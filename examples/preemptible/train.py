@@ -29,7 +29,7 @@ def batches(batch_size: int) -> tf.data.Dataset:
     images, labels = load_digits(return_X_y=True)
     images = images.reshape(-1, 64).astype("float32") / 16
     dataset = tf.data.Dataset.from_tensor_slices((images, labels))
-    # The seed: a resumed run must draw the same batches again.
+    # With a seed, a resumed run draws the same batches again.
     dataset = dataset.shuffle(len(images), seed=1).repeat().batch(batch_size)
     options = tf.data.Options()
     options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.DATA
@@ -67,7 +67,7 @@ def main() -> None:
     args = parser.parse_args()
 
     resolver = SlurmClusterResolver()
-    # Early: until this call, SIGUSR1 ends the process.
+    # This call comes early, because SIGUSR1 ends the process before it.
     termination = termination_config(resolver)
     strategy = MultiWorkerMirroredStrategy(cluster_resolver=resolver)
     task = resolver.cluster.task

@@ -72,7 +72,7 @@ def main() -> None:
     parser.add_argument("--epochs", type=int, default=5)
     args = parser.parse_args()
 
-    # First: the resolver selects the task's GPUs, before TensorFlow looks for any.
+    # The resolver selects the task's GPUs, so it comes before TensorFlow looks for GPUs.
     resolver = SlurmClusterResolver()
     strategy = MultiWorkerMirroredStrategy(cluster_resolver=resolver)
 

@@ -1,7 +1,7 @@
 #!/bin/bash
 # Usage: task.sh FOLDER COMMAND [ARGUMENT …]
-# Runs COMMAND as one task, and ends the parameter server, which is rank 0 and never ends by itself,
-# when all workers have. They tell by a file each in FOLDER, which the nodes must share.
+# Runs COMMAND as one task. Rank 0 is the parameter server, which never ends by itself: this script
+# ends it when all workers have ended. Each worker creates a file in FOLDER, which the nodes share.
 set -euo pipefail
 folder=$1
 shift
@@ -21,5 +21,5 @@ while kill -0 $! 2>/dev/null; do
     fi
     sleep 1
 done
-wait $!  # it has ended before the workers, which is a failure
+wait $!  # it ended before the workers, which is a failure
 exit 1

@@ -75,7 +75,7 @@ def build_net(images: Any, labels: Any, dropout: Any) -> Tuple[Any, Any]:
 
 
 class Ending(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
-    """Ends the chief's averaging thread, which would wait without end for the next gradients.
+    """Ends the chief's averaging thread, which would wait forever for the next gradients.
 
     Otherwise the session waits two minutes for that thread, and then prints its traceback.
     """
@@ -114,7 +114,7 @@ def train(server: Any, workers: int, index: Any, args: Any) -> None:
     # A worker waits for a token after each gradient. By default, with one token for each worker
     # at the start, fast workers run ahead, and their gradients replace those of the others.
     sync = optimizer.make_session_run_hook(chief, num_tokens=0)
-    # Without it a session also waits for workers that have ended, and the program hangs.
+    # Without device filters, a session also waits for ended workers, and the program hangs.
     config = v1.ConfigProto(device_filters=["/job:ps", own])
     if not chief:
         # MonitoredTrainingSession would check only every 30 s whether the chief has initialised.

@@ -12,7 +12,7 @@ import json
 import os
 from typing import Any, Optional, Tuple
 
-# Keras 3 cannot fit() under this strategy. It must be set before TensorFlow is imported.
+# Keras 3's fit() fails under this strategy. Set this variable before importing TensorFlow.
 os.environ.setdefault("TF_USE_LEGACY_KERAS", "1")
 
 import numpy as np

@@ -1,4 +1,4 @@
-"""`slurm-resolver check` on one machine, and in the tasks of a step there."""
+"""`slurm-resolver check` on one machine, alone and in a local step."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ PROXIES = ("grpc_proxy", "https_proxy", "http_proxy", "no_proxy", "no_grpc_proxy
 
 
 def run(*words: str, status: int = 0) -> str:
-    """Returns what two tasks print, without their numbers before the lines."""
+    """Returns the output of two tasks, without the task numbers."""
     proxies = {*PROXIES, *map(str.upper, PROXIES)}
     env = {name: value for name, value in os.environ.items() if name not in proxies}
     done = local_run.run("run", "-n", "2", "--no-label", "--", *words, env=env)

@@ -1,4 +1,4 @@
-"""What all commands share: help, usage errors, and what they import."""
+"""All commands: their help, usage errors and imports."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_version_and_help(capsys: pytest.CaptureFixture[str]) -> None:
     printed = capsys.readouterr().out
     assert printed.startswith(f"slurm-resolver {slurm_resolver.__version__}\n" * 2)
     assert printed.count("show the cluster of this Slurm step") == 1
-    assert main([]) == 2  # as nothing was done
+    assert main([]) == 2  # because nothing was done
     assert printed.endswith(capsys.readouterr().out)
 
 
@@ -76,7 +76,7 @@ def test_usage_errors(words: str, said: str, capsys: pytest.CaptureFixture[str])
 
 
 def test_an_example_can_be_pasted() -> None:
-    """Every line of it is a command, or goes on where a backslash says so."""
+    """Every line of an example is a command, or continues one after a backslash."""
     for command in COMMANDS:
         text = importlib.import_module(f"slurm_resolver.cli.{command}").EPILOG
         examples = text.partition("examples:\n")[2].partition("\n\n")[0]
@@ -89,7 +89,7 @@ def test_an_example_can_be_pasted() -> None:
 
 
 def words_of_command(line: str) -> List[str]:
-    """Those before an operator of the shell, which takes it and what follows for itself."""
+    """Returns the words before the first shell operator."""
     lexer = shlex.shlex(line, posix=True, punctuation_chars=True)
     lexer.whitespace_split = True
     return list(itertools.takewhile(lambda word: word[0] not in ">|&)", lexer))
@@ -112,7 +112,7 @@ SLOW_MODULES = "asyncio ctypes dataclasses inspect logging subprocess"
     [["exec", "--", "true"], ["show", "--jobs", "ps=1,worker=-1"], ["show", "--json"]],
 )
 def test_commands_that_start_in_every_task_import_little(arguments: List[str]) -> None:
-    """What is named here would more than double the time that the command takes to start."""
+    """SLOW_MODULES would more than double the time that the command needs to start."""
     script = (
         "import os, sys; from slurm_resolver.cli import main\n"
         "def report(*_):\n"
@@ -123,7 +123,7 @@ def test_commands_that_start_in_every_task_import_little(arguments: List[str]) -
         "report()"
     )
     done = subprocess.run(
-        [sys.executable, "-S", "-c", script],  # -S: what a site's .pth files import is not ours
+        [sys.executable, "-S", "-c", script],  # -S: ignores the imports of a site's .pth files
         env={"PATH": os.environ["PATH"], "PYTHONPATH": str(ROOT), **TASK},
         capture_output=True,
         text=True,

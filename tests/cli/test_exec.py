@@ -1,4 +1,4 @@
-"""Programs that know nothing of Slurm, started unchanged."""
+"""`slurm-resolver exec` starts unmodified programs that have no code for Slurm."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def run(*arguments: str, **environ: str) -> subprocess.CompletedProcess[str]:
 
 
 def variables(*options: str, **environ: str) -> Dict[str, str]:
-    """Returns the variables that a program finds."""
+    """Returns the environment of a program that exec has started."""
     done = run(*options, "--", *TELL, **environ)
     assert (done.returncode, done.stderr) == (0, "")
     told: Dict[str, str] = json.loads(done.stdout)
@@ -44,7 +44,7 @@ def test_the_program_finds_tf_config_and_its_gpus() -> None:
     told = variables("--jobs", "ps=1,worker=-1", TF_CONFIG='{"cluster": {}}')
     cluster = sr.resolve({"ps": 1, "worker": -1}, environ=TASK)
     assert json.loads(told["TF_CONFIG"]) == cluster.tf_config()
-    assert told["CUDA_VISIBLE_DEVICES"] == "4,5"  # its neighbour, the ps, uses none
+    assert told["CUDA_VISIBLE_DEVICES"] == "4,5"  # the ps on the same node uses no GPU
 
 
 def test_every_placeholder() -> None:
@@ -69,7 +69,7 @@ def test_the_variables_of_other_frameworks_take_the_place_of_tf_config() -> None
     cluster = sr.resolve(environ=TASK)
     assert {**cluster.variables("jax"), **cluster.variables("dtensor")}.items() <= told.items()
     assert "TF_CONFIG" not in told
-    # a program of PyTorch uses the GPU of its node with this number
+    # a PyTorch program uses its node's GPU with the number LOCAL_RANK
     told = variables("--env", "torch")
     assert (told["LOCAL_RANK"], told["CUDA_VISIBLE_DEVICES"]) == ("1", "4,5")
 
@@ -131,10 +131,10 @@ def test_without_slurm_the_program_runs_alone() -> None:
 
 
 def test_the_program_does_not_get_what_python_sets() -> None:
-    """Python ignores two signals, and the program does not."""
+    """Python ignores two signals, but the program does not ignore them."""
     script = "grep -E 'SigBlk|SigIgn' /proc/self/status; ls /proc/self/fd"
     direct, started = (
-        # By its path, as Python 3.13 starts programs without one in another way.
+        # With a path, because Python 3.13 starts programs without a path differently.
         subprocess.check_output([*before, "/bin/sh", "-c", script], text=True, timeout=180)
         for before in ([], [*COMMAND, "--"])
     )
@@ -145,8 +145,8 @@ def test_the_program_does_not_get_what_python_sets() -> None:
     ("tasks", "words", "stack", "refused"),
     [
         (2000, ["{worker_hosts}"], None, False),
-        (10_000, [], None, True),  # TF_CONFIG
-        (5000, 8 * ["{worker_hosts}"], 1024, True),  # all together
+        (10_000, [], None, True),  # TF_CONFIG is too long
+        (5000, 8 * ["{worker_hosts}"], 1024, True),  # all words together are too long
     ],
 )
 def test_more_tasks_than_linux_passes(

@@ -1,4 +1,4 @@
-"""Programs whose parameter servers never end by themselves, under `slurm-resolver exec`."""
+"""`slurm-resolver exec` ends parameter servers that never end by themselves."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ ENVIRONMENT = {
 
 
 class Case(NamedTuple):
-    """What exec is told, by job and index what the program does, and how the whole ends."""
+    """The options of exec, the commands of each task, and the expected end of the step."""
 
     options: str
     acts: Dict[str, str]
     status: int
     said: str = ""
-    ended: Tuple[str, ...] = ()  # whose program came to its own end
-    before: str = ""  # what a task does before it starts exec
+    ended: Tuple[str, ...] = ()  # tasks whose programs ended by themselves
+    before: str = ""  # commands that a task runs before exec
 
 
 JOINS = "exec sleep 300"
@@ -75,7 +75,7 @@ CASES = {
         "worker 0 (rank 2 on localhost) is lost, the others continue: SIGKILL",
         ("chief 0",),
     ),
-    "a worker that is started again": Case(
+    "a restarted worker": Case(
         f"{CHIEF} --restart-workers 2",
         {
             "chief 0": "until [ -e 'worker 0 ended' ]; do sleep 0.1; done",
@@ -86,7 +86,7 @@ CASES = {
         "worker 0 (rank 2 on localhost) ended with SIGKILL; restart 1 of at most 2 in 1 s",
         ("worker 0",),
     ),
-    # The service is in rank 0, which comes later than the others.
+    # Rank 0 runs the service, and starts later than the others.
     "a worker fails before the service starts": Case(
         WORKERS,
         {**PS, "worker 0": "exit 3", "worker 1": LONG},
@@ -94,7 +94,7 @@ CASES = {
         "ps 0 (rank 0 on localhost): worker 0 (rank 2 on localhost) has failed: exit status 3",
         before="test $SLURM_PROCID = 0 && sleep 8;",
     ),
-    "nothing is to be ended": Case(f"{WORKERS} --servers none", {"ps 0": TRAINS}, 0, "", ("ps 0",)),
+    "no servers to end": Case(f"{WORKERS} --servers none", {"ps 0": TRAINS}, 0, "", ("ps 0",)),
 }
 
 
@@ -128,7 +128,7 @@ Outcomes = Dict[str, Tuple[Path, "Future[subprocess.CompletedProcess[str]]"]]
 
 @pytest.fixture(scope="module")
 def outcomes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Outcomes]:
-    """By case. Most of each is waiting: some run at once."""
+    """Runs several cases at once, because they mostly wait."""
     with ThreadPoolExecutor(4) as pool:
         folders = {name: tmp_path_factory.mktemp("case") for name in CASES}
         yield {
@@ -158,7 +158,7 @@ def test_they_end_with_the_training(name: str, outcomes: Outcomes) -> None:
 def test_signals_reach_the_program(
     script: str, number: signal.Signals, status: int, tmp_path: Path
 ) -> None:
-    """And end a task that is to end, though it could be started again."""
+    """A signal reaches the program and ends the task, even if a restart would be possible."""
     act = f"case {{job}} in worker) echo $PPID > pid; {script};; *) sleep 5;; esac"
     command = [*PROGRAM, "run", "-n3", "-K0", "--", *PROGRAM, "exec", *CHIEF.split()]
     command += ["--restart-workers", "3", "--", "sh", "-c", act]

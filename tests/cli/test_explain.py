@@ -1,4 +1,4 @@
-"""`slurm-resolver explain`: what it prints, its status, and how little memory it needs."""
+"""`slurm-resolver explain`: its output, its exit status, and its memory."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def test_standard_input() -> None:
 
 def test_a_log_of_a_million_lines() -> None:
     lines = b"12/100 - loss: 0.1\n" * 499 + b"srun: error: n9: task 0: Killed\n"
-    limit = 200_000_000  # of all that the process maps, Python and its libraries included
+    limit = 200_000_000  # for the whole process, including Python and its libraries
     done = subprocess.run(
         [sys.executable, "-m", "slurm_resolver", "explain"],
         input=lines * 2000,

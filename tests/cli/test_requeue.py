@@ -1,6 +1,6 @@
-"""When `slurm-resolver requeue` requeues a job, with stand-ins for Slurm's commands.
+"""`slurm-resolver requeue` with stand-ins for Slurm's commands.
 
-tests/slurm/test_requeue.py runs the batch files that call it on a real Slurm.
+tests/slurm/test_requeue.py runs batch files that call this command on a real Slurm.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ case "$*" in
 esac
 [ "$1" != requeue ] || kill $BATCH  # Slurm ends the batch file
 """
-# the batch file: Slurm ends its commands with it
+# The batch file; Slurm ends its commands together with it.
 BATCH = f'export BATCH=$$; {sys.executable} -m slurm_resolver requeue "$0" & wait $! || exit $?'
 RUNNING = "JobState=RUNNING"
 PREEMPTED = f"{RUNNING} PreemptTime=2026-01-01T00:00:00"
@@ -41,8 +41,8 @@ ENDED = -signal.SIGTERM
         ("75", "", 75, []),  # Slurm does not answer
         ("143", RUNNING, 143, []),
         ("143", PREEMPTED, ENDED, ["requeue 5"]),
-        ("1", PREEMPTED, ENDED, ["requeue 5"]),  # before it saved
-        # Slurm would requeue and hold it
+        ("1", PREEMPTED, ENDED, ["requeue 5"]),  # preempted before it saved
+        # Slurm would requeue the job and hold it
         ("5", f"{RUNNING} ExpeditedRequeue=Yes", 5, ["update JobId=5 Requeue=0"]),
     ],
 )

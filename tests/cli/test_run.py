@@ -45,10 +45,10 @@ def test_of_a_step_around_it_only_settings_are_passed_on() -> None:
 @pytest.mark.parametrize(
     ("script", "statuses", "message"),
     [
-        # that of the task which ended first; the others do not count
+        # the status of the task that ended first
         ("exit $SLURM_PROCID", (1, 2), "ended with exit status"),
         ("[ $SLURM_PROCID = 0 ] && kill -SEGV $$; exec sleep 60", (139,), "task 0 was ended by SI"),
-        # one that does not want to end is killed
+        # a task that ignores SIGTERM is killed
         ("[ $SLURM_PROCID = 0 ] && exit 4; trap '' TERM; sleep 60; sleep 60", (4,), "status 4"),
     ],
 )
@@ -64,7 +64,7 @@ def test_a_signal_ends_all_tasks_and_what_they_started(
     number: signal.Signals, tmp_path: Path
 ) -> None:
     script = f"sleep 300 & echo $! > {tmp_path}/$SLURM_PROCID; echo up; wait"
-    if number == signal.SIGKILL:  # it cannot end what its tasks have started
+    if number == signal.SIGKILL:  # it cannot end the children of its tasks
         script = f"echo $$ > {tmp_path}/$SLURM_PROCID; echo up; exec sleep 300"
     with subprocess.Popen(
         [*COMMAND, "run", "-n", "2", "--", "sh", "-c", script],

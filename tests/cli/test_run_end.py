@@ -16,7 +16,7 @@ from local_run import COMMAND, run
 def run_and_signal(
     number: signal.Signals, lines: List[str], *arguments: str
 ) -> Tuple[int, List[str], str]:
-    """Sends a signal once the tasks have printed these lines; returns how the launcher ends."""
+    """Sends a signal once the tasks have printed these lines; returns status, output and errors."""
     with subprocess.Popen(
         [*COMMAND, "run", *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     ) as process:
@@ -47,7 +47,7 @@ def test_a_time_limit_ends_all_tasks() -> None:
         "trap 'echo told; exit 0' TERM; [ $SLURM_PROCID = 1 ] && kill -STOP $$; sleep 60 & wait"
     )
     done = run("run", "-n2", "-t", "0:01", "--requeue", "--", "sh", "-c", script)
-    # 143 as of srun; a stopped task is continued, so that it gets the signal; no restart
+    # srun returns 143, too. A stopped task is continued to get the signal. Nothing restarts.
     assert (done.returncode, sorted(done.stdout.splitlines())) == (143, ["0: told", "1: told"])
     assert done.stderr == (
         "slurm-resolver run: the time limit of 1 s is reached: ending all tasks\n"
@@ -90,7 +90,7 @@ TOLD = ["0: told", "1: told"]
 def test_signals_to_the_launcher(
     number: str, options: List[str], act: str, status: int, output: List[str], said: str
 ) -> None:
-    """SIGUSR1 goes to the tasks, SIGUSR2 is a preemption, and nothing starts again after Ctrl-C."""
+    """SIGUSR1 goes to the tasks, SIGUSR2 means a preemption, and Ctrl-C prevents restarts."""
     script = f"{COUNT} [ $SLURM_RESTART_COUNT ] && exit 0; {act}; echo up; sleep 60 & wait"
     up = ["0: first", "0: up", "1: first", "1: up"]
     sent = signal.Signals[f"SIG{number}"]
@@ -99,7 +99,7 @@ def test_signals_to_the_launcher(
 
 
 def test_a_request_for_a_restart_lets_the_others_finish(tmp_path: Path) -> None:
-    """They are about to end as well, and may be saving: SIGTERM comes only after a while."""
+    """The launcher delays SIGTERM, because the other tasks may still be saving."""
     wait = '[ -n "$SLURM_RESTART_COUNT" ] && exit 0; [ $SLURM_PROCID = 0 ] && { echo $$ > '
     wait += f"{tmp_path}/0; exit 75; }}; until [ -s {tmp_path}/0 ]; do sleep 0.1; done; "
     script = wait + "trap 'echo cut off' TERM; sleep 1; echo saved"
@@ -145,7 +145,7 @@ def test_a_planned_preemption_counts_from_the_first_step(
     done = run("run", "-n1", *options, "--", sys.executable, "-c", script)
     assert (done.returncode, done.stdout) == (0, f"0: {output}\n" if output else "")
     told = done.stderr.replace("slurm-resolver run: ", "").splitlines()
-    assert len(told) == len(said) + bool(output)  # and that it is started again
+    assert len(told) == len(said) + bool(output)  # the last line announces the restart
     for line, wanted in zip(told, said):
         assert line.startswith(wanted)
 
@@ -160,7 +160,7 @@ def test_a_new_step_of_the_same_job_after_a_failure() -> None:
     assert done.returncode == 0
     lines = sorted(line.rstrip() for line in done.stdout.splitlines())
     assert [line.partition(".")[2] for line in lines] == ["0", "1", "0", "1"]
-    assert len({line[3:].partition(".")[0] for line in lines}) == 1  # the job
+    assert len({line[3:].partition(".")[0] for line in lines}) == 1  # the same job
     assert done.stderr.splitlines() == [
         "slurm-resolver run: killing task 0 (--fail-after)",
         "slurm-resolver run: task 0 was ended by SIGKILL; ending the other tasks",
@@ -178,13 +178,13 @@ def test_a_new_step_of_the_same_job_after_a_failure() -> None:
             *(["--requeue"], "[ ${SLURM_RESTART_COUNT-0} = 2 ] || exit 75", 0, 3),
             "restart 2 of at most 5: task 0 asked for it with exit status 75",
         ),
-        # the status of the last start
+        # the last start determines the status
         (
             *(["--restarts=2"], "exit $((SLURM_STEP_ID + 3))", 5, 3),
             "not started again after 2 restarts: task 0 ended with exit status 5",
         ),
         (["--restarts=2", "-K0"], "[ $SLURM_STEP_ID = 1 ] || exit 3", 0, 2, "restart 1 of"),
-        # asks for a requeue, which is not given
+        # status 75 asks for a requeue, but there is no --requeue
         (["--restarts=2"], "exit 75", 75, 1, "task 0 ended with exit status 75"),
         (
             ["--restarts=1", "--requeue"],
@@ -193,7 +193,7 @@ def test_a_new_step_of_the_same_job_after_a_failure() -> None:
             3,
             "restart 1 of at most 1: task 0 ended with exit status 3",
         ),
-        # the time limit is that of the job
+        # the time limit applies to the whole job
         (["--restarts=9", "-t0:01"], "exec sleep 9", 143, 1, "the time limit of 1 s is"),
     ],
 )

@@ -1,4 +1,4 @@
-"""Where the local launcher's output goes."""
+"""The local launcher's output, in files and on the screen."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from local_run import COMMAND, SPEAK, files, run
 
 from slurm_resolver.local.output import file_name
 
-# The variables that the fields of an output file's name stand for, in rank 3 of a step.
+# The variables of rank 3 that replace the fields in the name of an output file.
 OF_A_TASK = {"SLURM_JOB_ID": "42", "SLURM_STEP_ID": "7", "SLURM_PROCID": "3", "SLURM_NODEID": "0"}
 OF_A_TASK.update(SLURMD_NODENAME="n9", SLURM_JOB_NAME="na me", SLURM_JOB_USER="ada")
 
@@ -50,7 +50,7 @@ def test_output_on_the_screen() -> None:
     done = run("run", "-n", "2", "--", "sh", "-c", SPEAK)
     assert sorted(done.stdout.splitlines()) == ["0: out 0", "0: tail", "1: out 1", "1: tail"]
     assert sorted(done.stderr.splitlines()) == ["0: err 0", "1: err 1"]
-    # one line of several tasks does not mix with another
+    # lines of different tasks do not mix
     loop = "i=0; while [ $i -lt 300 ]; do printf $SLURM_PROCID; printf '%020d' $i; echo;"
     script = loop + "i=$((i+1)); done; printf $SLURM_PROCID-end"
     done = run("run", "-n3", "--no-label", "--", "sh", "-c", script)

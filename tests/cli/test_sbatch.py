@@ -19,7 +19,7 @@ from slurm_resolver.cli import main
 from slurm_resolver.sbatch.script import batch_file
 from slurm_resolver.sbatch.settings import BatchSettings
 
-# options: lines of the file, without its comments
+# lines of the file without its comments, by options
 PARTS = {
     (
         """--job-name 'a "b"' --array 0-3%2 -N 2 --tasks-per-node 2 -c 4 --mem 8G --exclusive
@@ -75,7 +75,7 @@ end_job "$status"
 """,
     "-N 1": "step=(srun --label)\n",
     "-N 4 --tasks-per-node 4": "step=(srun --label --distribution=plane=4)\n",
-    # counts without a rest are those of the training, which has fewer tasks than the checks
+    # counts without -1 apply only to the training, which has fewer tasks than the checks
     "-N 2 --restarts 1 --spare-nodes 1 --jobs ps=1,worker=-1": (
         "    slurm-resolver check --timeout 120 --jobs ps=1,worker=-1\n"
     ),
@@ -125,8 +125,8 @@ def test_parameter_servers_on_further_nodes(capsys: pytest.CaptureFixture[str]) 
     ]
 
 
-# Options, for whom the signal is, and the signals in the file. Without a requeue it is as the user
-# has asked for.
+# The options, the receiver of the signal, and the signals in the file. Without --requeue, the
+# signals are the user's.
 SIGNALS = [
     ("--requeue --ps 1 --signal TERM@90", "this script", ["B:TERM@90"]),
     ("--requeue --ps 1 --ps-nodes 2", "this script", ["B:USR1@120"]),
@@ -151,7 +151,7 @@ def test_who_gets_the_signal(
 def test_tensorflows_notes_are_removed_from_standard_error(
     options: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The rest arrives where it was written to, and the exit status is the step's."""
+    """All other lines reach their stream, and the exit status is the step's."""
     train = "echo out; echo 'x.cc:1] oneDNN custom operations are on' >&2; echo err >&2; exit 7"
     for name in ("srun", "slurm-resolver"):
         (tmp_path / name).write_text(f'#!/bin/bash\n[ "$1" = requeue ] && exit "$4"\n{train}\n')
@@ -240,7 +240,7 @@ def test_the_words_of_the_command_arrive(
     text = batch_file(BatchSettings(["program", *words], check=False))
     subprocess.run(
         ["bash", "-s", "one more"],
-        input=text.encode(),  # it is text, whatever the words are
+        input=text.encode(),  # valid UTF-8 for all words
         env={"PATH": f"{folder}:{os.environ['PATH']}", "ARGV": str(folder / "argv"), "LC_ALL": "C"},
         check=True,
         timeout=180,

@@ -98,7 +98,7 @@ def test_errors(arguments: str, message: str, capsys: pytest.CaptureFixture[str]
     captured = capsys.readouterr()
     assert captured.out == ""
     assert captured.err.startswith("slurm-resolver show: ")
-    assert "SLURM_" not in captured.err  # nobody has set a variable
+    assert "SLURM_" not in captured.err  # the user has set no variable
     assert message in captured.err
 
 

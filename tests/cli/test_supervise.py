@@ -1,4 +1,4 @@
-"""`slurm-resolver supervise`, with small programs in the place of Slurm's."""
+"""`slurm-resolver supervise` with stand-ins for Slurm's commands."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ JobId=7 JobName=x
    SubmitLine=sbatch job JobState=FAILED
    StdOut=FOLDER/my out
 """
-# Each of them does what the file of its name with .do says, in the test's folder.
+# Each stand-in logs its call and runs NAME.do in the test's folder.
 PROGRAM = """\
 #!/bin/bash
 cd FOLDER; echo "$*" >>NAME.calls; . ./NAME.do
@@ -33,7 +33,7 @@ case "$*" in
 *"show node"*) cat node ;;
 esac
 """
-LOOKS = 'case "$*" in *batch-host*) exec sleep 600 ;; esac\n'  # the step on another node
+LOOKS = 'case "$*" in *batch-host*) exec sleep 600 ;; esac\n'  # the watcher's step on another node
 FAILS = """\
 [ $(grep -vc batch-host srun.calls) -gt COUNT ] && { echo well; exit 0; }
 echo '1: Traceback (most recent call last):' >&2
@@ -45,7 +45,7 @@ exit 3
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """A folder with programs of Slurm's names, for a job of three nodes."""
+    """A folder with stand-ins for Slurm's commands, for a job on three nodes."""
     for name in ("srun", "scontrol", "scancel"):
         program = PROGRAM.replace("NAME", name).replace("FOLDER", str(tmp_path))
         (tmp_path / "bin").mkdir(exist_ok=True)
@@ -60,7 +60,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def environment(folder: Path) -> Dict[str, str]:
-    """The variables of the batch file."""
+    """Returns the variables of the batch file."""
     path = f"{folder}/bin:{os.environ['PATH']}"
     return {**os.environ, "PATH": path, "SLURM_JOB_ID": "7", "SLURMD_NODENAME": "n1"}
 
@@ -68,7 +68,7 @@ def environment(folder: Path) -> Dict[str, str]:
 def supervise(
     folder: Path, options: str, variables: Mapping[str, str] = {}
 ) -> Tuple[int, List[str]]:
-    """Returns the exit status and what supervise says, with two nodes and the program `train`."""
+    """Supervises `train` on two nodes; returns the exit status and the messages."""
     words = f"supervise --nodes 2 --pause 0 {options} -- srun --label train".split()
     done = subprocess.run(
         [sys.executable, "-m", "slurm_resolver", *words],
@@ -81,7 +81,7 @@ def supervise(
 
 
 def calls(folder: Path, name: str = "srun") -> List[str]:
-    """With which arguments a program was called, the step on another node left out."""
+    """Returns the arguments of a program's calls, except those of the watcher's step."""
     path = folder / f"{name}.calls"
     lines = path.read_text().splitlines() if path.exists() else []
     return [line for line in lines if "batch-host" not in line]

@@ -1,4 +1,4 @@
-"""Roles for layouts that a test makes up."""
+"""Assigns roles in layouts that tests construct."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from slurm_resolver.slurm.step import SlurmStep
 
 
 def layout_of(counts: Sequence[int], distribution: str = "block", plane: int = 1) -> Layout:
-    """The layout of a step with these tasks on nodes n0, n1, …"""
+    """Returns the layout of a step with these numbers of tasks on nodes n0, n1, …"""
     step = SlurmStep(
         nodes=tuple(f"n{i}" for i in range(len(counts))),
         tasks_per_node=tuple(counts),
@@ -23,13 +23,13 @@ def layout_of(counts: Sequence[int], distribution: str = "block", plane: int = 1
 
 
 def assign(layout: Layout, jobs: Optional[Mapping[str, int]] = None, **options: Any) -> Roles:
-    """The ranks of each job, with the options of `resolve`."""
+    """Returns the ranks of each job; takes the options of `resolve`."""
     options_given = ClusterOptions(jobs, **options)
     return assign_roles(layout, job_counts(jobs, layout.num_tasks), options_given)
 
 
 def job_of(roles: Roles) -> List[str]:
-    """By rank, the name of its job."""
+    """Returns the name of each rank's job, in rank order."""
     jobs = {rank: job for job, ranks in roles.items() for rank in ranks}
     return [jobs[rank] for rank in sorted(jobs)]
 

@@ -13,7 +13,7 @@ from typing import Dict, List, NamedTuple, Optional, Sequence
 
 from folders import ROOT
 
-# for another user, who cannot use a Python in a developer's home
+# PATH for another user, who cannot use a Python in a developer's home
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 # files of developers' tools and builds, which a fresh clone does not have
@@ -44,7 +44,7 @@ class OtherUser(NamedTuple):
 def other_user(programs: Sequence[str]) -> Optional[OtherUser]:
     """Returns the user nobody.
 
-    None if this process is not root, or if nobody cannot run Python and these programs.
+    Returns None if this process is not root, or if nobody cannot run Python and these programs.
     """
     if os.geteuid():
         return None
@@ -56,10 +56,10 @@ def other_user(programs: Sequence[str]) -> Optional[OtherUser]:
 
 
 class BareState:
-    """A copy of this checkout in a folder, and an environment of almost no variables.
+    """A copy of this checkout in a folder, and an environment with almost no variables.
 
     Only the settings of pip come from this process, because pip may need them to find packages.
-    For the same user, its cache is taken too. `user` becomes the owner of the folder, and needs
+    Without `user`, pip's cache is reused too. `user` becomes the owner of the folder, and needs
     access to the folders above it.
     """
 
@@ -81,12 +81,12 @@ class BareState:
             subprocess.run(["chown", "-R", f"{user.uid}:{user.gid}", str(folder)], check=True)
 
     def words(self, command: str) -> List[str]:
-        """Returns the words that run a command of bash as the owner of the checkout."""
+        """Returns the words that run a bash command as the owner of the checkout."""
         words = ["bash", "-c", command]
         return words if self.user is None else self.user.words(words)
 
     def run(self, command: str, timeout: float = 300) -> subprocess.CompletedProcess[str]:
-        """Runs a command of bash in the checkout; stderr is part of stdout."""
+        """Runs a bash command in the checkout; stderr is part of stdout."""
         return subprocess.run(
             self.words(command),
             cwd=self.checkout,

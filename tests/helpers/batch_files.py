@@ -10,6 +10,6 @@ from slurm_resolver.cli import main
 
 
 def printed(options: str, command: str, capsys: pytest.CaptureFixture[str]) -> str:
-    """What the command prints for these options and that program."""
+    """Returns the batch file that the command prints for these options and this program."""
     assert main(["sbatch", *shlex.split(options), "--", *shlex.split(command)]) == 0
     return capsys.readouterr().out

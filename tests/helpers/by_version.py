@@ -1,4 +1,4 @@
-"""What differs between versions of Slurm: a table keyed by the version from which on it holds."""
+"""Looks up expected results that differ between versions of Slurm."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Ports of this machine that no other run of the tests uses: several run side by side.
+"""Ports that no other test run on this machine uses at the same time.
 
-They lie below those that the kernel hands out to connections. Each process takes blocks of them,
-and holds the name of its blocks as long as it lives; names and ports are those of one network.
+The ports lie below the kernel's ephemeral range. Each process reserves a block of ports by binding
+an abstract socket name. Such names and ports belong to the same network namespace.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Dict, Iterator, List
 
 _FIRST, _END, _BLOCK = 12_288, 32_768, 64
 _held: List[socket.socket] = []
-_rows_of: Dict[int, Iterator[int]] = {}  # by how many are asked for at a time
+_rows_of: Dict[int, Iterator[int]] = {}  # by the number of ports per request
 
 
 def _blocks() -> Iterator[range]:
@@ -41,11 +41,11 @@ def _are_free(ports: range) -> bool:
 
 
 def free_ports(count: int) -> int:
-    """Returns the first of so many ports in a row; no port is given out twice."""
+    """Returns the first of `count` consecutive free ports. No port is returned twice."""
     rows = _rows_of.setdefault(count, _rows(count))
     return next(first for first in rows if _are_free(range(first, first + count)))
 
 
 def free_port() -> int:
-    """Returns a port; none is given out twice."""
+    """Returns a free port. No port is returned twice."""
     return free_ports(1)

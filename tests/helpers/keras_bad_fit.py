@@ -1,8 +1,8 @@
 """Calls Keras 3's `fit` in two workers in ways that cannot be one training.
 
-Each way's error goes as JSON to the file named by the worker's index in the folder TASK_OUTPUT.
-With "failing N" worker N raises in a callback. With "alone after" worker 0 evaluates alone after
-fit, with "alone within" in a callback; with "alone batch" it then calls `train_on_batch` alone.
+Each worker writes its errors as JSON to TASK_OUTPUT/<index>. With "failing N", worker N raises an
+exception in a callback. Worker 0 evaluates alone after `fit` with "alone after", and in a callback
+with "alone within". With "alone batch", it calls `train_on_batch` alone after `fit`.
 """
 
 from __future__ import annotations
@@ -123,7 +123,7 @@ def all_raise(strategy: Any, worker: int) -> None:
 
 @way
 def alone_on_purpose(strategy: Any, worker: int) -> str:
-    """And evaluated without any strategy: both are nobody's mistake."""
+    """Trains in another strategy and evaluates without one; neither is a mistake."""
     with tf.distribute.OneDeviceStrategy("/cpu:0").scope():
         helper = model()
     helper.fit(data(96 - 48 * worker), verbose=0)

@@ -1,7 +1,7 @@
-"""Runs Keras' own tests, which its wheel holds: in this process, or in step in each of two workers.
+"""Runs the tests in Keras' wheel in one process, or in lockstep in two workers.
 
-The workers run what has passed alone, each test in the strategy's scope. OUTPUT.alone, OUTPUT.0 and
-OUTPUT.1 get the errors as JSON, by test, "" for none.
+The workers run the tests that passed in one process, each in the strategy's scope. OUTPUT.alone,
+OUTPUT.0 and OUTPUT.1 contain the error of each test as JSON, or "" if the test passed.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from unittest.mock import MagicMock
 import pytest
 
 ABSENT = ("jax.experimental.sparse", "jax.experimental", "jax", "torch", "grain", "pandas")
-SECONDS = 60  # until a test hangs
+SECONDS = 60  # after this time a test counts as hung
 
 
 class Outcomes:
-    """A pytest plugin that notes what each test ends with."""
+    """A pytest plugin that records the error of each test."""
 
     def __init__(self, passed: List[str], mocked: List[str]) -> None:
         self.passed, self.mocked = passed, mocked
@@ -56,7 +56,7 @@ class Outcomes:
 
 
 def run_in_scope() -> None:
-    """Enters the scope once setUp has cleared the default graph, and keeps XLA away from CPUs."""
+    """Enters the scope after setUp has cleared the default graph, and disables XLA."""
     import slurm_resolver
 
     strategy = slurm_resolver.MultiWorkerMirroredStrategy()
@@ -89,7 +89,7 @@ def main() -> None:
         passed = [test for test, error in alone.items() if not error]
         run_in_scope()
     mocked = [name for name in ABSENT if not importlib.util.find_spec(name.partition(".")[0])]
-    import keras  # noqa: F401 (before what only other backends import is a mock)
+    import keras  # noqa: F401 (before the modules of other backends become mocks)
 
     sys.modules.update((name, MagicMock()) for name in mocked)
     sys.modules["conftest"] = MagicMock(skip_if_backend=lambda *_: lambda test: test)

@@ -1,6 +1,6 @@
 """Trains with Keras 3's `fit` on two workers and a parameter server.
 
-The chief writes what came of it as JSON to the file "chief" in the folder TASK_OUTPUT.
+The chief writes the results as JSON to TASK_OUTPUT/chief.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def build(strategy: tf.distribute.Strategy) -> Any:
 
 @trial
 def nothing_is_lost_between_workers(strategy: sr.ParameterServerStrategy) -> Any:
-    """Every step and every row is counted once, whichever two workers count at the same time."""
+    """Every step and every row is counted once, even if both workers count at the same time."""
     with strategy.scope():
         counts = [getattr(keras.metrics, name.title().replace("_", ""))() for name in METRICS]
         model = keras.Sequential([keras.layers.Dense(1, activation="sigmoid")])
@@ -53,7 +53,7 @@ def nothing_is_lost_between_workers(strategy: sr.ParameterServerStrategy) -> Any
 
 @trial
 def nothing_is_under_way_when_it_is_saved(strategy: sr.ParameterServerStrategy) -> Any:
-    """The steps that each checkpoint holds."""
+    """Returns the number of steps in each checkpoint."""
     folder = Path(os.environ["TASK_OUTPUT"], "checkpoints")
     model = build(strategy)
     backup = sr.BackupAndResume(str(folder), save_every=150, max_to_keep=9)
@@ -70,7 +70,7 @@ def nothing_is_under_way_when_it_is_saved(strategy: sr.ParameterServerStrategy) 
 
 @trial
 def evaluation_and_prediction(strategy: sr.ParameterServerStrategy) -> Any:
-    """Both of the strategy, then of a copy in this process; the last batch is shorter."""
+    """Evaluates and predicts with the strategy and with a local copy; the last batch is shorter."""
     model = build(strategy)
     model.fit(cases.data(), epochs=2, verbose=0)
     copy = build(tf.distribute.get_strategy())
@@ -86,7 +86,7 @@ def evaluation_and_prediction(strategy: sr.ParameterServerStrategy) -> Any:
 
 @trial
 def datasets_of_the_workers(strategy: sr.ParameterServerStrategy) -> Any:
-    """A finite one is repeated; its length is that of an epoch."""
+    """A finite dataset is repeated; its length is the length of an epoch."""
     model = build(strategy)
     data = strategy.distribute_datasets_from_function(
         lambda context: cases.data(rows=cases.ROWS, batch=24).shuffle(9)
@@ -98,7 +98,7 @@ def datasets_of_the_workers(strategy: sr.ParameterServerStrategy) -> Any:
 
 @trial
 def the_tutorial(strategy: sr.ParameterServerStrategy) -> Any:
-    """What TensorFlow's tutorial on parameter servers does with `fit`, its callbacks included."""
+    """Trains as in TensorFlow's tutorial on parameter servers, with the same callbacks."""
     folder = Path(os.environ["TASK_OUTPUT"])
     x, y = tf.random.uniform((10, 10)), tf.random.uniform((10, 10))
     data = tf.data.Dataset.from_tensor_slices((x, y)).shuffle(10).repeat().batch(64).prefetch(2)
@@ -152,7 +152,7 @@ def main() -> None:
             print("told", error)
     if resolver.task_type != "chief":
         sys.exit(resolver.serve())
-    # As the tutorial's: it divides great variables only, of which there are none here.
+    # The tutorial's partitioner divides only large variables. These models have none.
     divide = tf.distribute.experimental.partitioners.MinSizePartitioner(256 << 10, max_shards=2)
     strategy = sr.ParameterServerStrategy(resolver, variable_partitioner=divide)
     found = {}

@@ -1,7 +1,7 @@
-"""Saves a Keras 3 model in every way, in all workers at once, and reads what was saved.
+"""Saves a Keras 3 model in every way, in all workers at once, and reads it back.
 
-What each way gave goes as JSON to the file named by the worker's index in the folder TASK_OUTPUT.
-With --load only what an earlier run has saved there is read, by as many workers as there are now.
+Each worker writes its results as JSON to TASK_OUTPUT/<index>. With --load, the workers only load
+the model that an earlier run saved; the number of workers may differ.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def build(strategy: tf.distribute.Strategy) -> Any:
     keras.utils.set_random_seed(3)
     with strategy.scope():
         normalization = keras.layers.BatchNormalization(synchronized=True)
-        first = keras.layers.Dense(400, use_bias=False)  # Adam would blow up its vanishing gradient
+        first = keras.layers.Dense(400, use_bias=False)  # Adam would amplify a bias's tiny gradient
         layers = [first, normalization, keras.layers.Dense(3)]
         model = keras.Sequential([keras.Input((6,)), *layers])
         loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
@@ -56,7 +56,7 @@ def outcome(action: Callable[[], Any]) -> Any:
 
 
 def read(model: Any, name: str) -> str:
-    """Reads what stands there, and tells whether it is the model."""
+    """Loads a saved file; returns "read" if it contains this model."""
     path = FOLDER / name
     if name.endswith((".h5", ".json")) and "weights" in name:
         model.load_weights(path)
@@ -71,14 +71,14 @@ def read(model: Any, name: str) -> str:
 
 
 def all_ways(model: Any) -> Dict[str, List[str]]:
-    """Saves and reads again and again, so that the workers get in each other's way."""
+    """Saves and loads repeatedly, so that unsynchronized workers would disturb each other."""
     ways = {
         "model.keras": model.save,
         "model.weights.h5": model.save_weights,
         "folder": lambda path: model.save(path, zipped=False),
         "parts.weights.json": lambda path: model.save_weights(path, max_shard_size=1e-5),
         "exported": lambda path: model.export(path, verbose=False),
-        "old.h5": model.save,  # last, as Keras then forgets the optimizer of what it saves later
+        "old.h5": model.save,  # last, because Keras omits the optimizer from later files
     }
     found: Dict[str, List[str]] = {}
     for name, save in ways.items():
@@ -93,7 +93,7 @@ def all_ways(model: Any) -> Dict[str, List[str]]:
 
 
 def callbacks(model: Any, index: int) -> Dict[str, Any]:
-    """What the callbacks of a training have written, and what only one worker saves."""
+    """Trains with callbacks that write files, and saves one file in a single worker."""
     kinds = keras.callbacks
     best = kinds.ModelCheckpoint(
         str(FOLDER / "best.keras"), save_best_only=True, monitor="accuracy", mode="max"
@@ -132,7 +132,7 @@ def main() -> None:
         with strategy.scope():
             model = keras.models.load_model(FOLDER / "last.keras")
         found["predicted"] = predicted(model)
-        model.fit(data(), epochs=1, verbose=0)  # its optimizer goes on as well
+        model.fit(data(), epochs=1, verbose=0)  # the optimizer continues as well
         found["weights"] = [weight.tolist() for weight in model.get_weights()]
     else:
         model = build(strategy)

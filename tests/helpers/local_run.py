@@ -1,4 +1,4 @@
-"""What the tests of the local launcher share."""
+"""Helpers for the tests of the local launcher."""
 
 from __future__ import annotations
 
@@ -18,25 +18,25 @@ def run(*arguments: str, **keywords: Any) -> subprocess.CompletedProcess[str]:
 
 
 def ended(pid: int) -> bool:
-    """Awaits the end of a process that is not our child."""
+    """Waits until a process that is not our child has ended; returns False on a timeout."""
     deadline = time.monotonic() + 20
     while time.monotonic() < deadline:
         try:
             state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
         except FileNotFoundError:
             return True
-        if state == "Z":  # nobody waits for it in a container without an init
+        if state == "Z":  # a container without an init never reaps it
             return True
         time.sleep(0.02)
     return False
 
 
-# What a task says whose output is looked for: whole lines to both streams, and an unended one.
+# A task's output in these tests: a complete line on each stream, and an incomplete line.
 SPEAK = "echo out $SLURM_PROCID; echo err $SLURM_PROCID >&2; printf tail"
 
 
 def files(folder: Path) -> Dict[str, List[str]]:
-    """What each file holds, by lines; two tasks' lines come in either order."""
+    """Returns the sorted lines of each file, because two tasks write in either order."""
     return {
         path.name: sorted(path.read_text().replace("tail", "tail\n").split("\n"))
         for path in folder.iterdir()

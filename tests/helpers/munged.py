@@ -1,4 +1,4 @@
-"""A munged of the tests' own: its key, its socket and its log are in a folder of its own."""
+"""Starts a munged for the tests, with a separate folder for its key, socket and log."""
 
 from __future__ import annotations
 
@@ -22,22 +22,21 @@ class Munged:
     """A running munged, and munge's commands for it."""
 
     def __init__(self, folder: Path, process: subprocess.Popen[bytes]) -> None:
-        """Takes the folder of the socket, and the process."""
         self.folder, self.process = folder, process
         self.socket = str(folder / "socket")
 
     def munge(self, payload: bytes, *options: str, uid: int | None = None) -> str:
-        """Returns a credential that the command makes, with its options, as a user."""
+        """Returns a credential that munge makes with these options, as user `uid`."""
         command = [program("munge"), f"--socket={self.socket}", *options]
         done = subprocess.run(command, input=payload, stdout=subprocess.PIPE, check=True, user=uid)
         return done.stdout.decode().strip()
 
 
 def program(name: str) -> str:
-    """Returns the path of one of munge's programs; skips or fails the test where there is none."""
+    """Returns the path of one of munge's programs; skips or fails the test if it is missing."""
     path = shutil.which(name, path=PATH)
     if path is None:
-        slurm_or_skip(SlurmUnavailable(f"not here: {name}; `make slurm` gets it"))
+        slurm_or_skip(SlurmUnavailable(f"missing: {name}; run `make slurm`"))
     return path
 
 
@@ -48,8 +47,8 @@ def _listens(path: str) -> bool:
 
 @contextlib.contextmanager
 def running_munged() -> Iterator[Munged]:
-    """Runs a munged with a key that no other has."""
-    # Users other than the tests' own have to get at the socket, and its path has to be short.
+    """Runs a munged with a new random key."""
+    # Other users must be able to reach the socket, and its path must be short.
     with tempfile.TemporaryDirectory(prefix="munged") as name:
         folder = Path(name)
         folder.chmod(0o755)
@@ -58,7 +57,7 @@ def running_munged() -> Iterator[Munged]:
         key.write_bytes(secrets.token_bytes(128))
         names = ("socket", "key-file", "pid-file", "log-file", "seed-file")
         options = [f"--{each}={folder / each.partition('-')[0]}" for each in names]
-        # It would have the folder's parents be nobody's but root's; /tmp is everybody's.
+        # Without --force, munged rejects a folder below /tmp, because everybody can write there.
         command = [program("munged"), "--foreground", "--force", "--num-threads=1", *options]
         with (folder / "out").open("wb") as out:
             process = subprocess.Popen(command, stdout=out, stderr=out)
@@ -71,5 +70,5 @@ def running_munged() -> Iterator[Munged]:
                 time.sleep(0.01)
             yield munged
         finally:
-            process.kill()  # stopped or not
+            process.kill()  # also ends a stopped process
             process.wait()

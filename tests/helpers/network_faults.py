@@ -1,4 +1,4 @@
-"""Faults of the network between the nodes of a real Slurm."""
+"""Network faults between the nodes of a real Slurm."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from slurm_cluster import SlurmCluster
 
 @contextlib.contextmanager
 def packets_dropped(slurm: SlurmCluster, source: str, target: str) -> Iterator[None]:
-    """Lets nothing from one node arrive at another: its packets go to a wrong hardware address."""
+    """Drops all packets from one node to another by sending them to a wrong hardware address."""
     address = slurm.run_on(source, f"getent ahostsv4 {target}").stdout.split()[0]
     route = slurm.run_on(source, f"ip -o route get {address}").stdout
     entry = f"{address} dev {route.split(' dev ')[1].split()[0]}"

@@ -1,4 +1,4 @@
-"""What keras_programs has written down of a training, for comparisons."""
+"""Prepares the results of keras_programs for comparisons."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any, List
 
 
 def flat(value: Any) -> List[float]:
-    """All numbers in lists and dicts, always in the same order."""
+    """Returns all numbers in nested lists and dicts, always in the same order."""
     if isinstance(value, dict):
         return [number for key in sorted(value) for number in flat(value[key])]
     if isinstance(value, list):

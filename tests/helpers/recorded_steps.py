@@ -1,4 +1,4 @@
-"""The steps that were recorded on real Slurms: each task's variables, and where it ran.
+"""Reads the steps recorded on real Slurms: each task's variables, and where it ran.
 
 tests/data/README.md describes the file.
 """
@@ -17,7 +17,7 @@ STEPS = DATA / "steps.jsonl"
 
 
 class Recording(NamedTuple):
-    """One recorded step: Slurm's version, what was run, and each task's variables."""
+    """One recorded step: Slurm's version, the command, and each task's variables."""
 
     name: str
     slurm: str
@@ -26,23 +26,23 @@ class Recording(NamedTuple):
 
     @property
     def is_step(self) -> bool:
-        """Whether srun started it: a batch script and the shell of salloc are no steps."""
+        """Whether srun started the tasks. A batch script or the shell of salloc is not a step."""
         return "SLURM_STEP_NUM_TASKS" in self.tasks[0]
 
     @property
     def number(self) -> Tuple[int, ...]:
-        """Slurm's version in a form that can be compared, such as (26, 5, 3)."""
+        """Slurm's version as a tuple that can be compared, such as (26, 5, 3)."""
         return tuple(map(int, self.slurm.split(".")))
 
     def truth(self) -> Dict[int, Tuple[str, int]]:
-        """By rank, the node and the local rank that the task itself reported."""
+        """Returns for each rank the node and the local rank that the task itself reported."""
         return {
             int(task["SLURM_PROCID"]): (task["SLURMD_NODENAME"], int(task["SLURM_LOCALID"]))
             for task in self.tasks
         }
 
     def layout(self) -> Layout:
-        """Where the tasks really ran, as they would tell each other."""
+        """Returns the real layout, in the form that a rendezvous of the tasks would produce."""
         hosts = [host for _, (host, _) in sorted(self.truth().items())]
         nodes = tuple(dict.fromkeys(hosts))
         node_of = [nodes.index(host) for host in hosts]
@@ -50,7 +50,7 @@ class Recording(NamedTuple):
 
 
 def recordings(path: Path = STEPS) -> List[Recording]:
-    """Every recorded step; a scenario with several steps gives several."""
+    """Returns every recorded step. A scenario may contain several steps."""
     found = []
     with open(path, encoding="utf-8") as lines:
         for line in lines:
@@ -68,7 +68,7 @@ def recordings(path: Path = STEPS) -> List[Recording]:
     return found
 
 
-# What srun alone was told: heterogeneous steps that no variable tells, or not all of it.
+# Heterogeneous steps whose layout is known only to srun: the variables are missing or incomplete.
 NEVER_TOLD = {
     "22.05.8-default-het_local_step": "heterogeneous .* inside a plain allocation",
     "22.05.8-default-het_mpmd_reversed_cmdline": "its own --distribution from srun",
@@ -77,13 +77,13 @@ NEVER_TOLD = {
 
 
 def unknowable(recording: Recording) -> Optional[str]:
-    """Why no variable tells the layout of a step; None where every task must know it."""
+    """Returns why the variables do not determine a step's layout; None if they do."""
     told = recording.tasks[0]
     how = told.get("SLURM_DISTRIBUTION", "")
     several_nodes = len({node for node, _ in recording.truth().values()}) > 1
     if how == "arbitrary" and several_nodes:
         return "SLURM_DISTRIBUTION=arbitrary"
-    # From 26.05 on topology may order the nodes of block, also with the pattern of none: "node".
+    # From 26.05 on, topology may order the nodes of block, even if the pattern is only "node".
     in_list_order = "SLURM_HET_SIZE" not in told and how.startswith(("cyclic", "plane"))
     if recording.number >= (26, 5) and several_nodes and not in_list_order:
         return "26.05 or later .* topology may order the nodes"

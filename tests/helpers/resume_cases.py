@@ -1,8 +1,8 @@
-"""Trains small models in many ways, each to its end, and again broken off and resumed.
+"""Trains small models in many ways, once without a break, and once interrupted and resumed.
 
-How both ended goes as JSON to the standard output, by case. A training breaks off by an exception,
-up to four steps after its last save, and once between two epochs, before the end of the first is
-saved.
+The program prints both results of each case as JSON. Exceptions interrupt the second training:
+once up to four steps after its last save, and once between two epochs, before the end of the
+first epoch is saved.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ X = _random.normal(size=(ROWS, COLUMNS)).astype("float32")
 Y = X.sum(axis=1, keepdims=True) + _random.normal(size=(ROWS, 1)).astype("float32")
 TERMINATION = sr.termination_config(None, requeue=None)
 
-keras: Any = None  # which one, --keras tells
+keras: Any = None  # selected by --keras
 strategy: Any = None
 Outcome = Dict[str, Any]
 CASES: Dict[str, Callable[[], Dict[str, Any]]] = {}
 
 
 def case(function: Callable[[], Dict[str, Any]]) -> Callable[[], Dict[str, Any]]:
-    """Takes a function that returns a new model, and the arguments of `fit`."""
+    """Registers a function that returns a new model and the arguments of `fit`."""
     CASES[function.__name__] = function
     return function
 
@@ -48,7 +48,7 @@ class BrokenOffError(Exception):
 
 
 def break_off(after: Tuple[int, int]) -> Any:
-    """A callback that ends the training once this step of this epoch has begun."""
+    """Returns a callback that interrupts the training when this step of this epoch begins."""
 
     class BreakOff(keras.callbacks.Callback):  # type: ignore[misc]
         epoch = -1
@@ -64,7 +64,7 @@ def break_off(after: Tuple[int, int]) -> Any:
 
 
 def set_seeds() -> None:
-    """As `keras.utils.set_random_seed`, after which tf_keras up to 2.18 fails on Python 3.12."""
+    """Replaces `keras.utils.set_random_seed`, which breaks tf_keras up to 2.18 on Python 3.12."""
     random.seed(3)
     np.random.seed(3)
     tf.random.set_seed(3)
@@ -115,7 +115,7 @@ def arrays() -> Dict[str, Any]:
 
 @case
 def unknown_cardinality() -> Dict[str, Any]:
-    """Eight steps, of which each fourth is saved: whether there are more is not known by then."""
+    """Saves every fourth of eight steps, when it is still unknown whether more steps follow."""
     data = dataset(rows=48).unbatch().filter(lambda x, _: x[0] < 100.0).batch(BATCH)
     return {"model": perceptron(), "x": data}
 
@@ -133,7 +133,7 @@ def dropout_and_normalization() -> Dict[str, Any]:
 
 @case
 def state_of_optimizers() -> Dict[str, Any]:
-    """A loss scale, averaged weights, a schedule of the learning rate."""
+    """The optimizer has a loss scale, averaged weights and a learning-rate schedule."""
     rate = keras.optimizers.schedules.ExponentialDecay(0.1, 3, 0.9)
     scaled = keras.mixed_precision.LossScaleOptimizer
     inner = keras.optimizers.Adam(rate, use_ema=True, ema_momentum=0.9)
@@ -143,7 +143,7 @@ def state_of_optimizers() -> Dict[str, Any]:
 
 @case
 def early_stopping() -> Dict[str, Any]:
-    """It has stopped where the rate, which a callback lowers as well, is too high."""
+    """EarlyStopping ends the training because the rate is too high. A callback also lowers it."""
     stop = keras.callbacks.EarlyStopping("val_loss", patience=2, restore_best_weights=True)
     lower = keras.callbacks.ReduceLROnPlateau("loss", patience=1, min_delta=0.2)
     return {
@@ -157,7 +157,7 @@ def early_stopping() -> Dict[str, Any]:
 
 @case
 def learning_rate_scheduler() -> Dict[str, Any]:
-    """It multiplies the rate at the beginning of each epoch, also of one that is resumed."""
+    """The scheduler halves the rate at the start of each epoch, including a resumed one."""
     lower = keras.callbacks.LearningRateScheduler(lambda epoch, rate: rate * 0.5)
     return {"model": perceptron(), "x": dataset(), "callbacks": [lower]}
 
@@ -173,7 +173,7 @@ def not_built() -> Dict[str, Any]:
 
 @case
 def generator() -> Dict[str, Any]:
-    """The last one: TensorFlow may hang where it gives up a generator that still runs."""
+    """This case is last, because TensorFlow may hang when it abandons a running generator."""
 
     def batches() -> Iterator[Any]:
         while True:
@@ -186,7 +186,7 @@ def generator() -> Dict[str, Any]:
 def train(
     make: Callable[[], Dict[str, Any]], folder: str, breaks: List[Tuple[int, int]]
 ) -> Outcome:
-    """Breaks off at each of these steps in turn, and then trains to the end."""
+    """Interrupts the training at each of these steps in turn, and then trains to the end."""
     for after in [*breaks, (99, 0)]:
         how = {"epochs": 3, "callbacks": [], "verbose": 0, **make()}
         model = how.pop("model")

@@ -1,4 +1,4 @@
-"""How trainings have ended, and where they were saved."""
+"""Runs resume_cases.py, and reads the positions of checkpoints."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from folders import HELPERS
 
 
 def outcomes(*arguments: str) -> Dict[str, Dict[str, Any]]:
-    """Returns for each case of resume_cases.py how it ended as a whole, and how resumed."""
+    """Returns the uninterrupted and the resumed result of each case of resume_cases.py."""
     program = [sys.executable, "-W", "ignore", str(HELPERS / "resume_cases.py")]
     done = subprocess.run([*program, *arguments], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr

@@ -1,4 +1,4 @@
-"""Jobs on the real Slurm in which some tasks serve others: how each of their tasks ends."""
+"""Runs jobs with server tasks on the real Slurm, and records how each task ends."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ import pytest
 from folders import HELPERS
 from slurm_cluster import SlurmCluster, end_srun
 
-# Each task leaves its errors and its exit status. An old srun may need minutes to
-# end after a node was cut off, and loses what that node's task has printed.
+# Each task writes its errors and its exit status to files. An old srun may need minutes to end
+# after a node was cut off, and loses the output of that node's task.
 EACH = (
     'ends="$TASK_OUTPUT/$SLURM_PROCID"; $BEFORE $PROGRAM "$@" 2> "$ends.errors"; echo $? > "$ends"'
 )
@@ -26,7 +26,7 @@ NODES = ["n8", "n9", "n10", "n11", "n12"]
 
 
 class Job:
-    """A job whose tasks run a program of this folder, each rank on the node of its number."""
+    """A job whose tasks run a program of this folder, with rank N on the node NODES[N]."""
 
     def __init__(
         self,
@@ -53,7 +53,7 @@ class Job:
         )
 
     def await_steps(self, more: int = 3) -> None:
-        """Returns when that many steps more have been done."""
+        """Waits until this many more steps are done."""
         path = self.output / "steps"
 
         def done() -> int:
@@ -82,7 +82,7 @@ class Job:
         return found
 
     def await_end(self, seconds: float) -> Tuple[str, str]:
-        """Returns what srun and what the tasks printed, once all tasks have ended."""
+        """Waits until all tasks have ended; returns srun's output and the tasks' errors."""
         self.until(lambda: len(self.ends()) == self.tasks, seconds)
         try:
             output, _ = self.process.communicate(timeout=_SRUN_SECONDS)

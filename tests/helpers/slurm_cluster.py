@@ -141,8 +141,8 @@ class SlurmCluster:
         self._supervisor: subprocess.Popen[bytes] | None = None
         self._login = 0  # a process on the login host: the supervisor's shell
         self._commands: list[_Command] = []
-        # Every command's standard input, a pipe that nobody writes to and that does not end: srun
-        # passes an end on to its tasks, and loses output where they end before they read it.
+        # The standard input of every command: a pipe without data that never ends. srun would pass
+        # an end on to its tasks, and lose output if the tasks end before they read it.
         self._silence: tuple[int, ...] = ()
         # Slurm's sockets must fit in a Unix address, and slurm.conf has no way to quote a path.
         name = max(self._names, key=len)
@@ -289,14 +289,14 @@ class SlurmCluster:
         ]
         (here / "hosts").write_text("\n".join(hosts) + "\n")
         (here / "gres.conf").write_text("\n".join(gres) + "\n")
-        # By itself slurmd refuses to start on some machines' cgroups, which it does not need here.
+        # Without this line, slurmd does not start on some machines' cgroups. It needs none here.
         (here / "cgroup.conf").write_text("CgroupPlugin=cgroup/v1\n")
         (here / "slurm.conf").write_text("\n".join(self._slurm_conf()) + "\n")
         (here / "namespaces.sh").write_text(_SCRIPT)
 
     def _slurm_conf(self) -> list[str]:
-        # The scheduler's periods are for jobs that wait (heterogeneous, batch, requeued): they
-        # would start only after up to a minute.
+        # Short periods of the scheduler are for jobs that wait (heterogeneous, batch, requeued).
+        # With the default periods, these jobs would start up to a minute later.
         here, user = self.directory, os.geteuid()
         lines = f"""
             ClusterName=test SlurmctldHost=login(10.77.0.254) SlurmUser={user} SlurmdUser={user}
@@ -346,8 +346,8 @@ class SlurmCluster:
         assert self._supervisor.stdout is not None
         if not self._supervisor.stdout.readline():
             raise SlurmUnavailable(
-                "this machine lets no network namespace be made: run as root with all rights, or "
-                f"allow unprivileged user namespaces; it says: {log.read_text().strip()}"
+                "this machine cannot create network namespaces: run as root with all rights, or "
+                f"allow unprivileged user namespaces; the error is: {log.read_text().strip()}"
             )
         self._login = _children(self._supervisor.pid)[0]
 
@@ -435,12 +435,12 @@ def _descendants(pid: int) -> Iterator[int]:
 
 
 def _setting(line: str) -> str:
-    """Return what a line of slurm.conf sets; a node or a partition counts by its name."""
+    """Return the key that a line of slurm.conf sets, with the name of a node or a partition."""
     key, _, value = line.strip().lower().partition("=")
     name = value.split()[:1] if key in ("nodename", "partitionname") else []
     return " ".join([key.strip(), *name])
 
 
 def _inherited(*names: str) -> dict[str, str]:
-    """Return those of these variables that this process has."""
+    """Return the variables with these names that this process has."""
     return {name: os.environ[name] for name in names if name in os.environ}

@@ -41,7 +41,7 @@ class Installation:
 
     @property
     def number(self) -> Tuple[int, ...]:
-        """The version in a form that can be compared; () if it is unknown."""
+        """The version as a tuple that can be compared; () if it is unknown."""
         return tuple(int(part) for part in re.findall(r"\d+", self.version))
 
 

@@ -1,4 +1,4 @@
-"""Jobs that tests submit to a real Slurm, and what becomes of them."""
+"""Helpers for tests that submit jobs to a real Slurm."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ ENDS = ("COMPLETED", "FAILED", "PREEMPTED", "CANCELLED", "TIMEOUT", "NODE_FAIL")
 
 
 def read(path: Path) -> str:
-    """What a file holds; '' before there is one."""
+    """Returns the text of a file, or '' if it does not exist yet."""
     return path.read_text() if path.exists() else ""
 
 
 def wait_for(
     condition: Callable[[], bool], seconds: float = 90.0, explain: Callable[[], str] = str
 ) -> None:
-    """Returns once the condition holds; `explain` returns what an error prints."""
+    """Waits until the condition holds; on a timeout, the error contains the text of `explain`."""
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline, explain()
@@ -32,7 +32,7 @@ def wait_for(
 
 
 def shown_jobs(slurm: SlurmCluster) -> Dict[str, List[Dict[str, str]]]:
-    """By job id (of an array that of the array) the fields of each of the job's components."""
+    """Returns the fields of each job's components by job id; arrays have the id of the array."""
     found: Dict[str, List[Dict[str, str]]] = {}
     for line in slurm.run("scontrol --oneliner show job").stdout.splitlines():
         fields = dict(re.findall(r"(\w+)=(\S*)", line))

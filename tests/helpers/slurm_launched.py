@@ -1,8 +1,8 @@
-"""What each process of a launcher runs: it tells where it is, and which cluster it gets.
+"""Records the host of each process of a launcher, and the cluster that it resolves.
 
-Those that get one meet first: so all have the same, and every address can be listened at. The
-account goes to a file of its own in the folder that the first argument names; the second one, if
-there is one, is the arguments of `slurm_resolver.resolve`, as JSON.
+Processes with a cluster wait for each other first, so all agree and can bind every address. Each
+process writes its record to a separate file in the folder that the first argument names. The
+second argument is optional: the arguments of `slurm_resolver.resolve` as JSON.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ def main() -> None:
     except sr.SlurmResolverError as error:
         account["error"] = f"{type(error).__name__}: {error}"
     folder.mkdir(exist_ok=True)
-    # Whole or not at all: mpirun may end this task while it writes, as another one has failed.
+    # The rename is atomic: if another task fails, mpirun may end this task while it writes.
     name = f"{account['host']}.{uuid.uuid4()}"
     whole = folder.with_name(name)
     whole.write_text(json.dumps(account))
     whole.rename(folder / name)
-    sys.exit(account["error"] is not None)  # mpirun then ends the others, which may wait for it
+    sys.exit(account["error"] is not None)  # mpirun then ends the tasks that wait for this one
 
 
 if __name__ == "__main__":

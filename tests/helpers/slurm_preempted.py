@@ -1,8 +1,8 @@
-"""A task that a signal ends: it does what the first rank of a training does after its save.
+"""Acts after a signal as the first rank of a training does after its save.
 
-Its arguments are those of `requeue_job`, as JSON: how to requeue, and the cap on restarts. From the
-second start of the job on it ends well by itself. A further argument is a file: once that is there,
-all tasks but the first fail.
+The first argument contains arguments of `requeue_job` as JSON: how to requeue, and the limit of
+restarts. From the job's second start on, the task ends by itself with status 0. The second argument
+is optional and names a file: once it exists, all tasks but the first fail.
 """
 
 from __future__ import annotations

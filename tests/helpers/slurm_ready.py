@@ -1,9 +1,9 @@
-"""What each task of a test step runs to see whether faults are named before TensorFlow starts.
+"""Resolves the cluster in each task of a test step, and meets the others, perhaps with a fault.
 
-It resolves the cluster and waits for the others, with a fault in one rank where one is asked for.
-The outcome goes to a file in the folder TASK_OUTPUT. In the folder TASK_EVENTS a task leaves ``pid
-RANK`` when it starts, and ``came RANK`` when it has come; ``--late '{"0": 6}'`` lets rank 0 come
-6 s later, or when there is a file ``go`` (null), and not at all where there is a file ``stop``.
+Each task writes the outcome to TASK_OUTPUT/<rank>. In the folder TASK_EVENTS, it creates the file
+``pid RANK`` when it starts, and ``came RANK`` when it has arrived. With ``--late '{"0": 6}'``,
+rank 0 arrives 6 s later. With null instead of 6, it waits for the file ``go``. A late rank exits if
+the file ``stop`` exists.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def main() -> None:
     parser.add_argument("--late", type=json.loads, default={})
     args = parser.parse_args()
     rank = int(os.environ["SLURM_PROCID"])
-    # A service with too few files may have taken all of them by the end.
+    # Opened early, because a service with a low limit of open files may use all of them.
     new = f"{os.environ['TASK_OUTPUT']}.{rank}"
     file = os.open(new, os.O_WRONLY | os.O_CREAT)
     jobs = {"ps": 1, "worker": -1} if rank == args.other_jobs_in else None

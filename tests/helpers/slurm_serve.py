@@ -1,9 +1,9 @@
-"""What each task of a test step runs to see how servers end: a training that does what it is told.
+"""Trains with servers in the tasks of a test step, to show how the servers end.
 
-With ``--legacy`` all workers train, in sessions of `tf.compat.v1`; otherwise a coordinator in the
-chief hands out steps, with ``--keras`` those of Keras 3's `fit`. All stop after ``--steps`` of
-them, or when the file STOP lies in the folder TASK_OUTPUT. There each task leaves its process id,
-and who leads the number of steps done.
+With ``--legacy``, all workers train in sessions of `tf.compat.v1`. Otherwise a coordinator in the
+chief schedules the steps; with ``--keras``, Keras 3's `fit` does. The training stops after
+``--steps`` steps, or when the file STOP exists in the folder TASK_OUTPUT. Each task writes its
+process id to that folder, and the leader writes the number of steps done.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def coordinate(resolver: SlurmClusterResolver, args: argparse.Namespace) -> None
 
 
 def fit(resolver: SlurmClusterResolver, args: argparse.Namespace) -> None:
-    """The same with Keras 3's `fit`."""
+    """Coordinates the steps with Keras 3's `fit`."""
     import keras
 
     strategy = ParameterServerStrategy(resolver)

@@ -1,5 +1,5 @@
 #!/bin/bash
-# As `ssh HOST COMMAND` on the tests' cluster: runs it on that node, without this environment.
+# Imitates `ssh HOST COMMAND`: runs it on a node of the test cluster, without this environment.
 while [ "${1#-}" != "$1" ]; do shift; done
 host=$1
 shift

@@ -1,12 +1,12 @@
-"""What each task of a test step runs: it tells where it is and what it makes of the step.
+"""Records where each task of a test step runs, and which cluster it resolves.
 
-Its account goes to a file of its own in the folder TASK_OUTPUT: srun passes output on in pieces of
-1,024 bytes, in which the lines of several tasks mix.
+Each task writes a separate file in the folder TASK_OUTPUT, because srun forwards output in pieces
+of 1,024 bytes and mixes the lines of several tasks.
 
-Options: ``--jobs JSON``, ``--layout HOW`` and ``--node-address HOW`` as `slurm_resolver.resolve`
-takes them; ``--unset NAME`` hides a variable; ``--meet DIRECTORY TOTAL`` makes the tasks prove the
-addresses: once TOTAL tasks (of all steps that share the directory) listen at their own, each asks
-every address of its step who is there.
+The options ``--jobs JSON``, ``--layout HOW`` and ``--node-address HOW`` go to `resolve`. ``--unset
+NAME`` hides a variable. With ``--meet DIRECTORY TOTAL``, the tasks prove their addresses: once
+TOTAL tasks (of all steps that share the directory) listen at their addresses, each task asks every
+address of its step for the job id and the rank.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from slurm_resolver.preflight.transport import task_devices
 
 def account(jobs: Any, layout: LayoutChoice, node_address: Optional[str]) -> Dict[str, Any]:
     line: Dict[str, Any] = {
-        # the kernel's word, not Slurm's: every test node has a hostname of its own
+        # from the kernel, not from Slurm: every test node has its own hostname
         "host": socket.gethostname(),
         "rank": int(os.environ["SLURM_PROCID"]),
         "cluster": None,
@@ -36,7 +36,7 @@ def account(jobs: Any, layout: LayoutChoice, node_address: Optional[str]) -> Dic
     try:
         cluster = sr.resolve(jobs, layout=layout, node_address=node_address)
         line["cluster"] = cluster.to_dict()
-        # as if TensorFlow could use all of them
+        # as if TensorFlow could use all GPUs
         line["devices"] = task_devices(cluster, len(cluster.gpus or ()))
     except sr.SlurmResolverError as error:
         line["error"] = f"{type(error).__name__}: {error}"
@@ -44,7 +44,7 @@ def account(jobs: Any, layout: LayoutChoice, node_address: Optional[str]) -> Dic
 
 
 def await_all(directory: Path, what: str, total: int) -> None:
-    """A barrier among tasks on different nodes: they share their files."""
+    """Waits for tasks on other nodes, with which this task shares its files."""
     name = f"{what}-{os.environ['SLURM_JOB_ID']}.{os.environ['SLURM_STEP_ID']}."
     (directory / f"{name}{os.environ['SLURM_PROCID']}").touch()
     deadline = time.monotonic() + 40
@@ -68,7 +68,7 @@ def ask(address: str) -> str:
 
 
 def meet(cluster: Dict[str, Any], directory: Path, total: int) -> List[str]:
-    """Returns what each address of the step answered, by rank: its job id and rank."""
+    """Returns the answer of each address of the step, by rank: its job id and rank."""
     own = cluster["tasks"][cluster["self"]["rank"]]
     listener = socket.create_server(("", int(own["address"].rsplit(":", 1)[1])))
     name = f"{cluster['job_id']}:{own['rank']}".encode()

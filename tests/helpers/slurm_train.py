@@ -1,8 +1,8 @@
-"""Trains a tiny model, and does to itself, at given steps, what may happen to a job.
+"""Trains a tiny model, and injects faults into itself at given steps.
 
-Each line of OUT/rank.N.jsonl is what a rank tells: where it started, each step that it has done,
-and its weights at the end. `--faults` is a list, one item for each start of the job, of
-[rank, step, what]: what is a signal's name for that rank itself, or a command for the shell.
+Each rank writes its events to OUT/rank.N.jsonl: its start, its steps, and its final weights.
+`--faults` is a list with an item [rank, step, what] for each start of the job. `what` is a signal
+that the rank sends to itself, another case of `Story.happen`, or a shell command.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ KERAS_2 = "keras" if tf.__version__.startswith("2.15.") else "tf_keras"
 
 
 class Story:
-    """What this rank tells of itself, and what happens to it."""
+    """Records what this rank does, and injects its faults."""
 
     def __init__(self, args: argparse.Namespace, rank: int, start: int) -> None:
         self.path = Path(args.out) / f"rank.{rank}.jsonl"
         self.rank, self.start = rank, start
         faults = json.loads(args.faults)
-        # Slow only where something is to happen.
+        # Steps are slow only in the first start and in starts with a fault.
         self.sleep = args.sleep if start < max(1, len(faults)) else 0.0
         self.fault = faults[start] if start < len(faults) else None
         self.signals_in_validation = False
@@ -50,7 +50,7 @@ class Story:
         self.tell(done=done)
         if self.fault and self.fault[0] == self.rank and self.fault[1] == done:
             self.happen(self.fault[2])
-        if not self.fault or done >= self.fault[1]:  # for all ranks to agree before the last step
+        if not self.fault or done >= self.fault[1]:  # so that all ranks agree in time
             time.sleep(self.sleep)
 
     def in_validation(self, batch: int) -> None:
@@ -69,10 +69,10 @@ class Story:
         elif what.startswith("SIG"):
             os.kill(os.getpid(), getattr(signal, what))
         else:
-            subprocess.run(what, shell=True)  # which may get the signal that it sends to the step
+            subprocess.run(what, shell=True)  # may signal the whole step, this rank included
 
     def kill_in_save(self) -> None:
-        """Waits for the first file of the next checkpoint, and is gone."""
+        """Kills this process once the first file of the next checkpoint exists."""
         folder = self.path.parent / "checkpoints"
         before = set(folder.rglob("*"))
         while not {path for path in folder.rglob("*") if path.is_file()} - before:
@@ -93,7 +93,7 @@ def shuffled(epoch: int = 0) -> tf.data.Dataset:
 
 
 def train_keras(args: argparse.Namespace, story: Story, strategy: Any, config: Any) -> Any:
-    """Trains until EarlyStopping has seen four epochs, in none of which anything improves."""
+    """Trains until EarlyStopping ends the training after four epochs without improvement."""
     keras: Any = importlib.import_module("keras" if args.kind == "keras" else KERAS_2)
 
     class Tell(keras.callbacks.Callback):  # type: ignore[misc]
@@ -114,7 +114,7 @@ def train_keras(args: argparse.Namespace, story: Story, strategy: Any, config: A
     with strategy.scope():
         keras.utils.set_random_seed(3)
         layers = [keras.layers.Dense(8, "relu"), keras.layers.Dense(1)]
-        if keras.__version__.startswith("3"):  # Keras 2 does not keep its state
+        if keras.__version__.startswith("3"):  # Keras 2 does not save its state
             layers.insert(1, keras.layers.Dropout(0.2))
         model = keras.Sequential([keras.Input((4,)), *layers])
         model.compile(keras.optimizers.Adam(0.01), "mse", metrics=["mae"])
@@ -125,7 +125,7 @@ def train_keras(args: argparse.Namespace, story: Story, strategy: Any, config: A
     steps: Optional[int] = STEPS
     if args.per_epoch:
         data, steps = shuffled().batch(batch), None
-        if keras.__version__.startswith("2"):  # it does not keep the order either
+        if keras.__version__.startswith("2"):  # Keras 2 does not save the order either
             data = tf.data.Dataset.from_tensor_slices(arrays()).batch(batch)
     history = model.fit(
         data,

@@ -1,7 +1,7 @@
-"""Trains with Keras' `fit`, or a loop, and stands still as its argument says.
+"""Trains with Keras' `fit` or a loop, and hangs in the place that its argument names.
 
-Rank 1 stands still in step 6 of the first epoch, for as many seconds as STUCK_SECONDS says. Every
-rank writes its process id to a file of its rank's name once that step is near.
+Rank 1 hangs in step 6 of the first epoch for STUCK_SECONDS seconds. Shortly before, every rank
+writes its process id to the file pid.<rank>.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ ROWS, BATCH, STEPS = 4, 8, 12
 
 
 def stand_still(kind: str, step: int) -> None:
-    if step == 4 and kind != "data":  # data are read ahead
+    if step == 4 and kind != "data":  # data is read ahead
         Path(f"pid.{RANK}").write_text(str(os.getpid()))
     if kind == KIND and RANK == 1 and step == 6:
         time.sleep(SECONDS)
@@ -48,7 +48,7 @@ def fit(strategy: Any) -> None:
     import keras
 
     class Slow(keras.layers.Layer):  # type: ignore[misc]
-        """Takes long to be compiled, in a good run."""
+        """Makes the compilation slow in a good run."""
 
         def call(self, inputs: Any) -> Any:
             time.sleep(SECONDS / 2 if KIND == "good" else 0)
@@ -73,7 +73,7 @@ def fit(strategy: Any) -> None:
 
 
 def loop(strategy: Any) -> None:
-    """Trains by a ResumableLoop; a child process is forked on the way."""
+    """Trains in a ResumableLoop that also forks a child process."""
     with strategy.scope():
         weight = tf.Variable(0.0)
 

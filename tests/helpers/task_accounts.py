@@ -1,7 +1,7 @@
-"""What the tasks of a step on a real Slurm tell of their cluster, against where they really run.
+"""Compares the cluster that each task of a live Slurm step resolves with the task's real node.
 
-What a task says of its place is its hostname, which the kernel keeps for each node; Slurm's
-variables are only what is being tested.
+The real node is the task's hostname, which the kernel keeps for each node. Slurm's variables are
+under test, so they are not used for this.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Line = Dict[str, Any]
 
 
 def run(slurm: SlurmCluster, command: str, output: Path, timeout: float = 180.0) -> List[Line]:
-    """Runs a command line in which TASK stands for the task's program; its accounts by rank."""
+    """Runs a command line with slurm_task.py as TASK; returns the tasks' records by rank."""
     command = command.replace("TASK", TASK)
     env = {"TASK_OUTPUT": str(output)}
     slurm.run(command, cwd=output.parent, env=env, timeout=timeout)
@@ -34,24 +34,24 @@ def run(slurm: SlurmCluster, command: str, output: Path, timeout: float = 180.0)
 def run_and_save(
     slurm: SlurmCluster, command: str, output: Path
 ) -> Dict[int, Tuple[str, Dict[str, str]]]:
-    """As `run`, but TASK only saves its variables; by rank, the host and these.
+    """Runs a command line in which TASK only saves its variables, in a fraction of the time.
 
-    A step of it takes a fraction of the time.
+    Returns the host and the variables of each rank.
     """
     save = f"bash -c {shlex.quote(f'env -0 > {output}/$(hostname).$SLURM_PROCID')}"
-    # A busy Slurm may need a minute for what it does in half a second.
+    # A busy Slurm may need a minute for a step that otherwise takes half a second.
     slurm.run(command.replace("TASK", save), cwd=output.parent, timeout=180.0)
     tasks = {}
     for path in output.iterdir():
         host, rank = path.name.split(".")
         pairs = path.read_text().rstrip("\0").split("\0")
         tasks[int(rank)] = (host, dict(pair.split("=", 1) for pair in pairs))
-    assert tasks, "no task left its variables"
+    assert tasks, "no task saved its variables"
     return dict(sorted(tasks.items()))
 
 
 def run_and_resolve(slurm: SlurmCluster, command: str, output: Path) -> List[Line]:
-    """As `run`, but this process resolves, from the variables of the tasks; it cannot meet."""
+    """Resolves the tasks' variables in this process, without a rendezvous; otherwise like `run`."""
     lines = []
     for rank, (host, environ) in run_and_save(slurm, command, output).items():
         cluster = sr.resolve(environ=environ, layout="environment").to_dict()
@@ -60,7 +60,7 @@ def run_and_resolve(slurm: SlurmCluster, command: str, output: Path) -> List[Lin
 
 
 def run_at_once(slurm: SlurmCluster, commands: Sequence[str], output: Path) -> List[List[Line]]:
-    """Runs jobs at the same time; of each the accounts of its tasks, which have met the others."""
+    """Runs jobs whose tasks contact each other at the same time; returns each job's records."""
     jobs = [slurm.popen(command, env={"TASK_OUTPUT": str(output)}) for command in commands]
     for job in jobs:
         _, errors = job.communicate(timeout=180)
@@ -78,18 +78,18 @@ def run_at_once(slurm: SlurmCluster, commands: Sequence[str], output: Path) -> L
 
 def accounts(output: Path, job_id: str = "*", step_id: str = "*") -> List[Line]:
     lines = [json.loads(path.read_text()) for path in output.glob(f"{job_id}.{step_id}.*")]
-    assert lines, "no task left an account"
+    assert lines, "no task wrote a record"
     return sorted(lines, key=lambda line: int(line["rank"]))
 
 
 def use_nccl(lines: List[Line]) -> bool:
-    """Whether the tasks of a step choose NCCL."""
+    """Returns whether the tasks of a step choose NCCL."""
     devices = {line["rank"]: TaskDevices(*line["devices"]) for line in lines}
     return find_transport(devices, str).nccl
 
 
 def truth(hosts: List[str]) -> List[Tuple[str, int]]:
-    """By rank, the host and the local rank, which counts the lower ranks on that host."""
+    """Returns for each rank its host, and the number of lower ranks on that host."""
     return [(host, hosts[:rank].count(host)) for rank, host in enumerate(hosts)]
 
 

@@ -1,4 +1,4 @@
-"""One task's variables, for tests that add what they are about."""
+"""One task's variables, to which the tests add their own."""
 
 from __future__ import annotations
 

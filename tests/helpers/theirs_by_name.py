@@ -1,4 +1,4 @@
-"""A program of somebody else, which makes TensorFlow's own resolver and prints what it says."""
+"""A third-party program that creates TensorFlow's resolver and prints its cluster."""
 
 import os
 

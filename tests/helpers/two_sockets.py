@@ -5,7 +5,7 @@ from __future__ import annotations
 from slurm_cluster import SlurmCluster
 
 GPUS = 4
-SOCKETS = "Sockets=2 CoresPerSocket=1 ThreadsPerCore=1"  # what each node's line has to say
+SOCKETS = "Sockets=2 CoresPerSocket=1 ThreadsPerCore=1"  # required in each node's line
 
 
 class TwoSockets(SlurmCluster):

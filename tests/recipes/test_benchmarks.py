@@ -1,4 +1,4 @@
-"""The benchmarks: each has a table in benchmarks/README.md, and its ratios are right."""
+"""Each benchmark has a table in benchmarks/README.md, and computes the right ratios."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import sys
 from folders import ROOT
 
 BENCHMARKS = ROOT / "benchmarks"
-SHARED = {"report", "real_slurm", "hosts", "comparison", "variants"}  # imported by others
+SHARED = {"report", "real_slurm", "hosts", "comparison", "variants"}  # imported by benchmarks
 
 
 def run(name: str, *arguments: str) -> str:

@@ -106,7 +106,7 @@ def without_code(text: str) -> str:
 
 
 def anchors(page: Path) -> Set[str]:
-    """Returns the anchors that GitHub and Sphinx make of the page's headings."""
+    """Returns the anchors that GitHub and Sphinx create from the page's headings."""
     text = re.sub(r"^```.*?^```$", "", page.read_text(encoding="utf-8"), flags=re.M | re.S)
     headings = re.findall(r"^#+ (.*)$", text, re.M)
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}

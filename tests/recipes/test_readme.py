@@ -1,4 +1,4 @@
-"""Runs the commands of README as a newcomer does, on a machine without any of the packages.
+"""Runs the commands of README as a newcomer does, on a machine without the packages.
 
 They run in the environment that `make demo` creates. If root runs the tests, another user runs the
 commands, who owns only the checkout and a home folder.
@@ -162,7 +162,7 @@ def test_pip_can_install_the_package(command: str, tmp_path: Path) -> None:
     metadata = configparser.ConfigParser()
     metadata.read(ROOT / "setup.cfg")
     assert set(match[1].split(",")) <= set(metadata["options.extras_require"])
-    # Without the dependencies: downloading TensorFlow once more would test nothing new.
+    # --no-deps, because downloading TensorFlow once more would test nothing new.
     state = BareState(tmp_path)
     dry = shlex.join([*words[:-1], "--dry-run", "--no-deps", "--quiet", "."])
     # Debian's Python allows packages only in a virtual environment, as README says.

@@ -1,4 +1,4 @@
-"""What the tests on a real Slurm share."""
+"""Fixtures of the tests on a real Slurm."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 
 @pytest.fixture
 def output(tmp_path: Path) -> Path:
-    """The folder that tasks leave their accounts in."""
+    """The folder to which tasks write their records."""
     folder = tmp_path / "output"
     folder.mkdir()
     return folder

@@ -1,4 +1,4 @@
-"""`slurm-resolver check` on the real Slurm: what each check sees."""
+"""`slurm-resolver check` on the real Slurm: the result of each check."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ IDS = [
 
 
 def results(output: str) -> Dict[str, Any]:
-    (line,) = output.splitlines()  # printed once
+    (line,) = output.splitlines()  # only one task prints
     printed = json.loads(line)
     assert printed["ok"] == all(check["status"] != "failed" for check in printed["checks"])
     return {check["id"]: check for check in printed["checks"]}
@@ -49,7 +49,7 @@ def test_a_healthy_step(real_slurm: SlurmCluster) -> None:
     checks = run(real_slurm, options, "--jobs chief=1,ps=1,worker=-1")
     assert list(checks) == IDS
     statuses = {id: check["status"] for id, check in checks.items()}
-    tensorflow = {"tensorflow", "keras"}  # as they are installed here, or not
+    tensorflow = {"tensorflow", "keras"}  # depends on what is installed
     batch = {"requeue", "signal"}  # there is no batch file
     others = {id for id, status in statuses.items() if status != "ok"}
     assert others - tensorflow == {"gpus", *batch}
@@ -60,7 +60,7 @@ def test_a_healthy_step(real_slurm: SlurmCluster) -> None:
 
 
 def test_tasks_that_are_bound_to_too_few_cpus(real_slurm: SlurmCluster) -> None:
-    """By taskset, in the place of Slurm's own binding: the nodes' CPUs are this machine's."""
+    """taskset binds the tasks instead of Slurm, because all nodes share this machine's CPUs."""
     done = real_slurm.run(f"srun -w n8 -N1 -n2 taskset -c 0 {CHECK}", check=False)
     cpus, *_, summary = done.stdout.splitlines()
     told = "ranks 0-1 on n8 may use CPU 0, but SLURM_CPUS_ON_NODE"
@@ -88,7 +88,7 @@ def test_a_taken_port(real_slurm: SlurmCluster) -> None:
 
 
 def test_packets_that_are_dropped_between_two_nodes(real_slurm: SlurmCluster) -> None:
-    """n8, where the tasks meet, is reached by all; n10 does not reach n9."""
+    """All nodes reach n8, where the tasks meet, but n10 does not reach n9."""
     with packets_dropped(real_slurm, "n10", "n9"):
         reach = run(real_slurm, "-w n8,n9,n10 -N3 -n3", status=1)["reach"]
     told = "worker 2 (rank 2 on n10): cannot reach worker 1 (rank 1 on n9) at n9:"
@@ -96,7 +96,7 @@ def test_packets_that_are_dropped_between_two_nodes(real_slurm: SlurmCluster) ->
     assert "timed out" in reach["detail"]
 
 
-# By options of `slurm-resolver sbatch`, what `check` says in the batch job: one line on a good run.
+# The first line of `check` in the batch job, by options of `slurm-resolver sbatch`.
 GENERATED = {
     "--nodes 2 --tasks-per-node 2": r"0: check: 1[12] ok, [23] skipped .*",
     "--nodes 2 --requeue": r"0: check: 1[12] ok, [23] skipped .*",
@@ -105,12 +105,12 @@ GENERATED = {
 
 
 def test_what_slurm_says_of_a_batch_job(real_slurm: SlurmCluster, tmp_path: Path) -> None:
-    """Of a file that is generated nothing is warned of that it need not set."""
+    """A generated batch file leads to no unnecessary warnings."""
     pytest.importorskip("tensorflow")
     command = [sys.executable, "-m", "slurm_resolver", "sbatch"]
     for number, options in enumerate(GENERATED):
         text = subprocess.check_output([*command, *options.split(), "--", "true"], text=True)
-        # a file tells when the job is over
+        # the job creates a file when it is over
         text = text.replace("slurm-resolver check", CHECK)
         text = text.replace("#SBATCH --output=", "##SBATCH --output=")
         over = f"trap 'touch {tmp_path}/{number}.over' EXIT\n\nset -euo pipefail"
@@ -126,13 +126,13 @@ def test_what_slurm_says_of_a_batch_job(real_slurm: SlurmCluster, tmp_path: Path
         assert len(lines) == (2 if "warning" in told else 1), (options, printed)
 
 
-# The GPUs are stand-ins, for which Slurm sets the variables, and so is their driver, in
-# `stand_ins/pynvml.py`. Slurm does not confine tasks to their GPUs here, as in test_confined_gpus.
+# The GPUs are stand-ins for which Slurm sets the variables. `stand_ins/pynvml.py` is their driver.
+# Slurm does not confine tasks to their GPUs here; test_confined_gpus.py covers that.
 ALONE = "each used by one task; gradients go by NCCL"
 TWICE = "gradients go by gRPC, slow: rank 0 shares GPU 0 with rank 1: start one task for each GPU"
 GPU_STEPS = [
     ("-w n8,n9 -N2 --ntasks-per-node=2 --gpus-per-node=4", "", "ok", f"8, {ALONE}"),
-    # their variables alone keep them apart
+    # only their variables separate the tasks
     ("-w n8,n9 -N2 --ntasks-per-node=2 --gpus-per-task=1", "", "ok", f"4, {ALONE}"),
     ("-w n8 -N1 -n2 --gpus=1", "", "warning", TWICE),
     ("-w n8 -N1 -n3 --gpus=1", "--jobs ps=1,worker=-1", "ok", "1, 1 of them shared by"),

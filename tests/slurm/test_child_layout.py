@@ -1,4 +1,4 @@
-"""Where the tasks have to tell each other the layout, their child processes get it as well."""
+"""Child processes also get a layout that the tasks found by a rendezvous."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from slurm_cluster import SlurmCluster
 
 pytestmark = pytest.mark.slurm
 
-# A task, its child, and a child that was started before; each writes down what it resolves.
+# A task, its child, and a child started before the rendezvous. Each writes its cluster to a file.
 PROGRAM = """
 import json, os, subprocess, sys
 from pathlib import Path
@@ -55,6 +55,6 @@ def test_children_get_the_layout_that_was_told(real_slurm: SlurmCluster, tmp_pat
     assert [task["node"] for task in told["task-0"]] == ["n10", "n8", "n10", "n9"]
     for rank in range(4):
         assert told[f"task-{rank}"] == told[f"child-{rank}"] == told["task-0"]
-        # a second process of the task, which was not told
+        # the early child did not get the layout
         assert told[f"early-{rank}"].startswith("LayoutError: ")
         assert f"rank {rank} is represented by process " in told[f"early-{rank}"]

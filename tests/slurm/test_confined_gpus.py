@@ -1,7 +1,7 @@
-"""GPUs in nodes that confine each task to its own: a cgroup hides the others, ConstrainDevices=yes.
+"""GPUs on nodes where a cgroup hides all other GPUs from a task (ConstrainDevices=yes).
 
-Slurm then counts the GPUs of each task from 0. Which they really are, the kernel tells: a device
-that is hidden may not be opened. The devices here have no driver, and otherwise do not exist.
+Slurm then numbers the GPUs of each task from 0. The tests find the real GPUs by opening every
+device, because the kernel refuses hidden ones. The devices have no driver and no hardware.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ MAJOR = 241  # for local use: Linux' Documentation/admin-guide/devices.txt
 
 
 class Confined(TwoSockets):
-    """Its GPUs are devices that a cgroup can hide."""
+    """A Slurm whose GPUs are devices that a cgroup can hide."""
 
     def _write_files(self) -> None:
         super()._write_files()
@@ -52,7 +52,7 @@ def confined(
 ) -> Iterator[SlurmCluster]:
     if os.geteuid() or not os.access(CGROUPS / "tasks", os.W_OK):
         slurm_or_skip(SlurmUnavailable(f"needs root, and {CGROUPS} of cgroup v1"))
-    # The machine's cgroups are named after the node: no other cluster may have one of its name.
+    # The machine's cgroups are named after the node, so its name must be unique on this machine.
     name = f"gpu{os.getpid()}"
     conf = [
         f"NodeName={name} NodeAddr=10.77.0.1 {SOCKETS} Gres=gpu:{GPUS}",
@@ -73,7 +73,7 @@ def confined(
 def account_of_gpus(
     cluster: SlurmCluster, command: str, output: Path
 ) -> Tuple[List[Line], Dict[int, List[int]]]:
-    """Runs a command with STEP in it; each task's account, and by rank what it may open."""
+    """Runs a command that contains STEP; returns the tasks' records and the GPUs they may open."""
     gpus = cluster.directory / "gpu"
     step = f"""{TASK}
         for number in {" ".join(map(str, range(GPUS)))}; do
@@ -88,12 +88,12 @@ def account_of_gpus(
     return accounts(output), may_open
 
 
-# Another job has the first two GPUs of the node.
+# Another job holds the first two GPUs of the node.
 OTHER_JOB = (
     "salloc -Q -n1 --gpus-per-node=2 env -i PATH=$PATH SLURM_CONF=$SLURM_CONF"
     " TASK_OUTPUT=$TASK_OUTPUT srun"
 )
-# What starts the tasks, and how many GPUs each has, by rank.
+# The command that starts the tasks, and the number of GPUs of each rank.
 CASES = {
     "two each": ("srun -n2 --gpus-per-task=2", [2, 2]),
     "one each": ("srun -n2 --gpus-per-task=1", [1, 1]),
@@ -104,10 +104,10 @@ CASES = {
     "beside another job": (f"{OTHER_JOB} -n2 -O --gpus-per-node=2", [1, 1]),
     "beside another job, bound": (f"{OTHER_JOB} -n1 --gpus-per-task=2", [2]),
 }
-# Each task sees numbers from 0, and nothing says whether they are other GPUs than its neighbor's.
+# Each task's numbers start at 0. Nothing shows whether its GPUs differ from its neighbor's.
 UNKNOWN_OWNERS = ["a map"]
-# Without a binding 22.05 sets no variable, and no task knows which GPUs it may use. Newer versions
-# show both tasks the first of the two that they may use.
+# Without a binding, 22.05 sets no variable, and no task knows which GPUs it may use. Newer versions
+# show both tasks the first of the two GPUs that they may use.
 UNBOUND = {"22.05": [None, None], "23.11": [["0"], ["0"]]}
 
 
@@ -141,18 +141,18 @@ def test_without_a_binding_tasks_share_what_is_shown(
 def test_the_closest_gpus_have_the_same_numbers_on_both_sockets(
     confined: SlurmCluster, output: Path
 ) -> None:
-    """They are other GPUs in each task, and each keeps its own."""
+    """The same numbers are different GPUs in each task, and each task keeps its own."""
     step = "srun -n2 --gpus-per-node=4 --gpu-bind=closest --cpu-bind=map_cpu:0,1 STEP"
     lines, may_open = account_of_gpus(confined, step, output)
     assert may_open == {0: [0, 1], 1: [2, 3]}
     assert [line["cluster"]["self"]["gpus"] for line in lines] == [["0", "1"]] * 2
-    assert not use_nccl(lines)  # only the driver would tell that they have their own
+    assert not use_nccl(lines)  # only the driver knows that they differ
 
 
 HIDDEN = "NCCL, through the host's memory: rank 0 and rank 1 cannot open each other's GPUs: start"
 UNKNOWN = "gradients go by gRPC, slow: rank 0 and rank 1 may share a GPU: start with srun"
 ALONE = ", each used by one task"
-# By the step, what `check` says of the GPUs.
+# The result of the check `gpus`, by step.
 CHECKED = {
     "srun -n2 --gpus-per-task=1": ("warning", HIDDEN),
     "srun -n2 --gpus-per-node=4 --gpu-bind=map_gpu:3,1": ("warning", UNKNOWN),

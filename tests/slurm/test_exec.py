@@ -1,4 +1,4 @@
-"""Programs that know nothing of Slurm, started unchanged in every kind of step."""
+"""`slurm-resolver exec` starts unmodified programs in every kind of step."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ PS_FIRST = ["0 ps 0", "1 worker 0", "2 worker 1", "3 worker 2"]
 FOUR = "-w n9,n10 -N2 --ntasks-per-node=2"
 HET = "--jobs ps=2,worker=-1 --het-groups ps=0,worker=1 --wait 30"
 
-# What is run in a folder of the test's own, and the lines that come out, sorted.
+# The command, which runs in a temporary folder, and its sorted output.
 STEPS = {
     "multi-prog": (
         (
@@ -72,7 +72,7 @@ def test_a_batch_script_is_no_task(real_slurm: SlurmCluster, tmp_path: Path) -> 
 
 
 def test_nobody_starts_where_one_has_no_program(real_slurm: SlurmCluster, tmp_path: Path) -> None:
-    """Else its program would wait for ever for that of the task which has none."""
+    """Otherwise the other programs would wait forever for the missing one."""
     script = f'[ "$SLURM_PROCID" != 2 ] || set -- no-such; {EXEC} --wait 12 -- "$@"'
     step = f"srun {FOUR} bash -c {shlex.quote(script)} - touch {tmp_path}/{{rank}}"
     done = real_slurm.run(step, check=False)

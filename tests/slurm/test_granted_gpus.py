@@ -1,4 +1,4 @@
-"""The GPUs that each task takes on a real Slurm, whose GPUs are device files, against its grant."""
+"""Each task takes the GPUs that a real Slurm has granted. The GPUs are device files."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from task_accounts import assert_right, run, use_nccl
 
 pytestmark = pytest.mark.slurm
 
-# By node, the devices of each task; None where Slurm says nothing of them.
+# The devices of each task, by node; None if Slurm sets no variable.
 GPUS: Dict[str, Tuple[str, List[List[Optional[str]]]]] = {
     "shared by two tasks": (
         "srun -w n8,n9 -N2 --ntasks-per-node=2 --gpus-per-node=4 TASK",
@@ -53,12 +53,12 @@ GPUS: Dict[str, Tuple[str, List[List[Optional[str]]]]] = {
 }
 
 
-# 22.05 names no device where several tasks share the node.
+# 22.05 names no device if several tasks share the node.
 UNBOUND: Dict[str, List[List[Optional[str]]]] = {"22.05": [[None, None]], "23.11": [["0,1", "2,3"]]}
 
 
 def taken(slurm: SlurmCluster, command: str, output: Path) -> List[List[Optional[str]]]:
-    """By node, the devices of each task, which use NCCL if each has its own."""
+    """Returns the devices of each task by node; the tasks must use NCCL if each has its own."""
     lines = run(slurm, command, output)
     assert_right(lines)
     by_host: Dict[str, List[Optional[str]]] = {}

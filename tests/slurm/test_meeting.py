@@ -1,8 +1,8 @@
-"""The tasks of a step meet on the real Slurm, with faults, late, stopped and killed tasks.
+"""The tasks of a step meet on the real Slurm, with late and killed tasks and other faults.
 
-Ranks 0 and 1 run on n9, ranks 2 and 3 on n10; the coordination service runs in rank 0. Planes are
-known to every version of Slurm: the tasks meet only to be ready. The cases run beside each other,
-as they mostly wait.
+Ranks 0 and 1 run on n9, ranks 2 and 3 on n10. The coordination service runs in rank 0. Every
+version of Slurm describes a plane layout completely, so the tasks meet only to be ready. The cases
+run at the same time, because they mostly wait.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ KILLED = "is gone, and takes no part in the start: its process has ended"
 
 
 class Events:
-    """What the tasks of a case do, and what is done to them."""
+    """The files with which the tasks of a case report their progress."""
 
     def __init__(self, slurm: SlurmCluster, folder: Path) -> None:
         self.slurm = slurm
@@ -64,7 +64,7 @@ def missing(*ranks: int) -> str:
 
 
 def gap(seconds: float) -> Act:
-    """Cuts n12 off from n11 for a while, during which the last task comes."""
+    """Cuts n12 off from n11 for some seconds, during which the last task arrives."""
 
     def cut(events: Events) -> None:
         events.await_all("came 2", "came 3")
@@ -77,7 +77,7 @@ def gap(seconds: float) -> Act:
 
 
 class Case(NamedTuple):
-    """By rank what each task says, None if it is ready; and what is done to the tasks."""
+    """The error of each rank (None if it is ready), and the fault that causes it."""
 
     told: Dict[int, Optional[str]]
     options: str = ""
@@ -109,7 +109,7 @@ CASES = {
 
 
 def run(slurm: SlurmCluster, folder: Path, case: Case) -> Dict[int, Optional[str]]:
-    """Runs the tasks; returns what each says that was left to say something."""
+    """Runs the tasks; returns the error of each task that survived."""
     events, output = folder / "events", folder / "output"
     for each in (events, output):
         each.mkdir(parents=True)
@@ -161,7 +161,7 @@ def test_what_each_task_says(running: Dict[str, Any], name: str) -> None:
 
 @pytest.mark.newest
 def test_tasks_of_another_start_do_not_meet(real_slurm: SlurmCluster, tmp_path: Path) -> None:
-    """As stragglers of a job that was requeued, which has the same ids and ports."""
+    """Stragglers of a requeued job have the same ids and ports."""
     script = f"[ $SLURM_PROCID != 1 ] || export SLURM_RESTART_COUNT=1; exec {TASK} --timeout 6"
     step = f"srun {STEP} bash -c {shlex.quote(script)}"
     real_slurm.run(step, env={"TASK_OUTPUT": str(tmp_path)}, check=False)
@@ -183,11 +183,11 @@ def test_too_few_open_files_are_named_in_every_task(
 
 @pytest.fixture
 def only_ipv6(real_slurm: SlurmCluster) -> Iterator[SlurmCluster]:
-    """Each of two nodes has a second name, which has an IPv6 address only."""
+    """Gives two nodes a second name that has only an IPv6 address."""
     hosts = real_slurm.directory / "hosts"
     before = hosts.read_text()
     names = {"n9": "fd77::9", "n10": "fd77::10"}
-    with hosts.open("a") as file:  # the nodes have this very file as their own
+    with hosts.open("a") as file:  # all nodes use this file
         file.writelines(f"{address} {name}-v6\n" for name, address in names.items())
     for name, address in names.items():
         real_slurm.run_on(name, f"ip -6 addr add {address}/64 dev eth0 nodad")

@@ -17,7 +17,7 @@ pytestmark = pytest.mark.slurm
 TASK = shlex.join([sys.executable, str(HELPERS / "slurm_task.py")])
 NAMELESS = "printf '127.0.0.1 localhost\\n10.77.0.254 login\\n'"
 
-# what the hosts file of a task holds; srun's options; the hosts of the addresses, by rank
+# the command that prints a task's hosts file, srun's options, and the hosts of all ranks
 CASES: Dict[str, Tuple[str, str, List[str]]] = {
     "no names": (NAMELESS, "-m cyclic", ["10.77.0.1", "10.77.0.2", "10.77.0.1", "10.77.0.2"]),
     "a layout that only the tasks know": (
@@ -30,7 +30,7 @@ CASES: Dict[str, Tuple[str, str, List[str]]] = {
 
 
 def step_of(names: str, options: str, arguments: str, folder: Path) -> str:
-    """A step of four tasks on two nodes, in which a task's hosts file holds these names."""
+    """Returns a step of four tasks on two nodes, whose hosts files contain these names."""
     script = (
         f"mount=$(type -p mount) && {{ {names}; }} > {folder}/$SLURM_PROCID.hosts && "
         f"$mount --bind {folder}/$SLURM_PROCID.hosts /etc/hosts && exec {TASK} {arguments}"

@@ -1,4 +1,4 @@
-"""What newer versions of Slurm brought, on each that has it: every task knows the true cluster."""
+"""Every task resolves the true cluster with the features of newer versions of Slurm."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from task_accounts import TASK, assert_right, run, run_at_once
 
 pytestmark = pytest.mark.slurm
 
-# A salloc without a command runs its shell as a step of its own on the job's first node.
+# Without a command, salloc runs its shell as a separate step on the job's first node.
 INTERACTIVE = [
     "LaunchParameters=use_interactive_step",
     'InteractiveStepOptions="--interactive --preserve-env bash"',
 ]
-# The steps of a job may have a manager of their own, on the job's first node.
+# A job may have a manager for its steps on its first node.
 STEP_MANAGER = ["SlurmctldParameters=enable_stepmgr", "PrologFlags=contain"]
 CONF = {"22.05": INTERACTIVE, "24.05": [*INTERACTIVE, *STEP_MANAGER]}
 
@@ -29,7 +29,7 @@ DERIVED = "SLURM_JOB_ID and SLURM_STEP_ID"
 AT_ONCE = (
     "salloc --stepmgr --resv-ports=9 -N2 -n4 bash -c 'srun STEP sleep 1 & srun STEP TASK; wait'"
 )
-# By what is new: how tasks are started, how many they are, and where their ports come from.
+# For each feature: the command, the number of tasks, and the source of their ports.
 SINCE_22_05 = {
     "the shell on the node": ("salloc -Q -N2 -n4 <<< 'srun TASK'", 4, PORTS),
     "the shell on the node, a part": (
@@ -40,7 +40,7 @@ SINCE_22_05 = {
 }
 SINCE_23_11 = {
     **SINCE_22_05,
-    # one task a node, for a launcher that starts others; it reserves nothing
+    # starts one task per node for another launcher, and reserves no ports
     "external launcher": ("srun -N2 -n4 --external-launcher TASK", 2, DERIVED),
 }
 SINCE_24_05 = {
@@ -61,7 +61,7 @@ STEPS = {"22.05": SINCE_22_05, "23.11": SINCE_23_11, "24.05": SINCE_24_05}
 def newer(
     installation: Installation, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[SlurmCluster]:
-    """A cluster with everything that this version has."""
+    """A cluster with the new features of this version."""
     nodes = [Node(name) for name in ("n8", "n9", "n10")]
     conf = expected(CONF, installation)
     directory = tmp_path_factory.mktemp("newer")
@@ -90,7 +90,7 @@ SHELLS = {
 
 
 def test_the_shell_of_salloc_is_no_task_where_it_runs_as_a_step(newer: SlurmCluster) -> None:
-    """It has the variables of a task, and the step id -6, or the same as an unsigned number."""
+    """The shell has the variables of a task, and the step id -6 or its unsigned form."""
     show = shlex.join([sys.executable, "-m", "slurm_resolver", "show"])
     for options, told in SHELLS.items():
         done = newer.run(f"salloc -Q {options} <<< 'hostname; {show}'", check=False)
@@ -104,7 +104,7 @@ MANAGED = {"22.05": "", "24.05": "--stepmgr"}
 def test_two_jobs_with_step_managers_on_the_same_nodes_do_not_share_ports(
     newer: SlurmCluster, installation: Installation, tmp_path: Path
 ) -> None:
-    """Each manager reserves ports by itself: all tasks of both jobs listen at the same time."""
+    """Each manager reserves its own ports; all tasks of both jobs listen at the same time."""
     output = tmp_path / "output"
     output.mkdir()
     option = expected(MANAGED, installation)

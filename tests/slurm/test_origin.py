@@ -1,4 +1,4 @@
-"""Who a process is: a task of a step, one that trains alone, or what no launcher may start."""
+"""A process is a task of a step, trains alone, or was started by an unsupported launcher."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ TASK = shlex.join([sys.executable, str(HELPERS / "slurm_launched.py"), "out"])
 JOBS = shlex.quote('{"jobs": {"worker": 1}}')
 LOCAL = shlex.quote('{"local": true}')
 CLEAN = 'env -i PATH="$PATH"'
-CONTAINER = "unshare --pid --fork --mount-proc"  # its processes are numbered anew
-SSH = HELPERS / "slurm_ssh.sh"  # as ssh to a node of the tests' cluster: no variable goes along
+CONTAINER = "unshare --pid --fork --mount-proc"  # has its own process ids
+SSH = HELPERS / "slurm_ssh.sh"  # imitates ssh to a test node, which passes no variables on
 OPEN_MPI = f"mpirun.openmpi --allow-run-as-root --mca plm_rsh_agent {SSH} -np 4"
 HYDRA = f"mpirun.mpich -launcher ssh -launcher-exec {SSH} -np 4"
 ALLOCATED = "salloc -w n8,n9 -N2 --ntasks-per-node=2"
@@ -30,7 +30,7 @@ ALLOCATED = "salloc -w n8,n9 -N2 --ntasks-per-node=2"
 ALONE = "alone"
 RIGHT = "right"
 
-CLEANED = {  # the command of tasks whose variables are gone, and what each task makes of it
+CLEANED = {  # commands that hide the tasks' variables, and the result in each task
     "one of two tasks": (f"srun -n2 {CLEAN} TASK", "Keep the variables SLURM_"),
     "under another program": (f"srun -n2 timeout 60 {CLEAN} TASK", "Keep the variables"),
     "switched off": (f"srun -n2 {CLEAN} SLURM_RESOLVER=off TASK", ALONE),
@@ -49,12 +49,12 @@ WITHOUT_SRUN = {
     "a batch script of four": ("sbatch -W -n4 --wrap 'TASK'", "srun -n 4 python"),
     "salloc's shell for one task": ("salloc -n1 TASK", ALONE),
     "salloc's shell for four": ("salloc -n4 TASK", "srun -n 4 python"),
-    "a node of one's own": ("salloc -N1 --exclusive TASK", ALONE),
+    "an exclusive node": ("salloc -N1 --exclusive TASK", ALONE),
     "switched off in a batch script": ("SLURM_RESOLVER=off sbatch -W -n4 --wrap 'TASK'", ALONE),
     "switched off in a step": ("SLURM_RESOLVER=off srun -n2 TASK", ALONE),
     "switched off by argument": (f"srun -n2 TASK {LOCAL}", ALONE),
     "switched off under mpirun": ("SLURM_RESOLVER=off mpirun.mpich -np 2 TASK", ALONE),
-    "switched wrongly": (
+    "an invalid switch": (
         "SLURM_RESOLVER=no srun -n1 TASK",
         "SLURM_RESOLVER='no': expected on or off",
     ),
@@ -75,7 +75,7 @@ NESTED = {
     ),
 }
 
-COPIED = {  # where variables of a task on n8 are used, by what, and what comes of it
+COPIED = {  # the node and the command that use the variables of a task on n8, and the result
     "another node": ("n9", "USED", "SLURMD_NODENAME=n8, but this machine is called n9"),
     "another node, switched off": ("n9", "SLURM_RESOLVER=off USED", ALONE),
     "the same node": ("n8", "USED", RIGHT),
@@ -92,7 +92,7 @@ COPIED = {  # where variables of a task on n8 are used, by what, and what comes 
 def _mpirun() -> None:
     missing = [name for name in ("mpirun.openmpi", "mpirun.mpich") if not shutil.which(name)]
     if missing:
-        slurm_or_skip(SlurmUnavailable(f"not here: {', '.join(missing)}; `make slurm` gets them"))
+        slurm_or_skip(SlurmUnavailable(f"missing: {', '.join(missing)}; run `make slurm`"))
 
 
 def judge(

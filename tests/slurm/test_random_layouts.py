@@ -1,7 +1,7 @@
-"""Random steps on a real Slurm: every task's cluster, against the truth.
+"""Compares every task's cluster with the real layout, in random steps on a real Slurm.
 
-The tasks only save their variables, so that a sweep of this size takes seconds; they are resolved
-here. Where the variables do not tell the layout, the tasks' places are taken by threads that meet.
+The tasks only save their variables, so that a sweep of this size takes seconds. The test resolves
+the clusters. If the variables do not determine the layout, threads meet in place of the tasks.
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ pytestmark = pytest.mark.slurm
 
 LAYOUTS = 60
 
-# The distributions whose order no variable tells: from 26.05 on topology may order block.
+# The distributions that need a rendezvous: from 26.05 on, topology may order block.
 MEETS: Dict[str, Set[str]] = {"22.05": set(), "26.05": {"block"}}
 
 
 class Step(NamedTuple):
-    """A step: how it is started, and its distributions."""
+    """A step: its command and its distributions."""
 
     command: str
     distributions: Set[str]
 
 
 def random_step(dice: random.Random) -> Step:
-    """A step of 1 to 5 nodes."""
+    """Returns a random step of 1 to 5 nodes."""
     nodes = [f"n{number}" for number in sorted(dice.sample(range(8, 13), dice.randint(1, 5)))]
     words = ["srun", "-w", ",".join(nodes), f"-N{len(nodes)}"]
     per_node = dice.randint(1, 3)
@@ -45,7 +45,7 @@ def random_step(dice: random.Random) -> Step:
     tasks_of = dice.choice([even, [f"-n{tasks}"], [f"-n{tasks}", "-c2"], overcommitted])
     distribution = dice.choice(["", "block", "cyclic", "plane", "block:cyclic", "cyclic,pack"])
     if distribution == "plane":
-        # Slurm 22.05 refuses planes that do not fit into a node's CPUs, or waits for ever for room.
+        # Slurm 22.05 refuses planes that do not fit into a node's CPUs, or waits forever for room.
         tasks_of = overcommitted if tasks_of is overcommitted else even
         distribution = f"plane={dice.randint(1, 4 if tasks_of is overcommitted else per_node)}"
     words += tasks_of
@@ -65,12 +65,12 @@ def random_step(dice: random.Random) -> Step:
 
 
 def host_of(node: str) -> str:
-    """Every node has a loopback address of its own, on this machine."""
+    """Returns a separate loopback address of this machine for each node."""
     return f"127.0.1.{int(node[1:])}"
 
 
 def resolved(variables: Sequence[Dict[str, str]], meet: bool) -> List[sr.Cluster]:
-    """Returns the cluster of each task; where they meet, each in a thread of its own."""
+    """Returns the cluster of each task. If the tasks meet, each runs in its own thread."""
     if not meet:
         return [sr.resolve(environ=own, layout="environment") for own in variables]
 

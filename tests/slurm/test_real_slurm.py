@@ -1,4 +1,4 @@
-"""The resolved cluster on a real Slurm, against where the tasks really run."""
+"""Compares the resolved cluster with the real nodes of the tasks on a real Slurm."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ LAYOUTS = {
     "block": "srun -N3 -n7 -m block TASK",
     "cyclic": "srun -N3 -n7 -m cyclic TASK",
     "plane=3": "srun -N3 -n8 -m plane=3 TASK",
-    "nodes that do not follow each other": "srun -w n8,n10,n12 -N3 -n5 TASK",
+    "nodes with gaps in their numbers": "srun -w n8,n10,n12 -N3 -n5 TASK",
     "overcommit, block": "srun -w n9,n10 -N2 -n20 -O -m block TASK",
     "a part of the allocation": "salloc -N3 --ntasks-per-node=2 srun -N2 -n3 -r1 TASK",
     "job variables kept": "salloc -N3 --ntasks-per-node=2 srun -E -N2 -n3 TASK",
@@ -29,7 +29,7 @@ LAYOUTS = {
     "multi-prog": "echo '* TASK' > multi.conf; srun -N2 -n4 -m cyclic --multi-prog multi.conf",
     "heterogeneous, not in the order of the names": "salloc -N1 -n2 -w n12 : -N2 -n3 -w n8,n9 srun"
     " --het-group=0,1 TASK",
-    "heterogeneous, a distribution each": "salloc -w n11,n12 -N2 -n4 -m cyclic : -w n8,n9 -N2 -n4"
+    "heterogeneous, two distributions": "salloc -w n11,n12 -N2 -n4 -m cyclic : -w n8,n9 -N2 -n4"
     " srun --het-group=0,1 TASK",
     "heterogeneous, without an allocation": "srun -N1 -n1 -w n11 TASK : -N2 -n3 -w n8,n9 TASK",
     "heterogeneous, components reversed": "salloc -n1 -w n12 : -N2 -n3 -w n8,n9 srun --het-group=1"
@@ -48,7 +48,7 @@ def test_every_task_knows_where_all_tasks_run(
     assert_right(run(real_slurm, command, output))
 
 
-# By the version from which on it holds: why tasks cannot know, and how many of them see it.
+# The command; from each version on, why tasks cannot know the layout, and how many tasks notice.
 UNKNOWABLE: Dict[str, Tuple[str, Dict[str, Tuple[str, int]]]] = {
     "a list of hosts": (
         "srun -n4 -m arbitrary -w n10,n8,n10,n9 TASK!",
@@ -62,10 +62,10 @@ UNKNOWABLE: Dict[str, Tuple[str, Dict[str, Tuple[str, int]]]] = {
         "salloc -w n8,n9,n10 -N3 --ntasks-per-node=4 srun -N1 -n1 -w n10 TASK! : -N2 -n3 TASK!",
         {"22.05": ("heterogeneous step (srun … : …) inside a plain allocation", 4)},
     ),
-    "a component's own distribution, told to srun alone": (
+    "a component's distribution that only srun knows": (
         "salloc -wn8 : -N2 -n3 -wn9,n10 srun --het-group=0 TASK! : --het-group=1 -mcyclic TASK!",
         {
-            # rank 0, alone on its node, sees nothing of it
+            # rank 0 is alone on its node and does not notice
             "22.05": ("its own --distribution from srun, which no variable shows", 3),
             "26.05": ("where topology may order the nodes for block distribution", 4),
         },
@@ -95,18 +95,18 @@ def test_what_no_variable_tells_the_tasks_tell_each_other(
     assert {line["cluster"]["layout_source"] for line in lines} == {"rendezvous"}
 
 
-DERIVED = "SLURM_JOB_ID and SLURM_STEP_ID"  # where ports come from
+DERIVED = "SLURM_JOB_ID and SLURM_STEP_ID"  # a source of ports
 
 
 def test_jobs_are_taken_from_components_that_have_met(
     real_slurm: SlurmCluster, tmp_path: Path
 ) -> None:
-    """Without a distribution of its own, a batch job's component has no variable that tells it."""
+    """No variable shows the distribution of a batch job's component that sets none."""
     show = f"{sys.executable} -m slurm_resolver show --json --jobs ps=1,worker=-1"
     batch_file = tmp_path / "job.sbatch"
     batch_file.write_text(
         "#!/bin/bash\n#SBATCH -w n11,n12 --ntasks-per-node=2\n#SBATCH hetjob\n#SBATCH -w n10 -n2\n"
-        # from 25.11 on, %t counts in each component
+        # from 25.11 on, %t counts within each component
         f"srun --het-group=0,1 --output={tmp_path}/%N-%t {show} --het-groups ps=1\n"
     )
     real_slurm.run(f"sbatch --wait --output={tmp_path}/log {batch_file}", check=False)
@@ -125,7 +125,7 @@ def test_jobs_are_taken_from_components_that_have_met(
 def test_two_jobs_on_the_same_nodes_at_once(
     real_slurm: SlurmCluster, tmp_path: Path, output: Path, source: str
 ) -> None:
-    """All tasks of both listen at the same time, and every address answers with its own rank."""
+    """All tasks of both jobs listen at the same time, and every address answers with its rank."""
     option = "" if source == "SLURM_STEP_RESV_PORTS" else "--unset SLURM_STEP_RESV_PORTS"
     task = f"{TASK} {option} --meet {tmp_path} 8"
     commands = [

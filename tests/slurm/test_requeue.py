@@ -1,6 +1,6 @@
-"""How often a job starts that Slurm preempts, limits or cancels, and how it ends, on a real Slurm.
+"""How jobs restart and end after a real Slurm has preempted, limited or cancelled them.
 
-All jobs run at once, each on nodes of its own: a job that is requeued gets them again.
+All jobs run at once on separate nodes, so that a requeued job gets its nodes again.
 """
 
 from __future__ import annotations
@@ -20,37 +20,37 @@ from slurm_jobs import ENDS, ENVIRONMENT, read, shown_jobs, wait_for
 
 pytestmark = pytest.mark.slurm
 
-# A task that saves at a signal, and then requeues the job; its argument says how, up to which cap.
+# A task that saves on a signal and then requeues the job. Its argument sets the way and the limit.
 SAVES = [sys.executable, str(HELPERS / "slurm_preempted.py")]
-# One that no signal saves: it ends well at the second start.
+# A task that does not save on a signal, and ends with status 0 at the second start.
 TASK = """\
 echo "start ${SLURM_RESTART_COUNT:-0}"
 [ -z "${SLURM_RESTART_COUNT-}" ] || exit 0
 """
 TRAINS = "exec sleep 600"
 FAILS = '[ "$SLURM_PROCID" = 1 ] || exec sleep 600; until [ -e go ]; do sleep 0.1; done; exit 5'
-# Slurm looks every 30 s whether a signal is due, 120 s before the limit. JOB is the job's id.
+# Slurm checks every 30 s whether a signal is due, 120 s before the limit. JOB is the job's id.
 LIMIT = "scontrol update JobId=JOB EndTime=now+100"
 URGENT = "sbatch -p urgent -N COUNT -w NODES --exclusive -o /dev/null --wrap true"
-# Slurm does not requeue it; from 24.05 to 25.11 it never forgets that it has preempted it.
+# Slurm does not requeue the job. From 24.05 to 25.11, the job stays PREEMPTED after its restart.
 NOT_BY_SLURM = {"22.05": "COMPLETED", "24.05": "PREEMPTED", "26.05": "COMPLETED"}
-# From 24.05 on what ends in its GraceTime is PREEMPTED, whatever its exit status is.
+# From 24.05 on, a job that ends in its GraceTime is PREEMPTED, whatever its exit status.
 ENDS_PREEMPTED = {"22.05": "FAILED", "24.05": "PREEMPTED"}
 
 
 class Case(NamedTuple):
-    """A job on nodes of its own.
+    """A job on separate nodes.
 
     Attributes:
-        printed: options of `slurm-resolver sbatch --requeue`, which makes the batch file; None: one
-            of two lines, the second of which must not run before the training has ended.
-        action: what happens once all tasks have started.
-        saves: the argument of SAVES; None: the tasks do not save, and run `train`.
-        train: what a task does at the first start.
-        options: those of sbatch.
+        printed: options of `slurm-resolver sbatch --requeue`, which prints the batch file. If None,
+                the file contains a line that must not run before the training has ended.
+        action: the command that the test runs once all tasks have started.
+        saves: the argument of SAVES. If None, the tasks do not save, and run `train`.
+        train: the commands of a task at the first start.
+        options: options of sbatch.
         restarts: how often the job starts again.
-        state: its last state, by version.
-        tasks: how many it has, on half as many nodes, or on one.
+        state: the last state of the job, by version.
+        tasks: the number of tasks; a single task has one node, and more tasks have two.
     """
 
     printed: Optional[str]
@@ -64,7 +64,7 @@ class Case(NamedTuple):
 
 
 def saving(saves: str, printed: Optional[str] = None, **more: object) -> Case:
-    """A job of one task, which saves and is preempted."""
+    """Returns the case of a job with one task that saves and is preempted."""
     return Case(printed, saves=saves, tasks=1, **more)  # type: ignore[arg-type]
 
 
@@ -93,7 +93,7 @@ CASES = {
     ),
     "it fails": Case(SERVERS, "touch go", train=FAILS, restarts=0, state={"22.05": "FAILED"}),
 }
-COUNTS = {name: 1 if case.tasks == 1 else 2 for name, case in CASES.items()}  # of nodes
+COUNTS = {name: 1 if case.tasks == 1 else 2 for name, case in CASES.items()}  # nodes
 FIRST = {name: 1 + sum(list(COUNTS.values())[:i]) for i, name in enumerate(CASES)}
 NODES = [Node(f"n{i + 1}", cpus=2) for i in range(sum(COUNTS.values()))]
 CONF = [
@@ -103,7 +103,7 @@ CONF = [
     "PartitionName=cancel Nodes=ALL PriorityTier=1 GraceTime=600 PreemptMode=CANCEL",
     "PartitionName=urgent Nodes=ALL PriorityTier=9 PreemptMode=OFF",
 ]
-# A job that has ended: its components' fields of scontrol, and what it has printed.
+# A job that has ended: its components' fields of scontrol, and its output.
 Ended = Tuple[List[Dict[str, str]], str]
 
 
@@ -118,7 +118,7 @@ def submit(slurm: SlurmCluster, folder: Path, name: str) -> str:
         command = f"slurm-resolver sbatch --no-check --requeue {case.printed} -- {words}"
         text = slurm.run(command, env=ENVIRONMENT).stdout
     nodes = [f"n[{first}-{first + count - 1}]"]
-    if "hetjob" in text:  # each component on one of them
+    if "hetjob" in text:  # each component gets one node
         nodes = [f"n{first}", f"n{first + 1}"]
         text = text.replace("#SBATCH hetjob\n", f"#SBATCH hetjob\n#SBATCH --nodelist={nodes[1]}\n")
     text = text.replace("#!/bin/bash\n", f"#!/bin/bash\n#SBATCH --nodelist={nodes[0]}\n", 1)
@@ -134,7 +134,7 @@ def submit(slurm: SlurmCluster, folder: Path, name: str) -> str:
 def jobs(
     installation: Installation, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Dict[str, Ended]]:
-    """The jobs of all cases, once they have ended."""
+    """The jobs of all cases, after they have ended."""
     top = tmp_path_factory.mktemp("requeue")
     folders = {name: top / str(i) for i, name in enumerate(CASES)}
     cluster = SlurmCluster(NODES, top / "slurm", extra_conf=CONF, installation=installation)
@@ -178,7 +178,7 @@ def test_a_job_starts_as_often_as_it_should(
 def test_where_a_task_has_failed_the_others_do_not_requeue_the_job(
     installation: Installation, tmp_path: Path
 ) -> None:
-    """Each trains alone; srun ends the first by SIGTERM, as by the site's PMIx from 26.05 on."""
+    """Each task trains alone; srun ends the first by SIGTERM, as PMIx also does from 26.05 on."""
     failing = tmp_path / "failing"
     words = shlex.join([*SAVES, '["scontrol", 3]', str(failing)])
     batch = tmp_path / "job.sbatch"

@@ -1,4 +1,4 @@
-"""The local launcher beside the srun that it imitates: variables and exit status."""
+"""Compares the local launcher with the srun that it imitates: variables and exit status."""
 
 from __future__ import annotations
 
@@ -33,17 +33,17 @@ def test_exit_status_is_the_real_sruns(real_slurm: SlurmCluster, script: str) ->
     assert run("run", "-n2", "-K0", "--", "sh", "-c", script).returncode == srun.returncode
 
 
-# Steps of two tasks, unless they say otherwise.
+# Steps, by default of two tasks.
 STEPS = ["-n3", "-n1 -t UNLIMITED", "--gpus=2", "-G3", "--gpus=0", "--gpus-per-task=2"]
 STEPS += ["--gpus-per-task=0", "-n1 --gpus=4", "-n1 --gpus-per-task=4"]
 
-# Differ from step to step, or name the machine.
+# These variables differ from step to step, or name the machine.
 PLACES = {
     *(f"SLURM_{name}" for name in ("CLUSTER_NAME", "JOBID", "JOB_ID", "JOB_NODELIST", "NODELIST")),
     *("SLURM_JOB_PARTITION", "SLURM_SUBMIT_HOST", "SLURM_STEP_NODELIST", "SLURM_JOB_START_TIME"),
     *("SLURMD_NODENAME", "SLURM_TASK_PID"),
 }
-# Are srun's alone: how its daemons are reached, the site, limits, and what no option here says.
+# Only srun sets these: addresses of its daemons, the site, limits, and options that `run` lacks.
 LEFT_OUT = {
     *(f"SLURM_{name}" for name in ("CONF", "WORKING_CLUSTER", "SRUN_COMM_HOST", "SRUN_COMM_PORT")),
     *(f"SLURM_{name}" for name in ("STEP_LAUNCHER_PORT", "TOPOLOGY_ADDR", "TOPOLOGY_ADDR_PATTERN")),
@@ -57,12 +57,12 @@ Variables = Dict[str, str]
 
 
 def variables(folder: Path) -> List[Variables]:
-    """Each task's variables, from files by rank; those that cannot be equal in a form that can."""
+    """Returns each task's variables by rank, with ports and times in a comparable form."""
     tasks = []
     for path in sorted(folder.iterdir()):
         entries = dict(entry.split("=", 1) for entry in path.read_text().split("\0") if entry)
         assert entries["SLURM_PROCID"] == path.name
-        # On this Slurm nothing binds to CPUs, and where no GPU is granted a cgroup hides all.
+        # This Slurm does not bind to CPUs. If no GPU is granted, a cgroup hides all of them.
         told = {k: v for k, v in entries.items() if re.match("SLURM(?!.*CPU_BIND|_RESOLVER)", k)}
         told.update((name, entries[name]) for name in OF_GPUS & set(entries) if entries[name])
         ports = sr.expand_hostlist(f"[{told['SLURM_STEP_RESV_PORTS']}]")
@@ -74,7 +74,7 @@ def variables(folder: Path) -> List[Variables]:
 
 
 def run_side_by_side(slurm: SlurmCluster, steps: Sequence[List[str]]) -> None:
-    """Runs steps of one node, one on each node at once: one after another would take far longer."""
+    """Runs one-node steps on all nodes at once, because running them in turn takes far longer."""
     nodes = [node.name for node in slurm.nodes]
     for first in range(0, len(steps), len(nodes)):
         running = [

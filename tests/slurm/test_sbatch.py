@@ -1,4 +1,4 @@
-"""Batch files that are printed, and what Slurm makes of them."""
+"""Slurm accepts and runs the batch files that `slurm-resolver sbatch` prints."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_sbatch_reads_a_directive_back(real_slurm: SlurmCluster, tmp_path: Path,
     real_slurm.run(["scancel", job])
 
 
-# As sbatch --wait, which looks only every 10 s.
+# Replaces sbatch --wait, which checks only every 10 s.
 SUBMIT = """\
 job=$(sbatch --parsable --output="$PWD/out-%a" OPTIONS train.sbatch)
 while squeue --noheader --jobs="$job" | grep --quiet .; do sleep 0.1; done
@@ -75,7 +75,7 @@ print(os.environ["SLURMD_NODENAME"], os.environ["TF_CONFIG"])"""
 
 
 def configs(output: str) -> Dict[int, Dict[str, Any]]:
-    """By rank, the TF_CONFIG that a task printed."""
+    """Returns the TF_CONFIG that each rank printed."""
     found = re.findall(r"^(\d+): \w+ (\{.*\})$", output, re.M)
     return {int(rank): json.loads(config) for rank, config in found}
 
@@ -87,7 +87,7 @@ def test_it_runs_the_preflight_and_then_the_program(
     text = printed(options, shlex.join(["python", "-c", SHOW]), capsys)
     output = submitted(real_slurm, tmp_path, text, f"-w n9,n10 --error={tmp_path}/errors")
     errors = (tmp_path / "errors").read_text().splitlines()
-    assert sorted(errors) == [f"{rank}: warning" for rank in range(4)]  # without the notes
+    assert sorted(errors) == [f"{rank}: warning" for rank in range(4)]  # no TensorFlow notes
     assert re.search(r"^0: check: \d+ ok", output, re.M)
     assert " failed " not in output
     found = configs(output)
@@ -123,7 +123,7 @@ def test_a_heterogeneous_job(
 def small_slurm(
     installation: Installation, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[SlurmCluster]:
-    """Two nodes that nobody else uses: a requeued job gets its nodes again."""
+    """Two nodes for these tests only, so that a requeued job gets its nodes again."""
     nodes, directory = [Node("n1"), Node("n2")], tmp_path_factory.mktemp("small")
     with started(SlurmCluster(nodes, directory, installation=installation)) as cluster:
         yield cluster

@@ -1,4 +1,4 @@
-"""What is read of the output of Slurm's commands."""
+"""The package reads the fields of a job from the output of scontrol."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ SECRET = {"SLURM_RESOLVER_SECRET": "a value that nobody guesses"}
 def errors(
     slurm: SlurmCluster, output: Path, env: Dict[str, str], before: str = ""
 ) -> List[Optional[str]]:
-    """What each of two tasks on two nodes says, by rank; None where they have met."""
+    """Returns the error of each of two tasks on two nodes; None if they have met."""
     output.mkdir()
     step = f"srun -n2 -w n8,n9 -m cyclic bash -c {shlex.quote(f'{before}exec {TASK}')}"
     slurm.run(step, env={**env, "TASK_OUTPUT": str(output)}, check=False)

@@ -22,7 +22,7 @@ def test_one_task_prints_for_all(real_slurm: SlurmCluster) -> None:
 
 
 def test_what_was_started_once_a_task_is_told_how_to_start_it(real_slurm: SlurmCluster) -> None:
-    """Each would be worker 0 of a training of its own."""
+    """Otherwise each task would be worker 0 of a separate training."""
     resolver = f"{sys.executable} -m slurm_resolver"
     nested = real_slurm.run(f"srun -n2 {resolver} run -n 2 -- true").stderr
     assert nested.count("2 separate trainings. For one training") == 1

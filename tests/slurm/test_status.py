@@ -1,4 +1,4 @@
-"""`slurm-resolver status` beside a training on a real Slurm."""
+"""`slurm-resolver status` during a training on a real Slurm."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_what_each_worker_does_is_shown(real_slurm: SlurmCluster, tmp_path: Path
     assert [worker["rank"] for worker in found["workers"]] == [0, 1, 2]
     assert {worker["stage"] for worker in found["workers"]} == {"training"}
     for worker in found["workers"]:
-        assert 0 <= worker["step"] <= 13  # Keras begins one to find the end of the data
+        assert 0 <= worker["step"] <= 13  # Keras begins one more step to find the end of the data
         assert worker["begun"] > 4
         assert worker["ms"] > 300
         assert worker["outside"] > 0  # its callback sleeps 0.3 s a step
@@ -94,7 +94,7 @@ def test_a_job_without_workers_says_so(real_slurm: SlurmCluster) -> None:
 
 
 def test_a_stuck_step_is_started_again(real_slurm: SlurmCluster, tmp_path: Path) -> None:
-    """The first start is stuck in worker 1, which ends; the second one is not."""
+    """In the first start, worker 1 hangs and ends. In the second start, it does not hang."""
     (tmp_path / "program.sh").write_text(
         f"case $SLURM_RESOLVER_STEP_RESTART in '') export STUCK_SECONDS=90;; esac\n"
         f"exec {PROGRAM.replace('slow', 'callback')}\n"

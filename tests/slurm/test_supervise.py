@@ -1,4 +1,4 @@
-"""Steps that `slurm-resolver supervise` starts again, on a real Slurm: all jobs at once."""
+"""`slurm-resolver supervise` restarts steps on a real Slurm. All jobs run at once."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from slurm_jobs import ENDS, ENVIRONMENT, read, shown_jobs, wait_for
 pytestmark = pytest.mark.slurm
 
 
-# Every task leaves a file for each of its starts, and ends well where nothing else is said. A rank
-# that `fail N COMMAND` is for fails once: all other tasks wait until that has been.
+# Every task creates a file for each of its starts, and by default ends with status 0. With `fail
+# RANK NUMBER COMMAND`, this rank fails once, and all other tasks wait for that.
 TASK = """\
 touch start-$SLURM_PROCID-$SLURM_STEP_ID-$SLURMD_NODENAME
 await() { until [ -e "$1" ]; do sleep 0.1; done; }
@@ -35,17 +35,17 @@ print("ready", cluster.task.address, *sorted({task.node for task in cluster.task
 
 
 class Case(NamedTuple):
-    """A job on nodes of its own, which are called A, B and C here.
+    """A job on separate nodes, which are called A, B and C here.
 
     Attributes:
-        nodes: how many.
-        options: those of supervise; the step has two tasks on each node.
+        nodes: the number of nodes.
+        options: options of supervise. The step has two tasks on each node.
         task: lines of bash after those of TASK.
-        action: what happens to the job once all tasks have started, JOB being its id.
+        action: the command that runs once all tasks have started. JOB is the job's id.
         lines: patterns of the lines that supervise prints.
-        starts: on which nodes there were tasks, by start.
+        starts: the nodes that had tasks, by start.
         state: the job's last state and exit status.
-        restarts: how often the job starts again, from the queue.
+        restarts: how often the job is requeued.
         batch: the lines of the batch file; for PRINTED those of `slurm-resolver sbatch`.
     """
 
@@ -61,12 +61,12 @@ class Case(NamedTuple):
 
 
 def failing(rank: int, number: int, *command: str) -> str:
-    """The task's line by which this rank fails once."""
+    """Returns the line of a task that makes this rank fail once."""
     return f"fail {rank} {number} {shlex.join(command)}\n"
 
 
 PRINTED = "slurm-resolver sbatch --no-check --requeue --nodes 2 --tasks-per-node 2 --restarts 3"
-# A pause that is long enough for something to happen in it, once the step has ended.
+# Waits until the step has ended and the pause before the restart has begun.
 PAUSED = "until grep -q 'task 3: Killed' out; do sleep 0.1; done"
 KILLED = failing(3, 1, "bash", "-c", "kill -9 $PPID")
 DOWN = "scontrol update NodeName=B State=DOWN Reason=test"
@@ -95,7 +95,7 @@ CASES = {
         restarts=1,
         batch=f"{PRINTED} --partition low",
     ),
-    "down, a spare one comes in": Case(
+    "down, replaced by a spare": Case(
         3,
         "--nodes 2 --watch 5",
         f"[ ! -e go-1 ] || exec python -c {shlex.quote(RESOLVE)}; exec sleep 600\n",
@@ -153,8 +153,7 @@ CONF = [
 
 
 class Ended(NamedTuple):
-    """A job that has ended: its state and exit status, how often it was requeued, what it has
-    printed, its starts, and the folder where it ran."""
+    """A job that has ended: its state and exit status, restarts, output, starts and folder."""
 
     state: str
     restarts: str
@@ -164,7 +163,7 @@ class Ended(NamedTuple):
 
 
 def in_letters(name: str, text: str) -> str:
-    """The text with the case's nodes as A, B and C."""
+    """Replaces the case's nodes in a text by A, B and C."""
     for i, letter in list(enumerate("ABC"))[: CASES[name].nodes]:
         text = re.sub(rf"\bn{FIRST[name] + i}\b", letter, text)
     low = FIRST[name]
@@ -172,7 +171,7 @@ def in_letters(name: str, text: str) -> str:
 
 
 def in_nodes(name: str, text: str) -> str:
-    """The text with A, B and C as the case's nodes."""
+    """Replaces A, B and C in a text by the case's nodes."""
     return re.sub(r"\b[ABC]\b", lambda match: f"n{FIRST[name] + 'ABC'.index(match[0])}", text)
 
 
@@ -199,7 +198,7 @@ def submit(slurm: SlurmCluster, folder: Path, name: str) -> str:
 def jobs(
     installation: Installation, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Dict[str, Ended]]:
-    """The jobs of all cases, once they have ended."""
+    """The jobs of all cases, after they have ended."""
     top = tmp_path_factory.mktemp("supervise")
     cluster = SlurmCluster(NODES, top / "slurm", extra_conf=CONF, installation=installation)
     with started(cluster) as slurm:
@@ -236,7 +235,7 @@ def jobs(
 
 
 def nodes_by_start(starts: List[str]) -> List[str]:
-    """The nodes that had tasks, by step; each rank has started once in each of them."""
+    """Returns the nodes that had tasks, by step; each rank must have started once per step."""
     steps: Dict[int, List[Tuple[int, str]]] = {}
     for name in starts:
         _, rank, number, node = name.split("-")
@@ -260,7 +259,7 @@ def test_a_step_is_started_again_where_that_is_worth_it(jobs: Dict[str, Ended], 
 
 
 def test_a_second_step_is_a_cluster_of_its_own(jobs: Dict[str, Ended]) -> None:
-    output = jobs["down, a spare one comes in"].output
+    output = jobs["down, replaced by a spare"].output
     ready = re.findall(r"^\d: ready (\S+):(\d+) (.*)$", output, re.M)
     assert sorted(node for node, _, _ in ready) == ["A", "A", "C", "C"]
     assert {nodes for _, _, nodes in ready} == {"A C"}
@@ -276,7 +275,7 @@ SUPERVISE --nodes NODES --requeue --watch 1 -- srun --label bash -c '
 
 @pytest.mark.newest
 def test_nodes_that_vanish(installation: Installation, tmp_path: Path) -> None:
-    """One of a step, whose place a spare one takes, and one that has the batch file."""
+    """A spare node replaces a step's lost node. Losing the batch file's node requeues the job."""
     nodes = [Node(f"n{i}", cpus=2) for i in range(1, 6)]
     cluster = SlurmCluster(
         nodes, tmp_path / "slurm", extra_conf=["SlurmdTimeout=10"], installation=installation
@@ -291,7 +290,7 @@ def test_nodes_that_vanish(installation: Installation, tmp_path: Path) -> None:
             ids.append(submitted.stdout.strip())
         wait_for(lambda: len(list(tmp_path.glob("*/[0-3]-n*"))) == 8)
         (tmp_path / "spare" / "again").touch()
-        # the step of each job, its batch file, and the step that looks after that
+        # each job has its step, its batch file, and a step that watches the batch file
         wait_for(lambda: len(slurm.run("squeue --noheader --steps").stdout.splitlines()) == 6)
         for name in ("n2", "n4"):
             slurm.run_on(name, "ip link set eth0 down")

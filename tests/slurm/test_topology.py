@@ -1,8 +1,8 @@
-"""Topology on the real Slurm: every task knows the true cluster, in whatever order nodes are used.
+"""Every task resolves the true cluster on a real Slurm, whatever order a topology gives the nodes.
 
-From 26.05 on Slurm gives ranks in block distribution to nodes in the topology's order, while node
-list and SLURM_NODEID keep theirs. SLURM_TOPOLOGY_ADDR_PATTERN, which could warn of it, tells the
-cluster's topology, and a partition may have another: topology.yaml(5).
+From 26.05 on, block distribution assigns ranks to nodes in the topology's order. The node list and
+SLURM_NODEID keep their own order. SLURM_TOPOLOGY_ADDR_PATTERN does not reveal this: it describes
+the cluster's topology, but a partition may have another one (topology.yaml(5)).
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ BlockName=b2 Nodes=n9,n11
 BlockName=b3 Nodes=n12,n13
 BlockSizes=2
 """
-# A cluster without topology, and what its partition has instead.
+# A cluster without a topology whose partition has one.
 YAML = """\
 - topology: plain
   cluster_default: true
@@ -54,7 +54,7 @@ NODES = tuple(Node(f"n{number}") for number in range(8, 14))
 
 
 class Topology(NamedTuple):
-    """A cluster's nodes and files, and the pattern that all its tasks are told."""
+    """A cluster's nodes and files, and the SLURM_TOPOLOGY_ADDR_PATTERN of its tasks."""
 
     files: Dict[str, str]
     conf: List[str]
@@ -65,9 +65,9 @@ class Topology(NamedTuple):
 OTHER = "PartitionName=p Nodes=ALL Default=YES DefaultTime=10 OverSubscribe=FORCE Topology=other"
 
 
-# In all of them the first node is first in either order: its tasks cannot see that others are not.
-# One that orders by name matters where nodes come by themselves: those of slurm.conf are sorted.
-# How to find them is told to srun in messages that only auth/slurm signs.
+# The first node is first in both orders, so its tasks cannot see that the orders differ.
+# An order by name matters only for dynamic nodes, because the nodes in slurm.conf are sorted.
+# srun learns the addresses of dynamic nodes from messages that only auth/slurm signs.
 BY_NAME = Topology(
     {"topology.yaml": YAML_ALPHA, "slurm.key": "a key for this cluster of one test alone"},
     [OTHER, "AuthType=auth/slurm", "CredType=cred/slurm"],
@@ -89,8 +89,8 @@ TOPOLOGIES = {
         "flat, by name": BY_NAME,
     },
 }
-# WIDE stands for the first four nodes, {0} to {5} for each: a block of topology/block is two nodes.
-# Each node has two CPUs or more, and some have more tasks than others.
+# WIDE stands for the first four nodes, and {0} to {5} for single nodes. A block has two nodes.
+# Each node has two CPUs or more, and some nodes have more tasks than others.
 STEPS = {
     "default": "srun WIDE -n6 TASK",
     "block": "srun WIDE -n6 -m block:cyclic TASK",
@@ -100,8 +100,8 @@ STEPS = {
     "cyclic": "srun WIDE -n6 -m cyclic TASK",
     "plane": "srun WIDE -n6 -O -m plane=2 TASK",
 }
-# How tasks know the layout, and whether block follows the list of the nodes. A component may have
-# another distribution, which no variable tells. 24.11 has segments, but none on nodes by name.
+# How tasks find the layout, and whether block follows the node list. No variable shows whether a
+# component has another distribution. 24.11 has segments, but not on nodes chosen by name.
 BY_LIST = {
     **dict.fromkeys(("default", "block", "part", "cyclic", "plane"), "environment"),
     "heterogeneous": "rendezvous",
@@ -113,14 +113,14 @@ BY_TOPOLOGY = {
 SOURCES = {"22.05": BY_LIST, "26.05": BY_TOPOLOGY}
 IN_LIST_ORDER = {"22.05": True, "26.05": False}
 
-LONGEST = 45.0  # seconds: tasks that wait for others in vain do so for 60
+LONGEST = 45.0  # seconds; tasks wait 60 s for missing tasks
 
 
 @pytest.fixture(params=sorted({kind for kinds in TOPOLOGIES.values() for kind in kinds}))
 def cluster(
     request: pytest.FixtureRequest, installation: Installation, tmp_path: Path
 ) -> Iterator[SlurmCluster]:
-    """A cluster of six nodes whose topology has another order than their list."""
+    """A cluster of six nodes whose topology and node list have different orders."""
     topology = expected(TOPOLOGIES, installation).get(request.param)
     if topology is None:
         pytest.skip(f"Slurm {installation.version} has no such topology")
@@ -153,6 +153,6 @@ def test_every_task_knows_the_true_cluster(
         assert_right(lines)
         assert {line["cluster"]["layout_source"] for line in lines} == {source}
         used[step] = list(dict.fromkeys(line["host"] for line in lines))
-    # Were both orders the same, all this would show nothing.
+    # If both orders were the same, this test would prove nothing.
     assert (used["default"] == names[:4]) is expected(IN_LIST_ORDER, installation)
     assert used["cyclic"] == names[:4]

@@ -13,7 +13,7 @@ NODES = "t02n13,t02n41,t02n43"
 
 @pytest.fixture(autouse=True, scope="module")
 def _without_what_keras_need_not_import() -> Iterator[None]:
-    """Hides packages that Keras imports if it finds them: TensorFlow then starts a third faster."""
+    """Hides optional packages of Keras, because TensorFlow starts a third faster without them."""
     with pytest.MonkeyPatch.context() as patched:
         patched.setenv("PYTHONPATH", str(HELPERS / "hidden"), prepend=os.pathsep)
         yield
@@ -21,7 +21,7 @@ def _without_what_keras_need_not_import() -> Iterator[None]:
 
 @pytest.fixture
 def slurm(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Sets the variables that a task of a step needs, and others that a test names."""
+    """Returns a function that sets the variables of a task, and others that a test passes."""
     monkeypatch.delenv("SLURM_RESOLVER_GPUS", raising=False)
 
     def set_variables(rank: int, counts: Optional[str], tasks: int, **more: str) -> None:
@@ -34,7 +34,7 @@ def slurm(monkeypatch: pytest.MonkeyPatch) -> Any:
         }
         for name, value in values.items():
             monkeypatch.setenv(name, value)
-        # monkeypatch also restores what the constructor writes
+        # makes monkeypatch restore the variables that the constructor sets
         for name in ("CUDA_VISIBLE_DEVICES", "SLURM_RESOLVER_GPUS", "TF_FORCE_GPU_ALLOW_GROWTH"):
             if name not in values:
                 monkeypatch.setenv(name, "")

@@ -1,4 +1,4 @@
-"""A folder of checkpoints: whose it is, what a training resumes from, what a save leaves."""
+"""A folder of checkpoints: its owner, the checkpoint to resume from, and the files of a save."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def termination() -> Any:
 
 
 class Trainings:
-    """Trainings in one folder, each in another job."""
+    """Trainings in one folder, which may belong to different jobs."""
 
     def __init__(self, folder: Path, patch: pytest.MonkeyPatch) -> None:
         self.folder = folder
@@ -97,7 +97,7 @@ def test_a_restart_that_finds_no_checkpoint_says_so(
 
 
 def test_another_task_of_an_array_is_refused(trainings: Trainings) -> None:
-    """Also if the first one has not saved yet."""
+    """The other task is refused even before the first task saves."""
     trainings.begin(task("60", "3"))
     expected = (
         "are those of task 3 of job array 60, .* and this is task 4 of job array 60, "
@@ -133,7 +133,7 @@ def model(*units: int, built: bool = True) -> State:
 
 
 Make = Callable[[], State]
-# what was saved, what comes next, and the error; nothing if the training resumes
+# the saved model, the next model, and the error ("" if the training resumes)
 MODELS: Dict[str, Tuple[Make, Make, str]] = {
     "the same": (lambda: model(4, 4), lambda: model(4, 4), ""),
     "not yet built": (lambda: model(4, 4), lambda: model(4, 4, built=False), ""),
@@ -152,12 +152,12 @@ def test_another_model_is_refused(trainings: Trainings, case: str) -> None:
     expected = rf"ckpt-1 is that of another model: .*{error}.*Give each training"
     with pytest.raises(ResumeError, match=expected):
         trainings.train(NEXT_JOB, 2, **second())
-    trainings.train(JOB, 2, **first())  # the folder still belongs to it
+    trainings.train(JOB, 2, **first())  # the folder still belongs to the first job
 
 
 @pytest.mark.parametrize("change", [{"units": (4,)}, {"optimizer": "sgd"}])
 def test_fit_refuses_a_checkpoint_that_holds_more(tmp_path: Path, change: State) -> None:
-    """Such as that of a model with another layer, or with another optimizer."""
+    """For example, the checkpoint's model has one more layer or another optimizer."""
 
     def fit(units: Tuple[int, ...] = (4, 4), optimizer: str = "adam") -> None:
         made = model(*units)["model"]
@@ -172,9 +172,9 @@ def test_fit_refuses_a_checkpoint_that_holds_more(tmp_path: Path, change: State)
 
 
 def train(folder: Path) -> Tuple[int, int, float]:
-    """Returns where it begins: the epoch, the step, and the sum of the steps' numbers so far.
+    """Returns the epoch and step at which it begins, and the sum of the steps' numbers so far.
 
-    It has one epoch of three steps, and saves each of them and the end.
+    The training has one epoch of three steps, and saves after each step and at the end.
     """
     total = tf.Variable(0.0)
     loop = sr.ResumableLoop(str(folder), termination=termination(), save_every=1, total=total)
@@ -192,7 +192,7 @@ DATA, INDEX = "ckpt-4.data-00000-of-00001", "ckpt-4.index"
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder whose newest checkpoints are of step 3, and of the end after it."""
+    """A folder whose newest checkpoints are those of step 3 and of the end."""
     folder = tmp_path_factory.mktemp("made")
     train(folder)
     assert files(folder) == saved(3, 4)
@@ -222,10 +222,10 @@ def test_a_damaged_checkpoint_is_left_and_the_one_before_is_used(
     damage(folder / name)
     left = {path.name: path.read_bytes() for path in folder.glob("ckpt-4*")}
     assert train(folder) == (0, 3, 6.0)
-    if (name, damage) != (INDEX, Path.unlink):  # without an index it is no checkpoint
+    if (name, damage) != (INDEX, Path.unlink):  # files without an index are no checkpoint
         (text,) = [text for text in caplog.messages if "cannot be read" in text]
         assert re.search(rf"\({folder}/ckpt-4: .*; it is left as it is, and ckpt-3 is used", text)
-        # the next save gets another number, and the next start resumes from that
+        # the next save gets a new number, and the next start resumes from it
         assert {path.name: path.read_bytes() for path in folder.glob("ckpt-4*")} == left
         assert (folder / "ckpt-5.index").exists()
     assert train(folder) == END
@@ -286,7 +286,7 @@ def saved(*numbers: int) -> List[str]:
 def test_a_rank_that_does_not_write_saves_only_what_all_read_together(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: Any, together: bool
 ) -> None:
-    """To a temporary folder, which is removed."""
+    """Such a rank saves to a temporary folder, and removes the folder."""
     how = {"synchronization": "on_read" if together else "auto", "aggregation": "sum"}
     if kind is tf.Variable:
         how["synchronization"] = getattr(tf.VariableSynchronization, how["synchronization"].upper())

@@ -1,4 +1,4 @@
-"""`check --collective`: what it warns of, and that it measures in every task."""
+"""`check --collective`: its warnings, and its measurements in every task."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def measured(
     [
         ([measured(10, 10), measured(12, 11), measured(9, 10)], []),
         ([measured(10, 10), measured(31, 30), measured(10, 10)], ["worker 1 computes 3.0 times"]),
-        # once slow is no fault of the task
+        # a task that is slow only once is healthy
         ([measured(10, 10), measured(31, 12), measured(10, 10)], []),
         ([measured(10, 10, transport="IB", fast=["mlx5_0"])] * 2, []),
         (
@@ -73,7 +73,7 @@ def test_every_worker_measures(tmp_path: Path, jobs: str, workers: Sequence[int]
         text=True,
         timeout=300,
     )
-    assert done.returncode in (0, 1), done.stderr  # a busy machine may slow one of them down
+    assert done.returncode in (0, 1), done.stderr  # a busy machine may slow a task down
     told = json.loads((tmp_path / f"{workers[0]}.out").read_text().splitlines()[-1])
     assert [task["rank"] for task in told["tasks"]] == workers
     for task in told["tasks"]:

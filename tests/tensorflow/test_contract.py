@@ -1,4 +1,4 @@
-"""What TensorFlow's own SlurmClusterResolver promises, kept by this one on every TensorFlow."""
+"""The resolver keeps the contract of TensorFlow's SlurmClusterResolver on every TensorFlow."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def test_print_shows_the_cluster(slurm: Any) -> None:
     slurm(1, "1(x3)", 3, CUDA_VISIBLE_DEVICES="0")
     resolver = SlurmClusterResolver(local=False)
     assert isinstance(resolver, tf.distribute.cluster_resolver.ClusterResolver)
-    # attributes that TensorFlow takes for a port to bind, or for a TPU
+    # TensorFlow would take these attributes for a port to bind and a TPU
     assert not hasattr(resolver, "port")
     assert not hasattr(resolver, "tpu_hardware_feature")
     assert str(resolver) == str(resolver.cluster)
@@ -67,7 +67,7 @@ def test_all_arguments_positionally(slurm: Any, tasks_per_node: Any) -> None:
 def test_master_follows_the_settable_attributes(slurm: Any) -> None:
     slurm(0, "1(x3)", 3)
     resolver = SlurmClusterResolver({"ps": 1, "worker": 2})
-    # known before cluster_spec() was ever called
+    # known before the first call of cluster_spec()
     assert (resolver.task_type, resolver.task_id) == ("ps", 0)
     assert resolver.master() == "grpc://t02n13:8888"
     resolver.task_type = "worker"
@@ -120,7 +120,7 @@ def test_num_accelerators_is_what_this_process_will_see(
 
 @pytest.fixture
 def has_gpus(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """A stand-in for TensorFlow on a machine with four GPUs: this one need not have any."""
+    """Makes TensorFlow report four GPUs, because this machine may have none."""
     from tensorflow.python.eager import context
 
     def has(looked: bool, visible: int = 4) -> None:
@@ -144,13 +144,13 @@ def test_devices_that_tensorflow_has_seen_already_are_warned_of(
     resolver = SlurmClusterResolver()
     assert "CUDA_VISIBLE_DEVICES=2,3 comes too late" in caplog.text
     assert resolver.gpus == ("2", "3")
-    assert resolver.num_accelerators() == {"GPU": 4}  # what the process really sees
+    assert resolver.num_accelerators() == {"GPU": 4}  # the GPUs that the process really sees
 
 
 def test_gpus_that_the_program_has_hidden_do_not_count(
     slurm: Any, has_gpus: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A program that chooses by SLURM_LOCALID needs no warning: before or after the resolver."""
+    """A program that selects its GPUs itself by SLURM_LOCALID gets no warning."""
     slurm(1, "2(x2),1", 5, CUDA_VISIBLE_DEVICES="0,1,2,3")
     has_gpus(looked=True, visible=3)
     assert SlurmClusterResolver().num_accelerators() == {"GPU": 3}
@@ -158,7 +158,7 @@ def test_gpus_that_the_program_has_hidden_do_not_count(
 
 
 def test_ranks_keep_tensorflows_indices_where_that_is_asked_for(slurm: Any) -> None:
-    """By default twelve workers on two nodes are numbered for the ring."""
+    """By default, twelve workers on two nodes are numbered for the ring."""
     slurm(0, "6(x2)", 12, SLURM_STEP_NODELIST="t02n[13,41]")
     tensorflows = tf.distribute.cluster_resolver.SlurmClusterResolver(
         gpus_per_node=6, gpus_per_task=1, auto_set_gpu=False
@@ -189,7 +189,7 @@ def test_the_evaluator_is_outside_the_spec_and_has_a_master(slurm: Any) -> None:
 def test_a_bad_variable_is_a_value_error_and_a_runtime_error(
     slurm: Any, monkeypatch: pytest.MonkeyPatch, name: str, value: str
 ) -> None:
-    """TensorFlow's own resolver raises ValueError; except clauses for either keep working."""
+    """TensorFlow's resolver raises ValueError; except clauses for both types keep working."""
     slurm(0, "1(x3)", 3)
     monkeypatch.setenv(name, value)
     with pytest.raises(ValueError, match="nvalid"):
@@ -215,7 +215,7 @@ def test_tasks_per_node_that_makes_no_sense(slurm: Any, tasks_per_node: Any, mes
 
 
 class TestPrivateNames:
-    """Subclasses read, and copy code that reads, names of TensorFlow's class."""
+    """Subclasses use private names of TensorFlow's class, or copy code that uses them."""
 
     def test_each_has_the_value_that_tensorflow_gives_it(self, slurm: Any) -> None:
         slurm(3, "2,1,2", 5, CUDA_VISIBLE_DEVICES="0,1,2,3")
@@ -233,7 +233,7 @@ class TestPrivateNames:
         assert ours._auto_set_gpu is False
 
     def test_an_overridden_cluster_spec_laid_out_by_them(self, slurm: Any) -> None:
-        """It decides job and index, as TensorFlow's does, and what master() says."""
+        """cluster_spec() sets job and index, as TensorFlow's does, and determines master()."""
 
         class TwoPortsEach(SlurmClusterResolver):
             def cluster_spec(self) -> Any:
@@ -251,7 +251,7 @@ class TestPrivateNames:
 
 
 class TestHooks:
-    """Subclasses may override where rank, number, hosts and counts come from."""
+    """Subclasses may override the sources of rank, number of tasks, hosts and counts."""
 
     def test_all_four_without_slurm(self) -> None:
         class Elsewhere(SlurmClusterResolver):
@@ -268,7 +268,7 @@ class TestHooks:
                 return {"b": 2, "a": 1}
 
         resolver = Elsewhere()
-        # in the order of the names, as TensorFlow's, and not in that of the dict
+        # in the order of the names, as in TensorFlow, and not in the order of the dict
         assert as_dict(resolver) == {"worker": ["a:8888", "b:8888", "b:8889"]}
         assert resolver.get_task_info() == ("worker", 2)
         assert resolver.cluster.layout_source == (
@@ -355,7 +355,7 @@ def test_a_cluster_with_parameter_servers_has_no_mirrored_strategy(slurm: Any) -
 
 
 def test_a_training_of_keras_2_goes_on_where_it_was_saved() -> None:
-    """The Keras inside the oldest TensorFlow, and tf_keras."""
+    """Tests the Keras 2 of the oldest TensorFlow, and otherwise tf_keras."""
     name = "keras" if tf.__version__.startswith("2.15.") else "tf_keras"
     pytest.importorskip(name)
     cases = ["one_iterator_for_all", "unknown_cardinality", "steps_per_execution"]

@@ -1,4 +1,4 @@
-"""What of Keras' `fit` goes into a checkpoint besides variables."""
+"""A checkpoint contains state of Keras' `fit` besides variables."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ HANDLE = object()
         ({"wait": 0, "patience": 3}, {"wait": 1}, {"wait": 1}),
         ({"best": None}, {"best": 0.5, "new": [1]}, {"best": 0.5, "new": [1]}),
         ({"handle": HANDLE, "count": 0}, {"count": 1}, {"count": 1}),
-        ({"model": 1, "monitor_op": None}, {"model": 3, "monitor_op": open}, {}),  # of Keras
+        ({"model": 1, "monitor_op": None}, {"model": 3, "monitor_op": open}, {}),  # set by Keras
         ({"file": None, "count": 0}, {"file": HANDLE, "count": 1}, {}),
         *(({"a": None, "count": 0}, {"a": a, "count": 1}, {}) for a in (b"a", Path("a"), [HANDLE])),
         ({"a": None, "count": 0}, {"a": np.array([HANDLE]), "count": 1}, {}),
@@ -43,7 +43,7 @@ HANDLE = object()
     ],
 )
 def test_what_has_changed_is_kept_if_all_of_it_is_plain(before: Any, after: Any, kept: Any) -> None:
-    """The second of two callbacks of a class gets its own back."""
+    """The second of two callbacks of the same class gets its own state back."""
     first, second = callback(**before), callback(**before)
     states = CallbackStates([first, second])
     vars(second).update(after)

@@ -1,4 +1,4 @@
-"""What cannot be one training is an error in every worker, on the real Slurm."""
+"""On the real Slurm, calls that cannot be one training raise an error in every worker."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ keras_version = pytest.importorskip("keras").__version__
 pytestmark = [
     pytest.mark.slurm,
     pytest.mark.tensorflow,
-    pytest.mark.newest,  # what Keras does depends on no Slurm
+    pytest.mark.newest,  # does not depend on the version of Slurm
     pytest.mark.skipif(keras_version.startswith("2."), reason="this TensorFlow has Keras 2"),
 ]
 
@@ -46,7 +46,7 @@ def start(slurm: SlurmCluster, folder: Path, *options: str) -> subprocess.Comple
 def workers(
     real_slurm: SlurmCluster, tmp_path_factory: pytest.TempPathFactory
 ) -> List[Dict[str, str]]:
-    """What each of two workers raised, one way after the other in one process."""
+    """The errors of both workers; a process tries all ways in turn."""
     folder = tmp_path_factory.mktemp("bad")
     done = start(real_slurm, folder)
     assert done.returncode == 0, done.stderr[-4000:]
@@ -76,7 +76,7 @@ def test_what_fails_everywhere_fails_with_its_own_error_and_the_workers_go_on(
 def test_an_exception_in_one_worker_ends_all_with_its_reason(
     real_slurm: SlurmCluster, tmp_path: Path, failing: str
 ) -> None:
-    """Without --kill-on-bad-exit: whoever raised ends as well."""
+    """Without --kill-on-bad-exit, the failing worker also ends."""
     done = start(real_slurm, tmp_path, "failing", failing)
     assert done.returncode == 1
     reason = f"worker {failing} has failed in fit: RuntimeError: of the callback"
@@ -99,7 +99,7 @@ def test_an_exception_in_one_worker_ends_all_with_its_reason(
 def test_what_one_worker_calls_alone_is_an_error(
     real_slurm: SlurmCluster, tmp_path: Path, when: str, failing: int, message: str
 ) -> None:
-    """At once: TensorFlow's heartbeats would end it after ten seconds."""
+    """The error comes at once; TensorFlow's heartbeats would take ten seconds."""
     done = start(real_slurm, tmp_path, "alone", when)
     assert done.returncode != 0
     errors = [line for line in done.stderr.splitlines() if "errors.FitError: " in line]

@@ -1,6 +1,6 @@
-"""Keras 3 trains on several nodes of the real Slurm as in one process.
+"""Keras 3 gives the same results on several nodes of the real Slurm as in one process.
 
-KERAS_PROGRAMS names some of the programs of tests/helpers/keras_programs, such as "loss_*".
+KERAS_PROGRAMS selects programs of tests/helpers/keras_programs, for example "loss_*".
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ keras_version = pytest.importorskip("keras").__version__
 pytestmark = [
     pytest.mark.slurm,
     pytest.mark.tensorflow,
-    pytest.mark.newest,  # what Keras does depends on no Slurm
+    pytest.mark.newest,  # does not depend on the version of Slurm
     pytest.mark.skipif(keras_version.startswith("2."), reason="this TensorFlow has Keras 2"),
 ]
 
@@ -31,7 +31,7 @@ PROGRAM = [sys.executable, "-W", "ignore", str(HELPERS / "keras_programs")]
 SECONDS = 1500
 Outcomes = Dict[str, Dict[str, Any]]
 
-# By workers, the step that starts them, always on two nodes.
+# The step for each number of workers, always on two nodes.
 STEPS = {2: "-w n9,n10 -N2 -n2", 3: "-w n9,n10 -N2 -n3"}
 
 SERVERS = [
@@ -41,7 +41,7 @@ SERVERS = [
     *("data_dataset_filtered", "data_py_dataset", "data_dict_inputs", "data_evaluations"),
     *("data_predictions", "guide_lora"),
 ]
-# What two workers do, three do where it matters how the rows are shared.
+# Three workers run only the programs whose results depend on how rows are shared.
 THREE = [
     *("loss_dice", "loss_reduction_*", "loss_function_sum", "loss_masked_*", "loss_added_vector"),
     *("loss_weighted_*_by_weight", "loss_two_outputs", "optimizer_accumulated", "step_own"),
@@ -50,7 +50,7 @@ THREE = [
 ]
 NAMES = {2: ["*"], 3: THREE}
 
-# Whose losses are no means over rows, so that every worker computes whole batches.
+# The losses of these programs are not means over rows, so every worker computes whole batches.
 WHOLE = ["loss_added_sum", "step_lower_sum"]
 
 
@@ -60,7 +60,7 @@ def names(count: int) -> List[str]:
 
 
 def listed() -> Dict[str, List[str]]:
-    """By name, how much a program may differ, and why it differs by design."""
+    """Returns each program's tolerance and the reason why it differs by design."""
     done = subprocess.run(
         [*PROGRAM, "--list"], capture_output=True, text=True, check=True, timeout=SECONDS
     )
@@ -86,7 +86,7 @@ def workers(
     real_slurm: SlurmCluster,
     tmp_path_factory: pytest.TempPathFactory,
 ) -> List[Outcomes]:
-    """What came of the programs, by worker."""
+    """The results of the programs, by worker."""
     count: int = request.param
     folder = tmp_path_factory.mktemp(f"workers{count}")
     step(real_slurm, STEPS[count], folder, *names(count))
@@ -104,7 +104,7 @@ def outcomes(folder: Path, files: List[str]) -> List[Outcomes]:
 
 
 def difference(one: Any, other: Any) -> float:
-    """The largest difference of two structures' numbers, relative to the largest above 1."""
+    """Returns the largest difference between two structures' numbers, relative if above 1."""
     left, right = flat(one), flat(other)
     if len(left) != len(right):
         return math.inf
@@ -118,7 +118,7 @@ def difference(one: Any, other: Any) -> float:
 
 
 def different(found: Outcomes, alone: Outcomes) -> Dict[str, Any]:
-    """Tells what is not as in one process, by the program's name."""
+    """Returns the results that differ from one process, by the program's name."""
     told: Dict[str, Any] = {}
     for name, (tolerance, by_design) in listed().items():
         if name not in found or by_design:
@@ -148,19 +148,19 @@ def test_whole_batches_are_computed_only_where_losses_are_no_means(workers: List
 def test_one_worker_of_a_parameter_server_gives_what_one_process_gives(
     alone: Outcomes, real_slurm: SlurmCluster, tmp_path: Path
 ) -> None:
-    """One worker takes the steps in their order, whole batches at a time."""
+    """A single worker computes the steps in order, with whole batches."""
     step(real_slurm, "-w n8,n9,n10 -N3 -n3", tmp_path, "--ps", *SERVERS)
     (chief,) = outcomes(tmp_path, ["chief"])
     assert different(chief, alone) == {}
 
 
 def test_all_workers_end_with_the_very_same(workers: List[Outcomes]) -> None:
-    """Also those whose steps cannot be one process's, as each row draws other random numbers."""
+    """This includes programs that differ from one process because rows draw random numbers."""
     for other in workers[1:]:
         assert [name for name in other if other[name] != workers[0][name]] == []
 
 
-# Nothing is seeded: the strategy has all workers shuffle alike, and draw other masks.
+# Without a seed, the strategy makes all workers shuffle alike, but draw different masks.
 UNSEEDED = """
 import keras, numpy as np, tensorflow as tf, slurm_resolver as sr
 strategy = sr.MultiWorkerMirroredStrategy()
@@ -183,7 +183,7 @@ def test_all_workers_shuffle_alike_without_a_seed(real_slurm: SlurmCluster) -> N
     assert one.endswith(" 2"), "both rows have the same mask"
 
 
-# What one worker may do alone; the others continue.
+# One worker makes calls alone, and the others continue.
 READING = """
 import keras, numpy as np, slurm_resolver as sr
 strategy = sr.MultiWorkerMirroredStrategy()

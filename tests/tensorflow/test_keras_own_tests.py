@@ -1,6 +1,6 @@
-"""Keras' own tests give in the strategy's scope on two workers what they give in one process.
+"""Keras' own tests that pass in one process also pass in the strategy's scope on two workers.
 
-For KERAS_SOURCES=installed, as they take ten minutes.
+They run only with KERAS_SOURCES=installed, because they take ten minutes.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ FILES = [
     "callbacks/backup_and_restore_test.py",
     "callbacks/early_stopping_test.py",
 ]
-# by a test's name without its file and class: why it fails on two workers
+# why a test fails on two workers, by its name without file and class
 KNOWN = {
     "test_retracing": "the first step builds the model, which TensorFlow traces twice",
 }

@@ -1,4 +1,4 @@
-"""Keras 3's `fit` on the workers of a ParameterServerStrategy, on the real Slurm."""
+"""Keras 3's `fit` trains with a ParameterServerStrategy on the real Slurm."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from slurm_resolver.tf.keras.parameter_server import check_model
 keras_version = pytest.importorskip("keras").__version__
 pytestmark = [
     pytest.mark.tensorflow,
-    pytest.mark.newest,  # what Keras does depends on no Slurm
+    pytest.mark.newest,  # does not depend on the version of Slurm
     pytest.mark.skipif(keras_version.startswith("2."), reason="this TensorFlow has Keras 2"),
 ]
 
@@ -31,7 +31,7 @@ Told = Tuple[Dict[str, Any], str]
 
 @pytest.fixture(scope="module")
 def told(real_slurm: SlurmCluster, tmp_path_factory: pytest.TempPathFactory) -> Told:
-    """What the chief found, and what the tasks wrote: a chief, a parameter server, two workers."""
+    """The chief's results and all output, of a chief, a parameter server and two workers."""
     folder = tmp_path_factory.mktemp("servers")
     done = real_slurm.run(
         f"srun --label -w n8,n9 -N2 -n4 -m cyclic {shlex.join(PROGRAM)}",

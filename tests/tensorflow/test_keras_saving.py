@@ -1,4 +1,4 @@
-"""What several workers save is written once, whole, and there for all; on the real Slurm."""
+"""On the real Slurm, workers that save together write one complete file that all can read."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ np = pytest.importorskip("numpy")
 pytestmark = [
     pytest.mark.slurm,
     pytest.mark.tensorflow,
-    pytest.mark.newest,  # what Keras does depends on no Slurm
+    pytest.mark.newest,  # does not depend on the version of Slurm
     pytest.mark.skipif(keras_version.startswith("2."), reason="this TensorFlow has Keras 2"),
 ]
 
@@ -36,7 +36,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def workers(real_slurm: SlurmCluster, folder: Path) -> List[Found]:
-    """What two workers say that have saved in every way."""
+    """The results of two workers that have saved in every way."""
     run(real_slurm, folder, 2)
     return [json.loads((folder / str(index)).read_text()) for index in range(2)]
 
@@ -65,7 +65,7 @@ def test_callbacks_write_one_good_file(workers: List[Found], folder: Path) -> No
         assert worker["callbacks"]["paths"], "a callback has another path after fit"
     for name in ("best.keras", "by one.keras", "last.keras"):
         assert zipfile.ZipFile(folder / name).testzip() is None
-    for name in ("log.csv", "log-0.csv", "log-1.csv"):  # of its own each worker writes its own
+    for name in ("log.csv", "log-0.csv", "log-1.csv"):  # each worker writes its own log-N.csv
         rows = list(csv.DictReader((folder / name).read_text().splitlines()))
         assert [row["epoch"] for row in rows] == ["0", "1", "2"], name
     assert not (folder / "backup").exists()
@@ -79,7 +79,7 @@ def test_the_workers_still_hold_the_same(workers: List[Found]) -> None:
 def test_another_number_of_workers_goes_on(
     workers: List[Found], real_slurm: SlurmCluster, folder: Path
 ) -> None:
-    """With the optimizer's state: one more epoch gives what it gave where it was saved."""
+    """The optimizer's state is loaded, so one more epoch has the same result as before."""
     run(real_slurm, folder, 3, "--load")
     found = [json.loads((folder / f"loaded-{index}").read_text()) for index in range(3)]
     np.testing.assert_allclose(found[0]["predicted"], workers[0]["predicted"], atol=1e-5)

@@ -1,6 +1,6 @@
-"""Each version of Keras 3 gives on two workers what one process gives, or is refused by both.
+"""Each version of Keras 3 gives the same results on two workers and one, or both workers refuse it.
 
-For `nox --session keras-versions`, which sets KERAS_VERSION to the version that is found first.
+For `nox --session keras-versions`, which sets KERAS_VERSION to the version under test.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def run(command: List[str], folder: Path, name: str) -> Dict[str, Dict[str, Any]
     return found
 
 
-# With one worker an old Keras trains, as it would without any strategy.
+# With one worker, an old Keras trains as it would without a strategy.
 OLD = """
 import keras, numpy as np, slurm_resolver as sr
 strategy = sr.MultiWorkerMirroredStrategy()
@@ -63,7 +63,7 @@ except sr.KerasError as error:
 """
 
 
-@pytest.mark.skipif(not OLDER, reason="a version that trains rightly")
+@pytest.mark.skipif(not OLDER, reason="this version trains correctly")
 def test_two_workers_refuse_an_old_version_that_one_trains_with() -> None:
     found = []
     for count in ("1", "2"):
@@ -75,7 +75,7 @@ def test_two_workers_refuse_an_old_version_that_one_trains_with() -> None:
     assert all(f"told Keras {version('keras')} trains wrongly" in line for line in found[1:])
 
 
-@pytest.mark.skipif(OLDER, reason="a version that trains wrongly")
+@pytest.mark.skipif(OLDER, reason="this version trains wrongly")
 def test_two_workers_give_what_one_process_gives(tmp_path: Path) -> None:
     assert version("keras").startswith(f"{VERSION}.")
     alone = run([*PROGRAM, "--alone"], tmp_path / "alone", "alone")

@@ -1,4 +1,4 @@
-"""Processes that save the same to the same path, without Keras and without Slurm."""
+"""Processes save the same content to the same path, without Keras and without Slurm."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Trainings that resume with another number of workers, by the count of samples."""
+"""A training resumes with another number of workers by its count of samples."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ import slurm_resolver as sr  # noqa: E402
 pytestmark = pytest.mark.tensorflow
 
 SAMPLES, EPOCHS = 100, 2
-STEPS = 3  # of each start but the last
+STEPS = 3  # in each start except the last
 SAY = (
     "a global batch has {} samples now, and had {} in the checkpoint: "
     "training resumes after step {} of epoch {}; {}"
 )
-# How many samples a global batch has in each start, and what the next ones say. 36 samples are 4
-# batches of 8, and 4 more; 3 steps later, 56 are 14 batches of 4; then 68 are 8 of 8, and 4 more.
+# The samples of a global batch in each start, and the messages of later starts. 36 samples make 4
+# batches of 8, and 4 remain. 3 steps later, 56 make 14 batches of 4. Then 68 make 8 of 8 plus 4.
 SIZES = (12, 8, 4, 8)
 SAID = [
     SAY.format(8, 12, 4, 1, "4 samples are trained on again"),
@@ -39,7 +39,7 @@ class BrokenOffError(Exception):
 
 
 class Story:
-    """What a training takes, by epoch, until it breaks off."""
+    """Records the samples of a training by epoch until it is interrupted."""
 
     def __init__(self) -> None:
         self.seen: Dict[int, List[int]] = defaultdict(list)
@@ -68,7 +68,7 @@ def train_loop(folder: str, size: int, story: Story) -> None:
 def fit(folder: str, story: Story, **data: Any) -> None:
     class Taking(keras.layers.Layer):  # type: ignore[misc]
         def call(self, rows: Any) -> Any:
-            if tf.executing_eagerly():  # else it is being built
+            if tf.executing_eagerly():  # otherwise Keras builds the model
                 story.take(rows.numpy()[:, 0])
             return rows
 
@@ -116,7 +116,7 @@ def test_with_batches_of_another_size_it_resumes_at_the_last_whole_batch(
 
 
 def test_two_workers_that_are_preempted_resume_as_three(tmp_path: Path) -> None:
-    """In a validation: 80 samples are 6 batches of 12, and 8 more."""
+    """The preemption comes during a validation. 80 samples make 6 batches of 12, and 8 remain."""
     program = [sys.executable, str(HELPERS / "slurm_train.py"), "keras", str(tmp_path)]
     program += ["--per-epoch=1", "--batch-of-each=4"]
     fault = '--faults=[[0, 20, "SIGTERM in validation"]]'
@@ -124,7 +124,7 @@ def test_two_workers_that_are_preempted_resume_as_three(tmp_path: Path) -> None:
         command = [sys.executable, "-m", "slurm_resolver", "run", f"-n{workers}", "--"]
         done = subprocess.run([*command, *program, *more], capture_output=True, text=True)
         assert done.returncode == status, done.stderr
-        assert "retracing" not in done.stderr  # a warning of TensorFlow's, once per save
+        assert "retracing" not in done.stderr  # TensorFlow would warn at every save
     saved = f"training resumes from {tmp_path}/checkpoints/ckpt-1, saved at step 10 of epoch 2"
     assert done.stderr.count(saved) == 1
     assert done.stderr.count(SAY.format(12, 8, 6, 2, "8 samples are trained on again")) == 1

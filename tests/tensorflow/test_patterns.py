@@ -1,4 +1,4 @@
-"""How published programs use a resolver: copies, DTensor, an evaluator, JAX."""
+"""Ways in which published programs use a resolver: copies, DTensor, an evaluator and JAX."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ print(dtensor.client_id(), len(dtensor.unpack(ones)[0]), int(tf.reduce_sum(ones)
 
 @pytest.mark.nightly
 @pytest.mark.slurm
-@pytest.mark.newest  # DTensor asks for no Slurm
+@pytest.mark.newest  # does not depend on the version of Slurm
 def test_programs_of_dtensor(real_slurm: SlurmCluster) -> None:
     program = shlex.join([sys.executable, "-c", DTENSOR])
     command = f"{sys.executable} -m slurm_resolver exec --env dtensor --wait 100 -- {program}"
@@ -62,7 +62,7 @@ def test_programs_of_dtensor(real_slurm: SlurmCluster) -> None:
     assert sorted(done.stdout.splitlines()) == ["0 4 8", "1 4 8"]
 
 
-# The first rank never waits for the workers, which meet there.
+# The workers meet in the first rank, which never waits for them.
 EVALUATOR = """
 import glob, time
 from slurm_resolver import SlurmClusterResolver
@@ -91,7 +91,7 @@ def test_workers_meet_where_the_evaluator_runs(tmp_path: Path) -> None:
     assert sorted(done.stdout.splitlines()) == ["evaluator 0", "worker 0", "worker 1"]
 
 
-# JAX is not needed for what the strategy says of it.
+# The error does not need an installed JAX.
 JAX = """
 import keras
 import numpy as np

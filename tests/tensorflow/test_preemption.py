@@ -1,4 +1,4 @@
-"""A training without Slurm that is saved on a signal, and resumes at the same step."""
+"""Without Slurm, a training saves on a signal and resumes at the same step."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def told(folder: Path, what: str) -> List[Any]:
 
 @pytest.mark.parametrize("kind", ["keras", "keras2"])
 def test_saved_on_signals_it_ends_as_one_that_was_left_alone(tmp_path: Path, kind: str) -> None:
-    """The third signal comes in a validation. EarlyStopping ends both after four epochs."""
+    """The third signal comes in a validation. EarlyStopping ends both runs after four epochs."""
     whole, resumed = tmp_path / "whole", tmp_path / "resumed"
     assert train(kind, whole).returncode == 0
     starts: List[subprocess.CompletedProcess[str]] = []
@@ -66,14 +66,14 @@ def test_saved_on_signals_it_ends_as_one_that_was_left_alone(tmp_path: Path, kin
 def test_broken_off_and_resumed_all_ways_of_training_end_the_same(
     strategy: str, cases: List[str]
 ) -> None:
-    """With Keras 3; test_contract.py does it with Keras 2."""
+    """Tests Keras 3; test_contract.py tests Keras 2."""
     for name, ended in outcomes("--strategy", strategy, *cases).items():
         assert "error" not in ended["whole"], (name, ended)
         assert ended["resumed"] == ended["whole"], name
 
 
 def test_ranks_that_find_different_checkpoints_say_so(tmp_path: Path) -> None:
-    """As on folders that the nodes do not share."""
+    """This happens if the nodes do not share the folder."""
     for rank, names in enumerate((["ckpt-4.index", "ckpt-3.index"], [])):
         (tmp_path / str(rank) / "checkpoints").mkdir(parents=True)
         for name in names:
@@ -89,7 +89,7 @@ def test_ranks_that_find_different_checkpoints_say_so(tmp_path: Path) -> None:
 
 
 def test_a_planned_preemption_finds_something_to_save(tmp_path: Path) -> None:
-    """It comes after the first step, however long the start takes."""
+    """The preemption comes after the first step, however long the start takes."""
     launcher = [sys.executable, "-m", "slurm_resolver", "run", "--requeue", "--preempt-after", "0"]
     program = [*PROGRAM, "loop", str(tmp_path), "--epochs=1", "--sleep=0.3"]
     done = subprocess.run([*launcher, "--", *program], capture_output=True, text=True)

@@ -1,6 +1,6 @@
-"""Preempted training on a real Slurm: steps lost, final weights, what is left, and exit statuses.
+"""Preempted training on a real Slurm: lost steps, final weights, leftovers and exit statuses.
 
-The job is a batch job of two tasks on two nodes, and a fault is done to it at a known step.
+Each job is a batch job of two tasks on two nodes, and has a fault at a known step.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def slurm(
 
 
 class Job:
-    """A batch job that trains, and what its ranks wrote down."""
+    """A batch job that trains, and the records of its ranks."""
 
     def __init__(
         self,
@@ -105,9 +105,9 @@ class Job:
         return [json.loads(line) for line in text.splitlines() if line.endswith("}")]
 
     def lost(self) -> List[int]:
-        """For each restart, the steps that had been done and were done once more.
+        """Returns for each restart how many completed steps were repeated.
 
-        One that is killed may not have written down its last step; the other rank has.
+        A killed rank may not have recorded its last step, but the other rank has.
         """
         ranks = [self.lines(rank) for rank in (0, 1)]
         first, other = (
@@ -120,7 +120,7 @@ class Job:
         return [last[start - 1] - first[start] for start in sorted(first) if start > 0]
 
     def ended(self) -> Dict[str, Any]:
-        """How all ranks ended: the weights, and of Keras the history and its epochs."""
+        """Returns the final weights, and for Keras history and epochs, which all ranks share."""
         ends: List[Dict[str, Any]] = [{}, {}]
         for rank, end in enumerate(ends):
             for line in self.lines(rank):
@@ -134,7 +134,7 @@ class Job:
         assert str(PROGRAM) not in left
 
 
-Whole = Dict[str, Dict[str, Any]]  # how an uninterrupted training ends, by kind
+Whole = Dict[str, Dict[str, Any]]  # the results of uninterrupted trainings, by kind
 
 
 @pytest.fixture(scope="module")
@@ -151,9 +151,9 @@ def whole(slurm: SlurmCluster, tmp_path_factory: pytest.TempPathFactory) -> Whol
 def test_preempted_four_times_an_array_task_ends_with_the_same_weights(
     slurm: SlurmCluster, tmp_path: Path, whole: Whole
 ) -> None:
-    """By a signal to one task, by one to the step, by a job of higher priority, and by a user.
+    """The causes are a signal to a task, a signal to the step, an urgent job and a user's requeue.
 
-    Slurm sends SIGTERM for the last two, which TensorFlow took over when the strategy was made.
+    For the last two, Slurm sends SIGTERM, which TensorFlow handles once a strategy exists.
     """
     urgent = f"sbatch -p urgent -N2 --exclusive -o /dev/null --wrap 'sleep 1' > {tmp_path}/urgent"
     faults = [
@@ -166,7 +166,7 @@ def test_preempted_four_times_an_array_task_ends_with_the_same_weights(
     state = job.await_state("COMPLETED", timeout=600)
     assert job.lost() == [0, 0, 0, 0]
     assert job.ended() == whole["keras"]
-    assert job.ended()["epochs"] == [0, 1, 2, 3]  # where EarlyStopping ends it, of 8
+    assert job.ended()["epochs"] == [0, 1, 2, 3]  # EarlyStopping ends it after 4 of 8
     assert (state["Restarts"], state["ExitCode"]) == ("4", "0:0")
     assert f"job {job.id}_7 requeued, restart 2" in job.output()
     assert "has been requeued already" in job.output()
@@ -176,7 +176,7 @@ def test_preempted_four_times_an_array_task_ends_with_the_same_weights(
 def test_the_time_limit_is_announced_and_the_job_requeued(
     slurm: SlurmCluster, tmp_path: Path, whole: Whole
 ) -> None:
-    """Slurm looks every 30 s, and sends what is due by the next time: here 20 to 50 s in."""
+    """Every 30 s, Slurm sends signals that are due before its next check: here at 20 to 50 s."""
     job = Job(
         slurm,
         tmp_path,
@@ -188,7 +188,7 @@ def test_the_time_limit_is_announced_and_the_job_requeued(
     lost = job.lost()
     assert set(lost) == {0}
     assert job.ended() == whole["loop"]
-    # A slow machine's second start comes near its own limit as well.
+    # On a slow machine, the second start may reach its limit as well.
     assert (state["Restarts"], state["ExitCode"]) == (str(len(lost)), "0:0")
     assert "because of SIGUSR1: job" in job.output()
     job.assert_nothing_left()
@@ -198,7 +198,7 @@ def test_the_time_limit_is_announced_and_the_job_requeued(
 def test_killed_twice_under_supervise_it_ends_with_the_same_weights(
     slurm: SlurmCluster, tmp_path: Path, whole: Whole
 ) -> None:
-    """A worker between two saves, and the first one in the middle of a save."""
+    """The faults kill one worker between two saves, and the first worker during a save."""
     job = Job(
         slurm,
         tmp_path,
@@ -228,7 +228,7 @@ def test_a_cancelled_job_stays_cancelled(slurm: SlurmCluster, tmp_path: Path) ->
     assert state["Restarts"] == "0"
     assert "is being cancelled: not requeued" in job.output()
     done = [line["done"] for line in job.lines(1) if "done" in line]
-    epoch, step = divmod(done[-1], 10)  # after the last step of an epoch it is the next epoch
+    epoch, step = divmod(done[-1], 10)  # the end of an epoch is the start of the next one
     assert saved_position(tmp_path / "checkpoints") == {"epoch": epoch, "step": step}
     job.assert_nothing_left()
 
@@ -238,7 +238,7 @@ def test_the_examples_batch_file_resumes_as_it_stands(slurm: SlurmCluster, tmp_p
     folder, path = EXAMPLES / "preemptible", tmp_path / "out"
     submit = f"sbatch --parsable --ntasks-per-node=1 --cpus-per-task=1 --output={path}"
     arguments = f"--epochs 3 --pause 0.1 --checkpoints {tmp_path}/checkpoints"
-    # of what is hidden from other programs the example needs scikit-learn
+    # the example needs scikit-learn, which is hidden from other programs
     environment = {**ENVIRONMENT, "PYTHONPATH": ""}
     answer = slurm.run(f"{submit} train.sbatch {arguments}", cwd=folder, env=environment)
     job = answer.stdout.strip()

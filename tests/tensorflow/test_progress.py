@@ -1,4 +1,4 @@
-"""A training of two workers of which one is stuck: both logs say which, and where."""
+"""If one of two workers is stuck, both logs name it and the place."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def start(folder: Path, kind: str, seconds: float = 0, **env: str) -> subprocess
 
 
 def finish(job: subprocess.Popen[str]) -> List[str]:
-    """Returns the lines of both tasks."""
+    """Waits for the end of both tasks, and returns their lines."""
     try:
         return job.communicate(timeout=180)[0].splitlines()
     finally:
@@ -48,7 +48,7 @@ def finish(job: subprocess.Popen[str]) -> List[str]:
 
 
 def stalls(lines: List[str]) -> List[str]:
-    """Returns what the tasks say of a stall, without the seconds."""
+    """Returns the messages about stalls, without the seconds."""
     said = [line for line in lines if re.search(r"no step for|steps advance", line)]
     return [re.sub(r"\d+ s", "N s", line) for line in said]
 
@@ -87,7 +87,7 @@ def test_a_stopped_process_is_named(tmp_path: Path) -> None:
     os.kill(process, signal.SIGSTOP)
     assert job.stdout is not None
     told = re.compile(r"0: no step for \d+ s:.* worker 1 \(rank 1 on localhost\) has not reported")
-    # before TensorFlow ends the training, after 10 s
+    # TensorFlow would end the training after 10 s
     found = next(filter(told.match, job.stdout), "")
     os.kill(process, signal.SIGCONT)
     with job:

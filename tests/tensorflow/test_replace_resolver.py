@@ -1,4 +1,4 @@
-"""This package's resolver in programs that make TensorFlow's, which are left as they are."""
+"""This package's resolver replaces TensorFlow's in unmodified programs."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_installed_it_is_tensorflows_under_all_of_its_names() -> None:
 @pytest.mark.slurm
 @pytest.mark.newest
 def test_from_outside_on_slurm(real_slurm: SlurmCluster) -> None:
-    """A cyclic step, whose ranks TensorFlow's resolver takes for those of a block."""
+    """TensorFlow's resolver would treat the ranks of this cyclic step as block."""
     command = [sys.executable, "-m", "slurm_resolver", "exec", "--replace-resolver", "--"]
     command += [sys.executable, "-W", "ignore", str(HELPERS / "theirs_by_name.py")]
     done = real_slurm.run(

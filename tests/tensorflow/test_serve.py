@@ -1,6 +1,6 @@
-"""`resolver.serve()` with real TensorFlow on the real Slurm: every task ends, and in time.
+"""With `resolver.serve()`, every task ends in time, with real TensorFlow on the real Slurm.
 
-No job here is ended by Slurm: without `--kill-on-bad-exit`, srun waits for every task.
+Slurm ends no job here: without `--kill-on-bad-exit`, srun waits for every task.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ import slurm_resolver as sr
 
 pytestmark = pytest.mark.tensorflow
 
-# Seconds until all have ended, after those who train have, and after a fault. It takes some 5 if
-# nothing else runs; a task that hangs does so for ever.
+# The longest time in seconds until all tasks end, after the training and after a fault. It takes
+# about 5 s on an idle machine. A task that hangs never ends.
 FINISHED = 30.0
 FAILED = 45.0
 
@@ -53,7 +53,7 @@ def test_a_strategy_goes_on_without_a_worker_and_all_end_with_it(
     job = start(4, options)
     job.await_steps()
     job.kill("worker-1", 3)
-    time.sleep(3)  # a process that ended may be followed by another one for 2 s
+    time.sleep(3)  # within 2 s, a new process may still take over
     job.await_steps(20)
     (job.output / "STOP").touch()
     _, errors = job.await_end(FINISHED)
@@ -69,7 +69,7 @@ JOBS = "--jobs chief=1,ps=1,worker=-1"
 @pytest.mark.newest
 @pytest.mark.parametrize("options", ["", "--keras"])
 def test_a_worker_that_is_started_again_is_taken_back(start: Start, options: str) -> None:
-    """There is no other worker that could do the steps."""
+    """No other worker could do the steps."""
     job = start(3, options, BEFORE=f"{EXEC} {JOBS} --restart-workers 1 --")
     job.await_steps()
     pid = (job.output / "worker-0.pid").read_text()
@@ -85,7 +85,7 @@ def test_a_worker_that_is_started_again_is_taken_back(start: Start, options: str
 
 
 LOST = "is lost, and its variables with it: its process has ended"
-# who is killed, and its rank; how many tasks with which options; what all others say
+# the killed task and its rank, the number of tasks, their options, and the message of the others
 FAULTS: Dict[str, Tuple[str, int, int, str, str]] = {
     "the coordinator": (
         "chief-0", 0, 3, "", "chief 0 (rank 0 on n8) is lost: its process has ended"),
@@ -102,22 +102,22 @@ FAULTS: Dict[str, Tuple[str, int, int, str, str]] = {
 def test_a_killed_task_ends_all_and_all_say_which(start: Start, fault: str) -> None:
     victim, killed, tasks, options, told = FAULTS[fault]
     job = start(tasks, options)
-    if "--legacy" in options:  # one that starts later would wait for who is gone by then
+    if "--legacy" in options:  # a later one would wait for the killed task
         job.until(lambda: len(list(job.output.glob("worker-*.trains"))) == tasks - 1, 90)
-    job.await_steps(50)  # a server may answer before its monitor does
+    job.await_steps(50)  # a server may answer before its monitor starts
     job.kill(victim, killed)
     _, errors = job.await_end(FAILED)
     ends = job.ends()
     assert ends.pop(killed) == 128 + signal.SIGKILL
     assert 0 not in ends.values()
     for rank in ends:
-        if rank > 0 or "--legacy" in options:  # the chief's own error may be first
+        if rank > 0 or "--legacy" in options:  # the chief's own error may come first
             assert f"(rank {rank} on {NODES[rank]}): {told}" in errors, errors
 
 
 @pytest.mark.slurm
 def test_a_node_that_vanishes(start: Start) -> None:
-    """The chief's node is cut off: nobody gets a word from it, nor it from them."""
+    """The chief's node is cut off in both directions."""
     job = start(3, "", SLURM_RESOLVER_NETWORK_GRACE="6")
     job.await_steps()
     job.slurm.run_on("n8", "ip link set eth0 down")

@@ -1,4 +1,4 @@
-"""A program as in TensorFlow's tutorial for several workers, unchanged, with Keras 3."""
+"""A program written as in TensorFlow's multi-worker tutorial runs unchanged with Keras 3."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def run(slurm: SlurmCluster, *options: str) -> subprocess.CompletedProcess[str]:
     words = [sys.executable, "-m", "slurm_resolver", "exec", *options, "--"]
     words += [sys.executable, "-W", "ignore", str(EXAMPLES / "tf_config" / "train.py")]
     step = "srun --kill-on-bad-exit=1 -w n9,n10 -N2 -n2"
-    env = {"TF_USE_LEGACY_KERAS": "0", "PYTHONPATH": str(ROOT)}  # it needs scikit-learn
+    env = {"TF_USE_LEGACY_KERAS": "0", "PYTHONPATH": str(ROOT)}  # makes scikit-learn visible
     return slurm.run(f"{step} {shlex.join(words)} --epochs 3", env=env, timeout=240, check=False)
 
 

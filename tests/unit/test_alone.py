@@ -1,4 +1,4 @@
-"""Which process trains alone, which is a task, and of which neither can be said."""
+"""A process trains alone, is a task, or raises an error if neither is certain."""
 
 from __future__ import annotations
 
@@ -34,10 +34,10 @@ IN_BATCH = IN_STEP._replace(step_id="batch")
         ({"ancestors": IN_BATCH}, None, "outside Slurm"),
         (BATCH, None, "the allocation of job 7 has one task"),
         ({**TASK, "switch": "off"}, {"worker": 2}, "SLURM_RESOLVER=off"),
-        # None says that it is a task
+        # None: it is a task
         ({**TASK, "ancestors": IN_STEP}, None, None),
         ({**TASK, "ancestors": IN_STEP._replace(job_id="8"), "het_size": 2}, None, None),
-        ({**TASK, "node_name": "n10", "task_pid": None}, None, None),  # read for another task
+        ({**TASK, "node_name": "n10", "task_pid": None}, None, None),  # another task's variables
     ],
 )
 def test_alone_or_a_task(
@@ -91,7 +91,7 @@ def test_neither(
     [
         ("N9.example.com", "", True),
         ("x1", "127.0.0.1", True),
-        ("x1", "192.0.2.1", False),  # of a network for documentation: nobody has it
+        ("x1", "192.0.2.1", False),  # reserved for documentation, so no machine has it
         ("x1", "", None),
     ],
 )

@@ -1,6 +1,6 @@
-"""What ROCm makes of the variables: ROCR_VISIBLE_DEVICES first, the others count what it leaves.
+"""ROCm applies ROCR_VISIBLE_DEVICES first; the other variables number the remaining devices.
 
-Source: "GPU Isolation Techniques" of ROCm's documentation. Slurm sets them all alike.
+Source: "GPU Isolation Techniques" in ROCm's documentation. Slurm sets all variables alike.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ STEP = {
 
 
 def second_task(variables: Dict[str, str]) -> Tuple[Any, Any]:
-    """Returns the devices of the second of two tasks, and what it sets."""
+    """Returns the devices of the second of two tasks, and the variables that it sets."""
     cluster = sr.resolve(environ={**STEP, **variables})
     assert cluster.gpu_decision is not None
     return cluster.gpus, cluster.gpu_decision.settings
@@ -37,7 +37,7 @@ def second_task(variables: Dict[str, str]) -> Tuple[Any, Any]:
 
 @pytest.fixture(params=[True, False], ids=["ROCm", "no ROCm"])
 def amd(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> bool:
-    """Whether AMD's driver is there."""
+    """Whether this machine seems to have AMD's driver."""
     driver = tmp_path / "kfd"
     monkeypatch.setattr(gpu_variables, "_AMD_DRIVER", driver)
     if request.param:
@@ -54,7 +54,7 @@ def test_a_share(amd: bool) -> None:
 
 
 def test_bound_devices_are_numbered_for_rocm(amd: bool) -> None:
-    """Slurm gives the task GPU 3 in all variables; among one device ROCm finds no number 3."""
+    """Slurm gives the task GPU 3 in all variables, but ROCm finds no number 3 in one device."""
     bound = {"SLURM_GPUS_ON_NODE": "4", "SLURMD_TRES_BIND": "gres/gpu:per_task:1"}
     devices, settings = second_task({**dict.fromkeys((ROCR, CUDA), "3"), **bound})
     assert devices == ("3",)

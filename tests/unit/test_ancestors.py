@@ -1,4 +1,4 @@
-"""What started a process, as the kernel tells it."""
+"""The ancestors of a process show what started it."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ OPEN_MPI = {"OMPI_COMM_WORLD_LOCAL_RANK": "0"}
 @pytest.mark.parametrize(
     ("ancestors", "environ", "launcher"),
     [
-        (Ancestors(), OPEN_MPI, "Open MPI's mpirun"),  # as in a container
+        (Ancestors(), OPEN_MPI, "Open MPI's mpirun"),  # for example in a container
         (Ancestors(), {"MPI_LOCALRANKID": "1"}, "the mpirun of MPICH (Hydra)"),
         (Ancestors("orted", complete=True), {}, "orted"),
         (Ancestors(complete=True), OPEN_MPI, None),  # srun inside a script that mpirun started

@@ -1,4 +1,4 @@
-"""The resolved cluster: what `resolve` returns, and what it refuses."""
+"""The cluster that `resolve` returns, and the input that it refuses."""
 
 from __future__ import annotations
 
@@ -158,7 +158,7 @@ def test_all_tasks_of_a_recorded_step_agree(recording: Recording) -> None:
             assert task.node == environ["SLURMD_NODENAME"]
             assert task.local_rank == int(environ["SLURM_LOCALID"])
             reserved = environ.get("SLURM_STEP_RESV_PORTS")
-            if reserved and " : " in str(cluster.distribution):  # a part for each component
+            if reserved and " : " in str(cluster.distribution):  # each component has its own ports
                 assert cluster.to_dict()["ports_source"] == "SLURM_JOB_ID and SLURM_STEP_ID"
             elif reserved:
                 ports = sr.expand_hostlist(f"[{reserved}]")

@@ -1,4 +1,4 @@
-"""The variables by which programs of each framework learn of their cluster."""
+"""The variables that describe the cluster to programs of each framework."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from slurm_resolver.cluster.contracts import Contract
 
 ADDRESSES = "n9:23001,n9:23002,n10:23001,n10:23002"
 
-# Of ranks 0 to 3, two on each of two nodes, what is set in rank 2.
+# The variables of rank 2, in a step of four ranks on two nodes.
 THIRD: Dict[str, Dict[str, str]] = {
     "dtensor": {
         "DTENSOR_JOBS": ADDRESSES,
@@ -55,13 +55,13 @@ def test_each_task_gets_its_own(contract: Contract) -> None:
     ("rank", "own"), [(0, ["chief", "[::]"]), (2, ["tuner1", "n9"]), (3, ["tuner2", "n9"])]
 )
 def test_the_chief_hands_out_the_trials(rank: int, own: List[str]) -> None:
-    """It listens at every address of its node, as the node's name may be 127.0.1.1 there."""
+    """The chief listens at all addresses of its node, whose name may resolve to 127.0.1.1 there."""
     environ = {**TASK, "SLURM_PROCID": str(rank)}
     variables = sr.resolve({"worker": -1, "chief": 1}, environ=environ).variables("keras-tuner")
     assert list(variables.values()) == [*own, "23001"]
 
 
-# What a step of one task sets: its program trains alone, and waits for nobody.
+# The variables in a step of one task, whose program trains alone and waits for nobody.
 ALONE = {
     "dtensor": set(),
     "keras-tuner": set(),

@@ -1,4 +1,4 @@
-"""The tasks of a step meet: as processes of this machine, which come late, end, fork or lie."""
+"""The tasks of a step meet. They are local processes that come late, end, fork or lie."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from slurm_resolver.errors import RendezvousError
 IDENTITY, KEY = "42.0 start 0", "a secret that nobody guesses"
 SERVICE = "the coordination service at 127.0.0.1:{port} (local rank 0 on here)"
 
-# A task that connects, says so, and then does what its argument says.
+# A task connects, reports that, and then runs the code in its argument.
 TASK = """
 import os, sys, time
 from slurm_resolver.coordination import rounds
@@ -33,7 +33,7 @@ rank, tasks, port = map(int, sys.argv[1:4])
 address = ServiceAddress("127.0.0.1", port, "here", "42.0 start 0", tasks, rank, rank == 0, 3.0)
 client = connect(address)
 
-def tell(text):  # in one write, as a task may be killed
+def tell(text):  # in one write, because a task may be killed
     os.write(1, f"{text}\\n".encode())
 
 def gather(timeout=30.0, value=None):
@@ -51,7 +51,7 @@ exec(sys.argv[4])
 
 
 class Task:
-    """A process of a task; `ends` returns what it prints, on both streams."""
+    """A process of a task; `ends` returns its output and its errors."""
 
     def __init__(self, process: subprocess.Popen[bytes]) -> None:
         self.process = process
@@ -85,7 +85,7 @@ class Step:
             stdin=pipe,
             stdout=pipe,
             stderr=pipe,
-            bufsize=0,  # `communicate` does not return what a buffer holds
+            bufsize=0,  # `communicate` does not return buffered data
             env={**os.environ, "SLURM_RESOLVER_SECRET": KEY},
         )
         self.tasks.append(Task(process))
@@ -118,7 +118,7 @@ def missing(seconds: str, ending: str = "") -> str:
 
 
 class Case(NamedTuple):
-    """What each task does, and what each says at last."""
+    """The code of each task, and the last line of each task."""
 
     bodies: Sequence[str]
     said: Dict[int, str]
@@ -141,7 +141,7 @@ CASES = {
             "no data.",
         ),
     ),
-    "the one that serves is stopped": Case(
+    "the serving task is stopped": Case(
         ["time.sleep(1); os.kill(os.getpid(), 19)", *["time.sleep(1.5); gather(1)"] * 2],
         dict.fromkeys(
             (1, 2),
@@ -162,7 +162,7 @@ def test_what_a_gather_comes_to(step: Step, name: str) -> None:
     tasks = [
         step.start(rank, f"sys.stdin.readline(); {body}") for rank, body in enumerate(case.bodies)
     ]
-    for task in tasks:  # they begin together, however long each took to start
+    for task in tasks:  # all begin together, however long each took to start
         task.go()
     for rank, said in case.said.items():
         assert tasks[rank].says()[-1] == said.format(port=step.port)
@@ -191,7 +191,7 @@ def test_a_second_process_for_a_rank_is_refused(step: Step) -> None:
 
 
 def test_programs_one_after_another(step: Step) -> None:
-    """The second program of a task meets those of the others, though the first service runs on."""
+    """A task's second program meets the others' programs, although the first service still runs."""
     step.num_tasks = 2
     first = step.start(0, "gather(); sys.stdin.readline()")
     assert step.start(1, GATHER).says() == ["[0, 1]"]
@@ -231,7 +231,7 @@ def munged(environ: pytest.MonkeyPatch) -> Iterator[Munged]:
 
 def test_munge(environ: pytest.MonkeyPatch, munged: Munged) -> None:
     service = secret.Secret()
-    for _ in range(2):  # munged calls the second one replayed
+    for _ in range(2):  # munged calls the second credential replayed
         assert secret.accept_offer(service.offer(), "S") == service.key
     munged.process.send_signal(signal.SIGSTOP)
     environ.setattr(secret, "_RENEW_SECONDS", 0.0)
@@ -278,7 +278,7 @@ def _hang_up() -> Iterator[None]:
 
 
 def shake(port: int, key: str = KEY, **changes: object) -> Dict[str, Any]:
-    """Connects by hand; returns the answer to the handshake, what was sent, and the socket."""
+    """Connects by hand; returns the answer to the handshake, the sent line, and the socket."""
     sock = dial(port)
     lines = sock.makefile("rb")
     greeting = json.loads(lines.readline())

@@ -1,4 +1,4 @@
-"""What `check` says of the CPUs of a node's tasks."""
+"""`check` warns if the CPUs of a node's tasks are too few or shared."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from slurm_resolver.preflight.cpu_check import CpuFacts, check_cpus
 
 
 def tasks(*own: int, machine: int = 64, **fields: Any) -> List[CpuFacts]:
-    """Tasks of a node, by the CPUs that each may use: bit N for CPU N."""
+    """Returns a node's tasks from their CPU masks, in which bit N stands for CPU N."""
     return [CpuFacts(rank, mask, machine, **fields) for rank, mask in enumerate(own)]
 
 
@@ -19,10 +19,10 @@ CASES: Dict[str, Tuple[List[CpuFacts], str]] = {
     "not bound": (tasks(ALL, ALL, ALL, granted=64), ""),
     "not bound, and more tasks than CPUs": (tasks(*[3] * 4, machine=2, granted=4), ""),
     "each bound to its own": (tasks(0xFF, 0xFF00, granted=16, per_task=8), ""),
-    "bound together to what the step has": (tasks(0xFFFF, 0xFFFF, granted=16), ""),
-    "one CPU each, as was asked for": (tasks(1, 2, granted=2, per_task=1), ""),
-    "a step that has no more": (tasks(0xF, granted=4, uses_gpus=True), ""),
-    "fewer than asked for": (
+    "bound together to all CPUs of the step": (tasks(0xFFFF, 0xFFFF, granted=16), ""),
+    "one CPU each, as requested": (tasks(1, 2, granted=2, per_task=1), ""),
+    "all CPUs of a small step": (tasks(0xF, granted=4, uses_gpus=True), ""),
+    "fewer than requested": (
         tasks(1, 2, per_task=8, granted=2),
         "ranks 0-1 on n1 may use CPUs 0-1, but SLURM_CPUS_ON_NODE or SLURM_CPUS_PER_TASK promises",
     ),

@@ -1,4 +1,4 @@
-"""The known messages, and the first failure, in logs of real runs; and what bounds the search."""
+"""`explain` finds the known messages and the first failure in logs of real runs."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ NAMES = sorted(path.stem for path in LOGS.glob("*.log"))
 
 
 def expected() -> Dict[str, List[str]]:
-    """By log, the lines that stand below its name in expected.txt."""
+    """Returns the lines below each log's name in expected.txt."""
     text = (LOGS / "expected.txt").read_text(encoding="utf-8")
     blocks = [block.splitlines() for block in text.split("\n\n")]
     return {name: [line.strip() for line in lines] for name, *lines in blocks}
@@ -41,7 +41,7 @@ def short(findings: List[Finding]) -> List[str]:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_logs_of_real_runs(name: str) -> None:
-    """Each message with its count and task, and the task that failed first, where one did."""
+    """Each message is found with its count and task, and so is the task that failed first."""
     data = (LOGS / f"{name}.log").read_bytes()
     reader = FailureReader()
     findings = explain_file(io.BytesIO(data), reader.read)
@@ -69,7 +69,7 @@ def test_every_message_has_a_log() -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_logs_without_tensorflows_notes_and_warnings(name: str) -> None:
-    """As with TF_CPP_MIN_LOG_LEVEL=2: the failure is still explained, by the same messages."""
+    """With TF_CPP_MIN_LOG_LEVEL=2, the same messages still explain the failure."""
     lines = (LOGS / f"{name}.log").read_text(encoding="utf-8").splitlines()
     hidden = re.compile(r"(\d+: )?([IW]\d{4} |[\d-]{10} [\d:.]{15}: [IW] )")
     found = {one.id for one in explain(line for line in lines if not hidden.match(line))}
@@ -85,7 +85,7 @@ def test_the_logs_of_good_runs_have_none(path: Path) -> None:
 
 
 def test_the_end_of_the_first_task_is_told_where_it_aborts_something() -> None:
-    """The lines that mean nothing at a good end, and one about what they have aborted."""
+    """Lines that are harmless at a good end count once another line says what they aborted."""
     lines = (LOGS / "good" / "leader-ends-first.log").read_text().splitlines()
     aborted = "1: Collective ops is aborted by: Failed to send RPC to coordination service."
     assert {one.id for one in explain([*lines, aborted])} == {"leader-lost", "peer-ended"}

@@ -1,4 +1,4 @@
-"""Which task failed first, by logs that are made for a rule each."""
+"""The task that failed first is found by rules; each rule has its own short log."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ CALL = "tensorflow.python.framework.errors_impl.UnavailableError: Socket closed"
 EXIT = "srun: error: n{}: task {}: {}"
 GONE = "0: worker 1 (rank 1 on n2) is gone: its process has ended"
 RULES = {
-    "a task that this package reports, and how the launcher says it ended": (
+    "a task that this package reports, and its end in the launcher's words": (
         [GONE, traceback_of("FitError: " + GONE[3:], "0: "), EXIT.format(2, 1, "Killed")],
         ("rank 1 on n2", "Killed", False),
     ),
@@ -40,12 +40,12 @@ RULES = {
         ],
         ("rank 1", "SIGKILL", False),
     ),
-    "a task that prints errors and goes on": (
+    "a task that prints errors and continues": (
         [traceback_of("ValueError: one try"), *["step"] * 300],
         None,
     ),
     "an error of a call to another task": ([traceback_of(CALL)], ("", CALL, True)),
-    "a killed task, of which the others hear": (
+    "a killed task, whose end the others notice": (
         [traceback_of(CALL, "0: "), EXIT.format(2, 1, "Killed"), traceback_of("E: x", "2: ")],
         ("rank 1 on n2", "Killed", False),
     ),
@@ -69,6 +69,6 @@ def test_rules(rule: str) -> None:
 
 
 def test_the_log_of_the_first_comes_first() -> None:
-    """Those that were written last at the same time stay in their order."""
+    """Logs that were last written at the same time keep their order."""
     own, effect = Failure("", 9, "E"), Failure("", 5, "U", follows=True)
     assert first_of([None, own, effect, own, own], [1.0, 3.0, 1.0, 2.0, 3.0]) == [3, 1, 4, 0, 2]

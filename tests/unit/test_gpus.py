@@ -1,4 +1,4 @@
-"""Which GPUs a task takes, and what it sets where it shares one."""
+"""The GPUs that a task takes, and the variables that it sets if it shares a GPU."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def on_node(
     *explicit: Optional[int],
     users: Optional[Sequence[int]] = None,
 ) -> TaskGpus:
-    """The GPUs of a task on a node with so many tasks, of which `users` use GPUs."""
+    """Returns the GPUs of a task on a node with this many tasks, of which `users` use GPUs."""
     return gpus_on_node(NodeGpus(step, local_rank, users or range(tasks), tasks, *explicit))
 
 
@@ -53,7 +53,7 @@ def choose(*args: Any, **keywords: Any) -> Devices:
 
 @pytest.fixture(autouse=True)
 def driver(monkeypatch: pytest.MonkeyPatch) -> List[Optional[int]]:
-    """The number of GPUs that the driver shows, as a list whose only entry a test may change."""
+    """A list whose only entry is the driver's number of GPUs, which a test may change."""
     number: List[Optional[int]] = [None]
     monkeypatch.setattr(gpus_module, "count_driver_gpus", lambda: number[0])
     return number
@@ -64,16 +64,16 @@ def driver(monkeypatch: pytest.MonkeyPatch) -> List[Optional[int]]:
     [
         (None, 0, 1, {}, None),
         ("-1", 0, 1, {}, ()),
-        ("0,-1,1", 0, 1, {}, ("0",)),  # CUDA stops at the first that is no device
-        ("4,5", 0, 1, {"gpus_on_node": 2}, ("4", "5")),  # the lone task of a node
+        ("0,-1,1", 0, 1, {}, ("0",)),  # CUDA stops at the first invalid device
+        ("4,5", 0, 1, {"gpus_on_node": 2}, ("4", "5")),  # the only task of a node
         ("4,5", 1, 2, {"gpus_on_node": 2}, ("5",)),
         ("1", 1, 2, {"gpus_on_node": 2}, ("1",)),  # bound by Slurm
         ("0", 1, 2, {"gpus_on_node": 1}, ("0",)),
-        # srun hands on the variables of a batch script, also to nodes without GPUs
+        # srun passes on the variables of a batch script, even to nodes without GPUs
         ("0,1", 0, 1, {"het_size": 2, "job_gpus": "0,1"}, ()),
         ("0,1", 0, 1, {"het_size": 2, "job_gpus": "0,1", "gpus_on_node": 2}, ("0", "1")),
         ("0,1", 0, 1, {"het_size": 2}, ("0", "1")),  # Slurm manages no GPUs
-        # what srun was told to bind is kept
+        # bindings that srun was told are kept
         ("0,1", 1, 2, {"gpus_on_node": 2, "tres_bind": "gpu:mask_gpu:0x3,0xf"}, ("0", "1")),
         ("0,1", 1, 2, {"gpus_on_node": 2, "tres_bind": "gres/gpu:per_task:2"}, ("0", "1")),
         ("0,1", 1, 2, {"gpus_on_node": 2, "tres_bind": "gpu:closest"}, ("1",)),
@@ -151,7 +151,7 @@ def test_every_variable_that_slurm_sets_is_narrowed_once(
     names: List[str], explicit: Tuple[int, ...]
 ) -> None:
     environ = {"SLURM_PROCID": "1", **dict.fromkeys(names, "4,5,6,7")}
-    for _ in range(3):  # a second resolver, or a child process
+    for _ in range(3):  # also in a second resolver or a child process
         step = SlurmStep.read(environ)
         gpus = on_node(step, 1, 2, *explicit)
         apply_gpus(gpus, step, environ)
@@ -160,7 +160,7 @@ def test_every_variable_that_slurm_sets_is_narrowed_once(
 
 
 def test_hiding_the_gpus_of_every_maker() -> None:
-    """Level Zero takes an empty mask for all devices."""
+    """Level Zero treats an empty mask as all devices."""
     step = SlurmStep(rank=0, cuda_devices="0", rocr_devices="0", ze_devices="0")
     gpus = on_node(step, 0, 2, users=[1])
     assert gpus.settings == {CUDA: "", ROCR: "", ZE: "65535"}
@@ -188,7 +188,7 @@ def test_without_variables_the_driver_is_asked(driver: List[Optional[int]]) -> N
     assert decide(None, 1, 2).settings == {"CUDA_VISIBLE_DEVICES": "2,3"}
     alone = decide(None, 0, 1)
     assert (alone.devices, alone.settings) == (("0", "1", "2", "3"), {})
-    # 22.05 with --gpu-bind=none, and all of the GPUs that the driver shows
+    # as 22.05 with --gpu-bind=none, if all of the driver's GPUs are granted
     assert choose(None, 1, 2, gpus_on_node=4) == ("2", "3")
 
 
@@ -205,7 +205,7 @@ def test_a_grant_without_names_is_left_alone_and_told(
 def test_the_driver_is_asked_through_its_library(
     monkeypatch: pytest.MonkeyPatch, has_driver: bool, number: Optional[int]
 ) -> None:
-    """A stand-in for nvidia-ml-py: this machine need not have a GPU."""
+    """A stand-in replaces nvidia-ml-py, because this machine may have no GPU."""
     library = mock.Mock(NVMLError=KeyError)
     library.nvmlDeviceGetCount.return_value = 3
     library.nvmlInit.side_effect = None if has_driver else KeyError
@@ -222,7 +222,7 @@ def test_the_driver_is_asked_through_its_library(
         (["chief", "worker", "dispatcher", "data_worker"], None, {"chief", "worker"}),
         (["worker", "dispatcher", "data_worker"], ["data_worker"], {"data_worker"}),
         (["worker"], [], set()),
-        (["worker"], ["evaluator", "worker"], {"evaluator", "worker"}),  # has no task this time
+        (["worker"], ["evaluator", "worker"], {"evaluator", "worker"}),  # evaluator has no task
     ],
 )
 def test_which_jobs_use_gpus(jobs: List[str], gpu_jobs: Any, users: Any) -> None:
@@ -246,7 +246,7 @@ WITH_GPUS = [
 
 @pytest.mark.parametrize("recording", WITH_GPUS, ids=lambda recording: recording.name)
 def test_the_recorded_tasks_of_a_node_share_what_slurm_shows_them(recording: Recording) -> None:
-    """Each node uses all that it was granted, and tasks share a GPU only where they must."""
+    """Each node uses all granted GPUs, and tasks share a GPU only if they must."""
     layout = recording.layout()
     nodes: Dict[str, List[Tuple[Dict[str, str], Devices]]] = {}
     for task in recording.tasks:
@@ -255,7 +255,7 @@ def test_the_recorded_tasks_of_a_node_share_what_slurm_shows_them(recording: Rec
         nodes.setdefault(task["SLURMD_NODENAME"], []).append((task, cluster.gpus))
     for tasks in nodes.values():
         shown = {task.get("CUDA_VISIBLE_DEVICES") for task, _ in tasks}
-        if None in shown:  # unset for all: before 26.05 with --gpu-bind=none, or none was granted
+        if None in shown:  # unset before 26.05 with --gpu-bind=none, or without a grant
             assert shown == {None}
             assert [gpus for _, gpus in tasks] == [None] * len(tasks)
             continue
@@ -271,8 +271,8 @@ def test_the_recorded_tasks_of_a_node_share_what_slurm_shows_them(recording: Rec
             assert len(taken) == len(granted)
 
 
-# By what the tasks of a node are shown, and which of them use GPUs: what each takes, and whether
-# that leaves slices unused.
+# The devices shown to the tasks of a node, further options, the devices that each task takes, and
+# whether slices stay unused.
 FOUR = "MIG-a,MIG-b,MIG-c,MIG-d"
 SLICES: Dict[str, Tuple[str, Dict[str, Any], List[Tuple[str, ...]], bool]] = {
     "one each": ("MIG-a,MIG-b", {}, [("MIG-a",), ("MIG-b",)], False),
@@ -298,18 +298,18 @@ def test_without_the_settings_cuda_shows_the_first_slice() -> None:
     assert decide("GPU-1,GPU-2", 1, 2).visible_devices(applied=False) == ("GPU-1", "GPU-2")
 
 
-# By what the tasks of a node are shown: which of them share their GPU.
+# The devices shown to the tasks of a node, which tasks share their GPU, and further options.
 MEMORY: Dict[str, Tuple[str, Sequence[bool], Dict[str, Any]]] = {
     "one each": ("0,1", [False, False], {}),
     "two on one": ("0", [True, True], {}),
     "three on two": ("0,1", [True, True, False], {}),
     "one of two uses it": ("0", [False, False], {"users": [1]}),
-    "closest, which may be another task's too": (
+    "closest, possibly shared with another task": (
         "0,1",
         [True, True],
         {"tres_bind": "gpu:closest", "gpus_on_node": 4},
     ),
-    "two a GPU, bound": ("1", [True, True, True, True], {"tres_bind": "gpu:single:2"}),
+    "two per GPU, bound": ("1", [True, True, True, True], {"tres_bind": "gpu:single:2"}),
     "the user wants all of the memory": ("0", [False, False], {"allow_growth": "false"}),
     "an allocator that grows": ("0", [False, False], {"gpu_allocator": "cuda_malloc_async"}),
     "shards, as Slurm shares a GPU among jobs": ("0", [True], {"shards_on_node": "2"}),

@@ -1,4 +1,4 @@
-"""The grammar of host lists and counts, against what Slurm itself answers."""
+"""The grammar of host lists and counts agrees with Slurm's own answers."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def test_a_list_that_is_too_long_costs_no_memory(expression: str) -> None:
         (["n3", "n1", "n2"], "n[3,1-2]"),
         (["a1.b", "a2.b"], "a1.b,a2.b"),
         (["n1", "n1", "m", "m", "n2.b"], "n[1,1],m,m,n2.b"),
-        ([f"n{i}" for i in range(65_537)], "n[0-65535,65536]"),  # Slurm's limit of a range
+        ([f"n{i}" for i in range(65_537)], "n[0-65535,65536]"),  # Slurm's limit for a range
     ],
 )
 def test_compress_folds_neighbours(hosts: List[str], folded: str) -> None:

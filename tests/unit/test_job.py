@@ -1,4 +1,4 @@
-"""When a job of tasks that serve others is over, and who is told what: over real connections."""
+"""When a job with servers is over, and which tasks learn why, over real connections."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from slurm_resolver.coordination.member import Member
 
 
 class Job:
-    """The tasks of a step, all in this process; an evaluator, with rank 0, holds the service."""
+    """The tasks of a step, all in this process. An evaluator, rank 0, runs the service."""
 
     def __init__(self, names: List[str], port: int) -> None:
         self.names = ["evaluator 0", *names]
@@ -44,7 +44,7 @@ class Job:
         return member
 
     def do(self, acts: str) -> None:
-        """Does what a line of the table says: "worker 1 comes, worker 1 leaves"."""
+        """Performs the acts of a line in the table, such as "worker 1 comes, worker 1 leaves"."""
         for act in acts.split(", "):
             name, _, verb = act.rpartition(" ")
             if verb in ("come", "comes"):
@@ -62,7 +62,7 @@ class Job:
 
 
 def kill(client: Client) -> None:
-    """Closes a connection without a goodbye, as the kernel does when a process ends."""
+    """Closes a connection without a goodbye, like the kernel when a process ends."""
     client._closed = True
     assert client._socket is not None
     client._socket.shutdown(socket.SHUT_RDWR)
@@ -77,27 +77,27 @@ def job(request: pytest.FixtureRequest, port: int) -> Iterator[Job]:
     job.host.leave()
 
 
-C = ["chief 0", "ps 0", "worker 0", "worker 1"]  # with ranks from 1 on
+C = ["chief 0", "ps 0", "worker 0", "worker 1"]  # ranks 1 to 4
 W = ["worker 0", "ps 0", "worker 1"]
 P = ["worker 0", "ps 0", "ps 1"]
 PS_LOST = "ps 1 (rank 3 on n3) is lost, and its variables with it: "
 ENDED = "its process has ended"
 FINISHED = JobResult(0, "all who train have finished")
 
-# what happens to which tasks; how the job ends, if it does; and what standard error says
+# the tasks, their acts, the result of the job (None if it continues), and the standard error
 CASES: Dict[str, Tuple[List[str], str, Optional[JobResult], str]] = {
     "all who train finish": (W, "all come, worker 1 leaves, worker 0 leaves", FINISHED, ""),
-    "not all do": (W, "all come, worker 0 leaves", None, ""),
+    "one of two workers finishes": (W, "all come, worker 0 leaves", None, ""),
     "workers that only serve are not waited for": (
         C, "all come, worker 0 serves, worker 1 serves, chief 0 leaves", FINISHED, ""),
-    "one that trains beside the chief is": (
+    "a worker that trains beside the chief is waited for": (
         C, "all come, worker 0 serves, chief 0 leaves", None, ""),
     "the chief fails": (C, "all come, chief 0 fails",
         JobResult(1, "chief 0 (rank 1 on n1) has failed: ValueError: no"), ""),
-    "another that trains is lost": (W, "all come, worker 1 dies, worker 0 leaves",
+    "another training worker is lost": (W, "all come, worker 1 dies, worker 0 leaves",
         JobResult(1, f"worker 1 (rank 3 on n3) has failed: {ENDED}"),
         f"worker 1 (rank 3 on n3) has failed, the others continue: {ENDED}"),
-    "one that only serves is lost": (
+    "a worker that only serves is lost": (
         C, "all come, worker 0 serves, worker 1 serves, worker 1 dies", None,
         f"worker 1 (rank 4 on n4) is lost, the others continue: {ENDED}"),
     "a server is lost": (P, "all come, ps 1 dies", JobResult(1, PS_LOST + ENDED), ""),
@@ -167,7 +167,7 @@ def test_tasks_with_different_clusters_are_told(job: Job) -> None:
 
 @pytest.mark.parametrize("job", [W], indirect=True)
 def test_the_process_of_the_service_waits_until_those_who_train_have_left(job: Job) -> None:
-    """The evaluator, whose process holds the service, ends first."""
+    """The evaluator, whose process runs the service, ends first."""
     job.do("all come")
     worker = job.members["worker 1"].client
     leaving = threading.Thread(target=job.host.leave)

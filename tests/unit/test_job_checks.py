@@ -1,4 +1,4 @@
-"""What `check` says of requeue and signals, by the batch file and what Slurm says of the job."""
+"""`check` compares requeue and signals in the batch file with Slurm's data about the job."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ JOB = {"BatchFlag": "1", "Requeue": "1"}
 def statuses(
     mocker: MockerFixture, batch_file: str, job: Dict[str, str], open_mode: str = "t"
 ) -> Dict[str, str]:
-    """By id, "status: detail"."""
+    """Returns "status: detail" for each check id."""
     mocker.patch.object(scontrol, "show_job", return_value={**JOB, **job})
     mocker.patch.object(scontrol, "show_config", return_value={})
     mocker.patch.object(scontrol, "batch_script", return_value=batch_file)
@@ -42,8 +42,8 @@ def test_the_batch_files_signal(mocker: MockerFixture, lines: str, expected: str
     assert found["signal"].startswith(expected)
 
 
-# What stands in the batch file, SLURM_OPEN_MODE, whether Slurm may requeue the job, and what is
-# warned of. A job that asks for nothing of that is not told to.
+# The options in the batch file, SLURM_OPEN_MODE, whether Slurm may requeue the job, and the
+# warnings. A job that requests none of these features gets no warning.
 WARNED = [
     ("", "t", "1", ""),
     ("--no-requeue", "t", "0", ""),

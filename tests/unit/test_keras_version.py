@@ -1,4 +1,4 @@
-"""Which versions of TensorFlow and Keras are refused, and which are warned of."""
+"""Some versions of TensorFlow and Keras are refused, and others lead to a warning."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_a_version_that_trains_wrongly_is_an_error(monkeypatch: pytest.MonkeyPat
 
 
 OLD = "Keras 3.9.2 trains wrongly on several workers"
-# By what is installed, and TF_USE_LEGACY_KERAS or GPUs: what `check` says of TensorFlow and Keras.
+# The results of `check` for TensorFlow and Keras, by installed packages, legacy Keras and GPUs.
 INSTALLED: Dict[str, Tuple[str, ...]] = {
     "tensorflow 2.21.0, keras 3.15.1": ("ok 2.21.0", "ok Keras 3.15.1"),
     "tensorflow-cpu 2.21.0, keras 3.9.2": ("ok 2.21.0", f"warning {OLD}"),

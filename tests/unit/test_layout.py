@@ -1,4 +1,4 @@
-"""Where every rank runs, against what recorded tasks of real Slurm steps said of themselves."""
+"""Compares the resolved place of every rank with the places in recorded real Slurm steps."""
 
 from __future__ import annotations
 
@@ -39,14 +39,14 @@ def test_every_recorded_step_is_right_or_an_error_in_every_task_that_can_see_it(
         if reason is None:
             assert places(resolved(task)) == recording.truth()
         elif sees_only_its_own(task, reason):
-            assert not resolved(task).unambiguous  # it asks the others where it may
+            assert not resolved(task).unambiguous  # it starts a rendezvous if allowed
         else:
             with pytest.raises(UnknownLayoutError, match=reason):
                 resolved(task)
 
 
 def sees_only_its_own(task: Dict[str, str], reason: str) -> bool:
-    """Whether what contradicts the variables is on other nodes: no variable of its own does."""
+    """Returns whether only tasks on other nodes have variables that contradict the layout."""
     try:
         verify_layout(layout_from_environment(SlurmStep.read(task)), SlurmStep.read(task))
     except UnknownLayoutError:
@@ -55,7 +55,7 @@ def sees_only_its_own(task: Dict[str, str], reason: str) -> bool:
 
 
 def places(layout: Layout) -> Dict[int, Tuple[str, int]]:
-    """By rank, the node and the local rank."""
+    """Returns the node and the local rank of each rank."""
     nodes = (layout.nodes[node] for node in layout.node_of)
     return dict(enumerate(zip(nodes, layout.local_rank_of)))
 

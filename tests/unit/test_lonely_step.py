@@ -1,4 +1,4 @@
-"""When a step of one task, or a launcher within one, is told what to write instead."""
+"""A step of one task, or a launcher in each task, gets advice on the right command."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from slurm_resolver.slurm.step import SlurmStep
 ALONE = {**TASK, "SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "1", "SLURM_STEP_NODELIST": "n9"}
 ALONE["SLURM_STEP_TASKS_PER_NODE"] = "1"
 
-# What the job was asked for, and how many tasks it has place for where the one of the step is told.
+# The variables of the job, and the number of tasks that fit into it ("" if there is no advice).
 JOBS = [
     ({}, ""),
     ({"SLURM_JOB_NUM_NODES": "1", "SLURM_NTASKS_PER_NODE": "1"}, ""),
@@ -37,5 +37,5 @@ def test_a_launcher_in_each_task_of_srun() -> None:
     advice = advise_on_nested_run(SlurmStep.read({**TASK, "SLURM_PROCID": "0"}), 2)
     assert "4 separate trainings" in advice
     assert advice.endswith("srun -n 8 …")
-    assert advise_on_nested_run(SlurmStep.read(TASK), 2) == ""  # rank 1: rank 0 has said it
+    assert advise_on_nested_run(SlurmStep.read(TASK), 2) == ""  # only rank 0 gives the advice
     assert advise_on_nested_run(SlurmStep.read({}), 2) == ""

@@ -1,4 +1,4 @@
-"""The options of the resolver and those of `resolve` are the same."""
+"""The resolver and `resolve` have the same options."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ import slurm_resolver
 from slurm_resolver.cluster.options import ClusterOptions
 
 PACKAGE = Path(slurm_resolver.__file__).parent
-INSIDE = {"until", "starts_program"}  # what no caller of the package chooses
+INSIDE = {"until", "starts_program"}  # no caller of the package sets these
 
 
 def test_the_options_are_those_of_the_resolver() -> None:
-    """They are read from the file: importing it needs TensorFlow."""
+    """The test reads the file, because importing it needs TensorFlow."""
     tree = ast.parse((PACKAGE / "tf/resolver.py").read_text(encoding="utf-8"))
     functions = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)]
     made = next(function for function in functions if function.name == "__init__")
     arguments = {one.arg for one in (*made.args.args[1:], *made.args.kwonlyargs)}
-    of_tensorflow = {"tasks_per_node", "auto_set_gpu", "rpc_layer"}  # what the cluster is not of
+    of_tensorflow = {"tasks_per_node", "auto_set_gpu", "rpc_layer"}  # not of the cluster
     assert set(ClusterOptions._fields) - INSIDE == arguments - of_tensorflow

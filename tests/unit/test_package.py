@@ -1,4 +1,4 @@
-"""The package as a whole: its public names, and how it behaves without TensorFlow."""
+"""The public names of the package, and the package without TensorFlow."""
 
 from __future__ import annotations
 

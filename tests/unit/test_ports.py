@@ -1,4 +1,4 @@
-"""Which port each task listens on."""
+"""The port on which each task listens."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def test_derived_ports_are_stable_distinct_and_below_the_ephemeral_range(
 
 @pytest.mark.parametrize("tasks", [1, 8, 16])
 def test_jobs_and_steps_that_run_together_have_different_ports(tasks: int) -> None:
-    """The last 100 jobs of a cluster, with up to 8 steps each: no two may meet."""
+    """The last 100 jobs of a cluster, with 8 steps each, share no port."""
     taken: Dict[int, str] = {}
     for job in range(123_400, 123_500):
         for number in range(8):

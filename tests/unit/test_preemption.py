@@ -1,4 +1,4 @@
-"""What becomes of a job after its training was saved, and the watch for signals."""
+"""The end of a job after its training has saved, and the watch for signals."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ JobId=42 JobName=a JobState=FAILED
 
 @pytest.fixture
 def scontrol(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A scontrol that shows what is in the files `job`, `config`, `partition` and `assoc_mgr`.
+    """A scontrol that shows the files `job`, `config`, `partition` and `assoc_mgr`.
 
-    It notes its other commands in `calls`, as scancel does, and refuses those that `refuses` names.
+    It and scancel log other commands in `calls`, and refuse a command if `refuses-COMMAND` exists.
     """
     for name in ("scontrol", "scancel"):
         program = tmp_path / name
@@ -69,16 +69,16 @@ class Case(NamedTuple):
     """A job that has saved.
 
     Attributes:
-        job: what scontrol shows of it; None if Slurm does not answer.
-        status: with which the tasks exit.
+        job: the job in the output of scontrol; None if Slurm does not answer.
+        status: the exit status of the tasks.
         message: a part of the message.
-        calls: what Slurm is told.
-        config: the controller's version, PreemptType, PreemptMode of the cluster, and of the job's
-            partition or QOS.
+        calls: the commands for Slurm.
+        config: the controller's version, PreemptType, and PreemptMode of the cluster and of the
+                job's partition or QOS.
         options: requeue, max_restarts.
-        tasks: of the step, and how many have saved.
-        announced: whether another signal than SIGTERM came.
-        variables: of the step.
+        tasks: the number of tasks of the step, and how many have saved.
+        announced: whether a signal other than SIGTERM came.
+        variables: variables of the step.
         refuses: the command that Slurm refuses.
     """
 
@@ -107,11 +107,11 @@ CASES = {
     "at its limit": Case(running("JobState=COMPLETING Reason=TimeLimit"), *REQUEUED),
     "requeued": Case(running("JobState=COMPLETING Restarts=3"), 75, "has been requeued already"),
     "cancelled": Case(running("JobState=COMPLETING"), 143, "job 42 is being cancelled"),
-    # preempted: does Slurm requeue it by itself?
+    # preempted: does Slurm requeue the job by itself?
     "23.11": Case(PREEMPTED, *REQUEUED, OLD),
     "24.05": Case(PREEMPTED, *BY_SLURM, "24.05.0-0rc1 partition_prio REQUEUE REQUEUE"),
     "may not be requeued": Case(PREEMPTED.replace("Requeue=1", "Requeue=0"), *REQUEUED),
-    "of no batch file": Case(PREEMPTED.replace("BatchFlag=1", "BatchFlag=0"), *REQUEUED),
+    "without a batch file": Case(PREEMPTED.replace("BatchFlag=1", "BatchFlag=0"), *REQUEUED),
     "a partition that cancels": Case(PREEMPTED, *REQUEUED, "24.11.5 partition_prio REQUEUE CANCEL"),
     "a partition that requeues": Case(
         PREEMPTED, *BY_SLURM, "24.11.5 partition_prio CANCEL GANG,REQUEUE"
@@ -149,7 +149,7 @@ CASES = {
         *(RUNNING, 75, "job 40_3 requeued", ["requeue 40_3"]),
         variables={"SLURM_ARRAY_JOB_ID": "40", "SLURM_ARRAY_TASK_ID": "3"},
     ),
-    # Its number may be that of somebody's real job.
+    # A real job of another user may have the same number.
     "a job of slurm-resolver run": Case(
         RUNNING, 75, LOCAL, variables={"SLURM_RESOLVER_JOB": "42"}
     ),
@@ -237,7 +237,7 @@ def test_the_first_signal_is_noted_and_later_sigterm_ends_the_wait(handlers: Non
 
 
 def forked_child(number: int) -> Optional[int]:
-    """Sends a signal to a child that is forked, wakes it up, and returns its exit status."""
+    """Sends a signal to a forked child, wakes it up, and returns its exit status."""
     context = multiprocessing.get_context("fork")
     ours, theirs = context.Pipe()
 
@@ -261,5 +261,5 @@ def test_a_child_that_is_forked_can_be_ended_and_hears_no_announcement(handlers:
     assert forked_child(signal.SIGTERM) == -signal.SIGTERM
     assert forked_child(signal.SIGUSR2) == 0
     assert watch.received is None
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # what others have installed stays
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # handlers of others stay
     assert forked_child(signal.SIGTERM) == 0

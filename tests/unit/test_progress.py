@@ -1,4 +1,4 @@
-"""Which worker the others wait for, and how every log says so."""
+"""Every log names the worker for which the others wait."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ GOOD = {
         0: at(0, IDLE, stage="", age=3500),
         1: at(0, MEETING, stage="fit", age=3500),
     },
-    "a step that has just begun in one": {**WAITING, 3: at(813, age=299)},
+    "one worker has just begun a step": {**WAITING, 3: at(813, age=299)},
     "compiling": dict.fromkeys(range(8), at(1, COMPILING, age=3500)),
     "one saves, the others wait": {**WAITING, 7: at(811, SAVING, age=3500)},
     "nobody trains": dict.fromkeys(range(8), at(0, IDLE, stage="", age=1e6)),
@@ -132,7 +132,7 @@ def test_the_table_of_status() -> None:
 
 
 def test_a_service_that_was_stopped_itself_blames_nobody() -> None:
-    """Its clock has gone on, and the reports of the others are read after the first tick."""
+    """Its clock has continued, and it reads the others' reports only after the first tick."""
     sent: list[wire.Message] = []
     monitor = progress.Monitor(lambda ranks, message: sent.append(message), name_of)
     process = wire.Process(0, "program", "", 1)

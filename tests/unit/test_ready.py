@@ -1,4 +1,4 @@
-"""`wait_until_ready`: the tasks of a step of one node, as threads of one process."""
+"""`wait_until_ready` for the tasks of a one-node step, which are threads of one process."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ TASKS = 3
 
 
 def cluster_of(rank: int, port: int) -> sr.Cluster:
-    """The cluster as each of three tasks on this machine resolves it."""
+    """Returns the cluster as one of three tasks on this machine resolves it."""
     variables = {
         "SLURM_PROCID": str(rank),
         "SLURM_LOCALID": str(rank),

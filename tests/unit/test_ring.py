@@ -1,4 +1,4 @@
-"""The order of TensorFlow's ring: host by host, in every layout."""
+"""In every layout, TensorFlow's ring visits the hosts one after another."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from slurm_resolver.cluster.roles import Roles
 
 
 def ring(roles: Roles) -> List[int]:
-    """The ranks as the ring visits them: by their tasks' names."""
+    """Returns the ranks in the order of the ring, which sorts the names of their tasks."""
     names = {
         f"/job:{job}/replica:0/task:{index}": rank
         for job in ("chief", "worker")
@@ -26,7 +26,7 @@ def ring(roles: Roles) -> List[int]:
 
 
 def leaves(nodes: Sequence[int]) -> int:
-    """How often the ring leaves the node that it leaves most often."""
+    """Returns how often the ring leaves the node that it leaves most often."""
     following = [*nodes[1:], *nodes[:1]]
     return max(Counter(n for n, other in zip(nodes, following) if n != other).values(), default=0)
 
@@ -39,7 +39,7 @@ def test_index_order_is_that_of_the_names(count: int) -> None:
 @pytest.mark.parametrize(
     ("counts", "distribution", "jobs", "workers"),
     [
-        # by rank is as good
+        # rank order is already best
         ([1] * 12, "block", None, "0 1 2 3 4 5 6 7 8 9 10 11"),
         ([5, 5], "block", None, "0 1 2 3 4 5 6 7 8 9"),
         ([2] * 6, "block", None, "0 1 2 3 4 5 6 7 8 9 10 11"),
@@ -49,7 +49,7 @@ def test_index_order_is_that_of_the_names(count: int) -> None:
         ([9, 1, 1], "block", None, "0 1 3 4 5 6 7 8 9 10 2"),
         ([2, 2], "cyclic", None, "0 2 1 3"),
         ([3, 2, 1], "cyclic", None, "0 3 5 1 4 2"),
-        # the chief goes first, and its node's workers after it
+        # the chief comes first, and then its node's workers
         ([3, 3], "cyclic", {"chief": 1, "worker": 5}, "2 4 1 3 5"),
         ([2, 2, 2], "block", {"chief": 1, "ps": 2, "worker": 3}, "1 3 5"),
         # neither parameter servers nor the evaluator are in the ring
@@ -74,7 +74,7 @@ small = st.lists(st.integers(0, 3), min_size=1, max_size=7)
 def test_no_order_is_better_and_rank_order_is_kept_where_none_is(
     node_of: List[int], chief: bool
 ) -> None:
-    """Against all orders of up to seven workers, on nodes in any order."""
+    """Compares with all orders of up to seven workers, on nodes in any order."""
     first = node_of[:1] if chief else []
     workers = range(len(first), len(node_of))
     places = [node_of[rank] for rank in workers]

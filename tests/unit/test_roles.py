@@ -1,4 +1,4 @@
-"""Which job each rank plays."""
+"""The job of each rank."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ from slurm_resolver.errors import JobsError
             "c0 p0 p1 w0 w1",
         ),
         ([4, 1], "block", {"ps": 4, "worker": 1}, "p0 p1 p2 w0 p3", "p0 p1 p2 p3 w0"),
-        # even, and yet beside the chief: another node could take it
+        # the ps would be even, but beside the chief; another node has room
         ([2, 2], "block", {"chief": 1, "ps": 1, "worker": 2}, "c0 w0 p0 w1", "c0 p0 w0 w1"),
-        # as many as there are nodes: none can be passed over
+        # as many as there are nodes, so every node is needed
         ([2, 2], "block", {"chief": 1, "ps": 2, "worker": 1}, "c0 p0 p1 w0", None),
-        # without a chief there is no coordinator to keep away from
+        # without a chief, there is no coordinator to avoid
         ([2, 2], "block", {"ps": 1, "worker": 3}, "p0 w0 w1 w2", None),
     ],
 )
@@ -70,7 +70,7 @@ def test_jobs_with_names_of_their_own(caplog: pytest.LogCaptureFixture) -> None:
 def test_names_that_look_misspelt_are_warned_of(
     name: str, meant: Optional[str], caplog: pytest.LogCaptureFixture
 ) -> None:
-    for _ in range(2):  # said once
+    for _ in range(2):  # warned of once
         assert job_of(assign(layout_of([2, 2]), {name: -1})) == [name] * 4
     told = [f"job '{name}' is not '{meant}'"] if meant else []
     assert [record.getMessage().partition(":")[0] for record in caplog.records] == told
@@ -114,7 +114,7 @@ def test_keywords_that_make_no_sense(keywords: Dict[str, Any], message: str) -> 
 
 
 def heterogeneous() -> Layout:
-    """z1 with 2 tasks is component 0; a1 and a2 with 2 and 1 are component 2."""
+    """Returns a layout with z1 (2 tasks) as component 0, and a1 (2) and a2 (1) as component 2."""
     return Layout(
         ("z1", "a1", "a2"),
         [0, 0, 1, 1, 2],
@@ -170,6 +170,6 @@ def test_parameter_servers_are_spread_as_evenly_as_can_be(
     has = Counter(node for node, job in zip(layout.node_of, played) if job == "ps")
     room = [c - has[node] - (chiefs and node == 0) for node, c in enumerate(counts)]
     for node in range(len(counts)):
-        if room[node] > 0:  # no other node may have two more, and the chief's not even one
+        if room[node] > 0:  # no other node has two more, and the chief's node has not even one more
             assert max(has.values(), default=0) - has[node] <= 1
             assert not chiefs or node == 0 or has[0] <= has[node]

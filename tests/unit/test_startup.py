@@ -1,4 +1,4 @@
-"""What `exec --replace-strategy` does to a program's Python, with a stand-in for TensorFlow."""
+"""`exec --replace-strategy` replaces a class in a program, with a stand-in for TensorFlow."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 
 from slurm_resolver import startup
 
-# Its strategy's class lies in slurm_resolver.tf, which a stand-in takes the place of as well.
+# The strategy is in slurm_resolver.tf, which a stand-in also replaces.
 TENSORFLOW = "print('tensorflow is imported')\n"
 REPLACE = """
 import sys, types
@@ -35,7 +35,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def run(folder: Path, program: str) -> str:
-    """Returns what Python prints, started with the variables of exec."""
+    """Returns the output of Python with the variables of exec."""
     done = subprocess.run(
         [sys.executable, "-c", REPLACE + program],
         env={**VARIABLES, "PYTHONPATH": f"{startup.FOLDER}:{folder}"},
@@ -62,10 +62,10 @@ def test_the_sites_own_sitecustomize_runs_as_ever(folder: Path) -> None:
 
 
 def test_a_python_without_this_package_finds_it(tmp_path: Path) -> None:
-    """As where slurm-resolver is installed in an environment of its own."""
+    """For example, slurm-resolver is installed in a separate environment."""
     program = "import sitecustomize, slurm_resolver.errors as found; print(found.__name__)"
     done = subprocess.run(
-        [sys.executable, "-S", "-c", program],  # -S: without the folder of packages
+        [sys.executable, "-S", "-c", program],  # -S: without site-packages
         env=VARIABLES,
         capture_output=True,
         text=True,

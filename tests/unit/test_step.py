@@ -1,4 +1,4 @@
-"""Reading one task's variables: typed values, or an error that names variable and value."""
+"""A task's variables become typed values, or an error that names the variable and the value."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_only_the_first_field_of_a_distribution_places_tasks(text: str, distribu
         ("SLURM_STEP_NUM_TASKS", "1000000000", "a whole number from 1 to 16777216"),
         ("SLURM_STEP_NODELIST", "n[1-", "not closed"),
         ("SLURM_STEP_NODELIST", "a[0-65535]b[0-65535]", "more than 16,777,216 hosts"),
-        ("SLURM_STEP_NODELIST", "n\udcff,n10", "a host list"),  # a byte that is no text
+        ("SLURM_STEP_NODELIST", "n\udcff,n10", "a host list"),  # a byte that is not text
         ("SLURM_STEP_TASKS_PER_NODE", "-2", "counts such as"),
         ("SLURM_STEP_RESV_PORTS", "65530-65536", "ports such as"),
         ("SLURM_DISTRIBUTION", "zigzag", "block, cyclic, plane or arbitrary"),
@@ -111,7 +111,7 @@ def test_the_grace_is_whole_seconds(value: str) -> None:
         ({"SLURM_PROCID": "0"}, "step"),
         ({"SLURM_JOB_ID": "7"}, "allocation"),
         ({"SLURM_JOB_ID": "7", "SLURM_PROCID": "0"}, "allocation"),  # a batch script
-        ({**TASK, "SLURM_STEP_ID": "-5"}, "allocation"),  # the same, 26.05
+        ({**TASK, "SLURM_STEP_ID": "-5"}, "allocation"),  # a batch script on 26.05
         ({**TASK, "SLURM_STEP_ID": "4294967290"}, "allocation"),  # salloc's interactive step
     ],
 )

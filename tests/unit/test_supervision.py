@@ -1,4 +1,4 @@
-"""What ended a step, on which nodes it may start again, and whether that is worth it."""
+"""The failure that ended a step, the nodes for a restart, and whether it is worthwhile."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_the_states_of_a_node() -> None:
     [
         ("abcd", "", 3, 3, "abc"),
         ("abcd", "b", 3, 3, "acd"),
-        ("abc", "b", 3, 3, "abc"),  # better a suspect than nothing
+        ("abc", "b", 3, 3, "abc"),  # a suspect node is better than none
         ("abc", "abc", 3, 1, "abc"),
         ("ab", "", 3, 3, ""),
         ("", "", 1, 1, ""),
@@ -46,7 +46,7 @@ def test_the_choice_of_nodes(
 
 
 def failure(text: str, status: int = 1) -> StepFailure:
-    """What the standard error of a step tells."""
+    """Returns the failure in the standard error of a step."""
     output = StepOutput()
     output.feed(text.encode())
     return output.failure(status)
@@ -95,7 +95,7 @@ ValueError: x
 """
 TASK = "srun: error: n2: task 1: "
 EXITED = f"{TASK}Exited with exit code "
-# By what srun and the tasks print: the kind, who failed first, why, and the status.
+# The kind, the first failure with its reason, and the status, by the output of srun and tasks.
 ENDS: Dict[str, Tuple[str, str, int]] = {
     RAISED: ("task", "rank 1 on n2 at TIME, exit status 1: my.Failed: no luck", 1),
     NODE: ("node", "node n1 at TIME, node failure", 1),
@@ -154,7 +154,7 @@ LONG = PROGRESS_SECONDS + 1
         (KILLED, KILLED, 5.0, True),
         (KILLED, KILLED.replace("task 3", "task 2"), 5.0, False),
         (f"{EXITED}7", f"{EXITED}8", 5.0, False),
-        (NODE, NODE, 5.0, False),  # it continues while there are nodes
+        (NODE, NODE, 5.0, False),  # a step continues while there are nodes
     ],
 )
 def test_what_is_the_same_again(first: str, second: str, seconds: float, same: bool) -> None:

@@ -1,4 +1,4 @@
-"""Time limits and signals, read as Slurm reads them."""
+"""Time limits and signals are read as Slurm reads them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 from slurm_resolver.errors import LaunchError
 from slurm_resolver.slurm.time_limit import parse_signal, parse_time
 
-# Seconds; None for no limit. All of this is as Slurm 26.05 reads it.
+# The limits in seconds, None for no limit. All values are those of Slurm 26.05.
 TIMES: Dict[str, Optional[int]] = {
     **{"1": 60, "0:1": 1, "1:30": 90, "90:90": 5490, "1:60": 120, "1:00:00": 3600, "00:00:01": 1},
     **{"1-0": 86_400, "1-": 86_400, "1-30": 194_400, "1-2:3": 93_780, "1-2:3:4": 93_784},

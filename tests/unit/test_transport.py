@@ -1,4 +1,4 @@
-"""Which library reduces the gradients of which tasks, and what `check` says of their GPUs."""
+"""The library that reduces the tasks' gradients, and the result of `check` for their GPUs."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from slurm_resolver.preflight.transport import (
 def devices(
     node: str, *gpus: str, usable: Optional[int] = None, confined: bool = False
 ) -> TaskDevices:
-    """What a task tells; "?" is a GPU without a name that all tasks know."""
+    """Returns a task's devices; "?" is a GPU whose name is not the same in all tasks."""
     names = None if gpus == ("?",) else list(gpus)
     return TaskDevices(node, names, len(gpus) if usable is None else usable, confined)
 
@@ -87,7 +87,7 @@ BIND = "SLURMD_TRES_BIND"
     ("variables", "gpus"),
     [
         ({"CUDA_VISIBLE_DEVICES": "0,1"}, ["1"]),
-        # confined to its own, which are numbered from 0: the other task's may be others
+        # a confined task's GPUs are numbered from 0, and the other task's GPUs may differ
         ({"CUDA_VISIBLE_DEVICES": "0"}, None),
         ({"CUDA_VISIBLE_DEVICES": "0", BIND: "gres/gpu:per_task:1"}, ["0 of local rank 1"]),
     ],

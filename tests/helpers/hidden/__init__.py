@@ -1,5 +1,5 @@
-"""A folder for PYTHONPATH: programs under test do not see what few of them need.
+"""A folder for PYTHONPATH that hides packages from the programs under test.
 
-Keras 3 imports scikit-learn and matplotlib where they are installed, which takes as long as half
-of TensorFlow.  The examples need them, and the other programs start some hundred times.
+Keras 3 imports scikit-learn and matplotlib if they are installed, which takes half as long as
+importing TensorFlow. Only the examples need them; the other programs start about 100 times.
 """

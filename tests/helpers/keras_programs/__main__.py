@@ -1,7 +1,7 @@
 """Runs many small Keras programs, alone or as one of several workers.
 
-What came of each goes as JSON to the file named by rank in the folder TASK_OUTPUT; alone, to
-"alone". NAME may be a pattern, such as "loss_*".
+The results go as JSON to TASK_OUTPUT/<index>, or to TASK_OUTPUT/alone. NAME may be a pattern, such
+as "loss_*".
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from keras_programs.common import DIFFERS_BY_DESIGN, PROGRAMS, TOLERANCES
 import slurm_resolver as sr
 from slurm_resolver import log
 
-# Each adds its programs.
+# Each module registers its programs.
 for module in ("losses", "steps", "data", "workflows"):
     import_module(f"keras_programs.{module}")
 
@@ -38,7 +38,7 @@ def outcome(name: str, strategy: Any) -> Dict[str, Any]:
 
 
 def run(strategy: Any, names: List[str], file: Path) -> None:
-    """Writes the file anew after every program, so that a crash loses nothing."""
+    """Rewrites the file after every program, so that a crash loses nothing."""
     found: List[str] = []
     for name in names:
         print(name, end=" ", file=sys.stderr, flush=True)

@@ -1,6 +1,6 @@
-"""What all programs share: the registry, the data, small models and what is told of a training.
+"""The registry, the data, small models and the results that all programs share.
 
-Nothing here, nor in the other modules, calls TensorFlow on import: the strategy comes first.
+No module in this folder calls TensorFlow on import, because the strategy must come first.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ Outcome = Dict[str, Any]
 Program = Callable[[tf.distribute.Strategy], Outcome]
 PROGRAMS: Dict[str, Program] = {}
 
-# Programs whose numbers on several workers cannot be those of one process; workers still agree.
+# Programs whose results on several workers differ from one process. The workers still agree.
 DIFFERS_BY_DESIGN: Dict[str, str] = {}
 
-# By how much the others may differ, where it is not the usual 1e-4.
+# How much the other programs may differ, if not by the usual 1e-4.
 TOLERANCES: Dict[str, float] = {}
 
 ROWS, COLUMNS = 120, 6
@@ -55,7 +55,7 @@ def program(prefix: str, **how: Any) -> Callable[[Program], Program]:
 
 
 def made(value: Any) -> Any:
-    """A callable makes what it stands for, which happens in the strategy's scope."""
+    """Replaces callables by their results. Callers are in the strategy's scope."""
     if isinstance(value, (list, tuple)):
         return [made(item) for item in value]
     if isinstance(value, dict):
@@ -64,7 +64,7 @@ def made(value: Any) -> Any:
 
 
 def data(x: Any = X, y: Any = Y, *rest: Any, rows: int = 33, batch: int = 8) -> Any:
-    """The first rows in batches, of which the last is a single row."""
+    """Returns the first rows in batches; by default the last batch is a single row."""
     columns = tf.nest.map_structure(lambda column: column[:rows], (x, y, *rest))
     return tf.data.Dataset.from_tensor_slices(columns).batch(batch)
 
@@ -85,7 +85,7 @@ def ready(
     metrics: Any = None,
     **how: Any,
 ) -> Any:
-    """The model, compiled, the same at every start."""
+    """Returns a compiled model with the same initial weights on every call."""
     keras.utils.set_random_seed(3)
     with strategy.scope():
         model = make()
@@ -102,7 +102,7 @@ def perceptron(
     kind: Any = None,
     **dense: Any,
 ) -> Any:
-    """A perceptron with these layers in its middle."""
+    """Returns a perceptron with these layers in the middle."""
     inputs = keras.Input((COLUMNS,))
     hidden = keras.layers.Dense(8, activation="relu", **dense)(inputs)
     for layer in layers:
@@ -112,14 +112,14 @@ def perceptron(
 
 
 def build(strategy: tf.distribute.Strategy, *layers: Callable[[], Any], **how: Any) -> Any:
-    """A perceptron for three labels, compiled."""
+    """Returns a compiled perceptron, by default for three labels."""
     how.setdefault("metrics", ["accuracy"])
     shape = {key: how.pop(key) for key in ("outputs", "activation", "kind") if key in how}
     return ready(strategy, lambda: perceptron(*layers, **shape), **how)
 
 
 def numbers(value: Any) -> Any:
-    """The value with all its tensors as lists of Python floats."""
+    """Converts all tensors in a structure to lists of Python floats."""
     if isinstance(value, dict):
         return {str(key): numbers(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
@@ -128,7 +128,7 @@ def numbers(value: Any) -> Any:
 
 
 def seen(model: Any, history: Any = None, test: Any = None, predict: Any = None) -> Outcome:
-    """All that one may see of a training."""
+    """Returns the weights, the history, the evaluation and the predictions of a training."""
     result: Outcome = {"weights": numbers(model.get_weights())}
     if history is not None:
         result["history"] = numbers(history.history)
@@ -155,7 +155,7 @@ def fitted(
 
 
 class Recorder(keras.callbacks.Callback):  # type: ignore[misc]
-    """Keeps the logs of every batch."""
+    """Records the logs of every batch."""
 
     def __init__(self) -> None:
         super().__init__()

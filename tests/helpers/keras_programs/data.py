@@ -1,4 +1,4 @@
-"""Ways to hand data to fit, evaluate and predict; inputs of several kinds; single batches."""
+"""Programs for all forms of data that Keras' methods accept, including single batches."""
 
 # mypy: allow-subclassing-any
 
@@ -36,7 +36,7 @@ NUMBERS = np.arange(120, dtype="float32")[:, None]
 
 
 class Ids(keras.metrics.Sum):
-    """The sum of the squares of the rows' numbers: has each row been seen just once?"""
+    """Sums the squares of the row numbers, to show whether each row was seen exactly once."""
 
     def update_state(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> None:
         super().update_state(keras.ops.cast(y_true, "float32") ** 2)
@@ -71,7 +71,7 @@ class Batches(keras.utils.PyDataset):
 
 
 def arrays(strategy: Any, rows: int = 33, **how: Any) -> Outcome:
-    """fit(x, y) in the order of the rows."""
+    """Calls fit(x, y) without shuffling."""
     options = {"shuffle": False, "batch_size": 8, **how}
     model = build(strategy, weighted_metrics=["accuracy"])
     return fitted(model, X[:rows], y=Y[:rows], **options, test=data(rows=rows), predict=True)
@@ -87,7 +87,7 @@ for name, how in ARRAYS.items():
 
 
 def records() -> Any:
-    """A file that every process has written for itself."""
+    """Returns a dataset that reads a file written by this process."""
     file = str(Path(os.environ["TASK_OUTPUT"], f"rows{os.getpid()}.tfrecord"))
     with tf.io.TFRecordWriter(file) as writer:
         for row in range(33):
@@ -98,7 +98,7 @@ def records() -> Any:
     return rows.map(lambda x: (x, tf.cast(x[0] > 0, tf.int32))).batch(8)
 
 
-# Programs that fit what these make, and evaluate plain data.
+# The programs fit data from these sources, and evaluate plain data.
 SOURCES: Dict[str, Tuple[Source, Dict[str, Any]]] = {
     "dataset_filtered": (lambda: data().unbatch().filter(lambda x, y: y != 1).batch(8), {}),
     "dataset_records": (records, {}),
@@ -123,7 +123,7 @@ for name, (source, how) in SOURCES.items():
 
 @registered("data")
 def shuffled_fit(strategy: Any) -> Outcome:
-    """Nothing is seeded here: rows are shuffled, but each is to be seen just once."""
+    """Without seeds, the rows are shuffled, but each epoch sees every row exactly once."""
     found = []
     rows = data(X, NUMBERS, rows=120).unbatch()
     for how in ({"x": X, "y": NUMBERS, "batch_size": 24}, {"x": rows.shuffle(50).batch(24)}):
@@ -135,7 +135,7 @@ def shuffled_fit(strategy: Any) -> Outcome:
 
 
 def joined(sparse: bool) -> Any:
-    """Two inputs, and two outputs."""
+    """Returns a model with two inputs and two outputs."""
     left, right = keras.Input((3,), name="left", sparse=sparse), keras.Input((3,), name="right")
     hidden = layers.Concatenate()([layers.Dense(4)(left), layers.Dense(2)(right)])
     label, yes = layers.Dense(3, name="label")(hidden), layers.Dense(1, name="yes")(hidden)
@@ -180,7 +180,7 @@ def ragged(strategy: Any) -> Outcome:
 
 @registered("data")
 def on_batch(strategy: Any) -> Outcome:
-    """One call for one batch, and rows that three workers cannot share equally."""
+    """Calls the methods for one batch, also with rows that three workers cannot share equally."""
     model = build(strategy, weighted_metrics=["accuracy"])
     logs = [model.train_on_batch(X[:24], Y[:24])]
     logs += [model.train_on_batch(X[:7], Y[:7], sample_weight=WEIGHT[:7], return_dict=True)]
@@ -192,7 +192,7 @@ def on_batch(strategy: Any) -> Outcome:
 
 @registered("data")
 def predictions(strategy: Any) -> Outcome:
-    """Of arrays, datasets and generators, and by many steps at once."""
+    """Predicts from arrays, datasets and generators, and with many steps per execution."""
     model = build(strategy)
     many = build(strategy, steps_per_execution=50)
     inputs = tf.data.Dataset.from_tensor_slices(X[:33])

@@ -1,4 +1,4 @@
-"""Losses and optimizers: those of Keras, one's own, added losses, precisions, frozen layers."""
+"""Programs with Keras', custom and added losses, optimizers, precisions and frozen layers."""
 
 # mypy: allow-subclassing-any
 
@@ -36,14 +36,14 @@ Make = Callable[[], Any]
 
 
 def tagger() -> Any:
-    """A label for every token."""
+    """Returns a model that predicts a label for every token."""
     tokens = keras.Input((COLUMNS,), dtype="int32")
     hidden = layers.Embedding(9, 4, mask_zero=True)(tokens)
     hidden = layers.LSTM(4, return_sequences=True)(hidden)
     return keras.Model(tokens, layers.TimeDistributed(layers.Dense(3))(hidden))
 
 
-# By kind: the model, its inputs, its targets.
+# For each kind: the model, its inputs and its targets.
 KINDS: Dict[str, Tuple[Make, Any, Any]] = {
     "label": (perceptron, X, Y),
     "number": (lambda: perceptron(outputs=1, activation="softplus"), X, NUMBER),
@@ -91,7 +91,7 @@ for name, how in LOSSES.items():
 
 
 class Penalty(layers.Layer):
-    """Adds a loss of its input."""
+    """Adds a penalty on its input to the loss."""
 
     def __init__(self, penalty: Callable[[Any], Any]) -> None:
         super().__init__()
@@ -103,7 +103,7 @@ class Penalty(layers.Layer):
 
 
 class OwnLoss(keras.Model):
-    """Overrides compute_loss(), with a tracker of its own."""
+    """Overrides compute_loss() and tracks its own loss."""
 
     def __init__(self, *args: Any, **how: Any) -> None:
         super().__init__(*args, **how)
@@ -139,7 +139,7 @@ for name, make in ADDED.items():
 
 @program("loss")
 def added_mean(strategy: Any) -> Outcome:
-    """Only the first step shows it, and that step is taken all the same."""
+    """Only the first step reveals that the loss is a mean; that step still updates the weights."""
     model = ready(strategy, _penalized(lambda x: ops.mean(ops.square(x))))
     logs = model.train_on_batch(X[:24], Y[:24])
     return {"logs": numbers(logs), **fitted(model, data())}
@@ -147,7 +147,7 @@ def added_mean(strategy: Any) -> Outcome:
 
 @program("loss")
 def two_outputs(strategy: Any) -> Outcome:
-    """A mean is added to the value of each row."""
+    """The loss of one output is a mean, and the loss of the other has a value for each row."""
 
     def make() -> Any:
         inputs = keras.Input((COLUMNS,))
@@ -181,7 +181,7 @@ for name, optimizer in OPTIMIZERS.items():
 
 @contextmanager
 def precision(policy: str) -> Iterator[None]:
-    """The global policy, or the type of all floating-point numbers, for a while."""
+    """Sets the dtype policy, and unless it is mixed also the default float type, temporarily."""
     if not policy.startswith("mixed"):
         keras.config.set_floatx(policy)
     keras.mixed_precision.set_global_policy(policy)
@@ -193,7 +193,7 @@ def precision(policy: str) -> Iterator[None]:
 
 
 OVERFLOWING = X.copy()
-OVERFLOWING[:3] = 3e4  # infinite in float16 after a layer, in the first rows of one batch
+OVERFLOWING[:3] = 3e4  # the first rows of one batch overflow float16 after a layer
 
 
 @program("precision", within=5e-3)

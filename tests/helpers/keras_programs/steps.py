@@ -1,4 +1,4 @@
-"""Steps of one's own, as the guides and examples of Keras write them, and models of networks."""
+"""Custom steps, written as in Keras' guides and examples, and models of several networks."""
 
 # mypy: allow-subclassing-any
 
@@ -30,7 +30,7 @@ Logs = Dict[str, Any]
 
 
 class OwnStep(keras.Model):
-    """As the guide's first: compute_loss() and the compiled metrics."""
+    """Follows the guide's first step: compute_loss() and the compiled metrics."""
 
     def train_step(self, batch: Any) -> Logs:
         x, y, weight = keras.utils.unpack_x_y_sample_weight(batch)
@@ -57,7 +57,7 @@ class OwnStep(keras.Model):
 
 
 class Lower(keras.Model):
-    """As the guide's lower-level form: loss and metrics of its own, by hand."""
+    """Follows the guide's lower-level step, which computes its own loss and metrics."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -96,7 +96,7 @@ class LowerSum(Lower):
 
 
 class Returns(keras.Model):
-    """Its logs are more than one level of scalar tensors."""
+    """Returns nested logs, and values other than scalar tensors."""
 
     def train_step(self, batch: Any) -> Any:
         super().train_step(batch)
@@ -134,7 +134,7 @@ for name, how in {
     add(f"step_{name}", partial(_run, **how))
 
 
-@program("step", differs="normalizes the rows of a batch by one another")
+@program("step", differs="normalizes each row by the other rows of its batch")
 def lower_batch_normalization(strategy: Any) -> Outcome:
     return fitted(build(strategy, layers.BatchNormalization, kind=Lower), data())
 
@@ -145,7 +145,7 @@ def small(inputs: int, outputs: int) -> Any:
 
 
 class Networks(keras.Model):
-    """Several networks with no call() between them, and optimizers and a mean of their own."""
+    """A model of several networks, with its own optimizers and loss metric, but without call()."""
 
     def __init__(self, **networks: Any) -> None:
         super().__init__()
@@ -173,7 +173,7 @@ class Networks(keras.Model):
 
 
 class Gan(Networks):
-    """With a gradient penalty; the noise is made of the rows, so that all runs have the same."""
+    """Has a gradient penalty. The noise is derived from the rows, so it is the same in all runs."""
 
     def __init__(self) -> None:
         super().__init__(generator=small(3, COLUMNS), critic=small(COLUMNS, 1))
@@ -218,11 +218,11 @@ class Vae(Networks):
 
 
 class Triplet(Networks):
-    """A siamese network that is trained by distances; the parts of a row are its three inputs."""
+    """A siamese network, trained by distances. Each row contains its three inputs."""
 
     def __init__(self) -> None:
         super().__init__(embedding=small(2, 3))
-        self.built = False  # Keras finds out that there is nothing to build, as in most examples
+        self.built = False  # as in most examples, Keras detects that nothing must be built
 
     def train_step(self, batch: Any) -> Logs:
         return self.descend(lambda: self.loss_of(batch[0]), self.embedding, self.own_optimizer)
@@ -230,7 +230,7 @@ class Triplet(Networks):
     def loss_of(self, x: Any) -> Any:
         anchor, like, unlike = (self.embedding(part) for part in ops.split(x, 3, axis=1))
         near, far = (ops.sum(ops.square(anchor - other), -1) for other in (like, unlike))
-        return ops.maximum(near - far + 0.5, 0.0)  # one value for every row
+        return ops.maximum(near - far + 0.5, 0.0)  # one value per row
 
 
 def _networks(strategy: Any, kind: Callable[[], Any]) -> Outcome:

@@ -1,4 +1,4 @@
-"""Metrics and callbacks, and whole programs: Keras' guides, transfer, saving and loading."""
+"""Programs with metrics and callbacks, and programs from Keras' guides."""
 
 # mypy: allow-subclassing-any
 
@@ -35,7 +35,7 @@ Make = Callable[[], Any]
 
 
 class Histogram(km.Metric):
-    """Assigns a new sum to its variable, as the guide's metric, and has two results."""
+    """Assigns a new sum to its variable, like the guide's metric, and returns two results."""
 
     def __init__(self) -> None:
         super().__init__(name="histogram")
@@ -77,7 +77,7 @@ for name in ("auc", "own_vector"):
 
 
 class Watching(keras.layers.Layer):
-    """Tells a mean and a sum of what goes through it."""
+    """Tracks a mean and a sum of its inputs."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -133,7 +133,7 @@ for name, make in GUIDES.items():
     add(f"guide_{name}", partial(_guide, make=make))
 
 
-@program("guide", differs="normalizes the rows of a batch by one another")
+@program("guide", differs="normalizes each row by the other rows of its batch")
 def batch_normalization(strategy: Any) -> Outcome:
     return fitted(build(strategy, layers.BatchNormalization), data())
 
@@ -162,7 +162,7 @@ def quantized(strategy: Any) -> Outcome:
 
 @program("guide")
 def saved_and_loaded(strategy: Any) -> Outcome:
-    """Each process has a file of its own: who writes into a common one is not asked here."""
+    """Each process saves to its own file; keras_saving.py covers a shared one."""
     model = build(strategy, optimizer=lambda: keras.optimizers.Adam(0.01))
     model.fit(data(), verbose=0)
     file = Path(os.environ["TASK_OUTPUT"], f"saved{os.getpid()}.keras")

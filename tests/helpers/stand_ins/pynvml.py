@@ -4,7 +4,7 @@ The variable NVML_STAND_IN holds, as JSON, the number of GPUs of each node, by h
 is not in it has no driver.
 """
 
-# ruff: noqa: N802 (the names are its own)
+# ruff: noqa: N802 (the names are nvidia-ml-py's)
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ _NUMBERS = json.loads(os.environ.get("NVML_STAND_IN", "{}"))
 
 
 class NVMLError(Exception):
-    """What the driver answers in place of an answer."""
+    """An error that the driver reports."""
 
 
 def nvmlInit() -> None:
-    """Fails where there is no driver."""
+    """Raises NVMLError if this node has no driver."""
     if socket.gethostname() not in _NUMBERS:
         raise NVMLError("Driver Not Loaded")
 
