@@ -19,8 +19,7 @@ Reads logs and explains the messages of TensorFlow, gRPC, CUDA and Slurm that it
 the task that the message names, and the remedy. The first line names the task that failed first."""
 
 EPILOG = """\
-exit status: 0 if no known message and no failure was found, 1 if one was found, 2 if a file cannot
-be read.
+exit status: 0 if nothing was found, 1 if something was, 2 if a file cannot be read.
 
 examples:
   slurm-resolver explain slurm-1234.out

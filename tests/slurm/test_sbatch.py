@@ -94,10 +94,10 @@ def test_it_runs_the_preflight_and_then_the_program(
 
 def test_the_heterogeneous_job_of_the_guide(real_slurm: SlurmCluster, tmp_path: Path) -> None:
     guide = (ROOT / "docs" / "heterogeneous.md").read_text(encoding="utf-8")
-    (arguments,) = re.findall(r"^SlurmClusterResolver\((.*)\)$", guide, re.M)
-    (text,) = re.findall(r"^```bash\n(.*?)^```$", guide, re.M | re.S)
-    program = f"import json, slurm_resolver as sr\nconfig = sr.resolve({arguments}).tf_config()\n"
-    (tmp_path / "train.py").write_text(f"{program}print('here', json.dumps(config))\n")
+    program, text = re.findall(r"^```(?:python|bash)\n(.*?)^```$", guide, re.M | re.S)
+    program = program.replace("SlurmClusterResolver", "cluster = slurm_resolver.resolve")
+    shows = "print('here', json.dumps(cluster.tf_config()))"
+    (tmp_path / "train.py").write_text(f"import json, slurm_resolver\n{program}{shows}\n")
     (tmp_path / "train.sbatch").write_text(text)
     real_slurm.run("shellcheck train.sbatch", cwd=tmp_path)
     output = submitted(real_slurm, tmp_path, text)
