@@ -11,6 +11,8 @@ import textwrap
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Sequence, Tuple
 
+from slurm_resolver.wording import shorten
+
 if TYPE_CHECKING:
     from slurm_resolver.diagnostics.log_messages import Finding
 
@@ -94,9 +96,7 @@ def _print(found: Sequence[Tuple[str, Finding]]) -> None:
             continue
         count = sum(finding.count for _, finding in findings)
         addresses = list(dict.fromkeys(one.address for _, one in findings if one.address))
-        more = ["…"] if len(addresses) > _MOST_ADDRESSES else []
-        places = ", ".join(addresses[:_MOST_ADDRESSES] + more)
-        at = f" at {places}" if places else ""
+        at = f" at {shorten(addresses, _MOST_ADDRESSES)}" if addresses else ""
         print(f"{name}:{first.line_number}: {id} (x{count}){at}")
         paragraphs = [f"Cause: {first.cause}", f"Remedy: {first.remedy}"]
         for text in (first.line, *(text for text in paragraphs if text not in explained)):

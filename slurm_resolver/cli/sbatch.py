@@ -44,8 +44,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     jobs("--ps", dest="jobs", type=_servers, metavar="N", help=help_)
     help_ = "tasks of each job; one may be -1: the rest"
     jobs("--jobs", type=numbers_by_name, metavar="JOB=N,…", help=help_)
-    help_ = "start COMMAND with slurm-resolver exec: it does not use SlurmClusterResolver"
-    add("--exec", action="store_true", help=help_)
     help_ = "restart the step on healthy nodes after a task or a node has failed, at most N times"
     add("--restarts", type=number, metavar="N", help=help_)
     help_ = "ask for K more nodes, to replace failed ones"

@@ -18,8 +18,6 @@ from slurm_resolver.sbatch.settings import (
 from slurm_resolver.version import __version__
 from slurm_resolver.wording import counted
 
-_WAIT_SECONDS = 120  # for all tasks, in the checks and with --exec
-
 
 def batch_file(settings: BatchSettings) -> str:
     """Returns the file's text; the same settings give the same text.
@@ -111,12 +109,6 @@ def _step(settings: BatchSettings) -> List[str]:
     return [*lines, f"step=({' '.join(words)})"]
 
 
-def _jobs_option(settings: BatchSettings) -> str:
-    if not settings.jobs:
-        return ""
-    return " --jobs " + ",".join(f"{name}={number}" for name, number in settings.jobs.items())
-
-
 def _end_job(settings: BatchSettings) -> str:
     name = (settings.signal or "").partition("@")[0]
     return f"""\
@@ -131,9 +123,11 @@ trap 'end_job {REQUEUE_STATUS}' {name}"""
 
 
 def _preflight(settings: BatchSettings) -> str:
-    # With spare nodes the checks have more tasks than the training.
-    fits = not settings.spare_nodes or -1 in (settings.jobs or {}).values()
-    options = f"--timeout {_WAIT_SECONDS}{_jobs_option(settings) if fits else ''}"
+    jobs = settings.jobs or {}
+    options = "--timeout 120"
+    if jobs and (-1 in jobs.values() or not settings.spare_nodes):
+        # With spare nodes the checks have more tasks than the training.
+        options += " --jobs " + ",".join(f"{name}={number}" for name, number in jobs.items())
     end = ' || end_job "$?"' if script_requeues(settings) else ""
     return f"""\
 # Takes a second, and finds what TensorFlow would silently wait for: a missing task, a
@@ -154,7 +148,7 @@ def _training(settings: BatchSettings) -> List[str]:
         lines = ["status=0", _WHY_WAIT.format(status=REQUEUE_STATUS, seconds=seconds)]
         why = f"# Requeues the job after exit status {REQUEUE_STATUS}."
         after = ["", why, 'slurm-resolver requeue --max-restarts 10 "$status"']
-    start, more = "quiet ", ""
+    start = "quiet "
     if settings.restarts is not None:
         lines += [
             "# supervise: starts the step again, on nodes that are healthy, when a task or a node",
@@ -169,20 +163,13 @@ def _training(settings: BatchSettings) -> List[str]:
             options += f" --min-nodes {settings.min_nodes}"
         options += f" --ntasks-per-node {settings.tasks_per_node}"
         start += f"slurm-resolver supervise {options} -- \\\n    "
-    if settings.exec:
-        lines += [
-            "# exec sets TF_CONFIG and the task's GPUs, waits for the other tasks, and becomes the",
-            "# program.",
-        ]
-        options = f"--wait {_WAIT_SECONDS}{_jobs_option(settings)}"
-        more = f"\n    slurm-resolver exec {options} -- \\"
-    elif settings.jobs:
-        lines += ["# The script has to ask for the same jobs:"]
+    if settings.jobs:
+        lines += ["# The program, or slurm-resolver exec --jobs, has to ask for the same jobs:"]
         lines += [f"#   SlurmClusterResolver({json.dumps(dict(settings.jobs))})"]
     run = " ".join(shlex.quote(word) for word in settings.command)
     if "'" in run:
         lines += ["# shellcheck disable=SC1003,SC2016,SC2088  # these quotes keep the words as is"]
-    lines += [f'{start}"${{step[@]}}" {kill} \\{more}', f'    {run} "$@"{end}']
+    lines += [f'{start}"${{step[@]}}" {kill} \\', f'    {run} "$@"{end}']
     return lines + after
 
 

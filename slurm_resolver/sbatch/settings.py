@@ -42,7 +42,6 @@ class BatchSettings(NamedTuple):
     min_nodes: Optional[int] = None
     requeue: bool = False
     signal: Optional[str] = None
-    exec: bool = False
     check: bool = True
 
 

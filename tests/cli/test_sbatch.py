@@ -72,11 +72,10 @@ end_job "$status"
     "-N 4 --tasks-per-node 2 --restarts 3 --spare-nodes 2": (
         "#SBATCH --no-kill\n#SBATCH --nodes=6\n"
     ),
-    "-N 4 --tasks-per-node 2 --restarts 3 --min-nodes 3 --exec": """\
+    "-N 4 --tasks-per-node 2 --restarts 3 --min-nodes 3": """\
 quiet slurm-resolver supervise --restarts 3 \\
     --nodes 4 --min-nodes 3 --ntasks-per-node 2 -- \\
     "${step[@]}" --kill-on-bad-exit=1 \\
-    slurm-resolver exec --wait 120 -- \\
     python train.py "$@"
 """,
     "-N 2 --restarts 9 --requeue --signal USR1@300": (

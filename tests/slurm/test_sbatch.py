@@ -20,11 +20,11 @@ pytestmark = pytest.mark.slurm
 
 OPTION_SETS = {
     "plain": "--no-check",
-    "parameter servers": "--nodes 2 --tasks-per-node 2 --ps 2 --exec -t 0-1 -c 2 --gpus-per-node 2",
-    "parameter servers, requeued": "-N 3 --ps 1 --requeue --exec --signal SIGHUP@70",
+    "parameter servers": "--nodes 2 --tasks-per-node 2 --ps 2 -t 0-1 -c 2 --gpus-per-node 2",
+    "parameter servers, requeued": "-N 3 --ps 1 --requeue --signal SIGHUP@70",
     "requeued": "--nodes 2 --requeue --signal TERM@60",
     "restarted": "--nodes 3 --restarts 2 --spare-nodes 1 --min-nodes 2 --gpus-per-node 2",
-    "restarted and requeued": "-N 2 --tasks-per-node 2 --restarts 2 --requeue --ps 1 --exec",
+    "restarted and requeued": "-N 2 --tasks-per-node 2 --restarts 2 --requeue --ps 1",
 }
 ODD_WORDS = ["$x", "`x`", "~/x", "a\\", "it's", "*", "x\ny", "{index}"]
 
@@ -72,8 +72,9 @@ def configs(output: str) -> Dict[int, Dict[str, Any]]:
 def test_it_runs_the_preflight_and_then_the_program(
     real_slurm: SlurmCluster, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    options = "-N 2 --tasks-per-node 2 -c 2 --gpus-per-node 2 --ps 2 --exec"
-    text = printed(options, shlex.join(["python", "-c", SHOW]), capsys)
+    options = "-N 2 --tasks-per-node 2 -c 2 --gpus-per-node 2 --ps 2"
+    command = "slurm-resolver exec --jobs chief=1,ps=2,worker=-1 -- python -c"
+    text = printed(options, f"{command} {shlex.quote(SHOW)}", capsys)
     output = submitted(real_slurm, tmp_path, text, f"-w n9,n10 --error={tmp_path}/errors")
     errors = (tmp_path / "errors").read_text().splitlines()
     assert sorted(errors) == [f"{rank}: warning" for rank in range(4)]  # without the notes
