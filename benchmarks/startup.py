@@ -26,7 +26,7 @@ COMMANDS = {
     "exec -- true": [*MODULE, "exec", "--", "true"],
     "show --nodelist n[1-4]": [*MODULE, "show", "--nodelist", "n[1-4]"],
     "sbatch -- python": [*MODULE, "sbatch", "--", "python"],
-    **{f"{name} --help": [*MODULE, name, "--help"] for name in ("run", "check", "explain", "env")},
+    **{f"{name} --help": [*MODULE, name, "--help"] for name in ("run", "check", "explain")},
 }
 TASK_VARIABLES = {
     "SLURM_PROCID": "1",

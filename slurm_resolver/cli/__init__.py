@@ -27,7 +27,6 @@ COMMANDS = {
     "requeue": "requeue the job of a batch file if its training asks for it",
     "status": "show the epoch, step, phase and speed of each worker of a training",
     "explain": "explain the errors in the log of a run",
-    "env": "print what a bug report needs, without secrets",
 }
 
 _EPILOG = """\

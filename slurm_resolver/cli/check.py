@@ -18,14 +18,13 @@ from slurm_resolver.errors import JobsError, SlurmResolverError, find_rendezvous
 from slurm_resolver.slurm.step import SlurmStep
 
 DESCRIPTION = """\
-Checks, before TensorFlow starts, whether it can start: all tasks of the step are present and agree,
-names resolve, ports are free and can be reached, no GPU is shared, and versions are equal. One task
-prints a line for each check that is not ok, and a summary. Without srun it checks this machine
-only, says that no step was checked, and has an exit status of its own."""
+Checks, before TensorFlow starts, whether it can start: all tasks are present and agree, names
+resolve, ports can be reached, no GPU is shared, and versions are equal. One task prints a line for
+each check that is not ok, and a summary. Without srun it checks this machine only."""
 
 EPILOG = """\
-exit status, the same in every task: 0 if no check failed (warnings do not count), 1 if one failed,
-2 if usage or environment are wrong. Without srun 3 instead of 0: no step was checked.
+exit status, the same in every task: 0 if no check failed (warnings do not count; without srun 3),
+1 if one failed, 2 if usage or environment are wrong.
 
 examples:
   srun slurm-resolver check --jobs ps=1,worker=-1
@@ -41,10 +40,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     help_ = "wait at most this long, in total, for all tasks (60)"
     parser.add_argument("--timeout", type=seconds, default=60.0, metavar="SECONDS", help=help_)
     parser.add_argument("--verbose", action="store_true", help="print every check")
-    help_ = (
-        "if no check fails, create the strategy in every task, and measure a small step and an "
-        "all-reduce of 64 MB: a table by rank, or a line of JSON with --json"
-    )
+    help_ = "if no check fails, measure a step and an all-reduce of the strategy in every task"
     parser.add_argument("--collective", action="store_true", help=help_)
     parser.add_argument("--json", action="store_true", help="print JSON")
 

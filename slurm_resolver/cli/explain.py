@@ -11,6 +11,8 @@ import textwrap
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Sequence, Tuple
 
+from slurm_resolver.wording import shorten
+
 if TYPE_CHECKING:
     from slurm_resolver.diagnostics.log_messages import Finding
 
@@ -19,8 +21,7 @@ Reads logs and explains the messages of TensorFlow, gRPC, CUDA and Slurm that it
 the task that the message names, and the remedy. The first line names the task that failed first."""
 
 EPILOG = """\
-exit status: 0 if no known message and no failure was found, 1 if one was found, 2 if a file cannot
-be read.
+exit status: 0 if nothing was found, 1 if something was, 2 if a file cannot be read.
 
 examples:
   slurm-resolver explain slurm-1234.out
@@ -41,41 +42,40 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def main(args: argparse.Namespace) -> int:
     """Prints the findings; returns 0 for none, 1 for some, 2 if a file cannot be read."""
     # Imported here: --help does not need the table of messages, which takes long to compile.
-    from slurm_resolver.diagnostics.first_failure import FailureReader, first_of
+    from slurm_resolver.diagnostics.first_failure import FailureReader
     from slurm_resolver.diagnostics.log_messages import Finding, explain, explain_file, printable
 
-    names, findings, failures, times = [], [], [], []
-    for name in args.logs or ["-"]:
+    logs, unread = [], 0
+    for path in args.logs or ["-"]:
         reader = FailureReader()
+        name = printable(path)
         try:
-            with nullcontext(sys.stdin.buffer) if name == "-" else open(name, "rb") as stream:
+            with nullcontext(sys.stdin.buffer) if path == "-" else open(path, "rb") as stream:
                 written = os.fstat(stream.fileno()).st_mtime
-                findings.append(explain_file(stream, reader.read))
+                findings = explain_file(stream, reader.read)
         except OSError as error:
-            shown = printable(name)
-            print(f"slurm-resolver explain: {shown}: {error.strerror or error}", file=sys.stderr)
+            print(f"slurm-resolver explain: {name}: {error.strerror or error}", file=sys.stderr)
+            unread += 1
             continue
-        times.append(written)
-        names.append(printable(name))
-        failures.append(reader.first())
-    order = first_of(failures, times)
-    first = failures[order[0]] if order else None
+        failure = reader.first()
+        logs.append((failure is None or failure.follows, written, name, failure, findings))
+    # The other tasks end after the one that failed first, and so do their logs.
+    logs.sort(key=lambda log: log[:2])
+    first = logs[0][3] if logs else None
     if first is not None and not first.follows:
+        findings, line, number = logs[0][4], printable(first.line), first.line_number
         own = {one.id for one in explain([first.line])}
-        known = findings[order[0]]
-        known.sort(key=lambda one: one.line_number != first.line_number and one.id not in own)
+        findings.sort(key=lambda one: one.line_number != number and one.id not in own)
         cause = "This task failed first. Errors of other tasks may be effects of its failure."
         remedy = "Correct this error. The lines before it in the log tell more."
-        line, number = printable(first.line), first.line_number
-        known.insert(
-            0, Finding("first-failure", number, line, cause, remedy, first.task or None, 1)
-        )
-    found = [(names[number], finding) for number in order for finding in findings[number]]
+        failed = Finding("first-failure", number, line, cause, remedy, first.task or None, 1)
+        findings.insert(0, failed)
+    found = [(name, finding) for _, _, name, _, findings in logs for finding in findings]
     if args.json:
         print(json.dumps([{"file": name, **finding._asdict()} for name, finding in found]))
     else:
         _print(found)
-    if len(names) < len(args.logs or ["-"]):
+    if unread:
         return 2
     if not found:
         print("slurm-resolver explain: no known message found", file=sys.stderr)
@@ -96,9 +96,7 @@ def _print(found: Sequence[Tuple[str, Finding]]) -> None:
             continue
         count = sum(finding.count for _, finding in findings)
         addresses = list(dict.fromkeys(one.address for _, one in findings if one.address))
-        more = ["…"] if len(addresses) > _MOST_ADDRESSES else []
-        places = ", ".join(addresses[:_MOST_ADDRESSES] + more)
-        at = f" at {places}" if places else ""
+        at = f" at {shorten(addresses, _MOST_ADDRESSES)}" if addresses else ""
         print(f"{name}:{first.line_number}: {id} (x{count}){at}")
         paragraphs = [f"Cause: {first.cause}", f"Remedy: {first.remedy}"]
         for text in (first.line, *(text for text in paragraphs if text not in explained)):

@@ -15,25 +15,16 @@ def add_cluster_options(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     help_ = "tasks of each job, such as ps=2,worker=-1 (-1: the rest); default: all workers"
     add("--jobs", type=numbers_by_name, metavar="JOB=N,…", help=help_)
-    help_ = (
-        "spread: parameter servers on distinct nodes, not the chief's (default); rank: as "
-        "TensorFlow's own resolver"
-    )
+    help_ = "spread: parameter servers on distinct nodes (default); rank: as TensorFlow's resolver"
     add("--placement", choices=PLACEMENTS, default="spread", help=help_)
-    help_ = (
-        "ring: number the workers so that TensorFlow's ring leaves each node once (default); rank: "
-        "by rank"
-    )
+    help_ = "ring: TensorFlow's ring leaves each node once (default); rank: by rank"
     add("--worker-order", choices=WORKER_ORDERS, default="ring", help=help_)
     help_ = "take a job's tasks from this component of a heterogeneous step"
     add("--het-groups", type=numbers_by_name, metavar="JOB=GROUP,…", help=help_)
     add("--port-base", type=int, metavar="PORT", help="first port on each node")
     help_ = "appended to node names, as in --node-address=-ib0"
     add("--node-address", metavar="SUFFIX", help=help_)
-    help_ = (
-        "jobs whose tasks use GPUs; default: all but ps, dispatcher, data_worker and, beside ps, "
-        "chief"
-    )
+    help_ = "jobs whose tasks use GPUs; default: those that train"
     add("--gpu-jobs", type=lambda text: text.split(","), metavar="JOB,…", help=help_)
     help_ = "source of the layout; auto: Slurm's variables, or the tasks if these do not suffice"
     add("--layout", choices=LAYOUTS, default="auto", help=help_)

@@ -12,16 +12,12 @@ from slurm_resolver.errors import LaunchError
 from slurm_resolver.slurm import scontrol
 
 DESCRIPTION = """\
-For a batch file, after the training: requeues the job if the training's exit status asks for it,
-and returns the exit status for the batch file. `slurm-resolver sbatch --requeue` prints such a
-file."""
+For a batch file, after the training: requeues the job if the training's exit status is 75, or if it
+failed while Slurm preempts the job. `slurm-resolver sbatch --requeue` prints such a file."""
 
 EPILOG = """\
-STATUS 75 asks for a requeue; so does any failure of a job that Slurm preempts. A job that was
-cancelled, or that Slurm itself requeues, is not requeued.
-
-exit status: STATUS; 1 if the job was restarted --max-restarts times already; 143 if it was
-cancelled; 75 if Slurm does not answer.
+exit status, for the batch file: STATUS; 1 if the job was restarted --max-restarts times already;
+143 if it was cancelled; 75 if Slurm does not answer.
 
 examples:
   srun python train.py || slurm-resolver requeue --max-restarts 10 "$?\""""

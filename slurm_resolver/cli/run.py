@@ -16,38 +16,16 @@ from slurm_resolver.preemption.requeue import REQUEUE_STATUS
 
 DESCRIPTION = f"""\
 Starts COMMAND as N tasks on this machine, each with the variables that srun sets in a step of one
-node (localhost). Its options are some of srun's, with the meaning of Slurm {IMITATED_SLURM}.
-
-If a task fails, or on Ctrl-C, all tasks receive SIGTERM, and SIGKILL 5 seconds later (Slurm:
-KillWait, 30 by default) or on a second Ctrl-C."""
+node. The options are some of srun's, with the meaning of Slurm {IMITATED_SLURM}."""
 
 EPILOG = """\
-differences from srun:
-  each line on the screen begins with its task's rank (srun: with -l), and lines never mix
-  a task that fails ends the others (srun: with -K)
-  -t is exact to the second (srun rounds it up to minutes)
-  only variables hide GPUs: a program can still reach those of other tasks
-  tasks read nothing from standard input (srun: with --input none)
-  a signal to this command ends the tasks; SIGUSR1 goes to the tasks, and SIGUSR2 is a preemption
-  TensorFlow's notes are hidden unless TF_CPP_MIN_LOG_LEVEL=0
-
-requeue: with --requeue the tasks restart up to 5 times, with SLURM_RESTART_COUNT=1 and so on, if
-one of them ends with status 75, or after a preemption: SIGUSR2 to this command, or --preempt-after.
-A restart empties the output files. As on Slurm, nothing restarts after the time limit.
-
-restarts: with --restarts N, a new step of the same job, with its own SLURM_STEP_ID, follows a step
-in which a task failed (its exit status is neither 0 nor 75). The time limit is the job's.
-
-exit status: the highest of the tasks'; a task that a signal ended, and all tasks after a signal to
-this command, count as 128 plus the signal's number (Ctrl-C: 130, time limit: 143); 2 if usage or
+exit status: the highest of the tasks', 128 plus the signal's number for a signal; 2 if usage or
 environment are wrong.
 
 examples:
-  slurm-resolver run -n 2 -- python train.py
-  slurm-resolver run -n 4 --gpus-per-task 1 -- python train.py --epochs 3
+  slurm-resolver run -n 4 --gpus-per-task 1 -- python train.py
   slurm-resolver run -n 2 -o 'rank-%t.log' -t 1:00 --signal USR1@30 -- python train.py
-  slurm-resolver run -n 2 --requeue --preempt-after 20 -- python train.py
-  slurm-resolver run -n 2 --restarts 2 --fail-after 20:1 -- python train.py"""
+  slurm-resolver run -n 2 --requeue --preempt-after 20 -- python train.py"""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -57,24 +35,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("-n", "--ntasks", dest="num_tasks", type=tasks, default=1, metavar="N", help="tasks (1)")
     help_ = "put the rank before each line (default: on the screen, not in files)"
     add("-l", "--label", action=argparse.BooleanOptionalAction, help=help_)
-    help_ = (
-        "where the output goes: a file name with %%t (rank), %%j (job id), %%s (step id), %%N "
-        "(node's name), %%n (node's number), %%x (job name), %%u (user) or %%%%; all (the screen, "
-        "default), none, or the rank of the only task to show"
-    )
+    help_ = "a file name such as rank-%%t.log; all (the screen, default); none; or the rank to show"
     add("-o", "--output", metavar="PATTERN", default="all", help=help_)
-    what = "the first of those in CUDA_VISIBLE_DEVICES, else 0, 1 and so on"
-    add = parser.add_argument_group("GPUs", what).add_mutually_exclusive_group().add_argument
+    gpus = count(0, 4096)
+    of_gpus = parser.add_mutually_exclusive_group().add_argument
     help_ = "GPUs of all tasks together; each task sees all; 0 hides all"
-    names, gpus = ("-G", "--gpus", "--gpus-per-node"), count(0, 4096)
-    add(*names, dest="gpus", type=gpus, metavar="N", help=help_)
+    of_gpus("-G", "--gpus", "--gpus-per-node", dest="gpus", type=gpus, metavar="N", help=help_)
     help_ = "GPUs of each task, which sees no other"
-    add("--gpus-per-task", type=gpus, metavar="N", help=help_)
-    add = parser.add_argument_group("end and restart").add_argument
-    help_ = (
-        "time limit: minutes, minutes:seconds, hours:minutes:seconds, days-hours[:minutes"
-        "[:seconds]]; then SIGTERM, and SIGKILL after 5 seconds"
-    )
+    of_gpus("--gpus-per-task", type=gpus, metavar="N", help=help_)
+    help_ = "time limit: minutes, minutes:seconds, hours:minutes:seconds or days-hours"
     add("-t", "--time", metavar="TIME", help=help_)
     help_ = "send the tasks a signal S seconds (60) before the time limit"
     add("--signal", metavar="SIG[@S]", help=help_)
@@ -90,10 +59,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--restarts", type=count(0), default=0, metavar="N", help=help_)
     help_ = "kill the task RANK (default: the last one) S seconds after the first start"
     add("--fail-after", type=_failure, metavar="S[:RANK]", help=help_)
-    help_ = (
-        "simulate a preemption S seconds after the first step of a training that uses "
-        "BackupAndResume, ResumableLoop or termination_config: before it there is nothing to save"
-    )
+    help_ = "simulate a preemption S seconds after the training's first step"
     add("--preempt-after", type=seconds, metavar="S", help=help_)
     add_command(parser)
 

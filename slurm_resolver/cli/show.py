@@ -21,9 +21,8 @@ from slurm_resolver.slurm.step import SlurmStep
 _SECONDS = 10.0  # for all tasks to come
 
 DESCRIPTION = """\
-Shows the cluster of the Slurm step in which this command runs, as SlurmClusterResolver computes it:
-rank, node, job, index, GPUs and address of each task. Rank 0 prints the text; with --json every
-task prints its own view. Outside a step, options describe one."""
+Shows the cluster of this Slurm step: rank, node, job, index, GPUs and address of each task. Rank 0
+prints the text; with --json every task prints its view. Outside a step, options describe one."""
 
 EPILOG = """\
 exit status: 0; 2 if usage or environment are wrong.

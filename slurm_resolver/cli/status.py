@@ -30,9 +30,8 @@ from slurm_resolver.slurm.scontrol import UNSET, node_addresses, show_config, sh
 from slurm_resolver.slurm.step import SlurmStep
 
 DESCRIPTION = """\
-Shows for each worker of a running step: epoch, step, whether it waits for data or computes,
-milliseconds for each step, and the shares of time spent waiting for data and between steps. Run it
-on a node of a job that trains under MultiWorkerMirroredStrategy with Keras 3 or a ResumableLoop."""
+Shows for each worker of a running step: epoch, step, what it does, milliseconds for each step, and
+the shares of time spent waiting for data and between steps. Run it on a node of the job."""
 
 EPILOG = """\
 exit status: 0; 1 if no coordination service answers; 2 if usage or environment are wrong.
@@ -40,8 +39,7 @@ exit status: 0; 1 if no coordination service answers; 2 if usage or environment 
 examples:
   srun --jobid 42 --overlap -n 1 slurm-resolver status 42
   srun --jobid 42 --overlap -n 1 --pty slurm-resolver status 42 --watch
-  srun --jobid 42 --overlap -n 1 slurm-resolver status 42 --json
-  srun --jobid 42 --overlap -n 1 --het-group 0 slurm-resolver status 42  # a heterogeneous job"""
+  srun --jobid 42 --overlap -n 1 slurm-resolver status 42 --json"""
 
 _WATCH_SECONDS = 5.0  # the workers report as often
 _CLEAR = "\x1b[H\x1b[2J"  # clears a terminal

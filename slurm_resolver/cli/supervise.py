@@ -6,38 +6,20 @@ import argparse
 import os
 import shutil
 
-from slurm_resolver.cli.options import (
-    add_command,
-    add_tasks_per_node,
-    command_of,
-    count,
-    seconds,
-)
+from slurm_resolver.cli.options import add_command, add_tasks_per_node, command_of, count, seconds
 from slurm_resolver.errors import LaunchError
 
 DESCRIPTION = """\
 For a batch file, instead of srun: runs a step on healthy nodes of this allocation, and restarts it
-there after a task or a node has failed. Ask for more nodes than the step has, as spare nodes, and
-for sbatch --no-kill, without which a failed node ends the job. `slurm-resolver sbatch --restarts 3`
-prints such a file."""
+there after a task or a node has failed. `slurm-resolver sbatch --restarts 3` prints such a file."""
 
 EPILOG = """\
-no restart: after status 0, 75 (asks for a requeue) or 143 (saved on a signal); after a
-cancellation; after SIGTERM, SIGINT, SIGHUP, SIGQUIT, SIGUSR1 or SIGUSR2 to this command, which are
-passed on to srun; and after the same error twice without progress: from the same checkpoint, or
-within 10 minutes.
-
-srun gets --nodes, --ntasks, --ntasks-per-node and --nodelist before its own options, and its output
-is passed on unchanged. With srun --label, supervise finds the error of the task that failed. A step
-of a heterogeneous job is not restarted: srun runs once, as given.
-
 exit status: 0; else that of the task that failed first, 128 plus the signal's number if a signal
 ended it; 75 with --requeue if nodes or time do not suffice; 2 if usage or environment are wrong.
 
 examples:
   slurm-resolver supervise --nodes 4 -- srun --label --kill-on-bad-exit=1 python train.py
-  slurm-resolver supervise --restarts 5 --nodes 4 --min-nodes 3 --ntasks-per-node 4 --requeue -- \\
-      srun --label python train.py"""
+  slurm-resolver supervise --restarts 5 --nodes 4 --min-nodes 3 -- srun --label python train.py"""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -48,19 +30,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     help_ = "continue with at least N nodes if fewer than --nodes are healthy"
     add("--min-nodes", type=count(1), metavar="N", help=help_)
     add_tasks_per_node(add)
-    help_ = (
-        "end with status 75 if too few nodes are left, the time limit is near, or the job is "
-        "preempted: the batch file then requeues the job"
-    )
+    help_ = "end with status 75, for a requeue, if nodes or time do not suffice"
     add("--requeue", action="store_true", help=help_)
     help_ = "from the end of a step to the next start (2)"
     add("--pause", type=seconds, default=2.0, metavar="SECONDS", help=help_)
     help_ = "restart only if at least this much time is left (60)"
     add("--least-time", type=seconds, default=60.0, metavar="SECONDS", help=help_)
-    help_ = (
-        "how often another node checks whether this node has failed; it then requeues the job, or "
-        "cancels it without --requeue (30; 0: no check, and the job lasts until its time limit)"
-    )
+    help_ = "how often another node checks whether this node has failed (30; 0: never)"
     add("--watch", type=seconds, default=30.0, metavar="SECONDS", help=help_)
     add_command(parser, "srun [OPTION …] PROGRAM")
 

@@ -1,1 +1,1 @@
-"""Known messages in logs, and bug reports."""
+"""What the messages in the log of a failed run mean, and which task failed first."""

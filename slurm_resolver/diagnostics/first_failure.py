@@ -11,15 +11,14 @@ or srun ends them. What Slurm 22.05, 24.11 and 26.05 print, in this order:
     scancel           srun: Job step aborted: Waiting up to 4 seconds for job step to finish.
     the time limit    as scancel
 
-Lines of one log are in the order of time. Of several logs, that of the first failure was written
-last at an earlier time, as the other tasks end after it.
+Lines of one log are in the order of time.
 """
 
 from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import Dict, List, NamedTuple, Optional, Sequence, Tuple
+from typing import Dict, NamedTuple, Optional
 
 from slurm_resolver.diagnostics.log_messages import explain
 
@@ -167,21 +166,6 @@ class FailureReader:
 
 def _place(rank: str, node: Optional[str] = None) -> str:
     return f"rank {rank}" + (f" on {node}" if node else "") if rank else ""
-
-
-def first_of(failures: Sequence[Optional[Failure]], times: Sequence[float]) -> List[int]:
-    """Returns the numbers of the logs; the log of the task that failed first is the first.
-
-    Args:
-        failures: the first failure in each log.
-        times: when each log was last written.
-    """
-
-    def order(number: int) -> Tuple[bool, float]:
-        failure = failures[number]
-        return failure is None or failure.follows, times[number]
-
-    return sorted(range(len(failures)), key=order)
 
 
 def follows_another(line: str) -> bool:

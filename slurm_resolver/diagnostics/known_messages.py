@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import inspect
 import re
 from typing import NamedTuple, Pattern, Tuple
-
-from slurm_resolver import errors
 
 
 class KnownMessage(NamedTuple):
@@ -40,14 +37,6 @@ def _slurmstepd(reason: str) -> str:
     return rf"\*\*\* (?:JOB|STEP) \S{{1,60}} ON (?P<address>\S{{1,80}}) CANCELLED AT \S+{reason} \*"
 
 
-def _own_error(error: type) -> KnownMessage:
-    name = error.__name__
-    words = re.sub(r"(?<=[a-z])(?=[A-Z])", "-", name).lower()
-    cause = (inspect.getdoc(error) or "").partition("\n")[0]
-    remedy = "Follow the message. srun slurm-resolver show prints the cluster."
-    return _known(words, f"{name}: ", cause, remedy, rf"\b{name}: ")
-
-
 # The first message that matches a line explains it: special messages precede general ones.
 KNOWN_MESSAGES: Tuple[KnownMessage, ...] = (
     _known("fit-failed", " has failed in ",
@@ -61,7 +50,8 @@ KNOWN_MESSAGES: Tuple[KnownMessage, ...] = (
     _known("task-not-started", " did not come to | did not come within ",
         "The task that the message names has not started, or ended before it met the others.",
         "Read its output, and compare the step's nodes: srun --label …, squeue --steps, sinfo -R"),
-    *map(_own_error, filter(inspect.isclass, vars(errors).values())),
+    _known("rendezvous-error", "RendezvousError: ",
+        "The tasks did not meet, or do not agree; the message says which.", _CHECK),
     _known("task-restarted", "with a different incarnation|tried to connect while it is already",
         "The task ended and was started again while the others ran: it cannot join them again.",
         "Restart all tasks together, from a checkpoint: srun --kill-on-bad-exit=1 …"),

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import json
-import re
 import shlex
-from pathlib import Path
-from typing import List, Sequence
+from typing import List
 
 from slurm_resolver.preemption.requeue import REQUEUE_STATUS
 from slurm_resolver.sbatch.settings import (
+    DEFAULT_SIGNAL,
     SIGNAL_EARLY_SECONDS,
     BatchSettings,
     check_settings,
-    job_signal,
     script_requeues,
     seconds_after_signal,
 )
@@ -28,8 +26,10 @@ def batch_file(settings: BatchSettings) -> str:
         LaunchError: for a value that sbatch or srun would refuse, or read as something else.
         JobsError: where the jobs do not fit the tasks.
     """
+    if settings.requeue and settings.signal is None:
+        settings = settings._replace(signal=DEFAULT_SIGNAL)
     check_settings(settings)
-    parts = [*_directive_lines(settings), "", *_environment(settings), "", *_step(settings)]
+    parts = [*_directives(settings), "", _ENVIRONMENT, "", *_step(settings)]
     if script_requeues(settings):
         parts += ["", _end_job(settings)]
     if settings.check:
@@ -37,19 +37,14 @@ def batch_file(settings: BatchSettings) -> str:
     return "\n".join([*parts, "", *_training(settings), ""])
 
 
-def _directive_lines(settings: BatchSettings) -> List[str]:
-    signal = job_signal(settings)
-    values = settings._replace(
-        job_name=settings.job_name or _default_job_name(settings.command),
-        nodes=settings.nodes + (settings.spare_nodes or 0),
-        signal=f"B:{signal}" if script_requeues(settings) else signal,
-    )
+def _directives(settings: BatchSettings) -> List[str]:
+    spare = settings.spare_nodes or 0
     lines = [
         "#!/bin/bash",
         f"# Made by slurm-resolver sbatch {__version__}. Submit it with sbatch; arguments after",
-        "# the file's name are passed on to the program.",
-        *_directives(values, "job_name", "array"),
-        f"#SBATCH --output={'%x-%j.out' if settings.array is None else '%x-%A_%a.out'}",
+        "# the file's name are passed on to the program. Add what your site needs as further",
+        "# #SBATCH lines, or before the file's name: sbatch --partition=gpu --mem=64G FILE",
+        "#SBATCH --output=%x-%j.out",
     ]
     if settings.requeue:
         lines += [
@@ -57,87 +52,41 @@ def _directive_lines(settings: BatchSettings) -> List[str]:
             "#SBATCH --requeue",
             "#SBATCH --open-mode=append",
         ]
-    if signal is not None:
-        whom = "this script" if script_requeues(settings) else "every task"
+    if settings.signal is not None:
+        whom, prefix = ("this script", "B:") if script_requeues(settings) else ("every task", "")
         when = f"{seconds_after_signal(settings)} s before the time limit, or earlier"
-        lines += [f"# Sent to {whom} {when}.", *_directives(values, "signal")]
-    if settings.ps_nodes is not None:
-        lines += [f"# Component 0: the workers ({settings.nodes * settings.tasks_per_node})."]
+        lines += [f"# Sent to {whom} {when}.", f"#SBATCH --signal={prefix}{settings.signal}"]
     if settings.restarts is not None:
-        spare = settings.spare_nodes or 0
         lines += [
             "# A node that fails does not end the job: supervise, below, continues without it.",
             f"# {counted(settings.nodes, 'node')} for the step, {spare} to spare.",
             "#SBATCH --no-kill",
         ]
-    lines += _directives(values, "nodes")
-    lines += [f"#SBATCH --ntasks-per-node={settings.tasks_per_node}"]
-    if settings.gpus_per_node:
-        lines += ["# All tasks of a node see all its GPUs; slurm_resolver gives each its share."]
-    lines += [*_directives(values, "gpus_per_node"), *_resources(values)]
-    if settings.ps_nodes is not None:
-        servers = (settings.jobs or {})["ps"]
-        partition = settings.ps_partition or settings.partition
-        values = values._replace(nodes=settings.ps_nodes, partition=partition)
+    lines += [
+        f"#SBATCH --nodes={settings.nodes + spare}",
+        f"#SBATCH --ntasks-per-node={settings.tasks_per_node}",
+    ]
+    if settings.gpus_per_node is not None:
         lines += [
-            _BLOCK_DISTRIBUTION,
-            "#SBATCH hetjob",
-            f"# Component 1: the chief and the parameter servers ({servers}), without GPUs.",
-            *_directives(values, "nodes"),
-            f"#SBATCH --ntasks={servers + 1}",
-            *_directives(values, "requeue", *(() if script_requeues(settings) else ("signal",))),
-            *_resources(values),
-            _BLOCK_DISTRIBUTION,
+            "# All tasks of a node see all its GPUs; slurm_resolver gives each its share.",
+            f"#SBATCH --gpus-per-node={settings.gpus_per_node}",
         ]
-    return lines
-
-
-_BLOCK_DISTRIBUTION = "#SBATCH --distribution=block  # no variable shows a step what the default is"
-
-
-def _resources(settings: BatchSettings) -> List[str]:
-    why = "# Slurm ends the job after this time. The shorter it is, the sooner it may start."
-    after = ("time", "partition", "account", "qos", "constraint")
-    before = _directives(settings, "cpus_per_task", "mem", "exclusive")
-    return [*before, why, *_directives(settings, *after)]
-
-
-def _directives(settings: BatchSettings, *names: str) -> List[str]:
-    """Returns the directives for those of these settings that are given."""
-    options = ((name.replace("_", "-"), getattr(settings, name)) for name in names)
+    if settings.cpus_per_task is not None:
+        lines += [f"#SBATCH --cpus-per-task={settings.cpus_per_task}"]
     return [
-        f"#SBATCH --{option}" + ("" if value is True else f"={directive_word(str(value))}")
-        for option, value in options
-        if value is not None and value is not False
+        *lines,
+        "# Slurm ends the job after this time. The shorter it is, the sooner it may start.",
+        f"#SBATCH --time={settings.time}",
     ]
 
 
-def directive_word(text: str) -> str:
-    """Returns the text as sbatch reads it from an #SBATCH line, where only backslashes escape."""
-    if re.fullmatch(r"[\w./+:@%,=&|*()\[\]-]+", text):
-        return text
-    return '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'
+_ENVIRONMENT = r"""set -eo pipefail
 
+# Replace this by what puts the right python and slurm-resolver first in PATH:
+# source ~/venv/bin/activate  # or: module load TensorFlow
 
-def _default_job_name(command: Sequence[str]) -> str:
-    """Returns the name of the Python script, or of the program."""
-    scripts = [word for word in command if word.endswith(".py")]
-    name = Path((scripts or list(command))[0]).name
-    return re.sub(r"[^\w.+-]", "_", name.replace(".py", ""), flags=re.ASCII).lstrip("-") or "job"
-
-
-def _environment(settings: BatchSettings) -> List[str]:
-    lines = [
-        "# Replace this by what puts the right python and slurm-resolver first in PATH:",
-        "# source ~/venv/bin/activate  # or: module load TensorFlow",
-    ]
-    if settings.env_setup:
-        given = [f"# shellcheck source=/dev/null\n{line}" for line in settings.env_setup]
-        lines = ["set +u  # for scripts that use variables which are not set", *given, "set -u"]
-    return ["set -euo pipefail", "", *lines, "", _OUTPUT]
-
-
-_OUTPUT = r"""export PYTHONUNBUFFERED=1  # what Python prints appears in the output at once
+set -u  # only here: such scripts may use variables that are not set
+export PYTHONUNBUFFERED=1  # what Python prints appears in the output at once
 export TF_CPP_MIN_LOG_LEVEL=${TF_CPP_MIN_LOG_LEVEL:-1}  # 0 shows all notes
 # quiet COMMAND: removes the notes that TensorFlow 2.21 writes before it reads that variable.
 quiet() {
@@ -151,10 +100,7 @@ quiet() {
 def _step(settings: BatchSettings) -> List[str]:
     words = ["srun", "--label"]
     lines = ["# The options of all steps. --label: the rank before each line of output."]
-    if settings.ps_nodes is not None:
-        words.append('"--het-group=0,1"')
-        lines.append("# --het-group: one step over both components.")
-    elif settings.nodes > 1:
+    if settings.nodes > 1:
         words.append(f"--distribution=plane={settings.tasks_per_node}")
         lines.append("# --distribution: ranks in the order of the nodes, whatever the topology is.")
     if settings.cpus_per_task is not None:
@@ -163,42 +109,25 @@ def _step(settings: BatchSettings) -> List[str]:
     return [*lines, f"step=({' '.join(words)})"]
 
 
-def _cluster_options(settings: BatchSettings) -> str:
-    options = ""
-    if settings.jobs:
-        options += " --jobs " + ",".join(f"{name}={n}" for name, n in settings.jobs.items())
-    if settings.ps_nodes is not None:
-        options += " --het-groups " + ",".join(f"{name}={n}" for name, n in _HET_GROUPS.items())
-    return options
-
-
-# The workers first: else Slurm might give the nodes with GPUs to a component that needs none.
-_HET_GROUPS = {"chief": 1, "ps": 1, "worker": 0}
-
-
 def _end_job(settings: BatchSettings) -> str:
-    name = (job_signal(settings) or "").partition("@")[0]
+    name = (settings.signal or "").partition("@")[0]
     return f"""\
 # Under ParameterServerStrategy nothing saves at the signal: the training continues from
 # the last save of BackupAndResume. So only this script gets it, and requeues the job.
 end_job() {{  # with the exit status of a step
     trap : {name}  # one that comes now changes nothing any more
-    {_requeue(settings)} "$1"
+    slurm-resolver requeue --max-restarts 100 "$1"  # also at each time limit
     exit "$?"
 }}
 trap 'end_job {REQUEUE_STATUS}' {name}"""
 
 
-def _requeue(settings: BatchSettings) -> str:
-    # with parameter servers also at each time limit
-    most = settings.max_restarts or (100 if script_requeues(settings) else 10)
-    return f"slurm-resolver requeue --max-restarts {most}"
-
-
 def _preflight(settings: BatchSettings) -> str:
-    # With spare nodes the checks have more tasks than the training.
-    fits = not settings.spare_nodes or -1 in (settings.jobs or {}).values()
-    options = f"--timeout {settings.wait}{_cluster_options(settings) if fits else ''}"
+    jobs = settings.jobs or {}
+    options = "--timeout 120"
+    if jobs and (-1 in jobs.values() or not settings.spare_nodes):
+        # With spare nodes the checks have more tasks than the training.
+        options += " --jobs " + ",".join(f"{name}={number}" for name, number in jobs.items())
     end = ' || end_job "$?"' if script_requeues(settings) else ""
     return f"""\
 # Takes a second, and finds what TensorFlow would silently wait for: a missing task, a
@@ -218,8 +147,8 @@ def _training(settings: BatchSettings) -> List[str]:
         kill, end = f"--kill-on-bad-exit=0 --wait={seconds}", " || status=$?"
         lines = ["status=0", _WHY_WAIT.format(status=REQUEUE_STATUS, seconds=seconds)]
         why = f"# Requeues the job after exit status {REQUEUE_STATUS}."
-        after = ["", why, f'{_requeue(settings)} "$status"']
-    start, more = "quiet ", ""
+        after = ["", why, 'slurm-resolver requeue --max-restarts 10 "$status"']
+    start = "quiet "
     if settings.restarts is not None:
         lines += [
             "# supervise: starts the step again, on nodes that are healthy, when a task or a node",
@@ -234,23 +163,13 @@ def _training(settings: BatchSettings) -> List[str]:
             options += f" --min-nodes {settings.min_nodes}"
         options += f" --ntasks-per-node {settings.tasks_per_node}"
         start += f"slurm-resolver supervise {options} -- \\\n    "
-    if settings.exec:
-        lines += [
-            "# exec sets TF_CONFIG and the task's GPUs, waits for the other tasks, and becomes the",
-            "# program.",
-        ]
-        options = f"--wait {settings.wait}{_cluster_options(settings)}"
-        more = f"\n    slurm-resolver exec {options} -- \\"
-    elif settings.jobs:
-        arguments = json.dumps(dict(settings.jobs))
-        if settings.ps_nodes is not None:
-            arguments += f", het_groups={json.dumps(_HET_GROUPS)}"
-        lines += ["# The script has to ask for the same jobs:"]
-        lines += [f"#   SlurmClusterResolver({arguments})"]
+    if settings.jobs:
+        lines += ["# The program, or slurm-resolver exec --jobs, has to ask for the same jobs:"]
+        lines += [f"#   SlurmClusterResolver({json.dumps(dict(settings.jobs))})"]
     run = " ".join(shlex.quote(word) for word in settings.command)
     if "'" in run:
         lines += ["# shellcheck disable=SC1003,SC2016,SC2088  # these quotes keep the words as is"]
-    lines += [f'{start}"${{step[@]}}" {kill} \\{more}', f'    {run} "$@"{end}']
+    lines += [f'{start}"${{step[@]}}" {kill} \\', f'    {run} "$@"{end}']
     return lines + after
 
 

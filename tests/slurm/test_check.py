@@ -113,8 +113,8 @@ def test_what_slurm_says_of_a_batch_job(real_slurm: SlurmCluster, tmp_path: Path
         # the job creates a file when it is over
         text = text.replace("slurm-resolver check", CHECK)
         text = text.replace("#SBATCH --output=", "##SBATCH --output=")
-        over = f"trap 'touch {tmp_path}/{number}.over' EXIT\n\nset -euo pipefail"
-        text = text.replace("set -euo pipefail", over, 1)
+        over = f"trap 'touch {tmp_path}/{number}.over' EXIT\n\nset -eo pipefail"
+        text = text.replace("set -eo pipefail", over, 1)
         (tmp_path / f"{number}.sbatch").write_text(text)
     submit = "for file in *.sbatch; do sbatch --output=${file%sbatch}out $file; done"
     over = "until [ $(ls *.over | wc -l) = 3 ]; do sleep 0.1; done 2>/dev/null"

@@ -49,8 +49,8 @@ class Case(NamedTuple):
         train: the commands of a task at the first start.
         options: options of sbatch.
         restarts: how often the job starts again.
-        state: the last state of the job, by version.
-        tasks: the number of tasks; a single task has one node, and more tasks have two.
+        state: its last state, by version.
+        tasks: how many it has, on two nodes, or on one.
     """
 
     printed: Optional[str]
@@ -69,7 +69,12 @@ def saving(saves: str, printed: Optional[str] = None, **more: object) -> Case:
 
 
 SERVERS = "-N 2 --tasks-per-node 2 --ps 1"
-HETEROGENEOUS = "--ps 1 --ps-nodes 1 --tasks-per-node 1"
+# As docs/heterogeneous.md says: a second component, and one step over both.
+ONE_COMPONENT = "--tasks-per-node 2 --jobs ps=1,worker=1"
+SECOND = """
+#SBATCH hetjob
+#SBATCH --nodes=1 --ntasks=2 --requeue --nodelist=n{}
+"""
 CANCELLED = {"22.05": "CANCELLED"}
 CASES = {
     "saved": saving('["scontrol", null]'),
@@ -83,10 +88,10 @@ CASES = {
         '["scontrol", null]', options="-p cancel", state=NOT_BY_SLURM
     ),
     "the time limit": Case(SERVERS, LIMIT),
-    "the time limit, in two components": Case(HETEROGENEOUS, LIMIT, tasks=3),
-    "the time limit, in an array": Case(f"{SERVERS} --array 7", LIMIT),
+    "the time limit, in two components": Case(ONE_COMPONENT, LIMIT),
+    "the time limit, in an array": Case(SERVERS, LIMIT, options="--array=7"),
     "preempted": Case(SERVERS),
-    "preempted, in two components": Case(HETEROGENEOUS, tasks=3),
+    "preempted, in two components": Case(ONE_COMPONENT),
     "cancelled": Case(SERVERS, "scancel JOB", restarts=0, state=CANCELLED),
     "cancelled, with SIGTERM as the signal": Case(
         f"{SERVERS} --signal TERM@120", "scancel JOB", restarts=0, state=CANCELLED
@@ -117,11 +122,12 @@ def submit(slurm: SlurmCluster, folder: Path, name: str) -> str:
     if case.printed is not None:
         command = f"slurm-resolver sbatch --no-check --requeue {case.printed} -- {words}"
         text = slurm.run(command, env=ENVIRONMENT).stdout
-    nodes = [f"n[{first}-{first + count - 1}]"]
-    if "hetjob" in text:  # each component gets one node
-        nodes = [f"n{first}", f"n{first + 1}"]
-        text = text.replace("#SBATCH hetjob\n", f"#SBATCH hetjob\n#SBATCH --nodelist={nodes[1]}\n")
-    text = text.replace("#!/bin/bash\n", f"#!/bin/bash\n#SBATCH --nodelist={nodes[0]}\n", 1)
+    nodes = f"n[{first}-{first + count - 1}]"
+    if "components" in name:
+        nodes = f"n{first}"
+        text = text.replace("\n\n", SECOND.format(first + 1), 1)
+        text = text.replace("step=(srun", 'step=(srun "--het-group=0,1"')
+    text = text.replace("#!/bin/bash\n", f"#!/bin/bash\n#SBATCH --nodelist={nodes}\n", 1)
     (folder / "job").write_text(text)
     if case.printed:
         slurm.run("shellcheck job", cwd=folder)

@@ -10,23 +10,21 @@ from typing import Any, Dict, Iterator
 
 import pytest
 from batch_files import printed
+from folders import ROOT
 from slurm_cluster import Node, SlurmCluster, started
 from slurm_installation import Installation
 from slurm_jobs import ENVIRONMENT
-
-from slurm_resolver.sbatch.script import directive_word
 
 pytestmark = pytest.mark.slurm
 
 
 OPTION_SETS = {
-    "plain": "--env-setup 'module load a/b' --env-setup 'source ~/v/activate' --no-check",
-    "parameter servers": "--nodes 2 --tasks-per-node 2 --ps 2 --exec -t 0-1 -p p --mem 1M",
-    "parameter servers, requeued": "-N 3 --ps 1 --requeue --array 0-3 --exec --signal SIGHUP@70",
-    "an array": "--nodes 2 --array 0-3%2 --requeue --signal TERM@60 --job-name 'a # \"b\" \\\\c'",
-    "heterogeneous": "--nodes 2 -c 2 --gpus-per-node 2 --ps 2 --ps-nodes 1 --requeue --signal USR1",
+    "plain": "--no-check",
+    "parameter servers": "--nodes 2 --tasks-per-node 2 --ps 2 -t 0-1 -c 2 --gpus-per-node 2",
+    "parameter servers, requeued": "-N 3 --ps 1 --requeue --signal SIGHUP@70",
+    "requeued": "--nodes 2 --requeue --signal TERM@60",
     "restarted": "--nodes 3 --restarts 2 --spare-nodes 1 --min-nodes 2 --gpus-per-node 2",
-    "restarted and requeued": "-N 2 --tasks-per-node 2 --restarts 2 --requeue --ps 1 --exec",
+    "restarted and requeued": "-N 2 --tasks-per-node 2 --restarts 2 --requeue --ps 1",
 }
 ODD_WORDS = ["$x", "`x`", "~/x", "a\\", "it's", "*", "x\ny", "{index}"]
 
@@ -41,16 +39,7 @@ def test_sbatch_and_shellcheck_accept(
         real_slurm.run("shellcheck train.sbatch", cwd=tmp_path)
 
 
-@pytest.mark.parametrize("name", ["a b", "a'b", 'a"b', "a\\", "a#b c", "$a`b`", "é", ":", "\\'\""])
-def test_sbatch_reads_a_directive_back(real_slurm: SlurmCluster, tmp_path: Path, name: str) -> None:
-    file = f"#!/bin/bash\n#SBATCH --job-name={directive_word(name)} --output=/dev/null\ntrue\n"
-    (tmp_path / "x").write_text(file)
-    job = real_slurm.run("sbatch --parsable --hold x", cwd=tmp_path).stdout.strip()
-    assert real_slurm.run(f"squeue --noheader -o %j -j {job}").stdout == f"{name}\n"
-    real_slurm.run(["scancel", job])
-
-
-# Replaces sbatch --wait, which checks only every 10 s.
+# As sbatch --wait, which looks only every 10 s.
 SUBMIT = """\
 job=$(sbatch --parsable --output="$PWD/out-%a" OPTIONS train.sbatch)
 while squeue --noheader --jobs="$job" | grep --quiet .; do sleep 0.1; done
@@ -83,8 +72,9 @@ def configs(output: str) -> Dict[int, Dict[str, Any]]:
 def test_it_runs_the_preflight_and_then_the_program(
     real_slurm: SlurmCluster, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    options = "-N 2 --tasks-per-node 2 -c 2 --gpus-per-node 2 --ps 2 --exec"
-    text = printed(options, shlex.join(["python", "-c", SHOW]), capsys)
+    options = "-N 2 --tasks-per-node 2 -c 2 --gpus-per-node 2 --ps 2"
+    command = "slurm-resolver exec --jobs chief=1,ps=2,worker=-1 -- python -c"
+    text = printed(options, f"{command} {shlex.quote(SHOW)}", capsys)
     output = submitted(real_slurm, tmp_path, text, f"-w n9,n10 --error={tmp_path}/errors")
     errors = (tmp_path / "errors").read_text().splitlines()
     assert sorted(errors) == [f"{rank}: warning" for rank in range(4)]  # no TensorFlow notes
@@ -103,11 +93,14 @@ def test_it_runs_the_preflight_and_then_the_program(
     assert output.index("check: ") < output.index("cluster")
 
 
-def test_a_heterogeneous_job(
-    real_slurm: SlurmCluster, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    options = "-N 2 --tasks-per-node 2 -c 2 --gpus-per-node 2 --ps 2 --ps-nodes 2 --exec"
-    text = printed(options, shlex.join(["python", "-c", SHOW]), capsys)
+def test_the_heterogeneous_job_of_the_guide(real_slurm: SlurmCluster, tmp_path: Path) -> None:
+    guide = (ROOT / "docs" / "heterogeneous.md").read_text(encoding="utf-8")
+    program, text = re.findall(r"^```(?:python|bash)\n(.*?)^```$", guide, re.M | re.S)
+    program = program.replace("SlurmClusterResolver", "cluster = slurm_resolver.resolve")
+    shows = "print('here', json.dumps(cluster.tf_config()))"
+    (tmp_path / "train.py").write_text(f"import json, slurm_resolver\n{program}{shows}\n")
+    (tmp_path / "train.sbatch").write_text(text)
+    real_slurm.run("shellcheck train.sbatch", cwd=tmp_path)
     output = submitted(real_slurm, tmp_path, text)
     assert re.search(r"^\d: check: \d+ ok", output, re.M)
     found = configs(output)
@@ -116,7 +109,7 @@ def test_a_heterogeneous_job(
     hosts = found[0]["cluster"]
     nodes = {name: {host.partition(":")[0] for host in hosts[name]} for name in hosts}
     assert nodes["worker"].isdisjoint(nodes["ps"] | nodes["chief"])
-    assert len(nodes["ps"]) == 2
+    assert [len(hosts[name]) for name in ("worker", "ps", "chief")] == [4, 2, 1]
 
 
 @pytest.fixture(scope="module")

@@ -93,7 +93,7 @@ CASES = {
         ("AB",),
         f"touch go-1; {PAUSED}\nsbatch -p urgent -N2 -w A,B --exclusive -o urgent --wrap true",
         restarts=1,
-        batch=f"{PRINTED} --partition low",
+        batch=PRINTED,
     ),
     "down, replaced by a spare": Case(
         3,
@@ -189,6 +189,7 @@ def submit(slurm: SlurmCluster, folder: Path, name: str) -> str:
     if batch.startswith(PRINTED):
         batch = slurm.run(f"{batch} -- bash task", env=ENVIRONMENT).stdout
         batch = batch.replace("resolver supervise ", f"resolver supervise {options} ")
+        batch = f"#SBATCH --partition=low\n{batch}"
     (folder / "job").write_text(f"#!/bin/bash\n{batch}\n")
     nodes = f"-N{case.nodes} -w n[{FIRST[name]}-{FIRST[name] + case.nodes - 1}]"
     return slurm.run(f"{SUBMIT} {nodes} job", cwd=folder, env=ENVIRONMENT).stdout.strip()

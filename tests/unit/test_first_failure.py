@@ -6,7 +6,7 @@ from typing import Iterable, Optional
 
 import pytest
 
-from slurm_resolver.diagnostics.first_failure import Failure, FailureReader, first_of
+from slurm_resolver.diagnostics.first_failure import Failure, FailureReader
 
 
 def first_in(lines: Iterable[str]) -> Optional[Failure]:
@@ -66,9 +66,3 @@ def test_rules(rule: str) -> None:
     failure = first_in("\n".join(texts).split("\n"))
     found = failure and (failure.task, failure.line, failure.follows)
     assert found == expected
-
-
-def test_the_log_of_the_first_comes_first() -> None:
-    """Logs that were last written at the same time keep their order."""
-    own, effect = Failure("", 9, "E"), Failure("", 5, "U", follows=True)
-    assert first_of([None, own, effect, own, own], [1.0, 3.0, 1.0, 2.0, 3.0]) == [3, 1, 4, 0, 2]
