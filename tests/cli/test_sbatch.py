@@ -93,8 +93,8 @@ def test_parts_of_the_text(options: str, capsys: pytest.CaptureFixture[str]) -> 
     assert PARTS[options] in text
 
 
-# Options, for whom the signal is, and the signals in the file. Without a requeue it is as the user
-# has asked for.
+# The options, the receiver of the signal, and the signals in the file. Without --requeue, the
+# signals are the user's.
 SIGNALS = [
     ("--requeue --ps 1 --signal TERM@90", "this script", ["B:TERM@90"]),
     ("--requeue --ps 1", "this script", ["B:USR1@120"]),

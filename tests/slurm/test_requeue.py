@@ -49,8 +49,8 @@ class Case(NamedTuple):
         train: the commands of a task at the first start.
         options: options of sbatch.
         restarts: how often the job starts again.
-        state: its last state, by version.
-        tasks: how many it has, on two nodes, or on one.
+        state: the last state of the job, by version.
+        tasks: the number of tasks; a single task has one node, and more tasks have two.
     """
 
     printed: Optional[str]

@@ -39,7 +39,7 @@ def test_sbatch_and_shellcheck_accept(
         real_slurm.run("shellcheck train.sbatch", cwd=tmp_path)
 
 
-# As sbatch --wait, which looks only every 10 s.
+# Replaces sbatch --wait, which checks only every 10 s.
 SUBMIT = """\
 job=$(sbatch --parsable --output="$PWD/out-%a" OPTIONS train.sbatch)
 while squeue --noheader --jobs="$job" | grep --quiet .; do sleep 0.1; done
