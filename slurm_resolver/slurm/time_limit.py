@@ -8,21 +8,9 @@ from typing import NamedTuple, Optional, Tuple
 
 from slurm_resolver.errors import LaunchError
 
-_DAYS = re.compile(r"(\d+)-(?:(\d+)(?::(\d+)(?::(\d+))?)?)?")
-_CLOCK = re.compile(r"(?:(\d+):)?(\d+):(\d+)|(\d+)")
+_TIME = re.compile(r"\d+(:\d+){0,2}|\d+-(\d+(:\d+){0,2})?")
 _UNLIMITED = ("-1", "infinite", "unlimited")
-_EXPECTED = (
-    "expected minutes, minutes:seconds, hours:minutes:seconds, days-hours, days-hours:minutes or "
-    "days-hours:minutes:seconds"
-)
-
-# The names that Slurm accepts; it accepts numbers as well.
-_SIGNALS = (
-    *("HUP", "INT", "QUIT", "ABRT", "KILL", "USR1", "USR2", "ALRM", "TERM", "CONT", "STOP"),
-    *("TSTP", "TTIN", "TTOU", "URG", "XCPU", "CHLD", "PIPE"),  # the last two since 24.11
-)
-_SIGNAL = re.compile(r"(\w+)(?:@(\d*))?")
-_DEFAULT_SECONDS, _MAX_SECONDS = 60, 65_535
+_DEFAULT_SECONDS = 60  # from the signal to the time limit
 
 
 class LimitSignal(NamedTuple):
@@ -42,17 +30,17 @@ def parse_time(text: str) -> Optional[int]:
     """
     if text.lower() in _UNLIMITED:
         return None
-    days = _DAYS.fullmatch(text)
-    clock = _CLOCK.fullmatch(text)
-    if days is not None:
-        day, hours, minutes, seconds = (int(part or 0) for part in days.groups())
-        hours += 24 * day
-    elif clock is not None:
-        hours, minutes, seconds, only_minutes = (int(part or 0) for part in clock.groups())
-        minutes += only_minutes
-    else:
-        raise LaunchError(f"--time {text!r}: {_EXPECTED}")
-    return ((hours * 60 + minutes) * 60 + seconds) or None
+    if _TIME.fullmatch(text) is None:
+        raise LaunchError(
+            f"--time {text!r}: expected minutes, minutes:seconds, hours:minutes:seconds, "
+            "days-hours, days-hours:minutes or days-hours:minutes:seconds"
+        )
+    days, dash, clock = text.rpartition("-")
+    parts = [int(part or 0) for part in clock.split(":")]
+    if not dash and len(parts) < 3:
+        parts.insert(0, 0)  # no hours
+    hours, minutes, seconds = (*parts, 0, 0)[:3]
+    return (((int(days or 0) * 24 + hours) * 60 + minutes) * 60 + seconds) or None
 
 
 def parse_signal(text: str) -> LimitSignal:
@@ -61,21 +49,16 @@ def parse_signal(text: str) -> LimitSignal:
     Raises:
         LaunchError: for any other text. The prefixes R: and B: are for sbatch.
     """
-    match = _SIGNAL.fullmatch(text)
-    if match is None or int(match[2] or 0) > _MAX_SECONDS:
+    name, at, seconds = text.partition("@")
+    # USR1, SIGUSR1, usr1 and 10 are the same.
+    known = {key: one for one in signal.Signals for key in (one.name, f"SIG{int(one)}")}
+    number = known.get("SIG" + name.upper().replace("SIG", "", 1))
+    if number is None or (at and not seconds.isdecimal()):
         raise LaunchError(
-            f"--signal {text!r}: expected SIGNAL[@SECONDS], such as USR1@120, with at most "
-            f"{_MAX_SECONDS} seconds"
+            f"--signal {text!r}: expected SIGNAL[@SECONDS] with the name or number of a signal, "
+            "such as USR1@120"
         )
-    short_name = re.sub("^SIG", "", match[1].upper())  # USR1, SIGUSR1, usr1 and 10 are the same
-    known = {str(int(number)): number for number in signal.Signals}
-    known.update({name: signal.Signals[f"SIG{name}"] for name in _SIGNALS})
-    if short_name not in known:
-        raise LaunchError(
-            f"--signal {text!r}: Slurm does not accept the signal {match[1]}; expected a number or "
-            f"one of {', '.join(_SIGNALS)}"
-        )
-    return LimitSignal(known[short_name], int(match[2]) if match[2] else _DEFAULT_SECONDS)
+    return LimitSignal(number, int(seconds) if at else _DEFAULT_SECONDS)
 
 
 def parse_time_and_signal(
