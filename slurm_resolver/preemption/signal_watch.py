@@ -28,15 +28,16 @@ class SignalWatch:
         self.terminated = False
         self.ended = False
         self._leaving = False
-        self._armed = False
         for name in self.names:
-            if not (name.startswith("SIG") and hasattr(signal, name)):
+            if name not in signal.Signals.__members__ or name in ("SIGKILL", "SIGSTOP"):
                 raise ResumeError(
-                    f"signals={self.names!r}: {name!r} is not a signal; expected names such as "
-                    "'SIGUSR1' and 'SIGTERM'."
+                    f"signals={self.names!r}: {name!r} is not a signal that a process can handle; "
+                    "expected names such as 'SIGUSR1' and 'SIGTERM'."
                 )
-            if name in ("SIGKILL", "SIGSTOP"):
-                raise ResumeError(f"signals={self.names!r}: no process can handle {name}.")
+        # Python removes its handlers before TensorFlow has shut down. A signal in between must not
+        # kill a program that has finished.
+        atexit.register(self._ignore_signals)
+        os.register_at_fork(after_in_child=self._leave_child_alone)
 
     def arm(self) -> None:
         """Installs the handlers, in place of any that other code has installed since."""
@@ -48,13 +49,6 @@ class SignalWatch:
             )
         for name in self.names:
             signal.signal(getattr(signal, name), self._record)
-        # Python removes its handlers before TensorFlow has shut down. A signal in between must not
-        # kill a program that has finished.
-        atexit.unregister(self._ignore_signals)
-        atexit.register(self._ignore_signals)
-        if not self._armed:
-            self._armed = True
-            os.register_at_fork(after_in_child=self._leave_child_alone)
 
     def leave_on_sigterm(self) -> None:
         """Makes `ended` tell whether a SIGTERM comes from now on, by which Slurm ends the job."""
