@@ -1,16 +1,13 @@
 """Whether the CPUs that each task may use suffice.
 
 TensorFlow starts a thread for each CPU that the process may use (sched_getaffinity). A task that is
-bound to one CPU of many, or to another task's, trains slowly without a message.
+bound to one CPU of many trains slowly without a message.
 """
 
 from __future__ import annotations
 
-import functools
-import itertools
-import operator
 import os
-from typing import List, Mapping, NamedTuple, Sequence
+from typing import Collection, List, Mapping, NamedTuple, Sequence
 
 from slurm_resolver.preflight.result import WARNING, Result, result_of
 from slurm_resolver.slurm.step import SlurmStep
@@ -49,8 +46,8 @@ def check_cpus(by_node: Mapping[str, Sequence[CpuFacts]]) -> Result:
 
 def _find_problem(node: str, tasks: Sequence[CpuFacts]) -> str:
     """Returns what slows down the tasks of a node, and what to do about it; or ''."""
-    together = functools.reduce(operator.or_, (task.mask for task in tasks))
-    machine, usable = tasks[0].machine, _cpus(together)
+    machine = tasks[0].machine
+    usable = {cpu for task in tasks for cpu in _cpus(task.mask)}
     granted = max(tasks[0].granted, tasks[0].per_task * len(tasks))
     if len(usable) < min(max(granted // 2 + 1, len(tasks)), granted, machine):
         each = max(1, granted // len(tasks))
@@ -59,14 +56,6 @@ def _find_problem(node: str, tasks: Sequence[CpuFacts]) -> str:
             f"{_named('CPU', usable)}, but SLURM_CPUS_ON_NODE or SLURM_CPUS_PER_TASK promises "
             f"{granted}: srun --cpus-per-task={each}, or export SRUN_CPUS_PER_TASK before srun"
         )
-    for one, other in itertools.combinations(tasks, 2):
-        shared = one.mask & other.mask
-        if shared and together not in (one.mask, other.mask):
-            return (
-                f"ranks {one.rank} and {other.rank} on {node} are both bound to "
-                f"{_named('CPU', _cpus(shared))}, and other CPUs of the step are free: leave out "
-                "--cpu-bind, or bind each task to its own"
-            )
     starving = [task.rank for task in tasks if task.uses_gpus and len(_cpus(task.mask)) == 1]
     if starving and machine > 1:
         return (
@@ -80,5 +69,5 @@ def _cpus(mask: int) -> List[int]:
     return [cpu for cpu in range(mask.bit_length()) if mask >> cpu & 1]
 
 
-def _named(noun: str, numbers: Sequence[int]) -> str:
+def _named(noun: str, numbers: Collection[int]) -> str:
     return f"{noun}{'' if len(numbers) == 1 else 's'} {','.join(ranges_of(numbers))}"

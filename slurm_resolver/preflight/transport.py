@@ -12,7 +12,6 @@ host's memory. Slurm then numbers the GPUs of each task from 0.
 
 from __future__ import annotations
 
-import itertools
 import re
 from collections import Counter
 from pathlib import Path
@@ -73,28 +72,29 @@ def find_transport(tasks: Mapping[int, TaskDevices], name_of: Callable[[int], st
     def slow(why: str, remedy: str = "") -> Transport:
         return Transport(False, f"gradients go by gRPC, slow: {why}", remedy)
 
-    on_node: Dict[str, List[int]] = {}
+    hidden = ""
+    first_on: Dict[str, int] = {}  # the first task of each node
+    owners: Dict[Tuple[str, str], int] = {}  # by node and GPU
     for rank, task in tasks.items():
         if not task.usable:
             return slow(f"TensorFlow finds no GPU in {name_of(rank)}")
         if any(gpu.startswith("MIG-") for gpu in task.gpus or ()):
             return slow(f"{name_of(rank)} has a MIG slice")
-        on_node.setdefault(task.node, []).append(rank)
-    hidden = ""
-    for one, other in (p for ranks in on_node.values() for p in itertools.combinations(ranks, 2)):
-        both = f"{name_of(one)} and {name_of(other)}"
-        devices, others = tasks[one].gpus, tasks[other].gpus
-        if devices is None or others is None:
-            remedy = "start with srun --gpus-per-node and without --gpu-bind"
-            return slow(f"{both} may share a GPU", remedy)
-        shared = [device for device in devices if device in others]
-        if shared:
-            return slow(
-                f"{name_of(one)} shares GPU {shared[0]} with {name_of(other)}",
-                "start one task for each GPU, without --gpu-bind and --ntasks-per-gpu",
-            )
-        if tasks[one].confined and tasks[other].confined:
-            hidden = hidden or f"{both} cannot open each other's GPUs"
+        first = first_on.setdefault(task.node, rank)
+        if first != rank:
+            both = f"{name_of(first)} and {name_of(rank)}"
+            if task.gpus is None or tasks[first].gpus is None:
+                remedy = "start with srun --gpus-per-node and without --gpu-bind"
+                return slow(f"{both} may share a GPU", remedy)
+            if task.confined and not hidden:
+                hidden = f"{both} cannot open each other's GPUs"
+        for gpu in task.gpus or ():
+            owner = owners.setdefault((task.node, gpu), rank)
+            if owner != rank:
+                return slow(
+                    f"{name_of(owner)} shares GPU {gpu} with {name_of(rank)}",
+                    "start one task for each GPU, without --gpu-bind and --ntasks-per-gpu",
+                )
     if hidden:
         return Transport(
             True,
