@@ -20,8 +20,8 @@ from slurm_resolver.diagnostics.first_failure import FailureReader
 from slurm_resolver.errors import LaunchError
 from slurm_resolver.preemption.requeue import REQUEUE_STATUS, TERMINATED_STATUS
 
-_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
-_SIGNALS += (signal.SIGUSR1, signal.SIGUSR2)
+_SIGNALS = [signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT]
+_SIGNALS += [signal.SIGUSR1, signal.SIGUSR2]
 _POLL_SECONDS = 0.2
 _PIECE = 64 * 1024
 _END_SECONDS = 2.0  # how long srun has to end the other tasks by itself once one has failed

@@ -159,7 +159,7 @@ def test_a_job_that_has_lost_its_batch_file(
         job = (folder / "job").read_text()
         (folder / "job").write_text(job.replace("n[1-3]", "n[2-3]"))
 
-    monkeypatch.setattr(batch_host.time, "sleep", lose)
+    monkeypatch.setattr("time.sleep", lose)
     batch_host.main(1, "7", *end)
     assert (folder / "my out").read_text() == (
         f"slurm-resolver supervise: n1 has failed, the node of the batch file: the job is {done}\n"
