@@ -157,7 +157,7 @@ class _Step:
             left = options.time_limit - elapsed
             why = f"the time limit of {options.time_limit} s is reached"
             self._call_later(left, self._end_all, why)
-            if options.limit_signal is not None and left > options.limit_signal.seconds:
+            if options.limit_signal is not None and left > options.limit_signal[1]:
                 number, seconds = options.limit_signal
                 self._call_later(left - seconds, self._send_limit_signal, number, seconds)
         if options.fail_after is not None:

@@ -140,12 +140,10 @@ def _check_alone(cluster: Cluster, rank: int, port_taken: Optional[str]) -> List
 
 
 def _check_proxies() -> Result:
-    def is_set(name: str) -> bool:
-        return bool(os.environ.get(name) or os.environ.get(name.upper()))
-
-    names = [name for name in ("grpc_proxy", "https_proxy", "http_proxy") if is_set(name)]
+    given = {name.lower() for name, value in os.environ.items() if value}
+    names = [name for name in ("grpc_proxy", "https_proxy", "http_proxy") if name in given]
     problem = ""
-    if names and not is_set("no_grpc_proxy") and not is_set("no_proxy"):
+    if names and not given & {"no_grpc_proxy", "no_proxy"}:
         problem = (
             f"{', '.join(names)} set, which gRPC would use between the tasks; unset them, or name "
             "the nodes in no_proxy"

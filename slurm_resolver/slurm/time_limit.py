@@ -4,20 +4,12 @@ from __future__ import annotations
 
 import re
 import signal
-from typing import NamedTuple, Optional, Tuple
+from typing import Optional, Tuple
 
 from slurm_resolver.errors import LaunchError
 
 _TIME = re.compile(r"\d+(:\d+){0,2}|\d+-(\d+(:\d+){0,2})?")
-_UNLIMITED = ("-1", "infinite", "unlimited")
-_DEFAULT_SECONDS = 60  # from the signal to the time limit
-
-
-class LimitSignal(NamedTuple):
-    """The number of a signal, and how many seconds before the time limit it is sent."""
-
-    number: signal.Signals
-    seconds: int
+LimitSignal = Tuple[signal.Signals, int]  # and how many seconds before the time limit it is sent
 
 
 def parse_time(text: str) -> Optional[int]:
@@ -28,7 +20,7 @@ def parse_time(text: str) -> Optional[int]:
     Raises:
         LaunchError: for a text that Slurm would refuse as well.
     """
-    if text.lower() in _UNLIMITED:
+    if text.lower() in ("-1", "infinite", "unlimited"):
         return None
     if _TIME.fullmatch(text) is None:
         raise LaunchError(
@@ -58,7 +50,7 @@ def parse_signal(text: str) -> LimitSignal:
             f"--signal {text!r}: expected SIGNAL[@SECONDS] with the name or number of a signal, "
             "such as USR1@120"
         )
-    return LimitSignal(number, int(seconds) if at else _DEFAULT_SECONDS)
+    return number, int(seconds) if at else 60
 
 
 def parse_time_and_signal(
@@ -71,10 +63,12 @@ def parse_time_and_signal(
     """
     limit = None if time_text is None else parse_time(time_text)
     limit_signal = None if signal_text is None else parse_signal(signal_text)
-    if limit is not None and limit_signal is not None and limit_signal.seconds >= limit:
-        raise LaunchError(
-            f"--signal {signal_text!r} comes {limit_signal.seconds} s before the end, but --time "
-            f"{time_text!r} is {limit} s: it would arrive as the tasks start. Give fewer seconds "
-            f"({limit_signal.number.name}@{limit // 2}), or a longer time."
-        )
+    if limit is not None and limit_signal is not None:
+        number, seconds = limit_signal
+        if seconds >= limit:
+            raise LaunchError(
+                f"--signal {signal_text!r} comes {seconds} s before the end, but --time "
+                f"{time_text!r} is {limit} s: it would arrive as the tasks start. Give fewer "
+                f"seconds ({number.name}@{limit // 2}), or a longer time."
+            )
     return limit, limit_signal

@@ -11,9 +11,10 @@ import os
 import subprocess
 import sys
 import time
-from typing import Iterator, Optional, Sequence
+from typing import Iterator, Sequence
 
 from slurm_resolver.slurm import scontrol
+from slurm_resolver.slurm.step import SlurmStep
 from slurm_resolver.supervision.policy import is_lost
 from slurm_resolver.supervision.step import say
 
@@ -26,15 +27,15 @@ _KEPT_VARIABLES = ("SLURM_JOB_ID", "SLURM_CONF", "SLURM_JWT", "SLURM_CLUSTERS")
 
 
 @contextlib.contextmanager
-def watched(
-    job_id: str, host: Optional[str], nodes: Sequence[str], requeue: bool, every: float
-) -> Iterator[None]:
+def watched(step: SlurmStep, nodes: Sequence[str], requeue: bool, every: float) -> Iterator[None]:
     """Has one of the nodes watch the node of the batch file, every `every` seconds, 0 for never.
 
     The last of the nodes does it, as it may be a spare one.
     """
-    others = [name for name in nodes if name != host]
-    if host is None or not others or not every:
+    others = [name for name in nodes if name != step.node_name]
+    # Of a task of an array, too, the id of the job itself is needed.
+    job_id = step.job_id
+    if job_id is None or step.node_name is None or not others or not every:
         yield
         return
     environ = {

@@ -17,7 +17,6 @@ from types import FrameType
 from typing import NamedTuple, Optional, Sequence, Tuple
 
 from slurm_resolver.diagnostics.first_failure import FailureReader
-from slurm_resolver.errors import LaunchError
 from slurm_resolver.preemption.requeue import REQUEUE_STATUS, TERMINATED_STATUS
 
 _SIGNALS = [signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT]
@@ -174,14 +173,8 @@ def run_step(command: Sequence[str], signals: Signals) -> Tuple[int, StepOutput]
     """Runs srun to its end, and returns its exit status and its output.
 
     If a task or a node has failed, and srun does not end the other tasks, this does.
-
-    Raises:
-        LaunchError: if srun cannot be started.
     """
-    try:
-        process = subprocess.Popen(command, stderr=subprocess.PIPE)
-    except OSError as error:
-        raise LaunchError(f"{command[0]!r} cannot be started here ({error.strerror})") from error
+    process = subprocess.Popen(command, stderr=subprocess.PIPE)
     signals.srun = process
     if signals.received is not None:  # while srun was being started
         process.send_signal(signals.received)

@@ -80,9 +80,7 @@ class Supervisor:
                     f"{compress_hostlist(chosen)}{self._without(nodes, chosen)}; "
                     f"first failure: {failures[-1].text}"
                 )
-            # Of a task of an array, too, the id of the job itself is needed.
-            job_id, host = self._step.job_id or "", self._step.node_name
-            with watched(job_id, host, healthy, options.requeue, options.watch):
+            with watched(self._step, healthy, options.requeue, options.watch):
                 status, output = run_step(self._command(chosen), self._signals)
             if status == 0:
                 if failures:
