@@ -92,7 +92,15 @@ def requeue_job(
         saved: how many tasks have saved together.
     """
     restarts, job_id = step.restart_count or 0, job_id_for_scontrol(step)
-    seconds_left = _start_clock(step)
+    # All commands together may take a quarter of the time until the job's end.
+    seconds = _MOST_SECONDS
+    if step.job_end_time is not None:
+        seconds = min(seconds, max(_LEAST_SECONDS, (step.job_end_time - time.time()) / 4))
+    until = time.monotonic() + seconds
+
+    def seconds_left() -> float:
+        return until - time.monotonic()
+
     if requeue is None:
         return ExitPlan(TERMINATED_STATUS, 0, "ending, without a requeue (requeue=None)")
     if max_restarts is not None and restarts >= max_restarts:
@@ -129,25 +137,21 @@ def requeue_job(
         )
         return ExitPlan(TERMINATED_STATUS, 0, message)
     try:
-        if _slurm_requeues(job, seconds_left):
-            return _leave_to_slurm(job_id, restarts + 1, seconds_left)
-        scontrol.run("scontrol", "requeue", job_id, timeout=seconds_left())
+        by_slurm = _slurm_requeues(job, seconds_left)
+        if not by_slurm:
+            scontrol.run("scontrol", "requeue", job_id, timeout=seconds_left())
     except OSError as error:
         return ExitPlan(REQUEUE_STATUS, 0, f"not requeued ({error}); {asks}")
-    message = f"job {job_id} requeued, restart {restarts + 1}"
-    return ExitPlan(REQUEUE_STATUS, _JOB_END_SECONDS, message)
-
-
-def _start_clock(step: SlurmStep) -> Callable[[], float]:
-    """Returns a function that returns how many seconds Slurm's next command may take.
-
-    All commands together may take a quarter of the time until the job's end.
-    """
-    seconds = _MOST_SECONDS
-    if step.job_end_time is not None:
-        seconds = min(seconds, max(_LEAST_SECONDS, (step.job_end_time - time.time()) / 4))
-    until = time.monotonic() + seconds
-    return lambda: until - time.monotonic()
+    if not by_slurm:
+        message = f"job {job_id} requeued, restart {restarts + 1}"
+        return ExitPlan(REQUEUE_STATUS, _JOB_END_SECONDS, message)
+    message = f"job {job_id} is preempted, and Slurm requeues it, restart {restarts + 1}"
+    try:  # ends the shell of the batch file; the status does not ask it for another requeue
+        scontrol.run("scancel", "--batch", "--signal=TERM", job_id, timeout=seconds_left())
+    except OSError as error:
+        message = f"{message}, when its batch file ends, which has to be now ({error})"
+        return ExitPlan(TERMINATED_STATUS, 0, message)
+    return ExitPlan(TERMINATED_STATUS, _BATCH_END_SECONDS, message)
 
 
 def _slurm_requeues(job: Dict[str, str], seconds_left: Callable[[], float]) -> bool:
@@ -168,20 +172,6 @@ def _slurm_requeues(job: Dict[str, str], seconds_left: Callable[[], float]) -> b
     if mode == "OFF":  # the cluster's counts
         mode = config.get("PreemptMode", "OFF")
     return "REQUEUE" in mode.split(",")
-
-
-def _leave_to_slurm(job_id: str, restart: int, seconds_left: Callable[[], float]) -> ExitPlan:
-    """Ends the shell that runs the batch file of a job: then Slurm requeues the job.
-
-    The status is not the one that asks the batch file for a requeue.
-    """
-    message = f"job {job_id} is preempted, and Slurm requeues it, restart {restart}"
-    try:
-        scontrol.run("scancel", "--batch", "--signal=TERM", job_id, timeout=seconds_left())
-    except OSError as error:
-        message = f"{message}, when its batch file ends, which has to be now ({error})"
-        return ExitPlan(TERMINATED_STATUS, 0, message)
-    return ExitPlan(TERMINATED_STATUS, _BATCH_END_SECONDS, message)
 
 
 def job_id_for_scontrol(step: SlurmStep) -> Optional[str]:

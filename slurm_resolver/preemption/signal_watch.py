@@ -65,11 +65,8 @@ class SignalWatch:
         The other signals reach all processes of the step: a child that reads data must live until
         the training is saved.
         """
-        atexit.unregister(self._ignore_signals)
-        for name in self.names:
-            number = getattr(signal, name)
-            if signal.getsignal(number) == self._record:
-                signal.signal(number, signal.SIG_DFL if name == "SIGTERM" else _do_nothing)
+        if signal.getsignal(signal.SIGTERM) == self._record:
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
     def _record(self, number: int, frame: Optional[FrameType]) -> None:
         # No lock: the code that the signal has interrupted may hold it.
@@ -78,7 +75,3 @@ class SignalWatch:
             self.ended = self.ended or number == signal.SIGTERM
         elif self.received is None:
             self.received = signal.Signals(number).name
-
-
-def _do_nothing(number: int, frame: Optional[FrameType]) -> None:
-    """A handler, as a program that the child becomes would inherit that a signal is ignored."""
