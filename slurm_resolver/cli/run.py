@@ -12,7 +12,6 @@ from typing import Optional, Tuple
 from slurm_resolver.cli.options import add_command, command_of, count, seconds
 from slurm_resolver.errors import LaunchError, SlurmResolverError
 from slurm_resolver.local import IMITATED_SLURM
-from slurm_resolver.preemption.requeue import REQUEUE_STATUS
 
 DESCRIPTION = f"""\
 Starts COMMAND as N tasks on this machine, each with the variables that srun sets in a step of one
@@ -96,7 +95,6 @@ def main(args: argparse.Namespace) -> int:
         gpu_variables=gpu_variables(tasks, args.gpus, args.gpus_per_task, os.environ),
         time_limit=limit,
         limit_signal=limit_signal,
-        requeue_status=REQUEUE_STATUS,
     )
     with contextlib.suppress(SlurmResolverError):  # only the advice needs the variables
         advice = advise_on_nested_run(SlurmStep.read(), tasks)

@@ -20,7 +20,6 @@ class RunOptions(NamedTuple):
         fail_after: the time after the start of the first step, and the rank that is killed then.
         preempt_after: when the first step is preempted, after the first step of its training.
         requeue: whether the job starts anew where Slurm would requeue it.
-        requeue_status: the exit status by which a task asks for that.
         restarts: how often at most the job starts a new step after a failed one.
     """
 
@@ -35,5 +34,4 @@ class RunOptions(NamedTuple):
     fail_after: Optional[Tuple[float, int]] = None
     preempt_after: Optional[float] = None
     requeue: bool = False
-    requeue_status: Optional[int] = None
     restarts: int = 0

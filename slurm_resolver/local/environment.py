@@ -12,7 +12,7 @@ import os
 import re
 import socket
 from pathlib import Path
-from typing import Dict, List, Mapping, Optional, Sequence, Tuple
+from typing import Dict, List, Mapping, Optional
 
 from slurm_resolver.errors import GpuError
 from slurm_resolver.local import RunOptions
@@ -20,7 +20,6 @@ from slurm_resolver.slurm.gpu_variables import (
     CUDA,
     GPU_VARIABLES,
     SET_BY_SLURM,
-    Devices,
     count_driver_gpus,
     read_visible_devices,
 )
@@ -123,34 +122,26 @@ def gpu_variables(
     common = {} if gpus is None else {"SLURM_GPUS": str(gpus)}
     if count == 0:
         return [{**common, CUDA: ""}] * num_tasks
+    shown = {name: value for name, value in environ.items() if name in GPU_VARIABLES}
+    visible = read_visible_devices(SlurmStep.read(shown))
+    devices, whose = visible.devices, f"{visible.text} names"
+    if devices is None:
+        driver = count_driver_gpus()
+        devices = tuple(map(str, range(count if driver is None else driver)))
+        whose = "the driver shows"
+    if count > len(devices):
+        raise GpuError(
+            f"{count} GPUs are asked for, but {whose} {len(devices)}. Ask for fewer, or name "
+            f"devices in {CUDA} to simulate more."
+        )
+    devices = devices[:count]
+    # The other makers' drivers do not know this one's UUIDs.
+    names = SET_BY_SLURM if all(name.isdigit() for name in devices) else (visible.name,)
+    common["SLURM_GPUS_ON_NODE"] = str(count)
+    shares = [devices] * num_tasks
     if gpus_per_task:
         bind = f"gres/gpu:per_task:{gpus_per_task}"
         common.update(dict.fromkeys(("SLURM_TRES_BIND", "SLURMD_TRES_BIND"), bind))
-    names, devices = _step_devices(count, environ)
-    common["SLURM_GPUS_ON_NODE"] = str(count)
-    tasks = []
-    for rank in range(num_tasks):
-        own = devices
-        if gpus_per_task:
-            own = devices[rank * gpus_per_task : (rank + 1) * gpus_per_task]
-        tasks.append({**common, **dict.fromkeys((*names, "SLURM_STEP_GPUS"), ",".join(own))})
-    return tasks
-
-
-def _step_devices(count: int, environ: Mapping[str, str]) -> Tuple[Sequence[str], Devices]:
-    """Returns the variables to set, and the step's GPUs."""
-    shown = {name: value for name, value in environ.items() if name in GPU_VARIABLES}
-    visible = read_visible_devices(SlurmStep.read(shown))
-    remedy = f"Ask for fewer, or name devices in {CUDA} to simulate more."
-    if visible.devices is None:
-        found = count_driver_gpus()
-        if found is not None and found < count:
-            raise GpuError(f"{count} GPUs are asked for, but the driver shows {found}. {remedy}")
-        return SET_BY_SLURM, tuple(map(str, range(count)))
-    if count > len(visible.devices):
-        given = f"{visible.text} names {len(visible.devices)}"
-        raise GpuError(f"{count} GPUs are asked for, but {given}. {remedy}")
-    devices = visible.devices[:count]
-    # The other makers' drivers do not know this one's UUIDs.
-    numbers_only = all(name.isdigit() for name in devices)
-    return (SET_BY_SLURM if numbers_only else [visible.name]), devices
+        shares = [devices[i : i + gpus_per_task] for i in range(0, count, gpus_per_task)]
+    names = (*names, "SLURM_STEP_GPUS")
+    return [{**common, **dict.fromkeys(names, ",".join(share))} for share in shares]

@@ -15,13 +15,14 @@ import subprocess
 import tempfile
 import threading
 import time
-from typing import Any, Callable, Dict, Iterable, List, Mapping
+from typing import Any, Callable, Iterable, List, Mapping
 
 from slurm_resolver.errors import LaunchError
 from slurm_resolver.local import RunOptions
 from slurm_resolver.local.child_process import end_with_this
 from slurm_resolver.local.environment import inherited_environment, step_environment
 from slurm_resolver.local.output import Output
+from slurm_resolver.preemption.requeue import REQUEUE_STATUS
 from slurm_resolver.training_reports import READY, SAVED, VARIABLE
 from slurm_resolver.wording import counted
 
@@ -57,7 +58,7 @@ async def run_job(
         if not reason:
             reason, count, most = step.failure, steps, options.restarts
             # A task that asks for a requeue has not failed, even if --requeue is not given.
-            if not (reason and most) or step.status == options.requeue_status:
+            if not (reason and most) or step.status == REQUEUE_STATUS:
                 return step.status
         if count == most:
             print_line(f"not started again after {counted(count, 'restart')}: {reason}")
@@ -98,7 +99,7 @@ class _Step:
         with contextlib.closing(output), tempfile.NamedTemporaryFile() as self._reports:
             try:
                 for rank in range(self._options.num_tasks):
-                    self._start_task(rank, self._task_environment(rank, variables), output)
+                    self._start_task(rank, variables, output)
                 self._set_timers(elapsed)
                 await self._ended.wait()
                 if self._options.preempt_after is not None:
@@ -117,23 +118,21 @@ class _Step:
         else:
             self._end_all(number.name, number)
 
-    def _task_environment(self, rank: int, variables: Mapping[str, str]) -> Dict[str, str]:
+    def _start_task(self, rank: int, variables: Mapping[str, str], output: Output) -> None:
         environ = {**variables, "SLURM_PROCID": str(rank), "SLURM_LOCALID": str(rank)}
         if self._options.gpu_variables is not None:
             environ.update(self._options.gpu_variables[rank])
         if self._options.preempt_after is not None:
             environ[VARIABLE] = self._reports.name
-        return environ
-
-    def _start_task(self, rank: int, environ: Dict[str, str], output: Output) -> None:
-        errors = output.prepare(rank, environ)
+        file = output.open(rank, environ)
         try:
             process = subprocess.Popen(
                 end_with_this([*_SET_TASK_PID, *self._options.command], environ),
                 env=environ,
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
-                stderr=errors,
+                # With one pipe for both, their lines keep their order.
+                stderr=subprocess.PIPE if file is None else subprocess.STDOUT,
                 start_new_session=True,  # a process group with all that the task starts
             )
         except OSError as error:
@@ -143,7 +142,7 @@ class _Step:
             ) from error
         self._processes.append(process)
         self._running.add(rank)
-        output.copy_from(rank, process)
+        output.copy(rank, process, file)
         threading.Thread(target=self._watch, args=(rank, process), daemon=True).start()
 
     def _watch(self, rank: int, process: subprocess.Popen[bytes]) -> None:
@@ -158,7 +157,7 @@ class _Step:
             left = options.time_limit - elapsed
             why = f"the time limit of {options.time_limit} s is reached"
             self._call_later(left, self._end_all, why)
-            if options.limit_signal is not None and left > options.limit_signal.seconds:
+            if options.limit_signal is not None and left > options.limit_signal[1]:
                 number, seconds = options.limit_signal
                 self._call_later(left - seconds, self._send_limit_signal, number, seconds)
         if options.fail_after is not None:
@@ -197,21 +196,20 @@ class _Step:
 
     def _describe_preemption(self) -> None:
         """Reports a planned preemption that did not come, or that saved nothing."""
-        was_preempted = self._ignore_statuses and self.requeue_reason
-        if was_preempted and not self._reported(SAVED):
+        if not self._ending:
+            self._print_line(
+                "not preempted: the tasks ended before --preempt-after, which counts from the "
+                "first step that BackupAndResume, ResumableLoop or termination_config reports "
+                "(kill -USR2 preempts any program)"
+            )
+        elif self.requeue_reason and self._ignore_statuses and not self._reported(SAVED):
             self._print_line("nothing was saved after the preemption")
-        elif not self._ending:
-            why = "the tasks ended before --preempt-after"
-            if not self._reported(READY):
-                why = "no task has reported a first step (BackupAndResume, ResumableLoop and "
-                why += "termination_config do; kill -USR2 preempts any program)"
-            self._print_line(f"not preempted: {why}")
 
     def _on_task_end(self, rank: int, status: int) -> None:
         self._running.discard(rank)
         if not self._running:
             self._ended.set()
-        asks_for_requeue = self._options.requeue and status == self._options.requeue_status
+        asks_for_requeue = self._options.requeue and status == REQUEUE_STATUS
         if self._ignore_statuses or (self._ending and not asks_for_requeue):
             return
         self.status = max(self.status, status)

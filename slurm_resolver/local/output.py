@@ -43,21 +43,24 @@ class Output:
     def __init__(self, options: RunOptions) -> None:
         """Prepares it; no file is opened yet."""
         self._options = options
-        self._names: Dict[int, Optional[str]] = {}  # by rank; None for the screen
         self._files: Dict[str, BinaryIO] = {}
         self._threads: List[threading.Thread] = []
         self._lock = threading.Lock()
         self._shows_notes = os.environ.get("TF_CPP_MIN_LOG_LEVEL") == "0"
 
-    def prepare(self, rank: int, variables: Mapping[str, str]) -> int:
-        """Opens a task's file, and returns what Popen takes as its stderr: a pipe, or stdout's.
+    def open(self, rank: int, variables: Mapping[str, str]) -> Optional[BinaryIO]:
+        """Returns the file for a task's output, empty at first; None for the screen.
 
         Raises:
             LaunchError: for a file that cannot be written.
         """
-        self._names[rank] = name = self._name(rank, variables)
-        if name is None:
-            return subprocess.PIPE
+        name, tasks = self._options.output, self._options.num_tasks
+        shown = int(name) if name.isdecimal() and int(name) < tasks else None  # the only rank
+        if name.lower() == "all" or shown == rank:
+            return None
+        if name.lower() == "none" or shown is not None:
+            name = os.devnull
+        name = file_name(name, variables)
         if name not in self._files:
             try:
                 self._files[name] = io.FileIO(name, "w")
@@ -66,18 +69,19 @@ class Output:
                     f"cannot write to {name!r} ({error.strerror}): expected a file name, in a "
                     "folder that exists"
                 ) from None
-        return subprocess.STDOUT  # with one pipe for both, their lines keep their order
+        return self._files[name]
 
-    def copy_from(self, rank: int, process: subprocess.Popen[bytes]) -> None:
-        """Starts to copy what comes from a task's pipes."""
-        name, tasks = self._names[rank], self._options.num_tasks
-        labelled = name is None if self._options.label is None else self._options.label
+    def copy(self, rank: int, process: subprocess.Popen[bytes], file: Optional[BinaryIO]) -> None:
+        """Starts to copy what comes from a task's pipes to its file, or to the screen."""
+        tasks, labelled = self._options.num_tasks, self._options.label
+        if labelled is None:
+            labelled = file is None
         label = f"{rank:{len(str(tasks - 1))}d}: ".encode() if labelled else b""
-        end = b"\n" if labelled or (name is None and tasks > 1) else b""  # of the last line
+        end = b"\n" if labelled or (file is None and tasks > 1) else b""  # of the last line
         screens = ((process.stdout, sys.stdout.buffer), (process.stderr, sys.stderr.buffer))
         for source, screen in screens:
             if source is not None:
-                arguments = (source, screen if name is None else self._files[name], label, end)
+                arguments = (source, file or screen, label, end)
                 thread = threading.Thread(target=self._copy, args=arguments, daemon=True)
                 thread.start()
                 self._threads.append(thread)
@@ -88,15 +92,6 @@ class Output:
             thread.join(timeout=1.0)  # a process that has left its task's group may keep a pipe
         for file in self._files.values():
             file.close()
-
-    def _name(self, rank: int, variables: Mapping[str, str]) -> Optional[str]:
-        pattern = self._options.output
-        only_rank = pattern.isdecimal() and int(pattern) < self._options.num_tasks
-        if pattern.lower() == "all" or (only_rank and int(pattern) == rank):
-            return None
-        if pattern.lower() == "none" or only_rank:
-            return os.devnull
-        return file_name(pattern, variables)
 
     def _copy(self, source: IO[bytes], target: BinaryIO, label: bytes, end: bytes) -> None:
         # BrokenPipeError: the reader of the screen has gone; ValueError: the file is closed

@@ -26,7 +26,6 @@ from __future__ import annotations
 
 import contextlib
 import re
-import shutil
 import time
 from typing import Callable, Dict, NamedTuple, Optional
 
@@ -93,39 +92,39 @@ def requeue_job(
         saved: how many tasks have saved together.
     """
     restarts, job_id = step.restart_count or 0, job_id_for_scontrol(step)
+    # All commands together may take a quarter of the time until the job's end.
+    seconds = _MOST_SECONDS
+    if step.job_end_time is not None:
+        seconds = min(seconds, max(_LEAST_SECONDS, (step.job_end_time - time.time()) / 4))
+    until = time.monotonic() + seconds
+
+    def seconds_left() -> float:
+        return until - time.monotonic()
+
     if requeue is None:
         return ExitPlan(TERMINATED_STATUS, 0, "ending, without a requeue (requeue=None)")
     if max_restarts is not None and restarts >= max_restarts:
         if job_id is not None and not step.simulated:
             with contextlib.suppress(OSError):  # Slurm itself may requeue it
-                scontrol.forbid_requeue(job_id, _start_clock(step)())
+                scontrol.forbid_requeue(job_id, seconds_left())
         message = f"SLURM_RESTART_COUNT={restarts} has reached max_restarts={max_restarts}"
         kept = "The checkpoint is kept: submit the job again to resume"
         return ExitPlan(MAX_RESTARTS_STATUS, 0, f"not requeued: {message}. {kept}")
+    asks = f"exit status {REQUEUE_STATUS} asks the batch file to requeue job {job_id}"
     if job_id is None:
-        message = f"exit status {REQUEUE_STATUS}: start the program again to resume"
-        return ExitPlan(REQUEUE_STATUS, 0, message)
-    if step.simulated:  # scontrol might requeue a real job with the same id
-        message = f"exit status {REQUEUE_STATUS} asks slurm-resolver run to start the tasks again"
-        return ExitPlan(REQUEUE_STATUS, 0, message)
-    ask_batch_file = f"exit status {REQUEUE_STATUS} asks the batch file to requeue job {job_id}"
-    if requeue == "exit-code":
-        return ExitPlan(REQUEUE_STATUS, 0, ask_batch_file)
-    if shutil.which("scontrol") is None:
-        message = f"scontrol is not on this task's PATH; {ask_batch_file}"
-        return ExitPlan(REQUEUE_STATUS, 0, message)
-    seconds_left = _start_clock(step)
+        asks = f"exit status {REQUEUE_STATUS}: start the program again to resume"
+    elif step.simulated:  # scontrol might requeue a real job with the same id
+        asks = f"exit status {REQUEUE_STATUS} asks slurm-resolver run to start the tasks again"
+    if job_id is None or step.simulated or requeue == "exit-code":
+        return ExitPlan(REQUEUE_STATUS, 0, asks)
     try:
         job = scontrol.show_job(job_id, seconds_left())
-        if "JobState" not in job:
-            raise OSError("scontrol show job prints no JobState")
-    except OSError as error:
-        unknown = f"not requeued, as it may have been cancelled ({error})"
-        return ExitPlan(REQUEUE_STATUS, 0, f"{unknown}; {ask_batch_file}")
+        is_running = job["JobState"] in scontrol.RUNNING_STATES
+    except (OSError, KeyError) as error:
+        return ExitPlan(REQUEUE_STATUS, 0, f"the job's state is unknown ({error}); {asks}")
     seen = job.get("Restarts", "")
     if seen.isdecimal() and int(seen) > restarts:
         return ExitPlan(REQUEUE_STATUS, 0, f"job {job_id} has been requeued already")
-    is_running = job["JobState"] in scontrol.RUNNING_STATES
     if not is_running and job.get("Reason") != "TimeLimit":
         return ExitPlan(TERMINATED_STATUS, 0, f"job {job_id} is being cancelled: not requeued")
     others = (step.num_tasks or 1) - saved
@@ -138,25 +137,21 @@ def requeue_job(
         )
         return ExitPlan(TERMINATED_STATUS, 0, message)
     try:
-        if _slurm_requeues(job, seconds_left):
-            return _leave_to_slurm(job_id, restarts + 1, seconds_left)
-        scontrol.run("scontrol", "requeue", job_id, timeout=seconds_left())
+        by_slurm = _slurm_requeues(job, seconds_left)
+        if not by_slurm:
+            scontrol.run("scontrol", "requeue", job_id, timeout=seconds_left())
     except OSError as error:
-        return ExitPlan(REQUEUE_STATUS, 0, f"not requeued ({error}); {ask_batch_file}")
-    message = f"job {job_id} requeued, restart {restarts + 1}"
-    return ExitPlan(REQUEUE_STATUS, _JOB_END_SECONDS, message)
-
-
-def _start_clock(step: SlurmStep) -> Callable[[], float]:
-    """Returns a function that returns how many seconds Slurm's next command may take.
-
-    All commands together may take a quarter of the time until the job's end.
-    """
-    seconds = _MOST_SECONDS
-    if step.job_end_time is not None:
-        seconds = min(seconds, max(_LEAST_SECONDS, (step.job_end_time - time.time()) / 4))
-    until = time.monotonic() + seconds
-    return lambda: max(0.0, until - time.monotonic())
+        return ExitPlan(REQUEUE_STATUS, 0, f"not requeued ({error}); {asks}")
+    if not by_slurm:
+        message = f"job {job_id} requeued, restart {restarts + 1}"
+        return ExitPlan(REQUEUE_STATUS, _JOB_END_SECONDS, message)
+    message = f"job {job_id} is preempted, and Slurm requeues it, restart {restarts + 1}"
+    try:  # ends the shell of the batch file; the status does not ask it for another requeue
+        scontrol.run("scancel", "--batch", "--signal=TERM", job_id, timeout=seconds_left())
+    except OSError as error:
+        message = f"{message}, when its batch file ends, which has to be now ({error})"
+        return ExitPlan(TERMINATED_STATUS, 0, message)
+    return ExitPlan(TERMINATED_STATUS, _BATCH_END_SECONDS, message)
 
 
 def _slurm_requeues(job: Dict[str, str], seconds_left: Callable[[], float]) -> bool:
@@ -169,29 +164,14 @@ def _slurm_requeues(job: Dict[str, str], seconds_left: Callable[[], float]) -> b
     version = [int(part) for part in re.findall(r"\d+", config.get("SLURM_VERSION", ""))[:2]]
     if version < _FIRST_THAT_REQUEUES:
         return False
-    cluster_mode = config.get("PreemptMode", "OFF")
     if config.get("PreemptType") == "preempt/qos":
-        qos = scontrol.show_qos(job.get("QOS", ""), seconds_left())
-        mode = qos.get("PreemptMode", "OFF")
-        mode = cluster_mode if mode == "OFF" else mode  # OFF: the QOS sets none
+        chosen = scontrol.show_qos(job.get("QOS", ""), seconds_left())
     else:
-        partition = scontrol.show_partition(job.get("Partition", ""), seconds_left())
-        mode = partition.get("PreemptMode", cluster_mode)
+        chosen = scontrol.show_partition(job.get("Partition", ""), seconds_left())
+    mode = chosen.get("PreemptMode", "OFF")
+    if mode == "OFF":  # the cluster's counts
+        mode = config.get("PreemptMode", "OFF")
     return "REQUEUE" in mode.split(",")
-
-
-def _leave_to_slurm(job_id: str, restart: int, seconds_left: Callable[[], float]) -> ExitPlan:
-    """Ends the shell that runs the batch file of a job: then Slurm requeues the job.
-
-    The status is not the one that asks the batch file for a requeue.
-    """
-    message = f"job {job_id} is preempted, and Slurm requeues it, restart {restart}"
-    try:
-        scontrol.run("scancel", "--batch", "--signal=TERM", job_id, timeout=seconds_left())
-    except OSError as error:
-        message = f"{message}, when its batch file ends, which has to be now ({error})"
-        return ExitPlan(TERMINATED_STATUS, 0, message)
-    return ExitPlan(TERMINATED_STATUS, _BATCH_END_SECONDS, message)
 
 
 def job_id_for_scontrol(step: SlurmStep) -> Optional[str]:

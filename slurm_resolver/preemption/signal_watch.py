@@ -28,15 +28,16 @@ class SignalWatch:
         self.terminated = False
         self.ended = False
         self._leaving = False
-        self._armed = False
         for name in self.names:
-            if not (name.startswith("SIG") and hasattr(signal, name)):
+            if name not in signal.Signals.__members__ or name in ("SIGKILL", "SIGSTOP"):
                 raise ResumeError(
-                    f"signals={self.names!r}: {name!r} is not a signal; expected names such as "
-                    "'SIGUSR1' and 'SIGTERM'."
+                    f"signals={self.names!r}: {name!r} is not a signal that a process can handle; "
+                    "expected names such as 'SIGUSR1' and 'SIGTERM'."
                 )
-            if name in ("SIGKILL", "SIGSTOP"):
-                raise ResumeError(f"signals={self.names!r}: no process can handle {name}.")
+        # Python removes its handlers before TensorFlow has shut down. A signal in between must not
+        # kill a program that has finished.
+        atexit.register(self._ignore_signals)
+        os.register_at_fork(after_in_child=self._leave_child_alone)
 
     def arm(self) -> None:
         """Installs the handlers, in place of any that other code has installed since."""
@@ -48,13 +49,6 @@ class SignalWatch:
             )
         for name in self.names:
             signal.signal(getattr(signal, name), self._record)
-        # Python removes its handlers before TensorFlow has shut down. A signal in between must not
-        # kill a program that has finished.
-        atexit.unregister(self._ignore_signals)
-        atexit.register(self._ignore_signals)
-        if not self._armed:
-            self._armed = True
-            os.register_at_fork(after_in_child=self._leave_child_alone)
 
     def leave_on_sigterm(self) -> None:
         """Makes `ended` tell whether a SIGTERM comes from now on, by which Slurm ends the job."""
@@ -71,11 +65,8 @@ class SignalWatch:
         The other signals reach all processes of the step: a child that reads data must live until
         the training is saved.
         """
-        atexit.unregister(self._ignore_signals)
-        for name in self.names:
-            number = getattr(signal, name)
-            if signal.getsignal(number) == self._record:
-                signal.signal(number, signal.SIG_DFL if name == "SIGTERM" else _do_nothing)
+        if signal.getsignal(signal.SIGTERM) == self._record:
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
     def _record(self, number: int, frame: Optional[FrameType]) -> None:
         # No lock: the code that the signal has interrupted may hold it.
@@ -84,7 +75,3 @@ class SignalWatch:
             self.ended = self.ended or number == signal.SIGTERM
         elif self.received is None:
             self.received = signal.Signals(number).name
-
-
-def _do_nothing(number: int, frame: Optional[FrameType]) -> None:
-    """A handler, as a program that the child becomes would inherit that a signal is ignored."""

@@ -1,14 +1,13 @@
 """Whether the CPUs that each task may use suffice.
 
 TensorFlow starts a thread for each CPU that the process may use (sched_getaffinity). A task that is
-bound to one CPU of many, or to another task's, trains slowly without a message.
+bound to one CPU of many trains slowly without a message.
 """
 
 from __future__ import annotations
 
-import itertools
 import os
-from typing import Mapping, NamedTuple, Sequence
+from typing import Collection, List, Mapping, NamedTuple, Sequence
 
 from slurm_resolver.preflight.result import WARNING, Result, result_of
 from slurm_resolver.slurm.step import SlurmStep
@@ -39,52 +38,36 @@ def cpu_facts(step: SlurmStep, rank: int, uses_gpus: bool) -> CpuFacts:
 
 def check_cpus(by_node: Mapping[str, Sequence[CpuFacts]]) -> Result:
     """Returns the result for the tasks of all nodes."""
-    problems = [find_problem(node, tasks) for node, tasks in by_node.items()]
-    counts = [_count(task.mask) for tasks in by_node.values() for task in tasks]
-    least = f"at least {counted(min(counts), 'CPU')}"
-    return result_of("cpus", problems, f"each task may use {least}", WARNING)
+    problems = [_find_problem(node, tasks) for node, tasks in by_node.items()]
+    least = min(len(_cpus(task.mask)) for tasks in by_node.values() for task in tasks)
+    detail = f"each task may use at least {counted(least, 'CPU')}"
+    return result_of("cpus", problems, detail, WARNING)
 
 
-def find_problem(node: str, tasks: Sequence[CpuFacts]) -> str:
+def _find_problem(node: str, tasks: Sequence[CpuFacts]) -> str:
     """Returns what slows down the tasks of a node, and what to do about it; or ''."""
-    together = 0
-    for task in tasks:
-        together |= task.mask
     machine = tasks[0].machine
+    usable = {cpu for task in tasks for cpu in _cpus(task.mask)}
     granted = max(tasks[0].granted, tasks[0].per_task * len(tasks))
-    if _count(together) < min(max(granted // 2 + 1, len(tasks)), granted, machine):
+    if len(usable) < min(max(granted // 2 + 1, len(tasks)), granted, machine):
         each = max(1, granted // len(tasks))
         return (
-            f"{_ranks(tasks)} on {node} may use {_cpus(together)}, but SLURM_CPUS_ON_NODE or "
-            f"SLURM_CPUS_PER_TASK promises {granted}: srun --cpus-per-task={each}, or export "
-            "SRUN_CPUS_PER_TASK before srun"
+            f"{_named('rank', [task.rank for task in tasks])} on {node} may use "
+            f"{_named('CPU', usable)}, but SLURM_CPUS_ON_NODE or SLURM_CPUS_PER_TASK promises "
+            f"{granted}: srun --cpus-per-task={each}, or export SRUN_CPUS_PER_TASK before srun"
         )
-    for one, other in itertools.combinations(tasks, 2):
-        shared = one.mask & other.mask
-        if shared and together not in (one.mask, other.mask):
-            return (
-                f"ranks {one.rank} and {other.rank} on {node} are both bound to {_cpus(shared)}, "
-                "and other CPUs of the step are free: leave out --cpu-bind, or bind each task to "
-                "its own"
-            )
-    starving = [task for task in tasks if task.uses_gpus and _count(task.mask) == 1 < machine]
-    if starving:
+    starving = [task.rank for task in tasks if task.uses_gpus and len(_cpus(task.mask)) == 1]
+    if starving and machine > 1:
         return (
-            f"{_ranks(starving)} on {node} may use 1 CPU of the node's {machine}, too few to feed "
-            "a GPU: ask for more, sbatch --cpus-per-task=N"
+            f"{_named('rank', starving)} on {node} may use 1 CPU of the node's {machine}, too few "
+            "to feed a GPU: ask for more, sbatch --cpus-per-task=N"
         )
     return ""
 
 
-def _count(mask: int) -> int:
-    return bin(mask).count("1")
+def _cpus(mask: int) -> List[int]:
+    return [cpu for cpu in range(mask.bit_length()) if mask >> cpu & 1]
 
 
-def _cpus(mask: int) -> str:
-    cpus = [cpu for cpu in range(mask.bit_length()) if mask >> cpu & 1]
-    return f"{'CPU' if len(cpus) == 1 else 'CPUs'} {','.join(ranges_of(cpus))}"
-
-
-def _ranks(tasks: Sequence[CpuFacts]) -> str:
-    ranks = ",".join(ranges_of(task.rank for task in tasks))
-    return f"{'rank' if len(tasks) == 1 else 'ranks'} {ranks}"
+def _named(noun: str, numbers: Collection[int]) -> str:
+    return f"{noun}{'' if len(numbers) == 1 else 's'} {','.join(ranges_of(numbers))}"

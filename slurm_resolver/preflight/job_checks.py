@@ -33,7 +33,9 @@ def check_job(step: SlurmStep) -> List[Result]:
 
 
 def _check_batch_job(batch_file: str, may_requeue: bool, append: bool) -> List[Result]:
-    options = _sbatch_options(batch_file)
+    # Slurm reads the #SBATCH lines up to the first command.
+    head = re.match(r"(?:#.*(?:\n|$)|[ \t]*\n)*", batch_file)
+    options = "\n".join(re.findall(r"^#SBATCH(.*?)(?: #.*)?$", head[0] if head else "", re.M))
     asked = re.search(r"--signal[= ]\s*(B:)?(?:SIG)?(\w+)", options)
     requeue = signal = ""
     # Nothing is wrong with a job that asks for neither.
@@ -56,12 +58,6 @@ def _check_batch_job(batch_file: str, may_requeue: bool, append: bool) -> List[R
         result_of("requeue", [requeue], allowed, WARNING),
         result_of("signal", [signal], sent, WARNING),
     ]
-
-
-def _sbatch_options(batch_file: str) -> str:
-    """Returns the options of the #SBATCH lines, which Slurm reads up to the first command."""
-    head = re.match(r"(?:#.*(?:\n|$)|[ \t]*\n)*", batch_file)
-    return "\n".join(re.findall(r"^#SBATCH(.*?)(?: #.*)?$", head[0] if head else "", re.M))
 
 
 def advise_on_lonely_step(step: SlurmStep) -> str:

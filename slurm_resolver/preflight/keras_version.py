@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import importlib.metadata
 import importlib.util
-import os
 import sys
 from typing import List, Tuple
 
@@ -75,23 +74,14 @@ def check_versions(uses_gpus: bool = False) -> List[Result]:
     An old Keras 3 beside tf_keras is no warning: the program may import tf_keras.
     """
     version = find_tensorflow_version()
-    keras, tf_keras = _installed("keras"), _installed("tf_keras")
-    tensorflow, problem = Result("tensorflow", OK, version or "of another build"), ""
+    tensorflow = Result("tensorflow", OK, version or "of another build")
     if not version and importlib.util.find_spec("tensorflow") is None:
         missing = "not installed: load your site's module, or pip install 'tensorflow>=2.15'"
         tensorflow = Result("tensorflow", FAILED, f"{missing} (without GPUs tensorflow-cpu)")
     elif uses_gpus and _installed("tensorflow-cpu") and not _installed("tensorflow"):
         without_cuda = f"this task has GPUs, but tensorflow-cpu uses none: {CUDA_REMEDY}"
         tensorflow = Result("tensorflow", WARNING, without_cuda)
-    if os.environ.get("TF_USE_LEGACY_KERAS", "").lower() in ("1", "true"):
-        keras = ""
-        if not tf_keras:
-            minor = ".".join((version or "2").split(".")[:2])
-            problem = (
-                "TF_USE_LEGACY_KERAS asks for tf_keras, which is not installed: pip install "
-                f"'tf_keras=={minor}.*', or unset the variable to use Keras 3"
-            )
-    elif keras and not tf_keras:
-        problem = keras_problem(keras)
+    keras, tf_keras = _installed("keras"), _installed("tf_keras")
+    problem = keras_problem(keras) if keras and not tf_keras else ""
     found = [f"{name} {n}" for name, n in (("Keras", keras), ("tf_keras", tf_keras)) if n]
     return [tensorflow, result_of("keras", [problem], ", ".join(found), WARNING)]

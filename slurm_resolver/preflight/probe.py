@@ -19,21 +19,19 @@ def listening(rank: int, address: str) -> Iterator[Optional[str]]:
     port = int(address.rpartition(":")[2])
     dual = socket.has_dualstack_ipv6()
     family = socket.AF_INET6 if dual else socket.AF_INET
-    server, problem = None, None
     try:
         server = socket.create_server(("", port), family=family, backlog=512, dualstack_ipv6=dual)
     except OSError as error:
-        problem = f"port {port}: {os.strerror(error.errno or 0)}{_find_listener(port)}"
-    else:
-        threading.Thread(target=_answer, args=(server, rank), daemon=True).start()
+        yield f"port {port}: {os.strerror(error.errno or 0)}{_find_listener(port)}"
+        return
+    threading.Thread(target=_answer, args=(server, rank), daemon=True).start()
     try:
-        yield problem
+        yield None
     finally:
-        if server is not None:
-            # close() alone would not wake the thread that waits in accept()
-            with contextlib.suppress(OSError):
-                server.shutdown(socket.SHUT_RDWR)
-            server.close()
+        # close() alone would not wake the thread that waits in accept()
+        with contextlib.suppress(OSError):
+            server.shutdown(socket.SHUT_RDWR)
+        server.close()
 
 
 def _find_listener(port: int) -> str:

@@ -14,7 +14,7 @@ from slurm_resolver.coordination.client import Client, connect
 from slurm_resolver.errors import RendezvousError
 from slurm_resolver.preflight.keras_version import find_tensorflow_version
 from slurm_resolver.preflight.probe import listening
-from slurm_resolver.preflight.result import names_of
+from slurm_resolver.preflight.result import named
 from slurm_resolver.version import __version__
 
 Note = Dict[str, Any]
@@ -106,16 +106,9 @@ def _digest(value: Any) -> str:
 
 
 def find_disagreement(notes: Mapping[int, Note], cluster: Cluster) -> List[str]:
-    """Returns the first difference between the tasks, with its values; [] if all agree.
-
-    The value of the fewest tasks comes first, as it is most likely the wrong one.
-    """
+    """Returns the first difference between the tasks, with its values; [] if all agree."""
     for key, what in _COMPARED.items():
-        ranks_by_value: Dict[str, List[int]] = {}
-        for rank, note in sorted(notes.items()):
-            ranks_by_value.setdefault(json.dumps(note[key], sort_keys=True), []).append(rank)
-        if len(ranks_by_value) > 1:
-            fewest_first = sorted(ranks_by_value.items(), key=lambda item: len(item[1]))[:4]
-            values = [f"{names_of(ranks, cluster)}: {value}" for value, ranks in fewest_first]
-            return [f"the tasks disagree on {what}: {'; '.join(values)}"]
+        values = {rank: json.dumps(note[key], sort_keys=True) for rank, note in notes.items()}
+        if len(set(values.values())) > 1:
+            return [f"the tasks disagree on {what}: {'; '.join(named(values, cluster)[:4])}"]
     return []

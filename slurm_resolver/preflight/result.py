@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Dict, Iterable, List, Mapping, NamedTuple
+from typing import Dict, Iterable, List, Mapping, NamedTuple, Optional, Sequence
 
 from slurm_resolver.cluster.cluster import Cluster
 from slurm_resolver.wording import shorten
@@ -33,16 +33,24 @@ def result_of(id: str, problems: Iterable[str], ok_detail: str, status: str = FA
     return Result(id, status, detail) if found else Result(id, OK, ok_detail)
 
 
-def merge(bad: Mapping[int, Result], cluster: Cluster) -> Result:
-    """Returns one result for the bad ones of a check, by rank; equal problems appear once."""
-    ranks_by_problem: Dict[str, List[int]] = {}
-    for rank, one in bad.items():
-        ranks_by_problem.setdefault(one.detail, []).append(rank)
-    problems = [f"{names_of(ranks, cluster)}: {text}" for text, ranks in ranks_by_problem.items()]
+def merge(own: Result, others: Mapping[int, Optional[Sequence[str]]], cluster: Cluster) -> Result:
+    """Returns one result for those of all tasks, by rank; None is one that is not bad.
+
+    Without a bad one it is this task's own result.
+    """
+    bad = {rank: Result(*one) for rank, one in others.items() if one is not None}
     status = FAILED if any(one.status == FAILED for one in bad.values()) else WARNING
-    return result_of(next(iter(bad.values())).id, problems, "", status)
+    problems = named({rank: one.detail for rank, one in bad.items()}, cluster)
+    return result_of(own.id, problems, own.detail, status) if bad else own
 
 
-def names_of(ranks: List[int], cluster: Cluster) -> str:
-    """Returns the names of the first three tasks, and how many more there are."""
-    return shorten([cluster.name_of(rank) for rank in ranks], 3)
+def named(texts: Mapping[int, str], cluster: Cluster) -> List[str]:
+    """Returns each of the texts, by rank, once, after the names of the tasks that gave it.
+
+    The text of the fewest tasks comes first, as it is most likely the wrong one.
+    """
+    ranks_by_text: Dict[str, List[int]] = {}
+    for rank, text in sorted(texts.items()):
+        ranks_by_text.setdefault(text, []).append(rank)
+    fewest_first = sorted(ranks_by_text.items(), key=lambda item: len(item[1]))
+    return [f"{shorten([*map(cluster.name_of, ranks)], 3)}: {text}" for text, ranks in fewest_first]

@@ -12,11 +12,10 @@ host's memory. Slurm then numbers the GPUs of each task from 0.
 
 from __future__ import annotations
 
-import itertools
 import re
 from collections import Counter
 from pathlib import Path
-from typing import Callable, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
+from typing import Callable, Dict, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 from slurm_resolver.cluster.addresses import Task
 from slurm_resolver.cluster.cluster import Cluster
@@ -69,39 +68,40 @@ def find_transport(tasks: Mapping[int, TaskDevices], name_of: Callable[[int], st
     """
     if not any(task.usable for task in tasks.values()):
         return Transport(False, "gradients go by gRPC: no task computes on a GPU")
-    slow = "gradients go by gRPC, slow: "
-    on_node: Dict[str, List[int]] = {}
+
+    def slow(why: str, remedy: str = "") -> Transport:
+        return Transport(False, f"gradients go by gRPC, slow: {why}", remedy)
+
+    hidden = ""
+    first_on: Dict[str, int] = {}  # the first task of each node
+    owners: Dict[Tuple[str, str], int] = {}  # by node and GPU
     for rank, task in tasks.items():
         if not task.usable:
-            return Transport(False, f"{slow}TensorFlow finds no GPU in {name_of(rank)}")
+            return slow(f"TensorFlow finds no GPU in {name_of(rank)}")
         if any(gpu.startswith("MIG-") for gpu in task.gpus or ()):
-            return Transport(False, f"{slow}{name_of(rank)} has a MIG slice")
-        on_node.setdefault(task.node, []).append(rank)
-    pairs = [pair for ranks in on_node.values() for pair in itertools.combinations(ranks, 2)]
-    for one, other in pairs:
-        devices, others = tasks[one].gpus, tasks[other].gpus
-        if devices is None or others is None:
-            return Transport(
-                False,
-                f"{slow}{name_of(one)} and {name_of(other)} may share a GPU",
-                "start with srun --gpus-per-node and without --gpu-bind",
-            )
-        shared = [device for device in devices if device in others]
-        if shared:
-            return Transport(
-                False,
-                f"{slow}{name_of(one)} shares GPU {shared[0]} with {name_of(other)}",
-                "start one task for each GPU, without --gpu-bind and --ntasks-per-gpu",
-            )
-    for one, other in pairs:
-        if tasks[one].confined and tasks[other].confined:
-            return Transport(
-                True,
-                "gradients go by NCCL, through the host's memory: "
-                f"{name_of(one)} and {name_of(other)} cannot open each other's GPUs",
-                "start with srun --gpus-per-node, without --gpus-per-task and --gpu-bind; each "
-                "task then takes its share",
-            )
+            return slow(f"{name_of(rank)} has a MIG slice")
+        first = first_on.setdefault(task.node, rank)
+        if first != rank:
+            both = f"{name_of(first)} and {name_of(rank)}"
+            if task.gpus is None or tasks[first].gpus is None:
+                remedy = "start with srun --gpus-per-node and without --gpu-bind"
+                return slow(f"{both} may share a GPU", remedy)
+            if task.confined and not hidden:
+                hidden = f"{both} cannot open each other's GPUs"
+        for gpu in task.gpus or ():
+            owner = owners.setdefault((task.node, gpu), rank)
+            if owner != rank:
+                return slow(
+                    f"{name_of(owner)} shares GPU {gpu} with {name_of(rank)}",
+                    "start one task for each GPU, without --gpu-bind and --ntasks-per-gpu",
+                )
+    if hidden:
+        return Transport(
+            True,
+            f"gradients go by NCCL, through the host's memory: {hidden}",
+            "start with srun --gpus-per-node, without --gpus-per-task and --gpu-bind; each task "
+            "then takes its share",
+        )
     return Transport(True, "gradients go by NCCL")
 
 

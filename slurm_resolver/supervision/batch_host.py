@@ -11,9 +11,10 @@ import os
 import subprocess
 import sys
 import time
-from typing import Callable, Iterator, Optional, Sequence
+from typing import Iterator, Sequence
 
 from slurm_resolver.slurm import scontrol
+from slurm_resolver.slurm.step import SlurmStep
 from slurm_resolver.supervision.policy import is_lost
 from slurm_resolver.supervision.step import say
 
@@ -26,15 +27,15 @@ _KEPT_VARIABLES = ("SLURM_JOB_ID", "SLURM_CONF", "SLURM_JWT", "SLURM_CLUSTERS")
 
 
 @contextlib.contextmanager
-def watched(
-    job_id: str, host: Optional[str], nodes: Sequence[str], requeue: bool, every: float
-) -> Iterator[None]:
+def watched(step: SlurmStep, nodes: Sequence[str], requeue: bool, every: float) -> Iterator[None]:
     """Has one of the nodes watch the node of the batch file, every `every` seconds, 0 for never.
 
     The last of the nodes does it, as it may be a spare one.
     """
-    others = [name for name in nodes if name != host]
-    if host is None or not others or not every:
+    others = [name for name in nodes if name != step.node_name]
+    # Of a task of an array, too, the id of the job itself is needed.
+    job_id = step.job_id
+    if job_id is None or step.node_name is None or not others or not every:
         yield
         return
     environ = {
@@ -42,13 +43,16 @@ def watched(
         for name, value in os.environ.items()
         if not name.startswith("SLURM") or name in _KEPT_VARIABLES
     }
-    program = [sys.executable, "-m", __name__, job_id, f"{every:g}"]
+    end = ["scontrol", "requeue"] if requeue else ["scancel"]
+    program = [sys.executable, "-m", __name__, f"{every:g}", job_id, *end]
     process = subprocess.Popen(
-        [*_STEP, f"--nodelist={others[-1]}", *program, "requeue" if requeue else "cancel"],
+        [*_STEP, f"--nodelist={others[-1]}", *program],
         env=environ,
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,  # srun reports each end, also the one below
+        text=True,
+        errors="replace",
     )
     try:
         yield
@@ -56,35 +60,32 @@ def watched(
         ended = process.poll() is not None
         process.terminate()
         with contextlib.suppress(subprocess.TimeoutExpired):
-            words = process.communicate(timeout=10)[1].decode(errors="replace").strip()
+            words = process.communicate(timeout=10)[1].strip()
             if ended:
                 say(f"the step that watches this node had ended: {words}")
         process.kill()
 
 
-def main(
-    job_id: str, every: float, action: str, sleep: Callable[[float], None] = time.sleep
-) -> None:
-    """Ends the job once it has lost its batch file; Slurm ends this step together with it."""
-    reported = False
-    while True:
-        sleep(every)
+def main(every: float, job_id: str, *end: str) -> None:
+    """Ends the job by the command `end` once it has lost its batch file, and this step with it."""
+    job = {"BatchHost": "", "StdOut": ""}
+    while not is_lost(job):
+        time.sleep(every)
         with contextlib.suppress(OSError):  # the controller may answer the next time
             job = scontrol.show_job(job_id, timeout=60.0)
-            if not is_lost(job):
-                continue
-            done = "requeued" if action == "requeue" else "cancelled"
-            if not reported:
-                reported = True
-                # The job's output file, to which the lost node wrote before.
-                with contextlib.suppress(OSError), open(job.get("StdOut", ""), "a") as stream:
-                    stream.write(
-                        f"slurm-resolver supervise: {job['BatchHost']} has failed, the node of the "
-                        f"batch file: the job is {done}\n"
-                    )
-            command = ("scontrol", "requeue") if action == "requeue" else ("scancel",)
-            scontrol.run(*command, job_id, timeout=60.0)
+    done = "requeued" if "requeue" in end else "cancelled"
+    # The job's output file, to which the lost node wrote before.
+    with contextlib.suppress(OSError), open(job.get("StdOut", ""), "a") as stream:
+        stream.write(
+            f"slurm-resolver supervise: {job['BatchHost']} has failed, the node of the batch file: "
+            f"the job is {done}\n"
+        )
+    while True:
+        with contextlib.suppress(OSError):
+            scontrol.run(*end, job_id, timeout=60.0)
+            return
+        time.sleep(every)
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], float(sys.argv[2]), sys.argv[3])
+    main(float(sys.argv[1]), *sys.argv[2:])

@@ -45,16 +45,6 @@ def same_again(failures: Sequence[StepFailure]) -> bool:
     return last.seconds <= PROGRESS_SECONDS
 
 
-def give_up_reason(failure: StepFailure) -> Optional[Stop]:
-    """Returns why a restart cannot help after this failure; None if it may help."""
-    if failure.kind == "cancelled":
-        return Stop("the step was cancelled, by Slurm or by a user")
-    if failure.kind == "saved":
-        saved = "the training was ended by a signal, or has saved and asks for a requeue"
-        return Stop(f"exit status {failure.status}: {saved}")
-    return None
-
-
 def job_is_ending(
     job: Mapping[str, str], restarts: int, least_time: float, now: float
 ) -> Optional[Stop]:
@@ -63,9 +53,9 @@ def job_is_ending(
     The job had been requeued `restarts` times when its batch file started. From `now` on,
     `least_time` seconds must be left until its time limit.
     """
-    state = job.get("JobState", "")
+    state = job.get("JobState", "gone")
     if state not in scontrol.RUNNING_STATES:
-        return Stop(f"the job is {state or 'gone'}")
+        return Stop(f"the job is {state}")
     if job.get("Restarts", "0") not in ("0", str(restarts)):
         return Stop("the job has been requeued")
     if scontrol.is_preempted(job):

@@ -17,10 +17,10 @@ from types import FrameType
 from typing import NamedTuple, Optional, Sequence, Tuple
 
 from slurm_resolver.diagnostics.first_failure import FailureReader
-from slurm_resolver.errors import LaunchError
 from slurm_resolver.preemption.requeue import REQUEUE_STATUS, TERMINATED_STATUS
 
-_SIGNALS = ("SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT", "SIGUSR1", "SIGUSR2")
+_SIGNALS = [signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT]
+_SIGNALS += [signal.SIGUSR1, signal.SIGUSR2]
 _POLL_SECONDS = 0.2
 _PIECE = 64 * 1024
 _END_SECONDS = 2.0  # how long srun has to end the other tasks by itself once one has failed
@@ -48,25 +48,23 @@ class Signals:
     """Records the signals to this process, passes them on to srun, and ends waits.
 
     srun gives SIGUSR1 and SIGUSR2 to all tasks, and kills them on SIGTERM.
+
+    Attributes:
+        received: the first signal that has come.
+        srun: the process that gets them.
     """
 
     def __init__(self) -> None:
-        self.received: Optional[signal.Signals] = None  # the first of them
-        self._process: Optional[subprocess.Popen[bytes]] = None
-        for name in _SIGNALS:
-            signal.signal(signal.Signals[name], self._handle)
+        self.received: Optional[signal.Signals] = None
+        self.srun: Optional[subprocess.Popen[bytes]] = None
+        for number in _SIGNALS:
+            signal.signal(number, self._handle)
 
     def _handle(self, number: int, frame: Optional[FrameType]) -> None:
         self.received = self.received or signal.Signals(number)
         # A terminal sends Ctrl-C to srun as well, and a second one makes it abort the step.
-        if self._process is not None and (number != signal.SIGINT or not os.isatty(0)):
-            self._process.send_signal(number)
-
-    def pass_on_to(self, process: Optional[subprocess.Popen[bytes]]) -> None:
-        """Passes signals on to this process, also one that came while it was being started."""
-        self._process = process
-        if process is not None and self.received is not None:
-            self._handle(self.received, None)
+        if self.srun is not None and (number != signal.SIGINT or not os.isatty(0)):
+            self.srun.send_signal(number)
 
     def wait(self, seconds: float) -> None:
         """Waits for this time, or until a signal has come."""
@@ -127,8 +125,8 @@ class StepOutput:
     def leaves_tasks(self) -> bool:
         """Whether a task or a node has failed, and srun may leave the other tasks running."""
         reader = self._reader
-        ends = list(reader.ends.values())
-        failed = bool(ends) and _read_end(ends[0].line)[0] == "task"
+        end = next(iter(reader.ends.values()), None)
+        failed = end is not None and _read_end(end.line)[0] == "task"
         return reader.node is not None or (failed and not reader.all_end)
 
     def failure(self, status: int) -> StepFailure:
@@ -175,32 +173,26 @@ def run_step(command: Sequence[str], signals: Signals) -> Tuple[int, StepOutput]
     """Runs srun to its end, and returns its exit status and its output.
 
     If a task or a node has failed, and srun does not end the other tasks, this does.
-
-    Raises:
-        LaunchError: if srun cannot be started.
     """
-    try:
-        process = subprocess.Popen(command, stderr=subprocess.PIPE)
-    except OSError as error:
-        raise LaunchError(f"{command[0]!r} cannot be started here ({error.strerror})") from error
+    process = subprocess.Popen(command, stderr=subprocess.PIPE)
+    signals.srun = process
+    if signals.received is not None:  # while srun was being started
+        process.send_signal(signals.received)
     output = StepOutput()
 
     def end_tasks() -> None:
         if output.leaves_tasks:
             process.terminate()
 
-    ending: Optional[threading.Timer] = None
-    signals.pass_on_to(process)
+    ending = threading.Timer(_END_SECONDS, end_tasks)
     with process:
         assert process.stderr is not None
         stderr = process.stderr.fileno()
         for data in iter(lambda: os.read(stderr, _PIECE), b""):
             _write(data)
             output.feed(data)
-            if ending is None and output.leaves_tasks:
-                ending = threading.Timer(_END_SECONDS, end_tasks)
-                ending.daemon = True
+            if output.leaves_tasks and ending.ident is None:
                 ending.start()
         status = process.wait()
-    signals.pass_on_to(None)
+    ending.cancel()
     return status if status >= 0 else 128 - status, output

@@ -14,7 +14,6 @@ from slurm_resolver.supervision.batch_host import watched
 from slurm_resolver.supervision.policy import (
     Stop,
     choose,
-    give_up_reason,
     healthy_nodes,
     job_is_ending,
     same_again,
@@ -54,58 +53,63 @@ class Supervisor:
 
     def run(self) -> int:
         """Returns the exit status: 0, that of the first failure, or REQUEUE_STATUS."""
+        options, failures = self._options, self._failures
         if self._step.het_size:  # Slurm ends the components of such a job one by one
-            status, _ = run_step(self._options.command, self._signals)
+            status, _ = run_step(options.command, self._signals)
             if status:
                 say(f"exit status {status}; not started again: the job is heterogeneous")
             return status
         nodes, stop = self._look()
         self._all = list(nodes)
-        wanted = self._options.nodes or len(nodes)
-        least = self._options.min_nodes or wanted or 1
-        while True:
+        wanted = options.nodes or len(nodes)
+        least = options.min_nodes or wanted or 1
+        while stop is None:
             healthy = healthy_nodes(nodes)
             chosen = choose(healthy, self._suspects, wanted, least)
-            if stop is not None or not chosen:
-                return self._end(stop or self._too_few(nodes, least))
-            if self._failures:
-                os.environ[SlurmStep.step_restart.name] = str(len(self._failures))
-                say(self._restart_line(nodes, chosen))
-            # Of a task of an array, too, the id of the job itself is needed.
-            job_id, host = self._step.job_id or "", self._step.node_name
-            with watched(job_id, host, healthy, self._options.requeue, self._options.watch):
+            if not chosen:
+                hint = "" if options.min_nodes else "; --min-nodes lets it continue with fewer"
+                left = (
+                    f"{counted(len(healthy), 'healthy node')} left{self._without(nodes, healthy)}"
+                )
+                stop = Stop(f"{left}: expected {least} or more{hint}", requeue=True)
+                break
+            if failures:
+                os.environ[SlurmStep.step_restart.name] = str(len(failures))
+                say(
+                    f"restart {len(failures)} of {options.restarts}; now on "
+                    f"{compress_hostlist(chosen)}{self._without(nodes, chosen)}; "
+                    f"first failure: {failures[-1].text}"
+                )
+            with watched(self._step, healthy, options.requeue, options.watch):
                 status, output = run_step(self._command(chosen), self._signals)
             if status == 0:
-                if self._failures:
-                    say(f"ended with status 0, after {counted(len(self._failures), 'restart')}")
+                if failures:
+                    say(f"ended with status 0, after {counted(len(failures), 'restart')}")
                 return 0
-            self._failures.append(output.failure(status))
+            failures.append(output.failure(status))
             stop = self._give_up_reason(spare=len(self._all) > len(chosen))
-            if stop is not None:
-                return self._end(stop)
-            self._signals.wait(self._options.pause)
-            nodes, stop = self._look()
+            if stop is None:
+                self._signals.wait(options.pause)
+                nodes, stop = self._look()
+        return self._end(stop)
 
     def _command(self, nodes: Sequence[str]) -> List[str]:
         srun, *words = self._options.command
-        each = self._options.tasks_per_node
-        return [
-            srun,  # these come first, so that an option of the user's own counts
-            f"--nodes={len(nodes)}",
-            f"--ntasks={len(nodes) * each}",
-            f"--ntasks-per-node={each}",
-            f"--nodelist={compress_hostlist(nodes)}",
-            *words,
-        ]
+        count, each = len(nodes), self._options.tasks_per_node
+        where = [f"--nodes={count}", f"--ntasks={count * each}", f"--ntasks-per-node={each}"]
+        # These come first, so that an option of the user's own counts.
+        return [srun, *where, f"--nodelist={compress_hostlist(nodes)}", *words]
 
     def _give_up_reason(self, spare: bool) -> Optional[Stop]:
         """Returns why no step is started after the last failure; None if a restart may help."""
         failure = self._failures[-1]
         if self._signals.received is not None:
             return Stop(f"{self._signals.received.name} has come")
-        stop = give_up_reason(failure)
-        if stop is not None:
-            return stop
+        if failure.kind == "cancelled":
+            return Stop("the step was cancelled, by Slurm or by a user")
+        if failure.kind == "saved":
+            saved = "the training was ended by a signal, or has saved and asks for a requeue"
+            return Stop(f"exit status {failure.status}: {saved}")
         same = same_again(self._failures)
         if len(self._failures) > self._options.restarts:
             again = ", and it was the same each time" if same else ""
@@ -127,15 +131,12 @@ class Supervisor:
         while self._signals.received is None:
             try:
                 job = scontrol.show_job(self._job_id, _ANSWER_SECONDS)
-                restarts, least_time = self._step.restart_count or 0, self._options.least_time
-                stop = job_is_ending(job, restarts, least_time, time.time())
-                # The batch file decides about the first start.
-                if stop is not None and (self._failures or "JobState" not in job):
-                    return {}, stop
-                nodes = job.get("NodeList", "")
-                if nodes in scontrol.UNSET:
-                    return {}, None
-                return scontrol.node_states(nodes, _ANSWER_SECONDS), None
+                if self._failures:  # the batch file decides about the first start
+                    restarts, least_time = self._step.restart_count or 0, self._options.least_time
+                    stop = job_is_ending(job, restarts, least_time, time.time())
+                    if stop is not None:
+                        return {}, stop
+                return scontrol.node_states(job["NodeList"], _ANSWER_SECONDS), None
             except OSError as error:
                 if "Invalid job id" in str(error):
                     return {}, Stop(f"Slurm does not know job {self._job_id}")
@@ -144,28 +145,13 @@ class Supervisor:
             self._signals.wait(5.0)
         return {}, Stop(f"{self._signals.received.name} has come")
 
-    def _restart_line(self, nodes: Mapping[str, str], chosen: Sequence[str]) -> str:
-        restart = f"restart {len(self._failures)} of {self._options.restarts}"
-        out = self._left_out(nodes, chosen)
-        without = f", without {out}" if out else ""
-        where = f"now on {compress_hostlist(chosen)}{without}"
-        return f"{restart}; {where}; first failure: {self._failures[-1].text}"
-
-    def _left_out(self, nodes: Mapping[str, str], chosen: Sequence[str]) -> str:
-        """Returns the nodes that cannot be used, each with the reason."""
+    def _without(self, nodes: Mapping[str, str], used: Sequence[str]) -> str:
+        """Returns the nodes that cannot be used, each with the reason, for a message; or ''."""
         reasons = {name: nodes.get(name, "no longer the job's") for name in self._all}
         for name in healthy_nodes(nodes):
             reasons[name] = self._suspects.get(name, "")
-        out = [name for name in self._all if reasons[name] and name not in chosen]
-        return ", ".join(f"{name} ({reasons[name]})" for name in out)
-
-    def _too_few(self, nodes: Mapping[str, str], least: int) -> Stop:
-        healthy = healthy_nodes(nodes)
-        out = self._left_out(nodes, healthy)
-        without = f", without {out}" if out else ""
-        hint = "" if self._options.min_nodes else "; --min-nodes lets it continue with fewer"
-        left = counted(len(healthy), "healthy node")
-        return Stop(f"{left} left{without}: expected {least} or more{hint}", requeue=True)
+        out = [f"{name} ({why})" for name, why in reasons.items() if why and name not in used]
+        return f", without {', '.join(out)}" if out else ""
 
     def _end(self, stop: Stop) -> int:
         """Prints why the step is not started again; returns the exit status."""

@@ -8,11 +8,8 @@ import sys
 
 import local_run
 import pytest
-from recorded_steps import recordings
 
-import slurm_resolver as sr
 from slurm_resolver.cli import main
-from slurm_resolver.preflight.step_checks import check_layout
 
 COMMAND = (sys.executable, "-m", "slurm_resolver")
 PROXIES = ("grpc_proxy", "https_proxy", "http_proxy", "no_proxy", "no_grpc_proxy")
@@ -63,15 +60,6 @@ def test_a_task_that_does_not_come_is_named() -> None:
     assert presence["status"] == "failed"
     assert "1 of 2 tasks did not come to " in presence["detail"]
     assert ONE in presence["detail"]
-
-
-def test_the_layout_is_compared_with_the_tasks_own_variables() -> None:
-    task = next(one for one in recordings() if one.name.endswith("even_2x2")).tasks[2]
-    cluster = sr.resolve(environ=task)
-    assert check_layout(cluster).status == "ok"
-    elsewhere = cluster._replace(step=cluster.step.replace(node_name="n0", local_rank=1))
-    told = ("layout", "failed", "really runs on n0, local rank 1")
-    assert check_layout(elsewhere) == told
 
 
 def test_one_machine(capsys: pytest.CaptureFixture[str]) -> None:

@@ -120,6 +120,25 @@ def test_too_few_healthy_nodes(folder: Path) -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("said", "status", "why"),
+    [
+        ("n2: task 1: Exited with exit code 75", 75, "exit status 75: the training was ended by a"),
+        (
+            "*** STEP 7.0 ON n1 CANCELLED AT 1970",
+            9,
+            "the step was cancelled, by Slurm or by a user",
+        ),
+    ],
+)
+def test_no_restart_after_a_save_or_a_cancellation(
+    folder: Path, said: str, status: int, why: str
+) -> None:
+    (folder / "srun.do").write_text(f"{LOOKS}echo 'srun: error: {said}' >&2; exit 9\n")
+    assert supervise(folder, "")[0] == status
+    assert supervise(folder, "")[1][0].startswith(f"not started again: {why}")
+
+
 def test_a_step_of_a_heterogeneous_job_runs_once(folder: Path) -> None:
     (folder / "srun.do").write_text("exit 3\n")
     nodes = {f"SLURM_JOB_NODELIST_HET_GROUP_{group}": f"n{group + 1}" for group in (0, 1)}
@@ -129,23 +148,20 @@ def test_a_step_of_a_heterogeneous_job_runs_once(folder: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("action", "done", "program"),
-    [("requeue", "requeued", ("scontrol", "requeue 7")), ("cancel", "cancelled", ("scancel", "7"))],
+    ("end", "done"), [(("scontrol", "requeue"), "requeued"), (("scancel",), "cancelled")]
 )
 def test_a_job_that_has_lost_its_batch_file(
-    folder: Path, action: str, done: str, program: Tuple[str, str], monkeypatch: pytest.MonkeyPatch
+    folder: Path, end: Tuple[str, ...], done: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PATH", environment(folder)["PATH"])
 
     def lose(seconds: float) -> None:
-        if (folder / "my out").exists():
-            raise KeyboardInterrupt
         job = (folder / "job").read_text()
         (folder / "job").write_text(job.replace("n[1-3]", "n[2-3]"))
 
-    with pytest.raises(KeyboardInterrupt):
-        batch_host.main("7", 1, action, lose)
+    monkeypatch.setattr("time.sleep", lose)
+    batch_host.main(1, "7", *end)
     assert (folder / "my out").read_text() == (
         f"slurm-resolver supervise: n1 has failed, the node of the batch file: the job is {done}\n"
     )
-    assert calls(folder, program[0])[-1] == program[1]
+    assert calls(folder, end[0])[-1] == " ".join((*end[1:], "7"))

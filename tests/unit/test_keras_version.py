@@ -38,13 +38,11 @@ def test_a_version_that_trains_wrongly_is_an_error(monkeypatch: pytest.MonkeyPat
 
 
 OLD = "Keras 3.9.2 trains wrongly on several workers"
-# The results of `check` for TensorFlow and Keras, by installed packages, legacy Keras and GPUs.
+# By what is installed, and GPUs: what `check` says of TensorFlow and Keras.
 INSTALLED: Dict[str, Tuple[str, ...]] = {
     "tensorflow 2.21.0, keras 3.15.1": ("ok 2.21.0", "ok Keras 3.15.1"),
     "tensorflow-cpu 2.21.0, keras 3.9.2": ("ok 2.21.0", f"warning {OLD}"),
     "tensorflow 2.21.0, keras 3.9.2, tf_keras 2.21.0": ("ok 2.21.0", "ok Keras 3.9.2, tf_keras"),
-    "tensorflow 2.21.0, keras 3.9.2, tf_keras 2.21.0, legacy": ("ok 2.21.0", "ok tf_keras 2.21.0"),
-    "tensorflow 2.21.0, keras 3.15.1, legacy": ("ok", "warning TF_USE_LEGACY_KERAS asks for tf_k"),
     "tensorflow 2.15.0, keras 2.15.0": ("ok 2.15.0", "ok Keras 2.15.0"),
     "tensorflow-cpu 2.21.0, keras 3.15.1, GPUs": (
         "warning this task has GPUs, but tensorflow-cpu",
@@ -66,7 +64,6 @@ def test_what_check_says(installed: str, monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(metadata, "version", version)
     monkeypatch.setattr(util, "find_spec", lambda name: None)
     monkeypatch.delitem(sys.modules, "tensorflow", raising=False)
-    monkeypatch.setenv("TF_USE_LEGACY_KERAS", str("legacy" in installed).lower())
     results = keras_version.check_versions("GPUs" in installed)
     for result, told in zip(results, INSTALLED[installed]):
         assert f"{result.status} {result.detail}".startswith(told)
