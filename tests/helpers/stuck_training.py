@@ -6,6 +6,7 @@ writes its process id to the file pid.<rank>.
 
 from __future__ import annotations
 
+import functools
 import logging
 import multiprocessing
 import os
@@ -16,6 +17,7 @@ from typing import Any, Iterator, Tuple
 
 import numpy as np
 import tensorflow as tf
+from tensorflow.python.eager.context import Context
 
 import slurm_resolver as sr
 
@@ -97,6 +99,11 @@ def loop(strategy: Any) -> None:
 
 
 if __name__ == "__main__":
+    # On a busy machine, TensorFlow's 10 s are too short for the report to come first.
+    longer = functools.partialmethod(
+        Context.configure_coordination_service, heartbeat_timeout_in_ms=60_000
+    )
+    Context.configure_coordination_service = longer
     logging.basicConfig(format="%(message)s")
     on_stall = os.environ.get("ON_STALL", "report")
     training = sr.MultiWorkerMirroredStrategy(on_stall=on_stall)  # type: ignore[arg-type]

@@ -87,7 +87,6 @@ def test_a_stopped_process_is_named(tmp_path: Path) -> None:
     os.kill(process, signal.SIGSTOP)
     assert job.stdout is not None
     told = re.compile(r"0: no step for \d+ s:.* worker 1 \(rank 1 on localhost\) has not reported")
-    # TensorFlow would end the training after 10 s
     found = next(filter(told.match, job.stdout), "")
     os.kill(process, signal.SIGCONT)
     with job:
