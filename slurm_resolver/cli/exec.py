@@ -32,10 +32,10 @@ DESCRIPTION = """\
 Starts COMMAND with TF_CONFIG, or with the variables of another framework (--env), and with the
 task's GPUs. These placeholders in its arguments are filled in: {job}, {index}, {rank},
 {local_rank}, {num_tasks}, {node}, {address} (or {host} and {port}), {main_address} (or {main_host}
-and {main_port}; rank 0's), {hosts} (all, by rank), {ps_hosts}, {worker_hosts}, {chief_host} and
-{data_service} (grpc://host:port). {{rank}} becomes {rank}. COMMAND replaces this process: process
-id, signals and exit status are its own. In a step with a ps or dispatcher, COMMAND is a child
-process that receives the signals, and it is ended with its job: see --servers."""
+and {main_port}; rank 0's), {hosts} (all, by rank), {ps_hosts}, {worker_hosts} and {chief_host}.
+{{rank}} becomes {rank}. COMMAND replaces this process: process id, signals and exit status are its
+own. In a step with a ps, COMMAND is a child process that receives the signals, and it is ended with
+its job: see --servers."""
 
 EPILOG = """\
 exit status: COMMAND's; 1 if the tasks do not meet or are not ready in time, 2 if usage or
@@ -54,8 +54,7 @@ examples:
 TF_CONFIG contains the address of every task, and Linux passes at most 128 KiB in one variable or
 argument: enough for some thousands of tasks. SlurmClusterResolver has no such limit."""
 
-_SERVERS = ("ps", "dispatcher", "data_worker")  # whose programs only serve
-_MAY_SERVE = (*_SERVERS, "worker")
+_MAY_SERVE = ("ps", "worker")
 _PLACEHOLDER = re.compile(r"\{\{[a-z_]+\}\}|\{[a-z_]+\}")
 
 
@@ -78,8 +77,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--restart-workers", type=count(0), default=0, metavar="N", help=help_)
     help_ = (
         "the jobs whose programs only serve. They are ended when all other programs have ended; "
-        "all programs are ended when a ps, dispatcher, data_worker or the leader is lost. Default: "
-        f"{','.join(_SERVERS)}. Under ParameterServerStrategy: ps,worker. none: end no program"
+        "all programs are ended when a ps or the leader is lost. Default: ps. Under "
+        "ParameterServerStrategy: ps,worker. none: end no program"
     )
     add("--servers", type=_servers, metavar="JOB,…", help=help_)
     add_command(parser)
@@ -160,7 +159,7 @@ def fill_in(words: Sequence[str], cluster: Cluster) -> List[str]:
     if not any("{" in word for word in words):
         return list(words)  # the lists of hosts are long
     values = {}
-    for name, value in placeholders(cluster.tasks, cluster.task, cluster.data_service).items():
+    for name, value in placeholders(cluster.tasks, cluster.task).items():
         values[f"{{{name}}}"] = value
         values[f"{{{{{name}}}}}"] = f"{{{name}}}"
     return [_PLACEHOLDER.sub(lambda found: values.get(found[0], found[0]), word) for word in words]
@@ -174,15 +173,15 @@ def _watched_servers(cluster: Cluster, args: argparse.Namespace) -> Sequence[str
     """
     if cluster.task is None:
         return ()
-    servers: Sequence[str] = _SERVERS if args.servers is None else args.servers
+    servers: Sequence[str] = ("ps",) if args.servers is None else args.servers
     jobs = {task.job for task in cluster.tasks}
     trains = {"chief", "worker"} & jobs - {*servers}
-    serves = jobs & {*servers} if {"ps", "dispatcher"} & jobs else set()
+    serves = jobs & {*servers} if "ps" in jobs else set()
     here = f"this step has the jobs {', '.join(sorted(jobs))}; expected"
     if args.servers and not (trains and serves):
         raise LaunchError(
-            f"--servers {','.join(servers)}: {here} a ps or dispatcher, and a chief or worker that "
-            "does not only serve, as in --jobs chief=1,ps=1,worker=-1"
+            f"--servers {','.join(servers)}: {here} a ps, and a chief or worker that does not "
+            "only serve, as in --jobs chief=1,ps=1,worker=-1"
         )
     if args.restart_workers and not (serves and {"chief", "ps", "worker"} <= jobs):
         raise LaunchError(

@@ -1,7 +1,6 @@
 """When tasks that only serve others end: as soon as the tasks that they serve have ended.
 
-Servers are parameter servers, the dispatcher and the data workers of a tf.data service. The leader
-is the chief, or worker 0 without a chief.
+Servers are parameter servers. The leader is the chief, or worker 0 without a chief.
 
 | event | consequence |
 |---|---|
@@ -31,9 +30,6 @@ from slurm_resolver.coordination.wire import Message, Process, Send
 from slurm_resolver.log import print_line
 from slurm_resolver.wording import shorten
 
-# What is lost with a server, by its job. TensorFlow waits for a lost server without end; without a
-# data worker it continues without its data, or waits for ten minutes.
-SERVERS = {"ps": "its variables", "dispatcher": "the data service", "data_worker": "data"}
 TRAIN = ("chief", "worker")
 START_SECONDS = 300.0  # for the leader and the servers to come
 _MOST_NAMES = 5
@@ -57,13 +53,13 @@ def announcement(tasks: Sequence[Tuple[str, int, str]], rank: int) -> Optional[M
     """
     jobs = [job for job, _, _ in tasks]
     trainers = [rank for rank, job in enumerate(jobs) if job in TRAIN]
-    if jobs[rank] not in (*TRAIN, *SERVERS) or not trainers or not {"ps", "dispatcher"} & {*jobs}:
+    if jobs[rank] not in (*TRAIN, "ps") or not trainers or "ps" not in jobs:
         return None
     leader = min(trainers, key=lambda rank: tasks[rank][:2])
     digest = hashlib.sha256(json.dumps(tasks).encode()).hexdigest()[:16]
     # All jobs take some 100 bytes, however many tasks there are.
     packed = wire.pack([json.dumps(job) for job in jobs])
-    return {"job": packed, "leader": leader, "cluster": digest, "serves": jobs[rank] in SERVERS}
+    return {"job": packed, "leader": leader, "cluster": digest, "serves": jobs[rank] == "ps"}
 
 
 class Job:
@@ -102,8 +98,8 @@ class Job:
         if not self._jobs:
             self._jobs, self._first = wire.unpack(message["job"]), rank
             self._leader, self._cluster = message["leader"], message["cluster"]
-            self._size = sum(job in TRAIN or job in SERVERS for job in self._jobs)
-            needed = set(SERVERS) if self._jobs[self._leader] == "chief" else {"worker", *SERVERS}
+            self._size = sum(job in (*TRAIN, "ps") for job in self._jobs)
+            needed = {"ps"} if self._jobs[self._leader] == "chief" else {"ps", "worker"}
             self._awaited = {r for r, job in enumerate(self._jobs) if job in needed}
             self._awaited.add(self._leader)
         seconds = message.get("seconds", math.inf)
@@ -130,7 +126,7 @@ class Job:
             roles.discard("program")
         elif process.role in roles:
             # Only a launcher knows that a server has ended well before the others.
-            if process.role == "program" and self._jobs[rank] in SERVERS:
+            if process.role == "program" and self._jobs[rank] == "ps":
                 failure = failure or "its process ended before those that it serves"
             del self._roles[rank]
             if self._result is None:
@@ -143,13 +139,13 @@ class Job:
             self._end(1, self._failed[1])
         if self._result is None and self._awaited and now >= self._deadline:
             why = f"did not come within {self._timeout:g} s"
-            needed = [r for r in self._awaited if r == self._leader or self._jobs[r] in SERVERS]
+            needed = [r for r in self._awaited if r == self._leader or self._jobs[r] == "ps"]
             if needed:
                 self._end(1, f"{self._names(needed)} {why}")
             self._ended.update(dict.fromkeys(self._awaited, f"it {why}"))
             self._awaited.clear()
             self._look()
-        if self._training and "ps" in self._jobs and now >= self._leader_ended:
+        if self._training and now >= self._leader_ended:
             self._leader_ended = math.inf
             print_line(
                 f"{self._names([self._leader])} has ended; {self._names([*self._training])} still "
@@ -166,9 +162,10 @@ class Job:
 
     def _note_end(self, rank: int, failure: str, seconds: float) -> None:
         job, name = self._jobs[rank], self._names([rank])
-        if job in SERVERS:
+        # TensorFlow waits for a lost ps without end.
+        if job == "ps":
             if failure:
-                self._end(1, f"{name} is lost, and {SERVERS[job]} with it: {failure}")
+                self._end(1, f"{name} is lost, and its variables with it: {failure}")
         elif rank not in self._training:
             print_line(f"{name} is lost, the others continue: {failure or 'its process ended'}")
         else:
