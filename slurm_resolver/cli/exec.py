@@ -9,7 +9,7 @@ import re
 import signal
 import sys
 import time
-from typing import Dict, List, NoReturn, Sequence, Tuple
+from typing import Dict, List, NoReturn, Optional, Sequence, Tuple
 
 from slurm_resolver import startup
 from slurm_resolver.cli.options import (
@@ -17,7 +17,6 @@ from slurm_resolver.cli.options import (
     add_command,
     cluster_options,
     command_of,
-    count,
     seconds,
 )
 from slurm_resolver.cluster.cluster import Cluster
@@ -45,7 +44,6 @@ examples:
   srun slurm-resolver exec --wait 120 -- python train.py
   srun slurm-resolver exec --jobs ps=1,worker=-1 -- python train.py --ps_hosts={ps_hosts} \\
       --worker_hosts={worker_hosts} --job_name={job} --task_index={index}
-  srun slurm-resolver exec --jobs chief=1,ps=2,worker=-1 --restart-workers 3 -- python train.py
   srun slurm-resolver exec --env torch -- python train.py
   srun slurm-resolver exec -- env COORDINATOR={main_address} ID={rank} ./train
   srun slurm-resolver exec --replace-strategy -- python tutorial.py
@@ -73,8 +71,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     ):
         help_ = f"replace the program's tf.distribute.{what}"
         add(f"--replace-{name}", dest="replace", action="append_const", const=name, help=help_)
-    help_ = "restart a lost worker beside a chief and ps, at most N times (0)"
-    add("--restart-workers", type=count(0), default=0, metavar="N", help=help_)
     help_ = (
         "the jobs whose programs only serve. They are ended when all other programs have ended; "
         "all programs are ended when a ps or the leader is lost. Default: ps. Under "
@@ -110,13 +106,13 @@ def main(args: argparse.Namespace) -> int:
         environ["PYTHONPATH"] = os.pathsep.join(filter(None, folders))
         environ[startup.VARIABLE] = ",".join(args.replace)
     command = fill_in(command, cluster)
-    servers = _watched_servers(cluster, args)
+    servers = _watched_servers(cluster, args.servers)
     sys.stdout.flush()
     try:
         if servers:
             from slurm_resolver.cli.child_program import ChildProgram
 
-            ChildProgram(command, environ, cluster, servers, args.restart_workers).run()
+            ChildProgram(cluster, servers).run(command, environ)
         _replace_process(command, environ)
     except OSError as error:
         client.leave_all(f"its program cannot be started: {error.strerror}")
@@ -165,31 +161,25 @@ def fill_in(words: Sequence[str], cluster: Cluster) -> List[str]:
     return [_PLACEHOLDER.sub(lambda found: values.get(found[0], found[0]), word) for word in words]
 
 
-def _watched_servers(cluster: Cluster, args: argparse.Namespace) -> Sequence[str]:
+def _watched_servers(cluster: Cluster, given: Optional[Sequence[str]]) -> Sequence[str]:
     """Returns the jobs that only serve; () if the program replaces this process.
 
     Raises:
-        LaunchError: if --restart-workers or --servers does not fit the step's jobs.
+        LaunchError: if the `given` servers do not fit the step's jobs.
     """
     if cluster.task is None:
         return ()
-    servers: Sequence[str] = ("ps",) if args.servers is None else args.servers
+    servers = ("ps",) if given is None else given
     jobs = {task.job for task in cluster.tasks}
     trains = {"chief", "worker"} & jobs - {*servers}
     serves = jobs & {*servers} if "ps" in jobs else set()
-    here = f"this step has the jobs {', '.join(sorted(jobs))}; expected"
-    if args.servers and not (trains and serves):
+    if given and not (trains and serves):
         raise LaunchError(
-            f"--servers {','.join(servers)}: {here} a ps, and a chief or worker that does not "
-            "only serve, as in --jobs chief=1,ps=1,worker=-1"
+            f"--servers {','.join(given)}: this step has the jobs {', '.join(sorted(jobs))}; "
+            "expected a ps, and a chief or worker that does not only serve, as in --jobs "
+            "chief=1,ps=1,worker=-1"
         )
-    if args.restart_workers and not (serves and {"chief", "ps", "worker"} <= jobs):
-        raise LaunchError(
-            f"--restart-workers {args.restart_workers}: {here} chief, ps and worker, as in --jobs "
-            "chief=1,ps=1,worker=-1, and not --servers none. Only a ParameterServerStrategy takes "
-            "a lost worker back; restart all other programs together."
-        )
-    takes_part = cluster.task.job in ("chief", *_MAY_SERVE)
+    takes_part = cluster.task.job in ("chief", "ps", "worker")
     return servers if trains and serves and takes_part else ()
 
 

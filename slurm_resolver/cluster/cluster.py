@@ -6,7 +6,7 @@ import functools
 import itertools
 from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
-from slurm_resolver.cluster.addresses import Task, find_service, identity_of
+from slurm_resolver.cluster.addresses import Task, find_service
 from slurm_resolver.cluster.contracts import Contract, variables_of
 from slurm_resolver.cluster.gpus import JOB_WITHOUT_GPUS, TaskGpus
 from slurm_resolver.cluster.layout import Layout
@@ -101,11 +101,6 @@ class Cluster(ClusterValues):
         None where the environment says nothing about GPUs.
         """
         return self.gpu_decision.devices if self.gpu_decision else None
-
-    @property
-    def was_restarted(self) -> bool:
-        """Whether this task's program was restarted within its step; the others do not wait."""
-        return (self.step.task_restart or "").rpartition(" ")[0] == identity_of(self.step)
 
     def name_of(self, rank: int) -> str:
         """Returns a task's name in messages: ``worker 3 (rank 3 on n9)``."""

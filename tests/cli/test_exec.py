@@ -93,11 +93,6 @@ def test_the_program_replaces_the_process() -> None:
         (["--", "no-such-program"], "'no-such-program' is not a program"),
         (["--jobs", "ps=9", "--", "true"], "need 9 tasks"),
         (["--wait=nan", "--", "true"], "argument --wait: 'nan': expected seconds, a number from 0"),
-        (["--restart-workers=-1", "--", "true"], "'-1': expected a number from 0"),
-        (
-            ["--restart-workers=2", "--jobs=ps=1,worker=-1", "--", "true"],
-            "--restart-workers 2: this step has the jobs ps, worker; expected chief, ps and worker",
-        ),
         (["--servers", "chief"], "'chief': expected some of ps, worker"),
         (
             ["--jobs=worker=-1", "--servers=ps", "true"],

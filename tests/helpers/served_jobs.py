@@ -17,9 +17,7 @@ from slurm_cluster import SlurmCluster, end_srun
 
 # Each task leaves its errors and its exit status. An old srun may need minutes to
 # end after a node was cut off, and loses what that node's task has printed.
-EACH = (
-    'ends="$TASK_OUTPUT/$SLURM_PROCID"; $BEFORE $PROGRAM "$@" 2> "$ends.errors"; echo $? > "$ends"'
-)
+EACH = 'ends="$TASK_OUTPUT/$SLURM_PROCID"; $PROGRAM "$@" 2> "$ends.errors"; echo $? > "$ends"'
 _NAME = "served"
 _SRUN_SECONDS = 5.0
 NODES = ["n8", "n9", "n10", "n11", "n12"]
