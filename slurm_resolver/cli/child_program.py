@@ -24,14 +24,7 @@ from slurm_resolver.log import print_line
 
 _END_SECONDS = {0: 3.0, 1: 7.0}  # by the job's status: time for the program to end by itself
 _TERM_SECONDS = 10.0  # from SIGTERM to SIGKILL
-_FORWARDED = (
-    signal.SIGTERM,
-    signal.SIGINT,
-    signal.SIGHUP,
-    signal.SIGQUIT,
-    signal.SIGUSR1,
-    signal.SIGUSR2,
-)
+_ENDS_PROGRAM = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 
 
 class ChildProgram:
@@ -42,7 +35,6 @@ class ChildProgram:
         own, service = cluster.task, cluster.service
         assert own is not None
         assert service is not None
-        self._name = cluster.name_of(own.rank)
         self._only_serves = own.job in servers
         self._has_ended = threading.Event()
         self._result: Optional[JobResult] = None  # why the program was ended
@@ -65,7 +57,7 @@ class ChildProgram:
         # The program inherits this process's open files, such as pipes of Slurm.
         program = subprocess.Popen(end_with_this(command, environ), env=environ, close_fds=False)
         self._popen = program
-        for number in _FORWARDED:
+        for number in (*_ENDS_PROGRAM, signal.SIGUSR1, signal.SIGUSR2):
             signal.signal(number, lambda number, _: program.send_signal(number))
         status = program.wait()
         self._has_ended.set()
@@ -73,7 +65,7 @@ class ChildProgram:
         self._member.client.leave(_describe(status) if status else "")
         _end_process(status)
 
-    def _end_in_job(self, result: JobResult) -> None:
+    def _end_in_job(self, member: Member, result: JobResult) -> None:
         """Ends the program because the job is over."""
         if result.status == 0 and not self._only_serves:
             return
@@ -81,7 +73,7 @@ class ChildProgram:
             return
         self._result = result
         if result.status:
-            print_line(f"{self._name}: {result.message}")
+            print_line(f"{member.name}: {result.message}")
         self._popen.terminate()
         if not self._has_ended.wait(_TERM_SECONDS):
             self._popen.kill()

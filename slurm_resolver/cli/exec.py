@@ -9,7 +9,7 @@ import re
 import signal
 import sys
 import time
-from typing import Dict, List, NoReturn, Optional, Sequence, Tuple
+from typing import Dict, List, Optional, Sequence
 
 from slurm_resolver import startup
 from slurm_resolver.cli.options import (
@@ -52,7 +52,6 @@ examples:
 TF_CONFIG contains the address of every task, and Linux passes at most 128 KiB in one variable or
 argument: enough for some thousands of tasks. SlurmClusterResolver has no such limit."""
 
-_MAY_SERVE = ("ps", "worker")
 _PLACEHOLDER = re.compile(r"\{\{[a-z_]+\}\}|\{[a-z_]+\}")
 
 
@@ -72,20 +71,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help_ = f"replace the program's tf.distribute.{what}"
         add(f"--replace-{name}", dest="replace", action="append_const", const=name, help=help_)
     help_ = (
-        "the jobs whose programs only serve. They are ended when all other programs have ended; "
+        "jobs whose programs only serve. They are ended when all other programs have ended; "
         "all programs are ended when a ps or the leader is lost. Default: ps. Under "
         "ParameterServerStrategy: ps,worker. none: end no program"
     )
-    add("--servers", type=_servers, metavar="JOB,…", help=help_)
+    add("--servers", choices=("ps", "ps,worker", "none"), metavar="JOB,…", help=help_)
     add_command(parser)
-
-
-def _servers(text: str) -> Tuple[str, ...]:
-    jobs = () if text == "none" else tuple(text.split(","))
-    if not {*jobs} <= {*_MAY_SERVE}:
-        expected = f"expected some of {', '.join(_MAY_SERVE)}, separated by commas; or none"
-        raise argparse.ArgumentTypeError(f"{text!r}: {expected}")
-    return jobs
 
 
 def main(args: argparse.Namespace) -> int:
@@ -113,7 +104,10 @@ def main(args: argparse.Namespace) -> int:
             from slurm_resolver.cli.child_program import ChildProgram
 
             ChildProgram(cluster, servers).run(command, environ)
-        _replace_process(command, environ)
+        client.leave_all()  # the program represents the task
+        for number in (signal.SIGPIPE, signal.SIGXFSZ):  # Python ignores them
+            signal.signal(number, signal.SIG_DFL)
+        os.execvpe(command[0], command, environ)
     except OSError as error:
         client.leave_all(f"its program cannot be started: {error.strerror}")
         raise _not_startable(command[0], error) from error
@@ -161,33 +155,25 @@ def fill_in(words: Sequence[str], cluster: Cluster) -> List[str]:
     return [_PLACEHOLDER.sub(lambda found: values.get(found[0], found[0]), word) for word in words]
 
 
-def _watched_servers(cluster: Cluster, given: Optional[Sequence[str]]) -> Sequence[str]:
+def _watched_servers(cluster: Cluster, given: Optional[str]) -> Sequence[str]:
     """Returns the jobs that only serve; () if the program replaces this process.
 
     Raises:
         LaunchError: if the `given` servers do not fit the step's jobs.
     """
-    if cluster.task is None:
+    if cluster.task is None or given == "none":
         return ()
-    servers = ("ps",) if given is None else given
+    servers = (given or "ps").split(",")
     jobs = {task.job for task in cluster.tasks}
-    trains = {"chief", "worker"} & jobs - {*servers}
-    serves = jobs & {*servers} if "ps" in jobs else set()
-    if given and not (trains and serves):
-        raise LaunchError(
-            f"--servers {','.join(given)}: this step has the jobs {', '.join(sorted(jobs))}; "
-            "expected a ps, and a chief or worker that does not only serve, as in --jobs "
-            "chief=1,ps=1,worker=-1"
-        )
-    takes_part = cluster.task.job in ("chief", "ps", "worker")
-    return servers if trains and serves and takes_part else ()
-
-
-def _replace_process(command: List[str], environ: Dict[str, str]) -> NoReturn:
-    client.leave_all()  # the program represents the task
-    for number in (signal.SIGPIPE, signal.SIGXFSZ):  # Python ignores them
-        signal.signal(number, signal.SIG_DFL)
-    os.execvpe(command[0], command, environ)
+    has_trainers = bool({"chief", "worker"} & jobs.difference(servers))
+    if "ps" in jobs and has_trainers:
+        return servers if cluster.task.job in ("chief", "ps", "worker") else ()
+    if given is None:
+        return ()
+    raise LaunchError(
+        f"--servers {given}: this step has the jobs {', '.join(sorted(jobs))}; expected a ps, and "
+        "a chief or worker that does not only serve, as in --jobs chief=1,ps=1,worker=-1"
+    )
 
 
 def _not_startable(name: str, error: OSError) -> LaunchError:

@@ -26,31 +26,23 @@ from slurm_resolver.preflight.ready import offer_readiness
 _END_SECONDS = 5.0  # for a task that trains to end by itself, when the job has failed
 
 # One for all resolvers of the same cluster in a process; a forked child has none.
-_members: Dict[Tuple[ServiceAddress, str, int], _Member] = {}
+_members: Dict[Tuple[ServiceAddress, str, int], Member] = {}
+_ends = threading.Event()  # set when this process ends without an error
 
 
-class _Member(Member):
-    """This process's part in the job; it ends a task that trains if the job has failed."""
+@atexit.register
+def _note_end() -> None:
+    if getattr(sys, "last_value", None) is None:
+        _ends.set()
 
-    def __init__(self, cluster: Cluster, announced: Dict[str, Any]) -> None:
-        assert cluster.service is not None
-        self._name = cluster.name_of(cluster.service.rank)
-        self._ends = threading.Event()  # set when this process ends without an error
-        client = connect(cluster.service, cluster.name_of)
-        atexit.register(self._note_end)
-        super().__init__(client, announced, self._end_process)
 
-    def _note_end(self) -> None:
-        if getattr(sys, "last_value", None) is None:
-            self._ends.set()
-
-    def _end_process(self, result: JobResult) -> None:
-        """Ends a process that trains with status 1; in TensorFlow, it would wait without end."""
-        if not result.status or self.serves or self._ends.is_set():
-            return
-        print_line(f"{self._name}: {result.message}. This process ends")
-        if not self._ends.wait(_END_SECONDS):
-            exit_at_once(1)
+def _end_process(member: Member, result: JobResult) -> None:
+    """Ends a process that trains if the job has failed; TensorFlow would wait without end."""
+    if not result.status or member.serves or _ends.is_set():
+        return
+    print_line(f"{member.name}: {result.message}. This process ends")
+    if not _ends.wait(_END_SECONDS):
+        exit_at_once(1)
 
 
 def join(cluster: Cluster) -> None:
@@ -81,7 +73,8 @@ def take_part(cluster: Cluster) -> Optional[Member]:
         _let_coordinators_end()
     key = (service, announced["cluster"], os.getpid())
     if key not in _members:
-        _members[key] = _Member(cluster, announced)
+        client = connect(service, cluster.name_of)
+        _members[key] = Member(client, announced, _end_process)
     return _members[key]
 
 
@@ -111,7 +104,7 @@ def serve(
         server = tf.distribute.Server(spec, own.job, own.index, protocol=protocol)
     result = member.await_over()
     if result.status:
-        print_line(f"{cluster.name_of(own.rank)}: {result.message}")
+        print_line(f"{member.name}: {result.message}")
     return result.status
 
 

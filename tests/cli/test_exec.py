@@ -93,7 +93,7 @@ def test_the_program_replaces_the_process() -> None:
         (["--", "no-such-program"], "'no-such-program' is not a program"),
         (["--jobs", "ps=9", "--", "true"], "need 9 tasks"),
         (["--wait=nan", "--", "true"], "argument --wait: 'nan': expected seconds, a number from 0"),
-        (["--servers", "chief"], "'chief': expected some of ps, worker"),
+        (["--servers", "chief"], "invalid choice: 'chief' (choose from"),
         (
             ["--jobs=worker=-1", "--servers=ps", "true"],
             "--servers ps: this step has the jobs worker",
