@@ -9,7 +9,7 @@ import re
 import signal
 import sys
 import time
-from typing import Dict, List, NoReturn, Sequence, Tuple
+from typing import Dict, List, Optional, Sequence
 
 from slurm_resolver import startup
 from slurm_resolver.cli.options import (
@@ -17,7 +17,6 @@ from slurm_resolver.cli.options import (
     add_command,
     cluster_options,
     command_of,
-    count,
     seconds,
 )
 from slurm_resolver.cluster.cluster import Cluster
@@ -32,10 +31,10 @@ DESCRIPTION = """\
 Starts COMMAND with TF_CONFIG, or with the variables of another framework (--env), and with the
 task's GPUs. These placeholders in its arguments are filled in: {job}, {index}, {rank},
 {local_rank}, {num_tasks}, {node}, {address} (or {host} and {port}), {main_address} (or {main_host}
-and {main_port}; rank 0's), {hosts} (all, by rank), {ps_hosts}, {worker_hosts}, {chief_host} and
-{data_service} (grpc://host:port). {{rank}} becomes {rank}. COMMAND replaces this process: process
-id, signals and exit status are its own. In a step with a ps or dispatcher, COMMAND is a child
-process that receives the signals, and it is ended with its job: see --servers."""
+and {main_port}; rank 0's), {hosts} (all, by rank), {ps_hosts}, {worker_hosts} and {chief_host}.
+{{rank}} becomes {rank}. COMMAND replaces this process: process id, signals and exit status are its
+own. In a step with a ps, COMMAND is a child process that receives the signals, and it is ended with
+its job: see --servers."""
 
 EPILOG = """\
 exit status: COMMAND's; 1 if the tasks do not meet or are not ready in time, 2 if usage or
@@ -45,7 +44,6 @@ examples:
   srun slurm-resolver exec --wait 120 -- python train.py
   srun slurm-resolver exec --jobs ps=1,worker=-1 -- python train.py --ps_hosts={ps_hosts} \\
       --worker_hosts={worker_hosts} --job_name={job} --task_index={index}
-  srun slurm-resolver exec --jobs chief=1,ps=2,worker=-1 --restart-workers 3 -- python train.py
   srun slurm-resolver exec --env torch -- python train.py
   srun slurm-resolver exec -- env COORDINATOR={main_address} ID={rank} ./train
   srun slurm-resolver exec --replace-strategy -- python tutorial.py
@@ -54,8 +52,6 @@ examples:
 TF_CONFIG contains the address of every task, and Linux passes at most 128 KiB in one variable or
 argument: enough for some thousands of tasks. SlurmClusterResolver has no such limit."""
 
-_SERVERS = ("ps", "dispatcher", "data_worker")  # whose programs only serve
-_MAY_SERVE = (*_SERVERS, "worker")
 _PLACEHOLDER = re.compile(r"\{\{[a-z_]+\}\}|\{[a-z_]+\}")
 
 
@@ -74,23 +70,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     ):
         help_ = f"replace the program's tf.distribute.{what}"
         add(f"--replace-{name}", dest="replace", action="append_const", const=name, help=help_)
-    help_ = "restart a lost worker beside a chief and ps, at most N times (0)"
-    add("--restart-workers", type=count(0), default=0, metavar="N", help=help_)
     help_ = (
-        "the jobs whose programs only serve. They are ended when all other programs have ended; "
-        "all programs are ended when a ps, dispatcher, data_worker or the leader is lost. Default: "
-        f"{','.join(_SERVERS)}. Under ParameterServerStrategy: ps,worker. none: end no program"
+        "jobs whose programs only serve. They are ended when all other programs have ended; "
+        "all programs are ended when a ps or the leader is lost. Default: ps. Under "
+        "ParameterServerStrategy: ps,worker. none: end no program"
     )
-    add("--servers", type=_servers, metavar="JOB,…", help=help_)
+    add("--servers", choices=("ps", "ps,worker", "none"), metavar="JOB,…", help=help_)
     add_command(parser)
-
-
-def _servers(text: str) -> Tuple[str, ...]:
-    jobs = () if text == "none" else tuple(text.split(","))
-    if not {*jobs} <= {*_MAY_SERVE}:
-        expected = f"expected some of {', '.join(_MAY_SERVE)}, separated by commas; or none"
-        raise argparse.ArgumentTypeError(f"{text!r}: {expected}")
-    return jobs
 
 
 def main(args: argparse.Namespace) -> int:
@@ -111,14 +97,17 @@ def main(args: argparse.Namespace) -> int:
         environ["PYTHONPATH"] = os.pathsep.join(filter(None, folders))
         environ[startup.VARIABLE] = ",".join(args.replace)
     command = fill_in(command, cluster)
-    servers = _watched_servers(cluster, args)
+    servers = _watched_servers(cluster, args.servers)
     sys.stdout.flush()
     try:
         if servers:
             from slurm_resolver.cli.child_program import ChildProgram
 
-            ChildProgram(command, environ, cluster, servers, args.restart_workers).run()
-        _replace_process(command, environ)
+            ChildProgram(cluster, servers).run(command, environ)
+        client.leave_all()  # the program represents the task
+        for number in (signal.SIGPIPE, signal.SIGXFSZ):  # Python ignores them
+            signal.signal(number, signal.SIG_DFL)
+        os.execvpe(command[0], command, environ)
     except OSError as error:
         client.leave_all(f"its program cannot be started: {error.strerror}")
         raise _not_startable(command[0], error) from error
@@ -160,45 +149,31 @@ def fill_in(words: Sequence[str], cluster: Cluster) -> List[str]:
     if not any("{" in word for word in words):
         return list(words)  # the lists of hosts are long
     values = {}
-    for name, value in placeholders(cluster.tasks, cluster.task, cluster.data_service).items():
+    for name, value in placeholders(cluster.tasks, cluster.task).items():
         values[f"{{{name}}}"] = value
         values[f"{{{{{name}}}}}"] = f"{{{name}}}"
     return [_PLACEHOLDER.sub(lambda found: values.get(found[0], found[0]), word) for word in words]
 
 
-def _watched_servers(cluster: Cluster, args: argparse.Namespace) -> Sequence[str]:
+def _watched_servers(cluster: Cluster, given: Optional[str]) -> Sequence[str]:
     """Returns the jobs that only serve; () if the program replaces this process.
 
     Raises:
-        LaunchError: if --restart-workers or --servers does not fit the step's jobs.
+        LaunchError: if the `given` servers do not fit the step's jobs.
     """
-    if cluster.task is None:
+    if cluster.task is None or given == "none":
         return ()
-    servers: Sequence[str] = _SERVERS if args.servers is None else args.servers
+    servers = (given or "ps").split(",")
     jobs = {task.job for task in cluster.tasks}
-    trains = {"chief", "worker"} & jobs - {*servers}
-    serves = jobs & {*servers} if {"ps", "dispatcher"} & jobs else set()
-    here = f"this step has the jobs {', '.join(sorted(jobs))}; expected"
-    if args.servers and not (trains and serves):
-        raise LaunchError(
-            f"--servers {','.join(servers)}: {here} a ps or dispatcher, and a chief or worker that "
-            "does not only serve, as in --jobs chief=1,ps=1,worker=-1"
-        )
-    if args.restart_workers and not (serves and {"chief", "ps", "worker"} <= jobs):
-        raise LaunchError(
-            f"--restart-workers {args.restart_workers}: {here} chief, ps and worker, as in --jobs "
-            "chief=1,ps=1,worker=-1, and not --servers none. Only a ParameterServerStrategy takes "
-            "a lost worker back; restart all other programs together."
-        )
-    takes_part = cluster.task.job in ("chief", *_MAY_SERVE)
-    return servers if trains and serves and takes_part else ()
-
-
-def _replace_process(command: List[str], environ: Dict[str, str]) -> NoReturn:
-    client.leave_all()  # the program represents the task
-    for number in (signal.SIGPIPE, signal.SIGXFSZ):  # Python ignores them
-        signal.signal(number, signal.SIG_DFL)
-    os.execvpe(command[0], command, environ)
+    has_trainers = bool({"chief", "worker"} & jobs.difference(servers))
+    if "ps" in jobs and has_trainers:
+        return servers if cluster.task.job in ("chief", "ps", "worker") else ()
+    if given is None:
+        return ()
+    raise LaunchError(
+        f"--servers {given}: this step has the jobs {', '.join(sorted(jobs))}; expected a ps, and "
+        "a chief or worker that does not only serve, as in --jobs chief=1,ps=1,worker=-1"
+    )
 
 
 def _not_startable(name: str, error: OSError) -> LaunchError:

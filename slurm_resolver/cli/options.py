@@ -24,7 +24,7 @@ def add_cluster_options(parser: argparse.ArgumentParser) -> None:
     add("--port-base", type=int, metavar="PORT", help="first port on each node")
     help_ = "appended to node names, as in --node-address=-ib0"
     add("--node-address", metavar="SUFFIX", help=help_)
-    help_ = "jobs whose tasks use GPUs; default: those that train"
+    help_ = "jobs whose tasks use GPUs; default: all but ps and, beside ps, chief"
     add("--gpu-jobs", type=lambda text: text.split(","), metavar="JOB,…", help=help_)
     help_ = "source of the layout; auto: Slurm's variables, or the tasks if these do not suffice"
     add("--layout", choices=LAYOUTS, default="auto", help=help_)

@@ -6,10 +6,9 @@ import functools
 import itertools
 from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
-from slurm_resolver.cluster.addresses import Task, find_service, identity_of
+from slurm_resolver.cluster.addresses import Task, find_service
 from slurm_resolver.cluster.contracts import Contract, variables_of
 from slurm_resolver.cluster.gpus import JOB_WITHOUT_GPUS, TaskGpus
-from slurm_resolver.cluster.jobs import DISPATCHER, JOBS_OUTSIDE_SPEC
 from slurm_resolver.cluster.layout import Layout
 from slurm_resolver.cluster.ports import Ports
 from slurm_resolver.coordination import ServiceAddress
@@ -103,20 +102,6 @@ class Cluster(ClusterValues):
         """
         return self.gpu_decision.devices if self.gpu_decision else None
 
-    @property
-    def data_service(self) -> Optional[str]:
-        """The `service` argument of ``tf.data.experimental.service.distribute``; None without one.
-
-        It is the dispatcher's address, such as ``grpc://n8:23002``.
-        """
-        address = next(iter(self.addresses.get(DISPATCHER, ())), None)
-        return None if address is None else f"grpc://{address}"
-
-    @property
-    def was_restarted(self) -> bool:
-        """Whether this task's program was restarted within its step; the others do not wait."""
-        return (self.step.task_restart or "").rpartition(" ")[0] == identity_of(self.step)
-
     def name_of(self, rank: int) -> str:
         """Returns a task's name in messages: ``worker 3 (rank 3 on n9)``."""
         task = self.tasks[rank]
@@ -125,13 +110,12 @@ class Cluster(ClusterValues):
     def jobs(self) -> Dict[str, List[str]]:
         """Returns the addresses of each job by index, in alphabetical order of the job names.
 
-        The evaluator is not among them, as TensorFlow keeps it outside the cluster, nor are the
-        dispatcher and the data workers of a tf.data service.
+        The evaluator is not among them, as TensorFlow keeps it outside the cluster.
         """
         return {
             job: list(addresses)
             for job, addresses in sorted(self.addresses.items())
-            if job not in JOBS_OUTSIDE_SPEC
+            if job != "evaluator"
         }
 
     def tf_config(self) -> Dict[str, Any]:

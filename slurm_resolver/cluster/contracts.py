@@ -95,9 +95,7 @@ def _torch(tasks: Sequence[Task], own: Task) -> Dict[str, str]:
     }
 
 
-def placeholders(
-    tasks: Sequence[Task], own: Optional[Task], data_service: Optional[str]
-) -> Dict[str, str]:
+def placeholders(tasks: Sequence[Task], own: Optional[Task]) -> Dict[str, str]:
     """Returns the value of each {name} in a program's arguments and variables.
 
     Lists are separated by commas, in the order of index or rank. All are "" without a task.
@@ -116,7 +114,6 @@ def placeholders(
     values["main_host"], values["main_port"] = _split(values["main_address"])
     values["num_tasks"] = str(len(tasks)) if own else ""
     values["hosts"] = ",".join(task.address for task in tasks)
-    values["data_service"] = data_service or ""
     return values
 
 

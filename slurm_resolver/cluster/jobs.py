@@ -2,9 +2,6 @@
 
 TensorFlow's strategies know the jobs chief, worker, ps and evaluator only, with at most one chief
 and one evaluator (``tf.distribute``, multi_worker_util). Its servers take any other name as well.
-
-A tf.data service runs in the jobs dispatcher and data_worker, beside the tasks that train. Their
-tasks have addresses but are not in ``cluster_spec()``: TensorFlow's strategies refuse these names.
 """
 
 from __future__ import annotations
@@ -17,13 +14,9 @@ from slurm_resolver.errors import JobsError
 from slurm_resolver.log import warn_once
 from slurm_resolver.wording import counted
 
-DISPATCHER, DATA_WORKER = "dispatcher", "data_worker"
-DATA_JOBS = (DISPATCHER, DATA_WORKER)  # in the order in which they get their ranks
-JOB_NAMES = ("chief", "worker", "ps", "evaluator", *DATA_JOBS)
-# TensorFlow would wait for the tf.distribute.Server of each task in the spec, and these have none.
-JOBS_OUTSIDE_SPEC = ("evaluator", *DATA_JOBS)
+JOB_NAMES = ("chief", "worker", "ps", "evaluator")
 
-_SINGLE_JOBS = ("chief", "evaluator", DISPATCHER)
+_SINGLE_JOBS = ("chief", "evaluator")
 # With any other name TensorFlow's server aborts the process (tensorflow/core/util, IsJobName).
 _JOB_NAME = re.compile(r"[A-Za-z][A-Za-z0-9_]*")
 _ALIKE = 0.78  # difflib's ratio: "wroker" has 0.83 and is meant, "gpu_worker" has 0.75 and is not
@@ -81,30 +74,11 @@ def job_counts(
                 f"{given}: {counts[name]} tasks of job {name}; TensorFlow takes at most one. Make "
                 "the others workers."
             )
-    _check_data_jobs(counts, given)
     for name in counts:
         misspelt = _misspelt(name)
         if misspelt:
             warn_once(misspelt)
     return {name: count for name, count in counts.items() if count}
-
-
-def _check_data_jobs(counts: Mapping[str, int], given: str) -> None:
-    """Raises JobsError if a tf.data service lacks a part, for which the others would wait."""
-    present = {job for job, count in counts.items() if count}
-    if not present.intersection(DATA_JOBS):
-        return
-    if DISPATCHER not in present:
-        problem = "data_worker without a dispatcher"
-    elif DATA_WORKER not in present:
-        problem = "the dispatcher has no data_worker, and the tasks that train would wait for data"
-    elif not present.intersection(("chief", "worker")):
-        problem = "no task is left to train with the data of the dispatcher"
-    else:
-        return
-    raise JobsError(
-        f"{given}: {problem}; expected all of {{'worker': -1, 'dispatcher': 1, 'data_worker': 2}}."
-    )
 
 
 def refuse_misspelt_jobs(jobs: Mapping[str, int]) -> None:
@@ -136,19 +110,16 @@ def jobs_with_gpus(
 ) -> Collection[str]:
     """Returns which of the cluster's jobs use GPUs.
 
-    By default a ParameterServerStrategy's parameter servers and coordinator (the chief) do not, nor
-    do the tasks of a tf.data service, whose pipelines run on CPUs. If the caller gave numbers of
-    GPUs (`counts_given`), parameter servers and chief use GPUs as in TensorFlow's own resolver.
-    `jobs` are valid names even if they have no tasks.
+    By default a ParameterServerStrategy's parameter servers and coordinator (the chief) do not. If
+    the caller gave numbers of GPUs (`counts_given`), all jobs use GPUs as in TensorFlow's own
+    resolver. `jobs` are valid names even if they have no tasks.
 
     Raises:
         JobsError: for a name in `gpu_jobs` that is not the name of a job.
     """
     if gpu_jobs is None:
-        without = {*DATA_JOBS}
-        if not counts_given and "ps" in roles:
-            without |= {"ps", "chief"}
-        return set(roles) - without
+        coordinates = "ps" in roles and not counts_given
+        return set(roles) - ({"ps", "chief"} if coordinates else set())
     known = dict.fromkeys([*JOB_NAMES, *roles, *jobs])
     if not set(gpu_jobs) <= set(known) or isinstance(gpu_jobs, str):
         raise JobsError(

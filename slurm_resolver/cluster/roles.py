@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import heapq
-from collections import Counter, defaultdict
-from typing import Collection, Dict, List, Mapping, Optional, Sequence
+from collections import Counter
+from typing import Dict, List, Mapping, Optional, Sequence
 
-from slurm_resolver.cluster.jobs import DATA_JOBS, JOB_NAMES
+from slurm_resolver.cluster.jobs import JOB_NAMES
 from slurm_resolver.cluster.layout import Layout
 from slurm_resolver.cluster.options import ClusterOptions
 from slurm_resolver.cluster.ring_order import order_by_ring
@@ -27,8 +26,7 @@ def assign_roles(
     over the nodes as evenly as possible, and puts no more of them on the chief's node than
     necessary. Otherwise the chief gets the first rank, and the parameter servers the first free
     ranks of one node after the other, the chief's node last in every round. The other jobs get the
-    remaining ranks in alphabetical order. Before all of them, each task of a tf.data service gets a
-    rank of the node that has the most free ranks.
+    remaining ranks in alphabetical order.
 
     `counts` is the number of tasks of each job that has any. They sum to the tasks of the step.
 
@@ -37,16 +35,12 @@ def assign_roles(
     """
     allowed = _allowed_ranks(layout, counts, options)
     by_name = sorted(counts)
-    if options.placement == "rank":
-        roles = _assign(layout, counts, allowed, by_name)
-    else:
-        by_name = [job for job in by_name if job not in DATA_JOBS]
-        roles = _assign(layout, counts, allowed, [*DATA_JOBS, *by_name], DATA_JOBS)
-        if "ps" in counts:
-            order = dict.fromkeys([*DATA_JOBS, "chief", "ps", *by_name])
-            spread = _assign(layout, counts, allowed, list(order), (*DATA_JOBS, "ps"))
-            if not _is_as_even(layout, roles, spread):
-                roles = spread
+    roles = _assign(layout, counts, allowed, by_name)
+    if options.placement == "spread" and "ps" in counts:
+        order = dict.fromkeys(["chief", "ps", *by_name])
+        spread = _assign(layout, counts, allowed, list(order), spreads=True)
+        if not _is_as_even(layout, roles, spread):
+            roles = spread
     if options.worker_order == "ring" and "worker" in roles:
         chief = roles["chief"][0] if "chief" in roles else None
         roles["worker"] = order_by_ring(roles["worker"], layout.node_of, chief)
@@ -91,13 +85,13 @@ def _assign(
     counts: Mapping[str, int],
     allowed: Mapping[str, range],
     order: Sequence[str],
-    apart: Collection[str] = (),
+    spreads: bool = False,
 ) -> Roles:
     """Returns the ranks of each job, ascending.
 
     The jobs get their ranks in `order`; the jobs in `allowed` come first and get only the ranks
-    given there. The ranks of the jobs in `apart` depend on the nodes; others get the lowest free
-    ranks.
+    given there. Each gets the lowest free ranks, but the parameter servers those on different nodes
+    if `spreads`.
     """
     roles: Roles = {}
     free: Sequence[int] = range(layout.num_tasks)
@@ -107,13 +101,10 @@ def _assign(
         candidates = free
         if job in allowed:
             candidates = [rank for rank in free if rank in allowed[job]]
-        if job not in apart:
-            ranks = candidates[: counts[job]]
-        elif job == "ps":
+        ranks = candidates[: counts[job]]
+        if spreads and job == "ps":
             chief_node = layout.node_of[roles["chief"][0]] if "chief" in roles else None
             ranks = _spread_ranks(layout.node_of, candidates, counts[job], chief_node)
-        else:
-            ranks = _ranks_of_fullest_nodes(layout.node_of, candidates, counts[job])
         roles[job] = ranks
         if ranks == free[: len(ranks)]:
             free = free[len(ranks) :]  # a range stays one, which needs no memory
@@ -160,22 +151,3 @@ def _spread_ranks(
             wanted[node_of[rank]] -= 1
             found.append(rank)
     return found
-
-
-def _ranks_of_fullest_nodes(node_of: Sequence[int], free: Sequence[int], count: int) -> List[int]:
-    """Returns `count` of the free ranks such that the others are spread evenly over the nodes.
-
-    Each is the last free rank of the node that has the most of them. Of several such nodes it is
-    the one with the highest first rank, so that the lowest rank of all is taken last.
-    """
-    ranks_on: Dict[int, List[int]] = defaultdict(list)
-    for rank in free:
-        ranks_on[node_of[rank]].append(rank)
-    nodes = [(-len(ranks), -ranks[0], node) for node, ranks in ranks_on.items()]
-    heapq.heapify(nodes)
-    found = []
-    for _ in range(count):
-        free_on_node, first, node = nodes[0]
-        found.append(ranks_on[node].pop())
-        heapq.heapreplace(nodes, (free_on_node + 1, first, node))
-    return sorted(found)

@@ -1,21 +1,20 @@
 """When tasks that only serve others end: as soon as the tasks that they serve have ended.
 
-Servers are parameter servers, the dispatcher and the data workers of a tf.data service. The leader
-is the chief, or worker 0 without a chief.
+The servers are the parameter servers. The leader is the chief, or worker 0 without a chief.
 
 | event | consequence |
 |---|---|
 | the leader, and all others that train, have said goodbye | the job is over, status 0 |
 | the leader is lost, or says goodbye with a failure | the job is over, status 1 |
-| the leader has left, and workers beside a ps still run after 30 s | one line names them |
+| the leader has left, and workers still run after 30 s | one line names them |
 | another task that trains is lost, or fails | the others continue; the status will be 1 |
 | a worker that only serves is lost | the others continue |
 | a server, or the process of the coordination service, is lost | the job is over, status 1 |
 | the leader or a server does not come in time | the job is over, status 1 |
 | tasks make different clusters | the job is over, status 1 |
 
-A launcher decides for its task: its program may leave, be lost, and be started again. `Job` is the
-service's part, and `Member` the part of a task's process.
+A launcher decides for its task: its program may leave, be lost, and be followed by another one.
+`Job` is the service's part, and `member.Member` the part of a task's process.
 """
 
 from __future__ import annotations
@@ -24,18 +23,16 @@ import hashlib
 import json
 import math
 import time
-from typing import Callable, Dict, NamedTuple, Optional, Sequence, Set, Tuple
+from typing import Dict, Iterable, NamedTuple, Optional, Sequence, Set, Tuple
 
 from slurm_resolver.coordination import NameOf, wire
 from slurm_resolver.coordination.wire import Message, Process, Send
 from slurm_resolver.log import print_line
 from slurm_resolver.wording import shorten
 
-# What is lost with a server, by its job. TensorFlow waits for a lost server without end; without a
-# data worker it continues without its data, or waits for ten minutes.
-SERVERS = {"ps": "its variables", "dispatcher": "the data service", "data_worker": "data"}
 TRAIN = ("chief", "worker")
 START_SECONDS = 300.0  # for the leader and the servers to come
+_TAKE_PART = (*TRAIN, "ps")
 _MOST_NAMES = 5
 # The loss of a server may become known this long after the failure that it causes in the leader.
 _REASON_SECONDS = 3.0
@@ -57,30 +54,28 @@ def announcement(tasks: Sequence[Tuple[str, int, str]], rank: int) -> Optional[M
     """
     jobs = [job for job, _, _ in tasks]
     trainers = [rank for rank, job in enumerate(jobs) if job in TRAIN]
-    if jobs[rank] not in (*TRAIN, *SERVERS) or not trainers or not {"ps", "dispatcher"} & {*jobs}:
+    if jobs[rank] not in _TAKE_PART or not trainers or "ps" not in jobs:
         return None
     leader = min(trainers, key=lambda rank: tasks[rank][:2])
     digest = hashlib.sha256(json.dumps(tasks).encode()).hexdigest()[:16]
     # All jobs take some 100 bytes, however many tasks there are.
     packed = wire.pack([json.dumps(job) for job in jobs])
-    return {"job": packed, "leader": leader, "cluster": digest, "serves": jobs[rank] in SERVERS}
+    return {"job": packed, "leader": leader, "cluster": digest, "serves": jobs[rank] == "ps"}
 
 
 class Job:
     """What the service knows of the job; it runs in the service's thread."""
 
-    def __init__(
-        self, grace: float, send: Send, name_of: NameOf, leaves: Callable[[], bool]
-    ) -> None:
-        """`leaves` returns whether the process of the service is about to end."""
-        self._grace, self._send, self._name_of, self._leaves = grace, send, name_of, leaves
+    def __init__(self, grace: float, send: Send, name_of: NameOf) -> None:
+        self._grace, self._send, self._name_of = grace, send, name_of
+        self.is_leaving = False  # whether the service's process is about to end
         self._jobs: Sequence[str] = ()  # by rank
-        self._leader, self._cluster, self._first, self._size = 0, "", 0, 0
+        self._leader, self._cluster = 0, ""
         self._numbers: Dict[int, str] = {}  # of the last process, by rank of a task that came
-        self._roles: Dict[int, Set[str]] = {}  # of the processes of the present tasks, by rank
+        self._present: Dict[int, str] = {}  # by rank, the role of the process that decides
         self._awaited: Set[int] = set()  # the ranks that have not come yet
-        self._training: Set[int] = set()  # the present ranks that do not only serve
-        self._ended: Dict[int, str] = {}  # by rank of a task that trained: why it failed, or ''
+        # By rank of a task that trains: None, or once it has ended, why it failed or ''.
+        self._ends: Dict[int, Optional[str]] = {}
         self._deadline, self._timeout, self._keep_until = math.inf, 0.0, math.inf
         self._failed: Optional[Tuple[float, str]] = None  # the leader: when that counts, and why
         self._leader_ended = math.inf
@@ -91,19 +86,22 @@ class Job:
         if self._result is None:
             waits = bool(self._failed or (self._awaited and self._deadline < math.inf))
         else:  # tasks that come late to a failed job are told
-            waits = self._result.status != 0 and len(self._numbers) < self._size
-        return (bool(self._roles) or waits) and time.monotonic() < self._keep_until
+            size = sum(job in _TAKE_PART for job in self._jobs)
+            waits = self._result.status != 0 and len(self._numbers) < size
+        return (bool(self._present) or waits) and time.monotonic() < self._keep_until
 
     def message(self, process: Process, message: Message) -> None:
         """Takes the announcement of a task, and answers with the job's state."""
         rank = process.rank
-        if self._is_of_next_job(process):
+        # The task's next program belongs to the next job, whose service has not started yet.
+        is_next = self._numbers.get(rank, process.number) != process.number
+        is_over = self._result is not None and rank not in self._present
+        if (is_over and is_next) or (self.is_leaving and not self._jobs):
             return
         if not self._jobs:
-            self._jobs, self._first = wire.unpack(message["job"]), rank
+            self._jobs = wire.unpack(message["job"])
             self._leader, self._cluster = message["leader"], message["cluster"]
-            self._size = sum(job in TRAIN or job in SERVERS for job in self._jobs)
-            needed = set(SERVERS) if self._jobs[self._leader] == "chief" else {"worker", *SERVERS}
+            needed = ("ps",) if self._jobs[self._leader] == "chief" else ("ps", "worker")
             self._awaited = {r for r, job in enumerate(self._jobs) if job in needed}
             self._awaited.add(self._leader)
         seconds = message.get("seconds", math.inf)
@@ -111,81 +109,75 @@ class Job:
             self._deadline, self._timeout = time.monotonic() + seconds, seconds
         self._awaited.discard(rank)
         if message["serves"]:
-            self._training.discard(rank)
-        elif rank not in self._roles:
-            self._ended.pop(rank, None)
-            self._training.add(rank)
+            self._ends.pop(rank, None)
+        elif rank not in self._present:
+            self._ends[rank] = None
         self._numbers[rank] = process.number
-        self._roles.setdefault(rank, set()).add(process.role)
+        if self._present.get(rank) != "launcher":
+            self._present[rank] = process.role
         if message["cluster"] != self._cluster:
-            names = self._names([self._first, rank])
+            names = self._names([next(iter(self._numbers)), rank])
             self._end(1, f"{names} make different clusters: all tasks need the same arguments")
         self._look()
         self._send([rank], {"over": self._result})
 
     def ended(self, process: Process, failure: str, said_goodbye: bool) -> None:
         """Takes the end of a process."""
-        rank, roles = process.rank, self._roles.get(process.rank, set())
-        if process.role == "program" and "launcher" in roles:
-            roles.discard("program")
-        elif process.role in roles:
+        rank = process.rank
+        if self._present.get(rank) != process.role:
+            return
+        del self._present[rank]
+        if self._result is not None:
+            return
+        name = self._names([rank])
+        if self._jobs[rank] == "ps":
             # Only a launcher knows that a server has ended well before the others.
-            if process.role == "program" and self._jobs[rank] in SERVERS:
+            if process.role == "program":
                 failure = failure or "its process ended before those that it serves"
-            del self._roles[rank]
-            if self._result is None:
-                self._note_end(rank, failure, _REASON_SECONDS if said_goodbye else 0.0)
-                self._look()
+            if failure:  # TensorFlow waits for a lost ps without end
+                self._end(1, f"{name} is lost, and its variables with it: {failure}")
+        elif rank not in self._ends:
+            print_line(f"{name} is lost, the others continue: {failure or 'its process ended'}")
+        else:
+            self._ends[rank] = failure
+            if rank == self._leader and failure:
+                counts_at = time.monotonic() + (_REASON_SECONDS if said_goodbye else 0.0)
+                self._failed = (counts_at, f"{name} has failed: {failure}")
+            elif rank == self._leader:
+                self._leader_ended = time.monotonic() + _WAIT_NOTICE_SECONDS
+            elif failure:
+                print_line(f"{name} has failed, the others continue: {failure}")
+        self._look()
 
     def tick(self, now: float) -> None:
         """Ends the job if the leader has failed, or if tasks have not come in time."""
+        if self._result is not None:
+            return
         if self._failed is not None and now >= self._failed[0]:
             self._end(1, self._failed[1])
-        if self._result is None and self._awaited and now >= self._deadline:
+        elif self._awaited and now >= self._deadline:
             why = f"did not come within {self._timeout:g} s"
-            needed = [r for r in self._awaited if r == self._leader or self._jobs[r] in SERVERS]
+            needed = [r for r in self._awaited if r == self._leader or self._jobs[r] == "ps"]
             if needed:
                 self._end(1, f"{self._names(needed)} {why}")
-            self._ended.update(dict.fromkeys(self._awaited, f"it {why}"))
+            self._ends.update(dict.fromkeys(self._awaited, f"it {why}"))
             self._awaited.clear()
             self._look()
-        if self._training and "ps" in self._jobs and now >= self._leader_ended:
+        if now >= self._leader_ended and None in self._ends.values():
             self._leader_ended = math.inf
+            still = self._names(rank for rank, end in self._ends.items() if end is None)
             print_line(
-                f"{self._names([self._leader])} has ended; {self._names([*self._training])} still "
-                "runs. A TensorFlow 1 session also waits for ended workers, unless it has "
+                f"{self._names([self._leader])} has ended; {still} still runs. A TensorFlow 1 "
+                "session also waits for ended workers, unless it has "
                 'ConfigProto(device_filters=["/job:ps", "/job:worker/task:INDEX"]).'
             )
 
-    def _is_of_next_job(self, process: Process) -> bool:
-        """Returns whether the task runs its next program, whose service has not started yet."""
-        if not self._jobs:
-            return self._leaves()
-        is_next = self._numbers.get(process.rank, process.number) != process.number
-        return self._result is not None and process.rank not in self._roles and is_next
-
-    def _note_end(self, rank: int, failure: str, seconds: float) -> None:
-        job, name = self._jobs[rank], self._names([rank])
-        if job in SERVERS:
-            if failure:
-                self._end(1, f"{name} is lost, and {SERVERS[job]} with it: {failure}")
-        elif rank not in self._training:
-            print_line(f"{name} is lost, the others continue: {failure or 'its process ended'}")
-        else:
-            self._training.discard(rank)
-            self._ended[rank] = failure
-            if failure and rank == self._leader:
-                self._failed = (time.monotonic() + seconds, f"{name} has failed: {failure}")
-            elif failure:
-                print_line(f"{name} has failed, the others continue: {failure}")
-            elif rank == self._leader:
-                self._leader_ended = time.monotonic() + _WAIT_NOTICE_SECONDS
-
     def _look(self) -> None:
         """Ends the job if all who train have ended; a server that comes later cannot be told."""
-        if self._training or self._awaited or self._failed or self._leader not in self._ended:
+        trains = self._ends.get(self._leader) is None or None in self._ends.values()
+        if trains or self._awaited or self._failed:
             return
-        failed = {rank: why for rank, why in sorted(self._ended.items()) if why}
+        failed = {rank: why for rank, why in sorted(self._ends.items()) if why}
         told = [f"{self._names([rank])} has failed: {why}" for rank, why in failed.items()]
         self._end(int(bool(failed)), "; ".join(told[:_MOST_NAMES]) or "all who train have finished")
 
@@ -194,7 +186,7 @@ class Job:
             self._result = JobResult(status, message)
             # The service does not wait for ever for a stopped or disconnected task.
             self._keep_until = time.monotonic() + self._grace
-            self._send(self._roles, {"over": self._result})
+            self._send(self._present, {"over": self._result})
 
-    def _names(self, ranks: Sequence[int]) -> str:
+    def _names(self, ranks: Iterable[int]) -> str:
         return shorten([*map(self._name_of, sorted(ranks))], _MOST_NAMES)

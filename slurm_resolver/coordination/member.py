@@ -1,4 +1,4 @@
-"""The part of a process in a job of tasks that serve and tasks that train: see `job`."""
+"""The part of a task's process in a job of tasks that serve and tasks that train: see `job`."""
 
 from __future__ import annotations
 
@@ -14,10 +14,11 @@ class Member:
     """Announces the task of this process to the job, and learns how the job ends."""
 
     def __init__(
-        self, client: Client, announced: Message, on_over: Callable[[JobResult], None]
+        self, client: Client, announced: Message, on_over: Callable[[Member, JobResult], None]
     ) -> None:
         """Announces the task; `on_over` is called in a thread when the job is over."""
         self.client = client
+        self.name = client.name_of(client.address.rank)
         self.serves = bool(announced["serves"])  # whether this task only serves others
         self.result: Optional[JobResult] = None  # how the job has ended
         self._announced, self._on_over = announced, on_over
@@ -50,7 +51,7 @@ class Member:
     def _end(self, status: int, message: str) -> None:
         if self.result is None:
             self.result = JobResult(status, message)
-            threading.Thread(target=self._on_over, args=(self.result,), daemon=True).start()
+            threading.Thread(target=self._on_over, args=(self, self.result), daemon=True).start()
 
     def _take_state(self, message: Message) -> None:
         self._has_joined = True

@@ -21,8 +21,8 @@ _MOST_NAMES = 10  # tasks that a message names
 class Round:
     """One round: which tasks have come, and its answer."""
 
-    def __init__(self, purpose: str) -> None:
-        self.purpose = purpose
+    def __init__(self, name: str) -> None:
+        self.name, self.purpose = name, name.rpartition(" ")[0]
         self.values: Dict[int, str] = {}
         self.numbers: Dict[int, str] = {}  # of the processes, by rank
         self.waiting: Set[int] = set()  # the ranks that wait for the answer
@@ -45,24 +45,21 @@ class Rounds:
 
     def message(self, process: Process, message: Message) -> None:
         """Takes the value of a task, or that it has received an answer."""
-        if "gather" in message:
-            self._add(process, message)
-        elif message.get("received") in self._rounds:
-            self._rounds[message["received"]].waiting.discard(process.rank)
-
-    def _add(self, process: Process, message: Message) -> None:
         rank, number = process.rank, process.number
+        if "received" in message:
+            if message["received"] in self._rounds:
+                self._rounds[message["received"]].waiting.discard(rank)
+            return
         name = str(message["gather"])
-        current = self._rounds.get(name)
-        is_over = current is not None and current.answer is not None
+        current = self._rounds.setdefault(name, Round(name))
         # Another process of this task took part in that round: this one begins the next.
-        if current is None or (is_over and current.numbers.get(rank, number) != number):
-            current = self._rounds[name] = Round(name.rpartition(" ")[0])
+        if current.answer is not None and current.numbers.get(rank, number) != number:
+            current = self._rounds[name] = Round(name)
         if current.answer is not None:
-            answer = {**current.answer, "gathered": name}
+            answer = current.answer
             is_late = time.monotonic() >= current.deadline and rank not in current.values
             if "error" in answer and is_late:
-                answer["error"] = f"this task came too late: {answer['error']}"
+                answer = {**answer, "error": f"this task came too late: {answer['error']}"}
             self._send([rank], answer)
             return
         current.values[rank], current.numbers[rank] = str(message["value"]), number
@@ -76,16 +73,15 @@ class Rounds:
             current.without = set(message["without"])
             if message["timeout"] is None and not current.patient:
                 current.patient, current.next_notice = True, now + _PATIENT_NOTICE
-        if current.patient and self._left:
-            left = self._left.difference(current.values, current.without)
-            if left:
-                self._end_without(name, min(left))
-                return
+        left = self._left.difference(current.values, current.without) if current.patient else ()
+        if left:
+            self._end_without(current, min(left))
+            return
         # Counted first, as this is asked for every task.
         enough = len(current.values) + len(current.without) >= self._num_tasks
         if current.waiting and enough and not self._missing(current):
             values = [current.values.get(each, "null") for each in range(self._num_tasks)]
-            self._end(name, {"values": pack(values)})
+            self._end(current, {"values": pack(values)})
             # All tasks are beyond the round before, which nobody will ask for again.
             self._rounds.pop(f"{current.purpose} {int(name.rpartition(' ')[2]) - 1}", None)
 
@@ -107,13 +103,13 @@ class Rounds:
         self._endings[rank] = raised if failure else "it has ended"
         if is_program:
             self._left.add(rank)
-        for name, current in self._rounds.items():
+        for current in self._rounds.values():
             if current.answer is not None or not is_program:
                 current.waiting.discard(rank)
                 continue
             awaited = current.patient and rank in self._missing(current)
             if current.numbers.get(rank) == process.number or awaited:
-                self._end_without(name, rank)
+                self._end_without(current, rank)
             elif failure and current.waiting:
                 self._notify(current)
 
@@ -122,7 +118,7 @@ class Rounds:
 
         In a patient round, the missing tasks are told instead: they may have left it out.
         """
-        for name, current in self._rounds.items():
+        for current in self._rounds.values():
             if current.answer is not None:
                 continue
             waiting = min(current.waiting & current.values.keys(), default=None)
@@ -132,12 +128,12 @@ class Rounds:
                     f"{count} did not come to {current.purpose} within {current.seconds:.3g} s: "
                     f"{names}. Look at their output, and check that all tasks run the same program."
                 )
-                self._end(name, {"error": error})
+                self._end(current, {"error": error})
             elif now >= current.next_notice and waiting is not None:
                 current.next_notice += _NEXT_NOTICES
                 if current.patient:
                     given = {"rank": waiting, "value": current.values[waiting]}
-                    self._send(self._missing(current), {"awaited": name, **given})
+                    self._send(self._missing(current), {"awaited": current.name, **given})
                 else:
                     self._notify(current)
 
@@ -158,11 +154,10 @@ class Rounds:
         known = current.values.keys() | current.without
         return [rank for rank in range(self._num_tasks) if rank not in known]
 
-    def _end_without(self, name: str, rank: int) -> None:
-        part = f"takes no part in {self._rounds[name].purpose}: {self._endings[rank]}"
-        self._end(name, {"error": f"{self._name_of(rank)} is gone, and {part}."})
+    def _end_without(self, current: Round, rank: int) -> None:
+        part = f"takes no part in {current.purpose}: {self._endings[rank]}"
+        self._end(current, {"error": f"{self._name_of(rank)} is gone, and {part}."})
 
-    def _end(self, name: str, answer: Message) -> None:
-        current = self._rounds[name]
-        current.answer = answer
-        self._send(current.waiting, {**answer, "gathered": name})
+    def _end(self, current: Round, answer: Message) -> None:
+        current.answer = {**answer, "gathered": current.name}
+        self._send(current.waiting, current.answer)

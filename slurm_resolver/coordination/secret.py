@@ -40,7 +40,8 @@ class Secret:
     def __init__(self) -> None:
         """Raises RendezvousError if the variable has an unusable value, or munge fails."""
         means = find_means()
-        self.key = secrets.token_bytes(32) if means == "munge" else _key_of_variable()
+        given = os.environb.get(VARIABLE.encode(), b"")
+        self.key = secrets.token_bytes(32) if means == "munge" else given
         self._offer, self._made_at = {"means": means}, float("-inf")
         self.offer()
 
@@ -70,7 +71,7 @@ def accept_offer(offer: Mapping[str, object], name: str) -> bytes:
             f"has {MEANS[means]}. {_REMEDY}, and see that srun passes it on (--export)."
         )
     if means != "munge":
-        return _key_of_variable()
+        return os.environb.get(VARIABLE.encode(), b"")
     # Any user can encrypt a key for this user; only this user's own is accepted.
     text = _run_munge("unmunge", ["--numeric", "--keys=UID"], str(offer.get("credential")))
     found = re.fullmatch(r"UID:\s*(\d+)\s+([0-9a-f]{64})\s*", text)
@@ -91,10 +92,6 @@ def find_means() -> str:
             f"can guess. {_REMEDY}."
         )
     return "variable"
-
-
-def _key_of_variable() -> bytes:
-    return os.environ.get(VARIABLE, "").encode(errors="surrogateescape")
 
 
 def _munge_socket() -> str:

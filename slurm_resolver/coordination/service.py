@@ -34,7 +34,7 @@ RETURN_SECONDS = 2.0  # for a process that closed its connection to return
 _FLUSH_SECONDS = 3.0  # to send the last messages when this process ends
 _TICK_SECONDS = 0.25
 _STRANGERS = 64  # connections beyond those of the tasks
-_OTHER_FILES = 32  # open in this process
+_SPARE_FILES = 96  # open in this process, beyond the connections of the tasks
 
 
 class _Link:
@@ -62,9 +62,8 @@ class Service:
         self._socket = socket.create_server(
             ("", address.port), family=family, backlog=4096, dualstack_ipv6=dual
         )
-        self._leaves = False  # whether its process is about to end
         self._rounds = Rounds(address.num_tasks, self.send, name_of)
-        self._job = Job(address.grace, self.send, name_of, lambda: self._leaves)
+        self._job = Job(address.grace, self.send, name_of)
         self._monitor = Monitor(self.send, name_of)
         self._links: Dict[Tuple[int, str], _Link] = {}  # by rank and role
         self._departed: List[int] = []  # whose goodbyes the others are not told yet
@@ -96,7 +95,7 @@ class Service:
 
     def close(self) -> None:
         """Ends the service once no task relies on it; the last messages are sent."""
-        self._leaves, until = True, time.monotonic() + self.address.grace
+        self._job.is_leaving, until = True, time.monotonic() + self.address.grace
         while self._thread.is_alive():
             refuses = self._refusal and len(self._came) < self.address.num_tasks
             owes = (self._rounds.owes or refuses) and time.monotonic() < until
@@ -174,21 +173,17 @@ class Service:
             if not 0 <= process.rank < self.address.num_tasks:
                 return None
             self._came.add(process.rank)
-            refusal = refusal or self._find_other(process)
+            link = self._links.get(process[:2])
+            if link and link.writer is not None and link.process.number != process.number:
+                refusal = refusal or (
+                    f"rank {process.rank} is represented by process {link.process.pid}, which "
+                    f"still runs; process {process.pid} is its child, or a second program in the "
+                    "task"
+                )
         answer = {"proof": wire.prove(key, "service", *parts), "grace": self.address.grace}
         more = {"refused": refusal} if refusal else {"rank": self.address.rank}
         writer.write(wire.encode({**answer, **more}))
         return None if refusal else process
-
-    def _find_other(self, process: Process) -> str:
-        """Returns why a process cannot represent its task; '' if it can."""
-        link = self._links.get(process[:2])
-        if link is None or link.writer is None or link.process.number == process.number:
-            return ""
-        return (
-            f"rank {process.rank} is represented by process {link.process.pid}, which still runs; "
-            f"process {process.pid} is its child, or a second program in the task"
-        )
 
     async def _attend(
         self, process: Process, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
@@ -258,12 +253,10 @@ def _report(loop: asyncio.AbstractEventLoop, context: Dict[str, object]) -> None
 
 def _allow_connections(address: ServiceAddress) -> str:
     """Raises this process's limit on open files; returns an error if it stays too low, else ''."""
-    needed = address.num_tasks + _STRANGERS + _OTHER_FILES
+    needed = address.num_tasks + _SPARE_FILES
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)  # never unlimited on Linux
-    if soft < needed:
-        soft = min(needed, hard)
-        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-    if soft >= address.num_tasks + _OTHER_FILES:
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(max(soft, needed), hard), hard))
+    if hard >= needed:
         return ""
     return (
         f"`ulimit -n` is {hard} on {address.node}: expected at least {needed} open files, one for "

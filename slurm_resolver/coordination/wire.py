@@ -102,9 +102,9 @@ def detect_dead_peers(sock: socket.socket, seconds: float) -> None:
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
 
-def read(lines: BinaryIO, most: int) -> Message:
+def read(lines: BinaryIO) -> Message:
     """Returns the next message; raises WireError if it is too long, OSError at the end."""
-    line = lines.readline(most)
+    line = lines.readline(MOST_ANSWER_BYTES)
     if not line:
         raise ConnectionError("it closed the connection")
     return decode(line if line.endswith(b"\n") else b"")
@@ -121,7 +121,7 @@ def open_connection(
     sock = socket.create_connection((host, address.port), HANDSHAKE_SECONDS)
     try:
         lines = sock.makefile("rb")
-        greeting = read(lines, MOST_BYTES)
+        greeting = read(lines)
         offer = greeting.get("offer")
         if greeting.get("protocol") != PROTOCOL or not isinstance(offer, dict):
             raise WireError("another program or another version of slurm_resolver answers there")
@@ -129,7 +129,7 @@ def open_connection(
         hello = {**hello, "identity": address.identity, "challenge": secrets.token_hex(16)}
         parts = [greeting.get("challenge"), *(hello[name] for name in PROVEN)]
         sock.sendall(encode({**hello, "proof": prove(key, "task", *parts)}))
-        answer = read(lines, MOST_BYTES)
+        answer = read(lines)
         if "other" in answer:
             raise WireError(f"a service answers there, but {answer['other']}")
         if not is_proof(answer.get("proof"), key, "service", *parts):

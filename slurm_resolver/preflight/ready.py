@@ -41,8 +41,7 @@ def wait_until_ready(
         jobs: the jobs whose tasks call it; None for all.
 
     Returns:
-        This task's connection to the coordination service; None if it is alone, or if its program
-        was started again.
+        This task's connection to the coordination service; None if it is alone.
 
     Raises:
         RendezvousError: in every task, at most a few seconds after `timeout` seconds. It names the
@@ -77,7 +76,7 @@ def offer_readiness(cluster: Cluster) -> None:
 
 
 def _connect(cluster: Cluster) -> Optional[Client]:
-    if cluster.service is None or len(cluster.tasks) < 2 or cluster.was_restarted:
+    if cluster.service is None or len(cluster.tasks) < 2:
         return None
     return connect(cluster.service, cluster.name_of)
 

@@ -134,8 +134,6 @@ class SlurmStep:
     simulated_job = variable.text("SLURM_RESOLVER_JOB", "a job id")
     # set by this package for the child processes of a task that had to ask the others
     exchanged_layout = variable.text("SLURM_RESOLVER_LAYOUT", "a layout that the tasks exchanged")
-    # set by `exec --restart-workers` for a program that it has started again
-    task_restart = variable.text("SLURM_RESOLVER_TASK_RESTART", "the step, and how often it was")
     # set by `supervise` for a step that it has started again
     step_restart = variable.number(
         "SLURM_RESOLVER_STEP_RESTART", 0, 2**31 - 1, "how often the step was started again"

@@ -147,7 +147,7 @@ def start(resolver: Any, on_stall: str = "report") -> None:
     cluster = getattr(resolver, "cluster", None)
     if not isinstance(cluster, Cluster) or cluster.service is None or len(cluster.tasks) < 2:
         return
-    if not cluster.step.is_live or cluster.was_restarted:
+    if not cluster.step.is_live:
         return
     if not _variables:
         with tf.init_scope(), tf.device("/cpu:0"):

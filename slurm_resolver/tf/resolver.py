@@ -13,7 +13,6 @@ from typing import Any, Collection, Dict, List, Mapping, Optional, Tuple
 import tensorflow as tf
 
 from slurm_resolver.cluster.cluster import Cluster, describe_own_task
-from slurm_resolver.cluster.jobs import JOBS_OUTSIDE_SPEC
 from slurm_resolver.cluster.options import (
     ClusterOptions,
     LayoutChoice,
@@ -53,10 +52,9 @@ class SlurmClusterResolver(
       (ROCR_VISIBLE_DEVICES, ZE_AFFINITY_MASK) and SLURM_RESOLVER_GPUS, and if tasks share a GPU,
       TF_FORCE_GPU_ALLOW_GROWTH. Make the resolver before TensorFlow looks at the devices.
     - If the tasks have to exchange the layout, it sets SLURM_RESOLVER_LAYOUT for child processes.
-    - With a ps job or a tf.data service, a thread holds a connection to the step's coordination
-      service until the process ends. With a ps job it sets GRPC_FAIL_FAST unless that is set, and
-      in a chief it changes TensorFlow's ClusterCoordinator, which would wait for lost workers
-      without end.
+    - With a ps job, a thread holds a connection to the step's coordination service until the
+      process ends. It sets GRPC_FAIL_FAST unless that is set, and in a chief it changes
+      TensorFlow's ClusterCoordinator, which would wait for lost workers without end.
     """
 
     def __init__(
@@ -80,30 +78,28 @@ class SlurmClusterResolver(
         """Resolves the cluster.
 
         Args:
-            jobs: number of tasks by job name: chief, worker, ps, evaluator; dispatcher and
-                data_worker, a tf.data service; or names of your own, for TensorFlow's servers. They
-                sum to the tasks of the step; one may be -1, the rest. None makes all workers.
+            jobs: number of tasks by job name: chief, worker, ps, evaluator, or names of your own
+                for TensorFlow's servers. They sum to the tasks of the step; one may be -1, the
+                rest. None makes all workers.
             port_base: the first port on each node; the task with local rank i gets
                 ``port_base + i``. None takes the ports that Slurm reserved for the step, or derives
                 them from its ids; 8888 without either.
             gpus_per_node: GPUs on each node; None takes what Slurm says.
             gpus_per_task: GPUs of each task; None shares a node's GPUs among its tasks. With either
-                number, all tasks but those of a tf.data service use GPUs, as in TensorFlow's
-                resolver, unless `gpu_jobs` is given.
+                number, all tasks use GPUs, as in TensorFlow's resolver, unless `gpu_jobs` is given.
             tasks_per_node: tasks on every node, or by node name; None takes what Slurm says.
             auto_set_gpu: whether to set the variables that show this process its GPUs.
             rpc_layer: TensorFlow's protocol, the prefix of addresses: ``grpc://n1:8888``.
             placement: "spread" puts parameter servers on different nodes, evenly and away from the
-                chief's, and the tasks of a tf.data service where they leave as many others on each
-                node; "rank" assigns ranks to jobs exactly as TensorFlow's own resolver does.
+                chief's; "rank" assigns ranks to jobs exactly as TensorFlow's own resolver does.
             worker_order: "ring" numbers the workers such that TensorFlow's ring of collectives
                 leaves every node once; "rank" numbers them by rank, as TensorFlow's resolver does.
             het_groups: by job name, the component of a heterogeneous step to take its tasks from.
             node_address: the host to connect to, by node name: a mapping, a callable, or a suffix
                 such as "-ib0". "slurm" asks Slurm for the addresses, once in each task: use it if
                 names do not resolve. None takes the names.
-            gpu_jobs: the jobs whose tasks use GPUs. None: all but the parameter servers, the tasks
-                of a tf.data service, and a chief beside parameter servers, which only coordinates.
+            gpu_jobs: the jobs whose tasks use GPUs. None: all but the parameter servers, and a
+                chief beside parameter servers, which only coordinates.
             layout: "environment" computes from the variables alone which rank runs on which node.
                 With "rendezvous" the tasks tell each other over TCP; all tasks of the step must
                 choose it. "auto" does that if the variables do not describe the layout.
@@ -151,11 +147,6 @@ class SlurmClusterResolver(
         """This task's GPUs as CUDA_VISIBLE_DEVICES names them; None if they are unknown."""
         return self._cluster.gpus
 
-    @property
-    def data_service(self) -> Optional[str]:
-        """The tf.data service of the step, such as ``grpc://n8:23002``; None without one."""
-        return self._cluster.data_service
-
     def cluster_spec(self) -> Any:
         """Returns the `tf.train.ClusterSpec` of the tasks that train and ps; {} without Slurm."""
         return self._spec
@@ -179,7 +170,7 @@ class SlurmClusterResolver(
         if task_type is None or task_id is None:
             return ""
         own = self._cluster.task
-        if own and (task_type, task_id) == (own.job, own.index) and own.job in JOBS_OUTSIDE_SPEC:
+        if own and (task_type, task_id) == (own.job, own.index) and own.job == "evaluator":
             address = own.address
         else:
             address = self.cluster_spec().task_address(task_type, task_id)
@@ -216,26 +207,21 @@ class SlurmClusterResolver(
     def serve(self, server: Optional[Any] = None, start_timeout: float = 300.0) -> int:
         """Serves until the tasks that train have ended, and returns this process's exit status.
 
-        For the parameter servers, under ParameterServerStrategy the workers, and the dispatcher and
-        the data workers of a tf.data service::
+        For the parameter servers, and under ParameterServerStrategy the workers::
 
-            if resolver.task_type in ("ps", "worker", "dispatcher", "data_worker"):
+            if resolver.task_type in ("ps", "worker"):
                 sys.exit(resolver.serve())
 
         The status is 0 if the training has ended well. It is 1, with a message on standard error,
-        if a task that trains has failed, or the chief, a parameter server, the dispatcher or a data
-        worker is lost. If a server is lost, the tasks that train end with status 1 after 5 s, as
-        TensorFlow may wait for it without end.
-
-        A dispatcher or data worker ignores SIGUSR1, SIGUSR2 and SIGTERM, so that the tasks that
-        train can save: see `slurm_resolver.termination_config`. Its server listens until the
-        process ends.
+        if a task that trains has failed, or the chief or a parameter server is lost. If a server is
+        lost, the tasks that train end with status 1 after 5 s, as TensorFlow may wait for it
+        without end.
 
         Args:
-            server: this task's server: a tf.distribute.Server, tf.compat.v1.train.Server,
-                tf.data.experimental.service.DispatchServer or WorkerServer. None makes one.
-            start_timeout: seconds in which the chief (without one worker 0), all parameter servers,
-                the dispatcher and all data workers have to come.
+            server: this task's server: a tf.distribute.Server or tf.compat.v1.train.Server. None
+                makes one.
+            start_timeout: seconds in which the chief (without one worker 0) and all parameter
+                servers have to come.
 
         Raises:
             JobsError: in a task that trains, without a ps job, without Slurm, in a child process.

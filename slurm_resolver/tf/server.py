@@ -1,4 +1,4 @@
-"""Tasks that serve others: parameter servers, workers beside a coordinator, a tf.data service.
+"""Tasks that serve others: parameter servers, and workers beside a coordinator.
 
 The `join()` of TensorFlow's servers never returns. A task that serves ends when the coordination
 service says that the job is over: see `coordination.job`.
@@ -7,65 +7,42 @@ service says that the job is over: see `coordination.job`.
 from __future__ import annotations
 
 import atexit
-import ctypes
-import faulthandler
 import os
-import signal
-import socket
 import sys
 import threading
-import time
 from typing import Any, Dict, Optional, Tuple
 
 import tensorflow as tf
 
 from slurm_resolver.cluster.cluster import Cluster
-from slurm_resolver.cluster.jobs import DATA_JOBS, DATA_WORKER, DISPATCHER
 from slurm_resolver.coordination import ServiceAddress
 from slurm_resolver.coordination.client import connect
-from slurm_resolver.coordination.job import (
-    SERVERS,
-    START_SECONDS,
-    TRAIN,
-    JobResult,
-    announcement,
-)
+from slurm_resolver.coordination.job import START_SECONDS, TRAIN, JobResult, announcement
 from slurm_resolver.coordination.member import Member
 from slurm_resolver.errors import JobsError
 from slurm_resolver.log import exit_at_once, print_line
 from slurm_resolver.preflight.ready import offer_readiness
 
-_PAUSE = 0.05  # seconds between two looks for the dispatcher
-_CONNECT_SECONDS = 3.0
-_REGISTER_SECONDS = 120.0  # with a dispatcher that has listened a moment ago
 _END_SECONDS = 5.0  # for a task that trains to end by itself, when the job has failed
 
 # One for all resolvers of the same cluster in a process; a forked child has none.
-_members: Dict[Tuple[ServiceAddress, str, int], _Member] = {}
+_members: Dict[Tuple[ServiceAddress, str, int], Member] = {}
+_ends = threading.Event()  # set when this process ends without an error
 
 
-class _Member(Member):
-    """This process's part in the job; it ends a task that trains if the job has failed."""
+@atexit.register
+def _note_end() -> None:
+    if getattr(sys, "last_value", None) is None:
+        _ends.set()
 
-    def __init__(self, cluster: Cluster, announced: Dict[str, Any]) -> None:
-        assert cluster.service is not None
-        self._name = cluster.name_of(cluster.service.rank)
-        self._ends = threading.Event()  # set when this process ends without an error
-        client = connect(cluster.service, cluster.name_of)
-        atexit.register(self._note_end)
-        super().__init__(client, announced, self._end_process)
 
-    def _note_end(self) -> None:
-        if getattr(sys, "last_value", None) is None:
-            self._ends.set()
-
-    def _end_process(self, result: JobResult) -> None:
-        """Ends a process that trains with status 1; in TensorFlow, it would wait without end."""
-        if not result.status or self.serves or self._ends.is_set():
-            return
-        print_line(f"{self._name}: {result.message}. This process ends")
-        if not self._ends.wait(_END_SECONDS):
-            exit_at_once(1)
+def _end_process(member: Member, result: JobResult) -> None:
+    """Ends a process that trains if the job has failed; TensorFlow would wait without end."""
+    if not result.status or member.serves or _ends.is_set():
+        return
+    print_line(f"{member.name}: {result.message}. This process ends")
+    if not _ends.wait(_END_SECONDS):
+        exit_at_once(1)
 
 
 def join(cluster: Cluster) -> None:
@@ -84,20 +61,20 @@ def join(cluster: Cluster) -> None:
 def take_part(cluster: Cluster) -> Optional[Member]:
     """Announces this task to the others of its job; returns None if it has no part in one."""
     service, own = cluster.service, cluster.task
-    if service is None or own is None or not {"ps", DISPATCHER} & {*cluster.roles}:
+    if service is None or own is None or "ps" not in cluster.roles:
         return None
     tasks = [(task.job, task.index, task.address) for task in cluster.tasks]
     announced = announcement(tasks, own.rank)
     if announced is None:
         return None
-    if "ps" in cluster.roles:
-        # A call to a server that has ended fails at once, instead of waiting for it.
-        os.environ.setdefault("GRPC_FAIL_FAST", "use_caller")
-        if own.job == "chief":
-            _let_coordinators_end()
+    # A call to a server that has ended fails at once, instead of waiting for it.
+    os.environ.setdefault("GRPC_FAIL_FAST", "use_caller")
+    if own.job == "chief":
+        _let_coordinators_end()
     key = (service, announced["cluster"], os.getpid())
     if key not in _members:
-        _members[key] = _Member(cluster, announced)
+        client = connect(service, cluster.name_of)
+        _members[key] = Member(client, announced, _end_process)
     return _members[key]
 
 
@@ -117,24 +94,17 @@ def serve(
     member = take_part(cluster)
     assert own is not None
     assert member is not None
-    if own.job in DATA_JOBS:
-        _ignore_signals()
     member.serve(start_timeout)
     offer_readiness(cluster)
     member.await_joined(start_timeout)
     refusal = member.client.refusal
     if refusal:
         raise JobsError(f"serve() in process {os.getpid()}: {refusal} Call it there.")
-    if own.job in DATA_JOBS:
-        server = server or _start_data_server(cluster, member)
-        # One that is stopped before the process ends waits until all requests are answered: an
-        # hour if the dispatcher is lost.
-        ctypes.pythonapi.Py_IncRef(ctypes.py_object(server))
-    elif server is None and member.result is None:
+    if server is None and member.result is None:
         server = tf.distribute.Server(spec, own.job, own.index, protocol=protocol)
     result = member.await_over()
     if result.status:
-        print_line(f"{cluster.name_of(own.rank)}: {result.message}")
+        print_line(f"{member.name}: {result.message}")
     return result.status
 
 
@@ -146,58 +116,13 @@ def _check(cluster: Cluster) -> None:
             "serve() in a process without a cluster; expected a task of a Slurm step that serves "
             "others. Start the program with srun, or without Slurm with `slurm-resolver run`."
         )
-    serves = own.job in SERVERS or (own.job == "worker" and {"chief", "ps"} <= jobs)
-    if not (serves and {"ps", DISPATCHER} & jobs and {*TRAIN} & jobs):
+    serves = own.job == "ps" or (own.job == "worker" and {"chief", "ps"} <= jobs)
+    if not (serves and {*TRAIN} & jobs):
         raise JobsError(
             f"serve() in {own.job} {own.index} of a cluster with the jobs {', '.join(sorted(jobs))}"
-            "; expected a ps, a dispatcher, a data_worker, or a worker beside a chief and a ps, in "
-            "a cluster in which others train. Call it as `if resolver.task_type == 'ps': "
-            "sys.exit(resolver.serve())`."
+            "; expected a ps, or a worker beside a chief and a ps, in a cluster in which others "
+            "train. Call it as `if resolver.task_type == 'ps': sys.exit(resolver.serve())`."
         )
-
-
-def _start_data_server(cluster: Cluster, member: Member) -> Optional[Any]:
-    """Starts this task's `DispatchServer` or `WorkerServer`; None if the job has ended before."""
-    service, own = tf.data.experimental.service, cluster.task
-    assert own is not None
-    port = int(own.address.rpartition(":")[2])
-    if own.job == DISPATCHER:
-        # All data workers, in the order of their indices: ShardingPolicy.DATA and FILE need it.
-        workers = [task.address for task in cluster.tasks if task.job == DATA_WORKER]
-        config = service.DispatcherConfig(port, worker_addresses=workers)
-        return service.DispatchServer(config)
-    dispatcher = cluster.addresses[DISPATCHER][0]
-    # A WorkerServer that waits for its dispatcher holds the interpreter, and this process could not
-    # learn that the job has ended.
-    while not _listens(dispatcher):
-        if member.result is not None:
-            return None
-        time.sleep(_PAUSE)
-    faulthandler.dump_traceback_later(_REGISTER_SECONDS, exit=True)
-    try:
-        return service.WorkerServer(service.WorkerConfig(dispatcher, own.address, port))
-    finally:
-        faulthandler.cancel_dump_traceback_later()
-
-
-def _ignore_signals() -> None:
-    """Ignores the signals by which Slurm announces the end of the step or job to all tasks.
-
-    The tasks that train may save then, and need their data. This task ends when they have ended.
-    """
-    if threading.current_thread() is threading.main_thread():  # Python sets handlers only there
-        for number in (signal.SIGUSR1, signal.SIGUSR2, signal.SIGTERM):
-            if signal.getsignal(number) == signal.SIG_DFL:
-                signal.signal(number, lambda *_: None)
-
-
-def _listens(address: str) -> bool:
-    host, _, port = address.rpartition(":")
-    try:
-        socket.create_connection((host.strip("[]"), int(port)), _CONNECT_SECONDS).close()
-    except OSError:
-        return False
-    return True
 
 
 def _let_coordinators_end() -> None:

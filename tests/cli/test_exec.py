@@ -60,8 +60,6 @@ def test_every_placeholder() -> None:
     assert fill_in(["{job}{index}{ps_hosts}{hosts}{main_port}"], sr.Cluster()) == [""]
     ipv6 = sr.resolve(environ=TASK, node_address=lambda node: f"fd77::{node[1:]}")
     assert fill_in(["{host} {address}"], ipv6) == ["fd77::9 [fd77::9]:23002"]
-    data = sr.resolve({"dispatcher": 1, "data_worker": 1, "worker": -1}, environ=TASK)
-    assert fill_in(["{data_service}"], data) == ["grpc://n10:23002"]
 
 
 def test_the_variables_of_other_frameworks_take_the_place_of_tf_config() -> None:
@@ -95,12 +93,7 @@ def test_the_program_replaces_the_process() -> None:
         (["--", "no-such-program"], "'no-such-program' is not a program"),
         (["--jobs", "ps=9", "--", "true"], "need 9 tasks"),
         (["--wait=nan", "--", "true"], "argument --wait: 'nan': expected seconds, a number from 0"),
-        (["--restart-workers=-1", "--", "true"], "'-1': expected a number from 0"),
-        (
-            ["--restart-workers=2", "--jobs=ps=1,worker=-1", "--", "true"],
-            "--restart-workers 2: this step has the jobs ps, worker; expected chief, ps and worker",
-        ),
-        (["--servers", "chief"], "'chief': expected some of ps, dispatcher, data_worker, worker"),
+        (["--servers", "chief"], "invalid choice: 'chief' (choose from"),
         (
             ["--jobs=worker=-1", "--servers=ps", "true"],
             "--servers ps: this step has the jobs worker",

@@ -75,18 +75,7 @@ CASES = {
         "worker 0 (rank 2 on localhost) is lost, the others continue: SIGKILL",
         ("chief 0",),
     ),
-    "a restarted worker": Case(
-        f"{CHIEF} --restart-workers 2",
-        {
-            "chief 0": "until [ -e 'worker 0 ended' ]; do sleep 0.1; done",
-            "ps 0": JOINS,
-            "worker 0": f'[ "$SLURM_RESOLVER_TASK_RESTART" ] || kill -9 $$; {TRAINS}',
-        },
-        0,
-        "worker 0 (rank 2 on localhost) ended with SIGKILL; restart 1 of at most 2 in 1 s",
-        ("worker 0",),
-    ),
-    # Rank 0 runs the service, and starts later than the others.
+    # The service is in rank 0, which comes later than the others.
     "a worker fails before the service starts": Case(
         WORKERS,
         {**PS, "worker 0": "exit 3", "worker 1": LONG},
@@ -158,10 +147,9 @@ def test_they_end_with_the_training(name: str, outcomes: Outcomes) -> None:
 def test_signals_reach_the_program(
     script: str, number: signal.Signals, status: int, tmp_path: Path
 ) -> None:
-    """A signal reaches the program and ends the task, even if a restart would be possible."""
     act = f"case {{job}} in worker) echo $PPID > pid; {script};; *) sleep 5;; esac"
     command = [*PROGRAM, "run", "-n3", "-K0", "--", *PROGRAM, "exec", *CHIEF.split()]
-    command += ["--restart-workers", "3", "--", "sh", "-c", act]
+    command += ["--", "sh", "-c", act]
     with subprocess.Popen(command, cwd=tmp_path, env=ENVIRONMENT, stderr=subprocess.PIPE) as step:
         until = time.monotonic() + 60
         while not (tmp_path / "up").exists() and time.monotonic() < until:
@@ -169,4 +157,3 @@ def test_signals_reach_the_program(
         os.kill(int((tmp_path / "pid").read_text()), number)
         _, errors = step.communicate(timeout=60)
     assert step.returncode == status, errors
-    assert b"restart " not in errors

@@ -35,9 +35,9 @@ def job_of(roles: Roles) -> List[str]:
 
 
 def play(layout: Layout, jobs: Optional[Mapping[str, int]] = None, **options: Any) -> str:
-    """By rank the first letter of its job, D for a dispatcher, and its index: ``w0 p0 w1``."""
+    """By rank the first letter of its job, and its index: ``w0 p0 w1``."""
     names = {
-        rank: f"{'D' if job == 'dispatcher' else job[0]}{index}"
+        rank: f"{job[0]}{index}"
         for job, ranks in assign(layout, jobs, **options).items()
         for index, rank in enumerate(ranks)
     }

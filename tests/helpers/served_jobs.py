@@ -15,11 +15,9 @@ import pytest
 from folders import HELPERS
 from slurm_cluster import SlurmCluster, end_srun
 
-# Each task writes its errors and its exit status to files. An old srun may need minutes to end
-# after a node was cut off, and loses the output of that node's task.
-EACH = (
-    'ends="$TASK_OUTPUT/$SLURM_PROCID"; $BEFORE $PROGRAM "$@" 2> "$ends.errors"; echo $? > "$ends"'
-)
+# Each task leaves its errors and its exit status. An old srun may need minutes to
+# end after a node was cut off, and loses what that node's task has printed.
+EACH = 'ends="$TASK_OUTPUT/$SLURM_PROCID"; $PROGRAM "$@" 2> "$ends.errors"; echo $? > "$ends"'
 _NAME = "served"
 _SRUN_SECONDS = 5.0
 NODES = ["n8", "n9", "n10", "n11", "n12"]

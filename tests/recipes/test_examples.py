@@ -30,7 +30,6 @@ NOT_RUN = re.compile(
 SHOWN = {
     "cluster_tutorial": r"updates \d+|for \d+ updates|weights on /job:local/.*/task:0",
     "cookbook": r"GFLOP/s|equal to numpy's|Final Cost",
-    "data_service": r"prepared by (the workers themselves|\d data workers?):",
     "evaluator": r"evaluator: epoch \d, test accuracy",
     "flags": r"worker 1: \d+ of \d+ steps",
     "heterogeneous": r"chief 0 \(rank \d+ on \w+\): GPUs none",

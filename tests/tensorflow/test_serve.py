@@ -6,9 +6,7 @@ Slurm ends no job here: without `--kill-on-bad-exit`, srun waits for every task.
 from __future__ import annotations
 
 import os
-import shlex
 import signal
-import sys
 import time
 from pathlib import Path
 from typing import Any, Callable, Dict, Iterator, Tuple
@@ -59,29 +57,6 @@ def test_a_strategy_goes_on_without_a_worker_and_all_end_with_it(
     _, errors = job.await_end(FINISHED)
     assert job.ends() == {0: 0, 1: 0, 2: 0, 3: 128 + signal.SIGKILL}
     assert "worker 1 (rank 3 on n11) is lost, the others continue" in errors
-
-
-EXEC = shlex.join([sys.executable, "-m", "slurm_resolver", "exec", "--wait=90"])
-JOBS = "--jobs chief=1,ps=1,worker=-1"
-
-
-@pytest.mark.slurm
-@pytest.mark.newest
-@pytest.mark.parametrize("options", ["", "--keras"])
-def test_a_worker_that_is_started_again_is_taken_back(start: Start, options: str) -> None:
-    """No other worker could do the steps."""
-    job = start(3, options, BEFORE=f"{EXEC} {JOBS} --restart-workers 1 --")
-    job.await_steps()
-    pid = (job.output / "worker-0.pid").read_text()
-    job.kill("worker-0", 2)
-    job.until(lambda: (job.output / "worker-0.pid").read_text() != pid, 90)
-    job.await_steps(20)
-    (job.output / "STOP").touch()
-    _, errors = job.await_end(FINISHED)
-    assert job.ends() == dict.fromkeys(range(3), 0)
-    assert (
-        "slurm_resolver: worker 0 (rank 2 on n10) ended with SIGKILL; restart 1 of at most 1 in "
-    ) in errors
 
 
 LOST = "is lost, and its variables with it: its process has ended"

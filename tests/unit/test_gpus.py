@@ -219,8 +219,6 @@ def test_the_driver_is_asked_through_its_library(
         (["chief", "worker"], None, {"chief", "worker"}),
         (["chief", "worker", "ps"], None, {"worker"}),
         (["worker", "ps", "evaluator"], None, {"worker", "evaluator"}),
-        (["chief", "worker", "dispatcher", "data_worker"], None, {"chief", "worker"}),
-        (["worker", "dispatcher", "data_worker"], ["data_worker"], {"data_worker"}),
         (["worker"], [], set()),
         (["worker"], ["evaluator", "worker"], {"evaluator", "worker"}),  # evaluator has no task
     ],
@@ -231,9 +229,7 @@ def test_which_jobs_use_gpus(jobs: List[str], gpu_jobs: Any, users: Any) -> None
 
 @pytest.mark.parametrize("gpu_jobs", [["wrkr"], "worker"])
 def test_gpu_jobs_that_are_none(gpu_jobs: Any) -> None:
-    with pytest.raises(
-        sr.JobsError, match=r"gpu_jobs=.*of these names: chief.*data_worker, mesh\."
-    ):
+    with pytest.raises(sr.JobsError, match=r"gpu_jobs=.*of these names: chief.*evaluator, mesh\."):
         jobs_with_gpus(["worker", "mesh"], gpu_jobs)
 
 

@@ -38,7 +38,7 @@ class Job:
         announced = announcement(self.tasks, rank)
         assert announced is not None
         announced.update(more)
-        member = Member(self.connect(rank, role), announced, lambda result: None)
+        member = Member(self.connect(rank, role), announced, lambda member, result: None)
         member.await_joined(10)
         self.members[name if role == "program" else f"{name}'s launcher"] = member
         return member

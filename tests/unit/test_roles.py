@@ -87,12 +87,6 @@ def test_names_that_look_misspelt_are_warned_of(
         ({"chief": 2, "worker": 2}, "2 tasks of job chief"),
         ({}, "need 0 tasks"),
         (["worker"], "expected counts by job name"),
-        (
-            {"worker": -1, "data_worker": 1},
-            "data_worker without a dispatcher; expected all",
-        ),
-        ({"worker": -1, "dispatcher": 1}, "has no data_worker, and the tasks that train would"),
-        ({"dispatcher": 1, "data_worker": -1}, "no task is left to train with the data"),
     ],
 )
 def test_jobs_that_do_not_fit(jobs: Any, message: str) -> None:
@@ -141,7 +135,7 @@ def test_het_groups(jobs: Dict[str, int], het_groups: Dict[str, int], played: st
     [
         ({"ps": 3, "worker": 2}, {"ps": 0}, "need 3 tasks of component 0, which has 2"),
         ({"ps": 1, "worker": 4}, {"ps": 1}, "no component 1; it has 0, 2"),
-        ({"mesh": 5}, {"mush": 0}, "no job 'mush'; there are chief, .* data_worker, mesh"),
+        ({"mesh": 5}, {"mush": 0}, "no job 'mush'; there are chief, .* evaluator, mesh"),
     ],
 )
 def test_het_groups_that_do_not_fit(

@@ -13,7 +13,6 @@ from typing import Any, Literal, Optional
 import numpy as np
 import tensorflow as tf
 
-from slurm_resolver.cluster.jobs import DATA_JOBS
 from slurm_resolver.errors import JobsError
 from slurm_resolver.slurm.step import SlurmStep
 from slurm_resolver.tf import progress
@@ -74,8 +73,8 @@ class MultiWorkerMirroredStrategy(
         Raises:
             RendezvousError: in every worker that came, if others did not, naming them; if they
                 disagree on the cluster, or a port is taken.
-            JobsError: in a task that does not train: an evaluator, one of a tf.data service. In a
-                cluster with parameter servers, in every task.
+            JobsError: in an evaluator, which does not train. In a cluster with parameter servers,
+                in every task.
         """
         if cluster_resolver is None:
             cluster_resolver = SlurmClusterResolver()
@@ -105,20 +104,17 @@ class MultiWorkerMirroredStrategy(
 
 
 def _check_job(resolver: Any) -> None:
-    job = resolver.task_type
     if "ps" in resolver.cluster_spec().jobs:
         raise JobsError(
             "MultiWorkerMirroredStrategy in a cluster with the job ps; expected chief and worker "
             "alone. TensorFlow would wait without end: leave ps out of jobs, or use "
             "ParameterServerStrategy"
         )
-    if job in ("evaluator", *DATA_JOBS):
-        instead = "Call sys.exit(resolver.serve()) there, before the strategy is made"
-        if job == "evaluator":
-            instead = "Evaluate there alone, without a strategy"
+    if resolver.task_type == "evaluator":
         raise JobsError(
-            f"MultiWorkerMirroredStrategy in {job} {resolver.task_id}; expected a chief or a "
-            f"worker, which train. {instead}: if resolver.task_type == {job!r}: …"
+            f"MultiWorkerMirroredStrategy in evaluator {resolver.task_id}; expected a chief or a "
+            "worker, which train. Evaluate there alone, without a strategy: "
+            "if resolver.task_type == 'evaluator': …"
         )
 
 

@@ -17,7 +17,6 @@ from typing import Any, Callable, Deque, Dict, Iterator, List, Optional
 import tensorflow as tf
 from tensorflow.python.distribute import input_lib
 
-from slurm_resolver.cluster.jobs import DATA_JOBS
 from slurm_resolver.errors import JobsError, KerasError
 from slurm_resolver.tf import start
 from slurm_resolver.tf.keras.functions import as_tensor, compiled
@@ -87,7 +86,7 @@ class ParameterServerStrategy(
             JobsError: in any other task than the chief.
         """
         task = getattr(cluster_resolver, "task_type", None)
-        if task in ("ps", "worker", *DATA_JOBS):
+        if task in ("ps", "worker"):
             raise JobsError(
                 f"ParameterServerStrategy in {task} {cluster_resolver.task_id}, which serves; it "
                 "is for the chief. Before it write: if resolver.task_type != 'chief': "
