@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import sys
+import traceback
 from typing import Any, Callable, Dict, List, Optional
 
 import keras
@@ -105,13 +106,11 @@ class BackupAndResume(keras.callbacks.Callback):  # type: ignore[misc]
         check_keras()
         # Keras does not pass the other callbacks and the data to a callback. They are variables of
         # `fit`, the caller.
-        frame: Any = sys._getframe(1)
-        while frame is not None:
+        for frame, _ in traceback.walk_stack(sys._getframe(1)):
             found = frame.f_locals
             if found.get("self") is self.model and "epoch_iterator" in found:
                 _Fit(self, found["callbacks"], found["epoch_iterator"])
                 return
-            frame = frame.f_back
         raise ResumeError(
             "BackupAndResume was called outside of fit; expected model.fit(…, callbacks=[backup]). "
             "For a training loop of your own use ResumableLoop."
@@ -138,7 +137,8 @@ class _Fit:
         self._iterators = 0  # their number, including the current one
         self._logs: Any = None  # of the steps that are skipped
         self._trained_metrics: Any = None  # the training's, while a validation uses its metrics
-        self._count_iterators()
+        self._make_iterator = data._get_iterator
+        data._get_iterator = self._count_iterator
         self._build()
         random = {str(at): variable for at, variable in enumerate(self._untracked())}
         self._backup = backup = Backup(
@@ -302,14 +302,9 @@ class _Fit:
         del data._get_iterator
         self._data = None
 
-    def _count_iterators(self) -> None:
-        make = self._data._get_iterator
-
-        def count() -> Any:
-            self._made += 1
-            return make()
-
-        self._data._get_iterator = count
+    def _count_iterator(self) -> Any:
+        self._made += 1
+        return self._make_iterator()
 
     def _build(self) -> None:
         """Builds the model and its optimizer: only variables that exist are restored and saved.

@@ -14,16 +14,17 @@ import os
 import re
 import socket
 import tempfile
-from typing import List, Optional
+from typing import Dict, List, Optional
 
 import tensorflow as tf
 
 from slurm_resolver.errors import ResumeError
 from slurm_resolver.log import warn
-from slurm_resolver.tf.training.saving_ranks import SavingRanks
+from slurm_resolver.tf.training.termination import SavingRanks
 
 POSITION = "slurm_resolver/.ATTRIBUTES/py_state"  # in a checkpoint, what `Backup` adds to the state
 _OWNER = "slurm_resolver.owner"
+_PURPOSE = "the restore"
 _CANNOT_WRITE = (tf.errors.OpError, OSError)
 
 
@@ -69,12 +70,13 @@ class CheckpointFolder:
     def _find_names(self) -> List[str]:
         """Returns the names of the checkpoints, the newest first; raises ResumeError."""
         problem = self._find_problem() if self._ranks.leads else ""
-        names = [name[: -len(".index")] for name in self._list(r"(ckpt-\d+)\.index")]
-        seen = self._ranks.compare([problem, sorted(names, key=_number, reverse=True)])
-        problem, names = next(iter(seen.values()))
-        if problem:
-            raise ResumeError(problem)
-        found = {rank: names for rank, (_, names) in seen.items()}
+        own = [name[: -len(".index")] for name in self._list(r"(ckpt-\d+)\.index")]
+        own.sort(key=_number, reverse=True)
+        told = self._ranks.compare(_PURPOSE, [problem, own])
+        found: Dict[str, List[str]] = {rank: names for rank, (_, names) in told.items()}
+        for problem, _ in told.values():
+            if problem:
+                raise ResumeError(problem)
         if any(found.values()) and not set.intersection(*map(set, found.values())):
             listed = "; ".join(
                 f"{rank}: {' and '.join(names[:2]) or 'none'}" for rank, names in found.items()
@@ -84,7 +86,7 @@ class CheckpointFolder:
                 "the same for all: the folder must be on a file system that all nodes of the job "
                 "share."
             )
-        return names
+        return next(iter(found.values()))
 
     def _find_problem(self) -> str:
         """Returns why this training cannot use the folder; "" if it can."""
@@ -111,7 +113,7 @@ class CheckpointFolder:
         damages: List[str] = []
         for name in names:
             path = self._path(name)
-            results = self._ranks.compare(self._restore(path, complete))
+            results = self._ranks.compare(_PURPOSE, self._restore(path, complete))
             damaged = {rank: damage for rank, damage in results.items() if damage}
             if not damaged:
                 if damages and self._ranks.leads:
