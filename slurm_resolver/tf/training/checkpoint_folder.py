@@ -185,11 +185,17 @@ class CheckpointFolder:
                 "training. This one stops, so that the two do not mix. Give each training its own "
                 "folder."
             )
+        # In each save of several parameter servers' variables, TensorFlow traces a function, and
+        # warns that this is slow.
+        logger = tf.get_logger()
+        logger.disabled, before = True, logger.disabled
         try:
             return str(self._manager.save())
         except Exception:
             self._remove_unfinished()
             raise
+        finally:
+            logger.disabled = before
 
     def _is_read_together(self) -> bool:
         """Whether the checkpoint holds variables that all ranks must read together."""
