@@ -48,7 +48,7 @@ class Workers:
         self._strategy, self._client = strategy, client
         self._calls = 0
         self._failure = ""  # of another worker, in the current call
-        self._loss, self._is_lost = "", threading.Event()  # which worker is gone or has ended
+        self._loss = ""  # which worker is gone or has ended
         self._is_in_step = False
         # How many exchanges and steps this worker has begun, and those of one that waits for it.
         self._exchanges = self._steps = 0
@@ -63,6 +63,7 @@ class Workers:
             by_name = {f"{task.job} {task.index}": task.rank for task in cluster.tasks}
             self._ranks = [by_name[name] for name in self.names]
             self._others = sorted({task.rank for task in cluster.tasks}.difference(self._ranks))
+            self._name_of = cluster.name_of
             client.listen("told", self._take_failure)
             client.listen("awaited", self._take_waiting)
             client.listen("gone", self._take_loss)
@@ -82,7 +83,14 @@ class Workers:
             return [value]
         self._exchanges += 1
         given = [call, value, self._steps]
-        told = self._gather_by_tensorflow(given) if self._client is None else self._gather(given)
+        if self._client is None:
+            told = self._gather_by_tensorflow(given)
+        else:
+            try:
+                by_rank = self._client.gather(_CALL, given, None, self._others)
+            except RendezvousError as error:
+                raise FitError(f"this worker {call}: {error} {_IN_ALL}") from error
+            told = [by_rank[rank] for rank in self._ranks]
         for name, (other, *_) in zip(self.names, told):
             if other != told[0][0]:
                 raise FitError(_describe_calls(self.names[0], told[0][0], name, other))
@@ -110,14 +118,6 @@ class Workers:
             raise
         finally:
             self._is_in_step = False
-
-    def _gather(self, given: List[Any]) -> List[Any]:
-        assert self._client is not None
-        try:
-            told = self._client.gather(_CALL, given, None, self._others)
-        except RendezvousError as error:
-            raise FitError(f"this worker {given[0]}: {error} {_IN_ALL}") from error
-        return [told[rank] for rank in self._ranks]
 
     def _take_waiting(self, message: Dict[str, Any]) -> None:
         """Ends this worker's step, because another worker waits for it in a call."""
@@ -172,8 +172,7 @@ class Workers:
         except Exception as error:
             text, reason = str(error), _reason_of(error)
             if not reason and self._client is not None and isinstance(error, _OF_PEERS):
-                if not self._failure:
-                    self._is_lost.wait(_GONE_SECONDS)
+                self._client.wait_for(lambda: self._failure or self._loss, _GONE_SECONDS)
                 reason = self._failure or self._loss
             if reason and isinstance(error, tf.errors.OpError):
                 raise FitError(self._failure or reason) from error
@@ -190,33 +189,29 @@ class Workers:
 
     def _take_failure(self, message: Dict[str, Any]) -> None:
         """Notes that another worker has failed in the same call, and ends the call if asked to."""
-        rank, (topic, _, calls) = message["rank"], message["told"].partition(" ")
-        if not self.call or calls != str(self._calls) or rank == self._ranks[self.index]:
+        rank, told = message["rank"], message["told"]
+        if not self.call or rank == self._ranks[self.index]:
             return
-        if topic == "failed":
+        if told == f"failed {self._calls}":
             name = self.names[self._ranks.index(rank)]
             self._failure = f"{name} has failed in {self.call}: {message['value']}"
-        elif topic == "ends":
+        elif told == f"ends {self._calls}":
             _abort_collectives(self._failure)
 
     def _take_loss(self, message: Dict[str, Any]) -> None:
-        if self._client is None or not (message["gone"] in self._ranks or "service" in message):
-            return
-        # All workers take each step together: it was lost in the step that this one is in.
-        place = f"{self._client.name_of(message['gone'])} is gone {reporter.where()}".rstrip()
-        reason = f"{place}: {message['why']}"
-        warn("%s", reason)
-        self._loss = self._loss or reason
-        self._is_lost.set()
-        _abort_collectives(reason)
+        if message["gone"] in self._ranks or "service" in message:
+            # All workers take each step together: it was lost in the step that this one is in.
+            place = f"{self._name_of(message['gone'])} is gone {reporter.where()}".rstrip()
+            reason = f"{place}: {message['why']}"
+            warn("%s", reason)
+            self._loss = self._loss or reason
+            _abort_collectives(reason)
 
     def _take_goodbyes(self, message: Dict[str, Any]) -> None:
         # These workers may have ended without an error, as this one may soon. Only a step fails.
-        ended = sorted(set(self._ranks).intersection(message["left"]))
-        if ended and self._client is not None:
-            name = self._client.name_of(ended[0])
+        for rank in sorted(set(self._ranks).intersection(message["left"]))[:1]:
+            name = self._name_of(rank)
             self._loss = self._loss or f"{name} has ended, and takes no part in a step. {_IN_ALL}"
-            self._is_lost.set()
             if self._is_in_step:
                 _abort_collectives(self._loss)
 

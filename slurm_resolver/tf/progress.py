@@ -108,28 +108,26 @@ class Reporter:
             return
         self._client = client
         client.listen("stall", self._take_stall)
-        stop = threading.Event()
-        thread = threading.Thread(target=self._run, args=[client, stop], daemon=True)
+        ends = threading.Event()
+        thread = threading.Thread(target=self._run, args=[client, ends], daemon=True)
         thread.start()
+        # The thread calls TensorFlow, which fails once Python has ended. The last one comes first.
+        atexit.register(thread.join, 1.0)
+        atexit.register(ends.set)
 
-        def end() -> None:  # the thread calls TensorFlow, which fails once Python has ended
-            stop.set()
-            thread.join(1.0)
-
-        atexit.register(end)
-
-    def _run(self, client: Client, stop: threading.Event) -> None:
+    def _run(self, client: Client, ends: threading.Event) -> None:
         while True:
             client.say("progress", progress=list(self.report()), limit=self._limit)
-            if stop.wait(phases.report_seconds(self._limit)):
+            if ends.wait(phases.report_seconds(self._limit)):
                 return
 
     def _take_stall(self, message: Message) -> None:
         assert self._client is not None
+        rank = self._client.address.rank
         warn("%s", message["stall"])
-        if self._client.address.rank in message["behind"]:
+        if rank in message["behind"]:
             faulthandler.dump_traceback(2, all_threads=True)
-        if self._exits and self._client.address.rank in message["end"]:
+        if self._exits and rank in message["end"]:
             warn("this task ends with status 1 (on_stall='exit')")
             exit_at_once(1)
 
@@ -202,45 +200,39 @@ def meeting(name: str) -> Iterator[None]:
 def reporting(name: str, arguments: Dict[str, Any]) -> Iterator[None]:
     """Reports the steps of a `fit`, `evaluate` or `predict`, by a callback before all others.
 
-    The callback is added to the arguments of the method.
+    The callback is added to the arguments of the method, or stays in their CallbackList.
     """
-    hook, given = _hooks()(name), arguments.get("callbacks")
-    shared = getattr(given, "callbacks", None)  # a CallbackList, which may be used again
-    if isinstance(shared, list):
-        shared.insert(0, hook)
-    else:
-        others = given if isinstance(given, (list, tuple)) else [given] if given else []
-        arguments["callbacks"] = [hook, *others]
+    hook, given = _make_hook(), arguments["callbacks"]
+    hook.stage = phases.TRAINING if name == "fit" else name
+    if not hasattr(given, "callbacks"):
+        arguments["callbacks"] = [hook, *tf.nest.flatten(given or [])]
+    elif hook not in given.callbacks:
+        given.callbacks.insert(0, hook)
     try:
         yield
     finally:
-        if isinstance(shared, list):
-            shared.remove(hook)
         reporter.enter(phases.IDLE, "")
 
 
-@functools.cache  # once: Keras need not be imported
-def _hooks() -> Any:
+@functools.cache  # once, and only here, as Keras need not be imported
+def _make_hook() -> Any:
     class SlurmResolverProgress(sys.modules["keras"].callbacks.Callback):  # type: ignore[misc]
-        def __init__(self, name: str) -> None:
-            super().__init__()
-            self._stage = phases.TRAINING if name == "fit" else name
+        stage = ""
 
         def on_train_begin(self, logs: Any = None) -> None:
-            reporter.enter(phases.PREPARING, phases.TRAINING)
+            reporter.enter(phases.PREPARING, self.stage)
 
         def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
             reporter.epoch, reporter.step = epoch + 1, 0
             reporter.enter(phases.START)
 
         def on_test_begin(self, logs: Any = None) -> None:
+            validates = self.stage == phases.TRAINING
             reporter.step = 0
-            reporter.enter(
-                phases.START, phases.VALIDATION if self._stage == phases.TRAINING else self._stage
-            )
+            reporter.enter(phases.START, phases.VALIDATION if validates else self.stage)
 
         def on_test_end(self, logs: Any = None) -> None:
-            reporter.enter(phases.CALLBACK, self._stage)
+            reporter.enter(phases.CALLBACK, self.stage)
 
         on_predict_begin = on_test_begin
 
@@ -253,4 +245,4 @@ def _hooks() -> Any:
             reporter.step = batch + 1
             reporter.enter(phases.DATA)
 
-    return SlurmResolverProgress
+    return SlurmResolverProgress()

@@ -77,9 +77,8 @@ def choose_communication(
             f"Slurm grants this task the GPUs {','.join(cluster.gpus)}, but TensorFlow finds none "
             f"and computes on CPUs: {why}"
         )
-    if client is None or cluster.task is None:
-        nccl = usable > 1
-    else:
+    nccl = usable > 1
+    if client is not None and cluster.task is not None:
         others = [task.rank for task in cluster.tasks if task.job not in jobs]
         told = client.gather(
             "the choice of NCCL", task_devices(cluster, usable), _CHOICE_SECONDS, without=others

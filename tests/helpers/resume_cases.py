@@ -9,16 +9,15 @@ from __future__ import annotations
 
 import argparse
 import hashlib
-import importlib
 import json
 import os
-import random
 import tempfile
 from typing import Any, Callable, Dict, Iterator, List, Tuple
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "0")
 
+import keras
 import numpy as np
 import tensorflow as tf
 
@@ -31,7 +30,6 @@ X = _random.normal(size=(ROWS, COLUMNS)).astype("float32")
 Y = X.sum(axis=1, keepdims=True) + _random.normal(size=(ROWS, 1)).astype("float32")
 TERMINATION = sr.termination_config(None, requeue=None)
 
-keras: Any = None  # selected by --keras
 strategy: Any = None
 Outcome = Dict[str, Any]
 CASES: Dict[str, Callable[[], Dict[str, Any]]] = {}
@@ -63,15 +61,8 @@ def break_off(after: Tuple[int, int]) -> Any:
     return BreakOff()
 
 
-def set_seeds() -> None:
-    """Replaces `keras.utils.set_random_seed`, which breaks tf_keras up to 2.18 on Python 3.12."""
-    random.seed(3)
-    np.random.seed(3)
-    tf.random.set_seed(3)
-
-
 def perceptron(*layers: Any, **compiled: Any) -> Any:
-    set_seeds()
+    keras.utils.set_random_seed(3)
     with strategy.scope():
         inputs = keras.Input((COLUMNS,))
         hidden = keras.layers.Dense(8, activation="relu")(inputs)
@@ -164,7 +155,7 @@ def learning_rate_scheduler() -> Dict[str, Any]:
 
 @case
 def not_built() -> Dict[str, Any]:
-    set_seeds()
+    keras.utils.set_random_seed(3)
     with strategy.scope():
         model = keras.Sequential([keras.layers.Dense(8, activation="relu"), keras.layers.Dense(1)])
         model.compile(keras.optimizers.Adam(0.01), "mse", metrics=["mae"])
@@ -196,8 +187,7 @@ def train(
             history = model.fit(**how)
         except BrokenOffError:
             continue
-    held = model.optimizer.variables
-    weights = [*model.get_weights(), *map(np.asarray, held() if callable(held) else held)]
+    weights = [*model.get_weights(), *map(np.asarray, model.optimizer.variables)]
     digest = hashlib.sha256(b"".join(value.tobytes() for value in weights)).hexdigest()
     return {"weights": digest, "history": history.history, "epochs": history.epoch}
 
@@ -214,13 +204,11 @@ def outcomes(name: str) -> Dict[str, Outcome]:
 
 
 def main() -> None:
-    global keras, strategy
+    global strategy
     parser = argparse.ArgumentParser()
-    parser.add_argument("--keras", default="keras")
     parser.add_argument("--strategy", default="get_strategy")
     parser.add_argument("cases", nargs="*", default=list(CASES))
     args = parser.parse_args()
-    keras = importlib.import_module(args.keras)
     tf.config.set_logical_device_configuration(
         tf.config.list_physical_devices("CPU")[0], [tf.config.LogicalDeviceConfiguration()] * 2
     )

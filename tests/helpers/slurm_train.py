@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import argparse
 import hashlib
-import importlib
 import json
 import os
 import signal
@@ -26,7 +25,6 @@ import slurm_resolver as sr
 
 STEPS = 10  # in an epoch
 EXAMPLES, BATCH = 8 * STEPS, 8
-KERAS_2 = "keras" if tf.__version__.startswith("2.15.") else "tf_keras"
 
 
 class Story:
@@ -93,8 +91,8 @@ def shuffled(epoch: int = 0) -> tf.data.Dataset:
 
 
 def train_keras(args: argparse.Namespace, story: Story, strategy: Any, config: Any) -> Any:
-    """Trains until EarlyStopping ends the training after four epochs without improvement."""
-    keras: Any = importlib.import_module("keras" if args.kind == "keras" else KERAS_2)
+    """Trains until EarlyStopping has seen four epochs, in none of which anything improves."""
+    import keras
 
     class Tell(keras.callbacks.Callback):  # type: ignore[misc]
         epoch = 0
@@ -113,10 +111,9 @@ def train_keras(args: argparse.Namespace, story: Story, strategy: Any, config: A
 
     with strategy.scope():
         keras.utils.set_random_seed(3)
-        layers = [keras.layers.Dense(8, "relu"), keras.layers.Dense(1)]
-        if keras.__version__.startswith("3"):  # Keras 2 does not save its state
-            layers.insert(1, keras.layers.Dropout(0.2))
-        model = keras.Sequential([keras.Input((4,)), *layers])
+        layers = keras.layers
+        hidden = [layers.Dense(8, "relu"), layers.Dropout(0.2)]
+        model = keras.Sequential([keras.Input((4,)), *hidden, layers.Dense(1)])
         model.compile(keras.optimizers.Adam(0.01), "mse", metrics=["mae"])
     backup = sr.BackupAndResume(f"{args.out}/checkpoints", config, save_every=args.save_every)
     stop = keras.callbacks.EarlyStopping("val_loss", min_delta=10.0, patience=3)
@@ -125,8 +122,6 @@ def train_keras(args: argparse.Namespace, story: Story, strategy: Any, config: A
     steps: Optional[int] = STEPS
     if args.per_epoch:
         data, steps = shuffled().batch(batch), None
-        if keras.__version__.startswith("2"):  # Keras 2 does not save the order either
-            data = tf.data.Dataset.from_tensor_slices(arrays()).batch(batch)
     history = model.fit(
         data,
         epochs=args.epochs + 4,
@@ -179,7 +174,7 @@ def train_loop(args: argparse.Namespace, story: Story, strategy: Any, config: An
 
 def main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("kind", choices=("keras", "keras2", "loop"))
+    parser.add_argument("kind", choices=("keras", "loop"))
     parser.add_argument("out")
     parser.add_argument("--epochs", type=int, default=4)
     parser.add_argument("--save-every", type=int)
@@ -197,8 +192,7 @@ def main() -> None:
     counter.write_text(str(start + 1))
     story = Story(args, rank, start)
     config = sr.termination_config(resolver)
-    kind = tf.distribute if args.kind == "keras2" else sr
-    strategy = kind.MultiWorkerMirroredStrategy(cluster_resolver=resolver)
+    strategy = sr.MultiWorkerMirroredStrategy(cluster_resolver=resolver)
     train = train_loop if args.kind == "loop" else train_keras
     weights = train(args, story, strategy, config)
     digest = hashlib.sha256(b"".join(array.tobytes() for array in weights)).hexdigest()

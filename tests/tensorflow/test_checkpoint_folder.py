@@ -253,7 +253,7 @@ def test_a_checkpoint_of_another_program_is_refused(tmp_path: Path) -> None:
 
 def open_folder(folder: Path, checkpoint: Any, **of_ranks: Any) -> CheckpointFolder:
     """Opens a folder as one of several ranks."""
-    alone = {"compare": lambda own: {"": own}, "leads": True, "step": SlurmStep.read()}
+    alone = {"compare": lambda purpose, own: {"": own}, "leads": True, "step": SlurmStep.read()}
     ranks: Any = types.SimpleNamespace(**{**alone, **of_ranks})
     return CheckpointFolder(str(folder), checkpoint, ranks, max_to_keep=2)
 
@@ -263,7 +263,7 @@ def test_what_one_rank_cannot_read_no_rank_uses(
 ) -> None:
     others = iter([["", ["ckpt-4", "ckpt-3"]], "its disk is broken", ""])
 
-    def compare(own: Any) -> Dict[str, Any]:
+    def compare(purpose: str, own: Any) -> Dict[str, Any]:
         return {"worker 0": own, "worker 1": next(others)}
 
     path = f"{folder}/ckpt-3"

@@ -13,33 +13,24 @@ import pytest
 from folders import ROOT
 
 pytest.importorskip("tensorflow")
-from slurm_resolver.tf.collective_check import Measured, find_warnings, nccl_network
+from slurm_resolver.tf.collective_check import find_warnings, nccl_network
 
 pytestmark = pytest.mark.tensorflow
 
 
-def measured(
-    *steps: float, transport: str = "", fast: Sequence[str] = (), reduce: float = 100.0
-) -> Measured:
-    return Measured("GPU", steps, reduce, transport, fast)
-
-
 @pytest.mark.parametrize(
-    ("tasks", "warnings"),
+    ("steps", "unused", "warnings"),
     [
-        ([measured(10, 10), measured(12, 11), measured(9, 10)], []),
-        ([measured(10, 10), measured(31, 30), measured(10, 10)], ["worker 1 computes 3.0 times"]),
-        # a task that is slow only once is healthy
-        ([measured(10, 10), measured(31, 12), measured(10, 10)], []),
-        ([measured(10, 10, transport="IB", fast=["mlx5_0"])] * 2, []),
-        (
-            [measured(10, 10, transport="Socket", fast=["mlx5_0"])] * 2,
-            ["NCCL uses sockets in worker 0, though its node has mlx5_0"],
-        ),
+        ([10, 11, 9], [], []),
+        ([10, 30, 10], [], ["worker 1 computes 3.0 times"]),
+        ([10, 10], ["mlx5_0"], ["NCCL uses sockets in worker 0, though its node has mlx5_0"]),
     ],
 )
-def test_what_it_warns_of(tasks: Sequence[Measured], warnings: Sequence[str]) -> None:
-    found = find_warnings(dict(enumerate(tasks)), lambda rank: f"worker {rank}")
+def test_what_it_warns_of(
+    steps: Sequence[float], unused: Sequence[str], warnings: Sequence[str]
+) -> None:
+    rows = [{"rank": rank, "step_ms": step} for rank, step in enumerate(steps)]
+    found = find_warnings(rows, [unused] * len(rows), lambda rank: f"worker {rank}")
     assert len(found) == len(warnings)
     assert all(text.startswith(warning) for text, warning in zip(found, warnings))
 

@@ -31,17 +31,16 @@ def told(folder: Path, what: str) -> List[Any]:
     return [line[what] for line in lines if what in line]
 
 
-@pytest.mark.parametrize("kind", ["keras", "keras2"])
-def test_saved_on_signals_it_ends_as_one_that_was_left_alone(tmp_path: Path, kind: str) -> None:
-    """The third signal comes in a validation. EarlyStopping ends both runs after four epochs."""
+def test_saved_on_signals_it_ends_as_one_that_was_left_alone(tmp_path: Path) -> None:
+    """The third signal comes in a validation. EarlyStopping ends both after four epochs."""
     whole, resumed = tmp_path / "whole", tmp_path / "resumed"
-    assert train(kind, whole).returncode == 0
+    assert train("keras", whole).returncode == 0
     starts: List[subprocess.CompletedProcess[str]] = []
     for fault in ('[0, 3, "SIGUSR1"]', '[0, 13, "SIGTERM"]', '[0, 20, "SIGTERM in validation"]'):
         faults = f"--faults=[{'null, ' * len(starts)}{fault}]"
-        starts.append(train(kind, resumed, "--sleep=0.4", faults))
+        starts.append(train("keras", resumed, "--sleep=0.4", faults))
     assert saved_position(resumed / "checkpoints") == {"epoch": 1, "step": 10}
-    starts += [train(kind, resumed), train(kind, resumed)]
+    starts += [train("keras", resumed), train("keras", resumed)]
     assert [start.returncode for start in starts] == [75, 75, 75, 0, 0], starts[-1].stderr
 
     assert told(resumed, "done") == list(range(1, 41))
@@ -66,7 +65,6 @@ def test_saved_on_signals_it_ends_as_one_that_was_left_alone(tmp_path: Path, kin
 def test_broken_off_and_resumed_all_ways_of_training_end_the_same(
     strategy: str, cases: List[str]
 ) -> None:
-    """Tests Keras 3; test_contract.py tests Keras 2."""
     for name, ended in outcomes("--strategy", strategy, *cases).items():
         assert "error" not in ended["whole"], (name, ended)
         assert ended["resumed"] == ended["whole"], name

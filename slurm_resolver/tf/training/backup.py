@@ -1,16 +1,38 @@
-"""`BackupAndResume`: Keras' fit, saved on a signal and resumed at the next step."""
+"""`BackupAndResume`: the fit of Keras 3, saved on a signal and resumed at the next step.
+
+`fit` cannot begin in the middle of an epoch. It begins the epoch as usual, but until the step that
+was saved, it calls no callback and does not train the model.
+"""
 
 from __future__ import annotations
 
+import functools
 import sys
-from typing import Any, Optional
+import traceback
+from typing import Any, Callable, Dict, List, Optional
+
+import keras
+import numpy as np
+import tensorflow as tf
 
 from slurm_resolver.errors import ResumeError
-from slurm_resolver.tf.training.keras_fit import Fit, Keras2Fit, do_nothing
+from slurm_resolver.log import warn
+from slurm_resolver.preflight.keras_version import check_keras
+from slurm_resolver.tf.keras.sharing import Share
+from slurm_resolver.tf.training.checkpoint import Backup, batch_size_of
+from slurm_resolver.tf.training.fit_state import CallbackStates
 from slurm_resolver.tf.training.termination import TerminationConfig
 
+_HOOKS = (
+    *("on_epoch_begin", "on_train_batch_begin", "on_train_batch_end"),
+    *("on_test_begin", "on_test_batch_end", "on_train_end"),
+)
+_GENERATED = ("GeneratorDataAdapter", "PyDatasetAdapter")
 
-class BackupAndResume:
+Call = Callable[..., Any]
+
+
+class BackupAndResume(keras.callbacks.Callback):  # type: ignore[misc]
     """Saves the training on a signal, and lets the next `fit` continue at the next step.
 
     ::
@@ -18,11 +40,10 @@ class BackupAndResume:
         backup = BackupAndResume("checkpoints", termination_config(resolver), save_every=500)
         model.fit(data, epochs=10, steps_per_epoch=200, callbacks=[backup, early_stopping])
 
-    A callback for models of Keras 3, from 3.10 on, and of Keras 2 (tf_keras, or the one inside
-    TensorFlow 2.15). A run that was preempted ends with the weights and the history of an
-    uninterrupted one. The checkpoint holds
+    A callback for models of Keras 3, from 3.10 on. A run that was preempted ends with the weights
+    and the history of an uninterrupted one. The checkpoint holds
 
-    - the model, its optimizer, the state of dropout (Keras 3), the epoch and the step;
+    - the model, its optimizer, the state of dropout, the epoch and the step;
     - the metrics of the epoch that was interrupted. If a signal comes during the validation, only
       the validation is repeated;
     - the state of the other callbacks, History among them: the attributes that `fit` has changed
@@ -31,17 +52,16 @@ class BackupAndResume:
       which write to files. Each worker gets the state of the first one.
 
     The batches must come in the same order each time: seed whatever shuffles. The batches that
-    were trained on are read once more and skipped. Keras 3 also reproduces the order of a
-    `tf.data.Dataset` that is shuffled anew in each epoch; for Keras 2, or a PyDataset that is
-    shuffled, use ``shuffle(n, seed=1).repeat()`` with `steps_per_epoch`. The state of a Python
-    generator and of random generators outside the model is not kept.
+    were trained on are read once more and skipped. The order of a `tf.data.Dataset` that is
+    shuffled anew in each epoch is reproduced; for a PyDataset that is shuffled, use a dataset with
+    ``shuffle(n, seed=1).repeat()`` and `steps_per_epoch`. The state of a Python generator and of
+    random generators outside the model is not kept.
 
     If the batches have another size than before, as with another number of workers, the position in
     the epoch is converted by the count of samples, rounded down to a batch.
     """
 
-    async_safe = True  # Keras 3: lets other callbacks run in parallel
-    _supports_tf_logs = True  # Keras 2: no step waits for logs, which are not read
+    async_safe = True  # lets other callbacks run in parallel
 
     def __init__(
         self,
@@ -61,47 +81,269 @@ class BackupAndResume:
             max_to_keep: how many checkpoints to keep.
             state: further objects for the `tf.train.Checkpoint`.
         """
-        self.model: Any = None
-        self.params: Any = None
+        super().__init__()
         self.state = state
         self.options = directory, termination, save_every, max_to_keep
 
     def set_model(self, model: Any) -> None:
-        """Stores the model, of either Keras."""
-        self.model = model
-
-    def set_params(self, params: Any) -> None:
-        """Stores the number of epochs, as `fit` passes it."""
-        self.params = params
+        """Stores the model; raises ResumeError for one of Keras 2."""
+        if keras.__version__.startswith("2.") or not isinstance(model, keras.Model):
+            raise ResumeError(
+                f"BackupAndResume in the fit of {type(model).__module__}.{type(model).__name__}; "
+                "expected a model of Keras 3. For a model of Keras 2, use its own callback "
+                "tf.keras.callbacks.BackupAndRestore(folder, save_freq=500), or ResumableLoop in "
+                "a training loop of your own."
+            )
+        super().set_model(model)
 
     def on_train_begin(self, logs: Any = None) -> None:
         """Restores, and sets the epoch and step at which `fit` begins.
 
         Raises:
-            ResumeError: outside of the `fit` of a model of Keras 3 or Keras 2.
+            ResumeError: outside of `fit`.
             KerasError: for a Keras 3 that is too old.
         """
+        check_keras()
         # Keras does not pass the other callbacks and the data to a callback. They are variables of
         # `fit`, the caller.
-        frame: Any = sys._getframe(1)
-        while frame is not None:
+        for frame, _ in traceback.walk_stack(sys._getframe(1)):
             found = frame.f_locals
-            if found.get("self") is self.model and hasattr(found.get("callbacks"), "callbacks"):
-                for kind in (Fit, Keras2Fit):
-                    if kind.data_name in found:
-                        kind(self, found["callbacks"], found[kind.data_name])
-                        return
-            frame = frame.f_back
+            if found.get("self") is self.model and "epoch_iterator" in found:
+                _Fit(self, found["callbacks"], found["epoch_iterator"])
+                return
         raise ResumeError(
-            "BackupAndResume was called outside of the fit of a model of Keras 3 or Keras 2: "
-            f"{type(self.model).__module__}.{type(self.model).__name__}. For another training use "
-            "ResumableLoop."
+            "BackupAndResume was called outside of fit; expected model.fit(…, callbacks=[backup]). "
+            "For a training loop of your own use ResumableLoop."
         )
 
-    on_train_end = on_epoch_begin = on_epoch_end = on_batch_begin = on_batch_end = do_nothing
-    on_train_batch_begin = on_train_batch_end = on_test_begin = on_test_end = do_nothing
-    on_test_batch_begin = on_test_batch_end = on_predict_begin = on_predict_end = do_nothing
-    on_predict_batch_begin = on_predict_batch_end = do_nothing
-    # Keras 2 asks whether to call a callback for each batch.
-    _implements_train_batch_hooks = _implements_test_batch_hooks = do_nothing
-    _implements_predict_batch_hooks = do_nothing
+
+class _Fit:
+    """A run of `fit`: it replaces the model's train function and wraps the callbacks."""
+
+    def __init__(self, callback: Any, callbacks: Any, data: Any) -> None:
+        """Restores the training, and wraps. Keras is calling `on_train_begin` of the callbacks.
+
+        `callbacks` is Keras' list of all callbacks. `data` makes the iterators over the data.
+        """
+        self._model = model = callback.model
+        self._data = data
+        self._callbacks = callbacks
+        self._others = [other for other in callbacks.callbacks if other is not callback]
+        self._states: Optional[CallbackStates] = None
+        self._epochs = callback.params["epochs"]
+        self._muted = False  # whether the current step was trained before
+        self._made = 0  # iterators over the data
+        self._iterator: Any = None
+        self._iterators = 0  # their number, including the current one
+        self._logs: Any = None  # of the steps that are skipped
+        self._trained_metrics: Any = None  # the training's, while a validation uses its metrics
+        self._make_iterator = data._get_iterator
+        data._get_iterator = self._count_iterator
+        self._build()
+        random = {str(at): variable for at, variable in enumerate(self._untracked())}
+        self._backup = backup = Backup(
+            model.distribute_strategy,
+            {"model": model, "random": tf.train.Checkpoint(**random), **callback.state},
+            *callback.options,
+            complete=True,
+            collect=self._collect,
+        )
+        self._saved: Dict[str, Any] = backup.more or {}
+        backup.say_start(self._epochs)
+        steps = self._saved.get("steps")
+        if backup.epoch < self._epochs and backup.begin_data(self._batch_size()):
+            steps = None  # an epoch has another number of steps now
+        self._until = backup.step  # of the epoch in which training resumes; 0 in the later ones
+        if backup.restored:
+            model._initial_epoch = backup.epoch
+            # A dataset that is reshuffled in each epoch draws the next order for each iterator. A
+            # Python generator draws none, and must not be started unnecessarily.
+            if type(data.data_adapter).__name__ not in _GENERATED:
+                while self._made < self._saved["iterators"] - 1:
+                    iter(data._get_iterator())
+            if data._num_batches is None:  # until the data has ended once
+                data._num_batches = steps
+        for name in _HOOKS:
+            hook = functools.partial(getattr(self, f"_{name}"), getattr(callbacks, name))
+            setattr(callbacks, name, hook)
+        # After a failed `fit`, the model still has the function of that run.
+        train: Any = model.train_function
+        self._train: Call = train._train if isinstance(train, _Fit) else train
+        model.train_function = self
+
+    def __call__(self, iterator: Any) -> Any:
+        """Trains. Only the train function gets the iterator from Keras.
+
+        Keras makes a new iterator for each epoch, or one for all epochs with `steps_per_epoch`.
+        """
+        if iterator is not self._iterator:
+            if self._iterator is None:
+                self._catch_up(iterator)
+            else:
+                self._backup.drawn = 0
+            self._iterator, self._iterators = iterator, self._made
+        return self._logs if self._muted else self._train(iterator)
+
+    def join(self) -> None:
+        """Waits for all steps; ParameterServerStrategy only schedules them."""
+        if hasattr(self._train, "join"):
+            self._train.join()
+
+    def _catch_up(self, iterator: Any) -> None:
+        """Restores the metrics, and skips the batches that were trained on."""
+        if self._until:
+            saved, variables = self._saved["metrics"], self._metrics()
+            if [np.shape(value) for value in saved] == [one.shape for one in variables]:
+                for variable, value in zip(variables, saved):
+                    variable.assign(value)
+            else:
+                warn(
+                    "the metrics of this epoch start from zero: the model has other metrics or "
+                    "replicas now"
+                )
+            self._logs = dict(self._model.get_metrics_result())
+        for _ in range(self._backup.drawn):
+            next(iterator, None)
+        # Keras counts the steps of an iterator over all epochs, which it renews after its end.
+        self._data._steps_seen += self._backup.drawn - self._until
+
+    def _metrics(self) -> List[tf.Variable]:
+        """Returns the variables of the model's metrics.
+
+        Under TensorFlow's MirroredStrategy, these are the parts of each replica: their sum is the
+        metric, and another split of it would have other last digits. Under the strategies of this
+        package, metrics are alike in all replicas.
+        """
+        strategy = self._model.distribute_strategy
+        found = [variable.value for metric in self._model.metrics for variable in metric.variables]
+        if hasattr(strategy, "sharing"):
+            return found
+        return [part for one in found for part in strategy.experimental_local_results(one)]
+
+    def _collect(self) -> Dict[str, Any]:
+        """Returns what is saved besides variables; all ranks call it."""
+        self.join()
+        # Callbacks that run in parallel must see the last step.
+        if hasattr(self._callbacks, "_flush_futures"):
+            self._callbacks._flush_futures()
+        assert self._states is not None
+        return {
+            "callbacks": self._states.collect(),
+            "iterators": self._iterators,
+            "metrics": self._trained_metrics or [one.numpy() for one in self._metrics()],
+            "steps": self._data._num_batches,
+            "stop": bool(self._model.stop_training),
+        }
+
+    def _on_epoch_begin(self, call: Call, epoch: int, logs: Any = None) -> None:
+        """Restores the callbacks before the first epoch.
+
+        If training resumes within that epoch, the callbacks were saved after its beginning, so they
+        are restored again afterwards.
+        """
+        self._backup.epoch = epoch
+        self._trained_metrics = None
+        is_first = self._states is None
+        if is_first:
+            self._restore_callbacks()
+        else:
+            self._backup.step = self._until = 0
+        call(epoch, logs)
+        if is_first and self._until:
+            self._restore_callbacks()
+            self._backup.restore_again()  # a LearningRateScheduler has changed the rate
+            self._model.stop_training = self._saved["stop"]
+
+    def _restore_callbacks(self) -> None:
+        self._states = self._states or CallbackStates(self._others)
+        self._states.apply(self._saved.get("callbacks", {}))
+
+    def _on_train_batch_begin(self, call: Call, batch: int, logs: Any = None) -> None:
+        self._muted = batch + self._model.steps_per_execution <= self._until
+        if not self._muted:
+            call(batch, logs)
+
+    def _on_train_batch_end(self, call: Call, batch: int, logs: Any = None) -> None:
+        if not self._muted:
+            call(batch, logs)
+            self._backup.after_steps(self._model.steps_per_execution)
+            self._backup.save_if_due()
+
+    def _on_test_begin(self, call: Call, logs: Any = None) -> None:
+        self._trained_metrics = [one.numpy() for one in self._metrics()]  # the validation resets it
+        call(logs)
+
+    def _on_test_batch_end(self, call: Call, batch: int, logs: Any = None) -> None:
+        call(batch, logs)
+        self._backup.save_if_due()  # a validation may take longer than Slurm waits
+
+    def _on_train_end(self, call: Call, logs: Any = None) -> None:
+        """Saves the end, so that a restart of the finished training does not train again.
+
+        The other callbacks come first, as they may put back the best weights.
+        """
+        backup, data, model = self._backup, self._data, self._model
+        trained = self._states is not None
+        if not trained:
+            self._restore_callbacks()
+        call(logs)
+        for name in _HOOKS:
+            delattr(self._callbacks, name)
+        model.train_function = self._train
+        if trained:
+            backup.epoch, backup.step = self._epochs, 0
+            # The next epoch would use the iterator of `steps_per_epoch` too.
+            if data.steps_per_epoch is None or data._current_iterator is not self._iterator:
+                backup.drawn = 0
+                self._iterators = self._made + 1
+            self._trained_metrics = self._iterator = None
+            backup.save()
+        model._initial_epoch = None
+        del data._get_iterator
+        self._data = None
+
+    def _count_iterator(self) -> Any:
+        self._made += 1
+        return self._make_iterator()
+
+    def _build(self) -> None:
+        """Builds the model and its optimizer: only variables that exist are restored and saved.
+
+        Without a strategy, Keras would build them in the first step.
+        """
+        model = self._model
+        spec = self._data._distributed_dataset.element_spec
+        with model.distribute_strategy.scope():
+            problem: Any = "Keras could not infer its inputs' shapes"
+            try:
+                model._symbolic_build(data_batch=spec.batch if isinstance(spec, Share) else spec)
+            except Exception as error:  # whatever the model's own code raises
+                problem = error
+            if not model.built:
+                raise ResumeError(
+                    f"the model {model.name!r} is not built, so that nothing can be restored into "
+                    f"it ({problem}): start it with keras.Input, or call it on a batch before fit."
+                )
+            if model.optimizer is not None and not model.optimizer.built:
+                model.optimizer.build(model.trainable_variables)
+
+    def _untracked(self) -> List[tf.Variable]:
+        """Returns the variables that a `tf.train.Checkpoint` of the model leaves out.
+
+        These are the states of the model's random generators, which draw the masks of dropout.
+        """
+        model = self._model
+        variables = [*model.variables, *(model.optimizer.variables if model.optimizer else [])]
+        tracked = {id(part) for part in tf.train.TrackableView(model).descendants()}
+        tracked.update(map(id, model.metrics_variables))
+        return [
+            variable.value
+            for variable in variables
+            if tracked.isdisjoint((id(variable), id(variable.value)))
+        ]
+
+    def _batch_size(self) -> int:
+        adapter = self._data.data_adapter
+        if type(adapter).__name__ == "ArrayDataAdapter":
+            return int(adapter.batch_size)
+        return batch_size_of(self._data._distributed_dataset)

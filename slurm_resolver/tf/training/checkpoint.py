@@ -10,6 +10,7 @@ import contextlib
 import logging
 import os
 from typing import Any, Callable, Mapping, Optional
+from unittest import mock
 
 import tensorflow as tf
 
@@ -115,40 +116,36 @@ class Backup(tf.train.experimental.PythonState):  # type: ignore[misc]
         sizes = f"a global batch has {batch_size} samples now, and had {before} in the checkpoint"
         if not skip:
             raise ResumeError(f"skip=False, and {sizes}: leave out skip=False.")
-        again = self.drawn * before % batch_size
+        repeated = self.drawn * before % batch_size
         self.step, self.drawn = (count * before // batch_size for count in (self.step, self.drawn))
         if self._ranks.leads:
-            warn(
-                "%s: training resumes after step %d of epoch %d; %s",
-                sizes,
-                self.step,
-                self.epoch + 1,
-                f"{again} samples are trained on again" if again else "no sample is repeated",
+            again = (
+                f"{repeated} samples are trained on again" if repeated else "no sample is repeated"
             )
+            at = f"after step {self.step} of epoch {self.epoch + 1}"
+            warn("%s: training resumes %s; %s", sizes, at, again)
         return True
 
     def say_start(self, epochs: int) -> None:
         """Logs where the training resumes; as a warning, which Python shows without settings."""
-        if not self._ranks.leads:
-            return
-        step, restored = self._ranks.step, self.restored
+        step = self._ranks.step
         restarts = (step.restart_count or 0) + (step.step_restart or 0)
-        if restored is None and restarts:
-            warn(
-                "training starts from the beginning: %r holds no checkpoint, but this is restart "
-                "%d of the job. Check that the job saves before it ends, and into this folder",
-                self._folder.directory,
-                restarts,
+        text = ""
+        if self.restored is not None and self.epoch < epochs:
+            text = f"training resumes from {self.restored}, saved {self._at}"
+        elif self.restored is not None:
+            text = (
+                f"nothing is left to train: {self.restored} was saved after epoch {self.epoch}. To "
+                "train again, remove the folder or raise the number of epochs"
             )
-        elif restored is not None and self.epoch < epochs:
-            warn("training resumes from %s, saved %s", restored, self._at)
-        elif restored is not None:
-            warn(
-                "nothing is left to train: %s was saved after epoch %d. To train again, remove the "
-                "folder or raise the number of epochs",
-                restored,
-                self.epoch,
+        elif restarts:
+            text = (
+                f"training starts from the beginning: {self._folder.directory!r} holds no "
+                f"checkpoint, but this is restart {restarts} of the job. Check that the job saves "
+                "before it ends, and into this folder"
             )
+        if text and self._ranks.leads:
+            warn("%s", text)
 
     def save_if_due(self) -> None:
         """Saves if a signal has come to any rank (and does not return), or if a save is due."""
@@ -216,16 +213,10 @@ def _make_handler(strategy: tf.distribute.Strategy, termination: TerminationConf
     # TensorFlow's handler would restore from this manager's folder, which does not exist.
     manager = tf.train.CheckpointManager(tf.train.Checkpoint(), os.devnull + "/none", 1)
     resolver = strategy.cluster_resolver
-    if resolver is None:  # one process, but TensorFlow's handler needs a resolver
-        spec = tf.train.ClusterSpec({})
-        resolver = tf.distribute.cluster_resolver.SimpleClusterResolver(spec)
+    if resolver is None:  # one process, but the handler of TensorFlow 2.15 needs a resolver
+        resolver = tf.distribute.cluster_resolver.SimpleClusterResolver(tf.train.ClusterSpec({}))
     # Keeps TensorFlow from asking whether this machine is in Google's cloud. Elsewhere that takes
     # 5 s; there the handler would wait for the cloud's own notices, and without GPUs do nothing at
     # all (tensorflow/python/distribute/failure_handling/gce_util.py).
-    before = {name: os.environ[name] for name in [_CLOUD_ADDRESS] if name in os.environ}
-    os.environ[_CLOUD_ADDRESS] = "127.0.0.1:9"
-    try:
+    with mock.patch.dict(os.environ, {_CLOUD_ADDRESS: "127.0.0.1:9"}):
         _handler = _QuietHandler(resolver, manager, termination_config=termination)
-    finally:
-        del os.environ[_CLOUD_ADDRESS]
-        os.environ.update(before)

@@ -14,17 +14,17 @@ import os
 import re
 import socket
 import tempfile
-from typing import List, Optional
+from typing import Dict, List, Optional
 
 import tensorflow as tf
 
 from slurm_resolver.errors import ResumeError
 from slurm_resolver.log import warn
-from slurm_resolver.tf.training.fit_state import quiet
-from slurm_resolver.tf.training.saving_ranks import SavingRanks
+from slurm_resolver.tf.training.termination import SavingRanks
 
 POSITION = "slurm_resolver/.ATTRIBUTES/py_state"  # in a checkpoint, what `Backup` adds to the state
 _OWNER = "slurm_resolver.owner"
+_PURPOSE = "the restore"
 _CANNOT_WRITE = (tf.errors.OpError, OSError)
 
 
@@ -40,7 +40,6 @@ class CheckpointFolder:
         self._max_to_keep = max_to_keep
         self._manager: Optional[tf.train.CheckpointManager] = None  # in the rank that writes
         step = ranks.step
-        self._array_task = step.array_task_id
         job = f"job {step.job_id}" if step.job_id else "a training without Slurm"
         if step.array_task_id:
             job = f"task {step.array_task_id} of job array {step.array_job_id}"
@@ -57,7 +56,7 @@ class CheckpointFolder:
                 different checkpoints, if none can be read, or if the newest is one of another
                 program or of another model.
         """
-        path = self._restore_newest(complete)
+        path = self._restore_first(self._find_names(), complete)
         self._checkpoint.save_counter  # noqa: B018 (which creates it, in all ranks)
         if self._ranks.leads:
             with tf.io.gfile.GFile(self._path(_OWNER), "w") as file:
@@ -68,13 +67,16 @@ class CheckpointFolder:
             )
         return path
 
-    def _restore_newest(self, complete: bool) -> Optional[str]:
+    def _find_names(self) -> List[str]:
+        """Returns the names of the checkpoints, the newest first; raises ResumeError."""
         problem = self._find_problem() if self._ranks.leads else ""
-        seen = self._ranks.compare([problem, self.names()])
-        for problem, _ in seen.values():
+        own = [name[: -len(".index")] for name in self._list(r"(ckpt-\d+)\.index")]
+        own.sort(key=_number, reverse=True)
+        told = self._ranks.compare(_PURPOSE, [problem, own])
+        found: Dict[str, List[str]] = {rank: names for rank, (_, names) in told.items()}
+        for problem, _ in told.values():
             if problem:
                 raise ResumeError(problem)
-        found = {rank: names for rank, (_, names) in seen.items()}
         if any(found.values()) and not set.intersection(*map(set, found.values())):
             listed = "; ".join(
                 f"{rank}: {' and '.join(names[:2]) or 'none'}" for rank, names in found.items()
@@ -84,10 +86,34 @@ class CheckpointFolder:
                 "the same for all: the folder must be on a file system that all nodes of the job "
                 "share."
             )
-        candidates: List[str] = next(iter(found.values()))
+        return next(iter(found.values()))
+
+    def _find_problem(self) -> str:
+        """Returns why this training cannot use the folder; "" if it can."""
+        try:
+            tf.io.gfile.makedirs(self.directory)
+            with tf.io.gfile.GFile(self._path(_OWNER), "a") as file:
+                file.write("")
+        except tf.errors.OpError as error:
+            expected = "expected a folder to write checkpoints to"
+            return f"{self.directory!r}: {_first_line(error)}; {expected}."
+        found, own = self._read_owner(), self._ranks.step.array_task_id
+        task = re.match(r"task (\S+) of", found)
+        if task is None or own in (None, task[1]):
+            return ""
+        return (
+            f"the checkpoints in {self.directory!r} are those of {found}, and this is "
+            f"{self._owner}: one would end with the other's weights. Give each task its own "
+            f"folder, such as {self._path('$SLURM_ARRAY_TASK_ID')}, or remove this one to start "
+            "from the beginning."
+        )
+
+    def _restore_first(self, names: List[str], complete: bool) -> Optional[str]:
+        """Restores the first of these checkpoints that all ranks can read; returns its path."""
         damages: List[str] = []
-        for name in candidates:
-            results = self._ranks.compare(self._restore(self._path(name), complete))
+        for name in names:
+            path = self._path(name)
+            results = self._ranks.compare(_PURPOSE, self._restore(path, complete))
             damaged = {rank: damage for rank, damage in results.items() if damage}
             if not damaged:
                 if damages and self._ranks.leads:
@@ -98,10 +124,10 @@ class CheckpointFolder:
                         name,
                     )
                 # The next save must not overwrite a checkpoint that could not be read.
-                self._checkpoint.save_counter.assign(_number(candidates[0]))
-                return self._path(name)
+                self._checkpoint.save_counter.assign(_number(names[0]))
+                return path
             seen_by = "" if len(damaged) == len(results) else f", as {', '.join(damaged)} sees it"
-            damages.append(f"{self._path(name)}: {next(iter(damaged.values()))}{seen_by}")
+            damages.append(f"{path}: {next(iter(damaged.values()))}{seen_by}")
         if damages:
             raise ResumeError(
                 f"none of the checkpoints in {self.directory!r} can be read: {'; '.join(damages)}. "
@@ -109,26 +135,6 @@ class CheckpointFolder:
                 "from the beginning."
             )
         return None
-
-    def _find_problem(self) -> str:
-        """Returns why this training cannot use the folder; "" if it can."""
-        try:
-            tf.io.gfile.makedirs(self.directory)
-            with tf.io.gfile.GFile(self._path(_OWNER), "a") as file:
-                file.write("")
-            found = self._read_owner()
-        except tf.errors.OpError as error:
-            expected = "expected a folder to write checkpoints to"
-            return f"{self.directory!r}: {_first_line(error)}; {expected}."
-        task = re.match(r"task (\S+) of", found)
-        if task is None or self._array_task in (None, task[1]):
-            return ""
-        return (
-            f"the checkpoints in {self.directory!r} are those of {found}, and this is "
-            f"{self._owner}: one would end with the other's weights. Give each task its own "
-            f"folder, such as {self._path('$SLURM_ARRAY_TASK_ID')}, or remove this one to start "
-            "from the beginning."
-        )
 
     def _restore(self, path: str, complete: bool) -> str:
         """Restores a checkpoint; returns what is wrong with it if it cannot be read.
@@ -179,26 +185,25 @@ class CheckpointFolder:
                 "training. This one stops, so that the two do not mix. Give each training its own "
                 "folder."
             )
+        # In each save of several parameter servers' variables, TensorFlow traces a function, and
+        # warns that this is slow.
+        logger = tf.get_logger()
+        logger.disabled, before = True, logger.disabled
         try:
-            with quiet():  # TensorFlow traces a function in each save of several nodes' variables
-                return str(self._manager.save())
+            return str(self._manager.save())
         except Exception:
             self._remove_unfinished()
             raise
-
-    def names(self) -> List[str]:
-        """Returns the names of the checkpoints, the newest first."""
-        found = self._list(r"(ckpt-\d+)\.index")
-        return sorted((name[: -len(".index")] for name in found), key=_number, reverse=True)
+        finally:
+            logger.disabled = before
 
     def _is_read_together(self) -> bool:
         """Whether the checkpoint holds variables that all ranks must read together."""
-        for found in tf.train.TrackableView(self._checkpoint).descendants():
-            held = getattr(found, "value", None)  # Keras 3's variables hold TensorFlow's
-            variable = held if isinstance(held, tf.Variable) else found
-            if getattr(variable, "synchronization", None) == tf.VariableSynchronization.ON_READ:
-                return True
-        return False
+        on_read = tf.VariableSynchronization.ON_READ
+        found = tf.train.TrackableView(self._checkpoint).descendants()
+        # Keras 3's variables hold TensorFlow's.
+        variables = [*found, *(getattr(one, "value", None) for one in found)]
+        return any(getattr(one, "synchronization", None) == on_read for one in variables)
 
     def _remove_unfinished(self) -> None:
         """Removes the files of an interrupted save."""
@@ -206,8 +211,9 @@ class CheckpointFolder:
             (tf.io.gfile.rmtree if tf.io.gfile.isdir(path) else tf.io.gfile.remove)(path)
 
     def _list(self, pattern: str) -> List[str]:
-        is_there = tf.io.gfile.isdir(self.directory)
-        names = tf.io.gfile.listdir(self.directory) if is_there else []
+        names: List[str] = []
+        with contextlib.suppress(tf.errors.NotFoundError):
+            names = tf.io.gfile.listdir(self.directory)
         return [name for name in names if re.fullmatch(pattern, name.rstrip("/"))]
 
     def _read_owner(self) -> str:

@@ -7,9 +7,8 @@ Reading them runs no code.
 from __future__ import annotations
 
 import base64
-import contextlib
 import json
-from typing import Any, Callable, Dict, Iterable, Iterator, List, Union
+from typing import Any, Dict, Iterable, Union
 
 import numpy as np
 import tensorflow as tf
@@ -109,74 +108,3 @@ def _snapshot(callback: Any) -> Dict[str, Any]:
 def _same(before: Any, now: Any) -> bool:
     plain = isinstance(before, str) and isinstance(now, str)
     return bool(before == now) if plain else before is now
-
-
-class ReplicaMetrics:
-    """The metrics in the middle of an epoch: a row of all their values for each replica.
-
-    A metric's value is the sum of the replicas' parts. Another split of the sum would have other
-    last digits, so the parts are kept. Under this package's strategy, Keras 3's metrics are alike
-    in all replicas: the first row is then the value, and the others are zero. All workers make the
-    same calls.
-    """
-
-    def __init__(
-        self, strategy: tf.distribute.Strategy, variables: Callable[[], List[tf.Variable]]
-    ) -> None:
-        self._strategy = strategy
-        self._variables = variables
-        # Outside of a graph, TensorFlow would trace a new function in each call.
-        self._gather = tf.function(self._gather_rows, autograph=False)
-
-    def read(self) -> np.ndarray:
-        """Returns the rows of all replicas, of float64."""
-        with quiet():
-            rows: np.ndarray = self._gather().numpy()
-        if self._are_alike():
-            rows[1:] = 0
-        return rows
-
-    def _are_alike(self) -> bool:
-        alike = tf.VariableAggregation.ONLY_FIRST_REPLICA
-        return any(variable.aggregation == alike for variable in self._variables())
-
-    def _gather_rows(self) -> tf.Tensor:
-        def row() -> tf.Tensor:
-            parts = [tf.reshape(tf.cast(part, tf.float64), [1, -1]) for part in self._variables()]
-            return tf.concat([tf.zeros([1, 0], tf.float64), *parts], axis=1)
-
-        return self._strategy.gather(self._strategy.run(row), axis=0)
-
-    def assign(self, rows: np.ndarray) -> bool:
-        """Gives each replica its row; returns False if the model has other metrics.
-
-        With another number of replicas the first one gets the sum.
-        """
-        variables, count = self._variables(), self._strategy.num_replicas_in_sync
-        sizes = [variable.shape.num_elements() for variable in variables]
-        if rows.shape[1:] != (sum(sizes),):
-            return False
-        if self._are_alike():
-            rows = rows.sum(axis=0, keepdims=True).repeat(count, axis=0)
-        elif len(rows) != count:
-            rows = np.pad(rows.sum(axis=0, keepdims=True), [(0, count - 1), (0, 0)])
-
-        def assign_row() -> None:
-            row = tf.constant(rows)[tf.distribute.get_replica_context().replica_id_in_sync_group]
-            for variable, values in zip(variables, tf.split(row, sizes)):
-                variable.assign(tf.cast(tf.reshape(values, variable.shape), variable.dtype))
-
-        with quiet():
-            self._strategy.run(assign_row)
-        return True
-
-
-@contextlib.contextmanager
-def quiet() -> Iterator[None]:
-    """Hides TensorFlow's warnings in the block that calls may be slow."""
-    logger = tf.get_logger()
-    logger.disabled, before = True, logger.disabled
-    try:
-        yield
-    finally:
-        logger.disabled = before

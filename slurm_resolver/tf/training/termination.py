@@ -3,8 +3,8 @@
 After a signal to any rank:
 
     every rank      TensorFlow's handler agrees on a step, after which all save
-    the leader      requeues the job once its own save is written, and tells the others
-    the others      wait for the leader's message, then for Slurm to end them, or exit by themselves
+    the leader      requeues the job once its own save is written
+    every rank      learns the leader's exit status, and exits unless Slurm ends it before
 """
 
 from __future__ import annotations
@@ -14,15 +14,22 @@ import logging
 import os
 import sys
 import time
-from typing import Any, Callable, Collection, Optional
+from typing import Any, Callable, Collection, Dict, Optional
 
 import tensorflow as tf
 
 from slurm_resolver import training_reports
+from slurm_resolver.cluster.cluster import Cluster
+from slurm_resolver.coordination.client import connect
+from slurm_resolver.errors import RendezvousError, ResumeError
 from slurm_resolver.log import warn
-from slurm_resolver.preemption.requeue import check_options, requeue_job
+from slurm_resolver.preemption.requeue import REQUEUE_STATUS, check_options, requeue_job
 from slurm_resolver.preemption.signal_watch import SignalWatch
-from slurm_resolver.tf.training.saving_ranks import SavingRanks
+from slurm_resolver.slurm.step import SlurmStep
+
+# Seconds: how long a rank waits for the leader's save after its own, and the leader for the others
+# to learn how all exit.
+_SAVE_WAIT, _EXIT_WAIT = 900.0, 15.0
 
 
 def termination_config(
@@ -90,7 +97,6 @@ class TerminationConfig(tf.distribute.experimental.TerminationConfig):  # type: 
         requeue: Optional[str],
         max_restarts: Optional[int],
     ) -> None:
-        self.exit_fn: Callable[[], None] = self._exit
         self.grace_period = 0
         self.save_fn: Optional[Callable[..., Any]] = None
         self.ranks = ranks
@@ -109,21 +115,27 @@ class TerminationConfig(tf.distribute.experimental.TerminationConfig):  # type: 
             training_reports.report(training_reports.READY)
         return lambda: self._watch.received is not None
 
-    def _exit(self) -> None:
+    def exit_fn(self) -> None:
         """Ends this process after the save, in agreement with the others."""
         watch, ranks = self._watch, self.ranks
         watch.leave_on_sigterm()
         training_reports.report(training_reports.SAVED)
+        own = REQUEUE_STATUS, 0.0  # of a rank that does not learn the leader's
         if ranks.leads:
             sigterm = watch.terminated and watch.received in (None, "SIGTERM")
             plan = requeue_job(ranks.step, *self._requeue, announced=not sigterm, saved=ranks.count)
             where = f" {self.saved_at}" if self.saved_at else ""
             cause = watch.received or "a signal to another rank"
             warn("training saved%s because of %s: %s", where, cause, plan.message)
-            ranks.tell(plan)
-        else:
-            plan = ranks.receive()
-        until = time.monotonic() + plan.wait
+            own = plan.status, plan.wait
+        try:
+            # When the leader exits, Slurm ends the others too.
+            seconds = _EXIT_WAIT if ranks.leads else _SAVE_WAIT
+            (status, wait), *_ = ranks.compare("the exit", own, seconds).values()
+        except ResumeError as error:  # such as a rank that has ended
+            warn("%s", error)
+            status, wait = own
+        until = time.monotonic() + wait
         while not watch.ended and time.monotonic() < until:
             # Slurm's SIGTERM may have come while this rank was still saving.
             if watch.terminated and not ranks.leads:
@@ -132,8 +144,57 @@ class TerminationConfig(tf.distribute.experimental.TerminationConfig):  # type: 
         # TensorFlow's own clean-up waits for peers that have ended, and may abort, which would
         # change the status: `_leave` exits without it.
         global _exit_status
-        _exit_status = plan.status
-        sys.exit(plan.status)
+        _exit_status = status
+        sys.exit(status)
+
+
+class SavingRanks:
+    """The ranks that save together.
+
+    Attributes:
+        step: the task's variables.
+        leads: whether this rank writes the checkpoints.
+        count: how many ranks there are.
+    """
+
+    def __init__(self, resolver: Optional[Any]) -> None:
+        cluster = getattr(resolver, "cluster", None)
+        self._cluster = cluster if isinstance(cluster, Cluster) else None
+        self.step = self._cluster.step if self._cluster else SlurmStep.read()
+        spec = resolver.cluster_spec().as_dict() if resolver is not None else {}
+        if spec.get("ps"):
+            raise ResumeError(
+                f"this cluster has {len(spec['ps'])} parameter servers; TensorFlow's "
+                "PreemptionCheckpointHandler works only with strategies whose ranks take every "
+                "step together, such as MultiWorkerMirroredStrategy."
+            )
+        first = ("chief" if spec.get("chief") else "worker", 0)
+        self.leads = resolver is None or not spec or (resolver.task_type, resolver.task_id) == first
+        self.count = max(1, sum(map(len, spec.values())))
+
+    def compare(self, purpose: str, own: Any, seconds: float = _SAVE_WAIT) -> Dict[str, Any]:
+        """Returns the value of every rank, by the rank's name, the leader's first.
+
+        All ranks call it, in the same order; otherwise it raises ResumeError, at the latest when
+        the time of one of them is up. `purpose` is for messages, such as "the restore".
+        """
+        if self.count == 1:
+            return {"": own}
+        cluster = self._cluster
+        if cluster is None or cluster.service is None:
+            raise ResumeError(
+                "the ranks that save together meet through a SlurmClusterResolver, and the "
+                "strategy's resolver is another one: use a SlurmClusterResolver."
+            )
+        saving = [task for task in cluster.tasks if task.job in ("chief", "worker")]
+        saving.sort(key=lambda task: (task.job, task.index))  # chief, then workers
+        others = {task.rank for task in cluster.tasks}.difference(task.rank for task in saving)
+        try:
+            client = connect(cluster.service, cluster.name_of)
+            values = client.gather(purpose, own, seconds, others)
+        except RendezvousError as error:
+            raise ResumeError(f"the ranks could not agree on {purpose}: {error}") from error
+        return {cluster.name_of(task.rank): values[task.rank] for task in saving}
 
 
 def _leave() -> None:
