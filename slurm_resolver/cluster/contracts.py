@@ -3,9 +3,7 @@
 Each name is a contract that a framework reads when its program starts:
 
     tensorflow          TF_CONFIG: tf.distribute's TFConfigClusterResolver
-    dtensor             DTENSOR_*: tensorflow/dtensor/python/config.py
     keras-distribution  KERAS_DISTRIBUTION_*: keras/src/distribution/distribution_lib.py, for JAX
-    keras-tuner         KERASTUNER_*: keras_tuner/src/distribute/utils.py
     torch               what torchrun sets: torch/distributed/elastic/agent/server
     jax                 JAX_*: jax/_src/distributed.py; it takes ranks from Slurm's variables
 """
@@ -17,7 +15,7 @@ from typing import Any, Dict, List, Literal, Mapping, Optional, Sequence, Tuple,
 
 from slurm_resolver.cluster.addresses import Task
 
-Contract = Literal["tensorflow", "dtensor", "keras-distribution", "keras-tuner", "torch", "jax"]
+Contract = Literal["tensorflow", "keras-distribution", "torch", "jax"]
 CONTRACTS: Tuple[Contract, ...] = get_args(Contract)
 
 
@@ -41,41 +39,15 @@ def variables_of(
         return {"TF_CONFIG": json.dumps(tf_config)}
     if contract == "torch":
         return _torch(tasks, own)
-    if contract in ("dtensor", "keras-tuner") and len(tasks) == 1:
-        return {}  # either would wait for a server that nobody starts
-    if contract == "keras-tuner":
-        return _keras_tuner(tasks, own)
-    addresses, number = ",".join(task.address for task in tasks), str(len(tasks))
-    if contract == "dtensor":
-        return {
-            "DTENSOR_JOBS": addresses,
-            "DTENSOR_NUM_CLIENTS": number,
-            "DTENSOR_CLIENT_ID": str(own.rank),
-            "DTENSOR_JOB_NAME": "worker",
-        }
     # Without this variable JAX takes only the GPU with the number SLURM_LOCALID.
     numbers = {"JAX_LOCAL_DEVICE_IDS": ",".join(map(str, range(len(gpus))))} if gpus else {}
     if contract == "jax":
         return {**numbers, "JAX_COORDINATOR_ADDRESS": tasks[0].address}
     return {
         **numbers,
-        "KERAS_DISTRIBUTION_JOB_ADDRESSES": addresses,
-        "KERAS_DISTRIBUTION_NUM_PROCESSES": number,
+        "KERAS_DISTRIBUTION_JOB_ADDRESSES": ",".join(task.address for task in tasks),
+        "KERAS_DISTRIBUTION_NUM_PROCESSES": str(len(tasks)),
         "KERAS_DISTRIBUTION_PROCESS_ID": str(own.rank),
-    }
-
-
-def _keras_tuner(tasks: Sequence[Task], own: Task) -> Dict[str, str]:
-    """The chief only hands out trials; each other task is a tuner, and trains by itself."""
-    chief = next((task for task in tasks if task.job == "chief"), tasks[0])
-    tuners = [task.rank for task in tasks if task.rank != chief.rank]
-    host, _, port = chief.address.rpartition(":")
-    is_chief = own.rank == chief.rank
-    return {
-        "KERASTUNER_TUNER_ID": "chief" if is_chief else f"tuner{tuners.index(own.rank)}",
-        # The chief listens at this address: on some nodes their own name resolves to 127.0.1.1.
-        "KERASTUNER_ORACLE_IP": "[::]" if is_chief else host,
-        "KERASTUNER_ORACLE_PORT": port,
     }
 
 
