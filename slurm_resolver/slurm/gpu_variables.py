@@ -1,14 +1,14 @@
 """Reads the variables that show a process its GPUs, and computes values that show fewer.
 
 CUDA_VISIBLE_DEVICES is NVIDIA's; ROCR_VISIBLE_DEVICES, HIP_VISIBLE_DEVICES and GPU_DEVICE_ORDINAL
-are AMD's; ZE_AFFINITY_MASK is Intel's. Slurm sets all that the site's gres.conf names alike.
+are AMD's. Slurm sets all that the site's gres.conf names alike.
 """
 
 from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Dict, Mapping, NamedTuple, Optional, Sequence, Tuple
+from typing import Dict, Mapping, NamedTuple, Optional, Tuple
 
 from slurm_resolver.errors import GpuError
 from slurm_resolver.slurm.step import SlurmStep
@@ -18,9 +18,8 @@ Devices = Tuple[str, ...]
 CUDA = SlurmStep.cuda_devices.name
 _ROCR = SlurmStep.rocr_devices.name
 _HIP = SlurmStep.hip_devices.name
-_ZE = SlurmStep.ze_devices.name
 # The variables that Slurm sets, all to the same value.
-SET_BY_SLURM = (CUDA, _ROCR, _ZE, SlurmStep.ordinal_devices.name)
+SET_BY_SLURM = (CUDA, _ROCR, SlurmStep.ordinal_devices.name)
 GPU_VARIABLES = (*SET_BY_SLURM, _HIP)
 # Their numbers count the devices that ROCR_VISIBLE_DEVICES leaves.
 _WITHIN_ROCR = (_HIP, CUDA, SlurmStep.ordinal_devices.name)
@@ -30,15 +29,12 @@ _BY_PRECEDENCE = (
     SlurmStep.cuda_devices,
     SlurmStep.rocr_devices,
     SlurmStep.hip_devices,
-    SlurmStep.ze_devices,
     SlurmStep.ordinal_devices,
 )
 
-# An index, Intel's index of a tile (0.1), or a UUID, which may be shortened.
-_DEVICE = re.compile(r"[0-9]{1,5}(\.[0-9]{1,5})?|(GPU|MIG)-[0-9A-Za-z/-]+")
+# An index, or a UUID, which may be shortened.
+_DEVICE = re.compile(r"[0-9]{1,5}|(GPU|MIG)-[0-9A-Za-z/-]+")
 _NO_DEVICE = re.compile(r"-[0-9]+|NoDevFiles")
-# Level Zero reads an empty mask as "all devices", and skips a device that does not exist.
-_NO_DEVICES = {_ZE: "65535"}
 
 
 class VisibleDevices(NamedTuple):
@@ -79,12 +75,12 @@ class VisibleDevices(NamedTuple):
         Raises:
             GpuError: where another variable that is set shows other devices.
         """
-        settings = {self.name: _join(self.name, devices)}
+        settings = {self.name: ",".join(devices)}
         for name, shown in self.others.items():
             if self.rocm and name in _WITHIN_ROCR:
                 settings[name] = ",".join(_numbered(devices))
             elif shown == self.devices or not devices:
-                settings[name] = _join(name, devices)
+                settings[name] = ",".join(devices)
             elif name != _HIP:
                 raise GpuError(
                     f"{self.text}, but {name}={','.join(shown)}; expected the same devices in "
@@ -145,13 +141,7 @@ def _parse(name: str, text: str) -> Devices:
                 "or MIG-…, separated by commas. Unset the variable, and let Slurm set it."
             )
         devices.append(device)
-    if name == _ZE and devices == [_NO_DEVICES[_ZE]]:
-        devices = []
     return tuple(devices)
-
-
-def _join(name: str, devices: Sequence[str]) -> str:
-    return ",".join(devices) if devices else _NO_DEVICES.get(name, "")
 
 
 def count_driver_gpus() -> Optional[int]:

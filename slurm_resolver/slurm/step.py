@@ -144,7 +144,6 @@ class SlurmStep:
     cuda_devices = variable.devices("CUDA_VISIBLE_DEVICES")
     rocr_devices = variable.devices("ROCR_VISIBLE_DEVICES")
     hip_devices = variable.devices("HIP_VISIBLE_DEVICES")
-    ze_devices = variable.devices("ZE_AFFINITY_MASK")
     ordinal_devices = variable.devices("GPU_DEVICE_ORDINAL")
     tres_bind = variable.text("SLURMD_TRES_BIND", "a binding such as gpu:single:1")
     gpus_on_node = variable.number("SLURM_GPUS_ON_NODE", 0, 4096)

@@ -50,7 +50,7 @@ class SlurmClusterResolver(
     Only the constructor changes the process:
 
     - If Slurm left open which GPUs belong to this task, it sets CUDA_VISIBLE_DEVICES
-      (ROCR_VISIBLE_DEVICES, ZE_AFFINITY_MASK) and SLURM_RESOLVER_GPUS, and if tasks share a GPU,
+      (on AMD's GPUs ROCR_VISIBLE_DEVICES) and SLURM_RESOLVER_GPUS, and if tasks share a GPU,
       TF_FORCE_GPU_ALLOW_GROWTH. Make the resolver before TensorFlow looks at the devices.
     - If the tasks have to exchange the layout, it sets SLURM_RESOLVER_LAYOUT for child processes.
     - With a ps job or a tf.data service, a thread holds a connection to the step's coordination
