@@ -7,17 +7,14 @@ from __future__ import annotations
 
 import re
 import socket
-from collections import Counter
-from functools import cached_property, partial
+from functools import partial
 from numbers import Integral
-from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple, Union
+from typing import Dict, List, Mapping, Optional, Sequence, Tuple, Union
 
 from slurm_resolver.cluster.alone import short_name
-from slurm_resolver.cluster.cluster import Cluster
 from slurm_resolver.cluster.jobs import job_counts
 from slurm_resolver.cluster.layout import Layout, layout_from_environment, verify_layout
 from slurm_resolver.cluster.options import ClusterOptions
-from slurm_resolver.cluster.ports import DEFAULT_PORT
 from slurm_resolver.cluster.resolve import LayoutOf, find_layout
 from slurm_resolver.errors import LayoutError, UnknownLayoutError
 from slurm_resolver.slurm.hostlist import short_hostlist
@@ -30,11 +27,9 @@ _HOSTS, _COUNTS = "_resolve_hostlist", "_resolve_task_configuration"
 
 
 class ResolverHooks:
-    """The four methods that subclasses override, and the private names that they read."""
+    """The four methods that subclasses override."""
 
     _step: SlurmStep
-    _cluster: Cluster
-    _options: ClusterOptions
 
     def _resolve_own_rank(self) -> int:
         """Returns this task's rank. May be overridden."""
@@ -61,44 +56,6 @@ class ResolverHooks:
                 f"{len(counts)} counts; override _resolve_task_configuration() as well."
             )
         return dict(zip(hosts, counts))
-
-    # A subclass may override `cluster_spec` with a changed copy of TensorFlow's, which reads these.
-
-    @cached_property
-    def _rank(self) -> Any:  # None outside of a step; TensorFlow's is a number
-        return self._cluster.task.rank if self._cluster.task else None
-
-    @cached_property
-    def _jobs(self) -> Dict[str, int]:
-        given = dict.fromkeys(self._options.jobs or {}, 0)
-        return {**given, **Counter(task.job for task in self._cluster.tasks)}
-
-    @cached_property
-    def _task_configuration(self) -> Dict[str, int]:
-        return dict(Counter(task.node for task in self._cluster.tasks))
-
-    @cached_property
-    def _port_base(self) -> int:
-        tasks = self._cluster.tasks
-        return int(tasks[0].address.rpartition(":")[2]) if tasks else DEFAULT_PORT
-
-    @cached_property
-    def _gpus_per_node(self) -> int:
-        if self._options.gpus_per_node is not None:
-            return self._options.gpus_per_node
-        gpus = self._cluster.gpu_decision
-        shown = gpus.visible_before if gpus is not None else None
-        return max(len(shown or ()), self._cluster.step.gpus_on_node or 0)
-
-    @cached_property
-    def _gpus_per_task(self) -> int:
-        if self._options.gpus_per_task is not None:
-            return self._options.gpus_per_task
-        return self._gpus_per_node // max(self._task_configuration.values(), default=1)
-
-    @cached_property
-    def _cluster_allocation(self) -> Dict[str, List[str]]:
-        return self._cluster.jobs()
 
     def _given_layout(
         self, tasks_per_node: Optional[TasksPerNode]

@@ -117,12 +117,11 @@ class SlurmClusterResolver(
         """
         super().__init__()
         self._step = SlurmStep.read(os.environ)
-        self._options = ClusterOptions(
+        options = ClusterOptions(
             jobs, port_base, placement, worker_order, het_groups, node_address, gpu_jobs, layout
         )._replace(gpus_per_node=gpus_per_node, gpus_per_task=gpus_per_task, local=local)
         layout_of, overridden = self._given_layout(tasks_per_node)
-        self._cluster = resolve_step(self._step, self._options, layout_of, overridden)
-        self._auto_set_gpu = auto_set_gpu
+        self._cluster = resolve_step(self._step, options, layout_of, overridden)
         self._devices = show_gpus(self._cluster, auto_set_gpu)
         self._spec = _cluster_spec(self._cluster.jobs())
         own = self._cluster.task
