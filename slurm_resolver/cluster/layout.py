@@ -17,7 +17,6 @@ from slurm_resolver.errors import LayoutError, UnknownLayoutError
 from slurm_resolver.slurm.hostlist import MAX_HOSTS, short_hostlist
 from slurm_resolver.slurm.step import RESTART_HINT, Component, SlurmStep
 
-_chain = itertools.chain.from_iterable
 _HET_IN_PLAIN = (
     "this is a heterogeneous step (srun … : …) inside a plain allocation, which no variable shows: "
     "allocate the components with `salloc … : …` or `sbatch`"
@@ -187,6 +186,8 @@ def components_of_step(step: SlurmStep, nodes: Sequence[str]) -> List[Component]
     Raises:
         LayoutError: for a node that belongs to two components, or to none.
     """
+    if not step.components:
+        return []
     nodes_of_step = set(nodes)
     components = []
     for component in step.components:
@@ -277,9 +278,10 @@ def _distribute_plane(counts: Sequence[int], plane_size: int) -> Tuple[List[int]
     nodes = list(range(len(counts)))
     placed = 0  # ranks on every node of `nodes` so far
     while nodes:
-        planes = [min(plane_size, counts[node] - placed) for node in nodes]
-        node_of += _chain(map(itertools.repeat, nodes, planes))
-        local_rank_of += _chain(range(placed, placed + plane) for plane in planes)
+        for node in nodes:
+            end = counts[node] if counts[node] < placed + plane_size else placed + plane_size
+            node_of += [node] * (end - placed)
+            local_rank_of += range(placed, end)
         placed += plane_size
         nodes = [node for node in nodes if counts[node] > placed]
     return node_of, local_rank_of

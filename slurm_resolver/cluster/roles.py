@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import heapq
+import itertools
 from collections import Counter, defaultdict
 from typing import Collection, Dict, List, Mapping, Optional, Sequence
 
@@ -57,11 +58,12 @@ def _allowed_ranks(
     layout: Layout, counts: Mapping[str, int], options: ClusterOptions
 ) -> Dict[str, range]:
     """Returns by name of each job in `het_groups` the ranks of its component."""
-    het_groups = options.het_groups or {}
-    given = f"het_groups={dict(het_groups)!r}"
-    allowed = {}
+    allowed: Dict[str, range] = {}
+    if not options.het_groups:
+        return allowed
+    given = f"het_groups={dict(options.het_groups)!r}"
     needed: Dict[int, int] = Counter()
-    for name, group in het_groups.items():
+    for name, group in options.het_groups.items():
         known = dict.fromkeys([*JOB_NAMES, *(options.jobs or ())])
         if name not in known:
             raise JobsError(f"{given}: no job {name!r}; there are {', '.join(known)}.")
@@ -101,7 +103,9 @@ def _assign(
     """
     roles: Roles = {}
     free: Sequence[int] = range(layout.num_tasks)
-    for job in sorted(order, key=lambda job: job not in allowed):  # stable: keeps `order`
+    if allowed:
+        order = sorted(order, key=lambda job: job not in allowed)  # stable: keeps `order`
+    for job in order:
         if job not in counts:
             continue
         candidates = free
@@ -118,8 +122,7 @@ def _assign(
         if ranks == free[: len(ranks)]:
             free = free[len(ranks) :]  # a range stays one, which needs no memory
         else:
-            taken = set(ranks)
-            free = [rank for rank in free if rank not in taken]
+            free = list(itertools.filterfalse(set(ranks).__contains__, free))
     return roles
 
 

@@ -132,9 +132,9 @@ def _parse(name: str, text: str) -> Devices:
     devices = []
     for device in text.split(",") if text.strip() else ():
         device = device.strip()
-        if _NO_DEVICE.fullmatch(device):
-            break
         if _DEVICE.fullmatch(device) is None or device in devices:
+            if _NO_DEVICE.fullmatch(device):
+                break
             reason = "named twice" if device in devices else "not a device"
             raise GpuError(
                 f"{name}={text!r}: {device!r} is {reason}; expected devices such as 0,1 or GPU-… "

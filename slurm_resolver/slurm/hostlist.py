@@ -7,7 +7,6 @@ The reference is what ``scontrol show hostnames`` prints. A suffix after a brack
 from __future__ import annotations
 
 import itertools
-import math
 import re
 from typing import Iterable, List, Sequence, Tuple
 
@@ -123,7 +122,10 @@ def parse_ranges(text: str, expression: str, part: str) -> Ranges:
 
 
 def _count_hosts(brackets: Sequence[Ranges]) -> int:
-    return math.prod(sum(len(numbers) for numbers, _ in ranges) for ranges in brackets)
+    count = 1
+    for ranges in brackets:
+        count *= sum([len(numbers) for numbers, _ in ranges])
+    return count
 
 
 def _expand_name(texts: List[str], brackets: Sequence[Ranges]) -> Iterable[str]:

@@ -155,24 +155,21 @@ class SlurmStep:
     allow_growth = variable.text("TF_FORCE_GPU_ALLOW_GROWTH", "true or false")
     gpu_allocator = variable.text("TF_GPU_ALLOCATOR", "the name of an allocator")
 
-    components: Tuple[Component, ...] = ()
-    ancestors: Ancestors = Ancestors()
-    is_component: bool = False
+    components: Tuple[Component, ...]
+    ancestors: Ancestors
+    is_component: bool
 
     def __init__(self, **values: Any) -> None:
         """Takes the values by field name; None means that a field is not set."""
-        for field, value in values.items():
-            if field not in _FIELDS:
-                raise TypeError(f"SlurmStep has no field {field}")
-            if value not in (None, ()):
-                self.__dict__[field] = value
+        self.__dict__ = {**_UNSET, **values}
 
     def __eq__(self, other: object) -> bool:
         """Whether the other step has the same values."""
         return self.__dict__ == other.__dict__ if isinstance(other, SlurmStep) else NotImplemented
 
     def __repr__(self) -> str:
-        return f"SlurmStep({', '.join(f'{f}={v!r}' for f, v in self.__dict__.items())})"
+        values = (f"{f}={v!r}" for f, v in self.__dict__.items() if v != _UNSET[f])
+        return f"SlurmStep({', '.join(values)})"
 
     @classmethod
     def read(cls, environ: Optional[Environ] = None) -> SlurmStep:
@@ -184,9 +181,14 @@ class SlurmStep:
         """
         if environ is None:
             environ = os.environ
-        names = set(environ)  # most variables are not set, and os.environ is slow to say so
-        values: Dict[str, Any] = {v.field: v.read(environ) for v in VARIABLES if v.name in names}
-        step = cls(components=_components(environ, values.get("het_size")), **values)
+        values: Dict[str, Any] = {}
+        for name in environ:  # most variables are not set, and os.environ is slow to say so
+            known = _BY_NAME.get(name)
+            if known is not None:
+                values[known.field] = known.read(environ)
+        if values.get("het_size") is not None:
+            values["components"] = _components(environ, values["het_size"])
+        step = cls(**values)
         # Without SLURM_TASK_PID the variables of a step were copied from another process.
         if environ is not os.environ or (step.place == "step" and not step.is_live):
             return step
@@ -288,7 +290,11 @@ class SlurmStep:
 VARIABLES: Sequence[Variable[Any]] = [
     field for field in vars(SlurmStep).values() if isinstance(field, Variable)
 ]
-_FIELDS = {"components", "ancestors", "is_component", *(variable.field for variable in VARIABLES)}
+_BY_NAME = {variable.name: variable for variable in VARIABLES}
+_UNSET: Mapping[str, Any] = {
+    **dict.fromkeys(variable.field for variable in VARIABLES),
+    **{"components": (), "ancestors": Ancestors(), "is_component": False},
+}
 
 # Each component has one of each of these, with its number from 0 on at the end. A direct
 # `srun A : B` sets the PACK names.
@@ -297,7 +303,7 @@ _HET_DISTRIBUTION = ("SLURM_DISTRIBUTION_HET_GROUP_", "SLURM_DISTRIBUTION_PACK_G
 _HET_PLANE_SIZE = ("SLURM_DIST_PLANESIZE_HET_GROUP_", "SLURM_DIST_PLANESIZE_PACK_GROUP_")
 
 
-def _components(environ: Mapping[str, str], het_size: Optional[int]) -> Tuple[Component, ...]:
+def _components(environ: Mapping[str, str], het_size: int) -> Tuple[Component, ...]:
     def read(prefixes: Sequence[str], variable: Variable[Value], group: int) -> Optional[Value]:
         for name in (f"{prefix}{group}" for prefix in prefixes):
             if environ.get(name) not in (None, "", "(null)"):
@@ -305,7 +311,7 @@ def _components(environ: Mapping[str, str], het_size: Optional[int]) -> Tuple[Co
         return None
 
     components = []
-    for group in range(het_size or 0):
+    for group in range(het_size):
         nodes = read(_HET_NODES, SlurmStep.nodes, group)
         if nodes is None:
             raise EnvironmentValueError(

@@ -21,7 +21,6 @@ _REMEDY = (
     "again with srun"
 )
 
-_NUMBER = re.compile(r"-?[0-9]{1,19}")
 _RANKS = re.compile(r"[0-9]{1,8}(,[0-9]{1,8})*")
 
 
@@ -110,10 +109,9 @@ def number(
     """Returns a variable that holds a whole number from `minimum` to `maximum`."""
 
     def parse(text: str) -> int:
-        number = int(text) if _NUMBER.fullmatch(text) else minimum - 1
-        if not minimum <= number <= maximum:
+        if not (text.isascii() and text.isdigit() and minimum <= int(text) <= maximum):
             raise ValueError(text)
-        return number
+        return int(text)
 
     expected = expected or f"a whole number from {minimum} to {maximum}"
     return Variable(name, parse, expected, empty_is_unset, remedy)

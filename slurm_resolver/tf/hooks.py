@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import re
 import socket
-from functools import partial
 from numbers import Integral
 from typing import Dict, List, Mapping, Optional, Sequence, Tuple, Union
 
@@ -15,7 +14,7 @@ from slurm_resolver.cluster.alone import short_name
 from slurm_resolver.cluster.jobs import job_counts
 from slurm_resolver.cluster.layout import Layout, layout_from_environment, verify_layout
 from slurm_resolver.cluster.options import ClusterOptions
-from slurm_resolver.cluster.resolve import LayoutOf, find_layout
+from slurm_resolver.cluster.resolve import find_layout
 from slurm_resolver.errors import LayoutError, UnknownLayoutError
 from slurm_resolver.slurm.hostlist import short_hostlist
 from slurm_resolver.slurm.step import SlurmStep
@@ -24,6 +23,12 @@ TasksPerNode = Union[int, Mapping[str, int]]
 
 _RANK, _NUMBER = "_resolve_own_rank", "_resolve_num_tasks"
 _HOSTS, _COUNTS = "_resolve_hostlist", "_resolve_task_configuration"
+
+
+def overridden_hooks(resolver: type) -> List[str]:
+    """Returns the names of the methods of `ResolverHooks` that a class overrides."""
+    names = (_RANK, _NUMBER, _HOSTS, _COUNTS)
+    return [name for name in names if getattr(resolver, name) is not getattr(ResolverHooks, name)]
 
 
 class ResolverHooks:
@@ -56,17 +61,6 @@ class ResolverHooks:
                 f"{len(counts)} counts; override _resolve_task_configuration() as well."
             )
         return dict(zip(hosts, counts))
-
-    def _given_layout(
-        self, tasks_per_node: Optional[TasksPerNode]
-    ) -> Tuple[Optional[LayoutOf], bool]:
-        """Returns what replaces Slurm's layout, and whether methods are overridden."""
-        own = type(self)
-        names = (_RANK, _NUMBER, _HOSTS, _COUNTS)
-        hooks = [name for name in names if getattr(own, name) is not getattr(ResolverHooks, name)]
-        if not hooks and tasks_per_node is None:
-            return None, False
-        return partial(self._layout_by_hooks, hooks, tasks_per_node), bool(hooks)
 
     def _layout_by_hooks(
         self,

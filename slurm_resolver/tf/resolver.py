@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import os
+from functools import partial
 from typing import Any, Collection, Dict, List, Mapping, Optional, Tuple
 
 import tensorflow as tf
@@ -26,8 +27,10 @@ from slurm_resolver.log import tell_once
 from slurm_resolver.preflight.ready import wait_until_ready
 from slurm_resolver.slurm.step import SlurmStep
 from slurm_resolver.tf.gpus import count_gpus, show_gpus
-from slurm_resolver.tf.hooks import ResolverHooks, TasksPerNode
+from slurm_resolver.tf.hooks import ResolverHooks, TasksPerNode, overridden_hooks
 from slurm_resolver.tf.server import join, serve
+
+_LOG = logging.getLogger("slurm_resolver")
 
 
 class SlurmClusterResolver(
@@ -115,20 +118,22 @@ class SlurmClusterResolver(
             ValueError: for a variable that cannot be read, such as a host list; it is a
                 RuntimeError as well. All of them are `slurm_resolver.SlurmResolverError`.
         """
-        super().__init__()
         self._step = SlurmStep.read(os.environ)
         options = ClusterOptions(
-            jobs, port_base, placement, worker_order, het_groups, node_address, gpu_jobs, layout
-        )._replace(gpus_per_node=gpus_per_node, gpus_per_task=gpus_per_task, local=local)
-        layout_of, overridden = self._given_layout(tasks_per_node)
-        self._cluster = resolve_step(self._step, options, layout_of, overridden)
+            *(jobs, port_base, placement, worker_order, het_groups, node_address, gpu_jobs, layout),
+            *(gpus_per_node, gpus_per_task, local),
+        )
+        hooks, layout_of = overridden_hooks(type(self)), None
+        if hooks or tasks_per_node is not None:
+            layout_of = partial(self._layout_by_hooks, hooks, tasks_per_node)
+        self._cluster = resolve_step(self._step, options, layout_of, bool(hooks))
         self._devices = show_gpus(self._cluster, auto_set_gpu)
         self._spec = _cluster_spec(self._cluster.jobs())
         own = self._cluster.task
         self.task_type = own.job if own else None
         self.task_id = own.index if own else None
         self.rpc_layer = rpc_layer
-        if own and logging.getLogger("slurm_resolver").isEnabledFor(logging.INFO):
+        if own and _LOG.isEnabledFor(logging.INFO):
             tell_once(describe_own_task(self._cluster))
         join(self._cluster)
 
