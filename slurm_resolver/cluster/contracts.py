@@ -11,7 +11,7 @@ Each name is a contract that a framework reads when its program starts:
 from __future__ import annotations
 
 import json
-from typing import Any, Dict, List, Literal, Mapping, Optional, Sequence, Tuple, get_args
+from typing import Any, Dict, Literal, Mapping, Optional, Sequence, Tuple, get_args
 
 from slurm_resolver.cluster.addresses import Task
 
@@ -26,7 +26,7 @@ def variables_of(
     gpus: Optional[Sequence[str]],
     tf_config: Mapping[str, Any],
 ) -> Dict[str, str]:
-    """Returns the variables that a contract sets in this task; {} where it needs none.
+    """Returns the variables that a contract sets in this task; {} without one.
 
     Raises:
         ValueError: for a name that is not in `CONTRACTS`.
@@ -38,32 +38,27 @@ def variables_of(
     if contract == "tensorflow":
         return {"TF_CONFIG": json.dumps(tf_config)}
     if contract == "torch":
-        return _torch(tasks, own)
+        nodes = list(dict.fromkeys(task.node for task in tasks))
+        host, port = _split(tasks[0].address)
+        return {
+            "MASTER_ADDR": host,
+            "MASTER_PORT": port,
+            "RANK": str(own.rank),
+            "WORLD_SIZE": str(len(tasks)),
+            "LOCAL_RANK": str(own.local_rank),
+            "LOCAL_WORLD_SIZE": str(sum(task.node == own.node for task in tasks)),
+            **dict.fromkeys(("GROUP_RANK", "NODE_RANK"), str(nodes.index(own.node))),
+        }
     # Without this variable JAX takes only the GPU with the number SLURM_LOCALID.
-    numbers = {"JAX_LOCAL_DEVICE_IDS": ",".join(map(str, range(len(gpus))))} if gpus else {}
+    numbers = ",".join(map(str, range(len(gpus or ()))))
+    devices = {"JAX_LOCAL_DEVICE_IDS": numbers} if numbers else {}
     if contract == "jax":
-        return {**numbers, "JAX_COORDINATOR_ADDRESS": tasks[0].address}
+        return {**devices, "JAX_COORDINATOR_ADDRESS": tasks[0].address}
     return {
-        **numbers,
+        **devices,
         "KERAS_DISTRIBUTION_JOB_ADDRESSES": ",".join(task.address for task in tasks),
         "KERAS_DISTRIBUTION_NUM_PROCESSES": str(len(tasks)),
         "KERAS_DISTRIBUTION_PROCESS_ID": str(own.rank),
-    }
-
-
-def _torch(tasks: Sequence[Task], own: Task) -> Dict[str, str]:
-    nodes: List[str] = list(dict.fromkeys(task.node for task in tasks))
-    host, port = _split(tasks[0].address)
-    node_rank = str(nodes.index(own.node))
-    return {
-        "MASTER_ADDR": host,
-        "MASTER_PORT": port,
-        "RANK": str(own.rank),
-        "WORLD_SIZE": str(len(tasks)),
-        "LOCAL_RANK": str(own.local_rank),
-        "LOCAL_WORLD_SIZE": str(sum(task.node == own.node for task in tasks)),
-        "GROUP_RANK": node_rank,
-        "NODE_RANK": node_rank,
     }
 
 

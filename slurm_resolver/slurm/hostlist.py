@@ -26,7 +26,7 @@ _COUNT = re.compile(r"([0-9]{1,18})(?:\(x([0-9]{1,18})\))?")
 
 # The ranges of a bracket, ``[07,9-11]``: the numbers of each, and the digits that it pads them to.
 Ranges = List[Tuple[range, int]]
-_Name = Tuple[List[str], List[Ranges]]  # the brackets of a name, and the texts around them
+_Name = Tuple[List[str], List[Ranges]]  # the texts around the brackets of a name, and the brackets
 
 
 def expand_hostlist(hostlist: str, limit: int = MAX_HOSTS) -> List[str]:
