@@ -160,8 +160,8 @@ def nodes_and_counts(
             f"{node_list}={short_hostlist(nodes)} names {repeated!r} more than once; expected each "
             "node once"
         )
-    elif min(counts, default=0) < 1:
-        idle = nodes[counts.index(min(counts))] if counts else "(none)"
+    elif min(counts) < 1:
+        idle = nodes[counts.index(min(counts))]
         problem = f"{count_list} gives node {idle} no task; expected at least one on every node"
     elif total > MAX_HOSTS:
         problem = f"{count_list} sums to {total:,} tasks; expected at most {MAX_HOSTS:,}"

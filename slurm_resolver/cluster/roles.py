@@ -16,11 +16,7 @@ from slurm_resolver.errors import JobsError
 Roles = Dict[str, Sequence[int]]  # ``roles[job][index]`` is a rank; no job is without ranks
 
 
-def assign_roles(
-    layout: Layout,
-    counts: Mapping[str, int],
-    options: ClusterOptions = ClusterOptions(),  # noqa: B008 (it cannot be changed)
-) -> Roles:
+def assign_roles(layout: Layout, counts: Mapping[str, int], options: ClusterOptions) -> Roles:
     """Assigns a job and an index to every rank of the layout.
 
     The placement "rank" assigns ranks to jobs in alphabetical order of the job names, as

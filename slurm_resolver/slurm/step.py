@@ -78,9 +78,8 @@ class SlurmStep:
     )
     # heterogeneous jobs, of at most 128 components (MAX_HET_JOB_COMPS in Slurm)
     het_size = variable.number("SLURM_HET_SIZE", 0, 128)
-    # set from Slurm 26.05 on; and this node's place in the topology
+    # set from Slurm 26.05 on
     sluid = variable.text("SLURM_JOB_SLUID", "a job's unique id")
-    topology_pattern = variable.text("SLURM_TOPOLOGY_ADDR_PATTERN", "levels such as switch.node")
     # the allocation; set without srun as well
     job_nodelist = variable.text("SLURM_JOB_NODELIST", "a host list such as n[1-4]")
     job_num_tasks = variable.text("SLURM_NTASKS", "a number of tasks")

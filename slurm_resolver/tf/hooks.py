@@ -95,7 +95,7 @@ class ResolverHooks:
         if _RANK in hooks:
             # Slurm's distribution does not apply to ranks that are not Slurm's: TensorFlow counts
             # them node by node.
-            order = ("distribution", "plane_size", "sluid", "topology_pattern")
+            order = ("distribution", "plane_size", "sluid")
             step = step.replace(**dict.fromkeys(order), is_component=False, components=())
         counts = self._counts_by_node(tasks_per_node)
         # Ranks follow Slurm's order of the nodes, whatever order a dict or set has.
