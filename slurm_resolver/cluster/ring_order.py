@@ -64,11 +64,13 @@ def index_order(count: int) -> List[int]:
 
 def is_contiguous(nodes: Iterable[int]) -> bool:
     """Whether a ring that visits the nodes in this order leaves none of them more than once."""
-    runs = (node for node, _ in itertools.groupby(nodes))
-    first = next(runs)
+    remaining = iter(nodes)
+    first = previous = next(remaining)
     visited = {first}
-    for node in runs:
-        if node in visited:  # only the last one may be the first again, as the ring is closed
-            return node == first and next(runs, None) is None
-        visited.add(node)
+    for node in remaining:
+        if node != previous:
+            if node in visited:  # only the last one may be the first again: the ring is closed
+                return node == first and set(remaining) <= {first}
+            visited.add(node)
+            previous = node
     return True

@@ -184,7 +184,7 @@ class SlurmStep:
         for name in environ:  # most variables are not set, and os.environ is slow to say so
             known = _BY_NAME.get(name)
             if known is not None:
-                values[known.field] = known.read(environ)
+                values[known.field] = known.parse(environ[name])
         if values.get("het_size") is not None:
             values["components"] = _components(environ, values["het_size"])
         step = cls(**values)
@@ -306,7 +306,7 @@ def _components(environ: Mapping[str, str], het_size: int) -> Tuple[Component, .
     def read(prefixes: Sequence[str], variable: Variable[Value], group: int) -> Optional[Value]:
         for name in (f"{prefix}{group}" for prefix in prefixes):
             if environ.get(name) not in (None, "", "(null)"):
-                return variable.read(environ, name)
+                return variable.parse(environ[name], name)
         return None
 
     components = []

@@ -65,24 +65,16 @@ class Variable(Generic[Value]):
         # Python calls this only where the step itself has no value for the field.
         return self if step is None else None
 
-    def read(self, environ: Environ, name: str = "") -> Optional[Value]:
-        """Returns its value, or that of the variable `name` of the same kind; None if unset.
+    def parse(self, text: str, name: str = "", remedy: str = "") -> Optional[Value]:
+        """Returns the value that a text stands for; None if it counts as unset.
+
+        `name` and `remedy` are for the message, for an option or variable of the same kind.
 
         Raises:
-            UnreadableValueError: for a value that cannot be used.
+            UnreadableValueError: for a text that cannot be used.
         """
-        name = name or self.name
-        text = environ.get(name)
-        if text is None or (self._empty_is_unset and text in ("", "(null)")):
+        if self._empty_is_unset and text in ("", "(null)"):
             return None
-        return self.parse(text, name, self.remedy)
-
-    def parse(self, text: str, name: str, remedy: str) -> Value:
-        """Reads a value, such as that of an option of the same kind.
-
-        Raises:
-            UnreadableValueError: for one that cannot be used. It names `name` and `remedy`.
-        """
         try:
             return self._parse(text)
         except HostlistError as error:
@@ -90,7 +82,10 @@ class Variable(Generic[Value]):
         except ValueError:
             reason = ""
         shown = text if len(text) <= 200 else f"{text[:100]} … {text[-100:]}"
-        raise UnreadableValueError(f"{name}={shown!r}: expected {self.expected}{reason}. {remedy}.")
+        raise UnreadableValueError(
+            f"{name or self.name}={shown!r}: expected {self.expected}{reason}. "
+            f"{remedy or self.remedy}."
+        )
 
 
 def text(name: str, expected: str) -> Variable[str]:
