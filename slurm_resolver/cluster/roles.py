@@ -143,7 +143,10 @@ def _spread_ranks(
     In every round each node gives one, as long as it has any; the chief's node comes last.
     """
     tasks_on = Counter(map(node_of.__getitem__, free))
-    nodes = sorted(tasks_on, key=lambda node: (node == chief_node, node))
+    nodes = sorted(tasks_on)
+    if chief_node is not None and chief_node in tasks_on:
+        nodes.remove(chief_node)
+        nodes.append(chief_node)
     wanted = dict.fromkeys(nodes, 0)
     left = count
     while left:

@@ -18,19 +18,13 @@ Devices = Tuple[str, ...]
 CUDA = SlurmStep.cuda_devices.name
 _ROCR = SlurmStep.rocr_devices.name
 _HIP = SlurmStep.hip_devices.name
+_ORDINAL = SlurmStep.ordinal_devices.name
 # The variables that Slurm sets, all to the same value.
-SET_BY_SLURM = (CUDA, _ROCR, SlurmStep.ordinal_devices.name)
+SET_BY_SLURM = (CUDA, _ROCR, _ORDINAL)
 GPU_VARIABLES = (*SET_BY_SLURM, _HIP)
 # Their numbers count the devices that ROCR_VISIBLE_DEVICES leaves.
-_WITHIN_ROCR = (_HIP, CUDA, SlurmStep.ordinal_devices.name)
+_WITHIN_ROCR = (_HIP, CUDA, _ORDINAL)
 _AMD_DRIVER = Path("/dev/kfd")
-# The first of these that is set shows the process its devices.
-_BY_PRECEDENCE = (
-    SlurmStep.cuda_devices,
-    SlurmStep.rocr_devices,
-    SlurmStep.hip_devices,
-    SlurmStep.ordinal_devices,
-)
 
 # An index, or a UUID, which may be shortened.
 _DEVICE = re.compile(r"[0-9]{1,5}|(GPU|MIG)-[0-9A-Za-z/-]+")
@@ -99,11 +93,14 @@ def read_visible_devices(step: SlurmStep) -> VisibleDevices:
     Raises:
         GpuError: for a value that is not a list of devices, or that names one twice.
     """
-    found = {}
-    for variable in _BY_PRECEDENCE:
-        text = getattr(step, variable.field)
-        if text is not None:
-            found[variable.name] = _parse(variable.name, text)
+    # The first of these that is set shows the process its devices.
+    texts = {
+        CUDA: step.cuda_devices,
+        _ROCR: step.rocr_devices,
+        _HIP: step.hip_devices,
+        _ORDINAL: step.ordinal_devices,
+    }
+    found = {name: _parse(name, text) for name, text in texts.items() if text is not None}
     if not found:
         return VisibleDevices(CUDA, None, {})
     if _ROCR in found and (CUDA not in found or _AMD_DRIVER.exists()):

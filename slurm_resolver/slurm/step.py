@@ -295,30 +295,25 @@ _UNSET: Mapping[str, Any] = {
     **{"components": (), "ancestors": Ancestors(), "is_component": False},
 }
 
-# Each component has one of each of these, with its number from 0 on at the end. A direct
-# `srun A : B` sets the PACK names.
-_HET_NODES = ("SLURM_JOB_NODELIST_HET_GROUP_", "SLURM_JOB_NODELIST_PACK_GROUP_")
-_HET_DISTRIBUTION = ("SLURM_DISTRIBUTION_HET_GROUP_", "SLURM_DISTRIBUTION_PACK_GROUP_")
-_HET_PLANE_SIZE = ("SLURM_DIST_PLANESIZE_HET_GROUP_", "SLURM_DIST_PLANESIZE_PACK_GROUP_")
-
 
 def _components(environ: Mapping[str, str], het_size: int) -> Tuple[Component, ...]:
-    def read(prefixes: Sequence[str], variable: Variable[Value], group: int) -> Optional[Value]:
-        for name in (f"{prefix}{group}" for prefix in prefixes):
+    def read(prefix: str, variable: Variable[Value], group: int) -> Optional[Value]:
+        # A direct `srun A : B` sets the PACK names.
+        for name in (f"{prefix}_HET_GROUP_{group}", f"{prefix}_PACK_GROUP_{group}"):
             if environ.get(name) not in (None, "", "(null)"):
                 return variable.parse(environ[name], name)
         return None
 
     components = []
     for group in range(het_size):
-        nodes = read(_HET_NODES, SlurmStep.nodes, group)
+        nodes = read("SLURM_JOB_NODELIST", SlurmStep.nodes, group)
         if nodes is None:
             raise EnvironmentValueError(
-                f"SLURM_HET_SIZE={het_size}, but neither {_HET_NODES[0]}{group} nor "
-                f"{_HET_NODES[1]}{group} is set; expected one of them for every component. "
-                f"{RESTART_HINT}"
+                f"SLURM_HET_SIZE={het_size}, but neither SLURM_JOB_NODELIST_HET_GROUP_{group} nor "
+                f"SLURM_JOB_NODELIST_PACK_GROUP_{group} is set; expected one of them for every "
+                f"component. {RESTART_HINT}"
             )
-        distribution = read(_HET_DISTRIBUTION, SlurmStep.distribution, group)
-        plane_size = read(_HET_PLANE_SIZE, SlurmStep.plane_size, group)
+        distribution = read("SLURM_DISTRIBUTION", SlurmStep.distribution, group)
+        plane_size = read("SLURM_DIST_PLANESIZE", SlurmStep.plane_size, group)
         components.append(Component(group, nodes, distribution, plane_size))
     return tuple(components)
