@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import heapq
-import itertools
 from collections import Counter, defaultdict
 from typing import Collection, Dict, List, Mapping, Optional, Sequence
 
@@ -118,7 +117,9 @@ def _assign(
         if ranks == free[: len(ranks)]:
             free = free[len(ranks) :]  # a range stays one, which needs no memory
         else:
-            free = list(itertools.filterfalse(set(ranks).__contains__, free))
+            end = free.index(ranks[-1]) + 1  # all ranks that are taken come before
+            taken = set(ranks)
+            free = [rank for rank in free[:end] if rank not in taken] + list(free[end:])
     return roles
 
 
