@@ -35,6 +35,8 @@ class ResolverHooks:
     """The four methods that subclasses override."""
 
     _step: SlurmStep
+    _hooks: Sequence[str]  # the methods that are overridden
+    _tasks_per_node: Optional[TasksPerNode]
 
     def _resolve_own_rank(self) -> int:
         """Returns this task's rank. May be overridden."""
@@ -63,31 +65,24 @@ class ResolverHooks:
         return dict(zip(hosts, counts))
 
     def _layout_by_hooks(
-        self,
-        hooks: Sequence[str],
-        tasks_per_node: Optional[TasksPerNode],
-        step: SlurmStep,
-        options: ClusterOptions,
+        self, step: SlurmStep, options: ClusterOptions
     ) -> Tuple[SlurmStep, Layout]:
         """Returns the layout, and the step as corrected by argument and overridden methods."""
-        if tasks_per_node is None and not {_RANK, _COUNTS} & {*hooks} and step.place == "step":
+        by_counts = self._tasks_per_node is not None or {_RANK, _COUNTS} & {*self._hooks}
+        if not by_counts and step.place == "step":
             layout = find_layout(step, options)
             layout = _rename(layout, step.nodes or layout.nodes, self._resolve_hostlist())
             step = step.replace(node_name=None)  # Slurm's names may not resolve
         else:
-            step, layout = self._layout_by_counts(hooks, tasks_per_node, step, options)
-        if hooks and options.jobs is None:
+            step, layout = self._layout_by_counts(step, options)
+        if self._hooks and options.jobs is None:
             job_counts({"worker": self._resolve_num_tasks()}, layout.num_tasks)
         return step, layout
 
     def _layout_by_counts(
-        self,
-        hooks: Sequence[str],
-        tasks_per_node: Optional[TasksPerNode],
-        step: SlurmStep,
-        options: ClusterOptions,
+        self, step: SlurmStep, options: ClusterOptions
     ) -> Tuple[SlurmStep, Layout]:
-        rank = self._resolve_own_rank()
+        rank, hooks = self._resolve_own_rank(), self._hooks
         if hooks:
             # Slurm's variables describe its own task of that rank, not the subclass's.
             own = ("num_tasks", "node_id", "local_rank", "node_name", "node_ranks")
@@ -97,7 +92,7 @@ class ResolverHooks:
             # them node by node.
             order = ("distribution", "plane_size", "sluid")
             step = step.replace(**dict.fromkeys(order), is_component=False, components=())
-        counts = self._counts_by_node(tasks_per_node)
+        counts = self._counts_by_node()
         # Ranks follow Slurm's order of the nodes, whatever order a dict or set has.
         if step.nodes is not None and set(counts) == set(step.nodes):
             counts = {host: counts[host] for host in step.nodes}
@@ -108,7 +103,7 @@ class ResolverHooks:
         step = step.replace(
             nodes=tuple(counts), num_nodes=len(counts), tasks_per_node=tuple(counts.values())
         )
-        source = "tasks_per_node" if tasks_per_node is not None else ", ".join(hooks)
+        source = "tasks_per_node" if self._tasks_per_node is not None else ", ".join(hooks)
         if not hooks:  # each task is where Slurm says, and may tell the others
             return step, find_layout(step, options, source)
         layout = layout_from_environment(step, source)
@@ -116,7 +111,8 @@ class ResolverHooks:
         _check_host(layout, rank)
         return step, layout
 
-    def _counts_by_node(self, tasks_per_node: Optional[TasksPerNode]) -> Dict[str, int]:
+    def _counts_by_node(self) -> Dict[str, int]:
+        tasks_per_node = self._tasks_per_node
         if tasks_per_node is None:
             given = dict(self._resolve_task_configuration())
         elif isinstance(tasks_per_node, Mapping):

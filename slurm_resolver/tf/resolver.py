@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import logging
 import os
-from functools import partial
 from typing import Any, Collection, Dict, List, Mapping, Optional, Tuple
 
 import tensorflow as tf
@@ -123,10 +122,10 @@ class SlurmClusterResolver(
             *(jobs, port_base, placement, worker_order, het_groups, node_address, gpu_jobs, layout),
             *(gpus_per_node, gpus_per_task, local),
         )
-        hooks, layout_of = overridden_hooks(type(self)), None
-        if hooks or tasks_per_node is not None:
-            layout_of = partial(self._layout_by_hooks, hooks, tasks_per_node)
-        self._cluster = resolve_step(self._step, options, layout_of, bool(hooks))
+        self._hooks, self._tasks_per_node = overridden_hooks(type(self)), tasks_per_node
+        replaced = bool(self._hooks) or tasks_per_node is not None
+        layout_of = self._layout_by_hooks if replaced else None
+        self._cluster = resolve_step(self._step, options, layout_of, bool(self._hooks))
         self._devices = show_gpus(self._cluster, auto_set_gpu)
         self._spec = _cluster_spec(self._cluster.jobs())
         own = self._cluster.task
