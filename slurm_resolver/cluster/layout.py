@@ -4,7 +4,7 @@ All tasks compute the same layout, from variables that have the same value in ev
 `verify_layout` reads the variables that say where this task runs.
 
 Rules: srun(1), option ``--distribution``, and Slurm's step_layout.c and dist_tasks.c, compared with
-live clusters. A step may have 100,000 tasks, so no Python loop here has one turn for each task.
+live clusters. A step may have 100,000 tasks: the loops over nodes do as little as possible.
 """
 
 from __future__ import annotations
@@ -279,7 +279,7 @@ def _distribute_plane(counts: Sequence[int], plane_size: int) -> Tuple[List[int]
     placed = 0  # ranks on every node of `nodes` so far
     while nodes:
         for node in nodes:
-            end = counts[node] if counts[node] < placed + plane_size else placed + plane_size
+            end = min(counts[node], placed + plane_size)
             node_of += [node] * (end - placed)
             local_rank_of += range(placed, end)
         placed += plane_size
