@@ -35,8 +35,10 @@ def order_by_ring(
     if is_contiguous(map(node_of.__getitem__, ring)):
         return workers
     by_node = sorted(workers, key=node_of.__getitem__)  # stable: the ranks of a node ascend
-    first_node = node_of[workers[0] if chief is None else chief]
-    start = next((i for i, rank in enumerate(by_node) if node_of[rank] == first_node), 0)
+    first = workers[0]
+    if chief is not None:
+        first = next((rank for rank in workers if node_of[rank] == node_of[chief]), first)
+    start = by_node.index(first)
     by_index = [0] * len(workers)
     for index, rank in zip(indices, by_node[start:] + by_node[:start]):
         by_index[index] = rank
