@@ -22,9 +22,9 @@ def order_by_ring(
 ) -> Sequence[int]:
     """Returns the workers' ranks by index, such that the ring leaves every node once.
 
-    The ranks stay in ascending order where that is enough. Elsewhere the ring visits the nodes in
-    the order of SLURM_NODEID, from that of the chief, or of the lowest rank, on, and the workers of
-    a node by rank. So worker 0 is the lowest rank, or a worker on the chief's node if there is one.
+    The ranks stay in ascending order where that is enough. Elsewhere the ring starts at the chief's
+    node, or at that of the lowest rank. It visits the nodes in the order of SLURM_NODEID, and the
+    workers of a node by rank. So worker 0 is the lowest rank, or the lowest on the chief's node.
 
     >>> list(order_by_ring([0, 1, 2, 3], node_of=[0, 1, 0, 1]))  # cyclic on two nodes
     [0, 2, 1, 3]
