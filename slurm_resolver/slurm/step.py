@@ -59,22 +59,21 @@ class SlurmStep:
     step_id = variable.text("SLURM_STEP_ID", "a step id")
     num_tasks = variable.count("SLURM_STEP_NUM_TASKS")
     num_nodes = variable.count("SLURM_STEP_NUM_NODES")
-    nodes = Variable("SLURM_STEP_NODELIST", variable.parse_hosts, "a host list such as n[1-4]")
+    nodes = Variable(
+        "SLURM_STEP_NODELIST",
+        variable.parse_hosts,
+        "a host list such as n[1-4]",
+        empty_is_unset=False,
+    )
     tasks_per_node = Variable(
         "SLURM_STEP_TASKS_PER_NODE", variable.parse_counts, "counts such as 2(x3),1"
     )
     distribution = Variable(
-        "SLURM_DISTRIBUTION",
-        variable.parse_distribution,
-        "block, cyclic, plane or arbitrary",
-        empty_is_unset=True,
+        "SLURM_DISTRIBUTION", variable.parse_distribution, "block, cyclic, plane or arbitrary"
     )
-    plane_size = variable.count("SLURM_DIST_PLANESIZE", empty_is_unset=True)
+    plane_size = variable.count("SLURM_DIST_PLANESIZE")
     reserved_ports = Variable(
-        "SLURM_STEP_RESV_PORTS",
-        variable.parse_ports,
-        "ports such as 23001-23008",
-        empty_is_unset=True,
+        "SLURM_STEP_RESV_PORTS", variable.parse_ports, "ports such as 23001-23008"
     )
     # heterogeneous jobs, of at most 128 components (MAX_HET_JOB_COMPS in Slurm)
     het_size = variable.number("SLURM_HET_SIZE", 0, 128)
@@ -103,7 +102,6 @@ class SlurmStep:
         "SLURM_RESOLVER",
         variable.parse_switch,
         "on or off",
-        empty_is_unset=True,
         remedy="Set SLURM_RESOLVER=off to train alone, without a cluster, or unset it",
     )
     # set by the user, for the job's parameter servers

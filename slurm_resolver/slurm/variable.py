@@ -42,7 +42,7 @@ class Variable(Generic[Value]):
         name: str,
         parse: Callable[[str], Value],
         expected: str,
-        empty_is_unset: bool = False,
+        empty_is_unset: bool = True,
         remedy: str = _REMEDY,
     ) -> None:
         """Takes a `parse` that raises ValueError for a value that cannot be used."""
@@ -90,7 +90,7 @@ class Variable(Generic[Value]):
 
 def text(name: str, expected: str) -> Variable[str]:
     """Returns a variable that holds any text; an empty value counts as unset."""
-    return Variable(name, str, expected, empty_is_unset=True)
+    return Variable(name, str, expected)
 
 
 def number(
@@ -117,14 +117,14 @@ def rank(name: str) -> Variable[int]:
     return number(name, 0, MAX_HOSTS - 1, empty_is_unset=False)
 
 
-def count(name: str, empty_is_unset: bool = False) -> Variable[int]:
+def count(name: str) -> Variable[int]:
     """Returns a variable that holds a number of tasks or nodes, at least one."""
-    return number(name, 1, MAX_HOSTS, empty_is_unset=empty_is_unset)
+    return number(name, 1, MAX_HOSTS)
 
 
 def devices(name: str) -> Variable[str]:
     """Returns a variable that shows GPUs; an empty value means no GPU, and not unset."""
-    return Variable(name, str, "devices separated by commas")
+    return Variable(name, str, "devices separated by commas", empty_is_unset=False)
 
 
 def parse_ranks(text: str) -> Tuple[int, ...]:
