@@ -104,7 +104,7 @@ def _how_to_start() -> str:
 def _planned_step(args: argparse.Namespace) -> SlurmStep:
     """Returns the step that the options describe."""
     quote = "Quote it: the shell expands brackets"
-    nodes = SlurmStep.nodes.parse(args.nodelist, "--nodelist", quote)
+    nodes = SlurmStep.nodes.parse(args.nodelist, "--nodelist", quote) or ()
     found = re.fullmatch(r"(block|cyclic)|plane=([1-9][0-9]{0,5})", args.distribution)
     if found is None:
         raise LaunchError(

@@ -132,9 +132,9 @@ def _addresses(
             nodes = nodes[:1]  # else the first of all components' nodes, in an order of Slurm's own
             # By default the last reserved port is left over; the layout, which decides, is not
             # known here. Heterogeneous steps do not use reserved ports.
-            reserved, variable = records[0].get("ResvPorts", ""), SlurmStep.reserved_ports
+            reserved = records[0].get("ResvPorts", "")
             if not given_port and reserved not in UNSET:
-                listed = variable.read({variable.name: reserved}) or ()
+                listed = SlurmStep.reserved_ports.parse(reserved) or ()
                 ports = [*reversed(listed[1:]), *ports]
         hosts = node_addresses(",".join(nodes))
         for node, port in product(nodes, ports):

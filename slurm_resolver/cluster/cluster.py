@@ -131,12 +131,10 @@ class Cluster(ClusterValues):
         """Returns the variables that describe the cluster to a framework's programs.
 
         Args:
-            contract: "tensorflow" (TF_CONFIG), "dtensor", "keras-distribution", "keras-tuner",
-                "torch" or "jax".
+            contract: "tensorflow" (TF_CONFIG), "keras-distribution", "torch" or "jax".
 
         Returns:
-            the variables to set before this task's program starts; {} for an empty cluster, and
-            where the program of a single task needs none.
+            the variables to set before this task's program starts; {} for an empty cluster.
 
         Raises:
             ValueError: for another contract.

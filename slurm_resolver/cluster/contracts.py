@@ -3,9 +3,7 @@
 Each name is a contract that a framework reads when its program starts:
 
     tensorflow          TF_CONFIG: tf.distribute's TFConfigClusterResolver
-    dtensor             DTENSOR_*: tensorflow/dtensor/python/config.py
     keras-distribution  KERAS_DISTRIBUTION_*: keras/src/distribution/distribution_lib.py, for JAX
-    keras-tuner         KERASTUNER_*: keras_tuner/src/distribute/utils.py
     torch               what torchrun sets: torch/distributed/elastic/agent/server
     jax                 JAX_*: jax/_src/distributed.py; it takes ranks from Slurm's variables
 """
@@ -13,11 +11,11 @@ Each name is a contract that a framework reads when its program starts:
 from __future__ import annotations
 
 import json
-from typing import Any, Dict, List, Literal, Mapping, Optional, Sequence, Tuple, get_args
+from typing import Any, Dict, Literal, Mapping, Optional, Sequence, Tuple, get_args
 
 from slurm_resolver.cluster.addresses import Task
 
-Contract = Literal["tensorflow", "dtensor", "keras-distribution", "keras-tuner", "torch", "jax"]
+Contract = Literal["tensorflow", "keras-distribution", "torch", "jax"]
 CONTRACTS: Tuple[Contract, ...] = get_args(Contract)
 
 
@@ -28,7 +26,7 @@ def variables_of(
     gpus: Optional[Sequence[str]],
     tf_config: Mapping[str, Any],
 ) -> Dict[str, str]:
-    """Returns the variables that a contract sets in this task; {} where it needs none.
+    """Returns the variables that a contract sets in this task; {} without one.
 
     Raises:
         ValueError: for a name that is not in `CONTRACTS`.
@@ -40,62 +38,33 @@ def variables_of(
     if contract == "tensorflow":
         return {"TF_CONFIG": json.dumps(tf_config)}
     if contract == "torch":
-        return _torch(tasks, own)
-    if contract in ("dtensor", "keras-tuner") and len(tasks) == 1:
-        return {}  # either would wait for a server that nobody starts
-    if contract == "keras-tuner":
-        return _keras_tuner(tasks, own)
-    addresses, number = ",".join(task.address for task in tasks), str(len(tasks))
-    if contract == "dtensor":
+        nodes = list(dict.fromkeys(task.node for task in tasks))
+        host, port = _split(tasks[0].address)
         return {
-            "DTENSOR_JOBS": addresses,
-            "DTENSOR_NUM_CLIENTS": number,
-            "DTENSOR_CLIENT_ID": str(own.rank),
-            "DTENSOR_JOB_NAME": "worker",
+            "MASTER_ADDR": host,
+            "MASTER_PORT": port,
+            "RANK": str(own.rank),
+            "WORLD_SIZE": str(len(tasks)),
+            "LOCAL_RANK": str(own.local_rank),
+            "LOCAL_WORLD_SIZE": str(sum(task.node == own.node for task in tasks)),
+            **dict.fromkeys(("GROUP_RANK", "NODE_RANK"), str(nodes.index(own.node))),
         }
     # Without this variable JAX takes only the GPU with the number SLURM_LOCALID.
-    numbers = {"JAX_LOCAL_DEVICE_IDS": ",".join(map(str, range(len(gpus))))} if gpus else {}
+    numbers = ",".join(map(str, range(len(gpus or ()))))
+    devices = {"JAX_LOCAL_DEVICE_IDS": numbers} if numbers else {}
     if contract == "jax":
-        return {**numbers, "JAX_COORDINATOR_ADDRESS": tasks[0].address}
+        return {**devices, "JAX_COORDINATOR_ADDRESS": tasks[0].address}
     return {
-        **numbers,
-        "KERAS_DISTRIBUTION_JOB_ADDRESSES": addresses,
-        "KERAS_DISTRIBUTION_NUM_PROCESSES": number,
+        **devices,
+        "KERAS_DISTRIBUTION_JOB_ADDRESSES": ",".join(task.address for task in tasks),
+        "KERAS_DISTRIBUTION_NUM_PROCESSES": str(len(tasks)),
         "KERAS_DISTRIBUTION_PROCESS_ID": str(own.rank),
     }
 
 
-def _keras_tuner(tasks: Sequence[Task], own: Task) -> Dict[str, str]:
-    """The chief only hands out trials; each other task is a tuner, and trains by itself."""
-    chief = next((task for task in tasks if task.job == "chief"), tasks[0])
-    tuners = [task.rank for task in tasks if task.rank != chief.rank]
-    host, _, port = chief.address.rpartition(":")
-    is_chief = own.rank == chief.rank
-    return {
-        "KERASTUNER_TUNER_ID": "chief" if is_chief else f"tuner{tuners.index(own.rank)}",
-        # The chief listens at this address: on some nodes their own name resolves to 127.0.1.1.
-        "KERASTUNER_ORACLE_IP": "[::]" if is_chief else host,
-        "KERASTUNER_ORACLE_PORT": port,
-    }
-
-
-def _torch(tasks: Sequence[Task], own: Task) -> Dict[str, str]:
-    nodes: List[str] = list(dict.fromkeys(task.node for task in tasks))
-    host, port = _split(tasks[0].address)
-    node_rank = str(nodes.index(own.node))
-    return {
-        "MASTER_ADDR": host,
-        "MASTER_PORT": port,
-        "RANK": str(own.rank),
-        "WORLD_SIZE": str(len(tasks)),
-        "LOCAL_RANK": str(own.local_rank),
-        "LOCAL_WORLD_SIZE": str(sum(task.node == own.node for task in tasks)),
-        "GROUP_RANK": node_rank,
-        "NODE_RANK": node_rank,
-    }
-
-
-def placeholders(tasks: Sequence[Task], own: Optional[Task]) -> Dict[str, str]:
+def placeholders(
+    tasks: Sequence[Task], own: Optional[Task], data_service: Optional[str]
+) -> Dict[str, str]:
     """Returns the value of each {name} in a program's arguments and variables.
 
     Lists are separated by commas, in the order of index or rank. All are "" without a task.

@@ -281,15 +281,11 @@ def apply_gpus(gpus: TaskGpus, step: SlurmStep, environ: MutableMapping[str, str
         )
     if gpus.settings:
         environ.update(gpus.settings)
-        mark = _mark_of(step, gpus.devices or ())
-        if mark is not None:
-            environ[SlurmStep.gpus_applied.name] = mark
+        environ[SlurmStep.gpus_applied.name] = _mark_of(step, gpus.devices or ())
 
 
-def _mark_of(step: SlurmStep, devices: Devices) -> Optional[str]:
+def _mark_of(step: SlurmStep, devices: Devices) -> str:
     """Returns the mark: the devices, and the task, as steps started from this one inherit it."""
-    if step.rank is None:
-        return None
     return f"{step.job_id}.{step.step_id}.{step.rank}:{','.join(devices)}"
 
 

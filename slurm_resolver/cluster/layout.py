@@ -4,7 +4,7 @@ All tasks compute the same layout, from variables that have the same value in ev
 `verify_layout` reads the variables that say where this task runs.
 
 Rules: srun(1), option ``--distribution``, and Slurm's step_layout.c and dist_tasks.c, compared with
-live clusters. A step may have 100,000 tasks, so no Python loop here has one turn for each task.
+live clusters. A step may have 100,000 tasks: the loops over nodes do as little as possible.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ from slurm_resolver.errors import LayoutError, UnknownLayoutError
 from slurm_resolver.slurm.hostlist import MAX_HOSTS, short_hostlist
 from slurm_resolver.slurm.step import RESTART_HINT, Component, SlurmStep
 
-_chain = itertools.chain.from_iterable
 _HET_IN_PLAIN = (
     "this is a heterogeneous step (srun … : …) inside a plain allocation, which no variable shows: "
     "allocate the components with `salloc … : …` or `sbatch`"
@@ -161,8 +160,8 @@ def nodes_and_counts(
             f"{node_list}={short_hostlist(nodes)} names {repeated!r} more than once; expected each "
             "node once"
         )
-    elif min(counts, default=0) < 1:
-        idle = nodes[counts.index(min(counts))] if counts else "(none)"
+    elif min(counts) < 1:
+        idle = nodes[counts.index(min(counts))]
         problem = f"{count_list} gives node {idle} no task; expected at least one on every node"
     elif total > MAX_HOSTS:
         problem = f"{count_list} sums to {total:,} tasks; expected at most {MAX_HOSTS:,}"
@@ -187,6 +186,8 @@ def components_of_step(step: SlurmStep, nodes: Sequence[str]) -> List[Component]
     Raises:
         LayoutError: for a node that belongs to two components, or to none.
     """
+    if not step.components:
+        return []
     nodes_of_step = set(nodes)
     components = []
     for component in step.components:
@@ -277,9 +278,10 @@ def _distribute_plane(counts: Sequence[int], plane_size: int) -> Tuple[List[int]
     nodes = list(range(len(counts)))
     placed = 0  # ranks on every node of `nodes` so far
     while nodes:
-        planes = [min(plane_size, counts[node] - placed) for node in nodes]
-        node_of += _chain(map(itertools.repeat, nodes, planes))
-        local_rank_of += _chain(range(placed, placed + plane) for plane in planes)
+        for node in nodes:
+            end = min(counts[node], placed + plane_size)
+            node_of += [node] * (end - placed)
+            local_rank_of += range(placed, end)
         placed += plane_size
         nodes = [node for node in nodes if counts[node] > placed]
     return node_of, local_rank_of

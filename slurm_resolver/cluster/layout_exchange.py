@@ -10,7 +10,7 @@ from base64 import b64decode, b64encode
 from collections import Counter
 from typing import List, Optional, Sequence, Tuple
 
-from slurm_resolver.cluster.addresses import Hosts, find_service, identity_of
+from slurm_resolver.cluster.addresses import find_hosts, find_service, identity_of
 from slurm_resolver.cluster.layout import (
     Layout,
     components_of_step,
@@ -30,7 +30,7 @@ Place = Tuple[str, int, Optional[int]]  # a task's node, local rank and node id
 Known = Tuple[List[str], List[int]]  # the nodes, in the order of SLURM_NODEID; by rank its node id
 
 
-def exchange_layout(step: SlurmStep, options: ClusterOptions, hosts: Hosts) -> Layout:
+def exchange_layout(step: SlurmStep, options: ClusterOptions) -> Layout:
     """Returns the layout that the tasks report to each other. All tasks must call it.
 
     The answer stays in SLURM_RESOLVER_LAYOUT, where later calls and child processes find it.
@@ -44,6 +44,7 @@ def exchange_layout(step: SlurmStep, options: ClusterOptions, hosts: Hosts) -> L
     known = _left_by_earlier_call(step, name)
     if known is None:
         port = choose_ports(step, max(counts), options.port_base).meeting_port
+        hosts = find_hosts(step, nodes, sum(counts), options)
         service = find_service(step, sum(counts), port, hosts)
         place = (step.node_name, step.local_rank, step.node_id)
         try:

@@ -72,7 +72,14 @@ def choose_ports(
             max_tasks_per_node,
         )
     if step.job_id is not None:
-        first = _derive_first_port(step.job_id, step.step_id or "", max_tasks_per_node)
+        # Jobs that run on a node at the same time mostly have consecutive ids, and so have their
+        # steps. Consecutive jobs get neighbouring blocks of ports. Consecutive steps of a job get
+        # blocks that are the golden section of the range apart.
+        block = _SMALLEST_BLOCK
+        while block < max_tasks_per_node:
+            block *= 2
+        blocks = max(1, (_LAST_PORT - _FIRST_PORT + 1) // block)
+        first = _FIRST_PORT + _number_of_step(step, blocks) * block
         derived = _ports_from(first, max_tasks_per_node, "the port derived from SLURM_JOB_ID")
         return Ports(derived, "SLURM_JOB_ID and SLURM_STEP_ID", derive_meeting_port(step))
     default = _ports_from(DEFAULT_PORT, max_tasks_per_node, "the default port")
@@ -95,29 +102,15 @@ def _ports_from(base: int, count: int, source: str) -> range:
     return range(int(base), int(base) + count)
 
 
-def _derive_first_port(job_id: str, step_id: str, count: int) -> int:
-    """Returns the first port of the block of this job and step.
-
-    Jobs that run on a node at the same time mostly have consecutive ids, and so have their steps.
-    Consecutive jobs get neighbouring blocks. Consecutive steps of a job get blocks that are the
-    golden section of the range apart.
-    """
-    block = _SMALLEST_BLOCK
-    while block < count:
-        block *= 2
-    blocks = max(1, (_LAST_PORT - _FIRST_PORT + 1) // block)
-    return _FIRST_PORT + _number_of_step(job_id, step_id, blocks) * block
-
-
 def derive_meeting_port(step: SlurmStep) -> int:
     """Returns a port below those of the tasks: in the blocks it could need a larger block."""
-    number = _number_of_step(step.job_id or "", step.step_id or "", _NUM_MEETING_PORTS)
-    return _FIRST_PORT - _NUM_MEETING_PORTS + number
+    return _FIRST_PORT - _NUM_MEETING_PORTS + _number_of_step(step, _NUM_MEETING_PORTS)
 
 
-def _number_of_step(job_id: str, step_id: str, count: int) -> int:
+def _number_of_step(step: SlurmStep, count: int) -> int:
     """Returns a number below `count`, different for jobs, and steps of a job, in succession."""
-    return (_id_as_number(job_id) + _id_as_number(step_id) * round(count * 0.618)) % count
+    job, own = _id_as_number(step.job_id or ""), _id_as_number(step.step_id or "")
+    return (job + own * round(count * 0.618)) % count
 
 
 def _id_as_number(text: str) -> int:

@@ -10,12 +10,7 @@ from slurm_resolver.cluster.alone import why_alone
 from slurm_resolver.cluster.cluster import Cluster
 from slurm_resolver.cluster.gpus import choose_gpus
 from slurm_resolver.cluster.jobs import job_counts
-from slurm_resolver.cluster.layout import (
-    Layout,
-    layout_from_environment,
-    nodes_and_counts,
-    verify_layout,
-)
+from slurm_resolver.cluster.layout import Layout, layout_from_environment, verify_layout
 from slurm_resolver.cluster.options import (
     ClusterOptions,
     LayoutChoice,
@@ -121,10 +116,8 @@ def find_layout(step: SlurmStep, options: ClusterOptions, source: str = "environ
             reason = f"{error} "
     from slurm_resolver.cluster.layout_exchange import exchange_layout  # few steps need it
 
-    nodes, counts = nodes_and_counts(step)
-    hosts = find_hosts(step, nodes, sum(counts), options)
     try:
-        layout = exchange_layout(step, options, hosts)
+        layout = exchange_layout(step, options)
     except LayoutError as error:
         raise LayoutError(f"{reason}{error}") from error
     verify_layout(layout, step)

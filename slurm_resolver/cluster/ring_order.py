@@ -14,8 +14,7 @@ each node.
 from __future__ import annotations
 
 import itertools
-from collections import defaultdict
-from typing import Dict, Iterable, List, Optional, Sequence
+from typing import Iterable, List, Optional, Sequence
 
 
 def order_by_ring(
@@ -23,23 +22,25 @@ def order_by_ring(
 ) -> Sequence[int]:
     """Returns the workers' ranks by index, such that the ring leaves every node once.
 
-    The ranks stay in ascending order where that is enough. Elsewhere the ring visits the chief's
-    node first, then the others in the order of their lowest ranks, and the workers of a node by
-    rank. So worker 0 is the lowest rank, or a worker on the chief's node if there is one.
+    The ranks stay in ascending order where that is enough. Elsewhere the ring starts at the chief's
+    node, or at that of the lowest rank. It visits the nodes in the order of SLURM_NODEID, and the
+    workers of a node by rank. So worker 0 is the lowest rank, or the lowest on the chief's node.
 
     >>> list(order_by_ring([0, 1, 2, 3], node_of=[0, 1, 0, 1]))  # cyclic on two nodes
     [0, 2, 1, 3]
     """
-    worker_nodes = list(map(node_of.__getitem__, workers))
-    chief_node = [] if chief is None else [node_of[chief]]
     indices = index_order(len(workers))  # as the ring visits them
-    if is_contiguous(itertools.chain(chief_node, map(worker_nodes.__getitem__, indices))):
+    visited = map(workers.__getitem__, indices)
+    ring = visited if chief is None else itertools.chain([chief], visited)
+    if is_contiguous(map(node_of.__getitem__, ring)):
         return workers
-    workers_on: Dict[int, List[int]] = defaultdict(list, {node: [] for node in chief_node})
-    for rank, node in zip(workers, worker_nodes):
-        workers_on[node].append(rank)
+    by_node = sorted(workers, key=node_of.__getitem__)  # stable: the ranks of a node ascend
+    first = workers[0]
+    if chief is not None:
+        first = next((rank for rank in workers if node_of[rank] == node_of[chief]), first)
+    start = by_node.index(first)
     by_index = [0] * len(workers)
-    for index, rank in zip(indices, itertools.chain.from_iterable(workers_on.values())):
+    for index, rank in zip(indices, by_node[start:] + by_node[:start]):
         by_index[index] = rank
     return by_index
 
@@ -65,11 +66,13 @@ def index_order(count: int) -> List[int]:
 
 def is_contiguous(nodes: Iterable[int]) -> bool:
     """Whether a ring that visits the nodes in this order leaves none of them more than once."""
-    runs = (node for node, _ in itertools.groupby(nodes))
-    first = next(runs)
+    remaining = iter(nodes)
+    first = previous = next(remaining)
     visited = {first}
-    for node in runs:
-        if node in visited:  # only the last one may be the first again, as the ring is closed
-            return node == first and next(runs, None) is None
-        visited.add(node)
+    for node in remaining:
+        if node != previous:
+            if node in visited:  # only the last one may be the first again: the ring is closed
+                return node == first and set(remaining) <= {first}
+            visited.add(node)
+            previous = node
     return True

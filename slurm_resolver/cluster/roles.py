@@ -14,11 +14,7 @@ from slurm_resolver.errors import JobsError
 Roles = Dict[str, Sequence[int]]  # ``roles[job][index]`` is a rank; no job is without ranks
 
 
-def assign_roles(
-    layout: Layout,
-    counts: Mapping[str, int],
-    options: ClusterOptions = ClusterOptions(),  # noqa: B008 (it cannot be changed)
-) -> Roles:
+def assign_roles(layout: Layout, counts: Mapping[str, int], options: ClusterOptions) -> Roles:
     """Assigns a job and an index to every rank of the layout.
 
     The placement "rank" assigns ranks to jobs in alphabetical order of the job names, as
@@ -51,11 +47,12 @@ def _allowed_ranks(
     layout: Layout, counts: Mapping[str, int], options: ClusterOptions
 ) -> Dict[str, range]:
     """Returns by name of each job in `het_groups` the ranks of its component."""
-    het_groups = options.het_groups or {}
-    given = f"het_groups={dict(het_groups)!r}"
-    allowed = {}
+    allowed: Dict[str, range] = {}
+    if not options.het_groups:
+        return allowed
+    given = f"het_groups={dict(options.het_groups)!r}"
     needed: Dict[int, int] = Counter()
-    for name, group in het_groups.items():
+    for name, group in options.het_groups.items():
         known = dict.fromkeys([*JOB_NAMES, *(options.jobs or ())])
         if name not in known:
             raise JobsError(f"{given}: no job {name!r}; there are {', '.join(known)}.")
@@ -95,7 +92,9 @@ def _assign(
     """
     roles: Roles = {}
     free: Sequence[int] = range(layout.num_tasks)
-    for job in sorted(order, key=lambda job: job not in allowed):  # stable: keeps `order`
+    if allowed:
+        order = sorted(order, key=lambda job: job not in allowed)  # stable: keeps `order`
+    for job in order:
         if job not in counts:
             continue
         candidates = free
@@ -109,8 +108,9 @@ def _assign(
         if ranks == free[: len(ranks)]:
             free = free[len(ranks) :]  # a range stays one, which needs no memory
         else:
+            end = free.index(ranks[-1]) + 1  # all ranks that are taken come before
             taken = set(ranks)
-            free = [rank for rank in free if rank not in taken]
+            free = [rank for rank in free[:end] if rank not in taken] + list(free[end:])
     return roles
 
 
@@ -135,7 +135,10 @@ def _spread_ranks(
     In every round each node gives one, as long as it has any; the chief's node comes last.
     """
     tasks_on = Counter(map(node_of.__getitem__, free))
-    nodes = sorted(tasks_on, key=lambda node: (node == chief_node, node))
+    nodes = sorted(tasks_on)
+    if chief_node is not None and chief_node in tasks_on:
+        nodes.remove(chief_node)
+        nodes.append(chief_node)
     wanted = dict.fromkeys(nodes, 0)
     left = count
     while left:

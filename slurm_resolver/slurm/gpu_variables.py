@@ -1,14 +1,14 @@
 """Reads the variables that show a process its GPUs, and computes values that show fewer.
 
 CUDA_VISIBLE_DEVICES is NVIDIA's; ROCR_VISIBLE_DEVICES, HIP_VISIBLE_DEVICES and GPU_DEVICE_ORDINAL
-are AMD's; ZE_AFFINITY_MASK is Intel's. Slurm sets all that the site's gres.conf names alike.
+are AMD's. Slurm sets all that the site's gres.conf names alike.
 """
 
 from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Dict, Mapping, NamedTuple, Optional, Sequence, Tuple
+from typing import Dict, Mapping, NamedTuple, Optional, Tuple
 
 from slurm_resolver.errors import GpuError
 from slurm_resolver.slurm.step import SlurmStep
@@ -18,27 +18,17 @@ Devices = Tuple[str, ...]
 CUDA = SlurmStep.cuda_devices.name
 _ROCR = SlurmStep.rocr_devices.name
 _HIP = SlurmStep.hip_devices.name
-_ZE = SlurmStep.ze_devices.name
+_ORDINAL = SlurmStep.ordinal_devices.name
 # The variables that Slurm sets, all to the same value.
-SET_BY_SLURM = (CUDA, _ROCR, _ZE, SlurmStep.ordinal_devices.name)
+SET_BY_SLURM = (CUDA, _ROCR, _ORDINAL)
 GPU_VARIABLES = (*SET_BY_SLURM, _HIP)
 # Their numbers count the devices that ROCR_VISIBLE_DEVICES leaves.
-_WITHIN_ROCR = (_HIP, CUDA, SlurmStep.ordinal_devices.name)
+_WITHIN_ROCR = (_HIP, CUDA, _ORDINAL)
 _AMD_DRIVER = Path("/dev/kfd")
-# The first of these that is set shows the process its devices.
-_BY_PRECEDENCE = (
-    SlurmStep.cuda_devices,
-    SlurmStep.rocr_devices,
-    SlurmStep.hip_devices,
-    SlurmStep.ze_devices,
-    SlurmStep.ordinal_devices,
-)
 
-# An index, Intel's index of a tile (0.1), or a UUID, which may be shortened.
-_DEVICE = re.compile(r"[0-9]{1,5}(\.[0-9]{1,5})?|(GPU|MIG)-[0-9A-Za-z/-]+")
+# An index, or a UUID, which may be shortened.
+_DEVICE = re.compile(r"[0-9]{1,5}|(GPU|MIG)-[0-9A-Za-z/-]+")
 _NO_DEVICE = re.compile(r"-[0-9]+|NoDevFiles")
-# Level Zero reads an empty mask as "all devices", and skips a device that does not exist.
-_NO_DEVICES = {_ZE: "65535"}
 
 
 class VisibleDevices(NamedTuple):
@@ -79,12 +69,12 @@ class VisibleDevices(NamedTuple):
         Raises:
             GpuError: where another variable that is set shows other devices.
         """
-        settings = {self.name: _join(self.name, devices)}
+        settings = {self.name: ",".join(devices)}
         for name, shown in self.others.items():
             if self.rocm and name in _WITHIN_ROCR:
                 settings[name] = ",".join(_numbered(devices))
             elif shown == self.devices or not devices:
-                settings[name] = _join(name, devices)
+                settings[name] = ",".join(devices)
             elif name != _HIP:
                 raise GpuError(
                     f"{self.text}, but {name}={','.join(shown)}; expected the same devices in "
@@ -103,11 +93,14 @@ def read_visible_devices(step: SlurmStep) -> VisibleDevices:
     Raises:
         GpuError: for a value that is not a list of devices, or that names one twice.
     """
-    found = {}
-    for variable in _BY_PRECEDENCE:
-        text = getattr(step, variable.field)
-        if text is not None:
-            found[variable.name] = _parse(variable.name, text)
+    # The first of these that is set shows the process its devices.
+    texts = {
+        CUDA: step.cuda_devices,
+        _ROCR: step.rocr_devices,
+        _HIP: step.hip_devices,
+        _ORDINAL: step.ordinal_devices,
+    }
+    found = {name: _parse(name, text) for name, text in texts.items() if text is not None}
     if not found:
         return VisibleDevices(CUDA, None, {})
     if _ROCR in found and (CUDA not in found or _AMD_DRIVER.exists()):
@@ -136,22 +129,16 @@ def _parse(name: str, text: str) -> Devices:
     devices = []
     for device in text.split(",") if text.strip() else ():
         device = device.strip()
-        if _NO_DEVICE.fullmatch(device):
-            break
         if _DEVICE.fullmatch(device) is None or device in devices:
+            if _NO_DEVICE.fullmatch(device):
+                break
             reason = "named twice" if device in devices else "not a device"
             raise GpuError(
                 f"{name}={text!r}: {device!r} is {reason}; expected devices such as 0,1 or GPU-… "
                 "or MIG-…, separated by commas. Unset the variable, and let Slurm set it."
             )
         devices.append(device)
-    if name == _ZE and devices == [_NO_DEVICES[_ZE]]:
-        devices = []
     return tuple(devices)
-
-
-def _join(name: str, devices: Sequence[str]) -> str:
-    return ",".join(devices) if devices else _NO_DEVICES.get(name, "")
 
 
 def count_driver_gpus() -> Optional[int]:

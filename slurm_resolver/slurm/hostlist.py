@@ -7,7 +7,6 @@ The reference is what ``scontrol show hostnames`` prints. A suffix after a brack
 from __future__ import annotations
 
 import itertools
-import math
 import re
 from typing import Iterable, List, Sequence, Tuple
 
@@ -27,7 +26,7 @@ _COUNT = re.compile(r"([0-9]{1,18})(?:\(x([0-9]{1,18})\))?")
 
 # The ranges of a bracket, ``[07,9-11]``: the numbers of each, and the digits that it pads them to.
 Ranges = List[Tuple[range, int]]
-_Name = Tuple[List[str], List[Ranges]]  # the brackets of a name, and the texts around them
+_Name = Tuple[List[str], List[Ranges]]  # the texts around the brackets of a name, and the brackets
 
 
 def expand_hostlist(hostlist: str, limit: int = MAX_HOSTS) -> List[str]:
@@ -46,7 +45,10 @@ def expand_hostlist(hostlist: str, limit: int = MAX_HOSTS) -> List[str]:
             anything but digits in a range, more than 65,536 hosts in a range or `limit` in all. It
             is raised before the list is built, so that a hostile text costs no memory.
     """
-    return [host for name in _parse(hostlist, limit) for host in _expand_name(*name)]
+    hosts: List[str] = []
+    for texts, brackets in _parse(hostlist, limit):
+        hosts += _expand_name(texts, brackets)
+    return hosts
 
 
 def count_hostlist(hostlist: str) -> int:
@@ -88,13 +90,15 @@ def expand_tasks_per_node(tasks_per_node: str) -> List[int]:
 
 def _parse(hostlist: str, limit: int = MAX_HOSTS) -> List[_Name]:
     names: List[_Name] = []
-    total = 0
+    total = num_brackets = 0
     for text in _NAME.findall(hostlist):
         parts = _BRACKETS.split(text)  # every second part was in brackets
         brackets = [parse_ranges(part, hostlist, f"[{part}]") for part in parts[1::2]]
         names.append((parts[::2], brackets))
         total += _count_hosts(brackets)
-    for bracket in _NAME.sub("", hostlist).strip(SEPARATORS):
+        num_brackets += len(brackets)
+    if hostlist.count("[") != num_brackets or hostlist.count("]") != num_brackets:
+        bracket = _NAME.sub("", hostlist).strip(SEPARATORS)[0]
         reason = "a '[' that is not closed" if bracket == "[" else "a ']' without a '[' before"
         raise HostlistError(reason, hostlist, bracket)
     if total > limit:
@@ -123,7 +127,10 @@ def parse_ranges(text: str, expression: str, part: str) -> Ranges:
 
 
 def _count_hosts(brackets: Sequence[Ranges]) -> int:
-    return math.prod(sum(len(numbers) for numbers, _ in ranges) for ranges in brackets)
+    count = 1
+    for ranges in brackets:
+        count *= sum([len(numbers) for numbers, _ in ranges])
+    return count
 
 
 def _expand_name(texts: List[str], brackets: Sequence[Ranges]) -> Iterable[str]:
@@ -131,8 +138,11 @@ def _expand_name(texts: List[str], brackets: Sequence[Ranges]) -> Iterable[str]:
         [str(number).zfill(width) for numbers, width in ranges for number in numbers]
         for ranges in brackets
     ]
-    if len(numbers) < 2:
-        return [texts[0] + number + texts[1] for number in numbers[0]] if numbers else texts
+    if not numbers:
+        return texts
+    if len(numbers) == 1:
+        before, after = texts
+        return [before + number + after for number in numbers[0]]
     # Slurm's order: the last bracket is the innermost loop; of the brackets before it the rightmost
     # is the outermost loop.
     *outer, inner = numbers

@@ -94,33 +94,32 @@ def requeues_failures(job: Mapping[str, str]) -> bool:
     return job.get("ExpeditedRequeue") == "Yes" and job.get("Requeue") == "1"
 
 
-def show_partition(name: str, timeout: float = TIMEOUT_SECONDS) -> Dict[str, str]:
+def show_partition(name: str, timeout: float) -> Dict[str, str]:
     """Returns the fields of a partition by name."""
     return _show("partition", name, timeout=timeout)[0]
 
 
-def show_qos(name: str, timeout: float = TIMEOUT_SECONDS) -> Dict[str, str]:
+def show_qos(name: str, timeout: float) -> Dict[str, str]:
     """Returns the fields of a quality of service by name, as the controller keeps them."""
     return _show("assoc_mgr", f"qos={name}", "flags=qos", timeout=timeout)[0]
 
 
-def node_addresses(nodes: str, timeout: float = TIMEOUT_SECONDS) -> Dict[str, str]:
+def node_addresses(nodes: str) -> Dict[str, str]:
     """Returns the NodeAddr of each node of a host list; ``scontrol getaddrs`` needs credentials."""
-    nodes_fields = _show("node", nodes, timeout=timeout)
-    found = {node["NodeName"]: node["NodeAddr"] for node in nodes_fields if "NodeAddr" in node}
-    return {name: address for name, address in found.items() if address not in UNSET}
+    found = [node for node in _show("node", nodes) if node.get("NodeAddr", "") not in UNSET]
+    return {node["NodeName"]: node["NodeAddr"] for node in found}
 
 
-def node_states(nodes: str, timeout: float = TIMEOUT_SECONDS) -> Dict[str, str]:
+def node_states(nodes: str, timeout: float) -> Dict[str, str]:
     """Returns the state of each node of a host list, such as ``MIXED+DRAIN``."""
-    nodes_fields = _show("node", nodes, timeout=timeout)
-    return {node["NodeName"]: node["State"] for node in nodes_fields if "State" in node}
+    found = _show("node", nodes, timeout=timeout)
+    return {node["NodeName"]: node["State"] for node in found if "State" in node}
 
 
-def show_steps(job_id: str, timeout: float = TIMEOUT_SECONDS) -> List[Dict[str, str]]:
+def show_steps(job_id: str) -> List[Dict[str, str]]:
     """Returns the fields of each running step of a job; [] for none."""
     try:
-        return _show("step", job_id, timeout=timeout)
+        return _show("step", job_id)
     except OSError as error:
         if "not found" in str(error):
             return []
@@ -132,12 +131,12 @@ def forbid_requeue(job_id: str, timeout: float = TIMEOUT_SECONDS) -> None:
     run("scontrol", "update", f"JobId={job_id}", "Requeue=0", timeout=timeout)
 
 
-def batch_script(job_id: str, timeout: float = TIMEOUT_SECONDS) -> str:
+def batch_script(job_id: str) -> str:
     """Returns the text of a Slurm job's batch file, as the controller keeps it."""
-    return run("scontrol", "write", "batch_script", job_id, "-", timeout=timeout)
+    return run("scontrol", "write", "batch_script", job_id, "-")
 
 
-def _show(*what: str, timeout: float) -> List[Dict[str, str]]:
+def _show(*what: str, timeout: float = TIMEOUT_SECONDS) -> List[Dict[str, str]]:
     """Returns the fields of each record that ``scontrol show`` prints.
 
     Of fields with the same name the first one counts, as free text comes last.

@@ -59,28 +59,26 @@ class SlurmStep:
     step_id = variable.text("SLURM_STEP_ID", "a step id")
     num_tasks = variable.count("SLURM_STEP_NUM_TASKS")
     num_nodes = variable.count("SLURM_STEP_NUM_NODES")
-    nodes = Variable("SLURM_STEP_NODELIST", variable.parse_hosts, "a host list such as n[1-4]")
+    nodes = Variable(
+        "SLURM_STEP_NODELIST",
+        variable.parse_hosts,
+        "a host list such as n[1-4]",
+        empty_is_unset=False,
+    )
     tasks_per_node = Variable(
         "SLURM_STEP_TASKS_PER_NODE", variable.parse_counts, "counts such as 2(x3),1"
     )
     distribution = Variable(
-        "SLURM_DISTRIBUTION",
-        variable.parse_distribution,
-        "block, cyclic, plane or arbitrary",
-        empty_is_unset=True,
+        "SLURM_DISTRIBUTION", variable.parse_distribution, "block, cyclic, plane or arbitrary"
     )
-    plane_size = variable.count("SLURM_DIST_PLANESIZE", empty_is_unset=True)
+    plane_size = variable.count("SLURM_DIST_PLANESIZE")
     reserved_ports = Variable(
-        "SLURM_STEP_RESV_PORTS",
-        variable.parse_ports,
-        "ports such as 23001-23008",
-        empty_is_unset=True,
+        "SLURM_STEP_RESV_PORTS", variable.parse_ports, "ports such as 23001-23008"
     )
     # heterogeneous jobs, of at most 128 components (MAX_HET_JOB_COMPS in Slurm)
     het_size = variable.number("SLURM_HET_SIZE", 0, 128)
-    # set from Slurm 26.05 on; and this node's place in the topology
+    # set from Slurm 26.05 on
     sluid = variable.text("SLURM_JOB_SLUID", "a job's unique id")
-    topology_pattern = variable.text("SLURM_TOPOLOGY_ADDR_PATTERN", "levels such as switch.node")
     # the allocation; set without srun as well
     job_nodelist = variable.text("SLURM_JOB_NODELIST", "a host list such as n[1-4]")
     job_num_tasks = variable.text("SLURM_NTASKS", "a number of tasks")
@@ -104,7 +102,6 @@ class SlurmStep:
         "SLURM_RESOLVER",
         variable.parse_switch,
         "on or off",
-        empty_is_unset=True,
         remedy="Set SLURM_RESOLVER=off to train alone, without a cluster, or unset it",
     )
     # set by the user, for the job's parameter servers
@@ -142,7 +139,6 @@ class SlurmStep:
     cuda_devices = variable.devices("CUDA_VISIBLE_DEVICES")
     rocr_devices = variable.devices("ROCR_VISIBLE_DEVICES")
     hip_devices = variable.devices("HIP_VISIBLE_DEVICES")
-    ze_devices = variable.devices("ZE_AFFINITY_MASK")
     ordinal_devices = variable.devices("GPU_DEVICE_ORDINAL")
     tres_bind = variable.text("SLURMD_TRES_BIND", "a binding such as gpu:single:1")
     gpus_on_node = variable.number("SLURM_GPUS_ON_NODE", 0, 4096)
@@ -154,24 +150,21 @@ class SlurmStep:
     allow_growth = variable.text("TF_FORCE_GPU_ALLOW_GROWTH", "true or false")
     gpu_allocator = variable.text("TF_GPU_ALLOCATOR", "the name of an allocator")
 
-    components: Tuple[Component, ...] = ()
-    ancestors: Ancestors = Ancestors()
-    is_component: bool = False
+    components: Tuple[Component, ...]
+    ancestors: Ancestors
+    is_component: bool
 
     def __init__(self, **values: Any) -> None:
         """Takes the values by field name; None means that a field is not set."""
-        for field, value in values.items():
-            if field not in _FIELDS:
-                raise TypeError(f"SlurmStep has no field {field}")
-            if value not in (None, ()):
-                self.__dict__[field] = value
+        self.__dict__ = {**_UNSET, **values}
 
     def __eq__(self, other: object) -> bool:
         """Whether the other step has the same values."""
         return self.__dict__ == other.__dict__ if isinstance(other, SlurmStep) else NotImplemented
 
     def __repr__(self) -> str:
-        return f"SlurmStep({', '.join(f'{f}={v!r}' for f, v in self.__dict__.items())})"
+        values = (f"{f}={v!r}" for f, v in self.__dict__.items() if v != _UNSET[f])
+        return f"SlurmStep({', '.join(values)})"
 
     @classmethod
     def read(cls, environ: Optional[Environ] = None) -> SlurmStep:
@@ -183,9 +176,14 @@ class SlurmStep:
         """
         if environ is None:
             environ = os.environ
-        names = set(environ)  # most variables are not set, and os.environ is slow to say so
-        values: Dict[str, Any] = {v.field: v.read(environ) for v in VARIABLES if v.name in names}
-        step = cls(components=_components(environ, values.get("het_size")), **values)
+        values: Dict[str, Any] = {}
+        for name in environ:  # most variables are not set, and os.environ is slow to say so
+            known = _BY_NAME.get(name)
+            if known is not None:
+                values[known.field] = known.parse(environ[name])
+        if values.get("het_size") is not None:
+            values["components"] = _components(environ, values["het_size"])
+        step = cls(**values)
         # Without SLURM_TASK_PID the variables of a step were copied from another process.
         if environ is not os.environ or (step.place == "step" and not step.is_live):
             return step
@@ -287,32 +285,31 @@ class SlurmStep:
 VARIABLES: Sequence[Variable[Any]] = [
     field for field in vars(SlurmStep).values() if isinstance(field, Variable)
 ]
-_FIELDS = {"components", "ancestors", "is_component", *(variable.field for variable in VARIABLES)}
-
-# Each component has one of each of these, with its number from 0 on at the end. A direct
-# `srun A : B` sets the PACK names.
-_HET_NODES = ("SLURM_JOB_NODELIST_HET_GROUP_", "SLURM_JOB_NODELIST_PACK_GROUP_")
-_HET_DISTRIBUTION = ("SLURM_DISTRIBUTION_HET_GROUP_", "SLURM_DISTRIBUTION_PACK_GROUP_")
-_HET_PLANE_SIZE = ("SLURM_DIST_PLANESIZE_HET_GROUP_", "SLURM_DIST_PLANESIZE_PACK_GROUP_")
+_BY_NAME = {variable.name: variable for variable in VARIABLES}
+_UNSET: Mapping[str, Any] = {
+    **dict.fromkeys(variable.field for variable in VARIABLES),
+    **{"components": (), "ancestors": Ancestors(), "is_component": False},
+}
 
 
-def _components(environ: Mapping[str, str], het_size: Optional[int]) -> Tuple[Component, ...]:
-    def read(prefixes: Sequence[str], variable: Variable[Value], group: int) -> Optional[Value]:
-        for name in (f"{prefix}{group}" for prefix in prefixes):
+def _components(environ: Mapping[str, str], het_size: int) -> Tuple[Component, ...]:
+    def read(prefix: str, variable: Variable[Value], group: int) -> Optional[Value]:
+        # A direct `srun A : B` sets the PACK names.
+        for name in (f"{prefix}_HET_GROUP_{group}", f"{prefix}_PACK_GROUP_{group}"):
             if environ.get(name) not in (None, "", "(null)"):
-                return variable.read(environ, name)
+                return variable.parse(environ[name], name)
         return None
 
     components = []
-    for group in range(het_size or 0):
-        nodes = read(_HET_NODES, SlurmStep.nodes, group)
+    for group in range(het_size):
+        nodes = read("SLURM_JOB_NODELIST", SlurmStep.nodes, group)
         if nodes is None:
             raise EnvironmentValueError(
-                f"SLURM_HET_SIZE={het_size}, but neither {_HET_NODES[0]}{group} nor "
-                f"{_HET_NODES[1]}{group} is set; expected one of them for every component. "
-                f"{RESTART_HINT}"
+                f"SLURM_HET_SIZE={het_size}, but neither SLURM_JOB_NODELIST_HET_GROUP_{group} nor "
+                f"SLURM_JOB_NODELIST_PACK_GROUP_{group} is set; expected one of them for every "
+                f"component. {RESTART_HINT}"
             )
-        distribution = read(_HET_DISTRIBUTION, SlurmStep.distribution, group)
-        plane_size = read(_HET_PLANE_SIZE, SlurmStep.plane_size, group)
+        distribution = read("SLURM_DISTRIBUTION", SlurmStep.distribution, group)
+        plane_size = read("SLURM_DIST_PLANESIZE", SlurmStep.plane_size, group)
         components.append(Component(group, nodes, distribution, plane_size))
     return tuple(components)

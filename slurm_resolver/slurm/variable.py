@@ -21,7 +21,6 @@ _REMEDY = (
     "again with srun"
 )
 
-_NUMBER = re.compile(r"-?[0-9]{1,19}")
 _RANKS = re.compile(r"[0-9]{1,8}(,[0-9]{1,8})*")
 
 
@@ -43,7 +42,7 @@ class Variable(Generic[Value]):
         name: str,
         parse: Callable[[str], Value],
         expected: str,
-        empty_is_unset: bool = False,
+        empty_is_unset: bool = True,
         remedy: str = _REMEDY,
     ) -> None:
         """Takes a `parse` that raises ValueError for a value that cannot be used."""
@@ -66,24 +65,16 @@ class Variable(Generic[Value]):
         # Python calls this only where the step itself has no value for the field.
         return self if step is None else None
 
-    def read(self, environ: Environ, name: str = "") -> Optional[Value]:
-        """Returns its value, or that of the variable `name` of the same kind; None if unset.
+    def parse(self, text: str, name: str = "", remedy: str = "") -> Optional[Value]:
+        """Returns the value that a text stands for; None if it counts as unset.
+
+        `name` and `remedy` are for the message, for an option or variable of the same kind.
 
         Raises:
-            UnreadableValueError: for a value that cannot be used.
+            UnreadableValueError: for a text that cannot be used.
         """
-        name = name or self.name
-        text = environ.get(name)
-        if text is None or (self._empty_is_unset and text in ("", "(null)")):
+        if self._empty_is_unset and text in ("", "(null)"):
             return None
-        return self.parse(text, name, self.remedy)
-
-    def parse(self, text: str, name: str, remedy: str) -> Value:
-        """Reads a value, such as that of an option of the same kind.
-
-        Raises:
-            UnreadableValueError: for one that cannot be used. It names `name` and `remedy`.
-        """
         try:
             return self._parse(text)
         except HostlistError as error:
@@ -91,12 +82,15 @@ class Variable(Generic[Value]):
         except ValueError:
             reason = ""
         shown = text if len(text) <= 200 else f"{text[:100]} … {text[-100:]}"
-        raise UnreadableValueError(f"{name}={shown!r}: expected {self.expected}{reason}. {remedy}.")
+        raise UnreadableValueError(
+            f"{name or self.name}={shown!r}: expected {self.expected}{reason}. "
+            f"{remedy or self.remedy}."
+        )
 
 
 def text(name: str, expected: str) -> Variable[str]:
     """Returns a variable that holds any text; an empty value counts as unset."""
-    return Variable(name, str, expected, empty_is_unset=True)
+    return Variable(name, str, expected)
 
 
 def number(
@@ -110,10 +104,9 @@ def number(
     """Returns a variable that holds a whole number from `minimum` to `maximum`."""
 
     def parse(text: str) -> int:
-        number = int(text) if _NUMBER.fullmatch(text) else minimum - 1
-        if not minimum <= number <= maximum:
+        if not (text.isascii() and text.isdigit() and minimum <= int(text) <= maximum):
             raise ValueError(text)
-        return number
+        return int(text)
 
     expected = expected or f"a whole number from {minimum} to {maximum}"
     return Variable(name, parse, expected, empty_is_unset, remedy)
@@ -124,14 +117,14 @@ def rank(name: str) -> Variable[int]:
     return number(name, 0, MAX_HOSTS - 1, empty_is_unset=False)
 
 
-def count(name: str, empty_is_unset: bool = False) -> Variable[int]:
+def count(name: str) -> Variable[int]:
     """Returns a variable that holds a number of tasks or nodes, at least one."""
-    return number(name, 1, MAX_HOSTS, empty_is_unset=empty_is_unset)
+    return number(name, 1, MAX_HOSTS)
 
 
 def devices(name: str) -> Variable[str]:
     """Returns a variable that shows GPUs; an empty value means no GPU, and not unset."""
-    return Variable(name, str, "devices separated by commas")
+    return Variable(name, str, "devices separated by commas", empty_is_unset=False)
 
 
 def parse_ranks(text: str) -> Tuple[int, ...]:

@@ -7,18 +7,14 @@ from __future__ import annotations
 
 import re
 import socket
-from collections import Counter
-from functools import cached_property, partial
 from numbers import Integral
-from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple, Union
+from typing import Dict, List, Mapping, Optional, Sequence, Tuple, Union
 
 from slurm_resolver.cluster.alone import short_name
-from slurm_resolver.cluster.cluster import Cluster
 from slurm_resolver.cluster.jobs import job_counts
 from slurm_resolver.cluster.layout import Layout, layout_from_environment, verify_layout
 from slurm_resolver.cluster.options import ClusterOptions
-from slurm_resolver.cluster.ports import DEFAULT_PORT
-from slurm_resolver.cluster.resolve import LayoutOf, find_layout
+from slurm_resolver.cluster.resolve import find_layout
 from slurm_resolver.errors import LayoutError, UnknownLayoutError
 from slurm_resolver.slurm.hostlist import short_hostlist
 from slurm_resolver.slurm.step import SlurmStep
@@ -29,12 +25,18 @@ _RANK, _NUMBER = "_resolve_own_rank", "_resolve_num_tasks"
 _HOSTS, _COUNTS = "_resolve_hostlist", "_resolve_task_configuration"
 
 
+def overridden_hooks(resolver: type) -> List[str]:
+    """Returns the names of the methods of `ResolverHooks` that a class overrides."""
+    names = (_RANK, _NUMBER, _HOSTS, _COUNTS)
+    return [name for name in names if getattr(resolver, name) is not getattr(ResolverHooks, name)]
+
+
 class ResolverHooks:
-    """The four methods that subclasses override, and the private names that they read."""
+    """The four methods that subclasses override."""
 
     _step: SlurmStep
-    _cluster: Cluster
-    _options: ClusterOptions
+    _hooks: Sequence[str]  # the methods that are overridden
+    _tasks_per_node: Optional[TasksPerNode]
 
     def _resolve_own_rank(self) -> int:
         """Returns this task's rank. May be overridden."""
@@ -62,81 +64,25 @@ class ResolverHooks:
             )
         return dict(zip(hosts, counts))
 
-    # A subclass may override `cluster_spec` with a changed copy of TensorFlow's, which reads these.
-
-    @cached_property
-    def _rank(self) -> Any:  # None outside of a step; TensorFlow's is a number
-        return self._cluster.task.rank if self._cluster.task else None
-
-    @cached_property
-    def _jobs(self) -> Dict[str, int]:
-        given = dict.fromkeys(self._options.jobs or {}, 0)
-        return {**given, **Counter(task.job for task in self._cluster.tasks)}
-
-    @cached_property
-    def _task_configuration(self) -> Dict[str, int]:
-        return dict(Counter(task.node for task in self._cluster.tasks))
-
-    @cached_property
-    def _port_base(self) -> int:
-        tasks = self._cluster.tasks
-        return int(tasks[0].address.rpartition(":")[2]) if tasks else DEFAULT_PORT
-
-    @cached_property
-    def _gpus_per_node(self) -> int:
-        if self._options.gpus_per_node is not None:
-            return self._options.gpus_per_node
-        gpus = self._cluster.gpu_decision
-        shown = gpus.visible_before if gpus is not None else None
-        return max(len(shown or ()), self._cluster.step.gpus_on_node or 0)
-
-    @cached_property
-    def _gpus_per_task(self) -> int:
-        if self._options.gpus_per_task is not None:
-            return self._options.gpus_per_task
-        return self._gpus_per_node // max(self._task_configuration.values(), default=1)
-
-    @cached_property
-    def _cluster_allocation(self) -> Dict[str, List[str]]:
-        return self._cluster.jobs()
-
-    def _given_layout(
-        self, tasks_per_node: Optional[TasksPerNode]
-    ) -> Tuple[Optional[LayoutOf], bool]:
-        """Returns what replaces Slurm's layout, and whether methods are overridden."""
-        own = type(self)
-        names = (_RANK, _NUMBER, _HOSTS, _COUNTS)
-        hooks = [name for name in names if getattr(own, name) is not getattr(ResolverHooks, name)]
-        if not hooks and tasks_per_node is None:
-            return None, False
-        return partial(self._layout_by_hooks, hooks, tasks_per_node), bool(hooks)
-
     def _layout_by_hooks(
-        self,
-        hooks: Sequence[str],
-        tasks_per_node: Optional[TasksPerNode],
-        step: SlurmStep,
-        options: ClusterOptions,
+        self, step: SlurmStep, options: ClusterOptions
     ) -> Tuple[SlurmStep, Layout]:
         """Returns the layout, and the step as corrected by argument and overridden methods."""
-        if tasks_per_node is None and not {_RANK, _COUNTS} & {*hooks} and step.place == "step":
+        by_counts = self._tasks_per_node is not None or {_RANK, _COUNTS} & {*self._hooks}
+        if not by_counts and step.place == "step":
             layout = find_layout(step, options)
             layout = _rename(layout, step.nodes or layout.nodes, self._resolve_hostlist())
             step = step.replace(node_name=None)  # Slurm's names may not resolve
         else:
-            step, layout = self._layout_by_counts(hooks, tasks_per_node, step, options)
-        if hooks and options.jobs is None:
+            step, layout = self._layout_by_counts(step, options)
+        if self._hooks and options.jobs is None:
             job_counts({"worker": self._resolve_num_tasks()}, layout.num_tasks)
         return step, layout
 
     def _layout_by_counts(
-        self,
-        hooks: Sequence[str],
-        tasks_per_node: Optional[TasksPerNode],
-        step: SlurmStep,
-        options: ClusterOptions,
+        self, step: SlurmStep, options: ClusterOptions
     ) -> Tuple[SlurmStep, Layout]:
-        rank = self._resolve_own_rank()
+        rank, hooks = self._resolve_own_rank(), self._hooks
         if hooks:
             # Slurm's variables describe its own task of that rank, not the subclass's.
             own = ("num_tasks", "node_id", "local_rank", "node_name", "node_ranks")
@@ -144,9 +90,9 @@ class ResolverHooks:
         if _RANK in hooks:
             # Slurm's distribution does not apply to ranks that are not Slurm's: TensorFlow counts
             # them node by node.
-            order = ("distribution", "plane_size", "sluid", "topology_pattern")
+            order = ("distribution", "plane_size", "sluid")
             step = step.replace(**dict.fromkeys(order), is_component=False, components=())
-        counts = self._counts_by_node(tasks_per_node)
+        counts = self._counts_by_node()
         # Ranks follow Slurm's order of the nodes, whatever order a dict or set has.
         if step.nodes is not None and set(counts) == set(step.nodes):
             counts = {host: counts[host] for host in step.nodes}
@@ -157,7 +103,7 @@ class ResolverHooks:
         step = step.replace(
             nodes=tuple(counts), num_nodes=len(counts), tasks_per_node=tuple(counts.values())
         )
-        source = "tasks_per_node" if tasks_per_node is not None else ", ".join(hooks)
+        source = "tasks_per_node" if self._tasks_per_node is not None else ", ".join(hooks)
         if not hooks:  # each task is where Slurm says, and may tell the others
             return step, find_layout(step, options, source)
         layout = layout_from_environment(step, source)
@@ -165,7 +111,8 @@ class ResolverHooks:
         _check_host(layout, rank)
         return step, layout
 
-    def _counts_by_node(self, tasks_per_node: Optional[TasksPerNode]) -> Dict[str, int]:
+    def _counts_by_node(self) -> Dict[str, int]:
+        tasks_per_node = self._tasks_per_node
         if tasks_per_node is None:
             given = dict(self._resolve_task_configuration())
         elif isinstance(tasks_per_node, Mapping):

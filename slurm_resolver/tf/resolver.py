@@ -25,8 +25,10 @@ from slurm_resolver.log import tell_once
 from slurm_resolver.preflight.ready import wait_until_ready
 from slurm_resolver.slurm.step import SlurmStep
 from slurm_resolver.tf.gpus import count_gpus, show_gpus
-from slurm_resolver.tf.hooks import ResolverHooks, TasksPerNode
+from slurm_resolver.tf.hooks import ResolverHooks, TasksPerNode, overridden_hooks
 from slurm_resolver.tf.server import join, serve
+
+_LOG = logging.getLogger("slurm_resolver")
 
 
 class SlurmClusterResolver(
@@ -49,7 +51,7 @@ class SlurmClusterResolver(
     Only the constructor changes the process:
 
     - If Slurm left open which GPUs belong to this task, it sets CUDA_VISIBLE_DEVICES
-      (ROCR_VISIBLE_DEVICES, ZE_AFFINITY_MASK) and SLURM_RESOLVER_GPUS, and if tasks share a GPU,
+      (on AMD's GPUs ROCR_VISIBLE_DEVICES) and SLURM_RESOLVER_GPUS, and if tasks share a GPU,
       TF_FORCE_GPU_ALLOW_GROWTH. Make the resolver before TensorFlow looks at the devices.
     - If the tasks have to exchange the layout, it sets SLURM_RESOLVER_LAYOUT for child processes.
     - With a ps job, a thread holds a connection to the step's coordination service until the
@@ -111,21 +113,22 @@ class SlurmClusterResolver(
             ValueError: for a variable that cannot be read, such as a host list; it is a
                 RuntimeError as well. All of them are `slurm_resolver.SlurmResolverError`.
         """
-        super().__init__()
         self._step = SlurmStep.read(os.environ)
-        self._options = ClusterOptions(
-            jobs, port_base, placement, worker_order, het_groups, node_address, gpu_jobs, layout
-        )._replace(gpus_per_node=gpus_per_node, gpus_per_task=gpus_per_task, local=local)
-        layout_of, overridden = self._given_layout(tasks_per_node)
-        self._cluster = resolve_step(self._step, self._options, layout_of, overridden)
-        self._auto_set_gpu = auto_set_gpu
+        options = ClusterOptions(
+            *(jobs, port_base, placement, worker_order, het_groups, node_address, gpu_jobs, layout),
+            *(gpus_per_node, gpus_per_task, local),
+        )
+        self._hooks, self._tasks_per_node = overridden_hooks(type(self)), tasks_per_node
+        replaced = bool(self._hooks) or tasks_per_node is not None
+        layout_of = self._layout_by_hooks if replaced else None
+        self._cluster = resolve_step(self._step, options, layout_of, bool(self._hooks))
         self._devices = show_gpus(self._cluster, auto_set_gpu)
         self._spec = _cluster_spec(self._cluster.jobs())
         own = self._cluster.task
         self.task_type = own.job if own else None
         self.task_id = own.index if own else None
         self.rpc_layer = rpc_layer
-        if own and logging.getLogger("slurm_resolver").isEnabledFor(logging.INFO):
+        if own and _LOG.isEnabledFor(logging.INFO):
             tell_once(describe_own_task(self._cluster))
         join(self._cluster)
 

@@ -51,8 +51,10 @@ def join(cluster: Cluster) -> None:
     A task of a step with servers takes part in their job. An evaluator's program never needs the
     service, but the others may meet in its process.
     """
+    if not cluster.step.is_live:
+        return
     service, own = cluster.service, cluster.task
-    if service is None or own is None or not cluster.step.is_live:
+    if service is None or own is None:
         return
     if take_part(cluster) is None and service.serves and own.job == "evaluator":
         connect(service)

@@ -214,42 +214,6 @@ def test_tasks_per_node_that_makes_no_sense(slurm: Any, tasks_per_node: Any, mes
         SlurmClusterResolver(tasks_per_node=tasks_per_node)
 
 
-class TestPrivateNames:
-    """Subclasses use private names of TensorFlow's class, or copy code that uses them."""
-
-    def test_each_has_the_value_that_tensorflow_gives_it(self, slurm: Any) -> None:
-        slurm(3, "2,1,2", 5, CUDA_VISIBLE_DEVICES="0,1,2,3")
-        arguments: Dict[str, Any] = {"jobs": {"ps": 1, "worker": 4}, "port_base": 8888}
-        tensorflows = tf.distribute.cluster_resolver.SlurmClusterResolver(**arguments)
-        visible = os.environ["CUDA_VISIBLE_DEVICES"]
-        ours = SlurmClusterResolver(**arguments, auto_set_gpu=False)
-        tensorflows.cluster_spec()
-        for name in (
-            *("_rank", "_jobs", "_port_base", "_task_configuration", "_gpus_per_node"),
-            *("_gpus_per_task", "_cluster_allocation"),
-        ):
-            assert getattr(ours, name) == getattr(tensorflows, name), name
-        assert visible == "0,1,2,3"
-        assert ours._auto_set_gpu is False
-
-    def test_an_overridden_cluster_spec_laid_out_by_them(self, slurm: Any) -> None:
-        """cluster_spec() sets job and index, as TensorFlow's does, and determines master()."""
-
-        class TwoPortsEach(SlurmClusterResolver):
-            def cluster_spec(self) -> Any:
-                nodes = self._task_configuration.items()
-                ports = range(self._port_base, self._port_base + 20, 2)
-                addresses = [f"{n}:{port}" for n, c in nodes for port, _ in zip(ports, range(c))]
-                self.task_type, self.task_id = "worker", self._rank - self._jobs["ps"]
-                return tf.train.ClusterSpec({"ps": addresses[:1], "worker": addresses[1:]})
-
-        slurm(2, "2,1", 3, SLURM_STEP_NODELIST="t02n[13,41]")
-        resolver = TwoPortsEach({"ps": 1, "worker": 2})
-        assert resolver.master() == "grpc://t02n41:8888"
-        assert resolver.master("worker", 0) == "grpc://t02n13:8890"
-        assert resolver.get_task_info() == ("worker", 1)
-
-
 class TestHooks:
     """Subclasses may override the sources of rank, number of tasks, hosts and counts."""
 

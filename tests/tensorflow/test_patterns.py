@@ -1,11 +1,10 @@
-"""Ways in which published programs use a resolver: copies, DTensor, an evaluator and JAX."""
+"""How published programs use a resolver: copies, an evaluator, JAX."""
 
 from __future__ import annotations
 
 import copy
 import os
 import pickle
-import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -13,7 +12,6 @@ from typing import Any
 
 import pytest
 from folders import ROOT
-from slurm_cluster import SlurmCluster
 
 tf = pytest.importorskip("tensorflow", reason="TensorFlow is not installed")
 
@@ -34,35 +32,11 @@ def test_copies_are_alike(slurm: Any, copied: Any) -> None:
     assert other.cluster == resolver.cluster
     assert (other.get_task_info(), other.master()) == (resolver.get_task_info(), resolver.master())
     assert (other.gpus, other.num_accelerators()) == (resolver.gpus, resolver.num_accelerators())
-    assert other._task_configuration == resolver._task_configuration
     other.task_id = 7
     assert resolver.task_id != 7
 
 
-DTENSOR = """
-import tensorflow as tf
-from tensorflow.experimental import dtensor
-
-dtensor.initialize_accelerator_system("CPU")
-mesh = dtensor.create_distributed_mesh([("batch", 2)], device_type="CPU")
-ones = dtensor.call_with_layout(tf.ones, dtensor.Layout(["batch"], mesh), shape=(8,))
-print(dtensor.client_id(), len(dtensor.unpack(ones)[0]), int(tf.reduce_sum(ones)))
-"""
-
-
-@pytest.mark.nightly
-@pytest.mark.slurm
-@pytest.mark.newest  # does not depend on the version of Slurm
-def test_programs_of_dtensor(real_slurm: SlurmCluster) -> None:
-    program = shlex.join([sys.executable, "-c", DTENSOR])
-    command = f"{sys.executable} -m slurm_resolver exec --env dtensor --wait 100 -- {program}"
-    done = real_slurm.run(
-        f"srun -w n8,n9 -N2 -n2 {command}", env={"TF_CPP_MIN_LOG_LEVEL": "2"}, timeout=200
-    )
-    assert sorted(done.stdout.splitlines()) == ["0 4 8", "1 4 8"]
-
-
-# The workers meet in the first rank, which never waits for them.
+# The first rank never waits for the workers, which meet there.
 EVALUATOR = """
 import glob, time
 from slurm_resolver import SlurmClusterResolver

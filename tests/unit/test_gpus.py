@@ -142,10 +142,10 @@ def test_a_split_uses_every_device_evenly_among_those_who_use_any(
         assert [device for part in taken for device in part] == granted  # disjoint, in order
 
 
-CUDA, ROCR, ZE = "CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "ZE_AFFINITY_MASK"
+CUDA, ROCR = "CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES"
 
 
-@pytest.mark.parametrize("names", [[CUDA], [ROCR], [ZE], [CUDA, ROCR, ZE]])
+@pytest.mark.parametrize("names", [[CUDA], [ROCR], [CUDA, ROCR]])
 @pytest.mark.parametrize("explicit", [(), (4, 2)])
 def test_every_variable_that_slurm_sets_is_narrowed_once(
     names: List[str], explicit: Tuple[int, ...]
@@ -160,10 +160,9 @@ def test_every_variable_that_slurm_sets_is_narrowed_once(
 
 
 def test_hiding_the_gpus_of_every_maker() -> None:
-    """Level Zero treats an empty mask as all devices."""
-    step = SlurmStep(rank=0, cuda_devices="0", rocr_devices="0", ze_devices="0")
+    step = SlurmStep(rank=0, cuda_devices="0", rocr_devices="0")
     gpus = on_node(step, 0, 2, users=[1])
-    assert gpus.settings == {CUDA: "", ROCR: "", ZE: "65535"}
+    assert gpus.settings == {CUDA: "", ROCR: ""}
     environ: Dict[str, str] = {"SLURM_PROCID": "0", **gpus.settings}
     assert on_node(SlurmStep.read(environ), 0, 1).devices == ()
 
