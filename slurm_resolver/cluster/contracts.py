@@ -62,9 +62,7 @@ def variables_of(
     }
 
 
-def placeholders(
-    tasks: Sequence[Task], own: Optional[Task], data_service: Optional[str]
-) -> Dict[str, str]:
+def placeholders(tasks: Sequence[Task], own: Optional[Task]) -> Dict[str, str]:
     """Returns the value of each {name} in a program's arguments and variables.
 
     Lists are separated by commas, in the order of index or rank. All are "" without a task.
