@@ -11,7 +11,6 @@ from slurm_resolver.coordination.progress import COMPILING
 from slurm_resolver.errors import FitError
 from slurm_resolver.log import warn_once
 from slurm_resolver.tf.keras.patches import patch_metrics
-from slurm_resolver.tf.keras.row_means import may_be_no_mean, why_no_mean
 from slurm_resolver.tf.keras.sharing import (
     Share,
     count_rows,
@@ -22,12 +21,11 @@ from slurm_resolver.tf.keras.sharing import (
 from slurm_resolver.tf.keras.step import (
     Step,
     all_reduce,
-    first_local,
     replica_number,
     run_in,
     run_in_replicas,
 )
-from slurm_resolver.tf.keras.whole_batch import UnknownLossError
+from slurm_resolver.tf.keras.whole_batch import UnknownLossError, is_custom
 from slurm_resolver.tf.progress import noting, reporter, timed
 
 Method = Callable[..., Any]
@@ -81,6 +79,7 @@ def _part(model: Any, replica: int, share: Share, whole: bool) -> Tuple[Any, Ste
         weight=tf.where(repeated, 1.0 / sharing.replicas, weight),
         digest=share.digest,
         draw=0 if whole else replica,
+        whole=whole,
     )
 
 
@@ -119,13 +118,15 @@ class StepFunction:
         self._model = model
         self._kind = kind
         self._step = getattr(model, f"{kind}_step")
-        self._examined = model.distribute_strategy.sharing.replicas == 1
-        self._doubted = may_be_no_mean(model, kind)  # whether a loss may not be a mean over rows
         self._own = not self._step.__module__.startswith("keras.")
-        self._make_functions(whole=False)
+        strategy = model.distribute_strategy
+        # Whether every replica must compute the whole batch if a loss may not be a mean over rows.
+        self._exact = strategy.sharing.replicas > 1 and strategy.custom_losses == "whole"
+        self._make_functions(_custom_code(model, kind) if self._exact else "")
 
-    def _make_functions(self, whole: bool) -> None:
-        self._whole = whole  # whether every replica computes all rows
+    def _make_functions(self, custom: str) -> None:
+        """Makes the functions of a step, which computes the whole batch for any `custom` code."""
+        self._custom = custom
         self._on_batch = compiled(self._model, self._run)
         self._on_iterator = compiled(self._model, self._run_several)
 
@@ -134,46 +135,20 @@ class StepFunction:
         of_data = isinstance(iterator, (tf.data.Iterator, tf.distribute.DistributedIterator))
         count, logs = self._model.steps_per_execution, None
         with _steps(self._model, count):
-            if of_data and not self._must_examine() and not self._model.run_eagerly:
-                try:
-                    return self._on_iterator(iterator)
-                except UnknownLossError:  # before it has taken a batch
-                    self._doubt()
+            if of_data and not self._model.run_eagerly:
+                return self._call("_on_iterator", iterator)
             for _, batch in zip(range(count), noting(iterator)):
-                logs = self._take(_shared(batch))
+                logs = self._call("_on_batch", _shared(batch))
             if logs is None:
                 raise StopIteration
             return logs
 
-    def _take(self, batch: Any) -> Any:
-        if not self._must_examine():
-            try:
-                return self._on_batch(batch)
-            except UnknownLossError:
-                self._doubt()
-        self._examine(batch)
-        return self._on_batch(batch)
-
-    def _doubt(self) -> None:
-        self._doubted = True
-        self._make_functions(whole=False)
-
-    def _must_examine(self) -> bool:
-        return self._doubted and not self._examined
-
-    def _examine(self, batch: Any) -> None:
-        """Lets every worker compute whole batches if a loss of the step is not a mean over rows."""
-        self._examined = True
-        strategy = self._model.distribute_strategy
-        part = batch.batch if isinstance(batch, Share) else first_local(strategy, batch)
-        found = why_no_mean(self._model, self._kind, without_optionals(part))
-        found = next(filter(None, strategy.workers.exchange("examines its losses", found)), None)
-        if found is None:
-            return
-        if not isinstance(batch, Share):
-            raise FitError(f"{found} With AutoShardPolicy.AUTO, workers can compute whole batches.")
-        warn_once(f"{found} Until then every worker computes whole batches, as one process does.")
-        self._make_functions(whole=True)
+    def _call(self, name: str, data: Any) -> Any:
+        try:
+            return getattr(self, name)(data)
+        except UnknownLossError:  # before anything is computed, as steps are traced
+            self._make_functions("a custom layer gives a number to add_loss")
+            return getattr(self, name)(data)
 
     def _run_several(self, iterator: Any) -> Any:
         results = self._run(timed(iterator.get_next))
@@ -190,18 +165,51 @@ class StepFunction:
         return tf.while_loop(lambda done, _: done < count, again, (1, results))[1]
 
     def _run(self, batch: Any) -> Any:
+        if self._custom:
+            self._check_whole(batch)
         # If the data has ended, no step may be counted.
         with tf.control_dependencies([batch.digest] if isinstance(batch, Share) else []):
-            return run_step(self._model, batch, self._in_replica, whole=self._whole)
+            return run_step(self._model, batch, self._in_replica, whole=bool(self._custom))
+
+    def _check_whole(self, batch: Any) -> None:
+        """Says why every worker computes whole batches, or cannot."""
+        name = self._model.name
+        reason = f"the loss of {name!r} may not be a mean over the rows of a batch: {self._custom}"
+        means = (
+            "If each of its losses is a mean over rows, such as tf.reduce_mean, a loss of Keras, "
+            "or a value for each row in add_loss"
+        )
+        if not isinstance(batch, Share):
+            raise FitError(
+                f"{reason}. Each worker reads its own data, so that none has a whole batch. "
+                f'{means}, pass custom_losses="mean" to MultiWorkerMirroredStrategy; otherwise use '
+                "AutoShardPolicy.AUTO."
+            )
+        warn_once(
+            f"{reason}. Every worker computes whole batches, as one process does. {means}, let the "
+            'workers split the batches: MultiWorkerMirroredStrategy(custom_losses="mean").'
+        )
 
     def _in_replica(self, step: Step, part: Any) -> Any:
         statistics = _statistics(self._model) if self._kind == "train" else []
-        step.statistics, step.trusted = statistics, self._examined
+        step.statistics, step.means_only = statistics, self._exact and not self._custom
         logs = tf.nest.map_structure(as_tensor, self._step(part))
         if self._own:
             step.statistics = statistics  # the step may have called layers before
         step.add_changes()
         return _average(step, logs)
+
+
+def _custom_code(model: Any, kind: str) -> str:
+    """Returns which custom code may compute a loss of a model; "" if none does.
+
+    If steps run eagerly, it is too late to learn of a layer's loss when the layer adds it.
+    """
+    for name in (f"{kind}_step", "compute_loss"):
+        if not getattr(model, name).__module__.startswith("keras."):
+            return f"its {name} is custom code"
+    layers = filter(is_custom, model._flatten_layers() if model.run_eagerly else ())
+    return next((f"its layer {layer.name!r} is custom code, run eagerly" for layer in layers), "")
 
 
 def _statistics(model: Any) -> List[Any]:
@@ -235,6 +243,8 @@ def _average(step: Step, logs: Any) -> Any:
             return step.gather(value)
         if value.dtype.is_floating:
             return step.mean(value)
+        if step.whole:
+            return value
         raise FitError(
             f"the step of {step.model.name!r} returns {value.dtype.name} numbers that each "
             "worker computes from its own rows; expected floats, of which the mean over all "

@@ -54,6 +54,7 @@ class MultiWorkerMirroredStrategy(
         *,
         start_timeout: Optional[float] = None,
         on_stall: Literal["report", "exit"] = "report",
+        custom_losses: Literal["whole", "mean"] = "whole",
     ) -> None:
         """Waits until all workers have come, and starts this worker's server.
 
@@ -70,13 +71,21 @@ class MultiWorkerMirroredStrategy(
             on_stall: what to do when no worker has ended a step for SLURM_RESOLVER_STALL_SECONDS
                 (300): "report" it, or also "exit" with status 1 from the tasks that the others wait
                 for, so that `slurm-resolver supervise` starts the step again.
+            custom_losses: how to train a Keras 3 model with its own `train_step`, `test_step` or
+                `compute_loss`, or a number in `add_loss`. "whole": every worker computes the whole
+                batches, which is right for any loss. "mean": the workers split the batches, which
+                is right if each loss is a mean over rows. See docs/keras.md.
 
         Raises:
+            ValueError: for another `on_stall` or `custom_losses`.
             RendezvousError: in every worker that came, if others did not, naming them; if they
                 disagree on the cluster, or a port is taken.
             JobsError: in a task that does not train: an evaluator, one of a tf.data service. In a
                 cluster with parameter servers, in every task.
         """
+        if custom_losses not in ("whole", "mean"):
+            raise ValueError(f'custom_losses={custom_losses!r}: expected "whole" or "mean".')
+        self.custom_losses = custom_losses
         if cluster_resolver is None:
             cluster_resolver = SlurmClusterResolver()
         _check_job(cluster_resolver)

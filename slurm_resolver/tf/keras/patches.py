@@ -98,11 +98,10 @@ def _patch_steps(keras: Any) -> None:
     from keras.src.backend.tensorflow import optimizer as tensorflow_optimizer
     from keras.src.backend.tensorflow import trainer
     from keras.src.losses import loss as loss_module
-    from keras.src.optimizers import base_optimizer, loss_scale_optimizer
+    from keras.src.optimizers import loss_scale_optimizer
     from keras.src.trainers import compile_utils
 
-    layers, scaling = keras.layers, loss_scale_optimizer.LossScaleOptimizer
-    dropouts = layers.Dropout, layers.AlphaDropout, layers.GaussianDropout, layers.GaussianNoise
+    scaling = loss_scale_optimizer.LossScaleOptimizer
     changes: Tuple[Tuple[Any, str, Method], ...] = (
         # Gradients are means over all replicas' rows, and what is done to them is done to the mean.
         # Until Keras averages gradients where they are computed.
@@ -116,13 +115,9 @@ def _patch_steps(keras: Any) -> None:
         (keras.losses.Loss, "__call__", whole_batch.loss),
         (compile_utils.CompileLoss, "call", whole_batch.compiled_loss),
         (trainer.TensorFlowTrainer, "_aggregate_additional_loss", whole_batch.additional_loss),
+        (keras.layers.Layer, "add_loss", whole_batch.add_loss),
         # Replicas draw different masks from equal seeds. Until Keras' seeds know the replica.
         (keras.random.SeedGenerator, "next", _next_seed),
-        # `row_means` can examine a step. Until every loss counts as a mean over rows.
-        (layers.Layer, "add_loss", whole_batch.add_loss),
-        *((layer, "call", _call_in_training) for layer in (layers.BatchNormalization, *dropouts)),
-        (base_optimizer.BaseOptimizer, "apply", _apply),
-        (scaling, "apply", _apply),
     )
     for owner, name, replacement in changes:
         _wrap(owner, name, _in_steps(replacement))
@@ -253,19 +248,6 @@ def _apply_scaled(
 def _next_seed(step: Step, original: Method, generator: Any, *args: Any, **kwargs: Any) -> Any:
     seed = original(generator, *args, **kwargs)
     return seed + tf.cast(tf.stack([1_000_003 * step.draw, 0]), seed.dtype)
-
-
-def _call_in_training(
-    step: Step, original: Method, layer: Any, inputs: Any, training: Any = None, **kwargs: Any
-) -> Any:
-    """Computes a layer as in inference if the step is only examined."""
-    training = training if step.examined is None else False
-    return original(layer, inputs, training=training, **kwargs)
-
-
-def _apply(step: Step, original: Method, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
-    """Applies no gradients if the step is only examined."""
-    return original(optimizer, *args, **kwargs) if step.examined is None else None
 
 
 def _let_collectives_run_in_loops() -> None:

@@ -34,9 +34,8 @@ class Step:
     own: Any = None  # the number of rows of this replica's tensors: an int, or an int32 tensor
     # Variables that become the mean of all replicas.
     statistics: List[Any] = dataclasses.field(default_factory=list)
-    # The losses of gradients and metrics, if the step is only examined (`row_means`).
-    examined: Any = None
-    trusted: bool = True  # whether all its losses are known to be means, or need not be
+    whole: bool = False  # whether each replica computes all rows of the global batch
+    means_only: bool = False  # whether a number that custom code gives to add_loss ends the step
     compiled_loss: bool = False  # whether the loss given to `compile` is being computed
     nested: bool = False  # whether a metric or loss is already seeing the whole batch
     alike: Dict[int, Any] = dataclasses.field(default_factory=dict)  # in all replicas, by id
@@ -130,8 +129,6 @@ class Step:
 
         Its gradient is that of this replica's rows, and is weighted as all gradients are.
         """
-        if self.examined is not None:
-            return tf.zeros_like(compute(*parts))
         with self.seeing_whole_batch():
             loss = compute(*self.gather_structure(parts))
         factor = tf.math.divide_no_nan(1.0, self.weight)
@@ -228,25 +225,15 @@ def run_in_replicas(strategy: Any, function: Callable[..., Any], *args: Any) -> 
     A single replica runs without a thread, because conditions in TensorFlow's threads cannot update
     variables.
     """
+
+    def first(value: Any) -> Any:
+        return strategy.experimental_local_results(value)[0]
+
     if strategy.sharing.local > 1:
-        return first_local(strategy, strategy.run(function, args=args))
-    with in_first_replica(strategy):
-        return function(*first_local(strategy, args))
-
-
-@contextlib.contextmanager
-def in_first_replica(strategy: Any) -> Iterator[None]:
-    """Enters this worker's first replica."""
+        return tf.nest.map_structure(first, strategy.run(function, args=args))
     replica = tf.distribute.ReplicaContext(strategy, strategy.sharing.first)
     with strategy.scope(), replica, tf.device(strategy.extended.worker_devices[0]):
-        yield
-
-
-def first_local(strategy: Any, values: Any) -> Any:
-    """Returns the values of this worker's first replica."""
-    return tf.nest.map_structure(
-        lambda value: strategy.experimental_local_results(value)[0], values
-    )
+        return function(*tf.nest.map_structure(first, args))
 
 
 def run_in(step: Step, function: Callable[[], Any]) -> Any:

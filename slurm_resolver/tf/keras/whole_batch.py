@@ -40,12 +40,6 @@ def gradient(
     if not any(shared):
         return original(tape, target, sources, output_gradients, *args, **kwargs)
     targets = tf.nest.flatten(target)
-    if step.examined is not None:
-        step.examined[0].extend(map(tf.convert_to_tensor, targets))
-        # The step's further computation does not matter.
-        return tf.nest.map_structure(
-            lambda one: 1e-3 * tf.ones_like(tf.convert_to_tensor(one)), sources
-        )
     seeds = [None] * len(targets) if output_gradients is None else tf.nest.flatten(output_gradients)
     seeds = [_seed(step, one, seed) for one, seed in zip(targets, seeds)]
     found = original(tape, targets, flat, seeds, *args, **kwargs)
@@ -118,15 +112,21 @@ def additional_loss(step: Step, original: Method, model: Any, loss: Any) -> Any:
 
 
 class UnknownLossError(Exception):
-    """Ends a step before it computes anything, because it must be examined first."""
+    """Ends the tracing of a step that adds a number, which may not be a mean over rows."""
 
 
 def add_loss(step: Step, original: Method, layer: Any, loss: Any) -> None:
-    """Raises UnknownLossError if a custom layer adds a number; Keras' layers add means."""
+    """Raises UnknownLossError if custom code adds a number; Keras' layers add means."""
     scalar = any(tf.convert_to_tensor(one).shape.rank == 0 for one in tf.nest.flatten(loss))
-    if scalar and not step.trusted and not type(layer).__module__.startswith("keras."):
+    if scalar and step.means_only and is_custom(layer):
         raise UnknownLossError("add_loss of a number")
     original(layer, loss)
+
+
+def is_custom(layer: Any) -> bool:
+    """Whether a layer, or its regularizer of activities, is not one of Keras."""
+    parts = (layer, getattr(layer, "activity_regularizer", None) or layer)
+    return not all(type(part).__module__.startswith("keras.") for part in parts)
 
 
 def loss(
@@ -168,9 +168,7 @@ def add_variable(
 def _update_state(step: Step, original: Method, metric: Any, *args: Any, **kwargs: Any) -> None:
     """Updates a metric with this replica's rows, or with those of all replicas."""
     value = _value(metric, args, kwargs)
-    if step.examined is not None and value is not None and value.shape.rank == 0:
-        step.examined[1].append(value)
-    if step.nested or step.examined is not None:
+    if step.nested:
         original(metric, *args, **kwargs)
         return
     whole = sees_whole_batch(metric, "update_state")
@@ -203,7 +201,7 @@ def _value(metric: Any, args: Any, kwargs: Any) -> Any:
 
 def _result(step: Step, original: Method, metric: Any) -> Any:
     """Returns a metric's result on the rows of all replicas."""
-    if not step.nested and step.examined is None:
+    if not step.nested:
         step.add_changes()
     result = tf.nest.map_structure(tf.convert_to_tensor, original(metric))
     step.alike.update((id(leaf), leaf) for leaf in tf.nest.flatten(result))
