@@ -62,12 +62,10 @@ def call_together(
         return method(*args, **kwargs)  # which says what is wrong with them
     bound.apply_defaults()
     arguments = bound.arguments
-    _check_layers(strategy, model)
-    if name == "fit":
-        _check_model(strategy, model)
-        if model.jit_compile:
-            warn_once("jit_compile=True has no effect: XLA cannot compile steps of several workers")
-            model.jit_compile = False
+    _check_model(strategy, model, name)
+    if name == "fit" and model.jit_compile:
+        warn_once("jit_compile=True has no effect: XLA cannot compile steps of several workers")
+        model.jit_compile = False
     callbacks = arguments.get("callbacks")
     own = {"task": _task(model, arguments), "paths": written_paths(callbacks)}
     with meeting(name):
@@ -78,8 +76,17 @@ def call_together(
         return method(*bound.args, **bound.kwargs)
 
 
-def _check_model(strategy: Any, model: Any) -> None:
-    """Raises FitError with the variable or option that TensorFlow refuses without naming it."""
+def _check_model(strategy: Any, model: Any, call: str) -> None:
+    """Raises FitError for what cannot be computed, or what TensorFlow refuses without naming it."""
+    for layer in model._flatten_layers():
+        if getattr(layer, "stateful", False) is True and strategy.sharing.replicas > 1:
+            raise FitError(
+                f"the layer {layer.name!r} is stateful: it has a state for each row of a batch, of "
+                "which each worker computes a part. Leave stateful=True out, or train in one "
+                "process."
+            )
+    if call != "fit":
+        return
     optimizer = getattr(model.optimizer, "variables", ())
     for owner, variables in (("model", model.weights), ("optimizer", optimizer)):
         for variable in variables:
@@ -94,17 +101,6 @@ def _check_model(strategy: Any, model: Any) -> None:
             raise FitError(
                 f"fit of {model.name!r}: its optimizer has {name}={value}, which TensorFlow cannot "
                 f"do with {strategy.sharing.local} GPUs in a task. Start a task for each GPU."
-            )
-
-
-def _check_layers(strategy: Any, model: Any) -> None:
-    """Raises FitError for a layer that has a state for each row of a batch."""
-    for layer in model._flatten_layers():
-        if getattr(layer, "stateful", False) is True and strategy.sharing.replicas > 1:
-            raise FitError(
-                f"the layer {layer.name!r} is stateful: it has a state for each row of a batch, of "
-                "which each worker computes a part. Leave stateful=True out, or train in one "
-                "process."
             )
 
 

@@ -27,7 +27,6 @@ from slurm_resolver.tf.keras.sharing import without_optionals
 _JOBS = ("chief", "ps", "worker")  # the jobs whose tasks the strategy connects
 
 _AHEAD = 4  # scheduled steps for each worker, so that no worker waits
-_ATTEMPTS = 3  # of a prediction, if workers are lost
 
 DatasetFunction = Callable[[tf.distribute.InputContext], tf.data.Dataset]
 
@@ -262,14 +261,12 @@ class ScheduledFunction:
             with _told_where_data_ends():
                 self._coordinator.join()
 
-    def _predict(self, batches: List[Any], attempt: int = 1) -> Any:
+    def _predict(self, batches: List[Any]) -> Any:
         remotes = [self._schedule(self._on_batch, batch) for batch in batches]
         try:
             outputs = [remote.get() for remote in remotes]
         except tf.errors.UnavailableError:  # a worker is lost, and its predictions with it
-            if attempt == _ATTEMPTS:
-                raise
-            return self._predict(batches, attempt + 1)
+            return self._predict(batches)
         return tf.nest.map_structure(lambda *parts: tf.concat(parts, axis=0), *outputs)
 
     def _schedule(self, function: Callable[..., Any], data: Any) -> Any:

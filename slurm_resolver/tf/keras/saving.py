@@ -7,6 +7,7 @@ system, so that every node gets the file if the path is on a disk of its own.
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
 import os
 import shutil
@@ -74,22 +75,16 @@ def write_once(path: str, identity: str, write: Callable[[str], object]) -> None
         shutil.rmtree(scratch, ignore_errors=True)
 
 
-def _make(folder: str) -> bool:
-    """Makes a folder; returns False if another process has made it."""
-    try:
-        os.mkdir(folder)
-    except FileExistsError:
-        return False
-    return True
-
-
 def _take(scratch: str, path: str) -> bool:
     """Makes the folder once no other process has it; returns whether another process had it.
 
     mkdir asks the file server itself; stat may be answered from a cache.
     """
     seen, since = -1, time.monotonic()
-    while not _make(scratch):
+    while True:
+        with contextlib.suppress(FileExistsError):
+            os.mkdir(scratch)
+            return seen >= 0
         files = [os.path.join(parent, name) for parent, _, own in os.walk(scratch) for name in own]
         size = sum(state[2] + 1 for state in map(_state, files) if state)
         if size != seen:
@@ -101,7 +96,6 @@ def _take(scratch: str, path: str) -> bool:
                 "been killed, remove that folder."
             )
         time.sleep(_PAUSE_SECONDS)
-    return seen >= 0
 
 
 def _state(path: str) -> Optional[Tuple[int, ...]]:
@@ -150,7 +144,7 @@ def one_writer(callbacks: Any, workers: Any, paths: Sequence[List[List[str]]]) -
             changed: Dict[str, Any] = {}
             if kind == "BackupAndRestore" and all(key in told for told in paths):
                 os.makedirs(path, exist_ok=True)
-                changed["on_train_end"] = _after_all(callback.on_train_end, workers)
+                changed["on_train_end"] = functools.partial(_end, callback.on_train_end, workers)
             if key in earlier and kind == "BackupAndRestore":  # all read it; the first removes it
                 changed["delete_checkpoint"] = False
             elif key in earlier:
@@ -162,14 +156,10 @@ def one_writer(callbacks: Any, workers: Any, paths: Sequence[List[List[str]]]) -
         yield
 
 
-def _after_all(on_train_end: Callable[[Any], None], workers: Any) -> Callable[[Any], None]:
+def _end(on_train_end: Callable[[Any], None], workers: Any, logs: Any = None) -> None:
     """Lets a callback remove its files once all workers have written them."""
-
-    def end(logs: Any = None) -> None:
-        workers.exchange("ends fit", None)
-        on_train_end(logs)
-
-    return end
+    workers.exchange("ends fit", None)
+    on_train_end(logs)
 
 
 def make_folder(original: Any, path: Any) -> Any:
