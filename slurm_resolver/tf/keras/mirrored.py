@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import os
 import pickle
 import random
@@ -18,7 +17,7 @@ from slurm_resolver.errors import JobsError
 from slurm_resolver.slurm.step import SlurmStep
 from slurm_resolver.tf import progress
 from slurm_resolver.tf.exchange import Workers
-from slurm_resolver.tf.keras.functions import PredictFunction, StepFunction
+from slurm_resolver.tf.keras.functions import StepFunction
 from slurm_resolver.tf.keras.patches import prepare
 from slurm_resolver.tf.keras.sharing import Sharing, share_dataset
 from slurm_resolver.tf.resolver import SlurmClusterResolver
@@ -92,11 +91,10 @@ class MultiWorkerMirroredStrategy(
         with starting_together(cluster_resolver, start_timeout, _JOBS) as client:
             options = choose_communication(communication_options, client, cluster_resolver, _JOBS)
             super().__init__(cluster_resolver, options)
-        _let_children_end()
+        os.register_at_fork(after_in_child=_end_by_sigterm)
         self.workers = Workers(self, client)
         local = len(self.extended.worker_devices)
-        first = self.workers.index * local
-        self.sharing = Sharing(first, local, self.num_replicas_in_sync)
+        self.sharing = Sharing(self.workers.index * local, local, self.num_replicas_in_sync)
         self.of_several = len(self.workers.names) > 1
         if self.of_several:
             _agree_on_seeds(self.workers)
@@ -110,7 +108,7 @@ class MultiWorkerMirroredStrategy(
 
     def make_function(self, model: Any, kind: str) -> Any:
         """Returns a Keras model's function for a "train", "test" or "predict" step."""
-        return PredictFunction(model) if kind == "predict" else StepFunction(model, kind)
+        return StepFunction(model, kind)
 
 
 def _check_job(resolver: Any) -> None:
@@ -122,9 +120,8 @@ def _check_job(resolver: Any) -> None:
             "ParameterServerStrategy"
         )
     if job in ("evaluator", *DATA_JOBS):
-        instead = "Call sys.exit(resolver.serve()) there, before the strategy is made"
-        if job == "evaluator":
-            instead = "Evaluate there alone, without a strategy"
+        serves = "Call sys.exit(resolver.serve()) there, before the strategy is made"
+        instead = "Evaluate there alone, without a strategy" if job == "evaluator" else serves
         raise JobsError(
             f"MultiWorkerMirroredStrategy in {job} {resolver.task_id}; expected a chief or a "
             f"worker, which train. {instead}: if resolver.task_type == {job!r}: …"
@@ -140,8 +137,7 @@ def _agree_on_seeds(workers: Workers) -> None:
     """
     seed = zlib.crc32((SlurmStep.read().job_id or "").encode())
     global_seed = int(tf.compat.v1.get_seed(1)[0])  # an argument avoids a random number
-    states = (random.getstate(), np.random.get_state())
-    own = [zlib.crc32(pickle.dumps(state)) for state in states]
+    own = [zlib.crc32(pickle.dumps(get())) for get in (random.getstate, np.random.get_state)]
     python, numpy, tensorflow = zip(*workers.exchange("makes the strategy", [*own, global_seed]))
     if len(set(python)) > 1:
         random.seed(seed)
@@ -151,16 +147,11 @@ def _agree_on_seeds(workers: Workers) -> None:
         tf.random.set_seed(_NO_SEED)
 
 
-@functools.cache  # once
-def _let_children_end() -> None:
-    """Lets SIGTERM end forked children, such as those of a PyDataset with `use_multiprocessing`.
+def _end_by_sigterm() -> None:
+    """Lets SIGTERM end a forked child, such as that of a PyDataset with `use_multiprocessing`.
 
     TensorFlow handles SIGTERM once the strategy has started, and a child inherits the handler.
     `terminate()` would not end the child, and the program would wait for it at its end.
     """
-
-    def end_by_sigterm() -> None:
-        if signal.getsignal(signal.SIGTERM) in (signal.SIG_DFL, None):  # the program has no handler
-            signal.signal(signal.SIGTERM, signal.SIG_DFL)
-
-    os.register_at_fork(after_in_child=end_by_sigterm)
+    if signal.getsignal(signal.SIGTERM) in (signal.SIG_DFL, None):  # the program has no handler
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)

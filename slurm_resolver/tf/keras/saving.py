@@ -100,11 +100,10 @@ def _take(scratch: str, path: str) -> bool:
 
 def _state(path: str) -> Optional[Tuple[int, ...]]:
     """Returns values that change when a file or folder is replaced; None if it does not exist."""
-    try:
+    with contextlib.suppress(FileNotFoundError):
         found = os.stat(path)
-    except FileNotFoundError:
-        return None
-    return found.st_ino, found.st_mtime_ns, found.st_size
+        return found.st_ino, found.st_mtime_ns, found.st_size
+    return None
 
 
 def _move(new: str, old: str) -> None:
@@ -116,12 +115,8 @@ def _move(new: str, old: str) -> None:
         os.replace(new, old)
 
 
-def written_paths(callbacks: Any) -> List[List[str]]:
-    """Returns the kind and path of each callback of `fit` that writes files itself."""
-    return [[kind, path] for kind, path, _ in _writing(callbacks)]
-
-
-def _writing(callbacks: Any) -> Iterator[Tuple[str, str, Any]]:
+def writing(callbacks: Any) -> Iterator[Tuple[str, str, Any]]:
+    """Yields the kind and path of each callback of `fit` that writes files itself, and it."""
     known = sys.modules["keras"].callbacks
     listed = getattr(callbacks, "callbacks", callbacks)  # a list, one, None, or a CallbackList
     for callback in listed if isinstance(listed, list) else [listed]:
@@ -132,14 +127,14 @@ def _writing(callbacks: Any) -> Iterator[Tuple[str, str, Any]]:
 
 @contextlib.contextmanager
 def one_writer(callbacks: Any, workers: Any, paths: Sequence[List[List[str]]]) -> Iterator[None]:
-    """Lets one worker write each path in the block; `paths` are the `written_paths` of each worker.
+    """Lets one worker write each path in the block; `paths` are the kinds and paths of each worker.
 
     The other workers' callbacks write to a temporary folder, so that a callback otherwise does the
     same in every worker.
     """
     earlier = [path for told in paths[: workers.index] for path in told]
     with contextlib.ExitStack() as undo:
-        for kind, path, callback in list(_writing(callbacks)):
+        for kind, path, callback in list(writing(callbacks)):
             key = [kind, path]
             changed: Dict[str, Any] = {}
             if kind == "BackupAndRestore" and all(key in told for told in paths):

@@ -97,11 +97,8 @@ def reduce_weighted_values(
 
 def compiled_loss(step: Step, original: Method, loss: Any, *args: Any, **kwargs: Any) -> Any:
     """Notes that Keras computes the loss of `compile`, and allows the gradient of a vector."""
-    step.compiled_loss = True
-    try:
+    with step.setting("compiled_loss"):
         return original(loss, *args, **kwargs)
-    finally:
-        step.compiled_loss = False
 
 
 def additional_loss(step: Step, original: Method, model: Any, loss: Any) -> Any:
@@ -167,36 +164,28 @@ def add_variable(
 
 def _update_state(step: Step, original: Method, metric: Any, *args: Any, **kwargs: Any) -> None:
     """Updates a metric with this replica's rows, or with those of all replicas."""
-    value = _value(metric, args, kwargs)
+    import keras
+
     if step.nested:
         original(metric, *args, **kwargs)
         return
     whole = sees_whole_batch(metric, "update_state")
     if whole:
         args, kwargs = step.gather_structure((args, kwargs))
-        step.keep(metric.variables)
     else:
         step.change(metric.variables)
-        if value is not None and len(args) < 2 and kwargs.get("sample_weight") is None:
+        of_numbers = isinstance(metric, (keras.metrics.Mean, keras.metrics.Sum))
+        of_numbers = of_numbers and not isinstance(metric, keras.metrics.MeanMetricWrapper)
+        if of_numbers and len(args) < 2 and kwargs.get("sample_weight") is None:
             # A number, such as a mean loss, counts by this replica's rows.
+            value = tf.identity(args[0] if args else kwargs["values"])
             share = tf.cast(step.count / step.rows, tf.float32)
             share = tf.where(step.is_of_own_rows(value), 1.0, share)
             args, kwargs = (value,), {"sample_weight": tf.fill(tf.shape(value)[:1], share)}
-    with step.seeing_whole_batch():
+    with step.setting("nested"):
         original(metric, *args, **kwargs)
     if not whole:
         step.change(metric.variables, made=True)
-
-
-def _value(metric: Any, args: Any, kwargs: Any) -> Any:
-    """Returns the tensor that updates one of Keras' means or sums; None for other metrics."""
-    import keras
-
-    plain = isinstance(metric, (keras.metrics.Mean, keras.metrics.Sum))
-    if not plain or isinstance(metric, keras.metrics.MeanMetricWrapper):
-        return None
-    value = args[0] if args else kwargs.get("values")
-    return None if value is None else tf.identity(value)
 
 
 def _result(step: Step, original: Method, metric: Any) -> Any:
