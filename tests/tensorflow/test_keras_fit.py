@@ -55,7 +55,7 @@ NAMES = {2: ["*"], 3: THREE}
 MEANS = [
     *("loss_added_mean", "loss_compute_loss", "step_own", "step_lower", "step_returns_nested"),
     *("step_eagerly", "step_five_per_execution", "step_lower_batch_normalization", "step_gan"),
-    *("step_triplet_per_row", "step_vae"),
+    *("step_decorated", "step_triplet_per_row", "step_vae"),
 ]
 # With losses that are not, so that every worker must compute whole batches.
 NO_MEANS = [

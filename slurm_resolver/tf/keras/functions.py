@@ -38,6 +38,7 @@ def _part(model: Any, replica: int, share: Share, whole: bool) -> Tuple[Any, Ste
     and losses return NaN for no rows.
     """
     replicas, rows = model.distribute_strategy.sharing.replicas, count_rows(share.batch)
+    whole = whole or replicas == 1
     start, stop = rows * replica // replicas, rows * (replica + 1) // replicas
     repeated = whole or rows < replicas  # a tensor if the number of rows is one
     if isinstance(repeated, bool):
@@ -83,11 +84,12 @@ class StepFunction:
     def __init__(self, model: Any, kind: str) -> None:
         self._model = model
         self._kind = kind
-        self._step = getattr(model, f"{kind}_step")
+        step = getattr(model, f"{kind}_step")
+        self._step = getattr(step, "python_function", step)  # also if a tf.function decorates it
         self._strategy = model.distribute_strategy
         # Whether every replica must compute the whole batch if a loss may not be a mean over rows.
-        self._exact = self._strategy.sharing.replicas > 1 and kind != "predict"
-        self._exact = self._exact and self._strategy.custom_losses == "whole"
+        splits = self._strategy.sharing.replicas > 1 and kind != "predict"
+        self._exact = splits and self._strategy.custom_losses == "whole"
         self._make_functions(_custom_code(model, kind) if self._exact else "")
 
     def _make_functions(self, custom: str) -> None:
@@ -180,8 +182,7 @@ class StepFunction:
         """Computes a replica's part of a `Share`, or all of what this worker has read itself."""
         replica = replica_number()
         if isinstance(batch, Share):
-            whole = self._custom != "" or self._strategy.sharing.replicas == 1
-            part, step = _part(self._model, replica, batch, whole)
+            part, step = _part(self._model, replica, batch, self._custom != "")
         else:
             part, step = _own(self._model, replica, batch)
         graph = tf.compat.v1.get_default_graph()

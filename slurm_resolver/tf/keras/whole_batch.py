@@ -3,9 +3,8 @@
 The mean of the replicas' gradients, weighted by their rows, is right for every loss that is a mean
 over rows. Any other loss is computed from the rows of all replicas.
 
-A metric is updated with this replica's rows, and then changed by what all replicas have added, so
-that it is the same in all of them. A metric that Keras does not define is updated with all rows in
-each replica.
+A metric is updated with this replica's rows, and then with what all others have added, so that it
+is the same in all replicas. Each replica updates a custom metric with all rows.
 """
 
 from __future__ import annotations

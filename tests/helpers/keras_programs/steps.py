@@ -90,6 +90,12 @@ class Lower(keras.Model):
         return [self.own_loss, self.own_mae]
 
 
+class Decorated(OwnStep):
+    @tf.function  # type: ignore[untyped-decorator]
+    def train_step(self, batch: Any) -> Logs:
+        return super().train_step(batch)
+
+
 class LowerSum(Lower):
     def loss_of(self, y: Any, predicted: Any) -> Any:
         return 0.05 * tf.reduce_sum(tf.square(y - predicted))
@@ -106,6 +112,7 @@ class Returns(keras.Model):
 
 MODELS: Dict[str, Callable[[], Any]] = {
     "own": lambda: perceptron(kind=OwnStep),
+    "decorated": lambda: perceptron(kind=Decorated),
     "lower": lambda: perceptron(kind=Lower),
     "lower_sum": lambda: perceptron(kind=LowerSum),
     "returns_nested": lambda: perceptron(kind=Returns),
