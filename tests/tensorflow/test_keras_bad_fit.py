@@ -68,7 +68,7 @@ def test_what_fails_everywhere_fails_with_its_own_error_and_the_workers_go_on(
         "ValueError: in worker 1",
     ]
     for worker in workers:
-        expected = "ValueError: custom_losses='sum': expected \"whole\" or \"mean\"."
+        expected = 'ValueError: custom_losses=\'sum\': expected "whole" or "mean".'
         assert worker["unknown_option"] == expected
         for name in ("alone_on_purpose", "own_data_of_one_size", "compiled_outside"):
             assert worker[name] == "trained"
