@@ -32,15 +32,11 @@ _SEEDS = 2**31 - 1
 
 
 def _part(model: Any, replica: int, share: Share, whole: bool) -> Tuple[Any, Step]:
-    """Returns a replica's part of a batch, and its step.
-
-    If a batch has fewer rows than replicas, each replica computes all of it, because many layers
-    and losses return NaN for no rows.
-    """
+    """Returns a replica's part of a batch, and its step."""
     replicas, rows = model.distribute_strategy.sharing.replicas, count_rows(share.batch)
-    whole = whole or replicas == 1
     start, stop = rows * replica // replicas, rows * (replica + 1) // replicas
-    repeated = whole or rows < replicas  # a tensor if the number of rows is one
+    # For no rows, many layers and losses return NaN. It is a tensor if the number of rows is one.
+    repeated = whole or rows < replicas
     if isinstance(repeated, bool):
         start, stop = (0, rows) if repeated else (start, stop)
     else:
@@ -85,8 +81,8 @@ class StepFunction:
         self._model = model
         self._kind = kind
         step = getattr(model, f"{kind}_step")
-        self._step = getattr(step, "python_function", step)  # also if a tf.function decorates it
-        self._strategy = model.distribute_strategy
+        self._step = getattr(step, "python_function", step)  # of a tf.function
+        self._strategy, self._built = model.distribute_strategy, model.built
         # Whether every replica must compute the whole batch if a loss may not be a mean over rows.
         splits = self._strategy.sharing.replicas > 1 and kind != "predict"
         self._exact = splits and self._strategy.custom_losses == "whole"
@@ -116,7 +112,6 @@ class StepFunction:
         return tf.nest.map_structure(lambda *parts: tf.concat(parts, axis=0), *outputs)
 
     def _take(self, iterator: Any, count: int) -> Any:
-        """Returns the logs of the next step, or of the last of `steps_per_execution`."""
         of_data = isinstance(iterator, (tf.data.Iterator, tf.distribute.DistributedIterator))
         if of_data and not self._model.run_eagerly:
             return self._call("_on_iterator", iterator)
@@ -130,7 +125,12 @@ class StepFunction:
     def _call(self, name: str, data: Any) -> Any:
         try:
             return getattr(self, name)(data)
-        except UnknownLossError:  # before anything is computed, as steps are traced
+        except UnknownLossError as error:  # before anything is computed, as steps are traced
+            if not self._built:  # its new variables have no values
+                raise FitError(
+                    f"{self._model.name!r} is not built, and a custom layer gives a number to "
+                    "add_loss: build the model before fit, such as with model.build(input_shape)."
+                ) from error
             self._make_functions("a custom layer gives a number to add_loss")
             return getattr(self, name)(data)
 
@@ -207,10 +207,7 @@ class StepFunction:
 
 
 def _custom_code(model: Any, kind: str) -> str:
-    """Returns which custom code may compute a loss of a model; "" if none does.
-
-    If steps run eagerly, it is too late to learn of a layer's loss when the layer adds it.
-    """
+    """Returns which custom code may compute a loss of a model, or may add one eagerly; else ""."""
     for name in (f"{kind}_step", "compute_loss"):
         if not getattr(model, name).__module__.startswith("keras."):
             return f"its {name} is custom code"

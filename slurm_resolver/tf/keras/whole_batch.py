@@ -113,8 +113,11 @@ class UnknownLossError(Exception):
 
 def add_loss(step: Step, original: Method, layer: Any, loss: Any) -> None:
     """Raises UnknownLossError if custom code adds a number; Keras' layers add means."""
+    from keras.src import backend
+
     scalar = any(tf.convert_to_tensor(one).shape.rank == 0 for one in tf.nest.flatten(loss))
-    if scalar and step.means_only and is_custom(layer):
+    unknown = scalar and step.means_only and is_custom(layer)
+    if unknown and not backend.in_stateless_scope():  # not while Keras only infers shapes
         raise UnknownLossError("add_loss of a number")
     original(layer, loss)
 
