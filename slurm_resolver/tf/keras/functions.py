@@ -82,7 +82,7 @@ class StepFunction:
         self._kind = kind
         step = getattr(model, f"{kind}_step")
         self._step = getattr(step, "python_function", step)  # of a tf.function
-        self._strategy, self._built = model.distribute_strategy, model.built
+        self._strategy, self._count = model.distribute_strategy, len(model.variables)
         # Whether every replica must compute the whole batch if a loss may not be a mean over rows.
         splits = self._strategy.sharing.replicas > 1 and kind != "predict"
         self._exact = splits and self._strategy.custom_losses == "whole"
@@ -126,7 +126,7 @@ class StepFunction:
         try:
             return getattr(self, name)(data)
         except UnknownLossError as error:  # before anything is computed, as steps are traced
-            if not self._built:  # its new variables have no values
+            if len(self._model.variables) > self._count:  # the new ones have no values
                 raise FitError(
                     f"{self._model.name!r} is not built, and a custom layer gives a number to "
                     "add_loss: build the model before fit, such as with model.build(input_shape)."
