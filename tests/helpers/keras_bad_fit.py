@@ -114,6 +114,11 @@ def other_calls(strategy: Any, worker: int) -> None:
 
 
 @way
+def unknown_option(strategy: Any, worker: int) -> None:
+    sr.MultiWorkerMirroredStrategy(custom_losses="sum")  # type: ignore[arg-type]
+
+
+@way
 def all_raise(strategy: Any, worker: int) -> None:
     def fails(epoch: int, logs: Any) -> None:
         raise ValueError(f"in worker {worker}")

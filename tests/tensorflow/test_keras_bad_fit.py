@@ -32,7 +32,7 @@ IN_BOTH = {
     "other_rows": "this worker has read another batch than the others. Expec",
     "own_data": "in the data: 4 batches in worker 0, 2 batches in worker 1",
     "stateful": "is stateful: it has a state for each row of a batch, of which each worker",
-    "own_data_summed": "a loss of train_step of 'summed' is no mean over rows: it is",
+    "own_data_summed": "Each worker reads its own data, so that none has a whole batch. If each",
     "other_calls": "worker 0 calls evaluate, and worker 1 calls predict. Make each call in all",
 }
 
@@ -68,6 +68,8 @@ def test_what_fails_everywhere_fails_with_its_own_error_and_the_workers_go_on(
         "ValueError: in worker 1",
     ]
     for worker in workers:
+        expected = 'ValueError: custom_losses=\'sum\': expected "whole" or "mean".'
+        assert worker["unknown_option"] == expected
         for name in ("alone_on_purpose", "own_data_of_one_size", "compiled_outside"):
             assert worker[name] == "trained"
 

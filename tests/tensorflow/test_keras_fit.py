@@ -12,7 +12,7 @@ import shlex
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any, Dict, List
+from typing import Any, Dict, List, Tuple
 
 import pytest
 from folders import HELPERS
@@ -45,18 +45,28 @@ SERVERS = [
 THREE = [
     *("loss_dice", "loss_reduction_*", "loss_function_sum", "loss_masked_*", "loss_added_vector"),
     *("loss_weighted_*_by_weight", "loss_two_outputs", "optimizer_accumulated", "step_own"),
-    *("step_gan", "step_five_per_execution", "metric_auc", "metric_own_*"),
+    *("step_gan", "step_five_per_execution", "metric_auc", "metric_own_*", "step_vae"),
+    *("loss_added_sum", "loss_activity_of_batch", "step_lower_sum", "step_contrastive"),
     *("data_on_batch", "data_arrays_batches_of_1", "data_shuffled_fit", "guide_synchronized_*"),
 ]
 NAMES = {2: ["*"], 3: THREE}
 
-# The losses of these programs are not means over rows, so every worker computes whole batches.
-WHOLE = ["loss_added_sum", "step_lower_sum"]
+# With custom code whose losses are means over rows, so that workers may split the batches.
+MEANS = [
+    *("loss_added_mean", "loss_compute_loss", "step_own", "step_lower", "step_returns_nested"),
+    *("step_eagerly", "step_five_per_execution", "step_lower_batch_normalization", "step_gan"),
+    *("step_decorated", "step_triplet_per_row", "step_vae"),
+]
+# With losses that are not, so that every worker must compute whole batches.
+NO_MEANS = [
+    *("loss_added_sum", "loss_activity_of_batch", "step_lower_sum", "step_contrastive"),
+]
 
 
-def names(count: int) -> List[str]:
+def names(count: int, custom_losses: str = "whole") -> List[str]:
     given = os.environ.get("KERAS_PROGRAMS")
-    return given.split() if given else NAMES[count]
+    chosen = NAMES[count] if custom_losses == "whole" else MEANS
+    return given.split() if given else chosen
 
 
 def listed() -> Dict[str, List[str]]:
@@ -80,16 +90,26 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> Outcomes:
     return outcomes(folder, ["alone"])[0]
 
 
-@pytest.fixture(scope="module", params=[2, pytest.param(3, marks=pytest.mark.nightly)])
+@pytest.fixture(
+    scope="module",
+    params=[
+        (2, "whole"),
+        (2, "mean"),
+        pytest.param((3, "whole"), marks=pytest.mark.nightly),
+        pytest.param((3, "mean"), marks=pytest.mark.nightly),
+    ],
+    ids="{0[0]} workers, {0[1]}".format,
+)
 def workers(
     request: pytest.FixtureRequest,
     real_slurm: SlurmCluster,
     tmp_path_factory: pytest.TempPathFactory,
 ) -> List[Outcomes]:
-    """The results of the programs, by worker."""
-    count: int = request.param
+    """What came of the programs, by worker."""
+    how: Tuple[int, str] = request.param
+    count, custom_losses = how
     folder = tmp_path_factory.mktemp(f"workers{count}")
-    step(real_slurm, STEPS[count], folder, *names(count))
+    step(real_slurm, STEPS[count], folder, f"--custom-losses={custom_losses}", *names(*how))
     return outcomes(folder, [str(index) for index in range(count)])
 
 
@@ -121,7 +141,7 @@ def different(found: Outcomes, alone: Outcomes) -> Dict[str, Any]:
     """Returns the results that differ from one process, by the program's name."""
     told: Dict[str, Any] = {}
     for name, (tolerance, by_design) in listed().items():
-        if name not in found or by_design:
+        if name not in found or (by_design and not found[name]["whole"]):
             continue
         expected, came = alone[name], found[name]
         if "error" in came or "error" in expected:
@@ -138,10 +158,13 @@ def test_programs_give_what_one_process_gives(alone: Outcomes, workers: List[Out
     assert different(workers[0], alone) == {}
 
 
-def test_whole_batches_are_computed_only_where_losses_are_no_means(workers: List[Outcomes]) -> None:
+def test_whole_batches_are_computed_only_for_custom_code(
+    workers: List[Outcomes], request: pytest.FixtureRequest
+) -> None:
+    whole = "whole" in request.node.callspec.id
     for worker in workers:
         for name, came in worker.items():
-            assert came["whole"] == any(map(Path(name).match, WHOLE)), name
+            assert came["whole"] == (whole and name in [*MEANS, *NO_MEANS]), name
 
 
 @pytest.mark.nightly

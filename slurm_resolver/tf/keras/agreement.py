@@ -1,7 +1,4 @@
-"""Checks that all workers call Keras 3's `fit`, `evaluate` and `predict` with the same arguments.
-
-The workers compare their calls before they begin.
-"""
+"""Checks that all workers call Keras 3's `fit`, `evaluate` and `predict` with equal arguments."""
 
 from __future__ import annotations
 
@@ -17,7 +14,7 @@ from slurm_resolver.errors import FitError
 from slurm_resolver.log import warn_once
 from slurm_resolver.preflight.keras_version import check_keras
 from slurm_resolver.tf.keras import are_several, strategies
-from slurm_resolver.tf.keras.saving import one_writer, written_paths
+from slurm_resolver.tf.keras.saving import one_writer, writing
 from slurm_resolver.tf.progress import meeting, reporting
 
 _SCOPE = (
@@ -62,24 +59,30 @@ def call_together(
         return method(*args, **kwargs)  # which says what is wrong with them
     bound.apply_defaults()
     arguments = bound.arguments
-    _check_layers(strategy, model)
-    if name == "fit":
-        _check_model(strategy, model)
-        if model.jit_compile:
-            warn_once("jit_compile=True has no effect: XLA cannot compile steps of several workers")
-            model.jit_compile = False
+    _check_model(strategy, model, name)
+    if name == "fit" and model.jit_compile:
+        warn_once("jit_compile=True has no effect: XLA cannot compile steps of several workers")
+        model.jit_compile = False
     callbacks = arguments.get("callbacks")
-    own = {"task": _task(model, arguments), "paths": written_paths(callbacks)}
+    paths = [[kind, path] for kind, path, _ in writing(callbacks)]
     with meeting(name):
-        told = workers.exchange(f"calls {name}", own)
-    _check_agreement(name, workers.names, [each["task"] for each in told])
-    writing = one_writer(callbacks, workers, [each["paths"] for each in told])
-    with reporting(name, arguments), workers.failing_together(name), writing:
+        told = workers.exchange(f"calls {name}", [_task(model, arguments), paths])
+    _check_agreement(name, workers.names, [task for task, _ in told])
+    alone = one_writer(callbacks, workers, [paths for _, paths in told])
+    with reporting(name, arguments), workers.failing_together(name), alone:
         return method(*bound.args, **bound.kwargs)
 
 
-def _check_model(strategy: Any, model: Any) -> None:
-    """Raises FitError with the variable or option that TensorFlow refuses without naming it."""
+def _check_model(strategy: Any, model: Any, call: str) -> None:
+    """Raises FitError for what cannot be computed, or what TensorFlow refuses without naming it."""
+    for layer in model._flatten_layers():
+        if getattr(layer, "stateful", False) is True and strategy.sharing.replicas > 1:
+            raise FitError(
+                f"the layer {layer.name!r} is stateful: it has a state for each row of a batch, of "
+                "which each worker computes a part. Leave stateful=True out, or use one process."
+            )
+    if call != "fit":
+        return
     optimizer = getattr(model.optimizer, "variables", ())
     for owner, variables in (("model", model.weights), ("optimizer", optimizer)):
         for variable in variables:
@@ -97,17 +100,6 @@ def _check_model(strategy: Any, model: Any) -> None:
             )
 
 
-def _check_layers(strategy: Any, model: Any) -> None:
-    """Raises FitError for a layer that has a state for each row of a batch."""
-    for layer in model._flatten_layers():
-        if getattr(layer, "stateful", False) is True and strategy.sharing.replicas > 1:
-            raise FitError(
-                f"the layer {layer.name!r} is stateful: it has a state for each row of a batch, of "
-                "which each worker computes a part. Leave stateful=True out, or train in one "
-                "process."
-            )
-
-
 def _task(model: Any, arguments: Dict[str, Any]) -> Dict[str, Any]:
     """Describes the call, for the comparison; None stands for an unknown value."""
     data = {"x": "steps_per_epoch" if "epochs" in arguments else "steps"}
@@ -120,7 +112,9 @@ def _task(model: Any, arguments: Dict[str, Any]) -> Dict[str, Any]:
     task["optimizer"] = type(getattr(model, "optimizer", None)).__name__
     with contextlib.suppress(Exception):  # not everything that is compiled can be described
         compiled = model.get_compile_config()
-        task.update({what: json.dumps(compiled.get(what), default=_kind) for what in _COMPILED})
+        # unlike an object's text, its type's name contains no address
+        for what in _COMPILED:
+            task[what] = json.dumps(compiled.get(what), default=lambda value: type(value).__name__)
     return task
 
 
@@ -129,11 +123,11 @@ def _describe(value: Any, steps: Any) -> Optional[str]:
     if isinstance(value, tf.data.Dataset):
         sharding = value.options().experimental_distribute.auto_shard_policy
         cardinality = int(value.cardinality())
-        if steps and sharding == tf.data.experimental.AutoShardPolicy.OFF:
-            return None  # each worker has its own data, and takes the same number of steps
-        if cardinality == tf.data.INFINITE_CARDINALITY:
-            return "endless"
-        return None if cardinality == tf.data.UNKNOWN_CARDINALITY else f"{cardinality} batches"
+        # With OFF, each worker has its own data, and takes the same number of steps.
+        of_its_own = steps and sharding == tf.data.experimental.AutoShardPolicy.OFF
+        if of_its_own or cardinality == tf.data.UNKNOWN_CARDINALITY:
+            return None
+        return "endless" if cardinality < 0 else f"{cardinality} batches"
     part: Any = next(iter(tf.nest.flatten(value)), None)
     if part is None or isinstance(part, (int, float, str)):
         return str(part)
@@ -142,20 +136,15 @@ def _describe(value: Any, steps: Any) -> Optional[str]:
     return f"{part.num_batches} batches" if hasattr(part, "num_batches") else None
 
 
-def _kind(value: Any) -> str:
-    return type(value).__name__  # unlike its text, its type's name contains no address
-
-
 def _check_agreement(call: str, names: Sequence[str], tasks: Sequence[Dict[str, Any]]) -> None:
     """Raises the same FitError in every worker if the calls of two workers differ."""
-    for what, value in tasks[0].items():
-        for name, task in zip(names, tasks):
-            other = task.get(what)
-            if None not in (value, other) and other != value:
-                what = "the data" if what == "x" else what
+    for name, task in zip(names, tasks):
+        for what, value in tasks[0].items():
+            if None not in (value, task.get(what)) and task[what] != value:
                 raise FitError(
-                    f"{call} differs from worker to worker, in {what}: {value} in {names[0]}, "
-                    f"{other} in {name}. Expected the same program in every worker, with the same "
-                    "data, of which each takes its share. Data that each worker has of its own "
+                    f"{call} differs from worker to worker, in "
+                    f"{'the data' if what == 'x' else what}: {value} in {names[0]}, {task[what]} "
+                    f"in {name}. Expected the same program in every worker, with the same data, of "
+                    "which each takes its share. Data that each worker has of its own "
                     "(AutoShardPolicy.OFF) needs steps_per_epoch."
                 )

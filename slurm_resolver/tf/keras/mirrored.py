@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import os
 import pickle
 import random
@@ -17,7 +16,7 @@ from slurm_resolver.errors import JobsError
 from slurm_resolver.slurm.step import SlurmStep
 from slurm_resolver.tf import progress
 from slurm_resolver.tf.exchange import Workers
-from slurm_resolver.tf.keras.functions import PredictFunction, StepFunction
+from slurm_resolver.tf.keras.functions import StepFunction
 from slurm_resolver.tf.keras.patches import prepare
 from slurm_resolver.tf.keras.sharing import Sharing, share_dataset
 from slurm_resolver.tf.resolver import SlurmClusterResolver
@@ -53,6 +52,7 @@ class MultiWorkerMirroredStrategy(
         *,
         start_timeout: Optional[float] = None,
         on_stall: Literal["report", "exit"] = "report",
+        custom_losses: Literal["whole", "mean"] = "whole",
     ) -> None:
         """Waits until all workers have come, and starts this worker's server.
 
@@ -69,24 +69,31 @@ class MultiWorkerMirroredStrategy(
             on_stall: what to do when no worker has ended a step for SLURM_RESOLVER_STALL_SECONDS
                 (300): "report" it, or also "exit" with status 1 from the tasks that the others wait
                 for, so that `slurm-resolver supervise` starts the step again.
+            custom_losses: how to train a Keras 3 model with its own `train_step`, `test_step` or
+                `compute_loss`, or a number in `add_loss`. "whole": every worker computes the whole
+                batches, which is right for any loss. "mean": the workers split the batches, which
+                is right if each loss is a mean over rows. See docs/keras.md.
 
         Raises:
+            ValueError: for another `on_stall` or `custom_losses`.
             RendezvousError: in every worker that came, if others did not, naming them; if they
                 disagree on the cluster, or a port is taken.
             JobsError: in an evaluator, which does not train. In a cluster with parameter servers,
                 in every task.
         """
+        if custom_losses not in ("whole", "mean"):
+            raise ValueError(f'custom_losses={custom_losses!r}: expected "whole" or "mean".')
+        self.custom_losses = custom_losses
         if cluster_resolver is None:
             cluster_resolver = SlurmClusterResolver()
         _check_job(cluster_resolver)
         with starting_together(cluster_resolver, start_timeout, _JOBS) as client:
             options = choose_communication(communication_options, client, cluster_resolver, _JOBS)
             super().__init__(cluster_resolver, options)
-        _let_children_end()
+        os.register_at_fork(after_in_child=_end_by_sigterm)
         self.workers = Workers(self, client)
         local = len(self.extended.worker_devices)
-        first = self.workers.index * local
-        self.sharing = Sharing(first, local, self.num_replicas_in_sync)
+        self.sharing = Sharing(self.workers.index * local, local, self.num_replicas_in_sync)
         self.of_several = len(self.workers.names) > 1
         if self.of_several:
             _agree_on_seeds(self.workers)
@@ -100,7 +107,7 @@ class MultiWorkerMirroredStrategy(
 
     def make_function(self, model: Any, kind: str) -> Any:
         """Returns a Keras model's function for a "train", "test" or "predict" step."""
-        return PredictFunction(model) if kind == "predict" else StepFunction(model, kind)
+        return StepFunction(model, kind)
 
 
 def _check_job(resolver: Any) -> None:
@@ -110,7 +117,9 @@ def _check_job(resolver: Any) -> None:
             "alone. TensorFlow would wait without end: leave ps out of jobs, or use "
             "ParameterServerStrategy"
         )
-    if resolver.task_type == "evaluator":
+    if job in ("evaluator", *DATA_JOBS):
+        serves = "Call sys.exit(resolver.serve()) there, before the strategy is made"
+        instead = "Evaluate there alone, without a strategy" if job == "evaluator" else serves
         raise JobsError(
             f"MultiWorkerMirroredStrategy in evaluator {resolver.task_id}; expected a chief or a "
             "worker, which train. Evaluate there alone, without a strategy: "
@@ -127,8 +136,7 @@ def _agree_on_seeds(workers: Workers) -> None:
     """
     seed = zlib.crc32((SlurmStep.read().job_id or "").encode())
     global_seed = int(tf.compat.v1.get_seed(1)[0])  # an argument avoids a random number
-    states = (random.getstate(), np.random.get_state())
-    own = [zlib.crc32(pickle.dumps(state)) for state in states]
+    own = [zlib.crc32(pickle.dumps(get())) for get in (random.getstate, np.random.get_state)]
     python, numpy, tensorflow = zip(*workers.exchange("makes the strategy", [*own, global_seed]))
     if len(set(python)) > 1:
         random.seed(seed)
@@ -138,16 +146,11 @@ def _agree_on_seeds(workers: Workers) -> None:
         tf.random.set_seed(_NO_SEED)
 
 
-@functools.cache  # once
-def _let_children_end() -> None:
-    """Lets SIGTERM end forked children, such as those of a PyDataset with `use_multiprocessing`.
+def _end_by_sigterm() -> None:
+    """Lets SIGTERM end a forked child, such as that of a PyDataset with `use_multiprocessing`.
 
     TensorFlow handles SIGTERM once the strategy has started, and a child inherits the handler.
     `terminate()` would not end the child, and the program would wait for it at its end.
     """
-
-    def end_by_sigterm() -> None:
-        if signal.getsignal(signal.SIGTERM) in (signal.SIG_DFL, None):  # the program has no handler
-            signal.signal(signal.SIGTERM, signal.SIG_DFL)
-
-    os.register_at_fork(after_in_child=end_by_sigterm)
+    if signal.getsignal(signal.SIGTERM) in (signal.SIG_DFL, None):  # the program has no handler
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)

@@ -15,7 +15,6 @@ from collections import deque
 from typing import Any, Callable, Deque, Dict, Iterator, List, Optional
 
 import tensorflow as tf
-from tensorflow.python.distribute import input_lib
 
 from slurm_resolver.errors import JobsError, KerasError
 from slurm_resolver.tf import start
@@ -26,7 +25,6 @@ from slurm_resolver.tf.keras.sharing import without_optionals
 _JOBS = ("chief", "ps", "worker")  # the jobs whose tasks the strategy connects
 
 _AHEAD = 4  # scheduled steps for each worker, so that no worker waits
-_ATTEMPTS = 3  # of a prediction, if workers are lost
 
 DatasetFunction = Callable[[tf.distribute.InputContext], tf.data.Dataset]
 
@@ -56,10 +54,8 @@ class ParameterServerStrategy(
         data = strategy.distribute_datasets_from_function(dataset_fn)
         model.fit(data, epochs=10, steps_per_epoch=1000)
 
-    ``compile(steps_per_execution=n)`` lets the workers predict n batches at once.
-
-    Callbacks run on the chief. All steps of an epoch are done at its end; the steps and logs of a
-    batch are complete at its end only with ``steps_per_execution``. Custom loops and tf_keras work
+    ``compile(steps_per_execution=n)`` lets the workers predict n batches at once. Callbacks run on
+    the chief; the chief waits for all steps at the end of an epoch. Custom loops and tf_keras work
     as under TensorFlow's class.
     """
 
@@ -113,7 +109,7 @@ class ParameterServerStrategy(
     def distribute_datasets_from_function(
         self, dataset_fn: DatasetFunction, options: Optional[Any] = None
     ) -> Any:
-        """Returns a dataset that each worker makes and reads for itself.
+        """Returns a dataset that each worker makes and reads for itself, for `fit`.
 
         Args:
             dataset_fn: takes a `tf.distribute.InputContext`, and returns a batched dataset. Each
@@ -122,9 +118,32 @@ class ParameterServerStrategy(
                 `steps_per_epoch`.
             options: a `tf.distribute.InputOptions`.
         """
+        distribute = super().distribute_datasets_from_function
         if tf.inside_function():
-            return super().distribute_datasets_from_function(dataset_fn, options)
-        return WorkerData(self, dataset_fn, options)
+            return distribute(dataset_fn, options)
+        # The chief's own: Keras learns the shapes and an epoch's length from it, and tests with it.
+        data = dataset_fn(
+            tf.distribute.InputContext(num_replicas_in_sync=self.num_replicas_in_sync)
+        )
+        is_finite = int(data.cardinality()) >= 0
+
+        def of_one(context: tf.distribute.InputContext) -> tf.data.Dataset:
+            return dataset_fn(context).repeat() if is_finite else dataset_fn(context)
+
+        @functools.cache
+        def of_workers() -> Any:  # continues from one epoch to the next
+            coordinator = self.coordinator()
+            return iter(coordinator.create_per_worker_dataset(lambda: distribute(of_one, options)))
+
+        def changing(name: str) -> Callable[..., Any]:
+            return lambda *args, **kwargs: self.distribute_datasets_from_function(
+                lambda context: getattr(dataset_fn(context), name)(*args, **kwargs), options
+            )
+
+        data.of_workers = of_workers
+        for name in ("map", "prefetch"):  # which Keras calls for `class_weight`
+            setattr(data, name, changing(name))
+        return data
 
 
 def check_model(strategy: Any, model: Any) -> None:
@@ -147,60 +166,15 @@ def check_model(strategy: Any, model: Any) -> None:
         )
 
 
-class WorkerData(input_lib.DistributedDatasetsFromFunction):  # type: ignore[misc]
-    """A dataset that each worker makes for itself, for `fit` and for the `ClusterCoordinator`.
-
-    Keras recognizes datasets by the names of their classes.
-    """
-
-    def __init__(self, strategy: Any, dataset_fn: DatasetFunction, options: Any) -> None:
-        self._strategy = strategy
-        self._dataset_fn = dataset_fn
-        self._options = options
-
-    @functools.cached_property
-    def chiefs(self) -> tf.data.Dataset:
-        """The chief's own dataset."""
-        replicas = self._strategy.num_replicas_in_sync
-        return self._dataset_fn(tf.distribute.InputContext(num_replicas_in_sync=replicas))
-
-    def __call__(self) -> Any:
-        """Makes the dataset of one worker, in a function that runs there."""
-        return self._strategy.distribute_datasets_from_function(self._dataset_fn, self._options)
-
-    def __iter__(self) -> Iterator[Any]:
-        """Returns the chief's batches: Keras learns the shapes from them, and tests with them."""
-        iterator: Any = iter(self.chiefs)
-        iterator.of_workers = lambda: self.of_workers
-        return iterator  # type: ignore[no-any-return]
-
-    @property
-    def element_spec(self) -> Any:
-        """The shapes and types of a batch."""
-        return self.chiefs.element_spec
-
-    @property
-    def cardinality(self) -> int:
-        """The number of batches in an epoch; below 0 if it is unknown or infinite."""
-        return int(self.chiefs.cardinality())
-
-    def map(self, function: Callable[..., Any]) -> WorkerData:
-        """Returns the dataset with each batch changed, as Keras does for `class_weight`."""
-        return self._changed(lambda dataset: dataset.map(function))
-
-    def prefetch(self, buffer_size: int) -> WorkerData:
-        """Returns the dataset with batches that each worker reads ahead."""
-        return self._changed(lambda dataset: dataset.prefetch(buffer_size))
-
-    @functools.cached_property
-    def of_workers(self) -> Any:
-        """The iterator of all workers, which continues from one epoch to the next."""
-        endless = self._changed(tf.data.Dataset.repeat) if self.cardinality >= 0 else self
-        return iter(self._strategy.coordinator().create_per_worker_dataset(endless))
-
-    def _changed(self, change: Callable[[tf.data.Dataset], tf.data.Dataset]) -> WorkerData:
-        function = self._dataset_fn
-        return WorkerData(self._strategy, lambda context: change(function(context)), self._options)
+@contextlib.contextmanager
+def _told_where_data_ends() -> Iterator[None]:
+    try:
+        yield
+    except tf.errors.OutOfRangeError as error:
+        raise ValueError(
+            "a worker's dataset has ended before the steps of fit; expected one without an end: "
+            "let dataset_fn return dataset.repeat()"
+        ) from error
 
 
 class ScheduledFunction:
@@ -215,21 +189,21 @@ class ScheduledFunction:
         self._strategy = model.distribute_strategy
         self._coordinator = self._strategy.coordinator()
         self._step = getattr(model, f"{kind}_step")
-        self._on_batch = compiled(model, self._run_on_batch)
+        hidden = functools.partial(tf.nest.map_structure, _with_unknown_rows)
+        self._on_batch = compiled(model, lambda batch: self._run(hidden(batch)))
         self._on_iterator = compiled(model, lambda iterator: self._run(next(iterator)))
         self._under_way: Deque[Any] = deque()
         self._logs: Dict[str, Any] = {}
 
+    @_told_where_data_ends()
     def __call__(self, data: Any) -> Any:
-        """Returns the outputs for a list of batches, or for an iterator logs that `join` completes.
-
-        For an iterator, it schedules `steps_per_execution` steps.
-        """
+        """Returns a list's outputs, or the logs of an iterator's steps, which `join` completes."""
         if isinstance(data, list):
             return self._predict(data)
         count, function, batches = self._model.steps_per_execution, self._on_batch, data
-        if self._trains and hasattr(data, "of_workers"):
-            function, batches = self._on_iterator, itertools.repeat(data.of_workers())
+        of_workers = getattr(getattr(data, "_dataset", None), "of_workers", None)
+        if self._trains and of_workers:
+            function, batches = self._on_iterator, itertools.repeat(of_workers())
         begun = False
         for batch in itertools.islice(batches, count):
             begun = True
@@ -243,12 +217,12 @@ class ScheduledFunction:
             self.join()
         return self._logs
 
+    @_told_where_data_ends()
     def join(self) -> None:
         """Waits for all steps, and takes the last one's logs; raises the error of a step."""
         last = list(self._under_way)[-1:]
         self._under_way.clear()
-        with _told_where_data_ends():
-            self._coordinator.join()
+        self._coordinator.join()
         for remote in last:
             self._take_logs(remote)
 
@@ -256,27 +230,19 @@ class ScheduledFunction:
         try:
             self._logs.update(remote.fetch())
         except tf.errors.OpError:
-            # This raises the error of a step that failed. If a worker is lost, another one's logs
-            # are used.
-            with _told_where_data_ends():
-                self._coordinator.join()
+            # This raises the error of a failed step. The logs of a lost worker's step are left out.
+            self._coordinator.join()
 
-    def _predict(self, batches: List[Any], attempt: int = 1) -> Any:
+    def _predict(self, batches: List[Any]) -> Any:
         remotes = [self._schedule(self._on_batch, batch) for batch in batches]
         try:
             outputs = [remote.get() for remote in remotes]
         except tf.errors.UnavailableError:  # a worker is lost, and its predictions with it
-            if attempt == _ATTEMPTS:
-                raise
-            return self._predict(batches, attempt + 1)
+            return self._predict(batches)
         return tf.nest.map_structure(lambda *parts: tf.concat(parts, axis=0), *outputs)
 
     def _schedule(self, function: Callable[..., Any], data: Any) -> Any:
-        with _told_where_data_ends():
-            return self._coordinator.schedule(function, (without_optionals(data),))
-
-    def _run_on_batch(self, batch: Any) -> Any:
-        return self._run(tf.nest.map_structure(_with_unknown_rows, batch))
+        return self._coordinator.schedule(function, (without_optionals(data),))
 
     def _run(self, batch: Any) -> Any:
         return tf.nest.map_structure(as_tensor, self._strategy.run(self._step, args=(batch,)))
@@ -290,14 +256,3 @@ def _with_unknown_rows(value: Any) -> Any:
     if not isinstance(value, tf.Tensor) or not value.shape.rank:
         return value
     return tf.compat.v1.placeholder_with_default(value, [None, *value.shape[1:]])
-
-
-@contextlib.contextmanager
-def _told_where_data_ends() -> Iterator[None]:
-    try:
-        yield
-    except tf.errors.OutOfRangeError as error:
-        raise ValueError(
-            "a worker's dataset has ended before the steps of fit; expected one without an end: "
-            "let dataset_fn return dataset.repeat()"
-        ) from error

@@ -13,7 +13,6 @@ from typing import Any, Callable, Iterator, Optional, Tuple
 
 import tensorflow as tf
 from tensorflow.python.distribute import values
-from tensorflow.python.framework import func_graph
 from tensorflow.python.ops import control_flow_v2_func_graphs
 
 from slurm_resolver.errors import KerasError
@@ -71,7 +70,8 @@ def _patch_models(keras: Any) -> None:
 
     # A strategy makes the functions that run steps. Until Keras' steps know their rows.
     for kind in ("train", "test", "predict"):
-        _wrap_where_defined(keras.Model, f"make_{kind}_function", _make_function(kind))
+        make = functools.partial(_make_function, kind)
+        _wrap_where_defined(keras.Model, f"make_{kind}_function", make)
     # It also splits the data by rows. Until TensorFlow does.
     _wrap(trainer.TFEpochIterator, "__init__", _share_out)
     # Models without `call()` train, and no batch is lost. Until Keras does not draw one to build.
@@ -98,11 +98,10 @@ def _patch_steps(keras: Any) -> None:
     from keras.src.backend.tensorflow import optimizer as tensorflow_optimizer
     from keras.src.backend.tensorflow import trainer
     from keras.src.losses import loss as loss_module
-    from keras.src.optimizers import base_optimizer, loss_scale_optimizer
+    from keras.src.optimizers import loss_scale_optimizer
     from keras.src.trainers import compile_utils
 
-    layers, scaling = keras.layers, loss_scale_optimizer.LossScaleOptimizer
-    dropouts = layers.Dropout, layers.AlphaDropout, layers.GaussianDropout, layers.GaussianNoise
+    scaling = loss_scale_optimizer.LossScaleOptimizer
     changes: Tuple[Tuple[Any, str, Method], ...] = (
         # Gradients are means over all replicas' rows, and what is done to them is done to the mean.
         # Until Keras averages gradients where they are computed.
@@ -116,20 +115,18 @@ def _patch_steps(keras: Any) -> None:
         (keras.losses.Loss, "__call__", whole_batch.loss),
         (compile_utils.CompileLoss, "call", whole_batch.compiled_loss),
         (trainer.TensorFlowTrainer, "_aggregate_additional_loss", whole_batch.additional_loss),
+        (keras.layers.Layer, "add_loss", whole_batch.add_loss),
         # Replicas draw different masks from equal seeds. Until Keras' seeds know the replica.
         (keras.random.SeedGenerator, "next", _next_seed),
-        # `row_means` can examine a step. Until every loss counts as a mean over rows.
-        (layers.Layer, "add_loss", whole_batch.add_loss),
-        *((layer, "call", _call_in_training) for layer in (layers.BatchNormalization, *dropouts)),
-        (base_optimizer.BaseOptimizer, "apply", _apply),
-        (scaling, "apply", _apply),
     )
     for owner, name, replacement in changes:
         _wrap(owner, name, _in_steps(replacement))
     # A metric's variables are the same in all workers. Until Keras adds metrics up.
     _wrap(keras.metrics.Metric, "add_variable", whole_batch.add_variable)
-    # Steps run in the loop of `steps_per_execution`. Until TensorFlow numbers collectives there.
-    _let_collectives_run_in_loops()
+    # Functions with collectives run in conditions: in the loop of `steps_per_execution`, and where
+    # a step makes variables. Until TensorFlow numbers collectives there.
+    conditional = control_flow_v2_func_graphs.ControlFlowFuncGraph
+    conditional.capture_call_time_value = _capture_outside
 
 
 def patch_metrics(keras: Any) -> None:
@@ -180,17 +177,13 @@ def _in_steps(replacement: Method, outside: Optional[Method] = None) -> Method:
     return call
 
 
-def _make_function(kind: str) -> Method:
-    made = f"{kind}_function"
-
-    def make_function(original: Method, model: Any, force: bool = False) -> Any:
-        if model.distribute_strategy not in strategies:
-            return original(model, force)
-        if force or getattr(model, made) is None:
-            setattr(model, made, model.distribute_strategy.make_function(model, kind))
-        return getattr(model, made)
-
-    return make_function
+def _make_function(kind: str, original: Method, model: Any, force: bool = False) -> Any:
+    if model.distribute_strategy not in strategies:
+        return original(model, force)
+    name = f"{kind}_function"
+    if force or getattr(model, name) is None:
+        setattr(model, name, model.distribute_strategy.make_function(model, kind))
+    return getattr(model, name)
 
 
 def _share_out(
@@ -255,33 +248,7 @@ def _next_seed(step: Step, original: Method, generator: Any, *args: Any, **kwarg
     return seed + tf.cast(tf.stack([1_000_003 * step.draw, 0]), seed.dtype)
 
 
-def _call_in_training(
-    step: Step, original: Method, layer: Any, inputs: Any, training: Any = None, **kwargs: Any
-) -> Any:
-    """Computes a layer as in inference if the step is only examined."""
-    training = training if step.examined is None else False
-    return original(layer, inputs, training=training, **kwargs)
-
-
-def _apply(step: Step, original: Method, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
-    """Applies no gradients if the step is only examined."""
-    return original(optimizer, *args, **kwargs) if step.examined is None else None
-
-
-def _let_collectives_run_in_loops() -> None:
-    """Lets a collective run in a condition within a loop.
-
-    TensorFlow numbers every collective through a placeholder in the graph of the caller, which
-    nobody feeds in the graph of a condition (`capture_call_time_value` in func_graph.py).
-    """
-    name = "capture_call_time_value"
-    graph_type = getattr(control_flow_v2_func_graphs, "ControlFlowFuncGraph", None)
-    if graph_type is None or name in vars(graph_type) or not hasattr(func_graph.FuncGraph, name):
-        return  # another TensorFlow
-
-    def capture_call_time_value(self: Any, *args: Any, **kwargs: Any) -> Any:
-        outer = self.outer_graph
-        with outer.as_default():
-            return outer.capture_call_time_value(*args, **kwargs)
-
-    setattr(graph_type, name, capture_call_time_value)
+def _capture_outside(graph: Any, *args: Any, **kwargs: Any) -> Any:
+    """Captures a collective's number in the graph around a condition, where it is fed."""
+    with graph.outer_graph.as_default():
+        return graph.outer_graph.capture_call_time_value(*args, **kwargs)

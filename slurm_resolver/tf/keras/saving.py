@@ -7,6 +7,7 @@ system, so that every node gets the file if the path is on a disk of its own.
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
 import os
 import shutil
@@ -74,22 +75,16 @@ def write_once(path: str, identity: str, write: Callable[[str], object]) -> None
         shutil.rmtree(scratch, ignore_errors=True)
 
 
-def _make(folder: str) -> bool:
-    """Makes a folder; returns False if another process has made it."""
-    try:
-        os.mkdir(folder)
-    except FileExistsError:
-        return False
-    return True
-
-
 def _take(scratch: str, path: str) -> bool:
     """Makes the folder once no other process has it; returns whether another process had it.
 
     mkdir asks the file server itself; stat may be answered from a cache.
     """
     seen, since = -1, time.monotonic()
-    while not _make(scratch):
+    while True:
+        with contextlib.suppress(FileExistsError):
+            os.mkdir(scratch)
+            return seen >= 0
         files = [os.path.join(parent, name) for parent, _, own in os.walk(scratch) for name in own]
         size = sum(state[2] + 1 for state in map(_state, files) if state)
         if size != seen:
@@ -101,16 +96,14 @@ def _take(scratch: str, path: str) -> bool:
                 "been killed, remove that folder."
             )
         time.sleep(_PAUSE_SECONDS)
-    return seen >= 0
 
 
 def _state(path: str) -> Optional[Tuple[int, ...]]:
     """Returns values that change when a file or folder is replaced; None if it does not exist."""
-    try:
+    with contextlib.suppress(FileNotFoundError):
         found = os.stat(path)
-    except FileNotFoundError:
-        return None
-    return found.st_ino, found.st_mtime_ns, found.st_size
+        return found.st_ino, found.st_mtime_ns, found.st_size
+    return None
 
 
 def _move(new: str, old: str) -> None:
@@ -122,12 +115,8 @@ def _move(new: str, old: str) -> None:
         os.replace(new, old)
 
 
-def written_paths(callbacks: Any) -> List[List[str]]:
-    """Returns the kind and path of each callback of `fit` that writes files itself."""
-    return [[kind, path] for kind, path, _ in _writing(callbacks)]
-
-
-def _writing(callbacks: Any) -> Iterator[Tuple[str, str, Any]]:
+def writing(callbacks: Any) -> Iterator[Tuple[str, str, Any]]:
+    """Yields the kind and path of each callback of `fit` that writes files itself, and it."""
     known = sys.modules["keras"].callbacks
     listed = getattr(callbacks, "callbacks", callbacks)  # a list, one, None, or a CallbackList
     for callback in listed if isinstance(listed, list) else [listed]:
@@ -138,19 +127,19 @@ def _writing(callbacks: Any) -> Iterator[Tuple[str, str, Any]]:
 
 @contextlib.contextmanager
 def one_writer(callbacks: Any, workers: Any, paths: Sequence[List[List[str]]]) -> Iterator[None]:
-    """Lets one worker write each path in the block; `paths` are the `written_paths` of each worker.
+    """Lets one worker write each path in the block; `paths` are the kinds and paths of each worker.
 
     The other workers' callbacks write to a temporary folder, so that a callback otherwise does the
     same in every worker.
     """
     earlier = [path for told in paths[: workers.index] for path in told]
     with contextlib.ExitStack() as undo:
-        for kind, path, callback in list(_writing(callbacks)):
+        for kind, path, callback in list(writing(callbacks)):
             key = [kind, path]
             changed: Dict[str, Any] = {}
             if kind == "BackupAndRestore" and all(key in told for told in paths):
                 os.makedirs(path, exist_ok=True)
-                changed["on_train_end"] = _after_all(callback.on_train_end, workers)
+                changed["on_train_end"] = functools.partial(_end, callback.on_train_end, workers)
             if key in earlier and kind == "BackupAndRestore":  # all read it; the first removes it
                 changed["delete_checkpoint"] = False
             elif key in earlier:
@@ -162,14 +151,10 @@ def one_writer(callbacks: Any, workers: Any, paths: Sequence[List[List[str]]]) -
         yield
 
 
-def _after_all(on_train_end: Callable[[Any], None], workers: Any) -> Callable[[Any], None]:
+def _end(on_train_end: Callable[[Any], None], workers: Any, logs: Any = None) -> None:
     """Lets a callback remove its files once all workers have written them."""
-
-    def end(logs: Any = None) -> None:
-        workers.exchange("ends fit", None)
-        on_train_end(logs)
-
-    return end
+    workers.exchange("ends fit", None)
+    on_train_end(logs)
 
 
 def make_folder(original: Any, path: Any) -> Any:

@@ -6,15 +6,16 @@ only some workers get a shorter last batch, and the data of a generator is not s
 
 from __future__ import annotations
 
-from typing import Any, List, NamedTuple, Optional, Sequence, Tuple
+import re
+from typing import Any, List, NamedTuple, Optional, Sequence
 
 import tensorflow as tf
 
 _DIGESTS = 4093  # of a batch; workers add theirs up as float32, which is exact up to 2**24
 # Operations whose results may differ from worker to worker; Python's functions may be among them.
-_VARYING = (
-    *(b"PyFunc", b"RandomUniform", b"RandomStandardNormal", b"TruncatedNormal", b"RandomGamma"),
-    *(b"RandomPoisson", b"Multinomial", b"StatelessRandom", b"StatelessSample"),
+_VARYING = re.compile(
+    rb"PyFunc|Random(Uniform|StandardNormal|Gamma|Poisson)|TruncatedNormal|Multinomial|"
+    rb"Stateless(Random|Sample)"
 )
 
 
@@ -31,18 +32,6 @@ class Sharing(NamedTuple):
     first: int
     local: int
     replicas: int
-
-    def bounds(self, replica: int, rows: Any) -> Tuple[Any, Any]:
-        """Returns the first row of a replica's part, and the row after its last.
-
-        If a batch has fewer rows than replicas, each replica computes all of it, because many
-        layers and losses return NaN for no rows.
-        """
-        start, stop = rows * replica // self.replicas, rows * (replica + 1) // self.replicas
-        if isinstance(rows, int):
-            return (0, rows) if rows < self.replicas else (start, stop)
-        whole = rows < self.replicas
-        return tf.where(whole, 0, start), tf.where(whole, rows, stop)
 
 
 def share(batch: Any, compared: Optional[Sequence[Any]] = None) -> Share:
@@ -72,7 +61,7 @@ def share_dataset(dataset: tf.data.Dataset) -> Optional[tf.data.Dataset]:
         (dataset,) = dataset._inputs()
     single = not isinstance(dataset.element_spec, tuple)
     # Random rows, such as augmented images, may differ between workers.
-    may_vary = not graph or any(name in graph for name in _VARYING)
+    may_vary = not graph or _VARYING.search(graph)
 
     def shared(*elements: Any) -> Share:
         batch = elements[0] if single else elements

@@ -30,18 +30,17 @@ class Step:
     count: Any  # of rows that it adds to the global batch; 0 where another replica has the same
     weight: Any  # its share in every mean, float32; the shares of all replicas add up to 1
     digest: Any = None  # of the global batch; None if each worker reads its own data
-    draw: int = 0  # which random numbers it draws
     own: Any = None  # the number of rows of this replica's tensors: an int, or an int32 tensor
     # Variables that become the mean of all replicas.
     statistics: List[Any] = dataclasses.field(default_factory=list)
-    # The losses of gradients and metrics, if the step is only examined (`row_means`).
-    examined: Any = None
-    trusted: bool = True  # whether all its losses are known to be means, or need not be
+    whole: bool = False  # whether each replica computes all rows of the global batch
+    means_only: bool = False  # whether a number that custom code gives to add_loss ends the step
     compiled_loss: bool = False  # whether the loss given to `compile` is being computed
     nested: bool = False  # whether a metric or loss is already seeing the whole batch
     alike: Dict[int, Any] = dataclasses.field(default_factory=dict)  # in all replicas, by id
 
     def __post_init__(self) -> None:
+        self.draw = 0 if self.whole else self.replica  # which random numbers it draws
         self._shared = self.digest is not None  # whether all workers have read the same batch
         # By the id of a tensor or variable, which must live as long as the step.
         self._gathered: Dict[int, Tuple[Any, Any]] = {}
@@ -50,13 +49,13 @@ class Step:
         self.keep(self.model.metrics_variables)
 
     @contextlib.contextmanager
-    def seeing_whole_batch(self) -> Iterator[None]:
-        """Lets Keras compute as in one process: its arguments contain all rows."""
-        self.nested = True
+    def setting(self, name: str) -> Iterator[None]:
+        """Sets an attribute in the block: "nested" or "compiled_loss"."""
+        setattr(self, name, True)
         try:
             yield
         finally:
-            self.nested = False
+            setattr(self, name, False)
 
     def is_by_row(self, value: Any) -> bool:
         """Whether a tensor has a value for each of this replica's rows."""
@@ -130,19 +129,13 @@ class Step:
 
         Its gradient is that of this replica's rows, and is weighted as all gradients are.
         """
-        if self.examined is not None:
-            return tf.zeros_like(compute(*parts))
-        with self.seeing_whole_batch():
+        with self.setting("nested"):
             loss = compute(*self.gather_structure(parts))
         factor = tf.math.divide_no_nan(1.0, self.weight)
         return loss + tf.cast(factor - 1, loss.dtype) * (loss - tf.stop_gradient(loss))
 
     def change(self, variables: Iterable[Any], *, made: bool = False) -> None:
-        """Notes that this replica's rows will be added to metrics' variables.
-
-        Variables that the update itself makes begin as zeros. They exist in TensorFlow's next trace
-        of the step.
-        """
+        """Notes that metrics' variables get this replica's rows; `made` ones began as zeros."""
         for variable in variables:
             if id(variable) not in self._before:
                 zeros = tf.zeros(variable.shape, variable.dtype)
@@ -209,11 +202,8 @@ _OTHER_BATCH = (
 
 def current_step() -> Optional[Step]:
     """Returns the caller's step; None outside of Keras' steps on several workers."""
-    if not _current:
-        return None
-    if tf.distribute.in_cross_replica_context() or not tf.distribute.has_strategy():
-        return None
-    return _current.get(replica_number())
+    in_replica = tf.distribute.has_strategy() and not tf.distribute.in_cross_replica_context()
+    return _current.get(replica_number()) if _current and in_replica else None
 
 
 def replica_number() -> int:
@@ -228,25 +218,15 @@ def run_in_replicas(strategy: Any, function: Callable[..., Any], *args: Any) -> 
     A single replica runs without a thread, because conditions in TensorFlow's threads cannot update
     variables.
     """
+
+    def first(value: Any) -> Any:
+        return strategy.experimental_local_results(value)[0]
+
     if strategy.sharing.local > 1:
-        return first_local(strategy, strategy.run(function, args=args))
-    with in_first_replica(strategy):
-        return function(*first_local(strategy, args))
-
-
-@contextlib.contextmanager
-def in_first_replica(strategy: Any) -> Iterator[None]:
-    """Enters this worker's first replica."""
+        return tf.nest.map_structure(first, strategy.run(function, args=args))
     replica = tf.distribute.ReplicaContext(strategy, strategy.sharing.first)
     with strategy.scope(), replica, tf.device(strategy.extended.worker_devices[0]):
-        yield
-
-
-def first_local(strategy: Any, values: Any) -> Any:
-    """Returns the values of this worker's first replica."""
-    return tf.nest.map_structure(
-        lambda value: strategy.experimental_local_results(value)[0], values
-    )
+        return function(*tf.nest.map_structure(first, args))
 
 
 def run_in(step: Step, function: Callable[[], Any]) -> Any:

@@ -3,9 +3,8 @@
 The mean of the replicas' gradients, weighted by their rows, is right for every loss that is a mean
 over rows. Any other loss is computed from the rows of all replicas.
 
-A metric is updated with this replica's rows, and then changed by what all replicas have added, so
-that it is the same in all of them. A metric that Keras does not define is updated with all rows in
-each replica.
+A metric is updated with this replica's rows, and then with what all others have added, so that it
+is the same in all replicas. Each replica updates a custom metric with all rows.
 """
 
 from __future__ import annotations
@@ -40,12 +39,6 @@ def gradient(
     if not any(shared):
         return original(tape, target, sources, output_gradients, *args, **kwargs)
     targets = tf.nest.flatten(target)
-    if step.examined is not None:
-        step.examined[0].extend(map(tf.convert_to_tensor, targets))
-        # The step's further computation does not matter.
-        return tf.nest.map_structure(
-            lambda one: 1e-3 * tf.ones_like(tf.convert_to_tensor(one)), sources
-        )
     seeds = [None] * len(targets) if output_gradients is None else tf.nest.flatten(output_gradients)
     seeds = [_seed(step, one, seed) for one, seed in zip(targets, seeds)]
     found = original(tape, targets, flat, seeds, *args, **kwargs)
@@ -103,11 +96,8 @@ def reduce_weighted_values(
 
 def compiled_loss(step: Step, original: Method, loss: Any, *args: Any, **kwargs: Any) -> Any:
     """Notes that Keras computes the loss of `compile`, and allows the gradient of a vector."""
-    step.compiled_loss = True
-    try:
+    with step.setting("compiled_loss"):
         return original(loss, *args, **kwargs)
-    finally:
-        step.compiled_loss = False
 
 
 def additional_loss(step: Step, original: Method, model: Any, loss: Any) -> Any:
@@ -118,15 +108,24 @@ def additional_loss(step: Step, original: Method, model: Any, loss: Any) -> Any:
 
 
 class UnknownLossError(Exception):
-    """Ends a step before it computes anything, because it must be examined first."""
+    """Ends the tracing of a step that adds a number, which may not be a mean over rows."""
 
 
 def add_loss(step: Step, original: Method, layer: Any, loss: Any) -> None:
-    """Raises UnknownLossError if a custom layer adds a number; Keras' layers add means."""
+    """Raises UnknownLossError if custom code adds a number; Keras' layers add means."""
+    from keras.src import backend
+
     scalar = any(tf.convert_to_tensor(one).shape.rank == 0 for one in tf.nest.flatten(loss))
-    if scalar and not step.trusted and not type(layer).__module__.startswith("keras."):
+    unknown = scalar and step.means_only and is_custom(layer)
+    if unknown and not backend.in_stateless_scope():  # not while Keras only infers shapes
         raise UnknownLossError("add_loss of a number")
     original(layer, loss)
+
+
+def is_custom(layer: Any) -> bool:
+    """Whether a layer, or its regularizer of activities, is not one of Keras."""
+    parts = (layer, getattr(layer, "activity_regularizer", None) or layer)
+    return not all(type(part).__module__.startswith("keras.") for part in parts)
 
 
 def loss(
@@ -167,43 +166,33 @@ def add_variable(
 
 def _update_state(step: Step, original: Method, metric: Any, *args: Any, **kwargs: Any) -> None:
     """Updates a metric with this replica's rows, or with those of all replicas."""
-    value = _value(metric, args, kwargs)
-    if step.examined is not None and value is not None and value.shape.rank == 0:
-        step.examined[1].append(value)
-    if step.nested or step.examined is not None:
+    import keras
+
+    if step.nested:
         original(metric, *args, **kwargs)
         return
     whole = sees_whole_batch(metric, "update_state")
     if whole:
         args, kwargs = step.gather_structure((args, kwargs))
-        step.keep(metric.variables)
     else:
         step.change(metric.variables)
-        if value is not None and len(args) < 2 and kwargs.get("sample_weight") is None:
+        of_numbers = isinstance(metric, (keras.metrics.Mean, keras.metrics.Sum))
+        of_numbers = of_numbers and not isinstance(metric, keras.metrics.MeanMetricWrapper)
+        if of_numbers and len(args) < 2 and kwargs.get("sample_weight") is None:
             # A number, such as a mean loss, counts by this replica's rows.
+            value = tf.identity(args[0] if args else kwargs["values"])
             share = tf.cast(step.count / step.rows, tf.float32)
             share = tf.where(step.is_of_own_rows(value), 1.0, share)
             args, kwargs = (value,), {"sample_weight": tf.fill(tf.shape(value)[:1], share)}
-    with step.seeing_whole_batch():
+    with step.setting("nested"):
         original(metric, *args, **kwargs)
     if not whole:
         step.change(metric.variables, made=True)
 
 
-def _value(metric: Any, args: Any, kwargs: Any) -> Any:
-    """Returns the tensor that updates one of Keras' means or sums; None for other metrics."""
-    import keras
-
-    plain = isinstance(metric, (keras.metrics.Mean, keras.metrics.Sum))
-    if not plain or isinstance(metric, keras.metrics.MeanMetricWrapper):
-        return None
-    value = args[0] if args else kwargs.get("values")
-    return None if value is None else tf.identity(value)
-
-
 def _result(step: Step, original: Method, metric: Any) -> Any:
     """Returns a metric's result on the rows of all replicas."""
-    if not step.nested and step.examined is None:
+    if not step.nested:
         step.add_changes()
     result = tf.nest.map_structure(tf.convert_to_tensor, original(metric))
     step.alike.update((id(leaf), leaf) for leaf in tf.nest.flatten(result))

@@ -54,6 +54,7 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--alone", action="store_true")
     parser.add_argument("--ps", action="store_true", help="a chief and a parameter server")
+    parser.add_argument("--custom-losses", default="whole", choices=["whole", "mean"])
     parser.add_argument("--list", action="store_true")
     parser.add_argument("names", nargs="*", default=["*"], metavar="NAME")
     args = parser.parse_args()
@@ -73,7 +74,7 @@ def main() -> None:
             sys.exit(resolver.serve())
         file, strategy = "chief", sr.ParameterServerStrategy(resolver)
     else:
-        strategy = sr.MultiWorkerMirroredStrategy(sr.SlurmClusterResolver())
+        strategy = sr.MultiWorkerMirroredStrategy(custom_losses=args.custom_losses)
         file = str(strategy.cluster_resolver.task_id)
     run(strategy, names, Path(os.environ["TASK_OUTPUT"], file))
 

@@ -117,6 +117,14 @@ class OwnLoss(keras.Model):
         return loss
 
 
+class Sparsity(keras.regularizers.Regularizer):
+    """Compares the mean activity of a batch with a goal."""
+
+    def __call__(self, x: Any) -> Any:
+        rows = ops.cast(ops.shape(x)[0], x.dtype)  # by which Keras divides
+        return 0.5 * rows * ops.sum(ops.square(ops.mean(x, axis=0) - 0.1))
+
+
 def _penalized(penalty: Callable[[Any], Any]) -> Make:
     return lambda: perceptron(lambda: Penalty(penalty))
 
@@ -125,6 +133,7 @@ ADDED: Dict[str, Make] = {
     "added_sum": _penalized(lambda x: 0.01 * ops.sum(ops.square(x))),
     "added_vector": _penalized(lambda x: 0.01 * ops.sum(ops.square(x), axis=-1)),
     "activity_regularizer": lambda: perceptron(activity_regularizer=keras.regularizers.L2(0.05)),
+    "activity_of_batch": lambda: perceptron(activity_regularizer=Sparsity()),
     "compute_loss": lambda: perceptron(kind=OwnLoss, kernel_regularizer="l2"),
 }
 

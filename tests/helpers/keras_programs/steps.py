@@ -90,6 +90,12 @@ class Lower(keras.Model):
         return [self.own_loss, self.own_mae]
 
 
+class Decorated(OwnStep):
+    @tf.function  # type: ignore[untyped-decorator]
+    def train_step(self, batch: Any) -> Logs:
+        return super().train_step(batch)
+
+
 class LowerSum(Lower):
     def loss_of(self, y: Any, predicted: Any) -> Any:
         return 0.05 * tf.reduce_sum(tf.square(y - predicted))
@@ -106,6 +112,7 @@ class Returns(keras.Model):
 
 MODELS: Dict[str, Callable[[], Any]] = {
     "own": lambda: perceptron(kind=OwnStep),
+    "decorated": lambda: perceptron(kind=Decorated),
     "lower": lambda: perceptron(kind=Lower),
     "lower_sum": lambda: perceptron(kind=LowerSum),
     "returns_nested": lambda: perceptron(kind=Returns),
@@ -233,6 +240,22 @@ class Triplet(Networks):
         return ops.maximum(near - far + 0.5, 0.0)  # one value per row
 
 
+class Contrastive(Networks):
+    """Compares each row with all others: its halves are two views of one thing."""
+
+    def __init__(self) -> None:
+        super().__init__(embedding=small(3, 4))
+
+    def train_step(self, batch: Any) -> Logs:
+        return self.descend(lambda: self.loss_of(batch[0]), self.embedding, self.own_optimizer)
+
+    def loss_of(self, x: Any) -> Any:
+        left, right = (ops.normalize(self.embedding(part)) for part in ops.split(x, 2, axis=1))
+        alike = ops.matmul(left, ops.transpose(right)) / 0.1
+        rows = ops.arange(ops.shape(x)[0])
+        return ops.mean(ops.sparse_categorical_crossentropy(rows, alike, from_logits=True))
+
+
 def _networks(strategy: Any, kind: Callable[[], Any]) -> Outcome:
     keras.utils.set_random_seed(3)
     with strategy.scope():
@@ -242,5 +265,6 @@ def _networks(strategy: Any, kind: Callable[[], Any]) -> Outcome:
 
 
 add("step_gan", partial(_networks, kind=Gan))
+add("step_contrastive", partial(_networks, kind=Contrastive))
 add("step_triplet_per_row", partial(_networks, kind=Triplet))
 add("step_vae", partial(_networks, kind=Vae), "draws random numbers by row")
