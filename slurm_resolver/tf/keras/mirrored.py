@@ -117,9 +117,7 @@ def _check_job(resolver: Any) -> None:
             "alone. TensorFlow would wait without end: leave ps out of jobs, or use "
             "ParameterServerStrategy"
         )
-    if job in ("evaluator", *DATA_JOBS):
-        serves = "Call sys.exit(resolver.serve()) there, before the strategy is made"
-        instead = "Evaluate there alone, without a strategy" if job == "evaluator" else serves
+    if resolver.task_type == "evaluator":
         raise JobsError(
             f"MultiWorkerMirroredStrategy in evaluator {resolver.task_id}; expected a chief or a "
             "worker, which train. Evaluate there alone, without a strategy: "
