@@ -1,88 +1,41 @@
 """TensorFlow clusters on Slurm: `SlurmClusterResolver`, and its parts that need no TensorFlow.
 
-Importing this package imports none of its modules. Each name is loaded when it is first used:
+Importing this package imports only its errors. Each other name is loaded when it is first used:
 commands start quickly, and only the names that need TensorFlow import it.
 """
 
 from __future__ import annotations
 
+from slurm_resolver import errors
 from slurm_resolver.version import __version__ as __version__
 
 TYPE_CHECKING = False  # not typing's: importing typing takes as long as starting Python
 if TYPE_CHECKING:
     from typing import Any, List
 
-    from slurm_resolver.cluster.addresses import Task
-    from slurm_resolver.cluster.cluster import Cluster
-    from slurm_resolver.cluster.resolve import resolve
-    from slurm_resolver.errors import (
-        AddressError,
-        EnvironmentValueError,
-        FitError,
-        GpuError,
-        HostlistError,
-        JobsError,
-        KerasError,
-        LaunchError,
-        LayoutError,
-        NotInStepError,
-        RendezvousError,
-        ResumeError,
-        SavingError,
-        SlurmResolverError,
-        UnknownLayoutError,
-        UnreadableValueError,
+    from slurm_resolver.cluster.addresses import Task as Task
+    from slurm_resolver.cluster.cluster import Cluster as Cluster
+    from slurm_resolver.cluster.resolve import resolve as resolve
+    from slurm_resolver.errors import *  # noqa: F403
+    from slurm_resolver.legacy import tf_config_from_slurm as tf_config_from_slurm
+    from slurm_resolver.slurm.hostlist import compress_hostlist as compress_hostlist
+    from slurm_resolver.slurm.hostlist import count_hostlist as count_hostlist
+    from slurm_resolver.slurm.hostlist import expand_hostlist as expand_hostlist
+    from slurm_resolver.slurm.hostlist import expand_tasks_per_node as expand_tasks_per_node
+    from slurm_resolver.tf.keras.mirrored import (
+        MultiWorkerMirroredStrategy as MultiWorkerMirroredStrategy,
     )
-    from slurm_resolver.legacy import tf_config_from_slurm
-    from slurm_resolver.slurm.hostlist import (
-        compress_hostlist,
-        count_hostlist,
-        expand_hostlist,
-        expand_tasks_per_node,
+    from slurm_resolver.tf.keras.parameter_server import (
+        ParameterServerStrategy as ParameterServerStrategy,
     )
-    from slurm_resolver.tf.keras.mirrored import MultiWorkerMirroredStrategy
-    from slurm_resolver.tf.keras.parameter_server import ParameterServerStrategy
-    from slurm_resolver.tf.replace import install
-    from slurm_resolver.tf.resolver import SlurmClusterResolver
-    from slurm_resolver.tf.training.backup import BackupAndResume
-    from slurm_resolver.tf.training.resumable_loop import ResumableLoop
-    from slurm_resolver.tf.training.termination import termination_config
+    from slurm_resolver.tf.replace import install as install
+    from slurm_resolver.tf.resolver import SlurmClusterResolver as SlurmClusterResolver
+    from slurm_resolver.tf.training.backup import BackupAndResume as BackupAndResume
+    from slurm_resolver.tf.training.resumable_loop import ResumableLoop as ResumableLoop
+    from slurm_resolver.tf.training.termination import termination_config as termination_config
 
-__all__ = [
-    "AddressError",
-    "BackupAndResume",
-    "Cluster",
-    "EnvironmentValueError",
-    "FitError",
-    "GpuError",
-    "HostlistError",
-    "JobsError",
-    "KerasError",
-    "LaunchError",
-    "LayoutError",
-    "MultiWorkerMirroredStrategy",
-    "NotInStepError",
-    "ParameterServerStrategy",
-    "RendezvousError",
-    "ResumableLoop",
-    "ResumeError",
-    "SavingError",
-    "SlurmClusterResolver",
-    "SlurmResolverError",
-    "Task",
-    "UnknownLayoutError",
-    "UnreadableValueError",
-    "compress_hostlist",
-    "count_hostlist",
-    "expand_hostlist",
-    "expand_tasks_per_node",
-    "install",
-    "resolve",
-    "termination_config",
-    "tf_config_from_slurm",
-]
-
-_MODULE_OF = {  # of each name; the errors are in `errors`
+_MODULE_OF = {
+    **{name: "errors" for name in vars(errors) if name.endswith("Error")},
     "BackupAndResume": "tf.training.backup",
     "Cluster": "cluster.cluster",
     "MultiWorkerMirroredStrategy": "tf.keras.mirrored",
@@ -99,15 +52,15 @@ _MODULE_OF = {  # of each name; the errors are in `errors`
     "termination_config": "tf.training.termination",
     "tf_config_from_slurm": "legacy",
 }
+__all__ = list(_MODULE_OF)
 
 
 def __getattr__(name: str) -> Any:
-    if name not in __all__:
+    if name not in _MODULE_OF:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     import importlib
 
-    module = _MODULE_OF.get(name, "errors")
-    value = getattr(importlib.import_module(f"slurm_resolver.{module}"), name)
+    value = getattr(importlib.import_module(f"slurm_resolver.{_MODULE_OF[name]}"), name)
     globals()[name] = value
     return value
 

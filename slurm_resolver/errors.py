@@ -27,7 +27,9 @@ Each message states the variable or argument, its value, what was expected, and 
 
 from __future__ import annotations
 
-from typing import Optional
+TYPE_CHECKING = False  # not typing's: importing typing takes as long as starting Python
+if TYPE_CHECKING:
+    from typing import Optional
 
 
 class SlurmResolverError(Exception):
