@@ -44,11 +44,7 @@ def main(args: argparse.Namespace) -> int:
     preempted = False
     if status not in (0, REQUEUE_STATUS):
         with contextlib.suppress(OSError):
-            job = scontrol.show_job(job_id)
-            preempted = scontrol.is_preempted(job)
-            if scontrol.requeues_failures(job) and not preempted:
-                # Slurm would requeue the failed job, and hold it.
-                scontrol.forbid_requeue(job_id)
+            preempted = scontrol.is_preempted(scontrol.show_job(job_id))
     if status != REQUEUE_STATUS and not preempted:
         return status
     plan = requeue_job(step, "scontrol", args.max_restarts)

@@ -71,7 +71,6 @@ def main(args: argparse.Namespace) -> int:
     from slurm_resolver.local import RunOptions
     from slurm_resolver.local.environment import gpu_variables
     from slurm_resolver.local.job import run_job
-    from slurm_resolver.preflight.job_checks import advise_on_nested_run
     from slurm_resolver.slurm.step import SlurmStep
     from slurm_resolver.slurm.time_limit import parse_time_and_signal
 
@@ -97,9 +96,14 @@ def main(args: argparse.Namespace) -> int:
         limit_signal=limit_signal,
     )
     with contextlib.suppress(SlurmResolverError):  # only the advice needs the variables
-        advice = advise_on_nested_run(SlurmStep.read(), tasks)
-        if advice:
-            _print_line(advice)
+        step = SlurmStep.read()
+        steps = step.num_tasks or 1
+        if step.place == "step" and step.rank == 0 and steps > 1:
+            _print_line(
+                f"each of the {steps} tasks of step {step.name} runs this command: these are "
+                f"{steps} separate trainings. For one training, start the program itself: "
+                f"srun -n {steps * tasks} …"
+            )
     return asyncio.run(run_job(options, os.environ, _print_line))
 
 

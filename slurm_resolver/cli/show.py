@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import re
 import sys
 from typing import List
@@ -49,12 +48,15 @@ def main(args: argparse.Namespace) -> int:
     step = SlurmStep.read()
     if args.nodelist is not None:
         step = _planned_step(args)
-        described = "--nodelist and --tasks-per-node make {tasks}"
         tasks = sum(step.tasks_per_node or ())
-        counts = job_counts(args.jobs, tasks, described, "describe {needed}")
+        counts = job_counts(args.jobs, tasks, "--nodelist and --tasks-per-node make")
         cluster = build_cluster(step, layout_from_environment(step, "options"), counts, options)
     elif step.place == "none" and not step.is_launched:
-        raise NotInStepError(_how_to_start())
+        raise NotInStepError(
+            "this process is not in a step of Slurm. Start it with srun -N 2 slurm-resolver show; "
+            "without Slurm with slurm-resolver run -n 2 -- slurm-resolver show; or describe a "
+            "step: slurm-resolver show --nodelist 'n[1-4]' --tasks-per-node 2"
+        )
     else:
         cluster = resolve_step(step, options)
         if not cluster.tasks:
@@ -84,21 +86,6 @@ def _gather_gpus(cluster: Cluster) -> List[str]:
         print(f"slurm-resolver show: the GPUs of other tasks are unknown: {error}", file=sys.stderr)
         return []
     return told if {*told} - {"unknown", "none"} else []
-
-
-def _how_to_start() -> str:
-    import shutil
-
-    conf = os.environ.get("SLURM_CONF", "/etc/slurm/slurm.conf")
-    here = "this machine has Slurm, but this process is not in a step"
-    start = "srun -N 2 slurm-resolver show"
-    if not (shutil.which("srun") or os.path.exists(conf)):
-        here = f"this machine has no Slurm (no srun in PATH, no {conf})"
-        start = "slurm-resolver run -n 2 -- slurm-resolver show"
-    return (
-        f"{here}. Start it with: {start}; or describe a step: "
-        "slurm-resolver show --nodelist 'n[1-4]' --tasks-per-node 2"
-    )
 
 
 def _planned_step(args: argparse.Namespace) -> SlurmStep:

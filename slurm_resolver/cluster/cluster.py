@@ -85,16 +85,6 @@ class Cluster(ClusterValues):
         return self.layout.num_tasks if self.layout else 0
 
     @property
-    def distribution(self) -> Optional[str]:
-        """Slurm's distribution, which placed the tasks on the nodes."""
-        return self.layout.distribution if self.layout else None
-
-    @property
-    def layout_source(self) -> Optional[str]:
-        """What the layout was taken from."""
-        return self.layout.source if self.layout else None
-
-    @property
     def gpus(self) -> Optional[Tuple[str, ...]]:
         """This task's GPUs as CUDA_VISIBLE_DEVICES names them; () for none.
 
@@ -153,8 +143,8 @@ class Cluster(ClusterValues):
         return {
             "job_id": self.step.job_id,
             "step_id": self.step.step_id,
-            "distribution": self.distribution,
-            "layout_source": self.layout_source,
+            "distribution": self.layout.distribution if self.layout else None,
+            "layout_source": self.layout.source if self.layout else None,
             "ports_source": self.ports.source if self.ports else None,
             "self": this_task,
             "tasks": [task._asdict() for task in self.tasks],
@@ -201,7 +191,7 @@ def describe_cluster(
     for task in cluster.tasks:
         by_node.setdefault(task.node, []).append(task)
     size = f"{counted(cluster.num_tasks, 'task')} on {counted(len(by_node), 'node')}"
-    layout = f"{cluster.distribution} distribution (from {cluster.layout_source})"
+    layout = f"{cluster.layout.distribution} distribution (from {cluster.layout.source})"
     jobs = ", ".join(f"{job} {len(ranks)}" for job, ranks in sorted(cluster.roles.items()))
     lines = [
         f"{title}: {size}, {layout}, ports from {cluster.ports.source}",

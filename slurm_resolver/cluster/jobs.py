@@ -20,23 +20,19 @@ _SINGLE_JOBS = ("chief", "evaluator")
 # With any other name TensorFlow's server aborts the process (tensorflow/core/util, IsJobName).
 _JOB_NAME = re.compile(r"[A-Za-z][A-Za-z0-9_]*")
 _ALIKE = 0.78  # difflib's ratio: "wroker" has 0.83 and is meant, "gpu_worker" has 0.75 and is not
-_STEP_HAS = "the job step has {tasks} (SLURM_STEP_NUM_TASKS)"
-_START_MORE = "start with srun -n {needed}"
 
 
 def job_counts(
     jobs: Optional[Mapping[str, int]],
     num_tasks: int,
-    told_by: str = _STEP_HAS,
-    remedy: str = _START_MORE,
+    source: str = "the job step (SLURM_STEP_NUM_TASKS) has",
 ) -> Dict[str, int]:
     """Returns the number of tasks of each job that has any, with -1 replaced by the rest.
 
     Args:
         jobs: tasks by job, or -1; None makes all workers.
         num_tasks: the tasks of the step.
-        told_by: for messages, where the number ``{tasks}`` comes from.
-        remedy: for messages, how to get the ``{needed}`` tasks.
+        source: for messages, what has `num_tasks` tasks.
 
     Raises:
         JobsError: for a name or count that is not valid, or counts that do not fit the step.
@@ -65,8 +61,8 @@ def job_counts(
     if total > num_tasks or (not rest and total != num_tasks):
         needed = counted(total, "task") + (" or more" if rest else "")
         raise JobsError(
-            f"{given} need {needed}, but {told_by.format(tasks=num_tasks)}. Change jobs, let one "
-            f"job take the rest with -1, or {remedy.format(needed=total)}."
+            f"{given} need {needed}, but {source} {num_tasks}. Change jobs, let one job take the "
+            f"rest with -1, or start {total} tasks (srun -n {total})."
         )
     for name in _SINGLE_JOBS:
         if counts.get(name, 0) > 1:

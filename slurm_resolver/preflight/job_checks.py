@@ -72,15 +72,3 @@ def advise_on_lonely_step(step: SlurmStep) -> str:
         f"step {step.name} has one task, which trains alone, and its job has place for {tasks}. "
         f"For one training, start one step of all tasks: srun -n {tasks} …"
     )
-
-
-def advise_on_nested_run(step: SlurmStep, num_tasks: int) -> str:
-    """Returns, in the first of several tasks of srun, what to write instead of `run`; or ''."""
-    if step.place != "step" or (step.num_tasks or 1) < 2 or step.rank != 0:
-        return ""
-    steps = step.num_tasks or 1
-    return (
-        f"each of the {steps} tasks of step {step.name} runs this command and starts {num_tasks} "
-        f"tasks, which are {steps} separate trainings. For one training, start the program itself "
-        f"with srun: srun -n {steps * num_tasks} …"
-    )

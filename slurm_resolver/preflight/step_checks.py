@@ -99,7 +99,8 @@ def check_here() -> List[Result]:
 
 def _check_alone(cluster: Cluster, rank: int, port_taken: Optional[str]) -> List[Result]:
     """Returns the results of the checks that the task with this rank makes alone."""
-    tasks = cluster.tasks
+    layout, tasks = cluster.layout, cluster.tasks
+    assert layout is not None
     # In a large step each asks the ranks at the distances 0, 1, 2, 4, …
     far = [0, *(1 << power for power in range((len(tasks) - 1).bit_length()))]
     distances = far if len(tasks) > _MAX_ASKED else range(len(tasks))
@@ -125,7 +126,7 @@ def _check_alone(cluster: Cluster, rank: int, port_taken: Optional[str]) -> List
         protection = "any user of these nodes can connect to the tasks while they start"
     return [
         # What a task's variables say of its place has been compared with the layout.
-        Result("layout", OK, f"{cluster.distribution}, from {cluster.layout_source}"),
+        Result("layout", OK, f"{layout.distribution}, from {layout.source}"),
         result_of("names", unresolved, f"{counted(len(hosts), 'host name')} resolved"),
         result_of("ports", [port_taken or ""], "all are free"),
         result_of(

@@ -88,12 +88,8 @@ def _check_command(command: Sequence[str]) -> None:
 def _check_jobs(settings: BatchSettings, nodes: int) -> None:
     tasks = nodes * settings.tasks_per_node
     place = f"{counted(nodes, 'node')} with {counted(settings.tasks_per_node, 'task')} each"
-    counts = job_counts(
-        settings.jobs,
-        tasks,
-        f"{place} (--nodes, --tasks-per-node) have {{tasks}}",
-        "ask for more nodes, or tasks on each: {needed} in all",
-    )
+    source = f"{place} (--nodes, --tasks-per-node) have"
+    counts = job_counts(settings.jobs, tasks, source)
     if set(counts) <= {"chief", "ps", "evaluator"}:
         raise LaunchError(
             f"jobs={settings.jobs!r} leave none of the {counted(tasks, 'task')} ({place}) for a "

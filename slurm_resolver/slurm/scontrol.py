@@ -84,16 +84,6 @@ def is_preempted(job: Mapping[str, str]) -> bool:
     return job.get("PreemptTime", "") not in UNSET
 
 
-def requeues_failures(job: Mapping[str, str]) -> bool:
-    """Whether Slurm requeues this job (`show_job`) when its batch file fails, and then holds it.
-
-    ``sbatch --requeue=expedite`` asks for it, from 25.11 on with enable_expedited_requeue. Such a
-    job starts again by itself only if an Epilog has failed as well (26.05, live). A requeue by
-    scontrol starts it at once.
-    """
-    return job.get("ExpeditedRequeue") == "Yes" and job.get("Requeue") == "1"
-
-
 def show_partition(name: str, timeout: float) -> Dict[str, str]:
     """Returns the fields of a partition by name."""
     return _show("partition", name, timeout=timeout)[0]

@@ -42,8 +42,6 @@ ENDED = -signal.SIGTERM
         ("143", RUNNING, 143, []),
         ("143", PREEMPTED, ENDED, ["requeue 5"]),
         ("1", PREEMPTED, ENDED, ["requeue 5"]),  # preempted before it saved
-        # Slurm would requeue the job and hold it
-        ("5", f"{RUNNING} ExpeditedRequeue=Yes", 5, ["update JobId=5 Requeue=0"]),
     ],
 )
 def test_when_the_job_is_requeued(

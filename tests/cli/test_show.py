@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from pathlib import Path
 
 import local_run
 import pytest
@@ -102,26 +101,9 @@ def test_errors(arguments: str, message: str, capsys: pytest.CaptureFixture[str]
     assert message in captured.err
 
 
-IN_NO_STEP = "this machine has Slurm, but this process is not in a step. Start it with: srun -N 2 "
-
-
-@pytest.mark.parametrize(
-    ("has_slurm", "said"),
-    [(True, IN_NO_STEP), (False, "this machine has no Slurm (no srun in PATH, no ")],
-)
-def test_outside_a_step_it_says_how_to_start_it(
-    has_slurm: bool,
-    said: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    monkeypatch.setenv("PATH", str(tmp_path))
-    monkeypatch.setenv("SLURM_CONF", str(tmp_path / "slurm.conf"))
-    if has_slurm:
-        (tmp_path / "srun").touch(0o755)
+def test_outside_a_step_it_says_how_to_start_it(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["show"]) == 2
-    assert capsys.readouterr().err.startswith(f"slurm-resolver show: {said}")
+    assert "is not in a step of Slurm. Start it with srun -N 2 " in capsys.readouterr().err
 
 
 def test_a_reader_that_goes_away() -> None:

@@ -235,7 +235,7 @@ class TestHooks:
         # in the order of the names, as in TensorFlow, and not in the order of the dict
         assert as_dict(resolver) == {"worker": ["a:8888", "b:8888", "b:8889"]}
         assert resolver.get_task_info() == ("worker", 2)
-        assert resolver.cluster.layout_source == (
+        assert resolver.cluster.to_dict()["layout_source"] == (
             "_resolve_own_rank, _resolve_num_tasks, _resolve_hostlist, _resolve_task_configuration"
         )
 

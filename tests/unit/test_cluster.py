@@ -158,7 +158,8 @@ def test_all_tasks_of_a_recorded_step_agree(recording: Recording) -> None:
             assert task.node == environ["SLURMD_NODENAME"]
             assert task.local_rank == int(environ["SLURM_LOCALID"])
             reserved = environ.get("SLURM_STEP_RESV_PORTS")
-            if reserved and " : " in str(cluster.distribution):  # each component has its own ports
+            if reserved and " : " in cluster.to_dict()["distribution"]:
+                # each component has its own ports
                 assert cluster.to_dict()["ports_source"] == "SLURM_JOB_ID and SLURM_STEP_ID"
             elif reserved:
                 ports = sr.expand_hostlist(f"[{reserved}]")

@@ -1,4 +1,4 @@
-"""A step of one task, or a launcher in each task, gets advice on the right command."""
+"""A step of one task in a larger job gets advice on the right command."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Dict
 import pytest
 from task_variables import TASK
 
-from slurm_resolver.preflight.job_checks import advise_on_lonely_step, advise_on_nested_run
+from slurm_resolver.preflight.job_checks import advise_on_lonely_step
 from slurm_resolver.slurm.step import SlurmStep
 
 ALONE = {**TASK, "SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "1", "SLURM_STEP_NODELIST": "n9"}
@@ -31,11 +31,3 @@ def test_a_step_of_one_task(job: Dict[str, str], tasks: str) -> None:
     assert bool(advice) == bool(tasks)
     assert not tasks or f"place for {tasks}. " in advice
     assert not tasks or advice.endswith(f"srun -n {tasks} …")
-
-
-def test_a_launcher_in_each_task_of_srun() -> None:
-    advice = advise_on_nested_run(SlurmStep.read({**TASK, "SLURM_PROCID": "0"}), 2)
-    assert "4 separate trainings" in advice
-    assert advice.endswith("srun -n 8 …")
-    assert advise_on_nested_run(SlurmStep.read(TASK), 2) == ""  # only rank 0 gives the advice
-    assert advise_on_nested_run(SlurmStep.read({}), 2) == ""

@@ -10,7 +10,6 @@ import contextlib
 import logging
 import os
 from typing import Any, Callable, Mapping, Optional
-from unittest import mock
 
 import tensorflow as tf
 
@@ -218,5 +217,9 @@ def _make_handler(strategy: tf.distribute.Strategy, termination: TerminationConf
     # Keeps TensorFlow from asking whether this machine is in Google's cloud. Elsewhere that takes
     # 5 s; there the handler would wait for the cloud's own notices, and without GPUs do nothing at
     # all (tensorflow/python/distribute/failure_handling/gce_util.py).
-    with mock.patch.dict(os.environ, {_CLOUD_ADDRESS: "127.0.0.1:9"}):
-        _handler = _QuietHandler(resolver, manager, termination_config=termination)
+    before = os.environ.get(_CLOUD_ADDRESS)
+    os.environ[_CLOUD_ADDRESS] = "127.0.0.1:9"
+    _handler = _QuietHandler(resolver, manager, termination_config=termination)
+    del os.environ[_CLOUD_ADDRESS]
+    if before is not None:
+        os.environ[_CLOUD_ADDRESS] = before
