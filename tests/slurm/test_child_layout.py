@@ -14,7 +14,7 @@ pytestmark = pytest.mark.slurm
 
 # A task, its child, and a child started before the rendezvous. Each writes its cluster to a file.
 PROGRAM = """
-import json, os, subprocess, sys
+import json, os, subprocess, sys, time
 from pathlib import Path
 import slurm_resolver as sr
 
@@ -38,6 +38,8 @@ else:
     tell("task")
     subprocess.run([*again, "child"], check=True)
     early.communicate(b"\\n")
+    while len([*Path(os.environ["TASK_OUTPUT"]).glob("early-*")]) < 4:
+        time.sleep(0.1)  # one of the tasks serves the children of the others
 """
 
 
