@@ -51,7 +51,7 @@ class SlurmStep:
     local_rank = variable.rank("SLURM_LOCALID")
     node_id = variable.rank("SLURM_NODEID")
     node_name = variable.text("SLURMD_NODENAME", "a node name")
-    node_ranks = Variable("SLURM_GTIDS", variable.parse_ranks, "ranks separated by commas")
+    node_ranks = variable.text("SLURM_GTIDS", "ranks separated by commas, ascending")
     task_pid = variable.text("SLURM_TASK_PID", "a process id")
     # its step
     cluster_name = variable.text("SLURM_CLUSTER_NAME", "the name of a cluster")

@@ -21,8 +21,6 @@ _REMEDY = (
     "again with srun"
 )
 
-_RANKS = re.compile(r"[0-9]{1,8}(,[0-9]{1,8})*")
-
 
 class Variable(Generic[Value]):
     """A variable, and the field of `SlurmStep` that holds its value.
@@ -125,13 +123,6 @@ def count(name: str) -> Variable[int]:
 def devices(name: str) -> Variable[str]:
     """Returns a variable that shows GPUs; an empty value means no GPU, and not unset."""
     return Variable(name, str, "devices separated by commas", empty_is_unset=False)
-
-
-def parse_ranks(text: str) -> Tuple[int, ...]:
-    """Reads ``0,2,4``."""
-    if _RANKS.fullmatch(text) is None:
-        raise ValueError(text)
-    return tuple(map(int, text.split(",")))
 
 
 def parse_hosts(text: str) -> Tuple[str, ...]:

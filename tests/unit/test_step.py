@@ -43,7 +43,6 @@ def test_only_the_first_field_of_a_distribution_places_tasks(text: str, distribu
     [
         ("SLURM_PROCID", "", "a whole number from 0"),
         ("SLURM_PROCID", "٣", "a whole number from 0"),
-        ("SLURM_GTIDS", "0,,1", "ranks separated by commas"),
         ("SLURM_STEP_NUM_TASKS", "1000000000", "a whole number from 1 to 16777216"),
         ("SLURM_STEP_NODELIST", "n[1-", "not closed"),
         ("SLURM_STEP_NODELIST", "a[0-65535]b[0-65535]", "more than 16,777,216 hosts"),

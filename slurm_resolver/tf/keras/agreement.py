@@ -14,7 +14,7 @@ from slurm_resolver.errors import FitError
 from slurm_resolver.log import warn_once
 from slurm_resolver.preflight.keras_version import check_keras
 from slurm_resolver.tf.keras import are_several, strategies
-from slurm_resolver.tf.keras.saving import one_writer, writing
+from slurm_resolver.tf.keras.file_callbacks import one_writer, writing
 from slurm_resolver.tf.progress import meeting, reporting
 
 _SCOPE = (

@@ -20,7 +20,8 @@ from slurm_resolver.preflight.keras_version import keras_problem
 from slurm_resolver.startup import when_imported
 from slurm_resolver.tf.keras import strategies, whole_batch
 from slurm_resolver.tf.keras.agreement import call_together
-from slurm_resolver.tf.keras.saving import make_folder, save_once
+from slurm_resolver.tf.keras.file_callbacks import make_folder
+from slurm_resolver.tf.keras.saving import save_once
 from slurm_resolver.tf.keras.sharing import without_optionals
 from slurm_resolver.tf.keras.step import Step, current_step
 
@@ -83,10 +84,10 @@ def _patch_models(keras: Any) -> None:
     _wrap(keras.Variable, "assign_add", whole_batch.add_at_once)
     # One worker writes. Always necessary.
     for name in ("save", "save_weights", "export"):
-        _wrap_where_defined(keras.Model, name, functools.partial(save_once, name))
+        _wrap_where_defined(keras.Model, name, save_once)
     for name in ("keras.saving", "keras.models", "keras._tf_keras.keras.saving"):
         if hasattr(sys.modules.get(name), "save_model"):
-            _wrap(sys.modules[name], "save_model", functools.partial(save_once, "save"))
+            _wrap(sys.modules[name], "save_model", save_once)
     _wrap(file_utils, "makedirs", make_folder)
     # `float(learning_rate)` works. Until TensorFlow converts distributed variables.
     values.DistributedVariable.__float__ = lambda self: float(self.numpy())
