@@ -14,9 +14,9 @@ from typing import Any, Dict, Iterator, List, Optional
 
 from slurm_resolver.cluster.addresses import identity_of
 from slurm_resolver.cluster.ports import derive_meeting_port
-from slurm_resolver.coordination import ServiceAddress
+from slurm_resolver.coordination import ServiceAddress, wire
 from slurm_resolver.coordination.progress import IDLE
-from slurm_resolver.coordination.wire import Message, WireError, encode, open_connection, read
+from slurm_resolver.coordination.wire import Message, WireError, encode, open_connection
 from slurm_resolver.errors import LaunchError, RendezvousError
 from slurm_resolver.slurm.hostlist import expand_hostlist
 from slurm_resolver.slurm.scontrol import UNSET, node_addresses, show_config, show_job, show_steps
@@ -150,7 +150,7 @@ def _ask(address: ServiceAddress) -> Message:
         if "refused" in answer:
             raise WireError(str(answer["refused"]))
         sock.sendall(encode({}))
-        return read(lines)
+        return wire.read(lines, wire.MOST_ANSWER_BYTES)
 
 
 def slowest(workers: List[Dict[str, Any]]) -> Optional[Dict[str, Any]]:

@@ -225,7 +225,7 @@ class Client:
                 self._send(message)
             self._changed.notify_all()
         while not self._has_ended:
-            message = wire.read(lines)
+            message = wire.read(lines, wire.MOST_ANSWER_BYTES)
             self._has_ended = "closing" in message
             self._dispatch(message)
 

@@ -29,9 +29,10 @@ Message = Dict[str, Any]
 Send = Callable[[Any, Message], None]
 
 PROTOCOL = 1
-# The longest line that a task may send; asyncio buffers at most twice as much for a connection.
+# The longest line that a task may send, and the longest of a handshake; asyncio buffers at most
+# twice as much for a connection.
 MOST_BYTES = 64 * 1024
-MOST_ANSWER_BYTES = 64 * 1024 * 1024  # the longest line that the service sends
+MOST_ANSWER_BYTES = 64 * 1024 * 1024  # the longest line that the service sends later
 HANDSHAKE_SECONDS = 5.0
 # What the proofs of a handshake cover, beside the service's challenge.
 PROVEN = ("challenge", "identity", "rank", "number", "role")
@@ -102,9 +103,9 @@ def detect_dead_peers(sock: socket.socket, seconds: float) -> None:
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
 
-def read(lines: BinaryIO) -> Message:
+def read(lines: BinaryIO, most: int) -> Message:
     """Returns the next message; raises WireError if it is too long, OSError at the end."""
-    line = lines.readline(MOST_ANSWER_BYTES)
+    line = lines.readline(most)
     if not line:
         raise ConnectionError("it closed the connection")
     return decode(line if line.endswith(b"\n") else b"")
@@ -121,7 +122,7 @@ def open_connection(
     sock = socket.create_connection((host, address.port), HANDSHAKE_SECONDS)
     try:
         lines = sock.makefile("rb")
-        greeting = read(lines)
+        greeting = read(lines, MOST_BYTES)
         offer = greeting.get("offer")
         if greeting.get("protocol") != PROTOCOL or not isinstance(offer, dict):
             raise WireError("another program or another version of slurm_resolver answers there")
@@ -129,7 +130,7 @@ def open_connection(
         hello = {**hello, "identity": address.identity, "challenge": secrets.token_hex(16)}
         parts = [greeting.get("challenge"), *(hello[name] for name in PROVEN)]
         sock.sendall(encode({**hello, "proof": prove(key, "task", *parts)}))
-        answer = read(lines)
+        answer = read(lines, MOST_BYTES)
         if "other" in answer:
             raise WireError(f"a service answers there, but {answer['other']}")
         if not is_proof(answer.get("proof"), key, "service", *parts):

@@ -25,6 +25,7 @@ from slurm_resolver.tf.keras.sharing import without_optionals
 _JOBS = ("chief", "ps", "worker")  # the jobs whose tasks the strategy connects
 
 _AHEAD = 4  # scheduled steps for each worker, so that no worker waits
+_ATTEMPTS = 3  # to predict where workers are lost
 
 DatasetFunction = Callable[[tf.distribute.InputContext], tf.data.Dataset]
 
@@ -233,12 +234,14 @@ class ScheduledFunction:
             # This raises the error of a failed step. The logs of a lost worker's step are left out.
             self._coordinator.join()
 
-    def _predict(self, batches: List[Any]) -> Any:
+    def _predict(self, batches: List[Any], attempt: int = 1) -> Any:
         remotes = [self._schedule(self._on_batch, batch) for batch in batches]
         try:
             outputs = [remote.get() for remote in remotes]
         except tf.errors.UnavailableError:  # a worker is lost, and its predictions with it
-            return self._predict(batches)
+            if attempt == _ATTEMPTS:
+                raise
+            return self._predict(batches, attempt + 1)
         return tf.nest.map_structure(lambda *parts: tf.concat(parts, axis=0), *outputs)
 
     def _schedule(self, function: Callable[..., Any], data: Any) -> Any:
