@@ -27,7 +27,7 @@ pytestmark = [
 
 PROGRAM = [sys.executable, "-W", "ignore", str(HELPERS / "keras_programs")]
 LAUNCHER = [sys.executable, "-m", "slurm_resolver", "run", "-n"]
-WORKERS = [*LAUNCHER, "2", "--", *PROGRAM]
+WORKERS = [*LAUNCHER, "2", "--", *PROGRAM, "--custom-losses=mean"]
 OLDER = bool(keras_problem(f"{VERSION or '3.10'}.0"))
 NAMES = [
     *("loss_dice", "loss_masked_sequences", "loss_function_sum", "loss_two_outputs"),
