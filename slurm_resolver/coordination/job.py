@@ -9,6 +9,7 @@ The servers are the parameter servers. The leader is the chief, or worker 0 with
 | the leader has left, and workers still run after 30 s | one line names them |
 | another task that trains is lost, or fails | the others continue; the status will be 1 |
 | a worker that only serves is lost | the others continue |
+| the last worker that only serves is lost | the job is over, status 1 |
 | a server, or the process of the coordination service, is lost | the job is over, status 1 |
 | the leader or a server does not come in time | the job is over, status 1 |
 | tasks make different clusters | the job is over, status 1 |
@@ -130,14 +131,17 @@ class Job:
         if self._result is not None:
             return
         name = self._names([rank])
-        if self._jobs[rank] == "ps":
+        if rank not in self._ends:  # it serves
             # Only a launcher knows that a server has ended well before the others.
             if process.role == "program":
                 failure = failure or "its process ended before those that it serves"
-            if failure:  # TensorFlow waits for a lost ps without end
+            # TensorFlow waits without end for a lost ps, and for a worker if none is left.
+            if failure and self._jobs[rank] == "ps":
                 self._end(1, f"{name} is lost, and its variables with it: {failure}")
-        elif rank not in self._ends:
-            print_line(f"{name} is lost, the others continue: {failure or 'its process ended'}")
+            elif failure and self._is_last_worker():
+                self._end(1, f"{name} is lost, and no other worker is left: {failure}")
+            elif self._jobs[rank] == "worker":
+                print_line(f"{name} is lost, the others continue: {failure or 'its process ended'}")
         else:
             self._ends[rank] = failure
             if rank == self._leader and failure:
@@ -171,6 +175,11 @@ class Job:
                 "session also waits for ended workers, unless it has "
                 'ConfigProto(device_filters=["/job:ps", "/job:worker/task:INDEX"]).'
             )
+
+    def _is_last_worker(self) -> bool:
+        """Returns whether all workers have come, and none is present any more."""
+        workers = {rank for rank, job in enumerate(self._jobs) if job == "worker"}
+        return workers <= self._numbers.keys() and workers.isdisjoint(self._present)
 
     def _look(self) -> None:
         """Ends the job if all who train have ended; a server that comes later cannot be told."""
