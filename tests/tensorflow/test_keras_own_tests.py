@@ -1,6 +1,6 @@
 """Keras' own tests that pass in one process also pass in the strategy's scope on two workers.
 
-They run only with KERAS_SOURCES=installed, because they take ten minutes.
+They run only with KERAS_SOURCES=installed, because they take eight minutes.
 """
 
 from __future__ import annotations
@@ -28,6 +28,10 @@ FILES = [
 # why a test fails on two workers, by its name without file and class
 KNOWN = {
     "test_internal_only_loss": "a FitError: a layer adds a number in a model that is not built",
+    **dict.fromkeys(
+        (f"test_trainer_with_raggeds_{kind}" for kind in ("functional", "layer", "model")),
+        "a FitError: ragged labels for a loss of your own, which sees all rows",
+    ),
     "test_retracing": "the first step builds the model, which TensorFlow traces twice",
 }
 
