@@ -156,14 +156,15 @@ class SlurmStep:
 
     def __init__(self, **values: Any) -> None:
         """Takes the values by field name; None means that a field is not set."""
-        self.__dict__ = {**_UNSET, **values}
+        set_values = {name: value for name, value in values.items() if value is not None}
+        self.__dict__ = {**_DEFAULTS, **set_values}
 
     def __eq__(self, other: object) -> bool:
         """Whether the other step has the same values."""
         return self.__dict__ == other.__dict__ if isinstance(other, SlurmStep) else NotImplemented
 
     def __repr__(self) -> str:
-        values = (f"{f}={v!r}" for f, v in self.__dict__.items() if v != _UNSET[f])
+        values = (f"{f}={v!r}" for f, v in self.__dict__.items() if v != _DEFAULTS.get(f))
         return f"SlurmStep({', '.join(values)})"
 
     @classmethod
@@ -286,10 +287,7 @@ VARIABLES: Sequence[Variable[Any]] = [
     field for field in vars(SlurmStep).values() if isinstance(field, Variable)
 ]
 _BY_NAME = {variable.name: variable for variable in VARIABLES}
-_UNSET: Mapping[str, Any] = {
-    **dict.fromkeys(variable.field for variable in VARIABLES),
-    **{"components": (), "ancestors": Ancestors(), "is_component": False},
-}
+_DEFAULTS = {"components": (), "ancestors": Ancestors(), "is_component": False}
 
 
 def _components(environ: Mapping[str, str], het_size: int) -> Tuple[Component, ...]:
