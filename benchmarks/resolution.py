@@ -141,6 +141,7 @@ def main() -> None:
     """Publishes a table for each size, and a plot of all sizes."""
     parser = report.make_parser(__doc__, counts=[10**power for power in range(2, 7)])
     args = parser.parse_args()
+    gc.freeze()  # gc.collect() would visit all of TensorFlow's objects, and empty the caches
     sizes = [size // PER_NODE * PER_NODE for size in args.counts]
     # Measured first: the children must not inherit memory that this process has used and freed.
     resident = {(size, name): resident_mb(size, name) for size in sizes for name in subjects(size)}

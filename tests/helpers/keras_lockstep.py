@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any, Dict, Generator, List
 from unittest.mock import MagicMock
 
+import numpy
 import pytest
 
 ABSENT = ("jax.experimental.sparse", "jax.experimental", "jax", "torch", "grain", "pandas")
@@ -63,7 +64,8 @@ def run_in_scope() -> None:
     from keras.src import testing
     from keras.src.trainers.trainer import Trainer
 
-    set_up, compiles = testing.TestCase.setUp, Trainer.compile
+    set_up, compiles, seeds = testing.TestCase.setUp, Trainer.compile, numpy.random.seed
+    numpy.random.seed = lambda seed=None: seeds(seed or 0)  # Keras draws test data without a seed
 
     def entered(test: Any) -> None:
         test.doCleanups()  # some tests call setUp again
