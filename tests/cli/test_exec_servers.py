@@ -32,7 +32,8 @@ class Case(NamedTuple):
 
 JOINS = "exec sleep 300"
 TRAINS = "sleep 5; touch '{job} {index} ended'"
-LONG = "sleep 60; touch '{job} {index} ended'"
+LONG = "touch '{job} {index} runs'; sleep 60; touch '{job} {index} ended'"
+KILLS = "while ! test -e 'worker 0 runs' -a -e 'worker 1 runs'; do sleep 0.1; done; kill -9 $PPID"
 WORKERS, CHIEF = "--jobs ps=2,worker=-1", "--jobs chief=1,ps=1,worker=-1"
 PS = {"ps 0": JOINS, "ps 1": JOINS}
 CASES = {
@@ -62,9 +63,10 @@ CASES = {
         5,
         "ps 1 (rank 1 on localhost) is lost, and its variables with it: exit status 5",
     ),
+    # A task that has never reached the service waits for it.
     "the launcher that holds the service is killed": Case(
-        WORKERS,
-        {"ps 0": "sleep 1; kill -9 $PPID", "ps 1": JOINS, "worker 0": LONG, "worker 1": LONG},
+        f"{WORKERS} --wait 60",
+        {"ps 0": KILLS, "ps 1": JOINS, "worker 0": LONG, "worker 1": LONG},
         137,
         "worker 0 (rank 2 on localhost): ps 0 (rank 0 on localhost) is lost: its process",
     ),
@@ -133,7 +135,8 @@ def test_they_end_with_the_training(name: str, outcomes: Outcomes) -> None:
     assert done.returncode == case.status, done.stderr
     assert case.said in done.stderr
     assert case.said or "slurm_resolver: " not in done.stderr
-    assert {path.name for path in folder.iterdir()} == {f"{task} ended" for task in case.ended}
+    ended = {path.name for path in folder.glob("* ended")}
+    assert ended == {f"{task} ended" for task in case.ended}
 
 
 @pytest.mark.parametrize(
