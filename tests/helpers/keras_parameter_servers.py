@@ -131,6 +131,13 @@ def data_that_ends(strategy: sr.ParameterServerStrategy) -> Any:
 
 
 @trial
+def an_optimizer_made_outside_the_scope(strategy: sr.ParameterServerStrategy) -> Any:
+    model = build(strategy)
+    model.compile(keras.optimizers.Adam(), "mse")
+    model.fit(cases.data(), verbose=0)
+
+
+@trial
 def a_step_that_fails(strategy: sr.ParameterServerStrategy) -> Any:
     model = build(strategy)
     model.fit(cases.X, np.full(cases.ROWS, 7), verbose=0)

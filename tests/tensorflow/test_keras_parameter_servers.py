@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shlex
 import sys
 from types import SimpleNamespace
@@ -83,6 +84,10 @@ def test_errors_say_what_to_do_and_the_next_fit_works(told: Told) -> None:
     assert found["data_that_ends"] == (
         "ValueError: a worker's dataset has ended before the steps of fit; expected one without "
         "an end: let dataset_fn return dataset.repeat()"
+    )
+    outside = found["an_optimizer_made_outside_the_scope"]
+    assert re.match(
+        "FitError: fit of .*'adam.*/iteration' of its optimizer was made outside", outside
     )
     assert found["a_step_that_fails"].startswith("InvalidArgumentError: ")
     assert "Received a label value of 7" in found["a_step_that_fails"]

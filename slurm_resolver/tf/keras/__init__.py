@@ -22,4 +22,4 @@ def are_several() -> bool:
 def is_coordinated() -> bool:
     """Whether the caller is in the scope, or a step, of a strategy that coordinates workers."""
     strategy = tf.distribute.get_strategy()
-    return strategy in strategies and hasattr(strategy, "coordinator")
+    return strategy in strategies and not hasattr(strategy, "sharing")

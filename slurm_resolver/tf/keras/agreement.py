@@ -48,6 +48,8 @@ def call_together(
     workers = getattr(strategy, "workers", None)  # None where the strategy coordinates them
     if strategy.of_several:
         check_keras()
+    if workers is None and name == "fit":
+        _check_training(strategy, model, "under ParameterServerStrategy. Leave it out.")
     if workers is None or not strategy.of_several:
         return method(*args, **kwargs)
     if workers.call:
@@ -81,8 +83,14 @@ def _check_model(strategy: Any, model: Any, call: str) -> None:
                 f"the layer {layer.name!r} is stateful: it has a state for each row of a batch, of "
                 "which each worker computes a part. Leave stateful=True out, or use one process."
             )
-    if call != "fit":
-        return
+    if call == "fit":
+        several = strategy.sharing.local > 1
+        gpus = f"with {strategy.sharing.local} GPUs in a task. Start a task for each GPU."
+        _check_training(strategy, model, gpus if several else "")
+
+
+def _check_training(strategy: Any, model: Any, obstacle: str) -> None:
+    """Raises FitError for what TensorFlow refuses; an `obstacle` rules some optimizers out."""
     optimizer = getattr(model.optimizer, "variables", ())
     for owner, variables in (("model", model.weights), ("optimizer", optimizer)):
         for variable in variables:
@@ -93,10 +101,10 @@ def _check_model(strategy: Any, model: Any, call: str) -> None:
                 )
     for name in ("gradient_accumulation_steps", "ema_overwrite_frequency"):
         value = getattr(model.optimizer, name, None)
-        if value and strategy.sharing.local > 1:
+        if value and obstacle:
             raise FitError(
                 f"fit of {model.name!r}: its optimizer has {name}={value}, which TensorFlow cannot "
-                f"do with {strategy.sharing.local} GPUs in a task. Start a task for each GPU."
+                f"do {obstacle}"
             )
 
 

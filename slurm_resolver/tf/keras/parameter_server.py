@@ -23,7 +23,6 @@ from slurm_resolver.tf.keras.patches import patch_metrics, prepare
 from slurm_resolver.tf.keras.sharing import without_optionals
 
 _JOBS = ("chief", "ps", "worker")  # the jobs whose tasks the strategy connects
-
 _AHEAD = 4  # scheduled steps for each worker, so that no worker waits
 _ATTEMPTS = 3  # to predict where workers are lost
 
@@ -50,10 +49,7 @@ class ParameterServerStrategy(
     An epoch takes every batch once. Evaluation and prediction are exact.
 
     The chief reads a dataset, array or generator, and sends each batch to its worker. If that is
-    too slow, let each worker read its own::
-
-        data = strategy.distribute_datasets_from_function(dataset_fn)
-        model.fit(data, epochs=10, steps_per_epoch=1000)
+    too slow, let each worker read its own with `distribute_datasets_from_function`.
 
     ``compile(steps_per_execution=n)`` lets the workers predict n batches at once. Callbacks run on
     the chief; the chief waits for all steps at the end of an epoch. Custom loops and tf_keras work
@@ -94,10 +90,6 @@ class ParameterServerStrategy(
         self.num_workers = len(cluster_resolver.cluster_spec().job_tasks("worker"))
         prepare(self)
 
-    def coordinator(self) -> Any:
-        """Returns the strategy's only `ClusterCoordinator`."""
-        return tf.distribute.coordinator.ClusterCoordinator(self)
-
     def make_function(self, model: Any, kind: str) -> Any:
         """Returns a Keras model's function for a "train", "test" or "predict" step."""
         check_model(self, model)
@@ -133,7 +125,7 @@ class ParameterServerStrategy(
 
         @functools.cache
         def of_workers() -> Any:  # continues from one epoch to the next
-            coordinator = self.coordinator()
+            coordinator = tf.distribute.coordinator.ClusterCoordinator(self)
             return iter(coordinator.create_per_worker_dataset(lambda: distribute(of_one, options)))
 
         def changing(name: str) -> Callable[..., Any]:
@@ -188,7 +180,7 @@ class ScheduledFunction:
         self._model = model
         self._trains = kind == "train"
         self._strategy = model.distribute_strategy
-        self._coordinator = self._strategy.coordinator()
+        self._coordinator = tf.distribute.coordinator.ClusterCoordinator(self._strategy)
         self._step = getattr(model, f"{kind}_step")
         hidden = functools.partial(tf.nest.map_structure, _with_unknown_rows)
         self._on_batch = compiled(model, lambda batch: self._run(hidden(batch)))
@@ -252,10 +244,14 @@ class ScheduledFunction:
 
 
 def _with_unknown_rows(value: Any) -> Any:
-    """Hides a tensor's number of rows while a step is traced, as a dataset does.
-
-    If Keras knows the number, it weights the losses of several outputs by it.
-    """
-    if not isinstance(value, tf.Tensor) or not value.shape.rank:
-        return value
-    return tf.compat.v1.placeholder_with_default(value, [None, *value.shape[1:]])
+    """Hides the number of rows, as a dataset does: Keras weights the losses of outputs by it."""
+    hide = tf.compat.v1.placeholder_with_default
+    if isinstance(value, tf.SparseTensor):
+        shape = tf.stack([hide(value.dense_shape[0], []), *value.shape[1:]])
+        return tf.SparseTensor(value.indices, value.values, shape)
+    if isinstance(value, tf.RaggedTensor):
+        splits = hide(value.row_splits, [None])
+        return tf.RaggedTensor.from_row_splits(value.values, splits, validate=False)
+    if isinstance(value, tf.Tensor) and value.shape.rank:
+        return hide(value, [None, *value.shape[1:]])
+    return value

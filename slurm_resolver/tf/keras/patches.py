@@ -196,21 +196,19 @@ def _share_out(
     original(iterator, distribute_strategy, *args, **kwargs)
 
 
-def _build_without_data(
-    original: Method, model: Any, iterator: Any = None, data_batch: Any = None
-) -> None:
-    """Builds a coordinator's model from the shapes of its data; a worker's first step builds.
+def _build_without_data(original: Method, model: Any, **given: Any) -> None:
+    """Builds a coordinator's model from the shapes of its data; others are built by a step.
 
     Keras would draw a batch, after which the epoch hooks of a PyDataset run once more.
     """
-    if hasattr(model.distribute_strategy, "sharing"):
-        return
-    if model.distribute_strategy in strategies and iterator is not None:
-        spec = without_optionals(iterator._distributed_dataset.element_spec)
+    if model.distribute_strategy not in strategies:
+        original(model, **given)
+    elif "iterator" in given and not hasattr(model.distribute_strategy, "sharing"):
+        spec = without_optionals(given["iterator"]._distributed_dataset.element_spec)
         shapes = [part.shape for part in tf.nest.flatten(spec) if part is not None]
-        if all(shape.rank and shape[1:].is_fully_defined() for shape in shapes):
-            iterator, data_batch = None, spec
-    original(model, iterator, data_batch)
+        has_call = type(model).call is not sys.modules["keras"].Model.call
+        if has_call and all(shape.rank and shape[1:].is_fully_defined() for shape in shapes):
+            original(model, data_batch=spec)
 
 
 def _compile_in_scope(original: Method, model: Any, *args: Any, **kwargs: Any) -> Any:
