@@ -76,7 +76,7 @@ def test_the_service_is_found(real_slurm: SlurmCluster, name: str) -> None:
     found = ""
     try:
         while not found:
-            assert job.poll() is None
+            assert job.poll() is None, job.communicate()
             job_id = min(real_slurm.run("squeue -ho %A").stdout.split(), default="1")
             status = f"srun --jobid {job_id} {inside} --overlap -N1 -n1 {STATUS} {job_id} {given}"
             found = real_slurm.run(status, check=False).stdout
