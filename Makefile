@@ -15,7 +15,7 @@ TENSORFLOW = $(if $(or $(GPU),$(THERE),$(filter-out x86_64,$(shell uname -m))),t
 # Measured on two cores.
 QUICK_TIME = two minutes
 TEST_TIME = 20 minutes on two cores
-NIGHTLY_TIME = two hours on two cores
+NIGHTLY_TIME = 75 minutes on two cores
 
 .PHONY: help demo quick docs pages coverage test test-oldest say-how-long test-slurm test-tensorflow test-training slurm-if-possible nightly lint sizes types slurm newest-slurm slurms matrix bench clean
 
