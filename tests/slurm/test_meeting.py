@@ -17,7 +17,7 @@ from typing import Any, Callable, Dict, Iterator, Mapping, NamedTuple, Optional,
 
 import pytest
 from folders import HELPERS
-from network_faults import packets_dropped
+from network_faults import needs_root, packets_dropped
 from slurm_cluster import SlurmCluster
 
 pytestmark = pytest.mark.slurm
@@ -184,6 +184,7 @@ def test_too_few_open_files_are_named_in_every_task(
 @pytest.fixture
 def only_ipv6(real_slurm: SlurmCluster) -> Iterator[SlurmCluster]:
     """Gives two nodes a second name that has only an IPv6 address."""
+    needs_root()
     hosts = real_slurm.directory / "hosts"
     before = hosts.read_text()
     names = {"n9": "fd77::9", "n10": "fd77::10"}

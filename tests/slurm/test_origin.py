@@ -13,6 +13,7 @@ from typing import Optional
 
 import pytest
 from folders import HELPERS
+from network_faults import needs_root
 from slurm_cluster import SlurmCluster, SlurmUnavailable, slurm_or_skip
 
 pytestmark = pytest.mark.slurm
@@ -122,6 +123,8 @@ STARTED = {**CLEANED, **WITHOUT_SRUN, **NESTED}
 def test_how_a_process_was_started(
     real_slurm: SlurmCluster, tmp_path: Path, command: str, result: str
 ) -> None:
+    if HYDRA in command:
+        needs_root()  # its ssh enters the nodes
     judge(real_slurm, tmp_path, command, result)
 
 
