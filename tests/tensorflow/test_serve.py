@@ -110,8 +110,11 @@ def test_a_node_that_vanishes(start: Start) -> None:
     assert f"ps 0 (rank 1 on n9): {told}" in errors
     assert f"worker 0 (rank 2 on n10): {told}" in errors
     # The chief names the task whose loss it notices first.
-    lost = r"(is lost, and its variables with it|is lost, and no other worker is left)"
-    assert re.search(rf"[0-9]\) {lost}: its node has not answered for 6 s", errors)
+    lost = (
+        r"ps 0 \(rank 1 on n9\) is lost, and its variables with it|"
+        r"worker 0 \(rank 2 on n10\) is lost, and no other worker is left"
+    )
+    assert re.search(rf"({lost}): its node has not answered for 6 s", errors)
 
 
 @pytest.mark.slurm

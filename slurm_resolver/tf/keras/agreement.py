@@ -90,7 +90,7 @@ def _check_model(strategy: Any, model: Any, call: str) -> None:
 
 
 def _check_training(strategy: Any, model: Any, obstacle: str) -> None:
-    """Raises FitError for what TensorFlow refuses; an `obstacle` rules some optimizers out."""
+    """Raises FitError for variables made elsewhere, and for options that `obstacle` rules out."""
     optimizer = getattr(model.optimizer, "variables", ())
     for owner, variables in (("model", model.weights), ("optimizer", optimizer)):
         for variable in variables:

@@ -244,11 +244,12 @@ class ScheduledFunction:
 
 
 def _with_unknown_rows(value: Any) -> Any:
-    """Hides the number of rows, as a dataset does: Keras weights the losses of outputs by it."""
+    """Hides the number of rows, as a dataset does: Keras would weight each output's loss by it."""
     hide = tf.compat.v1.placeholder_with_default
     if isinstance(value, tf.SparseTensor):
-        shape = tf.stack([hide(value.dense_shape[0], []), *value.shape[1:]])
-        return tf.SparseTensor(value.indices, value.values, shape)
+        sizes = [hide(value.dense_shape[0], []), *value.shape[1:]]
+        sizes = [value.dense_shape[n] if size is None else size for n, size in enumerate(sizes)]
+        return tf.SparseTensor(value.indices, value.values, tf.stack(sizes))
     if isinstance(value, tf.RaggedTensor):
         splits = hide(value.row_splits, [None])
         return tf.RaggedTensor.from_row_splits(value.values, splits, validate=False)

@@ -178,6 +178,21 @@ def ragged(strategy: Any) -> Outcome:
     return fitted(model, data(rows, Y), predict=True)
 
 
+class SumOfSparseRow(SumOfRow):
+    def call(self, rows: Any) -> Any:
+        return super().call(tf.sparse.to_dense(rows))
+
+
+@registered("data")
+def sparse_widths(strategy: Any) -> Outcome:
+    """Trains on sparse batches of different widths."""
+    rows = tf.RaggedTensor.from_row_lengths(
+        X.flatten()[:300], [1 + row // 30 for row in range(120)]
+    )
+    sparse = data(rows, Y).map(lambda x, y: (x.to_sparse(), y))
+    return fitted(ready(strategy, SumOfSparseRow, metrics=["accuracy"]), sparse)
+
+
 @registered("data")
 def on_batch(strategy: Any) -> Outcome:
     """Calls the methods for one batch, also with rows that three workers cannot share equally."""
