@@ -38,7 +38,6 @@ FILES = [
 KNOWN = {
     "test_cooldown": "the test calls np.array() for a distributed variable, which is TensorFlow's",
     "test_custom_summary": "one worker writes the summaries",
-    "test_internal_only_loss": "a FitError: a layer adds a number in a model that is not built",
     **dict.fromkeys(
         (f"test_trainer_with_raggeds_{kind}" for kind in ("functional", "layer", "model")),
         "a FitError: ragged labels for a loss of your own, which sees all rows",

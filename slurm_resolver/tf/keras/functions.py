@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any, Callable, List, Tuple
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, Callable, List, Set, Tuple
 
 import tensorflow as tf
 
@@ -29,6 +30,17 @@ from slurm_resolver.tf.progress import noting, reporter, timed
 
 Method = Callable[..., Any]
 _SEEDS = 2**31 - 1
+# The arguments of `tf.Variable` that Keras and programs give.
+_OF_VARIABLES = (
+    "initial_value",
+    "trainable",
+    "name",
+    "dtype",
+    "constraint",
+    "synchronization",
+    "aggregation",
+    "shape",
+)
 
 
 def _part(model: Any, replica: int, share: Share, whole: bool) -> Tuple[Any, Step]:
@@ -75,14 +87,20 @@ def compiled(model: Any, function: Method) -> Any:
 
 
 class StepFunction:
-    """A model's `train_function`, `test_function` or `predict_function`."""
+    """A model's `train_function`, `test_function` or `predict_function`.
+
+    Layers, optimizers and metrics that are not yet built are built while the step is traced, as in
+    one process. Their variables are made outside the graph, and the step is traced once more, so
+    that nothing of `build` runs in a step.
+    """
 
     def __init__(self, model: Any, kind: str) -> None:
         self._model = model
         self._kind = kind
         step = getattr(model, f"{kind}_step")
         self._step = getattr(step, "python_function", step)  # of a tf.function
-        self._strategy, self._count = model.distribute_strategy, len(model.variables)
+        self._strategy = model.distribute_strategy
+        self._made = 0  # variables, while steps were traced
         # Whether every replica must compute the whole batch if a loss may not be a mean over rows.
         splits = self._strategy.sharing.replicas > 1 and kind != "predict"
         self._exact = splits and self._strategy.custom_losses == "whole"
@@ -91,6 +109,7 @@ class StepFunction:
     def _make_functions(self, custom: str) -> None:
         """Makes the functions of a step, which computes the whole batch for any `custom` code."""
         self._custom = custom
+        self._traced: Set[str] = set()  # which of the functions have been traced
         self._on_batch = compiled(self._model, self._run)
         self._on_iterator = compiled(self._model, self._run_several)
 
@@ -106,7 +125,7 @@ class StepFunction:
 
     def _predict(self, batches: List[Any]) -> Any:
         """Returns the outputs for all rows of some batches, in their order."""
-        outputs = [self._on_batch(_shared(batch)) for batch in batches]
+        outputs = [self._call("_on_batch", _shared(batch)) for batch in batches]
         if len(outputs) == 1:
             return outputs[0]
         return tf.nest.map_structure(lambda *parts: tf.concat(parts, axis=0), *outputs)
@@ -123,16 +142,35 @@ class StepFunction:
         return logs
 
     def _call(self, name: str, data: Any) -> Any:
-        try:
-            return getattr(self, name)(data)
-        except UnknownLossError as error:  # before anything is computed, as steps are traced
-            if len(self._model.variables) > self._count:  # the new ones have no values
-                raise FitError(
-                    f"{self._model.name!r} is not built, and a custom layer gives a number to "
-                    "add_loss: build the model before fit, such as with model.build(input_shape)."
-                ) from error
-            self._make_functions("a custom layer gives a number to add_loss")
-            return getattr(self, name)(data)
+        """Calls a function, which is traced before the first call until it makes no variable."""
+        while name not in self._traced:
+            made = self._made
+            try:
+                if not self._model.run_eagerly:
+                    getattr(self, name).get_concrete_function(data)
+            except UnknownLossError:
+                self._make_functions("a custom layer gives a number to add_loss")
+                continue
+            if self._made > made:
+                self._make_functions(self._custom)
+            else:
+                self._traced.add(name)
+        return getattr(self, name)(data)
+
+    def _make_variable(self, make: Method, **given: Any) -> Any:
+        """Makes a variable outside the graph of a step, where its initial value can be computed."""
+        self._made += 1
+        if tf.executing_eagerly() or tf.is_symbolic_tensor(given["initial_value"]):
+            return make(**given)
+        arguments = {name: given[name] for name in _OF_VARIABLES if name in given}
+
+        def make_in_scope() -> Any:
+            with self._strategy.scope():
+                return tf.Variable(**arguments)
+
+        # Only another thread is outside the graph, and outside the context of the replica.
+        with ThreadPoolExecutor(max_workers=1) as thread:
+            return thread.submit(make_in_scope).result()
 
     def _run_several(self, iterator: Any) -> Any:
         results = self._run(timed(iterator.get_next))
@@ -192,7 +230,10 @@ class StepFunction:
         part = without_optionals(part)
         step.own = count_rows(part)
         step.means_only = self._exact and not self._custom
-        return run_in(step, lambda: self._compute(step, part))
+        if self._strategy.sharing.local > 1:  # the replicas' threads make variables together
+            return run_in(step, lambda: self._compute(step, part))
+        with tf.variable_creator_scope(self._make_variable):
+            return run_in(step, lambda: self._compute(step, part))
 
     def _compute(self, step: Step, part: Any) -> Any:
         if self._kind == "predict":

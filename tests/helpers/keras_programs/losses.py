@@ -184,6 +184,49 @@ def _optimized(strategy: Any, optimizer: Make) -> Outcome:
     return fitted(build(strategy, optimizer=optimizer), data())
 
 
+class Lookahead(ko.SGD):
+    """Moves weights towards slow copies, which `build` makes and assigns."""
+
+    def build(self, variables: Any) -> None:
+        super().build(variables)
+        self.slow = [self.add_variable_from_reference(variable, "slow") for variable in variables]
+        for slow, variable in zip(self.slow, variables):
+            slow.assign(variable)
+
+    def apply(self, grads: Any, trainable_variables: Any = None) -> None:
+        super().apply(grads, trainable_variables)
+        for slow, variable in zip(self.slow, self._trainable_variables):
+            slow.assign(0.5 * (slow + variable))
+            variable.assign(slow)
+
+
+OPTIMIZERS["assigning_in_build"] = partial(Lookahead, 0.1)
+
+
+class Offset(layers.Layer):
+    """Adds a trained offset, which begins as 3; keeps the number of its builds."""
+
+    def build(self, shape: Any) -> None:
+        self.offset = self.add_weight(shape=shape[-1:], initializer="zeros")
+        self.builds = self.add_weight(initializer="zeros", trainable=False)
+        self.offset.assign(3 * ops.ones_like(self.offset))
+        self.builds.assign_add(1.0)
+
+    def call(self, x: Any) -> Any:
+        return x + self.offset
+
+
+@program("loss")
+def layer_assigning_in_build(strategy: Any) -> Outcome:
+    """The layer is built in the first step, and adds a number to the loss."""
+
+    def make() -> Any:
+        added = layers.ActivityRegularization(l2=0.01)
+        return keras.Sequential([Offset(), layers.Dense(8, "relu"), added, layers.Dense(3)])
+
+    return fitted(ready(strategy, make, optimizer=lambda: ko.Adam(0.1)), data())
+
+
 for name, optimizer in OPTIMIZERS.items():
     add(f"optimizer_{name}", partial(_optimized, optimizer=optimizer))
 
