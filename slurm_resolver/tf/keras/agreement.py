@@ -6,7 +6,9 @@ import contextlib
 import functools
 import inspect
 import json
-from typing import Any, Callable, Dict, Optional, Sequence
+import sys
+import zlib
+from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence
 
 import tensorflow as tf
 
@@ -14,7 +16,10 @@ from slurm_resolver.errors import FitError
 from slurm_resolver.log import warn_once
 from slurm_resolver.preflight.keras_version import check_keras
 from slurm_resolver.tf.keras import are_several, strategies
-from slurm_resolver.tf.keras.file_callbacks import one_writer, writing
+from slurm_resolver.tf.keras.comparison import by_worker
+from slurm_resolver.tf.keras.configuration import describe_model
+from slurm_resolver.tf.keras.drift import Drift, compare_entries, digest_of
+from slurm_resolver.tf.keras.file_callbacks import listed, one_writer, writing
 from slurm_resolver.tf.progress import meeting, reporting
 
 _SCOPE = (
@@ -67,12 +72,61 @@ def call_together(
         model.jit_compile = False
     callbacks = arguments.get("callbacks")
     paths = [[kind, path] for kind, path, _ in writing(callbacks)]
+    entries = describe_model(model) if name == "fit" else []
+    given = listed(callbacks)
     with meeting(name):
-        told = workers.exchange(f"calls {name}", [_task(model, arguments), paths])
-    _check_agreement(name, workers.names, [task for task, _ in told])
-    alone = one_writer(callbacks, workers, [paths for _, paths in told])
+        own = Call(
+            task=_task(model, arguments),
+            configuration=zlib.crc32(repr(entries).encode()),
+            weights=digest_of(model),
+            callbacks=sorted({type(callback).__name__ for callback in given}),
+            restoring=sorted(_restoring(given)),
+            paths=paths,
+        )
+        calls = [Call(*each) for each in workers.exchange(f"calls {name}", own)]
+    _check_agreement(name, workers.names, [each.task for each in calls])
+    if len({each.configuration for each in calls}) > 1:
+        compare_entries(workers, name, entries)
+    if name == "fit":
+        _check_callbacks(workers.names, [each.restoring for each in calls])
+    drift = Drift(workers, model, [each.callbacks for each in calls])
+    drift.compare([each.weights for each in calls], f"before {name}")
+    alone = one_writer(callbacks, workers, [each.paths for each in calls])
+    drift.watch(arguments)
     with reporting(name, arguments), workers.failing_together(name), alone:
         return method(*bound.args, **bound.kwargs)
+
+
+class Call(NamedTuple):
+    """What a worker tells the others of its call."""
+
+    task: Dict[str, Any]  # its arguments, in words
+    configuration: int  # a digest
+    weights: int  # a digest
+    callbacks: List[str]  # their kinds
+    restoring: List[str]  # the kinds of those that restore a training
+    paths: List[List[str]]  # the kinds and paths of callbacks that write files
+
+
+def _restoring(callbacks: Sequence[Any]) -> List[str]:
+    """Returns the kinds of the callbacks that restore a training, which all workers do together."""
+    restores = sys.modules["keras"].callbacks.BackupAndRestore
+    return [
+        type(callback).__name__
+        for callback in callbacks
+        if isinstance(callback, restores) or getattr(callback, "restores_all_workers", False)
+    ]
+
+
+def _check_callbacks(names: Sequence[str], kinds: Sequence[List[str]]) -> None:
+    """Raises FitError in every worker if a callback that all workers need is missing in one."""
+    for kind in sorted(set().union(*kinds)):
+        has = [kind if kind in own else f"no {kind}" for own in kinds]
+        if len(set(has)) > 1:
+            raise FitError(
+                f"fit needs the callback {kind} in all workers or in none: "
+                f"{by_worker(names, has)}. It saves and restores the training of all workers."
+            )
 
 
 def _check_model(strategy: Any, model: Any, call: str) -> None:

@@ -12,15 +12,22 @@ import sys
 import tempfile
 from typing import Any, Callable, Dict, Iterator, List, Sequence, Tuple
 
+import tensorflow as tf
+
 # The callbacks, and the attribute with the path.
 _PATHS = {"CSVLogger": "filename", "TensorBoard": "log_dir", "BackupAndRestore": "backup_dir"}
+
+
+def listed(callbacks: Any) -> List[Any]:
+    """Returns the callbacks given to `fit`: several, one, None, or a CallbackList of Keras."""
+    given = getattr(callbacks, "callbacks", callbacks)
+    return [callback for callback in tf.nest.flatten(given) if callback is not None]
 
 
 def writing(callbacks: Any) -> Iterator[Tuple[str, str, Any]]:
     """Yields the kind and path of each callback of `fit` that writes files itself, and it."""
     known = sys.modules["keras"].callbacks
-    listed = getattr(callbacks, "callbacks", callbacks)  # a list, one, None, or a CallbackList
-    for callback in listed if isinstance(listed, list) else [listed]:
+    for callback in listed(callbacks):
         for kind, attribute in _PATHS.items():
             if isinstance(callback, getattr(known, kind)):
                 yield kind, os.path.abspath(getattr(callback, attribute)), callback

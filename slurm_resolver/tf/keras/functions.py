@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Callable, List, Set, Tuple
 
 import tensorflow as tf
@@ -10,10 +9,12 @@ import tensorflow as tf
 from slurm_resolver.coordination.progress import COMPILING
 from slurm_resolver.errors import FitError
 from slurm_resolver.log import warn_once
+from slurm_resolver.tf.keras.comparison import DIFFERENCE, Comparison, call_outside
 from slurm_resolver.tf.keras.patches import patch_metrics
 from slurm_resolver.tf.keras.sharing import (
     Share,
     count_rows,
+    names_of_tensors,
     part_of_batch,
     share,
     without_optionals,
@@ -43,7 +44,9 @@ _OF_VARIABLES = (
 )
 
 
-def _part(model: Any, replica: int, share: Share, whole: bool) -> Tuple[Any, Step]:
+def _part(
+    model: Any, replica: int, share: Share, whole: bool, comparison: Comparison
+) -> Tuple[Any, Step]:
     """Returns a replica's part of a batch, and its step."""
     replicas, rows = model.distribute_strategy.sharing.replicas, count_rows(share.batch)
     start, stop = rows * replica // replicas, rows * (replica + 1) // replicas
@@ -63,19 +66,21 @@ def _part(model: Any, replica: int, share: Share, whole: bool) -> Tuple[Any, Ste
         tf.cast(start, tf.int32),
         count=tf.where(repeated, rows if replica == 0 else 0, stop - start),
         weight=tf.where(repeated, 1.0 / replicas, weight),
+        comparison=comparison,
         digest=share.digest,
+        names=names_of_tensors(share.batch),
         whole=whole,
     )
 
 
-def _own(model: Any, replica: int, part: Any) -> Tuple[Any, Step]:
+def _own(model: Any, replica: int, part: Any, comparison: Comparison) -> Tuple[Any, Step]:
     """Returns the data that this worker has read for itself, and its step."""
     replicas = model.distribute_strategy.sharing.replicas
     own = tf.cast(count_rows(part), tf.int32)
     counts = all_reduce(tf.one_hot(replica, replicas, on_value=own, off_value=0, dtype=tf.int32))
     rows, first = tf.reduce_sum(counts), tf.reduce_sum(counts[:replica])
     weight = tf.cast(own, tf.float32) / tf.cast(rows, tf.float32)
-    return part, Step(model, replica, rows, first, own, weight)
+    return part, Step(model, replica, rows, first, own, weight, comparison=comparison)
 
 
 def compiled(model: Any, function: Method) -> Any:
@@ -101,6 +106,7 @@ class StepFunction:
         self._step = getattr(step, "python_function", step)  # of a tf.function
         self._strategy = model.distribute_strategy
         self._made = 0  # variables, while steps were traced
+        self.comparison = Comparison(self._strategy, model, kind)
         # Whether every replica must compute the whole batch if a loss may not be a mean over rows.
         splits = self._strategy.sharing.replicas > 1 and kind != "predict"
         self._exact = splits and self._strategy.custom_losses == "whole"
@@ -120,6 +126,10 @@ class StepFunction:
         try:
             with self._strategy.workers.step():
                 return self._predict(data) if isinstance(data, list) else self._take(data, count)
+        except (tf.errors.OpError, FitError) as error:
+            if DIFFERENCE in str(error):
+                raise FitError(self.comparison.describe(reporter.where())) from error
+            raise
         finally:
             reporter.end_step()
 
@@ -168,9 +178,7 @@ class StepFunction:
             with self._strategy.scope():
                 return tf.Variable(**arguments)
 
-        # Only another thread is outside the graph, and outside the context of the replica.
-        with ThreadPoolExecutor(max_workers=1) as thread:
-            return thread.submit(make_in_scope).result()
+        return call_outside(make_in_scope)
 
     def _run_several(self, iterator: Any) -> Any:
         results = self._run(timed(iterator.get_next))
@@ -220,9 +228,11 @@ class StepFunction:
         """Computes a replica's part of a `Share`, or all of what this worker has read itself."""
         replica = replica_number()
         if isinstance(batch, Share):
-            part, step = _part(self._model, replica, batch, self._custom != "")
+            part, step = _part(
+                self._model, replica, batch, whole=self._custom != "", comparison=self.comparison
+            )
         else:
-            part, step = _own(self._model, replica, batch)
+            part, step = _own(self._model, replica, batch, self.comparison)
         graph = tf.compat.v1.get_default_graph()
         if step.draw and not tf.executing_eagerly() and graph.seed is not None:
             # Each replica has other rows, which draw other random numbers.
@@ -237,6 +247,7 @@ class StepFunction:
 
     def _compute(self, step: Step, part: Any) -> Any:
         if self._kind == "predict":
+            step.add_changes()
             return step.gather_structure(self._step(part))
         statistics = _statistics(self._model) if self._kind == "train" else []
         step.statistics = statistics

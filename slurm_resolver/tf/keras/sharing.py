@@ -6,21 +6,22 @@ only some workers get a shorter last batch, and the data of a generator is not s
 
 from __future__ import annotations
 
-import re
 from typing import Any, List, NamedTuple, Optional, Sequence
 
 import tensorflow as tf
 
-_DIGESTS = 4093  # of a batch; workers add theirs up as float32, which is exact up to 2**24
-# Operations whose results may differ from worker to worker; Python's functions may be among them.
-_VARYING = re.compile(
-    rb"PyFunc|Random(Uniform|StandardNormal|Gamma|Poisson)|TruncatedNormal|Multinomial|"
-    rb"Stateless(Random|Sample)"
-)
+from slurm_resolver.tf.keras.origins import Origin, find_origins, serialized_graph
+
+_DIGESTS = 2**24 - 3  # exact as float32
+_SMALL = 16  # numbers in a row, up to which all rows are compared
+FINGERPRINT = 3  # numbers in the fingerprint of a tensor
 
 
 class Share(NamedTuple):
-    """A global batch as every worker reads it, with a digest of its first and last row, float32."""
+    """A global batch as every worker reads it, with the fingerprints of its tensors.
+
+    The digest is a float32 tensor of shape (tensors with rows, FINGERPRINT).
+    """
 
     digest: Any
     batch: Any
@@ -34,16 +35,47 @@ class Sharing(NamedTuple):
     replicas: int
 
 
-def share(batch: Any, compared: Optional[Sequence[Any]] = None) -> Share:
-    """Returns a batch with the digest of `compared`, by default of all its tensors."""
-    ends = [
-        tf.io.serialize_tensor(end)
-        for value in (tf.nest.flatten(batch) if compared is None else compared)
-        if isinstance(value, tf.Tensor) and _has_rows(value)
-        for end in (value[:1], value[-1:])
-    ]
-    text = tf.strings.join(ends) if ends else tf.constant("")
-    return Share(tf.cast(tf.strings.to_hash_bucket_fast(text, _DIGESTS), tf.float32), batch)
+def share(batch: Any, origins: Optional[Sequence[Origin]] = None) -> Share:
+    """Returns a batch with the fingerprints of its tensors, by default of equal ones."""
+    values = tf.nest.flatten(batch)
+    if origins is None:
+        origins = [Origin.EQUAL] * len(values)
+    found = [fingerprint(*each) for each in zip(values, origins) if _has_rows(each[0])]
+    return Share(tf.stack(found) if found else tf.zeros([0, FINGERPRINT]), batch)
+
+
+def fingerprint(value: Any, origin: Origin) -> Any:
+    """Returns a digest of a tensor, whether it tells rows apart, and its origin, as float32.
+
+    The digest is of the first and the last row, or of all rows if they are small.
+    """
+    first, last, compared = [], [], []
+    for part in tf.nest.flatten(value, expand_composites=True):
+        size = part.shape[1:].num_elements() if part.shape.rank else 1
+        first.append(tf.io.serialize_tensor(part[:1]))
+        last.append(tf.io.serialize_tensor(part[-1:]))
+        if size is not None and size <= _SMALL:
+            compared.append(tf.io.serialize_tensor(part))
+    text = tf.strings.join(compared or [*first, *last])
+    digest = tf.cast(tf.strings.to_hash_bucket_fast(text, _DIGESTS), tf.float32)
+    tells = tf.cast(tf.not_equal(first[0], last[0]), tf.float32)
+    return tf.stack([digest, tells, tf.constant(float(origin))])
+
+
+def names_of_tensors(batch: Any) -> List[str]:
+    """Returns what the tensors with rows are called, in the order of their fingerprints."""
+    parts = batch if isinstance(batch, tuple) else (batch,)
+    names = []
+    for part, name in zip(parts, ("x", "y", "sample_weight")):
+        if isinstance(part, dict):
+            labels = [
+                f"{name}[{key!r}]" for key in sorted(part) for _ in tf.nest.flatten(part[key])
+            ]
+        else:
+            count = len(tf.nest.flatten(part))
+            labels = [f"{name}[{place}]" for place in range(count)] if count > 1 else [name]
+        names += [label for label, one in zip(labels, tf.nest.flatten(part)) if _has_rows(one)]
+    return names
 
 
 def share_dataset(dataset: tf.data.Dataset) -> Optional[tf.data.Dataset]:
@@ -52,7 +84,8 @@ def share_dataset(dataset: tf.data.Dataset) -> Optional[tf.data.Dataset]:
     None stands for a dataset from which each worker reads its own files or data, or batches of a
     tf.data service.
     """
-    graph, policy = _graph(dataset), tf.data.experimental.AutoShardPolicy
+    graph = serialized_graph(dataset)
+    policy = tf.data.experimental.AutoShardPolicy
     of_dataset = dataset.options().experimental_distribute.auto_shard_policy
     if of_dataset not in (policy.AUTO, policy.DATA) or b"DataServiceDataset" in graph:
         return None
@@ -60,12 +93,10 @@ def share_dataset(dataset: tf.data.Dataset) -> Optional[tf.data.Dataset]:
     while generated and type(dataset).__name__.lstrip("_") == "PrefetchDataset":
         (dataset,) = dataset._inputs()
     single = not isinstance(dataset.element_spec, tuple)
-    # Random rows, such as augmented images, may differ between workers.
-    may_vary = not graph or _VARYING.search(graph)
+    origins = find_origins(dataset)
 
     def shared(*elements: Any) -> Share:
-        batch = elements[0] if single else elements
-        return share(batch, _labels(batch) if may_vary else None)
+        return share(elements[0] if single else elements, origins)
 
     shares = dataset.map(shared)
     # The next reader of a generator does not get the batches that were read ahead. Their number is
@@ -74,25 +105,6 @@ def share_dataset(dataset: tf.data.Dataset) -> Optional[tf.data.Dataset]:
         shares = shares.prefetch(tf.data.AUTOTUNE)
     shares.whole_batches = dataset
     return shares
-
-
-def _labels(batch: Any) -> List[Any]:
-    """Returns the integers by row that are not inputs of a batch: they are rarely augmented."""
-    targets = tf.nest.flatten(batch[1:]) if isinstance(batch, tuple) else []
-    return [
-        value
-        for value in targets
-        if isinstance(value, tf.Tensor) and value.dtype.is_integer and value.shape.rank in (1, 2)
-    ]
-
-
-def _graph(dataset: tf.data.Dataset) -> bytes:
-    try:
-        ignore = tf.data.experimental.ExternalStatePolicy.IGNORE
-        graph: bytes = dataset._as_serialized_graph(external_state_policy=ignore).numpy()
-    except (AttributeError, tf.errors.OpError, ValueError):  # such as a graph of more than 2 GiB
-        return b""
-    return graph
 
 
 def count_rows(batch: Any) -> Any:

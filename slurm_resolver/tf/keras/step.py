@@ -13,7 +13,7 @@ from typing import Any, Callable, Dict, Iterable, Iterator, List, Optional, Sequ
 import tensorflow as tf
 
 from slurm_resolver.errors import FitError
-from slurm_resolver.tf.exchange import MARK
+from slurm_resolver.tf.keras.comparison import Comparison
 
 # The steps that are being traced, or run eagerly, in this process, by the replica's number.
 _current: Dict[int, Step] = {}
@@ -29,7 +29,9 @@ class Step:
     first: Any  # row of this replica's part
     count: Any  # of rows that it adds to the global batch; 0 where another replica has the same
     weight: Any  # its share in every mean, float32; the shares of all replicas add up to 1
+    comparison: Optional[Comparison] = None  # of the workers' steps
     digest: Any = None  # of the global batch; None if each worker reads its own data
+    names: Sequence[str] = ()  # of the tensors in the digest
     own: Any = None  # the number of rows of this replica's tensors: an int, or an int32 tensor
     # Variables that become the mean of all replicas.
     statistics: List[Any] = dataclasses.field(default_factory=list)
@@ -151,19 +153,23 @@ class Step:
     def add_changes(self) -> None:
         """Adds what all replicas have added to metrics' variables.
 
-        The first call in a step also averages the statistics of BatchNormalization, and checks that
-        all workers have read the same batch.
+        The first call in a step also averages the statistics of BatchNormalization, and compares
+        the workers' batches and learning rates.
         """
-        changed, statistics = list(self._changed.values()), self.statistics
-        digests = [] if self.digest is None else [self.digest]
-        self._changed, self.statistics, self.digest = {}, [], None
+        changed = list(self._changed.values())
+        statistics = self.statistics
+        comparison = self.comparison
+        self._changed = {}
+        self.statistics = []
+        self.comparison = None
         own = [variable.value - self._before[id(variable)] for variable in changed]
         own = [tf.where(self.count > 0, value, tf.zeros_like(value)) for value in own]
         own += [self._weighted(tf.convert_to_tensor(one.value)) for one in statistics]
-        sums = self.add([*own, *digests])
-        for digest in digests:
-            replicas = tf.distribute.get_strategy().num_replicas_in_sync
-            tf.debugging.Assert(tf.equal(sums.pop(), digest * replicas), [_OTHER_BATCH])
+        if comparison is not None:
+            own.append(comparison.row(self.replica, self.digest, self.names))
+        sums = self.add(own)
+        if comparison is not None:
+            comparison.check(sums.pop())
         for variable, mean in zip(statistics, sums[len(changed) :]):
             variable.assign(mean)
         for variable, total in zip(changed, sums):
@@ -189,15 +195,6 @@ class Step:
 def all_reduce(value: Any) -> Any:
     """Returns the sums over all replicas of a tensor, or of each of a list."""
     return tf.distribute.get_replica_context().all_reduce(tf.distribute.ReduceOp.SUM, value)
-
-
-# Workers.failing_together raises a FitError with the text after `MARK`.
-_OTHER_BATCH = (
-    f"{MARK}this worker has read another batch than the others. Expected the same global batches "
-    "in the same order in every worker, of which each takes its rows. Seed whatever shuffles or "
-    "generates the data alike in all workers, such as keras.utils.set_random_seed(1) and "
-    "numpy.random.default_rng(1). Data that each worker has of its own needs AutoShardPolicy.OFF."
-)
 
 
 def current_step() -> Optional[Step]:

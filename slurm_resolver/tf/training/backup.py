@@ -62,6 +62,7 @@ class BackupAndResume(keras.callbacks.Callback):  # type: ignore[misc]
     """
 
     async_safe = True  # lets other callbacks run in parallel
+    restores_all_workers = True  # so each worker needs it
 
     def __init__(
         self,
@@ -169,6 +170,7 @@ class _Fit:
         # After a failed `fit`, the model still has the function of that run.
         train: Any = model.train_function
         self._train: Call = train._train if isinstance(train, _Fit) else train
+        self.comparison = getattr(self._train, "comparison", None)
         model.train_function = self
 
     def __call__(self, iterator: Any) -> Any:

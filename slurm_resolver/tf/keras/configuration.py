@@ -1,0 +1,93 @@
+"""Describes what a model trains with, so that the workers can compare it before `fit`.
+
+The description is a list of names and values, such as ("optimizer.momentum", "0.9"). Names of
+layers and seeds are left out: Keras numbers layers, and all workers begin with the weights of the
+first one.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import types
+import warnings
+import zlib
+from typing import Any, Iterator, List, Tuple
+
+import numpy as np
+
+Entry = Tuple[str, str]
+
+_PLAIN = (type(None), bool, int, float, str, bytes)
+# Keys of Keras' configurations that may differ in workers that train alike.
+_LEFT_OUT = ("name", "seed", "module", "registered_name", "build_config", "shared_object_id")
+_DEEPEST = 8
+
+
+def describe_model(model: Any) -> List[Entry]:
+    """Returns the configuration of a model's layers, optimizer and losses."""
+    entries = list(_describe("optimizer", model.optimizer))
+    entries += _describe("loss", getattr(model, "loss", None))
+    for name in ("run_eagerly", "steps_per_execution"):
+        entries.append((name, repr(getattr(model, name, None))))
+    for number, layer in enumerate(model._flatten_layers()):
+        name = f"layer {number} ({type(layer).__name__})"
+        entries += _describe(name, _own_config(layer))
+    return entries
+
+
+def _own_config(layer: Any) -> Any:
+    """Returns a layer's configuration without the layers in it; None if it has none."""
+    import keras
+
+    # The graph of layers is described by the layers themselves.
+    if isinstance(layer, keras.Sequential) or hasattr(layer, "operations"):
+        return None
+    return _config(layer)
+
+
+def _config(thing: Any) -> Any:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            return thing.get_config()
+        except Exception:  # whatever the program's own code raises
+            return None
+
+
+def _describe(name: str, value: Any, depth: int = 0) -> Iterator[Entry]:
+    """Yields the entries of a value and of all that it consists of."""
+    if depth > _DEEPEST:
+        return
+    if isinstance(value, _PLAIN):
+        yield name, repr(value)
+    elif isinstance(value, dict):
+        for key in sorted(value, key=str):
+            if key not in _LEFT_OUT:
+                yield from _describe(f"{name}.{key}", value[key], depth + 1)
+    elif isinstance(value, (list, tuple)):
+        for place, item in enumerate(value):
+            yield from _describe(f"{name}[{place}]", item, depth + 1)
+    elif isinstance(value, (np.ndarray, np.generic)):
+        yield name, f"{value.dtype}{value.shape} {zlib.crc32(value.tobytes()):08x}"
+    elif isinstance(value, functools.partial):
+        yield from _describe(name, [value.func, *value.args], depth)
+        yield from _describe(name, value.keywords, depth)
+    elif isinstance(value, types.FunctionType):
+        yield name, value.__qualname__
+        yield from _describe(name, _given(value), depth + 1)
+    elif hasattr(value, "get_config") and not isinstance(value, type):
+        yield name, type(value).__name__
+        yield from _describe(name, _config(value), depth + 1)
+    else:
+        yield name, getattr(value, "__qualname__", type(value).__name__)
+
+
+def _given(function: types.FunctionType) -> Any:
+    """Returns the plain values that a function uses besides its arguments, by name."""
+    try:
+        found = inspect.getclosurevars(function)
+    except (TypeError, ValueError):  # such as a cell that is still empty
+        return {}
+    used = {**found.globals, **found.nonlocals}
+    return {name: value for name, value in used.items() if isinstance(value, _PLAIN)}

@@ -1,0 +1,127 @@
+"""Finds out from a dataset's graph which parts of its elements are the same in all workers.
+
+Every worker reads a dataset for itself. The same operations give the same elements, except for
+random operations, such as those that augment images, and for Python functions, whose results are
+unknown.
+"""
+
+from __future__ import annotations
+
+import enum
+import re
+from typing import Any, Dict, Iterable, List
+
+import tensorflow as tf
+
+_RANDOM = re.compile(
+    "Random(Uniform|StandardNormal|Gamma|Poisson)|TruncatedNormal|Multinomial|"
+    "Stateless(Random|Sample|Truncated|Parameterized)|RandomDataset|Rng"
+)
+_PYTHON = re.compile("PyFunc|GeneratorDataset")
+
+
+class Origin(enum.IntEnum):
+    """Where a tensor of a batch comes from; of two, the lower one decides."""
+
+    RANDOM = 0  # from a random operation: it may differ from worker to worker
+    PYTHON = 1  # from a function of Python, which may be random
+    EQUAL = 2  # from operations that compute the same in every worker
+
+
+def find_origins(dataset: tf.data.Dataset) -> List[Origin]:
+    """Returns the origin of each tensor of a dataset's elements, in the order of `tf.nest`."""
+    count = len(tf.nest.flatten(dataset.element_spec))
+    graph = _Graph(serialized_graph(dataset))
+    found = graph.origins_of(graph.last) if graph.last else []
+    # A graph may be too large to be read (2 GiB); a dataset may hide its tensors.
+    return found if len(found) == count else [Origin.PYTHON] * count
+
+
+def serialized_graph(dataset: tf.data.Dataset) -> bytes:
+    """Returns the graph of a dataset as a GraphDef, or b"" if it cannot be had."""
+    try:
+        ignore = tf.data.experimental.ExternalStatePolicy.IGNORE
+        graph: bytes = dataset._as_serialized_graph(external_state_policy=ignore).numpy()
+    except (AttributeError, tf.errors.OpError, ValueError):
+        return b""
+    return graph
+
+
+class _Graph:
+    """The nodes and functions of a GraphDef."""
+
+    def __init__(self, serialized: bytes) -> None:
+        graph = tf.compat.v1.GraphDef.FromString(serialized)
+        self._nodes = {node.name: node for node in graph.node}
+        self._functions = {each.signature.name: each for each in graph.library.function}
+        ends = [node.input[0] for node in graph.node if node.op == "_Retval"]
+        self.last = ends[0] if ends else ""  # the name of the last dataset's node
+
+    def origins_of(self, name: str) -> List[Origin]:
+        """Returns the origins of the tensors of the elements of a dataset's node."""
+        node = self._nodes[name]
+        count = len(node.attr["output_shapes"].list.shape)
+        datasets = [given for given in node.input if self._is_dataset(given)]
+        inputs = [self.origins_of(given) for given in datasets]
+        joined = [origin for origins in inputs for origin in origins]
+        if "MapDataset" in node.op and len(datasets) == 1:
+            captured = [Origin.EQUAL] * (len(node.input) - 1)
+            return self._of_function(node.attr["f"].func.name, [*inputs[0], *captured])
+        own = min([_of_operation(node.op), *map(self._lowest, _called(node))])
+        # Batches, shuffles and the like keep each tensor; ZipDataset joins the tensors of several.
+        if len(joined) == count:
+            return [min(own, origin) for origin in joined]
+        return [min([own, *joined])] * count
+
+    def _is_dataset(self, name: str) -> bool:
+        return name in self._nodes and "output_shapes" in self._nodes[name].attr
+
+    def _of_function(self, name: str, given: List[Origin]) -> List[Origin]:
+        """Returns the origins of a function's results, given those of its arguments."""
+        function = self._functions[name]
+        known: Dict[str, Origin] = {}
+        for argument, origin in zip(function.signature.input_arg, given):
+            known[argument.name] = origin
+        nodes = {node.name: node for node in function.node_def}
+
+        def origin_of(tensor: str) -> Origin:
+            source = tensor.lstrip("^").split(":")[0]
+            if source not in known:
+                node = nodes[source]
+                known[source] = Origin.EQUAL  # ends a loop
+                needed = (origin_of(one) for one in node.input if not one.startswith("^"))
+                own = min([_of_operation(node.op), *map(self._lowest, _called(node))])
+                known[source] = min([own, *needed])
+            return known[source]
+
+        return [origin_of(function.ret[out.name]) for out in function.signature.output_arg]
+
+    def _lowest(self, name: str) -> Origin:
+        """Returns the lowest origin of all operations in a function and in those that it calls."""
+        found = Origin.EQUAL
+        seen = set()
+        waiting = [name]
+        while waiting:
+            current = waiting.pop()
+            if current in seen or current not in self._functions:
+                continue
+            seen.add(current)
+            for node in self._functions[current].node_def:
+                found = min(found, _of_operation(node.op))
+                waiting.extend(_called(node))
+        return found
+
+
+def _of_operation(op: str) -> Origin:
+    if _RANDOM.search(op):
+        return Origin.RANDOM
+    return Origin.PYTHON if _PYTHON.search(op) else Origin.EQUAL
+
+
+def _called(node: Any) -> Iterable[str]:
+    """Yields the names of the functions that a node calls; datasets and branches are among them."""
+    for value in node.attr.values():
+        if value.HasField("func"):
+            yield value.func.name
+        for function in value.list.func:
+            yield function.name
