@@ -9,11 +9,10 @@ from __future__ import annotations
 
 import argparse
 import importlib
-import io
-import os
 import sys
 from typing import Collection, NoReturn, Optional, Sequence
 
+from slurm_resolver.cli.screen import reader_has_ended, screens
 from slurm_resolver.errors import SlurmResolverError
 from slurm_resolver.version import __version__
 
@@ -73,10 +72,18 @@ def build_parser(complete: Collection[str] = COMMANDS) -> argparse.ArgumentParse
 
 def main(argv: Optional[Sequence[str]] = None) -> int:
     """Runs the command line, and returns the exit status."""
-    words = sys.argv[1:] if argv is None else list(argv)
-    for stream in (sys.stdout, sys.stderr):  # a terminal may only know ASCII
-        if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="backslashreplace")
+    with screens():
+        status = _run(sys.argv[1:] if argv is None else argv)
+        sys.stdout.flush()
+        fault = getattr(sys.stdout, "error", None)
+        if fault is None or reader_has_ended():
+            return status
+        print(f"slurm-resolver: cannot write the output: {fault.strerror}", file=sys.stderr)
+        return status or 2
+
+
+def _run(words: Sequence[str]) -> int:
+    """Runs the command, and returns its own exit status, whether its output could be written."""
     if not words:
         build_parser(()).print_help()
         return 2  # a script should notice that nothing was done
@@ -88,13 +95,7 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
         parser.prog += f" {args.command}"
         parser.error(f"unrecognized arguments: {' '.join(unknown)}")
     try:
-        status = int(args.function(args))
-        sys.stdout.flush()
-        return status
+        return int(args.function(args))
     except SlurmResolverError as error:
         print(f"slurm-resolver {args.command}: {error}", file=sys.stderr)
         return 2
-    except BrokenPipeError:  # `slurm-resolver show | head`
-        # Python would write the rest of the buffer at its end, and fail again.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0

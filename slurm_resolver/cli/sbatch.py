@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import io
 import re
 import sys
 from typing import Dict
@@ -72,5 +73,7 @@ def main(args: argparse.Namespace) -> int:
     """Prints the file, and returns 0."""
     values = {name: value for name, value in vars(args).items() if name in BatchSettings._fields}
     text = batch_file(BatchSettings(**{**values, "command": command_of(args)}))
-    sys.stdout.buffer.write(text.encode())  # whatever the locale is
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(encoding="utf-8", errors="strict")  # whatever the locale is
+    sys.stdout.write(text)
     return 0

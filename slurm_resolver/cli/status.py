@@ -12,6 +12,7 @@ import time
 from itertools import chain, product
 from typing import Any, Dict, Iterator, List, Optional
 
+from slurm_resolver.cli.screen import reader_has_ended
 from slurm_resolver.cluster.addresses import identity_of
 from slurm_resolver.cluster.ports import derive_meeting_port
 from slurm_resolver.coordination import ServiceAddress, wire
@@ -82,7 +83,7 @@ def main(args: argparse.Namespace) -> int:
         return 1
     _print(workers, args.json)
     with contextlib.suppress(OSError, WireError, KeyboardInterrupt):  # the step has ended
-        while args.watch:
+        while args.watch and not reader_has_ended():
             time.sleep(_WATCH_SECONDS)
             workers = _ask(address)["workers"]
             print(_CLEAR if sys.stdout.isatty() and not args.json else "", end="")

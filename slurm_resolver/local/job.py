@@ -95,7 +95,7 @@ class _Step:
 
     async def run(self, variables: Mapping[str, str], elapsed: float) -> None:
         """Starts every task, and waits for all; the time limit counts from `elapsed` s before."""
-        output = Output(self._options)
+        output = Output(self._options, self._print_line)
         with contextlib.closing(output), tempfile.NamedTemporaryFile() as self._reports:
             try:
                 for rank in range(self._options.num_tasks):

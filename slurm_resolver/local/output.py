@@ -12,7 +12,7 @@ import re
 import subprocess
 import sys
 import threading
-from typing import IO, BinaryIO, Dict, List, Mapping, Optional
+from typing import IO, BinaryIO, Callable, Dict, List, Mapping, Optional, TextIO, cast
 
 from slurm_resolver.errors import LaunchError
 from slurm_resolver.local import RunOptions
@@ -40,12 +40,14 @@ def file_name(pattern: str, variables: Mapping[str, str]) -> str:
 class Output:
     """The output of one step; every step opens its files again."""
 
-    def __init__(self, options: RunOptions) -> None:
+    def __init__(self, options: RunOptions, print_line: Callable[[str], None]) -> None:
         """Prepares it; no file is opened yet."""
         self._options = options
+        self._print_line = print_line
         self._files: Dict[str, BinaryIO] = {}
         self._threads: List[threading.Thread] = []
         self._lock = threading.Lock()
+        self._lost_lines = False
         self._shows_notes = os.environ.get("TF_CPP_MIN_LOG_LEVEL") == "0"
 
     def open(self, rank: int, variables: Mapping[str, str]) -> Optional[BinaryIO]:
@@ -78,8 +80,10 @@ class Output:
             labelled = file is None
         label = f"{rank:{len(str(tasks - 1))}d}: ".encode() if labelled else b""
         end = b"\n" if labelled or (file is None and tasks > 1) else b""  # of the last line
-        screens = ((process.stdout, sys.stdout.buffer), (process.stderr, sys.stderr.buffer))
-        for source, screen in screens:
+        for source, screen in (
+            (process.stdout, _unbuffered(sys.stdout)),
+            (process.stderr, _unbuffered(sys.stderr)),
+        ):
             if source is not None:
                 arguments = (source, file or screen, label, end)
                 thread = threading.Thread(target=self._copy, args=arguments, daemon=True)
@@ -99,5 +103,26 @@ class Output:
             for line in source:
                 if self._shows_notes or not _EARLY_NOTES.match(line):
                     with self._lock:
-                        target.write(label + line + (b"" if line.endswith(b"\n") else end))
-                        target.flush()
+                        self._write(label + line + (b"" if line.endswith(b"\n") else end), target)
+
+    def _write(self, line: bytes, target: BinaryIO) -> None:
+        """Writes a line. If the disk is full, the line is lost, and the tasks continue."""
+        written = 0
+        try:
+            while written < len(line):
+                written += target.write(line[written:]) or 0
+        except BrokenPipeError:
+            raise
+        except OSError as error:
+            if not self._lost_lines:
+                self._lost_lines = True
+                self._print_line(
+                    f"cannot write the output of the tasks: {error.strerror}. The lines are lost; "
+                    "the tasks continue"
+                )
+
+
+def _unbuffered(stream: TextIO) -> BinaryIO:
+    """Returns the stream without a buffer: a failed line would stay there, and fail again."""
+    buffer = stream.buffer
+    return cast(BinaryIO, getattr(buffer, "raw", buffer))

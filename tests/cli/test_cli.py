@@ -9,7 +9,7 @@ import re
 import shlex
 import subprocess
 import sys
-from typing import Any, List
+from typing import Any, Dict, List
 
 import pytest
 from folders import ROOT
@@ -93,6 +93,65 @@ def words_of_command(line: str) -> List[str]:
     lexer = shlex.shlex(line, posix=True, punctuation_chars=True)
     lexer.whitespace_split = True
     return list(itertools.takewhile(lambda word: word[0] not in ">|&)", lexer))
+
+
+LOG = str(ROOT / "tests" / "data" / "logs" / "cancelled.log")
+PLANNED = ["show", "--jobs", "ps=1,worker=-1", "--nodelist"]
+
+
+@pytest.mark.parametrize("env", [{"PYTHONUNBUFFERED": "1"}, {}], ids=["unbuffered", "buffered"])
+@pytest.mark.parametrize("output", ["nobody reads", "full", "closed"])
+@pytest.mark.parametrize(
+    ("words", "status"),
+    [
+        (["run", "-n2", "--", "sh", "-c", "seq 5000; exit 3"], 3),
+        (["run", "-n2", "--", "sh", "-c", "seq 5000 >&2; exit 3"], 3),
+        (["explain", LOG], 1),
+        (["check"], 3),
+        (["check", "--verbose", "--json"], 3),
+        (["requeue", "7"], 2),
+        (["exec", "--", "sh", "-c", "exit 4"], 4),
+        (["shwo"], 2),
+        ([*PLANNED, "n[1-3]"], 0),
+        ([*PLANNED, "n[1-3000]"], 0),  # much more than a buffer
+        (["sbatch", "--", "train"], 0),
+    ],
+)
+def test_output_that_cannot_be_written_does_not_change_the_exit_status(
+    words: List[str], status: int, output: str, env: Dict[str, str]
+) -> None:
+    """Both streams fail at once. A status of 0 also says that the output is on the disk."""
+    if output == "full" and status == 0:
+        status = 2
+    command = [*COMMAND, *words]
+    if output == "closed":
+        command = ["sh", "-c", 'exec "$@" >&- 2>&-', "sh", *command]
+    reader, writer = os.pipe()
+    os.close(reader)
+    with open("/dev/full", "wb") as full, open(writer, "wb") as broken:
+        target = full if output == "full" else broken
+        outer = {key: value for key, value in os.environ.items() if key != "PYTHONUNBUFFERED"}
+        done = subprocess.run(command, stdout=target, stderr=target, env={**outer, **env})
+    assert done.returncode == status
+
+
+def test_output_that_cannot_be_written_is_reported() -> None:
+    tasks = ["run", "-n2", "--", "sh", "-c", "echo a"]
+    for words, said in (
+        (["sbatch", "--", "train"], "slurm-resolver: cannot write the output: No space left"),
+        (tasks, "slurm-resolver run: cannot write the output of the tasks: No space left"),
+    ):
+        with open("/dev/full", "wb") as full:
+            done = subprocess.run(
+                [*COMMAND, *words], stdout=full, stderr=subprocess.PIPE, text=True
+            )
+        (line,) = done.stderr.splitlines()
+        assert line.startswith(said)
+    done = subprocess.run(
+        ["sh", "-c", 'exec "$@" <&-', "sh", *COMMAND, "explain"], capture_output=True, text=True
+    )
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == "slurm-resolver explain: -: Bad file descriptor\n"
 
 
 def test_shtab_completes_them() -> None:
