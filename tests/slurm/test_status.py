@@ -20,12 +20,13 @@ PROGRAM = shlex.join([sys.executable, str(HELPERS / "stuck_training.py"), "slow"
 
 def test_what_each_worker_does_is_shown(real_slurm: SlurmCluster, tmp_path: Path) -> None:
     env = {"TF_CPP_MIN_LOG_LEVEL": "3"}
-    command = f"srun -w n9,n10 -N2 -n3 -t 5 {PROGRAM}"
+    # The job of the test before may still be completing: this one is found by its name.
+    command = f"srun -J training -w n9,n10 -N2 -n3 -t 5 {PROGRAM}"
     job = real_slurm.popen(command, env=env, cwd=tmp_path)
     try:
         job_id = ""
         while not job_id:
-            job_id = real_slurm.run("squeue -ho %A").stdout.strip()
+            job_id = real_slurm.run("squeue -h -n training -o %A").stdout.strip()
         inside = f"srun --jobid {job_id} --overlap -N1 -n1"
         found: Dict[str, Any] = {"workers": []}
         while len([worker for worker in found["workers"] if worker["begun"] > 4]) < 3:
@@ -33,15 +34,14 @@ def test_what_each_worker_does_is_shown(real_slurm: SlurmCluster, tmp_path: Path
             done = real_slurm.run(f"{inside} -w n10 {STATUS} --json", check=False)
             found = json.loads(done.stdout or '{"workers": []}')
         lines = real_slurm.run(f"{inside} {STATUS} {job_id}").stdout.splitlines()
-        watching = real_slurm.popen(f"{inside} {STATUS} {job_id} --watch --json")
-        assert watching.stdout is not None
-        watched = [json.loads(watching.stdout.readline()) for _ in range(2)]
+        # It ends when nobody reads it any more.
+        watch = f"{inside} bash -o pipefail -c '{STATUS} {job_id} --watch --json | head -n 2'"
+        watched = [json.loads(line) for line in real_slurm.run(watch).stdout.splitlines()]
         other = real_slurm.run(f"{inside} {STATUS} {job_id}.7", check=False)
     finally:
         real_slurm.run("scancel --me")
         job.communicate(timeout=60)
-    watching.communicate(timeout=60)
-    assert all(len(one["workers"]) == 3 for one in watched)
+    assert [len(one["workers"]) for one in watched] == [3, 3]
     words = [line.split() for line in lines]
     assert words[0] == ["worker", "epoch", "step", "doing", "ms", "a", "step", "data", "between"]
     assert [line[:5] for line in words[1:4]] == [
