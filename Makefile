@@ -53,17 +53,19 @@ pages:
 
 # Also measures the processes that the tests start, which takes up to twice as long.
 coverage: $(VENV)/tools
-	$(RUN) python -m pytest -m "not slurm and not tensorflow" --cov
+	$(RUN) python -m pytest -m "not slurm and not tensorflow" --cov $(REPORT)
 
 # Tests on Slurm mostly wait, so the parts run side by side. Tests with TensorFlow need the processors:
 # nice lets tests of deadlines and lost tasks run first.
-PYTEST = python -m pytest -o cache_dir=.pytest_cache/$@
+PYTEST = python -m pytest -o cache_dir=.pytest_cache/$@ $(REPORT)
+REPORT = --junitxml=.pytest_cache/$@.xml
 SELECTED = and not nightly
 PARTS = test-training test-slurm coverage test-tensorflow
 PARALLEL = $(MAKE) --jobs=3 --keep-going --output-sync=target
 
 test: say-how-long slurm-if-possible lint types
 	$(PARALLEL) $(PARTS)
+	@$(RUN) python tests/summary.py $(PARTS:%=.pytest_cache/%.xml)
 
 say-how-long:
 	@echo "make test takes $(TEST_TIME), and make quick $(QUICK_TIME)."

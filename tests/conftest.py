@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import shutil
 from typing import Iterator, List
 
 import pytest
 from free_ports import free_port
 from hypothesis import HealthCheck, settings
-from slurm_cluster import Node, SlurmCluster, started
-from slurm_installation import Installation, installations
+from slurm_cluster import Node, SlurmCluster, SlurmUnavailable, slurm_or_skip, started
+from slurm_installation import PATH, Installation, installations
 
 from slurm_resolver import log
 from slurm_resolver.slurm.ancestors import Ancestors
@@ -53,9 +54,17 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Skips tests that need TensorFlow if it is missing; slurm_cluster.py does it for Slurm."""
+    """Skips a test that needs what is missing; equal reasons become one line at the end."""
     if item.get_closest_marker("tensorflow") and not HAS_TENSORFLOW:
         pytest.skip("TensorFlow is not installed")
+    if item.get_closest_marker("root") and os.geteuid():
+        pytest.skip("needs root")
+    if item.get_closest_marker("slurm") and not installations()[-1].version:
+        slurm_or_skip(SlurmUnavailable("Slurm is not installed: `make slurm`"))
+    for marker in item.iter_markers("needs"):
+        for name in marker.args:
+            if shutil.which(name, path=PATH) is None:
+                slurm_or_skip(SlurmUnavailable(f"{name} is not installed: `make slurm`"))
 
 
 @pytest.fixture(autouse=True)

@@ -9,8 +9,10 @@ set -eu
 
 PATH=$PATH:/usr/local/sbin:/usr/sbin:/sbin # an ordinary user's PATH may lack these folders
 missing=
-for program in slurmctld slurmd srun sbatch salloc scontrol ip nsenter unshare \
-    shellcheck mpirun.openmpi mpirun.mpich patchelf munged munge unmunge; do
+programs="slurmctld slurmd srun sbatch salloc scontrol ip nsenter unshare shellcheck
+    mpirun.openmpi mpirun.mpich munged munge unmunge"
+[ "${1:-}" = --if-possible ] || programs="$programs patchelf" # for make slurms
+for program in $programs; do
     command -v "$program" >/dev/null || missing="$missing $program"
 done
 if [ -z "$missing" ]; then
@@ -22,8 +24,8 @@ as_root=
 [ "$(id -u)" = 0 ] || as_root=sudo
 if [ "${1:-}" = --if-possible ]; then
     if ! command -v apt-get >/dev/null || ! ${as_root:+sudo -n} true 2>/dev/null; then
-        echo "Missing:$missing. Tests on a real Slurm that need these are skipped; \`make slurm\`" \
-            "installs them on Debian and Ubuntu."
+        echo "Missing:$missing. The tests that need these are skipped; \`make slurm\` installs" \
+            "them on Debian and Ubuntu."
         exit 0
     fi
 elif ! command -v apt-get >/dev/null; then

@@ -36,7 +36,7 @@ def program(name: str) -> str:
     """Returns the path of one of munge's programs; skips or fails the test if it is missing."""
     path = shutil.which(name, path=PATH)
     if path is None:
-        slurm_or_skip(SlurmUnavailable(f"missing: {name}; run `make slurm`"))
+        slurm_or_skip(SlurmUnavailable(f"{name} is not installed: `make slurm`"))
     return path
 
 

@@ -3,22 +3,17 @@
 from __future__ import annotations
 
 import contextlib
-import os
 from typing import Iterator
 
-from slurm_cluster import SlurmCluster, SlurmUnavailable, slurm_or_skip
-
-
-def needs_root() -> None:
-    """Skips a test that acts on a node with rights that an ordinary user's commands lack there."""
-    if os.geteuid():
-        slurm_or_skip(SlurmUnavailable("needs root: changes a node's network or enters a node"))
+from slurm_cluster import SlurmCluster
 
 
 @contextlib.contextmanager
 def packets_dropped(slurm: SlurmCluster, source: str, target: str) -> Iterator[None]:
-    """Drops all packets from one node to another by sending them to a wrong hardware address."""
-    needs_root()
+    """Drops all packets from one node to another by sending them to a wrong hardware address.
+
+    Only root can: mark the test `root`.
+    """
     address = slurm.run_on(source, f"getent ahostsv4 {target}").stdout.split()[0]
     route = slurm.run_on(source, f"ip -o route get {address}").stdout
     entry = f"{address} dev {route.split(' dev ')[1].split()[0]}"

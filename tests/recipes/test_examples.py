@@ -210,7 +210,7 @@ def test_batch_files_are_shown_and_forward_arguments(file: Path) -> None:
     assert '"$@"' in file.read_text(encoding="utf-8")
 
 
-@pytest.mark.skipif(shutil.which("shellcheck") is None, reason="shellcheck is not installed")
+@pytest.mark.needs("shellcheck")
 def test_batch_files_are_clean() -> None:
     files = [*BATCH_FILES, *EXAMPLES.glob("*/*.sh")]
     done = subprocess.run(["shellcheck", *files], capture_output=True, text=True)

@@ -87,6 +87,7 @@ def test_a_taken_port(real_slurm: SlurmCluster) -> None:
     assert checks["reach"]["status"] == "failed"
 
 
+@pytest.mark.root
 def test_packets_that_are_dropped_between_two_nodes(real_slurm: SlurmCluster) -> None:
     """All nodes reach n8, where the tasks meet, but n10 does not reach n9."""
     with packets_dropped(real_slurm, "n10", "n9"):

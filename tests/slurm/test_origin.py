@@ -6,17 +6,15 @@ import functools
 import json
 import re
 import shlex
-import shutil
 import sys
 from pathlib import Path
 from typing import Optional
 
 import pytest
 from folders import HELPERS
-from network_faults import needs_root
-from slurm_cluster import SlurmCluster, SlurmUnavailable, slurm_or_skip
+from slurm_cluster import SlurmCluster
 
-pytestmark = pytest.mark.slurm
+pytestmark = [pytest.mark.slurm, pytest.mark.needs("mpirun.openmpi", "mpirun.mpich")]
 
 TASK = shlex.join([sys.executable, str(HELPERS / "slurm_launched.py"), "out"])
 JOBS = shlex.quote('{"jobs": {"worker": 1}}')
@@ -89,13 +87,6 @@ COPIED = {  # the node and the command that use the variables of a task on n8, a
 }
 
 
-@pytest.fixture(autouse=True)
-def _mpirun() -> None:
-    missing = [name for name in ("mpirun.openmpi", "mpirun.mpich") if not shutil.which(name)]
-    if missing:
-        slurm_or_skip(SlurmUnavailable(f"missing: {', '.join(missing)}; run `make slurm`"))
-
-
 def judge(
     slurm: SlurmCluster, folder: Path, command: str, result: str, node: Optional[str] = None
 ) -> None:
@@ -116,15 +107,17 @@ def judge(
         assert "trains alone" in log
 
 
-STARTED = {**CLEANED, **WITHOUT_SRUN, **NESTED}
+STARTED = [
+    # Hydra's ssh enters the nodes, which only root can.
+    pytest.param(command, result, id=name, marks=[pytest.mark.root] if HYDRA in command else [])
+    for name, (command, result) in {**CLEANED, **WITHOUT_SRUN, **NESTED}.items()
+]
 
 
-@pytest.mark.parametrize(("command", "result"), STARTED.values(), ids=STARTED)
+@pytest.mark.parametrize(("command", "result"), STARTED)
 def test_how_a_process_was_started(
     real_slurm: SlurmCluster, tmp_path: Path, command: str, result: str
 ) -> None:
-    if HYDRA in command:
-        needs_root()  # its ssh enters the nodes
     judge(real_slurm, tmp_path, command, result)
 
 

@@ -129,8 +129,6 @@ def submit(slurm: SlurmCluster, folder: Path, name: str) -> str:
         text = text.replace("step=(srun", 'step=(srun "--het-group=0,1"')
     text = text.replace("#!/bin/bash\n", f"#!/bin/bash\n#SBATCH --nodelist={nodes}\n", 1)
     (folder / "job").write_text(text)
-    if case.printed:
-        slurm.run("shellcheck job", cwd=folder)
     size = "-N1 -n1 --exclusive" if case.tasks == 1 else ""
     command = f"sbatch --parsable --open-mode=append -o {folder}/out {size} {case.options} job"
     return slurm.run(command, cwd=folder, env=ENVIRONMENT).stdout.strip()

@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 import re
 import shlex
+import subprocess
 from pathlib import Path
-from typing import Any, Dict, Iterator
+from typing import Any, Dict, Iterator, Tuple
 
 import pytest
 from batch_files import printed
@@ -23,6 +24,7 @@ OPTION_SETS = {
     "parameter servers": "--nodes 2 --tasks-per-node 2 --ps 2 -t 0-1 -c 2 --gpus-per-node 2",
     "parameter servers, requeued": "-N 3 --ps 1 --requeue --signal SIGHUP@70",
     "requeued": "--nodes 2 --requeue --signal TERM@60",
+    "jobs, requeued": "--no-check --requeue --tasks-per-node 2 --jobs ps=1,worker=1",
     "restarted": "--nodes 3 --restarts 2 --spare-nodes 1 --min-nodes 2 --gpus-per-node 2",
     "restarted and requeued": "-N 2 --tasks-per-node 2 --restarts 2 --requeue --ps 1",
 }
@@ -30,13 +32,25 @@ ODD_WORDS = ["$x", "`x`", "~/x", "a\\", "it's", "*", "x\ny", "{index}"]
 
 
 @pytest.mark.parametrize("name", OPTION_SETS)
-def test_sbatch_and_shellcheck_accept(
+def test_sbatch_accepts(
     real_slurm: SlurmCluster, tmp_path: Path, name: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for command in ("python train.py", shlex.join(["python", "train.py", *ODD_WORDS])):
         (tmp_path / "train.sbatch").write_text(printed(OPTION_SETS[name], command, capsys))
         real_slurm.run("sbatch --test-only train.sbatch", cwd=tmp_path)
-        real_slurm.run("shellcheck train.sbatch", cwd=tmp_path)
+
+
+@pytest.mark.newest
+@pytest.mark.needs("shellcheck")
+def test_shellcheck_accepts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    files = [tmp_path / "guide.sbatch"]
+    files[0].write_text(guide_of_heterogeneous_jobs()[1])
+    for name, options in OPTION_SETS.items():
+        for kind, words in (("plain", []), ("odd", ODD_WORDS)):
+            files.append(tmp_path / f"{name}, {kind}.sbatch")
+            files[-1].write_text(printed(options, shlex.join(["python", "a.py", *words]), capsys))
+    done = subprocess.run(["shellcheck", *files], capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (0, "")
 
 
 # Replaces sbatch --wait, which checks only every 10 s.
@@ -97,14 +111,19 @@ def test_it_runs_the_preflight_and_then_the_program(
     assert output.index("check: ") < output.index("cluster")
 
 
-def test_the_heterogeneous_job_of_the_guide(real_slurm: SlurmCluster, tmp_path: Path) -> None:
+def guide_of_heterogeneous_jobs() -> Tuple[str, str]:
+    """Returns the guide's program, and its batch file."""
     guide = (ROOT / "docs" / "heterogeneous.md").read_text(encoding="utf-8")
     program, text = re.findall(r"^```(?:python|bash)\n(.*?)^```$", guide, re.M | re.S)
+    return program, text
+
+
+def test_the_heterogeneous_job_of_the_guide(real_slurm: SlurmCluster, tmp_path: Path) -> None:
+    program, text = guide_of_heterogeneous_jobs()
     program = program.replace("SlurmClusterResolver", "cluster = slurm_resolver.resolve")
     shows = "print('here', json.dumps(cluster.tf_config()))"
     (tmp_path / "train.py").write_text(f"import json, slurm_resolver\n{program}{shows}\n")
     (tmp_path / "train.sbatch").write_text(text)
-    real_slurm.run("shellcheck train.sbatch", cwd=tmp_path)
     output = submitted(real_slurm, tmp_path, text)
     assert re.search(r"^\d: check: \d+ ok", output, re.M)
     found = configs(output)

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Dict, Iterator, List, NamedTuple, Tuple
 
 import pytest
-from network_faults import needs_root
 from slurm_cluster import Node, SlurmCluster, started
 from slurm_installation import Installation
 from slurm_jobs import ENDS, ENVIRONMENT, read, shown_jobs, wait_for
@@ -276,9 +275,9 @@ SUPERVISE --nodes NODES --requeue --watch 1 -- srun --label bash -c '
 
 
 @pytest.mark.newest
+@pytest.mark.root
 def test_nodes_that_vanish(installation: Installation, tmp_path: Path) -> None:
     """A spare node replaces a step's lost node. Losing the batch file's node requeues the job."""
-    needs_root()
     nodes = [Node(f"n{i}", cpus=2) for i in range(1, 6)]
     cluster = SlurmCluster(
         nodes, tmp_path / "slurm", extra_conf=["SlurmdTimeout=10"], installation=installation

@@ -253,4 +253,3 @@ def test_the_examples_batch_file_resumes_as_it_stands(slurm: SlurmCluster, tmp_p
     slurm.run(f"scancel --signal=USR1 {job}.0")
     await_output(f"because of SIGUSR1: job {job} requeued, restart 1")
     await_output(r": trained, weights (\w+)$.*: trained, weights \1$")
-    slurm.run("shellcheck train.sbatch", cwd=folder)

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any, Callable, Dict, Iterator, Tuple
 
 import pytest
-from network_faults import needs_root
 from served_jobs import NODES, Job
 from slurm_cluster import SlurmCluster
 from task_variables import TASK
@@ -93,9 +92,9 @@ def test_a_killed_task_ends_all_and_all_say_which(start: Start, fault: str) -> N
 
 
 @pytest.mark.slurm
+@pytest.mark.root
 def test_a_node_that_vanishes(start: Start) -> None:
     """The chief's node is cut off in both directions."""
-    needs_root()
     job = start(3, "", SLURM_RESOLVER_NETWORK_GRACE="6")
     job.await_steps()
     job.slurm.run_on("n8", "ip link set eth0 down")
