@@ -21,7 +21,7 @@ _PACKAGES = (
     *("intel-tensorflow", "tf-nightly-cpu", "tensorflow-aarch64"),
 )
 _FIRST_RIGHT = (3, 10)
-_NEWEST_TRIED = (3, 15)
+_NEWEST_TRIED = (3, 16)
 
 
 def keras_problem(version: str) -> str:
@@ -47,8 +47,15 @@ def check_keras() -> None:
         warn_once(
             f"Keras {version} is newer than {major}.{minor}, the newest that was tried on several "
             "workers. If its results differ from those of one process: "
-            f"pip install 'keras<{major}.{minor + 1}'"
+            f"pip install '{older_keras(version)}'"
         )
+
+
+def older_keras(version: str) -> str:
+    """Returns what to install instead of a Keras that lacks something: ``keras<3.17``."""
+    major, minor = _NEWEST_TRIED
+    first_untried = (major, minor + 1)
+    return f"keras<{'.'.join(map(str, min(first_untried, _minor(version))))}"
 
 
 def _minor(version: str) -> Tuple[int, ...]:

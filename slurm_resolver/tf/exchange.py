@@ -12,6 +12,7 @@ import tensorflow as tf
 from slurm_resolver.coordination.client import Client
 from slurm_resolver.errors import FitError, RendezvousError
 from slurm_resolver.log import warn
+from slurm_resolver.tf.keras import borrowed
 from slurm_resolver.tf.progress import reporter
 
 # Seconds that a failed worker waits for the others to fail as well, so that it need not tell them.
@@ -227,7 +228,10 @@ def _reason_of(error: Exception) -> str:
 
 def _abort_collectives(reason: str) -> None:
     """Ends this process's collectives, and all later ones, with an AbortedError that says why."""
-    from tensorflow.python.eager import context
-
+    missing = [name for name in (borrowed.CONTEXT, borrowed.ABORT) if name.is_missing()]
+    if missing:  # in a loop of one's own; `fit` has raised an error
+        warn("%s This step may wait without end: %s", borrowed.error_of(missing), reason)
+        return
     # TensorFlow's strategies do the same when their own check finds a peer gone.
-    context.context().abort_collective_ops(tf.errors.ABORTED, MARK + reason)
+    abort = borrowed.ABORT.of(borrowed.CONTEXT.get()())
+    abort(tf.errors.ABORTED, MARK + reason)

@@ -10,6 +10,7 @@ import tensorflow as tf
 from slurm_resolver.cluster.cluster import Cluster
 from slurm_resolver.cluster.gpus import apply_gpus
 from slurm_resolver.log import warn
+from slurm_resolver.tf.keras import borrowed
 
 
 def show_gpus(cluster: Cluster, auto_set_gpu: bool) -> Optional[Tuple[str, ...]]:
@@ -42,11 +43,10 @@ def count_gpus(devices: Optional[Tuple[str, ...]]) -> int:
 
 def _known_gpus() -> int:
     """Returns how many GPUs TensorFlow has found, if it has looked already: then it keeps them."""
-    from tensorflow.python.eager import context
-
     # No public name tells without looking; a TensorFlow without this one costs the warning, and
     # the GPUs that a program has hidden count.
-    if getattr(context.context(), "_physical_devices", None) is None:
+    context = borrowed.CONTEXT.find()
+    if context is None or borrowed.PHYSICAL_DEVICES.of(context(), None) is None:
         return 0
     return len(tf.config.list_physical_devices("GPU"))
 

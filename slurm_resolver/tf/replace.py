@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import sys
 from typing import Any, Iterable, Optional
 
 import tensorflow as tf
 
+from slurm_resolver.tf.keras import borrowed
 from slurm_resolver.tf.keras.mirrored import MultiWorkerMirroredStrategy
 from slurm_resolver.tf.resolver import SlurmClusterResolver
-
-_THEIRS = "tensorflow.python.distribute.cluster_resolver"
 
 
 class _FromTfConfig(MultiWorkerMirroredStrategy):
@@ -44,7 +42,7 @@ def install() -> None:
     if theirs is SlurmClusterResolver:
         return
     public = [api, *(getattr(tf.compat, v).distribute.cluster_resolver for v in ("v1", "v2"))]
-    inner = [sys.modules.get(name) for name in (_THEIRS, f"{_THEIRS}.slurm_cluster_resolver")]
+    inner = [name.owner() for name in (borrowed.RESOLVER, borrowed.RESOLVER_ITSELF)]
     for module in (*public, *inner):
         if getattr(module, "SlurmClusterResolver", None) is theirs:
             setattr(module, "SlurmClusterResolver", SlurmClusterResolver)  # noqa: B010 (a constant)

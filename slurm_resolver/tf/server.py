@@ -22,6 +22,7 @@ from slurm_resolver.coordination.member import Member
 from slurm_resolver.errors import JobsError
 from slurm_resolver.log import exit_at_once, print_line
 from slurm_resolver.preflight.ready import offer_readiness
+from slurm_resolver.tf.keras import borrowed
 
 _END_SECONDS = 5.0  # for a task that trains to end by itself, when the job has failed
 
@@ -134,19 +135,16 @@ def _let_coordinators_end() -> None:
     lock that `stop`, called by `ClusterCoordinator.__del__`, needs (tensorflow/python/distribute/
     coordinator/cluster_coordinator.py). Without that lock, this daemon thread may wait on.
     """
-    from tensorflow.python.distribute.coordinator import cluster_coordinator
-
-    handler = getattr(cluster_coordinator, "WorkerPreemptionHandler", None)
-    if handler is None or handler.stop.__module__ == __name__:
+    before = borrowed.STOP_PREEMPTION.find()
+    if before is None or before.__module__ == __name__:
         return
-    before = handler.stop
 
-    def stop(self: Any) -> None:
-        finish = getattr(self, "_cluster_due_for_update_or_finish", None)
-        if finish is None or not hasattr(self, "_should_preemption_thread_run"):
-            before(self)  # another TensorFlow, with other names
+    def stop(handler: Any) -> None:
+        finish = borrowed.UPDATE_OR_FINISH.of(handler, None)
+        if finish is None or borrowed.SHOULD_RUN.of(handler, None) is None:
+            before(handler)  # another TensorFlow, with other names
             return
-        self._should_preemption_thread_run = False
+        borrowed.SHOULD_RUN.set(handler, False)
         finish.set()
 
-    handler.stop = stop
+    setattr(borrowed.STOP_PREEMPTION.owner(), borrowed.STOP_PREEMPTION.name, stop)

@@ -17,7 +17,13 @@ from slurm_resolver.preflight import keras_version
 
 @pytest.mark.parametrize(
     ("version", "said"),
-    [("2.15.0", ""), ("3.10.0", ""), ("3.15.2", ""), ("3.16.0", "pip install 'keras<3.16'")],
+    [
+        ("2.15.0", ""),
+        ("3.10.0", ""),
+        ("3.15.2", ""),
+        ("3.16.0.dev2026102704", ""),
+        ("3.17.0", "pip install 'keras<3.17'"),
+    ],
 )
 def test_a_version_that_nobody_has_tried_is_a_warning(
     version: str, said: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture

@@ -15,7 +15,7 @@ import tensorflow as tf
 from slurm_resolver.errors import FitError
 from slurm_resolver.log import warn_once
 from slurm_resolver.preflight.keras_version import check_keras
-from slurm_resolver.tf.keras import are_several, strategies
+from slurm_resolver.tf.keras import are_several, borrowed, strategies
 from slurm_resolver.tf.keras.comparison import by_worker
 from slurm_resolver.tf.keras.configuration import describe_model
 from slurm_resolver.tf.keras.drift import Drift, compare_entries, digest_of
@@ -53,6 +53,8 @@ def call_together(
     workers = getattr(strategy, "workers", None)  # None where the strategy coordinates them
     if strategy.of_several:
         check_keras()
+    if strategy.of_several or strategy.num_replicas_in_sync > 1:
+        borrowed.check_fit()
     if workers is None and name == "fit":
         _check_training(strategy, model, "under ParameterServerStrategy. Leave it out.")
     if workers is None or not strategy.of_several:
@@ -131,7 +133,7 @@ def _check_callbacks(names: Sequence[str], kinds: Sequence[List[str]]) -> None:
 
 def _check_model(strategy: Any, model: Any, call: str) -> None:
     """Raises FitError for what cannot be computed, or what TensorFlow refuses without naming it."""
-    for layer in model._flatten_layers():
+    for layer in borrowed.FLATTEN_LAYERS.of(model)():
         if getattr(layer, "stateful", False) is True and strategy.sharing.replicas > 1:
             raise FitError(
                 f"the layer {layer.name!r} is stateful: it has a state for each row of a batch, of "

@@ -16,6 +16,8 @@ from typing import Any, Iterator, List, Tuple
 
 import numpy as np
 
+from slurm_resolver.tf.keras import borrowed
+
 Entry = Tuple[str, str]
 
 _PLAIN = (type(None), bool, int, float, str, bytes)
@@ -30,7 +32,7 @@ def describe_model(model: Any) -> List[Entry]:
     entries += _describe("loss", getattr(model, "loss", None))
     for name in ("run_eagerly", "steps_per_execution"):
         entries.append((name, repr(getattr(model, name, None))))
-    for number, layer in enumerate(model._flatten_layers()):
+    for number, layer in enumerate(borrowed.FLATTEN_LAYERS.of(model)()):
         name = f"layer {number} ({type(layer).__name__})"
         entries += _describe(name, _own_config(layer))
     return entries

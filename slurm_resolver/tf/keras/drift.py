@@ -19,6 +19,7 @@ import tensorflow as tf
 from slurm_resolver.errors import FitError
 from slurm_resolver.log import tell_once
 from slurm_resolver.tf.exchange import Workers
+from slurm_resolver.tf.keras import borrowed
 from slurm_resolver.tf.keras.comparison import by_worker
 from slurm_resolver.tf.keras.configuration import Entry
 from slurm_resolver.tf.keras.file_callbacks import listed
@@ -52,7 +53,7 @@ def variables_of(model: Any) -> Dict[str, Any]:
         optimizers.append(model.optimizer)
     random = {
         id(item.state)
-        for layer in model._flatten_layers()
+        for layer in borrowed.FLATTEN_LAYERS.of(model)()
         for value in vars(layer).values()
         for item in _items(value)
         if isinstance(item, keras.random.SeedGenerator)

@@ -9,6 +9,7 @@ import tensorflow as tf
 from slurm_resolver.coordination.progress import COMPILING
 from slurm_resolver.errors import FitError
 from slurm_resolver.log import warn_once
+from slurm_resolver.tf.keras import borrowed
 from slurm_resolver.tf.keras.comparison import DIFFERENCE, Comparison, call_outside
 from slurm_resolver.tf.keras.patches import patch_metrics
 from slurm_resolver.tf.keras.sharing import (
@@ -263,7 +264,7 @@ def _custom_code(model: Any, kind: str) -> str:
     for name in (f"{kind}_step", "compute_loss"):
         if not getattr(model, name).__module__.startswith("keras."):
             return f"its {name} is custom code"
-    layers = filter(is_custom, model._flatten_layers() if model.run_eagerly else ())
+    layers = filter(is_custom, borrowed.FLATTEN_LAYERS.of(model)() if model.run_eagerly else ())
     return next((f"its layer {layer.name!r} is custom code, run eagerly" for layer in layers), "")
 
 

@@ -13,6 +13,8 @@ from typing import Any, Dict, Iterable, List
 
 import tensorflow as tf
 
+from slurm_resolver.tf.keras import borrowed
+
 _RANDOM = re.compile(
     "Random(Uniform|StandardNormal|Gamma|Poisson)|TruncatedNormal|Multinomial|"
     "Stateless(Random|Sample|Truncated|Parameterized)|RandomDataset|Rng"
@@ -41,8 +43,8 @@ def serialized_graph(dataset: tf.data.Dataset) -> bytes:
     """Returns the graph of a dataset as a GraphDef, or b"" if it cannot be had."""
     try:
         ignore = tf.data.experimental.ExternalStatePolicy.IGNORE
-        graph: bytes = dataset._as_serialized_graph(external_state_policy=ignore).numpy()
-    except (AttributeError, tf.errors.OpError, ValueError):
+        graph: bytes = borrowed.GRAPH.of(dataset)(external_state_policy=ignore).numpy()
+    except (tf.errors.OpError, ValueError):
         return b""
     return graph
 

@@ -18,6 +18,7 @@ import tensorflow as tf
 
 from slurm_resolver.errors import JobsError, KerasError
 from slurm_resolver.tf import start
+from slurm_resolver.tf.keras import borrowed
 from slurm_resolver.tf.keras.functions import as_tensor, compiled
 from slurm_resolver.tf.keras.patches import patch_metrics, prepare
 from slurm_resolver.tf.keras.sharing import without_optionals
@@ -194,7 +195,7 @@ class ScheduledFunction:
         if isinstance(data, list):
             return self._predict(data)
         count, function, batches = self._model.steps_per_execution, self._on_batch, data
-        of_workers = getattr(getattr(data, "_dataset", None), "of_workers", None)
+        of_workers = getattr(borrowed.DATASET.of(data, None), "of_workers", None)
         if self._trains and of_workers:
             function, batches = self._on_iterator, itertools.repeat(of_workers())
         begun = False

@@ -1,7 +1,7 @@
 """All changes to Keras and TensorFlow for this package's strategies.
 
 `_patch_models` and `_patch_steps` list each change, its reason, and which change in Keras or
-TensorFlow would make it unnecessary ("Until …").
+TensorFlow would make it unnecessary ("Until …"). `borrowed` knows where the names are.
 """
 
 from __future__ import annotations
@@ -12,13 +12,11 @@ import types
 from typing import Any, Callable, Iterator, Optional, Tuple
 
 import tensorflow as tf
-from tensorflow.python.distribute import values
-from tensorflow.python.ops import control_flow_v2_func_graphs
 
 from slurm_resolver.errors import KerasError
 from slurm_resolver.preflight.keras_version import keras_problem
 from slurm_resolver.startup import when_imported
-from slurm_resolver.tf.keras import strategies, whole_batch
+from slurm_resolver.tf.keras import borrowed, strategies, whole_batch
 from slurm_resolver.tf.keras.agreement import call_together
 from slurm_resolver.tf.keras.file_callbacks import make_folder
 from slurm_resolver.tf.keras.saving import save_once
@@ -28,7 +26,7 @@ from slurm_resolver.tf.keras.step import Step, current_step
 Method = Callable[..., Any]
 
 _CALLS = ("fit", "evaluate", "predict")
-_CONTAINERS = ("CompileMetrics", "MetricsList")
+_MARK = "replaced_by_slurm_resolver"  # an attribute of replaced functions
 
 
 def prepare(strategy: Any) -> None:
@@ -48,9 +46,10 @@ def _patch(keras: Any) -> None:
     # All workers do the same, and fail together. Always necessary.
     for name in _CALLS:
         _wrap(keras.Model, name, functools.partial(call_together, name))
-    if not keras_problem(keras.__version__):  # else only one worker trains, as Keras does
-        _patch_models(keras)
-        _patch_steps(keras)
+    # Else only one worker trains, as Keras does; `call_together` raises an error in several.
+    if not (keras_problem(keras.__version__) or borrowed.fit_problem()):
+        _patch_models()
+        _patch_steps()
 
 
 def _refuse_backend(original: Method, model: Any, *args: Any, **kwargs: Any) -> Any:
@@ -64,70 +63,67 @@ def _refuse_backend(original: Method, model: Any, *args: Any, **kwargs: Any) -> 
     )
 
 
-def _patch_models(keras: Any) -> None:
+def _patch_models() -> None:
     """Changes what models do outside of steps, under any strategy of this package."""
-    from keras.src.backend.tensorflow import trainer
-    from keras.src.utils import file_utils
-
-    # A strategy makes the functions that run steps. Until Keras' steps know their rows.
-    for kind in ("train", "test", "predict"):
-        make = functools.partial(_make_function, kind)
-        _wrap_where_defined(keras.Model, f"make_{kind}_function", make)
-    # It also splits the data by rows. Until TensorFlow does.
-    _wrap(trainer.TFEpochIterator, "__init__", _share_out)
-    # Models without `call()` train, and no batch is lost. Until Keras does not draw one to build.
-    _wrap_where_defined(keras.Model, "_maybe_symbolic_build", _build_without_data)
-    # Variables are made in the model's scope. Until `compile` enters it.
-    _wrap_where_defined(keras.Model, "compile", _compile_in_scope)
-    # A coordinator's workers lose no count, and all steps count in results. Always necessary.
-    _wrap_where_defined(keras.Model, "get_metrics_result", _metrics_when_steps_are_done)
-    _wrap(keras.Variable, "assign_add", whole_batch.add_at_once)
-    # One worker writes. Always necessary.
-    for name in ("save", "save_weights", "export"):
-        _wrap_where_defined(keras.Model, name, save_once)
-    for name in ("keras.saving", "keras.models", "keras._tf_keras.keras.saving"):
-        if hasattr(sys.modules.get(name), "save_model"):
-            _wrap(sys.modules[name], "save_model", save_once)
-    _wrap(file_utils, "makedirs", make_folder)
+    changes: Tuple[Tuple[borrowed.Name, Method], ...] = (
+        # A strategy makes the functions that run steps. Until Keras' steps know their rows.
+        (borrowed.MAKE_TRAIN_FUNCTION, functools.partial(_make_function, "train")),
+        (borrowed.MAKE_TEST_FUNCTION, functools.partial(_make_function, "test")),
+        (borrowed.MAKE_PREDICT_FUNCTION, functools.partial(_make_function, "predict")),
+        # It also splits the data by rows. Until TensorFlow does.
+        (borrowed.READ_DATA, _share_out),
+        # Models without `call()` train, and no batch is lost. Until Keras does not draw one to
+        # build.
+        (borrowed.BUILD_FOR_DATA, _build_without_data),
+        # Variables are made in the model's scope. Until `compile` enters it.
+        (borrowed.COMPILE, _compile_in_scope),
+        # A coordinator's workers lose no count, and all steps count in results. Always necessary.
+        (borrowed.METRICS_RESULT, _metrics_when_steps_are_done),
+        (borrowed.ASSIGN_ADD, whole_batch.add_at_once),
+        # One worker writes. Always necessary.
+        (borrowed.SAVE, save_once),
+        (borrowed.SAVE_WEIGHTS, save_once),
+        (borrowed.EXPORT, save_once),
+        (borrowed.SAVE_MODEL, save_once),
+        (borrowed.MODELS_SAVE_MODEL, save_once),
+        (borrowed.TF_KERAS_SAVE_MODEL, save_once),
+        (borrowed.MAKE_FOLDER, make_folder),
+    )
+    for name, replacement in changes:
+        if name.find() is not None:  # one of them is optional
+            _wrap(name.owner(), name.name, replacement)
     # `float(learning_rate)` works. Until TensorFlow converts distributed variables.
-    values.DistributedVariable.__float__ = lambda self: float(self.numpy())
-    values.DistributedVariable.__int__ = lambda self: int(self.numpy())
+    variable = borrowed.DISTRIBUTED_VARIABLE.get()
+    variable.__float__ = lambda self: float(self.numpy())
+    variable.__int__ = lambda self: int(self.numpy())
 
 
-def _patch_steps(keras: Any) -> None:
+def _patch_steps() -> None:
     """Changes what Keras does within a step of a `MultiWorkerMirroredStrategy`."""
-    from keras.src.backend.tensorflow import optimizer as tensorflow_optimizer
-    from keras.src.backend.tensorflow import trainer
-    from keras.src.losses import loss as loss_module
-    from keras.src.optimizers import loss_scale_optimizer
-    from keras.src.trainers import compile_utils
-
-    scaling = loss_scale_optimizer.LossScaleOptimizer
-    changes: Tuple[Tuple[Any, str, Method], ...] = (
+    changes: Tuple[Tuple[borrowed.Name, Method], ...] = (
         # Gradients are means over all replicas' rows, and what is done to them is done to the mean.
         # Until Keras averages gradients where they are computed.
-        (tf.GradientTape, "gradient", whole_batch.gradient),
-        (loss_module, "scale_loss_for_distribution", _as_given),
-        (loss_module, "unscale_loss_for_distribution", _as_given),
-        (tensorflow_optimizer.TFOptimizer, "_all_reduce_sum_gradients", _as_given),
-        (scaling, "_tf_apply", _apply_scaled),
+        (borrowed.GRADIENT, whole_batch.gradient),
+        (borrowed.SCALE_LOSS, _as_given),
+        (borrowed.UNSCALE_LOSS, _as_given),
+        (borrowed.SUM_GRADIENTS, _as_given),
+        (borrowed.APPLY_IN_REPLICAS, _apply_scaled),
         # Losses that are not means see the rows of all replicas. Until Keras gathers them.
-        (loss_module, "reduce_weighted_values", whole_batch.reduce_weighted_values),
-        (keras.losses.Loss, "__call__", whole_batch.loss),
-        (compile_utils.CompileLoss, "call", whole_batch.compiled_loss),
-        (trainer.TensorFlowTrainer, "_aggregate_additional_loss", whole_batch.additional_loss),
-        (keras.layers.Layer, "add_loss", whole_batch.add_loss),
+        (borrowed.REDUCE_LOSS, whole_batch.reduce_weighted_values),
+        (borrowed.LOSS, whole_batch.loss),
+        (borrowed.COMPILED_LOSS, whole_batch.compiled_loss),
+        (borrowed.ADDITIONAL_LOSS, whole_batch.additional_loss),
+        (borrowed.ADD_LOSS, whole_batch.add_loss),
         # Replicas draw different masks from equal seeds. Until Keras' seeds know the replica.
-        (keras.random.SeedGenerator, "next", _next_seed),
+        (borrowed.NEXT_SEED, _next_seed),
     )
-    for owner, name, replacement in changes:
-        _wrap(owner, name, _in_steps(replacement))
+    for name, replacement in changes:
+        _wrap(name.owner(), name.name, _in_steps(replacement))
     # A metric's variables are the same in all workers. Until Keras adds metrics up.
-    _wrap(keras.metrics.Metric, "add_variable", whole_batch.add_variable)
+    _wrap(borrowed.ADD_VARIABLE.owner(), borrowed.ADD_VARIABLE.name, whole_batch.add_variable)
     # Functions with collectives run in conditions: in the loop of `steps_per_execution`, and where
     # a step makes variables. Until TensorFlow numbers collectives there.
-    conditional = control_flow_v2_func_graphs.ControlFlowFuncGraph
-    conditional.capture_call_time_value = _capture_outside
+    setattr(borrowed.CONDITION.get(), borrowed.CAPTURE.name, _capture_outside)
 
 
 def patch_metrics(keras: Any) -> None:
@@ -135,11 +131,12 @@ def patch_metrics(keras: Any) -> None:
 
     Results are those of all rows. Until Keras adds metrics up over all replicas.
     """
+    containers = (borrowed.COMPILE_METRICS.get(), borrowed.METRICS_LIST.get())
     for kind in _subclasses(keras.metrics.Metric):
-        if kind.__name__ in _CONTAINERS and kind.__module__.startswith("keras."):
+        if kind in containers:
             continue
         for name, (in_step, outside) in whole_batch.REPLACEMENTS.items():
-            if name in vars(kind) and not hasattr(vars(kind)[name], "_patched"):
+            if name in vars(kind) and not hasattr(vars(kind)[name], _MARK):
                 _wrap(kind, name, _in_steps(in_step, outside))
 
 
@@ -157,13 +154,8 @@ def _wrap(owner: Any, name: str, replacement: Method) -> None:
     def wrapped(*args: Any, **kwargs: Any) -> Any:
         return replacement(original, *args, **kwargs)
 
-    setattr(wrapped, "_patched", True)  # noqa: B010 (mypy knows no such attribute)
+    setattr(wrapped, _MARK, True)
     setattr(owner, name, wrapped)
-
-
-def _wrap_where_defined(model: Any, name: str, replacement: Method) -> None:
-    """Wraps a method in the base class that defines it, as Keras checks for overriding methods."""
-    _wrap(next(base for base in model.__mro__ if name in vars(base)), name, replacement)
 
 
 def _in_steps(replacement: Method, outside: Optional[Method] = None) -> Method:
@@ -204,7 +196,7 @@ def _build_without_data(original: Method, model: Any, **given: Any) -> None:
     if model.distribute_strategy not in strategies:
         original(model, **given)
     elif "iterator" in given and not hasattr(model.distribute_strategy, "sharing"):
-        spec = without_optionals(given["iterator"]._distributed_dataset.element_spec)
+        spec = without_optionals(borrowed.DISTRIBUTED_DATASET.of(given["iterator"]).element_spec)
         shapes = [part.shape for part in tf.nest.flatten(spec) if part is not None]
         has_call = type(model).call is not sys.modules["keras"].Model.call
         if has_call and all(shape.rank and shape[1:].is_fully_defined() for shape in shapes):
@@ -239,7 +231,7 @@ def _apply_scaled(
     if len(step.model.distribute_strategy.extended.worker_devices) > 1:
         original(optimizer, grads, trainable_variables)  # a condition cannot merge replicas
     else:
-        optimizer._common_apply(grads, trainable_variables=trainable_variables)
+        borrowed.APPLY_ALONE.of(optimizer)(grads, trainable_variables=trainable_variables)
 
 
 def _next_seed(step: Step, original: Method, generator: Any, *args: Any, **kwargs: Any) -> Any:
@@ -250,4 +242,4 @@ def _next_seed(step: Step, original: Method, generator: Any, *args: Any, **kwarg
 def _capture_outside(graph: Any, *args: Any, **kwargs: Any) -> Any:
     """Captures a collective's number in the graph around a condition, where it is fed."""
     with graph.outer_graph.as_default():
-        return graph.outer_graph.capture_call_time_value(*args, **kwargs)
+        return borrowed.CAPTURE.of(graph.outer_graph)(*args, **kwargs)

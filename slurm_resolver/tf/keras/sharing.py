@@ -10,6 +10,7 @@ from typing import Any, List, NamedTuple, Optional, Sequence
 
 import tensorflow as tf
 
+from slurm_resolver.tf.keras import borrowed
 from slurm_resolver.tf.keras.origins import Origin, find_origins, serialized_graph
 
 _DIGESTS = 2**24 - 3  # exact as float32
@@ -90,8 +91,8 @@ def share_dataset(dataset: tf.data.Dataset) -> Optional[tf.data.Dataset]:
     if of_dataset not in (policy.AUTO, policy.DATA) or b"DataServiceDataset" in graph:
         return None
     generated = b"GeneratorDataset" in graph
-    while generated and type(dataset).__name__.lstrip("_") == "PrefetchDataset":
-        (dataset,) = dataset._inputs()
+    while generated and isinstance(dataset, borrowed.PREFETCHED.get()):
+        (dataset,) = borrowed.INPUTS.of(dataset)()
     single = not isinstance(dataset.element_spec, tuple)
     origins = find_origins(dataset)
 

@@ -13,6 +13,7 @@ from typing import Any, Callable, Dict, Iterable, Iterator, List, Optional, Sequ
 import tensorflow as tf
 
 from slurm_resolver.errors import FitError
+from slurm_resolver.tf.keras import borrowed
 from slurm_resolver.tf.keras.comparison import Comparison
 
 # The steps that are being traced, or run eagerly, in this process, by the replica's number.
@@ -108,9 +109,9 @@ class Step:
         whole = tf.concat([others[: self.first], own, others[end:]], axis=0)
         whole.set_shape([tf.get_static_value(self.rows), *sent.shape[1:]])
         whole = whole if sent is value else tf.cast(whole, value.dtype)
-        mask = getattr(value, "_keras_mask", None)
+        mask = borrowed.GET_MASK.get()(value)
         if mask is not None:
-            whole._keras_mask = self.gather(mask)
+            borrowed.SET_MASK.get()(whole, self.gather(mask))
         self._gathered[id(value)] = value, whole
         return whole
 

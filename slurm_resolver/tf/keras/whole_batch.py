@@ -13,7 +13,7 @@ from typing import Any, Callable, Dict, List, Optional, Tuple
 
 import tensorflow as tf
 
-from slurm_resolver.tf.keras import is_coordinated
+from slurm_resolver.tf.keras import borrowed, is_coordinated
 from slurm_resolver.tf.keras.step import Step
 
 Method = Callable[..., Any]
@@ -113,11 +113,9 @@ class UnknownLossError(Exception):
 
 def add_loss(step: Step, original: Method, layer: Any, loss: Any) -> None:
     """Raises UnknownLossError if custom code adds a number; Keras' layers add means."""
-    from keras.src import backend
-
     scalar = any(tf.convert_to_tensor(one).shape.rank == 0 for one in tf.nest.flatten(loss))
     unknown = scalar and step.means_only and is_custom(layer)
-    if unknown and not backend.in_stateless_scope():  # not while Keras only infers shapes
+    if unknown and not borrowed.IN_STATELESS_SCOPE.get()():  # not while Keras only infers shapes
         raise UnknownLossError("add_loss of a number")
     original(layer, loss)
 
@@ -141,7 +139,7 @@ def loss(
 
 def sees_whole_batch(thing: Any, method: str) -> bool:
     """Whether a loss or metric may be more than a mean of its values for each row."""
-    function = getattr(thing, "fn", None) or getattr(thing, "_fn", None)
+    function = borrowed.LOSS_FUNCTION.of(thing, None) or borrowed.METRIC_FUNCTION.of(thing, None)
     for part in (getattr(type(thing), method), function):
         module = getattr(part, "__module__", None) or type(part).__module__
         if part is not None and not module.startswith("keras."):

@@ -18,6 +18,7 @@ import tensorflow as tf
 from slurm_resolver.errors import ResumeError
 from slurm_resolver.log import warn
 from slurm_resolver.preflight.keras_version import check_keras
+from slurm_resolver.tf.keras import borrowed
 from slurm_resolver.tf.keras.sharing import Share
 from slurm_resolver.tf.training.checkpoint import Backup, batch_size_of
 from slurm_resolver.tf.training.fit_state import CallbackStates
@@ -27,7 +28,7 @@ _HOOKS = (
     *("on_epoch_begin", "on_train_batch_begin", "on_train_batch_end"),
     *("on_test_begin", "on_test_batch_end", "on_train_end"),
 )
-_GENERATED = ("GeneratorDataAdapter", "PyDatasetAdapter")
+_GENERATED = (borrowed.GENERATOR, borrowed.PY_DATASET)
 
 Call = Callable[..., Any]
 
@@ -102,15 +103,18 @@ class BackupAndResume(keras.callbacks.Callback):  # type: ignore[misc]
 
         Raises:
             ResumeError: outside of `fit`.
-            KerasError: for a Keras 3 that is too old.
+            KerasError: for a Keras 3 that is too old, or lacks a name that is needed here.
         """
         check_keras()
+        borrowed.check_names(borrowed.BACKUP, self.model)
         # Keras does not pass the other callbacks and the data to a callback. They are variables of
         # `fit`, the caller.
         for frame, _ in traceback.walk_stack(sys._getframe(1)):
             found = frame.f_locals
-            if found.get("self") is self.model and "epoch_iterator" in found:
-                _Fit(self, found["callbacks"], found["epoch_iterator"])
+            if found.get("self") is self.model and borrowed.FIT_DATA.name in found:
+                data = found[borrowed.FIT_DATA.name]
+                borrowed.check_names(borrowed.BACKUP, data)
+                _Fit(self, found[borrowed.FIT_CALLBACKS.name], data)
                 return
         raise ResumeError(
             "BackupAndResume was called outside of fit; expected model.fit(…, callbacks=[backup]). "
@@ -138,8 +142,8 @@ class _Fit:
         self._iterators = 0  # their number, including the current one
         self._logs: Any = None  # of the steps that are skipped
         self._trained_metrics: Any = None  # the training's, while a validation uses its metrics
-        self._make_iterator = data._get_iterator
-        data._get_iterator = self._count_iterator
+        self._make_iterator = borrowed.GET_ITERATOR.of(data)
+        borrowed.GET_ITERATOR.set(data, self._count_iterator)
         self._build()
         random = {str(at): variable for at, variable in enumerate(self._untracked())}
         self._backup = backup = Backup(
@@ -156,14 +160,15 @@ class _Fit:
             steps = None  # an epoch has another number of steps now
         self._until = backup.step  # of the epoch in which training resumes; 0 in the later ones
         if backup.restored:
-            model._initial_epoch = backup.epoch
+            borrowed.INITIAL_EPOCH.set(model, backup.epoch)
             # A dataset that is reshuffled in each epoch draws the next order for each iterator. A
             # Python generator draws none, and must not be started unnecessarily.
-            if type(data.data_adapter).__name__ not in _GENERATED:
+            adapter = borrowed.DATA_ADAPTER.of(data)
+            if not any(isinstance(adapter, one.get()) for one in _GENERATED):
                 while self._made < self._saved["iterators"] - 1:
-                    iter(data._get_iterator())
-            if data._num_batches is None:  # until the data has ended once
-                data._num_batches = steps
+                    iter(self._count_iterator())
+            if borrowed.NUM_BATCHES.of(data) is None:  # until the data has ended once
+                borrowed.NUM_BATCHES.set(data, steps)
         for name in _HOOKS:
             hook = functools.partial(getattr(self, f"_{name}"), getattr(callbacks, name))
             setattr(callbacks, name, hook)
@@ -207,7 +212,8 @@ class _Fit:
         for _ in range(self._backup.drawn):
             next(iterator, None)
         # Keras counts the steps of an iterator over all epochs, which it renews after its end.
-        self._data._steps_seen += self._backup.drawn - self._until
+        seen = borrowed.STEPS_SEEN.of(self._data)
+        borrowed.STEPS_SEEN.set(self._data, seen + self._backup.drawn - self._until)
 
     def _metrics(self) -> List[tf.Variable]:
         """Returns the variables of the model's metrics.
@@ -226,14 +232,15 @@ class _Fit:
         """Returns what is saved besides variables; all ranks call it."""
         self.join()
         # Callbacks that run in parallel must see the last step.
-        if hasattr(self._callbacks, "_flush_futures"):
-            self._callbacks._flush_futures()
+        flush = borrowed.FLUSH_FUTURES.of(self._callbacks, None)
+        if flush is not None:  # None before Keras 3.12
+            flush()
         assert self._states is not None
         return {
             "callbacks": self._states.collect(),
             "iterators": self._iterators,
             "metrics": self._trained_metrics or [one.numpy() for one in self._metrics()],
-            "steps": self._data._num_batches,
+            "steps": borrowed.NUM_BATCHES.of(self._data),
             "stop": bool(self._model.stop_training),
         }
 
@@ -295,13 +302,14 @@ class _Fit:
         if trained:
             backup.epoch, backup.step = self._epochs, 0
             # The next epoch would use the iterator of `steps_per_epoch` too.
-            if data.steps_per_epoch is None or data._current_iterator is not self._iterator:
+            continues = borrowed.STEPS_PER_EPOCH.of(data) is not None
+            if not continues or borrowed.CURRENT_ITERATOR.of(data) is not self._iterator:
                 backup.drawn = 0
                 self._iterators = self._made + 1
             self._trained_metrics = self._iterator = None
             backup.save()
-        model._initial_epoch = None
-        del data._get_iterator
+        borrowed.INITIAL_EPOCH.set(model, None)
+        delattr(data, borrowed.GET_ITERATOR.name)
         self._data = None
 
     def _count_iterator(self) -> Any:
@@ -314,11 +322,12 @@ class _Fit:
         Without a strategy, Keras would build them in the first step.
         """
         model = self._model
-        spec = self._data._distributed_dataset.element_spec
+        spec = borrowed.DISTRIBUTED_DATASET.of(self._data).element_spec
         with model.distribute_strategy.scope():
             problem: Any = "Keras could not infer its inputs' shapes"
             try:
-                model._symbolic_build(data_batch=spec.batch if isinstance(spec, Share) else spec)
+                batch = spec.batch if isinstance(spec, Share) else spec
+                borrowed.SYMBOLIC_BUILD.of(model)(data_batch=batch)
             except Exception as error:  # whatever the model's own code raises
                 problem = error
             if not model.built:
@@ -345,7 +354,7 @@ class _Fit:
         ]
 
     def _batch_size(self) -> int:
-        adapter = self._data.data_adapter
-        if type(adapter).__name__ == "ArrayDataAdapter":
-            return int(adapter.batch_size)
-        return batch_size_of(self._data._distributed_dataset)
+        adapter = borrowed.DATA_ADAPTER.of(self._data)
+        if isinstance(adapter, borrowed.ARRAYS.get()):
+            return int(borrowed.ARRAYS_BATCH_SIZE.of(adapter))
+        return batch_size_of(borrowed.DISTRIBUTED_DATASET.of(self._data))

@@ -16,13 +16,25 @@ import tensorflow as tf
 from slurm_resolver import training_reports
 from slurm_resolver.errors import ResumeError
 from slurm_resolver.log import warn
+from slurm_resolver.tf.keras import borrowed
 from slurm_resolver.tf.progress import reporter
 from slurm_resolver.tf.training.checkpoint_folder import CheckpointFolder
 from slurm_resolver.tf.training.fit_state import pack, unpack
 from slurm_resolver.tf.training.termination import TerminationConfig, termination_config
 
-# These datasets turn each batch into one batch.
-_BATCH_BY_BATCH = ("OptionsDataset", "MapDataset", "ParallelMapDataset", "PrefetchDataset")
+# These datasets turn each batch into one batch; the others make batches.
+_BATCH_BY_BATCH = (
+    borrowed.OPTIONS_DATASET,
+    borrowed.MAP_DATASET,
+    borrowed.PARALLEL_MAP_DATASET,
+    borrowed.PREFETCH_DATASET,
+)
+_BATCHES = (
+    borrowed.BATCH_DATASET,
+    borrowed.PARALLEL_BATCH_DATASET,
+    borrowed.PADDED_BATCH_DATASET,
+    borrowed.SPARSE_BATCH_DATASET,
+)
 _CLOUD_ADDRESS = "GCE_METADATA_IP"
 
 # TensorFlow's handler agrees on a step through keys that a process can set only once. One handler
@@ -185,12 +197,14 @@ def batch_size_of(data: Any) -> int:
     It is read from the dataset's chain of inputs, as TensorFlow's own sharding does.
     """
     # A strategy's dataset holds the one that it distributes.
-    inner = getattr(data, "whole_batches", getattr(data, "_original_dataset", data))
-    while type(inner).__name__.lstrip("_") in _BATCH_BY_BATCH:
-        (inner,) = inner._inputs()
+    inner = getattr(data, "whole_batches", borrowed.ORIGINAL_DATASET.of(data, data))
+    while any(isinstance(inner, one.get()) for one in _BATCH_BY_BATCH):
+        (inner,) = borrowed.INPUT_DATASETS.of(inner)()
+    if not any(isinstance(inner, one.get()) for one in _BATCHES):
+        return 0
     try:
-        return int(inner._batch_size) if "BatchDataset" in type(inner).__name__ else 0
-    except (AttributeError, TypeError, ValueError):  # another TensorFlow
+        return int(borrowed.BATCH_SIZE.of(inner))
+    except (TypeError, ValueError):  # a tensor without a value yet
         return 0
 
 
@@ -201,13 +215,23 @@ class _QuietHandler(
 
     total_run_calls = 0  # reads its own property, and warns that it is deprecated
 
-    def _watch_step_to_save_key(self) -> None:
+
+def _let_others_end() -> None:
+    """Lets the thread that watches for other ranks' signals end without a traceback."""
+    watch = borrowed.WATCH_KEY.find()
+    if watch is None:
+        return
+
+    def watch_quietly(handler: Any) -> None:
         with contextlib.suppress(tf.errors.OpError):
-            super()._watch_step_to_save_key()
+            watch(handler)
+
+    setattr(_QuietHandler, borrowed.WATCH_KEY.name, watch_quietly)
 
 
 def _make_handler(strategy: tf.distribute.Strategy, termination: TerminationConfig) -> None:
     global _handler
+    _let_others_end()
     termination.save_fn = lambda *args, **kwargs: _running.save()
     # TensorFlow's handler would restore from this manager's folder, which does not exist.
     manager = tf.train.CheckpointManager(tf.train.Checkpoint(), os.devnull + "/none", 1)

@@ -12,13 +12,14 @@ from typing import Any, Dict, Iterable, Union
 
 import numpy as np
 import tensorflow as tf
-from tensorflow.core.framework.tensor_pb2 import TensorProto
+
+from slurm_resolver.tf.keras import borrowed
 
 _SEQUENCES = {kind.__name__: kind for kind in (list, tuple, set, frozenset)}
 _ALONE = (bool, int, float, str, type(None))
 # Keras sets the first three in every callback. It derives the others, which belong together, from
 # a callback's arguments when the callback first compares; EarlyStopping negates `min_delta` then.
-_OF_KERAS = ("model", "_model", "params", "monitor_op", "min_delta")
+_OF_KERAS = ("model", borrowed.CALLBACK_MODEL.name, "params", "monitor_op", "min_delta")
 
 
 def pack(value: Any) -> str:
@@ -50,7 +51,7 @@ def _decode(code: Any) -> Any:
         return code
     ((kind, held),) = code.items()
     if kind == "array":
-        proto = TensorProto.FromString(base64.b64decode(held))
+        proto = borrowed.TENSOR_PROTO.get().FromString(base64.b64decode(held))
         return tf.make_ndarray(proto)[()]  # an array without dimensions becomes a scalar
     if kind == "dict":
         return {_decode(key): _decode(item) for key, item in held}
