@@ -281,6 +281,7 @@ SAVE_MODEL = _fit("keras:saving.save_model(model, filepath)")
 MODELS_SAVE_MODEL = _fit("keras:models.save_model(model, filepath)")
 TF_KERAS_SAVE_MODEL = _optional("keras._tf_keras.keras.saving:save_model(model, filepath)")
 MAKE_FOLDER = _fit("keras.src.utils.file_utils:makedirs(path)")
+SKIPPED_ATTRIBUTES = _fit("keras.src.saving.saving_lib:get_attr_skipset(obj_type)")
 
 # `float(learning_rate)` works, and so do collectives in conditions.
 DISTRIBUTED_VARIABLE = _fit("tensorflow.python.distribute.values:DistributedVariable")

@@ -19,7 +19,7 @@ from slurm_resolver.startup import when_imported
 from slurm_resolver.tf.keras import borrowed, strategies, whole_batch
 from slurm_resolver.tf.keras.agreement import call_together
 from slurm_resolver.tf.keras.file_callbacks import make_folder
-from slurm_resolver.tf.keras.saving import save_once
+from slurm_resolver.tf.keras.saving import attributes_to_skip, save_once
 from slurm_resolver.tf.keras.sharing import without_optionals
 from slurm_resolver.tf.keras.step import Step, current_step
 
@@ -88,6 +88,8 @@ def _patch_models() -> None:
         (borrowed.MODELS_SAVE_MODEL, save_once),
         (borrowed.TF_KERAS_SAVE_MODEL, save_once),
         (borrowed.MAKE_FOLDER, make_folder),
+        # One worker can save in the scope. Until Keras makes no variables to save.
+        (borrowed.SKIPPED_ATTRIBUTES, attributes_to_skip),
     )
     for name, replacement in changes:
         if name.find() is not None:  # one of them is optional

@@ -6,12 +6,14 @@ system, so that every node gets the file if the path is on a disk of its own.
 
 from __future__ import annotations
 
+import concurrent.futures
 import contextlib
+import functools
 import os
 import shutil
 import time
 import zlib
-from typing import Any, Callable, Optional, Tuple
+from typing import Any, Callable, Optional, Set, Tuple
 
 from slurm_resolver.cluster.addresses import identity_of
 from slurm_resolver.errors import SavingError
@@ -39,6 +41,18 @@ def save_once(
     with reporter.saving():
         write_once(os.fspath(filepath), identity, lambda path: save(model, path, *args, **kwargs))
     return None
+
+
+@functools.cache
+def attributes_to_skip(find: Callable[[str], Set[str]], kind: str) -> Set[str]:
+    """Returns which attributes of a kind of object, such as "Optimizer", Keras does not save.
+
+    To list them, Keras makes an object of that kind, and its variables, at each save and load. In a
+    strategy's scope, all workers have to make a variable together, but one may save alone. A new
+    thread is in no scope.
+    """
+    with concurrent.futures.ThreadPoolExecutor(max_workers=1) as thread:
+        return thread.submit(find, kind).result()
 
 
 def write_once(path: str, identity: str, write: Callable[[str], object]) -> None:
