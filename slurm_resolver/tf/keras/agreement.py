@@ -69,7 +69,7 @@ def call_together(
     bound.apply_defaults()
     arguments = bound.arguments
     _check_model(strategy, model, name)
-    if name == "fit" and model.jit_compile:
+    if name == "fit" and model.compiled and model.jit_compile:
         warn_once("jit_compile=True has no effect: XLA cannot compile steps of several workers")
         model.jit_compile = False
     callbacks = arguments.get("callbacks")
@@ -147,8 +147,9 @@ def _check_model(strategy: Any, model: Any, call: str) -> None:
 
 def _check_training(strategy: Any, model: Any, obstacle: str) -> None:
     """Raises FitError for variables made elsewhere, and for options that `obstacle` rules out."""
-    optimizer = getattr(model.optimizer, "variables", ())
-    for owner, variables in (("model", model.weights), ("optimizer", optimizer)):
+    optimizer = getattr(model, "optimizer", None)  # Keras says that `compile` was not called
+    of_optimizer = getattr(optimizer, "variables", ())
+    for owner, variables in (("model", model.weights), ("optimizer", of_optimizer)):
         for variable in variables:
             if not strategy.extended.variable_created_in_scope(variable.value):
                 raise FitError(
@@ -156,7 +157,7 @@ def _check_training(strategy: Any, model: Any, obstacle: str) -> None:
                     f"made outside strategy.scope(). {_SCOPE}"
                 )
     for name in ("gradient_accumulation_steps", "ema_overwrite_frequency"):
-        value = getattr(model.optimizer, name, None)
+        value = getattr(optimizer, name, None)
         if value and obstacle:
             raise FitError(
                 f"fit of {model.name!r}: its optimizer has {name}={value}, which TensorFlow cannot "

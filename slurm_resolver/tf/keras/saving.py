@@ -34,7 +34,8 @@ def save_once(
     if not (are_several() and local) or asks:
         return save(model, filepath, *args, **kwargs)
     digest = 0
-    for variable in [*model.weights, *getattr(model.optimizer, "variables", ())]:
+    optimizer = getattr(model, "optimizer", None)
+    for variable in [*model.weights, *getattr(optimizer, "variables", ())]:
         digest = zlib.crc32(memoryview(variable.numpy()).cast("B"), digest)
     # The workers do not wait for an incomplete save of an earlier start.
     identity = f"{identity_of(SlurmStep.read())} {args} {sorted(kwargs.items())} {digest}"
