@@ -236,6 +236,12 @@ DISTRIBUTED_DATASET = _fit(f"{_TRAINER}:TFEpochIterator()._distributed_dataset")
 # A model is built and compiled in its scope.
 BUILD_FOR_DATA = _fit("keras:Model._maybe_symbolic_build(self, iterator, data_batch)")
 COMPILE = _fit("keras:Model.compile")
+LOAD_WEIGHTS = _fit("keras:Model.load_weights(self, filepath)")
+OPEN_NAME_SCOPE = _fit("keras:Model._open_name_scope(self)")
+_OPTIMIZER = "keras:optimizers.Optimizer"
+ADD_OPTIMIZER_VARIABLE = _fit(f"{_OPTIMIZER}.add_variable(self, shape)")
+ADD_SLOT = _fit(f"{_OPTIMIZER}.add_variable_from_reference(self, reference_variable)")
+STRATEGY_OF_OPTIMIZER = _fit(f"{_OPTIMIZER}()._distribution_strategy")
 FLATTEN_LAYERS = _fit("keras:layers.Layer._flatten_layers")
 IN_STATELESS_SCOPE = _fit("keras.src.backend.common.stateless_scope:in_stateless_scope")
 

@@ -6,10 +6,11 @@ TensorFlow would make it unnecessary ("Until …"). `borrowed` knows where the n
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import sys
 import types
-from typing import Any, Callable, Iterator, Optional, Tuple
+from typing import Any, Callable, ContextManager, Iterator, Optional, Tuple
 
 import tensorflow as tf
 
@@ -75,8 +76,11 @@ def _patch_models() -> None:
         # Models without `call()` train, and no batch is lost. Until Keras does not draw one to
         # build.
         (borrowed.BUILD_FOR_DATA, _build_without_data),
-        # Variables are made in the model's scope. Until `compile` enters it.
-        (borrowed.COMPILE, _compile_in_scope),
+        # Variables are made in the scope of the model or optimizer. Until Keras enters it.
+        (borrowed.COMPILE, _in_scope_of_model),
+        (borrowed.LOAD_WEIGHTS, _in_scope_of_model),
+        (borrowed.ADD_OPTIMIZER_VARIABLE, _in_scope_of_optimizer),
+        (borrowed.ADD_SLOT, _in_scope_of_optimizer),
         # A coordinator's workers lose no count, and all steps count in results. Always necessary.
         (borrowed.METRICS_RESULT, _metrics_when_steps_are_done),
         (borrowed.ASSIGN_ADD, whole_batch.add_at_once),
@@ -94,6 +98,8 @@ def _patch_models() -> None:
     for name, replacement in changes:
         if name.find() is not None:  # one of them is optional
             _wrap(name.owner(), name.name, replacement)
+    # Layers that are no models need no scope: a model builds them, or they are built in one.
+    _wrap(sys.modules["keras"].Model, borrowed.OPEN_NAME_SCOPE.name, _open_scopes)
     # `float(learning_rate)` works. Until TensorFlow converts distributed variables.
     variable = borrowed.DISTRIBUTED_VARIABLE.get()
     variable.__float__ = lambda self: float(self.numpy())
@@ -205,17 +211,42 @@ def _build_without_data(original: Method, model: Any, **given: Any) -> None:
             original(model, data_batch=spec)
 
 
-def _compile_in_scope(original: Method, model: Any, *args: Any, **kwargs: Any) -> Any:
-    if model.distribute_strategy not in strategies:
+def _scope(strategy: Any) -> ContextManager[Any]:
+    """Returns the scope of a strategy of this package, outside of steps; else an empty context."""
+    if strategy not in strategies or _is_in_replica():
+        return contextlib.nullcontext()
+    scope: ContextManager[Any] = strategy.scope()
+    return scope
+
+
+def _is_in_replica() -> bool:
+    return tf.distribute.has_strategy() and not tf.distribute.in_cross_replica_context()
+
+
+def _in_scope_of_model(original: Method, model: Any, *args: Any, **kwargs: Any) -> Any:
+    with _scope(model.distribute_strategy):
         return original(model, *args, **kwargs)
-    with model.distribute_strategy.scope():
-        return original(model, *args, **kwargs)
+
+
+def _in_scope_of_optimizer(original: Method, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
+    with _scope(borrowed.STRATEGY_OF_OPTIMIZER.of(optimizer)):
+        return original(optimizer, *args, **kwargs)
+
+
+@contextlib.contextmanager
+def _open_scopes(original: Method, model: Any) -> Iterator[None]:
+    """Opens the scope of a model's names, and that of its variables until they have been made.
+
+    Keras opens it in `build`, and where a call builds the model.
+    """
+    variables = contextlib.nullcontext() if model.built else _scope(model.distribute_strategy)
+    with variables, original(model):
+        yield
 
 
 def _metrics_when_steps_are_done(original: Method, model: Any) -> Any:
     """Waits for the steps that a coordinator has scheduled."""
-    in_a_step = tf.distribute.has_strategy() and not tf.distribute.in_cross_replica_context()
-    if model.distribute_strategy in strategies and not in_a_step:
+    if model.distribute_strategy in strategies and not _is_in_replica():
         for function in (model.train_function, model.test_function):
             if hasattr(function, "join"):  # a coordinator's, or what BackupAndResume puts there
                 function.join()
