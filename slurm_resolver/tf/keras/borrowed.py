@@ -286,6 +286,7 @@ EXPORT = _fit("keras:Model.export(self, filepath)")
 SAVE_MODEL = _fit("keras:saving.save_model(model, filepath)")
 MODELS_SAVE_MODEL = _fit("keras:models.save_model(model, filepath)")
 TF_KERAS_SAVE_MODEL = _optional("keras._tf_keras.keras.saving:save_model(model, filepath)")
+SAVE_BACKUP = _fit("keras:callbacks.BackupAndRestore._save_model(self)")
 MAKE_FOLDER = _fit("keras.src.utils.file_utils:makedirs(path)")
 SKIPPED_ATTRIBUTES = _fit("keras.src.saving.saving_lib:get_attr_skipset(obj_type)")
 

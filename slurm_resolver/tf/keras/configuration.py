@@ -28,7 +28,7 @@ _DEEPEST = 8
 
 def describe_model(model: Any) -> List[Entry]:
     """Returns the configuration of a model's layers, optimizer and losses."""
-    entries = list(_describe("optimizer", model.optimizer))
+    entries = list(_describe("optimizer", getattr(model, "optimizer", None)))
     entries += _describe("loss", getattr(model, "loss", None))
     for name in ("run_eagerly", "steps_per_execution"):
         entries.append((name, repr(getattr(model, name, None))))

@@ -49,8 +49,7 @@ def variables_of(model: Any) -> Dict[str, Any]:
 
     held = [item for value in vars(model).values() for item in _items(value)]
     optimizers = [item for item in held if isinstance(item, keras.optimizers.Optimizer)]
-    if model.optimizer is not None:
-        optimizers.append(model.optimizer)
+    optimizers += filter(None, [getattr(model, "optimizer", None)])  # none before `compile`
     random = {
         id(item.state)
         for layer in borrowed.FLATTEN_LAYERS.of(model)()

@@ -10,9 +10,14 @@ import functools
 import os
 import sys
 import tempfile
+import uuid
+from pathlib import Path
 from typing import Any, Callable, Dict, Iterator, List, Sequence, Tuple
 
 import tensorflow as tf
+
+from slurm_resolver.errors import FitError
+from slurm_resolver.tf.keras import borrowed
 
 # The callbacks, and the attribute with the path.
 _PATHS = {"CSVLogger": "filename", "TensorBoard": "log_dir", "BackupAndRestore": "backup_dir"}
@@ -43,20 +48,55 @@ def one_writer(callbacks: Any, workers: Any, paths: Sequence[List[List[str]]]) -
     earlier = [path for told in paths[: workers.index] for path in told]
     with contextlib.ExitStack() as undo:
         for kind, path, callback in list(writing(callbacks)):
-            key = [kind, path]
             changed: Dict[str, Any] = {}
-            if kind == "BackupAndRestore" and all(key in told for told in paths):
-                os.makedirs(path, exist_ok=True)
-                changed["on_train_end"] = functools.partial(_end, callback.on_train_end, workers)
-            if key in earlier and kind == "BackupAndRestore":  # all read it; the first removes it
-                changed["delete_checkpoint"] = False
-            elif key in earlier:
+            if kind == "BackupAndRestore":
+                changed = undo.enter_context(_one_backup(callback, path, workers))
+            elif [kind, path] in earlier:
                 scratch = undo.enter_context(tempfile.TemporaryDirectory())
                 changed[_PATHS[kind]] = os.path.join(scratch, os.path.basename(path))
             for attribute, value in changed.items():
                 undo.callback(setattr, callback, attribute, getattr(callback, attribute))
                 setattr(callback, attribute, value)
         yield
+
+
+@contextlib.contextmanager
+def _one_backup(callback: Any, path: str, workers: Any) -> Iterator[Dict[str, Any]]:
+    """Yields what to change in a BackupAndRestore: all workers read its folder, and one writes it.
+
+    If the folder is on a disk of each node's own, one worker on each node writes.
+
+    Raises:
+        FitError: in every worker, if they would resume from different epochs.
+    """
+    found = None
+    with contextlib.suppress(FileNotFoundError):
+        found = Path(path, "training_metadata.json").read_text()
+    told = workers.exchange("starts fit with BackupAndRestore", [found, uuid.uuid4().hex])
+    for name, (other, _) in zip(workers.names, told):
+        if other != told[0][0]:
+            raise FitError(
+                f"BackupAndRestore({callback.backup_dir!r}): this folder contains "
+                f"{told[0][0] or 'no backup'} in {workers.names[0]}, and {other or 'no backup'} in "
+                f"{name}. Expected the same backup in all workers: use a folder on a file system "
+                "that all nodes share, or remove it on every node to train from the start."
+            )
+    changed: Dict[str, Any] = {}
+    changed["on_train_end"] = functools.partial(_end, callback.on_train_end, workers)
+    # The file system decides, as no worker knows which others see its folder.
+    claim = os.path.join(path, f".written-by-one-{told[0][1]}")
+    try:
+        os.makedirs(claim)
+    except FileExistsError:
+        changed[borrowed.SAVE_BACKUP.name] = lambda: None
+        changed["delete_checkpoint"] = False
+        yield changed
+        return
+    try:
+        yield changed
+    finally:
+        with contextlib.suppress(FileNotFoundError):
+            os.rmdir(claim)
 
 
 def _end(on_train_end: Callable[[Any], None], workers: Any, logs: Any = None) -> None:

@@ -1,0 +1,168 @@
+"""Trains Keras 3 models with BackupAndRestore, whose training is broken off in the third epoch.
+
+Each worker writes its results as JSON to TASK_OUTPUT/<kind>-<index>. The kind is the argument. With
+"broken off", worker 1 is killed. With "resumed", a later start, whose number of workers may differ,
+ends that training. With "stories", both happen in one process, with callbacks and optimizers of
+several kinds; each worker also does the same alone, for comparison.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import sys
+from pathlib import Path
+from typing import Any, Callable, Dict, List
+
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+import slurm_resolver as sr
+
+FOLDER = Path(os.environ["TASK_OUTPUT"])
+EPOCHS = 4
+ROWS = 96
+BATCH = 24
+_random = np.random.default_rng(5)
+X = _random.normal(size=(ROWS, 6)).astype("float32")
+Y = (X @ _random.normal(size=(6, 3))).argmax(axis=1).astype("int32")
+
+
+class BrokenOffError(Exception):
+    pass
+
+
+def raise_error() -> None:
+    raise BrokenOffError
+
+
+class BreakOff(keras.callbacks.Callback):  # type: ignore[misc]
+    """Breaks a training off after the second batch of its third epoch."""
+
+    def __init__(self, end: Callable[[], None]) -> None:
+        super().__init__()
+        self._end = end
+        self._epoch = 0
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        self._epoch = epoch
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        if self._epoch == 2 and batch == 1:
+            self._end()
+
+
+def model_with(optimizer: Callable[[], Any], built: bool = True) -> Any:
+    keras.utils.set_random_seed(3)
+    first = [keras.Input((6,))] if built else []
+    hidden = keras.layers.Dense(8, activation="relu")
+    model = keras.Sequential([*first, hidden, keras.layers.Dense(3)])
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile(optimizer=optimizer(), loss=loss, metrics=["accuracy"])
+    return model
+
+
+def adam() -> Any:
+    return keras.optimizers.Adam(0.01)
+
+
+def momentum() -> Any:
+    return keras.optimizers.SGD(0.05, momentum=0.9, use_ema=True)
+
+
+def scaled() -> Any:
+    return keras.optimizers.LossScaleOptimizer(adam(), initial_scale=8.0)
+
+
+# The optimizer, the arguments of BackupAndRestore, whether the model is built at once, and the
+# other callbacks.
+STORIES: Dict[str, Any] = {
+    "epochs": (adam, {}, True, lambda: [keras.callbacks.EarlyStopping("loss", patience=2)]),
+    "batches": (momentum, {"save_freq": 3, "delete_checkpoint": False}, True, list),
+    "double": (scaled, {"double_checkpoint": True}, False, list),
+}
+
+
+def fit(model: Any, *callbacks: Any) -> List[int]:
+    """Trains, and returns the epochs."""
+    data = tf.data.Dataset.from_tensor_slices((X, Y)).batch(BATCH)
+    history = model.fit(data, epochs=EPOCHS, verbose=0, callbacks=list(callbacks))
+    epochs: List[int] = history.epoch
+    return epochs
+
+
+def weights(model: Any) -> List[Any]:
+    return [value.numpy().tolist() for value in [*model.weights, *model.optimizer.variables]]
+
+
+def told(name: str, strategy: Any, folder: Path) -> Dict[str, Any]:
+    """Breaks a training off, and ends it with a new model; returns its epochs and weights."""
+    optimizer, options, built, others = STORIES[name]
+    log = folder / f"{name}.csv"
+    backup = folder / name
+    for attempt in range(2):
+        with strategy.scope():
+            model = model_with(optimizer, built)
+        if not built:  # outside the scope, where TensorFlow's own strategies cannot
+            ours = isinstance(strategy, sr.MultiWorkerMirroredStrategy)
+            with contextlib.nullcontext() if ours else strategy.scope():
+                model.build((None, 6))
+        callbacks = [
+            keras.callbacks.BackupAndRestore(str(backup), **options),
+            keras.callbacks.CSVLogger(str(log), append=True),
+            *others(),
+        ]
+        try:
+            epochs = fit(model, *callbacks, *([] if attempt else [BreakOff(raise_error)]))
+        except BrokenOffError:
+            left = sorted(path.name for path in backup.iterdir())
+    return {
+        "epochs": epochs,
+        "logged": np.genfromtxt(log, delimiter=",").tolist(),  # NaN for a name, or no value
+        "left": left,
+        "at_the_end": sorted(path.name for path in backup.glob("*")),
+        "weights": weights(model),
+    }
+
+
+def end_worker_1(index: int) -> Callable[[], None]:
+    def end() -> None:
+        if index == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    return end
+
+
+def main() -> None:
+    kind = sys.argv[1]
+    strategy = sr.MultiWorkerMirroredStrategy()
+    index = strategy.cluster_resolver.task_id
+    alone = tf.distribute.OneDeviceStrategy("/cpu:0")
+    found: Dict[str, Any] = {}
+    if kind == "stories":
+        own = FOLDER / f"alone {index}"
+        own.mkdir()
+        for name in STORIES:
+            found[name] = [told(name, strategy, FOLDER), told(name, alone, own)]
+    else:
+        with strategy.scope():
+            model = model_with(adam)
+        backup = keras.callbacks.BackupAndRestore(str(FOLDER / "backup"))
+        if kind == "broken off":
+            fit(model, backup, BreakOff(end_worker_1(index)))
+        found["epochs"] = fit(model, backup)
+        found["weights"] = weights(model)
+        with alone.scope():
+            whole = model_with(adam)
+        fit(whole)
+        found["uninterrupted"] = weights(whole)
+    (FOLDER / f"{kind}-{index}").write_text(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main()

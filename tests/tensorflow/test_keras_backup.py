@@ -1,0 +1,59 @@
+"""Trainings that Keras' BackupAndRestore resumes end as in one process."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any, Dict, List
+
+import pytest
+from folders import HELPERS
+from local_run import run
+
+keras_version = pytest.importorskip("keras").__version__
+np = pytest.importorskip("numpy")
+
+pytestmark = [
+    pytest.mark.tensorflow,
+    pytest.mark.skipif(keras_version.startswith("2."), reason="this TensorFlow has Keras 2"),
+]
+
+PROGRAM = [sys.executable, "-W", "ignore", str(HELPERS / "keras_backup.py")]
+FILES = ["latest.weights.h5", "training_metadata.json"]
+
+
+def start(folder: Path, count: int, kind: str) -> List[Dict[str, Any]]:
+    env = {**os.environ, "TASK_OUTPUT": str(folder)}
+    done = run("run", "-n", str(count), "--", *PROGRAM, kind, env=env)
+    if kind == "broken off":
+        assert done.returncode != 0
+        return []
+    assert done.returncode == 0, done.stderr[-4000:]
+    return [json.loads((folder / f"{kind}-{index}").read_text()) for index in range(count)]
+
+
+def assert_close(found: List[Any], expected: List[Any]) -> None:
+    assert len(found) == len(expected)
+    for one, other in zip(found, expected):
+        np.testing.assert_allclose(one, other, atol=1e-5)
+
+
+def test_a_training_that_was_broken_off_ends_as_in_one_process(tmp_path: Path) -> None:
+    for worker in start(tmp_path, 2, "stories"):
+        for name, (found, alone) in worker.items():
+            assert_close(found.pop("weights"), alone.pop("weights"))
+            assert_close(found.pop("logged"), alone.pop("logged"))
+            assert found == alone, name
+            bare = [file for file in found["left"] if not file.endswith(".bkp")]
+            assert bare == FILES
+
+
+@pytest.mark.parametrize("count", [3, pytest.param(1, marks=pytest.mark.nightly)])
+def test_another_number_of_workers_ends_a_killed_training(tmp_path: Path, count: int) -> None:
+    start(tmp_path, 2, "broken off")
+    for worker in start(tmp_path, count, "resumed"):
+        assert worker["epochs"] == [2, 3]
+        assert_close(worker["weights"], worker["uninterrupted"])
+    assert not (tmp_path / "backup").exists()
