@@ -121,6 +121,100 @@ def callbacks(model: Any, index: int) -> Dict[str, Any]:
     }
 
 
+def in_scope(strategy: tf.distribute.Strategy, index: int) -> Dict[str, str]:
+    """Saves and loads in the scope before the first fit: all workers do, then each one alone."""
+    model = build(strategy)
+    ways: Dict[str, Callable[[], Any]] = {
+        "save": lambda: model.save(FOLDER / "scope.keras"),
+        "save_model": lambda: keras.saving.save_model(model, FOLDER / "scope folder", zipped=False),
+        "save_weights": lambda: model.save_weights(FOLDER / "scope.weights.h5"),
+        "load_weights": lambda: model.load_weights(FOLDER / "scope.weights.h5"),
+        "export": lambda: model.export(FOLDER / "scope exported", verbose=False),
+        "h5": lambda: model.save(FOLDER / "scope.h5"),
+    }
+    found: Dict[str, str] = {}
+    with strategy.scope():
+        for name, save in ways.items():
+            outcomes = [outcome(save)]
+            outcomes += [outcome(save) for alone in range(2) if index == alone]
+            found[name] = f"{outcomes}"
+    return found
+
+
+def uncompiled(strategy: tf.distribute.Strategy) -> Dict[str, Any]:
+    with strategy.scope():
+        model = keras.Sequential([keras.Input((6,)), keras.layers.Dense(3)])
+    return {
+        "save": outcome(lambda: model.save(FOLDER / "uncompiled.keras")),
+        "export": outcome(lambda: model.export(FOLDER / "uncompiled", verbose=False)),
+        "fit": outcome(lambda: model.fit(data(), verbose=0)),
+        "evaluate": outcome(lambda: model.evaluate(data(), verbose=0)),
+        "predict": outcome(lambda: np.shape(model.predict(data(), verbose=0))),
+    }
+
+
+class Own(keras.Model):  # type: ignore[misc]
+    def __init__(self) -> None:
+        super().__init__()
+        self.dense = keras.layers.Dense(3)
+
+    def build(self, input_shape: Any) -> None:
+        self.dense.build(input_shape)
+
+    def call(self, inputs: Any) -> Any:
+        return self.dense(inputs)
+
+
+def built_by_hand(strategy: tf.distribute.Strategy) -> Dict[str, List[Any]]:
+    """Builds models and optimizers outside the scope; returns the losses of their training."""
+    ways: Dict[str, Callable[[Any], Any]] = {
+        "as Keras": lambda model: None,
+        "build": lambda model: model.build((None, 6)),
+        "call": lambda model: model(X[:1]),
+        "optimizer": lambda model: [
+            model.build((None, 6)),
+            model.optimizer.build(model.trainable_variables),
+        ],
+    }
+    found: Dict[str, List[Any]] = {}
+    for name, by_hand in ways.items():
+        for kind in (Own, lambda: keras.Sequential([keras.layers.Dense(3)])):
+            keras.utils.set_random_seed(3)
+            with strategy.scope():
+                model = kind()
+                loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+                model.compile("adam", loss)
+            by_hand(model)
+            history = model.fit(data(), verbose=0)
+            found.setdefault(name, []).append(history.history["loss"])
+    return found
+
+
+def checkpoints(strategy: tf.distribute.Strategy, index: int) -> Dict[str, Any]:
+    """Trains in the scope with each kind of ModelCheckpoint in all workers, or in one."""
+    keras.backend.clear_session()
+    options: Dict[str, Dict[str, Any]] = {
+        "best.weights.h5": {"save_best_only": True, "monitor": "loss", "save_weights_only": True},
+        "steps-{epoch}.keras": {"save_freq": 3},
+        "epoch-{epoch:02d}-{loss:.1f}.keras": {},
+        "worst.keras": {"save_best_only": True, "monitor": "accuracy", "mode": "min"},
+    }
+    found: Dict[str, Any] = {}
+    for who in ("all", "0", "1"):
+        folder = FOLDER / f"of {who}"
+        mine = [
+            keras.callbacks.ModelCheckpoint(str(folder / name), **given)
+            for name, given in options.items()
+            if who in ("all", str(index))
+        ]
+        model = build(strategy)
+        with strategy.scope():
+            model.fit(data(), epochs=2, verbose=0, callbacks=mine)
+        model.evaluate(data(), verbose=0)  # until then, the other worker may not have saved
+        found[who] = sorted(path.name for path in folder.iterdir())
+    return found
+
+
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--load", action="store_true")
@@ -135,6 +229,10 @@ def main() -> None:
         model.fit(data(), epochs=1, verbose=0)  # the optimizer continues as well
         found["weights"] = [weight.tolist() for weight in model.get_weights()]
     else:
+        found["in_scope"] = in_scope(strategy, int(name))
+        found["uncompiled"] = uncompiled(strategy)
+        found["by_hand"] = built_by_hand(strategy)
+        found["checkpoints"] = checkpoints(strategy, int(name))
         model = build(strategy)
         model.fit(data(), epochs=1, verbose=0)
         found["callbacks"] = callbacks(model, int(name))

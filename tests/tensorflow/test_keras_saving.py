@@ -72,6 +72,39 @@ def test_callbacks_write_one_good_file(workers: List[Found], folder: Path) -> No
     assert not [path.name for path in folder.rglob(".saving*")]
 
 
+def test_all_workers_and_one_alone_save_in_the_scope(workers: List[Found]) -> None:
+    for worker in workers:
+        assert worker["in_scope"] == dict.fromkeys(worker["in_scope"], "[None, None]")
+
+
+def test_an_uncompiled_model_is_saved_and_keras_says_that_it_cannot_train(
+    workers: List[Found],
+) -> None:
+    for worker in workers:
+        found = worker["uncompiled"]
+        assert [found["save"], found["export"]] == [None, None]
+        assert found["predict"] == [96, 3]
+        for call in ("fit", "evaluate"):
+            assert found[call].startswith("ValueError: You must call `compile()`")
+
+
+def test_what_is_built_outside_the_scope_trains(workers: List[Found]) -> None:
+    assert workers[0]["by_hand"] == workers[1]["by_hand"]
+    for losses in workers[0]["by_hand"].values():
+        assert losses == workers[0]["by_hand"]["as Keras"]
+
+
+def test_each_kind_of_model_checkpoint_writes_the_same_files_in_one_worker(
+    workers: List[Found], folder: Path
+) -> None:
+    for worker in workers:
+        files = worker["checkpoints"]["all"]
+        assert len(files) == 6
+        assert worker["checkpoints"] == {"all": files, "0": files, "1": files}
+    for path in folder.glob("of */*.keras"):
+        assert zipfile.ZipFile(path).testzip() is None
+
+
 def test_the_workers_still_hold_the_same(workers: List[Found]) -> None:
     assert workers[0]["weights"] == workers[1]["weights"]
 
