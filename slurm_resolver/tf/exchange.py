@@ -19,6 +19,7 @@ from slurm_resolver.tf.progress import reporter
 _SECONDS = 5.0
 _CALL = "this call of fit, evaluate or predict"  # what workers tell each other about
 _STEP = "begins the next step"
+_FAILED = "has failed"
 _IN_ALL = (
     "Make each call in all workers, as each of them computes its rows: leave out what lets one "
     "worker alone make it, such as `if task_id == 0:`."
@@ -49,8 +50,10 @@ class Workers:
         self._strategy, self._client = strategy, client
         self._calls = 0
         self._failure = ""  # of another worker, in the current call
+        self._failed = False  # whether this worker alone has failed in its last call
         self._loss = ""  # which worker is gone or has ended
         self._is_in_step = False
+        self._is_exchanging = False  # the worker that has failed then answers
         # How many exchanges and steps this worker has begun, and those of one that waits for it.
         self._exchanges = self._steps = 0
         self._awaited = (0, 0)
@@ -87,14 +90,19 @@ class Workers:
         if self._client is None:
             told = self._gather_by_tensorflow(given)
         else:
+            self._is_exchanging = True
             try:
                 by_rank = self._client.gather(_CALL, given, None, self._others)
             except RendezvousError as error:
-                raise FitError(f"this worker {call}: {error} {_IN_ALL}") from error
+                reason = self._failure or f"this worker {call}: {error} {_IN_ALL}"
+                raise FitError(reason) from error
+            finally:
+                self._is_exchanging = False
             told = [by_rank[rank] for rank in self._ranks]
         for name, (other, *_) in zip(self.names, told):
             if other != told[0][0]:
-                raise FitError(_describe_calls(self.names[0], told[0][0], name, other))
+                described = _describe_calls(self.names[0], told[0][0], name, other)
+                raise FitError(self._failure or described)
         return [value for _, value, _ in told]
 
     @contextlib.contextmanager
@@ -127,10 +135,22 @@ class Workers:
             return
         call, _, steps = json.loads(message["value"])
         self._awaited = (int(number), steps)
-        if self._has_left_out_call():
+        if self._failed and not self.call:
+            self._answer_after_failure()
+        elif self._has_left_out_call():
             other = self.names[self._ranks.index(message["rank"])]
             self._client.offer(_CALL, [_STEP, None, self._steps])
             _abort_collectives(_describe_calls(other, call, self.names[self.index], _STEP))
+
+    def _answer_after_failure(self) -> None:
+        """Ends the exchange in which other workers wait for this one, which has failed."""
+        with self._lock:
+            exchanges, _ = self._awaited
+            waiting = exchanges > self._exchanges
+            if waiting:
+                self._exchanges = exchanges
+        if waiting and self._client is not None:
+            self._client.offer(_CALL, [_FAILED, None, self._steps])
 
     def _has_left_out_call(self) -> bool:
         """Whether another worker waits in a call before this worker's step; True once."""
@@ -167,6 +187,7 @@ class Workers:
         """
         self._calls += 1
         self._failure = ""
+        self._failed = False
         self.call = call
         try:
             yield
@@ -184,6 +205,8 @@ class Workers:
                 self._client.tell(topic, f"{type(error).__name__}: {text}".partition("\n")[0][:500])
                 if len(self._client.told(topic, self._ranks, _SECONDS)) < len(self._ranks):
                     self._client.tell(f"ends {self._calls}", "")
+                    self._failed = True
+                    self._answer_after_failure()
             raise
         finally:
             self.call = ""
@@ -196,7 +219,7 @@ class Workers:
         if told == f"failed {self._calls}":
             name = self.names[self._ranks.index(rank)]
             self._failure = f"{name} has failed in {self.call}: {message['value']}"
-        elif told == f"ends {self._calls}":
+        elif told == f"ends {self._calls}" and not self._is_exchanging:
             _abort_collectives(self._failure)
 
     def _take_loss(self, message: Dict[str, Any]) -> None:
