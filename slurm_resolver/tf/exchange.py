@@ -86,7 +86,7 @@ class Workers:
         if len(self.names) < 2:
             return [value]
         self._exchanges += 1
-        given = [call, value, self._steps]
+        given = [call, value, self._steps, self.call]
         if self._client is None:
             told = self._gather_by_tensorflow(given)
         else:
@@ -103,7 +103,7 @@ class Workers:
             if other != told[0][0]:
                 described = _describe_calls(self.names[0], told[0][0], name, other)
                 raise FitError(self._failure or described)
-        return [value for _, value, _ in told]
+        return [value for _, value, _, _ in told]
 
     @contextlib.contextmanager
     def step(self) -> Iterator[None]:
@@ -133,13 +133,13 @@ class Workers:
         purpose, _, number = message["awaited"].rpartition(" ")
         if purpose != _CALL or self._client is None:
             return
-        call, _, steps = json.loads(message["value"])
+        call, _, steps, within = json.loads(message["value"])
         self._awaited = (int(number), steps)
-        if self._failed and not self.call:
+        if self._failed and not self.call and within:
             self._answer_after_failure()
         elif self._has_left_out_call():
             other = self.names[self._ranks.index(message["rank"])]
-            self._client.offer(_CALL, [_STEP, None, self._steps])
+            self._client.offer(_CALL, [_STEP, None, self._steps, self.call])
             _abort_collectives(_describe_calls(other, call, self.names[self.index], _STEP))
 
     def _answer_after_failure(self) -> None:
@@ -150,7 +150,7 @@ class Workers:
             if waiting:
                 self._exchanges = exchanges
         if waiting and self._client is not None:
-            self._client.offer(_CALL, [_FAILED, None, self._steps])
+            self._client.offer(_CALL, [_FAILED, None, self._steps, self.call])
 
     def _has_left_out_call(self) -> bool:
         """Whether another worker waits in a call before this worker's step; True once."""
@@ -210,6 +210,7 @@ class Workers:
             raise
         finally:
             self.call = ""
+            self._failure = ""
 
     def _take_failure(self, message: Dict[str, Any]) -> None:
         """Notes that another worker has failed in the same call, and ends the call if asked to."""

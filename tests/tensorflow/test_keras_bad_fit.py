@@ -29,7 +29,7 @@ IN_BOTH = {
     "optimizer_outside": "iteration' of its optimizer was made outside strategy.scope()",
     "other_metrics": 'in metrics: ["mae"] in worker 0, ["mae", "mape"] in worker 1',
     "other_data": "in the data: 4 batches in worker 0, 2 batches in worker 1",
-    "other_rows": "this worker has read another batch than the others. Expec",
+    "other_rows": "the batch differs from worker to worker in step 1 of epoch 1, in x: batch A",
     "own_data": "in the data: 4 batches in worker 0, 2 batches in worker 1",
     "stateful": "is stateful: it has a state for each row of a batch, of which each worker",
     "own_data_summed": "Each worker reads its own data, so that none has a whole batch. If each",
@@ -94,7 +94,7 @@ def test_an_exception_in_one_worker_ends_all_with_its_reason(
         (
             "within",
             2,
-            "worker 0 calls evaluate within fit, and worker 1 begins the next step.",
+            "worker 0 calls evaluate within fit, and worker 1 ends epoch 1.",
         ),
     ],
 )

@@ -24,6 +24,7 @@ _PLAIN = (type(None), bool, int, float, str, bytes)
 # Keys of Keras' configurations that may differ in workers that train alike.
 _LEFT_OUT = ("name", "seed", "module", "registered_name", "build_config", "shared_object_id")
 _DEEPEST = 8
+_LONGEST = 1000  # lists such as vocabularies are one entry
 
 
 def describe_model(model: Any) -> List[Entry]:
@@ -45,7 +46,10 @@ def _own_config(layer: Any) -> Any:
     # The graph of layers is described by the layers themselves.
     if isinstance(layer, keras.Sequential) or hasattr(layer, "operations"):
         return None
-    return _config(layer)
+    config = _config(layer)
+    if isinstance(config, dict) and "dtype" in config:
+        config["dtype"] = layer.dtype_policy.name  # instead of a configuration with this name
+    return config
 
 
 def _config(thing: Any) -> Any:
@@ -67,6 +71,8 @@ def _describe(name: str, value: Any, depth: int = 0) -> Iterator[Entry]:
         for key in sorted(value, key=str):
             if key not in _LEFT_OUT:
                 yield from _describe(f"{name}.{key}", value[key], depth + 1)
+    elif isinstance(value, (list, tuple)) and len(value) > _LONGEST:
+        yield name, f"{len(value)} items {zlib.crc32(repr(value).encode()):08x}"
     elif isinstance(value, (list, tuple)):
         for place, item in enumerate(value):
             yield from _describe(f"{name}[{place}]", item, depth + 1)
@@ -78,11 +84,25 @@ def _describe(name: str, value: Any, depth: int = 0) -> Iterator[Entry]:
     elif isinstance(value, types.FunctionType):
         yield name, value.__qualname__
         yield from _describe(name, _given(value), depth + 1)
+    elif _is_loss(value):  # whose configuration leaves out arguments, such as those of Huber
+        yield name, type(value).__name__
+        kept = {key.lstrip("_"): item for key, item in vars(value).items() if _is_simple(item)}
+        yield from _describe(name, kept, depth + 1)
     elif hasattr(value, "get_config") and not isinstance(value, type):
         yield name, type(value).__name__
         yield from _describe(name, _config(value), depth + 1)
     else:
         yield name, getattr(value, "__qualname__", type(value).__name__)
+
+
+def _is_loss(value: Any) -> bool:
+    import keras
+
+    return isinstance(value, keras.losses.Loss)
+
+
+def _is_simple(value: Any) -> bool:
+    return isinstance(value, (*_PLAIN, dict, list, tuple, types.FunctionType))
 
 
 def _given(function: types.FunctionType) -> Any:

@@ -21,12 +21,12 @@ from slurm_resolver.log import tell_once
 from slurm_resolver.tf.exchange import Workers
 from slurm_resolver.tf.keras import borrowed
 from slurm_resolver.tf.keras.comparison import by_worker
-from slurm_resolver.tf.keras.configuration import Entry
+from slurm_resolver.tf.keras.configuration import Entry, describe_model
 from slurm_resolver.tf.keras.file_callbacks import listed
 
 _CHUNKS = 64  # of a list, which the workers compare at once
 _VALUES = 1000  # which fit into one message
-_REMEDY = (
+REMEDY = (
     "Do the same in all workers: leave out what lets one worker alone change the training, such as "
     "a callback, a learning rate or weights in `if task_id == 0:`."
 )
@@ -83,6 +83,12 @@ class Drift:
         self._model = model
         self._callbacks = callbacks
 
+    def compare_now(self, when: str) -> None:
+        """Compares the variables that the workers have now; see `compare`."""
+        if self.workers.names[1:]:
+            told = self.workers.exchange(f"compares its weights {when}", digest_of(self._model))
+            self.compare(told, when)
+
     def compare(self, digests: Sequence[int], when: str) -> None:
         """Raises FitError in every worker if their variables differ by more than rounding.
 
@@ -117,7 +123,7 @@ class Drift:
     def _fail(self, what: str, values: Sequence[str], when: str) -> None:
         raise FitError(
             f"{what} differs from worker to worker {when}: "
-            f"{by_worker(self.workers.names, values)}. {self._missing_callback()}{_REMEDY}"
+            f"{by_worker(self.workers.names, values)}. {self._missing_callback()}{REMEDY}"
         )
 
     def _missing_callback(self) -> str:
@@ -172,6 +178,14 @@ def _tolerance(shape: str) -> float:
 
 def _differ(values: Sequence[float], tolerance: float) -> bool:
     return not np.allclose(values, values[0], rtol=0.0, atol=tolerance, equal_nan=True)
+
+
+def compare_configuration(workers: Workers, call: str, model: Any) -> None:
+    """Raises FitError in every worker if the workers' models have another configuration."""
+    entries = describe_model(model)
+    digests = workers.exchange(f"compares its model in {call}", zlib.crc32(repr(entries).encode()))
+    if len(set(digests)) > 1:
+        compare_entries(workers, call, entries)
 
 
 def compare_entries(workers: Workers, call: str, entries: Sequence[Entry]) -> None:
@@ -229,8 +243,7 @@ def _check_class() -> Any:
             self.model.stop_training = any(stops for _, stops in told)
 
         def on_train_end(self, logs: Any = None) -> None:
-            told = self._drift.workers.exchange("has ended fit", digest_of(self.model))
-            self._drift.compare(told, "after fit")
+            self._drift.compare_now("after fit")
 
         def on_test_end(self, logs: Any = None) -> None:
             _end(self.model.test_function)

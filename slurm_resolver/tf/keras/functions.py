@@ -11,6 +11,7 @@ from slurm_resolver.errors import FitError
 from slurm_resolver.log import warn_once
 from slurm_resolver.tf.keras import borrowed
 from slurm_resolver.tf.keras.comparison import DIFFERENCE, Comparison, call_outside
+from slurm_resolver.tf.keras.drift import REMEDY, Drift, compare_configuration
 from slurm_resolver.tf.keras.patches import patch_metrics
 from slurm_resolver.tf.keras.sharing import (
     Share,
@@ -32,6 +33,9 @@ from slurm_resolver.tf.progress import noting, reporter, timed
 
 Method = Callable[..., Any]
 _SEEDS = 2**31 - 1
+# TensorFlow's words if the workers add up tensors of different shapes or types.
+_MISMATCH = "mismatch in the collective"
+_COMPARED = 64  # steps of `train_on_batch` between two comparisons of the weights
 # The arguments of `tf.Variable` that Keras and programs give.
 _OF_VARIABLES = (
     "initial_value",
@@ -107,6 +111,8 @@ class StepFunction:
         self._step = getattr(step, "python_function", step)  # of a tf.function
         self._strategy = model.distribute_strategy
         self._made = 0  # variables, while steps were traced
+        self._depends_on_step = False  # whether one gets a value that the step computes
+        self._own_steps = 0  # of `train_on_batch`
         self.comparison = Comparison(self._strategy, model, kind)
         # Whether every replica must compute the whole batch if a loss may not be a mean over rows.
         splits = self._strategy.sharing.replicas > 1 and kind != "predict"
@@ -123,6 +129,8 @@ class StepFunction:
     def __call__(self, data: Any) -> Any:
         """Returns the outputs for a list of batches, or the logs of an iterator's next steps."""
         count = len(data) if isinstance(data, list) else self._model.steps_per_execution
+        if self._kind == "train" and not self._strategy.workers.call:
+            self._compare_in_own_loop()
         reporter.begin_step(count)
         try:
             with self._strategy.workers.step():
@@ -130,9 +138,26 @@ class StepFunction:
         except (tf.errors.OpError, FitError) as error:
             if DIFFERENCE in str(error):
                 raise FitError(self.comparison.describe(reporter.where())) from error
+            if _MISMATCH in str(error):
+                compare_configuration(self._strategy.workers, "this step", self._model)
+                raise FitError(
+                    f"the workers compute different steps {reporter.where()}".rstrip()
+                    + f": {str(error).partition(_MISMATCH)[2].partition('.')[0].strip()}. {REMEDY}"
+                ) from error
             raise
         finally:
             reporter.end_step()
+
+    def _compare_in_own_loop(self) -> None:
+        """Compares the workers' models in a loop of `train_on_batch`, which has no epochs.
+
+        It does so before the steps 1, 2, 4, … and then every _COMPARED steps.
+        """
+        step = self._own_steps = self._own_steps + 1
+        if step % _COMPARED and step & (step - 1):
+            return
+        drift = Drift(self._strategy.workers, self._model, callbacks=[[]])
+        drift.compare_now(f"before step {step} of train_on_batch")
 
     def _predict(self, batches: List[Any]) -> Any:
         """Returns the outputs for all rows of some batches, in their order."""
@@ -162,6 +187,10 @@ class StepFunction:
             except UnknownLossError:
                 self._make_functions("a custom layer gives a number to add_loss")
                 continue
+            except Exception:
+                if not self._depends_on_step:
+                    raise
+                made = self._made  # TensorFlow initializes the variable in the first step
             if self._made > made:
                 self._make_functions(self._custom)
             else:
@@ -171,9 +200,14 @@ class StepFunction:
     def _make_variable(self, make: Method, **given: Any) -> Any:
         """Makes a variable outside the graph of a step, where its initial value can be computed."""
         self._made += 1
-        if tf.executing_eagerly() or tf.is_symbolic_tensor(given["initial_value"]):
+        if tf.executing_eagerly():
             return make(**given)
         arguments = {name: given[name] for name in _OF_VARIABLES if name in given}
+        if tf.is_symbolic_tensor(given["initial_value"]):
+            arguments["initial_value"] = tf.get_static_value(given["initial_value"])
+            if arguments["initial_value"] is None:
+                self._depends_on_step = True
+                return make(**given)
 
         def make_in_scope() -> Any:
             with self._strategy.scope():

@@ -1,0 +1,134 @@
+"""What the workers compare before `fit`: each case changes one thing, and its entry changes."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any, Callable, Dict, List, Tuple
+
+import pytest
+
+keras: Any = pytest.importorskip("keras", minversion="3.10", reason="this TensorFlow has Keras 2")
+
+from slurm_resolver.tf.keras.configuration import describe_model  # noqa: E402
+
+pytestmark = pytest.mark.tensorflow
+
+Change = Dict[str, Any]
+
+
+def loss_of(delta: float) -> Callable[..., Any]:
+    def loss(y: Any, prediction: Any) -> Any:
+        return keras.ops.mean(delta * keras.ops.square(y - prediction), axis=-1)
+
+    return loss
+
+
+def scaled(y: Any, prediction: Any, scale: float) -> Any:
+    return scale * keras.ops.mean(y - prediction, axis=-1)
+
+
+class Scale(keras.layers.Layer):  # type: ignore[misc]
+    def __init__(self, by: float, **how: Any) -> None:
+        super().__init__(**how)
+        self.by = by
+
+    def call(self, x: Any) -> Any:
+        return self.by * x
+
+
+def model(
+    layers: Any = (),
+    optimizer: Any = None,
+    loss: Any = "mse",
+    name: str = "model",
+    **compiled: Any,
+) -> Any:
+    built = keras.Sequential([keras.Input((4,)), *layers, keras.layers.Dense(1)], name=name)
+    built.compile(optimizer or keras.optimizers.SGD(0.1), loss, **compiled)
+    return built
+
+
+def differing(one: Change, other: Change) -> List[str]:
+    entries = zip(describe_model(model(**one)), describe_model(model(**other)))
+    return [name for (name, value), (_, value_of_other) in entries if value != value_of_other]
+
+
+sgd = keras.optimizers.SGD
+decay = keras.optimizers.schedules.ExponentialDecay
+l2 = keras.regularizers.L2
+
+CASES: Dict[str, Tuple[Change, Change, str]] = {
+    "momentum": ({}, {"optimizer": sgd(0.1, momentum=0.9)}, "optimizer.momentum"),
+    "clipnorm": ({}, {"optimizer": sgd(0.1, clipnorm=1.0)}, "optimizer.clipnorm"),
+    "schedule": (
+        {"optimizer": sgd(decay(0.1, 10, 0.9))},
+        {"optimizer": sgd(decay(0.1, 20, 0.9))},
+        "optimizer.learning_rate.config.decay_steps",
+    ),
+    "inner optimizer": (
+        {"optimizer": keras.optimizers.LossScaleOptimizer(sgd(0.1))},
+        {"optimizer": keras.optimizers.LossScaleOptimizer(sgd(0.1, momentum=0.5))},
+        "optimizer.inner_optimizer.config.momentum",
+    ),
+    "argument of a loss": (
+        {"loss": keras.losses.Huber(1.0)},
+        {"loss": keras.losses.Huber(2.0)},
+        "loss.fn_kwargs.delta",
+    ),
+    "value that a loss encloses": ({"loss": loss_of(1.0)}, {"loss": loss_of(2.0)}, "loss.delta"),
+    "partial loss": (
+        {"loss": functools.partial(scaled, scale=1.0)},
+        {"loss": functools.partial(scaled, scale=2.0)},
+        "loss.scale",
+    ),
+    "regularizer": (
+        {"layers": [keras.layers.Dense(2, kernel_regularizer=l2(0.1))]},
+        {"layers": [keras.layers.Dense(2, kernel_regularizer=l2(0.2))]},
+        "layer 2 (Dense).kernel_regularizer.config.l2",
+    ),
+    "dropout": (
+        {"layers": [keras.layers.Dropout(0.1)]},
+        {"layers": [keras.layers.Dropout(0.2)]},
+        "layer 2 (Dropout).rate",
+    ),
+    "layer of one's own": (
+        {"layers": [Scale(1.0)]},
+        {"layers": [Scale(2.0)]},
+        "layer 2 (Scale).by",
+    ),
+    "frozen layer": (
+        {"layers": [keras.layers.Dense(2)]},
+        {"layers": [keras.layers.Dense(2, trainable=False)]},
+        "layer 2 (Dense).trainable",
+    ),
+    "type of numbers": (
+        {"layers": [keras.layers.Dense(2)]},
+        {"layers": [keras.layers.Dense(2, dtype="mixed_bfloat16")]},
+        "layer 2 (Dense).dtype",
+    ),
+    "eager": ({}, {"run_eagerly": True}, "run_eagerly"),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_what_differs_is_named(name: str) -> None:
+    one, other, expected = CASES[name]
+    assert differing(one, one) == []
+    assert differing(one, other)[:1] == [expected]
+
+
+def test_names_and_seeds_of_layers_may_differ() -> None:
+    """Keras numbers layers, and the weights of all workers are those of the first one."""
+    one = {"layers": [keras.layers.Dense(2, name="a"), keras.layers.Dropout(0.1, seed=1)]}
+    other = {"layers": [keras.layers.Dense(2, name="b"), keras.layers.Dropout(0.1, seed=2)]}
+    assert differing({**one, "name": "first"}, {**other, "name": "second"}) == []
+
+
+def test_a_model_that_is_not_compiled_can_be_described() -> None:
+    names = dict(describe_model(keras.Sequential([keras.layers.Dense(1)])))
+    assert names["optimizer"] == "None"
+
+
+def test_a_long_list_is_one_entry() -> None:
+    lookup = keras.layers.StringLookup(vocabulary=[f"word {n}" for n in range(2000)])
+    assert len(describe_model(model(layers=[lookup]))) < 200

@@ -1,0 +1,93 @@
+"""Which tensors of a dataset's elements are the same in all workers, by its operations."""
+
+from __future__ import annotations
+
+from typing import Any, Callable, Dict, List
+
+import numpy as np
+import pytest
+
+tf = pytest.importorskip("tensorflow", reason="TensorFlow is not installed")
+
+from slurm_resolver.tf.keras.origins import find_origins  # noqa: E402
+
+pytestmark = pytest.mark.tensorflow
+
+IMAGES = np.ones((8, 4, 4, 1), "float32")
+LABELS = np.arange(8.0)
+
+
+def pairs() -> Any:
+    return tf.data.Dataset.from_tensor_slices((IMAGES, LABELS))
+
+
+def flip(image: Any, *label: Any) -> Any:
+    flipped = tf.image.random_flip_left_right(image)
+    return (flipped, *label) if label else flipped
+
+
+def by_python(image: Any, *label: Any) -> Any:
+    loaded = tf.numpy_function(lambda array: array, [image], tf.float32)
+    return (loaded, *label) if label else loaded
+
+
+def random_loop(image: Any, label: Any) -> Any:
+    total = tf.while_loop(lambda sum_: sum_ < 3, lambda sum_: [sum_ + tf.random.uniform([])], [0.0])
+    return total[0], label
+
+
+def named(image: Any, label: Any) -> Any:
+    return {"clean": image, "noisy": image + tf.random.normal([])}, label
+
+
+def generator() -> Any:
+    signature = (tf.TensorSpec([]), tf.TensorSpec([]))
+    return tf.data.Dataset.from_generator(lambda: iter([(1.0, 2.0)]), output_signature=signature)
+
+
+def interleaved(function: Callable[..., Any]) -> Any:
+    return tf.data.Dataset.range(2).interleave(lambda _: pairs().map(function))
+
+
+def zipped() -> Any:
+    images = tf.data.Dataset.from_tensor_slices(IMAGES).map(flip)
+    return tf.data.Dataset.zip((images, tf.data.Dataset.from_tensor_slices(LABELS)))
+
+
+CASES: Dict[str, Any] = {
+    "shuffled": (lambda: pairs().shuffle(8).batch(2).repeat(), ["EQUAL", "EQUAL"]),
+    "flipped": (lambda: pairs().map(flip).batch(2).prefetch(1), ["RANDOM", "EQUAL"]),
+    "flipped in parallel": (
+        lambda: pairs().map(flip, num_parallel_calls=2).batch(2),
+        ["RANDOM", "EQUAL"],
+    ),
+    "flipped batches": (lambda: pairs().batch(4).map(flip).unbatch(), ["RANDOM", "EQUAL"]),
+    "loaded by Python": (lambda: pairs().map(by_python).batch(2), ["PYTHON", "EQUAL"]),
+    "loaded, then flipped": (lambda: pairs().map(by_python).map(flip), ["RANDOM", "EQUAL"]),
+    "zipped": (lambda: zipped().batch(2), ["RANDOM", "EQUAL"]),
+    "generated": (lambda: generator().batch(2), ["PYTHON", "PYTHON"]),
+    "interleaved": (lambda: interleaved(lambda *row: row), ["EQUAL", "EQUAL"]),
+    "interleaved, loaded": (lambda: interleaved(by_python), ["PYTHON", "PYTHON"]),
+    "a dictionary": (lambda: pairs().map(named).cache(), ["EQUAL", "RANDOM", "EQUAL"]),
+    "filtered": (lambda: pairs().filter(lambda _, label: label > 3), ["EQUAL", "EQUAL"]),
+    "random in a loop": (lambda: pairs().map(random_loop), ["RANDOM", "EQUAL"]),
+    "windows": (
+        lambda: tf.data.Dataset.range(8).window(2).flat_map(lambda rows: rows.batch(2)),
+        ["EQUAL"],
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_origins_follow_the_operations(name: str) -> None:
+    make, expected = CASES[name]
+    found: List[Any] = find_origins(make())
+    assert [origin.name for origin in found] == expected
+
+
+def test_a_dataset_that_cannot_be_read_may_come_from_python(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Such as one whose graph is larger than 2 GiB."""
+    monkeypatch.setattr("slurm_resolver.tf.keras.origins.serialized_graph", lambda _: b"")
+    assert [origin.name for origin in find_origins(pairs())] == ["PYTHON", "PYTHON"]
