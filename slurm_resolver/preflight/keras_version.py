@@ -21,6 +21,7 @@ _PACKAGES = (
     *("intel-tensorflow", "tf-nightly-cpu", "tensorflow-aarch64"),
 )
 _FIRST_RIGHT = (3, 10)
+_FIRST_TAKING_BATCHES = (3, 16)
 _NEWEST_TRIED = (3, 16)
 
 
@@ -49,6 +50,14 @@ def check_keras() -> None:
             "workers. If its results differ from those of one process: "
             f"pip install '{older_keras(version)}'"
         )
+
+
+def keras_takes_batches() -> bool:
+    """Whether this Keras takes each batch outside of the graph, so that its rows are a number.
+
+    Some of its code then counts rows that it otherwise does not, as in the logs of each output.
+    """
+    return _minor(str(sys.modules["keras"].__version__)) >= _FIRST_TAKING_BATCHES
 
 
 def older_keras(version: str) -> str:

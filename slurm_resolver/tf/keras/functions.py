@@ -9,6 +9,7 @@ import tensorflow as tf
 from slurm_resolver.coordination.progress import COMPILING
 from slurm_resolver.errors import FitError
 from slurm_resolver.log import warn_once
+from slurm_resolver.preflight.keras_version import keras_takes_batches
 from slurm_resolver.tf.keras import borrowed
 from slurm_resolver.tf.keras.comparison import DIFFERENCE, Comparison, call_outside
 from slurm_resolver.tf.keras.drift import REMEDY, Drift, compare_configuration
@@ -168,7 +169,8 @@ class StepFunction:
 
     def _take(self, iterator: Any, count: int) -> Any:
         of_data = isinstance(iterator, (tf.data.Iterator, tf.distribute.DistributedIterator))
-        if of_data and not self._model.run_eagerly:
+        by_batch = count == 1 and isinstance(iterator, tf.data.Iterator) and keras_takes_batches()
+        if of_data and not (by_batch or self._model.run_eagerly):
             return self._call("_on_iterator", iterator)
         logs = None
         for _, batch in zip(range(count), noting(iterator)):

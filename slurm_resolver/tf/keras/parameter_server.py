@@ -17,6 +17,7 @@ from typing import Any, Callable, Deque, Dict, Iterator, List, Optional
 import tensorflow as tf
 
 from slurm_resolver.errors import JobsError, KerasError
+from slurm_resolver.preflight.keras_version import keras_takes_batches
 from slurm_resolver.tf import start
 from slurm_resolver.tf.keras import borrowed
 from slurm_resolver.tf.keras.functions import as_tensor, compiled
@@ -183,8 +184,7 @@ class ScheduledFunction:
         self._strategy = model.distribute_strategy
         self._coordinator = tf.distribute.coordinator.ClusterCoordinator(self._strategy)
         self._step = getattr(model, f"{kind}_step")
-        hidden = functools.partial(tf.nest.map_structure, _with_unknown_rows)
-        self._on_batch = compiled(model, lambda batch: self._run(hidden(batch)))
+        self._on_batch = compiled(model, self._run_on_batch)
         self._on_iterator = compiled(model, lambda iterator: self._run(next(iterator)))
         self._under_way: Deque[Any] = deque()
         self._logs: Dict[str, Any] = {}
@@ -240,12 +240,17 @@ class ScheduledFunction:
     def _schedule(self, function: Callable[..., Any], data: Any) -> Any:
         return self._coordinator.schedule(function, (without_optionals(data),))
 
+    def _run_on_batch(self, batch: Any) -> Any:
+        if not keras_takes_batches():
+            batch = tf.nest.map_structure(_with_unknown_rows, batch)
+        return self._run(batch)
+
     def _run(self, batch: Any) -> Any:
         return tf.nest.map_structure(as_tensor, self._strategy.run(self._step, args=(batch,)))
 
 
 def _with_unknown_rows(value: Any) -> Any:
-    """Hides the number of rows, as a dataset does: Keras would weight each output's loss by it."""
+    """Hides the number of rows, as a graph's dataset does: Keras weights logs of outputs by it."""
     hide = tf.compat.v1.placeholder_with_default
     if isinstance(value, tf.SparseTensor):
         sizes = [hide(value.dense_shape[0], []), *value.shape[1:]]
