@@ -97,7 +97,8 @@ def check_versions(uses_gpus: bool = False) -> List[Result]:
     elif uses_gpus and _installed("tensorflow-cpu") and not _installed("tensorflow"):
         without_cuda = f"this task has GPUs, but tensorflow-cpu uses none: {CUDA_REMEDY}"
         tensorflow = Result("tensorflow", WARNING, without_cuda)
-    keras, tf_keras = _installed("keras"), _installed("tf_keras")
+    keras = _installed("keras") or _installed("keras-nightly")
+    tf_keras = _installed("tf_keras")
     problem = keras_problem(keras) if keras and not tf_keras else ""
     found = [f"{name} {n}" for name, n in (("Keras", keras), ("tf_keras", tf_keras)) if n]
     return [tensorflow, result_of("keras", [problem], ", ".join(found), WARNING)]

@@ -44,7 +44,7 @@ class Name:
         needed_by: `FIT`, `BACKUP`, `RESUME` or `OPTIONAL`.
     """
 
-    def __init__(self, needed_by: str, place: str, since: str) -> None:
+    def __init__(self, needed_by: str, place: str, since: str = "") -> None:
         self.place = place
         self.needed_by = needed_by
         self._since = since
@@ -56,6 +56,9 @@ class Name:
         self._path, _, self.name = rest.rpartition(".")
         self.of_instances = self._path.endswith("()")
         self._path = self._path.replace("()", "")
+
+    def __str__(self) -> str:
+        return self.place
 
     def owner(self) -> Any:
         """Returns the module, or the base class that defines it; None if it is missing."""
@@ -159,7 +162,7 @@ def error_of(missing: Sequence[Name]) -> Union[KerasError, ResumeError]:
     else:
         library = "TensorFlow"
         older = f"tensorflow<{'.'.join(map(str, _numbers(version)))}"
-    listed = ", ".join(name.place.replace(":", ".") for name in missing[:_LISTED])
+    listed = ", ".join(str(name).replace(":", ".") for name in missing[:_LISTED])
     if len(missing) > _LISTED:
         listed += f" and {len(missing) - _LISTED} other names"
     loops = " A training loop of your own works." if first.needed_by == FIT else ""
@@ -205,8 +208,8 @@ def check_fit() -> None:
 table: List[Name] = []
 
 
-def _fit(place: str, since: str = "") -> Name:
-    table.append(Name(FIT, place, since))
+def _fit(place: str) -> Name:
+    table.append(Name(FIT, place))
     return table[-1]
 
 
@@ -216,12 +219,12 @@ def _backup(place: str, since: str = "") -> Name:
 
 
 def _resume(place: str) -> Name:
-    table.append(Name(RESUME, place, ""))
+    table.append(Name(RESUME, place))
     return table[-1]
 
 
 def _optional(place: str) -> Name:
-    table.append(Name(OPTIONAL, place, ""))
+    table.append(Name(OPTIONAL, place))
     return table[-1]
 
 
@@ -324,7 +327,6 @@ PY_DATASET = _backup(f"{_ADAPTERS}.py_dataset_adapter:PyDatasetAdapter")
 INITIAL_EPOCH = _backup("keras:Model()._initial_epoch")
 SYMBOLIC_BUILD = _backup("keras:Model._symbolic_build(self, iterator, data_batch)")
 FLUSH_FUTURES = _backup("keras:callbacks.CallbackList._flush_futures(self)", since="3.12")
-CALLBACK_MODEL = _backup("keras:callbacks.Callback()._model")
 
 # The size of a dataset's batches, to convert the position if another number of workers resumes.
 _DATA = "tensorflow.python.data.ops"

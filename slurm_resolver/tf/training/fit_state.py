@@ -17,9 +17,9 @@ from slurm_resolver.tf.keras import borrowed
 
 _SEQUENCES = {kind.__name__: kind for kind in (list, tuple, set, frozenset)}
 _ALONE = (bool, int, float, str, type(None))
-# Keras sets the first three in every callback. It derives the others, which belong together, from
+# Keras sets the first two in every callback. It derives the others, which belong together, from
 # a callback's arguments when the callback first compares; EarlyStopping negates `min_delta` then.
-_OF_KERAS = ("model", borrowed.CALLBACK_MODEL.name, "params", "monitor_op", "min_delta")
+_OF_KERAS = ("model", "params", "monitor_op", "min_delta")
 
 
 def pack(value: Any) -> str:
