@@ -124,7 +124,7 @@ slurms: slurm
 	sh tests/install_slurms.sh .slurms
 
 # `nox --list` describes them.
-SESSIONS = tensorflow keras-versions jax $(patsubst %,tests-%,3.9 3.10 3.11 3.12 3.13) package docs
+SESSIONS = tensorflow keras-versions keras-nightly jax $(patsubst %,tests-%,3.9 3.10 3.11 3.12 3.13) package docs
 
 matrix: $(VENV)/tools
 	$(PARALLEL) $(SESSIONS:%=nox-%)

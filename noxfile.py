@@ -1,4 +1,4 @@
-"""Tests every Python from 3.9 on, old and new TensorFlow and Keras, and the wheel.
+"""Tests every Python from 3.9 on, old, new and nightly TensorFlow and Keras, and the wheel.
 
 `nox` runs all sessions, `nox --session tests-3.9` runs one, and `nox --list` lists them. nox skips
 sessions whose Python is not installed.
@@ -28,6 +28,8 @@ CONTRACT = ["-m", "not slurm", "-k", "test_contract or test_package or test_tens
 THEIRS, OURS = "custom_loop or legacy_server", "quick_start or parameter_server"
 # the oldest and the newest supported versions
 KERAS = ["3.10", "3.15"]
+# the wheel of this one has Keras' tests, and that of a nightly build has none
+KERAS_WITH_TESTS = "3.15.1"
 
 nox.options.reuse_venv = "yes"
 nox.options.default_venv_backend = "virtualenv"
@@ -80,29 +82,45 @@ def tests(session: nox.Session) -> None:
 @nox.session
 @nox.parametrize(
     "python,tensorflow",
-    [(FOUND[0], "2.15"), ("3.12", "2.16"), ("3.12", "2.18"), (FOUND[-1], "newest")],
+    [
+        (FOUND[0], "2.15"),
+        ("3.12", "2.16"),
+        ("3.12", "2.18"),
+        (FOUND[-1], "newest"),
+        (FOUND[-1], "nightly"),
+    ],
 )
 def tensorflow(session: nox.Session, tensorflow: str) -> None:
     """The resolver's contract, and training with two workers, on old and new TensorFlow."""
-    version = "" if tensorflow == "newest" else f"=={tensorflow}.*"
-    install(session, f"tensorflow-cpu{version}", "scikit-learn")
+    packages = {"newest": "tensorflow-cpu", "nightly": "tf-nightly-cpu"}
+    package = packages.get(tensorflow, f"tensorflow-cpu=={tensorflow}.*")
+    upgrade = ["--upgrade"] if tensorflow == "nightly" else []
+    install(session, *upgrade, package, "scikit-learn")
     run_tests(session, *CONTRACT)
     names = THEIRS if tensorflow == "2.15" else f"{THEIRS} or {OURS}"  # 2.15 has Keras 2
     examples = f"test_commands_of_one_machine and ({names})"
     run_tests(session, "tests/recipes/test_examples.py", "-k", examples)
     if tensorflow != "2.15":
-        two_workers_with_keras(session, {})
+        two_workers_with_keras(session, "installed", {})
 
 
-def two_workers_with_keras(session: nox.Session, env: Dict[str, str]) -> None:
+def two_workers_with_keras(session: nox.Session, version: str, env: Dict[str, str]) -> None:
     """Compares two workers with one process, with the first Keras on the path."""
-    ask = "from importlib.metadata import version as v; print('.'.join(v('keras').split('.')[:2]))"
-    found = session.run("python", "-c", ask, env=env, silent=True)
-    run_tests(
-        session,
-        "tests/tensorflow/test_keras_versions.py",
-        env={**env, "KERAS_VERSION": str(found).strip()},
-    )
+    env = {**env, "KERAS_VERSION": version}
+    run_tests(session, "tests/tensorflow/test_keras_versions.py", env=env)
+
+
+def keras_folder(session: nox.Session, requirement: str) -> Path:
+    """Installs a Keras into a folder for PYTHONPATH, beside the one that TensorFlow requires.
+
+    Two packages of Keras, such as keras and keras-nightly, contain the same files.
+    """
+    folder = Path(session.create_tmp()).resolve() / requirement
+    if not folder.exists() or "nightly" in requirement:
+        shutil.rmtree(folder, ignore_errors=True)
+        target = ["--no-deps", "--target", str(folder), requirement]
+        session.run("python", "-m", "pip", "install", "--quiet", *target)
+    return folder
 
 
 @nox.session(name="keras-versions", python=FOUND[-1])
@@ -110,11 +128,24 @@ def keras_versions(session: nox.Session) -> None:
     """Compares two workers with one process on each version of Keras: `-- 3.11 3.12` selects."""
     install(session, "tensorflow-cpu")
     for version in session.posargs or KERAS:
-        folder = Path(session.create_tmp()) / f"keras-{version}"
-        if not folder.exists():
-            target = ["--no-deps", "--target", str(folder), f"keras=={version}.*"]
-            session.run("python", "-m", "pip", "install", "--quiet", *target)
-        two_workers_with_keras(session, {"PYTHONPATH": str(folder)})
+        folder = keras_folder(session, f"keras=={version}.*")
+        two_workers_with_keras(session, version, {"PYTHONPATH": str(folder)})
+
+
+@nox.session(name="keras-nightly", python=FOUND[-1])
+def keras_nightly(session: nox.Session) -> None:
+    """Runs the programs and Keras' own tests on the nightly build of Keras, and the private names.
+
+    The programs need Slurm, and are skipped without it.
+    """
+    install(session, "tensorflow-cpu")
+    env = {"PYTHONPATH": str(keras_folder(session, "keras-nightly"))}
+    run_tests(session, "tests/tensorflow/test_borrowed.py", env=env)
+    two_workers_with_keras(session, "installed", env)
+    programs = ["tests/tensorflow/test_keras_fit.py", "--slurm", "newest", "-m", "not nightly"]
+    run_tests(session, *programs, env=env)
+    env["KERAS_SOURCES"] = str(keras_folder(session, f"keras=={KERAS_WITH_TESTS}"))
+    run_tests(session, "tests/tensorflow/test_keras_own_tests.py", env=env)
 
 
 @nox.session(python=FOUND[-1])

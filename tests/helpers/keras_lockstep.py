@@ -1,4 +1,7 @@
-"""Runs the tests in Keras' wheel in one process, or in lockstep in two workers.
+"""Runs Keras' own tests in one process, or in lockstep in two workers.
+
+KERAS_SOURCES is a folder with the tests, such as a checkout of Keras, or "installed": those that
+the wheel of the installed Keras has. Not every wheel has tests.
 
 The workers run the tests that passed in one process, each in the strategy's scope. OUTPUT.alone,
 OUTPUT.0 and OUTPUT.1 contain the error of each test as JSON, or "" if the test passed.
@@ -8,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import faulthandler
-import importlib.metadata
 import importlib.util
 import json
 import os
@@ -91,11 +93,13 @@ def main() -> None:
         passed = [test for test, error in alone.items() if not error]
         run_in_scope()
     mocked = [name for name in ABSENT if not importlib.util.find_spec(name.partition(".")[0])]
-    import keras  # noqa: F401 (before the modules of other backends become mocks)
+    import keras  # before the modules of other backends become mocks
 
     sys.modules.update((name, MagicMock()) for name in mocked)
     sys.modules["conftest"] = MagicMock(skip_if_backend=lambda *_: lambda test: test)
-    source = Path(str(importlib.metadata.distribution("keras").locate_file("")), "keras", "src")
+    given = os.environ.get("KERAS_SOURCES", "installed")
+    installed = Path(keras.__file__).parent
+    source = installed / "src" if given == "installed" else Path(given, "keras", "src")
     plugin = Outcomes(passed, mocked)
     options = ["-q", "--rootdir=.", "-c", os.devnull, "--import-mode=importlib", "--tb=short"]
     options += ["-pno:cacheprovider", "-pno:faulthandler"]

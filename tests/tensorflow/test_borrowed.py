@@ -28,7 +28,7 @@ pytestmark = [
 ]
 
 FOLDER = Path(slurm_resolver.__file__).parent / "tf"
-CALLS = ("fit", "evaluate", "predict")
+CALLS = ("fit", "evaluate", "predict", "train_on_batch", "test_on_batch", "predict_on_batch")
 
 
 def needed_by(*purposes: str) -> List[Any]:
@@ -101,6 +101,7 @@ INSTANCES: Dict[str, Callable[[], Any]] = {
     ),
     "LossFunctionWrapper": keras.losses.MeanSquaredError,
     "MeanMetricWrapper": keras.metrics.MeanSquaredError,
+    "Optimizer": keras.optimizers.SGD,
     "OwnedIterator": lambda: iter(tf.data.Dataset.range(1)),
     "DistributedDataset": lambda: tf.distribute.MirroredStrategy(
         ["/cpu:0", "/cpu:1"]

@@ -84,7 +84,12 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> Outcomes:
     folder = tmp_path_factory.mktemp("alone")
     subprocess.run(
         [*PROGRAM, "--alone", *names(2)],
-        env={"PATH": "/usr/bin:/bin", "TASK_OUTPUT": str(folder), "CUDA_VISIBLE_DEVICES": ""},
+        env={
+            "PATH": "/usr/bin:/bin",
+            "PYTHONPATH": os.environ.get("PYTHONPATH", ""),  # the Keras under test
+            "TASK_OUTPUT": str(folder),
+            "CUDA_VISIBLE_DEVICES": "",
+        },
         check=True,
         timeout=SECONDS,
     )

@@ -1,6 +1,7 @@
 """Keras' own tests that pass in one process also pass in the strategy's scope on two workers.
 
-They run only with KERAS_SOURCES=installed, because they take nine minutes.
+They run only with KERAS_SOURCES=installed, or a folder with keras/src/…_test.py, because they take
+nine minutes.
 """
 
 from __future__ import annotations

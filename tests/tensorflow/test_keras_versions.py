@@ -1,6 +1,6 @@
 """Each version of Keras 3 gives the same results on two workers and one, or both workers refuse it.
 
-For `nox --session keras-versions`, which sets KERAS_VERSION to the version under test.
+For `nox`, which sets KERAS_VERSION to the version under test, such as 3.10, or to "installed".
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from outcomes import flat
 
 from slurm_resolver.preflight.keras_version import keras_problem
 
-VERSION = os.environ.get("KERAS_VERSION", "")
+GIVEN = os.environ.get("KERAS_VERSION", "")
 pytestmark = [
     pytest.mark.tensorflow,
-    pytest.mark.skipif(not VERSION, reason="nox --session keras-versions"),
+    pytest.mark.skipif(not GIVEN, reason="nox --session keras-versions"),
 ]
 
 
@@ -35,10 +35,12 @@ def keras_version() -> str:
     return text.partition('__version__ = "')[2].partition('"')[0]
 
 
+VERSION = keras_version() if GIVEN else "3.10.0"
+
 PROGRAM = [sys.executable, "-W", "ignore", str(HELPERS / "keras_programs")]
 LAUNCHER = [sys.executable, "-m", "slurm_resolver", "run", "-n"]
 WORKERS = [*LAUNCHER, "2", "--", *PROGRAM, "--custom-losses=mean"]
-OLDER = bool(keras_problem(f"{VERSION or '3.10'}.0"))
+OLDER = bool(keras_problem(VERSION))
 NAMES = [
     *("loss_dice", "loss_masked_sequences", "loss_function_sum", "loss_two_outputs"),
     *("optimizer_accumulated", "optimizer_loss_scale", "step_own", "step_gan"),
@@ -82,12 +84,12 @@ def test_two_workers_refuse_an_old_version_that_one_trains_with() -> None:
         found += [line for line in done.stdout.splitlines() if "told" in line]
     assert found[0].endswith("told ['loss']")
     assert len(found) == 3
-    assert all(f"told Keras {keras_version()} trains wrongly" in line for line in found[1:])
+    assert all(f"told Keras {VERSION} trains wrongly" in line for line in found[1:])
 
 
 @pytest.mark.skipif(OLDER, reason="this version trains wrongly")
 def test_two_workers_give_what_one_process_gives(tmp_path: Path) -> None:
-    assert keras_version().startswith(f"{VERSION}.")
+    assert GIVEN == "installed" or VERSION.startswith(f"{GIVEN}.")
     alone = run([*PROGRAM, "--alone"], tmp_path / "alone", "alone")
     workers = run(WORKERS, tmp_path / "workers", "0")
     for name, expected in alone.items():

@@ -51,10 +51,7 @@ def call_together(
             )
         return method(*args, **kwargs)
     workers = getattr(strategy, "workers", None)  # None where the strategy coordinates them
-    if strategy.of_several:
-        check_keras()
-    if strategy.of_several or strategy.num_replicas_in_sync > 1:
-        borrowed.check_fit()
+    check_version(strategy)
     if workers is None and name == "fit":
         _check_training(strategy, model, "under ParameterServerStrategy. Leave it out.")
     if workers is None or not strategy.of_several:
@@ -129,6 +126,14 @@ def _check_callbacks(names: Sequence[str], kinds: Sequence[List[str]]) -> None:
                 f"fit needs the callback {kind} in all workers or in none: "
                 f"{by_worker(names, has)}. It saves and restores the training of all workers."
             )
+
+
+def check_version(strategy: Any) -> None:
+    """Raises KerasError if the Keras of this process would train wrongly on several replicas."""
+    if strategy.of_several:
+        check_keras()
+    if strategy.of_several or strategy.num_replicas_in_sync > 1:
+        borrowed.check_fit()
 
 
 def _check_model(strategy: Any, model: Any, call: str) -> None:

@@ -18,7 +18,7 @@ from slurm_resolver.errors import KerasError
 from slurm_resolver.preflight.keras_version import keras_problem
 from slurm_resolver.startup import when_imported
 from slurm_resolver.tf.keras import borrowed, strategies, whole_batch
-from slurm_resolver.tf.keras.agreement import call_together
+from slurm_resolver.tf.keras.agreement import call_together, check_version
 from slurm_resolver.tf.keras.file_callbacks import make_folder
 from slurm_resolver.tf.keras.saving import attributes_to_skip, save_once
 from slurm_resolver.tf.keras.sharing import without_optionals
@@ -27,6 +27,7 @@ from slurm_resolver.tf.keras.step import Step, current_step
 Method = Callable[..., Any]
 
 _CALLS = ("fit", "evaluate", "predict")
+_CALLS_ON_BATCH = ("train_on_batch", "test_on_batch", "predict_on_batch")
 _MARK = "replaced_by_slurm_resolver"  # an attribute of replaced functions
 
 
@@ -47,10 +48,13 @@ def _patch(keras: Any) -> None:
     # All workers do the same, and fail together. Always necessary.
     for name in _CALLS:
         _wrap(keras.Model, name, functools.partial(call_together, name))
-    # Else only one worker trains, as Keras does; `call_together` raises an error in several.
-    if not (keras_problem(keras.__version__) or borrowed.fit_problem()):
-        _patch_models()
-        _patch_steps()
+    if keras_problem(keras.__version__) or borrowed.fit_problem():
+        # Only one worker trains, as Keras does. In several, all calls are errors.
+        for name in _CALLS_ON_BATCH:
+            _wrap(keras.Model, name, _refuse_version)
+        return
+    _patch_models()
+    _patch_steps()
 
 
 def _refuse_backend(original: Method, model: Any, *args: Any, **kwargs: Any) -> Any:
@@ -62,6 +66,12 @@ def _refuse_backend(original: Method, model: Any, *args: Any, **kwargs: Any) -> 
         f"{backend} on several nodes, leave the strategy out, and start with srun slurm-resolver "
         f"exec --env {env} -- python …"
     )
+
+
+def _refuse_version(original: Method, model: Any, *args: Any, **kwargs: Any) -> Any:
+    if model.distribute_strategy in strategies:
+        check_version(model.distribute_strategy)
+    return original(model, *args, **kwargs)
 
 
 def _patch_models() -> None:
