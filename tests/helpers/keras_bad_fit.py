@@ -2,7 +2,8 @@
 
 Each worker writes its errors as JSON to TASK_OUTPUT/<index>. With "failing N", worker N raises an
 exception in a callback. Worker 0 evaluates alone after `fit` with "alone after", and in a callback
-with "alone within". With "alone batch", it calls `train_on_batch` alone after `fit`.
+with "alone within". With "alone batch", it calls `train_on_batch` alone after `fit`. With
+"stopping within", worker 1 stops training in step 2.
 """
 
 from __future__ import annotations
@@ -84,6 +85,107 @@ def other_data(strategy: Any, worker: int) -> None:
 def other_rows(strategy: Any, worker: int) -> None:
     rows = np.random.default_rng(worker).normal(size=(96, 6)).astype("float32")
     fit(strategy, x=rows, y=Y, batch_size=24, shuffle=False)
+
+
+class Does(keras.callbacks.Callback):  # type: ignore[misc]
+    """Calls a function with the model at the end of an epoch, or of the step with this number."""
+
+    def __init__(self, function: Callable[[Any], object], step: int = -1) -> None:
+        super().__init__()
+        self.function = function
+        self.step = step
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        if batch == self.step:
+            self.function(self.model)
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        if self.step < 0:
+            self.function(self.model)
+
+
+def stop(model: Any) -> None:
+    model.stop_training = True
+
+
+@way
+def other_rate(strategy: Any, worker: int) -> None:
+    scheduler = keras.callbacks.LearningRateScheduler(lambda epoch: 0.1 / (epoch + 1))
+    fit(strategy, epochs=2, callbacks=[scheduler] if worker else [])
+
+
+@way
+def other_weights(strategy: Any, worker: int) -> None:
+    callback = Does(lambda model: model.layers[0].bias.assign([5.0]))
+    fit(strategy, callbacks=[callback] if worker else [])
+
+
+@way
+def other_weights_before(strategy: Any, worker: int) -> None:
+    with strategy.scope():
+        built = model()
+    if worker:
+        built.layers[0].bias.assign([5.0])
+    built.evaluate(data(), verbose=0)
+
+
+@way
+def other_momentum(strategy: Any, worker: int) -> None:
+    with strategy.scope():
+        built = model(keras.optimizers.SGD(0.1, momentum=0.9 * worker))
+    built.fit(data(), verbose=0)
+
+
+@way
+def restored_in_one(strategy: Any, worker: int) -> None:
+    fit(strategy, callbacks=[sr.BackupAndResume("unused")] if worker else [])
+
+
+NUMBERS = np.arange(96, dtype="float32")[:, None]
+
+
+@way
+def other_order_in_predict(strategy: Any, worker: int) -> None:
+    rows = np.repeat(NUMBERS, 6, axis=1)
+    with strategy.scope():
+        built = model()
+    built.predict(rows[::-1] if worker else rows, batch_size=24, verbose=0)
+
+
+class Rows(keras.utils.PyDataset):  # type: ignore[misc]
+    """Rows with noise that each worker draws for itself, and their numbers as targets."""
+
+    def __init__(self, worker: int) -> None:
+        super().__init__()
+        self.first = 24 * worker
+
+    def __len__(self) -> int:
+        return 3
+
+    def __getitem__(self, place: int) -> Any:
+        start = self.first + 24 * place
+        noise = np.random.default_rng().normal(size=(24, 6)).astype("float32")
+        return noise, NUMBERS[start : start + 24] / 96
+
+
+@way
+def other_order_of_python(strategy: Any, worker: int) -> None:
+    fit(strategy, x=Rows(worker))
+
+
+@way
+def noise_of_its_own(strategy: Any, worker: int) -> str:
+    """The targets show that the rows are the same."""
+    fit(strategy, x=Rows(0))
+    return "trained"
+
+
+@way
+def stops_after_an_epoch(strategy: Any, worker: int) -> int:
+    with strategy.scope():
+        built = model()
+    history = built.fit(data(), epochs=3, verbose=0, callbacks=[Does(stop)] if worker else [])
+    return len(history.history["loss"])
 
 
 def own(rows: tf.data.Dataset) -> tf.data.Dataset:
@@ -172,6 +274,8 @@ def main() -> None:
 
         callback = keras.callbacks.LambdaCallback(on_epoch_end=fails)
         fit(strategy, epochs=2, callbacks=[callback])
+    if kind == "stopping":
+        fit(strategy, callbacks=[Does(stop, step=1)] if worker else [])
     if kind == "alone":
         with strategy.scope():
             built = model()

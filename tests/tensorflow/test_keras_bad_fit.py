@@ -7,7 +7,7 @@ import shlex
 import subprocess
 import sys
 from pathlib import Path
-from typing import Dict, List
+from typing import Any, Dict, List
 
 import pytest
 from folders import HELPERS
@@ -33,6 +33,13 @@ IN_BOTH = {
     "own_data": "in the data: 4 batches in worker 0, 2 batches in worker 1",
     "stateful": "is stateful: it has a state for each row of a batch, of which each worker",
     "own_data_summed": "Each worker reads its own data, so that none has a whole batch. If each",
+    "other_rate": "differs from worker to worker in step 1 of epoch 1: 0.01 in worker 0, 0.1",
+    "other_weights": "/bias differs from worker to worker after epoch 1: ",
+    "other_weights_before": "differs from worker to worker before evaluate: 0 in worker 0, 5 in wo",
+    "other_momentum": "in optimizer.momentum: 0.0 in worker 0, 0.9 in worker 1",
+    "restored_in_one": "fit needs the callback BackupAndResume in all workers or in none: no Back",
+    "other_order_in_predict": "the batch differs from worker to worker in step 1 of predict, in x",
+    "other_order_of_python": "the batches of the workers differ in x, y, which Python makes, and",
     "other_calls": "worker 0 calls evaluate, and worker 1 calls predict. Make each call in all",
 }
 
@@ -45,7 +52,7 @@ def start(slurm: SlurmCluster, folder: Path, *options: str) -> subprocess.Comple
 @pytest.fixture(scope="module")
 def workers(
     real_slurm: SlurmCluster, tmp_path_factory: pytest.TempPathFactory
-) -> List[Dict[str, str]]:
+) -> List[Dict[str, Any]]:
     """The errors of both workers; a process tries all ways in turn."""
     folder = tmp_path_factory.mktemp("bad")
     done = start(real_slurm, folder)
@@ -54,14 +61,14 @@ def workers(
 
 
 @pytest.mark.parametrize("name", IN_BOTH)
-def test_every_worker_says_what_is_wrong(workers: List[Dict[str, str]], name: str) -> None:
+def test_every_worker_says_what_is_wrong(workers: List[Dict[str, Any]], name: str) -> None:
     for worker in workers:
         assert worker[name].startswith("FitError: ")
         assert IN_BOTH[name] in worker[name]
 
 
 def test_what_fails_everywhere_fails_with_its_own_error_and_the_workers_go_on(
-    workers: List[Dict[str, str]],
+    workers: List[Dict[str, Any]],
 ) -> None:
     assert [worker["all_raise"] for worker in workers] == [
         "ValueError: in worker 0",
@@ -72,6 +79,8 @@ def test_what_fails_everywhere_fails_with_its_own_error_and_the_workers_go_on(
         assert worker["unknown_option"] == expected
         for name in ("alone_on_purpose", "own_data_of_one_size", "compiled_outside"):
             assert worker[name] == "trained"
+        assert worker["noise_of_its_own"] == "trained"
+        assert worker["stops_after_an_epoch"] == 1
 
 
 @pytest.mark.parametrize("failing", ["0", "1"])
@@ -86,16 +95,23 @@ def test_an_exception_in_one_worker_ends_all_with_its_reason(
     assert "RuntimeError: of the callback\n" in done.stderr.replace(reason, "")
 
 
+def test_a_stop_of_one_worker_within_an_epoch_is_an_error_in_all(
+    real_slurm: SlurmCluster, tmp_path: Path
+) -> None:
+    done = start(real_slurm, tmp_path, "stopping", "within")
+    assert done.returncode == 1
+    errors = [line for line in done.stderr.splitlines() if "errors.FitError: " in line]
+    assert len(errors) == 2, done.stderr[-4000:]
+    for error in errors:
+        assert "worker 1 stops training after step 2 of epoch 1 (stop_training)" in error
+
+
 @pytest.mark.parametrize(
     ("when", "failing", "message"),
     [
         ("after", 1, "this worker calls evaluate: worker 1 (rank 1 on n10) is gone, and takes no"),
-        ("batch", 1, "worker 1 (rank 1 on n10) has ended, and takes no part in a step."),
-        (
-            "within",
-            2,
-            "worker 0 calls evaluate within fit, and worker 1 ends epoch 1.",
-        ),
+        ("batch", 1, "this worker compares its weights before step 1 of train_on_batch: worker 1"),
+        ("within", 2, "worker 0 calls evaluate within fit, and worker 1 ends epoch 1."),
     ],
 )
 def test_what_one_worker_calls_alone_is_an_error(
