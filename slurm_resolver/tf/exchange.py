@@ -54,6 +54,7 @@ class Workers:
         self._loss = ""  # which worker is gone or has ended
         self._is_in_step = False
         self._is_exchanging = False  # the worker that has failed then answers
+        self._begins = _STEP  # what this worker has begun with the others, as messages say it
         # How many exchanges and steps this worker has begun, and those of one that waits for it.
         self._exchanges = self._steps = 0
         self._awaited = (0, 0)
@@ -106,15 +107,20 @@ class Workers:
         return [value for _, value, _, _ in told]
 
     @contextlib.contextmanager
-    def step(self) -> Iterator[None]:
-        """Takes a step of all workers in the block.
+    def step(self, begins: str = _STEP) -> Iterator[None]:
+        """Takes a step of all workers in the block, or does something else in which all take part.
+
+        Args:
+            begins: what this worker does, such as "makes the variable 'kernel'".
 
         Raises:
             FitError: if another worker waits in a call that this one has left out, or has ended.
         """
         self._steps += 1
+        self._begins = begins
         if self._has_left_out_call():
-            self.exchange(_STEP, None)
+            self.exchange(begins, None)
+        within = self._is_in_step  # a step may make variables
         self._is_in_step = True
         try:
             if self._loss:
@@ -126,7 +132,7 @@ class Workers:
                 raise FitError(reason) from error
             raise
         finally:
-            self._is_in_step = False
+            self._is_in_step = within
 
     def _take_waiting(self, message: Dict[str, Any]) -> None:
         """Ends this worker's step, because another worker waits for it in a call."""
@@ -139,8 +145,9 @@ class Workers:
             self._answer_after_failure()
         elif self._has_left_out_call():
             other = self.names[self._ranks.index(message["rank"])]
-            self._client.offer(_CALL, [_STEP, None, self._steps, self.call])
-            _abort_collectives(_describe_calls(other, call, self.names[self.index], _STEP))
+            self._client.offer(_CALL, [self._begins, None, self._steps, self.call])
+            own = self.names[self.index]
+            _abort_collectives(_describe_calls(other, call, own, self._begins))
 
     def _answer_after_failure(self) -> None:
         """Ends the exchange in which other workers wait for this one, which has failed."""

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import pickle
 import random
 import signal
 import zlib
-from typing import Any, Literal, Optional
+from typing import Any, Callable, Literal, Optional
 
 import numpy as np
 import tensorflow as tf
@@ -97,6 +98,8 @@ class MultiWorkerMirroredStrategy(
         self.of_several = len(self.workers.names) > 1
         if self.of_several:
             _agree_on_seeds(self.workers)
+            create = functools.partial(self._create_together, self.extended._create_variable)
+            self.extended._create_variable = create
         prepare(self)
         progress.start(cluster_resolver, on_stall)
 
@@ -104,6 +107,16 @@ class MultiWorkerMirroredStrategy(
         """Returns what Keras 3 reads in this worker: each batch, of which it takes its rows."""
         shares = share_dataset(dataset)
         return self.experimental_distribute_dataset(dataset) if shares is None else shares
+
+    def _create_together(self, create: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Makes a variable, which takes the first worker's value in all of them.
+
+        TensorFlow would wait without end if one worker alone made it.
+        """
+        if not tf.distribute.in_cross_replica_context():
+            return create(*args, **kwargs)  # in a step, which all workers take
+        with self.workers.step(f"makes the variable {kwargs.get('name')!r} in strategy.scope()"):
+            return create(*args, **kwargs)
 
     def make_function(self, model: Any, kind: str) -> Any:
         """Returns a Keras model's function for a "train", "test" or "predict" step."""
