@@ -17,6 +17,7 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 import keras
 import numpy as np
 import tensorflow as tf
+from keras.models import save_model  # before the strategy is made
 
 import slurm_resolver as sr
 
@@ -74,6 +75,7 @@ def all_ways(model: Any) -> Dict[str, List[str]]:
     """Saves and loads repeatedly, so that unsynchronized workers would disturb each other."""
     ways = {
         "model.keras": model.save,
+        "function.keras": lambda path: save_model(model, path),
         "model.weights.h5": model.save_weights,
         "folder": lambda path: model.save(path, zipped=False),
         "parts.weights.json": lambda path: model.save_weights(path, max_shard_size=1e-5),

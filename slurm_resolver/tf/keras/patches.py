@@ -94,13 +94,12 @@ def _patch_models() -> None:
         # A coordinator's workers lose no count, and all steps count in results. Always necessary.
         (borrowed.METRICS_RESULT, _metrics_when_steps_are_done),
         (borrowed.ASSIGN_ADD, whole_batch.add_at_once),
-        # One worker writes. Always necessary.
-        (borrowed.SAVE, save_once),
-        (borrowed.SAVE_WEIGHTS, save_once),
+        # One worker writes. The program may have imported `save_model`, which calls these
+        # functions. Always necessary.
         (borrowed.EXPORT, save_once),
         (borrowed.SAVE_MODEL, save_once),
-        (borrowed.MODELS_SAVE_MODEL, save_once),
-        (borrowed.TF_KERAS_SAVE_MODEL, save_once),
+        (borrowed.SAVE_WEIGHTS, save_once),
+        (borrowed.SAVE_H5, save_once),
         (borrowed.MAKE_FOLDER, make_folder),
         # One worker can save in the scope. Until Keras makes no variables to save.
         (borrowed.SKIPPED_ATTRIBUTES, attributes_to_skip),

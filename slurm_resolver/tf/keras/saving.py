@@ -27,11 +27,10 @@ STALLED_SECONDS = 300.0  # until the others give up if the writing worker adds n
 def save_once(
     save: Callable[..., Any], model: Any, filepath: Any, *args: Any, **kwargs: Any
 ) -> Any:
-    """Saves a model in one of the workers that save it to the same path."""
+    """Calls a function of Keras that saves a model, in one of the workers that save to a path."""
     local = isinstance(filepath, (str, os.PathLike)) and "://" not in str(filepath)
     local = local and os.path.isdir(os.path.dirname(os.path.realpath(filepath)))
-    asks = local and not kwargs.get("overwrite", True) and os.path.exists(filepath)
-    if not (are_several() and local) or asks:
+    if not (are_several() and local):
         return save(model, filepath, *args, **kwargs)
     digest = 0
     optimizer = getattr(model, "optimizer", None)
