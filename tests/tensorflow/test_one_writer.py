@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import multiprocessing
 import os
+import types
 from pathlib import Path
-from typing import Any
+from typing import Any, List
 
 import pytest
 
 pytest.importorskip("tensorflow")
-from slurm_resolver.errors import SavingError
-from slurm_resolver.tf.keras import saving
+from slurm_resolver.errors import FitError, SavingError
+from slurm_resolver.tf.keras import file_callbacks, saving
 
 pytestmark = pytest.mark.tensorflow
 PROCESSES = 4
@@ -74,3 +76,40 @@ def test_a_folder_keeps_what_does_not_belong_to_it(tmp_path: Path) -> None:
     saving.write_once(str(path), "state", write)
     texts: Any = {found.name: found.read_text() for found in path.rglob("*") if found.is_file()}
     assert texts == {"README": "mine", "data": "new", "model": "new"}
+
+
+class Workers:
+    """Two workers, of which each has found a text in the folder of its BackupAndRestore."""
+
+    names = ("worker 0", "worker 1")
+
+    def __init__(self, *found: Any) -> None:
+        self._found = found
+
+    def exchange(self, call: str, value: Any) -> List[Any]:
+        return [[text, "token"] for text in self._found]
+
+
+@pytest.mark.parametrize(("folders", "writers"), [(["a", "a"], 1), (["a", "b"], 2)])
+def test_one_worker_on_each_file_system_writes_a_backup(
+    tmp_path: Path, folders: List[str], writers: int
+) -> None:
+    """Two folders stand for the disks of two nodes."""
+    callback = types.SimpleNamespace(on_train_end=None)
+    workers = Workers(None, None)
+    changes = []
+    with contextlib.ExitStack() as stack:
+        for folder in folders:
+            backup = file_callbacks.one_backup(callback, str(tmp_path / folder), workers)
+            changes.append(stack.enter_context(backup))
+    assert sum("_save_model" not in changed for changed in changes) == writers
+    assert sum("delete_checkpoint" not in changed for changed in changes) == writers
+    assert not list(tmp_path.glob("*/*"))
+
+
+def test_workers_that_find_other_backups_do_not_train(tmp_path: Path) -> None:
+    callback = types.SimpleNamespace(backup_dir="backup")
+    workers = Workers('{"epoch": 2}', None)
+    message = r"BackupAndRestore\('backup'\).*contains .* 2} in worker 0, and no backup in worker 1"
+    with pytest.raises(FitError, match=message):
+        file_callbacks.one_backup(callback, str(tmp_path), workers).__enter__()

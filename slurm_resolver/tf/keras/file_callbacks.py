@@ -50,7 +50,7 @@ def one_writer(callbacks: Any, workers: Any, paths: Sequence[List[List[str]]]) -
         for kind, path, callback in list(writing(callbacks)):
             changed: Dict[str, Any] = {}
             if kind == "BackupAndRestore":
-                changed = undo.enter_context(_one_backup(callback, path, workers))
+                changed = undo.enter_context(one_backup(callback, path, workers))
             elif [kind, path] in earlier:
                 scratch = undo.enter_context(tempfile.TemporaryDirectory())
                 changed[_PATHS[kind]] = os.path.join(scratch, os.path.basename(path))
@@ -61,7 +61,7 @@ def one_writer(callbacks: Any, workers: Any, paths: Sequence[List[List[str]]]) -
 
 
 @contextlib.contextmanager
-def _one_backup(callback: Any, path: str, workers: Any) -> Iterator[Dict[str, Any]]:
+def one_backup(callback: Any, path: str, workers: Any) -> Iterator[Dict[str, Any]]:
     """Yields what to change in a BackupAndRestore: all workers read its folder, and one writes it.
 
     If the folder is on a disk of each node's own, one worker on each node writes.
