@@ -120,12 +120,11 @@ def told(name: str, strategy: Any, folder: Path) -> Dict[str, Any]:
         try:
             epochs = fit(model, *callbacks, *([] if attempt else [BreakOff(raise_error)]))
         except BrokenOffError:
-            left = sorted(path.name for path in backup.iterdir())
+            left = sorted(path.name for path in backup.glob("[!.]*"))
     return {
         "epochs": epochs,
         "logged": np.genfromtxt(log, delimiter=",").tolist(),  # NaN for a name, or no value
         "left": left,
-        "at_the_end": sorted(path.name for path in backup.glob("*")),
         "weights": weights(model),
     }
 

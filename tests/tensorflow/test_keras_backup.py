@@ -48,6 +48,8 @@ def test_a_training_that_was_broken_off_ends_as_in_one_process(tmp_path: Path) -
             assert found == alone, name
             bare = [file for file in found["left"] if not file.endswith(".bkp")]
             assert bare == FILES
+            kept = FILES if name == "batches" else []  # with delete_checkpoint=False
+            assert sorted(path.name for path in (tmp_path / name).glob("*")) == kept
 
 
 @pytest.mark.parametrize("count", [3, pytest.param(1, marks=pytest.mark.nightly)])
