@@ -11,9 +11,14 @@ from typing import Any, Dict, List
 COMMAND = [sys.executable, "-m", "slurm_resolver"]
 
 
-def run(*arguments: str, **keywords: Any) -> subprocess.CompletedProcess[str]:
+def run(*arguments: str, timeout: float = 180, **keywords: Any) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [*COMMAND, *arguments], capture_output=True, text=True, timeout=180, check=False, **keywords
+        [*COMMAND, *arguments],
+        capture_output=True,
+        text=True,
+        timeout=timeout,
+        check=False,
+        **keywords,
     )
 
 
