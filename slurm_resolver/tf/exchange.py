@@ -12,6 +12,7 @@ import tensorflow as tf
 from slurm_resolver.coordination.client import Client
 from slurm_resolver.errors import FitError, RendezvousError
 from slurm_resolver.log import warn
+from slurm_resolver.tf.causes import cause_of
 from slurm_resolver.tf.keras import borrowed
 from slurm_resolver.tf.progress import reporter
 
@@ -209,7 +210,7 @@ class Workers:
             in_all = text.endswith(_IN_ALL) or isinstance(error, _OF_PEERS)
             if self._client is not None and not in_all:
                 topic = f"failed {self._calls}"
-                self._client.tell(topic, f"{type(error).__name__}: {text}".partition("\n")[0][:500])
+                self._client.tell(topic, cause_of(error))
                 if len(self._client.told(topic, self._ranks, _SECONDS)) < len(self._ranks):
                     self._client.tell(f"ends {self._calls}", "")
                     self._failed = True

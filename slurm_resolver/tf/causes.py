@@ -1,0 +1,53 @@
+"""Says in one line why a computation of TensorFlow or Keras has failed."""
+
+from __future__ import annotations
+
+import re
+from typing import List
+
+import tensorflow as tf
+
+_LENGTH = 500  # of the line
+_COLOURS = re.compile(r"\x1b\[\d*m")
+# What surrounds the reason: headings, a function's or operation's name, a dataset's transformation.
+_AROUND = re.compile(
+    r"Graph execution error:"
+    r"|Detected at node .* defined at \(most recent call last\):"
+    r"|<stack traces unavailable>"
+    r"|in user code:"
+    r"|\{\{\w+ [^}]*\}\}"
+    r"|Error in user-defined function passed to \S+ transformation with iterator: \S+: "
+    r"|\[Op:\w*\]( name:)?"
+)
+# What follows the reason: the nodes of a graph, or the arguments of a layer.
+_AFTER = re.compile(r"\s*(\[\[|Arguments received by )")
+_TRACEBACK = "Traceback (most recent call last)"
+
+
+def cause_of(error: BaseException) -> str:
+    """Returns an error's type and reason, without stack traces.
+
+    If Python code that TensorFlow calls has failed, such as a `tf.py_function` or the generator of
+    a dataset, that is the type and text of its exception: TensorFlow's own error has another type.
+    """
+    text = _COLOURS.sub("", str(error))
+    head, _, trace = text.partition(_TRACEBACK)
+    of_python = trace and isinstance(error, tf.errors.OpError)
+    reason = _reason(head if of_python else text)
+    kind = f"{type(error).__name__}: "
+    if not of_python and not reason.startswith(kind):  # AutoGraph's text begins with the type
+        reason = kind + reason
+    return reason[:_LENGTH].rstrip(" :")
+
+
+def _reason(text: str) -> str:
+    found: List[str] = []
+    is_code = False  # whether the line is the code of a frame
+    for line in text.splitlines():
+        if _AFTER.match(line):
+            break
+        is_frame = line.lstrip().startswith('File "')
+        if not is_frame and not is_code:
+            found.extend(_AROUND.sub("", line).split())
+        is_code = is_frame
+    return " ".join(found)

@@ -1,0 +1,131 @@
+"""The reason of an error of TensorFlow or Keras in one line, as all workers are told it."""
+
+from __future__ import annotations
+
+from typing import Any, Callable, Dict, Iterator, Tuple
+
+import pytest
+
+pytest.importorskip("tensorflow")
+pytest.importorskip("keras")
+
+import keras
+import tensorflow as tf
+
+from slurm_resolver.tf.causes import cause_of
+
+pytestmark = pytest.mark.tensorflow
+
+ROWS = tf.ones([4, 2])
+
+
+class BrokenRecordError(Exception):
+    """An error for which TensorFlow has no type."""
+
+
+def read(dataset: Any) -> Callable[[], object]:
+    """Returns a function that reads a dataset in a graph, as `fit` does."""
+
+    @tf.function  # type: ignore[untyped-decorator]
+    def step(iterator: Any) -> Any:
+        return next(iterator)
+
+    return lambda: step(iter(dataset))
+
+
+def rows(change: Callable[[Any], Any]) -> Callable[[], object]:
+    return read(tf.data.Dataset.from_tensors(ROWS).map(change))
+
+
+def python(error: Exception) -> Callable[[], object]:
+    def fails(x: Any) -> Any:
+        raise error
+
+    return rows(lambda x: tf.py_function(fails, [x], tf.float32))
+
+
+def generated() -> Iterator[Any]:
+    yield from ()
+    raise ValueError("record 5\nis broken")
+
+
+class Reshape(keras.layers.Layer):  # type: ignore[misc]
+    def call(self, x: Any) -> Any:
+        return tf.reshape(x, [3, 3])
+
+
+def layer_in_graph() -> None:
+    tf.function(Reshape())(ROWS)
+
+
+def in_user_code() -> None:
+    def fails(x: Any) -> Any:
+        raise ValueError("no label")
+
+    tf.function(fails)(ROWS)
+
+
+@tf.function  # type: ignore[untyped-decorator]
+def gathered(table: Any, row: Any) -> Any:
+    return tf.gather(table, row) * 2.0
+
+
+SPEC = tf.TensorSpec([])
+CAUSES: Dict[str, Tuple[Callable[[], object], str]] = {
+    "missing file of a dataset": (
+        read(tf.data.TextLineDataset(["/missing/rows"])),
+        "NotFoundError: /missing/rows; No such file or directory",
+    ),
+    "missing file in a map": (
+        rows(lambda x: tf.io.read_file("/missing/rows")),
+        "NotFoundError: /missing/rows; No such file or directory",
+    ),
+    "numbers": (
+        rows(lambda x: tf.debugging.check_numerics(x / 0.0, "x of rows")),
+        "InvalidArgumentError: x of rows : Tensor had Inf values",
+    ),
+    "index": (
+        lambda: gathered(ROWS, tf.constant([9])),
+        "InvalidArgumentError: indices[0] = 9 is not in [0, 4)",
+    ),
+    "data that ran out": (
+        read(tf.data.Dataset.range(0)),
+        "OutOfRangeError: End of sequence",
+    ),
+    "memory": (
+        rows(lambda x: tf.zeros([2**58]) + x[0, 0]),
+        "ResourceExhaustedError: OOM when allocating tensor with shape[288230376151711744]",
+    ),
+    "Python's own": (python(ValueError("row 7\nhas no label")), "ValueError: row 7 has no label"),
+    "another type": (python(BrokenRecordError("row 7")), "BrokenRecordError: row 7"),
+    "key": (python(KeyError("label")), "KeyError: 'label'"),
+    "TensorFlow's in Python": (
+        python(tf.errors.ResourceExhaustedError(None, None, "no memory for rows")),
+        "ResourceExhaustedError: no memory for rows",
+    ),
+    "generator": (
+        read(tf.data.Dataset.from_generator(generated, output_signature=SPEC)),
+        "ValueError: record 5 is broken",
+    ),
+    "eager": (
+        lambda: tf.constant([1, 2]) + tf.constant([1, 2, 3]),
+        "InvalidArgumentError: Incompatible shapes: [2] vs. [3]",
+    ),
+    "code that AutoGraph converts": (in_user_code, "ValueError: no label"),
+    "layer": (
+        layer_in_graph,
+        "ValueError: Exception encountered when calling Reshape.call(). Cannot reshape a tensor",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CAUSES)
+def test_a_cause_is_one_line_without_traces(name: str) -> None:
+    fails, expected = CAUSES[name]
+    with pytest.raises(Exception) as caught:  # noqa: PT011 (of many types)
+        fails()
+    told = cause_of(caught.value)
+    assert told.startswith(expected)
+    assert not [word for word in ("\n", "File", "Graph execution", "node") if word in told]
+    assert "Arguments received" not in told
+    assert len(told) <= 500
