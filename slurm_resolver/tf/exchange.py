@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import threading
-from typing import Any, Dict, Iterator, List, Optional
+from typing import Any, Callable, Dict, Iterator, List, Optional, TypeVar
 
 import tensorflow as tf
 
@@ -21,6 +21,10 @@ _SECONDS = 5.0
 _CALL = "this call of fit, evaluate or predict"  # what workers tell each other about
 _STEP = "begins the next step"
 _FAILED = "has failed"
+_UNMADE = "cannot make a variable"
+# TensorFlow's words if workers send or receive other shapes or types.
+_MISMATCHES = ("mismatch in the collective", "expected type")
+T = TypeVar("T")
 _IN_ALL = (
     "Make each call in all workers, as each of them computes its rows: leave out what lets one "
     "worker alone make it, such as `if task_id == 0:`."
@@ -54,6 +58,7 @@ class Workers:
         self._failed = False  # whether this worker alone has failed in its last call
         self._loss = ""  # which worker is gone or has ended
         self._is_in_step = False
+        self._is_unmade = False  # whether another worker cannot make the current variable
         self._is_exchanging = False  # the worker that has failed then answers
         self._begins = _STEP  # what this worker has begun with the others, as messages say it
         # How many exchanges and steps this worker has begun, and those of one that waits for it.
@@ -125,7 +130,7 @@ class Workers:
         self._is_in_step = True
         try:
             if self._loss:
-                raise FitError(self._loss)
+                raise FitError(self._failure or self._loss)
             yield
         except tf.errors.OpError as error:
             reason = _reason_of(error)
@@ -135,6 +140,33 @@ class Workers:
         finally:
             self._is_in_step = within
 
+    def make(self, begins: str, describe: Callable[[], str], make: Callable[[], T]) -> T:
+        """Returns a variable that all workers make at the same point.
+
+        Args:
+            begins: see `step`.
+            describe: returns the variable's name, type and shape, for the error.
+            make: makes it.
+
+        Raises:
+            FitError: in every worker, if another one makes another variable, or none.
+        """
+        if not self._is_unmade:
+            try:
+                with self.step(begins):
+                    return make()
+            except (tf.errors.OpError, FitError) as error:
+                # Another worker's failure has its own message.
+                if self._client is None or self._loss or not _is_mismatch(error, self._is_unmade):
+                    raise
+        told = self.exchange(_UNMADE, describe())
+        self._is_unmade = False
+        values = ", ".join(f"{one} in {name}" for name, one in zip(self.names, told))
+        raise FitError(
+            f"the workers make different variables: {values}. Build and compile the same model in "
+            "every worker"
+        )
+
     def _take_waiting(self, message: Dict[str, Any]) -> None:
         """Ends this worker's step, because another worker waits for it in a call."""
         purpose, _, number = message["awaited"].rpartition(" ")
@@ -142,7 +174,12 @@ class Workers:
             return
         call, _, steps, within = json.loads(message["value"])
         self._awaited = (int(number), steps)
-        if self._failed and not self.call and within:
+        if call == _UNMADE and int(number) > self._exchanges:
+            # This worker may wait in the same variable, or have made its own already.
+            self._is_unmade = True
+            if self._is_in_step:
+                _abort_collectives(f"{self.names[self.index]} makes another variable")
+        elif self._failed and not self.call and within:
             self._answer_after_failure()
         elif self._has_left_out_call():
             other = self.names[self._ranks.index(message["rank"])]
@@ -247,6 +284,10 @@ class Workers:
             self._loss = self._loss or f"{name} has ended, and takes no part in a step. {_IN_ALL}"
             if self._is_in_step:
                 _abort_collectives(self._loss)
+
+
+def _is_mismatch(error: Exception, is_unmade: bool) -> bool:
+    return is_unmade or any(words in str(error) for words in _MISMATCHES)
 
 
 def _describe_calls(name: str, call: str, other: str, others_call: str) -> str:

@@ -65,6 +65,110 @@ def optimizer_outside(strategy: Any, worker: int) -> None:
     built.fit(data(), verbose=0)
 
 
+class TwoSteps(keras.Model):  # type: ignore[misc]
+    """Takes its steps with optimizers of its own, as a GAN does."""
+
+    def compile(self, own_optimizer: Any) -> None:
+        super().compile()
+        self.own_optimizer = own_optimizer
+
+    def train_step(self, batch: Any) -> Dict[str, Any]:
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean((self(batch[0]) - batch[1]) ** 2)
+        weights = self.trainable_variables
+        self.own_optimizer.apply(tape.gradient(loss, weights), weights)
+        return {"loss": loss}
+
+
+@way
+def own_optimizer_outside(strategy: Any, worker: int) -> None:
+    with strategy.scope():
+        inputs = keras.Input((6,))
+        built = TwoSteps(inputs, keras.layers.Dense(1)(inputs))
+    built.compile(keras.optimizers.Adam())
+    built.fit(data(), verbose=0)
+
+
+@way
+def batch_outside(strategy: Any, worker: int) -> None:
+    model().train_on_batch(X, Y)
+
+
+class OwnFunction(keras.Model):  # type: ignore[misc]
+    def make_train_function(self, force: bool = False) -> Any:
+        def step(iterator: Any) -> Any:
+            return self.train_step(next(iterator))
+
+        self.train_function = tf.function(step)
+        return self.train_function
+
+
+class WrappedFunction(keras.Model):  # type: ignore[misc]
+    train_function: Any = None
+    calls = 0
+
+    def make_train_function(self, force: bool = False) -> Any:
+        super().make_train_function(force)
+        take_step = self.train_function
+
+        def counted(iterator: Any) -> Any:
+            self.calls += 1
+            return take_step(iterator)
+
+        self.train_function = counted
+        return counted
+
+
+def of_kind(strategy: Any, kind: Any) -> Any:
+    with strategy.scope():
+        inputs = keras.Input((6,))
+        built = kind(inputs, keras.layers.Dense(1)(inputs))
+        built.compile("sgd", "mse")
+    return built
+
+
+@way
+def own_function(strategy: Any, worker: int) -> None:
+    of_kind(strategy, OwnFunction).fit(data(), verbose=0)
+
+
+@way
+def own_function_on_batch(strategy: Any, worker: int) -> None:
+    of_kind(strategy, OwnFunction).train_on_batch(X, Y)
+
+
+@way
+def assigned_function(strategy: Any, worker: int) -> None:
+    built = of_kind(strategy, keras.Model)
+    built.train_function = lambda iterator: built.train_step(next(iterator))
+    built.fit(data(), verbose=0)
+
+
+@way
+def wrapped_function(strategy: Any, worker: int) -> str:
+    built = of_kind(strategy, WrappedFunction)
+    built.fit(data(), verbose=0)
+    return f"trained {built.calls} steps"
+
+
+@way
+def metric_in_xla(strategy: Any, worker: int) -> None:
+    class Watching(keras.layers.Layer):  # type: ignore[misc]
+        def __init__(self) -> None:
+            super().__init__()
+            self.mean = keras.metrics.Mean(name="watched")
+
+        @tf.function(jit_compile=True)  # type: ignore[untyped-decorator]
+        def call(self, x: Any) -> Any:
+            self.mean.update_state(x)
+            return x
+
+    def watched(inputs: Any, outputs: Any) -> Any:
+        return keras.Model(inputs, Watching()(outputs))
+
+    of_kind(strategy, watched).fit(data(), verbose=0)
+
+
 def fit(strategy: Any, metrics: int = 1, **how: Any) -> None:
     with strategy.scope():
         built = model(metrics=["mae", "mape"][:metrics])

@@ -91,7 +91,7 @@ def test_a_name_that_is_missing_is_an_error_of_fit(
             assert f" has no {name.place.replace(':', '.')}, which fit on several" in told
             assert re.search("pip install '(keras|tensorflow)<[0-9.]+', or a newer", told)
         assert [other.find() for other in others] == before
-    assert not hasattr(keras.Model.fit.__wrapped__, patches._MARK)  # replaced once
+    assert not hasattr(keras.Model.fit.__wrapped__, borrowed.REPLACED)  # replaced once
 
 
 # What has the attributes that only instances have, by class.
@@ -102,6 +102,7 @@ INSTANCES: Dict[str, Callable[[], Any]] = {
     "LossFunctionWrapper": keras.losses.MeanSquaredError,
     "MeanMetricWrapper": keras.metrics.MeanSquaredError,
     "Optimizer": keras.optimizers.SGD,
+    "Function": lambda: tf.function(lambda: 1),
     "OwnedIterator": lambda: iter(tf.data.Dataset.range(1)),
     "DistributedDataset": lambda: tf.distribute.MirroredStrategy(
         ["/cpu:0", "/cpu:1"]

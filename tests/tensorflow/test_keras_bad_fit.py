@@ -27,6 +27,12 @@ SECONDS = 240
 IN_BOTH = {
     "model_outside": "built outside strategy.scope(): this process would train it alone",
     "optimizer_outside": "iteration' of its optimizer was made outside strategy.scope()",
+    "own_optimizer_outside": "was made outside strategy.scope(). Build and compile the model in",
+    "batch_outside": "train_on_batch of 'sequential",
+    "own_function": "its own make_train_function() would take the steps in each worker alone. ",
+    "own_function_on_batch": "the model 'own_function_1': its own make_train_function() would",
+    "assigned_function": "its own train_function would take the steps in each worker alone. Overr",
+    "metric_in_xla": "XLA cannot compile that: leave jit_compile=True out, or compile only a part",
     "other_metrics": 'in metrics: ["mae"] in worker 0, ["mae", "mape"] in worker 1',
     "other_data": "in the data: 4 batches in worker 0, 2 batches in worker 1",
     "other_rows": "the batch differs from worker to worker in step 1 of epoch 1, in x: batch A",
@@ -77,6 +83,7 @@ def test_what_fails_everywhere_fails_with_its_own_error_and_the_workers_go_on(
     for worker in workers:
         expected = 'ValueError: custom_losses=\'sum\': expected "whole" or "mean".'
         assert worker["unknown_option"] == expected
+        assert worker["wrapped_function"] == "trained 4 steps"
         for name in ("alone_on_purpose", "own_data_of_one_size", "compiled_outside"):
             assert worker[name] == "trained"
         assert worker["noise_of_its_own"] == "trained"

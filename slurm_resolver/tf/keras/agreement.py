@@ -18,11 +18,12 @@ from slurm_resolver.preflight.keras_version import check_keras
 from slurm_resolver.tf.keras import are_several, borrowed, strategies
 from slurm_resolver.tf.keras.comparison import by_worker
 from slurm_resolver.tf.keras.configuration import describe_model
+from slurm_resolver.tf.keras.custom_functions import check_functions
 from slurm_resolver.tf.keras.drift import Drift, compare_entries, digest_of
 from slurm_resolver.tf.keras.file_callbacks import listed, one_writer, writing
 from slurm_resolver.tf.progress import meeting, reporting
 
-_SCOPE = (
+SCOPE = (
     "Build and compile the model in `with strategy.scope():`, and make its optimizer there as well."
 )
 # Arguments that may differ between workers, and parts of `compile` that must not.
@@ -42,16 +43,11 @@ def call_together(
     method = functools.partial(original, model)
     strategy = model.distribute_strategy
     if strategy not in strategies:
-        default = not tf.distribute.has_strategy() and strategy is tf.distribute.get_strategy()
-        if name == "fit" and are_several() and default:
-            raise FitError(
-                f"fit of {model.name!r}, a model that was built outside strategy.scope(): this "
-                f"process would train it alone, on all of the data. {_SCOPE} To train one alone on "
-                'purpose, build it in the scope of a tf.distribute.OneDeviceStrategy("/cpu:0").'
-            )
+        _check_scope(name, model)
         return method(*args, **kwargs)
-    workers = getattr(strategy, "workers", None)  # None where the strategy coordinates them
     check_version(strategy)
+    check_functions(name, model)
+    workers = getattr(strategy, "workers", None)  # None where the strategy coordinates them
     if workers is None and name == "fit":
         _check_training(strategy, model, "under ParameterServerStrategy. Leave it out.")
     if workers is None or not strategy.of_several:
@@ -136,6 +132,34 @@ def check_version(strategy: Any) -> None:
         borrowed.check_fit()
 
 
+def call_on_batch(
+    name: str, original: Callable[..., Any], model: Any, /, *args: Any, **kwargs: Any
+) -> Any:
+    """Calls `train_on_batch`, `test_on_batch` or `predict_on_batch` of a model.
+
+    Raises:
+        FitError: in every worker, if each of them would compute the batch alone.
+    """
+    if model.distribute_strategy in strategies:
+        check_version(model.distribute_strategy)
+        check_functions(name, model)
+    else:
+        _check_scope(name, model)
+    return original(model, *args, **kwargs)
+
+
+def _check_scope(name: str, model: Any) -> None:
+    """Raises FitError if a method would train a model that is in the scope of no strategy."""
+    strategy = model.distribute_strategy
+    default = not tf.distribute.has_strategy() and strategy is tf.distribute.get_strategy()
+    if name in ("fit", "train_on_batch") and are_several() and default:
+        raise FitError(
+            f"{name} of {model.name!r}, a model that was built outside strategy.scope(): this "
+            f"process would train it alone, on all of the data. {SCOPE} To train one alone on "
+            'purpose, build it in the scope of a tf.distribute.OneDeviceStrategy("/cpu:0").'
+        )
+
+
 def _check_model(strategy: Any, model: Any, call: str) -> None:
     """Raises FitError for what cannot be computed, or what TensorFlow refuses without naming it."""
     for layer in borrowed.FLATTEN_LAYERS.of(model)():
@@ -159,7 +183,7 @@ def _check_training(strategy: Any, model: Any, obstacle: str) -> None:
             if not strategy.extended.variable_created_in_scope(variable.value):
                 raise FitError(
                     f"fit of {model.name!r}: the variable {variable.path!r} of its {owner} was "
-                    f"made outside strategy.scope(). {_SCOPE}"
+                    f"made outside strategy.scope(). {SCOPE}"
                 )
     for name in ("gradient_accumulation_steps", "ema_overwrite_frequency"):
         value = getattr(optimizer, name, None)

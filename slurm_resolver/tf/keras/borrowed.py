@@ -31,6 +31,7 @@ BACKUP = "BackupAndResume"
 RESUME = "resuming a training"
 OPTIONAL = "no one"
 
+REPLACED = "replaced_by_slurm_resolver"  # an attribute of replaced functions
 _LISTED = 3  # missing names in a message
 _ABSENT = object()
 
@@ -240,6 +241,7 @@ DISTRIBUTED_DATASET = _fit(f"{_TRAINER}:TFEpochIterator()._distributed_dataset")
 BUILD_FOR_DATA = _fit("keras:Model._maybe_symbolic_build(self, iterator, data_batch)")
 COMPILE = _fit("keras:Model.compile")
 LOAD_WEIGHTS = _fit("keras:Model.load_weights(self, filepath)")
+QUANTIZE = _fit("keras:Model.quantize(self, mode)")
 OPEN_NAME_SCOPE = _fit("keras:Model._open_name_scope(self)")
 _OPTIMIZER = "keras:optimizers.Optimizer"
 ADD_OPTIMIZER_VARIABLE = _fit(f"{_OPTIMIZER}.add_variable(self, shape)")
@@ -255,6 +257,7 @@ UNSCALE_LOSS = _fit("keras.src.losses.loss:unscale_loss_for_distribution(value)"
 SUM_GRADIENTS = _fit("keras:optimizers.Optimizer._all_reduce_sum_gradients(self, grads_and_vars)")
 _SCALED = "keras:optimizers.LossScaleOptimizer"
 APPLY_IN_REPLICAS = _fit(f"{_SCALED}._tf_apply(self, grads, trainable_variables)")
+APPLY = _fit("keras:optimizers.Optimizer.apply(self, grads, trainable_variables)")
 APPLY_ALONE = _fit(f"{_SCALED}._common_apply(self, grads, trainable_variables)")
 
 # Losses that are not means over rows see the rows of all replicas.
@@ -278,6 +281,24 @@ COMPILE_METRICS = _fit("keras.src.trainers.compile_utils:CompileMetrics")
 METRICS_LIST = _fit("keras.src.trainers.compile_utils:MetricsList")
 METRICS_RESULT = _fit("keras:Model.get_metrics_result(self)")
 ASSIGN_ADD = _fit("keras:Variable.assign_add(self, value)")
+
+# A tf.function that a step calls is traced as a part of the step.
+_FUNCTION = "tensorflow.python.eager.polymorphic_function.polymorphic_function:Function"
+CALL_FUNCTION = _fit(f"{_FUNCTION}.__call__")
+JIT_COMPILE = _fit(f"{_FUNCTION}()._jit_compile")
+AUTOGRAPH = _fit(f"{_FUNCTION}()._autograph")
+CONVERT_BY_AUTOGRAPH = _fit(
+    "tensorflow.python.eager.polymorphic_function.autograph_util:py_func_from_autograph"
+)
+AUTOGRAPH_CONTEXT = _fit("tensorflow.python.autograph.core.ag_ctx:ControlStatusCtx")
+AUTOGRAPH_STATUS = _fit("tensorflow.python.autograph.core.ag_ctx:Status")
+
+# All workers make a variable together, of any type.
+_EXTENDED = (
+    "tensorflow.python.distribute.collective_all_reduce_strategy:CollectiveAllReduceExtended"
+)
+CREATE_VARIABLE = _fit(f"{_EXTENDED}._create_variable")
+INITIAL_VALUE = _fit(f"{_EXTENDED}._get_variable_creator_initial_value")
 
 # Replicas draw different masks of dropout from equal seeds.
 NEXT_SEED = _fit("keras:random.SeedGenerator.next(self)")

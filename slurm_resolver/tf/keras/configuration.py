@@ -36,6 +36,7 @@ def describe_model(model: Any) -> List[Entry]:
     for number, layer in enumerate(borrowed.FLATTEN_LAYERS.of(model)()):
         name = f"layer {number} ({type(layer).__name__})"
         entries += _describe(name, _own_config(layer))
+        entries += _describe(name, _own_attributes(layer))
     return entries
 
 
@@ -50,6 +51,22 @@ def _own_config(layer: Any) -> Any:
     if isinstance(config, dict) and "dtype" in config:
         config["dtype"] = layer.dtype_policy.name  # instead of a configuration with this name
     return config
+
+
+def _own_attributes(layer: Any) -> Any:
+    """Returns the numbers and arrays that a layer of the program's own computes with.
+
+    Those of a model may be of the worker alone, such as the time of its start.
+    """
+    import keras
+
+    if isinstance(layer, keras.Model):
+        return None
+    return {
+        name: value
+        for name, value in vars(layer).items()
+        if not name.startswith("_") and isinstance(value, (bool, int, float, np.ndarray))
+    }
 
 
 def _config(thing: Any) -> Any:

@@ -108,8 +108,7 @@ class StepFunction:
     def __init__(self, model: Any, kind: str) -> None:
         self._model = model
         self._kind = kind
-        step = getattr(model, f"{kind}_step")
-        self._step = getattr(step, "python_function", step)  # of a tf.function
+        self._step = getattr(model, f"{kind}_step")
         self._strategy = model.distribute_strategy
         self._made = 0  # variables, while steps were traced
         self._depends_on_step = False  # whether one gets a value that the step computes

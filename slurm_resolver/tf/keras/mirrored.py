@@ -8,7 +8,7 @@ import pickle
 import random
 import signal
 import zlib
-from typing import Any, Callable, Literal, Optional
+from typing import Any, Callable, Literal, Mapping, Optional
 
 import numpy as np
 import tensorflow as tf
@@ -17,6 +17,7 @@ from slurm_resolver.errors import JobsError
 from slurm_resolver.slurm.step import SlurmStep
 from slurm_resolver.tf import progress
 from slurm_resolver.tf.exchange import Workers
+from slurm_resolver.tf.keras import borrowed
 from slurm_resolver.tf.keras.functions import StepFunction
 from slurm_resolver.tf.keras.patches import prepare
 from slurm_resolver.tf.keras.sharing import Sharing, share_dataset
@@ -24,6 +25,8 @@ from slurm_resolver.tf.resolver import SlurmClusterResolver
 from slurm_resolver.tf.start import choose_communication, starting_together
 
 _JOBS = ("chief", "worker")  # the jobs whose tasks train together
+# The types of numbers that TensorFlow's CollectiveBcastSend takes.
+_BROADCAST = (tf.bool, tf.float16, tf.float32, tf.float64, tf.int32, tf.int64)
 # TensorFlow's global seed for operations with a seed, if the program sets no global seed.
 _NO_SEED = 87654321
 
@@ -91,6 +94,8 @@ class MultiWorkerMirroredStrategy(
         with starting_together(cluster_resolver, start_timeout, _JOBS) as client:
             options = choose_communication(communication_options, client, cluster_resolver, _JOBS)
             super().__init__(cluster_resolver, options)
+        # Variables of any type are made. Until TensorFlow broadcasts other types than `_BROADCAST`.
+        _replace(self.extended, borrowed.INITIAL_VALUE, _initial_value)
         os.register_at_fork(after_in_child=_end_by_sigterm)
         self.workers = Workers(self, client)
         local = len(self.extended.worker_devices)
@@ -98,8 +103,7 @@ class MultiWorkerMirroredStrategy(
         self.of_several = len(self.workers.names) > 1
         if self.of_several:
             _agree_on_seeds(self.workers)
-            create = functools.partial(self._create_together, self.extended._create_variable)
-            self.extended._create_variable = create
+            _replace(self.extended, borrowed.CREATE_VARIABLE, self._create_together)
         prepare(self)
         progress.start(cluster_resolver, on_stall)
 
@@ -115,8 +119,11 @@ class MultiWorkerMirroredStrategy(
         """
         if not tf.distribute.in_cross_replica_context():
             return create(*args, **kwargs)  # in a step, which all workers take
-        with self.workers.step(f"makes the variable {kwargs.get('name')!r} in strategy.scope()"):
-            return create(*args, **kwargs)
+        return self.workers.make(
+            f"makes the variable {kwargs.get('name')!r} in strategy.scope()",
+            functools.partial(_describe_variable, kwargs),
+            functools.partial(create, *args, **kwargs),
+        )
 
     def make_function(self, model: Any, kind: str) -> Any:
         """Returns a Keras model's function for a "train", "test" or "predict" step."""
@@ -136,6 +143,42 @@ def _check_job(resolver: Any) -> None:
             "worker, which train. Evaluate there alone, without a strategy: "
             "if resolver.task_type == 'evaluator': …"
         )
+
+
+def _describe_variable(given: Mapping[str, Any]) -> str:
+    """Returns the name, type and shape of a variable, given the arguments of `tf.Variable`."""
+    value = given["initial_value"]
+    value = tf.convert_to_tensor(value() if callable(value) else value)
+    return f"{given.get('name') or 'Variable'} ({value.dtype.name} {tuple(value.shape)})"
+
+
+def _replace(extended: Any, name: borrowed.Name, replacement: Callable[..., Any]) -> None:
+    """Replaces a method by `replacement(original, …)`. If TensorFlow lacks it, `fit` says so."""
+    original = getattr(extended, name.name, None)
+    if original is not None:
+        setattr(extended, name.name, functools.partial(replacement, original))
+
+
+def _initial_value(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """Returns what gives a new variable's value, which the first worker sends to all others.
+
+    A type that cannot be sent, such as the int8 of a quantized layer, is sent as a wider one.
+    """
+    dtype = kwargs.get("dtype")
+    dtype = None if dtype is None else tf.as_dtype(dtype)
+    if dtype is None or dtype in _BROADCAST or not (dtype.is_floating or dtype.is_integer):
+        return original(*args, **kwargs)
+    integer = tf.int32 if dtype.size < 4 else tf.int64
+    wider = tf.float32 if dtype.is_floating else integer
+    given = kwargs["initial_value"]
+
+    def widened() -> Any:
+        value = given() if callable(given) else given
+        # a value from a checkpoint is wrapped
+        return tf.cast(getattr(value, "wrapped_value", value), wider)
+
+    sent = original(*args, **{**kwargs, "initial_value": widened, "dtype": wider})
+    return lambda: tf.cast(sent(), dtype)
 
 
 def _agree_on_seeds(workers: Workers) -> None:

@@ -14,11 +14,12 @@ from typing import Any, Callable, ContextManager, Iterator, Optional, Tuple
 
 import tensorflow as tf
 
-from slurm_resolver.errors import KerasError
+from slurm_resolver.errors import FitError, KerasError
 from slurm_resolver.preflight.keras_version import keras_problem
 from slurm_resolver.startup import when_imported
 from slurm_resolver.tf.keras import borrowed, strategies, whole_batch
-from slurm_resolver.tf.keras.agreement import call_together, check_version
+from slurm_resolver.tf.keras.agreement import SCOPE, call_on_batch, call_together
+from slurm_resolver.tf.keras.custom_functions import make_function
 from slurm_resolver.tf.keras.file_callbacks import make_folder
 from slurm_resolver.tf.keras.saving import attributes_to_skip, save_once
 from slurm_resolver.tf.keras.sharing import without_optionals
@@ -28,7 +29,6 @@ Method = Callable[..., Any]
 
 _CALLS = ("fit", "evaluate", "predict")
 _CALLS_ON_BATCH = ("train_on_batch", "test_on_batch", "predict_on_batch")
-_MARK = "replaced_by_slurm_resolver"  # an attribute of replaced functions
 
 
 def prepare(strategy: Any) -> None:
@@ -48,13 +48,12 @@ def _patch(keras: Any) -> None:
     # All workers do the same, and fail together. Always necessary.
     for name in _CALLS:
         _wrap(keras.Model, name, functools.partial(call_together, name))
-    if keras_problem(keras.__version__) or borrowed.fit_problem():
-        # Only one worker trains, as Keras does. In several, all calls are errors.
-        for name in _CALLS_ON_BATCH:
-            _wrap(keras.Model, name, _refuse_version)
-        return
-    _patch_models()
-    _patch_steps()
+    for name in _CALLS_ON_BATCH:
+        _wrap(keras.Model, name, functools.partial(call_on_batch, name))
+    # Without these changes, only one worker trains, as Keras does. In several, calls are errors.
+    if not keras_problem(keras.__version__) and not borrowed.fit_problem():
+        _patch_models()
+        _patch_steps()
 
 
 def _refuse_backend(original: Method, model: Any, *args: Any, **kwargs: Any) -> Any:
@@ -68,19 +67,13 @@ def _refuse_backend(original: Method, model: Any, *args: Any, **kwargs: Any) -> 
     )
 
 
-def _refuse_version(original: Method, model: Any, *args: Any, **kwargs: Any) -> Any:
-    if model.distribute_strategy in strategies:
-        check_version(model.distribute_strategy)
-    return original(model, *args, **kwargs)
-
-
 def _patch_models() -> None:
     """Changes what models do outside of steps, under any strategy of this package."""
     changes: Tuple[Tuple[borrowed.Name, Method], ...] = (
         # A strategy makes the functions that run steps. Until Keras' steps know their rows.
-        (borrowed.MAKE_TRAIN_FUNCTION, functools.partial(_make_function, "train")),
-        (borrowed.MAKE_TEST_FUNCTION, functools.partial(_make_function, "test")),
-        (borrowed.MAKE_PREDICT_FUNCTION, functools.partial(_make_function, "predict")),
+        (borrowed.MAKE_TRAIN_FUNCTION, functools.partial(make_function, "train")),
+        (borrowed.MAKE_TEST_FUNCTION, functools.partial(make_function, "test")),
+        (borrowed.MAKE_PREDICT_FUNCTION, functools.partial(make_function, "predict")),
         # It also splits the data by rows. Until TensorFlow does.
         (borrowed.READ_DATA, _share_out),
         # Models without `call()` train, and no batch is lost. Until Keras does not draw one to
@@ -89,6 +82,7 @@ def _patch_models() -> None:
         # Variables are made in the scope of the model or optimizer. Until Keras enters it.
         (borrowed.COMPILE, _in_scope_of_model),
         (borrowed.LOAD_WEIGHTS, _in_scope_of_model),
+        (borrowed.QUANTIZE, _in_scope_of_model),
         (borrowed.ADD_OPTIMIZER_VARIABLE, _in_scope_of_optimizer),
         (borrowed.ADD_SLOT, _in_scope_of_optimizer),
         # A coordinator's workers lose no count, and all steps count in results. Always necessary.
@@ -125,12 +119,17 @@ def _patch_steps() -> None:
         (borrowed.UNSCALE_LOSS, _as_given),
         (borrowed.SUM_GRADIENTS, _as_given),
         (borrowed.APPLY_IN_REPLICAS, _apply_scaled),
+        # An optimizer belongs to the strategy. Until Keras says so.
+        (borrowed.APPLY, _apply),
         # Losses that are not means see the rows of all replicas. Until Keras gathers them.
         (borrowed.REDUCE_LOSS, whole_batch.reduce_weighted_values),
         (borrowed.LOSS, whole_batch.loss),
         (borrowed.COMPILED_LOSS, whole_batch.compiled_loss),
         (borrowed.ADDITIONAL_LOSS, whole_batch.additional_loss),
         (borrowed.ADD_LOSS, whole_batch.add_loss),
+        # A tf.function is traced again in each step that calls it, as a part of the step. Until it
+        # may use tensors of the step, and is not called as it was traced for another one.
+        (borrowed.CALL_FUNCTION, _call_in_step),
         # Replicas draw different masks from equal seeds. Until Keras' seeds know the replica.
         (borrowed.NEXT_SEED, _next_seed),
     )
@@ -153,7 +152,7 @@ def patch_metrics(keras: Any) -> None:
         if kind in containers:
             continue
         for name, (in_step, outside) in whole_batch.REPLACEMENTS.items():
-            if name in vars(kind) and not hasattr(vars(kind)[name], _MARK):
+            if name in vars(kind) and not hasattr(vars(kind)[name], borrowed.REPLACED):
                 _wrap(kind, name, _in_steps(in_step, outside))
 
 
@@ -171,7 +170,7 @@ def _wrap(owner: Any, name: str, replacement: Method) -> None:
     def wrapped(*args: Any, **kwargs: Any) -> Any:
         return replacement(original, *args, **kwargs)
 
-    setattr(wrapped, _MARK, True)
+    setattr(wrapped, borrowed.REPLACED, True)
     setattr(owner, name, wrapped)
 
 
@@ -185,15 +184,6 @@ def _in_steps(replacement: Method, outside: Optional[Method] = None) -> Method:
         return outside(original, *args, **kwargs) if outside else original(*args, **kwargs)
 
     return call
-
-
-def _make_function(kind: str, original: Method, model: Any, force: bool = False) -> Any:
-    if model.distribute_strategy not in strategies:
-        return original(model, force)
-    name = f"{kind}_function"
-    if force or getattr(model, name) is None:
-        setattr(model, name, model.distribute_strategy.make_function(model, kind))
-    return getattr(model, name)
 
 
 def _share_out(
@@ -264,6 +254,40 @@ def _metrics_when_steps_are_done(original: Method, model: Any) -> Any:
 
 def _as_given(step: Step, original: Method, *args: Any) -> Any:
     return args[-1]
+
+
+def _apply(step: Step, original: Method, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
+    if borrowed.STRATEGY_OF_OPTIMIZER.of(optimizer) is not tf.distribute.get_strategy():
+        raise FitError(
+            f"a step of {step.model.name!r}: its optimizer {optimizer.name!r} was made outside "
+            f"strategy.scope(). {SCOPE}"
+        )
+    return original(optimizer, *args, **kwargs)
+
+
+def _call_in_step(step: Step, original: Method, function: Any, *args: Any, **kwargs: Any) -> Any:
+    """Calls the Python function of a tf.function, converted by AutoGraph as TensorFlow would.
+
+    One for XLA stays as it is: some operations only work there.
+    """
+    try:
+        if borrowed.JIT_COMPILE.of(function):
+            with step.setting("compiled_by_xla"):
+                return original(function, *args, **kwargs)
+        python_function = function.python_function
+        status = borrowed.AUTOGRAPH_STATUS.get()
+        converts = borrowed.AUTOGRAPH.of(function)
+        if converts:
+            python_function = borrowed.CONVERT_BY_AUTOGRAPH.get()(python_function)
+        with borrowed.AUTOGRAPH_CONTEXT.get()(status.ENABLED if converts else status.DISABLED):
+            return python_function(*args, **kwargs)
+    except Exception as error:
+        cause: Optional[BaseException] = error
+        while cause is not None:  # AutoGraph raises errors of other types anew, as its own
+            if isinstance(cause, (FitError, whole_batch.UnknownLossError)):
+                raise cause from None
+            cause = cause.__context__
+        raise
 
 
 def _apply_scaled(

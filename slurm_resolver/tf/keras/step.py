@@ -39,6 +39,7 @@ class Step:
     whole: bool = False  # whether each replica computes all rows of the global batch
     means_only: bool = False  # whether a number that custom code gives to add_loss ends the step
     compiled_loss: bool = False  # whether the loss given to `compile` is being computed
+    compiled_by_xla: bool = False  # whether a tf.function with jit_compile=True is being called
     nested: bool = False  # whether a metric or loss is already seeing the whole batch
     alike: Dict[int, Any] = dataclasses.field(default_factory=dict)  # in all replicas, by id
 
@@ -53,7 +54,7 @@ class Step:
 
     @contextlib.contextmanager
     def setting(self, name: str) -> Iterator[None]:
-        """Sets an attribute in the block: "nested" or "compiled_loss"."""
+        """Sets an attribute in the block: "nested", "compiled_loss" or "compiled_by_xla"."""
         setattr(self, name, True)
         try:
             yield
@@ -73,6 +74,7 @@ class Step:
 
     def add(self, values: Sequence[Any]) -> List[Any]:
         """Returns the sums over all replicas; one collective for each type takes them all."""
+        self._check_compiler()
         sums = list(values)
         for dtype in dict.fromkeys(value.dtype for value in values):
             places = [place for place, value in enumerate(values) if value.dtype == dtype]
@@ -99,6 +101,7 @@ class Step:
             )
         if id(value) in self._gathered:
             return self._gathered[id(value)][1]
+        self._check_compiler()
         sent = value
         if value.dtype == tf.bool or (value.dtype.is_integer and value.dtype.size < 4):
             sent = tf.cast(value, tf.int32)
@@ -127,6 +130,13 @@ class Step:
 
         return tf.nest.map_structure(gather, values)
 
+    def largest(self, value: Any) -> Any:
+        """Returns the largest of all replicas' values, for each element of a tensor."""
+        others = tf.distribute.get_strategy().num_replicas_in_sync - self.replica - 1
+        padding = [[self.replica, others], *[[0, 0]] * value.shape.rank]
+        own = tf.pad(self.unless_empty(value)[None], padding)
+        return tf.reduce_max(self.add([own])[0], axis=0)
+
     def loss_of_all_rows(self, compute: Callable[..., Any], *parts: Any) -> Any:
         """Returns a loss of the whole batch, of which this replica has parts.
 
@@ -139,6 +149,7 @@ class Step:
 
     def change(self, variables: Iterable[Any], *, made: bool = False) -> None:
         """Notes that metrics' variables get this replica's rows; `made` ones began as zeros."""
+        self._check_compiler()
         for variable in variables:
             if id(variable) not in self._before:
                 zeros = tf.zeros(variable.shape, variable.dtype)
@@ -176,6 +187,14 @@ class Step:
         for variable, total in zip(changed, sums):
             variable.value.assign(self._before[id(variable)] + total)
         self.keep(changed)
+
+    def _check_compiler(self) -> None:
+        if self.compiled_by_xla:
+            raise FitError(
+                f"a tf.function(jit_compile=True) in a step of {self.model.name!r} computes a "
+                "gradient, a loss or a metric, to which all workers contribute. XLA cannot compile "
+                "that: leave jit_compile=True out, or compile only a part of the layers' code."
+            )
 
     def _weighted(self, value: Any) -> Any:
         return self.unless_empty(value) * tf.cast(self.weight, value.dtype)

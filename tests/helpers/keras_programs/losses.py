@@ -43,6 +43,13 @@ def tagger() -> Any:
     return keras.Model(tokens, layers.TimeDistributed(layers.Dense(3))(hidden))
 
 
+def reader() -> Any:
+    """Returns a model that predicts a label for the tokens of a row."""
+    tokens = keras.Input((COLUMNS,), dtype="int32")
+    hidden = layers.Embedding(9, 4, mask_zero=True)(tokens)
+    return keras.Model(tokens, layers.Dense(3)(layers.GRU(4)(hidden)))
+
+
 # For each kind: the model, its inputs and its targets.
 KINDS: Dict[str, Tuple[Make, Any, Any]] = {
     "label": (perceptron, X, Y),
@@ -55,6 +62,7 @@ KINDS: Dict[str, Tuple[Make, Any, Any]] = {
         (X > 0).astype("float32").reshape(-1, 2, 3),
     ),
     "tokens": (tagger, PADDED, TOKENS % 3),
+    "text": (reader, PADDED, Y),
 }
 
 
@@ -70,6 +78,7 @@ LOSSES: Dict[str, Tuple[Any, ...]] = {
     "reduction_none": ("number", lambda: kl.MeanSquaredError(reduction=None)),
     "function_sum": ("number", lambda: lambda y, p: 0.1 * ops.sum(ops.square(y - p))),
     "masked_sequences": ("tokens", crossentropy),
+    "masked_rows": ("text", crossentropy),
     "weighted_mse_by_weight": (
         "number",
         lambda: kl.MeanSquaredError(reduction="mean_with_sample_weight"),

@@ -96,6 +96,33 @@ class Decorated(OwnStep):
         return super().train_step(batch)
 
 
+class DecoratedParts(keras.Model):
+    """Has a tf.function, converted by AutoGraph, that updates a metric.
+
+    Keras builds a layer without build() by a call that updates no metric, and TensorFlow would keep
+    that function.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.hidden, self.head = layers.Dense(8, activation="relu"), layers.Dense(3)
+        self.watched = keras.metrics.Mean(name="watched")
+
+    def build(self, shape: Any) -> None:
+        self.hidden.build(shape)
+        self.head.build((None, 8))
+
+    @tf.function  # type: ignore[untyped-decorator]
+    def watch(self, x: Any) -> Any:
+        if tf.reduce_any(x > 0):
+            x = 0.5 * x
+        self.watched.update_state(x)
+        return x
+
+    def call(self, x: Any, training: bool = False) -> Any:
+        return self.head(self.watch(self.hidden(x)))
+
+
 class LowerSum(Lower):
     def loss_of(self, y: Any, predicted: Any) -> Any:
         return 0.05 * tf.reduce_sum(tf.square(y - predicted))
@@ -113,6 +140,7 @@ class Returns(keras.Model):
 MODELS: Dict[str, Callable[[], Any]] = {
     "own": lambda: perceptron(kind=OwnStep),
     "decorated": lambda: perceptron(kind=Decorated),
+    "decorated_parts": DecoratedParts,
     "lower": lambda: perceptron(kind=Lower),
     "lower_sum": lambda: perceptron(kind=LowerSum),
     "returns_nested": lambda: perceptron(kind=Returns),

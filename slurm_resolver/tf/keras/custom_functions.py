@@ -1,0 +1,75 @@
+"""Refuses a model whose steps the strategy does not take.
+
+Keras lets a model replace the functions that take its steps: by a `make_train_function` of its own,
+or by an assignment to `train_function`. Such a function gets this package's shares of a batch, and
+each worker would train alone. `train_step` is the place for code of one's own.
+"""
+
+from __future__ import annotations
+
+import functools
+import weakref
+from typing import Any, Callable, Set
+
+from slurm_resolver.errors import FitError
+from slurm_resolver.tf.keras import borrowed, strategies
+
+# The kind of steps that each method of a model takes.
+_KIND = {
+    "fit": "train",
+    "evaluate": "test",
+    "predict": "predict",
+    "train_on_batch": "train",
+    "test_on_batch": "test",
+    "predict_on_batch": "predict",
+}
+# The kinds of steps for which a strategy of this package has made a model's function.
+_made: weakref.WeakKeyDictionary[Any, Set[str]] = weakref.WeakKeyDictionary()
+
+
+def make_function(kind: str, original: Any, model: Any, force: bool = False) -> Any:
+    """Makes a model's function for a kind of steps, which a strategy of this package takes."""
+    if model.distribute_strategy not in strategies:
+        return original(model, force)
+    name = f"{kind}_function"
+    if force or getattr(model, name) is None:
+        setattr(model, name, model.distribute_strategy.make_function(model, kind))
+        _made.setdefault(model, set()).add(kind)
+    return getattr(model, name)
+
+
+def check_functions(method: str, model: Any) -> None:
+    """Raises FitError if a method of a model would take steps by a function of the model's own.
+
+    A class that overrides the method which makes the function raises it when Keras calls that.
+    """
+    kind = _KIND[method]
+    for owner in type(model).__mro__:
+        make = vars(owner).get(f"make_{kind}_function")
+        if make is not None and not hasattr(make, borrowed.REPLACED):
+            setattr(owner, make.__name__, _checked(kind, make))
+    if getattr(model, f"{kind}_function") is not None and kind not in _made.get(model, ()):
+        raise _error(kind, model, f"{kind}_function")
+
+
+def _checked(kind: str, make: Callable[..., Any]) -> Callable[..., Any]:
+    """Returns a `make_train_function` that must have called Keras' own."""
+
+    @functools.wraps(make)
+    def checked(model: Any, *args: Any, **kwargs: Any) -> Any:
+        function = make(model, *args, **kwargs)
+        if model.distribute_strategy in strategies and kind not in _made.get(model, ()):
+            raise _error(kind, model, f"make_{kind}_function()")
+        return function
+
+    setattr(checked, borrowed.REPLACED, True)
+    return checked
+
+
+def _error(kind: str, model: Any, own: str) -> FitError:
+    make = f"make_{kind}_function()"
+    return FitError(
+        f"the model {model.name!r}: its own {own} would take the steps in each worker alone. "
+        f"Override {kind}_step() instead, which Keras calls for each batch, or let {make} call "
+        f"super().{make} and then wrap self.{kind}_function."
+    )
