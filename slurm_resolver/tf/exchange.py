@@ -132,6 +132,9 @@ class Workers:
             if self._loss:
                 raise FitError(self._failure or self._loss)
             yield
+        except (tf.errors.OutOfRangeError, StopIteration):  # there was no data for a step
+            self._steps -= 1
+            raise
         except tf.errors.OpError as error:
             reason = _reason_of(error)
             if reason and not self.call:  # as in `train_on_batch`

@@ -209,6 +209,8 @@ class Lookahead(ko.SGD):
             variable.assign(slow)
 
 
+if hasattr(ko, "ScheduleFreeAdamW"):  # from Keras 3.14 on
+    OPTIMIZERS["schedule_free"] = lambda: ko.ScheduleFreeAdamW(0.01)
 OPTIMIZERS["assigning_in_build"] = partial(Lookahead, 0.1)
 
 
