@@ -17,7 +17,7 @@ QUICK_TIME = two minutes
 TEST_TIME = 20 minutes on two cores
 NIGHTLY_TIME = 75 minutes on two cores
 
-.PHONY: help demo quick docs pages coverage test test-oldest say-how-long test-slurm test-tensorflow test-training slurm-if-possible nightly lint sizes types slurm newest-slurm slurms matrix bench clean
+.PHONY: help demo quick docs pages coverage test test-oldest test-root say-how-long test-slurm test-tensorflow test-training slurm-if-possible nightly lint sizes types slurm newest-slurm slurms matrix bench clean
 
 help:
 	@echo "make demo      install TensorFlow into $(VENV), and train two workers (a few minutes)"
@@ -82,6 +82,10 @@ test-training: $(VENV)/installed
 # The tests that depend on the version of Slurm, mainly those of layouts.
 test-oldest: $(VENV)/installed
 	$(RUN) $(PYTEST) -m "slurm and not tensorflow and not newest $(SELECTED)" --slurm oldest
+
+# The tests that `make test` skips for an ordinary account.
+test-root: $(VENV)/installed
+	$(RUN) $(PYTEST) -m "root $(SELECTED)" --slurm newest
 
 # All tests that `make test` leaves out, and all tests on the older versions of Slurm.
 nightly: slurms lint types
