@@ -8,7 +8,8 @@ whose first process is a small supervisor:
                            └─ n9      10.77.0.2     slurmd and its tasks
 
 The supervisor ends when its standard input closes, even if the test process is killed, and with it
-all processes, interfaces and mounts.  Every file is in the cluster's directory.
+all processes, interfaces and mounts.  Every file is in the cluster's directory, except for the
+sockets of the nodes: their paths must be short, and pytest's folders have long names.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ import shlex
 import shutil
 import signal
 import subprocess
+import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -62,6 +64,7 @@ if [ "$1" = node ]; then
 fi
 hostname login
 mount --bind hosts /etc/hosts
+mount -t tmpfs run /run  # where the daemons of auth/slurm put their sockets
 # Newer daemons query DNS, and wait for an answer that never comes here.
 [ ! -e /etc/resolv.conf ] || mount --bind /dev/null /etc/resolv.conf
 ip link set lo up
@@ -144,11 +147,8 @@ class SlurmCluster:
         # The standard input of every command: a pipe without data that never ends. srun would pass
         # an end on to its tasks, and lose output if the tasks end before they read it.
         self._silence: tuple[int, ...] = ()
-        # Slurm's sockets must fit in a Unix address, and slurm.conf has no way to quote a path.
-        name = max(self._names, key=len)
-        socket = f"{self.directory}/spool/{name}/{name}_1000000.4294967292"
-        if len(socket) > 107 or not re.fullmatch(r"[\w./+@-]*", socket):
-            raise ValueError(f"Slurm needs a directory with a plain, short path, not {directory}")
+        self._spool = ""
+        _refuse_odd_path(str(self.directory))
 
     def __enter__(self) -> SlurmCluster:
         self.start()
@@ -194,6 +194,9 @@ class SlurmCluster:
         while self._silence:
             os.close(self._silence[0])
             self._silence = self._silence[1:]
+        if self._spool:
+            shutil.rmtree(self._spool, ignore_errors=True)
+            self._spool = ""
 
     def run(
         self,
@@ -273,9 +276,18 @@ class SlurmCluster:
                     return pid
         raise RuntimeError(f"node {node} is gone")
 
+    def _make_spool(self) -> None:
+        """Make the folder of the nodes' sockets, whose paths must fit in a Unix address."""
+        self._spool = tempfile.mkdtemp(prefix="slurm")
+        name = max(self._names, key=len)
+        _refuse_odd_path(self._spool)
+        if len(f"{self._spool}/{name}/{name}_1000000.4294967292") > 107:
+            raise ValueError(f"Slurm needs a short path for temporary files, not {self._spool}")
+
     def _write_files(self) -> None:
         here = self.directory
-        for name in ("log", "run", "spool", "state", "gpu"):
+        self._make_spool()
+        for name in ("log", "run", "state", "gpu"):
             shutil.rmtree(here / name, ignore_errors=True)
             (here / name).mkdir(parents=True)
         for number in range(max(node.gpus for node in self.nodes)):
@@ -306,7 +318,7 @@ class SlurmCluster:
             SelectType=select/cons_tres SelectTypeParameters=CR_Core GresTypes=gpu
             SlurmdParameters=config_overrides ReturnToService=2 KillWait=2
             SchedulerParameters=batch_sched_delay=0,bf_interval=1,sched_interval=1
-            StateSaveLocation={here}/state SlurmdSpoolDir={here}/spool/%n
+            StateSaveLocation={here}/state SlurmdSpoolDir={self._spool}/%n
             SlurmctldPidFile={here}/run/slurmctld SlurmdPidFile={here}/run/slurmd-%n
             SlurmctldLogFile={here}/log/slurmctld.log SlurmdLogFile={here}/log/slurmd-%n.log
         """.split()
@@ -419,6 +431,12 @@ def end_srun(process: subprocess.Popen[str]) -> tuple[str, str]:
         with contextlib.suppress(subprocess.TimeoutExpired):
             return process.communicate(timeout=10)
     return "", ""
+
+
+def _refuse_odd_path(path: str) -> None:
+    """Raise for a path that slurm.conf cannot contain: it has no quotes."""
+    if not re.fullmatch(r"[\w./+@-]*", path):
+        raise ValueError(f"Slurm needs a folder with a plain path, not {path}")
 
 
 def _children(pid: int) -> list[int]:
