@@ -43,7 +43,7 @@ IN_BOTH = {
     "other_weights": "/bias differs from worker to worker after epoch 1: ",
     "other_weights_before": "differs from worker to worker before evaluate: 0 in worker 0, 5 in wo",
     "other_momentum": "in optimizer.momentum: 0.0 in worker 0, 0.9 in worker 1",
-    "restored_in_one": "fit needs the callback BackupAndResume in all workers or in none: no Back",
+    "restored_in_one": "in callbacks that restore a training: none in worker 0, BackupAndResume in",
     "other_order_in_predict": "the batch differs from worker to worker in step 1 of predict, in x",
     "other_order_of_python": "the batches of the workers differ in x, y, which Python makes, and",
     "other_calls": "worker 0 calls evaluate, and worker 1 calls predict. Make each call in all",

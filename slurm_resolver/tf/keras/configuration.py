@@ -7,30 +7,80 @@ first one.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import inspect
+import json
+import sys
 import types
 import warnings
 import zlib
-from typing import Any, Iterator, List, Tuple
+from typing import Any, Iterator, List, Mapping, Tuple
 
 import numpy as np
+import tensorflow as tf
 
 from slurm_resolver.tf.keras import borrowed
+from slurm_resolver.tf.keras.file_callbacks import listed
 
 Entry = Tuple[str, str]
 
 _PLAIN = (type(None), bool, int, float, str, bytes)
 # Keys of Keras' configurations that may differ in workers that train alike.
 _LEFT_OUT = ("name", "seed", "module", "registered_name", "build_config", "shared_object_id")
+_WEIGHTS = ("sample_weight", "class_weight")
 _DEEPEST = 8
 _LONGEST = 1000  # lists such as vocabularies are one entry
 
 
+def describe_call(arguments: Mapping[str, Any]) -> Iterator[Entry]:
+    """Yields what has to be the same in the arguments of `fit`, `evaluate` or `predict`."""
+    steps = arguments.get("steps_per_epoch", arguments.get("steps"))
+    yield "the data", _describe_data(arguments["x"], steps)
+    validation = arguments.get("validation_data")
+    yield "validation_data", _describe_data(validation, arguments.get("validation_steps"))
+    for name, value in arguments.items():
+        if name in _WEIGHTS:  # of which Keras makes a part of the batches
+            yield name, _describe_data(value, None)
+        elif isinstance(value, _PLAIN) and name != "verbose":
+            yield name, repr(value)
+    restoring = [
+        type(callback).__name__
+        for callback in listed(arguments.get("callbacks"))
+        if isinstance(callback, sys.modules["keras"].callbacks.BackupAndRestore)
+        or getattr(callback, "restores_all_workers", False)
+    ]
+    yield "callbacks that restore a training", ", ".join(sorted(restoring)) or "none"
+
+
+def _describe_data(value: Any, steps: Any) -> str:
+    """Describes how much data there is, as far as it is known."""
+    if isinstance(value, tf.data.Dataset):
+        sharding = value.options().experimental_distribute.auto_shard_policy
+        cardinality = int(value.cardinality())
+        # With OFF, each worker has its own data, and takes the same number of steps.
+        of_its_own = steps and sharding == tf.data.experimental.AutoShardPolicy.OFF
+        if of_its_own or cardinality == tf.data.UNKNOWN_CARDINALITY:
+            return "unknown"
+        return "endless" if cardinality < 0 else f"{cardinality} batches"
+    part: Any = next(iter(tf.nest.flatten(value)), None)
+    if isinstance(part, _PLAIN):
+        return str(part)
+    if getattr(part, "shape", None):
+        return f"{part.shape[0]} rows"
+    return f"{part.num_batches} batches" if hasattr(part, "num_batches") else "unknown"
+
+
 def describe_model(model: Any) -> List[Entry]:
-    """Returns the configuration of a model's layers, optimizer and losses."""
+    """Returns the configuration of a model's layers, optimizer, losses and metrics."""
     entries = list(_describe("optimizer", getattr(model, "optimizer", None)))
     entries += _describe("loss", getattr(model, "loss", None))
+    with contextlib.suppress(Exception):  # not everything that is compiled can be described
+        compiled = model.get_compile_config()
+        for name in ("metrics", "weighted_metrics", "loss_weights"):
+            # unlike an object's text, its type's name contains no address
+            text = json.dumps(compiled.get(name), default=lambda value: type(value).__name__)
+            entries.append((name, text))
     for name in ("run_eagerly", "steps_per_execution"):
         entries.append((name, repr(getattr(model, name, None))))
     for number, layer in enumerate(borrowed.FLATTEN_LAYERS.of(model)()):

@@ -21,7 +21,7 @@ from slurm_resolver.log import tell_once
 from slurm_resolver.tf.exchange import Workers
 from slurm_resolver.tf.keras import borrowed
 from slurm_resolver.tf.keras.comparison import by_worker
-from slurm_resolver.tf.keras.configuration import Entry, describe_model
+from slurm_resolver.tf.keras.configuration import Entry
 from slurm_resolver.tf.keras.file_callbacks import listed
 
 _CHUNKS = 64  # of a list, which the workers compare at once
@@ -180,19 +180,14 @@ def _differ(values: Sequence[float], tolerance: float) -> bool:
     return not np.allclose(values, values[0], rtol=0.0, atol=tolerance, equal_nan=True)
 
 
-def compare_configuration(workers: Workers, call: str, model: Any) -> None:
-    """Raises FitError in every worker if the workers' models have another configuration."""
-    entries = describe_model(model)
-    digests = workers.exchange(f"compares its model in {call}", zlib.crc32(repr(entries).encode()))
-    if len(set(digests)) > 1:
-        compare_entries(workers, call, entries)
-
-
 def compare_entries(workers: Workers, call: str, entries: Sequence[Entry]) -> None:
     """Raises FitError in every worker with the first entry that differs from worker to worker."""
     purpose = f"compares what {call} trains with"
+    told = workers.exchange(purpose, [zlib.crc32(repr(entries).encode()), len(entries)])
+    if len({digest for digest, _ in told}) == 1:
+        return
     begin = 0
-    end = max(workers.exchange(purpose, len(entries)))
+    end = max(length for _, length in told)
     while end - begin > 1:
         size = -(-(end - begin) // _CHUNKS)
         starts = range(begin, end, size)
@@ -212,7 +207,8 @@ def compare_entries(workers: Workers, call: str, entries: Sequence[Entry]) -> No
         values = [f"{name} {value}" for name, value in by_index]
     raise FitError(
         f"{call} differs from worker to worker, in {what}: {by_worker(workers.names, values)}. "
-        "Expected the same program in every worker."
+        "Expected the same program in every worker, with the same data, of which each takes its "
+        "share. Data that each worker has of its own (AutoShardPolicy.OFF) needs steps_per_epoch."
     )
 
 

@@ -12,7 +12,8 @@ from slurm_resolver.log import warn_once
 from slurm_resolver.preflight.keras_version import keras_takes_batches
 from slurm_resolver.tf.keras import borrowed
 from slurm_resolver.tf.keras.comparison import DIFFERENCE, Comparison, call_outside
-from slurm_resolver.tf.keras.drift import REMEDY, Drift, compare_configuration
+from slurm_resolver.tf.keras.configuration import describe_model
+from slurm_resolver.tf.keras.drift import REMEDY, Drift, compare_entries
 from slurm_resolver.tf.keras.patches import patch_metrics
 from slurm_resolver.tf.keras.sharing import (
     Share,
@@ -139,7 +140,8 @@ class StepFunction:
             if DIFFERENCE in str(error):
                 raise FitError(self.comparison.describe(reporter.where())) from error
             if _MISMATCH in str(error):
-                compare_configuration(self._strategy.workers, "this step", self._model)
+                entries = describe_model(self._model)
+                compare_entries(self._strategy.workers, "this step", entries)
                 raise FitError(
                     f"the workers compute different steps {reporter.where()}".rstrip()
                     + f": {str(error).partition(_MISMATCH)[2].partition('.')[0].strip()}. {REMEDY}"
