@@ -37,6 +37,9 @@ STEPS = {2: "-w n9,n10 -N2 -n2", 3: "-w n9,n10 -N2 -n3"}
 
 # What ParameterServerStrategy refuses.
 REFUSED = {"optimizer_accumulated", "optimizer_ema_overwritten", "step_eagerly"}
+# It makes the optimizer's variables before the first step, as Keras does under a strategy. In one
+# process Keras makes them in the first step, and what `build` assigns there is lost.
+BUILT_BEFORE = {"optimizer_assigning_in_build", "optimizer_schedule_free"}
 # Its logs of a batch, and metrics that a callback reads, are those of an earlier step.
 LATE = {
     *("metric_auc", "metric_weighted_auc", "metric_r2", "metric_own_vector"),
@@ -186,7 +189,7 @@ def test_one_worker_of_a_parameter_server_gives_what_one_process_gives(
     for name in LATE & chief.keys():
         for what in {"batches", "read"} & alone[name].keys():
             chief[name][what] = alone[name][what]
-    assert different(chief, alone) == {}
+    assert different(chief, alone).keys() <= BUILT_BEFORE
 
 
 def test_all_workers_end_with_the_very_same(workers: List[Outcomes]) -> None:
