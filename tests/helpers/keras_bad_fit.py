@@ -245,6 +245,15 @@ def restored_in_one(strategy: Any, worker: int) -> None:
     fit(strategy, callbacks=[sr.BackupAndResume("unused")] if worker else [])
 
 
+@way
+def float8(strategy: Any, worker: int) -> None:
+    with strategy.scope():
+        built = model()
+        built.quantize("float8")
+        built.compile("sgd", "mse")
+    built.fit(data(), verbose=0)
+
+
 NUMBERS = np.arange(96, dtype="float32")[:, None]
 
 

@@ -46,6 +46,7 @@ IN_BOTH = {
     "restored_in_one": "in callbacks that restore a training: none in worker 0, BackupAndResume in",
     "other_order_in_predict": "the batch differs from worker to worker in step 1 of predict, in x",
     "other_order_of_python": "the batches of the workers differ in x, y, which Python makes, and",
+    "float8": "trains in float8, whose scales are not gradients that can be averaged over the wo",
     "other_calls": "worker 0 calls evaluate, and worker 1 calls predict. Make each call in all",
 }
 

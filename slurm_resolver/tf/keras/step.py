@@ -130,13 +130,6 @@ class Step:
 
         return tf.nest.map_structure(gather, values)
 
-    def largest(self, value: Any) -> Any:
-        """Returns the largest of all replicas' values, for each element of a tensor."""
-        others = tf.distribute.get_strategy().num_replicas_in_sync - self.replica - 1
-        padding = [[self.replica, others], *[[0, 0]] * value.shape.rank]
-        own = tf.pad(self.unless_empty(value)[None], padding)
-        return tf.reduce_max(self.add([own])[0], axis=0)
-
     def loss_of_all_rows(self, compute: Callable[..., Any], *parts: Any) -> Any:
         """Returns a loss of the whole batch, of which this replica has parts.
 

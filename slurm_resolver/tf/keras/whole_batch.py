@@ -13,6 +13,7 @@ from typing import Any, Callable, Dict, List, Optional, Tuple
 
 import tensorflow as tf
 
+from slurm_resolver.errors import FitError
 from slurm_resolver.tf.keras import borrowed, is_coordinated
 from slurm_resolver.tf.keras.step import Step
 
@@ -36,55 +37,38 @@ def gradient(
     """Returns gradients of variables as means over the rows of all replicas."""
     flat = tf.nest.flatten(sources)
     shared = [_is_variable(source) for source in flat]
-    # In float8, the gradient of a scale or of the largest values seen is what replaces them.
-    replaced = [getattr(source, "overwrite_with_gradient", False) for source in flat]
     if not any(shared):
         return original(tape, target, sources, output_gradients, *args, **kwargs)
+    if any(getattr(source, "overwrite_with_gradient", False) for source in flat):
+        raise FitError(
+            f"the model {step.model.name!r} trains in float8, whose scales are not gradients that "
+            "can be averaged over the workers. Use mixed_bfloat16, or one process"
+        )
     targets = tf.nest.flatten(target)
     seeds = [None] * len(targets) if output_gradients is None else tf.nest.flatten(output_gradients)
-    before = step.weight
-    after = None
-    if any(replaced):
-        # They are of one process's gradients, also where each replica computes all rows.
-        has_all = tf.equal(step.own, step.rows)
-        before = tf.where(has_all, 1.0, step.weight)
-        after = tf.where(has_all, step.weight, 1.0)
-    seeds = [_seed(step, one, seed, before) for one, seed in zip(targets, seeds)]
+    seeds = [_seed(step, one, seed) for one, seed in zip(targets, seeds)]
     found = original(tape, targets, flat, seeds, *args, **kwargs)
-    factor = tf.math.divide_no_nan(1.0, before)
+    factor = tf.math.divide_no_nan(1.0, step.weight)
     values: List[Any] = [
         value if value is None or of else value * tf.cast(factor, value.dtype)
         for value, of in zip(found, shared)
     ]
-    added: Dict[int, Any] = {}  # by the source's place
-    for place, value in enumerate(found):
-        if value is None or not shared[place]:
-            continue
-        if replaced[place]:
-            values[place] = step.largest(value)
-        else:
-            added[place] = step.unless_empty(value if after is None else _scaled(value, after))
-    for place, total in zip(added, step.add(list(added.values()))):
+    places = [place for place, of in enumerate(shared) if of and found[place] is not None]
+    sums = step.add([step.unless_empty(found[place]) for place in places])
+    for place, total in zip(places, sums):
         values[place] = total
     return tf.nest.pack_sequence_as(sources, values)
 
 
-def _seed(step: Step, target: Any, seed: Any, weight: Any) -> Any:
+def _seed(step: Step, target: Any, seed: Any) -> Any:
     """Returns the start of backpropagation: a value for each of this replica's rows is unchanged.
 
-    Everything else is a mean over rows, or the same in all replicas, and gets the replica's weight.
+    Everything else is a mean over rows, or the same in all replicas.
     """
     value = tf.convert_to_tensor(target)
     ones = tf.ones_like(value) if seed is None else seed
-    weight = tf.where(step.is_of_own_rows(value), 1.0, weight)
+    weight = tf.where(step.is_of_own_rows(value), 1.0, step.weight)
     return ones * tf.cast(weight, value.dtype)
-
-
-def _scaled(gradient: Any, factor: Any) -> Any:
-    if isinstance(gradient, tf.IndexedSlices):
-        values = _scaled(gradient.values, factor)
-        return tf.IndexedSlices(values, gradient.indices, gradient.dense_shape)
-    return gradient * tf.cast(factor, gradient.dtype)
 
 
 def _is_variable(source: Any) -> bool:

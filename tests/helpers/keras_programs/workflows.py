@@ -168,14 +168,6 @@ def quantized_and_fitted(strategy: Any) -> Outcome:
     return fitted(model, data(), predict=True)
 
 
-@program("guide", within=5e-3)
-def quantized_as_float8(strategy: Any) -> Outcome:
-    """Rounds to 3 bits, which multiplies differences of 1e-7."""
-    model = build(strategy)
-    model.quantize("float8")
-    return fitted(model, data(), predict=True)
-
-
 @program("guide")
 def saved_and_loaded(strategy: Any) -> Outcome:
     """Each process saves to its own file; keras_saving.py covers a shared one."""
