@@ -21,6 +21,7 @@ from slurm_resolver.tf.keras.sharing import FINGERPRINT
 T = TypeVar("T")
 
 DIFFERENCE = "the workers differ in this step"  # in the error of a step that is ended here
+_LISTED = 4  # workers that an error names
 _SAME_RATE = 1e-5  # relative: processors may round a schedule's result differently
 _REMEDY = (
     "Expected the same global batches in the same order in every worker, of which each takes its "
@@ -55,7 +56,6 @@ class Comparison:
         self._model = model
         self._has_rate = kind == "train"
         self._names: List[str] = []  # of the batch's tensors
-        self._tables: Dict[int, Tuple[tf.Variable, tf.Variable]] = {}
         self._current: Optional[Tuple[tf.Variable, tf.Variable]] = None
 
     def row(self, replica: int, digest: Optional[Any], names: Sequence[str]) -> Any:
@@ -113,9 +113,8 @@ class Comparison:
                 table = tf.Variable(tf.zeros([self._replicas, columns]), trainable=False)
                 return table, tf.Variable(tf.zeros([count, 2]), trainable=False)
 
-        if count not in self._tables:
-            self._tables[count] = call_outside(make)
-        self._current = self._tables[count]
+        if self._current is None or self._current[1].shape[0] != count:
+            self._current = call_outside(make)
         return self._current
 
     def describe(self, where: str) -> str:
@@ -176,14 +175,13 @@ def _letter(values: Any, place: int) -> str:
 
 
 def by_worker(names: Sequence[str], values: Sequence[str]) -> str:
-    """Returns which worker has which value: "0.1 in worker 0, 0.2 in worker 1 and worker 2"."""
+    """Returns which worker has which value: "0.1 in worker 0, 0.2 in worker 1, worker 2"."""
     holders: Dict[str, List[str]] = {}
     for name, value in zip(names, values):
         holders.setdefault(value, []).append(name)
     return ", ".join(f"{value} in {_shortened(held)}" for value, held in holders.items())
 
 
-def _shortened(names: List[str], most: int = 4) -> str:
-    if len(names) <= most:
-        return " and ".join([", ".join(names[:-1]), names[-1]] if len(names) > 1 else names)
-    return f"{', '.join(names[: most - 1])} and {len(names) - most + 1} more"
+def _shortened(names: List[str]) -> str:
+    more = f" and {len(names) - _LISTED} more" if len(names) > _LISTED else ""
+    return ", ".join(names[:_LISTED]) + more

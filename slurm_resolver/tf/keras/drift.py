@@ -12,7 +12,6 @@ import sys
 import zlib
 from typing import Any, Dict, List, Sequence, Tuple
 
-import ml_dtypes
 import numpy as np
 import tensorflow as tf
 
@@ -26,6 +25,7 @@ from slurm_resolver.tf.keras.file_callbacks import listed
 
 _CHUNKS = 64  # of a list, which the workers compare at once
 _VALUES = 1000  # which fit into one message
+_ROUNDING = 1e-3  # how far weights may differ by rounding alone, relative to their norm
 REMEDY = (
     "Do the same in all workers: leave out what lets one worker alone change the training, such as "
     "a callback, a learning rate or weights in `if task_id == 0:`."
@@ -113,7 +113,7 @@ class Drift:
                     self._fail(name, shapes, when)
                 values = [value for _, _, value, _ in column]
                 norms = [norm for _, _, _, norm in column]
-                if _differ(values, _tolerance(column[0][1]) * max(norms)):
+                if _differ(values, _ROUNDING * max(norms)):
                     self._fail(name, _shown(values, norms), when)
         tell_once(
             "the workers' weights differ by rounding: their processors compute the same step "
@@ -165,15 +165,6 @@ def _shown(values: Sequence[float], norms: Sequence[float]) -> List[str]:
 def _shape(variable: Any) -> str:
     """Returns the type and shape of a variable, such as "float32 (3, 4)"."""
     return f"{variable.dtype} {tuple(variable.shape)}"
-
-
-def _tolerance(shape: str) -> float:
-    """Returns how far values of a type may differ, relative to their norm, by rounding alone."""
-    kind = tf.as_dtype(shape.partition(" ")[0])
-    if not kind.is_floating:
-        return 0.0
-    eps: Any = ml_dtypes.finfo(kind.as_numpy_dtype).eps  # type: ignore[no-untyped-call]
-    return float(np.sqrt(float(eps)))
 
 
 def _differ(values: Sequence[float], tolerance: float) -> bool:
