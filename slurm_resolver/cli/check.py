@@ -37,11 +37,19 @@ NOTHING_CHECKED = 3
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds this subcommand's arguments."""
     add_cluster_options(parser)
-    help_ = "wait at most this long, in total, for all tasks (60)"
-    parser.add_argument("--timeout", type=seconds, default=60.0, metavar="SECONDS", help=help_)
+    parser.add_argument(
+        "--timeout",
+        type=seconds,
+        default=60.0,
+        metavar="SECONDS",
+        help="wait at most this long, in total, for all tasks (60)",
+    )
     parser.add_argument("--verbose", action="store_true", help="print every check")
-    help_ = "if no check fails, measure a step and an all-reduce of the strategy in every task"
-    parser.add_argument("--collective", action="store_true", help=help_)
+    parser.add_argument(
+        "--collective",
+        action="store_true",
+        help="if no check fails, measure a step and an all-reduce of the strategy in every task",
+    )
     parser.add_argument("--json", action="store_true", help="print JSON")
 
 
@@ -60,7 +68,8 @@ def main(args: argparse.Namespace) -> int:
             "--collective with ps in --jobs: it measures MultiWorkerMirroredStrategy, which does "
             "not start in a cluster with parameter servers. Remove ps."
         )
-    printing, good = True, 0
+    printing = True
+    good = 0
     try:
         cluster = Cluster()
         if step.is_launched:

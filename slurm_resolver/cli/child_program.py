@@ -32,7 +32,8 @@ class ChildProgram:
 
     def __init__(self, cluster: Cluster, servers: Collection[str]) -> None:
         """Joins the job; `servers` are the jobs whose programs only serve."""
-        own, service = cluster.task, cluster.service
+        own = cluster.task
+        service = cluster.service
         assert own is not None
         assert service is not None
         self._only_serves = own.job in servers

@@ -59,23 +59,39 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds this subcommand's arguments."""
     add_cluster_options(parser)
     add = parser.add_argument
-    help_ = "wait until all tasks have started and agree; after SECONDS, name the missing ones"
-    add("--wait", type=seconds, metavar="SECONDS", help=help_)
+    add(
+        "--wait",
+        type=seconds,
+        metavar="SECONDS",
+        help="wait until all tasks have started and agree; after SECONDS, name the missing ones",
+    )
     names = ", ".join(CONTRACTS)
-    help_ = f"set the variables of this framework instead of TF_CONFIG: {names}; can be repeated"
-    add("--env", action="append", choices=tuple(CONTRACTS), metavar="NAME", help=help_)
+    add(
+        "--env",
+        action="append",
+        choices=tuple(CONTRACTS),
+        metavar="NAME",
+        help=f"set the variables of this framework instead of TF_CONFIG: {names}; can be repeated",
+    )
     for name, what in (
         ("strategy", "MultiWorkerMirroredStrategy by this package's, for Keras 3's fit"),
         ("resolver", "cluster_resolver.SlurmClusterResolver by this package's"),
     ):
-        help_ = f"replace the program's tf.distribute.{what}"
-        add(f"--replace-{name}", dest="replace", action="append_const", const=name, help=help_)
-    help_ = (
-        "jobs whose programs only serve. They are ended when all other programs have ended; "
+        add(
+            f"--replace-{name}",
+            dest="replace",
+            action="append_const",
+            const=name,
+            help=f"replace the program's tf.distribute.{what}",
+        )
+    add(
+        "--servers",
+        choices=("ps", "ps,worker", "none"),
+        metavar="JOB,…",
+        help="jobs whose programs only serve. They are ended when all other programs have ended; "
         "all programs are ended when a ps or the leader is lost. Default: ps. Under "
-        "ParameterServerStrategy: ps,worker. none: end no program"
+        "ParameterServerStrategy: ps,worker. none: end no program",
     )
-    add("--servers", choices=("ps", "ps,worker", "none"), metavar="JOB,…", help=help_)
     add_command(parser)
 
 

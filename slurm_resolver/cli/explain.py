@@ -45,7 +45,8 @@ def main(args: argparse.Namespace) -> int:
     from slurm_resolver.diagnostics.first_failure import FailureReader
     from slurm_resolver.diagnostics.log_messages import Finding, explain, explain_file, printable
 
-    logs, unread = [], 0
+    logs = []
+    unread = 0
     for path in args.logs or ["-"]:
         reader = FailureReader()
         name = printable(path)
@@ -63,7 +64,9 @@ def main(args: argparse.Namespace) -> int:
     logs.sort(key=lambda log: log[:2])
     first = logs[0][3] if logs else None
     if first is not None and not first.follows:
-        findings, line, number = logs[0][4], printable(first.line), first.line_number
+        findings = logs[0][4]
+        line = printable(first.line)
+        number = first.line_number
         own = {one.id for one in explain([first.line])}
         findings.sort(key=lambda one: one.line_number != number and one.id not in own)
         cause = "This task failed first. Errors of other tasks may be effects of its failure."

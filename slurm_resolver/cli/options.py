@@ -13,21 +13,49 @@ from slurm_resolver.errors import LaunchError
 def add_cluster_options(parser: argparse.ArgumentParser) -> None:
     """Adds an option for each keyword of `slurm_resolver.resolve`."""
     add = parser.add_argument
-    help_ = "tasks of each job, such as ps=2,worker=-1 (-1: the rest); default: all workers"
-    add("--jobs", type=numbers_by_name, metavar="JOB=N,…", help=help_)
-    help_ = "spread: parameter servers on distinct nodes (default); rank: as TensorFlow's resolver"
-    add("--placement", choices=PLACEMENTS, default="spread", help=help_)
-    help_ = "ring: TensorFlow's ring leaves each node once (default); rank: by rank"
-    add("--worker-order", choices=WORKER_ORDERS, default="ring", help=help_)
-    help_ = "take a job's tasks from this component of a heterogeneous step"
-    add("--het-groups", type=numbers_by_name, metavar="JOB=GROUP,…", help=help_)
+    add(
+        "--jobs",
+        type=numbers_by_name,
+        metavar="JOB=N,…",
+        help="tasks of each job, such as ps=2,worker=-1 (-1: the rest); default: all workers",
+    )
+    add(
+        "--placement",
+        choices=PLACEMENTS,
+        default="spread",
+        help="spread: parameter servers on distinct nodes (default); "
+        "rank: as TensorFlow's resolver",
+    )
+    add(
+        "--worker-order",
+        choices=WORKER_ORDERS,
+        default="ring",
+        help="ring: TensorFlow's ring leaves each node once (default); rank: by rank",
+    )
+    add(
+        "--het-groups",
+        type=numbers_by_name,
+        metavar="JOB=GROUP,…",
+        help="take a job's tasks from this component of a heterogeneous step",
+    )
     add("--port-base", type=int, metavar="PORT", help="first port on each node")
-    help_ = "appended to node names, as in --node-address=-ib0"
-    add("--node-address", metavar="SUFFIX", help=help_)
-    help_ = "jobs whose tasks use GPUs; default: all but ps and, beside ps, chief"
-    add("--gpu-jobs", type=lambda text: text.split(","), metavar="JOB,…", help=help_)
-    help_ = "source of the layout; auto: Slurm's variables, or the tasks if these do not suffice"
-    add("--layout", choices=LAYOUTS, default="auto", help=help_)
+    add(
+        "--node-address",
+        metavar="SUFFIX",
+        help="appended to node names, as in --node-address=-ib0",
+    )
+    add(
+        "--gpu-jobs",
+        type=lambda text: text.split(","),
+        metavar="JOB,…",
+        help="jobs whose tasks use GPUs; default: all but ps and, beside ps, chief",
+    )
+    add(
+        "--layout",
+        choices=LAYOUTS,
+        default="auto",
+        help="source of the layout; auto: Slurm's variables, or the tasks if these do not suffice",
+    )
 
 
 def cluster_options(args: argparse.Namespace) -> ClusterOptions:
@@ -43,9 +71,15 @@ def add_command(parser: argparse.ArgumentParser, metavar: str = "COMMAND [ARGUME
 
 def add_tasks_per_node(add: Callable[..., object]) -> None:
     """Adds an option with both of Slurm's spellings."""
-    names = ("--tasks-per-node", "--ntasks-per-node")
-    help_ = "tasks on each node (1)"
-    add(*names, dest="tasks_per_node", type=count(1), default=1, metavar="N", help=help_)
+    add(
+        "--tasks-per-node",
+        "--ntasks-per-node",
+        dest="tasks_per_node",
+        type=count(1),
+        default=1,
+        metavar="N",
+        help="tasks on each node (1)",
+    )
 
 
 def command_of(args: argparse.Namespace) -> List[str]:

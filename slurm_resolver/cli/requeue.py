@@ -25,10 +25,18 @@ examples:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds this subcommand's arguments."""
-    help_ = "requeue the job at most N times (no limit)"
-    parser.add_argument("--max-restarts", type=count(0), metavar="N", help=help_)
-    help_ = "the training's exit status"
-    parser.add_argument("status", type=count(0, 255), metavar="STATUS", help=help_)
+    parser.add_argument(
+        "--max-restarts",
+        type=count(0),
+        metavar="N",
+        help="requeue the job at most N times (no limit)",
+    )
+    parser.add_argument(
+        "status",
+        type=count(0, 255),
+        metavar="STATUS",
+        help="the training's exit status",
+    )
 
 
 def main(args: argparse.Namespace) -> int:

@@ -32,34 +32,84 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     tasks = count(1, 4096)
     add("-n", "--ntasks", dest="num_tasks", type=tasks, default=1, metavar="N", help="tasks (1)")
-    help_ = "put the rank before each line (default: on the screen, not in files)"
-    add("-l", "--label", action=argparse.BooleanOptionalAction, help=help_)
-    help_ = "a file name such as rank-%%t.log; all (the screen, default); none; or the rank to show"
-    add("-o", "--output", metavar="PATTERN", default="all", help=help_)
+    add(
+        "-l",
+        "--label",
+        action=argparse.BooleanOptionalAction,
+        help="put the rank before each line (default: on the screen, not in files)",
+    )
+    add(
+        "-o",
+        "--output",
+        metavar="PATTERN",
+        default="all",
+        help="a file name such as rank-%%t.log; all (the screen, default); none; "
+        "or the rank to show",
+    )
     gpus = count(0, 4096)
     of_gpus = parser.add_mutually_exclusive_group().add_argument
-    help_ = "GPUs of all tasks together; each task sees all; 0 hides all"
-    of_gpus("-G", "--gpus", "--gpus-per-node", dest="gpus", type=gpus, metavar="N", help=help_)
-    help_ = "GPUs of each task, which sees no other"
-    of_gpus("--gpus-per-task", type=gpus, metavar="N", help=help_)
-    help_ = "time limit: minutes, minutes:seconds, hours:minutes:seconds or days-hours"
-    add("-t", "--time", metavar="TIME", help=help_)
-    help_ = "send the tasks a signal S seconds (60) before the time limit"
-    add("--signal", metavar="SIG[@S]", help=help_)
+    of_gpus(
+        "-G",
+        "--gpus",
+        "--gpus-per-node",
+        dest="gpus",
+        type=gpus,
+        metavar="N",
+        help="GPUs of all tasks together; each task sees all; 0 hides all",
+    )
+    of_gpus(
+        "--gpus-per-task",
+        type=gpus,
+        metavar="N",
+        help="GPUs of each task, which sees no other",
+    )
+    add(
+        "-t",
+        "--time",
+        metavar="TIME",
+        help="time limit: minutes, minutes:seconds, hours:minutes:seconds or days-hours",
+    )
+    add(
+        "--signal",
+        metavar="SIG[@S]",
+        help="send the tasks a signal S seconds (60) before the time limit",
+    )
     # One option for each spelling: with an optional value argparse would take the next word for it.
     end = ("-K", "-K1", "--kill-on-bad-exit", "--kill-on-bad-exit=1")
-    help_ = "end all tasks when one fails (default)"
-    add(*end, dest="kill_on_bad_exit", action="store_true", default=True, help=help_)
+    add(
+        *end,
+        dest="kill_on_bad_exit",
+        action="store_true",
+        default=True,
+        help="end all tasks when one fails (default)",
+    )
     leave = ("-K0", "--kill-on-bad-exit=0", "--no-kill-on-bad-exit")
-    help_ = "let the other tasks continue when one fails"
-    add(*leave, dest="kill_on_bad_exit", action="store_false", help=help_)
+    add(
+        *leave,
+        dest="kill_on_bad_exit",
+        action="store_false",
+        help="let the other tasks continue when one fails",
+    )
     add("--requeue", action="store_true", help="restart the tasks where Slurm would requeue")
-    help_ = "start a new step in the same job after a task has failed, at most N times (0)"
-    add("--restarts", type=count(0), default=0, metavar="N", help=help_)
-    help_ = "kill the task RANK (default: the last one) S seconds after the first start"
-    add("--fail-after", type=_failure, metavar="S[:RANK]", help=help_)
-    help_ = "simulate a preemption S seconds after the training's first step"
-    add("--preempt-after", type=seconds, metavar="S", help=help_)
+    add(
+        "--restarts",
+        type=count(0),
+        default=0,
+        metavar="N",
+        help="start a new step in the same job after a task has failed, at most N times (0)",
+    )
+    add(
+        "--fail-after",
+        type=_failure,
+        metavar="S[:RANK]",
+        help="kill the task RANK (default: the last one) S seconds after the first start",
+    )
+    add(
+        "--preempt-after",
+        type=seconds,
+        metavar="S",
+        help="simulate a preemption S seconds after the training's first step",
+    )
     add_command(parser)
 
 

@@ -34,26 +34,52 @@ examples:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds this subcommand's arguments; each has the name of its field in `BatchSettings`."""
-    add, number = parser.add_argument, count(1)
+    add = parser.add_argument
+    number = count(1)
     add("-N", "--nodes", type=number, default=1, metavar="N", help="nodes (1)")
     add_tasks_per_node(add)
     add("-c", "--cpus-per-task", type=number, metavar="N", help="CPUs of each task")
     add("--gpus-per-node", metavar="[TYPE:]N", help="GPUs of each node, shared by its tasks")
     add("-t", "--time", default=DEFAULT_TIME, metavar="TIME", help=f"time limit ({DEFAULT_TIME})")
     jobs = parser.add_mutually_exclusive_group().add_argument
-    help_ = "one chief, N parameter servers, the rest workers (default: all are workers)"
-    jobs("--ps", dest="jobs", type=_servers, metavar="N", help=help_)
-    help_ = "tasks of each job; one may be -1: the rest"
-    jobs("--jobs", type=numbers_by_name, metavar="JOB=N,…", help=help_)
-    help_ = "restart the step on healthy nodes after a task or a node has failed, at most N times"
-    add("--restarts", type=number, metavar="N", help=help_)
-    help_ = "ask for K more nodes, to replace failed ones"
-    add("--spare-nodes", type=number, metavar="K", help=help_)
-    help_ = "without spare nodes, continue with at least M nodes and fewer tasks"
-    add("--min-nodes", type=number, metavar="M", help=help_)
+    jobs(
+        "--ps",
+        dest="jobs",
+        type=_servers,
+        metavar="N",
+        help="one chief, N parameter servers, the rest workers (default: all are workers)",
+    )
+    jobs(
+        "--jobs",
+        type=numbers_by_name,
+        metavar="JOB=N,…",
+        help="tasks of each job; one may be -1: the rest",
+    )
+    add(
+        "--restarts",
+        type=number,
+        metavar="N",
+        help="restart the step on healthy nodes after a task or a node has failed, at most N times",
+    )
+    add(
+        "--spare-nodes",
+        type=number,
+        metavar="K",
+        help="ask for K more nodes, to replace failed ones",
+    )
+    add(
+        "--min-nodes",
+        type=number,
+        metavar="M",
+        help="without spare nodes, continue with at least M nodes and fewer tasks",
+    )
     add("--requeue", action="store_true", help="continue the job after preemption or time limit")
-    help_ = f"sent to the tasks before the time limit (with --requeue: {DEFAULT_SIGNAL})"
-    add("--signal", type=_signal, metavar="SIGNAL[@SECONDS]", help=help_)
+    add(
+        "--signal",
+        type=_signal,
+        metavar="SIGNAL[@SECONDS]",
+        help=f"sent to the tasks before the time limit (with --requeue: {DEFAULT_SIGNAL})",
+    )
     add("--no-check", dest="check", action="store_false", help="no checks before the training")
     add_command(parser)
 

@@ -38,8 +38,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument_group("a planned step, outside Slurm").add_argument
     add("--nodelist", metavar="LIST", help="a host list, such as n[1-4]")
     add("--tasks-per-node", type=count(1), default=1, metavar="N", help="tasks on each node (1)")
-    help_ = "block, cyclic or plane=N (block)"
-    add("--distribution", default="block", metavar="NAME", help=help_)
+    add(
+        "--distribution",
+        default="block",
+        metavar="NAME",
+        help="block, cyclic or plane=N (block)",
+    )
 
 
 def main(args: argparse.Namespace) -> int:

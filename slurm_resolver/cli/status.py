@@ -44,13 +44,23 @@ _HEADINGS = ("worker", "epoch", "step", "doing", "ms a step", "data", "between")
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds this subcommand's arguments."""
-    help_ = "default: this job, and its newest step that answers"
-    parser.add_argument("step", nargs="?", metavar="JOBID[.STEP]", help=help_)
+    parser.add_argument(
+        "step",
+        nargs="?",
+        metavar="JOBID[.STEP]",
+        help="default: this job, and its newest step that answers",
+    )
     parser.add_argument("--json", action="store_true", help="print JSON")
-    help_ = "print it again every 5 s until the step ends, in a terminal in place"
-    parser.add_argument("--watch", action="store_true", help=help_)
-    what = "where the program sets port_base: that number plus the most tasks on one node"
-    parser.add_argument("--port", type=int, help=what)
+    parser.add_argument(
+        "--watch",
+        action="store_true",
+        help="print it again every 5 s until the step ends, in a terminal in place",
+    )
+    parser.add_argument(
+        "--port",
+        type=int,
+        help="where the program sets port_base: that number plus the most tasks on one node",
+    )
 
 
 def main(args: argparse.Namespace) -> int:
@@ -113,8 +123,10 @@ def _addresses(
     Raises:
         OSError: if Slurm does not answer.
     """
-    job, cluster = show_job(job_id), own.cluster_name or show_config().get("ClusterName")
-    job_id, restarts = job.get("JobId", job_id), int(job.get("Restarts") or 0)
+    job = show_job(job_id)
+    cluster = own.cluster_name or show_config().get("ClusterName")
+    job_id = job.get("JobId", job_id)
+    restarts = int(job.get("Restarts") or 0)
     components = expand_hostlist(f"[{job.get('HetJobIdSet', job_id)}]")
     numbered: Dict[int, List[Dict[str, str]]] = {}
     for fields in chain.from_iterable(map(show_steps, components)):

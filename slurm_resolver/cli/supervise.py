@@ -27,17 +27,39 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--restarts", type=count(0), default=3, metavar="N", help="restart at most N times (3)")
     add("-N", "--nodes", type=count(1), metavar="N", help="nodes of the step (all of the job's)")
-    help_ = "continue with at least N nodes if fewer than --nodes are healthy"
-    add("--min-nodes", type=count(1), metavar="N", help=help_)
+    add(
+        "--min-nodes",
+        type=count(1),
+        metavar="N",
+        help="continue with at least N nodes if fewer than --nodes are healthy",
+    )
     add_tasks_per_node(add)
-    help_ = "end with status 75, for a requeue, if nodes or time do not suffice"
-    add("--requeue", action="store_true", help=help_)
-    help_ = "from the end of a step to the next start (2)"
-    add("--pause", type=seconds, default=2.0, metavar="SECONDS", help=help_)
-    help_ = "restart only if at least this much time is left (60)"
-    add("--least-time", type=seconds, default=60.0, metavar="SECONDS", help=help_)
-    help_ = "how often another node checks whether this node has failed (30; 0: never)"
-    add("--watch", type=seconds, default=30.0, metavar="SECONDS", help=help_)
+    add(
+        "--requeue",
+        action="store_true",
+        help="end with status 75, for a requeue, if nodes or time do not suffice",
+    )
+    add(
+        "--pause",
+        type=seconds,
+        default=2.0,
+        metavar="SECONDS",
+        help="from the end of a step to the next start (2)",
+    )
+    add(
+        "--least-time",
+        type=seconds,
+        default=60.0,
+        metavar="SECONDS",
+        help="restart only if at least this much time is left (60)",
+    )
+    add(
+        "--watch",
+        type=seconds,
+        default=30.0,
+        metavar="SECONDS",
+        help="how often another node checks whether this node has failed (30; 0: never)",
+    )
     add_command(parser, "srun [OPTION …] PROGRAM")
 
 

@@ -42,7 +42,8 @@ def find_hosts(
         AddressError: if Slurm does not answer, `node_address` gives no usable host, or the names do
             not resolve and no `node_address` is given.
     """
-    node_address, rank = options.node_address, step.rank or 0
+    node_address = options.node_address
+    rank = step.rank or 0
     if node_address == _BY_SLURM and not step.simulated:
         spread = min(10.0, num_tasks / 100)  # seconds over which all tasks spread their questions
         node_address = _ask_slurm(compress_hostlist(sorted(nodes)), spread * rank / num_tasks)
@@ -71,9 +72,11 @@ def _host_for(node: str, node_address: NodeAddress) -> str:
     if isinstance(node_address, str):
         return node + node_address
     if callable(node_address):
-        host, source = node_address(node), f"node_address({node!r})"
+        host = node_address(node)
+        source = f"node_address({node!r})"
     else:
-        host, source = node_address.get(node, ""), f"node_address[{node!r}]"
+        host = node_address.get(node, "")
+        source = f"node_address[{node!r}]"
     if not isinstance(host, str) or not host or any(c.isspace() or c in ",/" for c in host):
         raise AddressError(f"{source} is {host!r}; expected the host to connect to for this node.")
     # Brackets tell the colons of an IPv6 address from the one before the port.
@@ -106,7 +109,8 @@ def make_addresses(
     """
     host_of = [hosts[node] for node in layout.nodes]
     port_of = [f":{port}" for port in ports.by_local_rank]
-    node_of, local_rank_of = layout.node_of, layout.local_rank_of
+    node_of = layout.node_of
+    local_rank_of = layout.local_rank_of
     addresses = {
         job: [host_of[node_of[rank]] + port_of[local_rank_of[rank]] for rank in ranks]
         for job, ranks in roles.items()
@@ -139,9 +143,11 @@ def find_service(
     """
     rank = step.require(SlurmStep.rank)
     if layout is None or (step.node_name is not None and step.nodes is not None):
-        node, first_node = step.require(SlurmStep.node_name), step.require(SlurmStep.nodes)[0]
+        node = step.require(SlurmStep.node_name)
+        first_node = step.require(SlurmStep.nodes)[0]
     else:
-        node, first_node = layout.nodes[layout.node_of[rank]], layout.nodes[0]
+        node = layout.nodes[layout.node_of[rank]]
+        first_node = layout.nodes[0]
     if layout is None or step.local_rank is not None:
         local_rank = step.require(SlurmStep.local_rank)
     else:

@@ -48,7 +48,8 @@ def why_alone(step: SlurmStep, options: ClusterOptions, overridden: bool = False
 
 def _check_outside(step: SlurmStep, options: ClusterOptions) -> None:
     """Raises NotInStepError outside Slurm where the process may be one of several."""
-    known, jobs = step.ancestors, options.jobs
+    known = step.ancestors
+    jobs = options.jobs
     if known.is_in_step:
         name = f"step {known.job_id}.{known.step_id}" if known.job_id else "a step"
         raise NotInStepError(
@@ -76,7 +77,8 @@ def _check_origin(step: SlurmStep) -> None:
             f"SLURM_JOB_ID={step.job_id} and SLURM_STEP_ID={step.step_id}, but Slurm started this "
             f"process in step {'.'.join(map(str, known))}. {RESTART_HINT} {_OFF_HINT}"
         )
-    node, host = step.node_name, socket.gethostname()
+    node = step.node_name
+    host = socket.gethostname()
     if node is None:
         return
     is_here = is_this_machine(node)

@@ -66,7 +66,8 @@ class Cluster(ClusterValues):
 
     def _make_task(self, job: str, index: int) -> Task:
         assert self.layout is not None
-        rank, address = self.roles[job][index], self.addresses[job][index]
+        rank = self.roles[job][index]
+        address = self.addresses[job][index]
         node = self.layout.nodes[self.layout.node_of[rank]]
         return Task(rank, node, self.layout.local_rank_of[rank], job, index, address)
 
@@ -133,10 +134,13 @@ class Cluster(ClusterValues):
 
     def to_dict(self) -> Dict[str, Any]:
         """Returns the cluster as plain values, as ``slurm-resolver show --json`` prints them."""
-        own, this_task = self.task, None
+        own = self.task
+        this_task = None
         if own is not None:
             this_task = {
-                **{"rank": own.rank, "job": own.job, "index": own.index},
+                "rank": own.rank,
+                "job": own.job,
+                "index": own.index,
                 "gpus": None if self.gpus is None else list(self.gpus),
                 "gpus_source": self.gpu_decision.source if self.gpu_decision else None,
             }
@@ -162,7 +166,8 @@ class Cluster(ClusterValues):
 
 def describe_own_task(cluster: Cluster) -> str:
     """Returns one line: ``rank 1 of 4 is worker 0 on n9, port 23001, GPUs 0,1``."""
-    own, gpus = cluster.task, cluster.gpus
+    own = cluster.task
+    gpus = cluster.gpus
     if own is None:
         return describe_cluster(cluster, 0).partition("\n")[0]
     port = own.address.rpartition(":")[2]
@@ -183,7 +188,8 @@ def describe_cluster(
         most_tasks: a larger cluster shows the first nodes and this task's node; None shows all.
         gpus: the GPUs of all tasks by rank, as `describe_gpus`; () if only its own are known.
     """
-    own, step = cluster.task, cluster.step
+    own = cluster.task
+    step = cluster.step
     if cluster.layout is None or cluster.ports is None:
         return "no cluster: this process trains alone"
     title = "planned step" if step.job_id is None and own is None else f"job step {step.name}"

@@ -100,8 +100,16 @@ def choose_gpus(step: SlurmStep, layout: Layout, roles: Roles, options: ClusterO
     if counts_given:
         nodes = (node for rank, node in enumerate(layout.node_of) if rank not in without)
         most_users = max(Counter(nodes).values(), default=1)
-    counts = options.gpus_per_node, options.gpus_per_task
-    return gpus_on_node(NodeGpus(step, layout.local_rank_of[rank], users, most_users, *counts))
+    return gpus_on_node(
+        NodeGpus(
+            step,
+            layout.local_rank_of[rank],
+            users,
+            most_users,
+            options.gpus_per_node,
+            options.gpus_per_task,
+        )
+    )
 
 
 def gpus_on_node(node: NodeGpus) -> TaskGpus:
@@ -116,7 +124,8 @@ def gpus_on_node(node: NodeGpus) -> TaskGpus:
 
 
 def _choose(node: NodeGpus, visible: VisibleDevices) -> TaskGpus:
-    step, shown = node.step, visible.devices
+    step = node.step
+    shown = visible.devices
     if step.gpus_applied is not None and step.gpus_applied == _mark_of(step, shown or ()):
         source = f"{visible.name}, set by an earlier resolver of this task"
         return TaskGpus(shown, source, visible_before=shown)
@@ -189,7 +198,9 @@ def _share(node: NodeGpus, visible: VisibleDevices, devices: Devices, source: st
 
     Three tasks get 3, 2 and 2 of 7 devices. If there are more tasks than devices, each gets one.
     """
-    position, tasks, number = node.users.index(node.local_rank), len(node.users), len(devices)
+    position = node.users.index(node.local_rank)
+    tasks = len(node.users)
+    number = len(devices)
     memory: Mapping[str, str] = {}
     if tasks > number:
         warn_once(
@@ -234,11 +245,14 @@ def _without_variable(node: NodeGpus, visible: VisibleDevices) -> TaskGpus:
 
 
 def _by_given_counts(node: NodeGpus, visible: VisibleDevices) -> TaskGpus:
-    per_node, per_task, most = node.gpus_per_node, node.gpus_per_task, node.most_users
+    per_node = node.gpus_per_node
+    per_task = node.gpus_per_task
+    most = node.most_users
     for name, value in (("gpus_per_node", per_node), ("gpus_per_task", per_task)):
         if value is not None and (not isinstance(value, int) or value < 0):
             raise GpuError(f"{name}={value!r}: expected a whole number of GPUs, 0 or more.")
-    shown, granted = visible.devices or (), node.step.gpus_on_node
+    shown = visible.devices or ()
+    granted = node.step.gpus_on_node
     if per_node is None:
         per_node = max(len(shown), granted or 0)
     elif granted is not None and per_node > granted:
@@ -266,7 +280,8 @@ def _by_given_counts(node: NodeGpus, visible: VisibleDevices) -> TaskGpus:
     names: Tuple[str, ...] = shown or tuple(map(str, range(per_node)))
     position = node.users.index(node.local_rank)
     devices = names[position * per_task : (position + 1) * per_task]
-    source, settings = "gpus_per_node and gpus_per_task", _settings(visible, devices)
+    source = "gpus_per_node and gpus_per_task"
+    settings = _settings(visible, devices)
     return TaskGpus(devices, source, settings, visible.devices, True, same_for_all=True)
 
 

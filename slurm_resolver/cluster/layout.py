@@ -238,7 +238,8 @@ def _distribute(
     step: SlurmStep, counts: Sequence[int], component: Component, subject: str
 ) -> Tuple[List[int], List[int]]:
     """Returns by rank the index of its node and its local rank; `subject` is for messages."""
-    distribution, plane_size = component.distribution or "block", component.plane_size
+    distribution = component.distribution or "block"
+    plane_size = component.plane_size
     if len(counts) == 1:
         distribution = "block"
     elif distribution == "arbitrary":

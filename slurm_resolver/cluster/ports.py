@@ -18,7 +18,8 @@ DEFAULT_PORT = 8888  # the first port in TensorFlow's own resolver
 
 # Derived ports lie between the ports of well-known services and Linux's ephemeral ports, which the
 # kernel may give to any process.
-_FIRST_PORT, _LAST_PORT = 12_288, 32_767
+_FIRST_PORT = 12_288
+_LAST_PORT = 32_767
 # Most steps have blocks of this size. Two such blocks are either the same or do not overlap.
 _SMALLEST_BLOCK = 8
 _NUM_MEETING_PORTS = 2048
@@ -109,7 +110,8 @@ def derive_meeting_port(step: SlurmStep) -> int:
 
 def _number_of_step(step: SlurmStep, count: int) -> int:
     """Returns a number below `count`, different for jobs, and steps of a job, in succession."""
-    job, own = _id_as_number(step.job_id or ""), _id_as_number(step.step_id or "")
+    job = _id_as_number(step.job_id or "")
+    own = _id_as_number(step.step_id or "")
     return (job + own * round(count * 0.618)) % count
 
 

@@ -28,7 +28,9 @@ if TYPE_CHECKING:
     from slurm_resolver.coordination.service import Service  # asyncio takes long to import
 
 _PORT_SECONDS = 10.0  # for a process that ends to free the port
-_FIRST_PAUSE, _LONGEST_PAUSE = 0.05, 1.0  # between two attempts to connect
+# between two attempts to connect
+_FIRST_PAUSE = 0.05
+_LONGEST_PAUSE = 1.0
 _ANSWER_SECONDS = 5.0  # for the service to say that the time is up, or to read the goodbye
 _LEAVE_SECONDS = 30.0  # at the end of this process, for the service to start
 _NOTICE_SECONDS = 30.0  # until a task reports that the service cannot be reached; later twice that
@@ -154,7 +156,8 @@ class Client:
                 )
             self._closed = True
             self._send({"goodbye": failure})
-            sock, self._socket = self._socket, None
+            sock = self._socket
+            self._socket = None
             self._changed.notify_all()
         if sock is not None:
             # A message that arrives after a close resets the connection, and the goodbye is lost.
@@ -220,7 +223,8 @@ class Client:
         self._service_rank = answer["rank"]
         self.problem = "it was reached, but its process is stopped, or its node is silent"
         with self._changed:
-            self._socket, self._has_ended = sock, False
+            self._socket = sock
+            self._has_ended = False
             for message in self._standing.values():
                 self._send(message)
             self._changed.notify_all()
@@ -231,7 +235,8 @@ class Client:
 
     def _take_failure(self, error: Exception) -> None:
         """Notes that the service cannot be reached; after the grace it is gone."""
-        self.problem, now = str(error).rstrip(".") or type(error).__name__, time.monotonic()
+        self.problem = str(error).rstrip(".") or type(error).__name__
+        now = time.monotonic()
         pending = [key for key, message in [*self._standing.items()] if "gather" in message]
         if self._lost_at is None:
             if (pending or not self._has_ended) and now > self._notice_at:
@@ -244,7 +249,8 @@ class Client:
             if now - self._lost_at <= self.address.grace:
                 return
             why = f"its node has not answered for {self.address.grace:g} s"
-        self._lost_at, self._has_ended = None, True
+        self._lost_at = None
+        self._has_ended = True
         for name in pending:
             part = f"takes no part in {name.rpartition(' ')[0]}: {why}"
             self._answers[name] = {"error": f"{self.address.name} is gone, and {part}."}

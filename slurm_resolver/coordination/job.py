@@ -68,16 +68,21 @@ class Job:
     """What the service knows of the job; it runs in the service's thread."""
 
     def __init__(self, grace: float, send: Send, name_of: NameOf) -> None:
-        self._grace, self._send, self._name_of = grace, send, name_of
+        self._grace = grace
+        self._send = send
+        self._name_of = name_of
         self.is_leaving = False  # whether the service's process is about to end
         self._jobs: Sequence[str] = ()  # by rank
-        self._leader, self._cluster = 0, ""
+        self._leader = 0
+        self._cluster = ""
         self._numbers: Dict[int, str] = {}  # of the last process, by rank of a task that came
         self._present: Dict[int, str] = {}  # by rank, the role of the process that decides
         self._awaited: Set[int] = set()  # the ranks that have not come yet
         # By rank of a task that trains: None, or once it has ended, why it failed or ''.
         self._ends: Dict[int, Optional[str]] = {}
-        self._deadline, self._timeout, self._keep_until = math.inf, 0.0, math.inf
+        self._deadline = math.inf
+        self._timeout = 0.0
+        self._keep_until = math.inf
         self._failed: Optional[Tuple[float, str]] = None  # the leader: when that counts, and why
         self._leader_ended = math.inf
         self._result: Optional[JobResult] = None
@@ -101,13 +106,15 @@ class Job:
             return
         if not self._jobs:
             self._jobs = wire.unpack(message["job"])
-            self._leader, self._cluster = message["leader"], message["cluster"]
+            self._leader = message["leader"]
+            self._cluster = message["cluster"]
             needed = ("ps",) if self._jobs[self._leader] == "chief" else ("ps", "worker")
             self._awaited = {r for r, job in enumerate(self._jobs) if job in needed}
             self._awaited.add(self._leader)
         seconds = message.get("seconds", math.inf)
         if time.monotonic() + seconds < self._deadline:
-            self._deadline, self._timeout = time.monotonic() + seconds, seconds
+            self._deadline = time.monotonic() + seconds
+            self._timeout = seconds
         self._awaited.discard(rank)
         if message["serves"]:
             self._ends.pop(rank, None)

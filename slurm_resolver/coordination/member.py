@@ -21,7 +21,8 @@ class Member:
         self.name = client.name_of(client.address.rank)
         self.serves = bool(announced["serves"])  # whether this task only serves others
         self.result: Optional[JobResult] = None  # how the job has ended
-        self._announced, self._on_over = announced, on_over
+        self._announced = announced
+        self._on_over = on_over
         self._has_joined = False
         client.listen("over", self._take_state)
         client.listen("gone", self._take_loss)
@@ -39,7 +40,8 @@ class Member:
         """
         client = self.client
         if not client.wait_for(lambda: self._has_joined or client.refusal, timeout):
-            name, problem = client.address.name, client.problem
+            name = client.address.name
+            problem = client.problem
             self._end(1, f"{name} did not answer within {timeout:g} s: {problem}")
 
     def await_over(self) -> JobResult:

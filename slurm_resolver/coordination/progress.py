@@ -14,15 +14,26 @@ from slurm_resolver.coordination.wire import Message, Process, Send
 from slurm_resolver.wording import ranges_of, shorten
 
 # Phases. Those in _PATIENT may take _PATIENCE times as long, as they do on a good run.
-IDLE, PREPARING, COMPILING = "outside of fit, evaluate and predict", "preparing", "compiling"
-START, FIRST = "in a callback, or at the start of its data", "in the first step"
-DATA, STEP, CALLBACK, SAVING = "waiting for data", "in the step", "in a callback", "saving"
+IDLE = "outside of fit, evaluate and predict"
+PREPARING = "preparing"
+COMPILING = "compiling"
+START = "in a callback, or at the start of its data"
+FIRST = "in the first step"
+DATA = "waiting for data"
+STEP = "in the step"
+CALLBACK = "in a callback"
+SAVING = "saving"
 MEETING = "waiting for all to call it"
-_PATIENT, _PATIENCE = (PREPARING, COMPILING, FIRST, SAVING), 12
-TRAINING, VALIDATION = "training", "validation"  # stages; others are "evaluate" and "predict"
+_PATIENT = (PREPARING, COMPILING, FIRST, SAVING)
+_PATIENCE = 12
+# stages; others are "evaluate" and "predict"
+TRAINING = "training"
+VALIDATION = "validation"
 
-_REPORT_SECONDS, _REPEAT_SECONDS = 5.0, 300.0
-_MOST_NAMES, _MOST_TRACEBACKS = 5, 8
+_REPORT_SECONDS = 5.0
+_REPEAT_SECONDS = 300.0
+_MOST_NAMES = 5
+_MOST_TRACEBACKS = 8
 Workers = Mapping[int, "Report"]  # by rank
 _PLURALS = {"is": "are", "has": "have", "waits": "wait"}
 
@@ -91,7 +102,8 @@ def describe_stall(workers: Workers, behind: Sequence[int], silence: float, name
     groups: Dict[Tuple[bool, str, str], List[int]] = {}  # whether behind; the verb, what follows it
     for rank, report in workers.items():
         where = report.where(with_epoch)
-        verb, rest = "is", where if report.phase == STEP else f"{where}, {report.phase}"
+        verb = "is"
+        rest = where if report.phase == STEP else f"{where}, {report.phase}"
         if report.silent > silence:
             verb = "has"
             rest = f"not reported for {report.silent:.0f} s; the last report was {where}"
@@ -132,11 +144,13 @@ class Monitor:
     """The service's knowledge of the workers; it runs in the service's thread."""
 
     def __init__(self, send: Send, name_of: NameOf) -> None:
-        self._send, self._name_of = send, name_of
+        self._send = send
+        self._name_of = name_of
         self._limit = 0.0  # seconds without a step from which on it is reported; 0 for never
         self._reports: Dict[int, Tuple[float, Report]] = {}  # by rank; with when each came
         self._ticked_at = self._awake_at = time.monotonic()
-        self._told_at, self._is_stalled = float("-inf"), False
+        self._told_at = float("-inf")
+        self._is_stalled = False
 
     def message(self, process: Process, message: Message) -> None:
         """Takes a worker's report."""
@@ -165,7 +179,8 @@ class Monitor:
             stopped = any(workers[rank].silent > silence for rank in behind)
             tracing = [] if self._is_stalled else behind[:_MOST_TRACEBACKS]
             end = list(workers) if stopped else behind
-            self._told_at, self._is_stalled = now, True
+            self._told_at = now
+            self._is_stalled = True
             self._send(None, {"stall": text, "behind": tracing, "end": end})
         elif not behind and self._is_stalled:
             self._is_stalled = False

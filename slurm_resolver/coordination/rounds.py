@@ -13,7 +13,9 @@ from slurm_resolver.coordination import NameOf
 from slurm_resolver.coordination.wire import Message, Process, Send, pack
 from slurm_resolver.wording import shorten
 
-_FIRST_NOTICE, _NEXT_NOTICES = 30.0, 60.0  # seconds until the missing tasks are reported
+# seconds until the missing tasks are reported
+_FIRST_NOTICE = 30.0
+_NEXT_NOTICES = 60.0
 _PATIENT_NOTICE = 0.5  # seconds until the missing tasks learn that others wait patiently
 _MOST_NAMES = 10  # tasks that a message names
 
@@ -22,7 +24,8 @@ class Round:
     """One round: which tasks have come, and its answer."""
 
     def __init__(self, name: str) -> None:
-        self.name, self.purpose = name, name.rpartition(" ")[0]
+        self.name = name
+        self.purpose = name.rpartition(" ")[0]
         self.values: Dict[int, str] = {}
         self.numbers: Dict[int, str] = {}  # of the processes, by rank
         self.waiting: Set[int] = set()  # the ranks that wait for the answer
@@ -38,14 +41,17 @@ class Rounds:
     """All rounds of a step; it runs in the service's thread."""
 
     def __init__(self, num_tasks: int, send: Send, name_of: NameOf) -> None:
-        self._num_tasks, self._send, self._name_of = num_tasks, send, name_of
+        self._num_tasks = num_tasks
+        self._send = send
+        self._name_of = name_of
         self._rounds: Dict[str, Round] = {}
         self._endings: Dict[int, str] = {}  # how the last process of a task ended, by rank
         self._left: Set[int] = set()  # the ranks whose program has ended
 
     def message(self, process: Process, message: Message) -> None:
         """Takes the value of a task, or that it has received an answer."""
-        rank, number = process.rank, process.number
+        rank = process.rank
+        number = process.number
         if "received" in message:
             if message["received"] in self._rounds:
                 self._rounds[message["received"]].waiting.discard(rank)
@@ -62,17 +68,21 @@ class Rounds:
                 answer = {**answer, "error": f"this task came too late: {answer['error']}"}
             self._send([rank], answer)
             return
-        current.values[rank], current.numbers[rank] = str(message["value"]), number
+        current.values[rank] = str(message["value"])
+        current.numbers[rank] = number
         self._endings.pop(rank, None)
         self._left.discard(rank)
         if "seconds" in message:  # else it does not wait
-            now, seconds = time.monotonic(), float(message["seconds"])
+            now = time.monotonic()
+            seconds = float(message["seconds"])
             if now + seconds < current.deadline:
-                current.deadline, current.seconds = now + seconds, float(message["timeout"])
+                current.deadline = now + seconds
+                current.seconds = float(message["timeout"])
             current.waiting.add(rank)
             current.without = set(message["without"])
             if message["timeout"] is None and not current.patient:
-                current.patient, current.next_notice = True, now + _PATIENT_NOTICE
+                current.patient = True
+                current.next_notice = now + _PATIENT_NOTICE
         left = self._left.difference(current.values, current.without) if current.patient else ()
         if left:
             self._end_without(current, min(left))
@@ -98,7 +108,8 @@ class Rounds:
 
     def ended(self, process: Process, failure: str, said_goodbye: bool) -> None:
         """Ends the rounds in which an ended process takes part, or that wait for it patiently."""
-        rank, is_program = process.rank, process.role == "program"
+        rank = process.rank
+        is_program = process.role == "program"
         raised = f"its process ended: {failure}" if said_goodbye else failure
         self._endings[rank] = raised if failure else "it has ended"
         if is_program:

@@ -42,7 +42,8 @@ class Secret:
         means = find_means()
         given = os.environb.get(VARIABLE.encode(), b"")
         self.key = secrets.token_bytes(32) if means == "munge" else given
-        self._offer, self._made_at = {"means": means}, float("-inf")
+        self._offer = {"means": means}
+        self._made_at = float("-inf")
         self.offer()
 
     def offer(self) -> Dict[str, str]:
@@ -64,7 +65,8 @@ def accept_offer(offer: Mapping[str, object], name: str) -> bytes:
 
     Raises RendezvousError if this task has another kind of secret, or munge fails.
     """
-    means, offered = find_means(), str(offer.get("means"))
+    means = find_means()
+    offered = str(offer.get("means"))
     if offered != means:
         raise RendezvousError(
             f"{name} uses {MEANS.get(offered, f'{offered!r:.40}')} as its secret, but this task "

@@ -43,7 +43,9 @@ class _Link:
     def __init__(self, process: Process) -> None:
         self.process = process
         self.writer: Optional[asyncio.StreamWriter] = None  # None while the connection has failed
-        self.lost_at, self.reason = math.inf, ""  # when the process will be lost, and why
+        # when the process will be lost, and why
+        self.lost_at = math.inf
+        self.reason = ""
 
 
 class Service:
@@ -95,7 +97,8 @@ class Service:
 
     def close(self) -> None:
         """Ends the service once no task relies on it; the last messages are sent."""
-        self._job.is_leaving, until = True, time.monotonic() + self.address.grace
+        self._job.is_leaving = True
+        until = time.monotonic() + self.address.grace
         while self._thread.is_alive():
             refuses = self._refusal and len(self._came) < self.address.num_tasks
             owes = (self._rounds.owes or refuses) and time.monotonic() < until
@@ -154,7 +157,8 @@ class Service:
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> Optional[Process]:
         """Returns the process that connects, once it has proved the secret; None if refused."""
-        challenge, key = secrets.token_hex(16), self._secret.key
+        challenge = secrets.token_hex(16)
+        key = self._secret.key
         greeting = {"protocol": wire.PROTOCOL, "challenge": challenge}
         writer.write(wire.encode({**greeting, "offer": self._secret.offer()}))
         hello = wire.decode(await reader.readuntil())
@@ -196,11 +200,13 @@ class Service:
             link = self._links[process[:2]] = _Link(process)
         elif link.writer is not None:
             link.writer.close()
-        link.writer, link.lost_at = writer, math.inf
+        link.writer = writer
+        link.lost_at = math.inf
         for told in self._told.values():
             writer.write(wire.encode(told))
         grace = self.address.grace
-        seconds, reason = grace, f"its connection has failed for {grace:g} s"
+        seconds = grace
+        reason = f"its connection has failed for {grace:g} s"
         wire.detect_dead_peers(writer.get_extra_info("socket"), grace)
         try:
             while True:
@@ -210,13 +216,16 @@ class Service:
                     return
                 self._take(process, message)
         except EOFError:
-            seconds, reason = RETURN_SECONDS, "its process has ended"
+            seconds = RETURN_SECONDS
+            reason = "its process has ended"
         except OSError as error:
             if error.errno == errno.ETIMEDOUT:
-                seconds, reason = 0.0, f"its node has not answered for {grace:g} s"
+                seconds = 0.0
+                reason = f"its node has not answered for {grace:g} s"
         finally:
             if link.writer is writer and self._links.get(process[:2]) is link:
-                link.writer, link.reason = None, reason
+                link.writer = None
+                link.reason = reason
                 link.lost_at = time.monotonic() + seconds
                 self._rounds.disconnected(process)
 

@@ -24,10 +24,26 @@ from slurm_resolver.diagnostics.log_messages import explain
 
 # Messages in a task about the failure of another task, or of a connection to it.
 _FOLLOWS = {
-    *("task-unhealthy", "leader-lost", "leader-not-started", "barrier-failed", "peer-refused"),
-    *("peer-ended", "peer-unreachable", "peer-closed", "parameter-server-lost", "worker-lost"),
-    *("peer-call-failed", "session-waits", "tasks-missing", "deadline-exceeded", "task-gone"),
-    *("collective-aborted", "fit-failed", "cancelled", "rendezvous-error", "task-restarted"),
+    "task-unhealthy",
+    "leader-lost",
+    "leader-not-started",
+    "barrier-failed",
+    "peer-refused",
+    "peer-ended",
+    "peer-unreachable",
+    "peer-closed",
+    "parameter-server-lost",
+    "worker-lost",
+    "peer-call-failed",
+    "session-waits",
+    "tasks-missing",
+    "deadline-exceeded",
+    "task-gone",
+    "collective-aborted",
+    "fit-failed",
+    "cancelled",
+    "rendezvous-error",
+    "task-restarted",
     "task-not-started",
 }
 # TensorFlow's errors of calls to another task.
@@ -85,7 +101,8 @@ class _Task:
             self.in_traceback = True
         elif self.in_traceback and text and not text[0].isspace():
             self.in_traceback = False
-            self.error, self.lines_after = Failure("", number, text), 0
+            self.error = Failure("", number, text)
+            self.lines_after = 0
 
 
 class FailureReader:
@@ -122,17 +139,20 @@ class FailureReader:
         task.read(number, (text[label.end() :] if label else text).rpartition("\r")[2])
         gone = _GONE.match(text)
         if gone:
-            place, follows = _place(gone[1], gone[2]), follows_another(gone[3])
+            place = _place(gone[1], gone[2])
+            follows = follows_another(gone[3])
             failure = Failure(place, number, gone[3], follows)
             self._gone.setdefault(gone[1], failure)
 
     def _read_launcher(self, number: int, text: str) -> None:
-        node, end = _NODE.match(text), _TASK_END.match(text) or _RUN_END.match(text)
+        node = _NODE.match(text)
+        end = _TASK_END.match(text) or _RUN_END.match(text)
         if node and self.node is None:
             line = node[2] or "node failure"
             self.node = Failure(f"node {node[1]}", number, line, node=node[1])
         elif end and not self.all_end:
-            rank, name = end["rank"], end.groupdict().get("node")
+            rank = end["rank"]
+            name = end.groupdict().get("node")
             failure = Failure(_place(rank, name), number, end["how"], node=name)
             self.ends.setdefault(rank, failure)
 

@@ -129,7 +129,8 @@ def _named_task(match: re.Match[str]) -> Optional[str]:
     named = match.groupdict().get("address")
     if named:
         return printable(named)
-    text, start = match.string, match.start()
+    text = match.string
+    start = match.start()
     after = _ADDRESS.finditer(text, start, match.end() + 500)
     before = list(_ADDRESS.finditer(text, max(0, start - 300), start))[-1:]
     for found in itertools.chain(after, before):

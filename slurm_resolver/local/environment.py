@@ -27,9 +27,10 @@ from slurm_resolver.slurm.step import SlurmStep
 
 _NODE = "localhost"
 
-_FIRST_PORT, _LAST_PORT = 12_288, 32_767
+_FIRST_PORT = 12_288
+_LAST_PORT = 32_767
 # srun sets the end of a job without a time limit to one year after its start.
-_NO_LIMIT_SECONDS = 365 * 24 * 60 * 60
+_NO_LIMIT_SECONDS = 31_536_000
 # This package's own variables that describe a step; its others are settings, which tasks inherit.
 _OF_A_STEP = re.compile("SLURM_RESOLVER_(JOB|LAYOUT|GPUS|.*_RESTART|TRAINING_REPORTS)")
 
@@ -45,16 +46,27 @@ def step_environment(
     tasks = str(options.num_tasks)
     end = int(job_started) + (options.time_limit or _NO_LIMIT_SECONDS)
     variables = {
-        **dict.fromkeys(("SLURM_JOB_ID", "SLURM_JOBID"), job_id),
+        "SLURM_JOB_ID": job_id,
+        "SLURM_JOBID": job_id,
         "SLURM_RESOLVER_JOB": job_id,  # not srun's: it marks a job that no Slurm knows
-        **dict.fromkeys(("SLURM_STEP_ID", "SLURM_STEPID"), str(step_id)),
-        **dict.fromkeys(("SLURMD_NODENAME", "SLURM_NODELIST"), _NODE),
-        **dict.fromkeys(("SLURM_JOB_NODELIST", "SLURM_STEP_NODELIST"), _NODE),
-        **dict.fromkeys(("SLURM_NNODES", "SLURM_JOB_NUM_NODES", "SLURM_STEP_NUM_NODES"), "1"),
-        **dict.fromkeys(("SLURM_NTASKS", "SLURM_NPROCS", "SLURM_STEP_NUM_TASKS"), tasks),
-        **dict.fromkeys(("SLURM_TASKS_PER_NODE", "SLURM_STEP_TASKS_PER_NODE"), tasks),
-        **dict.fromkeys(("SLURM_CPUS_ON_NODE", "SLURM_JOB_CPUS_PER_NODE"), tasks),
-        **dict.fromkeys(("SLURM_CLUSTER_NAME", "SLURM_JOB_PARTITION"), "local"),
+        "SLURM_STEP_ID": str(step_id),
+        "SLURM_STEPID": str(step_id),
+        "SLURMD_NODENAME": _NODE,
+        "SLURM_NODELIST": _NODE,
+        "SLURM_JOB_NODELIST": _NODE,
+        "SLURM_STEP_NODELIST": _NODE,
+        "SLURM_NNODES": "1",
+        "SLURM_JOB_NUM_NODES": "1",
+        "SLURM_STEP_NUM_NODES": "1",
+        "SLURM_NTASKS": tasks,
+        "SLURM_NPROCS": tasks,
+        "SLURM_STEP_NUM_TASKS": tasks,
+        "SLURM_TASKS_PER_NODE": tasks,
+        "SLURM_STEP_TASKS_PER_NODE": tasks,
+        "SLURM_CPUS_ON_NODE": tasks,
+        "SLURM_JOB_CPUS_PER_NODE": tasks,
+        "SLURM_CLUSTER_NAME": "local",
+        "SLURM_JOB_PARTITION": "local",
         "SLURM_GTIDS": ",".join(map(str, range(options.num_tasks))),
         "SLURM_JOB_END_TIME": str(end),
         "SLURM_JOB_NAME": Path(options.command[0]).name,
@@ -124,7 +136,8 @@ def gpu_variables(
         return [{**common, CUDA: ""}] * num_tasks
     shown = {name: value for name, value in environ.items() if name in GPU_VARIABLES}
     visible = read_visible_devices(SlurmStep.read(shown))
-    devices, whose = visible.devices, f"{visible.text} names"
+    devices = visible.devices
+    whose = f"{visible.text} names"
     if devices is None:
         driver = count_driver_gpus()
         devices = tuple(map(str, range(count if driver is None else driver)))

@@ -44,19 +44,25 @@ async def run_job(
         LaunchError: if an output file cannot be written, or a task cannot be started.
     """
     inherited = inherited_environment(environ, options)
-    started, requeues, steps = time.time(), 0, 0
+    started = time.time()
+    requeues = 0
+    steps = 0
     while True:
         step = _Step(options, print_line)
         for number in _SIGNALS:
             asyncio.get_running_loop().add_signal_handler(number, step.on_signal, number)
         variables = step_environment(options, started, requeues, steps)
         await step.run({**inherited, **variables}, time.time() - started)
-        reason, count, most = step.requeue_reason, requeues, MAX_REQUEUES
+        reason = step.requeue_reason
+        count = requeues
+        most = MAX_REQUEUES
         if reason and not options.requeue:
             print_line("not started again: --requeue is not given")
             return step.status
         if not reason:
-            reason, count, most = step.failure, steps, options.restarts
+            reason = step.failure
+            count = steps
+            most = options.restarts
             # A task that asks for a requeue has not failed, even if --requeue is not given.
             if not (reason and most) or step.status == REQUEUE_STATUS:
                 return step.status
@@ -65,7 +71,9 @@ async def run_job(
             return step.status
         print_line(f"restart {count + 1} of at most {most}: {reason}")
         if step.requeue_reason:
-            started, requeues, steps = time.time(), requeues + 1, 0
+            started = time.time()
+            requeues = requeues + 1
+            steps = 0
         else:
             steps += 1
         options = options._replace(preempt_after=None, fail_after=None)

@@ -25,8 +25,13 @@ _EARLY_NOTES = re.compile(
 
 # The fields of a file name, and the variables of the task that they stand for.
 _VARIABLES = {
-    **{"%t": "SLURM_PROCID", "%j": "SLURM_JOB_ID", "%s": "SLURM_STEP_ID", "%n": "SLURM_NODEID"},
-    **{"%N": "SLURMD_NODENAME", "%x": "SLURM_JOB_NAME", "%u": "SLURM_JOB_USER"},
+    "%t": "SLURM_PROCID",
+    "%j": "SLURM_JOB_ID",
+    "%s": "SLURM_STEP_ID",
+    "%n": "SLURM_NODEID",
+    "%N": "SLURMD_NODENAME",
+    "%x": "SLURM_JOB_NAME",
+    "%u": "SLURM_JOB_USER",
 }
 
 
@@ -56,7 +61,8 @@ class Output:
         Raises:
             LaunchError: for a file that cannot be written.
         """
-        name, tasks = self._options.output, self._options.num_tasks
+        name = self._options.output
+        tasks = self._options.num_tasks
         shown = int(name) if name.isdecimal() and int(name) < tasks else None  # the only rank
         if name.lower() == "all" or shown == rank:
             return None
@@ -75,7 +81,8 @@ class Output:
 
     def copy(self, rank: int, process: subprocess.Popen[bytes], file: Optional[BinaryIO]) -> None:
         """Starts to copy what comes from a task's pipes to its file, or to the screen."""
-        tasks, labelled = self._options.num_tasks, self._options.label
+        tasks = self._options.num_tasks
+        labelled = self._options.label
         if labelled is None:
             labelled = file is None
         label = f"{rank:{len(str(tasks - 1))}d}: ".encode() if labelled else b""

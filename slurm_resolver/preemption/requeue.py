@@ -40,9 +40,11 @@ _FIRST_THAT_REQUEUES = [24, 5]  # the version of slurmctld
 
 # For all commands together: scontrol would wait 60 s for each answer of a busy controller. Slurm's
 # KillWait is 30 s by default, and a signal before the time limit may leave less.
-_MOST_SECONDS, _LEAST_SECONDS = 20.0, 2.0
+_MOST_SECONDS = 20.0
+_LEAST_SECONDS = 2.0
 # How long tasks wait for Slurm to end them, with the job or with the batch file.
-_JOB_END_SECONDS, _BATCH_END_SECONDS = 60.0, 5.0
+_JOB_END_SECONDS = 60.0
+_BATCH_END_SECONDS = 5.0
 
 
 class ExitPlan(NamedTuple):
@@ -91,7 +93,8 @@ def requeue_job(
         announced: whether another signal than SIGTERM has announced the end.
         saved: how many tasks have saved together.
     """
-    restarts, job_id = step.restart_count or 0, job_id_for_scontrol(step)
+    restarts = step.restart_count or 0
+    job_id = job_id_for_scontrol(step)
     # All commands together may take a quarter of the time until the job's end.
     seconds = _MOST_SECONDS
     if step.job_end_time is not None:

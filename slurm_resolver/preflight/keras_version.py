@@ -17,8 +17,14 @@ from slurm_resolver.preflight.result import FAILED, OK, WARNING, Result, result_
 from slurm_resolver.preflight.transport import CUDA_REMEDY
 
 _PACKAGES = (
-    *("tensorflow", "tensorflow-cpu", "tensorflow-rocm", "rocm_tensorflow", "tf-nightly"),
-    *("intel-tensorflow", "tf-nightly-cpu", "tensorflow-aarch64"),
+    "tensorflow",
+    "tensorflow-cpu",
+    "tensorflow-rocm",
+    "rocm_tensorflow",
+    "tf-nightly",
+    "intel-tensorflow",
+    "tf-nightly-cpu",
+    "tensorflow-aarch64",
 )
 _FIRST_RIGHT = (3, 10)
 _FIRST_TAKING_BATCHES = (3, 16)

@@ -7,7 +7,10 @@ from typing import Dict, Iterable, List, Mapping, NamedTuple, Optional, Sequence
 from slurm_resolver.cluster.cluster import Cluster
 from slurm_resolver.wording import shorten
 
-OK, WARNING, FAILED, SKIPPED = "ok", "warning", "failed", "skipped"
+OK = "ok"
+WARNING = "warning"
+FAILED = "failed"
+SKIPPED = "skipped"
 
 _MAX_SHOWN = 4  # problems in one line; the number of the others follows
 

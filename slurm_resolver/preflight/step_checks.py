@@ -39,7 +39,9 @@ def check_step(cluster: Cluster, timeout: float) -> List[Result]:
     Raises:
         RendezvousError: if the tasks do not meet.
     """
-    task, tasks, service = cluster.task, cluster.tasks, cluster.service
+    task = cluster.task
+    tasks = cluster.tasks
+    service = cluster.service
     assert task is not None
     assert service is not None
     client = connect(service, cluster.name_of)
@@ -99,14 +101,16 @@ def check_here() -> List[Result]:
 
 def _check_alone(cluster: Cluster, rank: int, port_taken: Optional[str]) -> List[Result]:
     """Returns the results of the checks that the task with this rank makes alone."""
-    layout, tasks = cluster.layout, cluster.tasks
+    layout = cluster.layout
+    tasks = cluster.tasks
     assert layout is not None
     # In a large step each asks the ranks at the distances 0, 1, 2, 4, …
     far = [0, *(1 << power for power in range((len(tasks) - 1).bit_length()))]
     distances = far if len(tasks) > _MAX_ASKED else range(len(tasks))
     asked = [tasks[(rank + distance) % len(tasks)] for distance in distances]
     hosts = {task.address.rpartition(":")[0] for task in asked}
-    unresolved, unreached = set(), []
+    unresolved = set()
+    unreached = []
 
     def ask(task: Task) -> None:
         try:

@@ -47,7 +47,9 @@ class Transport(NamedTuple):
 
 def task_devices(cluster: Cluster, usable: int) -> TaskDevices:
     """Returns what this task sends to the others; TensorFlow has found `usable` GPUs."""
-    task, step, decision = cluster.task, cluster.step, cluster.gpu_decision
+    task = cluster.task
+    step = cluster.step
+    decision = cluster.gpu_decision
     assert task is not None
     if decision is None or decision.devices is None:
         return TaskDevices(task.node, None, usable)
@@ -107,7 +109,8 @@ def find_transport(tasks: Mapping[int, TaskDevices], name_of: Callable[[int], st
 
 def check_driver(cluster: Cluster) -> Result:
     """Checks that the driver knows all GPUs that Slurm shows this task."""
-    decision, driver = cluster.gpu_decision, count_driver_gpus()
+    decision = cluster.gpu_decision
+    driver = count_driver_gpus()
     shown = (decision.visible_before if decision and decision.devices else None) or ()
     problem = ""
     if cluster.task is not None and driver is not None and driver < len(shown):

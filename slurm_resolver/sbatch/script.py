@@ -137,14 +137,18 @@ def _preflight(settings: BatchSettings) -> str:
 
 
 def _training(settings: BatchSettings) -> List[str]:
-    kill, end, after = "--kill-on-bad-exit=1", "", []
+    kill = "--kill-on-bad-exit=1"
+    end = ""
+    after = []
     lines = ["# --kill-on-bad-exit: else the other tasks wait for one that has failed."]
     if script_requeues(settings):
         lines += ["# In the background, as bash heeds a signal at once only while it waits."]
-        end, after = " &", ["status=0", "wait $! || status=$?", 'end_job "$status"']
+        end = " &"
+        after = ["status=0", "wait $! || status=$?", 'end_job "$status"']
     elif settings.requeue:
         seconds = seconds_after_signal(settings)
-        kill, end = f"--kill-on-bad-exit=0 --wait={seconds}", " || status=$?"
+        kill = f"--kill-on-bad-exit=0 --wait={seconds}"
+        end = " || status=$?"
         lines = ["status=0", _WHY_WAIT.format(status=REQUEUE_STATUS, seconds=seconds)]
         why = f"# Requeues the job after exit status {REQUEUE_STATUS}."
         after = ["", why, 'slurm-resolver requeue --max-restarts 10 "$status"']

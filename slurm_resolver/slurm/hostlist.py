@@ -115,7 +115,8 @@ def parse_ranges(text: str, expression: str, part: str) -> Ranges:
         if match is None:
             reason = f"expected numbers or ranges such as [1,3-5], not {item[:40]!r}"
             raise HostlistError(reason, expression, part)
-        first, last = int(match[1]), int(match[2] or match[1])
+        first = int(match[1])
+        last = int(match[2] or match[1])
         if last < first:
             reason = f"the range {item} runs backwards; expected its lower number first"
             raise HostlistError(reason, expression, part)

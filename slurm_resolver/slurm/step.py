@@ -108,21 +108,21 @@ class SlurmStep:
     network_grace = variable.number(
         "SLURM_RESOLVER_NETWORK_GRACE",
         1,
-        24 * 60 * 60,
+        86_400,
         "whole seconds from 1 to 86400",
         remedy="Set it to how long the network between the nodes may fail, or unset it for 30 s",
     )
     start_timeout = variable.number(
         "SLURM_RESOLVER_START_TIMEOUT",
         1,
-        7 * 24 * 60 * 60,
+        604_800,
         "whole seconds from 1 to 604800",
         remedy="Set it to how long the tasks may take to start, or unset it for 600 s",
     )
     stall_seconds = variable.number(
         "SLURM_RESOLVER_STALL_SECONDS",
         0,
-        7 * 24 * 60 * 60,
+        604_800,
         "whole seconds from 0 to 604800",
         remedy="Set it to how long no step may end before it is reported, 0 for never, or unset it "
         "for 300 s",

@@ -24,7 +24,8 @@ def replace(tensorflow: object) -> None:
 
 
 package = os.path.dirname(FOLDER)
-name, file = "slurm_resolver", os.path.join(package, "__init__.py")
+name = "slurm_resolver"
+file = os.path.join(package, "__init__.py")
 if importlib.util.find_spec(name) is None:  # the program's Python does not have the package
     folders = [package]
     load(importlib.util.spec_from_file_location(name, file, submodule_search_locations=folders))

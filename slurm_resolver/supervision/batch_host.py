@@ -19,8 +19,14 @@ from slurm_resolver.supervision.policy import is_lost
 from slurm_resolver.supervision.step import say
 
 _STEP = (  # --overlap: shares all that the node has with the training
-    *("srun", "--overlap", "--nodes=1", "--ntasks=1", "--ntasks-per-node=1", "--cpus-per-task=1"),
-    *("--mpi=none", "--job-name=batch-host"),
+    "srun",
+    "--overlap",
+    "--nodes=1",
+    "--ntasks=1",
+    "--ntasks-per-node=1",
+    "--cpus-per-task=1",
+    "--mpi=none",
+    "--job-name=batch-host",
 )
 # srun takes the job's other variables for options, such as GPUs, which this step must not ask for.
 _KEPT_VARIABLES = ("SLURM_JOB_ID", "SLURM_CONF", "SLURM_JWT", "SLURM_CLUSTERS")

@@ -79,7 +79,8 @@ def healthy_nodes(states: Mapping[str, str]) -> List[str]:
 
 def is_lost(job: Mapping[str, str]) -> bool:
     """Whether a running job (`scontrol.show_job`) has lost the node of its batch file."""
-    host, nodelist = job.get("BatchHost", ""), job.get("NodeList", "")
+    host = job.get("BatchHost", "")
+    nodelist = job.get("NodeList", "")
     if job.get("JobState") != "RUNNING" or host in scontrol.UNSET or nodelist in scontrol.UNSET:
         return False
     return host not in expand_hostlist(nodelist)

@@ -132,20 +132,33 @@ class StepOutput:
     def failure(self, status: int) -> StepFailure:
         """Returns why the step has ended with this status of srun, which is not 0."""
         self.feed(b"\n")
-        reader, when = self._reader, time.strftime("%Y-%m-%dT%H:%M:%S")
-        kind, who, how, line = "srun", "srun", f"exit status {status}", self._srun_error
+        reader = self._reader
+        when = time.strftime("%Y-%m-%dT%H:%M:%S")
+        kind = "srun"
+        who = "srun"
+        how = f"exit status {status}"
+        line = self._srun_error
         node = None
         # Tasks often fail because of a node of which Slurm learns later: it is the cause then.
         if reader.node is not None:
-            kind, who, how, line, status = "node", reader.node.task, reader.node.line, "", 1
+            kind = "node"
+            who = reader.node.task
+            how = reader.node.line
+            line = ""
+            status = 1
             node = reader.node.node
         elif reader.ends:
             rank, end = next(iter(reader.ends.items()))
             kind, how, status = _read_end(end.line)
             error = reader.error_of(rank)
-            who, node, line = end.task, end.node, error.line if error else ""
+            who = end.task
+            node = end.node
+            line = error.line if error else ""
         elif reader.all_end:
-            kind, who, how, line = "cancelled", "the step", "cancelled", ""
+            kind = "cancelled"
+            who = "the step"
+            how = "cancelled"
+            line = ""
         why = f"{how}: {line.rstrip(' :')[:_SHOWN_LENGTH]}" if line else how
         # All ranks may have one error, and any may be the first. Without an error in the output,
         # only the same task has failed in the same way.

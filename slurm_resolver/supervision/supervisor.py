@@ -53,7 +53,8 @@ class Supervisor:
 
     def run(self) -> int:
         """Returns the exit status: 0, that of the first failure, or REQUEUE_STATUS."""
-        options, failures = self._options, self._failures
+        options = self._options
+        failures = self._failures
         if self._step.het_size:  # Slurm ends the components of such a job one by one
             status, _ = run_step(options.command, self._signals)
             if status:
@@ -95,7 +96,8 @@ class Supervisor:
 
     def _command(self, nodes: Sequence[str]) -> List[str]:
         srun, *words = self._options.command
-        count, each = len(nodes), self._options.tasks_per_node
+        count = len(nodes)
+        each = self._options.tasks_per_node
         where = [f"--nodes={count}", f"--ntasks={count * each}", f"--ntasks-per-node={each}"]
         # These come first, so that an option of the user's own counts.
         return [srun, *where, f"--nodelist={compress_hostlist(nodes)}", *words]
@@ -132,7 +134,8 @@ class Supervisor:
             try:
                 job = scontrol.show_job(self._job_id, _ANSWER_SECONDS)
                 if self._failures:  # the batch file decides about the first start
-                    restarts, least_time = self._step.restart_count or 0, self._options.least_time
+                    restarts = self._step.restart_count or 0
+                    least_time = self._options.least_time
                     stop = job_is_ending(job, restarts, least_time, time.time())
                     if stop is not None:
                         return {}, stop
@@ -155,7 +158,8 @@ class Supervisor:
 
     def _end(self, stop: Stop) -> int:
         """Prints why the step is not started again; returns the exit status."""
-        failures, why = self._failures, stop.why
+        failures = self._failures
+        why = stop.why
         status = failures[-1].status if failures else 1
         if self._options.requeue and stop.requeue:
             status = REQUEUE_STATUS

@@ -46,7 +46,9 @@ def main() -> int:
     # Threads that wait for each other take the CPUs from tasks of the same node.
     tf.config.threading.set_intra_op_parallelism_threads(1)
     resolver = SlurmClusterResolver(**options["resolver"])
-    cluster, task, warnings = resolver.cluster, resolver.cluster.task, []
+    cluster = resolver.cluster
+    task = resolver.cluster.task
+    warnings = []
     if task is None or task.job in ("chief", "worker"):
         strategy = MultiWorkerMirroredStrategy(resolver)
         row = _measure(strategy, *((task.rank, task.local_rank) if task else (0, 0)))
@@ -67,7 +69,8 @@ def main() -> int:
 
 
 def _measure(strategy: Any, rank: int, local_rank: int) -> Dict[str, Any]:
-    exchange, tasks = strategy.workers.exchange, max(1, len(strategy.workers.names))
+    exchange = strategy.workers.exchange
+    tasks = max(1, len(strategy.workers.names))
     device = "GPU" if tf.config.get_visible_devices("GPU") else "CPU"  # TensorFlow's default
     inputs = tf.random.stateless_normal((256, 512), (1, 2))
     weights = [tf.random.stateless_normal((512, 512), (3, n)) / 23 for n in range(4)]
@@ -122,7 +125,8 @@ def find_warnings(
     rows: Sequence[Dict[str, Any]], unused: Sequence[Sequence[str]], name_of: Callable[[int], str]
 ) -> List[str]:
     """Returns warnings of far slower tasks, and of fast interfaces that NCCL leaves unused."""
-    warnings, median = [], statistics.median(row["step_ms"] for row in rows)
+    warnings = []
+    median = statistics.median(row["step_ms"] for row in rows)
     for row in rows:
         ratio = row["step_ms"] / median
         if ratio > _FAR_SLOWER:

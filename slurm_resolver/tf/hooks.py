@@ -21,8 +21,10 @@ from slurm_resolver.slurm.step import SlurmStep
 
 TasksPerNode = Union[int, Mapping[str, int]]
 
-_RANK, _NUMBER = "_resolve_own_rank", "_resolve_num_tasks"
-_HOSTS, _COUNTS = "_resolve_hostlist", "_resolve_task_configuration"
+_RANK = "_resolve_own_rank"
+_NUMBER = "_resolve_num_tasks"
+_HOSTS = "_resolve_hostlist"
+_COUNTS = "_resolve_task_configuration"
 
 
 def overridden_hooks(resolver: type) -> List[str]:
@@ -82,16 +84,28 @@ class ResolverHooks:
     def _layout_by_counts(
         self, step: SlurmStep, options: ClusterOptions
     ) -> Tuple[SlurmStep, Layout]:
-        rank, hooks = self._resolve_own_rank(), self._hooks
+        rank = self._resolve_own_rank()
+        hooks = self._hooks
         if hooks:
             # Slurm's variables describe its own task of that rank, not the subclass's.
-            own = ("num_tasks", "node_id", "local_rank", "node_name", "node_ranks")
-            step = step.replace(rank=rank, **dict.fromkeys(own))
+            step = step.replace(
+                rank=rank,
+                num_tasks=None,
+                node_id=None,
+                local_rank=None,
+                node_name=None,
+                node_ranks=None,
+            )
         if _RANK in hooks:
             # Slurm's distribution does not apply to ranks that are not Slurm's: TensorFlow counts
             # them node by node.
-            order = ("distribution", "plane_size", "sluid")
-            step = step.replace(**dict.fromkeys(order), is_component=False, components=())
+            step = step.replace(
+                distribution=None,
+                plane_size=None,
+                sluid=None,
+                is_component=False,
+                components=(),
+            )
         counts = self._counts_by_node()
         # Ranks follow Slurm's order of the nodes, whatever order a dict or set has.
         if step.nodes is not None and set(counts) == set(step.nodes):
@@ -149,7 +163,8 @@ def _by_numbers(item: Tuple[str, int]) -> List[Tuple[int, str]]:
 
 def _check_host(layout: Layout, rank: int) -> None:
     """Raises UnknownLayoutError if the layout puts this task on another machine."""
-    host, node = short_name(socket.gethostname()), layout.nodes[layout.node_of[rank]]
+    host = short_name(socket.gethostname())
+    node = layout.nodes[layout.node_of[rank]]
     if host != short_name(node) and host in map(short_name, layout.nodes):
         raise UnknownLayoutError(
             f"rank {rank} runs on {host}, but the overridden methods ({layout.source}) give it "

@@ -35,7 +35,8 @@ class Reporter:
     """What this process is doing; stage, phase, epoch, step and begun are as in `Report`."""
 
     def __init__(self) -> None:
-        self.stage, self.phase = "", phases.IDLE
+        self.stage = ""
+        self.phase = phases.IDLE
         self.epoch = self.step = self.begun = 0
         self._since = time.monotonic()
         self._began = self._ended = 0.0  # the last step of this stage
@@ -50,13 +51,17 @@ class Reporter:
         if self.phase == phases.DATA:
             self._waited += now - self._since
         if stage is not None:
-            self.stage, self._began, self._ended = stage, 0.0, 0.0
-        self.phase, self._since = phase, now
+            self.stage = stage
+            self._began = 0.0
+            self._ended = 0.0
+        self.phase = phase
+        self._since = now
 
     def begin_step(self, steps: int = 1, phase: str = phases.STEP) -> None:
         """Begins a step, or several that are done at once."""
         self.begun += steps
-        ended, began = self._ended, self._began
+        ended = self._ended
+        began = self._began
         self.enter(phase)
         if ended:
             self._outside += self._since - ended
@@ -85,25 +90,35 @@ class Reporter:
 
     def report(self) -> phases.Report:
         """Returns what this process is doing."""
-        phase, since, now = self.phase, self._since, time.monotonic()
+        phase = self.phase
+        since = self._since
+        now = time.monotonic()
         mark, waited = (float(variable.numpy()) for variable in _variables)
         marked = now - time.time() + abs(mark)
         if phase in (phases.STEP, phases.COMPILING) and marked > since - 0.001:
-            phase, since = phases.DATA if mark > 0 else phases.STEP, max(since, marked)
+            phase = phases.DATA if mark > 0 else phases.STEP
+            since = max(since, marked)
         waited += self._waited + (now - since if phase == phases.DATA else 0.0)
         self._samples.append((now, waited, self._outside))
         first = self._samples[0]
         seconds = max(now - first[0], 0.001)
         shares = [(waited - first[1]) / seconds, (self._outside - first[2]) / seconds]
         ms = 1000 * statistics.median([*self._durations] or [0.0])
-        place = (self.stage, self.epoch, self.step, self.begun, phase)
         return phases.Report(
-            *place, now - since, round(ms, 3), *(round(min(s, 1.0), 3) for s in shares)
+            self.stage,
+            self.epoch,
+            self.step,
+            self.begun,
+            phase,
+            now - since,
+            round(ms, 3),
+            *(round(min(share, 1.0), 3) for share in shares),
         )
 
     def start(self, client: Client, limit: float, exits: bool) -> None:
         """Reports in a thread from now on; see `start` for the arguments."""
-        self._limit, self._exits = limit, exits
+        self._limit = limit
+        self._exits = exits
         if self._client is not None:
             return
         self._client = client
@@ -202,7 +217,8 @@ def reporting(name: str, arguments: Dict[str, Any]) -> Iterator[None]:
 
     The callback is added to the arguments of the method, or stays in their CallbackList.
     """
-    hook, given = _make_hook(), arguments["callbacks"]
+    hook = _make_hook()
+    given = arguments["callbacks"]
     hook.stage = phases.TRAINING if name == "fit" else name
     if not hasattr(given, "callbacks"):
         arguments["callbacks"] = [hook, *tf.nest.flatten(given or [])]
@@ -223,7 +239,8 @@ def _make_hook() -> Any:
             reporter.enter(phases.PREPARING, self.stage)
 
         def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-            reporter.epoch, reporter.step = epoch + 1, 0
+            reporter.epoch = epoch + 1
+            reporter.step = 0
             reporter.enter(phases.START)
 
         def on_test_begin(self, logs: Any = None) -> None:

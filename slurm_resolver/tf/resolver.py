@@ -115,10 +115,20 @@ class SlurmClusterResolver(
         """
         self._step = SlurmStep.read(os.environ)
         options = ClusterOptions(
-            *(jobs, port_base, placement, worker_order, het_groups, node_address, gpu_jobs, layout),
-            *(gpus_per_node, gpus_per_task, local),
+            jobs,
+            port_base,
+            placement,
+            worker_order,
+            het_groups,
+            node_address,
+            gpu_jobs,
+            layout,
+            gpus_per_node,
+            gpus_per_task,
+            local,
         )
-        self._hooks, self._tasks_per_node = overridden_hooks(type(self)), tasks_per_node
+        self._hooks = overridden_hooks(type(self))
+        self._tasks_per_node = tasks_per_node
         replaced = bool(self._hooks) or tasks_per_node is not None
         layout_of = self._layout_by_hooks if replaced else None
         self._cluster = resolve_step(self._step, options, layout_of, bool(self._hooks))

@@ -54,7 +54,8 @@ def join(cluster: Cluster) -> None:
     """
     if not cluster.step.is_live:
         return
-    service, own = cluster.service, cluster.task
+    service = cluster.service
+    own = cluster.task
     if service is None or own is None:
         return
     if take_part(cluster) is None and service.serves and own.job == "evaluator":
@@ -63,7 +64,8 @@ def join(cluster: Cluster) -> None:
 
 def take_part(cluster: Cluster) -> Optional[Member]:
     """Announces this task to the others of its job; returns None if it has no part in one."""
-    service, own = cluster.service, cluster.task
+    service = cluster.service
+    own = cluster.task
     if service is None or own is None or "ps" not in cluster.roles:
         return None
     tasks = [(task.job, task.index, task.address) for task in cluster.tasks]
@@ -113,7 +115,8 @@ def serve(
 
 def _check(cluster: Cluster) -> None:
     """Raises JobsError in a task that should not serve."""
-    own, jobs = cluster.task, {*cluster.roles}
+    own = cluster.task
+    jobs = {*cluster.roles}
     if own is None:
         raise JobsError(
             "serve() in a process without a cluster; expected a task of a Slurm step that serves "

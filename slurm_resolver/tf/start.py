@@ -44,7 +44,8 @@ def starting_together(
     Raises:
         RendezvousError: in every task, as `wait_until_ready`.
     """
-    cluster, client = getattr(resolver, "cluster", None), None
+    cluster = getattr(resolver, "cluster", None)
+    client = None
     if isinstance(cluster, Cluster) and cluster.step.is_live:
         if timeout is None:
             timeout = cluster.step.start_timeout or _START_TIMEOUT

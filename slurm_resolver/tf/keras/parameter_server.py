@@ -194,10 +194,13 @@ class ScheduledFunction:
         """Returns a list's outputs, or the logs of an iterator's steps, which `join` completes."""
         if isinstance(data, list):
             return self._predict(data)
-        count, function, batches = self._model.steps_per_execution, self._on_batch, data
+        count = self._model.steps_per_execution
+        function = self._on_batch
+        batches = data
         of_workers = getattr(borrowed.DATASET.of(data, None), "of_workers", None)
         if self._trains and of_workers:
-            function, batches = self._on_iterator, itertools.repeat(of_workers())
+            function = self._on_iterator
+            batches = itertools.repeat(of_workers())
         begun = False
         for batch in itertools.islice(batches, count):
             begun = True

@@ -80,7 +80,8 @@ def write_once(path: str, identity: str, write: Callable[[str], object]) -> None
 
 def _take(scratch: str, path: str) -> bool:
     """Makes the folder once no other process has it; returns whether another process had it."""
-    seen, since = -1, time.monotonic()
+    seen = -1
+    since = time.monotonic()
     while True:
         with contextlib.suppress(FileExistsError):
             os.mkdir(scratch)  # asks the file server itself; stat may be answered from a cache
@@ -88,7 +89,8 @@ def _take(scratch: str, path: str) -> bool:
         files = [os.path.join(parent, name) for parent, _, own in os.walk(scratch) for name in own]
         size = sum(state[2] + 1 for state in map(_state, files) if state)
         if size != seen:
-            seen, since = size, time.monotonic()
+            seen = size
+            since = time.monotonic()
         elif time.monotonic() - since > STALLED_SECONDS:
             raise SavingError(
                 f"{path}: another task saves it in {scratch}, and has written nothing for "

@@ -50,7 +50,9 @@ def fingerprint(value: Any, origin: Origin) -> Any:
 
     The digest is of the first and the last row, or of all rows if they are small.
     """
-    first, last, compared = [], [], []
+    first = []
+    last = []
+    compared = []
     for part in tf.nest.flatten(value, expand_composites=True):
         size = part.shape[1:].num_elements() if part.shape.rank else 1
         first.append(tf.io.serialize_tensor(part[:1]))

@@ -105,7 +105,8 @@ class Step:
         sent = value
         if value.dtype == tf.bool or (value.dtype.is_integer and value.dtype.size < 4):
             sent = tf.cast(value, tf.int32)
-        own, end = sent[: self.count], self.first + self.count
+        own = sent[: self.count]
+        end = self.first + self.count
         padding = tf.zeros([tf.rank(sent) - 1, 2], tf.int32)
         padding = tf.concat([[[self.first, self.rows - end]], padding], axis=0)
         others = all_reduce(tf.pad(tf.stop_gradient(own), padding))

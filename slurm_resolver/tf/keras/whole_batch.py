@@ -187,7 +187,8 @@ def _update_state(step: Step, original: Method, metric: Any, *args: Any, **kwarg
             value = tf.identity(args[0] if args else kwargs["values"])
             share = tf.cast(step.count / step.rows, tf.float32)
             share = tf.where(step.is_of_own_rows(value), 1.0, share)
-            args, kwargs = (value,), {"sample_weight": tf.fill(tf.shape(value)[:1], share)}
+            args = (value,)
+            kwargs = {"sample_weight": tf.fill(tf.shape(value)[:1], share)}
     with step.setting("nested"):
         original(metric, *args, **kwargs)
     if not whole:
