@@ -48,9 +48,12 @@ def build_parser(complete: Collection[str] = COMMANDS) -> argparse.ArgumentParse
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    version = f"slurm-resolver {__version__}"
     parser.add_argument(
-        "-V", "--version", action="version", version=version, help="print the version"
+        "-V",
+        "--version",
+        action="version",
+        version=f"slurm-resolver {__version__}",
+        help="print the version",
     )
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
     for name, summary in COMMANDS.items():

@@ -70,9 +70,18 @@ def main(args: argparse.Namespace) -> int:
         own = {one.id for one in explain([first.line])}
         findings.sort(key=lambda one: one.line_number != number and one.id not in own)
         cause = "This task failed first. Errors of other tasks may be effects of its failure."
-        remedy = "Correct this error. The lines before it in the log tell more."
-        failed = Finding("first-failure", number, line, cause, remedy, first.task or None, 1)
-        findings.insert(0, failed)
+        findings.insert(
+            0,
+            Finding(
+                "first-failure",
+                number,
+                line,
+                cause,
+                "Correct this error. The lines before it in the log tell more.",
+                first.task or None,
+                1,
+            ),
+        )
     found = [(name, finding) for _, _, name, _, findings in logs for finding in findings]
     if args.json:
         print(json.dumps([{"file": name, **finding._asdict()} for name, finding in found]))

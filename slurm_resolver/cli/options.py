@@ -96,8 +96,7 @@ def count(least: int, most: int = 1_000_000) -> Callable[[str], int]:
 
     def read(text: str) -> int:
         if not text.isdecimal() or not least <= int(text) <= most:
-            expected = f"expected a number from {least} to {most}"
-            raise argparse.ArgumentTypeError(f"{text!r}: {expected}")
+            raise argparse.ArgumentTypeError(f"{text!r}: expected a number from {least} to {most}")
         return int(text)
 
     return read
@@ -109,8 +108,9 @@ def numbers_by_name(text: str) -> Dict[str, int]:
     for part in text.split(","):
         name, _, number = (word.strip() for word in part.partition("="))
         if not name or name in found or not re.fullmatch("-?[0-9]{1,9}", number):
-            expected = "expected NAME=NUMBER, each name once"
-            raise argparse.ArgumentTypeError(f"{part!r} in {text!r}: {expected}")
+            raise argparse.ArgumentTypeError(
+                f"{part!r} in {text!r}: expected NAME=NUMBER, each name once"
+            )
         found[name] = int(number)
     return found
 

@@ -30,8 +30,15 @@ examples:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds this subcommand's arguments; most have the name of their field in `RunOptions`."""
     add = parser.add_argument
-    tasks = count(1, 4096)
-    add("-n", "--ntasks", dest="num_tasks", type=tasks, default=1, metavar="N", help="tasks (1)")
+    add(
+        "-n",
+        "--ntasks",
+        dest="num_tasks",
+        type=count(1, 4096),
+        default=1,
+        metavar="N",
+        help="tasks (1)",
+    )
     add(
         "-l",
         "--label",
@@ -75,17 +82,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="send the tasks a signal S seconds (60) before the time limit",
     )
     # One option for each spelling: with an optional value argparse would take the next word for it.
-    end = ("-K", "-K1", "--kill-on-bad-exit", "--kill-on-bad-exit=1")
     add(
-        *end,
+        "-K",
+        "-K1",
+        "--kill-on-bad-exit",
+        "--kill-on-bad-exit=1",
         dest="kill_on_bad_exit",
         action="store_true",
         default=True,
         help="end all tasks when one fails (default)",
     )
-    leave = ("-K0", "--kill-on-bad-exit=0", "--no-kill-on-bad-exit")
     add(
-        *leave,
+        "-K0",
+        "--kill-on-bad-exit=0",
+        "--no-kill-on-bad-exit",
         dest="kill_on_bad_exit",
         action="store_false",
         help="let the other tasks continue when one fails",

@@ -90,8 +90,10 @@ def _servers(text: str) -> Dict[str, int]:
 
 def _signal(text: str) -> str:
     if not re.fullmatch(rf"(SIG)?({'|'.join(SIGNALS)})(@\d{{1,5}})?", text, re.ASCII):
-        expected = f"one of {', '.join(SIGNALS)}, with the seconds before the end: USR1@120"
-        raise argparse.ArgumentTypeError(f"{text!r}: expected {expected}")
+        raise argparse.ArgumentTypeError(
+            f"{text!r}: expected one of {', '.join(SIGNALS)}, with the seconds before the end: "
+            "USR1@120"
+        )
     return text
 
 

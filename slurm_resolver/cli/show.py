@@ -52,8 +52,9 @@ def main(args: argparse.Namespace) -> int:
     step = SlurmStep.read()
     if args.nodelist is not None:
         step = _planned_step(args)
-        tasks = sum(step.tasks_per_node or ())
-        counts = job_counts(args.jobs, tasks, "--nodelist and --tasks-per-node make")
+        counts = job_counts(
+            args.jobs, sum(step.tasks_per_node or ()), "--nodelist and --tasks-per-node make"
+        )
         cluster = build_cluster(step, layout_from_environment(step, "options"), counts, options)
     elif step.place == "none" and not step.is_launched:
         raise NotInStepError(
@@ -94,8 +95,10 @@ def _gather_gpus(cluster: Cluster) -> List[str]:
 
 def _planned_step(args: argparse.Namespace) -> SlurmStep:
     """Returns the step that the options describe."""
-    quote = "Quote it: the shell expands brackets"
-    nodes = SlurmStep.nodes.parse(args.nodelist, "--nodelist", quote) or ()
+    nodes = (
+        SlurmStep.nodes.parse(args.nodelist, "--nodelist", "Quote it: the shell expands brackets")
+        or ()
+    )
     found = re.fullmatch(r"(block|cyclic)|plane=([1-9][0-9]{0,5})", args.distribution)
     if found is None:
         raise LaunchError(

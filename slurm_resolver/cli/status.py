@@ -35,6 +35,8 @@ examples:
   srun --jobid 42 --overlap -n 1 --pty slurm-resolver status 42 --watch
   srun --jobid 42 --overlap -n 1 slurm-resolver status 42 --json"""
 
+Worker = Dict[str, Any]  # a `Report`, with rank and name
+
 _WATCH_SECONDS = 5.0  # the workers report as often
 _CLEAR = "\x1b[H\x1b[2J"  # clears a terminal
 _SILENT_SECONDS = 20.0  # a worker without a report for this long is marked
@@ -101,7 +103,7 @@ def main(args: argparse.Namespace) -> int:
     return 0
 
 
-def _print(workers: List[Dict[str, Any]], as_json: bool) -> None:
+def _print(workers: List[Worker], as_json: bool) -> None:
     slow = slowest(workers)
     if as_json:
         print(json.dumps({"workers": workers, "slowest": slow and slow["rank"]}), flush=True)
@@ -151,14 +153,14 @@ def _addresses(
                 ports = [*reversed(listed[1:]), *ports]
         hosts = node_addresses(",".join(nodes))
         for node, port in product(nodes, ports):
-            host = hosts.get(node, node)
-            yield ServiceAddress(host, port, node, identity_of(step), 0, 0, False)
+            yield ServiceAddress(hosts.get(node, node), port, node, identity_of(step), 0, 0, False)
 
 
 def _ask(address: ServiceAddress) -> Message:
     """Returns what a service knows of the workers; raises as `open_connection`."""
-    hello = {"rank": None, "role": "observer", "number": secrets.token_hex(8)}
-    sock, lines, answer = open_connection(address, hello)
+    sock, lines, answer = open_connection(
+        address, {"rank": None, "role": "observer", "number": secrets.token_hex(8)}
+    )
     with sock, lines:
         if "refused" in answer:
             raise WireError(str(answer["refused"]))
@@ -166,7 +168,7 @@ def _ask(address: ServiceAddress) -> Message:
         return wire.read(lines, wire.MOST_ANSWER_BYTES)
 
 
-def slowest(workers: List[Dict[str, Any]]) -> Optional[Dict[str, Any]]:
+def slowest(workers: List[Worker]) -> Optional[Worker]:
     """Returns the worker that the others wait for; None if no worker is clearly slower.
 
     The workers wait for each other in a step. The slowest spends more time than the others waiting
@@ -179,7 +181,7 @@ def slowest(workers: List[Dict[str, Any]]) -> Optional[Dict[str, Any]]:
     return workers[worst] if shares[worst] - statistics.median_low(shares) >= _SLOWER else None
 
 
-def table(workers: List[Dict[str, Any]]) -> str:
+def table(workers: List[Worker]) -> str:
     """Returns a line for each worker, below the headings."""
     rows = [_HEADINGS]
     for worker in workers:

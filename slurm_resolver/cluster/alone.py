@@ -39,8 +39,10 @@ def why_alone(step: SlurmStep, options: ClusterOptions, overridden: bool = False
     if step.place == "allocation":
         if options.jobs is not None or not step.is_for_one_task:
             raise step.not_in_step()
-        job = f"the allocation of job {step.job_id or '(unknown)'} has one task"
-        return f"{job}, and srun did not start this process: it trains alone"
+        return (
+            f"the allocation of job {step.job_id or '(unknown)'} has one task, and srun did not "
+            "start this process: it trains alone"
+        )
     if step.is_live and not step.simulated:
         _check_origin(step)
     return None

@@ -68,8 +68,14 @@ class Cluster(ClusterValues):
         assert self.layout is not None
         rank = self.roles[job][index]
         address = self.addresses[job][index]
-        node = self.layout.nodes[self.layout.node_of[rank]]
-        return Task(rank, node, self.layout.local_rank_of[rank], job, index, address)
+        return Task(
+            rank,
+            self.layout.nodes[self.layout.node_of[rank]],
+            self.layout.local_rank_of[rank],
+            job,
+            index,
+            address,
+        )
 
     @functools.cached_property
     def service(self) -> Optional[ServiceAddress]:
@@ -156,8 +162,10 @@ class Cluster(ClusterValues):
 
     def __repr__(self) -> str:
         """Returns a short text for logs."""
-        tasks = f"{self.num_tasks} tasks, task={self.task!r}, gpus={self.gpus}"
-        return f"Cluster(step {self.step.name}: {tasks})"
+        return (
+            f"Cluster(step {self.step.name}: {self.num_tasks} tasks, task={self.task!r}, "
+            f"gpus={self.gpus})"
+        )
 
     def __str__(self) -> str:
         """Returns the cluster as `print` shows it: a line a task, of 100 tasks at most."""
@@ -198,15 +206,13 @@ def describe_cluster(
         by_node.setdefault(task.node, []).append(task)
     size = f"{counted(cluster.num_tasks, 'task')} on {counted(len(by_node), 'node')}"
     layout = f"{cluster.layout.distribution} distribution (from {cluster.layout.source})"
-    jobs = ", ".join(f"{job} {len(ranks)}" for job, ranks in sorted(cluster.roles.items()))
     lines = [
         f"{title}: {size}, {layout}, ports from {cluster.ports.source}",
-        f"jobs: {jobs}",
+        "jobs: " + ", ".join(f"{job} {len(ranks)}" for job, ranks in sorted(cluster.roles.items())),
         *_table(by_node, own, most_tasks, gpus),
     ]
     if cluster.gpu_decision is not None:
-        source = cluster.gpu_decision.source
-        lines.append(f"GPUs of this task: {describe_gpus(cluster)} ({source})")
+        lines.append(f"GPUs of this task: {describe_gpus(cluster)} ({cluster.gpu_decision.source})")
     return "\n".join(lines)
 
 

@@ -141,9 +141,13 @@ def _choose(node: NodeGpus, visible: VisibleDevices) -> TaskGpus:
         return TaskGpus((), source, visible.settings_for(()), shown, same_for_all=True)
     if node.local_rank not in node.users:
         devices = None if shown is None and granted is None else ()
-        same = not (shown and _is_bound(step, shown))
-        settings = visible.settings_for(())
-        return TaskGpus(devices, JOB_WITHOUT_GPUS, settings, shown, same_for_all=same)
+        return TaskGpus(
+            devices,
+            JOB_WITHOUT_GPUS,
+            visible.settings_for(()),
+            shown,
+            same_for_all=not (shown and _is_bound(step, shown)),
+        )
     if node.gpus_per_node is not None or node.gpus_per_task is not None:
         return _by_given_counts(node, visible)
     if shown is None:
@@ -189,8 +193,9 @@ def _bound(node: NodeGpus, visible: VisibleDevices, shown: Devices) -> TaskGpus:
         )
         shares = True
     source = f"{visible.name}, bound to the task by Slurm"
-    memory = _memory_settings(node.step) if shares else {}
-    return TaskGpus(shown, source, visible_before=shown, memory=memory)
+    return TaskGpus(
+        shown, source, visible_before=shown, memory=_memory_settings(node.step) if shares else {}
+    )
 
 
 def _share(node: NodeGpus, visible: VisibleDevices, devices: Devices, source: str) -> TaskGpus:
@@ -215,8 +220,7 @@ def _share(node: NodeGpus, visible: VisibleDevices, devices: Devices, source: st
         each, remainder = divmod(number, tasks)
         first = position * each + min(position, remainder)
         own = devices[first : first + each + (position < remainder)]
-    settings = _settings(visible, own)
-    return TaskGpus(own, source, settings, devices, same_for_all=True, memory=memory)
+    return TaskGpus(own, source, _settings(visible, own), devices, same_for_all=True, memory=memory)
 
 
 def _settings(visible: VisibleDevices, devices: Devices) -> Dict[str, str]:
@@ -281,8 +285,9 @@ def _by_given_counts(node: NodeGpus, visible: VisibleDevices) -> TaskGpus:
     position = node.users.index(node.local_rank)
     devices = names[position * per_task : (position + 1) * per_task]
     source = "gpus_per_node and gpus_per_task"
-    settings = _settings(visible, devices)
-    return TaskGpus(devices, source, settings, visible.devices, True, same_for_all=True)
+    return TaskGpus(
+        devices, source, _settings(visible, devices), visible.devices, True, same_for_all=True
+    )
 
 
 def apply_gpus(gpus: TaskGpus, step: SlurmStep, environ: MutableMapping[str, str]) -> None:
@@ -333,5 +338,8 @@ def _keep_usable(gpus: TaskGpus, visible: VisibleDevices) -> TaskGpus:
         "tasks of this node have several MIG slices each, and CUDA shows a process only one: start "
         "as many tasks on each node as it has slices"
     )
-    source = f"{gpus.source}, and CUDA shows a process only one MIG slice"
-    return gpus._replace(devices=usable, source=source, settings=visible.settings_for(usable))
+    return gpus._replace(
+        devices=usable,
+        source=f"{gpus.source}, and CUDA shows a process only one MIG slice",
+        settings=visible.settings_for(usable),
+    )

@@ -69,10 +69,12 @@ def resolve(
     """
     if layout == "auto" and environ is not None and environ is not os.environ:
         layout = "environment"  # this process cannot meet in place of another task
-    options = ClusterOptions(
-        jobs, port_base, placement, worker_order, het_groups, node_address, gpu_jobs, layout
-    )._replace(local=local)
-    return resolve_step(SlurmStep.read(environ), options)
+    return resolve_step(
+        SlurmStep.read(environ),
+        ClusterOptions(
+            jobs, port_base, placement, worker_order, het_groups, node_address, gpu_jobs, layout
+        )._replace(local=local),
+    )
 
 
 def resolve_step(
@@ -129,8 +131,9 @@ def build_cluster(
 ) -> Cluster:
     """Returns the cluster for a layout: with roles, ports, addresses, and this task's GPUs."""
     roles = assign_roles(layout, counts, options)
-    most_tasks = max(layout.local_rank_of) + 1
-    ports = choose_ports(step, most_tasks, options.port_base, bool(layout.components))
+    ports = choose_ports(
+        step, max(layout.local_rank_of) + 1, options.port_base, bool(layout.components)
+    )
     hosts = find_hosts(step, layout.nodes, layout.num_tasks, options)
     addresses = make_addresses(layout, roles, hosts, ports)
     gpus = None if step.rank is None else choose_gpus(step, layout, roles, options)

@@ -38,8 +38,9 @@ def assign_roles(layout: Layout, counts: Mapping[str, int], options: ClusterOpti
         if not _is_as_even(layout, roles, spread):
             roles = spread
     if options.worker_order == "ring" and "worker" in roles:
-        chief = roles["chief"][0] if "chief" in roles else None
-        roles["worker"] = order_by_ring(roles["worker"], layout.node_of, chief)
+        roles["worker"] = order_by_ring(
+            roles["worker"], layout.node_of, roles["chief"][0] if "chief" in roles else None
+        )
     return roles
 
 

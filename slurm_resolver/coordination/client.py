@@ -48,8 +48,12 @@ class Client:
         # why the service could not be reached the last time, and why it does not admit this process
         self.problem = "it has not started, or has failed: look at the output of its task"
         self.refusal = ""
-        number = secrets.token_hex(8)
-        self._hello = {"rank": address.rank, "role": role, "pid": os.getpid(), "number": number}
+        self._hello = {
+            "rank": address.rank,
+            "role": role,
+            "pid": os.getpid(),
+            "number": secrets.token_hex(8),
+        }
         self._socket: Optional[socket.socket] = None
         self._changed = threading.Condition()
         self._gathers = Counter[str]()  # by purpose

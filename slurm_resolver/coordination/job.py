@@ -60,8 +60,12 @@ def announcement(tasks: Sequence[Tuple[str, int, str]], rank: int) -> Optional[M
     leader = min(trainers, key=lambda rank: tasks[rank][:2])
     digest = hashlib.sha256(json.dumps(tasks).encode()).hexdigest()[:16]
     # All jobs take some 100 bytes, however many tasks there are.
-    packed = wire.pack([json.dumps(job) for job in jobs])
-    return {"job": packed, "leader": leader, "cluster": digest, "serves": jobs[rank] == "ps"}
+    return {
+        "job": wire.pack([json.dumps(job) for job in jobs]),
+        "leader": leader,
+        "cluster": digest,
+        "serves": jobs[rank] == "ps",
+    }
 
 
 class Job:

@@ -135,24 +135,34 @@ class Rounds:
             waiting = min(current.waiting & current.values.keys(), default=None)
             if now >= current.deadline:
                 count, names = self._describe_missing(current)
-                error = (
-                    f"{count} did not come to {current.purpose} within {current.seconds:.3g} s: "
-                    f"{names}. Look at their output, and check that all tasks run the same program."
+                self._end(
+                    current,
+                    {
+                        "error": f"{count} did not come to {current.purpose} within "
+                        f"{current.seconds:.3g} s: {names}. Look at their output, and check that "
+                        "all tasks run the same program."
+                    },
                 )
-                self._end(current, {"error": error})
             elif now >= current.next_notice and waiting is not None:
                 current.next_notice += _NEXT_NOTICES
                 if current.patient:
-                    given = {"rank": waiting, "value": current.values[waiting]}
-                    self._send(self._missing(current), {"awaited": current.name, **given})
+                    self._send(
+                        self._missing(current),
+                        {
+                            "awaited": current.name,
+                            "rank": waiting,
+                            "value": current.values[waiting],
+                        },
+                    )
                 else:
                     self._notify(current)
 
     def _notify(self, current: Round) -> None:
         count, names = self._describe_missing(current)
         waited = time.monotonic() - current.began
-        text = f"waiting for {count} since {waited:.0f} s: {names}"
-        self._send([min(current.waiting)], {"notice": text})
+        self._send(
+            [min(current.waiting)], {"notice": f"waiting for {count} since {waited:.0f} s: {names}"}
+        )
 
     def _describe_missing(self, current: Round) -> Tuple[str, str]:
         """Returns how many tasks are missing, and which."""

@@ -60,9 +60,11 @@ class Service:
         self._secret = Secret()
         self._refusal = _allow_connections(address)
         dual = socket.has_dualstack_ipv6()
-        family = socket.AF_INET6 if dual else socket.AF_INET
         self._socket = socket.create_server(
-            ("", address.port), family=family, backlog=4096, dualstack_ipv6=dual
+            ("", address.port),
+            family=socket.AF_INET6 if dual else socket.AF_INET,
+            backlog=4096,
+            dualstack_ipv6=dual,
         )
         self._rounds = Rounds(address.num_tasks, self.send, name_of)
         self._job = Job(address.grace, self.send, name_of)
@@ -159,8 +161,15 @@ class Service:
         """Returns the process that connects, once it has proved the secret; None if refused."""
         challenge = secrets.token_hex(16)
         key = self._secret.key
-        greeting = {"protocol": wire.PROTOCOL, "challenge": challenge}
-        writer.write(wire.encode({**greeting, "offer": self._secret.offer()}))
+        writer.write(
+            wire.encode(
+                {
+                    "protocol": wire.PROTOCOL,
+                    "challenge": challenge,
+                    "offer": self._secret.offer(),
+                }
+            )
+        )
         hello = wire.decode(await reader.readuntil())
         if hello.get("identity") != self.address.identity:
             writer.write(wire.encode({"other": "it belongs to another step, or another start"}))

@@ -75,8 +75,9 @@ def prove(key: bytes, role: str, *parts: object) -> str:
 
 def is_proof(given: object, key: bytes, role: str, *parts: object) -> bool:
     """Returns whether `given` is the proof for these parts."""
-    expected = prove(key, role, *parts).encode()
-    return hmac.compare_digest(str(given).encode(errors="replace"), expected)
+    return hmac.compare_digest(
+        str(given).encode(errors="replace"), prove(key, role, *parts).encode()
+    )
 
 
 def pack(values: Sequence[str]) -> str:

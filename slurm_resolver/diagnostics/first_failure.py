@@ -133,28 +133,25 @@ class FailureReader:
             self._read_launcher(number, text)
             return
         label = _LABEL.match(text)
-        rank = label[1] if label else ""
-        task = self._tasks.setdefault(rank, _Task())
+        task = self._tasks.setdefault(label[1] if label else "", _Task())
         # A progress bar may end without a line's end.
         task.read(number, (text[label.end() :] if label else text).rpartition("\r")[2])
         gone = _GONE.match(text)
         if gone:
             place = _place(gone[1], gone[2])
-            follows = follows_another(gone[3])
-            failure = Failure(place, number, gone[3], follows)
-            self._gone.setdefault(gone[1], failure)
+            self._gone.setdefault(
+                gone[1], Failure(place, number, gone[3], follows_another(gone[3]))
+            )
 
     def _read_launcher(self, number: int, text: str) -> None:
         node = _NODE.match(text)
         end = _TASK_END.match(text) or _RUN_END.match(text)
         if node and self.node is None:
-            line = node[2] or "node failure"
-            self.node = Failure(f"node {node[1]}", number, line, node=node[1])
+            self.node = Failure(f"node {node[1]}", number, node[2] or "node failure", node=node[1])
         elif end and not self.all_end:
             rank = end["rank"]
             name = end.groupdict().get("node")
-            failure = Failure(_place(rank, name), number, end["how"], node=name)
-            self.ends.setdefault(rank, failure)
+            self.ends.setdefault(rank, Failure(_place(rank, name), number, end["how"], node=name))
 
     def error_of(self, rank: str) -> Optional[Failure]:
         """Returns the error that this rank has printed, or any task in a log without labels."""
@@ -171,8 +168,9 @@ class FailureReader:
         reports = dict(self._gone)
         for rank, end in self.ends.items() if "" not in with_error else ():
             gone = reports.setdefault(rank, end)  # the launcher knows how, but may report later
-            line_number = min(gone.line_number, end.line_number)
-            reports[rank] = end._replace(task=gone.task, line_number=line_number)
+            reports[rank] = end._replace(
+                task=gone.task, line_number=min(gone.line_number, end.line_number)
+            )
         failures += [report for rank, report in reports.items() if rank not in with_error]
         return min(failures, key=lambda one: (one.follows, one.line_number), default=None)
 
@@ -180,8 +178,9 @@ class FailureReader:
         if not rank and len(self.ends) == 1:
             (rank,) = self.ends
         report = self._gone.get(rank) or self.ends.get(rank)
-        where = report.task if report else _place(rank)
-        return error._replace(task=where, follows=follows_another(error.line))
+        return error._replace(
+            task=report.task if report else _place(rank), follows=follows_another(error.line)
+        )
 
 
 def _place(rank: str, node: Optional[str] = None) -> str:

@@ -24,8 +24,9 @@ class KnownMessage(NamedTuple):
 def _known(id: str, cues: str, cause: str, remedy: str, pattern: str = "") -> KnownMessage:
     """Returns the message. `|` separates `cues`; without a `pattern`, a cue suffices."""
     texts = tuple(cues.split("|"))
-    compiled = re.compile(pattern or "|".join(map(re.escape, texts)))
-    return KnownMessage(id, texts, compiled, cause, remedy)
+    return KnownMessage(
+        id, texts, re.compile(pattern or "|".join(map(re.escape, texts))), cause, remedy
+    )
 
 
 _CHECK = "Check names, ports and connections from all tasks: srun slurm-resolver check"

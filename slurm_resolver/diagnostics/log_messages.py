@@ -115,8 +115,15 @@ class _Findings:
         address = _named_task(match)
         before = self._found.get((known.id, address))
         if before is None:
-            line = _shorten(match.string, match.start())
-            finding = Finding(known.id, number, line, known.cause, known.remedy, address, 1)
+            finding = Finding(
+                known.id,
+                number,
+                _shorten(match.string, match.start()),
+                known.cause,
+                known.remedy,
+                address,
+                1,
+            )
         else:
             finding = before._replace(count=before.count + 1)
         self._found[known.id, address] = finding

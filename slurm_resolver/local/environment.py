@@ -44,7 +44,6 @@ def step_environment(
     """
     job_id = str(os.getpid())  # unique on this machine, as a job id is on a cluster
     tasks = str(options.num_tasks)
-    end = int(job_started) + (options.time_limit or _NO_LIMIT_SECONDS)
     variables = {
         "SLURM_JOB_ID": job_id,
         "SLURM_JOBID": job_id,
@@ -68,7 +67,7 @@ def step_environment(
         "SLURM_CLUSTER_NAME": "local",
         "SLURM_JOB_PARTITION": "local",
         "SLURM_GTIDS": ",".join(map(str, range(options.num_tasks))),
-        "SLURM_JOB_END_TIME": str(end),
+        "SLURM_JOB_END_TIME": str(int(job_started) + (options.time_limit or _NO_LIMIT_SECONDS)),
         "SLURM_JOB_NAME": Path(options.command[0]).name,
         "SLURM_JOB_START_TIME": str(int(job_started)),
         "SLURM_JOB_USER": getpass.getuser(),

@@ -29,8 +29,14 @@ from slurm_resolver.wording import counted
 MAX_REQUEUES = 5  # as Slurm's MaxBatchRequeue by default
 GRACE_SECONDS = 5.0  # from the signal that asks tasks to end until SIGKILL, as Slurm's KillWait
 
-_SIGNALS = [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT]
-_SIGNALS += [signal.SIGUSR1, signal.SIGUSR2]
+_SIGNALS = [
+    signal.SIGINT,
+    signal.SIGTERM,
+    signal.SIGHUP,
+    signal.SIGQUIT,
+    signal.SIGUSR1,
+    signal.SIGUSR2,
+]
 # A shell, as only the task's own process knows its id before the program starts.
 _SET_TASK_PID = ("/bin/sh", "-c", 'export SLURM_TASK_PID=$$; exec "$0" "$@"')
 
@@ -51,8 +57,10 @@ async def run_job(
         step = _Step(options, print_line)
         for number in _SIGNALS:
             asyncio.get_running_loop().add_signal_handler(number, step.on_signal, number)
-        variables = step_environment(options, started, requeues, steps)
-        await step.run({**inherited, **variables}, time.time() - started)
+        await step.run(
+            {**inherited, **step_environment(options, started, requeues, steps)},
+            time.time() - started,
+        )
         reason = step.requeue_reason
         count = requeues
         most = MAX_REQUEUES
@@ -163,8 +171,9 @@ class _Step:
         options = self._options
         if options.time_limit is not None:
             left = options.time_limit - elapsed
-            why = f"the time limit of {options.time_limit} s is reached"
-            self._call_later(left, self._end_all, why)
+            self._call_later(
+                left, self._end_all, f"the time limit of {options.time_limit} s is reached"
+            )
             if options.limit_signal is not None and left > options.limit_signal[1]:
                 number, seconds = options.limit_signal
                 self._call_later(left - seconds, self._send_limit_signal, number, seconds)

@@ -92,8 +92,9 @@ class Output:
             (process.stderr, _unbuffered(sys.stderr)),
         ):
             if source is not None:
-                arguments = (source, file or screen, label, end)
-                thread = threading.Thread(target=self._copy, args=arguments, daemon=True)
+                thread = threading.Thread(
+                    target=self._copy, args=(source, file or screen, label, end), daemon=True
+                )
                 thread.start()
                 self._threads.append(thread)
 

@@ -32,16 +32,23 @@ def cpu_facts(step: SlurmStep, rank: int, uses_gpus: bool) -> CpuFacts:
         int(text) if text and text.isdecimal() else 0
         for text in (step.cpus_on_node, step.cpus_per_task)
     )
-    machine = max(os.cpu_count() or 1, len(own))
-    return CpuFacts(rank, sum(1 << cpu for cpu in own), machine, granted, per_task, uses_gpus)
+    return CpuFacts(
+        rank,
+        sum(1 << cpu for cpu in own),
+        max(os.cpu_count() or 1, len(own)),
+        granted,
+        per_task,
+        uses_gpus,
+    )
 
 
 def check_cpus(by_node: Mapping[str, Sequence[CpuFacts]]) -> Result:
     """Returns the result for the tasks of all nodes."""
     problems = [_find_problem(node, tasks) for node, tasks in by_node.items()]
     least = min(len(_cpus(task.mask)) for tasks in by_node.values() for task in tasks)
-    detail = f"each task may use at least {counted(least, 'CPU')}"
-    return result_of("cpus", problems, detail, WARNING)
+    return result_of(
+        "cpus", problems, f"each task may use at least {counted(least, 'CPU')}", WARNING
+    )
 
 
 def _find_problem(node: str, tasks: Sequence[CpuFacts]) -> str:

@@ -52,11 +52,13 @@ def _check_batch_job(batch_file: str, may_requeue: bool, append: bool) -> List[R
             )
         elif asked[1] and not re.search(rf"^\s*trap\s.*\s(SIG)?{asked[2]}\b", batch_file, re.M):
             signal = f"only the batch shell gets B:{asked[2]}; without B: the tasks get it"
-    allowed = f"the job may {'' if may_requeue else 'not '}be requeued"
-    sent = f"the batch file asks for {asked[2] if asked else 'none'}"
     return [
-        result_of("requeue", [requeue], allowed, WARNING),
-        result_of("signal", [signal], sent, WARNING),
+        result_of(
+            "requeue", [requeue], f"the job may {'' if may_requeue else 'not '}be requeued", WARNING
+        ),
+        result_of(
+            "signal", [signal], f"the batch file asks for {asked[2] if asked else 'none'}", WARNING
+        ),
     ]
 
 

@@ -101,8 +101,11 @@ def check_versions(uses_gpus: bool = False) -> List[Result]:
         missing = "not installed: load your site's module, or pip install 'tensorflow>=2.15'"
         tensorflow = Result("tensorflow", FAILED, f"{missing} (without GPUs tensorflow-cpu)")
     elif uses_gpus and _installed("tensorflow-cpu") and not _installed("tensorflow"):
-        without_cuda = f"this task has GPUs, but tensorflow-cpu uses none: {CUDA_REMEDY}"
-        tensorflow = Result("tensorflow", WARNING, without_cuda)
+        tensorflow = Result(
+            "tensorflow",
+            WARNING,
+            f"this task has GPUs, but tensorflow-cpu uses none: {CUDA_REMEDY}",
+        )
     keras = _installed("keras") or _installed("keras-nightly")
     tf_keras = _installed("tf_keras")
     problem = keras_problem(keras) if keras and not tf_keras else ""

@@ -51,8 +51,12 @@ def wait_until_ready(
     client = _connect(cluster)
     if client is None:
         return None
-    absent = [task.rank for task in cluster.tasks if jobs is not None and task.job not in jobs]
-    answers = client.gather("the start", _note(cluster), timeout, without=absent)
+    answers = client.gather(
+        "the start",
+        _note(cluster),
+        timeout,
+        without=[task.rank for task in cluster.tasks if jobs is not None and task.job not in jobs],
+    )
     notes = {rank: note for rank, note in enumerate(answers) if note is not None}
     problems = [
         f"{cluster.name_of(rank)} cannot listen at {note['port_taken']}"

@@ -85,17 +85,21 @@ def check_step(cluster: Cluster, timeout: float) -> List[Result]:
 def check_here() -> List[Result]:
     """Runs the checks that need no step."""
     gpus = count_driver_gpus()
-    driver = "no NVIDIA driver can be asked" if gpus is None else f"the driver shows {gpus}"
-    advice = (
-        "no step was checked: start this command with srun, like the training, to check all of its "
-        "tasks together"
-    )
     return [
         *check_versions(),
         _check_proxies(),
-        Result("gpus", SKIPPED if gpus is None else OK, driver),
+        Result(
+            "gpus",
+            SKIPPED if gpus is None else OK,
+            "no NVIDIA driver can be asked" if gpus is None else f"the driver shows {gpus}",
+        ),
         *check_job(SlurmStep.read()),
-        Result("step", WARNING, advice),
+        Result(
+            "step",
+            WARNING,
+            "no step was checked: start this command with srun, like the training, to check all "
+            "of its tasks together",
+        ),
     ]
 
 

@@ -61,8 +61,9 @@ def run(*command: str, timeout: float = TIMEOUT_SECONDS) -> str:
 
 def show_config(timeout: float = TIMEOUT_SECONDS) -> Dict[str, str]:
     """Returns the cluster's settings by name (``scontrol show config``)."""
-    text = run("scontrol", "show", "config", timeout=timeout)
-    pairs = re.findall(r"^([A-Za-z]\w*)\s*= (.*)$", text, re.M)
+    pairs = re.findall(
+        r"^([A-Za-z]\w*)\s*= (.*)$", run("scontrol", "show", "config", timeout=timeout), re.M
+    )
     return {name: value.strip() for name, value in pairs}
 
 

@@ -308,6 +308,12 @@ def _components(environ: Mapping[str, str], het_size: int) -> Tuple[Component, .
                 f"component. {RESTART_HINT}"
             )
         distribution = read("SLURM_DISTRIBUTION", SlurmStep.distribution, group)
-        plane_size = read("SLURM_DIST_PLANESIZE", SlurmStep.plane_size, group)
-        components.append(Component(group, nodes, distribution, plane_size))
+        components.append(
+            Component(
+                group,
+                nodes,
+                distribution,
+                read("SLURM_DIST_PLANESIZE", SlurmStep.plane_size, group),
+            )
+        )
     return tuple(components)

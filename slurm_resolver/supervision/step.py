@@ -19,8 +19,14 @@ from typing import NamedTuple, Optional, Sequence, Tuple
 from slurm_resolver.diagnostics.first_failure import FailureReader
 from slurm_resolver.preemption.requeue import REQUEUE_STATUS, TERMINATED_STATUS
 
-_SIGNALS = [signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT]
-_SIGNALS += [signal.SIGUSR1, signal.SIGUSR2]
+_SIGNALS = [
+    signal.SIGTERM,
+    signal.SIGINT,
+    signal.SIGHUP,
+    signal.SIGQUIT,
+    signal.SIGUSR1,
+    signal.SIGUSR2,
+]
 _POLL_SECONDS = 0.2
 _PIECE = 64 * 1024
 _END_SECONDS = 2.0  # how long srun has to end the other tasks by itself once one has failed
@@ -162,10 +168,14 @@ class StepOutput:
         why = f"{how}: {line.rstrip(' :')[:_SHOWN_LENGTH]}" if line else how
         # All ranks may have one error, and any may be the first. Without an error in the output,
         # only the same task has failed in the same way.
-        same = why if line else f"{who}: {how}"
-        seconds = time.monotonic() - self._begun
         return StepFailure(
-            kind, status, f"{who} at {when}, {why}", same, seconds, node, self._progress
+            kind,
+            status,
+            f"{who} at {when}, {why}",
+            why if line else f"{who}: {how}",
+            time.monotonic() - self._begun,
+            node,
+            self._progress,
         )
 
 

@@ -134,9 +134,9 @@ class Supervisor:
             try:
                 job = scontrol.show_job(self._job_id, _ANSWER_SECONDS)
                 if self._failures:  # the batch file decides about the first start
-                    restarts = self._step.restart_count or 0
-                    least_time = self._options.least_time
-                    stop = job_is_ending(job, restarts, least_time, time.time())
+                    stop = job_is_ending(
+                        job, self._step.restart_count or 0, self._options.least_time, time.time()
+                    )
                     if stop is not None:
                         return {}, stop
                 return scontrol.node_states(job["NodeList"], _ANSWER_SECONDS), None

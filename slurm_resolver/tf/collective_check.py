@@ -26,6 +26,8 @@ from slurm_resolver.coordination.client import connect
 from slurm_resolver.tf.keras.mirrored import MultiWorkerMirroredStrategy
 from slurm_resolver.tf.resolver import SlurmClusterResolver
 
+Row = Dict[str, Any]  # what a task has measured
+
 _BYTES = 64 * 1024**2
 _SECONDS = 0.7  # of a measurement
 _MEASUREMENTS = 5  # of a step, of which the fastest counts: another program may disturb the others
@@ -55,20 +57,24 @@ def main() -> int:
         network = nccl_network(log)
         row["transport"] = f"NCCL, {network}" if network else ""
         fast = [os.path.basename(path) for name in _FAST_INTERFACES for path in glob.glob(name)]
-        own = [row, fast if network == "Socket" else []]
-        told = strategy.workers.exchange("tells what it has measured", own)
+        told = strategy.workers.exchange(
+            "tells what it has measured", [row, fast if network == "Socket" else []]
+        )
         rows, unused = zip(*sorted(told, key=lambda one: one[0]["rank"]))
         warnings = find_warnings(rows, unused, cluster.name_of)
         if row == rows[0]:
-            output = {"ok": not warnings, "tasks": rows, "warnings": warnings}
-            print(json.dumps(output) if options["json"] else as_table(rows, warnings))
+            print(
+                json.dumps({"ok": not warnings, "tasks": rows, "warnings": warnings})
+                if options["json"]
+                else as_table(rows, warnings)
+            )
     if cluster.service is not None and len(cluster.tasks) > 1:
         # The service may run in a task that does not train, and must not end before the others.
         connect(cluster.service).gather("the end of the measurement", None, None)
     return 1 if warnings else 0
 
 
-def _measure(strategy: Any, rank: int, local_rank: int) -> Dict[str, Any]:
+def _measure(strategy: Any, rank: int, local_rank: int) -> Row:
     exchange = strategy.workers.exchange
     tasks = max(1, len(strategy.workers.names))
     device = "GPU" if tf.config.get_visible_devices("GPU") else "CPU"  # TensorFlow's default
@@ -104,8 +110,13 @@ def _measure(strategy: Any, rank: int, local_rank: int) -> Dict[str, Any]:
     once = max(exchange("measures an all-reduce", _mean_time(reduce, 1)))
     mean = _mean_time(reduce, max(2, min(50, int(1000 * _SECONDS / once))))
     sent = 2 * _BYTES * (tasks - 1) / tasks  # by a task in a ring, and at least in any other way
-    times = {"step_ms": round(min(steps), 3), "all_reduce_ms": round(mean, 2)}
-    return {"rank": rank, "device": device, **times, "gb_per_s": round(sent / mean / 1e6, 3)}
+    return {
+        "rank": rank,
+        "device": device,
+        "step_ms": round(min(steps), 3),
+        "all_reduce_ms": round(mean, 2),
+        "gb_per_s": round(sent / mean / 1e6, 3),
+    }
 
 
 def _mean_time(action: Callable[[], Any], times: int) -> float:
@@ -122,7 +133,7 @@ def nccl_network(log: str) -> str:
 
 
 def find_warnings(
-    rows: Sequence[Dict[str, Any]], unused: Sequence[Sequence[str]], name_of: Callable[[int], str]
+    rows: Sequence[Row], unused: Sequence[Sequence[str]], name_of: Callable[[int], str]
 ) -> List[str]:
     """Returns warnings of far slower tasks, and of fast interfaces that NCCL leaves unused."""
     warnings = []
@@ -142,7 +153,7 @@ def find_warnings(
     return warnings
 
 
-def as_table(rows: Sequence[Dict[str, Any]], warnings: Sequence[str]) -> str:
+def as_table(rows: Sequence[Row], warnings: Sequence[str]) -> str:
     """Returns a table by rank, the medians, and the warnings."""
     medians = {name: statistics.median(row[name] for row in rows) for name in _NUMBERS}
     rows = [*rows, {"rank": "all", "device": "median", "transport": "", **medians}]

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import os
-from typing import Optional, Tuple
+from typing import Optional
 
 import tensorflow as tf
 
 from slurm_resolver.cluster.cluster import Cluster
 from slurm_resolver.cluster.gpus import apply_gpus
 from slurm_resolver.log import warn
+from slurm_resolver.slurm.gpu_variables import Devices
 from slurm_resolver.tf.keras import borrowed
 
 
-def show_gpus(cluster: Cluster, auto_set_gpu: bool) -> Optional[Tuple[str, ...]]:
+def show_gpus(cluster: Cluster, auto_set_gpu: bool) -> Optional[Devices]:
     """Sets the GPUs; returns those that this process will see, None if they are unknown."""
     gpus = cluster.gpu_decision
     if gpus is None or not auto_set_gpu:
@@ -31,7 +32,7 @@ def show_gpus(cluster: Cluster, auto_set_gpu: bool) -> Optional[Tuple[str, ...]]
     return None
 
 
-def count_gpus(devices: Optional[Tuple[str, ...]]) -> int:
+def count_gpus(devices: Optional[Devices]) -> int:
     """Returns how many GPUs this process will use; `devices` are what `show_gpus` returned."""
     number = _gpus_left_visible()
     if number is not None:

@@ -22,14 +22,12 @@ from slurm_resolver.slurm.step import SlurmStep
 TasksPerNode = Union[int, Mapping[str, int]]
 
 _RANK = "_resolve_own_rank"
-_NUMBER = "_resolve_num_tasks"
-_HOSTS = "_resolve_hostlist"
 _COUNTS = "_resolve_task_configuration"
 
 
 def overridden_hooks(resolver: type) -> List[str]:
     """Returns the names of the methods of `ResolverHooks` that a class overrides."""
-    names = (_RANK, _NUMBER, _HOSTS, _COUNTS)
+    names = (_RANK, "_resolve_num_tasks", "_resolve_hostlist", _COUNTS)
     return [name for name in names if getattr(resolver, name) is not getattr(ResolverHooks, name)]
 
 

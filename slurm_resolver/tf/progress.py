@@ -103,7 +103,6 @@ class Reporter:
         first = self._samples[0]
         seconds = max(now - first[0], 0.001)
         shares = [(waited - first[1]) / seconds, (self._outside - first[2]) / seconds]
-        ms = 1000 * statistics.median([*self._durations] or [0.0])
         return phases.Report(
             self.stage,
             self.epoch,
@@ -111,7 +110,7 @@ class Reporter:
             self.begun,
             phase,
             now - since,
-            round(ms, 3),
+            round(1000 * statistics.median([*self._durations] or [0.0]), 3),
             *(round(min(share, 1.0), 3) for share in shares),
         )
 
@@ -166,8 +165,11 @@ def start(resolver: Any, on_stall: str = "report") -> None:
         with tf.init_scope(), tf.device("/cpu:0"):
             _variables.extend(tf.Variable(0.0, dtype=tf.float64) for _ in range(2))
     seconds = cluster.step.stall_seconds
-    limit = _STALL_SECONDS if seconds is None else float(seconds)
-    reporter.start(connect(cluster.service, cluster.name_of), limit, on_stall == "exit")
+    reporter.start(
+        connect(cluster.service, cluster.name_of),
+        _STALL_SECONDS if seconds is None else float(seconds),
+        on_stall == "exit",
+    )
 
 
 def timed(get: Callable[[], Any]) -> Any:

@@ -130,8 +130,9 @@ class SlurmClusterResolver(
         self._hooks = overridden_hooks(type(self))
         self._tasks_per_node = tasks_per_node
         replaced = bool(self._hooks) or tasks_per_node is not None
-        layout_of = self._layout_by_hooks if replaced else None
-        self._cluster = resolve_step(self._step, options, layout_of, bool(self._hooks))
+        self._cluster = resolve_step(
+            self._step, options, self._layout_by_hooks if replaced else None, bool(self._hooks)
+        )
         self._devices = show_gpus(self._cluster, auto_set_gpu)
         self._spec = _cluster_spec(self._cluster.jobs())
         own = self._cluster.task

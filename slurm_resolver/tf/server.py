@@ -78,8 +78,7 @@ def take_part(cluster: Cluster) -> Optional[Member]:
         _let_coordinators_end()
     key = (service, announced["cluster"], os.getpid())
     if key not in _members:
-        client = connect(service, cluster.name_of)
-        _members[key] = Member(client, announced, _end_process)
+        _members[key] = Member(connect(service, cluster.name_of), announced, _end_process)
     return _members[key]
 
 

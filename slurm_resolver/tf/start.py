@@ -80,9 +80,11 @@ def choose_communication(
         )
     nccl = usable > 1
     if client is not None and cluster.task is not None:
-        others = [task.rank for task in cluster.tasks if task.job not in jobs]
         told = client.gather(
-            "the choice of NCCL", task_devices(cluster, usable), _CHOICE_SECONDS, without=others
+            "the choice of NCCL",
+            task_devices(cluster, usable),
+            _CHOICE_SECONDS,
+            without=[task.rank for task in cluster.tasks if task.job not in jobs],
         )
         tasks: Dict[int, TaskDevices] = {
             rank: TaskDevices(*devices) for rank, devices in enumerate(told) if devices is not None

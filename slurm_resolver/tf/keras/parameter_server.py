@@ -260,8 +260,9 @@ def _with_unknown_rows(value: Any) -> Any:
         sizes = [value.dense_shape[n] if size is None else size for n, size in enumerate(sizes)]
         return tf.SparseTensor(value.indices, value.values, tf.stack(sizes))
     if isinstance(value, tf.RaggedTensor):
-        splits = hide(value.row_splits, [None])
-        return tf.RaggedTensor.from_row_splits(value.values, splits, validate=False)
+        return tf.RaggedTensor.from_row_splits(
+            value.values, hide(value.row_splits, [None]), validate=False
+        )
     if isinstance(value, tf.Tensor) and value.shape.rank:
         return hide(value, [None, *value.shape[1:]])
     return value

@@ -23,7 +23,7 @@ from slurm_resolver.tf.keras.custom_functions import make_function
 from slurm_resolver.tf.keras.file_callbacks import make_folder
 from slurm_resolver.tf.keras.saving import attributes_to_skip, save_once
 from slurm_resolver.tf.keras.sharing import without_optionals
-from slurm_resolver.tf.keras.step import Step, current_step
+from slurm_resolver.tf.keras.step import Step, current_step, is_in_replica
 
 Method = Callable[..., Any]
 
@@ -190,8 +190,9 @@ def _share_out(
     original: Method, iterator: Any, distribute_strategy: Any = None, *args: Any, **kwargs: Any
 ) -> None:
     if distribute_strategy in strategies:
-        share_out = distribute_strategy.share_out
-        distribute_strategy = types.SimpleNamespace(experimental_distribute_dataset=share_out)
+        distribute_strategy = types.SimpleNamespace(
+            experimental_distribute_dataset=distribute_strategy.share_out
+        )
     original(iterator, distribute_strategy, *args, **kwargs)
 
 
@@ -212,14 +213,10 @@ def _build_without_data(original: Method, model: Any, **given: Any) -> None:
 
 def _scope(strategy: Any) -> ContextManager[Any]:
     """Returns the scope of a strategy of this package, outside of steps; else an empty context."""
-    if strategy not in strategies or _is_in_replica():
+    if strategy not in strategies or is_in_replica():
         return contextlib.nullcontext()
     scope: ContextManager[Any] = strategy.scope()
     return scope
-
-
-def _is_in_replica() -> bool:
-    return tf.distribute.has_strategy() and not tf.distribute.in_cross_replica_context()
 
 
 def _in_scope_of_model(original: Method, model: Any, *args: Any, **kwargs: Any) -> Any:
@@ -245,7 +242,7 @@ def _open_scopes(original: Method, model: Any) -> Iterator[None]:
 
 def _metrics_when_steps_are_done(original: Method, model: Any) -> Any:
     """Waits for the steps that a coordinator has scheduled."""
-    if model.distribute_strategy in strategies and not _is_in_replica():
+    if model.distribute_strategy in strategies and not is_in_replica():
         for function in (model.train_function, model.test_function):
             if hasattr(function, "join"):  # a coordinator's, or what BackupAndResume puts there
                 function.join()

@@ -61,8 +61,9 @@ def fingerprint(value: Any, origin: Origin) -> Any:
             compared.append(tf.io.serialize_tensor(part))
     text = tf.strings.join(compared or [*first, *last])
     digest = tf.cast(tf.strings.to_hash_bucket_fast(text, _DIGESTS), tf.float32)
-    tells = tf.cast(tf.not_equal(first[0], last[0]), tf.float32)
-    return tf.stack([digest, tells, tf.constant(float(origin))])
+    return tf.stack(
+        [digest, tf.cast(tf.not_equal(first[0], last[0]), tf.float32), tf.constant(float(origin))]
+    )
 
 
 def names_of_tensors(batch: Any) -> List[str]:
@@ -143,5 +144,6 @@ def without_optionals(batch: Any) -> Any:
 
 
 def _has_rows(value: Any) -> bool:
-    tensors = (tf.Tensor, tf.RaggedTensor, tf.SparseTensor)
-    return isinstance(value, tensors) and value.shape.rank != 0
+    return (
+        isinstance(value, (tf.Tensor, tf.RaggedTensor, tf.SparseTensor)) and value.shape.rank != 0
+    )

@@ -201,8 +201,9 @@ class Step:
         if self._shared:
             return value
         if isinstance(value, tf.IndexedSlices):
-            values = self.unless_empty(value.values)
-            return tf.IndexedSlices(values, value.indices, value.dense_shape)
+            return tf.IndexedSlices(
+                self.unless_empty(value.values), value.indices, value.dense_shape
+            )
         return tf.where(self.count > 0, value, tf.zeros_like(value))
 
 
@@ -213,14 +214,17 @@ def all_reduce(value: Any) -> Any:
 
 def current_step() -> Optional[Step]:
     """Returns the caller's step; None outside of Keras' steps on several workers."""
-    in_replica = tf.distribute.has_strategy() and not tf.distribute.in_cross_replica_context()
-    return _current.get(replica_number()) if _current and in_replica else None
+    return _current.get(replica_number()) if _current and is_in_replica() else None
+
+
+def is_in_replica() -> bool:
+    """Whether the caller is one of a strategy's replicas."""
+    return tf.distribute.has_strategy() and not tf.distribute.in_cross_replica_context()
 
 
 def replica_number() -> int:
     """Returns the number of the caller's replica among the replicas of all workers."""
-    context = tf.distribute.get_replica_context()
-    return int(tf.get_static_value(context.replica_id_in_sync_group))
+    return int(tf.get_static_value(tf.distribute.get_replica_context().replica_id_in_sync_group))
 
 
 def run_in_replicas(strategy: Any, function: Callable[..., Any], *args: Any) -> Any:
