@@ -111,6 +111,12 @@ def _become_collective_check(args: argparse.Namespace) -> NoReturn:
     chosen = {name: options[name] for name in vars(args) if name in options}
     sys.stdout.flush()
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
-    module = "slurm_resolver.tf.collective_check"
-    words = [sys.executable, "-m", module, json.dumps({"resolver": chosen, "json": args.json})]
-    os.execv(sys.executable, words)
+    os.execv(
+        sys.executable,
+        [
+            sys.executable,
+            "-m",
+            "slurm_resolver.tf.collective_check",
+            json.dumps({"resolver": chosen, "json": args.json}),
+        ],
+    )

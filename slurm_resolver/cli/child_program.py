@@ -40,8 +40,9 @@ class ChildProgram:
         self._has_ended = threading.Event()
         self._result: Optional[JobResult] = None  # why the program was ended
         self._popen: Optional[subprocess.Popen[bytes]] = None
-        tasks = [(task.job, task.index, task.address) for task in cluster.tasks]
-        announced = announcement(tasks, own.rank)
+        announced = announcement(
+            [(task.job, task.index, task.address) for task in cluster.tasks], own.rank
+        )
         assert announced is not None
         announced.update(serves=announced["serves"] or self._only_serves, seconds=START_SECONDS)
         self._member = Member(connect(service, cluster.name_of), announced, self._end_in_job)

@@ -109,8 +109,9 @@ def main(args: argparse.Namespace) -> int:
         return 1
     environ = {**os.environ, **_framework_variables(cluster, args.env or ["tensorflow"])}
     if args.replace:
-        folders = [startup.FOLDER, os.environ.get("PYTHONPATH")]
-        environ["PYTHONPATH"] = os.pathsep.join(filter(None, folders))
+        environ["PYTHONPATH"] = os.pathsep.join(
+            filter(None, [startup.FOLDER, os.environ.get("PYTHONPATH")])
+        )
         environ[startup.VARIABLE] = ",".join(args.replace)
     command = fill_in(command, cluster)
     servers = _watched_servers(cluster, args.servers)

@@ -69,14 +69,13 @@ def main(args: argparse.Namespace) -> int:
         number = first.line_number
         own = {one.id for one in explain([first.line])}
         findings.sort(key=lambda one: one.line_number != number and one.id not in own)
-        cause = "This task failed first. Errors of other tasks may be effects of its failure."
         findings.insert(
             0,
             Finding(
                 "first-failure",
                 number,
                 line,
-                cause,
+                "This task failed first. Errors of other tasks may be effects of its failure.",
                 "Correct this error. The lines before it in the log tell more.",
                 first.task or None,
                 1,
@@ -96,8 +95,9 @@ def main(args: argparse.Namespace) -> int:
 
 def _print(found: Sequence[Tuple[str, Finding]]) -> None:
     """Prints the first failure in one line, then each message with its cause and remedy once."""
-    width = max(40, shutil.get_terminal_size().columns)
-    wrapper = textwrap.TextWrapper(width, "    ", "      ", break_on_hyphens=False)
+    wrapper = textwrap.TextWrapper(
+        max(40, shutil.get_terminal_size().columns), "    ", "      ", break_on_hyphens=False
+    )
     explained = set()
     for id in dict.fromkeys(finding.id for _, finding in found):
         findings = [(name, finding) for name, finding in found if finding.id == id]

@@ -191,9 +191,17 @@ def table(workers: List[Worker]) -> str:
         if worker["silent"] > _SILENT_SECONDS:
             doing = f"{doing}; no report for {worker['silent']:.0f} s"
         ms = f"{worker['ms']:.1f}" if worker["ms"] else "-"
-        shares = (f"{worker['waiting']:.0%}", f"{worker['outside']:.0%}")
-        place = (str(worker["epoch"] or "-"), str(worker["step"] or "-"))
-        rows.append((str(worker["name"]), *place, doing, ms, *shares))
+        rows.append(
+            (
+                str(worker["name"]),
+                str(worker["epoch"] or "-"),
+                str(worker["step"] or "-"),
+                doing,
+                ms,
+                f"{worker['waiting']:.0%}",
+                f"{worker['outside']:.0%}",
+            )
+        )
     widths = [max(map(len, column)) for column in zip(*rows)]
     cells = [f"{{:{'<' if at in (0, 3) else '>'}{width}}}" for at, width in enumerate(widths)]
     return "\n".join("  ".join(cells).format(*row).rstrip() for row in rows)

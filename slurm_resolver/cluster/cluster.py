@@ -237,8 +237,16 @@ def _table(
         for task in tasks:
             name = node if task is tasks[0] else ""
             address = task.address + ("  (this task)" if task == own else "")
-            row = [name, str(task.rank), str(task.local_rank), f"{task.job} {task.index}"]
-            rows.append([*row, *gpus[task.rank : task.rank + 1], address])
+            rows.append(
+                [
+                    name,
+                    str(task.rank),
+                    str(task.local_rank),
+                    f"{task.job} {task.index}",
+                    *gpus[task.rank : task.rank + 1],
+                    address,
+                ]
+            )
     widths = [max(map(len, column)) for column in zip(*rows)]
     aligned = "{:{}}  {:>{}}  {:>{}}" + "  {:{}}" * (len(widths) - 3)
     lines = [aligned.format(*itertools.chain(*zip(row, widths))).rstrip() for row in rows]

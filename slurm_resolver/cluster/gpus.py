@@ -140,9 +140,8 @@ def _choose(node: NodeGpus, visible: VisibleDevices) -> TaskGpus:
         source = f"{visible.name} is the batch script's, and this component was granted none"
         return TaskGpus((), source, visible.settings_for(()), shown, same_for_all=True)
     if node.local_rank not in node.users:
-        devices = None if shown is None and granted is None else ()
         return TaskGpus(
-            devices,
+            None if shown is None and granted is None else (),
             JOB_WITHOUT_GPUS,
             visible.settings_for(()),
             shown,

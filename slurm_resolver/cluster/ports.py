@@ -80,8 +80,11 @@ def choose_ports(
         while block < max_tasks_per_node:
             block *= 2
         blocks = max(1, (_LAST_PORT - _FIRST_PORT + 1) // block)
-        first = _FIRST_PORT + _number_of_step(step, blocks) * block
-        derived = _ports_from(first, max_tasks_per_node, "the port derived from SLURM_JOB_ID")
+        derived = _ports_from(
+            _FIRST_PORT + _number_of_step(step, blocks) * block,
+            max_tasks_per_node,
+            "the port derived from SLURM_JOB_ID",
+        )
         return Ports(derived, "SLURM_JOB_ID and SLURM_STEP_ID", derive_meeting_port(step))
     default = _ports_from(DEFAULT_PORT, max_tasks_per_node, "the default port")
     return Ports(default, "default", _port_beside(default))

@@ -33,8 +33,9 @@ def assign_roles(layout: Layout, counts: Mapping[str, int], options: ClusterOpti
     by_name = sorted(counts)
     roles = _assign(layout, counts, allowed, by_name)
     if options.placement == "spread" and "ps" in counts:
-        order = dict.fromkeys(["chief", "ps", *by_name])
-        spread = _assign(layout, counts, allowed, list(order), spreads=True)
+        spread = _assign(
+            layout, counts, allowed, list(dict.fromkeys(["chief", "ps", *by_name])), spreads=True
+        )
         if not _is_as_even(layout, roles, spread):
             roles = spread
     if options.worker_order == "ring" and "worker" in roles:

@@ -90,8 +90,14 @@ class Rounds:
         # Counted first, as this is asked for every task.
         enough = len(current.values) + len(current.without) >= self._num_tasks
         if current.waiting and enough and not self._missing(current):
-            values = [current.values.get(each, "null") for each in range(self._num_tasks)]
-            self._end(current, {"values": pack(values)})
+            self._end(
+                current,
+                {
+                    "values": pack(
+                        [current.values.get(each, "null") for each in range(self._num_tasks)]
+                    )
+                },
+            )
             # All tasks are beyond the round before, which nobody will ask for again.
             self._rounds.pop(f"{current.purpose} {int(name.rpartition(' ')[2]) - 1}", None)
 

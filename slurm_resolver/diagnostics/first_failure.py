@@ -138,9 +138,9 @@ class FailureReader:
         task.read(number, (text[label.end() :] if label else text).rpartition("\r")[2])
         gone = _GONE.match(text)
         if gone:
-            place = _place(gone[1], gone[2])
             self._gone.setdefault(
-                gone[1], Failure(place, number, gone[3], follows_another(gone[3]))
+                gone[1],
+                Failure(_place(gone[1], gone[2]), number, gone[3], follows_another(gone[3])),
             )
 
     def _read_launcher(self, number: int, text: str) -> None:

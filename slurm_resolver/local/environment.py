@@ -152,8 +152,11 @@ def gpu_variables(
     common["SLURM_GPUS_ON_NODE"] = str(count)
     shares = [devices] * num_tasks
     if gpus_per_task:
-        bind = f"gres/gpu:per_task:{gpus_per_task}"
-        common.update(dict.fromkeys(("SLURM_TRES_BIND", "SLURMD_TRES_BIND"), bind))
+        common.update(
+            dict.fromkeys(
+                ("SLURM_TRES_BIND", "SLURMD_TRES_BIND"), f"gres/gpu:per_task:{gpus_per_task}"
+            )
+        )
         shares = [devices[i : i + gpus_per_task] for i in range(0, count, gpus_per_task)]
     names = (*names, "SLURM_STEP_GPUS")
     return [{**common, **dict.fromkeys(names, ",".join(share))} for share in shares]

@@ -25,8 +25,11 @@ def check_job(step: SlurmStep) -> List[Result]:
         job = {} if step.simulated else scontrol.show_job(step.job_id)
         if job.get("BatchFlag") == "1":
             text = scontrol.batch_script(step.job_id) or ""
-            append = step.open_mode == "a" or scontrol.show_config().get("JobFileAppend") == "1"
-            return _check_batch_job(text, job.get("Requeue") == "1", append)
+            return _check_batch_job(
+                text,
+                job.get("Requeue") == "1",
+                step.open_mode == "a" or scontrol.show_config().get("JobFileAppend") == "1",
+            )
     except OSError as error:
         reason = str(error)
     return [Result("requeue", SKIPPED, reason), Result("signal", SKIPPED, reason)]

@@ -88,8 +88,7 @@ def _check_command(command: Sequence[str]) -> None:
 def _check_jobs(settings: BatchSettings, nodes: int) -> None:
     tasks = nodes * settings.tasks_per_node
     place = f"{counted(nodes, 'node')} with {counted(settings.tasks_per_node, 'task')} each"
-    source = f"{place} (--nodes, --tasks-per-node) have"
-    counts = job_counts(settings.jobs, tasks, source)
+    counts = job_counts(settings.jobs, tasks, f"{place} (--nodes, --tasks-per-node) have")
     if set(counts) <= {"chief", "ps", "evaluator"}:
         raise LaunchError(
             f"jobs={settings.jobs!r} leave none of the {counted(tasks, 'task')} ({place}) for a "

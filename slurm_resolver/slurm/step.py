@@ -307,12 +307,11 @@ def _components(environ: Mapping[str, str], het_size: int) -> Tuple[Component, .
                 f"SLURM_JOB_NODELIST_PACK_GROUP_{group} is set; expected one of them for every "
                 f"component. {RESTART_HINT}"
             )
-        distribution = read("SLURM_DISTRIBUTION", SlurmStep.distribution, group)
         components.append(
             Component(
                 group,
                 nodes,
-                distribution,
+                read("SLURM_DISTRIBUTION", SlurmStep.distribution, group),
                 read("SLURM_DIST_PLANESIZE", SlurmStep.plane_size, group),
             )
         )

@@ -157,9 +157,12 @@ def start(resolver: Any, on_stall: str = "report") -> None:
     if on_stall not in ("report", "exit"):
         raise ValueError(f'on_stall={on_stall!r}: expected "report" or "exit".')
     cluster = getattr(resolver, "cluster", None)
-    if not isinstance(cluster, Cluster) or cluster.service is None or len(cluster.tasks) < 2:
-        return
-    if not cluster.step.is_live:
+    if (
+        not isinstance(cluster, Cluster)
+        or cluster.service is None
+        or len(cluster.tasks) < 2
+        or not cluster.step.is_live
+    ):
         return
     if not _variables:
         with tf.init_scope(), tf.device("/cpu:0"):

@@ -68,8 +68,9 @@ def take_part(cluster: Cluster) -> Optional[Member]:
     own = cluster.task
     if service is None or own is None or "ps" not in cluster.roles:
         return None
-    tasks = [(task.job, task.index, task.address) for task in cluster.tasks]
-    announced = announcement(tasks, own.rank)
+    announced = announcement(
+        [(task.job, task.index, task.address) for task in cluster.tasks], own.rank
+    )
     if announced is None:
         return None
     # A call to a server that has ended fails at once, instead of waiting for it.
