@@ -52,7 +52,8 @@ class Workers:
         own = f"{resolver.task_type} {resolver.task_id}"
         self.index = self.names.index(own) if self.names else 0
         self.call = ""  # the method in which they fail together, such as "fit"
-        self._strategy, self._client = strategy, client
+        self._strategy = strategy
+        self._client = client
         self._calls = 0
         self._failure = ""  # of another worker, in the current call
         self._failed = False  # whether this worker alone has failed in its last call
@@ -240,7 +241,8 @@ class Workers:
         try:
             yield
         except Exception as error:
-            text, reason = str(error), _reason_of(error)
+            text = str(error)
+            reason = _reason_of(error)
             if not reason and self._client is not None and isinstance(error, _OF_PEERS):
                 self._client.wait_for(lambda: self._failure or self._loss, _GONE_SECONDS)
                 reason = self._failure or self._loss
@@ -262,7 +264,8 @@ class Workers:
 
     def _take_failure(self, message: Dict[str, Any]) -> None:
         """Notes that another worker has failed in the same call, and ends the call if asked to."""
-        rank, told = message["rank"], message["told"]
+        rank = message["rank"]
+        told = message["told"]
         if not self.call or rank == self._ranks[self.index]:
             return
         if told == f"failed {self._calls}":

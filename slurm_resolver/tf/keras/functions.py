@@ -55,14 +55,17 @@ def _part(
     model: Any, replica: int, share: Share, whole: bool, comparison: Comparison
 ) -> Tuple[Any, Step]:
     """Returns a replica's part of a batch, and its step."""
-    replicas, rows = model.distribute_strategy.sharing.replicas, count_rows(share.batch)
-    start, stop = rows * replica // replicas, rows * (replica + 1) // replicas
+    replicas = model.distribute_strategy.sharing.replicas
+    rows = count_rows(share.batch)
+    start = rows * replica // replicas
+    stop = rows * (replica + 1) // replicas
     # For no rows, many layers and losses return NaN. It is a tensor if the number of rows is one.
     repeated = whole or rows < replicas
     if isinstance(repeated, bool):
         start, stop = (0, rows) if repeated else (start, stop)
     else:
-        start, stop = tf.where(repeated, 0, start), tf.where(repeated, rows, stop)
+        start = tf.where(repeated, 0, start)
+        stop = tf.where(repeated, rows, stop)
     with tf.device("/cpu:0"):  # other rows need not be copied to a GPU
         part = share.batch if whole else part_of_batch(share.batch, start, stop)
     weight = tf.cast(stop - start, tf.float32) / tf.cast(rows, tf.float32)
@@ -85,7 +88,8 @@ def _own(model: Any, replica: int, part: Any, comparison: Comparison) -> Tuple[A
     replicas = model.distribute_strategy.sharing.replicas
     own = tf.cast(count_rows(part), tf.int32)
     counts = all_reduce(tf.one_hot(replica, replicas, on_value=own, off_value=0, dtype=tf.int32))
-    rows, first = tf.reduce_sum(counts), tf.reduce_sum(counts[:replica])
+    rows = tf.reduce_sum(counts)
+    first = tf.reduce_sum(counts[:replica])
     weight = tf.cast(own, tf.float32) / tf.cast(rows, tf.float32)
     return part, Step(model, replica, rows, first, own, weight, comparison=comparison)
 

@@ -188,7 +188,8 @@ class _Fit:
                 self._catch_up(iterator)
             else:
                 self._backup.drawn = 0
-            self._iterator, self._iterators = iterator, self._made
+            self._iterator = iterator
+            self._iterators = self._made
         return self._logs if self._muted else self._train(iterator)
 
     def join(self) -> None:
@@ -199,7 +200,8 @@ class _Fit:
     def _catch_up(self, iterator: Any) -> None:
         """Restores the metrics, and skips the batches that were trained on."""
         if self._until:
-            saved, variables = self._saved["metrics"], self._metrics()
+            saved = self._saved["metrics"]
+            variables = self._metrics()
             if [np.shape(value) for value in saved] == [one.shape for one in variables]:
                 for variable, value in zip(variables, saved):
                     variable.assign(value)
@@ -291,7 +293,9 @@ class _Fit:
 
         The other callbacks come first, as they may put back the best weights.
         """
-        backup, data, model = self._backup, self._data, self._model
+        backup = self._backup
+        data = self._data
+        model = self._model
         trained = self._states is not None
         if not trained:
             self._restore_callbacks()
@@ -300,7 +304,8 @@ class _Fit:
             delattr(self._callbacks, name)
         model.train_function = self._train
         if trained:
-            backup.epoch, backup.step = self._epochs, 0
+            backup.epoch = self._epochs
+            backup.step = 0
             # The next epoch would use the iterator of `steps_per_epoch` too.
             continues = borrowed.STEPS_PER_EPOCH.of(data) is not None
             if not continues or borrowed.CURRENT_ITERATOR.of(data) is not self._iterator:

@@ -119,7 +119,8 @@ class Backup(tf.train.experimental.PythonState):  # type: ignore[misc]
         Raises:
             ResumeError: if the batches have another size, and are not skipped.
         """
-        before, self.batch_size = self.batch_size, batch_size
+        before = self.batch_size
+        self.batch_size = batch_size
         if before == batch_size or not before or not batch_size:
             return False
         if not self.step and not self.drawn:

@@ -97,7 +97,8 @@ class CheckpointFolder:
         except tf.errors.OpError as error:
             expected = "expected a folder to write checkpoints to"
             return f"{self.directory!r}: {_first_line(error)}; {expected}."
-        found, own = self._read_owner(), self._ranks.step.array_task_id
+        found = self._read_owner()
+        own = self._ranks.step.array_task_id
         task = re.match(r"task (\S+) of", found)
         if task is None or own in (None, task[1]):
             return ""

@@ -74,7 +74,8 @@ class ResumableLoop:
         trained = self.epoch < count
         while self.epoch < count:
             yield self.epoch
-            self._backup.epoch, self._backup.step = self.epoch + 1, 0
+            self._backup.epoch = self.epoch + 1
+            self._backup.step = 0
             if self._endless is None:
                 self._backup.drawn = 0
         if trained:
@@ -92,7 +93,8 @@ class ResumableLoop:
             skip: whether to read the batches that were trained on before, and skip them; False if
                 `data` begins at `step`.
         """
-        backup, iterator = self._backup, iter(data)
+        backup = self._backup
+        iterator = iter(data)
         if iterator is not data:
             backup.drawn = backup.step
         if iterator is not data or data is not self._endless:
@@ -105,7 +107,8 @@ class ResumableLoop:
         try:
             while steps is None or backup.step < steps:
                 backup.save_if_due()
-                reporter.epoch, reporter.step = backup.epoch + 1, backup.step + 1
+                reporter.epoch = backup.epoch + 1
+                reporter.step = backup.step + 1
                 reporter.begin_step(phase=DATA)
                 try:
                     batch = next(iterator)

@@ -29,7 +29,8 @@ from slurm_resolver.slurm.step import SlurmStep
 
 # Seconds: how long a rank waits for the leader's save after its own, and the leader for the others
 # to learn how all exit.
-_SAVE_WAIT, _EXIT_WAIT = 900.0, 15.0
+_SAVE_WAIT = 900.0
+_EXIT_WAIT = 15.0
 
 
 def termination_config(
@@ -117,7 +118,8 @@ class TerminationConfig(tf.distribute.experimental.TerminationConfig):  # type: 
 
     def exit_fn(self) -> None:
         """Ends this process after the save, in agreement with the others."""
-        watch, ranks = self._watch, self.ranks
+        watch = self._watch
+        ranks = self.ranks
         watch.leave_on_sigterm()
         training_reports.report(training_reports.SAVED)
         own = REQUEUE_STATUS, 0.0  # of a rank that does not learn the leader's
