@@ -309,7 +309,7 @@ def _abort_collectives(reason: str) -> None:
     """Ends this process's collectives, and all later ones, with an AbortedError that says why."""
     missing = [name for name in (borrowed.CONTEXT, borrowed.ABORT) if name.is_missing()]
     if missing:  # in a loop of one's own; `fit` has raised an error
-        warn("%s This step may wait without end: %s", borrowed.error_of(missing), reason)
+        warn("%s This step may wait without end: %s", borrowed.error_of(*missing), reason)
         return
     # TensorFlow's strategies do the same when their own check finds a peer gone.
     abort = borrowed.ABORT.of(borrowed.CONTEXT.get()())

@@ -14,10 +14,11 @@ public names that are replaced. Its entries are places::
 from __future__ import annotations
 
 import functools
-import importlib
 import inspect
+import pkgutil
+import re
 import sys
-from typing import Any, List, Sequence, Type, Union
+from typing import Any, List
 
 import tensorflow as tf
 
@@ -26,14 +27,13 @@ from slurm_resolver.preflight.keras_version import older_keras
 
 # Who needs a name, as messages say it, and whether anybody misses it: without an optional name,
 # an old fault of Keras or TensorFlow is back, or one warning less is given.
-FIT = "fit on several workers"
-BACKUP = "BackupAndResume"
-RESUME = "resuming a training"
-OPTIONAL = "no one"
+FIT = "fit on several workers needs (a training loop of your own does not)"
+RESUME = "resuming a training needs"
+OPTIONAL = "no one needs"
 
 REPLACED = "replaced_by_slurm_resolver"  # an attribute of replaced functions
-_LISTED = 3  # missing names in a message
-_ABSENT = object()
+
+table: List[Name] = []
 
 
 class Name:
@@ -42,342 +42,292 @@ class Name:
     Attributes:
         place: where it is, as in the table.
         name: its last part.
-        needed_by: `FIT`, `BACKUP`, `RESUME` or `OPTIONAL`.
+        needed_by: `FIT`, `RESUME` or `OPTIONAL`.
+        of_instances: whether only instances have it, or a function that is running.
     """
 
-    def __init__(self, needed_by: str, place: str, since: str = "") -> None:
+    def __init__(self, place: str, needed_by: str = FIT) -> None:
         self.place = place
         self.needed_by = needed_by
-        self._since = since
-        self._module, _, rest = place.partition(":")
-        self._parameters: List[str] = []
-        if rest.endswith(")"):
-            rest, _, parameters = rest[:-1].partition("(")
-            self._parameters = parameters.split(", ")
-        self._path, _, self.name = rest.rpartition(".")
-        self.of_instances = self._path.endswith("()")
-        self._path = self._path.replace("()", "")
-
-    def __str__(self) -> str:
-        return self.place
+        parts = re.findall(r"^(.+?:.*?)(\(\))?\.?(\w+)(?:\((\w.*)\))?$", place)
+        self._holder, self.of_instances, self.name, parameters = parts[0]
+        self._parameters = tuple(re.findall(r"\w+", parameters))
+        table.append(self)
 
     def owner(self) -> Any:
         """Returns the module, or the base class that defines it; None if it is missing."""
-        holder = self._holder()
-        if isinstance(holder, type) and not self.of_instances:
-            return next((base for base in holder.__mro__ if self.name in vars(base)), None)
-        return holder if self.of_instances or hasattr(holder, self.name) else None
+        holder = self._find_holder()
+        for owner in getattr(holder, "__mro__", [holder]):
+            if self.name in getattr(owner, "__dict__", ()):
+                return owner
+        return None
 
     def find(self) -> Any:
         """Returns the class, function or method; None if it is missing."""
         owner = self.owner()
-        return None if owner is None else getattr(owner, self.name, None)
+        return owner and getattr(owner, self.name)
 
     def get(self) -> Any:
         """Returns the class, function or method; raises an error if it is missing."""
         found = self.find()
         if found is None:
-            raise error_of([self])
+            raise error_of(self)
         return found
 
     def of(self, thing: Any, *default: Any) -> Any:
         """Returns an attribute of a thing; the default is for a thing of another class.
 
-        It is also for an optional name, and for a version that is older than the name.
+        It is also for an optional name.
         """
-        value = getattr(thing, self.name, _ABSENT)
-        if value is not _ABSENT:
-            return value
-        if default and (
-            self.needed_by == OPTIONAL or self._is_newer() or not self.belongs_to(thing)
-        ):
-            return default[0]
-        raise error_of([self])
+        lacks = self._is_lacked_by(thing) if default else not hasattr(thing, self.name)
+        if lacks and self.needed_by != OPTIONAL:
+            raise error_of(self)
+        return getattr(thing, self.name, *default)
 
     def set(self, thing: Any, value: Any) -> None:
         """Sets an attribute that a thing has."""
         self.of(thing)
         setattr(thing, self.name, value)
 
-    def belongs_to(self, thing: Any) -> bool:
-        """Whether a thing is of the class that has this attribute."""
-        holder = self._holder()
-        return isinstance(holder, type) and isinstance(thing, holder)
-
-    def is_missing(self) -> bool:
-        """Whether the installed version lacks it; an attribute of instances if its class lacks."""
-        if self._is_newer():
-            return False
-        owner = self.owner()
-        if owner is None:
-            return True
+    def is_missing(self, *things: Any) -> bool:
+        """Whether the installed version lacks it, or one of these things that should have it."""
         if self.of_instances:
-            code = getattr(inspect.unwrap(owner), "__code__", None)
-            return code is not None and self.name not in code.co_varnames
-        return bool(self._parameters) and not _accepts(self.find(), self._parameters)
+            return self._find_holder() is None or any(map(self._is_lacked_by, things))
+        function = inspect.unwrap(self.find())
+        code = getattr(function, "__code__", None)
+        parameters = getattr(code, "co_varnames", ())[: len(self._parameters)]
+        return function is None or parameters != self._parameters
 
-    def _holder(self) -> Any:
+    def _is_lacked_by(self, thing: Any) -> bool:
+        """Whether a thing is of the class that should have this attribute, but has it not."""
+        kind = self._find_holder()
+        return inspect.isclass(kind) and isinstance(thing, kind) and not hasattr(thing, self.name)
+
+    def _find_holder(self) -> Any:
         """Returns the module or class before the last dot; None if it is missing."""
         try:
-            found: Any = importlib.import_module(self._module)
-            for part in filter(None, self._path.split(".")):
-                found = getattr(found, part)
+            return pkgutil.resolve_name(self._holder)
         except (ImportError, AttributeError):
             return None
-        return found
-
-    def _is_newer(self) -> bool:
-        """Whether the installed version is older than the name."""
-        return bool(self._since) and _numbers(version_of(self)) < _numbers(self._since)
 
 
-def _accepts(function: Any, parameters: Sequence[str]) -> bool:
-    """Whether a function has these first parameters, and needs no others."""
-    try:
-        found = list(inspect.signature(function).parameters.values())
-    except (TypeError, ValueError):
-        return False
-    others = (one for one in found[len(parameters) :] if one.default is one.empty)
-    needed = [one for one in others if one.kind not in (one.VAR_POSITIONAL, one.VAR_KEYWORD)]
-    return [one.name for one in found[: len(parameters)]] == [*parameters] and not needed
-
-
-def _numbers(version: str) -> List[int]:
-    return [int(part) for part in version.split(".")[:2]]
-
-
-def version_of(name: Name) -> str:
-    """Returns the version of the library that a name is from."""
-    if not name.place.startswith("keras"):
-        return str(tf.__version__)
-    return str(sys.modules["keras"].__version__)
-
-
-def error_of(missing: Sequence[Name]) -> Union[KerasError, ResumeError]:
+def error_of(first: Name, *others: Name) -> Exception:
     """Returns the error that says which names are missing, and what to do."""
-    first = missing[0]
-    version = version_of(first)
+    library = "TensorFlow"
+    version = tf.__version__
+    older = f"tensorflow<{version.rpartition('.')[0]}"
     if first.place.startswith("keras"):
         library = "Keras"
+        version = sys.modules["keras"].__version__
         older = older_keras(version)
-    else:
-        library = "TensorFlow"
-        older = f"tensorflow<{'.'.join(map(str, _numbers(version)))}"
-    listed = ", ".join(str(name).replace(":", ".") for name in missing[:_LISTED])
-    if len(missing) > _LISTED:
-        listed += f" and {len(missing) - _LISTED} other names"
-    loops = " A training loop of your own works." if first.needed_by == FIT else ""
-    kind: Type[Union[KerasError, ResumeError]] = KerasError
-    if first.needed_by == RESUME:
-        kind = ResumeError
+    missing = ", ".join(name.place for name in (first, *others)).replace(":", ".")
+    kind = ResumeError if first.needed_by == RESUME else KerasError
     return kind(
-        f"{library} {version} has no {listed}, which {first.needed_by} needs. Use an older "
-        f"{library}, pip install '{older}', or a newer slurm_resolver.{loops}"
+        f"{library} {version} has no {missing}, which {first.needed_by}. Use an older version, "
+        f"pip install '{older}', or a newer slurm_resolver."
     )
-
-
-def missing_names(needed_by: str) -> List[Name]:
-    """Returns the names that somebody needs and the installed versions lack."""
-    return [name for name in table if name.needed_by == needed_by and name.is_missing()]
 
 
 def check_names(needed_by: str, *things: Any) -> None:
     """Raises an error if a name is missing, or a thing lacks an attribute that is in the table."""
-    missing = missing_names(needed_by)
-    for name in table:
-        if name.needed_by == needed_by and name.of_instances:
-            lacking = (one for one in things if name.belongs_to(one))
-            missing += [name for one in lacking if not hasattr(one, name.name)]
+    missing = [one for one in table if one.needed_by == needed_by and one.is_missing(*things)]
     if missing:
-        raise error_of(missing)
+        raise error_of(*missing)
 
 
 @functools.cache  # before anything is replaced
 def fit_problem() -> str:
     """Returns which names that `fit` needs are missing, and what to do; '' if none is."""
-    missing = missing_names(FIT)
-    return str(error_of(missing)) if missing else ""
+    try:
+        check_names(FIT)
+    except KerasError as error:
+        return str(error)
+    return ""
 
 
 def check_fit() -> None:
     """Raises KerasError if a name is missing that `fit` needs."""
-    problem = fit_problem()
-    if problem:
-        raise KerasError(problem)
-
-
-table: List[Name] = []
-
-
-def _fit(place: str) -> Name:
-    table.append(Name(FIT, place))
-    return table[-1]
-
-
-def _backup(place: str, since: str = "") -> Name:
-    table.append(Name(BACKUP, place, since))
-    return table[-1]
-
-
-def _resume(place: str) -> Name:
-    table.append(Name(RESUME, place))
-    return table[-1]
-
-
-def _optional(place: str) -> Name:
-    table.append(Name(OPTIONAL, place))
-    return table[-1]
+    if fit_problem():
+        raise KerasError(fit_problem())
 
 
 # A strategy makes the functions that run steps, and splits the data by rows.
-MAKE_TRAIN_FUNCTION = _fit("keras:Model.make_train_function(self, force)")
-MAKE_TEST_FUNCTION = _fit("keras:Model.make_test_function(self, force)")
-MAKE_PREDICT_FUNCTION = _fit("keras:Model.make_predict_function(self, force)")
-_TRAINER = "keras.src.backend.tensorflow.trainer"
-READ_DATA = _fit(f"{_TRAINER}:TFEpochIterator.__init__(self, distribute_strategy)")
-DISTRIBUTED_DATASET = _fit(f"{_TRAINER}:TFEpochIterator()._distributed_dataset")
+MAKE_TRAIN_FUNCTION = Name("keras:Model.make_train_function(self, force)")
+MAKE_TEST_FUNCTION = Name("keras:Model.make_test_function(self, force)")
+MAKE_PREDICT_FUNCTION = Name("keras:Model.make_predict_function(self, force)")
+READ_DATA = Name(
+    "keras.src.backend.tensorflow.trainer:TFEpochIterator.__init__(self, distribute_strategy)"
+)
+DISTRIBUTED_DATASET = Name(
+    "keras.src.backend.tensorflow.trainer:TFEpochIterator()._distributed_dataset"
+)
 
 # A model is built and compiled in its scope.
-BUILD_FOR_DATA = _fit("keras:Model._maybe_symbolic_build(self, iterator, data_batch)")
-COMPILE = _fit("keras:Model.compile")
-LOAD_WEIGHTS = _fit("keras:Model.load_weights(self, filepath)")
-QUANTIZE = _fit("keras:Model.quantize(self, mode)")
-OPEN_NAME_SCOPE = _fit("keras:Model._open_name_scope(self)")
-_OPTIMIZER = "keras:optimizers.Optimizer"
-ADD_OPTIMIZER_VARIABLE = _fit(f"{_OPTIMIZER}.add_variable(self, shape)")
-ADD_SLOT = _fit(f"{_OPTIMIZER}.add_variable_from_reference(self, reference_variable)")
-STRATEGY_OF_OPTIMIZER = _fit(f"{_OPTIMIZER}()._distribution_strategy")
-FLATTEN_LAYERS = _fit("keras:layers.Layer._flatten_layers")
-IN_STATELESS_SCOPE = _fit("keras.src.backend.common.stateless_scope:in_stateless_scope")
+BUILD_FOR_DATA = Name("keras:Model._maybe_symbolic_build(self, iterator, data_batch)")
+COMPILE = Name("keras:Model.compile")
+LOAD_WEIGHTS = Name("keras:Model.load_weights(self, filepath)")
+QUANTIZE = Name("keras:Model.quantize(self, mode)")
+OPEN_NAME_SCOPE = Name("keras:Model._open_name_scope(self)")
+ADD_OPTIMIZER_VARIABLE = Name("keras:optimizers.Optimizer.add_variable(self, shape)")
+ADD_SLOT = Name("keras:optimizers.Optimizer.add_variable_from_reference(self, reference_variable)")
+STRATEGY_OF_OPTIMIZER = Name("keras:optimizers.Optimizer()._distribution_strategy")
+FLATTEN_LAYERS = Name("keras:layers.Layer._flatten_layers")
+IN_STATELESS_SCOPE = Name("keras.src.backend.common.stateless_scope:in_stateless_scope")
 
 # Gradients are means over all replicas' rows, and so are not scaled by the number of replicas.
-GRADIENT = _fit("tensorflow:GradientTape.gradient(self, target, sources, output_gradients)")
-SCALE_LOSS = _fit("keras.src.losses.loss:scale_loss_for_distribution(value)")
-UNSCALE_LOSS = _fit("keras.src.losses.loss:unscale_loss_for_distribution(value)")
-SUM_GRADIENTS = _fit("keras:optimizers.Optimizer._all_reduce_sum_gradients(self, grads_and_vars)")
-_SCALED = "keras:optimizers.LossScaleOptimizer"
-APPLY_IN_REPLICAS = _fit(f"{_SCALED}._tf_apply(self, grads, trainable_variables)")
-APPLY = _fit("keras:optimizers.Optimizer.apply(self, grads, trainable_variables)")
-APPLY_ALONE = _fit(f"{_SCALED}._common_apply(self, grads, trainable_variables)")
+GRADIENT = Name("tensorflow:GradientTape.gradient(self, target, sources, output_gradients)")
+SCALE_LOSS = Name("keras.src.losses.loss:scale_loss_for_distribution(value)")
+UNSCALE_LOSS = Name("keras.src.losses.loss:unscale_loss_for_distribution(value)")
+SUM_GRADIENTS = Name("keras:optimizers.Optimizer._all_reduce_sum_gradients(self, grads_and_vars)")
+APPLY_IN_REPLICAS = Name(
+    "keras:optimizers.LossScaleOptimizer._tf_apply(self, grads, trainable_variables)"
+)
+APPLY = Name("keras:optimizers.Optimizer.apply(self, grads, trainable_variables)")
+APPLY_ALONE = Name(
+    "keras:optimizers.LossScaleOptimizer._common_apply(self, grads, trainable_variables)"
+)
 
 # Losses that are not means over rows see the rows of all replicas.
-REDUCE_LOSS = _fit(
+REDUCE_LOSS = Name(
     "keras.src.losses.loss:reduce_weighted_values(values, sample_weight, mask, reduction, dtype)"
 )
-LOSS = _fit("keras:losses.Loss.__call__(self, y_true, y_pred, sample_weight)")
-COMPILED_LOSS = _fit("keras.src.trainers.compile_utils:CompileLoss.call(self, y_true, y_pred)")
-ADDITIONAL_LOSS = _fit("keras:Model._aggregate_additional_loss(self, loss)")
-ADD_LOSS = _fit("keras:layers.Layer.add_loss(self, loss)")
-LOSS_FUNCTION = _fit("keras.src.losses.losses:LossFunctionWrapper().fn")
-METRIC_FUNCTION = _fit("keras:metrics.MeanMetricWrapper()._fn")
-GET_MASK = _fit("keras.src.backend.common.masking:get_keras_mask(x)")
-SET_MASK = _fit("keras.src.backend.common.masking:set_keras_mask(x, mask)")
+LOSS = Name("keras:losses.Loss.__call__(self, y_true, y_pred, sample_weight)")
+COMPILED_LOSS = Name("keras.src.trainers.compile_utils:CompileLoss.call(self, y_true, y_pred)")
+ADDITIONAL_LOSS = Name("keras:Model._aggregate_additional_loss(self, loss)")
+ADD_LOSS = Name("keras:layers.Layer.add_loss(self, loss)")
+LOSS_FUNCTION = Name("keras.src.losses.losses:LossFunctionWrapper().fn")
+METRIC_FUNCTION = Name("keras:metrics.MeanMetricWrapper()._fn")
+GET_MASK = Name("keras.src.backend.common.masking:get_keras_mask(x)")
+SET_MASK = Name("keras.src.backend.common.masking:set_keras_mask(x, mask)")
 
 # A metric's variables are the same in all workers. These two metrics only contain others.
-ADD_VARIABLE = _fit(
+ADD_VARIABLE = Name(
     "keras:metrics.Metric.add_variable(self, shape, initializer, dtype, aggregation, name)"
 )
-COMPILE_METRICS = _fit("keras.src.trainers.compile_utils:CompileMetrics")
-METRICS_LIST = _fit("keras.src.trainers.compile_utils:MetricsList")
-METRICS_RESULT = _fit("keras:Model.get_metrics_result(self)")
-ASSIGN_ADD = _fit("keras:Variable.assign_add(self, value)")
+COMPILE_METRICS = Name("keras.src.trainers.compile_utils:CompileMetrics")
+METRICS_LIST = Name("keras.src.trainers.compile_utils:MetricsList")
+METRICS_RESULT = Name("keras:Model.get_metrics_result(self)")
+ASSIGN_ADD = Name("keras:Variable.assign_add(self, value)")
 
 # A tf.function that a step calls is traced as a part of the step.
-_FUNCTION = "tensorflow.python.eager.polymorphic_function.polymorphic_function:Function"
-CALL_FUNCTION = _fit(f"{_FUNCTION}.__call__")
-JIT_COMPILE = _fit(f"{_FUNCTION}()._jit_compile")
-AUTOGRAPH = _fit(f"{_FUNCTION}()._autograph")
-CONVERT_BY_AUTOGRAPH = _fit(
+CALL_FUNCTION = Name(
+    "tensorflow.python.eager.polymorphic_function.polymorphic_function:Function.__call__"
+)
+JIT_COMPILE = Name(
+    "tensorflow.python.eager.polymorphic_function.polymorphic_function:Function()._jit_compile"
+)
+AUTOGRAPH = Name(
+    "tensorflow.python.eager.polymorphic_function.polymorphic_function:Function()._autograph"
+)
+CONVERT_BY_AUTOGRAPH = Name(
     "tensorflow.python.eager.polymorphic_function.autograph_util:py_func_from_autograph"
 )
-AUTOGRAPH_CONTEXT = _fit("tensorflow.python.autograph.core.ag_ctx:ControlStatusCtx")
-AUTOGRAPH_STATUS = _fit("tensorflow.python.autograph.core.ag_ctx:Status")
+AUTOGRAPH_CONTEXT = Name("tensorflow.python.autograph.core.ag_ctx:ControlStatusCtx")
+AUTOGRAPH_STATUS = Name("tensorflow.python.autograph.core.ag_ctx:Status")
 
 # All workers make a variable together, of any type.
-_EXTENDED = (
-    "tensorflow.python.distribute.collective_all_reduce_strategy:CollectiveAllReduceExtended"
+CREATE_VARIABLE = Name(
+    "tensorflow.python.distribute.collective_all_reduce_strategy:"
+    "CollectiveAllReduceExtended._create_variable"
 )
-CREATE_VARIABLE = _fit(f"{_EXTENDED}._create_variable")
-INITIAL_VALUE = _fit(f"{_EXTENDED}._get_variable_creator_initial_value")
+INITIAL_VALUE = Name(
+    "tensorflow.python.distribute.collective_all_reduce_strategy:"
+    "CollectiveAllReduceExtended._get_variable_creator_initial_value"
+)
 
 # Replicas draw different masks of dropout from equal seeds.
-NEXT_SEED = _fit("keras:random.SeedGenerator.next(self)")
+NEXT_SEED = Name("keras:random.SeedGenerator.next(self)")
 
 # One worker writes.
-EXPORT = _fit("keras:Model.export(self, filepath)")
-SAVE_MODEL = _fit("keras.src.saving.saving_lib:save_model(model, filepath)")
-SAVE_WEIGHTS = _fit("keras.src.saving.saving_lib:save_weights_only(model, filepath)")
-SAVE_H5 = _fit("keras.src.legacy.saving.legacy_h5_format:save_model_to_hdf5(model, filepath)")
-SAVE_BACKUP = _fit("keras:callbacks.BackupAndRestore._save_model(self)")
-MAKE_FOLDER = _fit("keras.src.utils.file_utils:makedirs(path)")
-SKIPPED_ATTRIBUTES = _fit("keras.src.saving.saving_lib:get_attr_skipset(obj_type)")
+EXPORT = Name("keras:Model.export(self, filepath)")
+SAVE_MODEL = Name("keras.src.saving.saving_lib:save_model(model, filepath)")
+SAVE_WEIGHTS = Name("keras.src.saving.saving_lib:save_weights_only(model, filepath)")
+SAVE_H5 = Name("keras.src.legacy.saving.legacy_h5_format:save_model_to_hdf5(model, filepath)")
+SAVE_BACKUP = Name("keras:callbacks.BackupAndRestore._save_model(self)")
+MAKE_FOLDER = Name("keras.src.utils.file_utils:makedirs(path)")
+SKIPPED_ATTRIBUTES = Name("keras.src.saving.saving_lib:get_attr_skipset(obj_type)")
 
 # `float(learning_rate)` works, and so do collectives in conditions.
-DISTRIBUTED_VARIABLE = _fit("tensorflow.python.distribute.values:DistributedVariable")
-CONDITION = _fit("tensorflow.python.ops.control_flow_v2_func_graphs:ControlFlowFuncGraph")
-CAPTURE = _fit("tensorflow.python.framework.func_graph:FuncGraph.capture_call_time_value")
+DISTRIBUTED_VARIABLE = Name("tensorflow.python.distribute.values:DistributedVariable")
+CONDITION = Name("tensorflow.python.ops.control_flow_v2_func_graphs:ControlFlowFuncGraph")
+CAPTURE = Name("tensorflow.python.framework.func_graph:FuncGraph.capture_call_time_value")
 
 # A dataset is looked through before it is split by rows.
-INPUTS = _fit("tensorflow:data.Dataset._inputs(self)")
-GRAPH = _fit("tensorflow:data.Dataset._as_serialized_graph")
-PREFETCHED = _fit("tensorflow.python.data.ops.prefetch_op:_PrefetchDataset")
-DATASET = _fit("tensorflow.python.data.ops.iterator_ops:OwnedIterator()._dataset")
+INPUTS = Name("tensorflow:data.Dataset._inputs(self)")
+GRAPH = Name("tensorflow:data.Dataset._as_serialized_graph")
+PREFETCHED = Name("tensorflow.python.data.ops.prefetch_op:_PrefetchDataset")
+DATASET = Name("tensorflow.python.data.ops.iterator_ops:OwnedIterator()._dataset")
 
 # If a worker fails or is lost, the collectives of the others end with an error that says why.
-CONTEXT = _fit("tensorflow.python.eager.context:context")
-ABORT = _fit("tensorflow.python.eager.context:Context.abort_collective_ops(self, code, message)")
+CONTEXT = Name("tensorflow.python.eager.context:context")
+ABORT = Name("tensorflow.python.eager.context:Context.abort_collective_ops(self, code, message)")
+
+_resume = functools.partial(Name, needed_by=RESUME)
 
 # `fit` begins where it ended: BackupAndResume finds the data and the callbacks of the running fit,
 # and moves the position in the data.
-FIT_DATA = _backup("keras:Model.fit().epoch_iterator")
-FIT_CALLBACKS = _backup("keras:Model.fit().callbacks")
-_EPOCH_ITERATOR = "keras.src.trainers.epoch_iterator:EpochIterator()"
-GET_ITERATOR = _backup(f"{_EPOCH_ITERATOR}._get_iterator")
-CURRENT_ITERATOR = _backup(f"{_EPOCH_ITERATOR}._current_iterator")
-NUM_BATCHES = _backup(f"{_EPOCH_ITERATOR}._num_batches")
-STEPS_SEEN = _backup(f"{_EPOCH_ITERATOR}._steps_seen")
-STEPS_PER_EPOCH = _backup(f"{_EPOCH_ITERATOR}.steps_per_epoch")
-DATA_ADAPTER = _backup(f"{_EPOCH_ITERATOR}.data_adapter")
-_ADAPTERS = "keras.src.trainers.data_adapters"
-ARRAYS = _backup(f"{_ADAPTERS}.array_data_adapter:ArrayDataAdapter")
-ARRAYS_BATCH_SIZE = _backup(f"{_ADAPTERS}.array_data_adapter:ArrayDataAdapter.batch_size")
-GENERATOR = _backup(f"{_ADAPTERS}.generator_data_adapter:GeneratorDataAdapter")
-PY_DATASET = _backup(f"{_ADAPTERS}.py_dataset_adapter:PyDatasetAdapter")
-INITIAL_EPOCH = _backup("keras:Model()._initial_epoch")
-SYMBOLIC_BUILD = _backup("keras:Model._symbolic_build(self, iterator, data_batch)")
-FLUSH_FUTURES = _backup("keras:callbacks.CallbackList._flush_futures(self)", since="3.12")
+FIT_DATA = _resume("keras:Model.fit().epoch_iterator")
+FIT_CALLBACKS = _resume("keras:Model.fit().callbacks")
+GET_ITERATOR = _resume("keras.src.trainers.epoch_iterator:EpochIterator()._get_iterator")
+CURRENT_ITERATOR = _resume("keras.src.trainers.epoch_iterator:EpochIterator()._current_iterator")
+NUM_BATCHES = _resume("keras.src.trainers.epoch_iterator:EpochIterator()._num_batches")
+STEPS_SEEN = _resume("keras.src.trainers.epoch_iterator:EpochIterator()._steps_seen")
+STEPS_PER_EPOCH = _resume("keras.src.trainers.epoch_iterator:EpochIterator().steps_per_epoch")
+DATA_ADAPTER = _resume("keras.src.trainers.epoch_iterator:EpochIterator().data_adapter")
+ARRAYS = _resume("keras.src.trainers.data_adapters.array_data_adapter:ArrayDataAdapter")
+ARRAYS_BATCH_SIZE = _resume(
+    "keras.src.trainers.data_adapters.array_data_adapter:ArrayDataAdapter.batch_size"
+)
+GENERATOR = _resume("keras.src.trainers.data_adapters.generator_data_adapter:GeneratorDataAdapter")
+PY_DATASET = _resume("keras.src.trainers.data_adapters.py_dataset_adapter:PyDatasetAdapter")
+INITIAL_EPOCH = _resume("keras:Model()._initial_epoch")
+SYMBOLIC_BUILD = _resume("keras:Model._symbolic_build(self, iterator, data_batch)")
+FUTURES = _resume("keras:callbacks.CallbackList()._futures")
 
 # The size of a dataset's batches, to convert the position if another number of workers resumes.
-_DATA = "tensorflow.python.data.ops"
 ORIGINAL_DATASET = _resume(
     "tensorflow.python.distribute.input_lib:DistributedDataset()._original_dataset"
 )
-OPTIONS_DATASET = _resume(f"{_DATA}.dataset_ops:_OptionsDataset")
-MAP_DATASET = _resume(f"{_DATA}.map_op:_MapDataset")
-PARALLEL_MAP_DATASET = _resume(f"{_DATA}.map_op:_ParallelMapDataset")
-PREFETCH_DATASET = _resume(f"{_DATA}.prefetch_op:_PrefetchDataset")
-BATCH_DATASET = _resume(f"{_DATA}.batch_op:_BatchDataset")
-PARALLEL_BATCH_DATASET = _resume(f"{_DATA}.batch_op:_ParallelBatchDataset")
-PADDED_BATCH_DATASET = _resume(f"{_DATA}.padded_batch_op:_PaddedBatchDataset")
-SPARSE_BATCH_DATASET = _resume(f"{_DATA}.sparse_batch_op:_DenseToSparseBatchDataset")
-BATCH_SIZE = _resume(f"{_DATA}.batch_op:_BatchDataset()._batch_size")
+OPTIONS_DATASET = _resume("tensorflow.python.data.ops.dataset_ops:_OptionsDataset")
+MAP_DATASET = _resume("tensorflow.python.data.ops.map_op:_MapDataset")
+PARALLEL_MAP_DATASET = _resume("tensorflow.python.data.ops.map_op:_ParallelMapDataset")
+PREFETCH_DATASET = _resume("tensorflow.python.data.ops.prefetch_op:_PrefetchDataset")
+BATCH_DATASET = _resume("tensorflow.python.data.ops.batch_op:_BatchDataset")
+PARALLEL_BATCH_DATASET = _resume("tensorflow.python.data.ops.batch_op:_ParallelBatchDataset")
+PADDED_BATCH_DATASET = _resume("tensorflow.python.data.ops.padded_batch_op:_PaddedBatchDataset")
+SPARSE_BATCH_DATASET = _resume(
+    "tensorflow.python.data.ops.sparse_batch_op:_DenseToSparseBatchDataset"
+)
+BATCH_SIZE = _resume("tensorflow.python.data.ops.batch_op:_BatchDataset()._batch_size")
 INPUT_DATASETS = _resume("tensorflow:data.Dataset._inputs(self)")
 TENSOR_PROTO = _resume("tensorflow.core.framework.tensor_pb2:TensorProto")
 
 # Without it, a rank that ends first leaves a traceback in the others' logs.
-WATCH_KEY = _optional(
-    "tensorflow:distribute.experimental.PreemptionCheckpointHandler._watch_step_to_save_key(self)"
+WATCH_KEY = Name(
+    "tensorflow:distribute.experimental.PreemptionCheckpointHandler._watch_step_to_save_key(self)",
+    OPTIONAL,
 )
 # Without it, a resolver that comes too late to set the GPUs does not warn.
-PHYSICAL_DEVICES = _optional("tensorflow.python.eager.context:Context()._physical_devices")
+PHYSICAL_DEVICES = Name("tensorflow.python.eager.context:Context()._physical_devices", OPTIONAL)
 # Without these, a coordinator that has lost a worker may not end.
-_COORDINATOR = "tensorflow.python.distribute.coordinator.cluster_coordinator"
-STOP_PREEMPTION = _optional(f"{_COORDINATOR}:WorkerPreemptionHandler.stop(self)")
-UPDATE_OR_FINISH = _optional(
-    f"{_COORDINATOR}:WorkerPreemptionHandler()._cluster_due_for_update_or_finish"
+STOP_PREEMPTION = Name(
+    "tensorflow.python.distribute.coordinator.cluster_coordinator:"
+    "WorkerPreemptionHandler.stop(self)",
+    OPTIONAL,
 )
-SHOULD_RUN = _optional(f"{_COORDINATOR}:WorkerPreemptionHandler()._should_preemption_thread_run")
+UPDATE_OR_FINISH = Name(
+    "tensorflow.python.distribute.coordinator.cluster_coordinator:"
+    "WorkerPreemptionHandler()._cluster_due_for_update_or_finish",
+    OPTIONAL,
+)
+SHOULD_RUN = Name(
+    "tensorflow.python.distribute.coordinator.cluster_coordinator:"
+    "WorkerPreemptionHandler()._should_preemption_thread_run",
+    OPTIONAL,
+)
 # Without these, `install` replaces the class only where it is public.
-_RESOLVERS = "tensorflow.python.distribute.cluster_resolver"
-RESOLVER = _optional(f"{_RESOLVERS}:SlurmClusterResolver")
-RESOLVER_ITSELF = _optional(f"{_RESOLVERS}.slurm_cluster_resolver:SlurmClusterResolver")
+RESOLVER = Name("tensorflow.python.distribute.cluster_resolver:SlurmClusterResolver", OPTIONAL)
+RESOLVER_ITSELF = Name(
+    "tensorflow.python.distribute.cluster_resolver.slurm_cluster_resolver:SlurmClusterResolver",
+    OPTIONAL,
+)

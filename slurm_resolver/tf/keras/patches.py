@@ -99,8 +99,7 @@ def _patch_models() -> None:
         (borrowed.SKIPPED_ATTRIBUTES, attributes_to_skip),
     )
     for name, replacement in changes:
-        if name.find() is not None:  # one of them is optional
-            _wrap(name.owner(), name.name, replacement)
+        _wrap(name.owner(), name.name, replacement)
     # Layers that are no models need no scope: a model builds them, or they are built in one.
     _wrap(sys.modules["keras"].Model, borrowed.OPEN_NAME_SCOPE.name, _open_scopes)
     # `float(learning_rate)` works. Until TensorFlow converts distributed variables.

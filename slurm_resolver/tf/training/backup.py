@@ -7,8 +7,10 @@ was saved, it calls no callback and does not train the model.
 from __future__ import annotations
 
 import functools
+import inspect
 import sys
 import traceback
+import types
 from typing import Any, Callable, Dict, List, Optional
 
 import keras
@@ -102,19 +104,20 @@ class BackupAndResume(keras.callbacks.Callback):  # type: ignore[misc]
         """Restores, and sets the epoch and step at which `fit` begins.
 
         Raises:
-            ResumeError: outside of `fit`.
-            KerasError: for a Keras 3 that is too old, or lacks a name that is needed here.
+            ResumeError: outside of `fit`, or for a Keras or TensorFlow that lacks a name.
+            KerasError: for a Keras 3 that is too old.
         """
         check_keras()
-        borrowed.check_names(borrowed.BACKUP, self.model)
         # Keras does not pass the other callbacks and the data to a callback. They are variables of
         # `fit`, the caller.
+        fit = inspect.unwrap(keras.Model.fit).__code__
         for frame, _ in traceback.walk_stack(sys._getframe(1)):
-            found = frame.f_locals
-            if found.get("self") is self.model and borrowed.FIT_DATA.name in found:
-                data = found[borrowed.FIT_DATA.name]
-                borrowed.check_names(borrowed.BACKUP, data)
-                _Fit(self, found[borrowed.FIT_CALLBACKS.name], data)
+            if frame.f_code is fit and frame.f_locals["self"] is self.model:
+                found = types.SimpleNamespace(**frame.f_locals)
+                data = borrowed.FIT_DATA.of(found)
+                callbacks = borrowed.FIT_CALLBACKS.of(found)
+                borrowed.check_names(borrowed.RESUME, self.model, data, callbacks)
+                _Fit(self, callbacks, data)
                 return
         raise ResumeError(
             "BackupAndResume was called outside of fit; expected model.fit(…, callbacks=[backup]). "
@@ -234,9 +237,8 @@ class _Fit:
         """Returns what is saved besides variables; all ranks call it."""
         self.join()
         # Callbacks that run in parallel must see the last step.
-        flush = borrowed.FLUSH_FUTURES.of(self._callbacks, None)
-        if flush is not None:  # None before Keras 3.12
-            flush()
+        for future in borrowed.FUTURES.of(self._callbacks):
+            future.result()
         assert self._states is not None
         return {
             "callbacks": self._states.collect(),
