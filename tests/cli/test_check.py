@@ -8,6 +8,7 @@ import sys
 
 import local_run
 import pytest
+from captured import Captured
 
 from slurm_resolver.cli import main
 
@@ -62,7 +63,7 @@ def test_a_task_that_does_not_come_is_named() -> None:
     assert ONE in presence["detail"]
 
 
-def test_one_machine(capsys: pytest.CaptureFixture[str]) -> None:
+def test_one_machine(capsys: Captured) -> None:
     status = main(["check", "--json"])
     printed = json.loads(capsys.readouterr().out)
     ids = ["tensorflow", "keras", "proxies", "gpus", "step"]

@@ -9,10 +9,12 @@ import re
 import shlex
 import subprocess
 import sys
-from typing import Any, Dict, List
+from typing import Any, List
 
 import pytest
+from captured import Captured
 from folders import ROOT
+from kinds import Texts
 from task_variables import TASK
 
 import slurm_resolver
@@ -27,7 +29,7 @@ def run(*arguments: str, **keywords: Any) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_version_and_help(capsys: pytest.CaptureFixture[str]) -> None:
+def test_version_and_help(capsys: Captured) -> None:
     for option in ("--version", "-V", "--help"):
         with pytest.raises(SystemExit) as caught:
             main([option])
@@ -64,7 +66,7 @@ def test_a_terminal_that_knows_ascii_only_is_no_error(words: List[str]) -> None:
         ("requeue 300", "argument STATUS: '300': expected a number from 0 to 255"),
     ],
 )
-def test_usage_errors(words: str, said: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_usage_errors(words: str, said: str, capsys: Captured) -> None:
     with pytest.raises(SystemExit) as caught:
         main(words.split())
     assert caught.value.code == 2
@@ -118,7 +120,7 @@ PLANNED = ["show", "--jobs", "ps=1,worker=-1", "--nodelist"]
     ],
 )
 def test_output_that_cannot_be_written_does_not_change_the_exit_status(
-    words: List[str], status: int, output: str, env: Dict[str, str]
+    words: List[str], status: int, output: str, env: Texts
 ) -> None:
     """Both streams fail at once. A status of 0 also says that the output is on the disk."""
     if output == "full" and status == 0:

@@ -8,9 +8,11 @@ import shlex
 import signal
 import subprocess
 import sys
-from typing import Dict, List, Optional
+from typing import List, Optional
 
 import pytest
+from captured import Captured
+from kinds import Texts
 from task_variables import TASK
 
 import slurm_resolver as sr
@@ -32,11 +34,11 @@ def run(*arguments: str, **environ: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def variables(*options: str, **environ: str) -> Dict[str, str]:
+def variables(*options: str, **environ: str) -> Texts:
     """Returns the environment of a program that exec has started."""
     done = run(*options, "--", *TELL, **environ)
     assert (done.returncode, done.stderr) == (0, "")
-    told: Dict[str, str] = json.loads(done.stdout)
+    told: Texts = json.loads(done.stdout)
     return told
 
 
@@ -106,7 +108,7 @@ def test_errors(
     arguments: List[str],
     message: str,
     monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    capsys: Captured,
 ) -> None:
     for name, value in TASK.items():
         monkeypatch.setenv(name, value)

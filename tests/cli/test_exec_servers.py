@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Dict, Iterator, NamedTuple, Tuple
 
 import pytest
+from kinds import Texts
 
 PROGRAM = [sys.executable, "-m", "slurm_resolver"]
 ENVIRONMENT = {
@@ -23,7 +24,7 @@ class Case(NamedTuple):
     """The options of exec, the commands of each task, and the expected end of the step."""
 
     options: str
-    acts: Dict[str, str]
+    acts: Texts
     status: int
     said: str = ""
     ended: Tuple[str, ...] = ()  # tasks whose programs ended by themselves

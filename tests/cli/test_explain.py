@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from captured import Captured
 from folders import DATA
 
 from slurm_resolver.cli import main
@@ -27,7 +28,7 @@ def log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return path
 
 
-def test_text(log: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_text(log: Path, capsys: Captured) -> None:
     assert main(["explain", log.name]) == 1
     captured = capsys.readouterr()
     assert captured.err == ""
@@ -44,9 +45,7 @@ slurm-8.out:3: time-limit (x1) at n9
     )
 
 
-def test_what_a_log_holds_does_nothing_to_the_terminal(
-    log: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_a_log_holds_does_nothing_to_the_terminal(log: Path, capsys: Captured) -> None:
     told = b"TIME LIMIT ***"
     address = b"slurmstepd-n\x1b[2J9: error: *** STEP 8.0 ON n\x1b[2J\x9b9 CANCELLED AT 2026 ***\n"
     log.write_bytes(log.read_bytes().replace(told, told + b" \x1b]0;x\x07\x1b[31m \xc2\x9b31m"))
@@ -60,7 +59,7 @@ def test_what_a_log_holds_does_nothing_to_the_terminal(
     assert "\x1b" not in capsys.readouterr().err
 
 
-def test_each_cause_and_remedy_is_printed_once(capsys: pytest.CaptureFixture[str]) -> None:
+def test_each_cause_and_remedy_is_printed_once(capsys: Captured) -> None:
     logs = [str(LOGS / f"{name}.log") for name in ("workers-differ", "workers-differ-type")]
     assert main(["explain", *logs]) == 1
     out = capsys.readouterr().out
@@ -69,9 +68,7 @@ def test_each_cause_and_remedy_is_printed_once(capsys: pytest.CaptureFixture[str
     assert len(explanations) == len(set(explanations)) > 4
 
 
-def test_a_file_that_cannot_be_read_does_not_hide_the_others(
-    log: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_file_that_cannot_be_read_does_not_hide_the_others(log: Path, capsys: Captured) -> None:
     assert main(["explain", "missing.out", ".", log.name]) == 2
     captured = capsys.readouterr()
     assert captured.out.startswith("slurm-8.out:3: time-limit (x1) at n9\n")
@@ -113,9 +110,7 @@ def test_a_log_of_a_million_lines() -> None:
     assert second == b"-:500: task-crashed (x2000) at n9: task 0"
 
 
-def test_of_several_logs_that_of_the_first_to_fail_comes_first(
-    log: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_of_several_logs_that_of_the_first_to_fail_comes_first(log: Path, capsys: Captured) -> None:
     refused = (LOGS / "peer-ended.log").read_text(encoding="utf-8")
     (log.parent / "rank-0.log").write_text(refused, encoding="utf-8")
     error = "Traceback (most recent call last):\n  File x\nValueError: \x1b[31mbad batch\n"

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import List
 
 import pytest
+from captured import Captured
 
 from slurm_resolver.cli import main
 
@@ -62,6 +63,6 @@ def test_when_the_job_is_requeued(
     assert (calls.read_text().splitlines() if calls.exists() else []) == called
 
 
-def test_it_is_for_batch_files(capsys: pytest.CaptureFixture[str]) -> None:
+def test_it_is_for_batch_files(capsys: Captured) -> None:
     assert main(["requeue", "75"]) == 2
     assert "SLURM_JOB_ID is not set" in capsys.readouterr().err

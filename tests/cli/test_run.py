@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from captured import Captured
 from local_run import COMMAND, ended, run
 from task_variables import TASK
 
@@ -110,7 +111,7 @@ def test_reserved_ports_are_free_ones() -> None:
         ("-o no/such/folder/%t -- true", "cannot write to 'no/such/folder/0' (No such file"),
     ],
 )
-def test_errors(words: str, message: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_errors(words: str, message: str, capsys: Captured) -> None:
     try:
         status: object = main(["run", *words.split()])
     except SystemExit as end:

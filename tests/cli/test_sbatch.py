@@ -11,6 +11,7 @@ from typing import List
 
 import pytest
 from batch_files import printed
+from captured import Captured
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -88,7 +89,7 @@ quiet slurm-resolver supervise --restarts 3 \\
 
 
 @pytest.mark.parametrize("options", PARTS)
-def test_parts_of_the_text(options: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_parts_of_the_text(options: str, capsys: Captured) -> None:
     text = re.sub(r"^# .*\n|  # .*", "", printed(options, "python train.py", capsys), flags=re.M)
     assert PARTS[options] in text
 
@@ -104,9 +105,7 @@ SIGNALS = [
 
 
 @pytest.mark.parametrize(("options", "whom", "signals"), SIGNALS)
-def test_who_gets_the_signal(
-    options: str, whom: str, signals: List[str], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_who_gets_the_signal(options: str, whom: str, signals: List[str], capsys: Captured) -> None:
     text = printed(f"-N 3 {options}", "python train.py", capsys)
     assert re.findall("# Sent to (.*) [0-9]+ s before", text) == [whom]
     assert re.findall("--signal=(.*)", text) == signals
@@ -117,7 +116,7 @@ def test_who_gets_the_signal(
     "options", ["-N 2", "-N 2 --requeue", "-N 3 --ps 1 --requeue", "-N 2 --restarts 1"]
 )
 def test_tensorflows_notes_are_removed_from_standard_error(
-    options: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    options: str, tmp_path: Path, capsys: Captured
 ) -> None:
     """All other lines reach their stream, and the exit status is the step's."""
     train = "echo out; echo 'x.cc:1] oneDNN custom operations are on' >&2; echo err >&2; exit 7"
@@ -150,7 +149,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("options", REFUSED)
-def test_what_is_refused(options: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_is_refused(options: str, capsys: Captured) -> None:
     try:
         status: object = main(["sbatch", *shlex.split(options), "--", "python", "train.py"])
     except SystemExit as end:
@@ -172,7 +171,7 @@ def test_what_is_refused(options: str, capsys: pytest.CaptureFixture[str]) -> No
     ],
 )
 def test_commands_that_srun_would_misread(
-    command: List[str], message: str, capsys: pytest.CaptureFixture[str]
+    command: List[str], message: str, capsys: Captured
 ) -> None:
     assert main(["sbatch", "--", *command]) == 2
     assert message in capsys.readouterr().err

@@ -9,6 +9,7 @@ import sys
 import local_run
 import pytest
 import task_variables
+from captured import Captured
 
 import slurm_resolver
 from slurm_resolver.cli import main
@@ -25,7 +26,7 @@ def task(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("task")
-def test_every_task_prints_json(capsys: pytest.CaptureFixture[str]) -> None:
+def test_every_task_prints_json(capsys: Captured) -> None:
     assert main(["show", *JOBS, "--json"]) == 0
     shown = json.loads(capsys.readouterr().out)
     assert shown == slurm_resolver.resolve({"ps": 1, "worker": -1}).to_dict()
@@ -63,7 +64,7 @@ def test_tasks_tell_each_other_where_they_run() -> None:
     assert told[0]["tasks"] == told[1]["tasks"] == told[2]["tasks"]
 
 
-def test_a_step_from_options(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_step_from_options(capsys: Captured) -> None:
     options = "--nodelist n[9-10] --tasks-per-node 3 --distribution plane=2 --port-base 2222"
     more = "--jobs chief=1,ps=1,worker=-1 --node-address=-ib0"
     assert main(["show", *options.split(), *more.split(), "--json"]) == 0
@@ -92,7 +93,7 @@ def test_a_step_from_options(capsys: pytest.CaptureFixture[str]) -> None:
         ),
     ],
 )
-def test_errors(arguments: str, message: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_errors(arguments: str, message: str, capsys: Captured) -> None:
     assert main(["show", *arguments.split()]) == 2
     captured = capsys.readouterr()
     assert captured.out == ""
@@ -101,7 +102,7 @@ def test_errors(arguments: str, message: str, capsys: pytest.CaptureFixture[str]
     assert message in captured.err
 
 
-def test_outside_a_step_it_says_how_to_start_it(capsys: pytest.CaptureFixture[str]) -> None:
+def test_outside_a_step_it_says_how_to_start_it(capsys: Captured) -> None:
     assert main(["show"]) == 2
     assert "is not in a step of Slurm. Start it with srun -N 2 " in capsys.readouterr().err
 

@@ -7,9 +7,10 @@ import re
 import subprocess
 import sys
 from pathlib import Path
-from typing import Dict, List, Mapping, Tuple
+from typing import List, Mapping, Tuple
 
 import pytest
+from kinds import Texts
 
 from slurm_resolver.supervision import batch_host
 
@@ -59,7 +60,7 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def environment(folder: Path) -> Dict[str, str]:
+def environment(folder: Path) -> Texts:
     """Returns the variables of the batch file."""
     path = f"{folder}/bin:{os.environ['PATH']}"
     return {**os.environ, "PATH": path, "SLURM_JOB_ID": "7", "SLURMD_NODENAME": "n1"}

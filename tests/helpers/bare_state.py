@@ -9,9 +9,10 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
-from typing import Dict, List, NamedTuple, Optional, Sequence
+from typing import List, NamedTuple, Optional, Sequence
 
 from folders import ROOT
+from kinds import Texts
 
 # PATH for another user, who cannot use a Python in a developer's home
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
@@ -98,7 +99,7 @@ class BareState:
         )
 
 
-def _settings_of_pip() -> Dict[str, str]:
+def _settings_of_pip() -> Texts:
     settings = {
         name: value
         for name, value in os.environ.items()

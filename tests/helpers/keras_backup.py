@@ -14,7 +14,9 @@ import os
 import signal
 import sys
 from pathlib import Path
-from typing import Any, Callable, Dict, List
+from typing import Any, Callable, List
+
+from kinds import Action, Fields
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
@@ -57,7 +59,7 @@ class BreakOff(keras.callbacks.Callback):  # type: ignore[misc]
             self._end()
 
 
-def model_with(optimizer: Callable[[], Any], built: bool = True) -> Any:
+def model_with(optimizer: Action, built: bool = True) -> Any:
     keras.utils.set_random_seed(3)
     first = [keras.Input((6,))] if built else []
     hidden = keras.layers.Dense(8, activation="relu")
@@ -81,7 +83,7 @@ def scaled() -> Any:
 
 # The optimizer, the arguments of BackupAndRestore, whether the model is built at once, and the
 # other callbacks.
-STORIES: Dict[str, Any] = {
+STORIES: Fields = {
     "epochs": (adam, {}, True, lambda: [keras.callbacks.EarlyStopping("loss", patience=2)]),
     "batches": (momentum, {"save_freq": 3, "delete_checkpoint": False}, True, list),
     "double": (scaled, {"double_checkpoint": True}, False, list),
@@ -100,7 +102,7 @@ def weights(model: Any) -> List[Any]:
     return [value.numpy().tolist() for value in [*model.weights, *model.optimizer.variables]]
 
 
-def told(name: str, strategy: Any, folder: Path) -> Dict[str, Any]:
+def told(name: str, strategy: Any, folder: Path) -> Fields:
     """Breaks a training off, and ends it with a new model; returns its epochs and weights."""
     optimizer, options, built, others = STORIES[name]
     log = folder / f"{name}.csv"
@@ -142,7 +144,7 @@ def main() -> None:
     strategy = sr.MultiWorkerMirroredStrategy()
     index = strategy.cluster_resolver.task_id
     alone = tf.distribute.OneDeviceStrategy("/cpu:0")
-    found: Dict[str, Any] = {}
+    found: Fields = {}
     if kind == "stories":
         if index == 0:  # the other worker waits for the first variable
             (FOLDER / "alone").mkdir()

@@ -14,6 +14,8 @@ import sys
 from pathlib import Path
 from typing import Any, Callable, Dict
 
+from kinds import Fields
+
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
 import keras
@@ -72,7 +74,7 @@ class TwoSteps(keras.Model):  # type: ignore[misc]
         super().compile()
         self.own_optimizer = own_optimizer
 
-    def train_step(self, batch: Any) -> Dict[str, Any]:
+    def train_step(self, batch: Any) -> Fields:
         with tf.GradientTape() as tape:
             loss = tf.reduce_mean((self(batch[0]) - batch[1]) ** 2)
         weights = self.trainable_variables
@@ -358,7 +360,7 @@ def own_data_of_one_size(strategy: Any, worker: int) -> str:
 
 
 class Summed(keras.Model):  # type: ignore[misc]
-    def train_step(self, batch: Any) -> Dict[str, Any]:
+    def train_step(self, batch: Any) -> Fields:
         with tf.GradientTape() as tape:
             loss = tf.reduce_sum((self(batch[0]) - batch[1]) ** 2)
         weights = self.trainable_variables

@@ -19,11 +19,12 @@ import sys
 import tempfile
 import zlib
 from pathlib import Path
-from typing import Any, Dict, Generator, List
+from typing import Any, Generator, List
 from unittest.mock import MagicMock
 
 import numpy
 import pytest
+from kinds import Texts
 
 ABSENT = ("jax.experimental.sparse", "jax.experimental", "jax", "torch", "grain", "pandas")
 SECONDS = 60  # after this time a test counts as hung
@@ -34,7 +35,7 @@ class Outcomes:
 
     def __init__(self, passed: List[str], mocked: List[str]) -> None:
         self.passed, self.mocked = passed, mocked
-        self.errors: Dict[str, str] = {}
+        self.errors: Texts = {}
 
     def pytest_collection_modifyitems(self, items: List[pytest.Item]) -> None:
         items[:] = [item for item in items if not self.passed or item.nodeid in self.passed]

@@ -12,6 +12,8 @@ import os
 from pathlib import Path
 from typing import Any, Callable, Dict, List
 
+from kinds import Action, Fields, Texts
+
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
 import keras
@@ -49,7 +51,7 @@ def predicted(model: Any) -> List[Any]:
     return values
 
 
-def outcome(action: Callable[[], Any]) -> Any:
+def outcome(action: Action) -> Any:
     try:
         return action()
     except Exception as error:
@@ -94,7 +96,7 @@ def all_ways(model: Any) -> Dict[str, List[str]]:
     return found
 
 
-def callbacks(model: Any, index: int) -> Dict[str, Any]:
+def callbacks(model: Any, index: int) -> Fields:
     """Trains with callbacks that write files, and saves one file in a single worker."""
     kinds = keras.callbacks
     best = kinds.ModelCheckpoint(
@@ -123,10 +125,10 @@ def callbacks(model: Any, index: int) -> Dict[str, Any]:
     }
 
 
-def in_scope(strategy: tf.distribute.Strategy, index: int) -> Dict[str, str]:
+def in_scope(strategy: tf.distribute.Strategy, index: int) -> Texts:
     """Saves and loads in the scope before the first fit: all workers do, then each one alone."""
     model = build(strategy)
-    ways: Dict[str, Callable[[], Any]] = {
+    ways: Dict[str, Action] = {
         "save": lambda: model.save(FOLDER / "scope.keras"),
         "save_model": lambda: keras.saving.save_model(model, FOLDER / "scope folder", zipped=False),
         "save_weights": lambda: model.save_weights(FOLDER / "scope.weights.h5"),
@@ -134,7 +136,7 @@ def in_scope(strategy: tf.distribute.Strategy, index: int) -> Dict[str, str]:
         "export": lambda: model.export(FOLDER / "scope exported", verbose=False),
         "h5": lambda: model.save(FOLDER / "scope.h5"),
     }
-    found: Dict[str, str] = {}
+    found: Texts = {}
     with strategy.scope():
         for name, save in ways.items():
             outcomes = [outcome(save)]
@@ -143,7 +145,7 @@ def in_scope(strategy: tf.distribute.Strategy, index: int) -> Dict[str, str]:
     return found
 
 
-def uncompiled(strategy: tf.distribute.Strategy) -> Dict[str, Any]:
+def uncompiled(strategy: tf.distribute.Strategy) -> Fields:
     with strategy.scope():
         model = keras.Sequential([keras.Input((6,)), keras.layers.Dense(3)])
     return {
@@ -192,16 +194,16 @@ def built_by_hand(strategy: tf.distribute.Strategy) -> Dict[str, List[Any]]:
     return found
 
 
-def checkpoints(strategy: tf.distribute.Strategy, index: int) -> Dict[str, Any]:
+def checkpoints(strategy: tf.distribute.Strategy, index: int) -> Fields:
     """Trains in the scope with each kind of ModelCheckpoint in all workers, or in one."""
     keras.backend.clear_session()
-    options: Dict[str, Dict[str, Any]] = {
+    options: Dict[str, Fields] = {
         "best.weights.h5": {"save_best_only": True, "monitor": "loss", "save_weights_only": True},
         "steps-{epoch}.keras": {"save_freq": 3},
         "epoch-{epoch:02d}-{loss:.1f}.keras": {},
         "worst.keras": {"save_best_only": True, "monitor": "accuracy", "mode": "min"},
     }
-    found: Dict[str, Any] = {}
+    found: Fields = {}
     for who in ("all", "0", "1"):
         folder = FOLDER / f"of {who}"
         mine = [
@@ -223,7 +225,7 @@ def main() -> None:
     args = parser.parse_args()
     strategy = sr.MultiWorkerMirroredStrategy()
     name = str(strategy.cluster_resolver.task_id)
-    found: Dict[str, Any] = {}
+    found: Fields = {}
     if args.load:
         with strategy.scope():
             model = keras.models.load_model(FOLDER / "last.keras")

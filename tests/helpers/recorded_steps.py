@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Dict, List, NamedTuple, Optional, Tuple
 
 from folders import DATA
+from kinds import Texts
 
 from slurm_resolver.cluster.layout import Layout, local_ranks
 
@@ -22,7 +23,7 @@ class Recording(NamedTuple):
     name: str
     slurm: str
     command: str
-    tasks: List[Dict[str, str]]
+    tasks: List[Texts]
 
     @property
     def is_step(self) -> bool:
@@ -55,7 +56,7 @@ def recordings(path: Path = STEPS) -> List[Recording]:
     with open(path, encoding="utf-8") as lines:
         for line in lines:
             scenario = json.loads(line)
-            steps: Dict[Tuple[str, str], List[Dict[str, str]]] = {}
+            steps: Dict[Tuple[str, str], List[Texts]] = {}
             for own in scenario["each"]:
                 task = {**scenario["all"], **own}
                 key = (task.get("SLURM_JOB_ID", ""), task.get("SLURM_STEP_ID", ""))

@@ -14,6 +14,8 @@ import os
 import tempfile
 from typing import Any, Callable, Dict, Iterator, List, Tuple
 
+from kinds import Fields
+
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "0")
 
@@ -31,11 +33,11 @@ Y = X.sum(axis=1, keepdims=True) + _random.normal(size=(ROWS, 1)).astype("float3
 TERMINATION = sr.termination_config(None, requeue=None)
 
 strategy: Any = None
-Outcome = Dict[str, Any]
-CASES: Dict[str, Callable[[], Dict[str, Any]]] = {}
+Outcome = Fields
+CASES: Dict[str, Callable[[], Fields]] = {}
 
 
-def case(function: Callable[[], Dict[str, Any]]) -> Callable[[], Dict[str, Any]]:
+def case(function: Callable[[], Fields]) -> Callable[[], Fields]:
     """Registers a function that returns a new model and the arguments of `fit`."""
     CASES[function.__name__] = function
     return function
@@ -84,46 +86,46 @@ def endless() -> tf.data.Dataset:
 
 
 @case
-def one_iterator_for_all() -> Dict[str, Any]:
+def one_iterator_for_all() -> Fields:
     return {"model": perceptron(), "x": endless(), "steps_per_epoch": 7}
 
 
 @case
-def data_that_ends_within_an_epoch() -> Dict[str, Any]:
+def data_that_ends_within_an_epoch() -> Fields:
     return {"model": perceptron(), "x": dataset(), "steps_per_epoch": 4, "epochs": 5}
 
 
 @case
-def shuffled_anew() -> Dict[str, Any]:
+def shuffled_anew() -> Fields:
     data = tf.data.Dataset.from_tensor_slices((X, Y)).shuffle(ROWS, seed=1).batch(BATCH)
     return {"model": perceptron(), "x": data}
 
 
 @case
-def arrays() -> Dict[str, Any]:
+def arrays() -> Fields:
     return {"model": perceptron(), "x": X, "y": Y, "batch_size": BATCH}
 
 
 @case
-def unknown_cardinality() -> Dict[str, Any]:
+def unknown_cardinality() -> Fields:
     """Saves every fourth of eight steps, when it is still unknown whether more steps follow."""
     data = dataset(rows=48).unbatch().filter(lambda x, _: x[0] < 100.0).batch(BATCH)
     return {"model": perceptron(), "x": data}
 
 
 @case
-def steps_per_execution() -> Dict[str, Any]:
+def steps_per_execution() -> Fields:
     return {"model": perceptron(steps_per_execution=3), "x": dataset(rows=50)}
 
 
 @case
-def dropout_and_normalization() -> Dict[str, Any]:
+def dropout_and_normalization() -> Fields:
     layers = (lambda: keras.layers.Dropout(0.5), keras.layers.BatchNormalization)
     return {"model": perceptron(*layers), "x": dataset()}
 
 
 @case
-def state_of_optimizers() -> Dict[str, Any]:
+def state_of_optimizers() -> Fields:
     """The optimizer has a loss scale, averaged weights and a learning-rate schedule."""
     rate = keras.optimizers.schedules.ExponentialDecay(0.1, 3, 0.9)
     scaled = keras.mixed_precision.LossScaleOptimizer
@@ -133,7 +135,7 @@ def state_of_optimizers() -> Dict[str, Any]:
 
 
 @case
-def early_stopping() -> Dict[str, Any]:
+def early_stopping() -> Fields:
     """EarlyStopping ends the training because the rate is too high. A callback also lowers it."""
     stop = keras.callbacks.EarlyStopping("val_loss", patience=2, restore_best_weights=True)
     lower = keras.callbacks.ReduceLROnPlateau("loss", patience=1, min_delta=0.2)
@@ -147,14 +149,14 @@ def early_stopping() -> Dict[str, Any]:
 
 
 @case
-def learning_rate_scheduler() -> Dict[str, Any]:
+def learning_rate_scheduler() -> Fields:
     """The scheduler halves the rate at the start of each epoch, including a resumed one."""
     lower = keras.callbacks.LearningRateScheduler(lambda epoch, rate: rate * 0.5)
     return {"model": perceptron(), "x": dataset(), "callbacks": [lower]}
 
 
 @case
-def not_built() -> Dict[str, Any]:
+def not_built() -> Fields:
     keras.utils.set_random_seed(3)
     with strategy.scope():
         model = keras.Sequential([keras.layers.Dense(8, activation="relu"), keras.layers.Dense(1)])
@@ -163,7 +165,7 @@ def not_built() -> Dict[str, Any]:
 
 
 @case
-def generator() -> Dict[str, Any]:
+def generator() -> Fields:
     """This case is last, because TensorFlow may hang when it abandons a running generator."""
 
     def batches() -> Iterator[Any]:
@@ -174,9 +176,7 @@ def generator() -> Dict[str, Any]:
     return {"model": perceptron(), "x": batches(), "steps_per_epoch": 7}
 
 
-def train(
-    make: Callable[[], Dict[str, Any]], folder: str, breaks: List[Tuple[int, int]]
-) -> Outcome:
+def train(make: Callable[[], Fields], folder: str, breaks: List[Tuple[int, int]]) -> Outcome:
     """Interrupts the training at each of these steps in turn, and then trains to the end."""
     for after in [*breaks, (99, 0)]:
         how = {"epochs": 3, "callbacks": [], "verbose": 0, **make()}

@@ -6,21 +6,22 @@ import json
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any, Dict
+from typing import Dict
 
 from folders import HELPERS
+from kinds import Counts, Fields
 
 
-def outcomes(*arguments: str) -> Dict[str, Dict[str, Any]]:
+def outcomes(*arguments: str) -> Dict[str, Fields]:
     """Returns the uninterrupted and the resumed result of each case of resume_cases.py."""
     program = [sys.executable, "-W", "ignore", str(HELPERS / "resume_cases.py")]
     done = subprocess.run([*program, *arguments], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    found: Dict[str, Dict[str, Any]] = json.loads(done.stdout.splitlines()[-1])
+    found: Dict[str, Fields] = json.loads(done.stdout.splitlines()[-1])
     return found
 
 
-def saved_position(folder: Path) -> Dict[str, int]:
+def saved_position(folder: Path) -> Counts:
     """Returns the epoch and the step of a folder's newest checkpoint."""
     import tensorflow as tf
 

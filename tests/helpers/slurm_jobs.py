@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 from typing import Callable, Dict, List
 
+from kinds import Texts
 from slurm_cluster import SlurmCluster
 
 # The tasks find the commands of this environment.
@@ -31,9 +32,9 @@ def wait_for(
         time.sleep(0.1)
 
 
-def shown_jobs(slurm: SlurmCluster) -> Dict[str, List[Dict[str, str]]]:
+def shown_jobs(slurm: SlurmCluster) -> Dict[str, List[Texts]]:
     """Returns the fields of each job's components by job id; arrays have the id of the array."""
-    found: Dict[str, List[Dict[str, str]]] = {}
+    found: Dict[str, List[Texts]] = {}
     for line in slurm.run("scontrol --oneliner show job").stdout.splitlines():
         fields = dict(re.findall(r"(\w+)=(\S*)", line))
         id = fields.get("ArrayJobId") or fields.get("HetJobId") or fields["JobId"]

@@ -12,7 +12,8 @@ import socket
 import sys
 import uuid
 from pathlib import Path
-from typing import Any, Dict
+
+from kinds import Fields
 
 import slurm_resolver as sr
 from slurm_resolver.preflight.ready import wait_until_ready
@@ -20,7 +21,7 @@ from slurm_resolver.preflight.ready import wait_until_ready
 
 def main() -> None:
     folder = Path(sys.argv[1])
-    account: Dict[str, Any] = {"host": socket.gethostname(), "error": None}
+    account: Fields = {"host": socket.gethostname(), "error": None}
     try:
         cluster = sr.resolve(**json.loads(sys.argv[2] if len(sys.argv) > 2 else "{}"))
         wait_until_ready(cluster, timeout=20)

@@ -18,15 +18,17 @@ import socket
 import threading
 import time
 from pathlib import Path
-from typing import Any, Dict, List, Optional
+from typing import Any, List, Optional
+
+from kinds import Fields
 
 import slurm_resolver as sr
 from slurm_resolver.cluster.options import LayoutChoice
 from slurm_resolver.preflight.transport import task_devices
 
 
-def account(jobs: Any, layout: LayoutChoice, node_address: Optional[str]) -> Dict[str, Any]:
-    line: Dict[str, Any] = {
+def account(jobs: Any, layout: LayoutChoice, node_address: Optional[str]) -> Fields:
+    line: Fields = {
         # from the kernel, not from Slurm: every test node has its own hostname
         "host": socket.gethostname(),
         "rank": int(os.environ["SLURM_PROCID"]),
@@ -67,7 +69,7 @@ def ask(address: str) -> str:
         return connection.recv(100).decode()
 
 
-def meet(cluster: Dict[str, Any], directory: Path, total: int) -> List[str]:
+def meet(cluster: Fields, directory: Path, total: int) -> List[str]:
     """Returns the answer of each address of the step, by rank: its job id and rank."""
     own = cluster["tasks"][cluster["self"]["rank"]]
     listener = socket.create_server(("", int(own["address"].rsplit(":", 1)[1])))

@@ -10,9 +10,10 @@ import json
 import shlex
 import sys
 from pathlib import Path
-from typing import Any, Dict, List, Sequence, Tuple
+from typing import Dict, List, Sequence, Tuple
 
 from folders import HELPERS
+from kinds import Fields, Texts
 from slurm_cluster import SlurmCluster
 
 import slurm_resolver as sr
@@ -20,7 +21,7 @@ from slurm_resolver.preflight.transport import TaskDevices, find_transport
 
 TASK = shlex.join([sys.executable, str(HELPERS / "slurm_task.py")])
 
-Line = Dict[str, Any]
+Line = Fields
 
 
 def run(slurm: SlurmCluster, command: str, output: Path, timeout: float = 180.0) -> List[Line]:
@@ -31,9 +32,7 @@ def run(slurm: SlurmCluster, command: str, output: Path, timeout: float = 180.0)
     return accounts(output)
 
 
-def run_and_save(
-    slurm: SlurmCluster, command: str, output: Path
-) -> Dict[int, Tuple[str, Dict[str, str]]]:
+def run_and_save(slurm: SlurmCluster, command: str, output: Path) -> Dict[int, Tuple[str, Texts]]:
     """Runs a command line in which TASK only saves its variables, in a fraction of the time.
 
     Returns the host and the variables of each rank.

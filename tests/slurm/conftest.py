@@ -13,3 +13,8 @@ def output(tmp_path: Path) -> Path:
     folder = tmp_path / "output"
     folder.mkdir()
     return folder
+
+
+def pytest_itemcollected(item: pytest.Item) -> None:
+    """Marks every test in this folder."""
+    item.add_marker("slurm")

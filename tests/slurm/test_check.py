@@ -8,14 +8,13 @@ import shlex
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any, Dict, Optional
+from typing import Optional
 
 import pytest
 from folders import HELPERS
+from kinds import Fields, Texts
 from network_faults import packets_dropped
 from slurm_cluster import SlurmCluster
-
-pytestmark = pytest.mark.slurm
 
 CHECK = shlex.join([sys.executable, "-m", "slurm_resolver", "check"])
 IDS = [
@@ -24,7 +23,7 @@ IDS = [
 ]
 
 
-def results(output: str) -> Dict[str, Any]:
+def results(output: str) -> Fields:
     (line,) = output.splitlines()  # only one task prints
     printed = json.loads(line)
     assert printed["ok"] == all(check["status"] != "failed" for check in printed["checks"])
@@ -36,8 +35,8 @@ def run(
     options: str,
     arguments: str = "",
     status: int = 0,
-    env: Optional[Dict[str, str]] = None,
-) -> Dict[str, Any]:
+    env: Optional[Texts] = None,
+) -> Fields:
     done = slurm.run(f"srun {options} {CHECK} --json {arguments}", check=False, env=env)
     assert done.returncode == status, done.stdout + done.stderr
     return results(done.stdout)

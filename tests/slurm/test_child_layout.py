@@ -7,10 +7,7 @@ import shlex
 import sys
 from pathlib import Path
 
-import pytest
 from slurm_cluster import SlurmCluster
-
-pytestmark = pytest.mark.slurm
 
 # A task, its child, and a child started before the rendezvous. Each writes its cluster to a file.
 PROGRAM = """

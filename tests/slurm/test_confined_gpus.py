@@ -23,7 +23,6 @@ from task_accounts import TASK, Line, accounts, use_nccl
 from two_sockets import GPUS, SOCKETS, TwoSockets
 
 pytestmark = [
-    pytest.mark.slurm,
     pytest.mark.root,
     # Slurm really binds the tasks to these CPUs
     pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="needs two CPUs"),

@@ -9,8 +9,6 @@ from pathlib import Path
 import pytest
 from slurm_cluster import SlurmCluster
 
-pytestmark = pytest.mark.slurm
-
 COMMAND = [sys.executable, "-m", "slurm_resolver", "exec"]
 
 

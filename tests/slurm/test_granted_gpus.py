@@ -11,8 +11,6 @@ from by_version import expected
 from slurm_cluster import SlurmCluster
 from task_accounts import assert_right, run, use_nccl
 
-pytestmark = pytest.mark.slurm
-
 # The devices of each task, by node; None if Slurm sets no variable.
 GPUS: Dict[str, Tuple[str, List[List[Optional[str]]]]] = {
     "shared by two tasks": (

@@ -14,14 +14,13 @@ import sys
 import time
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, Callable, Dict, Iterator, Mapping, NamedTuple, Optional, Sequence
+from typing import Callable, Dict, Iterator, Mapping, NamedTuple, Optional, Sequence
 
 import pytest
 from folders import HELPERS
+from kinds import Fields
 from network_faults import packets_dropped
 from slurm_cluster import SlurmCluster
-
-pytestmark = pytest.mark.slurm
 
 TASK = shlex.join([sys.executable, str(HELPERS / "slurm_ready.py")])
 STEP = "-w n9,n10 -N2 --ntasks-per-node=2 -m plane=2"
@@ -161,7 +160,7 @@ def running(
     "name",
     [pytest.param(name, marks=[pytest.mark.root] if name in FOR_ROOT else []) for name in CASES],
 )
-def test_what_each_task_says(running: Dict[str, Any], name: str) -> None:
+def test_what_each_task_says(running: Fields, name: str) -> None:
     check(running[name].result(), CASES[name])
 
 

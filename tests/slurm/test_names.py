@@ -12,8 +12,6 @@ from folders import HELPERS
 from slurm_cluster import SlurmCluster
 from task_accounts import accounts, assert_right
 
-pytestmark = pytest.mark.slurm
-
 TASK = shlex.join([sys.executable, str(HELPERS / "slurm_task.py")])
 NAMELESS = "printf '127.0.0.1 localhost\\n10.77.0.254 login\\n'"
 

@@ -13,8 +13,6 @@ from slurm_cluster import Node, SlurmCluster, started
 from slurm_installation import Installation
 from task_accounts import TASK, assert_right, run, run_at_once
 
-pytestmark = pytest.mark.slurm
-
 # Without a command, salloc runs its shell as a separate step on the job's first node.
 INTERACTIVE = [
     "LaunchParameters=use_interactive_step",

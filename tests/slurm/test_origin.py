@@ -14,7 +14,7 @@ import pytest
 from folders import HELPERS
 from slurm_cluster import SlurmCluster
 
-pytestmark = [pytest.mark.slurm, pytest.mark.needs("mpirun.openmpi", "mpirun.mpich")]
+pytestmark = pytest.mark.needs("mpirun.openmpi", "mpirun.mpich")
 
 TASK = shlex.join([sys.executable, str(HELPERS / "slurm_launched.py"), "out"])
 JOBS = shlex.quote('{"jobs": {"worker": 1}}')

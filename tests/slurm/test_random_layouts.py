@@ -13,12 +13,11 @@ from typing import Dict, List, NamedTuple, Sequence, Set
 
 import pytest
 from by_version import expected
+from kinds import Texts
 from slurm_cluster import SlurmCluster
 from task_accounts import run_and_save, truth
 
 import slurm_resolver as sr
-
-pytestmark = pytest.mark.slurm
 
 LAYOUTS = 60
 
@@ -69,12 +68,12 @@ def host_of(node: str) -> str:
     return f"127.0.1.{int(node[1:])}"
 
 
-def resolved(variables: Sequence[Dict[str, str]], meet: bool) -> List[sr.Cluster]:
+def resolved(variables: Sequence[Texts], meet: bool) -> List[sr.Cluster]:
     """Returns the cluster of each task. If the tasks meet, each runs in its own thread."""
     if not meet:
         return [sr.resolve(environ=own, layout="environment") for own in variables]
 
-    def resolve(own: Dict[str, str]) -> sr.Cluster:
+    def resolve(own: Texts) -> sr.Cluster:
         return sr.resolve(environ=own, layout="rendezvous", node_address=host_of)
 
     with ThreadPoolExecutor(len(variables)) as pool:

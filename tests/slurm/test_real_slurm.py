@@ -12,8 +12,6 @@ import pytest
 from slurm_cluster import SlurmCluster
 from task_accounts import TASK, assert_right, run, run_at_once
 
-pytestmark = pytest.mark.slurm
-
 LAYOUTS = {
     "default": "srun -N4 -n4 TASK",
     "default, uneven": "srun -N4 -n6 TASK",

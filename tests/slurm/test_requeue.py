@@ -14,11 +14,10 @@ from typing import Dict, Iterator, List, Mapping, NamedTuple, Optional, Tuple
 import pytest
 from by_version import expected
 from folders import HELPERS
+from kinds import Texts
 from slurm_cluster import Node, SlurmCluster, started
 from slurm_installation import Installation
 from slurm_jobs import ENDS, ENVIRONMENT, read, shown_jobs, wait_for
-
-pytestmark = pytest.mark.slurm
 
 # A task that saves on a signal and then requeues the job. Its argument sets the way and the limit.
 SAVES = [sys.executable, str(HELPERS / "slurm_preempted.py")]
@@ -109,7 +108,7 @@ CONF = [
     "PartitionName=urgent Nodes=ALL PriorityTier=9 PreemptMode=OFF",
 ]
 # A job that has ended: its components' fields of scontrol, and its output.
-Ended = Tuple[List[Dict[str, str]], str]
+Ended = Tuple[List[Texts], str]
 
 
 def submit(slurm: SlurmCluster, folder: Path, name: str) -> str:
@@ -145,7 +144,7 @@ def jobs(
     with started(cluster) as slurm:
         ids = {name: submit(slurm, folders[name], name) for name in CASES}
         pending = dict(CASES)
-        found: Dict[str, List[Dict[str, str]]] = {}
+        found: Dict[str, List[Texts]] = {}
 
         def ended() -> bool:
             for name, case in list(pending.items()):

@@ -5,9 +5,10 @@ from __future__ import annotations
 import re
 import shlex
 from pathlib import Path
-from typing import Dict, List, Sequence
+from typing import List, Sequence
 
 import pytest
+from kinds import Texts
 from local_run import run
 from slurm_cluster import SlurmCluster
 from slurm_installation import Installation
@@ -15,7 +16,7 @@ from slurm_installation import Installation
 import slurm_resolver as sr
 from slurm_resolver.local import IMITATED_SLURM
 
-pytestmark = [pytest.mark.slurm, pytest.mark.newest]
+pytestmark = pytest.mark.newest
 
 
 @pytest.fixture(autouse=True)
@@ -53,7 +54,7 @@ LEFT_OUT = {
 }
 OF_GPUS = {"CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "GPU_DEVICE_ORDINAL"}
 
-Variables = Dict[str, str]
+Variables = Texts
 
 
 def variables(folder: Path) -> List[Variables]:

@@ -7,17 +7,16 @@ import re
 import shlex
 import subprocess
 from pathlib import Path
-from typing import Any, Dict, Iterator, Tuple
+from typing import Dict, Iterator, Tuple
 
 import pytest
 from batch_files import printed
+from captured import Captured
 from folders import ROOT
+from kinds import Fields
 from slurm_cluster import Node, SlurmCluster, started
 from slurm_installation import Installation
 from slurm_jobs import ENVIRONMENT
-
-pytestmark = pytest.mark.slurm
-
 
 OPTION_SETS = {
     "plain": "--no-check",
@@ -33,7 +32,7 @@ ODD_WORDS = ["$x", "`x`", "~/x", "a\\", "it's", "*", "x\ny", "{index}"]
 
 @pytest.mark.parametrize("name", OPTION_SETS)
 def test_sbatch_accepts(
-    real_slurm: SlurmCluster, tmp_path: Path, name: str, capsys: pytest.CaptureFixture[str]
+    real_slurm: SlurmCluster, tmp_path: Path, name: str, capsys: Captured
 ) -> None:
     for command in ("python train.py", shlex.join(["python", "train.py", *ODD_WORDS])):
         (tmp_path / "train.sbatch").write_text(printed(OPTION_SETS[name], command, capsys))
@@ -42,7 +41,7 @@ def test_sbatch_accepts(
 
 @pytest.mark.newest
 @pytest.mark.needs("shellcheck")
-def test_shellcheck_accepts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_shellcheck_accepts(tmp_path: Path, capsys: Captured) -> None:
     files = [tmp_path / "guide.sbatch"]
     files[0].write_text(guide_of_heterogeneous_jobs()[1])
     for name, options in OPTION_SETS.items():
@@ -77,14 +76,14 @@ sys.stderr.write("x.cc:1] oneDNN custom operations are on\\nwarning\\n")
 print(os.environ["SLURMD_NODENAME"], os.environ["TF_CONFIG"])"""
 
 
-def configs(output: str) -> Dict[int, Dict[str, Any]]:
+def configs(output: str) -> Dict[int, Fields]:
     """Returns the TF_CONFIG that each rank printed."""
     found = re.findall(r"^(\d+): \w+ (\{.*\})$", output, re.M)
     return {int(rank): json.loads(config) for rank, config in found}
 
 
 def test_it_runs_the_preflight_and_then_the_program(
-    real_slurm: SlurmCluster, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    real_slurm: SlurmCluster, tmp_path: Path, capsys: Captured
 ) -> None:
     options = "-N 2 --tasks-per-node 2 -c 2 --gpus-per-node 2 --ps 2"
     command = "slurm-resolver exec --jobs chief=1,ps=2,worker=-1 -- python -c"
@@ -154,7 +153,7 @@ exit 75"""
 
 
 def test_status_75_is_a_requeue(
-    small_slurm: SlurmCluster, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    small_slurm: SlurmCluster, tmp_path: Path, capsys: Captured
 ) -> None:
     command = shlex.join(["bash", "-c", TASK, "bash", "1"])
     text = printed("-N 2 --requeue --no-check", command, capsys)

@@ -8,10 +8,7 @@ import sys
 import time
 from pathlib import Path
 
-import pytest
 from slurm_cluster import SlurmCluster
-
-pytestmark = pytest.mark.slurm
 
 SHOW = """\
 import json, sys; from slurm_resolver.slurm import scontrol

@@ -6,24 +6,20 @@ import json
 import shlex
 import sys
 from pathlib import Path
-from typing import Dict, List, Optional
+from typing import List, Optional
 
-import pytest
 from folders import HELPERS
+from kinds import Texts
 from munged import running_munged
 from slurm_cluster import SlurmCluster
 
 from slurm_resolver.coordination.secret import MUNGE_SOCKET_VARIABLE
 
-pytestmark = pytest.mark.slurm
-
 TASK = shlex.join([sys.executable, str(HELPERS / "slurm_ready.py"), "--timeout", "5"])
 SECRET = {"SLURM_RESOLVER_SECRET": "a value that nobody guesses"}
 
 
-def errors(
-    slurm: SlurmCluster, output: Path, env: Dict[str, str], before: str = ""
-) -> List[Optional[str]]:
+def errors(slurm: SlurmCluster, output: Path, env: Texts, before: str = "") -> List[Optional[str]]:
     """Returns the error of each of two tasks on two nodes; None if they have met."""
     output.mkdir()
     step = f"srun -n2 -w n8,n9 -m cyclic bash -c {shlex.quote(f'{before}exec {TASK}')}"

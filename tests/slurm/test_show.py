@@ -6,10 +6,7 @@ import re
 import shlex
 import sys
 
-import pytest
 from slurm_cluster import SlurmCluster
-
-pytestmark = pytest.mark.slurm
 
 
 def test_one_task_prints_for_all(real_slurm: SlurmCluster) -> None:

@@ -6,13 +6,13 @@ import json
 import shlex
 import sys
 from pathlib import Path
-from typing import Any, Dict
 
 import pytest
 from folders import HELPERS
+from kinds import Fields
 from slurm_cluster import SlurmCluster
 
-pytestmark = [pytest.mark.slurm, pytest.mark.tensorflow]
+pytestmark = pytest.mark.tensorflow
 
 STATUS = f"{sys.executable} -m slurm_resolver status"
 PROGRAM = shlex.join([sys.executable, str(HELPERS / "stuck_training.py"), "slow"])
@@ -28,7 +28,7 @@ def test_what_each_worker_does_is_shown(real_slurm: SlurmCluster, tmp_path: Path
         while not job_id:
             job_id = real_slurm.run("squeue -h -n training -o %A").stdout.strip()
         inside = f"srun --jobid {job_id} --overlap -N1 -n1"
-        found: Dict[str, Any] = {"workers": []}
+        found: Fields = {"workers": []}
         while len([worker for worker in found["workers"] if worker["begun"] > 4]) < 3:
             assert job.poll() is None
             done = real_slurm.run(f"{inside} -w n10 {STATUS} --json", check=False)

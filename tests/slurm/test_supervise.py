@@ -8,12 +8,10 @@ from pathlib import Path
 from typing import Dict, Iterator, List, NamedTuple, Tuple
 
 import pytest
+from kinds import Texts
 from slurm_cluster import Node, SlurmCluster, started
 from slurm_installation import Installation
 from slurm_jobs import ENDS, ENVIRONMENT, read, shown_jobs, wait_for
-
-pytestmark = pytest.mark.slurm
-
 
 # Every task creates a file for each of its starts, and by default ends with status 0. With `fail
 # RANK NUMBER COMMAND`, this rank fails once, and all other tasks wait for that.
@@ -206,7 +204,7 @@ def jobs(
         folders = {name: top / str(i) for i, name in enumerate(CASES)}
         ids = {name: submit(slurm, folders[name], name) for name in CASES}
         pending = dict(CASES)
-        fields: Dict[str, Dict[str, str]] = {}
+        fields: Dict[str, Texts] = {}
 
         def ended() -> bool:
             for name in [n for n in pending if len(list(folders[n].glob("start-*"))) >= 4]:

@@ -8,15 +8,14 @@ the cluster's topology, but a partition may have another one (topology.yaml(5)).
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Dict, Iterator, List, NamedTuple, Sequence
+from typing import Iterator, List, NamedTuple, Sequence
 
 import pytest
 from by_version import expected
+from kinds import Texts
 from slurm_cluster import Node, SlurmCluster, started
 from slurm_installation import Installation
 from task_accounts import assert_right, run, run_and_resolve
-
-pytestmark = pytest.mark.slurm
 
 TREE = """\
 SwitchName=s0 Switches=s[1-2]
@@ -56,7 +55,7 @@ NODES = tuple(Node(f"n{number}") for number in range(8, 14))
 class Topology(NamedTuple):
     """A cluster's nodes and files, and the SLURM_TOPOLOGY_ADDR_PATTERN of its tasks."""
 
-    files: Dict[str, str]
+    files: Texts
     conf: List[str]
     pattern: str
     nodes: Sequence[Node] = NODES

@@ -11,6 +11,11 @@ from folders import HELPERS
 NODES = "t02n13,t02n41,t02n43"
 
 
+def pytest_itemcollected(item: pytest.Item) -> None:
+    """Marks every test in this folder."""
+    item.add_marker("tensorflow")
+
+
 @pytest.fixture(autouse=True, scope="module")
 def _without_what_keras_need_not_import() -> Iterator[None]:
     """Hides optional packages of Keras, because TensorFlow starts a third faster without them."""

@@ -14,8 +14,6 @@ import tensorflow as tf
 
 from slurm_resolver.tf.causes import cause_of
 
-pytestmark = pytest.mark.tensorflow
-
 ROWS = tf.ones([4, 2])
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Callable, Dict, List, Tuple
 
 import pytest
+from kinds import Fields, Texts
 
 tf = pytest.importorskip("tensorflow", reason="TensorFlow is not installed")
 keras = pytest.importorskip("keras", minversion="3.10", reason="this TensorFlow has Keras 2")
@@ -21,15 +22,13 @@ from slurm_resolver.errors import ResumeError  # noqa: E402
 from slurm_resolver.slurm.step import SlurmStep  # noqa: E402
 from slurm_resolver.tf.training.checkpoint_folder import CheckpointFolder  # noqa: E402
 
-pytestmark = pytest.mark.tensorflow
-
-State = Dict[str, Any]
+State = Fields
 JOB = {"SLURM_JOB_ID": "41"}
 NEXT_JOB = {"SLURM_JOB_ID": "52"}
 VARIABLES = ("SLURM_JOB_ID", "SLURM_ARRAY_JOB_ID", "SLURM_ARRAY_TASK_ID")
 
 
-def task(array: str, number: str) -> Dict[str, str]:
+def task(array: str, number: str) -> Texts:
     own = str(int(array) + int(number))
     return {"SLURM_JOB_ID": own, "SLURM_ARRAY_JOB_ID": array, "SLURM_ARRAY_TASK_ID": number}
 
@@ -45,7 +44,7 @@ class Trainings:
         self.folder = folder
         self.patch = patch
 
-    def begin(self, job: Dict[str, str], **state: Any) -> Any:
+    def begin(self, job: Texts, **state: Any) -> Any:
         for name in VARIABLES:
             self.patch.delenv(name, raising=False)
         for name, value in job.items():
@@ -53,7 +52,7 @@ class Trainings:
         state = state or {"x": tf.Variable(0.0)}
         return sr.ResumableLoop(str(self.folder), termination=termination(), **state)
 
-    def train(self, job: Dict[str, str], epochs: int, **state: Any) -> None:
+    def train(self, job: Texts, epochs: int, **state: Any) -> None:
         for _ in self.begin(job, **state).epochs(epochs):
             pass
 
@@ -263,7 +262,7 @@ def test_what_one_rank_cannot_read_no_rank_uses(
 ) -> None:
     others = iter([["", ["ckpt-4", "ckpt-3"]], "its disk is broken", ""])
 
-    def compare(purpose: str, own: Any) -> Dict[str, Any]:
+    def compare(purpose: str, own: Any) -> Fields:
         return {"worker 0": own, "worker 1": next(others)}
 
     path = f"{folder}/ckpt-3"

@@ -15,8 +15,6 @@ from folders import ROOT
 pytest.importorskip("tensorflow")
 from slurm_resolver.tf.collective_check import find_warnings, nccl_network
 
-pytestmark = pytest.mark.tensorflow
-
 
 @pytest.mark.parametrize(
     ("steps", "unused", "warnings"),

@@ -6,14 +6,13 @@ import functools
 from typing import Any, Callable, Dict, List, Tuple
 
 import pytest
+from kinds import Fields
 
 keras: Any = pytest.importorskip("keras", minversion="3.10", reason="this TensorFlow has Keras 2")
 
 from slurm_resolver.tf.keras.configuration import describe_model  # noqa: E402
 
-pytestmark = pytest.mark.tensorflow
-
-Change = Dict[str, Any]
+Change = Fields
 
 
 def loss_of(delta: float) -> Callable[..., Any]:

@@ -10,13 +10,12 @@ from pathlib import Path
 from typing import Any, Dict, List
 
 import pytest
+from kinds import Counts
 
 tf = pytest.importorskip("tensorflow", reason="TensorFlow is not installed")
 
 import slurm_resolver as sr  # noqa: E402
 from slurm_resolver import SlurmClusterResolver  # noqa: E402
-
-pytestmark = pytest.mark.tensorflow
 
 
 def as_dict(resolver: Any) -> Dict[str, List[str]]:
@@ -228,7 +227,7 @@ class TestHooks:
             def _resolve_hostlist(self) -> List[str]:
                 return ["b", "a"]
 
-            def _resolve_task_configuration(self) -> Dict[str, int]:
+            def _resolve_task_configuration(self) -> Counts:
                 return {"b": 2, "a": 1}
 
         resolver = Elsewhere()

@@ -15,9 +15,6 @@ import numpy as np  # noqa: E402 (it comes with TensorFlow)
 
 from slurm_resolver.tf.training.fit_state import CallbackStates  # noqa: E402
 
-pytestmark = pytest.mark.tensorflow
-
-
 callback = types.SimpleNamespace
 HANDLE = object()
 

@@ -6,26 +6,24 @@ import json
 import os
 import sys
 from pathlib import Path
-from typing import Any, Dict, List
+from typing import Any, List
 
 import pytest
 from folders import HELPERS
+from keras_marks import KERAS_3
+from kinds import Fields
 from local_run import run
 
-keras_version = pytest.importorskip("keras").__version__
 np = pytest.importorskip("numpy")
 
-pytestmark = [
-    pytest.mark.tensorflow,
-    pytest.mark.skipif(keras_version.startswith("2."), reason="this TensorFlow has Keras 2"),
-]
+pytestmark = KERAS_3
 
 PROGRAM = [sys.executable, "-W", "ignore", str(HELPERS / "keras_backup.py")]
 SECONDS = 600  # for 30 s of computing, on a machine that does other things as well
 FILES = ["latest.weights.h5", "training_metadata.json"]
 
 
-def start(folder: Path, count: int, kind: str) -> List[Dict[str, Any]]:
+def start(folder: Path, count: int, kind: str) -> List[Fields]:
     env = {**os.environ, "TASK_OUTPUT": str(folder)}
     done = run("run", "-n", str(count), "--", *PROGRAM, kind, env=env, timeout=SECONDS)
     if kind == "broken off":

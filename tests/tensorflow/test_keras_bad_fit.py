@@ -7,19 +7,15 @@ import shlex
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any, Dict, List
+from typing import List
 
 import pytest
 from folders import HELPERS
+from keras_marks import KERAS_3_ON_SLURM
+from kinds import Fields
 from slurm_cluster import SlurmCluster
 
-keras_version = pytest.importorskip("keras").__version__
-pytestmark = [
-    pytest.mark.slurm,
-    pytest.mark.tensorflow,
-    pytest.mark.newest,  # does not depend on the version of Slurm
-    pytest.mark.skipif(keras_version.startswith("2."), reason="this TensorFlow has Keras 2"),
-]
+pytestmark = KERAS_3_ON_SLURM
 
 PROGRAM = [sys.executable, "-W", "ignore", str(HELPERS / "keras_bad_fit.py")]
 SECONDS = 240
@@ -57,9 +53,7 @@ def start(slurm: SlurmCluster, folder: Path, *options: str) -> subprocess.Comple
 
 
 @pytest.fixture(scope="module")
-def workers(
-    real_slurm: SlurmCluster, tmp_path_factory: pytest.TempPathFactory
-) -> List[Dict[str, Any]]:
+def workers(real_slurm: SlurmCluster, tmp_path_factory: pytest.TempPathFactory) -> List[Fields]:
     """The errors of both workers; a process tries all ways in turn."""
     folder = tmp_path_factory.mktemp("bad")
     done = start(real_slurm, folder)
@@ -68,14 +62,14 @@ def workers(
 
 
 @pytest.mark.parametrize("name", IN_BOTH)
-def test_every_worker_says_what_is_wrong(workers: List[Dict[str, Any]], name: str) -> None:
+def test_every_worker_says_what_is_wrong(workers: List[Fields], name: str) -> None:
     for worker in workers:
         assert worker[name].startswith("FitError: ")
         assert IN_BOTH[name] in worker[name]
 
 
 def test_what_fails_everywhere_fails_with_its_own_error_and_the_workers_go_on(
-    workers: List[Dict[str, Any]],
+    workers: List[Fields],
 ) -> None:
     assert [worker["all_raise"] for worker in workers] == [
         "ValueError: in worker 0",

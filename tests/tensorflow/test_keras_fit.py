@@ -17,20 +17,16 @@ from typing import Any, Dict, List, Tuple
 
 import pytest
 from folders import HELPERS
+from keras_marks import KERAS_3_ON_SLURM
+from kinds import Fields
 from outcomes import flat
 from slurm_cluster import SlurmCluster
 
-keras_version = pytest.importorskip("keras").__version__
-pytestmark = [
-    pytest.mark.slurm,
-    pytest.mark.tensorflow,
-    pytest.mark.newest,  # does not depend on the version of Slurm
-    pytest.mark.skipif(keras_version.startswith("2."), reason="this TensorFlow has Keras 2"),
-]
+pytestmark = KERAS_3_ON_SLURM
 
 PROGRAM = [sys.executable, "-W", "ignore", str(HELPERS / "keras_programs")]
 SECONDS = 1500
-Outcomes = Dict[str, Dict[str, Any]]
+Outcomes = Dict[str, Fields]
 
 # The step for each number of workers, always on two nodes.
 STEPS = {2: "-w n9,n10 -N2 -n2", 3: "-w n9,n10 -N2 -n3"}
@@ -146,9 +142,9 @@ def difference(one: Any, other: Any) -> float:
     return largest
 
 
-def different(found: Outcomes, alone: Outcomes) -> Dict[str, Any]:
+def different(found: Outcomes, alone: Outcomes) -> Fields:
     """Returns the results that differ from one process, by the program's name."""
-    told: Dict[str, Any] = {}
+    told: Fields = {}
     for name, (tolerance, by_design) in listed().items():
         if name not in found or (by_design and not found[name]["whole"]):
             continue

@@ -15,10 +15,7 @@ from pathlib import Path
 import pytest
 from folders import HELPERS
 
-pytestmark = [
-    pytest.mark.tensorflow,
-    pytest.mark.skipif("KERAS_SOURCES" not in os.environ, reason="KERAS_SOURCES=installed"),
-]
+pytestmark = pytest.mark.skipif("KERAS_SOURCES" not in os.environ, reason="KERAS_SOURCES=installed")
 
 FILES = [
     "trainers/trainer_test.py",

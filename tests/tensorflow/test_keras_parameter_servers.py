@@ -7,10 +7,12 @@ import re
 import shlex
 import sys
 from types import SimpleNamespace
-from typing import Any, Dict, Tuple
+from typing import Tuple
 
 import pytest
 from folders import HELPERS
+from keras_marks import KERAS_3
+from kinds import Fields
 from slurm_cluster import SlurmCluster
 
 from slurm_resolver.errors import KerasError
@@ -18,16 +20,11 @@ from slurm_resolver.errors import KerasError
 pytest.importorskip("tensorflow")
 from slurm_resolver.tf.keras.parameter_server import check_model
 
-keras_version = pytest.importorskip("keras").__version__
-pytestmark = [
-    pytest.mark.tensorflow,
-    pytest.mark.newest,  # does not depend on the version of Slurm
-    pytest.mark.skipif(keras_version.startswith("2."), reason="this TensorFlow has Keras 2"),
-]
+pytestmark = [pytest.mark.newest, KERAS_3]  # do not depend on the version of Slurm
 
 PROGRAM = [sys.executable, "-W", "ignore", str(HELPERS / "keras_parameter_servers.py")]
 PARTS = SimpleNamespace(path="embedding/embeddings", value=object())
-Told = Tuple[Dict[str, Any], str]
+Told = Tuple[Fields, str]
 
 
 @pytest.fixture(scope="module")
@@ -107,9 +104,7 @@ def test_errors_say_what_to_do_and_the_next_fit_works(told: Told) -> None:
         ({}, {"variables": [PARTS]}, "embedding/embeddings is partitioned.*variable_partitioner"),
     ],
 )
-def test_what_cannot_be_trained_is_refused(
-    strategy: Dict[str, Any], model: Dict[str, Any], message: str
-) -> None:
+def test_what_cannot_be_trained_is_refused(strategy: Fields, model: Fields, message: str) -> None:
     how = SimpleNamespace(**{"num_replicas_in_sync": 1, **strategy})
     with pytest.raises(KerasError, match=message):
         check_model(how, SimpleNamespace(**{"run_eagerly": False, "variables": [], **model}))

@@ -8,25 +8,21 @@ import shlex
 import sys
 import zipfile
 from pathlib import Path
-from typing import Any, Dict, List
+from typing import List
 
 import pytest
 from folders import HELPERS
+from keras_marks import KERAS_3_ON_SLURM
+from kinds import Fields
 from slurm_cluster import SlurmCluster
 
-keras_version = pytest.importorskip("keras").__version__
 np = pytest.importorskip("numpy")
 
-pytestmark = [
-    pytest.mark.slurm,
-    pytest.mark.tensorflow,
-    pytest.mark.newest,  # does not depend on the version of Slurm
-    pytest.mark.skipif(keras_version.startswith("2."), reason="this TensorFlow has Keras 2"),
-]
+pytestmark = KERAS_3_ON_SLURM
 
 PROGRAM = [sys.executable, "-W", "ignore", str(HELPERS / "keras_saving.py")]
 SECONDS = 300
-Found = Dict[str, Any]
+Found = Fields
 
 
 @pytest.fixture(scope="module")

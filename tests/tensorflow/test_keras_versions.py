@@ -11,19 +11,17 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any, Dict, List
+from typing import Dict, List
 
 import pytest
 from folders import HELPERS
+from kinds import Fields
 from outcomes import flat
 
 from slurm_resolver.preflight.keras_version import keras_problem
 
 GIVEN = os.environ.get("KERAS_VERSION", "")
-pytestmark = [
-    pytest.mark.tensorflow,
-    pytest.mark.skipif(not GIVEN, reason="nox --session keras-versions"),
-]
+pytestmark = pytest.mark.skipif(not GIVEN, reason="nox --session keras-versions")
 
 
 def keras_version() -> str:
@@ -50,14 +48,14 @@ NAMES = [
 ]
 
 
-def run(command: List[str], folder: Path, name: str) -> Dict[str, Dict[str, Any]]:
+def run(command: List[str], folder: Path, name: str) -> Dict[str, Fields]:
     folder.mkdir()
     environ = {**os.environ, "TASK_OUTPUT": str(folder), "CUDA_VISIBLE_DEVICES": ""}
     done = subprocess.run(
         [*command, *NAMES], env=environ, capture_output=True, text=True, timeout=400, check=False
     )
     assert done.returncode == 0, done.stderr[-4000:]
-    found: Dict[str, Dict[str, Any]] = json.loads((folder / name).read_text())
+    found: Dict[str, Fields] = json.loads((folder / name).read_text())
     return found
 
 

@@ -15,7 +15,6 @@ pytest.importorskip("tensorflow")
 from slurm_resolver.errors import FitError, SavingError
 from slurm_resolver.tf.keras import file_callbacks, saving
 
-pytestmark = pytest.mark.tensorflow
 PROCESSES = 4
 
 

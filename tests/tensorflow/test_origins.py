@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any, Callable, Dict, List
+from typing import Any, Callable, List
 
 import numpy as np
 import pytest
+from kinds import Fields
 
 tf = pytest.importorskip("tensorflow", reason="TensorFlow is not installed")
 
 from slurm_resolver.tf.keras.origins import find_origins  # noqa: E402
-
-pytestmark = pytest.mark.tensorflow
 
 IMAGES = np.ones((8, 4, 4, 1), "float32")
 LABELS = np.arange(8.0)
@@ -54,7 +53,7 @@ def zipped() -> Any:
     return tf.data.Dataset.zip((images, tf.data.Dataset.from_tensor_slices(LABELS)))
 
 
-CASES: Dict[str, Any] = {
+CASES: Fields = {
     "shuffled": (lambda: pairs().shuffle(8).batch(2).repeat(), ["EQUAL", "EQUAL"]),
     "flipped": (lambda: pairs().map(flip).batch(2).prefetch(1), ["RANDOM", "EQUAL"]),
     "flipped in parallel": (

@@ -10,13 +10,12 @@ from typing import Any, Dict, List
 
 import pytest
 from folders import HELPERS
+from kinds import Fields
 
 tf = pytest.importorskip("tensorflow", reason="TensorFlow is not installed")
 keras: Any = pytest.importorskip("keras", minversion="3.10", reason="this TensorFlow has Keras 2")
 
 import slurm_resolver as sr  # noqa: E402
-
-pytestmark = pytest.mark.tensorflow
 
 SAMPLES, EPOCHS = 100, 2
 STEPS = 3  # in each start except the last
@@ -45,7 +44,7 @@ class Story:
         self.seen: Dict[int, List[int]] = defaultdict(list)
         self.epoch = self.left = 0
         termination = sr.termination_config(None, signals=())
-        self.options: Dict[str, Any] = {"termination": termination, "save_every": STEPS}
+        self.options: Fields = {"termination": termination, "save_every": STEPS}
 
     def begin_step(self) -> None:
         if self.left == 0:

@@ -17,8 +17,6 @@ tf = pytest.importorskip("tensorflow", reason="TensorFlow is not installed")
 
 from slurm_resolver import SlurmClusterResolver  # noqa: E402
 
-pytestmark = pytest.mark.tensorflow
-
 
 @pytest.mark.parametrize("copied", [lambda one: pickle.loads(pickle.dumps(one)), copy.deepcopy])
 def test_copies_are_alike(slurm: Any, copied: Any) -> None:

@@ -15,7 +15,6 @@ from resumed import outcomes, saved_position
 
 pytest.importorskip("keras", minversion="3", reason="this TensorFlow has Keras 2")
 
-pytestmark = pytest.mark.tensorflow
 
 PROGRAM = [sys.executable, str(HELPERS / "slurm_train.py")]
 

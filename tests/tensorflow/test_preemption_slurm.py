@@ -15,13 +15,14 @@ from typing import Any, Dict, Iterator, List, Sequence
 
 import pytest
 from folders import EXAMPLES, HELPERS
+from kinds import Fields, Texts
 from resumed import saved_position
 from slurm_cluster import Node, SlurmCluster, started
 from slurm_installation import Installation
 from slurm_jobs import read, wait_for
 
 pytest.importorskip("tensorflow", reason="TensorFlow is not installed")
-pytestmark = [pytest.mark.slurm, pytest.mark.tensorflow]
+pytestmark = pytest.mark.slurm
 
 PROGRAM = HELPERS / "slurm_train.py"
 ENVIRONMENT = {
@@ -78,11 +79,11 @@ class Job:
         answer = slurm.run(f"{submit} {options} {batch}", env=ENVIRONMENT)
         self.id = answer.stdout.strip()
 
-    def state(self) -> Dict[str, str]:
+    def state(self) -> Texts:
         shown = self.slurm.run(f"scontrol --oneliner show job {self.id}").stdout
         return dict(re.findall(r"(\w+)=(\S*)", shown.splitlines()[0]))
 
-    def await_state(self, wanted: str, timeout: float = 300.0) -> Dict[str, str]:
+    def await_state(self, wanted: str, timeout: float = 300.0) -> Texts:
         def reached() -> bool:
             state = self.state()["JobState"]
             assert state == wanted or state not in FINAL, self.output()
@@ -100,7 +101,7 @@ class Job:
     def output(self) -> str:
         return read(self.folder / "out")
 
-    def lines(self, rank: int) -> List[Dict[str, Any]]:
+    def lines(self, rank: int) -> List[Fields]:
         text = read(self.folder / f"rank.{rank}.jsonl")
         return [json.loads(line) for line in text.splitlines() if line.endswith("}")]
 
@@ -119,9 +120,9 @@ class Job:
         last = {**first, **dict(sorted(done))}
         return [last[start - 1] - first[start] for start in sorted(first) if start > 0]
 
-    def ended(self) -> Dict[str, Any]:
+    def ended(self) -> Fields:
         """Returns the final weights, and for Keras history and epochs, which all ranks share."""
-        ends: List[Dict[str, Any]] = [{}, {}]
+        ends: List[Fields] = [{}, {}]
         for rank, end in enumerate(ends):
             for line in self.lines(rank):
                 end.update({what: line[what] for what in OUTCOME if what in line})
@@ -134,7 +135,7 @@ class Job:
         assert str(PROGRAM) not in left
 
 
-Whole = Dict[str, Dict[str, Any]]  # the results of uninterrupted trainings, by kind
+Whole = Dict[str, Fields]  # the results of uninterrupted trainings, by kind
 
 
 @pytest.fixture(scope="module")

@@ -15,8 +15,6 @@ import pytest
 from folders import HELPERS
 from local_run import COMMAND
 
-pytestmark = pytest.mark.tensorflow
-
 PROGRAM = HELPERS / "stuck_training.py"
 LIMIT = 3
 TRAINED = ["0: trained", "1: trained"]

@@ -10,8 +10,6 @@ import pytest
 from folders import HELPERS
 from slurm_cluster import SlurmCluster
 
-pytestmark = pytest.mark.tensorflow
-
 INSTALLED = """
 import sys
 from tensorflow.python.distribute.cluster_resolver.slurm_cluster_resolver import (

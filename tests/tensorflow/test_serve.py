@@ -19,8 +19,6 @@ from task_variables import TASK
 
 import slurm_resolver as sr
 
-pytestmark = pytest.mark.tensorflow
-
 # The longest time in seconds until all tasks end, after the training and after a fault. It takes
 # about 5 s on an idle machine. A task that hangs never ends.
 FINISHED = 30.0

@@ -9,17 +9,12 @@ import sys
 
 import pytest
 from folders import EXAMPLES, ROOT
+from keras_marks import KERAS_3_ON_SLURM
 from slurm_cluster import SlurmCluster
 
 from slurm_resolver.diagnostics.log_messages import explain
 
-keras_version = pytest.importorskip("keras").__version__
-pytestmark = [
-    pytest.mark.slurm,
-    pytest.mark.tensorflow,
-    pytest.mark.newest,
-    pytest.mark.skipif(keras_version.startswith("2."), reason="this TensorFlow has Keras 2"),
-]
+pytestmark = KERAS_3_ON_SLURM
 
 
 def run(slurm: SlurmCluster, *options: str) -> subprocess.CompletedProcess[str]:

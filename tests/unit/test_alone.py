@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import socket
-from typing import Any, Dict, Optional
+from typing import Any, Optional
 
 import pytest
+from kinds import Counts, Fields
 
 from slurm_resolver.cluster import alone
 from slurm_resolver.cluster.alone import is_this_machine, why_alone
@@ -14,7 +15,7 @@ from slurm_resolver.errors import EnvironmentValueError, NotInStepError
 from slurm_resolver.slurm.ancestors import Ancestors
 from slurm_resolver.slurm.step import SlurmStep
 
-TASK: Dict[str, Any] = {
+TASK: Fields = {
     "rank": 0,
     "job_id": "7",
     "step_id": "0",
@@ -22,7 +23,7 @@ TASK: Dict[str, Any] = {
     "node_name": "n9",
     "task_pid": "100",
 }
-BATCH: Dict[str, Any] = {"rank": 0, "job_id": "7", "job_num_nodes": "1", "task_pid": "100"}
+BATCH: Fields = {"rank": 0, "job_id": "7", "job_num_nodes": "1", "task_pid": "100"}
 IN_STEP = Ancestors(under_slurmstepd=True, complete=True, job_id="7", step_id="0")
 IN_BATCH = IN_STEP._replace(step_id="batch")
 
@@ -41,8 +42,8 @@ IN_BATCH = IN_STEP._replace(step_id="batch")
     ],
 )
 def test_alone_or_a_task(
-    values: Dict[str, Any],
-    jobs: Optional[Dict[str, int]],
+    values: Fields,
+    jobs: Optional[Counts],
     says: Optional[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -74,8 +75,8 @@ def test_alone_or_a_task(
     ],
 )
 def test_neither(
-    values: Dict[str, Any],
-    jobs: Optional[Dict[str, int]],
+    values: Fields,
+    jobs: Optional[Counts],
     error: Any,
     says: str,
     monkeypatch: pytest.MonkeyPatch,

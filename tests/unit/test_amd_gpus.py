@@ -6,9 +6,10 @@ Source: "GPU Isolation Techniques" in ROCm's documentation. Slurm sets all varia
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, Dict, Tuple
+from typing import Any, Tuple
 
 import pytest
+from kinds import Texts
 
 import slurm_resolver as sr
 from slurm_resolver.slurm import gpu_variables
@@ -28,7 +29,7 @@ STEP = {
 }
 
 
-def second_task(variables: Dict[str, str]) -> Tuple[Any, Any]:
+def second_task(variables: Texts) -> Tuple[Any, Any]:
     """Returns the devices of the second of two tasks, and the variables that it sets."""
     cluster = sr.resolve(environ={**STEP, **variables})
     assert cluster.gpu_decision is not None

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Dict, Optional, Tuple
+from typing import Optional, Tuple
 
 import pytest
+from kinds import Texts
 
 from slurm_resolver.slurm import ancestors
 from slurm_resolver.slurm.ancestors import Ancestors, find_ancestors
@@ -49,6 +50,6 @@ OPEN_MPI = {"OMPI_COMM_WORLD_LOCAL_RANK": "0"}
     ],
 )
 def test_a_launcher_is_known_by_its_variables_where_it_cannot_be_seen(
-    ancestors: Ancestors, environ: Dict[str, str], launcher: Optional[str]
+    ancestors: Ancestors, environ: Texts, launcher: Optional[str]
 ) -> None:
     assert SlurmStep.read(environ).replace(ancestors=ancestors).launcher == launcher

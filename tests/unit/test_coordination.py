@@ -11,9 +11,10 @@ import socket
 import subprocess
 import sys
 import time
-from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Sequence, Tuple
+from typing import Callable, Dict, Iterator, List, NamedTuple, Sequence, Tuple
 
 import pytest
+from kinds import Fields
 from munged import Munged, running_munged
 
 from slurm_resolver.coordination import secret, wire
@@ -276,7 +277,7 @@ def _hang_up() -> Iterator[None]:
         dialed.pop().close()
 
 
-def shake(port: int, key: str = KEY, **changes: object) -> Dict[str, Any]:
+def shake(port: int, key: str = KEY, **changes: object) -> Fields:
     """Connects by hand; returns the answer to the handshake, the sent line, and the socket."""
     sock = dial(port)
     lines = sock.makefile("rb")

@@ -10,6 +10,7 @@ from unittest import mock
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from kinds import Fields, Texts
 from recorded_steps import Recording, recordings
 
 import slurm_resolver as sr
@@ -80,7 +81,7 @@ def driver(monkeypatch: pytest.MonkeyPatch) -> List[Optional[int]]:
     ],
 )
 def test_what_slurm_granted(
-    visible: Optional[str], local_rank: int, tasks: int, more: Dict[str, Any], devices: Devices
+    visible: Optional[str], local_rank: int, tasks: int, more: Fields, devices: Devices
 ) -> None:
     gpus = decide(visible, local_rank, tasks, **more)
     assert gpus.devices == devices
@@ -163,7 +164,7 @@ def test_hiding_the_gpus_of_every_maker() -> None:
     step = SlurmStep(rank=0, cuda_devices="0", rocr_devices="0")
     gpus = on_node(step, 0, 2, users=[1])
     assert gpus.settings == {CUDA: "", ROCR: ""}
-    environ: Dict[str, str] = {"SLURM_PROCID": "0", **gpus.settings}
+    environ: Texts = {"SLURM_PROCID": "0", **gpus.settings}
     assert on_node(SlurmStep.read(environ), 0, 1).devices == ()
 
 
@@ -243,7 +244,7 @@ WITH_GPUS = [
 def test_the_recorded_tasks_of_a_node_share_what_slurm_shows_them(recording: Recording) -> None:
     """Each node uses all granted GPUs, and tasks share a GPU only if they must."""
     layout = recording.layout()
-    nodes: Dict[str, List[Tuple[Dict[str, str], Devices]]] = {}
+    nodes: Dict[str, List[Tuple[Texts, Devices]]] = {}
     for task in recording.tasks:
         counts = {"worker": layout.num_tasks}
         cluster = build_cluster(SlurmStep.read(task), layout, counts, ClusterOptions())
@@ -269,7 +270,7 @@ def test_the_recorded_tasks_of_a_node_share_what_slurm_shows_them(recording: Rec
 # The devices shown to the tasks of a node, further options, the devices that each task takes, and
 # whether slices stay unused.
 FOUR = "MIG-a,MIG-b,MIG-c,MIG-d"
-SLICES: Dict[str, Tuple[str, Dict[str, Any], List[Tuple[str, ...]], bool]] = {
+SLICES: Dict[str, Tuple[str, Fields, List[Tuple[str, ...]], bool]] = {
     "one each": ("MIG-a,MIG-b", {}, [("MIG-a",), ("MIG-b",)], False),
     "two each": (FOUR, {}, [("MIG-a",), ("MIG-c",)], True),
     "beside whole GPUs": ("GPU-1,MIG-a,GPU-2", {}, [("GPU-1", "GPU-2")], True),
@@ -294,7 +295,7 @@ def test_without_the_settings_cuda_shows_the_first_slice() -> None:
 
 
 # The devices shown to the tasks of a node, which tasks share their GPU, and further options.
-MEMORY: Dict[str, Tuple[str, Sequence[bool], Dict[str, Any]]] = {
+MEMORY: Dict[str, Tuple[str, Sequence[bool], Fields]] = {
     "one each": ("0,1", [False, False], {}),
     "two on one": ("0", [True, True], {}),
     "three on two": ("0,1", [True, True, False], {}),
@@ -318,7 +319,7 @@ def test_tasks_that_share_a_gpu_take_the_memory_that_they_need(
     visible, shares, more = MEMORY[name]
     for rank, growth in enumerate(shares):
         gpus = decide(visible, rank, len(shares), **more)
-        environ: Dict[str, str] = {}
+        environ: Texts = {}
         apply_gpus(gpus, SlurmStep(rank=rank), environ)
         assert environ.get("TF_FORCE_GPU_ALLOW_GROWTH") == ("true" if growth else None), rank
     assert ("TF_FORCE_GPU_ALLOW_GROWTH=true is set, as" in caplog.text) == any(shares)

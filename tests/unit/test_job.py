@@ -8,6 +8,7 @@ import time
 from typing import Dict, Iterator, List, Optional, Tuple
 
 import pytest
+from captured import Captured
 
 from slurm_resolver.coordination import ServiceAddress
 from slurm_resolver.coordination.client import Client
@@ -133,7 +134,7 @@ def test_when_it_is_over(
     acts: str,
     result: Optional[JobResult],
     said: str,
-    capfd: pytest.CaptureFixture[str],
+    capfd: Captured,
 ) -> None:
     job.do(acts)
     late = job.members.get("worker 1") if acts.endswith("worker 1 comes") else None
@@ -148,7 +149,7 @@ def test_when_it_is_over(
 
 @pytest.mark.parametrize("job", [W], indirect=True)
 def test_a_worker_that_still_runs_after_the_leader_is_told_of_device_filters(
-    job: Job, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    job: Job, monkeypatch: pytest.MonkeyPatch, capfd: Captured
 ) -> None:
     monkeypatch.setattr("slurm_resolver.coordination.job._WAIT_NOTICE_SECONDS", 0.0)
     job.do("all come, worker 0 leaves")

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Dict
-
 import pytest
+from kinds import Texts
 from pytest_mock import MockerFixture
 
 from slurm_resolver.preflight.job_checks import check_job
@@ -15,9 +14,7 @@ STEP = {"SLURM_JOB_ID": "42", "SLURM_STEP_ID": "0"}
 JOB = {"BatchFlag": "1", "Requeue": "1"}
 
 
-def statuses(
-    mocker: MockerFixture, batch_file: str, job: Dict[str, str], open_mode: str = "t"
-) -> Dict[str, str]:
+def statuses(mocker: MockerFixture, batch_file: str, job: Texts, open_mode: str = "t") -> Texts:
     """Returns "status: detail" for each check id."""
     mocker.patch.object(scontrol, "show_job", return_value={**JOB, **job})
     mocker.patch.object(scontrol, "show_config", return_value={})

@@ -7,6 +7,7 @@ from typing import Dict, List, Tuple
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from kinds import Texts
 from recorded_steps import NEVER_TOLD, Recording, recordings, unknowable
 
 from slurm_resolver.cluster.layout import Layout, layout_from_environment, verify_layout
@@ -23,7 +24,7 @@ def steps() -> List[Recording]:
     return [r for r in recordings() if r.is_step]
 
 
-def resolved(task: Dict[str, str]) -> Layout:
+def resolved(task: Texts) -> Layout:
     step = SlurmStep.read(task)
     layout = layout_from_environment(step)
     verify_layout(layout, step)
@@ -45,7 +46,7 @@ def test_every_recorded_step_is_right_or_an_error_in_every_task_that_can_see_it(
                 resolved(task)
 
 
-def sees_only_its_own(task: Dict[str, str], reason: str) -> bool:
+def sees_only_its_own(task: Texts, reason: str) -> bool:
     """Returns whether only tasks on other nodes have variables that contradict the layout."""
     try:
         verify_layout(layout_from_environment(SlurmStep.read(task)), SlurmStep.read(task))
@@ -84,7 +85,7 @@ HET = {
         ({"SLURM_JOB_NODELIST_HET_GROUP_1": "a1"}, "a2, which is in no component"),
     ],
 )
-def test_components_that_leave_the_layout_open(changes: Dict[str, str], message: str) -> None:
+def test_components_that_leave_the_layout_open(changes: Texts, message: str) -> None:
     with pytest.raises(LayoutError, match=message):
         layout_from_environment(SlurmStep.read({**HET, **changes}))
 
@@ -115,7 +116,7 @@ TASK = {
         ),
     ],
 )
-def test_contradictions_are_named(changes: Dict[str, str], named: List[str]) -> None:
+def test_contradictions_are_named(changes: Texts, named: List[str]) -> None:
     with pytest.raises(LayoutError) as caught:
         resolved({**TASK, **changes})
     for text in named:
@@ -159,7 +160,7 @@ VALUES = st.sampled_from(
         st.sampled_from([*TASK, *HET, "SLURM_LOCALID", "SLURM_DISTRIBUTION", "SLURM_GTIDS"]), VALUES
     )
 )
-def test_any_environment_is_a_layout_or_an_error_of_this_package(environ: Dict[str, str]) -> None:
+def test_any_environment_is_a_layout_or_an_error_of_this_package(environ: Texts) -> None:
     try:
         layout = resolved(environ)
     except SlurmResolverError:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Dict
-
 import pytest
+from kinds import Texts
 from task_variables import TASK
 
 from slurm_resolver.preflight.job_checks import advise_on_lonely_step
@@ -26,7 +25,7 @@ JOBS = [
 
 
 @pytest.mark.parametrize(("job", "tasks"), JOBS)
-def test_a_step_of_one_task(job: Dict[str, str], tasks: str) -> None:
+def test_a_step_of_one_task(job: Texts, tasks: str) -> None:
     advice = advise_on_lonely_step(SlurmStep.read({**ALONE, **job}))
     assert bool(advice) == bool(tasks)
     assert not tasks or f"place for {tasks}. " in advice

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
-from typing import Dict, List, Optional, Sequence
+from typing import List, Optional, Sequence
 
 import pytest
 from assigned_roles import assign, layout_of
 from hypothesis import given
 from hypothesis import strategies as st
+from kinds import Counts
 
 from slurm_resolver.cluster.ring_order import index_order, is_contiguous, order_by_ring
 from slurm_resolver.cluster.roles import Roles
@@ -57,7 +58,7 @@ def test_index_order_is_that_of_the_names(count: int) -> None:
     ],
 )
 def test_the_workers_by_index(
-    counts: List[int], distribution: str, jobs: Optional[Dict[str, int]], workers: str
+    counts: List[int], distribution: str, jobs: Optional[Counts], workers: str
 ) -> None:
     layout = layout_of(counts, distribution)
     roles = assign(layout, jobs)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import Any, Dict, List, Optional
+from typing import Any, List, Optional
 
 import pytest
 from assigned_roles import assign, job_of, layout_of, play
 from hypothesis import given
 from hypothesis import strategies as st
+from kinds import Counts, Fields
 from task_variables import TASK
 
 import slurm_resolver as sr
@@ -45,7 +46,7 @@ from slurm_resolver.errors import JobsError
 def test_placement(
     counts: List[int],
     distribution: str,
-    jobs: Optional[Dict[str, int]],
+    jobs: Optional[Counts],
     spread: str,
     rank: Optional[str],
 ) -> None:
@@ -102,7 +103,7 @@ def test_jobs_that_do_not_fit(jobs: Any, message: str) -> None:
         ({"het_groups": {"ps": 0}}, "not heterogeneous"),
     ],
 )
-def test_keywords_that_make_no_sense(keywords: Dict[str, Any], message: str) -> None:
+def test_keywords_that_make_no_sense(keywords: Fields, message: str) -> None:
     with pytest.raises((JobsError, sr.LayoutError), match=message):
         sr.resolve(environ=TASK, **keywords)
 
@@ -126,7 +127,7 @@ def heterogeneous() -> Layout:
         ({"chief": 1, "ps": 1, "worker": 3}, {"chief": 2, "ps": 2}, "w0 w1 c0 w2 p0"),
     ],
 )
-def test_het_groups(jobs: Dict[str, int], het_groups: Dict[str, int], played: str) -> None:
+def test_het_groups(jobs: Counts, het_groups: Counts, played: str) -> None:
     assert play(heterogeneous(), jobs, het_groups=het_groups) == played
 
 
@@ -138,9 +139,7 @@ def test_het_groups(jobs: Dict[str, int], het_groups: Dict[str, int], played: st
         ({"mesh": 5}, {"mush": 0}, "no job 'mush'; there are chief, .* evaluator, mesh"),
     ],
 )
-def test_het_groups_that_do_not_fit(
-    jobs: Dict[str, int], het_groups: Dict[str, int], message: str
-) -> None:
+def test_het_groups_that_do_not_fit(jobs: Counts, het_groups: Counts, message: str) -> None:
     with pytest.raises(JobsError, match=message):
         assign(heterogeneous(), jobs, het_groups=het_groups)
 

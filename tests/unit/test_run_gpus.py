@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Dict, List, Optional
+from typing import List, Optional
 
 import pytest
+from kinds import Texts
 
 from slurm_resolver.errors import GpuError
 from slurm_resolver.local.environment import gpu_variables
@@ -41,7 +42,7 @@ def test_tasks_get_the_first_of_the_launchers_gpus(
 def test_more_gpus_than_there_are(
     gpus: Optional[int],
     per_task: Optional[int],
-    environ: Dict[str, str],
+    environ: Texts,
     message: str,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

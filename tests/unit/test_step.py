@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any, Dict
+from typing import Any
 
 import pytest
+from kinds import Texts
 
 from slurm_resolver.errors import EnvironmentValueError, UnreadableValueError
 from slurm_resolver.slurm.step import VARIABLES, SlurmStep
@@ -83,7 +84,7 @@ def test_a_missing_variable_is_an_error_where_it_is_needed(field: str) -> None:
         ({"SLURM_NTASKS_PER_NODE": "4", "SLURM_JOB_NUM_NODES": "1"}, False),
     ],
 )
-def test_an_allocation_for_one_task(environ: Dict[str, str], one: bool) -> None:
+def test_an_allocation_for_one_task(environ: Texts, one: bool) -> None:
     assert SlurmStep.read({"SLURM_JOB_ID": "7", **environ}).is_for_one_task is one
 
 
@@ -114,7 +115,5 @@ def test_the_grace_is_whole_seconds(value: str) -> None:
         ({**TASK, "SLURM_STEP_ID": "4294967290"}, "allocation"),  # salloc's interactive step
     ],
 )
-def test_place_tells_a_step_from_an_allocation_from_no_slurm(
-    environ: Dict[str, str], place: str
-) -> None:
+def test_place_tells_a_step_from_an_allocation_from_no_slurm(environ: Texts, place: str) -> None:
     assert SlurmStep.read(environ).place == place

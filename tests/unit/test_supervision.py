@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import Dict, List, Optional, Sequence, Tuple
 
 import pytest
+from captured import Captured
+from kinds import Texts
 
 from slurm_resolver.cli import main
 from slurm_resolver.supervision.policy import (
@@ -183,9 +185,7 @@ RUNNING = {
         ({"NodeList": "n[2-3]", "BatchHost": ""}, None, False),  # salloc has no batch file
     ],
 )
-def test_a_job_that_is_about_to_end(
-    changed: Dict[str, str], told: Optional[str], requeue: bool
-) -> None:
+def test_a_job_that_is_about_to_end(changed: Texts, told: Optional[str], requeue: bool) -> None:
     now = time.mktime(time.strptime("1999-12-31T00:00:00", "%Y-%m-%dT%H:%M:%S"))
     stop = job_is_ending({**RUNNING, **changed}, 1, 60, now)
     if told is None:
@@ -208,7 +208,7 @@ REFUSED: List[Tuple[Sequence[str], str]] = [
 def test_what_supervise_refuses(
     words: Sequence[str],
     told: str,
-    capsys: pytest.CaptureFixture[str],
+    capsys: Captured,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Dict, List, Optional, Sequence, Tuple
+from typing import List, Optional, Sequence, Tuple
 
 import pytest
+from kinds import Texts
 
 from slurm_resolver import resolve
 from slurm_resolver.cluster.addresses import Task
@@ -92,7 +93,7 @@ BIND = "SLURMD_TRES_BIND"
         ({"CUDA_VISIBLE_DEVICES": "0", BIND: "gres/gpu:per_task:1"}, ["0 of local rank 1"]),
     ],
 )
-def test_what_a_task_tells(variables: Dict[str, str], gpus: Optional[Sequence[str]]) -> None:
+def test_what_a_task_tells(variables: Texts, gpus: Optional[Sequence[str]]) -> None:
     told = task_devices(resolve(environ={**STEP, **variables}), usable=1)
     assert (told.node, told.usable) == ("n9", 1)
     assert (told.gpus if told.gpus is None else list(told.gpus)) == gpus

@@ -13,7 +13,7 @@ import sys
 from fnmatch import fnmatch
 from importlib import import_module
 from pathlib import Path
-from typing import Any, Dict, List
+from typing import Any, List
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "0")
@@ -21,6 +21,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import tensorflow as tf
 from keras_programs.common import DIFFERS_BY_DESIGN, PROGRAMS, TOLERANCES
+from kinds import Fields
 
 import slurm_resolver as sr
 from slurm_resolver import log
@@ -30,7 +31,7 @@ for module in ("losses", "steps", "data", "workflows"):
     import_module(f"keras_programs.{module}")
 
 
-def outcome(name: str, strategy: Any) -> Dict[str, Any]:
+def outcome(name: str, strategy: Any) -> Fields:
     try:
         return PROGRAMS[name](strategy)
     except Exception as error:

@@ -10,13 +10,14 @@ from typing import Any, Callable, Dict, List, Optional
 import keras
 import numpy as np
 import tensorflow as tf
+from kinds import Action, Fields, Texts
 
-Outcome = Dict[str, Any]
+Outcome = Fields
 Program = Callable[[tf.distribute.Strategy], Outcome]
 PROGRAMS: Dict[str, Program] = {}
 
 # Programs whose results on several workers differ from one process. The workers still agree.
-DIFFERS_BY_DESIGN: Dict[str, str] = {}
+DIFFERS_BY_DESIGN: Texts = {}
 
 # How much the other programs may differ, if not by the usual 1e-4.
 TOLERANCES: Dict[str, float] = {}
@@ -79,7 +80,7 @@ def sgd() -> Any:
 
 def ready(
     strategy: tf.distribute.Strategy,
-    make: Callable[[], Any],
+    make: Action,
     loss: Any = crossentropy,
     optimizer: Any = sgd,
     metrics: Any = None,
@@ -96,7 +97,7 @@ def ready(
 
 
 def perceptron(
-    *layers: Callable[[], Any],
+    *layers: Action,
     outputs: int = 3,
     activation: Any = None,
     kind: Any = None,
@@ -111,7 +112,7 @@ def perceptron(
     return (kind or keras.Model)(inputs, head(hidden))
 
 
-def build(strategy: tf.distribute.Strategy, *layers: Callable[[], Any], **how: Any) -> Any:
+def build(strategy: tf.distribute.Strategy, *layers: Action, **how: Any) -> Any:
     """Returns a compiled perceptron, by default for three labels."""
     how.setdefault("metrics", ["accuracy"])
     shape = {key: how.pop(key) for key in ("outputs", "activation", "kind") if key in how}
@@ -159,8 +160,8 @@ class Recorder(keras.callbacks.Callback):  # type: ignore[misc]
 
     def __init__(self) -> None:
         super().__init__()
-        self.train: List[Dict[str, Any]] = []
-        self.test: List[Dict[str, Any]] = []
+        self.train: List[Fields] = []
+        self.test: List[Fields] = []
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         self.train.append(numbers(logs or {}))

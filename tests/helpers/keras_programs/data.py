@@ -7,7 +7,7 @@ from __future__ import annotations
 import os
 from functools import partial
 from pathlib import Path
-from typing import Any, Callable, Dict, Iterator, Tuple
+from typing import Any, Dict, Iterator, Tuple
 
 import keras
 import numpy as np
@@ -30,8 +30,9 @@ from keras_programs.common import (
     seen,
 )
 from keras_programs.common import program as registered
+from kinds import Action, Fields
 
-Source = Callable[[], Any]
+Source = Action
 NUMBERS = np.arange(120, dtype="float32")[:, None]
 
 
@@ -77,7 +78,7 @@ def arrays(strategy: Any, rows: int = 33, **how: Any) -> Outcome:
     return fitted(model, X[:rows], y=Y[:rows], **options, test=data(rows=rows), predict=True)
 
 
-ARRAYS: Dict[str, Dict[str, Any]] = {
+ARRAYS: Dict[str, Fields] = {
     "batches_of_1": {"rows": 7, "batch_size": 1},
     "weighted_validation_split": {"sample_weight": WEIGHT[:33], "validation_split": 0.2},
     "validation_data": {"validation_data": (X[:33], Y[:33], WEIGHT[:33]), "validation_freq": 2},
@@ -99,7 +100,7 @@ def records() -> Any:
 
 
 # The programs fit data from these sources, and evaluate plain data.
-SOURCES: Dict[str, Tuple[Source, Dict[str, Any]]] = {
+SOURCES: Dict[str, Tuple[Source, Fields]] = {
     "dataset_filtered": (lambda: data().unbatch().filter(lambda x, y: y != 1).batch(8), {}),
     "dataset_records": (records, {}),
     "generator": (lambda: batches(weights=True), {"epochs": 1}),

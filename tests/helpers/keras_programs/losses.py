@@ -31,8 +31,9 @@ from keras_programs.common import (
     program,
     ready,
 )
+from kinds import Action
 
-Make = Callable[[], Any]
+Make = Action
 
 
 def tagger() -> Any:

@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import Any, Callable, Dict, List
+from typing import Any, Dict, List
 
 import keras
 import tensorflow as tf
@@ -25,8 +25,9 @@ from keras_programs.common import (
     program,
     ready,
 )
+from kinds import Action, Fields
 
-Logs = Dict[str, Any]
+Logs = Fields
 
 
 class OwnStep(keras.Model):
@@ -137,7 +138,7 @@ class Returns(keras.Model):
         return {"outer": outer, "bias": self.weights[1]}
 
 
-MODELS: Dict[str, Callable[[], Any]] = {
+MODELS: Dict[str, Action] = {
     "own": lambda: perceptron(kind=OwnStep),
     "decorated": lambda: perceptron(kind=Decorated),
     "decorated_parts": DecoratedParts,
@@ -147,7 +148,7 @@ MODELS: Dict[str, Callable[[], Any]] = {
 }
 
 
-def _of(make: Callable[[], Any]) -> Program:
+def _of(make: Action) -> Program:
     return lambda strategy: fitted(
         ready(strategy, make, metrics=["accuracy"]), data(X, Y, WEIGHT), predict=True
     )
@@ -194,7 +195,7 @@ class Networks(keras.Model):
         self.own_optimizer = keras.optimizers.SGD(0.005)
         self.other_optimizer = keras.optimizers.Adam(0.01)
 
-    def descend(self, loss: Callable[[], Any], network: Any, optimizer: Any) -> Logs:
+    def descend(self, loss: Action, network: Any, optimizer: Any) -> Logs:
         with tf.GradientTape() as tape:
             value = loss()
         gradients = tape.gradient(value, network.trainable_weights)
@@ -284,7 +285,7 @@ class Contrastive(Networks):
         return ops.mean(ops.sparse_categorical_crossentropy(rows, alike, from_logits=True))
 
 
-def _networks(strategy: Any, kind: Callable[[], Any]) -> Outcome:
+def _networks(strategy: Any, kind: Action) -> Outcome:
     keras.utils.set_random_seed(3)
     with strategy.scope():
         model = kind()

@@ -7,7 +7,7 @@ from __future__ import annotations
 import os
 from functools import partial
 from pathlib import Path
-from typing import Any, Callable, Dict, List
+from typing import Any, Dict, List
 
 import keras
 from keras import callbacks as kc
@@ -30,8 +30,9 @@ from keras_programs.common import (
     ready,
     seen,
 )
+from kinds import Action
 
-Make = Callable[[], Any]
+Make = Action
 
 
 class Histogram(km.Metric):

@@ -1,0 +1,10 @@
+"""Marks of the tests that need Keras 3; without Keras, they are skipped."""
+
+from __future__ import annotations
+
+import pytest
+
+VERSION = pytest.importorskip("keras").__version__
+KERAS_3 = pytest.mark.skipif(VERSION.startswith("2."), reason="this TensorFlow has Keras 2")
+# these do not depend on the version of Slurm
+KERAS_3_ON_SLURM = [pytest.mark.slurm, pytest.mark.newest, KERAS_3]
