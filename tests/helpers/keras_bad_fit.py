@@ -26,8 +26,10 @@ import slurm_resolver as sr
 
 X = np.ones((96, 6), "float32")
 Y = np.ones((96, 1), "float32")
-Way = Callable[[Any, int], object]
+Way = Callable[[], object]
 WAYS: Dict[str, Way] = {}
+STRATEGY: Any = sr.MultiWorkerMirroredStrategy()
+WORKER: int = STRATEGY.cluster_resolver.task_id
 
 
 def way(function: Way) -> Way:
@@ -45,26 +47,31 @@ def model(optimizer: Any = "sgd", **compiled: Any) -> Any:
     return built
 
 
-@way
-def model_outside(strategy: Any, worker: int) -> None:
-    model().fit(data(), verbose=0)
+def in_scope(make: Callable[..., Any] = model, *given: Any, **how: Any) -> Any:
+    with STRATEGY.scope():
+        return make(*given, **how)
 
 
-@way
-def compiled_outside(strategy: Any, worker: int) -> str:
-    with strategy.scope():
-        built = keras.Sequential([keras.Input((6,)), keras.layers.Dense(1)])
-    built.compile("adam", "mse")
-    built.fit(data(), verbose=0)
+def trained(built: Any, **how: Any) -> str:
+    built.fit(**{"x": data(), "verbose": 0, **how})
     return "trained"
 
 
 @way
-def optimizer_outside(strategy: Any, worker: int) -> None:
-    optimizer = keras.optimizers.Adam()
-    with strategy.scope():
-        built = model(optimizer)
-    built.fit(data(), verbose=0)
+def model_outside() -> None:
+    trained(model())
+
+
+@way
+def compiled_outside() -> str:
+    built = in_scope(lambda: keras.Sequential([keras.Input((6,)), keras.layers.Dense(1)]))
+    built.compile("adam", "mse")
+    return trained(built)
+
+
+@way
+def optimizer_outside() -> None:
+    trained(in_scope(model, keras.optimizers.Adam()))
 
 
 class TwoSteps(keras.Model):  # type: ignore[misc]
@@ -83,16 +90,14 @@ class TwoSteps(keras.Model):  # type: ignore[misc]
 
 
 @way
-def own_optimizer_outside(strategy: Any, worker: int) -> None:
-    with strategy.scope():
-        inputs = keras.Input((6,))
-        built = TwoSteps(inputs, keras.layers.Dense(1)(inputs))
+def own_optimizer_outside() -> None:
+    built = in_scope(of_one_layer, TwoSteps)
     built.compile(keras.optimizers.Adam())
-    built.fit(data(), verbose=0)
+    trained(built)
 
 
 @way
-def batch_outside(strategy: Any, worker: int) -> None:
+def batch_outside() -> None:
     model().train_on_batch(X, Y)
 
 
@@ -121,40 +126,43 @@ class WrappedFunction(keras.Model):  # type: ignore[misc]
         return counted
 
 
-def of_kind(strategy: Any, kind: Any) -> Any:
-    with strategy.scope():
-        inputs = keras.Input((6,))
-        built = kind(inputs, keras.layers.Dense(1)(inputs))
+def of_one_layer(kind: Any) -> Any:
+    inputs = keras.Input((6,))
+    return kind(inputs, keras.layers.Dense(1)(inputs))
+
+
+def of_kind(kind: Any) -> Any:
+    with STRATEGY.scope():
+        built = of_one_layer(kind)
         built.compile("sgd", "mse")
     return built
 
 
 @way
-def own_function(strategy: Any, worker: int) -> None:
-    of_kind(strategy, OwnFunction).fit(data(), verbose=0)
+def own_function() -> None:
+    trained(of_kind(OwnFunction))
 
 
 @way
-def own_function_on_batch(strategy: Any, worker: int) -> None:
-    of_kind(strategy, OwnFunction).train_on_batch(X, Y)
+def own_function_on_batch() -> None:
+    of_kind(OwnFunction).train_on_batch(X, Y)
 
 
 @way
-def assigned_function(strategy: Any, worker: int) -> None:
-    built = of_kind(strategy, keras.Model)
+def assigned_function() -> None:
+    built = of_kind(keras.Model)
     built.train_function = lambda iterator: built.train_step(next(iterator))
-    built.fit(data(), verbose=0)
+    trained(built)
 
 
 @way
-def wrapped_function(strategy: Any, worker: int) -> str:
-    built = of_kind(strategy, WrappedFunction)
-    built.fit(data(), verbose=0)
-    return f"trained {built.calls} steps"
+def wrapped_function() -> str:
+    built = of_kind(WrappedFunction)
+    return f"{trained(built)} {built.calls} steps"
 
 
 @way
-def metric_in_xla(strategy: Any, worker: int) -> None:
+def metric_in_xla() -> None:
     class Watching(keras.layers.Layer):  # type: ignore[misc]
         def __init__(self) -> None:
             super().__init__()
@@ -168,29 +176,27 @@ def metric_in_xla(strategy: Any, worker: int) -> None:
     def watched(inputs: Any, outputs: Any) -> Any:
         return keras.Model(inputs, Watching()(outputs))
 
-    of_kind(strategy, watched).fit(data(), verbose=0)
+    trained(of_kind(watched))
 
 
-def fit(strategy: Any, metrics: int = 1, **how: Any) -> None:
-    with strategy.scope():
-        built = model(metrics=["mae", "mape"][:metrics])
-    built.fit(**{"x": data(), "verbose": 0, **how})
-
-
-@way
-def other_metrics(strategy: Any, worker: int) -> None:
-    fit(strategy, metrics=1 + worker)
+def fit(metrics: int = 1, **how: Any) -> str:
+    return trained(in_scope(metrics=["mae", "mape"][:metrics]), **how)
 
 
 @way
-def other_data(strategy: Any, worker: int) -> None:
-    fit(strategy, x=data(96 - 48 * worker))
+def other_metrics() -> None:
+    fit(metrics=1 + WORKER)
 
 
 @way
-def other_rows(strategy: Any, worker: int) -> None:
-    rows = np.random.default_rng(worker).normal(size=(96, 6)).astype("float32")
-    fit(strategy, x=rows, y=Y, batch_size=24, shuffle=False)
+def other_data() -> None:
+    fit(x=data(96 - 48 * WORKER))
+
+
+@way
+def other_rows() -> None:
+    rows = np.random.default_rng(WORKER).normal(size=(96, 6)).astype("float32")
+    fit(x=rows, y=Y, batch_size=24, shuffle=False)
 
 
 class Does(keras.callbacks.Callback):  # type: ignore[misc]
@@ -215,36 +221,33 @@ def stop(model: Any) -> None:
 
 
 @way
-def other_rate(strategy: Any, worker: int) -> None:
+def other_rate() -> None:
     scheduler = keras.callbacks.LearningRateScheduler(lambda epoch: 0.1 / (epoch + 1))
-    fit(strategy, epochs=2, callbacks=[scheduler] if worker else [])
+    fit(epochs=2, callbacks=[scheduler] if WORKER else [])
 
 
 @way
-def other_weights(strategy: Any, worker: int) -> None:
+def other_weights() -> None:
     callback = Does(lambda model: model.layers[0].bias.assign([5.0]))
-    fit(strategy, callbacks=[callback] if worker else [])
+    fit(callbacks=[callback] if WORKER else [])
 
 
 @way
-def other_weights_before(strategy: Any, worker: int) -> None:
-    with strategy.scope():
-        built = model()
-    if worker:
+def other_weights_before() -> None:
+    built = in_scope()
+    if WORKER:
         built.layers[0].bias.assign([5.0])
     built.evaluate(data(), verbose=0)
 
 
 @way
-def other_momentum(strategy: Any, worker: int) -> None:
-    with strategy.scope():
-        built = model(keras.optimizers.SGD(0.1, momentum=0.9 * worker))
-    built.fit(data(), verbose=0)
+def other_momentum() -> None:
+    trained(in_scope(model, keras.optimizers.SGD(0.1, momentum=0.9 * WORKER)))
 
 
 @way
-def restored_in_one(strategy: Any, worker: int) -> None:
-    fit(strategy, callbacks=[sr.BackupAndResume("unused")] if worker else [])
+def restored_in_one() -> None:
+    fit(callbacks=[sr.BackupAndResume("unused")] if WORKER else [])
 
 
 @way
@@ -260,11 +263,9 @@ NUMBERS = np.arange(96, dtype="float32")[:, None]
 
 
 @way
-def other_order_in_predict(strategy: Any, worker: int) -> None:
+def other_order_in_predict() -> None:
     rows = np.repeat(NUMBERS, 6, axis=1)
-    with strategy.scope():
-        built = model()
-    built.predict(rows[::-1] if worker else rows, batch_size=24, verbose=0)
+    in_scope().predict(rows[::-1] if WORKER else rows, batch_size=24, verbose=0)
 
 
 class Rows(keras.utils.PyDataset):  # type: ignore[misc]
@@ -284,22 +285,19 @@ class Rows(keras.utils.PyDataset):  # type: ignore[misc]
 
 
 @way
-def other_order_of_python(strategy: Any, worker: int) -> None:
-    fit(strategy, x=Rows(worker))
+def other_order_of_python() -> None:
+    fit(x=Rows(WORKER))
 
 
 @way
-def noise_of_its_own(strategy: Any, worker: int) -> str:
+def noise_of_its_own() -> str:
     """The targets show that the rows are the same."""
-    fit(strategy, x=Rows(0))
-    return "trained"
+    return fit(x=Rows(0))
 
 
 @way
-def stops_after_an_epoch(strategy: Any, worker: int) -> int:
-    with strategy.scope():
-        built = model()
-    history = built.fit(data(), epochs=3, verbose=0, callbacks=[Does(stop)] if worker else [])
+def stops_after_an_epoch() -> int:
+    history = in_scope().fit(data(), epochs=3, verbose=0, callbacks=[Does(stop)] if WORKER else [])
     return len(history.history["loss"])
 
 
@@ -310,13 +308,13 @@ def own(rows: tf.data.Dataset) -> tf.data.Dataset:
 
 
 @way
-def own_data(strategy: Any, worker: int) -> None:
-    fit(strategy, x=own(data(96 - 48 * worker)))
+def own_data() -> None:
+    fit(x=own(data(96 - 48 * WORKER)))
 
 
 @way
-def stateful(strategy: Any, worker: int) -> None:
-    with strategy.scope():
+def stateful() -> None:
+    with STRATEGY.scope():
         layers = [keras.Input(batch_shape=(24, 6, 1)), keras.layers.LSTM(1, stateful=True)]
         built = keras.Sequential(layers)
         built.compile("sgd", loss="mse")
@@ -324,39 +322,36 @@ def stateful(strategy: Any, worker: int) -> None:
 
 
 @way
-def other_calls(strategy: Any, worker: int) -> None:
-    with strategy.scope():
-        built = model()
-    (built.predict if worker else built.evaluate)(data(), verbose=0)
+def other_calls() -> None:
+    built = in_scope()
+    (built.predict if WORKER else built.evaluate)(data(), verbose=0)
 
 
 @way
-def unknown_option(strategy: Any, worker: int) -> None:
+def unknown_option() -> None:
     sr.MultiWorkerMirroredStrategy(custom_losses="sum")  # type: ignore[arg-type]
 
 
 @way
-def all_raise(strategy: Any, worker: int) -> None:
-    def fails(epoch: int, logs: Any) -> None:
-        raise ValueError(f"in worker {worker}")
+def all_raise() -> None:
+    def fails(model: Any) -> None:
+        raise ValueError(f"in worker {WORKER}")
 
-    fit(strategy, callbacks=[keras.callbacks.LambdaCallback(on_epoch_end=fails)])
+    fit(callbacks=[Does(fails)])
 
 
 @way
-def alone_on_purpose(strategy: Any, worker: int) -> str:
+def alone_on_purpose() -> str:
     """Trains in another strategy and evaluates without one; neither is a mistake."""
     with tf.distribute.OneDeviceStrategy("/cpu:0").scope():
         helper = model()
-    helper.fit(data(96 - 48 * worker), verbose=0)
     model().evaluate(data(), verbose=0)
-    return "trained"
+    return trained(helper, x=data(96 - 48 * WORKER))
 
 
 @way
-def own_data_of_one_size(strategy: Any, worker: int) -> str:
-    fit(strategy, x=own(data(96 - 48 * worker).repeat()), steps_per_epoch=3)
-    return "trained"
+def own_data_of_one_size() -> str:
+    return fit(x=own(data(96 - 48 * WORKER).repeat()), steps_per_epoch=3)
 
 
 class Summed(keras.Model):  # type: ignore[misc]
@@ -369,52 +364,43 @@ class Summed(keras.Model):  # type: ignore[misc]
 
 
 @way
-def own_data_summed(strategy: Any, worker: int) -> None:
-    with strategy.scope():
-        inputs = keras.Input((6,))
-        summed = Summed(inputs, keras.layers.Dense(1)(inputs))
-        summed.compile("sgd")
-    summed.fit(own(data()), verbose=0)
+def own_data_summed() -> None:
+    trained(of_kind(Summed), x=own(data()))
 
 
 def main() -> None:
     kind, name = (sys.argv[1:] or ["all", ""])[:2]
-    strategy = sr.MultiWorkerMirroredStrategy()
-    worker = strategy.cluster_resolver.task_id
     if kind == "failing":
 
-        def fails(epoch: int, logs: Any) -> None:
-            if worker == int(name):
+        def fails(model: Any) -> None:
+            if int(name) == WORKER:
                 raise RuntimeError("of the callback")
 
-        callback = keras.callbacks.LambdaCallback(on_epoch_end=fails)
-        fit(strategy, epochs=2, callbacks=[callback])
+        fit(epochs=2, callbacks=[Does(fails)])
     if kind == "stopping":
-        fit(strategy, callbacks=[Does(stop, step=1)] if worker else [])
+        fit(callbacks=[Does(stop, step=1)] if WORKER else [])
     if kind == "alone":
-        with strategy.scope():
-            built = model()
-            if name == "scope" and worker == 0:
-                model()
+        built = in_scope()
+        if name == "scope" and WORKER == 0:
+            in_scope()
 
-        def evaluates(*_: Any) -> None:
-            if worker == 0:
-                built.evaluate(X, Y, verbose=0)
+        def evaluates(model: Any) -> None:
+            if WORKER == 0:
+                model.evaluate(X, Y, verbose=0)
 
-        callback = keras.callbacks.LambdaCallback(on_epoch_end=evaluates)
-        built.fit(data(), epochs=2, verbose=0, callbacks=[callback] if name == "within" else [])
-        if name == "batch" and worker == 0:
+        trained(built, epochs=2, callbacks=[Does(evaluates)] if name == "within" else [])
+        if name == "batch" and WORKER == 0:
             built.train_on_batch(X, Y)
         elif name != "batch":
-            evaluates()
+            evaluates(built)
         return
     found: Dict[str, object] = {}
     for name, function in WAYS.items():
         try:
-            found[name] = function(strategy, worker)
+            found[name] = function()
         except Exception as error:
             found[name] = f"{type(error).__name__}: {error}"
-    Path(os.environ["TASK_OUTPUT"], str(worker)).write_text(json.dumps(found))
+    Path(os.environ["TASK_OUTPUT"], str(WORKER)).write_text(json.dumps(found))
 
 
 if __name__ == "__main__":
