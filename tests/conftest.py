@@ -10,6 +10,7 @@ from typing import Iterator, List
 import pytest
 from free_ports import free_port
 from hypothesis import HealthCheck, settings
+from kinds import Strings
 from slurm_cluster import Node, SlurmCluster, SlurmUnavailable, slurm_or_skip, started
 from slurm_installation import PATH, Installation, installations
 
@@ -31,7 +32,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--slurm", action="append", metavar="VERSION", help=help_)
 
 
-def chosen(asked: List[str]) -> List[Installation]:
+def chosen(asked: Strings) -> List[Installation]:
     """Returns the selected versions."""
     versions = installations()
     found = {"oldest": versions[:1], "newest": versions[-1:], "older": versions[:-1]}

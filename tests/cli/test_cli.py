@@ -9,12 +9,12 @@ import re
 import shlex
 import subprocess
 import sys
-from typing import Any, List
+from typing import Any
 
 import pytest
 from captured import Captured
 from folders import ROOT
-from kinds import Texts
+from kinds import Strings, Texts
 from task_variables import TASK
 
 import slurm_resolver
@@ -42,7 +42,7 @@ def test_version_and_help(capsys: Captured) -> None:
 
 
 @pytest.mark.parametrize("words", [[command, "--help"] for command in COMMANDS])
-def test_a_terminal_that_knows_ascii_only_is_no_error(words: List[str]) -> None:
+def test_a_terminal_that_knows_ascii_only_is_no_error(words: Strings) -> None:
     ascii_only = {"PYTHONIOENCODING": "ascii", "PYTHONUTF8": "0", "LC_ALL": "C"}
     done = run(*words, env={**os.environ, **ascii_only})
     assert "Error" not in done.stderr
@@ -90,7 +90,7 @@ def test_an_example_can_be_pasted() -> None:
             assert build_parser().parse_args(words).command == command
 
 
-def words_of_command(line: str) -> List[str]:
+def words_of_command(line: str) -> Strings:
     """Returns the words before the first shell operator."""
     lexer = shlex.shlex(line, posix=True, punctuation_chars=True)
     lexer.whitespace_split = True
@@ -120,7 +120,7 @@ PLANNED = ["show", "--jobs", "ps=1,worker=-1", "--nodelist"]
     ],
 )
 def test_output_that_cannot_be_written_does_not_change_the_exit_status(
-    words: List[str], status: int, output: str, env: Texts
+    words: Strings, status: int, output: str, env: Texts
 ) -> None:
     """Both streams fail at once. A status of 0 also says that the output is on the disk."""
     if output == "full" and status == 0:
@@ -172,7 +172,7 @@ SLOW_MODULES = "asyncio ctypes dataclasses inspect logging subprocess"
     "arguments",
     [["exec", "--", "true"], ["show", "--jobs", "ps=1,worker=-1"], ["show", "--json"]],
 )
-def test_commands_that_start_in_every_task_import_little(arguments: List[str]) -> None:
+def test_commands_that_start_in_every_task_import_little(arguments: Strings) -> None:
     """SLOW_MODULES would more than double the time that the command needs to start."""
     script = (
         "import os, sys; from slurm_resolver.cli import main\n"

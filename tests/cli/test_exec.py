@@ -8,11 +8,11 @@ import shlex
 import signal
 import subprocess
 import sys
-from typing import List, Optional
+from typing import Optional
 
 import pytest
 from captured import Captured
-from kinds import Texts
+from kinds import Strings, Texts
 from task_variables import TASK
 
 import slurm_resolver as sr
@@ -105,7 +105,7 @@ def test_the_program_replaces_the_process() -> None:
     ],
 )
 def test_errors(
-    arguments: List[str],
+    arguments: Strings,
     message: str,
     monkeypatch: pytest.MonkeyPatch,
     capsys: Captured,
@@ -146,7 +146,7 @@ def test_the_program_does_not_get_what_python_sets() -> None:
     ],
 )
 def test_more_tasks_than_linux_passes(
-    tasks: int, words: List[str], stack: Optional[int], refused: bool
+    tasks: int, words: Strings, stack: Optional[int], refused: bool
 ) -> None:
     limit = "" if stack is None else f"ulimit -S -s {stack}; "
     step = {

@@ -10,10 +10,10 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
-from typing import List
 
 import pytest
 from captured import Captured
+from kinds import Strings
 
 from slurm_resolver.cli import main
 
@@ -46,7 +46,7 @@ ENDED = -signal.SIGTERM
     ],
 )
 def test_when_the_job_is_requeued(
-    status: str, job: str, ends_with: int, called: List[str], tmp_path: Path
+    status: str, job: str, ends_with: int, called: Strings, tmp_path: Path
 ) -> None:
     (tmp_path / "scontrol").write_text(SCONTROL)
     (tmp_path / "scontrol").chmod(0o755)

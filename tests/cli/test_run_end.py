@@ -7,15 +7,16 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
-from typing import List, Tuple
+from typing import Tuple
 
 import pytest
+from kinds import Strings
 from local_run import COMMAND, run
 
 
 def run_and_signal(
-    number: signal.Signals, lines: List[str], *arguments: str
-) -> Tuple[int, List[str], str]:
+    number: signal.Signals, lines: Strings, *arguments: str
+) -> Tuple[int, Strings, str]:
     """Sends a signal once the tasks have printed these lines; returns status, output and errors."""
     with subprocess.Popen(
         [*COMMAND, "run", *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
@@ -88,7 +89,7 @@ TOLD = ["0: told", "1: told"]
     ],
 )
 def test_signals_to_the_launcher(
-    number: str, options: List[str], act: str, status: int, output: List[str], said: str
+    number: str, options: Strings, act: str, status: int, output: Strings, said: str
 ) -> None:
     """SIGUSR1 goes to the tasks, SIGUSR2 means a preemption, and Ctrl-C prevents restarts."""
     script = f"{COUNT} [ $SLURM_RESTART_COUNT ] && exit 0; {act}; echo up; sleep 60 & wait"
@@ -137,7 +138,7 @@ HANDLER = "signal.signal(signal.SIGTERM, save); report(READY)"
     ids=["saved", "not saved", "too late"],
 )
 def test_a_planned_preemption_counts_from_the_first_step(
-    after: str, save: str, start: str, waits: bool, output: str, said: List[str]
+    after: str, save: str, start: str, waits: bool, output: str, said: Strings
 ) -> None:
     script = TRAINING.format(save=save, start=start, waits=waits)
     options = ["--requeue", "--preempt-after", after]
@@ -196,7 +197,7 @@ def test_a_new_step_of_the_same_job_after_a_failure() -> None:
         (["--restarts=9", "-t0:01"], "exec sleep 9", 143, 1, "the time limit of 1 s is"),
     ],
 )
-def test_restarts(options: List[str], script: str, status: int, starts: int, said: str) -> None:
+def test_restarts(options: Strings, script: str, status: int, starts: int, said: str) -> None:
     done = run("run", *options, "--", "sh", "-c", f"{STEP} {script}")
     assert done.returncode == status
     assert len(re.findall(r"^(?:\d: )?\d+\.\d+\b", done.stdout, re.M)) == starts

@@ -5,9 +5,10 @@ from __future__ import annotations
 import os
 import subprocess
 from pathlib import Path
-from typing import Dict, List, Optional
+from typing import Dict, Optional
 
 import pytest
+from kinds import Strings
 from local_run import COMMAND, SPEAK, files, run
 
 from slurm_resolver.local.output import file_name
@@ -30,7 +31,7 @@ def test_fields_of_file_names(pattern: str, name: str) -> None:
 
 
 def test_output_in_files(tmp_path: Path) -> None:
-    def written(*options: str) -> Dict[str, List[str]]:
+    def written(*options: str) -> Dict[str, Strings]:
         for path in tmp_path.iterdir():
             path.unlink()
         done = run("run", "-n2", *options, "--", "sh", "-c", SPEAK, cwd=tmp_path)

@@ -7,13 +7,13 @@ import re
 import shlex
 import subprocess
 from pathlib import Path
-from typing import List
 
 import pytest
 from batch_files import printed
 from captured import Captured
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from kinds import Strings
 
 from slurm_resolver.cli import main
 from slurm_resolver.sbatch.script import batch_file
@@ -105,7 +105,7 @@ SIGNALS = [
 
 
 @pytest.mark.parametrize(("options", "whom", "signals"), SIGNALS)
-def test_who_gets_the_signal(options: str, whom: str, signals: List[str], capsys: Captured) -> None:
+def test_who_gets_the_signal(options: str, whom: str, signals: Strings, capsys: Captured) -> None:
     text = printed(f"-N 3 {options}", "python train.py", capsys)
     assert re.findall("# Sent to (.*) [0-9]+ s before", text) == [whom]
     assert re.findall("--signal=(.*)", text) == signals
@@ -170,9 +170,7 @@ def test_what_is_refused(options: str, capsys: Captured) -> None:
         (["python", "\udcff"], "no carriage return and no bytes that are not UTF-8"),
     ],
 )
-def test_commands_that_srun_would_misread(
-    command: List[str], message: str, capsys: Captured
-) -> None:
+def test_commands_that_srun_would_misread(command: Strings, message: str, capsys: Captured) -> None:
     assert main(["sbatch", "--", *command]) == 2
     assert message in capsys.readouterr().err
 
@@ -190,7 +188,7 @@ STUB = '#!/bin/bash\nwhile [ "$1" != program ]; do shift; done\nprintf \'%s\\0\'
 @settings(max_examples=40)
 @given(words=WORDS)
 def test_the_words_of_the_command_arrive(
-    words: List[str], tmp_path_factory: pytest.TempPathFactory
+    words: Strings, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     folder = tmp_path_factory.getbasetemp() / "stub"
     folder.mkdir(exist_ok=True)

@@ -7,10 +7,10 @@ import re
 import subprocess
 import sys
 from pathlib import Path
-from typing import List, Mapping, Tuple
+from typing import Mapping, Tuple
 
 import pytest
-from kinds import Texts
+from kinds import Strings, Texts
 
 from slurm_resolver.supervision import batch_host
 
@@ -66,9 +66,7 @@ def environment(folder: Path) -> Texts:
     return {**os.environ, "PATH": path, "SLURM_JOB_ID": "7", "SLURMD_NODENAME": "n1"}
 
 
-def supervise(
-    folder: Path, options: str, variables: Mapping[str, str] = {}
-) -> Tuple[int, List[str]]:
+def supervise(folder: Path, options: str, variables: Mapping[str, str] = {}) -> Tuple[int, Strings]:
     """Supervises `train` on two nodes; returns the exit status and the messages."""
     words = f"supervise --nodes 2 --pause 0 {options} -- srun --label train".split()
     done = subprocess.run(
@@ -81,7 +79,7 @@ def supervise(
     return done.returncode, [re.sub(r" at \d{4}\S+,", ",", line) for line in said]
 
 
-def calls(folder: Path, name: str = "srun") -> List[str]:
+def calls(folder: Path, name: str = "srun") -> Strings:
     """Returns the arguments of a program's calls, except those of the watcher's step."""
     path = folder / f"{name}.calls"
     lines = path.read_text().splitlines() if path.exists() else []

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any, List, Mapping, Optional, Sequence
+from typing import Any, Mapping, Optional, Sequence
+
+from kinds import Strings
 
 from slurm_resolver.cluster.jobs import job_counts
 from slurm_resolver.cluster.layout import Layout, layout_from_environment
@@ -28,7 +30,7 @@ def assign(layout: Layout, jobs: Optional[Mapping[str, int]] = None, **options: 
     return assign_roles(layout, job_counts(jobs, layout.num_tasks), options_given)
 
 
-def job_of(roles: Roles) -> List[str]:
+def job_of(roles: Roles) -> Strings:
     """Returns the name of each rank's job, in rank order."""
     jobs = {rank: job for job, ranks in roles.items() for rank in ranks}
     return [jobs[rank] for rank in sorted(jobs)]

@@ -9,10 +9,10 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
-from typing import List, NamedTuple, Optional, Sequence
+from typing import NamedTuple, Optional, Sequence
 
 from folders import ROOT
-from kinds import Texts
+from kinds import Strings, Texts
 
 # PATH for another user, who cannot use a Python in a developer's home
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
@@ -24,7 +24,7 @@ _NOT_IN_A_CLONE = shutil.ignore_patterns(
 )
 
 
-def shell_commands(page: Path) -> List[str]:
+def shell_commands(page: Path) -> Strings:
     """Returns the commands in the sh blocks of a page, in order."""
     blocks = re.findall(r"^```sh\n(.*?)^```$", page.read_text(encoding="utf-8"), re.M | re.S)
     return [line for block in blocks for line in block.replace("\\\n", " ").splitlines() if line]
@@ -36,7 +36,7 @@ class OtherUser(NamedTuple):
     uid: int
     gid: int
 
-    def words(self, command: Sequence[str]) -> List[str]:
+    def words(self, command: Sequence[str]) -> Strings:
         """Returns the command by which root runs a command as this user."""
         ids = [f"--reuid={self.uid}", f"--regid={self.gid}", "--clear-groups"]
         return ["setpriv", *ids, "--", *command]
@@ -81,7 +81,7 @@ class BareState:
                 self.environ["PIP_CONFIG_FILE"] = str(own)
             subprocess.run(["chown", "-R", f"{user.uid}:{user.gid}", str(folder)], check=True)
 
-    def words(self, command: str) -> List[str]:
+    def words(self, command: str) -> Strings:
         """Returns the words that run a bash command as the owner of the checkout."""
         words = ["bash", "-c", command]
         return words if self.user is None else self.user.words(words)

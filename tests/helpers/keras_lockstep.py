@@ -24,7 +24,7 @@ from unittest.mock import MagicMock
 
 import numpy
 import pytest
-from kinds import Texts
+from kinds import Strings, Texts
 
 ABSENT = ("jax.experimental.sparse", "jax.experimental", "jax", "torch", "grain", "pandas")
 SECONDS = 60  # after this time a test counts as hung
@@ -33,7 +33,7 @@ SECONDS = 60  # after this time a test counts as hung
 class Outcomes:
     """A pytest plugin that records the error of each test."""
 
-    def __init__(self, passed: List[str], mocked: List[str]) -> None:
+    def __init__(self, passed: Strings, mocked: Strings) -> None:
         self.passed, self.mocked = passed, mocked
         self.errors: Texts = {}
 
@@ -90,7 +90,7 @@ def main() -> None:
     parser.add_argument("files", nargs="+", help="trainers/trainer_test.py, callbacks/…")
     args = parser.parse_args()
     rank = os.environ.get("SLURM_PROCID", "alone")
-    passed: List[str] = []
+    passed: Strings = []
     if rank != "alone":
         alone = json.loads(Path(f"{args.output}.alone").read_text())
         passed = [test for test, error in alone.items() if not error]

@@ -12,7 +12,7 @@ import os
 from pathlib import Path
 from typing import Any, Callable, Dict, List
 
-from kinds import Action, Fields, Texts
+from kinds import Action, Fields, Strings, Texts
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
@@ -73,7 +73,7 @@ def read(model: Any, name: str) -> str:
     return "read" if close else "another model"
 
 
-def all_ways(model: Any) -> Dict[str, List[str]]:
+def all_ways(model: Any) -> Dict[str, Strings]:
     """Saves and loads repeatedly, so that unsynchronized workers would disturb each other."""
     ways = {
         "model.keras": model.save,
@@ -84,7 +84,7 @@ def all_ways(model: Any) -> Dict[str, List[str]]:
         "exported": lambda path: model.export(path, verbose=False),
         "old.h5": model.save,  # last, because Keras omits the optimizer from later files
     }
-    found: Dict[str, List[str]] = {}
+    found: Dict[str, Strings] = {}
     for name, save in ways.items():
 
         def once(name: str = name, save: Callable[[Any], Any] = save) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Callable, Dict
+from typing import Any, Callable, Dict, List
 
 # Anything by its name, such as the fields of a JSON object.
 Fields = Dict[str, Any]
@@ -10,3 +10,4 @@ Fields = Dict[str, Any]
 Texts = Dict[str, str]
 Counts = Dict[str, int]
 Action = Callable[[], Any]
+Strings = List[str]

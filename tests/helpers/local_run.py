@@ -6,7 +6,9 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Any, Dict, List
+from typing import Any, Dict
+
+from kinds import Strings
 
 COMMAND = [sys.executable, "-m", "slurm_resolver"]
 
@@ -40,7 +42,7 @@ def ended(pid: int) -> bool:
 SPEAK = "echo out $SLURM_PROCID; echo err $SLURM_PROCID >&2; printf tail"
 
 
-def files(folder: Path) -> Dict[str, List[str]]:
+def files(folder: Path) -> Dict[str, Strings]:
     """Returns the sorted lines of each file, because two tasks write in either order."""
     return {
         path.name: sorted(path.read_text().replace("tail", "tail\n").split("\n"))

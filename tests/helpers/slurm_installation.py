@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import List, Optional, Tuple
 
+from kinds import Strings
+
 ROOT = Path(__file__).parents[2]
 # An ordinary user's PATH may lack the folders of the daemons.
 PATH = os.environ.get("PATH", os.defpath) + ":/usr/local/sbin:/usr/sbin:/sbin"
@@ -30,7 +32,7 @@ class Installation:
         return f"{self.folder}/bin:{self.folder}/sbin:{path}" if self.folder else path
 
     @property
-    def conf(self) -> List[str]:
+    def conf(self) -> Strings:
         """The lines of slurm.conf that name the folder of Slurm's plugins."""
         return [f"PluginDir={self.folder}/plugins"] if self.folder else []
 

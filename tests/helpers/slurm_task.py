@@ -18,9 +18,9 @@ import socket
 import threading
 import time
 from pathlib import Path
-from typing import Any, List, Optional
+from typing import Any, Optional
 
-from kinds import Fields
+from kinds import Fields, Strings
 
 import slurm_resolver as sr
 from slurm_resolver.cluster.options import LayoutChoice
@@ -69,7 +69,7 @@ def ask(address: str) -> str:
         return connection.recv(100).decode()
 
 
-def meet(cluster: Fields, directory: Path, total: int) -> List[str]:
+def meet(cluster: Fields, directory: Path, total: int) -> Strings:
     """Returns the answer of each address of the step, by rank: its job id and rank."""
     own = cluster["tasks"][cluster["self"]["rank"]]
     listener = socket.create_server(("", int(own["address"].rsplit(":", 1)[1])))

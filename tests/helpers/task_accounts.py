@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Dict, List, Sequence, Tuple
 
 from folders import HELPERS
-from kinds import Fields, Texts
+from kinds import Fields, Strings, Texts
 from slurm_cluster import SlurmCluster
 
 import slurm_resolver as sr
@@ -87,7 +87,7 @@ def use_nccl(lines: List[Line]) -> bool:
     return find_transport(devices, str).nccl
 
 
-def truth(hosts: List[str]) -> List[Tuple[str, int]]:
+def truth(hosts: Strings) -> List[Tuple[str, int]]:
     """Returns for each rank its host, and the number of lower ranks on that host."""
     return [(host, hosts[:rank].count(host)) for rank, host in enumerate(hosts)]
 

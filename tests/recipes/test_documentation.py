@@ -10,11 +10,12 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any, Dict, List, Set
+from typing import Any, Dict, Set
 
 import pytest
 from bare_state import shell_commands
 from folders import ROOT
+from kinds import Strings
 from slurm_cluster import SlurmCluster
 
 from slurm_resolver.cli import COMMANDS
@@ -41,7 +42,7 @@ def name_of(page: Path) -> str:
     return str(page.relative_to(ROOT))
 
 
-def of_kind(kind: str, trains: bool) -> List[str]:
+def of_kind(kind: str, trains: bool) -> Strings:
     """Returns the commands that start with this word, and that train or not."""
     found = [one for one in GUIDE_COMMANDS if one.split()[0] == kind]
     return [one for one in found if ("train.py" in one and ">" not in one) == trains]
@@ -175,7 +176,7 @@ def pictures() -> Any:
 PICTURES = pictures()
 
 
-def masked(lines: List[str]) -> Dict[int, str]:
+def masked(lines: Strings) -> Dict[int, str]:
     """Returns the words of these lines, with every number replaced by 0.
 
     Numbers such as ports, ids and times differ between runs. Longer numbers also make frames wider

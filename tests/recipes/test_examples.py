@@ -14,6 +14,7 @@ import pytest
 from bare_state import shell_commands
 from example_runs import ENVIRONMENT, accuracies
 from folders import EXAMPLES, ROOT
+from kinds import Strings
 from slurm_cluster import Node, SlurmCluster, started
 from slurm_installation import Installation
 
@@ -41,7 +42,7 @@ SHOWN = {
 }
 
 
-def commands(folder: str, *programs: str) -> List[str]:
+def commands(folder: str, *programs: str) -> Strings:
     """Returns the example's commands that start with one of these programs and can run here."""
     all_commands = shell_commands(EXAMPLES / folder / "README.md")
     return [one for one in all_commands if one.split()[0] in programs and not NOT_RUN.search(one)]
@@ -162,7 +163,7 @@ def test_slurm_accepts_the_requests_of_batch_jobs(slurm: SlurmCluster) -> None:
     ],
 )
 def test_scripts_that_measure_in_an_allocation(
-    slurm: SlurmCluster, tmp_path: Path, script: str, options: str, rows: List[List[str]]
+    slurm: SlurmCluster, tmp_path: Path, script: str, options: str, rows: List[Strings]
 ) -> None:
     command = f"{EXAMPLES / script} --output {tmp_path} {options}"
     allocation = "--quiet -w n9,n10,n11 -N3 --ntasks-per-node=1 --cpus-per-task=2"

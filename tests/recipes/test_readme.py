@@ -15,11 +15,12 @@ import shutil
 import tempfile
 import warnings
 from pathlib import Path
-from typing import Iterator, List
+from typing import Iterator
 
 import pytest
 from bare_state import BareState, other_user, shell_commands
 from folders import ROOT
+from kinds import Strings
 from slurm_cluster import Node, SlurmCluster, started
 from slurm_installation import PATH, Installation
 
@@ -31,7 +32,7 @@ ACTIVATE = ". .venv/bin/activate"
 TRAINED = r"^(?:\d: )?(.*); accuracy (?:0\.[5-9]\d|1\.00)$"
 
 
-def of_kind(*words: str) -> List[str]:
+def of_kind(*words: str) -> Strings:
     return [command for command in COMMANDS if command.split()[0] in words]
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import List, Sequence
 
 import pytest
-from kinds import Texts
+from kinds import Strings, Texts
 from local_run import run
 from slurm_cluster import SlurmCluster
 from slurm_installation import Installation
@@ -74,7 +74,7 @@ def variables(folder: Path) -> List[Variables]:
     return tasks
 
 
-def run_side_by_side(slurm: SlurmCluster, steps: Sequence[List[str]]) -> None:
+def run_side_by_side(slurm: SlurmCluster, steps: Sequence[Strings]) -> None:
     """Runs one-node steps on all nodes at once, because running them in turn takes far longer."""
     nodes = [node.name for node in slurm.nodes]
     for first in range(0, len(steps), len(nodes)):

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Dict, Iterator, List, NamedTuple, Tuple
 
 import pytest
-from kinds import Texts
+from kinds import Strings, Texts
 from slurm_cluster import Node, SlurmCluster, started
 from slurm_installation import Installation
 from slurm_jobs import ENDS, ENVIRONMENT, read, shown_jobs, wait_for
@@ -156,7 +156,7 @@ class Ended(NamedTuple):
     state: str
     restarts: str
     output: str
-    starts: List[str]
+    starts: Strings
     folder: Path
 
 
@@ -233,7 +233,7 @@ def jobs(
         }
 
 
-def nodes_by_start(starts: List[str]) -> List[str]:
+def nodes_by_start(starts: Strings) -> Strings:
     """Returns the nodes that had tasks, by step; each rank must have started once per step."""
     steps: Dict[int, List[Tuple[int, str]]] = {}
     for name in starts:

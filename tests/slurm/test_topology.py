@@ -8,11 +8,11 @@ the cluster's topology, but a partition may have another one (topology.yaml(5)).
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Iterator, List, NamedTuple, Sequence
+from typing import Iterator, NamedTuple, Sequence
 
 import pytest
 from by_version import expected
-from kinds import Texts
+from kinds import Strings, Texts
 from slurm_cluster import Node, SlurmCluster, started
 from slurm_installation import Installation
 from task_accounts import assert_right, run, run_and_resolve
@@ -56,7 +56,7 @@ class Topology(NamedTuple):
     """A cluster's nodes and files, and the SLURM_TOPOLOGY_ADDR_PATTERN of its tasks."""
 
     files: Texts
-    conf: List[str]
+    conf: Strings
     pattern: str
     nodes: Sequence[Node] = NODES
 

@@ -9,10 +9,11 @@ import shutil
 import tempfile
 import types
 from pathlib import Path
-from typing import Any, Callable, Dict, List, Tuple
+from typing import Any, Callable, Dict, Tuple
 
 import pytest
-from kinds import Fields, Texts
+from captured import Logged, Patch
+from kinds import Fields, Strings, Texts
 
 tf = pytest.importorskip("tensorflow", reason="TensorFlow is not installed")
 keras = pytest.importorskip("keras", minversion="3.10", reason="this TensorFlow has Keras 2")
@@ -40,7 +41,7 @@ def termination() -> Any:
 class Trainings:
     """Trainings in one folder, which may belong to different jobs."""
 
-    def __init__(self, folder: Path, patch: pytest.MonkeyPatch) -> None:
+    def __init__(self, folder: Path, patch: Patch) -> None:
         self.folder = folder
         self.patch = patch
 
@@ -58,7 +59,7 @@ class Trainings:
 
 
 @pytest.fixture
-def trainings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Trainings:
+def trainings(tmp_path: Path, monkeypatch: Patch) -> Trainings:
     return Trainings(tmp_path / "checkpoints", monkeypatch)
 
 
@@ -73,7 +74,7 @@ def trainings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Trainings:
     ],
 )
 def test_the_next_job_resumes(
-    trainings: Trainings, before: Any, after: Any, caplog: pytest.LogCaptureFixture
+    trainings: Trainings, before: Any, after: Any, caplog: Logged
 ) -> None:
     with caplog.at_level(logging.INFO, logger="slurm_resolver"):
         trainings.train(before, 1)
@@ -87,7 +88,7 @@ def test_the_next_job_resumes(
 
 
 def test_a_restart_that_finds_no_checkpoint_says_so(
-    trainings: Trainings, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    trainings: Trainings, monkeypatch: Patch, caplog: Logged
 ) -> None:
     monkeypatch.setenv("SLURM_RESTART_COUNT", "1")
     trainings.train(JOB, 1)
@@ -107,7 +108,7 @@ def test_another_task_of_an_array_is_refused(trainings: Trainings) -> None:
 
 
 def test_a_training_whose_folder_was_taken_over_saves_no_more(
-    trainings: Trainings, monkeypatch: pytest.MonkeyPatch
+    trainings: Trainings, monkeypatch: Patch
 ) -> None:
     first = trainings.begin(JOB)
     monkeypatch.setattr("os.getpid", lambda: 1)
@@ -216,7 +217,7 @@ def flip(path: Path) -> None:
 @pytest.mark.parametrize("name", [DATA, INDEX])
 @pytest.mark.parametrize("damage", [cut, flip, Path.unlink])
 def test_a_damaged_checkpoint_is_left_and_the_one_before_is_used(
-    folder: Path, name: str, damage: Any, caplog: pytest.LogCaptureFixture
+    folder: Path, name: str, damage: Any, caplog: Logged
 ) -> None:
     damage(folder / name)
     left = {path.name: path.read_bytes() for path in folder.glob("ckpt-4*")}
@@ -257,9 +258,7 @@ def open_folder(folder: Path, checkpoint: Any, **of_ranks: Any) -> CheckpointFol
     return CheckpointFolder(str(folder), checkpoint, ranks, max_to_keep=2)
 
 
-def test_what_one_rank_cannot_read_no_rank_uses(
-    folder: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_what_one_rank_cannot_read_no_rank_uses(folder: Path, caplog: Logged) -> None:
     others = iter([["", ["ckpt-4", "ckpt-3"]], "its disk is broken", ""])
 
     def compare(purpose: str, own: Any) -> Fields:
@@ -270,11 +269,11 @@ def test_what_one_rank_cannot_read_no_rank_uses(
     assert f"({folder}/ckpt-4: its disk is broken, as worker 1 sees it)" in caplog.text
 
 
-def files(folder: Path) -> List[str]:
+def files(folder: Path) -> Strings:
     return sorted(path.name for path in folder.rglob("*"))
 
 
-def saved(*numbers: int) -> List[str]:
+def saved(*numbers: int) -> Strings:
     ends = ("data-00000-of-00001", "index")
     found = [f"ckpt-{number}.{end}" for number in numbers for end in ends]
     return ["checkpoint", *found, "slurm_resolver.owner"]
@@ -283,7 +282,7 @@ def saved(*numbers: int) -> List[str]:
 @pytest.mark.parametrize("kind", [tf.Variable, keras.Variable])
 @pytest.mark.parametrize("together", [True, False])
 def test_a_rank_that_does_not_write_saves_only_what_all_read_together(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: Any, together: bool
+    tmp_path: Path, monkeypatch: Patch, kind: Any, together: bool
 ) -> None:
     """Such a rank saves to a temporary folder, and removes the folder."""
     how = {"synchronization": "on_read" if together else "auto", "aggregation": "sum"}

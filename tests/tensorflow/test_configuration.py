@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import functools
-from typing import Any, Callable, Dict, List, Tuple
+from typing import Any, Callable, Dict, Tuple
 
 import pytest
-from kinds import Fields
+from kinds import Fields, Strings
 
 keras: Any = pytest.importorskip("keras", minversion="3.10", reason="this TensorFlow has Keras 2")
 
@@ -47,7 +47,7 @@ def model(
     return built
 
 
-def differing(one: Change, other: Change) -> List[str]:
+def differing(one: Change, other: Change) -> Strings:
     entries = zip(describe_model(model(**one)), describe_model(model(**other)))
     return [name for (name, value), (_, value_of_other) in entries if value != value_of_other]
 

@@ -7,10 +7,11 @@ import re
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any, Dict, List
+from typing import Any, Dict
 
 import pytest
-from kinds import Counts
+from captured import Logged, Patch
+from kinds import Counts, Strings
 
 tf = pytest.importorskip("tensorflow", reason="TensorFlow is not installed")
 
@@ -18,7 +19,7 @@ import slurm_resolver as sr  # noqa: E402
 from slurm_resolver import SlurmClusterResolver  # noqa: E402
 
 
-def as_dict(resolver: Any) -> Dict[str, List[str]]:
+def as_dict(resolver: Any) -> Dict[str, Strings]:
     spec = resolver.cluster_spec()
     assert isinstance(spec, tf.train.ClusterSpec)
     for again in (spec, spec.as_cluster_def(), spec.as_dict()):
@@ -118,7 +119,7 @@ def test_num_accelerators_is_what_this_process_will_see(
 
 
 @pytest.fixture
-def has_gpus(monkeypatch: pytest.MonkeyPatch) -> Any:
+def has_gpus(monkeypatch: Patch) -> Any:
     """Makes TensorFlow report four GPUs, because this machine may have none."""
     from tensorflow.python.eager import context
 
@@ -132,7 +133,7 @@ def has_gpus(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 def test_devices_that_tensorflow_has_seen_already_are_warned_of(
-    slurm: Any, has_gpus: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    slurm: Any, has_gpus: Any, monkeypatch: Patch, caplog: Logged
 ) -> None:
     slurm(1, "2(x2),1", 5, CUDA_VISIBLE_DEVICES="0,1,2,3")
     has_gpus(looked=False)
@@ -147,7 +148,7 @@ def test_devices_that_tensorflow_has_seen_already_are_warned_of(
 
 
 def test_gpus_that_the_program_has_hidden_do_not_count(
-    slurm: Any, has_gpus: Any, caplog: pytest.LogCaptureFixture
+    slurm: Any, has_gpus: Any, caplog: Logged
 ) -> None:
     """A program that selects its GPUs itself by SLURM_LOCALID gets no warning."""
     slurm(1, "2(x2),1", 5, CUDA_VISIBLE_DEVICES="0,1,2,3")
@@ -186,7 +187,7 @@ def test_the_evaluator_is_outside_the_spec_and_has_a_master(slurm: Any) -> None:
     ],
 )
 def test_a_bad_variable_is_a_value_error_and_a_runtime_error(
-    slurm: Any, monkeypatch: pytest.MonkeyPatch, name: str, value: str
+    slurm: Any, monkeypatch: Patch, name: str, value: str
 ) -> None:
     """TensorFlow's resolver raises ValueError; except clauses for both types keep working."""
     slurm(0, "1(x3)", 3)
@@ -224,7 +225,7 @@ class TestHooks:
             def _resolve_num_tasks(self) -> int:
                 return 3
 
-            def _resolve_hostlist(self) -> List[str]:
+            def _resolve_hostlist(self) -> Strings:
                 return ["b", "a"]
 
             def _resolve_task_configuration(self) -> Counts:
@@ -240,7 +241,7 @@ class TestHooks:
 
     def test_other_names_for_the_hosts(self, slurm: Any) -> None:
         class Fast(SlurmClusterResolver):
-            def _resolve_hostlist(self) -> List[str]:
+            def _resolve_hostlist(self) -> Strings:
                 return [f"{host}-ib0" for host in super()._resolve_hostlist()]
 
         slurm(1, "2,1,1", 4, SLURM_DISTRIBUTION="cyclic")
@@ -261,7 +262,7 @@ class TestHooks:
         assert (cluster.service.rank, cluster.service.serves) == (2, False)
 
     def test_ranks_counted_in_another_order_are_an_error(
-        self, slurm: Any, monkeypatch: pytest.MonkeyPatch
+        self, slurm: Any, monkeypatch: Patch
     ) -> None:
         class FromMpi(SlurmClusterResolver):
             def _resolve_own_rank(self) -> int:
@@ -279,9 +280,7 @@ def test_without_slurm_tensorflow_trains_locally() -> None:
     assert strategy.num_replicas_in_sync == max(1, len(tf.config.list_physical_devices("GPU")))
 
 
-def test_switched_off_it_trains_alone_wherever_it_is(
-    slurm: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_switched_off_it_trains_alone_wherever_it_is(slurm: Any, monkeypatch: Patch) -> None:
     class Ranked(SlurmClusterResolver):
         def _resolve_own_rank(self) -> int:
             return 1
@@ -298,9 +297,7 @@ def test_switched_off_it_trains_alone_wherever_it_is(
     assert len(as_dict(SlurmClusterResolver())["worker"]) == 3
 
 
-def test_everything_after_the_constructor_is_pure(
-    slurm: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_everything_after_the_constructor_is_pure(slurm: Any, monkeypatch: Patch) -> None:
     slurm(1, "2(x2),1", 5, CUDA_VISIBLE_DEVICES="4,5")
     resolver = SlurmClusterResolver()
     monkeypatch.setenv("SLURM_STEP_NODELIST", "elsewhere")

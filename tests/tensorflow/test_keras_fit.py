@@ -18,7 +18,7 @@ from typing import Any, Dict, List, Tuple
 import pytest
 from folders import HELPERS
 from keras_marks import KERAS_3_ON_SLURM
-from kinds import Fields
+from kinds import Fields, Strings
 from outcomes import flat
 from slurm_cluster import SlurmCluster
 
@@ -63,13 +63,13 @@ NO_MEANS = [
 ]
 
 
-def names(count: int, custom_losses: str = "whole") -> List[str]:
+def names(count: int, custom_losses: str = "whole") -> Strings:
     given = os.environ.get("KERAS_PROGRAMS")
     chosen = NAMES[count] if custom_losses == "whole" else MEANS
     return given.split() if given else chosen
 
 
-def listed() -> Dict[str, List[str]]:
+def listed() -> Dict[str, Strings]:
     """Returns each program's tolerance and the reason why it differs by design."""
     done = subprocess.run(
         [*PROGRAM, "--list"], capture_output=True, text=True, check=True, timeout=SECONDS
@@ -124,7 +124,7 @@ def step(slurm: SlurmCluster, where: str, folder: Path, *options: str) -> None:
     assert done.returncode == 0, done.stderr[-4000:]
 
 
-def outcomes(folder: Path, files: List[str]) -> List[Outcomes]:
+def outcomes(folder: Path, files: Strings) -> List[Outcomes]:
     return [json.loads((folder / name).read_text()) for name in files]
 
 
@@ -242,7 +242,7 @@ def test_reading_and_saving_need_no_other_worker(real_slurm: SlurmCluster) -> No
     assert told(real_slurm, script) == ["told ['auc', 'loss', 'mae']"] * 2
 
 
-def told(slurm: SlurmCluster, script: str) -> List[str]:
+def told(slurm: SlurmCluster, script: str) -> Strings:
     command = shlex.join([sys.executable, "-W", "ignore", "-c", script])
     done = slurm.run(f"srun {STEPS[2]} {command}", timeout=SECONDS)
     return sorted(line for line in done.stdout.splitlines() if line.startswith("told"))

@@ -11,11 +11,11 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import Dict, List
+from typing import Dict
 
 import pytest
 from folders import HELPERS
-from kinds import Fields
+from kinds import Fields, Strings
 from outcomes import flat
 
 from slurm_resolver.preflight.keras_version import keras_problem
@@ -48,7 +48,7 @@ NAMES = [
 ]
 
 
-def run(command: List[str], folder: Path, name: str) -> Dict[str, Fields]:
+def run(command: Strings, folder: Path, name: str) -> Dict[str, Fields]:
     folder.mkdir()
     environ = {**os.environ, "TASK_OUTPUT": str(folder), "CUDA_VISIBLE_DEVICES": ""}
     done = subprocess.run(

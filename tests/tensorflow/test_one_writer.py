@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, List
 
 import pytest
+from kinds import Strings
 
 pytest.importorskip("tensorflow")
 from slurm_resolver.errors import FitError, SavingError
@@ -91,7 +92,7 @@ class Workers:
 
 @pytest.mark.parametrize(("folders", "writers"), [(["a", "a"], 1), (["a", "b"], 2)])
 def test_one_worker_on_each_file_system_writes_a_backup(
-    tmp_path: Path, folders: List[str], writers: int
+    tmp_path: Path, folders: Strings, writers: int
 ) -> None:
     """Two folders stand for the disks of two nodes."""
     callback = types.SimpleNamespace(on_train_end=None)

@@ -11,6 +11,7 @@ from typing import Any, List
 
 import pytest
 from folders import HELPERS
+from kinds import Strings
 from resumed import outcomes, saved_position
 
 pytest.importorskip("keras", minversion="3", reason="this TensorFlow has Keras 2")
@@ -62,7 +63,7 @@ def test_saved_on_signals_it_ends_as_one_that_was_left_alone(tmp_path: Path) -> 
     ],
 )
 def test_broken_off_and_resumed_all_ways_of_training_end_the_same(
-    strategy: str, cases: List[str]
+    strategy: str, cases: Strings
 ) -> None:
     for name, ended in outcomes("--strategy", strategy, *cases).items():
         assert "error" not in ended["whole"], (name, ended)

@@ -9,10 +9,10 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import List
 
 import pytest
 from folders import HELPERS
+from kinds import Strings
 from local_run import COMMAND
 
 PROGRAM = HELPERS / "stuck_training.py"
@@ -37,7 +37,7 @@ def start(folder: Path, kind: str, seconds: float = 0, **env: str) -> subprocess
     )
 
 
-def finish(job: subprocess.Popen[str]) -> List[str]:
+def finish(job: subprocess.Popen[str]) -> Strings:
     """Waits for the end of both tasks, and returns their lines."""
     try:
         return job.communicate(timeout=180)[0].splitlines()
@@ -45,7 +45,7 @@ def finish(job: subprocess.Popen[str]) -> List[str]:
         job.kill()
 
 
-def stalls(lines: List[str]) -> List[str]:
+def stalls(lines: Strings) -> Strings:
     """Returns the messages about stalls, without the seconds."""
     said = [line for line in lines if re.search(r"no step for|steps advance", line)]
     return [re.sub(r"\d+ s", "N s", line) for line in said]

@@ -6,6 +6,7 @@ import socket
 from typing import Any, Optional
 
 import pytest
+from captured import Patch
 from kinds import Counts, Fields
 
 from slurm_resolver.cluster import alone
@@ -45,7 +46,7 @@ def test_alone_or_a_task(
     values: Fields,
     jobs: Optional[Counts],
     says: Optional[str],
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: Patch,
 ) -> None:
     monkeypatch.setattr(alone, "is_this_machine", {"n9": True, "n10": False}.get)
     told = why_alone(SlurmStep(**values), ClusterOptions(jobs))
@@ -79,7 +80,7 @@ def test_neither(
     jobs: Optional[Counts],
     error: Any,
     says: str,
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: Patch,
 ) -> None:
     monkeypatch.setattr(alone, "is_this_machine", {"n9": True, "n10": False}.get)
     with pytest.raises(error) as caught:
@@ -97,7 +98,7 @@ def test_neither(
     ],
 )
 def test_a_machine_is_known_by_its_name_and_its_addresses(
-    monkeypatch: pytest.MonkeyPatch, node: str, address: str, expected: Optional[bool]
+    monkeypatch: Patch, node: str, address: str, expected: Optional[bool]
 ) -> None:
     def getaddrinfo(*_: Any, **__: Any) -> Any:
         if not address:

@@ -14,7 +14,8 @@ import time
 from typing import Callable, Dict, Iterator, List, NamedTuple, Sequence, Tuple
 
 import pytest
-from kinds import Fields
+from captured import Patch
+from kinds import Fields, Strings
 from munged import Munged, running_munged
 
 from slurm_resolver.coordination import secret, wire
@@ -61,11 +62,11 @@ class Task:
         assert self.process.stdin is not None
         self.process.stdin.write(b"\n")
 
-    def ends(self) -> Tuple[List[str], List[str]]:
+    def ends(self) -> Tuple[Strings, Strings]:
         output, errors = self.process.communicate(timeout=60)
         return output.decode().splitlines(), errors.decode().splitlines()
 
-    def says(self) -> List[str]:
+    def says(self) -> Strings:
         output, errors = self.ends()
         assert self.process.returncode <= 0 or "Error" in errors[-1], errors
         return output
@@ -216,7 +217,7 @@ def test_a_forked_child_does_not_keep_the_port(step: Step) -> None:
 
 
 @pytest.fixture
-def environ(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
+def environ(monkeypatch: Patch) -> Patch:
     monkeypatch.delenv(secret.VARIABLE, raising=False)
     monkeypatch.setenv(secret.MUNGE_SOCKET_VARIABLE, "/nowhere")
     monkeypatch.setattr(secret, "_MUNGE_SECONDS", 2.0)
@@ -224,13 +225,13 @@ def environ(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
 
 
 @pytest.fixture
-def munged(environ: pytest.MonkeyPatch) -> Iterator[Munged]:
+def munged(environ: Patch) -> Iterator[Munged]:
     with running_munged() as running:
         environ.setenv(secret.MUNGE_SOCKET_VARIABLE, running.socket)
         yield running
 
 
-def test_munge(environ: pytest.MonkeyPatch, munged: Munged) -> None:
+def test_munge(environ: Patch, munged: Munged) -> None:
     service = secret.Secret()
     for _ in range(2):  # munged calls the second credential replayed
         assert secret.accept_offer(service.offer(), "S") == service.key
@@ -241,7 +242,7 @@ def test_munge(environ: pytest.MonkeyPatch, munged: Munged) -> None:
         secret.Secret()
 
 
-def test_a_short_secret(environ: pytest.MonkeyPatch) -> None:
+def test_a_short_secret(environ: Patch) -> None:
     environ.setenv(secret.VARIABLE, "short")
     with pytest.raises(RendezvousError, match="SLURM_RESOLVER_SECRET has 5 characters; expected"):
         secret.Secret()

@@ -11,6 +11,7 @@ import pytest
 from folders import DATA
 from hypothesis import given
 from hypothesis import strategies as st
+from kinds import Strings
 
 from slurm_resolver.diagnostics.first_failure import FailureReader
 from slurm_resolver.diagnostics.known_messages import KNOWN_MESSAGES
@@ -20,7 +21,7 @@ LOGS = DATA / "logs"
 NAMES = sorted(path.stem for path in LOGS.glob("*.log"))
 
 
-def expected() -> Dict[str, List[str]]:
+def expected() -> Dict[str, Strings]:
     """Returns the lines below each log's name in expected.txt."""
     text = (LOGS / "expected.txt").read_text(encoding="utf-8")
     blocks = [block.splitlines() for block in text.split("\n\n")]
@@ -30,7 +31,7 @@ def expected() -> Dict[str, List[str]]:
 EXPECTED = expected()
 
 
-def short(findings: List[Finding]) -> List[str]:
+def short(findings: List[Finding]) -> Strings:
     return [
         f"{one.id} x{one.count}" + (f" at {one.address}" if one.address else "") for one in findings
     ]
@@ -110,7 +111,7 @@ REFUSED = "failed to connect to all addresses; ipv4:10.0.0.1:9: Connection refus
         ([MEMORY.format("not ")], []),
     ],
 )
-def test_lines(lines: List[str], told: List[str]) -> None:
+def test_lines(lines: Strings, told: Strings) -> None:
     assert short(explain(lines)) == told
 
 

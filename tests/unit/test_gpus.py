@@ -8,9 +8,10 @@ from typing import Any, Dict, List, Optional, Sequence, Tuple
 from unittest import mock
 
 import pytest
+from captured import Logged, Patch
 from hypothesis import given
 from hypothesis import strategies as st
-from kinds import Fields, Texts
+from kinds import Fields, Strings, Texts
 from recorded_steps import Recording, recordings
 
 import slurm_resolver as sr
@@ -53,7 +54,7 @@ def choose(*args: Any, **keywords: Any) -> Devices:
 
 
 @pytest.fixture(autouse=True)
-def driver(monkeypatch: pytest.MonkeyPatch) -> List[Optional[int]]:
+def driver(monkeypatch: Patch) -> List[Optional[int]]:
     """A list whose only entry is the driver's number of GPUs, which a test may change."""
     number: List[Optional[int]] = [None]
     monkeypatch.setattr(gpus_module, "count_driver_gpus", lambda: number[0])
@@ -149,7 +150,7 @@ CUDA, ROCR = "CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES"
 @pytest.mark.parametrize("names", [[CUDA], [ROCR], [CUDA, ROCR]])
 @pytest.mark.parametrize("explicit", [(), (4, 2)])
 def test_every_variable_that_slurm_sets_is_narrowed_once(
-    names: List[str], explicit: Tuple[int, ...]
+    names: Strings, explicit: Tuple[int, ...]
 ) -> None:
     environ = {"SLURM_PROCID": "1", **dict.fromkeys(names, "4,5,6,7")}
     for _ in range(3):  # also in a second resolver or a child process
@@ -193,7 +194,7 @@ def test_without_variables_the_driver_is_asked(driver: List[Optional[int]]) -> N
 
 
 def test_a_grant_without_names_is_left_alone_and_told(
-    driver: List[Optional[int]], caplog: pytest.LogCaptureFixture
+    driver: List[Optional[int]], caplog: Logged
 ) -> None:
     driver[0] = 8
     gpus = decide(None, 1, 2, gpus_on_node=2)
@@ -203,7 +204,7 @@ def test_a_grant_without_names_is_left_alone_and_told(
 
 @pytest.mark.parametrize(("has_driver", "number"), [(True, 3), (False, None)])
 def test_the_driver_is_asked_through_its_library(
-    monkeypatch: pytest.MonkeyPatch, has_driver: bool, number: Optional[int]
+    monkeypatch: Patch, has_driver: bool, number: Optional[int]
 ) -> None:
     """A stand-in replaces nvidia-ml-py, because this machine may have no GPU."""
     library = mock.Mock(NVMLError=KeyError)
@@ -223,7 +224,7 @@ def test_the_driver_is_asked_through_its_library(
         (["worker"], ["evaluator", "worker"], {"evaluator", "worker"}),  # evaluator has no task
     ],
 )
-def test_which_jobs_use_gpus(jobs: List[str], gpu_jobs: Any, users: Any) -> None:
+def test_which_jobs_use_gpus(jobs: Strings, gpu_jobs: Any, users: Any) -> None:
     assert jobs_with_gpus(jobs, gpu_jobs) == users
 
 
@@ -278,7 +279,7 @@ SLICES: Dict[str, Tuple[str, Fields, List[Tuple[str, ...]], bool]] = {
 
 
 @pytest.mark.parametrize("name", SLICES)
-def test_a_process_uses_one_slice(name: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_process_uses_one_slice(name: str, caplog: Logged) -> None:
     visible, more, taken, unused = SLICES[name]
     gpus = [decide(visible, rank, len(taken), **more) for rank in range(len(taken))]
     assert [one.devices for one in gpus] == taken
@@ -313,9 +314,7 @@ MEMORY: Dict[str, Tuple[str, Sequence[bool], Fields]] = {
 
 
 @pytest.mark.parametrize("name", MEMORY)
-def test_tasks_that_share_a_gpu_take_the_memory_that_they_need(
-    name: str, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_tasks_that_share_a_gpu_take_the_memory_that_they_need(name: str, caplog: Logged) -> None:
     visible, shares, more = MEMORY[name]
     for rank, growth in enumerate(shares):
         gpus = decide(visible, rank, len(shares), **more)

@@ -5,12 +5,13 @@ from __future__ import annotations
 import contextlib
 import json
 import tracemalloc
-from typing import List, Optional
+from typing import Optional
 
 import pytest
 from folders import DATA
 from hypothesis import given
 from hypothesis import strategies as st
+from kinds import Strings
 
 from slurm_resolver import (
     HostlistError,
@@ -27,7 +28,7 @@ with open(DATA / "hostlists.jsonl", encoding="utf-8") as lines:
 @pytest.mark.parametrize(
     ("expression", "hosts"), [(case["expr"], case["hosts"]) for case in FROM_SLURM]
 )
-def test_expands_as_scontrol_show_hostnames(expression: str, hosts: Optional[List[str]]) -> None:
+def test_expands_as_scontrol_show_hostnames(expression: str, hosts: Optional[Strings]) -> None:
     if hosts is None:
         with pytest.raises(HostlistError):
             expand_hostlist(expression)
@@ -83,7 +84,7 @@ def test_a_list_that_is_too_long_costs_no_memory(expression: str) -> None:
         ([f"n{i}" for i in range(65_537)], "n[0-65535,65536]"),  # Slurm's limit for a range
     ],
 )
-def test_compress_folds_neighbours(hosts: List[str], folded: str) -> None:
+def test_compress_folds_neighbours(hosts: Strings, folded: str) -> None:
     assert compress_hostlist(hosts) == folded
     assert expand_hostlist(folded) == hosts
 
@@ -111,7 +112,7 @@ NAMES = st.builds(
 
 
 @given(st.lists(NAMES))
-def test_expand_reads_back_what_compress_writes(hosts: List[str]) -> None:
+def test_expand_reads_back_what_compress_writes(hosts: Strings) -> None:
     folded = compress_hostlist(hosts)
     assert expand_hostlist(folded) == hosts
     assert count_hostlist(folded) == len(hosts)

@@ -5,10 +5,11 @@ from __future__ import annotations
 import socket
 import threading
 import time
-from typing import Dict, Iterator, List, Optional, Tuple
+from typing import Dict, Iterator, Optional, Tuple
 
 import pytest
 from captured import Captured
+from kinds import Strings
 
 from slurm_resolver.coordination import ServiceAddress
 from slurm_resolver.coordination.client import Client
@@ -19,7 +20,7 @@ from slurm_resolver.coordination.member import Member
 class Job:
     """The tasks of a step, all in this process. An evaluator, rank 0, runs the service."""
 
-    def __init__(self, names: List[str], port: int) -> None:
+    def __init__(self, names: Strings, port: int) -> None:
         self.names = ["evaluator 0", *names]
         split = [name.split() for name in self.names]
         self.tasks = [(job, int(index), f"n{rank}:1") for rank, (job, index) in enumerate(split)]
@@ -86,7 +87,7 @@ ENDED = "its process has ended"
 FINISHED = JobResult(0, "all who train have finished")
 
 # the tasks, their acts, the result of the job (None if it continues), and the standard error
-CASES: Dict[str, Tuple[List[str], str, Optional[JobResult], str]] = {
+CASES: Dict[str, Tuple[Strings, str, Optional[JobResult], str]] = {
     "all who train finish": (W, "all come, worker 1 leaves, worker 0 leaves", FINISHED, ""),
     "one of two workers finishes": (W, "all come, worker 0 leaves", None, ""),
     "workers that only serve are not waited for": (

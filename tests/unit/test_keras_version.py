@@ -9,6 +9,7 @@ from types import SimpleNamespace
 from typing import Dict, Tuple
 
 import pytest
+from captured import Patch
 
 from slurm_resolver import log
 from slurm_resolver.errors import KerasError
@@ -26,7 +27,7 @@ from slurm_resolver.preflight import keras_version
     ],
 )
 def test_a_version_that_nobody_has_tried_is_a_warning(
-    version: str, said: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    version: str, said: str, monkeypatch: Patch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setitem(sys.modules, "keras", SimpleNamespace(__version__=version))
     monkeypatch.setattr(log, "warned", set())
@@ -37,7 +38,7 @@ def test_a_version_that_nobody_has_tried_is_a_warning(
     assert said in caplog.text
 
 
-def test_a_version_that_trains_wrongly_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_version_that_trains_wrongly_is_an_error(monkeypatch: Patch) -> None:
     monkeypatch.setitem(sys.modules, "keras", SimpleNamespace(__version__="3.9.2"))
     with pytest.raises(KerasError, match=r"Keras 3\.9\.2 trains wrongly .* pip install 'keras>=3"):
         keras_version.check_keras()
@@ -59,7 +60,7 @@ INSTALLED: Dict[str, Tuple[str, ...]] = {
 
 
 @pytest.mark.parametrize("installed", INSTALLED)
-def test_what_check_says(installed: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_check_says(installed: str, monkeypatch: Patch) -> None:
     versions = dict(part.split(" ") for part in installed.split(", ") if " " in part)
 
     def version(name: str) -> str:

@@ -7,7 +7,7 @@ from typing import Dict, List, Tuple
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from kinds import Texts
+from kinds import Strings, Texts
 from recorded_steps import NEVER_TOLD, Recording, recordings, unknowable
 
 from slurm_resolver.cluster.layout import Layout, layout_from_environment, verify_layout
@@ -116,7 +116,7 @@ TASK = {
         ),
     ],
 )
-def test_contradictions_are_named(changes: Texts, named: List[str]) -> None:
+def test_contradictions_are_named(changes: Texts, named: Strings) -> None:
     with pytest.raises(LayoutError) as caught:
         resolved({**TASK, **changes})
     for text in named:

@@ -7,9 +7,11 @@ import os
 import signal
 import time
 from pathlib import Path
-from typing import Iterator, List, Mapping, NamedTuple, Optional, Sequence, Tuple
+from typing import Iterator, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 import pytest
+from captured import Patch
+from kinds import Strings
 
 from slurm_resolver.errors import ResumeError
 from slurm_resolver.preemption.requeue import requeue_job
@@ -28,7 +30,7 @@ JobId=42 JobName=a JobState=FAILED
 
 
 @pytest.fixture
-def scontrol(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def scontrol(tmp_path: Path, monkeypatch: Patch) -> Path:
     """A scontrol that shows the files `job`, `config`, `partition` and `assoc_mgr`.
 
     It and scancel log other commands in `calls`, and refuse a command if `refuses-COMMAND` exists.
@@ -46,7 +48,7 @@ def scontrol(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def calls(folder: Path) -> List[str]:
+def calls(folder: Path) -> Strings:
     path = folder / "calls"
     return path.read_text().splitlines() if path.exists() else []
 
@@ -188,7 +190,7 @@ def test_how_tasks_that_have_saved_exit(scontrol: Path, name: str) -> None:
 
 @pytest.mark.parametrize(("left", "seconds"), [(None, 20), (40, 10), (-5, 2)])
 def test_all_commands_together_take_no_longer_than_they_may(
-    monkeypatch: pytest.MonkeyPatch, left: Optional[int], seconds: int
+    monkeypatch: Patch, left: Optional[int], seconds: int
 ) -> None:
     now = [1000.0]
 

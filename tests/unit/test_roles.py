@@ -7,6 +7,7 @@ from typing import Any, List, Optional
 
 import pytest
 from assigned_roles import assign, job_of, layout_of, play
+from captured import Logged
 from hypothesis import given
 from hypothesis import strategies as st
 from kinds import Counts, Fields
@@ -55,7 +56,7 @@ def test_placement(
     assert play(layout, jobs, placement="rank") == (rank or spread)
 
 
-def test_jobs_with_names_of_their_own(caplog: pytest.LogCaptureFixture) -> None:
+def test_jobs_with_names_of_their_own(caplog: Logged) -> None:
     assert play(layout_of([2, 2]), {"actor": 1, "learner": 1, "replay": 2}) == "a0 l0 r0 r1"
     assert play(layout_of([2, 2]), {"actor": 1, "chief": 1, "ps": 2}) == "c0 p0 p1 a0"
     assert caplog.text == ""
@@ -69,7 +70,7 @@ def test_jobs_with_names_of_their_own(caplog: pytest.LogCaptureFixture) -> None:
     ],
 )
 def test_names_that_look_misspelt_are_warned_of(
-    name: str, meant: Optional[str], caplog: pytest.LogCaptureFixture
+    name: str, meant: Optional[str], caplog: Logged
 ) -> None:
     for _ in range(2):  # warned of once
         assert job_of(assign(layout_of([2, 2]), {name: -1})) == [name] * 4

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from typing import List, Optional
+from typing import Optional
 
 import pytest
-from kinds import Texts
+from kinds import Strings, Texts
 
 from slurm_resolver.errors import GpuError
 from slurm_resolver.local.environment import gpu_variables
@@ -23,7 +23,7 @@ from slurm_resolver.slurm.gpu_variables import CUDA
     ],
 )
 def test_tasks_get_the_first_of_the_launchers_gpus(
-    tasks: int, gpus: Optional[int], per_task: Optional[int], visible: str, expected: List[str]
+    tasks: int, gpus: Optional[int], per_task: Optional[int], visible: str, expected: Strings
 ) -> None:
     found = gpu_variables(tasks, gpus, per_task, {CUDA: visible})
     assert found is not None

@@ -13,7 +13,7 @@ import sys
 from fnmatch import fnmatch
 from importlib import import_module
 from pathlib import Path
-from typing import Any, List
+from typing import Any
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "0")
@@ -21,7 +21,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import tensorflow as tf
 from keras_programs.common import DIFFERS_BY_DESIGN, PROGRAMS, TOLERANCES
-from kinds import Fields
+from kinds import Fields, Strings
 
 import slurm_resolver as sr
 from slurm_resolver import log
@@ -38,9 +38,9 @@ def outcome(name: str, strategy: Any) -> Fields:
         return {"error": f"{type(error).__name__}: {str(error).strip()[:300]}"}
 
 
-def run(strategy: Any, names: List[str], file: Path) -> None:
+def run(strategy: Any, names: Strings, file: Path) -> None:
     """Rewrites the file after every program, so that a crash loses nothing."""
-    found: List[str] = []
+    found: Strings = []
     for name in names:
         print(name, end=" ", file=sys.stderr, flush=True)
         log.warned.clear()
