@@ -10,7 +10,7 @@ from __future__ import annotations
 import ast
 import sys
 from pathlib import Path
-from typing import List, NamedTuple
+from typing import Dict, List, NamedTuple
 
 ROOT = Path(__file__).parents[1]
 
@@ -32,56 +32,33 @@ LIMITS = [
 ]
 
 
-class Module(NamedTuple):
-    """The size of one file."""
-
-    path: Path
-    nodes: int
-    lines: int
-
-    @property
-    def density(self) -> float:
-        """Nodes per line; 0 for an empty file."""
-        return self.nodes / max(self.lines, 1)
-
-
-def measured(path: Path) -> Module:
-    """Returns the size of this file."""
-    text = path.read_text(encoding="utf-8")
-    nodes = sum(1 for _ in ast.walk(ast.parse(text)))
-    return Module(path.relative_to(ROOT), nodes, lines=len(text.splitlines()))
-
-
 def faults(limit: Limit) -> List[str]:
     """Prints the size of the folder, and returns what is above its limit."""
-    modules = [measured(path) for path in sorted((ROOT / limit.folder).rglob("*.py"))]
-    nodes = sum(module.nodes for module in modules)
-    average = nodes / sum(module.lines for module in modules)
-    densest = max(modules, key=lambda module: module.density)
-    print(
-        f"{limit.folder}: {nodes:,} nodes in {len(modules)} files (at most {limit.nodes:,}), "
-        f"{average:.2f} nodes per line (at most {limit.average:g}), "
-        f"{densest.density:.2f} in {densest.path} (at most {limit.densest:g})"
-    )
-    found = []
-    if nodes > limit.nodes:
-        found.append(f"{limit.folder}: {nodes:,} nodes, expected at most {limit.nodes:,}")
-    if average > limit.average:
-        found.append(
-            f"{limit.folder}: {average:.2f} nodes per line on average, expected at most "
-            f"{limit.average:g}: give each thought its own line"
-        )
-    for module in modules:
-        if module.density > limit.densest:
-            found.append(
-                f"{module.path}: {module.density:.2f} nodes per line, expected at most "
-                f"{limit.densest:g}: give each thought its own line"
-            )
-    return found
+    nodes: Dict[Path, int] = {}
+    densities: Dict[Path, float] = {}
+    lines = 0
+    for path in (ROOT / limit.folder).rglob("*.py"):
+        text = path.read_text(encoding="utf-8")
+        nodes[path] = len(list(ast.walk(ast.parse(text))))
+        lines += len(text.splitlines())
+        densities[path] = nodes[path] / max(len(text.splitlines()), 1)
+    densest = max(densities, key=lambda path: densities[path])
+    found = [
+        (f"{limit.folder}: {{:,}} nodes", sum(nodes.values()), limit.nodes),
+        (f"{limit.folder}: {{:.2f}} nodes per line", sum(nodes.values()) / lines, limit.average),
+        (
+            f"{densest.relative_to(ROOT)}: {{:.2f}} nodes per line",
+            densities[densest],
+            limit.densest,
+        ),
+    ]
+    told = [f"{text.format(size)}, at most {most:,}" for text, size, most in found]
+    print(*told, sep="\n")
+    return [line for line, (_, size, most) in zip(told, found) if size > most]
 
 
 if __name__ == "__main__":
     found = [fault for limit in LIMITS for fault in faults(limit)]
     for fault in found:
-        print(fault, file=sys.stderr)
+        print(f"too much: {fault}: give each thought its own line, or delete", file=sys.stderr)
     sys.exit(bool(found))

@@ -242,7 +242,7 @@ def other_weights_before() -> None:
 
 @way
 def other_momentum() -> None:
-    trained(in_scope(model, keras.optimizers.SGD(0.1, momentum=0.9 * WORKER)))
+    trained(in_scope(lambda: model(keras.optimizers.SGD(0.1, momentum=0.9 * WORKER))))
 
 
 @way

@@ -86,6 +86,9 @@ CASES = {
     "saved, not requeued by Slurm": saving(
         '["scontrol", null]', options="-p cancel", state=NOT_BY_SLURM
     ),
+    "saved, and is being cancelled": saving(
+        '["scontrol", null]', action="scancel JOB", restarts=0, state=CANCELLED
+    ),
     "the time limit": Case(SERVERS, LIMIT),
     "the time limit, in two components": Case(ONE_COMPONENT, LIMIT),
     "the time limit, in an array": Case(SERVERS, LIMIT, options="--array=7"),

@@ -82,24 +82,6 @@ def test_master_follows_the_settable_attributes(slurm: Any) -> None:
     assert resolver.master("ps", 0) == "t02n13:8888"
 
 
-@pytest.mark.parametrize(("gpus", "visible"), [((2, 1), "1"), ((4, 2), "2,3"), ((2, None), "1")])
-def test_the_second_task_of_a_node_gets_the_second_slice(
-    slurm: Any, gpus: Any, visible: str
-) -> None:
-    slurm(1, "2(x2),1", 5, CUDA_VISIBLE_DEVICES="")
-    for _ in range(2):  # a second resolver changes nothing
-        resolver = SlurmClusterResolver(
-            jobs={"ps": 1, "worker": 4}, gpus_per_node=gpus[0], gpus_per_task=gpus[1]
-        )
-        assert as_dict(resolver) == {
-            "ps": ["t02n13:8888"],
-            "worker": ["t02n13:8889", "t02n41:8888", "t02n41:8889", "t02n43:8888"],
-        }
-        assert os.environ["CUDA_VISIBLE_DEVICES"] == visible
-        assert resolver.num_accelerators() == {"GPU": len(visible.split(","))}
-        assert resolver.gpus == tuple(visible.split(","))
-
-
 @pytest.mark.parametrize(
     ("visible", "auto", "after", "count"),
     [

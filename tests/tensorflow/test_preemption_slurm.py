@@ -16,7 +16,6 @@ from typing import Any, Dict, Iterator, List, Sequence
 import pytest
 from folders import EXAMPLES, HELPERS
 from kinds import Fields, Texts
-from resumed import saved_position
 from slurm_cluster import Node, SlurmCluster, started
 from slurm_installation import Installation
 from slurm_jobs import read, wait_for
@@ -91,12 +90,6 @@ class Job:
 
         wait_for(reached, timeout, self.output)
         return self.state()
-
-    def await_step(self, done: int) -> None:
-        def reached() -> bool:
-            return any(line.get("done") == done for line in self.lines(0))
-
-        wait_for(reached, 200, self.output)
 
     def output(self) -> str:
         return read(self.folder / "out")
@@ -218,19 +211,6 @@ def test_killed_twice_under_supervise_it_ends_with_the_same_weights(
     for number, who in ((1, "rank 1 on n9"), (2, "rank 0 on n8")):
         told = rf"restart {number} of 3; now on n\[8-9\]; first failure: {who} at \S+, SIGKILL"
         assert re.search(told, job.output()), job.output()
-    job.assert_nothing_left()
-
-
-def test_a_cancelled_job_stays_cancelled(slurm: SlurmCluster, tmp_path: Path) -> None:
-    job = Job(slurm, tmp_path, "loop", sleep=0.5)
-    job.await_step(3)
-    slurm.run(f"scancel {job.id}")
-    state = job.await_state("CANCELLED")
-    assert state["Restarts"] == "0"
-    assert "is being cancelled: not requeued" in job.output()
-    done = [line["done"] for line in job.lines(1) if "done" in line]
-    epoch, step = divmod(done[-1], 10)  # the end of an epoch is the start of the next one
-    assert saved_position(tmp_path / "checkpoints") == {"epoch": epoch, "step": step}
     job.assert_nothing_left()
 
 
