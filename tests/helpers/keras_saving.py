@@ -20,35 +20,31 @@ import keras
 import numpy as np
 import tensorflow as tf
 from keras.models import save_model  # before the strategy is made
+from labelled_rows import LOSS, X, data
 
 import slurm_resolver as sr
 
 FOLDER = Path(os.environ["TASK_OUTPUT"])
 TRIALS = 8
-_random = np.random.default_rng(5)
-X = _random.normal(size=(96, 6)).astype("float32")
-Y = (X @ _random.normal(size=(6, 3))).argmax(axis=1).astype("int32")
 
 
-def data() -> tf.data.Dataset:
-    return tf.data.Dataset.from_tensor_slices((X, Y)).batch(24)
+def train(model: Any, **how: Any) -> Any:
+    return model.fit(data(), verbose=0, **how).history
 
 
-def build(strategy: tf.distribute.Strategy) -> Any:
+def build(strategy: Any) -> Any:
     keras.utils.set_random_seed(3)
     with strategy.scope():
         normalization = keras.layers.BatchNormalization(synchronized=True)
         first = keras.layers.Dense(400, use_bias=False)  # Adam would amplify a bias's tiny gradient
         layers = [first, normalization, keras.layers.Dense(3)]
         model = keras.Sequential([keras.Input((6,)), *layers])
-        loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-        model.compile(optimizer=keras.optimizers.Adam(0.01), loss=loss, metrics=["accuracy"])
+        model.compile(optimizer=keras.optimizers.Adam(0.01), loss=LOSS, metrics=["accuracy"])
     return model
 
 
 def predicted(model: Any) -> List[Any]:
-    values: List[Any] = np.asarray(model.predict(data(), verbose=0)).tolist()
-    return values
+    return list(np.asarray(model.predict(data(), verbose=0)).tolist())
 
 
 def outcome(action: Action) -> Any:
@@ -113,19 +109,19 @@ def callbacks(model: Any, index: int) -> Fields:
     ]
     logs = given[2:4]
     names = [log.filename for log in logs]
-    history = model.fit(data(), epochs=3, verbose=0, callbacks=given)
+    history = train(model, epochs=3, callbacks=given)
     again = [outcome(lambda: model.load_weights(FOLDER / "weights-3" / "of.weights.h5"))]
     if index == 0:
         model.save(FOLDER / "by one.keras")
-    model.fit(data(), epochs=1, verbose=0)
+    train(model)
     return {
-        "best": [best.best, max(history.history["accuracy"])],
+        "best": [best.best, max(history["accuracy"])],
         "paths": names == [log.filename for log in logs],
         "loaded": again,
     }
 
 
-def in_scope(strategy: tf.distribute.Strategy, index: int) -> Texts:
+def in_scope(strategy: Any, index: int) -> Texts:
     """Saves and loads in the scope before the first fit: all workers do, then each one alone."""
     model = build(strategy)
     ways: Dict[str, Action] = {
@@ -145,13 +141,13 @@ def in_scope(strategy: tf.distribute.Strategy, index: int) -> Texts:
     return found
 
 
-def uncompiled(strategy: tf.distribute.Strategy) -> Fields:
+def uncompiled(strategy: Any) -> Fields:
     with strategy.scope():
         model = keras.Sequential([keras.Input((6,)), keras.layers.Dense(3)])
     return {
         "save": outcome(lambda: model.save(FOLDER / "uncompiled.keras")),
         "export": outcome(lambda: model.export(FOLDER / "uncompiled", verbose=False)),
-        "fit": outcome(lambda: model.fit(data(), verbose=0)),
+        "fit": outcome(lambda: train(model)),
         "evaluate": outcome(lambda: model.evaluate(data(), verbose=0)),
         "predict": outcome(lambda: np.shape(model.predict(data(), verbose=0))),
     }
@@ -169,7 +165,7 @@ class Own(keras.Model):  # type: ignore[misc]
         return self.dense(inputs)
 
 
-def built_by_hand(strategy: tf.distribute.Strategy) -> Dict[str, List[Any]]:
+def built_by_hand(strategy: Any) -> Dict[str, List[Any]]:
     """Builds models and optimizers outside the scope; returns the losses of their training."""
     ways: Dict[str, Callable[[Any], Any]] = {
         "as Keras": lambda model: None,
@@ -186,15 +182,13 @@ def built_by_hand(strategy: tf.distribute.Strategy) -> Dict[str, List[Any]]:
             keras.utils.set_random_seed(3)
             with strategy.scope():
                 model = kind()
-                loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-                model.compile("adam", loss)
+                model.compile("adam", LOSS)
             by_hand(model)
-            history = model.fit(data(), verbose=0)
-            found.setdefault(name, []).append(history.history["loss"])
+            found.setdefault(name, []).append(train(model)["loss"])
     return found
 
 
-def checkpoints(strategy: tf.distribute.Strategy, index: int) -> Fields:
+def checkpoints(strategy: Any, index: int) -> Fields:
     """Trains in the scope with each kind of ModelCheckpoint in all workers, or in one."""
     keras.backend.clear_session()
     options: Dict[str, Fields] = {
@@ -213,7 +207,7 @@ def checkpoints(strategy: tf.distribute.Strategy, index: int) -> Fields:
         ]
         model = build(strategy)
         with strategy.scope():
-            model.fit(data(), epochs=2, verbose=0, callbacks=mine)
+            train(model, epochs=2, callbacks=mine)
         model.evaluate(data(), verbose=0)  # until then, the other worker may not have saved
         found[who] = sorted(path.name for path in folder.iterdir())
     return found
@@ -230,7 +224,7 @@ def main() -> None:
         with strategy.scope():
             model = keras.models.load_model(FOLDER / "last.keras")
         found["predicted"] = predicted(model)
-        model.fit(data(), epochs=1, verbose=0)  # the optimizer continues as well
+        train(model)  # the optimizer continues as well
         found["weights"] = [weight.tolist() for weight in model.get_weights()]
     else:
         found["in_scope"] = in_scope(strategy, int(name))
@@ -238,14 +232,14 @@ def main() -> None:
         found["by_hand"] = built_by_hand(strategy)
         found["checkpoints"] = checkpoints(strategy, int(name))
         model = build(strategy)
-        model.fit(data(), epochs=1, verbose=0)
+        train(model)
         found["callbacks"] = callbacks(model, int(name))
         model.save(FOLDER / "last.keras")
         found["predicted"] = predicted(model)
-        model.fit(data(), epochs=1, verbose=0)
+        train(model)
         found["weights"] = [weight.tolist() for weight in model.get_weights()]
         found["ways"] = all_ways(model)
-        model.fit(data(), epochs=1, verbose=0)
+        train(model)
     kind = "loaded-" if args.load else ""
     (FOLDER / f"{kind}{name}").write_text(json.dumps(found))
 

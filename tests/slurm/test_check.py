@@ -129,22 +129,6 @@ def test_what_slurm_says_of_a_batch_job(real_slurm: SlurmCluster, tmp_path: Path
 # The GPUs are stand-ins for which Slurm sets the variables. `stand_ins/pynvml.py` is their driver.
 # Slurm does not confine tasks to their GPUs here; test_confined_gpus.py covers that.
 ALONE = "each used by one task; gradients go by NCCL"
-TWICE = "gradients go by gRPC, slow: rank 0 shares GPU 0 with rank 1: start one task for each GPU"
-GPU_STEPS = [
-    ("-w n8,n9 -N2 --ntasks-per-node=2 --gpus-per-node=4", "", "ok", f"8, {ALONE}"),
-    # only their variables separate the tasks
-    ("-w n8,n9 -N2 --ntasks-per-node=2 --gpus-per-task=1", "", "ok", f"4, {ALONE}"),
-    ("-w n8 -N1 -n2 --gpus=1", "", "warning", TWICE),
-    ("-w n8 -N1 -n3 --gpus=1", "--jobs ps=1,worker=-1", "ok", "1, 1 of them shared by"),
-]
-
-
-@pytest.mark.parametrize(("options", "arguments", "status", "told"), GPU_STEPS)
-def test_gpus(
-    real_slurm: SlurmCluster, options: str, arguments: str, status: str, told: str
-) -> None:
-    gpus = run(real_slurm, options, arguments)["gpus"]
-    assert (gpus["status"], gpus["detail"][: len(told)]) == (status, told)
 
 
 @pytest.mark.newest

@@ -6,12 +6,9 @@ device, because the kernel refuses hidden ones. The devices have no driver and n
 
 from __future__ import annotations
 
-import json
 import os
-import re
 import shlex
 import stat
-import sys
 from pathlib import Path
 from typing import Dict, Iterator, List, Tuple
 
@@ -147,28 +144,3 @@ def test_the_closest_gpus_have_the_same_numbers_on_both_sockets(
     assert may_open == {0: [0, 1], 1: [2, 3]}
     assert [line["cluster"]["self"]["gpus"] for line in lines] == [["0", "1"]] * 2
     assert not use_nccl(lines)  # only the driver knows that they differ
-
-
-HIDDEN = "NCCL, through the host's memory: rank 0 and rank 1 cannot open each other's GPUs: start"
-UNKNOWN = "gradients go by gRPC, slow: rank 0 and rank 1 may share a GPU: start with srun"
-ALONE = ", each used by one task"
-# The result of the check `gpus`, by step.
-CHECKED = {
-    "srun -n2 --gpus-per-task=1": ("warning", HIDDEN),
-    "srun -n2 --gpus-per-node=4 --gpu-bind=map_gpu:3,1": ("warning", UNKNOWN),
-    "srun -n2 --gpus-per-node=4": ("ok", f"^4{ALONE}; gradients go by NCCL$"),
-    "srun -n2 --gpus-per-task=2 --gpus=4 CHECK --jobs ps=1,worker=1": ("ok", f"^2{ALONE}$"),
-}
-
-
-@pytest.mark.parametrize("step", CHECKED)
-def test_check_tells_of_tasks_that_may_not_open_each_others_gpus(
-    confined: SlurmCluster, step: str
-) -> None:
-    status, told = CHECKED[step]
-    step, _, arguments = step.partition(" CHECK ")
-    check = shlex.join([sys.executable, "-m", "slurm_resolver", "check", "--json"])
-    done = confined.run(f"{step} {check} {arguments}", check=False)
-    gpus = next(one for one in json.loads(done.stdout)["checks"] if one["id"] == "gpus")
-    assert gpus["status"] == status, gpus
-    assert re.search(told, gpus["detail"]), gpus

@@ -12,7 +12,8 @@ from slurm_cluster import SlurmCluster
 from task_accounts import assert_right, run, use_nccl
 
 # The devices of each task, by node; None if Slurm sets no variable.
-GPUS: Dict[str, Tuple[str, List[List[Optional[str]]]]] = {
+Devices = List[List[Optional[str]]]
+GPUS: Dict[str, Tuple[str, Devices]] = {
     "shared by two tasks": (
         "srun -w n8,n9 -N2 --ntasks-per-node=2 --gpus-per-node=4 TASK",
         [["0,1", "2,3"], ["0,1", "2,3"]],
@@ -52,10 +53,10 @@ GPUS: Dict[str, Tuple[str, List[List[Optional[str]]]]] = {
 
 
 # 22.05 names no device if several tasks share the node.
-UNBOUND: Dict[str, List[List[Optional[str]]]] = {"22.05": [[None, None]], "23.11": [["0,1", "2,3"]]}
+UNBOUND: Dict[str, Devices] = {"22.05": [[None, None]], "23.11": [["0,1", "2,3"]]}
 
 
-def taken(slurm: SlurmCluster, command: str, output: Path) -> List[List[Optional[str]]]:
+def taken(slurm: SlurmCluster, command: str, output: Path) -> Devices:
     """Returns the devices of each task by node; the tasks must use NCCL if each has its own."""
     lines = run(slurm, command, output)
     assert_right(lines)
@@ -77,7 +78,7 @@ def taken(slurm: SlurmCluster, command: str, output: Path) -> List[List[Optional
 
 @pytest.mark.parametrize(("command", "devices"), GPUS.values(), ids=GPUS)
 def test_tasks_take_the_gpus_that_slurm_granted(
-    real_slurm: SlurmCluster, command: str, devices: List[List[Optional[str]]], output: Path
+    real_slurm: SlurmCluster, command: str, devices: Devices, output: Path
 ) -> None:
     assert taken(real_slurm, command, output) == devices
 

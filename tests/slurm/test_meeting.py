@@ -44,6 +44,7 @@ class Events:
 
 
 Act = Callable[[Events], None]
+Told = Dict[int, Optional[str]]  # by rank
 
 
 def kill(rank: int) -> Act:
@@ -79,21 +80,21 @@ def gap(seconds: float) -> Act:
 class Case(NamedTuple):
     """The error of each rank (None if it is ready), and the fault that causes it."""
 
-    told: Dict[int, Optional[str]]
+    told: Told
     options: str = ""
     late: Mapping[int, Optional[float]] = {}
     act: Act = nothing
     step: str = STEP
 
 
-def dict_of(ranks: Sequence[int], told: str) -> Dict[int, Optional[str]]:
+def dict_of(ranks: Sequence[int], told: str) -> Told:
     return dict.fromkeys(ranks, told)
 
 
 WAITS = {1: None}
 SERVICE_GONE = "(local rank 0 on n9) is gone, and takes no part in the start"
 GAP = STEP.replace("n9,n10", "n11,n12")
-ALL_READY: Dict[int, Optional[str]] = dict.fromkeys(range(4))
+ALL_READY: Told = dict.fromkeys(range(4))
 CASES = {
     "skewed starts": Case(ALL_READY, "--timeout 90", {0: 13, 1: 30, 2: 21}),
     "service never": Case(dict_of((1, 2, 3), UNREACHED), "--timeout 6", {0: 12}),
@@ -109,7 +110,7 @@ CASES = {
 FOR_ROOT = {"a gap of the network"}
 
 
-def run(slurm: SlurmCluster, folder: Path, case: Case) -> Dict[int, Optional[str]]:
+def run(slurm: SlurmCluster, folder: Path, case: Case) -> Told:
     """Runs the tasks; returns the error of each task that survived."""
     events, output = folder / "events", folder / "output"
     for each in (events, output):
@@ -131,11 +132,11 @@ def run(slurm: SlurmCluster, folder: Path, case: Case) -> Dict[int, Optional[str
     return read(output)
 
 
-def read(output: Path) -> Dict[int, Optional[str]]:
+def read(output: Path) -> Told:
     return {int(path.name): json.loads(path.read_text()) for path in output.iterdir()}
 
 
-def check(told: Dict[int, Optional[str]], case: Case) -> None:
+def check(told: Told, case: Case) -> None:
     for rank, expected in case.told.items():
         if expected is None:
             assert told[rank] is None, case
@@ -146,7 +147,7 @@ def check(told: Dict[int, Optional[str]], case: Case) -> None:
 @pytest.fixture(scope="module")
 def running(
     real_slurm: SlurmCluster, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Dict[str, Future[Dict[int, Optional[str]]]]]:
+) -> Iterator[Dict[str, Future[Told]]]:
     folder = tmp_path_factory.mktemp("meetings")
     with ThreadPoolExecutor(6) as pool:
         yield {

@@ -23,6 +23,7 @@ pytestmark = KERAS_3_ON_SLURM
 PROGRAM = [sys.executable, "-W", "ignore", str(HELPERS / "keras_saving.py")]
 SECONDS = 300
 Found = Fields
+Workers = List[Fields]
 
 
 @pytest.fixture(scope="module")
@@ -31,7 +32,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def workers(real_slurm: SlurmCluster, folder: Path) -> List[Found]:
+def workers(real_slurm: SlurmCluster, folder: Path) -> Workers:
     """The results of two workers that have saved in every way."""
     run(real_slurm, folder, 2)
     return [json.loads((folder / str(index)).read_text()) for index in range(2)]
@@ -48,12 +49,12 @@ def run(slurm: SlurmCluster, folder: Path, count: int, *options: str) -> None:
     assert done.returncode == 0, done.stderr[-4000:]
 
 
-def test_whatever_is_saved_can_be_read_at_once_by_all(workers: List[Found]) -> None:
+def test_whatever_is_saved_can_be_read_at_once_by_all(workers: Workers) -> None:
     for worker in workers:
         assert worker["ways"] == {way: ["read"] for way in worker["ways"]}
 
 
-def test_callbacks_write_one_good_file(workers: List[Found], folder: Path) -> None:
+def test_callbacks_write_one_good_file(workers: Workers, folder: Path) -> None:
     for worker in workers:
         best, highest = worker["callbacks"]["best"]
         assert best == highest
@@ -68,13 +69,13 @@ def test_callbacks_write_one_good_file(workers: List[Found], folder: Path) -> No
     assert not [path.name for path in folder.rglob(".saving*")]
 
 
-def test_all_workers_and_one_alone_save_in_the_scope(workers: List[Found]) -> None:
+def test_all_workers_and_one_alone_save_in_the_scope(workers: Workers) -> None:
     for worker in workers:
         assert worker["in_scope"] == dict.fromkeys(worker["in_scope"], "[None, None]")
 
 
 def test_an_uncompiled_model_is_saved_and_keras_says_that_it_cannot_train(
-    workers: List[Found],
+    workers: Workers,
 ) -> None:
     for worker in workers:
         found = worker["uncompiled"]
@@ -84,14 +85,14 @@ def test_an_uncompiled_model_is_saved_and_keras_says_that_it_cannot_train(
             assert found[call].startswith("ValueError: You must call `compile()`")
 
 
-def test_what_is_built_outside_the_scope_trains(workers: List[Found]) -> None:
+def test_what_is_built_outside_the_scope_trains(workers: Workers) -> None:
     assert workers[0]["by_hand"] == workers[1]["by_hand"]
     for losses in workers[0]["by_hand"].values():
         assert losses == workers[0]["by_hand"]["as Keras"]
 
 
 def test_each_kind_of_model_checkpoint_writes_the_same_files_in_one_worker(
-    workers: List[Found], folder: Path
+    workers: Workers, folder: Path
 ) -> None:
     for worker in workers:
         files = worker["checkpoints"]["all"]
@@ -101,12 +102,12 @@ def test_each_kind_of_model_checkpoint_writes_the_same_files_in_one_worker(
         assert zipfile.ZipFile(path).testzip() is None
 
 
-def test_the_workers_still_hold_the_same(workers: List[Found]) -> None:
+def test_the_workers_still_hold_the_same(workers: Workers) -> None:
     assert workers[0]["weights"] == workers[1]["weights"]
 
 
 def test_another_number_of_workers_goes_on(
-    workers: List[Found], real_slurm: SlurmCluster, folder: Path
+    workers: Workers, real_slurm: SlurmCluster, folder: Path
 ) -> None:
     """The optimizer's state is loaded, so one more epoch has the same result as before."""
     run(real_slurm, folder, 3, "--load")

@@ -155,8 +155,6 @@ def test_all_tasks_of_a_recorded_step_agree(recording: Recording) -> None:
             task = cluster.task
             assert task is not None
             assert task == cluster.tasks[task.rank]
-            assert task.node == environ["SLURMD_NODENAME"]
-            assert task.local_rank == int(environ["SLURM_LOCALID"])
             reserved = environ.get("SLURM_STEP_RESV_PORTS")
             if reserved and " : " in cluster.to_dict()["distribution"]:
                 # each component has its own ports
