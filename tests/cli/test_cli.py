@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from captured import Captured
 from folders import ROOT
-from kinds import Strings, Texts
+from kinds import Completed, Strings, Texts
 from task_variables import TASK
 
 import slurm_resolver
@@ -23,7 +23,7 @@ from slurm_resolver.cli import COMMANDS, build_parser, main
 COMMAND = [sys.executable, "-m", "slurm_resolver"]
 
 
-def run(*arguments: str, **keywords: Any) -> subprocess.CompletedProcess[str]:
+def run(*arguments: str, **keywords: Any) -> Completed:
     return subprocess.run(
         [*COMMAND, *arguments], capture_output=True, text=True, timeout=180, check=False, **keywords
     )

@@ -12,7 +12,7 @@ from typing import Optional
 
 import pytest
 from captured import Captured
-from kinds import Strings, Texts
+from kinds import Completed, Strings, Texts
 from task_variables import TASK
 
 import slurm_resolver as sr
@@ -23,7 +23,7 @@ COMMAND = [sys.executable, "-m", "slurm_resolver", "exec"]
 TELL = [sys.executable, "-c", "import json, os; print(json.dumps(dict(os.environ)))"]
 
 
-def run(*arguments: str, **environ: str) -> subprocess.CompletedProcess[str]:
+def run(*arguments: str, **environ: str) -> Completed:
     return subprocess.run(
         [*COMMAND, *arguments],
         env={**os.environ, **TASK, **environ},

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Dict, Iterator, NamedTuple, Tuple
 
 import pytest
-from kinds import Texts
+from kinds import Completed, Texts
 
 PROGRAM = [sys.executable, "-m", "slurm_resolver"]
 ENVIRONMENT = {
@@ -90,7 +90,7 @@ CASES = {
 }
 
 
-def run(case: Case, folder: Path) -> subprocess.CompletedProcess[str]:
+def run(case: Case, folder: Path) -> Completed:
     lines = [f"'{task}') {act};;" for task, act in case.acts.items()]
     script = f'case "{{job}} {{index}}" in {" ".join(lines)} esac'
     command = [*PROGRAM, "exec", *case.options.split(), "--", "sh", "-c", script]
@@ -115,7 +115,7 @@ def run(case: Case, folder: Path) -> subprocess.CompletedProcess[str]:
     )
 
 
-Outcomes = Dict[str, Tuple[Path, "Future[subprocess.CompletedProcess[str]]"]]
+Outcomes = Dict[str, Tuple[Path, "Future[Completed]"]]
 
 
 @pytest.fixture(scope="module")

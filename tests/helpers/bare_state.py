@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import NamedTuple, Optional, Sequence
 
 from folders import ROOT
-from kinds import Strings, Texts
+from kinds import Completed, Strings, Texts
 
 # PATH for another user, who cannot use a Python in a developer's home
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
@@ -86,7 +86,7 @@ class BareState:
         words = ["bash", "-c", command]
         return words if self.user is None else self.user.words(words)
 
-    def run(self, command: str, timeout: float = 300) -> subprocess.CompletedProcess[str]:
+    def run(self, command: str, timeout: float = 300) -> Completed:
         """Runs a bash command in the checkout; stderr is part of stdout."""
         return subprocess.run(
             self.words(command),

@@ -14,7 +14,7 @@ import sys
 from pathlib import Path
 from typing import Any, Callable, Dict
 
-from kinds import Fields
+from kinds import Action, Fields
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
@@ -26,7 +26,7 @@ import slurm_resolver as sr
 
 X = np.ones((96, 6), "float32")
 Y = np.ones((96, 1), "float32")
-Way = Callable[[], object]
+Way = Action
 WAYS: Dict[str, Way] = {}
 STRATEGY: Any = sr.MultiWorkerMirroredStrategy()
 WORKER: int = STRATEGY.cluster_resolver.task_id

@@ -218,30 +218,28 @@ def main() -> None:
     parser.add_argument("--load", action="store_true")
     args = parser.parse_args()
     strategy = sr.MultiWorkerMirroredStrategy()
-    name = str(strategy.cluster_resolver.task_id)
+    index = strategy.cluster_resolver.task_id
     found: Fields = {}
     if args.load:
         with strategy.scope():
             model = keras.models.load_model(FOLDER / "last.keras")
-        found["predicted"] = predicted(model)
-        train(model)  # the optimizer continues as well
-        found["weights"] = [weight.tolist() for weight in model.get_weights()]
     else:
-        found["in_scope"] = in_scope(strategy, int(name))
+        found["in_scope"] = in_scope(strategy, index)
         found["uncompiled"] = uncompiled(strategy)
         found["by_hand"] = built_by_hand(strategy)
-        found["checkpoints"] = checkpoints(strategy, int(name))
+        found["checkpoints"] = checkpoints(strategy, index)
         model = build(strategy)
         train(model)
-        found["callbacks"] = callbacks(model, int(name))
+        found["callbacks"] = callbacks(model, index)
         model.save(FOLDER / "last.keras")
-        found["predicted"] = predicted(model)
-        train(model)
-        found["weights"] = [weight.tolist() for weight in model.get_weights()]
+    found["predicted"] = predicted(model)
+    train(model)  # the optimizer of a loaded model continues as well
+    found["weights"] = [weight.tolist() for weight in model.get_weights()]
+    if not args.load:
         found["ways"] = all_ways(model)
         train(model)
     kind = "loaded-" if args.load else ""
-    (FOLDER / f"{kind}{name}").write_text(json.dumps(found))
+    (FOLDER / f"{kind}{index}").write_text(json.dumps(found))
 
 
 if __name__ == "__main__":

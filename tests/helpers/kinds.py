@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 from typing import Any, Callable, Dict, List
 
 # Anything by its name, such as the fields of a JSON object.
@@ -11,3 +12,4 @@ Texts = Dict[str, str]
 Counts = Dict[str, int]
 Action = Callable[[], Any]
 Strings = List[str]
+Completed = subprocess.CompletedProcess[str]

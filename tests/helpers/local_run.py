@@ -8,12 +8,12 @@ import time
 from pathlib import Path
 from typing import Any, Dict
 
-from kinds import Strings
+from kinds import Completed, Strings
 
 COMMAND = [sys.executable, "-m", "slurm_resolver"]
 
 
-def run(*arguments: str, timeout: float = 180, **keywords: Any) -> subprocess.CompletedProcess[str]:
+def run(*arguments: str, timeout: float = 180, **keywords: Any) -> Completed:
     return subprocess.run(
         [*COMMAND, *arguments],
         capture_output=True,

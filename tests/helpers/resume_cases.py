@@ -12,9 +12,9 @@ import hashlib
 import json
 import os
 import tempfile
-from typing import Any, Callable, Dict, Iterator, List, Tuple
+from typing import Any, Dict, Iterator, List, Tuple
 
-from kinds import Fields
+from kinds import Action, Fields
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "0")
@@ -34,10 +34,10 @@ TERMINATION = sr.termination_config(None, requeue=None)
 
 strategy: Any = None
 Outcome = Fields
-CASES: Dict[str, Callable[[], Fields]] = {}
+CASES: Dict[str, Action] = {}
 
 
-def case(function: Callable[[], Fields]) -> Callable[[], Fields]:
+def case(function: Action) -> Action:
     """Registers a function that returns a new model and the arguments of `fit`."""
     CASES[function.__name__] = function
     return function
@@ -176,7 +176,7 @@ def generator() -> Fields:
     return {"model": perceptron(), "x": batches(), "steps_per_epoch": 7}
 
 
-def train(make: Callable[[], Fields], folder: str, breaks: List[Tuple[int, int]]) -> Outcome:
+def train(make: Action, folder: str, breaks: List[Tuple[int, int]]) -> Outcome:
     """Interrupts the training at each of these steps in turn, and then trains to the end."""
     for after in [*breaks, (99, 0)]:
         how = {"epochs": 3, "callbacks": [], "verbose": 0, **make()}

@@ -13,9 +13,10 @@ import os
 import sys
 import time
 from pathlib import Path
-from typing import Any, Callable
+from typing import Any
 
 import tensorflow as tf
+from kinds import Action
 
 from slurm_resolver import ParameterServerStrategy, SlurmClusterResolver
 
@@ -28,7 +29,7 @@ def tell(name: str, what: object) -> None:
     (OUTPUT / f"{name}.new").rename(OUTPUT / name)
 
 
-def repeat(step: Callable[[], object], args: argparse.Namespace, leads: bool) -> None:
+def repeat(step: Action, args: argparse.Namespace, leads: bool) -> None:
     done = 0
     while (done < args.steps) if args.steps else not (OUTPUT / "STOP").exists():
         step()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, Callable, Dict, Iterator, Tuple
 
 import pytest
+from kinds import Action
 
 pytest.importorskip("tensorflow")
 pytest.importorskip("keras")
@@ -21,7 +22,7 @@ class BrokenRecordError(Exception):
     """An error for which TensorFlow has no type."""
 
 
-def read(dataset: Any) -> Callable[[], object]:
+def read(dataset: Any) -> Action:
     """Returns a function that reads a dataset in a graph, as `fit` does."""
 
     @tf.function  # type: ignore[untyped-decorator]
@@ -31,11 +32,11 @@ def read(dataset: Any) -> Callable[[], object]:
     return lambda: step(iter(dataset))
 
 
-def rows(change: Callable[[Any], Any]) -> Callable[[], object]:
+def rows(change: Callable[[Any], Any]) -> Action:
     return read(tf.data.Dataset.from_tensors(ROWS).map(change))
 
 
-def python(error: Exception) -> Callable[[], object]:
+def python(error: Exception) -> Action:
     def fails(x: Any) -> Any:
         raise error
 
@@ -69,7 +70,7 @@ def gathered(table: Any, row: Any) -> Any:
 
 
 SPEC = tf.TensorSpec([])
-CAUSES: Dict[str, Tuple[Callable[[], object], str]] = {
+CAUSES: Dict[str, Tuple[Action, str]] = {
     "missing file of a dataset": (
         read(tf.data.TextLineDataset(["/missing/rows"])),
         "NotFoundError: /missing/rows; No such file or directory",

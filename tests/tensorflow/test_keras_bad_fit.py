@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shlex
-import subprocess
 import sys
 from pathlib import Path
 from typing import List
@@ -12,7 +11,7 @@ from typing import List
 import pytest
 from folders import HELPERS
 from keras_marks import KERAS_3_ON_SLURM
-from kinds import Fields
+from kinds import Completed, Fields
 from slurm_cluster import SlurmCluster
 
 pytestmark = KERAS_3_ON_SLURM
@@ -47,7 +46,7 @@ IN_BOTH = {
 }
 
 
-def start(slurm: SlurmCluster, folder: Path, *options: str) -> subprocess.CompletedProcess[str]:
+def start(slurm: SlurmCluster, folder: Path, *options: str) -> Completed:
     command = f"srun --kill-on-bad-exit=0 -w n9,n10 -N2 -n2 {shlex.join([*PROGRAM, *options])}"
     return slurm.run(command, env={"TASK_OUTPUT": str(folder)}, timeout=SECONDS, check=False)
 

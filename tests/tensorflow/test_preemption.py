@@ -11,7 +11,7 @@ from typing import Any, List
 
 import pytest
 from folders import HELPERS
-from kinds import Strings
+from kinds import Completed, Strings
 from resumed import outcomes, saved_position
 
 pytest.importorskip("keras", minversion="3", reason="this TensorFlow has Keras 2")
@@ -20,7 +20,7 @@ pytest.importorskip("keras", minversion="3", reason="this TensorFlow has Keras 2
 PROGRAM = [sys.executable, str(HELPERS / "slurm_train.py")]
 
 
-def train(kind: str, folder: Path, *more: str) -> subprocess.CompletedProcess[str]:
+def train(kind: str, folder: Path, *more: str) -> Completed:
     folder.mkdir(exist_ok=True)
     command = [*PROGRAM, kind, "--per-epoch=1", str(folder), *more]
     return subprocess.run(command, capture_output=True, text=True)
@@ -35,7 +35,7 @@ def test_saved_on_signals_it_ends_as_one_that_was_left_alone(tmp_path: Path) -> 
     """The third signal comes in a validation. EarlyStopping ends both after four epochs."""
     whole, resumed = tmp_path / "whole", tmp_path / "resumed"
     assert train("keras", whole).returncode == 0
-    starts: List[subprocess.CompletedProcess[str]] = []
+    starts: List[Completed] = []
     for fault in ('[0, 3, "SIGUSR1"]', '[0, 13, "SIGTERM"]', '[0, 20, "SIGTERM in validation"]'):
         faults = f"--faults=[{'null, ' * len(starts)}{fault}]"
         starts.append(train("keras", resumed, "--sleep=0.4", faults))

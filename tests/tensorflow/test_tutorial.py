@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import re
 import shlex
-import subprocess
 import sys
 
 import pytest
 from folders import EXAMPLES, ROOT
 from keras_marks import KERAS_3_ON_SLURM
+from kinds import Completed
 from slurm_cluster import SlurmCluster
 
 from slurm_resolver.diagnostics.log_messages import explain
@@ -17,7 +17,7 @@ from slurm_resolver.diagnostics.log_messages import explain
 pytestmark = KERAS_3_ON_SLURM
 
 
-def run(slurm: SlurmCluster, *options: str) -> subprocess.CompletedProcess[str]:
+def run(slurm: SlurmCluster, *options: str) -> Completed:
     words = [sys.executable, "-m", "slurm_resolver", "exec", *options, "--"]
     words += [sys.executable, "-W", "ignore", str(EXAMPLES / "tf_config" / "train.py")]
     step = "srun --kill-on-bad-exit=1 -w n9,n10 -N2 -n2"

@@ -38,10 +38,6 @@ def test_expands_as_scontrol_show_hostnames(expression: str, hosts: Optional[Str
         assert expand_hostlist(compress_hostlist(hosts)) == hosts
 
 
-def test_the_rightmost_of_the_earlier_groups_is_the_outermost_loop() -> None:
-    assert expand_hostlist("a[1-2]b[1-2]c[1-2]-ib0")[2] == "a2b1c1-ib0"
-
-
 @pytest.mark.parametrize(
     ("expression", "part"),
     [
