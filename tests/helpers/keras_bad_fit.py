@@ -26,13 +26,12 @@ import slurm_resolver as sr
 
 X = np.ones((96, 6), "float32")
 Y = np.ones((96, 1), "float32")
-Way = Action
-WAYS: Dict[str, Way] = {}
+WAYS: Dict[str, Action] = {}
 STRATEGY: Any = sr.MultiWorkerMirroredStrategy()
 WORKER: int = STRATEGY.cluster_resolver.task_id
 
 
-def way(function: Way) -> Way:
+def way(function: Action) -> Action:
     WAYS[function.__name__] = function
     return function
 

@@ -10,9 +10,9 @@ import argparse
 import json
 import os
 from pathlib import Path
-from typing import Any, Callable, Dict, List
+from typing import Any, Dict, List
 
-from kinds import Action, Fields, Strings, Texts
+from kinds import Action, Change, Fields, Strings, Texts
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
@@ -83,7 +83,7 @@ def all_ways(model: Any) -> Dict[str, Strings]:
     found: Dict[str, Strings] = {}
     for name, save in ways.items():
 
-        def once(name: str = name, save: Callable[[Any], Any] = save) -> str:
+        def once(name: str = name, save: Change = save) -> str:
             save(FOLDER / name)
             return read(model, name)
 
@@ -167,7 +167,7 @@ class Own(keras.Model):  # type: ignore[misc]
 
 def built_by_hand(strategy: Any) -> Dict[str, List[Any]]:
     """Builds models and optimizers outside the scope; returns the losses of their training."""
-    ways: Dict[str, Callable[[Any], Any]] = {
+    ways: Dict[str, Change] = {
         "as Keras": lambda model: None,
         "build": lambda model: model.build((None, 6)),
         "call": lambda model: model(X[:1]),

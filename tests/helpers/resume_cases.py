@@ -33,7 +33,6 @@ Y = X.sum(axis=1, keepdims=True) + _random.normal(size=(ROWS, 1)).astype("float3
 TERMINATION = sr.termination_config(None, requeue=None)
 
 strategy: Any = None
-Outcome = Fields
 CASES: Dict[str, Action] = {}
 
 
@@ -176,7 +175,7 @@ def generator() -> Fields:
     return {"model": perceptron(), "x": batches(), "steps_per_epoch": 7}
 
 
-def train(make: Action, folder: str, breaks: List[Tuple[int, int]]) -> Outcome:
+def train(make: Action, folder: str, breaks: List[Tuple[int, int]]) -> Fields:
     """Interrupts the training at each of these steps in turn, and then trains to the end."""
     for after in [*breaks, (99, 0)]:
         how = {"epochs": 3, "callbacks": [], "verbose": 0, **make()}
@@ -192,7 +191,7 @@ def train(make: Action, folder: str, breaks: List[Tuple[int, int]]) -> Outcome:
     return {"weights": digest, "history": history.history, "epochs": history.epoch}
 
 
-def outcomes(name: str) -> Dict[str, Outcome]:
+def outcomes(name: str) -> Dict[str, Fields]:
     found = {}
     for kind, breaks in {"whole": [], "resumed": [(1, 3), (2, 0)]}.items():
         with tempfile.TemporaryDirectory() as folder:

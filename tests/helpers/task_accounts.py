@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Dict, List, Sequence, Tuple
 
 from folders import HELPERS
-from kinds import Fields, Strings, Texts
+from kinds import Records, Strings, Texts
 from slurm_cluster import SlurmCluster
 
 import slurm_resolver as sr
@@ -21,10 +21,8 @@ from slurm_resolver.preflight.transport import TaskDevices, find_transport
 
 TASK = shlex.join([sys.executable, str(HELPERS / "slurm_task.py")])
 
-Line = Fields
 
-
-def run(slurm: SlurmCluster, command: str, output: Path, timeout: float = 180.0) -> List[Line]:
+def run(slurm: SlurmCluster, command: str, output: Path, timeout: float = 180.0) -> Records:
     """Runs a command line with slurm_task.py as TASK; returns the tasks' records by rank."""
     command = command.replace("TASK", TASK)
     env = {"TASK_OUTPUT": str(output)}
@@ -49,7 +47,7 @@ def run_and_save(slurm: SlurmCluster, command: str, output: Path) -> Dict[int, T
     return dict(sorted(tasks.items()))
 
 
-def run_and_resolve(slurm: SlurmCluster, command: str, output: Path) -> List[Line]:
+def run_and_resolve(slurm: SlurmCluster, command: str, output: Path) -> Records:
     """Resolves the tasks' variables in this process, without a rendezvous; otherwise like `run`."""
     lines = []
     for rank, (host, environ) in run_and_save(slurm, command, output).items():
@@ -58,7 +56,7 @@ def run_and_resolve(slurm: SlurmCluster, command: str, output: Path) -> List[Lin
     return lines
 
 
-def run_at_once(slurm: SlurmCluster, commands: Sequence[str], output: Path) -> List[List[Line]]:
+def run_at_once(slurm: SlurmCluster, commands: Sequence[str], output: Path) -> List[Records]:
     """Runs jobs whose tasks contact each other at the same time; returns each job's records."""
     jobs = [slurm.popen(command, env={"TASK_OUTPUT": str(output)}) for command in commands]
     for job in jobs:
@@ -75,13 +73,13 @@ def run_at_once(slurm: SlurmCluster, commands: Sequence[str], output: Path) -> L
     return each
 
 
-def accounts(output: Path, job_id: str = "*", step_id: str = "*") -> List[Line]:
+def accounts(output: Path, job_id: str = "*", step_id: str = "*") -> Records:
     lines = [json.loads(path.read_text()) for path in output.glob(f"{job_id}.{step_id}.*")]
     assert lines, "no task wrote a record"
     return sorted(lines, key=lambda line: int(line["rank"]))
 
 
-def use_nccl(lines: List[Line]) -> bool:
+def use_nccl(lines: Records) -> bool:
     """Returns whether the tasks of a step choose NCCL."""
     devices = {line["rank"]: TaskDevices(*line["devices"]) for line in lines}
     return find_transport(devices, str).nccl
@@ -92,7 +90,7 @@ def truth(hosts: Strings) -> List[Tuple[str, int]]:
     return [(host, hosts[:rank].count(host)) for rank, host in enumerate(hosts)]
 
 
-def assert_right(lines: List[Line]) -> None:
+def assert_right(lines: Records) -> None:
     hosts = [line["host"] for line in lines]
     assert [line["rank"] for line in lines] == list(range(len(hosts)))
     for line in lines:

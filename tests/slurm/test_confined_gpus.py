@@ -14,9 +14,10 @@ from typing import Dict, Iterator, List, Tuple
 
 import pytest
 from by_version import expected
+from kinds import Records
 from slurm_cluster import Node, SlurmCluster, SlurmUnavailable, slurm_or_skip, started
 from slurm_installation import Installation
-from task_accounts import TASK, Line, accounts, use_nccl
+from task_accounts import TASK, accounts, use_nccl
 from two_sockets import GPUS, SOCKETS, TwoSockets
 
 pytestmark = [
@@ -69,7 +70,7 @@ def confined(
 
 def account_of_gpus(
     cluster: SlurmCluster, command: str, output: Path
-) -> Tuple[List[Line], Dict[int, List[int]]]:
+) -> Tuple[Records, Dict[int, List[int]]]:
     """Runs a command that contains STEP; returns the tasks' records and the GPUs they may open."""
     gpus = cluster.directory / "gpu"
     step = f"""{TASK}

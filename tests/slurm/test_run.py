@@ -54,10 +54,8 @@ LEFT_OUT = {
 }
 OF_GPUS = {"CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "GPU_DEVICE_ORDINAL"}
 
-Variables = Texts
 
-
-def variables(folder: Path) -> List[Variables]:
+def variables(folder: Path) -> List[Texts]:
     """Returns each task's variables by rank, with ports and times in a comparable form."""
     tasks = []
     for path in sorted(folder.iterdir()):

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any, Callable, Dict, Iterator, Tuple
+from typing import Any, Dict, Iterator, Tuple
 
 import pytest
-from kinds import Action
+from kinds import Action, Change
 
 pytest.importorskip("tensorflow")
 pytest.importorskip("keras")
@@ -32,7 +32,7 @@ def read(dataset: Any) -> Action:
     return lambda: step(iter(dataset))
 
 
-def rows(change: Callable[[Any], Any]) -> Action:
+def rows(change: Change) -> Action:
     return read(tf.data.Dataset.from_tensors(ROWS).map(change))
 
 

@@ -23,7 +23,6 @@ from slurm_resolver.errors import ResumeError  # noqa: E402
 from slurm_resolver.slurm.step import SlurmStep  # noqa: E402
 from slurm_resolver.tf.training.checkpoint_folder import CheckpointFolder  # noqa: E402
 
-State = Fields
 JOB = {"SLURM_JOB_ID": "41"}
 NEXT_JOB = {"SLURM_JOB_ID": "52"}
 VARIABLES = ("SLURM_JOB_ID", "SLURM_ARRAY_JOB_ID", "SLURM_ARRAY_TASK_ID")
@@ -123,7 +122,7 @@ def test_a_folder_that_cannot_be_made_is_named(trainings: Trainings) -> None:
         trainings.begin(JOB)
 
 
-def model(*units: int, built: bool = True) -> State:
+def model(*units: int, built: bool = True) -> Fields:
     layers = [keras.layers.Dense(count) for count in units]
     made = keras.Sequential([keras.Input((4,)), *layers] if built else layers)
     optimizer = keras.optimizers.Adam(0.01)
@@ -132,7 +131,7 @@ def model(*units: int, built: bool = True) -> State:
     return {"model": made, "optimizer": optimizer}
 
 
-Make = Callable[[], State]
+Make = Callable[[], Fields]
 # the saved model, the next model, and the error ("" if the training resumes)
 MODELS: Dict[str, Tuple[Make, Make, str]] = {
     "the same": (lambda: model(4, 4), lambda: model(4, 4), ""),
@@ -156,7 +155,7 @@ def test_another_model_is_refused(trainings: Trainings, case: str) -> None:
 
 
 @pytest.mark.parametrize("change", [{"units": (4,)}, {"optimizer": "sgd"}])
-def test_fit_refuses_a_checkpoint_that_holds_more(tmp_path: Path, change: State) -> None:
+def test_fit_refuses_a_checkpoint_that_holds_more(tmp_path: Path, change: Fields) -> None:
     """For example, the checkpoint's model has one more layer or another optimizer."""
 
     def fit(units: Tuple[int, ...] = (4, 4), optimizer: str = "adam") -> None:

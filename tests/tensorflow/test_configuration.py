@@ -12,8 +12,6 @@ keras: Any = pytest.importorskip("keras", minversion="3.10", reason="this Tensor
 
 from slurm_resolver.tf.keras.configuration import describe_model  # noqa: E402
 
-Change = Fields
-
 
 def loss_of(delta: float) -> Callable[..., Any]:
     def loss(y: Any, prediction: Any) -> Any:
@@ -47,7 +45,7 @@ def model(
     return built
 
 
-def differing(one: Change, other: Change) -> Strings:
+def differing(one: Fields, other: Fields) -> Strings:
     entries = zip(describe_model(model(**one)), describe_model(model(**other)))
     return [name for (name, value), (_, value_of_other) in entries if value != value_of_other]
 
@@ -56,7 +54,7 @@ sgd = keras.optimizers.SGD
 decay = keras.optimizers.schedules.ExponentialDecay
 l2 = keras.regularizers.L2
 
-CASES: Dict[str, Tuple[Change, Change, str]] = {
+CASES: Dict[str, Tuple[Fields, Fields, str]] = {
     "momentum": ({}, {"optimizer": sgd(0.1, momentum=0.9)}, "optimizer.momentum"),
     "clipnorm": ({}, {"optimizer": sgd(0.1, clipnorm=1.0)}, "optimizer.clipnorm"),
     "schedule": (

@@ -11,7 +11,7 @@ from typing import Any, List
 import pytest
 from folders import HELPERS
 from keras_marks import KERAS_3
-from kinds import Fields
+from kinds import Records
 from local_run import run
 
 np = pytest.importorskip("numpy")
@@ -23,7 +23,7 @@ SECONDS = 600  # for 30 s of computing, on a machine that does other things as w
 FILES = ["latest.weights.h5", "training_metadata.json"]
 
 
-def start(folder: Path, count: int, kind: str) -> List[Fields]:
+def start(folder: Path, count: int, kind: str) -> Records:
     env = {**os.environ, "TASK_OUTPUT": str(folder)}
     done = run("run", "-n", str(count), "--", *PROGRAM, kind, env=env, timeout=SECONDS)
     if kind == "broken off":

@@ -6,12 +6,11 @@ import json
 import shlex
 import sys
 from pathlib import Path
-from typing import List
 
 import pytest
 from folders import HELPERS
 from keras_marks import KERAS_3_ON_SLURM
-from kinds import Completed, Fields
+from kinds import Completed, Records
 from slurm_cluster import SlurmCluster
 
 pytestmark = KERAS_3_ON_SLURM
@@ -52,7 +51,7 @@ def start(slurm: SlurmCluster, folder: Path, *options: str) -> Completed:
 
 
 @pytest.fixture(scope="module")
-def workers(real_slurm: SlurmCluster, tmp_path_factory: pytest.TempPathFactory) -> List[Fields]:
+def workers(real_slurm: SlurmCluster, tmp_path_factory: pytest.TempPathFactory) -> Records:
     """The errors of both workers; a process tries all ways in turn."""
     folder = tmp_path_factory.mktemp("bad")
     done = start(real_slurm, folder)
@@ -61,14 +60,14 @@ def workers(real_slurm: SlurmCluster, tmp_path_factory: pytest.TempPathFactory) 
 
 
 @pytest.mark.parametrize("name", IN_BOTH)
-def test_every_worker_says_what_is_wrong(workers: List[Fields], name: str) -> None:
+def test_every_worker_says_what_is_wrong(workers: Records, name: str) -> None:
     for worker in workers:
         assert worker[name].startswith("FitError: ")
         assert IN_BOTH[name] in worker[name]
 
 
 def test_what_fails_everywhere_fails_with_its_own_error_and_the_workers_go_on(
-    workers: List[Fields],
+    workers: Records,
 ) -> None:
     assert [worker["all_raise"] for worker in workers] == [
         "ValueError: in worker 0",

@@ -8,12 +8,11 @@ import shlex
 import sys
 import zipfile
 from pathlib import Path
-from typing import List
 
 import pytest
 from folders import HELPERS
 from keras_marks import KERAS_3_ON_SLURM
-from kinds import Fields
+from kinds import Records
 from slurm_cluster import SlurmCluster
 
 np = pytest.importorskip("numpy")
@@ -22,8 +21,7 @@ pytestmark = KERAS_3_ON_SLURM
 
 PROGRAM = [sys.executable, "-W", "ignore", str(HELPERS / "keras_saving.py")]
 SECONDS = 300
-Found = Fields
-Workers = List[Fields]
+Workers = Records
 
 
 @pytest.fixture(scope="module")

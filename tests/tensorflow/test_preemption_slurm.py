@@ -15,7 +15,7 @@ from typing import Any, Dict, Iterator, List, Sequence
 
 import pytest
 from folders import EXAMPLES, HELPERS
-from kinds import Fields, Texts
+from kinds import Fields, Records, Texts
 from slurm_cluster import Node, SlurmCluster, started
 from slurm_installation import Installation
 from slurm_jobs import read, wait_for
@@ -94,7 +94,7 @@ class Job:
     def output(self) -> str:
         return read(self.folder / "out")
 
-    def lines(self, rank: int) -> List[Fields]:
+    def lines(self, rank: int) -> Records:
         text = read(self.folder / f"rank.{rank}.jsonl")
         return [json.loads(line) for line in text.splitlines() if line.endswith("}")]
 
@@ -115,7 +115,7 @@ class Job:
 
     def ended(self) -> Fields:
         """Returns the final weights, and for Keras history and epochs, which all ranks share."""
-        ends: List[Fields] = [{}, {}]
+        ends: Records = [{}, {}]
         for rank, end in enumerate(ends):
             for line in self.lines(rank):
                 end.update({what: line[what] for what in OUTCOME if what in line})

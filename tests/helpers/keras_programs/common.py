@@ -5,12 +5,12 @@ No module in this folder calls TensorFlow on import, because the strategy must c
 
 from __future__ import annotations
 
-from typing import Any, Callable, Dict, List, Optional
+from typing import Any, Callable, Dict, Optional
 
 import keras
 import numpy as np
 import tensorflow as tf
-from kinds import Action, Fields, Texts
+from kinds import Action, Fields, Records, Texts
 
 Outcome = Fields
 Program = Callable[[tf.distribute.Strategy], Outcome]
@@ -160,8 +160,8 @@ class Recorder(keras.callbacks.Callback):  # type: ignore[misc]
 
     def __init__(self) -> None:
         super().__init__()
-        self.train: List[Fields] = []
-        self.test: List[Fields] = []
+        self.train: Records = []
+        self.test: Records = []
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         self.train.append(numbers(logs or {}))

@@ -32,7 +32,6 @@ from keras_programs.common import (
 from keras_programs.common import program as registered
 from kinds import Action, Fields
 
-Source = Action
 NUMBERS = np.arange(120, dtype="float32")[:, None]
 
 
@@ -100,7 +99,7 @@ def records() -> Any:
 
 
 # The programs fit data from these sources, and evaluate plain data.
-SOURCES: Dict[str, Tuple[Source, Fields]] = {
+SOURCES: Dict[str, Tuple[Action, Fields]] = {
     "dataset_filtered": (lambda: data().unbatch().filter(lambda x, y: y != 1).batch(8), {}),
     "dataset_records": (records, {}),
     "generator": (lambda: batches(weights=True), {"epochs": 1}),
@@ -113,7 +112,7 @@ SOURCES: Dict[str, Tuple[Source, Fields]] = {
 }
 
 
-def _on(strategy: Any, source: Source, **how: Any) -> Outcome:
+def _on(strategy: Any, source: Action, **how: Any) -> Outcome:
     model = build(strategy, weighted_metrics=["accuracy"])
     return fitted(model, source(), test=data(), predict=True, **how)
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from contextlib import contextmanager
 from functools import partial
-from typing import Any, Callable, Dict, Iterator, Tuple
+from typing import Any, Dict, Iterator, Tuple
 
 import keras
 from keras import layers, ops
@@ -31,9 +31,7 @@ from keras_programs.common import (
     program,
     ready,
 )
-from kinds import Action
-
-Make = Action
+from kinds import Action, Change
 
 
 def tagger() -> Any:
@@ -52,7 +50,7 @@ def reader() -> Any:
 
 
 # For each kind: the model, its inputs and its targets.
-KINDS: Dict[str, Tuple[Make, Any, Any]] = {
+KINDS: Dict[str, Tuple[Action, Any, Any]] = {
     "label": (perceptron, X, Y),
     "number": (lambda: perceptron(outputs=1, activation="softplus"), X, NUMBER),
     "picture": (
@@ -103,7 +101,7 @@ for name, how in LOSSES.items():
 class Penalty(layers.Layer):
     """Adds a penalty on its input to the loss."""
 
-    def __init__(self, penalty: Callable[[Any], Any]) -> None:
+    def __init__(self, penalty: Change) -> None:
         super().__init__()
         self.penalty = penalty
 
@@ -135,11 +133,11 @@ class Sparsity(keras.regularizers.Regularizer):
         return 0.5 * rows * ops.sum(ops.square(ops.mean(x, axis=0) - 0.1))
 
 
-def _penalized(penalty: Callable[[Any], Any]) -> Make:
+def _penalized(penalty: Change) -> Action:
     return lambda: perceptron(lambda: Penalty(penalty))
 
 
-ADDED: Dict[str, Make] = {
+ADDED: Dict[str, Action] = {
     "added_sum": _penalized(lambda x: 0.01 * ops.sum(ops.square(x))),
     "added_vector": _penalized(lambda x: 0.01 * ops.sum(ops.square(x), axis=-1)),
     "activity_regularizer": lambda: perceptron(activity_regularizer=keras.regularizers.L2(0.05)),
@@ -148,7 +146,7 @@ ADDED: Dict[str, Make] = {
 }
 
 
-def _added(strategy: Any, make: Make) -> Outcome:
+def _added(strategy: Any, make: Action) -> Outcome:
     return fitted(ready(strategy, make, metrics=["accuracy"]), data())
 
 
@@ -180,7 +178,7 @@ def two_outputs(strategy: Any) -> Outcome:
     return fitted(ready(strategy, make, **how), data(X, {"label": Y, "number": NUMBER}))
 
 
-OPTIMIZERS: Dict[str, Make] = {
+OPTIMIZERS: Dict[str, Action] = {
     "loss_scale": lambda: ko.LossScaleOptimizer(ko.SGD(0.1), dynamic_growth_steps=3),
     "global_clipnorm": lambda: ko.Adam(0.01, global_clipnorm=0.1),
     "accumulated": lambda: ko.SGD(0.1, gradient_accumulation_steps=2),
@@ -190,7 +188,7 @@ OPTIMIZERS: Dict[str, Make] = {
 }
 
 
-def _optimized(strategy: Any, optimizer: Make) -> Outcome:
+def _optimized(strategy: Any, optimizer: Action) -> Outcome:
     return fitted(build(strategy, optimizer=optimizer), data())
 
 

@@ -27,13 +27,11 @@ from keras_programs.common import (
 )
 from kinds import Action, Fields
 
-Logs = Fields
-
 
 class OwnStep(keras.Model):
     """Follows the guide's first step: compute_loss() and the compiled metrics."""
 
-    def train_step(self, batch: Any) -> Logs:
+    def train_step(self, batch: Any) -> Fields:
         x, y, weight = keras.utils.unpack_x_y_sample_weight(batch)
         with tf.GradientTape() as tape:
             predicted = self(x, training=True)
@@ -42,7 +40,7 @@ class OwnStep(keras.Model):
         self.optimizer.apply(gradients, self.trainable_variables)
         return self.told(loss, x, y, predicted, weight)
 
-    def told(self, loss: Any, x: Any, y: Any, predicted: Any, weight: Any) -> Logs:
+    def told(self, loss: Any, x: Any, y: Any, predicted: Any, weight: Any) -> Fields:
         for metric in self.metrics:
             if metric.name == "loss":
                 metric.update_state(loss)
@@ -50,7 +48,7 @@ class OwnStep(keras.Model):
                 metric.update_state(y, predicted, sample_weight=weight)
         return {metric.name: metric.result() for metric in self.metrics}
 
-    def test_step(self, batch: Any) -> Logs:
+    def test_step(self, batch: Any) -> Fields:
         x, y, weight = keras.utils.unpack_x_y_sample_weight(batch)
         predicted = self(x, training=False)
         loss = self.compute_loss(x=x, y=y, y_pred=predicted, sample_weight=weight)
@@ -69,7 +67,7 @@ class Lower(keras.Model):
     def loss_of(self, y: Any, predicted: Any) -> Any:
         return self.loss_function(y, predicted)
 
-    def train_step(self, batch: Any) -> Logs:
+    def train_step(self, batch: Any) -> Fields:
         x, y = batch[0], tf.one_hot(batch[1], 3)
         with tf.GradientTape() as tape:
             predicted = self(x, training=True)
@@ -78,10 +76,10 @@ class Lower(keras.Model):
         self.optimizer.apply(gradients, self.trainable_variables)
         return self.told(y, predicted)
 
-    def test_step(self, batch: Any) -> Logs:
+    def test_step(self, batch: Any) -> Fields:
         return self.told(tf.one_hot(batch[1], 3), self(batch[0], training=False))
 
-    def told(self, y: Any, predicted: Any) -> Logs:
+    def told(self, y: Any, predicted: Any) -> Fields:
         self.own_loss.update_state(self.loss_of(y, predicted))
         self.own_mae.update_state(y, predicted)
         return {"loss": self.own_loss.result(), "mae": self.own_mae.result()}
@@ -93,7 +91,7 @@ class Lower(keras.Model):
 
 class Decorated(OwnStep):
     @tf.function  # type: ignore[untyped-decorator]
-    def train_step(self, batch: Any) -> Logs:
+    def train_step(self, batch: Any) -> Fields:
         return super().train_step(batch)
 
 
@@ -195,7 +193,7 @@ class Networks(keras.Model):
         self.own_optimizer = keras.optimizers.SGD(0.005)
         self.other_optimizer = keras.optimizers.Adam(0.01)
 
-    def descend(self, loss: Action, network: Any, optimizer: Any) -> Logs:
+    def descend(self, loss: Action, network: Any, optimizer: Any) -> Fields:
         with tf.GradientTape() as tape:
             value = loss()
         gradients = tape.gradient(value, network.trainable_weights)
@@ -214,7 +212,7 @@ class Gan(Networks):
     def __init__(self) -> None:
         super().__init__(generator=small(3, COLUMNS), critic=small(COLUMNS, 1))
 
-    def train_step(self, batch: Any) -> Logs:
+    def train_step(self, batch: Any) -> Fields:
         real, noise = batch[0], batch[0][:, :3] * 2.0
         self.descend(
             lambda: self.critic_loss(real, self.generator(noise)), self.critic, self.own_optimizer
@@ -241,7 +239,7 @@ class Vae(Networks):
         super().__init__(encoder=small(COLUMNS, 4), decoder=small(2, COLUMNS))
         self.seed = keras.random.SeedGenerator(5)
 
-    def train_step(self, batch: Any) -> Logs:
+    def train_step(self, batch: Any) -> Fields:
         return self.descend(lambda: self.loss_of(batch[0]), self, self.own_optimizer)
 
     def loss_of(self, x: Any) -> Any:
@@ -260,7 +258,7 @@ class Triplet(Networks):
         super().__init__(embedding=small(2, 3))
         self.built = False  # as in most examples, Keras detects that nothing must be built
 
-    def train_step(self, batch: Any) -> Logs:
+    def train_step(self, batch: Any) -> Fields:
         return self.descend(lambda: self.loss_of(batch[0]), self.embedding, self.own_optimizer)
 
     def loss_of(self, x: Any) -> Any:
@@ -275,7 +273,7 @@ class Contrastive(Networks):
     def __init__(self) -> None:
         super().__init__(embedding=small(3, 4))
 
-    def train_step(self, batch: Any) -> Logs:
+    def train_step(self, batch: Any) -> Fields:
         return self.descend(lambda: self.loss_of(batch[0]), self.embedding, self.own_optimizer)
 
     def loss_of(self, x: Any) -> Any:

@@ -32,8 +32,6 @@ from keras_programs.common import (
 )
 from kinds import Action
 
-Make = Action
-
 
 class Histogram(km.Metric):
     """Assigns a new sum to its variable, like the guide's metric, and returns two results."""
@@ -52,14 +50,14 @@ class Histogram(km.Metric):
         return {"few": ops.min(self.counts), "many": ops.max(self.counts)}
 
 
-METRICS: Dict[str, List[Make]] = {
+METRICS: Dict[str, List[Action]] = {
     "auc": [km.AUC, lambda: km.F1Score(threshold=0.5)],
     "r2": [km.R2Score],
     "own_vector": [Histogram],
 }
 
 
-def _of(strategy: Any, where: str, metrics: List[Make], weight: List[Any]) -> Outcome:
+def _of(strategy: Any, where: str, metrics: List[Action], weight: List[Any]) -> Outcome:
     how = {"outputs": 1, "activation": "sigmoid", "loss": "binary_crossentropy"}
     model = build(strategy, **{**how, "metrics": None, where: metrics})
     recorder, data_ = Recorder(), data(X, BINARY, *weight)
@@ -118,7 +116,7 @@ def reading_metrics(strategy: Any) -> Outcome:
     return {**fitted(build(strategy), data(), callbacks=[reading]), "read": reading.read}
 
 
-GUIDES: Dict[str, Make] = {
+GUIDES: Dict[str, Action] = {
     "unbuilt_sequential": lambda: keras.Sequential([layers.Dense(4, "relu"), layers.Dense(3)]),
     "synchronized_batch_normalization": lambda: perceptron(
         lambda: layers.BatchNormalization(momentum=0.9, synchronized=True)
@@ -126,7 +124,7 @@ GUIDES: Dict[str, Make] = {
 }
 
 
-def _guide(strategy: Any, make: Make) -> Outcome:
+def _guide(strategy: Any, make: Action) -> Outcome:
     return fitted(ready(strategy, make), data(), predict=True)
 
 
