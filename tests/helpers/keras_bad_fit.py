@@ -250,12 +250,11 @@ def restored_in_one() -> None:
 
 
 @way
-def float8(strategy: Any, worker: int) -> None:
-    with strategy.scope():
-        built = model()
-        built.quantize("float8")
-        built.compile("sgd", "mse")
-    built.fit(data(), verbose=0)
+def float8() -> None:
+    built = in_scope(model)
+    built.quantize("float8")
+    built.compile("sgd", "mse")
+    trained(built)
 
 
 NUMBERS = np.arange(96, dtype="float32")[:, None]

@@ -156,7 +156,9 @@ class Comparison:
         if not differed.any() or shown.any():
             return
         origins = table.numpy()[0, 1:].reshape([-1, FINGERPRINT])[:, 2]
-        names = ", ".join(name for name, other in zip(self._names, differed) if other)
+        names = ", ".join(
+            dict.fromkeys(name for name, other in zip(self._names, differed) if other)
+        )
         if (origins[differed] == Origin.PYTHON).any():
             raise FitError(
                 f"the batches of the workers differ in {names}, which Python makes, and nothing "

@@ -67,19 +67,14 @@ def fingerprint(value: Any, origin: Origin) -> Any:
 
 
 def names_of_tensors(batch: Any) -> List[str]:
-    """Returns what the tensors with rows are called, in the order of their fingerprints."""
+    """Returns the part of each tensor that has rows, such as "x", in the fingerprints' order."""
     parts = batch if isinstance(batch, tuple) else (batch,)
-    names = []
-    for part, name in zip(parts, ("x", "y", "sample_weight")):
-        if isinstance(part, dict):
-            labels = [
-                f"{name}[{key!r}]" for key in sorted(part) for _ in tf.nest.flatten(part[key])
-            ]
-        else:
-            count = len(tf.nest.flatten(part))
-            labels = [f"{name}[{place}]" for place in range(count)] if count > 1 else [name]
-        names += [label for label, one in zip(labels, tf.nest.flatten(part)) if _has_rows(one)]
-    return names
+    return [
+        name
+        for part, name in zip(parts, ("x", "y", "sample_weight"))
+        for value in tf.nest.flatten(part)
+        if _has_rows(value)
+    ]
 
 
 def share_dataset(dataset: tf.data.Dataset) -> Optional[tf.data.Dataset]:
