@@ -27,8 +27,8 @@ class Limit(NamedTuple):
 # Every node has to be read by its maintainers: delete as much as you add, or say here why not.
 # The densities may only fall; the aim is 5.6 on average, and 8 in each module.
 LIMITS = [
-    Limit("slurm_resolver", nodes=100_000, average=6.5, densest=10.5),
-    Limit("tests", nodes=110_000, average=6.7, densest=9.0),
+    Limit("slurm_resolver", nodes=100_000, average=6.2, densest=9.2),
+    Limit("tests", nodes=110_000, average=6.5, densest=8.7),
 ]
 
 
