@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import Any, Callable, List
 
-import numpy as np
 import pytest
 from kinds import Fields
 
 tf = pytest.importorskip("tensorflow", reason="TensorFlow is not installed")
+
+import numpy as np  # noqa: E402
 
 from slurm_resolver.tf.keras.origins import find_origins  # noqa: E402
 
