@@ -100,6 +100,8 @@ def _own_config(layer: Any) -> Any:
     config = _config(layer)
     if isinstance(config, dict) and "dtype" in config:
         config["dtype"] = layer.dtype_policy.name  # instead of a configuration with this name
+    if isinstance(config, dict) and "batch_shape" in config:
+        config["batch_shape"] = config["batch_shape"][1:]  # a step builds it for its own rows
     return config
 
 
