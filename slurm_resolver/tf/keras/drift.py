@@ -58,10 +58,12 @@ def variables_of(model: Any) -> Dict[str, Any]:
         if isinstance(item, keras.random.SeedGenerator)
     }
     found: Dict[int, Tuple[str, Any]] = {}
+    local = model.distribute_strategy.experimental_local_results
     for owner in [*optimizers, model]:
         for variable in owner.variables:
             if id(variable) not in random and isinstance(variable.value, tf.Variable):
-                found[id(variable)] = (variable.path, variable)
+                # TensorFlow reads this worker's own part four times as fast.
+                found[id(variable)] = (variable.path, local(variable.value)[0])
     return {f"{path} ({place})": one for place, (path, one) in enumerate(found.values())}
 
 
@@ -85,9 +87,8 @@ class Drift:
 
     def compare_now(self, when: str) -> None:
         """Compares the variables that the workers have now; see `compare`."""
-        if self.workers.names[1:]:
-            told = self.workers.exchange(f"compares its weights {when}", digest_of(self._model))
-            self.compare(told, when)
+        told = self.workers.exchange(f"compares its weights {when}", digest_of(self._model))
+        self.compare(told, when)
 
     def compare(self, digests: Sequence[int], when: str) -> None:
         """Raises FitError in every worker if their variables differ by more than rounding.
@@ -164,7 +165,7 @@ def _shown(values: Sequence[float], norms: Sequence[float]) -> List[str]:
 
 def _shape(variable: Any) -> str:
     """Returns the type and shape of a variable, such as "float32 (3, 4)"."""
-    return f"{variable.dtype} {tuple(variable.shape)}"
+    return f"{variable.dtype.name} {tuple(variable.shape)}"
 
 
 def _differ(values: Sequence[float], tolerance: float) -> bool:

@@ -162,8 +162,9 @@ class StepFunction:
         step = self._own_steps = self._own_steps + 1
         if step % _COMPARED and step & (step - 1):
             return
-        drift = Drift(self._strategy.workers, self._model, callbacks=[[]])
-        drift.compare_now(f"before step {step} of train_on_batch")
+        Drift(self._strategy.workers, self._model, callbacks=[[]]).compare_now(
+            f"before step {step} of train_on_batch"
+        )
 
     def _predict(self, batches: List[Any]) -> Any:
         """Returns the outputs for all rows of some batches, in their order."""
