@@ -188,8 +188,7 @@ class Workers:
         elif self._has_left_out_call():
             other = self.names[self._ranks.index(message["rank"])]
             self._client.offer(_CALL, [self._begins, None, self._steps, self.call])
-            own = self.names[self.index]
-            _abort_collectives(_describe_calls(other, call, own, self._begins))
+            _abort_collectives(_describe_calls(other, call, self.names[self.index], self._begins))
 
     def _answer_after_failure(self) -> None:
         """Ends the exchange in which other workers wait for this one, which has failed."""
