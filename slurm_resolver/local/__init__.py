@@ -24,14 +24,14 @@ class RunOptions(NamedTuple):
     """
 
     command: Sequence[str]
-    num_tasks: int = 1
-    gpu_variables: Optional[Sequence[Dict[str, str]]] = None
-    output: str = "all"
-    label: Optional[bool] = None
-    time_limit: Optional[int] = None
-    limit_signal: Optional[LimitSignal] = None
-    kill_on_bad_exit: bool = True
-    fail_after: Optional[Tuple[float, int]] = None
-    preempt_after: Optional[float] = None
-    requeue: bool = False
-    restarts: int = 0
+    num_tasks: int
+    gpu_variables: Optional[Sequence[Dict[str, str]]]
+    output: str
+    label: Optional[bool]
+    time_limit: Optional[int]
+    limit_signal: Optional[LimitSignal]
+    kill_on_bad_exit: bool
+    fail_after: Optional[Tuple[float, int]]
+    preempt_after: Optional[float]
+    requeue: bool
+    restarts: int

@@ -29,14 +29,14 @@ class SupervisorOptions(NamedTuple):
     """The options of `slurm-resolver supervise`; `command` is srun, its options, the program."""
 
     command: Sequence[str]
-    restarts: int = 3
-    nodes: Optional[int] = None
-    min_nodes: Optional[int] = None
-    tasks_per_node: int = 1
-    requeue: bool = False
-    pause: float = 2.0
-    least_time: float = 60.0
-    watch: float = 30.0
+    restarts: int
+    nodes: Optional[int]
+    min_nodes: Optional[int]
+    tasks_per_node: int
+    requeue: bool
+    pause: float
+    least_time: float
+    watch: float
 
 
 class Supervisor:
