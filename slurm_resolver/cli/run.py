@@ -6,7 +6,6 @@ import argparse
 import contextlib
 import os
 import shutil
-import sys
 from typing import Optional, Tuple
 
 from slurm_resolver.cli.options import add_command, command_of, count, seconds
@@ -131,6 +130,7 @@ def main(args: argparse.Namespace) -> int:
     from slurm_resolver.local import RunOptions
     from slurm_resolver.local.environment import gpu_variables
     from slurm_resolver.local.job import run_job
+    from slurm_resolver.local.output import print_line
     from slurm_resolver.slurm.step import SlurmStep
     from slurm_resolver.slurm.time_limit import parse_time_and_signal
 
@@ -141,7 +141,7 @@ def main(args: argparse.Namespace) -> int:
     tasks: int = args.num_tasks
     limit, limit_signal = parse_time_and_signal(args.time, args.signal)
     if args.signal is not None and limit is None:
-        _print_line("--signal without a time limit (--time) sends nothing, as on Slurm")
+        print_line("--signal without a time limit (--time) sends nothing, as on Slurm")
     if args.fail_after is not None:
         after, rank = args.fail_after
         values["fail_after"] = (after, tasks - 1 if rank is None else rank)
@@ -159,18 +159,12 @@ def main(args: argparse.Namespace) -> int:
         step = SlurmStep.read()
         steps = step.num_tasks or 1
         if step.place == "step" and step.rank == 0 and steps > 1:
-            _print_line(
+            print_line(
                 f"each of the {steps} tasks of step {step.name} runs this command: these are "
                 f"{steps} separate trainings. For one training, start the program itself: "
                 f"srun -n {steps * tasks} …"
             )
-    return asyncio.run(run_job(options, os.environ, _print_line))
-
-
-def _print_line(message: str) -> None:
-    # in one write: tasks may print lines at the same time
-    sys.stderr.write(f"slurm-resolver run: {message}\n")
-    sys.stderr.flush()
+    return asyncio.run(run_job(options))
 
 
 def _failure(text: str) -> Tuple[float, Optional[int]]:

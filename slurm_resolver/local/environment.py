@@ -36,15 +36,16 @@ _OF_A_STEP = re.compile("SLURM_RESOLVER_(JOB|LAYOUT|GPUS|.*_RESTART|TRAINING_REP
 
 
 def step_environment(
-    options: RunOptions, job_started: float, restarts: int = 0, step_id: int = 0
+    options: RunOptions, job_started: float, restarts: int, step_id: int
 ) -> Dict[str, str]:
-    """Returns the variables that are the same in all tasks of a step.
+    """Returns the variables that are the same in all tasks of a step, the launcher's own included.
 
     `job_started` is in seconds since 1970; `restarts` counts how often the job was requeued before.
     """
     job_id = str(os.getpid())  # unique on this machine, as a job id is on a cluster
     tasks = str(options.num_tasks)
     variables = {
+        **_inherited(options),
         "SLURM_JOB_ID": job_id,
         "SLURM_JOBID": job_id,
         "SLURM_RESOLVER_JOB": job_id,  # not srun's: it marks a job that no Slurm knows
@@ -81,13 +82,13 @@ def step_environment(
     return variables
 
 
-def inherited_environment(environ: Mapping[str, str], options: RunOptions) -> Dict[str, str]:
+def _inherited(options: RunOptions) -> Dict[str, str]:
     """Returns the launcher's variables that its tasks get, without those of a step around it."""
     removed = () if options.gpu_variables is None else GPU_VARIABLES  # each gets its own
     # Python would keep back what a task prints into a pipe until the task ends. TensorFlow's
     # warnings and errors stay visible.
     kept = {"PYTHONUNBUFFERED": "1", "TF_CPP_MIN_LOG_LEVEL": "1"}
-    for name, value in environ.items():
+    for name, value in os.environ.items():
         is_setting = name.startswith("SLURM_RESOLVER") and not _OF_A_STEP.fullmatch(name)
         if name not in removed and (is_setting or not name.startswith(("SLURM_", "SLURMD_"))):
             kept[name] = value

@@ -20,8 +20,8 @@ from typing import Any, Callable, Iterable, List, Mapping
 from slurm_resolver.errors import LaunchError
 from slurm_resolver.local import RunOptions
 from slurm_resolver.local.child_process import end_with_this
-from slurm_resolver.local.environment import inherited_environment, step_environment
-from slurm_resolver.local.output import Output
+from slurm_resolver.local.environment import step_environment
+from slurm_resolver.local.output import Output, print_line
 from slurm_resolver.preemption.requeue import REQUEUE_STATUS
 from slurm_resolver.training_reports import READY, SAVED, VARIABLE
 from slurm_resolver.wording import counted
@@ -41,26 +41,21 @@ _SIGNALS = [
 _SET_TASK_PID = ("/bin/sh", "-c", 'export SLURM_TASK_PID=$$; exec "$0" "$@"')
 
 
-async def run_job(
-    options: RunOptions, environ: Mapping[str, str], print_line: Callable[[str], None]
-) -> int:
+async def run_job(options: RunOptions) -> int:
     """Runs a step, and others after a requeue or a failure; returns the last one's exit status.
 
     Raises:
         LaunchError: if an output file cannot be written, or a task cannot be started.
     """
-    inherited = inherited_environment(environ, options)
     started = time.time()
     requeues = 0
     steps = 0
     while True:
-        step = _Step(options, print_line)
+        step = _Step(options)
         for number in _SIGNALS:
             asyncio.get_running_loop().add_signal_handler(number, step.on_signal, number)
-        await step.run(
-            {**inherited, **step_environment(options, started, requeues, steps)},
-            time.time() - started,
-        )
+        variables = step_environment(options, started, requeues, steps)
+        await step.run(variables, time.time() - started)
         reason = step.requeue_reason
         count = requeues
         most = MAX_REQUEUES
@@ -80,7 +75,7 @@ async def run_job(
         print_line(f"restart {count + 1} of at most {most}: {reason}")
         if step.requeue_reason:
             started = time.time()
-            requeues = requeues + 1
+            requeues += 1
             steps = 0
         else:
             steps += 1
@@ -96,11 +91,10 @@ class _Step:
         failure: how the task that failed first ended; "" if none failed, or all were asked to end.
     """
 
-    def __init__(self, options: RunOptions, print_line: Callable[[str], None]) -> None:
+    def __init__(self, options: RunOptions) -> None:
         self.status = 0
         self.requeue_reason = self.failure = ""
         self._options = options
-        self._print_line = print_line
         self._processes: List[subprocess.Popen[bytes]] = []
         self._running: set[int] = set()  # ranks
         self._loop = asyncio.get_running_loop()
@@ -111,7 +105,7 @@ class _Step:
 
     async def run(self, variables: Mapping[str, str], elapsed: float) -> None:
         """Starts every task, and waits for all; the time limit counts from `elapsed` s before."""
-        output = Output(self._options, self._print_line)
+        output = Output(self._options)
         with contextlib.closing(output), tempfile.NamedTemporaryFile() as self._reports:
             try:
                 for rank in range(self._options.num_tasks):
@@ -186,13 +180,13 @@ class _Step:
         self._timers.append(self._loop.call_later(seconds, action, *arguments))
 
     def _send_limit_signal(self, number: signal.Signals, seconds: int) -> None:
-        self._print_line(f"{seconds} s to the time limit: sending {number.name} to all tasks")
+        print_line(f"{seconds} s to the time limit: sending {number.name} to all tasks")
         # A stopped task could not handle it; Slurm sends both as well.
         self._send(self._running, number, signal.SIGCONT)
 
     def _fail_as_planned(self, rank: int) -> None:
         if rank in self._running:
-            self._print_line(f"killing task {rank} (--fail-after)")
+            print_line(f"killing task {rank} (--fail-after)")
             self._send([rank], signal.SIGKILL)
 
     def _preempt(self) -> None:
@@ -214,13 +208,13 @@ class _Step:
     def _describe_preemption(self) -> None:
         """Reports a planned preemption that did not come, or that saved nothing."""
         if not self._ending:
-            self._print_line(
+            print_line(
                 "not preempted: the tasks ended before --preempt-after, which counts from the "
                 "first step that BackupAndResume, ResumableLoop or termination_config reports "
                 "(kill -USR2 preempts any program)"
             )
         elif self.requeue_reason and self._ignore_statuses and not self._reported(SAVED):
-            self._print_line("nothing was saved after the preemption")
+            print_line("nothing was saved after the preemption")
 
     def _on_task_end(self, rank: int, status: int) -> None:
         self._running.discard(rank)
@@ -241,14 +235,14 @@ class _Step:
             end = _describe_end(rank, status)
             self.failure = self.failure or end
             if self._running and self._options.kill_on_bad_exit:
-                self._print_line(f"{end}; ending the other tasks")
+                print_line(f"{end}; ending the other tasks")
                 self._end_tasks(signal.SIGTERM)
             else:
-                self._print_line(end)
+                print_line(end)
 
     def _end_all(self, why: str, number: int = signal.SIGTERM) -> None:
         """Ends all tasks, whatever they exit with."""
-        self._print_line(f"{why}: ending all tasks")
+        print_line(f"{why}: ending all tasks")
         self.status = max(self.status, 128 + number)
         self.requeue_reason = self.failure = ""
         self._ignore_statuses = True

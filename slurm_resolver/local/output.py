@@ -12,7 +12,7 @@ import re
 import subprocess
 import sys
 import threading
-from typing import IO, BinaryIO, Callable, Dict, List, Mapping, Optional, TextIO, cast
+from typing import IO, BinaryIO, Dict, List, Mapping, Optional, TextIO, cast
 
 from slurm_resolver.errors import LaunchError
 from slurm_resolver.local import RunOptions
@@ -35,6 +35,12 @@ _VARIABLES = {
 }
 
 
+def print_line(message: str) -> None:
+    """Prints a line of the launcher's own, in one write, as tasks may print at the same time."""
+    sys.stderr.write(f"slurm-resolver run: {message}\n")
+    sys.stderr.flush()
+
+
 def file_name(pattern: str, variables: Mapping[str, str]) -> str:
     """Returns the pattern with srun's fields, such as %t, filled in; unknown ones stay."""
     fields = {field: variables[name] for field, name in _VARIABLES.items()}
@@ -45,10 +51,9 @@ def file_name(pattern: str, variables: Mapping[str, str]) -> str:
 class Output:
     """The output of one step; every step opens its files again."""
 
-    def __init__(self, options: RunOptions, print_line: Callable[[str], None]) -> None:
+    def __init__(self, options: RunOptions) -> None:
         """Prepares it; no file is opened yet."""
         self._options = options
-        self._print_line = print_line
         self._files: Dict[str, BinaryIO] = {}
         self._threads: List[threading.Thread] = []
         self._lock = threading.Lock()
@@ -124,7 +129,7 @@ class Output:
         except OSError as error:
             if not self._lost_lines:
                 self._lost_lines = True
-                self._print_line(
+                print_line(
                     f"cannot write the output of the tasks: {error.strerror}. The lines are lost; "
                     "the tasks continue"
                 )
