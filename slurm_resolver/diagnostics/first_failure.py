@@ -161,10 +161,19 @@ class FailureReader:
     def first(self) -> Optional[Failure]:
         """Returns the failure of the task that failed first; None if no task failed."""
         failures = [self.node] if self.node else []
+        with_error = set()  # the ranks; '' without a label
         for rank, task in self._tasks.items():
-            if task.error is not None and task.lines_after <= _MOST_LINES_AFTER:
-                failures.append(self._with_task(rank, task.error))
-        with_error = {rank for rank, task in self._tasks.items() if task.error is not None}
+            error = task.error
+            if error is None:
+                continue
+            with_error.add(rank)
+            if task.lines_after > _MOST_LINES_AFTER:
+                continue
+            if not rank and len(self.ends) == 1:
+                (rank,) = self.ends
+            report = self._gone.get(rank) or self.ends.get(rank)
+            place = report.task if report else _place(rank)
+            failures.append(error._replace(task=place, follows=follows_another(error.line)))
         reports = dict(self._gone)
         for rank, end in self.ends.items() if "" not in with_error else ():
             gone = reports.setdefault(rank, end)  # the launcher knows how, but may report later
@@ -173,14 +182,6 @@ class FailureReader:
             )
         failures += [report for rank, report in reports.items() if rank not in with_error]
         return min(failures, key=lambda one: (one.follows, one.line_number), default=None)
-
-    def _with_task(self, rank: str, error: Failure) -> Failure:
-        if not rank and len(self.ends) == 1:
-            (rank,) = self.ends
-        report = self._gone.get(rank) or self.ends.get(rank)
-        return error._replace(
-            task=report.task if report else _place(rank), follows=follows_another(error.line)
-        )
 
 
 def _place(rank: str, node: Optional[str] = None) -> str:

@@ -9,14 +9,20 @@ from __future__ import annotations
 import io
 import itertools
 import re
-from typing import BinaryIO, Callable, Dict, Iterable, List, NamedTuple, Optional, Set, Tuple
-
-from slurm_resolver.diagnostics.known_messages import (
-    KNOWN_MESSAGES,
-    PEER_ENDED,
-    TASKS_MET,
-    KnownMessage,
+from typing import (
+    BinaryIO,
+    Callable,
+    Dict,
+    Iterable,
+    Iterator,
+    List,
+    NamedTuple,
+    Optional,
+    Set,
+    Tuple,
 )
+
+from slurm_resolver.diagnostics.known_messages import KNOWN_MESSAGES, PEER_ENDED, TASKS_MET
 
 
 class Finding(NamedTuple):
@@ -69,66 +75,47 @@ def explain_file(
 
     `reader` also gets the number and the text of each line, or of each piece of a long line.
     """
-    findings = _Findings()
+    found: Dict[Tuple[str, Optional[str]], Finding] = {}  # by id and address
+    significant: Set[str] = set()  # the ids with a line that is not _END_NOISE
+    tasks_met = False
+    for number, text in _texts(stream, reader):
+        candidates = [known for cue, known in _CUES if cue in text]
+        if candidates and TASKS_MET.search(text):
+            tasks_met = True
+        for known in candidates:
+            match = known.pattern.search(text)
+            if match is None:
+                continue
+            address = _named_task(match)
+            line = _shorten(text, match.start())
+            first = Finding(known.id, number, line, known.cause, known.remedy, address, 0)
+            finding = found.get((known.id, address), first)
+            found[known.id, address] = finding._replace(count=finding.count + 1)
+            if _END_NOISE.search(text) is None:
+                significant.add(known.id)
+            break
+    findings = list(found.values())
+    if tasks_met:
+        id, _, _, cause, remedy = PEER_ENDED
+        findings = [
+            one._replace(id=id, cause=cause, remedy=remedy) if one.id == "peer-refused" else one
+            for one in findings
+            if one.id != "tasks-missing"
+        ]
+        significant.discard("tasks-missing")
+    return findings if significant else []
+
+
+def _texts(stream: BinaryIO, reader: Callable[[int, str], None]) -> Iterator[Tuple[int, str]]:
+    """Yields the texts of a file, each with the number of its line."""
     number = 1
     for piece in iter(lambda: stream.readline(_LONGEST), b""):
         text = piece.decode("utf-8", "replace")
         reader(number, text)
         # A carriage return, as in a progress bar, separates texts like the end of a line.
         for part in text.split("\r"):
-            findings.read(number, part)
+            yield number, part
         number += piece.endswith(b"\n")
-    return findings.all()
-
-
-class _Findings:
-    """Collects the findings of a log by id and address."""
-
-    def __init__(self) -> None:
-        self._found: Dict[Tuple[str, Optional[str]], Finding] = {}
-        self._significant: Set[str] = set()  # the ids with a line that is not _END_NOISE
-        self._tasks_met = False
-
-    def all(self) -> List[Finding]:
-        found = list(self._found.values())
-        if self._tasks_met:
-            id, _, _, cause, remedy = PEER_ENDED
-            found = [
-                one._replace(id=id, cause=cause, remedy=remedy) if one.id == "peer-refused" else one
-                for one in found
-                if one.id != "tasks-missing"
-            ]
-            self._significant.discard("tasks-missing")
-        return found if self._significant else []
-
-    def read(self, number: int, text: str) -> None:
-        candidates = [known for cue, known in _CUES if cue in text]
-        if candidates:
-            self._tasks_met = self._tasks_met or TASKS_MET.search(text) is not None
-        for known in candidates:
-            match = known.pattern.search(text)
-            if match is not None:
-                self._add(known, number, match)
-                break
-
-    def _add(self, known: KnownMessage, number: int, match: re.Match[str]) -> None:
-        address = _named_task(match)
-        before = self._found.get((known.id, address))
-        if before is None:
-            finding = Finding(
-                known.id,
-                number,
-                _shorten(match.string, match.start()),
-                known.cause,
-                known.remedy,
-                address,
-                1,
-            )
-        else:
-            finding = before._replace(count=before.count + 1)
-        self._found[known.id, address] = finding
-        if _END_NOISE.search(match.string) is None:
-            self._significant.add(known.id)
 
 
 def _named_task(match: re.Match[str]) -> Optional[str]:
@@ -141,9 +128,9 @@ def _named_task(match: re.Match[str]) -> Optional[str]:
     after = _ADDRESS.finditer(text, start, match.end() + 500)
     before = list(_ADDRESS.finditer(text, max(0, start - 300), start))[-1:]
     for found in itertools.chain(after, before):
-        if found.group(1):
-            return f"/job:{found.group(1)}/replica:0/task:{found.group(2)}"
-        return (found.group(3) or found.group(4)).replace("%5B", "[").replace("%5D", "]")
+        if found[1]:
+            return f"/job:{found[1]}/replica:0/task:{found[2]}"
+        return (found[3] or found[4]).replace("%5B", "[").replace("%5D", "]")
     return None
 
 
