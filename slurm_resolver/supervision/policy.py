@@ -18,7 +18,9 @@ PROGRESS_SECONDS = 600.0
 # MAINT, RESERVED and REBOOT_REQUESTED let a job that runs there continue. In older versions, a star
 # means that the node does not respond.
 _UNHEALTHY = re.compile(
-    "(DOWN|DRAIN|FAIL|ERROR|UNKNOWN|FUTURE|NOT_RESPONDING|INVALID_REG|REBOOT_ISSUED|POWER).*|.*[*]"
+    "^$|(^|[+])(DOWN|DRAIN|FAIL|ERROR|UNKNOWN|FUTURE|NOT_RESPONDING|INVALID_REG|REBOOT_ISSUED|POWER)"
+    "|[*]([+]|$)",
+    re.I,
 )
 
 
@@ -70,11 +72,7 @@ def job_is_ending(
 
 def healthy_nodes(states: Mapping[str, str]) -> List[str]:
     """Returns the nodes that can start tasks, by their states (`scontrol.node_states`)."""
-
-    def is_healthy(state: str) -> bool:
-        return bool(state) and not any(map(_UNHEALTHY.fullmatch, state.upper().split("+")))
-
-    return [name for name, state in states.items() if is_healthy(state)]
+    return [name for name, state in states.items() if not _UNHEALTHY.search(state)]
 
 
 def is_lost(job: Mapping[str, str]) -> bool:
