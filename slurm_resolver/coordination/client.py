@@ -17,7 +17,7 @@ import sys
 import threading
 import time
 from collections import Counter, defaultdict
-from typing import TYPE_CHECKING, Any, BinaryIO, Callable, Collection, Dict, List, Optional
+from typing import TYPE_CHECKING, Any, BinaryIO, Callable, Collection, Dict, List, Optional, Set
 
 from slurm_resolver.coordination import NameOf, ServiceAddress, wire
 from slurm_resolver.coordination.wire import Message, open_connection
@@ -58,7 +58,7 @@ class Client:
         self._changed = threading.Condition()
         self._gathers = Counter[str]()  # by purpose
         self._answers: Dict[str, Message] = {}  # by gather
-        self._told: Dict[str, Dict[int, str]] = defaultdict(dict)  # by topic and rank
+        self._told: Dict[str, Set[int]] = defaultdict(set)  # which ranks, by topic
         self._standing: Dict[str, Message] = {}  # sent again after a reconnection
         self._listeners: Dict[str, List[Callable[[Message], None]]] = defaultdict(list)
         self.listen("gathered", self._take_answer)
@@ -90,9 +90,9 @@ class Client:
             RendezvousError: in every task, with the names of the missing or lost tasks.
         """
         seconds = math.inf if timeout is None else timeout
-        options = {"until": time.monotonic() + seconds, "timeout": timeout}
+        until = time.monotonic() + seconds
         with self._changed:
-            name = self.offer(purpose, value, without=sorted(without), **options)
+            name = self.offer(purpose, value, without=sorted(without), until=until, timeout=timeout)
             for more in (seconds, _ANSWER_SECONDS):
                 self.wait_for(lambda: name in self._answers or self.refusal, more)
                 if self._socket is None:  # nobody will answer
@@ -126,11 +126,9 @@ class Client:
         """Tells all tasks something, also those that connect later."""
         self.say(f"tell {topic}", tell=topic, value=value)
 
-    def told(self, topic: str, ranks: Collection[int], timeout: float) -> Dict[int, str]:
-        """Returns what these tasks have told, by rank, once all have or after `timeout` seconds."""
-        told = self._told[topic]
-        self.wait_for(lambda: told.keys() >= set(ranks), timeout)
-        return {rank: told[rank] for rank in ranks if rank in told}
+    def all_tell(self, topic: str, ranks: Collection[int], timeout: float) -> bool:
+        """Waits until these tasks have told something; returns whether they do in this time."""
+        return self.wait_for(lambda: self._told[topic].issuperset(ranks), timeout)
 
     def say(self, key: str, **message: Any) -> None:
         """Tells the service something, also after a reconnection unless `key` is said again."""
@@ -272,7 +270,7 @@ class Client:
         self._answers[message["gathered"]] = message
 
     def _take_told(self, message: Message) -> None:
-        self._told[message["told"]][message["rank"]] = message["value"]
+        self._told[message["told"]].add(message["rank"])
 
     def _send(self, message: Message) -> None:
         if "until" in message:  # another task has another clock

@@ -252,7 +252,7 @@ class Workers:
             if self._client is not None and not in_all:
                 topic = f"failed {self._calls}"
                 self._client.tell(topic, cause_of(error))
-                if len(self._client.told(topic, self._ranks, _SECONDS)) < len(self._ranks):
+                if not self._client.all_tell(topic, self._ranks, _SECONDS):
                     self._client.tell(f"ends {self._calls}", "")
                     self._failed = True
                     self._answer_after_failure()
