@@ -99,22 +99,21 @@ def find_stall(workers: Workers, limit: float, silence: float) -> List[int]:
 def describe_stall(workers: Workers, behind: Sequence[int], silence: float, name_of: NameOf) -> str:
     """Returns the line that every task logs."""
     with_epoch = len({report.epoch for report in workers.values()}) > 1
-    groups: Dict[Tuple[bool, str, str], List[int]] = {}  # whether behind; the verb, what follows it
+    groups: Dict[Tuple[bool, str], List[int]] = {}  # by whether they are behind, and what they do
     for rank, report in workers.items():
         where = report.where(with_epoch)
-        verb = "is"
-        rest = where if report.phase == STEP else f"{where}, {report.phase}"
+        is_behind = rank in behind
+        does = f"is {where}, {report.phase}"
         if report.silent > silence:
-            verb = "has"
-            rest = f"not reported for {report.silent:.0f} s; the last report was {where}"
-        elif report.phase == STEP and rank not in behind:
-            verb = "waits"
+            does = f"has not reported for {report.silent:.0f} s; the last report was {where}"
+        elif report.phase == STEP:
+            does = f"is {where}" if is_behind else f"waits {where}"
         elif report.phase in (IDLE, PREPARING):
-            rest = report.phase
-        groups.setdefault((rank in behind, verb, rest), []).append(rank)
+            does = f"is {report.phase}"
+        groups.setdefault((is_behind, does), []).append(rank)
     begin = f"no step for {min(report.age for report in workers.values()):.0f} s: "
     first = workers[behind[0]]
-    if len(groups) == 1 and first.phase == STEP and next(iter(groups))[:2] == (True, "is"):
+    if len(groups) == 1 and first.phase == STEP and first.silent <= silence:
         nodes = dict.fromkeys(name_of(rank).rpartition(" on ")[2].rstrip(")") for rank in behind)
         return (
             f"{begin}{_group(behind, name_of)} wait for each other {first.where()}, in its "
@@ -122,8 +121,9 @@ def describe_stall(workers: Workers, behind: Sequence[int], silence: float, name
             "between these nodes, and at their GPUs (nvidia-smi, dmesg)"
         )
     parts = []
-    for (is_behind, verb, rest), ranks in sorted(groups.items(), key=lambda group: group[0][0]):
+    for (is_behind, does), ranks in sorted(groups.items(), key=lambda group: group[0][0]):
         names = shorten([*map(name_of, ranks)], _MOST_NAMES)
+        verb, _, rest = does.partition(" ")
         verb = verb if len(ranks) == 1 else _PLURALS[verb]
         parts.append(f"{names if is_behind else _group(ranks, name_of)} {verb} {rest}")
     return begin + "; ".join(parts)
@@ -135,8 +135,10 @@ def _group(ranks: Sequence[int], name_of: NameOf) -> str:
     for rank in ranks:
         job, index = name_of(rank).split()[:2]
         jobs.setdefault(job, []).append(int(index))
-    runs = {job: " and ".join(ranges_of(indices)) for job, indices in jobs.items()}
-    texts = [f"{job}{'s' * (len(jobs[job]) > 1)} {text}" for job, text in runs.items()]
+    texts = [
+        f"{job}{'s' * (len(indices) > 1)} {' and '.join(ranges_of(indices))}"
+        for job, indices in jobs.items()
+    ]
     return ", ".join(texts).replace("-", " to ")
 
 
@@ -175,8 +177,8 @@ class Monitor:
         behind = find_stall(workers, self._limit, silence)
         if behind and now - self._told_at > _REPEAT_SECONDS:
             text = describe_stall(workers, behind, silence, self._name_of)
-            # A stopped process cannot end itself.
-            stopped = any(workers[rank].silent > silence for rank in behind)
+            # A stopped process cannot end itself. If one is silent, all that are behind are.
+            stopped = workers[behind[0]].silent > silence
             tracing = [] if self._is_stalled else behind[:_MOST_TRACEBACKS]
             end = list(workers) if stopped else behind
             self._told_at = now
@@ -188,14 +190,16 @@ class Monitor:
 
     def status(self) -> Message:
         """Returns what `slurm-resolver status` shows."""
-        found = []
-        for rank, report in sorted(self._workers(time.monotonic()).items()):
-            report = report._replace(age=round(report.age, 1), silent=round(report.silent, 1))
-            found.append({"rank": rank, "name": self._name_of(rank), **report._asdict()})
-        return {"workers": found}
+        workers = sorted(self._workers(time.monotonic()).items())
+        return {
+            "workers": [
+                {"rank": rank, "name": self._name_of(rank), **report._asdict()}
+                for rank, report in workers
+            ]
+        }
 
     def _workers(self, now: float) -> Workers:
         return {
-            rank: report._replace(age=report.age + now - at, silent=now - at)
+            rank: report._replace(age=round(report.age + now - at, 1), silent=round(now - at, 1))
             for rank, (at, report) in self._reports.items()
         }
