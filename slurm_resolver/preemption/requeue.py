@@ -52,13 +52,13 @@ class ExitPlan(NamedTuple):
 
     Attributes:
         status: the exit status.
-        wait: seconds to wait until Slurm ends the tasks; after them they exit by themselves.
         message: the reason, for the log.
+        wait: seconds to wait until Slurm ends the tasks; after them they exit by themselves.
     """
 
     status: int
-    wait: float
     message: str
+    wait: float = 0.0
 
 
 def check_options(requeue: Optional[str], max_restarts: Optional[int]) -> None:
@@ -105,56 +105,57 @@ def requeue_job(
         return until - time.monotonic()
 
     if requeue is None:
-        return ExitPlan(TERMINATED_STATUS, 0, "ending, without a requeue (requeue=None)")
+        return ExitPlan(TERMINATED_STATUS, "ending, without a requeue (requeue=None)")
     if max_restarts is not None and restarts >= max_restarts:
         if job_id is not None and not step.simulated:
             with contextlib.suppress(OSError):  # Slurm itself may requeue it
                 scontrol.forbid_requeue(job_id, seconds_left())
-        message = f"SLURM_RESTART_COUNT={restarts} has reached max_restarts={max_restarts}"
-        kept = "The checkpoint is kept: submit the job again to resume"
-        return ExitPlan(MAX_RESTARTS_STATUS, 0, f"not requeued: {message}. {kept}")
-    asks = f"exit status {REQUEUE_STATUS} asks the batch file to requeue job {job_id}"
+        return ExitPlan(
+            MAX_RESTARTS_STATUS,
+            f"not requeued: SLURM_RESTART_COUNT={restarts} has reached "
+            f"max_restarts={max_restarts}. The checkpoint is kept: submit the job again to resume",
+        )
+    asks = f"exit status {REQUEUE_STATUS}"
     if job_id is None:
-        asks = f"exit status {REQUEUE_STATUS}: start the program again to resume"
-    elif step.simulated:  # scontrol might requeue a real job with the same id
-        asks = f"exit status {REQUEUE_STATUS} asks slurm-resolver run to start the tasks again"
-    if job_id is None or step.simulated or requeue == "exit-code":
-        return ExitPlan(REQUEUE_STATUS, 0, asks)
+        return ExitPlan(REQUEUE_STATUS, f"{asks}: start the program again to resume")
+    if step.simulated:  # scontrol might requeue a real job with the same id
+        return ExitPlan(REQUEUE_STATUS, f"{asks} asks slurm-resolver run to start the tasks again")
+    asks += f" asks the batch file to requeue job {job_id}"
+    if requeue == "exit-code":
+        return ExitPlan(REQUEUE_STATUS, asks)
     try:
         job = scontrol.show_job(job_id, seconds_left())
         is_running = job["JobState"] in scontrol.RUNNING_STATES
     except (OSError, KeyError) as error:
-        return ExitPlan(REQUEUE_STATUS, 0, f"the job's state is unknown ({error}); {asks}")
+        return ExitPlan(REQUEUE_STATUS, f"the job's state is unknown ({error}); {asks}")
     seen = job.get("Restarts", "")
     if seen.isdecimal() and int(seen) > restarts:
-        return ExitPlan(REQUEUE_STATUS, 0, f"job {job_id} has been requeued already")
+        return ExitPlan(REQUEUE_STATUS, f"job {job_id} has been requeued already")
     if not is_running and job.get("Reason") != "TimeLimit":
-        return ExitPlan(TERMINATED_STATUS, 0, f"job {job_id} is being cancelled: not requeued")
+        return ExitPlan(TERMINATED_STATUS, f"job {job_id} is being cancelled: not requeued")
     others = (step.num_tasks or 1) - saved
     if not announced and others > 0 and is_running and not scontrol.is_preempted(job):
-        message = (
+        return ExitPlan(
+            TERMINATED_STATUS,
             f"job {job_id} not requeued: SIGTERM has come, but Slurm neither preempts nor ends the "
             f"job, and {others} of its step's {step.num_tasks} tasks did not save, one of which "
             "may have failed. Let Slurm announce the job's end by SIGUSR1 (#SBATCH "
-            "--signal=USR1@120)"
+            "--signal=USR1@120)",
         )
-        return ExitPlan(TERMINATED_STATUS, 0, message)
     try:
-        by_slurm = _slurm_requeues(job, seconds_left)
-        if not by_slurm:
+        if not _slurm_requeues(job, seconds_left):
             scontrol.run("scontrol", "requeue", job_id, timeout=seconds_left())
+            message = f"job {job_id} requeued, restart {restarts + 1}"
+            return ExitPlan(REQUEUE_STATUS, message, _JOB_END_SECONDS)
     except OSError as error:
-        return ExitPlan(REQUEUE_STATUS, 0, f"not requeued ({error}); {asks}")
-    if not by_slurm:
-        message = f"job {job_id} requeued, restart {restarts + 1}"
-        return ExitPlan(REQUEUE_STATUS, _JOB_END_SECONDS, message)
+        return ExitPlan(REQUEUE_STATUS, f"not requeued ({error}); {asks}")
     message = f"job {job_id} is preempted, and Slurm requeues it, restart {restarts + 1}"
     try:  # ends the shell of the batch file; the status does not ask it for another requeue
         scontrol.run("scancel", "--batch", "--signal=TERM", job_id, timeout=seconds_left())
     except OSError as error:
-        message = f"{message}, when its batch file ends, which has to be now ({error})"
-        return ExitPlan(TERMINATED_STATUS, 0, message)
-    return ExitPlan(TERMINATED_STATUS, _BATCH_END_SECONDS, message)
+        message += f", when its batch file ends, which has to be now ({error})"
+        return ExitPlan(TERMINATED_STATUS, message)
+    return ExitPlan(TERMINATED_STATUS, message, _BATCH_END_SECONDS)
 
 
 def _slurm_requeues(job: Dict[str, str], seconds_left: Callable[[], float]) -> bool:
