@@ -120,30 +120,29 @@ class FailureReader:
         self.all_end = False
         self._tasks: Dict[str, _Task] = {}  # by rank; '' without a label
         self._gone: Dict[str, Failure] = {}  # by rank, as this package reports them
-        self._last_number = 0
+        self._number = 0  # of lines
 
-    def read(self, number: int, text: str) -> None:
-        """Reads a line, or the first piece of a long line; it ignores further pieces."""
-        if number == self._last_number:
-            return
-        self._last_number = number
+    def read(self, text: str) -> None:
+        """Reads the next line, or the first piece of a long line."""
+        self._number += 1
         text = text[:_LONGEST].rstrip()
         self.all_end = self.all_end or _ENDS_ALL.match(text) is not None
         if text.startswith(("srun: ", "slurm-resolver run: ")):
-            self._read_launcher(number, text)
+            self._read_launcher(text)
             return
         label = _LABEL.match(text)
         task = self._tasks.setdefault(label[1] if label else "", _Task())
         # A progress bar may end without a line's end.
-        task.read(number, (text[label.end() :] if label else text).rpartition("\r")[2])
+        task.read(self._number, (text[label.end() :] if label else text).rpartition("\r")[2])
         gone = _GONE.match(text)
         if gone:
+            rank, node, why = gone.groups()
             self._gone.setdefault(
-                gone[1],
-                Failure(_place(gone[1], gone[2]), number, gone[3], follows_another(gone[3])),
+                rank, Failure(_place(rank, node), self._number, why, follows_another(why))
             )
 
-    def _read_launcher(self, number: int, text: str) -> None:
+    def _read_launcher(self, text: str) -> None:
+        number = self._number
         node = _NODE.match(text)
         end = _TASK_END.match(text) or _RUN_END.match(text)
         if node and self.node is None:

@@ -69,11 +69,11 @@ def explain(lines: Iterable[str]) -> List[Finding]:
 
 
 def explain_file(
-    stream: BinaryIO, reader: Callable[[int, str], None] = lambda number, text: None
+    stream: BinaryIO, reader: Callable[[str], None] = lambda text: None
 ) -> List[Finding]:
     """Does the same for an open file of any bytes.
 
-    `reader` also gets the number and the text of each line, or of each piece of a long line.
+    `reader` also gets the text of each line, or the first piece of a long line.
     """
     found: Dict[Tuple[str, Optional[str]], Finding] = {}  # by id and address
     significant: Set[str] = set()  # the ids with a line that is not _END_NOISE
@@ -106,16 +106,19 @@ def explain_file(
     return findings if significant else []
 
 
-def _texts(stream: BinaryIO, reader: Callable[[int, str], None]) -> Iterator[Tuple[int, str]]:
+def _texts(stream: BinaryIO, reader: Callable[[str], None]) -> Iterator[Tuple[int, str]]:
     """Yields the texts of a file, each with the number of its line."""
     number = 1
+    is_start = True  # of a line
     for piece in iter(lambda: stream.readline(_LONGEST), b""):
         text = piece.decode("utf-8", "replace")
-        reader(number, text)
+        if is_start:
+            reader(text)
         # A carriage return, as in a progress bar, separates texts like the end of a line.
         for part in text.split("\r"):
             yield number, part
-        number += piece.endswith(b"\n")
+        is_start = piece.endswith(b"\n")
+        number += is_start
 
 
 def _named_task(match: re.Match[str]) -> Optional[str]:

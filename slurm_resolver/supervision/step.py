@@ -110,7 +110,6 @@ class StepOutput:
         self._reader = FailureReader()
         self._begun = time.monotonic()
         self._rest = b""
-        self._number = 0  # of lines
         self._progress: Optional[str] = None
         self._srun_error = ""  # the last one
 
@@ -120,8 +119,7 @@ class StepOutput:
         self._rest = rest[-_PIECE:]
         for line in lines:
             text = line.decode(errors="replace")
-            self._number += 1
-            self._reader.read(self._number, text)
+            self._reader.read(text)
             if _PROGRESS in text:
                 self._progress = text[text.index(_PROGRESS) :].rstrip()
             if text.startswith(_SRUN_ERROR):

@@ -11,8 +11,8 @@ from slurm_resolver.diagnostics.first_failure import Failure, FailureReader
 
 def first_in(lines: Iterable[str]) -> Optional[Failure]:
     reader = FailureReader()
-    for number, line in enumerate(lines, 1):
-        reader.read(number, line)
+    for line in lines:
+        reader.read(line)
     return reader.first()
 
 
