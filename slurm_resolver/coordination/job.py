@@ -116,8 +116,9 @@ class Job:
             self._awaited = {r for r, job in enumerate(self._jobs) if job in needed}
             self._awaited.add(self._leader)
         seconds = message.get("seconds", math.inf)
-        if time.monotonic() + seconds < self._deadline:
-            self._deadline = time.monotonic() + seconds
+        deadline = time.monotonic() + seconds
+        if deadline < self._deadline:
+            self._deadline = deadline
             self._timeout = seconds
         self._awaited.discard(rank)
         if message["serves"]:
@@ -141,7 +142,7 @@ class Job:
         del self._present[rank]
         if self._result is not None:
             return
-        name = self._names([rank])
+        name = self._name_of(rank)
         if rank not in self._ends:  # it serves
             # Only a launcher knows that a server has ended well before the others.
             if process.role == "program":
@@ -182,7 +183,7 @@ class Job:
             self._leader_ended = math.inf
             still = self._names(rank for rank, end in self._ends.items() if end is None)
             print_line(
-                f"{self._names([self._leader])} has ended; {still} still runs. A TensorFlow 1 "
+                f"{self._name_of(self._leader)} has ended; {still} still runs. A TensorFlow 1 "
                 "session also waits for ended workers, unless it has "
                 'ConfigProto(device_filters=["/job:ps", "/job:worker/task:INDEX"]).'
             )
@@ -198,7 +199,7 @@ class Job:
         if trains or self._awaited or self._failed:
             return
         failed = {rank: why for rank, why in sorted(self._ends.items()) if why}
-        told = [f"{self._names([rank])} has failed: {why}" for rank, why in failed.items()]
+        told = [f"{self._name_of(rank)} has failed: {why}" for rank, why in failed.items()]
         self._end(int(bool(failed)), "; ".join(told[:_MOST_NAMES]) or "all who train have finished")
 
     def _end(self, status: int, message: str) -> None:

@@ -74,9 +74,9 @@ class Rounds:
         self._left.discard(rank)
         if "seconds" in message:  # else it does not wait
             now = time.monotonic()
-            seconds = float(message["seconds"])
-            if now + seconds < current.deadline:
-                current.deadline = now + seconds
+            deadline = now + float(message["seconds"])
+            if deadline < current.deadline:
+                current.deadline = deadline
                 current.seconds = float(message["timeout"])
             current.waiting.add(rank)
             current.without = set(message["without"])
@@ -90,14 +90,8 @@ class Rounds:
         # Counted first, as this is asked for every task.
         enough = len(current.values) + len(current.without) >= self._num_tasks
         if current.waiting and enough and not self._missing(current):
-            self._end(
-                current,
-                {
-                    "values": pack(
-                        [current.values.get(each, "null") for each in range(self._num_tasks)]
-                    )
-                },
-            )
+            values = [current.values.get(each, "null") for each in range(self._num_tasks)]
+            self._end(current, {"values": pack(values)})
             # All tasks are beyond the round before, which nobody will ask for again.
             self._rounds.pop(f"{current.purpose} {int(name.rpartition(' ')[2]) - 1}", None)
 

@@ -29,7 +29,7 @@ _SHORTEST = 16  # characters
 _MUNGE_SOCKET = "/run/munge/munge.socket.2"
 _MUNGE_SECONDS = 10.0
 _RENEW_SECONDS = 120.0  # munged refuses credentials older than 5 minutes by default
-_REPLAYED = 17  # unmunge(1): the credential is valid, but was decrypted on this node before
+_REPLAYED = 17  # unmunge(1) only: the credential is valid, but was decrypted here before
 _REMEDY = f"Set the same {VARIABLE} in all tasks: export {VARIABLE}=$(openssl rand -hex 32)"
 MEANS = {"variable": VARIABLE, "munge": "munge", "none": "no secret"}  # as messages name them
 
@@ -108,7 +108,7 @@ def _run_munge(program: str, options: List[str], text: str) -> str:
         done = subprocess.run(
             command, input=text, capture_output=True, text=True, timeout=_MUNGE_SECONDS
         )
-        if done.returncode in ((0, _REPLAYED) if program == "unmunge" else (0,)):
+        if done.returncode in (0, _REPLAYED):
             return done.stdout
         reason = done.stderr.strip() or f"exit status {done.returncode}"
     except (OSError, subprocess.TimeoutExpired) as error:

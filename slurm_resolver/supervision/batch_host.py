@@ -39,9 +39,7 @@ def watched(step: SlurmStep, nodes: Sequence[str], requeue: bool, every: float) 
     The last of the nodes does it, as it may be a spare one.
     """
     others = [name for name in nodes if name != step.node_name]
-    # Of a task of an array, too, the id of the job itself is needed.
-    job_id = step.job_id
-    if job_id is None or step.node_name is None or not others or not every:
+    if step.node_name is None or not others or not every:
         yield
         return
     environ = {
@@ -50,7 +48,8 @@ def watched(step: SlurmStep, nodes: Sequence[str], requeue: bool, every: float) 
         if not name.startswith("SLURM") or name in _KEPT_VARIABLES
     }
     end = ["scontrol", "requeue"] if requeue else ["scancel"]
-    program = [sys.executable, "-m", __name__, f"{every:g}", job_id, *end]
+    # Of a task of an array, too, the id of the job itself is needed.
+    program = [sys.executable, "-m", __name__, f"{every:g}", step.job_id or "", *end]
     process = subprocess.Popen(
         [*_STEP, f"--nodelist={others[-1]}", *program],
         env=environ,
