@@ -97,11 +97,15 @@ def unpack(packed: str) -> List[Any]:
 def detect_dead_peers(sock: socket.socket, seconds: float) -> None:
     """Lets the kernel end a TCP connection whose other node is silent for `seconds`: tcp(7)."""
     interval = max(1, int(seconds / 6))
+    options = {
+        socket.TCP_KEEPIDLE: interval,
+        socket.TCP_KEEPINTVL: interval,
+        socket.TCP_USER_TIMEOUT: int(seconds * 1000),
+        socket.TCP_NODELAY: 1,
+    }
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, interval)
-    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, interval)
-    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(seconds * 1000))
-    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    for option, value in options.items():
+        sock.setsockopt(socket.IPPROTO_TCP, option, value)
 
 
 def read(lines: BinaryIO, most: int) -> Message:

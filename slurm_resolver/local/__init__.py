@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Dict, NamedTuple, Optional, Sequence, Tuple
+from typing import Dict, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 from slurm_resolver.slurm.time_limit import LimitSignal
 
 IMITATED_SLURM = "26.05"  # the Slurm whose srun is imitated
+
+Variables = Mapping[str, str]  # of a process's environment
 
 
 class RunOptions(NamedTuple):

@@ -6,7 +6,9 @@ import errno
 import os
 import shutil
 import sys
-from typing import List, Mapping, Sequence
+from typing import List, Sequence
+
+from slurm_resolver.local import Variables
 
 # It runs in the place of a function between fork and exec (`preexec_fn`), which is not safe in a
 # process that has threads. 1 is PR_SET_PDEATHSIG. Python ignores two signals: they are restored.
@@ -20,7 +22,7 @@ if os.getppid() == int(sys.argv[1]):
 """
 
 
-def end_with_this(command: Sequence[str], environ: Mapping[str, str]) -> List[str]:
+def end_with_this(command: Sequence[str], environ: Variables) -> List[str]:
     """Returns the command for a program that the kernel kills when this process ends.
 
     Raises:

@@ -12,10 +12,10 @@ import os
 import re
 import socket
 from pathlib import Path
-from typing import Dict, List, Mapping, Optional
+from typing import Dict, List, Optional
 
 from slurm_resolver.errors import GpuError
-from slurm_resolver.local import RunOptions
+from slurm_resolver.local import RunOptions, Variables
 from slurm_resolver.slurm.gpu_variables import (
     CUDA,
     GPU_VARIABLES,
@@ -24,8 +24,6 @@ from slurm_resolver.slurm.gpu_variables import (
     read_visible_devices,
 )
 from slurm_resolver.slurm.step import SlurmStep
-
-_NODE = "localhost"
 
 _FIRST_PORT = 12_288
 _LAST_PORT = 32_767
@@ -42,31 +40,17 @@ def step_environment(
 
     `job_started` is in seconds since 1970; `restarts` counts how often the job was requeued before.
     """
-    job_id = str(os.getpid())  # unique on this machine, as a job id is on a cluster
     tasks = str(options.num_tasks)
-    variables = {
-        **_inherited(options),
-        "SLURM_JOB_ID": job_id,
-        "SLURM_JOBID": job_id,
-        "SLURM_RESOLVER_JOB": job_id,  # not srun's: it marks a job that no Slurm knows
-        "SLURM_STEP_ID": str(step_id),
-        "SLURM_STEPID": str(step_id),
-        "SLURMD_NODENAME": _NODE,
-        "SLURM_NODELIST": _NODE,
-        "SLURM_JOB_NODELIST": _NODE,
-        "SLURM_STEP_NODELIST": _NODE,
-        "SLURM_NNODES": "1",
-        "SLURM_JOB_NUM_NODES": "1",
-        "SLURM_STEP_NUM_NODES": "1",
-        "SLURM_NTASKS": tasks,
-        "SLURM_NPROCS": tasks,
-        "SLURM_STEP_NUM_TASKS": tasks,
-        "SLURM_TASKS_PER_NODE": tasks,
-        "SLURM_STEP_TASKS_PER_NODE": tasks,
-        "SLURM_CPUS_ON_NODE": tasks,
-        "SLURM_JOB_CPUS_PER_NODE": tasks,
-        "SLURM_CLUSTER_NAME": "local",
-        "SLURM_JOB_PARTITION": "local",
+    values = {
+        # Unique on this machine, as a job id is on a cluster. SLURM_RESOLVER_JOB is not srun's: it
+        # marks a job that no Slurm knows.
+        "SLURM_JOB_ID SLURM_JOBID SLURM_RESOLVER_JOB": str(os.getpid()),
+        "SLURM_STEP_ID SLURM_STEPID": str(step_id),
+        "SLURMD_NODENAME SLURM_NODELIST SLURM_JOB_NODELIST SLURM_STEP_NODELIST": "localhost",
+        "SLURM_NNODES SLURM_JOB_NUM_NODES SLURM_STEP_NUM_NODES": "1",
+        "SLURM_NTASKS SLURM_NPROCS SLURM_STEP_NUM_TASKS SLURM_CPUS_ON_NODE": tasks,
+        "SLURM_TASKS_PER_NODE SLURM_STEP_TASKS_PER_NODE SLURM_JOB_CPUS_PER_NODE": tasks,
+        "SLURM_CLUSTER_NAME SLURM_JOB_PARTITION": "local",
         "SLURM_GTIDS": ",".join(map(str, range(options.num_tasks))),
         "SLURM_JOB_END_TIME": str(int(job_started) + (options.time_limit or _NO_LIMIT_SECONDS)),
         "SLURM_JOB_NAME": Path(options.command[0]).name,
@@ -77,6 +61,9 @@ def step_environment(
         "SLURM_SUBMIT_DIR": os.getcwd(),
         "SLURM_SUBMIT_HOST": socket.gethostname(),
     }
+    variables = _inherited(options)
+    for names, value in values.items():
+        variables.update(dict.fromkeys(names.split(), value))
     if restarts:
         variables["SLURM_RESTART_COUNT"] = str(restarts)
     return variables
@@ -113,7 +100,7 @@ def gpu_variables(
     num_tasks: int,
     gpus: Optional[int],
     gpus_per_task: Optional[int],
-    environ: Mapping[str, str],
+    environ: Variables,
 ) -> Optional[List[Dict[str, str]]]:
     """Returns the GPU variables of each task; None if no GPUs were asked for.
 

@@ -15,10 +15,10 @@ import subprocess
 import tempfile
 import threading
 import time
-from typing import Any, Callable, Iterable, List, Mapping
+from typing import Any, Callable, Iterable, List
 
 from slurm_resolver.errors import LaunchError
-from slurm_resolver.local import RunOptions
+from slurm_resolver.local import RunOptions, Variables
 from slurm_resolver.local.child_process import end_with_this
 from slurm_resolver.local.environment import step_environment
 from slurm_resolver.local.output import Output, print_line
@@ -103,7 +103,7 @@ class _Step:
         self._ending = False  # the tasks have been asked to end
         self._ignore_statuses = False  # what they exit with then is not their own failure
 
-    async def run(self, variables: Mapping[str, str], elapsed: float) -> None:
+    async def run(self, variables: Variables, elapsed: float) -> None:
         """Starts every task, and waits for all; the time limit counts from `elapsed` s before."""
         output = Output(self._options)
         with contextlib.closing(output), tempfile.NamedTemporaryFile() as self._reports:
@@ -128,7 +128,7 @@ class _Step:
         else:
             self._end_all(number.name, number)
 
-    def _start_task(self, rank: int, variables: Mapping[str, str], output: Output) -> None:
+    def _start_task(self, rank: int, variables: Variables, output: Output) -> None:
         environ = {**variables, "SLURM_PROCID": str(rank), "SLURM_LOCALID": str(rank)}
         if self._options.gpu_variables is not None:
             environ.update(self._options.gpu_variables[rank])

@@ -12,10 +12,10 @@ import re
 import subprocess
 import sys
 import threading
-from typing import IO, BinaryIO, Dict, List, Mapping, Optional, TextIO, cast
+from typing import IO, BinaryIO, Dict, List, Optional, TextIO, cast
 
 from slurm_resolver.errors import LaunchError
-from slurm_resolver.local import RunOptions
+from slurm_resolver.local import RunOptions, Variables
 
 # TensorFlow 2.21 logs these when it is imported, before it reads TF_CPP_MIN_LOG_LEVEL.
 _EARLY_NOTES = re.compile(
@@ -41,7 +41,7 @@ def print_line(message: str) -> None:
     sys.stderr.flush()
 
 
-def file_name(pattern: str, variables: Mapping[str, str]) -> str:
+def file_name(pattern: str, variables: Variables) -> str:
     """Returns the pattern with srun's fields, such as %t, filled in; unknown ones stay."""
     fields = {field: variables[name] for field, name in _VARIABLES.items()}
     fields["%%"] = "%"
@@ -60,7 +60,7 @@ class Output:
         self._lost_lines = False
         self._shows_notes = os.environ.get("TF_CPP_MIN_LOG_LEVEL") == "0"
 
-    def open(self, rank: int, variables: Mapping[str, str]) -> Optional[BinaryIO]:
+    def open(self, rank: int, variables: Variables) -> Optional[BinaryIO]:
         """Returns the file for a task's output, empty at first; None for the screen.
 
         Raises:
