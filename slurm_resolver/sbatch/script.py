@@ -13,7 +13,6 @@ from slurm_resolver.sbatch.settings import (
     SIGNAL_EARLY_SECONDS,
     BatchSettings,
     check_settings,
-    script_requeues,
     seconds_after_signal,
 )
 from slurm_resolver.version import __version__
@@ -41,12 +40,13 @@ def batch_file(settings: BatchSettings) -> str:
 
 def _values(settings: BatchSettings) -> Dict[str, object]:
     """Returns the values in the file's lines, by the names in `_FILE`."""
-    by_script = script_requeues(settings)
+    jobs = settings.jobs or {}
+    # The batch file gets the signal and requeues the job, as parameter servers do not.
+    by_script = settings.requeue and bool(jobs.get("ps"))
     by_tasks = settings.requeue and not by_script
     seconds = seconds_after_signal(settings)
     spare = settings.spare_nodes or 0
     cpus = settings.cpus_per_task
-    jobs = settings.jobs or {}
     counts = ",".join(f"{name}={number}" for name, number in jobs.items())
     # With spare nodes the checks have more tasks than the training.
     fits_checks = jobs and (-1 in jobs.values() or not spare)

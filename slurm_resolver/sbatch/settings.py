@@ -96,11 +96,6 @@ def _check_jobs(settings: BatchSettings, nodes: int) -> None:
         )
 
 
-def script_requeues(settings: BatchSettings) -> bool:
-    """Whether the batch file gets the signal and requeues the job, as parameter servers do not."""
-    return settings.requeue and bool((settings.jobs or {}).get("ps"))
-
-
 def seconds_after_signal(settings: BatchSettings) -> int:
     """Returns the seconds from the signal to the time limit."""
     return int((settings.signal or "").partition("@")[2] or 60)  # sbatch's own default

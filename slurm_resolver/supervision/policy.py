@@ -7,7 +7,7 @@ or does not answer stays in the list, and only its state shows it.
 from __future__ import annotations
 
 import re
-from typing import Collection, List, Mapping, NamedTuple, Optional, Sequence, Tuple
+from typing import Collection, List, Mapping, NamedTuple, Optional, Sequence
 
 from slurm_resolver.slurm import scontrol
 from slurm_resolver.slurm.hostlist import expand_hostlist
@@ -84,9 +84,7 @@ def is_lost(job: Mapping[str, str]) -> bool:
     return host not in expand_hostlist(nodelist)
 
 
-def choose(
-    healthy: Sequence[str], suspects: Collection[str], wanted: int, least: int
-) -> Tuple[str, ...]:
+def choose(healthy: List[str], suspects: Collection[str], wanted: int, least: int) -> List[str]:
     """Returns the nodes for a step: `wanted` of the healthy ones, at least `least`, or none.
 
     Suspects are healthy nodes on which a step has failed. They are used only if there would be too
@@ -94,4 +92,4 @@ def choose(
     """
     trusted = [name for name in healthy if name not in suspects]
     pool = trusted if len(trusted) >= least else healthy
-    return tuple(pool[:wanted]) if len(pool) >= least else ()
+    return pool[:wanted] if len(pool) >= least else []

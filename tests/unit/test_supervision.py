@@ -43,7 +43,7 @@ def test_the_states_of_a_node() -> None:
 def test_the_choice_of_nodes(
     healthy: str, suspects: str, wanted: int, least: int, chosen: str
 ) -> None:
-    assert choose(list(healthy), set(suspects), wanted, least) == tuple(chosen)
+    assert choose(list(healthy), set(suspects), wanted, least) == list(chosen)
 
 
 def failure(text: str, status: int = 1) -> StepFailure:
