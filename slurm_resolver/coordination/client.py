@@ -19,8 +19,18 @@ import time
 from collections import Counter, defaultdict
 from typing import TYPE_CHECKING, Any, BinaryIO, Callable, Collection, Dict, List, Optional, Set
 
-from slurm_resolver.coordination import NameOf, ServiceAddress, wire
-from slurm_resolver.coordination.wire import Message, open_connection
+from slurm_resolver.coordination import NameOf, ServiceAddress
+from slurm_resolver.coordination.wire import (
+    MOST_ANSWER_BYTES,
+    MOST_BYTES,
+    Message,
+    WireError,
+    detect_dead_peers,
+    encode,
+    open_connection,
+    read,
+    unpack,
+)
 from slurm_resolver.errors import RendezvousError
 from slurm_resolver.log import warn
 
@@ -34,7 +44,7 @@ _LONGEST_PAUSE = 1.0
 _ANSWER_SECONDS = 5.0  # for the service to say that the time is up, or to read the goodbye
 _LEAVE_SECONDS = 30.0  # at the end of this process, for the service to start
 _NOTICE_SECONDS = 30.0  # until a task reports that the service cannot be reached; later twice that
-_MOST_VALUE_BYTES = wire.MOST_BYTES - 4096
+_MOST_VALUE_BYTES = MOST_BYTES - 4096
 
 
 class Client:
@@ -110,14 +120,14 @@ class Client:
             )
         if "error" in answer:
             raise RendezvousError(answer["error"])
-        return wire.unpack(answer["values"])
+        return unpack(answer["values"])
 
     def offer(self, purpose: str, value: Any, **options: Any) -> str:
         """Gives this task's value for a gather, and returns the gather's name without waiting."""
         self._gathers[purpose] += 1
         name = f"{purpose} {self._gathers[purpose]}"
         message = {"gather": name, "value": json.dumps(value), **options}
-        if len(wire.encode(message)) > _MOST_VALUE_BYTES:
+        if len(encode(message)) > _MOST_VALUE_BYTES:
             raise ValueError(f"{purpose}: a value of more than {_MOST_VALUE_BYTES} bytes")
         self.say(name, **message)
         return name
@@ -183,7 +193,7 @@ class Client:
                 self.service = Service(self.address, lambda rank: self.name_of(rank))
             except OSError as error:
                 # The task's launcher may serve, or another process, beside which this is refused.
-                with contextlib.suppress(OSError, wire.WireError):
+                with contextlib.suppress(OSError, WireError):
                     open_connection(self.address, self._hello)[0].close()
                     return
                 if time.monotonic() > until:
@@ -199,13 +209,13 @@ class Client:
         while not (self._closed or self.refusal):
             try:
                 sock, lines, answer = open_connection(self.address, self._hello)
-            except (OSError, wire.WireError, RendezvousError) as error:
+            except (OSError, WireError, RendezvousError) as error:
                 self._take_failure(error)
                 self.wait_for(lambda: self._closed, pause)
                 pause = min(2 * pause, _LONGEST_PAUSE)
                 continue
             pause = _FIRST_PAUSE
-            with sock, lines, contextlib.suppress(OSError, ValueError, wire.WireError):
+            with sock, lines, contextlib.suppress(OSError, ValueError, WireError):
                 self._attend(sock, lines, answer)
             self._lost_at = None if self._has_ended else time.monotonic()
             self._notice_at = time.monotonic() + _NOTICE_SECONDS
@@ -220,7 +230,7 @@ class Client:
         if "refused" in answer:
             self.refusal = f"{self.address.name} refuses this process: {answer['refused']}."
             return
-        wire.detect_dead_peers(sock, max(1.0, float(answer["grace"]) / 2))
+        detect_dead_peers(sock, max(1.0, float(answer["grace"]) / 2))
         sock.settimeout(None)
         self._service_rank = answer["rank"]
         self.problem = "it was reached, but its process is stopped, or its node is silent"
@@ -231,7 +241,7 @@ class Client:
                 self._send(message)
             self._changed.notify_all()
         while not self._has_ended:
-            message = wire.read(lines, wire.MOST_ANSWER_BYTES)
+            message = read(lines, MOST_ANSWER_BYTES)
             self._has_ended = "closing" in message
             self._dispatch(message)
 
@@ -278,7 +288,7 @@ class Client:
         # The thread notices a failure, and connects again.
         with self._changed, contextlib.suppress(OSError):
             if self._socket is not None:
-                self._socket.sendall(wire.encode(message))
+                self._socket.sendall(encode(message))
 
 
 default_role = "program"  # how this process represents its task: see `wire.Process`
@@ -319,9 +329,10 @@ def _leave_at_exit() -> None:
 def _close_in_child() -> None:
     global _lock
     _lock = threading.Lock()  # another thread may have held it
-    for sock in (one for client in _clients.values() for one in client.sockets()):
-        with contextlib.suppress(OSError):  # the parent's stay open
-            os.close(sock.fileno())
+    for client in _clients.values():
+        for sock in client.sockets():
+            with contextlib.suppress(OSError):  # the parent's stay open
+                os.close(sock.fileno())
     _of_parents.extend(_clients.values())
     _clients.clear()
 

@@ -27,7 +27,7 @@ import time
 from typing import Dict, Iterable, NamedTuple, Optional, Sequence, Set, Tuple
 
 from slurm_resolver.coordination import NameOf, wire
-from slurm_resolver.coordination.wire import Message, Process, Send
+from slurm_resolver.coordination.wire import Message, Process, Send, TextByRank
 from slurm_resolver.log import print_line
 from slurm_resolver.wording import shorten
 
@@ -79,8 +79,8 @@ class Job:
         self._jobs: Sequence[str] = ()  # by rank
         self._leader = 0
         self._cluster = ""
-        self._numbers: Dict[int, str] = {}  # of the last process, by rank of a task that came
-        self._present: Dict[int, str] = {}  # by rank, the role of the process that decides
+        self._numbers: TextByRank = {}  # of the last process of each task that came
+        self._present: TextByRank = {}  # the role of the process that decides
         self._awaited: Set[int] = set()  # the ranks that have not come yet
         # By rank of a task that trains: None, or once it has ended, why it failed or ''.
         self._ends: Dict[int, Optional[str]] = {}

@@ -10,7 +10,7 @@ import time
 from typing import Dict, List, Optional, Set, Tuple
 
 from slurm_resolver.coordination import NameOf
-from slurm_resolver.coordination.wire import Message, Process, Send, pack
+from slurm_resolver.coordination.wire import Message, Process, Send, TextByRank, pack
 from slurm_resolver.wording import shorten
 
 # seconds until the missing tasks are reported
@@ -26,8 +26,8 @@ class Round:
     def __init__(self, name: str) -> None:
         self.name = name
         self.purpose = name.rpartition(" ")[0]
-        self.values: Dict[int, str] = {}
-        self.numbers: Dict[int, str] = {}  # of the processes, by rank
+        self.values: TextByRank = {}
+        self.numbers: TextByRank = {}  # of the processes
         self.waiting: Set[int] = set()  # the ranks that wait for the answer
         self.without: Set[int] = set()  # the ranks that do not take part
         self.patient = False  # whether it has no deadline, and ends when a task leaves
@@ -45,7 +45,7 @@ class Rounds:
         self._send = send
         self._name_of = name_of
         self._rounds: Dict[str, Round] = {}
-        self._endings: Dict[int, str] = {}  # how the last process of a task ended, by rank
+        self._endings: TextByRank = {}  # how the last process of a task ended
         self._left: Set[int] = set()  # the ranks whose program has ended
 
     def message(self, process: Process, message: Message) -> None:

@@ -23,12 +23,25 @@ import threading
 import time
 from typing import Container, Dict, List, Optional, Set, Tuple
 
-from slurm_resolver.coordination import NameOf, ServiceAddress, wire
+from slurm_resolver.coordination import NameOf, ServiceAddress
 from slurm_resolver.coordination.job import Job
 from slurm_resolver.coordination.progress import Monitor
 from slurm_resolver.coordination.rounds import Rounds
 from slurm_resolver.coordination.secret import Secret
-from slurm_resolver.coordination.wire import Message, Process
+from slurm_resolver.coordination.wire import (
+    HANDSHAKE_SECONDS,
+    MOST_BYTES,
+    PROTOCOL,
+    PROVEN,
+    Message,
+    Process,
+    WireError,
+    decode,
+    detect_dead_peers,
+    encode,
+    is_proof,
+    prove,
+)
 
 RETURN_SECONDS = 2.0  # for a process that closed its connection to return
 _FLUSH_SECONDS = 3.0  # to send the last messages when this process ends
@@ -82,7 +95,7 @@ class Service:
 
     def send(self, ranks: Optional[Container[int]], message: Message) -> None:
         """Sends a message to the processes of these tasks; None for all tasks."""
-        line = wire.encode(message)
+        line = encode(message)
         links = [one for one in self._links.values() if ranks is None or one.process.rank in ranks]
         # This task comes last: it may then hold the interpreter, and block this thread.
         for link in sorted(links, key=lambda link: link.process.rank == self.address.rank):
@@ -117,7 +130,7 @@ class Service:
     async def _serve(self) -> None:
         asyncio.get_running_loop().set_exception_handler(_report)
         server = await asyncio.start_server(
-            self._admit, sock=self._socket, limit=wire.MOST_BYTES, backlog=4096
+            self._admit, sock=self._socket, limit=MOST_BYTES, backlog=4096
         )
         while not self._closing:
             await asyncio.sleep(_TICK_SECONDS)
@@ -143,13 +156,15 @@ class Service:
             return
         self._connections.add(writer)
         try:
-            process = await asyncio.wait_for(self._shake(reader, writer), wire.HANDSHAKE_SECONDS)
-            if process is not None and process.role == "observer":
-                while await reader.readuntil():
-                    writer.write(wire.encode(self._monitor.status()))
-            elif process is not None:
+            process = await asyncio.wait_for(self._shake(reader, writer), HANDSHAKE_SECONDS)
+            if process is None:
+                return
+            if process.role != "observer":
                 await self._attend(process, reader, writer)
-        except (OSError, EOFError, wire.WireError, asyncio.LimitOverrunError, asyncio.TimeoutError):
+                return
+            while await reader.readuntil():
+                writer.write(encode(self._monitor.status()))
+        except (OSError, EOFError, WireError, asyncio.LimitOverrunError, asyncio.TimeoutError):
             pass  # a stranger, or a task that will connect again
         finally:
             self._connections.discard(writer)
@@ -161,21 +176,15 @@ class Service:
         """Returns the process that connects, once it has proved the secret; None if refused."""
         challenge = secrets.token_hex(16)
         key = self._secret.key
-        writer.write(
-            wire.encode(
-                {
-                    "protocol": wire.PROTOCOL,
-                    "challenge": challenge,
-                    "offer": self._secret.offer(),
-                }
-            )
-        )
-        hello = wire.decode(await reader.readuntil())
+        offer = self._secret.offer()
+        greeting = {"protocol": PROTOCOL, "challenge": challenge, "offer": offer}
+        writer.write(encode(greeting))
+        hello = decode(await reader.readuntil())
         if hello.get("identity") != self.address.identity:
-            writer.write(wire.encode({"other": "it belongs to another step, or another start"}))
+            writer.write(encode({"other": "it belongs to another step, or another start"}))
             return None
-        parts = [challenge, *(hello.get(name) for name in wire.PROVEN)]
-        if not wire.is_proof(hello.get("proof"), key, "task", *parts):
+        parts = [challenge, *(hello.get(name) for name in PROVEN)]
+        if not is_proof(hello.get("proof"), key, "task", *parts):
             return None
         process = Process(*map(hello.get, Process._fields))  # type: ignore[arg-type]
         refusal = self._refusal
@@ -193,9 +202,9 @@ class Service:
                     f"still runs; process {process.pid} is its child, or a second program in the "
                     "task"
                 )
-        answer = {"proof": wire.prove(key, "service", *parts), "grace": self.address.grace}
+        answer = {"proof": prove(key, "service", *parts), "grace": self.address.grace}
         more = {"refused": refusal} if refusal else {"rank": self.address.rank}
-        writer.write(wire.encode({**answer, **more}))
+        writer.write(encode({**answer, **more}))
         return None if refusal else process
 
     async def _attend(
@@ -212,14 +221,14 @@ class Service:
         link.writer = writer
         link.lost_at = math.inf
         for told in self._told.values():
-            writer.write(wire.encode(told))
+            writer.write(encode(told))
         grace = self.address.grace
         seconds = grace
         reason = f"its connection has failed for {grace:g} s"
-        wire.detect_dead_peers(writer.get_extra_info("socket"), grace)
+        detect_dead_peers(writer.get_extra_info("socket"), grace)
         try:
             while True:
-                message = wire.decode(await reader.readuntil())
+                message = decode(await reader.readuntil())
                 if "goodbye" in message:
                     self._end(link, str(message["goodbye"]), said_goodbye=True)
                     return

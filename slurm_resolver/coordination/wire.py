@@ -25,6 +25,7 @@ from slurm_resolver.coordination import ServiceAddress
 from slurm_resolver.coordination.secret import accept_offer
 
 Message = Dict[str, Any]
+TextByRank = Dict[int, str]
 # Sends a message to the processes of some ranks, or of all ranks for None.
 Send = Callable[[Any, Message], None]
 
