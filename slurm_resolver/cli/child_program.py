@@ -19,12 +19,11 @@ from slurm_resolver.cluster.cluster import Cluster
 from slurm_resolver.coordination.client import connect
 from slurm_resolver.coordination.job import START_SECONDS, JobResult, announcement
 from slurm_resolver.coordination.member import Member
-from slurm_resolver.local.child_process import end_with_this
+from slurm_resolver.local.child_process import SIGNALS, end_with_this
 from slurm_resolver.log import print_line
 
 _END_SECONDS = {0: 3.0, 1: 7.0}  # by the job's status: time for the program to end by itself
 _TERM_SECONDS = 10.0  # from SIGTERM to SIGKILL
-_ENDS_PROGRAM = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 
 
 class ChildProgram:
@@ -59,7 +58,7 @@ class ChildProgram:
         # The program inherits this process's open files, such as pipes of Slurm.
         program = subprocess.Popen(end_with_this(command, environ), env=environ, close_fds=False)
         self._popen = program
-        for number in (*_ENDS_PROGRAM, signal.SIGUSR1, signal.SIGUSR2):
+        for number in SIGNALS:
             signal.signal(number, lambda number, _: program.send_signal(number))
         status = program.wait()
         self._has_ended.set()

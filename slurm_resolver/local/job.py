@@ -19,7 +19,7 @@ from typing import Any, Callable, Iterable, List
 
 from slurm_resolver.errors import LaunchError
 from slurm_resolver.local import RunOptions, Variables
-from slurm_resolver.local.child_process import end_with_this
+from slurm_resolver.local.child_process import SIGNALS, end_with_this
 from slurm_resolver.local.environment import step_environment
 from slurm_resolver.local.output import Output, print_line
 from slurm_resolver.preemption.requeue import REQUEUE_STATUS
@@ -29,14 +29,6 @@ from slurm_resolver.wording import counted
 MAX_REQUEUES = 5  # as Slurm's MaxBatchRequeue by default
 GRACE_SECONDS = 5.0  # from the signal that asks tasks to end until SIGKILL, as Slurm's KillWait
 
-_SIGNALS = [
-    signal.SIGINT,
-    signal.SIGTERM,
-    signal.SIGHUP,
-    signal.SIGQUIT,
-    signal.SIGUSR1,
-    signal.SIGUSR2,
-]
 # A shell, as only the task's own process knows its id before the program starts.
 _SET_TASK_PID = ("/bin/sh", "-c", 'export SLURM_TASK_PID=$$; exec "$0" "$@"')
 
@@ -52,7 +44,7 @@ async def run_job(options: RunOptions) -> int:
     steps = 0
     while True:
         step = _Step(options)
-        for number in _SIGNALS:
+        for number in SIGNALS:
             asyncio.get_running_loop().add_signal_handler(number, step.on_signal, number)
         variables = step_environment(options, started, requeues, steps)
         await step.run(variables, time.time() - started)

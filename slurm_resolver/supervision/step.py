@@ -17,16 +17,9 @@ from types import FrameType
 from typing import NamedTuple, Optional, Sequence, Tuple
 
 from slurm_resolver.diagnostics.first_failure import FailureReader
+from slurm_resolver.local.child_process import SIGNALS
 from slurm_resolver.preemption.requeue import REQUEUE_STATUS, TERMINATED_STATUS
 
-_SIGNALS = [
-    signal.SIGTERM,
-    signal.SIGINT,
-    signal.SIGHUP,
-    signal.SIGQUIT,
-    signal.SIGUSR1,
-    signal.SIGUSR2,
-]
 _POLL_SECONDS = 0.2
 _PIECE = 64 * 1024
 _END_SECONDS = 2.0  # how long srun has to end the other tasks by itself once one has failed
@@ -63,7 +56,7 @@ class Signals:
     def __init__(self) -> None:
         self.received: Optional[signal.Signals] = None
         self.srun: Optional[subprocess.Popen[bytes]] = None
-        for number in _SIGNALS:
+        for number in SIGNALS:
             signal.signal(number, self._handle)
 
     def _handle(self, number: int, frame: Optional[FrameType]) -> None:
