@@ -126,7 +126,8 @@ class FailureReader:
         """Reads the next line, or the first piece of a long line."""
         self._number += 1
         text = text[:_LONGEST].rstrip()
-        self.all_end = self.all_end or _ENDS_ALL.match(text) is not None
+        if _ENDS_ALL.match(text):
+            self.all_end = True
         if text.startswith(("srun: ", "slurm-resolver run: ")):
             self._read_launcher(text)
             return

@@ -136,7 +136,7 @@ def gpu_variables(
         )
     devices = devices[:count]
     # The other makers' drivers do not know this one's UUIDs.
-    names = SET_BY_SLURM if all(name.isdigit() for name in devices) else (visible.name,)
+    names = SET_BY_SLURM if all(map(str.isdigit, devices)) else (visible.name,)
     common["SLURM_GPUS_ON_NODE"] = str(count)
     shares = [devices] * num_tasks
     if gpus_per_task:
@@ -146,5 +146,7 @@ def gpu_variables(
             )
         )
         shares = [devices[i : i + gpus_per_task] for i in range(0, count, gpus_per_task)]
-    names = (*names, "SLURM_STEP_GPUS")
-    return [{**common, **dict.fromkeys(names, ",".join(share))} for share in shares]
+    return [
+        {**common, **dict.fromkeys((*names, "SLURM_STEP_GPUS"), ",".join(share))}
+        for share in shares
+    ]

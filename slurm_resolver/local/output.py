@@ -120,10 +120,9 @@ class Output:
 
     def _write(self, line: bytes, target: BinaryIO) -> None:
         """Writes a line. If the disk is full, the line is lost, and the tasks continue."""
-        written = 0
         try:
-            while written < len(line):
-                written += target.write(line[written:]) or 0
+            while line:
+                line = line[target.write(line) or 0 :]
         except BrokenPipeError:
             raise
         except OSError as error:

@@ -70,8 +70,8 @@ class SignalWatch:
 
     def _record(self, number: int, frame: Optional[FrameType]) -> None:
         # No lock: the code that the signal has interrupted may hold it.
-        self.terminated = self.terminated or number == signal.SIGTERM
-        if self._leaving:
-            self.ended = self.ended or number == signal.SIGTERM
-        elif self.received is None:
+        if number == signal.SIGTERM:
+            self.terminated = True
+            self.ended = self._leaving
+        if self.received is None and not self._leaving:
             self.received = signal.Signals(number).name
