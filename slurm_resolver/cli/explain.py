@@ -41,7 +41,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def main(args: argparse.Namespace) -> int:
     """Prints the findings; returns 0 for none, 1 for some, 2 if a file cannot be read."""
-    # Imported here: --help does not need the table of messages, which takes long to compile.
+    # Imported here: --help does not need the table of messages.
     from slurm_resolver.diagnostics.first_failure import FailureReader
     from slurm_resolver.diagnostics.log_messages import Finding, explain, explain_file, printable
 

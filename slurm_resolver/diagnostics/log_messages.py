@@ -43,7 +43,7 @@ class Finding(NamedTuple):
     count: int  # type: ignore[assignment]  # a tuple's method has this name
 
 
-_CUES = [(cue, known) for known in KNOWN_MESSAGES for cue in known.cues]
+_CUES = [(cue, known) for known in KNOWN_MESSAGES for cue in known.cues.split("|")]
 _LONGEST = 1024 * 1024  # bytes of a line that are looked at together
 _SHOWN_LENGTH = 200
 _ADDRESS = re.compile(
@@ -83,7 +83,7 @@ def explain_file(
         if candidates and TASKS_MET.search(text):
             tasks_met = True
         for known in candidates:
-            match = known.pattern.search(text)
+            match = known.search(text)
             if match is None:
                 continue
             address = _named_task(match)
@@ -96,7 +96,7 @@ def explain_file(
             break
     findings = list(found.values())
     if tasks_met:
-        id, _, _, cause, remedy = PEER_ENDED
+        id, _, cause, remedy, _ = PEER_ENDED
         findings = [
             one._replace(id=id, cause=cause, remedy=remedy) if one.id == "peer-refused" else one
             for one in findings

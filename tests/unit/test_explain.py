@@ -122,7 +122,7 @@ def test_numbers_count_lines_not_carriage_returns() -> None:
     assert finding.line == "srun: error: n9: task 0: Exited with exit code 1"
 
 
-PIECES = [cue.encode() for known in KNOWN_MESSAGES for cue in known.cues]
+PIECES = [cue.encode() for known in KNOWN_MESSAGES for cue in known.cues.split("|")]
 PIECES += [b"\n", b"\r", b"\xff", b"/job:ps/task:1", b"0: ", b"Traceback (most recent call last)"]
 PIECES += [b"\n  x\nE: 2\n", b"srun: error: n2: tasks 4-7: Killed\n", b"srun: "]
 
