@@ -29,8 +29,10 @@ _FIRST_PORT = 12_288
 _LAST_PORT = 32_767
 # srun sets the end of a job without a time limit to one year after its start.
 _NO_LIMIT_SECONDS = 31_536_000
-# This package's own variables that describe a step; its others are settings, which tasks inherit.
-_OF_A_STEP = re.compile("SLURM_RESOLVER_(JOB|LAYOUT|GPUS|.*_RESTART|TRAINING_REPORTS)")
+# Variables that describe a step. This package's others are settings, which tasks inherit.
+_OF_A_STEP = re.compile(
+    "SLURMD_.*|SLURM_(?!RESOLVER).*|SLURM_RESOLVER_(JOB|LAYOUT|GPUS|.*_RESTART|TRAINING_REPORTS)"
+)
 
 
 def step_environment(
@@ -76,8 +78,7 @@ def _inherited(options: RunOptions) -> Dict[str, str]:
     # warnings and errors stay visible.
     kept = {"PYTHONUNBUFFERED": "1", "TF_CPP_MIN_LOG_LEVEL": "1"}
     for name, value in os.environ.items():
-        is_setting = name.startswith("SLURM_RESOLVER") and not _OF_A_STEP.fullmatch(name)
-        if name not in removed and (is_setting or not name.startswith(("SLURM_", "SLURMD_"))):
+        if name not in removed and not _OF_A_STEP.fullmatch(name):
             kept[name] = value
     return kept
 
