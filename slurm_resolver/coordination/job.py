@@ -87,14 +87,15 @@ class Job:
         self._deadline = math.inf
         self._timeout = 0.0
         self._keep_until = math.inf
-        self._failed: Optional[Tuple[float, str]] = None  # the leader: when that counts, and why
+        self._failure = ""  # why the leader has failed
+        self._fails_at = math.inf  # when that counts
         self._leader_ended = math.inf
         self._result: Optional[JobResult] = None
 
     def has_to_tell(self) -> bool:
         """Returns whether some tasks have to be told how the job ends."""
         if self._result is None:
-            waits = bool(self._failed or (self._awaited and self._deadline < math.inf))
+            waits = bool(self._failure or (self._awaited and self._deadline < math.inf))
         else:  # tasks that come late to a failed job are told
             size = sum(job in _TAKE_PART for job in self._jobs)
             waits = self._result.status != 0 and len(self._numbers) < size
@@ -105,7 +106,7 @@ class Job:
         rank = process.rank
         # The task's next program belongs to the next job, whose service has not started yet.
         is_next = self._numbers.get(rank, process.number) != process.number
-        is_over = self._result is not None and rank not in self._present
+        is_over = self._result and rank not in self._present
         if (is_over and is_next) or (self.is_leaving and not self._jobs):
             return
         if not self._jobs:
@@ -140,7 +141,7 @@ class Job:
         if self._present.get(rank) != process.role:
             return
         del self._present[rank]
-        if self._result is not None:
+        if self._result:
             return
         name = self._name_of(rank)
         if rank not in self._ends:  # it serves
@@ -157,8 +158,8 @@ class Job:
         else:
             self._ends[rank] = failure
             if rank == self._leader and failure:
-                counts_at = time.monotonic() + (_REASON_SECONDS if said_goodbye else 0.0)
-                self._failed = (counts_at, f"{name} has failed: {failure}")
+                self._failure = f"{name} has failed: {failure}"
+                self._fails_at = time.monotonic() + (_REASON_SECONDS if said_goodbye else 0.0)
             elif rank == self._leader:
                 self._leader_ended = time.monotonic() + _WAIT_NOTICE_SECONDS
             elif failure:
@@ -167,10 +168,10 @@ class Job:
 
     def tick(self, now: float) -> None:
         """Ends the job if the leader has failed, or if tasks have not come in time."""
-        if self._result is not None:
+        if self._result:
             return
-        if self._failed is not None and now >= self._failed[0]:
-            self._end(1, self._failed[1])
+        if now >= self._fails_at:
+            self._end(1, self._failure)
         elif self._awaited and now >= self._deadline:
             why = f"did not come within {self._timeout:g} s"
             needed = [r for r in self._awaited if r == self._leader or self._jobs[r] == "ps"]
@@ -196,7 +197,7 @@ class Job:
     def _look(self) -> None:
         """Ends the job if all who train have ended; a server that comes later cannot be told."""
         trains = self._ends.get(self._leader) is None or None in self._ends.values()
-        if trains or self._awaited or self._failed:
+        if trains or self._awaited or self._failure:
             return
         failed = {rank: why for rank, why in sorted(self._ends.items()) if why}
         told = [f"{self._name_of(rank)} has failed: {why}" for rank, why in failed.items()]

@@ -57,7 +57,7 @@ class Member:
 
     def _take_state(self, message: Message) -> None:
         self._has_joined = True
-        if message["over"] is not None:
+        if message["over"]:
             self._end(*message["over"])
 
     def _take_loss(self, message: Message) -> None:

@@ -7,7 +7,7 @@ ends. Every task gets the answer, including those that come later or ask again.
 from __future__ import annotations
 
 import time
-from typing import Dict, List, Optional, Set, Tuple
+from typing import Dict, List, Set, Tuple
 
 from slurm_resolver.coordination import NameOf
 from slurm_resolver.coordination.wire import Message, Process, Send, TextByRank, pack
@@ -34,7 +34,7 @@ class Round:
         self.began = time.monotonic()
         self.deadline = self.seconds = float("inf")
         self.next_notice = self.began + _FIRST_NOTICE
-        self.answer: Optional[Message] = None
+        self.answer: Message = {}  # before the round has ended
 
 
 class Rounds:
@@ -59,9 +59,9 @@ class Rounds:
         name = str(message["gather"])
         current = self._rounds.setdefault(name, Round(name))
         # Another process of this task took part in that round: this one begins the next.
-        if current.answer is not None and current.numbers.get(rank, number) != number:
+        if current.answer and current.numbers.get(rank, number) != number:
             current = self._rounds[name] = Round(name)
-        if current.answer is not None:
+        if current.answer:
             answer = current.answer
             is_late = time.monotonic() >= current.deadline and rank not in current.values
             if "error" in answer and is_late:
@@ -98,12 +98,12 @@ class Rounds:
     @property
     def owes(self) -> bool:
         """Whether some tasks have not received an answer yet."""
-        return any(one.answer is not None and one.waiting for one in self._rounds.values())
+        return any(one.answer and one.waiting for one in self._rounds.values())
 
     def disconnected(self, process: Process) -> None:
         """Forgets the values of a process, which gives them again if it returns."""
         for current in self._rounds.values():
-            if current.answer is None and current.numbers.get(process.rank) == process.number:
+            if not current.answer and current.numbers.get(process.rank) == process.number:
                 current.values.pop(process.rank, None)
 
     def ended(self, process: Process, failure: str, said_goodbye: bool) -> None:
@@ -115,7 +115,7 @@ class Rounds:
         if is_program:
             self._left.add(rank)
         for current in self._rounds.values():
-            if current.answer is not None or not is_program:
+            if current.answer or not is_program:
                 current.waiting.discard(rank)
                 continue
             awaited = current.patient and rank in self._missing(current)
@@ -130,7 +130,7 @@ class Rounds:
         In a patient round, the missing tasks are told instead: they may have left it out.
         """
         for current in self._rounds.values():
-            if current.answer is not None:
+            if current.answer:
                 continue
             waiting = min(current.waiting & current.values.keys(), default=None)
             if now >= current.deadline:
@@ -176,8 +176,11 @@ class Rounds:
         return [rank for rank in range(self._num_tasks) if rank not in known]
 
     def _end_without(self, current: Round, rank: int) -> None:
-        part = f"takes no part in {current.purpose}: {self._endings[rank]}"
-        self._end(current, {"error": f"{self._name_of(rank)} is gone, and {part}."})
+        error = (
+            f"{self._name_of(rank)} is gone, and takes no part in {current.purpose}: "
+            f"{self._endings[rank]}."
+        )
+        self._end(current, {"error": error})
 
     def _end(self, current: Round, answer: Message) -> None:
         current.answer = {**answer, "gathered": current.name}
