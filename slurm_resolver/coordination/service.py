@@ -21,6 +21,7 @@ import secrets
 import socket
 import threading
 import time
+from asyncio import StreamReader, StreamWriter
 from typing import Container, Dict, List, Optional, Set, Tuple
 
 from slurm_resolver.coordination import NameOf, ServiceAddress
@@ -55,7 +56,7 @@ class _Link:
 
     def __init__(self, process: Process) -> None:
         self.process = process
-        self.writer: Optional[asyncio.StreamWriter] = None  # None while the connection has failed
+        self.writer: Optional[StreamWriter] = None  # None while the connection has failed
         # when the process will be lost, and why
         self.lost_at = math.inf
         self.reason = ""
@@ -85,7 +86,7 @@ class Service:
         self._links: Dict[Tuple[int, str], _Link] = {}  # by rank and role
         self._departed: List[int] = []  # whose goodbyes the others are not told yet
         self._told: Dict[Tuple[str, int], Message] = {}  # what tasks tell all others
-        self._connections: Set[asyncio.StreamWriter] = set()
+        self._connections: Set[StreamWriter] = set()
         self._came: Set[int] = set()  # the ranks that have connected
         self._closing = False
         self._thread = threading.Thread(
@@ -99,7 +100,7 @@ class Service:
         links = [one for one in self._links.values() if ranks is None or one.process.rank in ranks]
         # This task comes last: it may then hold the interpreter, and block this thread.
         for link in sorted(links, key=lambda link: link.process.rank == self.address.rank):
-            if link.writer is not None and not link.writer.transport.is_closing():
+            if link.writer and not link.writer.transport.is_closing():
                 link.writer.write(line)
 
     def flush(self) -> None:
@@ -150,7 +151,7 @@ class Service:
         while self._connections and time.monotonic() < until:
             await asyncio.sleep(_TICK_SECONDS / 25)
 
-    async def _admit(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def _admit(self, reader: StreamReader, writer: StreamWriter) -> None:
         if len(self._connections) >= 2 * self.address.num_tasks + _STRANGERS:
             writer.close()
             return
@@ -170,9 +171,7 @@ class Service:
             self._connections.discard(writer)
             writer.close()
 
-    async def _shake(
-        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
-    ) -> Optional[Process]:
+    async def _shake(self, reader: StreamReader, writer: StreamWriter) -> Optional[Process]:
         """Returns the process that connects, once it has proved the secret; None if refused."""
         challenge = secrets.token_hex(16)
         key = self._secret.key
@@ -196,7 +195,7 @@ class Service:
                 return None
             self._came.add(process.rank)
             link = self._links.get(process[:2])
-            if link and link.writer is not None and link.process.number != process.number:
+            if link and link.writer and link.process.number != process.number:
                 refusal = refusal or (
                     f"rank {process.rank} is represented by process {link.process.pid}, which "
                     f"still runs; process {process.pid} is its child, or a second program in the "
@@ -207,16 +206,14 @@ class Service:
         writer.write(encode({**answer, **more}))
         return None if refusal else process
 
-    async def _attend(
-        self, process: Process, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
-    ) -> None:
+    async def _attend(self, process: Process, reader: StreamReader, writer: StreamWriter) -> None:
         link = self._links.get(process[:2])
         if link is None or link.process.number != process.number:
-            if link is not None:  # it has ended, and this process follows it
+            if link:  # it has ended, and this process follows it
                 self._job.ended(link.process, link.reason, said_goodbye=True)
                 self._monitor.ended(link.process)
             link = self._links[process[:2]] = _Link(process)
-        elif link.writer is not None:
+        elif link.writer:
             link.writer.close()
         link.writer = writer
         link.lost_at = math.inf

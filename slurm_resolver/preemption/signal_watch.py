@@ -6,7 +6,6 @@ import atexit
 import os
 import signal
 import threading
-from types import FrameType
 from typing import Collection, Optional, Tuple
 
 from slurm_resolver.errors import ResumeError
@@ -68,7 +67,7 @@ class SignalWatch:
         if signal.getsignal(signal.SIGTERM) == self._record:
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
-    def _record(self, number: int, frame: Optional[FrameType]) -> None:
+    def _record(self, number: int, frame: object) -> None:
         # No lock: the code that the signal has interrupted may hold it.
         if number == signal.SIGTERM:
             self.terminated = True

@@ -13,7 +13,6 @@ import signal
 import subprocess
 import threading
 import time
-from types import FrameType
 from typing import NamedTuple, Optional, Sequence, Tuple
 
 from slurm_resolver.diagnostics.first_failure import FailureReader
@@ -59,10 +58,10 @@ class Signals:
         for number in SIGNALS:
             signal.signal(number, self._handle)
 
-    def _handle(self, number: int, frame: Optional[FrameType]) -> None:
+    def _handle(self, number: int, frame: object) -> None:
         self.received = self.received or signal.Signals(number)
         # A terminal sends Ctrl-C to srun as well, and a second one makes it abort the step.
-        if self.srun is not None and (number != signal.SIGINT or not os.isatty(0)):
+        if self.srun and (number != signal.SIGINT or not os.isatty(0)):
             self.srun.send_signal(number)
 
     def wait(self, seconds: float) -> None:
@@ -116,7 +115,7 @@ class StepOutput:
             if _PROGRESS in text:
                 self._progress = text[text.index(_PROGRESS) :].rstrip()
             if text.startswith(_SRUN_ERROR):
-                self._srun_error = text[len(_SRUN_ERROR) :].rstrip()
+                self._srun_error = text.removeprefix(_SRUN_ERROR).rstrip()
 
     @property
     def leaves_tasks(self) -> bool:
@@ -137,7 +136,7 @@ class StepOutput:
         line = self._srun_error
         node = None
         # Tasks often fail because of a node of which Slurm learns later: it is the cause then.
-        if reader.node is not None:
+        if reader.node:
             kind = "node"
             who = reader.node.task
             how = reader.node.line
@@ -190,7 +189,7 @@ def run_step(command: Sequence[str], signals: Signals) -> Tuple[int, StepOutput]
     """
     process = subprocess.Popen(command, stderr=subprocess.PIPE)
     signals.srun = process
-    if signals.received is not None:  # while srun was being started
+    if signals.received:  # while srun was being started
         process.send_signal(signals.received)
     output = StepOutput()
 
