@@ -75,7 +75,7 @@ class Client:
         self.listen("told", self._take_told)
         self.listen("notice", lambda message: warn("%s", message["notice"]))
         self._closed = False
-        self._service_rank: Optional[int] = None
+        self._service_rank = 0  # known once it has been reached
         self._lost_at: Optional[float] = None  # when the connection failed
         self._has_ended = False  # whether the service has run and ended
         self._notice_at = time.monotonic() + _NOTICE_SECONDS
@@ -111,7 +111,7 @@ class Client:
             answer = self._answers.pop(name, None)
             if self.refusal:
                 raise RendezvousError(self.refusal, unreached=True)
-        if self.service is not None:
+        if self.service:
             self.service.flush()
         if answer is None:
             raise RendezvousError(
@@ -171,12 +171,12 @@ class Client:
             sock = self._socket
             self._socket = None
             self._changed.notify_all()
-        if sock is not None:
+        if sock:
             # A message that arrives after a close resets the connection, and the goodbye is lost.
             with contextlib.suppress(OSError):
                 sock.shutdown(socket.SHUT_WR)
             self._thread.join(_ANSWER_SECONDS)
-        if self.service is not None:
+        if self.service:
             self.service.close()
 
     def sockets(self) -> List[socket.socket]:
@@ -287,7 +287,7 @@ class Client:
             message = {**message, "seconds": max(0.0, message["until"] - time.monotonic())}
         # The thread notices a failure, and connects again.
         with self._changed, contextlib.suppress(OSError):
-            if self._socket is not None:
+            if self._socket:
                 self._socket.sendall(encode(message))
 
 

@@ -160,10 +160,10 @@ class _Step:
             self._call_later(
                 left, self._end_all, f"the time limit of {options.time_limit} s is reached"
             )
-            if options.limit_signal is not None and left > options.limit_signal[1]:
+            if options.limit_signal and left > options.limit_signal[1]:
                 number, seconds = options.limit_signal
                 self._call_later(left - seconds, self._send_limit_signal, number, seconds)
-        if options.fail_after is not None:
+        if options.fail_after:
             self._call_later(options.fail_after[0], self._fail_as_planned, options.fail_after[1])
         if options.preempt_after is not None:
             self._preempt_in_training(options.preempt_after)

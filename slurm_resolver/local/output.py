@@ -96,7 +96,7 @@ class Output:
             (process.stdout, _unbuffered(sys.stdout)),
             (process.stderr, _unbuffered(sys.stderr)),
         ):
-            if source is not None:
+            if source:
                 thread = threading.Thread(
                     target=self._copy, args=(source, file or screen, label, end), daemon=True
                 )

@@ -68,8 +68,9 @@ def check_settings(settings: BatchSettings) -> None:
     _check_jobs(settings, settings.nodes)
     if settings.min_nodes is not None:
         if settings.min_nodes > settings.nodes:
-            expected = f"expected at most --nodes {settings.nodes}"
-            raise LaunchError(f"--min-nodes {settings.min_nodes}: {expected}.")
+            raise LaunchError(
+                f"--min-nodes {settings.min_nodes}: expected at most --nodes {settings.nodes}."
+            )
         _check_jobs(settings, settings.min_nodes)
 
 

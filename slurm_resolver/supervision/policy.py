@@ -42,7 +42,7 @@ def same_again(failures: Sequence[StepFailure]) -> bool:
     before, last = failures[-2:]
     if last.kind == "node" or (last.kind, last.error) != (before.kind, before.error):
         return False
-    if last.progress is not None or before.progress is not None:
+    if last.progress or before.progress:
         return last.progress == before.progress
     return last.seconds <= PROGRESS_SECONDS
 

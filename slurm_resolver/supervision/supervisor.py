@@ -105,7 +105,7 @@ class Supervisor:
     def _give_up_reason(self, spare: bool) -> Optional[Stop]:
         """Returns why no step is started after the last failure; None if a restart may help."""
         failure = self._failures[-1]
-        if self._signals.received is not None:
+        if self._signals.received:
             return Stop(f"{self._signals.received.name} has come")
         if failure.kind == "cancelled":
             return Stop("the step was cancelled, by Slurm or by a user")
@@ -137,7 +137,7 @@ class Supervisor:
                     stop = job_is_ending(
                         job, self._step.restart_count or 0, self._options.least_time, time.time()
                     )
-                    if stop is not None:
+                    if stop:
                         return {}, stop
                 return scontrol.node_states(job["NodeList"], _ANSWER_SECONDS), None
             except OSError as error:
