@@ -14,7 +14,6 @@ how they end to `job`, for tasks that serve others, and to `progress`, for train
 from __future__ import annotations
 
 import asyncio
-import errno
 import math
 import resource
 import secrets
@@ -233,10 +232,9 @@ class Service:
         except EOFError:
             seconds = RETURN_SECONDS
             reason = "its process has ended"
-        except OSError as error:
-            if error.errno == errno.ETIMEDOUT:
-                seconds = 0.0
-                reason = f"its node has not answered for {grace:g} s"
+        except TimeoutError:  # of TCP: see `detect_dead_peers`
+            seconds = 0.0
+            reason = f"its node has not answered for {grace:g} s"
         finally:
             if link.writer is writer and self._links.get(process[:2]) is link:
                 link.writer = None
