@@ -85,12 +85,12 @@ def find_behind(workers: Workers, silence: float) -> List[int]:
 def find_stall(workers: Workers, limit: float, silence: float) -> List[int]:
     """Returns the ranks that are behind if no worker has done anything for too long; else []."""
     reports = workers.values()
-    if all(report.phase == IDLE for report in reports):
+    phases = {report.phase for report in reports}
+    if phases == {IDLE}:
         return []
     behind = find_behind(workers, silence)
     # An idle worker may prepare its data for long before a fit, but not while the others train.
-    meets = any(report.phase == MEETING for report in reports)
-    if meets or any(workers[rank].phase in _PATIENT for rank in behind):
+    if MEETING in phases or any(workers[rank].phase in _PATIENT for rank in behind):
         limit *= _PATIENCE
     limit = max(limit, *(report.ms / 100 for report in reports))  # 10 steps
     return behind if min(report.age for report in reports) > limit else []
