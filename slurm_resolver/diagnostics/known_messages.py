@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from typing import NamedTuple, Optional, Tuple
+from typing import NamedTuple, Optional
 
 
 class KnownMessage(NamedTuple):
@@ -36,7 +36,7 @@ def _slurmstepd(reason: str) -> str:
 
 
 # The first message that matches a line explains it: special messages precede general ones.
-KNOWN_MESSAGES: Tuple[KnownMessage, ...] = (
+KNOWN_MESSAGES = (
     KnownMessage("fit-failed", " has failed in ",
         "The fit of this worker raised the error; the others stopped because of it.",
         "Correct that error. Its traceback is in that task's output: srun --label …",

@@ -58,7 +58,6 @@ class Output:
         self._threads: List[threading.Thread] = []
         self._lock = threading.Lock()
         self._lost_lines = False
-        self._shows_notes = os.environ.get("TF_CPP_MIN_LOG_LEVEL") == "0"
 
     def open(self, rank: int, variables: Variables) -> Optional[BinaryIO]:
         """Returns the file for a task's output, empty at first; None for the screen.
@@ -67,11 +66,10 @@ class Output:
             LaunchError: for a file that cannot be written.
         """
         name = self._options.output
-        tasks = self._options.num_tasks
-        shown = int(name) if name.isdecimal() and int(name) < tasks else None  # the only rank
-        if name.lower() == "all" or shown == rank:
+        is_rank = name.isdecimal() and int(name) < self._options.num_tasks  # the only one shown
+        if name.lower() == "all" or (is_rank and int(name) == rank):
             return None
-        if name.lower() == "none" or shown is not None:
+        if name.lower() == "none" or is_rank:
             name = os.devnull
         name = file_name(name, variables)
         if name not in self._files:
@@ -111,10 +109,11 @@ class Output:
             file.close()
 
     def _copy(self, source: IO[bytes], target: BinaryIO, label: bytes, end: bytes) -> None:
+        shows_notes = os.environ.get("TF_CPP_MIN_LOG_LEVEL") == "0"
         # BrokenPipeError: the reader of the screen has gone; ValueError: the file is closed
         with source, contextlib.suppress(BrokenPipeError, ValueError):
             for line in source:
-                if self._shows_notes or not _EARLY_NOTES.match(line):
+                if shows_notes or not _EARLY_NOTES.match(line):
                     with self._lock:
                         self._write(label + line + (b"" if line.endswith(b"\n") else end), target)
 

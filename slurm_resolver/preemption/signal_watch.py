@@ -6,7 +6,7 @@ import atexit
 import os
 import signal
 import threading
-from typing import Collection, Optional, Tuple
+from typing import Collection, Optional
 
 from slurm_resolver.errors import ResumeError
 
@@ -22,7 +22,7 @@ class SignalWatch:
     """
 
     def __init__(self, names: Collection[str]) -> None:
-        self.names: Tuple[str, ...] = (names,) if isinstance(names, str) else tuple(names)
+        self.names = (names,) if isinstance(names, str) else tuple(names)
         self.received: Optional[str] = None
         self.terminated = False
         self.ended = False

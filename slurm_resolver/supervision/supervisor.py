@@ -45,7 +45,6 @@ class Supervisor:
     def __init__(self, options: SupervisorOptions, step: SlurmStep, signals: Signals) -> None:
         self._options = options
         self._step = step
-        self._job_id = job_id_for_scontrol(step) or ""
         self._signals = signals
         self._failures: List[StepFailure] = []  # one for each start
         self._suspects: Dict[str, str] = {}  # the reason, by node
@@ -129,10 +128,11 @@ class Supervisor:
 
     def _look(self) -> Tuple[Dict[str, str], Optional[Stop]]:
         """Returns the states of the job's nodes, and why the job ends, if it does."""
+        job_id = job_id_for_scontrol(self._step) or ""
         until = time.monotonic() + _CONTROLLER_SECONDS
         while self._signals.received is None:
             try:
-                job = scontrol.show_job(self._job_id, _ANSWER_SECONDS)
+                job = scontrol.show_job(job_id, _ANSWER_SECONDS)
                 if self._failures:  # the batch file decides about the first start
                     stop = job_is_ending(
                         job, self._step.restart_count or 0, self._options.least_time, time.time()
@@ -142,7 +142,7 @@ class Supervisor:
                 return scontrol.node_states(job["NodeList"], _ANSWER_SECONDS), None
             except OSError as error:
                 if "Invalid job id" in str(error):
-                    return {}, Stop(f"Slurm does not know job {self._job_id}")
+                    return {}, Stop(f"Slurm does not know job {job_id}")
                 if time.monotonic() > until:
                     return {}, Stop(f"Slurm does not answer ({error})")
             self._signals.wait(5.0)
