@@ -151,7 +151,7 @@ def _resolve(args: argparse.Namespace, program: str) -> Cluster:
 
 def _framework_variables(cluster: Cluster, contracts: Sequence[Contract]) -> Dict[str, str]:
     """Returns the variables of the frameworks, and those that select the task's GPUs."""
-    variables: Dict[str, str] = {}
+    variables = {}
     for contract in contracts:
         variables.update(cluster.variables(contract))
     gpus = cluster.gpu_decision

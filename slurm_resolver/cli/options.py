@@ -104,7 +104,7 @@ def count(least: int, most: int = 1_000_000) -> Callable[[str], int]:
 
 def numbers_by_name(text: str) -> Dict[str, int]:
     """Reads ``ps=2,worker=-1``."""
-    found: Dict[str, int] = {}
+    found = {}
     for part in text.split(","):
         name, _, number = (word.strip() for word in part.partition("="))
         if not name or name in found or not re.fullmatch("-?[0-9]{1,9}", number):

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from typing import Dict, Mapping, MutableMapping, NamedTuple, Optional, Sequence, Tuple
+from typing import Dict, Mapping, MutableMapping, NamedTuple, Optional, Sequence
 
 from slurm_resolver.cluster.jobs import jobs_with_gpus
 from slurm_resolver.cluster.layout import Layout
@@ -205,7 +205,7 @@ def _share(node: NodeGpus, visible: VisibleDevices, devices: Devices, source: st
     position = node.users.index(node.local_rank)
     tasks = len(node.users)
     number = len(devices)
-    memory: Mapping[str, str] = {}
+    memory = {}
     if tasks > number:
         warn_once(
             f"{tasks} tasks share the node's {number} GPU{'s' if number > 1 else ''}; start fewer "
@@ -280,7 +280,7 @@ def _by_given_counts(node: NodeGpus, visible: VisibleDevices) -> TaskGpus:
         source = f"{visible.name}, bound to the task by Slurm"
         return TaskGpus(shown, source, visible_before=shown, counts_given=True)
     # Counts index the visible devices where there are any: the second GPU of 4,5 is 5.
-    names: Tuple[str, ...] = shown or tuple(map(str, range(per_node)))
+    names = shown or tuple(map(str, range(per_node)))
     position = node.users.index(node.local_rank)
     devices = names[position * per_task : (position + 1) * per_task]
     source = "gpus_per_node and gpus_per_task"

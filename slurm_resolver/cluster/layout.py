@@ -80,8 +80,8 @@ def layout_from_environment(step: SlurmStep, source: str = "environment") -> Lay
     # In a heterogeneous step the step's own SLURM_DISTRIBUTION is not used: it differs by task.
     plain = Component(0, names, step.distribution, step.plane_size)
     nodes: List[str] = []
-    node_of: List[int] = []
-    local_rank_of: List[int] = []  # no two components share a node
+    node_of = []
+    local_rank_of = []  # no two components share a node
     unambiguous = True
     for component in components or [plain]:
         counts = [count_of[host] for host in component.nodes]
@@ -118,7 +118,7 @@ def verify_layout(layout: Layout, step: SlurmStep) -> None:
             f"expected a rank from 0 to {layout.num_tasks - 1}. {RESTART_HINT}"
         )
     node = layout.node_of[rank]
-    facts: Tuple[Tuple[str, object, object], ...] = (
+    facts = (
         ("SLURMD_NODENAME", step.node_name, layout.nodes[node]),
         ("SLURM_NODEID", step.node_id, node),
         ("SLURM_LOCALID", step.local_rank, layout.local_rank_of[rank]),
@@ -138,8 +138,8 @@ def nodes_and_counts(
         LayoutError: if the variables contradict each other.
         EnvironmentValueError: if one of them is missing.
     """
-    nodes: Tuple[str, ...] = step.require(SlurmStep.nodes)
-    counts: Tuple[int, ...] = step.require(SlurmStep.tasks_per_node)
+    nodes = step.require(SlurmStep.nodes)
+    counts = step.require(SlurmStep.tasks_per_node)
     # Messages name Slurm's variables, or the argument that was given in their place.
     node_list, count_list, remedy = (
         ("SLURM_STEP_NODELIST", "SLURM_STEP_TASKS_PER_NODE", RESTART_HINT)
@@ -219,7 +219,7 @@ def ranks_of_components(
     components: Sequence[Component], count_of: Mapping[str, int]
 ) -> Dict[int, range]:
     """Returns the ranks of each component; `count_of` is the number of tasks on each node."""
-    ranks_of: Dict[int, range] = {}
+    ranks_of = {}
     start = 0  # ranks count on through all components, in their order
     for component in components:
         stop = start + sum(count_of[host] for host in component.nodes)
@@ -273,7 +273,7 @@ def _distribute(
 
 def _distribute_plane(counts: Sequence[int], plane_size: int) -> Tuple[List[int], List[int]]:
     """Puts `plane_size` ranks on each node in turn, until node i has ``counts[i]`` ranks."""
-    node_of: List[int] = []
+    node_of = []
     local_rank_of: List[int] = []
     nodes = list(range(len(counts)))
     placed = 0  # ranks on every node of `nodes` so far

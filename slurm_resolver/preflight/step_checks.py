@@ -19,7 +19,7 @@ from slurm_resolver.preflight.cpu_check import CpuFacts, check_cpus, cpu_facts
 from slurm_resolver.preflight.job_checks import advise_on_lonely_step, check_job
 from slurm_resolver.preflight.keras_version import check_versions
 from slurm_resolver.preflight.probe import ask_rank, listening
-from slurm_resolver.preflight.ready import Note, agreement_facts, find_disagreement
+from slurm_resolver.preflight.ready import agreement_facts, find_disagreement
 from slurm_resolver.preflight.result import OK, SKIPPED, WARNING, Result, merge, result_of
 from slurm_resolver.preflight.transport import TaskDevices, check_driver, check_gpus, task_devices
 from slurm_resolver.slurm.gpu_variables import count_driver_gpus
@@ -49,7 +49,7 @@ def check_step(cluster: Cluster, timeout: float) -> List[Result]:
         client.gather("check: presence", None, timeout)
         own = _check_alone(cluster, task.rank, port_taken)
         gpus = task_devices(cluster, len(cluster.gpus)) if cluster.gpus else None
-        note: Note = {
+        note = {
             **agreement_facts(cluster),
             "bad": {one.id: one for one in own if one.is_bad},
             "cpus": cpu_facts(cluster.step, task.rank, gpus is not None),

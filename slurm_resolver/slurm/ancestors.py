@@ -50,7 +50,7 @@ def find_ancestors(task_pid: Optional[str]) -> Ancestors:
     `task_pid` is SLURM_TASK_PID, the process that Slurm started. A launcher above it did not start
     this process as a rank.
     """
-    launcher: Optional[str] = None
+    launcher = None
     complete = False
     own = pid = os.getpid()
     for _ in range(_MAX_PARENTS):

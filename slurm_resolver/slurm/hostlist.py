@@ -73,7 +73,7 @@ def expand_tasks_per_node(tasks_per_node: str) -> List[int]:
         HostlistError: (a ValueError) for anything but ``N`` and ``N(xREPETITIONS)`` separated by
             commas, or more than 2**24 counts.
     """
-    runs: List[Tuple[int, int]] = []
+    runs = []
     total = 0
     for part in tasks_per_node.split(","):
         match = _COUNT.fullmatch(part)
@@ -89,7 +89,7 @@ def expand_tasks_per_node(tasks_per_node: str) -> List[int]:
 
 
 def _parse(hostlist: str, limit: int = MAX_HOSTS) -> List[_Name]:
-    names: List[_Name] = []
+    names = []
     total = num_brackets = 0
     for text in _NAME.findall(hostlist):
         parts = _BRACKETS.split(text)  # every second part was in brackets
@@ -166,7 +166,7 @@ def compress_hostlist(hosts: Iterable[str]) -> str:
         HostlistError: (a ValueError) for a name that is empty, or contains a comma, white space or
             a bracket.
     """
-    parts: List[str] = []
+    parts = []
     by_prefix = itertools.groupby(map(_split_number, hosts), lambda name: (name[0], name[1] != ""))
     for (prefix, has_number), names in by_prefix:
         ranges = _fold([digits for _, digits in names]) if has_number else []

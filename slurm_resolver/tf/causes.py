@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from typing import List
 
 import tensorflow as tf
 
@@ -41,7 +40,7 @@ def cause_of(error: BaseException) -> str:
 
 
 def _reason(text: str) -> str:
-    found: List[str] = []
+    found = []
     is_code = False  # whether the line is the code of a frame
     for line in text.splitlines():
         if _AFTER.match(line):

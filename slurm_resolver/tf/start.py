@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import faulthandler
-from typing import Any, Collection, Dict, Iterator, Optional
+from typing import Any, Collection, Iterator, Optional
 
 import tensorflow as tf
 
@@ -86,7 +86,7 @@ def choose_communication(
             _CHOICE_SECONDS,
             without=[task.rank for task in cluster.tasks if task.job not in jobs],
         )
-        tasks: Dict[int, TaskDevices] = {
+        tasks = {
             rank: TaskDevices(*devices) for rank, devices in enumerate(told) if devices is not None
         }
         transport = find_transport(tasks, cluster.name_of)

@@ -176,7 +176,7 @@ class _Fit:
             hook = functools.partial(getattr(self, f"_{name}"), getattr(callbacks, name))
             setattr(callbacks, name, hook)
         # After a failed `fit`, the model still has the function of that run.
-        train: Any = model.train_function
+        train = model.train_function
         self._train: Call = train._train if isinstance(train, _Fit) else train
         self.comparison = getattr(self._train, "comparison", None)
         model.train_function = self

@@ -14,7 +14,7 @@ import os
 import re
 import socket
 import tempfile
-from typing import Dict, List, Optional
+from typing import List, Optional
 
 import tensorflow as tf
 
@@ -73,7 +73,7 @@ class CheckpointFolder:
         own = [name[: -len(".index")] for name in self._list(r"(ckpt-\d+)\.index")]
         own.sort(key=_number, reverse=True)
         told = self._ranks.compare(_PURPOSE, [problem, own])
-        found: Dict[str, List[str]] = {rank: names for rank, (_, names) in told.items()}
+        found = {rank: names for rank, (_, names) in told.items()}
         for problem, _ in told.values():
             if problem:
                 raise ResumeError(problem)
@@ -212,7 +212,7 @@ class CheckpointFolder:
             (tf.io.gfile.rmtree if tf.io.gfile.isdir(path) else tf.io.gfile.remove)(path)
 
     def _list(self, pattern: str) -> List[str]:
-        names: List[str] = []
+        names = []
         with contextlib.suppress(tf.errors.NotFoundError):
             names = tf.io.gfile.listdir(self.directory)
         return [name for name in names if re.fullmatch(pattern, name.rstrip("/"))]

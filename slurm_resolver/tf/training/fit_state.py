@@ -96,7 +96,7 @@ class CallbackStates:
 
 def _snapshot(callback: Any) -> Dict[str, Any]:
     """Returns for each attribute the packed value, or the object itself if it is not plain."""
-    found: Dict[str, Any] = {}
+    found = {}
     for key, value in getattr(callback, "__dict__", {}).items():
         if key not in _OF_KERAS:
             try:
