@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import re
-from typing import Callable, Dict, List
+from typing import Any, Callable, Collection, Dict, List
 
 from slurm_resolver.cluster.options import LAYOUTS, PLACEMENTS, WORKER_ORDERS, ClusterOptions
 from slurm_resolver.errors import LaunchError
@@ -60,8 +60,12 @@ def add_cluster_options(parser: argparse.ArgumentParser) -> None:
 
 def cluster_options(args: argparse.Namespace) -> ClusterOptions:
     """Returns the values of these options."""
-    given = vars(args)
-    return ClusterOptions(**{name: given[name] for name in ClusterOptions._fields if name in given})
+    return ClusterOptions(**values_of(args, ClusterOptions._fields))
+
+
+def values_of(args: argparse.Namespace, names: Collection[str]) -> Dict[str, Any]:
+    """Returns the values of the options that have one of these names."""
+    return {name: value for name, value in vars(args).items() if name in names}
 
 
 def add_command(parser: argparse.ArgumentParser, metavar: str = "COMMAND [ARGUMENT …]") -> None:

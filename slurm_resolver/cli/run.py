@@ -8,7 +8,7 @@ import os
 import shutil
 from typing import Optional, Tuple
 
-from slurm_resolver.cli.options import add_command, command_of, count, seconds
+from slurm_resolver.cli.options import add_command, command_of, count, seconds, values_of
 from slurm_resolver.errors import LaunchError, SlurmResolverError
 from slurm_resolver.local import IMITATED_SLURM
 
@@ -134,7 +134,7 @@ def main(args: argparse.Namespace) -> int:
     from slurm_resolver.slurm.step import SlurmStep
     from slurm_resolver.slurm.time_limit import parse_time_and_signal
 
-    values = {name: value for name, value in vars(args).items() if name in RunOptions._fields}
+    values = values_of(args, RunOptions._fields)
     values["command"] = command = command_of(args)
     if shutil.which(command[0]) is None:
         raise LaunchError(f"{command[0]!r} is not a program that can be started here")

@@ -14,6 +14,7 @@ from slurm_resolver.cli.options import (
     command_of,
     count,
     numbers_by_name,
+    values_of,
 )
 from slurm_resolver.sbatch.script import batch_file
 from slurm_resolver.sbatch.settings import DEFAULT_SIGNAL, DEFAULT_TIME, SIGNALS, BatchSettings
@@ -99,7 +100,7 @@ def _signal(text: str) -> str:
 
 def main(args: argparse.Namespace) -> int:
     """Prints the file, and returns 0."""
-    values = {name: value for name, value in vars(args).items() if name in BatchSettings._fields}
+    values = values_of(args, BatchSettings._fields)
     text = batch_file(BatchSettings(**{**values, "command": command_of(args)}))
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(encoding="utf-8", errors="strict")  # whatever the locale is

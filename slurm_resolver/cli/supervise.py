@@ -6,7 +6,14 @@ import argparse
 import os
 import shutil
 
-from slurm_resolver.cli.options import add_command, add_tasks_per_node, command_of, count, seconds
+from slurm_resolver.cli.options import (
+    add_command,
+    add_tasks_per_node,
+    command_of,
+    count,
+    seconds,
+    values_of,
+)
 from slurm_resolver.errors import LaunchError
 
 DESCRIPTION = """\
@@ -69,7 +76,7 @@ def main(args: argparse.Namespace) -> int:
     from slurm_resolver.supervision.step import Signals
     from slurm_resolver.supervision.supervisor import Supervisor, SupervisorOptions
 
-    values = {key: value for key, value in vars(args).items() if key in SupervisorOptions._fields}
+    values = values_of(args, SupervisorOptions._fields)
     command = command_of(args)
     if args.nodes is not None and (args.min_nodes or 0) > args.nodes:
         raise LaunchError(f"--min-nodes {args.min_nodes}: expected at most --nodes {args.nodes}")
