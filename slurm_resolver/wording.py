@@ -1,8 +1,8 @@
-"""Numbers in messages."""
+"""Numbers, names and tables in messages."""
 
 from __future__ import annotations
 
-from typing import Iterable, List, Sequence
+from typing import Container, Iterable, List, Sequence
 
 
 def counted(number: int, noun: str) -> str:
@@ -37,3 +37,14 @@ def shorten(names: Sequence[str], most: int) -> str:
     """
     more = len(names) - most
     return ", ".join(names[:most]) + (f" and {more} more" if more > 0 else "")
+
+
+def aligned(rows: Sequence[Sequence[str]], numbers: Container[int]) -> List[str]:
+    """Returns a line for each row, with aligned columns; those at `numbers` are aligned right.
+
+    >>> aligned([["node", "tasks"], ["n1", "2"]], numbers=[1])
+    ['node  tasks', 'n1        2']
+    """
+    widths = [max(map(len, column)) for column in zip(*rows)]
+    cells = [f"{{:{'>' if at in numbers else '<'}{width}}}" for at, width in enumerate(widths)]
+    return ["  ".join(cells).format(*row).rstrip() for row in rows]

@@ -22,6 +22,7 @@ from slurm_resolver.errors import LaunchError, RendezvousError
 from slurm_resolver.slurm.hostlist import expand_hostlist
 from slurm_resolver.slurm.scontrol import UNSET, node_addresses, show_config, show_job, show_steps
 from slurm_resolver.slurm.step import SlurmStep
+from slurm_resolver.wording import aligned
 
 DESCRIPTION = """\
 Shows for each worker of a running step: epoch, step, what it does, milliseconds for each step, and
@@ -202,6 +203,4 @@ def table(workers: List[Worker]) -> str:
                 f"{worker['outside']:.0%}",
             )
         )
-    widths = [max(map(len, column)) for column in zip(*rows)]
-    cells = [f"{{:{'<' if at in (0, 3) else '>'}{width}}}" for at, width in enumerate(widths)]
-    return "\n".join("  ".join(cells).format(*row).rstrip() for row in rows)
+    return "\n".join(aligned(rows, numbers=(1, 2, 4, 5, 6)))

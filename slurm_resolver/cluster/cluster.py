@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import itertools
 from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 from slurm_resolver.cluster.addresses import Task, find_service
@@ -13,7 +12,7 @@ from slurm_resolver.cluster.layout import Layout
 from slurm_resolver.cluster.ports import Ports
 from slurm_resolver.coordination import ServiceAddress
 from slurm_resolver.slurm.step import SlurmStep
-from slurm_resolver.wording import counted
+from slurm_resolver.wording import aligned, counted
 
 MOST_TASKS = 100  # that `print` shows
 
@@ -247,9 +246,7 @@ def _table(
                     address,
                 ]
             )
-    widths = [max(map(len, column)) for column in zip(*rows)]
-    aligned = "{:{}}  {:>{}}  {:>{}}" + "  {:{}}" * (len(widths) - 3)
-    lines = [aligned.format(*itertools.chain(*zip(row, widths))).rstrip() for row in rows]
+    lines = aligned(rows, numbers=(1, 2))
     if left_out:
         lines.append(f"… and {counted(left_out, 'more task')}: `slurm-resolver show` prints all")
     return lines
