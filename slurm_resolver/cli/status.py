@@ -20,7 +20,14 @@ from slurm_resolver.coordination.progress import IDLE
 from slurm_resolver.coordination.wire import Message, WireError, encode, open_connection
 from slurm_resolver.errors import LaunchError, RendezvousError
 from slurm_resolver.slurm.hostlist import expand_hostlist
-from slurm_resolver.slurm.scontrol import UNSET, node_addresses, show_config, show_job, show_steps
+from slurm_resolver.slurm.scontrol import (
+    UNSET,
+    Fields,
+    node_addresses,
+    show_config,
+    show_job,
+    show_steps,
+)
 from slurm_resolver.slurm.step import SlurmStep
 from slurm_resolver.wording import aligned
 
@@ -131,7 +138,7 @@ def _addresses(
     job_id = job.get("JobId", job_id)
     restarts = int(job.get("Restarts") or 0)
     components = expand_hostlist(f"[{job.get('HetJobIdSet', job_id)}]")
-    numbered: Dict[int, List[Dict[str, str]]] = {}
+    numbered: Dict[int, List[Fields]] = {}
     for fields in chain.from_iterable(map(show_steps, components)):
         name = fields.get("StepId", "").rpartition(".")[2]
         if name.isdigit() and step_id in ("", name):

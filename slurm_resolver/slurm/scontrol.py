@@ -9,6 +9,8 @@ import subprocess
 import time
 from typing import Dict, List, Mapping, Optional
 
+Fields = Dict[str, str]  # what Slurm says of a job, a node or another thing, by name
+
 TIMEOUT_SECONDS = 10.0
 UNSET = ("", "(null)", "None", "N/A")  # how Slurm writes that something is not set
 # the states of a job that has its nodes and is not being ended
@@ -59,7 +61,7 @@ def run(*command: str, timeout: float = TIMEOUT_SECONDS) -> str:
     return done.stdout
 
 
-def show_config(timeout: float = TIMEOUT_SECONDS) -> Dict[str, str]:
+def show_config(timeout: float = TIMEOUT_SECONDS) -> Fields:
     """Returns the cluster's settings by name (``scontrol show config``)."""
     pairs = re.findall(
         r"^([A-Za-z]\w*)\s*= (.*)$", run("scontrol", "show", "config", timeout=timeout), re.M
@@ -67,7 +69,7 @@ def show_config(timeout: float = TIMEOUT_SECONDS) -> Dict[str, str]:
     return {name: value.strip() for name, value in pairs}
 
 
-def show_job(job_id: str, timeout: float = TIMEOUT_SECONDS) -> Dict[str, str]:
+def show_job(job_id: str, timeout: float = TIMEOUT_SECONDS) -> Fields:
     """Returns the fields of a Slurm job by name; of a heterogeneous job those of component 0."""
     return _show("job", job_id, timeout=timeout)[0]
 
@@ -85,12 +87,12 @@ def is_preempted(job: Mapping[str, str]) -> bool:
     return job.get("PreemptTime", "") not in UNSET
 
 
-def show_partition(name: str, timeout: float) -> Dict[str, str]:
+def show_partition(name: str, timeout: float) -> Fields:
     """Returns the fields of a partition by name."""
     return _show("partition", name, timeout=timeout)[0]
 
 
-def show_qos(name: str, timeout: float) -> Dict[str, str]:
+def show_qos(name: str, timeout: float) -> Fields:
     """Returns the fields of a quality of service by name, as the controller keeps them."""
     return _show("assoc_mgr", f"qos={name}", "flags=qos", timeout=timeout)[0]
 
@@ -107,7 +109,7 @@ def node_states(nodes: str, timeout: float) -> Dict[str, str]:
     return {node["NodeName"]: node["State"] for node in found if "State" in node}
 
 
-def show_steps(job_id: str) -> List[Dict[str, str]]:
+def show_steps(job_id: str) -> List[Fields]:
     """Returns the fields of each running step of a job; [] for none."""
     try:
         return _show("step", job_id)
@@ -127,14 +129,14 @@ def batch_script(job_id: str) -> str:
     return run("scontrol", "write", "batch_script", job_id, "-")
 
 
-def _show(*what: str, timeout: float = TIMEOUT_SECONDS) -> List[Dict[str, str]]:
+def _show(*what: str, timeout: float = TIMEOUT_SECONDS) -> List[Fields]:
     """Returns the fields of each record that ``scontrol show`` prints.
 
     Of fields with the same name the first one counts, as free text comes last.
     """
     records = []
     for record in _NEXT_RECORD.split(run("scontrol", "show", *what, timeout=timeout)):
-        fields: Dict[str, str] = {}
+        fields: Fields = {}
         for text_name, text, name, value in _FIELD.findall(record):
             fields.setdefault(text_name or name, (text or value).strip())
         records.append(fields)

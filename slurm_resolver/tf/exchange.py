@@ -5,11 +5,12 @@ from __future__ import annotations
 import contextlib
 import json
 import threading
-from typing import Any, Callable, Dict, Iterator, List, Optional, TypeVar
+from typing import Any, Callable, Iterator, List, Optional, TypeVar
 
 import tensorflow as tf
 
 from slurm_resolver.coordination.client import Client
+from slurm_resolver.coordination.wire import Message
 from slurm_resolver.errors import FitError, RendezvousError
 from slurm_resolver.log import warn
 from slurm_resolver.tf.causes import cause_of
@@ -171,7 +172,7 @@ class Workers:
             "every worker"
         )
 
-    def _take_waiting(self, message: Dict[str, Any]) -> None:
+    def _take_waiting(self, message: Message) -> None:
         """Ends this worker's step, because another worker waits for it in a call."""
         purpose, _, number = message["awaited"].rpartition(" ")
         if purpose != _CALL or self._client is None:
@@ -261,7 +262,7 @@ class Workers:
             self.call = ""
             self._failure = ""
 
-    def _take_failure(self, message: Dict[str, Any]) -> None:
+    def _take_failure(self, message: Message) -> None:
         """Notes that another worker has failed in the same call, and ends the call if asked to."""
         rank = message["rank"]
         told = message["told"]
@@ -273,7 +274,7 @@ class Workers:
         elif told == f"ends {self._calls}" and not self._is_exchanging:
             _abort_collectives(self._failure)
 
-    def _take_loss(self, message: Dict[str, Any]) -> None:
+    def _take_loss(self, message: Message) -> None:
         if message["gone"] in self._ranks or "service" in message:
             # All workers take each step together: it was lost in the step that this one is in.
             place = f"{self._name_of(message['gone'])} is gone {reporter.where()}".rstrip()
@@ -282,7 +283,7 @@ class Workers:
             self._loss = self._loss or reason
             _abort_collectives(reason)
 
-    def _take_goodbyes(self, message: Dict[str, Any]) -> None:
+    def _take_goodbyes(self, message: Message) -> None:
         # These workers may have ended without an error, as this one may soon. Only a step fails.
         for rank in sorted(set(self._ranks).intersection(message["left"]))[:1]:
             name = self._name_of(rank)
