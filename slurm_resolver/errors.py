@@ -47,9 +47,9 @@ class HostlistError(SlurmResolverError, ValueError):
     def __init__(self, reason: str, expression: str, part: str) -> None:
         self.expression = expression
         self.part = part
-        where = repr(_shorten(part))
+        where = repr(shorten_value(part))
         if part != expression:
-            where += f" in {_shorten(expression)!r}"
+            where += f" in {shorten_value(expression)!r}"
         super().__init__(f"{where}: {reason}")
 
 
@@ -126,8 +126,6 @@ class ResumeError(SlurmResolverError, RuntimeError):
     """A training cannot be saved on a signal, or cannot be resumed."""
 
 
-def _shorten(text: str, limit: int = 200) -> str:
-    """Returns the two ends of a long value."""
-    if len(text) <= limit:
-        return text
-    return f"{text[: limit // 2]} … {text[-limit // 2 :]}"
+def shorten_value(text: str) -> str:
+    """Returns the two ends of a value of more than 200 characters."""
+    return text if len(text) <= 200 else f"{text[:100]} … {text[-100:]}"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Callable, Generic, Mapping, Optional, Tuple, TypeVar, Union, overload
 
-from slurm_resolver.errors import HostlistError, UnreadableValueError
+from slurm_resolver.errors import HostlistError, UnreadableValueError, shorten_value
 from slurm_resolver.slurm.hostlist import (
     MAX_HOSTS,
     expand_hostlist,
@@ -79,9 +79,8 @@ class Variable(Generic[Value]):
             reason = f" ({error})"
         except ValueError:
             reason = ""
-        shown = text if len(text) <= 200 else f"{text[:100]} … {text[-100:]}"
         raise UnreadableValueError(
-            f"{name or self.name}={shown!r}: expected {self.expected}{reason}. "
+            f"{name or self.name}={shorten_value(text)!r}: expected {self.expected}{reason}. "
             f"{remedy or self.remedy}."
         )
 
