@@ -153,11 +153,9 @@ def count_driver_gpus() -> Optional[int]:
         return None
     try:
         pynvml.nvmlInit()
+        try:
+            return int(pynvml.nvmlDeviceGetCount())
+        finally:
+            pynvml.nvmlShutdown()
     except pynvml.NVMLError:
         return None
-    try:
-        return int(pynvml.nvmlDeviceGetCount())
-    except pynvml.NVMLError:
-        return None
-    finally:
-        pynvml.nvmlShutdown()
