@@ -46,10 +46,12 @@ def keras_problem(version: str) -> str:
 def check_keras() -> None:
     """Raises KerasError if the Keras of this process would train wrongly; warns of a newer one."""
     version = getattr(sys.modules.get("keras"), "__version__", None)
-    problem = "" if version is None else keras_problem(version)
+    if version is None:
+        return
+    problem = keras_problem(version)
     if problem:
         raise KerasError(problem)
-    if version is not None and _minor(version) > _NEWEST_TRIED:
+    if _minor(version) > _NEWEST_TRIED:
         major, minor = _NEWEST_TRIED
         warn_once(
             f"Keras {version} is newer than {major}.{minor}, the newest that was tried on several "
