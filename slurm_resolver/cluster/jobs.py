@@ -40,16 +40,21 @@ def job_counts(
     if jobs is None:
         return {"worker": num_tasks}
     if not isinstance(jobs, Mapping):
-        expected = "expected counts by job name, such as {'ps': 1, 'worker': -1}"
-        raise JobsError(f"jobs={jobs!r}: {expected}.")
+        raise JobsError(
+            f"jobs={jobs!r}: expected counts by job name, such as {{'ps': 1, 'worker': -1}}."
+        )
     given = f"jobs={dict(jobs)!r}"
     for name, count in jobs.items():
         if not isinstance(name, str) or _JOB_NAME.fullmatch(name) is None:
-            expected = "expected a letter, and then letters, digits and underscores"
-            raise JobsError(f"{given}: TensorFlow takes no job {name!r}; {expected}.")
+            raise JobsError(
+                f"{given}: TensorFlow takes no job {name!r}; expected a letter, and then letters, "
+                "digits and underscores."
+            )
         if isinstance(count, bool) or not isinstance(count, Integral) or count < -1:
-            expected = "expected a whole number, 0 or more, or -1 for the rest of the step"
-            raise JobsError(f"{given}: {name} has {count!r} tasks; {expected}.")
+            raise JobsError(
+                f"{given}: {name} has {count!r} tasks; expected a whole number, 0 or more, or -1 "
+                "for the rest of the step."
+            )
     rest = [name for name, count in jobs.items() if count == -1]
     if len(rest) > 1:
         names = " and ".join(rest)
