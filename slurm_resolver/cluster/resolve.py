@@ -72,8 +72,16 @@ def resolve(
     return resolve_step(
         SlurmStep.read(environ),
         ClusterOptions(
-            jobs, port_base, placement, worker_order, het_groups, node_address, gpu_jobs, layout
-        )._replace(local=local),
+            jobs,
+            port_base,
+            placement,
+            worker_order,
+            het_groups,
+            node_address,
+            gpu_jobs,
+            layout,
+            local=local,
+        ),
     )
 
 
