@@ -10,9 +10,10 @@ import time
 from collections import Counter
 from typing import NoReturn
 
-from slurm_resolver.cli.options import add_cluster_options, cluster_options, seconds
+from slurm_resolver.cli.options import add_cluster_options, cluster_options, seconds, values_of
 from slurm_resolver.cluster.cluster import Cluster
 from slurm_resolver.cluster.jobs import job_counts, refuse_misspelt_jobs
+from slurm_resolver.cluster.options import ClusterOptions
 from slurm_resolver.cluster.resolve import resolve_step
 from slurm_resolver.errors import JobsError, SlurmResolverError, find_rendezvous_error
 from slurm_resolver.slurm.step import SlurmStep
@@ -107,8 +108,7 @@ def _become_collective_check(args: argparse.Namespace) -> NoReturn:
     from slurm_resolver.coordination.client import leave_all
 
     leave_all()
-    options = cluster_options(args)._asdict()
-    chosen = {name: options[name] for name in vars(args) if name in options}
+    chosen = values_of(args, ClusterOptions._fields)
     sys.stdout.flush()
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     os.execv(
