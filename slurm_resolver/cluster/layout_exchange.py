@@ -100,12 +100,12 @@ def _layout_from_places(
         LayoutError: if the places contradict the step's variables, or each other.
     """
     count_of = Counter(name for name, _, _ in places)
+    given = Counter(dict(zip(nodes, counts)))
     for name in {*count_of, *nodes}:
-        expected = dict(zip(nodes, counts)).get(name, 0)
-        if count_of[name] != expected:
+        if count_of[name] != given[name]:
             raise LayoutError(
                 f"{count_of[name]} tasks run on node {name}, but SLURM_STEP_NODELIST and "
-                f"SLURM_STEP_TASKS_PER_NODE give it {expected}"
+                f"SLURM_STEP_TASKS_PER_NODE give it {given[name]}"
             )
     node_id_of = {name: node_id for name, _, node_id in places}
     names = list(nodes)
