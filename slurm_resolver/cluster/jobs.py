@@ -14,6 +14,7 @@ from slurm_resolver.errors import JobsError
 from slurm_resolver.log import warn_once
 from slurm_resolver.wording import counted
 
+JobCounts = Mapping[str, int]  # the number of tasks of each job
 JOB_NAMES = ("chief", "worker", "ps", "evaluator")
 
 _SINGLE_JOBS = ("chief", "evaluator")
@@ -23,7 +24,7 @@ _ALIKE = 0.78  # difflib's ratio: "wroker" has 0.83 and is meant, "gpu_worker" h
 
 
 def job_counts(
-    jobs: Optional[Mapping[str, int]],
+    jobs: Optional[JobCounts],
     num_tasks: int,
     source: str = "the job step (SLURM_STEP_NUM_TASKS) has",
 ) -> Dict[str, int]:
@@ -82,7 +83,7 @@ def job_counts(
     return {name: count for name, count in counts.items() if count}
 
 
-def refuse_misspelt_jobs(jobs: Mapping[str, int]) -> None:
+def refuse_misspelt_jobs(jobs: JobCounts) -> None:
     """Raises JobsError for a name that looks misspelt, in a check before the training."""
     for name in jobs:
         misspelt = _misspelt(name)

@@ -9,7 +9,7 @@ from slurm_resolver.cluster.addresses import find_hosts, make_addresses
 from slurm_resolver.cluster.alone import why_alone
 from slurm_resolver.cluster.cluster import Cluster
 from slurm_resolver.cluster.gpus import choose_gpus
-from slurm_resolver.cluster.jobs import job_counts
+from slurm_resolver.cluster.jobs import JobCounts, job_counts
 from slurm_resolver.cluster.layout import Layout, layout_from_environment, verify_layout
 from slurm_resolver.cluster.options import (
     ClusterOptions,
@@ -135,7 +135,7 @@ def find_layout(step: SlurmStep, options: ClusterOptions, source: str = "environ
 
 
 def build_cluster(
-    step: SlurmStep, layout: Layout, counts: Mapping[str, int], options: ClusterOptions
+    step: SlurmStep, layout: Layout, counts: JobCounts, options: ClusterOptions
 ) -> Cluster:
     """Returns the cluster for a layout: with roles, ports, addresses, and this task's GPUs."""
     roles = assign_roles(layout, counts, options)

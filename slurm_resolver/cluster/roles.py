@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import Dict, List, Mapping, Optional, Sequence
 
-from slurm_resolver.cluster.jobs import JOB_NAMES
+from slurm_resolver.cluster.jobs import JOB_NAMES, JobCounts
 from slurm_resolver.cluster.layout import Layout
 from slurm_resolver.cluster.options import ClusterOptions
 from slurm_resolver.cluster.ring_order import order_by_ring
@@ -14,7 +14,7 @@ from slurm_resolver.errors import JobsError
 Roles = Dict[str, Sequence[int]]  # ``roles[job][index]`` is a rank; no job is without ranks
 
 
-def assign_roles(layout: Layout, counts: Mapping[str, int], options: ClusterOptions) -> Roles:
+def assign_roles(layout: Layout, counts: JobCounts, options: ClusterOptions) -> Roles:
     """Assigns a job and an index to every rank of the layout.
 
     The placement "rank" assigns ranks to jobs in alphabetical order of the job names, as
@@ -45,9 +45,7 @@ def assign_roles(layout: Layout, counts: Mapping[str, int], options: ClusterOpti
     return roles
 
 
-def _allowed_ranks(
-    layout: Layout, counts: Mapping[str, int], options: ClusterOptions
-) -> Dict[str, range]:
+def _allowed_ranks(layout: Layout, counts: JobCounts, options: ClusterOptions) -> Dict[str, range]:
     """Returns by name of each job in `het_groups` the ranks of its component."""
     allowed: Dict[str, range] = {}
     if not options.het_groups:
@@ -81,7 +79,7 @@ def _allowed_ranks(
 
 def _assign(
     layout: Layout,
-    counts: Mapping[str, int],
+    counts: JobCounts,
     allowed: Mapping[str, range],
     order: Sequence[str],
     spreads: bool = False,

@@ -15,10 +15,11 @@ from __future__ import annotations
 import re
 from collections import Counter
 from pathlib import Path
-from typing import Callable, Dict, Mapping, NamedTuple, Optional, Sequence, Tuple
+from typing import Dict, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 from slurm_resolver.cluster.addresses import Task
 from slurm_resolver.cluster.cluster import Cluster
+from slurm_resolver.coordination import NameOf
 from slurm_resolver.preflight.result import OK, SKIPPED, WARNING, Result, result_of
 from slurm_resolver.slurm.gpu_variables import count_driver_gpus
 
@@ -63,7 +64,7 @@ def task_devices(cluster: Cluster, usable: int) -> TaskDevices:
     return TaskDevices(task.node, names if apart else None, usable, confined=True)
 
 
-def find_transport(tasks: Mapping[int, TaskDevices], name_of: Callable[[int], str]) -> Transport:
+def find_transport(tasks: Mapping[int, TaskDevices], name_of: NameOf) -> Transport:
     """Returns which way the gradients go.
 
     `tasks` are all that train together, by rank, so that all compute the same result.

@@ -7,7 +7,7 @@ meaning is in srun(1), section OUTPUT ENVIRONMENT VARIABLES, and sbatch(1).
 from __future__ import annotations
 
 import os
-from typing import Any, Dict, Mapping, NamedTuple, Optional, Sequence, Tuple, TypeVar
+from typing import Any, Dict, NamedTuple, Optional, Sequence, Tuple, TypeVar
 
 from slurm_resolver.errors import EnvironmentValueError, NotInStepError
 from slurm_resolver.slurm import variable
@@ -290,7 +290,7 @@ _BY_NAME = {variable.name: variable for variable in VARIABLES}
 _DEFAULTS = {"components": (), "ancestors": Ancestors(), "is_component": False}
 
 
-def _components(environ: Mapping[str, str], het_size: int) -> Tuple[Component, ...]:
+def _components(environ: Environ, het_size: int) -> Tuple[Component, ...]:
     def read(prefix: str, variable: Variable[Value], group: int) -> Optional[Value]:
         # A direct `srun A : B` sets the PACK names.
         for name in (f"{prefix}_HET_GROUP_{group}", f"{prefix}_PACK_GROUP_{group}"):

@@ -22,6 +22,7 @@ from typing import Any, Callable, Dict, List, Sequence
 
 import tensorflow as tf
 
+from slurm_resolver.coordination import NameOf
 from slurm_resolver.coordination.client import connect
 from slurm_resolver.tf.keras.mirrored import MultiWorkerMirroredStrategy
 from slurm_resolver.tf.resolver import SlurmClusterResolver
@@ -133,7 +134,7 @@ def nccl_network(log: str) -> str:
 
 
 def find_warnings(
-    rows: Sequence[Row], unused: Sequence[Sequence[str]], name_of: Callable[[int], str]
+    rows: Sequence[Row], unused: Sequence[Sequence[str]], name_of: NameOf
 ) -> List[str]:
     """Returns warnings of far slower tasks, and of fast interfaces that NCCL leaves unused."""
     warnings = []

@@ -15,6 +15,8 @@ import tensorflow as tf
 
 from slurm_resolver.tf.keras import borrowed
 
+States = Dict[str, Dict[str, str]]  # by callback, and by attribute the packed value
+
 _SEQUENCES = {kind.__name__: kind for kind in (list, tuple, set, frozenset)}
 _ALONE = (bool, int, float, str, type(None))
 # Keras sets the first two in every callback. It derives the others, which belong together, from
@@ -69,7 +71,7 @@ class CallbackStates:
             self._callbacks[f"{kind} {same + 1}"] = callback
         self._before = {name: _snapshot(callback) for name, callback in self._callbacks.items()}
 
-    def collect(self) -> Dict[str, Dict[str, str]]:
+    def collect(self) -> States:
         """Returns by callback the attributes that have changed, with their values packed.
 
         A callback is left out if one of them is not plain: half of a state may be worse than none.
@@ -86,7 +88,7 @@ class CallbackStates:
                 states[name] = changed
         return states
 
-    def apply(self, states: Dict[str, Dict[str, str]]) -> None:
+    def apply(self, states: States) -> None:
         """Sets the attributes of those callbacks that exist."""
         for name, state in states.items():
             if name in self._callbacks:
