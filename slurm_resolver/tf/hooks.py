@@ -40,13 +40,13 @@ class ResolverHooks:
 
     def _resolve_own_rank(self) -> int:
         """Returns this task's rank. May be overridden."""
-        return int(self._step.require(SlurmStep.rank))
+        return self._step.require(SlurmStep.rank)
 
     def _resolve_num_tasks(self) -> int:
         """Returns the number of tasks in the step. May be overridden."""
         if self._step.num_tasks is None and self._step.tasks_per_node is not None:
             return sum(self._step.tasks_per_node)
-        return int(self._step.require(SlurmStep.num_tasks))
+        return self._step.require(SlurmStep.num_tasks)
 
     def _resolve_hostlist(self) -> List[str]:
         """Returns the names of the step's nodes. May be overridden."""

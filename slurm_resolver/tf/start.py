@@ -79,7 +79,7 @@ def choose_communication(
             f"and computes on CPUs: {why}"
         )
     nccl = usable > 1
-    if client is not None and cluster.task is not None:
+    if client is not None:
         told = client.gather(
             "the choice of NCCL",
             task_devices(cluster, usable),
