@@ -181,7 +181,7 @@ def _watched_servers(cluster: Cluster, given: Optional[str]) -> Sequence[str]:
     if cluster.task is None or given == "none":
         return ()
     servers = (given or "ps").split(",")
-    jobs = {task.job for task in cluster.tasks}
+    jobs = set(cluster.roles)
     has_trainers = bool({"chief", "worker"} & jobs.difference(servers))
     if "ps" in jobs and has_trainers:
         return servers if cluster.task.job in ("chief", "ps", "worker") else ()

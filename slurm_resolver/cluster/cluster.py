@@ -51,8 +51,12 @@ class Cluster(ClusterValues):
 
         It is made at the first use: TensorFlow needs only the addresses, and a step may be large.
         """
-        names = [(job, i) for job, ranks in self.roles.items() for i in range(len(ranks))]
-        return tuple(sorted(self._make_task(job, index) for job, index in names))
+        tasks = [
+            self._make_task(rank, job, index)
+            for job, ranks in self.roles.items()
+            for index, rank in enumerate(ranks)
+        ]
+        return tuple(sorted(tasks))
 
     @functools.cached_property
     def task(self) -> Optional[Task]:
@@ -60,20 +64,18 @@ class Cluster(ClusterValues):
         rank = self.step.rank
         for job, ranks in self.roles.items():
             if rank is not None and rank in ranks:
-                return self._make_task(job, ranks.index(rank))
+                return self._make_task(rank, job, ranks.index(rank))
         return None
 
-    def _make_task(self, job: str, index: int) -> Task:
+    def _make_task(self, rank: int, job: str, index: int) -> Task:
         assert self.layout is not None
-        rank = self.roles[job][index]
-        address = self.addresses[job][index]
         return Task(
             rank,
             self.layout.nodes[self.layout.node_of[rank]],
             self.layout.local_rank_of[rank],
             job,
             index,
-            address,
+            self.addresses[job][index],
         )
 
     @functools.cached_property

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import Dict, List, Mapping, Optional, Sequence
+from typing import Dict, Iterable, List, Mapping, Optional, Sequence
 
 from slurm_resolver.cluster.jobs import JOB_NAMES, JobCounts
 from slurm_resolver.cluster.layout import Layout
@@ -43,6 +43,11 @@ def assign_roles(layout: Layout, counts: JobCounts, options: ClusterOptions) -> 
             roles["worker"], layout.node_of, roles["chief"][0] if "chief" in roles else None
         )
     return roles
+
+
+def ranks_of(roles: Mapping[str, Sequence[int]], jobs: Iterable[str]) -> List[int]:
+    """Returns the ranks that have these jobs, one job after the other, by index."""
+    return [rank for job in jobs for rank in roles.get(job, ())]
 
 
 def _allowed_ranks(layout: Layout, counts: JobCounts, options: ClusterOptions) -> Dict[str, range]:

@@ -50,7 +50,7 @@ def main() -> int:
     tf.config.threading.set_intra_op_parallelism_threads(1)
     resolver = SlurmClusterResolver(**options["resolver"])
     cluster = resolver.cluster
-    task = resolver.cluster.task
+    task = cluster.task
     warnings = []
     if task is None or task.job in ("chief", "worker"):
         strategy = MultiWorkerMirroredStrategy(resolver)

@@ -9,7 +9,9 @@ from typing import Any, Callable, Iterator, List, Optional, TypeVar
 
 import tensorflow as tf
 
+from slurm_resolver.cluster.roles import ranks_of
 from slurm_resolver.coordination.client import Client
+from slurm_resolver.coordination.job import TRAIN
 from slurm_resolver.coordination.wire import Message
 from slurm_resolver.errors import FitError, RendezvousError
 from slurm_resolver.log import warn
@@ -47,9 +49,10 @@ class Workers:
     def __init__(self, strategy: Any, client: Optional[Client]) -> None:
         resolver = strategy.cluster_resolver
         counts = resolver.cluster_spec().as_dict()
-        jobs = [job for job in ("chief", "worker") for _ in counts.get(job, ())]
         # every worker's name, such as "worker 0"; none if the strategy trains alone
-        self.names = [f"{job} {jobs[:place].count(job)}" for place, job in enumerate(jobs)]
+        self.names = [
+            f"{job} {index}" for job in TRAIN for index in range(len(counts.get(job, ())))
+        ]
         own = f"{resolver.task_type} {resolver.task_id}"
         self.index = self.names.index(own) if self.names else 0
         self.call = ""  # the method in which they fail together, such as "fit"
@@ -73,9 +76,8 @@ class Workers:
         )
         if client is not None:
             cluster = resolver.cluster
-            by_name = {f"{task.job} {task.index}": task.rank for task in cluster.tasks}
-            self._ranks = [by_name[name] for name in self.names]
-            self._others = sorted({task.rank for task in cluster.tasks}.difference(self._ranks))
+            self._ranks = ranks_of(cluster.roles, TRAIN)
+            self._others = set(range(cluster.num_tasks)).difference(self._ranks)
             self._name_of = cluster.name_of
             client.listen("told", self._take_failure)
             client.listen("awaited", self._take_waiting)

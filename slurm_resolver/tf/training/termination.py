@@ -20,7 +20,9 @@ import tensorflow as tf
 
 from slurm_resolver import training_reports
 from slurm_resolver.cluster.cluster import Cluster
+from slurm_resolver.cluster.roles import ranks_of
 from slurm_resolver.coordination.client import connect
+from slurm_resolver.coordination.job import TRAIN
 from slurm_resolver.errors import RendezvousError, ResumeError
 from slurm_resolver.log import warn
 from slurm_resolver.preemption.requeue import REQUEUE_STATUS, check_options, requeue_job
@@ -188,15 +190,14 @@ class SavingRanks:
                 "the ranks that save together meet through a SlurmClusterResolver, and the "
                 "strategy's resolver is another one: use a SlurmClusterResolver."
             )
-        saving = [task for task in cluster.tasks if task.job in ("chief", "worker")]
-        saving.sort(key=lambda task: (task.job, task.index))  # chief, then workers
-        others = {task.rank for task in cluster.tasks}.difference(task.rank for task in saving)
+        saving = ranks_of(cluster.roles, TRAIN)
+        others = set(range(cluster.num_tasks)).difference(saving)
         try:
             client = connect(cluster.service, cluster.name_of)
             values = client.gather(purpose, own, seconds, others)
         except RendezvousError as error:
             raise ResumeError(f"the ranks could not agree on {purpose}: {error}") from error
-        return {cluster.name_of(task.rank): values[task.rank] for task in saving}
+        return {cluster.name_of(rank): values[rank] for rank in saving}
 
 
 def _leave() -> None:
