@@ -10,9 +10,21 @@ import os
 from typing import Any, Dict, NamedTuple, Optional, Sequence, Tuple, TypeVar
 
 from slurm_resolver.errors import EnvironmentValueError, NotInStepError
-from slurm_resolver.slurm import variable
 from slurm_resolver.slurm.ancestors import Ancestors, find_ancestors, is_component
-from slurm_resolver.slurm.variable import Environ, Variable
+from slurm_resolver.slurm.variable import (
+    Environ,
+    Variable,
+    count_variable,
+    devices_variable,
+    number_variable,
+    parse_counts,
+    parse_distribution,
+    parse_hosts,
+    parse_ports,
+    parse_switch,
+    rank_variable,
+    text_variable,
+)
 
 Value = TypeVar("Value")
 
@@ -47,79 +59,75 @@ class SlurmStep:
     """
 
     # the task
-    rank = variable.rank("SLURM_PROCID")
-    local_rank = variable.rank("SLURM_LOCALID")
-    node_id = variable.rank("SLURM_NODEID")
-    node_name = variable.text("SLURMD_NODENAME", "a node name")
-    node_ranks = variable.text("SLURM_GTIDS", "ranks separated by commas, ascending")
-    task_pid = variable.text("SLURM_TASK_PID", "a process id")
+    rank = rank_variable("SLURM_PROCID")
+    local_rank = rank_variable("SLURM_LOCALID")
+    node_id = rank_variable("SLURM_NODEID")
+    node_name = text_variable("SLURMD_NODENAME", "a node name")
+    node_ranks = text_variable("SLURM_GTIDS", "ranks separated by commas, ascending")
+    task_pid = text_variable("SLURM_TASK_PID", "a process id")
     # its step
-    cluster_name = variable.text("SLURM_CLUSTER_NAME", "the name of a cluster")
-    job_id = variable.text("SLURM_JOB_ID", "a job id")
-    step_id = variable.text("SLURM_STEP_ID", "a step id")
-    num_tasks = variable.count("SLURM_STEP_NUM_TASKS")
-    num_nodes = variable.count("SLURM_STEP_NUM_NODES")
+    cluster_name = text_variable("SLURM_CLUSTER_NAME", "the name of a cluster")
+    job_id = text_variable("SLURM_JOB_ID", "a job id")
+    step_id = text_variable("SLURM_STEP_ID", "a step id")
+    num_tasks = count_variable("SLURM_STEP_NUM_TASKS")
+    num_nodes = count_variable("SLURM_STEP_NUM_NODES")
     nodes = Variable(
         "SLURM_STEP_NODELIST",
-        variable.parse_hosts,
+        parse_hosts,
         "a host list such as n[1-4]",
         empty_is_unset=False,
     )
-    tasks_per_node = Variable(
-        "SLURM_STEP_TASKS_PER_NODE", variable.parse_counts, "counts such as 2(x3),1"
-    )
+    tasks_per_node = Variable("SLURM_STEP_TASKS_PER_NODE", parse_counts, "counts such as 2(x3),1")
     distribution = Variable(
-        "SLURM_DISTRIBUTION", variable.parse_distribution, "block, cyclic, plane or arbitrary"
+        "SLURM_DISTRIBUTION", parse_distribution, "block, cyclic, plane or arbitrary"
     )
-    plane_size = variable.count("SLURM_DIST_PLANESIZE")
-    reserved_ports = Variable(
-        "SLURM_STEP_RESV_PORTS", variable.parse_ports, "ports such as 23001-23008"
-    )
+    plane_size = count_variable("SLURM_DIST_PLANESIZE")
+    reserved_ports = Variable("SLURM_STEP_RESV_PORTS", parse_ports, "ports such as 23001-23008")
     # heterogeneous jobs, of at most 128 components (MAX_HET_JOB_COMPS in Slurm)
-    het_size = variable.number("SLURM_HET_SIZE", 0, 128)
+    het_size = number_variable("SLURM_HET_SIZE", 0, 128)
     # set from Slurm 26.05 on
-    sluid = variable.text("SLURM_JOB_SLUID", "a job's unique id")
+    sluid = text_variable("SLURM_JOB_SLUID", "a job's unique id")
     # the allocation; set without srun as well
-    job_nodelist = variable.text("SLURM_JOB_NODELIST", "a host list such as n[1-4]")
-    job_num_tasks = variable.text("SLURM_NTASKS", "a number of tasks")
-    job_tasks_per_node = variable.text("SLURM_NTASKS_PER_NODE", "a number of tasks")
-    job_num_nodes = variable.text("SLURM_JOB_NUM_NODES", "a number of nodes")
-    cpus_per_task = variable.text("SLURM_CPUS_PER_TASK", "a number of CPUs")
-    cpus_on_node = variable.text("SLURM_CPUS_ON_NODE", "a number of CPUs")
-    open_mode = variable.text("SLURM_OPEN_MODE", "a (append) or t (truncate)")
+    job_nodelist = text_variable("SLURM_JOB_NODELIST", "a host list such as n[1-4]")
+    job_num_tasks = text_variable("SLURM_NTASKS", "a number of tasks")
+    job_tasks_per_node = text_variable("SLURM_NTASKS_PER_NODE", "a number of tasks")
+    job_num_nodes = text_variable("SLURM_JOB_NUM_NODES", "a number of nodes")
+    cpus_per_task = text_variable("SLURM_CPUS_PER_TASK", "a number of CPUs")
+    cpus_on_node = text_variable("SLURM_CPUS_ON_NODE", "a number of CPUs")
+    open_mode = text_variable("SLURM_OPEN_MODE", "a (append) or t (truncate)")
     # the job's end (Slurm 22.05 does not set it), and its next start
-    job_end_time = variable.number("SLURM_JOB_END_TIME", 0, 2**63 - 1, "seconds since 1970")
-    restart_count = variable.number(
+    job_end_time = number_variable("SLURM_JOB_END_TIME", 0, 2**63 - 1, "seconds since 1970")
+    restart_count = number_variable(
         "SLURM_RESTART_COUNT", 0, 2**31 - 1, "how often it was requeued"
     )
-    array_job_id = variable.text("SLURM_ARRAY_JOB_ID", "a job id")
-    array_task_id = variable.text("SLURM_ARRAY_TASK_ID", "a whole number")
+    array_job_id = text_variable("SLURM_ARRAY_JOB_ID", "a job id")
+    array_task_id = text_variable("SLURM_ARRAY_TASK_ID", "a whole number")
     # only the ranks of an mpirun have them: mpirun(1) of Open MPI, and live runs of MPICH
-    openmpi_local_rank = variable.text("OMPI_COMM_WORLD_LOCAL_RANK", "a rank")
-    mpich_local_rank = variable.text("MPI_LOCALRANKID", "a rank")
+    openmpi_local_rank = text_variable("OMPI_COMM_WORLD_LOCAL_RANK", "a rank")
+    mpich_local_rank = text_variable("MPI_LOCALRANKID", "a rank")
     # set by the user, to train alone
     switch = Variable(
         "SLURM_RESOLVER",
-        variable.parse_switch,
+        parse_switch,
         "on or off",
         remedy="Set SLURM_RESOLVER=off to train alone, without a cluster, or unset it",
     )
     # set by the user, for the job's parameter servers
-    network_grace = variable.number(
+    network_grace = number_variable(
         "SLURM_RESOLVER_NETWORK_GRACE",
         1,
         86_400,
         "whole seconds from 1 to 86400",
         remedy="Set it to how long the network between the nodes may fail, or unset it for 30 s",
     )
-    start_timeout = variable.number(
+    start_timeout = number_variable(
         "SLURM_RESOLVER_START_TIMEOUT",
         1,
         604_800,
         "whole seconds from 1 to 604800",
         remedy="Set it to how long the tasks may take to start, or unset it for 600 s",
     )
-    stall_seconds = variable.number(
+    stall_seconds = number_variable(
         "SLURM_RESOLVER_STALL_SECONDS",
         0,
         604_800,
@@ -128,27 +136,27 @@ class SlurmStep:
         "for 300 s",
     )
     # set by `slurm-resolver run`, whose jobs are unknown to Slurm
-    simulated_job = variable.text("SLURM_RESOLVER_JOB", "a job id")
+    simulated_job = text_variable("SLURM_RESOLVER_JOB", "a job id")
     # set by this package for the child processes of a task that had to ask the others
-    exchanged_layout = variable.text("SLURM_RESOLVER_LAYOUT", "a layout that the tasks exchanged")
+    exchanged_layout = text_variable("SLURM_RESOLVER_LAYOUT", "a layout that the tasks exchanged")
     # set by `supervise` for a step that it has started again
-    step_restart = variable.number(
+    step_restart = number_variable(
         "SLURM_RESOLVER_STEP_RESTART", 0, 2**31 - 1, "how often the step was started again"
     )
     # GPUs
-    cuda_devices = variable.devices("CUDA_VISIBLE_DEVICES")
-    rocr_devices = variable.devices("ROCR_VISIBLE_DEVICES")
-    hip_devices = variable.devices("HIP_VISIBLE_DEVICES")
-    ordinal_devices = variable.devices("GPU_DEVICE_ORDINAL")
-    tres_bind = variable.text("SLURMD_TRES_BIND", "a binding such as gpu:single:1")
-    gpus_on_node = variable.number("SLURM_GPUS_ON_NODE", 0, 4096)
-    job_gpus = variable.text("SLURM_JOB_GPUS", "devices of the batch script's node")
-    step_gpus = variable.text("SLURM_STEP_GPUS", "devices of the node, separated by commas")
-    gpus_applied = variable.text("SLURM_RESOLVER_GPUS", "a value that this package sets")
-    shards_on_node = variable.text("SLURM_SHARDS_ON_NODE", "a number of shares in GPUs")
+    cuda_devices = devices_variable("CUDA_VISIBLE_DEVICES")
+    rocr_devices = devices_variable("ROCR_VISIBLE_DEVICES")
+    hip_devices = devices_variable("HIP_VISIBLE_DEVICES")
+    ordinal_devices = devices_variable("GPU_DEVICE_ORDINAL")
+    tres_bind = text_variable("SLURMD_TRES_BIND", "a binding such as gpu:single:1")
+    gpus_on_node = number_variable("SLURM_GPUS_ON_NODE", 0, 4096)
+    job_gpus = text_variable("SLURM_JOB_GPUS", "devices of the batch script's node")
+    step_gpus = text_variable("SLURM_STEP_GPUS", "devices of the node, separated by commas")
+    gpus_applied = text_variable("SLURM_RESOLVER_GPUS", "a value that this package sets")
+    shards_on_node = text_variable("SLURM_SHARDS_ON_NODE", "a number of shares in GPUs")
     # set by the user, for TensorFlow
-    allow_growth = variable.text("TF_FORCE_GPU_ALLOW_GROWTH", "true or false")
-    gpu_allocator = variable.text("TF_GPU_ALLOCATOR", "the name of an allocator")
+    allow_growth = text_variable("TF_FORCE_GPU_ALLOW_GROWTH", "true or false")
+    gpu_allocator = text_variable("TF_GPU_ALLOCATOR", "the name of an allocator")
 
     components: Tuple[Component, ...]
     ancestors: Ancestors

@@ -85,12 +85,12 @@ class Variable(Generic[Value]):
         )
 
 
-def text(name: str, expected: str) -> Variable[str]:
+def text_variable(name: str, expected: str) -> Variable[str]:
     """Returns a variable that holds any text; an empty value counts as unset."""
     return Variable(name, str, expected)
 
 
-def number(
+def number_variable(
     name: str,
     minimum: int,
     maximum: int,
@@ -109,17 +109,17 @@ def number(
     return Variable(name, parse, expected, empty_is_unset, remedy)
 
 
-def rank(name: str) -> Variable[int]:
+def rank_variable(name: str) -> Variable[int]:
     """Returns a variable that holds the number of a task or node, from 0 on."""
-    return number(name, 0, MAX_HOSTS - 1, empty_is_unset=False)
+    return number_variable(name, 0, MAX_HOSTS - 1, empty_is_unset=False)
 
 
-def count(name: str) -> Variable[int]:
+def count_variable(name: str) -> Variable[int]:
     """Returns a variable that holds a number of tasks or nodes, at least one."""
-    return number(name, 1, MAX_HOSTS)
+    return number_variable(name, 1, MAX_HOSTS)
 
 
-def devices(name: str) -> Variable[str]:
+def devices_variable(name: str) -> Variable[str]:
     """Returns a variable that shows GPUs; an empty value means no GPU, and not unset."""
     return Variable(name, str, "devices separated by commas", empty_is_unset=False)
 
