@@ -27,10 +27,6 @@ Each message states the variable or argument, its value, what was expected, and 
 
 from __future__ import annotations
 
-TYPE_CHECKING = False  # not typing's: importing typing takes as long as starting Python
-if TYPE_CHECKING:
-    from typing import Optional
-
 
 class SlurmResolverError(Exception):
     """Base of all errors of this package."""
@@ -86,9 +82,9 @@ class RendezvousError(SlurmResolverError, RuntimeError):
         super().__init__(message)
 
 
-def find_rendezvous_error(error: BaseException) -> Optional[RendezvousError]:
+def find_rendezvous_error(error: BaseException) -> RendezvousError | None:
     """Returns the RendezvousError in an error and its causes; None without one."""
-    cause: Optional[BaseException] = error
+    cause: BaseException | None = error
     while cause is not None and not isinstance(cause, RendezvousError):
         cause = cause.__cause__
     return cause
