@@ -146,11 +146,14 @@ def find_warnings(
                 f"{name_of(row['rank'])} computes {ratio:.1f} times as slowly as the median task; "
                 "look at what else runs on its node, and at the CPUs that it was given"
             )
-    for row, names in [(row, names) for row, names in zip(rows, unused) if names][:1]:
-        warnings.append(
-            f"NCCL uses sockets in {name_of(row['rank'])}, though its node has {', '.join(names)}: "
-            "load your site's NCCL plugin (its module), and see NCCL_DEBUG=INFO"
-        )
+    for row, names in zip(rows, unused):
+        if names:
+            warnings.append(
+                f"NCCL uses sockets in {name_of(row['rank'])}, though its node has "
+                f"{', '.join(names)}: load your site's NCCL plugin (its module), and see "
+                "NCCL_DEBUG=INFO"
+            )
+            break
     return warnings
 
 
