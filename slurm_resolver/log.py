@@ -45,8 +45,8 @@ def print_line(text: str) -> None:
         sys.stderr.flush()
 
 
-def exit_at_once(status: int) -> NoReturn:
-    """Ends a process in which threads may be stuck, and may hold the locks of its output."""
+def exit_at_once() -> NoReturn:
+    """Ends this process with status 1; its threads may be stuck, and hold its output's locks."""
     import threading
 
     def flush() -> None:
@@ -57,4 +57,4 @@ def exit_at_once(status: int) -> NoReturn:
     flushing = threading.Thread(target=flush, daemon=True)
     flushing.start()
     flushing.join(1.0)
-    os._exit(status)
+    os._exit(1)

@@ -119,7 +119,7 @@ def show_steps(job_id: str) -> List[Fields]:
         raise
 
 
-def forbid_requeue(job_id: str, timeout: float = TIMEOUT_SECONDS) -> None:
+def forbid_requeue(job_id: str, timeout: float) -> None:
     """Forbids that Slurm or a command requeues a job."""
     run("scontrol", "update", f"JobId={job_id}", "Requeue=0", timeout=timeout)
 

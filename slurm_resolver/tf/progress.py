@@ -143,7 +143,7 @@ class Reporter:
             faulthandler.dump_traceback(2, all_threads=True)
         if self._exits and rank in message["end"]:
             warn("this task ends with status 1 (on_stall='exit')")
-            exit_at_once(1)
+            exit_at_once()
 
 
 reporter = Reporter()

@@ -17,7 +17,7 @@ import tensorflow as tf
 from slurm_resolver.cluster.cluster import Cluster
 from slurm_resolver.coordination import ServiceAddress
 from slurm_resolver.coordination.client import connect
-from slurm_resolver.coordination.job import START_SECONDS, TRAIN, JobResult, announcement
+from slurm_resolver.coordination.job import TRAIN, JobResult, announcement
 from slurm_resolver.coordination.member import Member
 from slurm_resolver.errors import JobsError
 from slurm_resolver.log import exit_at_once, print_line
@@ -43,7 +43,7 @@ def _end_process(member: Member, result: JobResult) -> None:
         return
     print_line(f"{member.name}: {result.message}. This process ends")
     if not _ends.wait(_END_SECONDS):
-        exit_at_once(1)
+        exit_at_once()
 
 
 def join(cluster: Cluster) -> None:
@@ -86,9 +86,9 @@ def take_part(cluster: Cluster) -> Optional[Member]:
 def serve(
     cluster: Cluster,
     spec: Any,
-    protocol: Optional[str] = None,
-    server: Optional[Any] = None,
-    start_timeout: float = START_SECONDS,
+    protocol: Optional[str],
+    server: Optional[Any],
+    start_timeout: float,
 ) -> int:
     """Serves by this `tf.train.ClusterSpec`, and returns the exit status.
 
