@@ -1,0 +1,222 @@
+"""Derives from a traced graph which rows of the batch each of its tensors belongs to.
+
+An `Analysis` is told which tensors are the batch, and derives all others when it is asked.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence, Tuple
+
+import tensorflow as tf
+
+from slurm_resolver.tf.rows.operations import FOLDED, STATEFUL
+from slurm_resolver.tf.rows.rules import derive, join
+from slurm_resolver.tf.rows.values import SAME, Kind, Reason, UnprovenError, Value
+
+_ROUNDS = 8  # after which what is known of the variables of a loop must no longer change
+
+
+class Analysis:
+    """What is known of the tensors of a graph, and of the functions that it calls.
+
+    Args:
+        graph: that is being traced. What it contains already is not part of the step.
+        function_of: returns the graph of a function, given a graph and the function's name.
+    """
+
+    def __init__(self, graph: Any, function_of: Callable[[Any, str], Any]) -> None:
+        self.function_of = function_of
+        self.declared: Dict[Any, Value] = {}  # by the reference of a tensor
+        self._graph = graph
+        self._begin = len(graph.get_operations())
+        self._whole = _Graph(self, {})
+
+    def declare(self, tensor: Any, value: Value) -> None:
+        """Notes what is known of a tensor from elsewhere, whatever its operation is."""
+        self.declared[tensor.ref()] = value
+
+    def value_of(self, tensor: Any) -> Value:
+        """Returns what is known of a tensor."""
+        return self._whole.value_of(tensor)
+
+    def assigned(self) -> Iterator[Tuple[Any, Any, Value]]:
+        """Yields each operation of the step that changes a variable, its handle, and the value."""
+        return self._whole.assigned(self._graph.get_operations()[self._begin :])
+
+
+class _Graph:
+    """A graph, or a function that is called with arguments of which something is known.
+
+    Args:
+        handles: of variables, by the argument that stands for them.
+    """
+
+    def __init__(
+        self, analysis: Analysis, arguments: Dict[Any, Value], handles: Optional[Any] = None
+    ) -> None:
+        self._analysis = analysis
+        self._values = arguments
+        self._handles: Dict[Any, Any] = handles or {}
+        self._called: Dict[Any, List[_Graph]] = {}  # the functions that an operation calls
+        self.graph: Any = None
+
+    def value_of(self, tensor: Any) -> Value:
+        waiting = [tensor]
+        while waiting:  # no recursion: graphs are deep
+            needed = [one for one in _sources(waiting[-1]) if self._known(one) is None]
+            if self._known(waiting[-1]) is None and needed:
+                waiting.extend(needed)
+                continue
+            current = waiting.pop()
+            if self._known(current) is None:
+                self._derive(current)
+        value = self._known(tensor)
+        assert value is not None
+        return value
+
+    def _known(self, tensor: Any) -> Optional[Value]:
+        reference = tensor.ref()
+        return self._analysis.declared.get(reference) or self._values.get(reference)
+
+    def _derive(self, tensor: Any) -> None:
+        operation = tensor.op
+        values: List[Any] = [self._known(one) for one in _sources(tensor)]
+        try:
+            found = self._results(operation, values)
+        except UnprovenError as error:
+            found = _unknown(operation, error)
+        if not isinstance(found, list):
+            found = [found] * len(operation.outputs)
+        self._values.update({one.ref(): value for one, value in zip(operation.outputs, found)})
+
+    def _results(self, operation: Any, values: List[Value]) -> Any:
+        if operation.type == "Placeholder":
+            return values or _argument(operation.outputs[0])
+        if operation.type in _CALLS:
+            return _CALLS[operation.type](self, operation, values)
+        if operation.type != "IdentityN":
+            for value in values:
+                if value.kind is Kind.UNKNOWN:
+                    return value
+        if all(value == SAME for value in values) and operation.type not in FOLDED:
+            if operation.type in STATEFUL or not operation.op_def.is_stateful:
+                return SAME
+            raise UnprovenError("it may differ from worker to worker")
+        return derive(operation, values)
+
+    # --- Functions -------------------------------------------------------------------------------
+
+    def _call(self, operation: Any, name: str, values: List[Value], first: int = 0) -> List[Value]:
+        """Returns the values of a function's results; its inputs begin with the `first` one."""
+        function = operation.get_attr(name).name
+        graph = self._analysis.function_of(operation.graph, function)
+        if graph is None:
+            raise UnprovenError("a function without a graph")
+        handles = [self._handle_of(one) for one in list(operation.inputs)[first:]]
+        references = [one.ref() for one in graph.inputs]
+        inner = _Graph(
+            self._analysis,
+            dict(zip(references, values[first:])),
+            dict(zip(references, handles)),
+        )
+        inner.graph = graph
+        self._called.setdefault(operation, []).append(inner)
+        return [inner.value_of(output) for output in graph.outputs]
+
+    def call(self, operation: Any, values: List[Value]) -> List[Value]:
+        return self._call(operation, "f", values)
+
+    def condition(self, operation: Any, values: List[Value]) -> List[Value]:
+        branches = [
+            self._call(operation, name, values, first=1) for name in ("then_branch", "else_branch")
+        ]
+        if not values[0].is_plain:
+            return [_decides(operation, values[0], "a condition")] * len(operation.outputs)
+        return [_joined(operation, *pair) for pair in zip(*branches)]
+
+    def loop(self, operation: Any, values: List[Value]) -> List[Value]:
+        """Derives what the variables of a loop are in any round, and whether the data ends it."""
+        for _ in range(_ROUNDS):
+            self._called.pop(operation, None)
+            after = self._call(operation, "body", values)
+            joined = [_joined(operation, *pair) for pair in zip(values, after)]
+            if joined == values:
+                break
+            values = joined
+        else:
+            raise UnprovenError("a loop with another value in each round")
+        ends = self._call(operation, "cond", values)[0]
+        if not ends.is_plain:
+            return [_decides(operation, ends, "the end of a loop")] * len(values)
+        return values
+
+    # --- Variables -------------------------------------------------------------------------------
+
+    def assigned(self, operations: Sequence[Any]) -> Iterator[Tuple[Any, Any, Value]]:
+        for operation in operations:
+            if operation.type in _CALLS:
+                values = [self.value_of(one) for one in operation.inputs]
+                if operation not in self._called:
+                    _CALLS[operation.type](self, operation, values)
+                for inner in self._called[operation]:
+                    yield from inner.assigned(inner.graph.get_operations())
+            elif operation.type.startswith(("Assign", "Resource")) and not operation.outputs:
+                values = [self.value_of(one) for one in list(operation.inputs)[1:]]
+                value = next((one for one in values if not one.is_plain), SAME)
+                yield operation, self._handle_of(operation.inputs[0]), value
+
+    def _handle_of(self, tensor: Any) -> Any:
+        """Returns the handle outside of all graphs that a tensor stands for, if it is one."""
+        while tensor.dtype == tf.resource and hasattr(tensor, "op"):
+            outer = [one for one, inner in tensor.graph.captures if inner is tensor]
+            if tensor.ref() in self._handles:
+                return self._handles[tensor.ref()]
+            if not outer:
+                break
+            tensor = outer[0]
+        return tensor
+
+
+_CALLS: Dict[str, Callable[[_Graph, Any, List[Value]], List[Value]]] = {
+    "PartitionedCall": _Graph.call,
+    "StatefulPartitionedCall": _Graph.call,
+    "If": _Graph.condition,
+    "StatelessIf": _Graph.condition,
+    "While": _Graph.loop,
+    "StatelessWhile": _Graph.loop,
+}
+
+
+def _sources(tensor: Any) -> List[Any]:
+    """Returns what a tensor is computed of: inputs, or the outer tensor that was captured."""
+    if tensor.op.type != "Placeholder":
+        return list(tensor.op.inputs)
+    captures = getattr(tensor.graph, "captures", ())
+    return [outer for outer, inner in captures if inner is tensor and hasattr(outer, "op")]
+
+
+def _argument(placeholder: Any) -> Value:
+    """Returns the value of a placeholder that stands for no tensor of an outer graph."""
+    captures = getattr(placeholder.graph, "captures", ())
+    if placeholder.dtype == tf.resource or any(inner is placeholder for _, inner in captures):
+        return SAME  # a variable, or a constant made outside of all graphs
+    raise UnprovenError("an argument of a function or loop that is being traced")
+
+
+def _unknown(operation: Any, error: UnprovenError) -> Value:
+    return Value(Kind.UNKNOWN, reason=Reason(str(error), error.refuted, operation))
+
+
+def _joined(operation: Any, one: Value, other: Value) -> Value:
+    try:
+        return join(one, other)
+    except UnprovenError as error:
+        return _unknown(operation, error)
+
+
+def _decides(operation: Any, condition: Value, what: str) -> Value:
+    """Returns the value of what depends on a condition that is not the same in all workers."""
+    if condition.kind is Kind.UNKNOWN:
+        return condition
+    error = UnprovenError(f"{what} that depends on the batch", refuted=True)
+    return _unknown(operation, error)

@@ -1,0 +1,80 @@
+"""TensorFlow's operations by what they do to the rows of a batch."""
+
+from __future__ import annotations
+
+from typing import Set
+
+
+def _names(text: str) -> Set[str]:
+    return set(text.split())
+
+
+# Each entry of the result is an entry of an input, or a constant.
+MOVING = _names(
+    """
+    BatchToSpaceND BroadcastTo ConcatV2 DepthToSpace ExpandDims MatrixBandPart MatrixDiagPartV3
+    MirrorPad Pack Pad PadV2 Reshape ReverseV2 Roll Slice SpaceToBatchND SpaceToDepth Split SplitV
+    Squeeze StridedSlice Tile Transpose Unpack
+    """
+)
+# The result has a given shape, and is random or the same everywhere.
+OF_SHAPE = _names(
+    """
+    BroadcastTo Fill RandomStandardNormal RandomUniform RandomUniformInt StatelessRandomNormal
+    StatelessRandomNormalV2 StatelessRandomUniform StatelessRandomUniformFullIntV2
+    StatelessRandomUniformInt StatelessRandomUniformIntV2 StatelessRandomUniformV2
+    StatelessTruncatedNormal StatelessTruncatedNormalV2 Tile TruncatedNormal
+    """
+)
+# The result has the same rows, and is linear.
+KEEPING = _names(
+    """
+    BiasAdd Cast CheckNumerics Conj EnsureShape Identity Imag Neg PreventGradient Real Snapshot
+    StopGradient
+    """
+)
+# Each entry of the result is a function of the entries at its place.
+ENTRIES = _names(
+    """
+    Abs Acos Acosh Angle AsString Asin Asinh Atan Atan2 Atanh BesselI0e BesselI1e Bitcast BitwiseAnd
+    BitwiseOr BitwiseXor Bucketize Ceil ClipByValue ComplexAbs Cos Cosh Digamma Elu Equal Erf Erfc
+    Erfinv Exp Expm1 Floor FloorDiv FloorMod Greater GreaterEqual Igamma Igammac Inv Invert IsFinite
+    IsInf IsNan LeakyRelu LeftShift Less LessEqual Lgamma Log Log1p LogicalAnd LogicalNot LogicalOr
+    Maximum Minimum Mod MulNoNan Ndtri NextAfter NotEqual OnesLike Polygamma Pow Reciprocal
+    RegexFullMatch RegexReplace Relu Relu6 RightShift Rint Round Rsqrt Selu Sigmoid Sign Sin Sinh
+    Softplus Softsign Sqrt Square SquaredDifference StaticRegexReplace StringLength StringLower
+    StringStrip StringToHashBucketFast StringToNumber StringUpper Tan Tanh TruncateDiv TruncateMod
+    Xdivy Xlog1py Xlogy ZerosLike Zeta
+    """
+)
+REDUCING = _names("All Any ArgMax ArgMin EuclideanNorm Max Mean Min Prod Sum")
+# Entries are combined along all axes but the first, which is that of the rows.
+WINDOWS = _names(
+    """
+    AvgPool AvgPool3D Conv Conv2D Conv3D DepthwiseConv2dNative Dilation2D ImageProjectiveTransformV3
+    LRN MaxPool MaxPool3D MaxPoolV2 ResizeArea ResizeBicubic ResizeBilinear ResizeNearestNeighbor
+    SoftmaxCrossEntropyWithLogits SparseSoftmaxCrossEntropyWithLogits
+    """
+)
+# The same; the rows are in the third input.
+TRANSPOSED_WINDOWS = _names(
+    "Conv2DBackpropInput Conv3DBackpropInputV2 DepthwiseConv2dNativeBackpropInput"
+)
+MATRIX_PRODUCTS = _names("BatchMatMul BatchMatMulV2 BatchMatMulV3 MatMul")
+ADDING = _names("Add AddN AddV2 Complex Sub")
+DIVIDING = _names("Div DivNoNan RealDiv")
+# A sum over rows may be one of the inputs, if the others are the same everywhere.
+FACTORS = DIVIDING | MATRIX_PRODUCTS | _names("Einsum Mul")
+# Sums over rows may be added to others.
+JOINING = ADDING | _names("ConcatV2 Pack Select SelectV2")
+LINEAR = KEEPING | MOVING | JOINING | _names("Fill GatherV2 Mean Sum")
+# Those that compute sizes of constants, which are followed too.
+FOLDED = _names("Add AddV2 Cast ConcatV2 FloorDiv GatherV2 Mul Pack Prod Range StridedSlice Sub")
+# Stateful ones whose result is the same in all workers if their inputs are: those that read
+# variables and tables, and that count the random numbers which have been drawn.
+STATEFUL = _names(
+    """
+    LookupTableFindV2 ReadVariableOp ResourceGather RngReadAndSkip StatelessRandomGetAlg
+    StatelessRandomGetKeyCounter VarHandleOp
+    """
+)

@@ -1,0 +1,576 @@
+"""Rules: what is known of the results of an operation, given what is known of its inputs.
+
+`derive` is for operations of which at least one input is not SAME, and none is UNKNOWN. `RULES` has
+the rule of each operation. A rule returns the value of all results, or a list with one for each, or
+raises UnprovenError.
+
+Operations that only move entries need no rules of their own: TensorFlow itself moves the
+numbers of the rows. So do those that compute with sizes.
+"""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any, Callable, Dict, Iterable, List, Optional, Sequence, Union
+
+import numpy as np
+import tensorflow as tf
+
+from slurm_resolver.tf.rows import operations
+from slurm_resolver.tf.rows.values import (
+    BATCHES,
+    FOLLOWED,
+    SAME,
+    Batch,
+    Kind,
+    UnprovenError,
+    Value,
+    list_of,
+    refuted,
+    repeated,
+    rows,
+)
+
+Values = Sequence[Value]
+Found = Union[Value, List[Value]]
+Rule = Callable[[Any, Values], Found]
+
+_CONSTANT = "a constant with an entry for each row of the batch"
+_KNOWN = {Kind.SAME, Kind.NUMBERS}
+
+
+def derive(operation: Any, values: Values) -> Found:
+    """Returns what is known of an operation's results."""
+    if operation.type not in operations.OF_SHAPE and {value.kind for value in values} <= _KNOWN:
+        return _numbers(operation, values)
+    rule = RULES.get(operation.type)
+    components = any(value.kind is Kind.COMPONENT for value in values)
+    if rule is None or (components and rule is not _sparse):
+        raise UnprovenError("no rule")
+    sums = [value for value in values if value.kind is Kind.SUM]
+    return _of_sum(operation, values, sums) if sums else rule(operation, values)
+
+
+def _of_sum(operation: Any, values: Values, sums: Values) -> Value:
+    """Returns the value of a linear function of sums over rows.
+
+    That is a factor times a sum, or sums of the same power that are added or moved.
+    """
+    found = sums[0]
+    others = [_power(value) for value in values if value.kind is not Kind.SUM]
+    floating = [one.dtype.is_floating for one in (operation.inputs[0], operation.outputs[0])]
+    if operation.type in operations.FACTORS and len(sums) == 1:
+        divides = operation.type in operations.DIVIDING
+        if not divides or values[0] is found:
+            return found._replace(power=found.power + sum(others) * (-1 if divides else 1))
+    elif operation.type in operations.LINEAR and len(set(sums)) == 1 and not any(others):
+        # The mean of a constant is that constant, but its sum is not.
+        constants = [
+            tf.get_static_value(tensor)
+            for tensor, value in zip(operation.inputs, values)
+            if value.kind is not Kind.SUM and operation.type in operations.JOINING
+        ]
+        added = not all(one is not None and np.all(one == 0) for one in constants)
+        if (found.is_mean or not added) and floating != [True, False]:
+            return found
+    raise refuted("a sum or mean over the rows, and not a linear function of it alone")
+
+
+def _power(value: Value) -> int:
+    """Returns the power of the number of rows in a factor that is otherwise the same everywhere."""
+    power = value.power_of_numbers if value.kind is Kind.NUMBERS else 0
+    if power is None or value.kind not in (Kind.SAME, Kind.NUMBERS):
+        raise refuted("a function of the number of rows, or of a sum over rows and of the rows")
+    return power
+
+
+# --- What TensorFlow itself computes -------------------------------------------------------------
+
+
+def _applied(operation: Any, inputs: Iterable[Any]) -> List[Any]:
+    """Applies an operation to other inputs, and returns its results."""
+    function = getattr(tf.raw_ops, operation.type)
+    attributes = [attribute.name for attribute in operation.op_def.attr]
+    accepted = inspect.signature(function).parameters
+    arguments = {name: operation.get_attr(name) for name in attributes if name in accepted}
+    names = [name for name in accepted if name not in (*attributes, "name")]
+    waiting = iter(inputs)
+    for name, count in zip(names, _counts(operation)):
+        given = [next(waiting) for _ in range(count or 1)]
+        arguments[name] = given[0] if count is None else given
+    found = function(**arguments)
+    return list(found) if isinstance(found, (list, tuple)) else [found]
+
+
+def _run(operation: Any, inputs: Iterable[Any]) -> List[Any]:
+    """Runs an operation on other inputs, and returns its results as arrays."""
+    try:
+        with tf.init_scope(), tf.device("/cpu:0"):
+            return [one.numpy() for one in _applied(operation, inputs)]
+    except (tf.errors.OpError, ValueError, TypeError) as error:
+        raise refuted(f"sizes that only some batches fit: {error}") from None
+
+
+def _counts(operation: Any) -> List[Optional[int]]:
+    """Returns for each input how many tensors it has; None if it is one tensor and no list."""
+    return [
+        operation.get_attr(argument.number_attr) if argument.number_attr else None
+        for argument in operation.op_def.input_arg
+    ]
+
+
+def _array(tensor: Any, value: Value, batch: Batch) -> Any:
+    """Returns what a tensor of numbers is in a batch."""
+    found = tf.get_static_value(tensor)
+    if value.kind is Kind.NUMBERS:
+        found = value.entries[BATCHES.index(batch)]
+        found = np.reshape(np.array(found, tensor.dtype.as_numpy_dtype), [-1] * tensor.shape.rank)
+    if found is None:
+        raise UnprovenError("a size that is not known")
+    return found
+
+
+def _numbers(operation: Any, values: Values) -> Found:
+    """Returns what is computed of sizes and constants alone; as numbers, if there are few."""
+    outputs = operation.outputs
+    few = all(one.shape.rank in (0, 1) and one.dtype.is_numpy_compatible for one in outputs)
+    plain = all(value.is_plain for value in values)
+    try:
+        if not few or (operation.type == "Range" and not plain):
+            raise UnprovenError("the numbers of the rows")
+        results = [
+            _run(operation, [_array(*pair, batch) for pair in zip(operation.inputs, values)])
+            for batch in BATCHES
+        ]
+    except UnprovenError:
+        if plain:
+            return SAME
+        raise
+    return [
+        Value(Kind.NUMBERS, entries=tuple(tuple(np.ravel(one).tolist()) for one in numbers))
+        for numbers in zip(*results)
+    ]
+
+
+def _sizes(tensor: Any, value: Value, batch: Batch) -> List[int]:
+    """Returns the shape of a tensor in a batch."""
+    sizes = [batch.others if size is None else size for size in tensor.shape.as_list()]
+    if value.kind is Kind.ROWS:
+        followed = next(one for one in FOLLOWED if one.others == batch.others)
+        entries = len(value.layout[FOLLOWED.index(followed)]) // 4
+        sizes[value.axis] = entries // followed.rows * batch.rows
+    return sizes
+
+
+def sizes_of(tensor: Any, value: Value) -> Value:
+    """Returns the value of a tensor's shape."""
+    return Value(
+        Kind.NUMBERS, entries=tuple(tuple(_sizes(tensor, value, batch)) for batch in BATCHES)
+    )
+
+
+def _shapes(operation: Any, values: Values) -> List[Value]:
+    """Is the rule of Shape and ShapeN."""
+    return [sizes_of(tensor, value) for tensor, value in zip(operation.inputs, values)]
+
+
+def _size(operation: Any, values: Values) -> Value:
+    """Is the rule of Size: the number of all entries."""
+    (found,) = _shapes(operation, values)
+    return found._replace(entries=tuple((int(np.prod(sizes)),) for sizes in found.entries))
+
+
+def _labels(tensor: Any, value: Value, batch: Batch) -> Any:
+    """Returns an array of a tensor's shape with the number of each entry's row, from 1."""
+    if value.kind is not Kind.ROWS:
+        return np.zeros(_sizes(tensor, value, batch), np.int32)
+    line = np.frombuffer(value.layout[FOLLOWED.index(batch)], np.int32)
+    places = [1] * tensor.shape.rank
+    places[value.axis] = -1
+    return np.broadcast_to(line.reshape(places), _sizes(tensor, value, batch))
+
+
+def _read(arrays: Sequence[Any], power: int) -> Value:
+    """Returns the value of a tensor, given its entries' rows for each of `FOLLOWED`.
+
+    The rows are along an axis if the entries at each place of that axis belong to one row, and
+    every row has as many places as the others. Entries without a row, 0, are constants.
+    """
+    if not any(np.any(array) for array in arrays):
+        return SAME
+    found = set()
+    layout = []
+    for batch, array in zip(FOLLOWED, arrays):
+        others = np.max(array, initial=0) if array.ndim == 0 else array
+        lines = [
+            np.max(others, axis=tuple(other for other in range(array.ndim) if other != axis))
+            for axis in range(array.ndim)
+        ]
+        for axis, line in enumerate(lines):
+            places = [1] * array.ndim
+            places[axis] = -1
+            counts = np.bincount(line, minlength=batch.rows + 1)
+            same = np.logical_or(array == line.reshape(places), array == 0).all()
+            if same and not counts[0] and len(set(counts[1:])) == 1:
+                found.add(axis)
+                layout.append(line.astype(np.int32).tobytes())
+    if len(found) != 1 or len(layout) != len(arrays):
+        raise refuted("a part of the rows, or some rows together with others")
+    return rows(found.pop(), tuple(layout), power)
+
+
+def _moved(operation: Any, values: Values) -> Found:
+    """Is the rule of operations that only move entries, or put constants beside them.
+
+    They move the numbers of the rows instead. Inputs of another type than the rows, such as axes
+    and sizes, must be known.
+    """
+    powers = {value.power for value in values if value.kind is Kind.ROWS}
+    types = [
+        argument.type_attr
+        for argument, count in zip(operation.op_def.input_arg, _counts(operation))
+        for _ in range(count or 1)
+    ]
+    of_rows = {name for name, value in zip(types, values) if value.kind is Kind.ROWS}
+    if len(powers) != 1 or len(of_rows) != 1:
+        raise UnprovenError("no rule for these inputs")
+
+    def inputs(batch: Batch) -> List[Any]:
+        make = {True: _labels, False: _array}
+        return [
+            make[name in of_rows](tensor, value, batch)
+            for name, tensor, value in zip(types, operation.inputs, values)
+        ]
+
+    results = [_run(operation, inputs(batch)) for batch in FOLLOWED]
+    found = [_read(arrays, powers.copy().pop()) for arrays in zip(*results)]
+    if operation.type in ("StridedSlice", "Slice") and found[0].kind is Kind.ROWS:
+        _check_slice(operation, values, found[0])
+    return found
+
+
+def _check_slice(operation: Any, values: Values, found: Value) -> None:
+    """Raises UnprovenError if a slice ends at a constant that is larger than the small batches."""
+    batch = BATCHES[-1]
+    with tf.Graph().as_default():
+        data = tf.compat.v1.placeholder(tf.int32, _sizes(operation.inputs[0], values[0], batch))
+        bounds = [
+            tf.constant(_array(tensor, value, batch), tensor.dtype)
+            for tensor, value in list(zip(operation.inputs, values))[1:]
+        ]
+        shape = _applied(operation, [data, *bounds])[0].shape
+    if shape[found.axis] != _sizes(operation.outputs[0], found, batch)[found.axis]:
+        raise refuted("a part of the rows")
+
+
+# --- Entry by entry ------------------------------------------------------------------------------
+
+
+def _aligned(operation: Any, values: Values) -> Value:
+    """Returns the result of rows and constants, each of whose entries is from those at its place.
+
+    Places count from the last axis, as in broadcasting.
+    """
+    found = set()
+    for tensor, value in zip(operation.inputs, values):
+        if tensor.shape.rank is None:
+            raise UnprovenError("an unknown rank")
+        if value.kind is Kind.ROWS:
+            found.add((tensor.shape.rank - value.axis, value.layout))
+    if len(found) != 1:
+        raise refuted("rows with other rows")
+    place, layout = found.pop()
+    for tensor, value in zip(operation.inputs, values):
+        fixed = value.kind is not Kind.ROWS and tensor.shape.rank >= place
+        if fixed and tensor.shape[-place] != 1:
+            raise refuted(_CONSTANT)
+    return rows(operation.outputs[0].shape.rank - place, layout)
+
+
+def _entries(operation: Any, values: Values) -> Value:
+    """Is the rule of any function of the entries at one place."""
+    for value in values:
+        if value.power or (value.kind is not Kind.ROWS and _power(value)):
+            raise refuted("a function of the number of rows")
+    return _aligned(operation, values)
+
+
+def _sum(operation: Any, values: Values) -> Value:
+    """Is the rule of sums, whose parts have the same power of the number of rows."""
+    powers = {value.power if value.kind is Kind.ROWS else _power(value) for value in values}
+    if len(powers) > 1:
+        raise refuted("a sum with the number of rows")
+    return _aligned(operation, values)._replace(power=powers.pop())
+
+
+def _choice(operation: Any, values: Values) -> Value:
+    """Is the rule of a choice between two tensors.
+
+    If the condition is the same everywhere, the result is one of them; otherwise, it is a function
+    of each entry.
+    """
+    chosen = values[0].is_plain and len({value.power for value in values[1:]}) == 1
+    return _sum(operation, values) if chosen else _entries(operation, values)
+
+
+def _product(operation: Any, values: Values) -> Value:
+    """Is the rule of products and quotients.
+
+    Powers of the number of rows are added or subtracted.
+    """
+    left, right = [value.power if value.kind is Kind.ROWS else _power(value) for value in values]
+    power = left - right if operation.type in operations.DIVIDING else left + right
+    return _aligned(operation, values)._replace(power=power)
+
+
+def _first(operation: Any, values: Values) -> Value:
+    """Is the rule of what changes no rows."""
+    return values[0]
+
+
+# --- Axes ----------------------------------------------------------------------------------------
+
+
+def _axes(operation: Any, place: int, rank: int) -> List[int]:
+    """Returns the axes that an input names, each at least 0."""
+    return [
+        int(axis) % rank for axis in np.ravel(_array(operation.inputs[place], SAME, BATCHES[0]))
+    ]
+
+
+def _combining(axes: Callable[[Any, int], Iterable[int]], *, place: int = 0) -> Rule:
+    """Makes a rule for what combines entries along axes, of which none may be that of the rows.
+
+    Args:
+        axes: returns the axes, given the operation and the rank of its input.
+        place: of the input with these axes; others are constants, or have the same rows.
+    """
+
+    def rule(operation: Any, values: Values) -> Value:
+        value = values[place]
+        found = {other for other in values if other.kind is Kind.ROWS}
+        if found != {value} or not all(
+            other in found or other.is_plain or other.kind is Kind.NUMBERS for other in values
+        ):
+            raise refuted("rows with other rows")
+        if value.axis in axes(operation, operation.inputs[place].shape.rank):
+            raise refuted("all rows together")
+        return value
+
+    return rule
+
+
+def _last(count: int) -> Callable[[Any, int], Iterable[int]]:
+    return lambda operation, rank: range(rank - count, rank)
+
+
+def _all_but_first(operation: Any, rank: int) -> Iterable[int]:
+    return range(1, rank)
+
+
+def _given(operation: Any, rank: int) -> Iterable[int]:
+    return _axes(operation, 1, rank)
+
+
+def _relabelled(value: Value, tensor: Any, change: Callable[[Any], Any]) -> Value:
+    """Returns the value of what a function of arrays makes of rows."""
+    return _read([change(_labels(tensor, value, batch)) for batch in FOLLOWED], value.power)
+
+
+def _reduction(operation: Any, values: Values) -> Value:
+    """Is the rule of what reduces axes: along that of the rows, only a sum or a mean is known."""
+    value = values[0]
+    tensor = operation.inputs[0]
+    axes = tuple(_axes(operation, 1, tensor.shape.rank))
+    if value.axis in axes and operation.type in ("Sum", "Mean"):
+        return Value(Kind.SUM, value.power - (operation.type == "Mean"))
+    kept = "Arg" not in operation.type and operation.get_attr("keep_dims")
+    return _relabelled(value, tensor, lambda array: np.max(array, axis=axes, keepdims=kept))
+
+
+def _one_hot(operation: Any, values: Values) -> Value:
+    """Is the rule of OneHot, which adds an axis."""
+    axis = operation.get_attr("axis")
+    return _relabelled(values[0], operation.inputs[0], lambda array: np.expand_dims(array, axis))
+
+
+def _contraction(operation: Any, values: Values, labels: Sequence[str], result: str) -> Value:
+    """Returns the value of a product that is summed over the axes which the result lacks."""
+    found = {
+        (of[value.axis], value.layout)
+        for of, value in zip(labels, values)
+        if value.kind is Kind.ROWS
+    }
+    if len(found) != 1:
+        raise refuted("rows with other rows")
+    label, layout = found.pop()
+    power = 0
+    for of, value, tensor in zip(labels, values, operation.inputs):
+        power += value.power if value.kind is Kind.ROWS else _power(value)
+        if value.kind is not Kind.ROWS and label in of and tensor.shape[of.index(label)] != 1:
+            raise refuted(_CONSTANT)
+    if label not in result:
+        return Value(Kind.SUM, power)
+    return rows(result.index(label), layout, power)
+
+
+def _matrix_product(operation: Any, values: Values) -> Value:
+    """Is the rule of MatMul and BatchMatMul, whose first axes are those of a batch of matrices."""
+    names = ("transpose_a", "transpose_b") if operation.type == "MatMul" else ("adj_x", "adj_y")
+    batch = "abcdefghijkl"[: operation.outputs[0].shape.rank - 2]
+    labels = []
+    for tensor, pair, name in zip(operation.inputs, ("XY", "YZ"), names):
+        outer = batch[len(batch) + 2 - tensor.shape.rank :]
+        labels.append(outer + (pair[::-1] if operation.get_attr(name) else pair))
+    return _contraction(operation, values, labels, batch + "XZ")
+
+
+def _einsum(operation: Any, values: Values) -> Value:
+    """Is the rule of Einsum, whose equation names the axes."""
+    left, _, result = operation.get_attr("equation").decode().partition("->")
+    labels = left.split(",")
+    others = "0123456789"[: operation.outputs[0].shape.rank - len(result) + 3]
+    for place, tensor in enumerate(operation.inputs):
+        skipped = tensor.shape.rank - len(labels[place]) + 3  # "..." counts from the last
+        labels[place] = labels[place].replace("...", others[len(others) - skipped :])
+    return _contraction(operation, values, labels, result.replace("...", others))
+
+
+# --- What has a given shape ----------------------------------------------------------------------
+
+
+def _of_shape(operation: Any, values: Values) -> Value:
+    """Is the rule of what has a shape with rows, and is random or the same everywhere.
+
+    The shape is the first input; of BroadcastTo and Tile, it is the second.
+    """
+    place = int(operation.type in operations.MOVING)
+    if values[0].kind is Kind.ROWS:
+        return _moved(operation, values)  # type: ignore[return-value]
+    if not all(value.is_plain for value in (*values[:place], *values[place + 1 :])):
+        raise refuted("other entries for each row")
+    if values[place].kind is not Kind.NUMBERS or values[place].is_plain:
+        if operation.type in ("Fill", *operations.MOVING):
+            return SAME
+        raise UnprovenError("random numbers that do not depend on the number of rows")
+    sizes = np.array([_array(operation.inputs[place], values[place], batch) for batch in BATCHES])
+    (counted,) = np.nonzero(sizes[0] != sizes[1])
+    of_rows = [sizes[BATCHES.index(batch)] // batch.rows for batch in FOLLOWED]
+    if len(counted) != 1 or (of_rows[0] != of_rows[1])[counted[0]]:
+        raise refuted("another number of entries than of rows")
+    axis = int(counted[0])
+    count = int(of_rows[0][axis])
+    if place:
+        tensor = operation.inputs[0]
+        distance = len(sizes[0]) - axis
+        size = tensor.shape[-distance] if tensor.shape.rank >= distance else 1
+        if operation.type == "BroadcastTo" and size != 1:
+            raise refuted(_CONSTANT)
+        count *= size if operation.type == "Tile" else 1
+    return rows(axis, repeated(count))
+
+
+def _gather(operation: Any, values: Values) -> Found:
+    """Is the rule of GatherV2: of a table, of other axes than that of the rows, or in each row."""
+    data, indices = values[:2]
+    (axis,) = _axes(operation, 2, operation.inputs[0].shape.rank)
+    batch = operation.get_attr("batch_dims")
+    if data == indices and data.axis < batch:
+        return data
+    if not batch and data.is_plain and not indices.power:
+        return indices._replace(axis=indices.axis + axis)
+    if batch or not indices.is_plain or data.axis == axis:
+        raise refuted("rows that are picked by their numbers")
+    added = operation.inputs[1].shape.rank - 1 if axis < data.axis else 0
+    return data._replace(axis=data.axis + added)
+
+
+def _sparse(operation: Any, values: Values) -> Value:
+    """Is the rule of what makes dense rows of a sparse tensor."""
+    kinds = {value.kind for value in values[:3]}
+    if kinds != {Kind.COMPONENT, Kind.NUMBERS} or not values[-1].is_plain:
+        raise UnprovenError("no rule")
+    return rows()
+
+
+# --- TensorLists ---------------------------------------------------------------------------------
+
+
+def _element(operation: Any, values: Values) -> Value:
+    """Is the rule of TensorListGetItem."""
+    return values[0].entries[0] if values[0].entries else SAME
+
+
+def _set_element(operation: Any, values: Values) -> Value:
+    """Is the rule of TensorListSetItem and TensorListPushBack."""
+    return join(values[0], list_of(values[-1]))
+
+
+def _list(operation: Any, values: Values) -> Value:
+    """Is the rule of TensorListFromTensor, which splits the first axis."""
+    if not values[0].axis:
+        raise UnprovenError("a loop over the rows")
+    return list_of(values[0]._replace(axis=values[0].axis - 1))
+
+
+def _stack(operation: Any, values: Values) -> Value:
+    """Is the rule of TensorListStack, which adds a first axis."""
+    value = _element(operation, values)
+    return value._replace(axis=value.axis + 1) if value.kind is Kind.ROWS else value
+
+
+def join(one: Value, other: Value) -> Value:
+    """Returns what is known of a tensor that is one of two, such as a variable of a loop."""
+    if one == other:
+        return one
+    if Kind.LIST in (one.kind, other.kind):  # an empty list is SAME
+        one, other = (list_of() if value == SAME else value for value in (one, other))
+    if Kind.UNKNOWN in (one.kind, other.kind):
+        return one if one.kind is Kind.UNKNOWN else other
+    if one.kind is Kind.LIST and other.kind is Kind.LIST:
+        if one.entries and other.entries:
+            return list_of(join(one.entries[0], other.entries[0]))
+        return one if one.entries else other
+    if one.is_plain and other.is_plain:
+        return SAME
+    for plain, wanted in ((one, other), (other, one)):
+        by_row = wanted.kind is Kind.ROWS and not wanted.power
+        if plain.is_plain and (wanted.is_mean or by_row):
+            return wanted
+    raise refuted("rows on one path, and something else on another")
+
+
+# --- The table -----------------------------------------------------------------------------------
+
+RULES: Dict[str, Rule] = {
+    **dict.fromkeys(operations.KEEPING, _first),
+    **dict.fromkeys(operations.ENTRIES, _entries),
+    **dict.fromkeys(operations.ADDING, _sum),
+    **dict.fromkeys({"Mul", *operations.DIVIDING}, _product),
+    **dict.fromkeys(operations.REDUCING, _reduction),
+    **dict.fromkeys(operations.MATRIX_PRODUCTS, _matrix_product),
+    **dict.fromkeys(operations.WINDOWS, _combining(_all_but_first)),
+    **dict.fromkeys(operations.TRANSPOSED_WINDOWS, _combining(_all_but_first, place=2)),
+    **dict.fromkeys(["Softmax", "LogSoftmax", "TopKV2"], _combining(_last(1))),
+    **dict.fromkeys(["FFT", "IFFT", "RFFT", "IRFFT"], _combining(_last(1))),
+    **dict.fromkeys(["Cholesky", "MatrixInverse", "FFT2D", "IFFT2D"], _combining(_last(2))),
+    **dict.fromkeys(["Cumsum", "Cumprod", "CumulativeLogsumexp"], _combining(_given)),
+    **dict.fromkeys(operations.MOVING, _moved),
+    **dict.fromkeys(operations.OF_SHAPE, _of_shape),
+    **dict.fromkeys(["Select", "SelectV2"], _choice),
+    **dict.fromkeys(["Shape", "ShapeN"], _shapes),
+    **dict.fromkeys(["Rank", "TensorListLength"], lambda *_: SAME),
+    **dict.fromkeys(["ResourceGather", "LookupTableFindV2"], lambda _, values: values[1]),
+    **dict.fromkeys(["SparseTensorDenseMatMul", "SparseToDense"], _sparse),
+    **dict.fromkeys(["TensorListReserve", "EmptyTensorList"], lambda *_: list_of()),
+    **dict.fromkeys(["TensorListSetItem", "TensorListPushBack"], _set_element),
+    "IdentityN": lambda _, values: list(values),
+    "Einsum": _einsum,
+    "ReverseSequence": _combining(lambda operation, _: [operation.get_attr("seq_dim")]),
+    "OneHot": _one_hot,
+    "Size": _size,
+    "GatherV2": _gather,
+    "TensorListFromTensor": _list,
+    "TensorListGetItem": _element,
+    "TensorListStack": _stack,
+}
