@@ -32,7 +32,7 @@ IN_BOTH = {
     "other_rows": "the batch differs from worker to worker in step 1 of epoch 1, in x: batch A",
     "own_data": "in the data: 4 batches in worker 0, 2 batches in worker 1",
     "stateful": "is stateful: it has a state for each row of a batch, of which each worker",
-    "own_data_summed": "Each worker reads its own data, so that none has a whole batch. If each",
+    "own_data_compared": "Each worker reads its own data, so that none has a whole batch. Use Auto",
     "other_rate": "differs from worker to worker in step 1 of epoch 1: 0.01 in worker 0, 0.1",
     "other_weights": "/bias differs from worker to worker after epoch 1: ",
     "other_weights_before": "differs from worker to worker before evaluate: 0 in worker 0, 5 in wo",

@@ -46,26 +46,25 @@ THREE = [
     *("loss_dice", "loss_reduction_*", "loss_function_sum", "loss_masked_*", "loss_added_vector"),
     *("loss_weighted_*_by_weight", "loss_two_outputs", "optimizer_accumulated", "step_own"),
     *("step_gan", "step_five_per_execution", "metric_auc", "metric_own_*", "step_vae"),
-    *("loss_added_sum", "loss_activity_of_batch", "step_lower_sum", "step_contrastive"),
+    *("loss_added_sum", "loss_activity_of_batch", "step_contrastive"),
     *("data_on_batch", "data_arrays_batches_of_1", "data_shuffled_fit", "guide_synchronized_*"),
 ]
 NAMES = {2: ["*"], 3: THREE}
 
-# With custom code whose losses are means over rows, so that workers may split the batches.
-MEANS = [
-    *("loss_added_mean", "loss_compute_loss", "step_own", "step_lower", "step_returns_nested"),
-    *("step_eagerly", "step_five_per_execution", "step_lower_batch_normalization", "step_gan"),
-    *("step_decorated", "step_triplet_per_row", "step_vae"),
+# What is not known: the workers split the batches if the user vouches for them.
+UNKNOWN = ["step_eagerly"]
+# With what compares rows, or cannot be put together: every worker computes whole batches.
+COMPARING = [
+    *("data_ragged", "loss_activity_of_batch", "loss_reduction_none", "loss_two_outputs"),
+    *("step_contrastive", "step_decorated_parts"),
 ]
-# With losses that are not, so that every worker must compute whole batches.
-NO_MEANS = [
-    *("loss_added_sum", "loss_activity_of_batch", "step_lower_sum", "step_contrastive"),
-]
+# With steps and losses of their own, which are means and sums: the workers split the batches.
+PROVEN = ["loss_added_sum", "step_gan", "step_own", "step_vae"]
 
 
 def names(count: int, custom_losses: str = "whole") -> Strings:
     given = os.environ.get("KERAS_PROGRAMS")
-    chosen = NAMES[count] if custom_losses == "whole" else MEANS
+    chosen = NAMES[count] if custom_losses == "whole" else [*UNKNOWN, *COMPARING, *PROVEN]
     return given.split() if given else chosen
 
 
@@ -163,13 +162,14 @@ def test_programs_give_what_one_process_gives(alone: Outcomes, workers: List[Out
     assert different(workers[0], alone) == {}
 
 
-def test_whole_batches_are_computed_only_for_custom_code(
+def test_whole_batches_are_computed_only_where_rows_are_compared(
     workers: List[Outcomes], request: pytest.FixtureRequest
 ) -> None:
-    whole = "whole" in request.node.callspec.id
+    vouched = "mean" in request.node.callspec.id
+    expected = set(COMPARING) if vouched else {*COMPARING, *UNKNOWN}
     for worker in workers:
-        for name, came in worker.items():
-            assert came["whole"] == (whole and name in [*MEANS, *NO_MEANS]), name
+        whole = {name for name, came in worker.items() if came["whole"]}
+        assert whole == expected & worker.keys()
 
 
 @pytest.mark.nightly

@@ -172,7 +172,6 @@ ADD_OPTIMIZER_VARIABLE = Name("keras:optimizers.Optimizer.add_variable(self, sha
 ADD_SLOT = Name("keras:optimizers.Optimizer.add_variable_from_reference(self, reference_variable)")
 STRATEGY_OF_OPTIMIZER = Name("keras:optimizers.Optimizer()._distribution_strategy")
 FLATTEN_LAYERS = Name("keras:layers.Layer._flatten_layers")
-IN_STATELESS_SCOPE = Name("keras.src.backend.common.stateless_scope:in_stateless_scope")
 
 # Gradients are means over all replicas' rows, and so are not scaled by the number of replicas.
 GRADIENT = Name("tensorflow:GradientTape.gradient(self, target, sources, output_gradients)")
@@ -188,17 +187,16 @@ APPLY_ALONE = Name(
 )
 
 # Losses that are not means over rows see the rows of all replicas.
-REDUCE_LOSS = Name(
-    "keras.src.losses.loss:reduce_weighted_values(values, sample_weight, mask, reduction, dtype)"
-)
 LOSS = Name("keras:losses.Loss.__call__(self, y_true, y_pred, sample_weight)")
-COMPILED_LOSS = Name("keras.src.trainers.compile_utils:CompileLoss.call(self, y_true, y_pred)")
 ADDITIONAL_LOSS = Name("keras:Model._aggregate_additional_loss(self, loss)")
 ADD_LOSS = Name("keras:layers.Layer.add_loss(self, loss)")
-LOSS_FUNCTION = Name("keras.src.losses.losses:LossFunctionWrapper().fn")
 METRIC_FUNCTION = Name("keras:metrics.MeanMetricWrapper()._fn")
 GET_MASK = Name("keras.src.backend.common.masking:get_keras_mask(x)")
 SET_MASK = Name("keras.src.backend.common.masking:set_keras_mask(x, mask)")
+
+# The graph of a step is analysed, and the functions that it calls.
+FUNCTION_OF_GRAPH = Name("tensorflow:Graph._get_function(self, name)")
+BATCH_NORMALIZATION = Name("keras:layers.BatchNormalization.call(self, inputs)")
 
 # A metric's variables are the same in all workers. These two metrics only contain others.
 ADD_VARIABLE = Name(

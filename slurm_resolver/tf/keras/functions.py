@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Callable, List, Set, Tuple
+from typing import Any, Callable, List, Optional, Set, Tuple
 
 import tensorflow as tf
 
@@ -18,6 +18,7 @@ from slurm_resolver.tf.keras.patches import patch_metrics
 from slurm_resolver.tf.keras.sharing import (
     Share,
     count_rows,
+    have_other_rows,
     names_of_tensors,
     part_of_batch,
     share,
@@ -30,7 +31,12 @@ from slurm_resolver.tf.keras.step import (
     run_in,
     run_in_replicas,
 )
-from slurm_resolver.tf.keras.whole_batch import UnknownLossError, is_custom
+from slurm_resolver.tf.keras.verdicts import (
+    ComputeWholeError,
+    analysis_of,
+    check_assignments,
+    together,
+)
 from slurm_resolver.tf.progress import noting, reporter, timed
 
 Method = Callable[..., Any]
@@ -52,30 +58,36 @@ _OF_VARIABLES = (
 
 
 def _part(
-    model: Any, replica: int, share: Share, whole: bool, comparison: Comparison
+    strategy: Any, model: Any, share: Share, whole: bool, comparison: Comparison
 ) -> Tuple[Any, Step]:
     """Returns a replica's part of a batch, and its step."""
-    replicas = model.distribute_strategy.sharing.replicas
+    replicas = strategy.sharing.replicas
+    replica = replica_number()
     rows = count_rows(share.batch)
     start = rows * replica // replicas
     stop = rows * (replica + 1) // replicas
-    # For no rows, many layers and losses return NaN. It is a tensor if the number of rows is one.
+    # For no rows, many layers and losses return NaN. It is a tensor if a number of rows is unknown.
     repeated = whole or rows < replicas
+    others = have_other_rows(share.batch)
+    if not isinstance(others, bool):
+        repeated = tf.logical_or(repeated, others)
     if isinstance(repeated, bool):
         start, stop = (0, rows) if repeated else (start, stop)
     else:
         start = tf.where(repeated, 0, start)
         stop = tf.where(repeated, rows, stop)
+    if not whole and not tf.executing_eagerly():
+        # The number of rows must not be a constant: the analysis would not know it from others.
+        stop = tf.compat.v1.placeholder_with_default(tf.cast(stop, tf.int32), [])
     with tf.device("/cpu:0"):  # other rows need not be copied to a GPU
         part = share.batch if whole else part_of_batch(share.batch, start, stop)
-    weight = tf.cast(stop - start, tf.float32) / tf.cast(rows, tf.float32)
     return part, Step(
         model,
         replica,
-        tf.cast(rows, tf.int32),
-        tf.cast(start, tf.int32),
-        count=tf.where(repeated, rows if replica == 0 else 0, stop - start),
-        weight=tf.where(repeated, 1.0 / replicas, weight),
+        rows=tf.cast(rows, tf.int32),
+        first=tf.cast(start, tf.int32),
+        own=tf.cast(stop - start, tf.int32),
+        repeated=repeated,
         comparison=comparison,
         digest=share.digest,
         names=names_of_tensors(share.batch),
@@ -83,15 +95,21 @@ def _part(
     )
 
 
-def _own(model: Any, replica: int, part: Any, comparison: Comparison) -> Tuple[Any, Step]:
+def _own(strategy: Any, model: Any, part: Any, comparison: Comparison) -> Tuple[Any, Step]:
     """Returns the data that this worker has read for itself, and its step."""
-    replicas = model.distribute_strategy.sharing.replicas
+    replicas = strategy.sharing.replicas
+    replica = replica_number()
     own = tf.cast(count_rows(part), tf.int32)
     counts = all_reduce(tf.one_hot(replica, replicas, on_value=own, off_value=0, dtype=tf.int32))
-    rows = tf.reduce_sum(counts)
-    first = tf.reduce_sum(counts[:replica])
-    weight = tf.cast(own, tf.float32) / tf.cast(rows, tf.float32)
-    return part, Step(model, replica, rows, first, own, weight, comparison=comparison)
+    return part, Step(
+        model,
+        replica,
+        rows=tf.reduce_sum(counts),
+        first=tf.reduce_sum(counts[:replica]),
+        own=own,
+        repeated=False,
+        comparison=comparison,
+    )
 
 
 def compiled(model: Any, function: Method) -> Any:
@@ -119,14 +137,15 @@ class StepFunction:
         self._depends_on_step = False  # whether one gets a value that the step computes
         self._own_steps = 0  # of `train_on_batch`
         self.comparison = Comparison(self._strategy, model, kind)
-        # Whether every replica must compute the whole batch if a loss may not be a mean over rows.
-        splits = self._strategy.sharing.replicas > 1 and kind != "predict"
-        self._exact = splits and self._strategy.custom_losses == "whole"
-        self._make_functions(_custom_code(model, kind) if self._exact else "")
+        self._splits = self._strategy.sharing.replicas > 1
+        self._vouched = self._strategy.custom_losses == "mean"
+        eager = self._splits and model.run_eagerly and not self._vouched
+        self._whole: Optional[ComputeWholeError] = None  # why each replica computes whole batches
+        self._make_functions(ComputeWholeError("it runs eagerly", vouched=True) if eager else None)
 
-    def _make_functions(self, custom: str) -> None:
-        """Makes the functions of a step, which computes the whole batch for any `custom` code."""
-        self._custom = custom
+    def _make_functions(self, whole: Optional[ComputeWholeError]) -> None:
+        """Makes the functions of a step; with a reason, each replica computes whole batches."""
+        self._whole = whole
         self._traced: Set[str] = set()  # which of the functions have been traced
         self._on_batch = compiled(self._model, self._run)
         self._on_iterator = compiled(self._model, self._run_several)
@@ -192,15 +211,23 @@ class StepFunction:
             try:
                 if not self._model.run_eagerly:
                     getattr(self, name).get_concrete_function(data)
-            except UnknownLossError:
-                self._make_functions("a custom layer gives a number to add_loss")
+            except ComputeWholeError as error:
+                self._make_functions(error)
                 continue
-            except Exception:
-                if not self._depends_on_step:
+            except FitError:
+                raise
+            except Exception as error:
+                if self._depends_on_step:
+                    made = self._made  # TensorFlow initializes the variable in the first step
+                elif self._splits and self._whole is None and not self._model.run_eagerly:
+                    __import__("traceback").print_exc()
+                    reason = f"it needs the number of rows as a constant: {error}"
+                    self._make_functions(ComputeWholeError(reason))
+                    continue
+                else:
                     raise
-                made = self._made  # TensorFlow initializes the variable in the first step
             if self._made > made:
-                self._make_functions(self._custom)
+                self._make_functions(self._whole)
             else:
                 self._traced.add(name)
         return getattr(self, name)(data)
@@ -242,82 +269,78 @@ class StepFunction:
         import keras
 
         patch_metrics(keras)
-        if self._custom:
-            self._check_whole(batch)
+        if self._whole is not None:
+            self._check_whole(batch, self._whole)
+        elif isinstance(batch, Share) and have_other_rows(batch.batch) is True:
+            raise ComputeWholeError("the first dimensions of its tensors differ")
         if not tf.executing_eagerly():
             reporter.enter(COMPILING)
         # If the data has ended, no step may be counted.
         with tf.control_dependencies([batch.digest] if isinstance(batch, Share) else []):
             return run_in_replicas(self._strategy, self._in_replica, batch)
 
-    def _check_whole(self, batch: Any) -> None:
+    def _check_whole(self, batch: Any, error: ComputeWholeError) -> None:
         """Says why every worker computes whole batches, or cannot."""
-        reason = f"the loss of {self._model.name!r} may not be a mean over rows: {self._custom}."
-        means = (
-            "If each of its losses is a mean over rows, such as tf.reduce_mean, a loss of Keras, "
-            'or a value for each row in add_loss, pass custom_losses="mean" to the strategy'
+        reason = f"the {self._kind} step of {self._model.name!r} cannot be split: {error.reason}."
+        vouch = (
+            ""
+            if not error.vouched
+            else (
+                " If each of its losses is a mean over rows, or a value for each row, pass "
+                'custom_losses="mean" to the strategy, so that the workers split the batches.'
+            )
         )
         if not isinstance(batch, Share):
             raise FitError(
-                f"{reason} Each worker reads its own data, so that none has a whole batch. "
-                f"{means}. Otherwise use AutoShardPolicy.AUTO."
+                f"{reason} Each worker reads its own data, so that none has a whole batch. Use "
+                f"AutoShardPolicy.AUTO.{vouch}"
             )
-        warn_once(
-            f"{reason} Every worker computes whole batches, as one process does. "
-            f"{means}, so that the workers split the batches."
-        )
+        warn_once(f"{reason} Every worker computes whole batches, as one process does.{vouch}")
 
     def _in_replica(self, batch: Any) -> Any:
         """Computes a replica's part of a `Share`, or all of what this worker has read itself."""
-        replica = replica_number()
         if isinstance(batch, Share):
             part, step = _part(
-                self._model, replica, batch, whole=self._custom != "", comparison=self.comparison
+                self._strategy, self._model, batch, self._whole is not None, self.comparison
             )
         else:
-            part, step = _own(self._model, replica, batch, self.comparison)
+            part, step = _own(self._strategy, self._model, batch, self.comparison)
         graph = tf.compat.v1.get_default_graph()
         if step.draw and not tf.executing_eagerly() and graph.seed is not None:
             # Each replica has other rows, which draw other random numbers.
             graph.seed = (graph.seed + 1_000_003 * step.draw) % _SEEDS
         part = without_optionals(part)
-        step.own = count_rows(part)
-        step.means_only = self._exact and not self._custom
+        step.vouched = self._vouched
+        if self._splits and not step.whole and not tf.executing_eagerly():
+            step.analysis = analysis_of(part)
         if self._strategy.sharing.local > 1:  # the replicas' threads make variables together
             return run_in(step, lambda: self._compute(step, part))
         with tf.variable_creator_scope(self._make_variable):
             return run_in(step, lambda: self._compute(step, part))
 
     def _compute(self, step: Step, part: Any) -> Any:
-        if self._kind == "predict":
-            step.add_changes()
-            return step.gather_structure(self._step(part))
         statistics = _statistics(self._model) if self._kind == "train" else []
         step.statistics = statistics
-        logs = tf.nest.map_structure(as_tensor, self._step(part))
+        results = tf.nest.map_structure(as_tensor, self._step(part))
         if not self._step.__module__.startswith("keras."):
-            step.statistics = statistics  # the step may have called layers before
+            step.statistics = statistics  # the step may have asked for a metric before
         step.add_changes()
-        return _average(step, logs)
-
-
-def _custom_code(model: Any, kind: str) -> str:
-    """Returns which custom code may compute a loss of a model, or may add one eagerly; else ""."""
-    for name in (f"{kind}_step", "compute_loss"):
-        if not getattr(model, name).__module__.startswith("keras."):
-            return f"its {name} is custom code"
-    layers = filter(is_custom, borrowed.FLATTEN_LAYERS.of(model)() if model.run_eagerly else ())
-    return next((f"its layer {layer.name!r} is custom code, run eagerly" for layer in layers), "")
+        check_assignments(step, statistics)
+        return tf.nest.map_structure(
+            lambda one: together(step, one, "a result of the step"), results
+        )
 
 
 def _statistics(model: Any) -> List[Any]:
-    """Returns the floats that layers update from their rows, and never train; no frozen weights."""
+    """Returns the moving averages of BatchNormalization, which each replica takes of its rows."""
+    import keras
+
     return [
         variable
-        for variable in model.non_trainable_variables
-        if tf.as_dtype(variable.dtype).is_floating
-        and not variable.value.trainable
-        and variable.value.synchronization != tf.VariableSynchronization.ON_READ
+        for layer in borrowed.FLATTEN_LAYERS.of(model)()
+        if isinstance(layer, keras.layers.BatchNormalization)
+        for variable in layer.non_trainable_variables
+        if not variable.value.trainable
     ]
 
 
@@ -325,34 +348,6 @@ def as_tensor(value: Any) -> Any:
     """Converts a number, array or variable."""
     kept = (tf.Tensor, tf.RaggedTensor, tf.SparseTensor)
     return value if value is None or isinstance(value, kept) else tf.convert_to_tensor(value)
-
-
-def _average(step: Step, logs: Any) -> Any:
-    """Returns a step's logs as in one process: means of scalars, and vectors with all rows."""
-
-    def average(value: Any) -> Any:
-        if value is None or id(value) in step.alike or _is_alike(value):
-            return value
-        if step.is_by_row(value):
-            return step.gather(value)
-        if value.dtype.is_floating:
-            return step.mean(value)
-        if step.whole:
-            return value
-        raise FitError(
-            f"the step of {step.model.name!r} returns {value.dtype.name} numbers that each worker "
-            "computes from its own rows; expected floats, which are averaged, or a metric's result."
-        )
-
-    return tf.nest.map_structure(average, logs)
-
-
-def _is_alike(value: Any) -> bool:
-    """Returns whether a graph's tensor is a constant, or an integer read from a variable."""
-    if tf.executing_eagerly():
-        return False
-    is_read = not value.dtype.is_floating and value.op.type == "ReadVariableOp"
-    return is_read or tf.get_static_value(value) is not None
 
 
 def _shared(batch: Any) -> Any:

@@ -73,10 +73,10 @@ class MultiWorkerMirroredStrategy(
             on_stall: what to do when no worker has ended a step for SLURM_RESOLVER_STALL_SECONDS
                 (300): "report" it, or also "exit" with status 1 from the tasks that the others wait
                 for, so that `slurm-resolver supervise` starts the step again.
-            custom_losses: how to train a Keras 3 model with its own `train_step`, `test_step` or
-                `compute_loss`, or a number in `add_loss`. "whole": every worker computes the whole
-                batches, which is right for any loss. "mean": the workers split the batches, which
-                is right if each loss is a mean over rows. See docs/keras.md.
+            custom_losses: what to do if the graph of a Keras 3 model's step does not show whether
+                the workers may split a batch. "whole": every worker computes the whole batches,
+                which is right for any loss. "mean": they split the batches, which is right if each
+                loss is a mean over rows. See docs/keras.md.
 
         Raises:
             ValueError: for another `on_stall` or `custom_losses`.

@@ -17,13 +17,14 @@ import tensorflow as tf
 from slurm_resolver.errors import FitError, KerasError
 from slurm_resolver.preflight.keras_version import keras_problem
 from slurm_resolver.startup import when_imported
-from slurm_resolver.tf.keras import borrowed, strategies, whole_batch
+from slurm_resolver.tf.keras import borrowed, gradients, losses, metrics, strategies
 from slurm_resolver.tf.keras.agreement import SCOPE, call_on_batch, call_together
 from slurm_resolver.tf.keras.custom_functions import make_function
 from slurm_resolver.tf.keras.file_callbacks import make_folder
 from slurm_resolver.tf.keras.saving import attributes_to_skip, save_once
 from slurm_resolver.tf.keras.sharing import without_optionals
 from slurm_resolver.tf.keras.step import Step, current_step, is_in_replica
+from slurm_resolver.tf.keras.verdicts import batch_normalization
 
 Method = Callable[..., Any]
 
@@ -87,7 +88,7 @@ def _patch_models() -> None:
         (borrowed.ADD_SLOT, _in_scope_of_optimizer),
         # A coordinator's workers lose no count, and all steps count in results. Always necessary.
         (borrowed.METRICS_RESULT, _metrics_when_steps_are_done),
-        (borrowed.ASSIGN_ADD, whole_batch.add_at_once),
+        (borrowed.ASSIGN_ADD, metrics.add_at_once),
         # One worker writes. The program may have imported `save_model`, which calls these
         # functions. Always necessary.
         (borrowed.EXPORT, save_once),
@@ -113,7 +114,7 @@ def _patch_steps() -> None:
     changes: Tuple[Tuple[borrowed.Name, Method], ...] = (
         # Gradients are means over all replicas' rows, and what is done to them is done to the mean.
         # Until Keras averages gradients where they are computed.
-        (borrowed.GRADIENT, whole_batch.gradient),
+        (borrowed.GRADIENT, gradients.gradient),
         (borrowed.SCALE_LOSS, _as_given),
         (borrowed.UNSCALE_LOSS, _as_given),
         (borrowed.SUM_GRADIENTS, _as_given),
@@ -121,11 +122,11 @@ def _patch_steps() -> None:
         # An optimizer belongs to the strategy. Until Keras says so.
         (borrowed.APPLY, _apply),
         # Losses that are not means see the rows of all replicas. Until Keras gathers them.
-        (borrowed.REDUCE_LOSS, whole_batch.reduce_weighted_values),
-        (borrowed.LOSS, whole_batch.loss),
-        (borrowed.COMPILED_LOSS, whole_batch.compiled_loss),
-        (borrowed.ADDITIONAL_LOSS, whole_batch.additional_loss),
-        (borrowed.ADD_LOSS, whole_batch.add_loss),
+        (borrowed.LOSS, losses.loss),
+        (borrowed.ADDITIONAL_LOSS, losses.additional_loss),
+        (borrowed.ADD_LOSS, losses.add_loss),
+        # Its statistics are those of each replica's rows. Until Keras synchronizes them.
+        (borrowed.BATCH_NORMALIZATION, batch_normalization),
         # A tf.function is traced again in each step that calls it, as a part of the step. Until it
         # may use tensors of the step, and is not called as it was traced for another one.
         (borrowed.CALL_FUNCTION, _call_in_step),
@@ -135,7 +136,7 @@ def _patch_steps() -> None:
     for name, replacement in changes:
         _wrap(name.owner(), name.name, _in_steps(replacement))
     # A metric's variables are the same in all workers. Until Keras adds metrics up.
-    _wrap(borrowed.ADD_VARIABLE.owner(), borrowed.ADD_VARIABLE.name, whole_batch.add_variable)
+    _wrap(borrowed.ADD_VARIABLE.owner(), borrowed.ADD_VARIABLE.name, _add_variable)
     # Functions with collectives run in conditions: in the loop of `steps_per_execution`, and where
     # a step makes variables. Until TensorFlow numbers collectives there.
     setattr(borrowed.CONDITION.get(), borrowed.CAPTURE.name, _capture_outside)
@@ -150,9 +151,15 @@ def patch_metrics(keras: Any) -> None:
     for kind in _subclasses(keras.metrics.Metric):
         if kind in containers:
             continue
-        for name, (in_step, outside) in whole_batch.REPLACEMENTS.items():
+        for name, (in_step, outside) in metrics.REPLACEMENTS.items():
             if name in vars(kind) and not hasattr(vars(kind)[name], borrowed.REPLACED):
                 _wrap(kind, name, _in_steps(in_step, outside))
+
+
+def _add_variable(original: Method, metric: Any, *args: Any, **kwargs: Any) -> Any:
+    """Makes a variable of a metric, whose class may be one of the program."""
+    patch_metrics(sys.modules["keras"])
+    return metrics.add_variable(original, metric, *args, **kwargs)
 
 
 def _subclasses(kind: Any) -> Iterator[Any]:
@@ -280,7 +287,7 @@ def _call_in_step(step: Step, original: Method, function: Any, *args: Any, **kwa
     except Exception as error:
         cause: Optional[BaseException] = error
         while cause is not None:  # AutoGraph raises errors of other types anew, as its own
-            if isinstance(cause, (FitError, whole_batch.UnknownLossError)):
+            if isinstance(cause, FitError):
                 raise cause from None
             cause = cause.__context__
         raise

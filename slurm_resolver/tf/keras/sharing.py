@@ -114,6 +114,16 @@ def count_rows(batch: Any) -> Any:
     return 1
 
 
+def have_other_rows(batch: Any) -> Any:
+    """Returns whether the first dimensions of a batch's tensors differ: a bool, or a tensor."""
+    values = list(filter(_has_rows, tf.nest.flatten(batch)))
+    known = {value.shape[0] if value.shape.rank else None for value in values}
+    if len(values) < 2 or known != {None}:
+        return len(known) > 1
+    sizes = tf.stack([tf.cast(tf.shape(value)[0], tf.int32) for value in values])
+    return tf.reduce_any(tf.not_equal(sizes, sizes[0]))
+
+
 def part_of_batch(batch: Any, start: Any, stop: Any) -> Any:
     """Returns some rows of each of a batch's tensors."""
 

@@ -15,6 +15,8 @@ import tensorflow as tf
 from slurm_resolver.errors import FitError
 from slurm_resolver.tf.keras import borrowed
 from slurm_resolver.tf.keras.comparison import Comparison
+from slurm_resolver.tf.rows.analysis import Analysis
+from slurm_resolver.tf.rows.values import SAME, Value
 
 # The steps that are being traced, or run eagerly, in this process, by the replica's number.
 _current: Dict[int, Step] = {}
@@ -28,61 +30,57 @@ class Step:
     replica: int  # this replica's number among all
     rows: Any  # of the global batch, int32
     first: Any  # row of this replica's part
-    count: Any  # of rows that it adds to the global batch; 0 where another replica has the same
-    weight: Any  # its share in every mean, float32; the shares of all replicas add up to 1
+    own: Any  # the number of rows of this replica's tensors, int32
+    # Whether all replicas have all rows, of which those of the first replica count: a bool, or a
+    # tensor where the number of rows is not known.
+    repeated: Any
     comparison: Optional[Comparison] = None  # of the workers' steps
     digest: Any = None  # of the global batch; None if each worker reads its own data
     names: Sequence[str] = ()  # of the tensors in the digest
-    own: Any = None  # the number of rows of this replica's tensors: an int, or an int32 tensor
     # Variables that become the mean of all replicas.
     statistics: List[Any] = dataclasses.field(default_factory=list)
-    whole: bool = False  # whether each replica computes all rows of the global batch
-    means_only: bool = False  # whether a number that custom code gives to add_loss ends the step
-    compiled_loss: bool = False  # whether the loss given to `compile` is being computed
+    whole: bool = False  # whether each replica computes all rows, whatever their number is
+    # Which rows the tensors of a split step belong to; None if it runs eagerly.
+    analysis: Optional[Analysis] = None
+    vouched: bool = False  # whether the user says that what is not known is a mean over rows
     compiled_by_xla: bool = False  # whether a tf.function with jit_compile=True is being called
     nested: bool = False  # whether a metric or loss is already seeing the whole batch
-    alike: Dict[int, Any] = dataclasses.field(default_factory=dict)  # in all replicas, by id
 
     def __post_init__(self) -> None:
         self.draw = 0 if self.whole else self.replica  # which random numbers it draws
+        # The rows that this replica adds to the global batch.
+        counted = self.rows if self.replica == 0 else tf.zeros_like(self.rows)
+        self.count = tf.where(self.repeated, counted, self.own)
+        # The share of this replica's rows in a mean over the rows of all, float32.
+        self.share = tf.cast(self.own / self.rows, tf.float32)
         self._shared = self.digest is not None  # whether all workers have read the same batch
         # By the id of a tensor or variable, which must live as long as the step.
         self._gathered: Dict[int, Tuple[Any, Any]] = {}
         self._before: Dict[int, Any] = {}  # values of metrics' variables, the same in all replicas
         self._changed: Dict[int, Any] = {}  # variables to which this replica's rows have been added
+        self.of_metrics: Dict[int, Any] = {}  # all of the above
         self.keep(self.model.metrics_variables)
 
     @contextlib.contextmanager
     def setting(self, name: str) -> Iterator[None]:
-        """Sets an attribute in the block: "nested", "compiled_loss" or "compiled_by_xla"."""
+        """Sets an attribute in the block: "nested" or "compiled_by_xla"."""
         setattr(self, name, True)
         try:
             yield
         finally:
             setattr(self, name, False)
 
-    def is_by_row(self, value: Any) -> bool:
-        """Whether a tensor has a value for each of this replica's rows."""
-        own = self.own if isinstance(self.own, int) else None
-        return bool(value.shape.rank != 0 and value.shape[0] == own)
-
-    def is_of_own_rows(self, value: Any) -> Any:
-        """Whether a tensor has a value for each of this replica's rows, and not for all rows."""
-        if value.shape.rank == 0:
-            return False
-        return tf.logical_and(tf.shape(value)[0] == self.own, self.own != self.rows)
-
     def add(self, values: Sequence[Any]) -> List[Any]:
-        """Returns the sums over all replicas; one collective for each type takes them all."""
+        """Returns the sums over all replicas."""
         self._check_compiler()
-        sums = list(values)
-        for dtype in dict.fromkeys(value.dtype for value in values):
-            places = [place for place, value in enumerate(values) if value.dtype == dtype]
-            # TensorFlow needs tensors that are made on this replica's device.
-            parts = [tf.identity(values[place]) for place in places]
-            for place, total in zip(places, all_reduce(parts)):
-                sums[place] = total
-        return sums
+        return [self.declare(total, SAME) for total in add_up(values)]
+
+    def declare(self, tensor: Any, value: Value) -> Any:
+        """Notes what is known of a tensor, or of the parts of a sparse one; returns the tensor."""
+        for part in tf.nest.flatten(tensor, expand_composites=True):
+            if self.analysis is not None and tf.is_symbolic_tensor(part):
+                self.analysis.declare(part, value)
+        return tensor
 
     def mean(self, value: Any) -> Any:
         """Returns the mean of a floating-point tensor over all replicas, weighted by their rows."""
@@ -93,53 +91,42 @@ class Step:
 
         Gradients flow into this replica's own rows.
         """
-        if not isinstance(value, tf.Tensor) or value.dtype == tf.string:
-            kind = "string" if isinstance(value, tf.Tensor) else type(value).__name__
-            raise FitError(
-                f"a {kind} cannot be gathered from all workers; expected "
-                "dense numbers: convert it, such as with to_tensor() or tf.sparse.to_dense()."
-            )
+        if self.repeated is True:
+            return value
         if id(value) in self._gathered:
             return self._gathered[id(value)][1]
         self._check_compiler()
         sent = value
         if value.dtype == tf.bool or (value.dtype.is_integer and value.dtype.size < 4):
             sent = tf.cast(value, tf.int32)
-        own = sent[: self.count]
-        end = self.first + self.count
+        mine = tf.where(self.repeated, 0, self.own)
+        own = sent[:mine]
+        end = self.first + mine
         padding = tf.zeros([tf.rank(sent) - 1, 2], tf.int32)
         padding = tf.concat([[[self.first, self.rows - end]], padding], axis=0)
         others = all_reduce(tf.pad(tf.stop_gradient(own), padding))
         whole = tf.concat([others[: self.first], own, others[end:]], axis=0)
         whole.set_shape([tf.get_static_value(self.rows), *sent.shape[1:]])
         whole = whole if sent is value else tf.cast(whole, value.dtype)
+        if not isinstance(self.repeated, bool):
+            # The rows of the results need not be those of the batch.
+            whole = tf.cond(self.repeated, lambda: value, lambda: whole)
         mask = borrowed.GET_MASK.get()(value)
         if mask is not None:
             borrowed.SET_MASK.get()(whole, self.gather(mask))
         self._gathered[id(value)] = value, whole
-        return whole
+        return self.declare(whole, SAME)
 
     def gather_structure(self, values: Any) -> Any:
-        """Gathers tensors with rows; of scalars, it takes the mean."""
+        """Gathers the tensors that have rows."""
+        return tf.nest.map_structure(
+            lambda value: self.gather(value) if self._has_rows(value) else value, values
+        )
 
-        def gather(value: Any) -> Any:
-            if not isinstance(value, (tf.Tensor, tf.RaggedTensor, tf.SparseTensor)):
-                return value
-            if value.shape.rank != 0:
-                return self.gather(value)
-            return self.mean(value) if value.dtype.is_floating else value
-
-        return tf.nest.map_structure(gather, values)
-
-    def loss_of_all_rows(self, compute: Callable[..., Any], *parts: Any) -> Any:
-        """Returns a loss of the whole batch, of which this replica has parts.
-
-        Its gradient is that of this replica's rows, and is weighted as all gradients are.
-        """
-        with self.setting("nested"):
-            loss = compute(*self.gather_structure(parts))
-        factor = tf.math.divide_no_nan(1.0, self.weight)
-        return loss + tf.cast(factor - 1, loss.dtype) * (loss - tf.stop_gradient(loss))
+    def _has_rows(self, value: Any) -> bool:
+        if not isinstance(value, tf.Tensor) or value.shape.rank == 0:
+            return False
+        return self.analysis is None or not self.analysis.value_of(value).is_plain
 
     def change(self, variables: Iterable[Any], *, made: bool = False) -> None:
         """Notes that metrics' variables get this replica's rows; `made` ones began as zeros."""
@@ -147,14 +134,19 @@ class Step:
         for variable in variables:
             if id(variable) not in self._before:
                 zeros = tf.zeros(variable.shape, variable.dtype)
-                self._before[id(variable)] = zeros if made else tf.convert_to_tensor(variable.value)
+                before = made or self.whole  # the first replica's value counts
+                self._before[id(variable)] = (
+                    zeros if before else tf.convert_to_tensor(variable.value)
+                )
             self._changed[id(variable)] = variable
+            self.of_metrics[id(variable)] = variable
 
     def keep(self, variables: Iterable[Any]) -> None:
         """Notes that metrics' variables are already the same in all replicas."""
         for variable in variables:
             self._before[id(variable)] = tf.convert_to_tensor(variable.value)
             self._changed.pop(id(variable), None)
+            self.of_metrics[id(variable)] = variable
 
     def add_changes(self) -> None:
         """Adds what all replicas have added to metrics' variables.
@@ -191,20 +183,32 @@ class Step:
             )
 
     def _weighted(self, value: Any) -> Any:
-        return self.unless_empty(value) * tf.cast(self.weight, value.dtype)
+        return self.counted(value) * tf.cast(self.share, value.dtype)
 
-    def unless_empty(self, value: Any) -> Any:
-        """Returns zeros if this replica has no rows, for which many layers and losses return NaN.
+    def counted(self, value: Any) -> Any:
+        """Returns what this replica adds to a sum: zeros, or no slices, if its rows do not count.
 
-        That happens only if workers read their own data, and the data of one has ended.
+        For no rows, many layers and losses return NaN. A replica has none if workers read their own
+        data, and the data of one has ended.
         """
-        if self._shared:
+        if self._shared and self.repeated is False:
             return value
         if isinstance(value, tf.IndexedSlices):
-            return tf.IndexedSlices(
-                self.unless_empty(value.values), value.indices, value.dense_shape
-            )
+            kept = tf.where(self.count > 0, tf.shape(value.indices)[0], 0)
+            return tf.IndexedSlices(value.values[:kept], value.indices[:kept], value.dense_shape)
         return tf.where(self.count > 0, value, tf.zeros_like(value))
+
+
+def add_up(values: Sequence[Any]) -> List[Any]:
+    """Returns the sums over all replicas; one collective for each type takes them all."""
+    sums = list(values)
+    for dtype in dict.fromkeys(value.dtype for value in values):
+        places = [place for place, value in enumerate(values) if value.dtype == dtype]
+        # TensorFlow needs tensors that are made on this replica's device.
+        parts = [tf.identity(values[place]) for place in places]
+        for place, total in zip(places, all_reduce(parts)):
+            sums[place] = total
+    return sums
 
 
 def all_reduce(value: Any) -> Any:

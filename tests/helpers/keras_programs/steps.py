@@ -122,11 +122,6 @@ class DecoratedParts(keras.Model):
         return self.head(self.watch(self.hidden(x)))
 
 
-class LowerSum(Lower):
-    def loss_of(self, y: Any, predicted: Any) -> Any:
-        return 0.05 * tf.reduce_sum(tf.square(y - predicted))
-
-
 class Returns(keras.Model):
     """Returns nested logs, and values other than scalar tensors."""
 
@@ -141,7 +136,6 @@ MODELS: Dict[str, Action] = {
     "decorated": lambda: perceptron(kind=Decorated),
     "decorated_parts": DecoratedParts,
     "lower": lambda: perceptron(kind=Lower),
-    "lower_sum": lambda: perceptron(kind=LowerSum),
     "returns_nested": lambda: perceptron(kind=Returns),
 }
 

@@ -137,11 +137,6 @@ def batch_normalization(strategy: Any) -> Outcome:
     return fitted(build(strategy, layers.BatchNormalization), data())
 
 
-@program("guide", differs="draws random numbers by row")
-def dropout(strategy: Any) -> Outcome:
-    return fitted(build(strategy, lambda: layers.Dropout(0.3)), data())
-
-
 @program("guide")
 def lora(strategy: Any) -> Outcome:
     model = build(strategy)
@@ -151,18 +146,11 @@ def lora(strategy: Any) -> Outcome:
     return fitted(model, data(), predict=True)
 
 
-@program("guide", within=1e-2)
-def quantized(strategy: Any) -> Outcome:
-    model = build(strategy)
-    model.fit(data(), verbose=0)
-    model.quantize("int8")
-    return {"predict": numbers(model.predict(X[:33], batch_size=8, verbose=0))}
-
-
 @program("guide")
 def quantized_and_fitted(strategy: Any) -> Outcome:
     """Trains the biases, which are what int8 leaves."""
     model = build(strategy)
+    model.fit(data(), verbose=0)
     model.quantize("int8")
     return fitted(model, data(), predict=True)
 

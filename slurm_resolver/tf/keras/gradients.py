@@ -1,0 +1,97 @@
+"""Gradients in a step: those of the whole batch, in every replica."""
+
+from __future__ import annotations
+
+from typing import Any, Callable, List, Sequence
+
+import tensorflow as tf
+
+from slurm_resolver.errors import FitError
+from slurm_resolver.tf.keras.step import Step
+from slurm_resolver.tf.keras.verdicts import known, refuse
+from slurm_resolver.tf.rows.values import SAME, Kind, Value, rows
+
+Method = Callable[..., Any]
+
+
+def gradient(
+    step: Step,
+    original: Method,
+    tape: Any,
+    target: Any,
+    sources: Any,
+    output_gradients: Any = None,
+    *args: Any,
+    **kwargs: Any,
+) -> Any:
+    """Returns the gradients of the whole batch by variables, and of this replica's rows by inputs.
+
+    In a split step, backpropagation begins with this replica's share if the target is a mean over
+    rows. A sum, or a value for each row, has no share.
+    """
+    flat = tf.nest.flatten(sources)
+    if any(getattr(source, "overwrite_with_gradient", False) for source in flat):
+        raise FitError(
+            f"the model {step.model.name!r} trains in float8, whose scales are not gradients that "
+            "can be averaged over the workers. Use mixed_bfloat16, or one process"
+        )
+    values = [_value_of_source(step, source) for source in flat]
+    targets = tf.nest.flatten(target)
+    seeds = output_gradients
+    if not step.whole:
+        seeds = [None] * len(targets) if seeds is None else tf.nest.flatten(seeds)
+        seeds = [_seed(step, one, seed) for one, seed in zip(targets, seeds)]
+    found = original(tape, targets, flat, seeds, *args, **kwargs)
+    shared = [
+        place for place, value in enumerate(values) if value.is_plain and found[place] is not None
+    ]
+    for place, total in zip(shared, _totals(step, [found[place] for place in shared])):
+        found[place] = total
+    for one, value in zip(found, values):
+        if one is not None:
+            step.declare(one, value)
+    return tf.nest.pack_sequence_as(sources, found)
+
+
+def _totals(step: Step, gradients: Sequence[Any]) -> List[Any]:
+    """Returns the sums of all replicas' gradients.
+
+    The slices of all replicas are those of one process, unless their indices do not depend on the
+    batch: then their values are added.
+    """
+    same = [
+        isinstance(one, tf.IndexedSlices)
+        and step.analysis is not None
+        and step.analysis.value_of(one.indices).is_plain
+        for one in gradients
+    ]
+    parts = [one.values if kept else one for one, kept in zip(gradients, same)]
+    totals = step.add([step.counted(part) for part in parts])
+    return [
+        tf.IndexedSlices(total, one.indices, one.dense_shape) if kept else total
+        for one, total, kept in zip(gradients, totals, same)
+    ]
+
+
+def _value_of_source(step: Step, source: Any) -> Value:
+    """Returns SAME for what all replicas have, such as a variable, and ROWS for their own rows."""
+    if any(isinstance(one, tf.Variable) for one in (source, getattr(source, "value", None))):
+        return SAME
+    if step.whole:
+        return rows()  # the gradient is the whole batch's already
+    value = known(step, tf.convert_to_tensor(source), "the source of a gradient")
+    if value.is_plain or (value.kind is Kind.ROWS and not value.power):
+        return value
+    raise refuse("the source of a gradient", value)
+
+
+def _seed(step: Step, target: Any, seed: Any) -> Any:
+    """Returns the start of backpropagation."""
+    tensor = tf.convert_to_tensor(target)
+    value = known(step, tensor, "the target of a gradient")
+    ones = tf.ones_like(tensor) if seed is None else seed
+    if value.is_mean or value.is_plain:
+        return ones * tf.cast(step.share, tensor.dtype)
+    if value.power or value.kind not in (Kind.SUM, Kind.ROWS):
+        raise refuse("the target of a gradient", value)
+    return ones

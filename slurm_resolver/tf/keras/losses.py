@@ -1,0 +1,67 @@
+"""Losses in a split step, which are those of the whole batch.
+
+A loss that is a mean over rows is computed from this replica's rows: the mean of all replicas'
+gradients, weighted by their rows, is right for it. A sum is turned into such a mean. Any other loss
+is computed from the predictions and labels of all replicas.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Callable
+
+import tensorflow as tf
+
+from slurm_resolver.tf.keras.step import Step
+from slurm_resolver.tf.keras.verdicts import ComputeWholeError, is_gathered, known
+from slurm_resolver.tf.rows.values import MEAN, Kind
+
+Method = Callable[..., Any]
+
+
+def loss(
+    step: Step, original: Method, loss: Any, y_true: Any, y_pred: Any, sample_weight: Any = None
+) -> Any:
+    """Returns a loss of the whole batch, or one of this replica's rows that stands for it."""
+    if step.whole or step.nested:
+        return original(loss, y_true, y_pred, sample_weight)
+    parts = (y_true, y_pred, sample_weight)
+    found = original(loss, *parts)
+    try:
+        return as_mean(step, found, "a loss", certain=True)
+    except ComputeWholeError:
+        if not all(is_gathered(step, part) for part in tf.nest.flatten(parts)):
+            raise
+    with step.setting("nested"):
+        whole = original(loss, *step.gather_structure(parts))
+    # Its gradient is that of this replica's rows, and is weighted as all gradients are.
+    factor = tf.cast(tf.math.divide_no_nan(1.0, step.share) - 1, whole.dtype)
+    return step.declare(whole + factor * (whole - tf.stop_gradient(whole)), MEAN)
+
+
+def as_mean(step: Step, loss: Any, what: str, *, certain: bool = False) -> Any:
+    """Returns a loss; a sum over this replica's rows becomes their part of a mean over rows.
+
+    Args:
+        certain: whether to raise ComputeWholeError also for what could be assumed.
+    """
+    value = known(step, loss, what, certain=certain)
+    if value.kind is not Kind.SUM or value.power:
+        return loss
+    scale = tf.math.divide_no_nan(1.0, step.share)
+    return step.declare(loss * tf.cast(scale, loss.dtype), MEAN)
+
+
+def additional_loss(step: Step, original: Method, model: Any, loss: Any) -> Any:
+    """Returns the sum of what a layer has given to `add_loss`."""
+    total = original(model, loss)
+    return total if step.whole else as_mean(step, total, "a loss of add_loss")
+
+
+def add_loss(step: Step, original: Method, layer: Any, loss: Any) -> None:
+    """Adds a layer's losses."""
+
+    def added(one: Any) -> Any:
+        traced = tf.is_symbolic_tensor(one)  # not while Keras only infers shapes
+        return as_mean(step, one, "a loss of add_loss") if traced and not step.whole else one
+
+    original(layer, tf.nest.map_structure(added, loss))

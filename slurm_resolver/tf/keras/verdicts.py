@@ -1,0 +1,187 @@
+"""Decides whether a step may be split: what the analysis of its graph knows of a tensor.
+
+What compares rows ends the tracing of a split step with `ComputeWholeError`: then every worker
+computes the whole batch. What no rule derives does so too, unless it is Keras' own code, or the
+user vouches for it with ``custom_losses="mean"``.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import sys
+from typing import Any, Callable, Iterable, Optional, Tuple
+
+import tensorflow as tf
+
+from slurm_resolver.tf.keras import borrowed
+from slurm_resolver.tf.keras.step import Step
+from slurm_resolver.tf.rows.analysis import Analysis
+from slurm_resolver.tf.rows.rules import sizes_of
+from slurm_resolver.tf.rows.values import COMPONENT, MEAN, SAME, SUM, Kind, Value, rows
+
+_STEP = "run_in"  # the function of `step` that calls a replica's step
+
+
+class ComputeWholeError(BaseException):
+    """Ends the tracing of a step that must compute the whole batch.
+
+    No code of the program or of Keras that handles exceptions may catch it.
+
+    Attributes:
+        reason: why.
+        vouched: whether ``custom_losses="mean"`` would let the step be split.
+    """
+
+    def __init__(self, reason: str, *, vouched: bool = False) -> None:
+        super().__init__(reason)
+        self.reason = reason
+        self.vouched = vouched
+
+
+def known(step: Step, tensor: Any, what: str, *, certain: bool = False) -> Value:
+    """Returns what is known of a tensor: SAME, ROWS or SUM.
+
+    Of a tensor that no rule derives, in a step of Keras or with ``custom_losses="mean"``, it is
+    assumed that it is a mean over rows, or by row.
+
+    Args:
+        what: the tensor is, for the reason.
+        certain: whether nothing may be assumed.
+
+    Raises:
+        ComputeWholeError: if the step must compute the whole batch.
+    """
+    if step.analysis is None or not isinstance(tensor, tf.Tensor):
+        return _assumed(step, tensor)
+    value: Value = step.analysis.value_of(tensor)
+    reason = value.reason
+    if reason is None:
+        return value
+    line = line_of_program(reason.operation)
+    if certain or reason.refuted or not (step.vouched or line is None):
+        place = f" in {line}" if line else ""
+        raise ComputeWholeError(
+            f"{what}: {reason.text} ({reason.operation.type}{place})", vouched=not reason.refuted
+        )
+    return _assumed(step, tensor)
+
+
+def together(step: Step, tensor: Any, what: str) -> Any:
+    """Returns a result of the whole batch, given the one of this replica's rows.
+
+    Raises:
+        ComputeWholeError: if it cannot be put together.
+    """
+    if step.whole or not isinstance(tensor, (tf.Tensor, tf.RaggedTensor, tf.SparseTensor)):
+        return tensor
+    value = known(step, tensor, what)
+    if value.is_plain:
+        return tensor
+    if value.is_mean:
+        return step.mean(tensor)
+    if value == SUM or (value.kind is Kind.NUMBERS and value.power_of_numbers == 1):
+        return step.add([step.counted(tensor)])[0]
+    if value == rows() and isinstance(tensor, tf.Tensor) and tensor.dtype != tf.string:
+        return step.gather(tensor)
+    raise refuse(what, value)
+
+
+def is_gathered(step: Step, part: Any) -> bool:
+    """Whether `Step.gather_structure` can put a part of the arguments of a loss together."""
+    if not isinstance(part, tf.Tensor):
+        return not isinstance(part, (tf.RaggedTensor, tf.SparseTensor))
+    return part.dtype != tf.string and known(step, part, "an argument of a loss") in (SAME, rows())
+
+
+def refuse(what: str, value: Value) -> ComputeWholeError:
+    """Returns the error for a tensor that cannot be put together from the workers' parts."""
+    return ComputeWholeError(f"{what} is of the kind {value.kind.name.lower()}")
+
+
+def _assumed(step: Step, tensor: Any) -> Value:
+    """Returns what a tensor is in a step of Keras, or one that the user vouches for.
+
+    When a step is traced, the number of its rows is unknown.
+    """
+    if tensor.shape.rank == 0:
+        return MEAN
+    own = None if step.analysis is not None else int(step.own)
+    return rows() if tensor.shape.rank is None or tensor.shape[0] == own else SAME
+
+
+def analysis_of(part: Any) -> Analysis:
+    """Returns the analysis of a split step, given this replica's part of the batch."""
+    analysis = Analysis(tf.compat.v1.get_default_graph(), _graph_of_function)
+    for value in filter(tf.is_tensor, tf.nest.flatten(part)):
+        if isinstance(value, tf.Tensor):
+            analysis.declare(value, rows() if value.shape.rank != 0 else SAME)
+            continue
+        for component in tf.nest.flatten(value, expand_composites=True):
+            analysis.declare(component, COMPONENT)
+        if isinstance(value, tf.SparseTensor):
+            analysis.declare(value.dense_shape, sizes_of(value, rows()))
+    return analysis
+
+
+def _graph_of_function(graph: Any, name: str) -> Any:
+    return getattr(borrowed.FUNCTION_OF_GRAPH.of(graph)(name), "graph", None)
+
+
+def check_assignments(step: Step, statistics: Iterable[Any]) -> None:
+    """Raises ComputeWholeError if a split step assigns what it has computed from its rows.
+
+    Exceptions are the variables of metrics, which are added up, and statistics of
+    BatchNormalization.
+    """
+    if step.analysis is None:
+        return
+    local = step.model.distribute_strategy.experimental_local_results
+    exempt = {
+        id(component.handle)
+        for variable in (*statistics, *step.of_metrics.values())
+        for component in local(variable.value)
+    }
+    for operation, handle, value in step.analysis.assigned():
+        if value.is_plain or id(handle) in exempt:
+            continue
+        line = line_of_program(operation)
+        assumed = value.reason is not None and not value.reason.refuted
+        if not assumed or not (step.vouched or line is None):
+            place = f" in {line}" if line else ""
+            reason = value.reason.text if value.reason else "it depends on the batch"
+            raise ComputeWholeError(
+                f"a new value of a variable: {reason} ({operation.type}{place})", vouched=assumed
+            )
+
+
+def batch_normalization(
+    step: Step, original: Callable[..., Any], layer: Any, inputs: Any, *args: Any, **kwargs: Any
+) -> Any:
+    """Declares that BatchNormalization treats each row by itself: each replica has its own rows."""
+    outputs = original(layer, inputs, *args, **kwargs)
+    if step.analysis is not None and tf.is_symbolic_tensor(outputs):
+        step.declare(outputs, step.analysis.value_of(inputs))
+    return outputs
+
+
+def line_of_program(operation: Any) -> Optional[str]:
+    """Returns the line of the program in a step that made an operation: "train.py:12".
+
+    None if Keras made it in a step of its own.
+    """
+    found = None
+    for frame in operation.traceback:
+        if frame.name == _STEP and frame.filename.endswith(os.path.join("keras", "step.py")):
+            found = None
+        elif not frame.filename.startswith(_libraries()):
+            found = frame
+    return found and f"{os.path.basename(found.filename)}:{found.lineno}"
+
+
+@functools.cache
+def _libraries() -> Tuple[str, ...]:
+    """Returns the folders of Keras, TensorFlow and this package."""
+    names = ("keras", "tensorflow", "slurm_resolver")
+    files = [sys.modules[name].__file__ for name in names]
+    return tuple(os.path.dirname(file) + os.sep for file in files if file)
