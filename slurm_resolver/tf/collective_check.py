@@ -84,13 +84,11 @@ def _measure(strategy: Any, rank: int, local_rank: int) -> Row:
 
     @tf.function  # type: ignore[untyped-decorator]
     def step() -> Any:
-        with tf.GradientTape() as tape:
-            tape.watch(weights)
-            outputs = inputs
-            for weight in weights:
-                outputs = tf.nn.relu(outputs @ weight)
-            loss = tf.reduce_mean(outputs**2)
-        return tf.add_n([tf.reduce_sum(one) for one in tape.gradient(loss, weights)])
+        outputs = inputs
+        for weight in weights:
+            outputs = tf.nn.relu(outputs @ weight)
+        gradients = tf.gradients(tf.reduce_mean(outputs**2), weights)
+        return tf.add_n([tf.reduce_sum(gradient) for gradient in gradients])
 
     @tf.function  # type: ignore[untyped-decorator]
     def reduce() -> Any:
@@ -137,24 +135,20 @@ def find_warnings(
     rows: Sequence[Row], unused: Sequence[Sequence[str]], name_of: NameOf
 ) -> List[str]:
     """Returns warnings of far slower tasks, and of fast interfaces that NCCL leaves unused."""
-    warnings = []
     median = statistics.median(row["step_ms"] for row in rows)
-    for row in rows:
-        ratio = row["step_ms"] / median
-        if ratio > _FAR_SLOWER:
-            warnings.append(
-                f"{name_of(row['rank'])} computes {ratio:.1f} times as slowly as the median task; "
-                "look at what else runs on its node, and at the CPUs that it was given"
-            )
-    for row, names in zip(rows, unused):
-        if names:
-            warnings.append(
-                f"NCCL uses sockets in {name_of(row['rank'])}, though its node has "
-                f"{', '.join(names)}: load your site's NCCL plugin (its module), and see "
-                "NCCL_DEBUG=INFO"
-            )
-            break
-    return warnings
+    slow = [
+        f"{name_of(row['rank'])} computes {row['step_ms'] / median:.1f} times as slowly as the "
+        "median task; look at what else runs on its node, and at the CPUs that it was given"
+        for row in rows
+        if row["step_ms"] > _FAR_SLOWER * median
+    ]
+    sockets = [
+        f"NCCL uses sockets in {name_of(row['rank'])}, though its node has {', '.join(names)}: "
+        "load your site's NCCL plugin (its module), and see NCCL_DEBUG=INFO"
+        for row, names in zip(rows, unused)
+        if names
+    ]
+    return slow + sockets[:1]
 
 
 def as_table(rows: Sequence[Row], warnings: Sequence[str]) -> str:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import threading
-from typing import Any, Callable, Iterator, List, Optional, TypeVar
+from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence, TypeVar
 
 import tensorflow as tf
 
@@ -18,9 +19,11 @@ from slurm_resolver.log import warn
 from slurm_resolver.tf.causes import cause_of
 from slurm_resolver.tf.keras import borrowed
 from slurm_resolver.tf.progress import reporter
+from slurm_resolver.wording import shorten
 
 # Seconds that a failed worker waits for the others to fail as well, so that it need not tell them.
 _SECONDS = 5.0
+_LISTED = 4  # workers that an error names
 _CALL = "this call of fit, evaluate or predict"  # what workers tell each other about
 _STEP = "begins the next step"
 _FAILED = "has failed"
@@ -128,7 +131,7 @@ class Workers:
         """
         self._steps += 1
         self._begins = begins
-        if self._has_left_out_call():
+        if self._is_awaited(self._steps):
             self.exchange(begins, None)
         within = self._is_in_step  # a step may make variables
         self._is_in_step = True
@@ -163,54 +166,57 @@ class Workers:
                 with self.step(begins):
                     return make()
             except (tf.errors.OpError, FitError) as error:
+                differ = self._is_unmade or any(words in str(error) for words in _MISMATCHES)
                 # Another worker's failure has its own message.
-                if self._client is None or self._loss or not _is_mismatch(error, self._is_unmade):
+                if self._client is None or self._loss or not differ:
                     raise
         told = self.exchange(_UNMADE, describe())
         self._is_unmade = False
-        values = ", ".join(f"{one} in {name}" for name, one in zip(self.names, told))
         raise FitError(
-            f"the workers make different variables: {values}. Build and compile the same model in "
-            "every worker"
+            f"the workers make different variables: {self.holders(told)}. Build and compile the "
+            "same model in every worker"
         )
+
+    def holders(self, values: Sequence[str]) -> str:
+        """Returns which worker has which value: "0.1 in worker 0, 0.2 in worker 1, worker 2"."""
+        names: Dict[str, List[str]] = {}
+        for name, value in zip(self.names, values):
+            names.setdefault(value, []).append(name)
+        return ", ".join(f"{value} in {shorten(held, _LISTED)}" for value, held in names.items())
 
     def _take_waiting(self, message: Message) -> None:
         """Ends this worker's step, because another worker waits for it in a call."""
         purpose, _, number = message["awaited"].rpartition(" ")
         if purpose != _CALL or self._client is None:
             return
+        exchanges = int(number)
         call, _, steps, within = json.loads(message["value"])
-        self._awaited = (int(number), steps)
-        if call == _UNMADE and int(number) > self._exchanges:
+        self._awaited = (exchanges, steps)
+        if call == _UNMADE and exchanges > self._exchanges:
             # This worker may wait in the same variable, or have made its own already.
             self._is_unmade = True
             if self._is_in_step:
                 _abort_collectives(f"{self.names[self.index]} makes another variable")
         elif self._failed and not self.call and within:
             self._answer_after_failure()
-        elif self._has_left_out_call():
+        elif self._is_awaited(self._steps):
             other = self.names[self._ranks.index(message["rank"])]
             self._client.offer(_CALL, [self._begins, None, self._steps, self.call])
             _abort_collectives(_describe_calls(other, call, self.names[self.index], self._begins))
 
     def _answer_after_failure(self) -> None:
         """Ends the exchange in which other workers wait for this one, which has failed."""
-        with self._lock:
-            exchanges, _ = self._awaited
-            waiting = exchanges > self._exchanges
-            if waiting:
-                self._exchanges = exchanges
-        if waiting and self._client is not None:
+        if self._is_awaited(math.inf) and self._client is not None:
             self._client.offer(_CALL, [_FAILED, None, self._steps, self.call])
 
-    def _has_left_out_call(self) -> bool:
-        """Whether another worker waits in a call before this worker's step; True once."""
+    def _is_awaited(self, before: float) -> bool:
+        """Whether another worker waits in a call before the step with this number; True once."""
         with self._lock:
             exchanges, steps = self._awaited
-            left_out = exchanges > self._exchanges and steps < self._steps
-            if left_out:
+            awaited = exchanges > self._exchanges and steps < before
+            if awaited:
                 self._exchanges = exchanges
-            return left_out
+            return awaited
 
     def _gather_by_tensorflow(self, given: List[Any]) -> List[Any]:
         line = tf.constant(list(json.dumps(given).encode() + b"\n"), tf.int32)
@@ -221,11 +227,9 @@ class Workers:
 
     def _gather_line(self, line: tf.Tensor) -> Any:
         """Returns all workers' lines, by TensorFlow: there is no service under TF_CONFIG."""
-
-        def gather() -> Any:
-            return tf.distribute.get_replica_context().all_gather(tf.identity(line), axis=0)
-
-        return self._strategy.run(gather)
+        return self._strategy.run(
+            lambda: tf.distribute.get_replica_context().all_gather(tf.identity(line), axis=0)
+        )
 
     @contextlib.contextmanager
     def failing_together(self, call: str) -> Iterator[None]:
@@ -243,7 +247,6 @@ class Workers:
         try:
             yield
         except Exception as error:
-            text = str(error)
             reason = _reason_of(error)
             if not reason and self._client is not None and isinstance(error, _OF_PEERS):
                 self._client.wait_for(lambda: self._failure or self._loss, _GONE_SECONDS)
@@ -251,7 +254,7 @@ class Workers:
             if reason and isinstance(error, tf.errors.OpError):
                 raise FitError(self._failure or reason) from error
             # If workers have made different calls, or TensorFlow misses one, all raise that.
-            in_all = text.endswith(_IN_ALL) or isinstance(error, _OF_PEERS)
+            in_all = str(error).endswith(_IN_ALL) or isinstance(error, _OF_PEERS)
             if self._client is not None and not in_all:
                 topic = f"failed {self._calls}"
                 self._client.tell(topic, cause_of(error))
@@ -287,15 +290,12 @@ class Workers:
 
     def _take_goodbyes(self, message: Message) -> None:
         # These workers may have ended without an error, as this one may soon. Only a step fails.
-        for rank in sorted(set(self._ranks).intersection(message["left"]))[:1]:
-            name = self._name_of(rank)
+        left = [rank for rank in self._ranks if rank in message["left"]]
+        if left:
+            name = self._name_of(left[0])
             self._loss = self._loss or f"{name} has ended, and takes no part in a step. {_IN_ALL}"
             if self._is_in_step:
                 _abort_collectives(self._loss)
-
-
-def _is_mismatch(error: Exception, is_unmade: bool) -> bool:
-    return is_unmade or any(words in str(error) for words in _MISMATCHES)
 
 
 def _describe_calls(name: str, call: str, other: str, others_call: str) -> str:

@@ -14,7 +14,7 @@ import sys
 import threading
 import time
 from collections import deque
-from typing import Any, Callable, Deque, Dict, Iterator, List, Optional, Tuple
+from typing import Any, Callable, Deque, Iterator, List, Optional, Tuple
 
 import tensorflow as tf
 
@@ -43,7 +43,7 @@ class Reporter:
         self._waited = self._outside = 0.0
         self._durations: Deque[float] = deque(maxlen=101)
         self._samples: Deque[Tuple[float, float, float]] = deque(maxlen=_WINDOW)
-        self._client: Optional[Client] = None
+        self._rank: Optional[int] = None  # once it reports
 
     def enter(self, phase: str, stage: Optional[str] = None) -> None:
         """Begins a phase; and a stage, unless that is None."""
@@ -118,9 +118,9 @@ class Reporter:
         """Reports in a thread from now on; see `start` for the arguments."""
         self._limit = limit
         self._exits = exits
-        if self._client is not None:
+        if self._rank is not None:
             return
-        self._client = client
+        self._rank = client.address.rank
         client.listen("stall", self._take_stall)
         ends = threading.Event()
         thread = threading.Thread(target=self._run, args=[client, ends], daemon=True)
@@ -136,12 +136,10 @@ class Reporter:
                 return
 
     def _take_stall(self, message: Message) -> None:
-        assert self._client is not None
-        rank = self._client.address.rank
         warn("%s", message["stall"])
-        if rank in message["behind"]:
+        if self._rank in message["behind"]:
             faulthandler.dump_traceback(2, all_threads=True)
-        if self._exits and rank in message["end"]:
+        if self._exits and self._rank in message["end"]:
             warn("this task ends with status 1 (on_stall='exit')")
             exit_at_once()
 
@@ -182,14 +180,14 @@ def timed(get: Callable[[], Any]) -> Any:
     mark, waited = _variables
     with tf.device("/cpu:0"):
         asked_at = tf.timestamp()
-        noted = mark.assign(asked_at, read_value=False)
-    with tf.control_dependencies([noted] if noted is not None else []):
+        noted = mark.assign(asked_at)
+    with tf.control_dependencies([noted]):
         batch = get()
     tensors = tf.nest.flatten(batch, expand_composites=True)
     with tf.device("/cpu:0"), tf.control_dependencies(tensors[:1]):
         came_at = tf.timestamp()
-        waited.assign_add(came_at - asked_at, read_value=False)
-        mark.assign(-came_at, read_value=False)
+        waited.assign_add(came_at - asked_at)
+        mark.assign(-came_at)
     return batch
 
 
@@ -207,36 +205,22 @@ def noting(iterator: Iterator[Any]) -> Iterator[Any]:
 
 
 @contextlib.contextmanager
-def meeting(name: str) -> Iterator[None]:
-    """Waits in the block until all workers call a method of this name."""
+def reporting(name: str) -> Iterator[Any]:
+    """Waits in the block until all workers call `fit`, `evaluate` or `predict`, and runs it.
+
+    Yields a callback that reports the steps; it has to come before all others.
+    """
+    callback = _make_callback()
+    callback.stage = phases.TRAINING if name == "fit" else name
     reporter.enter(phases.MEETING, name)
     try:
-        yield
-    finally:
-        reporter.enter(phases.IDLE, "")
-
-
-@contextlib.contextmanager
-def reporting(name: str, arguments: Dict[str, Any]) -> Iterator[None]:
-    """Reports the steps of a `fit`, `evaluate` or `predict`, by a callback before all others.
-
-    The callback is added to the arguments of the method, or stays in their CallbackList.
-    """
-    hook = _make_hook()
-    given = arguments["callbacks"]
-    hook.stage = phases.TRAINING if name == "fit" else name
-    if not hasattr(given, "callbacks"):
-        arguments["callbacks"] = [hook, *tf.nest.flatten(given or [])]
-    elif hook not in given.callbacks:
-        given.callbacks.insert(0, hook)
-    try:
-        yield
+        yield callback
     finally:
         reporter.enter(phases.IDLE, "")
 
 
 @functools.cache  # once, and only here, as Keras need not be imported
-def _make_hook() -> Any:
+def _make_callback() -> Any:
     class SlurmResolverProgress(sys.modules["keras"].callbacks.Callback):  # type: ignore[misc]
         stage = ""
 

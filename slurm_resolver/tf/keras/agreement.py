@@ -8,15 +8,16 @@ from typing import Any, Callable
 
 import tensorflow as tf
 
+from slurm_resolver.coordination.progress import IDLE
 from slurm_resolver.errors import FitError
 from slurm_resolver.log import warn_once
 from slurm_resolver.preflight.keras_version import check_keras
 from slurm_resolver.tf.keras import are_several, borrowed, strategies
 from slurm_resolver.tf.keras.configuration import describe_call, describe_model
 from slurm_resolver.tf.keras.custom_functions import check_functions
-from slurm_resolver.tf.keras.drift import Drift, compare_entries
-from slurm_resolver.tf.keras.file_callbacks import listed, one_writer, writing
-from slurm_resolver.tf.progress import meeting, reporting
+from slurm_resolver.tf.keras.drift import Drift, callback_of, compare_entries
+from slurm_resolver.tf.keras.file_callbacks import listed, one_writer, surround, writing
+from slurm_resolver.tf.progress import reporter, reporting
 
 SCOPE = (
     "Build and compile the model in `with strategy.scope():`, and make its optimizer there as well."
@@ -34,11 +35,8 @@ def call_together(
     """
     method = functools.partial(original, model)
     strategy = model.distribute_strategy
-    if strategy not in strategies:
-        _check_scope(name, model)
+    if not _is_in_scope(name, model):
         return method(*args, **kwargs)
-    check_version(strategy)
-    check_functions(name, model)
     workers = getattr(strategy, "workers", None)  # None where the strategy coordinates them
     if workers is None and name == "fit":
         _check_training(strategy, model, "under ParameterServerStrategy. Leave it out.")
@@ -62,23 +60,16 @@ def call_together(
         sorted({type(callback).__name__ for callback in listed(callbacks)}),
         [[kind, path] for kind, path, _ in writing(callbacks)],
     ]
-    with meeting(name):
+    with reporting(name) as report:
         kinds, paths = zip(*workers.exchange(f"calls {name}", own))
         compare_entries(workers, name, [*describe_call(arguments), *describe_model(model)])
         drift = Drift(workers, model, kinds)
         drift.compare_now(f"before {name}")
-    alone = one_writer(callbacks, workers, paths)
-    drift.watch(arguments)
-    with reporting(name, arguments), workers.failing_together(name), alone:
-        return method(*bound.args, **bound.kwargs)
-
-
-def check_version(strategy: Any) -> None:
-    """Raises KerasError if the Keras of this process would train wrongly on several replicas."""
-    if strategy.of_several:
-        check_keras()
-    if strategy.of_several or strategy.num_replicas_in_sync > 1:
-        borrowed.check_fit()
+        reporter.enter(IDLE, "")
+        alone = one_writer(callbacks, workers, paths)
+        surround(arguments, report, callback_of(drift))
+        with workers.failing_together(name), alone:
+            return method(*bound.args, **bound.kwargs)
 
 
 def call_on_batch(
@@ -89,17 +80,25 @@ def call_on_batch(
     Raises:
         FitError: in every worker, if each of them would compute the batch alone.
     """
-    if model.distribute_strategy in strategies:
-        check_version(model.distribute_strategy)
-        check_functions(name, model)
-    else:
-        _check_scope(name, model)
+    _is_in_scope(name, model)
     return original(model, *args, **kwargs)
 
 
-def _check_scope(name: str, model: Any) -> None:
-    """Raises FitError if a method would train a model that is in the scope of no strategy."""
+def _is_in_scope(name: str, model: Any) -> bool:
+    """Returns whether a model is in the scope of a strategy of this package.
+
+    Raises:
+        FitError: if a method would train a model that is in the scope of no strategy.
+        KerasError: for a version of Keras that would train wrongly on several replicas.
+    """
     strategy = model.distribute_strategy
+    if strategy in strategies:
+        if strategy.of_several:
+            check_keras()
+        if strategy.of_several or strategy.num_replicas_in_sync > 1:
+            borrowed.check_fit()
+        check_functions(name, model)
+        return True
     default = not tf.distribute.has_strategy() and strategy is tf.distribute.get_strategy()
     if name in ("fit", "train_on_batch") and are_several() and default:
         raise FitError(
@@ -107,6 +106,7 @@ def _check_scope(name: str, model: Any) -> None:
             f"process would train it alone, on all of the data. {SCOPE} To train one alone on "
             'purpose, build it in the scope of a tf.distribute.OneDeviceStrategy("/cpu:0").'
         )
+    return False
 
 
 def _check_model(strategy: Any, model: Any, call: str) -> None:

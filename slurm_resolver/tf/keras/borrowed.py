@@ -18,7 +18,7 @@ import inspect
 import pkgutil
 import re
 import sys
-from typing import Any, List
+from typing import TYPE_CHECKING, Any, List
 
 import tensorflow as tf
 
@@ -151,181 +151,155 @@ def check_fit() -> None:
         raise KerasError(fit_problem())
 
 
+# An indented line continues the line before it.
+_TABLE = {
+    FIT: """
 # A strategy makes the functions that run steps, and splits the data by rows.
-MAKE_TRAIN_FUNCTION = Name("keras:Model.make_train_function(self, force)")
-MAKE_TEST_FUNCTION = Name("keras:Model.make_test_function(self, force)")
-MAKE_PREDICT_FUNCTION = Name("keras:Model.make_predict_function(self, force)")
-READ_DATA = Name(
-    "keras.src.backend.tensorflow.trainer:TFEpochIterator.__init__(self, distribute_strategy)"
-)
-DISTRIBUTED_DATASET = Name(
-    "keras.src.backend.tensorflow.trainer:TFEpochIterator()._distributed_dataset"
-)
+MAKE_TRAIN_FUNCTION = keras:Model.make_train_function(self, force)
+MAKE_TEST_FUNCTION = keras:Model.make_test_function(self, force)
+MAKE_PREDICT_FUNCTION = keras:Model.make_predict_function(self, force)
+READ_DATA = keras.src.backend.tensorflow.trainer:TFEpochIterator.__init__(self, distribute_strategy)
+DISTRIBUTED_DATASET = keras.src.backend.tensorflow.trainer:TFEpochIterator()._distributed_dataset
 
 # A model is built and compiled in its scope.
-BUILD_FOR_DATA = Name("keras:Model._maybe_symbolic_build(self, iterator, data_batch)")
-COMPILE = Name("keras:Model.compile")
-LOAD_WEIGHTS = Name("keras:Model.load_weights(self, filepath)")
-QUANTIZE = Name("keras:Model.quantize(self, mode)")
-OPEN_NAME_SCOPE = Name("keras:Model._open_name_scope(self)")
-ADD_OPTIMIZER_VARIABLE = Name("keras:optimizers.Optimizer.add_variable(self, shape)")
-ADD_SLOT = Name("keras:optimizers.Optimizer.add_variable_from_reference(self, reference_variable)")
-STRATEGY_OF_OPTIMIZER = Name("keras:optimizers.Optimizer()._distribution_strategy")
-FLATTEN_LAYERS = Name("keras:layers.Layer._flatten_layers")
+BUILD_FOR_DATA = keras:Model._maybe_symbolic_build(self, iterator, data_batch)
+COMPILE = keras:Model.compile
+LOAD_WEIGHTS = keras:Model.load_weights(self, filepath)
+QUANTIZE = keras:Model.quantize(self, mode)
+OPEN_NAME_SCOPE = keras:Model._open_name_scope(self)
+ADD_OPTIMIZER_VARIABLE = keras:optimizers.Optimizer.add_variable(self, shape)
+ADD_SLOT = keras:optimizers.Optimizer.add_variable_from_reference(self, reference_variable)
+STRATEGY_OF_OPTIMIZER = keras:optimizers.Optimizer()._distribution_strategy
+FLATTEN_LAYERS = keras:layers.Layer._flatten_layers
 
 # Gradients are means over all replicas' rows, and so are not scaled by the number of replicas.
-GRADIENT = Name("tensorflow:GradientTape.gradient(self, target, sources, output_gradients)")
-SCALE_LOSS = Name("keras.src.losses.loss:scale_loss_for_distribution(value)")
-UNSCALE_LOSS = Name("keras.src.losses.loss:unscale_loss_for_distribution(value)")
-SUM_GRADIENTS = Name("keras:optimizers.Optimizer._all_reduce_sum_gradients(self, grads_and_vars)")
-APPLY_IN_REPLICAS = Name(
-    "keras:optimizers.LossScaleOptimizer._tf_apply(self, grads, trainable_variables)"
-)
-APPLY = Name("keras:optimizers.Optimizer.apply(self, grads, trainable_variables)")
-APPLY_ALONE = Name(
-    "keras:optimizers.LossScaleOptimizer._common_apply(self, grads, trainable_variables)"
-)
+GRADIENT = tensorflow:GradientTape.gradient(self, target, sources, output_gradients)
+SCALE_LOSS = keras.src.losses.loss:scale_loss_for_distribution(value)
+UNSCALE_LOSS = keras.src.losses.loss:unscale_loss_for_distribution(value)
+SUM_GRADIENTS = keras:optimizers.Optimizer._all_reduce_sum_gradients(self, grads_and_vars)
+APPLY_IN_REPLICAS = keras:optimizers.LossScaleOptimizer._tf_apply(self, grads, trainable_variables)
+APPLY = keras:optimizers.Optimizer.apply(self, grads, trainable_variables)
+APPLY_ALONE = keras:optimizers.LossScaleOptimizer._common_apply(self, grads, trainable_variables)
 
 # Losses that are not means over rows see the rows of all replicas.
-LOSS = Name("keras:losses.Loss.__call__(self, y_true, y_pred, sample_weight)")
-ADDITIONAL_LOSS = Name("keras:Model._aggregate_additional_loss(self, loss)")
-ADD_LOSS = Name("keras:layers.Layer.add_loss(self, loss)")
-METRIC_FUNCTION = Name("keras:metrics.MeanMetricWrapper()._fn")
-GET_MASK = Name("keras.src.backend.common.masking:get_keras_mask(x)")
-SET_MASK = Name("keras.src.backend.common.masking:set_keras_mask(x, mask)")
+LOSS = keras:losses.Loss.__call__(self, y_true, y_pred, sample_weight)
+ADDITIONAL_LOSS = keras:Model._aggregate_additional_loss(self, loss)
+ADD_LOSS = keras:layers.Layer.add_loss(self, loss)
+METRIC_FUNCTION = keras:metrics.MeanMetricWrapper()._fn
+GET_MASK = keras.src.backend.common.masking:get_keras_mask(x)
+SET_MASK = keras.src.backend.common.masking:set_keras_mask(x, mask)
 
 # The graph of a step is analysed, and the functions that it calls.
-FUNCTION_OF_GRAPH = Name("tensorflow:Graph._get_function(self, name)")
-BATCH_NORMALIZATION = Name("keras:layers.BatchNormalization.call(self, inputs)")
+FUNCTION_OF_GRAPH = tensorflow:Graph._get_function(self, name)
+BATCH_NORMALIZATION = keras:layers.BatchNormalization.call(self, inputs)
 
 # A metric's variables are the same in all workers. These two metrics only contain others.
-ADD_VARIABLE = Name(
-    "keras:metrics.Metric.add_variable(self, shape, initializer, dtype, aggregation, name)"
-)
-COMPILE_METRICS = Name("keras.src.trainers.compile_utils:CompileMetrics")
-METRICS_LIST = Name("keras.src.trainers.compile_utils:MetricsList")
-METRICS_RESULT = Name("keras:Model.get_metrics_result(self)")
-ASSIGN_ADD = Name("keras:Variable.assign_add(self, value)")
+ADD_VARIABLE = keras:metrics.Metric.add_variable(self, shape, initializer, dtype, aggregation, name)
+COMPILE_METRICS = keras.src.trainers.compile_utils:CompileMetrics
+METRICS_LIST = keras.src.trainers.compile_utils:MetricsList
+METRICS_RESULT = keras:Model.get_metrics_result(self)
+ASSIGN_ADD = keras:Variable.assign_add(self, value)
 
 # A tf.function that a step calls is traced as a part of the step.
-CALL_FUNCTION = Name(
-    "tensorflow.python.eager.polymorphic_function.polymorphic_function:Function.__call__"
-)
-JIT_COMPILE = Name(
-    "tensorflow.python.eager.polymorphic_function.polymorphic_function:Function()._jit_compile"
-)
-AUTOGRAPH = Name(
-    "tensorflow.python.eager.polymorphic_function.polymorphic_function:Function()._autograph"
-)
-CONVERT_BY_AUTOGRAPH = Name(
-    "tensorflow.python.eager.polymorphic_function.autograph_util:py_func_from_autograph"
-)
-AUTOGRAPH_CONTEXT = Name("tensorflow.python.autograph.core.ag_ctx:ControlStatusCtx")
-AUTOGRAPH_STATUS = Name("tensorflow.python.autograph.core.ag_ctx:Status")
+CALL_FUNCTION = tensorflow.python.eager.polymorphic_function.polymorphic_function:Function.__call__
+JIT_COMPILE = tensorflow.python.eager.polymorphic_function.polymorphic_function:
+    Function()._jit_compile
+AUTOGRAPH = tensorflow.python.eager.polymorphic_function.polymorphic_function:Function()._autograph
+CONVERT_BY_AUTOGRAPH = tensorflow.python.eager.polymorphic_function.autograph_util:
+    py_func_from_autograph
+AUTOGRAPH_CONTEXT = tensorflow.python.autograph.core.ag_ctx:ControlStatusCtx
+AUTOGRAPH_STATUS = tensorflow.python.autograph.core.ag_ctx:Status
 
 # All workers make a variable together, of any type.
-CREATE_VARIABLE = Name(
-    "tensorflow.python.distribute.collective_all_reduce_strategy:"
-    "CollectiveAllReduceExtended._create_variable"
-)
-INITIAL_VALUE = Name(
-    "tensorflow.python.distribute.collective_all_reduce_strategy:"
-    "CollectiveAllReduceExtended._get_variable_creator_initial_value"
-)
+CREATE_VARIABLE = tensorflow.python.distribute.collective_all_reduce_strategy:
+    CollectiveAllReduceExtended._create_variable
+INITIAL_VALUE = tensorflow.python.distribute.collective_all_reduce_strategy:
+    CollectiveAllReduceExtended._get_variable_creator_initial_value
 
 # Replicas draw different masks of dropout from equal seeds.
-NEXT_SEED = Name("keras:random.SeedGenerator.next(self)")
+NEXT_SEED = keras:random.SeedGenerator.next(self)
 
 # One worker writes.
-EXPORT = Name("keras:Model.export(self, filepath)")
-SAVE_MODEL = Name("keras.src.saving.saving_lib:save_model(model, filepath)")
-SAVE_WEIGHTS = Name("keras.src.saving.saving_lib:save_weights_only(model, filepath)")
-SAVE_H5 = Name("keras.src.legacy.saving.legacy_h5_format:save_model_to_hdf5(model, filepath)")
-SAVE_BACKUP = Name("keras:callbacks.BackupAndRestore._save_model(self)")
-MAKE_FOLDER = Name("keras.src.utils.file_utils:makedirs(path)")
-SKIPPED_ATTRIBUTES = Name("keras.src.saving.saving_lib:get_attr_skipset(obj_type)")
+EXPORT = keras:Model.export(self, filepath)
+SAVE_MODEL = keras.src.saving.saving_lib:save_model(model, filepath)
+SAVE_WEIGHTS = keras.src.saving.saving_lib:save_weights_only(model, filepath)
+SAVE_H5 = keras.src.legacy.saving.legacy_h5_format:save_model_to_hdf5(model, filepath)
+SAVE_BACKUP = keras:callbacks.BackupAndRestore._save_model(self)
+MAKE_FOLDER = keras.src.utils.file_utils:makedirs(path)
+SKIPPED_ATTRIBUTES = keras.src.saving.saving_lib:get_attr_skipset(obj_type)
 
 # `float(learning_rate)` works, and so do collectives in conditions.
-DISTRIBUTED_VARIABLE = Name("tensorflow.python.distribute.values:DistributedVariable")
-CONDITION = Name("tensorflow.python.ops.control_flow_v2_func_graphs:ControlFlowFuncGraph")
-CAPTURE = Name("tensorflow.python.framework.func_graph:FuncGraph.capture_call_time_value")
+DISTRIBUTED_VARIABLE = tensorflow.python.distribute.values:DistributedVariable
+CONDITION = tensorflow.python.ops.control_flow_v2_func_graphs:ControlFlowFuncGraph
+CAPTURE = tensorflow.python.framework.func_graph:FuncGraph.capture_call_time_value
 
 # A dataset is looked through before it is split by rows.
-INPUTS = Name("tensorflow:data.Dataset._inputs(self)")
-GRAPH = Name("tensorflow:data.Dataset._as_serialized_graph")
-PREFETCHED = Name("tensorflow.python.data.ops.prefetch_op:_PrefetchDataset")
-DATASET = Name("tensorflow.python.data.ops.iterator_ops:OwnedIterator()._dataset")
+INPUTS = tensorflow:data.Dataset._inputs(self)
+GRAPH = tensorflow:data.Dataset._as_serialized_graph
+PREFETCHED = tensorflow.python.data.ops.prefetch_op:_PrefetchDataset
+DATASET = tensorflow.python.data.ops.iterator_ops:OwnedIterator()._dataset
 
 # If a worker fails or is lost, the collectives of the others end with an error that says why.
-CONTEXT = Name("tensorflow.python.eager.context:context")
-ABORT = Name("tensorflow.python.eager.context:Context.abort_collective_ops(self, code, message)")
-
-_resume = functools.partial(Name, needed_by=RESUME)
-
+CONTEXT = tensorflow.python.eager.context:context
+ABORT = tensorflow.python.eager.context:Context.abort_collective_ops(self, code, message)
+""",
+    RESUME: """
 # `fit` begins where it ended: BackupAndResume finds the data and the callbacks of the running fit,
 # and moves the position in the data.
-FIT_DATA = _resume("keras:Model.fit().epoch_iterator")
-FIT_CALLBACKS = _resume("keras:Model.fit().callbacks")
-GET_ITERATOR = _resume("keras.src.trainers.epoch_iterator:EpochIterator()._get_iterator")
-CURRENT_ITERATOR = _resume("keras.src.trainers.epoch_iterator:EpochIterator()._current_iterator")
-NUM_BATCHES = _resume("keras.src.trainers.epoch_iterator:EpochIterator()._num_batches")
-STEPS_SEEN = _resume("keras.src.trainers.epoch_iterator:EpochIterator()._steps_seen")
-STEPS_PER_EPOCH = _resume("keras.src.trainers.epoch_iterator:EpochIterator().steps_per_epoch")
-DATA_ADAPTER = _resume("keras.src.trainers.epoch_iterator:EpochIterator().data_adapter")
-ARRAYS = _resume("keras.src.trainers.data_adapters.array_data_adapter:ArrayDataAdapter")
-ARRAYS_BATCH_SIZE = _resume(
-    "keras.src.trainers.data_adapters.array_data_adapter:ArrayDataAdapter.batch_size"
-)
-GENERATOR = _resume("keras.src.trainers.data_adapters.generator_data_adapter:GeneratorDataAdapter")
-PY_DATASET = _resume("keras.src.trainers.data_adapters.py_dataset_adapter:PyDatasetAdapter")
-INITIAL_EPOCH = _resume("keras:Model()._initial_epoch")
-SYMBOLIC_BUILD = _resume("keras:Model._symbolic_build(self, iterator, data_batch)")
-FUTURES = _resume("keras:callbacks.CallbackList()._futures")
+FIT_DATA = keras:Model.fit().epoch_iterator
+FIT_CALLBACKS = keras:Model.fit().callbacks
+GET_ITERATOR = keras.src.trainers.epoch_iterator:EpochIterator()._get_iterator
+CURRENT_ITERATOR = keras.src.trainers.epoch_iterator:EpochIterator()._current_iterator
+NUM_BATCHES = keras.src.trainers.epoch_iterator:EpochIterator()._num_batches
+STEPS_SEEN = keras.src.trainers.epoch_iterator:EpochIterator()._steps_seen
+STEPS_PER_EPOCH = keras.src.trainers.epoch_iterator:EpochIterator().steps_per_epoch
+DATA_ADAPTER = keras.src.trainers.epoch_iterator:EpochIterator().data_adapter
+ARRAYS = keras.src.trainers.data_adapters.array_data_adapter:ArrayDataAdapter
+ARRAYS_BATCH_SIZE = keras.src.trainers.data_adapters.array_data_adapter:ArrayDataAdapter.batch_size
+GENERATOR = keras.src.trainers.data_adapters.generator_data_adapter:GeneratorDataAdapter
+PY_DATASET = keras.src.trainers.data_adapters.py_dataset_adapter:PyDatasetAdapter
+INITIAL_EPOCH = keras:Model()._initial_epoch
+SYMBOLIC_BUILD = keras:Model._symbolic_build(self, iterator, data_batch)
+FUTURES = keras:callbacks.CallbackList()._futures
 
 # The size of a dataset's batches, to convert the position if another number of workers resumes.
-ORIGINAL_DATASET = _resume(
-    "tensorflow.python.distribute.input_lib:DistributedDataset()._original_dataset"
-)
-OPTIONS_DATASET = _resume("tensorflow.python.data.ops.dataset_ops:_OptionsDataset")
-MAP_DATASET = _resume("tensorflow.python.data.ops.map_op:_MapDataset")
-PARALLEL_MAP_DATASET = _resume("tensorflow.python.data.ops.map_op:_ParallelMapDataset")
-PREFETCH_DATASET = _resume("tensorflow.python.data.ops.prefetch_op:_PrefetchDataset")
-BATCH_DATASET = _resume("tensorflow.python.data.ops.batch_op:_BatchDataset")
-PARALLEL_BATCH_DATASET = _resume("tensorflow.python.data.ops.batch_op:_ParallelBatchDataset")
-PADDED_BATCH_DATASET = _resume("tensorflow.python.data.ops.padded_batch_op:_PaddedBatchDataset")
-SPARSE_BATCH_DATASET = _resume(
-    "tensorflow.python.data.ops.sparse_batch_op:_DenseToSparseBatchDataset"
-)
-BATCH_SIZE = _resume("tensorflow.python.data.ops.batch_op:_BatchDataset()._batch_size")
-INPUT_DATASETS = _resume("tensorflow:data.Dataset._inputs(self)")
-TENSOR_PROTO = _resume("tensorflow.core.framework.tensor_pb2:TensorProto")
-
+ORIGINAL_DATASET = tensorflow.python.distribute.input_lib:DistributedDataset()._original_dataset
+OPTIONS_DATASET = tensorflow.python.data.ops.dataset_ops:_OptionsDataset
+MAP_DATASET = tensorflow.python.data.ops.map_op:_MapDataset
+PARALLEL_MAP_DATASET = tensorflow.python.data.ops.map_op:_ParallelMapDataset
+PREFETCH_DATASET = tensorflow.python.data.ops.prefetch_op:_PrefetchDataset
+BATCH_DATASET = tensorflow.python.data.ops.batch_op:_BatchDataset
+PARALLEL_BATCH_DATASET = tensorflow.python.data.ops.batch_op:_ParallelBatchDataset
+PADDED_BATCH_DATASET = tensorflow.python.data.ops.padded_batch_op:_PaddedBatchDataset
+SPARSE_BATCH_DATASET = tensorflow.python.data.ops.sparse_batch_op:_DenseToSparseBatchDataset
+BATCH_SIZE = tensorflow.python.data.ops.batch_op:_BatchDataset()._batch_size
+INPUT_DATASETS = tensorflow:data.Dataset._inputs(self)
+TENSOR_PROTO = tensorflow.core.framework.tensor_pb2:TensorProto
+""",
+    OPTIONAL: """
 # Without it, a rank that ends first leaves a traceback in the others' logs.
-WATCH_KEY = Name(
-    "tensorflow:distribute.experimental.PreemptionCheckpointHandler._watch_step_to_save_key(self)",
-    OPTIONAL,
-)
+WATCH_KEY = tensorflow:
+    distribute.experimental.PreemptionCheckpointHandler._watch_step_to_save_key(self)
 # Without it, a resolver that comes too late to set the GPUs does not warn.
-PHYSICAL_DEVICES = Name("tensorflow.python.eager.context:Context()._physical_devices", OPTIONAL)
+PHYSICAL_DEVICES = tensorflow.python.eager.context:Context()._physical_devices
 # Without these, a coordinator that has lost a worker may not end.
-STOP_PREEMPTION = Name(
-    "tensorflow.python.distribute.coordinator.cluster_coordinator:"
-    "WorkerPreemptionHandler.stop(self)",
-    OPTIONAL,
-)
-UPDATE_OR_FINISH = Name(
-    "tensorflow.python.distribute.coordinator.cluster_coordinator:"
-    "WorkerPreemptionHandler()._cluster_due_for_update_or_finish",
-    OPTIONAL,
-)
-SHOULD_RUN = Name(
-    "tensorflow.python.distribute.coordinator.cluster_coordinator:"
-    "WorkerPreemptionHandler()._should_preemption_thread_run",
-    OPTIONAL,
-)
+STOP_PREEMPTION = tensorflow.python.distribute.coordinator.cluster_coordinator:
+    WorkerPreemptionHandler.stop(self)
+UPDATE_OR_FINISH = tensorflow.python.distribute.coordinator.cluster_coordinator:
+    WorkerPreemptionHandler()._cluster_due_for_update_or_finish
+SHOULD_RUN = tensorflow.python.distribute.coordinator.cluster_coordinator:
+    WorkerPreemptionHandler()._should_preemption_thread_run
 # Without these, `install` replaces the class only where it is public.
-RESOLVER = Name("tensorflow.python.distribute.cluster_resolver:SlurmClusterResolver", OPTIONAL)
-RESOLVER_ITSELF = Name(
-    "tensorflow.python.distribute.cluster_resolver.slurm_cluster_resolver:SlurmClusterResolver",
-    OPTIONAL,
-)
+RESOLVER = tensorflow.python.distribute.cluster_resolver:SlurmClusterResolver
+RESOLVER_ITSELF = tensorflow.python.distribute.cluster_resolver.slurm_cluster_resolver:
+    SlurmClusterResolver
+""",
+}
+
+for _needed_by, _text in _TABLE.items():
+    for _key, _place in re.findall(r"(?m)^(\w+) = (.+)$", re.sub(r"\n +", "", _text)):
+        globals()[_key] = Name(_place, _needed_by)
+
+if TYPE_CHECKING:
+
+    def __getattr__(name: str) -> Name: ...

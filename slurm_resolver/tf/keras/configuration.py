@@ -15,7 +15,7 @@ import sys
 import types
 import warnings
 import zlib
-from typing import Any, Iterator, List, Mapping, Tuple
+from typing import Any, Dict, Iterator, List, Mapping, Tuple
 
 import numpy as np
 import tensorflow as tf
@@ -73,61 +73,49 @@ def _describe_data(value: Any, steps: Any) -> str:
 
 def describe_model(model: Any) -> List[Entry]:
     """Returns the configuration of a model's layers, optimizer, losses and metrics."""
-    entries = list(_describe("optimizer", getattr(model, "optimizer", None)))
-    entries += _describe("loss", getattr(model, "loss", None))
+    entries: List[Entry] = []
+    for name in ("optimizer", "loss", "run_eagerly", "steps_per_execution"):
+        entries += _describe(name, getattr(model, name, None))
     with contextlib.suppress(Exception):  # not everything that is compiled can be described
         compiled = model.get_compile_config()
         for name in ("metrics", "weighted_metrics", "loss_weights"):
             # unlike an object's text, its type's name contains no address
             text = json.dumps(compiled.get(name), default=lambda value: type(value).__name__)
             entries.append((name, text))
-    for name in ("run_eagerly", "steps_per_execution"):
-        entries.append((name, repr(getattr(model, name, None))))
     for number, layer in enumerate(borrowed.FLATTEN_LAYERS.of(model)()):
-        name = f"layer {number} ({type(layer).__name__})"
-        entries += _describe(name, _own_config(layer))
-        entries += _describe(name, _own_attributes(layer))
+        entries += _describe(f"layer {number} ({type(layer).__name__})", _own(layer))
     return entries
 
 
-def _own_config(layer: Any) -> Any:
-    """Returns a layer's configuration without the layers in it; None if it has none."""
+def _own(layer: Any) -> Dict[str, Any]:
+    """Returns what describes a layer without the layers in it.
+
+    That is its configuration, and the numbers and arrays that a layer of the program's own computes
+    with. Those of a model may be of the worker alone, such as the time of its start.
+    """
     import keras
 
     # The graph of layers is described by the layers themselves.
     if isinstance(layer, keras.Sequential) or hasattr(layer, "operations"):
-        return None
-    config = _config(layer)
-    if isinstance(config, dict) and "dtype" in config:
-        config["dtype"] = layer.dtype_policy.name  # instead of a configuration with this name
-    if isinstance(config, dict) and "batch_shape" in config:
-        config["batch_shape"] = config["batch_shape"][1:]  # a step builds it for its own rows
-    return config
+        return {}
+    found = _config(layer)
+    if "dtype" in found:
+        found["dtype"] = layer.dtype_policy.name  # instead of a configuration with this name
+    if "batch_shape" in found:
+        found["batch_shape"] = found["batch_shape"][1:]  # a step builds it for its own rows
+    for name, value in () if isinstance(layer, keras.Model) else vars(layer).items():
+        if not name.startswith("_") and isinstance(value, (bool, int, float, np.ndarray)):
+            found.setdefault(name, value)
+    return found
 
 
-def _own_attributes(layer: Any) -> Any:
-    """Returns the numbers and arrays that a layer of the program's own computes with.
-
-    Those of a model may be of the worker alone, such as the time of its start.
-    """
-    import keras
-
-    if isinstance(layer, keras.Model):
-        return None
-    return {
-        name: value
-        for name, value in vars(layer).items()
-        if not name.startswith("_") and isinstance(value, (bool, int, float, np.ndarray))
-    }
-
-
-def _config(thing: Any) -> Any:
+def _config(thing: Any) -> Dict[str, Any]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
-            return thing.get_config()
+            return dict(thing.get_config())
         except Exception:  # whatever the program's own code raises
-            return None
+            return {}
 
 
 def _describe(name: str, value: Any, depth: int = 0) -> Iterator[Entry]:
@@ -140,9 +128,10 @@ def _describe(name: str, value: Any, depth: int = 0) -> Iterator[Entry]:
         for key in sorted(value, key=str):
             if key not in _LEFT_OUT:
                 yield from _describe(f"{name}.{key}", value[key], depth + 1)
-    elif isinstance(value, (list, tuple)) and len(value) > _LONGEST:
-        yield name, f"{len(value)} items {zlib.crc32(repr(value).encode()):08x}"
     elif isinstance(value, (list, tuple)):
+        if len(value) > _LONGEST:
+            yield name, f"{len(value)} items {zlib.crc32(repr(value).encode()):08x}"
+            return
         for place, item in enumerate(value):
             yield from _describe(f"{name}[{place}]", item, depth + 1)
     elif isinstance(value, (np.ndarray, np.generic)):
@@ -150,31 +139,24 @@ def _describe(name: str, value: Any, depth: int = 0) -> Iterator[Entry]:
     elif isinstance(value, functools.partial):
         yield from _describe(name, [value.func, *value.args], depth)
         yield from _describe(name, value.keywords, depth)
-    elif isinstance(value, types.FunctionType):
-        yield name, value.__qualname__
-        yield from _describe(name, _given(value), depth + 1)
-    elif _is_loss(value):  # whose configuration leaves out arguments, such as those of Huber
-        yield name, type(value).__name__
-        kept = {key.lstrip("_"): item for key, item in vars(value).items() if _is_simple(item)}
-        yield from _describe(name, kept, depth + 1)
-    elif hasattr(value, "get_config") and not isinstance(value, type):
-        yield name, type(value).__name__
-        yield from _describe(name, _config(value), depth + 1)
     else:
         yield name, getattr(value, "__qualname__", type(value).__name__)
+        yield from _describe(name, _parts(value), depth + 1)
 
 
-def _is_loss(value: Any) -> bool:
+def _parts(thing: Any) -> Dict[str, Any]:
+    """Returns what a function or an object computes with, by name."""
     import keras
 
-    return isinstance(value, keras.losses.Loss)
+    if isinstance(thing, types.FunctionType):
+        return _given(thing)
+    if isinstance(thing, keras.losses.Loss):  # whose configuration lacks arguments, as of Huber
+        kept = (*_PLAIN, dict, list, tuple, types.FunctionType)
+        return {key.lstrip("_"): one for key, one in vars(thing).items() if isinstance(one, kept)}
+    return _config(thing)
 
 
-def _is_simple(value: Any) -> bool:
-    return isinstance(value, (*_PLAIN, dict, list, tuple, types.FunctionType))
-
-
-def _given(function: types.FunctionType) -> Any:
+def _given(function: types.FunctionType) -> Dict[str, Any]:
     """Returns the plain values that a function uses besides its arguments, by name."""
     try:
         found = inspect.getclosurevars(function)

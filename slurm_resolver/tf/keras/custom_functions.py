@@ -48,8 +48,8 @@ def check_functions(method: str, model: Any) -> None:
         make = vars(owner).get(f"make_{kind}_function")
         if make is not None and not hasattr(make, borrowed.REPLACED):
             setattr(owner, make.__name__, _checked(kind, make))
-    if getattr(model, f"{kind}_function") is not None and kind not in _made.get(model, ()):
-        raise _error(kind, model, f"{kind}_function")
+    if getattr(model, f"{kind}_function") is not None:
+        _check_made(kind, model, f"{kind}_function")
 
 
 def _checked(kind: str, make: Callable[..., Any]) -> Callable[..., Any]:
@@ -58,17 +58,20 @@ def _checked(kind: str, make: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(make)
     def checked(model: Any, *args: Any, **kwargs: Any) -> Any:
         function = make(model, *args, **kwargs)
-        if model.distribute_strategy in strategies and kind not in _made.get(model, ()):
-            raise _error(kind, model, f"make_{kind}_function()")
+        if model.distribute_strategy in strategies:
+            _check_made(kind, model, f"make_{kind}_function()")
         return function
 
     setattr(checked, borrowed.REPLACED, True)
     return checked
 
 
-def _error(kind: str, model: Any, own: str) -> FitError:
+def _check_made(kind: str, model: Any, own: str) -> None:
+    """Raises FitError if no strategy of this package has made a model's function."""
+    if kind in _made.get(model, ()):
+        return
     make = f"make_{kind}_function()"
-    return FitError(
+    raise FitError(
         f"the model {model.name!r}: its own {own} would take the steps in each worker alone. "
         f"Override {kind}_step() instead, which Keras calls for each batch, or let {make} call "
         f"super().{make} and then wrap self.{kind}_function."

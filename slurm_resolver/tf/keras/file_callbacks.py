@@ -6,13 +6,12 @@ ModelCheckpoint does not: it saves with the model's own methods (see `saving`).
 from __future__ import annotations
 
 import contextlib
-import functools
 import os
 import sys
 import tempfile
 import uuid
 from pathlib import Path
-from typing import Any, Callable, Dict, Iterator, List, Sequence, Tuple
+from typing import Any, Dict, Iterator, List, Sequence, Tuple
 
 import tensorflow as tf
 
@@ -27,6 +26,17 @@ def listed(callbacks: Any) -> List[Any]:
     """Returns the callbacks given to `fit`: several, one, None, or a CallbackList of Keras."""
     given = getattr(callbacks, "callbacks", callbacks)
     return [callback for callback in tf.nest.flatten(given) if callback is not None]
+
+
+def surround(arguments: Dict[str, Any], first: Any, last: Any) -> None:
+    """Adds callbacks before and after all others to the arguments of `fit`, or a CallbackList."""
+    given = arguments["callbacks"]
+    if not hasattr(given, "callbacks"):
+        arguments["callbacks"] = [first, *listed(given), last]
+    elif first not in given.callbacks:  # a list may be used again
+        last.set_model(given.model)
+        given.callbacks.insert(0, first)
+        given.callbacks.append(last)
 
 
 def writing(callbacks: Any) -> Iterator[Tuple[str, str, Any]]:
@@ -53,7 +63,7 @@ def one_writer(callbacks: Any, workers: Any, paths: Sequence[List[List[str]]]) -
                 changed = undo.enter_context(one_backup(callback, path, workers))
             elif [kind, path] in earlier:
                 scratch = undo.enter_context(tempfile.TemporaryDirectory())
-                changed[_PATHS[kind]] = os.path.join(scratch, os.path.basename(path))
+                changed = {_PATHS[kind]: os.path.join(scratch, os.path.basename(path))}
             for attribute, value in changed.items():
                 undo.callback(setattr, callback, attribute, getattr(callback, attribute))
                 setattr(callback, attribute, value)
@@ -81,8 +91,13 @@ def one_backup(callback: Any, path: str, workers: Any) -> Iterator[Dict[str, Any
                 f"{name}. Expected the same backup in all workers: use a folder on a file system "
                 "that all nodes share, or remove it on every node to train from the start."
             )
-    changed: Dict[str, Any] = {}
-    changed["on_train_end"] = functools.partial(_end, callback.on_train_end, workers)
+    remove_files = callback.on_train_end
+
+    def on_train_end(logs: Any = None) -> None:
+        workers.exchange("ends fit", None)  # once all have written them
+        remove_files(logs)
+
+    changed: Dict[str, Any] = {"on_train_end": on_train_end}
     # The file system decides, as no worker knows which others see its folder.
     claim = os.path.join(path, f".written-by-one-{told[0][1]}")
     try:
@@ -97,12 +112,6 @@ def one_backup(callback: Any, path: str, workers: Any) -> Iterator[Dict[str, Any
     finally:
         with contextlib.suppress(FileNotFoundError):
             os.rmdir(claim)
-
-
-def _end(on_train_end: Callable[[Any], None], workers: Any, logs: Any = None) -> None:
-    """Lets a callback remove its files once all workers have written them."""
-    workers.exchange("ends fit", None)
-    on_train_end(logs)
 
 
 def make_folder(original: Any, path: Any) -> Any:

@@ -164,9 +164,8 @@ def _initial_value(original: Callable[..., Any], *args: Any, **kwargs: Any) -> A
 
     A type that cannot be sent, such as the int8 of a quantized layer, is sent as a wider one.
     """
-    dtype = kwargs.get("dtype")
-    dtype = None if dtype is None else tf.as_dtype(dtype)
-    if dtype is None or dtype in _BROADCAST or not (dtype.is_floating or dtype.is_integer):
+    dtype = tf.as_dtype(kwargs.get("dtype") or tf.float32)
+    if dtype in _BROADCAST or not (dtype.is_floating or dtype.is_integer):
         return original(*args, **kwargs)
     integer = tf.int32 if dtype.size < 4 else tf.int64
     wider = tf.float32 if dtype.is_floating else integer

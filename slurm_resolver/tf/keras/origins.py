@@ -43,10 +43,9 @@ def serialized_graph(dataset: tf.data.Dataset) -> bytes:
     """Returns the graph of a dataset as a GraphDef, or b"" if it cannot be had."""
     try:
         ignore = tf.data.experimental.ExternalStatePolicy.IGNORE
-        graph: bytes = borrowed.GRAPH.of(dataset)(external_state_policy=ignore).numpy()
+        return bytes(borrowed.GRAPH.of(dataset)(external_state_policy=ignore).numpy())
     except (tf.errors.OpError, ValueError):
         return b""
-    return graph
 
 
 class _Graph:
@@ -56,68 +55,57 @@ class _Graph:
         graph = tf.compat.v1.GraphDef.FromString(serialized)
         self._nodes = {node.name: node for node in graph.node}
         self._functions = {each.signature.name: each for each in graph.library.function}
-        ends = [node.input[0] for node in graph.node if node.op == "_Retval"]
-        self.last = ends[0] if ends else ""  # the name of the last dataset's node
+        # the name of the last dataset's node
+        self.last = next((node.input[0] for node in graph.node if node.op == "_Retval"), "")
 
     def origins_of(self, name: str) -> List[Origin]:
         """Returns the origins of the tensors of the elements of a dataset's node."""
         node = self._nodes[name]
         count = len(node.attr["output_shapes"].list.shape)
-        datasets = [given for given in node.input if self._is_dataset(given)]
+        datasets = [
+            given
+            for given in node.input
+            if given in self._nodes and "output_shapes" in self._nodes[given].attr
+        ]
         inputs = [self.origins_of(given) for given in datasets]
         joined = [origin for origins in inputs for origin in origins]
         if "MapDataset" in node.op and len(datasets) == 1:
             captured = [Origin.EQUAL] * (len(node.input) - 1)
             return self._of_function(node.attr["f"].func.name, [*inputs[0], *captured])
-        own = min([_of_operation(node.op), *map(self._lowest, _called(node))])
+        own = self._lowest(node)
         # Batches, shuffles and the like keep each tensor; ZipDataset joins the tensors of several.
         if len(joined) == count:
             return [min(own, origin) for origin in joined]
         return [min([own, *joined])] * count
 
-    def _is_dataset(self, name: str) -> bool:
-        return name in self._nodes and "output_shapes" in self._nodes[name].attr
-
     def _of_function(self, name: str, given: List[Origin]) -> List[Origin]:
         """Returns the origins of a function's results, given those of its arguments."""
         function = self._functions[name]
-        known: Dict[str, Origin] = {}
-        for argument, origin in zip(function.signature.input_arg, given):
-            known[argument.name] = origin
+        names = (argument.name for argument in function.signature.input_arg)
+        known: Dict[str, Origin] = dict(zip(names, given))
         nodes = {node.name: node for node in function.node_def}
 
         def origin_of(tensor: str) -> Origin:
-            source = tensor.lstrip("^").split(":")[0]
+            source = tensor.split(":")[0]
             if source not in known:
+                if source not in nodes:
+                    return Origin.PYTHON  # an argument that the dataset's nodes do not show
                 node = nodes[source]
                 known[source] = Origin.EQUAL  # ends a loop
                 needed = (origin_of(one) for one in node.input if not one.startswith("^"))
-                own = min([_of_operation(node.op), *map(self._lowest, _called(node))])
-                known[source] = min([own, *needed])
+                known[source] = min([self._lowest(node), *needed])
             return known[source]
 
         return [origin_of(function.ret[out.name]) for out in function.signature.output_arg]
 
-    def _lowest(self, name: str) -> Origin:
-        """Returns the lowest origin of all operations in a function and in those that it calls."""
-        found = Origin.EQUAL
-        seen = set()
-        waiting = [name]
-        while waiting:
-            current = waiting.pop()
-            if current in seen or current not in self._functions:
-                continue
-            seen.add(current)
-            for node in self._functions[current].node_def:
-                found = min(found, _of_operation(node.op))
-                waiting.extend(_called(node))
-        return found
-
-
-def _of_operation(op: str) -> Origin:
-    if _RANDOM.search(op):
-        return Origin.RANDOM
-    return Origin.PYTHON if _PYTHON.search(op) else Origin.EQUAL
+    def _lowest(self, node: Any) -> Origin:
+        """Returns the lowest origin of a node and of those in the functions that it calls."""
+        if _RANDOM.search(node.op):
+            return Origin.RANDOM
+        own = Origin.PYTHON if _PYTHON.search(node.op) else Origin.EQUAL
+        called = [self._functions[name] for name in _called(node) if name in self._functions]
+        inner = (self._lowest(one) for function in called for one in function.node_def)
+        return min([own, *inner])
 
 
 def _called(node: Any) -> Iterable[str]:

@@ -6,7 +6,6 @@ system, so that every node gets the file if the path is on a disk of its own.
 
 from __future__ import annotations
 
-import concurrent.futures
 import contextlib
 import functools
 import os
@@ -19,6 +18,7 @@ from slurm_resolver.cluster.addresses import identity_of
 from slurm_resolver.errors import SavingError
 from slurm_resolver.slurm.step import SlurmStep
 from slurm_resolver.tf.keras import are_several
+from slurm_resolver.tf.keras.comparison import call_outside
 from slurm_resolver.tf.progress import reporter
 
 STALLED_SECONDS = 300.0  # until the others give up if the writing worker adds nothing
@@ -28,14 +28,15 @@ def save_once(
     save: Callable[..., Any], model: Any, filepath: Any, *args: Any, **kwargs: Any
 ) -> Any:
     """Calls a function of Keras that saves a model, in one of the workers that save to a path."""
-    local = isinstance(filepath, (str, os.PathLike)) and "://" not in str(filepath)
-    local = local and os.path.isdir(os.path.dirname(os.path.realpath(filepath)))
+    local = isinstance(filepath, (str, os.PathLike)) and os.path.isdir(
+        os.path.dirname(os.path.realpath(filepath))
+    )
     if not (are_several() and local):
         return save(model, filepath, *args, **kwargs)
     digest = 0
     optimizer = getattr(model, "optimizer", None)
     for variable in [*model.weights, *getattr(optimizer, "variables", ())]:
-        digest = zlib.crc32(memoryview(variable.numpy()).cast("B"), digest)
+        digest = zlib.crc32(variable.numpy().tobytes(), digest)
     # The workers do not wait for an incomplete save of an earlier start.
     identity = f"{identity_of(SlurmStep.read())} {args} {sorted(kwargs.items())} {digest}"
     with reporter.saving():
@@ -48,11 +49,9 @@ def attributes_to_skip(find: Callable[[str], Set[str]], kind: str) -> Set[str]:
     """Returns which attributes of a kind of object, such as "Optimizer", Keras does not save.
 
     To list them, Keras makes an object of that kind, and its variables, at each save and load. In a
-    strategy's scope, all workers have to make a variable together, but one may save alone. A new
-    thread is in no scope.
+    strategy's scope, all workers have to make a variable together, but one may save alone.
     """
-    with concurrent.futures.ThreadPoolExecutor(max_workers=1) as thread:
-        return thread.submit(find, kind).result()
+    return call_outside(functools.partial(find, kind))
 
 
 def write_once(path: str, identity: str, write: Callable[[str], object]) -> None:
@@ -80,16 +79,16 @@ def write_once(path: str, identity: str, write: Callable[[str], object]) -> None
 
 def _take(scratch: str, path: str) -> bool:
     """Makes the folder once no other process has it; returns whether another process had it."""
-    seen = -1
+    seen: Any = None
     since = time.monotonic()
     while True:
         with contextlib.suppress(FileExistsError):
             os.mkdir(scratch)  # asks the file server itself; stat may be answered from a cache
-            return seen >= 0
+            return seen is not None
         files = [os.path.join(parent, name) for parent, _, own in os.walk(scratch) for name in own]
-        size = sum(state[2] + 1 for state in map(_state, files) if state)
-        if size != seen:
-            seen = size
+        states = [_state(file) for file in files]
+        if states != seen:
+            seen = states
             since = time.monotonic()
         elif time.monotonic() - since > STALLED_SECONDS:
             raise SavingError(
