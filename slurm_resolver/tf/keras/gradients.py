@@ -56,21 +56,25 @@ def gradient(
 def _totals(step: Step, gradients: Sequence[Any]) -> List[Any]:
     """Returns the sums of all replicas' gradients.
 
-    The slices of all replicas are those of one process, unless their indices do not depend on the
-    batch: then their values are added.
+    The slices of all replicas are those of one process if their indices are by row. If the indices
+    do not depend on the batch, the values are added. Other slices, such as those of sparse inputs,
+    are not those of one process.
     """
-    same = [
-        isinstance(one, tf.IndexedSlices)
-        and step.analysis is not None
-        and step.analysis.value_of(one.indices).is_plain
-        for one in gradients
-    ]
+    same = [isinstance(one, tf.IndexedSlices) and _are_same(step, one) for one in gradients]
     parts = [one.values if kept else one for one, kept in zip(gradients, same)]
     totals = step.add([step.counted(part) for part in parts])
     return [
         tf.IndexedSlices(total, one.indices, one.dense_shape) if kept else total
         for one, total, kept in zip(gradients, totals, same)
     ]
+
+
+def _are_same(step: Step, slices: Any) -> bool:
+    """Whether a gradient has slices for the same indices in all replicas of a split step."""
+    if step.whole:
+        return False
+    what = "the indices of a sparse gradient"
+    return known(step, slices.indices, what, certain=not step.vouched).is_plain
 
 
 def _value_of_source(step: Step, source: Any) -> Value:
