@@ -46,13 +46,13 @@ def _update_state(step: Step, original: Method, metric: Any, *args: Any, **kwarg
         return
     alone = False  # whether each replica adds its own rows
     if not step.whole:
-        of_numbers = isinstance(metric, (keras.metrics.Mean, keras.metrics.Sum))
+        owner = next(kind for kind in type(metric).__mro__ if "update_state" in vars(kind))
         if _is_custom(metric):
             args, kwargs = tf.nest.map_structure(
                 lambda value: together(step, value, f"an argument of {metric.name!r}"),
                 (args, kwargs),
             )
-        elif of_numbers and not isinstance(metric, keras.metrics.MeanMetricWrapper):
+        elif owner in (keras.metrics.Mean, keras.metrics.Sum):
             args = _number(step, metric, *args, **kwargs)
             kwargs = {}
             alone = True
