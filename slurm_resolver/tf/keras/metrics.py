@@ -95,7 +95,7 @@ def _number(step: Step, metric: Any, values: Any, sample_weight: Any = None) -> 
     weight = SAME
     if sample_weight is not None:
         sample_weight = tf.convert_to_tensor(sample_weight)
-        weight = known(step, sample_weight, what, certain=True)
+        weight = known(step, sample_weight, what, certain=step.analysis is not None)
     counts = weight.kind is Kind.NUMBERS and weight.power_of_numbers == 1
     by_row = value.kind is Kind.ROWS and not value.power
     if (by_row and not counts) or (value.is_mean and counts):

@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import os
 import sys
-from typing import Any, Callable, Iterable, Optional, Tuple
+from typing import Any, Callable, Iterable, Optional
 
 import tensorflow as tf
 
@@ -18,7 +18,7 @@ from slurm_resolver.tf.keras import borrowed
 from slurm_resolver.tf.keras.step import Step
 from slurm_resolver.tf.rows.analysis import Analysis
 from slurm_resolver.tf.rows.rules import sizes_of
-from slurm_resolver.tf.rows.values import COMPONENT, MEAN, SAME, SUM, Kind, Value, rows
+from slurm_resolver.tf.rows.values import COMPONENT, COUNT, MEAN, SAME, SUM, Kind, Value, rows
 
 _STEP = "run_in"  # the function of `step` that calls a replica's step
 
@@ -52,6 +52,8 @@ def known(step: Step, tensor: Any, what: str, *, certain: bool = False) -> Value
     Raises:
         ComputeWholeError: if the step must compute the whole batch.
     """
+    if step.analysis is None and certain:
+        raise ComputeWholeError(f"{what}: it runs eagerly", vouched=True)
     if step.analysis is None or not isinstance(tensor, tf.Tensor):
         return _assumed(step, tensor)
     value: Value = step.analysis.value_of(tensor)
@@ -105,7 +107,7 @@ def _assumed(step: Step, tensor: Any) -> Value:
     When a step is traced, the number of its rows is unknown.
     """
     if tensor.shape.rank == 0:
-        return MEAN
+        return COUNT if tensor.dtype.is_integer else MEAN
     own = None if step.analysis is not None else int(step.own)
     return rows() if tensor.shape.rank is None or tensor.shape[0] == own else SAME
 
@@ -174,14 +176,16 @@ def line_of_program(operation: Any) -> Optional[str]:
     for frame in operation.traceback:
         if frame.name == _STEP and frame.filename.endswith(os.path.join("keras", "step.py")):
             found = None
-        elif not frame.filename.startswith(_libraries()):
+        elif not _is_of_library(frame.filename):
             found = frame
     return found and f"{os.path.basename(found.filename)}:{found.lineno}"
 
 
 @functools.cache
-def _libraries() -> Tuple[str, ...]:
-    """Returns the folders of Keras, TensorFlow and this package."""
+def _is_of_library(file: str) -> bool:
+    """Whether a file belongs to Python, Keras, TensorFlow or this package."""
     names = ("keras", "tensorflow", "slurm_resolver")
     files = [sys.modules[name].__file__ for name in names]
-    return tuple(os.path.dirname(file) + os.sep for file in files if file)
+    folders = tuple(os.path.dirname(one) + os.sep for one in files if one)
+    of_python = file.startswith(os.path.dirname(os.__file__) + os.sep)
+    return file.startswith(folders) or (of_python and "-packages" not in file)

@@ -13,6 +13,7 @@ from slurm_resolver.tf.rows.operations import FOLDED, STATEFUL
 from slurm_resolver.tf.rows.rules import derive, join
 from slurm_resolver.tf.rows.values import SAME, Kind, Reason, UnprovenError, Value
 
+_CHANGING = ("Assign", "LookupTableInsert", "Resource")  # what changes variables, and tables
 _ROUNDS = 8  # after which what is known of the variables of a loop must no longer change
 
 
@@ -85,6 +86,8 @@ class _Graph:
             found = self._results(operation, values)
         except UnprovenError as error:
             found = _unknown(operation, error)
+        except (ValueError, TypeError, LookupError) as error:  # such as for an unknown rank
+            found = _unknown(operation, UnprovenError(f"no rule for its inputs: {error}"))
         if not isinstance(found, list):
             found = [found] * len(operation.outputs)
         self._values.update({one.ref(): value for one, value in zip(operation.outputs, found)})
@@ -160,7 +163,7 @@ class _Graph:
                     _CALLS[operation.type](self, operation, values)
                 for inner in self._called[operation]:
                     yield from inner.assigned(inner.graph.get_operations())
-            elif operation.type.startswith(("Assign", "Resource")) and not operation.outputs:
+            elif operation.type.startswith(_CHANGING) and not operation.outputs:
                 values = [self.value_of(one) for one in list(operation.inputs)[1:]]
                 value = next((one for one in values if not one.is_plain), SAME)
                 yield operation, self._handle_of(operation.inputs[0]), value

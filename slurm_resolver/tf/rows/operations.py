@@ -29,14 +29,14 @@ OF_SHAPE = _names(
 # The result has the same rows, and is linear.
 KEEPING = _names(
     """
-    BiasAdd Cast CheckNumerics Conj EnsureShape Identity Imag Neg PreventGradient Real Snapshot
+    Cast CheckNumerics Conj EnsureShape Identity Imag Neg PreventGradient Real Snapshot
     StopGradient
     """
 )
 # Each entry of the result is a function of the entries at its place.
 ENTRIES = _names(
     """
-    Abs Acos Acosh Angle AsString Asin Asinh Atan Atan2 Atanh BesselI0e BesselI1e Bitcast BitwiseAnd
+    Abs Acos Acosh Angle AsString Asin Asinh Atan Atan2 Atanh BesselI0e BesselI1e BitwiseAnd
     BitwiseOr BitwiseXor Bucketize Ceil ClipByValue ComplexAbs Cos Cosh Digamma Elu Equal Erf Erfc
     Erfinv Exp Expm1 Floor FloorDiv FloorMod Greater GreaterEqual Igamma Igammac Inv Invert IsFinite
     IsInf IsNan LeakyRelu LeftShift Less LessEqual Lgamma Log Log1p LogicalAnd LogicalNot LogicalOr

@@ -37,6 +37,7 @@ Rule = Callable[[Any, Values], Found]
 
 _CONSTANT = "a constant with an entry for each row of the batch"
 _KNOWN = {Kind.SAME, Kind.NUMBERS}
+_MOST = 2**24  # entries of a tensor whose rows are followed through TensorFlow's operations
 
 
 def derive(operation: Any, values: Values) -> Found:
@@ -63,7 +64,7 @@ def _of_sum(operation: Any, values: Values, sums: Values) -> Value:
         divides = operation.type in operations.DIVIDING
         if not divides or values[0] is found:
             return found._replace(power=found.power + sum(others) * (-1 if divides else 1))
-    elif operation.type in operations.LINEAR and len(set(sums)) == 1 and not any(others):
+    elif _is_linear(operation, values) and len(set(sums)) == 1 and not any(others):
         # The mean of a constant is that constant, but its sum is not.
         constants = [
             tf.get_static_value(tensor)
@@ -74,6 +75,13 @@ def _of_sum(operation: Any, values: Values, sums: Values) -> Value:
         if (found.is_mean or not added) and floating != [True, False]:
             return found
     raise refuted("a sum or mean over the rows, and not a linear function of it alone")
+
+
+def _is_linear(operation: Any, values: Values) -> bool:
+    """Whether the result is a linear function of the sums among the inputs, not of a place."""
+    if operation.type in operations.JOINING:
+        return True
+    return operation.type in operations.LINEAR and values[0].kind is Kind.SUM
 
 
 def _power(value: Value) -> int:
@@ -187,7 +195,10 @@ def _labels(tensor: Any, value: Value, batch: Batch) -> Any:
     line = np.frombuffer(value.layout[FOLLOWED.index(batch)], np.int32)
     places = [1] * tensor.shape.rank
     places[value.axis] = -1
-    return np.broadcast_to(line.reshape(places), _sizes(tensor, value, batch))
+    sizes = _sizes(tensor, value, batch)
+    if np.prod(sizes) > _MOST:
+        raise UnprovenError("more entries than are followed")
+    return np.broadcast_to(line.reshape(places), sizes)
 
 
 def _read(arrays: Sequence[Any], power: int) -> Value:
@@ -390,6 +401,8 @@ def _reduction(operation: Any, values: Values) -> Value:
 
 def _one_hot(operation: Any, values: Values) -> Value:
     """Is the rule of OneHot, which adds an axis."""
+    if not all(value.is_plain for value in values[1:]):
+        raise refuted("as many entries as rows")
     axis = operation.get_attr("axis")
     return _relabelled(values[0], operation.inputs[0], lambda array: np.expand_dims(array, axis))
 
@@ -551,7 +564,7 @@ RULES: Dict[str, Rule] = {
     **dict.fromkeys(operations.MATRIX_PRODUCTS, _matrix_product),
     **dict.fromkeys(operations.WINDOWS, _combining(_all_but_first)),
     **dict.fromkeys(operations.TRANSPOSED_WINDOWS, _combining(_all_but_first, place=2)),
-    **dict.fromkeys(["Softmax", "LogSoftmax", "TopKV2"], _combining(_last(1))),
+    **dict.fromkeys(["BiasAdd", "Softmax", "LogSoftmax", "TopKV2"], _combining(_last(1))),
     **dict.fromkeys(["FFT", "IFFT", "RFFT", "IRFFT"], _combining(_last(1))),
     **dict.fromkeys(["Cholesky", "MatrixInverse", "FFT2D", "IFFT2D"], _combining(_last(2))),
     **dict.fromkeys(["Cumsum", "Cumprod", "CumulativeLogsumexp"], _combining(_given)),

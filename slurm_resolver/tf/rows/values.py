@@ -129,6 +129,7 @@ SAME = Value(Kind.SAME)
 SUM = Value(Kind.SUM)
 MEAN = Value(Kind.SUM, power=-1)
 COMPONENT = Value(Kind.COMPONENT)
+COUNT = Value(Kind.NUMBERS, entries=tuple((batch.rows,) for batch in BATCHES))
 
 
 def rows(axis: int = 0, layout: Layout = (), power: int = 0) -> Value:
