@@ -52,7 +52,7 @@ THREE = [
 NAMES = {2: ["*"], 3: THREE}
 
 # What is not known: the workers split the batches if the user vouches for them.
-UNKNOWN = ["step_eagerly"]
+UNKNOWN = ["data_sparse_inputs", "step_eagerly"]
 # With what compares rows, or cannot be put together: every worker computes whole batches.
 COMPARING = [
     *("data_ragged", "loss_activity_of_batch", "loss_reduction_none", "loss_two_outputs"),

@@ -312,7 +312,8 @@ class StepFunction:
             graph.seed = (graph.seed + 1_000_003 * step.draw) % _SEEDS
         part = without_optionals(part)
         step.vouched = self._vouched
-        if self._splits and not step.whole and not tf.executing_eagerly():
+        step.whole |= not self._splits  # one replica has all rows
+        if not step.whole and not tf.executing_eagerly():
             step.analysis = analysis_of(part)
         if self._strategy.sharing.local > 1:  # the replicas' threads make variables together
             return run_in(step, lambda: self._compute(step, part))
