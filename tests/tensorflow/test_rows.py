@@ -78,6 +78,7 @@ x * tf.cast(tf.range(tf.shape(x)[0]), tf.float32)[:, None]             -> no rul
 tf.cumsum(x, axis=1)                                                   -> by row
 tf.cumsum(x, axis=0)                                                   -> refuted
 tf.nn.softmax(x)                                                       -> by row
+tf.nn.softmax(x / count(x))                                            -> refuted
 tf.nn.softmax(tf.transpose(x))                                         -> refuted
 tf.sort(x, axis=0)                                                     -> refuted
 tf.gather(x, tf.argmax(x, axis=1), batch_dims=1)                       -> by row

@@ -78,12 +78,14 @@ def _is_custom(metric: Any) -> bool:
 
 
 def _check_rows(step: Step, metric: Any, values: Any) -> None:
-    """Raises ComputeWholeError unless a metric of Keras gets tensors by row."""
+    """Raises ComputeWholeError unless a metric of Keras gets tensors of the same rows."""
     what = f"an argument of the metric {metric.name!r}"
+    layouts = set()
     for value in filter(tf.is_tensor, values):
         found = known(step, value, what)
         by_row = found.kind is Kind.ROWS and not found.axis and not found.power
-        if not by_row and not (found.is_plain and value.shape.rank == 0):
+        layouts.update([found.layout] if by_row else [])
+        if len(layouts) > 1 or not (by_row or (found.is_plain and value.shape.rank == 0)):
             raise refuse(what, found)
 
 
@@ -98,7 +100,8 @@ def _number(step: Step, metric: Any, values: Any, sample_weight: Any = None) -> 
         weight = known(step, sample_weight, what, certain=step.analysis is not None)
     counts = weight.kind is Kind.NUMBERS and weight.power_of_numbers == 1
     by_row = value.kind is Kind.ROWS and not value.power
-    if (by_row and not counts) or (value.is_mean and counts):
+    weighted = weight.is_plain or (not weight.power and weight.layout == value.layout)
+    if (by_row and weighted) or (value.is_mean and counts):
         return values, sample_weight
     is_sum = value.kind is Kind.SUM and not value.power
     if not weight.is_plain or not (value.is_plain or value.is_mean or is_sum):

@@ -160,8 +160,7 @@ class Step:
         self._changed = {}
         self.statistics = []
         self.comparison = None
-        own = [variable.value - self._before[id(variable)] for variable in changed]
-        own = [tf.where(self.count > 0, value, tf.zeros_like(value)) for value in own]
+        own = [self.counted(one.value - self._before[id(one)]) for one in changed]
         own += [self._weighted(tf.convert_to_tensor(one.value)) for one in statistics]
         if comparison is not None:
             own.append(comparison.row(self.replica, self.digest, self.names))

@@ -178,12 +178,12 @@ def sizes_of(tensor: Any, value: Value) -> Value:
 
 
 def _shapes(operation: Any, values: Values) -> List[Value]:
-    """Is the rule of Shape and ShapeN."""
+    """Rule for Shape and ShapeN."""
     return [sizes_of(tensor, value) for tensor, value in zip(operation.inputs, values)]
 
 
 def _size(operation: Any, values: Values) -> Value:
-    """Is the rule of Size: the number of all entries."""
+    """Rule for Size: the number of all entries."""
     (found,) = _shapes(operation, values)
     return found._replace(entries=tuple((int(np.prod(sizes)),) for sizes in found.entries))
 
@@ -212,9 +212,8 @@ def _read(arrays: Sequence[Any], power: int) -> Value:
     found = set()
     layout = []
     for batch, array in zip(FOLLOWED, arrays):
-        others = np.max(array, initial=0) if array.ndim == 0 else array
         lines = [
-            np.max(others, axis=tuple(other for other in range(array.ndim) if other != axis))
+            np.max(array, axis=tuple(other for other in range(array.ndim) if other != axis))
             for axis in range(array.ndim)
         ]
         for axis, line in enumerate(lines):
@@ -231,7 +230,7 @@ def _read(arrays: Sequence[Any], power: int) -> Value:
 
 
 def _moved(operation: Any, values: Values) -> Found:
-    """Is the rule of operations that only move entries, or put constants beside them.
+    """Rule for operations that only move entries, or put constants beside them.
 
     They move the numbers of the rows instead. Inputs of another type than the rows, such as axes
     and sizes, must be known.
@@ -245,6 +244,7 @@ def _moved(operation: Any, values: Values) -> Found:
     of_rows = {name for name, value in zip(types, values) if value.kind is Kind.ROWS}
     if len(powers) != 1 or len(of_rows) != 1:
         raise UnprovenError("no rule for these inputs")
+    (power,) = powers
 
     def inputs(batch: Batch) -> List[Any]:
         make = {True: _labels, False: _array}
@@ -254,7 +254,7 @@ def _moved(operation: Any, values: Values) -> Found:
         ]
 
     results = [_run(operation, inputs(batch)) for batch in FOLLOWED]
-    found = [_read(arrays, powers.copy().pop()) for arrays in zip(*results)]
+    found = [_read(arrays, power) for arrays in zip(*results)]
     if operation.type in ("StridedSlice", "Slice") and found[0].kind is Kind.ROWS:
         _check_slice(operation, values, found[0])
     return found
@@ -299,7 +299,7 @@ def _aligned(operation: Any, values: Values) -> Value:
 
 
 def _entries(operation: Any, values: Values) -> Value:
-    """Is the rule of any function of the entries at one place."""
+    """Rule for any function of the entries at one place."""
     for value in values:
         if value.power or (value.kind is not Kind.ROWS and _power(value)):
             raise refuted("a function of the number of rows")
@@ -307,7 +307,7 @@ def _entries(operation: Any, values: Values) -> Value:
 
 
 def _sum(operation: Any, values: Values) -> Value:
-    """Is the rule of sums, whose parts have the same power of the number of rows."""
+    """Rule for sums, whose parts have the same power of the number of rows."""
     powers = {value.power if value.kind is Kind.ROWS else _power(value) for value in values}
     if len(powers) > 1:
         raise refuted("a sum with the number of rows")
@@ -315,7 +315,7 @@ def _sum(operation: Any, values: Values) -> Value:
 
 
 def _choice(operation: Any, values: Values) -> Value:
-    """Is the rule of a choice between two tensors.
+    """Rule for a choice between two tensors.
 
     If the condition is the same everywhere, the result is one of them; otherwise, it is a function
     of each entry.
@@ -325,7 +325,7 @@ def _choice(operation: Any, values: Values) -> Value:
 
 
 def _product(operation: Any, values: Values) -> Value:
-    """Is the rule of products and quotients.
+    """Rule for products and quotients.
 
     Powers of the number of rows are added or subtracted.
     """
@@ -335,7 +335,7 @@ def _product(operation: Any, values: Values) -> Value:
 
 
 def _first(operation: Any, values: Values) -> Value:
-    """Is the rule of what changes no rows."""
+    """Rule for what changes no rows."""
     return values[0]
 
 
@@ -364,6 +364,8 @@ def _combining(axes: Callable[[Any, int], Iterable[int]], *, place: int = 0) -> 
             other in found or other.is_plain or other.kind is Kind.NUMBERS for other in values
         ):
             raise refuted("rows with other rows")
+        if value.power:
+            raise refuted("a function of the number of rows")
         if value.axis in axes(operation, operation.inputs[place].shape.rank):
             raise refuted("all rows together")
         return value
@@ -389,7 +391,7 @@ def _relabelled(value: Value, tensor: Any, change: Callable[[Any], Any]) -> Valu
 
 
 def _reduction(operation: Any, values: Values) -> Value:
-    """Is the rule of what reduces axes: along that of the rows, only a sum or a mean is known."""
+    """Rule for what reduces axes: along that of the rows, only a sum or a mean is known."""
     value = values[0]
     tensor = operation.inputs[0]
     axes = tuple(_axes(operation, 1, tensor.shape.rank))
@@ -400,7 +402,7 @@ def _reduction(operation: Any, values: Values) -> Value:
 
 
 def _one_hot(operation: Any, values: Values) -> Value:
-    """Is the rule of OneHot, which adds an axis."""
+    """Rule for OneHot, which adds an axis."""
     if not all(value.is_plain for value in values[1:]):
         raise refuted("as many entries as rows")
     axis = operation.get_attr("axis")
@@ -428,7 +430,7 @@ def _contraction(operation: Any, values: Values, labels: Sequence[str], result: 
 
 
 def _matrix_product(operation: Any, values: Values) -> Value:
-    """Is the rule of MatMul and BatchMatMul, whose first axes are those of a batch of matrices."""
+    """Rule for MatMul and BatchMatMul, whose first axes are those of a batch of matrices."""
     names = ("transpose_a", "transpose_b") if operation.type == "MatMul" else ("adj_x", "adj_y")
     batch = "abcdefghijkl"[: operation.outputs[0].shape.rank - 2]
     labels = []
@@ -439,7 +441,7 @@ def _matrix_product(operation: Any, values: Values) -> Value:
 
 
 def _einsum(operation: Any, values: Values) -> Value:
-    """Is the rule of Einsum, whose equation names the axes."""
+    """Rule for Einsum, whose equation names the axes."""
     left, _, result = operation.get_attr("equation").decode().partition("->")
     labels = left.split(",")
     others = "0123456789"[: operation.outputs[0].shape.rank - len(result) + 3]
@@ -453,7 +455,7 @@ def _einsum(operation: Any, values: Values) -> Value:
 
 
 def _of_shape(operation: Any, values: Values) -> Value:
-    """Is the rule of what has a shape with rows, and is random or the same everywhere.
+    """Rule for what has a shape with rows, and is random or the same everywhere.
 
     The shape is the first input; of BroadcastTo and Tile, it is the second.
     """
@@ -484,7 +486,7 @@ def _of_shape(operation: Any, values: Values) -> Value:
 
 
 def _gather(operation: Any, values: Values) -> Found:
-    """Is the rule of GatherV2: of a table, of other axes than that of the rows, or in each row."""
+    """Rule for GatherV2: of a table, of other axes than that of the rows, or in each row."""
     data, indices = values[:2]
     (axis,) = _axes(operation, 2, operation.inputs[0].shape.rank)
     batch = operation.get_attr("batch_dims")
@@ -499,7 +501,7 @@ def _gather(operation: Any, values: Values) -> Found:
 
 
 def _sparse(operation: Any, values: Values) -> Value:
-    """Is the rule of what makes dense rows of a sparse tensor."""
+    """Rule for what makes dense rows of a sparse tensor."""
     kinds = {value.kind for value in values[:3]}
     if kinds != {Kind.COMPONENT, Kind.NUMBERS} or not values[-1].is_plain:
         raise UnprovenError("no rule")
@@ -510,24 +512,24 @@ def _sparse(operation: Any, values: Values) -> Value:
 
 
 def _element(operation: Any, values: Values) -> Value:
-    """Is the rule of TensorListGetItem."""
+    """Rule for TensorListGetItem."""
     return values[0].entries[0] if values[0].entries else SAME
 
 
 def _set_element(operation: Any, values: Values) -> Value:
-    """Is the rule of TensorListSetItem and TensorListPushBack."""
+    """Rule for TensorListSetItem and TensorListPushBack."""
     return join(values[0], list_of(values[-1]))
 
 
 def _list(operation: Any, values: Values) -> Value:
-    """Is the rule of TensorListFromTensor, which splits the first axis."""
+    """Rule for TensorListFromTensor, which splits the first axis."""
     if not values[0].axis:
         raise UnprovenError("a loop over the rows")
     return list_of(values[0]._replace(axis=values[0].axis - 1))
 
 
 def _stack(operation: Any, values: Values) -> Value:
-    """Is the rule of TensorListStack, which adds a first axis."""
+    """Rule for TensorListStack, which adds a first axis."""
     value = _element(operation, values)
     return value._replace(axis=value.axis + 1) if value.kind is Kind.ROWS else value
 
