@@ -12,8 +12,9 @@ import os
 import shutil
 import tarfile
 import zipfile
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Callable, Dict, Iterator, Optional
+from typing import Callable
 
 import nox
 
@@ -67,7 +68,7 @@ def install(session: nox.Session, *packages: str) -> None:
     session.install(*TOOLS, *packages)
 
 
-def run_tests(session: nox.Session, *arguments: str, env: Optional[Dict[str, str]] = None) -> None:
+def run_tests(session: nox.Session, *arguments: str, env: dict[str, str] | None = None) -> None:
     """Runs pytest without its cache, which two sessions would write at the same time."""
     session.run("python", "-m", "pytest", "-q", "-p", "no:cacheprovider", *arguments, env=env)
 
@@ -104,7 +105,7 @@ def tensorflow(session: nox.Session, tensorflow: str) -> None:
         two_workers_with_keras(session, "installed", {})
 
 
-def two_workers_with_keras(session: nox.Session, version: str, env: Dict[str, str]) -> None:
+def two_workers_with_keras(session: nox.Session, version: str, env: dict[str, str]) -> None:
     """Compares two workers with one process, with the first Keras on the path."""
     env = {**env, "KERAS_VERSION": version}
     run_tests(session, "tests/tensorflow/test_keras_versions.py", env=env)

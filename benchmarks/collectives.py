@@ -12,7 +12,6 @@ It needs the package, TensorFlow and a real Slurm.
 from __future__ import annotations
 
 import random
-from typing import Dict, List, Tuple
 
 import report
 from comparison import Comparison, add_options, compare, seconds_tables
@@ -21,10 +20,10 @@ from hosts import HOSTS, start_hosts
 DISTRIBUTIONS = ["block", "cyclic", "plane", "arbitrary"]
 ORDERS = ["ring", "rank"]
 TASK = report.FOLDER / "collectives_task.py"
-Comparisons = Dict[Tuple[int, str], Comparison]  # by the number of workers and the distribution
+Comparisons = dict[tuple[int, str], Comparison]  # by the number of workers and the distribution
 
 
-def srun_options(per_host: int, distribution: str) -> List[str]:
+def srun_options(per_host: int, distribution: str) -> list[str]:
     """Returns the options that put this many workers on every host."""
     if distribution == "arbitrary":
         names = HOSTS * per_host
@@ -57,8 +56,8 @@ def draw(comparisons: Comparisons, *, write: bool) -> str:
 
     Rank order has a line for each distribution; ring order has one for the worst distribution.
     """
-    lines: Dict[str, Tuple[List[float], List[float]]] = {}
-    worst: Dict[int, float] = {}
+    lines: dict[str, tuple[list[float], list[float]]] = {}
+    worst: dict[int, float] = {}
     for (workers, distribution), one in comparisons.items():
         xs, ys = lines.setdefault(f"{distribution}, by rank", ([], []))
         xs.append(workers)

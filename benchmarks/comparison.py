@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import argparse
 import statistics
-from typing import Dict, List, NamedTuple, Optional, Sequence
+from collections.abc import Sequence
+from typing import NamedTuple
 
 import report
 from hosts import Measured, Step
@@ -22,7 +23,7 @@ class Comparison(NamedTuple):
 
     label: str
     size: int
-    measured: Dict[Optional[int], Dict[str, List[Measured]]]
+    measured: dict[int | None, dict[str, list[Measured]]]
 
     def busiest(self, variant: str) -> float:
         """Returns what the busiest host sends in a step."""
@@ -57,7 +58,7 @@ def compare(label: str, step: Step, args: argparse.Namespace) -> Comparison:
 
 def seconds_tables(
     heading: str, comparisons: Sequence[Comparison], args: argparse.Namespace
-) -> List[str]:
+) -> list[str]:
     """Returns a caption and a table for each rate, and for links without a limit."""
     parts = []
     for rate in [*args.mbit, None]:
@@ -67,7 +68,7 @@ def seconds_tables(
     return parts
 
 
-def _seconds_table(heading: str, comparisons: Sequence[Comparison], rate: Optional[int]) -> str:
+def _seconds_table(heading: str, comparisons: Sequence[Comparison], rate: int | None) -> str:
     """Returns a table of the seconds of a step, and of what limits it.
 
     "Link alone" is the time that the busiest link needs for its bytes. If a step takes longer and

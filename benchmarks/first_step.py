@@ -10,7 +10,7 @@ import shlex
 import statistics
 import sys
 import time
-from typing import Any, Dict, List
+from typing import Any
 
 import report
 from real_slurm import ENVIRONMENT, start_slurm
@@ -43,7 +43,7 @@ def main() -> None:
     """Publishes a table."""
     parser = report.make_parser(__doc__, rounds=9)
     args = parser.parse_args()
-    taken: Dict[str, List[float]] = {way: [] for way in WAYS}
+    taken: dict[str, list[float]] = {way: [] for way in WAYS}
     with start_slurm(NODES) as slurm:
         for _ in range(args.rounds):
             for way in WAYS:

@@ -14,7 +14,7 @@ import random
 import statistics
 import time
 from collections import defaultdict
-from typing import Any, Callable, Dict, List, Tuple
+from typing import Any, Callable
 
 os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"
 
@@ -32,7 +32,7 @@ SLOW = 0.5  # seconds: a slower package runs only once, and not with longer list
 Work = Callable[[], Any]
 
 
-def host_lists(size: int) -> Dict[str, List[str]]:
+def host_lists(size: int) -> dict[str, list[str]]:
     """Returns lists of host names, by their special feature."""
     shuffled = [f"n{i}" for i in range(size)]
     random.Random(1).shuffle(shuffled)
@@ -47,7 +47,7 @@ def host_lists(size: int) -> Dict[str, List[str]]:
     }
 
 
-def expansions(names: List[str]) -> Dict[str, Work]:
+def expansions(names: list[str]) -> dict[str, Work]:
     """Returns the functions that expand these names' list, by package, ours first."""
     text = sr.compress_hostlist(names)
     return {
@@ -58,7 +58,7 @@ def expansions(names: List[str]) -> Dict[str, Work]:
     }
 
 
-def foldings(names: List[str]) -> Dict[str, Work]:
+def foldings(names: list[str]) -> dict[str, Work]:
     """Returns the functions that fold these names, by package, ours first. TensorFlow has none."""
     return {
         OURS: lambda: sr.compress_hostlist(names),
@@ -67,7 +67,7 @@ def foldings(names: List[str]) -> Dict[str, Work]:
     }
 
 
-def defect(result: Any, names: List[str]) -> str:
+def defect(result: Any, names: list[str]) -> str:
     """Returns what is wrong with a result, or "".
 
     The result is a list of names, a folded list, or an exception.
@@ -83,7 +83,7 @@ def defect(result: Any, names: List[str]) -> str:
     return "another order" if sorted(found) == sorted(names) else "other names"
 
 
-def run(work: Work) -> Tuple[float, Any]:
+def run(work: Work) -> tuple[float, Any]:
     """Returns the CPU time of the work, and its result or the exception that it raised."""
     gc.collect()
     start = time.process_time()
@@ -94,13 +94,13 @@ def run(work: Work) -> Tuple[float, Any]:
     return time.process_time() - start, result
 
 
-def compare(works: Dict[str, Work], names: List[str], slow: Dict[str, str]) -> List[str]:
+def compare(works: dict[str, Work], names: list[str], slow: dict[str, str]) -> list[str]:
     """Returns the cells of a row: for each package the ratio to our time, or why there is none.
 
     Packages in `slow` are left out; those that are slow now are added to it.
     """
     cells = dict(slow)
-    taken: Dict[str, List[float]] = {}
+    taken: dict[str, list[float]] = {}
     for name, work in works.items():
         if name in slow:
             continue
@@ -131,7 +131,7 @@ def main() -> None:
     args = parser.parse_args()
     parts = []
     for direction, works_of in (("expand", expansions), ("fold", foldings)):
-        slow: Dict[str, Dict[str, str]] = defaultdict(dict)  # by kind of list, then by package
+        slow: dict[str, dict[str, str]] = defaultdict(dict)  # by kind of list, then by package
         for size in args.counts:
             rows = [
                 (kind, *compare(works_of(names), names, slow[kind]))

@@ -10,18 +10,11 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import (
     Any,
-    Dict,
-    Iterable,
-    Iterator,
-    List,
-    Mapping,
     NamedTuple,
-    Optional,
-    Sequence,
-    Tuple,
 )
 
 from real_slurm import start_slurm
@@ -37,7 +30,7 @@ _ANSWER_TIMEOUT = 240.0
 class Measured(NamedTuple):
     """Bytes that each host sent in a step, the step's seconds, and the share of busy CPU time."""
 
-    sent: Dict[str, float]
+    sent: dict[str, float]
     seconds: float
     busy: float
 
@@ -56,7 +49,7 @@ class Hosts:
     def __init__(self, slurm: SlurmCluster) -> None:
         self._slurm = slurm
 
-    def limit_links(self, mbit: Optional[int]) -> None:
+    def limit_links(self, mbit: int | None) -> None:
         """Limits each host to sending and receiving `mbit` Mbit/s; None removes the limit.
 
         The queues are long enough that no packet is dropped.
@@ -70,7 +63,7 @@ class Hosts:
                     queue = f"tbf rate {mbit}mbit burst 128kb limit 32mb"
                     self._slurm.run(f"tc qdisc replace dev {device} root {queue}", node=node)
 
-    def bytes_sent(self) -> Dict[str, int]:
+    def bytes_sent(self) -> dict[str, int]:
         """Returns the bytes that each host has sent so far: those that its port has received."""
         devices = self._slurm.run(["cat", "/proc/net/dev"]).stdout
         received = dict(re.findall(r"^ *port(\d): *(\d+)", devices, re.M))
@@ -120,7 +113,7 @@ class Step:
     def __init__(self, hosts: Hosts, srun: Any, variants: Iterable[str]) -> None:
         self.hosts = hosts
         self._srun = srun
-        self._files: Dict[str, List[Any]] = {variant: [] for variant in variants}
+        self._files: dict[str, list[Any]] = {variant: [] for variant in variants}
 
     def __enter__(self) -> Step:
         return self
@@ -170,9 +163,9 @@ class Step:
         sent = {name: (sent_after[name] - sent_before[name]) / times for name in HOSTS}
         return Measured(sent, seconds / times, busy)
 
-    def measure_in_turn(self, times: int, rounds: int) -> Dict[str, List[Measured]]:
+    def measure_in_turn(self, times: int, rounds: int) -> dict[str, list[Measured]]:
         """Measures the variants in turn; returns the results of all rounds by variant."""
-        results: Dict[str, List[Measured]] = {variant: [] for variant in self._files}
+        results: dict[str, list[Measured]] = {variant: [] for variant in self._files}
         for number in range(rounds):
             # Every second round has the opposite order.
             for variant in list(self._files)[:: -1 if number % 2 else 1]:
@@ -180,7 +173,7 @@ class Step:
         return results
 
 
-def _cpu_ticks() -> Tuple[int, int]:
+def _cpu_ticks() -> tuple[int, int]:
     """Returns the ticks that the machine's CPUs have been idle, and all their ticks."""
     with open("/proc/stat", encoding="ascii") as file:
         ticks = [int(word) for word in file.readline().split()[1:9]]

@@ -10,14 +10,15 @@ from __future__ import annotations
 import shlex
 import statistics
 import sys
-from typing import Any, Dict, Iterator, List, NamedTuple, Tuple
+from collections.abc import Iterator
+from typing import Any, NamedTuple
 
 import report
 from real_slurm import ENVIRONMENT, start_slurm
 
 # The names of a library and a way in keras_fit_task.py.
-Way = Tuple[str, str]
-WAYS: Dict[Way, str] = {
+Way = tuple[str, str]
+WAYS: dict[Way, str] = {
     ("keras", "1"): "fit of Keras 3",
     ("keras", "10"): "fit of Keras 3, steps_per_execution=10",
     ("keras", "uneven"): "fit of Keras 3, uneven batches",
@@ -39,14 +40,14 @@ class Pair(NamedTuple):
     fit_cpu: float
 
 
-Results = Dict[str, Dict[Way, List[Pair]]]  # by model and way
+Results = dict[str, dict[Way, list[Pair]]]  # by model and way
 
 
 def main() -> None:
     """Publishes a table for each number of workers, and a plot."""
     parser = report.make_parser(__doc__, counts=[2, 4], of="workers", rounds=2)
     args = parser.parse_args()
-    results: Dict[int, Results] = {}
+    results: dict[int, Results] = {}
     with start_slurm(2) as slurm:
         for workers in args.counts:
             results[workers] = {model: {way: [] for way in WAYS} for model in MODELS}
@@ -59,7 +60,7 @@ def main() -> None:
     report.publish("keras_fit", "\n\n".join(parts), write=args.write)
 
 
-def measure(slurm: Any, workers: int, library: str) -> Iterator[Tuple[str, str, Pair]]:
+def measure(slurm: Any, workers: int, library: str) -> Iterator[tuple[str, str, Pair]]:
     """Yields the model, the way and the times of each pair of blocks."""
     models = [",".join(map(str, model)) for model in MODELS.values()]
     command = shlex.join([*TASK, library, *models])
@@ -71,7 +72,7 @@ def measure(slurm: Any, workers: int, library: str) -> Iterator[Tuple[str, str, 
             yield names[width], kind, Pair(*map(float, times))
 
 
-def ratio_quartiles(pairs: List[Pair]) -> List[float]:
+def ratio_quartiles(pairs: list[Pair]) -> list[float]:
     """Returns the quartiles of the steps that `fit` does while the loop does one."""
     return statistics.quantiles((pair.loop / pair.fit for pair in pairs), method="inclusive")
 
@@ -95,7 +96,7 @@ def table(workers: int, results: Results) -> str:
     return report.table(headings, rows)
 
 
-def plot(results: Dict[int, Results], write: bool) -> str:
+def plot(results: dict[int, Results], write: bool) -> str:
     """Plots the median ratios by the number of workers."""
     workers = list(results)
     lines = {

@@ -11,7 +11,7 @@ import os
 import statistics
 import sys
 import time
-from typing import Any, Callable, List, Tuple
+from typing import Any, Callable
 
 LIBRARY = sys.argv[1]
 if LIBRARY == "tf_keras":
@@ -28,13 +28,13 @@ class Times:
     """Times before and after the executions of a block, of the clock and of the CPU."""
 
     def __init__(self) -> None:
-        self._times: List[Tuple[float, float]] = []
+        self._times: list[tuple[float, float]] = []
 
     def record(self) -> None:
         """Records the time, and the CPU time of this thread."""
         self._times.append((time.perf_counter(), time.thread_time()))
 
-    def medians(self, steps: int) -> List[float]:
+    def medians(self, steps: int) -> list[float]:
         """Returns the median time and CPU time of a step in ms.
 
         Medians leave out the moments in which the machine stalls.
@@ -109,8 +109,8 @@ def make_callback(keras: Any, train_block: Callable[[], Times]) -> Any:
 
         def __init__(self) -> None:
             super().__init__()
-            self.by_hand: List[Times] = []
-            self.by_fit: List[Times] = []
+            self.by_hand: list[Times] = []
+            self.by_fit: list[Times] = []
 
         def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
             self.by_hand.append(train_block())

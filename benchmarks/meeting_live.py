@@ -11,7 +11,7 @@ import shlex
 import statistics
 import sys
 import time
-from typing import Any, List, Tuple
+from typing import Any
 
 import report
 from real_slurm import ENVIRONMENT, start_slurm
@@ -39,7 +39,7 @@ def srun_command(way: str, tasks: int) -> str:
     return f"srun {options} -O {shlex.join([*TASK, way])}"
 
 
-def run(slurm: Any, command: str) -> Tuple[float, float]:
+def run(slurm: Any, command: str) -> tuple[float, float]:
     """Returns the seconds of the meeting, or 0 without one, and the seconds of the whole step."""
     start = time.monotonic()
     done = slurm.run(command, env=ENVIRONMENT, timeout=600)
@@ -59,7 +59,7 @@ def main() -> None:
         "--tensorflow", type=int, nargs="*", default=[4, 8, 16], metavar="N", help=text
     )
     args = parser.parse_args()
-    rows: List[Tuple[object, ...]] = []
+    rows: list[tuple[object, ...]] = []
     with start_slurm(NODES, cpus=64) as slurm:
         for name, way in WAYS.items():
             for tasks in args.tensorflow if way == "tensorflow" else args.counts:

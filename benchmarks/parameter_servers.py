@@ -19,7 +19,7 @@ It needs the package, TensorFlow and a real Slurm.
 from __future__ import annotations
 
 import itertools
-from typing import Dict, Sequence
+from collections.abc import Sequence
 
 import report
 from comparison import Comparison, add_options, compare, seconds_tables
@@ -29,7 +29,7 @@ PLACEMENTS = {"spread": "spread", "filling": "rank"}  # the value of `placement`
 TASK = report.FOLDER / "parameter_servers_task.py"
 PER_HOST = 4
 VARIABLES = 8  # of equal size, so that 1, 2, 4 or 8 servers get the same number of them
-Comparisons = Dict[int, Comparison]  # by the number of servers
+Comparisons = dict[int, Comparison]  # by the number of servers
 
 
 def busiest_host_load(servers: Sequence[int]) -> float:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import argparse
 import re
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Callable, Mapping, Optional, Sequence, Tuple
+from typing import Any, Callable
 
 FOLDER = Path(__file__).resolve().parent
 README = FOLDER / "README.md"
@@ -20,9 +21,9 @@ def table(headings: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
 
 def plot(
     name: str,
-    lines: Mapping[str, Tuple[Sequence[float], Sequence[float]]],
-    labels: Tuple[str, str],
-    adjust: Optional[Callable[[Any], None]] = None,
+    lines: Mapping[str, tuple[Sequence[float], Sequence[float]]],
+    labels: tuple[str, str],
+    adjust: Callable[[Any], None] | None = None,
     *,
     write: bool,
 ) -> str:
@@ -71,7 +72,7 @@ def publish(name: str, text: str, *, write: bool) -> None:
 
 
 def make_parser(
-    description: Optional[str], *, counts: Sequence[int] = (), of: str = "tasks", rounds: int = 0
+    description: str | None, *, counts: Sequence[int] = (), of: str = "tasks", rounds: int = 0
 ) -> argparse.ArgumentParser:
     """Returns a parser with `--write`.
 

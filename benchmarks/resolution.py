@@ -15,7 +15,7 @@ import os
 import statistics
 import time
 import tracemalloc
-from typing import Any, Callable, Dict, List
+from typing import Any, Callable
 
 os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"
 
@@ -28,7 +28,7 @@ PER_NODE = 8
 MAX_RANGE = 65_536  # Slurm refuses a range of more hosts
 
 
-def task_variables(tasks: int) -> Dict[str, str]:
+def task_variables(tasks: int) -> dict[str, str]:
     """Returns the variables of a task in a step with eight tasks on each node."""
     nodes = tasks // PER_NODE
     ranges = [
@@ -118,7 +118,7 @@ def _peak_resident_mb() -> float:
         return next(int(line.split()[1]) for line in file if line.startswith("VmHWM")) / 1e3
 
 
-def subjects(size: int) -> Dict[str, Callable[[], Any]]:
+def subjects(size: int) -> dict[str, Callable[[], Any]]:
     """Sets the variables of a task, and returns what is compared, the baseline first."""
     environ = task_variables(size)
     os.environ.update(environ)
@@ -146,11 +146,11 @@ def main() -> None:
     # Measured first: the children must not inherit memory that this process has used and freed.
     resident = {(size, name): resident_mb(size, name) for size in sizes for name in subjects(size)}
     parts = []
-    medians: Dict[str, List[float]] = {}
+    medians: dict[str, list[float]] = {}
     for size in sizes:
         compared = subjects(size)
         rounds = 21 if size <= 10_000 else 11 if size <= 100_000 else 3
-        taken: Dict[str, List[float]] = {name: [] for name in compared}
+        taken: dict[str, list[float]] = {name: [] for name in compared}
         for _ in range(rounds):
             for name, work in compared.items():
                 taken[name].append(1000 * cpu_seconds(work))

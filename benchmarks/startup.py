@@ -12,7 +12,6 @@ import statistics
 import subprocess
 import sys
 import time
-from typing import Dict, List
 
 import report
 
@@ -38,7 +37,7 @@ TASK_VARIABLES = {
 }
 
 
-def seconds(arguments: List[str]) -> float:
+def seconds(arguments: list[str]) -> float:
     """Runs Python with these arguments as a task of a step, and returns the time."""
     start = time.perf_counter()
     subprocess.run(
@@ -54,7 +53,7 @@ def main() -> None:
     """Runs every command once in each round, and publishes a table."""
     parser = report.make_parser(__doc__, rounds=20)
     args = parser.parse_args()
-    taken: Dict[str, List[float]] = {name: [] for name in COMMANDS}
+    taken: dict[str, list[float]] = {name: [] for name in COMMANDS}
     for _ in range(args.rounds):
         for name, arguments in COMMANDS.items():
             taken[name].append(1000 * seconds(arguments))

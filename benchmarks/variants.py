@@ -13,7 +13,7 @@ import socket
 import sys
 import time
 import traceback
-from typing import Any, Callable, Dict
+from typing import Any, Callable
 
 VARIABLE = "BENCHMARK_VARIANTS"
 _FIRST_PORT = 12_000
@@ -29,7 +29,7 @@ def serve_variants(prepare: Callable[..., Callable[[int], object]]) -> None:
         prepare: called with the first port that the variant may use, and with its keywords;
             returns a function that runs a number of steps.
     """
-    modules: Dict[str, Any] = sys.modules
+    modules: dict[str, Any] = sys.modules
     modules["keras"] = None  # Keras is unused, and half of the time of TensorFlow's import
     import tensorflow  # noqa: F401 (imported once, for all variants)
 

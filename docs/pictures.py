@@ -15,7 +15,6 @@ import re
 import sys
 import tempfile
 from pathlib import Path
-from typing import Dict, List, Tuple
 
 from rich.console import Console
 from rich.terminal_theme import MONOKAI
@@ -56,12 +55,12 @@ def draw(name: str, printed: str) -> str:
     return "\n".join(line.rstrip() for line in svg.splitlines()) + "\n"
 
 
-def text_of(svg: str) -> List[str]:
+def text_of(svg: str) -> list[str]:
     """Returns the lines of text in a picture, the title first."""
     svg = svg.replace("&#160;", " ")
     title = re.findall(r"<text[^>]*-title\"[^>]*>(.*?)</text>", svg)
     piece = r"<text class=\"[^\"]*\" x=\"([\d.]+)\" y=\"([\d.]+)\"[^>]*>(.*?)</text>"
-    lines: Dict[float, List[Tuple[float, str]]] = {}
+    lines: dict[float, list[tuple[float, str]]] = {}
     for x, y, text in re.findall(piece, svg):
         lines.setdefault(float(y), []).append((float(x), html.unescape(text)))
     texts = ["".join(text for _, text in sorted(line)) for _, line in sorted(lines.items())]

@@ -11,7 +11,7 @@ from slurm_resolver.version import __version__ as __version__
 
 TYPE_CHECKING = False  # not typing's: importing typing takes as long as starting Python
 if TYPE_CHECKING:
-    from typing import Any, List
+    from typing import Any
 
     from slurm_resolver.cluster.addresses import Task as Task
     from slurm_resolver.cluster.cluster import Cluster as Cluster
@@ -65,5 +65,5 @@ def __getattr__(name: str) -> Any:
     return value
 
 
-def __dir__() -> List[str]:
+def __dir__() -> list[str]:
     return sorted({*globals(), *__all__})

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Dict, List, Optional, Tuple
-
 from slurm_resolver.cluster.resolve import resolve
 from slurm_resolver.errors import JobsError, NotInStepError
 from slurm_resolver.slurm.variable import Environ
 
 
 def tf_config_from_slurm(
-    ps_number: int, port_number: int = 2222, *, environ: Optional[Environ] = None
-) -> Tuple[Dict[str, List[str]], str, int]:
+    ps_number: int, port_number: int = 2222, *, environ: Environ | None = None
+) -> tuple[dict[str, list[str]], str, int]:
     """Returns ``(cluster, job name, task index)`` for ``tf.train.ClusterSpec`` and ``Server``.
 
     If a node has several tasks, only its first task can be a parameter server. The cluster is a

@@ -9,9 +9,9 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
-from typing import NoReturn, Set
+from typing import NoReturn
 
-warned: Set[str] = set()  # messages that this process has logged
+warned: set[str] = set()  # messages that this process has logged
 
 
 def warn(message: str, *arguments: object) -> None:

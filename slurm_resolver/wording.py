@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Container, Iterable, List, Sequence
+from collections.abc import Container, Iterable, Sequence
 
 
 def counted(number: int, noun: str) -> str:
@@ -14,13 +14,13 @@ def counted(number: int, noun: str) -> str:
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
-def ranges_of(numbers: Iterable[int]) -> List[str]:
+def ranges_of(numbers: Iterable[int]) -> list[str]:
     """Returns the numbers as ascending ranges.
 
     >>> ranges_of([4, 1, 2, 3, 9])
     ['1-4', '9']
     """
-    ranges: List[List[int]] = []
+    ranges: list[list[int]] = []
     for number in sorted(numbers):
         if ranges and number <= ranges[-1][1] + 1:
             ranges[-1][1] = number
@@ -39,7 +39,7 @@ def shorten(names: Sequence[str], most: int) -> str:
     return ", ".join(names[:most]) + (f" and {more} more" if more > 0 else "")
 
 
-def aligned(rows: Sequence[Sequence[str]], numbers: Container[int]) -> List[str]:
+def aligned(rows: Sequence[Sequence[str]], numbers: Container[int]) -> list[str]:
     """Returns a line for each row, with aligned columns; those at `numbers` are aligned right.
 
     >>> aligned([["node", "tasks"], ["n1", "2"]], numbers=[1])

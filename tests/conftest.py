@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.util
 import os
 import shutil
-from typing import Iterator, List
+from collections.abc import Iterator
 
 import pytest
 from free_ports import free_port
@@ -32,7 +32,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--slurm", action="append", metavar="VERSION", help=help_)
 
 
-def chosen(asked: Strings) -> List[Installation]:
+def chosen(asked: Strings) -> list[Installation]:
     """Returns the selected versions."""
     versions = installations()
     found = {"oldest": versions[:1], "newest": versions[-1:], "older": versions[:-1]}

@@ -24,11 +24,11 @@ import tempfile
 import time
 from collections import Counter
 from pathlib import Path
-from typing import Any, Dict, List, Tuple
+from typing import Any
 
 from slurm_resolver.slurm.step import VARIABLES
 
-Task = Dict[str, str]
+Task = dict[str, str]
 
 # Variables of one process or one moment, which do not describe the layout of the step.
 PASSING = {"SLURM_TASK_PID", "SLURM_JOB_END_TIME", "SLURM_RESOLVER_JOB", "SLURM_RESOLVER_GPUS"}
@@ -54,13 +54,13 @@ def topology() -> str:
     return found[1] if found and found[1] not in plain else "default"
 
 
-def step_of(task: Task) -> Tuple[str, str, int]:
+def step_of(task: Task) -> tuple[str, str, int]:
     """Returns a task's job, step and number of tasks: one task if srun did not start it."""
     number = int(task.get("SLURM_STEP_NUM_TASKS", "1"))
     return task.get("SLURM_JOB_ID", ""), task.get("SLURM_STEP_ID", ""), number
 
 
-def seen(folder: Path) -> List[Task]:
+def seen(folder: Path) -> list[Task]:
     """Returns the tasks that have saved their variables so far, by job, step and rank."""
     tasks = []
     for path in folder.glob("*.task"):
@@ -72,7 +72,7 @@ def seen(folder: Path) -> List[Task]:
     return sorted(tasks, key=lambda task: [task.get(name, "").zfill(20) for name in names])
 
 
-def run(command: str) -> List[Task]:
+def run(command: str) -> list[Task]:
     """Runs a command line, and returns the variables of every `task` in it."""
     with tempfile.TemporaryDirectory(prefix="record-", dir=".") as name:
         folder = Path(name).resolve()
@@ -94,7 +94,7 @@ def run(command: str) -> List[Task]:
             time.sleep(0.1)
 
 
-def record(scenario: str, command: str) -> Dict[str, Any]:
+def record(scenario: str, command: str) -> dict[str, Any]:
     """Runs a command line, and returns its line for steps.jsonl."""
     tasks = run(command)
     files = {}
@@ -117,7 +117,7 @@ def record(scenario: str, command: str) -> Dict[str, Any]:
     }
 
 
-def named(text: str) -> Tuple[str, str]:
+def named(text: str) -> tuple[str, str]:
     """Splits NAME=COMMAND."""
     match = re.fullmatch(r"(\w+)=(.*)", text, re.S)
     if match is None or not re.search(r"\btask\b", match[2]):

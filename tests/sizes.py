@@ -10,7 +10,7 @@ from __future__ import annotations
 import ast
 import sys
 from pathlib import Path
-from typing import Dict, List, NamedTuple
+from typing import NamedTuple
 
 ROOT = Path(__file__).parents[1]
 
@@ -28,15 +28,15 @@ class Limit(NamedTuple):
 # The densities may only fall; the aim is 5.6 on average, and 8 in each module.
 # The aim is 100,000: the analysis of rows came before what it makes superfluous has gone.
 LIMITS = [
-    Limit("slurm_resolver", nodes=105_900, average=6.2, densest=9.2),
-    Limit("tests", nodes=110_000, average=6.5, densest=8.7),
+    Limit("slurm_resolver", nodes=105_480, average=6.2, densest=9.2),
+    Limit("tests", nodes=109_770, average=6.5, densest=8.7),
 ]
 
 
-def faults(limit: Limit) -> List[str]:
+def faults(limit: Limit) -> list[str]:
     """Prints the size of the folder, and returns what is above its limit."""
-    nodes: Dict[Path, int] = {}
-    densities: Dict[Path, float] = {}
+    nodes: dict[Path, int] = {}
+    densities: dict[Path, float] = {}
     lines = 0
     for path in (ROOT / limit.folder).rglob("*.py"):
         text = path.read_text(encoding="utf-8")

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
-from typing import Sequence
+from collections.abc import Sequence
 from xml.etree import ElementTree
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from typing import Any, Dict, List
+from typing import Any
 
 from docutils import nodes
 from sphinx.application import Sphinx
@@ -19,14 +19,14 @@ class CommandHelp(SphinxDirective):
 
     optional_arguments = 1
 
-    def run(self) -> List[nodes.Node]:
+    def run(self) -> list[nodes.Node]:
         """Returns the command's help as a block of text."""
         words = [*self.arguments, "--help"]
         text = help_of(words)
         return [nodes.literal_block(text, text, language="text")]
 
 
-def help_of(words: List[str]) -> str:
+def help_of(words: list[str]) -> str:
     """Returns the output of `slurm-resolver` with these arguments."""
     import contextlib
     import io
@@ -40,7 +40,7 @@ def help_of(words: List[str]) -> str:
     return printed.getvalue()
 
 
-def setup(app: Sphinx) -> Dict[str, Any]:
+def setup(app: Sphinx) -> dict[str, Any]:
     """Registers the directive."""
     app.add_directive("command-help", CommandHelp)
     return {"parallel_read_safe": True}

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Any, Dict, List
+from typing import Any
 
 from sphinx.application import Sphinx
 
 _FOLDER = re.compile(r"(\]\()([^)#:]+)/\)")
 
 
-def to_readme(app: Sphinx, docname: str, source: List[str]) -> None:
+def to_readme(app: Sphinx, docname: str, source: list[str]) -> None:
     """Changes the links of a page before Sphinx parses it."""
     page = Path(app.env.doc2path(docname))
 
@@ -22,7 +22,7 @@ def to_readme(app: Sphinx, docname: str, source: List[str]) -> None:
     source[0] = _FOLDER.sub(replaced, source[0])
 
 
-def setup(app: Sphinx) -> Dict[str, Any]:
+def setup(app: Sphinx) -> dict[str, Any]:
     """Registers the function that changes the links."""
     app.connect("source-read", to_readme)
     return {"parallel_read_safe": True}

@@ -14,7 +14,7 @@ import sys
 from math import gcd
 from pathlib import Path
 from statistics import median
-from typing import Any, Dict, List, Optional
+from typing import Any
 
 TRAIN = Path(__file__).resolve().parent / "train.py"
 USUAL = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128)
@@ -29,10 +29,10 @@ COLUMNS = {  # heading: how a row shows it
     "runs": "{runs}",
 }
 ALWAYS = ("ps", "workers", "ratio", "runs")  # known even if all runs failed
-Result = Dict[str, Any]
+Result = dict[str, Any]
 
 
-def measure(ps: int, tasks: int, options: List[str]) -> Optional[Result]:
+def measure(ps: int, tasks: int, options: list[str]) -> Result | None:
     """Returns the result that the chief printed as JSON; None if the training failed."""
     step = [f"--ntasks={tasks}"]
     if "SLURM_CPUS_PER_TASK" in os.environ:  # srun does not inherit it from the batch job
@@ -54,7 +54,7 @@ def measure(ps: int, tasks: int, options: List[str]) -> Optional[Result]:
     return None
 
 
-def summarise(ps: int, tasks: int, results: List[Optional[Result]]) -> Result:
+def summarise(ps: int, tasks: int, results: list[Result | None]) -> Result:
     """Returns the row of a number of ps: the medians of its runs."""
     good = [result for result in results if result is not None]
     workers, failed = tasks - ps, len(results) - len(good)
@@ -70,7 +70,7 @@ def summarise(ps: int, tasks: int, results: List[Optional[Result]]) -> Result:
     return row
 
 
-def ranking(rows: List[Result]) -> List[Result]:
+def ranking(rows: list[Result]) -> list[Result]:
     """Returns the rows that have a speed, the fastest first."""
     return sorted((row for row in rows if row["speeds"]), key=lambda row: -row["steps_per_second"])
 
@@ -80,7 +80,7 @@ def name(row: Result) -> str:
     return f"{row['ps']} ps : {row['workers']} workers"
 
 
-def verdict(rows: List[Result]) -> str:
+def verdict(rows: list[Result]) -> str:
     """Returns the best ratio, and whether the runs show that it is the best."""
     broken = [name(row) for row in rows if row["failed"]]
     failed = f" Failed: {', '.join(broken)}." if broken else ""
@@ -99,7 +99,7 @@ def verdict(rows: List[Result]) -> str:
     return f"Best ratio: {name(best)}, {best['steps_per_second']:.1f} steps/s. {sure}{failed}"
 
 
-def as_table(rows: List[Result]) -> str:
+def as_table(rows: list[Result]) -> str:
     """Returns the rows as a Markdown table, and the verdict below it."""
     lines = [list(COLUMNS), ["---:"] * len(COLUMNS)]
     for row in rows:
@@ -108,7 +108,7 @@ def as_table(rows: List[Result]) -> str:
     return "".join(f"| {' | '.join(line)} |\n" for line in lines) + f"\n{verdict(rows)}\n"
 
 
-def plot(rows: List[Result], path: Path) -> None:
+def plot(rows: list[Result], path: Path) -> None:
     """Writes every run's steps per second, and each ratio's median and spread."""
     import matplotlib
 
@@ -161,8 +161,8 @@ def main() -> None:
         parser.error(f"--repeats {args.repeats}: expected 1 or more")
 
     args.output.mkdir(parents=True, exist_ok=True)
-    results: Dict[int, List[Optional[Result]]] = {count: [] for count in counts}
-    rows: List[Result] = []
+    results: dict[int, list[Result | None]] = {count: [] for count in counts}
+    rows: list[Result] = []
     # The runs are in rounds, so that a machine that slows down affects all ratios.
     for repeat in range(args.repeats):
         for count in results:

@@ -12,7 +12,7 @@ import argparse
 import json
 import sys
 import time
-from typing import Any, Optional, Tuple
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
@@ -24,7 +24,7 @@ from slurm_resolver import SlurmClusterResolver
 v1 = tf.compat.v1
 
 
-def load_data(path: Optional[str]) -> Tuple[Any, Any, Any, Any]:
+def load_data(path: str | None) -> tuple[Any, Any, Any, Any]:
     """Returns train images, test images, train labels, test labels; pixels from 0 to 1."""
     if path is None:
         images, labels = load_digits(return_X_y=True)
@@ -37,7 +37,7 @@ def load_data(path: Optional[str]) -> Tuple[Any, Any, Any, Any]:
         return images[0], images[1], labels[0], labels[1]
 
 
-def build_net(images: Any, labels: Any, width: int) -> Tuple[Any, Any]:
+def build_net(images: Any, labels: Any, width: int) -> tuple[Any, Any]:
     """Returns the loss and the accuracy of a net with two hidden layers."""
     values = images
     for name, units in (("hidden1", width), ("hidden2", width), ("logits", 10)):
@@ -52,7 +52,7 @@ def build_net(images: Any, labels: Any, width: int) -> Tuple[Any, Any]:
     return loss, tf.reduce_mean(tf.cast(right, tf.float32))
 
 
-def saved(folder: Optional[str], name: str) -> int:
+def saved(folder: str | None, name: str) -> int:
     """Returns a number in the newest checkpoint; 0 without a checkpoint."""
     if folder is None or tf.train.latest_checkpoint(folder) is None:
         return 0

@@ -9,7 +9,7 @@ from __future__ import annotations
 import argparse
 import threading
 import time
-from typing import Any, Optional, Tuple
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
@@ -19,7 +19,7 @@ from sklearn.model_selection import train_test_split
 v1 = tf.compat.v1
 
 
-def load_data(path: Optional[str]) -> Tuple[Any, Any, Any, Any]:
+def load_data(path: str | None) -> tuple[Any, Any, Any, Any]:
     """Returns train images, test images, train labels, test labels; a row of pixels each."""
     if path is None:
         images, labels = load_digits(return_X_y=True)
@@ -30,7 +30,7 @@ def load_data(path: Optional[str]) -> Tuple[Any, Any, Any, Any]:
         return rows[0], rows[1], mnist["y_train"], mnist["y_test"]
 
 
-def build_net(images: Any, labels: Any) -> Tuple[Any, Any]:
+def build_net(images: Any, labels: Any) -> tuple[Any, Any]:
     """Returns the loss and the accuracy of a net with one hidden layer."""
     zeros = v1.zeros_initializer()
     hidden_weights = v1.get_variable("hidden_weights", [images.shape[1], 100])

@@ -11,7 +11,7 @@ import itertools
 import sys
 import threading
 import time
-from typing import Any, Dict, List, NamedTuple, Optional, Tuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import tensorflow as tf
@@ -23,7 +23,7 @@ from slurm_resolver import SlurmClusterResolver
 v1 = tf.compat.v1
 
 
-def load_data(path: Optional[str]) -> Tuple[Any, Any, Any, Any]:
+def load_data(path: str | None) -> tuple[Any, Any, Any, Any]:
     """Returns train images, test images, train labels, test labels; a row of pixels each."""
     if path is None:
         images, labels = load_digits(return_X_y=True)
@@ -43,7 +43,7 @@ class Tower(NamedTuple):
     accuracy: Any
 
 
-def build_variables(pixels: int, ps: int) -> List[Any]:
+def build_variables(pixels: int, ps: int) -> list[Any]:
     """Returns weights and biases of a net with one hidden layer, distributed over the ps tasks."""
     devices = itertools.cycle(f"/job:ps/task:{index}" for index in range(ps))
     variables = []
@@ -55,7 +55,7 @@ def build_variables(pixels: int, ps: int) -> List[Any]:
     return variables
 
 
-def build_tower(index: int, variables: List[Any]) -> Tower:
+def build_tower(index: int, variables: list[Any]) -> Tower:
     """Returns the layers on one worker; the variables come over the network."""
     hidden_weights, hidden_bias, weights, bias = variables
     with tf.device(f"/job:worker/task:{index}"):
@@ -67,7 +67,7 @@ def build_tower(index: int, variables: List[Any]) -> Tower:
         return Tower(images, labels, loss, tf.reduce_mean(tf.cast(right, tf.float32)))
 
 
-def build_step(group: List[Tower], optimizer: Any, variables: List[Any], global_step: Any) -> Any:
+def build_step(group: list[Tower], optimizer: Any, variables: list[Any], global_step: Any) -> Any:
     """Returns an update by the average of the towers' gradients; running it returns its number."""
     gradients = []
     for tower in group:
@@ -102,7 +102,7 @@ def train(target: str, ps: int, workers: int, args: argparse.Namespace) -> None:
         random = np.random.default_rng(number)
         with coordinator.stop_on_exception():
             while not coordinator.should_stop():
-                feed: Dict[Any, Any] = {}
+                feed: dict[Any, Any] = {}
                 for tower in groups[number]:
                     batch = random.choice(len(train_images), args.batch_size)
                     feed[tower.images] = train_images[batch]

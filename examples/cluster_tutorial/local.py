@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import argparse
 import time
-from typing import Any, Optional, Tuple
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
@@ -17,7 +17,7 @@ from sklearn.model_selection import train_test_split
 v1 = tf.compat.v1
 
 
-def load_data(path: Optional[str]) -> Tuple[Any, Any, Any, Any]:
+def load_data(path: str | None) -> tuple[Any, Any, Any, Any]:
     """Returns train images, test images, train labels, test labels; a row of pixels each."""
     if path is None:
         images, labels = load_digits(return_X_y=True)

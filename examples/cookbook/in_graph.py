@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import argparse
 import sys
-from typing import List
 
 import numpy as np
 import tensorflow as tf
@@ -20,7 +19,7 @@ MATRIX = np.arange(1, 13, dtype="float32").reshape(4, 3)
 FACTOR = np.arange(1, 7, dtype="float32").reshape(3, 2)
 
 
-def find_devices(kind: str, resolver: SlurmClusterResolver) -> List[str]:
+def find_devices(kind: str, resolver: SlurmClusterResolver) -> list[str]:
     """Returns two devices; exits with a message if there are fewer."""
     if kind == "gpu":
         # After the resolver, TensorFlow sees this task's own GPUs, numbered from 0.

@@ -9,7 +9,7 @@ from __future__ import annotations
 import argparse
 import sys
 import time
-from typing import Any, Optional, Tuple
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
@@ -21,7 +21,7 @@ from slurm_resolver import SlurmClusterResolver
 v1 = tf.compat.v1
 
 
-def load_data(path: Optional[str]) -> Tuple[Any, Any, Any, Any]:
+def load_data(path: str | None) -> tuple[Any, Any, Any, Any]:
     """Returns train images, test images, train labels, test labels; a row of pixels each."""
     if path is None:
         images, labels = load_digits(return_X_y=True)
@@ -32,7 +32,7 @@ def load_data(path: Optional[str]) -> Tuple[Any, Any, Any, Any]:
         return rows[0], rows[1], mnist["y_train"], mnist["y_test"]
 
 
-def build_net(images: Any, labels: Any) -> Tuple[Any, Any]:
+def build_net(images: Any, labels: Any) -> tuple[Any, Any]:
     """Returns the cost and the accuracy of pixels-100-10: sigmoid, then softmax."""
     normal, zeros = v1.random_normal_initializer(seed=1), v1.zeros_initializer()
     weights1 = v1.get_variable("weights1", [images.shape[1], 100], initializer=normal)

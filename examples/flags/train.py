@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import argparse
 import time
-from typing import Any, Optional, Tuple
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
@@ -18,7 +18,7 @@ from sklearn.model_selection import train_test_split
 v1 = tf.compat.v1
 
 
-def load_data(path: Optional[str]) -> Tuple[Any, Any, Any, Any]:
+def load_data(path: str | None) -> tuple[Any, Any, Any, Any]:
     """Returns train images, train labels, test images, test labels; a row of pixels each."""
     if path is not None:  # mnist.npz
         with np.load(path) as data:
@@ -34,7 +34,7 @@ def load_data(path: Optional[str]) -> Tuple[Any, Any, Any, Any]:
     return train_images, train_labels, test_images, test_labels
 
 
-def build_net(images: Any, labels: Any, pixels: int) -> Tuple[Any, Any]:
+def build_net(images: Any, labels: Any, pixels: int) -> tuple[Any, Any]:
     """Returns the loss and the accuracy of a net with one hidden layer of 100 units."""
     normal = v1.truncated_normal_initializer(stddev=pixels**-0.5)
     zeros = v1.zeros_initializer()

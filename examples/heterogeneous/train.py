@@ -12,7 +12,7 @@ import argparse
 import os
 import sys
 import time
-from typing import Any, Dict, Optional, Tuple
+from typing import Any
 
 import keras
 import numpy as np
@@ -26,7 +26,7 @@ from slurm_resolver import ParameterServerStrategy, SlurmClusterResolver
 HET_GROUPS = {"worker": 0, "chief": 1, "ps": 1}
 
 
-def load_data(path: Optional[str]) -> Tuple[Any, Any, Any, Any]:
+def load_data(path: str | None) -> tuple[Any, Any, Any, Any]:
     """Returns train images, test images, train labels, test labels; pixels from 0 to 255."""
     if path is None:
         images, labels = load_digits(return_X_y=True)
@@ -38,7 +38,7 @@ def load_data(path: Optional[str]) -> Tuple[Any, Any, Any, Any]:
         return images[0], images[1], labels[0], labels[1]
 
 
-def build_model(shape: Tuple[int, ...]) -> Any:
+def build_model(shape: tuple[int, ...]) -> Any:
     """Returns a small convolutional net, ready to train."""
     model = keras.Sequential(
         [
@@ -57,7 +57,7 @@ def build_model(shape: Tuple[int, ...]) -> Any:
 
 def report_placement(model: Any) -> None:
     """Prints how many weights each parameter server holds."""
-    weights: Dict[int, int] = {}
+    weights: dict[int, int] = {}
     for variable in model.trainable_variables:
         server = tf.DeviceSpec.from_string(variable.value.device).task
         weights[server] = weights.get(server, 0) + int(np.prod(variable.shape))
@@ -73,11 +73,11 @@ class Speed(keras.callbacks.Callback):  # type: ignore[misc]
         self.images = images  # of an epoch
         self.speed = 0.0
 
-    def on_epoch_begin(self, epoch: int, logs: Optional[Dict[str, float]] = None) -> None:
+    def on_epoch_begin(self, epoch: int, logs: dict[str, float] | None = None) -> None:
         """Starts the clock."""
         self.start = time.perf_counter()
 
-    def on_epoch_end(self, epoch: int, logs: Optional[Dict[str, float]] = None) -> None:
+    def on_epoch_end(self, epoch: int, logs: dict[str, float] | None = None) -> None:
         """Stops the clock after all steps of the epoch."""
         self.speed = self.images / (time.perf_counter() - self.start)
         name, loss = f"epoch {epoch + 1} of {self.params['epochs']}", (logs or {})["loss"]

@@ -13,7 +13,7 @@ import subprocess
 import sys
 from collections import Counter
 from pathlib import Path
-from typing import Any, Dict, List
+from typing import Any
 
 TRAIN = Path(__file__).resolve().parent / "train.py"
 COLUMNS = {  # heading: how a row shows it
@@ -28,14 +28,14 @@ COLUMNS = {  # heading: how a row shows it
 }
 
 
-def measure(nodes: int, tasks_per_node: int, options: List[str]) -> Dict[str, Any]:
+def measure(nodes: int, tasks_per_node: int, options: list[str]) -> dict[str, Any]:
     """Returns the result that rank 0 of a training on this many nodes printed as JSON."""
     tasks = nodes * tasks_per_node
     step = [f"--nodes={nodes}", f"--ntasks={tasks}", f"--ntasks-per-node={tasks_per_node}"]
     if "SLURM_CPUS_PER_TASK" in os.environ:  # srun does not inherit it from the batch job
         step.append(f"--cpus-per-task={os.environ['SLURM_CPUS_PER_TASK']}")
     command = ["srun", *step, "--kill-on-bad-exit=1", sys.executable, "-u", str(TRAIN), *options]
-    result: Dict[str, Any] = {}
+    result: dict[str, Any] = {}
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as run:
         assert run.stdout is not None
         for line in run.stdout:
@@ -72,14 +72,14 @@ def shared_machines(nodes: int, tasks_per_node: int) -> str:
     return ""
 
 
-def as_table(rows: List[Dict[str, Any]]) -> str:
+def as_table(rows: list[dict[str, Any]]) -> str:
     """Returns the rows as a Markdown table."""
     lines = [list(COLUMNS), ["---:"] * len(COLUMNS)]
     lines += [[shown.format(**row) for shown in COLUMNS.values()] for row in rows]
     return "".join(f"| {' | '.join(line)} |\n" for line in lines)
 
 
-def plot(rows: List[Dict[str, Any]], path: Path, note: str = "") -> None:
+def plot(rows: list[dict[str, Any]], path: Path, note: str = "") -> None:
     """Writes time, speed-up, loss and accuracy over the number of nodes, and the note below."""
     import matplotlib
 
@@ -120,7 +120,7 @@ def main() -> None:
 
     args.output.mkdir(parents=True, exist_ok=True)
     note = shared_machines(max(args.nodes), args.tasks_per_node)
-    rows: List[Dict[str, Any]] = []
+    rows: list[dict[str, Any]] = []
     for count in args.nodes:
         print(f"--- nodes: {count}", flush=True)
         row = measure(count, args.tasks_per_node, options)

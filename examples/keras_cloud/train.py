@@ -11,7 +11,7 @@ import argparse
 import hashlib
 import json
 import time
-from typing import Any, Optional, Tuple
+from typing import Any
 
 import keras
 import numpy as np
@@ -22,7 +22,7 @@ from sklearn.model_selection import train_test_split
 from slurm_resolver import MultiWorkerMirroredStrategy, SlurmClusterResolver
 
 
-def load_data(path: Optional[str]) -> Tuple[Any, Any, Any, Any]:
+def load_data(path: str | None) -> tuple[Any, Any, Any, Any]:
     """Returns train images, test images, train labels, test labels; pixels from 0 to 1."""
     if path is None:
         images, labels = load_digits(return_X_y=True)
@@ -46,7 +46,7 @@ def batches(images: Any, labels: Any, batch_size: int, *, training: bool) -> tf.
     return dataset.batch(batch_size).with_options(options)
 
 
-def build_model(shape: Tuple[int, ...]) -> Any:
+def build_model(shape: tuple[int, ...]) -> Any:
     """Returns the recipe's net and optimizer."""
     model = keras.Sequential(
         [

@@ -13,7 +13,7 @@ import pickle
 import tarfile
 import time
 from pathlib import Path
-from typing import Any, Dict, Optional, Tuple
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
@@ -25,13 +25,13 @@ from slurm_resolver import tf_config_from_slurm
 v1 = tf.compat.v1
 
 
-def load_data(path: Optional[str]) -> Tuple[Any, Any, Any, Any]:
+def load_data(path: str | None) -> tuple[Any, Any, Any, Any]:
     """Returns train images, test images, train labels, test labels; pixels from 0 to 1."""
     if path is None:
         images, labels = load_digits(return_X_y=True)
         images = np.kron(images.reshape(-1, 8, 8, 1) / 16, np.ones((4, 4, 3))).astype("float32")
         return tuple(train_test_split(images, labels, test_size=0.2, random_state=0))
-    parts: Dict[str, Any] = {}
+    parts: dict[str, Any] = {}
     if Path(path).is_dir():
         for file in Path(path).rglob("*_batch*"):
             parts[file.name] = pickle.loads(file.read_bytes(), encoding="bytes")
@@ -51,14 +51,14 @@ def load_data(path: Optional[str]) -> Tuple[Any, Any, Any, Any]:
     return images[0], images[1], labels[0], labels[1]
 
 
-def variables(*shape: int) -> Tuple[Any, Any]:
+def variables(*shape: int) -> tuple[Any, Any]:
     """Returns the weights and the biases of a layer, which the parameter server holds."""
     with v1.device("/job:ps/task:0"):
         weights = v1.Variable(v1.truncated_normal(shape, stddev=0.1))
         return weights, v1.Variable(v1.constant(0.1, shape=shape[-1:]))
 
 
-def build_net(images: Any, labels: Any, dropout: Any) -> Tuple[Any, Any]:
+def build_net(images: Any, labels: Any, dropout: Any) -> tuple[Any, Any]:
     """Returns the cross-entropy and the accuracy of a net with two convolutions."""
     layer = images
     for shape in (5, 5, 3, 32), (5, 5, 32, 64):

@@ -10,7 +10,7 @@ import argparse
 import hashlib
 import json
 import os
-from typing import Any, Optional, Tuple
+from typing import Any
 
 # Keras 3's fit() fails under this strategy. Set this variable before importing TensorFlow.
 os.environ.setdefault("TF_USE_LEGACY_KERAS", "1")
@@ -21,7 +21,7 @@ from sklearn.datasets import load_digits
 from sklearn.model_selection import train_test_split
 
 
-def load_data(path: Optional[str]) -> Tuple[Any, Any, Any, Any]:
+def load_data(path: str | None) -> tuple[Any, Any, Any, Any]:
     """Returns train images, train labels, test images, test labels; pixels from 0 to 1."""
     if path is not None:  # mnist.npz
         with np.load(path) as data:
@@ -41,7 +41,7 @@ def load_data(path: Optional[str]) -> Tuple[Any, Any, Any, Any]:
     return train_images, train_labels.astype("int64"), test_images, test_labels.astype("int64")
 
 
-def build_model(shape: Tuple[int, ...]) -> Any:
+def build_model(shape: tuple[int, ...]) -> Any:
     """Returns a small convolutional net, ready to train."""
     layers = tf.keras.layers
     model = tf.keras.Sequential(

@@ -10,7 +10,8 @@ from __future__ import annotations
 import argparse
 import importlib
 import sys
-from typing import Collection, NoReturn, Optional, Sequence
+from collections.abc import Collection, Sequence
+from typing import NoReturn
 
 from slurm_resolver.cli.screen import reader_has_ended, screens
 from slurm_resolver.errors import SlurmResolverError
@@ -73,7 +74,7 @@ def build_parser(complete: Collection[str] = COMMANDS) -> argparse.ArgumentParse
     return parser
 
 
-def main(argv: Optional[Sequence[str]] = None) -> int:
+def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command line, and returns the exit status."""
     with screens():
         status = _run(sys.argv[1:] if argv is None else argv)

@@ -13,7 +13,8 @@ import resource
 import signal
 import subprocess
 import threading
-from typing import Collection, Dict, List, NoReturn, Optional
+from collections.abc import Collection
+from typing import NoReturn
 
 from slurm_resolver.cluster.cluster import Cluster
 from slurm_resolver.coordination.client import connect
@@ -37,8 +38,8 @@ class ChildProgram:
         assert service is not None
         self._only_serves = own.job in servers
         self._has_ended = threading.Event()
-        self._result: Optional[JobResult] = None  # why the program was ended
-        self._popen: Optional[subprocess.Popen[bytes]] = None
+        self._result: JobResult | None = None  # why the program was ended
+        self._popen: subprocess.Popen[bytes] | None = None
         announced = announcement(
             [(task.job, task.index, task.address) for task in cluster.tasks], own.rank
         )
@@ -46,7 +47,7 @@ class ChildProgram:
         announced.update(serves=announced["serves"] or self._only_serves, seconds=START_SECONDS)
         self._member = Member(connect(service, cluster.name_of), announced, self._end_in_job)
 
-    def run(self, command: List[str], environ: Dict[str, str]) -> NoReturn:
+    def run(self, command: list[str], environ: dict[str, str]) -> NoReturn:
         """Runs the program until it or the job has ended, and ends this process with its status.
 
         Raises:

@@ -9,7 +9,7 @@ import re
 import signal
 import sys
 import time
-from typing import Dict, List, Optional, Sequence
+from collections.abc import Sequence
 
 from slurm_resolver import startup
 from slurm_resolver.cli.options import (
@@ -149,7 +149,7 @@ def _resolve(args: argparse.Namespace, program: str) -> Cluster:
     return cluster
 
 
-def _framework_variables(cluster: Cluster, contracts: Sequence[Contract]) -> Dict[str, str]:
+def _framework_variables(cluster: Cluster, contracts: Sequence[Contract]) -> dict[str, str]:
     """Returns the variables of the frameworks, and those that select the task's GPUs."""
     variables = {}
     for contract in contracts:
@@ -161,7 +161,7 @@ def _framework_variables(cluster: Cluster, contracts: Sequence[Contract]) -> Dic
     return variables
 
 
-def fill_in(words: Sequence[str], cluster: Cluster) -> List[str]:
+def fill_in(words: Sequence[str], cluster: Cluster) -> list[str]:
     """Returns the words with the placeholders filled in; other braces stay."""
     if not any("{" in word for word in words):
         return list(words)  # the lists of hosts are long
@@ -172,7 +172,7 @@ def fill_in(words: Sequence[str], cluster: Cluster) -> List[str]:
     return [_PLACEHOLDER.sub(lambda found: values.get(found[0], found[0]), word) for word in words]
 
 
-def _watched_servers(cluster: Cluster, given: Optional[str]) -> Sequence[str]:
+def _watched_servers(cluster: Cluster, given: str | None) -> Sequence[str]:
     """Returns the jobs that only serve; () if the program replaces this process.
 
     Raises:

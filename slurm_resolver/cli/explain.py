@@ -8,8 +8,9 @@ import os
 import shutil
 import sys
 import textwrap
+from collections.abc import Sequence
 from contextlib import nullcontext
-from typing import TYPE_CHECKING, Sequence, Tuple
+from typing import TYPE_CHECKING
 
 from slurm_resolver.wording import shorten
 
@@ -93,7 +94,7 @@ def main(args: argparse.Namespace) -> int:
     return int(bool(found))
 
 
-def _print(found: Sequence[Tuple[str, Finding]]) -> None:
+def _print(found: Sequence[tuple[str, Finding]]) -> None:
     """Prints the first failure in one line, then each message with its cause and remedy once."""
     wrapper = textwrap.TextWrapper(
         max(40, shutil.get_terminal_size().columns), "    ", "      ", break_on_hyphens=False

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import argparse
 import re
-from typing import Any, Callable, Collection, Dict, List
+from collections.abc import Collection
+from typing import Any, Callable
 
 from slurm_resolver.cluster.options import LAYOUTS, PLACEMENTS, WORKER_ORDERS, ClusterOptions
 from slurm_resolver.errors import LaunchError
@@ -63,7 +64,7 @@ def cluster_options(args: argparse.Namespace) -> ClusterOptions:
     return ClusterOptions(**values_of(args, ClusterOptions._fields))
 
 
-def values_of(args: argparse.Namespace, names: Collection[str]) -> Dict[str, Any]:
+def values_of(args: argparse.Namespace, names: Collection[str]) -> dict[str, Any]:
     """Returns the values of the options that have one of these names."""
     return {name: value for name, value in vars(args).items() if name in names}
 
@@ -86,9 +87,9 @@ def add_tasks_per_node(add: Callable[..., object]) -> None:
     )
 
 
-def command_of(args: argparse.Namespace) -> List[str]:
+def command_of(args: argparse.Namespace) -> list[str]:
     """Returns the words of the command line to start."""
-    words: List[str] = args.command_line
+    words: list[str] = args.command_line
     words = words[1:] if words[:1] == ["--"] else words
     if not words:
         raise LaunchError(f"no command after -- (see slurm-resolver {args.command} --help)")
@@ -106,7 +107,7 @@ def count(least: int, most: int = 1_000_000) -> Callable[[str], int]:
     return read
 
 
-def numbers_by_name(text: str) -> Dict[str, int]:
+def numbers_by_name(text: str) -> dict[str, int]:
     """Reads ``ps=2,worker=-1``."""
     found = {}
     for part in text.split(","):

@@ -6,7 +6,6 @@ import argparse
 import contextlib
 import os
 import shutil
-from typing import Optional, Tuple
 
 from slurm_resolver.cli.options import add_command, command_of, count, seconds, values_of
 from slurm_resolver.errors import LaunchError, SlurmResolverError
@@ -167,7 +166,7 @@ def main(args: argparse.Namespace) -> int:
     return asyncio.run(run_job(options))
 
 
-def _failure(text: str) -> Tuple[float, Optional[int]]:
+def _failure(text: str) -> tuple[float, int | None]:
     after, colon, rank = text.partition(":")
     if colon and not rank.isdecimal():
         raise argparse.ArgumentTypeError(f"{text!r}: expected seconds and a rank, as 20:1")

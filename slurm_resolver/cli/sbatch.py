@@ -6,7 +6,6 @@ import argparse
 import io
 import re
 import sys
-from typing import Dict
 
 from slurm_resolver.cli.options import (
     add_command,
@@ -85,7 +84,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_command(parser)
 
 
-def _servers(text: str) -> Dict[str, int]:
+def _servers(text: str) -> dict[str, int]:
     return {"chief": 1, "ps": count(1)(text), "worker": -1}
 
 

@@ -10,13 +10,13 @@ import contextlib
 import io
 import os
 import sys
-from typing import Iterator, Optional
+from collections.abc import Iterator
 
 
 class Screen(io.TextIOWrapper):
     """A stream of text that keeps an error instead of raising it; its `buffer` raises."""
 
-    error: Optional[OSError] = None
+    error: OSError | None = None
 
     def write(self, text: str) -> int:
         """Writes the text, or drops it."""

@@ -6,7 +6,6 @@ import argparse
 import json
 import re
 import sys
-from typing import List
 
 from slurm_resolver.cli.options import add_cluster_options, cluster_options, count
 from slurm_resolver.cluster.cluster import Cluster, describe_cluster, describe_gpus
@@ -80,7 +79,7 @@ def main(args: argparse.Namespace) -> int:
     return 0
 
 
-def _gather_gpus(cluster: Cluster) -> List[str]:
+def _gather_gpus(cluster: Cluster) -> list[str]:
     """Returns the GPUs of all tasks by rank, which only the tasks know; [] if there are none."""
     if cluster.service is None or not cluster.step.is_live:
         return []

@@ -9,8 +9,9 @@ import secrets
 import statistics
 import sys
 import time
+from collections.abc import Iterator
 from itertools import chain, product
-from typing import Any, Dict, Iterator, List, Optional
+from typing import Any
 
 from slurm_resolver.cli.screen import reader_has_ended
 from slurm_resolver.cluster.addresses import identity_of
@@ -43,7 +44,7 @@ examples:
   srun --jobid 42 --overlap -n 1 --pty slurm-resolver status 42 --watch
   srun --jobid 42 --overlap -n 1 slurm-resolver status 42 --json"""
 
-Worker = Dict[str, Any]  # a `Report`, with rank and name
+Worker = dict[str, Any]  # a `Report`, with rank and name
 
 _WATCH_SECONDS = 5.0  # the workers report as often
 _CLEAR = "\x1b[H\x1b[2J"  # clears a terminal
@@ -83,7 +84,7 @@ def main(args: argparse.Namespace) -> int:
         addresses = list(_addresses(job_id, step_id, own, args.port))
     except OSError as error:
         raise LaunchError(f"job {job_id}: {error}") from None
-    reasons: List[str] = []
+    reasons: list[str] = []
     for address in addresses:
         try:
             workers = _ask(address)["workers"]
@@ -111,7 +112,7 @@ def main(args: argparse.Namespace) -> int:
     return 0
 
 
-def _print(workers: List[Worker], as_json: bool) -> None:
+def _print(workers: list[Worker], as_json: bool) -> None:
     slow = slowest(workers)
     if as_json:
         print(json.dumps({"workers": workers, "slowest": slow and slow["rank"]}), flush=True)
@@ -126,7 +127,7 @@ def _print(workers: List[Worker], as_json: bool) -> None:
 
 
 def _addresses(
-    job_id: str, step_id: str, own: SlurmStep, given_port: Optional[int]
+    job_id: str, step_id: str, own: SlurmStep, given_port: int | None
 ) -> Iterator[ServiceAddress]:
     """Yields the addresses where the service of a step may listen, newest step first.
 
@@ -138,7 +139,7 @@ def _addresses(
     job_id = job.get("JobId", job_id)
     restarts = int(job.get("Restarts") or 0)
     components = expand_hostlist(f"[{job.get('HetJobIdSet', job_id)}]")
-    numbered: Dict[int, List[Fields]] = {}
+    numbered: dict[int, list[Fields]] = {}
     for fields in chain.from_iterable(map(show_steps, components)):
         name = fields.get("StepId", "").rpartition(".")[2]
         if name.isdigit() and step_id in ("", name):
@@ -176,7 +177,7 @@ def _ask(address: ServiceAddress) -> Message:
         return wire.read(lines, wire.MOST_ANSWER_BYTES)
 
 
-def slowest(workers: List[Worker]) -> Optional[Worker]:
+def slowest(workers: list[Worker]) -> Worker | None:
     """Returns the worker that the others wait for; None if no worker is clearly slower.
 
     The workers wait for each other in a step. The slowest spends more time than the others waiting
@@ -189,7 +190,7 @@ def slowest(workers: List[Worker]) -> Optional[Worker]:
     return workers[worst] if shares[worst] - statistics.median_low(shares) >= _SLOWER else None
 
 
-def table(workers: List[Worker]) -> str:
+def table(workers: list[Worker]) -> str:
     """Returns a line for each worker, below the headings."""
     rows = [_HEADINGS]
     for worker in workers:

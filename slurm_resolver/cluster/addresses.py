@@ -5,7 +5,8 @@ from __future__ import annotations
 import functools
 import socket
 import time
-from typing import Dict, List, Mapping, NamedTuple, Optional, Sequence
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 from slurm_resolver.cluster.layout import Layout
 from slurm_resolver.cluster.options import ClusterOptions, NodeAddress
@@ -84,7 +85,7 @@ def _host_for(node: str, node_address: NodeAddress) -> str:
 
 
 @functools.lru_cache(maxsize=4)
-def _ask_slurm(nodes: str, delay: float) -> Dict[str, str]:
+def _ask_slurm(nodes: str, delay: float) -> dict[str, str]:
     from slurm_resolver.slurm.scontrol import node_addresses  # few steps need it
 
     if delay >= 1.0:
@@ -100,7 +101,7 @@ def _ask_slurm(nodes: str, delay: float) -> Dict[str, str]:
 
 def make_addresses(
     layout: Layout, roles: Roles, hosts: Hosts, ports: Ports
-) -> Dict[str, List[str]]:
+) -> dict[str, list[str]]:
     """Returns the addresses of each job by index.
 
     Raises:
@@ -116,7 +117,7 @@ def make_addresses(
         for job, ranks in roles.items()
     }
     if len(set(host_of)) < len(host_of):
-        rank_at: Dict[str, int] = {}
+        rank_at: dict[str, int] = {}
         for job, ranks in roles.items():
             for rank, address in zip(ranks, addresses[job]):
                 other = rank_at.setdefault(address, rank)
@@ -130,7 +131,7 @@ def make_addresses(
 
 
 def find_service(
-    step: SlurmStep, num_tasks: int, port: int, hosts: Hosts, layout: Optional[Layout] = None
+    step: SlurmStep, num_tasks: int, port: int, hosts: Hosts, layout: Layout | None = None
 ) -> ServiceAddress:
     """Returns the address of the step's coordination service.
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import socket
-from typing import Optional
 
 from slurm_resolver.cluster.options import ClusterOptions
 from slurm_resolver.errors import EnvironmentValueError, NotInStepError
@@ -14,7 +13,7 @@ from slurm_resolver.slurm.step import RESTART_HINT, SlurmStep
 _OFF_HINT = "Or train alone, without a cluster: SLURM_RESOLVER=off."
 
 
-def why_alone(step: SlurmStep, options: ClusterOptions, overridden: bool = False) -> Optional[str]:
+def why_alone(step: SlurmStep, options: ClusterOptions, overridden: bool = False) -> str | None:
     """Returns why this process trains alone, for the log; None for a task of a step.
 
     With `overridden` a subclass of the resolver gives rank and layout in place of Slurm.
@@ -95,7 +94,7 @@ def _check_origin(step: SlurmStep) -> None:
         )
 
 
-def is_this_machine(node: str) -> Optional[bool]:
+def is_this_machine(node: str) -> bool | None:
     """Returns whether this machine is the node; None if its name does not resolve.
 
     A node's name in Slurm may differ from its host name; then its addresses are compared.

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import functools
-from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 from slurm_resolver.cluster.addresses import Task, find_service
 from slurm_resolver.cluster.contracts import Contract, variables_of
@@ -31,12 +32,12 @@ class ClusterValues(NamedTuple):
     """
 
     step: SlurmStep = SlurmStep()
-    layout: Optional[Layout] = None
+    layout: Layout | None = None
     roles: Mapping[str, Sequence[int]] = {}
-    ports: Optional[Ports] = None
+    ports: Ports | None = None
     hosts: Mapping[str, str] = {}
     addresses: Mapping[str, Sequence[str]] = {}
-    gpu_decision: Optional[TaskGpus] = None
+    gpu_decision: TaskGpus | None = None
 
 
 class Cluster(ClusterValues):
@@ -46,7 +47,7 @@ class Cluster(ClusterValues):
     """
 
     @functools.cached_property
-    def tasks(self) -> Tuple[Task, ...]:
+    def tasks(self) -> tuple[Task, ...]:
         """Every task of the step, ``tasks[rank]``.
 
         It is made at the first use: TensorFlow needs only the addresses, and a step may be large.
@@ -59,7 +60,7 @@ class Cluster(ClusterValues):
         return tuple(sorted(tasks))
 
     @functools.cached_property
-    def task(self) -> Optional[Task]:
+    def task(self) -> Task | None:
         """The task of this process; None for an empty cluster, or a step that is only planned."""
         rank = self.step.rank
         for job, ranks in self.roles.items():
@@ -79,7 +80,7 @@ class Cluster(ClusterValues):
         )
 
     @functools.cached_property
-    def service(self) -> Optional[ServiceAddress]:
+    def service(self) -> ServiceAddress | None:
         """The address of the step's coordination service; None without `task`."""
         if self.task is None or self.ports is None:
             return None
@@ -93,7 +94,7 @@ class Cluster(ClusterValues):
         return self.layout.num_tasks if self.layout else 0
 
     @property
-    def gpus(self) -> Optional[Tuple[str, ...]]:
+    def gpus(self) -> tuple[str, ...] | None:
         """This task's GPUs as CUDA_VISIBLE_DEVICES names them; () for none.
 
         None where the environment says nothing about GPUs.
@@ -105,7 +106,7 @@ class Cluster(ClusterValues):
         task = self.tasks[rank]
         return f"{task.job} {task.index} (rank {rank} on {task.node})"
 
-    def jobs(self) -> Dict[str, List[str]]:
+    def jobs(self) -> dict[str, list[str]]:
         """Returns the addresses of each job by index, in alphabetical order of the job names.
 
         The evaluator is not among them, as TensorFlow keeps it outside the cluster.
@@ -116,16 +117,16 @@ class Cluster(ClusterValues):
             if job != "evaluator"
         }
 
-    def tf_config(self) -> Dict[str, Any]:
+    def tf_config(self) -> dict[str, Any]:
         """Returns the content of TF_CONFIG for this task; {} for an empty cluster."""
         if self.layout is None:
             return {}
-        config: Dict[str, Any] = {"cluster": self.jobs()}
+        config: dict[str, Any] = {"cluster": self.jobs()}
         if self.task is not None:
             config["task"] = {"type": self.task.job, "index": self.task.index}
         return config
 
-    def variables(self, contract: Contract) -> Dict[str, str]:
+    def variables(self, contract: Contract) -> dict[str, str]:
         """Returns the variables that describe the cluster to a framework's programs.
 
         Args:
@@ -139,7 +140,7 @@ class Cluster(ClusterValues):
         """
         return variables_of(contract, self.tasks, self.task, self.gpus, self.tf_config())
 
-    def to_dict(self) -> Dict[str, Any]:
+    def to_dict(self) -> dict[str, Any]:
         """Returns the cluster as plain values, as ``slurm-resolver show --json`` prints them."""
         own = self.task
         this_task = None
@@ -188,7 +189,7 @@ def describe_own_task(cluster: Cluster) -> str:
 
 
 def describe_cluster(
-    cluster: Cluster, most_tasks: Optional[int] = None, gpus: Sequence[str] = ()
+    cluster: Cluster, most_tasks: int | None = None, gpus: Sequence[str] = ()
 ) -> str:
     """Returns the whole cluster, a line a task, and the reason for this task's GPUs.
 
@@ -202,7 +203,7 @@ def describe_cluster(
     if cluster.layout is None or cluster.ports is None:
         return "no cluster: this process trains alone"
     title = "planned step" if step.job_id is None and own is None else f"job step {step.name}"
-    by_node: Dict[str, List[Task]] = {}
+    by_node: dict[str, list[Task]] = {}
     for task in cluster.tasks:
         by_node.setdefault(task.node, []).append(task)
     size = f"{counted(cluster.num_tasks, 'task')} on {counted(len(by_node), 'node')}"
@@ -226,8 +227,8 @@ def describe_gpus(cluster: Cluster) -> str:
 
 
 def _table(
-    by_node: Mapping[str, List[Task]], own: Optional[Task], most: Optional[int], gpus: Sequence[str]
-) -> List[str]:
+    by_node: Mapping[str, list[Task]], own: Task | None, most: int | None, gpus: Sequence[str]
+) -> list[str]:
     rows = [["node", "rank", "local", "task", *(["GPUs"] if gpus else []), "address"]]
     left_out = 0
     for node, tasks in by_node.items():

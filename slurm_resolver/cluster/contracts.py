@@ -11,21 +11,22 @@ Each name is a contract that a framework reads when its program starts:
 from __future__ import annotations
 
 import json
-from typing import Any, Dict, Literal, Mapping, Optional, Sequence, Tuple, get_args
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal, get_args
 
 from slurm_resolver.cluster.addresses import Task
 
 Contract = Literal["tensorflow", "keras-distribution", "torch", "jax"]
-CONTRACTS: Tuple[Contract, ...] = get_args(Contract)
+CONTRACTS: tuple[Contract, ...] = get_args(Contract)
 
 
 def variables_of(
     contract: Contract,
     tasks: Sequence[Task],
-    own: Optional[Task],
-    gpus: Optional[Sequence[str]],
+    own: Task | None,
+    gpus: Sequence[str] | None,
     tf_config: Mapping[str, Any],
-) -> Dict[str, str]:
+) -> dict[str, str]:
     """Returns the variables that a contract sets in this task; {} without one.
 
     Raises:
@@ -62,7 +63,7 @@ def variables_of(
     }
 
 
-def placeholders(tasks: Sequence[Task], own: Optional[Task]) -> Dict[str, str]:
+def placeholders(tasks: Sequence[Task], own: Task | None) -> dict[str, str]:
     """Returns the value of each {name} in a program's arguments and variables.
 
     Lists are separated by commas, in the order of index or rank. All are "" without a task.
@@ -84,7 +85,7 @@ def placeholders(tasks: Sequence[Task], own: Optional[Task]) -> Dict[str, str]:
     return values
 
 
-def _split(address: str) -> Tuple[str, str]:
+def _split(address: str) -> tuple[str, str]:
     """Returns the host, an IPv6 address without its brackets, and the port."""
     host, _, port = address.rpartition(":")
     return host.strip("[]"), port

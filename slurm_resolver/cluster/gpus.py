@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from typing import Dict, Mapping, MutableMapping, NamedTuple, Optional, Sequence
+from collections.abc import Mapping, MutableMapping, Sequence
+from typing import NamedTuple
 
 from slurm_resolver.cluster.jobs import jobs_with_gpus
 from slurm_resolver.cluster.layout import Layout
@@ -46,15 +47,15 @@ class TaskGpus(NamedTuple):
             is known to do so, or the user has set them.
     """
 
-    devices: Optional[Devices]
+    devices: Devices | None
     source: str
     settings: Mapping[str, str] = {}
-    visible_before: Optional[Devices] = None
+    visible_before: Devices | None = None
     counts_given: bool = False
     same_for_all: bool = False
     memory: Mapping[str, str] = {}
 
-    def visible_devices(self, applied: bool) -> Optional[Devices]:
+    def visible_devices(self, applied: bool) -> Devices | None:
         """Returns the devices that this process sees with or without the settings.
 
         None if unknown. A caller who gives counts ensures that the process sees that many.
@@ -78,8 +79,8 @@ class NodeGpus(NamedTuple):
     local_rank: int
     users: Sequence[int]
     most_users: int = 1
-    gpus_per_node: Optional[int] = None
-    gpus_per_task: Optional[int] = None
+    gpus_per_node: int | None = None
+    gpus_per_task: int | None = None
 
 
 def choose_gpus(step: SlurmStep, layout: Layout, roles: Roles, options: ClusterOptions) -> TaskGpus:
@@ -222,7 +223,7 @@ def _share(node: NodeGpus, visible: VisibleDevices, devices: Devices, source: st
     return TaskGpus(own, source, _settings(visible, own), devices, same_for_all=True, memory=memory)
 
 
-def _settings(visible: VisibleDevices, devices: Devices) -> Dict[str, str]:
+def _settings(visible: VisibleDevices, devices: Devices) -> dict[str, str]:
     return {} if devices == visible.devices else visible.settings_for(devices)
 
 
@@ -308,7 +309,7 @@ def _mark_of(step: SlurmStep, devices: Devices) -> str:
     return f"{step.job_id}.{step.step_id}.{step.rank}:{','.join(devices)}"
 
 
-def _memory_settings(step: SlurmStep) -> Dict[str, str]:
+def _memory_settings(step: SlurmStep) -> dict[str, str]:
     """Returns the variables to set if a task shares its GPU; {} if the user has set them.
 
     TensorFlow's first process on a GPU takes all of its memory, and the second one fails. So each

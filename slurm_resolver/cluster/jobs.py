@@ -7,8 +7,8 @@ and one evaluator (``tf.distribute``, multi_worker_util). Its servers take any o
 from __future__ import annotations
 
 import re
+from collections.abc import Collection, Mapping
 from numbers import Integral
-from typing import Collection, Dict, Mapping, Optional
 
 from slurm_resolver.errors import JobsError
 from slurm_resolver.log import warn_once
@@ -24,10 +24,10 @@ _ALIKE = 0.78  # difflib's ratio: "wroker" has 0.83 and is meant, "gpu_worker" h
 
 
 def job_counts(
-    jobs: Optional[JobCounts],
+    jobs: JobCounts | None,
     num_tasks: int,
     source: str = "the job step (SLURM_STEP_NUM_TASKS) has",
-) -> Dict[str, int]:
+) -> dict[str, int]:
     """Returns the number of tasks of each job that has any, with -1 replaced by the rest.
 
     Args:
@@ -106,7 +106,7 @@ def _misspelt(name: str) -> str:
 
 def jobs_with_gpus(
     roles: Collection[str],
-    gpu_jobs: Optional[Collection[str]],
+    gpu_jobs: Collection[str] | None,
     jobs: Collection[str] = (),
     counts_given: bool = False,
 ) -> Collection[str]:

@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
-from typing import Dict, List, Mapping, NamedTuple, Sequence, Tuple
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 from slurm_resolver.errors import LayoutError, UnknownLayoutError
 from slurm_resolver.slurm.hostlist import MAX_HOSTS, short_hostlist
@@ -39,7 +40,7 @@ class Layout(NamedTuple):
             notice: a component's distribution may have been given to srun alone.
     """
 
-    nodes: Tuple[str, ...]
+    nodes: tuple[str, ...]
     node_of: Sequence[int]
     local_rank_of: Sequence[int]
     distribution: str
@@ -52,9 +53,9 @@ class Layout(NamedTuple):
         """The number of tasks in the step."""
         return len(self.node_of)
 
-    def ranks_on(self, node: int) -> Tuple[int, ...]:
+    def ranks_on(self, node: int) -> tuple[int, ...]:
         """The ranks on the node with this SLURM_NODEID, ascending: its tasks' SLURM_GTIDS."""
-        ranks: List[int] = []
+        ranks: list[int] = []
         for _ in range(self.node_of.count(node)):  # much faster than a loop over all ranks
             ranks.append(self.node_of.index(node, ranks[-1] + 1 if ranks else 0))
         return tuple(ranks)
@@ -79,7 +80,7 @@ def layout_from_environment(step: SlurmStep, source: str = "environment") -> Lay
     components = components_of_step(step, names)
     # In a heterogeneous step the step's own SLURM_DISTRIBUTION is not used: it differs by task.
     plain = Component(0, names, step.distribution, step.plane_size)
-    nodes: List[str] = []
+    nodes: list[str] = []
     node_of = []
     local_rank_of = []  # no two components share a node
     unambiguous = True
@@ -131,7 +132,7 @@ def verify_layout(layout: Layout, step: SlurmStep) -> None:
 
 def nodes_and_counts(
     step: SlurmStep, source: str = "environment"
-) -> Tuple[Tuple[str, ...], Tuple[int, ...]]:
+) -> tuple[tuple[str, ...], tuple[int, ...]]:
     """Returns the names of the step's nodes, and the number of tasks on each.
 
     Raises:
@@ -176,7 +177,7 @@ def nodes_and_counts(
     return nodes, counts
 
 
-def components_of_step(step: SlurmStep, nodes: Sequence[str]) -> List[Component]:
+def components_of_step(step: SlurmStep, nodes: Sequence[str]) -> list[Component]:
     """Returns the components that have nodes in this step, each with these nodes.
 
     The result is [] if the step is not heterogeneous. ``srun --het-group=0,2`` starts a step on
@@ -195,7 +196,7 @@ def components_of_step(step: SlurmStep, nodes: Sequence[str]) -> List[Component]
             components.append(component._replace(nodes=hosts))
     if len(components) < 2:
         return []
-    group_of: Dict[str, int] = {}
+    group_of: dict[str, int] = {}
     for component in components:
         for host in component.nodes:
             if group_of.setdefault(host, component.group) != component.group:
@@ -217,7 +218,7 @@ def components_of_step(step: SlurmStep, nodes: Sequence[str]) -> List[Component]
 
 def ranks_of_components(
     components: Sequence[Component], count_of: Mapping[str, int]
-) -> Dict[int, range]:
+) -> dict[int, range]:
     """Returns the ranks of each component; `count_of` is the number of tasks on each node."""
     ranks_of = {}
     start = 0  # ranks count on through all components, in their order
@@ -228,7 +229,7 @@ def ranks_of_components(
     return ranks_of
 
 
-def local_ranks(node_of: Sequence[int], num_nodes: int) -> List[int]:
+def local_ranks(node_of: Sequence[int], num_nodes: int) -> list[int]:
     """Returns by rank its local rank: the ranks on each node are numbered from 0."""
     next_local_rank = [itertools.count() for _ in range(num_nodes)]
     return list(map(next, map(next_local_rank.__getitem__, node_of)))
@@ -236,7 +237,7 @@ def local_ranks(node_of: Sequence[int], num_nodes: int) -> List[int]:
 
 def _distribute(
     step: SlurmStep, counts: Sequence[int], component: Component, subject: str
-) -> Tuple[List[int], List[int]]:
+) -> tuple[list[int], list[int]]:
     """Returns by rank the index of its node and its local rank; `subject` is for messages."""
     distribution = component.distribution or "block"
     plane_size = component.plane_size
@@ -271,10 +272,10 @@ def _distribute(
     return _distribute_plane(counts, plane_size)
 
 
-def _distribute_plane(counts: Sequence[int], plane_size: int) -> Tuple[List[int], List[int]]:
+def _distribute_plane(counts: Sequence[int], plane_size: int) -> tuple[list[int], list[int]]:
     """Puts `plane_size` ranks on each node in turn, until node i has ``counts[i]`` ranks."""
     node_of = []
-    local_rank_of: List[int] = []
+    local_rank_of: list[int] = []
     nodes = list(range(len(counts)))
     placed = 0  # ranks on every node of `nodes` so far
     while nodes:

@@ -8,7 +8,8 @@ import os
 import zlib
 from base64 import b64decode, b64encode
 from collections import Counter
-from typing import List, Optional, Sequence, Tuple
+from collections.abc import Sequence
+from typing import Optional
 
 from slurm_resolver.cluster.addresses import find_hosts, find_service, identity_of
 from slurm_resolver.cluster.layout import (
@@ -26,8 +27,8 @@ from slurm_resolver.slurm.step import Component, SlurmStep
 
 _LONGEST_VALUE = 100_000  # characters; Linux takes 131,072 bytes for a variable
 
-Place = Tuple[str, int, Optional[int]]  # a task's node, local rank and node id
-Known = Tuple[List[str], List[int]]  # the nodes, in the order of SLURM_NODEID; by rank its node id
+Place = tuple[str, int, Optional[int]]  # a task's node, local rank and node id
+Known = tuple[list[str], list[int]]  # the nodes, in the order of SLURM_NODEID; by rank its node id
 
 
 def exchange_layout(step: SlurmStep, options: ClusterOptions) -> Layout:
@@ -76,7 +77,7 @@ def exchange_layout(step: SlurmStep, options: ClusterOptions) -> Layout:
     )
 
 
-def _left_by_earlier_call(step: SlurmStep, name: str) -> Optional[Known]:
+def _left_by_earlier_call(step: SlurmStep, name: str) -> Known | None:
     """Returns the answer of an earlier call in this start of the step; None if there is none."""
     found, _, packed = (step.exchanged_layout or "").partition(" ")
     if found != name:

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import time
-from typing import Callable, Collection, Literal, Mapping, NamedTuple, Optional, Tuple, Union
+from collections.abc import Collection, Mapping
+from typing import Callable, Literal, NamedTuple, Union
 
 from slurm_resolver.errors import JobsError, LayoutError
 
 Placement = Literal["spread", "rank"]
 WorkerOrder = Literal["ring", "rank"]
 LayoutChoice = Literal["auto", "environment", "rendezvous"]
-PLACEMENTS: Tuple[Placement, ...] = ("spread", "rank")
-WORKER_ORDERS: Tuple[WorkerOrder, ...] = ("ring", "rank")
-LAYOUTS: Tuple[LayoutChoice, ...] = ("auto", "environment", "rendezvous")
+PLACEMENTS: tuple[Placement, ...] = ("spread", "rank")
+WORKER_ORDERS: tuple[WorkerOrder, ...] = ("ring", "rank")
+LAYOUTS: tuple[LayoutChoice, ...] = ("auto", "environment", "rendezvous")
 
 NodeAddress = Union[str, Mapping[str, str], Callable[[str], str]]
 
@@ -26,18 +27,18 @@ class ClusterOptions(NamedTuple):
     allows `MEETING_SECONDS`.
     """
 
-    jobs: Optional[Mapping[str, int]] = None
-    port_base: Optional[int] = None
+    jobs: Mapping[str, int] | None = None
+    port_base: int | None = None
     placement: Placement = "spread"
     worker_order: WorkerOrder = "ring"
-    het_groups: Optional[Mapping[str, int]] = None
-    node_address: Optional[NodeAddress] = None
-    gpu_jobs: Optional[Collection[str]] = None
+    het_groups: Mapping[str, int] | None = None
+    node_address: NodeAddress | None = None
+    gpu_jobs: Collection[str] | None = None
     layout: LayoutChoice = "auto"
-    gpus_per_node: Optional[int] = None
-    gpus_per_task: Optional[int] = None
+    gpus_per_node: int | None = None
+    gpus_per_task: int | None = None
     local: bool = False
-    until: Optional[float] = None
+    until: float | None = None
 
     @property
     def meeting_seconds(self) -> float:

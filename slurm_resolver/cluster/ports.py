@@ -7,8 +7,9 @@ that every task can compute all ports.
 from __future__ import annotations
 
 import zlib
+from collections.abc import Sequence
 from numbers import Integral
-from typing import NamedTuple, Optional, Sequence
+from typing import NamedTuple
 
 from slurm_resolver.errors import AddressError
 from slurm_resolver.log import warn
@@ -42,7 +43,7 @@ class Ports(NamedTuple):
 def choose_ports(
     step: SlurmStep,
     max_tasks_per_node: int,
-    port_base: Optional[int] = None,
+    port_base: int | None = None,
     is_heterogeneous: bool = False,
 ) -> Ports:
     """Returns one port for each local rank, from the first of these sources:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from typing import Callable, Collection, Mapping, Optional, Tuple
+from collections.abc import Collection, Mapping
+from typing import Callable
 
 from slurm_resolver.cluster.addresses import find_hosts, make_addresses
 from slurm_resolver.cluster.alone import why_alone
@@ -26,21 +27,21 @@ from slurm_resolver.slurm.step import SlurmStep
 from slurm_resolver.slurm.variable import Environ
 
 # Returns the layout, and the step with the values that replaced variables.
-LayoutOf = Callable[[SlurmStep, ClusterOptions], Tuple[SlurmStep, Layout]]
+LayoutOf = Callable[[SlurmStep, ClusterOptions], tuple[SlurmStep, Layout]]
 
 
 def resolve(
-    jobs: Optional[Mapping[str, int]] = None,
+    jobs: Mapping[str, int] | None = None,
     *,
-    port_base: Optional[int] = None,
+    port_base: int | None = None,
     placement: Placement = "spread",
     worker_order: WorkerOrder = "ring",
-    het_groups: Optional[Mapping[str, int]] = None,
-    node_address: Optional[NodeAddress] = None,
-    gpu_jobs: Optional[Collection[str]] = None,
+    het_groups: Mapping[str, int] | None = None,
+    node_address: NodeAddress | None = None,
+    gpu_jobs: Collection[str] | None = None,
     layout: LayoutChoice = "auto",
     local: bool = False,
-    environ: Optional[Environ] = None,
+    environ: Environ | None = None,
 ) -> Cluster:
     """Returns the cluster of the Slurm step that this process belongs to.
 
@@ -88,7 +89,7 @@ def resolve(
 def resolve_step(
     step: SlurmStep,
     options: ClusterOptions,
-    layout_of: Optional[LayoutOf] = None,
+    layout_of: LayoutOf | None = None,
     overridden: bool = False,
 ) -> Cluster:
     """Returns the cluster of a step that was read, as `resolve` does.

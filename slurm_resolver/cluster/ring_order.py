@@ -14,11 +14,11 @@ each node.
 from __future__ import annotations
 
 import itertools
-from typing import Iterable, List, Optional, Sequence
+from collections.abc import Iterable, Sequence
 
 
 def order_by_ring(
-    workers: Sequence[int], node_of: Sequence[int], chief: Optional[int] = None
+    workers: Sequence[int], node_of: Sequence[int], chief: int | None = None
 ) -> Sequence[int]:
     """Returns the workers' ranks by index, such that the ring leaves every node once.
 
@@ -45,7 +45,7 @@ def order_by_ring(
     return by_index
 
 
-def index_order(count: int) -> List[int]:
+def index_order(count: int) -> list[int]:
     """Returns the indices of a job's `count` tasks in the order of their names as text.
 
     >>> index_order(12)

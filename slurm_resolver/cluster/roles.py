@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import Dict, Iterable, List, Mapping, Optional, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from slurm_resolver.cluster.jobs import JOB_NAMES, JobCounts
 from slurm_resolver.cluster.layout import Layout
@@ -11,7 +11,7 @@ from slurm_resolver.cluster.options import ClusterOptions
 from slurm_resolver.cluster.ring_order import order_by_ring
 from slurm_resolver.errors import JobsError
 
-Roles = Dict[str, Sequence[int]]  # ``roles[job][index]`` is a rank; no job is without ranks
+Roles = dict[str, Sequence[int]]  # ``roles[job][index]`` is a rank; no job is without ranks
 
 
 def assign_roles(layout: Layout, counts: JobCounts, options: ClusterOptions) -> Roles:
@@ -45,18 +45,18 @@ def assign_roles(layout: Layout, counts: JobCounts, options: ClusterOptions) -> 
     return roles
 
 
-def ranks_of(roles: Mapping[str, Sequence[int]], jobs: Iterable[str]) -> List[int]:
+def ranks_of(roles: Mapping[str, Sequence[int]], jobs: Iterable[str]) -> list[int]:
     """Returns the ranks that have these jobs, one job after the other, by index."""
     return [rank for job in jobs for rank in roles.get(job, ())]
 
 
-def _allowed_ranks(layout: Layout, counts: JobCounts, options: ClusterOptions) -> Dict[str, range]:
+def _allowed_ranks(layout: Layout, counts: JobCounts, options: ClusterOptions) -> dict[str, range]:
     """Returns by name of each job in `het_groups` the ranks of its component."""
-    allowed: Dict[str, range] = {}
+    allowed: dict[str, range] = {}
     if not options.het_groups:
         return allowed
     given = f"het_groups={dict(options.het_groups)!r}"
-    needed: Dict[int, int] = Counter()
+    needed: dict[int, int] = Counter()
     for name, group in options.het_groups.items():
         known = dict.fromkeys([*JOB_NAMES, *(options.jobs or ())])
         if name not in known:
@@ -133,8 +133,8 @@ def _is_as_even(layout: Layout, roles: Roles, spread: Roles) -> bool:
 
 
 def _spread_ranks(
-    node_of: Sequence[int], free: Sequence[int], count: int, chief_node: Optional[int]
-) -> List[int]:
+    node_of: Sequence[int], free: Sequence[int], count: int, chief_node: int | None
+) -> list[int]:
     """Returns `count` of the free ranks, spread over the nodes: the lowest ranks of each node.
 
     In every round each node gives one, as long as it has any; the chief's node comes last.
@@ -151,7 +151,7 @@ def _spread_ranks(
         for node in nodes:
             wanted[node] += 1
         left -= len(nodes)
-    found: List[int] = []
+    found: list[int] = []
     for rank in free:
         if len(found) == count:
             break

@@ -17,7 +17,8 @@ import sys
 import threading
 import time
 from collections import Counter, defaultdict
-from typing import TYPE_CHECKING, Any, BinaryIO, Callable, Collection, Dict, List, Optional, Set
+from collections.abc import Collection
+from typing import TYPE_CHECKING, Any, BinaryIO, Callable
 
 from slurm_resolver.coordination import NameOf, ServiceAddress
 from slurm_resolver.coordination.wire import (
@@ -54,7 +55,7 @@ class Client:
         """Connects. Starts the service first if the address says so, or raises RendezvousError."""
         self.address = address
         self.name_of: NameOf = "rank {}".format  # how messages name a rank
-        self.service: Optional[Service] = None
+        self.service: Service | None = None
         # why the service could not be reached the last time, and why it does not admit this process
         self.problem = "it has not started, or has failed: look at the output of its task"
         self.refusal = ""
@@ -64,19 +65,19 @@ class Client:
             "pid": os.getpid(),
             "number": secrets.token_hex(8),
         }
-        self._socket: Optional[socket.socket] = None
+        self._socket: socket.socket | None = None
         self._changed = threading.Condition()
         self._gathers = Counter[str]()  # by purpose
-        self._answers: Dict[str, Message] = {}  # by gather
-        self._told: Dict[str, Set[int]] = defaultdict(set)  # which ranks, by topic
-        self._standing: Dict[str, Message] = {}  # sent again after a reconnection
-        self._listeners: Dict[str, List[Callable[[Message], None]]] = defaultdict(list)
+        self._answers: dict[str, Message] = {}  # by gather
+        self._told: dict[str, set[int]] = defaultdict(set)  # which ranks, by topic
+        self._standing: dict[str, Message] = {}  # sent again after a reconnection
+        self._listeners: dict[str, list[Callable[[Message], None]]] = defaultdict(list)
         self.listen("gathered", self._take_answer)
         self.listen("told", self._take_told)
         self.listen("notice", lambda message: warn("%s", message["notice"]))
         self._closed = False
         self._service_rank = 0  # known once it has been reached
-        self._lost_at: Optional[float] = None  # when the connection failed
+        self._lost_at: float | None = None  # when the connection failed
         self._has_ended = False  # whether the service has run and ended
         self._notice_at = time.monotonic() + _NOTICE_SECONDS
         if address.serves:
@@ -85,8 +86,8 @@ class Client:
         self._thread.start()
 
     def gather(
-        self, purpose: str, value: Any, timeout: Optional[float], without: Collection[int] = ()
-    ) -> List[Any]:
+        self, purpose: str, value: Any, timeout: float | None, without: Collection[int] = ()
+    ) -> list[Any]:
         """Returns the values that all tasks give, by rank. Every task must call it.
 
         Args:
@@ -179,7 +180,7 @@ class Client:
         if self.service:
             self.service.close()
 
-    def sockets(self) -> List[socket.socket]:
+    def sockets(self) -> list[socket.socket]:
         """Returns the sockets of the connection, and of the service if it runs here."""
         own = [] if self._socket is None else [self._socket]
         return own + (self.service.sockets() if self.service else [])
@@ -292,12 +293,12 @@ class Client:
 
 
 default_role = "program"  # how this process represents its task: see `wire.Process`
-_clients: Dict[ServiceAddress, Client] = {}
-_of_parents: List[Client] = []  # garbage collection would close reused file descriptors
+_clients: dict[ServiceAddress, Client] = {}
+_of_parents: list[Client] = []  # garbage collection would close reused file descriptors
 _lock = threading.Lock()
 
 
-def connect(address: ServiceAddress, name_of: Optional[NameOf] = None) -> Client:
+def connect(address: ServiceAddress, name_of: NameOf | None = None) -> Client:
     """Returns this process's connection, which is opened at the first call.
 
     `name_of` returns how messages name a rank; None leaves it as it is. Raises RendezvousError if

@@ -24,7 +24,8 @@ import hashlib
 import json
 import math
 import time
-from typing import Dict, Iterable, NamedTuple, Optional, Sequence, Set, Tuple
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
 
 from slurm_resolver.coordination import NameOf, wire
 from slurm_resolver.coordination.wire import Message, Process, Send, TextByRank
@@ -47,7 +48,7 @@ class JobResult(NamedTuple):
     message: str
 
 
-def announcement(tasks: Sequence[Tuple[str, int, str]], rank: int) -> Optional[Message]:
+def announcement(tasks: Sequence[tuple[str, int, str]], rank: int) -> Message | None:
     """Returns the message by which a task takes part in the job, which an evaluator does not.
 
     It is None for such a task, and in a step without servers or without tasks that train. `tasks`
@@ -81,16 +82,16 @@ class Job:
         self._cluster = ""
         self._numbers: TextByRank = {}  # of the last process of each task that came
         self._present: TextByRank = {}  # the role of the process that decides
-        self._awaited: Set[int] = set()  # the ranks that have not come yet
+        self._awaited: set[int] = set()  # the ranks that have not come yet
         # By rank of a task that trains: None, or once it has ended, why it failed or ''.
-        self._ends: Dict[int, Optional[str]] = {}
+        self._ends: dict[int, str | None] = {}
         self._deadline = math.inf
         self._timeout = 0.0
         self._keep_until = math.inf
         self._failure = ""  # why the leader has failed
         self._fails_at = math.inf  # when that counts
         self._leader_ended = math.inf
-        self._result: Optional[JobResult] = None
+        self._result: JobResult | None = None
 
     def has_to_tell(self) -> bool:
         """Returns whether some tasks have to be told how the job ends."""

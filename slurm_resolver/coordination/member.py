@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from typing import Callable, Optional
+from typing import Callable
 
 from slurm_resolver.coordination.client import Client
 from slurm_resolver.coordination.job import JobResult
@@ -20,7 +20,7 @@ class Member:
         self.client = client
         self.name = client.name_of(client.address.rank)
         self.serves = bool(announced["serves"])  # whether this task only serves others
-        self.result: Optional[JobResult] = None  # how the job has ended
+        self.result: JobResult | None = None  # how the job has ended
         self._announced = announced
         self._on_over = on_over
         self._has_joined = False

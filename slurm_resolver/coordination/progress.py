@@ -7,7 +7,8 @@ are behind in every task's log.
 from __future__ import annotations
 
 import time
-from typing import Dict, List, Mapping, NamedTuple, Sequence, Tuple
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 from slurm_resolver.coordination import NameOf
 from slurm_resolver.coordination.wire import Message, Process, Send
@@ -66,7 +67,7 @@ def report_seconds(limit: float) -> float:
     return min(_REPORT_SECONDS, limit / 4) if limit else _REPORT_SECONDS
 
 
-def find_behind(workers: Workers, silence: float) -> List[int]:
+def find_behind(workers: Workers, silence: float) -> list[int]:
     """Returns the ranks that the others wait for; all ranks if that is unknown.
 
     They are those that have not reported for `silence` seconds, or are in the earliest step.
@@ -82,7 +83,7 @@ def find_behind(workers: Workers, silence: float) -> List[int]:
     return [rank for rank, phase in late.items() if phase not in waits] or list(late)
 
 
-def find_stall(workers: Workers, limit: float, silence: float) -> List[int]:
+def find_stall(workers: Workers, limit: float, silence: float) -> list[int]:
     """Returns the ranks that are behind if no worker has done anything for too long; else []."""
     reports = workers.values()
     phases = {report.phase for report in reports}
@@ -99,7 +100,7 @@ def find_stall(workers: Workers, limit: float, silence: float) -> List[int]:
 def describe_stall(workers: Workers, behind: Sequence[int], silence: float, name_of: NameOf) -> str:
     """Returns the line that every task logs."""
     with_epoch = len({report.epoch for report in workers.values()}) > 1
-    groups: Dict[Tuple[bool, str], List[int]] = {}  # by whether they are behind, and what they do
+    groups: dict[tuple[bool, str], list[int]] = {}  # by whether they are behind, and what they do
     for rank, report in workers.items():
         where = report.where(with_epoch)
         is_behind = rank in behind
@@ -131,7 +132,7 @@ def describe_stall(workers: Workers, behind: Sequence[int], silence: float, name
 
 def _group(ranks: Sequence[int], name_of: NameOf) -> str:
     """Returns tasks by their jobs and indices, such as "chief 0, workers 0 to 6"."""
-    jobs: Dict[str, List[int]] = {}
+    jobs: dict[str, list[int]] = {}
     for rank in ranks:
         job, index = name_of(rank).split()[:2]
         jobs.setdefault(job, []).append(int(index))
@@ -149,7 +150,7 @@ class Monitor:
         self._send = send
         self._name_of = name_of
         self._limit = 0.0  # seconds without a step from which on it is reported; 0 for never
-        self._reports: Dict[int, Tuple[float, Report]] = {}  # by rank; with when each came
+        self._reports: dict[int, tuple[float, Report]] = {}  # by rank; with when each came
         self._ticked_at = self._awake_at = time.monotonic()
         self._told_at = float("-inf")
         self._is_stalled = False

@@ -7,7 +7,6 @@ ends. Every task gets the answer, including those that come later or ask again.
 from __future__ import annotations
 
 import time
-from typing import Dict, List, Set, Tuple
 
 from slurm_resolver.coordination import NameOf
 from slurm_resolver.coordination.wire import Message, Process, Send, TextByRank, pack
@@ -28,8 +27,8 @@ class Round:
         self.purpose = name.rpartition(" ")[0]
         self.values: TextByRank = {}
         self.numbers: TextByRank = {}  # of the processes
-        self.waiting: Set[int] = set()  # the ranks that wait for the answer
-        self.without: Set[int] = set()  # the ranks that do not take part
+        self.waiting: set[int] = set()  # the ranks that wait for the answer
+        self.without: set[int] = set()  # the ranks that do not take part
         self.patient = False  # whether it has no deadline, and ends when a task leaves
         self.began = time.monotonic()
         self.deadline = self.seconds = float("inf")
@@ -44,9 +43,9 @@ class Rounds:
         self._num_tasks = num_tasks
         self._send = send
         self._name_of = name_of
-        self._rounds: Dict[str, Round] = {}
+        self._rounds: dict[str, Round] = {}
         self._endings: TextByRank = {}  # how the last process of a task ended
-        self._left: Set[int] = set()  # the ranks whose program has ended
+        self._left: set[int] = set()  # the ranks whose program has ended
 
     def message(self, process: Process, message: Message) -> None:
         """Takes the value of a task, or that it has received an answer."""
@@ -164,14 +163,14 @@ class Rounds:
             [min(current.waiting)], {"notice": f"waiting for {count} since {waited:.0f} s: {names}"}
         )
 
-    def _describe_missing(self, current: Round) -> Tuple[str, str]:
+    def _describe_missing(self, current: Round) -> tuple[str, str]:
         """Returns how many tasks are missing, and which."""
         missing = self._missing(current)
         endings = {rank: f" ({ending})" for rank, ending in self._endings.items()}
         names = [f"{self._name_of(rank)}{endings.get(rank, '')}" for rank in missing]
         return f"{len(missing)} of {self._num_tasks} tasks", shorten(names, _MOST_NAMES)
 
-    def _missing(self, current: Round) -> List[int]:
+    def _missing(self, current: Round) -> list[int]:
         known = current.values.keys() | current.without
         return [rank for rank in range(self._num_tasks) if rank not in known]
 

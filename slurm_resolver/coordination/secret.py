@@ -17,8 +17,8 @@ import re
 import secrets
 import shutil
 import time
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Dict, List, Mapping
 
 from slurm_resolver.errors import RendezvousError
 
@@ -46,7 +46,7 @@ class Secret:
         self._made_at = float("-inf")
         self.offer()
 
-    def offer(self) -> Dict[str, str]:
+    def offer(self) -> dict[str, str]:
         """Returns the message from which a task of the same user obtains the secret."""
         if self._offer["means"] == "munge" and time.monotonic() > self._made_at + _RENEW_SECONDS:
             self._made_at = time.monotonic()
@@ -100,7 +100,7 @@ def _munge_socket() -> str:
     return os.environ.get(MUNGE_SOCKET_VARIABLE) or _MUNGE_SOCKET
 
 
-def _run_munge(program: str, options: List[str], text: str) -> str:
+def _run_munge(program: str, options: list[str], text: str) -> str:
     import subprocess  # few sites need it
 
     command = [program, "--socket", _munge_socket(), *options]

@@ -21,7 +21,7 @@ import socket
 import threading
 import time
 from asyncio import StreamReader, StreamWriter
-from typing import Container, Dict, List, Optional, Set, Tuple
+from collections.abc import Container
 
 from slurm_resolver.coordination import NameOf, ServiceAddress
 from slurm_resolver.coordination.job import Job
@@ -55,7 +55,7 @@ class _Link:
 
     def __init__(self, process: Process) -> None:
         self.process = process
-        self.writer: Optional[StreamWriter] = None  # None while the connection has failed
+        self.writer: StreamWriter | None = None  # None while the connection has failed
         # when the process will be lost, and why
         self.lost_at = math.inf
         self.reason = ""
@@ -82,18 +82,18 @@ class Service:
         self._rounds = Rounds(address.num_tasks, self.send, name_of)
         self._job = Job(address.grace, self.send, name_of)
         self._monitor = Monitor(self.send, name_of)
-        self._links: Dict[Tuple[int, str], _Link] = {}  # by rank and role
-        self._departed: List[int] = []  # whose goodbyes the others are not told yet
-        self._told: Dict[Tuple[str, int], Message] = {}  # what tasks tell all others
-        self._connections: Set[StreamWriter] = set()
-        self._came: Set[int] = set()  # the ranks that have connected
+        self._links: dict[tuple[int, str], _Link] = {}  # by rank and role
+        self._departed: list[int] = []  # whose goodbyes the others are not told yet
+        self._told: dict[tuple[str, int], Message] = {}  # what tasks tell all others
+        self._connections: set[StreamWriter] = set()
+        self._came: set[int] = set()  # the ranks that have connected
         self._closing = False
         self._thread = threading.Thread(
             target=lambda: asyncio.run(self._serve()), name="slurm_resolver service", daemon=True
         )
         self._thread.start()
 
-    def send(self, ranks: Optional[Container[int]], message: Message) -> None:
+    def send(self, ranks: Container[int] | None, message: Message) -> None:
         """Sends a message to the processes of these tasks; None for all tasks."""
         line = encode(message)
         links = [one for one in self._links.values() if ranks is None or one.process.rank in ranks]
@@ -123,7 +123,7 @@ class Service:
         self._closing = True
         self._thread.join(2 * _FLUSH_SECONDS)
 
-    def sockets(self) -> List[socket.socket]:
+    def sockets(self) -> list[socket.socket]:
         """Returns the open sockets: a forked process closes its copies, to free the port."""
         return [self._socket, *(w.get_extra_info("socket") for w in self._connections)]
 
@@ -170,7 +170,7 @@ class Service:
             self._connections.discard(writer)
             writer.close()
 
-    async def _shake(self, reader: StreamReader, writer: StreamWriter) -> Optional[Process]:
+    async def _shake(self, reader: StreamReader, writer: StreamWriter) -> Process | None:
         """Returns the process that connects, once it has proved the secret; None if refused."""
         challenge = secrets.token_hex(16)
         key = self._secret.key
@@ -267,7 +267,7 @@ class Service:
             self._departed.append(process.rank)
 
 
-def _report(loop: asyncio.AbstractEventLoop, context: Dict[str, object]) -> None:
+def _report(loop: asyncio.AbstractEventLoop, context: dict[str, object]) -> None:
     # Without free file descriptors, asyncio reports one of these each second.
     if not isinstance(context.get("exception"), (OSError, ValueError)):
         loop.default_exception_handler(context)

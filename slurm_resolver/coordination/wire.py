@@ -19,13 +19,14 @@ import json
 import secrets
 import socket
 import zlib
-from typing import Any, BinaryIO, Callable, Dict, List, NamedTuple, Sequence, Tuple
+from collections.abc import Sequence
+from typing import Any, BinaryIO, Callable, NamedTuple
 
 from slurm_resolver.coordination import ServiceAddress
 from slurm_resolver.coordination.secret import accept_offer
 
-Message = Dict[str, Any]
-TextByRank = Dict[int, str]
+Message = dict[str, Any]
+TextByRank = dict[int, str]
 # Sends a message to the processes of some ranks, or of all ranks for None.
 Send = Callable[[Any, Message], None]
 
@@ -83,13 +84,13 @@ def is_proof(given: object, key: bytes, role: str, *parts: object) -> bool:
 
 def pack(values: Sequence[str]) -> str:
     """Returns JSON texts as one short text: each distinct text once, and its number by rank."""
-    numbers: Dict[str, int] = {}
+    numbers: dict[str, int] = {}
     index = [numbers.setdefault(value, len(numbers)) for value in values]
     text = f"[[{','.join(numbers)}],{json.dumps(index)}]"
     return base64.b64encode(zlib.compress(text.encode(), 1)).decode()
 
 
-def unpack(packed: str) -> List[Any]:
+def unpack(packed: str) -> list[Any]:
     """Returns the values that `pack` was given."""
     distinct, index = json.loads(zlib.decompress(base64.b64decode(packed)))
     return [distinct[number] for number in index]
@@ -119,7 +120,7 @@ def read(lines: BinaryIO, most: int) -> Message:
 
 def open_connection(
     address: ServiceAddress, hello: Message
-) -> Tuple[socket.socket, BinaryIO, Message]:
+) -> tuple[socket.socket, BinaryIO, Message]:
     """Returns a connection, its lines, and the service's answer to the handshake.
 
     Raises OSError, WireError or RendezvousError if the service does not answer as expected.

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import Dict, NamedTuple, Optional
+from typing import NamedTuple
 
 from slurm_resolver.diagnostics.log_messages import explain
 
@@ -84,7 +84,7 @@ class Failure(NamedTuple):
     line_number: int
     line: str
     follows: bool = False
-    node: Optional[str] = None
+    node: str | None = None
 
 
 @dataclass
@@ -92,7 +92,7 @@ class _Task:
     """The error at the end of a task's last traceback."""
 
     in_traceback: bool = False
-    error: Optional[Failure] = None
+    error: Failure | None = None
     lines_after: int = 0
 
     def read(self, number: int, text: str) -> None:
@@ -115,11 +115,11 @@ class FailureReader:
     """
 
     def __init__(self) -> None:
-        self.ends: Dict[str, Failure] = {}
-        self.node: Optional[Failure] = None
+        self.ends: dict[str, Failure] = {}
+        self.node: Failure | None = None
         self.all_end = False
-        self._tasks: Dict[str, _Task] = {}  # by rank; '' without a label
-        self._gone: Dict[str, Failure] = {}  # by rank, as this package reports them
+        self._tasks: dict[str, _Task] = {}  # by rank; '' without a label
+        self._gone: dict[str, Failure] = {}  # by rank, as this package reports them
         self._number = 0  # of lines
 
     def read(self, text: str) -> None:
@@ -153,12 +153,12 @@ class FailureReader:
             name = end.groupdict().get("node")
             self.ends.setdefault(rank, Failure(_place(rank, name), number, end["how"], node=name))
 
-    def error_of(self, rank: str) -> Optional[Failure]:
+    def error_of(self, rank: str) -> Failure | None:
         """Returns the error that this rank has printed, or any task in a log without labels."""
         task = self._tasks.get(rank) or self._tasks.get("")
         return task.error if task else None
 
-    def first(self) -> Optional[Failure]:
+    def first(self) -> Failure | None:
         """Returns the failure of the task that failed first; None if no task failed."""
         failures = [self.node] if self.node else []
         with_error = set()  # the ranks; '' without a label
@@ -184,7 +184,7 @@ class FailureReader:
         return min(failures, key=lambda one: (one.follows, one.line_number), default=None)
 
 
-def _place(rank: str, node: Optional[str] = None) -> str:
+def _place(rank: str, node: str | None = None) -> str:
     return f"rank {rank}" + (f" on {node}" if node else "") if rank else ""
 
 

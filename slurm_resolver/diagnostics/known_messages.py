@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from typing import NamedTuple, Optional
+from typing import NamedTuple
 
 
 class KnownMessage(NamedTuple):
@@ -21,7 +21,7 @@ class KnownMessage(NamedTuple):
     remedy: str
     pattern: str = ""
 
-    def search(self, text: str) -> Optional[re.Match[str]]:
+    def search(self, text: str) -> re.Match[str] | None:
         """Returns where a line has the message; `re` compiles a pattern when it is first used."""
         return re.search(self.pattern or "|".join(map(re.escape, self.cues.split("|"))), text)
 

@@ -9,17 +9,11 @@ from __future__ import annotations
 import io
 import itertools
 import re
+from collections.abc import Iterable, Iterator
 from typing import (
     BinaryIO,
     Callable,
-    Dict,
-    Iterable,
-    Iterator,
-    List,
     NamedTuple,
-    Optional,
-    Set,
-    Tuple,
 )
 
 from slurm_resolver.diagnostics.known_messages import KNOWN_MESSAGES, PEER_ENDED, TASKS_MET
@@ -39,7 +33,7 @@ class Finding(NamedTuple):
     line: str
     cause: str
     remedy: str
-    address: Optional[str]
+    address: str | None
     count: int  # type: ignore[assignment]  # a tuple's method has this name
 
 
@@ -60,7 +54,7 @@ _END_NOISE = re.compile(
 _CONTROL_CHARACTERS = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]+")
 
 
-def explain(lines: Iterable[str]) -> List[Finding]:
+def explain(lines: Iterable[str]) -> list[Finding]:
     """Returns a finding for each known message and address in `lines`, in order of appearance.
 
     The list is empty if all of them are messages that TensorFlow prints at the end of a good run.
@@ -70,13 +64,13 @@ def explain(lines: Iterable[str]) -> List[Finding]:
 
 def explain_file(
     stream: BinaryIO, reader: Callable[[str], None] = lambda text: None
-) -> List[Finding]:
+) -> list[Finding]:
     """Does the same for an open file of any bytes.
 
     `reader` also gets the text of each line, or the first piece of a long line.
     """
-    found: Dict[Tuple[str, Optional[str]], Finding] = {}  # by id and address
-    significant: Set[str] = set()  # the ids with a line that is not _END_NOISE
+    found: dict[tuple[str, str | None], Finding] = {}  # by id and address
+    significant: set[str] = set()  # the ids with a line that is not _END_NOISE
     tasks_met = False
     for number, text in _texts(stream, reader):
         candidates = [known for cue, known in _CUES if cue in text]
@@ -106,7 +100,7 @@ def explain_file(
     return findings if significant else []
 
 
-def _texts(stream: BinaryIO, reader: Callable[[str], None]) -> Iterator[Tuple[int, str]]:
+def _texts(stream: BinaryIO, reader: Callable[[str], None]) -> Iterator[tuple[int, str]]:
     """Yields the texts of a file, each with the number of its line."""
     number = 1
     is_start = True  # of a line
@@ -121,7 +115,7 @@ def _texts(stream: BinaryIO, reader: Callable[[str], None]) -> Iterator[Tuple[in
         number += is_start
 
 
-def _named_task(match: re.Match[str]) -> Optional[str]:
+def _named_task(match: re.Match[str]) -> str | None:
     """Returns the task in the match, or the next one in the line, or the last one before it."""
     named = match.groupdict().get("address")
     if named:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Dict, Mapping, NamedTuple, Optional, Sequence, Tuple
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 from slurm_resolver.slurm.time_limit import LimitSignal
 
@@ -27,13 +28,13 @@ class RunOptions(NamedTuple):
 
     command: Sequence[str]
     num_tasks: int
-    gpu_variables: Optional[Sequence[Dict[str, str]]]
+    gpu_variables: Sequence[dict[str, str]] | None
     output: str
-    label: Optional[bool]
-    time_limit: Optional[int]
-    limit_signal: Optional[LimitSignal]
+    label: bool | None
+    time_limit: int | None
+    limit_signal: LimitSignal | None
     kill_on_bad_exit: bool
-    fail_after: Optional[Tuple[float, int]]
-    preempt_after: Optional[float]
+    fail_after: tuple[float, int] | None
+    preempt_after: float | None
     requeue: bool
     restarts: int

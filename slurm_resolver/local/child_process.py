@@ -7,7 +7,7 @@ import os
 import shutil
 import signal
 import sys
-from typing import List, Sequence
+from collections.abc import Sequence
 
 from slurm_resolver.local import Variables
 
@@ -32,7 +32,7 @@ if os.getppid() == int(sys.argv[1]):
 """
 
 
-def end_with_this(command: Sequence[str], environ: Variables) -> List[str]:
+def end_with_this(command: Sequence[str], environ: Variables) -> list[str]:
     """Returns the command for a program that the kernel kills when this process ends.
 
     Raises:

@@ -12,7 +12,6 @@ import os
 import re
 import socket
 from pathlib import Path
-from typing import Dict, List, Optional
 
 from slurm_resolver.errors import GpuError
 from slurm_resolver.local import RunOptions, Variables
@@ -37,7 +36,7 @@ _OF_A_STEP = re.compile(
 
 def step_environment(
     options: RunOptions, job_started: float, restarts: int, step_id: int
-) -> Dict[str, str]:
+) -> dict[str, str]:
     """Returns the variables that are the same in all tasks of a step, the launcher's own included.
 
     `job_started` is in seconds since 1970; `restarts` counts how often the job was requeued before.
@@ -71,7 +70,7 @@ def step_environment(
     return variables
 
 
-def _inherited(options: RunOptions) -> Dict[str, str]:
+def _inherited(options: RunOptions) -> dict[str, str]:
     """Returns the launcher's variables that its tasks get, without those of a step around it."""
     removed = () if options.gpu_variables is None else GPU_VARIABLES  # each gets its own
     # Python would keep back what a task prints into a pipe until the task ends. TensorFlow's
@@ -83,10 +82,10 @@ def _inherited(options: RunOptions) -> Dict[str, str]:
     return kept
 
 
-def free_ports(count: int) -> List[int]:
+def free_ports(count: int) -> list[int]:
     """Returns ports of this machine that no process listens on, below the ephemeral ones."""
     number = _LAST_PORT - _FIRST_PORT + 1
-    ports: List[int] = []
+    ports: list[int] = []
     for offset in range(number):
         # by the process id, so that two steps that start at the same time find different ones
         port = _FIRST_PORT + (os.getpid() * 64 + offset) % number
@@ -99,10 +98,10 @@ def free_ports(count: int) -> List[int]:
 
 def gpu_variables(
     num_tasks: int,
-    gpus: Optional[int],
-    gpus_per_task: Optional[int],
+    gpus: int | None,
+    gpus_per_task: int | None,
     environ: Variables,
-) -> Optional[List[Dict[str, str]]]:
+) -> list[dict[str, str]] | None:
     """Returns the GPU variables of each task; None if no GPUs were asked for.
 
     The step gets the first of the GPUs that `environ` shows. All makers' variables get the same

@@ -15,7 +15,8 @@ import subprocess
 import tempfile
 import threading
 import time
-from typing import Any, Callable, Iterable, List
+from collections.abc import Iterable
+from typing import Any, Callable
 
 from slurm_resolver.errors import LaunchError
 from slurm_resolver.local import RunOptions, Variables
@@ -87,10 +88,10 @@ class _Step:
         self.status = 0
         self.requeue_reason = self.failure = ""
         self._options = options
-        self._processes: List[subprocess.Popen[bytes]] = []
+        self._processes: list[subprocess.Popen[bytes]] = []
         self._running: set[int] = set()  # ranks
         self._loop = asyncio.get_running_loop()
-        self._timers: List[asyncio.TimerHandle] = []
+        self._timers: list[asyncio.TimerHandle] = []
         self._ended = asyncio.Event()
         self._ending = False  # the tasks have been asked to end
         self._ignore_statuses = False  # what they exit with then is not their own failure

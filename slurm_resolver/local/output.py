@@ -12,7 +12,7 @@ import re
 import subprocess
 import sys
 import threading
-from typing import IO, BinaryIO, Dict, List, Optional, TextIO, cast
+from typing import IO, BinaryIO, TextIO, cast
 
 from slurm_resolver.errors import LaunchError
 from slurm_resolver.local import RunOptions, Variables
@@ -54,12 +54,12 @@ class Output:
     def __init__(self, options: RunOptions) -> None:
         """Prepares it; no file is opened yet."""
         self._options = options
-        self._files: Dict[str, BinaryIO] = {}
-        self._threads: List[threading.Thread] = []
+        self._files: dict[str, BinaryIO] = {}
+        self._threads: list[threading.Thread] = []
         self._lock = threading.Lock()
         self._lost_lines = False
 
-    def open(self, rank: int, variables: Variables) -> Optional[BinaryIO]:
+    def open(self, rank: int, variables: Variables) -> BinaryIO | None:
         """Returns the file for a task's output, empty at first; None for the screen.
 
         Raises:
@@ -82,7 +82,7 @@ class Output:
                 ) from None
         return self._files[name]
 
-    def copy(self, rank: int, process: subprocess.Popen[bytes], file: Optional[BinaryIO]) -> None:
+    def copy(self, rank: int, process: subprocess.Popen[bytes], file: BinaryIO | None) -> None:
         """Starts to copy what comes from a task's pipes to its file, or to the screen."""
         tasks = self._options.num_tasks
         labelled = self._options.label

@@ -27,7 +27,7 @@ from __future__ import annotations
 import contextlib
 import re
 import time
-from typing import Callable, Dict, NamedTuple, Optional
+from typing import Callable, NamedTuple
 
 from slurm_resolver.errors import ResumeError
 from slurm_resolver.slurm import scontrol
@@ -61,7 +61,7 @@ class ExitPlan(NamedTuple):
     wait: float = 0.0
 
 
-def check_options(requeue: Optional[str], max_restarts: Optional[int]) -> None:
+def check_options(requeue: str | None, max_restarts: int | None) -> None:
     """Checks the arguments of `requeue_job`; raises ResumeError for a wrong one."""
     if requeue not in ("scontrol", "exit-code", None):
         raise ResumeError(f"requeue={requeue!r}: expected 'scontrol', 'exit-code' or None.")
@@ -71,8 +71,8 @@ def check_options(requeue: Optional[str], max_restarts: Optional[int]) -> None:
 
 def requeue_job(
     step: SlurmStep,
-    requeue: Optional[str],
-    max_restarts: Optional[int],
+    requeue: str | None,
+    max_restarts: int | None,
     *,
     announced: bool = True,
     saved: int = 1,
@@ -158,7 +158,7 @@ def requeue_job(
     return ExitPlan(TERMINATED_STATUS, message, _BATCH_END_SECONDS)
 
 
-def _slurm_requeues(job: Dict[str, str], seconds_left: Callable[[], float]) -> bool:
+def _slurm_requeues(job: dict[str, str], seconds_left: Callable[[], float]) -> bool:
     """Whether Slurm itself requeues this job (`show_job`) because it preempts it."""
     may_be = job.get("Requeue") == job.get("BatchFlag") == "1"
     if not may_be or not scontrol.is_preempted(job):
@@ -178,7 +178,7 @@ def _slurm_requeues(job: Dict[str, str], seconds_left: Callable[[], float]) -> b
     return "REQUEUE" in mode.split(",")
 
 
-def job_id_for_scontrol(step: SlurmStep) -> Optional[str]:
+def job_id_for_scontrol(step: SlurmStep) -> str | None:
     """Returns the job's id as scontrol takes it: ``12_3`` for task 3 of the job array 12."""
     if step.array_job_id is not None and step.array_task_id is not None:
         return f"{step.array_job_id}_{step.array_task_id}"

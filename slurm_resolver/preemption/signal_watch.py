@@ -6,7 +6,7 @@ import atexit
 import os
 import signal
 import threading
-from typing import Collection, Optional
+from collections.abc import Collection
 
 from slurm_resolver.errors import ResumeError
 
@@ -23,7 +23,7 @@ class SignalWatch:
 
     def __init__(self, names: Collection[str]) -> None:
         self.names = (names,) if isinstance(names, str) else tuple(names)
-        self.received: Optional[str] = None
+        self.received: str | None = None
         self.terminated = False
         self.ended = False
         self._leaving = False

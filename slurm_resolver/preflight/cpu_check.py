@@ -7,7 +7,8 @@ bound to one CPU of many trains slowly without a message.
 from __future__ import annotations
 
 import os
-from typing import Collection, List, Mapping, NamedTuple, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from typing import NamedTuple
 
 from slurm_resolver.preflight.result import WARNING, Result, result_of
 from slurm_resolver.slurm.step import SlurmStep
@@ -72,7 +73,7 @@ def _find_problem(node: str, tasks: Sequence[CpuFacts]) -> str:
     return ""
 
 
-def _cpus(mask: int) -> List[int]:
+def _cpus(mask: int) -> list[int]:
     return [cpu for cpu in range(mask.bit_length()) if mask >> cpu & 1]
 
 

@@ -7,13 +7,12 @@ checks are skipped if there is no scontrol, as in many containers, or if Slurm d
 from __future__ import annotations
 
 import re
-from typing import List
 
 from slurm_resolver.preflight.result import SKIPPED, WARNING, Result, result_of
 from slurm_resolver.slurm.step import SlurmStep
 
 
-def check_job(step: SlurmStep) -> List[Result]:
+def check_job(step: SlurmStep) -> list[Result]:
     """Returns the results of the checks `requeue` and `signal`; [] outside a job."""
     # Imported here: `show` needs only the advice below, and this takes long.
     from slurm_resolver.slurm import scontrol
@@ -35,7 +34,7 @@ def check_job(step: SlurmStep) -> List[Result]:
     return [Result("requeue", SKIPPED, reason), Result("signal", SKIPPED, reason)]
 
 
-def _check_batch_job(batch_file: str, may_requeue: bool, append: bool) -> List[Result]:
+def _check_batch_job(batch_file: str, may_requeue: bool, append: bool) -> list[Result]:
     # Slurm reads the #SBATCH lines up to the first command.
     head = re.match(r"(?:#.*(?:\n|$)|[ \t]*\n)*", batch_file)
     options = "\n".join(re.findall(r"^#SBATCH(.*?)(?: #.*)?$", head[0] if head else "", re.M))

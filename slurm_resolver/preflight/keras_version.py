@@ -9,7 +9,6 @@ from __future__ import annotations
 import importlib.metadata
 import importlib.util
 import sys
-from typing import List, Tuple
 
 from slurm_resolver.errors import KerasError
 from slurm_resolver.log import warn_once
@@ -75,7 +74,7 @@ def older_keras(version: str) -> str:
     return f"keras<{'.'.join(map(str, min(first_untried, _minor(version))))}"
 
 
-def _minor(version: str) -> Tuple[int, ...]:
+def _minor(version: str) -> tuple[int, ...]:
     return tuple(int(part) for part in version.split(".")[:2])
 
 
@@ -92,7 +91,7 @@ def _installed(package: str) -> str:
         return ""
 
 
-def check_versions(uses_gpus: bool = False) -> List[Result]:
+def check_versions(uses_gpus: bool = False) -> list[Result]:
     """Returns the results of the checks `tensorflow` and `keras` for this task.
 
     An old Keras 3 beside tf_keras is no warning: the program may import tf_keras.

@@ -8,13 +8,13 @@ import re
 import socket
 import subprocess
 import threading
-from typing import Iterator, Optional
+from collections.abc import Iterator
 
 _CONNECT_SECONDS = 5.0
 
 
 @contextlib.contextmanager
-def listening(rank: int, address: str) -> Iterator[Optional[str]]:
+def listening(rank: int, address: str) -> Iterator[str | None]:
     """Sends the rank to each connection to the address; yields why it cannot listen, or None."""
     port = int(address.rpartition(":")[2])
     dual = socket.has_dualstack_ipv6()

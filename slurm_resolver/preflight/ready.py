@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-from typing import Any, Collection, Dict, List, Mapping, Optional
+from collections.abc import Collection, Mapping
+from typing import Any
 
 from slurm_resolver.cluster.cluster import Cluster
 from slurm_resolver.coordination.client import Client, connect
@@ -17,7 +18,7 @@ from slurm_resolver.preflight.probe import listening
 from slurm_resolver.preflight.result import named
 from slurm_resolver.version import __version__
 
-Note = Dict[str, Any]
+Note = dict[str, Any]
 
 # What must be the same in all tasks, by key of `agreement_facts`: causes before effects.
 _COMPARED = {
@@ -31,8 +32,8 @@ _COMPARED = {
 
 
 def wait_until_ready(
-    cluster: Cluster, timeout: float, jobs: Optional[Collection[str]] = None
-) -> Optional[Client]:
+    cluster: Cluster, timeout: float, jobs: Collection[str] | None = None
+) -> Client | None:
     """Returns when all tasks have called this, agree, and can listen at their ports.
 
     Args:
@@ -79,7 +80,7 @@ def offer_readiness(cluster: Cluster) -> None:
         client.offer("the start", _note(cluster))
 
 
-def _connect(cluster: Cluster) -> Optional[Client]:
+def _connect(cluster: Cluster) -> Client | None:
     if cluster.service is None or len(cluster.tasks) < 2:
         return None
     return connect(cluster.service, cluster.name_of)
@@ -108,7 +109,7 @@ def _digest(value: Any) -> str:
     return hashlib.sha256(json.dumps(value).encode()).hexdigest()[:16]
 
 
-def find_disagreement(notes: Mapping[int, Note], cluster: Cluster) -> List[str]:
+def find_disagreement(notes: Mapping[int, Note], cluster: Cluster) -> list[str]:
     """Returns the first difference between the tasks, with its values; [] if all agree."""
     for key, what in _COMPARED.items():
         values = {rank: json.dumps(note[key], sort_keys=True) for rank, note in notes.items()}

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Dict, Iterable, List, Mapping, NamedTuple, Optional, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
 
 from slurm_resolver.cluster.cluster import Cluster
 from slurm_resolver.wording import shorten
@@ -36,7 +37,7 @@ def result_of(id: str, problems: Iterable[str], ok_detail: str, status: str = FA
     return Result(id, status, detail) if found else Result(id, OK, ok_detail)
 
 
-def merge(own: Result, others: Mapping[int, Optional[Sequence[str]]], cluster: Cluster) -> Result:
+def merge(own: Result, others: Mapping[int, Sequence[str] | None], cluster: Cluster) -> Result:
     """Returns one result for those of all tasks, by rank; None is one that is not bad.
 
     Without a bad one it is this task's own result.
@@ -47,12 +48,12 @@ def merge(own: Result, others: Mapping[int, Optional[Sequence[str]]], cluster: C
     return result_of(own.id, problems, own.detail, status) if bad else own
 
 
-def named(texts: Mapping[int, str], cluster: Cluster) -> List[str]:
+def named(texts: Mapping[int, str], cluster: Cluster) -> list[str]:
     """Returns each of the texts, by rank, once, after the names of the tasks that gave it.
 
     The text of the fewest tasks comes first, as it is most likely the wrong one.
     """
-    ranks_by_text: Dict[str, List[int]] = {}
+    ranks_by_text: dict[str, list[int]] = {}
     for rank, text in sorted(texts.items()):
         ranks_by_text.setdefault(text, []).append(rank)
     fewest_first = sorted(ranks_by_text.items(), key=lambda item: len(item[1]))

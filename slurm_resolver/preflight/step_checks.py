@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import socket
 from concurrent.futures import ThreadPoolExecutor
-from typing import Dict, List, Optional
 
 from slurm_resolver.cluster.addresses import Task
 from slurm_resolver.cluster.cluster import Cluster
@@ -31,7 +30,7 @@ _MAX_ASKED = 64  # tasks of which each asks all others
 _PROBING_SECONDS = 40.0
 
 
-def check_step(cluster: Cluster, timeout: float) -> List[Result]:
+def check_step(cluster: Cluster, timeout: float) -> list[Result]:
     """Runs all checks of a step. Every task must call this, and gets the same results.
 
     All tasks have to call this within `timeout` seconds. The checks may then take longer.
@@ -58,7 +57,7 @@ def check_step(cluster: Cluster, timeout: float) -> List[Result]:
             "job": check_job(cluster.step) if task.rank == 0 else [],
         }
         notes = dict(enumerate(client.gather("check: results", note, _PROBING_SECONDS)))
-    cpus: Dict[str, List[CpuFacts]] = {}
+    cpus: dict[str, list[CpuFacts]] = {}
     for rank, note in notes.items():
         cpus.setdefault(tasks[rank].node, []).append(CpuFacts(*note["cpus"]))
     devices = {rank: TaskDevices(*note["gpus"]) for rank, note in notes.items() if note["gpus"]}
@@ -82,7 +81,7 @@ def check_step(cluster: Cluster, timeout: float) -> List[Result]:
     ]
 
 
-def check_here() -> List[Result]:
+def check_here() -> list[Result]:
     """Runs the checks that need no step."""
     gpus = count_driver_gpus()
     return [
@@ -103,7 +102,7 @@ def check_here() -> List[Result]:
     ]
 
 
-def _check_alone(cluster: Cluster, rank: int, port_taken: Optional[str]) -> List[Result]:
+def _check_alone(cluster: Cluster, rank: int, port_taken: str | None) -> list[Result]:
     """Returns the results of the checks that the task with this rank makes alone."""
     layout = cluster.layout
     tasks = cluster.tasks

@@ -14,8 +14,9 @@ from __future__ import annotations
 
 import re
 from collections import Counter
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Dict, Mapping, NamedTuple, Optional, Sequence, Tuple
+from typing import NamedTuple
 
 from slurm_resolver.cluster.addresses import Task
 from slurm_resolver.cluster.cluster import Cluster
@@ -33,7 +34,7 @@ class TaskDevices(NamedTuple):
     """What a task that trains sends to the others about its GPUs."""
 
     node: str
-    gpus: Optional[Sequence[str]]  # names that mean the same in all tasks of the node
+    gpus: Sequence[str] | None  # names that mean the same in all tasks of the node
     usable: int  # the number of GPUs that TensorFlow can use
     confined: bool = False  # whether the site hides the node's other GPUs from this task
 
@@ -76,8 +77,8 @@ def find_transport(tasks: Mapping[int, TaskDevices], name_of: NameOf) -> Transpo
         return Transport(False, f"gradients go by gRPC, slow: {why}", remedy)
 
     hidden = ""
-    first_on: Dict[str, int] = {}  # the first task of each node
-    owners: Dict[Tuple[str, str], int] = {}  # by node and GPU
+    first_on: dict[str, int] = {}  # the first task of each node
+    owners: dict[tuple[str, str], int] = {}  # by node and GPU
     for rank, task in tasks.items():
         if not task.usable:
             return slow(f"TensorFlow finds no GPU in {name_of(rank)}")
@@ -129,7 +130,7 @@ def check_gpus(devices: Mapping[int, TaskDevices], tasks: Sequence[Task]) -> Res
     """
     if not devices:
         return Result("gpus", SKIPPED, "no task has any, according to its variables")
-    users: Counter[Tuple[str, str]] = Counter()
+    users: Counter[tuple[str, str]] = Counter()
     for rank, (node, gpus, number, _) in devices.items():
         # GPUs without common names are taken to be the task's own.
         names = gpus or [f"{index} of rank {rank}" for index in range(number)]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 import shlex
-from typing import Dict
 
 from slurm_resolver.preemption.requeue import REQUEUE_STATUS
 from slurm_resolver.sbatch.settings import (
@@ -38,7 +37,7 @@ def batch_file(settings: BatchSettings) -> str:
     return "\n".join([*lines, ""])
 
 
-def _values(settings: BatchSettings) -> Dict[str, object]:
+def _values(settings: BatchSettings) -> dict[str, object]:
     """Returns the values in the file's lines, by the names in `_FILE`."""
     jobs = settings.jobs or {}
     # The batch file gets the signal and requeues the job, as parameter servers do not.

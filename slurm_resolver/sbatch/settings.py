@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from typing import Mapping, NamedTuple, Optional, Sequence
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 from slurm_resolver.cluster.jobs import job_counts
 from slurm_resolver.errors import LaunchError
@@ -33,15 +34,15 @@ class BatchSettings(NamedTuple):
     command: Sequence[str]
     nodes: int = 1
     tasks_per_node: int = 1
-    cpus_per_task: Optional[int] = None
-    gpus_per_node: Optional[str] = None
-    jobs: Optional[Mapping[str, int]] = None
+    cpus_per_task: int | None = None
+    gpus_per_node: str | None = None
+    jobs: Mapping[str, int] | None = None
     time: str = DEFAULT_TIME
-    restarts: Optional[int] = None
-    spare_nodes: Optional[int] = None
-    min_nodes: Optional[int] = None
+    restarts: int | None = None
+    spare_nodes: int | None = None
+    min_nodes: int | None = None
     requeue: bool = False
-    signal: Optional[str] = None
+    signal: str | None = None
     check: bool = True
 
 

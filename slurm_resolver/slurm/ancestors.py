@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import re
-from typing import NamedTuple, Optional, Tuple
+from typing import NamedTuple
 
 # mpirun and its daemons. proc(5): the names of processes are cut after 15 bytes.
 _LAUNCHERS = re.compile(
@@ -32,11 +32,11 @@ class Ancestors(NamedTuple):
         job_id, step_id: of that slurmstepd, such as ``42`` and ``0``; None if unknown.
     """
 
-    launcher: Optional[str] = None
+    launcher: str | None = None
     under_slurmstepd: bool = False
     complete: bool = False
-    job_id: Optional[str] = None
-    step_id: Optional[str] = None
+    job_id: str | None = None
+    step_id: str | None = None
 
     @property
     def is_in_step(self) -> bool:
@@ -44,7 +44,7 @@ class Ancestors(NamedTuple):
         return self.under_slurmstepd and self.step_id not in ("batch", "extern", "interactive")
 
 
-def find_ancestors(task_pid: Optional[str]) -> Ancestors:
+def find_ancestors(task_pid: str | None) -> Ancestors:
     """Returns the processes above this one.
 
     `task_pid` is SLURM_TASK_PID, the process that Slurm started. A launcher above it did not start
@@ -77,7 +77,7 @@ def is_component(node: str, job_id: str, step_id: str) -> bool:
     return f"/{node}_{job_id}.{step_id}." in read_proc("/proc/net/unix")
 
 
-def _name_and_parent(pid: int) -> Tuple[str, int]:
+def _name_and_parent(pid: int) -> tuple[str, int]:
     # The name may hold spaces and brackets. After its last bracket come the state and the parent.
     head, bracket, tail = read_proc(f"/proc/{pid}/stat").rpartition(")")
     return (head.partition("(")[2], int(tail.split()[1])) if bracket else ("", 0)

@@ -7,13 +7,14 @@ are AMD's. Slurm sets all that the site's gres.conf names alike.
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Dict, Mapping, NamedTuple, Optional, Tuple
+from typing import NamedTuple
 
 from slurm_resolver.errors import GpuError
 from slurm_resolver.slurm.step import SlurmStep
 
-Devices = Tuple[str, ...]
+Devices = tuple[str, ...]
 
 CUDA = SlurmStep.cuda_devices.name
 _ROCR = SlurmStep.rocr_devices.name
@@ -44,7 +45,7 @@ class VisibleDevices(NamedTuple):
     """
 
     name: str
-    devices: Optional[Devices]
+    devices: Devices | None
     others: Mapping[str, Devices]
     rocm: bool = False
 
@@ -63,7 +64,7 @@ class VisibleDevices(NamedTuple):
             if name in _WITHIN_ROCR
         )
 
-    def settings_for(self, devices: Devices) -> Dict[str, str]:
+    def settings_for(self, devices: Devices) -> dict[str, str]:
         """Returns the variables to set so that the process sees only these of `self.devices`.
 
         Raises:
@@ -141,7 +142,7 @@ def _parse(name: str, text: str) -> Devices:
     return tuple(devices)
 
 
-def count_driver_gpus() -> Optional[int]:
+def count_driver_gpus() -> int | None:
     """Returns how many NVIDIA GPUs the driver shows this process; None if it cannot be asked.
 
     It asks NVML, the driver's library, through nvidia-ml-py (the extra ``nvidia``), and does not

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import re
-from typing import Iterable, List, Sequence, Tuple
+from collections.abc import Iterable, Sequence
 
 from slurm_resolver.errors import HostlistError
 
@@ -25,11 +25,11 @@ _MAX_SHOWN = 200  # characters
 _COUNT = re.compile(r"([0-9]{1,18})(?:\(x([0-9]{1,18})\))?")
 
 # The ranges of a bracket, ``[07,9-11]``: the numbers of each, and the digits that it pads them to.
-Ranges = List[Tuple[range, int]]
-_Name = Tuple[List[str], List[Ranges]]  # the texts around the brackets of a name, and the brackets
+Ranges = list[tuple[range, int]]
+_Name = tuple[list[str], list[Ranges]]  # the texts around the brackets of a name, and the brackets
 
 
-def expand_hostlist(hostlist: str, limit: int = MAX_HOSTS) -> List[str]:
+def expand_hostlist(hostlist: str, limit: int = MAX_HOSTS) -> list[str]:
     """Returns the host names that a Slurm host list stands for, in its order, duplicates kept.
 
     >>> expand_hostlist("n[9-10],login")
@@ -45,7 +45,7 @@ def expand_hostlist(hostlist: str, limit: int = MAX_HOSTS) -> List[str]:
             anything but digits in a range, more than 65,536 hosts in a range or `limit` in all. It
             is raised before the list is built, so that a hostile text costs no memory.
     """
-    hosts: List[str] = []
+    hosts: list[str] = []
     for texts, brackets in _parse(hostlist, limit):
         hosts += _expand_name(texts, brackets)
     return hosts
@@ -63,7 +63,7 @@ def count_hostlist(hostlist: str) -> int:
     return sum(_count_hosts(brackets) for _, brackets in _parse(hostlist))
 
 
-def expand_tasks_per_node(tasks_per_node: str) -> List[int]:
+def expand_tasks_per_node(tasks_per_node: str) -> list[int]:
     """Returns the counts that ``SLURM_STEP_TASKS_PER_NODE`` stands for, one for each node.
 
     >>> expand_tasks_per_node("2(x3),1")
@@ -88,7 +88,7 @@ def expand_tasks_per_node(tasks_per_node: str) -> List[int]:
     return [count for count, repetitions in runs for _ in range(repetitions)]
 
 
-def _parse(hostlist: str, limit: int = MAX_HOSTS) -> List[_Name]:
+def _parse(hostlist: str, limit: int = MAX_HOSTS) -> list[_Name]:
     names = []
     total = num_brackets = 0
     for text in _NAME.findall(hostlist):
@@ -134,7 +134,7 @@ def _count_hosts(brackets: Sequence[Ranges]) -> int:
     return count
 
 
-def _expand_name(texts: List[str], brackets: Sequence[Ranges]) -> Iterable[str]:
+def _expand_name(texts: list[str], brackets: Sequence[Ranges]) -> Iterable[str]:
     numbers = [
         [str(number).zfill(width) for numbers, width in ranges for number in numbers]
         for ranges in brackets
@@ -183,7 +183,7 @@ def short_hostlist(hosts: Sequence[str]) -> str:
     return text if len(text) <= _MAX_SHOWN else f"{text[:_MAX_SHOWN]} …"
 
 
-def _split_number(name: str) -> Tuple[str, str]:
+def _split_number(name: str) -> tuple[str, str]:
     """Returns the name without the number at its end, and the digits of this number."""
     match = _HOST.fullmatch(name)
     if match is None or not name:
@@ -192,9 +192,9 @@ def _split_number(name: str) -> Tuple[str, str]:
     return match[1], match[2]
 
 
-def _fold(numbers: Sequence[str]) -> List[str]:
+def _fold(numbers: Sequence[str]) -> list[str]:
     """Returns the numbers and ranges that stand between brackets: ``09``, ``3-5``."""
-    ranges: List[List[str]] = []
+    ranges: list[list[str]] = []
     for digits in numbers:
         # All numbers of a range have at least as many digits as its first.
         if (

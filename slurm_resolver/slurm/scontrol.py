@@ -7,9 +7,9 @@ import re
 import shutil
 import subprocess
 import time
-from typing import Dict, List, Mapping, Optional
+from collections.abc import Mapping
 
-Fields = Dict[str, str]  # what Slurm says of a job, a node or another thing, by name
+Fields = dict[str, str]  # what Slurm says of a job, a node or another thing, by name
 
 TIMEOUT_SECONDS = 10.0
 UNSET = ("", "(null)", "None", "N/A")  # how Slurm writes that something is not set
@@ -74,7 +74,7 @@ def show_job(job_id: str, timeout: float = TIMEOUT_SECONDS) -> Fields:
     return _show("job", job_id, timeout=timeout)[0]
 
 
-def end_time(job: Mapping[str, str]) -> Optional[float]:
+def end_time(job: Mapping[str, str]) -> float | None:
     """Returns when a job (`show_job`) reaches its time limit, in seconds since 1970; or None."""
     try:
         return time.mktime(time.strptime(job.get("EndTime", ""), "%Y-%m-%dT%H:%M:%S"))
@@ -97,19 +97,19 @@ def show_qos(name: str, timeout: float) -> Fields:
     return _show("assoc_mgr", f"qos={name}", "flags=qos", timeout=timeout)[0]
 
 
-def node_addresses(nodes: str) -> Dict[str, str]:
+def node_addresses(nodes: str) -> dict[str, str]:
     """Returns the NodeAddr of each node of a host list; ``scontrol getaddrs`` needs credentials."""
     found = [node for node in _show("node", nodes) if node.get("NodeAddr", "") not in UNSET]
     return {node["NodeName"]: node["NodeAddr"] for node in found}
 
 
-def node_states(nodes: str, timeout: float) -> Dict[str, str]:
+def node_states(nodes: str, timeout: float) -> dict[str, str]:
     """Returns the state of each node of a host list, such as ``MIXED+DRAIN``."""
     found = _show("node", nodes, timeout=timeout)
     return {node["NodeName"]: node["State"] for node in found if "State" in node}
 
 
-def show_steps(job_id: str) -> List[Fields]:
+def show_steps(job_id: str) -> list[Fields]:
     """Returns the fields of each running step of a job; [] for none."""
     try:
         return _show("step", job_id)
@@ -129,7 +129,7 @@ def batch_script(job_id: str) -> str:
     return run("scontrol", "write", "batch_script", job_id, "-")
 
 
-def _show(*what: str, timeout: float = TIMEOUT_SECONDS) -> List[Fields]:
+def _show(*what: str, timeout: float = TIMEOUT_SECONDS) -> list[Fields]:
     """Returns the fields of each record that ``scontrol show`` prints.
 
     Of fields with the same name the first one counts, as free text comes last.

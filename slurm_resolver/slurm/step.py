@@ -7,7 +7,8 @@ meaning is in srun(1), section OUTPUT ENVIRONMENT VARIABLES, and sbatch(1).
 from __future__ import annotations
 
 import os
-from typing import Any, Dict, NamedTuple, Optional, Sequence, Tuple, TypeVar
+from collections.abc import Sequence
+from typing import Any, NamedTuple, TypeVar
 
 from slurm_resolver.errors import EnvironmentValueError, NotInStepError
 from slurm_resolver.slurm.ancestors import Ancestors, find_ancestors, is_component
@@ -43,9 +44,9 @@ class Component(NamedTuple):
     """One component of a heterogeneous job: its nodes, and how its ranks are placed on them."""
 
     group: int
-    nodes: Tuple[str, ...]
-    distribution: Optional[str]
-    plane_size: Optional[int]
+    nodes: tuple[str, ...]
+    distribution: str | None
+    plane_size: int | None
 
 
 class SlurmStep:
@@ -158,7 +159,7 @@ class SlurmStep:
     allow_growth = text_variable("TF_FORCE_GPU_ALLOW_GROWTH", "true or false")
     gpu_allocator = text_variable("TF_GPU_ALLOCATOR", "the name of an allocator")
 
-    components: Tuple[Component, ...]
+    components: tuple[Component, ...]
     ancestors: Ancestors
     is_component: bool
 
@@ -176,7 +177,7 @@ class SlurmStep:
         return f"SlurmStep({', '.join(values)})"
 
     @classmethod
-    def read(cls, environ: Optional[Environ] = None) -> SlurmStep:
+    def read(cls, environ: Environ | None = None) -> SlurmStep:
         """Reads the variables of `environ` (by default `os.environ`).
 
         Raises:
@@ -185,7 +186,7 @@ class SlurmStep:
         """
         if environ is None:
             environ = os.environ
-        values: Dict[str, Any] = {}
+        values: dict[str, Any] = {}
         for name in environ:  # most variables are not set, and os.environ is slow to say so
             known = _BY_NAME.get(name)
             if known is not None:
@@ -213,7 +214,7 @@ class SlurmStep:
         Raises:
             EnvironmentValueError: if the variable is not set.
         """
-        value: Optional[Value] = getattr(self, variable.field)
+        value: Value | None = getattr(self, variable.field)
         if value is None:
             raise EnvironmentValueError(
                 f"{variable.name} is not set; expected {variable.expected}. srun sets it in every "
@@ -239,7 +240,7 @@ class SlurmStep:
         return "none" if self.rank is None else "step"
 
     @property
-    def launcher(self) -> Optional[str]:
+    def launcher(self) -> str | None:
         """The launcher other than srun that started this process; None if none is known.
 
         mpirun starts a daemon on each node, inside Slurm by srun, and the daemon starts the ranks.
@@ -298,8 +299,8 @@ _BY_NAME = {variable.name: variable for variable in VARIABLES}
 _DEFAULTS = {"components": (), "ancestors": Ancestors(), "is_component": False}
 
 
-def _components(environ: Environ, het_size: int) -> Tuple[Component, ...]:
-    def read(prefix: str, variable: Variable[Value], group: int) -> Optional[Value]:
+def _components(environ: Environ, het_size: int) -> tuple[Component, ...]:
+    def read(prefix: str, variable: Variable[Value], group: int) -> Value | None:
         # A direct `srun A : B` sets the PACK names.
         for name in (f"{prefix}_HET_GROUP_{group}", f"{prefix}_PACK_GROUP_{group}"):
             if environ.get(name) not in (None, "", "(null)"):

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import re
 import signal
-from typing import Optional, Tuple
 
 from slurm_resolver.errors import LaunchError
 
 _TIME = re.compile(r"\d+(:\d+){0,2}|\d+-(\d+(:\d+){0,2})?")
-LimitSignal = Tuple[signal.Signals, int]  # and how many seconds before the time limit it is sent
+LimitSignal = tuple[signal.Signals, int]  # and how many seconds before the time limit it is sent
 
 
-def parse_time(text: str) -> Optional[int]:
+def parse_time(text: str) -> int | None:
     """Returns the seconds of a time limit; None for no limit (``0``, ``UNLIMITED``).
 
     Slurm rounds the seconds up to whole minutes; this function does not.
@@ -54,8 +53,8 @@ def parse_signal(text: str) -> LimitSignal:
 
 
 def parse_time_and_signal(
-    time_text: Optional[str], signal_text: Optional[str]
-) -> Tuple[Optional[int], Optional[LimitSignal]]:
+    time_text: str | None, signal_text: str | None
+) -> tuple[int | None, LimitSignal | None]:
     """Reads both options together.
 
     Raises:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from typing import Callable, Generic, Mapping, Optional, Tuple, TypeVar, Union, overload
+from collections.abc import Mapping
+from typing import Callable, Generic, TypeVar, overload
 
 from slurm_resolver.errors import HostlistError, UnreadableValueError, shorten_value
 from slurm_resolver.slurm.hostlist import (
@@ -56,14 +57,12 @@ class Variable(Generic[Value]):
     @overload
     def __get__(self, step: None, owner: type) -> Variable[Value]: ...
     @overload
-    def __get__(self, step: object, owner: type) -> Optional[Value]: ...
-    def __get__(
-        self, step: Optional[object], owner: type
-    ) -> Union[Variable[Value], Optional[Value]]:
+    def __get__(self, step: object, owner: type) -> Value | None: ...
+    def __get__(self, step: object | None, owner: type) -> Variable[Value] | Value | None:
         # Python calls this only where the step itself has no value for the field.
         return self if step is None else None
 
-    def parse(self, text: str, name: str = "", remedy: str = "") -> Optional[Value]:
+    def parse(self, text: str, name: str = "", remedy: str = "") -> Value | None:
         """Returns the value that a text stands for; None if it counts as unset.
 
         `name` and `remedy` are for the message, for an option or variable of the same kind.
@@ -94,7 +93,7 @@ def number_variable(
     name: str,
     minimum: int,
     maximum: int,
-    expected: Optional[str] = None,
+    expected: str | None = None,
     empty_is_unset: bool = True,
     remedy: str = _REMEDY,
 ) -> Variable[int]:
@@ -124,7 +123,7 @@ def devices_variable(name: str) -> Variable[str]:
     return Variable(name, str, "devices separated by commas", empty_is_unset=False)
 
 
-def parse_hosts(text: str) -> Tuple[str, ...]:
+def parse_hosts(text: str) -> tuple[str, ...]:
     """Reads a host list of one or more nodes: ``n[1-4]``."""
     text.encode()  # raises ValueError for bytes that are no text: TensorFlow takes no such name
     nodes = tuple(expand_hostlist(text))
@@ -133,12 +132,12 @@ def parse_hosts(text: str) -> Tuple[str, ...]:
     return nodes
 
 
-def parse_counts(text: str) -> Tuple[int, ...]:
+def parse_counts(text: str) -> tuple[int, ...]:
     """Reads a count for each node: ``2(x3),1``."""
     return tuple(expand_tasks_per_node(text))
 
 
-def parse_ports(text: str) -> Tuple[int, ...]:
+def parse_ports(text: str) -> tuple[int, ...]:
     """Reads ``23001-23008,23010``, which is written as inside a bracket of a host list."""
     ports = tuple(port for ranges, _ in parse_ranges(text, text, text) for port in ranges)
     if not all(1 <= port <= 65535 for port in ports):

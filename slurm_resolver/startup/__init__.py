@@ -13,7 +13,7 @@ TYPE_CHECKING = False  # not typing's: every Python program of the step imports 
 if TYPE_CHECKING:
     from importlib.machinery import ModuleSpec
     from types import ModuleType
-    from typing import Any, Callable, Optional
+    from typing import Any, Callable
 
 VARIABLE = "SLURM_RESOLVER_REPLACE"  # "strategy", "resolver" or both, separated by a comma
 FOLDER = os.path.dirname(os.path.abspath(__file__))
@@ -38,9 +38,7 @@ class _Finder:
         self._action = action
         self._asking = False  # whether it asks all finders, itself included
 
-    def find_spec(
-        self, name: str, path: object = None, target: object = None
-    ) -> Optional[ModuleSpec]:
+    def find_spec(self, name: str, path: object = None, target: object = None) -> ModuleSpec | None:
         if name != self._name or self._asking:
             return None
         from importlib.util import find_spec

@@ -11,7 +11,7 @@ import os
 import subprocess
 import sys
 import time
-from typing import Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 from slurm_resolver.slurm import scontrol
 from slurm_resolver.slurm.step import SlurmStep

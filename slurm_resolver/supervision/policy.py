@@ -7,7 +7,8 @@ or does not answer stays in the list, and only its state shows it.
 from __future__ import annotations
 
 import re
-from typing import Collection, List, Mapping, NamedTuple, Optional, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from typing import NamedTuple
 
 from slurm_resolver.slurm import scontrol
 from slurm_resolver.slurm.hostlist import expand_hostlist
@@ -49,7 +50,7 @@ def same_again(failures: Sequence[StepFailure]) -> bool:
 
 def job_is_ending(
     job: Mapping[str, str], restarts: int, least_time: float, now: float
-) -> Optional[Stop]:
+) -> Stop | None:
     """Returns why Slurm is about to end a job (`scontrol.show_job`); None if it is not.
 
     The job had been requeued `restarts` times when its batch file started. From `now` on,
@@ -70,7 +71,7 @@ def job_is_ending(
     return None
 
 
-def healthy_nodes(states: Mapping[str, str]) -> List[str]:
+def healthy_nodes(states: Mapping[str, str]) -> list[str]:
     """Returns the nodes that can start tasks, by their states (`scontrol.node_states`)."""
     return [name for name, state in states.items() if not _UNHEALTHY.search(state)]
 
@@ -84,7 +85,7 @@ def is_lost(job: Mapping[str, str]) -> bool:
     return host not in expand_hostlist(nodelist)
 
 
-def choose(healthy: List[str], suspects: Collection[str], wanted: int, least: int) -> List[str]:
+def choose(healthy: list[str], suspects: Collection[str], wanted: int, least: int) -> list[str]:
     """Returns the nodes for a step: `wanted` of the healthy ones, at least `least`, or none.
 
     Suspects are healthy nodes on which a step has failed. They are used only if there would be too

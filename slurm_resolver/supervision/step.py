@@ -13,7 +13,8 @@ import signal
 import subprocess
 import threading
 import time
-from typing import NamedTuple, Optional, Sequence, Tuple
+from collections.abc import Sequence
+from typing import NamedTuple
 
 from slurm_resolver.diagnostics.first_failure import FailureReader
 from slurm_resolver.local.child_process import SIGNALS
@@ -53,8 +54,8 @@ class Signals:
     """
 
     def __init__(self) -> None:
-        self.received: Optional[signal.Signals] = None
-        self.srun: Optional[subprocess.Popen[bytes]] = None
+        self.received: signal.Signals | None = None
+        self.srun: subprocess.Popen[bytes] | None = None
         for number in SIGNALS:
             signal.signal(number, self._handle)
 
@@ -91,8 +92,8 @@ class StepFailure(NamedTuple):
     text: str
     error: str
     seconds: float
-    node: Optional[str] = None
-    progress: Optional[str] = None
+    node: str | None = None
+    progress: str | None = None
 
 
 class StepOutput:
@@ -102,7 +103,7 @@ class StepOutput:
         self._reader = FailureReader()
         self._begun = time.monotonic()
         self._rest = b""
-        self._progress: Optional[str] = None
+        self._progress: str | None = None
         self._srun_error = ""  # the last one
 
     def feed(self, data: bytes) -> None:
@@ -169,7 +170,7 @@ class StepOutput:
         )
 
 
-def _read_end(text: str) -> Tuple[str, str, int]:
+def _read_end(text: str) -> tuple[str, str, int]:
     """Returns the kind, the words and the status of a task's end, as srun reports it."""
     exited = re.match(r"Exited with exit code (\d+)", text)
     if exited:
@@ -182,7 +183,7 @@ def _read_end(text: str) -> Tuple[str, str, int]:
     return ("task", text, 1) if number is None else ("task", number.name, 128 + number)
 
 
-def run_step(command: Sequence[str], signals: Signals) -> Tuple[int, StepOutput]:
+def run_step(command: Sequence[str], signals: Signals) -> tuple[int, StepOutput]:
     """Runs srun to its end, and returns its exit status and its output.
 
     If a task or a node has failed, and srun does not end the other tasks, this does.

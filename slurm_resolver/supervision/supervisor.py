@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import time
-from typing import Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 from slurm_resolver.preemption.requeue import REQUEUE_STATUS, job_id_for_scontrol
 from slurm_resolver.slurm import scontrol
@@ -30,8 +31,8 @@ class SupervisorOptions(NamedTuple):
 
     command: Sequence[str]
     restarts: int
-    nodes: Optional[int]
-    min_nodes: Optional[int]
+    nodes: int | None
+    min_nodes: int | None
     tasks_per_node: int
     requeue: bool
     pause: float
@@ -46,9 +47,9 @@ class Supervisor:
         self._options = options
         self._step = step
         self._signals = signals
-        self._failures: List[StepFailure] = []  # one for each start
-        self._suspects: Dict[str, str] = {}  # the reason, by node
-        self._all: List[str] = []  # the nodes of the job when this began
+        self._failures: list[StepFailure] = []  # one for each start
+        self._suspects: dict[str, str] = {}  # the reason, by node
+        self._all: list[str] = []  # the nodes of the job when this began
 
     def run(self) -> int:
         """Returns the exit status: 0, that of the first failure, or REQUEUE_STATUS."""
@@ -93,7 +94,7 @@ class Supervisor:
                 nodes, stop = self._look()
         return self._end(stop)
 
-    def _command(self, nodes: Sequence[str]) -> List[str]:
+    def _command(self, nodes: Sequence[str]) -> list[str]:
         srun, *words = self._options.command
         count = len(nodes)
         each = self._options.tasks_per_node
@@ -101,7 +102,7 @@ class Supervisor:
         # These come first, so that an option of the user's own counts.
         return [srun, *where, f"--nodelist={compress_hostlist(nodes)}", *words]
 
-    def _give_up_reason(self, spare: bool) -> Optional[Stop]:
+    def _give_up_reason(self, spare: bool) -> Stop | None:
         """Returns why no step is started after the last failure; None if a restart may help."""
         failure = self._failures[-1]
         if self._signals.received:
@@ -126,7 +127,7 @@ class Supervisor:
             self._suspects[node] = "the same failure twice"
         return None
 
-    def _look(self) -> Tuple[Dict[str, str], Optional[Stop]]:
+    def _look(self) -> tuple[dict[str, str], Stop | None]:
         """Returns the states of the job's nodes, and why the job ends, if it does."""
         job_id = job_id_for_scontrol(self._step) or ""
         until = time.monotonic() + _CONTROLLER_SECONDS

@@ -17,8 +17,9 @@ import statistics
 import sys
 import tempfile
 import timeit
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Callable, Dict, List, Sequence
+from typing import Any, Callable
 
 import tensorflow as tf
 
@@ -27,7 +28,7 @@ from slurm_resolver.coordination.client import connect
 from slurm_resolver.tf.keras.mirrored import MultiWorkerMirroredStrategy
 from slurm_resolver.tf.resolver import SlurmClusterResolver
 
-Row = Dict[str, Any]  # what a task has measured
+Row = dict[str, Any]  # what a task has measured
 
 _BYTES = 64 * 1024**2
 _SECONDS = 0.7  # of a measurement
@@ -133,7 +134,7 @@ def nccl_network(log: str) -> str:
 
 def find_warnings(
     rows: Sequence[Row], unused: Sequence[Sequence[str]], name_of: NameOf
-) -> List[str]:
+) -> list[str]:
     """Returns warnings of far slower tasks, and of fast interfaces that NCCL leaves unused."""
     median = statistics.median(row["step_ms"] for row in rows)
     slow = [

@@ -6,7 +6,8 @@ import contextlib
 import json
 import math
 import threading
-from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence, TypeVar
+from collections.abc import Iterator, Sequence
+from typing import Any, Callable, TypeVar
 
 import tensorflow as tf
 
@@ -49,7 +50,7 @@ class Workers:
     notices first.
     """
 
-    def __init__(self, strategy: Any, client: Optional[Client]) -> None:
+    def __init__(self, strategy: Any, client: Client | None) -> None:
         resolver = strategy.cluster_resolver
         counts = resolver.cluster_spec().as_dict()
         # every worker's name, such as "worker 0"; none if the strategy trains alone
@@ -87,7 +88,7 @@ class Workers:
             client.listen("gone", self._take_loss)
             client.listen("left", self._take_goodbyes)
 
-    def exchange(self, call: str, value: Any) -> List[Any]:
+    def exchange(self, call: str, value: Any) -> list[Any]:
         """Returns the values that all workers give, by index; they must fit into JSON.
 
         Args:
@@ -179,7 +180,7 @@ class Workers:
 
     def holders(self, values: Sequence[str]) -> str:
         """Returns which worker has which value: "0.1 in worker 0, 0.2 in worker 1, worker 2"."""
-        names: Dict[str, List[str]] = {}
+        names: dict[str, list[str]] = {}
         for name, value in zip(self.names, values):
             names.setdefault(value, []).append(name)
         return ", ".join(f"{value} in {shorten(held, _LISTED)}" for value, held in names.items())
@@ -218,7 +219,7 @@ class Workers:
                 self._exchanges = exchanges
             return awaited
 
-    def _gather_by_tensorflow(self, given: List[Any]) -> List[Any]:
+    def _gather_by_tensorflow(self, given: list[Any]) -> list[Any]:
         line = tf.constant(list(json.dumps(given).encode() + b"\n"), tf.int32)
         gathered = self._strategy.experimental_local_results(self._gather_lines(line))[0]
         replicas = self._strategy.num_replicas_in_sync // len(self.names)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from typing import Optional
 
 import tensorflow as tf
 
@@ -14,7 +13,7 @@ from slurm_resolver.slurm.gpu_variables import Devices
 from slurm_resolver.tf.keras import borrowed
 
 
-def show_gpus(cluster: Cluster, auto_set_gpu: bool) -> Optional[Devices]:
+def show_gpus(cluster: Cluster, auto_set_gpu: bool) -> Devices | None:
     """Sets the GPUs; returns those that this process will see, None if they are unknown."""
     gpus = cluster.gpu_decision
     if gpus is None or not auto_set_gpu:
@@ -32,7 +31,7 @@ def show_gpus(cluster: Cluster, auto_set_gpu: bool) -> Optional[Devices]:
     return None
 
 
-def count_gpus(devices: Optional[Devices]) -> int:
+def count_gpus(devices: Devices | None) -> int:
     """Returns how many GPUs this process will use; `devices` are what `show_gpus` returned."""
     number = _gpus_left_visible()
     if number is not None:
@@ -52,7 +51,7 @@ def _known_gpus() -> int:
     return len(tf.config.list_physical_devices("GPU"))
 
 
-def _gpus_left_visible() -> Optional[int]:
+def _gpus_left_visible() -> int | None:
     """Returns how many GPUs the program has left visible; None if it has hidden none."""
     known = _known_gpus()
     visible = len(tf.config.get_visible_devices("GPU")) if known else 0

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import re
 import socket
+from collections.abc import Mapping, Sequence
 from numbers import Integral
-from typing import Dict, List, Mapping, Optional, Sequence, Tuple, Union
+from typing import Union
 
 from slurm_resolver.cluster.alone import short_name
 from slurm_resolver.cluster.jobs import job_counts
@@ -25,7 +26,7 @@ _RANK = "_resolve_own_rank"
 _COUNTS = "_resolve_task_configuration"
 
 
-def overridden_hooks(resolver: type) -> List[str]:
+def overridden_hooks(resolver: type) -> list[str]:
     """Returns the names of the methods of `ResolverHooks` that a class overrides."""
     names = (_RANK, "_resolve_num_tasks", "_resolve_hostlist", _COUNTS)
     return [name for name in names if getattr(resolver, name) is not getattr(ResolverHooks, name)]
@@ -36,7 +37,7 @@ class ResolverHooks:
 
     _step: SlurmStep
     _hooks: Sequence[str]  # the methods that are overridden
-    _tasks_per_node: Optional[TasksPerNode]
+    _tasks_per_node: TasksPerNode | None
 
     def _resolve_own_rank(self) -> int:
         """Returns this task's rank. May be overridden."""
@@ -48,12 +49,12 @@ class ResolverHooks:
             return sum(self._step.tasks_per_node)
         return self._step.require(SlurmStep.num_tasks)
 
-    def _resolve_hostlist(self) -> List[str]:
+    def _resolve_hostlist(self) -> list[str]:
         """Returns the names of the step's nodes. May be overridden."""
         nodes = self._step.require(SlurmStep.nodes)
         return list(nodes)
 
-    def _resolve_task_configuration(self) -> Dict[str, int]:
+    def _resolve_task_configuration(self) -> dict[str, int]:
         """Returns the number of tasks on each node, by name, in node order. May be overridden."""
         hosts = self._resolve_hostlist()
         counts = self._step.require(SlurmStep.tasks_per_node)
@@ -66,7 +67,7 @@ class ResolverHooks:
 
     def _layout_by_hooks(
         self, step: SlurmStep, options: ClusterOptions
-    ) -> Tuple[SlurmStep, Layout]:
+    ) -> tuple[SlurmStep, Layout]:
         """Returns the layout, and the step as corrected by argument and overridden methods."""
         by_counts = self._tasks_per_node is not None or {_RANK, _COUNTS} & {*self._hooks}
         if not by_counts and step.place == "step":
@@ -81,7 +82,7 @@ class ResolverHooks:
 
     def _layout_by_counts(
         self, step: SlurmStep, options: ClusterOptions
-    ) -> Tuple[SlurmStep, Layout]:
+    ) -> tuple[SlurmStep, Layout]:
         rank = self._resolve_own_rank()
         hooks = self._hooks
         if hooks:
@@ -123,7 +124,7 @@ class ResolverHooks:
         _check_host(layout, rank)
         return step, layout
 
-    def _counts_by_node(self) -> Dict[str, int]:
+    def _counts_by_node(self) -> dict[str, int]:
         tasks_per_node = self._tasks_per_node
         if tasks_per_node is None:
             given = dict(self._resolve_task_configuration())
@@ -153,7 +154,7 @@ def _rename(layout: Layout, nodes: Sequence[str], names: Sequence[str]) -> Layou
     return layout._replace(nodes=tuple(name_of[node] for node in layout.nodes))
 
 
-def _by_numbers(item: Tuple[str, int]) -> List[Tuple[int, str]]:
+def _by_numbers(item: tuple[str, int]) -> list[tuple[int, str]]:
     """Sorts names as Slurm does: n9 before n10."""
     parts = re.split("([0-9]+)", item[0])
     return [(int(part) if part.isdecimal() else -1, part) for part in parts]

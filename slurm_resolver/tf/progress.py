@@ -14,7 +14,8 @@ import sys
 import threading
 import time
 from collections import deque
-from typing import Any, Callable, Deque, Iterator, List, Optional, Tuple
+from collections.abc import Iterator
+from typing import Any, Callable
 
 import tensorflow as tf
 
@@ -28,7 +29,7 @@ _STALL_SECONDS = 300.0
 _WINDOW = 12  # reports over which the shares of time are taken
 
 # When the running step asked for data, negative when it got them; and the seconds waited in all.
-_variables: List[tf.Variable] = []
+_variables: list[tf.Variable] = []
 
 
 class Reporter:
@@ -41,11 +42,11 @@ class Reporter:
         self._since = time.monotonic()
         self._began = self._ended = 0.0  # the last step of this stage
         self._waited = self._outside = 0.0
-        self._durations: Deque[float] = deque(maxlen=101)
-        self._samples: Deque[Tuple[float, float, float]] = deque(maxlen=_WINDOW)
-        self._rank: Optional[int] = None  # once it reports
+        self._durations: deque[float] = deque(maxlen=101)
+        self._samples: deque[tuple[float, float, float]] = deque(maxlen=_WINDOW)
+        self._rank: int | None = None  # once it reports
 
-    def enter(self, phase: str, stage: Optional[str] = None) -> None:
+    def enter(self, phase: str, stage: str | None = None) -> None:
         """Begins a phase; and a stage, unless that is None."""
         now = time.monotonic()
         if self.phase == phases.DATA:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any, Iterable, Optional
+from collections.abc import Iterable
+from typing import Any
 
 import tensorflow as tf
 
@@ -15,7 +16,7 @@ class _FromTfConfig(MultiWorkerMirroredStrategy):
     """Takes its cluster from TF_CONFIG by default, as TensorFlow's class does."""
 
     def __init__(
-        self, cluster_resolver: Optional[Any] = None, communication_options: Optional[Any] = None
+        self, cluster_resolver: Any | None = None, communication_options: Any | None = None
     ) -> None:
         if cluster_resolver is None:
             cluster_resolver = tf.distribute.cluster_resolver.TFConfigClusterResolver()

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import logging
 import os
-from typing import Any, Collection, Dict, List, Mapping, Optional, Tuple
+from collections.abc import Collection, Mapping
+from typing import Any
 
 import tensorflow as tf
 
@@ -61,19 +62,19 @@ class SlurmClusterResolver(
 
     def __init__(
         self,
-        jobs: Optional[Mapping[str, int]] = None,
-        port_base: Optional[int] = None,
-        gpus_per_node: Optional[int] = None,
-        gpus_per_task: Optional[int] = None,
-        tasks_per_node: Optional[TasksPerNode] = None,
+        jobs: Mapping[str, int] | None = None,
+        port_base: int | None = None,
+        gpus_per_node: int | None = None,
+        gpus_per_task: int | None = None,
+        tasks_per_node: TasksPerNode | None = None,
         auto_set_gpu: bool = True,
-        rpc_layer: Optional[str] = "grpc",
+        rpc_layer: str | None = "grpc",
         *,
         placement: Placement = "spread",
         worker_order: WorkerOrder = "ring",
-        het_groups: Optional[Mapping[str, int]] = None,
-        node_address: Optional[NodeAddress] = None,
-        gpu_jobs: Optional[Collection[str]] = None,
+        het_groups: Mapping[str, int] | None = None,
+        node_address: NodeAddress | None = None,
+        gpu_jobs: Collection[str] | None = None,
         layout: LayoutChoice = "auto",
         local: bool = False,
     ) -> None:
@@ -157,7 +158,7 @@ class SlurmClusterResolver(
         return self._cluster
 
     @property
-    def gpus(self) -> Optional[Tuple[str, ...]]:
+    def gpus(self) -> tuple[str, ...] | None:
         """This task's GPUs as CUDA_VISIBLE_DEVICES names them; None if they are unknown."""
         return self._cluster.gpus
 
@@ -165,15 +166,15 @@ class SlurmClusterResolver(
         """Returns the `tf.train.ClusterSpec` of the tasks that train and ps; {} without Slurm."""
         return self._spec
 
-    def get_task_info(self) -> Tuple[Optional[str], Optional[int]]:
+    def get_task_info(self) -> tuple[str | None, int | None]:
         """Returns this task's job name and its index in the job."""
         return self.task_type, self.task_id
 
     def master(
         self,
-        task_type: Optional[str] = None,
-        task_id: Optional[int] = None,
-        rpc_layer: Optional[str] = None,
+        task_type: str | None = None,
+        task_id: int | None = None,
+        rpc_layer: str | None = None,
     ) -> str:
         """Returns the URL of a task in `cluster_spec()`, such as ``grpc://n1:8888``, or ''.
 
@@ -193,10 +194,10 @@ class SlurmClusterResolver(
 
     def num_accelerators(
         self,
-        task_type: Optional[str] = None,
-        task_id: Optional[int] = None,
-        config_proto: Optional[Any] = None,
-    ) -> Dict[str, int]:
+        task_type: str | None = None,
+        task_id: int | None = None,
+        config_proto: Any | None = None,
+    ) -> dict[str, int]:
         """Returns the GPUs that this process will use, as ``{"GPU": 2}``; {} for none.
 
         It leaves out GPUs that `tf.config.set_visible_devices` has hidden. It ignores its
@@ -218,7 +219,7 @@ class SlurmClusterResolver(
         """
         wait_until_ready(self._cluster, timeout)
 
-    def serve(self, server: Optional[Any] = None, start_timeout: float = 300.0) -> int:
+    def serve(self, server: Any | None = None, start_timeout: float = 300.0) -> int:
         """Serves until the tasks that train have ended, and returns this process's exit status.
 
         For the parameter servers, and under ParameterServerStrategy the workers::
@@ -243,7 +244,7 @@ class SlurmClusterResolver(
         return serve(self._cluster, self.cluster_spec(), self.rpc_layer, server, start_timeout)
 
 
-def _cluster_spec(jobs: Dict[str, List[str]]) -> Any:
+def _cluster_spec(jobs: dict[str, list[str]]) -> Any:
     """Returns `tf.train.ClusterSpec(jobs)`, in less time and memory; empties `jobs`."""
     cluster = tf.train.ClusterDef()
     for job in list(jobs):

@@ -10,7 +10,7 @@ import atexit
 import os
 import sys
 import threading
-from typing import Any, Dict, Optional, Tuple
+from typing import Any
 
 import tensorflow as tf
 
@@ -27,7 +27,7 @@ from slurm_resolver.tf.keras import borrowed
 _END_SECONDS = 5.0  # for a task that trains to end by itself, when the job has failed
 
 # One for all resolvers of the same cluster in a process; a forked child has none.
-_members: Dict[Tuple[ServiceAddress, str, int], Member] = {}
+_members: dict[tuple[ServiceAddress, str, int], Member] = {}
 _ends = threading.Event()  # set when this process ends without an error
 
 
@@ -62,7 +62,7 @@ def join(cluster: Cluster) -> None:
         connect(service)
 
 
-def take_part(cluster: Cluster) -> Optional[Member]:
+def take_part(cluster: Cluster) -> Member | None:
     """Announces this task to the others of its job; returns None if it has no part in one."""
     service = cluster.service
     own = cluster.task
@@ -86,8 +86,8 @@ def take_part(cluster: Cluster) -> Optional[Member]:
 def serve(
     cluster: Cluster,
     spec: Any,
-    protocol: Optional[str],
-    server: Optional[Any],
+    protocol: str | None,
+    server: Any | None,
     start_timeout: float,
 ) -> int:
     """Serves by this `tf.train.ClusterSpec`, and returns the exit status.

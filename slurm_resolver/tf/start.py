@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import faulthandler
-from typing import Any, Collection, Iterator, Optional
+from collections.abc import Collection, Iterator
+from typing import Any
 
 import tensorflow as tf
 
@@ -25,8 +26,8 @@ _CHOICE_SECONDS = 60.0  # for tasks that have met; the first look for GPUs takes
 
 @contextlib.contextmanager
 def starting_together(
-    resolver: Any, timeout: Optional[float], jobs: Collection[str]
-) -> Iterator[Optional[Client]]:
+    resolver: Any, timeout: float | None, jobs: Collection[str]
+) -> Iterator[Client | None]:
     """Waits until the tasks of these jobs have come, and limits the time that the block takes.
 
     TensorFlow starts in the block. If that takes longer than `timeout`, which only a network that
@@ -61,8 +62,8 @@ def starting_together(
 
 
 def choose_communication(
-    given: Optional[Any], client: Optional[Client], resolver: Any, jobs: Collection[str]
-) -> Optional[Any]:
+    given: Any | None, client: Client | None, resolver: Any, jobs: Collection[str]
+) -> Any | None:
     """Returns CommunicationOptions for NCCL if each task has its own GPUs, else None, for gRPC.
 
     All tasks of `jobs` call this with what `starting_together` gave. The program's own options,

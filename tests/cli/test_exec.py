@@ -8,7 +8,6 @@ import shlex
 import signal
 import subprocess
 import sys
-from typing import Optional
 
 import pytest
 from captured import Captured
@@ -146,7 +145,7 @@ def test_the_program_does_not_get_what_python_sets() -> None:
     ],
 )
 def test_more_tasks_than_linux_passes(
-    tasks: int, words: Strings, stack: Optional[int], refused: bool
+    tasks: int, words: Strings, stack: int | None, refused: bool
 ) -> None:
     limit = "" if stack is None else f"ulimit -S -s {stack}; "
     step = {

@@ -7,9 +7,10 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import Dict, Iterator, NamedTuple, Tuple
+from typing import NamedTuple
 
 import pytest
 from kinds import Completed, Texts
@@ -27,7 +28,7 @@ class Case(NamedTuple):
     acts: Texts
     status: int
     said: str = ""
-    ended: Tuple[str, ...] = ()  # tasks whose programs ended by themselves
+    ended: tuple[str, ...] = ()  # tasks whose programs ended by themselves
     before: str = ""  # commands that a task runs before exec
 
 
@@ -115,7 +116,7 @@ def run(case: Case, folder: Path) -> Completed:
     )
 
 
-Outcomes = Dict[str, Tuple[Path, "Future[Completed]"]]
+Outcomes = dict[str, tuple[Path, "Future[Completed]"]]
 
 
 @pytest.fixture(scope="module")

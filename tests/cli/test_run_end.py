@@ -7,7 +7,6 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
-from typing import Tuple
 
 import pytest
 from kinds import Strings
@@ -16,7 +15,7 @@ from local_run import COMMAND, run
 
 def run_and_signal(
     number: signal.Signals, lines: Strings, *arguments: str
-) -> Tuple[int, Strings, str]:
+) -> tuple[int, Strings, str]:
     """Sends a signal once the tasks have printed these lines; returns status, output and errors."""
     with subprocess.Popen(
         [*COMMAND, "run", *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import subprocess
 from pathlib import Path
-from typing import Dict, Optional
 
 import pytest
 from kinds import Strings
@@ -31,7 +30,7 @@ def test_fields_of_file_names(pattern: str, name: str) -> None:
 
 
 def test_output_in_files(tmp_path: Path) -> None:
-    def written(*options: str) -> Dict[str, Strings]:
+    def written(*options: str) -> dict[str, Strings]:
         for path in tmp_path.iterdir():
             path.unlink()
         done = run("run", "-n2", *options, "--", "sh", "-c", SPEAK, cwd=tmp_path)
@@ -78,7 +77,7 @@ I0000 00:00:1795485468.024039    4090 cudart_stub.cc:31] Could not find cuda dri
 
 
 @pytest.mark.parametrize(("level", "shown"), [(None, "1\nE0000\n"), ("0", f"0\n{NOTES}E0000\n")])
-def test_tensorflows_notes_are_left_out_unless_asked_for(level: Optional[str], shown: str) -> None:
+def test_tensorflows_notes_are_left_out_unless_asked_for(level: str | None, shown: str) -> None:
     script = f"echo $TF_CPP_MIN_LOG_LEVEL >&2; echo '{NOTES}E0000' >&2"
     environ = {name: value for name, value in os.environ.items() if not name.startswith("TF_CPP")}
     environ.update({"TF_CPP_MIN_LOG_LEVEL": level} if level else {})

@@ -6,8 +6,8 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Mapping, Tuple
 
 import pytest
 from kinds import Strings, Texts
@@ -66,7 +66,7 @@ def environment(folder: Path) -> Texts:
     return {**os.environ, "PATH": path, "SLURM_JOB_ID": "7", "SLURMD_NODENAME": "n1"}
 
 
-def supervise(folder: Path, options: str, variables: Mapping[str, str] = {}) -> Tuple[int, Strings]:
+def supervise(folder: Path, options: str, variables: Mapping[str, str] = {}) -> tuple[int, Strings]:
     """Supervises `train` on two nodes; returns the exit status and the messages."""
     words = f"supervise --nodes 2 --pause 0 {options} -- srun --label train".split()
     done = subprocess.run(
@@ -150,7 +150,7 @@ def test_a_step_of_a_heterogeneous_job_runs_once(folder: Path) -> None:
     ("end", "done"), [(("scontrol", "requeue"), "requeued"), (("scancel",), "cancelled")]
 )
 def test_a_job_that_has_lost_its_batch_file(
-    folder: Path, end: Tuple[str, ...], done: str, monkeypatch: pytest.MonkeyPatch
+    folder: Path, end: tuple[str, ...], done: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PATH", environment(folder)["PATH"])
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any, Mapping, Optional, Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from kinds import Strings
 
@@ -24,7 +25,7 @@ def layout_of(counts: Sequence[int], distribution: str = "block", plane: int = 1
     return layout_from_environment(step)
 
 
-def assign(layout: Layout, jobs: Optional[Mapping[str, int]] = None, **options: Any) -> Roles:
+def assign(layout: Layout, jobs: Mapping[str, int] | None = None, **options: Any) -> Roles:
     """Returns the ranks of each job; takes the options of `resolve`."""
     options_given = ClusterOptions(jobs, **options)
     return assign_roles(layout, job_counts(jobs, layout.num_tasks), options_given)
@@ -36,7 +37,7 @@ def job_of(roles: Roles) -> Strings:
     return [jobs[rank] for rank in sorted(jobs)]
 
 
-def play(layout: Layout, jobs: Optional[Mapping[str, int]] = None, **options: Any) -> str:
+def play(layout: Layout, jobs: Mapping[str, int] | None = None, **options: Any) -> str:
     """By rank the first letter of its job, and its index: ``w0 p0 w1``."""
     names = {
         rank: f"{job[0]}{index}"

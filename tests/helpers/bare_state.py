@@ -8,8 +8,9 @@ import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple, Optional, Sequence
+from typing import NamedTuple
 
 from folders import ROOT
 from kinds import Completed, Strings, Texts
@@ -42,7 +43,7 @@ class OtherUser(NamedTuple):
         return ["setpriv", *ids, "--", *command]
 
 
-def other_user(programs: Sequence[str]) -> Optional[OtherUser]:
+def other_user(programs: Sequence[str]) -> OtherUser | None:
     """Returns the user nobody.
 
     Returns None if this process is not root, or if nobody cannot run Python and these programs.
@@ -64,7 +65,7 @@ class BareState:
     access to the folders above it.
     """
 
-    def __init__(self, folder: Path, user: Optional[OtherUser] = None) -> None:
+    def __init__(self, folder: Path, user: OtherUser | None = None) -> None:
         self.checkout = folder / "checkout"
         self.user = user
         shutil.copytree(ROOT, self.checkout, ignore=_NOT_IN_A_CLONE)

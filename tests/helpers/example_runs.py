@@ -8,7 +8,6 @@ import shutil
 import sys
 import tempfile
 from pathlib import Path
-from typing import List
 
 from slurm_cluster import SlurmCluster
 
@@ -20,7 +19,7 @@ ENVIRONMENT = {
 }
 
 
-def accuracies(output: str) -> List[float]:
+def accuracies(output: str) -> list[float]:
     return [float(number) for number in re.findall(r"test accuracy ([\d.]+)", output)]
 
 

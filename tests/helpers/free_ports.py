@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import contextlib
 import socket
-from typing import Dict, Iterator, List
+from collections.abc import Iterator
 
 _FIRST, _END, _BLOCK = 12_288, 32_768, 64
-_held: List[socket.socket] = []
-_rows_of: Dict[int, Iterator[int]] = {}  # by the number of ports per request
+_held: list[socket.socket] = []
+_rows_of: dict[int, Iterator[int]] = {}  # by the number of ports per request
 
 
 def _blocks() -> Iterator[range]:

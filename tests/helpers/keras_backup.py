@@ -14,7 +14,7 @@ import os
 import signal
 import sys
 from pathlib import Path
-from typing import Any, Callable, List
+from typing import Any, Callable
 
 from kinds import Action, Fields
 
@@ -85,14 +85,14 @@ STORIES: Fields = {
 }
 
 
-def fit(model: Any, *callbacks: Any) -> List[int]:
+def fit(model: Any, *callbacks: Any) -> list[int]:
     """Trains, and returns the epochs."""
     history = model.fit(data(), epochs=EPOCHS, verbose=0, callbacks=list(callbacks))
-    epochs: List[int] = history.epoch
+    epochs: list[int] = history.epoch
     return epochs
 
 
-def weights(model: Any) -> List[Any]:
+def weights(model: Any) -> list[Any]:
     return [value.numpy().tolist() for value in [*model.weights, *model.optimizer.variables]]
 
 

@@ -12,7 +12,7 @@ import json
 import os
 import sys
 from pathlib import Path
-from typing import Any, Callable, Dict
+from typing import Any, Callable
 
 from kinds import Action, Fields
 
@@ -26,7 +26,7 @@ import slurm_resolver as sr
 
 X = np.ones((96, 6), "float32")
 Y = np.ones((96, 1), "float32")
-WAYS: Dict[str, Action] = {}
+WAYS: dict[str, Action] = {}
 STRATEGY: Any = sr.MultiWorkerMirroredStrategy()
 WORKER: int = STRATEGY.cluster_resolver.task_id
 
@@ -393,7 +393,7 @@ def main() -> None:
         elif name != "batch":
             evaluates(built)
         return
-    found: Dict[str, object] = {}
+    found: dict[str, object] = {}
     for name, function in WAYS.items():
         try:
             found[name] = function()

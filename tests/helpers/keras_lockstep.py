@@ -18,8 +18,9 @@ import shutil
 import sys
 import tempfile
 import zlib
+from collections.abc import Generator
 from pathlib import Path
-from typing import Any, Generator, List
+from typing import Any
 from unittest.mock import MagicMock
 
 import numpy
@@ -37,7 +38,7 @@ class Outcomes:
         self.passed, self.mocked = passed, mocked
         self.errors: Texts = {}
 
-    def pytest_collection_modifyitems(self, items: List[pytest.Item]) -> None:
+    def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
         items[:] = [item for item in items if not self.passed or item.nodeid in self.passed]
         for name in self.mocked:
             del sys.modules[name]

@@ -9,7 +9,7 @@ import json
 import os
 import sys
 from pathlib import Path
-from typing import Any, Callable, Dict
+from typing import Any, Callable
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
@@ -23,7 +23,7 @@ import slurm_resolver as sr
 EPOCH = 400  # steps
 METRICS = ["true_positives", "true_negatives", "false_positives", "false_negatives"]
 Trial = Callable[[sr.ParameterServerStrategy], Any]
-TRIALS: Dict[str, Trial] = {}
+TRIALS: dict[str, Trial] = {}
 
 
 def trial(function: Trial) -> Trial:

@@ -10,7 +10,7 @@ import argparse
 import json
 import os
 from pathlib import Path
-from typing import Any, Dict, List
+from typing import Any
 
 from kinds import Action, Change, Fields, Strings, Texts
 
@@ -43,7 +43,7 @@ def build(strategy: Any) -> Any:
     return model
 
 
-def predicted(model: Any) -> List[Any]:
+def predicted(model: Any) -> list[Any]:
     return list(np.asarray(model.predict(data(), verbose=0)).tolist())
 
 
@@ -69,7 +69,7 @@ def read(model: Any, name: str) -> str:
     return "read" if close else "another model"
 
 
-def all_ways(model: Any) -> Dict[str, Strings]:
+def all_ways(model: Any) -> dict[str, Strings]:
     """Saves and loads repeatedly, so that unsynchronized workers would disturb each other."""
     ways = {
         "model.keras": model.save,
@@ -80,7 +80,7 @@ def all_ways(model: Any) -> Dict[str, Strings]:
         "exported": lambda path: model.export(path, verbose=False),
         "old.h5": model.save,  # last, because Keras omits the optimizer from later files
     }
-    found: Dict[str, Strings] = {}
+    found: dict[str, Strings] = {}
     for name, save in ways.items():
 
         def once(name: str = name, save: Change = save) -> str:
@@ -124,7 +124,7 @@ def callbacks(model: Any, index: int) -> Fields:
 def in_scope(strategy: Any, index: int) -> Texts:
     """Saves and loads in the scope before the first fit: all workers do, then each one alone."""
     model = build(strategy)
-    ways: Dict[str, Action] = {
+    ways: dict[str, Action] = {
         "save": lambda: model.save(FOLDER / "scope.keras"),
         "save_model": lambda: keras.saving.save_model(model, FOLDER / "scope folder", zipped=False),
         "save_weights": lambda: model.save_weights(FOLDER / "scope.weights.h5"),
@@ -165,9 +165,9 @@ class Own(keras.Model):  # type: ignore[misc]
         return self.dense(inputs)
 
 
-def built_by_hand(strategy: Any) -> Dict[str, List[Any]]:
+def built_by_hand(strategy: Any) -> dict[str, list[Any]]:
     """Builds models and optimizers outside the scope; returns the losses of their training."""
-    ways: Dict[str, Change] = {
+    ways: dict[str, Change] = {
         "as Keras": lambda model: None,
         "build": lambda model: model.build((None, 6)),
         "call": lambda model: model(X[:1]),
@@ -176,7 +176,7 @@ def built_by_hand(strategy: Any) -> Dict[str, List[Any]]:
             model.optimizer.build(model.trainable_variables),
         ],
     }
-    found: Dict[str, List[Any]] = {}
+    found: dict[str, list[Any]] = {}
     for name, by_hand in ways.items():
         for kind in (Own, lambda: keras.Sequential([keras.layers.Dense(3)])):
             keras.utils.set_random_seed(3)
@@ -191,7 +191,7 @@ def built_by_hand(strategy: Any) -> Dict[str, List[Any]]:
 def checkpoints(strategy: Any, index: int) -> Fields:
     """Trains in the scope with each kind of ModelCheckpoint in all workers, or in one."""
     keras.backend.clear_session()
-    options: Dict[str, Fields] = {
+    options: dict[str, Fields] = {
         "best.weights.h5": {"save_best_only": True, "monitor": "loss", "save_weights_only": True},
         "steps-{epoch}.keras": {"save_freq": 3},
         "epoch-{epoch:02d}-{loss:.1f}.keras": {},

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import subprocess
-from typing import Any, Callable, Dict, List
+from typing import Any, Callable
 
 # Anything by its name, such as the fields of a JSON object.
-Fields = Dict[str, Any]
+Fields = dict[str, Any]
 # Texts by their names, such as the variables of a process.
-Texts = Dict[str, str]
-Counts = Dict[str, int]
+Texts = dict[str, str]
+Counts = dict[str, int]
 Action = Callable[[], Any]
-Strings = List[str]
+Strings = list[str]
 Completed = subprocess.CompletedProcess[str]
-Records = List[Fields]
+Records = list[Fields]
 Change = Callable[[Any], Any]

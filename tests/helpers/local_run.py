@@ -6,7 +6,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Any, Dict
+from typing import Any
 
 from kinds import Completed, Strings
 
@@ -42,7 +42,7 @@ def ended(pid: int) -> bool:
 SPEAK = "echo out $SLURM_PROCID; echo err $SLURM_PROCID >&2; printf tail"
 
 
-def files(folder: Path) -> Dict[str, Strings]:
+def files(folder: Path) -> dict[str, Strings]:
     """Returns the sorted lines of each file, because two tasks write in either order."""
     return {
         path.name: sorted(path.read_text().replace("tail", "tail\n").split("\n"))

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any, List
+from typing import Any
 
 
-def flat(value: Any) -> List[float]:
+def flat(value: Any) -> list[float]:
     """Returns all numbers in nested lists and dicts, always in the same order."""
     if isinstance(value, dict):
         return [number for key in sorted(value) for number in flat(value[key])]

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Dict, List, NamedTuple, Optional, Tuple
+from typing import NamedTuple
 
 from folders import DATA
 from kinds import Texts
@@ -23,7 +23,7 @@ class Recording(NamedTuple):
     name: str
     slurm: str
     command: str
-    tasks: List[Texts]
+    tasks: list[Texts]
 
     @property
     def is_step(self) -> bool:
@@ -31,11 +31,11 @@ class Recording(NamedTuple):
         return "SLURM_STEP_NUM_TASKS" in self.tasks[0]
 
     @property
-    def number(self) -> Tuple[int, ...]:
+    def number(self) -> tuple[int, ...]:
         """Slurm's version as a tuple that can be compared, such as (26, 5, 3)."""
         return tuple(map(int, self.slurm.split(".")))
 
-    def truth(self) -> Dict[int, Tuple[str, int]]:
+    def truth(self) -> dict[int, tuple[str, int]]:
         """Returns for each rank the node and the local rank that the task itself reported."""
         return {
             int(task["SLURM_PROCID"]): (task["SLURMD_NODENAME"], int(task["SLURM_LOCALID"]))
@@ -50,13 +50,13 @@ class Recording(NamedTuple):
         return Layout(nodes, node_of, local_ranks(node_of, len(nodes)), "block", "rendezvous")
 
 
-def recordings(path: Path = STEPS) -> List[Recording]:
+def recordings(path: Path = STEPS) -> list[Recording]:
     """Returns every recorded step. A scenario may contain several steps."""
     found = []
     with open(path, encoding="utf-8") as lines:
         for line in lines:
             scenario = json.loads(line)
-            steps: Dict[Tuple[str, str], List[Texts]] = {}
+            steps: dict[tuple[str, str], list[Texts]] = {}
             for own in scenario["each"]:
                 task = {**scenario["all"], **own}
                 key = (task.get("SLURM_JOB_ID", ""), task.get("SLURM_STEP_ID", ""))
@@ -77,7 +77,7 @@ NEVER_TOLD = {
 }
 
 
-def unknowable(recording: Recording) -> Optional[str]:
+def unknowable(recording: Recording) -> str | None:
     """Returns why the variables do not determine a step's layout; None if they do."""
     told = recording.tasks[0]
     how = told.get("SLURM_DISTRIBUTION", "")

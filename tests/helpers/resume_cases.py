@@ -12,7 +12,8 @@ import hashlib
 import json
 import os
 import tempfile
-from typing import Any, Dict, Iterator, List, Tuple
+from collections.abc import Iterator
+from typing import Any
 
 from kinds import Action, Fields
 
@@ -33,7 +34,7 @@ Y = X.sum(axis=1, keepdims=True) + _random.normal(size=(ROWS, 1)).astype("float3
 TERMINATION = sr.termination_config(None, requeue=None)
 
 strategy: Any = None
-CASES: Dict[str, Action] = {}
+CASES: dict[str, Action] = {}
 
 
 def case(function: Action) -> Action:
@@ -46,7 +47,7 @@ class BrokenOffError(Exception):
     pass
 
 
-def break_off(after: Tuple[int, int]) -> Any:
+def break_off(after: tuple[int, int]) -> Any:
     """Returns a callback that interrupts the training when this step of this epoch begins."""
 
     class BreakOff(keras.callbacks.Callback):  # type: ignore[misc]
@@ -175,7 +176,7 @@ def generator() -> Fields:
     return {"model": perceptron(), "x": batches(), "steps_per_epoch": 7}
 
 
-def train(make: Action, folder: str, breaks: List[Tuple[int, int]]) -> Fields:
+def train(make: Action, folder: str, breaks: list[tuple[int, int]]) -> Fields:
     """Interrupts the training at each of these steps in turn, and then trains to the end."""
     for after in [*breaks, (99, 0)]:
         how = {"epochs": 3, "callbacks": [], "verbose": 0, **make()}
@@ -191,7 +192,7 @@ def train(make: Action, folder: str, breaks: List[Tuple[int, int]]) -> Fields:
     return {"weights": digest, "history": history.history, "epochs": history.epoch}
 
 
-def outcomes(name: str) -> Dict[str, Fields]:
+def outcomes(name: str) -> dict[str, Fields]:
     found = {}
     for kind, breaks in {"whole": [], "resumed": [(1, 3), (2, 0)]}.items():
         with tempfile.TemporaryDirectory() as folder:

@@ -6,18 +6,17 @@ import json
 import subprocess
 import sys
 from pathlib import Path
-from typing import Dict
 
 from folders import HELPERS
 from kinds import Counts, Fields
 
 
-def outcomes(*arguments: str) -> Dict[str, Fields]:
+def outcomes(*arguments: str) -> dict[str, Fields]:
     """Returns the uninterrupted and the resumed result of each case of resume_cases.py."""
     program = [sys.executable, "-W", "ignore", str(HELPERS / "resume_cases.py")]
     done = subprocess.run([*program, *arguments], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    found: Dict[str, Fields] = json.loads(done.stdout.splitlines()[-1])
+    found: dict[str, Fields] = json.loads(done.stdout.splitlines()[-1])
     return found
 
 

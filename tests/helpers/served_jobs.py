@@ -9,7 +9,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Callable, Dict, Tuple
+from typing import Callable
 
 import pytest
 from folders import HELPERS
@@ -71,7 +71,7 @@ class Job:
         pid = (self.output / f"{task}.pid").read_text()
         self.slurm.run_on(NODES[rank], f"kill -{number:d} {pid}")
 
-    def ends(self) -> Dict[int, int]:
+    def ends(self) -> dict[int, int]:
         """Returns the exit statuses of the tasks that have ended, by rank."""
         found = {}
         for rank in range(self.tasks):
@@ -79,7 +79,7 @@ class Job:
                 found[rank] = int((self.output / str(rank)).read_text())
         return found
 
-    def await_end(self, seconds: float) -> Tuple[str, str]:
+    def await_end(self, seconds: float) -> tuple[str, str]:
         """Waits until all tasks have ended; returns srun's output and the tasks' errors."""
         self.until(lambda: len(self.ends()) == self.tasks, seconds)
         try:
@@ -93,7 +93,7 @@ class Job:
         files = (self.output / f"{rank}.errors" for rank in range(self.tasks))
         return "".join(file.read_text() for file in files if file.exists())
 
-    def end(self) -> Tuple[str, str]:
+    def end(self) -> tuple[str, str]:
         """Ends the step and its srun."""
         self.slurm.run(["scancel", f"--name={_NAME}"], check=False)
         return end_srun(self.process)

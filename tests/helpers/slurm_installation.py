@@ -9,7 +9,6 @@ import shutil
 import subprocess
 from dataclasses import dataclass
 from pathlib import Path
-from typing import List, Optional, Tuple
 
 from kinds import Strings
 
@@ -25,7 +24,7 @@ class Installation:
     """One version of Slurm, such as "24.11"; `folder` is None for the installed one."""
 
     version: str
-    folder: Optional[Path] = None
+    folder: Path | None = None
 
     def before(self, path: str) -> str:
         """Returns a PATH in which the programs of this version come first."""
@@ -42,7 +41,7 @@ class Installation:
         return f"slurmd -d {self.folder}/sbin/slurmstepd" if self.folder else "slurmd"
 
     @property
-    def number(self) -> Tuple[int, ...]:
+    def number(self) -> tuple[int, ...]:
         """The version as a tuple that can be compared; () if it is unknown."""
         return tuple(int(part) for part in re.findall(r"\d+", self.version))
 
@@ -55,7 +54,7 @@ def own() -> Installation:
     return Installation(".".join(re.findall(r"\d+", told)[:2]))
 
 
-def installations() -> List[Installation]:
+def installations() -> list[Installation]:
     """Returns all versions on this machine, the oldest first."""
     beside = [Installation(folder.name, folder) for folder in BESIDE.glob("[0-9]*.[0-9]*")]
     found = {one.version: one for one in [*beside, own()] if one.version}

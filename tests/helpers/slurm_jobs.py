@@ -7,7 +7,7 @@ import re
 import sys
 import time
 from pathlib import Path
-from typing import Callable, Dict, List
+from typing import Callable
 
 from kinds import Texts
 from slurm_cluster import SlurmCluster
@@ -32,9 +32,9 @@ def wait_for(
         time.sleep(0.1)
 
 
-def shown_jobs(slurm: SlurmCluster) -> Dict[str, List[Texts]]:
+def shown_jobs(slurm: SlurmCluster) -> dict[str, list[Texts]]:
     """Returns the fields of each job's components by job id; arrays have the id of the array."""
-    found: Dict[str, List[Texts]] = {}
+    found: dict[str, list[Texts]] = {}
     for line in slurm.run("scontrol --oneliner show job").stdout.splitlines():
         fields = dict(re.findall(r"(\w+)=(\S*)", line))
         id = fields.get("ArrayJobId") or fields.get("HetJobId") or fields["JobId"]

@@ -15,14 +15,13 @@ import sys
 import threading
 import time
 from pathlib import Path
-from typing import Dict, Optional
 
 import slurm_resolver as sr
 from slurm_resolver.coordination.client import connect
 from slurm_resolver.preflight.ready import wait_until_ready
 
 
-def start_together(folder: Path, rank: int, late: Dict[str, Optional[float]]) -> None:
+def start_together(folder: Path, rank: int, late: dict[str, float | None]) -> None:
     (folder / f"starts {rank}").write_text(str(os.getpid()))
     (folder / f"starts {rank}").rename(folder / f"pid {rank}")
     while len(list(folder.glob("pid *"))) < int(os.environ["SLURM_NTASKS"]):

@@ -18,7 +18,7 @@ import socket
 import threading
 import time
 from pathlib import Path
-from typing import Any, Optional
+from typing import Any
 
 from kinds import Fields, Strings
 
@@ -27,7 +27,7 @@ from slurm_resolver.cluster.options import LayoutChoice
 from slurm_resolver.preflight.transport import task_devices
 
 
-def account(jobs: Any, layout: LayoutChoice, node_address: Optional[str]) -> Fields:
+def account(jobs: Any, layout: LayoutChoice, node_address: str | None) -> Fields:
     line: Fields = {
         # from the kernel, not from Slurm: every test node has its own hostname
         "host": socket.gethostname(),

@@ -17,7 +17,7 @@ import sys
 import threading
 import time
 from pathlib import Path
-from typing import Any, Optional, Tuple
+from typing import Any
 
 import tensorflow as tf
 
@@ -78,7 +78,7 @@ class Story:
         os.kill(os.getpid(), signal.SIGKILL)
 
 
-def arrays() -> Tuple[Any, Any]:
+def arrays() -> tuple[Any, Any]:
     numbers = tf.random.stateless_normal([EXAMPLES, 4], seed=[1, 2])
     return numbers, tf.reduce_sum(numbers, axis=1, keepdims=True)
 
@@ -119,7 +119,7 @@ def train_keras(args: argparse.Namespace, story: Story, strategy: Any, config: A
     stop = keras.callbacks.EarlyStopping("val_loss", min_delta=10.0, patience=3)
     batch = args.batch_of_each * strategy.num_replicas_in_sync or BATCH
     data = shuffled().repeat().batch(batch)
-    steps: Optional[int] = STEPS
+    steps: int | None = STEPS
     if args.per_epoch:
         data, steps = shuffled().batch(batch), None
     history = model.fit(

@@ -12,8 +12,9 @@ import multiprocessing
 import os
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Iterator, Tuple
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
@@ -34,7 +35,7 @@ def stand_still(kind: str, step: int) -> None:
         time.sleep(SECONDS)
 
 
-def rows() -> Iterator[Tuple[Any, Any]]:
+def rows() -> Iterator[tuple[Any, Any]]:
     for number in range(BATCH * STEPS):
         if number % BATCH == 0:
             stand_still("data", number // BATCH + 1)

@@ -9,8 +9,8 @@ from __future__ import annotations
 import json
 import shlex
 import sys
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Dict, List, Sequence, Tuple
 
 from folders import HELPERS
 from kinds import Records, Strings, Texts
@@ -30,7 +30,7 @@ def run(slurm: SlurmCluster, command: str, output: Path, timeout: float = 180.0)
     return accounts(output)
 
 
-def run_and_save(slurm: SlurmCluster, command: str, output: Path) -> Dict[int, Tuple[str, Texts]]:
+def run_and_save(slurm: SlurmCluster, command: str, output: Path) -> dict[int, tuple[str, Texts]]:
     """Runs a command line in which TASK only saves its variables, in a fraction of the time.
 
     Returns the host and the variables of each rank.
@@ -56,7 +56,7 @@ def run_and_resolve(slurm: SlurmCluster, command: str, output: Path) -> Records:
     return lines
 
 
-def run_at_once(slurm: SlurmCluster, commands: Sequence[str], output: Path) -> List[Records]:
+def run_at_once(slurm: SlurmCluster, commands: Sequence[str], output: Path) -> list[Records]:
     """Runs jobs whose tasks contact each other at the same time; returns each job's records."""
     jobs = [slurm.popen(command, env={"TASK_OUTPUT": str(output)}) for command in commands]
     for job in jobs:
@@ -85,7 +85,7 @@ def use_nccl(lines: Records) -> bool:
     return find_transport(devices, str).nccl
 
 
-def truth(hosts: Strings) -> List[Tuple[str, int]]:
+def truth(hosts: Strings) -> list[tuple[str, int]]:
     """Returns for each rank its host, and the number of lower ranks on that host."""
     return [(host, hosts[:rank].count(host)) for rank, host in enumerate(hosts)]
 

@@ -10,7 +10,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any, Dict, Set
+from typing import Any
 
 import pytest
 from bare_state import shell_commands
@@ -106,7 +106,7 @@ def without_code(text: str) -> str:
     return re.sub(r"`[^`\n]+`", "", re.sub(r"^```.*?^```$", "", text, flags=re.M | re.S))
 
 
-def anchors(page: Path) -> Set[str]:
+def anchors(page: Path) -> set[str]:
     """Returns the anchors that GitHub and Sphinx create from the page's headings."""
     text = re.sub(r"^```.*?^```$", "", page.read_text(encoding="utf-8"), flags=re.M | re.S)
     headings = re.findall(r"^#+ (.*)$", text, re.M)
@@ -176,7 +176,7 @@ def pictures() -> Any:
 PICTURES = pictures()
 
 
-def masked(lines: Strings) -> Dict[int, str]:
+def masked(lines: Strings) -> dict[int, str]:
     """Returns the words of these lines, with every number replaced by 0.
 
     Numbers such as ports, ids and times differ between runs. Longer numbers also make frames wider

@@ -7,8 +7,8 @@ import re
 import shlex
 import shutil
 import subprocess
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Iterator, List
 
 import pytest
 from bare_state import shell_commands
@@ -163,7 +163,7 @@ def test_slurm_accepts_the_requests_of_batch_jobs(slurm: SlurmCluster) -> None:
     ],
 )
 def test_scripts_that_measure_in_an_allocation(
-    slurm: SlurmCluster, tmp_path: Path, script: str, options: str, rows: List[Strings]
+    slurm: SlurmCluster, tmp_path: Path, script: str, options: str, rows: list[Strings]
 ) -> None:
     command = f"{EXAMPLES / script} --output {tmp_path} {options}"
     allocation = "--quiet -w n9,n10,n11 -N3 --ntasks-per-node=1 --cpus-per-task=2"

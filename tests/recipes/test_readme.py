@@ -14,8 +14,8 @@ import shlex
 import shutil
 import tempfile
 import warnings
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Iterator
 
 import pytest
 from bare_state import BareState, other_user, shell_commands

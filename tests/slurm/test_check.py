@@ -8,7 +8,6 @@ import shlex
 import subprocess
 import sys
 from pathlib import Path
-from typing import Optional
 
 import pytest
 from folders import HELPERS
@@ -35,7 +34,7 @@ def run(
     options: str,
     arguments: str = "",
     status: int = 0,
-    env: Optional[Texts] = None,
+    env: Texts | None = None,
 ) -> Fields:
     done = slurm.run(f"srun {options} {CHECK} --json {arguments}", check=False, env=env)
     assert done.returncode == status, done.stdout + done.stderr

@@ -9,8 +9,8 @@ from __future__ import annotations
 import os
 import shlex
 import stat
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Dict, Iterator, List, Tuple
 
 import pytest
 from by_version import expected
@@ -70,7 +70,7 @@ def confined(
 
 def account_of_gpus(
     cluster: SlurmCluster, command: str, output: Path
-) -> Tuple[Records, Dict[int, List[int]]]:
+) -> tuple[Records, dict[int, list[int]]]:
     """Runs a command that contains STEP; returns the tasks' records and the GPUs they may open."""
     gpus = cluster.directory / "gpu"
     step = f"""{TASK}
@@ -79,7 +79,7 @@ def account_of_gpus(
         done"""
     command = command.replace("STEP", f"bash -c {shlex.quote(step)}")
     printed = cluster.run(command, env={"TASK_OUTPUT": str(output)}, cwd=output.parent).stdout
-    may_open: Dict[int, List[int]] = {}
+    may_open: dict[int, list[int]] = {}
     for line in sorted(printed.splitlines()):
         rank, number = map(int, line.split())
         may_open.setdefault(rank, []).append(number)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 from pathlib import Path
-from typing import Dict, List, Optional, Tuple
+from typing import Optional
 
 import pytest
 from by_version import expected
@@ -12,8 +12,8 @@ from slurm_cluster import SlurmCluster
 from task_accounts import assert_right, run, use_nccl
 
 # The devices of each task, by node; None if Slurm sets no variable.
-Devices = List[List[Optional[str]]]
-GPUS: Dict[str, Tuple[str, Devices]] = {
+Devices = list[list[Optional[str]]]
+GPUS: dict[str, tuple[str, Devices]] = {
     "shared by two tasks": (
         "srun -w n8,n9 -N2 --ntasks-per-node=2 --gpus-per-node=4 TASK",
         [["0,1", "2,3"], ["0,1", "2,3"]],
@@ -53,14 +53,14 @@ GPUS: Dict[str, Tuple[str, Devices]] = {
 
 
 # 22.05 names no device if several tasks share the node.
-UNBOUND: Dict[str, Devices] = {"22.05": [[None, None]], "23.11": [["0,1", "2,3"]]}
+UNBOUND: dict[str, Devices] = {"22.05": [[None, None]], "23.11": [["0,1", "2,3"]]}
 
 
 def taken(slurm: SlurmCluster, command: str, output: Path) -> Devices:
     """Returns the devices of each task by node; the tasks must use NCCL if each has its own."""
     lines = run(slurm, command, output)
     assert_right(lines)
-    by_host: Dict[str, List[Optional[str]]] = {}
+    by_host: dict[str, list[str | None]] = {}
     for line in lines:
         gpus = line["cluster"]["self"]["gpus"]
         by_host.setdefault(line["host"], []).append(None if gpus is None else ",".join(gpus))

@@ -12,9 +12,10 @@ import os
 import shlex
 import sys
 import time
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import Callable, Dict, Iterator, Mapping, NamedTuple, Optional, Sequence
+from typing import Callable, NamedTuple, Optional
 
 import pytest
 from folders import HELPERS
@@ -44,7 +45,7 @@ class Events:
 
 
 Act = Callable[[Events], None]
-Told = Dict[int, Optional[str]]  # by rank
+Told = dict[int, Optional[str]]  # by rank
 
 
 def kill(rank: int) -> Act:
@@ -82,7 +83,7 @@ class Case(NamedTuple):
 
     told: Told
     options: str = ""
-    late: Mapping[int, Optional[float]] = {}
+    late: Mapping[int, float | None] = {}
     act: Act = nothing
     step: str = STEP
 
@@ -147,7 +148,7 @@ def check(told: Told, case: Case) -> None:
 @pytest.fixture(scope="module")
 def running(
     real_slurm: SlurmCluster, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Dict[str, Future[Told]]]:
+) -> Iterator[dict[str, Future[Told]]]:
     folder = tmp_path_factory.mktemp("meetings")
     with ThreadPoolExecutor(6) as pool:
         yield {

@@ -5,7 +5,6 @@ from __future__ import annotations
 import shlex
 import sys
 from pathlib import Path
-from typing import Dict, Tuple
 
 import pytest
 from folders import HELPERS
@@ -17,7 +16,7 @@ TASK = shlex.join([sys.executable, str(HELPERS / "slurm_task.py")])
 NAMELESS = "printf '127.0.0.1 localhost\\n10.77.0.254 login\\n'"
 
 # the command that prints a task's hosts file, srun's options, and the hosts of all ranks
-CASES: Dict[str, Tuple[str, str, Strings]] = {
+CASES: dict[str, tuple[str, str, Strings]] = {
     "no names": (NAMELESS, "-m cyclic", ["10.77.0.1", "10.77.0.2", "10.77.0.1", "10.77.0.2"]),
     "a layout that only the tasks know": (
         NAMELESS,

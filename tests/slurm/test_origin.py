@@ -8,7 +8,6 @@ import re
 import shlex
 import sys
 from pathlib import Path
-from typing import Optional
 
 import pytest
 from folders import HELPERS
@@ -88,7 +87,7 @@ COPIED = {  # the node and the command that use the variables of a task on n8, a
 
 
 def judge(
-    slurm: SlurmCluster, folder: Path, command: str, result: str, node: Optional[str] = None
+    slurm: SlurmCluster, folder: Path, command: str, result: str, node: str | None = None
 ) -> None:
     command = re.sub(r"\bTASK\b", TASK, command)
     run = slurm.run if node is None else functools.partial(slurm.run_on, node)
@@ -123,7 +122,7 @@ def test_how_a_process_was_started(
 
 @pytest.mark.parametrize(("node", "command", "result"), COPIED.values(), ids=COPIED)
 def test_copied_variables(
-    real_slurm: SlurmCluster, tmp_path: Path, node: Optional[str], command: str, result: str
+    real_slurm: SlurmCluster, tmp_path: Path, node: str | None, command: str, result: str
 ) -> None:
     real_slurm.run("srun -w n8 -n1 bash -c 'export -p > variables'", cwd=tmp_path)
     used = "bash -c '. ./variables; exec TASK'"

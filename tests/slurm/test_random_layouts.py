@@ -7,9 +7,9 @@ the clusters. If the variables do not determine the layout, threads meet in plac
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import List, Sequence
 
 import pytest
 from by_version import expected
@@ -29,7 +29,7 @@ def host_of(node: str) -> str:
     return f"127.0.1.{int(node[1:])}"
 
 
-def resolved(variables: Sequence[Texts], meet: bool) -> List[sr.Cluster]:
+def resolved(variables: Sequence[Texts], meet: bool) -> list[sr.Cluster]:
     """Returns the cluster of each task. If the tasks meet, each runs in its own thread."""
     if not meet:
         return [sr.resolve(environ=own, layout="environment") for own in variables]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
-from typing import Dict, Tuple
 
 import by_version
 import pytest
@@ -47,7 +46,7 @@ def test_every_task_knows_where_all_tasks_run(
 
 
 # The command; from each version on, why tasks cannot know the layout, and how many tasks notice.
-UNKNOWABLE: Dict[str, Tuple[str, Dict[str, Tuple[str, int]]]] = {
+UNKNOWABLE: dict[str, tuple[str, dict[str, tuple[str, int]]]] = {
     "a list of hosts": (
         "srun -n4 -m arbitrary -w n10,n8,n10,n9 TASK!",
         {"22.05": ("SLURM_DISTRIBUTION=arbitrary", 4)},
@@ -73,7 +72,7 @@ UNKNOWABLE: Dict[str, Tuple[str, Dict[str, Tuple[str, int]]]] = {
 
 @pytest.mark.parametrize(("command", "reasons"), UNKNOWABLE.values(), ids=UNKNOWABLE)
 def test_what_no_variable_tells_is_an_error_in_every_task_that_can_see_it(
-    real_slurm: SlurmCluster, command: str, reasons: Dict[str, Tuple[str, int]], output: Path
+    real_slurm: SlurmCluster, command: str, reasons: dict[str, tuple[str, int]], output: Path
 ) -> None:
     reason, seers = by_version.expected(reasons, real_slurm.installation)
     lines = run(real_slurm, command.replace("TASK!", "TASK --layout environment"), output)

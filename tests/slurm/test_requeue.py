@@ -8,8 +8,9 @@ from __future__ import annotations
 import re
 import shlex
 import sys
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Dict, Iterator, List, Mapping, NamedTuple, Optional, Tuple
+from typing import NamedTuple
 
 import pytest
 from by_version import expected
@@ -52,9 +53,9 @@ class Case(NamedTuple):
         tasks: the number of tasks; a single task has one node, and more tasks have two.
     """
 
-    printed: Optional[str]
+    printed: str | None
     action: str = URGENT
-    saves: Optional[str] = None
+    saves: str | None = None
     train: str = TRAINS
     options: str = ""
     restarts: int = 1
@@ -62,7 +63,7 @@ class Case(NamedTuple):
     tasks: int = 4
 
 
-def saving(saves: str, printed: Optional[str] = None, **more: object) -> Case:
+def saving(saves: str, printed: str | None = None, **more: object) -> Case:
     """Returns the case of a job with one task that saves and is preempted."""
     return Case(printed, saves=saves, tasks=1, **more)  # type: ignore[arg-type]
 
@@ -111,7 +112,7 @@ CONF = [
     "PartitionName=urgent Nodes=ALL PriorityTier=9 PreemptMode=OFF",
 ]
 # A job that has ended: its components' fields of scontrol, and its output.
-Ended = Tuple[List[Texts], str]
+Ended = tuple[list[Texts], str]
 
 
 def submit(slurm: SlurmCluster, folder: Path, name: str) -> str:
@@ -139,7 +140,7 @@ def submit(slurm: SlurmCluster, folder: Path, name: str) -> str:
 @pytest.fixture(scope="module")
 def jobs(
     installation: Installation, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Dict[str, Ended]]:
+) -> Iterator[dict[str, Ended]]:
     """The jobs of all cases, after they have ended."""
     top = tmp_path_factory.mktemp("requeue")
     folders = {name: top / str(i) for i, name in enumerate(CASES)}
@@ -147,7 +148,7 @@ def jobs(
     with started(cluster) as slurm:
         ids = {name: submit(slurm, folders[name], name) for name in CASES}
         pending = dict(CASES)
-        found: Dict[str, List[Texts]] = {}
+        found: dict[str, list[Texts]] = {}
 
         def ended() -> bool:
             for name, case in list(pending.items()):
@@ -166,7 +167,7 @@ def jobs(
 
 @pytest.mark.parametrize("name", CASES)
 def test_a_job_starts_as_often_as_it_should(
-    jobs: Dict[str, Ended], installation: Installation, name: str
+    jobs: dict[str, Ended], installation: Installation, name: str
 ) -> None:
     case, (components, output) = CASES[name], jobs[name]
     starts = re.findall(r"(?:^|: )start (\d+)$", output, re.M)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 import shlex
+from collections.abc import Sequence
 from pathlib import Path
-from typing import List, Sequence
 
 import pytest
 from kinds import Strings, Texts
@@ -55,7 +55,7 @@ LEFT_OUT = {
 OF_GPUS = {"CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "GPU_DEVICE_ORDINAL"}
 
 
-def variables(folder: Path) -> List[Texts]:
+def variables(folder: Path) -> list[Texts]:
     """Returns each task's variables by rank, with ports and times in a comparable form."""
     tasks = []
     for path in sorted(folder.iterdir()):

@@ -6,8 +6,8 @@ import json
 import re
 import shlex
 import subprocess
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Dict, Iterator, Tuple
 
 import pytest
 from batch_files import printed
@@ -76,7 +76,7 @@ sys.stderr.write("x.cc:1] oneDNN custom operations are on\\nwarning\\n")
 print(os.environ["SLURMD_NODENAME"], os.environ["TF_CONFIG"])"""
 
 
-def configs(output: str) -> Dict[int, Fields]:
+def configs(output: str) -> dict[int, Fields]:
     """Returns the TF_CONFIG that each rank printed."""
     found = re.findall(r"^(\d+): \w+ (\{.*\})$", output, re.M)
     return {int(rank): json.loads(config) for rank, config in found}
@@ -110,7 +110,7 @@ def test_it_runs_the_preflight_and_then_the_program(
     assert output.index("check: ") < output.index("cluster")
 
 
-def guide_of_heterogeneous_jobs() -> Tuple[str, str]:
+def guide_of_heterogeneous_jobs() -> tuple[str, str]:
     """Returns the guide's program, and its batch file."""
     guide = (ROOT / "docs" / "heterogeneous.md").read_text(encoding="utf-8")
     program, text = re.findall(r"^```(?:python|bash)\n(.*?)^```$", guide, re.M | re.S)

@@ -6,7 +6,6 @@ import json
 import shlex
 import sys
 from pathlib import Path
-from typing import List, Optional
 
 from folders import HELPERS
 from kinds import Texts
@@ -19,7 +18,7 @@ TASK = shlex.join([sys.executable, str(HELPERS / "slurm_ready.py"), "--timeout",
 SECRET = {"SLURM_RESOLVER_SECRET": "a value that nobody guesses"}
 
 
-def errors(slurm: SlurmCluster, output: Path, env: Texts, before: str = "") -> List[Optional[str]]:
+def errors(slurm: SlurmCluster, output: Path, env: Texts, before: str = "") -> list[str | None]:
     """Returns the error of each of two tasks on two nodes; None if they have met."""
     output.mkdir()
     step = f"srun -n2 -w n8,n9 -m cyclic bash -c {shlex.quote(f'{before}exec {TASK}')}"

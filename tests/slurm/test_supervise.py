@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import re
 import shlex
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Dict, Iterator, List, NamedTuple, Tuple
+from typing import NamedTuple
 
 import pytest
 from kinds import Strings, Texts
@@ -50,8 +51,8 @@ class Case(NamedTuple):
     nodes: int
     options: str
     task: str
-    lines: Tuple[str, ...]
-    starts: Tuple[str, ...]
+    lines: tuple[str, ...]
+    starts: tuple[str, ...]
     action: str = "true"
     state: str = "COMPLETED 0:0"
     batch: str = "SUPERVISE -- srun --label --kill-on-bad-exit=1 bash task"
@@ -196,7 +197,7 @@ def submit(slurm: SlurmCluster, folder: Path, name: str) -> str:
 @pytest.fixture(scope="module")
 def jobs(
     installation: Installation, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Dict[str, Ended]]:
+) -> Iterator[dict[str, Ended]]:
     """The jobs of all cases, after they have ended."""
     top = tmp_path_factory.mktemp("supervise")
     cluster = SlurmCluster(NODES, top / "slurm", extra_conf=CONF, installation=installation)
@@ -204,7 +205,7 @@ def jobs(
         folders = {name: top / str(i) for i, name in enumerate(CASES)}
         ids = {name: submit(slurm, folders[name], name) for name in CASES}
         pending = dict(CASES)
-        fields: Dict[str, Texts] = {}
+        fields: dict[str, Texts] = {}
 
         def ended() -> bool:
             for name in [n for n in pending if len(list(folders[n].glob("start-*"))) >= 4]:
@@ -235,7 +236,7 @@ def jobs(
 
 def nodes_by_start(starts: Strings) -> Strings:
     """Returns the nodes that had tasks, by step; each rank must have started once per step."""
-    steps: Dict[int, List[Tuple[int, str]]] = {}
+    steps: dict[int, list[tuple[int, str]]] = {}
     for name in starts:
         _, rank, number, node = name.split("-")
         steps.setdefault(int(number), []).append((int(rank), node))
@@ -247,7 +248,7 @@ def nodes_by_start(starts: Strings) -> Strings:
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_a_step_is_started_again_where_that_is_worth_it(jobs: Dict[str, Ended], name: str) -> None:
+def test_a_step_is_started_again_where_that_is_worth_it(jobs: dict[str, Ended], name: str) -> None:
     case, ended = CASES[name], jobs[name]
     said = re.findall(r"^slurm-resolver supervise: (.*)$", ended.output, re.M)
     assert len(said) == len(case.lines), ended.output
@@ -257,7 +258,7 @@ def test_a_step_is_started_again_where_that_is_worth_it(jobs: Dict[str, Ended], 
     assert (ended.state, ended.restarts) == (case.state, str(case.restarts)), ended.output
 
 
-def test_a_second_step_is_a_cluster_of_its_own(jobs: Dict[str, Ended]) -> None:
+def test_a_second_step_is_a_cluster_of_its_own(jobs: dict[str, Ended]) -> None:
     output = jobs["down, replaced by a spare"].output
     ready = re.findall(r"^\d: ready (\S+):(\d+) (.*)$", output, re.M)
     assert sorted(node for node, _, _ in ready) == ["A", "A", "C", "C"]

@@ -7,8 +7,9 @@ the cluster's topology, but a partition may have another one (topology.yaml(5)).
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Iterator, NamedTuple, Sequence
+from typing import NamedTuple
 
 import pytest
 from by_version import expected

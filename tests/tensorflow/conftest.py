@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from typing import Any, Iterator, Optional
+from collections.abc import Iterator
+from typing import Any
 
 import pytest
 from folders import HELPERS
@@ -29,7 +30,7 @@ def slurm(monkeypatch: pytest.MonkeyPatch) -> Any:
     """Returns a function that sets the variables of a task, and others that a test passes."""
     monkeypatch.delenv("SLURM_RESOLVER_GPUS", raising=False)
 
-    def set_variables(rank: int, counts: Optional[str], tasks: int, **more: str) -> None:
+    def set_variables(rank: int, counts: str | None, tasks: int, **more: str) -> None:
         values = {
             "SLURM_PROCID": str(rank),
             "SLURM_STEP_NUM_TASKS": str(tasks),

@@ -6,9 +6,10 @@ import ast
 import functools
 import re
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, Callable, Iterator, Set
+from typing import Any, Callable
 
 import pytest
 
@@ -151,7 +152,7 @@ ALLOWED = {
 }
 
 
-def uses(source: str) -> Set[str]:
+def uses(source: str) -> set[str]:
     """Returns the private names of others that a module uses."""
     text = ast.unparse(ast.parse(source))  # without comments
     own = ALLOWED.union(*OWN.findall(text))

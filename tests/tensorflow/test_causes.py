@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any, Dict, Iterator, Tuple
+from collections.abc import Iterator
+from typing import Any
 
 import pytest
 from kinds import Action, Change
@@ -70,7 +71,7 @@ def gathered(table: Any, row: Any) -> Any:
 
 
 SPEC = tf.TensorSpec([])
-CAUSES: Dict[str, Tuple[Action, str]] = {
+CAUSES: dict[str, tuple[Action, str]] = {
     "missing file of a dataset": (
         read(tf.data.TextLineDataset(["/missing/rows"])),
         "NotFoundError: /missing/rows; No such file or directory",

@@ -9,7 +9,7 @@ import shutil
 import tempfile
 import types
 from pathlib import Path
-from typing import Any, Callable, Dict, Tuple
+from typing import Any, Callable
 
 import pytest
 from captured import Logged, Patch
@@ -133,7 +133,7 @@ def model(*units: int, built: bool = True) -> Fields:
 
 Make = Callable[[], Fields]
 # the saved model, the next model, and the error ("" if the training resumes)
-MODELS: Dict[str, Tuple[Make, Make, str]] = {
+MODELS: dict[str, tuple[Make, Make, str]] = {
     "the same": (lambda: model(4, 4), lambda: model(4, 4), ""),
     "not yet built": (lambda: model(4, 4), lambda: model(4, 4, built=False), ""),
     "a wider layer": (lambda: model(8, 1), lambda: model(16, 1), r"\(4, 8\) .* shape \(4, 16\)"),
@@ -158,7 +158,7 @@ def test_another_model_is_refused(trainings: Trainings, case: str) -> None:
 def test_fit_refuses_a_checkpoint_that_holds_more(tmp_path: Path, change: Fields) -> None:
     """For example, the checkpoint's model has one more layer or another optimizer."""
 
-    def fit(units: Tuple[int, ...] = (4, 4), optimizer: str = "adam") -> None:
+    def fit(units: tuple[int, ...] = (4, 4), optimizer: str = "adam") -> None:
         made = model(*units)["model"]
         made.compile(optimizer, "mse")
         backup = sr.BackupAndResume(str(tmp_path), termination())
@@ -170,7 +170,7 @@ def test_fit_refuses_a_checkpoint_that_holds_more(tmp_path: Path, change: Fields
         fit(**change)
 
 
-def train(folder: Path) -> Tuple[int, int, float]:
+def train(folder: Path) -> tuple[int, int, float]:
     """Returns the epoch and step at which it begins, and the sum of the steps' numbers so far.
 
     The training has one epoch of three steps, and saves after each step and at the end.

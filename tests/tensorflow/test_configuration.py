@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from typing import Any, Callable, Dict, Tuple
+from typing import Any, Callable
 
 import pytest
 from kinds import Fields, Strings
@@ -54,7 +54,7 @@ sgd = keras.optimizers.SGD
 decay = keras.optimizers.schedules.ExponentialDecay
 l2 = keras.regularizers.L2
 
-CASES: Dict[str, Tuple[Fields, Fields, str]] = {
+CASES: dict[str, tuple[Fields, Fields, str]] = {
     "momentum": ({}, {"optimizer": sgd(0.1, momentum=0.9)}, "optimizer.momentum"),
     "clipnorm": ({}, {"optimizer": sgd(0.1, clipnorm=1.0)}, "optimizer.clipnorm"),
     "schedule": (

@@ -7,7 +7,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any, Dict
+from typing import Any
 
 import pytest
 from captured import Logged, Patch
@@ -19,7 +19,7 @@ import slurm_resolver as sr  # noqa: E402
 from slurm_resolver import SlurmClusterResolver  # noqa: E402
 
 
-def as_dict(resolver: Any) -> Dict[str, Strings]:
+def as_dict(resolver: Any) -> dict[str, Strings]:
     spec = resolver.cluster_spec()
     assert isinstance(spec, tf.train.ClusterSpec)
     for again in (spec, spec.as_cluster_def(), spec.as_dict()):

@@ -6,7 +6,7 @@ import json
 import os
 import sys
 from pathlib import Path
-from typing import Any, List
+from typing import Any
 
 import pytest
 from folders import HELPERS
@@ -33,7 +33,7 @@ def start(folder: Path, count: int, kind: str) -> Records:
     return [json.loads((folder / f"{kind}-{index}").read_text()) for index in range(count)]
 
 
-def assert_close(found: List[Any], expected: List[Any]) -> None:
+def assert_close(found: list[Any], expected: list[Any]) -> None:
     assert len(found) == len(expected)
     for one, other in zip(found, expected):
         np.testing.assert_allclose(one, other, atol=1e-5)

@@ -13,7 +13,7 @@ import shlex
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any, Dict, List, Tuple
+from typing import Any
 
 import pytest
 from folders import HELPERS
@@ -26,7 +26,7 @@ pytestmark = KERAS_3_ON_SLURM
 
 PROGRAM = [sys.executable, "-W", "ignore", str(HELPERS / "keras_programs")]
 SECONDS = 1500
-Outcomes = Dict[str, Fields]
+Outcomes = dict[str, Fields]
 
 # The step for each number of workers, always on two nodes.
 STEPS = {2: "-w n9,n10 -N2 -n2", 3: "-w n9,n10 -N2 -n3"}
@@ -68,7 +68,7 @@ def names(count: int, custom_losses: str = "whole") -> Strings:
     return given.split() if given else chosen
 
 
-def listed() -> Dict[str, Strings]:
+def listed() -> dict[str, Strings]:
     """Returns each program's tolerance and the reason why it differs by design."""
     done = subprocess.run(
         [*PROGRAM, "--list"], capture_output=True, text=True, check=True, timeout=SECONDS
@@ -108,9 +108,9 @@ def workers(
     request: pytest.FixtureRequest,
     real_slurm: SlurmCluster,
     tmp_path_factory: pytest.TempPathFactory,
-) -> List[Outcomes]:
+) -> list[Outcomes]:
     """What came of the programs, by worker."""
-    how: Tuple[int, str] = request.param
+    how: tuple[int, str] = request.param
     count, custom_losses = how
     folder = tmp_path_factory.mktemp(f"workers{count}")
     step(real_slurm, STEPS[count], folder, f"--custom-losses={custom_losses}", *names(*how))
@@ -123,7 +123,7 @@ def step(slurm: SlurmCluster, where: str, folder: Path, *options: str) -> None:
     assert done.returncode == 0, done.stderr[-4000:]
 
 
-def outcomes(folder: Path, files: Strings) -> List[Outcomes]:
+def outcomes(folder: Path, files: Strings) -> list[Outcomes]:
     return [json.loads((folder / name).read_text()) for name in files]
 
 
@@ -158,12 +158,12 @@ def different(found: Outcomes, alone: Outcomes) -> Fields:
     return told
 
 
-def test_programs_give_what_one_process_gives(alone: Outcomes, workers: List[Outcomes]) -> None:
+def test_programs_give_what_one_process_gives(alone: Outcomes, workers: list[Outcomes]) -> None:
     assert different(workers[0], alone) == {}
 
 
 def test_whole_batches_are_computed_only_where_rows_are_compared(
-    workers: List[Outcomes], request: pytest.FixtureRequest
+    workers: list[Outcomes], request: pytest.FixtureRequest
 ) -> None:
     vouched = "mean" in request.node.callspec.id
     expected = set(COMPARING) if vouched else {*COMPARING, *UNKNOWN}
@@ -188,7 +188,7 @@ def test_one_worker_of_a_parameter_server_gives_what_one_process_gives(
     assert different(chief, alone).keys() <= BUILT_BEFORE
 
 
-def test_all_workers_end_with_the_very_same(workers: List[Outcomes]) -> None:
+def test_all_workers_end_with_the_very_same(workers: list[Outcomes]) -> None:
     """This includes programs that differ from one process because rows draw random numbers."""
     for other in workers[1:]:
         assert [name for name in other if other[name] != workers[0][name]] == []

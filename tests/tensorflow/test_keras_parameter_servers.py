@@ -7,7 +7,6 @@ import re
 import shlex
 import sys
 from types import SimpleNamespace
-from typing import Tuple
 
 import pytest
 from folders import HELPERS
@@ -24,7 +23,7 @@ pytestmark = [pytest.mark.newest, KERAS_3]  # do not depend on the version of Sl
 
 PROGRAM = [sys.executable, "-W", "ignore", str(HELPERS / "keras_parameter_servers.py")]
 PARTS = SimpleNamespace(path="embedding/embeddings", value=object())
-Told = Tuple[Fields, str]
+Told = tuple[Fields, str]
 
 
 @pytest.fixture(scope="module")

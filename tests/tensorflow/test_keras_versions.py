@@ -11,7 +11,6 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import Dict
 
 import pytest
 from folders import HELPERS
@@ -48,14 +47,14 @@ NAMES = [
 ]
 
 
-def run(command: Strings, folder: Path, name: str) -> Dict[str, Fields]:
+def run(command: Strings, folder: Path, name: str) -> dict[str, Fields]:
     folder.mkdir()
     environ = {**os.environ, "TASK_OUTPUT": str(folder), "CUDA_VISIBLE_DEVICES": ""}
     done = subprocess.run(
         [*command, *NAMES], env=environ, capture_output=True, text=True, timeout=400, check=False
     )
     assert done.returncode == 0, done.stderr[-4000:]
-    found: Dict[str, Fields] = json.loads((folder / name).read_text())
+    found: dict[str, Fields] = json.loads((folder / name).read_text())
     return found
 
 

@@ -7,7 +7,7 @@ import multiprocessing
 import os
 import types
 from pathlib import Path
-from typing import Any, List
+from typing import Any
 
 import pytest
 from kinds import Strings
@@ -86,7 +86,7 @@ class Workers:
     def __init__(self, *found: Any) -> None:
         self._found = found
 
-    def exchange(self, call: str, value: Any) -> List[Any]:
+    def exchange(self, call: str, value: Any) -> list[Any]:
         return [[text, "token"] for text in self._found]
 
 

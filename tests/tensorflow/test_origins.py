@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Callable, List
+from typing import Any, Callable
 
 import pytest
 from kinds import Fields
@@ -81,7 +81,7 @@ CASES: Fields = {
 @pytest.mark.parametrize("name", CASES)
 def test_origins_follow_the_operations(name: str) -> None:
     make, expected = CASES[name]
-    found: List[Any] = find_origins(make())
+    found: list[Any] = find_origins(make())
     assert [origin.name for origin in found] == expected
 
 

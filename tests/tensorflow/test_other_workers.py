@@ -6,7 +6,7 @@ import subprocess
 import sys
 from collections import defaultdict
 from pathlib import Path
-from typing import Any, Dict, List
+from typing import Any
 
 import pytest
 from folders import HELPERS
@@ -41,7 +41,7 @@ class Story:
     """Records the samples of a training by epoch until it is interrupted."""
 
     def __init__(self) -> None:
-        self.seen: Dict[int, List[int]] = defaultdict(list)
+        self.seen: dict[int, list[int]] = defaultdict(list)
         self.epoch = self.left = 0
         termination = sr.termination_config(None, signals=())
         self.options: Fields = {"termination": termination, "save_every": STEPS}

@@ -7,7 +7,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any, List
+from typing import Any
 
 import pytest
 from folders import HELPERS
@@ -26,7 +26,7 @@ def train(kind: str, folder: Path, *more: str) -> Completed:
     return subprocess.run(command, capture_output=True, text=True)
 
 
-def told(folder: Path, what: str) -> List[Any]:
+def told(folder: Path, what: str) -> list[Any]:
     lines = map(json.loads, (folder / "rank.0.jsonl").read_text().splitlines())
     return [line[what] for line in lines if what in line]
 
@@ -35,7 +35,7 @@ def test_saved_on_signals_it_ends_as_one_that_was_left_alone(tmp_path: Path) -> 
     """The third signal comes in a validation. EarlyStopping ends both after four epochs."""
     whole, resumed = tmp_path / "whole", tmp_path / "resumed"
     assert train("keras", whole).returncode == 0
-    starts: List[Completed] = []
+    starts: list[Completed] = []
     for fault in ('[0, 3, "SIGUSR1"]', '[0, 13, "SIGTERM"]', '[0, 20, "SIGTERM in validation"]'):
         faults = f"--faults=[{'null, ' * len(starts)}{fault}]"
         starts.append(train("keras", resumed, "--sleep=0.4", faults))

@@ -10,8 +10,9 @@ import os
 import re
 import shlex
 import sys
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, Dict, Iterator, List, Sequence
+from typing import Any
 
 import pytest
 from folders import EXAMPLES, HELPERS
@@ -98,7 +99,7 @@ class Job:
         text = read(self.folder / f"rank.{rank}.jsonl")
         return [json.loads(line) for line in text.splitlines() if line.endswith("}")]
 
-    def lost(self) -> List[int]:
+    def lost(self) -> list[int]:
         """Returns for each restart how many completed steps were repeated.
 
         A killed rank may not have recorded its last step, but the other rank has.
@@ -128,7 +129,7 @@ class Job:
         assert str(PROGRAM) not in left
 
 
-Whole = Dict[str, Fields]  # the results of uninterrupted trainings, by kind
+Whole = dict[str, Fields]  # the results of uninterrupted trainings, by kind
 
 
 @pytest.fixture(scope="module")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from typing import Any, Callable, List, Tuple
+from typing import Any, Callable
 
 import pytest
 
@@ -187,7 +187,7 @@ def doubled(x: Any) -> Any:
     return tf.concat([x, x + 1.0], axis=0)
 
 
-def lines(text: str) -> List[str]:
+def lines(text: str) -> list[str]:
     return [line for line in text.splitlines() if line and not line.startswith("#")]
 
 
@@ -200,9 +200,9 @@ def compiled(expression: str) -> Callable[..., Any]:
     return function
 
 
-def analyzed(function: Callable[..., Any], spec: Any) -> Tuple[Analysis, Any]:
+def analyzed(function: Callable[..., Any], spec: Any) -> tuple[Analysis, Any]:
     """Traces a function of a batch, and returns the analysis of its graph, and its result."""
-    found: List[Tuple[Analysis, Any]] = []
+    found: list[tuple[Analysis, Any]] = []
 
     def traced(batch: Any) -> Any:
         analysis = Analysis(

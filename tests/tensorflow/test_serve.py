@@ -9,8 +9,9 @@ import os
 import re
 import signal
 import time
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Callable, Dict, Iterator, Tuple
+from typing import Any, Callable
 
 import pytest
 from served_jobs import NODES, Job
@@ -60,7 +61,7 @@ def test_a_strategy_goes_on_without_a_worker_and_all_end_with_it(
 
 LOST = "is lost, and its variables with it: its process has ended"
 # the killed task and its rank, the number of tasks, their options, and the message of the others
-FAULTS: Dict[str, Tuple[str, int, int, str, str]] = {
+FAULTS: dict[str, tuple[str, int, int, str, str]] = {
     "the coordinator": (
         "chief-0", 0, 3, "", "chief 0 (rank 0 on n8) is lost: its process has ended"),
     "the second ps of Keras' fit": (
@@ -121,7 +122,7 @@ def test_legacy_servers_end_with_the_last_worker(start: Start) -> None:
     assert job.ends() == dict.fromkeys(range(4), 0)
 
 
-CANNOT_SERVE: Dict[str, Tuple[Any, str, str]] = {
+CANNOT_SERVE: dict[str, tuple[Any, str, str]] = {
     "no ps": (None, "1", "serve() in worker 1 of a cluster with the jobs worker; expected a ps"),
     "a worker that trains": ({"ps": 1, "worker": -1}, "1", "serve() in worker 0 of a cluster"),
     "the chief": ({"chief": 1, "ps": 1, "worker": -1}, "0", "serve() in chief 0 of a cluster"),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import socket
-from typing import Any, Optional
+from typing import Any
 
 import pytest
 from captured import Patch
@@ -44,8 +44,8 @@ IN_BATCH = IN_STEP._replace(step_id="batch")
 )
 def test_alone_or_a_task(
     values: Fields,
-    jobs: Optional[Counts],
-    says: Optional[str],
+    jobs: Counts | None,
+    says: str | None,
     monkeypatch: Patch,
 ) -> None:
     monkeypatch.setattr(alone, "is_this_machine", {"n9": True, "n10": False}.get)
@@ -77,7 +77,7 @@ def test_alone_or_a_task(
 )
 def test_neither(
     values: Fields,
-    jobs: Optional[Counts],
+    jobs: Counts | None,
     error: Any,
     says: str,
     monkeypatch: Patch,
@@ -98,7 +98,7 @@ def test_neither(
     ],
 )
 def test_a_machine_is_known_by_its_name_and_its_addresses(
-    monkeypatch: Patch, node: str, address: str, expected: Optional[bool]
+    monkeypatch: Patch, node: str, address: str, expected: bool | None
 ) -> None:
     def getaddrinfo(*_: Any, **__: Any) -> Any:
         if not address:

@@ -6,7 +6,7 @@ Source: "GPU Isolation Techniques" in ROCm's documentation. Slurm sets all varia
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, Tuple
+from typing import Any
 
 import pytest
 from kinds import Texts
@@ -29,7 +29,7 @@ STEP = {
 }
 
 
-def second_task(variables: Texts) -> Tuple[Any, Any]:
+def second_task(variables: Texts) -> tuple[Any, Any]:
     """Returns the devices of the second of two tasks, and the variables that it sets."""
     cluster = sr.resolve(environ={**STEP, **variables})
     assert cluster.gpu_decision is not None

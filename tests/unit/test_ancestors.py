@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Optional, Tuple
-
 import pytest
 from kinds import Texts
 
@@ -25,7 +23,7 @@ from slurm_resolver.slurm.step import SlurmStep
 def test_the_title_of_slurmstepd_tells_the_step(
     monkeypatch: pytest.MonkeyPatch,
     title: str,
-    expected: Tuple[Optional[str], Optional[str]],
+    expected: tuple[str | None, str | None],
     is_in_step: bool,
 ) -> None:
     chain = {"stat": "5 (slurmstepd) S 1 5 5", "cmdline": title}
@@ -50,6 +48,6 @@ OPEN_MPI = {"OMPI_COMM_WORLD_LOCAL_RANK": "0"}
     ],
 )
 def test_a_launcher_is_known_by_its_variables_where_it_cannot_be_seen(
-    ancestors: Ancestors, environ: Texts, launcher: Optional[str]
+    ancestors: Ancestors, environ: Texts, launcher: str | None
 ) -> None:
     assert SlurmStep.read(environ).replace(ancestors=ancestors).launcher == launcher

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Dict
-
 import pytest
 from kinds import Texts
 from task_variables import TASK
@@ -14,7 +12,7 @@ from slurm_resolver.cluster.contracts import Contract
 ADDRESSES = "n9:23001,n9:23002,n10:23001,n10:23002"
 
 # The variables of rank 2, in a step of four ranks on two nodes.
-THIRD: Dict[str, Texts] = {
+THIRD: dict[str, Texts] = {
     "keras-distribution": {
         "KERAS_DISTRIBUTION_JOB_ADDRESSES": ADDRESSES,
         "KERAS_DISTRIBUTION_NUM_PROCESSES": "4",

@@ -11,7 +11,8 @@ import socket
 import subprocess
 import sys
 import time
-from typing import Callable, Dict, Iterator, List, NamedTuple, Sequence, Tuple
+from collections.abc import Iterator, Sequence
+from typing import Callable, NamedTuple
 
 import pytest
 from captured import Patch
@@ -62,7 +63,7 @@ class Task:
         assert self.process.stdin is not None
         self.process.stdin.write(b"\n")
 
-    def ends(self) -> Tuple[Strings, Strings]:
+    def ends(self) -> tuple[Strings, Strings]:
         output, errors = self.process.communicate(timeout=60)
         return output.decode().splitlines(), errors.decode().splitlines()
 
@@ -77,7 +78,7 @@ class Step:
 
     def __init__(self, port: int, tasks: int = 3) -> None:
         self.port, self.num_tasks = port, tasks
-        self.tasks: List[Task] = []
+        self.tasks: list[Task] = []
 
     def start(self, rank: int, body: str, wait: bool = True) -> Task:
         command = [sys.executable, "-c", TASK, *map(str, (rank, self.num_tasks, self.port)), body]
@@ -123,7 +124,7 @@ class Case(NamedTuple):
     """The code of each task, and the last line of each task."""
 
     bodies: Sequence[str]
-    said: Dict[int, str]
+    said: dict[int, str]
 
 
 CASES = {
@@ -263,7 +264,7 @@ def test_what_munge_says_of_another_user_is_not_the_secret(munged: Munged) -> No
 # Strangers
 
 
-dialed: List[socket.socket] = []
+dialed: list[socket.socket] = []
 
 
 def dial(port: int) -> socket.socket:
@@ -312,7 +313,7 @@ def replay(port: int) -> None:
 
 
 def odd_values(port: int) -> None:
-    values: List[Dict[str, object]] = [
+    values: list[dict[str, object]] = [
         {"identity": "42.0 start 1"},
         {"rank": 3},
         {"rank": "1"},

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Any, Dict, List, Tuple
+from typing import Any
 
 import pytest
 
 from slurm_resolver.preflight.cpu_check import CpuFacts, check_cpus
 
 
-def tasks(*own: int, machine: int = 64, **fields: Any) -> List[CpuFacts]:
+def tasks(*own: int, machine: int = 64, **fields: Any) -> list[CpuFacts]:
     """Returns a node's tasks from their CPU masks, in which bit N stands for CPU N."""
     return [CpuFacts(rank, mask, machine, **fields) for rank, mask in enumerate(own)]
 
 
 ALL = (1 << 64) - 1
-CASES: Dict[str, Tuple[List[CpuFacts], str]] = {
+CASES: dict[str, tuple[list[CpuFacts], str]] = {
     "not bound": (tasks(ALL, ALL, ALL, granted=64), ""),
     "not bound, and more tasks than CPUs": (tasks(*[3] * 4, machine=2, granted=4), ""),
     "each bound to its own": (tasks(0xFF, 0xFF00, granted=16, per_task=8), ""),
@@ -37,7 +37,7 @@ CASES: Dict[str, Tuple[List[CpuFacts], str]] = {
 
 
 @pytest.mark.parametrize(("given", "told"), CASES.values(), ids=CASES)
-def test_what_slows_tasks_down(given: List[CpuFacts], told: str) -> None:
+def test_what_slows_tasks_down(given: list[CpuFacts], told: str) -> None:
     result = check_cpus({"n1": given})
     assert result.status == ("warning" if told else "ok")
     assert result.detail.startswith(told)

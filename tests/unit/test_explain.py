@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import re
 from pathlib import Path
-from typing import Dict, List
 
 import pytest
 from folders import DATA
@@ -21,7 +20,7 @@ LOGS = DATA / "logs"
 NAMES = sorted(path.stem for path in LOGS.glob("*.log"))
 
 
-def expected() -> Dict[str, Strings]:
+def expected() -> dict[str, Strings]:
     """Returns the lines below each log's name in expected.txt."""
     text = (LOGS / "expected.txt").read_text(encoding="utf-8")
     blocks = [block.splitlines() for block in text.split("\n\n")]
@@ -31,7 +30,7 @@ def expected() -> Dict[str, Strings]:
 EXPECTED = expected()
 
 
-def short(findings: List[Finding]) -> Strings:
+def short(findings: list[Finding]) -> Strings:
     return [
         f"{one.id} x{one.count}" + (f" at {one.address}" if one.address else "") for one in findings
     ]
@@ -128,7 +127,7 @@ PIECES += [b"\n  x\nE: 2\n", b"srun: error: n2: tasks 4-7: Killed\n", b"srun: "]
 
 
 @given(st.lists(st.sampled_from(PIECES) | st.binary(max_size=50)))
-def test_any_bytes(parts: List[bytes]) -> None:
+def test_any_bytes(parts: list[bytes]) -> None:
     reader = FailureReader()
     found = explain_file(io.BytesIO(b"".join(parts)), reader.read)
     failure = reader.first()

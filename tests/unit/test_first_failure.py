@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Iterable, Optional
+from collections.abc import Iterable
 
 import pytest
 
 from slurm_resolver.diagnostics.first_failure import Failure, FailureReader
 
 
-def first_in(lines: Iterable[str]) -> Optional[Failure]:
+def first_in(lines: Iterable[str]) -> Failure | None:
     reader = FailureReader()
     for line in lines:
         reader.read(line)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 import sys
-from typing import Any, Dict, List, Optional, Sequence, Tuple
+from collections.abc import Sequence
+from typing import Any, Optional
 from unittest import mock
 
 import pytest
@@ -23,26 +24,26 @@ from slurm_resolver.cluster.resolve import build_cluster
 from slurm_resolver.slurm.gpu_variables import count_driver_gpus
 from slurm_resolver.slurm.step import SlurmStep
 
-Devices = Optional[Tuple[str, ...]]
+Devices = Optional[tuple[str, ...]]
 
 
 def on_node(
     step: SlurmStep,
     local_rank: int,
     tasks: int,
-    *explicit: Optional[int],
-    users: Optional[Sequence[int]] = None,
+    *explicit: int | None,
+    users: Sequence[int] | None = None,
 ) -> TaskGpus:
     """Returns the GPUs of a task on a node with this many tasks, of which `users` use GPUs."""
     return gpus_on_node(NodeGpus(step, local_rank, users or range(tasks), tasks, *explicit))
 
 
 def decide(
-    visible: Optional[str],
+    visible: str | None,
     local_rank: int = 0,
     tasks: int = 1,
-    *explicit: Optional[int],
-    users: Optional[Sequence[int]] = None,
+    *explicit: int | None,
+    users: Sequence[int] | None = None,
     **more: Any,
 ) -> TaskGpus:
     step = SlurmStep(rank=local_rank, cuda_devices=visible, **more)
@@ -54,9 +55,9 @@ def choose(*args: Any, **keywords: Any) -> Devices:
 
 
 @pytest.fixture(autouse=True)
-def driver(monkeypatch: Patch) -> List[Optional[int]]:
+def driver(monkeypatch: Patch) -> list[int | None]:
     """A list whose only entry is the driver's number of GPUs, which a test may change."""
-    number: List[Optional[int]] = [None]
+    number: list[int | None] = [None]
     monkeypatch.setattr(gpus_module, "count_driver_gpus", lambda: number[0])
     return number
 
@@ -82,7 +83,7 @@ def driver(monkeypatch: Patch) -> List[Optional[int]]:
     ],
 )
 def test_what_slurm_granted(
-    visible: Optional[str], local_rank: int, tasks: int, more: Fields, devices: Devices
+    visible: str | None, local_rank: int, tasks: int, more: Fields, devices: Devices
 ) -> None:
     gpus = decide(visible, local_rank, tasks, **more)
     assert gpus.devices == devices
@@ -102,7 +103,7 @@ def test_what_slurm_granted(
     ],
 )
 def test_explicit_counts_as_tensorflow(
-    visible: Optional[str], explicit: Tuple[int, int], devices: Devices
+    visible: str | None, explicit: tuple[int, int], devices: Devices
 ) -> None:
     assert choose(visible, 1, 2, *explicit) == devices
 
@@ -120,7 +121,7 @@ def test_explicit_counts_as_tensorflow(
     ],
 )
 def test_bad_input(
-    visible: Optional[str], explicit: Tuple[Any, ...], on_node: Optional[int], message: str
+    visible: str | None, explicit: tuple[Any, ...], on_node: int | None, message: str
 ) -> None:
     with pytest.raises(sr.GpuError, match=message):
         choose(visible, 0, 2, *explicit, gpus_on_node=on_node)
@@ -150,7 +151,7 @@ CUDA, ROCR = "CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES"
 @pytest.mark.parametrize("names", [[CUDA], [ROCR], [CUDA, ROCR]])
 @pytest.mark.parametrize("explicit", [(), (4, 2)])
 def test_every_variable_that_slurm_sets_is_narrowed_once(
-    names: Strings, explicit: Tuple[int, ...]
+    names: Strings, explicit: tuple[int, ...]
 ) -> None:
     environ = {"SLURM_PROCID": "1", **dict.fromkeys(names, "4,5,6,7")}
     for _ in range(3):  # also in a second resolver or a child process
@@ -183,7 +184,7 @@ def test_the_mark_of_another_task_counts_for_nothing() -> None:
     assert on_node(SlurmStep.read(environ), 1, 2).devices == ("5",)
 
 
-def test_without_variables_the_driver_is_asked(driver: List[Optional[int]]) -> None:
+def test_without_variables_the_driver_is_asked(driver: list[int | None]) -> None:
     driver[0] = 4
     assert [choose(None, i, 2) for i in range(2)] == [("0", "1"), ("2", "3")]
     assert decide(None, 1, 2).settings == {"CUDA_VISIBLE_DEVICES": "2,3"}
@@ -194,7 +195,7 @@ def test_without_variables_the_driver_is_asked(driver: List[Optional[int]]) -> N
 
 
 def test_a_grant_without_names_is_left_alone_and_told(
-    driver: List[Optional[int]], caplog: Logged
+    driver: list[int | None], caplog: Logged
 ) -> None:
     driver[0] = 8
     gpus = decide(None, 1, 2, gpus_on_node=2)
@@ -204,7 +205,7 @@ def test_a_grant_without_names_is_left_alone_and_told(
 
 @pytest.mark.parametrize(("has_driver", "number"), [(True, 3), (False, None)])
 def test_the_driver_is_asked_through_its_library(
-    monkeypatch: Patch, has_driver: bool, number: Optional[int]
+    monkeypatch: Patch, has_driver: bool, number: int | None
 ) -> None:
     """A stand-in replaces nvidia-ml-py, because this machine may have no GPU."""
     library = mock.Mock(NVMLError=KeyError)
@@ -245,7 +246,7 @@ WITH_GPUS = [
 def test_the_recorded_tasks_of_a_node_share_what_slurm_shows_them(recording: Recording) -> None:
     """Each node uses all granted GPUs, and tasks share a GPU only if they must."""
     layout = recording.layout()
-    nodes: Dict[str, List[Tuple[Texts, Devices]]] = {}
+    nodes: dict[str, list[tuple[Texts, Devices]]] = {}
     for task in recording.tasks:
         counts = {"worker": layout.num_tasks}
         cluster = build_cluster(SlurmStep.read(task), layout, counts, ClusterOptions())
@@ -271,7 +272,7 @@ def test_the_recorded_tasks_of_a_node_share_what_slurm_shows_them(recording: Rec
 # The devices shown to the tasks of a node, further options, the devices that each task takes, and
 # whether slices stay unused.
 FOUR = "MIG-a,MIG-b,MIG-c,MIG-d"
-SLICES: Dict[str, Tuple[str, Fields, List[Tuple[str, ...]], bool]] = {
+SLICES: dict[str, tuple[str, Fields, list[tuple[str, ...]], bool]] = {
     "one each": ("MIG-a,MIG-b", {}, [("MIG-a",), ("MIG-b",)], False),
     "two each": (FOUR, {}, [("MIG-a",), ("MIG-c",)], True),
     "beside whole GPUs": ("GPU-1,MIG-a,GPU-2", {}, [("GPU-1", "GPU-2")], True),
@@ -296,7 +297,7 @@ def test_without_the_settings_cuda_shows_the_first_slice() -> None:
 
 
 # The devices shown to the tasks of a node, which tasks share their GPU, and further options.
-MEMORY: Dict[str, Tuple[str, Sequence[bool], Fields]] = {
+MEMORY: dict[str, tuple[str, Sequence[bool], Fields]] = {
     "one each": ("0,1", [False, False], {}),
     "two on one": ("0", [True, True], {}),
     "three on two": ("0,1", [True, True, False], {}),

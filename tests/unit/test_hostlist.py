@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import tracemalloc
-from typing import Optional
 
 import pytest
 from folders import DATA
@@ -28,7 +27,7 @@ with open(DATA / "hostlists.jsonl", encoding="utf-8") as lines:
 @pytest.mark.parametrize(
     ("expression", "hosts"), [(case["expr"], case["hosts"]) for case in FROM_SLURM]
 )
-def test_expands_as_scontrol_show_hostnames(expression: str, hosts: Optional[Strings]) -> None:
+def test_expands_as_scontrol_show_hostnames(expression: str, hosts: Strings | None) -> None:
     if hosts is None:
         with pytest.raises(HostlistError):
             expand_hostlist(expression)

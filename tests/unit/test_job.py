@@ -5,7 +5,7 @@ from __future__ import annotations
 import socket
 import threading
 import time
-from typing import Dict, Iterator, Optional, Tuple
+from collections.abc import Iterator
 
 import pytest
 from captured import Captured
@@ -27,7 +27,7 @@ class Job:
         self.address = ServiceAddress(
             "127.0.0.1", port, "n0", "42.0 start 0", len(self.names), 0, True, 3.0
         )
-        self.members: Dict[str, Member] = {}
+        self.members: dict[str, Member] = {}
         self.host = self.connect(0, "program")
 
     def connect(self, rank: int, role: str) -> Client:
@@ -87,7 +87,7 @@ ENDED = "its process has ended"
 FINISHED = JobResult(0, "all who train have finished")
 
 # the tasks, their acts, the result of the job (None if it continues), and the standard error
-CASES: Dict[str, Tuple[Strings, str, Optional[JobResult], str]] = {
+CASES: dict[str, tuple[Strings, str, JobResult | None, str]] = {
     "all who train finish": (W, "all come, worker 1 leaves, worker 0 leaves", FINISHED, ""),
     "one of two workers finishes": (W, "all come, worker 0 leaves", None, ""),
     "workers that only serve are not waited for": (
@@ -133,7 +133,7 @@ CASES: Dict[str, Tuple[Strings, str, Optional[JobResult], str]] = {
 def test_when_it_is_over(
     job: Job,
     acts: str,
-    result: Optional[JobResult],
+    result: JobResult | None,
     said: str,
     capfd: Captured,
 ) -> None:

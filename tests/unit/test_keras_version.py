@@ -6,7 +6,6 @@ import logging
 import sys
 from importlib import metadata, util
 from types import SimpleNamespace
-from typing import Dict, Tuple
 
 import pytest
 from captured import Patch
@@ -46,7 +45,7 @@ def test_a_version_that_trains_wrongly_is_an_error(monkeypatch: Patch) -> None:
 
 OLD = "Keras 3.9.2 trains wrongly on several workers"
 # By what is installed, and GPUs: what `check` says of TensorFlow and Keras.
-INSTALLED: Dict[str, Tuple[str, ...]] = {
+INSTALLED: dict[str, tuple[str, ...]] = {
     "tensorflow 2.21.0, keras 3.15.1": ("ok 2.21.0", "ok Keras 3.15.1"),
     "tensorflow-cpu 2.21.0, keras 3.9.2": ("ok 2.21.0", f"warning {OLD}"),
     "tensorflow 2.21.0, keras 3.9.2, tf_keras 2.21.0": ("ok 2.21.0", "ok Keras 3.9.2, tf_keras"),

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Dict, List, Tuple
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -20,7 +18,7 @@ from slurm_resolver.errors import (
 from slurm_resolver.slurm.step import SlurmStep
 
 
-def steps() -> List[Recording]:
+def steps() -> list[Recording]:
     return [r for r in recordings() if r.is_step]
 
 
@@ -55,7 +53,7 @@ def sees_only_its_own(task: Texts, reason: str) -> bool:
     return "own --distribution" in reason
 
 
-def places(layout: Layout) -> Dict[int, Tuple[str, int]]:
+def places(layout: Layout) -> dict[int, tuple[str, int]]:
     """Returns the node and the local rank of each rank."""
     nodes = (layout.nodes[node] for node in layout.node_of)
     return dict(enumerate(zip(nodes, layout.local_rank_of)))
@@ -128,7 +126,7 @@ def test_contradictions_are_named(changes: Texts, named: Strings) -> None:
     [((2, 2), r"srun -m plane=2`"), ((2, 1), r"srun -m plane=N` or `srun -m cyclic`")],
 )
 def test_from_26_05_on_block_is_unknown_over_several_nodes(
-    counts: Tuple[int, ...], remedy: str
+    counts: tuple[int, ...], remedy: str
 ) -> None:
     step = SlurmStep(nodes=("n9", "n10"), tasks_per_node=counts, distribution="block", sluid="s1")
     with pytest.raises(UnknownLayoutError, match=rf"topology may order .*{remedy}"):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Dict, Optional
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -13,7 +13,7 @@ from slurm_resolver.errors import AddressError
 from slurm_resolver.slurm.step import SlurmStep
 
 
-def step(job_id: Optional[str] = "42", step_id: Optional[str] = "0", **more: Any) -> SlurmStep:
+def step(job_id: str | None = "42", step_id: str | None = "0", **more: Any) -> SlurmStep:
     return SlurmStep(job_id=job_id, step_id=step_id, **more)
 
 
@@ -30,7 +30,7 @@ def step(job_id: Optional[str] = "42", step_id: Optional[str] = "0", **more: Any
     ],
 )  # fmt: skip
 def test_the_first_source_that_there_is(
-    step: SlurmStep, tasks: int, port_base: Optional[int], ports: Any, source: str
+    step: SlurmStep, tasks: int, port_base: int | None, ports: Any, source: str
 ) -> None:
     chosen = choose_ports(step, tasks, port_base)
     assert (list(chosen.by_local_rank), chosen.source) == (ports, source)
@@ -76,7 +76,7 @@ def test_derived_ports_are_stable_distinct_and_below_the_ephemeral_range(
 @pytest.mark.parametrize("tasks", [1, 8, 16])
 def test_jobs_and_steps_that_run_together_have_different_ports(tasks: int) -> None:
     """The last 100 jobs of a cluster, with 8 steps each, share no port."""
-    taken: Dict[int, str] = {}
+    taken: dict[int, str] = {}
     for job in range(123_400, 123_500):
         for number in range(8):
             for port in choose_ports(step(str(job), str(number)), tasks).by_local_rank:

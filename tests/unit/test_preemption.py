@@ -6,8 +6,9 @@ import multiprocessing
 import os
 import signal
 import time
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Iterator, Mapping, NamedTuple, Optional, Sequence, Tuple
+from typing import NamedTuple
 
 import pytest
 from captured import Patch
@@ -84,13 +85,13 @@ class Case(NamedTuple):
         refuses: the command that Slurm refuses.
     """
 
-    job: Optional[str]
+    job: str | None
     status: int
     message: str
     calls: Sequence[str] = ()
     config: str = "24.11.5 partition_prio REQUEUE REQUEUE"
-    options: Tuple[Optional[str], Optional[int]] = ("scontrol", 100)
-    tasks: Tuple[int, int] = (1, 1)
+    options: tuple[str | None, int | None] = ("scontrol", 100)
+    tasks: tuple[int, int] = (1, 1)
     announced: bool = True
     variables: Mapping[str, str] = {}
     refuses: str = ""
@@ -190,7 +191,7 @@ def test_how_tasks_that_have_saved_exit(scontrol: Path, name: str) -> None:
 
 @pytest.mark.parametrize(("left", "seconds"), [(None, 20), (40, 10), (-5, 2)])
 def test_all_commands_together_take_no_longer_than_they_may(
-    monkeypatch: Patch, left: Optional[int], seconds: int
+    monkeypatch: Patch, left: int | None, seconds: int
 ) -> None:
     now = [1000.0]
 
@@ -212,7 +213,7 @@ def test_all_commands_together_take_no_longer_than_they_may(
 
 
 @pytest.mark.parametrize("names", [("USR1",), ("SIGNONE",), ("SIGKILL",), ("SIGUSR1", "SIGSTOP")])
-def test_what_is_no_signal_is_an_error(names: Tuple[str, ...]) -> None:
+def test_what_is_no_signal_is_an_error(names: tuple[str, ...]) -> None:
     with pytest.raises(ResumeError, match=f"signals=.*{names[-1]}"):
         SignalWatch(names)
 
@@ -238,7 +239,7 @@ def test_the_first_signal_is_noted_and_later_sigterm_ends_the_wait(handlers: Non
     assert watch.ended
 
 
-def forked_child(number: int) -> Optional[int]:
+def forked_child(number: int) -> int | None:
     """Sends a signal to a forked child, wakes it up, and returns its exit status."""
     context = multiprocessing.get_context("fork")
     ours, theirs = context.Pipe()

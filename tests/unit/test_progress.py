@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Dict
-
 import pytest
 
 from slurm_resolver.cli.status import slowest, table
@@ -36,7 +34,7 @@ def at(
     return Report(stage, epoch, step, begun, phase, age + silent, ms, silent=silent)
 
 
-def said(workers: Dict[int, Report], limit: float = LIMIT) -> str:
+def said(workers: dict[int, Report], limit: float = LIMIT) -> str:
     behind = find_stall(workers, limit, SILENCE)
     return describe_stall(workers, behind, SILENCE, name_of) if behind else ""
 
@@ -81,7 +79,7 @@ STALLS = {
 
 
 @pytest.mark.parametrize(("workers", "line"), STALLS.values(), ids=list(STALLS))
-def test_a_stall_is_told_in_one_line(workers: Dict[int, Report], line: str) -> None:
+def test_a_stall_is_told_in_one_line(workers: dict[int, Report], line: str) -> None:
     assert said(workers) == f"no step for 301 s: {line}"
 
 
@@ -99,7 +97,7 @@ GOOD = {
 
 
 @pytest.mark.parametrize("workers", GOOD.values(), ids=list(GOOD))
-def test_a_good_run_is_silent(workers: Dict[int, Report]) -> None:
+def test_a_good_run_is_silent(workers: dict[int, Report]) -> None:
     assert said(workers) == ""
 
 
@@ -108,7 +106,7 @@ def test_what_may_take_long_is_told_after_an_hour() -> None:
     assert said(workers).endswith("worker 1 (rank 1 on n0) is in step 4, saving")
 
 
-def shown(rank: int, **values: object) -> Dict[str, object]:
+def shown(rank: int, **values: object) -> dict[str, object]:
     return {"rank": rank, "name": name_of(rank), **Report()._asdict(), **values}
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
-from typing import List, Optional, Sequence
+from collections.abc import Sequence
 
 import pytest
 from assigned_roles import assign, layout_of
@@ -16,7 +16,7 @@ from slurm_resolver.cluster.ring_order import index_order, is_contiguous, order_
 from slurm_resolver.cluster.roles import Roles
 
 
-def ring(roles: Roles) -> List[int]:
+def ring(roles: Roles) -> list[int]:
     """Returns the ranks in the order of the ring, which sorts the names of their tasks."""
     names = {
         f"/job:{job}/replica:0/task:{index}": rank
@@ -56,7 +56,7 @@ def test_index_order_is_that_of_the_names(count: int) -> None:
     ],
 )
 def test_the_workers_by_index(
-    counts: List[int], distribution: str, jobs: Optional[Counts], workers: str
+    counts: list[int], distribution: str, jobs: Counts | None, workers: str
 ) -> None:
     layout = layout_of(counts, distribution)
     roles = assign(layout, jobs)
@@ -71,7 +71,7 @@ small = st.lists(st.integers(0, 3), min_size=1, max_size=7)
 
 @given(small, st.booleans())
 def test_no_order_is_better_and_rank_order_is_kept_where_none_is(
-    node_of: List[int], chief: bool
+    node_of: list[int], chief: bool
 ) -> None:
     """Compares with all orders of up to seven workers, on nodes in any order."""
     first = node_of[:1] if chief else []

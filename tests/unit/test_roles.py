@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import Any, List, Optional
+from typing import Any
 
 import pytest
 from assigned_roles import assign, job_of, layout_of, play
@@ -45,11 +45,11 @@ from slurm_resolver.errors import JobsError
     ],
 )
 def test_placement(
-    counts: List[int],
+    counts: list[int],
     distribution: str,
-    jobs: Optional[Counts],
+    jobs: Counts | None,
     spread: str,
-    rank: Optional[str],
+    rank: str | None,
 ) -> None:
     layout = layout_of(counts, distribution)
     assert play(layout, jobs) == spread
@@ -70,7 +70,7 @@ def test_jobs_with_names_of_their_own(caplog: Logged) -> None:
     ],
 )
 def test_names_that_look_misspelt_are_warned_of(
-    name: str, meant: Optional[str], caplog: Logged
+    name: str, meant: str | None, caplog: Logged
 ) -> None:
     for _ in range(2):  # warned of once
         assert job_of(assign(layout_of([2, 2]), {name: -1})) == [name] * 4
@@ -151,7 +151,7 @@ def test_het_groups_that_do_not_fit(jobs: Counts, het_groups: Counts, message: s
     st.data(),
 )
 def test_parameter_servers_are_spread_as_evenly_as_can_be(
-    counts: List[int], distribution: str, data: st.DataObject
+    counts: list[int], distribution: str, data: st.DataObject
 ) -> None:
     layout = layout_of(counts, distribution)
     total = sum(counts)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Optional
-
 import pytest
 from kinds import Strings, Texts
 
@@ -23,7 +21,7 @@ from slurm_resolver.slurm.gpu_variables import CUDA
     ],
 )
 def test_tasks_get_the_first_of_the_launchers_gpus(
-    tasks: int, gpus: Optional[int], per_task: Optional[int], visible: str, expected: Strings
+    tasks: int, gpus: int | None, per_task: int | None, visible: str, expected: Strings
 ) -> None:
     found = gpu_variables(tasks, gpus, per_task, {CUDA: visible})
     assert found is not None
@@ -40,8 +38,8 @@ def test_tasks_get_the_first_of_the_launchers_gpus(
     ],
 )
 def test_more_gpus_than_there_are(
-    gpus: Optional[int],
-    per_task: Optional[int],
+    gpus: int | None,
+    per_task: int | None,
     environ: Texts,
     message: str,
     monkeypatch: pytest.MonkeyPatch,

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 import time
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Dict, List, Optional, Sequence, Tuple
 
 import pytest
 from captured import Captured
@@ -97,7 +97,7 @@ ValueError: x
 TASK = "srun: error: n2: task 1: "
 EXITED = f"{TASK}Exited with exit code "
 # The kind, the first failure with its reason, and the status, by the output of srun and tasks.
-ENDS: Dict[str, Tuple[str, str, int]] = {
+ENDS: dict[str, tuple[str, str, int]] = {
     RAISED: ("task", "rank 1 on n2 at TIME, exit status 1: my.Failed: no luck", 1),
     NODE: ("node", "node n1 at TIME, node failure", 1),
     CANCELLED: ("cancelled", "the step at TIME, cancelled", 9),
@@ -185,7 +185,7 @@ RUNNING = {
         ({"NodeList": "n[2-3]", "BatchHost": ""}, None, False),  # salloc has no batch file
     ],
 )
-def test_a_job_that_is_about_to_end(changed: Texts, told: Optional[str], requeue: bool) -> None:
+def test_a_job_that_is_about_to_end(changed: Texts, told: str | None, requeue: bool) -> None:
     now = time.mktime(time.strptime("1999-12-31T00:00:00", "%Y-%m-%dT%H:%M:%S"))
     stop = job_is_ending({**RUNNING, **changed}, 1, 60, now)
     if told is None:
@@ -196,7 +196,7 @@ def test_a_job_that_is_about_to_end(changed: Texts, told: Optional[str], requeue
 
 
 SRUN = ["--", "srun", "true"]
-REFUSED: List[Tuple[Sequence[str], str]] = [
+REFUSED: list[tuple[Sequence[str], str]] = [
     (["--nodes=2", "--min-nodes=3", *SRUN], "--min-nodes 3: expected at most --nodes 2"),
     (["--", "python", "train.py"], "'python train.py': expected srun with its options"),
     (["--", "srun"], "'srun': expected srun with its options"),

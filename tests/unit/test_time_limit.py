@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import signal
-from typing import Dict, Optional
 
 import pytest
 
@@ -11,7 +10,7 @@ from slurm_resolver.errors import LaunchError
 from slurm_resolver.slurm.time_limit import parse_signal, parse_time
 
 # The limits in seconds, None for no limit. All values are those of Slurm 26.05.
-TIMES: Dict[str, Optional[int]] = {
+TIMES: dict[str, int | None] = {
     **{"1": 60, "0:1": 1, "1:30": 90, "90:90": 5490, "1:60": 120, "1:00:00": 3600, "00:00:01": 1},
     **{"1-0": 86_400, "1-": 86_400, "1-30": 194_400, "1-2:3": 93_780, "1-2:3:4": 93_784},
     **dict.fromkeys(("0", "0:0", "-1", "UNLIMITED", "infinite")),
@@ -22,7 +21,7 @@ NO_SIGNALS = ["@10", "USR1@", "USR1@x", "0", "SIG", "SIGSIGUSR1", "NONE", "B:USR
 
 
 @pytest.mark.parametrize(("text", "seconds"), TIMES.items())
-def test_time_limits(text: str, seconds: Optional[int]) -> None:
+def test_time_limits(text: str, seconds: int | None) -> None:
     assert parse_time(text) == seconds
 
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
-from typing import List, Optional, Sequence, Tuple
 
 import pytest
 from kinds import Texts
@@ -21,7 +21,7 @@ from slurm_resolver.preflight.transport import (
 
 
 def devices(
-    node: str, *gpus: str, usable: Optional[int] = None, confined: bool = False
+    node: str, *gpus: str, usable: int | None = None, confined: bool = False
 ) -> TaskDevices:
     """Returns a task's devices; "?" is a GPU whose name is not the same in all tasks."""
     names = None if gpus == ("?",) else list(gpus)
@@ -32,7 +32,7 @@ NCCL = "gradients go by NCCL"
 SLOW = "gradients go by gRPC, slow: "
 OWN = [devices("n1", f"0 of local rank {rank}", confined=True) for rank in (0, 1)]
 SHARE = [devices("n1", "3")] * 2
-TRANSPORTS: List[Tuple[List[TaskDevices], str]] = [
+TRANSPORTS: list[tuple[list[TaskDevices], str]] = [
     ([devices("n1", "0"), devices("n2", "0")], NCCL),
     ([devices("n1", "?"), devices("n2", "?")], NCCL),  # one task on each node
     (OWN, f"{NCCL}, through the host's memory: worker 0 and worker 1 cannot open each"),
@@ -45,7 +45,7 @@ TRANSPORTS: List[Tuple[List[TaskDevices], str]] = [
 
 
 @pytest.mark.parametrize(("tasks", "told"), TRANSPORTS)
-def test_nccl_needs_gpus_of_its_own(tasks: List[TaskDevices], told: str) -> None:
+def test_nccl_needs_gpus_of_its_own(tasks: list[TaskDevices], told: str) -> None:
     nccl, sentence, _ = find_transport(dict(enumerate(tasks)), "worker {}".format)
     assert nccl == told.startswith(NCCL)
     assert sentence.startswith(told)
@@ -66,7 +66,7 @@ TWO = "worker worker"
         (OWN, "worker evaluator", "ok", ALONE),
     ],
 )
-def test_what_check_says(gpus: List[TaskDevices], jobs: str, status: str, told: str) -> None:
+def test_what_check_says(gpus: list[TaskDevices], jobs: str, status: str, told: str) -> None:
     tasks = [Task(rank, "n1", rank, job, 0, f"n1:{rank}") for rank, job in enumerate(jobs.split())]
     result = check_gpus(dict(enumerate(gpus)), tasks)
     assert (result.status, result.detail[: len(told)]) == (status, told)
@@ -93,7 +93,7 @@ BIND = "SLURMD_TRES_BIND"
         ({"CUDA_VISIBLE_DEVICES": "0", BIND: "gres/gpu:per_task:1"}, ["0 of local rank 1"]),
     ],
 )
-def test_what_a_task_tells(variables: Texts, gpus: Optional[Sequence[str]]) -> None:
+def test_what_a_task_tells(variables: Texts, gpus: Sequence[str] | None) -> None:
     told = task_devices(resolve(environ={**STEP, **variables}), usable=1)
     assert (told.node, told.usable) == ("n9", 1)
     assert (told.gpus if told.gpus is None else list(told.gpus)) == gpus

@@ -18,7 +18,7 @@ import inspect
 import pkgutil
 import re
 import sys
-from typing import TYPE_CHECKING, Any, List
+from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
@@ -33,7 +33,7 @@ OPTIONAL = "no one needs"
 
 REPLACED = "replaced_by_slurm_resolver"  # an attribute of replaced functions
 
-table: List[Name] = []
+table: list[Name] = []
 
 
 class Name:

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import functools
 import itertools
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, Callable, List, Optional, Sequence, TypeVar
+from typing import Any, Callable, TypeVar
 
 import numpy as np
 import tensorflow as tf
@@ -56,13 +57,13 @@ class Comparison:
         self._workers: Workers = strategy.workers
         self._model = model
         self._has_rate = kind == "train"
-        self._names: List[str] = []  # of the batch's tensors
+        self._names: list[str] = []  # of the batch's tensors
         self._table: Any = None  # the last step's
         # The numbers of steps in which each fingerprint differed, and in which it was the same and
         # told the rows apart.
         self._seen: Any = None
 
-    def row(self, replica: int, digest: Optional[Any], names: Sequence[str]) -> Any:
+    def row(self, replica: int, digest: Any | None, names: Sequence[str]) -> Any:
         """Returns what a replica adds to the table, as float32."""
         self._names = list(names)
         rate = getattr(self._model.optimizer, "learning_rate", 0.0) if self._has_rate else 0.0

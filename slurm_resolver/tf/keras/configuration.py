@@ -15,7 +15,8 @@ import sys
 import types
 import warnings
 import zlib
-from typing import Any, Dict, Iterator, List, Mapping, Tuple
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
@@ -23,7 +24,7 @@ import tensorflow as tf
 from slurm_resolver.tf.keras import borrowed
 from slurm_resolver.tf.keras.file_callbacks import listed
 
-Entry = Tuple[str, str]
+Entry = tuple[str, str]
 
 _PLAIN = (type(None), bool, int, float, str, bytes)
 # Keys of Keras' configurations that may differ in workers that train alike.
@@ -71,9 +72,9 @@ def _describe_data(value: Any, steps: Any) -> str:
     return f"{part.num_batches} batches" if hasattr(part, "num_batches") else "unknown"
 
 
-def describe_model(model: Any) -> List[Entry]:
+def describe_model(model: Any) -> list[Entry]:
     """Returns the configuration of a model's layers, optimizer, losses and metrics."""
-    entries: List[Entry] = []
+    entries: list[Entry] = []
     for name in ("optimizer", "loss", "run_eagerly", "steps_per_execution"):
         entries += _describe(name, getattr(model, name, None))
     with contextlib.suppress(Exception):  # not everything that is compiled can be described
@@ -87,7 +88,7 @@ def describe_model(model: Any) -> List[Entry]:
     return entries
 
 
-def _own(layer: Any) -> Dict[str, Any]:
+def _own(layer: Any) -> dict[str, Any]:
     """Returns what describes a layer without the layers in it.
 
     That is its configuration, and the numbers and arrays that a layer of the program's own computes
@@ -109,7 +110,7 @@ def _own(layer: Any) -> Dict[str, Any]:
     return found
 
 
-def _config(thing: Any) -> Dict[str, Any]:
+def _config(thing: Any) -> dict[str, Any]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
@@ -144,7 +145,7 @@ def _describe(name: str, value: Any, depth: int = 0) -> Iterator[Entry]:
         yield from _describe(name, _parts(value), depth + 1)
 
 
-def _parts(thing: Any) -> Dict[str, Any]:
+def _parts(thing: Any) -> dict[str, Any]:
     """Returns what a function or an object computes with, by name."""
     import keras
 
@@ -156,7 +157,7 @@ def _parts(thing: Any) -> Dict[str, Any]:
     return _config(thing)
 
 
-def _given(function: types.FunctionType) -> Dict[str, Any]:
+def _given(function: types.FunctionType) -> dict[str, Any]:
     """Returns the plain values that a function uses besides its arguments, by name."""
     try:
         found = inspect.getclosurevars(function)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 import weakref
-from typing import Any, Callable, Set
+from typing import Any, Callable
 
 from slurm_resolver.errors import FitError
 from slurm_resolver.tf.keras import borrowed, strategies
@@ -24,7 +24,7 @@ _KIND = {
     "predict_on_batch": "predict",
 }
 # The kinds of steps for which a strategy of this package has made a model's function.
-_made: weakref.WeakKeyDictionary[Any, Set[str]] = weakref.WeakKeyDictionary()
+_made: weakref.WeakKeyDictionary[Any, set[str]] = weakref.WeakKeyDictionary()
 
 
 def make_function(kind: str, original: Any, model: Any, force: bool = False) -> Any:

@@ -9,7 +9,8 @@ from __future__ import annotations
 import itertools
 import sys
 import zlib
-from typing import Any, Iterable, List, Sequence, Tuple
+from collections.abc import Iterable, Sequence
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
@@ -38,7 +39,7 @@ def digest_of(model: Any) -> int:
     return digest
 
 
-def variables_of(model: Any) -> List[Tuple[str, tf.Variable]]:
+def variables_of(model: Any) -> list[tuple[str, tf.Variable]]:
     """Returns the paths and values of a model's variables, after those of its optimizers.
 
     The states of random generators are not among them: the workers draw different numbers.
@@ -73,7 +74,7 @@ class Drift:
         callbacks: the kinds of each worker's callbacks, for the error.
     """
 
-    def __init__(self, workers: Workers, model: Any, callbacks: Sequence[List[str]]) -> None:
+    def __init__(self, workers: Workers, model: Any, callbacks: Sequence[list[str]]) -> None:
         self.workers = workers
         self._model = model
         self._callbacks = callbacks
@@ -121,7 +122,7 @@ class Drift:
         )
 
 
-def _measure(path: str, variable: tf.Variable) -> List[Any]:
+def _measure(path: str, variable: tf.Variable) -> list[Any]:
     """Returns what the workers compare of a variable, which rounding changes little.
 
     After the path come the type and shape, what an error shows of the values, a projection of them,

@@ -10,8 +10,9 @@ import os
 import sys
 import tempfile
 import uuid
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, Dict, Iterator, List, Sequence, Tuple
+from typing import Any
 
 import tensorflow as tf
 
@@ -22,13 +23,13 @@ from slurm_resolver.tf.keras import borrowed
 _PATHS = {"CSVLogger": "filename", "TensorBoard": "log_dir", "BackupAndRestore": "backup_dir"}
 
 
-def listed(callbacks: Any) -> List[Any]:
+def listed(callbacks: Any) -> list[Any]:
     """Returns the callbacks given to `fit`: several, one, None, or a CallbackList of Keras."""
     given = getattr(callbacks, "callbacks", callbacks)
     return [callback for callback in tf.nest.flatten(given) if callback is not None]
 
 
-def surround(arguments: Dict[str, Any], first: Any, last: Any) -> None:
+def surround(arguments: dict[str, Any], first: Any, last: Any) -> None:
     """Adds callbacks before and after all others to the arguments of `fit`, or a CallbackList."""
     given = arguments["callbacks"]
     if not hasattr(given, "callbacks"):
@@ -39,7 +40,7 @@ def surround(arguments: Dict[str, Any], first: Any, last: Any) -> None:
         given.callbacks.append(last)
 
 
-def writing(callbacks: Any) -> Iterator[Tuple[str, str, Any]]:
+def writing(callbacks: Any) -> Iterator[tuple[str, str, Any]]:
     """Yields the kind and path of each callback of `fit` that writes files itself, and it."""
     known = sys.modules["keras"].callbacks
     for callback in listed(callbacks):
@@ -49,7 +50,7 @@ def writing(callbacks: Any) -> Iterator[Tuple[str, str, Any]]:
 
 
 @contextlib.contextmanager
-def one_writer(callbacks: Any, workers: Any, paths: Sequence[List[List[str]]]) -> Iterator[None]:
+def one_writer(callbacks: Any, workers: Any, paths: Sequence[list[list[str]]]) -> Iterator[None]:
     """Lets one worker write each path in the block; `paths` are the kinds and paths of each worker.
 
     The other workers' callbacks write to a temporary folder, so that a callback otherwise does the
@@ -58,7 +59,7 @@ def one_writer(callbacks: Any, workers: Any, paths: Sequence[List[List[str]]]) -
     earlier = [path for told in paths[: workers.index] for path in told]
     with contextlib.ExitStack() as undo:
         for kind, path, callback in list(writing(callbacks)):
-            changed: Dict[str, Any] = {}
+            changed: dict[str, Any] = {}
             if kind == "BackupAndRestore":
                 changed = undo.enter_context(one_backup(callback, path, workers))
             elif [kind, path] in earlier:
@@ -71,7 +72,7 @@ def one_writer(callbacks: Any, workers: Any, paths: Sequence[List[List[str]]]) -
 
 
 @contextlib.contextmanager
-def one_backup(callback: Any, path: str, workers: Any) -> Iterator[Dict[str, Any]]:
+def one_backup(callback: Any, path: str, workers: Any) -> Iterator[dict[str, Any]]:
     """Yields what to change in a BackupAndRestore: all workers read its folder, and one writes it.
 
     If the folder is on a disk of each node's own, one worker on each node writes.
@@ -97,7 +98,7 @@ def one_backup(callback: Any, path: str, workers: Any) -> Iterator[Dict[str, Any
         workers.exchange("ends fit", None)  # once all have written them
         remove_files(logs)
 
-    changed: Dict[str, Any] = {"on_train_end": on_train_end}
+    changed: dict[str, Any] = {"on_train_end": on_train_end}
     # The file system decides, as no worker knows which others see its folder.
     claim = os.path.join(path, f".written-by-one-{told[0][1]}")
     try:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Callable, List, Optional, Set, Tuple
+from typing import Any, Callable
 
 import tensorflow as tf
 
@@ -59,7 +59,7 @@ _OF_VARIABLES = (
 
 def _part(
     strategy: Any, model: Any, share: Share, whole: bool, comparison: Comparison
-) -> Tuple[Any, Step]:
+) -> tuple[Any, Step]:
     """Returns a replica's part of a batch, and its step."""
     replicas = strategy.sharing.replicas
     replica = replica_number()
@@ -95,7 +95,7 @@ def _part(
     )
 
 
-def _own(strategy: Any, model: Any, part: Any, comparison: Comparison) -> Tuple[Any, Step]:
+def _own(strategy: Any, model: Any, part: Any, comparison: Comparison) -> tuple[Any, Step]:
     """Returns the data that this worker has read for itself, and its step."""
     replicas = strategy.sharing.replicas
     replica = replica_number()
@@ -140,13 +140,13 @@ class StepFunction:
         self._splits = self._strategy.sharing.replicas > 1
         self._vouched = self._strategy.custom_losses == "mean"
         eager = self._splits and model.run_eagerly and not self._vouched
-        self._whole: Optional[ComputeWholeError] = None  # why each replica computes whole batches
+        self._whole: ComputeWholeError | None = None  # why each replica computes whole batches
         self._make_functions(ComputeWholeError("it runs eagerly", vouched=True) if eager else None)
 
-    def _make_functions(self, whole: Optional[ComputeWholeError]) -> None:
+    def _make_functions(self, whole: ComputeWholeError | None) -> None:
         """Makes the functions of a step; with a reason, each replica computes whole batches."""
         self._whole = whole
-        self._traced: Set[str] = set()  # which of the functions have been traced
+        self._traced: set[str] = set()  # which of the functions have been traced
         self._on_batch = compiled(self._model, self._run)
         self._on_iterator = compiled(self._model, self._run_several)
 
@@ -185,7 +185,7 @@ class StepFunction:
             f"before step {step} of train_on_batch"
         )
 
-    def _predict(self, batches: List[Any]) -> Any:
+    def _predict(self, batches: list[Any]) -> Any:
         """Returns the outputs for all rows of some batches, in their order."""
         outputs = [self._call("_on_batch", _shared(batch)) for batch in batches]
         if len(outputs) == 1:
@@ -333,7 +333,7 @@ class StepFunction:
         )
 
 
-def _statistics(model: Any) -> List[Any]:
+def _statistics(model: Any) -> list[Any]:
     """Returns the moving averages of BatchNormalization, which each replica takes of its rows."""
     import keras
 

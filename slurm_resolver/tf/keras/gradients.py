@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any, Callable, List, Sequence
+from collections.abc import Sequence
+from typing import Any, Callable
 
 import tensorflow as tf
 
@@ -53,7 +54,7 @@ def gradient(
     return tf.nest.pack_sequence_as(sources, found)
 
 
-def _totals(step: Step, gradients: Sequence[Any]) -> List[Any]:
+def _totals(step: Step, gradients: Sequence[Any]) -> list[Any]:
     """Returns the sums of all replicas' gradients.
 
     The slices of all replicas are those of one process if their indices are by row. If the indices

@@ -7,7 +7,7 @@ others have added. Each replica updates a custom metric with all rows.
 from __future__ import annotations
 
 from contextvars import ContextVar
-from typing import Any, Callable, Dict, Optional, Tuple
+from typing import Any, Callable
 
 import tensorflow as tf
 
@@ -29,7 +29,7 @@ def add_variable(
     initializer: Any,
     dtype: Any = None,
     aggregation: str = "sum",
-    name: Optional[str] = None,
+    name: str | None = None,
 ) -> Any:
     """Makes a variable that is the same in all workers, so that one worker alone can read it."""
     if hasattr(tf.distribute.get_strategy(), "sharing"):
@@ -89,7 +89,7 @@ def _check_rows(step: Step, metric: Any, values: Any) -> None:
             raise refuse(what, found)
 
 
-def _number(step: Step, metric: Any, values: Any, sample_weight: Any = None) -> Tuple[Any, Any]:
+def _number(step: Step, metric: Any, values: Any, sample_weight: Any = None) -> tuple[Any, Any]:
     """Returns a value and its weight, which all replicas add up to those of the whole batch."""
     what = f"the number given to the metric {metric.name!r}"
     values = tf.convert_to_tensor(values)
@@ -182,7 +182,7 @@ def _is_stored(variable: Any) -> bool:
 
 
 # By a metric's method: its replacement in a step, and elsewhere.
-REPLACEMENTS: Dict[str, Tuple[Method, Optional[Method]]] = {
+REPLACEMENTS: dict[str, tuple[Method, Method | None]] = {
     "update_state": (_update_state, _update),
     "reset_state": (_reset_state, None),
     "result": (_result, None),

@@ -8,7 +8,8 @@ import pickle
 import random
 import signal
 import zlib
-from typing import Any, Callable, Literal, Mapping, Optional
+from collections.abc import Mapping
+from typing import Any, Callable, Literal
 
 import numpy as np
 import tensorflow as tf
@@ -51,10 +52,10 @@ class MultiWorkerMirroredStrategy(
 
     def __init__(
         self,
-        cluster_resolver: Optional[Any] = None,
-        communication_options: Optional[Any] = None,
+        cluster_resolver: Any | None = None,
+        communication_options: Any | None = None,
         *,
-        start_timeout: Optional[float] = None,
+        start_timeout: float | None = None,
         on_stall: Literal["report", "exit"] = "report",
         custom_losses: Literal["whole", "mean"] = "whole",
     ) -> None:

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import enum
 import re
-from typing import Any, Dict, Iterable, List
+from collections.abc import Iterable
+from typing import Any
 
 import tensorflow as tf
 
@@ -30,7 +31,7 @@ class Origin(enum.IntEnum):
     EQUAL = 2  # from operations that compute the same in every worker
 
 
-def find_origins(dataset: tf.data.Dataset) -> List[Origin]:
+def find_origins(dataset: tf.data.Dataset) -> list[Origin]:
     """Returns the origin of each tensor of a dataset's elements, in the order of `tf.nest`."""
     count = len(tf.nest.flatten(dataset.element_spec))
     graph = _Graph(serialized_graph(dataset))
@@ -58,7 +59,7 @@ class _Graph:
         # the name of the last dataset's node
         self.last = next((node.input[0] for node in graph.node if node.op == "_Retval"), "")
 
-    def origins_of(self, name: str) -> List[Origin]:
+    def origins_of(self, name: str) -> list[Origin]:
         """Returns the origins of the tensors of the elements of a dataset's node."""
         node = self._nodes[name]
         count = len(node.attr["output_shapes"].list.shape)
@@ -78,11 +79,11 @@ class _Graph:
             return [min(own, origin) for origin in joined]
         return [min([own, *joined])] * count
 
-    def _of_function(self, name: str, given: List[Origin]) -> List[Origin]:
+    def _of_function(self, name: str, given: list[Origin]) -> list[Origin]:
         """Returns the origins of a function's results, given those of its arguments."""
         function = self._functions[name]
         names = (argument.name for argument in function.signature.input_arg)
-        known: Dict[str, Origin] = dict(zip(names, given))
+        known: dict[str, Origin] = dict(zip(names, given))
         nodes = {node.name: node for node in function.node_def}
 
         def origin_of(tensor: str) -> Origin:

@@ -12,7 +12,8 @@ import functools
 import itertools
 import types
 from collections import deque
-from typing import Any, Callable, Deque, Dict, Iterator, List, Optional
+from collections.abc import Iterator
+from typing import Any, Callable
 
 import tensorflow as tf
 
@@ -63,9 +64,9 @@ class ParameterServerStrategy(
     def __init__(
         self,
         cluster_resolver: Any,
-        variable_partitioner: Optional[Any] = None,
+        variable_partitioner: Any | None = None,
         *,
-        start_timeout: Optional[float] = None,
+        start_timeout: float | None = None,
     ) -> None:
         """Waits until the workers and parameter servers serve, and connects to them.
 
@@ -102,7 +103,7 @@ class ParameterServerStrategy(
         return dataset
 
     def distribute_datasets_from_function(
-        self, dataset_fn: DatasetFunction, options: Optional[Any] = None
+        self, dataset_fn: DatasetFunction, options: Any | None = None
     ) -> Any:
         """Returns a dataset that each worker makes and reads for itself, for `fit`.
 
@@ -186,8 +187,8 @@ class ScheduledFunction:
         self._step = getattr(model, f"{kind}_step")
         self._on_batch = compiled(model, self._run_on_batch)
         self._on_iterator = compiled(model, lambda iterator: self._run(next(iterator)))
-        self._under_way: Deque[Any] = deque()
-        self._logs: Dict[str, Any] = {}
+        self._under_way: deque[Any] = deque()
+        self._logs: dict[str, Any] = {}
 
     @_told_where_data_ends()
     def __call__(self, data: Any) -> Any:
@@ -230,7 +231,7 @@ class ScheduledFunction:
             # This raises the error of a failed step. The logs of a lost worker's step are left out.
             self._coordinator.join()
 
-    def _predict(self, batches: List[Any], attempt: int = 1) -> Any:
+    def _predict(self, batches: list[Any], attempt: int = 1) -> Any:
         remotes = [self._schedule(self._on_batch, batch) for batch in batches]
         try:
             outputs = [remote.get() for remote in remotes]

@@ -10,7 +10,9 @@ import contextlib
 import functools
 import sys
 import types
-from typing import Any, Callable, ContextManager, Iterator, Optional, Tuple
+from collections.abc import Iterator
+from contextlib import AbstractContextManager
+from typing import Any, Callable
 
 import tensorflow as tf
 
@@ -70,7 +72,7 @@ def _refuse_backend(original: Method, model: Any, *args: Any, **kwargs: Any) -> 
 
 def _patch_models() -> None:
     """Changes what models do outside of steps, under any strategy of this package."""
-    changes: Tuple[Tuple[borrowed.Name, Method], ...] = (
+    changes: tuple[tuple[borrowed.Name, Method], ...] = (
         # A strategy makes the functions that run steps. Until Keras' steps know their rows.
         (borrowed.MAKE_TRAIN_FUNCTION, functools.partial(make_function, "train")),
         (borrowed.MAKE_TEST_FUNCTION, functools.partial(make_function, "test")),
@@ -111,7 +113,7 @@ def _patch_models() -> None:
 
 def _patch_steps() -> None:
     """Changes what Keras does within a step of a `MultiWorkerMirroredStrategy`."""
-    changes: Tuple[Tuple[borrowed.Name, Method], ...] = (
+    changes: tuple[tuple[borrowed.Name, Method], ...] = (
         # Gradients are means over all replicas' rows, and what is done to them is done to the mean.
         # Until Keras averages gradients where they are computed.
         (borrowed.GRADIENT, gradients.gradient),
@@ -180,7 +182,7 @@ def _wrap(owner: Any, name: str, replacement: Method) -> None:
     setattr(owner, name, wrapped)
 
 
-def _in_steps(replacement: Method, outside: Optional[Method] = None) -> Method:
+def _in_steps(replacement: Method, outside: Method | None = None) -> Method:
     """Calls `replacement(step, original, …)` in steps, and `outside(original, …)` elsewhere."""
 
     def call(original: Method, *args: Any, **kwargs: Any) -> Any:
@@ -217,11 +219,11 @@ def _build_without_data(original: Method, model: Any, **given: Any) -> None:
             original(model, data_batch=spec)
 
 
-def _scope(strategy: Any) -> ContextManager[Any]:
+def _scope(strategy: Any) -> AbstractContextManager[Any]:
     """Returns the scope of a strategy of this package, outside of steps; else an empty context."""
     if strategy not in strategies or is_in_replica():
         return contextlib.nullcontext()
-    scope: ContextManager[Any] = strategy.scope()
+    scope: AbstractContextManager[Any] = strategy.scope()
     return scope
 
 
@@ -285,7 +287,7 @@ def _call_in_step(step: Step, original: Method, function: Any, *args: Any, **kwa
         with borrowed.AUTOGRAPH_CONTEXT.get()(status.ENABLED if converts else status.DISABLED):
             return python_function(*args, **kwargs)
     except Exception as error:
-        cause: Optional[BaseException] = error
+        cause: BaseException | None = error
         while cause is not None:  # AutoGraph raises errors of other types anew, as its own
             if isinstance(cause, FitError):
                 raise cause from None

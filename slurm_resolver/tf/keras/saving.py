@@ -12,7 +12,7 @@ import os
 import shutil
 import time
 import zlib
-from typing import Any, Callable, Optional, Set, Tuple
+from typing import Any, Callable
 
 from slurm_resolver.cluster.addresses import identity_of
 from slurm_resolver.errors import SavingError
@@ -45,7 +45,7 @@ def save_once(
 
 
 @functools.cache
-def attributes_to_skip(find: Callable[[str], Set[str]], kind: str) -> Set[str]:
+def attributes_to_skip(find: Callable[[str], set[str]], kind: str) -> set[str]:
     """Returns which attributes of a kind of object, such as "Optimizer", Keras does not save.
 
     To list them, Keras makes an object of that kind, and its variables, at each save and load. In a
@@ -98,7 +98,7 @@ def _take(scratch: str, path: str) -> bool:
         time.sleep(0.02)
 
 
-def _state(path: str) -> Optional[Tuple[int, ...]]:
+def _state(path: str) -> tuple[int, ...] | None:
     """Returns values that change when a file or folder is replaced; None if it does not exist."""
     with contextlib.suppress(FileNotFoundError):
         found = os.stat(path)

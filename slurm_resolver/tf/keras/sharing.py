@@ -6,7 +6,8 @@ only some workers get a shorter last batch, and the data of a generator is not s
 
 from __future__ import annotations
 
-from typing import Any, List, NamedTuple, Optional, Sequence
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import tensorflow as tf
 
@@ -36,7 +37,7 @@ class Sharing(NamedTuple):
     replicas: int
 
 
-def share(batch: Any, origins: Optional[Sequence[Origin]] = None) -> Share:
+def share(batch: Any, origins: Sequence[Origin] | None = None) -> Share:
     """Returns a batch with the fingerprints of its tensors, by default of equal ones."""
     values = tf.nest.flatten(batch)
     if origins is None:
@@ -66,7 +67,7 @@ def fingerprint(value: Any, origin: Origin) -> Any:
     )
 
 
-def names_of_tensors(batch: Any) -> List[str]:
+def names_of_tensors(batch: Any) -> list[str]:
     """Returns the part of each tensor that has rows, such as "x", in the fingerprints' order."""
     parts = batch if isinstance(batch, tuple) else (batch,)
     return [
@@ -77,7 +78,7 @@ def names_of_tensors(batch: Any) -> List[str]:
     ]
 
 
-def share_dataset(dataset: tf.data.Dataset) -> Optional[tf.data.Dataset]:
+def share_dataset(dataset: tf.data.Dataset) -> tf.data.Dataset | None:
     """Returns the dataset of shares, with the given one as its attribute `whole_batches`.
 
     None stands for a dataset from which each worker reads its own files or data, or batches of a

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from typing import Any, Callable, Dict, Iterable, Iterator, List, Optional, Sequence, Tuple
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, Callable
 
 import tensorflow as tf
 
@@ -19,7 +20,7 @@ from slurm_resolver.tf.rows.analysis import Analysis
 from slurm_resolver.tf.rows.values import SAME, Value
 
 # The steps that are being traced, or run eagerly, in this process, by the replica's number.
-_current: Dict[int, Step] = {}
+_current: dict[int, Step] = {}
 
 
 @dataclasses.dataclass(eq=False)
@@ -34,14 +35,14 @@ class Step:
     # Whether all replicas have all rows, of which those of the first replica count: a bool, or a
     # tensor where the number of rows is not known.
     repeated: Any
-    comparison: Optional[Comparison] = None  # of the workers' steps
+    comparison: Comparison | None = None  # of the workers' steps
     digest: Any = None  # of the global batch; None if each worker reads its own data
     names: Sequence[str] = ()  # of the tensors in the digest
     # Variables that become the mean of all replicas.
-    statistics: List[Any] = dataclasses.field(default_factory=list)
+    statistics: list[Any] = dataclasses.field(default_factory=list)
     whole: bool = False  # whether each replica computes all rows, whatever their number is
     # Which rows the tensors of a split step belong to; None if it runs eagerly.
-    analysis: Optional[Analysis] = None
+    analysis: Analysis | None = None
     vouched: bool = False  # whether the user says that what is not known is a mean over rows
     compiled_by_xla: bool = False  # whether a tf.function with jit_compile=True is being called
     nested: bool = False  # whether a metric or loss is already seeing the whole batch
@@ -55,10 +56,10 @@ class Step:
         self.share = tf.cast(self.own / self.rows, tf.float32)
         self._shared = self.digest is not None  # whether all workers have read the same batch
         # By the id of a tensor or variable, which must live as long as the step.
-        self._gathered: Dict[int, Tuple[Any, Any]] = {}
-        self._before: Dict[int, Any] = {}  # values of metrics' variables, the same in all replicas
-        self._changed: Dict[int, Any] = {}  # variables to which this replica's rows have been added
-        self.of_metrics: Dict[int, Any] = {}  # all of the above
+        self._gathered: dict[int, tuple[Any, Any]] = {}
+        self._before: dict[int, Any] = {}  # values of metrics' variables, the same in all replicas
+        self._changed: dict[int, Any] = {}  # variables to which this replica's rows have been added
+        self.of_metrics: dict[int, Any] = {}  # all of the above
         self.keep(self.model.metrics_variables)
 
     @contextlib.contextmanager
@@ -70,7 +71,7 @@ class Step:
         finally:
             setattr(self, name, False)
 
-    def add(self, values: Sequence[Any]) -> List[Any]:
+    def add(self, values: Sequence[Any]) -> list[Any]:
         """Returns the sums over all replicas."""
         self._check_compiler()
         return [self.declare(total, SAME) for total in add_up(values)]
@@ -198,7 +199,7 @@ class Step:
         return tf.where(self.count > 0, value, tf.zeros_like(value))
 
 
-def add_up(values: Sequence[Any]) -> List[Any]:
+def add_up(values: Sequence[Any]) -> list[Any]:
     """Returns the sums over all replicas; one collective for each type takes them all."""
     sums = list(values)
     for dtype in dict.fromkeys(value.dtype for value in values):
@@ -215,7 +216,7 @@ def all_reduce(value: Any) -> Any:
     return tf.distribute.get_replica_context().all_reduce(tf.distribute.ReduceOp.SUM, value)
 
 
-def current_step() -> Optional[Step]:
+def current_step() -> Step | None:
     """Returns the caller's step; None outside of Keras' steps on several workers."""
     return _current.get(replica_number()) if _current and is_in_replica() else None
 

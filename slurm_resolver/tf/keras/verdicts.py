@@ -10,7 +10,8 @@ from __future__ import annotations
 import functools
 import os
 import sys
-from typing import Any, Callable, Iterable, Optional
+from collections.abc import Iterable
+from typing import Any, Callable
 
 import tensorflow as tf
 
@@ -167,7 +168,7 @@ def batch_normalization(
     return outputs
 
 
-def line_of_program(operation: Any) -> Optional[str]:
+def line_of_program(operation: Any) -> str | None:
     """Returns the line of the program in a step that made an operation: "train.py:12".
 
     None if Keras made it in a step of its own.

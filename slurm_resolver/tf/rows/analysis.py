@@ -5,7 +5,8 @@ An `Analysis` is told which tensors are the batch, and derives all others when i
 
 from __future__ import annotations
 
-from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence, Tuple
+from collections.abc import Iterator, Sequence
+from typing import Any, Callable
 
 import tensorflow as tf
 
@@ -27,7 +28,7 @@ class Analysis:
 
     def __init__(self, graph: Any, function_of: Callable[[Any, str], Any]) -> None:
         self.function_of = function_of
-        self.declared: Dict[Any, Value] = {}  # by the reference of a tensor
+        self.declared: dict[Any, Value] = {}  # by the reference of a tensor
         self._graph = graph
         self._begin = len(graph.get_operations())
         self._whole = _Graph(self, {})
@@ -40,7 +41,7 @@ class Analysis:
         """Returns what is known of a tensor."""
         return self._whole.value_of(tensor)
 
-    def assigned(self) -> Iterator[Tuple[Any, Any, Value]]:
+    def assigned(self) -> Iterator[tuple[Any, Any, Value]]:
         """Yields each operation of the step that changes a variable, its handle, and the value."""
         return self._whole.assigned(self._graph.get_operations()[self._begin :])
 
@@ -53,12 +54,12 @@ class _Graph:
     """
 
     def __init__(
-        self, analysis: Analysis, arguments: Dict[Any, Value], handles: Optional[Any] = None
+        self, analysis: Analysis, arguments: dict[Any, Value], handles: Any | None = None
     ) -> None:
         self._analysis = analysis
         self._values = arguments
-        self._handles: Dict[Any, Any] = handles or {}
-        self._called: Dict[Any, List[_Graph]] = {}  # the functions that an operation calls
+        self._handles: dict[Any, Any] = handles or {}
+        self._called: dict[Any, list[_Graph]] = {}  # the functions that an operation calls
         self.graph: Any = None
 
     def value_of(self, tensor: Any) -> Value:
@@ -75,13 +76,13 @@ class _Graph:
         assert value is not None
         return value
 
-    def _known(self, tensor: Any) -> Optional[Value]:
+    def _known(self, tensor: Any) -> Value | None:
         reference = tensor.ref()
         return self._analysis.declared.get(reference) or self._values.get(reference)
 
     def _derive(self, tensor: Any) -> None:
         operation = tensor.op
-        values: List[Any] = [self._known(one) for one in _sources(tensor)]
+        values: list[Any] = [self._known(one) for one in _sources(tensor)]
         try:
             found = self._results(operation, values)
         except UnprovenError as error:
@@ -92,7 +93,7 @@ class _Graph:
             found = [found] * len(operation.outputs)
         self._values.update({one.ref(): value for one, value in zip(operation.outputs, found)})
 
-    def _results(self, operation: Any, values: List[Value]) -> Any:
+    def _results(self, operation: Any, values: list[Value]) -> Any:
         if operation.type == "Placeholder":
             return values or _argument(operation.outputs[0])
         if operation.type in _CALLS:
@@ -109,7 +110,7 @@ class _Graph:
 
     # --- Functions -------------------------------------------------------------------------------
 
-    def _call(self, operation: Any, name: str, values: List[Value], first: int = 0) -> List[Value]:
+    def _call(self, operation: Any, name: str, values: list[Value], first: int = 0) -> list[Value]:
         """Returns the values of a function's results; its inputs begin with the `first` one."""
         function = operation.get_attr(name).name
         graph = self._analysis.function_of(operation.graph, function)
@@ -126,10 +127,10 @@ class _Graph:
         self._called.setdefault(operation, []).append(inner)
         return [inner.value_of(output) for output in graph.outputs]
 
-    def call(self, operation: Any, values: List[Value]) -> List[Value]:
+    def call(self, operation: Any, values: list[Value]) -> list[Value]:
         return self._call(operation, "f", values)
 
-    def condition(self, operation: Any, values: List[Value]) -> List[Value]:
+    def condition(self, operation: Any, values: list[Value]) -> list[Value]:
         branches = [
             self._call(operation, name, values, first=1) for name in ("then_branch", "else_branch")
         ]
@@ -137,7 +138,7 @@ class _Graph:
             return [_decides(operation, values[0], "a condition")] * len(operation.outputs)
         return [_joined(operation, *pair) for pair in zip(*branches)]
 
-    def loop(self, operation: Any, values: List[Value]) -> List[Value]:
+    def loop(self, operation: Any, values: list[Value]) -> list[Value]:
         """Derives what the variables of a loop are in any round, and whether the data ends it."""
         for _ in range(_ROUNDS):
             self._called.pop(operation, None)
@@ -155,7 +156,7 @@ class _Graph:
 
     # --- Variables -------------------------------------------------------------------------------
 
-    def assigned(self, operations: Sequence[Any]) -> Iterator[Tuple[Any, Any, Value]]:
+    def assigned(self, operations: Sequence[Any]) -> Iterator[tuple[Any, Any, Value]]:
         for operation in operations:
             if operation.type in _CALLS:
                 values = [self.value_of(one) for one in operation.inputs]
@@ -180,7 +181,7 @@ class _Graph:
         return tensor
 
 
-_CALLS: Dict[str, Callable[[_Graph, Any, List[Value]], List[Value]]] = {
+_CALLS: dict[str, Callable[[_Graph, Any, list[Value]], list[Value]]] = {
     "PartitionedCall": _Graph.call,
     "StatefulPartitionedCall": _Graph.call,
     "If": _Graph.condition,
@@ -190,7 +191,7 @@ _CALLS: Dict[str, Callable[[_Graph, Any, List[Value]], List[Value]]] = {
 }
 
 
-def _sources(tensor: Any) -> List[Any]:
+def _sources(tensor: Any) -> list[Any]:
     """Returns what a tensor is computed of: inputs, or the outer tensor that was captured."""
     if tensor.op.type != "Placeholder":
         return list(tensor.op.inputs)

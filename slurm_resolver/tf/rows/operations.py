@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Set
 
-
-def _names(text: str) -> Set[str]:
+def _names(text: str) -> set[str]:
     return set(text.split())
 
 

@@ -11,7 +11,8 @@ numbers of the rows. So do those that compute with sizes.
 from __future__ import annotations
 
 import inspect
-from typing import Any, Callable, Dict, Iterable, List, Optional, Sequence, Union
+from collections.abc import Iterable, Sequence
+from typing import Any, Callable, Union
 
 import numpy as np
 import tensorflow as tf
@@ -32,7 +33,7 @@ from slurm_resolver.tf.rows.values import (
 )
 
 Values = Sequence[Value]
-Found = Union[Value, List[Value]]
+Found = Union[Value, list[Value]]
 Rule = Callable[[Any, Values], Found]
 
 _CONSTANT = "a constant with an entry for each row of the batch"
@@ -95,7 +96,7 @@ def _power(value: Value) -> int:
 # --- What TensorFlow itself computes -------------------------------------------------------------
 
 
-def _applied(operation: Any, inputs: Iterable[Any]) -> List[Any]:
+def _applied(operation: Any, inputs: Iterable[Any]) -> list[Any]:
     """Applies an operation to other inputs, and returns its results."""
     function = getattr(tf.raw_ops, operation.type)
     attributes = [attribute.name for attribute in operation.op_def.attr]
@@ -110,7 +111,7 @@ def _applied(operation: Any, inputs: Iterable[Any]) -> List[Any]:
     return list(found) if isinstance(found, (list, tuple)) else [found]
 
 
-def _run(operation: Any, inputs: Iterable[Any]) -> List[Any]:
+def _run(operation: Any, inputs: Iterable[Any]) -> list[Any]:
     """Runs an operation on other inputs, and returns its results as arrays."""
     try:
         with tf.init_scope(), tf.device("/cpu:0"):
@@ -119,7 +120,7 @@ def _run(operation: Any, inputs: Iterable[Any]) -> List[Any]:
         raise refuted(f"sizes that only some batches fit: {error}") from None
 
 
-def _counts(operation: Any) -> List[Optional[int]]:
+def _counts(operation: Any) -> list[int | None]:
     """Returns for each input how many tensors it has; None if it is one tensor and no list."""
     return [
         operation.get_attr(argument.number_attr) if argument.number_attr else None
@@ -160,7 +161,7 @@ def _numbers(operation: Any, values: Values) -> Found:
     ]
 
 
-def _sizes(tensor: Any, value: Value, batch: Batch) -> List[int]:
+def _sizes(tensor: Any, value: Value, batch: Batch) -> list[int]:
     """Returns the shape of a tensor in a batch."""
     sizes = [batch.others if size is None else size for size in tensor.shape.as_list()]
     if value.kind is Kind.ROWS:
@@ -177,7 +178,7 @@ def sizes_of(tensor: Any, value: Value) -> Value:
     )
 
 
-def _shapes(operation: Any, values: Values) -> List[Value]:
+def _shapes(operation: Any, values: Values) -> list[Value]:
     """Rule for Shape and ShapeN."""
     return [sizes_of(tensor, value) for tensor, value in zip(operation.inputs, values)]
 
@@ -246,7 +247,7 @@ def _moved(operation: Any, values: Values) -> Found:
         raise UnprovenError("no rule for these inputs")
     (power,) = powers
 
-    def inputs(batch: Batch) -> List[Any]:
+    def inputs(batch: Batch) -> list[Any]:
         make = {True: _labels, False: _array}
         return [
             make[name in of_rows](tensor, value, batch)
@@ -342,7 +343,7 @@ def _first(operation: Any, values: Values) -> Value:
 # --- Axes ----------------------------------------------------------------------------------------
 
 
-def _axes(operation: Any, place: int, rank: int) -> List[int]:
+def _axes(operation: Any, place: int, rank: int) -> list[int]:
     """Returns the axes that an input names, each at least 0."""
     return [
         int(axis) % rank for axis in np.ravel(_array(operation.inputs[place], SAME, BATCHES[0]))
@@ -557,7 +558,7 @@ def join(one: Value, other: Value) -> Value:
 
 # --- The table -----------------------------------------------------------------------------------
 
-RULES: Dict[str, Rule] = {
+RULES: dict[str, Rule] = {
     **dict.fromkeys(operations.KEEPING, _first),
     **dict.fromkeys(operations.ENTRIES, _entries),
     **dict.fromkeys(operations.ADDING, _sum),

@@ -23,7 +23,7 @@ what is true of all of them is no coincidence of sizes.
 from __future__ import annotations
 
 import enum
-from typing import Any, NamedTuple, Optional, Tuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -41,7 +41,7 @@ BATCHES = (Batch(3, 5), Batch(4, 5), Batch(4, 7), Batch(1_000_003, 5))
 FOLLOWED = (BATCHES[0], BATCHES[2])
 
 # For each of `FOLLOWED`, the row of each entry along an axis, from 1: bytes of int32.
-Layout = Tuple[bytes, ...]
+Layout = tuple[bytes, ...]
 
 
 class Kind(enum.Enum):
@@ -73,8 +73,8 @@ class Value(NamedTuple):
     power: int = 0
     axis: int = 0
     layout: Layout = ()
-    entries: Tuple[Any, ...] = ()
-    reason: Optional[Reason] = None
+    entries: tuple[Any, ...] = ()
+    reason: Reason | None = None
 
     @property
     def is_plain(self) -> bool:
@@ -87,7 +87,7 @@ class Value(NamedTuple):
         return self.kind is Kind.SUM and self.power == -1
 
     @property
-    def power_of_numbers(self) -> Optional[int]:
+    def power_of_numbers(self) -> int | None:
         """The power of the number of rows to which NUMBERS are proportional; None if to none."""
         few, more, _, many = (np.asarray(numbers, float) for numbers in self.entries)
         for power in (0, 1, -1):

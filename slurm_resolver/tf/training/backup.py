@@ -11,7 +11,7 @@ import inspect
 import sys
 import traceback
 import types
-from typing import Any, Callable, Dict, List, Optional
+from typing import Any, Callable
 
 import keras
 import numpy as np
@@ -70,9 +70,9 @@ class BackupAndResume(keras.callbacks.Callback):  # type: ignore[misc]
     def __init__(
         self,
         directory: str,
-        termination: Optional[TerminationConfig] = None,
+        termination: TerminationConfig | None = None,
         *,
-        save_every: Optional[int] = None,
+        save_every: int | None = None,
         max_to_keep: int = 2,
         **state: Any,
     ) -> None:
@@ -137,7 +137,7 @@ class _Fit:
         self._data = data
         self._callbacks = callbacks
         self._others = [other for other in callbacks.callbacks if other is not callback]
-        self._states: Optional[CallbackStates] = None
+        self._states: CallbackStates | None = None
         self._epochs = callback.params["epochs"]
         self._muted = False  # whether the current step was trained before
         self._made = 0  # iterators over the data
@@ -156,7 +156,7 @@ class _Fit:
             complete=True,
             collect=self._collect,
         )
-        self._saved: Dict[str, Any] = backup.more or {}
+        self._saved: dict[str, Any] = backup.more or {}
         backup.say_start(self._epochs)
         steps = self._saved.get("steps")
         if backup.epoch < self._epochs and backup.begin_data(self._batch_size()):
@@ -220,7 +220,7 @@ class _Fit:
         seen = borrowed.STEPS_SEEN.of(self._data)
         borrowed.STEPS_SEEN.set(self._data, seen + self._backup.drawn - self._until)
 
-    def _metrics(self) -> List[tf.Variable]:
+    def _metrics(self) -> list[tf.Variable]:
         """Returns the variables of the model's metrics.
 
         Under TensorFlow's MirroredStrategy, these are the parts of each replica: their sum is the
@@ -233,7 +233,7 @@ class _Fit:
             return found
         return [part for one in found for part in strategy.experimental_local_results(one)]
 
-    def _collect(self) -> Dict[str, Any]:
+    def _collect(self) -> dict[str, Any]:
         """Returns what is saved besides variables; all ranks call it."""
         self.join()
         # Callbacks that run in parallel must see the last step.
@@ -345,7 +345,7 @@ class _Fit:
             if model.optimizer is not None and not model.optimizer.built:
                 model.optimizer.build(model.trainable_variables)
 
-    def _untracked(self) -> List[tf.Variable]:
+    def _untracked(self) -> list[tf.Variable]:
         """Returns the variables that a `tf.train.Checkpoint` of the model leaves out.
 
         These are the states of the model's random generators, which draw the masks of dropout.

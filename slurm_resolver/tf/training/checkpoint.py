@@ -9,7 +9,8 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-from typing import Any, Callable, Mapping, Optional
+from collections.abc import Mapping
+from typing import Any, Callable
 
 import tensorflow as tf
 
@@ -62,8 +63,8 @@ class Backup(tf.train.experimental.PythonState):  # type: ignore[misc]
         strategy: tf.distribute.Strategy,
         state: Mapping[str, Any],
         directory: str,
-        termination: Optional[TerminationConfig],
-        save_every: Optional[int],
+        termination: TerminationConfig | None,
+        save_every: int | None,
         max_to_keep: int,
         *,
         complete: bool = False,

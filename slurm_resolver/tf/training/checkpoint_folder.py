@@ -14,7 +14,6 @@ import os
 import re
 import socket
 import tempfile
-from typing import List, Optional
 
 import tensorflow as tf
 
@@ -38,14 +37,14 @@ class CheckpointFolder:
         self._checkpoint = checkpoint
         self._ranks = ranks
         self._max_to_keep = max_to_keep
-        self._manager: Optional[tf.train.CheckpointManager] = None  # in the rank that writes
+        self._manager: tf.train.CheckpointManager | None = None  # in the rank that writes
         step = ranks.step
         job = f"job {step.job_id}" if step.job_id else "a training without Slurm"
         if step.array_task_id:
             job = f"task {step.array_task_id} of job array {step.array_job_id}"
         self._owner = f"{job}, process {os.getpid()} on {socket.gethostname()}"
 
-    def restore_newest(self, complete: bool = False) -> Optional[str]:
+    def restore_newest(self, complete: bool = False) -> str | None:
         """Restores the newest checkpoint that all ranks can read, and claims the folder.
 
         `complete`: whether the program has all variables of the checkpoint already. Returns the
@@ -67,7 +66,7 @@ class CheckpointFolder:
             )
         return path
 
-    def _find_names(self) -> List[str]:
+    def _find_names(self) -> list[str]:
         """Returns the names of the checkpoints, the newest first; raises ResumeError."""
         problem = self._find_problem() if self._ranks.leads else ""
         own = [name[: -len(".index")] for name in self._list(r"(ckpt-\d+)\.index")]
@@ -109,9 +108,9 @@ class CheckpointFolder:
             "from the beginning."
         )
 
-    def _restore_first(self, names: List[str], complete: bool) -> Optional[str]:
+    def _restore_first(self, names: list[str], complete: bool) -> str | None:
         """Restores the first of these checkpoints that all ranks can read; returns its path."""
-        damages: List[str] = []
+        damages: list[str] = []
         for name in names:
             path = self._path(name)
             results = self._ranks.compare(_PURPOSE, self._restore(path, complete))
@@ -211,7 +210,7 @@ class CheckpointFolder:
         for path in map(self._path, self._list(r"ckpt-.*_temp|checkpoint\.tmp.*")):
             (tf.io.gfile.rmtree if tf.io.gfile.isdir(path) else tf.io.gfile.remove)(path)
 
-    def _list(self, pattern: str) -> List[str]:
+    def _list(self, pattern: str) -> list[str]:
         names = []
         with contextlib.suppress(tf.errors.NotFoundError):
             names = tf.io.gfile.listdir(self.directory)

@@ -8,14 +8,15 @@ from __future__ import annotations
 
 import base64
 import json
-from typing import Any, Dict, Iterable, Union
+from collections.abc import Iterable
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
 from slurm_resolver.tf.keras import borrowed
 
-States = Dict[str, Dict[str, str]]  # by callback, and by attribute the packed value
+States = dict[str, dict[str, str]]  # by callback, and by attribute the packed value
 
 _SEQUENCES = {kind.__name__: kind for kind in (list, tuple, set, frozenset)}
 _ALONE = (bool, int, float, str, type(None))
@@ -29,7 +30,7 @@ def pack(value: Any) -> str:
     return json.dumps(_encode(value))
 
 
-def unpack(packed: Union[str, bytes]) -> Any:
+def unpack(packed: str | bytes) -> Any:
     """Returns the value that `pack` was given."""
     return _decode(json.loads(packed))
 
@@ -64,7 +65,7 @@ class CallbackStates:
     """The attributes that callbacks have changed since this was made."""
 
     def __init__(self, callbacks: Iterable[Any]) -> None:
-        self._callbacks: Dict[str, Any] = {}
+        self._callbacks: dict[str, Any] = {}
         for callback in callbacks:
             kind = type(callback).__name__
             same = sum(type(other).__name__ == kind for other in self._callbacks.values())
@@ -96,7 +97,7 @@ class CallbackStates:
                 vars(self._callbacks[name]).update(changed)
 
 
-def _snapshot(callback: Any) -> Dict[str, Any]:
+def _snapshot(callback: Any) -> dict[str, Any]:
     """Returns for each attribute the packed value, or the object itself if it is not plain."""
     found = {}
     for key, value in getattr(callback, "__dict__", {}).items():

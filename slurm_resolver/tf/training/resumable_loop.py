@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any, Iterable, Iterator, Optional
+from collections.abc import Iterable, Iterator
+from typing import Any
 
 import tensorflow as tf
 
@@ -35,10 +36,10 @@ class ResumableLoop:
     def __init__(
         self,
         directory: str,
-        strategy: Optional[tf.distribute.Strategy] = None,
+        strategy: tf.distribute.Strategy | None = None,
         *,
-        termination: Optional[TerminationConfig] = None,
-        save_every: Optional[int] = None,
+        termination: TerminationConfig | None = None,
+        save_every: int | None = None,
         max_to_keep: int = 2,
         **state: Any,
     ) -> None:
@@ -55,7 +56,7 @@ class ResumableLoop:
         strategy = strategy or tf.distribute.get_strategy()
         progress.start(strategy.cluster_resolver)
         self._backup = Backup(strategy, state, directory, termination, save_every, max_to_keep)
-        self._endless: Optional[Iterator[Any]] = None
+        self._endless: Iterator[Any] | None = None
         self.restored = self._backup.restored is not None
 
     @property
@@ -82,7 +83,7 @@ class ResumableLoop:
             self._backup.save()
 
     def batches(
-        self, data: Iterable[Any], steps: Optional[int] = None, *, skip: bool = True
+        self, data: Iterable[Any], steps: int | None = None, *, skip: bool = True
     ) -> Iterator[Any]:
         """Yields the batches of this epoch that are left; each is a step.
 

@@ -14,7 +14,8 @@ import logging
 import os
 import sys
 import time
-from typing import Any, Callable, Collection, Dict, Optional
+from collections.abc import Collection
+from typing import Any, Callable
 
 import tensorflow as tf
 
@@ -36,11 +37,11 @@ _EXIT_WAIT = 15.0
 
 
 def termination_config(
-    resolver: Optional[Any] = None,
+    resolver: Any | None = None,
     *,
     signals: Collection[str] = ("SIGUSR1", "SIGTERM"),
-    requeue: Optional[str] = "scontrol",
-    max_restarts: Optional[int] = 100,
+    requeue: str | None = "scontrol",
+    max_restarts: int | None = 100,
 ) -> TerminationConfig:
     """Returns a TerminationConfig for PreemptionCheckpointHandler, and installs its signals.
 
@@ -97,11 +98,11 @@ class TerminationConfig(tf.distribute.experimental.TerminationConfig):  # type: 
         self,
         ranks: SavingRanks,
         watch: SignalWatch,
-        requeue: Optional[str],
-        max_restarts: Optional[int],
+        requeue: str | None,
+        max_restarts: int | None,
     ) -> None:
         self.grace_period = 0
-        self.save_fn: Optional[Callable[..., Any]] = None
+        self.save_fn: Callable[..., Any] | None = None
         self.ranks = ranks
         self.saved_at = ""
         self._watch = watch
@@ -161,7 +162,7 @@ class SavingRanks:
         count: how many ranks there are.
     """
 
-    def __init__(self, resolver: Optional[Any]) -> None:
+    def __init__(self, resolver: Any | None) -> None:
         cluster = getattr(resolver, "cluster", None)
         self._cluster = cluster if isinstance(cluster, Cluster) else None
         self.step = self._cluster.step if self._cluster else SlurmStep.read()
@@ -176,7 +177,7 @@ class SavingRanks:
         self.leads = resolver is None or not spec or (resolver.task_type, resolver.task_id) == first
         self.count = max(1, sum(map(len, spec.values())))
 
-    def compare(self, purpose: str, own: Any, seconds: float = _SAVE_WAIT) -> Dict[str, Any]:
+    def compare(self, purpose: str, own: Any, seconds: float = _SAVE_WAIT) -> dict[str, Any]:
         """Returns the value of every rank, by the rank's name, the leader's first.
 
         All ranks call it, in the same order; otherwise it raises ResumeError, at the latest when
@@ -209,5 +210,5 @@ def _leave() -> None:
         os._exit(_exit_status)
 
 
-_exit_status: Optional[int] = None
+_exit_status: int | None = None
 atexit.register(_leave)

@@ -5,7 +5,7 @@ No module in this folder calls TensorFlow on import, because the strategy must c
 
 from __future__ import annotations
 
-from typing import Any, Callable, Dict, Optional
+from typing import Any, Callable
 
 import keras
 import numpy as np
@@ -14,13 +14,13 @@ from kinds import Action, Fields, Records, Texts
 
 Outcome = Fields
 Program = Callable[[tf.distribute.Strategy], Outcome]
-PROGRAMS: Dict[str, Program] = {}
+PROGRAMS: dict[str, Program] = {}
 
 # Programs whose results on several workers differ from one process. The workers still agree.
 DIFFERS_BY_DESIGN: Texts = {}
 
 # How much the other programs may differ, if not by the usual 1e-4.
-TOLERANCES: Dict[str, float] = {}
+TOLERANCES: dict[str, float] = {}
 
 ROWS, COLUMNS = 120, 6
 
@@ -37,7 +37,7 @@ PADDED = np.where(np.arange(COLUMNS) < LENGTHS[:, None], TOKENS, 0).astype("int3
 
 
 def add(
-    name: str, program: Program, differs: Optional[str] = None, within: Optional[float] = None
+    name: str, program: Program, differs: str | None = None, within: float | None = None
 ) -> None:
     assert name not in PROGRAMS, name
     PROGRAMS[name] = program

@@ -5,9 +5,10 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
-from typing import Any, Dict, Iterator, Tuple
+from typing import Any
 
 import keras
 import numpy as np
@@ -77,7 +78,7 @@ def arrays(strategy: Any, rows: int = 33, **how: Any) -> Outcome:
     return fitted(model, X[:rows], y=Y[:rows], **options, test=data(rows=rows), predict=True)
 
 
-ARRAYS: Dict[str, Fields] = {
+ARRAYS: dict[str, Fields] = {
     "batches_of_1": {"rows": 7, "batch_size": 1},
     "weighted_validation_split": {"sample_weight": WEIGHT[:33], "validation_split": 0.2},
     "validation_data": {"validation_data": (X[:33], Y[:33], WEIGHT[:33]), "validation_freq": 2},
@@ -99,7 +100,7 @@ def records() -> Any:
 
 
 # The programs fit data from these sources, and evaluate plain data.
-SOURCES: Dict[str, Tuple[Action, Fields]] = {
+SOURCES: dict[str, tuple[Action, Fields]] = {
     "dataset_filtered": (lambda: data().unbatch().filter(lambda x, y: y != 1).batch(8), {}),
     "dataset_records": (records, {}),
     "generator": (lambda: batches(weights=True), {"epochs": 1}),

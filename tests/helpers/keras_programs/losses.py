@@ -4,9 +4,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
-from typing import Any, Dict, Iterator, Tuple
+from typing import Any
 
 import keras
 from keras import layers, ops
@@ -50,7 +51,7 @@ def reader() -> Any:
 
 
 # For each kind: the model, its inputs and its targets.
-KINDS: Dict[str, Tuple[Action, Any, Any]] = {
+KINDS: dict[str, tuple[Action, Any, Any]] = {
     "label": (perceptron, X, Y),
     "number": (lambda: perceptron(outputs=1, activation="softplus"), X, NUMBER),
     "picture": (
@@ -70,7 +71,7 @@ class PerRow(kl.Loss):
         return ops.mean(ops.square(y_true - y_pred), axis=-1)
 
 
-LOSSES: Dict[str, Tuple[Any, ...]] = {
+LOSSES: dict[str, tuple[Any, ...]] = {
     "sparse_categorical": ("label", crossentropy),
     "dice": ("picture", kl.Dice),
     "reduction_sum": ("number", lambda: kl.MeanSquaredError(reduction="sum")),
@@ -87,7 +88,7 @@ LOSSES: Dict[str, Tuple[Any, ...]] = {
 }
 
 
-def _of(strategy: Any, how: Tuple[Any, ...]) -> Outcome:
+def _of(strategy: Any, how: tuple[Any, ...]) -> Outcome:
     kind, loss, *weight = how
     make, x, y = KINDS[kind]
     metrics = ["mae"] if y.dtype == "float32" else None
@@ -137,7 +138,7 @@ def _penalized(penalty: Change) -> Action:
     return lambda: perceptron(lambda: Penalty(penalty))
 
 
-ADDED: Dict[str, Action] = {
+ADDED: dict[str, Action] = {
     "added_sum": _penalized(lambda x: 0.01 * ops.sum(ops.square(x))),
     "added_vector": _penalized(lambda x: 0.01 * ops.sum(ops.square(x), axis=-1)),
     "activity_regularizer": lambda: perceptron(activity_regularizer=keras.regularizers.L2(0.05)),
@@ -178,7 +179,7 @@ def two_outputs(strategy: Any) -> Outcome:
     return fitted(ready(strategy, make, **how), data(X, {"label": Y, "number": NUMBER}))
 
 
-OPTIMIZERS: Dict[str, Action] = {
+OPTIMIZERS: dict[str, Action] = {
     "loss_scale": lambda: ko.LossScaleOptimizer(ko.SGD(0.1), dynamic_growth_steps=3),
     "global_clipnorm": lambda: ko.Adam(0.01, global_clipnorm=0.1),
     "accumulated": lambda: ko.SGD(0.1, gradient_accumulation_steps=2),

@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import Any, Dict, List
+from typing import Any
 
 import keras
 import tensorflow as tf
@@ -85,7 +85,7 @@ class Lower(keras.Model):
         return {"loss": self.own_loss.result(), "mae": self.own_mae.result()}
 
     @property
-    def metrics(self) -> List[Any]:
+    def metrics(self) -> list[Any]:
         return [self.own_loss, self.own_mae]
 
 
@@ -131,7 +131,7 @@ class Returns(keras.Model):
         return {"outer": outer, "bias": self.weights[1]}
 
 
-MODELS: Dict[str, Action] = {
+MODELS: dict[str, Action] = {
     "own": lambda: perceptron(kind=OwnStep),
     "decorated": lambda: perceptron(kind=Decorated),
     "decorated_parts": DecoratedParts,
@@ -196,7 +196,7 @@ class Networks(keras.Model):
         return {"loss": self.mean.result()}
 
     @property
-    def metrics(self) -> List[Any]:
+    def metrics(self) -> list[Any]:
         return [self.mean]
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 import os
 from functools import partial
 from pathlib import Path
-from typing import Any, Dict, List
+from typing import Any
 
 import keras
 from keras import callbacks as kc
@@ -50,14 +50,14 @@ class Histogram(km.Metric):
         return {"few": ops.min(self.counts), "many": ops.max(self.counts)}
 
 
-METRICS: Dict[str, List[Action]] = {
+METRICS: dict[str, list[Action]] = {
     "auc": [km.AUC, lambda: km.F1Score(threshold=0.5)],
     "r2": [km.R2Score],
     "own_vector": [Histogram],
 }
 
 
-def _of(strategy: Any, where: str, metrics: List[Action], weight: List[Any]) -> Outcome:
+def _of(strategy: Any, where: str, metrics: list[Action], weight: list[Any]) -> Outcome:
     how = {"outputs": 1, "activation": "sigmoid", "loss": "binary_crossentropy"}
     model = build(strategy, **{**how, "metrics": None, where: metrics})
     recorder, data_ = Recorder(), data(X, BINARY, *weight)
@@ -98,7 +98,7 @@ class Reading(kc.Callback):
 
     def __init__(self) -> None:
         super().__init__()
-        self.read: List[Any] = []
+        self.read: list[Any] = []
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         results = [metric.result() for metric in self.model.metrics]
@@ -116,7 +116,7 @@ def reading_metrics(strategy: Any) -> Outcome:
     return {**fitted(build(strategy), data(), callbacks=[reading]), "read": reading.read}
 
 
-GUIDES: Dict[str, Action] = {
+GUIDES: dict[str, Action] = {
     "unbuilt_sequential": lambda: keras.Sequential([layers.Dense(4, "relu"), layers.Dense(3)]),
     "synchronized_batch_normalization": lambda: perceptron(
         lambda: layers.BatchNormalization(momentum=0.9, synchronized=True)
