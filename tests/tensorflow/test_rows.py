@@ -17,6 +17,20 @@ from slurm_resolver.tf.rows.values import Kind, Value, rows  # noqa: E402
 
 TABLE = tf.constant(np.arange(12.0, dtype="float32").reshape(6, 2))
 
+TOTAL = tf.Variable(0.0)
+
+# What changes a variable, and what is known of its new value, or of what is added to it.
+ASSIGNMENTS = """
+TOTAL.assign_add(tf.reduce_sum(x))                                     -> a sum, adds a sum
+TOTAL.assign(tf.reduce_mean(x) + TOTAL)                                -> a mean, adds a mean
+TOTAL.assign(TOTAL - count(x))                                         -> no rule, adds NUMBERS
+TOTAL.assign(1.0 - TOTAL)                                              -> the same, replaced
+TOTAL.assign(2.0 * TOTAL + tf.reduce_sum(x))                           -> refuted, replaced
+tf.cond(TOTAL > 1.0, lambda: TOTAL.assign_add(1.0), lambda: TOTAL)     -> the same, adds the same
+tf.cond(tf.reduce_max(x) > 1.0, lambda: TOTAL.assign_add(1.0), lambda: TOTAL) -> refuted, replaced
+tf.while_loop(lambda i: i < x[0, 0], lambda i: TOTAL.assign_add(i), [0.0]) -> refuted, replaced
+"""
+
 # Expressions of a batch x, whose rows have 6 numbers, and what is known of their values.
 EXPRESSIONS = """
 # entry by entry
@@ -260,15 +274,14 @@ def test_a_reason_names_the_operation() -> None:
     assert (reason.text, reason.operation.type) == ("all rows together", "TopKV2")
 
 
-def test_assignments_are_found_in_conditions() -> None:
-    total = tf.Variable(0.0)
-
-    def step(x: Any) -> Any:
-        tf.cond(total > 1.0, lambda: total.assign(0.0), lambda: total.assign(tf.reduce_sum(x)))
-
-    analysis, _ = analyzed(step, tf.TensorSpec([None, 6]))
-    found = {(handle is total.handle, told(value)) for _, handle, value in analysis.assigned()}
-    assert found == {(True, "the same"), (True, "a sum")}
+@pytest.mark.parametrize("line", lines(ASSIGNMENTS))
+def test_what_changes_a_variable_is_known(line: str) -> None:
+    expression, _, expected = line.rpartition("->")
+    analysis, _ = analyzed(compiled(expression), tf.TensorSpec([None, 6]))
+    found = list(analysis.assigned())
+    assert {one.handle is TOTAL.handle for one in found} == {True}
+    told_of = [f"{told(one.value)}, adds {told(one.added)}" for one in found]
+    assert " / ".join(told_of).replace("adds refuted", "replaced") == expected.strip()
 
 
 def random_graph(number: int) -> Callable[[Any, Any], Any]:

@@ -185,11 +185,11 @@ APPLY_ALONE = keras:optimizers.LossScaleOptimizer._common_apply(self, grads, tra
 LOSS = keras:losses.Loss.__call__(self, y_true, y_pred, sample_weight)
 ADDITIONAL_LOSS = keras:Model._aggregate_additional_loss(self, loss)
 ADD_LOSS = keras:layers.Layer.add_loss(self, loss)
-METRIC_FUNCTION = keras:metrics.MeanMetricWrapper()._fn
 GET_MASK = keras.src.backend.common.masking:get_keras_mask(x)
 SET_MASK = keras.src.backend.common.masking:set_keras_mask(x, mask)
 
 # The graph of a step is analysed, and the functions that it calls.
+FUNCTION_GRAPH = tensorflow.python.framework.func_graph:FuncGraph
 FUNCTION_OF_GRAPH = tensorflow:Graph._get_function(self, name)
 BATCH_NORMALIZATION = keras:layers.BatchNormalization.call(self, inputs)
 
@@ -218,6 +218,7 @@ INITIAL_VALUE = tensorflow.python.distribute.collective_all_reduce_strategy:
 
 # Replicas draw different masks of dropout from equal seeds.
 NEXT_SEED = keras:random.SeedGenerator.next(self)
+KEY_OF_REPLICA = tensorflow:random.Generator._preprocess_key(self, key)
 
 # One worker writes.
 EXPORT = keras:Model.export(self, filepath)
@@ -238,6 +239,18 @@ INPUTS = tensorflow:data.Dataset._inputs(self)
 GRAPH = tensorflow:data.Dataset._as_serialized_graph
 PREFETCHED = tensorflow.python.data.ops.prefetch_op:_PrefetchDataset
 DATASET = tensorflow.python.data.ops.iterator_ops:OwnedIterator()._dataset
+
+# A dataset's rows are divided among the workers before its maps.
+OPTIONS_DATASET = tensorflow.python.data.ops.dataset_ops:_OptionsDataset
+MAP_DATASET = tensorflow.python.data.ops.map_op:_MapDataset
+PARALLEL_MAP_DATASET = tensorflow.python.data.ops.map_op:_ParallelMapDataset
+BATCH_DATASET = tensorflow.python.data.ops.batch_op:_BatchDataset
+PARALLEL_BATCH_DATASET = tensorflow.python.data.ops.batch_op:_ParallelBatchDataset
+BATCH_SIZE = tensorflow.python.data.ops.batch_op:_BatchDataset()._batch_size
+DROPS_REMAINDER = tensorflow.python.data.ops.batch_op:_BatchDataset()._drop_remainder
+PARALLEL_CALLS = tensorflow.python.data.ops.map_op:_ParallelMapDataset()._num_parallel_calls
+MAP_FUNCTION = tensorflow.python.data.ops.map_op:_MapDataset()._map_func
+PYTHON_FUNCTION = tensorflow.python.data.ops.structured_function:StructuredFunctionWrapper()._func
 
 # If a worker fails or is lost, the collectives of the others end with an error that says why.
 CONTEXT = tensorflow.python.eager.context:context
@@ -264,16 +277,8 @@ FUTURES = keras:callbacks.CallbackList()._futures
 
 # The size of a dataset's batches, to convert the position if another number of workers resumes.
 ORIGINAL_DATASET = tensorflow.python.distribute.input_lib:DistributedDataset()._original_dataset
-OPTIONS_DATASET = tensorflow.python.data.ops.dataset_ops:_OptionsDataset
-MAP_DATASET = tensorflow.python.data.ops.map_op:_MapDataset
-PARALLEL_MAP_DATASET = tensorflow.python.data.ops.map_op:_ParallelMapDataset
-PREFETCH_DATASET = tensorflow.python.data.ops.prefetch_op:_PrefetchDataset
-BATCH_DATASET = tensorflow.python.data.ops.batch_op:_BatchDataset
-PARALLEL_BATCH_DATASET = tensorflow.python.data.ops.batch_op:_ParallelBatchDataset
 PADDED_BATCH_DATASET = tensorflow.python.data.ops.padded_batch_op:_PaddedBatchDataset
 SPARSE_BATCH_DATASET = tensorflow.python.data.ops.sparse_batch_op:_DenseToSparseBatchDataset
-BATCH_SIZE = tensorflow.python.data.ops.batch_op:_BatchDataset()._batch_size
-INPUT_DATASETS = tensorflow:data.Dataset._inputs(self)
 TENSOR_PROTO = tensorflow.core.framework.tensor_pb2:TensorProto
 """,
     OPTIONAL: """

@@ -35,7 +35,12 @@ def make_function(kind: str, original: Any, model: Any, force: bool = False) -> 
     if force or getattr(model, name) is None:
         setattr(model, name, model.distribute_strategy.make_function(model, kind))
         _made.setdefault(model, set()).add(kind)
-    return getattr(model, name)
+    function = getattr(model, name)
+    unread = getattr(model.distribute_strategy, "unread", None)
+    if unread is not None and hasattr(function, "choose_data"):
+        model.distribute_strategy.unread = None
+        function.choose_data(unread)
+    return function
 
 
 def check_functions(method: str, model: Any) -> None:

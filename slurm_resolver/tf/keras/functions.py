@@ -16,6 +16,7 @@ from slurm_resolver.tf.keras.configuration import describe_model
 from slurm_resolver.tf.keras.drift import REMEDY, Drift, compare_entries
 from slurm_resolver.tf.keras.patches import patch_metrics
 from slurm_resolver.tf.keras.sharing import (
+    TENSORS,
     Share,
     count_rows,
     have_other_rows,
@@ -27,6 +28,7 @@ from slurm_resolver.tf.keras.sharing import (
 from slurm_resolver.tf.keras.step import (
     Step,
     all_reduce,
+    gather_rows,
     replica_number,
     run_in,
     run_in_replicas,
@@ -60,37 +62,45 @@ _OF_VARIABLES = (
 def _part(
     strategy: Any, model: Any, share: Share, whole: bool, comparison: Comparison
 ) -> tuple[Any, Step]:
-    """Returns a replica's part of a batch, and its step."""
-    replicas = strategy.sharing.replicas
+    """Returns a replica's part of a batch, and its step.
+
+    Replica r of R has the rows r, r + R, r + 2 R, and so on.
+    """
+    sharing = strategy.sharing
     replica = replica_number()
-    rows = count_rows(share.batch)
-    start = rows * replica // replicas
-    stop = rows * (replica + 1) // replicas
-    # For no rows, many layers and losses return NaN. It is a tensor if a number of rows is unknown.
-    repeated = whole or rows < replicas
-    others = have_other_rows(share.batch)
-    if not isinstance(others, bool):
-        repeated = tf.logical_or(repeated, others)
-    if isinstance(repeated, bool):
-        start, stop = (0, rows) if repeated else (start, stop)
-    else:
-        start = tf.where(repeated, 0, start)
-        stop = tf.where(repeated, rows, stop)
+    batch = share.batch
+    rows = count_rows(batch)
+    first = replica
+    stride = sharing.replicas
+    if share.rows is not None:  # the worker has no rows but those of its replicas
+        rows = share.rows
+        first = replica - sharing.first
+        stride = sharing.local
+    own = (rows + sharing.replicas - 1 - replica) // sharing.replicas
+    places = tf.range(own) * sharing.replicas + replica
+    others = share.rows is None and have_other_rows(batch)
+    repeated = whole or others
+    has_rows = isinstance(rows, int) and rows >= sharing.replicas and repeated is False
+    count = tf.cast(own, tf.int32)
     if not whole and not tf.executing_eagerly():
         # The number of rows must not be a constant: the analysis would not know it from others.
-        stop = tf.compat.v1.placeholder_with_default(tf.cast(stop, tf.int32), [])
+        count = tf.compat.v1.placeholder_with_default(count, [])
     with tf.device("/cpu:0"):  # other rows need not be copied to a GPU
-        part = share.batch if whole else part_of_batch(share.batch, start, stop)
-    return part, Step(
+        if not whole or share.rows is not None:
+            batch = part_of_batch(batch, count, first, stride, others)
+        if whole and share.rows is not None:
+            batch = tf.nest.map_structure(lambda one: gather_rows(one, places, rows), batch)
+    return batch, Step(
         model,
         replica,
         rows=tf.cast(rows, tf.int32),
-        first=tf.cast(start, tf.int32),
-        own=tf.cast(stop - start, tf.int32),
+        own=tf.where(repeated, rows, own),
+        places=places,
         repeated=repeated,
+        has_rows=has_rows,
         comparison=comparison,
         digest=share.digest,
-        names=names_of_tensors(share.batch),
+        names=names_of_tensors(share),
         whole=whole,
     )
 
@@ -105,8 +115,8 @@ def _own(strategy: Any, model: Any, part: Any, comparison: Comparison) -> tuple[
         model,
         replica,
         rows=tf.reduce_sum(counts),
-        first=tf.reduce_sum(counts[:replica]),
         own=own,
+        places=tf.range(own) + tf.reduce_sum(counts[:replica]),
         repeated=False,
         comparison=comparison,
     )
@@ -194,7 +204,7 @@ class StepFunction:
 
     def _take(self, iterator: Any, count: int) -> Any:
         of_data = isinstance(iterator, (tf.data.Iterator, tf.distribute.DistributedIterator))
-        by_batch = count == 1 and isinstance(iterator, tf.data.Iterator) and keras_takes_batches()
+        by_batch = isinstance(iterator, tf.data.Iterator) and self._takes_batches(count)
         if of_data and not (by_batch or self._model.run_eagerly):
             return self._call("_on_iterator", iterator)
         logs = None
@@ -204,8 +214,39 @@ class StepFunction:
             raise StopIteration
         return logs
 
+    def _takes_batches(self, count: int) -> bool:
+        """Whether the steps of a call take batches, as Keras reads them, and not an iterator."""
+        return self._kind == "predict" or (count == 1 and keras_takes_batches())
+
+    def choose_data(self, data: Any) -> None:
+        """Lets Keras read whole batches if a step must compute them.
+
+        Args:
+            data: Keras' iterator over epochs, which has read nothing yet.
+        """
+        shares = borrowed.DISTRIBUTED_DATASET.of(data)
+        if not hasattr(shares, "undivided"):
+            return
+        if not self._model.run_eagerly:
+            if self._takes_batches(self._model.steps_per_execution):
+                self._trace("_on_batch", shares.element_spec)
+            else:
+                # An iterator would make a shuffled dataset begin its next epoch.
+                self._trace("_on_iterator", tf.data.IteratorSpec(shares.element_spec))
+        if self._whole is not None:
+            borrowed.DISTRIBUTED_DATASET.set(data, shares.undivided)
+
     def _call(self, name: str, data: Any) -> Any:
-        """Calls a function, which is traced before the first call until it makes no variable."""
+        """Calls a function, which is traced before the first call."""
+        self._trace(name, data)
+        try:
+            return getattr(self, name)(data)
+        except ComputeWholeError as error:  # in a step that runs eagerly
+            self._make_functions(error)
+            return getattr(self, name)(data)
+
+    def _trace(self, name: str, data: Any) -> None:
+        """Traces a function until it makes no variable."""
         while name not in self._traced:
             made = self._made
             try:
@@ -229,11 +270,6 @@ class StepFunction:
                 self._make_functions(self._whole)
             else:
                 self._traced.add(name)
-        try:
-            return getattr(self, name)(data)
-        except ComputeWholeError as error:  # in a step that runs eagerly
-            self._make_functions(error)
-            return getattr(self, name)(data)
 
     def _make_variable(self, make: Method, **given: Any) -> Any:
         """Makes a variable outside the graph of a step, where its initial value can be computed."""
@@ -348,8 +384,7 @@ def _statistics(model: Any) -> list[Any]:
 
 def as_tensor(value: Any) -> Any:
     """Converts a number, array or variable."""
-    kept = (tf.Tensor, tf.RaggedTensor, tf.SparseTensor)
-    return value if value is None or isinstance(value, kept) else tf.convert_to_tensor(value)
+    return value if value is None or isinstance(value, TENSORS) else tf.convert_to_tensor(value)
 
 
 def _shared(batch: Any) -> Any:

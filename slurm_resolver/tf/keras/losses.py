@@ -12,7 +12,7 @@ from typing import Any, Callable
 import tensorflow as tf
 
 from slurm_resolver.tf.keras.step import Step
-from slurm_resolver.tf.keras.verdicts import ComputeWholeError, is_gathered, known
+from slurm_resolver.tf.keras.verdicts import ComputeWholeError, gather, known
 from slurm_resolver.tf.rows.values import MEAN, Kind
 
 Method = Callable[..., Any]
@@ -29,10 +29,11 @@ def loss(
     try:
         return as_mean(step, found, "a loss", certain=True)
     except ComputeWholeError:
-        if not all(is_gathered(step, part) for part in tf.nest.flatten(parts)):
-            raise
+        gathered = tf.nest.map_structure(
+            lambda part: gather(step, part, "an argument of a loss"), parts
+        )
     with step.setting("nested"):
-        whole = original(loss, *step.gather_structure(parts))
+        whole = original(loss, *gathered)
     # Its gradient is that of this replica's rows, and is weighted as all gradients are.
     factor = tf.cast(tf.math.divide_no_nan(1.0, step.share) - 1, whole.dtype)
     return step.declare(whole + factor * (whole - tf.stop_gradient(whole)), MEAN)

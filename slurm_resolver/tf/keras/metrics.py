@@ -1,25 +1,23 @@
 """Metrics, whose results are those of the whole batch in all replicas.
 
-In a split step, a metric of Keras is updated with this replica's rows, and then with what all
-others have added. Each replica updates a custom metric with all rows.
+In a split step, a metric is updated with this replica's rows, and then with what all others have
+added, if the analysis of the update shows that this adds up. Each replica updates other metrics
+with all rows.
 """
 
 from __future__ import annotations
 
-from contextvars import ContextVar
+import functools
 from typing import Any, Callable
 
 import tensorflow as tf
 
-from slurm_resolver.tf.keras import borrowed, is_coordinated
-from slurm_resolver.tf.keras.step import Step, add_up, is_in_replica
-from slurm_resolver.tf.keras.verdicts import known, refuse, together
-from slurm_resolver.tf.rows.values import SAME, Kind
+from slurm_resolver.tf.keras import borrowed, is_coordinated, loops
+from slurm_resolver.tf.keras.step import Factor, Step, is_in_replica
+from slurm_resolver.tf.keras.verdicts import together
+from slurm_resolver.tf.rows.values import SAME, SUM, Kind, Value
 
 Method = Callable[..., Any]
-
-# Whether `_update_in_replicas` is updating a metric.
-_nested: ContextVar[bool] = ContextVar("nested", default=False)
 
 
 def add_variable(
@@ -39,78 +37,57 @@ def add_variable(
 
 def _update_state(step: Step, original: Method, metric: Any, *args: Any, **kwargs: Any) -> None:
     """Updates a metric with this replica's rows, or with those of all replicas."""
-    import keras
-
     if step.nested:
         original(metric, *args, **kwargs)
         return
-    alone = False  # whether each replica adds its own rows
+    factors: dict[int, Factor] | None = {}
     if not step.whole:
-        owner = next(kind for kind in type(metric).__mro__ if "update_state" in vars(kind))
-        if _is_custom(metric):
-            args, kwargs = tf.nest.map_structure(
-                lambda value: together(step, value, f"an argument of {metric.name!r}"),
-                (args, kwargs),
-            )
-        elif owner in (keras.metrics.Mean, keras.metrics.Sum):
-            args = _number(step, metric, *args, **kwargs)
-            kwargs = {}
-            alone = True
-        else:
-            _check_rows(step, metric, tf.nest.flatten((args, kwargs)))
-            alone = True
-    if alone or step.whole:
-        step.change(metric.variables)
+        factors = _factors(step, metric, functools.partial(original, metric, *args, **kwargs))
+    if factors is None:
+        what = f"an argument of the metric {metric.name!r}"
+        args, kwargs = tf.nest.map_structure(
+            lambda value: together(step, value, what), (args, kwargs)
+        )
+    else:
+        step.change(metric.variables, factors)
     with step.setting("nested"):
         original(metric, *args, **kwargs)
-    if alone or step.whole:
-        step.change(metric.variables, made=True)
+    if factors is not None:
+        step.change(metric.variables, factors, made=True)
 
 
-def _is_custom(metric: Any) -> bool:
-    """Whether a metric has code that is not Keras'; that of Keras only adds up its rows."""
-    function = borrowed.METRIC_FUNCTION.of(metric, None)
-    for part in (type(metric).update_state, function):
-        module = getattr(part, "__module__", None) or type(part).__module__
-        if part is not None and not module.startswith("keras."):
-            return True
-    return False
+def _factors(step: Step, metric: Any, update: Callable[[], object]) -> dict[int, Factor] | None:
+    """Returns how the changes of a metric's variables by all replicas are added up.
+
+    The update is traced in a graph of its own, in which the analysis of rows finds what is added to
+    each variable. None if that does not add up to what one update with all rows adds.
+    """
+    if step.analysis is None:
+        return None
+    graph = borrowed.FUNCTION_GRAPH.get()(metric.name)
+    with graph.as_default(), step.setting("nested"):
+        update()
+    of_handles = {
+        id(component.handle): id(variable)
+        for variable in metric.variables
+        for component in step.components(variable)
+    }
+    factors: dict[int, Factor] = {}
+    for assignment in step.analysis.assigned(graph):
+        factor = _factor(assignment.added)
+        variable = of_handles.get(id(assignment.handle))
+        if factor is None or variable is None or factors.setdefault(variable, factor) != factor:
+            return None
+    return factors
 
 
-def _check_rows(step: Step, metric: Any, values: Any) -> None:
-    """Raises ComputeWholeError unless a metric of Keras gets tensors of the same rows."""
-    what = f"an argument of the metric {metric.name!r}"
-    layouts = set()
-    for value in filter(tf.is_tensor, values):
-        found = known(step, value, what)
-        by_row = found.kind is Kind.ROWS and not found.axis and not found.power
-        layouts.update([found.layout] if by_row else [])
-        if len(layouts) > 1 or not (by_row or (found.is_plain and value.shape.rank == 0)):
-            raise refuse(what, found)
-
-
-def _number(step: Step, metric: Any, values: Any, sample_weight: Any = None) -> tuple[Any, Any]:
-    """Returns a value and its weight, which all replicas add up to those of the whole batch."""
-    what = f"the number given to the metric {metric.name!r}"
-    values = tf.convert_to_tensor(values)
-    value = known(step, values, what)
-    weight = SAME
-    if sample_weight is not None:
-        sample_weight = tf.convert_to_tensor(sample_weight)
-        weight = known(step, sample_weight, what, certain=step.analysis is not None)
-    counts = weight.kind is Kind.NUMBERS and weight.power_of_numbers == 1
-    by_row = value.kind is Kind.ROWS and not value.power
-    weighted = weight.is_plain or (not weight.power and weight.layout == value.layout)
-    if (by_row and weighted) or (value.is_mean and counts):
-        return values, sample_weight
-    is_sum = value.kind is Kind.SUM and not value.power
-    if not weight.is_plain or not (value.is_plain or value.is_mean or is_sum):
-        raise refuse(what, value if weight.is_plain else weight)
-    if is_sum:
-        values *= tf.cast(tf.math.divide_no_nan(1.0, step.share), values.dtype)
-    if sample_weight is None:
-        return values, tf.fill(tf.shape(values)[:1], step.share)
-    return values, sample_weight * tf.cast(step.share, sample_weight.dtype)
+def _factor(added: Value) -> Factor | None:
+    """Returns how to add up what all replicas add to a variable; None if it does not add up."""
+    if added == SUM or (added.kind is Kind.NUMBERS and added.power_of_numbers == 1):
+        return Factor.ONE
+    if added.is_mean:
+        return Factor.SHARE
+    return Factor.FIRST if added.is_plain else None
 
 
 def _result(step: Step, original: Method, metric: Any) -> Any:
@@ -134,26 +111,12 @@ def _update(original: Method, metric: Any, *args: Any, **kwargs: Any) -> None:
     worker adds between reading and writing would be lost.
     """
     replicas = is_in_replica() and getattr(tf.distribute.get_strategy(), "sharing", None)
-    if replicas and replicas.replicas > 1 and not _nested.get():
-        _update_in_replicas(original, metric, *args, **kwargs)
+    if replicas and replicas.replicas > 1:
+        loops.update_state(original, metric, *args, **kwargs)
     elif is_coordinated() and all(map(_is_stored, metric.variables)):
         _update_at_once(original, metric, *args, **kwargs)
     else:
         original(metric, *args, **kwargs)
-
-
-def _update_in_replicas(original: Method, metric: Any, *args: Any, **kwargs: Any) -> None:
-    before = {id(one): tf.convert_to_tensor(one.value) for one in metric.variables}
-    token = _nested.set(True)  # a metric of Keras calls the method of its base class
-    try:
-        original(metric, *args, **kwargs)
-    finally:
-        _nested.reset(token)
-    variables = metric.variables
-    old = [before.get(id(one), tf.zeros(one.shape, one.dtype)) for one in variables]
-    changes = [one.value - value for one, value in zip(variables, old)]
-    for variable, value, total in zip(variables, old, add_up(changes)):
-        variable.value.assign(value + total)
 
 
 def _update_at_once(original: Method, metric: Any, *args: Any, **kwargs: Any) -> None:
@@ -184,6 +147,6 @@ def _is_stored(variable: Any) -> bool:
 # By a metric's method: its replacement in a step, and elsewhere.
 REPLACEMENTS: dict[str, tuple[Method, Method | None]] = {
     "update_state": (_update_state, _update),
-    "reset_state": (_reset_state, None),
-    "result": (_result, None),
+    "reset_state": (_reset_state, loops.reset_state),
+    "result": (_result, loops.result),
 }

@@ -19,17 +19,17 @@ from slurm_resolver.slurm.step import SlurmStep
 from slurm_resolver.tf import progress
 from slurm_resolver.tf.exchange import Workers
 from slurm_resolver.tf.keras import borrowed
+from slurm_resolver.tf.keras.division import share_out
 from slurm_resolver.tf.keras.functions import StepFunction
+from slurm_resolver.tf.keras.loops import adding_up
 from slurm_resolver.tf.keras.patches import prepare
-from slurm_resolver.tf.keras.sharing import Sharing, share_dataset
+from slurm_resolver.tf.keras.sharing import NO_SEED, Sharing
 from slurm_resolver.tf.resolver import SlurmClusterResolver
 from slurm_resolver.tf.start import choose_communication, starting_together
 
 _JOBS = ("chief", "worker")  # the jobs whose tasks train together
 # The types of numbers that TensorFlow's CollectiveBcastSend takes.
 _BROADCAST = (tf.bool, tf.float16, tf.float32, tf.float64, tf.int32, tf.int64)
-# TensorFlow's global seed for operations with a seed, if the program sets no global seed.
-_NO_SEED = 87654321
 
 
 class MultiWorkerMirroredStrategy(
@@ -109,8 +109,8 @@ class MultiWorkerMirroredStrategy(
         progress.start(cluster_resolver, on_stall)
 
     def share_out(self, dataset: Any) -> Any:
-        """Returns what Keras 3 reads in this worker: each batch, of which it takes its rows."""
-        shares = share_dataset(dataset)
+        """Returns what Keras 3 reads in this worker: its rows of each batch, or all of them."""
+        shares = share_out(dataset, self.sharing)
         return self.experimental_distribute_dataset(dataset) if shares is None else shares
 
     def _create_together(self, create: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
@@ -125,6 +125,13 @@ class MultiWorkerMirroredStrategy(
             functools.partial(_describe_variable, kwargs),
             functools.partial(create, *args, **kwargs),
         )
+
+    def run(self, fn: Any, *args: Any, **kwargs: Any) -> Any:
+        """Runs a function in each replica, as TensorFlow's class does; see its arguments.
+
+        Metrics of Keras 3 that it updates have the same values in all workers afterwards.
+        """
+        return super().run(adding_up(fn) if self.sharing.replicas > 1 else fn, *args, **kwargs)
 
     def make_function(self, model: Any, kind: str) -> Any:
         """Returns a Keras model's function for a "train", "test" or "predict" step."""
@@ -185,7 +192,7 @@ def _agree_on_seeds(workers: Workers) -> None:
     """Gives all workers the same random numbers, unless the program has seeded them alike.
 
     Keras draws its seeds from Python's generator. The seed is the job's, and stays the same when
-    the job is requeued. TensorFlow's is `_NO_SEED`, which keeps what operations with a seed of
+    the job is requeued. TensorFlow's is `NO_SEED`, which keeps what operations with a seed of
     their own draw, such as ``shuffle(n, seed=1)``.
     """
     seed = zlib.crc32((SlurmStep.read().job_id or "").encode())
@@ -196,8 +203,8 @@ def _agree_on_seeds(workers: Workers) -> None:
         random.seed(seed)
     if len(set(numpy)) > 1:
         np.random.seed(seed)
-    if set(tensorflow) == {_NO_SEED}:
-        tf.random.set_seed(_NO_SEED)
+    if set(tensorflow) == {NO_SEED}:
+        tf.random.set_seed(NO_SEED)
 
 
 def _end_by_sigterm() -> None:

@@ -134,6 +134,9 @@ def _patch_steps() -> None:
         (borrowed.CALL_FUNCTION, _call_in_step),
         # Replicas draw different masks from equal seeds. Until Keras' seeds know the replica.
         (borrowed.NEXT_SEED, _next_seed),
+        # Where each replica computes all rows, a tf.random.Generator draws as in one process. Until
+        # TensorFlow's does so for equal rows.
+        (borrowed.KEY_OF_REPLICA, _key_of_replica),
     )
     for name, replacement in changes:
         _wrap(name.owner(), name.name, _in_steps(replacement))
@@ -197,11 +200,14 @@ def _in_steps(replacement: Method, outside: Method | None = None) -> Method:
 def _share_out(
     original: Method, iterator: Any, distribute_strategy: Any = None, *args: Any, **kwargs: Any
 ) -> None:
-    if distribute_strategy in strategies:
-        distribute_strategy = types.SimpleNamespace(
-            experimental_distribute_dataset=distribute_strategy.share_out
-        )
-    original(iterator, distribute_strategy, *args, **kwargs)
+    if distribute_strategy not in strategies:
+        original(iterator, distribute_strategy, *args, **kwargs)
+        return
+    shares_out = types.SimpleNamespace(
+        experimental_distribute_dataset=distribute_strategy.share_out
+    )
+    original(iterator, shares_out, *args, **kwargs)
+    distribute_strategy.unread = iterator  # until the function is made that reads it
 
 
 def _build_without_data(original: Method, model: Any, **given: Any) -> None:
@@ -308,6 +314,10 @@ def _apply_scaled(
 def _next_seed(step: Step, original: Method, generator: Any, *args: Any, **kwargs: Any) -> Any:
     seed = original(generator, *args, **kwargs)
     return seed + tf.cast(tf.stack([1_000_003 * step.draw, 0]), seed.dtype)
+
+
+def _key_of_replica(step: Step, original: Method, generator: Any, key: Any) -> Any:
+    return key if step.whole else original(generator, key)
 
 
 def _capture_outside(graph: Any, *args: Any, **kwargs: Any) -> Any:

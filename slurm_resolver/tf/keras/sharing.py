@@ -12,21 +12,29 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 from slurm_resolver.tf.keras import borrowed
-from slurm_resolver.tf.keras.origins import Origin, find_origins, serialized_graph
+from slurm_resolver.tf.keras.origins import Origin, find_origins
 
+# TensorFlow's global seed for operations with a seed, if the program sets no global seed.
+NO_SEED = 87654321
 _DIGESTS = 2**24 - 3  # exact as float32
 _SMALL = 16  # numbers in a row, up to which all rows are compared
 FINGERPRINT = 3  # numbers in the fingerprint of a tensor
+TENSORS = (tf.Tensor, tf.RaggedTensor, tf.SparseTensor)
 
 
 class Share(NamedTuple):
-    """A global batch as every worker reads it, with the fingerprints of its tensors.
+    """A global batch as a worker reads it.
 
-    The digest is a float32 tensor of shape (tensors with rows, FINGERPRINT).
+    Attributes:
+        digest: fingerprints, float32 of shape (tensors with rows, FINGERPRINT): of the batch's
+            tensors, or of those that its rows are made of.
+        batch: all rows, or those of this worker's replicas.
+        rows: the number of all rows, int32, if the batch has only those of this worker.
     """
 
     digest: Any
     batch: Any
+    rows: Any = None
 
 
 class Sharing(NamedTuple):
@@ -67,8 +75,11 @@ def fingerprint(value: Any, origin: Origin) -> Any:
     )
 
 
-def names_of_tensors(batch: Any) -> list[str]:
+def names_of_tensors(share: Share) -> list[str]:
     """Returns the part of each tensor that has rows, such as "x", in the fingerprints' order."""
+    if share.rows is not None:
+        return ["data"] * int(share.digest.shape[0])
+    batch = share.batch
     parts = batch if isinstance(batch, tuple) else (batch,)
     return [
         name
@@ -78,18 +89,13 @@ def names_of_tensors(batch: Any) -> list[str]:
     ]
 
 
-def share_dataset(dataset: tf.data.Dataset) -> tf.data.Dataset | None:
-    """Returns the dataset of shares, with the given one as its attribute `whole_batches`.
+def share_dataset(dataset: tf.data.Dataset, generated: bool) -> tf.data.Dataset:
+    """Returns the dataset of shares that have all rows of each batch.
 
-    None stands for a dataset from which each worker reads its own files or data, or batches of a
-    tf.data service.
+    Args:
+        dataset: of batches.
+        generated: whether a Python generator makes it.
     """
-    graph = serialized_graph(dataset)
-    policy = tf.data.experimental.AutoShardPolicy
-    of_dataset = dataset.options().experimental_distribute.auto_shard_policy
-    if of_dataset not in (policy.AUTO, policy.DATA) or b"DataServiceDataset" in graph:
-        return None
-    generated = b"GeneratorDataset" in graph
     while generated and isinstance(dataset, borrowed.PREFETCHED.get()):
         (dataset,) = borrowed.INPUTS.of(dataset)()
     single = not isinstance(dataset.element_spec, tuple)
@@ -98,13 +104,10 @@ def share_dataset(dataset: tf.data.Dataset) -> tf.data.Dataset | None:
     def shared(*elements: Any) -> Share:
         return share(elements[0] if single else elements, origins)
 
-    shares = dataset.map(shared)
     # The next reader of a generator does not get the batches that were read ahead. Their number is
     # random, so the workers would be at different batches.
-    if not generated:
-        shares = shares.prefetch(tf.data.AUTOTUNE)
-    shares.whole_batches = dataset
-    return shares
+    shares = dataset.map(shared)
+    return shares if generated else shares.prefetch(tf.data.AUTOTUNE)
 
 
 def count_rows(batch: Any) -> Any:
@@ -125,21 +128,44 @@ def have_other_rows(batch: Any) -> Any:
     return tf.reduce_any(tf.not_equal(sizes, sizes[0]))
 
 
-def part_of_batch(batch: Any, start: Any, stop: Any) -> Any:
-    """Returns some rows of each of a batch's tensors."""
+def part_of_batch(batch: Any, count: Any, first: Any, stride: int, repeated: Any) -> Any:
+    """Returns some rows of each of a batch's tensors.
+
+    Args:
+        batch: a structure of tensors.
+        count: the number of rows; for 0, the first row of the batch is returned.
+        first: the number of the first row.
+        stride: the difference between the numbers of two rows.
+        repeated: whether to return all rows instead.
+    """
+    first = tf.where(count > 0, first, 0)
+    count = tf.maximum(count, 1)
 
     def part(value: Any) -> Any:
         if not _has_rows(value):
             return value
-        if not isinstance(value, tf.SparseTensor):
-            return value[start:stop]
-        begin = tf.concat([[start], tf.zeros_like(value.dense_shape[1:], tf.int32)], axis=0)
-        size = tf.concat([[stop - start], tf.cast(value.dense_shape[1:], tf.int32)], axis=0)
-        rows = tf.sparse.slice(value, tf.cast(begin, tf.int64), tf.cast(size, tf.int64))
-        rows.set_shape([None, *value.shape[1:]])
-        return rows
+        rows = count_rows(value)
+        numbers = tf.range(tf.where(repeated, rows, count))
+        numbers = numbers * tf.where(repeated, 1, stride) + tf.where(repeated, 0, first)
+        if isinstance(value, tf.SparseTensor):
+            return _rows_of_sparse(value, rows, numbers)
+        return tf.gather(value, numbers)
 
     return tf.nest.map_structure(part, batch)
+
+
+def _rows_of_sparse(value: Any, rows: Any, numbers: Any) -> Any:
+    """Returns some rows of a sparse tensor."""
+    chosen = tf.range(1, tf.size(numbers) + 1)
+    places = tf.scatter_nd(numbers[:, tf.newaxis], chosen, [rows])  # from 1; 0 if not chosen
+    found = tf.gather(places, value.indices[:, 0])
+    kept = tf.sparse.retain(value, found > 0)
+    row = tf.cast(tf.boolean_mask(found, found > 0) - 1, tf.int64)
+    indices = tf.concat([row[:, tf.newaxis], kept.indices[:, 1:]], axis=1)
+    shape = tf.concat([tf.size(numbers, tf.int64)[tf.newaxis], value.dense_shape[1:]], axis=0)
+    part = tf.SparseTensor(indices, kept.values, shape)
+    part.set_shape([None, *value.shape[1:]])
+    return part
 
 
 def without_optionals(batch: Any) -> Any:
@@ -150,6 +176,4 @@ def without_optionals(batch: Any) -> Any:
 
 
 def _has_rows(value: Any) -> bool:
-    return (
-        isinstance(value, (tf.Tensor, tf.RaggedTensor, tf.SparseTensor)) and value.shape.rank != 0
-    )
+    return isinstance(value, TENSORS) and value.shape.rank != 0

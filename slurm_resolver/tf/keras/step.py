@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Iterable, Iterator, Sequence
+import enum
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Callable
 
 import tensorflow as tf
@@ -18,6 +19,15 @@ from slurm_resolver.tf.keras import borrowed
 from slurm_resolver.tf.keras.comparison import Comparison
 from slurm_resolver.tf.rows.analysis import Analysis
 from slurm_resolver.tf.rows.values import SAME, Value
+
+
+class Factor(enum.Enum):
+    """By what a replica's addition to a variable is multiplied before the additions are summed."""
+
+    ONE = enum.auto()  # each replica adds the part of its rows
+    SHARE = enum.auto()  # a mean over its rows, which is weighted by their number
+    FIRST = enum.auto()  # all replicas add the same, which counts once
+
 
 # The steps that are being traced, or run eagerly, in this process, by the replica's number.
 _current: dict[int, Step] = {}
@@ -29,12 +39,15 @@ class Step:
 
     model: Any
     replica: int  # this replica's number among all
-    rows: Any  # of the global batch, int32
-    first: Any  # row of this replica's part
-    own: Any  # the number of rows of this replica's tensors, int32
+    rows: Any  # their number in the global batch, int32
+    own: Any  # the number of those which this replica computes, int32
+    # The numbers of these rows in the global batch, int32. If there is none, the replica's tensors
+    # have the first row instead: for no rows, many layers and losses return NaN.
+    places: Any
     # Whether all replicas have all rows, of which those of the first replica count: a bool, or a
-    # tensor where the number of rows is not known.
+    # tensor where the first dimensions of a batch's tensors are not known.
     repeated: Any
+    has_rows: bool = False  # whether it is known that each replica has rows of its own
     comparison: Comparison | None = None  # of the workers' steps
     digest: Any = None  # of the global batch; None if each worker reads its own data
     names: Sequence[str] = ()  # of the tensors in the digest
@@ -54,10 +67,10 @@ class Step:
         self.count = tf.where(self.repeated, counted, self.own)
         # The share of this replica's rows in a mean over the rows of all, float32.
         self.share = tf.cast(self.own / self.rows, tf.float32)
-        self._shared = self.digest is not None  # whether all workers have read the same batch
         # By the id of a tensor or variable, which must live as long as the step.
         self._gathered: dict[int, tuple[Any, Any]] = {}
         self._before: dict[int, Any] = {}  # values of metrics' variables, the same in all replicas
+        self._factors: dict[int, Factor] = {}
         self._changed: dict[int, Any] = {}  # variables to which this replica's rows have been added
         self.of_metrics: dict[int, Any] = {}  # all of the above
         self.keep(self.model.metrics_variables)
@@ -100,14 +113,8 @@ class Step:
         sent = value
         if value.dtype == tf.bool or (value.dtype.is_integer and value.dtype.size < 4):
             sent = tf.cast(value, tf.int32)
-        mine = tf.where(self.repeated, 0, self.own)
-        own = sent[:mine]
-        end = self.first + mine
-        padding = tf.zeros([tf.rank(sent) - 1, 2], tf.int32)
-        padding = tf.concat([[[self.first, self.rows - end]], padding], axis=0)
-        others = all_reduce(tf.pad(tf.stop_gradient(own), padding))
-        whole = tf.concat([others[: self.first], own, others[end:]], axis=0)
-        whole.set_shape([tf.get_static_value(self.rows), *sent.shape[1:]])
+        places = self.places[: tf.where(self.repeated, 0, self.own)]
+        whole = gather_rows(sent, places, self.rows)
         whole = whole if sent is value else tf.cast(whole, value.dtype)
         if not isinstance(self.repeated, bool):
             # The rows of the results need not be those of the batch.
@@ -118,20 +125,22 @@ class Step:
         self._gathered[id(value)] = value, whole
         return self.declare(whole, SAME)
 
-    def gather_structure(self, values: Any) -> Any:
-        """Gathers the tensors that have rows."""
-        return tf.nest.map_structure(
-            lambda value: self.gather(value) if self._has_rows(value) else value, values
-        )
+    def change(
+        self, variables: Iterable[Any], factors: Mapping[int, Factor], *, made: bool = False
+    ) -> None:
+        """Notes that metrics' variables get this replica's rows.
 
-    def _has_rows(self, value: Any) -> bool:
-        if not isinstance(value, tf.Tensor) or value.shape.rank == 0:
-            return False
-        return self.analysis is None or not self.analysis.value_of(value).is_plain
-
-    def change(self, variables: Iterable[Any], *, made: bool = False) -> None:
-        """Notes that metrics' variables get this replica's rows; `made` ones began as zeros."""
+        Args:
+            variables: of Keras.
+            factors: by the id of a variable, how the changes are added up. Without one, each
+                replica adds a part.
+            made: whether those that are not known yet have been made by the update, as zeros.
+        """
         self._check_compiler()
+        variables = list(variables)
+        given = {id(one): factors.get(id(one), Factor.ONE) for one in variables}
+        if any(self._factors.get(key, factor) != factor for key, factor in given.items()):
+            self.add_changes()
         for variable in variables:
             if id(variable) not in self._before:
                 zeros = tf.zeros(variable.shape, variable.dtype)
@@ -141,12 +150,14 @@ class Step:
                 )
             self._changed[id(variable)] = variable
             self.of_metrics[id(variable)] = variable
+        self._factors.update(given)
 
     def keep(self, variables: Iterable[Any]) -> None:
         """Notes that metrics' variables are already the same in all replicas."""
         for variable in variables:
             self._before[id(variable)] = tf.convert_to_tensor(variable.value)
             self._changed.pop(id(variable), None)
+            self._factors.pop(id(variable), None)
             self.of_metrics[id(variable)] = variable
 
     def add_changes(self) -> None:
@@ -158,10 +169,11 @@ class Step:
         changed = list(self._changed.values())
         statistics = self.statistics
         comparison = self.comparison
+        own = [self._addend(one) for one in changed]
         self._changed = {}
+        self._factors = {}
         self.statistics = []
         self.comparison = None
-        own = [self.counted(one.value - self._before[id(one)]) for one in changed]
         own += [self._weighted(tf.convert_to_tensor(one.value)) for one in statistics]
         if comparison is not None:
             own.append(comparison.row(self.replica, self.digest, self.names))
@@ -173,6 +185,19 @@ class Step:
         for variable, total in zip(changed, sums):
             variable.value.assign(self._before[id(variable)] + total)
         self.keep(changed)
+
+    def _addend(self, variable: Any) -> Any:
+        """Returns what this replica adds to a metric's variable."""
+        change = self.counted(variable.value - self._before[id(variable)])
+        factor = self._factors[id(variable)]
+        if factor is Factor.ONE:
+            return change
+        share = self.share if factor is Factor.SHARE else float(self.replica == 0)
+        return change * tf.cast(share, change.dtype)
+
+    def components(self, variable: Any) -> Any:
+        """Returns the variables of TensorFlow, one for each local replica, of one of Keras."""
+        return self.model.distribute_strategy.experimental_local_results(variable.value)
 
     def _check_compiler(self) -> None:
         if self.compiled_by_xla:
@@ -188,15 +213,34 @@ class Step:
     def counted(self, value: Any) -> Any:
         """Returns what this replica adds to a sum: zeros, or no slices, if its rows do not count.
 
-        For no rows, many layers and losses return NaN. A replica has none if workers read their own
-        data, and the data of one has ended.
+        A replica has none if a batch has fewer rows than there are replicas, or if workers read
+        their own data, and the data of one has ended.
         """
-        if self._shared and self.repeated is False:
+        if self.has_rows:
             return value
         if isinstance(value, tf.IndexedSlices):
             kept = tf.where(self.count > 0, tf.shape(value.indices)[0], 0)
             return tf.IndexedSlices(value.values[:kept], value.indices[:kept], value.dense_shape)
         return tf.where(self.count > 0, value, tf.zeros_like(value))
+
+
+def gather_rows(value: Any, places: Any, rows: Any) -> Any:
+    """Returns a tensor with all replicas' rows along axis 0.
+
+    Gradients flow into this replica's own rows.
+
+    Args:
+        value: a tensor that begins with this replica's rows.
+        places: the numbers of these rows among all.
+        rows: the number of all rows.
+    """
+    own = value[: tf.size(places)]
+    indices = places[:, tf.newaxis]
+    shape = tf.concat([[rows], tf.shape(value)[1:]], axis=0)
+    others = all_reduce(tf.scatter_nd(indices, tf.stop_gradient(own), shape))
+    whole = tf.tensor_scatter_nd_update(others, indices, own)
+    whole.set_shape([tf.get_static_value(rows), *value.shape[1:]])
+    return whole
 
 
 def add_up(values: Sequence[Any]) -> list[Any]:

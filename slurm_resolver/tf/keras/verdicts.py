@@ -16,12 +16,24 @@ from typing import Any, Callable
 import tensorflow as tf
 
 from slurm_resolver.tf.keras import borrowed
+from slurm_resolver.tf.keras.sharing import TENSORS
 from slurm_resolver.tf.keras.step import Step
 from slurm_resolver.tf.rows.analysis import Analysis
 from slurm_resolver.tf.rows.rules import sizes_of
 from slurm_resolver.tf.rows.values import COMPONENT, COUNT, MEAN, SAME, SUM, Kind, Value, rows
 
 _STEP = "run_in"  # the function of `step` that calls a replica's step
+
+
+# What a tensor is that cannot be put together, by its kind.
+_MEANINGS = {
+    Kind.SAME: "the same in all workers",
+    Kind.NUMBERS: "computed from the number of rows",
+    Kind.ROWS: "not one entry for each row",
+    Kind.SUM: "a sum over the rows, multiplied or divided by their number",
+    Kind.COMPONENT: "a part of a sparse or ragged tensor",
+    Kind.LIST: "a TensorList",
+}
 
 
 class ComputeWholeError(BaseException):
@@ -76,30 +88,35 @@ def together(step: Step, tensor: Any, what: str) -> Any:
     Raises:
         ComputeWholeError: if it cannot be put together.
     """
-    if step.whole or not isinstance(tensor, (tf.Tensor, tf.RaggedTensor, tf.SparseTensor)):
+    if step.whole or not isinstance(tensor, TENSORS):
         return tensor
     value = known(step, tensor, what)
-    if value.is_plain:
-        return tensor
     if value.is_mean:
         return step.mean(tensor)
     if value == SUM or (value.kind is Kind.NUMBERS and value.power_of_numbers == 1):
         return step.add([step.counted(tensor)])[0]
+    return gather(step, tensor, what)
+
+
+def gather(step: Step, tensor: Any, what: str) -> Any:
+    """Returns all replicas' rows of a tensor, or one that is the same in all replicas.
+
+    Raises:
+        ComputeWholeError: for any other tensor.
+    """
+    if not isinstance(tensor, TENSORS):
+        return tensor
+    value = known(step, tensor, what)
+    if value.is_plain:
+        return tensor
     if value == rows() and isinstance(tensor, tf.Tensor) and tensor.dtype != tf.string:
         return step.gather(tensor)
     raise refuse(what, value)
 
 
-def is_gathered(step: Step, part: Any) -> bool:
-    """Whether `Step.gather_structure` can put a part of the arguments of a loss together."""
-    if not isinstance(part, tf.Tensor):
-        return not isinstance(part, (tf.RaggedTensor, tf.SparseTensor))
-    return part.dtype != tf.string and known(step, part, "an argument of a loss") in (SAME, rows())
-
-
 def refuse(what: str, value: Value) -> ComputeWholeError:
     """Returns the error for a tensor that cannot be put together from the workers' parts."""
-    return ComputeWholeError(f"{what} is of the kind {value.kind.name.lower()}")
+    return ComputeWholeError(f"{what} is {_MEANINGS[value.kind]}")
 
 
 def _assumed(step: Step, tensor: Any) -> Value:
@@ -115,7 +132,7 @@ def _assumed(step: Step, tensor: Any) -> Value:
 
 def analysis_of(part: Any) -> Analysis:
     """Returns the analysis of a split step, given this replica's part of the batch."""
-    analysis = Analysis(tf.compat.v1.get_default_graph(), _graph_of_function)
+    analysis = Analysis(tf.compat.v1.get_default_graph(), graph_of_function)
     for value in filter(tf.is_tensor, tf.nest.flatten(part)):
         if isinstance(value, tf.Tensor):
             analysis.declare(value, rows() if value.shape.rank != 0 else SAME)
@@ -127,7 +144,8 @@ def analysis_of(part: Any) -> Analysis:
     return analysis
 
 
-def _graph_of_function(graph: Any, name: str) -> Any:
+def graph_of_function(graph: Any, name: str) -> Any:
+    """Returns the graph of a function that a graph calls; None if TensorFlow has none."""
     return getattr(borrowed.FUNCTION_OF_GRAPH.of(graph)(name), "graph", None)
 
 
@@ -139,14 +157,15 @@ def check_assignments(step: Step, statistics: Iterable[Any]) -> None:
     """
     if step.analysis is None:
         return
-    local = step.model.distribute_strategy.experimental_local_results
     exempt = {
         id(component.handle)
         for variable in (*statistics, *step.of_metrics.values())
-        for component in local(variable.value)
+        for component in step.components(variable)
     }
-    for operation, handle, value in step.analysis.assigned():
-        if value.is_plain or id(handle) in exempt:
+    for assignment in step.analysis.assigned():
+        operation = assignment.operation
+        value = assignment.value
+        if value.is_plain or id(assignment.handle) in exempt:
             continue
         line = line_of_program(operation)
         assumed = value.reason is not None and not value.reason.refuted

@@ -6,7 +6,7 @@ An `Analysis` is told which tensors are the batch, and derives all others when i
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any, Callable
+from typing import Any, Callable, NamedTuple
 
 import tensorflow as tf
 
@@ -41,9 +41,32 @@ class Analysis:
         """Returns what is known of a tensor."""
         return self._whole.value_of(tensor)
 
-    def assigned(self) -> Iterator[tuple[Any, Any, Value]]:
-        """Yields each operation of the step that changes a variable, its handle, and the value."""
-        return self._whole.assigned(self._graph.get_operations()[self._begin :])
+    def assigned(self, graph: Any = None) -> Iterator[Assignment]:
+        """Yields what changes variables, by default in the step.
+
+        Args:
+            graph: another one, which captures tensors of the step.
+        """
+        operations = (
+            graph.get_operations() if graph else self._graph.get_operations()[self._begin :]
+        )
+        return self._whole.assigned(operations)
+
+
+class Assignment(NamedTuple):
+    """An operation that changes a variable.
+
+    Attributes:
+        operation: of TensorFlow.
+        handle: of the variable, outside of all graphs.
+        value: what is known of the variable's new value, or of what decides about the change.
+        added: what is known of what is added to the variable; the kind UNKNOWN if it is replaced.
+    """
+
+    operation: Any
+    handle: Any
+    value: Value
+    added: Value
 
 
 class _Graph:
@@ -60,6 +83,7 @@ class _Graph:
         self._values = arguments
         self._handles: dict[Any, Any] = handles or {}
         self._called: dict[Any, list[_Graph]] = {}  # the functions that an operation calls
+        self._decides: dict[Any, Value] = {}  # a condition or loop that depends on the batch
         self.graph: Any = None
 
     def value_of(self, tensor: Any) -> Value:
@@ -102,7 +126,7 @@ class _Graph:
             for value in values:
                 if value.kind is Kind.UNKNOWN:
                     return value
-        if all(value == SAME for value in values) and operation.type not in FOLDED:
+        if all(value == SAME for value in values) and not _is_of_constants(operation):
             if operation.type in STATEFUL or not operation.op_def.is_stateful:
                 return SAME
             raise UnprovenError("it may differ from worker to worker")
@@ -135,7 +159,9 @@ class _Graph:
             self._call(operation, name, values, first=1) for name in ("then_branch", "else_branch")
         ]
         if not values[0].is_plain:
-            return [_decides(operation, values[0], "a condition")] * len(operation.outputs)
+            decides = _decides(operation, values[0], "a condition")
+            self._decides[operation] = decides
+            return [decides] * len(operation.outputs)
         return [_joined(operation, *pair) for pair in zip(*branches)]
 
     def loop(self, operation: Any, values: list[Value]) -> list[Value]:
@@ -151,23 +177,45 @@ class _Graph:
             raise UnprovenError("a loop with another value in each round")
         ends = self._call(operation, "cond", values)[0]
         if not ends.is_plain:
-            return [_decides(operation, ends, "the end of a loop")] * len(values)
+            decides = _decides(operation, ends, "the end of a loop")
+            self._decides[operation] = decides
+            return [decides] * len(values)
         return values
 
     # --- Variables -------------------------------------------------------------------------------
 
-    def assigned(self, operations: Sequence[Any]) -> Iterator[tuple[Any, Any, Value]]:
+    def assigned(self, operations: Sequence[Any], decides: Value = SAME) -> Iterator[Assignment]:
+        """Yields what changes variables.
+
+        Args:
+            decides: what is known of the conditions around the operations.
+        """
         for operation in operations:
-            if operation.type in _CALLS:
-                values = [self.value_of(one) for one in operation.inputs]
-                if operation not in self._called:
-                    _CALLS[operation.type](self, operation, values)
-                for inner in self._called[operation]:
-                    yield from inner.assigned(inner.graph.get_operations())
+            if operation.type in _CALLS and operation.op_def.is_stateful:
+                yield from self._assigned_in_call(operation, decides)
             elif operation.type.startswith(_CHANGING) and not operation.outputs:
                 values = [self.value_of(one) for one in list(operation.inputs)[1:]]
-                value = next((one for one in values if not one.is_plain), SAME)
-                yield operation, self._handle_of(operation.inputs[0]), value
+                value = next((one for one in (decides, *values) if not one.is_plain), SAME)
+                added = _added(operation)
+                yield Assignment(
+                    operation,
+                    self._handle_of(operation.inputs[0]),
+                    value,
+                    added=_REPLACED if added is None or decides != SAME else self.value_of(added),
+                )
+
+    def _assigned_in_call(self, operation: Any, decides: Value) -> Iterator[Assignment]:
+        values = [self.value_of(one) for one in operation.inputs]
+        try:
+            if operation not in self._called:
+                _CALLS[operation.type](self, operation, values)
+        except UnprovenError as error:
+            yield Assignment(operation, None, _unknown(operation, error), added=_REPLACED)
+            return
+        for inner in self._called[operation]:
+            yield from inner.assigned(
+                inner.graph.get_operations(), self._decides.get(operation, decides)
+            )
 
     def _handle_of(self, tensor: Any) -> Any:
         """Returns the handle outside of all graphs that a tensor stands for, if it is one."""
@@ -180,6 +228,9 @@ class _Graph:
             tensor = outer[0]
         return tensor
 
+
+# What is known of what is added to a variable that gets another value.
+_REPLACED = Value(Kind.UNKNOWN, reason=Reason("a new value", refuted=True))
 
 _CALLS: dict[str, Callable[[_Graph, Any, list[Value]], list[Value]]] = {
     "PartitionedCall": _Graph.call,
@@ -205,6 +256,32 @@ def _argument(placeholder: Any) -> Value:
     if placeholder.dtype == tf.resource or any(inner is placeholder for _, inner in captures):
         return SAME  # a variable, or a constant made outside of all graphs
     raise UnprovenError("an argument of a function or loop that is being traced")
+
+
+def _is_of_constants(operation: Any) -> bool:
+    """Whether sizes may be computed of what an operation computes from constants."""
+    return (
+        operation.type in FOLDED
+        and operation.outputs[0].dtype.is_integer
+        and all(tensor.op.type == "Const" for tensor in operation.inputs)
+    )
+
+
+def _added(operation: Any) -> Any:
+    """Returns the tensor that an operation adds to a variable; None if it does something else."""
+    handle, value = list(operation.inputs)[:2]
+    if operation.type in ("AssignAddVariableOp", "AssignSubVariableOp"):
+        return value
+    if operation.type != "AssignVariableOp" or value.op.type not in ("AddV2", "Sub"):
+        return None
+    for one, other in (tuple(value.op.inputs), tuple(value.op.inputs)[::-1]):
+        while one.op.type == "Identity":
+            (one,) = one.op.inputs
+        if one.op.type == "ReadVariableOp" and one.op.inputs[0] is handle:
+            return other
+        if value.op.type == "Sub":
+            break  # only the first one is kept
+    return None
 
 
 def _unknown(operation: Any, error: UnprovenError) -> Value:

@@ -65,7 +65,7 @@ DIVIDING = _names("Div DivNoNan RealDiv")
 FACTORS = DIVIDING | MATRIX_PRODUCTS | _names("Einsum Mul")
 # Sums over rows may be added to others.
 JOINING = ADDING | _names("ConcatV2 Pack Select SelectV2")
-LINEAR = KEEPING | MOVING | JOINING | _names("Fill GatherV2 Mean Sum")
+LINEAR = KEEPING | MOVING | JOINING | _names("Cumsum Fill GatherV2 Mean Sum")
 # Those that compute sizes of constants, which are followed too.
 FOLDED = _names("Add AddV2 Cast ConcatV2 FloorDiv GatherV2 Mul Pack Prod Range StridedSlice Sub")
 # Stateful ones whose result is the same in all workers if their inputs are: those that read

@@ -149,12 +149,13 @@ def _numbers(operation: Any, values: Values) -> Found:
             raise UnprovenError("the numbers of the rows")
         results = [
             _run(operation, [_array(*pair, batch) for pair in zip(operation.inputs, values)])
-            for batch in BATCHES
+            for batch in (BATCHES[:1] if plain else BATCHES)
         ]
     except UnprovenError:
         if plain:
             return SAME
         raise
+    results *= len(BATCHES) if plain else 1
     return [
         Value(Kind.NUMBERS, entries=tuple(tuple(np.ravel(one).tolist()) for one in numbers))
         for numbers in zip(*results)
@@ -410,6 +411,16 @@ def _one_hot(operation: Any, values: Values) -> Value:
     return _relabelled(values[0], operation.inputs[0], lambda array: np.expand_dims(array, axis))
 
 
+def _scattered(operation: Any, values: Values) -> Value:
+    """Rule for sums of rows at indices, which may be of each row."""
+    data, indices, size = values
+    if operation.type == "ScatterNd":
+        data, indices = indices, data
+    if data._replace(power=0) != indices or not size.is_plain:
+        raise UnprovenError("no rule for these indices")
+    return Value(Kind.SUM, data.power)
+
+
 def _contraction(operation: Any, values: Values, labels: Sequence[str], result: str) -> Value:
     """Returns the value of a product that is summed over the axes which the result lacks."""
     found = {
@@ -582,6 +593,10 @@ RULES: dict[str, Rule] = {
     **dict.fromkeys(["TensorListSetItem", "TensorListPushBack"], _set_element),
     "IdentityN": lambda _, values: list(values),
     "Einsum": _einsum,
+    "Bitcast": _combining(lambda *_: ()),
+    "InTopKV2": _combining(_all_but_first),
+    "ScatterNd": _scattered,
+    "UnsortedSegmentSum": _scattered,
     "ReverseSequence": _combining(lambda operation, _: [operation.get_attr("seq_dim")]),
     "OneHot": _one_hot,
     "Size": _size,

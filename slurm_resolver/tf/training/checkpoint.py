@@ -28,7 +28,7 @@ _BATCH_BY_BATCH = (
     borrowed.OPTIONS_DATASET,
     borrowed.MAP_DATASET,
     borrowed.PARALLEL_MAP_DATASET,
-    borrowed.PREFETCH_DATASET,
+    borrowed.PREFETCHED,
 )
 _BATCHES = (
     borrowed.BATCH_DATASET,
@@ -201,7 +201,7 @@ def batch_size_of(data: Any) -> int:
     # A strategy's dataset holds the one that it distributes.
     inner = getattr(data, "whole_batches", borrowed.ORIGINAL_DATASET.of(data, data))
     while any(isinstance(inner, one.get()) for one in _BATCH_BY_BATCH):
-        (inner,) = borrowed.INPUT_DATASETS.of(inner)()
+        (inner,) = borrowed.INPUTS.of(inner)()
     if not any(isinstance(inner, one.get()) for one in _BATCHES):
         return 0
     try:

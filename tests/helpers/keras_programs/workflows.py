@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import keras
+import tensorflow as tf
 from keras import callbacks as kc
 from keras import layers, ops
 from keras import metrics as km
@@ -165,3 +166,29 @@ def saved_and_loaded(strategy: Any) -> Outcome:
     with strategy.scope():
         model = keras.models.load_model(file)
     return fitted(model, data(), predict=True)
+
+
+@program("loop")
+def with_metrics(strategy: Any) -> Outcome:
+    """Updates metrics in strategy.run, also in a condition, and reads them in the loop."""
+    with strategy.scope():
+        mean = km.Mean()
+        error = km.MeanAbsoluteError()
+
+    def replica(number: Any, x: Any) -> None:
+        mean.update_state(x)
+        error.update_state(tf.zeros_like(x), x)
+        if number > 1:
+            mean.update_state(2.0 * x)
+
+    @tf.function  # type: ignore[untyped-decorator]
+    def step(number: Any, x: Any) -> None:
+        strategy.run(replica, args=(number, x))
+
+    found = []
+    rows = tf.data.Dataset.from_tensor_slices(X[:48]).batch(12)
+    for number, batch in enumerate(strategy.experimental_distribute_dataset(rows)):
+        step(tf.constant(number), batch)
+        found.append([mean.result(), error.result()])
+    mean.reset_state()
+    return {"metrics": numbers(found), "reset": numbers(mean.result())}

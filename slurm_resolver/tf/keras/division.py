@@ -1,0 +1,289 @@
+"""A dataset whose rows are divided among the workers before they are made.
+
+Row i of a global batch belongs to replica i mod R. Where a dataset maps elements one by one before
+it makes batches, each worker keeps the elements of its own rows *before* these maps, so that it
+reads, decodes and augments only them::
+
+    source → shuffle → map(decode) → batch(64) → prefetch                    what a program writes
+    source → shuffle → batch(64) → own rows → map(decode) → batch(32) → prefetch   what is read
+
+The batches have the same rows as in one process, because nothing else is moved. A map of whole
+batches is kept if the analysis of its graph shows that it treats each row by itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, Callable, NamedTuple
+
+import tensorflow as tf
+
+from slurm_resolver.log import tell_once
+from slurm_resolver.tf.keras import borrowed
+from slurm_resolver.tf.keras.origins import find_origins, serialized_graph
+from slurm_resolver.tf.keras.sharing import (
+    NO_SEED,
+    Share,
+    Sharing,
+    count_rows,
+    share,
+    share_dataset,
+)
+from slurm_resolver.tf.keras.verdicts import graph_of_function
+from slurm_resolver.tf.rows.analysis import Analysis
+from slurm_resolver.tf.rows.values import rows
+
+_MAPS = (borrowed.MAP_DATASET, borrowed.PARALLEL_MAP_DATASET)
+_BATCHES = (borrowed.BATCH_DATASET, borrowed.PARALLEL_BATCH_DATASET)
+# Operations with a state that do the same whichever rows a worker has.
+_HARMLESS = {
+    "Assert",
+    "Case",
+    "EagerPyFunc",
+    "If",
+    "LookupTableFindV2",
+    "LookupTableSizeV2",
+    "PyFunc",
+    "ReadVariableOp",
+    "PrintV2",
+    "ResourceGather",
+    "StatefulPartitionedCall",
+    "VarHandleOp",
+    "While",
+}
+_RANDOM = {
+    "Multinomial",
+    "ParameterizedTruncatedNormal",
+    "RandomGammaV2",
+    "RandomPoissonV2",
+    "RandomShuffle",
+    "RandomStandardNormal",
+    "RandomUniform",
+    "RandomUniformInt",
+    "SampleDistortedBoundingBoxV2",
+    "TruncatedNormal",
+}
+
+
+class UndividedError(Exception):
+    """Says why every worker reads all rows of a dataset, and what to write instead."""
+
+
+class _Map(NamedTuple):
+    """A map of a dataset, of elements or of batches."""
+
+    function: Callable[..., Any]
+    parallel: Any  # the number of calls at the same time; None if it is not parallel
+    unpacks: bool  # whether the function takes the parts of a tuple as its arguments
+
+    def apply(self, dataset: tf.data.Dataset) -> tf.data.Dataset:
+        """Maps a dataset of pairs, of which the function takes the second part.
+
+        Raises:
+            UndividedError: if the result depends on earlier elements.
+        """
+
+        def mapped(about: Any, element: Any) -> Any:
+            # Each worker draws other random numbers; seeds that remain are the program's.
+            tf.compat.v1.get_default_graph().seed = None
+            made = self.function(*element) if self.unpacks else self.function(element)
+            return about, tuple(made) if isinstance(made, list) else made
+
+        found = dataset.map(
+            mapped,
+            num_parallel_calls=self.parallel,
+            deterministic=None if self.parallel is None else True,
+        )
+        for operation in _operations(_graph_of_map(found)):
+            _check_operation(operation)
+        return found
+
+
+class _Chain(NamedTuple):
+    """What a dataset consists of: a source, maps, batches, and maps of batches."""
+
+    source: tf.data.Dataset
+    maps: list[_Map]
+    size: int  # of a batch
+    drops: bool  # whether the last batch is left out if it is smaller
+    parallel: Any
+    later: list[_Map]
+
+
+def share_out(dataset: tf.data.Dataset, sharing: Sharing) -> tf.data.Dataset | None:
+    """Returns the dataset of `Share`s that a worker reads, with two attributes.
+
+    None stands for a dataset from which each worker reads its own files or data, or batches of a
+    tf.data service.
+
+    Attributes of the result:
+        whole_batches: the given dataset.
+        undivided: the dataset of shares with all rows, if the others have those of this worker.
+    """
+    graph = serialized_graph(dataset)
+    policy = tf.data.experimental.AutoShardPolicy
+    of_dataset = dataset.options().experimental_distribute.auto_shard_policy
+    if of_dataset not in (policy.AUTO, policy.DATA) or b"DataServiceDataset" in graph:
+        return None
+    generated = b"GeneratorDataset" in graph
+    undivided = share_dataset(dataset, generated)
+    undivided.whole_batches = dataset
+    if sharing.replicas == 1:
+        return undivided
+    try:
+        shares = divide(dataset, sharing).prefetch(tf.data.AUTOTUNE)
+    except UndividedError as error:
+        tell_once(f"each worker reads all rows of the data, and then takes its own: {error}")
+        return undivided
+    shares.whole_batches = dataset
+    shares.undivided = undivided
+    return shares
+
+
+def divide(dataset: tf.data.Dataset, sharing: Sharing) -> tf.data.Dataset:
+    """Returns a dataset of `Share`s with this worker's rows.
+
+    Raises:
+        UndividedError: if that is not known to be right, or is not worthwhile.
+    """
+    chain = _chain_of(dataset)
+    cycle = sharing.replicas
+    last = sharing.first + sharing.local  # the replica after those of this worker
+    origins = find_origins(chain.source)
+
+    def own_rows(*block: Any) -> tf.data.Dataset:
+        elements = block if isinstance(chain.source.element_spec, tuple) else block[0]
+        count = tf.cast(count_rows(elements), tf.int32)
+        number = tf.range(count)
+        own = tf.logical_and(number % cycle >= sharing.first, number % cycle < last)
+        # A worker without rows has the first one instead.
+        own = tf.logical_or(own, tf.logical_and(number == 0, count <= sharing.first))
+        about = (share(elements, origins).digest, count)
+        made = tf.data.Dataset.from_tensor_slices((own, elements))
+        return made.filter(lambda is_own, _: is_own).map(lambda _, element: (about, element))
+
+    def as_share(about: Any, batch: Any) -> Share:
+        digests, counts = about
+        return Share(digests[0], batch, counts[0])
+
+    size = sum(sharing.first <= row % cycle < last for row in range(chain.size))
+    divided = chain.source.batch(chain.size, drop_remainder=chain.drops).flat_map(own_rows)
+    for each in chain.maps:
+        divided = each.apply(divided)
+    divided = divided.batch(
+        max(size, 1),
+        drop_remainder=chain.drops,
+        num_parallel_calls=chain.parallel,
+        deterministic=None if chain.parallel is None else True,
+    )
+    for each in chain.later:
+        divided = each.apply(divided)
+    divided = divided.map(as_share).with_options(dataset.options())
+    return divided.apply(tf.data.experimental.assert_cardinality(dataset.cardinality()))
+
+
+def _chain_of(dataset: tf.data.Dataset) -> _Chain:
+    """Returns what a dataset consists of; raises UndividedError if it is something else."""
+    later: list[_Map] = []
+    maps: list[_Map] = []
+    at = _without_passed(dataset)
+    while _is_one_of(at, _MAPS):
+        _check_rows(at)
+        later.insert(0, _map_of(at))
+        at = _without_passed(_input_of(at))
+    if not _is_one_of(at, _BATCHES):
+        raise UndividedError("it makes its batches in another way than by batch(n)")
+    batch = at
+    at = _without_passed(_input_of(at))
+    while _is_one_of(at, _MAPS):
+        maps.insert(0, _map_of(at))
+        at = _without_passed(_input_of(at))
+    if not maps:
+        raise UndividedError("no map before batch(n) makes its rows")
+    for spec in tf.nest.flatten(at.element_spec):
+        if not (isinstance(spec, tf.TensorSpec) and spec.shape.is_fully_defined()):
+            raise UndividedError("its elements before the maps have no fixed shape")
+    return _Chain(
+        source=at,
+        maps=maps,
+        size=int(borrowed.BATCH_SIZE.of(batch)),
+        drops=bool(tf.get_static_value(borrowed.DROPS_REMAINDER.of(batch))),
+        parallel=_parallel_calls(batch),
+        later=later,
+    )
+
+
+def _without_passed(dataset: tf.data.Dataset) -> tf.data.Dataset:
+    """Returns a dataset without what does not change its elements."""
+    while _is_one_of(dataset, (borrowed.PREFETCHED, borrowed.OPTIONS_DATASET)):
+        dataset = _input_of(dataset)
+    return dataset
+
+
+def _is_one_of(dataset: tf.data.Dataset, names: tuple[borrowed.Name, ...]) -> bool:
+    return isinstance(dataset, tuple(name.get() for name in names))
+
+
+def _input_of(dataset: tf.data.Dataset) -> tf.data.Dataset:
+    (found,) = borrowed.INPUTS.of(dataset)()
+    return found
+
+
+def _parallel_calls(dataset: tf.data.Dataset) -> Any:
+    return borrowed.PARALLEL_CALLS.of(dataset, None)
+
+
+def _map_of(dataset: tf.data.Dataset) -> _Map:
+    return _Map(
+        function=borrowed.PYTHON_FUNCTION.of(borrowed.MAP_FUNCTION.of(dataset)),
+        parallel=_parallel_calls(dataset),
+        unpacks=isinstance(_input_of(dataset).element_spec, tuple),
+    )
+
+
+def _graph_of_map(dataset: tf.data.Dataset) -> Any:
+    return borrowed.MAP_FUNCTION.of(dataset).function.graph
+
+
+def _operations(graph: Any) -> Iterator[Any]:
+    """Yields the operations of a graph, and of the functions that it calls."""
+    for operation in graph.get_operations():
+        yield operation
+        for attribute in operation.op_def.attr:
+            if not attribute.type.endswith(("func", "list(func)")):
+                continue
+            value = operation.get_attr(attribute.name)
+            for function in value if isinstance(value, list) else [value]:
+                called = graph_of_function(graph, function.name)
+                if called is None:
+                    raise UndividedError(f"a map calls {function.name}, whose graph is not known")
+                yield from _operations(called)
+
+
+def _check_operation(operation: Any) -> None:
+    """Raises UndividedError for an operation whose results depend on earlier elements."""
+    kind = operation.type
+    if kind in _RANDOM:
+        if _global_seed() != NO_SEED or operation.get_attr("seed") or operation.get_attr("seed2"):
+            raise UndividedError(f"a map draws random numbers with a seed ({kind})")
+    elif operation.op_def.is_stateful and kind not in _HARMLESS:
+        raise UndividedError(f"a map depends on earlier elements ({kind})")
+
+
+def _global_seed() -> Any:
+    return tf.compat.v1.get_seed(1)[0]
+
+
+def _check_rows(dataset: tf.data.Dataset) -> None:
+    """Raises UndividedError unless a map of batches treats each row by itself."""
+    graph = _graph_of_map(dataset)
+    analysis = Analysis(graph, graph_of_function)
+    captured = {inner.ref() for _, inner in graph.captures}
+    for tensor in graph.inputs:
+        if tensor.ref() not in captured:
+            analysis.declare(tensor, rows())
+    for tensor in graph.outputs:
+        if analysis.value_of(tensor) != rows():
+            reason = analysis.value_of(tensor).reason
+            text = f": {reason.text} ({reason.operation.type})" if reason else ""
+            raise UndividedError(f"a map after batch(n) may not treat each row by itself{text}")
