@@ -93,12 +93,15 @@ class Reporter:
         """Returns what this process is doing."""
         phase = self.phase
         since = self._since
-        now = time.monotonic()
         mark, waited = (float(variable.numpy()) for variable in _variables)
-        marked = now - time.time() + abs(mark)
+        # On a busy machine, the line above may take longer than a step takes to ask for data: only
+        # clocks that are read at the same time say which came first.
+        wall = time.time()
+        now = time.monotonic()
+        marked = now - wall + abs(mark)
         if phase in (phases.STEP, phases.COMPILING) and marked > since - 0.001:
             phase = phases.DATA if mark > 0 else phases.STEP
-            since = max(since, marked)
+            since = marked
         waited += self._waited + (now - since if phase == phases.DATA else 0.0)
         self._samples.append((now, waited, self._outside))
         first = self._samples[0]
@@ -111,7 +114,7 @@ class Reporter:
             self.begun,
             phase,
             now - since,
-            round(1000 * statistics.median([*self._durations] or [0.0]), 3),
+            round(1000 * statistics.median(self._durations or [0.0]), 3),
             *(round(min(share, 1.0), 3) for share in shares),
         )
 
