@@ -279,6 +279,7 @@ class SlurmCluster:
     def _make_spool(self) -> None:
         """Make the folder of the nodes' sockets, whose paths must fit in a Unix address."""
         self._spool = tempfile.mkdtemp(prefix="slurm")
+        os.chmod(self._spool, 0o755)  # another account runs its batch script in there
         name = max(self._names, key=len)
         _refuse_odd_path(self._spool)
         if len(f"{self._spool}/{name}/{name}_1000000.4294967292") > 107:
