@@ -95,6 +95,8 @@ def dict_of(ranks: Sequence[int], told: str) -> Told:
 WAITS = {1: None}
 SERVICE_GONE = "(local rank 0 on n9) is gone, and takes no part in the start"
 GAP = STEP.replace("n9,n10", "n11,n12")
+# Stragglers of a requeued job have the same ids and ports.
+OTHER_START = shlex.quote('[ $SLURM_PROCID != 1 ] || export SLURM_RESTART_COUNT=1; exec "$@"')
 ALL_READY: Told = dict.fromkeys(range(4))
 CASES = {
     "skewed starts": Case(ALL_READY, "--timeout 90", {0: 13, 1: 30, 2: 21}),
@@ -102,6 +104,10 @@ CASES = {
     "another never": Case(dict_of((0, 1, 3), missing(2)), "--timeout 12", {0: 4, 2: 25}),
     "killed": Case(dict_of((0, 3), f"{NAMES[2]} {KILLED}"), "", WAITS, kill(2)),
     "service killed": Case(dict_of((2, 3), SERVICE_GONE), "", WAITS, kill(0)),
+    "another start": Case(
+        {**dict_of((0, 2, 3), missing(1)), 1: "it belongs to another step, or another start"},
+        step=f"{STEP} bash -c {OTHER_START} -",
+    ),
     "a gap of the network": Case(ALL_READY, "--timeout 90", WAITS, gap(22), GAP),
     "other jobs": Case(
         dict_of(range(4), "the tasks disagree on the jobs (argument jobs): "),
@@ -164,16 +170,6 @@ def running(
 )
 def test_what_each_task_says(running: Fields, name: str) -> None:
     check(running[name].result(), CASES[name])
-
-
-@pytest.mark.newest
-def test_tasks_of_another_start_do_not_meet(real_slurm: SlurmCluster, tmp_path: Path) -> None:
-    """Stragglers of a requeued job have the same ids and ports."""
-    script = f"[ $SLURM_PROCID != 1 ] || export SLURM_RESTART_COUNT=1; exec {TASK} --timeout 6"
-    step = f"srun {STEP} bash -c {shlex.quote(script)}"
-    real_slurm.run(step, env={"TASK_OUTPUT": str(tmp_path)}, check=False)
-    told = dict_of((0, 2, 3), missing(1))
-    check(read(tmp_path), Case({**told, 1: "it belongs to another step, or another start"}))
 
 
 @pytest.mark.newest
