@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from folders import HELPERS
-from kinds import Fields
+from kinds import Fields, Strings
 from slurm_cluster import SlurmCluster
 
 pytestmark = pytest.mark.tensorflow
@@ -18,15 +18,23 @@ STATUS = f"{sys.executable} -m slurm_resolver status"
 PROGRAM = shlex.join([sys.executable, str(HELPERS / "stuck_training.py"), "slow"])
 
 
+def job_id_of(name: str, slurm: SlurmCluster) -> int:
+    """Waits for a job with this name, because the job of the test before may still be completing.
+
+    The id of a heterogeneous job is the lowest of its components' ids.
+    """
+    ids: Strings = []
+    while not ids:
+        ids = slurm.run(f"squeue -h -n {name} -o %A").stdout.split()
+    return min(map(int, ids))
+
+
 def test_what_each_worker_does_is_shown(real_slurm: SlurmCluster, tmp_path: Path) -> None:
     env = {"TF_CPP_MIN_LOG_LEVEL": "3"}
-    # The job of the test before may still be completing: this one is found by its name.
     command = f"srun -J training -w n9,n10 -N2 -n3 -t 5 {PROGRAM}"
     job = real_slurm.popen(command, env=env, cwd=tmp_path)
     try:
-        job_id = ""
-        while not job_id:
-            job_id = real_slurm.run("squeue -h -n training -o %A").stdout.strip()
+        job_id = job_id_of("training", real_slurm)
         inside = f"srun --jobid {job_id} --overlap -N1 -n1"
         found: Fields = {"workers": []}
         while len([worker for worker in found["workers"] if worker["begun"] > 4]) < 3:
@@ -68,13 +76,13 @@ def test_the_service_is_found(real_slurm: SlurmCluster, name: str) -> None:
         f"connect; connect(sr.resolve({options}).service); signal.pause()"
     )
     words = shlex.join([sys.executable, "-c", program])
-    job = real_slurm.popen(f"srun -t 5 {command.format(program=words)}")
+    job = real_slurm.popen(f"srun -J {name} -t 5 {command.format(program=words)}")
     found = ""
     try:
+        job_id = job_id_of(name, real_slurm)
+        status = f"srun --jobid {job_id} {inside} --overlap -N1 -n1 {STATUS} {job_id} {given}"
         while not found:
             assert job.poll() is None, job.communicate()
-            job_id = min(real_slurm.run("squeue -ho %A").stdout.split(), default="1")
-            status = f"srun --jobid {job_id} {inside} --overlap -N1 -n1 {STATUS} {job_id} {given}"
             found = real_slurm.run(status, check=False).stdout
     finally:
         real_slurm.run("scancel --me")
