@@ -28,7 +28,8 @@ import pytest
 from kinds import Strings, Texts
 
 ABSENT = ("jax.experimental.sparse", "jax.experimental", "jax", "torch", "grain", "pandas")
-SECONDS = 60  # after this time a test counts as hung
+SECONDS = 300  # after this time a test counts as hung; on a busy machine, some take a minute
+STDERR = os.dup(2)  # pytest captures the descriptor 2, and the traceback of a hung test with it
 
 
 class Outcomes:
@@ -46,7 +47,7 @@ class Outcomes:
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_protocol(self, item: pytest.Item) -> Generator[None, Any, Any]:
         self.errors[item.nodeid] = ""
-        faulthandler.dump_traceback_later(SECONDS, exit=True)
+        faulthandler.dump_traceback_later(SECONDS, exit=True, file=STDERR)
         sys.modules["keras"].utils.set_random_seed(zlib.crc32(item.nodeid.encode()) % 2**31)
         result = yield
         faulthandler.cancel_dump_traceback_later()

@@ -52,7 +52,7 @@ def test_what_passes_alone_passes_on_two_workers(tmp_path: Path) -> None:
     program = [sys.executable, "-W", "ignore", str(HELPERS / "keras_lockstep.py")]
     for launcher in ([], [sys.executable, "-m", "slurm_resolver", "run", "-n2", "--"]):
         command = [*launcher, *program, str(output), *FILES]
-        subprocess.run(command, env=environ, timeout=1800, check=True)
+        subprocess.run(command, env=environ, timeout=3600, check=True)
     alone, *workers = (json.loads(Path(f"{output}.{end}").read_text()) for end in ("alone", 0, 1))
     passed = {test for test, error in alone.items() if not error}
     assert passed
