@@ -171,6 +171,7 @@ ADD_OPTIMIZER_VARIABLE = keras:optimizers.Optimizer.add_variable(self, shape)
 ADD_SLOT = keras:optimizers.Optimizer.add_variable_from_reference(self, reference_variable)
 STRATEGY_OF_OPTIMIZER = keras:optimizers.Optimizer()._distribution_strategy
 FLATTEN_LAYERS = keras:layers.Layer._flatten_layers
+IN_SYMBOLIC_SCOPE = keras.src.backend.common.symbolic_scope:in_symbolic_scope
 
 # Gradients are means over all replicas' rows, and so are not scaled by the number of replicas.
 GRADIENT = tensorflow:GradientTape.gradient(self, target, sources, output_gradients)

@@ -42,9 +42,13 @@ def loss(
 def as_mean(step: Step, loss: Any, what: str, *, certain: bool = False) -> Any:
     """Returns a loss; a sum over this replica's rows becomes their part of a mean over rows.
 
+    A loss of the whole batch stays as it is.
+
     Args:
         certain: whether to raise ComputeWholeError also for what could be assumed.
     """
+    if step.whole:
+        return loss
     value = known(step, loss, what, certain=certain)
     if value.kind is not Kind.SUM or value.power:
         return loss
@@ -54,15 +58,13 @@ def as_mean(step: Step, loss: Any, what: str, *, certain: bool = False) -> Any:
 
 def additional_loss(step: Step, original: Method, model: Any, loss: Any) -> Any:
     """Returns the sum of what a layer has given to `add_loss`."""
-    total = original(model, loss)
-    return total if step.whole else as_mean(step, total, "a loss of add_loss")
+    return as_mean(step, original(model, loss), "a loss of add_loss")
 
 
 def add_loss(step: Step, original: Method, layer: Any, loss: Any) -> None:
     """Adds a layer's losses."""
 
     def added(one: Any) -> Any:
-        traced = tf.is_symbolic_tensor(one)  # not while Keras only infers shapes
-        return as_mean(step, one, "a loss of add_loss") if traced and not step.whole else one
+        return as_mean(step, one, "a loss of add_loss") if tf.is_symbolic_tensor(one) else one
 
     original(layer, tf.nest.map_structure(added, loss))

@@ -186,9 +186,15 @@ def _wrap(owner: Any, name: str, replacement: Method) -> None:
 
 
 def _in_steps(replacement: Method, outside: Method | None = None) -> Method:
-    """Calls `replacement(step, original, …)` in steps, and `outside(original, …)` elsewhere."""
+    """Calls `replacement(step, original, …)` in steps, and `outside(original, …)` elsewhere.
+
+    While Keras only infers the shapes of a model that a step builds, it is not replaced: the
+    tensors have no rows then, and no step may keep them.
+    """
 
     def call(original: Method, *args: Any, **kwargs: Any) -> Any:
+        if borrowed.IN_SYMBOLIC_SCOPE.get()():
+            return original(*args, **kwargs)
         step = current_step()
         if step is not None:
             return replacement(step, original, *args, **kwargs)
