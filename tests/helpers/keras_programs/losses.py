@@ -232,7 +232,7 @@ def layer_assigning_in_build(strategy: Any) -> Outcome:
     """The layer is built in the first step, and adds a number to the loss."""
 
     def make() -> Any:
-        added = layers.ActivityRegularization(l2=0.01)
+        added = Penalty(ops.sum)
         return keras.Sequential([Offset(), layers.Dense(8, "relu"), added, layers.Dense(3)])
 
     return fitted(ready(strategy, make, optimizer=lambda: ko.Adam(0.1)), data())
