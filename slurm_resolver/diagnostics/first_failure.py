@@ -50,13 +50,12 @@ _FOLLOWS = {
 _CALL_ERRORS = re.compile(r"errors_impl\.(?:Unavailable|Aborted|Cancelled|DeadlineExceeded)Error:")
 _MOST_LINES_AFTER = 200  # a task may write after its last error; TensorFlow's own may be long
 _LONGEST = 2000  # characters of a line that are read
-_LABEL = re.compile(r" *(\d{1,7}): ?")  # of --label
-# The node is None if tasks of several nodes ended alike: "n[8-9]: tasks 0-1".
+_LABEL = re.compile(r"^ *(\d{1,7}): ?")  # of --label
+# How a task ended. The node is None in `slurm-resolver run`, and if tasks of several nodes ended
+# alike: "n[8-9]: tasks 0-1".
 _TASK_END = re.compile(
-    r"srun: error: (?:(?P<node>[\w.-]+)|[\w.,\[\]-]+): tasks? (?P<rank>\d+)[\d,-]*: (?P<how>.+)"
-)
-_RUN_END = re.compile(
-    r"slurm-resolver run: task (?P<rank>\d+) (?:ended with|was ended by) (?P<how>.+?)(?:; ending|$)"
+    r"(?:srun: error: (?:([\w.-]+)|[\w.,\[\]-]+): tasks?|slurm-resolver run: task) "
+    r"(\d+)(?:[\d,-]*:| ended with| was ended by) (.+?)(?:; ending|$)"
 )
 # A task that this package reports to the others.
 _GONE = re.compile(r".*\(rank (\d+) on (\S+)\) (?:is gone|is lost|has failed)[^:]*: (.+)")
@@ -66,7 +65,6 @@ _NODE = re.compile(
 _ENDS_ALL = re.compile(
     r"srun: (?:Terminating |Job step aborted)|.{0,80}\*\*\* (?:STEP|JOB) \S+ ON \S+ CANCELLED AT "
 )
-_TRACEBACK = "Traceback (most recent call last)"
 
 
 class Failure(NamedTuple):
@@ -95,15 +93,6 @@ class _Task:
     error: Failure | None = None
     lines_after: int = 0
 
-    def read(self, number: int, text: str) -> None:
-        self.lines_after += 1
-        if text.startswith(_TRACEBACK):
-            self.in_traceback = True
-        elif self.in_traceback and text and not text[0].isspace():
-            self.in_traceback = False
-            self.error = Failure("", number, text)
-            self.lines_after = 0
-
 
 class FailureReader:
     """Reads a log, line by line, and finds the first failure of its tasks.
@@ -131,27 +120,33 @@ class FailureReader:
         if text.startswith(("srun: ", "slurm-resolver run: ")):
             self._read_launcher(text)
             return
-        label = _LABEL.match(text)
-        task = self._tasks.setdefault(label[1] if label else "", _Task())
-        # A progress bar may end without a line's end.
-        task.read(self._number, (text[label.end() :] if label else text).rpartition("\r")[2])
         gone = _GONE.match(text)
         if gone:
             rank, node, why = gone.groups()
             self._gone.setdefault(
                 rank, Failure(_place(rank, node), self._number, why, follows_another(why))
             )
+        label = _LABEL.match(text)
+        task = self._tasks.setdefault(label[1] if label else "", _Task())
+        # A progress bar may end without a line's end.
+        text = _LABEL.sub("", text).rpartition("\r")[2]
+        task.lines_after += 1
+        if text.startswith("Traceback (most recent call last)"):
+            task.in_traceback = True
+        elif task.in_traceback and text and not text[0].isspace():
+            task.in_traceback = False
+            task.error = Failure("", self._number, text)
+            task.lines_after = 0
 
     def _read_launcher(self, text: str) -> None:
-        number = self._number
-        node = _NODE.match(text)
-        end = _TASK_END.match(text) or _RUN_END.match(text)
-        if node and self.node is None:
-            self.node = Failure(f"node {node[1]}", number, node[2] or "node failure", node=node[1])
+        failed = _NODE.match(text)
+        end = _TASK_END.match(text)
+        if failed and self.node is None:
+            node, why = failed.groups("node failure")
+            self.node = Failure(f"node {node}", self._number, why, node=node)
         elif end and not self.all_end:
-            rank = end["rank"]
-            name = end.groupdict().get("node")
-            self.ends.setdefault(rank, Failure(_place(rank, name), number, end["how"], node=name))
+            node, rank, how = end.groups()
+            self.ends.setdefault(rank, Failure(_place(rank, node), self._number, how, node=node))
 
     def error_of(self, rank: str) -> Failure | None:
         """Returns the error that this rank has printed, or any task in a log without labels."""
@@ -160,27 +155,26 @@ class FailureReader:
 
     def first(self) -> Failure | None:
         """Returns the failure of the task that failed first; None if no task failed."""
-        failures = [self.node] if self.node else []
-        with_error = set()  # the ranks; '' without a label
-        for rank, task in self._tasks.items():
-            error = task.error
-            if error is None:
-                continue
-            with_error.add(rank)
-            if task.lines_after > _MOST_LINES_AFTER:
+        # By rank; '' without a label.
+        errors = {rank: task.error for rank, task in self._tasks.items() if task.error}
+        reports = {**self._gone}
+        if "" not in errors:
+            for rank, end in self.ends.items():
+                gone = reports.get(rank, end)  # the launcher knows how, but may report later
+                reports[rank] = end._replace(
+                    task=gone.task, line_number=min(gone.line_number, end.line_number)
+                )
+        failures = [report for rank, report in reports.items() if rank not in errors]
+        if self.node:
+            failures.append(self.node)
+        for rank, error in errors.items():
+            if self._tasks[rank].lines_after > _MOST_LINES_AFTER:
                 continue
             if not rank and len(self.ends) == 1:
                 (rank,) = self.ends
             report = self._gone.get(rank) or self.ends.get(rank)
             place = report.task if report else _place(rank)
             failures.append(error._replace(task=place, follows=follows_another(error.line)))
-        reports = dict(self._gone)
-        for rank, end in self.ends.items() if "" not in with_error else ():
-            gone = reports.setdefault(rank, end)  # the launcher knows how, but may report later
-            reports[rank] = end._replace(
-                task=gone.task, line_number=min(gone.line_number, end.line_number)
-            )
-        failures += [report for rank, report in reports.items() if rank not in with_error]
         return min(failures, key=lambda one: (one.follows, one.line_number), default=None)
 
 

@@ -12,7 +12,7 @@ class KnownMessage(NamedTuple):
     Attributes:
         cues: texts that are quick to search for, separated by `|`; every line with the message
             contains one.
-        pattern: what such a line matches; without one, a cue suffices.
+        pattern: what such a line matches; without one, the cues are the pattern.
     """
 
     id: str
@@ -23,7 +23,7 @@ class KnownMessage(NamedTuple):
 
     def search(self, text: str) -> re.Match[str] | None:
         """Returns where a line has the message; `re` compiles a pattern when it is first used."""
-        return re.search(self.pattern or "|".join(map(re.escape, self.cues.split("|"))), text)
+        return re.search(self.pattern or self.cues, text)
 
 
 _CHECK = "Check names, ports and connections from all tasks: srun slurm-resolver check"
@@ -133,7 +133,8 @@ KNOWN_MESSAGES = (
     KnownMessage("keras-3-fit", "Attempt to convert a value (PerReplica",
         "Keras 3 cannot fit() under TensorFlow's own multi-worker strategies.",
         "Use slurm_resolver.MultiWorkerMirroredStrategy; or leave the program as it is and start "
-        "it with srun slurm-resolver exec --replace-strategy -- python …"),
+        "it with srun slurm-resolver exec --replace-strategy -- python …",
+        r"Attempt to convert a value \(PerReplica"),
     KnownMessage("keras-3-fit-servers",
         "create_per_worker_dataset|Cannot get the cardinality of a dataset that is not built",
         "Keras 3 cannot fit() under TensorFlow's own ParameterServerStrategy.",

@@ -7,14 +7,9 @@ with its size, and the memory with the number of findings.
 from __future__ import annotations
 
 import io
-import itertools
 import re
 from collections.abc import Iterable, Iterator
-from typing import (
-    BinaryIO,
-    Callable,
-    NamedTuple,
-)
+from typing import BinaryIO, Callable, NamedTuple
 
 from slurm_resolver.diagnostics.known_messages import KNOWN_MESSAGES, PEER_ENDED, TASKS_MET
 
@@ -74,20 +69,19 @@ def explain_file(
     tasks_met = False
     for number, text in _texts(stream, reader):
         candidates = [known for cue, known in _CUES if cue in text]
-        if candidates and TASKS_MET.search(text):
-            tasks_met = True
+        tasks_met = tasks_met or bool(candidates and TASKS_MET.search(text))
         for known in candidates:
             match = known.search(text)
-            if match is None:
-                continue
-            address = _named_task(match)
-            line = _shorten(text, match.start())
-            first = Finding(known.id, number, line, known.cause, known.remedy, address, 0)
-            finding = found.get((known.id, address), first)
-            found[known.id, address] = finding._replace(count=finding.count + 1)
-            if _END_NOISE.search(text) is None:
-                significant.add(known.id)
-            break
+            if match:
+                id, _, cause, remedy, _ = known
+                address = _named_task(match)
+                line = _shorten(text, match.start())
+                first = Finding(id, number, line, cause, remedy, address, 0)
+                finding = found.get((id, address), first)
+                found[id, address] = finding._replace(count=finding.count + 1)
+                if _END_NOISE.search(text) is None:
+                    significant.add(id)
+                break
     findings = list(found.values())
     if tasks_met:
         id, _, cause, remedy, _ = PEER_ENDED
@@ -122,13 +116,14 @@ def _named_task(match: re.Match[str]) -> str | None:
         return printable(named)
     text = match.string
     start = match.start()
-    after = _ADDRESS.finditer(text, start, match.end() + 500)
-    before = list(_ADDRESS.finditer(text, max(0, start - 300), start))[-1:]
-    for found in itertools.chain(after, before):
-        if found[1]:
-            return f"/job:{found[1]}/replica:0/task:{found[2]}"
-        return (found[3] or found[4]).replace("%5B", "[").replace("%5D", "]")
-    return None
+    before = [None, *_ADDRESS.finditer(text, start - 300, start)]
+    found = _ADDRESS.search(text, start, match.end() + 500) or before[-1]
+    if found is None:
+        return None
+    job, task, *hosts = found.groups("")
+    if job:
+        return f"/job:{job}/replica:0/task:{task}"
+    return "".join(hosts).replace("%5B", "[").replace("%5D", "]")
 
 
 def _shorten(text: str, start: int) -> str:
