@@ -23,6 +23,24 @@ def replace(tensorflow: object) -> None:
     importlib.import_module("slurm_resolver.tf.replace").replace(os.environ[VARIABLE].split(","))
 
 
+class Watch:
+    """Takes note when TensorFlow is looked for, and lets wrapt watch its import.
+
+    TensorFlow requires wrapt, which takes too long for every Python that starts.
+    """
+
+    @classmethod
+    def find_spec(cls, name: str, path: object = None, target: object = None) -> ModuleSpec | None:
+        """Finds TensorFlow by all other finders, of which wrapt's is then the first."""
+        if name != "tensorflow" or importlib.util.find_spec("wrapt") is None:
+            return None
+        import wrapt
+
+        sys.meta_path.remove(cls)
+        wrapt.when_imported(name)(replace)
+        return importlib.util.find_spec(name)
+
+
 package = os.path.dirname(FOLDER)
 name = "slurm_resolver"
 file = os.path.join(package, "__init__.py")
@@ -30,10 +48,10 @@ if importlib.util.find_spec(name) is None:  # the program's Python does not have
     folders = [package]
     load(importlib.util.spec_from_file_location(name, file, submodule_search_locations=folders))
 
-from slurm_resolver.startup import VARIABLE, when_imported  # noqa: E402 (see above)
+from slurm_resolver.startup import VARIABLE  # noqa: E402 (see above)
 
 if os.environ.get(VARIABLE):
-    when_imported("tensorflow", replace)
+    sys.meta_path.insert(0, Watch)
 # The sitecustomize that Python would have run without this folder.
 sys.path[:] = [path for path in sys.path if os.path.abspath(path) != FOLDER]
 load(PathFinder.find_spec("sitecustomize"))

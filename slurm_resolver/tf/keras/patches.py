@@ -15,10 +15,10 @@ from contextlib import AbstractContextManager
 from typing import Any, Callable
 
 import tensorflow as tf
+import wrapt
 
 from slurm_resolver.errors import FitError, KerasError
 from slurm_resolver.preflight.keras_version import keras_problem
-from slurm_resolver.startup import when_imported
 from slurm_resolver.tf.keras import borrowed, gradients, losses, metrics, strategies
 from slurm_resolver.tf.keras.agreement import SCOPE, call_on_batch, call_together
 from slurm_resolver.tf.keras.custom_functions import make_function
@@ -37,7 +37,7 @@ _CALLS_ON_BATCH = ("train_on_batch", "test_on_batch", "predict_on_batch")
 def prepare(strategy: Any) -> None:
     """Lets Keras 3's models train, evaluate and predict under a strategy of this package."""
     strategies.add(strategy)
-    when_imported("keras", _patch)
+    wrapt.when_imported("keras")(_patch)
 
 
 @functools.cache  # once
