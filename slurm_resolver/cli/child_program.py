@@ -27,58 +27,53 @@ _END_SECONDS = {0: 3.0, 1: 7.0}  # by the job's status: time for the program to 
 _TERM_SECONDS = 10.0  # from SIGTERM to SIGKILL
 
 
-class ChildProgram:
-    """The program of a task, and the task's part in the job."""
+def run_child(
+    cluster: Cluster, servers: Collection[str], command: list[str], environ: dict[str, str]
+) -> NoReturn:
+    """Joins the job, runs the program until it or the job has ended, and ends this process.
 
-    def __init__(self, cluster: Cluster, servers: Collection[str]) -> None:
-        """Joins the job; `servers` are the jobs whose programs only serve."""
-        own = cluster.task
-        service = cluster.service
-        assert own is not None
-        assert service is not None
-        self._only_serves = own.job in servers
-        self._has_ended = threading.Event()
-        self._result: JobResult | None = None  # why the program was ended
-        self._popen: subprocess.Popen[bytes] | None = None
-        announced = announcement(
-            [(task.job, task.index, task.address) for task in cluster.tasks], own.rank
-        )
-        assert announced is not None
-        announced.update(serves=announced["serves"] or self._only_serves, seconds=START_SECONDS)
-        self._member = Member(connect(service, cluster.name_of), announced, self._end_in_job)
+    `servers` are the jobs whose programs only serve.
 
-    def run(self, command: list[str], environ: dict[str, str]) -> NoReturn:
-        """Runs the program until it or the job has ended, and ends this process with its status.
+    Raises:
+        OSError: if the program cannot be started.
+    """
+    own = cluster.task
+    service = cluster.service
+    assert own is not None
+    assert service is not None
+    tasks = [(task.job, task.index, task.address) for task in cluster.tasks]
+    announced = announcement(tasks, own.rank)
+    assert announced is not None
+    only_serves = own.job in servers
+    announced.update(serves=announced["serves"] or only_serves, seconds=START_SECONDS)
+    program: subprocess.Popen[bytes] | None = None
+    has_ended = threading.Event()
+    ended_with: list[int] = []  # the job's status, if this process has ended the program
 
-        Raises:
-            OSError: if the program cannot be started.
-        """
-        threading.Thread(
-            target=self._member.await_joined, args=[START_SECONDS], daemon=True
-        ).start()
-        # The program inherits this process's open files, such as pipes of Slurm.
-        program = subprocess.Popen(end_with_this(command, environ), env=environ, close_fds=False)
-        self._popen = program
-        for number in SIGNALS:
-            signal.signal(number, lambda number, _: program.send_signal(number))
-        status = program.wait()
-        self._has_ended.set()
-        status = status if self._result is None else self._result.status
-        self._member.client.leave(_describe(status) if status else "")
-        _end_process(status)
-
-    def _end_in_job(self, member: Member, result: JobResult) -> None:
+    def end_program(member: Member, result: JobResult) -> None:
         """Ends the program because the job is over."""
-        if result.status == 0 and not self._only_serves:
+        if result.status == 0 and not only_serves:
             return
-        if self._has_ended.wait(_END_SECONDS[min(result.status, 1)]) or self._popen is None:
+        if has_ended.wait(_END_SECONDS[min(result.status, 1)]) or program is None:
             return
-        self._result = result
+        ended_with.append(result.status)
         if result.status:
             print_line(f"{member.name}: {result.message}")
-        self._popen.terminate()
-        if not self._has_ended.wait(_TERM_SECONDS):
-            self._popen.kill()
+        program.terminate()
+        if not has_ended.wait(_TERM_SECONDS):
+            program.kill()
+
+    member = Member(connect(service, cluster.name_of), announced, end_program)
+    threading.Thread(target=member.await_joined, args=[START_SECONDS], daemon=True).start()
+    # The program inherits this process's open files, such as pipes of Slurm.
+    program = subprocess.Popen(end_with_this(command, environ), env=environ, close_fds=False)
+    for number in SIGNALS:
+        signal.signal(number, lambda number, _: program.send_signal(number))
+    status = program.wait()
+    has_ended.set()
+    status = ended_with[0] if ended_with else status
+    member.client.leave(_describe(status) if status else "")
+    _end_process(status)
 
 
 def _end_process(status: int) -> NoReturn:

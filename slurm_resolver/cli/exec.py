@@ -118,9 +118,9 @@ def main(args: argparse.Namespace) -> int:
     sys.stdout.flush()
     try:
         if servers:
-            from slurm_resolver.cli.child_program import ChildProgram
+            from slurm_resolver.cli.child_program import run_child
 
-            ChildProgram(cluster, servers).run(command, environ)
+            run_child(cluster, servers, command, environ)
         client.leave_all()  # the program represents the task
         for number in (signal.SIGPIPE, signal.SIGXFSZ):  # Python ignores them
             signal.signal(number, signal.SIG_DFL)
