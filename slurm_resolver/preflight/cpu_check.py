@@ -45,10 +45,12 @@ def cpu_facts(step: SlurmStep, rank: int, uses_gpus: bool) -> CpuFacts:
 
 def check_cpus(by_node: Mapping[str, Sequence[CpuFacts]]) -> Result:
     """Returns the result for the tasks of all nodes."""
-    problems = [_find_problem(node, tasks) for node, tasks in by_node.items()]
     least = min(len(_cpus(task.mask)) for tasks in by_node.values() for task in tasks)
     return result_of(
-        "cpus", problems, f"each task may use at least {counted(least, 'CPU')}", WARNING
+        "cpus",
+        [_find_problem(node, tasks) for node, tasks in by_node.items()],
+        f"each task may use at least {counted(least, 'CPU')}",
+        WARNING,
     )
 
 
@@ -58,11 +60,11 @@ def _find_problem(node: str, tasks: Sequence[CpuFacts]) -> str:
     usable = {cpu for task in tasks for cpu in _cpus(task.mask)}
     granted = max(tasks[0].granted, tasks[0].per_task * len(tasks))
     if len(usable) < min(max(granted // 2 + 1, len(tasks)), granted, machine):
-        each = max(1, granted // len(tasks))
         return (
             f"{_named('rank', [task.rank for task in tasks])} on {node} may use "
             f"{_named('CPU', usable)}, but SLURM_CPUS_ON_NODE or SLURM_CPUS_PER_TASK promises "
-            f"{granted}: srun --cpus-per-task={each}, or export SRUN_CPUS_PER_TASK before srun"
+            f"{granted}: srun --cpus-per-task={max(1, granted // len(tasks))}, or export "
+            "SRUN_CPUS_PER_TASK before srun"
         )
     starving = [task.rank for task in tasks if task.uses_gpus and len(_cpus(task.mask)) == 1]
     if starving and machine > 1:

@@ -23,9 +23,8 @@ def check_job(step: SlurmStep) -> list[Result]:
     try:
         job = {} if step.simulated else scontrol.show_job(step.job_id)
         if job.get("BatchFlag") == "1":
-            text = scontrol.batch_script(step.job_id) or ""
             return _check_batch_job(
-                text,
+                scontrol.batch_script(step.job_id) or "",
                 job.get("Requeue") == "1",
                 step.open_mode == "a" or scontrol.show_config().get("JobFileAppend") == "1",
             )
@@ -36,10 +35,11 @@ def check_job(step: SlurmStep) -> list[Result]:
 
 def _check_batch_job(batch_file: str, may_requeue: bool, append: bool) -> list[Result]:
     # Slurm reads the #SBATCH lines up to the first command.
-    head = re.match(r"(?:#.*(?:\n|$)|[ \t]*\n)*", batch_file)
-    options = "\n".join(re.findall(r"^#SBATCH(.*?)(?: #.*)?$", head[0] if head else "", re.M))
+    head = re.split(r"^(?!#|[ \t]*$)", batch_file, maxsplit=1, flags=re.M)[0]
+    options = "\n".join(re.findall(r"^#SBATCH(.*?)(?: #.*)?$", head, re.M))
     asked = re.search(r"--signal[= ]\s*(B:)?(?:SIG)?(\w+)", options)
-    requeue = signal = ""
+    requeue = ""
+    signal = ""
     # Nothing is wrong with a job that asks for neither.
     if asked or "--requeue" in options:
         if may_requeue and not append:

@@ -25,20 +25,19 @@ _PACKAGES = (
     "tf-nightly-cpu",
     "tensorflow-aarch64",
 )
-_FIRST_RIGHT = (3, 10)
-_FIRST_TAKING_BATCHES = (3, 16)
-_NEWEST_TRIED = (3, 16)
+_FIRST_RIGHT = "3.10"
+_FIRST_TAKING_BATCHES = "3.16"
+_NEWEST_TRIED = "3.16"
 
 
 def keras_problem(version: str) -> str:
     """Returns what is wrong with the `fit` of this Keras on several workers; '' if nothing is."""
-    if not (3, 0) <= _minor(version) < _FIRST_RIGHT:
+    if not (3, 0) <= _minor(version) < _minor(_FIRST_RIGHT):
         return ""
-    needed = ".".join(map(str, _FIRST_RIGHT))
     return (
         f"Keras {version} trains wrongly on several workers: its metrics, and up to 3.7 its "
-        f"weights, are not those of one process. Expected Keras {needed} or later: "
-        f"pip install 'keras>={needed}'; or use tf_keras, or write the training loop."
+        f"weights, are not those of one process. Expected Keras {_FIRST_RIGHT} or later: "
+        f"pip install 'keras>={_FIRST_RIGHT}'; or use tf_keras, or write the training loop."
     )
 
 
@@ -50,10 +49,9 @@ def check_keras() -> None:
     problem = keras_problem(version)
     if problem:
         raise KerasError(problem)
-    if _minor(version) > _NEWEST_TRIED:
-        major, minor = _NEWEST_TRIED
+    if _minor(version) > _minor(_NEWEST_TRIED):
         warn_once(
-            f"Keras {version} is newer than {major}.{minor}, the newest that was tried on several "
+            f"Keras {version} is newer than {_NEWEST_TRIED}, the newest that was tried on several "
             "workers. If its results differ from those of one process: "
             f"pip install '{older_keras(version)}'"
         )
@@ -64,14 +62,14 @@ def keras_takes_batches() -> bool:
 
     Some of its code then counts rows that it otherwise does not, as in the logs of each output.
     """
-    return _minor(str(sys.modules["keras"].__version__)) >= _FIRST_TAKING_BATCHES
+    return _minor(sys.modules["keras"].__version__) >= _minor(_FIRST_TAKING_BATCHES)
 
 
 def older_keras(version: str) -> str:
     """Returns what to install instead of a Keras that lacks something: ``keras<3.17``."""
-    major, minor = _NEWEST_TRIED
-    first_untried = (major, minor + 1)
-    return f"keras<{'.'.join(map(str, min(first_untried, _minor(version))))}"
+    newest_major, newest_minor = _minor(_NEWEST_TRIED)
+    major, minor = min((newest_major, newest_minor + 1), _minor(version))
+    return f"keras<{major}.{minor}"
 
 
 def _minor(version: str) -> tuple[int, ...]:
@@ -99,8 +97,12 @@ def check_versions(uses_gpus: bool = False) -> list[Result]:
     version = find_tensorflow_version()
     tensorflow = Result("tensorflow", OK, version or "of another build")
     if not version and importlib.util.find_spec("tensorflow") is None:
-        missing = "not installed: load your site's module, or pip install 'tensorflow>=2.15'"
-        tensorflow = Result("tensorflow", FAILED, f"{missing} (without GPUs tensorflow-cpu)")
+        tensorflow = Result(
+            "tensorflow",
+            FAILED,
+            "not installed: load your site's module, or pip install 'tensorflow>=2.15' (without "
+            "GPUs tensorflow-cpu)",
+        )
     elif uses_gpus and _installed("tensorflow-cpu") and not _installed("tensorflow"):
         tensorflow = Result(
             "tensorflow",
@@ -109,6 +111,12 @@ def check_versions(uses_gpus: bool = False) -> list[Result]:
         )
     keras = _installed("keras") or _installed("keras-nightly")
     tf_keras = _installed("tf_keras")
-    problem = keras_problem(keras) if keras and not tf_keras else ""
-    found = [f"{name} {n}" for name, n in (("Keras", keras), ("tf_keras", tf_keras)) if n]
+    found = []
+    problem = ""
+    if keras:
+        found.append(f"Keras {keras}")
+        problem = keras_problem(keras)
+    if tf_keras:
+        found.append(f"tf_keras {tf_keras}")
+        problem = ""
     return [tensorflow, result_of("keras", [problem], ", ".join(found), WARNING)]

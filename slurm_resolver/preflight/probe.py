@@ -14,19 +14,23 @@ _CONNECT_SECONDS = 5.0
 
 
 @contextlib.contextmanager
-def listening(rank: int, address: str) -> Iterator[str | None]:
-    """Sends the rank to each connection to the address; yields why it cannot listen, or None."""
+def listening(rank: int, address: str) -> Iterator[str]:
+    """Sends the rank to each connection to the address; yields why it cannot listen, or ''."""
     port = int(address.rpartition(":")[2])
     dual = socket.has_dualstack_ipv6()
-    family = socket.AF_INET6 if dual else socket.AF_INET
     try:
-        server = socket.create_server(("", port), family=family, backlog=512, dualstack_ipv6=dual)
+        server = socket.create_server(
+            ("", port),
+            family=socket.AF_INET6 if dual else socket.AF_INET,
+            backlog=512,
+            dualstack_ipv6=dual,
+        )
     except OSError as error:
         yield f"port {port}: {os.strerror(error.errno or 0)}{_find_listener(port)}"
         return
     threading.Thread(target=_answer, args=(server, rank), daemon=True).start()
     try:
-        yield None
+        yield ""
     finally:
         # close() alone would not wake the thread that waits in accept()
         with contextlib.suppress(OSError):
@@ -36,12 +40,13 @@ def listening(rank: int, address: str) -> Iterator[str | None]:
 
 def _find_listener(port: int) -> str:
     """Returns which process listens at a port; '' if ss(8) is missing or cannot tell this user."""
-    command = ["ss", "-Hltnp", f"sport = :{port}"]
     try:
-        shown = subprocess.run(command, capture_output=True, text=True, timeout=5).stdout
+        done = subprocess.run(
+            ["ss", "-Hltnp", f"sport = :{port}"], capture_output=True, text=True, timeout=5
+        )
     except (OSError, subprocess.TimeoutExpired):
         return ""
-    match = re.search(r'"([^"]*)",pid=(\d+)', shown)
+    match = re.search(r'"([^"]*)",pid=(\d+)', done.stdout)
     return f", by process {match[2]} ({match[1]})" if match else ""
 
 

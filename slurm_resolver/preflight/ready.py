@@ -58,11 +58,11 @@ def wait_until_ready(
         timeout,
         without=[task.rank for task in cluster.tasks if jobs is not None and task.job not in jobs],
     )
-    notes = {rank: note for rank, note in enumerate(answers) if note is not None}
+    notes = {rank: note for rank, note in enumerate(answers) if note}
     problems = [
         f"{cluster.name_of(rank)} cannot listen at {note['port_taken']}"
         for rank, note in notes.items()
-        if note["port_taken"] is not None
+        if note["port_taken"]
     ]
     problems += find_disagreement(notes, cluster)
     if problems:
@@ -113,6 +113,6 @@ def find_disagreement(notes: Mapping[int, Note], cluster: Cluster) -> list[str]:
     """Returns the first difference between the tasks, with its values; [] if all agree."""
     for key, what in _COMPARED.items():
         values = {rank: json.dumps(note[key], sort_keys=True) for rank, note in notes.items()}
-        if len(set(values.values())) > 1:
+        if len({*values.values()}) > 1:
             return [f"the tasks disagree on {what}: {'; '.join(named(values, cluster)[:4])}"]
     return []

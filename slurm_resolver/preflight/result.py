@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
@@ -42,10 +43,15 @@ def merge(own: Result, others: Mapping[int, Sequence[str] | None], cluster: Clus
 
     Without a bad one it is this task's own result.
     """
-    bad = {rank: Result(*one) for rank, one in others.items() if one is not None}
-    status = FAILED if any(one.status == FAILED for one in bad.values()) else WARNING
-    problems = named({rank: one.detail for rank, one in bad.items()}, cluster)
-    return result_of(own.id, problems, own.detail, status) if bad else own
+    bad = {rank: Result(*one) for rank, one in others.items() if one}
+    if not bad:
+        return own
+    return result_of(
+        own.id,
+        named({rank: one.detail for rank, one in bad.items()}, cluster),
+        own.detail,
+        FAILED if any(one.status == FAILED for one in bad.values()) else WARNING,
+    )
 
 
 def named(texts: Mapping[int, str], cluster: Cluster) -> list[str]:
@@ -53,8 +59,8 @@ def named(texts: Mapping[int, str], cluster: Cluster) -> list[str]:
 
     The text of the fewest tasks comes first, as it is most likely the wrong one.
     """
-    ranks_by_text: dict[str, list[int]] = {}
+    tasks = defaultdict(list)
     for rank, text in sorted(texts.items()):
-        ranks_by_text.setdefault(text, []).append(rank)
-    fewest_first = sorted(ranks_by_text.items(), key=lambda item: len(item[1]))
-    return [f"{shorten([*map(cluster.name_of, ranks)], 3)}: {text}" for text, ranks in fewest_first]
+        tasks[text].append(cluster.name_of(rank))
+    fewest_first = sorted(tasks.items(), key=lambda item: len(item[1]))
+    return [f"{shorten(names, 3)}: {text}" for text, names in fewest_first]

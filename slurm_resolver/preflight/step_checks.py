@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import socket
+from collections import defaultdict
 from concurrent.futures import ThreadPoolExecutor
 
 from slurm_resolver.cluster.addresses import Task
@@ -25,7 +26,9 @@ from slurm_resolver.slurm.gpu_variables import count_driver_gpus
 from slurm_resolver.slurm.step import SlurmStep
 from slurm_resolver.wording import counted
 
-_MAX_ASKED = 64  # tasks of which each asks all others
+# In a step of at most so many tasks each asks all others; in a larger one it asks the ranks at the
+# distances 0, 1, 2, 4, …
+_MAX_ASKED = 64
 # Names that do not resolve, dropped packets and a busy controller take time.
 _PROBING_SECONDS = 40.0
 
@@ -40,10 +43,9 @@ def check_step(cluster: Cluster, timeout: float) -> list[Result]:
     """
     task = cluster.task
     tasks = cluster.tasks
-    service = cluster.service
     assert task is not None
-    assert service is not None
-    client = connect(service, cluster.name_of)
+    assert cluster.service is not None
+    client = connect(cluster.service, cluster.name_of)
     with listening(task.rank, task.address) as port_taken:
         client.gather("check: presence", None, timeout)
         own = _check_alone(cluster, task.rank, port_taken)
@@ -57,24 +59,29 @@ def check_step(cluster: Cluster, timeout: float) -> list[Result]:
             "job": check_job(cluster.step) if task.rank == 0 else [],
         }
         notes = dict(enumerate(client.gather("check: results", note, _PROBING_SECONDS)))
-    cpus: dict[str, list[CpuFacts]] = {}
+    cpus = defaultdict(list)
     for rank, note in notes.items():
-        cpus.setdefault(tasks[rank].node, []).append(CpuFacts(*note["cpus"]))
+        cpus[tasks[rank].node].append(CpuFacts(*note["cpus"]))
     devices = {rank: TaskDevices(*note["gpus"]) for rank, note in notes.items() if note["gpus"]}
-    advice = advise_on_lonely_step(cluster.step)
-    come = f"all {len(tasks)} tasks have come" if len(tasks) > 1 else "the only task has come"
-    *merged, driver = (
-        merge(one, {rank: note["bad"].get(one.id) for rank, note in notes.items()}, cluster)
-        for one in own
-    )
-    return [
-        Result("presence", WARNING if advice else OK, advice or come),
+    results = [
+        result_of(
+            "presence",
+            [advise_on_lonely_step(cluster.step)],
+            f"all {len(tasks)} tasks have come" if len(tasks) > 1 else "the only task has come",
+            WARNING,
+        ),
         result_of(
             "agreement",
             find_disagreement(notes, cluster),
             "same cluster, same versions in every task",
         ),
-        *merged,
+    ]
+    for one in own:
+        bad = {rank: note["bad"].get(one.id) for rank, note in notes.items()}
+        results.append(merge(one, bad, cluster))
+    driver = results.pop()
+    return [
+        *results,
         check_cpus(cpus),
         driver if driver.is_bad else check_gpus(devices, tasks),
         *(Result(*result) for result in notes[0]["job"]),
@@ -102,14 +109,14 @@ def check_here() -> list[Result]:
     ]
 
 
-def _check_alone(cluster: Cluster, rank: int, port_taken: str | None) -> list[Result]:
+def _check_alone(cluster: Cluster, rank: int, port_taken: str) -> list[Result]:
     """Returns the results of the checks that the task with this rank makes alone."""
     layout = cluster.layout
     tasks = cluster.tasks
     assert layout is not None
-    # In a large step each asks the ranks at the distances 0, 1, 2, 4, …
-    far = [0, *(1 << power for power in range((len(tasks) - 1).bit_length()))]
-    distances = far if len(tasks) > _MAX_ASKED else range(len(tasks))
+    distances = [*range(len(tasks))]
+    if len(tasks) > _MAX_ASKED:
+        distances = [0, *(1 << power for power in range((len(tasks) - 1).bit_length()))]
     asked = [tasks[(rank + distance) % len(tasks)] for distance in distances]
     hosts = {task.address.rpartition(":")[0] for task in asked}
     unresolved = set()
@@ -121,26 +128,27 @@ def _check_alone(cluster: Cluster, rank: int, port_taken: str | None) -> list[Re
         except socket.gaierror as error:
             unresolved.add(f"{task.address.rpartition(':')[0]}: {error}")
         except OSError as error:
-            name = cluster.name_of(task.rank)
-            unreached.append(f"cannot reach {name} at {task.address}: {error}")
+            unreached.append(
+                f"cannot reach {cluster.name_of(task.rank)} at {task.address}: {error}"
+            )
 
     # All at the same time: each question whose packets are dropped takes its full timeout.
     with ThreadPoolExecutor(len(asked)) as pool:
         list(pool.map(ask, asked))
     means = find_means()
-    protection = f"the tasks recognize each other by {MEANS[means]}"
-    if means == "none":
-        protection = "any user of these nodes can connect to the tasks while they start"
+    secret = Result("secret", OK, f"the tasks recognize each other by {MEANS[means]}")
+    if means == "none":  # which is no fault
+        unprotected = "any user of these nodes can connect to the tasks while they start"
+        secret = Result("secret", SKIPPED, unprotected)
     return [
         # What a task's variables say of its place has been compared with the layout.
         Result("layout", OK, f"{layout.distribution}, from {layout.source}"),
         result_of("names", unresolved, f"{counted(len(hosts), 'host name')} resolved"),
-        result_of("ports", [port_taken or ""], "all are free"),
+        result_of("ports", [port_taken], "all are free"),
         result_of(
             "reach", sorted(unreached), f"each task reaches {counted(len(asked) - 1, 'other')}"
         ),
-        # A step without a secret is no fault.
-        Result("secret", SKIPPED if means == "none" else OK, protection),
+        secret,
         *check_versions(uses_gpus=bool(cluster.gpus)),
         _check_proxies(),
         check_driver(cluster),
@@ -150,10 +158,11 @@ def _check_alone(cluster: Cluster, rank: int, port_taken: str | None) -> list[Re
 def _check_proxies() -> Result:
     given = {name.lower() for name, value in os.environ.items() if value}
     names = [name for name in ("grpc_proxy", "https_proxy", "http_proxy") if name in given]
-    problem = ""
-    if names and not given & {"no_grpc_proxy", "no_proxy"}:
-        problem = (
-            f"{', '.join(names)} set, which gRPC would use between the tasks; unset them, or name "
-            "the nodes in no_proxy"
-        )
-    return result_of("proxies", [problem], "none that gRPC would use", WARNING)
+    if not names or given & {"no_grpc_proxy", "no_proxy"}:
+        return Result("proxies", OK, "none that gRPC would use")
+    return Result(
+        "proxies",
+        WARNING,
+        f"{', '.join(names)} set, which gRPC would use between the tasks; unset them, or name the "
+        "nodes in no_proxy",
+    )

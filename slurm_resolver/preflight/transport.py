@@ -21,7 +21,7 @@ from typing import NamedTuple
 from slurm_resolver.cluster.addresses import Task
 from slurm_resolver.cluster.cluster import Cluster
 from slurm_resolver.coordination import NameOf
-from slurm_resolver.preflight.result import OK, SKIPPED, WARNING, Result, result_of
+from slurm_resolver.preflight.result import OK, SKIPPED, WARNING, Result
 from slurm_resolver.slurm.gpu_variables import count_driver_gpus
 
 # The values of SLURMD_TRES_BIND with which Slurm gives no GPU to two tasks.
@@ -56,13 +56,14 @@ def task_devices(cluster: Cluster, usable: int) -> TaskDevices:
     if decision is None or decision.devices is None:
         return TaskDevices(task.node, None, usable)
     shown = decision.visible_before or ()
+    # Where the site confines tasks to their GPUs, Slurm numbers those of each task from 0.
     from_zero = shown == tuple(map(str, range(len(shown))))
     if len(shown) >= (step.gpus_on_node or 0) or not from_zero:
         return TaskDevices(task.node, decision.devices, usable)
-    # Where the site confines tasks to their GPUs, Slurm numbers those of each task from 0.
-    names = [f"{number} of local rank {task.local_rank}" for number in decision.devices]
-    apart = _BOUND_APART.search(step.tres_bind or "")
-    return TaskDevices(task.node, names if apart else None, usable, confined=True)
+    names = None
+    if _BOUND_APART.search(step.tres_bind or ""):
+        names = [f"{number} of local rank {task.local_rank}" for number in decision.devices]
+    return TaskDevices(task.node, names, usable, confined=True)
 
 
 def find_transport(tasks: Mapping[int, TaskDevices], name_of: NameOf) -> Transport:
@@ -79,24 +80,27 @@ def find_transport(tasks: Mapping[int, TaskDevices], name_of: NameOf) -> Transpo
     hidden = ""
     first_on: dict[str, int] = {}  # the first task of each node
     owners: dict[tuple[str, str], int] = {}  # by node and GPU
-    for rank, task in tasks.items():
-        if not task.usable:
-            return slow(f"TensorFlow finds no GPU in {name_of(rank)}")
-        if any(gpu.startswith("MIG-") for gpu in task.gpus or ()):
-            return slow(f"{name_of(rank)} has a MIG slice")
-        first = first_on.setdefault(task.node, rank)
+    for rank, (node, gpus, usable, confined) in tasks.items():
+        name = name_of(rank)
+        if not usable:
+            return slow(f"TensorFlow finds no GPU in {name}")
+        if any(gpu.startswith("MIG-") for gpu in gpus or ()):
+            return slow(f"{name} has a MIG slice")
+        first = first_on.setdefault(node, rank)
         if first != rank:
-            both = f"{name_of(first)} and {name_of(rank)}"
-            if task.gpus is None or tasks[first].gpus is None:
-                remedy = "start with srun --gpus-per-node and without --gpu-bind"
-                return slow(f"{both} may share a GPU", remedy)
-            if task.confined and not hidden:
+            both = f"{name_of(first)} and {name}"
+            if gpus is None or tasks[first].gpus is None:
+                return slow(
+                    f"{both} may share a GPU",
+                    "start with srun --gpus-per-node and without --gpu-bind",
+                )
+            if confined and not hidden:
                 hidden = f"{both} cannot open each other's GPUs"
-        for gpu in task.gpus or ():
-            owner = owners.setdefault((task.node, gpu), rank)
+        for gpu in gpus or ():
+            owner = owners.setdefault((node, gpu), rank)
             if owner != rank:
                 return slow(
-                    f"{name_of(owner)} shares GPU {gpu} with {name_of(rank)}",
+                    f"{name_of(owner)} shares GPU {gpu} with {name}",
                     "start one task for each GPU, without --gpu-bind and --ntasks-per-gpu",
                 )
     if hidden:
@@ -113,14 +117,16 @@ def check_driver(cluster: Cluster) -> Result:
     """Checks that the driver knows all GPUs that Slurm shows this task."""
     decision = cluster.gpu_decision
     driver = count_driver_gpus()
-    shown = (decision.visible_before if decision and decision.devices else None) or ()
-    problem = ""
-    if cluster.task is not None and driver is not None and driver < len(shown):
-        problem = (
-            f"the driver does not know {len(shown) - driver} of the GPUs that Slurm shows: leave "
-            f"out the node (sbatch --exclude={cluster.task.node}), and tell its administrators"
-        )
-    return result_of("gpus", [problem], "the driver knows all", WARNING)
+    shown = decision.visible_before if decision and decision.devices else None
+    lost = 0 if shown is None or driver is None else len(shown) - driver
+    if cluster.task is None or lost <= 0:
+        return Result("gpus", OK, "the driver knows all")
+    return Result(
+        "gpus",
+        WARNING,
+        f"the driver does not know {lost} of the GPUs that Slurm shows: leave out the node (sbatch "
+        f"--exclude={cluster.task.node}), and tell its administrators",
+    )
 
 
 def check_gpus(devices: Mapping[int, TaskDevices], tasks: Sequence[Task]) -> Result:
@@ -130,19 +136,22 @@ def check_gpus(devices: Mapping[int, TaskDevices], tasks: Sequence[Task]) -> Res
     """
     if not devices:
         return Result("gpus", SKIPPED, "no task has any, according to its variables")
-    users: Counter[tuple[str, str]] = Counter()
-    for rank, (node, gpus, number, _) in devices.items():
+    users = Counter(
+        (node, name)
+        for rank, (node, gpus, number, _) in devices.items()
         # GPUs without common names are taken to be the task's own.
-        names = gpus or [f"{index} of rank {rank}" for index in range(number)]
-        users.update((node, name) for name in names)
+        for name in gpus or [f"{index} of rank {rank}" for index in range(number)]
+    )
     shared = sum(number > 1 for number in users.values())
-    use = f"{shared} of them shared by tasks" if shared else "each used by one task"
+    how = f"{shared} of them shared by tasks" if shared else "each used by one task"
+    use = f"{len(users)}, {how}"
     training = {rank: own for rank, own in devices.items() if tasks[rank].job != "evaluator"}
     if len(training) < 2 or any(task.job == "ps" for task in tasks):
-        return Result("gpus", OK, f"{len(users)}, {use}")
-    transport = find_transport(training, lambda rank: f"rank {rank}")
-    problem = f"{transport.sentence}: {transport.remedy}" if transport.remedy else ""
-    return result_of("gpus", [problem], f"{len(users)}, {use}; {transport.sentence}", WARNING)
+        return Result("gpus", OK, use)
+    _, sentence, remedy = find_transport(training, "rank {}".format)
+    if remedy:
+        return Result("gpus", WARNING, f"{sentence}: {remedy}")
+    return Result("gpus", OK, f"{use}; {sentence}")
 
 
 def why_no_gpu(cuda: bool, rocm: bool) -> str:
