@@ -32,7 +32,6 @@ examples:
   srun slurm-resolver check --collective
   slurm-resolver check"""
 
-NOTHING_CHECKED = 3
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -70,16 +69,15 @@ def main(args: argparse.Namespace) -> int:
             "not start in a cluster with parameter servers. Remove ps."
         )
     printing = True
-    good = 0
+    status = 0
     try:
-        cluster = Cluster()
-        if step.is_launched:
-            cluster = resolve_step(step, cluster_options(args)._replace(until=until))
-        if cluster.service is not None:
+        options = cluster_options(args)._replace(until=until)
+        cluster = resolve_step(step, options) if step.is_launched else Cluster()
+        if cluster.service:
             printing = cluster.service.serves
             results = check_step(cluster, until - time.monotonic())
         else:
-            good = NOTHING_CHECKED
+            status = 3  # no step was checked
             job_counts(args.jobs, sum(map(abs, jobs.values())))
             results = check_here()
     except SlurmResolverError as error:
@@ -88,17 +86,18 @@ def main(args: argparse.Namespace) -> int:
             raise
         results = [Result("presence", FAILED, str(error))]
         printing = cause.unreached or step.rank == 0
-    status = 1 if any(result.status == FAILED for result in results) else good
+    counts = Counter(result.status for result in results)
+    if counts[FAILED]:
+        status = 1
     if printing and args.json:
-        print(json.dumps({"ok": status == 0, "checks": [result._asdict() for result in results]}))
+        print(json.dumps({"ok": not status, "checks": [result._asdict() for result in results]}))
     elif printing:
         for result in results:
             if args.verbose or result.is_bad:
                 print(f"{result.id:10}  {result.status:7}  {result.detail}")
-        counts = Counter(result.status for result in results)
-        summary = ", ".join(f"{number} {status}" for status, number in counts.items())
+        summary = ", ".join(f"{number} {name}" for name, number in counts.items())
         print(f"check: {summary}" + ("" if args.verbose else " (--verbose prints all)"))
-    if args.collective and status == 0:
+    if args.collective and not status:
         _become_collective_check(args)
     return status
 
@@ -108,7 +107,6 @@ def _become_collective_check(args: argparse.Namespace) -> NoReturn:
     from slurm_resolver.coordination.client import leave_all
 
     leave_all()
-    chosen = values_of(args, ClusterOptions._fields)
     sys.stdout.flush()
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     os.execv(
@@ -117,6 +115,6 @@ def _become_collective_check(args: argparse.Namespace) -> NoReturn:
             sys.executable,
             "-m",
             "slurm_resolver.tf.collective_check",
-            json.dumps({"resolver": chosen, "json": args.json}),
+            json.dumps({"resolver": values_of(args, ClusterOptions._fields), "json": args.json}),
         ],
     )

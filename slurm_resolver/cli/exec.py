@@ -117,7 +117,7 @@ def main(args: argparse.Namespace) -> int:
     servers = _watched_servers(cluster, args.servers)
     sys.stdout.flush()
     try:
-        if servers:
+        if servers:  # imported here: it takes long
             from slurm_resolver.cli.child_program import run_child
 
             run_child(cluster, servers, command, environ)
@@ -133,11 +133,10 @@ def main(args: argparse.Namespace) -> int:
 def _resolve(args: argparse.Namespace, program: str) -> Cluster:
     """Returns the cluster; with --wait, once all tasks are ready."""
     options = cluster_options(args)
-    if args.wait is None:
-        return resolve_step(SlurmStep.read(), options)
-    options = options._replace(until=time.monotonic() + args.wait)
+    if args.wait is not None:
+        options = options._replace(until=time.monotonic() + args.wait)
     cluster = resolve_step(SlurmStep.read(), options)
-    if cluster.tasks:
+    if args.wait is not None and cluster.tasks:
         import shutil
 
         from slurm_resolver.preflight.ready import wait_until_ready
@@ -181,9 +180,8 @@ def _watched_servers(cluster: Cluster, given: str | None) -> Sequence[str]:
     if cluster.task is None or given == "none":
         return ()
     servers = (given or "ps").split(",")
-    jobs = set(cluster.roles)
-    has_trainers = bool({"chief", "worker"} & jobs.difference(servers))
-    if "ps" in jobs and has_trainers:
+    jobs = cluster.roles
+    if "ps" in jobs and {"chief", "worker"} & jobs.keys() - {*servers}:
         return servers if cluster.task.job in ("chief", "ps", "worker") else ()
     if given is None:
         return ()

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
+import math
 import re
 from collections.abc import Collection
 from typing import Any, Callable
@@ -90,7 +92,8 @@ def add_tasks_per_node(add: Callable[..., object]) -> None:
 def command_of(args: argparse.Namespace) -> list[str]:
     """Returns the words of the command line to start."""
     words: list[str] = args.command_line
-    words = words[1:] if words[:1] == ["--"] else words
+    if words[:1] == ["--"]:
+        words = words[1:]
     if not words:
         raise LaunchError(f"no command after -- (see slurm-resolver {args.command} --help)")
     return words
@@ -111,21 +114,19 @@ def numbers_by_name(text: str) -> dict[str, int]:
     """Reads ``ps=2,worker=-1``."""
     found = {}
     for part in text.split(","):
-        name, _, number = (word.strip() for word in part.partition("="))
-        if not name or name in found or not re.fullmatch("-?[0-9]{1,9}", number):
+        pair = re.fullmatch(r"\s*([^\s=][^=]*?)\s*=\s*(-?[0-9]{1,9})\s*", part)
+        if pair is None or pair[1] in found:
             raise argparse.ArgumentTypeError(
                 f"{part!r} in {text!r}: expected NAME=NUMBER, each name once"
             )
-        found[name] = int(number)
+        found[pair[1]] = int(pair[2])
     return found
 
 
 def seconds(text: str) -> float:
     """Reads a number of seconds."""
-    try:
+    with contextlib.suppress(ValueError):
         number = float(text)
-    except ValueError:
-        number = -1.0
-    if not 0 <= number < float("inf"):
-        raise argparse.ArgumentTypeError(f"{text!r}: expected seconds, a number from 0 on")
-    return number
+        if 0 <= number < math.inf:
+            return number
+    raise argparse.ArgumentTypeError(f"{text!r}: expected seconds, a number from 0 on")

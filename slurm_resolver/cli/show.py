@@ -51,10 +51,13 @@ def main(args: argparse.Namespace) -> int:
     step = SlurmStep.read()
     if args.nodelist is not None:
         step = _planned_step(args)
-        counts = job_counts(
-            args.jobs, sum(step.tasks_per_node or ()), "--nodelist and --tasks-per-node make"
+        tasks = sum(step.tasks_per_node or ())
+        cluster = build_cluster(
+            step,
+            layout_from_environment(step, "options"),
+            job_counts(args.jobs, tasks, "--nodelist and --tasks-per-node make"),
+            options,
         )
-        cluster = build_cluster(step, layout_from_environment(step, "options"), counts, options)
     elif step.place == "none" and not step.is_launched:
         raise NotInStepError(
             "this process is not in a step of Slurm. Start it with srun -N 2 slurm-resolver show; "
@@ -69,7 +72,7 @@ def main(args: argparse.Namespace) -> int:
         print(json.dumps(cluster.to_dict()))
         return 0
     gpus = _gather_gpus(cluster)
-    if cluster.task is None or cluster.task.rank == 0:
+    if not step.rank:  # None for a planned step
         from slurm_resolver.preflight.job_checks import advise_on_lonely_step  # takes long
 
         advice = advise_on_lonely_step(step)

@@ -9,8 +9,8 @@ import secrets
 import statistics
 import sys
 import time
+from collections import defaultdict
 from collections.abc import Iterator
-from itertools import chain, product
 from typing import Any
 
 from slurm_resolver.cli.screen import reader_has_ended
@@ -23,7 +23,6 @@ from slurm_resolver.errors import LaunchError, RendezvousError
 from slurm_resolver.slurm.hostlist import expand_hostlist
 from slurm_resolver.slurm.scontrol import (
     UNSET,
-    Fields,
     node_addresses,
     show_config,
     show_job,
@@ -84,17 +83,16 @@ def main(args: argparse.Namespace) -> int:
         addresses = list(_addresses(job_id, step_id, own, args.port))
     except OSError as error:
         raise LaunchError(f"job {job_id}: {error}") from None
-    reasons: list[str] = []
+    reason = ""
     for address in addresses:
         try:
             workers = _ask(address)["workers"]
             break
         except RendezvousError as error:  # the service answers, but the secret is missing
-            reasons.insert(0, str(error))
+            reason = f" ({error})"
         except (OSError, WireError) as error:
-            reasons.append(f"{address.host}:{address.port}: {error}")
+            reason = reason or f" ({address.host}:{address.port}: {error})"
     else:
-        reason = f" ({reasons[0]})" if reasons else ""
         print(
             f"slurm-resolver status: no coordination service answers in a step of job {job_id}"
             f"{reason}: the program has not created its strategy, trains alone, or has ended. If "
@@ -118,8 +116,8 @@ def _print(workers: list[Worker], as_json: bool) -> None:
         print(json.dumps({"workers": workers, "slowest": slow and slow["rank"]}), flush=True)
         return
     lines = [table(workers) if workers else "no worker has created its strategy yet"]
-    if slow is not None:
-        share = min(1.0, slow["waiting"] + slow["outside"])
+    if slow:
+        share = min(1.0, _outside_of_steps(slow))
         lines.append(
             f"\nslowest: {slow['name']}, which spends {share:.0%} of its time outside of steps"
         )
@@ -139,11 +137,12 @@ def _addresses(
     job_id = job.get("JobId", job_id)
     restarts = int(job.get("Restarts") or 0)
     components = expand_hostlist(f"[{job.get('HetJobIdSet', job_id)}]")
-    numbered: dict[int, list[Fields]] = {}
-    for fields in chain.from_iterable(map(show_steps, components)):
-        name = fields.get("StepId", "").rpartition(".")[2]
-        if name.isdigit() and step_id in ("", name):
-            numbered.setdefault(int(name), []).append(fields)
+    numbered = defaultdict(list)
+    for component in components:
+        for fields in show_steps(component):
+            name = fields.get("StepId", "").rpartition(".")[2]
+            if name.isdigit() and step_id in ("", name):
+                numbered[int(name)].append(fields)
     for number, records in sorted(numbered.items(), reverse=True):
         if (own.job_id, own.step_id, step_id) == (job_id, str(number), ""):
             continue  # the step that this command runs in
@@ -161,8 +160,11 @@ def _addresses(
                 listed = SlurmStep.reserved_ports.parse(reserved) or ()
                 ports = [*reversed(listed[1:]), *ports]
         hosts = node_addresses(",".join(nodes))
-        for node, port in product(nodes, ports):
-            yield ServiceAddress(hosts.get(node, node), port, node, identity_of(step), 0, 0, False)
+        for node in nodes:
+            for port in ports:
+                yield ServiceAddress(
+                    hosts.get(node, node), port, node, identity_of(step), 0, 0, False
+                )
 
 
 def _ask(address: ServiceAddress) -> Message:
@@ -183,11 +185,16 @@ def slowest(workers: list[Worker]) -> Worker | None:
     The workers wait for each other in a step. The slowest spends more time than the others waiting
     for data, or between steps.
     """
-    if len(workers) < 2:
+    if not workers:
         return None
-    shares = [worker["waiting"] + worker["outside"] for worker in workers]
-    worst = max(range(len(shares)), key=shares.__getitem__)
-    return workers[worst] if shares[worst] - statistics.median_low(shares) >= _SLOWER else None
+    worst = max(workers, key=_outside_of_steps)
+    usual = statistics.median_low(map(_outside_of_steps, workers))
+    return worst if _outside_of_steps(worst) - usual >= _SLOWER else None
+
+
+def _outside_of_steps(worker: Worker) -> float:
+    """Returns the share of its time that a worker spends waiting for data, or between steps."""
+    return float(worker["waiting"] + worker["outside"])
 
 
 def table(workers: list[Worker]) -> str:
@@ -199,14 +206,13 @@ def table(workers: list[Worker]) -> str:
             doing = f"{worker['stage']}: {doing}"
         if worker["silent"] > _SILENT_SECONDS:
             doing = f"{doing}; no report for {worker['silent']:.0f} s"
-        ms = f"{worker['ms']:.1f}" if worker["ms"] else "-"
         rows.append(
             (
                 str(worker["name"]),
                 str(worker["epoch"] or "-"),
                 str(worker["step"] or "-"),
                 doing,
-                ms,
+                f"{worker['ms']:.1f}" if worker["ms"] else "-",
                 f"{worker['waiting']:.0%}",
                 f"{worker['outside']:.0%}",
             )
