@@ -1,7 +1,7 @@
 """The command `slurm-resolver`: one module for each subcommand; none imports TensorFlow.
 
 Only the module of the given subcommand is imported: every task may run it, so it must start
-quickly. Each module has `DESCRIPTION`, `EPILOG`, `add_arguments(parser)` and `main(args)`, which
+quickly. Each module has `DESCRIPTION`, `EPILOG`, `add_arguments(add)` and `main(args)`, which
 returns the exit status.
 """
 
@@ -13,6 +13,7 @@ import sys
 from collections.abc import Collection, Sequence
 from typing import NoReturn
 
+from slurm_resolver.cli.options import Options
 from slurm_resolver.cli.screen import reader_has_ended, screens
 from slurm_resolver.errors import SlurmResolverError
 from slurm_resolver.version import __version__
@@ -69,7 +70,7 @@ def build_parser(complete: Collection[str] = COMMANDS) -> argparse.ArgumentParse
             epilog=module.EPILOG,
             formatter_class=argparse.RawDescriptionHelpFormatter,
         )
-        module.add_arguments(command)
+        module.add_arguments(Options(command))
         command.set_defaults(function=module.main)
     return parser
 

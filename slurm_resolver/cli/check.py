@@ -10,7 +10,13 @@ import time
 from collections import Counter
 from typing import NoReturn
 
-from slurm_resolver.cli.options import add_cluster_options, cluster_options, seconds, values_of
+from slurm_resolver.cli.options import (
+    Options,
+    add_cluster_options,
+    cluster_options,
+    seconds,
+    values_of,
+)
 from slurm_resolver.cluster.cluster import Cluster
 from slurm_resolver.cluster.jobs import job_counts, refuse_misspelt_jobs
 from slurm_resolver.cluster.options import ClusterOptions
@@ -33,24 +39,21 @@ examples:
   slurm-resolver check"""
 
 
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
+def add_arguments(add: Options) -> None:
     """Adds this subcommand's arguments."""
-    add_cluster_options(parser)
-    parser.add_argument(
-        "--timeout",
+    add_cluster_options(add)
+    add(
+        "--timeout SECONDS",
+        "wait at most this long, in total, for all tasks (60)",
         type=seconds,
         default=60.0,
-        metavar="SECONDS",
-        help="wait at most this long, in total, for all tasks (60)",
     )
-    parser.add_argument("--verbose", action="store_true", help="print every check")
-    parser.add_argument(
+    add("--verbose", "print every check")
+    add(
         "--collective",
-        action="store_true",
-        help="if no check fails, measure a step and an all-reduce of the strategy in every task",
+        "if no check fails, measure a step and an all-reduce of the strategy in every task",
     )
-    parser.add_argument("--json", action="store_true", help="print JSON")
+    add("--json", "print JSON")
 
 
 def main(args: argparse.Namespace) -> int:

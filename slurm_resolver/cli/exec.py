@@ -13,6 +13,7 @@ from collections.abc import Sequence
 
 from slurm_resolver import startup
 from slurm_resolver.cli.options import (
+    Options,
     add_cluster_options,
     add_command,
     cluster_options,
@@ -55,23 +56,20 @@ argument: enough for some thousands of tasks. SlurmClusterResolver has no such l
 _PLACEHOLDER = re.compile(r"\{\{[a-z_]+\}\}|\{[a-z_]+\}")
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
+def add_arguments(add: Options) -> None:
     """Adds this subcommand's arguments."""
-    add_cluster_options(parser)
-    add = parser.add_argument
+    add_cluster_options(add)
     add(
-        "--wait",
+        "--wait SECONDS",
+        "wait until all tasks have started and agree; after SECONDS, name the missing ones",
         type=seconds,
-        metavar="SECONDS",
-        help="wait until all tasks have started and agree; after SECONDS, name the missing ones",
     )
     names = ", ".join(CONTRACTS)
     add(
-        "--env",
+        "--env NAME",
+        f"set the variables of this framework instead of TF_CONFIG: {names}; can be repeated",
         action="append",
         choices=tuple(CONTRACTS),
-        metavar="NAME",
-        help=f"set the variables of this framework instead of TF_CONFIG: {names}; can be repeated",
     )
     for name, what in (
         ("strategy", "MultiWorkerMirroredStrategy by this package's, for Keras 3's fit"),
@@ -79,20 +77,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     ):
         add(
             f"--replace-{name}",
+            f"replace the program's tf.distribute.{what}",
             dest="replace",
             action="append_const",
             const=name,
-            help=f"replace the program's tf.distribute.{what}",
         )
     add(
-        "--servers",
-        choices=("ps", "ps,worker", "none"),
-        metavar="JOB,…",
-        help="jobs whose programs only serve. They are ended when all other programs have ended; "
+        "--servers JOB,…",
+        "jobs whose programs only serve. They are ended when all other programs have ended; "
         "all programs are ended when a ps or the leader is lost. Default: ps. Under "
         "ParameterServerStrategy: ps,worker. none: end no program",
+        choices=("ps", "ps,worker", "none"),
     )
-    add_command(parser)
+    add_command(add)
 
 
 def main(args: argparse.Namespace) -> int:

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from contextlib import nullcontext
 from typing import TYPE_CHECKING
 
+from slurm_resolver.cli.options import Options
 from slurm_resolver.wording import shorten
 
 if TYPE_CHECKING:
@@ -32,12 +33,12 @@ examples:
 _MOST_ADDRESSES = 5  # that are printed for one message
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
+def add_arguments(add: Options) -> None:
     """Adds this subcommand's arguments."""
-    parser.add_argument(
+    add.parser.add_argument(
         "logs", nargs="*", metavar="LOGFILE", help="a log, or - for standard input (default)"
     )
-    parser.add_argument("--json", action="store_true", help="print JSON")
+    add("--json", "print JSON")
 
 
 def main(args: argparse.Namespace) -> int:

@@ -7,57 +7,64 @@ import contextlib
 import math
 import re
 from collections.abc import Collection
-from typing import Any, Callable
+from typing import Any, Callable, NamedTuple
 
 from slurm_resolver.cluster.options import LAYOUTS, PLACEMENTS, WORKER_ORDERS, ClusterOptions
 from slurm_resolver.errors import LaunchError
 
 
-def add_cluster_options(parser: argparse.ArgumentParser) -> None:
+class Options(NamedTuple):
+    """Adds the options of a command to its parser, or to a group of it."""
+
+    parser: argparse._ActionsContainer
+
+    def __call__(self, spelling: str, help: str, **keywords: Any) -> None:
+        """Adds one as its help shows it: "-n --ntasks N"; without a value it is a switch."""
+        words = spelling.split()
+        names = [word for word in words if word.startswith("-")]
+        if len(names) < len(words):
+            keywords["metavar"] = words[-1]
+        elif "choices" not in keywords:
+            keywords.setdefault("action", "store_true")
+        self.parser.add_argument(*names, help=help, **keywords)
+
+
+def add_cluster_options(add: Options) -> None:
     """Adds an option for each keyword of `slurm_resolver.resolve`."""
-    add = parser.add_argument
     add(
-        "--jobs",
+        "--jobs JOB=N,…",
+        "tasks of each job, such as ps=2,worker=-1 (-1: the rest); default: all workers",
         type=numbers_by_name,
-        metavar="JOB=N,…",
-        help="tasks of each job, such as ps=2,worker=-1 (-1: the rest); default: all workers",
     )
     add(
         "--placement",
+        "spread: parameter servers on distinct nodes (default); rank: as TensorFlow's resolver",
         choices=PLACEMENTS,
         default="spread",
-        help="spread: parameter servers on distinct nodes (default); "
-        "rank: as TensorFlow's resolver",
     )
     add(
         "--worker-order",
+        "ring: TensorFlow's ring leaves each node once (default); rank: by rank",
         choices=WORKER_ORDERS,
         default="ring",
-        help="ring: TensorFlow's ring leaves each node once (default); rank: by rank",
     )
     add(
-        "--het-groups",
+        "--het-groups JOB=GROUP,…",
+        "take a job's tasks from this component of a heterogeneous step",
         type=numbers_by_name,
-        metavar="JOB=GROUP,…",
-        help="take a job's tasks from this component of a heterogeneous step",
     )
-    add("--port-base", type=int, metavar="PORT", help="first port on each node")
+    add("--port-base PORT", "first port on each node", type=int)
+    add("--node-address SUFFIX", "appended to node names, as in --node-address=-ib0")
     add(
-        "--node-address",
-        metavar="SUFFIX",
-        help="appended to node names, as in --node-address=-ib0",
-    )
-    add(
-        "--gpu-jobs",
+        "--gpu-jobs JOB,…",
+        "jobs whose tasks use GPUs; default: all but ps and, beside ps, chief",
         type=lambda text: text.split(","),
-        metavar="JOB,…",
-        help="jobs whose tasks use GPUs; default: all but ps and, beside ps, chief",
     )
     add(
         "--layout",
+        "source of the layout; auto: Slurm's variables, or the tasks if these do not suffice",
         choices=LAYOUTS,
         default="auto",
-        help="source of the layout; auto: Slurm's variables, or the tasks if these do not suffice",
     )
 
 
@@ -71,22 +78,14 @@ def values_of(args: argparse.Namespace, names: Collection[str]) -> dict[str, Any
     return {name: value for name, value in vars(args).items() if name in names}
 
 
-def add_command(parser: argparse.ArgumentParser, metavar: str = "COMMAND [ARGUMENT …]") -> None:
+def add_command(add: Options, metavar: str = "COMMAND [ARGUMENT …]") -> None:
     """Adds the command line to start, which follows `--`."""
-    parser.add_argument("command_line", nargs=argparse.REMAINDER, metavar=f"-- {metavar}")
+    add.parser.add_argument("command_line", nargs=argparse.REMAINDER, metavar=f"-- {metavar}")
 
 
-def add_tasks_per_node(add: Callable[..., object]) -> None:
+def add_tasks_per_node(add: Options) -> None:
     """Adds an option with both of Slurm's spellings."""
-    add(
-        "--tasks-per-node",
-        "--ntasks-per-node",
-        dest="tasks_per_node",
-        type=count(1),
-        default=1,
-        metavar="N",
-        help="tasks on each node (1)",
-    )
+    add("--tasks-per-node --ntasks-per-node N", "tasks on each node (1)", type=count(1), default=1)
 
 
 def command_of(args: argparse.Namespace) -> list[str]:

@@ -7,7 +7,7 @@ import contextlib
 import sys
 import time
 
-from slurm_resolver.cli.options import count
+from slurm_resolver.cli.options import Options, count
 from slurm_resolver.errors import LaunchError
 from slurm_resolver.slurm import scontrol
 
@@ -23,15 +23,10 @@ examples:
   srun python train.py || slurm-resolver requeue --max-restarts 10 "$?\""""
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
+def add_arguments(add: Options) -> None:
     """Adds this subcommand's arguments."""
-    parser.add_argument(
-        "--max-restarts",
-        type=count(0),
-        metavar="N",
-        help="requeue the job at most N times (no limit)",
-    )
-    parser.add_argument(
+    add("--max-restarts N", "requeue the job at most N times (no limit)", type=count(0))
+    add.parser.add_argument(
         "status",
         type=count(0, 255),
         metavar="STATUS",

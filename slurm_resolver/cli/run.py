@@ -7,7 +7,7 @@ import contextlib
 import os
 import shutil
 
-from slurm_resolver.cli.options import add_command, command_of, count, seconds, values_of
+from slurm_resolver.cli.options import Options, add_command, command_of, count, seconds, values_of
 from slurm_resolver.errors import LaunchError, SlurmResolverError
 from slurm_resolver.local import IMITATED_SLURM
 
@@ -25,100 +25,61 @@ examples:
   slurm-resolver run -n 2 --requeue --preempt-after 20 -- python train.py"""
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
+def add_arguments(add: Options) -> None:
     """Adds this subcommand's arguments; most have the name of their field in `RunOptions`."""
-    add = parser.add_argument
+    add("-n --ntasks N", "tasks (1)", dest="num_tasks", type=count(1, 4096), default=1)
     add(
-        "-n",
-        "--ntasks",
-        dest="num_tasks",
-        type=count(1, 4096),
-        default=1,
-        metavar="N",
-        help="tasks (1)",
-    )
-    add(
-        "-l",
-        "--label",
+        "-l --label",
+        "put the rank before each line (default: on the screen, not in files)",
         action=argparse.BooleanOptionalAction,
-        help="put the rank before each line (default: on the screen, not in files)",
     )
     add(
-        "-o",
-        "--output",
-        metavar="PATTERN",
+        "-o --output PATTERN",
+        "a file name such as rank-%%t.log; all (the screen, default); none; or the rank to show",
         default="all",
-        help="a file name such as rank-%%t.log; all (the screen, default); none; "
-        "or the rank to show",
     )
-    gpus = count(0, 4096)
-    of_gpus = parser.add_mutually_exclusive_group().add_argument
-    of_gpus(
-        "-G",
-        "--gpus",
-        "--gpus-per-node",
-        dest="gpus",
-        type=gpus,
-        metavar="N",
-        help="GPUs of all tasks together; each task sees all; 0 hides all",
+    add_gpus = Options(add.parser.add_mutually_exclusive_group())
+    add_gpus(
+        "-G --gpus --gpus-per-node N",
+        "GPUs of all tasks together; each task sees all; 0 hides all",
+        type=count(0, 4096),
     )
-    of_gpus(
-        "--gpus-per-task",
-        type=gpus,
-        metavar="N",
-        help="GPUs of each task, which sees no other",
-    )
+    add_gpus("--gpus-per-task N", "GPUs of each task, which sees no other", type=count(0, 4096))
     add(
-        "-t",
-        "--time",
-        metavar="TIME",
-        help="time limit: minutes, minutes:seconds, hours:minutes:seconds or days-hours",
+        "-t --time TIME",
+        "time limit: minutes, minutes:seconds, hours:minutes:seconds or days-hours",
     )
-    add(
-        "--signal",
-        metavar="SIG[@S]",
-        help="send the tasks a signal S seconds (60) before the time limit",
-    )
+    add("--signal SIG[@S]", "send the tasks a signal S seconds (60) before the time limit")
     # One option for each spelling: with an optional value argparse would take the next word for it.
     add(
-        "-K",
-        "-K1",
-        "--kill-on-bad-exit",
-        "--kill-on-bad-exit=1",
-        dest="kill_on_bad_exit",
-        action="store_true",
+        "-K -K1 --kill-on-bad-exit --kill-on-bad-exit=1",
+        "end all tasks when one fails (default)",
         default=True,
-        help="end all tasks when one fails (default)",
     )
     add(
-        "-K0",
-        "--kill-on-bad-exit=0",
-        "--no-kill-on-bad-exit",
+        "-K0 --kill-on-bad-exit=0 --no-kill-on-bad-exit",
+        "let the other tasks continue when one fails",
         dest="kill_on_bad_exit",
         action="store_false",
-        help="let the other tasks continue when one fails",
     )
-    add("--requeue", action="store_true", help="restart the tasks where Slurm would requeue")
+    add("--requeue", "restart the tasks where Slurm would requeue")
     add(
-        "--restarts",
+        "--restarts N",
+        "start a new step in the same job after a task has failed, at most N times (0)",
         type=count(0),
         default=0,
-        metavar="N",
-        help="start a new step in the same job after a task has failed, at most N times (0)",
     )
     add(
-        "--fail-after",
+        "--fail-after S[:RANK]",
+        "kill the task RANK (default: the last one) S seconds after the first start",
         type=_failure,
-        metavar="S[:RANK]",
-        help="kill the task RANK (default: the last one) S seconds after the first start",
     )
     add(
-        "--preempt-after",
+        "--preempt-after S",
+        "simulate a preemption S seconds after the training's first step",
         type=seconds,
-        metavar="S",
-        help="simulate a preemption S seconds after the training's first step",
     )
-    add_command(parser)
+    add_command(add)
 
 
 def main(args: argparse.Namespace) -> int:

@@ -8,6 +8,7 @@ import re
 import sys
 
 from slurm_resolver.cli.options import (
+    Options,
     add_command,
     add_tasks_per_node,
     command_of,
@@ -32,56 +33,41 @@ examples:
   slurm-resolver sbatch -N 8 --restarts 5 --spare-nodes 1 --min-nodes 6 -- python train.py"""
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
+def add_arguments(add: Options) -> None:
     """Adds this subcommand's arguments; each has the name of its field in `BatchSettings`."""
-    add = parser.add_argument
     number = count(1)
-    add("-N", "--nodes", type=number, default=1, metavar="N", help="nodes (1)")
+    add("-N --nodes N", "nodes (1)", type=number, default=1)
     add_tasks_per_node(add)
-    add("-c", "--cpus-per-task", type=number, metavar="N", help="CPUs of each task")
-    add("--gpus-per-node", metavar="[TYPE:]N", help="GPUs of each node, shared by its tasks")
-    add("-t", "--time", default=DEFAULT_TIME, metavar="TIME", help=f"time limit ({DEFAULT_TIME})")
-    jobs = parser.add_mutually_exclusive_group().add_argument
-    jobs(
-        "--ps",
+    add("-c --cpus-per-task N", "CPUs of each task", type=number)
+    add("--gpus-per-node [TYPE:]N", "GPUs of each node, shared by its tasks")
+    add("-t --time TIME", f"time limit ({DEFAULT_TIME})", default=DEFAULT_TIME)
+    add_jobs = Options(add.parser.add_mutually_exclusive_group())
+    add_jobs(
+        "--ps N",
+        "one chief, N parameter servers, the rest workers (default: all are workers)",
         dest="jobs",
         type=_servers,
-        metavar="N",
-        help="one chief, N parameter servers, the rest workers (default: all are workers)",
     )
-    jobs(
-        "--jobs",
-        type=numbers_by_name,
-        metavar="JOB=N,…",
-        help="tasks of each job; one may be -1: the rest",
-    )
+    add_jobs("--jobs JOB=N,…", "tasks of each job; one may be -1: the rest", type=numbers_by_name)
     add(
-        "--restarts",
+        "--restarts N",
+        "restart the step on healthy nodes after a task or a node has failed, at most N times",
         type=number,
-        metavar="N",
-        help="restart the step on healthy nodes after a task or a node has failed, at most N times",
     )
+    add("--spare-nodes K", "ask for K more nodes, to replace failed ones", type=number)
     add(
-        "--spare-nodes",
+        "--min-nodes M",
+        "without spare nodes, continue with at least M nodes and fewer tasks",
         type=number,
-        metavar="K",
-        help="ask for K more nodes, to replace failed ones",
     )
+    add("--requeue", "continue the job after preemption or time limit")
     add(
-        "--min-nodes",
-        type=number,
-        metavar="M",
-        help="without spare nodes, continue with at least M nodes and fewer tasks",
-    )
-    add("--requeue", action="store_true", help="continue the job after preemption or time limit")
-    add(
-        "--signal",
+        "--signal SIGNAL[@SECONDS]",
+        f"sent to the tasks before the time limit (with --requeue: {DEFAULT_SIGNAL})",
         type=_signal,
-        metavar="SIGNAL[@SECONDS]",
-        help=f"sent to the tasks before the time limit (with --requeue: {DEFAULT_SIGNAL})",
     )
-    add("--no-check", dest="check", action="store_false", help="no checks before the training")
-    add_command(parser)
+    add("--no-check", "no checks before the training", dest="check", action="store_false")
+    add_command(add)
 
 
 def _servers(text: str) -> dict[str, int]:

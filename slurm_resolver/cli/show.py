@@ -7,7 +7,7 @@ import json
 import re
 import sys
 
-from slurm_resolver.cli.options import add_cluster_options, cluster_options, count
+from slurm_resolver.cli.options import Options, add_cluster_options, cluster_options, count
 from slurm_resolver.cluster.cluster import Cluster, describe_cluster, describe_gpus
 from slurm_resolver.cluster.jobs import job_counts
 from slurm_resolver.cluster.layout import layout_from_environment
@@ -30,19 +30,14 @@ examples:
   slurm-resolver show --nodelist 'n[1-4]' --tasks-per-node 2 --distribution cyclic --json"""
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
+def add_arguments(add: Options) -> None:
     """Adds this subcommand's arguments."""
-    add_cluster_options(parser)
-    parser.add_argument("--json", action="store_true", help="print JSON, in every task")
-    add = parser.add_argument_group("a planned step, outside Slurm").add_argument
-    add("--nodelist", metavar="LIST", help="a host list, such as n[1-4]")
-    add("--tasks-per-node", type=count(1), default=1, metavar="N", help="tasks on each node (1)")
-    add(
-        "--distribution",
-        default="block",
-        metavar="NAME",
-        help="block, cyclic or plane=N (block)",
-    )
+    add_cluster_options(add)
+    add("--json", "print JSON, in every task")
+    add = Options(add.parser.add_argument_group("a planned step, outside Slurm"))
+    add("--nodelist LIST", "a host list, such as n[1-4]")
+    add("--tasks-per-node N", "tasks on each node (1)", type=count(1), default=1)
+    add("--distribution NAME", "block, cyclic or plane=N (block)", default="block")
 
 
 def main(args: argparse.Namespace) -> int:

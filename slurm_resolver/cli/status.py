@@ -13,6 +13,7 @@ from collections import defaultdict
 from collections.abc import Iterator
 from typing import Any
 
+from slurm_resolver.cli.options import Options
 from slurm_resolver.cli.screen import reader_has_ended
 from slurm_resolver.cluster.addresses import identity_of
 from slurm_resolver.cluster.ports import derive_meeting_port
@@ -52,24 +53,20 @@ _SLOWER = 0.05  # the slowest worker spends this much more of its time outside o
 _HEADINGS = ("worker", "epoch", "step", "doing", "ms a step", "data", "between")
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
+def add_arguments(add: Options) -> None:
     """Adds this subcommand's arguments."""
-    parser.add_argument(
+    add.parser.add_argument(
         "step",
         nargs="?",
         metavar="JOBID[.STEP]",
         help="default: this job, and its newest step that answers",
     )
-    parser.add_argument("--json", action="store_true", help="print JSON")
-    parser.add_argument(
-        "--watch",
-        action="store_true",
-        help="print it again every 5 s until the step ends, in a terminal in place",
-    )
-    parser.add_argument(
-        "--port",
+    add("--json", "print JSON")
+    add("--watch", "print it again every 5 s until the step ends, in a terminal in place")
+    add(
+        "--port PORT",
+        "where the program sets port_base: that number plus the most tasks on one node",
         type=int,
-        help="where the program sets port_base: that number plus the most tasks on one node",
     )
 
 

@@ -7,6 +7,7 @@ import os
 import shutil
 
 from slurm_resolver.cli.options import (
+    Options,
     add_command,
     add_tasks_per_node,
     command_of,
@@ -29,45 +30,36 @@ examples:
   slurm-resolver supervise --restarts 5 --nodes 4 --min-nodes 3 -- srun --label python train.py"""
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
+def add_arguments(add: Options) -> None:
     """Adds this subcommand's arguments; each has the name of its field in `SupervisorOptions`."""
-    add = parser.add_argument
-    add("--restarts", type=count(0), default=3, metavar="N", help="restart at most N times (3)")
-    add("-N", "--nodes", type=count(1), metavar="N", help="nodes of the step (all of the job's)")
+    add("--restarts N", "restart at most N times (3)", type=count(0), default=3)
+    add("-N --nodes N", "nodes of the step (all of the job's)", type=count(1))
     add(
-        "--min-nodes",
+        "--min-nodes N",
+        "continue with at least N nodes if fewer than --nodes are healthy",
         type=count(1),
-        metavar="N",
-        help="continue with at least N nodes if fewer than --nodes are healthy",
     )
     add_tasks_per_node(add)
+    add("--requeue", "end with status 75, for a requeue, if nodes or time do not suffice")
     add(
-        "--requeue",
-        action="store_true",
-        help="end with status 75, for a requeue, if nodes or time do not suffice",
-    )
-    add(
-        "--pause",
+        "--pause SECONDS",
+        "from the end of a step to the next start (2)",
         type=seconds,
         default=2.0,
-        metavar="SECONDS",
-        help="from the end of a step to the next start (2)",
     )
     add(
-        "--least-time",
+        "--least-time SECONDS",
+        "restart only if at least this much time is left (60)",
         type=seconds,
         default=60.0,
-        metavar="SECONDS",
-        help="restart only if at least this much time is left (60)",
     )
     add(
-        "--watch",
+        "--watch SECONDS",
+        "how often another node checks whether this node has failed (30; 0: never)",
         type=seconds,
         default=30.0,
-        metavar="SECONDS",
-        help="how often another node checks whether this node has failed (30; 0: never)",
     )
-    add_command(parser, "srun [OPTION …] PROGRAM")
+    add_command(add, "srun [OPTION …] PROGRAM")
 
 
 def main(args: argparse.Namespace) -> int:
