@@ -30,11 +30,12 @@ def batch_file(settings: BatchSettings) -> str:
     check_settings(settings)
     values = _values(settings)
     lines = []
-    for line in _FILE.splitlines():
+    for line in _FILE.splitlines(keepends=True):
         condition, text = line.split("|", 1)
         if values[condition.strip()]:
-            lines.append(re.sub(r"<(\w+)>", lambda field: str(values[field[1]]), text))
-    return "\n".join([*lines, ""])
+            lines.append(text)
+    text = _OPTIONAL.sub(lambda found: found[2] if values[found[1]] else "", "".join(lines))
+    return re.sub(r"<(\w+)>", lambda field: str(values[field[1]]), text)
 
 
 def _values(settings: BatchSettings) -> dict[str, object]:
@@ -45,13 +46,7 @@ def _values(settings: BatchSettings) -> dict[str, object]:
     by_tasks = settings.requeue and not by_script
     seconds = seconds_after_signal(settings)
     spare = settings.spare_nodes or 0
-    cpus = settings.cpus_per_task
-    counts = ",".join(f"{name}={number}" for name, number in jobs.items())
-    # With spare nodes the checks have more tasks than the training.
-    fits_checks = jobs and (-1 in jobs.values() or not spare)
     run = " ".join(map(shlex.quote, settings.command))
-    # Slurm may send the signal early: no start that it would interrupt.
-    least_time = seconds + SIGNAL_EARLY_SECONDS
     return {
         **settings._asdict(),
         "": True,
@@ -60,27 +55,27 @@ def _values(settings: BatchSettings) -> dict[str, object]:
         "nobody": not settings.requeue,
         "at_once": not by_tasks,
         "once": settings.restarts is None,
-        "again": settings.restarts is not None,
-        "cpus": cpus,
+        "again": settings.restarts,
+        "each": settings.tasks_per_node,
+        "cpus": settings.cpus_per_task,
         "gpus": settings.gpus_per_node,
         "quotes": "'" in run,
         "version": __version__,
         "status": REQUEUE_STATUS,
         "receiver": "this script" if by_script else "every task",
-        "prefix": "B:" if by_script else "",
         "signal_name": (settings.signal or "").partition("@")[0],
         "seconds": seconds,
+        # Slurm may send the signal early: no start that it would interrupt.
+        "left": seconds + SIGNAL_EARLY_SECONDS,
+        "environment": _ENVIRONMENT,
         "step_nodes": counted(settings.nodes, "node"),
         "spare": spare,
         "all_nodes": settings.nodes + spare,
-        "environment": _ENVIRONMENT,
-        "plane": f" --distribution=plane={settings.tasks_per_node}" if settings.nodes > 1 else "",
-        "each_cpus": f" --cpus-per-task={cpus}" if cpus else "",
-        "counts": f" --jobs {counts}" if fits_checks else "",
-        "or_end": ' || end_job "$?"' if by_script else "",
+        "plane": settings.nodes > 1,
+        # With spare nodes the checks have more tasks than the training.
+        "fit": jobs and (-1 in jobs.values() or not spare),
+        "counts": ",".join(f"{name}={number}" for name, number in jobs.items()),
         "kill": f"0 --wait={seconds}" if by_tasks else "1",
-        "time_left": f" --requeue --least-time {least_time}" if settings.requeue else "",
-        "least": f" --min-nodes {settings.min_nodes}" if settings.min_nodes else "",
         "jobs": json.dumps(dict(jobs)) if jobs else "",
         "run": run,
     }
@@ -102,7 +97,9 @@ quiet() {
     { "$@" 2>&1 1>&3 | (trap '' TERM; exec sed -uE "/$notes/d") >&2; } 3>&1
 }"""
 
-# A line is in the file if the value before it is not empty or False. <NAME> becomes a value.
+_OPTIONAL = re.compile(r"<(\w+):((?:[^<>]|<\w+>)*)>")
+# A line is in the file if the value before it is not empty or False, and so is the text in
+# <NAME:TEXT>. <NAME> becomes a value.
 _FILE = """\
        |#!/bin/bash
        |# Made by slurm-resolver sbatch <version>. Submit it with sbatch; arguments after
@@ -113,12 +110,12 @@ requeue|# Slurm may stop the job and start it again, with the same id and output
 requeue|#SBATCH --requeue
 requeue|#SBATCH --open-mode=append
 signal |# Sent to <receiver> <seconds> s before the time limit, or earlier.
-signal |#SBATCH --signal=<prefix><signal>
+signal |#SBATCH --signal=<script:B:><signal>
 again  |# A node that fails does not end the job: supervise, below, continues without it.
 again  |# <step_nodes> for the step, <spare> to spare.
 again  |#SBATCH --no-kill
        |#SBATCH --nodes=<all_nodes>
-       |#SBATCH --ntasks-per-node=<tasks_per_node>
+       |#SBATCH --ntasks-per-node=<each>
 gpus   |# All tasks of a node see all its GPUs; slurm_resolver gives each its share.
 gpus   |#SBATCH --gpus-per-node=<gpus>
 cpus   |#SBATCH --cpus-per-task=<cpus>
@@ -130,7 +127,7 @@ cpus   |#SBATCH --cpus-per-task=<cpus>
        |# The options of all steps. --label: the rank before each line of output.
 plane  |# --distribution: ranks in the order of the nodes, whatever the topology is.
 cpus   |# --cpus-per-task: srun does not get it from the batch job.
-       |step=(srun --label<plane><each_cpus>)
+       |step=(srun --label<plane: --distribution=plane=<each>><cpus: --cpus-per-task=<cpus>>)
 script |
 script |# Under ParameterServerStrategy nothing saves at the signal: the training continues from
 script |# the last save of BackupAndResume. So only this script gets it, and requeues the job.
@@ -144,7 +141,7 @@ check  |
 check  |# Takes a second, and finds what TensorFlow would silently wait for: a missing task, a
 check  |# name that does not resolve, a port that is taken or cannot be reached.
 check  |"${step[@]}" --kill-on-bad-exit=1 \\
-check  |    slurm-resolver check --timeout 120<counts><or_end>
+check  |    slurm-resolver check --timeout 120<fit: --jobs <counts>><script: || end_job "$?">
        |
 at_once|# --kill-on-bad-exit: else the other tasks wait for one that has failed.
 script |# In the background, as bash heeds a signal at once only while it waits.
@@ -158,8 +155,8 @@ again  |# has failed, and says why. It ends the other tasks of one that has fail
 jobs   |# The program, or slurm-resolver exec --jobs, has to ask for the same jobs:
 jobs   |#   SlurmClusterResolver(<jobs>)
 quotes |# shellcheck disable=SC1003,SC2016,SC2088  # these quotes keep the words as is
-again  |quiet slurm-resolver supervise --restarts <restarts><time_left> \\
-again  |    --nodes <nodes><least> --ntasks-per-node <tasks_per_node> -- \\
+again  |quiet slurm-resolver supervise --restarts <again><requeue: --requeue --least-time <left>> \\
+again  |    --nodes <nodes><min_nodes: --min-nodes <min_nodes>> --ntasks-per-node <each> -- \\
 again  |    "${step[@]}" --kill-on-bad-exit=<kill> \\
 once   |quiet "${step[@]}" --kill-on-bad-exit=<kill> \\
 script |    <run> "$@" &

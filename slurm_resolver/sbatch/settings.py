@@ -59,7 +59,16 @@ def check_settings(settings: BatchSettings) -> None:
             f"{SIGNAL_EARLY_SECONDS} s early, so that it could come as the job starts; expected a "
             f"time of more than {earliest} s."
         )
-    _check_command(settings.command)
+    program = settings.command[0]
+    if not program or program.startswith("-"):
+        raise LaunchError(f"{program!r}: expected a program; srun would read it as an option.")
+    for word in settings.command:
+        if word == ":" or re.search("[\r\ud800-\udfff]", word):
+            raise LaunchError(
+                f"the word {word!r} of the command: srun reads ':' as the start of another "
+                "component, and sbatch no carriage return and no bytes that are not UTF-8; put "
+                "the command into a script."
+            )
     for option, number in (
         ("spare-nodes", settings.spare_nodes),
         ("min-nodes", settings.min_nodes),
@@ -73,18 +82,6 @@ def check_settings(settings: BatchSettings) -> None:
                 f"--min-nodes {settings.min_nodes}: expected at most --nodes {settings.nodes}."
             )
         _check_jobs(settings, settings.min_nodes)
-
-
-def _check_command(command: Sequence[str]) -> None:
-    if not command[0] or command[0].startswith("-"):
-        raise LaunchError(f"{command[0]!r}: expected a program; srun would read it as an option.")
-    for word in command:
-        if word == ":" or re.search("[\r\ud800-\udfff]", word):
-            raise LaunchError(
-                f"the word {word!r} of the command: srun reads ':' as the start of another "
-                "component, and sbatch no carriage return and no bytes that are not UTF-8; put "
-                "the command into a script."
-            )
 
 
 def _check_jobs(settings: BatchSettings, nodes: int) -> None:
