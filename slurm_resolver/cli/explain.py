@@ -48,7 +48,7 @@ def main(args: argparse.Namespace) -> int:
     from slurm_resolver.diagnostics.log_messages import Finding, explain, explain_file, printable
 
     logs = []
-    unread = 0
+    all_read = True
     for path in args.logs or ["-"]:
         reader = FailureReader()
         name = printable(path)
@@ -58,16 +58,15 @@ def main(args: argparse.Namespace) -> int:
                 findings = explain_file(stream, reader.read)
         except OSError as error:
             print(f"slurm-resolver explain: {name}: {error.strerror or error}", file=sys.stderr)
-            unread += 1
+            all_read = False
             continue
         failure = reader.first()
         logs.append((failure is None or failure.follows, written, name, failure, findings))
     # The other tasks end after the one that failed first, and so do their logs.
     logs.sort(key=lambda log: log[:2])
     first = logs[0][3] if logs else None
-    if first is not None and not first.follows:
+    if first and not first.follows:
         findings = logs[0][4]
-        line = printable(first.line)
         number = first.line_number
         own = {one.id for one in explain([first.line])}
         findings.sort(key=lambda one: one.line_number != number and one.id not in own)
@@ -76,7 +75,7 @@ def main(args: argparse.Namespace) -> int:
             Finding(
                 "first-failure",
                 number,
-                line,
+                printable(first.line),
                 "This task failed first. Errors of other tasks may be effects of its failure.",
                 "Correct this error. The lines before it in the log tell more.",
                 first.task or None,
@@ -88,7 +87,7 @@ def main(args: argparse.Namespace) -> int:
         print(json.dumps([{"file": name, **finding._asdict()} for name, finding in found]))
     else:
         _print(found)
-    if unread:
+    if not all_read:
         return 2
     if not found:
         print("slurm-resolver explain: no known message found", file=sys.stderr)
@@ -100,7 +99,7 @@ def _print(found: Sequence[tuple[str, Finding]]) -> None:
     wrapper = textwrap.TextWrapper(
         max(40, shutil.get_terminal_size().columns), "    ", "      ", break_on_hyphens=False
     )
-    explained = set()
+    printed = set()  # the causes and remedies
     for id in dict.fromkeys(finding.id for _, finding in found):
         findings = [(name, finding) for name, finding in found if finding.id == id]
         name, first = findings[0]
@@ -112,7 +111,8 @@ def _print(found: Sequence[tuple[str, Finding]]) -> None:
         addresses = list(dict.fromkeys(one.address for _, one in findings if one.address))
         at = f" at {shorten(addresses, _MOST_ADDRESSES)}" if addresses else ""
         print(f"{name}:{first.line_number}: {id} (x{count}){at}")
-        paragraphs = [f"Cause: {first.cause}", f"Remedy: {first.remedy}"]
-        for text in (first.line, *(text for text in paragraphs if text not in explained)):
-            print(wrapper.fill(text))
-        explained.update(paragraphs)
+        print(wrapper.fill(first.line))
+        for text in (f"Cause: {first.cause}", f"Remedy: {first.remedy}"):
+            if text not in printed:
+                printed.add(text)
+                print(wrapper.fill(text))

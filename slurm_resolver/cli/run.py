@@ -98,17 +98,19 @@ def main(args: argparse.Namespace) -> int:
     values["command"] = command = command_of(args)
     if shutil.which(command[0]) is None:
         raise LaunchError(f"{command[0]!r} is not a program that can be started here")
-    tasks: int = args.num_tasks
+    tasks = args.num_tasks
     limit, limit_signal = parse_time_and_signal(args.time, args.signal)
     if args.signal is not None and limit is None:
         print_line("--signal without a time limit (--time) sends nothing, as on Slurm")
     if args.fail_after is not None:
         after, rank = args.fail_after
-        values["fail_after"] = (after, tasks - 1 if rank is None else rank)
-        if rank is not None and rank >= tasks:
+        if rank is None:
+            rank = tasks - 1
+        if rank >= tasks:
             raise LaunchError(
                 f"--fail-after {after:g}:{rank}: expected a rank from 0 to {tasks - 1}"
             )
+        values["fail_after"] = (after, rank)
     options = RunOptions(
         **values,
         gpu_variables=gpu_variables(tasks, args.gpus, args.gpus_per_task, os.environ),
@@ -129,6 +131,8 @@ def main(args: argparse.Namespace) -> int:
 
 def _failure(text: str) -> tuple[float, int | None]:
     after, colon, rank = text.partition(":")
-    if colon and not rank.isdecimal():
+    if not colon:
+        return seconds(after), None
+    if not rank.isdecimal():
         raise argparse.ArgumentTypeError(f"{text!r}: expected seconds and a rank, as 20:1")
-    return seconds(after), int(rank) if colon else None
+    return seconds(after), int(rank)

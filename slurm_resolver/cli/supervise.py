@@ -68,7 +68,6 @@ def main(args: argparse.Namespace) -> int:
     from slurm_resolver.supervision.step import Signals
     from slurm_resolver.supervision.supervisor import Supervisor, SupervisorOptions
 
-    values = values_of(args, SupervisorOptions._fields)
     command = command_of(args)
     if args.nodes is not None and (args.min_nodes or 0) > args.nodes:
         raise LaunchError(f"--min-nodes {args.min_nodes}: expected at most --nodes {args.nodes}")
@@ -85,4 +84,5 @@ def main(args: argparse.Namespace) -> int:
             "SLURM_JOB_ID is not set: run this command in a batch file, or in a shell of salloc. "
             "slurm-resolver sbatch --restarts 3 -- python train.py prints such a file."
         )
-    return Supervisor(SupervisorOptions(**{**values, "command": command}), step, Signals()).run()
+    values = {**values_of(args, SupervisorOptions._fields), "command": command}
+    return Supervisor(SupervisorOptions(**values), step, Signals()).run()
