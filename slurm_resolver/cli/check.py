@@ -8,7 +8,6 @@ import os
 import sys
 import time
 from collections import Counter
-from typing import NoReturn
 
 from slurm_resolver.cli.options import (
     Options,
@@ -59,6 +58,7 @@ def add_arguments(add: Options) -> None:
 def main(args: argparse.Namespace) -> int:
     """Runs the checks, prints them in one task, and returns 0, 1 or 3."""
     # Imported here: --help does not need them, and they take long.
+    from slurm_resolver.coordination.client import leave_all
     from slurm_resolver.preflight.result import FAILED, Result
     from slurm_resolver.preflight.step_checks import check_here, check_step
 
@@ -101,23 +101,11 @@ def main(args: argparse.Namespace) -> int:
         summary = ", ".join(f"{number} {name}" for name, number in counts.items())
         print(f"check: {summary}" + ("" if args.verbose else " (--verbose prints all)"))
     if args.collective and not status:
-        _become_collective_check(args)
+        leave_all()
+        sys.stdout.flush()
+        os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+        chosen = {"resolver": values_of(args, ClusterOptions._fields), "json": args.json}
+        # This process becomes one that imports TensorFlow, which no command does.
+        module = "slurm_resolver.tf.collective_check"
+        os.execv(sys.executable, [sys.executable, "-m", module, json.dumps(chosen)])
     return status
-
-
-def _become_collective_check(args: argparse.Namespace) -> NoReturn:
-    """Replaces this process by one that imports TensorFlow, which no command does."""
-    from slurm_resolver.coordination.client import leave_all
-
-    leave_all()
-    sys.stdout.flush()
-    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
-    os.execv(
-        sys.executable,
-        [
-            sys.executable,
-            "-m",
-            "slurm_resolver.tf.collective_check",
-            json.dumps({"resolver": values_of(args, ClusterOptions._fields), "json": args.json}),
-        ],
-    )

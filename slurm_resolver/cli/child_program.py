@@ -72,12 +72,12 @@ def run_child(
     status = program.wait()
     has_ended.set()
     status = ended_with[0] if ended_with else status
-    member.client.leave(_describe(status) if status else "")
-    _end_process(status)
-
-
-def _end_process(status: int) -> NoReturn:
-    """Ends this process with an exit status; -N stands for signal N."""
+    failure = f"exit status {status}" if status else ""
+    if status < 0:  # -N stands for signal N
+        failure = f"signal {-status}"
+        with contextlib.suppress(ValueError):
+            failure = signal.Signals(-status).name
+    member.client.leave(failure)
     if status < 0:
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # the program has written its own
         with contextlib.suppress(OSError):  # SIGKILL has no handler
@@ -85,11 +85,3 @@ def _end_process(status: int) -> NoReturn:
         os.kill(os.getpid(), -status)
         status = 128 - status
     os._exit(status)
-
-
-def _describe(status: int) -> str:
-    if status > 0:
-        return f"exit status {status}"
-    with contextlib.suppress(ValueError):
-        return signal.Signals(-status).name
-    return f"signal {-status}"

@@ -118,7 +118,16 @@ class FailureReader:
         if _ENDS_ALL.match(text):
             self.all_end = True
         if text.startswith(("srun: ", "slurm-resolver run: ")):
-            self._read_launcher(text)
+            failed = _NODE.match(text)
+            end = _TASK_END.match(text)
+            if failed and self.node is None:
+                node, why = failed.groups("node failure")
+                self.node = Failure(f"node {node}", self._number, why, node=node)
+            elif end and not self.all_end:
+                node, rank, how = end.groups()
+                self.ends.setdefault(
+                    rank, Failure(_place(rank, node), self._number, how, node=node)
+                )
             return
         gone = _GONE.match(text)
         if gone:
@@ -137,16 +146,6 @@ class FailureReader:
             task.in_traceback = False
             task.error = Failure("", self._number, text)
             task.lines_after = 0
-
-    def _read_launcher(self, text: str) -> None:
-        failed = _NODE.match(text)
-        end = _TASK_END.match(text)
-        if failed and self.node is None:
-            node, why = failed.groups("node failure")
-            self.node = Failure(f"node {node}", self._number, why, node=node)
-        elif end and not self.all_end:
-            node, rank, how = end.groups()
-            self.ends.setdefault(rank, Failure(_place(rank, node), self._number, how, node=node))
 
     def error_of(self, rank: str) -> Failure | None:
         """Returns the error that this rank has printed, or any task in a log without labels."""

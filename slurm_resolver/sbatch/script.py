@@ -28,18 +28,6 @@ def batch_file(settings: BatchSettings) -> str:
     if settings.requeue and settings.signal is None:
         settings = settings._replace(signal=DEFAULT_SIGNAL)
     check_settings(settings)
-    values = _values(settings)
-    lines = []
-    for line in _FILE.splitlines(keepends=True):
-        condition, text = line.split("|", 1)
-        if values[condition.strip()]:
-            lines.append(text)
-    text = _OPTIONAL.sub(lambda found: found[2] if values[found[1]] else "", "".join(lines))
-    return re.sub(r"<(\w+)>", lambda field: str(values[field[1]]), text)
-
-
-def _values(settings: BatchSettings) -> dict[str, object]:
-    """Returns the values in the file's lines, by the names in `_FILE`."""
     jobs = settings.jobs or {}
     # The batch file gets the signal and requeues the job, as parameter servers do not.
     by_script = settings.requeue and bool(jobs.get("ps"))
@@ -47,7 +35,7 @@ def _values(settings: BatchSettings) -> dict[str, object]:
     seconds = seconds_after_signal(settings)
     spare = settings.spare_nodes or 0
     run = " ".join(map(shlex.quote, settings.command))
-    return {
+    values = {
         **settings._asdict(),
         "": True,
         "script": by_script,
@@ -79,6 +67,13 @@ def _values(settings: BatchSettings) -> dict[str, object]:
         "jobs": json.dumps(dict(jobs)) if jobs else "",
         "run": run,
     }
+    text = ""
+    for line in _FILE.splitlines(keepends=True):
+        condition, _, rest = line.partition("|")
+        if values[condition.strip()]:
+            text += rest
+    text = _OPTIONAL.sub(lambda found: found[2] if values[found[1]] else "", text)
+    return re.sub(r"<(\w+)>", lambda field: str(values[field[1]]), text)
 
 
 _ENVIRONMENT = r"""set -eo pipefail
