@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
-from typing import NamedTuple
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple
 
 from slurm_resolver.cluster.cluster import Cluster
 from slurm_resolver.wording import shorten
@@ -38,12 +38,12 @@ def result_of(id: str, problems: Iterable[str], ok_detail: str, status: str = FA
     return Result(id, status, detail) if found else Result(id, OK, ok_detail)
 
 
-def merge(own: Result, others: Mapping[int, Sequence[str] | None], cluster: Cluster) -> Result:
-    """Returns one result for those of all tasks, by rank; None is one that is not bad.
+def merge(own: Result, others: Mapping[int, Any], cluster: Cluster) -> Result:
+    """Returns one result of all tasks: `others` has their bad results, by rank and id.
 
     Without a bad one it is this task's own result.
     """
-    bad = {rank: Result(*one) for rank, one in others.items() if one}
+    bad = {rank: Result(*bad[own.id]) for rank, bad in others.items() if own.id in bad}
     if not bad:
         return own
     return result_of(

@@ -63,7 +63,10 @@ def check_step(cluster: Cluster, timeout: float) -> list[Result]:
     for rank, note in notes.items():
         cpus[tasks[rank].node].append(CpuFacts(*note["cpus"]))
     devices = {rank: TaskDevices(*note["gpus"]) for rank, note in notes.items() if note["gpus"]}
-    results = [
+    bad = {rank: note["bad"] for rank, note in notes.items()}
+    merged = [merge(one, bad, cluster) for one in own]
+    driver = merged.pop()
+    return [
         result_of(
             "presence",
             [advise_on_lonely_step(cluster.step)],
@@ -75,13 +78,7 @@ def check_step(cluster: Cluster, timeout: float) -> list[Result]:
             find_disagreement(notes, cluster),
             "same cluster, same versions in every task",
         ),
-    ]
-    for one in own:
-        bad = {rank: note["bad"].get(one.id) for rank, note in notes.items()}
-        results.append(merge(one, bad, cluster))
-    driver = results.pop()
-    return [
-        *results,
+        *merged,
         check_cpus(cpus),
         driver if driver.is_bad else check_gpus(devices, tasks),
         *(Result(*result) for result in notes[0]["job"]),
