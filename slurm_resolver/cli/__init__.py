@@ -59,19 +59,15 @@ def build_parser(complete: Collection[str] = COMMANDS) -> argparse.ArgumentParse
     )
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
     for name, summary in COMMANDS.items():
-        if name not in complete:
-            commands.add_parser(name, help=summary)
-            continue
-        module = importlib.import_module(f"slurm_resolver.cli.{name}")
         command = commands.add_parser(
-            name,
-            help=summary,
-            description=module.DESCRIPTION,
-            epilog=module.EPILOG,
-            formatter_class=argparse.RawDescriptionHelpFormatter,
+            name, help=summary, formatter_class=argparse.RawDescriptionHelpFormatter
         )
-        module.add_arguments(Options(command))
-        command.set_defaults(function=module.main)
+        if name in complete:
+            module = importlib.import_module(f"slurm_resolver.cli.{name}")
+            command.description = module.DESCRIPTION
+            command.epilog = module.EPILOG
+            command.set_defaults(function=module.main)
+            module.add_arguments(Options(command))
     return parser
 
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import sys
 import time
+from argparse import Namespace
 from collections import Counter
 
 from slurm_resolver.cli.options import (
@@ -55,7 +55,7 @@ def add_arguments(add: Options) -> None:
     add("--json", "print JSON")
 
 
-def main(args: argparse.Namespace) -> int:
+def main(args: Namespace) -> int:
     """Runs the checks, prints them in one task, and returns 0, 1 or 3."""
     # Imported here: --help does not need them, and they take long.
     from slurm_resolver.coordination.client import leave_all

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import argparse
 import errno
 import os
 import re
 import signal
 import sys
 import time
+from argparse import Namespace
 from collections.abc import Sequence
 
 from slurm_resolver import startup
@@ -64,24 +64,29 @@ def add_arguments(add: Options) -> None:
         "wait until all tasks have started and agree; after SECONDS, name the missing ones",
         type=seconds,
     )
-    names = ", ".join(CONTRACTS)
     add(
         "--env NAME",
-        f"set the variables of this framework instead of TF_CONFIG: {names}; can be repeated",
+        "set the variables of this framework instead of TF_CONFIG: "
+        f"{', '.join(CONTRACTS)}; can be repeated",
         action="append",
         choices=tuple(CONTRACTS),
     )
-    for name, what in (
-        ("strategy", "MultiWorkerMirroredStrategy by this package's, for Keras 3's fit"),
-        ("resolver", "cluster_resolver.SlurmClusterResolver by this package's"),
-    ):
-        add(
-            f"--replace-{name}",
-            f"replace the program's tf.distribute.{what}",
-            dest="replace",
-            action="append_const",
-            const=name,
-        )
+    add(
+        "--replace-strategy",
+        "replace the program's tf.distribute.MultiWorkerMirroredStrategy by this package's, for "
+        "Keras 3's fit",
+        dest="replace",
+        action="append_const",
+        const="strategy",
+    )
+    add(
+        "--replace-resolver",
+        "replace the program's tf.distribute.cluster_resolver.SlurmClusterResolver by this "
+        "package's",
+        dest="replace",
+        action="append_const",
+        const="resolver",
+    )
     add(
         "--servers JOB,…",
         "jobs whose programs only serve. They are ended when all other programs have ended; "
@@ -92,7 +97,7 @@ def add_arguments(add: Options) -> None:
     add_command(add)
 
 
-def main(args: argparse.Namespace) -> int:
+def main(args: Namespace) -> int:
     """Replaces this process by the program, or runs it; returns 1 if the tasks do not meet."""
     command = command_of(args)
     # The program may connect to the other tasks as well.
@@ -127,7 +132,7 @@ def main(args: argparse.Namespace) -> int:
         raise _not_startable(command[0], error) from error
 
 
-def _resolve(args: argparse.Namespace, program: str) -> Cluster:
+def _resolve(args: Namespace, program: str) -> Cluster:
     """Returns the cluster; with --wait, once all tasks are ready."""
     options = cluster_options(args)
     if args.wait is not None:

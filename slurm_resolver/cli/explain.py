@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import shutil
 import sys
 import textwrap
+from argparse import Namespace
 from collections.abc import Sequence
 from contextlib import nullcontext
 from typing import TYPE_CHECKING
@@ -41,7 +41,7 @@ def add_arguments(add: Options) -> None:
     add("--json", "print JSON")
 
 
-def main(args: argparse.Namespace) -> int:
+def main(args: Namespace) -> int:
     """Prints the findings; returns 0 for none, 1 for some, 2 if a file cannot be read."""
     # Imported here: --help does not need the table of messages.
     from slurm_resolver.diagnostics.first_failure import FailureReader

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import sys
 import time
+from argparse import Namespace
 
 from slurm_resolver.cli.options import Options, count
 from slurm_resolver.errors import LaunchError
@@ -34,7 +34,7 @@ def add_arguments(add: Options) -> None:
     )
 
 
-def main(args: argparse.Namespace) -> int:
+def main(args: Namespace) -> int:
     """Requeues the job if necessary, and returns the batch file's exit status."""
     from slurm_resolver.preemption.requeue import REQUEUE_STATUS, job_id_for_scontrol, requeue_job
     from slurm_resolver.slurm.step import SlurmStep

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 import re
 import sys
+from argparse import Namespace
 
 from slurm_resolver.cli.options import Options, add_cluster_options, cluster_options, count
 from slurm_resolver.cluster.cluster import Cluster, describe_cluster, describe_gpus
@@ -40,7 +40,7 @@ def add_arguments(add: Options) -> None:
     add("--distribution NAME", "block, cyclic or plane=N (block)", default="block")
 
 
-def main(args: argparse.Namespace) -> int:
+def main(args: Namespace) -> int:
     """Prints the cluster; always returns 0."""
     options = cluster_options(args)
     step = SlurmStep.read()
@@ -90,7 +90,7 @@ def _gather_gpus(cluster: Cluster) -> list[str]:
     return told if {*told} - {"unknown", "none"} else []
 
 
-def _planned_step(args: argparse.Namespace) -> SlurmStep:
+def _planned_step(args: Namespace) -> SlurmStep:
     """Returns the step that the options describe."""
     nodes = (
         SlurmStep.nodes.parse(args.nodelist, "--nodelist", "Quote it: the shell expands brackets")

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import json
 import secrets
 import statistics
 import sys
 import time
+from argparse import Namespace
 from collections import defaultdict
 from collections.abc import Iterator
 from typing import Any
@@ -70,7 +70,7 @@ def add_arguments(add: Options) -> None:
     )
 
 
-def main(args: argparse.Namespace) -> int:
+def main(args: Namespace) -> int:
     """Prints the status; returns 1 if no service answers."""
     own = SlurmStep.read()
     job_id, _, step_id = (args.step or own.job_id or "").partition(".")

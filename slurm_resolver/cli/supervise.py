@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import argparse
 import os
 import shutil
+from argparse import Namespace
 
 from slurm_resolver.cli.options import (
     Options,
@@ -62,7 +62,7 @@ def add_arguments(add: Options) -> None:
     add_command(add, "srun [OPTION …] PROGRAM")
 
 
-def main(args: argparse.Namespace) -> int:
+def main(args: Namespace) -> int:
     """Runs and restarts the step, and returns the exit status."""
     from slurm_resolver.slurm.step import SlurmStep
     from slurm_resolver.supervision.step import Signals

@@ -20,32 +20,10 @@ import re
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from slurm_resolver.diagnostics.known_messages import KNOWN_MESSAGES, PEER_ENDED
 from slurm_resolver.diagnostics.log_messages import explain
 
-# Messages in a task about the failure of another task, or of a connection to it.
-_FOLLOWS = {
-    "task-unhealthy",
-    "leader-lost",
-    "leader-not-started",
-    "barrier-failed",
-    "peer-refused",
-    "peer-ended",
-    "peer-unreachable",
-    "peer-closed",
-    "parameter-server-lost",
-    "worker-lost",
-    "peer-call-failed",
-    "session-waits",
-    "tasks-missing",
-    "deadline-exceeded",
-    "task-gone",
-    "collective-aborted",
-    "fit-failed",
-    "cancelled",
-    "rendezvous-error",
-    "task-restarted",
-    "task-not-started",
-}
+_FOLLOWS = {known.id for known in (*KNOWN_MESSAGES, PEER_ENDED) if known.follows}
 # TensorFlow's errors of calls to another task.
 _CALL_ERRORS = re.compile(r"errors_impl\.(?:Unavailable|Aborted|Cancelled|DeadlineExceeded)Error:")
 _MOST_LINES_AFTER = 200  # a task may write after its last error; TensorFlow's own may be long

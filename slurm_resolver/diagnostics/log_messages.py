@@ -68,25 +68,25 @@ def explain_file(
     significant: set[str] = set()  # the ids with a line that is not _END_NOISE
     tasks_met = False
     for number, text in _texts(stream, reader):
-        candidates = [known for cue, known in _CUES if cue in text]
-        tasks_met = tasks_met or bool(candidates and TASKS_MET.search(text))
-        for known in candidates:
-            match = known.search(text)
+        matches = [(known, known.search(text)) for cue, known in _CUES if cue in text]
+        if matches and TASKS_MET.search(text):
+            tasks_met = True
+        for known, match in matches:
             if match:
-                id, _, cause, remedy, _ = known
                 address = _named_task(match)
                 line = _shorten(text, match.start())
-                first = Finding(id, number, line, cause, remedy, address, 0)
-                finding = found.get((id, address), first)
-                found[id, address] = finding._replace(count=finding.count + 1)
+                first = Finding(known.id, number, line, known.cause, known.remedy, address, 0)
+                finding = found.get((known.id, address), first)
+                found[known.id, address] = finding._replace(count=finding.count + 1)
                 if _END_NOISE.search(text) is None:
-                    significant.add(id)
+                    significant.add(known.id)
                 break
     findings = list(found.values())
     if tasks_met:
-        id, _, cause, remedy, _ = PEER_ENDED
         findings = [
-            one._replace(id=id, cause=cause, remedy=remedy) if one.id == "peer-refused" else one
+            one._replace(id=PEER_ENDED.id, cause=PEER_ENDED.cause, remedy=PEER_ENDED.remedy)
+            if one.id == "peer-refused"
+            else one
             for one in findings
             if one.id != "tasks-missing"
         ]

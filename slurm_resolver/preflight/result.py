@@ -33,9 +33,11 @@ class Result(NamedTuple):
 def result_of(id: str, problems: Iterable[str], ok_detail: str, status: str = FAILED) -> Result:
     """Returns `status` with the first four problems, or OK where all of them are ''."""
     found = [problem for problem in problems if problem]
-    more = [f"and {len(found) - _MAX_SHOWN} more"] if len(found) > _MAX_SHOWN else []
-    detail = "; ".join([*found[:_MAX_SHOWN], *more])
-    return Result(id, status, detail) if found else Result(id, OK, ok_detail)
+    if not found:
+        return Result(id, OK, ok_detail)
+    if len(found) > _MAX_SHOWN:
+        found[_MAX_SHOWN:] = [f"and {len(found) - _MAX_SHOWN} more"]
+    return Result(id, status, "; ".join(found))
 
 
 def merge(own: Result, others: Mapping[int, Any], cluster: Cluster) -> Result:

@@ -91,11 +91,9 @@ def check_here() -> list[Result]:
     return [
         *check_versions(),
         _check_proxies(),
-        Result(
-            "gpus",
-            SKIPPED if gpus is None else OK,
-            "no NVIDIA driver can be asked" if gpus is None else f"the driver shows {gpus}",
-        ),
+        Result("gpus", SKIPPED, "no NVIDIA driver can be asked")
+        if gpus is None
+        else Result("gpus", OK, f"the driver shows {gpus}"),
         *check_job(SlurmStep.read()),
         Result(
             "step",

@@ -42,11 +42,14 @@ class Watch:
 
 
 package = os.path.dirname(FOLDER)
-name = "slurm_resolver"
-file = os.path.join(package, "__init__.py")
-if importlib.util.find_spec(name) is None:  # the program's Python does not have the package
-    folders = [package]
-    load(importlib.util.spec_from_file_location(name, file, submodule_search_locations=folders))
+if importlib.util.find_spec("slurm_resolver") is None:  # the program's Python does not have it
+    load(
+        importlib.util.spec_from_file_location(
+            "slurm_resolver",
+            os.path.join(package, "__init__.py"),
+            submodule_search_locations=[package],
+        )
+    )
 
 from slurm_resolver.startup import VARIABLE  # noqa: E402 (see above)
 
