@@ -89,8 +89,7 @@ def _run(words: Sequence[str]) -> int:
         build_parser(()).print_help()
         return 2  # a script should notice that nothing was done
     # The parser's own options end the program, so the subcommand is the first other word.
-    command = [word for word in words if not word.startswith("-")][:1]
-    parser = build_parser(command)
+    parser = build_parser([word for word in words if not word.startswith("-")][:1])
     args, unknown = parser.parse_known_args(words)
     if unknown:
         parser.prog += f" {args.command}"

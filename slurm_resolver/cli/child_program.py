@@ -41,8 +41,9 @@ def run_child(
     service = cluster.service
     assert own is not None
     assert service is not None
-    tasks = [(task.job, task.index, task.address) for task in cluster.tasks]
-    announced = announcement(tasks, own.rank)
+    announced = announcement(
+        [(task.job, task.index, task.address) for task in cluster.tasks], own.rank
+    )
     assert announced is not None
     only_serves = own.job in servers
     announced.update(serves=announced["serves"] or only_serves, seconds=START_SECONDS)

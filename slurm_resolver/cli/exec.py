@@ -21,7 +21,7 @@ from slurm_resolver.cli.options import (
     seconds,
 )
 from slurm_resolver.cluster.cluster import Cluster
-from slurm_resolver.cluster.contracts import CONTRACTS, Contract, placeholders
+from slurm_resolver.cluster.contracts import CONTRACTS, placeholders
 from slurm_resolver.cluster.gpus import apply_gpus
 from slurm_resolver.cluster.resolve import resolve_step
 from slurm_resolver.coordination import client
@@ -109,7 +109,14 @@ def main(args: Namespace) -> int:
             raise
         print(f"slurm-resolver exec: {error}", file=sys.stderr)
         return 1
-    environ = {**os.environ, **_framework_variables(cluster, args.env or ["tensorflow"])}
+    environ = {**os.environ}
+    contracts = args.env or ["tensorflow"]
+    for contract in contracts:
+        environ.update(cluster.variables(contract))
+    gpus = cluster.gpu_decision
+    # A program of PyTorch uses the GPU of its node with the number LOCAL_RANK.
+    if gpus and not ("torch" in contracts and gpus.same_for_all):
+        apply_gpus(gpus, cluster.step, environ)
     if args.replace:
         environ["PYTHONPATH"] = os.pathsep.join(
             filter(None, [startup.FOLDER, os.environ.get("PYTHONPATH")])
@@ -148,18 +155,6 @@ def _resolve(args: Namespace, program: str) -> Cluster:
             raise _not_startable(program, OSError(errno.ENOENT, os.strerror(errno.ENOENT)))
         wait_until_ready(cluster, options.meeting_seconds)
     return cluster
-
-
-def _framework_variables(cluster: Cluster, contracts: Sequence[Contract]) -> dict[str, str]:
-    """Returns the variables of the frameworks, and those that select the task's GPUs."""
-    variables = {}
-    for contract in contracts:
-        variables.update(cluster.variables(contract))
-    gpus = cluster.gpu_decision
-    # A program of PyTorch uses the GPU of its node with the number LOCAL_RANK.
-    if gpus is not None and not ("torch" in contracts and gpus.same_for_all):
-        apply_gpus(gpus, cluster.step, variables)
-    return variables
 
 
 def fill_in(words: Sequence[str], cluster: Cluster) -> list[str]:

@@ -46,11 +46,12 @@ def main(args: Namespace) -> int:
     step = SlurmStep.read()
     if args.nodelist is not None:
         step = _planned_step(args)
-        tasks = sum(step.tasks_per_node or ())
         cluster = build_cluster(
             step,
             layout_from_environment(step, "options"),
-            job_counts(args.jobs, tasks, "--nodelist and --tasks-per-node make"),
+            job_counts(
+                args.jobs, sum(step.tasks_per_node or ()), "--nodelist and --tasks-per-node make"
+            ),
             options,
         )
     elif step.place == "none" and not step.is_launched:

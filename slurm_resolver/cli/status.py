@@ -132,7 +132,6 @@ def _addresses(
     job = show_job(job_id)
     cluster = own.cluster_name or show_config().get("ClusterName")
     job_id = job.get("JobId", job_id)
-    restarts = int(job.get("Restarts") or 0)
     components = expand_hostlist(f"[{job.get('HetJobIdSet', job_id)}]")
     numbered = defaultdict(list)
     for component in components:
@@ -144,7 +143,10 @@ def _addresses(
         if (own.job_id, own.step_id, step_id) == (job_id, str(number), ""):
             continue  # the step that this command runs in
         step = SlurmStep(
-            cluster_name=cluster, job_id=job_id, step_id=str(number), restart_count=restarts
+            cluster_name=cluster,
+            job_id=job_id,
+            step_id=str(number),
+            restart_count=int(job.get("Restarts") or 0),
         )
         nodes = [node for fields in records for node in expand_hostlist(fields["NodeList"])]
         ports = [given_port or derive_meeting_port(step)]

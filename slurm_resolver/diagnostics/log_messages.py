@@ -74,8 +74,15 @@ def explain_file(
         for known, match in matches:
             if match:
                 address = _named_task(match)
-                line = _shorten(text, match.start())
-                first = Finding(known.id, number, line, known.cause, known.remedy, address, 0)
+                first = Finding(
+                    known.id,
+                    number,
+                    _shorten(text, match.start()),
+                    known.cause,
+                    known.remedy,
+                    address,
+                    count=0,
+                )
                 finding = found.get((known.id, address), first)
                 found[known.id, address] = finding._replace(count=finding.count + 1)
                 if _END_NOISE.search(text) is None:

@@ -40,12 +40,14 @@ def result_of(id: str, problems: Iterable[str], ok_detail: str, status: str = FA
     return Result(id, status, "; ".join(found))
 
 
-def merge(own: Result, others: Mapping[int, Any], cluster: Cluster) -> Result:
-    """Returns one result of all tasks: `others` has their bad results, by rank and id.
+def merge(own: Result, notes: Mapping[int, Any], cluster: Cluster) -> Result:
+    """Returns one result of all tasks, whose notes have their bad results by id.
 
     Without a bad one it is this task's own result.
     """
-    bad = {rank: Result(*bad[own.id]) for rank, bad in others.items() if own.id in bad}
+    bad = {
+        rank: Result(*note["bad"][own.id]) for rank, note in notes.items() if own.id in note["bad"]
+    }
     if not bad:
         return own
     return result_of(

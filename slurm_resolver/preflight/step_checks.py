@@ -63,8 +63,7 @@ def check_step(cluster: Cluster, timeout: float) -> list[Result]:
     for rank, note in notes.items():
         cpus[tasks[rank].node].append(CpuFacts(*note["cpus"]))
     devices = {rank: TaskDevices(*note["gpus"]) for rank, note in notes.items() if note["gpus"]}
-    bad = {rank: note["bad"] for rank, note in notes.items()}
-    merged = [merge(one, bad, cluster) for one in own]
+    merged = [merge(one, notes, cluster) for one in own]
     driver = merged.pop()
     return [
         result_of(

@@ -88,7 +88,7 @@ def _check_jobs(settings: BatchSettings, nodes: int) -> None:
     tasks = nodes * settings.tasks_per_node
     place = f"{counted(nodes, 'node')} with {counted(settings.tasks_per_node, 'task')} each"
     counts = job_counts(settings.jobs, tasks, f"{place} (--nodes, --tasks-per-node) have")
-    if set(counts) <= {"chief", "ps", "evaluator"}:
+    if counts.keys() <= {"chief", "ps", "evaluator"}:
         raise LaunchError(
             f"jobs={settings.jobs!r} leave none of the {counted(tasks, 'task')} ({place}) for a "
             "worker: expected fewer others, or more --nodes or --tasks-per-node."
