@@ -102,8 +102,20 @@ def main(args: Namespace) -> int:
     command = command_of(args)
     # The program may connect to the other tasks as well.
     client.default_role = "launcher"
+    options = cluster_options(args)
+    if args.wait is not None:
+        options = options._replace(until=time.monotonic() + args.wait)
     try:
-        cluster = _resolve(args, command[0])
+        cluster = resolve_step(SlurmStep.read(), options)
+        if args.wait is not None and cluster.tasks:
+            import shutil
+
+            from slurm_resolver.preflight.ready import wait_until_ready
+
+            # Checked before the others start, because they would wait for this task.
+            if shutil.which(command[0]) is None:
+                raise _not_startable(command[0], OSError(errno.ENOENT, os.strerror(errno.ENOENT)))
+            wait_until_ready(cluster, options.meeting_seconds)
     except SlurmResolverError as error:
         if find_rendezvous_error(error) is None:
             raise
@@ -137,24 +149,6 @@ def main(args: Namespace) -> int:
     except OSError as error:
         client.leave_all(f"its program cannot be started: {error.strerror}")
         raise _not_startable(command[0], error) from error
-
-
-def _resolve(args: Namespace, program: str) -> Cluster:
-    """Returns the cluster; with --wait, once all tasks are ready."""
-    options = cluster_options(args)
-    if args.wait is not None:
-        options = options._replace(until=time.monotonic() + args.wait)
-    cluster = resolve_step(SlurmStep.read(), options)
-    if args.wait is not None and cluster.tasks:
-        import shutil
-
-        from slurm_resolver.preflight.ready import wait_until_ready
-
-        # Checked before the others start, because they would wait for this task.
-        if shutil.which(program) is None:
-            raise _not_startable(program, OSError(errno.ENOENT, os.strerror(errno.ENOENT)))
-        wait_until_ready(cluster, options.meeting_seconds)
-    return cluster
 
 
 def fill_in(words: Sequence[str], cluster: Cluster) -> list[str]:

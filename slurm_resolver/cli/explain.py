@@ -10,13 +10,11 @@ import textwrap
 from argparse import Namespace
 from collections.abc import Sequence
 from contextlib import nullcontext
-from typing import TYPE_CHECKING
 
 from slurm_resolver.cli.options import Options
+from slurm_resolver.diagnostics.first_failure import FailureReader
+from slurm_resolver.diagnostics.log_messages import Finding, explain, explain_file, printable
 from slurm_resolver.wording import shorten
-
-if TYPE_CHECKING:
-    from slurm_resolver.diagnostics.log_messages import Finding
 
 DESCRIPTION = """\
 Reads logs and explains the messages of TensorFlow, gRPC, CUDA and Slurm that it knows: the cause,
@@ -43,10 +41,6 @@ def add_arguments(add: Options) -> None:
 
 def main(args: Namespace) -> int:
     """Prints the findings; returns 0 for none, 1 for some, 2 if a file cannot be read."""
-    # Imported here: --help does not need the table of messages.
-    from slurm_resolver.diagnostics.first_failure import FailureReader
-    from slurm_resolver.diagnostics.log_messages import Finding, explain, explain_file, printable
-
     logs = []
     all_read = True
     for path in args.logs or ["-"]:

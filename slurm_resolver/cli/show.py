@@ -45,13 +45,25 @@ def main(args: Namespace) -> int:
     options = cluster_options(args)
     step = SlurmStep.read()
     if args.nodelist is not None:
-        step = _planned_step(args)
+        remedy = "Quote it: the shell expands brackets"
+        nodes = SlurmStep.nodes.parse(args.nodelist, "--nodelist", remedy) or ()
+        placed = re.fullmatch(r"(block|cyclic)|plane=([1-9][0-9]{0,5})", args.distribution)
+        if placed is None:
+            raise LaunchError(
+                f"--distribution {args.distribution!r}: expected block, cyclic or plane=N. For "
+                "another distribution, start the step: srun … slurm-resolver show"
+            )
+        step = SlurmStep(
+            nodes=nodes,
+            tasks_per_node=[args.tasks_per_node] * len(nodes),
+            distribution=placed[1] or "plane",
+            plane_size=placed[2] and int(placed[2]),
+        )
+        tasks = args.tasks_per_node * len(nodes)
         cluster = build_cluster(
             step,
             layout_from_environment(step, "options"),
-            job_counts(
-                args.jobs, sum(step.tasks_per_node or ()), "--nodelist and --tasks-per-node make"
-            ),
+            job_counts(args.jobs, tasks, "--nodelist and --tasks-per-node make"),
             options,
         )
     elif step.place == "none" and not step.is_launched:
@@ -89,23 +101,3 @@ def _gather_gpus(cluster: Cluster) -> list[str]:
         print(f"slurm-resolver show: the GPUs of other tasks are unknown: {error}", file=sys.stderr)
         return []
     return told if {*told} - {"unknown", "none"} else []
-
-
-def _planned_step(args: Namespace) -> SlurmStep:
-    """Returns the step that the options describe."""
-    nodes = (
-        SlurmStep.nodes.parse(args.nodelist, "--nodelist", "Quote it: the shell expands brackets")
-        or ()
-    )
-    found = re.fullmatch(r"(block|cyclic)|plane=([1-9][0-9]{0,5})", args.distribution)
-    if found is None:
-        raise LaunchError(
-            f"--distribution {args.distribution!r}: expected block, cyclic or plane=N. For another "
-            "distribution, start the step: srun … slurm-resolver show"
-        )
-    return SlurmStep(
-        nodes=nodes,
-        tasks_per_node=[args.tasks_per_node] * len(nodes),
-        distribution=found[1] or "plane",
-        plane_size=found[2] and int(found[2]),
-    )

@@ -50,7 +50,6 @@ _WATCH_SECONDS = 5.0  # the workers report as often
 _CLEAR = "\x1b[H\x1b[2J"  # clears a terminal
 _SILENT_SECONDS = 20.0  # a worker without a report for this long is marked
 _SLOWER = 0.05  # the slowest worker spends this much more of its time outside of steps
-_HEADINGS = ("worker", "epoch", "step", "doing", "ms a step", "data", "between")
 
 
 def add_arguments(add: Options) -> None:
@@ -112,13 +111,13 @@ def _print(workers: list[Worker], as_json: bool) -> None:
     if as_json:
         print(json.dumps({"workers": workers, "slowest": slow and slow["rank"]}), flush=True)
         return
-    lines = [table(workers) if workers else "no worker has created its strategy yet"]
+    print(table(workers) if workers else "no worker has created its strategy yet", flush=True)
     if slow:
         share = min(1.0, _outside_of_steps(slow))
-        lines.append(
-            f"\nslowest: {slow['name']}, which spends {share:.0%} of its time outside of steps"
+        print(
+            f"\nslowest: {slow['name']}, which spends {share:.0%} of its time outside of steps",
+            flush=True,
         )
-    print("\n".join(lines), flush=True)
 
 
 def _addresses(
@@ -198,7 +197,7 @@ def _outside_of_steps(worker: Worker) -> float:
 
 def table(workers: list[Worker]) -> str:
     """Returns a line for each worker, below the headings."""
-    rows = [_HEADINGS]
+    rows = [("worker", "epoch", "step", "doing", "ms a step", "data", "between")]
     for worker in workers:
         doing = "idle" if worker["phase"] == IDLE else str(worker["phase"])
         if worker["stage"] not in ("", "training") and worker["stage"] not in doing:
@@ -207,7 +206,7 @@ def table(workers: list[Worker]) -> str:
             doing = f"{doing}; no report for {worker['silent']:.0f} s"
         rows.append(
             (
-                str(worker["name"]),
+                worker["name"],
                 str(worker["epoch"] or "-"),
                 str(worker["step"] or "-"),
                 doing,

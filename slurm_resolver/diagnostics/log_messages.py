@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import io
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import BinaryIO, Callable, NamedTuple
 
 from slurm_resolver.diagnostics.known_messages import KNOWN_MESSAGES, PEER_ENDED, TASKS_MET
@@ -67,27 +67,36 @@ def explain_file(
     found: dict[tuple[str, str | None], Finding] = {}  # by id and address
     significant: set[str] = set()  # the ids with a line that is not _END_NOISE
     tasks_met = False
-    for number, text in _texts(stream, reader):
-        matches = [(known, known.search(text)) for cue, known in _CUES if cue in text]
-        if matches and TASKS_MET.search(text):
-            tasks_met = True
-        for known, match in matches:
-            if match:
-                address = _named_task(match)
-                first = Finding(
-                    known.id,
-                    number,
-                    _shorten(text, match.start()),
-                    known.cause,
-                    known.remedy,
-                    address,
-                    count=0,
-                )
-                finding = found.get((known.id, address), first)
-                found[known.id, address] = finding._replace(count=finding.count + 1)
-                if _END_NOISE.search(text) is None:
-                    significant.add(known.id)
-                break
+    number = 1
+    is_start = True  # of a line
+    for piece in iter(lambda: stream.readline(_LONGEST), b""):
+        line = piece.decode("utf-8", "replace")
+        if is_start:
+            reader(line)
+        # A carriage return, as in a progress bar, separates texts like the end of a line.
+        for text in line.split("\r"):
+            matches = [(known, known.search(text)) for cue, known in _CUES if cue in text]
+            if matches and TASKS_MET.search(text):
+                tasks_met = True
+            for known, match in matches:
+                if match:
+                    address = _named_task(match)
+                    first = Finding(
+                        known.id,
+                        number,
+                        _shorten(text, match.start()),
+                        known.cause,
+                        known.remedy,
+                        address,
+                        count=0,
+                    )
+                    finding = found.get((known.id, address), first)
+                    found[known.id, address] = finding._replace(count=finding.count + 1)
+                    if _END_NOISE.search(text) is None:
+                        significant.add(known.id)
+                    break
+        is_start = piece.endswith(b"\n")
+        number += is_start
     findings = list(found.values())
     if tasks_met:
         findings = [
@@ -99,21 +108,6 @@ def explain_file(
         ]
         significant.discard("tasks-missing")
     return findings if significant else []
-
-
-def _texts(stream: BinaryIO, reader: Callable[[str], None]) -> Iterator[tuple[int, str]]:
-    """Yields the texts of a file, each with the number of its line."""
-    number = 1
-    is_start = True  # of a line
-    for piece in iter(lambda: stream.readline(_LONGEST), b""):
-        text = piece.decode("utf-8", "replace")
-        if is_start:
-            reader(text)
-        # A carriage return, as in a progress bar, separates texts like the end of a line.
-        for part in text.split("\r"):
-            yield number, part
-        is_start = piece.endswith(b"\n")
-        number += is_start
 
 
 def _named_task(match: re.Match[str]) -> str | None:
