@@ -6,7 +6,6 @@ import argparse
 import contextlib
 import math
 import re
-from collections.abc import Collection
 from typing import Any, Callable, NamedTuple
 
 from slurm_resolver.cluster.options import LAYOUTS, PLACEMENTS, WORKER_ORDERS, ClusterOptions
@@ -70,12 +69,12 @@ def add_cluster_options(add: Options) -> None:
 
 def cluster_options(args: argparse.Namespace) -> ClusterOptions:
     """Returns the values of these options."""
-    return ClusterOptions(**values_of(args, ClusterOptions._fields))
+    return ClusterOptions(**values_of(args, ClusterOptions))
 
 
-def values_of(args: argparse.Namespace, names: Collection[str]) -> dict[str, Any]:
-    """Returns the values of the options that have one of these names."""
-    return {name: value for name, value in vars(args).items() if name in names}
+def values_of(args: argparse.Namespace, kind: Any) -> dict[str, Any]:
+    """Returns the values of the options that are fields of a NamedTuple."""
+    return {name: value for name, value in vars(args).items() if name in kind._fields}
 
 
 def add_command(add: Options, metavar: str = "COMMAND [ARGUMENT …]") -> None:

@@ -94,7 +94,7 @@ def main(args: argparse.Namespace) -> int:
     from slurm_resolver.slurm.step import SlurmStep
     from slurm_resolver.slurm.time_limit import parse_time_and_signal
 
-    values = values_of(args, RunOptions._fields)
+    values = values_of(args, RunOptions)
     values["command"] = command = command_of(args)
     if shutil.which(command[0]) is None:
         raise LaunchError(f"{command[0]!r} is not a program that can be started here")

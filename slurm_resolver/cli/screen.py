@@ -20,19 +20,16 @@ class Screen(io.TextIOWrapper):
 
     def write(self, text: str) -> int:
         """Writes the text, or drops it."""
-        with self._kept_error():
+        try:
             super().write(text)
+        except OSError as error:
+            self.error = error
         return len(text)
 
     def flush(self) -> None:
         """Writes what is buffered; what cannot be written stays there."""
-        with self._kept_error():
-            super().flush()
-
-    @contextlib.contextmanager
-    def _kept_error(self) -> Iterator[None]:
         try:
-            yield
+            super().flush()
         except OSError as error:
             self.error = error
 

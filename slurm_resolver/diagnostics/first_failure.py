@@ -81,13 +81,14 @@ class FailureReader:
         all_end: whether srun, or somebody else, ends all tasks.
     """
 
+    node: Failure | None = None
+    all_end = False
+    _number = 0  # of lines
+
     def __init__(self) -> None:
         self.ends: dict[str, Failure] = {}
-        self.node: Failure | None = None
-        self.all_end = False
         self._tasks: dict[str, _Task] = {}  # by rank; '' without a label
         self._gone: dict[str, Failure] = {}  # by rank, as this package reports them
-        self._number = 0  # of lines
 
     def read(self, text: str) -> None:
         """Reads the next line, or the first piece of a long line."""

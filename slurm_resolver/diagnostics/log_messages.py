@@ -65,7 +65,7 @@ def explain_file(
     `reader` also gets the text of each line, or the first piece of a long line.
     """
     found: dict[tuple[str, str | None], Finding] = {}  # by id and address
-    significant: set[str] = set()  # the ids with a line that is not _END_NOISE
+    significant = set()  # the ids with a line that is not _END_NOISE
     tasks_met = False
     number = 1
     is_start = True  # of a line

@@ -68,7 +68,8 @@ def advise_on_lonely_step(step: SlurmStep) -> str:
     """Returns what to write instead if a step has one task, and its job place for more; or ''."""
     if step.place != "step" or step.num_tasks != 1 or step.simulated:
         return ""
-    nodes, each = (text or "1" for text in (step.job_num_nodes, step.job_tasks_per_node))
+    nodes = step.job_num_nodes or "1"
+    each = step.job_tasks_per_node or "1"
     tasks = int(nodes) * int(each) if nodes.isdigit() and each.isdigit() else 1
     if tasks < 2 or step.step_id is None:
         return ""

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import importlib
-import importlib.util
 import os
 import sys
+from importlib import import_module, util
 from importlib.machinery import ModuleSpec, PathFinder
 
 FOLDER = os.path.dirname(os.path.abspath(__file__))
@@ -14,13 +13,13 @@ FOLDER = os.path.dirname(os.path.abspath(__file__))
 def load(spec: ModuleSpec | None) -> None:
     """Imports a module from where it was found, if it was."""
     if spec is not None and spec.loader is not None:
-        sys.modules[spec.name] = module = importlib.util.module_from_spec(spec)
+        sys.modules[spec.name] = module = util.module_from_spec(spec)
         spec.loader.exec_module(module)
 
 
 def replace(tensorflow: object) -> None:
     """Replaces the classes that the variable names."""
-    importlib.import_module("slurm_resolver.tf.replace").replace(os.environ[VARIABLE].split(","))
+    import_module("slurm_resolver.tf.replace").replace(os.environ[VARIABLE].split(","))
 
 
 class Watch:
@@ -32,19 +31,19 @@ class Watch:
     @classmethod
     def find_spec(cls, name: str, path: object = None, target: object = None) -> ModuleSpec | None:
         """Finds TensorFlow by all other finders, of which wrapt's is then the first."""
-        if name != "tensorflow" or importlib.util.find_spec("wrapt") is None:
+        if name != "tensorflow" or util.find_spec("wrapt") is None:
             return None
         import wrapt
 
         sys.meta_path.remove(cls)
         wrapt.when_imported(name)(replace)
-        return importlib.util.find_spec(name)
+        return util.find_spec(name)
 
 
 package = os.path.dirname(FOLDER)
-if importlib.util.find_spec("slurm_resolver") is None:  # the program's Python does not have it
+if util.find_spec("slurm_resolver") is None:  # the program's Python does not have it
     load(
-        importlib.util.spec_from_file_location(
+        util.spec_from_file_location(
             "slurm_resolver",
             os.path.join(package, "__init__.py"),
             submodule_search_locations=[package],
