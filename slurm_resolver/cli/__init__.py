@@ -7,9 +7,9 @@ returns the exit status.
 
 from __future__ import annotations
 
-import argparse
 import importlib
 import sys
+from argparse import ArgumentParser, RawDescriptionHelpFormatter
 from collections.abc import Collection, Sequence
 from typing import NoReturn
 
@@ -35,20 +35,20 @@ exit status: 0 for success, 1 for a finding, 2 if usage or environment are wrong
 supervise return the program's own. COMMAND --help has details and examples."""
 
 
-class _Parser(argparse.ArgumentParser):
+class _Parser(ArgumentParser):
     """A parser whose errors are one line."""
 
     def error(self, message: str) -> NoReturn:
         self.exit(2, f"{self.prog}: {message} (see {self.prog} --help)\n")
 
 
-def build_parser(complete: Collection[str] = COMMANDS) -> argparse.ArgumentParser:
+def build_parser(complete: Collection[str] = COMMANDS) -> ArgumentParser:
     """Returns the parser; only the subcommands in `complete` have their arguments."""
     parser = _Parser(
         prog="slurm-resolver",
         description="TensorFlow on Slurm: clusters, launching and diagnosis.",
         epilog=_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        formatter_class=RawDescriptionHelpFormatter,
     )
     parser.add_argument(
         "-V",
@@ -60,7 +60,7 @@ def build_parser(complete: Collection[str] = COMMANDS) -> argparse.ArgumentParse
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
     for name, summary in COMMANDS.items():
         command = commands.add_parser(
-            name, help=summary, formatter_class=argparse.RawDescriptionHelpFormatter
+            name, help=summary, formatter_class=RawDescriptionHelpFormatter
         )
         if name in complete:
             module = importlib.import_module(f"slurm_resolver.cli.{name}")

@@ -7,13 +7,13 @@ Then it receives SIGTERM, and later SIGKILL.
 
 from __future__ import annotations
 
-import contextlib
 import os
 import resource
 import signal
 import subprocess
 import threading
 from collections.abc import Collection
+from contextlib import suppress
 from typing import NoReturn
 
 from slurm_resolver.cluster.cluster import Cluster
@@ -76,12 +76,12 @@ def run_child(
     failure = f"exit status {status}" if status else ""
     if status < 0:  # -N stands for signal N
         failure = f"signal {-status}"
-        with contextlib.suppress(ValueError):
+        with suppress(ValueError):
             failure = signal.Signals(-status).name
     member.client.leave(failure)
     if status < 0:
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # the program has written its own
-        with contextlib.suppress(OSError):  # SIGKILL has no handler
+        with suppress(OSError):  # SIGKILL has no handler
             signal.signal(-status, signal.SIG_DFL)
         os.kill(os.getpid(), -status)
         status = 128 - status

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import argparse
-import contextlib
 import math
 import re
+from argparse import REMAINDER, ArgumentTypeError, Namespace, _ActionsContainer
+from contextlib import suppress
 from typing import Any, Callable, NamedTuple
 
 from slurm_resolver.cluster.options import LAYOUTS, PLACEMENTS, WORKER_ORDERS, ClusterOptions
@@ -15,7 +15,7 @@ from slurm_resolver.errors import LaunchError
 class Options(NamedTuple):
     """Adds the options of a command to its parser, or to a group of it."""
 
-    parser: argparse._ActionsContainer
+    parser: _ActionsContainer
 
     def __call__(self, spelling: str, help: str, **keywords: Any) -> None:
         """Adds one as its help shows it: "-n --ntasks N"; without a value it is a switch."""
@@ -67,19 +67,19 @@ def add_cluster_options(add: Options) -> None:
     )
 
 
-def cluster_options(args: argparse.Namespace) -> ClusterOptions:
+def cluster_options(args: Namespace) -> ClusterOptions:
     """Returns the values of these options."""
     return ClusterOptions(**values_of(args, ClusterOptions))
 
 
-def values_of(args: argparse.Namespace, kind: Any) -> dict[str, Any]:
+def values_of(args: Namespace, kind: Any) -> dict[str, Any]:
     """Returns the values of the options that are fields of a NamedTuple."""
     return {name: value for name, value in vars(args).items() if name in kind._fields}
 
 
 def add_command(add: Options, metavar: str = "COMMAND [ARGUMENT …]") -> None:
     """Adds the command line to start, which follows `--`."""
-    add.parser.add_argument("command_line", nargs=argparse.REMAINDER, metavar=f"-- {metavar}")
+    add.parser.add_argument("command_line", nargs=REMAINDER, metavar=f"-- {metavar}")
 
 
 def add_tasks_per_node(add: Options) -> None:
@@ -87,7 +87,7 @@ def add_tasks_per_node(add: Options) -> None:
     add("--tasks-per-node --ntasks-per-node N", "tasks on each node (1)", type=count(1), default=1)
 
 
-def command_of(args: argparse.Namespace) -> list[str]:
+def command_of(args: Namespace) -> list[str]:
     """Returns the words of the command line to start."""
     words: list[str] = args.command_line
     if words[:1] == ["--"]:
@@ -102,7 +102,7 @@ def count(least: int, most: int = 1_000_000) -> Callable[[str], int]:
 
     def read(text: str) -> int:
         if not text.isdecimal() or not least <= int(text) <= most:
-            raise argparse.ArgumentTypeError(f"{text!r}: expected a number from {least} to {most}")
+            raise ArgumentTypeError(f"{text!r}: expected a number from {least} to {most}")
         return int(text)
 
     return read
@@ -114,17 +114,15 @@ def numbers_by_name(text: str) -> dict[str, int]:
     for part in text.split(","):
         pair = re.fullmatch(r"\s*([^\s=][^=]*?)\s*=\s*(-?[0-9]{1,9})\s*", part)
         if pair is None or pair[1] in found:
-            raise argparse.ArgumentTypeError(
-                f"{part!r} in {text!r}: expected NAME=NUMBER, each name once"
-            )
+            raise ArgumentTypeError(f"{part!r} in {text!r}: expected NAME=NUMBER, each name once")
         found[pair[1]] = int(pair[2])
     return found
 
 
 def seconds(text: str) -> float:
     """Reads a number of seconds."""
-    with contextlib.suppress(ValueError):
+    with suppress(ValueError):
         number = float(text)
         if 0 <= number < math.inf:
             return number
-    raise argparse.ArgumentTypeError(f"{text!r}: expected seconds, a number from 0 on")
+    raise ArgumentTypeError(f"{text!r}: expected seconds, a number from 0 on")

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import sys
 import time
 from argparse import Namespace
+from contextlib import suppress
 
 from slurm_resolver.cli.options import Options, count
 from slurm_resolver.errors import LaunchError
@@ -46,7 +46,7 @@ def main(args: Namespace) -> int:
         raise LaunchError("SLURM_JOB_ID is not set: run this command in a batch file")
     preempted = False
     if status not in (0, REQUEUE_STATUS):
-        with contextlib.suppress(OSError):
+        with suppress(OSError):
             preempted = scontrol.is_preempted(scontrol.show_job(job_id))
     if status != REQUEUE_STATUS and not preempted:
         return status

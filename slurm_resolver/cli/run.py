@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import argparse
-import contextlib
 import os
 import shutil
+from argparse import ArgumentTypeError, BooleanOptionalAction, Namespace
+from contextlib import suppress
 
 from slurm_resolver.cli.options import Options, add_command, command_of, count, seconds, values_of
 from slurm_resolver.errors import LaunchError, SlurmResolverError
@@ -31,7 +31,7 @@ def add_arguments(add: Options) -> None:
     add(
         "-l --label",
         "put the rank before each line (default: on the screen, not in files)",
-        action=argparse.BooleanOptionalAction,
+        action=BooleanOptionalAction,
     )
     add(
         "-o --output PATTERN",
@@ -82,7 +82,7 @@ def add_arguments(add: Options) -> None:
     add_command(add)
 
 
-def main(args: argparse.Namespace) -> int:
+def main(args: Namespace) -> int:
     """Runs the tasks to their end, and returns the highest exit status."""
     # Imported here: --help does not need them, and they take long.
     import asyncio
@@ -117,7 +117,7 @@ def main(args: argparse.Namespace) -> int:
         time_limit=limit,
         limit_signal=limit_signal,
     )
-    with contextlib.suppress(SlurmResolverError):  # only the advice needs the variables
+    with suppress(SlurmResolverError):  # only the advice needs the variables
         step = SlurmStep.read()
         steps = step.num_tasks or 1
         if step.place == "step" and step.rank == 0 and steps > 1:
@@ -134,5 +134,5 @@ def _failure(text: str) -> tuple[float, int | None]:
     if not colon:
         return seconds(after), None
     if not rank.isdecimal():
-        raise argparse.ArgumentTypeError(f"{text!r}: expected seconds and a rank, as 20:1")
+        raise ArgumentTypeError(f"{text!r}: expected seconds and a rank, as 20:1")
     return seconds(after), int(rank)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import argparse
 import io
 import re
 import sys
+from argparse import ArgumentTypeError, Namespace
 
 from slurm_resolver.cli.options import (
     Options,
@@ -46,7 +46,7 @@ def add_arguments(add: Options) -> None:
         "--ps N",
         "one chief, N parameter servers, the rest workers (default: all are workers)",
         dest="jobs",
-        type=_servers,
+        type=lambda text: {"chief": 1, "ps": number(text), "worker": -1},
     )
     add_jobs("--jobs JOB=N,…", "tasks of each job; one may be -1: the rest", type=numbers_by_name)
     add(
@@ -70,20 +70,16 @@ def add_arguments(add: Options) -> None:
     add_command(add)
 
 
-def _servers(text: str) -> dict[str, int]:
-    return {"chief": 1, "ps": count(1)(text), "worker": -1}
-
-
 def _signal(text: str) -> str:
     if not re.fullmatch(rf"(SIG)?({'|'.join(SIGNALS)})(@\d{{1,5}})?", text, re.ASCII):
-        raise argparse.ArgumentTypeError(
+        raise ArgumentTypeError(
             f"{text!r}: expected one of {', '.join(SIGNALS)}, with the seconds before the end: "
             "USR1@120"
         )
     return text
 
 
-def main(args: argparse.Namespace) -> int:
+def main(args: Namespace) -> int:
     """Prints the file, and returns 0."""
     values = {**values_of(args, BatchSettings), "command": command_of(args)}
     text = batch_file(BatchSettings(**values))

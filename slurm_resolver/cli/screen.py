@@ -6,11 +6,11 @@ be full, and a stream may be closed (`>&-`).
 
 from __future__ import annotations
 
-import contextlib
 import io
 import os
 import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 
 
 class Screen(io.TextIOWrapper):
@@ -39,7 +39,7 @@ def reader_has_ended() -> bool:
     return isinstance(getattr(sys.stdout, "error", None), BrokenPipeError)
 
 
-@contextlib.contextmanager
+@contextmanager
 def screens() -> Iterator[None]:
     """Makes the standard output and error Screens."""
     # In the order of their numbers: a new file takes the lowest free one.
@@ -50,7 +50,7 @@ def screens() -> Iterator[None]:
         yield
 
 
-@contextlib.contextmanager
+@contextmanager
 def _screen(name: str) -> Iterator[None]:
     stream = getattr(sys, name)
     if not isinstance(stream, io.TextIOWrapper):  # a program that calls `main` has replaced it

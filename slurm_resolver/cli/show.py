@@ -8,7 +8,7 @@ import sys
 from argparse import Namespace
 
 from slurm_resolver.cli.options import Options, add_cluster_options, cluster_options, count
-from slurm_resolver.cluster.cluster import Cluster, describe_cluster, describe_gpus
+from slurm_resolver.cluster.cluster import describe_cluster, describe_gpus
 from slurm_resolver.cluster.jobs import job_counts
 from slurm_resolver.cluster.layout import layout_from_environment
 from slurm_resolver.cluster.resolve import build_cluster, resolve_step
@@ -79,7 +79,18 @@ def main(args: Namespace) -> int:
     if args.json:
         print(json.dumps(cluster.to_dict()))
         return 0
-    gpus = _gather_gpus(cluster)
+    gpus: list[str] = []
+    if cluster.service and cluster.step.is_live:  # only the tasks know their GPUs
+        client = connect(cluster.service, cluster.name_of)
+        try:
+            gpus = client.gather("slurm-resolver show", describe_gpus(cluster), _SECONDS)
+        except RendezvousError as error:  # the cluster is known all the same
+            print(
+                f"slurm-resolver show: the GPUs of other tasks are unknown: {error}",
+                file=sys.stderr,
+            )
+        if not {*gpus} - {"unknown", "none"}:
+            gpus = []
     if not step.rank:  # None for a planned step
         from slurm_resolver.preflight.job_checks import advise_on_lonely_step  # takes long
 
@@ -88,16 +99,3 @@ def main(args: Namespace) -> int:
             print(f"slurm-resolver show: {advice}", file=sys.stderr)
         print(describe_cluster(cluster, gpus=gpus))
     return 0
-
-
-def _gather_gpus(cluster: Cluster) -> list[str]:
-    """Returns the GPUs of all tasks by rank, which only the tasks know; [] if there are none."""
-    if cluster.service is None or not cluster.step.is_live:
-        return []
-    client = connect(cluster.service, cluster.name_of)
-    try:
-        told = client.gather("slurm-resolver show", describe_gpus(cluster), _SECONDS)
-    except RendezvousError as error:  # the cluster is known all the same
-        print(f"slurm-resolver show: the GPUs of other tasks are unknown: {error}", file=sys.stderr)
-        return []
-    return told if {*told} - {"unknown", "none"} else []

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import secrets
 import statistics
@@ -11,6 +10,7 @@ import time
 from argparse import Namespace
 from collections import defaultdict
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import Any
 
 from slurm_resolver.cli.options import Options
@@ -97,7 +97,7 @@ def main(args: Namespace) -> int:
         )
         return 1
     _print(workers, args.json)
-    with contextlib.suppress(OSError, WireError, KeyboardInterrupt):  # the step has ended
+    with suppress(OSError, WireError, KeyboardInterrupt):  # the step has ended
         while args.watch and not reader_has_ended():
             time.sleep(_WATCH_SECONDS)
             workers = _ask(address)["workers"]

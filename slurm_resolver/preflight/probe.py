@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import re
 import socket
 import subprocess
 import threading
 from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 
 _CONNECT_SECONDS = 5.0
 
 
-@contextlib.contextmanager
+@contextmanager
 def listening(rank: int, address: str) -> Iterator[str]:
     """Sends the rank to each connection to the address; yields why it cannot listen, or ''."""
     port = int(address.rpartition(":")[2])
@@ -33,7 +33,7 @@ def listening(rank: int, address: str) -> Iterator[str]:
         yield ""
     finally:
         # close() alone would not wake the thread that waits in accept()
-        with contextlib.suppress(OSError):
+        with suppress(OSError):
             server.shutdown(socket.SHUT_RDWR)
         server.close()
 
@@ -51,10 +51,10 @@ def _find_listener(port: int) -> str:
 
 
 def _answer(server: socket.socket, rank: int) -> None:
-    with contextlib.suppress(OSError):
+    with suppress(OSError):
         while True:
             connection, _ = server.accept()
-            with connection, contextlib.suppress(OSError):
+            with connection, suppress(OSError):
                 connection.sendall(b"%d\n" % rank)
 
 
