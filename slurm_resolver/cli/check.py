@@ -104,8 +104,14 @@ def main(args: Namespace) -> int:
         leave_all()
         sys.stdout.flush()
         os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
-        chosen = {"resolver": values_of(args, ClusterOptions), "json": args.json}
         # This process becomes one that imports TensorFlow, which no command does.
-        module = "slurm_resolver.tf.collective_check"
-        os.execv(sys.executable, [sys.executable, "-m", module, json.dumps(chosen)])
+        os.execv(
+            sys.executable,
+            [
+                sys.executable,
+                "-m",
+                "slurm_resolver.tf.collective_check",
+                json.dumps({"resolver": values_of(args, ClusterOptions), "json": args.json}),
+            ],
+        )
     return status

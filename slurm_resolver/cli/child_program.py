@@ -38,9 +38,8 @@ def run_child(
         OSError: if the program cannot be started.
     """
     own = cluster.task
-    service = cluster.service
     assert own is not None
-    assert service is not None
+    assert cluster.service is not None
     announced = announcement(
         [(task.job, task.index, task.address) for task in cluster.tasks], own.rank
     )
@@ -64,7 +63,7 @@ def run_child(
         if not has_ended.wait(_TERM_SECONDS):
             program.kill()
 
-    member = Member(connect(service, cluster.name_of), announced, end_program)
+    member = Member(connect(cluster.service, cluster.name_of), announced, end_program)
     threading.Thread(target=member.await_joined, args=[START_SECONDS], daemon=True).start()
     # The program inherits this process's open files, such as pipes of Slurm.
     program = subprocess.Popen(end_with_this(command, environ), env=environ, close_fds=False)

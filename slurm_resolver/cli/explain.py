@@ -8,7 +8,6 @@ import shutil
 import sys
 import textwrap
 from argparse import Namespace
-from collections.abc import Sequence
 from contextlib import nullcontext
 
 from slurm_resolver.cli.options import Options
@@ -80,33 +79,29 @@ def main(args: Namespace) -> int:
     if args.json:
         print(json.dumps([{"file": name, **finding._asdict()} for name, finding in found]))
     else:
-        _print(found)
+        # The first failure in one line, then each message with its cause and remedy once.
+        wrapper = textwrap.TextWrapper(
+            max(40, shutil.get_terminal_size().columns), "    ", "      ", break_on_hyphens=False
+        )
+        printed = set()  # the causes and remedies
+        for id in dict.fromkeys(finding.id for _, finding in found):
+            same = [(name, finding) for name, finding in found if finding.id == id]
+            name, one = same[0]
+            if id == "first-failure":
+                who = f"{one.address} failed" if one.address else "failed"
+                print(f"{who} first: {one.line} ({name}:{one.line_number})")
+                continue
+            count = sum(finding.count for _, finding in same)
+            addresses = list(dict.fromkeys(each.address for _, each in same if each.address))
+            at = f" at {shorten(addresses, _MOST_ADDRESSES)}" if addresses else ""
+            print(f"{name}:{one.line_number}: {id} (x{count}){at}")
+            print(wrapper.fill(one.line))
+            for text in (f"Cause: {one.cause}", f"Remedy: {one.remedy}"):
+                if text not in printed:
+                    printed.add(text)
+                    print(wrapper.fill(text))
     if not all_read:
         return 2
     if not found:
         print("slurm-resolver explain: no known message found", file=sys.stderr)
     return int(bool(found))
-
-
-def _print(found: Sequence[tuple[str, Finding]]) -> None:
-    """Prints the first failure in one line, then each message with its cause and remedy once."""
-    wrapper = textwrap.TextWrapper(
-        max(40, shutil.get_terminal_size().columns), "    ", "      ", break_on_hyphens=False
-    )
-    printed = set()  # the causes and remedies
-    for id in dict.fromkeys(finding.id for _, finding in found):
-        findings = [(name, finding) for name, finding in found if finding.id == id]
-        name, first = findings[0]
-        if id == "first-failure":
-            who = f"{first.address} failed" if first.address else "failed"
-            print(f"{who} first: {first.line} ({name}:{first.line_number})")
-            continue
-        count = sum(finding.count for _, finding in findings)
-        addresses = list(dict.fromkeys(one.address for _, one in findings if one.address))
-        at = f" at {shorten(addresses, _MOST_ADDRESSES)}" if addresses else ""
-        print(f"{name}:{first.line_number}: {id} (x{count}){at}")
-        print(wrapper.fill(first.line))
-        for text in (f"Cause: {first.cause}", f"Remedy: {first.remedy}"):
-            if text not in printed:
-                printed.add(text)
-                print(wrapper.fill(text))

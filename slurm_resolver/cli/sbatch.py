@@ -82,8 +82,7 @@ def _signal(text: str) -> str:
 def main(args: Namespace) -> int:
     """Prints the file, and returns 0."""
     values = {**values_of(args, BatchSettings), "command": command_of(args)}
-    text = batch_file(BatchSettings(**values))
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(encoding="utf-8", errors="strict")  # whatever the locale is
-    sys.stdout.write(text)
+    sys.stdout.write(batch_file(BatchSettings(**values)))
     return 0

@@ -45,8 +45,12 @@ def main(args: Namespace) -> int:
     options = cluster_options(args)
     step = SlurmStep.read()
     if args.nodelist is not None:
-        remedy = "Quote it: the shell expands brackets"
-        nodes = SlurmStep.nodes.parse(args.nodelist, "--nodelist", remedy) or ()
+        nodes = (
+            SlurmStep.nodes.parse(
+                args.nodelist, "--nodelist", "Quote it: the shell expands brackets"
+            )
+            or ()
+        )
         placed = re.fullmatch(r"(block|cyclic)|plane=([1-9][0-9]{0,5})", args.distribution)
         if placed is None:
             raise LaunchError(

@@ -151,8 +151,12 @@ class FailureReader:
             if not rank and len(self.ends) == 1:
                 (rank,) = self.ends
             report = self._gone.get(rank) or self.ends.get(rank)
-            place = report.task if report else _place(rank)
-            failures.append(error._replace(task=place, follows=follows_another(error.line)))
+            failures.append(
+                error._replace(
+                    task=report.task if report else _place(rank),
+                    follows=follows_another(error.line),
+                )
+            )
         return min(failures, key=lambda one: (one.follows, one.line_number), default=None)
 
 

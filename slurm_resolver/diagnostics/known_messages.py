@@ -13,7 +13,7 @@ class KnownMessage(NamedTuple):
     Attributes:
         cues: texts that are quick to search for, separated by `|`; every line with the message
             contains one.
-        pattern: what such a line matches; without one, the cues are the pattern.
+        pattern: what such a line matches; by default the cues.
         follows: whether a task writes it because of another task, or of a connection to one.
     """
 
@@ -24,17 +24,13 @@ class KnownMessage(NamedTuple):
     pattern: str
     follows: bool
 
-    def search(self, text: str) -> re.Match[str] | None:
-        """Returns where a line has the message; `re` compiles a pattern when it is first used."""
-        return re.search(self.pattern or self.cues, text)
-
 
 # The first message that matches a line explains it: special messages precede general ones.
 # ${NAME} becomes a value of the first section. Lines of cues and patterns are joined without a
 # space, and a space at the end of a pattern is [ ].
 _TABLE = r"""
 [DEFAULT]
-pattern =
+pattern = ${cues}
 follows = no
 check = Check names, ports and connections from all tasks: srun slurm-resolver check
 first = Find the task that failed first; its log says why: srun --label --kill-on-bad-exit=1

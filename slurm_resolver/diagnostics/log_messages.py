@@ -75,7 +75,10 @@ def explain_file(
             reader(line)
         # A carriage return, as in a progress bar, separates texts like the end of a line.
         for text in line.split("\r"):
-            matches = [(known, known.search(text)) for cue, known in _CUES if cue in text]
+            # `re` compiles a pattern when it is first used.
+            matches = [
+                (known, re.search(known.pattern, text)) for cue, known in _CUES if cue in text
+            ]
             if matches and TASKS_MET.search(text):
                 tasks_met = True
             for known, match in matches:
@@ -88,7 +91,7 @@ def explain_file(
                         known.cause,
                         known.remedy,
                         address,
-                        count=0,
+                        0,
                     )
                     finding = found.get((known.id, address), first)
                     found[known.id, address] = finding._replace(count=finding.count + 1)

@@ -56,10 +56,10 @@ def check_cpus(by_node: Mapping[str, Sequence[CpuFacts]]) -> Result:
 
 def _find_problem(node: str, tasks: Sequence[CpuFacts]) -> str:
     """Returns what slows down the tasks of a node, and what to do about it; or ''."""
-    machine = tasks[0].machine
+    first = tasks[0]
     usable = {cpu for task in tasks for cpu in _cpus(task.mask)}
-    granted = max(tasks[0].granted, tasks[0].per_task * len(tasks))
-    if len(usable) < min(max(granted // 2 + 1, len(tasks)), granted, machine):
+    granted = max(first.granted, first.per_task * len(tasks))
+    if len(usable) < min(max(granted // 2 + 1, len(tasks)), granted, first.machine):
         return (
             f"{_named('rank', [task.rank for task in tasks])} on {node} may use "
             f"{_named('CPU', usable)}, but SLURM_CPUS_ON_NODE or SLURM_CPUS_PER_TASK promises "
@@ -67,10 +67,10 @@ def _find_problem(node: str, tasks: Sequence[CpuFacts]) -> str:
             "SRUN_CPUS_PER_TASK before srun"
         )
     starving = [task.rank for task in tasks if task.uses_gpus and len(_cpus(task.mask)) == 1]
-    if starving and machine > 1:
+    if starving and first.machine > 1:
         return (
-            f"{_named('rank', starving)} on {node} may use 1 CPU of the node's {machine}, too few "
-            "to feed a GPU: ask for more, sbatch --cpus-per-task=N"
+            f"{_named('rank', starving)} on {node} may use 1 CPU of the node's {first.machine}, "
+            "too few to feed a GPU: ask for more, sbatch --cpus-per-task=N"
         )
     return ""
 
