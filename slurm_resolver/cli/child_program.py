@@ -11,9 +11,9 @@ import os
 import resource
 import signal
 import subprocess
-import threading
 from collections.abc import Collection
 from contextlib import suppress
+from threading import Event, Thread
 from typing import NoReturn
 
 from slurm_resolver.cluster.cluster import Cluster
@@ -37,17 +37,16 @@ def run_child(
     Raises:
         OSError: if the program cannot be started.
     """
-    own = cluster.task
-    assert own is not None
+    assert cluster.task is not None
     assert cluster.service is not None
     announced = announcement(
-        [(task.job, task.index, task.address) for task in cluster.tasks], own.rank
+        [(task.job, task.index, task.address) for task in cluster.tasks], cluster.task.rank
     )
     assert announced is not None
-    only_serves = own.job in servers
+    only_serves = cluster.task.job in servers
     announced.update(serves=announced["serves"] or only_serves, seconds=START_SECONDS)
     program: subprocess.Popen[bytes] | None = None
-    has_ended = threading.Event()
+    has_ended = Event()
     ended_with: list[int] = []  # the job's status, if this process has ended the program
 
     def end_program(member: Member, result: JobResult) -> None:
@@ -64,14 +63,15 @@ def run_child(
             program.kill()
 
     member = Member(connect(cluster.service, cluster.name_of), announced, end_program)
-    threading.Thread(target=member.await_joined, args=[START_SECONDS], daemon=True).start()
+    Thread(target=member.await_joined, args=[START_SECONDS], daemon=True).start()
     # The program inherits this process's open files, such as pipes of Slurm.
     program = subprocess.Popen(end_with_this(command, environ), env=environ, close_fds=False)
     for number in SIGNALS:
         signal.signal(number, lambda number, _: program.send_signal(number))
     status = program.wait()
     has_ended.set()
-    status = ended_with[0] if ended_with else status
+    if ended_with:
+        status = ended_with[0]
     failure = f"exit status {status}" if status else ""
     if status < 0:  # -N stands for signal N
         failure = f"signal {-status}"

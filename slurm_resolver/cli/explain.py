@@ -60,14 +60,13 @@ def main(args: Namespace) -> int:
     first = logs[0][3] if logs else None
     if first and not first.follows:
         findings = logs[0][4]
-        number = first.line_number
         own = {one.id for one in explain([first.line])}
-        findings.sort(key=lambda one: one.line_number != number and one.id not in own)
+        findings.sort(key=lambda one: one.line_number != first.line_number and one.id not in own)
         findings.insert(
             0,
             Finding(
                 "first-failure",
-                number,
+                first.line_number,
                 printable(first.line),
                 "This task failed first. Errors of other tasks may be effects of its failure.",
                 "Correct this error. The lines before it in the log tell more.",
@@ -91,10 +90,10 @@ def main(args: Namespace) -> int:
                 who = f"{one.address} failed" if one.address else "failed"
                 print(f"{who} first: {one.line} ({name}:{one.line_number})")
                 continue
-            count = sum(finding.count for _, finding in same)
+
             addresses = list(dict.fromkeys(each.address for _, each in same if each.address))
             at = f" at {shorten(addresses, _MOST_ADDRESSES)}" if addresses else ""
-            print(f"{name}:{one.line_number}: {id} (x{count}){at}")
+            print(f"{name}:{one.line_number}: {id} (x{sum(each.count for _, each in same)}){at}")
             print(wrapper.fill(one.line))
             for text in (f"Cause: {one.cause}", f"Remedy: {one.remedy}"):
                 if text not in printed:

@@ -44,11 +44,11 @@ def main(args: Namespace) -> int:
     job_id = job_id_for_scontrol(step)
     if job_id is None:
         raise LaunchError("SLURM_JOB_ID is not set: run this command in a batch file")
-    preempted = False
-    if status not in (0, REQUEUE_STATUS):
+    asks = status == REQUEUE_STATUS
+    if status and not asks:
         with suppress(OSError):
-            preempted = scontrol.is_preempted(scontrol.show_job(job_id))
-    if status != REQUEUE_STATUS and not preempted:
+            asks = scontrol.is_preempted(scontrol.show_job(job_id))
+    if not asks:
         return status
     plan = requeue_job(step, "scontrol", args.max_restarts)
     print(f"slurm-resolver requeue: {plan.message}", file=sys.stderr, flush=True)

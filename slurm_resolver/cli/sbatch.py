@@ -81,8 +81,8 @@ def _signal(text: str) -> str:
 
 def main(args: Namespace) -> int:
     """Prints the file, and returns 0."""
-    values = {**values_of(args, BatchSettings), "command": command_of(args)}
+    settings = BatchSettings(**{**values_of(args, BatchSettings), "command": command_of(args)})
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(encoding="utf-8", errors="strict")  # whatever the locale is
-    sys.stdout.write(batch_file(BatchSettings(**values)))
+    sys.stdout.write(batch_file(settings))
     return 0

@@ -42,7 +42,6 @@ def add_arguments(add: Options) -> None:
 
 def main(args: Namespace) -> int:
     """Prints the cluster; always returns 0."""
-    options = cluster_options(args)
     step = SlurmStep.read()
     if args.nodelist is not None:
         nodes = (
@@ -63,12 +62,15 @@ def main(args: Namespace) -> int:
             distribution=placed[1] or "plane",
             plane_size=placed[2] and int(placed[2]),
         )
-        tasks = args.tasks_per_node * len(nodes)
         cluster = build_cluster(
             step,
             layout_from_environment(step, "options"),
-            job_counts(args.jobs, tasks, "--nodelist and --tasks-per-node make"),
-            options,
+            job_counts(
+                args.jobs,
+                args.tasks_per_node * len(nodes),
+                "--nodelist and --tasks-per-node make",
+            ),
+            cluster_options(args),
         )
     elif step.place == "none" and not step.is_launched:
         raise NotInStepError(
@@ -77,7 +79,7 @@ def main(args: Namespace) -> int:
             "step: slurm-resolver show --nodelist 'n[1-4]' --tasks-per-node 2"
         )
     else:
-        cluster = resolve_step(step, options)
+        cluster = resolve_step(step, cluster_options(args))
         if not cluster.tasks:
             raise NotInStepError("this process trains alone: there is no cluster to show")
     if args.json:

@@ -186,8 +186,8 @@ def slowest(workers: list[Worker]) -> Worker | None:
     if not workers:
         return None
     worst = max(workers, key=_outside_of_steps)
-    usual = statistics.median_low(map(_outside_of_steps, workers))
-    return worst if _outside_of_steps(worst) - usual >= _SLOWER else None
+    slower = _outside_of_steps(worst) - statistics.median_low(map(_outside_of_steps, workers))
+    return worst if slower >= _SLOWER else None
 
 
 def _outside_of_steps(worker: Worker) -> float:

@@ -84,5 +84,5 @@ def main(args: Namespace) -> int:
             "SLURM_JOB_ID is not set: run this command in a batch file, or in a shell of salloc. "
             "slurm-resolver sbatch --restarts 3 -- python train.py prints such a file."
         )
-    values = {**values_of(args, SupervisorOptions), "command": command}
-    return Supervisor(SupervisorOptions(**values), step, Signals()).run()
+    options = SupervisorOptions(**{**values_of(args, SupervisorOptions), "command": command})
+    return Supervisor(options, step, Signals()).run()

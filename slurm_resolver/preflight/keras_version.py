@@ -6,9 +6,8 @@ are wrong, up to 3.7 the weights as well.
 
 from __future__ import annotations
 
-import importlib.metadata
-import importlib.util
 import sys
+from importlib import metadata, util
 
 from slurm_resolver.errors import KerasError
 from slurm_resolver.log import warn_once
@@ -84,8 +83,8 @@ def find_tensorflow_version() -> str:
 
 def _installed(package: str) -> str:
     try:
-        return importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
         return ""
 
 
@@ -96,7 +95,7 @@ def check_versions(uses_gpus: bool = False) -> list[Result]:
     """
     version = find_tensorflow_version()
     tensorflow = Result("tensorflow", OK, version or "of another build")
-    if not version and importlib.util.find_spec("tensorflow") is None:
+    if not version and util.find_spec("tensorflow") is None:
         tensorflow = Result(
             "tensorflow",
             FAILED,

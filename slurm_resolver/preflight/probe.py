@@ -6,9 +6,9 @@ import os
 import re
 import socket
 import subprocess
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from threading import Thread
 
 _CONNECT_SECONDS = 5.0
 
@@ -28,7 +28,7 @@ def listening(rank: int, address: str) -> Iterator[str]:
     except OSError as error:
         yield f"port {port}: {os.strerror(error.errno or 0)}{_find_listener(port)}"
         return
-    threading.Thread(target=_answer, args=(server, rank), daemon=True).start()
+    Thread(target=_answer, args=(server, rank), daemon=True).start()
     try:
         yield ""
     finally:

@@ -66,5 +66,7 @@ def named(texts: Mapping[int, str], cluster: Cluster) -> list[str]:
     tasks = defaultdict(list)
     for rank, text in sorted(texts.items()):
         tasks[text].append(cluster.name_of(rank))
-    fewest_first = sorted(tasks.items(), key=lambda item: len(item[1]))
-    return [f"{shorten(names, 3)}: {text}" for text, names in fewest_first]
+    return [
+        f"{shorten(names, 3)}: {text}"
+        for text, names in sorted(tasks.items(), key=lambda item: len(item[1]))
+    ]

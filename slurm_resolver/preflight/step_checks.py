@@ -132,8 +132,11 @@ def _check_alone(cluster: Cluster, rank: int, port_taken: str) -> list[Result]:
     means = find_means()
     secret = Result("secret", OK, f"the tasks recognize each other by {MEANS[means]}")
     if means == "none":  # which is no fault
-        unprotected = "any user of these nodes can connect to the tasks while they start"
-        secret = Result("secret", SKIPPED, unprotected)
+        secret = Result(
+            "secret",
+            SKIPPED,
+            "any user of these nodes can connect to the tasks while they start",
+        )
     return [
         # What a task's variables say of its place has been compared with the layout.
         Result("layout", OK, f"{layout.distribution}, from {layout.source}"),

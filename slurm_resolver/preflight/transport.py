@@ -50,7 +50,6 @@ class Transport(NamedTuple):
 def task_devices(cluster: Cluster, usable: int) -> TaskDevices:
     """Returns what this task sends to the others; TensorFlow has found `usable` GPUs."""
     task = cluster.task
-    step = cluster.step
     decision = cluster.gpu_decision
     assert task is not None
     if decision is None or decision.devices is None:
@@ -58,10 +57,10 @@ def task_devices(cluster: Cluster, usable: int) -> TaskDevices:
     shown = decision.visible_before or ()
     # Where the site confines tasks to their GPUs, Slurm numbers those of each task from 0.
     from_zero = shown == tuple(map(str, range(len(shown))))
-    if len(shown) >= (step.gpus_on_node or 0) or not from_zero:
+    if len(shown) >= (cluster.step.gpus_on_node or 0) or not from_zero:
         return TaskDevices(task.node, decision.devices, usable)
     names = None
-    if _BOUND_APART.search(step.tres_bind or ""):
+    if _BOUND_APART.search(cluster.step.tres_bind or ""):
         names = [f"{number} of local rank {task.local_rank}" for number in decision.devices]
     return TaskDevices(task.node, names, usable, confined=True)
 
