@@ -20,8 +20,8 @@ from slurm_resolver.cli.options import (
     command_of,
     seconds,
 )
-from slurm_resolver.cluster.cluster import Cluster
-from slurm_resolver.cluster.contracts import CONTRACTS, placeholders
+from slurm_resolver.cluster.cluster import Cluster, placeholders
+from slurm_resolver.cluster.contracts import CONTRACTS
 from slurm_resolver.cluster.gpus import apply_gpus
 from slurm_resolver.cluster.resolve import resolve_step
 from slurm_resolver.coordination import client
@@ -156,7 +156,7 @@ def fill_in(words: Sequence[str], cluster: Cluster) -> list[str]:
     if not any("{" in word for word in words):
         return list(words)  # the lists of hosts are long
     values = {}
-    for name, value in placeholders(cluster.tasks, cluster.task).items():
+    for name, value in placeholders(cluster).items():
         values[f"{{{name}}}"] = value
         values[f"{{{{{name}}}}}"] = f"{{{name}}}"
     return [_PLACEHOLDER.sub(lambda found: values.get(found[0], found[0]), word) for word in words]

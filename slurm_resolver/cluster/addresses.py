@@ -130,29 +130,19 @@ def make_addresses(
     return addresses
 
 
-def find_service(
-    step: SlurmStep, num_tasks: int, port: int, hosts: Hosts, layout: Layout | None = None
-) -> ServiceAddress:
+def find_service(step: SlurmStep, num_tasks: int, port: int, hosts: Hosts) -> ServiceAddress:
     """Returns the address of the step's coordination service.
 
     It listens in the task with local rank 0 on the step's first node. Slurm's variables decide
-    which task that is, as tasks that disagree on the layout have to find each other too. `layout`
-    is used if they are missing.
+    which task that is, as tasks that disagree on the layout have to find each other too.
 
     Raises:
-        EnvironmentValueError: if both are missing.
+        EnvironmentValueError: if a variable is missing.
     """
     rank = step.require(SlurmStep.rank)
-    if layout is None or (step.node_name is not None and step.nodes is not None):
-        node = step.require(SlurmStep.node_name)
-        first_node = step.require(SlurmStep.nodes)[0]
-    else:
-        node = layout.nodes[layout.node_of[rank]]
-        first_node = layout.nodes[0]
-    if layout is None or step.local_rank is not None:
-        local_rank = step.require(SlurmStep.local_rank)
-    else:
-        local_rank = layout.local_rank_of[rank]
+    node = step.require(SlurmStep.node_name)
+    first_node = step.require(SlurmStep.nodes)[0]
+    local_rank = step.require(SlurmStep.local_rank)
     return ServiceAddress(
         host=hosts[first_node],
         port=port,

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from slurm_resolver.cluster.addresses import Task, find_service
-from slurm_resolver.cluster.contracts import Contract, variables_of
+from slurm_resolver.cluster.contracts import Contract, split_address, variables_of
 from slurm_resolver.cluster.gpus import JOB_WITHOUT_GPUS, TaskGpus
 from slurm_resolver.cluster.layout import Layout
 from slurm_resolver.cluster.ports import Ports
@@ -23,18 +23,18 @@ class ClusterValues(NamedTuple):
 
     Attributes:
         step: the variables, as changed by arguments and overridden methods of the resolver.
-        layout: where every rank runs; None for an empty cluster.
+        layout: where every rank runs; without nodes and ranks for an empty cluster.
         roles: the ranks of each job, ``roles[job][index]``.
-        ports: the ports of the step's tasks; None for an empty cluster.
+        ports: the ports of the step's tasks; none for an empty cluster.
         hosts: by node, the host to connect to.
         addresses: the addresses of each job, ``addresses[job][index]``.
         gpu_decision: the GPUs of this task, and the reason; None for a step that is only planned.
     """
 
     step: SlurmStep = SlurmStep()
-    layout: Layout | None = None
+    layout: Layout = Layout((), (), (), "", "")
     roles: Mapping[str, Sequence[int]] = {}
-    ports: Ports | None = None
+    ports: Ports = Ports((), "", 0)
     hosts: Mapping[str, str] = {}
     addresses: Mapping[str, Sequence[str]] = {}
     gpu_decision: TaskGpus | None = None
@@ -69,11 +69,11 @@ class Cluster(ClusterValues):
         return None
 
     def _make_task(self, rank: int, job: str, index: int) -> Task:
-        assert self.layout is not None
+        layout = self.layout
         return Task(
             rank,
-            self.layout.nodes[self.layout.node_of[rank]],
-            self.layout.local_rank_of[rank],
+            layout.nodes[layout.node_of[rank]],
+            layout.local_rank_of[rank],
             job,
             index,
             self.addresses[job][index],
@@ -82,16 +82,21 @@ class Cluster(ClusterValues):
     @functools.cached_property
     def service(self) -> ServiceAddress | None:
         """The address of the step's coordination service; None without `task`."""
-        if self.task is None or self.ports is None:
+        task = self.task
+        if task is None:
             return None
-        return find_service(
-            self.step, self.num_tasks, self.ports.meeting_port, self.hosts, self.layout
-        )
+        # Slurm's variables decide which task serves; the layout is used if they are missing.
+        step = self.step
+        if step.node_name is None or step.nodes is None:
+            step = step.replace(node_name=task.node, nodes=self.layout.nodes)
+        if step.local_rank is None:
+            step = step.replace(local_rank=task.local_rank)
+        return find_service(step, self.num_tasks, self.ports.meeting_port, self.hosts)
 
     @property
     def num_tasks(self) -> int:
         """The number of tasks."""
-        return self.layout.num_tasks if self.layout else 0
+        return self.layout.num_tasks
 
     @property
     def gpus(self) -> tuple[str, ...] | None:
@@ -119,7 +124,7 @@ class Cluster(ClusterValues):
 
     def tf_config(self) -> dict[str, Any]:
         """Returns the content of TF_CONFIG for this task; {} for an empty cluster."""
-        if self.layout is None:
+        if not self.roles:
             return {}
         config: dict[str, Any] = {"cluster": self.jobs()}
         if self.task is not None:
@@ -155,9 +160,9 @@ class Cluster(ClusterValues):
         return {
             "job_id": self.step.job_id,
             "step_id": self.step.step_id,
-            "distribution": self.layout.distribution if self.layout else None,
-            "layout_source": self.layout.source if self.layout else None,
-            "ports_source": self.ports.source if self.ports else None,
+            "distribution": self.layout.distribution or None,
+            "layout_source": self.layout.source or None,
+            "ports_source": self.ports.source or None,
             "self": this_task,
             "tasks": [task._asdict() for task in self.tasks],
         }
@@ -172,6 +177,28 @@ class Cluster(ClusterValues):
     def __str__(self) -> str:
         """Returns the cluster as `print` shows it: a line a task, of 100 tasks at most."""
         return describe_cluster(self, MOST_TASKS)
+
+
+def placeholders(cluster: Cluster) -> dict[str, str]:
+    """Returns the value of each {name} in a program's arguments and variables.
+
+    Lists are separated by commas, in the order of index or rank. All are "" for an empty cluster.
+    """
+    addresses = [task.address for task in cluster.tasks]
+    values = {
+        "hosts": ",".join(addresses),
+        "num_tasks": str(len(addresses) or ""),
+        "main_address": "".join(addresses[:1]),
+    }
+    for job, name in (("ps", "ps_hosts"), ("worker", "worker_hosts"), ("chief", "chief_host")):
+        values[name] = ",".join(cluster.addresses.get(job, ()))
+    for name in ("job", "index", "rank", "local_rank", "node", "address"):
+        values[name] = str(getattr(cluster.task, name, ""))
+    for prefix in ("", "main_"):
+        host, port = split_address(values[f"{prefix}address"])
+        values[f"{prefix}host"] = host
+        values[f"{prefix}port"] = port
+    return values
 
 
 def describe_own_task(cluster: Cluster) -> str:
@@ -200,7 +227,7 @@ def describe_cluster(
     """
     own = cluster.task
     step = cluster.step
-    if cluster.layout is None or cluster.ports is None:
+    if not cluster.roles:
         return "no cluster: this process trains alone"
     title = "planned step" if step.job_id is None and own is None else f"job step {step.name}"
     by_node: dict[str, list[Task]] = {}

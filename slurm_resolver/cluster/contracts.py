@@ -17,7 +17,7 @@ from typing import Any, Literal, get_args
 from slurm_resolver.cluster.addresses import Task
 
 Contract = Literal["tensorflow", "keras-distribution", "torch", "jax"]
-CONTRACTS: tuple[Contract, ...] = get_args(Contract)
+CONTRACTS = get_args(Contract)
 
 
 def variables_of(
@@ -40,7 +40,7 @@ def variables_of(
         return {"TF_CONFIG": json.dumps(tf_config)}
     if contract == "torch":
         nodes = list(dict.fromkeys(task.node for task in tasks))
-        host, port = _split(tasks[0].address)
+        host, port = split_address(tasks[0].address)
         return {
             "MASTER_ADDR": host,
             "MASTER_PORT": port,
@@ -63,29 +63,7 @@ def variables_of(
     }
 
 
-def placeholders(tasks: Sequence[Task], own: Task | None) -> dict[str, str]:
-    """Returns the value of each {name} in a program's arguments and variables.
-
-    Lists are separated by commas, in the order of index or rank. All are "" without a task.
-    """
-    by_index = sorted(tasks, key=lambda task: task.index)
-    values = {
-        f"{job}_host{'' if job == 'chief' else 's'}": ",".join(
-            task.address for task in by_index if task.job == job
-        )
-        for job in ("ps", "worker", "chief")
-    }
-    for name in ("job", "index", "rank", "local_rank", "node", "address"):
-        values[name] = str(getattr(own, name)) if own else ""
-    values["host"], values["port"] = _split(values["address"])
-    values["main_address"] = tasks[0].address if own else ""
-    values["main_host"], values["main_port"] = _split(values["main_address"])
-    values["num_tasks"] = str(len(tasks)) if own else ""
-    values["hosts"] = ",".join(task.address for task in tasks)
-    return values
-
-
-def _split(address: str) -> tuple[str, str]:
+def split_address(address: str) -> tuple[str, str]:
     """Returns the host, an IPv6 address without its brackets, and the port."""
     host, _, port = address.rpartition(":")
     return host.strip("[]"), port
