@@ -43,8 +43,8 @@ class TaskGpus(NamedTuple):
         visible_before: the devices that the process sees without the settings; None if unknown.
         counts_given: whether the caller gave gpus_per_node or gpus_per_task.
         same_for_all: whether all tasks of the node see the same devices.
-        memory: the variables to set because other tasks use one of the devices as well; {} if none
-            is known to do so, or the user has set them.
+        shared: whether another task is known to use one of the devices as well, and the user has
+            not set how TensorFlow takes a GPU's memory.
     """
 
     devices: Devices | None
@@ -53,7 +53,7 @@ class TaskGpus(NamedTuple):
     visible_before: Devices | None = None
     counts_given: bool = False
     same_for_all: bool = False
-    memory: Mapping[str, str] = {}
+    shared: bool = False
 
     def visible_devices(self, applied: bool) -> Devices | None:
         """Returns the devices that this process sees with or without the settings.
@@ -115,21 +115,25 @@ def choose_gpus(step: SlurmStep, layout: Layout, roles: Roles, options: ClusterO
 
 def gpus_on_node(node: NodeGpus) -> TaskGpus:
     """Returns the GPUs of one task on its node, as `choose_gpus`."""
-    visible = read_visible_devices(node.step)
+    step = node.step
+    visible = read_visible_devices(step)
     gpus = _choose(node, visible)
     if gpus.devices and not gpus.settings and visible.is_misread:
         gpus = gpus._replace(settings=visible.settings_for(gpus.devices))
-    if gpus.devices and node.step.shards_on_node is not None:  # other jobs use it as well
-        gpus = gpus._replace(memory=_memory_settings(node.step))
+    # Other jobs use a GPU with shards as well.
+    shared = gpus.shared or (bool(gpus.devices) and step.shards_on_node is not None)
+    chosen = step.allow_growth is not None or step.gpu_allocator == "cuda_malloc_async"
+    gpus = gpus._replace(
+        visible_before=gpus.visible_before or visible.devices, shared=shared and not chosen
+    )
     return _keep_usable(gpus, visible)
 
 
 def _choose(node: NodeGpus, visible: VisibleDevices) -> TaskGpus:
     step = node.step
     shown = visible.devices
-    if step.gpus_applied is not None and step.gpus_applied == _mark_of(step, shown or ()):
-        source = f"{visible.name}, set by an earlier resolver of this task"
-        return TaskGpus(shown, source, visible_before=shown)
+    if step.gpus_applied == _mark_of(step, shown or ()):
+        return TaskGpus(shown, f"{visible.name}, set by an earlier resolver of this task")
     granted = step.gpus_on_node
     if granted is not None and len(shown or ()) > granted:
         raise GpuError(
@@ -139,26 +143,25 @@ def _choose(node: NodeGpus, visible: VisibleDevices) -> TaskGpus:
         )
     if shown and _belong_to_batch_script(step):
         source = f"{visible.name} is the batch script's, and this component was granted none"
-        return TaskGpus((), source, visible.settings_for(()), shown, same_for_all=True)
+        return TaskGpus((), source, visible.settings_for(()), same_for_all=True)
+    is_bound = bool(shown) and _is_bound(step, shown or ())
     if node.local_rank not in node.users:
         return TaskGpus(
             None if shown is None and granted is None else (),
             JOB_WITHOUT_GPUS,
             visible.settings_for(()),
-            shown,
-            same_for_all=not (shown and _is_bound(step, shown)),
+            same_for_all=not is_bound,
         )
     if node.gpus_per_node is not None or node.gpus_per_task is not None:
         return _by_given_counts(node, visible)
     if shown is None:
         return _without_variable(node, visible)
     if not shown:
-        return TaskGpus((), f"{visible.name} shows none", visible_before=(), same_for_all=True)
-    if _is_bound(step, shown):
-        return _bound(node, visible, shown)
+        return TaskGpus((), f"{visible.name} shows none", same_for_all=True)
+    if is_bound:
+        return _bound(node, visible)
     if len(node.users) == 1:
-        source = f"{visible.name}, the only task on the node that uses GPUs"
-        return TaskGpus(shown, source, visible_before=shown)
+        return TaskGpus(shown, f"{visible.name}, the only task on the node that uses GPUs")
     return _share(node, visible, shown, f"{visible.name} split by SLURM_LOCALID")
 
 
@@ -180,7 +183,7 @@ def _is_bound(step: SlurmStep, shown: Devices) -> bool:
     return step.gpus_on_node is not None and len(shown) < step.gpus_on_node
 
 
-def _bound(node: NodeGpus, visible: VisibleDevices, shown: Devices) -> TaskGpus:
+def _bound(node: NodeGpus, visible: VisibleDevices) -> TaskGpus:
     bind = _BIND.search(node.step.tres_bind or "")
     tasks = max(1, int(bind[2] or 1)) if bind is not None and bind[1] == "single" else 1
     shares = sum(other // tasks == node.local_rank // tasks for other in node.users) > 1
@@ -192,10 +195,7 @@ def _bound(node: NodeGpus, visible: VisibleDevices, shown: Devices) -> TaskGpus:
             "without --gpu-bind"
         )
         shares = True
-    source = f"{visible.name}, bound to the task by Slurm"
-    return TaskGpus(
-        shown, source, visible_before=shown, memory=_memory_settings(node.step) if shares else {}
-    )
+    return TaskGpus(visible.devices, f"{visible.name}, bound to the task by Slurm", shared=shares)
 
 
 def _share(node: NodeGpus, visible: VisibleDevices, devices: Devices, source: str) -> TaskGpus:
@@ -206,21 +206,20 @@ def _share(node: NodeGpus, visible: VisibleDevices, devices: Devices, source: st
     position = node.users.index(node.local_rank)
     tasks = len(node.users)
     number = len(devices)
-    memory = {}
+    shared = False
     if tasks > number:
         warn_once(
             f"{tasks} tasks share the node's {number} GPU{'s' if number > 1 else ''}; start fewer "
             "tasks on each node, unless its memory is enough for all of them"
         )
-        device_of = [other * number // tasks for other in range(tasks)]
-        own: Devices = (devices[device_of[position]],)
-        if device_of.count(device_of[position]) > 1:
-            memory = _memory_settings(node.step)
+        device_of = [devices[other * number // tasks] for other in range(tasks)]
+        own: Devices = (device_of[position],)
+        shared = device_of.count(device_of[position]) > 1
     else:
         each, remainder = divmod(number, tasks)
         first = position * each + min(position, remainder)
         own = devices[first : first + each + (position < remainder)]
-    return TaskGpus(own, source, _settings(visible, own), devices, same_for_all=True, memory=memory)
+    return TaskGpus(own, source, _settings(visible, own), devices, same_for_all=True, shared=shared)
 
 
 def _settings(visible: VisibleDevices, devices: Devices) -> dict[str, str]:
@@ -239,7 +238,7 @@ def _without_variable(node: NodeGpus, visible: VisibleDevices) -> TaskGpus:
                 "know which GPUs are its own. Start with srun --gpus-per-node, without "
                 "--gpu-bind=none"
             )
-        return TaskGpus(None if granted else (), f"{visible.name} is not set")
+        number = None if granted else 0
     if not number:
         return TaskGpus(None if number is None else (), f"{visible.name} is not set")
     devices = tuple(map(str, range(number)))
@@ -279,25 +278,29 @@ def _by_given_counts(node: NodeGpus, visible: VisibleDevices) -> TaskGpus:
                 f"{len(shown)}. Leave both out to use what Slurm granted."
             )
         source = f"{visible.name}, bound to the task by Slurm"
-        return TaskGpus(shown, source, visible_before=shown, counts_given=True)
+        return TaskGpus(shown, source, counts_given=True)
     # Counts index the visible devices where there are any: the second GPU of 4,5 is 5.
     names = shown or tuple(map(str, range(per_node)))
     position = node.users.index(node.local_rank)
     devices = names[position * per_task : (position + 1) * per_task]
     source = "gpus_per_node and gpus_per_task"
     return TaskGpus(
-        devices, source, _settings(visible, devices), visible.devices, True, same_for_all=True
+        devices, source, _settings(visible, devices), counts_given=True, same_for_all=True
     )
 
 
 def apply_gpus(gpus: TaskGpus, step: SlurmStep, environ: MutableMapping[str, str]) -> None:
-    """Writes the settings into `environ`, and a mark that this task has applied them."""
-    if gpus.memory:
-        environ.update(gpus.memory)
-        settings = " ".join(f"{name}={value}" for name, value in gpus.memory.items())
+    """Writes the settings into `environ`, and a mark that this task has applied them.
+
+    TensorFlow's first process on a GPU takes all of its memory, and the second one fails. So tasks
+    that share a GPU take only what they need (``GPUBFCAllocator::GetAllowGrowthValue``).
+    """
+    if gpus.shared:
+        environ[SlurmStep.allow_growth.name] = "true"
         warn_once(
-            f"{settings} is set, as this task shares its GPU: TensorFlow would take all of the "
-            "memory at once, and the next task would find none; set it yourself to choose"
+            f"{SlurmStep.allow_growth.name}=true is set, as this task shares its GPU: TensorFlow "
+            "would take all of the memory at once, and the next task would find none; set it "
+            "yourself to choose"
         )
     if gpus.settings:
         environ.update(gpus.settings)
@@ -307,16 +310,6 @@ def apply_gpus(gpus: TaskGpus, step: SlurmStep, environ: MutableMapping[str, str
 def _mark_of(step: SlurmStep, devices: Devices) -> str:
     """Returns the mark: the devices, and the task, as steps started from this one inherit it."""
     return f"{step.job_id}.{step.step_id}.{step.rank}:{','.join(devices)}"
-
-
-def _memory_settings(step: SlurmStep) -> dict[str, str]:
-    """Returns the variables to set if a task shares its GPU; {} if the user has set them.
-
-    TensorFlow's first process on a GPU takes all of its memory, and the second one fails. So each
-    takes only what it needs (``GPUBFCAllocator::GetAllowGrowthValue``).
-    """
-    chosen = step.allow_growth is not None or step.gpu_allocator == "cuda_malloc_async"
-    return {} if chosen else {SlurmStep.allow_growth.name: "true"}
 
 
 def _keep_usable(gpus: TaskGpus, visible: VisibleDevices) -> TaskGpus:
@@ -331,7 +324,7 @@ def _keep_usable(gpus: TaskGpus, visible: VisibleDevices) -> TaskGpus:
     gpus = gpus._replace(visible_before=(slices[0],))
     devices = gpus.devices or ()
     whole = tuple(device for device in devices if not device.startswith(_SLICE))
-    usable = devices if whole == devices else whole or devices[:1]
+    usable = whole or devices[:1]
     if usable == devices:
         return gpus
     warn_once(

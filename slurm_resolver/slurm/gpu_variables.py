@@ -23,8 +23,6 @@ _ORDINAL = SlurmStep.ordinal_devices.name
 # The variables that Slurm sets, all to the same value.
 SET_BY_SLURM = (CUDA, _ROCR, _ORDINAL)
 GPU_VARIABLES = (*SET_BY_SLURM, _HIP)
-# Their numbers count the devices that ROCR_VISIBLE_DEVICES leaves.
-_WITHIN_ROCR = (_HIP, CUDA, _ORDINAL)
 _AMD_DRIVER = Path("/dev/kfd")
 
 # An index, or a UUID, which may be shortened.
@@ -40,7 +38,7 @@ class VisibleDevices(NamedTuple):
         devices: as the variable names them; None if no variable is set.
         others: the devices of every other variable that is set, by its name.
         rocm: whether `name` is ROCR_VISIBLE_DEVICES and AMD's ROCm reads it. ROCm then numbers the
-            devices of the other variables among those that ROCR_VISIBLE_DEVICES leaves ("GPU
+            devices of all other variables among those that ROCR_VISIBLE_DEVICES leaves ("GPU
             Isolation Techniques" in ROCm's documentation).
     """
 
@@ -58,11 +56,7 @@ class VisibleDevices(NamedTuple):
     def is_misread(self) -> bool:
         """Whether ROCm would find other devices, or none, as Slurm sets all variables alike."""
         devices = self.devices or ()
-        return self.rocm and any(
-            shown == devices != _numbered(devices)
-            for name, shown in self.others.items()
-            if name in _WITHIN_ROCR
-        )
+        return self.rocm and devices in self.others.values() and devices != _numbered(devices)
 
     def settings_for(self, devices: Devices) -> dict[str, str]:
         """Returns the variables to set so that the process sees only these of `self.devices`.
@@ -70,12 +64,13 @@ class VisibleDevices(NamedTuple):
         Raises:
             GpuError: where another variable that is set shows other devices.
         """
-        settings = {self.name: ",".join(devices)}
+        text = ",".join(devices)
+        settings = {self.name: text}
         for name, shown in self.others.items():
-            if self.rocm and name in _WITHIN_ROCR:
+            if self.rocm:
                 settings[name] = ",".join(_numbered(devices))
             elif shown == self.devices or not devices:
-                settings[name] = ",".join(devices)
+                settings[name] = text
             elif name != _HIP:
                 raise GpuError(
                     f"{self.text}, but {name}={','.join(shown)}; expected the same devices in "
@@ -106,8 +101,9 @@ def read_visible_devices(step: SlurmStep) -> VisibleDevices:
         return VisibleDevices(CUDA, None, {})
     if _ROCR in found and (CUDA not in found or _AMD_DRIVER.exists()):
         devices = found.pop(_ROCR)
-        for name in _WITHIN_ROCR:
-            devices = _select(devices, name, found[name]) if name in found else devices
+        for name in (_HIP, CUDA, _ORDINAL):
+            if name in found:
+                devices = _select(devices, name, found[name])
         return VisibleDevices(_ROCR, devices, found, rocm=True)
     (name, devices), *others = found.items()
     return VisibleDevices(name, devices, dict(others))
