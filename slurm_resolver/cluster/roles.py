@@ -30,13 +30,10 @@ def assign_roles(layout: Layout, counts: JobCounts, options: ClusterOptions) -> 
         JobsError: for `het_groups` that do not fit.
     """
     allowed = _allowed_ranks(layout, counts, options)
-    by_name = sorted(counts)
-    roles = _assign(layout, counts, allowed, by_name)
+    roles = _assign(layout, counts, allowed)
     if options.placement == "spread" and "ps" in counts:
-        spread = _assign(
-            layout, counts, allowed, list(dict.fromkeys(["chief", "ps", *by_name])), spreads=True
-        )
-        if not _is_as_even(layout, roles, spread):
+        spread = _assign(layout, counts, allowed, spreads=True)
+        if _crowding(layout, spread) < _crowding(layout, roles):
             roles = spread
     if options.worker_order == "ring" and "worker" in roles:
         roles["worker"] = order_by_ring(
@@ -53,11 +50,10 @@ def ranks_of(roles: Mapping[str, Sequence[int]], jobs: Iterable[str]) -> list[in
 def _allowed_ranks(layout: Layout, counts: JobCounts, options: ClusterOptions) -> dict[str, range]:
     """Returns by name of each job in `het_groups` the ranks of its component."""
     allowed: dict[str, range] = {}
-    if not options.het_groups:
-        return allowed
-    given = f"het_groups={dict(options.het_groups)!r}"
-    needed: dict[int, int] = Counter()
-    for name, group in options.het_groups.items():
+    het_groups = dict(options.het_groups or {})
+    given = f"het_groups={het_groups!r}"
+    needed: Counter[int] = Counter()
+    for name, group in het_groups.items():
         known = dict.fromkeys([*JOB_NAMES, *(options.jobs or ())])
         if name not in known:
             raise JobsError(f"{given}: no job {name!r}; there are {', '.join(known)}.")
@@ -86,29 +82,24 @@ def _assign(
     layout: Layout,
     counts: JobCounts,
     allowed: Mapping[str, range],
-    order: Sequence[str],
     spreads: bool = False,
 ) -> Roles:
     """Returns the ranks of each job, ascending.
 
-    The jobs get their ranks in `order`; the jobs in `allowed` come first and get only the ranks
-    given there. Each gets the lowest free ranks, but the parameter servers those on different nodes
-    if `spreads`.
+    The jobs in `allowed` come first and get only the ranks given there. If `spreads`, chief and ps
+    are next. Each gets the lowest free ranks, but the parameter servers those on different nodes if
+    `spreads`.
     """
     roles: Roles = {}
     free: Sequence[int] = range(layout.num_tasks)
-    if allowed:
-        order = sorted(order, key=lambda job: job not in allowed)  # stable: keeps `order`
-    for job in order:
-        if job not in counts:
-            continue
+    first = ("chief", "ps") if spreads else ()
+    for job in sorted(counts, key=lambda job: (job not in allowed, job not in first, job)):
         candidates = free
         if job in allowed:
             candidates = [rank for rank in free if rank in allowed[job]]
         ranks = candidates[: counts[job]]
         if spreads and job == "ps":
-            chief_node = layout.node_of[roles["chief"][0]] if "chief" in roles else None
-            ranks = _spread_ranks(layout.node_of, candidates, counts[job], chief_node)
+            ranks = _spread_ranks(layout, candidates, counts[job], roles.get("chief", ()))
         roles[job] = ranks
         if ranks == free[: len(ranks)]:
             free = free[len(ranks) :]  # a range stays one, which needs no memory
@@ -119,31 +110,27 @@ def _assign(
     return roles
 
 
-def _is_as_even(layout: Layout, roles: Roles, spread: Roles) -> bool:
-    """Whether `roles` put as few parameter servers on each node, and the chief's, as `spread`."""
-    on_nodes, evenly = (
-        Counter(map(layout.node_of.__getitem__, each["ps"])) for each in (roles, spread)
-    )
-    if sorted(on_nodes.values()) != sorted(evenly.values()):
-        return False
-    if "chief" not in roles:
-        return True
-    own, other = (layout.node_of[each["chief"][0]] for each in (roles, spread))
-    return on_nodes[own] <= evenly[other]
+def _crowding(layout: Layout, roles: Roles) -> tuple[list[int], int]:
+    """Returns the numbers of parameter servers on the nodes, most first, and on the chief's node.
+
+    No other placement has smaller ones than `_spread_ranks`.
+    """
+    servers_on = Counter(map(layout.node_of.__getitem__, roles["ps"]))
+    beside_chief = sum(servers_on[layout.node_of[rank]] for rank in roles.get("chief", ()))
+    return sorted(servers_on.values(), reverse=True), beside_chief
 
 
 def _spread_ranks(
-    node_of: Sequence[int], free: Sequence[int], count: int, chief_node: int | None
+    layout: Layout, free: Sequence[int], count: int, chief: Sequence[int]
 ) -> list[int]:
     """Returns `count` of the free ranks, spread over the nodes: the lowest ranks of each node.
 
     In every round each node gives one, as long as it has any; the chief's node comes last.
     """
+    node_of = layout.node_of
     tasks_on = Counter(map(node_of.__getitem__, free))
-    nodes = sorted(tasks_on)
-    if chief_node is not None and chief_node in tasks_on:
-        nodes.remove(chief_node)
-        nodes.append(chief_node)
+    # The second sort is stable.
+    nodes = sorted(sorted(tasks_on), key={node_of[rank] for rank in chief}.__contains__)
     wanted = dict.fromkeys(nodes, 0)
     left = count
     while left:
