@@ -17,7 +17,6 @@ from slurm_resolver.errors import AddressError
 from slurm_resolver.slurm.hostlist import compress_hostlist
 from slurm_resolver.slurm.step import SlurmStep
 
-_BY_SLURM = "slurm"  # as node_address: the addresses that Slurm itself uses
 Hosts = Mapping[str, str]  # from a node's name to the host to connect to
 
 
@@ -44,15 +43,17 @@ def find_hosts(
             not resolve and no `node_address` is given.
     """
     node_address = options.node_address
-    rank = step.rank or 0
-    if node_address == _BY_SLURM and not step.simulated:
-        spread = min(10.0, num_tasks / 100)  # seconds over which all tasks spread their questions
-        node_address = _ask_slurm(compress_hostlist(sorted(nodes)), spread * rank / num_tasks)
-    if node_address is not None and node_address != _BY_SLURM:
+    if node_address == "slurm":
+        node_address = None  # a simulated step's node is this machine
+        if not step.simulated:
+            # All tasks spread their questions over up to ten seconds.
+            delay = min(10.0, num_tasks / 100) * (step.rank or 0) / num_tasks
+            node_address = _ask_slurm(compress_hostlist(sorted(nodes)), delay)
+    if node_address is not None:
         return {node: _host_for(node, node_address) for node in nodes}
     hosts = dict(zip(nodes, nodes))
     is_task = options.layout != "environment" and step.is_live and step.rank is not None
-    if node_address == _BY_SLURM or not is_task or num_tasks == 1:
+    if not is_task or num_tasks == 1:
         return hosts
     # A node may resolve its own name only.
     asked = next((node for node in nodes if node != step.node_name), nodes[0])
@@ -108,7 +109,7 @@ def make_addresses(
         AddressError: for two tasks with the same address. Several nodes may have the same host if
             their tasks have different ports.
     """
-    host_of = [hosts[node] for node in layout.nodes]
+    host_of = list(map(hosts.__getitem__, layout.nodes))
     port_of = [f":{port}" for port in ports.by_local_rank]
     node_of = layout.node_of
     local_rank_of = layout.local_rank_of
@@ -122,9 +123,9 @@ def make_addresses(
             for rank, address in zip(ranks, addresses[job]):
                 other = rank_at.setdefault(address, rank)
                 if other != rank:
-                    nodes = " and ".join(layout.nodes[node_of[each]] for each in (other, rank))
                     raise AddressError(
-                        f"node_address gives ranks {other} and {rank} on the nodes {nodes} the "
+                        f"node_address gives ranks {other} and {rank} on the nodes "
+                        f"{layout.nodes[node_of[other]]} and {layout.nodes[node_of[rank]]} the "
                         f"same address, {address}; expected a different host for every node."
                     )
     return addresses

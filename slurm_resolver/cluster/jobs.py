@@ -7,7 +7,7 @@ and one evaluator (``tf.distribute``, multi_worker_util). Its servers take any o
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from numbers import Integral
 
 from slurm_resolver.errors import JobsError
@@ -17,10 +17,8 @@ from slurm_resolver.wording import counted
 JobCounts = Mapping[str, int]  # the number of tasks of each job
 JOB_NAMES = ("chief", "worker", "ps", "evaluator")
 
-_SINGLE_JOBS = ("chief", "evaluator")
 # With any other name TensorFlow's server aborts the process (tensorflow/core/util, IsJobName).
 _JOB_NAME = re.compile(r"[A-Za-z][A-Za-z0-9_]*")
-_ALIKE = 0.78  # difflib's ratio: "wroker" has 0.83 and is meant, "gpu_worker" has 0.75 and is not
 
 
 def job_counts(
@@ -61,7 +59,7 @@ def job_counts(
         names = " and ".join(rest)
         raise JobsError(f"{given}: {names} both have -1, the rest; expected at most one -1.")
     counts = {name: int(count) for name, count in jobs.items()}
-    total = sum(count for count in counts.values() if count != -1)
+    total = sum(counts.values()) + len(rest)  # without the -1
     if rest:
         counts[rest[0]] = num_tasks - total
     if total > num_tasks or (not rest and total != num_tasks):
@@ -70,38 +68,36 @@ def job_counts(
             f"{given} need {needed}, but {source} {num_tasks}. Change jobs, let one job take the "
             f"rest with -1, or start {total} tasks (srun -n {total})."
         )
-    for name in _SINGLE_JOBS:
+    for name in ("chief", "evaluator"):
         if counts.get(name, 0) > 1:
             raise JobsError(
                 f"{given}: {counts[name]} tasks of job {name}; TensorFlow takes at most one. Make "
                 "the others workers."
             )
-    for name in counts:
-        misspelt = _misspelt(name)
-        if misspelt:
-            warn_once(misspelt)
+    for misspelt in _misspelt(counts):
+        warn_once(misspelt)
     return {name: count for name, count in counts.items() if count}
 
 
 def refuse_misspelt_jobs(jobs: JobCounts) -> None:
     """Raises JobsError for a name that looks misspelt, in a check before the training."""
+    for misspelt in _misspelt(jobs):
+        raise JobsError(f"jobs={dict(jobs)!r}: {misspelt}.")
+
+
+def _misspelt(jobs: Iterable[str]) -> Iterator[str]:
+    """Yields a message about each name that looks misspelt."""
     for name in jobs:
-        misspelt = _misspelt(name)
-        if misspelt:
-            raise JobsError(f"jobs={dict(jobs)!r}: {misspelt}.")
+        if name in JOB_NAMES:
+            continue
+        from difflib import get_close_matches  # few programs have a job with a name of their own
 
-
-def _misspelt(name: str) -> str:
-    """Returns a message about a name that looks misspelt; '' for any other."""
-    if name in JOB_NAMES:
-        return ""
-    from difflib import get_close_matches  # few programs have a job with a name of their own
-
-    meant = next(iter(get_close_matches(name.lower(), JOB_NAMES, 1, _ALIKE)), "")
-    return meant and (
-        f"job {name!r} is not {meant!r}: this resolver and TensorFlow's strategies do not know it. "
-        f"Write {meant!r} if that is meant"
-    )
+        # By difflib's ratio "wroker" (0.83) is meant, and "gpu_worker" (0.75) is not.
+        for meant in get_close_matches(name.lower(), JOB_NAMES, n=1, cutoff=0.78):
+            yield (
+                f"job {name!r} is not {meant!r}: this resolver and TensorFlow's strategies do not "
+                f"know it. Write {meant!r} if that is meant"
+            )
 
 
 def jobs_with_gpus(

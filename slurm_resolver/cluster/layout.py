@@ -126,7 +126,7 @@ def verify_layout(layout: Layout, step: SlurmStep) -> None:
         ("SLURM_GTIDS", step.node_ranks, ",".join(map(str, layout.ranks_on(node)))),
     )
     for name, value, computed in facts:
-        if value is not None and value != computed:
+        if value not in (None, computed):
             raise _contradiction(layout, step, f"{name}={value!s:.100}", f"{computed!s:.100}")
 
 
@@ -155,7 +155,7 @@ def nodes_and_counts(
             f"{len(counts)} counts; expected one for each node"
         )
     elif len(set(nodes)) != len(nodes):
-        repeated = next(name for name, count in Counter(nodes).items() if count > 1)
+        repeated = Counter(nodes).most_common(1)[0][0]
         problem = (
             f"{node_list}={short_hostlist(nodes)} names {repeated!r} more than once; expected each "
             "node once"
@@ -169,7 +169,7 @@ def nodes_and_counts(
         ("SLURM_STEP_NUM_TASKS", step.num_tasks, total),
         ("SLURM_STEP_NUM_NODES", step.num_nodes, len(nodes)),
     ):
-        if not problem and value is not None and value != computed:
+        if not problem and value not in (None, computed):
             lists = node_list if node_list == count_list else f"{node_list} and {count_list}"
             problem = f"{name}={value}, but {lists} make {computed}; expected the same number"
     if problem:
@@ -190,15 +190,12 @@ def components_of_step(step: SlurmStep, nodes: Sequence[str]) -> list[Component]
         return []
     nodes_of_step = set(nodes)
     components = []
+    group_of: dict[str, int] = {}
     for component in step.components:
         hosts = tuple(host for host in component.nodes if host in nodes_of_step)
         if hosts:
             components.append(component._replace(nodes=hosts))
-    if len(components) < 2:
-        return []
-    group_of: dict[str, int] = {}
-    for component in components:
-        for host in component.nodes:
+        for host in hosts:
             if group_of.setdefault(host, component.group) != component.group:
                 raise LayoutError(
                     f"the layout of job step {step.name} cannot be known: node {host} belongs "
@@ -206,6 +203,8 @@ def components_of_step(step: SlurmStep, nodes: Sequence[str]) -> list[Component]
                     "heterogeneous job, and no variable shows how many tasks each has there. Give "
                     "each component its own nodes (for example with --exclusive)."
                 )
+    if len(components) < 2:
+        return []
     unknown = [host for host in nodes if host not in group_of]
     if unknown:
         raise LayoutError(

@@ -102,7 +102,7 @@ def _layout_from_places(
     """
     count_of = Counter(name for name, _, _ in places)
     given = Counter(dict(zip(nodes, counts)))
-    for name in {*count_of, *nodes}:
+    for name in count_of | given:
         if count_of[name] != given[name]:
             raise LayoutError(
                 f"{count_of[name]} tasks run on node {name}, but SLURM_STEP_NODELIST and "

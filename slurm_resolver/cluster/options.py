@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import time
 from collections.abc import Collection, Mapping
-from typing import Callable, Literal, NamedTuple, Union
+from typing import Callable, Literal, NamedTuple, Union, get_args
 
 from slurm_resolver.errors import JobsError, LayoutError
 
 Placement = Literal["spread", "rank"]
 WorkerOrder = Literal["ring", "rank"]
 LayoutChoice = Literal["auto", "environment", "rendezvous"]
-PLACEMENTS: tuple[Placement, ...] = ("spread", "rank")
-WORKER_ORDERS: tuple[WorkerOrder, ...] = ("ring", "rank")
-LAYOUTS: tuple[LayoutChoice, ...] = ("auto", "environment", "rendezvous")
+PLACEMENTS = get_args(Placement)
+WORKER_ORDERS = get_args(WorkerOrder)
+LAYOUTS = get_args(LayoutChoice)
 
 NodeAddress = Union[str, Mapping[str, str], Callable[[str], str]]
 

@@ -22,7 +22,7 @@ _NAME = re.compile(rf"(?:[^\[\]{SEPARATORS}]+|\[[^\[\]]*\])+")
 _RANGE = re.compile(rf"([0-9]{{1,{MAX_DIGITS}}})(?:-([0-9]{{1,{MAX_DIGITS}}}))?")
 _HOST = re.compile(rf"([^\[\]{SEPARATORS}]*?)([0-9]{{0,{MAX_DIGITS}}})")
 _MAX_SHOWN = 200  # characters
-_COUNT = re.compile(r"([0-9]{1,18})(?:\(x([0-9]{1,18})\))?")
+_COUNT = re.compile(r"([0-9]{1,18})(?:\(x(?!0+\))([0-9]{1,18})\))?")  # not 2(x0)
 
 # The ranges of a bracket, ``[07,9-11]``: the numbers of each, and the digits that it pads them to.
 Ranges = list[tuple[range, int]]
@@ -73,34 +73,31 @@ def expand_tasks_per_node(tasks_per_node: str) -> list[int]:
         HostlistError: (a ValueError) for anything but ``N`` and ``N(xREPETITIONS)`` separated by
             commas, or more than 2**24 counts.
     """
-    runs = []
-    total = 0
+    counts: list[int] = []
     for part in tasks_per_node.split(","):
         match = _COUNT.fullmatch(part)
-        repetitions = int(match[2] or 1) if match else 0
-        if match is None or repetitions == 0:
+        if match is None:
             raise HostlistError("expected a count such as 2 or 2(x3)", tasks_per_node, part)
-        total += repetitions
-        if total > MAX_HOSTS:
+        repetitions = int(match[2] or 1)
+        if len(counts) + repetitions > MAX_HOSTS:
             reason = f"makes more than {MAX_HOSTS:,} counts, the most that are read"
             raise HostlistError(reason, tasks_per_node, part)
-        runs.append((int(match[1]), repetitions))
-    return [count for count, repetitions in runs for _ in range(repetitions)]
+        counts += [int(match[1])] * repetitions
+    return counts
 
 
 def _parse(hostlist: str, limit: int = MAX_HOSTS) -> list[_Name]:
     names = []
-    total = num_brackets = 0
+    total = 0
     for text in _NAME.findall(hostlist):
         parts = _BRACKETS.split(text)  # every second part was in brackets
         brackets = [parse_ranges(part, hostlist, f"[{part}]") for part in parts[1::2]]
         names.append((parts[::2], brackets))
         total += _count_hosts(brackets)
-        num_brackets += len(brackets)
-    if hostlist.count("[") != num_brackets or hostlist.count("]") != num_brackets:
-        bracket = _NAME.sub("", hostlist).strip(SEPARATORS)[0]
-        reason = "a '[' that is not closed" if bracket == "[" else "a ']' without a '[' before"
-        raise HostlistError(reason, hostlist, bracket)
+    left = _NAME.sub("", hostlist).strip(SEPARATORS)
+    if left:
+        reason = "a '[' that is not closed" if left[0] == "[" else "a ']' without a '[' before"
+        raise HostlistError(reason, hostlist, left[0])
     if total > limit:
         reason = f"stands for more than {limit:,} hosts, the most that are read"
         raise HostlistError(reason, hostlist, hostlist)
@@ -169,11 +166,11 @@ def compress_hostlist(hosts: Iterable[str]) -> str:
     parts = []
     by_prefix = itertools.groupby(map(_split_number, hosts), lambda name: (name[0], name[1] != ""))
     for (prefix, has_number), names in by_prefix:
-        ranges = _fold([digits for _, digits in names]) if has_number else []
-        if len(ranges) > 1 or any("-" in text for text in ranges):
-            parts.append(f"{prefix}[{','.join(ranges)}]")
+        if has_number:
+            numbers = _fold([digits for _, digits in names])
+            parts.append(prefix + (numbers if numbers.isdigit() else f"[{numbers}]"))
         else:
-            parts += [prefix + text for text in ranges] or [prefix for _ in names]
+            parts += [prefix for _ in names]
     return ",".join(parts)
 
 
@@ -192,8 +189,8 @@ def _split_number(name: str) -> tuple[str, str]:
     return match[1], match[2]
 
 
-def _fold(numbers: Sequence[str]) -> list[str]:
-    """Returns the numbers and ranges that stand between brackets: ``09``, ``3-5``."""
+def _fold(numbers: Sequence[str]) -> str:
+    """Returns the numbers and ranges that stand between brackets: ``09,3-5``."""
     ranges: list[list[str]] = []
     for digits in numbers:
         # All numbers of a range have at least as many digits as its first.
@@ -205,4 +202,4 @@ def _fold(numbers: Sequence[str]) -> list[str]:
             ranges[-1].append(digits)
         else:
             ranges.append([digits])
-    return [one[0] if len(one) == 1 else f"{one[0]}-{one[-1]}" for one in ranges]
+    return ",".join([one[0] if len(one) == 1 else f"{one[0]}-{one[-1]}" for one in ranges])
