@@ -55,10 +55,8 @@ def choose_ports(
     Raises:
         AddressError: for a `port_base` that is not a port, or too high for the number of tasks.
     """
-    if port_base is not None:
-        given = _ports_from(port_base, max_tasks_per_node, f"port_base={port_base!r}")
-        return Ports(given, "port_base", _port_beside(given))
-    if step.reserved_ports is not None and not is_heterogeneous and not step.is_component:
+    may_use_reserved = port_base is None and not is_heterogeneous and not step.is_component
+    if step.reserved_ports is not None and may_use_reserved:
         reserved = tuple(dict.fromkeys(step.reserved_ports))
         if len(reserved) >= max_tasks_per_node:
             # By default Slurm reserves one port more than there are tasks on a node; in a
@@ -73,7 +71,12 @@ def choose_ports(
             max_tasks_per_node,
             max_tasks_per_node,
         )
-    if step.job_id is not None:
+    source = "default"
+    base = DEFAULT_PORT
+    if port_base is not None:
+        source = "port_base"
+        base = port_base
+    elif step.job_id is not None:
         # Jobs that run on a node at the same time mostly have consecutive ids, and so have their
         # steps. Consecutive jobs get neighbouring blocks of ports. Consecutive steps of a job get
         # blocks that are the golden section of the range apart.
@@ -81,30 +84,22 @@ def choose_ports(
         while block < max_tasks_per_node:
             block *= 2
         blocks = max(1, (_LAST_PORT - _FIRST_PORT + 1) // block)
-        derived = _ports_from(
-            _FIRST_PORT + _number_of_step(step, blocks) * block,
-            max_tasks_per_node,
-            "the port derived from SLURM_JOB_ID",
-        )
-        return Ports(derived, "SLURM_JOB_ID and SLURM_STEP_ID", derive_meeting_port(step))
-    default = _ports_from(DEFAULT_PORT, max_tasks_per_node, "the default port")
-    return Ports(default, "default", _port_beside(default))
-
-
-def _port_beside(ports: Sequence[int]) -> int:
-    """Returns the port after the last one; the one before the first if there is none after."""
-    return ports[-1] + 1 if ports[-1] < 65535 else ports[0] - 1
-
-
-def _ports_from(base: int, count: int, source: str) -> range:
+        source = "SLURM_JOB_ID and SLURM_STEP_ID"
+        base = _FIRST_PORT + _number_of_step(step, blocks) * block
     if isinstance(base, bool) or not isinstance(base, Integral) or not 1 <= base <= 65535:
-        raise AddressError(f"{source}: expected a port, a whole number from 1 to 65535.")
-    if base + count - 1 > 65535:
+        raise AddressError(f"{source}={base!r}: expected a port, a whole number from 1 to 65535.")
+    end = int(base) + max_tasks_per_node
+    if end > 65536:
         raise AddressError(
-            f"{source} and {count} tasks on a node need the ports up to {base + count - 1}; "
-            "expected none above 65535. Use a lower port_base, or start fewer tasks on each node."
+            f"{source}={base!r} and {max_tasks_per_node} tasks on a node need the ports up to "
+            f"{end - 1}; expected none above 65535. Use a lower port_base, or start fewer tasks on "
+            "each node."
         )
-    return range(int(base), int(base) + count)
+    # A port beside those of the tasks, or in no block: a larger block could contain it.
+    meeting_port = end if end < 65536 else base - 1
+    if source == "SLURM_JOB_ID and SLURM_STEP_ID":
+        meeting_port = derive_meeting_port(step)
+    return Ports(range(int(base), end), source, meeting_port)
 
 
 def derive_meeting_port(step: SlurmStep) -> int:

@@ -67,14 +67,15 @@ def find_ancestors(task_pid: str | None) -> Ancestors:
     return Ancestors(launcher, complete=complete)
 
 
-def is_component(node: str, job_id: str, step_id: str) -> bool:
-    """Returns whether this step is one component of a heterogeneous step in a plain allocation.
+def is_component(node: str | None, step: str) -> bool:
+    """Returns whether a step (``42.0``) is one component of a heterogeneous step.
 
-    No variable shows it. On each node slurmstepd listens at a socket that is named after the step,
-    ``…/n9_42.0``, or the component, ``…/n9_42.0.1``, on live clusters from 22.05 to 26.05. The
-    result is False if the sockets cannot be seen, as in a container with its own network.
+    In a plain allocation no variable shows it. On each node slurmstepd listens at a socket that is
+    named after the step, ``…/n9_42.0``, or the component, ``…/n9_42.0.1``, on live clusters from
+    22.05 to 26.05. The result is False if the sockets cannot be seen, as in a container with its
+    own network.
     """
-    return f"/{node}_{job_id}.{step_id}." in read_proc("/proc/net/unix")
+    return f"/{node}_{step}." in read_proc("/proc/net/unix")
 
 
 def _name_and_parent(pid: int) -> tuple[str, int]:

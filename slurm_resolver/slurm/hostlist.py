@@ -73,17 +73,19 @@ def expand_tasks_per_node(tasks_per_node: str) -> list[int]:
         HostlistError: (a ValueError) for anything but ``N`` and ``N(xREPETITIONS)`` separated by
             commas, or more than 2**24 counts.
     """
-    counts: list[int] = []
+    runs = []
+    total = 0
     for part in tasks_per_node.split(","):
         match = _COUNT.fullmatch(part)
         if match is None:
             raise HostlistError("expected a count such as 2 or 2(x3)", tasks_per_node, part)
         repetitions = int(match[2] or 1)
-        if len(counts) + repetitions > MAX_HOSTS:
+        total += repetitions
+        if total > MAX_HOSTS:
             reason = f"makes more than {MAX_HOSTS:,} counts, the most that are read"
             raise HostlistError(reason, tasks_per_node, part)
-        counts += [int(match[1])] * repetitions
-    return counts
+        runs.append((int(match[1]), repetitions))
+    return [count for count, repetitions in runs for _ in range(repetitions)]
 
 
 def _parse(hostlist: str, limit: int = MAX_HOSTS) -> list[_Name]:

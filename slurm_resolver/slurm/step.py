@@ -7,7 +7,6 @@ meaning is in srun(1), section OUTPUT ENVIRONMENT VARIABLES, and sbatch(1).
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
 from typing import Any, NamedTuple, TypeVar
 
 from slurm_resolver.errors import EnvironmentValueError, NotInStepError
@@ -64,12 +63,12 @@ class SlurmStep:
     local_rank = rank_variable("SLURM_LOCALID")
     node_id = rank_variable("SLURM_NODEID")
     node_name = text_variable("SLURMD_NODENAME", "a node name")
-    node_ranks = text_variable("SLURM_GTIDS", "ranks separated by commas, ascending")
-    task_pid = text_variable("SLURM_TASK_PID", "a process id")
+    node_ranks = text_variable("SLURM_GTIDS")
+    task_pid = text_variable("SLURM_TASK_PID")
     # its step
-    cluster_name = text_variable("SLURM_CLUSTER_NAME", "the name of a cluster")
-    job_id = text_variable("SLURM_JOB_ID", "a job id")
-    step_id = text_variable("SLURM_STEP_ID", "a step id")
+    cluster_name = text_variable("SLURM_CLUSTER_NAME")
+    job_id = text_variable("SLURM_JOB_ID")
+    step_id = text_variable("SLURM_STEP_ID")
     num_tasks = count_variable("SLURM_STEP_NUM_TASKS")
     num_nodes = count_variable("SLURM_STEP_NUM_NODES")
     nodes = Variable(
@@ -87,25 +86,25 @@ class SlurmStep:
     # heterogeneous jobs, of at most 128 components (MAX_HET_JOB_COMPS in Slurm)
     het_size = number_variable("SLURM_HET_SIZE", 0, 128)
     # set from Slurm 26.05 on
-    sluid = text_variable("SLURM_JOB_SLUID", "a job's unique id")
+    sluid = text_variable("SLURM_JOB_SLUID")
     # the allocation; set without srun as well
-    job_nodelist = text_variable("SLURM_JOB_NODELIST", "a host list such as n[1-4]")
-    job_num_tasks = text_variable("SLURM_NTASKS", "a number of tasks")
-    job_tasks_per_node = text_variable("SLURM_NTASKS_PER_NODE", "a number of tasks")
-    job_num_nodes = text_variable("SLURM_JOB_NUM_NODES", "a number of nodes")
-    cpus_per_task = text_variable("SLURM_CPUS_PER_TASK", "a number of CPUs")
-    cpus_on_node = text_variable("SLURM_CPUS_ON_NODE", "a number of CPUs")
-    open_mode = text_variable("SLURM_OPEN_MODE", "a (append) or t (truncate)")
+    job_nodelist = text_variable("SLURM_JOB_NODELIST")
+    job_num_tasks = text_variable("SLURM_NTASKS")
+    job_tasks_per_node = text_variable("SLURM_NTASKS_PER_NODE")
+    job_num_nodes = text_variable("SLURM_JOB_NUM_NODES")
+    cpus_per_task = text_variable("SLURM_CPUS_PER_TASK")
+    cpus_on_node = text_variable("SLURM_CPUS_ON_NODE")
+    open_mode = text_variable("SLURM_OPEN_MODE")
     # the job's end (Slurm 22.05 does not set it), and its next start
     job_end_time = number_variable("SLURM_JOB_END_TIME", 0, 2**63 - 1, "seconds since 1970")
     restart_count = number_variable(
         "SLURM_RESTART_COUNT", 0, 2**31 - 1, "how often it was requeued"
     )
-    array_job_id = text_variable("SLURM_ARRAY_JOB_ID", "a job id")
-    array_task_id = text_variable("SLURM_ARRAY_TASK_ID", "a whole number")
+    array_job_id = text_variable("SLURM_ARRAY_JOB_ID")
+    array_task_id = text_variable("SLURM_ARRAY_TASK_ID")
     # only the ranks of an mpirun have them: mpirun(1) of Open MPI, and live runs of MPICH
-    openmpi_local_rank = text_variable("OMPI_COMM_WORLD_LOCAL_RANK", "a rank")
-    mpich_local_rank = text_variable("MPI_LOCALRANKID", "a rank")
+    openmpi_local_rank = text_variable("OMPI_COMM_WORLD_LOCAL_RANK")
+    mpich_local_rank = text_variable("MPI_LOCALRANKID")
     # set by the user, to train alone
     switch = Variable(
         "SLURM_RESOLVER",
@@ -137,9 +136,9 @@ class SlurmStep:
         "for 300 s",
     )
     # set by `slurm-resolver run`, whose jobs are unknown to Slurm
-    simulated_job = text_variable("SLURM_RESOLVER_JOB", "a job id")
+    simulated_job = text_variable("SLURM_RESOLVER_JOB")
     # set by this package for the child processes of a task that had to ask the others
-    exchanged_layout = text_variable("SLURM_RESOLVER_LAYOUT", "a layout that the tasks exchanged")
+    exchanged_layout = text_variable("SLURM_RESOLVER_LAYOUT")
     # set by `supervise` for a step that it has started again
     step_restart = number_variable(
         "SLURM_RESOLVER_STEP_RESTART", 0, 2**31 - 1, "how often the step was started again"
@@ -149,31 +148,30 @@ class SlurmStep:
     rocr_devices = devices_variable("ROCR_VISIBLE_DEVICES")
     hip_devices = devices_variable("HIP_VISIBLE_DEVICES")
     ordinal_devices = devices_variable("GPU_DEVICE_ORDINAL")
-    tres_bind = text_variable("SLURMD_TRES_BIND", "a binding such as gpu:single:1")
+    tres_bind = text_variable("SLURMD_TRES_BIND")
     gpus_on_node = number_variable("SLURM_GPUS_ON_NODE", 0, 4096)
-    job_gpus = text_variable("SLURM_JOB_GPUS", "devices of the batch script's node")
-    step_gpus = text_variable("SLURM_STEP_GPUS", "devices of the node, separated by commas")
-    gpus_applied = text_variable("SLURM_RESOLVER_GPUS", "a value that this package sets")
-    shards_on_node = text_variable("SLURM_SHARDS_ON_NODE", "a number of shares in GPUs")
+    job_gpus = text_variable("SLURM_JOB_GPUS")
+    step_gpus = text_variable("SLURM_STEP_GPUS")
+    gpus_applied = text_variable("SLURM_RESOLVER_GPUS")
+    shards_on_node = text_variable("SLURM_SHARDS_ON_NODE")
     # set by the user, for TensorFlow
-    allow_growth = text_variable("TF_FORCE_GPU_ALLOW_GROWTH", "true or false")
-    gpu_allocator = text_variable("TF_GPU_ALLOCATOR", "the name of an allocator")
+    allow_growth = text_variable("TF_FORCE_GPU_ALLOW_GROWTH")
+    gpu_allocator = text_variable("TF_GPU_ALLOCATOR")
 
-    components: tuple[Component, ...]
-    ancestors: Ancestors
-    is_component: bool
+    components: tuple[Component, ...] = ()
+    ancestors: Ancestors = Ancestors()
+    is_component: bool = False
 
     def __init__(self, **values: Any) -> None:
         """Takes the values by field name; None means that a field is not set."""
-        set_values = {name: value for name, value in values.items() if value is not None}
-        self.__dict__ = {**_DEFAULTS, **set_values}
+        self.__dict__ = {name: value for name, value in values.items() if value is not None}
 
     def __eq__(self, other: object) -> bool:
         """Whether the other step has the same values."""
         return self.__dict__ == other.__dict__ if isinstance(other, SlurmStep) else NotImplemented
 
     def __repr__(self) -> str:
-        values = (f"{f}={v!r}" for f, v in self.__dict__.items() if v != _DEFAULTS.get(f))
+        values = (f"{field}={value!r}" for field, value in self.__dict__.items())
         return f"SlurmStep({', '.join(values)})"
 
     @classmethod
@@ -186,22 +184,19 @@ class SlurmStep:
         """
         if environ is None:
             environ = os.environ
-        values: dict[str, Any] = {}
-        for name in environ:  # most variables are not set, and os.environ is slow to say so
-            known = _BY_NAME.get(name)
-            if known is not None:
-                values[known.field] = known.parse(environ[name])
-        if values.get("het_size") is not None:
-            values["components"] = _components(environ, values["het_size"])
-        step = cls(**values)
+        values = {
+            _BY_NAME[name].field: _BY_NAME[name].parse(environ[name])
+            for name in environ  # most variables are not set, and os.environ is slow to say so
+            if name in _BY_NAME
+        }
+        step = cls(**values, components=_components(environ, values.get("het_size") or 0))
         # Without SLURM_TASK_PID the variables of a step were copied from another process.
         if environ is not os.environ or (step.place == "step" and not step.is_live):
             return step
         several = step.is_live and (step.num_nodes or 1) > 1 and not step.het_size
-        ids = (step.node_name or "", step.job_id or "", step.step_id or "")
         return step.replace(
             ancestors=find_ancestors(step.task_pid),
-            is_component=several and is_component(*ids),
+            is_component=several and is_component(step.node_name, step.name),
         )
 
     def replace(self, **values: Any) -> SlurmStep:
@@ -292,11 +287,8 @@ class SlurmStep:
         )
 
 
-VARIABLES: Sequence[Variable[Any]] = [
-    field for field in vars(SlurmStep).values() if isinstance(field, Variable)
-]
+VARIABLES = [field for field in vars(SlurmStep).values() if isinstance(field, Variable)]
 _BY_NAME = {variable.name: variable for variable in VARIABLES}
-_DEFAULTS = {"components": (), "ancestors": Ancestors(), "is_component": False}
 
 
 def _components(environ: Environ, het_size: int) -> tuple[Component, ...]:

@@ -84,7 +84,7 @@ class Variable(Generic[Value]):
         )
 
 
-def text_variable(name: str, expected: str) -> Variable[str]:
+def text_variable(name: str, expected: str = "a text") -> Variable[str]:
     """Returns a variable that holds any text; an empty value counts as unset."""
     return Variable(name, str, expected)
 
