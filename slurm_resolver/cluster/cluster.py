@@ -15,8 +15,6 @@ from slurm_resolver.coordination import ServiceAddress
 from slurm_resolver.slurm.step import SlurmStep
 from slurm_resolver.wording import aligned, counted
 
-MOST_TASKS = 100  # that `print` shows
-
 
 class ClusterValues(NamedTuple):
     """What a `Cluster` is made of.
@@ -52,12 +50,13 @@ class Cluster(ClusterValues):
 
         It is made at the first use: TensorFlow needs only the addresses, and a step may be large.
         """
-        tasks = [
-            self._make_task(rank, job, index)
-            for job, ranks in self.roles.items()
-            for index, rank in enumerate(ranks)
-        ]
-        return tuple(sorted(tasks))
+        return tuple(
+            sorted(
+                self._make_task(rank, job, index)
+                for job, ranks in self.roles.items()
+                for index, rank in enumerate(ranks)
+            )
+        )
 
     @functools.cached_property
     def task(self) -> Task | None:
@@ -176,7 +175,7 @@ class Cluster(ClusterValues):
 
     def __str__(self) -> str:
         """Returns the cluster as `print` shows it: a line a task, of 100 tasks at most."""
-        return describe_cluster(self, MOST_TASKS)
+        return describe_cluster(self, most_tasks=100)
 
 
 def placeholders(cluster: Cluster) -> dict[str, str]:
@@ -208,11 +207,12 @@ def describe_own_task(cluster: Cluster) -> str:
     if own is None:
         return describe_cluster(cluster, 0).partition("\n")[0]
     port = own.address.rpartition(":")[2]
-    text = f"rank {own.rank} of {cluster.num_tasks} is {own.job} {own.index} on {own.node}"
+    name = f"{own.job} {own.index} on {own.node}"
+    text = f"rank {own.rank} of {cluster.num_tasks} is {name}, port {port}"
     if gpus is None:
-        return f"{text}, port {port}"
+        return text
     devices = f"GPU{'s' if len(gpus) > 1 else ''} {','.join(gpus)}" if gpus else "no GPUs"
-    return f"{text}, port {port}, {devices}"
+    return f"{text}, {devices}"
 
 
 def describe_cluster(
@@ -225,20 +225,17 @@ def describe_cluster(
         most_tasks: a larger cluster shows the first nodes and this task's node; None shows all.
         gpus: the GPUs of all tasks by rank, as `describe_gpus`; () if only its own are known.
     """
-    own = cluster.task
     step = cluster.step
     if not cluster.roles:
         return "no cluster: this process trains alone"
-    title = "planned step" if step.job_id is None and own is None else f"job step {step.name}"
-    by_node: dict[str, list[Task]] = {}
-    for task in cluster.tasks:
-        by_node.setdefault(task.node, []).append(task)
-    size = f"{counted(cluster.num_tasks, 'task')} on {counted(len(by_node), 'node')}"
+    title = "planned step" if step.job_id is None and step.rank is None else f"job step {step.name}"
+    num_nodes = len(cluster.layout.nodes)
+    size = f"{counted(cluster.num_tasks, 'task')} on {counted(num_nodes, 'node')}"
     layout = f"{cluster.layout.distribution} distribution (from {cluster.layout.source})"
     lines = [
         f"{title}: {size}, {layout}, ports from {cluster.ports.source}",
         "jobs: " + ", ".join(f"{job} {len(ranks)}" for job, ranks in sorted(cluster.roles.items())),
-        *_table(by_node, own, most_tasks, gpus),
+        *_table(cluster, most_tasks, gpus),
     ]
     if cluster.gpu_decision is not None:
         lines.append(f"GPUs of this task: {describe_gpus(cluster)} ({cluster.gpu_decision.source})")
@@ -253,9 +250,11 @@ def describe_gpus(cluster: Cluster) -> str:
     return ",".join(gpus.devices or ()) or "none"
 
 
-def _table(
-    by_node: Mapping[str, list[Task]], own: Task | None, most: int | None, gpus: Sequence[str]
-) -> list[str]:
+def _table(cluster: Cluster, most: int | None, gpus: Sequence[str]) -> list[str]:
+    own = cluster.task
+    by_node: dict[str, list[Task]] = {}
+    for task in cluster.tasks:
+        by_node.setdefault(task.node, []).append(task)
     rows = [["node", "rank", "local", "task", *(["GPUs"] if gpus else []), "address"]]
     left_out = 0
     for node, tasks in by_node.items():

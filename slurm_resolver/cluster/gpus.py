@@ -131,30 +131,33 @@ def gpus_on_node(node: NodeGpus) -> TaskGpus:
 
 def _choose(node: NodeGpus, visible: VisibleDevices) -> TaskGpus:
     step = node.step
-    shown = visible.devices
-    if step.gpus_applied == _mark_of(step, shown or ()):
-        return TaskGpus(shown, f"{visible.name}, set by an earlier resolver of this task")
+    shown = visible.devices or ()
+    if step.gpus_applied == _mark_of(step, shown):
+        return TaskGpus(visible.devices, f"{visible.name}, set by an earlier resolver of this task")
     granted = step.gpus_on_node
-    if granted is not None and len(shown or ()) > granted:
+    if granted is not None and len(shown) > granted:
         raise GpuError(
-            f"{visible.text} shows {len(shown or ())} GPUs, but SLURM_GPUS_ON_NODE={granted}: the "
+            f"{visible.text} shows {len(shown)} GPUs, but SLURM_GPUS_ON_NODE={granted}: the "
             "others do not belong to this step. Unset the variable where it was exported, and let "
             "Slurm set it."
         )
-    if shown and _belong_to_batch_script(step):
+    # Slurm changes these variables only on nodes with GPUs, and a component of a heterogeneous job
+    # may run on nodes without. Then they show the devices of the batch script, on another node.
+    has_none = step.het_size is not None and step.step_gpus is None and granted is None
+    if shown and has_none and step.job_gpus is not None:
         source = f"{visible.name} is the batch script's, and this component was granted none"
         return TaskGpus((), source, visible.settings_for(()), same_for_all=True)
-    is_bound = bool(shown) and _is_bound(step, shown or ())
+    is_bound = bool(shown) and _is_bound(step, shown)
     if node.local_rank not in node.users:
         return TaskGpus(
-            None if shown is None and granted is None else (),
+            None if visible.devices is None and granted is None else (),
             JOB_WITHOUT_GPUS,
             visible.settings_for(()),
             same_for_all=not is_bound,
         )
     if node.gpus_per_node is not None or node.gpus_per_task is not None:
         return _by_given_counts(node, visible)
-    if shown is None:
+    if visible.devices is None:
         return _without_variable(node, visible)
     if not shown:
         return TaskGpus((), f"{visible.name} shows none", same_for_all=True)
@@ -163,16 +166,6 @@ def _choose(node: NodeGpus, visible: VisibleDevices) -> TaskGpus:
     if len(node.users) == 1:
         return TaskGpus(shown, f"{visible.name}, the only task on the node that uses GPUs")
     return _share(node, visible, shown, f"{visible.name} split by SLURM_LOCALID")
-
-
-def _belong_to_batch_script(step: SlurmStep) -> bool:
-    """Whether the variables show the devices of the batch script, on another node.
-
-    Slurm changes these variables only on nodes with GPUs, and a component of a heterogeneous job
-    may run on nodes without.
-    """
-    granted = step.step_gpus is not None or step.gpus_on_node is not None
-    return step.het_size is not None and step.job_gpus is not None and not granted
 
 
 def _is_bound(step: SlurmStep, shown: Devices) -> bool:

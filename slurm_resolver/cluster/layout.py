@@ -79,17 +79,18 @@ def layout_from_environment(step: SlurmStep, source: str = "environment") -> Lay
     count_of = dict(zip(names, tasks_on))
     components = components_of_step(step, names)
     # In a heterogeneous step the step's own SLURM_DISTRIBUTION is not used: it differs by task.
-    plain = Component(0, names, step.distribution, step.plane_size)
+    parts = components or [Component(0, names, step.distribution, step.plane_size)]
     nodes: list[str] = []
     node_of = []
     local_rank_of = []  # no two components share a node
     unambiguous = True
-    for component in components or [plain]:
+    for component in parts:
         counts = [count_of[host] for host in component.nodes]
         subject = f"component {component.group} of " if components else ""
         placed = _distribute(step, counts, component, f"{subject}job step {step.name}")
-        if components and component.distribution is None:
-            unambiguous = unambiguous and placed == _distribute_plane(counts, 1)
+        is_given = component.distribution is not None or not components
+        if not is_given and placed != _distribute_plane(counts, 1):
+            unambiguous = False
         # ranks and node ids count on through all components
         node_of += [len(nodes) + node for node in placed[0]] if nodes else placed[0]
         local_rank_of += placed[1]
@@ -98,7 +99,7 @@ def layout_from_environment(step: SlurmStep, source: str = "environment") -> Lay
         tuple(nodes),
         node_of,
         local_rank_of,
-        " : ".join(component.distribution or "block" for component in components or [plain]),
+        " : ".join(component.distribution or "block" for component in parts),
         source,
         ranks_of_components(components, count_of),
         unambiguous,

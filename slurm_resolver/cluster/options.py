@@ -54,5 +54,4 @@ class ClusterOptions(NamedTuple):
         ):
             value = getattr(self, name)
             if value not in choices:
-                expected = " or ".join(map(repr, choices))
-                raise error(f"{name}={value!r}: expected {expected}.")
+                raise error(f"{name}={value!r}: expected {' or '.join(map(repr, choices))}.")

@@ -15,14 +15,10 @@ from slurm_resolver.errors import AddressError
 from slurm_resolver.log import warn
 from slurm_resolver.slurm.step import SlurmStep
 
-DEFAULT_PORT = 8888  # the first port in TensorFlow's own resolver
-
 # Derived ports lie between the ports of well-known services and Linux's ephemeral ports, which the
 # kernel may give to any process.
 _FIRST_PORT = 12_288
 _LAST_PORT = 32_767
-# Most steps have blocks of this size. Two such blocks are either the same or do not overlap.
-_SMALLEST_BLOCK = 8
 _NUM_MEETING_PORTS = 2048
 
 
@@ -72,7 +68,7 @@ def choose_ports(
             max_tasks_per_node,
         )
     source = "default"
-    base = DEFAULT_PORT
+    base = 8888  # the first port in TensorFlow's own resolver
     if port_base is not None:
         source = "port_base"
         base = port_base
@@ -80,7 +76,8 @@ def choose_ports(
         # Jobs that run on a node at the same time mostly have consecutive ids, and so have their
         # steps. Consecutive jobs get neighbouring blocks of ports. Consecutive steps of a job get
         # blocks that are the golden section of the range apart.
-        block = _SMALLEST_BLOCK
+        # Most steps have the smallest blocks. Two such blocks are the same or do not overlap.
+        block = 8
         while block < max_tasks_per_node:
             block *= 2
         blocks = max(1, (_LAST_PORT - _FIRST_PORT + 1) // block)

@@ -113,7 +113,7 @@ def _select(devices: Devices, name: str, shown: Devices) -> Devices:
     """Returns the devices of ROCR_VISIBLE_DEVICES that another variable of AMD's leaves."""
     if shown == devices:  # Slurm sets all of them alike
         return devices
-    if all(number in _numbered(devices) for number in shown):
+    if set(shown) <= set(_numbered(devices)):
         return tuple(devices[int(number)] for number in shown)
     raise GpuError(
         f"{name}={','.join(shown)}: expected numbers below {len(devices)}, which count the devices "

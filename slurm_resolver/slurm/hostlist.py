@@ -7,6 +7,7 @@ The reference is what ``scontrol show hostnames`` prints. A suffix after a brack
 from __future__ import annotations
 
 import itertools
+import math
 import re
 from collections.abc import Iterable, Sequence
 
@@ -127,10 +128,7 @@ def parse_ranges(text: str, expression: str, part: str) -> Ranges:
 
 
 def _count_hosts(brackets: Sequence[Ranges]) -> int:
-    count = 1
-    for ranges in brackets:
-        count *= sum([len(numbers) for numbers, _ in ranges])
-    return count
+    return math.prod(sum(len(numbers) for numbers, _ in ranges) for ranges in brackets)
 
 
 def _expand_name(texts: list[str], brackets: Sequence[Ranges]) -> Iterable[str]:

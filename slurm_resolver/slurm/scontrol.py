@@ -63,10 +63,8 @@ def run(*command: str, timeout: float = TIMEOUT_SECONDS) -> str:
 
 def show_config(timeout: float = TIMEOUT_SECONDS) -> Fields:
     """Returns the cluster's settings by name (``scontrol show config``)."""
-    pairs = re.findall(
-        r"^([A-Za-z]\w*)\s*= (.*)$", run("scontrol", "show", "config", timeout=timeout), re.M
-    )
-    return {name: value.strip() for name, value in pairs}
+    text = run("scontrol", "show", "config", timeout=timeout)
+    return dict(re.findall(r"^([A-Za-z]\w*)\s*= (.*?)[ \t]*$", text, re.M))
 
 
 def show_job(job_id: str, timeout: float = TIMEOUT_SECONDS) -> Fields:
@@ -99,14 +97,20 @@ def show_qos(name: str, timeout: float) -> Fields:
 
 def node_addresses(nodes: str) -> dict[str, str]:
     """Returns the NodeAddr of each node of a host list; ``scontrol getaddrs`` needs credentials."""
-    found = [node for node in _show("node", nodes) if node.get("NodeAddr", "") not in UNSET]
-    return {node["NodeName"]: node["NodeAddr"] for node in found}
+    return {
+        node["NodeName"]: node["NodeAddr"]
+        for node in _show("node", nodes)
+        if node.get("NodeAddr", "") not in UNSET
+    }
 
 
 def node_states(nodes: str, timeout: float) -> dict[str, str]:
     """Returns the state of each node of a host list, such as ``MIXED+DRAIN``."""
-    found = _show("node", nodes, timeout=timeout)
-    return {node["NodeName"]: node["State"] for node in found if "State" in node}
+    return {
+        node["NodeName"]: node["State"]
+        for node in _show("node", nodes, timeout=timeout)
+        if "State" in node
+    }
 
 
 def show_steps(job_id: str) -> list[Fields]:
