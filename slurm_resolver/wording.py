@@ -20,13 +20,26 @@ def ranges_of(numbers: Iterable[int]) -> list[str]:
     >>> ranges_of([4, 1, 2, 3, 9])
     ['1-4', '9']
     """
-    ranges: list[list[int]] = []
-    for number in sorted(numbers):
-        if ranges and number <= ranges[-1][1] + 1:
-            ranges[-1][1] = number
+    ascending = sorted(set(numbers))
+    return fold(map(str, ascending), len(ascending))
+
+
+def fold(numbers: Iterable[str], most: int) -> list[str]:
+    """Returns the numbers and ranges that stand for these, in their order, as in a host list.
+
+    All numbers of a range have at least as many digits as its first, and it has at most `most`.
+
+    >>> fold(["09", "10", "3", "4", "5"], most=2)
+    ['09-10', '3-4', '5']
+    """
+    ranges: list[list[str]] = []
+    for digits in numbers:
+        follows = ranges and digits == str(int(ranges[-1][-1]) + 1).zfill(len(ranges[-1][0]))
+        if follows and len(ranges[-1]) < most:
+            ranges[-1].append(digits)
         else:
-            ranges.append([number, number])
-    return [str(first) if first == last else f"{first}-{last}" for first, last in ranges]
+            ranges.append([digits])
+    return [one[0] if len(one) == 1 else f"{one[0]}-{one[-1]}" for one in ranges]
 
 
 def shorten(names: Sequence[str], most: int) -> str:

@@ -108,17 +108,16 @@ def _layout_from_places(
                 f"{count_of[name]} tasks run on node {name}, but SLURM_STEP_NODELIST and "
                 f"SLURM_STEP_TASKS_PER_NODE give it {given[name]}"
             )
-    node_id_of = {name: node_id for name, _, node_id in places}
-    names = list(nodes)
+    node_id_of = {name: node_id for name, _, node_id in places if node_id is not None}
+    position_of = {name: position for position, name in enumerate(nodes)}
     if set(node_id_of.values()) == set(range(len(nodes))):
-        names.sort(key=lambda name: node_id_of[name] or 0)
-    position_of = {name: position for position, name in enumerate(names)}
+        position_of = node_id_of
     node_of = [position_of[name] for name, _, _ in places]
     for rank, local_rank in enumerate(local_ranks(node_of, len(nodes))):
         name, own, node_id = places[rank]
-        if (own, node_id) != (local_rank, node_id_of[name]):
+        if (own, node_id) != (local_rank, node_id_of.get(name)):
             raise LayoutError(
                 f"rank {rank} has SLURM_LOCALID={own} and SLURM_NODEID={node_id} on node {name}; "
-                f"expected {local_rank} and {node_id_of[name]}, by the other tasks there"
+                f"expected {local_rank} and {node_id_of.get(name)}, by the other tasks there"
             )
-    return names, node_of
+    return sorted(nodes, key=position_of.__getitem__), node_of

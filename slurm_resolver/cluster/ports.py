@@ -6,6 +6,7 @@ that every task can compute all ports.
 
 from __future__ import annotations
 
+import re
 import zlib
 from collections.abc import Sequence
 from numbers import Integral
@@ -113,6 +114,4 @@ def _number_of_step(step: SlurmStep, count: int) -> int:
 
 def _id_as_number(text: str) -> int:
     """Returns an id as a number; one that has letters, as step "batch", from its bytes."""
-    if text.isascii() and text.isdigit() and len(text) < 20:
-        return int(text)
-    return zlib.crc32(text.encode())
+    return int(text) if re.fullmatch("[0-9]{1,19}", text) else zlib.crc32(text.encode())

@@ -12,6 +12,7 @@ import re
 from collections.abc import Iterable, Sequence
 
 from slurm_resolver.errors import HostlistError
+from slurm_resolver.wording import fold
 
 MAX_HOSTS_PER_RANGE = 65_536  # Slurm's own limit
 MAX_DIGITS = 18  # of a number in a host name
@@ -46,10 +47,8 @@ def expand_hostlist(hostlist: str, limit: int = MAX_HOSTS) -> list[str]:
             anything but digits in a range, more than 65,536 hosts in a range or `limit` in all. It
             is raised before the list is built, so that a hostile text costs no memory.
     """
-    hosts: list[str] = []
-    for texts, brackets in _parse(hostlist, limit):
-        hosts += _expand_name(texts, brackets)
-    return hosts
+    names = _parse(hostlist, limit)
+    return list(itertools.chain.from_iterable(itertools.starmap(_expand_name, names)))
 
 
 def count_hostlist(hostlist: str) -> int:
@@ -167,7 +166,7 @@ def compress_hostlist(hosts: Iterable[str]) -> str:
     by_prefix = itertools.groupby(map(_split_number, hosts), lambda name: (name[0], name[1] != ""))
     for (prefix, has_number), names in by_prefix:
         if has_number:
-            numbers = _fold([digits for _, digits in names])
+            numbers = ",".join(fold([digits for _, digits in names], MAX_HOSTS_PER_RANGE))
             parts.append(prefix + (numbers if numbers.isdigit() else f"[{numbers}]"))
         else:
             parts += [prefix for _ in names]
@@ -187,19 +186,3 @@ def _split_number(name: str) -> tuple[str, str]:
         reason = "not a host name; expected text without commas, white space and brackets"
         raise HostlistError(reason, name, name)
     return match[1], match[2]
-
-
-def _fold(numbers: Sequence[str]) -> str:
-    """Returns the numbers and ranges that stand between brackets: ``09,3-5``."""
-    ranges: list[list[str]] = []
-    for digits in numbers:
-        # All numbers of a range have at least as many digits as its first.
-        if (
-            ranges
-            and len(ranges[-1]) < MAX_HOSTS_PER_RANGE
-            and digits == str(int(ranges[-1][-1]) + 1).zfill(len(ranges[-1][0]))
-        ):
-            ranges[-1].append(digits)
-        else:
-            ranges.append([digits])
-    return ",".join([one[0] if len(one) == 1 else f"{one[0]}-{one[-1]}" for one in ranges])
