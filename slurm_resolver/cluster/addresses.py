@@ -140,18 +140,16 @@ def find_service(step: SlurmStep, num_tasks: int, port: int, hosts: Hosts) -> Se
     Raises:
         EnvironmentValueError: if a variable is missing.
     """
-    rank = step.require(SlurmStep.rank)
-    node = step.require(SlurmStep.node_name)
     first_node = step.require(SlurmStep.nodes)[0]
-    local_rank = step.require(SlurmStep.local_rank)
+    place = (step.require(SlurmStep.node_name), step.require(SlurmStep.local_rank))
     return ServiceAddress(
         host=hosts[first_node],
         port=port,
         node=first_node,
         identity=identity_of(step),
         num_tasks=num_tasks,
-        rank=rank,
-        serves=(node, local_rank) == (first_node, 0),
+        rank=step.require(SlurmStep.rank),
+        serves=place == (first_node, 0),
         grace=step.network_grace or NETWORK_GRACE,
     )
 

@@ -229,11 +229,11 @@ def describe_cluster(
     if not cluster.roles:
         return "no cluster: this process trains alone"
     title = "planned step" if step.job_id is None and step.rank is None else f"job step {step.name}"
-    num_nodes = len(cluster.layout.nodes)
-    size = f"{counted(cluster.num_tasks, 'task')} on {counted(num_nodes, 'node')}"
+    tasks = counted(cluster.num_tasks, "task")
+    nodes = counted(len(cluster.layout.nodes), "node")
     layout = f"{cluster.layout.distribution} distribution (from {cluster.layout.source})"
     lines = [
-        f"{title}: {size}, {layout}, ports from {cluster.ports.source}",
+        f"{title}: {tasks} on {nodes}, {layout}, ports from {cluster.ports.source}",
         "jobs: " + ", ".join(f"{job} {len(ranks)}" for job, ranks in sorted(cluster.roles.items())),
         *_table(cluster, most_tasks, gpus),
     ]
@@ -263,16 +263,14 @@ def _table(cluster: Cluster, most: int | None, gpus: Sequence[str]) -> list[str]
             left_out += len(tasks)
             continue
         for task in tasks:
-            name = node if task is tasks[0] else ""
-            address = task.address + ("  (this task)" if task == own else "")
             rows.append(
                 [
-                    name,
+                    node if task is tasks[0] else "",
                     str(task.rank),
                     str(task.local_rank),
                     f"{task.job} {task.index}",
                     *gpus[task.rank : task.rank + 1],
-                    address,
+                    task.address + ("  (this task)" if task == own else ""),
                 ]
             )
     lines = aligned(rows, numbers=(1, 2))

@@ -145,8 +145,12 @@ def _choose(node: NodeGpus, visible: VisibleDevices) -> TaskGpus:
     # may run on nodes without. Then they show the devices of the batch script, on another node.
     has_none = step.het_size is not None and step.step_gpus is None and granted is None
     if shown and has_none and step.job_gpus is not None:
-        source = f"{visible.name} is the batch script's, and this component was granted none"
-        return TaskGpus((), source, visible.settings_for(()), same_for_all=True)
+        return TaskGpus(
+            (),
+            f"{visible.name} is the batch script's, and this component was granted none",
+            visible.settings_for(()),
+            same_for_all=True,
+        )
     is_bound = bool(shown) and _is_bound(step, shown)
     if node.local_rank not in node.users:
         return TaskGpus(
@@ -202,7 +206,7 @@ def _share(node: NodeGpus, visible: VisibleDevices, devices: Devices, source: st
     shared = False
     if tasks > number:
         warn_once(
-            f"{tasks} tasks share the node's {number} GPU{'s' if number > 1 else ''}; start fewer "
+            f"{tasks} tasks share the node's {number} GPU{'s' * (number > 1)}; start fewer "
             "tasks on each node, unless its memory is enough for all of them"
         )
         device_of = [devices[other * number // tasks] for other in range(tasks)]

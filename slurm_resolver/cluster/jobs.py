@@ -56,8 +56,9 @@ def job_counts(
             )
     rest = [name for name, count in jobs.items() if count == -1]
     if len(rest) > 1:
-        names = " and ".join(rest)
-        raise JobsError(f"{given}: {names} both have -1, the rest; expected at most one -1.")
+        raise JobsError(
+            f"{given}: {' and '.join(rest)} both have -1, the rest; expected at most one -1."
+        )
     counts = {name: int(count) for name, count in jobs.items()}
     total = sum(counts.values()) + len(rest)  # without the -1
     if rest:

@@ -156,14 +156,15 @@ def nodes_and_counts(
             f"{len(counts)} counts; expected one for each node"
         )
     elif len(set(nodes)) != len(nodes):
-        repeated = Counter(nodes).most_common(1)[0][0]
         problem = (
-            f"{node_list}={short_hostlist(nodes)} names {repeated!r} more than once; expected each "
-            "node once"
+            f"{node_list}={short_hostlist(nodes)} names {Counter(nodes).most_common(1)[0][0]!r} "
+            "more than once; expected each node once"
         )
     elif min(counts) < 1:
-        idle = nodes[counts.index(min(counts))]
-        problem = f"{count_list} gives node {idle} no task; expected at least one on every node"
+        problem = (
+            f"{count_list} gives node {nodes[counts.index(min(counts))]} no task; expected at "
+            "least one on every node"
+        )
     elif total > MAX_HOSTS:
         problem = f"{count_list} sums to {total:,} tasks; expected at most {MAX_HOSTS:,}"
     for name, value, computed in (

@@ -47,10 +47,11 @@ def exchange_layout(step: SlurmStep, options: ClusterOptions) -> Layout:
         port = choose_ports(step, max(counts), options.port_base).meeting_port
         hosts = find_hosts(step, nodes, sum(counts), options)
         service = find_service(step, sum(counts), port, hosts)
-        place = (step.node_name, step.local_rank, step.node_id)
         try:
             places = connect(service).gather(
-                "the exchange of the layout", place, options.meeting_seconds
+                "the exchange of the layout",
+                (step.node_name, step.local_rank, step.node_id),
+                options.meeting_seconds,
             )
             known = _layout_from_places(places, nodes, counts)
         except RendezvousError as error:

@@ -11,7 +11,7 @@ import math
 import re
 from collections.abc import Iterable, Sequence
 
-from slurm_resolver.errors import HostlistError
+from slurm_resolver.errors import HostlistError, shorten_value
 from slurm_resolver.wording import fold
 
 MAX_HOSTS_PER_RANGE = 65_536  # Slurm's own limit
@@ -23,7 +23,6 @@ _BRACKETS = re.compile(r"\[([^\[\]]*)\]")
 _NAME = re.compile(rf"(?:[^\[\]{SEPARATORS}]+|\[[^\[\]]*\])+")
 _RANGE = re.compile(rf"([0-9]{{1,{MAX_DIGITS}}})(?:-([0-9]{{1,{MAX_DIGITS}}}))?")
 _HOST = re.compile(rf"([^\[\]{SEPARATORS}]*?)([0-9]{{0,{MAX_DIGITS}}})")
-_MAX_SHOWN = 200  # characters
 _COUNT = re.compile(r"([0-9]{1,18})(?:\(x(?!0+\))([0-9]{1,18})\))?")  # not 2(x0)
 
 # The ranges of a bracket, ``[07,9-11]``: the numbers of each, and the digits that it pads them to.
@@ -82,8 +81,11 @@ def expand_tasks_per_node(tasks_per_node: str) -> list[int]:
         repetitions = int(match[2] or 1)
         total += repetitions
         if total > MAX_HOSTS:
-            reason = f"makes more than {MAX_HOSTS:,} counts, the most that are read"
-            raise HostlistError(reason, tasks_per_node, part)
+            raise HostlistError(
+                f"makes more than {MAX_HOSTS:,} counts, the most that are read",
+                tasks_per_node,
+                part,
+            )
         runs.append((int(match[1]), repetitions))
     return [count for count, repetitions in runs for _ in range(repetitions)]
 
@@ -101,8 +103,9 @@ def _parse(hostlist: str, limit: int = MAX_HOSTS) -> list[_Name]:
         reason = "a '[' that is not closed" if left[0] == "[" else "a ']' without a '[' before"
         raise HostlistError(reason, hostlist, left[0])
     if total > limit:
-        reason = f"stands for more than {limit:,} hosts, the most that are read"
-        raise HostlistError(reason, hostlist, hostlist)
+        raise HostlistError(
+            f"stands for more than {limit:,} hosts, the most that are read", hostlist, hostlist
+        )
     return names
 
 
@@ -112,16 +115,23 @@ def parse_ranges(text: str, expression: str, part: str) -> Ranges:
     for item in text.split(","):
         match = _RANGE.fullmatch(item)
         if match is None:
-            reason = f"expected numbers or ranges such as [1,3-5], not {item[:40]!r}"
-            raise HostlistError(reason, expression, part)
+            raise HostlistError(
+                f"expected numbers or ranges such as [1,3-5], not {item[:40]!r}", expression, part
+            )
         first = int(match[1])
         last = int(match[2] or match[1])
         if last < first:
-            reason = f"the range {item} runs backwards; expected its lower number first"
-            raise HostlistError(reason, expression, part)
+            raise HostlistError(
+                f"the range {item} runs backwards; expected its lower number first",
+                expression,
+                part,
+            )
         if last - first >= MAX_HOSTS_PER_RANGE:
-            reason = f"the range {item} has more than {MAX_HOSTS_PER_RANGE:,} hosts, the limit"
-            raise HostlistError(reason, expression, part)
+            raise HostlistError(
+                f"the range {item} has more than {MAX_HOSTS_PER_RANGE:,} hosts, the limit",
+                expression,
+                part,
+            )
         ranges.append((range(first, last + 1), len(match[1])))
     return ranges
 
@@ -174,15 +184,15 @@ def compress_hostlist(hosts: Iterable[str]) -> str:
 
 
 def short_hostlist(hosts: Sequence[str]) -> str:
-    """Returns the hosts as messages show them: folded, and cut after 200 characters."""
-    text = compress_hostlist(hosts)
-    return text if len(text) <= _MAX_SHOWN else f"{text[:_MAX_SHOWN]} …"
+    """Returns the hosts as messages show them: folded, and only the two ends of a long list."""
+    return shorten_value(compress_hostlist(hosts))
 
 
 def _split_number(name: str) -> tuple[str, str]:
     """Returns the name without the number at its end, and the digits of this number."""
     match = _HOST.fullmatch(name)
     if match is None or not name:
-        reason = "not a host name; expected text without commas, white space and brackets"
-        raise HostlistError(reason, name, name)
+        raise HostlistError(
+            "not a host name; expected text without commas, white space and brackets", name, name
+        )
     return match[1], match[2]
