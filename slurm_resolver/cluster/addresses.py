@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import functools
+import re
 import socket
 import time
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
@@ -79,7 +81,7 @@ def _host_for(node: str, node_address: NodeAddress) -> str:
     else:
         host = node_address.get(node, "")
         source = f"node_address[{node!r}]"
-    if not isinstance(host, str) or not host or any(c.isspace() or c in ",/" for c in host):
+    if not isinstance(host, str) or not re.fullmatch(r"[^\s,/]+", host):
         raise AddressError(f"{source} is {host!r}; expected the host to connect to for this node.")
     # Brackets tell the colons of an IPv6 address from the one before the port.
     return f"[{host}]" if ":" in host and not host.startswith("[") else host
@@ -106,29 +108,25 @@ def make_addresses(
     """Returns the addresses of each job by index.
 
     Raises:
-        AddressError: for two tasks with the same address. Several nodes may have the same host if
-            their tasks have different ports.
+        AddressError: for two nodes with the same host, where the tasks with local rank 0 would have
+            the same address.
     """
     host_of = list(map(hosts.__getitem__, layout.nodes))
     port_of = [f":{port}" for port in ports.by_local_rank]
     node_of = layout.node_of
     local_rank_of = layout.local_rank_of
-    addresses = {
+    if len(set(host_of)) < len(host_of):
+        host = Counter(host_of).most_common(1)[0][0]
+        first, second = [node for node, other in enumerate(host_of) if other == host][:2]
+        raise AddressError(
+            f"node_address gives ranks {node_of.index(first)} and {node_of.index(second)} on the "
+            f"nodes {layout.nodes[first]} and {layout.nodes[second]} the same address, "
+            f"{host}{port_of[0]}; expected a different host for every node."
+        )
+    return {
         job: [host_of[node_of[rank]] + port_of[local_rank_of[rank]] for rank in ranks]
         for job, ranks in roles.items()
     }
-    if len(set(host_of)) < len(host_of):
-        rank_at: dict[str, int] = {}
-        for job, ranks in roles.items():
-            for rank, address in zip(ranks, addresses[job]):
-                other = rank_at.setdefault(address, rank)
-                if other != rank:
-                    raise AddressError(
-                        f"node_address gives ranks {other} and {rank} on the nodes "
-                        f"{layout.nodes[node_of[other]]} and {layout.nodes[node_of[rank]]} the "
-                        f"same address, {address}; expected a different host for every node."
-                    )
-    return addresses
 
 
 def find_service(step: SlurmStep, num_tasks: int, port: int, hosts: Hosts) -> ServiceAddress:

@@ -65,10 +65,8 @@ def _allowed_ranks(layout: Layout, counts: JobCounts, options: ClusterOptions) -
         if group not in layout.components:
             groups = ", ".join(map(str, layout.components))
             raise JobsError(f"{given}: the step has no component {group!r}; it has {groups}.")
-        if name not in counts:
-            continue
         allowed[name] = ranks = layout.components[group]
-        needed[group] += counts[name]
+        needed[group] += counts.get(name, 0)
         if needed[group] > len(ranks):
             raise JobsError(
                 f"{given} and jobs need {needed[group]} tasks of component {group}, which has "

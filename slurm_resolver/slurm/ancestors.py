@@ -15,7 +15,6 @@ _LAUNCHERS = re.compile(
     r"orterun|prterun|(mpirun|mpiexec)(\.(openmpi|mpich|hydra))?"
     r"|orted|prted|hydra_pmi_proxy|hydra_bstrap_pr|pmi_proxy|mpispawn"
 )
-_MAX_PARENTS = 64  # a chain that changes meanwhile may not end
 # slurmstepd's command line is "slurmstepd: [42.0]" or "[42.batch]", and "[42.0+1]" for a component
 # in Slurm 22.05.
 _TITLE = re.compile(r"slurmstepd: \[(?P<job>[^\].]+)\.(?P<step>\w+)[^\]]*\]")
@@ -53,14 +52,16 @@ def find_ancestors(task_pid: str | None) -> Ancestors:
     launcher = None
     complete = False
     own = pid = os.getpid()
-    for _ in range(_MAX_PARENTS):
+    for _ in range(64):  # a chain that changes meanwhile may not end
         name, parent = _name_and_parent(pid)
         if name == "slurmstepd":
             title = _TITLE.match(read_proc(f"/proc/{pid}/cmdline"))
             return Ancestors(launcher, True, True, *(title.groups() if title else ()))
-        is_launcher = pid != own and not complete and _LAUNCHERS.fullmatch(name)
-        launcher = launcher or (name if is_launcher else None)
-        complete = complete or str(pid) == task_pid
+        may_be = pid != own and not complete and launcher is None
+        if may_be and _LAUNCHERS.fullmatch(name):
+            launcher = name
+        if str(pid) == task_pid:
+            complete = True
         if parent < 1:
             break
         pid = parent
