@@ -17,9 +17,6 @@ from slurm_resolver.wording import counted
 JobCounts = Mapping[str, int]  # the number of tasks of each job
 JOB_NAMES = ("chief", "worker", "ps", "evaluator")
 
-# With any other name TensorFlow's server aborts the process (tensorflow/core/util, IsJobName).
-_JOB_NAME = re.compile(r"[A-Za-z][A-Za-z0-9_]*")
-
 
 def job_counts(
     jobs: JobCounts | None,
@@ -44,7 +41,8 @@ def job_counts(
         )
     given = f"jobs={dict(jobs)!r}"
     for name, count in jobs.items():
-        if not isinstance(name, str) or _JOB_NAME.fullmatch(name) is None:
+        # With any other name TensorFlow's server aborts (tensorflow/core/util, IsJobName).
+        if not isinstance(name, str) or not re.fullmatch("[A-Za-z][A-Za-z0-9_]*", name):
             raise JobsError(
                 f"{given}: TensorFlow takes no job {name!r}; expected a letter, and then letters, "
                 "digits and underscores."

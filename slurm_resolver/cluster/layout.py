@@ -24,6 +24,9 @@ _HET_IN_PLAIN = (
 )
 
 
+Placed = tuple[list[int], list[int]]  # by rank the index of its node, and its local rank
+
+
 class Layout(NamedTuple):
     """Node and local rank of every rank.
 
@@ -238,7 +241,7 @@ def local_ranks(node_of: Sequence[int], num_nodes: int) -> list[int]:
 
 def _distribute(
     step: SlurmStep, counts: Sequence[int], component: Component, subject: str
-) -> tuple[list[int], list[int]]:
+) -> Placed:
     """Returns by rank the index of its node and its local rank; `subject` is for messages."""
     distribution = component.distribution or "block"
     plane_size = component.plane_size
@@ -273,7 +276,7 @@ def _distribute(
     return _distribute_plane(counts, plane_size)
 
 
-def _distribute_plane(counts: Sequence[int], plane_size: int) -> tuple[list[int], list[int]]:
+def _distribute_plane(counts: Sequence[int], plane_size: int) -> Placed:
     """Puts `plane_size` ranks on each node in turn, until node i has ``counts[i]`` ranks."""
     node_of = []
     local_rank_of: list[int] = []

@@ -25,8 +25,6 @@ from slurm_resolver.coordination.client import connect
 from slurm_resolver.errors import LayoutError, RendezvousError
 from slurm_resolver.slurm.step import Component, SlurmStep
 
-_LONGEST_VALUE = 100_000  # characters; Linux takes 131,072 bytes for a variable
-
 Place = tuple[str, int, Optional[int]]  # a task's node, local rank and node id
 Known = tuple[list[str], list[int]]  # the nodes, in the order of SLURM_NODEID; by rank its node id
 
@@ -60,7 +58,7 @@ def exchange_layout(step: SlurmStep, options: ClusterOptions) -> Layout:
                 f"not tell each other: {error}"
             ) from error
         packed = b64encode(zlib.compress(json.dumps(known).encode())).decode()
-        if len(packed) <= _LONGEST_VALUE:
+        if len(packed) <= 100_000:  # characters; Linux takes 131,072 bytes for a variable
             os.environ[SlurmStep.exchanged_layout.name] = f"{name} {packed}"
     names, node_of = known
     components: Sequence[Component] = ()

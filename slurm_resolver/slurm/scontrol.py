@@ -24,8 +24,6 @@ _FREE_TEXT = (
 _FIELD = re.compile(rf"(?:^|\s)(?:({_FREE_TEXT})=(.*)$|([\w/:]+)=(\S*))", re.M)
 _NEXT_RECORD = re.compile(r"\n\n(?=(?:JobId|StepId|NodeName)=)")
 
-# The user's settings must not change what this module reads.
-_VARIABLES = {"SLURM_TIME_FORMAT": "standard", "LC_ALL": "C"}
 # Slurm signals all processes of a step, this scontrol as well. After exec a program ignores the
 # signals that the shell ignored.
 _IGNORE_SIGNALS = ("/bin/sh", "-c", 'trap "" TERM USR1 USR2; exec "$0" "$@"')
@@ -45,7 +43,8 @@ def run(*command: str, timeout: float = TIMEOUT_SECONDS) -> str:
     try:
         done = subprocess.run(
             [*_IGNORE_SIGNALS, *command],
-            env={**os.environ, **_VARIABLES},
+            # The user's settings must not change what this module reads.
+            env={**os.environ, "SLURM_TIME_FORMAT": "standard", "LC_ALL": "C"},
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,

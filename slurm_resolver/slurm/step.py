@@ -11,13 +11,13 @@ from typing import Any, NamedTuple, TypeVar
 
 from slurm_resolver.errors import EnvironmentValueError, NotInStepError
 from slurm_resolver.slurm.ancestors import Ancestors, find_ancestors, is_component
+from slurm_resolver.slurm.hostlist import expand_tasks_per_node
 from slurm_resolver.slurm.variable import (
     Environ,
     Variable,
     count_variable,
     devices_variable,
     number_variable,
-    parse_counts,
     parse_distribution,
     parse_hosts,
     parse_ports,
@@ -36,7 +36,7 @@ RESTART_HINT = (
 
 # The step ids of the batch script (-5) and of salloc's shell (-6), which srun does not start. Some
 # versions of Slurm print them as unsigned numbers.
-_STEP_IDS_WITHOUT_SRUN = frozenset({"-5", "-6", "4294967291", "4294967290", "batch", "interactive"})
+_STEP_IDS_WITHOUT_SRUN = ("-5", "-6", "4294967291", "4294967290", "batch", "interactive")
 
 
 class Component(NamedTuple):
@@ -77,7 +77,11 @@ class SlurmStep:
         "a host list such as n[1-4]",
         empty_is_unset=False,
     )
-    tasks_per_node = Variable("SLURM_STEP_TASKS_PER_NODE", parse_counts, "counts such as 2(x3),1")
+    tasks_per_node = Variable(
+        "SLURM_STEP_TASKS_PER_NODE",
+        lambda text: tuple(expand_tasks_per_node(text)),
+        "counts such as 2(x3),1",
+    )
     distribution = Variable(
         "SLURM_DISTRIBUTION", parse_distribution, "block, cyclic, plane or arbitrary"
     )

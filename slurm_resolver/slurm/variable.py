@@ -7,12 +7,7 @@ from collections.abc import Mapping
 from typing import Callable, Generic, TypeVar, overload
 
 from slurm_resolver.errors import HostlistError, UnreadableValueError, shorten_value
-from slurm_resolver.slurm.hostlist import (
-    MAX_HOSTS,
-    expand_hostlist,
-    expand_tasks_per_node,
-    parse_ranges,
-)
+from slurm_resolver.slurm.hostlist import MAX_HOSTS, expand_hostlist, parse_ranges
 
 Environ = Mapping[str, str]
 Value = TypeVar("Value")
@@ -130,11 +125,6 @@ def parse_hosts(text: str) -> tuple[str, ...]:
     if not nodes:
         raise ValueError(text)
     return nodes
-
-
-def parse_counts(text: str) -> tuple[int, ...]:
-    """Reads a count for each node: ``2(x3),1``."""
-    return tuple(expand_tasks_per_node(text))
 
 
 def parse_ports(text: str) -> tuple[int, ...]:
