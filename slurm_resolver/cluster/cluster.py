@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import functools
+import json
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from slurm_resolver.cluster.addresses import Task, find_service
-from slurm_resolver.cluster.contracts import Contract, split_address, variables_of
+from slurm_resolver.cluster.contracts import CONTRACTS, Contract
 from slurm_resolver.cluster.gpus import JOB_WITHOUT_GPUS, TaskGpus
 from slurm_resolver.cluster.layout import Layout
 from slurm_resolver.cluster.ports import Ports
@@ -142,7 +143,37 @@ class Cluster(ClusterValues):
         Raises:
             ValueError: for another contract.
         """
-        return variables_of(contract, self.tasks, self.task, self.gpus, self.tf_config())
+        if contract not in CONTRACTS:
+            raise ValueError(f"{contract!r}: expected one of {', '.join(CONTRACTS)}")
+        tasks = self.tasks
+        own = self.task
+        if own is None:
+            return {}
+        if contract == "tensorflow":
+            return {"TF_CONFIG": json.dumps(self.tf_config())}
+        if contract == "torch":
+            nodes = list(dict.fromkeys(task.node for task in tasks))
+            host, port = _split_address(tasks[0].address)
+            return {
+                "MASTER_ADDR": host,
+                "MASTER_PORT": port,
+                "RANK": str(own.rank),
+                "WORLD_SIZE": str(len(tasks)),
+                "LOCAL_RANK": str(own.local_rank),
+                "LOCAL_WORLD_SIZE": str(sum(task.node == own.node for task in tasks)),
+                **dict.fromkeys(("GROUP_RANK", "NODE_RANK"), str(nodes.index(own.node))),
+            }
+        # Without this variable JAX takes only the GPU with the number SLURM_LOCALID.
+        numbers = ",".join(map(str, range(len(self.gpus or ()))))
+        devices = {"JAX_LOCAL_DEVICE_IDS": numbers} if numbers else {}
+        if contract == "jax":
+            return {**devices, "JAX_COORDINATOR_ADDRESS": tasks[0].address}
+        return {
+            **devices,
+            "KERAS_DISTRIBUTION_JOB_ADDRESSES": ",".join(task.address for task in tasks),
+            "KERAS_DISTRIBUTION_NUM_PROCESSES": str(len(tasks)),
+            "KERAS_DISTRIBUTION_PROCESS_ID": str(own.rank),
+        }
 
     def to_dict(self) -> dict[str, Any]:
         """Returns the cluster as plain values, as ``slurm-resolver show --json`` prints them."""
@@ -194,10 +225,16 @@ def placeholders(cluster: Cluster) -> dict[str, str]:
     for name in ("job", "index", "rank", "local_rank", "node", "address"):
         values[name] = str(getattr(cluster.task, name, ""))
     for prefix in ("", "main_"):
-        host, port = split_address(values[f"{prefix}address"])
+        host, port = _split_address(values[f"{prefix}address"])
         values[f"{prefix}host"] = host
         values[f"{prefix}port"] = port
     return values
+
+
+def _split_address(address: str) -> tuple[str, str]:
+    """Returns the host, an IPv6 address without its brackets, and the port."""
+    host, _, port = address.rpartition(":")
+    return host.strip("[]"), port
 
 
 def describe_own_task(cluster: Cluster) -> str:
