@@ -118,13 +118,16 @@ def gpus_on_node(node: NodeGpus) -> TaskGpus:
     step = node.step
     visible = read_visible_devices(step)
     gpus = _choose(node, visible)
-    if gpus.devices and not gpus.settings and visible.is_misread:
-        gpus = gpus._replace(settings=visible.settings_for(gpus.devices))
+    settings = gpus.settings
+    if gpus.devices and not settings and visible.is_misread:
+        settings = visible.settings_for(gpus.devices)
     # Other jobs use a GPU with shards as well.
     shared = gpus.shared or (bool(gpus.devices) and step.shards_on_node is not None)
     chosen = step.allow_growth is not None or step.gpu_allocator == "cuda_malloc_async"
     gpus = gpus._replace(
-        visible_before=gpus.visible_before or visible.devices, shared=shared and not chosen
+        settings=settings,
+        visible_before=gpus.visible_before or visible.devices,
+        shared=shared and not chosen,
     )
     return _keep_usable(gpus, visible)
 

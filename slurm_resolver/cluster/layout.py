@@ -130,8 +130,23 @@ def verify_layout(layout: Layout, step: SlurmStep) -> None:
         ("SLURM_GTIDS", step.node_ranks, ",".join(map(str, layout.ranks_on(node)))),
     )
     for name, value, computed in facts:
-        if value not in (None, computed):
-            raise _contradiction(layout, step, f"{name}={value!s:.100}", f"{computed!s:.100}")
+        if value in (None, computed):
+            continue
+        if layout.components:
+            hint = (
+                "A component may have got its own --distribution from srun, which no variable "
+                "shows: give it to salloc or sbatch as well (salloc -N2 -m cyclic : …), or leave "
+                "it out."
+            )
+        elif layout.source != "environment":
+            hint = f"The layout was given by {layout.source}: correct that, or leave it to Slurm."
+        else:
+            hint = f"Either {_HET_IN_PLAIN}. Or {RESTART_HINT[0].lower()}{RESTART_HINT[1:]}"
+        raise UnknownLayoutError(
+            f"rank {rank} of job step {step.name} has {name}={value!s:.100}, but "
+            f"{layout.distribution} distribution over {short_hostlist(layout.nodes)} gives it "
+            f"{computed!s:.100}: where the ranks run cannot be known. {hint}"
+        )
 
 
 def nodes_and_counts(
@@ -290,20 +305,3 @@ def _distribute_plane(counts: Sequence[int], plane_size: int) -> Placed:
         placed += plane_size
         nodes = [node for node in nodes if counts[node] > placed]
     return node_of, local_rank_of
-
-
-def _contradiction(layout: Layout, step: SlurmStep, fact: str, computed: str) -> UnknownLayoutError:
-    if layout.components:
-        hint = (
-            "A component may have got its own --distribution from srun, which no variable shows: "
-            "give it to salloc or sbatch as well (salloc -N2 -m cyclic : …), or leave it out."
-        )
-    elif layout.source != "environment":
-        hint = f"The layout was given by {layout.source}: correct that, or leave it to Slurm."
-    else:
-        hint = f"Either {_HET_IN_PLAIN}. Or {RESTART_HINT[0].lower()}{RESTART_HINT[1:]}"
-    return UnknownLayoutError(
-        f"rank {step.rank} of job step {step.name} has {fact}, but {layout.distribution} "
-        f"distribution over {short_hostlist(layout.nodes)} gives it {computed}: where the ranks "
-        f"run cannot be known. {hint}"
-    )

@@ -193,7 +193,8 @@ class SlurmStep:
             for name in environ  # most variables are not set, and os.environ is slow to say so
             if name in _BY_NAME
         }
-        step = cls(**values, components=_components(environ, values.get("het_size") or 0))
+        groups = range(values.get("het_size") or 0)
+        step = cls(**values, components=tuple(_component(environ, group) for group in groups))
         # Without SLURM_TASK_PID the variables of a step were copied from another process.
         if environ is not os.environ or (step.place == "step" and not step.is_live):
             return step
@@ -295,29 +296,24 @@ VARIABLES = [field for field in vars(SlurmStep).values() if isinstance(field, Va
 _BY_NAME = {variable.name: variable for variable in VARIABLES}
 
 
-def _components(environ: Environ, het_size: int) -> tuple[Component, ...]:
-    def read(prefix: str, variable: Variable[Value], group: int) -> Value | None:
+def _component(environ: Environ, group: int) -> Component:
+    def read(prefix: str, variable: Variable[Value]) -> Value | None:
         # A direct `srun A : B` sets the PACK names.
         for name in (f"{prefix}_HET_GROUP_{group}", f"{prefix}_PACK_GROUP_{group}"):
             if environ.get(name) not in (None, "", "(null)"):
                 return variable.parse(environ[name], name)
         return None
 
-    components = []
-    for group in range(het_size):
-        nodes = read("SLURM_JOB_NODELIST", SlurmStep.nodes, group)
-        if nodes is None:
-            raise EnvironmentValueError(
-                f"SLURM_HET_SIZE={het_size}, but neither SLURM_JOB_NODELIST_HET_GROUP_{group} nor "
-                f"SLURM_JOB_NODELIST_PACK_GROUP_{group} is set; expected one of them for every "
-                f"component. {RESTART_HINT}"
-            )
-        components.append(
-            Component(
-                group,
-                nodes,
-                read("SLURM_DISTRIBUTION", SlurmStep.distribution, group),
-                read("SLURM_DIST_PLANESIZE", SlurmStep.plane_size, group),
-            )
+    nodes = read("SLURM_JOB_NODELIST", SlurmStep.nodes)
+    if nodes is None:
+        raise EnvironmentValueError(
+            f"SLURM_HET_SIZE={environ['SLURM_HET_SIZE']}, but neither "
+            f"SLURM_JOB_NODELIST_HET_GROUP_{group} nor SLURM_JOB_NODELIST_PACK_GROUP_{group} is "
+            f"set; expected one of them for every component. {RESTART_HINT}"
         )
-    return tuple(components)
+    return Component(
+        group,
+        nodes,
+        read("SLURM_DISTRIBUTION", SlurmStep.distribution),
+        read("SLURM_DIST_PLANESIZE", SlurmStep.plane_size),
+    )
