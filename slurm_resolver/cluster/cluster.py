@@ -295,8 +295,7 @@ def _table(cluster: Cluster, most: int | None, gpus: Sequence[str]) -> list[str]
     rows = [["node", "rank", "local", "task", *(["GPUs"] if gpus else []), "address"]]
     left_out = 0
     for node, tasks in by_node.items():
-        is_own = own is not None and node == own.node
-        if most is not None and len(rows) + len(tasks) > most + 1 and not is_own:
+        if most is not None and len(rows) + len(tasks) > most + 1 and own not in tasks:
             left_out += len(tasks)
             continue
         for task in tasks:

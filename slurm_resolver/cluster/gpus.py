@@ -154,13 +154,17 @@ def _choose(node: NodeGpus, visible: VisibleDevices) -> TaskGpus:
             visible.settings_for(()),
             same_for_all=True,
         )
-    is_bound = bool(shown) and _is_bound(step, shown)
+    # Whether Slurm shows these devices to this task only, not to all tasks of the node.
+    is_bound = granted is not None and len(shown) < granted
+    bind = _BIND.search(step.tres_bind or "")
+    if bind is not None and bind[1] != "closest":
+        is_bound = bind[1] != "none"
     if node.local_rank not in node.users:
         return TaskGpus(
             None if visible.devices is None and granted is None else (),
             JOB_WITHOUT_GPUS,
             visible.settings_for(()),
-            same_for_all=not is_bound,
+            same_for_all=not (shown and is_bound),
         )
     if node.gpus_per_node is not None or node.gpus_per_task is not None:
         return _by_given_counts(node, visible)
@@ -169,22 +173,13 @@ def _choose(node: NodeGpus, visible: VisibleDevices) -> TaskGpus:
     if not shown:
         return TaskGpus((), f"{visible.name} shows none", same_for_all=True)
     if is_bound:
-        return _bound(node, visible)
+        return _bound(node, visible, bind)
     if len(node.users) == 1:
         return TaskGpus(shown, f"{visible.name}, the only task on the node that uses GPUs")
     return _share(node, visible, shown, f"{visible.name} split by SLURM_LOCALID")
 
 
-def _is_bound(step: SlurmStep, shown: Devices) -> bool:
-    """Whether Slurm shows these devices to this task only, not to all tasks of the node."""
-    bind = _BIND.search(step.tres_bind or "")
-    if bind is not None and bind[1] != "closest":
-        return bind[1] != "none"
-    return step.gpus_on_node is not None and len(shown) < step.gpus_on_node
-
-
-def _bound(node: NodeGpus, visible: VisibleDevices) -> TaskGpus:
-    bind = _BIND.search(node.step.tres_bind or "")
+def _bound(node: NodeGpus, visible: VisibleDevices, bind: re.Match[str] | None) -> TaskGpus:
     tasks = max(1, int(bind[2] or 1)) if bind is not None and bind[1] == "single" else 1
     shares = sum(other // tasks == node.local_rank // tasks for other in node.users) > 1
     if bind is not None and bind[1] == "closest" and len(node.users) > 1:

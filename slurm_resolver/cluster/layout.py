@@ -240,11 +240,11 @@ def ranks_of_components(
 ) -> dict[int, range]:
     """Returns the ranks of each component; `count_of` is the number of tasks on each node."""
     ranks_of = {}
-    start = 0  # ranks count on through all components, in their order
+    stop = 0  # ranks count on through all components, in their order
     for component in components:
-        stop = start + sum(count_of[host] for host in component.nodes)
-        ranks_of[component.group] = range(start, stop)
         start = stop
+        stop += sum(count_of[host] for host in component.nodes)
+        ranks_of[component.group] = range(start, stop)
     return ranks_of
 
 

@@ -52,8 +52,12 @@ def choose_ports(
     Raises:
         AddressError: for a `port_base` that is not a port, or too high for the number of tasks.
     """
-    may_use_reserved = port_base is None and not is_heterogeneous and not step.is_component
-    if step.reserved_ports is not None and may_use_reserved:
+    if (
+        step.reserved_ports is not None
+        and port_base is None
+        and not is_heterogeneous
+        and not step.is_component
+    ):
         reserved = tuple(dict.fromkeys(step.reserved_ports))
         if len(reserved) >= max_tasks_per_node:
             # By default Slurm reserves one port more than there are tasks on a node; in a

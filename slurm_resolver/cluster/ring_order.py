@@ -30,15 +30,13 @@ def order_by_ring(
     [0, 2, 1, 3]
     """
     indices = index_order(len(workers))  # as the ring visits them
-    visited = map(workers.__getitem__, indices)
-    ring = visited if chief is None else itertools.chain([chief], visited)
+    chiefs = [] if chief is None else [chief]
+    ring = itertools.chain(chiefs, map(workers.__getitem__, indices))
     if is_contiguous(map(node_of.__getitem__, ring)):
         return workers
     by_node = sorted(workers, key=node_of.__getitem__)  # stable: the ranks of a node ascend
-    first = workers[0]
-    if chief is not None:
-        first = next((rank for rank in workers if node_of[rank] == node_of[chief]), first)
-    start = by_node.index(first)
+    beside_chief = (rank for one in chiefs for rank in workers if node_of[rank] == node_of[one])
+    start = by_node.index(next(beside_chief, workers[0]))
     by_index = [0] * len(workers)
     for index, rank in zip(indices, by_node[start:] + by_node[:start]):
         by_index[index] = rank

@@ -27,7 +27,6 @@ _AMD_DRIVER = Path("/dev/kfd")
 
 # An index, or a UUID, which may be shortened.
 _DEVICE = re.compile(r"[0-9]{1,5}|(GPU|MIG)-[0-9A-Za-z/-]+")
-_NO_DEVICE = re.compile(r"-[0-9]+|NoDevFiles")
 
 
 class VisibleDevices(NamedTuple):
@@ -127,7 +126,7 @@ def _parse(name: str, text: str) -> Devices:
     for device in text.split(",") if text.strip() else ():
         device = device.strip()
         if _DEVICE.fullmatch(device) is None or device in devices:
-            if _NO_DEVICE.fullmatch(device):
+            if re.fullmatch("-[0-9]+|NoDevFiles", device):
                 break
             reason = "named twice" if device in devices else "not a device"
             raise GpuError(

@@ -46,8 +46,8 @@ def expand_hostlist(hostlist: str, limit: int = MAX_HOSTS) -> list[str]:
             anything but digits in a range, more than 65,536 hosts in a range or `limit` in all. It
             is raised before the list is built, so that a hostile text costs no memory.
     """
-    names = _parse(hostlist, limit)
-    return list(itertools.chain.from_iterable(itertools.starmap(_expand_name, names)))
+    hosts = itertools.starmap(_expand_name, _parse(hostlist, limit))
+    return list(itertools.chain.from_iterable(hosts))
 
 
 def count_hostlist(hostlist: str) -> int:

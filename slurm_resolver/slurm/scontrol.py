@@ -22,7 +22,6 @@ _FREE_TEXT = (
     "JobName|Comment|AdminComment|SystemComment|Command|SubmitLine|WorkDir|Std(?:Err|In|Out)"
 )
 _FIELD = re.compile(rf"(?:^|\s)(?:({_FREE_TEXT})=(.*)$|([\w/:]+)=(\S*))", re.M)
-_NEXT_RECORD = re.compile(r"\n\n(?=(?:JobId|StepId|NodeName)=)")
 
 # Slurm signals all processes of a step, this scontrol as well. After exec a program ignores the
 # signals that the shell ignored.
@@ -138,7 +137,8 @@ def _show(*what: str, timeout: float = TIMEOUT_SECONDS) -> list[Fields]:
     Of fields with the same name the first one counts, as free text comes last.
     """
     records = []
-    for record in _NEXT_RECORD.split(run("scontrol", "show", *what, timeout=timeout)):
+    printed = run("scontrol", "show", *what, timeout=timeout)
+    for record in re.split(r"\n\n(?=(?:JobId|StepId|NodeName)=)", printed):
         fields: Fields = {}
         for text_name, text, name, value in _FIELD.findall(record):
             fields.setdefault(text_name or name, (text or value).strip())

@@ -193,8 +193,12 @@ class SlurmStep:
             for name in environ  # most variables are not set, and os.environ is slow to say so
             if name in _BY_NAME
         }
-        groups = range(values.get("het_size") or 0)
-        step = cls(**values, components=tuple(_component(environ, group) for group in groups))
+        step = cls(
+            **values,
+            components=tuple(
+                _component(environ, group) for group in range(values.get("het_size") or 0)
+            ),
+        )
         # Without SLURM_TASK_PID the variables of a step were copied from another process.
         if environ is not os.environ or (step.place == "step" and not step.is_live):
             return step

@@ -7,7 +7,6 @@ import signal
 
 from slurm_resolver.errors import LaunchError
 
-_TIME = re.compile(r"\d+(:\d+){0,2}|\d+-(\d+(:\d+){0,2})?")
 LimitSignal = tuple[signal.Signals, int]  # and how many seconds before the time limit it is sent
 
 
@@ -21,7 +20,7 @@ def parse_time(text: str) -> int | None:
     """
     if text.lower() in ("-1", "infinite", "unlimited"):
         return None
-    if _TIME.fullmatch(text) is None:
+    if not re.fullmatch(r"\d+(:\d+){0,2}|\d+-(\d+(:\d+){0,2})?", text):
         raise LaunchError(
             f"--time {text!r}: expected minutes, minutes:seconds, hours:minutes:seconds, "
             "days-hours, days-hours:minutes or days-hours:minutes:seconds"
