@@ -124,10 +124,14 @@ def gpus_on_node(node: NodeGpus) -> TaskGpus:
     # Other jobs use a GPU with shards as well.
     shared = gpus.shared or (bool(gpus.devices) and step.shards_on_node is not None)
     chosen = step.allow_growth is not None or step.gpu_allocator == "cuda_malloc_async"
-    gpus = gpus._replace(
-        settings=settings,
-        visible_before=gpus.visible_before or visible.devices,
-        shared=shared and not chosen,
+    gpus = TaskGpus(
+        gpus.devices,
+        gpus.source,
+        settings,
+        gpus.visible_before or visible.devices,
+        gpus.counts_given,
+        gpus.same_for_all,
+        shared and not chosen,
     )
     return _keep_usable(gpus, visible)
 
@@ -135,7 +139,7 @@ def gpus_on_node(node: NodeGpus) -> TaskGpus:
 def _choose(node: NodeGpus, visible: VisibleDevices) -> TaskGpus:
     step = node.step
     shown = visible.devices or ()
-    if step.gpus_applied == _mark_of(step, shown):
+    if step.gpus_applied is not None and step.gpus_applied == _mark_of(step, shown):
         return TaskGpus(visible.devices, f"{visible.name}, set by an earlier resolver of this task")
     granted = step.gpus_on_node
     if granted is not None and len(shown) > granted:

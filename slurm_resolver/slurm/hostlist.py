@@ -46,8 +46,10 @@ def expand_hostlist(hostlist: str, limit: int = MAX_HOSTS) -> list[str]:
             anything but digits in a range, more than 65,536 hosts in a range or `limit` in all. It
             is raised before the list is built, so that a hostile text costs no memory.
     """
-    hosts = itertools.starmap(_expand_name, _parse(hostlist, limit))
-    return list(itertools.chain.from_iterable(hosts))
+    hosts: list[str] = []
+    for texts, brackets in _parse(hostlist, limit):
+        hosts += _expand_name(texts, brackets)
+    return hosts
 
 
 def count_hostlist(hostlist: str) -> int:
@@ -137,7 +139,7 @@ def parse_ranges(text: str, expression: str, part: str) -> Ranges:
 
 
 def _count_hosts(brackets: Sequence[Ranges]) -> int:
-    return math.prod(sum(len(numbers) for numbers, _ in ranges) for ranges in brackets)
+    return math.prod([sum([len(numbers) for numbers, _ in ranges]) for ranges in brackets])
 
 
 def _expand_name(texts: list[str], brackets: Sequence[Ranges]) -> Iterable[str]:

@@ -189,14 +189,14 @@ class SlurmStep:
         if environ is None:
             environ = os.environ
         values = {
-            _BY_NAME[name].field: _BY_NAME[name].parse(environ[name])
+            known.field: known.parse(environ[name])
             for name in environ  # most variables are not set, and os.environ is slow to say so
-            if name in _BY_NAME
+            if (known := _BY_NAME.get(name))
         }
         step = cls(
             **values,
             components=tuple(
-                _component(environ, group) for group in range(values.get("het_size") or 0)
+                [_component(environ, group) for group in range(values.get("het_size") or 0)]
             ),
         )
         # Without SLURM_TASK_PID the variables of a step were copied from another process.
