@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Mapping, Sequence
-from typing import NamedTuple
+from dataclasses import dataclass
 
 from slurm_resolver.slurm import scontrol
 from slurm_resolver.slurm.hostlist import expand_hostlist
@@ -25,7 +25,8 @@ _UNHEALTHY = re.compile(
 )
 
 
-class Stop(NamedTuple):
+@dataclass
+class NoRestartError(Exception):
     """Why the step is not started again, and whether a requeue of the job would help."""
 
     why: str
@@ -50,7 +51,7 @@ def same_again(failures: Sequence[StepFailure]) -> bool:
 
 def job_is_ending(
     job: Mapping[str, str], restarts: int, least_time: float, now: float
-) -> Stop | None:
+) -> NoRestartError | None:
     """Returns why Slurm is about to end a job (`scontrol.show_job`); None if it is not.
 
     The job had been requeued `restarts` times when its batch file started. From `now` on,
@@ -58,16 +59,16 @@ def job_is_ending(
     """
     state = job.get("JobState", "gone")
     if state not in scontrol.RUNNING_STATES:
-        return Stop(f"the job is {state}")
+        return NoRestartError(f"the job is {state}")
     if job.get("Restarts", "0") not in ("0", str(restarts)):
-        return Stop("the job has been requeued")
+        return NoRestartError("the job has been requeued")
     if scontrol.is_preempted(job):
-        return Stop("Slurm preempts the job", requeue=True)
+        return NoRestartError("Slurm preempts the job", requeue=True)
     if is_lost(job):
-        return Stop(f"the job has lost {job['BatchHost']}, this node", requeue=True)
+        return NoRestartError(f"the job has lost {job['BatchHost']}, this node", requeue=True)
     end = scontrol.end_time(job)
     if end is not None and end - now < least_time:
-        return Stop(f"the time limit comes in {max(0, end - now):.0f} s", requeue=True)
+        return NoRestartError(f"the time limit comes in {max(0, end - now):.0f} s", requeue=True)
     return None
 
 

@@ -16,7 +16,7 @@ import time
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from slurm_resolver.diagnostics.first_failure import FailureReader
+from slurm_resolver.diagnostics.first_failure import Failure, FailureReader
 from slurm_resolver.local.child_process import SIGNALS
 from slurm_resolver.preemption.requeue import REQUEUE_STATUS, TERMINATED_STATUS
 
@@ -27,7 +27,11 @@ _END_SECONDS = 2.0  # how long srun has to end the other tasks by itself once on
 _SHOWN_LENGTH = 300
 _PROGRESS = "training resumes from "  # printed by BackupAndResume and ResumableLoop
 _SRUN_ERROR = "srun: error: "
-_NUMBERS = {str(signal.strsignal(number)): number for number in signal.Signals}
+# The words and the status of a task that a signal has ended, by what srun prints.
+_BY_SIGNAL = {
+    str(signal.strsignal(number)): (number.name, 128 + number) for number in signal.Signals
+}
+_BY_SIGNAL["Out Of Memory"] = ("SIGKILL (out of memory)", 128 + signal.SIGKILL)
 
 
 def _write(data: bytes) -> None:
@@ -84,7 +88,7 @@ class StepFailure(NamedTuple):
         error: what is the same if the step fails again in the same way.
         seconds: how long the step has run.
         node: the node, if it is known.
-        progress: the line in which the training said from which checkpoint it resumes.
+        progress: the checkpoint from which the training said that it resumes.
     """
 
     kind: str
@@ -114,7 +118,7 @@ class StepOutput:
             text = line.decode(errors="replace")
             self._reader.read(text)
             if _PROGRESS in text:
-                self._progress = text[text.index(_PROGRESS) :].rstrip()
+                self._progress = text.partition(_PROGRESS)[2].rstrip()
             if text.startswith(_SRUN_ERROR):
                 self._srun_error = text.removeprefix(_SRUN_ERROR).rstrip()
 
@@ -132,40 +136,34 @@ class StepOutput:
         reader = self._reader
         when = time.strftime("%Y-%m-%dT%H:%M:%S")
         kind = "srun"
-        who = "srun"
-        how = f"exit status {status}"
+        end = Failure("srun", 0, f"exit status {status}")
         line = self._srun_error
-        node = None
         # Tasks often fail because of a node of which Slurm learns later: it is the cause then.
         if reader.node:
             kind = "node"
-            who = reader.node.task
-            how = reader.node.line
+            end = reader.node
             line = ""
             status = 1
-            node = reader.node.node
         elif reader.ends:
             rank, end = next(iter(reader.ends.items()))
             kind, how, status = _read_end(end.line)
+            end = end._replace(line=how)
             error = reader.error_of(rank)
-            who = end.task
-            node = end.node
             line = error.line if error else ""
         elif reader.all_end:
             kind = "cancelled"
-            who = "the step"
-            how = "cancelled"
+            end = Failure("the step", 0, "cancelled")
             line = ""
-        why = f"{how}: {line.rstrip(' :')[:_SHOWN_LENGTH]}" if line else how
+        why = f"{end.line}: {line.rstrip(' :')[:_SHOWN_LENGTH]}" if line else end.line
         # All ranks may have one error, and any may be the first. Without an error in the output,
         # only the same task has failed in the same way.
         return StepFailure(
             kind,
             status,
-            f"{who} at {when}, {why}",
-            why if line else f"{who}: {how}",
+            f"{end.task} at {when}, {why}",
+            why if line else f"{end.task}: {end.line}",
             time.monotonic() - self._begun,
-            node,
+            end.node,
             self._progress,
         )
 
@@ -177,10 +175,8 @@ def _read_end(text: str) -> tuple[str, str, int]:
         status = int(exited[1])
         saved = status in (REQUEUE_STATUS, TERMINATED_STATUS)
         return "saved" if saved else "task", f"exit status {status}", status
-    if text.startswith("Out Of Memory"):
-        return "task", "SIGKILL (out of memory)", 128 + signal.SIGKILL
-    number = _NUMBERS.get(text.replace(" (core dumped)", ""))
-    return ("task", text, 1) if number is None else ("task", number.name, 128 + number)
+    words, status = _BY_SIGNAL.get(text.removesuffix(" (core dumped)"), (text, 1))
+    return "task", words, status
 
 
 def run_step(command: Sequence[str], signals: Signals) -> tuple[int, StepOutput]:

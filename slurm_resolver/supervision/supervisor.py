@@ -13,7 +13,7 @@ from slurm_resolver.slurm.hostlist import compress_hostlist
 from slurm_resolver.slurm.step import SlurmStep
 from slurm_resolver.supervision.batch_host import watched
 from slurm_resolver.supervision.policy import (
-    Stop,
+    NoRestartError,
     choose,
     healthy_nodes,
     job_is_ending,
@@ -53,27 +53,48 @@ class Supervisor:
 
     def run(self) -> int:
         """Returns the exit status: 0, that of the first failure, or REQUEUE_STATUS."""
-        options = self._options
         failures = self._failures
         if self._step.het_size:  # Slurm ends the components of such a job one by one
-            status, _ = run_step(options.command, self._signals)
+            status, _ = run_step(self._options.command, self._signals)
             if status:
                 say(f"exit status {status}; not started again: the job is heterogeneous")
             return status
-        nodes, stop = self._look()
+        try:
+            self._run_until_success()
+            if failures:
+                say(f"ended with status 0, after {counted(len(failures), 'restart')}")
+            return 0
+        except NoRestartError as stop:
+            why = stop.why
+            status = failures[-1].status if failures else 1
+            if self._options.requeue and stop.requeue:
+                status = REQUEUE_STATUS
+                why += f"; exit status {status} asks the batch file to requeue the job"
+        again = " again" if failures else ""
+        again += f" after {counted(len(failures) - 1, 'restart')}" if len(failures) > 1 else ""
+        say(f"not started{again}: {why}")
+        if failures:
+            say(f"first failure: {failures[-1].text}")
+        return status
+
+    def _run_until_success(self) -> None:
+        """Runs the step until one start ends with status 0; raises NoRestartError if no other one follows."""
+        options = self._options
+        failures = self._failures
+        nodes = self._look()
         self._all = list(nodes)
         wanted = options.nodes or len(nodes)
         least = options.min_nodes or wanted or 1
-        while stop is None:
+        while True:
             healthy = healthy_nodes(nodes)
             chosen = choose(healthy, self._suspects, wanted, least)
             if not chosen:
                 hint = "" if options.min_nodes else "; --min-nodes lets it continue with fewer"
-                left = (
-                    f"{counted(len(healthy), 'healthy node')} left{self._without(nodes, healthy)}"
+                raise NoRestartError(
+                    f"{counted(len(healthy), 'healthy node')} left{self._without(nodes, healthy)}: "
+                    f"expected {least} or more{hint}",
+                    requeue=True,
                 )
-                stop = Stop(f"{left}: expected {least} or more{hint}", requeue=True)
-                break
             if failures:
                 os.environ[SlurmStep.step_restart.name] = str(len(failures))
                 say(
@@ -84,15 +105,11 @@ class Supervisor:
             with watched(self._step, healthy, options.requeue, options.watch):
                 status, output = run_step(self._command(chosen), self._signals)
             if status == 0:
-                if failures:
-                    say(f"ended with status 0, after {counted(len(failures), 'restart')}")
-                return 0
+                return
             failures.append(output.failure(status))
-            stop = self._give_up_reason(spare=len(self._all) > len(chosen))
-            if stop is None:
-                self._signals.wait(options.pause)
-                nodes, stop = self._look()
-        return self._end(stop)
+            self._check_failure(spare=len(self._all) > len(chosen))
+            self._signals.wait(options.pause)
+            nodes = self._look()
 
     def _command(self, nodes: Sequence[str]) -> list[str]:
         srun, *words = self._options.command
@@ -102,33 +119,32 @@ class Supervisor:
         # These come first, so that an option of the user's own counts.
         return [srun, *where, f"--nodelist={compress_hostlist(nodes)}", *words]
 
-    def _give_up_reason(self, spare: bool) -> Stop | None:
-        """Returns why no step is started after the last failure; None if a restart may help."""
+    def _check_failure(self, spare: bool) -> None:
+        """Raises NoRestartError if a restart after the last failure would not help."""
         failure = self._failures[-1]
         if self._signals.received:
-            return Stop(f"{self._signals.received.name} has come")
+            raise NoRestartError(f"{self._signals.received.name} has come")
         if failure.kind == "cancelled":
-            return Stop("the step was cancelled, by Slurm or by a user")
+            raise NoRestartError("the step was cancelled, by Slurm or by a user")
         if failure.kind == "saved":
             saved = "the training was ended by a signal, or has saved and asks for a requeue"
-            return Stop(f"exit status {failure.status}: {saved}")
+            raise NoRestartError(f"exit status {failure.status}: {saved}")
         same = same_again(self._failures)
         if len(self._failures) > self._options.restarts:
             again = ", and it was the same each time" if same else ""
-            return Stop(f"--restarts {self._options.restarts} is used up{again}")
+            raise NoRestartError(f"--restarts {self._options.restarts} is used up{again}")
         node = failure.node
         if failure.kind == "node" and node is not None:
             self._suspects[node] = "failed"
         elif same:
             before = self._failures[-2].node
             if node is None or node in self._suspects or node != before or not spare:
-                return Stop("it was the same each time, without any progress in between")
+                raise NoRestartError("it was the same each time, without any progress in between")
             # The node may be the cause: try once more without it.
             self._suspects[node] = "the same failure twice"
-        return None
 
-    def _look(self) -> tuple[dict[str, str], Stop | None]:
-        """Returns the states of the job's nodes, and why the job ends, if it does."""
+    def _look(self) -> dict[str, str]:
+        """Returns the states of the job's nodes; raises NoRestartError if the job ends."""
         job_id = job_id_for_scontrol(self._step) or ""
         until = time.monotonic() + _CONTROLLER_SECONDS
         while self._signals.received is None:
@@ -139,15 +155,15 @@ class Supervisor:
                         job, self._step.restart_count or 0, self._options.least_time, time.time()
                     )
                     if stop:
-                        return {}, stop
-                return scontrol.node_states(job["NodeList"], _ANSWER_SECONDS), None
+                        raise stop
+                return scontrol.node_states(job["NodeList"], _ANSWER_SECONDS)
             except OSError as error:
                 if "Invalid job id" in str(error):
-                    return {}, Stop(f"Slurm does not know job {job_id}")
+                    raise NoRestartError(f"Slurm does not know job {job_id}") from None
                 if time.monotonic() > until:
-                    return {}, Stop(f"Slurm does not answer ({error})")
+                    raise NoRestartError(f"Slurm does not answer ({error})") from None
             self._signals.wait(5.0)
-        return {}, Stop(f"{self._signals.received.name} has come")
+        raise NoRestartError(f"{self._signals.received.name} has come")
 
     def _without(self, nodes: Mapping[str, str], used: Sequence[str]) -> str:
         """Returns the nodes that cannot be used, each with the reason, for a message; or ''."""
@@ -156,18 +172,3 @@ class Supervisor:
             reasons[name] = self._suspects.get(name, "")
         out = [f"{name} ({why})" for name, why in reasons.items() if why and name not in used]
         return f", without {', '.join(out)}" if out else ""
-
-    def _end(self, stop: Stop) -> int:
-        """Prints why the step is not started again; returns the exit status."""
-        failures = self._failures
-        why = stop.why
-        status = failures[-1].status if failures else 1
-        if self._options.requeue and stop.requeue:
-            status = REQUEUE_STATUS
-            why += f"; exit status {status} asks the batch file to requeue the job"
-        again = " again" if failures else ""
-        again += f" after {counted(len(failures) - 1, 'restart')}" if len(failures) > 1 else ""
-        say(f"not started{again}: {why}")
-        if failures:
-            say(f"first failure: {failures[-1].text}")
-        return status
