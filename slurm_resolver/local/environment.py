@@ -62,24 +62,18 @@ def step_environment(
         "SLURM_SUBMIT_DIR": os.getcwd(),
         "SLURM_SUBMIT_HOST": socket.gethostname(),
     }
-    variables = _inherited(options)
+    removed = () if options.gpu_variables is None else GPU_VARIABLES  # each task gets its own
+    # Python would keep back what a task prints into a pipe until the task ends. TensorFlow's
+    # warnings and errors stay visible.
+    variables = {"PYTHONUNBUFFERED": "1", "TF_CPP_MIN_LOG_LEVEL": "1"}
+    for name, inherited in os.environ.items():
+        if name not in removed and not _OF_A_STEP.fullmatch(name):
+            variables[name] = inherited
     for names, value in values.items():
         variables.update(dict.fromkeys(names.split(), value))
     if restarts:
         variables["SLURM_RESTART_COUNT"] = str(restarts)
     return variables
-
-
-def _inherited(options: RunOptions) -> dict[str, str]:
-    """Returns the launcher's variables that its tasks get, without those of a step around it."""
-    removed = () if options.gpu_variables is None else GPU_VARIABLES  # each gets its own
-    # Python would keep back what a task prints into a pipe until the task ends. TensorFlow's
-    # warnings and errors stay visible.
-    kept = {"PYTHONUNBUFFERED": "1", "TF_CPP_MIN_LOG_LEVEL": "1"}
-    for name, value in os.environ.items():
-        if name not in removed and not _OF_A_STEP.fullmatch(name):
-            kept[name] = value
-    return kept
 
 
 def free_ports(count: int) -> list[int]:
@@ -140,11 +134,8 @@ def gpu_variables(
     common["SLURM_GPUS_ON_NODE"] = str(count)
     shares = [devices] * num_tasks
     if gpus_per_task:
-        common.update(
-            dict.fromkeys(
-                ("SLURM_TRES_BIND", "SLURMD_TRES_BIND"), f"gres/gpu:per_task:{gpus_per_task}"
-            )
-        )
+        common["SLURM_TRES_BIND"] = f"gres/gpu:per_task:{gpus_per_task}"
+        common["SLURMD_TRES_BIND"] = common["SLURM_TRES_BIND"]
         shares = [devices[i : i + gpus_per_task] for i in range(0, count, gpus_per_task)]
     return [
         {**common, **dict.fromkeys((*names, "SLURM_STEP_GPUS"), ",".join(share))}

@@ -49,29 +49,27 @@ async def run_job(options: RunOptions) -> int:
             asyncio.get_running_loop().add_signal_handler(number, step.on_signal, number)
         variables = step_environment(options, started, requeues, steps)
         await step.run(variables, time.time() - started)
-        reason = step.requeue_reason
-        count = requeues
-        most = MAX_REQUEUES
-        if reason and not options.requeue:
-            print_line("not started again: --requeue is not given")
-            return step.status
-        if not reason:
-            reason = step.failure
-            count = steps
-            most = options.restarts
-            # A task that asks for a requeue has not failed, even if --requeue is not given.
-            if not (reason and most) or step.status == REQUEUE_STATUS:
+        reason = step.requeue_reason or step.failure
+        count = steps
+        most = options.restarts
+        if step.requeue_reason:
+            if not options.requeue:
+                print_line("not started again: --requeue is not given")
                 return step.status
+            count = requeues
+            most = MAX_REQUEUES
+        # A task that asks for a requeue has not failed, even if --requeue is not given.
+        elif not (reason and most) or step.status == REQUEUE_STATUS:
+            return step.status
         if count == most:
             print_line(f"not started again after {counted(count, 'restart')}: {reason}")
             return step.status
         print_line(f"restart {count + 1} of at most {most}: {reason}")
+        steps += 1
         if step.requeue_reason:
             started = time.time()
             requeues += 1
             steps = 0
-        else:
-            steps += 1
         options = options._replace(preempt_after=None, fail_after=None)
 
 
@@ -217,17 +215,18 @@ class _Step:
         if self._ignore_statuses or (self._ending and not asks_for_requeue):
             return
         self.status = max(self.status, status)
-        if asks_for_requeue and not self.requeue_reason:
-            self.requeue_reason = f"task {rank} asked for it with exit status {status}"
-            if not self._ending and self._options.kill_on_bad_exit:
-                # The others are about to end as well, and may be saving a checkpoint.
-                self._ending = True
-                self._cancel_timers()
-                self._call_later(GRACE_SECONDS, self._end_tasks, signal.SIGTERM)
-        elif status and not asks_for_requeue:
+        ends_others = self._options.kill_on_bad_exit and not self._ending
+        if asks_for_requeue:
+            # The first one counts. The others are about to end as well, and may be saving.
+            if not self.requeue_reason and ends_others:
+                self._end_tasks_after_grace(signal.SIGTERM)
+            self.requeue_reason = (
+                self.requeue_reason or f"task {rank} asked for it with exit status {status}"
+            )
+        elif status:
             end = _describe_end(rank, status)
             self.failure = self.failure or end
-            if self._running and self._options.kill_on_bad_exit:
+            if self._running and ends_others:
                 print_line(f"{end}; ending the other tasks")
                 self._end_tasks(signal.SIGTERM)
             else:
@@ -244,10 +243,13 @@ class _Step:
 
     def _end_tasks(self, number: int) -> None:
         """Asks all tasks to end, and kills those that have not ended after a while."""
-        self._ending = True
         self._send(self._running, signal.SIGCONT, number)  # a stopped task would not end
+        self._end_tasks_after_grace(signal.SIGKILL)
+
+    def _end_tasks_after_grace(self, number: int) -> None:
+        self._ending = True
         self._cancel_timers()
-        self._call_later(GRACE_SECONDS, self._end_tasks, signal.SIGKILL)
+        self._call_later(GRACE_SECONDS, self._end_tasks, number)
 
     def _cancel_timers(self) -> None:
         for timer in self._timers:

@@ -12,7 +12,7 @@ import re
 import subprocess
 import sys
 import threading
-from typing import IO, BinaryIO, TextIO, cast
+from typing import IO, BinaryIO
 
 from slurm_resolver.errors import LaunchError
 from slurm_resolver.local import RunOptions, Variables
@@ -85,18 +85,15 @@ class Output:
     def copy(self, rank: int, process: subprocess.Popen[bytes], file: BinaryIO | None) -> None:
         """Starts to copy what comes from a task's pipes to its file, or to the screen."""
         tasks = self._options.num_tasks
-        labelled = self._options.label
-        if labelled is None:
-            labelled = file is None
+        labelled = file is None if self._options.label is None else self._options.label
         label = f"{rank:{len(str(tasks - 1))}d}: ".encode() if labelled else b""
         end = b"\n" if labelled or (file is None and tasks > 1) else b""  # of the last line
-        for source, screen in (
-            (process.stdout, _unbuffered(sys.stdout)),
-            (process.stderr, _unbuffered(sys.stderr)),
-        ):
+        for descriptor, source in enumerate((process.stdout, process.stderr), start=1):
             if source:
+                # Without a buffer: a failed line would stay there, and fail again.
+                target = file or io.FileIO(descriptor, "w", closefd=False)
                 thread = threading.Thread(
-                    target=self._copy, args=(source, file or screen, label, end), daemon=True
+                    target=self._copy, args=(source, target, label, end), daemon=True
                 )
                 thread.start()
                 self._threads.append(thread)
@@ -131,9 +128,3 @@ class Output:
                     f"cannot write the output of the tasks: {error.strerror}. The lines are lost; "
                     "the tasks continue"
                 )
-
-
-def _unbuffered(stream: TextIO) -> BinaryIO:
-    """Returns the stream without a buffer: a failed line would stay there, and fail again."""
-    buffer = stream.buffer
-    return cast(BinaryIO, getattr(buffer, "raw", buffer))

@@ -78,7 +78,7 @@ class Supervisor:
         return status
 
     def _run_until_success(self) -> None:
-        """Runs the step until one start ends with status 0; raises NoRestartError if no other one follows."""
+        """Runs the step until it ends with status 0, or raises NoRestartError."""
         options = self._options
         failures = self._failures
         nodes = self._look()
