@@ -72,9 +72,6 @@ class Client:
         self._told: dict[str, set[int]] = defaultdict(set)  # which ranks, by topic
         self._standing: dict[str, Message] = {}  # sent again after a reconnection
         self._listeners: dict[str, list[Callable[[Message], None]]] = defaultdict(list)
-        self.listen("gathered", self._take_answer)
-        self.listen("told", self._take_told)
-        self.listen("notice", lambda message: warn("%s", message["notice"]))
         self._closed = False
         self._service_rank = 0  # known once it has been reached
         self._lost_at: float | None = None  # when the connection failed
@@ -135,7 +132,7 @@ class Client:
 
     def tell(self, topic: str, value: str) -> None:
         """Tells all tasks something, also those that connect later."""
-        self.say(f"tell {topic}", tell=topic, value=value)
+        self.say(f"tell {topic}", told=topic, value=value)
 
     def all_tell(self, topic: str, ranks: Collection[int], timeout: float) -> bool:
         """Waits until these tasks have told something; returns whether they do in this time."""
@@ -252,10 +249,10 @@ class Client:
         now = time.monotonic()
         pending = [key for key, message in [*self._standing.items()] if "gather" in message]
         if self._lost_at is None:
-            if (pending or not self._has_ended) and now > self._notice_at:
+            reports = self.address.rank <= 1 and now > self._notice_at  # one task does
+            if reports and (pending or not self._has_ended):
                 self._notice_at = now + 2 * _NOTICE_SECONDS
-                if self.address.rank <= 1:  # one task reports it
-                    warn("waiting for %s: %s", self.address.name, self.problem)
+                warn("waiting for %s: %s", self.address.name, self.problem)
             return
         why = "its process has ended"
         if not isinstance(error, ConnectionRefusedError):
@@ -270,18 +267,20 @@ class Client:
         self._dispatch({"gone": self._service_rank, "why": why, "service": True})
 
     def _dispatch(self, message: Message) -> None:
-        for key in () if self._closed else message:
+        if self._closed:
+            return
+        if "gathered" in message:
+            self._send({"received": message["gathered"]})
+            self._answers[message["gathered"]] = message
+        elif "told" in message:
+            self._told[message["told"]].add(message["rank"])
+        elif "notice" in message:
+            warn("%s", message["notice"])
+        for key in message:
             for listener in self._listeners[key]:
                 listener(message)
         with self._changed:
             self._changed.notify_all()
-
-    def _take_answer(self, message: Message) -> None:
-        self._send({"received": message["gathered"]})
-        self._answers[message["gathered"]] = message
-
-    def _take_told(self, message: Message) -> None:
-        self._told[message["told"]].add(message["rank"])
 
     def _send(self, message: Message) -> None:
         if "until" in message:  # another task has another clock

@@ -22,6 +22,7 @@ import threading
 import time
 from asyncio import StreamReader, StreamWriter
 from collections.abc import Container
+from dataclasses import dataclass
 
 from slurm_resolver.coordination import NameOf, ServiceAddress
 from slurm_resolver.coordination.job import Job
@@ -50,15 +51,15 @@ _STRANGERS = 64  # connections beyond those of the tasks
 _SPARE_FILES = 96  # open in this process, beyond the connections of the tasks
 
 
+@dataclass
 class _Link:
     """A process that represents a task, and its connection."""
 
-    def __init__(self, process: Process) -> None:
-        self.process = process
-        self.writer: StreamWriter | None = None  # None while the connection has failed
-        # when the process will be lost, and why
-        self.lost_at = math.inf
-        self.reason = ""
+    process: Process
+    writer: StreamWriter | None = None  # None while the connection has failed
+    # when the process will be lost, and why
+    lost_at: float = math.inf
+    reason: str = ""
 
 
 class Service:
@@ -76,7 +77,6 @@ class Service:
         self._socket = socket.create_server(
             ("", address.port),
             family=socket.AF_INET6 if dual else socket.AF_INET,
-            backlog=4096,
             dualstack_ipv6=dual,
         )
         self._rounds = Rounds(address.num_tasks, self.send, name_of)
@@ -105,8 +105,8 @@ class Service:
     def flush(self) -> None:
         """Waits until the messages of the service have left this process, for 3 s at most."""
         until = time.monotonic() + _FLUSH_SECONDS
-        while any(w.transport.get_write_buffer_size() for w in list(self._connections)):
-            if time.monotonic() > until or not self._thread.is_alive():
+        while time.monotonic() < until and self._thread.is_alive():
+            if not any(w.transport.get_write_buffer_size() for w in list(self._connections)):
                 break
             time.sleep(_TICK_SECONDS / 25)
 
@@ -135,8 +135,9 @@ class Service:
         while not self._closing:
             await asyncio.sleep(_TICK_SECONDS)
             now = time.monotonic()
-            for link in [link for link in self._links.values() if link.lost_at <= now]:
-                self._end(link, link.reason, said_goodbye=False)
+            for link in list(self._links.values()):
+                if link.lost_at <= now:
+                    self._end(link, link.reason, said_goodbye=False)
             if self._departed:  # one message, as large steps end at once
                 self.send(None, {"left": self._departed})
                 self._departed = []
@@ -157,8 +158,6 @@ class Service:
         self._connections.add(writer)
         try:
             process = await asyncio.wait_for(self._shake(reader, writer), HANDSHAKE_SECONDS)
-            if process is None:
-                return
             if process.role != "observer":
                 await self._attend(process, reader, writer)
                 return
@@ -170,28 +169,36 @@ class Service:
             self._connections.discard(writer)
             writer.close()
 
-    async def _shake(self, reader: StreamReader, writer: StreamWriter) -> Process | None:
-        """Returns the process that connects, once it has proved the secret; None if refused."""
+    async def _shake(self, reader: StreamReader, writer: StreamWriter) -> Process:
+        """Returns the process that connects, once it has proved the secret.
+
+        Raises OSError if it is refused.
+        """
         challenge = secrets.token_hex(16)
         key = self._secret.key
         offer = self._secret.offer()
-        greeting = {"protocol": PROTOCOL, "challenge": challenge, "offer": offer}
-        writer.write(encode(greeting))
+        writer.write(encode({"protocol": PROTOCOL, "challenge": challenge, "offer": offer}))
         hello = decode(await reader.readuntil())
         if hello.get("identity") != self.address.identity:
             writer.write(encode({"other": "it belongs to another step, or another start"}))
-            return None
+            raise ConnectionRefusedError
         parts = [challenge, *(hello.get(name) for name in PROVEN)]
-        if not is_proof(hello.get("proof"), key, "task", *parts):
-            return None
         process = Process(*map(hello.get, Process._fields))  # type: ignore[arg-type]
+        observes = process.role == "observer"
+        is_of_task = (
+            process.role in ("program", "launcher")
+            and {type(process.rank), type(process.pid)} == {int}
+            and 0 <= process.rank < self.address.num_tasks
+        )
+        if not (is_proof(hello.get("proof"), key, "task", *parts) and (observes or is_of_task)):
+            raise ConnectionRefusedError
+        answer = {
+            "proof": prove(key, "service", *parts),
+            "grace": self.address.grace,
+            "rank": self.address.rank,
+        }
         refusal = self._refusal
-        if process.role != "observer":
-            roles = ("program", "launcher")
-            if process.role not in roles or {type(process.rank), type(process.pid)} != {int}:
-                return None
-            if not 0 <= process.rank < self.address.num_tasks:
-                return None
+        if is_of_task:
             self._came.add(process.rank)
             link = self._links.get(process[:2])
             if link and link.writer and link.process.number != process.number:
@@ -200,10 +207,11 @@ class Service:
                     f"still runs; process {process.pid} is its child, or a second program in the "
                     "task"
                 )
-        answer = {"proof": prove(key, "service", *parts), "grace": self.address.grace}
-        more = {"refused": refusal} if refusal else {"rank": self.address.rank}
-        writer.write(encode({**answer, **more}))
-        return None if refusal else process
+        if refusal:
+            writer.write(encode({**answer, "refused": refusal}))
+            raise ConnectionRefusedError
+        writer.write(encode(answer))
+        return process
 
     async def _attend(self, process: Process, reader: StreamReader, writer: StreamWriter) -> None:
         link = self._links.get(process[:2])
@@ -236,16 +244,16 @@ class Service:
             seconds = 0.0
             reason = f"its node has not answered for {grace:g} s"
         finally:
-            if link.writer is writer and self._links.get(process[:2]) is link:
+            if link.writer is writer:
                 link.writer = None
                 link.reason = reason
                 link.lost_at = time.monotonic() + seconds
                 self._rounds.disconnected(process)
 
     def _take(self, process: Process, message: Message) -> None:
-        if "tell" in message:
-            told = {"told": message["tell"], "rank": process.rank, "value": message["value"]}
-            self._told[str(message["tell"]), process.rank] = told
+        if "told" in message:
+            told = {**message, "rank": process.rank}
+            self._told[str(message["told"]), process.rank] = told
             self.send(None, told)
         elif "job" in message:
             self._job.message(process, message)
@@ -258,6 +266,7 @@ class Service:
         """Notes the end of a process, and tells the others."""
         process = link.process
         self._links.pop(process[:2], None)
+        link.writer = None
         self._rounds.ended(process, failure, said_goodbye)
         self._job.ended(process, failure, said_goodbye)
         self._monitor.ended(process)
