@@ -95,12 +95,15 @@ class Job:
 
     def has_to_tell(self) -> bool:
         """Returns whether some tasks have to be told how the job ends."""
+        if time.monotonic() >= self._keep_until:
+            return False
+        if self._present:
+            return True
         if self._result is None:
-            waits = bool(self._failure or (self._awaited and self._deadline < math.inf))
-        else:  # tasks that come late to a failed job are told
-            size = sum(job in _TAKE_PART for job in self._jobs)
-            waits = self._result.status != 0 and len(self._numbers) < size
-        return (bool(self._present) or waits) and time.monotonic() < self._keep_until
+            return bool(self._failure or (self._awaited and self._deadline < math.inf))
+        # Tasks that come late to a failed job are told.
+        size = sum(job in _TAKE_PART for job in self._jobs)
+        return self._result.status != 0 and len(self._numbers) < size
 
     def message(self, process: Process, message: Message) -> None:
         """Takes the announcement of a task, and answers with the job's state."""

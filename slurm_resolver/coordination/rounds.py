@@ -52,8 +52,9 @@ class Rounds:
         rank = process.rank
         number = process.number
         if "received" in message:
-            if message["received"] in self._rounds:
-                self._rounds[message["received"]].waiting.discard(rank)
+            received = self._rounds.get(message["received"])
+            if received:
+                received.waiting.discard(rank)
             return
         name = str(message["gather"])
         current = self._rounds.setdefault(name, Round(name))
@@ -82,10 +83,6 @@ class Rounds:
             if message["timeout"] is None and not current.patient:
                 current.patient = True
                 current.next_notice = now + _PATIENT_NOTICE
-        left = self._left.difference(current.values, current.without) if current.patient else ()
-        if left:
-            self._end_without(current, min(left))
-            return
         # Counted first, as this is asked for every task.
         enough = len(current.values) + len(current.without) >= self._num_tasks
         if current.waiting and enough and not self._missing(current):
@@ -106,7 +103,7 @@ class Rounds:
                 current.values.pop(process.rank, None)
 
     def ended(self, process: Process, failure: str, said_goodbye: bool) -> None:
-        """Ends the rounds in which an ended process takes part, or that wait for it patiently."""
+        """Ends the rounds in which an ended process takes part."""
         rank = process.rank
         is_program = process.role == "program"
         raised = f"its process ended: {failure}" if said_goodbye else failure
@@ -117,58 +114,50 @@ class Rounds:
             if current.answer or not is_program:
                 current.waiting.discard(rank)
                 continue
-            awaited = current.patient and rank in self._missing(current)
-            if current.numbers.get(rank) == process.number or awaited:
+            if current.numbers.get(rank) == process.number:
                 self._end_without(current, rank)
             elif failure and current.waiting:
-                self._notify(current)
+                current.next_notice = 0.0
 
     def tick(self, now: float) -> None:
         """Ends the rounds whose time is up, and lets one task report which are missing.
 
-        In a patient round, the missing tasks are told instead: they may have left it out.
+        A patient round ends if a missing task has ended; the other missing ones are told: they may
+        have left it out.
         """
         for current in self._rounds.values():
             if current.answer:
                 continue
-            waiting = min(current.waiting & current.values.keys(), default=None)
-            if now >= current.deadline:
+            waiting = current.waiting & current.values.keys()
+            left = self._left.difference(current.values, current.without)
+            if current.patient and left:
+                self._end_without(current, min(left))
+            elif now >= current.deadline:
                 count, names = self._describe_missing(current)
-                self._end(
-                    current,
-                    {
-                        "error": f"{count} did not come to {current.purpose} within "
-                        f"{current.seconds:.3g} s: {names}. Look at their output, and check that "
-                        "all tasks run the same program."
-                    },
+                error = (
+                    f"{count} did not come to {current.purpose} within {current.seconds:.3g} s: "
+                    f"{names}. Look at their output, and check that all tasks run the same program."
                 )
-            elif now >= current.next_notice and waiting is not None:
-                current.next_notice += _NEXT_NOTICES
+                self._end(current, {"error": error})
+            elif now >= current.next_notice and waiting:
+                current.next_notice = now + _NEXT_NOTICES
                 if current.patient:
-                    self._send(
-                        self._missing(current),
-                        {
-                            "awaited": current.name,
-                            "rank": waiting,
-                            "value": current.values[waiting],
-                        },
-                    )
+                    rank = min(waiting)
+                    awaited = {"awaited": current.name, "rank": rank, "value": current.values[rank]}
+                    self._send(self._missing(current), awaited)
                 else:
-                    self._notify(current)
-
-    def _notify(self, current: Round) -> None:
-        count, names = self._describe_missing(current)
-        waited = time.monotonic() - current.began
-        self._send(
-            [min(current.waiting)], {"notice": f"waiting for {count} since {waited:.0f} s: {names}"}
-        )
+                    count, names = self._describe_missing(current)
+                    waited = now - current.began
+                    notice = f"waiting for {count} since {waited:.0f} s: {names}"
+                    self._send([min(waiting)], {"notice": notice})
 
     def _describe_missing(self, current: Round) -> tuple[str, str]:
         """Returns how many tasks are missing, and which."""
-        missing = self._missing(current)
-        endings = {rank: f" ({ending})" for rank, ending in self._endings.items()}
-        names = [f"{self._name_of(rank)}{endings.get(rank, '')}" for rank in missing]
-        return f"{len(missing)} of {self._num_tasks} tasks", shorten(names, _MOST_NAMES)
+        names = []
+        for rank in self._missing(current):
+            ending = f" ({self._endings[rank]})" if rank in self._endings else ""
+            names.append(f"{self._name_of(rank)}{ending}")
+        return f"{len(names)} of {self._num_tasks} tasks", shorten(names, _MOST_NAMES)
 
     def _missing(self, current: Round) -> list[int]:
         known = current.values.keys() | current.without

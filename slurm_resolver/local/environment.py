@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import getpass
 import os
+import random
 import re
 import socket
 from pathlib import Path
@@ -24,8 +25,7 @@ from slurm_resolver.slurm.gpu_variables import (
 )
 from slurm_resolver.slurm.step import SlurmStep
 
-_FIRST_PORT = 12_288
-_LAST_PORT = 32_767
+_PORTS = range(12_288, 32_768)
 # srun sets the end of a job without a time limit to one year after its start.
 _NO_LIMIT_SECONDS = 31_536_000
 # Variables that describe a step. This package's others are settings, which tasks inherit.
@@ -78,11 +78,9 @@ def step_environment(
 
 def free_ports(count: int) -> list[int]:
     """Returns ports of this machine that no process listens on, below the ephemeral ones."""
-    number = _LAST_PORT - _FIRST_PORT + 1
     ports: list[int] = []
-    for offset in range(number):
-        # by the process id, so that two steps that start at the same time find different ones
-        port = _FIRST_PORT + (os.getpid() * 64 + offset) % number
+    # in any order, so that two steps that start at the same time find different ones
+    for port in random.sample(_PORTS, len(_PORTS)):
         with contextlib.suppress(OSError), socket.create_server(("", port)):
             ports.append(port)
         if len(ports) == count:
