@@ -152,10 +152,12 @@ class Job:
             # Only a launcher knows that a server has ended well before the others.
             if process.role == "program":
                 failure = failure or "its process ended before those that it serves"
+            workers = {rank for rank, job in enumerate(self._jobs) if job == "worker"}
+            ended = self._numbers.keys() - self._present.keys()
             # TensorFlow waits without end for a lost ps, and for a worker if none is left.
             if failure and self._jobs[rank] == "ps":
                 self._end(1, f"{name} is lost, and its variables with it: {failure}")
-            elif failure and self._is_last_worker():
+            elif failure and workers <= ended:
                 self._end(1, f"{name} is lost, and no other worker is left: {failure}")
             elif self._jobs[rank] == "worker":
                 print_line(f"{name} is lost, the others continue: {failure or 'its process ended'}")
@@ -192,11 +194,6 @@ class Job:
                 "session also waits for ended workers, unless it has "
                 'ConfigProto(device_filters=["/job:ps", "/job:worker/task:INDEX"]).'
             )
-
-    def _is_last_worker(self) -> bool:
-        """Returns whether all workers have come, and none is present any more."""
-        workers = {rank for rank, job in enumerate(self._jobs) if job == "worker"}
-        return workers <= self._numbers.keys() and workers.isdisjoint(self._present)
 
     def _look(self) -> None:
         """Ends the job if all who train have ended; a server that comes later cannot be told."""

@@ -67,29 +67,24 @@ def report_seconds(limit: float) -> float:
     return min(_REPORT_SECONDS, limit / 4) if limit else _REPORT_SECONDS
 
 
-def find_behind(workers: Workers, silence: float) -> list[int]:
-    """Returns the ranks that the others wait for; all ranks if that is unknown.
-
-    They are those that have not reported for `silence` seconds, or are in the earliest step.
-    """
-    silent = [rank for rank, report in workers.items() if report.silent > silence]
-    if silent:
-        return silent
-    least = min(report.begun for report in workers.values())
-    late = {rank: report.phase for rank, report in workers.items() if report.begun == least}
-    waits = {STEP, MEETING}
-    if len(late) == len(workers) and set(late.values()) - {IDLE, *waits}:
-        waits.add(IDLE)
-    return [rank for rank, phase in late.items() if phase not in waits] or list(late)
-
-
 def find_stall(workers: Workers, limit: float, silence: float) -> list[int]:
-    """Returns the ranks that are behind if no worker has done anything for too long; else []."""
+    """Returns the ranks that the others wait for if no worker has done anything for too long.
+
+    They are those that have not reported for `silence` seconds, or are in the earliest step; all
+    ranks if that is unknown. Without a stall it returns [].
+    """
     reports = workers.values()
     phases = {report.phase for report in reports}
     if phases == {IDLE}:
         return []
-    behind = find_behind(workers, silence)
+    behind = [rank for rank, report in workers.items() if report.silent > silence]
+    if not behind:
+        least = min(report.begun for report in reports)
+        late = {rank: report.phase for rank, report in workers.items() if report.begun == least}
+        waits = {STEP, MEETING}
+        if len(late) == len(workers) and phases - {IDLE, *waits}:
+            waits.add(IDLE)
+        behind = [rank for rank, phase in late.items() if phase not in waits] or list(late)
     # An idle worker may prepare its data for long before a fit, but not while the others train.
     if MEETING in phases or any(workers[rank].phase in _PATIENT for rank in behind):
         limit *= _PATIENCE

@@ -87,7 +87,7 @@ class Service:
         self._told: dict[tuple[str, int], Message] = {}  # what tasks tell all others
         self._connections: set[StreamWriter] = set()
         self._came: set[int] = set()  # the ranks that have connected
-        self._closing = False
+        self._waits_until = math.inf
         self._thread = threading.Thread(
             target=lambda: asyncio.run(self._serve()), name="slurm_resolver service", daemon=True
         )
@@ -113,15 +113,8 @@ class Service:
     def close(self) -> None:
         """Ends the service once no task relies on it; the last messages are sent."""
         self._job.is_leaving = True
-        until = time.monotonic() + self.address.grace
-        while self._thread.is_alive():
-            refuses = self._refusal and len(self._came) < self.address.num_tasks
-            owes = (self._rounds.owes or refuses) and time.monotonic() < until
-            if not (owes or self._job.has_to_tell()):
-                break
-            time.sleep(_TICK_SECONDS / 5)
-        self._closing = True
-        self._thread.join(2 * _FLUSH_SECONDS)
+        self._waits_until = time.monotonic() + self.address.grace
+        self._thread.join()
 
     def sockets(self) -> list[socket.socket]:
         """Returns the open sockets: a forked process closes its copies, to free the port."""
@@ -132,7 +125,8 @@ class Service:
         server = await asyncio.start_server(
             self._admit, sock=self._socket, limit=MOST_BYTES, backlog=4096
         )
-        while not self._closing:
+        owes = True  # whether some tasks have not been told something that they need
+        while owes or not self._job.is_leaving or self._job.has_to_tell():
             await asyncio.sleep(_TICK_SECONDS)
             now = time.monotonic()
             for link in list(self._links.values()):
@@ -143,6 +137,8 @@ class Service:
                 self._departed = []
             for part in (self._rounds, self._job, self._monitor):
                 part.tick(now)
+            refuses = self._refusal and len(self._came) < self.address.num_tasks
+            owes = now < self._waits_until and bool(self._rounds.owes or refuses)
         server.close()
         self.send(None, {"closing": True})
         for writer in self._connections:
@@ -236,7 +232,16 @@ class Service:
                 if "goodbye" in message:
                     self._end(link, str(message["goodbye"]), said_goodbye=True)
                     return
-                self._take(process, message)
+                if "told" in message:
+                    told = {**message, "rank": process.rank}
+                    self._told[str(message["told"]), process.rank] = told
+                    self.send(None, told)
+                elif "job" in message:
+                    self._job.message(process, message)
+                elif "progress" in message:
+                    self._monitor.message(process, message)
+                else:
+                    self._rounds.message(process, message)
         except EOFError:
             seconds = RETURN_SECONDS
             reason = "its process has ended"
@@ -249,18 +254,6 @@ class Service:
                 link.reason = reason
                 link.lost_at = time.monotonic() + seconds
                 self._rounds.disconnected(process)
-
-    def _take(self, process: Process, message: Message) -> None:
-        if "told" in message:
-            told = {**message, "rank": process.rank}
-            self._told[str(message["told"]), process.rank] = told
-            self.send(None, told)
-        elif "job" in message:
-            self._job.message(process, message)
-        elif "progress" in message:
-            self._monitor.message(process, message)
-        else:
-            self._rounds.message(process, message)
 
     def _end(self, link: _Link, failure: str, said_goodbye: bool) -> None:
         """Notes the end of a process, and tells the others."""

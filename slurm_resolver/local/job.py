@@ -13,7 +13,6 @@ import os
 import signal
 import subprocess
 import tempfile
-import threading
 import time
 from collections.abc import Iterable
 from typing import Any, Callable
@@ -45,7 +44,7 @@ async def run_job(options: RunOptions) -> int:
     steps = 0
     while True:
         step = _Step(options)
-        for number in SIGNALS:
+        for number in (signal.SIGCHLD, *SIGNALS):
             asyncio.get_running_loop().add_signal_handler(number, step.on_signal, number)
         variables = step_environment(options, started, requeues, steps)
         await step.run(variables, time.time() - started)
@@ -111,8 +110,13 @@ class _Step:
                 self._send(range(len(self._processes)), signal.SIGKILL)
 
     def on_signal(self, number: signal.Signals) -> None:
-        """Passes SIGUSR1 on to the tasks, preempts them on SIGUSR2, and ends them on any other."""
-        if number == signal.SIGUSR1:
+        """Passes SIGUSR1 on to the tasks, preempts them on SIGUSR2, and ends them on any other.
+
+        SIGCHLD says that a task has ended.
+        """
+        if number == signal.SIGCHLD:
+            self._find_ended_tasks()
+        elif number == signal.SIGUSR1:
             self._send(self._running, number)
         elif number == signal.SIGUSR2:
             self._preempt()
@@ -144,13 +148,12 @@ class _Step:
         self._processes.append(process)
         self._running.add(rank)
         output.copy(rank, process, file)
-        threading.Thread(target=self._watch, args=(rank, process), daemon=True).start()
 
-    def _watch(self, rank: int, process: subprocess.Popen[bytes]) -> None:
-        status = process.wait()
-        with contextlib.suppress(RuntimeError):  # the launcher has given up
-            status = status if status >= 0 else 128 - status
-            self._loop.call_soon_threadsafe(self._on_task_end, rank, status)
+    def _find_ended_tasks(self) -> None:
+        for rank in list(self._running):
+            status = self._processes[rank].poll()
+            if status is not None:
+                self._on_task_end(rank, status if status >= 0 else 128 - status)
 
     def _set_timers(self, elapsed: float) -> None:
         options = self._options

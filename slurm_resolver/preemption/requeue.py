@@ -158,7 +158,7 @@ def requeue_job(
     return ExitPlan(TERMINATED_STATUS, message, _BATCH_END_SECONDS)
 
 
-def _slurm_requeues(job: dict[str, str], seconds_left: Callable[[], float]) -> bool:
+def _slurm_requeues(job: scontrol.Fields, seconds_left: Callable[[], float]) -> bool:
     """Whether Slurm itself requeues this job (`show_job`) because it preempts it."""
     may_be = job.get("Requeue") == job.get("BatchFlag") == "1"
     if not may_be or not scontrol.is_preempted(job):

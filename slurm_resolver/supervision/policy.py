@@ -7,11 +7,12 @@ or does not answer stays in the list, and only its state shows it.
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from slurm_resolver.slurm import scontrol
 from slurm_resolver.slurm.hostlist import expand_hostlist
+from slurm_resolver.slurm.scontrol import Fields
 from slurm_resolver.supervision.step import StepFailure
 
 # A step that ran for longer has made progress, even if its output does not say so.
@@ -50,7 +51,7 @@ def same_again(failures: Sequence[StepFailure]) -> bool:
 
 
 def job_is_ending(
-    job: Mapping[str, str], restarts: int, least_time: float, now: float
+    job: Fields, restarts: int, least_time: float, now: float
 ) -> NoRestartError | None:
     """Returns why Slurm is about to end a job (`scontrol.show_job`); None if it is not.
 
@@ -72,12 +73,12 @@ def job_is_ending(
     return None
 
 
-def healthy_nodes(states: Mapping[str, str]) -> list[str]:
+def healthy_nodes(states: Fields) -> list[str]:
     """Returns the nodes that can start tasks, by their states (`scontrol.node_states`)."""
     return [name for name, state in states.items() if not _UNHEALTHY.search(state)]
 
 
-def is_lost(job: Mapping[str, str]) -> bool:
+def is_lost(job: Fields) -> bool:
     """Whether a running job (`scontrol.show_job`) has lost the node of its batch file."""
     host = job.get("BatchHost", "")
     nodelist = job.get("NodeList", "")

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from slurm_resolver.preemption.requeue import REQUEUE_STATUS, job_id_for_scontrol
 from slurm_resolver.slurm import scontrol
 from slurm_resolver.slurm.hostlist import compress_hostlist
+from slurm_resolver.slurm.scontrol import Fields
 from slurm_resolver.slurm.step import SlurmStep
 from slurm_resolver.supervision.batch_host import watched
 from slurm_resolver.supervision.policy import (
@@ -143,7 +144,7 @@ class Supervisor:
             # The node may be the cause: try once more without it.
             self._suspects[node] = "the same failure twice"
 
-    def _look(self) -> dict[str, str]:
+    def _look(self) -> Fields:
         """Returns the states of the job's nodes; raises NoRestartError if the job ends."""
         job_id = job_id_for_scontrol(self._step) or ""
         until = time.monotonic() + _CONTROLLER_SECONDS
@@ -165,7 +166,7 @@ class Supervisor:
             self._signals.wait(5.0)
         raise NoRestartError(f"{self._signals.received.name} has come")
 
-    def _without(self, nodes: Mapping[str, str], used: Sequence[str]) -> str:
+    def _without(self, nodes: Fields, used: Sequence[str]) -> str:
         """Returns the nodes that cannot be used, each with the reason, for a message; or ''."""
         reasons = {name: nodes.get(name, "no longer the job's") for name in self._all}
         for name in healthy_nodes(nodes):
