@@ -58,7 +58,7 @@ def announcement(tasks: Sequence[tuple[str, int, str]], rank: int) -> Message | 
     trainers = [rank for rank, job in enumerate(jobs) if job in TRAIN]
     if jobs[rank] not in _TAKE_PART or not trainers or "ps" not in jobs:
         return None
-    leader = min(trainers, key=lambda rank: tasks[rank][:2])
+    leader = min(trainers, key=tasks.__getitem__)
     digest = hashlib.sha256(json.dumps(tasks).encode()).hexdigest()[:16]
     # All jobs take some 100 bytes, however many tasks there are.
     return {

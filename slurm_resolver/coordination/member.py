@@ -19,7 +19,7 @@ class Member:
         """Announces the task; `on_over` is called in a thread when the job is over."""
         self.client = client
         self.name = client.name_of(client.address.rank)
-        self.serves = bool(announced["serves"])  # whether this task only serves others
+        self.serves: bool = announced["serves"]  # whether this task only serves others
         self.result: JobResult | None = None  # how the job has ended
         self._announced = announced
         self._on_over = on_over
@@ -31,7 +31,8 @@ class Member:
     def serve(self, timeout: float) -> None:
         """Announces that this task only serves, and that the others must come within `timeout`."""
         self.serves = True
-        self.client.say("job", **{**self._announced, "serves": True, "seconds": timeout})
+        self._announced.update(serves=True, seconds=timeout)
+        self.client.say("job", **self._announced)
 
     def await_joined(self, timeout: float) -> None:
         """Waits until the service knows of this task; after `timeout` seconds, the job is over.
@@ -40,9 +41,9 @@ class Member:
         """
         client = self.client
         if not client.wait_for(lambda: self._has_joined or client.refusal, timeout):
-            name = client.address.name
-            problem = client.problem
-            self._end(1, f"{name} did not answer within {timeout:g} s: {problem}")
+            self._end(
+                1, f"{client.address.name} did not answer within {timeout:g} s: {client.problem}"
+            )
 
     def await_over(self) -> JobResult:
         """Waits until the job is over, and returns how it has ended."""

@@ -152,7 +152,7 @@ class Monitor:
 
     def message(self, process: Process, message: Message) -> None:
         """Takes a worker's report."""
-        self._limit = float(message["limit"])
+        self._limit = message["limit"]
         self._reports[process.rank] = (time.monotonic(), Report(*message["progress"]))
 
     def ended(self, process: Process) -> None:

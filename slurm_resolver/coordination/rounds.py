@@ -74,10 +74,10 @@ class Rounds:
         self._left.discard(rank)
         if "seconds" in message:  # else it does not wait
             now = time.monotonic()
-            deadline = now + float(message["seconds"])
+            deadline = now + message["seconds"]
             if deadline < current.deadline:
                 current.deadline = deadline
-                current.seconds = float(message["timeout"])
+                current.seconds = message["timeout"]
             current.waiting.add(rank)
             current.without = set(message["without"])
             if message["timeout"] is None and not current.patient:

@@ -230,11 +230,11 @@ class Service:
             while True:
                 message = decode(await reader.readuntil())
                 if "goodbye" in message:
-                    self._end(link, str(message["goodbye"]), said_goodbye=True)
+                    self._end(link, message["goodbye"], said_goodbye=True)
                     return
                 if "told" in message:
                     told = {**message, "rank": process.rank}
-                    self._told[str(message["told"]), process.rank] = told
+                    self._told[message["told"], process.rank] = told
                     self.send(None, told)
                 elif "job" in message:
                     self._job.message(process, message)

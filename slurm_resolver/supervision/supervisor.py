@@ -103,22 +103,25 @@ class Supervisor:
                     f"{compress_hostlist(chosen)}{self._without(nodes, chosen)}; "
                     f"first failure: {failures[-1].text}"
                 )
+            count = len(chosen)
+            each = options.tasks_per_node
+            srun, *words = options.command
+            command = [  # an option of the user's own comes later, and counts
+                srun,
+                f"--nodes={count}",
+                f"--ntasks={count * each}",
+                f"--ntasks-per-node={each}",
+                f"--nodelist={compress_hostlist(chosen)}",
+                *words,
+            ]
             with watched(self._step, healthy, options.requeue, options.watch):
-                status, output = run_step(self._command(chosen), self._signals)
+                status, output = run_step(command, self._signals)
             if status == 0:
                 return
             failures.append(output.failure(status))
-            self._check_failure(spare=len(self._all) > len(chosen))
+            self._check_failure(spare=len(self._all) > count)
             self._signals.wait(options.pause)
             nodes = self._look()
-
-    def _command(self, nodes: Sequence[str]) -> list[str]:
-        srun, *words = self._options.command
-        count = len(nodes)
-        each = self._options.tasks_per_node
-        where = [f"--nodes={count}", f"--ntasks={count * each}", f"--ntasks-per-node={each}"]
-        # These come first, so that an option of the user's own counts.
-        return [srun, *where, f"--nodelist={compress_hostlist(nodes)}", *words]
 
     def _check_failure(self, spare: bool) -> None:
         """Raises NoRestartError if a restart after the last failure would not help."""
