@@ -100,7 +100,7 @@ class Client:
         seconds = math.inf if timeout is None else timeout
         until = time.monotonic() + seconds
         with self._changed:
-            name = self.offer(purpose, value, without=sorted(without), until=until, timeout=timeout)
+            name = self.offer(purpose, value, without=list(without), until=until, timeout=timeout)
             for more in (seconds, _ANSWER_SECONDS):
                 self.wait_for(lambda: name in self._answers or self.refusal, more)
                 if self._socket is None:  # nobody will answer
@@ -228,7 +228,7 @@ class Client:
         if "refused" in answer:
             self.refusal = f"{self.address.name} refuses this process: {answer['refused']}."
             return
-        detect_dead_peers(sock, max(1.0, float(answer["grace"]) / 2))
+        detect_dead_peers(sock, max(1.0, answer["grace"] / 2))
         sock.settimeout(None)
         self._service_rank = answer["rank"]
         self.problem = "it was reached, but its process is stopped, or its node is silent"

@@ -25,7 +25,7 @@ import json
 import math
 import time
 from collections.abc import Iterable, Sequence
-from typing import NamedTuple
+from typing import Callable, NamedTuple
 
 from slurm_resolver.coordination import NameOf, wire
 from slurm_resolver.coordination.wire import Message, Process, Send, TextByRank
@@ -85,12 +85,8 @@ class Job:
         self._awaited: set[int] = set()  # the ranks that have not come yet
         # By rank of a task that trains: None, or once it has ended, why it failed or ''.
         self._ends: dict[int, str | None] = {}
-        self._deadline = math.inf
-        self._timeout = 0.0
+        self._has_deadline = False  # for those that are awaited
         self._keep_until = math.inf
-        self._failure = ""  # why the leader has failed
-        self._fails_at = math.inf  # when that counts
-        self._leader_ended = math.inf
         self._result: JobResult | None = None
 
     def has_to_tell(self) -> bool:
@@ -100,7 +96,8 @@ class Job:
         if self._present:
             return True
         if self._result is None:
-            return bool(self._failure or (self._awaited and self._deadline < math.inf))
+            # A failure of the leader counts a little later.
+            return bool(self._ends.get(self._leader) or (self._awaited and self._has_deadline))
         # Tasks that come late to a failed job are told.
         size = sum(job in _TAKE_PART for job in self._jobs)
         return self._result.status != 0 and len(self._numbers) < size
@@ -120,11 +117,9 @@ class Job:
             needed = ("ps",) if self._jobs[self._leader] == "chief" else ("ps", "worker")
             self._awaited = {r for r, job in enumerate(self._jobs) if job in needed}
             self._awaited.add(self._leader)
-        seconds = message.get("seconds", math.inf)
-        deadline = time.monotonic() + seconds
-        if deadline < self._deadline:
-            self._deadline = deadline
-            self._timeout = seconds
+        if "seconds" in message:
+            self._has_deadline = True
+            _call_later(message["seconds"], self._end_wait, message["seconds"])
         self._awaited.discard(rank)
         if message["serves"]:
             self._ends.pop(rank, None)
@@ -164,41 +159,36 @@ class Job:
         else:
             self._ends[rank] = failure
             if rank == self._leader and failure:
-                self._failure = f"{name} has failed: {failure}"
-                self._fails_at = time.monotonic() + (_REASON_SECONDS if said_goodbye else 0.0)
+                seconds = _REASON_SECONDS if said_goodbye else 0.0
+                _call_later(seconds, self._end, 1, f"{name} has failed: {failure}")
             elif rank == self._leader:
-                self._leader_ended = time.monotonic() + _WAIT_NOTICE_SECONDS
+                _call_later(_WAIT_NOTICE_SECONDS, self._report_running)
             elif failure:
                 print_line(f"{name} has failed, the others continue: {failure}")
         self._look()
 
-    def tick(self, now: float) -> None:
-        """Ends the job if the leader has failed, or if tasks have not come in time."""
-        if self._result:
-            return
-        if now >= self._fails_at:
-            self._end(1, self._failure)
-        elif self._awaited and now >= self._deadline:
-            why = f"did not come within {self._timeout:g} s"
-            needed = [r for r in self._awaited if r == self._leader or self._jobs[r] == "ps"]
-            if needed:
-                self._end(1, f"{self._names(needed)} {why}")
-            self._ends.update(dict.fromkeys(self._awaited, f"it {why}"))
-            self._awaited.clear()
-            self._look()
-        if now >= self._leader_ended and None in self._ends.values():
-            self._leader_ended = math.inf
-            still = self._names(rank for rank, end in self._ends.items() if end is None)
+    def _end_wait(self, timeout: float) -> None:
+        """Ends the job if the leader or a server has not come in time."""
+        why = f"did not come within {timeout:g} s"
+        needed = [r for r in self._awaited if r == self._leader or self._jobs[r] == "ps"]
+        if needed:
+            self._end(1, f"{self._names(needed)} {why}")
+        self._ends.update(dict.fromkeys(self._awaited, f"it {why}"))
+        self._awaited.clear()
+        self._look()
+
+    def _report_running(self) -> None:
+        still = [rank for rank, end in self._ends.items() if end is None]
+        if still and self._result is None:
             print_line(
-                f"{self._name_of(self._leader)} has ended; {still} still runs. A TensorFlow 1 "
-                "session also waits for ended workers, unless it has "
+                f"{self._name_of(self._leader)} has ended; {self._names(still)} still runs. A "
+                "TensorFlow 1 session also waits for ended workers, unless it has "
                 'ConfigProto(device_filters=["/job:ps", "/job:worker/task:INDEX"]).'
             )
 
     def _look(self) -> None:
         """Ends the job if all who train have ended; a server that comes later cannot be told."""
-        trains = self._ends.get(self._leader) is None or None in self._ends.values()
-        if trains or self._awaited or self._failure:
+        if self._ends.get(self._leader) != "" or self._awaited or None in self._ends.values():
             return
         failed = {rank: why for rank, why in sorted(self._ends.items()) if why}
         told = [f"{self._name_of(rank)} has failed: {why}" for rank, why in failed.items()]
@@ -213,3 +203,10 @@ class Job:
 
     def _names(self, ranks: Iterable[int]) -> str:
         return shorten([*map(self._name_of, sorted(ranks))], _MOST_NAMES)
+
+
+def _call_later(seconds: float, action: Callable[..., None], *arguments: object) -> None:
+    """Calls a function in the thread of the service, which calls this one."""
+    import asyncio  # takes long: only the service needs it
+
+    asyncio.get_running_loop().call_later(seconds, action, *arguments)

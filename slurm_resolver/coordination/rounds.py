@@ -6,6 +6,7 @@ ends. Every task gets the answer, including those that come later or ask again.
 
 from __future__ import annotations
 
+import asyncio
 import time
 
 from slurm_resolver.coordination import NameOf
@@ -28,10 +29,9 @@ class Round:
         self.values: TextByRank = {}
         self.numbers: TextByRank = {}  # of the processes
         self.waiting: set[int] = set()  # the ranks that wait for the answer
-        self.without: set[int] = set()  # the ranks that do not take part
         self.patient = False  # whether it has no deadline, and ends when a task leaves
         self.began = time.monotonic()
-        self.deadline = self.seconds = float("inf")
+        self.is_expired = False  # whether it has ended because its time was up
         self.next_notice = self.began + _FIRST_NOTICE
         self.answer: Message = {}  # before the round has ended
 
@@ -63,8 +63,7 @@ class Rounds:
             current = self._rounds[name] = Round(name)
         if current.answer:
             answer = current.answer
-            is_late = time.monotonic() >= current.deadline and rank not in current.values
-            if "error" in answer and is_late:
+            if current.is_expired and rank not in current.values:
                 answer = {**answer, "error": f"this task came too late: {answer['error']}"}
             self._send([rank], answer)
             return
@@ -73,20 +72,18 @@ class Rounds:
         self._endings.pop(rank, None)
         self._left.discard(rank)
         if "seconds" in message:  # else it does not wait
-            now = time.monotonic()
-            deadline = now + message["seconds"]
-            if deadline < current.deadline:
-                current.deadline = deadline
-                current.seconds = message["timeout"]
             current.waiting.add(rank)
-            current.without = set(message["without"])
-            if message["timeout"] is None and not current.patient:
+            for other in message["without"]:  # it does not take part
+                current.values.setdefault(other, "null")
+            timeout = message["timeout"]
+            if timeout is not None:
+                loop = asyncio.get_running_loop()
+                loop.call_later(message["seconds"], self._expire, current, timeout)
+            elif not current.patient:
                 current.patient = True
-                current.next_notice = now + _PATIENT_NOTICE
-        # Counted first, as this is asked for every task.
-        enough = len(current.values) + len(current.without) >= self._num_tasks
-        if current.waiting and enough and not self._missing(current):
-            values = [current.values.get(each, "null") for each in range(self._num_tasks)]
+                current.next_notice = time.monotonic() + _PATIENT_NOTICE
+        if current.waiting and len(current.values) == self._num_tasks:
+            values = [current.values[each] for each in range(self._num_tasks)]
             self._end(current, {"values": pack(values)})
             # All tasks are beyond the round before, which nobody will ask for again.
             self._rounds.pop(f"{current.purpose} {int(name.rpartition(' ')[2]) - 1}", None)
@@ -120,7 +117,7 @@ class Rounds:
                 current.next_notice = 0.0
 
     def tick(self, now: float) -> None:
-        """Ends the rounds whose time is up, and lets one task report which are missing.
+        """Lets one task report which are missing.
 
         A patient round ends if a missing task has ended; the other missing ones are told: they may
         have left it out.
@@ -129,16 +126,9 @@ class Rounds:
             if current.answer:
                 continue
             waiting = current.waiting & current.values.keys()
-            left = self._left.difference(current.values, current.without)
+            left = self._left.difference(current.values)
             if current.patient and left:
                 self._end_without(current, min(left))
-            elif now >= current.deadline:
-                count, names = self._describe_missing(current)
-                error = (
-                    f"{count} did not come to {current.purpose} within {current.seconds:.3g} s: "
-                    f"{names}. Look at their output, and check that all tasks run the same program."
-                )
-                self._end(current, {"error": error})
             elif now >= current.next_notice and waiting:
                 current.next_notice = now + _NEXT_NOTICES
                 if current.patient:
@@ -151,6 +141,16 @@ class Rounds:
                     notice = f"waiting for {count} since {waited:.0f} s: {names}"
                     self._send([min(waiting)], {"notice": notice})
 
+    def _expire(self, current: Round, timeout: float) -> None:
+        if not current.answer:
+            current.is_expired = True
+            count, names = self._describe_missing(current)
+            error = (
+                f"{count} did not come to {current.purpose} within {timeout:.3g} s: {names}. Look "
+                "at their output, and check that all tasks run the same program."
+            )
+            self._end(current, {"error": error})
+
     def _describe_missing(self, current: Round) -> tuple[str, str]:
         """Returns how many tasks are missing, and which."""
         names = []
@@ -160,8 +160,7 @@ class Rounds:
         return f"{len(names)} of {self._num_tasks} tasks", shorten(names, _MOST_NAMES)
 
     def _missing(self, current: Round) -> list[int]:
-        known = current.values.keys() | current.without
-        return [rank for rank in range(self._num_tasks) if rank not in known]
+        return [rank for rank in range(self._num_tasks) if rank not in current.values]
 
     def _end_without(self, current: Round, rank: int) -> None:
         error = (

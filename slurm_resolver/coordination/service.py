@@ -57,8 +57,8 @@ class _Link:
 
     process: Process
     writer: StreamWriter | None = None  # None while the connection has failed
-    # when the process will be lost, and why
-    lost_at: float = math.inf
+    # after the connection has failed: what will make the process lost, and why
+    loss: asyncio.TimerHandle | None = None
     reason: str = ""
 
 
@@ -96,10 +96,11 @@ class Service:
     def send(self, ranks: Container[int] | None, message: Message) -> None:
         """Sends a message to the processes of these tasks; None for all tasks."""
         line = encode(message)
-        links = [one for one in self._links.values() if ranks is None or one.process.rank in ranks]
         # This task comes last: it may then hold the interpreter, and block this thread.
-        for link in sorted(links, key=lambda link: link.process.rank == self.address.rank):
-            if link.writer and not link.writer.transport.is_closing():
+        own = self.address.rank
+        for link in sorted(self._links.values(), key=lambda link: link.process.rank == own):
+            is_meant = ranks is None or link.process.rank in ranks
+            if is_meant and link.writer and not link.writer.transport.is_closing():
                 link.writer.write(line)
 
     def flush(self) -> None:
@@ -129,14 +130,11 @@ class Service:
         while owes or not self._job.is_leaving or self._job.has_to_tell():
             await asyncio.sleep(_TICK_SECONDS)
             now = time.monotonic()
-            for link in list(self._links.values()):
-                if link.lost_at <= now:
-                    self._end(link, link.reason, said_goodbye=False)
             if self._departed:  # one message, as large steps end at once
                 self.send(None, {"left": self._departed})
                 self._departed = []
-            for part in (self._rounds, self._job, self._monitor):
-                part.tick(now)
+            self._rounds.tick(now)
+            self._monitor.tick(now)
             refuses = self._refusal and len(self._came) < self.address.num_tasks
             owes = now < self._waits_until and bool(self._rounds.owes or refuses)
         server.close()
@@ -211,6 +209,8 @@ class Service:
 
     async def _attend(self, process: Process, reader: StreamReader, writer: StreamWriter) -> None:
         link = self._links.get(process[:2])
+        if link and link.loss:
+            link.loss.cancel()
         if link is None or link.process.number != process.number:
             if link:  # it has ended, and this process follows it
                 self._job.ended(link.process, link.reason, said_goodbye=True)
@@ -219,7 +219,6 @@ class Service:
         elif link.writer:
             link.writer.close()
         link.writer = writer
-        link.lost_at = math.inf
         for told in self._told.values():
             writer.write(encode(told))
         grace = self.address.grace
@@ -252,7 +251,8 @@ class Service:
             if link.writer is writer:
                 link.writer = None
                 link.reason = reason
-                link.lost_at = time.monotonic() + seconds
+                loop = asyncio.get_running_loop()
+                link.loss = loop.call_later(seconds, self._end, link, reason, False)
                 self._rounds.disconnected(process)
 
     def _end(self, link: _Link, failure: str, said_goodbye: bool) -> None:
