@@ -168,7 +168,7 @@ def _addresses(
 def _ask(address: ServiceAddress) -> Message:
     """Returns what a service knows of the workers; raises as `open_connection`."""
     sock, lines, answer = open_connection(
-        address, {"rank": None, "role": "observer", "number": secrets.token_hex(8)}
+        address, {"rank": 0, "role": "observer", "pid": 0, "number": secrets.token_hex(8)}
     )
     with sock, lines:
         if "refused" in answer:

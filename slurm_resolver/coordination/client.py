@@ -167,7 +167,6 @@ class Client:
             self._closed = True
             self._send({"goodbye": failure})
             sock = self._socket
-            self._socket = None
             self._changed.notify_all()
         if sock:
             # A message that arrives after a close resets the connection, and the goodbye is lost.

@@ -178,29 +178,26 @@ class Service:
             raise ConnectionRefusedError
         parts = [challenge, *(hello.get(name) for name in PROVEN)]
         process = Process(*map(hello.get, Process._fields))  # type: ignore[arg-type]
-        observes = process.role == "observer"
-        is_of_task = (
-            process.role in ("program", "launcher")
+        is_valid = (
+            process.role in ("program", "launcher", "observer")
             and {type(process.rank), type(process.pid)} == {int}
             and 0 <= process.rank < self.address.num_tasks
         )
-        if not (is_proof(hello.get("proof"), key, "task", *parts) and (observes or is_of_task)):
+        if not (is_valid and is_proof(hello.get("proof"), key, "task", *parts)):
             raise ConnectionRefusedError
         answer = {
             "proof": prove(key, "service", *parts),
             "grace": self.address.grace,
             "rank": self.address.rank,
         }
+        self._came.add(process.rank)
         refusal = self._refusal
-        if is_of_task:
-            self._came.add(process.rank)
-            link = self._links.get(process[:2])
-            if link and link.writer and link.process.number != process.number:
-                refusal = refusal or (
-                    f"rank {process.rank} is represented by process {link.process.pid}, which "
-                    f"still runs; process {process.pid} is its child, or a second program in the "
-                    "task"
-                )
+        link = self._links.get(process[:2])
+        if link and link.writer and link.process.number != process.number:
+            refusal = refusal or (
+                f"rank {process.rank} is represented by process {link.process.pid}, which still "
+                f"runs; process {process.pid} is its child, or a second program in the task"
+            )
         if refusal:
             writer.write(encode({**answer, "refused": refusal}))
             raise ConnectionRefusedError

@@ -41,7 +41,10 @@ PROVEN = ("challenge", "identity", "rank", "number", "role")
 
 
 class Process(NamedTuple):
-    """A process that represents a task: its "program", or `exec`, the "launcher" of that."""
+    """A process that represents a task: its "program", or `exec`, the "launcher" of that.
+
+    `slurm-resolver status` is an "observer", with the rank 0.
+    """
 
     rank: int
     role: str
