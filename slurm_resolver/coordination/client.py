@@ -107,15 +107,11 @@ class Client:
                     break
             del self._standing[name]
             answer = self._answers.pop(name, None)
-            if self.refusal:
-                raise RendezvousError(self.refusal, unreached=True)
         if self.service:
             self.service.flush()
         if answer is None:
-            raise RendezvousError(
-                f"{self.address.name} did not answer within {timeout:.3g} s: {self.problem}.",
-                unreached=True,
-            )
+            silent = f"{self.address.name} did not answer within {seconds:.3g} s: {self.problem}."
+            raise RendezvousError(self.refusal or silent, unreached=True)
         if "error" in answer:
             raise RendezvousError(answer["error"])
         return unpack(answer["values"])
@@ -312,10 +308,8 @@ def connect(address: ServiceAddress, name_of: NameOf | None = None) -> Client:
 
 def leave_all(failure: str = "") -> None:
     """Ends all connections of this process, for another program to represent its task."""
-    with _lock:
-        clients = list(_clients.values())
-        _clients.clear()
-    for client in clients:
+    while _clients:
+        _, client = _clients.popitem()
         client.leave(failure)
 
 

@@ -87,7 +87,6 @@ class _Step:
         self._options = options
         self._processes: list[subprocess.Popen[bytes]] = []
         self._running: set[int] = set()  # ranks
-        self._loop = asyncio.get_running_loop()
         self._timers: list[asyncio.TimerHandle] = []
         self._ended = asyncio.Event()
         self._ending = False  # the tasks have been asked to end
@@ -102,8 +101,16 @@ class _Step:
                     self._start_task(rank, variables, output)
                 self._set_timers(elapsed)
                 await self._ended.wait()
-                if self._options.preempt_after is not None:
-                    self._describe_preemption()
+                planned = self._options.preempt_after is not None
+                if planned and not self._ending:
+                    print_line(
+                        "not preempted: the tasks ended before --preempt-after, which counts from "
+                        "the first step that BackupAndResume, ResumableLoop or termination_config "
+                        "reports (kill -USR2 preempts any program)"
+                    )
+                preempted = self.requeue_reason and self._ignore_statuses
+                if planned and preempted and not self._reported(SAVED):
+                    print_line("nothing was saved after the preemption")
             finally:
                 self._cancel_timers()
                 # What the tasks left running ends as well, as at the end of a Slurm step.
@@ -150,7 +157,7 @@ class _Step:
         output.copy(rank, process, file)
 
     def _find_ended_tasks(self) -> None:
-        for rank in list(self._running):
+        for rank in sorted(self._running):
             status = self._processes[rank].poll()
             if status is not None:
                 self._on_task_end(rank, status if status >= 0 else 128 - status)
@@ -171,7 +178,8 @@ class _Step:
             self._preempt_in_training(options.preempt_after)
 
     def _call_later(self, seconds: float, action: Callable[..., None], *arguments: Any) -> None:
-        self._timers.append(self._loop.call_later(seconds, action, *arguments))
+        timer = asyncio.get_running_loop().call_later(seconds, action, *arguments)
+        self._timers.append(timer)
 
     def _send_limit_signal(self, number: signal.Signals, seconds: int) -> None:
         print_line(f"{seconds} s to the time limit: sending {number.name} to all tasks")
@@ -198,17 +206,6 @@ class _Step:
     def _reported(self, event: str) -> bool:
         self._reports.seek(0)
         return event.encode() in self._reports.read().split()
-
-    def _describe_preemption(self) -> None:
-        """Reports a planned preemption that did not come, or that saved nothing."""
-        if not self._ending:
-            print_line(
-                "not preempted: the tasks ended before --preempt-after, which counts from the "
-                "first step that BackupAndResume, ResumableLoop or termination_config reports "
-                "(kill -USR2 preempts any program)"
-            )
-        elif self.requeue_reason and self._ignore_statuses and not self._reported(SAVED):
-            print_line("nothing was saved after the preemption")
 
     def _on_task_end(self, rank: int, status: int) -> None:
         self._running.discard(rank)

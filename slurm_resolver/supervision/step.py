@@ -100,11 +100,11 @@ class StepFailure(NamedTuple):
     progress: str | None = None
 
 
-class StepOutput:
+class StepOutput(FailureReader):
     """Reads what srun and its tasks write to standard error, while it is passed on."""
 
     def __init__(self) -> None:
-        self._reader = FailureReader()
+        super().__init__()
         self._begun = time.monotonic()
         self._rest = b""
         self._progress: str | None = None
@@ -116,7 +116,7 @@ class StepOutput:
         self._rest = rest[-_PIECE:]
         for line in lines:
             text = line.decode(errors="replace")
-            self._reader.read(text)
+            self.read(text)
             if _PROGRESS in text:
                 self._progress = text.partition(_PROGRESS)[2].rstrip()
             if text.startswith(_SRUN_ERROR):
@@ -125,32 +125,30 @@ class StepOutput:
     @property
     def leaves_tasks(self) -> bool:
         """Whether a task or a node has failed, and srun may leave the other tasks running."""
-        reader = self._reader
-        end = next(iter(reader.ends.values()), None)
+        end = next(iter(self.ends.values()), None)
         failed = end is not None and _read_end(end.line)[0] == "task"
-        return reader.node is not None or (failed and not reader.all_end)
+        return self.node is not None or (failed and not self.all_end)
 
     def failure(self, status: int) -> StepFailure:
         """Returns why the step has ended with this status of srun, which is not 0."""
         self.feed(b"\n")
-        reader = self._reader
         when = time.strftime("%Y-%m-%dT%H:%M:%S")
         kind = "srun"
         end = Failure("srun", 0, f"exit status {status}")
         line = self._srun_error
         # Tasks often fail because of a node of which Slurm learns later: it is the cause then.
-        if reader.node:
+        if self.node:
             kind = "node"
-            end = reader.node
+            end = self.node
             line = ""
             status = 1
-        elif reader.ends:
-            rank, end = next(iter(reader.ends.items()))
+        elif self.ends:
+            rank, end = next(iter(self.ends.items()))
             kind, how, status = _read_end(end.line)
             end = end._replace(line=how)
-            error = reader.error_of(rank)
+            error = self.error_of(rank)
             line = error.line if error else ""
-        elif reader.all_end:
+        elif self.all_end:
             kind = "cancelled"
             end = Failure("the step", 0, "cancelled")
             line = ""
