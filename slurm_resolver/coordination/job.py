@@ -130,7 +130,7 @@ class Job:
             self._present[rank] = process.role
         if message["cluster"] != self._cluster:
             names = self._names([next(iter(self._numbers)), rank])
-            self._end(1, f"{names} make different clusters: all tasks need the same arguments")
+            self._end(f"{names} make different clusters: all tasks need the same arguments")
         self._look()
         self._send([rank], {"over": self._result})
 
@@ -151,16 +151,16 @@ class Job:
             ended = self._numbers.keys() - self._present.keys()
             # TensorFlow waits without end for a lost ps, and for a worker if none is left.
             if failure and self._jobs[rank] == "ps":
-                self._end(1, f"{name} is lost, and its variables with it: {failure}")
+                self._end(f"{name} is lost, and its variables with it: {failure}")
             elif failure and workers <= ended:
-                self._end(1, f"{name} is lost, and no other worker is left: {failure}")
+                self._end(f"{name} is lost, and no other worker is left: {failure}")
             elif self._jobs[rank] == "worker":
                 print_line(f"{name} is lost, the others continue: {failure or 'its process ended'}")
         else:
             self._ends[rank] = failure
             if rank == self._leader and failure:
                 seconds = _REASON_SECONDS if said_goodbye else 0.0
-                _call_later(seconds, self._end, 1, f"{name} has failed: {failure}")
+                _call_later(seconds, self._end, f"{name} has failed: {failure}")
             elif rank == self._leader:
                 _call_later(_WAIT_NOTICE_SECONDS, self._report_running)
             elif failure:
@@ -172,7 +172,7 @@ class Job:
         why = f"did not come within {timeout:g} s"
         needed = [r for r in self._awaited if r == self._leader or self._jobs[r] == "ps"]
         if needed:
-            self._end(1, f"{self._names(needed)} {why}")
+            self._end(f"{self._names(needed)} {why}")
         self._ends.update(dict.fromkeys(self._awaited, f"it {why}"))
         self._awaited.clear()
         self._look()
@@ -190,11 +190,14 @@ class Job:
         """Ends the job if all who train have ended; a server that comes later cannot be told."""
         if self._ends.get(self._leader) != "" or self._awaited or None in self._ends.values():
             return
-        failed = {rank: why for rank, why in sorted(self._ends.items()) if why}
-        told = [f"{self._name_of(rank)} has failed: {why}" for rank, why in failed.items()]
-        self._end(int(bool(failed)), "; ".join(told[:_MOST_NAMES]) or "all who train have finished")
+        ends = sorted(self._ends.items())
+        failed = [f"{self._name_of(rank)} has failed: {why}" for rank, why in ends if why]
+        if failed:
+            self._end("; ".join(failed[:_MOST_NAMES]))
+        else:
+            self._end("all who train have finished", status=0)
 
-    def _end(self, status: int, message: str) -> None:
+    def _end(self, message: str, status: int = 1) -> None:
         if self._result is None:
             self._result = JobResult(status, message)
             # The service does not wait for ever for a stopped or disconnected task.

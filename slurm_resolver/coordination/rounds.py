@@ -16,7 +16,7 @@ from slurm_resolver.wording import shorten
 # seconds until the missing tasks are reported
 _FIRST_NOTICE = 30.0
 _NEXT_NOTICES = 60.0
-_PATIENT_NOTICE = 0.5  # seconds until the missing tasks learn that others wait patiently
+_PATIENT_NOTICE = 0.5  # seconds until all tasks learn that some wait patiently
 _MOST_NAMES = 10  # tasks that a message names
 
 
@@ -119,8 +119,8 @@ class Rounds:
     def tick(self, now: float) -> None:
         """Lets one task report which are missing.
 
-        A patient round ends if a missing task has ended; the other missing ones are told: they may
-        have left it out.
+        A patient round ends if a missing task has ended; before, all tasks are told who waits: some
+        may have left it out.
         """
         for current in self._rounds.values():
             if current.answer:
@@ -134,7 +134,7 @@ class Rounds:
                 if current.patient:
                     rank = min(waiting)
                     awaited = {"awaited": current.name, "rank": rank, "value": current.values[rank]}
-                    self._send(self._missing(current), awaited)
+                    self._send(None, awaited)
                 else:
                     count, names = self._describe_missing(current)
                     waited = now - current.began
@@ -154,13 +154,11 @@ class Rounds:
     def _describe_missing(self, current: Round) -> tuple[str, str]:
         """Returns how many tasks are missing, and which."""
         names = []
-        for rank in self._missing(current):
-            ending = f" ({self._endings[rank]})" if rank in self._endings else ""
-            names.append(f"{self._name_of(rank)}{ending}")
+        for rank in range(self._num_tasks):
+            if rank not in current.values:
+                ending = f" ({self._endings[rank]})" if rank in self._endings else ""
+                names.append(f"{self._name_of(rank)}{ending}")
         return f"{len(names)} of {self._num_tasks} tasks", shorten(names, _MOST_NAMES)
-
-    def _missing(self, current: Round) -> list[int]:
-        return [rank for rank in range(self._num_tasks) if rank not in current.values]
 
     def _end_without(self, current: Round, rank: int) -> None:
         error = (

@@ -133,14 +133,11 @@ class StepOutput(FailureReader):
         """Returns why the step has ended with this status of srun, which is not 0."""
         self.feed(b"\n")
         when = time.strftime("%Y-%m-%dT%H:%M:%S")
-        kind = "srun"
-        end = Failure("srun", 0, f"exit status {status}")
-        line = self._srun_error
+        line = ""
         # Tasks often fail because of a node of which Slurm learns later: it is the cause then.
         if self.node:
             kind = "node"
             end = self.node
-            line = ""
             status = 1
         elif self.ends:
             rank, end = next(iter(self.ends.items()))
@@ -151,7 +148,10 @@ class StepOutput(FailureReader):
         elif self.all_end:
             kind = "cancelled"
             end = Failure("the step", 0, "cancelled")
-            line = ""
+        else:
+            kind = "srun"
+            end = Failure("srun", 0, f"exit status {status}")
+            line = self._srun_error
         why = f"{end.line}: {line.rstrip(' :')[:_SHOWN_LENGTH]}" if line else end.line
         # All ranks may have one error, and any may be the first. Without an error in the output,
         # only the same task has failed in the same way.
