@@ -157,8 +157,7 @@ class Monitor:
 
     def ended(self, process: Process) -> None:
         """Forgets a worker."""
-        if process.role == "program":
-            self._reports.pop(process.rank, None)
+        self._reports.pop(process.rank, None)
 
     def tick(self, now: float) -> None:
         """Reports a stall, and its end. The service calls it several times a second."""

@@ -216,14 +216,11 @@ class _Step:
             return
         self.status = max(self.status, status)
         ends_others = self._options.kill_on_bad_exit and not self._ending
-        if asks_for_requeue:
-            # The first one counts. The others are about to end as well, and may be saving.
-            if not self.requeue_reason and ends_others:
+        if asks_for_requeue and not self.requeue_reason:
+            self.requeue_reason = f"task {rank} asked for it with exit status {status}"
+            if ends_others:  # by themselves, first: they may be saving a checkpoint
                 self._end_tasks_after_grace(signal.SIGTERM)
-            self.requeue_reason = (
-                self.requeue_reason or f"task {rank} asked for it with exit status {status}"
-            )
-        elif status:
+        elif status and not asks_for_requeue:
             end = _describe_end(rank, status)
             self.failure = self.failure or end
             if self._running and ends_others:
