@@ -88,10 +88,10 @@ class Output:
         labelled = file is None if self._options.label is None else self._options.label
         label = f"{rank:{len(str(tasks - 1))}d}: ".encode() if labelled else b""
         end = b"\n" if labelled or (file is None and tasks > 1) else b""  # of the last line
-        for descriptor, source in enumerate((process.stdout, process.stderr), start=1):
+        for source, screen in ((process.stdout, sys.stdout), (process.stderr, sys.stderr)):
             if source:
                 # Without a buffer: a failed line would stay there, and fail again.
-                target = file or io.FileIO(descriptor, "w", closefd=False)
+                target = file or io.FileIO(screen.fileno(), "w", closefd=False)
                 thread = threading.Thread(
                     target=self._copy, args=(source, target, label, end), daemon=True
                 )
