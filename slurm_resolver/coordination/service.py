@@ -139,6 +139,10 @@ class Service:
             owes = now < self._waits_until and bool(self._rounds.owes or refuses)
         server.close()
         self.send(None, {"closing": True})
+        for link in self._links.values():  # a connection that ends now is no loss
+            link.writer = None
+            if link.loss:
+                link.loss.cancel()
         for writer in self._connections:
             writer.close()  # sends what is left
         until = time.monotonic() + _FLUSH_SECONDS
