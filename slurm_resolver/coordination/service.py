@@ -87,7 +87,7 @@ class Service:
         self._told: dict[tuple[str, int], Message] = {}  # what tasks tell all others
         self._connections: set[StreamWriter] = set()
         self._num_refused = 0  # the tasks that know the refusal
-        self._waits_until = math.inf
+        self._waits_until = math.inf  # for tasks that it owes an answer, when this process ends
         self._thread = threading.Thread(
             target=lambda: asyncio.run(self._serve()), name="slurm_resolver service", daemon=True
         )
