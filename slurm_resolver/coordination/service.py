@@ -86,7 +86,7 @@ class Service:
         self._departed: list[int] = []  # whose goodbyes the others are not told yet
         self._told: dict[tuple[str, int], Message] = {}  # what tasks tell all others
         self._connections: set[StreamWriter] = set()
-        self._num_refused = 0  # the tasks that know the refusal
+        self._refused: set[int] = set()  # the ranks that know the refusal
         self._waits_until = math.inf  # for tasks that it owes an answer, when this process ends
         self._thread = threading.Thread(
             target=lambda: asyncio.run(self._serve()), name="slurm_resolver service", daemon=True
@@ -135,7 +135,7 @@ class Service:
                 self._departed = []
             self._rounds.tick(now)
             self._monitor.tick(now)
-            refuses = self._refusal and self._num_refused < self.address.num_tasks
+            refuses = self._refusal and len(self._refused) < self.address.num_tasks
             owes = now < self._waits_until and bool(self._rounds.owes or refuses)
         server.close()
         self.send(None, {"closing": True})
@@ -202,7 +202,7 @@ class Service:
                 f"runs; process {process.pid} is its child, or a second program in the task"
             )
         if refusal:
-            self._num_refused += 1
+            self._refused.add(process.rank)
             writer.write(encode({**answer, "refused": refusal}))
             raise ConnectionRefusedError
         writer.write(encode(answer))
