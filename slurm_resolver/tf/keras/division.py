@@ -13,6 +13,7 @@ batches is kept if the analysis of its graph shows that it treats each row by it
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Iterator
 from typing import Any, Callable, NamedTuple
 
@@ -35,6 +36,12 @@ from slurm_resolver.tf.rows.values import rows
 
 _MAPS = (borrowed.MAP_DATASET, borrowed.PARALLEL_MAP_DATASET)
 _BATCHES = (borrowed.BATCH_DATASET, borrowed.PARALLEL_BATCH_DATASET)
+# What takes a number of batches, with the method that makes it.
+_COUNTED = {
+    borrowed.TAKE_DATASET: "take",
+    borrowed.SKIP_DATASET: "skip",
+    borrowed.REPEAT_DATASET: "repeat",
+}
 # Operations with a state that do the same whichever rows a worker has.
 _HARMLESS = {
     "Assert",
@@ -107,7 +114,7 @@ class _Chain(NamedTuple):
     size: int  # of a batch
     drops: bool  # whether the last batch is left out if it is smaller
     parallel: Any
-    later: list[_Map]
+    later: list[Callable[[tf.data.Dataset], tf.data.Dataset]]  # what is done with batches
 
 
 def share_out(dataset: tf.data.Dataset, sharing: Sharing) -> tf.data.Dataset | None:
@@ -176,20 +183,24 @@ def divide(dataset: tf.data.Dataset, sharing: Sharing) -> tf.data.Dataset:
         num_parallel_calls=chain.parallel,
         deterministic=None if chain.parallel is None else True,
     )
-    for each in chain.later:
-        divided = each.apply(divided)
+    for apply in chain.later:
+        divided = apply(divided)
     divided = divided.map(as_share).with_options(dataset.options())
     return divided.apply(tf.data.experimental.assert_cardinality(dataset.cardinality()))
 
 
 def _chain_of(dataset: tf.data.Dataset) -> _Chain:
     """Returns what a dataset consists of; raises UndividedError if it is something else."""
-    later: list[_Map] = []
+    later: list[Callable[[tf.data.Dataset], tf.data.Dataset]] = []
     maps: list[_Map] = []
     at = _without_passed(dataset)
-    while _is_one_of(at, _MAPS):
-        _check_rows(at)
-        later.insert(0, _map_of(at))
+    while _is_one_of(at, (*_MAPS, *_COUNTED)):
+        if _is_one_of(at, _MAPS):
+            _check_rows(at)
+            later.insert(0, _map_of(at).apply)
+        else:
+            method = next(name for kind, name in _COUNTED.items() if _is_one_of(at, (kind,)))
+            later.insert(0, operator.methodcaller(method, borrowed.COUNT.of(at)))
         at = _without_passed(_input_of(at))
     if not _is_one_of(at, _BATCHES):
         raise UndividedError("it makes its batches in another way than by batch(n)")

@@ -1,0 +1,114 @@
+"""Datasets whose rows are divided among the workers before their maps."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+tf = pytest.importorskip("tensorflow", reason="TensorFlow is not installed")
+
+import numpy as np  # noqa: E402
+
+from slurm_resolver.tf.keras.division import UndividedError, divide  # noqa: E402
+from slurm_resolver.tf.keras.sharing import Sharing  # noqa: E402
+
+ROWS = tf.data.Dataset.range(11)
+WORDS = tf.lookup.StaticHashTable(
+    tf.lookup.KeyValueTensorInitializer(tf.range(11, dtype=tf.int64), tf.range(11)), 0
+)
+DRAWN = tf.random.Generator.from_seed(1)
+
+# Each worker makes its own rows of these.
+DIVIDED = """
+ROWS.map(double).batch(4)
+ROWS.map(double).batch(2).prefetch(1)
+ROWS.map(double, num_parallel_calls=2, deterministic=False).batch(5, drop_remainder=True)
+ROWS.shuffle(7, seed=3).map(double).map(named).batch(4, num_parallel_calls=2)
+ROWS.map(double).batch(4).map(lambda x: tf.one_hot(x, 30)).map(named).take(2)
+ROWS.map(double).batch(4).repeat(2).skip(1)
+tf.data.Dataset.zip((ROWS, ROWS.map(double))).map(lambda a, b: (a, {"b": b})).batch(4)
+ROWS.map(lambda x: tf.numpy_function(np.square, [x], tf.int64)).batch(4)
+ROWS.map(lambda x: tf.RaggedTensor.from_tensor([[x, x]])[:, : x % 2]).batch(4)
+ROWS.map(lambda x: tf.sparse.from_dense([0, x])).batch(4)
+ROWS.map(WORDS.lookup).batch(4)
+ROWS.cache().map(double).batch(4).with_options(OPTIONS)
+ROWS.map(lambda x: tf.random.stateless_uniform([2], (x, 1))).batch(4)
+ROWS.map(lambda x: tf.cond(x > 3, lambda: x, lambda: -x)).batch(4)
+"""
+
+# Each worker reads all rows of these.
+UNDIVIDED = """
+ROWS.batch(4)                                                 | no map before batch(n)
+ROWS.map(double).filter(lambda x: x > 2).batch(4)             | no map before batch(n)
+ROWS.map(double).cache().batch(4)                             | no map before batch(n)
+ROWS.map(double).padded_batch(4)                              | another way than by batch(n)
+ROWS.map(double).batch(4).map(lambda x: x - tf.reduce_max(x)) | each row by itself
+ROWS.map(double).batch(4).map(lambda x: x[:2])                | each row by itself
+ROWS.map(lambda x: tf.random.uniform([], seed=1)).batch(4)    | with a seed (RandomUniform)
+ROWS.map(lambda x: DRAWN.uniform([])).batch(4)                | earlier elements (RngReadAndSkip)
+ROWS.map(tf.range).map(tf.reduce_sum).batch(2).unbatch()      | another way than by batch(n)
+ROWS.map(tf.range).batch(2).unbatch().map(tf.size).batch(2)   | no fixed shape
+"""
+
+OPTIONS = tf.data.Options()
+OPTIONS.deterministic = True
+
+
+def double(x: Any) -> Any:
+    return 2 * x
+
+
+def named(x: Any) -> Any:
+    return {"x": x, "y": x + 1}
+
+
+def dense(batch: Any) -> list[Any]:
+    """Returns the tensors of a batch as arrays with a row for each of its rows."""
+    found = []
+    for value in tf.nest.flatten(batch):
+        if isinstance(value, tf.RaggedTensor):
+            value = value.to_tensor(shape=[None, 1, 2])
+        elif isinstance(value, tf.SparseTensor):
+            value = tf.sparse.to_dense(value)
+        found.append(value.numpy())
+    return found
+
+
+def lines(table: str) -> list[str]:
+    return table.strip().splitlines()
+
+
+@pytest.mark.parametrize("workers", [2, 3, 5])
+@pytest.mark.parametrize("pipeline", lines(DIVIDED))
+def test_the_workers_rows_are_those_of_one_process(pipeline: str, workers: int) -> None:
+    whole = [dense(batch) for batch in eval(pipeline)]
+    shares = [list(divide(eval(pipeline), Sharing(k, 1, workers))) for k in range(workers)]
+    assert {len(of_worker) for of_worker in shares} == {len(whole)}
+    for number, batch in enumerate(whole):
+        for rank, share in enumerate(of_worker[number] for of_worker in shares):
+            assert share.rows == len(batch[0])
+            for expected, found in zip(batch, dense(share.batch)):
+                # a worker without rows has the first one
+                np.testing.assert_array_equal(
+                    found, expected[rank::workers] if rank < len(expected) else expected[:1]
+                )
+
+
+def test_several_replicas_of_a_worker_have_their_rows_in_turn() -> None:
+    (share,) = divide(tf.data.Dataset.range(6).map(double).batch(9), Sharing(1, 2, 3))
+    assert share.batch.numpy().tolist() == [2, 4, 8, 10]
+
+
+@pytest.mark.parametrize("line", lines(UNDIVIDED))
+def test_what_is_not_known_to_be_right_is_not_divided(line: str) -> None:
+    pipeline, _, reason = line.rpartition(" | ")
+    with pytest.raises(UndividedError) as raised:
+        divide(eval(pipeline), Sharing(0, 1, 2))
+    assert reason.strip() in str(raised.value)
+
+
+def test_a_random_map_without_a_seed_draws_for_each_worker() -> None:
+    pipeline = tf.data.Dataset.range(64).map(lambda x: tf.random.uniform([])).batch(64)
+    drawn = [next(iter(divide(pipeline, Sharing(k, 1, 2)))).batch.numpy() for k in range(2)]
+    assert (drawn[0] != drawn[1]).any()
