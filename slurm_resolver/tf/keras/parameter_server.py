@@ -23,7 +23,7 @@ from slurm_resolver.tf import start
 from slurm_resolver.tf.keras import borrowed
 from slurm_resolver.tf.keras.functions import as_tensor, compiled
 from slurm_resolver.tf.keras.patches import patch_metrics, prepare
-from slurm_resolver.tf.keras.sharing import without_optionals
+from slurm_resolver.tf.keras.sharing import part_of_batch, without_optionals
 
 _JOBS = ("chief", "ps", "worker")  # the jobs whose tasks the strategy connects
 _AHEAD = 4  # scheduled steps for each worker, so that no worker waits
@@ -246,24 +246,11 @@ class ScheduledFunction:
 
     def _run_on_batch(self, batch: Any) -> Any:
         if not keras_takes_batches():
-            batch = tf.nest.map_structure(_with_unknown_rows, batch)
+            # Takes all rows without their number, as from a graph's dataset: Keras weights the logs
+            # of outputs by it.
+            every = tf.compat.v1.placeholder_with_default(tf.int32.max, [])
+            batch = part_of_batch(batch, 0, every)
         return self._run(batch)
 
     def _run(self, batch: Any) -> Any:
         return tf.nest.map_structure(as_tensor, self._strategy.run(self._step, args=(batch,)))
-
-
-def _with_unknown_rows(value: Any) -> Any:
-    """Hides the number of rows, as a graph's dataset does: Keras weights logs of outputs by it."""
-    hide = tf.compat.v1.placeholder_with_default
-    if isinstance(value, tf.SparseTensor):
-        sizes = [hide(value.dense_shape[0], []), *value.shape[1:]]
-        sizes = [value.dense_shape[n] if size is None else size for n, size in enumerate(sizes)]
-        return tf.SparseTensor(value.indices, value.values, tf.stack(sizes))
-    if isinstance(value, tf.RaggedTensor):
-        return tf.RaggedTensor.from_row_splits(
-            value.values, hide(value.row_splits, [None]), validate=False
-        )
-    if isinstance(value, tf.Tensor) and value.shape.rank:
-        return hide(value, [None, *value.shape[1:]])
-    return value
