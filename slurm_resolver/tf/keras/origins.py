@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import enum
 import re
-from collections.abc import Iterable
 from typing import Any
 
 import tensorflow as tf
@@ -68,16 +67,15 @@ class _Graph:
             for given in node.input
             if given in self._nodes and "output_shapes" in self._nodes[given].attr
         ]
-        inputs = [self.origins_of(given) for given in datasets]
-        joined = [origin for origins in inputs for origin in origins]
+        found = [origin for given in datasets for origin in self.origins_of(given)]
         if "MapDataset" in node.op and len(datasets) == 1:
             captured = [Origin.EQUAL] * (len(node.input) - 1)
-            return self._of_function(node.attr["f"].func.name, [*inputs[0], *captured])
-        own = self._lowest(node)
+            return self._of_function(node.attr["f"].func.name, [*found, *captured])
         # Batches, shuffles and the like keep each tensor; ZipDataset joins the tensors of several.
-        if len(joined) == count:
-            return [min(own, origin) for origin in joined]
-        return [min([own, *joined])] * count
+        if len(found) != count:
+            found = [min(found, default=Origin.EQUAL)] * count
+        own = self._lowest(node)
+        return [min(own, origin) for origin in found]
 
     def _of_function(self, name: str, given: list[Origin]) -> list[Origin]:
         """Returns the origins of a function's results, given those of its arguments."""
@@ -88,14 +86,13 @@ class _Graph:
 
         def origin_of(tensor: str) -> Origin:
             source = tensor.split(":")[0]
-            if source not in known:
-                if source not in nodes:
-                    return Origin.PYTHON  # an argument that the dataset's nodes do not show
+            if source in nodes and source not in known:
                 node = nodes[source]
                 known[source] = Origin.EQUAL  # ends a loop
                 needed = (origin_of(one) for one in node.input if not one.startswith("^"))
                 known[source] = min([self._lowest(node), *needed])
-            return known[source]
+            # It may be an argument that the dataset's nodes do not show.
+            return known.get(source, Origin.PYTHON)
 
         return [origin_of(function.ret[out.name]) for out in function.signature.output_arg]
 
@@ -104,15 +101,12 @@ class _Graph:
         if _RANDOM.search(node.op):
             return Origin.RANDOM
         own = Origin.PYTHON if _PYTHON.search(node.op) else Origin.EQUAL
-        called = [self._functions[name] for name in _called(node) if name in self._functions]
+        # Datasets and branches are among the functions that it calls.
+        called = [
+            self._functions[given.name]
+            for value in node.attr.values()
+            for given in (value.func, *value.list.func)
+            if given.name in self._functions
+        ]
         inner = (self._lowest(one) for function in called for one in function.node_def)
         return min([own, *inner])
-
-
-def _called(node: Any) -> Iterable[str]:
-    """Yields the names of the functions that a node calls; datasets and branches are among them."""
-    for value in node.attr.values():
-        if value.HasField("func"):
-            yield value.func.name
-        for function in value.list.func:
-            yield function.name
