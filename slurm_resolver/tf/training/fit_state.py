@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import base64
 import json
+from collections import Counter
 from collections.abc import Iterable
 from typing import Any
 
@@ -66,11 +67,14 @@ class CallbackStates:
 
     def __init__(self, callbacks: Iterable[Any]) -> None:
         self._callbacks: dict[str, Any] = {}
+        counts = Counter[str]()
         for callback in callbacks:
             kind = type(callback).__name__
-            same = sum(type(other).__name__ == kind for other in self._callbacks.values())
-            self._callbacks[f"{kind} {same + 1}"] = callback
+            counts[kind] += 1
+            self._callbacks[f"{kind} {counts[kind]}"] = callback
         self._before = {name: _snapshot(callback) for name, callback in self._callbacks.items()}
+        # No other object may get the identity of one of these.
+        self._alive = [dict(vars(callback)) for callback in self._callbacks.values()]
 
     def collect(self) -> States:
         """Returns by callback the attributes that have changed, with their values packed.
@@ -81,9 +85,7 @@ class CallbackStates:
         for name, callback in self._callbacks.items():
             before = self._before[name]
             changed = {
-                key: value
-                for key, value in _snapshot(callback).items()
-                if key not in before or not _same(before[key], value)
+                key: value for key, value in _snapshot(callback).items() if before.get(key) != value
             }
             if changed and all(isinstance(value, str) for value in changed.values()):
                 states[name] = changed
@@ -98,17 +100,12 @@ class CallbackStates:
 
 
 def _snapshot(callback: Any) -> dict[str, Any]:
-    """Returns for each attribute the packed value, or the object itself if it is not plain."""
-    found = {}
-    for key, value in getattr(callback, "__dict__", {}).items():
+    """Returns for each attribute the packed value, or an object's identity if it is not plain."""
+    found: dict[str, Any] = {}
+    for key, value in vars(callback).items():
         if key not in _OF_KERAS:
             try:
                 found[key] = pack(value)
             except (TypeError, RecursionError):
-                found[key] = value
+                found[key] = id(value)
     return found
-
-
-def _same(before: Any, now: Any) -> bool:
-    plain = isinstance(before, str) and isinstance(now, str)
-    return bool(before == now) if plain else before is now
