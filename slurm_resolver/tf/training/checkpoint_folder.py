@@ -72,20 +72,20 @@ class CheckpointFolder:
         own = [name[: -len(".index")] for name in self._list(r"(ckpt-\d+)\.index")]
         own.sort(key=_number, reverse=True)
         told = self._ranks.compare(_PURPOSE, [problem, own])
-        found = {rank: names for rank, (_, names) in told.items()}
         for problem, _ in told.values():
             if problem:
                 raise ResumeError(problem)
-        if any(found.values()) and not set.intersection(*map(set, found.values())):
+        found = [names for _, names in told.values()]
+        if any(found) and not set(own).intersection(*found):
             listed = "; ".join(
-                f"{rank}: {' and '.join(names[:2]) or 'none'}" for rank, names in found.items()
+                f"{rank}: {' and '.join(names[:2]) or 'none'}" for rank, (_, names) in told.items()
             )
             raise ResumeError(
                 f"the ranks find different checkpoints in {self.directory!r}: {listed}. Expected "
                 "the same for all: the folder must be on a file system that all nodes of the job "
                 "share."
             )
-        return next(iter(found.values()))
+        return list(found[0])
 
     def _find_problem(self) -> str:
         """Returns why this training cannot use the folder; "" if it can."""
