@@ -6,8 +6,6 @@ the step in all workers, and the table says which worker has what.
 
 from __future__ import annotations
 
-import functools
-import itertools
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Callable, TypeVar
@@ -19,7 +17,6 @@ from slurm_resolver.errors import FitError
 from slurm_resolver.log import tell_once
 from slurm_resolver.tf.exchange import MARK, Workers
 from slurm_resolver.tf.keras.origins import Origin
-from slurm_resolver.tf.keras.sharing import FINGERPRINT
 
 T = TypeVar("T")
 
@@ -58,10 +55,13 @@ class Comparison:
         self._model = model
         self._has_rate = kind == "train"
         self._names: list[str] = []  # of the batch's tensors
-        self._table: Any = None  # the last step's
-        # The numbers of steps in which each fingerprint differed, and in which it was the same and
-        # told the rows apart.
-        self._seen: Any = None
+        # Of the last step that was looked at: its table, by worker, and the column that ended it.
+        self._table: Any = None
+        self._wrong = 0
+        # The columns that differed in a step, and those that were the same in it and told the rows
+        # apart.
+        self._differed: set[int] = set()
+        self._told: set[int] = set()
 
     def row(self, replica: int, digest: Any | None, names: Sequence[str]) -> Any:
         """Returns what a replica adds to the table, as float32."""
@@ -75,63 +75,55 @@ class Comparison:
 
     def check(self, table: Any) -> None:
         """Ends the step if the rows of the table differ in what has to be the same."""
-        count = 1 + len(self._names)
         with tf.device("/cpu:0"):
-            if self._seen is None or self._seen.shape[0] != count:
-                call_outside(functools.partial(self._make_variables, count))
-            values, tells, origins = tf.unstack(table, axis=2)
-            near = tf.abs(values[0]) * tf.one_hot(0, count, on_value=_SAME_RATE)
-            differ = tf.reduce_any(tf.abs(values - values[0]) > near, axis=0)
-            wrong = differ & tf.equal(origins[0], float(Origin.EQUAL))
-            told = ~differ & (tells[0] > 0)
-            counts = tf.cast(tf.stack([differ, told], axis=1), tf.float32)
-            noted = [self._table.assign(table), self._seen.assign_add(counts)]
-            with tf.control_dependencies(noted):
-                tf.debugging.Assert(~tf.reduce_any(wrong), [MARK + DIFFERENCE])
+            same = tf.reduce_all(tf.equal(table, table[0]))
+            # The second branch calls Python, and is rarely necessary.
+            tf.cond(same, lambda: True, lambda: tf.numpy_function(self._look, [table], tf.bool))
 
-    def _make_variables(self, count: int) -> None:
-        with tf.device("/cpu:0"):
-            table = tf.zeros([self._replicas, count, FINGERPRINT])
-            self._table = tf.Variable(table, trainable=False)
-            self._seen = tf.Variable(tf.zeros([count, 2]), trainable=False)
+    def _look(self, table: Any) -> bool:
+        """Notes which columns differ; raises FitError if one of them has to be the same."""
+        self._table = table[:: self._local]
+        values, tells, origins = np.moveaxis(self._table, 2, 0)
+        near = np.abs(values[0]) * _SAME_RATE
+        near[1:] = 0.0  # only the rate may be rounded
+        differ = set(np.flatnonzero((np.abs(values - values[0]) > near).any(axis=0)).tolist())
+        wrong = differ.intersection(np.flatnonzero(origins[0] == Origin.EQUAL).tolist())
+        if wrong:
+            self._wrong = min(wrong)
+            raise FitError(MARK + DIFFERENCE)
+        self._differed |= differ
+        self._told |= set(np.flatnonzero(tells[0] > 0).tolist()) - differ
+        return True
 
     def describe(self, where: str) -> str:
         """Returns which worker has what after a step has failed; `where` is `Reporter.where()`."""
         where = f" {where}" if where else ""
-        table = self._table.numpy()[:: self._local]
-        rates = table[:, 0, 0]
-        if not np.allclose(rates, rates[0], rtol=_SAME_RATE, atol=0.0, equal_nan=True):
-            values = self._workers.holders([f"{rate:.6g}" for rate in rates])
+        own = self._table[:, self._wrong, 0].tolist()
+        if self._wrong == 0:
+            values = self._workers.holders([f"{rate:.6g}" for rate in own])
             return (
                 f"the learning rate differs from worker to worker{where}: {values}. Change it in "
                 "all workers, or in none: leave out what lets one worker alone do it, such as a "
                 "callback in `if task_id == 0:`."
             )
-        digests = table[:, 1:, 0]
-        wrong = (digests != digests[0]).any(axis=0) & (table[0, 1:, 2] == Origin.EQUAL)
-        place = int(wrong.argmax())  # the first of them
-        own = digests[:, place].tolist()
         distinct = list(dict.fromkeys(own))
         letters = [chr(ord("A") + min(distinct.index(digest), 25)) for digest in own]
         groups = self._workers.holders([f"batch {letter}" for letter in letters])
         return (
-            f"the batch differs from worker to worker{where}, in {self._names[place]}: {groups}. "
-            f"{_REMEDY}"
+            f"the batch differs from worker to worker{where}, in {self._names[self._wrong - 1]}: "
+            f"{groups}. {_REMEDY}"
         )
 
     def end(self) -> None:
         """Raises FitError if no tensor of the epoch's batches shows that they were the same."""
-        if self._seen is None:
+        differed = sorted(self._differed)
+        shown = self._told - self._differed
+        self._differed.clear()
+        self._told.clear()
+        if not differed or shown:
             return
-        counts = self._seen.numpy()[1:]  # after the learning rate
-        self._seen.assign(tf.zeros_like(self._seen))
-        differed = counts[:, 0] > 0
-        shown = (counts[:, 1] > 0) & ~differed
-        if not differed.any() or shown.any():
-            return
-        origins = self._table.numpy()[0, 1:, 2]
-        names = ", ".join(dict.fromkeys(itertools.compress(self._names, differed)))
-        if (origins[differed] == Origin.PYTHON).any():
+        names = ", ".join(dict.fromkeys(self._names[place - 1] for place in differed))
+        if Origin.PYTHON in self._table[0, differed, 2]:
             raise FitError(
                 f"the batches of the workers differ in {names}, which Python makes, and nothing "
                 f"else shows that they have the same rows. {_REMEDY}"
