@@ -21,7 +21,6 @@ from slurm_resolver.tf.exchange import Workers
 from slurm_resolver.tf.keras.configuration import Entry
 from slurm_resolver.tf.progress import reporter
 
-_MOST_ENTRIES = 2**20  # more than describe any model
 _VARIABLES = 200  # whose measures fit into one message
 _NO_VARIABLE = ("a variable", "no variable", "", 0.0, 0.0)  # where a model has fewer
 _ROUNDING = 1e-3  # how far weights may differ by rounding alone, relative to their norm
@@ -95,19 +94,20 @@ class Drift:
         if len(set(digests)) == 1:
             return
         call = f"compares the weights {when}"
-        variables = variables_of(self._model)
-        for begin in range(0, max(self.workers.exchange(call, len(variables))), _VARIABLES):
-            own = [_measure(*each) for each in variables[begin : begin + _VARIABLES]]
-            told = self.workers.exchange(call, own)
-            for column in itertools.zip_longest(*told, fillvalue=_NO_VARIABLE):
-                paths, shapes, shown, values, norms = zip(*column)
-                # Only floats are rounded: a step counts the same in all workers.
-                tolerance = _ROUNDING * max(norms) * ("float" in shapes[0])
-                # Keras numbers the names of layers, so that they may differ.
-                if len(set(shapes)) > 1:
-                    self._fail(paths[0], shapes, when)
-                if not np.allclose(values, values[0], rtol=0.0, atol=tolerance, equal_nan=True):
-                    self._fail(paths[0], shown, when)
+        own = [_measure(*each) for each in variables_of(self._model)]
+        told: list[Any] = []
+        for begin in range(0, max(self.workers.exchange(call, len(own))), _VARIABLES):
+            part = self.workers.exchange(call, own[begin : begin + _VARIABLES])
+            told += itertools.zip_longest(*part, fillvalue=_NO_VARIABLE)
+        for column in told:
+            paths, shapes, shown, values, norms = zip(*column)
+            # Keras numbers the names of layers, so that they may differ.
+            if len(set(shapes)) > 1:
+                self._fail(paths[0], shapes, when)
+            # Only floats are rounded: a step counts the same in all workers.
+            tolerance = _ROUNDING * max(norms) * ("float" in shapes[0])
+            if not np.allclose(values, values[0], rtol=0.0, atol=tolerance, equal_nan=True):
+                self._fail(paths[0], shown, when)
         tell_once(
             "the workers' weights differ by rounding: their processors compute the same step "
             "differently. Use nodes of one kind for equal weights"
@@ -141,32 +141,24 @@ def _measure(path: str, variable: tf.Variable) -> list[Any]:
 def compare_entries(workers: Workers, call: str, entries: Sequence[Entry]) -> None:
     """Raises FitError in every worker with the first entry that differs from worker to worker."""
     purpose = f"compares what {call} trains with"
-
-    def agree(count: int) -> bool:
-        digests = workers.exchange(purpose, zlib.crc32(repr(entries[:count]).encode()))
-        return len(set(digests)) == 1
-
-    differ = _MOST_ENTRIES
-    if agree(differ):
+    if len(set(workers.exchange(purpose, zlib.crc32(repr(entries).encode())))) == 1:
         return
-    same = 0
-    while differ - same > 1:
-        middle = (same + differ) // 2
-        if agree(middle):
-            same = middle
-        else:
-            differ = middle
-    own = next(iter(entries[same:]), ("", "nothing"))
-    names, values = map(list, zip(*workers.exchange(purpose, [part[:200] for part in own])))
-    what = names[0]
-    if len(set(names)) > 1:  # the models have other parts
-        what = "its model"
-        values = [f"{name} {value}" for name, value in zip(names, values)]
-    raise FitError(
-        f"{call} differs from worker to worker, in {what}: {workers.holders(values)}. "
-        "Expected the same program in every worker, with the same data, of which each takes its "
-        "share. Data that each worker has of its own (AutoShardPolicy.OFF) needs steps_per_epoch."
-    )
+    # One of the models may have fewer entries.
+    for entry in itertools.chain(entries, itertools.repeat(("", "nothing"))):
+        own = [zlib.crc32(repr(entry).encode()), *[part[:200] for part in entry]]
+        digests, names, values = map(list, zip(*workers.exchange(purpose, own)))
+        if len(set(digests)) == 1:
+            continue
+        what = names[0]
+        if len(set(names)) > 1:  # the models have other parts
+            what = "its model"
+            values = [f"{name} {value}" for name, value in zip(names, values)]
+        raise FitError(
+            f"{call} differs from worker to worker, in {what}: {workers.holders(values)}. "
+            "Expected the same program in every worker, with the same data, of which each takes "
+            "its share. Data that each worker has of its own (AutoShardPolicy.OFF) needs "
+            "steps_per_epoch."
+        )
 
 
 def callback_of(drift: Drift) -> Any:

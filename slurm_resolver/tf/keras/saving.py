@@ -19,6 +19,7 @@ from slurm_resolver.errors import SavingError
 from slurm_resolver.slurm.step import SlurmStep
 from slurm_resolver.tf.keras import are_several
 from slurm_resolver.tf.keras.comparison import call_outside
+from slurm_resolver.tf.keras.drift import digest_of
 from slurm_resolver.tf.progress import reporter
 
 STALLED_SECONDS = 300.0  # until the others give up if the writing worker adds nothing
@@ -33,12 +34,8 @@ def save_once(
     )
     if not (are_several() and local):
         return save(model, filepath, *args, **kwargs)
-    digest = 0
-    optimizer = getattr(model, "optimizer", None)
-    for variable in [*model.weights, *getattr(optimizer, "variables", ())]:
-        digest = zlib.crc32(variable.numpy().tobytes(), digest)
     # The workers do not wait for an incomplete save of an earlier start.
-    identity = f"{identity_of(SlurmStep.read())} {args} {sorted(kwargs.items())} {digest}"
+    identity = f"{identity_of(SlurmStep.read())} {args} {sorted(kwargs.items())} {digest_of(model)}"
     with reporter.saving():
         write_once(os.fspath(filepath), identity, lambda path: save(model, path, *args, **kwargs))
     return None
