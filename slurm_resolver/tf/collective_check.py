@@ -88,16 +88,15 @@ def _measure(strategy: Any, rank: int, local_rank: int) -> Row:
         outputs = inputs
         for weight in weights:
             outputs = tf.nn.relu(outputs @ weight)
-        gradients = tf.gradients(tf.reduce_mean(outputs**2), weights)
-        return tf.add_n([tf.reduce_sum(gradient) for gradient in gradients])
+        gradients = tf.gradients(outputs**2, weights)
+        return tf.reduce_mean(gradients)
 
     @tf.function  # type: ignore[untyped-decorator]
     def reduce() -> Any:
         def replica() -> Any:
             # Two tensors, as TensorFlow takes NCCL only for several at once.
             halves = [tf.ones((_BYTES // 8,)) for _ in range(2)]
-            reduced = tf.distribute.get_replica_context().all_reduce("sum", halves)
-            return reduced[0][0] + reduced[1][0]
+            return tf.distribute.get_replica_context().all_reduce("sum", halves)[0][0]
 
         return strategy.experimental_local_results(strategy.run(replica))[0]
 

@@ -45,13 +45,13 @@ def describe_call(arguments: Mapping[str, Any]) -> Iterator[Entry]:
             yield name, _describe_data(value, None)
         elif isinstance(value, _PLAIN) and name != "verbose":
             yield name, repr(value)
-    restoring = [
+    restoring = sorted(
         type(callback).__name__
         for callback in listed(arguments.get("callbacks"))
         if isinstance(callback, sys.modules["keras"].callbacks.BackupAndRestore)
         or getattr(callback, "restores_all_workers", False)
-    ]
-    yield "callbacks that restore a training", ", ".join(sorted(restoring)) or "none"
+    )
+    yield "callbacks that restore a training", ", ".join(restoring) or "none"
 
 
 def _describe_data(value: Any, steps: Any) -> str:
