@@ -32,21 +32,17 @@ def cause_of(error: BaseException) -> str:
     text = _COLOURS.sub("", str(error))
     head, _, trace = text.partition(_TRACEBACK)
     of_python = trace and isinstance(error, tf.errors.OpError)
-    reason = _reason(head if of_python else text)
-    kind = f"{type(error).__name__}: "
-    if not of_python and not reason.startswith(kind):  # AutoGraph's text begins with the type
-        reason = kind + reason
-    return reason[:_LENGTH].rstrip(" :")
-
-
-def _reason(text: str) -> str:
-    found = []
+    words: list[str] = []
     is_code = False  # whether the line is the code of a frame
-    for line in text.splitlines():
+    for line in (head if of_python else text).splitlines():
         if _AFTER.match(line):
             break
         is_frame = line.lstrip().startswith('File "')
         if not is_frame and not is_code:
-            found.extend(_AROUND.sub("", line).split())
+            words += _AROUND.sub("", line).split()
         is_code = is_frame
-    return " ".join(found)
+    reason = " ".join(words)
+    kind = f"{type(error).__name__}: "
+    if not of_python and not reason.startswith(kind):  # AutoGraph's text begins with the type
+        reason = kind + reason
+    return reason[:_LENGTH].rstrip(" :")

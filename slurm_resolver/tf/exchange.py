@@ -74,10 +74,7 @@ class Workers:
         self._exchanges = self._steps = 0
         self._awaited = (0, 0)
         self._lock = threading.Lock()
-        signature = [tf.TensorSpec([None], tf.int32)]
-        self._gather_lines = tf.function(
-            self._gather_line, input_signature=signature, autograph=False
-        )
+        self._gather_lines = tf.function(self._gather_line, autograph=False, reduce_retracing=True)
         if client is not None:
             cluster = resolver.cluster
             self._ranks = ranks_of(cluster.roles, TRAIN)

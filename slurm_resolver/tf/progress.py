@@ -118,12 +118,30 @@ class Reporter:
             *(round(min(share, 1.0), 3) for share in shares),
         )
 
-    def start(self, client: Client, limit: float, exits: bool) -> None:
-        """Reports in a thread from now on; see `start` for the arguments."""
-        self._limit = limit
-        self._exits = exits
+    def start(self, resolver: Any, on_stall: str = "report") -> None:
+        """Begins to report, if this process is one of several workers of a live step.
+
+        With "exit", a process that is behind in a stall ends. Raises ValueError for another
+        `on_stall`.
+        """
+        if on_stall not in ("report", "exit"):
+            raise ValueError(f'on_stall={on_stall!r}: expected "report" or "exit".')
+        cluster = getattr(resolver, "cluster", None)
+        if (
+            not isinstance(cluster, Cluster)
+            or cluster.service is None
+            or len(cluster.tasks) < 2
+            or not cluster.step.is_live
+        ):
+            return
+        seconds = cluster.step.stall_seconds
+        self._limit = _STALL_SECONDS if seconds is None else float(seconds)
+        self._exits = on_stall == "exit"
         if self._rank is not None:
             return
+        with tf.init_scope(), tf.device("/cpu:0"):
+            _variables.extend(tf.Variable(0.0, dtype=tf.float64) for _ in range(2))
+        client = connect(cluster.service, cluster.name_of)
         self._rank = client.address.rank
         client.listen("stall", self._take_stall)
         ends = threading.Event()
@@ -151,30 +169,7 @@ class Reporter:
 reporter = Reporter()
 
 
-def start(resolver: Any, on_stall: str = "report") -> None:
-    """Begins to report, if this process is one of several workers of a live step.
-
-    With "exit", a process that is behind in a stall ends. Raises ValueError for another `on_stall`.
-    """
-    if on_stall not in ("report", "exit"):
-        raise ValueError(f'on_stall={on_stall!r}: expected "report" or "exit".')
-    cluster = getattr(resolver, "cluster", None)
-    if (
-        not isinstance(cluster, Cluster)
-        or cluster.service is None
-        or len(cluster.tasks) < 2
-        or not cluster.step.is_live
-    ):
-        return
-    if not _variables:
-        with tf.init_scope(), tf.device("/cpu:0"):
-            _variables.extend(tf.Variable(0.0, dtype=tf.float64) for _ in range(2))
-    seconds = cluster.step.stall_seconds
-    reporter.start(
-        connect(cluster.service, cluster.name_of),
-        _STALL_SECONDS if seconds is None else float(seconds),
-        on_stall == "exit",
-    )
+start = reporter.start
 
 
 def timed(get: Callable[[], Any]) -> Any:

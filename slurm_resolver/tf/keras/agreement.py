@@ -38,12 +38,11 @@ def call_together(
     if not _is_in_scope(name, model):
         return method(*args, **kwargs)
     workers = getattr(strategy, "workers", None)  # None where the strategy coordinates them
-    if workers is None and name == "fit":
-        _check_training(strategy, model, "under ParameterServerStrategy. Leave it out.")
-    if workers is None or not strategy.of_several:
-        return method(*args, **kwargs)
-    if workers.call:
+    if workers is not None and (workers.call or not strategy.of_several):
         workers.exchange(f"calls {name} within {workers.call}", None)
+        return method(*args, **kwargs)
+    _check_model(strategy, model, name)
+    if workers is None:
         return method(*args, **kwargs)
     try:
         bound = inspect.signature(method).bind(*args, **kwargs)
@@ -51,7 +50,6 @@ def call_together(
         return method(*args, **kwargs)  # which says what is wrong with them
     bound.apply_defaults()
     arguments = bound.arguments
-    _check_model(strategy, model, name)
     if name == "fit" and model.compiled and model.jit_compile:
         warn_once("jit_compile=True has no effect: XLA cannot compile steps of several workers")
         model.jit_compile = False
@@ -111,20 +109,22 @@ def _is_in_scope(name: str, model: Any) -> bool:
 
 def _check_model(strategy: Any, model: Any, call: str) -> None:
     """Raises FitError for what cannot be computed, or what TensorFlow refuses without naming it."""
-    for layer in borrowed.FLATTEN_LAYERS.of(model)():
-        if getattr(layer, "stateful", False) is True and strategy.sharing.replicas > 1:
-            raise FitError(
-                f"the layer {layer.name!r} is stateful: it has a state for each row of a batch, of "
-                "which each worker computes a part. Leave stateful=True out, or use one process."
-            )
-    if call == "fit":
-        several = strategy.sharing.local > 1
-        gpus = f"with {strategy.sharing.local} GPUs in a task. Start a task for each GPU."
-        _check_training(strategy, model, gpus if several else "")
-
-
-def _check_training(strategy: Any, model: Any, obstacle: str) -> None:
-    """Raises FitError for variables made elsewhere, and for options that `obstacle` rules out."""
+    sharing = getattr(strategy, "sharing", None)
+    if sharing is not None and sharing.replicas > 1:
+        for layer in borrowed.FLATTEN_LAYERS.of(model)():
+            if getattr(layer, "stateful", False) is True:
+                raise FitError(
+                    f"the layer {layer.name!r} is stateful: it has a state for each row of a "
+                    "batch, of which each worker computes a part. Leave stateful=True out, or use "
+                    "one process."
+                )
+    if call != "fit":
+        return
+    obstacle = ""  # to some options
+    if sharing is None:
+        obstacle = "under ParameterServerStrategy. Leave it out."
+    elif sharing.local > 1:
+        obstacle = f"with {sharing.local} GPUs in a task. Start a task for each GPU."
     optimizer = getattr(model, "optimizer", None)  # Keras says that `compile` was not called
     of_optimizer = getattr(optimizer, "variables", ())
     for owner, variables in (("model", model.weights), ("optimizer", of_optimizer)):

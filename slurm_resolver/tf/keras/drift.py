@@ -10,7 +10,7 @@ import itertools
 import sys
 import zlib
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import tensorflow as tf
@@ -66,22 +66,17 @@ def _items(value: Any) -> Iterable[Any]:
     return value if isinstance(value, (list, tuple)) else [value]
 
 
-class Drift:
-    """Compares the variables of the workers' models, of which this worker has one.
+class Drift(NamedTuple):
+    """Compares the variables of the workers' models, of which this worker has one."""
 
-    Args:
-        callbacks: the kinds of each worker's callbacks, for the error.
-    """
-
-    def __init__(self, workers: Workers, model: Any, callbacks: Sequence[list[str]]) -> None:
-        self.workers = workers
-        self._model = model
-        self._callbacks = callbacks
+    workers: Workers
+    model: Any
+    callbacks: Sequence[list[str]]  # the kinds of each worker's callbacks, for the error
 
     def compare_now(self, when: str) -> None:
         """Compares the variables that the workers have now; see `compare`."""
         self.compare(
-            self.workers.exchange(f"compares its weights {when}", digest_of(self._model)), when
+            self.workers.exchange(f"compares its weights {when}", digest_of(self.model)), when
         )
 
     def compare(self, digests: Sequence[int], when: str) -> None:
@@ -94,7 +89,7 @@ class Drift:
         if len(set(digests)) == 1:
             return
         call = f"compares the weights {when}"
-        own = [_measure(*each) for each in variables_of(self._model)]
+        own = [_measure(*each) for each in variables_of(self.model)]
         told: list[Any] = []
         for begin in range(0, max(self.workers.exchange(call, len(own))), _VARIABLES):
             part = self.workers.exchange(call, own[begin : begin + _VARIABLES])
@@ -114,7 +109,7 @@ class Drift:
         )
 
     def _fail(self, what: str, values: Sequence[str], when: str) -> None:
-        kinds = [", ".join(own) or "none" for own in self._callbacks]
+        kinds = [", ".join(own) or "none" for own in self.callbacks]
         callbacks = f"Callbacks: {self.workers.holders(kinds)}. " if len(set(kinds)) > 1 else ""
         raise FitError(
             f"{what} differs from worker to worker {when}: {self.workers.holders(values)}. "
@@ -171,7 +166,7 @@ def callback_of(drift: Drift) -> Any:
                 drift.workers.exchange(f"stops training {place} (stop_training)", None)
 
         def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-            _end(self.model.train_function)
+            _end_comparisons(self.model)
             own = [digest_of(self.model), bool(self.model.stop_training)]
             told = drift.workers.exchange(f"ends epoch {epoch + 1}", own)
             drift.compare([digest for digest, _ in told], f"after epoch {epoch + 1}")
@@ -182,15 +177,16 @@ def callback_of(drift: Drift) -> Any:
             drift.compare_now("after fit")
 
         def on_test_end(self, logs: Any = None) -> None:
-            _end(self.model.test_function)
+            _end_comparisons(self.model)
 
-        def on_predict_end(self, logs: Any = None) -> None:
-            _end(self.model.predict_function)
+        on_predict_end = on_test_end
 
     return SlurmResolverCheck()
 
 
-def _end(function: Any) -> None:
-    comparison = getattr(function, "comparison", None)
-    if comparison is not None:
-        comparison.end()
+def _end_comparisons(model: Any) -> None:
+    """Raises FitError if the batches may have differed; see `Comparison.end`."""
+    for function in (model.train_function, model.test_function, model.predict_function):
+        comparison = getattr(function, "comparison", None)
+        if comparison is not None:
+            comparison.end()

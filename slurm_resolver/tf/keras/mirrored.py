@@ -175,8 +175,7 @@ def _initial_value(original: Callable[..., Any], *args: Any, **kwargs: Any) -> A
     dtype = tf.as_dtype(kwargs.get("dtype") or tf.float32)
     if dtype in _BROADCAST or not (dtype.is_floating or dtype.is_integer):
         return original(*args, **kwargs)
-    integer = tf.int32 if dtype.size < 4 else tf.int64
-    wider = tf.float32 if dtype.is_floating else integer
+    wider = tf.float32 if dtype.is_floating else tf.int64
     given = kwargs["initial_value"]
 
     def widened() -> Any:

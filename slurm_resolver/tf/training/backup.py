@@ -148,10 +148,9 @@ class _Fit:
         self._make_iterator = borrowed.GET_ITERATOR.of(data)
         borrowed.GET_ITERATOR.set(data, self._count_iterator)
         self._build()
-        random = {str(at): variable for at, variable in enumerate(self._untracked())}
         self._backup = backup = Backup(
             model.distribute_strategy,
-            {"model": model, "random": tf.train.Checkpoint(**random), **callback.state},
+            {"model": model, "random": self._untracked(), **callback.state},
             *callback.options,
             complete=True,
             collect=self._collect,
@@ -159,14 +158,18 @@ class _Fit:
         self._saved: dict[str, Any] = backup.more or {}
         backup.say_start(self._epochs)
         steps = self._saved.get("steps")
-        if backup.epoch < self._epochs and backup.begin_data(self._batch_size()):
+        adapter = borrowed.DATA_ADAPTER.of(data)
+        if isinstance(adapter, borrowed.ARRAYS.get()):
+            batch_size = int(borrowed.ARRAYS_BATCH_SIZE.of(adapter))
+        else:
+            batch_size = batch_size_of(borrowed.DISTRIBUTED_DATASET.of(data))
+        if backup.epoch < self._epochs and backup.begin_data(batch_size):
             steps = None  # an epoch has another number of steps now
         self._until = backup.step  # of the epoch in which training resumes; 0 in the later ones
         if backup.restored:
             borrowed.INITIAL_EPOCH.set(model, backup.epoch)
             # A dataset that is reshuffled in each epoch draws the next order for each iterator. A
             # Python generator draws none, and must not be started unnecessarily.
-            adapter = borrowed.DATA_ADAPTER.of(data)
             if not any(isinstance(adapter, one.get()) for one in _GENERATED):
                 while self._made < self._saved["iterators"] - 1:
                     iter(self._count_iterator())
@@ -359,9 +362,3 @@ class _Fit:
             for variable in variables
             if tracked.isdisjoint((id(variable), id(variable.value)))
         ]
-
-    def _batch_size(self) -> int:
-        adapter = borrowed.DATA_ADAPTER.of(self._data)
-        if isinstance(adapter, borrowed.ARRAYS.get()):
-            return int(borrowed.ARRAYS_BATCH_SIZE.of(adapter))
-        return batch_size_of(borrowed.DISTRIBUTED_DATASET.of(self._data))

@@ -69,7 +69,7 @@ class CheckpointFolder:
     def _find_names(self) -> list[str]:
         """Returns the names of the checkpoints, the newest first; raises ResumeError."""
         problem = self._find_problem() if self._ranks.leads else ""
-        own = [name[: -len(".index")] for name in self._list(r"(ckpt-\d+)\.index")]
+        own = [name.removesuffix(".index") for name in self._list(r"ckpt-\d+\.index")]
         own.sort(key=_number, reverse=True)
         told = self._ranks.compare(_PURPOSE, [problem, own])
         for problem, _ in told.values():
@@ -142,23 +142,24 @@ class CheckpointFolder:
         Raises:
             ResumeError: if it is one of another program or of another model.
         """
-        other = ""
         try:
-            if not tf.train.load_checkpoint(path).has_tensor(POSITION):
-                other = "was saved by another program than BackupAndResume or ResumableLoop"
+            is_ours = tf.train.load_checkpoint(path).has_tensor(POSITION)
         except Exception as error:  # TensorFlow raises other errors than its own
             return _first_line(error)
-        try:
-            if not other:
+        other = "was saved by another program than BackupAndResume or ResumableLoop"
+        if is_ours:
+            try:
                 status = self._checkpoint.restore(path).expect_partial()
-                (status.assert_consumed if complete else status.assert_existing_objects_matched)()
-        except (AssertionError, ValueError, tf.errors.InvalidArgumentError) as error:
-            other = f"is that of another model: {_first_line(error)}"
-        except Exception as error:
-            return _first_line(error)
-        if other:
-            raise ResumeError(f"{path} {other}. Give each training its own folder.")
-        return ""
+                if complete:
+                    status.assert_consumed()
+                else:
+                    status.assert_existing_objects_matched()
+                return ""
+            except (AssertionError, ValueError, tf.errors.InvalidArgumentError) as error:
+                other = f"is that of another model: {_first_line(error)}"
+            except Exception as error:
+                return _first_line(error)
+        raise ResumeError(f"{path} {other}. Give each training its own folder.")
 
     def save(self) -> str:
         """Saves; all ranks call it. Returns the checkpoint's path in the rank that writes.
