@@ -61,7 +61,7 @@ class Workers:
         self.index = self.names.index(own) if self.names else 0
         self.call = ""  # the method in which they fail together, such as "fit"
         self._strategy = strategy
-        self._client = client
+        self._client: Any = client  # None under TF_CONFIG
         self._calls = 0
         self._failure = ""  # of another worker, in the current call
         self._failed = False  # whether this worker alone has failed in its last call
@@ -185,7 +185,7 @@ class Workers:
     def _take_waiting(self, message: Message) -> None:
         """Ends this worker's step, because another worker waits for it in a call."""
         purpose, _, number = message["awaited"].rpartition(" ")
-        if purpose != _CALL or self._client is None:
+        if purpose != _CALL:
             return
         exchanges = int(number)
         call, _, steps, within = json.loads(message["value"])
@@ -204,7 +204,7 @@ class Workers:
 
     def _answer_after_failure(self) -> None:
         """Ends the exchange in which other workers wait for this one, which has failed."""
-        if self._is_awaited(math.inf) and self._client is not None:
+        if self._is_awaited(math.inf):
             self._client.offer(_CALL, [_FAILED, None, self._steps, self.call])
 
     def _is_awaited(self, before: float) -> bool:

@@ -72,7 +72,16 @@ class ResolverHooks:
         by_counts = self._tasks_per_node is not None or {_RANK, _COUNTS} & {*self._hooks}
         if not by_counts and step.place == "step":
             layout = find_layout(step, options)
-            layout = _rename(layout, step.nodes or layout.nodes, self._resolve_hostlist())
+            nodes = step.nodes or layout.nodes
+            names = self._resolve_hostlist()
+            if set(names) != set(nodes):  # the order of the same names may be that of a set
+                if len(nodes) != len(names):
+                    raise LayoutError(
+                        f"_resolve_hostlist() gives {len(names)} names for the {len(nodes)} nodes "
+                        "of SLURM_STEP_NODELIST; expected one a node, in the same order."
+                    )
+                name_of = dict(zip(nodes, names))
+                layout = layout._replace(nodes=tuple(name_of[node] for node in layout.nodes))
             step = step.replace(node_name=None)  # Slurm's names may not resolve
         else:
             step, layout = self._layout_by_counts(step, options)
@@ -139,19 +148,6 @@ class ResolverHooks:
             if isinstance(count, bool) or not isinstance(count, Integral):
                 raise LayoutError(f"{count!r} tasks on node {host!r}; expected a whole number.")
         return {host: int(count) for host, count in given.items()}
-
-
-def _rename(layout: Layout, nodes: Sequence[str], names: Sequence[str]) -> Layout:
-    """Returns the layout with other names for the same nodes, in the same order."""
-    if set(names) == set(nodes):
-        return layout  # the same names: their order may be that of a set
-    if len(nodes) != len(names):
-        raise LayoutError(
-            f"_resolve_hostlist() gives {len(names)} names for the {len(nodes)} nodes of "
-            "SLURM_STEP_NODELIST; expected one a node, in the same order."
-        )
-    name_of = dict(zip(nodes, names))
-    return layout._replace(nodes=tuple(name_of[node] for node in layout.nodes))
 
 
 def _by_numbers(item: tuple[str, int]) -> list[tuple[int, str]]:

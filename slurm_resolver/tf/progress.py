@@ -21,7 +21,7 @@ import tensorflow as tf
 
 from slurm_resolver.cluster.cluster import Cluster
 from slurm_resolver.coordination import progress as phases
-from slurm_resolver.coordination.client import Client, connect
+from slurm_resolver.coordination.client import connect
 from slurm_resolver.coordination.wire import Message
 from slurm_resolver.log import exit_at_once, warn
 
@@ -145,17 +145,18 @@ class Reporter:
         self._rank = client.address.rank
         client.listen("stall", self._take_stall)
         ends = threading.Event()
-        thread = threading.Thread(target=self._run, args=[client, ends], daemon=True)
+
+        def run() -> None:
+            while True:
+                client.say("progress", progress=list(self.report()), limit=self._limit)
+                if ends.wait(phases.report_seconds(self._limit)):
+                    return
+
+        thread = threading.Thread(target=run, daemon=True)
         thread.start()
         # The thread calls TensorFlow, which fails once Python has ended. The last one comes first.
         atexit.register(thread.join, 1.0)
         atexit.register(ends.set)
-
-    def _run(self, client: Client, ends: threading.Event) -> None:
-        while True:
-            client.say("progress", progress=list(self.report()), limit=self._limit)
-            if ends.wait(phases.report_seconds(self._limit)):
-                return
 
     def _take_stall(self, message: Message) -> None:
         warn("%s", message["stall"])
@@ -167,8 +168,6 @@ class Reporter:
 
 
 reporter = Reporter()
-
-
 start = reporter.start
 
 

@@ -94,10 +94,21 @@ def serve(
 
     See `SlurmClusterResolver.serve`.
     """
-    _check(cluster)
     own = cluster.task
+    jobs = {*cluster.roles}
+    if own is None:
+        raise JobsError(
+            "serve() in a process without a cluster; expected a task of a Slurm step that serves "
+            "others. Start the program with srun, or without Slurm with `slurm-resolver run`."
+        )
+    serves = own.job == "ps" or (own.job == "worker" and {"chief", "ps"} <= jobs)
+    if not serves or jobs.isdisjoint(TRAIN):
+        raise JobsError(
+            f"serve() in {own.job} {own.index} of a cluster with the jobs {', '.join(sorted(jobs))}"
+            "; expected a ps, or a worker beside a chief and a ps, in a cluster in which others "
+            "train. Call it as `if resolver.task_type == 'ps': sys.exit(resolver.serve())`."
+        )
     member = take_part(cluster)
-    assert own is not None
     assert member is not None
     member.serve(start_timeout)
     offer_readiness(cluster)
@@ -111,24 +122,6 @@ def serve(
     if result.status:
         print_line(f"{member.name}: {result.message}")
     return result.status
-
-
-def _check(cluster: Cluster) -> None:
-    """Raises JobsError in a task that should not serve."""
-    own = cluster.task
-    jobs = {*cluster.roles}
-    if own is None:
-        raise JobsError(
-            "serve() in a process without a cluster; expected a task of a Slurm step that serves "
-            "others. Start the program with srun, or without Slurm with `slurm-resolver run`."
-        )
-    serves = own.job == "ps" or (own.job == "worker" and {"chief", "ps"} <= jobs)
-    if not (serves and {*TRAIN} & jobs):
-        raise JobsError(
-            f"serve() in {own.job} {own.index} of a cluster with the jobs {', '.join(sorted(jobs))}"
-            "; expected a ps, or a worker beside a chief and a ps, in a cluster in which others "
-            "train. Call it as `if resolver.task_type == 'ps': sys.exit(resolver.serve())`."
-        )
 
 
 def _let_coordinators_end() -> None:

@@ -282,8 +282,6 @@ FUTURES = keras:callbacks.CallbackList()._futures
 
 # The size of a dataset's batches, to convert the position if another number of workers resumes.
 ORIGINAL_DATASET = tensorflow.python.distribute.input_lib:DistributedDataset()._original_dataset
-PADDED_BATCH_DATASET = tensorflow.python.data.ops.padded_batch_op:_PaddedBatchDataset
-SPARSE_BATCH_DATASET = tensorflow.python.data.ops.sparse_batch_op:_DenseToSparseBatchDataset
 TENSOR_PROTO = tensorflow.core.framework.tensor_pb2:TensorProto
 """,
     OPTIONAL: """

@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import sys
 import zlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -47,7 +47,8 @@ def variables_of(model: Any) -> list[tuple[str, tf.Variable]]:
 
     variables = []
     for value in vars(model).values():
-        for item in _items(value):
+        items = value if isinstance(value, (list, tuple)) else [value]
+        for item in value.values() if isinstance(value, dict) else items:
             if isinstance(item, keras.optimizers.Optimizer):
                 variables += item.variables
     distinct = {id(variable): variable for variable in [*variables, *model.weights]}
@@ -58,12 +59,6 @@ def variables_of(model: Any) -> list[tuple[str, tf.Variable]]:
         for variable in distinct.values()
         if isinstance(variable.value, tf.Variable)
     ]
-
-
-def _items(value: Any) -> Iterable[Any]:
-    if isinstance(value, dict):
-        return value.values()
-    return value if isinstance(value, (list, tuple)) else [value]
 
 
 class Drift(NamedTuple):

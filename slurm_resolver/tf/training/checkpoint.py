@@ -23,18 +23,12 @@ from slurm_resolver.tf.training.checkpoint_folder import CheckpointFolder
 from slurm_resolver.tf.training.fit_state import pack, unpack
 from slurm_resolver.tf.training.termination import TerminationConfig, termination_config
 
-# These datasets turn each batch into one batch; the others make batches.
+# These datasets turn each batch into one batch.
 _BATCH_BY_BATCH = (
     borrowed.OPTIONS_DATASET,
     borrowed.MAP_DATASET,
     borrowed.PARALLEL_MAP_DATASET,
     borrowed.PREFETCHED,
-)
-_BATCHES = (
-    borrowed.BATCH_DATASET,
-    borrowed.PARALLEL_BATCH_DATASET,
-    borrowed.PADDED_BATCH_DATASET,
-    borrowed.SPARSE_BATCH_DATASET,
 )
 _CLOUD_ADDRESS = "GCE_METADATA_IP"
 
@@ -122,7 +116,7 @@ class Backup(tf.train.experimental.PythonState):  # type: ignore[misc]
         """
         before = self.batch_size
         self.batch_size = batch_size
-        if before == batch_size or not before or not batch_size:
+        if before in (0, batch_size) or not batch_size:
             return False
         if not self.step and not self.drawn:
             return True
@@ -143,22 +137,22 @@ class Backup(tf.train.experimental.PythonState):  # type: ignore[misc]
         """Logs where the training resumes; as a warning, which Python shows without settings."""
         step = self._ranks.step
         restarts = (step.restart_count or 0) + (step.step_restart or 0)
-        text = ""
-        if self.restored is not None and self.epoch < epochs:
-            text = f"training resumes from {self.restored}, saved {self._at}"
-        elif self.restored is not None:
-            text = (
-                f"nothing is left to train: {self.restored} was saved after epoch {self.epoch}. To "
-                "train again, remove the folder or raise the number of epochs"
-            )
-        elif restarts:
+        if not self._ranks.leads or not (self.restored or restarts):
+            return
+        if self.restored is None:
             text = (
                 f"training starts from the beginning: {self._folder.directory!r} holds no "
                 f"checkpoint, but this is restart {restarts} of the job. Check that the job saves "
                 "before it ends, and into this folder"
             )
-        if text and self._ranks.leads:
-            warn("%s", text)
+        elif self.epoch < epochs:
+            text = f"training resumes from {self.restored}, saved {self._at}"
+        else:
+            text = (
+                f"nothing is left to train: {self.restored} was saved after epoch {self.epoch}. To "
+                "train again, remove the folder or raise the number of epochs"
+            )
+        warn("%s", text)
 
     def save_if_due(self) -> None:
         """Saves if a signal has come to any rank (and does not return), or if a save is due."""
@@ -202,10 +196,8 @@ def batch_size_of(data: Any) -> int:
     inner = getattr(data, "whole_batches", borrowed.ORIGINAL_DATASET.of(data, data))
     while any(isinstance(inner, one.get()) for one in _BATCH_BY_BATCH):
         (inner,) = borrowed.INPUTS.of(inner)()
-    if not any(isinstance(inner, one.get()) for one in _BATCHES):
-        return 0
     try:
-        return int(borrowed.BATCH_SIZE.of(inner))
+        return int(borrowed.BATCH_SIZE.of(inner, 0))
     except (TypeError, ValueError):  # a tensor without a value yet
         return 0
 
