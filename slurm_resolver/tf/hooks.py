@@ -150,10 +150,10 @@ class ResolverHooks:
         return {host: int(count) for host, count in given.items()}
 
 
-def _by_numbers(item: tuple[str, int]) -> list[tuple[int, str]]:
+def _by_numbers(item: tuple[str, int]) -> tuple[str, str]:
     """Sorts names as Slurm does: n9 before n10."""
-    parts = re.split("([0-9]+)", item[0])
-    return [(int(part) if part.isdecimal() else -1, part) for part in parts]
+    name = item[0]
+    return re.sub("[0-9]+", lambda number: number[0].zfill(9), name), name
 
 
 def _check_host(layout: Layout, rank: int) -> None:

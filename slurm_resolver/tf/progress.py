@@ -61,13 +61,11 @@ class Reporter:
     def begin_step(self, steps: int = 1, phase: str = phases.STEP) -> None:
         """Begins a step, or several that are done at once."""
         self.begun += steps
-        ended = self._ended
-        began = self._began
         self.enter(phase)
-        if ended:
-            self._outside += self._since - ended
-        if began:
-            self._durations.append((self._since - began) / steps)
+        if self._ended:
+            self._outside += self._since - self._ended
+        if self._began:
+            self._durations.append((self._since - self._began) / steps)
         self._began = self._since
 
     def end_step(self) -> None:

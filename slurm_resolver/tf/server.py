@@ -52,13 +52,10 @@ def join(cluster: Cluster) -> None:
     A task of a step with servers takes part in their job. An evaluator's program never needs the
     service, but the others may meet in its process.
     """
-    if not cluster.step.is_live:
-        return
     service = cluster.service
-    own = cluster.task
-    if service is None or own is None:
+    if not cluster.step.is_live or take_part(cluster) is not None or service is None:
         return
-    if take_part(cluster) is None and service.serves and own.job == "evaluator":
+    if service.serves and cluster.task is not None and cluster.task.job == "evaluator":
         connect(service)
 
 

@@ -111,12 +111,11 @@ def _own(layer: Any) -> dict[str, Any]:
 
 
 def _config(thing: Any) -> dict[str, Any]:
-    with warnings.catch_warnings():
+    # The program's own code may raise anything.
+    with warnings.catch_warnings(), contextlib.suppress(Exception):
         warnings.simplefilter("ignore")
-        try:
-            return dict(thing.get_config())
-        except Exception:  # whatever the program's own code raises
-            return {}
+        return dict(thing.get_config())
+    return {}
 
 
 def _describe(name: str, value: Any, depth: int = 0) -> Iterator[Entry]:
@@ -149,19 +148,13 @@ def _parts(thing: Any) -> dict[str, Any]:
     """Returns what a function or an object computes with, by name."""
     import keras
 
-    if isinstance(thing, types.FunctionType):
-        return _given(thing)
+    if isinstance(thing, types.FunctionType):  # the plain values that it uses besides arguments
+        used: dict[str, Any] = {}
+        with contextlib.suppress(TypeError, ValueError):  # such as a cell that is still empty
+            found = inspect.getclosurevars(thing)
+            used = {**found.globals, **found.nonlocals}
+        return {name: value for name, value in used.items() if isinstance(value, _PLAIN)}
     if isinstance(thing, keras.losses.Loss):  # whose configuration lacks arguments, as of Huber
         kept = (*_PLAIN, dict, list, tuple, types.FunctionType)
         return {key.lstrip("_"): one for key, one in vars(thing).items() if isinstance(one, kept)}
     return _config(thing)
-
-
-def _given(function: types.FunctionType) -> dict[str, Any]:
-    """Returns the plain values that a function uses besides its arguments, by name."""
-    try:
-        found = inspect.getclosurevars(function)
-    except (TypeError, ValueError):  # such as a cell that is still empty
-        return {}
-    used = {**found.globals, **found.nonlocals}
-    return {name: value for name, value in used.items() if isinstance(value, _PLAIN)}
