@@ -88,8 +88,7 @@ def _measure(strategy: Any, rank: int, local_rank: int) -> Row:
         outputs = inputs
         for weight in weights:
             outputs = tf.nn.relu(outputs @ weight)
-        gradients = tf.gradients(outputs**2, weights)
-        return tf.reduce_mean(gradients)
+        return tf.reduce_mean(tf.gradients(outputs**2, weights))
 
     @tf.function  # type: ignore[untyped-decorator]
     def reduce() -> Any:

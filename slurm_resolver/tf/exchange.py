@@ -106,15 +106,15 @@ class Workers:
             try:
                 by_rank = self._client.gather(_CALL, given, None, self._others)
             except RendezvousError as error:
-                reason = self._failure or f"this worker {call}: {error} {_IN_ALL}"
-                raise FitError(reason) from error
+                raise FitError(self._failure or f"this worker {call}: {error} {_IN_ALL}") from error
             finally:
                 self._is_exchanging = False
             told = [by_rank[rank] for rank in self._ranks]
         for name, (other, *_) in zip(self.names, told):
             if other != told[0][0]:
-                described = _describe_calls(self.names[0], told[0][0], name, other)
-                raise FitError(self._failure or described)
+                raise FitError(
+                    self._failure or _describe_calls(self.names[0], told[0][0], name, other)
+                )
         return [value for _, value, _, _ in told]
 
     @contextlib.contextmanager
@@ -312,5 +312,4 @@ def _abort_collectives(reason: str) -> None:
         warn("%s This step may wait without end: %s", borrowed.error_of(*missing), reason)
         return
     # TensorFlow's strategies do the same when their own check finds a peer gone.
-    abort = borrowed.ABORT.of(borrowed.CONTEXT.get()())
-    abort(tf.errors.ABORTED, MARK + reason)
+    borrowed.ABORT.of(borrowed.CONTEXT.get()())(tf.errors.ABORTED, MARK + reason)

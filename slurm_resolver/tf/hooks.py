@@ -28,8 +28,11 @@ _COUNTS = "_resolve_task_configuration"
 
 def overridden_hooks(resolver: type) -> list[str]:
     """Returns the names of the methods of `ResolverHooks` that a class overrides."""
-    names = (_RANK, "_resolve_num_tasks", "_resolve_hostlist", _COUNTS)
-    return [name for name in names if getattr(resolver, name) is not getattr(ResolverHooks, name)]
+    return [
+        name
+        for name in (_RANK, "_resolve_num_tasks", "_resolve_hostlist", _COUNTS)
+        if getattr(resolver, name) is not getattr(ResolverHooks, name)
+    ]
 
 
 class ResolverHooks:
@@ -51,8 +54,7 @@ class ResolverHooks:
 
     def _resolve_hostlist(self) -> list[str]:
         """Returns the names of the step's nodes. May be overridden."""
-        nodes = self._step.require(SlurmStep.nodes)
-        return list(nodes)
+        return [*self._step.require(SlurmStep.nodes)]
 
     def _resolve_task_configuration(self) -> dict[str, int]:
         """Returns the number of tasks on each node, by name, in node order. May be overridden."""

@@ -64,9 +64,8 @@ def call_together(
         drift = Drift(workers, model, kinds)
         drift.compare_now(f"before {name}")
         reporter.enter(IDLE, "")
-        alone = one_writer(callbacks, workers, paths)
         surround(arguments, report, callback_of(drift))
-        with workers.failing_together(name), alone:
+        with workers.failing_together(name), one_writer(callbacks, workers, paths):
             return method(*bound.args, **bound.kwargs)
 
 

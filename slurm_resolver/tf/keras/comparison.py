@@ -107,8 +107,9 @@ class Comparison:
                 "callback in `if task_id == 0:`."
             )
         distinct = list(dict.fromkeys(own))
-        letters = [chr(ord("A") + min(distinct.index(digest), 25)) for digest in own]
-        groups = self._workers.holders([f"batch {letter}" for letter in letters])
+        groups = self._workers.holders(
+            [f"batch {chr(ord('A') + min(distinct.index(digest), 25))}" for digest in own]
+        )
         return (
             f"the batch differs from worker to worker{where}, in {self._names[self._wrong - 1]}: "
             f"{groups}. {_REMEDY}"

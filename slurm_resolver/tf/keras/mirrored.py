@@ -93,8 +93,10 @@ class MultiWorkerMirroredStrategy(
             cluster_resolver = SlurmClusterResolver()
         _check_job(cluster_resolver)
         with starting_together(cluster_resolver, start_timeout, _JOBS) as client:
-            options = choose_communication(communication_options, client, cluster_resolver, _JOBS)
-            super().__init__(cluster_resolver, options)
+            super().__init__(
+                cluster_resolver,
+                choose_communication(communication_options, client, cluster_resolver, _JOBS),
+            )
         # Variables of any type are made. Until TensorFlow broadcasts other types than `_BROADCAST`.
         _replace(self.extended, borrowed.INITIAL_VALUE, _initial_value)
         os.register_at_fork(after_in_child=_end_by_sigterm)

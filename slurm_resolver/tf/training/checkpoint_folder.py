@@ -200,11 +200,13 @@ class CheckpointFolder:
 
     def _is_read_together(self) -> bool:
         """Whether the checkpoint holds variables that all ranks must read together."""
-        on_read = tf.VariableSynchronization.ON_READ
         found = tf.train.TrackableView(self._checkpoint).descendants()
         # Keras 3's variables hold TensorFlow's.
         variables = [*found, *(getattr(one, "value", None) for one in found)]
-        return any(getattr(one, "synchronization", None) == on_read for one in variables)
+        return any(
+            getattr(one, "synchronization", None) == tf.VariableSynchronization.ON_READ
+            for one in variables
+        )
 
     def _remove_unfinished(self) -> None:
         """Removes the files of an interrupted save."""

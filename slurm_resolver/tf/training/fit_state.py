@@ -95,8 +95,9 @@ class CallbackStates:
         """Sets the attributes of those callbacks that exist."""
         for name, state in states.items():
             if name in self._callbacks:
-                changed = {key: unpack(value) for key, value in state.items()}
-                vars(self._callbacks[name]).update(changed)
+                vars(self._callbacks[name]).update(
+                    {key: unpack(value) for key, value in state.items()}
+                )
 
 
 def _snapshot(callback: Any) -> dict[str, Any]:

@@ -194,8 +194,7 @@ class SavingRanks:
         saving = ranks_of(cluster.roles, TRAIN)
         others = set(range(cluster.num_tasks)).difference(saving)
         try:
-            client = connect(cluster.service, cluster.name_of)
-            values = client.gather(purpose, own, seconds, others)
+            values = connect(cluster.service, cluster.name_of).gather(purpose, own, seconds, others)
         except RendezvousError as error:
             raise ResumeError(f"the ranks could not agree on {purpose}: {error}") from error
         return {cluster.name_of(rank): values[rank] for rank in saving}
