@@ -18,9 +18,8 @@ class _FromTfConfig(MultiWorkerMirroredStrategy):
     def __init__(
         self, cluster_resolver: Any | None = None, communication_options: Any | None = None
     ) -> None:
-        if cluster_resolver is None:
-            cluster_resolver = tf.distribute.cluster_resolver.TFConfigClusterResolver()
-        super().__init__(cluster_resolver, communication_options)
+        of_config = tf.distribute.cluster_resolver.TFConfigClusterResolver
+        super().__init__(cluster_resolver or of_config(), communication_options)
 
 
 def replace_strategy() -> None:

@@ -16,7 +16,7 @@ from slurm_resolver.tf.keras import are_several, borrowed, strategies
 from slurm_resolver.tf.keras.configuration import describe_call, describe_model
 from slurm_resolver.tf.keras.custom_functions import check_functions
 from slurm_resolver.tf.keras.drift import Drift, callback_of, compare_entries
-from slurm_resolver.tf.keras.file_callbacks import listed, one_writer, surround, writing
+from slurm_resolver.tf.keras.file_callbacks import listed, one_writer, writing
 from slurm_resolver.tf.progress import reporter, reporting
 
 SCOPE = (
@@ -64,7 +64,7 @@ def call_together(
         drift = Drift(workers, model, kinds)
         drift.compare_now(f"before {name}")
         reporter.enter(IDLE, "")
-        surround(arguments, report, callback_of(drift))
+        arguments["callbacks"] = [report, *listed(callbacks), callback_of(drift)]
         with workers.failing_together(name), one_writer(callbacks, workers, paths):
             return method(*bound.args, **bound.kwargs)
 

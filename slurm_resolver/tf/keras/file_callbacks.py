@@ -29,17 +29,6 @@ def listed(callbacks: Any) -> list[Any]:
     return [callback for callback in tf.nest.flatten(given) if callback is not None]
 
 
-def surround(arguments: dict[str, Any], first: Any, last: Any) -> None:
-    """Adds callbacks before and after all others to the arguments of `fit`, or a CallbackList."""
-    given = arguments["callbacks"]
-    if not hasattr(given, "callbacks"):
-        arguments["callbacks"] = [first, *listed(given), last]
-    elif first not in given.callbacks:  # a list may be used again
-        last.set_model(given.model)
-        given.callbacks.insert(0, first)
-        given.callbacks.append(last)
-
-
 def writing(callbacks: Any) -> Iterator[tuple[str, str, Any]]:
     """Yields the kind and path of each callback of `fit` that writes files itself, and it."""
     known = sys.modules["keras"].callbacks

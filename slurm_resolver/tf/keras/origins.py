@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import enum
 import re
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, NamedTuple
 
 import tensorflow as tf
 
@@ -32,11 +33,19 @@ class Origin(enum.IntEnum):
 
 def find_origins(dataset: tf.data.Dataset) -> list[Origin]:
     """Returns the origin of each tensor of a dataset's elements, in the order of `tf.nest`."""
+    definition = tf.compat.v1.GraphDef.FromString(serialized_graph(dataset))
+    graph = _Graph(
+        nodes={node.name: node for node in definition.node},
+        functions={each.signature.name: each for each in definition.library.function},
+    )
     count = len(tf.nest.flatten(dataset.element_spec))
-    graph = _Graph(serialized_graph(dataset))
-    found = graph.origins_of(graph.last) if graph.last else []
+    for node in definition.node:
+        if node.op == "_Retval":
+            found = graph.origins_of(node.input[0])
+            if len(found) == count:
+                return found
     # A graph may be too large to be read (2 GiB); a dataset may hide its tensors.
-    return found if len(found) == count else [Origin.PYTHON] * count
+    return [Origin.PYTHON] * count
 
 
 def serialized_graph(dataset: tf.data.Dataset) -> bytes:
@@ -48,24 +57,20 @@ def serialized_graph(dataset: tf.data.Dataset) -> bytes:
         return b""
 
 
-class _Graph:
-    """The nodes and functions of a GraphDef."""
+class _Graph(NamedTuple):
+    """The nodes and functions of a GraphDef, by name."""
 
-    def __init__(self, serialized: bytes) -> None:
-        graph = tf.compat.v1.GraphDef.FromString(serialized)
-        self._nodes = {node.name: node for node in graph.node}
-        self._functions = {each.signature.name: each for each in graph.library.function}
-        # the name of the last dataset's node
-        self.last = next((node.input[0] for node in graph.node if node.op == "_Retval"), "")
+    nodes: Mapping[str, Any]
+    functions: Mapping[str, Any]
 
     def origins_of(self, name: str) -> list[Origin]:
         """Returns the origins of the tensors of the elements of a dataset's node."""
-        node = self._nodes[name]
+        node = self.nodes[name]
         count = len(node.attr["output_shapes"].list.shape)
         datasets = [
             given
             for given in node.input
-            if given in self._nodes and "output_shapes" in self._nodes[given].attr
+            if given in self.nodes and "output_shapes" in self.nodes[given].attr
         ]
         found = [origin for given in datasets for origin in self.origins_of(given)]
         if "MapDataset" in node.op and len(datasets) == 1:
@@ -79,7 +84,7 @@ class _Graph:
 
     def _of_function(self, name: str, given: list[Origin]) -> list[Origin]:
         """Returns the origins of a function's results, given those of its arguments."""
-        function = self._functions[name]
+        function = self.functions[name]
         names = (argument.name for argument in function.signature.input_arg)
         known: dict[str, Origin] = dict(zip(names, given))
         nodes = {node.name: node for node in function.node_def}
@@ -103,10 +108,10 @@ class _Graph:
         own = Origin.PYTHON if _PYTHON.search(node.op) else Origin.EQUAL
         # Datasets and branches are among the functions that it calls.
         called = [
-            self._functions[given.name]
+            self.functions[given.name]
             for value in node.attr.values()
             for given in (value.func, *value.list.func)
-            if given.name in self._functions
+            if given.name in self.functions
         ]
         inner = (self._lowest(one) for function in called for one in function.node_def)
         return min([own, *inner])

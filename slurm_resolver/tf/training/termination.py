@@ -162,7 +162,7 @@ class SavingRanks:
         count: how many ranks there are.
     """
 
-    def __init__(self, resolver: Any | None) -> None:
+    def __init__(self, resolver: Any) -> None:
         cluster = getattr(resolver, "cluster", None)
         self._cluster = cluster if isinstance(cluster, Cluster) else None
         self.step = self._cluster.step if self._cluster else SlurmStep.read()
@@ -174,7 +174,7 @@ class SavingRanks:
                 "step together, such as MultiWorkerMirroredStrategy."
             )
         first = ("chief" if spec.get("chief") else "worker", 0)
-        self.leads = resolver is None or not spec or (resolver.task_type, resolver.task_id) == first
+        self.leads = not spec or (resolver.task_type, resolver.task_id) == first
         self.count = max(1, sum(map(len, spec.values())))
 
     def compare(self, purpose: str, own: Any, seconds: float = _SAVE_WAIT) -> dict[str, Any]:
