@@ -17,6 +17,7 @@ from collections import deque
 from collections.abc import Iterator
 from typing import Any, Callable
 
+import numpy as np
 import tensorflow as tf
 
 from slurm_resolver.cluster.cluster import Cluster
@@ -102,9 +103,7 @@ class Reporter:
             since = marked
         waited += self._waited + (now - since if phase == phases.DATA else 0.0)
         self._samples.append((now, waited, self._outside))
-        first = self._samples[0]
-        seconds = max(now - first[0], 0.001)
-        shares = [(waited - first[1]) / seconds, (self._outside - first[2]) / seconds]
+        seconds, *parts = np.subtract(self._samples[-1], self._samples[0]).tolist()
         return phases.Report(
             self.stage,
             self.epoch,
@@ -112,8 +111,8 @@ class Reporter:
             self.begun,
             phase,
             now - since,
-            round(1000 * statistics.median(self._durations or [0.0]), 3),
-            *(round(min(share, 1.0), 3) for share in shares),
+            round(1000 * statistics.median([*self._durations] or [0.0]), 3),
+            *(round(min(part / max(seconds, 0.001), 1.0), 3) for part in parts),
         )
 
     def start(self, resolver: Any, on_stall: str = "report") -> None:
