@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 import weakref
-from typing import Any, Callable
+from typing import Any
 
 from slurm_resolver.errors import FitError
 from slurm_resolver.tf.keras import borrowed, strategies
@@ -46,29 +46,24 @@ def make_function(kind: str, original: Any, model: Any, force: bool = False) -> 
 def check_functions(method: str, model: Any) -> None:
     """Raises FitError if a method of a model would take steps by a function of the model's own.
 
-    A class that overrides the method which makes the function raises it when Keras calls that.
+    A model whose class overrides the method that makes the function raises it when Keras calls
+    that.
     """
     kind = _KIND[method]
-    for owner in type(model).__mro__:
-        make = vars(owner).get(f"make_{kind}_function")
-        if make is not None and not hasattr(make, borrowed.REPLACED):
-            setattr(owner, make.__name__, _checked(kind, make))
+    name = f"make_{kind}_function"
+    make = getattr(model, name)
+    if not hasattr(make, borrowed.REPLACED):
+
+        @functools.wraps(make)
+        def checked(*args: Any, **kwargs: Any) -> Any:
+            function = make(*args, **kwargs)
+            _check_made(kind, model, f"{name}()")
+            return function
+
+        setattr(checked, borrowed.REPLACED, True)
+        setattr(model, name, checked)
     if getattr(model, f"{kind}_function") is not None:
         _check_made(kind, model, f"{kind}_function")
-
-
-def _checked(kind: str, make: Callable[..., Any]) -> Callable[..., Any]:
-    """Returns a `make_train_function` that must have called Keras' own."""
-
-    @functools.wraps(make)
-    def checked(model: Any, *args: Any, **kwargs: Any) -> Any:
-        function = make(model, *args, **kwargs)
-        if model.distribute_strategy in strategies:
-            _check_made(kind, model, f"make_{kind}_function()")
-        return function
-
-    setattr(checked, borrowed.REPLACED, True)
-    return checked
 
 
 def _check_made(kind: str, model: Any, own: str) -> None:
