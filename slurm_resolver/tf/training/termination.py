@@ -10,6 +10,7 @@ After a signal to any rank:
 from __future__ import annotations
 
 import atexit
+import dataclasses
 import logging
 import os
 import sys
@@ -85,28 +86,26 @@ def termination_config(
     return config
 
 
+@dataclasses.dataclass(eq=False)
 class TerminationConfig(tf.distribute.experimental.TerminationConfig):  # type: ignore[misc]
     """What `termination_config` returns; only that function makes one.
 
     Attributes:
         ranks: the ranks that save together.
+        watch: the signals that have come.
+        requeue: how to requeue the job; see `requeue_job`.
+        max_restarts: how often to requeue it.
         save_fn: saves, in place of TensorFlow's handler.
         saved_at: the epoch and the step, as in messages; "" if unknown.
     """
 
-    def __init__(
-        self,
-        ranks: SavingRanks,
-        watch: SignalWatch,
-        requeue: str | None,
-        max_restarts: int | None,
-    ) -> None:
-        self.grace_period = 0
-        self.save_fn: Callable[..., Any] | None = None
-        self.ranks = ranks
-        self.saved_at = ""
-        self._watch = watch
-        self._requeue = requeue, max_restarts
+    ranks: SavingRanks
+    watch: SignalWatch
+    requeue: str | None
+    max_restarts: int | None
+    grace_period: int = 0
+    save_fn: Any = None
+    saved_at: str = ""
 
     @property
     def termination_watcher_fn(self) -> Callable[[], bool]:
@@ -114,21 +113,27 @@ class TerminationConfig(tf.distribute.experimental.TerminationConfig):  # type: 
 
         By then the strategy has replaced the handler of SIGTERM: it is installed again here.
         """
-        self._watch.arm()
+        self.watch.arm()
         if self.save_fn is None:  # `Backup` reports it after the first step
             training_reports.report(training_reports.READY)
-        return lambda: self._watch.received is not None
+        return lambda: self.watch.received is not None
 
     def exit_fn(self) -> None:
         """Ends this process after the save, in agreement with the others."""
-        watch = self._watch
+        watch = self.watch
         ranks = self.ranks
         watch.leave_on_sigterm()
         training_reports.report(training_reports.SAVED)
         own = REQUEUE_STATUS, 0.0  # of a rank that does not learn the leader's
         if ranks.leads:
             sigterm = watch.terminated and watch.received in (None, "SIGTERM")
-            plan = requeue_job(ranks.step, *self._requeue, announced=not sigterm, saved=ranks.count)
+            plan = requeue_job(
+                ranks.step,
+                self.requeue,
+                self.max_restarts,
+                announced=not sigterm,
+                saved=ranks.count,
+            )
             where = f" {self.saved_at}" if self.saved_at else ""
             cause = watch.received or "a signal to another rank"
             warn("training saved%s because of %s: %s", where, cause, plan.message)
