@@ -69,19 +69,13 @@ class Drift(NamedTuple):
     callbacks: Sequence[list[str]]  # the kinds of each worker's callbacks, for the error
 
     def compare_now(self, when: str) -> None:
-        """Compares the variables that the workers have now; see `compare`."""
-        self.compare(
-            self.workers.exchange(f"compares its weights {when}", digest_of(self.model)), when
-        )
-
-    def compare(self, digests: Sequence[int], when: str) -> None:
         """Raises FitError in every worker if their variables differ by more than rounding.
 
         Args:
-            digests: of all workers' variables, by index.
             when: such as "after epoch 2".
         """
-        if len(set(digests)) == 1:
+        digest = digest_of(self.model)
+        if len(set(self.workers.exchange(f"compares its weights {when}", digest))) == 1:
             return
         call = f"compares the weights {when}"
         own = [_measure(*each) for each in variables_of(self.model)]
@@ -162,11 +156,12 @@ def callback_of(drift: Drift) -> Any:
 
         def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
             _end_comparisons(self.model)
-            own = [digest_of(self.model), bool(self.model.stop_training)]
-            told = drift.workers.exchange(f"ends epoch {epoch + 1}", own)
-            drift.compare([digest for digest, _ in told], f"after epoch {epoch + 1}")
+            stops = drift.workers.exchange(
+                f"ends epoch {epoch + 1}", bool(self.model.stop_training)
+            )
+            drift.compare_now(f"after epoch {epoch + 1}")
             # All workers take the same steps, so that they also stop together.
-            self.model.stop_training = any(stops for _, stops in told)
+            self.model.stop_training = any(stops)
 
         def on_train_end(self, logs: Any = None) -> None:
             drift.compare_now("after fit")
