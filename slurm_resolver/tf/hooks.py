@@ -117,15 +117,18 @@ class ResolverHooks:
                 components=(),
             )
         counts = self._counts_by_node()
+        nodes = tuple(counts)
         # Ranks follow Slurm's order of the nodes, whatever order a dict or set has.
-        if step.nodes is not None and set(counts) == set(step.nodes):
-            counts = {host: counts[host] for host in step.nodes}
+        if step.nodes is not None and set(nodes) == set(step.nodes):
+            nodes = step.nodes
         elif hooks:
             if _COUNTS in hooks:  # a set's order differs from process to process
-                counts = dict(sorted(counts.items(), key=_by_numbers))
+                nodes = tuple(sorted(nodes, key=_by_numbers))
             step = step.replace(components=())
         step = step.replace(
-            nodes=tuple(counts), num_nodes=len(counts), tasks_per_node=tuple(counts.values())
+            nodes=nodes,
+            num_nodes=len(nodes),
+            tasks_per_node=tuple(counts[node] for node in nodes),
         )
         source = "tasks_per_node" if self._tasks_per_node is not None else ", ".join(hooks)
         if not hooks:  # each task is where Slurm says, and may tell the others
@@ -152,9 +155,8 @@ class ResolverHooks:
         return {host: int(count) for host, count in given.items()}
 
 
-def _by_numbers(item: tuple[str, int]) -> tuple[str, str]:
+def _by_numbers(name: str) -> tuple[str, str]:
     """Sorts names as Slurm does: n9 before n10."""
-    name = item[0]
     return re.sub("[0-9]+", lambda number: number[0].zfill(9), name), name
 
 

@@ -84,7 +84,7 @@ def serve(
     cluster: Cluster,
     spec: Any,
     protocol: str | None,
-    server: Any | None,
+    server: Any,
     start_timeout: float,
 ) -> int:
     """Serves by this `tf.train.ClusterSpec`, and returns the exit status.

@@ -62,8 +62,8 @@ def starting_together(
 
 
 def choose_communication(
-    given: Any | None, client: Client | None, resolver: Any, jobs: Collection[str]
-) -> Any | None:
+    given: Any, client: Client | None, resolver: Any, jobs: Collection[str]
+) -> Any:
     """Returns CommunicationOptions for NCCL if each task has its own GPUs, else None, for gRPC.
 
     All tasks of `jobs` call this with what `starting_together` gave. The program's own options,

@@ -63,7 +63,7 @@ class Comparison:
         self._differed: set[int] = set()
         self._told: set[int] = set()
 
-    def row(self, replica: int, digest: Any | None, names: Sequence[str]) -> Any:
+    def row(self, replica: int, digest: Any, names: Sequence[str]) -> Any:
         """Returns what a replica adds to the table, as float32."""
         self._names = list(names)
         rate = getattr(self._model.optimizer, "learning_rate", 0.0) if self._has_rate else 0.0
