@@ -27,6 +27,8 @@ from slurm_resolver.tf.keras.sharing import NO_SEED, Sharing
 from slurm_resolver.tf.resolver import SlurmClusterResolver
 from slurm_resolver.tf.start import choose_communication, starting_together
 
+Method = Callable[..., Any]
+
 _JOBS = ("chief", "worker")  # the jobs whose tasks train together
 # The types of numbers that TensorFlow's CollectiveBcastSend takes.
 _BROADCAST = (tf.bool, tf.float16, tf.float32, tf.float64, tf.int32, tf.int64)
@@ -115,7 +117,7 @@ class MultiWorkerMirroredStrategy(
         shares = share_out(dataset, self.sharing)
         return self.experimental_distribute_dataset(dataset) if shares is None else shares
 
-    def _create_together(self, create: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    def _create_together(self, create: Method, *args: Any, **kwargs: Any) -> Any:
         """Makes a variable, which takes the first worker's value in all of them.
 
         TensorFlow would wait without end if one worker alone made it.
@@ -162,14 +164,14 @@ def _describe_variable(given: Mapping[str, Any]) -> str:
     return f"{given.get('name') or 'Variable'} ({value.dtype.name} {tuple(value.shape)})"
 
 
-def _replace(extended: Any, name: borrowed.Name, replacement: Callable[..., Any]) -> None:
+def _replace(extended: Any, name: borrowed.Name, replacement: Method) -> None:
     """Replaces a method by `replacement(original, …)`. If TensorFlow lacks it, `fit` says so."""
     original = getattr(extended, name.name, None)
     if original is not None:
         setattr(extended, name.name, functools.partial(replacement, original))
 
 
-def _initial_value(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+def _initial_value(original: Method, *args: Any, **kwargs: Any) -> Any:
     """Returns what gives a new variable's value, which the first worker sends to all others.
 
     A type that cannot be sent, such as the int8 of a quantized layer, is sent as a wider one.

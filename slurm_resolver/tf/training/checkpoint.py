@@ -124,7 +124,8 @@ class Backup(tf.train.experimental.PythonState):  # type: ignore[misc]
         if not skip:
             raise ResumeError(f"skip=False, and {sizes}: leave out skip=False.")
         repeated = self.drawn * before % batch_size
-        self.step, self.drawn = (count * before // batch_size for count in (self.step, self.drawn))
+        self.step = self.step * before // batch_size
+        self.drawn = self.drawn * before // batch_size
         if self._ranks.leads:
             again = (
                 f"{repeated} samples are trained on again" if repeated else "no sample is repeated"
