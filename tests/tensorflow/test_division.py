@@ -22,7 +22,7 @@ DRAWN = tf.random.Generator.from_seed(1)
 # Each worker makes its own rows of these.
 DIVIDED = """
 ROWS.map(double).batch(4)
-ROWS.map(double).batch(2).prefetch(1)
+ROWS.filter(lambda x: x > 1).map(double).batch(2).prefetch(1)
 ROWS.map(double, num_parallel_calls=2, deterministic=False).batch(5, drop_remainder=True)
 ROWS.shuffle(7, seed=3).map(double).map(named).batch(4, num_parallel_calls=2)
 ROWS.map(double).batch(4).map(lambda x: tf.one_hot(x, 30)).map(named).take(2)
@@ -88,11 +88,9 @@ def test_the_workers_rows_are_those_of_one_process(pipeline: str, workers: int) 
     for number, batch in enumerate(whole):
         for rank, share in enumerate(of_worker[number] for of_worker in shares):
             assert share.rows == len(batch[0])
+            own = slice(rank, None, workers) if share.rows >= workers else slice(None)
             for expected, found in zip(batch, dense(share.batch)):
-                # a worker without rows has the first one
-                np.testing.assert_array_equal(
-                    found, expected[rank::workers] if rank < len(expected) else expected[:1]
-                )
+                np.testing.assert_array_equal(found, expected[own])
 
 
 def test_several_replicas_of_a_worker_have_their_rows_in_turn() -> None:

@@ -106,6 +106,14 @@ class _Map(NamedTuple):
         return found
 
 
+class _About(NamedTuple):
+    """What is known of the global batch of an element."""
+
+    digest: Any  # see `Share`
+    rows: Any  # their number, int32
+    own: Any  # the number of those which this worker makes, int64
+
+
 class _Chain(NamedTuple):
     """What a dataset consists of: a source, maps, batches, and maps of batches."""
 
@@ -113,7 +121,6 @@ class _Chain(NamedTuple):
     maps: list[_Map]
     size: int  # of a batch
     drops: bool  # whether the last batch is left out if it is smaller
-    parallel: Any
     later: list[Callable[[tf.data.Dataset], tf.data.Dataset]]  # what is done with batches
 
 
@@ -161,32 +168,34 @@ def divide(dataset: tf.data.Dataset, sharing: Sharing) -> tf.data.Dataset:
     def own_rows(*block: Any) -> tf.data.Dataset:
         elements = block if isinstance(chain.source.element_spec, tuple) else block[0]
         count = tf.cast(count_rows(elements), tf.int32)
-        number = tf.range(count)
-        own = tf.logical_and(number % cycle >= sharing.first, number % cycle < last)
-        # A worker without rows has the first one instead.
-        own = tf.logical_or(own, tf.logical_and(number == 0, count <= sharing.first))
-        about = (share(elements, origins).digest, count)
+        number = tf.range(count) % cycle
+        own = tf.logical_and(number >= sharing.first, number < last)
+        own = tf.logical_or(own, count < cycle)  # too few for all replicas, which have all of them
+        about = _About(
+            share(elements, origins).digest, count, tf.math.count_nonzero(own, dtype=tf.int64)
+        )
         made = tf.data.Dataset.from_tensor_slices((own, elements))
         return made.filter(lambda is_own, _: is_own).map(lambda _, element: (about, element))
 
-    def as_share(about: Any, batch: Any) -> Share:
-        digests, counts = about
-        return Share(digests[0], batch, counts[0])
+    def as_share(about: _About, batch: Any) -> Share:
+        return Share(about.digest[0], batch, about.rows[0])
 
-    size = sum(sharing.first <= row % cycle < last for row in range(chain.size))
     divided = chain.source.batch(chain.size, drop_remainder=chain.drops).flat_map(own_rows)
     for each in chain.maps:
         divided = each.apply(divided)
-    divided = divided.batch(
-        max(size, 1),
-        drop_remainder=chain.drops,
-        num_parallel_calls=chain.parallel,
-        deterministic=None if chain.parallel is None else True,
+    # The last batch may have another number of rows.
+    divided = divided.group_by_window(
+        key_func=lambda about, _: about.own,
+        reduce_func=lambda own, window: window.batch(own),
+        window_size_func=lambda own: own,
     )
     for apply in chain.later:
         divided = apply(divided)
     divided = divided.map(as_share).with_options(dataset.options())
-    return divided.apply(tf.data.experimental.assert_cardinality(dataset.cardinality()))
+    batches = dataset.cardinality()
+    if batches == tf.data.UNKNOWN_CARDINALITY:
+        return divided
+    return divided.apply(tf.data.experimental.assert_cardinality(batches))
 
 
 def _chain_of(dataset: tf.data.Dataset) -> _Chain:
@@ -219,7 +228,6 @@ def _chain_of(dataset: tf.data.Dataset) -> _Chain:
         maps=maps,
         size=int(borrowed.BATCH_SIZE.of(batch)),
         drops=bool(tf.get_static_value(borrowed.DROPS_REMAINDER.of(batch))),
-        parallel=_parallel_calls(batch),
         later=later,
     )
 

@@ -69,27 +69,32 @@ def _part(
     sharing = strategy.sharing
     replica = replica_number()
     batch = share.batch
-    rows = count_rows(batch)
-    first = replica
-    stride = sharing.replicas
-    if share.rows is not None:  # the worker has no rows but those of its replicas
-        rows = share.rows
-        first = replica - sharing.first
-        stride = sharing.local
+    rows = count_rows(batch) if share.rows is None else share.rows
     own = (rows + sharing.replicas - 1 - replica) // sharing.replicas
     places = tf.range(own) * sharing.replicas + replica
-    others = share.rows is None and have_other_rows(batch)
-    repeated = whole or others
-    has_rows = isinstance(rows, int) and rows >= sharing.replicas and repeated is False
+    # For no rows, many layers and losses return NaN. It is a tensor if a number of rows is unknown.
+    repeated = rows < sharing.replicas
+    if share.rows is None:
+        first = replica
+        stride = sharing.replicas
+        others = have_other_rows(batch)
+        # TensorFlow's `or` would make a tensor of what is known.
+        repeated = repeated or others if isinstance(repeated, bool) else repeated | others
+    else:  # the worker has no rows but those of its replicas
+        first = replica - sharing.first
+        stride = sharing.local
     count = tf.cast(own, tf.int32)
     if not whole and not tf.executing_eagerly():
         # The number of rows must not be a constant: the analysis would not know it from others.
         count = tf.compat.v1.placeholder_with_default(count, [])
     with tf.device("/cpu:0"):  # other rows need not be copied to a GPU
         if not whole or share.rows is not None:
-            batch = part_of_batch(batch, count, first, stride, others)
+            batch = part_of_batch(batch, count=count, first=first, stride=stride, repeated=repeated)
         if whole and share.rows is not None:
-            batch = tf.nest.map_structure(lambda one: gather_rows(one, places, rows), batch)
+            batch = tf.nest.map_structure(
+                lambda one: gather_rows(one, places, rows, repeated), batch
+            )
+    repeated = whole or repeated
     return batch, Step(
         model,
         replica,
@@ -97,7 +102,6 @@ def _part(
         own=tf.where(repeated, rows, own),
         places=places,
         repeated=repeated,
-        has_rows=has_rows,
         comparison=comparison,
         digest=share.digest,
         names=names_of_tensors(share),

@@ -128,18 +128,18 @@ def have_other_rows(batch: Any) -> Any:
     return tf.reduce_any(tf.not_equal(sizes, sizes[0]))
 
 
-def part_of_batch(batch: Any, count: Any, first: Any, stride: int, repeated: Any) -> Any:
+def part_of_batch(
+    batch: Any, *, count: Any, first: Any, stride: int = 1, repeated: Any = False
+) -> Any:
     """Returns some rows of each of a batch's tensors.
 
     Args:
         batch: a structure of tensors.
-        count: the number of rows; for 0, the first row of the batch is returned.
+        count: the number of rows.
         first: the number of the first row.
         stride: the difference between the numbers of two rows.
         repeated: whether to return all rows instead.
     """
-    first = tf.where(count > 0, first, 0)
-    count = tf.maximum(count, 1)
 
     def part(value: Any) -> Any:
         if not _has_rows(value):

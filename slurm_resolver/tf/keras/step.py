@@ -41,13 +41,10 @@ class Step:
     replica: int  # this replica's number among all
     rows: Any  # their number in the global batch, int32
     own: Any  # the number of those which this replica computes, int32
-    # The numbers of these rows in the global batch, int32. If there is none, the replica's tensors
-    # have the first row instead: for no rows, many layers and losses return NaN.
-    places: Any
+    places: Any  # the numbers of these rows in the global batch, int32
     # Whether all replicas have all rows, of which those of the first replica count: a bool, or a
-    # tensor where the first dimensions of a batch's tensors are not known.
+    # tensor where the number of rows is not known.
     repeated: Any
-    has_rows: bool = False  # whether it is known that each replica has rows of its own
     comparison: Comparison | None = None  # of the workers' steps
     digest: Any = None  # of the global batch; None if each worker reads its own data
     names: Sequence[str] = ()  # of the tensors in the digest
@@ -67,6 +64,7 @@ class Step:
         self.count = tf.where(self.repeated, counted, self.own)
         # The share of this replica's rows in a mean over the rows of all, float32.
         self.share = tf.cast(self.own / self.rows, tf.float32)
+        self._shared = self.digest is not None  # whether all workers have read the same batch
         # By the id of a tensor or variable, which must live as long as the step.
         self._gathered: dict[int, tuple[Any, Any]] = {}
         self._before: dict[int, Any] = {}  # values of metrics' variables, the same in all replicas
@@ -110,15 +108,7 @@ class Step:
         if id(value) in self._gathered:
             return self._gathered[id(value)][1]
         self._check_compiler()
-        sent = value
-        if value.dtype == tf.bool or (value.dtype.is_integer and value.dtype.size < 4):
-            sent = tf.cast(value, tf.int32)
-        places = self.places[: tf.where(self.repeated, 0, self.own)]
-        whole = gather_rows(sent, places, self.rows)
-        whole = whole if sent is value else tf.cast(whole, value.dtype)
-        if not isinstance(self.repeated, bool):
-            # The rows of the results need not be those of the batch.
-            whole = tf.cond(self.repeated, lambda: value, lambda: whole)
+        whole = gather_rows(value, self.places, self.rows, self.repeated)
         mask = borrowed.GET_MASK.get()(value)
         if mask is not None:
             borrowed.SET_MASK.get()(whole, self.gather(mask))
@@ -213,10 +203,10 @@ class Step:
     def counted(self, value: Any) -> Any:
         """Returns what this replica adds to a sum: zeros, or no slices, if its rows do not count.
 
-        A replica has none if a batch has fewer rows than there are replicas, or if workers read
-        their own data, and the data of one has ended.
+        For no rows, many layers and losses return NaN. A replica has none if workers read their own
+        data, and the data of one has ended.
         """
-        if self.has_rows:
+        if self._shared and self.repeated is False:
             return value
         if isinstance(value, tf.IndexedSlices):
             kept = tf.where(self.count > 0, tf.shape(value.indices)[0], 0)
@@ -224,23 +214,28 @@ class Step:
         return tf.where(self.count > 0, value, tf.zeros_like(value))
 
 
-def gather_rows(value: Any, places: Any, rows: Any) -> Any:
+def gather_rows(value: Any, places: Any, rows: Any, repeated: Any) -> Any:
     """Returns a tensor with all replicas' rows along axis 0.
 
     Gradients flow into this replica's own rows.
 
     Args:
-        value: a tensor that begins with this replica's rows.
+        value: the tensor of this replica's rows.
         places: the numbers of these rows among all.
         rows: the number of all rows.
+        repeated: whether the tensor has all rows: a bool or a tensor.
     """
-    own = value[: tf.size(places)]
-    indices = places[:, tf.newaxis]
-    shape = tf.concat([[rows], tf.shape(value)[1:]], axis=0)
+    sent = value
+    if value.dtype == tf.bool or (value.dtype.is_integer and value.dtype.size < 4):
+        sent = tf.cast(value, tf.int32)
+    indices = places[: tf.where(repeated, 0, tf.size(places)), tf.newaxis]
+    own = sent[: tf.shape(indices)[0]]
+    shape = tf.concat([[rows], tf.shape(sent)[1:]], axis=0)
     others = all_reduce(tf.scatter_nd(indices, tf.stop_gradient(own), shape))
-    whole = tf.tensor_scatter_nd_update(others, indices, own)
+    whole = tf.cast(tf.tensor_scatter_nd_update(others, indices, own), value.dtype)
     whole.set_shape([tf.get_static_value(rows), *value.shape[1:]])
-    return whole
+    # The rows of a tensor that all replicas have need not be those of the batch.
+    return whole if repeated is False else tf.cond(repeated, lambda: value, lambda: whole)
 
 
 def add_up(values: Sequence[Any]) -> list[Any]:
