@@ -106,6 +106,16 @@ def test_what_is_not_known_to_be_right_is_not_divided(line: str) -> None:
     assert reason.strip() in str(raised.value)
 
 
+def test_files_may_be_in_another_folder() -> None:
+    """The digest compares the names of files, and the ends of records."""
+    digests = []
+    for names in (["/a/1.jpg", "/a/2.jpg"], ["/b/c/1.jpg", "/b/c/2.jpg"], ["/a/2.jpg", "/a/1.jpg"]):
+        pipeline = tf.data.Dataset.from_tensor_slices(names).map(tf.strings.length).batch(2)
+        (share,) = divide(pipeline, Sharing(0, 1, 2))
+        digests.append(share.digest.numpy().tolist())
+    assert digests[0] == digests[1] != digests[2]
+
+
 def test_a_random_map_without_a_seed_draws_for_each_worker() -> None:
     pipeline = tf.data.Dataset.range(64).map(lambda x: tf.random.uniform([])).batch(64)
     drawn = [next(iter(divide(pipeline, Sharing(k, 1, 2)))).batch.numpy() for k in range(2)]

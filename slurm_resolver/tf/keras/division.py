@@ -36,6 +36,7 @@ from slurm_resolver.tf.rows.values import rows
 
 _MAPS = (borrowed.MAP_DATASET, borrowed.PARALLEL_MAP_DATASET)
 _BATCHES = (borrowed.BATCH_DATASET, borrowed.PARALLEL_BATCH_DATASET)
+_COMPARED = 256  # bytes at the end of a string
 # What takes a number of batches, with the method that makes it.
 _COUNTED = {
     borrowed.TAKE_DATASET: "take",
@@ -172,7 +173,9 @@ def divide(dataset: tf.data.Dataset, sharing: Sharing) -> tf.data.Dataset:
         own = tf.logical_and(number >= sharing.first, number < last)
         own = tf.logical_or(own, count < cycle)  # too few for all replicas, which have all of them
         about = _About(
-            share(elements, origins).digest, count, tf.math.count_nonzero(own, dtype=tf.int64)
+            share(tf.nest.map_structure(_without_folder, elements), origins).digest,
+            count,
+            tf.math.count_nonzero(own, dtype=tf.int64),
         )
         made = tf.data.Dataset.from_tensor_slices((own, elements))
         return made.filter(lambda is_own, _: is_own).map(lambda _, element: (about, element))
@@ -196,6 +199,18 @@ def divide(dataset: tf.data.Dataset, sharing: Sharing) -> tf.data.Dataset:
     if batches == tf.data.UNKNOWN_CARDINALITY:
         return divided
     return divided.apply(tf.data.experimental.assert_cardinality(batches))
+
+
+def _without_folder(value: Any) -> Any:
+    """Returns the ends of strings, which may be the paths of files.
+
+    Each worker may have copied the files into another folder.
+    """
+    if value.dtype != tf.string:
+        return value
+    begin = tf.maximum(tf.strings.length(value) - _COMPARED, 0)
+    end = tf.strings.substr(value, begin, tf.fill(tf.shape(value), _COMPARED))
+    return tf.strings.regex_replace(end, "(?s).*/", "")
 
 
 def _chain_of(dataset: tf.data.Dataset) -> _Chain:
