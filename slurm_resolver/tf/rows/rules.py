@@ -37,6 +37,7 @@ Found = Union[Value, list[Value]]
 Rule = Callable[[Any, Values], Found]
 
 _CONSTANT = "a constant with an entry for each row of the batch"
+_MIXED = "a function of the number of rows, or of a sum over rows and of the rows"
 _KNOWN = {Kind.SAME, Kind.NUMBERS}
 _MOST = 2**24  # entries of a tensor whose rows are followed through TensorFlow's operations
 
@@ -58,22 +59,17 @@ def _of_sum(operation: Any, values: Values, sums: Values) -> Value:
 
     That is a factor times a sum, or sums of the same power that are added or moved.
     """
+    if any(value.kind is Kind.ROWS for value in values):
+        raise refuted(_MIXED)
     found = sums[0]
     others = [_power(value) for value in values if value.kind is not Kind.SUM]
-    floating = [one.dtype.is_floating for one in (operation.inputs[0], operation.outputs[0])]
     if operation.type in operations.FACTORS and len(sums) == 1:
         divides = operation.type in operations.DIVIDING
         if not divides or values[0] is found:
             return found._replace(power=found.power + sum(others) * (-1 if divides else 1))
     elif _is_linear(operation, values) and len(set(sums)) == 1 and not any(others):
-        # The mean of a constant is that constant, but its sum is not.
-        constants = [
-            tf.get_static_value(tensor)
-            for tensor, value in zip(operation.inputs, values)
-            if value.kind is not Kind.SUM and operation.type in operations.JOINING
-        ]
-        added = not all(one is not None and np.all(one == 0) for one in constants)
-        if (found.is_mean or not added) and floating != [True, False]:
+        rounds = operation.inputs[0].dtype.is_floating and not operation.outputs[0].dtype.is_floating
+        if not rounds and (found.is_mean or not _adds_constant(operation, values)):
             return found
     raise refuted("a sum or mean over the rows, and not a linear function of it alone")
 
@@ -85,11 +81,19 @@ def _is_linear(operation: Any, values: Values) -> bool:
     return operation.type in operations.LINEAR and values[0].kind is Kind.SUM
 
 
+def _adds_constant(operation: Any, values: Values) -> bool:
+    """Whether a constant other than 0 is added: a mean of it is that constant, but no sum is."""
+    return operation.type in operations.JOINING and any(
+        value.kind is not Kind.SUM and np.any(tf.get_static_value(tensor) != 0)
+        for tensor, value in zip(operation.inputs, values)
+    )
+
+
 def _power(value: Value) -> int:
-    """Returns the power of the number of rows in a factor that is otherwise the same everywhere."""
-    power = value.power_of_numbers if value.kind is Kind.NUMBERS else 0
-    if power is None or value.kind not in (Kind.SAME, Kind.NUMBERS):
-        raise refuted("a function of the number of rows, or of a sum over rows and of the rows")
+    """Returns the power of the number of rows by which rows, or a constant, are multiplied."""
+    power = value.power_of_numbers if value.kind is Kind.NUMBERS else value.power
+    if power is None or value.kind not in (Kind.SAME, Kind.NUMBERS, Kind.ROWS):
+        raise refuted(_MIXED)
     return power
 
 
@@ -149,13 +153,12 @@ def _numbers(operation: Any, values: Values) -> Found:
             raise UnprovenError("the numbers of the rows")
         results = [
             _run(operation, [_array(*pair, batch) for pair in zip(operation.inputs, values)])
-            for batch in (BATCHES[:1] if plain else BATCHES)
+            for batch in BATCHES
         ]
     except UnprovenError:
         if plain:
             return SAME
         raise
-    results *= len(BATCHES) if plain else 1
     return [
         Value(Kind.NUMBERS, entries=tuple(tuple(np.ravel(one).tolist()) for one in numbers))
         for numbers in zip(*results)
@@ -214,15 +217,11 @@ def _read(arrays: Sequence[Any], power: int) -> Value:
     found = set()
     layout = []
     for batch, array in zip(FOLLOWED, arrays):
-        lines = [
-            np.max(array, axis=tuple(other for other in range(array.ndim) if other != axis))
-            for axis in range(array.ndim)
-        ]
-        for axis, line in enumerate(lines):
-            places = [1] * array.ndim
-            places[axis] = -1
-            counts = np.bincount(line, minlength=batch.rows + 1)
-            same = np.logical_or(array == line.reshape(places), array == 0).all()
+        for axis, size in enumerate(array.shape):
+            places = np.moveaxis(array, axis, 0).reshape(size, -1)
+            line = np.max(places, axis=1, keepdims=True)
+            counts = np.bincount(line[:, 0], minlength=batch.rows + 1)
+            same = np.logical_or(places == line, places == 0).all()
             if same and not counts[0] and len(set(counts[1:])) == 1:
                 found.add(axis)
                 layout.append(line.astype(np.int32).tobytes())
@@ -248,14 +247,13 @@ def _moved(operation: Any, values: Values) -> Found:
         raise UnprovenError("no rule for these inputs")
     (power,) = powers
 
-    def inputs(batch: Batch) -> list[Any]:
-        make = {True: _labels, False: _array}
-        return [
-            make[name in of_rows](tensor, value, batch)
+    results = []
+    for batch in FOLLOWED:
+        inputs = [
+            _labels(tensor, value, batch) if name in of_rows else _array(tensor, value, batch)
             for name, tensor, value in zip(types, operation.inputs, values)
         ]
-
-    results = [_run(operation, inputs(batch)) for batch in FOLLOWED]
+        results.append(_run(operation, inputs))
     found = [_read(arrays, power) for arrays in zip(*results)]
     if operation.type in ("StridedSlice", "Slice") and found[0].kind is Kind.ROWS:
         _check_slice(operation, values, found[0])
@@ -279,41 +277,28 @@ def _check_slice(operation: Any, values: Values, found: Value) -> None:
 # --- Entry by entry ------------------------------------------------------------------------------
 
 
-def _aligned(operation: Any, values: Values) -> Value:
+def _aligned(operation: Any, values: Values, power: int = 0) -> Value:
     """Returns the result of rows and constants, each of whose entries is from those at its place.
 
     Places count from the last axis, as in broadcasting.
     """
-    found = set()
-    for tensor, value in zip(operation.inputs, values):
-        if tensor.shape.rank is None:
-            raise UnprovenError("an unknown rank")
-        if value.kind is Kind.ROWS:
-            found.add((tensor.shape.rank - value.axis, value.layout))
-    if len(found) != 1:
-        raise refuted("rows with other rows")
-    place, layout = found.pop()
-    for tensor, value in zip(operation.inputs, values):
-        fixed = value.kind is not Kind.ROWS and tensor.shape.rank >= place
-        if fixed and tensor.shape[-place] != 1:
-            raise refuted(_CONSTANT)
-    return rows(operation.outputs[0].shape.rank - place, layout)
+    equation = ",".join("..." for _ in values) + "->..."
+    return _contraction(operation, values, equation)._replace(power=power)
 
 
 def _entries(operation: Any, values: Values) -> Value:
     """Rule for any function of the entries at one place."""
-    for value in values:
-        if value.power or (value.kind is not Kind.ROWS and _power(value)):
-            raise refuted("a function of the number of rows")
+    if any(_power(value) for value in values):
+        raise refuted("a function of the number of rows")
     return _aligned(operation, values)
 
 
 def _sum(operation: Any, values: Values) -> Value:
     """Rule for sums, whose parts have the same power of the number of rows."""
-    powers = {value.power if value.kind is Kind.ROWS else _power(value) for value in values}
+    powers = {_power(value) for value in values}
     if len(powers) > 1:
         raise refuted("a sum with the number of rows")
-    return _aligned(operation, values)._replace(power=powers.pop())
+    return _aligned(operation, values, powers.pop())
 
 
 def _choice(operation: Any, values: Values) -> Value:
@@ -331,9 +316,9 @@ def _product(operation: Any, values: Values) -> Value:
 
     Powers of the number of rows are added or subtracted.
     """
-    left, right = [value.power if value.kind is Kind.ROWS else _power(value) for value in values]
-    power = left - right if operation.type in operations.DIVIDING else left + right
-    return _aligned(operation, values)._replace(power=power)
+    left, right = map(_power, values)
+    divides = operation.type in operations.DIVIDING
+    return _aligned(operation, values, left - right if divides else left + right)
 
 
 def _first(operation: Any, values: Values) -> Value:
@@ -421,21 +406,31 @@ def _scattered(operation: Any, values: Values) -> Value:
     return Value(Kind.SUM, data.power)
 
 
-def _contraction(operation: Any, values: Values, labels: Sequence[str], result: str) -> Value:
-    """Returns the value of a product that is summed over the axes which the result lacks."""
-    found = {
-        (of[value.axis], value.layout)
-        for of, value in zip(labels, values)
-        if value.kind is Kind.ROWS
-    }
+def _contraction(operation: Any, values: Values, equation: str) -> Value:
+    """Returns the value of a product that is summed over the axes which the result lacks.
+
+    Args:
+        equation: names the axes, as in `tf.einsum`; "..." counts from the last one.
+    """
+    left, _, result = equation.partition("->")
+    ranks = [tensor.shape.rank for tensor in (*operation.inputs, operation.outputs[0])]
+    if None in ranks:
+        raise UnprovenError("an unknown rank")
+    others = "0123456789abcdef"[: ranks[-1] - len(result) + 3]
+    labels = [
+        one.replace("...", others[len(others) - (rank - len(one) + 3) :])
+        for one, rank in zip(left.split(","), ranks)
+    ]
+    result = result.replace("...", others)
+    given = list(zip(labels, values, operation.inputs))
+    found = {(of[value.axis], value.layout) for of, value, _ in given if value.kind is Kind.ROWS}
     if len(found) != 1:
         raise refuted("rows with other rows")
     label, layout = found.pop()
-    power = 0
-    for of, value, tensor in zip(labels, values, operation.inputs):
-        power += value.power if value.kind is Kind.ROWS else _power(value)
+    for of, value, tensor in given:
         if value.kind is not Kind.ROWS and label in of and tensor.shape[of.index(label)] != 1:
             raise refuted(_CONSTANT)
+    power = sum(map(_power, values))
     if label not in result:
         return Value(Kind.SUM, power)
     return rows(result.index(label), layout, power)
@@ -444,23 +439,14 @@ def _contraction(operation: Any, values: Values, labels: Sequence[str], result: 
 def _matrix_product(operation: Any, values: Values) -> Value:
     """Rule for MatMul and BatchMatMul, whose first axes are those of a batch of matrices."""
     names = ("transpose_a", "transpose_b") if operation.type == "MatMul" else ("adj_x", "adj_y")
-    batch = "abcdefghijkl"[: operation.outputs[0].shape.rank - 2]
-    labels = []
-    for tensor, pair, name in zip(operation.inputs, ("XY", "YZ"), names):
-        outer = batch[len(batch) + 2 - tensor.shape.rank :]
-        labels.append(outer + (pair[::-1] if operation.get_attr(name) else pair))
-    return _contraction(operation, values, labels, batch + "XZ")
+    left, right = map(operation.get_attr, names)
+    equation = f"...{'YX' if left else 'XY'},...{'ZY' if right else 'YZ'}->...XZ"
+    return _contraction(operation, values, equation)
 
 
 def _einsum(operation: Any, values: Values) -> Value:
     """Rule for Einsum, whose equation names the axes."""
-    left, _, result = operation.get_attr("equation").decode().partition("->")
-    labels = left.split(",")
-    others = "0123456789"[: operation.outputs[0].shape.rank - len(result) + 3]
-    for place, tensor in enumerate(operation.inputs):
-        skipped = tensor.shape.rank - len(labels[place]) + 3  # "..." counts from the last
-        labels[place] = labels[place].replace("...", others[len(others) - skipped :])
-    return _contraction(operation, values, labels, result.replace("...", others))
+    return _contraction(operation, values, operation.get_attr("equation").decode())
 
 
 # --- What has a given shape ----------------------------------------------------------------------
@@ -481,19 +467,18 @@ def _of_shape(operation: Any, values: Values) -> Value:
             return SAME
         raise UnprovenError("random numbers that do not depend on the number of rows")
     sizes = np.array([_array(operation.inputs[place], values[place], batch) for batch in BATCHES])
-    (counted,) = np.nonzero(sizes[0] != sizes[1])
-    of_rows = [sizes[BATCHES.index(batch)] // batch.rows for batch in FOLLOWED]
-    if len(counted) != 1 or (of_rows[0] != of_rows[1])[counted[0]]:
+    of_rows = sizes / [[batch.rows] for batch in BATCHES]
+    counted = np.flatnonzero(sizes[0] != sizes[1])
+    if len(counted) != 1 or np.ptp(of_rows[:, counted]):
         raise refuted("another number of entries than of rows")
     axis = int(counted[0])
     count = int(of_rows[0][axis])
     if place:
-        tensor = operation.inputs[0]
-        distance = len(sizes[0]) - axis
-        size = tensor.shape[-distance] if tensor.shape.rank >= distance else 1
+        rank = sizes.shape[1]
+        size = ([1] * rank + operation.inputs[0].shape.as_list())[axis - rank]
         if operation.type == "BroadcastTo" and size != 1:
             raise refuted(_CONSTANT)
-        count *= size if operation.type == "Tile" else 1
+        count *= size
     return rows(axis, repeated(count))
 
 
@@ -550,19 +535,15 @@ def join(one: Value, other: Value) -> Value:
     """Returns what is known of a tensor that is one of two, such as a variable of a loop."""
     if one == other:
         return one
-    if Kind.LIST in (one.kind, other.kind):  # an empty list is SAME
-        one, other = (list_of() if value == SAME else value for value in (one, other))
     if Kind.UNKNOWN in (one.kind, other.kind):
         return one if one.kind is Kind.UNKNOWN else other
     if one.kind is Kind.LIST and other.kind is Kind.LIST:
-        if one.entries and other.entries:
-            return list_of(join(one.entries[0], other.entries[0]))
-        return one if one.entries else other
+        return list_of(join(one.entries[0], other.entries[0]))
     if one.is_plain and other.is_plain:
         return SAME
     for plain, wanted in ((one, other), (other, one)):
         by_row = wanted.kind is Kind.ROWS and not wanted.power
-        if plain.is_plain and (wanted.is_mean or by_row):
+        if plain.is_plain and (wanted.is_mean or by_row or wanted.kind is Kind.LIST):
             return wanted
     raise refuted("rows on one path, and something else on another")
 
@@ -589,7 +570,6 @@ RULES: dict[str, Rule] = {
     **dict.fromkeys(["Rank", "TensorListLength"], lambda *_: SAME),
     **dict.fromkeys(["ResourceGather", "LookupTableFindV2"], lambda _, values: values[1]),
     **dict.fromkeys(["SparseTensorDenseMatMul", "SparseToDense"], _sparse),
-    **dict.fromkeys(["TensorListReserve", "EmptyTensorList"], lambda *_: list_of()),
     **dict.fromkeys(["TensorListSetItem", "TensorListPushBack"], _set_element),
     "IdentityN": lambda _, values: list(values),
     "Einsum": _einsum,

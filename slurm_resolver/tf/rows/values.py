@@ -65,7 +65,7 @@ class Value(NamedTuple):
         axis: of ROWS: where the rows are, at least 0.
         layout: of ROWS: which row each entry along the axis belongs to.
         entries: of NUMBERS: for each of `BATCHES` the numbers. Of LIST: what is known of an
-            element, or nothing if there is no element yet.
+            element. A list without elements is SAME.
         reason: of UNKNOWN: why.
     """
 
@@ -145,6 +145,6 @@ def repeated(count: int) -> Layout:
     )
 
 
-def list_of(*elements: Value) -> Value:
-    """Returns the value of a TensorList with equal elements, or with none yet."""
-    return Value(Kind.LIST, entries=elements)
+def list_of(element: Value) -> Value:
+    """Returns the value of a TensorList with equal elements."""
+    return Value(Kind.LIST, entries=(element,))
